@@ -1,0 +1,107 @@
+package ingest
+
+import "github.com/kvcast/kvcast/ingest/wire"
+
+// Sink takes what ingest reads. Its calls for one worker never overlap, nor do
+// the calls of the worker's Lane; those of different workers may.
+type Sink interface {
+	// AddWorker is called once before anything of the worker is read. No worker
+	// of that name exists.
+	AddWorker(Worker) Lane
+	// RemoveWorker is called once after the last call of the worker's Lane.
+	RemoveWorker(name string, reason RemoveReason)
+}
+
+// Lane takes one worker's events in order. A call that blocks holds up the
+// reading of the worker's sources, and of others read by the same goroutine;
+// ZeroMQ then buffers up to its high-water mark.
+type Lane interface {
+	// Batch takes a batch of a source: seqs of a source grow, and each comes
+	// once. The batch is the caller's memory, and good until Batch returns.
+	Batch(*Batch)
+	// Gap tells that batches of a source are lost for good.
+	Gap(Gap)
+	// Restarted tells that a source's engine began anew, with an empty cache.
+	Restarted(Restart)
+	// Incomplete tells that a rank may hold blocks from before the first batch
+	// that was read of it.
+	Incomplete(rank uint32)
+}
+
+// Worker is one engine deployment as routers know it.
+type Worker struct {
+	// Name is unique among all workers.
+	Name  string
+	Model string
+	// BlockSize is in tokens; 0 where no store has told it yet.
+	BlockSize uint32
+	// Endpoint and Labels are for routers, passed through.
+	Endpoint string
+	Labels   map[string]string
+	// Ranks are the dp ranks known from the start.
+	Ranks []uint32
+}
+
+// Batch is what one batch of an engine came to.
+type Batch struct {
+	// Source is the index of the source among its worker's.
+	Source int
+	// Rank is the dp rank.
+	Rank uint32
+	// Seq is the engine's number of the batch.
+	Seq uint64
+	// EngineTime and IngestTime are nanoseconds since the Unix epoch; EngineTime
+	// is 0 where the batch had none.
+	EngineTime int64
+	IngestTime int64
+	// Events are those to apply, in order, as Rules.Admit left them. May be
+	// empty.
+	Events []wire.Event
+}
+
+// Gap is a run of batches that are lost for good.
+type Gap struct {
+	Source int
+	Rank   uint32
+	Reason GapReason
+	// FirstSeq and LastSeq are the engine's numbers of the first and the last
+	// batch missing.
+	FirstSeq uint64
+	LastSeq  uint64
+	// Missed is their number; 0 where it is unknown.
+	Missed uint64
+	// At is when the gap was noticed, in nanoseconds since the Unix epoch.
+	At int64
+}
+
+// Restart is the new beginning of a source's engine.
+type Restart struct {
+	Source int
+	Rank   uint32
+	// At is when it was noticed, in nanoseconds since the Unix epoch.
+	At int64
+}
+
+// GapReason is why batches are lost. The values are those of
+// kvcast.v1.Gap.Reason.
+type GapReason uint8
+
+// The reasons of gaps.
+const (
+	GapReplayUnavailable GapReason = iota + 1
+	GapReplayIncomplete
+	GapReplayForgotten
+	GapPossibleRestart
+	GapAmbiguousPublisher
+)
+
+// RemoveReason is why a worker was removed. The values are those of
+// kvcast.v1.WorkerRemoved.Reason.
+type RemoveReason uint8
+
+// The reasons of removal.
+const (
+	RemovedDeregistered RemoveReason = iota + 1
+	RemovedDisconnected
+	RemovedDiscovery
+)

@@ -1,0 +1,174 @@
+package wire
+
+// Batch is one payload of an engine, decoded. It and everything it points to
+// are the Decoder's memory, and good until its next Decode.
+type Batch struct {
+	// Time is the engine's time of the batch in seconds since the Unix epoch;
+	// HasTime tells whether there was one.
+	Time    float64
+	HasTime bool
+	// Rank is the dp rank the batch names; HasRank tells whether it named one.
+	Rank    uint32
+	HasRank bool
+	// Form is how the batch itself was encoded; its events may be of either
+	// form.
+	Form Form
+	// Events are those that decode, in their order in the batch.
+	Events []Event
+	// Skipped are the others, in their order in the batch.
+	Skipped []Skip
+}
+
+// Skip is an event of a batch that was left out.
+type Skip struct {
+	// Index counts all events of the batch from 0.
+	Index int
+	// Reason is why.
+	Reason Reason
+}
+
+// Event is one event of a batch.
+//
+// The fields up to SlidingWindow are as they stood in the payload. Tier,
+// TokensHashes and RawID are set by Rules.Admit, which also cuts BlockHashes and
+// Tokens to whole blocks.
+type Event struct {
+	// Index counts all events of the batch from 0, the skipped ones included.
+	Index int
+	Kind  Kind
+
+	// BlockHashes are the engine's 64-bit names of the blocks.
+	BlockHashes []uint64
+	// Parent is the block that a store's first one continues.
+	Parent    uint64
+	HasParent bool
+	// Tokens are a store's tokens, those of one block after those of another.
+	Tokens []uint32
+	// OpaqueTokens tells that the tokens held placeholders that are no token
+	// ids, so that Tokens is empty though there were some.
+	OpaqueTokens bool
+	// Eagle tells that tokens came as pairs, each block one token wider than its
+	// stride.
+	Eagle     bool
+	BlockSize uint32
+	LoRAID    int64
+	HasLoRAID bool
+	// LoRAName, Medium and the other strings are empty where absent or nil.
+	LoRAName  string
+	Medium    string
+	Locality  string
+	Ownership string
+	SpecKind  string
+	CacheSalt string
+	SessionID string
+	ModelName string
+	// Time is the event's own time in seconds since the Unix epoch.
+	Time    float64
+	HasTime bool
+	// ExtraKeys, BlockMMInfos and MMKeys are well-formed MessagePack values as
+	// they stood in the payload; nil where absent or nil.
+	ExtraKeys    []byte
+	BlockMMInfos []byte
+	MMKeys       []byte
+	GroupIdx     int64
+	HasGroupIdx  bool
+	// SlidingWindow is the window of the attention group, in tokens.
+	SlidingWindow    int64
+	HasSlidingWindow bool
+
+	// Tier is where the blocks lie.
+	Tier Tier
+	// TokensHashes are the contents of the blocks: as long as BlockHashes, or
+	// empty where they are unknown.
+	TokensHashes []uint64
+	// RawID is the event's number among those of its source that were not
+	// ignored, contiguous from 1; events that were dropped leave holes.
+	RawID uint64
+}
+
+// Kind is what an event says.
+type Kind uint8
+
+// The kinds of events.
+const (
+	KindStored Kind = iota + 1
+	KindRemoved
+	KindCleared
+)
+
+// Form is how a batch or an event was encoded.
+type Form uint8
+
+// The forms.
+const (
+	FormArray Form = iota + 1
+	FormMap
+)
+
+// Tier is where a block lies in the engine's memory hierarchy. The values are
+// those of kvcast.v1.Tier.
+type Tier uint8
+
+// The tiers, nearest first.
+const (
+	TierDevice Tier = iota + 1
+	TierHostPinned
+	TierDisk
+	TierExternal
+
+	// NumTiers is one more than the largest tier, for arrays indexed by tier.
+	NumTiers = iota + 1
+)
+
+// Reason is why an event was left out.
+type Reason uint8
+
+// The reasons. Those up to ReasonNonMainAttentionGroup mean that the event is
+// none of ours: it is ignored, and uses up no raw event id. The others mean
+// that something is wrong with it: it uses one.
+const (
+	ReasonNone Reason = iota
+	ReasonUnknownTag
+	ReasonUnknownMedium
+	ReasonNonLocalLocality
+	ReasonUnsupportedOwnership
+	ReasonNonMainAttentionGroup
+
+	ReasonBadEventShape
+	ReasonBadTag
+	ReasonMissingField
+	ReasonBadType
+	ReasonBadUTF8
+
+	ReasonBlockSizeMismatch
+	ReasonTokensShort
+	ReasonRepeatedHash
+
+	NumReasons = iota
+)
+
+var reasonNames = [NumReasons]string{
+	ReasonNone:                  "none",
+	ReasonUnknownTag:            "unknown_tag",
+	ReasonUnknownMedium:         "unknown_medium",
+	ReasonNonLocalLocality:      "non_local_locality",
+	ReasonUnsupportedOwnership:  "unsupported_ownership",
+	ReasonNonMainAttentionGroup: "non_main_attention_group",
+	ReasonBadEventShape:         "bad_event_shape",
+	ReasonBadTag:                "bad_tag",
+	ReasonMissingField:          "missing_field",
+	ReasonBadType:               "bad_type",
+	ReasonBadUTF8:               "bad_utf8",
+	ReasonBlockSizeMismatch:     "block_size_mismatch",
+	ReasonTokensShort:           "tokens_short",
+	ReasonRepeatedHash:          "repeated_hash",
+}
+
+// String returns the reason's name, as metrics label it.
+func (r Reason) String() string { return reasonNames[r] }
+
+// Ignored tells whether an event left out for this reason uses up no raw event
+// id.
+func (r Reason) Ignored() bool {
+	return r >= ReasonUnknownTag && r <= ReasonNonMainAttentionGroup
+}
