@@ -1,0 +1,234 @@
+package journal_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// record makes an entry whose content tells which one it is.
+func record(t interface{ Fatal(...any) }, n, padding int) journal.Record {
+	body, err := proto.Marshal(&kvcastv1.Entry{
+		Worker: fmt.Sprintf("w%d", n),
+		Model:  strings.Repeat("m", padding),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return journal.Record{Body: body}
+}
+
+// decode reads a chunk as a subscriber would.
+func decode(t interface{ Fatal(...any) }, c journal.Chunk) []*kvcastv1.Entry {
+	var m kvcastv1.SubscribeResponse
+	if err := proto.Unmarshal(bytes.Join(c.Slices, nil), &m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetEntries()
+}
+
+func TestMemoryGivesBackWhatWasAppended(t *testing.T) {
+	m := journal.NewMemory(journal.Config{})
+	if got, want := m.Bounds(), (journal.Bounds{Epoch: m.Bounds().Epoch, Oldest: 1}); got != want {
+		t.Errorf("bounds of an empty journal: got %+v, want %+v", got, want)
+	}
+	for n := 1; n <= 3; n++ {
+		m.Append(record(t, n, 10))
+	}
+	c, err := m.Read(1, 1<<20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range decode(t, c) {
+		got = append(got, fmt.Sprintf("%d:%s", e.GetSeq(), e.GetWorker()))
+	}
+	if diff := cmp.Diff([]string{"2:w2", "3:w3"}, got); diff != "" {
+		t.Errorf("entries after 1 (-want +got):\n%s", diff)
+	}
+	if c.First != 2 || c.Last != 3 {
+		t.Errorf("chunk: got %d to %d, want 2 to 3", c.First, c.Last)
+	}
+}
+
+func TestMemoryRefusesPositionsItCannotReadFrom(t *testing.T) {
+	m := journal.NewMemory(journal.Config{MaxBytes: 16 << 10})
+	for n := 1; n <= 200; n++ {
+		m.Append(record(t, n, 500))
+	}
+	b := m.Bounds()
+	if b.Oldest < 2 || b.Newest != 200 {
+		t.Fatalf("bounds: got %+v, want some evicted and newest 200", b)
+	}
+	for _, tt := range []struct {
+		name  string
+		after uint64
+		want  error
+		first uint64
+	}{
+		{"caught up", 200, nil, 0},
+		{"one beyond the newest", 201, journal.ErrAhead, 0},
+		{"the newest entry", 199, nil, 200},
+		{"just before the oldest retained", b.Oldest - 1, nil, b.Oldest},
+		{"one before that", b.Oldest - 2, journal.ErrCompacted, 0},
+		{"the beginning", 0, journal.ErrCompacted, 0},
+		{"the largest number", 1<<64 - 1, journal.ErrAhead, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := m.Read(tt.after, 1<<20, nil)
+			if !errors.Is(err, tt.want) || c.First != tt.first {
+				t.Errorf("read after %d: got first %d, error %v; want first %d, error %v", tt.after, c.First, err, tt.first, tt.want)
+			}
+			var pe *journal.PositionError
+			if tt.want != nil && (!errors.As(err, &pe) || pe.Bounds != b || pe.After != tt.after) {
+				t.Errorf("error: got %#v, want a PositionError with bounds %+v", err, b)
+			}
+		})
+	}
+}
+
+func TestMemoryStaysWithinItsBytes(t *testing.T) {
+	const limit = 256 << 10
+	rapid.Check(t, func(t *rapid.T) {
+		m := journal.NewMemory(journal.Config{MaxBytes: limit})
+		for n, size := range rapid.SliceOfN(rapid.IntRange(0, 20_000), 1, 200).Draw(t, "sizes") {
+			m.Append(record(t, n, size))
+			// One entry's index may go beyond until the next segment is made.
+			if got := m.Bytes(); got > limit+4<<10 {
+				t.Fatalf("after %d entries: %d bytes, want at most %d", n+1, got, limit)
+			}
+		}
+	})
+}
+
+func TestMemoryKeepsAnEntryLargerThanItsBytes(t *testing.T) {
+	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
+	m.Append(record(t, 1, 10))
+	m.Append(record(t, 2, 1<<20))
+	c, err := m.Read(1, 1, nil)
+	if err != nil || c.First != 2 || len(decode(t, c)) != 1 {
+		t.Fatalf("got chunk %d to %d, error %v; want the large entry", c.First, c.Last, err)
+	}
+	m.Append(record(t, 3, 10))
+	if got := m.Bounds().Oldest; got != 3 {
+		t.Errorf("oldest: got %d, want 3: the large entry must make room", got)
+	}
+}
+
+func TestMemoryLetsGoByAgeWhileNothingComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := journal.NewMemory(journal.Config{MaxAge: time.Minute})
+		m.Append(record(t, 1, 10))
+		<-time.After(time.Minute)
+		if got := m.Bounds(); got.Oldest != 1 {
+			t.Errorf("at the age: oldest %d, want 1", got.Oldest)
+		}
+		<-time.After(time.Nanosecond)
+		if got := m.Bounds(); got.Oldest != 2 || got.Newest != 1 {
+			t.Errorf("beyond the age: got %+v, want oldest 2 and newest 1", got)
+		}
+		if _, err := m.Read(1, 1, nil); err != nil {
+			t.Errorf("a reader that is caught up: got error %v", err)
+		}
+		if _, err := m.Read(0, 1, nil); !errors.Is(err, journal.ErrCompacted) {
+			t.Errorf("a reader that is behind: got error %v, want ErrCompacted", err)
+		}
+		m.Append(record(t, 2, 10))
+		if got := m.Bounds(); got.Oldest != 2 || got.Newest != 2 {
+			t.Errorf("after the next append: got %+v, want oldest and newest 2", got)
+		}
+	})
+}
+
+// TestMemoryReadsAreContiguousAndWithinTheLimit compares with a plain slice.
+func TestMemoryReadsAreContiguousAndWithinTheLimit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := journal.NewMemory(journal.Config{MaxBytes: rapid.IntRange(1, 100<<10).Draw(t, "max bytes")})
+		var all []*kvcastv1.Entry
+		for n, size := range rapid.SliceOfN(rapid.IntRange(0, 3000), 0, 100).Draw(t, "sizes") {
+			m.Append(record(t, n, size))
+			all = append(all, &kvcastv1.Entry{Seq: uint64(n + 1), Worker: fmt.Sprintf("w%d", n), Model: strings.Repeat("m", size)})
+		}
+		b := m.Bounds()
+		if b.Newest != uint64(len(all)) {
+			t.Fatalf("newest: got %d, want %d", b.Newest, len(all))
+		}
+		after := rapid.Uint64Range(b.Oldest-1, b.Newest).Draw(t, "after")
+		limit := rapid.IntRange(1, 20_000).Draw(t, "limit")
+		for after < b.Newest {
+			c, err := m.Read(after, limit, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := decode(t, c)
+			if len(got) == 0 || c.First != after+1 || c.Last != after+uint64(len(got)) {
+				t.Fatalf("read after %d: got %d entries, %d to %d", after, len(got), c.First, c.Last)
+			}
+			if len(got) > 1 && c.Bytes > limit {
+				t.Fatalf("read after %d: %d bytes in %d entries, want at most %d", after, c.Bytes, len(got), limit)
+			}
+			for i, e := range got {
+				if !proto.Equal(e, all[int(after)+i]) {
+					t.Fatalf("entry %d differs from what was appended", e.GetSeq())
+				}
+			}
+			after = c.Last
+		}
+	})
+}
+
+// TestMemoryReadersSeeEveryEntryWhileItGrows runs readers against an appender,
+// each waking by Changed alone.
+func TestMemoryReadersSeeEveryEntryWhileItGrows(t *testing.T) {
+	const entries = 2000
+	m := journal.NewMemory(journal.Config{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for after := uint64(0); after < entries; {
+				changed := m.Changed()
+				c, err := m.Read(after, 4096, nil)
+				if err != nil {
+					t.Errorf("read: %v", err)
+					return
+				}
+				if c.Last == 0 {
+					<-changed
+					continue
+				}
+				for _, e := range decode(t, c) {
+					after++
+					if e.GetSeq() != after || e.GetWorker() != fmt.Sprintf("w%d", after) {
+						t.Errorf("got entry %d of %s, want %d", e.GetSeq(), e.GetWorker(), after)
+						return
+					}
+				}
+			}
+		})
+	}
+	for n := 1; n <= entries; n++ {
+		m.Append(record(t, n, n%100))
+	}
+	wg.Wait()
+}
+
+func BenchmarkMemoryAppend(b *testing.B) {
+	m := journal.NewMemory(journal.Config{})
+	r := journal.Record{Body: make([]byte, 330)}
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Append(r)
+	}
+}
