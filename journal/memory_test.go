@@ -224,6 +224,31 @@ func TestMemoryReadersSeeEveryEntryWhileItGrows(t *testing.T) {
 	wg.Wait()
 }
 
+// TestMemoryEncodesAnEntryOnce checks that all readers are given the same
+// memory, and that it stays as it was.
+func TestMemoryEncodesAnEntryOnce(t *testing.T) {
+	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
+	m.Append(record(t, 1, 10))
+	first, err := m.Read(0, 1<<20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := m.Read(0, 1<<20, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if &first.Slices[0][0] != &second.Slices[0][0] {
+		t.Error("two readers were given two copies")
+	}
+	was := bytes.Clone(first.Slices[0])
+	for n := range 1000 { // evicts the entry many times over
+		m.Append(record(t, n, 1000))
+	}
+	if !bytes.Equal(was, first.Slices[0]) {
+		t.Error("memory that a reader holds was written again")
+	}
+}
+
 func BenchmarkMemoryAppend(b *testing.B) {
 	m := journal.NewMemory(journal.Config{})
 	r := journal.Record{Body: make([]byte, 330)}

@@ -41,11 +41,11 @@ func frameSize(body int) int {
 
 func (s *segment) append(seq uint64, body []byte) {
 	s.offsets = append(s.offsets, uint32(len(s.buf)))
-	b := protowire.AppendTag(s.buf, entriesField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(seqSize+len(body)))
-	b = protowire.AppendTag(b, seqField, protowire.Fixed64Type)
-	b = binary.LittleEndian.AppendUint64(b, seq)
-	s.buf = append(b, body...)
+	s.buf = protowire.AppendTag(s.buf, entriesField, protowire.BytesType)
+	s.buf = protowire.AppendVarint(s.buf, uint64(seqSize+len(body)))
+	s.buf = protowire.AppendTag(s.buf, seqField, protowire.Fixed64Type)
+	s.buf = binary.LittleEndian.AppendUint64(s.buf, seq)
+	s.buf = append(s.buf, body...)
 }
 
 // read returns the entries from seq on that fit into limit bytes, at least the

@@ -1,0 +1,92 @@
+package server
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// Domain is that of every ErrorInfo.
+const Domain = "kvcast"
+
+// Reasons of ErrorInfo, as the contract lists them.
+const (
+	ReasonPositionCompacted = "POSITION_COMPACTED"
+	ReasonPositionAhead     = "POSITION_AHEAD"
+	ReasonEpochMismatch     = "EPOCH_MISMATCH"
+	ReasonShuttingDown      = "SHUTTING_DOWN"
+	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
+	ReasonInvalidArgument   = "INVALID_ARGUMENT"
+	ReasonUnimplemented     = "UNIMPLEMENTED"
+)
+
+// retryDelay is what RetryInfo asks for where the client should come back.
+const retryDelay = time.Second
+
+// statusError makes an error for a client: every one says what to do, and
+// carries the reason and what is retained.
+func statusError(code codes.Code, reason string, b journal.Bounds, message string, details ...protoadapt.MessageV1) error {
+	info := &errdetails.ErrorInfo{
+		Reason: reason,
+		Domain: Domain,
+		Metadata: map[string]string{
+			"epoch":  b.Epoch,
+			"oldest": strconv.FormatUint(b.Oldest, 10),
+			"newest": strconv.FormatUint(b.Newest, 10),
+		},
+	}
+	s := status.New(code, message)
+	if with, err := s.WithDetails(append([]protoadapt.MessageV1{info}, details...)...); err == nil {
+		s = with
+	}
+	return s.Err()
+}
+
+func retryInfo() *errdetails.RetryInfo {
+	return &errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)}
+}
+
+func errCompacted(after uint64, b journal.Bounds) error {
+	return statusError(codes.OutOfRange, ReasonPositionCompacted, b, fmt.Sprintf(
+		"position %d is no longer retained: the oldest entry is %d and the newest %d; start from earliest, and discard what you hold",
+		after, b.Oldest, b.Newest))
+}
+
+func errAhead(after uint64, b journal.Bounds) error {
+	return statusError(codes.OutOfRange, ReasonPositionAhead, b, fmt.Sprintf(
+		"position %d is beyond the newest entry %d: it is of another server, or mistyped; start from earliest, and discard what you hold",
+		after, b.Newest))
+}
+
+func errEpochMismatch(epoch string, b journal.Bounds) error {
+	return statusError(codes.FailedPrecondition, ReasonEpochMismatch, b, fmt.Sprintf(
+		"position is of epoch %q, the journal's is %q: the entries of that epoch are lost; start from earliest, and discard what you hold",
+		epoch, b.Epoch))
+}
+
+func errShuttingDown(b journal.Bounds) error {
+	return statusError(codes.Unavailable, ReasonShuttingDown, b,
+		"the server is shutting down, and everything up to the last position has been sent; resume after it, here or at another instance", retryInfo())
+}
+
+func errTooManySubscribers(limit int, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManySubs, b, fmt.Sprintf(
+		"%d subscribers are connected, which is the limit; try again later", limit), retryInfo())
+}
+
+func errInvalid(field, description string, b journal.Bounds) error {
+	return statusError(codes.InvalidArgument, ReasonInvalidArgument, b, field+": "+description,
+		&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: description}}})
+}
+
+func errUnimplemented(b journal.Bounds, message string) error {
+	return statusError(codes.Unimplemented, ReasonUnimplemented, b, message)
+}

@@ -1,0 +1,188 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// harness is a server with a client beside it.
+type harness struct {
+	t       testing.TB
+	journal *journal.Memory
+	server  *server.Server
+	conn    *grpc.ClientConn
+	client  kvcastv1.RouterEventServiceClient
+
+	lastEventID uint64
+}
+
+// overTCP starts a server on a port of its own.
+func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config) *harness {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, cfg, jcfg, l, l.Addr().String())
+}
+
+// inMemory starts a server without a network, for tests whose time is not real.
+func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *harness {
+	t.Helper()
+	l := bufconn.Listen(1 << 20)
+	return start(t, cfg, jcfg, l, "passthrough:///bufconn", grpc.WithContextDialer(
+		func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+}
+
+func start(t testing.TB, cfg server.Config, jcfg journal.Config, l net.Listener, target string, opts ...grpc.DialOption) *harness {
+	t.Helper()
+	h := &harness{t: t, journal: journal.NewMemory(jcfg)}
+	var err error
+	if h.server, err = server.New(cfg, h.journal); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- h.server.Serve(l) }()
+	h.conn, err = grpc.NewClient(target, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
+	t.Cleanup(func() {
+		if err := h.conn.Close(); err != nil {
+			t.Errorf("close client: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		h.server.Shutdown(ctx)
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	return h
+}
+
+// append adds an entry of the worker that stores blocks.
+func (h *harness) append(hashes ...uint64) {
+	h.t.Helper()
+	h.appendEvent(&kvcastv1.RouterEvent{
+		DpRank: proto.Uint32(0),
+		Tier:   kvcastv1.Tier_TIER_DEVICE,
+		Event:  &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: hashes, BlockSize: 16}},
+	})
+}
+
+// addWorker adds the entry that every stream begins with.
+func (h *harness) addWorker() {
+	h.t.Helper()
+	h.appendEvent(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
+		WorkerAdded: &kvcastv1.WorkerAdded{Model: "m"},
+	}})
+}
+
+func (h *harness) appendEvent(e *kvcastv1.RouterEvent) {
+	h.t.Helper()
+	h.lastEventID++
+	e.EventId = h.lastEventID
+	entry := &kvcastv1.Entry{Worker: "w", Model: "m", Events: []*kvcastv1.RouterEvent{e}}
+	if e.GetStored() != nil {
+		entry.EngineTimeUnixNano = int64(e.GetEventId())
+		entry.IngestTimeUnixNano = int64(e.GetEventId())
+	}
+	body, err := proto.Marshal(entry)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.journal.Append(journal.Record{Body: body})
+}
+
+// fill adds entries of one block each.
+func (h *harness) fill(entries int) {
+	h.t.Helper()
+	for n := range entries {
+		h.append(uint64(n))
+	}
+}
+
+// flood adds more than a transport holds for a client that does not read: 64 MiB.
+func (h *harness) flood() {
+	h.t.Helper()
+	hashes := make([]uint64, 8<<10)
+	for n := range hashes {
+		hashes[n] = uint64(n)
+	}
+	for range 1024 {
+		h.append(hashes...)
+	}
+}
+
+// subscription is a stream that is checked as it is read.
+type subscription struct {
+	stream  kvcastv1.RouterEventService_SubscribeClient
+	checker *checker.Checker
+	cancel  context.CancelFunc
+}
+
+func (h *harness) subscribe(c *checker.Checker, req *kvcastv1.SubscribeRequest) *subscription {
+	h.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	h.t.Cleanup(cancel)
+	stream, err := h.client.Subscribe(ctx, req)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	if err := c.Begin(req); err != nil {
+		h.t.Fatal(err)
+	}
+	return &subscription{stream: stream, checker: c, cancel: cancel}
+}
+
+// next receives a message. An error is the stream's end, or the checker's.
+func (s *subscription) next() (*kvcastv1.SubscribeResponse, error) {
+	m, err := s.stream.Recv()
+	if err != nil {
+		return nil, fmt.Errorf("receive: %w", err)
+	}
+	if err := s.checker.Receive(m); err != nil {
+		return nil, fmt.Errorf("check: %w", err)
+	}
+	return m, nil
+}
+
+// until receives up to a seq.
+func (s *subscription) until(t testing.TB, seq uint64) {
+	t.Helper()
+	for s.checker.Position().GetSeq() < seq {
+		if _, err := s.next(); err != nil {
+			t.Fatalf("at %v: %v", s.checker.Position(), err)
+		}
+	}
+}
+
+func earliest() *kvcastv1.SubscribeRequest {
+	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
+}
+
+func latest() *kvcastv1.SubscribeRequest {
+	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}}
+}
+
+func after(p *kvcastv1.Position) *kvcastv1.SubscribeRequest {
+	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_After{After: p}}
+}

@@ -1,0 +1,49 @@
+package server
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// metrics are the server's own, over all subscribers.
+type metrics struct {
+	responses prometheus.Counter
+	entries   prometheus.Counter
+	bytes     prometheus.Counter
+	progress  prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
+	m := &metrics{
+		responses: serverCounter("responses_sent_total", "Responses with entries sent to subscribers."),
+		entries:   serverCounter("entries_sent_total", "Entries sent to subscribers."),
+		bytes:     serverCounter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
+		progress:  serverCounter("progress_sent_total", "Progress messages sent to subscribers."),
+	}
+	gauges := []prometheus.Collector{
+		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.Load()) }),
+		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
+		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
+	}
+	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress) {
+		if err := r.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func serverCounter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvcast", Subsystem: "server", Name: name, Help: help})
+}
+
+func serverGauge(name, help string, f func() float64) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "kvcast", Subsystem: "server", Name: name, Help: help}, f)
+}
+
+func (m *metrics) sent(c journal.Chunk) {
+	m.responses.Inc()
+	m.entries.Add(float64(c.Last - c.First + 1))
+	m.bytes.Add(float64(c.Bytes))
+}

@@ -1,0 +1,170 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Journal is what the server reads.
+type Journal interface {
+	// Bounds tells what is retained now.
+	Bounds() journal.Bounds
+	// Read returns entries after a seq; see journal.Memory.
+	Read(after uint64, maxBytes int, slices [][]byte) (journal.Chunk, error)
+	// Changed returns a channel that the next append closes.
+	Changed() <-chan struct{}
+}
+
+// Config of a server. The zero value means the defaults.
+type Config struct {
+	// Progress is how often an idle subscriber hears that the stream is alive:
+	// up to this long, and a fifth less at times. At least 1 ms; default 10 s.
+	Progress time.Duration
+	// MaxSubscribers is how many Subscribe streams may be open; default 1,024.
+	MaxSubscribers int
+	// Logger gets a line for each call that ends; nil discards them.
+	Logger *slog.Logger
+	// Registerer gets the metrics; nil means none are kept.
+	Registerer prometheus.Registerer
+}
+
+// Defaults of Config.
+const (
+	DefaultProgress       = 10 * time.Second
+	DefaultMaxSubscribers = 1024
+)
+
+const (
+	// pingInterval is how often a client may ping: every 10 s, which is what the
+	// stock settings of Python's and Rust's clients come to, less what a timer
+	// may be early.
+	pingInterval = 9 * time.Second
+	// A connection without any traffic is pinged after deadAfter, and closed when
+	// no answer comes within deadTimeout.
+	deadAfter   = 30 * time.Second
+	deadTimeout = 10 * time.Second
+)
+
+// Server serves kvcast.v1, health and reflection.
+type Server struct {
+	cfg     Config
+	journal Journal
+	grpc    *grpc.Server
+	health  *health.Server
+	metrics *metrics
+
+	subscribers atomic.Int64
+	notServing  atomic.Bool
+	draining    chan struct{} // closed when nothing more will be appended
+	drain       sync.Once
+}
+
+// New makes a server that reads a journal. It fails only where its metrics are
+// registered already.
+func New(cfg Config, j Journal) (*Server, error) {
+	if cfg.Progress <= 0 {
+		cfg.Progress = DefaultProgress
+	}
+	cfg.Progress = max(cfg.Progress, time.Millisecond)
+	if cfg.MaxSubscribers <= 0 {
+		cfg.MaxSubscribers = DefaultMaxSubscribers
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Registerer == nil {
+		cfg.Registerer = prometheus.NewRegistry()
+	}
+	s := &Server{cfg: cfg, journal: j, health: health.NewServer(), draining: make(chan struct{})}
+	var err error
+	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
+		return nil, fmt.Errorf("register server metrics: %w", err)
+	}
+	calls := grpcprom.NewServerMetrics()
+	if err := cfg.Registerer.Register(calls); err != nil {
+		return nil, fmt.Errorf("register call metrics: %w", err)
+	}
+	log := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
+		cfg.Logger.Log(ctx, slog.Level(level), msg, fields...)
+	})
+	logged := logging.WithLogOnEvents(logging.FinishCall)
+	s.grpc = grpc.NewServer(
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout}),
+		grpc.ChainUnaryInterceptor(
+			calls.UnaryServerInterceptor(), logging.UnaryServerInterceptor(log, logged), recovery.UnaryServerInterceptor()),
+		grpc.ChainStreamInterceptor(
+			calls.StreamServerInterceptor(), logging.StreamServerInterceptor(log, logged), recovery.StreamServerInterceptor()),
+	)
+	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
+	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	calls.InitializeMetrics(s.grpc)
+	for name := range s.grpc.GetServiceInfo() {
+		s.health.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
+	}
+	return s, nil
+}
+
+// Serve accepts connections until Shutdown, and then returns nil.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(l); err != nil {
+		return fmt.Errorf("serve gRPC: %w", err)
+	}
+	return nil
+}
+
+// StopServing answers health checks with NOT_SERVING from now on, so that load
+// balancers send nobody new; all else goes on.
+func (s *Server) StopServing() {
+	s.notServing.Store(true)
+	s.health.Shutdown()
+}
+
+// Shutdown ends every stream once it has sent all that the journal holds, to
+// which nothing may be appended any more, and then the server. When ctx ends
+// first, streams whose clients do not read are cut off.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.StopServing()
+	s.drain.Do(func() { close(s.draining) })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-done
+	}
+}
+
+func (s *Server) isDraining() bool {
+	select {
+	case <-s.draining:
+		return true
+	default:
+		return false
+	}
+}
