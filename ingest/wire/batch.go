@@ -1,7 +1,7 @@
 package wire
 
 // Batch is one payload of an engine, decoded. It and everything it points to
-// are the Decoder's memory, and good until its next Decode.
+// but strings are the Decoder's memory, and good until its next Decode.
 type Batch struct {
 	// Time is the engine's time of the batch in seconds since the Unix epoch;
 	// HasTime tells whether there was one.
@@ -31,7 +31,7 @@ type Skip struct {
 //
 // The fields up to SlidingWindow are as they stood in the payload. Tier,
 // TokensHashes and RawID are set by Rules.Admit, which also cuts BlockHashes and
-// Tokens to whole blocks.
+// Tokens to whole blocks, and sets CacheSalt where only an extra key held it.
 type Event struct {
 	// Index counts all events of the batch from 0, the skipped ones included.
 	Index int
@@ -76,7 +76,7 @@ type Event struct {
 	SlidingWindow    int64
 	HasSlidingWindow bool
 
-	// Tier is where the blocks lie.
+	// Tier is where the blocks lie; 0 for KindCleared, which is about all tiers.
 	Tier Tier
 	// TokensHashes are the contents of the blocks: as long as BlockHashes, or
 	// empty where they are unknown.

@@ -1,0 +1,269 @@
+package wire
+
+import "math"
+
+// Decoder reads batches. The zero value is ready; it is not for use by several
+// goroutines at once.
+//
+// It reuses its memory, which grows to what the largest batch needed and is
+// never taken on the word of a length prefix alone. Once grown, decoding
+// allocates nothing but strings that it has not seen lately.
+type Decoder struct {
+	p      []byte
+	batch  Batch
+	hashes arena[uint64]
+	tokens arena[uint32]
+	// names are the few strings that come over and over, ids those that change
+	// with the request and would push them out.
+	names interner
+	ids   interner
+	// last are the names read last, by key: mostly the next one is the same.
+	last [numKeys]string
+	// lists is how the tokens of the event at hand were nested.
+	lists lists
+}
+
+// Decode reads the batch that is payload. The batch and all it points to are
+// the Decoder's memory, good until its next Decode; the raw MessagePack in it
+// is part of payload, which must stay as it is as long as the batch is used.
+// Strings may be kept.
+//
+// An error is an Error; events that are wrong by themselves are listed in
+// Batch.Skipped.
+func (d *Decoder) Decode(payload []byte) (*Batch, error) {
+	d.p = payload
+	d.batch = Batch{Events: d.batch.Events[:0], Skipped: d.batch.Skipped[:0]}
+	d.hashes.reset()
+	d.tokens.reset()
+	end, f := d.readBatch()
+	if f == 0 && end != len(payload) {
+		f = trailingBytes
+	}
+	d.p = nil
+	if f != 0 {
+		return nil, Error(f)
+	}
+	return &d.batch, nil
+}
+
+// readBatch reads the batch and returns where it ends.
+func (d *Decoder) readBatch() (int, fault) {
+	v, f := readValue(d.p, 0)
+	if f != 0 {
+		return 0, f
+	}
+	switch v.class {
+	case classArray:
+		d.batch.Form = FormArray
+		return d.readArrayBatch(v)
+	case classMap:
+		d.batch.Form = FormMap
+		return d.readMapBatch(v)
+	default:
+		return 0, badBatchShape
+	}
+}
+
+// readArrayBatch reads [ts, events, dp_rank, ...].
+func (d *Decoder) readArrayBatch(v value) (int, fault) {
+	if v.n < 2 {
+		return v.at, badBatchShape
+	}
+	i, f := d.readTime(v.at)
+	if f == 0 {
+		i, f = d.readEvents(i)
+	}
+	if f == 0 && v.n > 2 {
+		i, f = d.readRank(i)
+	}
+	for k := 3; k < v.n && f == 0; k++ {
+		i, f = skip(d.p, i, 1)
+	}
+	return i, f
+}
+
+// readMapBatch reads {"ts", "events", "data_parallel_rank"}.
+func (d *Decoder) readMapBatch(v value) (int, fault) {
+	i := v.at
+	found := false
+	for range v.n {
+		name, f := readValue(d.p, i)
+		if f != 0 {
+			return i, f
+		}
+		if name.class != classStr {
+			i, f = skip(d.p, i, 1)
+		} else {
+			i = name.at + name.n
+			switch string(d.p[name.at:i]) {
+			case "ts":
+				i, f = d.readTime(i)
+				if f != 0 {
+					return i, f
+				}
+				continue
+			case "events":
+				i, f = d.readEvents(i)
+				if f != 0 {
+					return i, f
+				}
+				found = true
+				continue
+			case "data_parallel_rank", "attn_dp_rank":
+				i, f = d.readRank(i)
+				if f != 0 {
+					return i, f
+				}
+				continue
+			}
+		}
+		if f == 0 {
+			i, f = skip(d.p, i, 1)
+		}
+		if f != 0 {
+			return i, f
+		}
+	}
+	if !found {
+		return i, badBatchShape
+	}
+	return i, 0
+}
+
+func (d *Decoder) readTime(i int) (int, fault) {
+	v, f := readValue(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	if v.class == classNil {
+		d.batch.Time, d.batch.HasTime = 0, false
+		return v.at, 0
+	}
+	t, ok := v.float()
+	if !ok {
+		return i, badBatchShape
+	}
+	d.batch.Time, d.batch.HasTime = seconds(t)
+	if !d.batch.HasTime {
+		return i, badTS
+	}
+	return v.at, 0
+}
+
+// maxSeconds is the time above which a number must be milliseconds: in seconds
+// it is the year 5138.
+const maxSeconds = 1e11
+
+// seconds returns an engine's time in seconds, and whether it is a time at all.
+func seconds(t float64) (float64, bool) {
+	if math.IsNaN(t) || math.IsInf(t, 0) {
+		return 0, false
+	}
+	if t > maxSeconds {
+		t /= 1000
+	}
+	return t, true
+}
+
+func (d *Decoder) readRank(i int) (int, fault) {
+	v, f := readValue(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	switch {
+	case v.class == classNil:
+		d.batch.Rank, d.batch.HasRank = 0, false
+	case v.class == classUint && v.bits <= math.MaxUint32:
+		d.batch.Rank, d.batch.HasRank = uint32(v.bits), true
+	default:
+		return i, badBatchShape
+	}
+	return v.at, 0
+}
+
+func (d *Decoder) readEvents(i int) (int, fault) {
+	v, f := readValue(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	if v.class != classArray {
+		return i, badBatchShape
+	}
+	// A map may name its events twice: the last ones count.
+	d.batch.Events = d.batch.Events[:0]
+	d.batch.Skipped = d.batch.Skipped[:0]
+	i = v.at
+	for k := range v.n {
+		i, f = d.readEvent(i, k, v.n-k)
+		if f != 0 {
+			return i, f
+		}
+	}
+	return i, 0
+}
+
+// readEvent reads the event at i, or leaves it out, and returns where it ends.
+// left counts it and those that are said to follow.
+func (d *Decoder) readEvent(i, index, left int) (int, fault) {
+	v, f := readValue(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	end := i
+	switch v.class {
+	case classArray:
+		ev := d.newEvent(index, left, len(d.p)-i)
+		end, f = d.readArrayEvent(ev, v)
+	case classMap:
+		ev := d.newEvent(index, left, len(d.p)-i)
+		end, f = d.readMapEvent(ev, v)
+	default:
+		f = badEventShape
+	}
+	if f == 0 {
+		return end, 0
+	}
+	if f.rejects() {
+		return end, f
+	}
+	if n := len(d.batch.Events); n > 0 && d.batch.Events[n-1].Index == index {
+		d.batch.Events = d.batch.Events[:n-1]
+	}
+	d.skipEvent(Skip{Index: index, Reason: f.reason()}, left, len(d.p)-i)
+	return skip(d.p, i, 2)
+}
+
+// minEventBytes is the size of the smallest event: a BlockRemoved of no blocks.
+const minEventBytes = 15
+
+// newEvent adds an event to the batch. Room is made for twice those there are,
+// but for no more than can follow in the bytes that are left.
+func (d *Decoder) newEvent(index, left, bytes int) *Event {
+	n := len(d.batch.Events)
+	if n == cap(d.batch.Events) {
+		room := min(max(8, n), left, 1+bytes/minEventBytes)
+		grown := make([]Event, n, n+room)
+		copy(grown, d.batch.Events)
+		d.batch.Events = grown
+	}
+	d.batch.Events = d.batch.Events[:n+1]
+	ev := &d.batch.Events[n]
+	*ev = Event{Index: index}
+	return ev
+}
+
+// skipEvent adds an event that was left out. Events as small as one byte would
+// make doubling cost more than the room for all that can follow.
+func (d *Decoder) skipEvent(s Skip, left, bytes int) {
+	n := len(d.batch.Skipped)
+	if n == cap(d.batch.Skipped) {
+		room := min(left, bytes)
+		if n == 0 {
+			room = min(room, 64)
+		}
+		grown := make([]Skip, n, n+room)
+		copy(grown, d.batch.Skipped)
+		d.batch.Skipped = grown
+	}
+	d.batch.Skipped = append(d.batch.Skipped, s)
+}

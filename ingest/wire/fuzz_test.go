@@ -1,0 +1,178 @@
+package wire_test
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// readCaptures returns payloads recorded from engines, by file.
+func readCaptures(tb testing.TB) map[string][][]byte {
+	tb.Helper()
+	files, err := filepath.Glob(filepath.Join("testdata", "captures", "*.jsonl.gz"))
+	if err != nil || len(files) == 0 {
+		tb.Fatalf("%d captures, error %v", len(files), err)
+	}
+	captures := make(map[string][][]byte)
+	for _, file := range files {
+		captures[filepath.Base(file)] = readCapture(tb, file)
+	}
+	return captures
+}
+
+func readCapture(tb testing.TB, file string) (payloads [][]byte) {
+	tb.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	lines := bufio.NewScanner(z)
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		var message struct{ Frames []string }
+		if err := json.Unmarshal(lines.Bytes(), &message); err != nil {
+			tb.Fatal(err)
+		}
+		payload, err := hex.DecodeString(message.Frames[len(message.Frames)-1])
+		if err != nil {
+			tb.Fatal(err)
+		}
+		payloads = append(payloads, payload)
+	}
+	if err := lines.Err(); err != nil {
+		tb.Fatal(err)
+	}
+	return payloads
+}
+
+// TestCaptures checks that engines' own traffic decodes without a bad event, and
+// that nothing of it is dropped.
+func TestCaptures(t *testing.T) {
+	for name, payloads := range readCaptures(t) {
+		t.Run(name, func(t *testing.T) {
+			var d wire.Decoder
+			for k, p := range payloads {
+				b, err := d.Decode(p)
+				if err != nil || len(b.Skipped) != 0 || len(b.Events) == 0 {
+					t.Fatalf("message %d: error %v, batch %s", k, err, b.AppendJSON(nil))
+				}
+				reencode(t, b)
+			}
+		})
+	}
+}
+
+// reencode checks that a batch comes through the encoder and back.
+func reencode(t *testing.T, b *wire.Batch) {
+	t.Helper()
+	e := wire.Encoder{BatchForm: b.Form, EventForm: wire.FormMap}
+	var d wire.Decoder
+	got, err := d.Decode(e.AppendBatch(nil, b))
+	if err != nil {
+		t.Fatalf("decode again: %v", err)
+	}
+	ignore := cmp.FilterPath(func(p cmp.Path) bool {
+		// Skipped events are not encoded, so those after them move up; raw id,
+		// tier and hashes are not yet set.
+		return p.Last().String() == ".Skipped" || p.Last().String() == ".Index"
+	}, cmp.Ignore())
+	if diff := cmp.Diff(b, got, ignore, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("batch differs after encoding (-want +got):\n%s", diff)
+	}
+}
+
+// FuzzDecode checks that nothing panics, that a batch that decodes comes through
+// the encoder and back, and what Admit promises.
+func FuzzDecode(f *testing.F) {
+	for _, v := range readVectors(f) {
+		if len(v.payload) < 10_000 {
+			f.Add(v.payload)
+		}
+	}
+	for _, payloads := range readCaptures(f) {
+		for _, p := range payloads {
+			f.Add(p)
+		}
+	}
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		var d wire.Decoder
+		b, err := d.Decode(payload)
+		if err != nil {
+			var e wire.Error
+			if !errors.As(err, &e) || e.Name() == "unknown" || b != nil {
+				t.Fatalf("batch %v, error %v", b, err)
+			}
+			return
+		}
+		if !json.Valid(b.AppendJSON(nil)) {
+			t.Fatalf("no JSON: %s", b.AppendJSON(nil))
+		}
+		// A time above 1e11 even after division by 1000, and EAGLE tokens that
+		// are opaque, have no encoding that says the same.
+		encodable := b.Time <= 1e11
+		for _, ev := range b.Events {
+			encodable = encodable && ev.Time <= 1e11 && (!ev.Eagle || !ev.OpaqueTokens)
+		}
+		if encodable {
+			reencode(t, b)
+		}
+		checkAdmit(t, b)
+	})
+}
+
+func checkAdmit(t *testing.T, b *wire.Batch) {
+	t.Helper()
+	var (
+		size   uint32
+		counts wire.Counts
+		total  uint64
+	)
+	events := len(b.Events) + len(b.Skipped)
+	wire.NewRules(&size).Admit(b, 0, &counts)
+	for _, n := range counts {
+		total += n
+	}
+	total -= counts[wire.ReasonTokensShort] // counted, and perhaps admitted
+	if most := uint64(events); uint64(len(b.Events))+total > most || uint64(len(b.Events))+total+counts[wire.ReasonTokensShort] < most {
+		t.Errorf("%d events: %d admitted, counts %v", events, len(b.Events), counts)
+	}
+	last := uint64(0)
+	index := -1
+	for _, ev := range b.Events {
+		if ev.RawID <= last || ev.Index <= index {
+			t.Errorf("raw id %d after %d, index %d after %d", ev.RawID, last, ev.Index, index)
+		}
+		last, index = ev.RawID, ev.Index
+		if len(ev.TokensHashes) != 0 && len(ev.TokensHashes) != len(ev.BlockHashes) {
+			t.Errorf("%d tokens hashes for %d blocks", len(ev.TokensHashes), len(ev.BlockHashes))
+		}
+		if (ev.Tier == 0) != (ev.Kind == wire.KindCleared) || int(ev.Tier) >= wire.NumTiers {
+			t.Errorf("kind %d in tier %d", ev.Kind, ev.Tier)
+		}
+		if len(ev.Tokens) == 0 {
+			continue
+		}
+		want := len(ev.BlockHashes) * int(ev.BlockSize)
+		if ev.Eagle && want > 0 {
+			want++
+		}
+		if len(ev.Tokens) != want {
+			t.Errorf("%d tokens for %d blocks of %d", len(ev.Tokens), len(ev.BlockHashes), ev.BlockSize)
+		}
+	}
+}

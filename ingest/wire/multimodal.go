@@ -1,0 +1,229 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/hex"
+	"strconv"
+
+	"github.com/zeebo/xxh3"
+)
+
+// saltPrefix marks a cache salt among extra keys.
+const saltPrefix = "dynamo-cache-salt:"
+
+// MMHash returns the mm_hash of a multimodal input from the identifier its
+// engine gave it.
+func MMHash(identifier []byte) uint64 {
+	if len(identifier) == 64 {
+		var digest [32]byte
+		if _, err := hex.Decode(digest[:], identifier); err == nil {
+			h, _ := strconv.ParseUint(string(identifier[:16]), 16, 64)
+			return h
+		}
+	}
+	return xxh3.Hash(identifier)
+}
+
+// extras is what a store's extra keys, block_mm_infos and mm_keys say of its
+// blocks, in memory that it reuses.
+type extras struct {
+	// salt is the cache salt, nil where there is none.
+	salt []byte
+	// blocks are the mm_hashes of each block; nil where no block has any.
+	blocks [][]uint64
+
+	hashes arena[uint64]
+	list   []uint64
+}
+
+// read reads what the event says. The values are those of a decoded event: well
+// formed. What has another shape than expected is passed over, because engines
+// put much into extra keys that is none of ours.
+func (x *extras) read(ev *Event) {
+	x.salt = nil
+	x.blocks = x.blocks[:0]
+	x.hashes.reset()
+	// Producers that send several of them say the same in each.
+	switch {
+	case ev.BlockMMInfos != nil:
+		x.readBlocks(ev.BlockMMInfos, x.addInfo)
+	case ev.MMKeys != nil:
+		x.readBlocks(ev.MMKeys, x.addKeys)
+	case ev.ExtraKeys != nil && !allNil(ev.ExtraKeys):
+		x.readBlocks(ev.ExtraKeys, x.addExtraKeys)
+	}
+	if len(x.hashes.buf) == 0 {
+		x.blocks = x.blocks[:0]
+	}
+	if ev.ExtraKeys != nil && !allNil(ev.ExtraKeys) {
+		eachElement(ev.ExtraKeys, 0, func(i int) { x.addSalt(ev.ExtraKeys, i) })
+	}
+}
+
+// allNil tells whether p is a list of nothing but nils, as vLLM sends it for
+// plain text.
+func allNil(p []byte) bool {
+	list, f := readValue(p, 0)
+	if f != 0 {
+		return false
+	}
+	for _, c := range p[list.at:] {
+		if c != 0xc0 {
+			return false
+		}
+	}
+	return true
+}
+
+// readBlocks has add read what the list p holds for each block.
+func (x *extras) readBlocks(p []byte, add func(p []byte, i int)) {
+	list, f := readValue(p, 0)
+	if f != 0 || list.class != classArray {
+		return
+	}
+	i := list.at
+	for range list.n {
+		x.list = x.list[:0]
+		add(p, i)
+		kept := x.hashes.reserve(len(x.list))
+		copy(kept, x.list)
+		x.blocks = append(x.blocks, x.hashes.take(len(x.list)))
+		if i, f = skip(p, i, 0); f != 0 {
+			return
+		}
+	}
+}
+
+// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}.
+func (x *extras) addInfo(p []byte, i int) {
+	eachField(p, i, func(name []byte, i int) {
+		if string(name) != "mm_objects" {
+			return
+		}
+		eachElement(p, i, func(i int) {
+			eachField(p, i, func(name []byte, i int) {
+				if string(name) != "mm_hash" {
+					return
+				}
+				if v, f := readValue(p, i); f == 0 && (v.class == classUint || v.class == classInt) {
+					x.list = append(x.list, v.bits)
+				} else {
+					x.addIdentifier(p, i)
+				}
+			})
+		})
+	})
+}
+
+// addKeys reads [{"type": "mm_key", "hash": identifier, ...}].
+func (x *extras) addKeys(p []byte, i int) {
+	eachElement(p, i, func(i int) { x.addTagged(p, i) })
+}
+
+// addTagged reads a map of type "mm" or "mm_key".
+func (x *extras) addTagged(p []byte, i int) {
+	multimodal := false
+	hash := -1
+	eachField(p, i, func(name []byte, i int) {
+		switch string(name) {
+		case "type":
+			if v, f := readValue(p, i); f == 0 && v.class == classStr {
+				tag := p[v.at : v.at+v.n]
+				multimodal = string(tag) == "mm" || string(tag) == "mm_key"
+			}
+		case "hash", "identifier":
+			hash = i
+		}
+	})
+	if hash >= 0 && multimodal {
+		x.addIdentifier(p, hash)
+	}
+}
+
+// addExtraKeys reads a block's list of extra keys: of its elements, the pairs of
+// an identifier and an offset, and maps of type "mm", are multimodal.
+func (x *extras) addExtraKeys(p []byte, i int) {
+	eachElement(p, i, func(i int) {
+		v, f := readValue(p, i)
+		if f != 0 {
+			return
+		}
+		switch v.class {
+		case classMap:
+			x.addTagged(p, i)
+		case classArray:
+			if v.n != 2 {
+				return
+			}
+			id, f := readValue(p, v.at)
+			if f != 0 || id.class != classStr {
+				return
+			}
+			offset, f := readValue(p, id.at+id.n)
+			if f == 0 && (offset.class == classUint || offset.class == classInt) {
+				x.addIdentifier(p, v.at)
+			}
+		default:
+		}
+	})
+}
+
+// addSalt looks for a cache salt among a block's extra keys.
+func (x *extras) addSalt(p []byte, i int) {
+	eachElement(p, i, func(i int) {
+		v, f := readValue(p, i)
+		if f != 0 || v.class != classStr || len(x.salt) > 0 {
+			return
+		}
+		if salt, ok := bytes.CutPrefix(p[v.at:v.at+v.n], []byte(saltPrefix)); ok {
+			x.salt = salt
+		}
+	})
+}
+
+func (x *extras) addIdentifier(p []byte, i int) {
+	if v, f := readValue(p, i); f == 0 && v.class == classStr {
+		x.list = append(x.list, MMHash(p[v.at:v.at+v.n]))
+	}
+}
+
+// eachElement calls fn with where each element of the list at i begins. Anything
+// but a list has none.
+func eachElement(p []byte, i int, fn func(i int)) {
+	v, f := readValue(p, i)
+	if f != 0 || v.class != classArray {
+		return
+	}
+	i = v.at
+	for range v.n {
+		fn(i)
+		if i, f = skip(p, i, 0); f != 0 {
+			return
+		}
+	}
+}
+
+// eachField calls fn with each string key of the map at i and where its value
+// begins. Anything but a map has none.
+func eachField(p []byte, i int, fn func(name []byte, i int)) {
+	v, f := readValue(p, i)
+	if f != 0 || v.class != classMap {
+		return
+	}
+	i = v.at
+	for range v.n {
+		name, f := readValue(p, i)
+		if f != 0 {
+			return
+		}
+		if i, f = skip(p, i, 0); f != 0 {
+			return
+		}
+		if name.class == classStr {
+			fn(p[name.at:i], i)
+		}
+		if i, f = skip(p, i, 0); f != 0 {
+			return
+		}
+	}
+}

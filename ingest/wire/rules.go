@@ -1,0 +1,245 @@
+package wire
+
+import "strings"
+
+// Counts counts events left out, by reason.
+type Counts [NumReasons]uint64
+
+// maxGroups is how many attention groups are remembered of one source. Models
+// have a few; beyond the bound a group counts as never seen.
+const maxGroups = 1024
+
+// group names an attention group of an engine.
+type group struct {
+	rank uint32
+	idx  int64
+}
+
+// Rules decides which events of one source concern block reuse and are sound,
+// and completes those with what follows from their fields. It is not for use by
+// several goroutines at once.
+type Rules struct {
+	blockSize *uint32
+	rawID     uint64
+	// groups tells of each group seen whether it is one of main attention. The
+	// last one asked for is kept beside: most models have one.
+	groups    map[group]bool
+	lastGroup group
+	lastMain  bool
+	hasLast   bool
+
+	repeats repeats
+	extras  extras
+	hashes  arena[uint64]
+	salts   interner
+}
+
+// NewRules returns the rules of a source. blockSize is the block size of its
+// worker, shared by all of the worker's sources and set by the first store where
+// it is 0; it must not be nil.
+func NewRules(blockSize *uint32) *Rules {
+	return &Rules{
+		blockSize: blockSize,
+		groups:    make(map[group]bool),
+		repeats:   newRepeats(),
+	}
+}
+
+// Reset forgets what was learned of the engine, which began anew. Raw event ids
+// go on.
+func (r *Rules) Reset() {
+	clear(r.groups)
+	r.hasLast = false
+}
+
+// SkipRaw uses up n raw event ids, for events that never came.
+func (r *Rules) SkipRaw(n uint64) { r.rawID += n }
+
+// Admit leaves in the batch the events to apply, which came from dp rank rank,
+// and counts the others, those skipped by the Decoder included.
+//
+// It sets their Tier, RawID, TokensHashes and, where extra keys hold it, their
+// CacheSalt; it cuts a store to whole blocks. TokensHashes is the Rules' memory,
+// good until the next Admit.
+func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
+	r.hashes.reset()
+	skipped := b.Skipped
+	kept := 0
+	for k := range b.Events {
+		ev := &b.Events[k]
+		for len(skipped) > 0 && skipped[0].Index < ev.Index {
+			r.skip(skipped[0].Reason, counts)
+			skipped = skipped[1:]
+		}
+		if reason := r.ignore(ev, rank); reason != ReasonNone {
+			counts[reason]++
+			continue
+		}
+		r.rawID++
+		ev.RawID = r.rawID
+		if ev.Kind == KindStored && !r.admitStore(ev, counts) {
+			continue
+		}
+		if kept != k {
+			b.Events[kept] = *ev
+		}
+		kept++
+	}
+	for _, s := range skipped {
+		r.skip(s.Reason, counts)
+	}
+	b.Events = b.Events[:kept]
+}
+
+func (r *Rules) skip(reason Reason, counts *Counts) {
+	counts[reason]++
+	if !reason.Ignored() {
+		r.rawID++
+	}
+}
+
+// ignore returns why the event is none of ours, and sets its tier.
+func (r *Rules) ignore(ev *Event, rank uint32) Reason {
+	if ev.Kind == KindStored && ev.SpecKind != "" && ev.HasGroupIdx {
+		r.learn(group{rank, ev.GroupIdx}, mainAttention(ev.SpecKind))
+	}
+	if ev.Kind != KindCleared {
+		var ok bool
+		if ev.Tier, ok = TierOf(ev.Medium); !ok {
+			return ReasonUnknownMedium
+		}
+	}
+	switch {
+	case ev.Locality != "" && strings.EqualFold(ev.Locality, "REMOTE"):
+		return ReasonNonLocalLocality
+	case ev.Ownership != "" && ev.Ownership != "kvcr":
+		return ReasonUnsupportedOwnership
+	case ev.Tier != TierDisk && ev.Tier != TierExternal && !r.main(ev, rank):
+		return ReasonNonMainAttentionGroup
+	default:
+		return ReasonNone
+	}
+}
+
+// main tells whether the event is about the attention that decides the reuse of
+// prefixes.
+func (r *Rules) main(ev *Event, rank uint32) bool {
+	if ev.SpecKind != "" {
+		return mainAttention(ev.SpecKind)
+	}
+	if !ev.HasGroupIdx {
+		return true
+	}
+	g := group{rank, ev.GroupIdx}
+	if r.hasLast && r.lastGroup == g {
+		return r.lastMain
+	}
+	main, ok := r.groups[g]
+	if !ok {
+		return ev.GroupIdx == 0
+	}
+	r.lastGroup, r.lastMain, r.hasLast = g, main, true
+	return main
+}
+
+func (r *Rules) learn(g group, main bool) {
+	if r.hasLast && r.lastGroup == g && r.lastMain == main {
+		return
+	}
+	if _, ok := r.groups[g]; !ok && len(r.groups) >= maxGroups {
+		return
+	}
+	r.groups[g] = main
+	r.lastGroup, r.lastMain, r.hasLast = g, main, true
+}
+
+// mainAttention tells whether caches of this kind decide the reuse of prefixes.
+func mainAttention(kind string) bool {
+	switch kind {
+	case "full_attention", "mla_attention", "sink_full_attention":
+		return true
+	default:
+		return false
+	}
+}
+
+// admitStore checks a store, cuts it to whole blocks and hashes them. It reports
+// whether anything is left of it.
+func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
+	hashOnly := ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
+	if !hashOnly {
+		if *r.blockSize == 0 {
+			*r.blockSize = ev.BlockSize
+		}
+		if ev.BlockSize == 0 || ev.BlockSize != *r.blockSize {
+			counts[ReasonBlockSizeMismatch]++
+			return false
+		}
+	}
+	if r.repeated(ev) {
+		counts[ReasonRepeatedHash]++
+		return false
+	}
+	if hashOnly || ev.OpaqueTokens {
+		r.salt(ev)
+		return true
+	}
+	whole := wholeBlocks(ev)
+	if whole < len(ev.BlockHashes) {
+		counts[ReasonTokensShort]++
+		if whole == 0 {
+			return false
+		}
+		ev.BlockHashes = ev.BlockHashes[:whole]
+	}
+	r.salt(ev)
+	size := int(ev.BlockSize)
+	n := len(ev.BlockHashes) * size
+	if ev.Eagle && n > 0 {
+		n++
+	}
+	ev.Tokens = ev.Tokens[:n]
+	if ev.HasLoRAID && ev.LoRAName == "" {
+		return true // an adapter without a name must not pass for the base model
+	}
+	room := r.hashes.reserve(len(ev.BlockHashes))
+	hashes := AppendTokensHashes(room[:0], ev.Tokens, size, BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, r.extras.blocks)
+	ev.TokensHashes = r.hashes.take(len(hashes))
+	return true
+}
+
+// repeated tells whether a store's hashes repeat, or one is its own parent.
+func (r *Rules) repeated(ev *Event) bool {
+	if ev.HasParent {
+		for _, h := range ev.BlockHashes {
+			if h == ev.Parent {
+				return true
+			}
+		}
+	}
+	return r.repeats.in(ev.BlockHashes)
+}
+
+// salt reads a store's extra keys, and takes the cache salt from there if it has
+// none of its own.
+func (r *Rules) salt(ev *Event) {
+	if ev.ExtraKeys == nil && ev.BlockMMInfos == nil && ev.MMKeys == nil {
+		r.extras.blocks = r.extras.blocks[:0]
+		return
+	}
+	r.extras.read(ev)
+	if ev.CacheSalt == "" {
+		if salt, ok := r.salts.string(r.extras.salt); ok {
+			ev.CacheSalt = salt
+		}
+	}
+}
+
+// wholeBlocks returns how many blocks the tokens of a store fill.
+func wholeBlocks(ev *Event) int {
+	n := len(ev.Tokens)
+	if ev.Eagle && n > 0 {
+		n--
+	}
+	return min(n/int(ev.BlockSize), len(ev.BlockHashes))
+}

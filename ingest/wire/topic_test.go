@@ -1,0 +1,82 @@
+package wire_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+func TestParseTopic(t *testing.T) {
+	for _, c := range []struct {
+		topic string
+		want  wire.Topic
+		host  string
+		err   error
+	}{
+		{"kv@10.0.0.1@m", wire.Topic{Pod: "10.0.0.1", Model: "m"}, "10.0.0.1", nil},
+		{"kv@10.0.0.1:8000@org/m", wire.Topic{Pod: "10.0.0.1:8000", Model: "org/m"}, "10.0.0.1", nil},
+		{"kv@pod@m@v2@", wire.Topic{Pod: "pod", Model: "m@v2@"}, "pod", nil},
+		{"kv@[fd00::1]:8000@m", wire.Topic{Pod: "[fd00::1]:8000", Model: "m"}, "fd00::1", nil},
+		{"kv@[fd00::1]@m", wire.Topic{Pod: "[fd00::1]", Model: "m"}, "fd00::1", nil},
+		{"kv@fd00::1@m", wire.Topic{Pod: "fd00::1", Model: "m"}, "fd00::1", nil},
+		{"kv@p@m\x00sgl-kv-epoch=0aF", wire.Topic{Pod: "p", Model: "m", Epoch: "0aF"}, "p", nil},
+		{"kv@p@m\x00sgl-kv-epoch=1\x00sgl-kv-snapshot=s", wire.Topic{Pod: "p", Model: "m", Epoch: "1", Snapshot: "s"}, "p", nil},
+		{"kv@p@m\x00new=1", wire.Topic{Pod: "p", Model: "m"}, "p", nil},
+		{"kv@p@m\x00sgl-kv-epoch=xyz", wire.Topic{}, "", wire.ErrEpoch},
+		{"", wire.Topic{}, "", wire.ErrTopic},
+		{"kv-events", wire.Topic{}, "", wire.ErrTopic},
+		{"kv@p", wire.Topic{}, "", wire.ErrTopic},
+		{"kv@p@", wire.Topic{}, "", wire.ErrTopic},
+		{"kv@@m", wire.Topic{}, "", wire.ErrTopic},
+		{"KV@p@m", wire.Topic{}, "", wire.ErrTopic},
+		{"kv@p@\xff", wire.Topic{}, "", wire.ErrTopic},
+		{"kv@p\x00@m", wire.Topic{}, "", wire.ErrTopic},
+	} {
+		got, err := wire.ParseTopic([]byte(c.topic))
+		if !errors.Is(err, c.err) {
+			t.Errorf("ParseTopic(%q): error %v, want %v", c.topic, err, c.err)
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("ParseTopic(%q) differs (-want +got):\n%s", c.topic, diff)
+		}
+		if got.Host() != c.host {
+			t.Errorf("host of %q is %q, want %q", c.topic, got.Host(), c.host)
+		}
+	}
+}
+
+func TestCutTopic(t *testing.T) {
+	name, epoch, snapshot := wire.CutTopic([]byte("kv-events\x00sgl-kv-epoch=ff\x00sgl-kv-snapshot=7"))
+	got := []string{string(name), string(epoch), string(snapshot)}
+	if diff := cmp.Diff([]string{"kv-events", "ff", "7"}, got); diff != "" {
+		t.Errorf("parts differ (-want +got):\n%s", diff)
+	}
+	topic := []byte("kv@p@m\x00sgl-kv-epoch=ff")
+	if allocs := testing.AllocsPerRun(100, func() { wire.CutTopic(topic) }); allocs != 0 {
+		t.Errorf("%v allocations, want 0", allocs)
+	}
+}
+
+// FuzzParseTopic checks that a topic that parses is made of its parts.
+func FuzzParseTopic(f *testing.F) {
+	for _, s := range []string{"kv@10.0.0.1:8000@org/m@v2", "kv-events", "kv@[::1]:1@m", "kv@p@m\x00sgl-kv-epoch=ff\x00sgl-kv-snapshot=s"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, topic []byte) {
+		got, err := wire.ParseTopic(topic)
+		if err != nil {
+			if !errors.Is(err, wire.ErrTopic) && !errors.Is(err, wire.ErrEpoch) {
+				t.Errorf("error %v is none of ours", err)
+			}
+			return
+		}
+		name, _, _ := wire.CutTopic(topic)
+		if want := "kv@" + got.Pod + "@" + got.Model; want != string(name) || got.Pod == "" || got.Model == "" {
+			t.Errorf("ParseTopic(%q) = %+v", topic, got)
+		}
+		_ = got.Host()
+	})
+}
