@@ -1,13 +1,16 @@
 package wire
 
-import "strings"
+import (
+	"maps"
+	"strings"
+)
 
 // Counts counts events left out, by reason.
 type Counts [NumReasons]uint64
 
-// maxGroups is how many attention groups are remembered of one source. Models
-// have a few; beyond the bound a group counts as never seen.
-const maxGroups = 1024
+// maxGroups is how many attention groups are remembered of one source, over all
+// its ranks. Models have a few; beyond the bound a group counts as never seen.
+const maxGroups = 8192
 
 // group names an attention group of an engine.
 type group struct {
@@ -45,10 +48,10 @@ func NewRules(blockSize *uint32) *Rules {
 	}
 }
 
-// Reset forgets what was learned of the engine, which began anew. Raw event ids
-// go on.
-func (r *Rules) Reset() {
-	clear(r.groups)
+// Reset forgets what was learned of a dp rank's engine, which began anew. Raw
+// event ids go on.
+func (r *Rules) Reset(rank uint32) {
+	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
 	r.hasLast = false
 }
 

@@ -1,0 +1,190 @@
+package ingest
+
+import (
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Defaults and limits of a Config.
+const (
+	// DefaultMaxWorkers is how many workers there may be at a time.
+	DefaultMaxWorkers = 4096
+	// DefaultReconnectMin and DefaultReconnectMax bound the wait before a
+	// connection that broke is tried again. It doubles each time.
+	DefaultReconnectMin = time.Second
+	DefaultReconnectMax = 30 * time.Second
+	// DefaultTopics is the pattern of a listener's topics.
+	DefaultTopics = "kv@*"
+	// MaxRanks is how many dp ranks a worker may have.
+	MaxRanks = 1024
+	// MaxNameBytes is the length of the longest name of a worker.
+	MaxNameBytes = 253
+	// MaxModelBytes is the length of the longest name of a model.
+	MaxModelBytes = 1024
+)
+
+// maxSockets is how many sockets libzmq can have in one context, less some for
+// what an Ingest needs beside its sources.
+const maxSockets = 65_000
+
+// Config is what an Ingest reads. The zero Config reads nothing; in each field
+// the zero value stands for the default.
+type Config struct {
+	// Workers are read by connecting to their engines.
+	Workers []WorkerConfig
+	// Listeners are bound for engines to connect to.
+	Listeners []ListenerConfig
+	// MaxWorkers is how many workers there may be, configured ones included:
+	// DefaultMaxWorkers unless set. A worker beyond it is refused.
+	MaxWorkers int
+	// Readers is how many goroutines read: GOMAXPROCS unless set, and never more
+	// than there are workers and listeners to read.
+	Readers int
+	// ReconnectMin and ReconnectMax are in whole milliseconds; see their defaults.
+	ReconnectMin time.Duration
+	ReconnectMax time.Duration
+	// Metrics is where the metrics are registered; nil means nowhere. They are
+	// unregistered when the Ingest ends.
+	Metrics prometheus.Registerer
+	// Logger takes what an operator should know; nil means no one does.
+	Logger *slog.Logger
+}
+
+// WorkerConfig is a worker whose engines are connected to.
+type WorkerConfig struct {
+	// Name is unique, 1 to MaxNameBytes bytes.
+	Name string
+	// Model is at most MaxModelBytes bytes; empty means that it is not known.
+	Model string
+	// BlockSize is in tokens; 0 means that of the first store.
+	BlockSize uint32
+	// Endpoint and Labels are for routers, passed through.
+	Endpoint string
+	Labels   map[string]string
+	// Sources are what publishes the worker's events: one at least.
+	Sources []SourceConfig
+}
+
+// SourceConfig is a publisher to connect to, or one for each dp rank.
+type SourceConfig struct {
+	// Engine is what publishes: EngineVLLM unless set.
+	Engine Engine
+	// Connect is the publisher's endpoint: tcp://HOST:PORT, where rank r is read
+	// at PORT + r, or ipc://PATH.
+	Connect string
+	// Replay is the endpoint of its replay socket, in the same form; empty means
+	// that there is none.
+	Replay string
+	// DPSize is the number of dp ranks, at most MaxRanks: 1 unless set. Over ipc
+	// only EngineTRTLLM has more than one.
+	DPSize int
+	// Topic is the prefix of the topics to read; empty means all.
+	Topic string
+}
+
+// ListenerConfig is an endpoint to bind, for publishers to connect to.
+type ListenerConfig struct {
+	// Bind is the endpoint: tcp://ADDRESS:PORT, where the address may be * and
+	// the port * or 0 for any, or ipc://PATH.
+	Bind string
+	// Engine is what publishes there: EngineVLLM unless set.
+	//
+	// It decides what the first seq of an engine's life is, and EngineLLMDSim is
+	// the one that starts at 1. Left at the default, such a simulator's ranks are
+	// reported incomplete, needlessly; the other way round the loss of an
+	// engine's first batch, which is what ZeroMQ loses most readily, would go
+	// unreported.
+	Engine Engine
+	// Topics are patterns of the topics to accept, in the syntax of path.Match
+	// except that a slash is like any other character, as it is in models' names:
+	// DefaultTopics unless set, or every topic where Worker is set.
+	Topics []string
+	// Worker names the one worker that everything here belongs to. Where it is
+	// empty topics must be of the form kv@POD@MODEL, and POD names the worker.
+	Worker string
+}
+
+// Engine is what publishes events.
+type Engine string
+
+// The engines.
+const (
+	EngineVLLM    Engine = "vllm"
+	EngineSGLang  Engine = "sglang"
+	EngineTRTLLM  Engine = "trtllm"
+	EngineKVBM    Engine = "kvbm"
+	EngineLLMDSim Engine = "llm-d-sim"
+)
+
+const allowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
+
+func (e Engine) known() bool {
+	switch e {
+	case EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim:
+		return true
+	default:
+		return false
+	}
+}
+
+// firstSeq is the seq of the first batch in an engine's life.
+func (e Engine) firstSeq() uint64 {
+	if e == EngineLLMDSim {
+		return 1
+	}
+	return 0
+}
+
+// withDefaults returns the Config with its zero fields filled in. It shares no
+// slices that are written with the caller's.
+func (c Config) withDefaults() Config {
+	if c.MaxWorkers == 0 {
+		c.MaxWorkers = DefaultMaxWorkers
+	}
+	if c.Readers == 0 {
+		c.Readers = runtime.GOMAXPROCS(0)
+	}
+	if c.ReconnectMin == 0 {
+		c.ReconnectMin = DefaultReconnectMin
+	}
+	if c.ReconnectMax == 0 {
+		c.ReconnectMax = max(DefaultReconnectMax, c.ReconnectMin)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	workers := make([]WorkerConfig, len(c.Workers))
+	for i, w := range c.Workers {
+		sources := make([]SourceConfig, len(w.Sources))
+		for j, s := range w.Sources {
+			if s.Engine == "" {
+				s.Engine = EngineVLLM
+			}
+			if s.DPSize == 0 {
+				s.DPSize = 1
+			}
+			sources[j] = s
+		}
+		w.Sources = sources
+		workers[i] = w
+	}
+	c.Workers = workers
+	listeners := make([]ListenerConfig, len(c.Listeners))
+	for i, l := range c.Listeners {
+		if l.Engine == "" {
+			l.Engine = EngineVLLM
+		}
+		if len(l.Topics) == 0 {
+			l.Topics = []string{DefaultTopics}
+			if l.Worker != "" {
+				l.Topics = []string{"*"}
+			}
+		}
+		listeners[i] = l
+	}
+	c.Listeners = listeners
+	return c
+}

@@ -1,0 +1,158 @@
+package ingest_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+func TestValidate(t *testing.T) {
+	source := func(s ingest.SourceConfig) ingest.Config {
+		return ingest.Config{Workers: []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{s}}}}
+	}
+	connect := func(endpoint string) ingest.Config { return source(ingest.SourceConfig{Connect: endpoint}) }
+	listener := func(l ingest.ListenerConfig) ingest.Config {
+		return ingest.Config{Listeners: []ingest.ListenerConfig{l}}
+	}
+	bind := func(endpoint string) ingest.Config { return listener(ingest.ListenerConfig{Bind: endpoint}) }
+	named := func(names ...string) (c ingest.Config) {
+		for _, n := range names {
+			c.Workers = append(c.Workers, ingest.WorkerConfig{
+				Name: n, Sources: []ingest.SourceConfig{{Connect: "tcp://h:1"}},
+			})
+		}
+		return c
+	}
+	tests := []struct {
+		name   string
+		config ingest.Config
+		want   []string // the fields, or none
+	}{
+		{"zero", ingest.Config{}, nil},
+		{"counts below 0", ingest.Config{MaxWorkers: -1, Readers: -1}, []string{"MaxWorkers", "Readers"}},
+		{"reconnect too soon", ingest.Config{ReconnectMin: time.Microsecond}, []string{"ReconnectMin"}},
+		{"reconnect max below min", ingest.Config{ReconnectMin: time.Second, ReconnectMax: time.Millisecond}, []string{"ReconnectMax"}},
+		{"reconnect min above the default max", ingest.Config{ReconnectMin: time.Minute}, nil},
+
+		{"host name", connect("tcp://vllm-0.vllm:5557"), nil},
+		{"IPv4", connect("tcp://10.0.0.5:5557"), nil},
+		{"IPv6", connect("tcp://[fd00::5]:5557"), nil},
+		{"ipc", connect("ipc:///run/kv"), nil},
+		{"no endpoint", connect(""), []string{"Workers[0].Sources[0].Connect"}},
+		{"no transport", connect("10.0.0.5:5557"), []string{"Workers[0].Sources[0].Connect"}},
+		{"inproc", connect("inproc://kv"), []string{"Workers[0].Sources[0].Connect"}},
+		{"udp", connect("udp://10.0.0.5:5557"), []string{"Workers[0].Sources[0].Connect"}},
+		{"no port", connect("tcp://10.0.0.5"), []string{"Workers[0].Sources[0].Connect"}},
+		{"no host", connect("tcp://:5557"), []string{"Workers[0].Sources[0].Connect"}},
+		{"any host", connect("tcp://*:5557"), []string{"Workers[0].Sources[0].Connect"}},
+		{"port 0", connect("tcp://h:0"), []string{"Workers[0].Sources[0].Connect"}},
+		{"port any", connect("tcp://h:*"), []string{"Workers[0].Sources[0].Connect"}},
+		{"port too large", connect("tcp://h:65536"), []string{"Workers[0].Sources[0].Connect"}},
+		{"port no number", connect("tcp://h:+1"), []string{"Workers[0].Sources[0].Connect"}},
+		{"source address", connect("tcp://10.0.0.1:0;h:1"), []string{"Workers[0].Sources[0].Connect"}},
+		{"ipc without path", connect("ipc://"), []string{"Workers[0].Sources[0].Connect"}},
+		{"ipc path too long", connect("ipc://" + strings.Repeat("p", 108)), []string{"Workers[0].Sources[0].Connect"}},
+		{"replay", source(ingest.SourceConfig{Connect: "tcp://h:1", Replay: "tcp://h"}), []string{"Workers[0].Sources[0].Replay"}},
+
+		{"engine", source(ingest.SourceConfig{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
+		{"ranks below 0", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: -1}), []string{"Workers[0].Sources[0].DPSize"}},
+		{"most ranks", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: 1024}), nil},
+		{"too many ranks", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: 1025}), []string{"Workers[0].Sources[0].DPSize"}},
+		{"last rank's port fits", source(ingest.SourceConfig{Connect: "tcp://h:65534", DPSize: 2}), nil},
+		{
+			"last rank's port does not fit",
+			source(ingest.SourceConfig{Connect: "tcp://h:65535", Replay: "tcp://h:65535", DPSize: 2}),
+			[]string{"Workers[0].Sources[0].Connect", "Workers[0].Sources[0].Replay"},
+		},
+		{"ranks over ipc", source(ingest.SourceConfig{Connect: "ipc://kv", DPSize: 2}), []string{"Workers[0].Sources[0].Connect"}},
+		{"trtllm's ranks over ipc", source(ingest.SourceConfig{Engine: ingest.EngineTRTLLM, Connect: "ipc://kv", DPSize: 2}), nil},
+
+		{"no name", named(""), []string{"Workers[0].Name"}},
+		{"longest name", named(strings.Repeat("n", 253)), nil},
+		{"name too long", named(strings.Repeat("n", 254)), []string{"Workers[0].Name"}},
+		{"name no UTF-8", named("\xff"), []string{"Workers[0].Name"}},
+		{"name with a control character", named("a\nb"), []string{"Workers[0].Name"}},
+		{"name twice", named("a", "b", "a"), []string{"Workers[2].Name"}},
+		{"no sources", ingest.Config{Workers: []ingest.WorkerConfig{{Name: "w"}}}, []string{"Workers[0].Sources"}},
+		{
+			"model too long",
+			ingest.Config{Workers: []ingest.WorkerConfig{{
+				Name: "w", Model: strings.Repeat("m", 1025), Sources: []ingest.SourceConfig{{Connect: "tcp://h:1"}},
+			}}},
+			[]string{"Workers[0].Model"},
+		},
+		{
+			"too many workers",
+			ingest.Config{
+				MaxWorkers: 1,
+				Workers:    named("a").Workers,
+				Listeners:  []ingest.ListenerConfig{{Bind: "tcp://*:1", Worker: "b"}},
+			},
+			[]string{"Workers"},
+		},
+		{
+			"too many sockets",
+			func() (c ingest.Config) {
+				c = named("a")
+				for range 64 {
+					c.Workers[0].Sources = append(c.Workers[0].Sources,
+						ingest.SourceConfig{Connect: "tcp://h:1", DPSize: ingest.MaxRanks})
+				}
+				return c
+			}(),
+			[]string{"Workers"},
+		},
+
+		{"bind any", bind("tcp://*:5557"), nil},
+		{"bind any port", bind("tcp://[::1]:*"), nil},
+		{"bind port 0", bind("tcp://127.0.0.1:0"), nil},
+		{"bind ipc", bind("ipc://kv"), nil},
+		{"bind nothing", bind(""), []string{"Listeners[0].Bind"}},
+		{"bind without port", bind("tcp://*"), []string{"Listeners[0].Bind"}},
+		{"bind inproc", bind("inproc://kv"), []string{"Listeners[0].Bind"}},
+		{"listener's engine", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Engine: "x"}), []string{"Listeners[0].Engine"}},
+		{"pattern", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Topics: []string{"a*", "[", ""}}), []string{"Listeners[0].Topics[1]", "Listeners[0].Topics[2]"}},
+		{"listener's worker", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Worker: "\x00"}), []string{"Listeners[0].Worker"}},
+		{
+			"listener's worker named before",
+			ingest.Config{
+				Workers:   named("a").Workers,
+				Listeners: []ingest.ListenerConfig{{Bind: "tcp://*:1", Worker: "a"}},
+			},
+			[]string{"Listeners[0].Worker"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			if err := tt.config.Validate(); err != nil {
+				for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
+					var field *ingest.FieldError
+					if !errors.As(err, &field) {
+						t.Fatalf("%v is no FieldError", err)
+					}
+					if !strings.HasPrefix(err.Error(), field.Field+" is ") || field.Allowed == "" {
+						t.Errorf("error %q", err)
+					}
+					got = append(got, field.Field)
+				}
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("fields (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
+	err := ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "*:5557"}}}.Validate()
+	const want = `Listeners[0].Bind is "*:5557": must be tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}

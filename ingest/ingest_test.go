@@ -1,0 +1,205 @@
+package ingest_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+func TestRunEndsSoon(t *testing.T) {
+	idle := newEngine(t)
+	c := worker(ingest.SourceConfig{Connect: idle.mustBind("tcp://127.0.0.1:*")})
+	c.Workers = append(c.Workers, ingest.WorkerConfig{
+		Name:    "nobody-there",
+		Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1"}},
+	})
+	c.Listeners = []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}
+	_, stop := start(t, c, newRecorder(t))
+	idle.awaitSubscriber("")
+	began := time.Now()
+	stop()
+	if d := time.Since(began); d > time.Second {
+		t.Errorf("Run took %v to end", d)
+	}
+}
+
+func TestNoCallFollowsRun(t *testing.T) {
+	e := newEngine(t)
+	r := newRecorder(t)
+	_, stop := start(t, worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")}), r)
+	e.awaitSubscriber("")
+	const before = 500 // of messages, most of which are under way when Run ends
+	for seq := range uint64(before) {
+		e.publish(seq, stored(seq))
+	}
+	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[0]")
+	stop() // the recorder complains of later calls
+}
+
+func TestRunWithNothingToRead(t *testing.T) {
+	_, stop := start(t, ingest.Config{}, newRecorder(t))
+	stop()
+}
+
+func TestRunOnce(t *testing.T) {
+	in, stop := start(t, ingest.Config{}, newRecorder(t))
+	stop()
+	if err := in.Run(context.Background()); !errors.Is(err, ingest.ErrStarted) {
+		t.Errorf("second Run: %v, want ErrStarted", err)
+	}
+	if err := in.Close(); err != nil {
+		t.Errorf("Close after Run: %v", err)
+	}
+}
+
+func TestCloseGivesBackWhatNewTook(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	c := ingest.Config{
+		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+		Metrics:   registry,
+	}
+	for range 2 { // the second takes the same address and metrics
+		in, err := ingest.New(c, newRecorder(t))
+		if err != nil {
+			t.Fatalf("New: %v", err)
+		}
+		c.Listeners[0].Bind = in.Endpoints()[0]
+		if err := in.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if err := in.Run(t.Context()); !errors.Is(err, ingest.ErrStarted) {
+			t.Errorf("Run after Close: %v, want ErrStarted", err)
+		}
+	}
+}
+
+func TestNewFails(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	taken, _ := start(t, ingest.Config{
+		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+		Metrics:   registry,
+	}, newRecorder(t))
+	address := taken.Endpoints()[0]
+	tests := []struct {
+		name   string
+		config ingest.Config
+		want   []string
+	}{
+		{
+			"address in use",
+			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}, {Bind: address}}},
+			[]string{address, "address already in use"},
+		},
+		{
+			"directory missing",
+			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "ipc:///nonexistent/socket"}}},
+			[]string{"ipc:///nonexistent/socket", "no such file or directory"},
+		},
+		{
+			"metrics registered before",
+			ingest.Config{Metrics: registry},
+			[]string{"register metrics", "duplicate"},
+		},
+		{
+			"bad config",
+			ingest.Config{Readers: -1},
+			[]string{"check config: Readers is -1"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			in, err := ingest.New(tt.config, newRecorder(t))
+			if err == nil {
+				t.Fatalf("no error; Close: %v", in.Close())
+			}
+			for _, part := range tt.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("error %q does not say %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+// accountant is a lane that blocks until it is released and then checks that
+// each seq is accounted for: in a batch or in a gap.
+type accountant struct {
+	t       *testing.T
+	release chan struct{}
+	next    uint64
+	gaps    int
+	seen    chan uint64 // the last batch, and room for it alone
+}
+
+func (a *accountant) AddWorker(ingest.Worker) ingest.Lane             { return a }
+func (a *accountant) RemoveWorker(name string, _ ingest.RemoveReason) { a.t.Errorf("%s removed", name) }
+func (a *accountant) Restarted(r ingest.Restart)                      { a.t.Errorf("restart: %+v", r) }
+func (a *accountant) Incomplete(rank uint32)                          { a.t.Errorf("rank %d incomplete", rank) }
+
+func (a *accountant) Batch(b *ingest.Batch) {
+	<-a.release
+	if b.Seq != a.next {
+		a.t.Errorf("batch %d, want %d", b.Seq, a.next)
+	}
+	a.next = b.Seq + 1
+	select {
+	case <-a.seen:
+	default:
+	}
+	a.seen <- b.Seq
+}
+
+func (a *accountant) Gap(g ingest.Gap) {
+	a.gaps++
+	if g.FirstSeq != a.next || g.Missed != g.LastSeq-g.FirstSeq+1 {
+		a.t.Errorf("gap %+v, want one from %d", g, a.next)
+	}
+	a.next = g.LastSeq + 1
+}
+
+func TestOverloadIsAGap(t *testing.T) {
+	e := newEngine(t)
+	if err := e.socket.SetSndhwm(100); err != nil {
+		t.Fatal(err)
+	}
+	a := &accountant{t: t, release: make(chan struct{}), seen: make(chan uint64, 1)}
+	_, stop := start(t, worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)
+	e.awaitSubscriber("")
+	// More than both ends' high-water marks and the kernel's buffers hold.
+	const messages = 40_000
+	hashes := make([]uint64, 150)
+	for i := range hashes {
+		hashes[i] = uint64(i)
+	}
+	event := removed(hashes...)
+	seq := uint64(0)
+	for ; seq < messages; seq++ {
+		e.publish(seq, event)
+	}
+	close(a.release)
+	// ZeroMQ may drop those that follow as well, until there is room again.
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	timeout := time.After(patience)
+	for done := false; !done; {
+		select {
+		case <-again.C:
+			e.publish(seq)
+			seq++
+		case last := <-a.seen:
+			done = last >= messages
+		case <-timeout:
+			t.Fatal("batches stopped coming")
+		}
+	}
+	stop()
+	if a.gaps == 0 {
+		t.Error("no gap")
+	}
+}

@@ -1,0 +1,190 @@
+package ingest
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+const (
+	metricsNamespace = "kvcast"
+	metricsSubsystem = "ingest"
+)
+
+// metrics are those of one Ingest. What counts for no worker has an empty
+// worker label.
+type metrics struct {
+	batches    *prometheus.CounterVec
+	events     *prometheus.CounterVec
+	skipped    *prometheus.CounterVec
+	rejected   *prometheus.CounterVec
+	refused    *prometheus.CounterVec
+	duplicates *prometheus.CounterVec
+	gaps       *prometheus.CounterVec
+	missed     *prometheus.CounterVec
+	restarts   *prometheus.CounterVec
+	lastSeq    *prometheus.GaugeVec
+	publishers *prometheus.GaugeVec
+
+	registered []prometheus.Collector
+}
+
+func newMetrics() *metrics {
+	return &metrics{
+		batches:    counter("batches_total", "Batches handed on.", "worker"),
+		events:     counter("events_total", "Events handed on, by kind.", "worker", "kind"),
+		skipped:    counter("events_skipped_total", "Events, or the ends of stores, left out of batches, by reason.", "worker", "reason"),
+		rejected:   counter("batches_rejected_total", "Batches that do not decode, by error.", "worker", "error"),
+		refused:    counter("messages_refused_total", "Messages that were not taken, by reason.", "worker", "reason"),
+		duplicates: counter("duplicates_total", "Batches dropped because they came before.", "worker"),
+		gaps:       counter("gaps_total", "Runs of batches lost for good.", "worker"),
+		missed:     counter("missed_batches_total", "Batches lost for good.", "worker"),
+		restarts:   counter("restarts_total", "Engines that began anew.", "worker"),
+		lastSeq:    gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
+		publishers: gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
+	}
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: name, Help: help,
+	}, labels)
+}
+
+func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: name, Help: help,
+	}, labels)
+}
+
+// register registers all or none.
+func (m *metrics) register(r prometheus.Registerer) error {
+	for _, c := range []prometheus.Collector{
+		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
+		m.gaps, m.missed, m.restarts, m.lastSeq, m.publishers,
+	} {
+		if err := r.Register(c); err != nil {
+			m.unregister(r)
+			return fmt.Errorf("register metrics: %w", err)
+		}
+		m.registered = append(m.registered, c)
+	}
+	return nil
+}
+
+func (m *metrics) unregister(r prometheus.Registerer) {
+	for _, c := range m.registered {
+		r.Unregister(c)
+	}
+	m.registered = nil
+}
+
+// move counts a publisher in another state.
+func (m *metrics) move(from, to publisherState) {
+	if from != 0 {
+		m.publishers.WithLabelValues(from.String()).Dec()
+	}
+	m.publishers.WithLabelValues(to.String()).Inc()
+}
+
+// workerMetrics are one worker's, resolved once: what counts each batch is found
+// without a lookup. Those of faults are made when the first one happens, so that
+// many healthy workers have few of them.
+type workerMetrics struct {
+	all    *metrics
+	worker string
+
+	batches    prometheus.Counter
+	stored     prometheus.Counter
+	removed    prometheus.Counter
+	cleared    prometheus.Counter
+	duplicates prometheus.Counter
+	gaps       prometheus.Counter
+	missed     prometheus.Counter
+	restarts   prometheus.Counter
+	skipped    [wire.NumReasons]prometheus.Counter
+}
+
+func (m *metrics) of(worker string) *workerMetrics {
+	return &workerMetrics{
+		all:        m,
+		worker:     worker,
+		batches:    m.batches.WithLabelValues(worker),
+		stored:     m.events.WithLabelValues(worker, "stored"),
+		removed:    m.events.WithLabelValues(worker, "removed"),
+		cleared:    m.events.WithLabelValues(worker, "cleared"),
+		duplicates: m.duplicates.WithLabelValues(worker),
+		gaps:       m.gaps.WithLabelValues(worker),
+		missed:     m.missed.WithLabelValues(worker),
+		restarts:   m.restarts.WithLabelValues(worker),
+	}
+}
+
+// batch counts a batch handed on, and what Rules.Admit counted of it, which it
+// sets to zero.
+func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
+	m.batches.Inc()
+	var stored, removed, cleared int
+	for i := range events {
+		switch events[i].Kind {
+		case wire.KindStored:
+			stored++
+		case wire.KindRemoved:
+			removed++
+		case wire.KindCleared:
+			cleared++
+		}
+	}
+	if stored > 0 {
+		m.stored.Add(float64(stored))
+	}
+	if removed > 0 {
+		m.removed.Add(float64(removed))
+	}
+	if cleared > 0 {
+		m.cleared.Add(float64(cleared))
+	}
+	if *counts == (wire.Counts{}) {
+		return
+	}
+	for reason, n := range counts {
+		if n == 0 {
+			continue
+		}
+		if m.skipped[reason] == nil {
+			m.skipped[reason] = m.all.skipped.WithLabelValues(m.worker, wire.Reason(reason).String())
+		}
+		m.skipped[reason].Add(float64(n))
+	}
+	*counts = wire.Counts{}
+}
+
+func (m *workerMetrics) gap(missed uint64) {
+	m.gaps.Inc()
+	m.missed.Add(float64(missed))
+}
+
+func (m *workerMetrics) reject(name string) {
+	m.all.rejected.WithLabelValues(m.worker, name).Inc()
+}
+
+func (m *workerMetrics) refuse(r refusal) {
+	m.all.refused.WithLabelValues(m.worker, r.String()).Inc()
+}
+
+func (m *workerMetrics) lastSeq(source int, rank uint32) prometheus.Gauge {
+	return m.all.lastSeq.WithLabelValues(m.worker, strconv.Itoa(source), strconv.FormatUint(uint64(rank), 10))
+}
+
+// rejection is the name of why a batch does not decode, as metrics label it.
+func rejection(err error) string {
+	var e wire.Error
+	if errors.As(err, &e) {
+		return e.Name()
+	}
+	return "unknown"
+}

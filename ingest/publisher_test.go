@@ -1,0 +1,221 @@
+package ingest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tinylib/msgp/msgp"
+	"pgregory.net/rapid"
+)
+
+// testTime is when everything arrives.
+var testTime = time.Unix(1_800_000_000, 42)
+
+// newTestPublisher returns a publisher of a worker's only source and rank.
+func newTestPublisher(l Lane) (*publisher, *intake) {
+	m := newMetrics()
+	w := newWorker(Worker{Name: "w"}, m, slog.New(slog.DiscardHandler))
+	w.lane = l
+	return newPublisher(w, 0, 0, 0, m), &intake{now: func() time.Time { return testTime }}
+}
+
+// testMessage is a message whose batch removes the given block.
+func testMessage(topic string, seq, hash uint64) *message {
+	p := msgp.AppendArrayHeader(nil, 2)
+	p = msgp.AppendFloat64(p, 1_700_000_000)
+	p = msgp.AppendArrayHeader(p, 1)
+	p = msgp.AppendArrayHeader(p, 2)
+	p = msgp.AppendString(p, "BlockRemoved")
+	p = msgp.AppendArrayHeader(p, 1)
+	p = msgp.AppendUint64(p, hash)
+	return &message{
+		frames: [messageFrames][]byte{[]byte(topic), binary.BigEndian.AppendUint64(nil, seq), p},
+		count:  messageFrames,
+	}
+}
+
+// account is a lane that checks that each seq is accounted for.
+type account struct {
+	t interface{ Errorf(string, ...any) }
+	// life is how many restarts there were, next the seq that is due.
+	life, next uint64
+	// begun tells that something came; incomplete that the first seqs of this
+	// life were given up.
+	begun, incomplete bool
+	// rawID is the last raw event id: each batch has one event, and a batch lost
+	// uses one up.
+	rawID uint64
+}
+
+func blockOf(life, seq uint64) uint64 { return life<<32 | seq }
+
+func (a *account) Batch(b *Batch) {
+	if !a.begun && a.incomplete {
+		a.next = b.Seq
+	}
+	if b.Seq != a.next {
+		a.t.Errorf("life %d: batch %d, want %d", a.life, b.Seq, a.next)
+	}
+	if h := b.Events[0].BlockHashes[0]; h != blockOf(a.life, b.Seq) {
+		a.t.Errorf("life %d: batch %d is that of %d in life %d", a.life, b.Seq, h&(1<<32-1), h>>32)
+	}
+	a.rawID++
+	if id := b.Events[0].RawID; id != a.rawID {
+		a.t.Errorf("raw event id %d, want %d", id, a.rawID)
+	}
+	if b.IngestTime != testTime.UnixNano() {
+		a.t.Errorf("ingest time %d", b.IngestTime)
+	}
+	a.begun = true
+	a.next = b.Seq + 1
+}
+
+func (a *account) Gap(g Gap) {
+	if !a.begun && a.incomplete {
+		a.next = g.FirstSeq
+	}
+	if g.FirstSeq != a.next || g.Missed != g.LastSeq-g.FirstSeq+1 {
+		a.t.Errorf("life %d: gap %+v, want one from %d", a.life, g, a.next)
+	}
+	a.begun = true
+	a.next = g.LastSeq + 1
+	a.rawID += g.Missed
+}
+
+func (a *account) Restarted(Restart) {
+	a.life++
+	a.next = 0
+	a.begun = true
+	a.incomplete = false
+}
+
+func (a *account) Incomplete(uint32) { a.incomplete = true }
+
+func TestEverySeqIsAccountedFor(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a := &account{t: t}
+		p, in := newTestPublisher(a)
+		tagged := rapid.Bool().Draw(t, "engine tells its epoch")
+		last := uint64(0) // of the life before
+		for life := range uint64(rapid.IntRange(1, 5).Draw(t, "lives")) {
+			topic := "kv"
+			if tagged {
+				topic = fmt.Sprintf("kv\x00sgl-kv-epoch=%x", life)
+			}
+			first := rapid.Uint64Range(0, 20).Draw(t, "first")
+			// Without an epoch a restart shows only in a seq that is not above the
+			// last, so the first batch must be one, and arrive.
+			plain := life > 0 && !tagged
+			if plain {
+				first = min(first, last)
+			}
+			seq := first
+			var sent []*message
+			for range rapid.IntRange(1, 30).Draw(t, "messages") {
+				m := testMessage(topic, seq, blockOf(life, seq))
+				switch rapid.IntRange(0, 5).Draw(t, "fault") {
+				case 0: // lost
+					if !plain || len(sent) > 0 {
+						seq++
+						continue
+					}
+				case 1: // after one that comes again
+					if len(sent) > 0 {
+						p.message(in, rapid.SampledFrom(sent).Draw(t, "again"))
+					}
+				case 2: // does not decode, in a way of its own
+					m.frames[2] = fmt.Appendf(nil, "\xc1 %d %d", life, seq)
+				}
+				p.message(in, m)
+				sent = append(sent, m)
+				last = seq
+				seq++
+			}
+			if len(sent) == 0 {
+				m := testMessage(topic, first, blockOf(life, first))
+				p.message(in, m)
+				last = first
+			}
+			if a.life != life || a.next != last+1 {
+				t.Fatalf("life %d up to seq %d, want life %d up to %d", a.life, a.next, life, last+1)
+			}
+		}
+	})
+}
+
+// quietLane takes everything and does nothing.
+type quietLane struct{}
+
+func (quietLane) Batch(*Batch)      {}
+func (quietLane) Gap(Gap)           {}
+func (quietLane) Restarted(Restart) {}
+func (quietLane) Incomplete(uint32) {}
+
+func TestRanksOfAWorkerAreBounded(t *testing.T) {
+	p, in := newTestPublisher(quietLane{})
+	for r := range uint32(MaxRanks) {
+		p.worker.ranks[r] = struct{}{}
+	}
+	m := testMessage("kv", 0, 1)
+	m.frames[2][0]++ // an array of three: the rank comes last
+	m.frames[2] = msgp.AppendUint32(m.frames[2], MaxRanks)
+	p.message(in, m)
+	if len(p.ranks) != 0 || len(p.worker.ranks) != MaxRanks {
+		t.Errorf("ranks %v, and %d of the worker", p.ranks, len(p.worker.ranks))
+	}
+	p.message(in, testMessage("kv", 1, 1))
+	if d := cmp.Diff([]uint32{0}, p.ranks); d != "" {
+		t.Errorf("ranks after a batch that names none (-want +got):\n%s", d)
+	}
+}
+
+func TestBatchesAllocateNothing(t *testing.T) {
+	p, in := newTestPublisher(quietLane{})
+	m := testMessage("kv", 0, 1)
+	seq := uint64(0)
+	next := func() {
+		binary.BigEndian.PutUint64(m.frames[1], seq)
+		seq++
+		p.message(in, m)
+	}
+	for range 2 * rememberedBatches {
+		next()
+	}
+	if n := testing.AllocsPerRun(100, next); n != 0 {
+		t.Errorf("%v allocations a batch", n)
+	}
+}
+
+func BenchmarkPublisher(b *testing.B) {
+	p, in := newTestPublisher(quietLane{})
+	m := testMessage("kv@10.0.0.1@m", 0, 1)
+	b.ReportAllocs()
+	for seq := uint64(0); b.Loop(); seq++ {
+		binary.BigEndian.PutUint64(m.frames[1], seq)
+		p.message(in, m)
+	}
+}
+
+func TestUnixNano(t *testing.T) {
+	tests := []struct {
+		seconds float64
+		want    int64
+	}{
+		{0, 0},
+		{1_700_000_000.25, 1_700_000_000_250_000_000},
+		{1_795_183_948.9303138, 1_795_183_948_930_313_826},
+		{-1.5, -1_500_000_000},
+		{1e300, 0},
+		{-1e300, 0},
+		{9.3e9, 0},
+	}
+	for _, tt := range tests {
+		if got := unixNano(tt.seconds); got != tt.want {
+			t.Errorf("unixNano(%v) = %d, want %d", tt.seconds, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package ingest_test
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
+// recorder is a Sink that writes down each call as a line. Batches are copied
+// by that, as their memory is used again.
+type recorder struct {
+	t     *testing.T
+	calls chan string
+	// ended is set once Run has returned: no call may follow.
+	ended atomic.Bool
+}
+
+func newRecorder(t *testing.T) *recorder {
+	return &recorder{t: t, calls: make(chan string, 10_000)}
+}
+
+func (r *recorder) write(format string, args ...any) {
+	if r.ended.Load() {
+		r.t.Errorf("call after Run returned: "+format, args...)
+	}
+	r.calls <- fmt.Sprintf(format, args...)
+}
+
+func (r *recorder) AddWorker(w ingest.Worker) ingest.Lane {
+	r.write("add %s model %s block_size %d ranks %v", w.Name, w.Model, w.BlockSize, w.Ranks)
+	return &recordedLane{recorder: r, worker: w.Name}
+}
+
+func (r *recorder) RemoveWorker(name string, _ ingest.RemoveReason) {
+	r.write("remove %s", name)
+}
+
+// next waits for the next call.
+func (r *recorder) next() string {
+	r.t.Helper()
+	select {
+	case line := <-r.calls:
+		return line
+	case <-time.After(patience):
+		r.t.Fatal("calls stopped coming")
+		return ""
+	}
+}
+
+// want waits for these calls, and fails at the first that differs.
+func (r *recorder) want(lines ...string) {
+	r.t.Helper()
+	got := make([]string, 0, len(lines))
+	for i := range lines {
+		got = append(got, r.next())
+		if got[i] != lines[i] {
+			r.t.Fatalf("calls differ (-want +got):\n%s", cmp.Diff(lines[:i+1], got))
+		}
+	}
+}
+
+// wantNone checks that there was no call that want did not see.
+func (r *recorder) wantNone() {
+	r.t.Helper()
+	for {
+		select {
+		case line := <-r.calls:
+			r.t.Errorf("unexpected call: %s", line)
+		default:
+			return
+		}
+	}
+}
+
+// recordedLane writes down "worker source/rank: what".
+type recordedLane struct {
+	*recorder
+	worker string
+	busy   atomic.Bool
+}
+
+func (l *recordedLane) write(source int, rank uint32, format string, args ...any) {
+	if !l.busy.CompareAndSwap(false, true) {
+		l.t.Errorf("calls of the lane of %s overlap", l.worker)
+	}
+	defer l.busy.Store(false)
+	l.recorder.write("%s %d/%d: %s", l.worker, source, rank, fmt.Sprintf(format, args...))
+}
+
+func (l *recordedLane) Batch(b *ingest.Batch) {
+	var s strings.Builder
+	for _, e := range b.Events {
+		switch e.Kind {
+		case wire.KindStored:
+			fmt.Fprintf(&s, " +%v", e.BlockHashes)
+		case wire.KindRemoved:
+			fmt.Fprintf(&s, " -%v", e.BlockHashes)
+		case wire.KindCleared:
+			s.WriteString(" clear")
+		}
+	}
+	if b.IngestTime == 0 {
+		l.t.Errorf("batch %d of %s has no ingest time", b.Seq, l.worker)
+	}
+	if want := engineTime(b.Seq); b.EngineTime != want {
+		l.t.Errorf("batch %d of %s has engine time %d, want %d", b.Seq, l.worker, b.EngineTime, want)
+	}
+	l.write(b.Source, b.Rank, "batch %d%s", b.Seq, s.String())
+}
+
+func (l *recordedLane) Gap(g ingest.Gap) {
+	if g.Reason != ingest.GapReplayUnavailable || g.At == 0 {
+		l.t.Errorf("gap of %s: %+v", l.worker, g)
+	}
+	l.write(g.Source, g.Rank, "gap %d-%d, %d missed", g.FirstSeq, g.LastSeq, g.Missed)
+}
+
+func (l *recordedLane) Restarted(r ingest.Restart) {
+	if r.At == 0 {
+		l.t.Errorf("restart of %s has no time", l.worker)
+	}
+	l.write(r.Source, r.Rank, "restarted")
+}
+
+func (l *recordedLane) Incomplete(rank uint32) {
+	l.recorder.write("%s %d: incomplete", l.worker, rank)
+}

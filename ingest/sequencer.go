@@ -1,0 +1,102 @@
+package ingest
+
+import "math"
+
+// verdict is what a batch is to those before it.
+type verdict uint8
+
+const (
+	// verdictFirst is the first batch ever: the beginning, whatever its seq.
+	verdictFirst verdict = iota + 1
+	// verdictNext is the one after the last.
+	verdictNext
+	// verdictGap comes later than that: the batches between are missing.
+	verdictGap
+	// verdictDuplicate has come before.
+	verdictDuplicate
+	// verdictRestart is the first one of an engine that began anew.
+	verdictRestart
+)
+
+// seqRange is a run of seqs, both ends included; none where count is 0.
+type seqRange struct {
+	first, last uint64
+	count       uint64
+}
+
+// through returns the range lengthened by seq, which comes right after it.
+func (r seqRange) through(seq uint64) seqRange {
+	if r.count == 0 {
+		r.first = seq
+	}
+	return seqRange{first: r.first, last: seq, count: r.count + 1}
+}
+
+// rangeBetween returns the range from first up to and without end; none if they
+// are equal or the wrong way round.
+func rangeBetween(first, end uint64) seqRange {
+	if end <= first {
+		return seqRange{}
+	}
+	return seqRange{first: first, last: end - 1, count: end - first}
+}
+
+// sequencer follows the seqs of one publisher. It decides and touches nothing
+// else.
+//
+//  1. The first batch is the beginning, whatever its seq.
+//  2. The seq after the last goes on; a larger one leaves a gap.
+//  3. A seq not above the last is a batch of before if one of the last
+//     rememberedBatches had that seq and fingerprint. Otherwise the engine began
+//     anew, and counts from its first seq again.
+//
+// Every batch that is no duplicate uses up its seq, those that do not decode
+// included.
+type sequencer struct {
+	// start is the seq of the first batch in an engine's life.
+	start uint64
+
+	begun bool
+	last  uint64
+	past  fingerprints
+}
+
+// admit takes the next batch. newLife tells that the engine is known to have
+// begun anew, whatever the seq says. The range is what is missing before the
+// batch: for verdictGap the seqs between, for verdictFirst and verdictRestart
+// those of the engine's life so far.
+func (s *sequencer) admit(seq uint64, fp fingerprint, newLife bool) (verdict, seqRange) {
+	v, missing := s.judge(seq, fp, newLife)
+	if v == verdictDuplicate {
+		return v, missing
+	}
+	if v == verdictRestart {
+		s.past.forget()
+	}
+	s.begun = true
+	s.last = seq
+	s.past.add(seq, fp)
+	return v, missing
+}
+
+func (s *sequencer) judge(seq uint64, fp fingerprint, newLife bool) (verdict, seqRange) {
+	switch {
+	case !s.begun:
+		return verdictFirst, rangeBetween(s.start, seq)
+	case newLife:
+		return verdictRestart, rangeBetween(s.start, seq)
+	case seq > s.last && seq-s.last == 1:
+		return verdictNext, seqRange{}
+	case seq > s.last:
+		return verdictGap, rangeBetween(s.last+1, seq)
+	case s.past.has(seq, fp):
+		return verdictDuplicate, seqRange{}
+	default:
+		return verdictRestart, rangeBetween(s.start, seq)
+	}
+}
+
+// expects tells whether seq is the one after the last.
+func (s *sequencer) expects(seq uint64) bool {
+	return s.begun && s.last != math.MaxUint64 && seq == s.last+1
+}

@@ -1,0 +1,181 @@
+package ingest_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+func TestConnectReadsEachRankOnItsPort(t *testing.T) {
+	engines, first := newEngines(t, 2)
+	c := worker(ingest.SourceConfig{Connect: first, DPSize: 2})
+	c.Workers[0].BlockSize = blockSize
+	r := newRecorder(t)
+	start(t, c, r)
+	r.want("add w model m block_size 4 ranks [0 1]")
+	for _, e := range engines {
+		e.awaitSubscriber("")
+	}
+	engines[0].publish(0, stored(1))
+	r.want("w 0/0: batch 0 +[1]")
+	engines[1].publish(4, stored(2))
+	r.want("w 1: incomplete", "w 0/1: batch 4 +[2]")
+	engines[0].publish(2, stored(3))
+	r.want("w 0/0: gap 1-1, 1 missed", "w 0/0: batch 2 +[3]")
+	engines[1].publish(5, cleared())
+	r.want("w 0/1: batch 5 clear")
+	engines[0].publish(0)
+	r.want("w 0/0: restarted", "w 0/0: batch 0")
+	r.wantNone()
+}
+
+func TestConnectOverIPC(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kv")
+	rank0, rank1 := newEngine(t), newEngine(t)
+	rank0.mustBind("ipc://" + path)
+	rank1.mustBind("ipc://" + path + "_dp1")
+	r := newRecorder(t)
+	start(t, worker(ingest.SourceConfig{Engine: ingest.EngineTRTLLM, Connect: "ipc://" + path, DPSize: 2}), r)
+	r.want("add w model m block_size 0 ranks [0 1]")
+	rank0.awaitSubscriber("")
+	rank1.awaitSubscriber("")
+	rank1.publish(0, stored(1))
+	r.want("w 0/1: batch 0 +[1]")
+	rank0.publish(0, stored(2))
+	r.want("w 0/0: batch 0 +[2]")
+}
+
+func TestConnectAgainAfterARestart(t *testing.T) {
+	e := newEngine(t)
+	endpoint := e.mustBind("tcp://127.0.0.1:*")
+	r := newRecorder(t)
+	start(t, worker(ingest.SourceConfig{Connect: endpoint}), r)
+	e.awaitSubscriber("")
+	e.publish(0, stored(1))
+	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[1]")
+	e.close()
+
+	e = newEngine(t)
+	e.mustBind(endpoint)
+	e.awaitSubscriber("")
+	e.publish(0, stored(2))
+	r.want("w 0/0: restarted", "w 0/0: batch 0 +[2]")
+}
+
+func TestSourcesOfAWorkerAreToldApart(t *testing.T) {
+	vllm, kvbm := newEngine(t), newEngine(t)
+	c := worker(ingest.SourceConfig{Connect: vllm.mustBind("tcp://127.0.0.1:*"), Topic: "kv-"})
+	c.Workers[0].Sources = append(c.Workers[0].Sources,
+		ingest.SourceConfig{Engine: ingest.EngineKVBM, Connect: kvbm.mustBind("tcp://127.0.0.1:*")})
+	r := newRecorder(t)
+	start(t, c, r)
+	r.want("add w model m block_size 0 ranks [0]")
+	vllm.awaitSubscriber("kv-")
+	kvbm.awaitSubscriber("")
+	vllm.send("other", seqFrame(0), payload(0)) // not subscribed to
+	vllm.send("kv-events", seqFrame(0), payload(0, stored(1)))
+	r.want("w 0/0: batch 0 +[1]")
+	kvbm.publish(0, stored(2))
+	r.want("w 1/0: batch 0 +[2]")
+	kvbm.publish(0, cleared())
+	r.want("w 1/0: restarted", "w 1/0: batch 0 clear")
+	r.wantNone()
+}
+
+func TestManyWorkersOnFewReaders(t *testing.T) {
+	const workers, batches = 20, 50
+	var c ingest.Config
+	c.Readers = 2
+	var engines []*engine
+	for i := range workers {
+		e := newEngine(t)
+		engines = append(engines, e)
+		c.Workers = append(c.Workers, ingest.WorkerConfig{
+			Name:    fmt.Sprint(i),
+			Sources: []ingest.SourceConfig{{Connect: e.mustBind("tcp://127.0.0.1:*")}},
+		})
+	}
+	r := newRecorder(t)
+	start(t, c, r)
+	for i := range workers {
+		r.want(fmt.Sprintf("add %d model  block_size 0 ranks [0]", i))
+	}
+	for _, e := range engines {
+		e.awaitSubscriber("")
+	}
+	for seq := range uint64(batches) {
+		for _, e := range engines {
+			e.publish(seq, stored(seq))
+		}
+	}
+	next := make(map[string]int)
+	for range workers * batches {
+		var name string
+		var source, rank, seq int
+		line := r.next()
+		if _, err := fmt.Sscanf(line, "%s %d/%d: batch %d", &name, &source, &rank, &seq); err != nil {
+			t.Fatalf("call %q: %v", line, err)
+		}
+		if seq != next[name] {
+			t.Fatalf("worker %s: batch %d, want %d", name, seq, next[name])
+		}
+		next[name]++
+	}
+	r.wantNone()
+}
+
+func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
+	const workers = 1100
+	e := newEngine(t)
+	if err := errors.Join(e.socket.SetXpubVerbose(1), e.socket.SetSndhwm(0)); err != nil {
+		t.Fatal(err)
+	}
+	endpoint := e.mustBind("tcp://127.0.0.1:*")
+	var c ingest.Config
+	for i := range workers {
+		c.Workers = append(c.Workers, ingest.WorkerConfig{
+			Name: fmt.Sprint(i), Sources: []ingest.SourceConfig{{Connect: endpoint}},
+		})
+	}
+	r := newRecorder(t)
+	start(t, c, r)
+	for range workers {
+		e.awaitSubscriber("")
+	}
+	e.publish(0)
+	for i := range workers {
+		r.want(fmt.Sprintf("add %d model  block_size 0 ranks [0]", i))
+	}
+	for range workers {
+		if line := r.next(); !strings.HasSuffix(line, " 0/0: batch 0") {
+			t.Fatalf("call %q, want a batch 0", line)
+		}
+	}
+}
+
+func TestLogHasNoLineForEachBatch(t *testing.T) {
+	var log bytes.Buffer
+	e := newEngine(t)
+	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r := newRecorder(t)
+	_, stop := start(t, c, r)
+	e.awaitSubscriber("")
+	const batches = 200
+	for seq := range uint64(batches) {
+		e.publish(2 * seq)
+	}
+	for range 1 + 2*batches - 1 { // added, then batches with a gap between each two
+		r.next()
+	}
+	stop()
+	if n := strings.Count(log.String(), "\n"); n == 0 || n > 5 {
+		t.Errorf("%d lines logged:\n%s", n, log.String())
+	}
+}

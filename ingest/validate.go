@@ -1,0 +1,152 @@
+package ingest
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// FieldError is a field of a Config that holds what it must not.
+type FieldError struct {
+	// Field is its path, such as Workers[0].Sources[1].Connect.
+	Field string
+	// Value is what it holds.
+	Value any
+	// Allowed says what it may hold.
+	Allowed string
+}
+
+// Error names the field, its value, and what is allowed.
+func (e *FieldError) Error() string {
+	if s, ok := e.Value.(string); ok {
+		return fmt.Sprintf("%s is %q: must be %s", e.Field, s, e.Allowed)
+	}
+	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
+}
+
+const (
+	allowedName  = "1 to 253 bytes of UTF-8 without control characters"
+	allowedModel = "at most 1024 bytes of UTF-8 without control characters"
+)
+
+// Validate returns a FieldError for each field that holds what it must not, all
+// joined to one error, or nil.
+func (c Config) Validate() error {
+	v := &validation{names: make(map[string]string)}
+	c = c.withDefaults()
+	v.check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
+	v.check(c.Readers > 0, "Readers", c.Readers, "above 0")
+	v.check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
+		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
+	v.check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
+		"ReconnectMax", c.ReconnectMax, "ReconnectMin to 1 h")
+	for i, w := range c.Workers {
+		v.worker(fmt.Sprintf("Workers[%d]", i), w)
+	}
+	for i, l := range c.Listeners {
+		v.listener(fmt.Sprintf("Listeners[%d]", i), l)
+	}
+	v.check(c.MaxWorkers < 0 || len(v.names) <= c.MaxWorkers, "Workers", len(v.names),
+		fmt.Sprintf("with those that Listeners name at most MaxWorkers, %d", c.MaxWorkers))
+	v.check(c.sockets() <= maxSockets, "Workers", c.sockets(),
+		fmt.Sprintf("sources, ranks counted, that with Listeners come to %d sockets at most", maxSockets))
+	return errors.Join(v.errs...)
+}
+
+// sockets is how many sockets the sources and listeners of c take.
+func (c Config) sockets() int {
+	n := len(c.Listeners)
+	for _, w := range c.Workers {
+		for _, s := range w.Sources {
+			n += s.DPSize
+		}
+	}
+	return n
+}
+
+// validation collects what is wrong.
+type validation struct {
+	errs  []error
+	names map[string]string // a worker's name, to the field that holds it
+}
+
+func (v *validation) check(ok bool, field string, value any, allowed string) {
+	if !ok {
+		v.errs = append(v.errs, &FieldError{Field: field, Value: value, Allowed: allowed})
+	}
+}
+
+func (v *validation) worker(field string, w WorkerConfig) {
+	v.name(field+".Name", w.Name)
+	v.check(validModel(w.Model), field+".Model", w.Model, allowedModel)
+	v.check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
+	for i, s := range w.Sources {
+		v.source(fmt.Sprintf("%s.Sources[%d]", field, i), s)
+	}
+}
+
+func (v *validation) source(field string, s SourceConfig) {
+	v.check(s.Engine.known(), field+".Engine", string(s.Engine), allowedEngines)
+	v.check(s.DPSize >= 1 && s.DPSize <= MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", MaxRanks))
+	v.ranked(field+".Connect", s.Connect, s)
+	if s.Replay != "" {
+		v.ranked(field+".Replay", s.Replay, s)
+	}
+}
+
+// ranked checks an endpoint that a source's ranks count up from.
+func (v *validation) ranked(field, value string, s SourceConfig) {
+	e, ok := parseEndpoint(value, false)
+	v.check(ok, field, value, allowedConnect)
+	if !ok || s.DPSize > MaxRanks {
+		return
+	}
+	switch e.transport {
+	case transportTCP:
+		v.check(e.port+s.DPSize-1 <= maxPort, field, value,
+			fmt.Sprintf("of a port that leaves room for %d ranks below %d", s.DPSize, maxPort+1))
+	case transportIPC:
+		v.check(s.DPSize <= 1 || s.Engine == EngineTRTLLM, field, value,
+			"tcp where DPSize is above 1, except for the engine trtllm")
+	}
+}
+
+func (v *validation) listener(field string, l ListenerConfig) {
+	_, ok := parseEndpoint(l.Bind, true)
+	v.check(ok, field+".Bind", l.Bind, allowedBind)
+	v.check(l.Engine.known(), field+".Engine", string(l.Engine), allowedEngines)
+	for i, p := range l.Topics {
+		_, err := path.Match(p, "")
+		v.check(err == nil && p != "", fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")
+	}
+	if l.Worker != "" {
+		v.name(field+".Worker", l.Worker)
+	}
+}
+
+func (v *validation) name(field, name string) {
+	v.check(validName(name), field, name, allowedName)
+	if other, taken := v.names[name]; taken {
+		v.check(false, field, name, "unique, and "+other+" has this name")
+		return
+	}
+	v.names[name] = field
+}
+
+// validName tells whether a worker may have this name. It goes out in protobuf
+// strings, which are UTF-8, and into logs and terminals.
+func validName(s string) bool {
+	return s != "" && len(s) <= MaxNameBytes && printable(s)
+}
+
+func validModel(s string) bool {
+	return len(s) <= MaxModelBytes && printable(s)
+}
+
+func printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}

@@ -1,0 +1,99 @@
+// Package recording reads recorded traffic of engines.
+//
+// A file of JSON lines flows in, gzipped if its name says so; the messages flow
+// out in their order, each with its frames as ZeroMQ delivered them. A line that
+// is no message is an error that tells which one it is.
+package recording
+
+import (
+	"compress/gzip"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"strings"
+)
+
+// IsName tells whether a file's name is that of a recording.
+func IsName(name string) bool {
+	return strings.HasSuffix(name, ".jsonl") || strings.HasSuffix(name, ".jsonl.gz")
+}
+
+// errForm says what a line must be.
+var errForm = errors.New(`want an array of frames in hexadecimal, or an object with one as "frames"`)
+
+// ReadFile yields the messages of a file. After an error nothing more comes.
+func ReadFile(name string) iter.Seq2[[][]byte, error] {
+	return func(yield func([][]byte, error) bool) {
+		f, err := os.Open(name)
+		if err != nil {
+			yield(nil, fmt.Errorf("open recording: %w", err))
+			return
+		}
+		defer func() { _ = f.Close() }()
+		var r io.Reader = f
+		if strings.HasSuffix(name, ".gz") {
+			if r, err = gzip.NewReader(f); err != nil {
+				yield(nil, fmt.Errorf("open recording %s: %w", name, err))
+				return
+			}
+		}
+		for frames, err := range Read(r) {
+			if err != nil {
+				err = fmt.Errorf("read recording %s: %w", name, err)
+			}
+			if !yield(frames, err) {
+				return
+			}
+		}
+	}
+}
+
+// Read yields the messages of JSON lines: each an array of frames in
+// hexadecimal, by itself or as "frames" of an object. After an error nothing
+// more comes.
+func Read(r io.Reader) iter.Seq2[[][]byte, error] {
+	return func(yield func([][]byte, error) bool) {
+		lines := json.NewDecoder(r)
+		for n := 1; ; n++ {
+			frames, err := readMessage(lines)
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(nil, fmt.Errorf("message %d: %w", n, err))
+				return
+			}
+			if !yield(frames, nil) {
+				return
+			}
+		}
+	}
+}
+
+func readMessage(lines *json.Decoder) ([][]byte, error) {
+	var raw json.RawMessage
+	if err := lines.Decode(&raw); err != nil {
+		return nil, err
+	}
+	var message struct {
+		Frames []string `json:"frames"`
+	}
+	err := json.Unmarshal(raw, &message.Frames)
+	if err != nil {
+		err = json.Unmarshal(raw, &message)
+	}
+	if err != nil || len(message.Frames) == 0 {
+		return nil, errForm
+	}
+	frames := make([][]byte, len(message.Frames))
+	for i, text := range message.Frames {
+		if frames[i], err = hex.DecodeString(text); err != nil {
+			return nil, fmt.Errorf("frame %d: %w", i, err)
+		}
+	}
+	return frames, nil
+}
