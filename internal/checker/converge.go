@@ -1,0 +1,114 @@
+package checker
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// someHashes is how many hashes a Difference prints of each side.
+const someHashes = 4
+
+// Difference is where the view and an engine disagree.
+type Difference struct {
+	// Missing are held by the engine and not in the view, ascending.
+	Missing []uint64
+	// Extra are in the view and not held by the engine, ascending.
+	Extra []uint64
+}
+
+// Empty tells that there is none.
+func (d Difference) Empty() bool { return len(d.Missing) == 0 && len(d.Extra) == 0 }
+
+// String counts both sides and names a few hashes of each.
+func (d Difference) String() string {
+	return fmt.Sprintf("%s missing, %s too many", listed(d.Missing), listed(d.Extra))
+}
+
+func listed(hashes []uint64) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d", len(hashes))
+	for i, h := range hashes {
+		if i == someHashes {
+			b.WriteString(" ...")
+			break
+		}
+		fmt.Fprintf(&b, " %016x", h)
+	}
+	return b.String()
+}
+
+// Difference compares the view with what an engine holds.
+func (c *Checker) Difference(worker string, dpRank uint32, tier kvcastv1.Tier, want map[uint64]struct{}) Difference {
+	got := c.view.set(worker, dpRank, tier)
+	var d Difference
+	for h := range want {
+		if _, ok := got[h]; !ok {
+			d.Missing = append(d.Missing, h)
+		}
+	}
+	for h := range got {
+		if _, ok := want[h]; !ok {
+			d.Extra = append(d.Extra, h)
+		}
+	}
+	slices.Sort(d.Missing)
+	slices.Sort(d.Extra)
+	return d
+}
+
+// Converged compares the view with what an engine holds, once both are quiet. A
+// difference is a Convergent violation, unless the stream told that the rank is
+// incomplete, or began after the worker did: then it may lack blocks, but have
+// none too many. Difference gives what was forgiven.
+func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, want map[uint64]struct{}) error {
+	d := c.Difference(worker, dpRank, tier, want)
+	if d.Empty() || c.view.Incomplete(worker, dpRank) {
+		return nil
+	}
+	w := c.workers[worker]
+	unseen := !c.fromStart && (w == nil || !c.complete(w, dpRank))
+	if unseen && len(d.Extra) == 0 {
+		return nil
+	}
+	return broken(Convergent, "worker %q, rank %d, %v: %v", worker, dpRank, tier, d)
+}
+
+// Told finds a loss that was kept quiet. To be called by a test that knows that
+// something of the rank can not be known: it is a violation if no Gap, no Cleared
+// for a restart or for a gap, and no Incomplete has said so.
+func (c *Checker) Told(worker string, dpRank uint32) error {
+	if c.told[rankKey{worker, dpRank}] > 0 {
+		return nil
+	}
+	return broken(Told, "worker %q, rank %d lost something, and the stream does not say so", worker, dpRank)
+}
+
+// Incomplete takes what ListWorkers or a snapshot says of a rank beside the
+// stream: that it may hold blocks that nobody has heard of.
+func (c *Checker) Incomplete(worker string, dpRank uint32) {
+	c.told[rankKey{worker, dpRank}]++
+	c.view.rank(worker, dpRank).incomplete = true
+}
+
+// rankKey names a dp rank of a worker.
+type rankKey struct {
+	worker string
+	rank   uint32
+}
+
+// tell remembers what an entry says about losses.
+func (c *Checker) tell(e *kvcastv1.Entry) {
+	for _, ev := range e.GetEvents() {
+		switch ev.GetCleared().GetReason() {
+		case kvcastv1.Cleared_REASON_ENGINE_RESTARTED, kvcastv1.Cleared_REASON_UNREPAIRED_GAP:
+			c.told[rankKey{e.GetWorker(), ev.GetDpRank()}]++
+		default:
+		}
+		if ev.GetGap() != nil {
+			c.told[rankKey{e.GetWorker(), ev.GetDpRank()}]++
+		}
+	}
+}

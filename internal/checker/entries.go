@@ -1,0 +1,102 @@
+package checker
+
+import (
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// entries judges a message with entries, and applies it.
+//
+// What came twice or out of order is looked for in the whole message before what
+// is missing: a swap is a hole too, and should be called a swap.
+func (c *Checker) entries(msg *kvcastv1.SubscribeResponse) error {
+	if err := c.checkOrder(msg.GetEntries()); err != nil {
+		return err
+	}
+	if err := c.checkLink(msg); err != nil {
+		return err
+	}
+	if err := c.checkHoles(msg); err != nil {
+		return err
+	}
+	for _, e := range msg.GetEntries() {
+		if err := c.checkEntry(e); err != nil {
+			return err
+		}
+		c.seen[e.GetSeq()] = struct{}{}
+		c.lastSeq = e.GetSeq()
+		c.tell(e)
+		c.view.Apply(e)
+	}
+	c.head = msg.GetPosition().GetSeq()
+	return nil
+}
+
+func (c *Checker) checkOrder(entries []*kvcastv1.Entry) error {
+	last := c.lastSeq
+	within := make(map[uint64]struct{}, len(entries))
+	for _, e := range entries {
+		seq := e.GetSeq()
+		_, before := c.seen[seq]
+		_, now := within[seq]
+		switch {
+		case seq == 0:
+			return broken(Protocol, "an entry without a seq")
+		case before || now:
+			return broken(Unique, "entry %d comes again", seq)
+		case seq <= last:
+			return broken(Ordered, "entry %d after entry %d", seq, last)
+		case seq <= c.head && c.head == c.streamAt:
+			return broken(GapFree, "entry %d in a stream that begins after %d", seq, c.streamAt)
+		case seq <= c.head:
+			return broken(Progress, "entry %d after position %d was announced", seq, c.head)
+		}
+		within[seq] = struct{}{}
+		last = seq
+	}
+	return nil
+}
+
+// checkHoles is called with entries in order, all beyond the head.
+func (c *Checker) checkHoles(msg *kvcastv1.SubscribeResponse) error {
+	entries, pos := msg.GetEntries(), msg.GetPosition().GetSeq()
+	last := entries[len(entries)-1].GetSeq()
+	if pos < last {
+		return broken(Progress, "position %d is behind entry %d of the same message", pos, last)
+	}
+	if !c.filter.all() {
+		return nil
+	}
+	want := c.head
+	for _, e := range entries {
+		want++
+		if e.GetSeq() != want {
+			return broken(GapFree, "entry %d where %d was to come", e.GetSeq(), want)
+		}
+	}
+	if pos != last {
+		return broken(GapFree, "position %d, but the last entry is %d", pos, last)
+	}
+	return nil
+}
+
+// checkEntry judges one entry: its form, what was asked for, and how it follows
+// from what its worker did before.
+func (c *Checker) checkEntry(e *kvcastv1.Entry) error {
+	if err := checkEntryForm(e); err != nil {
+		return err
+	}
+	if err := c.filter.check(e); err != nil {
+		return err
+	}
+	w := c.workers[e.GetWorker()]
+	if w == nil {
+		w = &worker{ranks: make(map[uint32]*rank)}
+		c.workers[e.GetWorker()] = w
+	}
+	for _, ev := range e.GetEvents() {
+		if err := c.follow(w, e, ev); err != nil {
+			return err
+		}
+	}
+	return c.checkWhole(w, e)
+}

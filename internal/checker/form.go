@@ -1,0 +1,119 @@
+package checker
+
+import (
+	"slices"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// checkEntryForm finds what is wrong with an entry whatever came before it.
+func checkEntryForm(e *kvcastv1.Entry) error {
+	if e.GetWorker() == "" {
+		return broken(Protocol, "entry %d names no worker", e.GetSeq())
+	}
+	if len(e.GetEvents()) == 0 {
+		return broken(Atomic, "entry %d has no events", e.GetSeq())
+	}
+	for _, ev := range e.GetEvents() {
+		if what := eventFault(e, ev); what != "" {
+			return broken(Protocol, "event %d of entry %d: %s", ev.GetEventId(), e.GetSeq(), what)
+		}
+		if aboutWorker(ev) && len(e.GetEvents()) > 1 {
+			return broken(Atomic, "entry %d holds more than the event about its worker", e.GetSeq())
+		}
+	}
+	return nil
+}
+
+// aboutWorker tells that an event is about the worker as a whole.
+func aboutWorker(ev *kvcastv1.RouterEvent) bool {
+	return ev.GetWorkerAdded() != nil || ev.GetWorkerRemoved() != nil
+}
+
+// eventFault returns what is wrong with an event's form, or nothing.
+func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
+	if ev.GetEventId() == 0 {
+		return "no event_id"
+	}
+	if ev.GetEvent() == nil {
+		return "no kind"
+	}
+	if aboutWorker(ev) {
+		switch {
+		case ev.DpRank != nil:
+			return "a dp_rank on an event about the worker"
+		case e.GetEngineTimeUnixNano() != 0 || e.GetIngestTimeUnixNano() != 0:
+			return "a time on an event about the worker"
+		}
+	} else if ev.DpRank == nil {
+		return "no dp_rank"
+	}
+	blocks := ev.GetStored() != nil || ev.GetRemoved() != nil
+	switch {
+	case blocks && !realTier(ev.GetTier()):
+		return "no tier"
+	case !blocks && ev.GetTier() != kvcastv1.Tier_TIER_UNSPECIFIED:
+		return "a tier on an event that is not of blocks"
+	}
+	return kindFault(e, ev)
+}
+
+func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		return storedFault(kind.Stored)
+	case *kvcastv1.RouterEvent_Removed:
+		if len(kind.Removed.GetBlockHashes()) == 0 {
+			return "removes no block"
+		}
+	case *kvcastv1.RouterEvent_Cleared:
+		tiers := kind.Cleared.GetTiers()
+		switch {
+		case !named(kvcastv1.Cleared_Reason_name, kind.Cleared.GetReason()):
+			return "cleared without a reason"
+		case slices.ContainsFunc(tiers, func(t kvcastv1.Tier) bool { return !realTier(t) }):
+			return "cleared of no tier"
+		}
+	case *kvcastv1.RouterEvent_Gap:
+		switch {
+		case !named(kvcastv1.Gap_Reason_name, kind.Gap.GetReason()):
+			return "a gap without a reason"
+		case kind.Gap.GetFirstSeq() > kind.Gap.GetLastSeq():
+			return "a gap that ends before it begins"
+		}
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		if kind.WorkerAdded.GetModel() != e.GetModel() {
+			return "added with another model than the entry's"
+		}
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		if !named(kvcastv1.WorkerRemoved_Reason_name, kind.WorkerRemoved.GetReason()) {
+			return "removed without a reason"
+		}
+	}
+	return ""
+}
+
+func storedFault(s *kvcastv1.Stored) string {
+	blocks, size := len(s.GetBlockHashes()), int(s.GetBlockSize())
+	switch {
+	case blocks == 0:
+		return "stores no block"
+	case len(s.GetTokensHashes()) != 0 && len(s.GetTokensHashes()) != blocks:
+		return "tokens_hashes are not as many as block_hashes"
+	case len(s.GetTokensHashes()) != 0 && size == 0:
+		return "tokens_hashes without a block_size"
+	case len(s.GetTokenIds()) != 0 && len(s.GetTokenIds()) != blocks*size:
+		return "token_ids are not block_size for each block"
+	case s.LoraName != nil && s.GetLoraName() == "":
+		return "an empty lora_name"
+	}
+	return ""
+}
+
+func realTier(t kvcastv1.Tier) bool { return named(kvcastv1.Tier_name, t) }
+
+// named tells that an enum's value is one of the contract's, and not its zero.
+func named[E ~int32](names map[int32]string, e E) bool {
+	_, ok := names[int32(e)]
+	return ok && e != 0
+}

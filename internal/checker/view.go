@@ -1,0 +1,161 @@
+package checker
+
+import (
+	"maps"
+	"slices"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// View is what a router knows that has applied a stream as the contract says: for
+// each worker, dp rank and tier a set of block hashes. It is for one goroutine.
+type View struct {
+	workers map[string]map[uint32]*viewRank
+}
+
+// viewRank is what is known of a dp rank.
+type viewRank struct {
+	tiers map[kvcastv1.Tier]map[uint64]struct{}
+	gaps  []*kvcastv1.Gap
+	// incomplete tells that the sets may be wrong.
+	incomplete bool
+}
+
+// NewView returns a View of nothing.
+func NewView() *View {
+	return &View{workers: make(map[string]map[uint32]*viewRank)}
+}
+
+// Apply applies an entry.
+func (v *View) Apply(e *kvcastv1.Entry) {
+	for _, ev := range e.GetEvents() {
+		v.ApplyEvent(e.GetWorker(), ev)
+	}
+}
+
+// ApplyEvent applies one event of a worker.
+func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		set := v.rank(worker, ev.GetDpRank()).tier(ev.GetTier())
+		for _, h := range kind.Stored.GetBlockHashes() {
+			set[h] = struct{}{}
+		}
+	case *kvcastv1.RouterEvent_Removed:
+		set := v.rank(worker, ev.GetDpRank()).tier(ev.GetTier())
+		for _, h := range kind.Removed.GetBlockHashes() {
+			delete(set, h)
+		}
+	case *kvcastv1.RouterEvent_Cleared:
+		v.rank(worker, ev.GetDpRank()).clear(kind.Cleared)
+	case *kvcastv1.RouterEvent_Gap:
+		r := v.rank(worker, ev.GetDpRank())
+		r.gaps = append(r.gaps, kind.Gap)
+		r.incomplete = true
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		v.workers[worker] = make(map[uint32]*viewRank)
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		delete(v.workers, worker)
+	}
+}
+
+func (r *viewRank) clear(c *kvcastv1.Cleared) {
+	for _, t := range c.GetTiers() {
+		delete(r.tiers, t)
+	}
+	if len(c.GetTiers()) == 0 {
+		clear(r.tiers)
+		r.incomplete = false
+	}
+	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		// The view is empty now; the engine is not.
+		r.incomplete = true
+	}
+}
+
+func (v *View) rank(worker string, dpRank uint32) *viewRank {
+	ranks := v.workers[worker]
+	if ranks == nil {
+		ranks = make(map[uint32]*viewRank)
+		v.workers[worker] = ranks
+	}
+	r := ranks[dpRank]
+	if r == nil {
+		r = &viewRank{tiers: make(map[kvcastv1.Tier]map[uint64]struct{})}
+		ranks[dpRank] = r
+	}
+	return r
+}
+
+func (r *viewRank) tier(t kvcastv1.Tier) map[uint64]struct{} {
+	set := r.tiers[t]
+	if set == nil {
+		set = make(map[uint64]struct{})
+		r.tiers[t] = set
+	}
+	return set
+}
+
+// set returns a set to read, nil where there is none.
+func (v *View) set(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]struct{} {
+	if r := v.workers[worker][dpRank]; r != nil {
+		return r.tiers[tier]
+	}
+	return nil
+}
+
+// Workers returns the names of the workers that are known, ascending.
+func (v *View) Workers() []string { return slices.Sorted(maps.Keys(v.workers)) }
+
+// Ranks returns the dp ranks of a worker that an event has named, ascending.
+func (v *View) Ranks(worker string) []uint32 { return slices.Sorted(maps.Keys(v.workers[worker])) }
+
+// Blocks returns a copy of the set of blocks at one place.
+func (v *View) Blocks(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]struct{} {
+	blocks := make(map[uint64]struct{})
+	maps.Copy(blocks, v.set(worker, dpRank, tier))
+	return blocks
+}
+
+// Count returns the number of blocks at one place.
+func (v *View) Count(worker string, dpRank uint32, tier kvcastv1.Tier) int {
+	return len(v.set(worker, dpRank, tier))
+}
+
+// Digest returns the digest of the blocks at one place, as WorkerDigest has it.
+func (v *View) Digest(worker string, dpRank uint32, tier kvcastv1.Tier) uint64 {
+	return Digest(v.set(worker, dpRank, tier))
+}
+
+// Gaps returns the gaps told of a dp rank since its worker was added, in order.
+func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
+	if r := v.workers[worker][dpRank]; r != nil {
+		return slices.Clone(r.gaps)
+	}
+	return nil
+}
+
+// Incomplete tells that the sets of a dp rank may be wrong: there was a gap, and
+// it has not been empty since.
+func (v *View) Incomplete(worker string, dpRank uint32) bool {
+	r := v.workers[worker][dpRank]
+	return r != nil && r.incomplete
+}
+
+// Digest returns the XOR of splitmix64 over a set of block hashes; 0 for none.
+func Digest(blocks map[uint64]struct{}) uint64 {
+	var d uint64
+	for h := range blocks {
+		d ^= splitmix64(h)
+	}
+	return d
+}
+
+// splitmix64 is the first output of Vigna's generator of that name, seeded with x:
+// https://prng.di.unimi.it/splitmix64.c.
+func splitmix64(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

@@ -1,0 +1,129 @@
+package checker
+
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// maxEntry is the size in bytes above which an entry is cut between two events.
+// What the server counts beside the events (the seq is set late) may differ by
+// cutSlack.
+const (
+	maxEntry = 3 << 20
+	cutSlack = 64
+)
+
+// presence is what the stream has told of a worker's coming and going.
+type presence int
+
+const (
+	presenceUnknown presence = iota // not heard of
+	presenceAdded
+	presenceRemoved
+)
+
+// worker is what the Checker remembers of a worker between entries.
+type worker struct {
+	presence presence
+	model    string
+	lastID   uint64
+	lastSeq  uint64 // of its last entry
+	// whole tells that all it did since it was added has been seen.
+	whole bool
+	ranks map[uint32]*rank
+}
+
+// rank is what the Checker remembers of a dp rank.
+type rank struct {
+	// The last entry that was of this rank.
+	seq        uint64
+	engineTime int64
+	ingestTime int64
+	size       int
+	// cleared tells that it was empty once, so that all it holds has been seen.
+	cleared bool
+}
+
+func (w *worker) rank(n uint32) *rank {
+	r := w.ranks[n]
+	if r == nil {
+		r = &rank{}
+		w.ranks[n] = r
+	}
+	return r
+}
+
+// follow judges an event by what its worker did before it.
+func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
+	if err := c.followID(w, e, ev); err != nil {
+		return err
+	}
+	added := ev.GetWorkerAdded()
+	switch {
+	case added != nil && w.presence == presenceAdded:
+		return broken(Protocol, "worker %q of entry %d is added again", e.GetWorker(), e.GetSeq())
+	case added != nil:
+		w.presence, w.model, w.whole = presenceAdded, e.GetModel(), true
+		clear(w.ranks)
+	case w.presence == presenceRemoved:
+		return broken(Protocol, "entry %d is of worker %q, which was removed", e.GetSeq(), e.GetWorker())
+	case w.presence == presenceUnknown && c.fromStart:
+		return broken(Protocol, "entry %d is of worker %q, which was not added", e.GetSeq(), e.GetWorker())
+	case w.presence == presenceUnknown:
+		w.presence, w.model = presenceAdded, e.GetModel()
+	}
+	if e.GetModel() != w.model {
+		return broken(Protocol, "entry %d is of model %q, its worker of %q", e.GetSeq(), e.GetModel(), w.model)
+	}
+	if ev.GetWorkerRemoved() != nil {
+		w.presence = presenceRemoved
+	}
+	if cl := ev.GetCleared(); cl != nil && len(cl.GetTiers()) == 0 &&
+		cl.GetReason() != kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		w.rank(ev.GetDpRank()).cleared = true
+	}
+	w.lastSeq = e.GetSeq()
+	return nil
+}
+
+func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
+	id, want := ev.GetEventId(), w.lastID+1
+	// A worker that was there under another model may have used ids before.
+	hidden := len(c.filter.models) > 0 && ev.GetWorkerAdded() != nil
+	holes := len(c.filter.tiers) > 0 && w.lastID > 0
+	first := w.lastID == 0 && !c.fromStart
+	w.lastID = id
+	if id == want || (id > want && (hidden || holes || first)) {
+		return nil
+	}
+	return broken(GapFree, "event_id %d of worker %q in entry %d where %d was to come",
+		id, e.GetWorker(), e.GetSeq(), want)
+}
+
+// checkWhole finds an engine batch that was cut in two without need, and one that
+// was not cut where it had to be.
+func (c *Checker) checkWhole(w *worker, e *kvcastv1.Entry) error {
+	size := proto.Size(e)
+	if len(e.GetEvents()) > 1 && size > maxEntry+cutSlack {
+		return broken(Atomic, "entry %d has %d bytes and is not cut", e.GetSeq(), size)
+	}
+	first := e.GetEvents()[0]
+	if first.DpRank == nil {
+		return nil
+	}
+	r := w.rank(first.GetDpRank())
+	// A filter by tier takes away the bytes that would explain a cut.
+	if !c.opts.Tails && len(c.filter.tiers) == 0 && r.seq != 0 && e.GetEngineTimeUnixNano() != 0 &&
+		r.engineTime == e.GetEngineTimeUnixNano() && r.ingestTime == e.GetIngestTimeUnixNano() {
+		next := protowire.SizeTag(6) + protowire.SizeBytes(proto.Size(first))
+		if r.size+next+cutSlack <= maxEntry {
+			return broken(Atomic, "entries %d and %d of worker %q, rank %d, are one batch cut in two",
+				r.seq, e.GetSeq(), e.GetWorker(), first.GetDpRank())
+		}
+	}
+	r.seq, r.size = e.GetSeq(), size
+	r.engineTime, r.ingestTime = e.GetEngineTimeUnixNano(), e.GetIngestTimeUnixNano()
+	return nil
+}

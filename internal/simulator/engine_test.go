@@ -1,0 +1,227 @@
+package simulator_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+func newEngine(t *testing.T, cfg simulator.Config) *simulator.Engine {
+	t.Helper()
+	e, err := simulator.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestASubscriberReceivesWhatThePoolDoes(t *testing.T) {
+	const batches = 300
+	for _, tt := range []struct {
+		name        string
+		batch, each wire.Form
+		first       uint64
+	}{
+		{"vLLM", 0, 0, 0},
+		{"vLLM, maps", wire.FormMap, wire.FormMap, 0},
+		{"llm-d-inference-sim", wire.FormArray, wire.FormArray, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := simulator.Config{
+				SocketConfig: simulator.SocketConfig{Topic: "kv@10.0.0.5@m"},
+				BatchConfig: simulator.BatchConfig{
+					Rank: 3, BatchForm: tt.batch, EventForm: tt.each, FirstSeq: tt.first,
+				},
+				Pool:     simulator.PoolConfig{Capacity: 256, BlockSize: 4},
+				Workload: simulator.WorkloadConfig{ResetEvery: 150},
+				Seed:     11, Batches: batches, Subscribers: 1,
+			}
+			e := newEngine(t, cfg)
+			sub := subscribe(t, e.Endpoint())
+			run(t, e)
+
+			// The same seed in the test's own hands says what has to come.
+			workload, pool := newWorkload(t, cfg.Workload, cfg.Pool, cfg.Seed)
+			want := simulator.Summary{Batches: batches, NextSeq: tt.first + batches}
+			last := 0.0
+			for i := range uint64(batches) {
+				msg := receiveBatch(t, sub)
+				if msg.topic != cfg.Topic || msg.seq != tt.first+i {
+					t.Fatalf("got batch %d of topic %q, want %d of %q", msg.seq, msg.topic, tt.first+i, cfg.Topic)
+				}
+				b := decode(t, msg.payload)
+				if !b.HasRank || b.Rank != 3 || !b.HasTime || b.Time <= last {
+					t.Fatalf("batch %d: rank %d, time %f after %f", msg.seq, b.Rank, b.Time, last)
+				}
+				last = b.Time
+				events := workload.Step()
+				if diff := cmp.Diff(plain(events), plain(b.Events)); diff != "" {
+					t.Fatalf("batch %d (-pool +received):\n%s", msg.seq, diff)
+				}
+				count(&want, events)
+			}
+			finished(t, e)
+			want.Blocks, want.Digest = pool.Len(), checker.Digest(pool.Blocks())
+			if diff := cmp.Diff(want, e.Summary()); diff != "" {
+				t.Errorf("Summary (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(pool.Blocks(), e.Blocks()); diff != "" {
+				t.Errorf("Blocks (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func count(s *simulator.Summary, events []wire.Event) {
+	s.Events += uint64(len(events))
+	for _, ev := range events {
+		switch ev.Kind {
+		case wire.KindStored:
+			s.Stored += uint64(len(ev.BlockHashes))
+		case wire.KindRemoved:
+			s.Removed += uint64(len(ev.BlockHashes))
+		case wire.KindCleared:
+			s.Cleared++
+		}
+	}
+}
+
+func TestAnEngineServesReplayAfterItsLastBatch(t *testing.T) {
+	const batches, limit = 120, 50
+	for _, tt := range []struct {
+		name      string
+		form      simulator.ReplayForm
+		topic     string
+		frames    int
+		endFrames int
+	}{
+		{"vLLM 0.26", simulator.ReplayTopic, "kv", 4, 4},
+		{"before", simulator.ReplayPlain, "", 3, 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEngine(t, simulator.Config{
+				SocketConfig: simulator.SocketConfig{
+					Topic: "kv", Replay: "tcp://127.0.0.1:*", ReplayForm: tt.form, ReplayLimit: limit,
+				},
+				Pool:    simulator.PoolConfig{Capacity: 256, BlockSize: 4},
+				Batches: batches, Subscribers: 1, Linger: true,
+			})
+			sub := subscribe(t, e.Endpoint())
+			run(t, e)
+			var live []message
+			for range batches {
+				live = append(live, receiveBatch(t, sub))
+			}
+			finished(t, e)
+
+			for i := range live {
+				live[i].topic = tt.topic
+			}
+			for _, from := range []uint64{0, batches - limit, batches - 3, batches} {
+				got, frames, endFrames := replay(t, e.ReplayEndpoint(), from)
+				want := live[max(from, batches-limit):]
+				if diff := cmp.Diff(want, got, cmp.AllowUnexported(message{}), equateEmpty()); diff != "" {
+					t.Errorf("replay from %d (-sent +replayed):\n%s", from, diff)
+				}
+				if endFrames != tt.endFrames || (len(got) > 0 && frames != tt.frames) {
+					t.Errorf("replay from %d: %d frames and %d at the end, want %d and %d",
+						from, frames, endFrames, tt.frames, tt.endFrames)
+				}
+			}
+		})
+	}
+}
+
+func TestAnEngineKeepsItsRate(t *testing.T) {
+	e := newEngine(t, simulator.Config{Batches: 100, Rate: 500, Pool: simulator.PoolConfig{Capacity: 64}})
+	start := time.Now()
+	run(t, e)
+	finished(t, e)
+	// The last of 100 batches is due after 99 turns of 2 ms.
+	if took := time.Since(start); took < 195*time.Millisecond {
+		t.Errorf("100 batches at 500 a second took %v, want 198ms", took)
+	}
+}
+
+func TestTheContextEndsAnEngineAtOnce(t *testing.T) {
+	tests := map[string]simulator.Config{
+		"waiting for a subscriber": {Subscribers: 1},
+		"publishing":               {},
+		"between two batches":      {Rate: 0.01},
+		"serving replay":           {Batches: 1, Linger: true, SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}},
+	}
+	for name, cfg := range tests {
+		t.Run(name, func(t *testing.T) {
+			cfg.Pool.Capacity = 64
+			// A machine that is busy with something else may be late once.
+			took := time.Hour
+			for range 5 {
+				took = min(took, timeToEnd(t, cfg))
+			}
+			if took > 200*time.Millisecond {
+				t.Errorf("Run ended %v after its context, want 200ms at most", took)
+			}
+		})
+	}
+}
+
+func timeToEnd(t *testing.T, cfg simulator.Config) time.Duration {
+	t.Helper()
+	e := newEngine(t, cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	if cfg.Subscribers == 0 {
+		subscriber := subscribe(t, e.Endpoint())
+		if cfg.Batches == 0 && cfg.Rate == 0 {
+			receiveBatch(t, subscriber)
+		}
+	}
+	if cfg.Linger {
+		finished(t, e)
+	}
+	start := time.Now()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	return time.Since(start)
+}
+
+func TestAnEngineRunsOnce(t *testing.T) {
+	e := newEngine(t, simulator.Config{Batches: 1, Pool: simulator.PoolConfig{Capacity: 64}})
+	if err := e.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if e.Run(t.Context()) == nil || e.Close() == nil {
+		t.Error("run or closed again")
+	}
+	closed := newEngine(t, simulator.Config{})
+	if err := closed.Close(); err != nil {
+		t.Error(err)
+	}
+	if closed.Run(t.Context()) == nil {
+		t.Error("run after it was closed")
+	}
+}
+
+func TestNewRefusesABadConfig(t *testing.T) {
+	for name, cfg := range map[string]simulator.Config{
+		"pool":     {Pool: simulator.PoolConfig{Capacity: -1}},
+		"workload": {Workload: simulator.WorkloadConfig{Concurrency: -1}},
+		"rate":     {Rate: -1},
+		"endpoint": {SocketConfig: simulator.SocketConfig{Endpoint: "nowhere"}},
+		"replay":   {SocketConfig: simulator.SocketConfig{Replay: "tcp://256.0.0.1:1"}},
+	} {
+		if e, err := simulator.New(cfg); err == nil {
+			t.Errorf("a bad %s was taken", name)
+			_ = e.Close()
+		}
+	}
+}

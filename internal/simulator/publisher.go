@@ -1,0 +1,228 @@
+package simulator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// ErrClosed is returned by a Publisher that has been closed.
+var ErrClosed = errors.New("publisher is closed")
+
+// closeLinger bounds the time that what was published may take to go out.
+const closeLinger = 200 * time.Millisecond
+
+// Publisher has the sockets of an engine, and publishes what its user says when its
+// user says it, in good order or with the faults of a network and of engines.
+// Replay is served all the while. Its methods may be called from any goroutine, and
+// take effect one after the other.
+type Publisher struct {
+	sockets  *sockets // of the goroutine serve, but for the waker and the tally
+	encoder  encoder  // of the goroutine serve
+	next     uint64   // of the goroutine serve
+	commands chan command
+	closing  chan struct{}
+	once     sync.Once
+	done     chan struct{} // closed by serve when the sockets are
+	err      error         // set before done is closed
+}
+
+// command is something for the goroutine serve to do. At most a few wait; then
+// callers do.
+type command struct {
+	do   func() error
+	done chan<- error
+}
+
+// PublisherConfig says where and how to publish. The zero value binds to a free
+// port, without replay.
+type PublisherConfig struct {
+	SocketConfig
+	BatchConfig
+}
+
+// NewPublisher returns a Publisher with its sockets bound. It must be closed.
+func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
+	s, err := openSockets(cfg.SocketConfig)
+	if err != nil {
+		return nil, fmt.Errorf("new publisher: %w", err)
+	}
+	p := &Publisher{
+		sockets:  s,
+		encoder:  newEncoder(cfg.BatchConfig),
+		next:     cfg.FirstSeq,
+		commands: make(chan command, 16),
+		closing:  make(chan struct{}),
+		done:     make(chan struct{}),
+	}
+	go p.serve()
+	return p, nil
+}
+
+// Endpoint returns where the PUB socket is bound, with its real port, or connects to.
+func (p *Publisher) Endpoint() string { return p.sockets.endpoint }
+
+// ReplayEndpoint returns where the ROUTER socket is bound, with its real port; empty
+// where there is none.
+func (p *Publisher) ReplayEndpoint() string { return p.sockets.replay }
+
+// Publish sends a batch with these events and the next seq, which it returns, and
+// remembers it for replay.
+func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
+	return p.batch(events, true, true)
+}
+
+// Lose does all that Publish does but send: a message that the network dropped, and
+// that replay can give.
+func (p *Publisher) Lose(events ...wire.Event) (seq uint64, err error) {
+	return p.batch(events, false, true)
+}
+
+// Forget does all that Publish does but send and remember: a message that is lost
+// for good.
+func (p *Publisher) Forget(events ...wire.Event) (seq uint64, err error) {
+	return p.batch(events, false, false)
+}
+
+// PublishOnce does all that Publish does but remember: a message that no replay
+// gives again.
+func (p *Publisher) PublishOnce(events ...wire.Event) (seq uint64, err error) {
+	return p.batch(events, true, false)
+}
+
+func (p *Publisher) batch(events []wire.Event, send, remember bool) (seq uint64, err error) {
+	err = p.run(func() error {
+		payload := p.encoder.encode(events)
+		seq = p.next
+		p.next++
+		if remember {
+			p.sockets.memory.add(seq, payload)
+		}
+		if send {
+			return p.sockets.publish(seq, payload)
+		}
+		return nil
+	})
+	return seq, err
+}
+
+// Resend sends what is remembered of a seq once more, as a duplicate.
+func (p *Publisher) Resend(seq uint64) error {
+	return p.run(func() error {
+		for b := range p.sockets.memory.since(seq) {
+			if b.seq == seq {
+				return p.sockets.publish(seq, b.payload)
+			}
+		}
+		return fmt.Errorf("resend batch %d: it is not remembered", seq)
+	})
+}
+
+// SendPayload sends a payload under a seq, whatever they are. Neither is remembered,
+// and the next seq stays as it was.
+func (p *Publisher) SendPayload(seq uint64, payload []byte) error {
+	payload = slices.Clone(payload)
+	return p.run(func() error { return p.sockets.publish(seq, payload) })
+}
+
+// SendFrames sends a message of these frames, whatever they are.
+func (p *Publisher) SendFrames(frames ...[]byte) error {
+	return p.run(func() error { return p.sockets.send(frames...) })
+}
+
+// SetNext sets the seq of the next batch.
+func (p *Publisher) SetNext(seq uint64) error {
+	return p.run(func() error { p.next = seq; return nil })
+}
+
+// Restart makes the engine begin anew behind the same sockets: nothing is
+// remembered, and the next seq is this one.
+func (p *Publisher) Restart(seq uint64) error {
+	return p.run(func() error {
+		p.sockets.memory.clear()
+		p.next = seq
+		return nil
+	})
+}
+
+// Subscribed returns once there are n subscriptions. A subscriber may have several.
+func (p *Publisher) Subscribed(ctx context.Context, n int) error {
+	err := p.sockets.tally.wait(ctx, p.done, func(subscriptions, _ int) bool { return subscriptions >= n })
+	if err != nil {
+		return fmt.Errorf("wait for %d subscriptions: %w", n, err)
+	}
+	return nil
+}
+
+// Unsubscribed returns once there are no subscriptions.
+func (p *Publisher) Unsubscribed(ctx context.Context) error {
+	err := p.sockets.tally.wait(ctx, p.done, func(subscriptions, _ int) bool { return subscriptions <= 0 })
+	if err != nil {
+		return fmt.Errorf("wait for no subscriptions: %w", err)
+	}
+	return nil
+}
+
+// Replayed returns once n requests for replay have been answered in all.
+func (p *Publisher) Replayed(ctx context.Context, n int) error {
+	err := p.sockets.tally.wait(ctx, p.done, func(_, replays int) bool { return replays >= n })
+	if err != nil {
+		return fmt.Errorf("wait for %d replays: %w", n, err)
+	}
+	return nil
+}
+
+// Replays returns the number of requests for replay answered so far.
+func (p *Publisher) Replays() int {
+	_, replays, _ := p.sockets.tally.counts()
+	return replays
+}
+
+// Close closes the sockets, and waits for it. What was published goes out within
+// 200 ms, or not at all. Closing again returns the same.
+func (p *Publisher) Close() error {
+	p.once.Do(func() { close(p.closing) })
+	p.sockets.waker.wake()
+	<-p.done
+	return p.err
+}
+
+// run has something done by the goroutine serve.
+func (p *Publisher) run(do func() error) error {
+	done := make(chan error, 1)
+	select {
+	case p.commands <- command{do, done}:
+	case <-p.done:
+		return ErrClosed
+	}
+	p.sockets.waker.wake()
+	select {
+	case err := <-done:
+		return err
+	case <-p.done:
+		return ErrClosed
+	}
+}
+
+// serve owns the sockets until the Publisher is closed.
+func (p *Publisher) serve() {
+	defer close(p.done)
+	var err error
+	for err == nil {
+		select {
+		case <-p.closing:
+			p.err = p.sockets.close(closeLinger)
+			return
+		case c := <-p.commands:
+			c.done <- c.do()
+		default:
+			err = p.sockets.serve(-1)
+		}
+	}
+	p.err = errors.Join(err, p.sockets.close(0))
+}

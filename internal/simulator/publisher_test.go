@@ -1,0 +1,282 @@
+package simulator_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	zmq "github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+func equateEmpty() cmp.Option { return cmpopts.EquateEmpty() }
+
+func newPublisher(t *testing.T, cfg simulator.PublisherConfig) *simulator.Publisher {
+	t.Helper()
+	p, err := simulator.NewPublisher(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func patient(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// removal is an event that can be told from others.
+func removal(h uint64) wire.Event {
+	return wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{h}}
+}
+
+// hashOf returns what removal was called with.
+func hashOf(t *testing.T, payload []byte) uint64 {
+	t.Helper()
+	return decode(t, payload).Events[0].BlockHashes[0]
+}
+
+func must(t *testing.T) func(seq uint64, err error) uint64 {
+	return func(seq uint64, err error) uint64 {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seq
+	}
+}
+
+func TestAPublisherMakesFaultsOnDemand(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:0"},
+	})
+	sub := subscribe(t, p.Endpoint())
+	if err := p.Subscribed(patient(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	must(t)(p.Publish(removal(100)))
+	must(t)(p.Lose(removal(101)))
+	must(t)(p.Forget(removal(102)))
+	must(t)(p.PublishOnce(removal(103)))
+	if seq := must(t)(p.Publish(removal(104))); seq != 4 {
+		t.Errorf("Publish = seq %d, want 4", seq)
+	}
+	steps := []error{
+		p.Resend(0),
+		p.SendPayload(77, []byte{0xc1}),
+		p.SendFrames([]byte("alone")),
+		p.Restart(0),
+	}
+	must(t)(p.Publish(removal(105)))
+	steps = append(steps, p.SetNext(9))
+	must(t)(p.Publish(removal(106)))
+	if err := errors.Join(steps...); err != nil {
+		t.Fatal(err)
+	}
+	if p.Resend(4) == nil {
+		t.Error("Resend of a batch from before the restart was taken")
+	}
+
+	type got struct{ seq, hash uint64 }
+	next := func() got {
+		m := receiveBatch(t, sub)
+		return got{m.seq, hashOf(t, m.payload)}
+	}
+	for _, want := range []got{{0, 100}, {3, 103}, {4, 104}, {0, 100}} {
+		if g := next(); g != want {
+			t.Errorf("received %+v, want %+v", g, want)
+		}
+	}
+	if m := receiveBatch(t, sub); m.seq != 77 || len(m.payload) != 1 {
+		t.Errorf("received %+v, want the payload as it was given", m)
+	}
+	if frames := receive(t, sub); len(frames) != 1 || string(frames[0]) != "alone" {
+		t.Errorf("received %x, want the frame as it was given", frames)
+	}
+	for _, want := range []got{{0, 105}, {9, 106}} {
+		if g := next(); g != want {
+			t.Errorf("received %+v, want %+v", g, want)
+		}
+	}
+
+	replayed, _, _ := replay(t, p.ReplayEndpoint(), 0)
+	var seqs []uint64
+	for _, m := range replayed {
+		seqs = append(seqs, m.seq)
+	}
+	if diff := cmp.Diff([]uint64{0, 9}, seqs); diff != "" {
+		t.Errorf("replay after the restart (-want +got):\n%s", diff)
+	}
+	if err := p.Replayed(patient(t), 1); err != nil || p.Replays() != 1 {
+		t.Errorf("Replayed: %v, Replays() = %d, want 1", err, p.Replays())
+	}
+}
+
+func TestAReplayGivesWhatWasLost(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Topic: "t", Replay: "tcp://127.0.0.1:*"},
+	})
+	for h := range uint64(5) {
+		if h == 2 {
+			must(t)(p.Forget(removal(h)))
+			continue
+		}
+		must(t)(p.Lose(removal(h)))
+	}
+	batches, _, _ := replay(t, p.ReplayEndpoint(), 1)
+	var hashes []uint64
+	for _, m := range batches {
+		if m.topic != "t" || m.seq != hashOf(t, m.payload) {
+			t.Errorf("replayed %+v", m)
+		}
+		hashes = append(hashes, m.seq)
+	}
+	if diff := cmp.Diff([]uint64{1, 3, 4}, hashes); diff != "" {
+		t.Errorf("replayed (-want +got):\n%s", diff)
+	}
+}
+
+func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+	})
+	dealer := newSocket(t, zmq.DEALER)
+	if err := dealer.Connect(p.ReplayEndpoint()); err != nil {
+		t.Fatal(err)
+	}
+	for _, frames := range [][][]byte{
+		{{}}, {{}, {1}}, {{1}, make([]byte, 8)}, {{}, make([]byte, 8), {}},
+		{{}, make([]byte, 8)}, // the one that is well formed
+	} {
+		if _, err := dealer.SendMessage(frames); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, end, err := wire.ParseReply(receive(t, dealer)); err != nil || !end {
+		t.Errorf("got no end of an empty replay (%v)", err)
+	}
+	if p.Replays() > 1 {
+		t.Errorf("%d requests answered, want 1", p.Replays())
+	}
+}
+
+// As llm-d deploys it: the service binds, engines connect.
+func TestAPublisherConnectsToASubscriber(t *testing.T) {
+	sub := newSocket(t, zmq.SUB)
+	if err := sub.SetSubscribe("kv@"); err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.Bind("tcp://127.0.0.1:*"); err != nil {
+		t.Fatal(err)
+	}
+	endpoint, err := sub.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var publishers []*simulator.Publisher
+	for _, topic := range []string{"kv@pod-a@m", "kv@pod-b@m"} {
+		p := newPublisher(t, simulator.PublisherConfig{
+			SocketConfig: simulator.SocketConfig{Endpoint: endpoint, Topic: topic},
+		})
+		ctx, connected := patient(t), make(chan error, 1)
+		go func() { connected <- p.Subscribed(ctx, 1) }()
+		if err := attend(t, sub, connected); err != nil {
+			t.Fatal(err)
+		}
+		publishers = append(publishers, p)
+	}
+	seen := map[string]uint64{}
+	for i, p := range publishers {
+		must(t)(p.Publish(removal(uint64(i))))
+		m := receiveBatch(t, sub)
+		seen[m.topic] = hashOf(t, m.payload)
+	}
+	if diff := cmp.Diff(map[string]uint64{"kv@pod-a@m": 0, "kv@pod-b@m": 1}, seen); diff != "" {
+		t.Errorf("received (-want +got):\n%s", diff)
+	}
+}
+
+// attend lets a socket see to its connections until there is a result: a socket
+// that binds does so in calls alone.
+func attend(t *testing.T, soc *zmq.Socket, result <-chan error) error {
+	t.Helper()
+	poller := zmq.NewPoller()
+	poller.Add(soc, zmq.POLLIN)
+	for {
+		select {
+		case err := <-result:
+			return err
+		default:
+			if _, err := poller.Poll(time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestSubscriptionsAreCounted(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	first, second := subscribe(t, p.Endpoint()), subscribe(t, p.Endpoint())
+	if err := p.Subscribed(patient(t), 2); err != nil {
+		t.Fatal(err)
+	}
+	for _, sub := range []*zmq.Socket{first, second} {
+		if err := sub.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Unsubscribed(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Subscribed(ended, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("Subscribed with an ended context: %v", err)
+	}
+}
+
+func TestAClosedPublisherSaysSo(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Publish(removal(1)); !errors.Is(err, simulator.ErrClosed) {
+		t.Errorf("Publish: %v, want ErrClosed", err)
+	}
+	if err := p.Subscribed(t.Context(), 1); !errors.Is(err, simulator.ErrClosed) {
+		t.Errorf("Subscribed: %v, want ErrClosed", err)
+	}
+}
+
+func TestModes(t *testing.T) {
+	// Nobody listens at the port: who connects does not mind, and who binds has it.
+	const endpoint = "tcp://127.0.0.1:1"
+	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})
+	if p.Endpoint() != endpoint {
+		t.Errorf("Endpoint() = %s, want %s", p.Endpoint(), endpoint)
+	}
+	bound := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Endpoint: "tcp://127.0.0.1:0", Mode: simulator.ModeBind},
+	})
+	if _, err := simulator.NewPublisher(simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Endpoint: bound.Endpoint(), Mode: simulator.ModeBind},
+	}); err == nil {
+		t.Error("bound to a port that is taken")
+	}
+	inproc := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: "inproc://e"}})
+	if inproc.Endpoint() != "inproc://e" {
+		t.Errorf("Endpoint() = %s, want inproc://e", inproc.Endpoint())
+	}
+}
