@@ -1,0 +1,194 @@
+package pipeline_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// call is one call that ingest makes. One of the fields after Worker is set.
+type call struct {
+	Worker     string
+	Add        *ingest.Worker
+	Batch      *ingest.Batch
+	Gap        *ingest.Gap
+	Restarted  *ingest.Restart
+	Incomplete *uint32
+	Remove     ingest.RemoveReason
+	Pass       time.Duration
+	Close      bool
+}
+
+// target is what calls are made on: the pipeline, or its model.
+type target interface {
+	add(ingest.Worker)
+	batch(worker string, b ingest.Batch)
+	gap(worker string, g ingest.Gap)
+	restarted(worker string, r ingest.Restart)
+	incomplete(worker string, rank uint32)
+	remove(worker string, reason ingest.RemoveReason)
+	pass(time.Duration)
+	close()
+}
+
+func (c call) on(t target) {
+	switch {
+	case c.Add != nil:
+		t.add(*c.Add)
+	case c.Batch != nil:
+		t.batch(c.Worker, *c.Batch)
+	case c.Gap != nil:
+		t.gap(c.Worker, *c.Gap)
+	case c.Restarted != nil:
+		t.restarted(c.Worker, *c.Restarted)
+	case c.Incomplete != nil:
+		t.incomplete(c.Worker, *c.Incomplete)
+	case c.Remove != 0:
+		t.remove(c.Worker, c.Remove)
+	case c.Pass != 0:
+		t.pass(c.Pass)
+	case c.Close:
+		t.close()
+	}
+}
+
+// recorder is a journal that decodes what it gets, and checks that its bytes are
+// just what proto.Marshal makes of it.
+type recorder struct {
+	mu      sync.Mutex // guards all below
+	entries map[string][]*kvcastv1.Entry
+	errs    []error
+}
+
+func newRecorder() *recorder {
+	return &recorder{entries: make(map[string][]*kvcastv1.Entry)}
+}
+
+func (r *recorder) Append(rec journal.Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var e kvcastv1.Entry
+	if err := proto.Unmarshal(rec.Body, &e); err != nil {
+		r.errs = append(r.errs, fmt.Errorf("decode a record: %w", err))
+		return
+	}
+	again, err := proto.MarshalOptions{Deterministic: true}.Marshal(&e)
+	if err != nil {
+		r.errs = append(r.errs, fmt.Errorf("encode a record again: %w", err))
+	}
+	if !bytes.Equal(again, rec.Body) { // cmp.Diff is slow where nothing differs
+		r.errs = append(r.errs, fmt.Errorf("record is not what proto.Marshal gives (-want +got):\n%s", cmp.Diff(again, rec.Body)))
+	}
+	r.entries[e.GetWorker()] = append(r.entries[e.GetWorker()], &e)
+}
+
+// all are the entries so far, by worker.
+func (r *recorder) all() map[string][]*kvcastv1.Entry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.entries)
+}
+
+// err returns what is wrong with the records themselves.
+func (r *recorder) err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return errors.Join(r.errs...)
+}
+
+// check returns what is wrong with the records, or with how they differ from the
+// entries wanted, by worker; "" if nothing.
+func (r *recorder) check(want map[string][]*kvcastv1.Entry) string {
+	if err := r.err(); err != nil {
+		return err.Error()
+	}
+	if diff := cmp.Diff(want, r.all(), protocmp.Transform()); diff != "" {
+		return "entries (-want +got):\n" + diff
+	}
+	return ""
+}
+
+// subject is a pipeline that calls are made on. Memory that it is lent is
+// overwritten as soon as the call returns.
+type subject struct {
+	pipeline *pipeline.Pipeline
+	lanes    map[string]ingest.Lane
+	journal  *recorder
+}
+
+func newSubject(cfg pipeline.BatchConfig) (*subject, error) {
+	j := newRecorder()
+	p, err := pipeline.New(cfg, j)
+	return &subject{pipeline: p, lanes: make(map[string]ingest.Lane), journal: j}, err
+}
+
+func (s *subject) add(w ingest.Worker) { s.lanes[w.Name] = s.pipeline.AddWorker(w) }
+
+func (s *subject) remove(worker string, reason ingest.RemoveReason) {
+	s.pipeline.RemoveWorker(worker, reason)
+	delete(s.lanes, worker)
+}
+
+func (s *subject) gap(worker string, g ingest.Gap)           { s.lanes[worker].Gap(g) }
+func (s *subject) restarted(worker string, r ingest.Restart) { s.lanes[worker].Restarted(r) }
+func (s *subject) incomplete(worker string, rank uint32)     { s.lanes[worker].Incomplete(rank) }
+func (s *subject) close()                                    { s.pipeline.Close() }
+
+// pass needs a synctest bubble.
+func (*subject) pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+func (s *subject) batch(worker string, b ingest.Batch) {
+	b.Events = slices.Clone(b.Events)
+	var scribble []func()
+	lend := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		b := []byte(s)
+		scribble = append(scribble, func() { fill(b, '!') })
+		return unsafe.String(&b[0], len(b))
+	}
+	for i := range b.Events {
+		e := &b.Events[i]
+		e.BlockHashes = slices.Clone(e.BlockHashes)
+		e.TokensHashes = slices.Clone(e.TokensHashes)
+		e.Tokens = slices.Clone(e.Tokens)
+		e.LoRAName = lend(e.LoRAName)
+		e.CacheSalt = lend(e.CacheSalt)
+	}
+	s.lanes[worker].Batch(&b)
+	for i := range b.Events {
+		fill(b.Events[i].BlockHashes, 0xdead)
+		fill(b.Events[i].TokensHashes, 0xdead)
+		fill(b.Events[i].Tokens, 0xdead)
+	}
+	for _, f := range scribble {
+		f()
+	}
+	fill(b.Events, wire.Event{})
+}
+
+func fill[T any](s []T, v T) {
+	for i := range s {
+		s[i] = v
+	}
+}

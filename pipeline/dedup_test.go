@@ -1,0 +1,146 @@
+package pipeline_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+)
+
+func TestDedup(t *testing.T) {
+	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	tests := map[string]struct {
+		calls []call
+		want  [][]string
+	}{
+		"a store always passes": {
+			calls: []call{batch(store(1)), batch(store(1)), batch(store(1))},
+			want:  [][]string{{"store [1]"}, {"store [1]"}, {"store [1]"}},
+		},
+		"a remove passes when the last copy goes": {
+			calls: []call{batch(store(1)), batch(store(1)), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]"}, {"store [1]"}, {"remove [1]"}},
+		},
+		"a remove of an unknown block passes": {
+			calls: []call{batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"remove [1]"}, {"remove [1]"}},
+		},
+		"a remove of a block that is gone passes": {
+			calls: []call{batch(store(1)), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]"}, {"remove [1]"}, {"remove [1]"}},
+		},
+		"a remove loses only the blocks that are still held": {
+			calls: []call{batch(store(1, 2, 3)), batch(store(2)), batch(remove(1, 2, 9, 3))},
+			want:  [][]string{{"store [1 2 3]"}, {"store [2]"}, {"remove [1 9 3]"}},
+		},
+		"both copies of a block leave at once": {
+			calls: []call{batch(store(1)), batch(store(1)), batch(remove(1, 1))},
+			want:  [][]string{{"store [1]"}, {"store [1]"}, {"remove [1]"}},
+		},
+		"both copies of a block come at once": {
+			calls: []call{batch(store(1), store(1)), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {"remove [1]"}},
+		},
+		"a block that left and came back counts anew": {
+			calls: []call{batch(store(1), store(1), remove(1, 1), store(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]", "remove [1]", "store [1]"}, {"remove [1]"}},
+		},
+		"a third copy holds back two removes": {
+			calls: []call{batch(store(1), store(1), store(1)), batch(remove(1)), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]", "store [1]"}, {"remove [1]"}},
+		},
+		"ranks are counted apart": {
+			calls: []call{batch(store(1)), rankBatch(1, store(1)), batch(remove(1)), rankBatch(1, remove(1))},
+			want:  [][]string{{"store [1]"}, {"rank 1 store [1]"}, {"remove [1]"}, {"rank 1 remove [1]"}},
+		},
+		"tiers are counted apart": {
+			calls: []call{batch(store(1)), batch(host(store(1))), batch(remove(1)), batch(host(remove(1)))},
+			want:  [][]string{{"store [1]"}, {"HOST_PINNED store [1]"}, {"remove [1]"}, {"HOST_PINNED remove [1]"}},
+		},
+		"after a gap each block counts once": {
+			calls: []call{batch(store(1), store(1), store(1)), gap(0), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]", "store [1]"}, {toldGap}, {"remove [1]"}},
+		},
+		"after a gap each tier's blocks count once": {
+			calls: []call{batch(host(store(1)), host(store(1))), gap(0), batch(host(remove(1)))},
+			want:  [][]string{{"HOST_PINNED store [1]", "HOST_PINNED store [1]"}, {toldGap}, {"HOST_PINNED remove [1]"}},
+		},
+		"a store after a gap adds a copy": {
+			calls: []call{batch(store(1), store(1)), gap(0), batch(store(1)), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {toldGap}, {"store [1]"}, {"remove [1]"}},
+		},
+		"a gap of another rank changes nothing": {
+			calls: []call{batch(store(1), store(1)), gap(1), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldGap}, {"remove [1]"}},
+		},
+		"an incomplete rank keeps its counts": {
+			calls: []call{batch(store(1), store(1)), incomplete(0), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {"remove [1]"}},
+		},
+		"a clear empties all tiers": {
+			calls: []call{
+				batch(store(1), store(1), host(store(1)), host(store(1)), cleared()),
+				batch(store(1), host(store(1))), batch(remove(1)), batch(host(remove(1))),
+			},
+			want: [][]string{
+				{"store [1]", "store [1]", "HOST_PINNED store [1]", "HOST_PINNED store [1]", toldCleared},
+				{"store [1]", "HOST_PINNED store [1]"}, {"remove [1]"}, {"HOST_PINNED remove [1]"},
+			},
+		},
+		"a clear of another rank changes nothing": {
+			calls: []call{batch(store(1), store(1)), rankBatch(1, cleared()), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldCleared}, {"remove [1]"}},
+		},
+		"a clear of an empty rank passes": {
+			calls: []call{batch(cleared()), batch(cleared())},
+			want:  [][]string{{toldCleared}, {toldCleared}},
+		},
+		"a restart empties the rank": {
+			calls: []call{batch(store(1), store(1)), restarted(0), batch(store(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {toldRestarted}, {"store [1]"}, {"remove [1]"}},
+		},
+		"a restart of another rank changes nothing": {
+			calls: []call{batch(store(1), store(1)), restarted(1), batch(remove(1)), batch(remove(1))},
+			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldRestarted}, {"remove [1]"}},
+		},
+		"a worker that comes back holds nothing": {
+			calls: []call{batch(store(1), store(1)), removed(), added(), batch(store(1)), batch(remove(1))},
+			want: [][]string{
+				{"store [1]", "store [1]"}, {"removed DISCOVERY"}, {"added"}, {"store [1]"}, {"remove [1]"},
+			},
+		},
+		"the blocks that were held back count for the cap": {
+			// The cap bounds the work of a flush, which is known before it.
+			calls: []call{batch(store(1), store(1)), batch(remove(1, 2, 3, 4, 5))},
+			want:  [][]string{{"store [1]", "store [1]"}, {"remove [2 3 4]", "remove [5]"}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			withWorker(t, pipeline.BatchConfig{MaxBlocks: 4}, func(t *testing.T, s *subject) {
+				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
+					t.Errorf("entries (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestFlushThatLeavesNothingUsesNoEventID(t *testing.T) {
+	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+		got := s.play(t,
+			batch(store(1), store(1)),
+			batch(remove(1)),
+			batch(store(2), store(2), remove(2), store(3)),
+		)
+		want := [][]string{{"store [1]", "store [1]"}, {"store [2]", "store [2]", "store [3]"}}
+		if diff := cmp.Diff(want, told(got)); diff != "" {
+			t.Errorf("entries (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]uint64{2, 3, 4, 5, 6}, eventIDs(got)); diff != "" {
+			t.Errorf("event ids (-want +got):\n%s", diff)
+		}
+	})
+}

@@ -1,0 +1,112 @@
+package pipeline
+
+import (
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// flush emits the pending run into the entry that has been begun: the table
+// first, so that table and journal see the same events in the same order.
+func (l *Lane) flush(why flushReason) {
+	r := &l.pending
+	if r.empty() {
+		return
+	}
+	l.counts.flushes[why]++
+	t := l.rank(r.key.rank).table(r.key.tier)
+	if r.key.kind == wire.KindStored {
+		t.storeRun(r)
+		l.entry.stored(l.head(r), r)
+		l.counts.events[eventsStored]++
+		l.counts.blocksStored += uint64(len(r.hashes))
+	} else {
+		gone := r.hashes[:0]
+		for _, hash := range r.hashes {
+			if t.remove(hash) {
+				gone = append(gone, hash)
+			}
+		}
+		l.counts.removesHeld += uint64(len(r.hashes) - len(gone))
+		l.counts.blocksRemoved += uint64(len(gone))
+		if len(gone) > 0 {
+			l.entry.removed(l.head(r), gone)
+			l.counts.events[eventsRemoved]++
+		}
+	}
+	r.reset()
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+}
+
+// flushAlone emits a run left over from earlier batches as an entry of its own.
+func (l *Lane) flushAlone(why flushReason) {
+	if l.pending.empty() {
+		return
+	}
+	l.entry.begin(l.pending.engineTime, l.pending.ingestTime)
+	l.flush(why)
+	l.entry.commit()
+}
+
+// head takes the next event id.
+func (l *Lane) head(r *run) eventHead {
+	l.lastEventID++
+	return eventHead{id: l.lastEventID, rank: r.key.rank, tier: r.key.tier}
+}
+
+// emit adds an event other than stored and removed to the entry that has been
+// begun, with the next event id.
+func (l *Lane) emit(e *kvcastv1.RouterEvent) {
+	l.lastEventID++
+	e.EventId = l.lastEventID
+	l.entry.other(e)
+	switch e.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Cleared:
+		l.counts.events[eventsCleared]++
+	case *kvcastv1.RouterEvent_Gap:
+		l.counts.events[eventsGap]++
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		l.counts.events[eventsWorkerAdded]++
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		l.counts.events[eventsWorkerRemoved]++
+	}
+}
+
+// clear empties a rank, whose blocks are then known again: there are none.
+func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
+	*l.rank(rank) = rankState{}
+	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
+		Cleared: &kvcastv1.Cleared{Reason: reason},
+	}})
+}
+
+// known tells whether a rank holds a block, in whatever tier.
+func (l *Lane) known(rank uint32, hash uint64) bool {
+	if l.pending.holds(rank, hash) {
+		return true
+	}
+	for _, t := range l.rank(rank).tables {
+		if t != nil && t.holds(hash) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Lane) rank(rank uint32) *rankState {
+	r := l.ranks[rank]
+	if r == nil {
+		r = &rankState{}
+		l.ranks[rank] = r
+	}
+	return r
+}
+
+func (r *rankState) table(tier wire.Tier) *table {
+	if r.tables[tier] == nil {
+		r.tables[tier] = newTable()
+	}
+	return r.tables[tier]
+}

@@ -1,0 +1,146 @@
+package pipeline
+
+import (
+	"bytes"
+	"encoding/hex"
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// These tests look inside, since event ids of ten bytes take too long to come by.
+
+// drawVarint draws numbers of each encoded length.
+func drawVarint(t *rapid.T, label string, bits int) uint64 {
+	edges := []uint64{0, 1, math.MaxUint64}
+	for shift := 7; shift < bits; shift += 7 {
+		edges = append(edges, 1<<shift-1, 1<<shift)
+	}
+	v := rapid.OneOf(rapid.SampledFrom(edges), rapid.Uint64()).Draw(t, label)
+	return v & (math.MaxUint64 >> (64 - bits))
+}
+
+func drawHead(t *rapid.T) eventHead {
+	return eventHead{
+		// An event id is never 0, which proto.Marshal leaves out.
+		id:   max(1, drawVarint(t, "event id", 64)),
+		rank: uint32(drawVarint(t, "rank", 32)),
+		tier: wire.Tier(rapid.IntRange(1, wire.NumTiers-1).Draw(t, "tier")),
+	}
+}
+
+// hashesOf makes as many different hashes as asked for.
+func hashesOf(n int) []uint64 {
+	hashes := make([]uint64, n)
+	for i := range hashes {
+		hashes[i] = uint64(i) * 0x9e3779b97f4a7c15
+	}
+	return hashes
+}
+
+// sizes are such that length prefixes of one, two and three bytes come.
+var sizes = rapid.SampledFrom([]int{1, 2, 15, 16, 17, 127, 128, 2047, 2048, 2049})
+
+// marshal is what the events encoded by hand are compared with.
+func marshal(t interface{ Fatal(...any) }, e *kvcastv1.RouterEvent) []byte {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&kvcastv1.Entry{Events: []*kvcastv1.RouterEvent{e}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestStoredIsWhatMarshalGives(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := drawHead(t)
+		r := &run{
+			key: runKey{
+				lora:      rapid.StringN(0, 300, -1).Draw(t, "lora"),
+				blockSize: uint32(drawVarint(t, "block size", 32)),
+			},
+			parent:    drawVarint(t, "parent", 64),
+			hasParent: rapid.Bool().Draw(t, "has parent"),
+			hashes:    hashesOf(sizes.Draw(t, "blocks")),
+		}
+		if rapid.Bool().Draw(t, "hashed") {
+			r.tokensHashes = hashesOf(len(r.hashes))
+		}
+		if rapid.Bool().Draw(t, "tokens") {
+			for range sizes.Draw(t, "tokens") / 16 {
+				r.tokens = append(r.tokens, uint32(drawVarint(t, "token", 32)))
+			}
+		}
+		s := &kvcastv1.Stored{
+			BlockHashes: r.hashes, TokensHashes: r.tokensHashes, BlockSize: r.key.blockSize, TokenIds: r.tokens,
+		}
+		if r.hasParent {
+			s.ParentHash = &r.parent
+		}
+		if r.key.lora != "" {
+			s.LoraName = &r.key.lora
+		}
+		want := marshal(t, &kvcastv1.RouterEvent{
+			EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier), Event: &kvcastv1.RouterEvent_Stored{Stored: s},
+		})
+		if got := appendStored(nil, h, r); !bytes.Equal(got, want) {
+			t.Fatalf("stored (-want +got):\n%s", cmp.Diff(want, got))
+		}
+	})
+}
+
+func TestRemovedIsWhatMarshalGives(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h, hashes := drawHead(t), hashesOf(sizes.Draw(t, "blocks"))
+		want := marshal(t, &kvcastv1.RouterEvent{
+			EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier),
+			Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: hashes}},
+		})
+		if got := appendRemoved(nil, h, hashes); !bytes.Equal(got, want) {
+			t.Fatalf("removed (-want +got):\n%s", cmp.Diff(want, got))
+		}
+	})
+}
+
+// TestBytes has the bytes themselves: routers have them from other releases.
+func TestBytes(t *testing.T) {
+	head := eventHead{id: 300, rank: 0, tier: wire.TierDevice}
+	tests := map[string]struct {
+		got  []byte
+		want string
+	}{
+		"removed": {
+			appendRemoved(nil, head, []uint64{1}),
+			"32" + "13" + // events, 19 bytes
+				"08ac02" + "1000" + "1801" + // event_id 300, dp_rank 0, tier device
+				"2a0a" + "0a08" + "0100000000000000", // removed: block_hashes
+		},
+		"stored": {
+			appendStored(nil, head, &run{hashes: []uint64{1}}),
+			"32" + "13" + "08ac02" + "1000" + "1801" +
+				"220a" + "1208" + "0100000000000000", // stored: block_hashes
+		},
+		"stored with everything": {
+			appendStored(nil, head, &run{
+				key:    runKey{lora: "a", blockSize: 16},
+				parent: 0, hasParent: true, hashes: []uint64{1}, tokensHashes: []uint64{2}, tokens: []uint32{3, 128},
+			}),
+			"32" + "30" + "08ac02" + "1000" + "1801" +
+				"2227" + "090000000000000000" + // parent_hash 0, which is not none
+				"1208" + "0100000000000000" + "1a08" + "0200000000000000" +
+				"2010" + "2a0161" + "3203" + "038001", // block_size, lora_name, token_ids
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := hex.EncodeToString(test.got); got != test.want {
+				t.Errorf("bytes: got %s, want %s", got, test.want)
+			}
+		})
+	}
+}

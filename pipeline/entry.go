@@ -1,0 +1,101 @@
+package pipeline
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// maxEntryBytes is where an entry is cut between two events: gRPC clients accept
+// messages of 4 MiB by default.
+const maxEntryBytes = 3 << 20
+
+// entry is an entry in the making, encoded as it grows: kvcast.v1.Entry without
+// its seq.
+type entry struct {
+	journal Journal
+	head    []byte // worker and model, the same in all entries of a lane
+	buf     []byte
+	start   int // where the events begin in buf
+}
+
+func newEntry(j Journal, worker, model string) entry {
+	var head []byte
+	head = protowire.AppendTag(head, entryWorker, protowire.BytesType)
+	head = protowire.AppendString(head, worker)
+	if model != "" {
+		head = protowire.AppendTag(head, entryModel, protowire.BytesType)
+		head = protowire.AppendString(head, model)
+	}
+	return entry{journal: j, head: head}
+}
+
+// begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
+func (e *entry) begin(engineTime, ingestTime int64) {
+	e.buf = append(e.buf[:0], e.head...)
+	e.buf = appendTime(e.buf, entryEngineTime, engineTime)
+	e.buf = appendTime(e.buf, entryIngestTime, ingestTime)
+	e.start = len(e.buf)
+}
+
+func appendTime(b []byte, field protowire.Number, t int64) []byte {
+	if t == 0 {
+		return b
+	}
+	b = protowire.AppendTag(b, field, protowire.Fixed64Type)
+	return binary.LittleEndian.AppendUint64(b, uint64(t))
+}
+
+func (e *entry) stored(h eventHead, r *run) {
+	e.added(appendStored(e.buf, h, r))
+}
+
+func (e *entry) removed(h eventHead, hashes []uint64) {
+	e.added(appendRemoved(e.buf, h, hashes))
+}
+
+// other adds an event of a kind that is rare.
+func (e *entry) other(event *kvcastv1.RouterEvent) {
+	b := protowire.AppendTag(e.buf, entryEvents, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(proto.Size(event)))
+	// Equal entries are equal bytes, whatever order a map has today.
+	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)
+	if err != nil {
+		// The only cause is a string that is not UTF-8, and those that come from
+		// outside were checked where they came in.
+		panic("pipeline: encode event: " + err.Error())
+	}
+	e.added(b)
+}
+
+// added takes the buffer with one more event at its end, and appends what stood
+// before it to the journal if both together would be too large for one entry.
+func (e *entry) added(b []byte) {
+	before := len(e.buf)
+	e.buf = b
+	if len(b) <= maxEntryBytes || before == e.start {
+		return
+	}
+	e.journal.Append(journal.Record{Body: b[:before]})
+	e.buf = slices.Delete(b, e.start, before)
+}
+
+// commit appends the entry to the journal, if it has any event.
+func (e *entry) commit() {
+	if len(e.buf) == e.start {
+		return
+	}
+	e.journal.Append(journal.Record{Body: e.buf})
+	if cap(e.buf) > maxIdleBytes {
+		e.buf = nil
+	}
+	e.buf, e.start = e.buf[:0], 0
+}
+
+// maxIdleBytes is what an idle lane keeps of its buffer.
+const maxIdleBytes = 64 << 10

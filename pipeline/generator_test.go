@@ -1,0 +1,225 @@
+package pipeline_test
+
+import (
+	"fmt"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// Time passes in steps, and a timeout is never a whole number of them: so
+// nothing ever happens at the very moment at which a timeout runs out.
+const (
+	generatorStep    = 4 * time.Millisecond
+	generatorTimeout = 10 * time.Millisecond
+)
+
+// generator draws calls as engines might make them, in a world so small that
+// blocks meet again and again.
+type generator struct {
+	t       *rapid.T
+	time    int64
+	workers map[string]*generatorWorker
+	names   []string
+}
+
+// generatorWorker remembers how the last event looked, since merging needs
+// events that are alike.
+type generatorWorker struct {
+	there  bool
+	rank   uint32
+	like   wire.Event
+	last   uint64
+	stored []uint64
+	rawIDs map[int]uint64
+}
+
+// drawCalls draws calls of 1 to 3 workers; passing lets time go by between them.
+func drawCalls(t *rapid.T, passing bool) []call {
+	g := &generator{t: t, workers: make(map[string]*generatorWorker)}
+	for i := range rapid.IntRange(1, 3).Draw(t, "workers") {
+		name := fmt.Sprintf("worker-%d", i)
+		g.names = append(g.names, name)
+		g.workers[name] = &generatorWorker{}
+	}
+	var calls []call
+	for range rapid.IntRange(1, 60).Draw(t, "calls") {
+		calls = append(calls, g.call(passing))
+	}
+	return append(calls, call{Close: true})
+}
+
+// chance is true in 1 of n cases.
+func (g *generator) chance(n int, label string) bool {
+	return rapid.IntRange(0, n-1).Draw(g.t, label) == n-1
+}
+
+func (g *generator) call(passing bool) call {
+	name := rapid.SampledFrom(g.names).Draw(g.t, "worker")
+	w := g.workers[name]
+	if !w.there {
+		return g.add(name, w)
+	}
+	g.time++
+	switch rapid.IntRange(0, 29).Draw(g.t, "call") {
+	case 29:
+		w.there = false
+		return call{Worker: name, Remove: rapid.SampledFrom([]ingest.RemoveReason{
+			ingest.RemovedDeregistered, ingest.RemovedDisconnected, ingest.RemovedDiscovery,
+		}).Draw(g.t, "remove reason")}
+	case 28:
+		return call{Worker: name, Restarted: &ingest.Restart{Rank: g.rank(w), At: g.time}}
+	case 27, 26:
+		return call{Worker: name, Gap: &ingest.Gap{
+			Rank:     g.rank(w),
+			Reason:   ingest.GapReason(rapid.IntRange(1, 5).Draw(g.t, "gap reason")),
+			FirstSeq: rapid.Uint64Range(0, 3).Draw(g.t, "first seq"),
+			LastSeq:  rapid.Uint64Range(0, 300).Draw(g.t, "last seq"),
+			Missed:   rapid.Uint64Range(0, 300).Draw(g.t, "missed"),
+			At:       g.time,
+		}}
+	case 25:
+		rank := g.rank(w)
+		return call{Worker: name, Incomplete: &rank}
+	case 24, 23, 22, 21, 20, 19:
+		if passing {
+			return call{Pass: generatorStep * time.Duration(rapid.IntRange(1, 4).Draw(g.t, "steps"))}
+		}
+	}
+	return call{Worker: name, Batch: g.batch(w)}
+}
+
+func (g *generator) add(name string, w *generatorWorker) call {
+	*w = generatorWorker{there: true, like: wire.Event{Tier: wire.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64)}
+	worker := ingest.Worker{Name: name, Model: rapid.SampledFrom([]string{"", "m", "Qwen/Qwen3-0.6B"}).Draw(g.t, "model")}
+	if g.chance(2, "described") {
+		worker.BlockSize = 16
+		worker.Endpoint = "10.0.0.5:8000"
+		worker.Ranks = []uint32{0, 1, 300}
+		worker.Labels = map[string]string{"zone": "a", "empty": "", "": "nameless", "gpu": "h100"}
+	}
+	return call{Worker: name, Add: &worker}
+}
+
+// rank is mostly the one that it was before.
+func (g *generator) rank(w *generatorWorker) uint32 {
+	if g.chance(5, "other rank") {
+		w.rank = rapid.SampledFrom([]uint32{0, 1, 200}).Draw(g.t, "rank")
+	}
+	return w.rank
+}
+
+func (g *generator) batch(w *generatorWorker) *ingest.Batch {
+	b := &ingest.Batch{Rank: g.rank(w), EngineTime: g.time * 1000, IngestTime: g.time*1000 + 1}
+	if g.chance(4, "second source") {
+		b.Source = 1
+	}
+	if g.chance(10, "no engine time") {
+		b.EngineTime = 0
+	}
+	for range rapid.IntRange(0, 6).Draw(g.t, "events") {
+		e := g.event(w)
+		if g.chance(20, "hole") {
+			w.rawIDs[b.Source]++
+		}
+		w.rawIDs[b.Source]++
+		e.RawID = w.rawIDs[b.Source]
+		b.Events = append(b.Events, e)
+	}
+	return b
+}
+
+func (g *generator) event(w *generatorWorker) wire.Event {
+	g.vary(&w.like)
+	switch rapid.IntRange(0, 24).Draw(g.t, "kind") {
+	case 24:
+		return wire.Event{Kind: wire.KindCleared}
+	case 23, 22, 21, 20, 19, 18, 17, 16:
+		e := wire.Event{Kind: wire.KindRemoved, Tier: w.like.Tier}
+		for range rapid.IntRange(0, 4).Draw(g.t, "blocks removed") {
+			e.BlockHashes = append(e.BlockHashes, g.known(w))
+		}
+		return e
+	}
+	return g.store(w)
+}
+
+// store continues the last one more often than not.
+func (g *generator) store(w *generatorWorker) wire.Event {
+	e := w.like
+	e.Kind = wire.KindStored
+	switch rapid.IntRange(0, 9).Draw(g.t, "parent") {
+	default:
+		e.HasParent, e.Parent = true, w.last
+	case 6:
+		e.HasParent, e.Parent = true, 0
+	case 7:
+		e.HasParent, e.Parent = true, g.known(w)
+	case 8, 9:
+	}
+	n := rapid.IntRange(0, 4).Draw(g.t, "blocks stored")
+	if g.chance(30, "long store") {
+		n = 12
+	}
+	for range n {
+		w.last = g.hash()
+		w.stored = append(w.stored, w.last)
+		e.BlockHashes = append(e.BlockHashes, w.last)
+	}
+	if w.like.TokensHashes != nil {
+		e.TokensHashes = nil
+		for _, h := range e.BlockHashes {
+			e.TokensHashes = append(e.TokensHashes, h*31+uint64(e.BlockSize))
+		}
+	}
+	tokens := n * int(e.BlockSize)
+	switch rapid.IntRange(0, 9).Draw(g.t, "tokens") {
+	case 7:
+		tokens = 0
+	case 8:
+		tokens += 3
+	case 9:
+		tokens = max(0, tokens-1)
+	}
+	for i := range tokens {
+		e.Tokens = append(e.Tokens, uint32(i*i*97))
+	}
+	return e
+}
+
+// vary changes one of the things that events must have in common to merge, now
+// and then.
+func (g *generator) vary(like *wire.Event) {
+	switch rapid.IntRange(0, 29).Draw(g.t, "vary") {
+	case 25:
+		like.Tier = wire.Tier(rapid.IntRange(1, wire.NumTiers-1).Draw(g.t, "tier"))
+	case 26:
+		like.LoRAName = rapid.SampledFrom([]string{"", "adapter", "åäö"}).Draw(g.t, "lora")
+	case 27:
+		like.CacheSalt = rapid.SampledFrom([]string{"", "salt", "pepper"}).Draw(g.t, "salt")
+	case 28:
+		like.BlockSize = rapid.SampledFrom([]uint32{0, 1, 2, 3}).Draw(g.t, "block size")
+	case 29:
+		like.TokensHashes = rapid.SampledFrom([][]uint64{nil, {}}).Draw(g.t, "hashed")
+	}
+}
+
+// hash is a block's name, 0 among them.
+func (g *generator) hash() uint64 {
+	h := rapid.Uint64Range(0, 15).Draw(g.t, "hash")
+	if h == 15 {
+		return 1<<64 - 1
+	}
+	return h
+}
+
+// known is mostly a block that was stored once.
+func (g *generator) known(w *generatorWorker) uint64 {
+	if len(w.stored) == 0 || g.chance(6, "any hash") {
+		return g.hash()
+	}
+	return w.stored[len(w.stored)-1-rapid.IntRange(0, min(8, len(w.stored)-1)).Draw(g.t, "known")]
+}

@@ -1,0 +1,243 @@
+package pipeline
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Lane is one worker's way through the pipeline. All its work is done by
+// whoever calls it: the reader of the worker's sources, or the timer of a run
+// that waits.
+type Lane struct {
+	worker string
+	batch  BatchConfig
+
+	mu          sync.Mutex // guards all below; the journal's lock comes after it
+	closed      bool
+	lastEventID uint64
+	ranks       map[uint32]*rankState
+	sources     []sourceState // by source index
+	pending     run
+	timer       *time.Timer // runs while something is pending across batches
+	entry       entry
+	counts      laneCounts
+}
+
+// rankState is one dp rank: an engine with a cache of its own.
+type rankState struct {
+	tables [wire.NumTiers]*table
+	// incomplete tells that the tables may be wrong: events were lost.
+	incomplete bool
+}
+
+// sourceState is one source of the worker.
+type sourceState struct {
+	lastRawID uint64
+}
+
+var _ ingest.Lane = (*Lane)(nil)
+
+// Batch takes a batch of a source: what it comes to is one entry.
+func (l *Lane) Batch(b *ingest.Batch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.entry.begin(b.EngineTime, b.IngestTime)
+	for i := range b.Events {
+		e := &b.Events[i]
+		l.countRawID(b.Source, e.RawID)
+		switch e.Kind {
+		case wire.KindStored:
+			l.store(b, e)
+		case wire.KindRemoved:
+			l.remove(b, e)
+		case wire.KindCleared:
+			l.flush(flushUnmergeable)
+			l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		}
+	}
+	l.wait()
+	l.entry.commit()
+}
+
+// Gap tells routers that batches are lost. From here on the rank's blocks may be
+// wrong, and a lost remove must not pin a block.
+func (l *Lane) Gap(g ingest.Gap) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.flushAlone(flushUnmergeable)
+	l.entry.begin(0, g.At)
+	r := l.rank(g.Rank)
+	r.incomplete = true
+	for _, t := range r.tables {
+		if t != nil {
+			t.forgetCopies()
+		}
+	}
+	l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
+		Reason:        kvcastv1.Gap_Reason(g.Reason),
+		MissedBatches: g.Missed,
+		FirstSeq:      g.FirstSeq,
+		LastSeq:       g.LastSeq,
+	}}})
+	l.counts.gaps++
+	l.counts.missedBatches += g.Missed
+	l.entry.commit()
+}
+
+// Restarted tells routers that the engine began anew with an empty cache.
+func (l *Lane) Restarted(r ingest.Restart) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.flushAlone(flushUnmergeable)
+	l.entry.begin(0, r.At)
+	l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+	l.entry.commit()
+}
+
+// Incomplete marks a rank that may hold blocks from before its first batch.
+func (l *Lane) Incomplete(rank uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rank(rank).incomplete = true
+}
+
+// countRawID is the gap metric: holes in a source's raw event ids, seen before
+// anything is merged or held back.
+func (l *Lane) countRawID(source int, id uint64) {
+	for len(l.sources) <= source {
+		l.sources = append(l.sources, sourceState{})
+	}
+	s := &l.sources[source]
+	if id > s.lastRawID+1 {
+		l.counts.rawEventHoles += id - s.lastRawID - 1
+	}
+	s.lastRawID = max(s.lastRawID, id)
+}
+
+// store adds a store to the pending run, and emits whatever must not wait.
+func (l *Lane) store(b *ingest.Batch, e *wire.Event) {
+	n := len(e.BlockHashes)
+	if n == 0 {
+		return
+	}
+	blockTokens := int(e.BlockSize)
+	key := runKey{
+		kind: wire.KindStored, rank: b.Rank, tier: e.Tier,
+		lora: e.LoRAName, salt: e.CacheSalt, blockSize: e.BlockSize,
+		hashed: len(e.TokensHashes) == n,
+		tokens: l.batch.EmitTokenIDs && blockTokens > 0 && blockTokens <= maxRunTokens && len(e.Tokens) >= n*blockTokens,
+	}
+	l.makeWay(&key)
+	parent, hasParent := e.Parent, e.HasParent
+	if hasParent && parent == 0 && !l.known(b.Rank, 0) {
+		// Some engines write 0 for the parent of a first block.
+		hasParent = false
+	}
+	if !l.pending.empty() && (!hasParent || parent != l.pending.last()) {
+		l.flush(flushParent)
+	}
+	for i := 0; i < n; {
+		room := l.room(&key)
+		if room <= 0 {
+			parent, hasParent = l.pending.last(), true
+			l.flush(flushMaxBlocks)
+			continue
+		}
+		if l.pending.empty() {
+			l.pending.start(key, parent, hasParent)
+		}
+		end := min(n, i+room)
+		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
+		if key.hashed {
+			l.pending.tokensHashes = append(l.pending.tokensHashes, e.TokensHashes[i:end]...)
+		}
+		if key.tokens {
+			l.pending.tokens = append(l.pending.tokens, e.Tokens[i*blockTokens:end*blockTokens]...)
+		}
+		i = end
+	}
+	l.pending.engineTime, l.pending.ingestTime = b.EngineTime, b.IngestTime
+	l.flushFull()
+}
+
+// remove adds a remove to the pending run, and emits whatever must not wait.
+func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
+	if len(e.BlockHashes) == 0 {
+		return
+	}
+	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
+	l.makeWay(&key)
+	for hashes := e.BlockHashes; len(hashes) > 0; {
+		room := l.room(&key)
+		if room <= 0 {
+			l.flush(flushMaxBlocks)
+			continue
+		}
+		if l.pending.empty() {
+			l.pending.start(key, 0, false)
+		}
+		n := min(room, len(hashes))
+		l.pending.hashes = append(l.pending.hashes, hashes[:n]...)
+		hashes = hashes[n:]
+	}
+	l.pending.engineTime, l.pending.ingestTime = b.EngineTime, b.IngestTime
+	l.flushFull()
+}
+
+// makeWay emits the pending run if what comes is of another kind.
+func (l *Lane) makeWay(key *runKey) {
+	if l.pending.empty() {
+		return
+	}
+	if why, differs := l.pending.key.differs(key); differs {
+		l.flush(why)
+	}
+}
+
+// room is how many more blocks may join the pending run, of that key or empty.
+func (l *Lane) room(key *runKey) int {
+	room := l.batch.MaxBlocks - len(l.pending.hashes)
+	if key.tokens {
+		room = min(room, (maxRunTokens-len(l.pending.tokens))/int(key.blockSize))
+	}
+	return room
+}
+
+func (l *Lane) flushFull() {
+	if l.room(&l.pending.key) <= 0 {
+		l.flush(flushMaxBlocks)
+	}
+}
+
+// wait lets the pending run wait for the next batch as long as it may, and emits
+// it where it may not.
+func (l *Lane) wait() {
+	switch {
+	case l.batch.Timeout == 0:
+		l.flush(flushBatchEnd)
+	case !l.pending.empty() && l.timer == nil:
+		l.pending.keep()
+		var timer *time.Timer
+		timer = time.AfterFunc(l.batch.Timeout, func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.timer == timer { // else the run was emitted just before
+				l.flushAlone(flushTimeout)
+			}
+		})
+		l.timer = timer
+	}
+}

@@ -1,0 +1,229 @@
+package pipeline_test
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/pipeline"
+)
+
+func TestConfig(t *testing.T) {
+	tests := map[string]struct {
+		cfg  pipeline.BatchConfig
+		want string // what the error begins with; "" for none
+	}{
+		"zero":                  {},
+		"smallest cap":          {cfg: pipeline.BatchConfig{MaxBlocks: 1}},
+		"largest cap":           {cfg: pipeline.BatchConfig{MaxBlocks: 16_384}},
+		"negative cap":          {cfg: pipeline.BatchConfig{MaxBlocks: -1}, want: "batch.max_blocks: -1 "},
+		"too large a cap":       {cfg: pipeline.BatchConfig{MaxBlocks: 16_385}, want: "batch.max_blocks: 16385 "},
+		"longest timeout":       {cfg: pipeline.BatchConfig{Timeout: 15 * time.Second}},
+		"negative timeout":      {cfg: pipeline.BatchConfig{Timeout: -1}, want: "batch.timeout: -1ns "},
+		"too long a timeout":    {cfg: pipeline.BatchConfig{Timeout: 15*time.Second + 1}, want: "batch.timeout: 15.000000001s "},
+		"the first of two errs": {cfg: pipeline.BatchConfig{Timeout: -1, MaxBlocks: -1}, want: "batch.timeout: "},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			for by, err := range map[string]error{"Validate": test.cfg.Validate(), "New": newError(test.cfg)} {
+				switch {
+				case test.want == "" && err != nil:
+					t.Errorf("%s: got error %v, want none", by, err)
+				case test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)):
+					t.Errorf("%s: got error %v, want %s...", by, err, test.want)
+				case err != nil && !strings.Contains(err.Error(), " to "):
+					t.Errorf("%s: got error %v, want one that tells what is allowed", by, err)
+				}
+			}
+		})
+	}
+}
+
+func newError(cfg pipeline.BatchConfig) error {
+	_, err := pipeline.New(cfg, newRecorder())
+	return err
+}
+
+func TestDefaultCapIs128(t *testing.T) {
+	hashes := make([]uint64, 129)
+	for i := range hashes {
+		hashes[i] = uint64(i)
+	}
+	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+		events := s.play(t, batch(store(hashes...)))[0].GetEvents()
+		if got, want := len(events), 2; got != want {
+			t.Fatalf("events: got %d, want %d", got, want)
+		}
+		if got, want := len(events[0].GetStored().GetBlockHashes()), 128; got != want {
+			t.Errorf("blocks of the first event: got %d, want %d", got, want)
+		}
+	})
+}
+
+func TestEventIDsGoOnWhenAWorkerComesBack(t *testing.T) {
+	other := call{Worker: "other", Add: &ingest.Worker{Name: "other"}}
+	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+		got := s.play(t, batch(store(1)), other, removed(), added(), batch(store(1), store(2)), removed(), added())
+		if diff := cmp.Diff([]uint64{2, 3, 4, 5, 6, 7, 8}, eventIDs(got)); diff != "" {
+			t.Errorf("event ids (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]uint64{1}, eventIDs(s.journal.all()["other"])); diff != "" {
+			t.Errorf("event ids of another worker (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRemoveOfAnUnknownWorkerDoesNothing(t *testing.T) {
+	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+		s.remove("nobody", ingest.RemovedDiscovery)
+		if got := s.journal.all()["nobody"]; got != nil {
+			t.Errorf("entries: got %v, want none", got)
+		}
+	})
+}
+
+func TestLaneTakesNothingAfterTheEnd(t *testing.T) {
+	tests := map[string]call{
+		"close":  {Close: true},
+		"remove": removed(),
+	}
+	for name, end := range tests {
+		t.Run(name, func(t *testing.T) {
+			withWorker(t, pipeline.BatchConfig{Timeout: time.Second}, func(t *testing.T, s *subject) {
+				lane := s.lanes[testWorker]
+				s.play(t, end)
+				s.lanes[testWorker] = lane
+				got := s.play(t,
+					batch(store(1), cleared()), gap(0), restarted(0), incomplete(0), pass(time.Minute), call{Close: true},
+				)
+				if len(got) > 0 {
+					t.Errorf("entries: got %v, want none", told(got))
+				}
+			})
+		})
+	}
+}
+
+// busyWorker comes and goes, and makes batches of runs that continue one
+// another.
+func busyWorker(p *pipeline.Pipeline, name string, rounds int) {
+	for range rounds {
+		lane := p.AddWorker(ingest.Worker{Name: name})
+		for i := range uint64(20) {
+			lane.Batch(&ingest.Batch{Events: batch(after(i, store(i+1)), after(i+1, store(i+2))).Batch.Events})
+			if i%7 == 0 {
+				lane.Batch(batch(remove(i), cleared()).Batch)
+				lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+				lane.Restarted(ingest.Restart{})
+				lane.Incomplete(0)
+			}
+		}
+		p.RemoveWorker(name, ingest.RemovedDiscovery)
+	}
+}
+
+func TestLanesDoNotDisturbOneAnother(t *testing.T) {
+	tests := map[string]time.Duration{
+		"without timeout":     0,
+		"with a timer's help": 50 * time.Microsecond,
+	}
+	for name, timeout := range tests {
+		t.Run(name, func(t *testing.T) {
+			s, err := newSubject(pipeline.BatchConfig{Timeout: timeout})
+			if err != nil {
+				t.Fatal(err)
+			}
+			const rounds = 20
+			var workers sync.WaitGroup
+			for i := range 4 {
+				workers.Go(func() { busyWorker(s.pipeline, fmt.Sprint("worker-", i), rounds) })
+			}
+			for range 20 {
+				s.metrics(t)
+			}
+			workers.Wait()
+			s.close()
+			if err := s.journal.err(); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := len(s.journal.all()), 4; got != want {
+				t.Errorf("workers: got %d, want %d", got, want)
+			}
+			for worker, entries := range s.journal.all() {
+				for i, id := range eventIDs(entries) {
+					if want := uint64(i + 1); id != want {
+						t.Fatalf("event id of %s: got %d, want %d", worker, id, want)
+					}
+				}
+				all := told(entries)
+				if got, want := all[len(all)-1][0], "removed DISCOVERY"; got != want {
+					t.Errorf("last event of %s: got %s, want %s", worker, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestCloseEndsLanesAtWork closes a pipeline while batches come in: they go out
+// or they do not, but nothing waits any more, and nothing follows.
+func TestCloseEndsLanesAtWork(t *testing.T) {
+	for range 20 {
+		s, err := newSubject(pipeline.BatchConfig{Timeout: 50 * time.Microsecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var workers sync.WaitGroup
+		working := make(chan struct{}, 4)
+		for i := range 4 {
+			lane := s.pipeline.AddWorker(ingest.Worker{Name: fmt.Sprint("worker-", i)})
+			workers.Go(func() {
+				for n := range uint64(200) {
+					lane.Batch(batch(after(n, store(n+1))).Batch)
+					if n == 10 {
+						working <- struct{}{}
+					}
+				}
+			})
+		}
+		<-working
+		s.close()
+		atClose := s.journal.all()
+		workers.Wait()
+		if diff := cmp.Diff(atClose, s.journal.all(), protocmp.Transform()); diff != "" {
+			t.Fatalf("entries after Close (-at Close +when all was done):\n%s", diff)
+		}
+		if err := s.journal.err(); err != nil {
+			t.Fatal(err)
+		}
+		r := &router{holdings: make(holdings), applied: make(map[string]int)}
+		r.apply(s.journal.all())
+		if diff := cmp.Diff(s.tableSizes(t), r.holdings.sizes()); diff != "" {
+			t.Fatalf("router's blocks (-tables +got):\n%s", diff)
+		}
+	}
+}
+
+func TestClosedPipelineEmitsNothing(t *testing.T) {
+	j := &nowhere{}
+	p, err := pipeline.New(pipeline.BatchConfig{}, j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.AddWorker(ingest.Worker{Name: "known"})
+	p.Close()
+	before := j.bytes
+	lane := p.AddWorker(ingest.Worker{Name: "late"})
+	lane.Batch(batch(store(1)).Batch)
+	p.RemoveWorker("late", ingest.RemovedDiscovery)
+	p.RemoveWorker("known", ingest.RemovedDiscovery)
+	p.Close()
+	if j.bytes != before {
+		t.Errorf("%d bytes were appended after Close", j.bytes-before)
+	}
+}

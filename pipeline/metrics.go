@@ -1,0 +1,137 @@
+package pipeline
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// eventsKind indexes laneCounts.events.
+type eventsKind uint8
+
+const (
+	eventsStored eventsKind = iota
+	eventsRemoved
+	eventsCleared
+	eventsGap
+	eventsWorkerAdded
+	eventsWorkerRemoved
+	numEventsKinds
+)
+
+var eventsNames = [numEventsKinds]string{
+	eventsStored:        "stored",
+	eventsRemoved:       "removed",
+	eventsCleared:       "cleared",
+	eventsGap:           "gap",
+	eventsWorkerAdded:   "worker_added",
+	eventsWorkerRemoved: "worker_removed",
+}
+
+// laneCounts are plain numbers under the lane's lock, so that counting costs
+// next to nothing; they are read when the metrics are.
+type laneCounts struct {
+	events        [numEventsKinds]uint64
+	flushes       [numFlushReasons]uint64
+	rawEventHoles uint64
+	blocksStored  uint64
+	blocksRemoved uint64
+	removesHeld   uint64
+	gaps          uint64
+	missedBatches uint64
+}
+
+var tierNames = [wire.NumTiers]string{
+	wire.TierDevice:     "device",
+	wire.TierHostPinned: "host_pinned",
+	wire.TierDisk:       "disk",
+	wire.TierExternal:   "external",
+}
+
+var (
+	descEvents        = workerDesc("events_total", "RouterEvents emitted.", "event")
+	descFlushes       = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
+	descRawEventHoles = workerDesc("raw_event_holes_total", "Events of the engine that never reached the pipeline: lost, or bad.")
+	descBlocksStored  = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
+	descBlocksRemoved = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
+	descRemovesHeld   = workerDesc("removes_held_total", "Removes of blocks held back, since the engine holds another copy.")
+	descGaps          = workerDesc("gaps_total", "Gaps that could not be repaired.")
+	descMissed        = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
+	descBlocks        = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
+	descIncomplete    = workerDesc("incomplete", "1 where the blocks of a dp rank may be wrong, since events were lost.", "dp_rank")
+)
+
+func workerDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("kvcast_pipeline_"+name, help, append([]string{"worker"}, labels...), nil)
+}
+
+var _ prometheus.Collector = (*Pipeline)(nil)
+
+// Describe implements prometheus.Collector.
+func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descEvents, descFlushes, descRawEventHoles, descBlocksStored, descBlocksRemoved,
+		descRemovesHeld, descGaps, descMissed, descBlocks, descIncomplete,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector. A worker's metrics go with it.
+func (p *Pipeline) Collect(ch chan<- prometheus.Metric) {
+	p.mu.Lock()
+	lanes := slices.Collect(maps.Values(p.lanes))
+	p.mu.Unlock()
+	for _, l := range lanes {
+		l.collect(ch)
+	}
+}
+
+func (l *Lane) collect(ch chan<- prometheus.Metric) {
+	metric := func(d *prometheus.Desc, t prometheus.ValueType, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, t, float64(v), append([]string{l.worker}, labels...)...)
+	}
+	type size struct {
+		rank, tier string
+		blocks     int
+	}
+	var sizes []size
+	incomplete := make(map[string]uint64)
+	l.mu.Lock()
+	counts := l.counts
+	for rank, r := range l.ranks {
+		name := strconv.FormatUint(uint64(rank), 10)
+		incomplete[name] = 0
+		if r.incomplete {
+			incomplete[name] = 1
+		}
+		for tier, t := range r.tables {
+			if t != nil {
+				sizes = append(sizes, size{name, tierNames[tier], len(t.blocks)})
+			}
+		}
+	}
+	l.mu.Unlock()
+	for kind, n := range counts.events {
+		metric(descEvents, prometheus.CounterValue, n, eventsNames[kind])
+	}
+	for why, n := range counts.flushes {
+		metric(descFlushes, prometheus.CounterValue, n, flushNames[why])
+	}
+	metric(descRawEventHoles, prometheus.CounterValue, counts.rawEventHoles)
+	metric(descBlocksStored, prometheus.CounterValue, counts.blocksStored)
+	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
+	metric(descRemovesHeld, prometheus.CounterValue, counts.removesHeld)
+	metric(descGaps, prometheus.CounterValue, counts.gaps)
+	metric(descMissed, prometheus.CounterValue, counts.missedBatches)
+	for _, s := range sizes {
+		metric(descBlocks, prometheus.GaugeValue, uint64(s.blocks), s.rank, s.tier)
+	}
+	for rank, v := range incomplete {
+		metric(descIncomplete, prometheus.GaugeValue, v, rank)
+	}
+}

@@ -1,0 +1,183 @@
+package pipeline_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+)
+
+// sample is a value of a metric.
+type sample struct {
+	name   string
+	labels map[string]string
+	value  float64
+}
+
+type samples []sample
+
+// metrics gathers what the pipeline has to say, and checks that it is a
+// well-behaved collector.
+func (s *subject) metrics(t interface{ Fatal(...any) }) samples {
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(s.pipeline)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all samples
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			labels := make(map[string]string)
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			all = append(all, sample{f.GetName(), labels, m.GetCounter().GetValue() + m.GetGauge().GetValue()})
+		}
+	}
+	return all
+}
+
+// by returns the samples of a metric that are not 0, by one of their labels; nil
+// if there are none.
+func (s samples) by(name, label string) map[string]float64 {
+	var m map[string]float64
+	for _, sample := range s {
+		if sample.name == name && sample.value != 0 {
+			if m == nil {
+				m = make(map[string]float64)
+			}
+			m[sample.labels[label]] += sample.value
+		}
+	}
+	return m
+}
+
+func TestMetricsCountWhatIsEmitted(t *testing.T) {
+	var got samples
+	withWorker(t, pipeline.BatchConfig{MaxBlocks: 4}, func(t *testing.T, s *subject) {
+		s.play(t,
+			batch(store(1, 2, 3, 4, 5), store(1)),
+			batch(remove(1, 2, 9), cleared()),
+			rankBatch(1, store(7)),
+			gap(1), gap(1),
+		)
+		got = s.metrics(t)
+	})
+	tests := map[string]struct {
+		metric, label string
+		want          map[string]float64
+	}{
+		"events": {"events_total", "event", map[string]float64{
+			"worker_added": 1, "stored": 4, "removed": 1, "cleared": 1, "gap": 2,
+		}},
+		"blocks stored":  {"blocks_stored_total", "worker", map[string]float64{testWorker: 7}},
+		"blocks removed": {"blocks_removed_total", "worker", map[string]float64{testWorker: 2}},
+		"removes held":   {"removes_held_total", "worker", map[string]float64{testWorker: 1}},
+		"gaps":           {"gaps_total", "worker", map[string]float64{testWorker: 2}},
+		"missed batches": {"missed_batches_total", "worker", map[string]float64{testWorker: 6}},
+		"blocks":         {"blocks", "dp_rank", map[string]float64{"1": 1}},
+		"tiers":          {"blocks", "tier", map[string]float64{"device": 1}},
+		"incomplete":     {"incomplete", "dp_rank", map[string]float64{"1": 1}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, got.by("kvcast_pipeline_"+test.metric, test.label)); diff != "" {
+				t.Errorf("samples (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRawEventHolesAreCountedPerSource(t *testing.T) {
+	raw := func(source int, ids ...uint64) call {
+		b := &ingest.Batch{Source: source}
+		for _, id := range ids {
+			// An event that does nothing is none the less one that came.
+			b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, RawID: id})
+		}
+		return call{Worker: testWorker, Batch: b}
+	}
+	tests := map[string]struct {
+		calls []call
+		want  map[string]float64
+	}{
+		"no hole":                           {[]call{raw(0, 1, 2), raw(0, 3)}, nil},
+		"a hole at the beginning":           {[]call{raw(0, 3)}, map[string]float64{testWorker: 2}},
+		"a hole in a batch":                 {[]call{raw(0, 1, 4)}, map[string]float64{testWorker: 2}},
+		"a hole between batches":            {[]call{raw(0, 1), raw(0), raw(0, 3)}, map[string]float64{testWorker: 1}},
+		"sources have numbers of their own": {[]call{raw(1, 1), raw(0, 1), raw(1, 2), raw(0, 2)}, nil},
+		"holes of all sources add up": {
+			[]call{raw(2, 2), raw(0, 1, 3), raw(2, 3)}, map[string]float64{testWorker: 2},
+		},
+		"a gap is no hole by itself": {[]call{raw(0, 1), gap(0), raw(0, 2)}, nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+				s.play(t, test.calls...)
+				got := s.metrics(t).by("kvcast_pipeline_raw_event_holes_total", "worker")
+				if diff := cmp.Diff(test.want, got); diff != "" {
+					t.Errorf("holes (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestRawEventHolesDoNotAffectBatching(t *testing.T) {
+	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+		first, second := store(1), after(1, store(2))
+		first.RawID, second.RawID = 1, 5
+		if diff := cmp.Diff([][]string{{"store [1 2]"}}, told(s.play(t, batch(first, second)))); diff != "" {
+			t.Errorf("entries (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
+	tests := map[string]struct {
+		calls []call
+		want  map[string]float64
+	}{
+		"at first not":         {[]call{batch(store(1))}, nil},
+		"when told":            {[]call{incomplete(2)}, map[string]float64{"2": 1}},
+		"after a gap":          {[]call{gap(2)}, map[string]float64{"2": 1}},
+		"after stores still":   {[]call{gap(0), batch(store(1))}, map[string]float64{"0": 1}},
+		"not after a clear":    {[]call{gap(0), batch(cleared())}, nil},
+		"not after a restart":  {[]call{incomplete(0), restarted(0)}, nil},
+		"ranks on their own":   {[]call{gap(0), gap(1), restarted(0)}, map[string]float64{"1": 1}},
+		"not of a new worker":  {[]call{gap(0), removed(), added()}, nil},
+		"again after one more": {[]call{gap(0), restarted(0), gap(0)}, map[string]float64{"0": 1}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+				s.play(t, test.calls...)
+				got := s.metrics(t).by("kvcast_pipeline_incomplete", "dp_rank")
+				if diff := cmp.Diff(test.want, got); diff != "" {
+					t.Errorf("incomplete ranks (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestMetricsGoWithTheirWorker(t *testing.T) {
+	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+		s.play(t, batch(store(1)), call{Worker: "other", Add: &ingest.Worker{Name: "other"}}, removed())
+		for _, sample := range s.metrics(t) {
+			if got, want := sample.labels["worker"], "other"; got != want {
+				t.Errorf("worker of %s: got %s, want %s", sample.name, got, want)
+			}
+		}
+		s.play(t, call{Worker: "other", Remove: ingest.RemovedDisconnected})
+		if got := s.metrics(t); len(got) > 0 {
+			t.Errorf("metrics without a worker: got %v, want none", got)
+		}
+	})
+}

@@ -1,0 +1,334 @@
+package pipeline_test
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+const (
+	// maxEntryBytes is the size above which an entry is cut between two events.
+	maxEntryBytes = 3 << 20
+	// maxRunTokens is the most token ids in an event.
+	maxRunTokens = 1 << 19
+)
+
+// model says what a pipeline must put into its journal: slowly, block by block,
+// with a fresh message for everything.
+type model struct {
+	cfg     pipeline.BatchConfig
+	now     time.Duration
+	workers map[string]*modelWorker
+	// lastIDs and entries are by worker, since the order of different workers'
+	// entries is nobody's promise.
+	lastIDs map[string]uint64
+	entries map[string][]*kvcastv1.Entry
+}
+
+// modelWorker is a worker that is there.
+type modelWorker struct {
+	name, modelName string
+	counts          map[modelBlock]int
+	pending         *modelRun
+	// out are the events emitted by the current call.
+	out []*kvcastv1.RouterEvent
+	// rawIDs are those of each source that came, each once.
+	rawIDs map[int][]uint64
+}
+
+// modelBlock is what a reference count is kept for.
+type modelBlock struct {
+	rank uint32
+	tier wire.Tier
+	hash uint64
+}
+
+// modelRunKey is what must be equal for two events to merge.
+type modelRunKey struct {
+	kind       wire.Kind
+	rank       uint32
+	tier       wire.Tier
+	lora, salt string
+	blockSize  uint32
+	hashed     bool
+	withTokens bool
+}
+
+// modelRun is a run of blocks that may still grow.
+type modelRun struct {
+	key                  modelRunKey
+	parent               *uint64
+	hashes, tokensHashes []uint64
+	tokenIDs             []uint32
+	// engineTime and ingestTime are those of the last batch that contributed.
+	engineTime, ingestTime int64
+	deadline               time.Duration
+}
+
+func newModel(cfg pipeline.BatchConfig) *model {
+	if cfg.MaxBlocks == 0 {
+		cfg.MaxBlocks = 128
+	}
+	return &model{
+		cfg:     cfg,
+		workers: make(map[string]*modelWorker),
+		lastIDs: make(map[string]uint64),
+		entries: make(map[string][]*kvcastv1.Entry),
+	}
+}
+
+func (m *model) add(w ingest.Worker) {
+	mw := &modelWorker{name: w.Name, modelName: w.Model, counts: make(map[modelBlock]int), rawIDs: make(map[int][]uint64)}
+	m.workers[w.Name] = mw
+	m.emit(mw, &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
+		Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
+	}}})
+	m.commit(mw, 0, 0)
+}
+
+func (m *model) remove(name string, reason ingest.RemoveReason) {
+	mw := m.workers[name]
+	m.flushAlone(mw)
+	m.emit(mw, &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
+		Reason: kvcastv1.WorkerRemoved_Reason(reason),
+	}}})
+	m.commit(mw, 0, 0)
+	delete(m.workers, name)
+}
+
+func (m *model) close() {
+	for _, mw := range m.workers {
+		m.flushAlone(mw)
+	}
+}
+
+// pass lets time go by.
+func (m *model) pass(d time.Duration) {
+	m.now += d
+	for _, mw := range m.workers {
+		if mw.pending != nil && mw.pending.deadline <= m.now {
+			m.flushAlone(mw)
+		}
+	}
+}
+
+func (m *model) gap(name string, g ingest.Gap) {
+	mw := m.workers[name]
+	m.flushAlone(mw)
+	for b := range mw.counts {
+		if b.rank == g.Rank {
+			mw.counts[b] = 1
+		}
+	}
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(g.Rank), Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
+		Reason: kvcastv1.Gap_Reason(g.Reason), MissedBatches: g.Missed, FirstSeq: g.FirstSeq, LastSeq: g.LastSeq,
+	}}})
+	m.commit(mw, 0, g.At)
+}
+
+func (m *model) restarted(name string, r ingest.Restart) {
+	mw := m.workers[name]
+	m.flushAlone(mw)
+	m.clear(mw, r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+	m.commit(mw, 0, r.At)
+}
+
+// incomplete emits nothing.
+func (*model) incomplete(string, uint32) {}
+
+func (m *model) batch(name string, b ingest.Batch) {
+	mw := m.workers[name]
+	for _, e := range b.Events {
+		mw.rawIDs[b.Source] = append(mw.rawIDs[b.Source], e.RawID)
+		switch e.Kind {
+		case wire.KindStored:
+			m.store(mw, b, e)
+		case wire.KindRemoved:
+			for _, h := range e.BlockHashes {
+				key := modelRunKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
+				if mw.pending == nil || mw.pending.key != key {
+					m.flush(mw)
+					mw.pending = &modelRun{key: key, deadline: m.now + m.cfg.Timeout}
+				}
+				mw.pending.hashes = append(mw.pending.hashes, h)
+				m.contributed(mw, b)
+			}
+		case wire.KindCleared:
+			m.flush(mw)
+			m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		}
+	}
+	if m.cfg.Timeout == 0 {
+		m.flush(mw)
+	}
+	m.commit(mw, b.EngineTime, b.IngestTime)
+}
+
+// holes are the raw event ids that never came, of each worker that has some.
+func (m *model) holes() map[string]float64 {
+	var all map[string]float64
+	for name, mw := range m.workers {
+		for _, ids := range mw.rawIDs {
+			if n := slices.Max(ids) - uint64(len(ids)); n > 0 {
+				if all == nil {
+					all = make(map[string]float64)
+				}
+				all[name] += float64(n)
+			}
+		}
+	}
+	return all
+}
+
+// store treats a store of many blocks as so many stores of one block, each of
+// which continues the one before.
+func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
+	if len(e.BlockHashes) == 0 {
+		return
+	}
+	var parent *uint64
+	if p := mw.pending; p != nil && p.key.kind != wire.KindStored {
+		m.flush(mw) // so that it is known whether a block 0 is there
+	}
+	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
+		parent = &e.Parent
+	}
+	size := int(e.BlockSize)
+	key := modelRunKey{
+		kind: wire.KindStored, rank: b.Rank, tier: e.Tier, lora: e.LoRAName, salt: e.CacheSalt, blockSize: e.BlockSize,
+		hashed:     len(e.TokensHashes) > 0,
+		withTokens: m.cfg.EmitTokenIDs && size > 0 && size <= maxRunTokens && len(e.Tokens) >= len(e.BlockHashes)*size,
+	}
+	for i, h := range e.BlockHashes {
+		p := mw.pending
+		if p == nil || p.key != key || parent == nil || *parent != p.hashes[len(p.hashes)-1] {
+			m.flush(mw)
+			p = &modelRun{key: key, parent: parent, deadline: m.now + m.cfg.Timeout}
+			mw.pending = p
+		}
+		p.hashes = append(p.hashes, h)
+		if key.hashed {
+			p.tokensHashes = append(p.tokensHashes, e.TokensHashes[i])
+		}
+		if key.withTokens {
+			p.tokenIDs = append(p.tokenIDs, e.Tokens[i*size:(i+1)*size]...)
+		}
+		m.contributed(mw, b)
+		parent = &h
+	}
+}
+
+// contributed notes that the pending run grew by a block, and ends it at the
+// cap.
+func (m *model) contributed(mw *modelWorker, b ingest.Batch) {
+	p := mw.pending
+	p.engineTime, p.ingestTime = b.EngineTime, b.IngestTime
+	full := len(p.hashes) == m.cfg.MaxBlocks
+	if p.key.withTokens && len(p.tokenIDs)+int(p.key.blockSize) > maxRunTokens {
+		full = true
+	}
+	if full {
+		m.flush(mw)
+	}
+}
+
+// knowsZero tells whether a block named 0 is there, or about to be: if not, a
+// parent of 0 means no parent.
+func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		if mw.counts[modelBlock{rank, tier, 0}] > 0 {
+			return true
+		}
+	}
+	p := mw.pending
+	return p != nil && p.key.kind == wire.KindStored && p.key.rank == rank && slices.Contains(p.hashes, 0)
+}
+
+func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
+	maps.DeleteFunc(mw.counts, func(b modelBlock, _ int) bool { return b.rank == rank })
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{
+		Reason: reason,
+	}}})
+}
+
+// flush ends the pending run and emits what of it routers must know.
+func (m *model) flush(mw *modelWorker) {
+	p := mw.pending
+	mw.pending = nil
+	if p == nil {
+		return
+	}
+	e := &kvcastv1.RouterEvent{DpRank: proto.Uint32(p.key.rank), Tier: kvcastv1.Tier(p.key.tier)}
+	if p.key.kind == wire.KindStored {
+		for _, h := range p.hashes {
+			mw.counts[modelBlock{p.key.rank, p.key.tier, h}]++
+		}
+		s := &kvcastv1.Stored{
+			ParentHash: p.parent, BlockHashes: p.hashes, TokensHashes: p.tokensHashes,
+			BlockSize: p.key.blockSize, TokenIds: p.tokenIDs,
+		}
+		if p.key.lora != "" {
+			s.LoraName = proto.String(p.key.lora)
+		}
+		e.Event = &kvcastv1.RouterEvent_Stored{Stored: s}
+		m.emit(mw, e)
+		return
+	}
+	var gone []uint64
+	for _, h := range p.hashes {
+		b := modelBlock{p.key.rank, p.key.tier, h}
+		if mw.counts[b] > 1 {
+			mw.counts[b]--
+			continue
+		}
+		delete(mw.counts, b)
+		gone = append(gone, h)
+	}
+	if len(gone) > 0 {
+		e.Event = &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: gone}}
+		m.emit(mw, e)
+	}
+}
+
+// flushAlone makes the pending run an entry of its own.
+func (m *model) flushAlone(mw *modelWorker) {
+	if p := mw.pending; p != nil {
+		m.flush(mw)
+		m.commit(mw, p.engineTime, p.ingestTime)
+	}
+}
+
+func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
+	m.lastIDs[mw.name]++
+	e.EventId = m.lastIDs[mw.name]
+	mw.out = append(mw.out, e)
+}
+
+// commit makes an entry of the events of the call, or several where one would be
+// too large.
+func (m *model) commit(mw *modelWorker, engineTime, ingestTime int64) {
+	var entry *kvcastv1.Entry
+	for _, e := range mw.out {
+		if entry != nil {
+			entry.Events = append(entry.Events, e)
+			if proto.Size(entry) <= maxEntryBytes {
+				continue
+			}
+			entry.Events = entry.Events[:len(entry.Events)-1]
+		}
+		entry = &kvcastv1.Entry{
+			Worker: mw.name, Model: mw.modelName,
+			EngineTimeUnixNano: engineTime, IngestTimeUnixNano: ingestTime,
+			Events: []*kvcastv1.RouterEvent{e},
+		}
+		m.entries[mw.name] = append(m.entries[mw.name], entry)
+	}
+	mw.out = nil
+}

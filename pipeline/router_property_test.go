@@ -1,0 +1,232 @@
+package pipeline_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// place is where blocks lie.
+type place struct {
+	worker string
+	rank   uint32
+	tier   kvcastv1.Tier
+}
+
+// holdings are the blocks in each place; a place without blocks is absent.
+type holdings map[place]map[uint64]bool
+
+// router applies entries as the contract says.
+type router struct {
+	holdings holdings
+	applied  map[string]int // entries, by worker
+}
+
+func (r *router) apply(entries map[string][]*kvcastv1.Entry) {
+	for worker, all := range entries {
+		for _, entry := range all[r.applied[worker]:] {
+			for _, e := range entry.GetEvents() {
+				r.applyEvent(worker, e)
+			}
+		}
+		r.applied[worker] = len(all)
+	}
+}
+
+func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
+	at := place{worker, e.GetDpRank(), e.GetTier()}
+	switch v := e.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		if r.holdings[at] == nil {
+			r.holdings[at] = make(map[uint64]bool)
+		}
+		for _, h := range v.Stored.GetBlockHashes() {
+			r.holdings[at][h] = true
+		}
+	case *kvcastv1.RouterEvent_Removed:
+		for _, h := range v.Removed.GetBlockHashes() {
+			delete(r.holdings[at], h)
+		}
+		if len(r.holdings[at]) == 0 {
+			delete(r.holdings, at)
+		}
+	case *kvcastv1.RouterEvent_Cleared:
+		for p := range r.holdings {
+			if p.worker == worker && p.rank == e.GetDpRank() {
+				delete(r.holdings, p)
+			}
+		}
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		for p := range r.holdings {
+			if p.worker == worker {
+				delete(r.holdings, p)
+			}
+		}
+	}
+}
+
+// engines count what the calls say that the engines hold, with no thought of
+// runs and flushes.
+type engines map[place]map[uint64]int
+
+func (s engines) clear(worker string, rank uint32) {
+	for p := range s {
+		if p.worker == worker && p.rank == rank {
+			delete(s, p)
+		}
+	}
+}
+
+func (s engines) batch(worker string, b ingest.Batch) {
+	for _, e := range b.Events {
+		at := place{worker, b.Rank, kvcastv1.Tier(e.Tier)}
+		if s[at] == nil {
+			s[at] = make(map[uint64]int)
+		}
+		switch e.Kind {
+		case wire.KindStored:
+			for _, h := range e.BlockHashes {
+				s[at][h]++
+			}
+		case wire.KindRemoved:
+			for _, h := range e.BlockHashes {
+				s[at][h] = max(0, s[at][h]-1)
+			}
+		case wire.KindCleared:
+			s.clear(worker, b.Rank)
+		}
+	}
+}
+
+func (s engines) gap(worker string, g ingest.Gap) {
+	for p, counts := range s {
+		for h, n := range counts {
+			if p.worker == worker && p.rank == g.Rank && n > 0 {
+				counts[h] = 1
+			}
+		}
+	}
+}
+
+func (s engines) restarted(worker string, r ingest.Restart) { s.clear(worker, r.Rank) }
+
+func (s engines) remove(worker string) {
+	for p := range s {
+		if p.worker == worker {
+			delete(s, p)
+		}
+	}
+}
+
+func (s engines) apply(c call) {
+	switch {
+	case c.Batch != nil:
+		s.batch(c.Worker, *c.Batch)
+	case c.Gap != nil:
+		s.gap(c.Worker, *c.Gap)
+	case c.Restarted != nil:
+		s.restarted(c.Worker, *c.Restarted)
+	case c.Remove != 0:
+		s.remove(c.Worker)
+	}
+}
+
+// held are the blocks that the engines hold at least once.
+func (s engines) held() holdings {
+	all := make(holdings)
+	for p, counts := range s {
+		for h, n := range counts {
+			if n > 0 {
+				if all[p] == nil {
+					all[p] = make(map[uint64]bool)
+				}
+				all[p][h] = true
+			}
+		}
+	}
+	return all
+}
+
+// sizes are the numbers of blocks in each place.
+func (h holdings) sizes() map[string]float64 {
+	all := make(map[string]float64)
+	for p, blocks := range h {
+		all[fmt.Sprint(p.worker, " ", p.rank, " ", int32(p.tier))] = float64(len(blocks))
+	}
+	return all
+}
+
+// tableSizes are the numbers of blocks in each place, as the gauge has them.
+func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
+	tiers := map[string]kvcastv1.Tier{
+		"device":      kvcastv1.Tier_TIER_DEVICE,
+		"host_pinned": kvcastv1.Tier_TIER_HOST_PINNED,
+		"disk":        kvcastv1.Tier_TIER_DISK,
+		"external":    kvcastv1.Tier_TIER_EXTERNAL,
+	}
+	all := make(map[string]float64)
+	for _, sample := range s.metrics(t) {
+		if sample.name == "kvcast_pipeline_blocks" && sample.value > 0 {
+			l := sample.labels
+			all[l["worker"]+" "+l["dp_rank"]+" "+strconv.Itoa(int(tiers[l["tier"]]))] = sample.value
+		}
+	}
+	return all
+}
+
+// checkViews makes calls, and returns how what a router holds that applied all
+// entries differs from the pipeline's tables at any time, and from what the
+// engines hold whenever nothing waits.
+func checkViews(t interface{ Fatal(...any) }, cfg pipeline.BatchConfig, calls []call) string {
+	s, err := newSubject(cfg)
+	if err != nil {
+		return err.Error()
+	}
+	r := &router{holdings: make(holdings), applied: make(map[string]int)}
+	want := make(engines)
+	for i, c := range calls {
+		c.on(s)
+		want.apply(c)
+		r.apply(s.journal.all())
+		if diff := cmp.Diff(s.tableSizes(t), r.holdings.sizes()); diff != "" {
+			return fmt.Sprintf("router's blocks after call %d (-tables +got):\n%s", i, diff)
+		}
+		if cfg.Timeout > 0 && !c.Close {
+			continue
+		}
+		if diff := cmp.Diff(want.held(), r.holdings); diff != "" {
+			return fmt.Sprintf("router's view after call %d (-engines +got):\n%s", i, diff)
+		}
+	}
+	return ""
+}
+
+func TestRouterHoldsWhatEnginesHold(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		if diff := checkViews(t, drawConfig(t), drawCalls(t, false)); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+func TestRouterHoldsWhatEnginesHoldWithTimeout(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		cfg := drawConfig(rt)
+		cfg.Timeout = generatorTimeout
+		calls := drawCalls(rt, true)
+		var diff string
+		synctest.Test(t, func(t *testing.T) { diff = checkViews(t, cfg, calls) })
+		if diff != "" {
+			rt.Fatal(diff)
+		}
+	})
+}

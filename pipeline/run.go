@@ -1,0 +1,136 @@
+package pipeline
+
+import (
+	"strings"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// maxRunTokens bounds the token ids of one event, so that an entry stays within
+// what gRPC clients accept by default (4 MiB) at five bytes a token.
+const maxRunTokens = 1 << 19
+
+// maxIdleTokens is how many tokens' memory an idle run keeps.
+const maxIdleTokens = 16 << 10
+
+// runKey is what the events that merge into one run have in common.
+type runKey struct {
+	kind      wire.Kind
+	rank      uint32
+	tier      wire.Tier
+	lora      string
+	salt      string
+	blockSize uint32
+	// hashed tells that the blocks' tokens hashes are known, tokens that their
+	// tokens are to be told.
+	hashed bool
+	tokens bool
+}
+
+// run is what is waiting to be emitted: adjacent stores that continue one
+// another, or adjacent removes.
+type run struct {
+	key       runKey
+	parent    uint64
+	hasParent bool
+	// Parallel: hashes, and where known their tokens hashes and tokens.
+	hashes       []uint64
+	tokensHashes []uint64
+	tokens       []uint32
+	// The times of the last batch that contributed.
+	engineTime int64
+	ingestTime int64
+}
+
+func (r *run) empty() bool { return len(r.hashes) == 0 }
+
+// last is the block that a store must continue to join the run.
+func (r *run) last() uint64 { return r.hashes[len(r.hashes)-1] }
+
+// holds tells whether a block is among those waiting to be stored.
+func (r *run) holds(rank uint32, hash uint64) bool {
+	if r.key.kind != wire.KindStored || r.key.rank != rank {
+		return false
+	}
+	for _, h := range r.hashes {
+		if h == hash {
+			return true
+		}
+	}
+	return false
+}
+
+// start begins a run; it must be empty.
+func (r *run) start(key runKey, parent uint64, hasParent bool) {
+	r.key, r.parent, r.hasParent = key, parent, hasParent
+}
+
+// keep makes the run's strings its own, since those of a batch are the caller's
+// memory and the run outlives the batch.
+func (r *run) keep() {
+	r.key.lora, r.key.salt = strings.Clone(r.key.lora), strings.Clone(r.key.salt)
+}
+
+func (r *run) reset() {
+	if cap(r.tokens) > maxIdleTokens {
+		r.tokens = nil
+	}
+	r.hashes, r.tokensHashes, r.tokens = r.hashes[:0], r.tokensHashes[:0], r.tokens[:0]
+}
+
+// flushReason is why a run was emitted.
+type flushReason uint8
+
+const (
+	flushKind flushReason = iota
+	flushRank
+	flushTier
+	flushLoRA
+	flushSalt
+	flushBlockSize
+	flushHashOnly
+	flushParent
+	flushMaxBlocks
+	flushTimeout
+	flushBatchEnd
+	flushUnmergeable
+	flushShutdown
+	numFlushReasons
+)
+
+var flushNames = [numFlushReasons]string{
+	flushKind:        "kind",
+	flushRank:        "dp_rank",
+	flushTier:        "tier",
+	flushLoRA:        "lora",
+	flushSalt:        "salt",
+	flushBlockSize:   "block_size",
+	flushHashOnly:    "hash_only",
+	flushParent:      "parent",
+	flushMaxBlocks:   "max_blocks",
+	flushTimeout:     "timeout",
+	flushBatchEnd:    "batch_end",
+	flushUnmergeable: "unmergeable",
+	flushShutdown:    "shutdown",
+}
+
+// differs tells which of the things that must be equal differs first.
+func (k *runKey) differs(o *runKey) (why flushReason, ok bool) {
+	switch {
+	case *k == *o:
+		return 0, false
+	case k.kind != o.kind:
+		return flushKind, true
+	case k.rank != o.rank:
+		return flushRank, true
+	case k.tier != o.tier:
+		return flushTier, true
+	case k.lora != o.lora:
+		return flushLoRA, true
+	case k.salt != o.salt:
+		return flushSalt, true
+	case k.blockSize != o.blockSize:
+		return flushBlockSize, true
+	}
+	return flushHashOnly, true
+}

@@ -1,0 +1,163 @@
+package pipeline
+
+import "strings"
+
+// table holds the blocks of one worker, dp rank and tier: how often the engine
+// holds each (it caches one hash in several physical blocks), and what a
+// snapshot says of them.
+type table struct {
+	blocks map[uint64]block
+	// copies are the further copies of blocks held more than once: few, so that
+	// forgetting them is cheap however large the table is.
+	copies map[uint64]uint32
+	attrs  attributes
+}
+
+// block is what is known of a block besides its hash. It holds no pointer, so
+// that the garbage collector need not look into the table.
+type block struct {
+	parent     uint64
+	tokensHash uint64
+	attr       uint32 // slot in the table's attributes
+	flags      blockFlags
+}
+
+type blockFlags uint32
+
+const (
+	flagParent blockFlags = 1 << iota
+	flagTokensHash
+	// flagCopies says that the block may be in copies.
+	flagCopies
+)
+
+func newTable() *table {
+	return &table{blocks: make(map[uint64]block), copies: make(map[uint64]uint32)}
+}
+
+// storeRun adds a copy of each block of a run.
+func (t *table) storeRun(r *run) {
+	b := block{parent: r.parent, attr: t.attrs.slot(attr{r.key.lora, r.key.blockSize})}
+	if r.hasParent {
+		b.flags |= flagParent
+	}
+	for i, hash := range r.hashes {
+		if r.key.hashed {
+			b.flags |= flagTokensHash
+			b.tokensHash = r.tokensHashes[i]
+		}
+		t.store(hash, b)
+		b.parent = hash
+		b.flags |= flagParent
+	}
+	t.attrs.tidy(b.attr)
+}
+
+// store adds a copy of a block. What the newest store says of a block holds,
+// but a store without tokens does not take away what is known of them.
+func (t *table) store(hash uint64, b block) {
+	old, held := t.blocks[hash]
+	if held {
+		t.copies[hash]++
+		if b.flags&flagTokensHash == 0 {
+			b = old
+		}
+		if b.flags |= flagCopies; b == old {
+			return
+		}
+	}
+	t.attrs.use(b.attr)
+	if held {
+		t.attrs.release(old.attr) // last, since it may be the same
+	}
+	t.blocks[hash] = b
+}
+
+// remove takes away a copy of a block, and tells whether the block is now gone.
+// A block that is not there counts as gone: the engine is right, and a router
+// may hold it.
+func (t *table) remove(hash uint64) (gone bool) {
+	b, held := t.blocks[hash]
+	if !held {
+		return true
+	}
+	if b.flags&flagCopies != 0 {
+		switch n := t.copies[hash]; n {
+		case 0: // they were removed, or forgotten after a gap
+		case 1:
+			delete(t.copies, hash)
+			return false
+		default:
+			t.copies[hash] = n - 1
+			return false
+		}
+	}
+	delete(t.blocks, hash)
+	t.attrs.release(b.attr)
+	return true
+}
+
+// forgetCopies lets every block count once: after a gap a remove may have been
+// lost, and must not pin the block for good.
+func (t *table) forgetCopies() { clear(t.copies) }
+
+func (t *table) holds(hash uint64) bool {
+	_, ok := t.blocks[hash]
+	return ok
+}
+
+// attr is what many blocks have in common.
+type attr struct {
+	lora      string
+	blockSize uint32
+}
+
+// attributes gives each attr in use a slot, so that a block need only hold a
+// number. A slot is free again when no block uses it: what it takes is bounded
+// by the blocks.
+type attributes struct {
+	slots []attrSlot
+	index map[attr]uint32
+	free  []uint32
+}
+
+type attrSlot struct {
+	attr   attr
+	blocks int
+}
+
+func (a *attributes) slot(v attr) uint32 {
+	if i, ok := a.index[v]; ok {
+		return i
+	}
+	if a.index == nil {
+		a.index = make(map[attr]uint32)
+	}
+	v.lora = strings.Clone(v.lora) // a batch's strings are the caller's memory
+	var i uint32
+	if n := len(a.free); n > 0 {
+		i, a.free = a.free[n-1], a.free[:n-1]
+	} else {
+		i = uint32(len(a.slots))
+		a.slots = append(a.slots, attrSlot{})
+	}
+	a.slots[i] = attrSlot{attr: v}
+	a.index[v] = i
+	return i
+}
+
+func (a *attributes) use(i uint32) { a.slots[i].blocks++ }
+
+func (a *attributes) release(i uint32) {
+	a.slots[i].blocks--
+	a.tidy(i)
+}
+
+// tidy frees a slot that no block uses.
+func (a *attributes) tidy(i uint32) {
+	if s := &a.slots[i]; s.blocks == 0 {
+		delete(a.index, s.attr)
+		*s = attrSlot{}
+		a.free = append(a.free, i)
+	}
+}

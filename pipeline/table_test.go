@@ -1,0 +1,211 @@
+package pipeline
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// These tests look inside, at what a table knows of a block besides its hash:
+// no event tells it, snapshots do.
+
+// plainBlock is all that a table knows of a block, written out.
+type plainBlock struct {
+	Copies     int
+	Parent     uint64
+	HasParent  bool
+	TokensHash uint64
+	Hashed     bool
+	LoRA       string
+	BlockSize  uint32
+}
+
+// plain writes out all of a table.
+func plain(t *table) map[uint64]plainBlock {
+	all := make(map[uint64]plainBlock)
+	for hash, b := range t.blocks {
+		p := plainBlock{
+			Copies:    1,
+			Parent:    b.parent,
+			HasParent: b.flags&flagParent != 0,
+			Hashed:    b.flags&flagTokensHash != 0,
+			LoRA:      t.attrs.slots[b.attr].attr.lora,
+			BlockSize: t.attrs.slots[b.attr].attr.blockSize,
+		}
+		p.TokensHash = b.tokensHash
+		if b.flags&flagCopies != 0 {
+			p.Copies += int(t.copies[hash])
+		}
+		all[hash] = p
+	}
+	return all
+}
+
+// storePlain is what storing a run means.
+func storePlain(all map[uint64]plainBlock, r *run) {
+	parent, hasParent := r.parent, r.hasParent
+	for i, hash := range r.hashes {
+		b, held := all[hash]
+		if !held || r.key.hashed {
+			b.Parent, b.HasParent = parent, hasParent
+			b.LoRA, b.BlockSize = r.key.lora, r.key.blockSize
+			if b.Hashed = r.key.hashed; b.Hashed {
+				b.TokensHash = r.tokensHashes[i]
+			}
+		}
+		b.Copies++
+		all[hash] = b
+		parent, hasParent = hash, true
+	}
+}
+
+func drawRun(t *rapid.T) *run {
+	r := &run{key: runKey{
+		kind:      wire.KindStored,
+		lora:      rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "lora"),
+		blockSize: rapid.SampledFrom([]uint32{0, 16}).Draw(t, "block size"),
+		hashed:    rapid.Bool().Draw(t, "hashed"),
+	}}
+	if r.hasParent = rapid.Bool().Draw(t, "has parent"); r.hasParent {
+		r.parent = rapid.Uint64Range(0, 3).Draw(t, "parent")
+	}
+	r.hashes = rapid.SliceOfN(rapid.Uint64Range(0, 5), 1, 3).Draw(t, "hashes")
+	for i := range r.hashes {
+		if r.key.hashed {
+			r.tokensHashes = append(r.tokensHashes, uint64(100+i))
+		}
+	}
+	return r
+}
+
+func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		table, want := newTable(), make(map[uint64]plainBlock)
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			switch step := rapid.IntRange(0, 9).Draw(t, "step"); {
+			case step < 5:
+				r := drawRun(t)
+				table.storeRun(r)
+				storePlain(want, r)
+			case step < 9:
+				hash := rapid.Uint64Range(0, 5).Draw(t, "removed")
+				gone := want[hash].Copies <= 1
+				if got := table.remove(hash); got != gone {
+					t.Fatalf("remove %d: got gone %v, want %v", hash, got, gone)
+				}
+				if b := want[hash]; gone {
+					delete(want, hash)
+				} else {
+					b.Copies--
+					want[hash] = b
+				}
+			default:
+				table.forgetCopies()
+				for hash, b := range want {
+					b.Copies = 1
+					want[hash] = b
+				}
+			}
+			if diff := cmp.Diff(want, plain(table)); diff != "" {
+				t.Fatalf("table (-want +got):\n%s", diff)
+			}
+			checkAttributes(t, table)
+		}
+	})
+}
+
+// checkAttributes sees that each attr in use has one slot, which counts its
+// blocks, and that the other slots are free, once each.
+func checkAttributes(t *rapid.T, table *table) {
+	used := make(map[uint32]int)
+	for _, b := range table.blocks {
+		used[b.attr]++
+	}
+	got := make(map[uint32]int)
+	for i, s := range table.attrs.slots {
+		if s.blocks > 0 {
+			got[uint32(i)] = s.blocks
+			if j, ok := table.attrs.index[s.attr]; !ok || j != uint32(i) {
+				t.Fatalf("index of %+v: got %d, %v, want %d", s.attr, j, ok, i)
+			}
+		}
+	}
+	if diff := cmp.Diff(used, got); diff != "" {
+		t.Fatalf("blocks of each slot (-want +got):\n%s", diff)
+	}
+	if got, want := len(table.attrs.index), len(used); got != want {
+		t.Fatalf("attributes in use: got %d, want %d", got, want)
+	}
+	free := slices.Sorted(slices.Values(table.attrs.free))
+	want := []uint32{}
+	for i := range table.attrs.slots {
+		if used[uint32(i)] == 0 {
+			want = append(want, uint32(i))
+		}
+	}
+	if !slices.Equal(free, want) {
+		t.Fatalf("free slots: got %v, want %v", free, want)
+	}
+}
+
+func TestTableKeepsNoStringOfABatch(t *testing.T) {
+	lora := []byte("adapter")
+	table := newTable()
+	table.storeRun(&run{key: runKey{kind: wire.KindStored, lora: unsafe.String(&lora[0], len(lora))}, hashes: []uint64{1}})
+	copy(lora, "another")
+	if got, want := plain(table)[1].LoRA, "adapter"; got != want {
+		t.Errorf("LoRA of the block once the batch's memory is used again: got %q, want %q", got, want)
+	}
+	if _, ok := table.attrs.index[attr{lora: "adapter"}]; !ok {
+		t.Errorf("attributes in use: got %v, want adapter", slices.Collect(maps.Keys(table.attrs.index)))
+	}
+}
+
+func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
+	hashed := func(parent, hash, tokensHash uint64) *run {
+		return &run{
+			key:    runKey{kind: wire.KindStored, blockSize: 16, hashed: true},
+			parent: parent, hasParent: true,
+			hashes: []uint64{hash}, tokensHashes: []uint64{tokensHash},
+		}
+	}
+	unhashed := &run{key: runKey{kind: wire.KindStored}, hashes: []uint64{1}}
+	tests := map[string]struct {
+		runs []*run
+		want plainBlock
+	}{
+		"known before": {
+			runs: []*run{hashed(7, 1, 100), unhashed},
+			want: plainBlock{Copies: 2, Parent: 7, HasParent: true, TokensHash: 100, Hashed: true, BlockSize: 16},
+		},
+		"known after": {
+			runs: []*run{unhashed, hashed(7, 1, 100)},
+			want: plainBlock{Copies: 2, Parent: 7, HasParent: true, TokensHash: 100, Hashed: true, BlockSize: 16},
+		},
+		"never known": {
+			runs: []*run{unhashed, unhashed},
+			want: plainBlock{Copies: 2},
+		},
+		"newer content": {
+			runs: []*run{hashed(7, 1, 100), hashed(8, 1, 101), unhashed},
+			want: plainBlock{Copies: 3, Parent: 8, HasParent: true, TokensHash: 101, Hashed: true, BlockSize: 16},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			table := newTable()
+			for _, r := range test.runs {
+				table.storeRun(r)
+			}
+			if diff := cmp.Diff(test.want, plain(table)[1]); diff != "" {
+				t.Errorf("block (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,225 @@
+package pipeline_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// testBlockSize is that of all events made here, unless they say otherwise.
+const testBlockSize = 16
+
+// store is an event of the device tier, whose blocks' contents are known.
+func store(hashes ...uint64) wire.Event {
+	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: testBlockSize, BlockHashes: hashes}
+	for _, h := range hashes {
+		e.TokensHashes = append(e.TokensHashes, h+1000)
+	}
+	return e
+}
+
+func after(parent uint64, e wire.Event) wire.Event {
+	e.HasParent, e.Parent = true, parent
+	return e
+}
+
+func remove(hashes ...uint64) wire.Event {
+	return wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: hashes}
+}
+
+func cleared() wire.Event { return wire.Event{Kind: wire.KindCleared} }
+
+func inTier(tier wire.Tier, e wire.Event) wire.Event {
+	e.Tier = tier
+	return e
+}
+
+func withLoRA(name string, e wire.Event) wire.Event {
+	e.LoRAName = name
+	return e
+}
+
+func withSalt(salt string, e wire.Event) wire.Event {
+	e.CacheSalt = salt
+	return e
+}
+
+func withBlockSize(n uint32, e wire.Event) wire.Event {
+	e.BlockSize = n
+	return e
+}
+
+// withTokens gives the event n tokens: 0 to 99, and again.
+func withTokens(n int, e wire.Event) wire.Event {
+	e.Tokens = make([]uint32, n)
+	for i := range e.Tokens {
+		e.Tokens[i] = uint32(i % 100)
+	}
+	return e
+}
+
+func hashOnly(e wire.Event) wire.Event {
+	e.TokensHashes = nil
+	return e
+}
+
+const testWorker = "w"
+
+// added makes the worker.
+func added() call { return call{Worker: testWorker, Add: &ingest.Worker{Name: testWorker, Model: "m"}} }
+
+// batch is one of the worker's rank 0.
+func batch(events ...wire.Event) call { return rankBatch(0, events...) }
+
+func rankBatch(rank uint32, events ...wire.Event) call {
+	return timedBatch(0, rank, events...)
+}
+
+// timedBatch has an engine time, and an ingest time 1 later.
+func timedBatch(engineTime int64, rank uint32, events ...wire.Event) call {
+	return call{Worker: testWorker, Batch: &ingest.Batch{
+		Rank: rank, EngineTime: engineTime, IngestTime: engineTime + 1, Events: events,
+	}}
+}
+
+func gap(rank uint32) call {
+	return call{Worker: testWorker, Gap: &ingest.Gap{
+		Rank: rank, Reason: ingest.GapReplayForgotten, FirstSeq: 5, LastSeq: 7, Missed: 3, At: 99,
+	}}
+}
+
+func restarted(rank uint32) call {
+	return call{Worker: testWorker, Restarted: &ingest.Restart{Rank: rank, At: 98}}
+}
+
+func incomplete(rank uint32) call { return call{Worker: testWorker, Incomplete: &rank} }
+
+func removed() call { return call{Worker: testWorker, Remove: ingest.RemovedDiscovery} }
+
+// play makes calls on the pipeline, and returns what they added to the journal.
+func (s *subject) play(t *testing.T, calls ...call) []*kvcastv1.Entry {
+	t.Helper()
+	before := len(s.journal.all()[testWorker])
+	for _, c := range calls {
+		c.on(s)
+	}
+	if err := s.journal.err(); err != nil {
+		t.Fatal(err)
+	}
+	return s.journal.all()[testWorker][before:]
+}
+
+// withWorker runs a test in time of its own, on a pipeline that has one worker.
+func withWorker(t *testing.T, cfg pipeline.BatchConfig, f func(*testing.T, *subject)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s, err := newSubject(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.close()
+		s.play(t, added())
+		f(t, s)
+	})
+}
+
+// told writes entries out, an event a string. Only what is unusual is mentioned:
+// rank 0, the device tier, tokens hashes and the usual block size are not.
+func told(entries []*kvcastv1.Entry) [][]string {
+	all := make([][]string, len(entries))
+	for i, entry := range entries {
+		for _, e := range entry.GetEvents() {
+			all[i] = append(all[i], toldEvent(e))
+		}
+	}
+	return all
+}
+
+func toldEvent(e *kvcastv1.RouterEvent) string {
+	var b strings.Builder
+	if e.GetDpRank() != 0 {
+		fmt.Fprintf(&b, "rank %d ", e.GetDpRank())
+	}
+	if e.GetTier() > kvcastv1.Tier_TIER_DEVICE {
+		fmt.Fprintf(&b, "%s ", strings.TrimPrefix(e.GetTier().String(), "TIER_"))
+	}
+	switch e := e.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		s := e.Stored
+		fmt.Fprintf(&b, "store %v", s.GetBlockHashes())
+		if s.ParentHash != nil {
+			fmt.Fprintf(&b, " after %d", s.GetParentHash())
+		}
+		if s.LoraName != nil {
+			fmt.Fprintf(&b, " lora %q", s.GetLoraName())
+		}
+		if s.GetBlockSize() != testBlockSize {
+			fmt.Fprintf(&b, " block size %d", s.GetBlockSize())
+		}
+		if len(s.GetTokensHashes()) == 0 {
+			b.WriteString(" hash only")
+		}
+		if n := len(s.GetTokenIds()); n > 0 {
+			fmt.Fprintf(&b, " %d tokens", n)
+		}
+	case *kvcastv1.RouterEvent_Removed:
+		fmt.Fprintf(&b, "remove %v", e.Removed.GetBlockHashes())
+	case *kvcastv1.RouterEvent_Cleared:
+		fmt.Fprintf(&b, "cleared %v %s", e.Cleared.GetTiers(), strings.TrimPrefix(e.Cleared.GetReason().String(), "REASON_"))
+	case *kvcastv1.RouterEvent_Gap:
+		fmt.Fprintf(&b, "gap %s %d: %d-%d", strings.TrimPrefix(e.Gap.GetReason().String(), "REASON_"),
+			e.Gap.GetMissedBatches(), e.Gap.GetFirstSeq(), e.Gap.GetLastSeq())
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		b.WriteString("added")
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		fmt.Fprintf(&b, "removed %s", strings.TrimPrefix(e.WorkerRemoved.GetReason().String(), "REASON_"))
+	}
+	return b.String()
+}
+
+// The texts of told for the calls above.
+const (
+	toldGap       = "gap REPLAY_FORGOTTEN 3: 5-7"
+	toldRestarted = "cleared [] ENGINE_RESTARTED"
+	toldCleared   = "cleared [] ENGINE_CLEARED"
+)
+
+// times are the engine and ingest times of entries.
+func times(entries []*kvcastv1.Entry) [][2]int64 {
+	all := make([][2]int64, len(entries))
+	for i, e := range entries {
+		all[i] = [2]int64{e.GetEngineTimeUnixNano(), e.GetIngestTimeUnixNano()}
+	}
+	return all
+}
+
+// lengths are the numbers of events in entries.
+func lengths(entries []*kvcastv1.Entry) []int {
+	all := make([]int, len(entries))
+	for i, e := range entries {
+		all[i] = len(e.GetEvents())
+	}
+	return all
+}
+
+// eventIDs are those of all events of entries.
+func eventIDs(entries []*kvcastv1.Entry) []uint64 {
+	var ids []uint64
+	for _, entry := range entries {
+		for _, e := range entry.GetEvents() {
+			ids = append(ids, e.GetEventId())
+		}
+	}
+	return ids
+}
+
+// size is that of an entry as the journal gets it.
+func size(e *kvcastv1.Entry) int { return proto.Size(e) }
