@@ -10,7 +10,6 @@ import (
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -102,18 +101,15 @@ func New(cfg Config, j Journal) (*Server, error) {
 	if err := cfg.Registerer.Register(calls); err != nil {
 		return nil, fmt.Errorf("register call metrics: %w", err)
 	}
-	log := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
-		cfg.Logger.Log(ctx, slog.Level(level), msg, fields...)
-	})
-	logged := logging.WithLogOnEvents(logging.FinishCall)
+	logStream, logUnary := logCalls(cfg.Logger)
 	s.grpc = grpc.NewServer(
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout}),
 		grpc.ChainUnaryInterceptor(
-			calls.UnaryServerInterceptor(), logging.UnaryServerInterceptor(log, logged), recovery.UnaryServerInterceptor()),
+			calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor()),
 		grpc.ChainStreamInterceptor(
-			calls.StreamServerInterceptor(), logging.StreamServerInterceptor(log, logged), recovery.StreamServerInterceptor()),
+			calls.StreamServerInterceptor(), logStream, recovery.StreamServerInterceptor()),
 	)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})

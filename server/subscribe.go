@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -137,7 +138,7 @@ func (c *cursor) follow(ctx context.Context) error {
 			}
 			idle.Reset(c.progressAfter())
 		case <-ctx.Done():
-			return ctx.Err()
+			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
 }

@@ -1,0 +1,44 @@
+package server
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+// logCalls returns interceptors that log a line for each call of kvcast's own
+// services when it ends: health checks and reflection would drown them.
+func logCalls(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
+	logger := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
+		log.Log(ctx, slog.Level(level), msg, fields...)
+	})
+	opts := []logging.Option{
+		logging.WithLogOnEvents(logging.FinishCall),
+		logging.WithLevels(logLevel),
+		logging.WithDisableLoggingFields(logging.ComponentFieldKey, logging.MethodTypeFieldKey, logging.SystemTag[0]),
+	}
+	ours := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool {
+		return strings.HasPrefix(c.Service, "kvcast.")
+	})
+	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), ours),
+		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, opts...), ours)
+}
+
+// logLevel is that of a call that ended with a code: only what is the server's
+// own fault is an error, since anybody may send a bad request.
+func logLevel(c codes.Code) logging.Level {
+	switch c {
+	case codes.Unknown, codes.Internal, codes.DataLoss:
+		return logging.LevelError
+	case codes.ResourceExhausted:
+		return logging.LevelWarn
+	default:
+		return logging.LevelInfo
+	}
+}
