@@ -30,7 +30,7 @@ func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		f, err := os.Open(name)
 		if err != nil {
-			yield(nil, fmt.Errorf("open recording: %w", err))
+			yield(nil, err) // it says "open FILE: why"
 			return
 		}
 		defer func() { _ = f.Close() }()

@@ -1,0 +1,293 @@
+package main_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/internal/recording"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+const captures = "testdata/captures"
+
+// message is a recorded message.
+type message struct {
+	topic   []byte
+	seq     uint64
+	payload []byte
+	// restart tells that the engine began anew before it.
+	restart bool
+}
+
+func readMessages(t *testing.T, file string) []message {
+	t.Helper()
+	var all []message
+	for frames, err := range recording.ReadFile(file) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := message{topic: frames[0], seq: binary.BigEndian.Uint64(frames[1]), payload: frames[2]}
+		m.restart = len(all) > 0 && m.seq <= all[len(all)-1].seq
+		all = append(all, m)
+	}
+	return all
+}
+
+// sentinel is a block that no recording has; a batch that stores it marks the
+// end of one.
+const sentinel = 0x5e47_1e1a_11e4_d00d
+
+func sentinelAfter(last message) message {
+	e := wire.Encoder{BatchForm: wire.FormArray, EventForm: wire.FormArray}
+	payload := e.AppendBatch(nil, &wire.Batch{Time: 4e9, HasTime: true, Events: []wire.Event{{
+		Kind: wire.KindStored, BlockHashes: []uint64{sentinel}, Medium: "GPU",
+	}}})
+	return message{topic: last.topic, seq: last.seq + 1, payload: payload}
+}
+
+// publisher plays messages over a real socket, from when it has a subscriber on.
+type publisher struct {
+	ctx    *zmq4.Context
+	socket *zmq4.Socket
+}
+
+func newPublisher(t *testing.T) *publisher {
+	t.Helper()
+	ctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An XPUB is a PUB that can be asked who subscribes.
+	socket, err := ctx.NewSocket(zmq4.XPUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &publisher{ctx: ctx, socket: socket}
+	t.Cleanup(func() {
+		if err := socket.Close(); err != nil {
+			t.Errorf("close publisher: %v", err)
+		}
+		if err := ctx.Term(); err != nil {
+			t.Errorf("end publisher: %v", err)
+		}
+	})
+	for _, err := range []error{socket.SetSndhwm(0), socket.SetRcvtimeo(time.Minute)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// bind returns the endpoint to connect to.
+func (p *publisher) bind(t *testing.T) string {
+	t.Helper()
+	if err := p.socket.Bind("tcp://127.0.0.1:*"); err != nil {
+		t.Fatal(err)
+	}
+	endpoint, err := p.socket.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimRight(endpoint, "\x00")
+}
+
+func (p *publisher) play(t *testing.T, messages []message) {
+	t.Helper()
+	if _, err := p.socket.RecvBytes(0); err != nil {
+		t.Fatalf("wait for a subscriber: %v", err)
+	}
+	for _, m := range messages {
+		seq := binary.BigEndian.AppendUint64(nil, m.seq)
+		if _, err := p.socket.SendMessage(m.topic, seq, m.payload); err != nil {
+			t.Fatalf("publish seq %d: %v", m.seq, err)
+		}
+	}
+}
+
+// live are the recordings of live traffic, with the engine and the block size
+// of each.
+var live = []struct {
+	name   string
+	engine string
+}{
+	{"vllm-array", "vllm"},
+	{"vllm-map", "vllm"},
+	{"sglang-array", "sglang"},
+	{"llm-d-sim-array", "llm-d-sim"},
+	{"llm-d-sim-map", "llm-d-sim"},
+	{"vllm-blockpool/a_small_pool/frames", "vllm"},
+	{"vllm-blockpool/c_reset_restart/frames", "vllm"},
+}
+
+// TestRecordedTrafficBecomesTheEnginesBlocks plays each recording into the real
+// binary, and compares what a subscriber ends up with, after every batch.
+func TestRecordedTrafficBecomesTheEnginesBlocks(t *testing.T) {
+	for _, c := range live {
+		t.Run(c.name, func(t *testing.T) {
+			messages := readMessages(t, filepath.Join(captures, c.name+".jsonl.gz"))
+			var checkpoints []checkpoint
+			if dir, ok := strings.CutSuffix(c.name, "/frames"); ok {
+				var err error
+				if checkpoints, err = readCheckpoints(filepath.Join(captures, dir, "oracle.json")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Run("connect", func(t *testing.T) {
+				t.Parallel()
+				p := newPublisher(t)
+				s := serve(t, "--worker", fmt.Sprintf("name=w,model=m,engine=%s,connect=%s", c.engine, p.bind(t)))
+				p.play(t, append(messages[:len(messages):len(messages)], sentinelAfter(messages[len(messages)-1])))
+				followRecording(t, s, "w", messages, checkpoints)
+			})
+			t.Run("bind", func(t *testing.T) {
+				t.Parallel()
+				s := serve(t, "--bind", "tcp://127.0.0.1:*,engine="+c.engine)
+				p := newPublisher(t)
+				if err := p.socket.Connect(s.endpoint()); err != nil {
+					t.Fatal(err)
+				}
+				renamed := make([]message, len(messages))
+				for i, m := range messages {
+					m.topic = []byte("kv@10.0.0.7:8000@Qwen/Qwen3-0.6B")
+					renamed[i] = m
+				}
+				p.play(t, append(renamed, sentinelAfter(renamed[len(renamed)-1])))
+				followRecording(t, s, "10.0.0.7:8000", renamed, checkpoints)
+			})
+		})
+	}
+}
+
+// follower compares a worker's view with what the engine held, batch by batch.
+type follower struct {
+	t           *testing.T
+	worker      string
+	messages    []message
+	times       []int64      // engine time of each
+	checkpoints []checkpoint // the pool's own account, where there is one
+	restartAt   int          // the first batch of the engine's second life
+	view        *checker.View
+	oracle      *oracle
+	next        int // the batch to compare next
+}
+
+// compare compares the view as it is with the state after the next batch.
+func (f *follower) compare() {
+	f.t.Helper()
+	if f.next == f.restartAt {
+		f.oracle.restart()
+	}
+	if _, err := f.oracle.apply(f.messages[f.next].payload); err != nil {
+		f.t.Fatal(err)
+	}
+	got := f.view.Blocks(f.worker, 0, kvcastv1.Tier_TIER_DEVICE)
+	if want := f.oracle.blocks(); !maps.Equal(want, got) {
+		f.t.Fatalf("after batch %d of %d (-oracle +view):\n%s", f.next, len(f.messages), cmp.Diff(want, got))
+	}
+	if f.checkpoints != nil {
+		if want := f.checkpoints[f.next]; len(got) != want.Len || digest(got) != want.SHA256 {
+			f.t.Fatalf("after batch %d: got %d blocks with digest %s, the pool held %d with %s",
+				f.next, len(got), digest(got), want.Len, want.SHA256)
+		}
+	}
+	f.next++
+}
+
+// entry applies an entry, with the comparisons due before and after it. Batches
+// that came to nothing have no entry, and left the view as it was.
+func (f *follower) entry(e *kvcastv1.Entry) {
+	f.t.Helper()
+	at := e.GetEngineTimeUnixNano()
+	switch {
+	case stores(e, sentinel):
+		for f.next < len(f.messages) {
+			f.compare()
+		}
+		return
+	case restarts(e):
+		for f.next < f.restartAt {
+			f.compare()
+		}
+	case at != 0:
+		for f.next < len(f.messages) && f.times[f.next] != at {
+			f.compare()
+		}
+	}
+	f.view.Apply(e)
+	if at != 0 {
+		f.compare()
+	}
+}
+
+// followRecording subscribes, and after each batch compares the worker's blocks
+// with the oracle's, and with the pool's own account where there is one.
+func followRecording(t *testing.T, s *process, worker string, messages []message, checkpoints []checkpoint) {
+	t.Helper()
+	if checkpoints != nil && len(checkpoints) != len(messages) {
+		t.Fatalf("%d checkpoints for %d batches", len(checkpoints), len(messages))
+	}
+	f := &follower{
+		t: t, worker: worker, messages: messages, checkpoints: checkpoints, restartAt: len(messages),
+		view: checker.NewView(), oracle: newOracle(),
+	}
+	for i, m := range messages {
+		ts, err := newOracle().apply(m.payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.times = append(f.times, engineTime(ts))
+		if m.restart {
+			f.restartAt = i
+		}
+	}
+	c := checker.New(checker.Options{})
+	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
+	stream, err := s.client().Subscribe(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Begin(req); err != nil {
+		t.Fatal(err)
+	}
+	for f.next < len(messages) {
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("receive after batch %d: %v", f.next, err)
+		}
+		if err := c.Receive(m); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range m.GetEntries() {
+			f.entry(e)
+		}
+	}
+	if gaps := c.View().Gaps(worker, 0); len(gaps) != 0 {
+		t.Errorf("gaps were told though nothing was lost: %v", gaps)
+	}
+}
+
+func stores(e *kvcastv1.Entry, hash uint64) bool {
+	for _, ev := range e.GetEvents() {
+		for _, h := range ev.GetStored().GetBlockHashes() {
+			if h == hash {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func restarts(e *kvcastv1.Entry) bool {
+	return e.GetEvents()[0].GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+type demoCmd struct {
+	Listen string `default:"127.0.0.1:0" placeholder:"ADDR" help:"Where the demo's server listens; port 0 means any (${default})."`
+	Stay   bool   `help:"Leave the server running at the end, to look at with grpcurl, until interrupted."`
+}
+
+const (
+	demoEngines = 2
+	demoBatches = 300 // of each engine
+	demoRate    = 60  // a second
+	demoBlocks  = 512 // a cache that small evicts all the time
+	// demoCut is after how many entries the router is cut off, and demoAway how
+	// many come while it is.
+	demoCut  = 150
+	demoAway = 150
+	// demoPatience is how long any step may take.
+	demoPatience = 30 * time.Second
+)
+
+// Run shows the main job, and fails if any check does.
+func (c *demoCmd) Run(ctx context.Context, std stdio) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d := demo{out: std.out}
+	err := d.run(ctx, c.Listen)
+	if err == nil && c.Stay {
+		d.say("the server stays at %s until you interrupt this (Ctrl-C)", d.server.addr)
+		<-ctx.Done()
+	}
+	cancel()
+	return errors.Join(err, d.stop())
+}
+
+// demo is a server, engines, and what is shown of them.
+type demo struct {
+	out     io.Writer
+	engines []*simulated
+	server  *served
+}
+
+// say prints a line about what happens.
+func (d *demo) say(format string, args ...any) {
+	_, _ = fmt.Fprintf(d.out, "\n== "+format+"\n", args...)
+}
+
+func (d *demo) run(ctx context.Context, listen string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	d.say("%d simulated engines, each a process that publishes its KV-cache events over ZeroMQ", demoEngines)
+	for i := range demoEngines {
+		e, err := startSimulated(ctx, self, i)
+		if err != nil {
+			return err
+		}
+		d.engines = append(d.engines, e)
+		_, _ = fmt.Fprintf(d.out, "%s publishes at %s\n", e.name(), e.endpoint())
+	}
+	d.say("the server, a process that reads both and serves routers over gRPC")
+	if d.server, err = startServed(ctx, self, listen, d.engines); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(d.out, "kvcast serves at %s\n", d.server.addr)
+
+	conn, err := dial(d.server.addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	return d.follow(ctx, kvcastv1.NewRouterEventServiceClient(conn))
+}
+
+// follow is the router's part: two streams with a time between them in which it
+// hears nothing, beside a witness that hears all.
+func (d *demo) follow(ctx context.Context, client kvcastv1.RouterEventServiceClient) error {
+	ctx, cancel := context.WithTimeout(ctx, demoPatience)
+	defer cancel()
+	witness, router := newFollower(client), newFollower(client)
+	if err := witness.begin(ctx); err != nil {
+		return err
+	}
+	defer witness.end()
+
+	d.say("a router subscribes from the earliest entry: seq, time, worker, dp rank, what happened")
+	if err := router.begin(ctx); err != nil {
+		return err
+	}
+	if err := router.until(func() bool { return len(router.entries) >= demoCut }, d.show()); err != nil {
+		return err
+	}
+	router.end()
+	cut := router.checker.Position()
+	d.say("the router is cut off after seq %d; the engines go on", cut.GetSeq())
+	if err := witness.until(func() bool { return witness.seq() >= cut.GetSeq()+demoAway }, nil); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(d.out, "the server is at seq %d\n", witness.seq())
+
+	d.say("the router resumes after its position, %s:%d", cut.GetEpoch(), cut.GetSeq())
+	if err := router.begin(ctx); err != nil {
+		return err
+	}
+	defer router.end()
+	if err := router.until(func() bool { return len(router.entries) > demoCut }, d.show()); err != nil {
+		return err
+	}
+
+	d.say("the engines end, and say what their caches hold")
+	var held []engineEnded
+	for _, e := range d.engines {
+		h, err := e.ended(ctx)
+		if err != nil {
+			return err
+		}
+		held = append(held, h)
+		_, _ = fmt.Fprintf(d.out, "%s: %d batches, %d blocks stored, %d removed; it holds %d blocks, digest %016x\n",
+			h.Engine, h.Batches, h.Stored, h.Removed, h.Blocks, h.Digest)
+	}
+	settled := func() bool { return router.holds(held) == nil }
+	errs := []error{router.until(settled, nil), witness.until(func() bool { return witness.seq() >= router.seq() }, nil)}
+	return errors.Join(d.check(router, witness, cut.GetSeq(), held), errors.Join(errs...))
+}
+
+// show returns what prints the next entries, a dozen lines of them.
+func (d *demo) show() func(*kvcastv1.Entry) error {
+	const most = 12
+	lines, p := 0, newPrinter(d.out, "text")
+	return func(e *kvcastv1.Entry) error {
+		if lines > most {
+			return nil
+		}
+		if lines += len(e.GetEvents()); lines > most {
+			_, err := fmt.Fprintln(d.out, "...")
+			return err
+		}
+		return p.entry("", e)
+	}
+}
+
+// check compares what the router got with what it should have got.
+func (d *demo) check(router, witness *follower, cut uint64, held []engineEnded) error {
+	d.say("checked")
+	failed := false
+	report := func(err error, what string) {
+		if err != nil {
+			failed = true
+			_, _ = fmt.Fprintf(d.out, "FAILED  %s: %v\n", what, err)
+			return
+		}
+		_, _ = fmt.Fprintf(d.out, "ok      %s\n", what)
+	}
+	report(router.complete(), fmt.Sprintf("the router has entries 1 to %d, each once and in order, %d before the cut and %d after", router.seq(), cut, router.seq()-cut))
+	report(router.same(witness), "they are those of a second router that was never cut off")
+	report(router.holds(held), "the router's view holds exactly the blocks that the engines hold")
+	if failed {
+		return errSilent
+	}
+	d.next()
+	return nil
+}
+
+// next says what to try next.
+func (d *demo) next() {
+	d.say("try next: `make run` in one terminal, an engine and a look at the stream in others")
+	_, _ = fmt.Fprint(d.out, `bin/kvcast simulate --connect tcp://localhost:5557
+grpcurl -plaintext -d '{"earliest": {}}' localhost:50051 kvcast.v1.RouterEventService/Subscribe
+(make grpcurl builds it as bin/tools/grpcurl)
+`)
+}

@@ -1,0 +1,175 @@
+package main_test
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// oracle is what an engine holds, by a second reading of what it published: a
+// generic decoder, and plain counts. It knows the forms that the recordings
+// have, and no more.
+type oracle struct {
+	counts   map[uint64]int
+	mainKind map[any]bool // attention groups seen, and whether they count
+}
+
+func newOracle() *oracle {
+	return &oracle{counts: make(map[uint64]int), mainKind: make(map[any]bool)}
+}
+
+// restart forgets everything, as an engine does.
+func (o *oracle) restart() { *o = *newOracle() }
+
+// apply takes a payload and returns its time.
+func (o *oracle) apply(payload []byte) (ts float64, err error) {
+	v, _, err := msgp.ReadIntfBytes(payload)
+	if err != nil {
+		return 0, err
+	}
+	var events []any
+	switch b := v.(type) {
+	case []any:
+		ts, events = b[0].(float64), b[1].([]any)
+	case map[string]any:
+		ts, events = b["ts"].(float64), b["events"].([]any)
+	default:
+		return 0, fmt.Errorf("a batch of type %T", v)
+	}
+	for _, e := range events {
+		o.event(e)
+	}
+	return ts, nil
+}
+
+func (o *oracle) event(e any) {
+	f := fields(e)
+	switch f["type"] {
+	case "AllBlocksCleared":
+		clear(o.counts)
+	case "BlockStored":
+		if group, kind := f["group_idx"], f["kv_cache_spec_kind"]; kind != nil {
+			o.mainKind[group] = kind == "full_attention"
+		}
+		if o.counted(f["group_idx"]) {
+			for _, h := range f["block_hashes"].([]any) {
+				o.counts[identity(h)]++
+			}
+		}
+	case "BlockRemoved":
+		if !o.counted(f["group_idx"]) {
+			return
+		}
+		for _, h := range f["block_hashes"].([]any) {
+			if id := identity(h); o.counts[id] > 1 {
+				o.counts[id]--
+			} else {
+				delete(o.counts, id)
+			}
+		}
+	}
+}
+
+func (o *oracle) counted(group any) bool {
+	if group == nil {
+		return true
+	}
+	known, ok := o.mainKind[group]
+	return known || (!ok && fmt.Sprint(group) == "0")
+}
+
+// fields names the fields of an event, whichever its form.
+func fields(e any) map[string]any {
+	if m, ok := e.(map[string]any); ok {
+		return m
+	}
+	list := e.([]any)
+	names := []string{"type", "block_hashes", "medium", "group_idx"}
+	if list[0] == "BlockStored" {
+		names = []string{
+			"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
+			"medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
+		}
+	}
+	m := make(map[string]any)
+	for i := range min(len(list), len(names)) {
+		m[names[i]] = list[i]
+	}
+	return m
+}
+
+// identity is the 64 bits of a block hash.
+func identity(h any) uint64 {
+	switch v := h.(type) {
+	case int64:
+		return uint64(v)
+	case uint64:
+		return v
+	case []byte:
+		return binary.BigEndian.Uint64(v[len(v)-8:])
+	}
+	panic(fmt.Sprintf("a block hash of type %T", h))
+}
+
+func (o *oracle) blocks() map[uint64]struct{} {
+	set := make(map[uint64]struct{}, len(o.counts))
+	for h := range o.counts {
+		set[h] = struct{}{}
+	}
+	return set
+}
+
+// engineTime is a batch's time as entries have it: exact to what a float of that
+// size can say, which ts * 1e9 is not.
+func engineTime(ts float64) int64 {
+	seconds := math.Floor(ts)
+	return int64(seconds)*1e9 + int64(math.Round((ts-seconds)*1e9))
+}
+
+// checkpoint is what a pool held after a batch, by its own account.
+type checkpoint struct {
+	Incarnation int    `json:"incarnation"`
+	AfterSeq    uint64 `json:"after_seq"`
+	Len         int    `json:"len"`
+	SHA256      string `json:"sha256"`
+}
+
+// readCheckpoints reads those of the one engine in a file.
+func readCheckpoints(file string) ([]checkpoint, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var o struct {
+		Engines map[string]struct {
+			Checkpoints []checkpoint `json:"checkpoints"`
+		} `json:"engines"`
+	}
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	for _, e := range o.Engines {
+		return e.Checkpoints, nil
+	}
+	return nil, fmt.Errorf("read %s: no engine", file)
+}
+
+// digest is that of a checkpoint for a set of blocks.
+func digest(blocks map[uint64]struct{}) string {
+	ids := make([]string, 0, len(blocks))
+	for _, h := range slices.Sorted(maps.Keys(blocks)) {
+		ids = append(ids, strconv.FormatUint(h, 10))
+	}
+	sum := sha256.Sum256([]byte(strings.Join(ids, "\n")))
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,201 @@
+package main_test
+
+import (
+	"bufio"
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/internal/simulator"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// engine publishes what a test says, and is read by a server as worker w.
+func engine(t *testing.T, args ...string) (*simulator.Publisher, *process) {
+	t.Helper()
+	p, err := simulator.NewPublisher(simulator.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Errorf("close publisher: %v", err)
+		}
+	})
+	s := serve(t, append([]string{"--worker", "name=w,connect=" + p.Endpoint()}, args...)...)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.Subscribed(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	return p, s
+}
+
+func publish(t *testing.T, p *simulator.Publisher, events ...wire.Event) {
+	t.Helper()
+	if _, err := p.Publish(events...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// metric waits until the admin port shows a line.
+func (p *process) metric(line string) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	defer cancel()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin()+"/metrics", nil)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			p.t.Fatalf("wait for metric %s: %v", line, err)
+		}
+		found := false
+		for s := bufio.NewScanner(res.Body); s.Scan(); {
+			found = found || s.Text() == line
+		}
+		if err := res.Body.Close(); err != nil {
+			p.t.Fatal(err)
+		}
+		if found {
+			http.DefaultClient.CloseIdleConnections()
+			return
+		}
+	}
+}
+
+func TestTerminationHandsOnTheLastEntry(t *testing.T) {
+	t.Parallel()
+	// The batch waits for another one to merge with, which never comes.
+	p, s := engine(t, "--batch-timeout", "15s")
+	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
+	stream, err := s.client().Subscribe(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := checker.New(checker.Options{Tails: true})
+	if err := c.Begin(req); err != nil {
+		t.Fatal(err)
+	}
+	receive := func() error {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := c.Receive(m); err != nil {
+			t.Fatal(err)
+		}
+		return nil
+	}
+	for c.Position().GetSeq() < 1 { // the worker
+		if err := receive(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{7}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+
+	began := time.Now()
+	if status := s.stop(); status != 0 {
+		t.Errorf("exit status: got %d, want 0", status)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the end took %v though the subscriber read", took)
+	}
+	for err = nil; err == nil; {
+		err = receive()
+	}
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("end of the stream: got %v, want UNAVAILABLE", err)
+	}
+	if got := c.View().Blocks("w", 0, kvcastv1.Tier_TIER_DEVICE); len(got) != 1 {
+		t.Errorf("blocks: got %v, want the one that was waiting", got)
+	}
+}
+
+func TestTerminationDoesNotWaitForASubscriberThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	p, s := engine(t)
+	stream, err := s.client().Subscribe(t.Context(), &kvcastv1.SubscribeRequest{
+		Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Header(); err != nil {
+		t.Fatal(err)
+	}
+	// Far more than a transport holds: 32 MiB.
+	const batches, blocks = 256, 16 << 10
+	hashes := make([]uint64, blocks)
+	for i := range hashes {
+		hashes[i] = uint64(i)
+	}
+	for range batches {
+		publish(t, p, wire.Event{Kind: wire.KindRemoved, BlockHashes: hashes})
+	}
+	s.metric(`kvcast_ingest_batches_total{worker="w"} 256`)
+	began := time.Now()
+	if status := s.stop(); status != 0 {
+		t.Errorf("exit status: got %d, want 0", status)
+	}
+	took := time.Since(began)
+	if took > 10*time.Second {
+		t.Errorf("the end took %v, want at most 10s", took)
+	}
+	if took < time.Second {
+		t.Errorf("the end took %v: nobody was waited for, so that this tested nothing", took)
+	}
+}
+
+func TestLossAndRestartAreTold(t *testing.T) {
+	t.Parallel()
+	p, s := engine(t)
+	stored := func(hash uint64) wire.Event {
+		return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2}, BlockSize: 2}
+	}
+	publish(t, p, stored(1), stored(1), stored(2))
+	if _, err := p.Forget(stored(3)); err != nil {
+		t.Fatal(err)
+	}
+	// After a gap one remove is enough, though the block was stored twice.
+	publish(t, p, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}})
+	if err := p.Resend(0); err != nil { // the network's, not the engine's
+		t.Fatal(err)
+	}
+	publish(t, p, stored(4))
+	if err := p.Restart(0); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, stored(5))
+
+	got := kvcast(t, nil, "subscribe", "--addr", s.addr(), "--count", "9")
+	want := []string{"worker added", "stored", "stored", "stored", "GAP", "removed", "stored", "cleared", "stored"}
+	all := got.out
+	for _, w := range want {
+		_, after, ok := strings.Cut(all, w)
+		if !ok {
+			t.Fatalf("told:\n%s\nwant in this order: %v", got.out, want)
+		}
+		all = after
+	}
+	for _, m := range []string{
+		`kvcast_pipeline_gaps_total{worker="w"} 1`,
+		`kvcast_pipeline_incomplete{dp_rank="0",worker="w"} 0`, // the restart made it known again
+		`kvcast_ingest_duplicates_total{worker="w"} 1`,
+		`kvcast_ingest_restarts_total{worker="w"} 1`,
+		`kvcast_pipeline_blocks{dp_rank="0",tier="device",worker="w"} 1`,
+		`kvcast_pipeline_raw_event_holes_total{worker="w"} 1`,
+	} {
+		s.metric(m)
+	}
+}
