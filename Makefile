@@ -1,0 +1,71 @@
+# What each target does stands behind its ##; `make help` lists them.
+
+GO ?= go
+TOOLS := $(CURDIR)/bin/tools
+SOURCES := $(shell git ls-files -co --exclude-standard '*.go' go.mod go.sum 2>/dev/null || echo go.mod)
+COUNT ?= 1
+BENCH ?= .
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test run build bench lint fmt proto grpcurl deps clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: build ## Show the main job on this machine: engines, server, a router that is cut off and resumes.
+	@bin/kvcast demo
+
+test: deps ## Run all tests with the race detector.
+	$(GO) test -race -timeout 10m ./...
+
+run: build ## Serve engines that connect to port 5557, until stopped.
+	bin/kvcast serve --bind 'tcp://*:5557'
+
+build: bin/kvcast ## Build bin/kvcast.
+
+bin/kvcast: $(SOURCES) | deps
+	$(GO) build -o $@ ./cmd/kvcast
+
+bench: deps ## Run the benchmarks; BENCH=regexp chooses, COUNT=n repeats.
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
+
+lint: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check code, contract, and that the contract breaks nobody.
+	$(TOOLS)/golangci-lint run ./...
+	$(TOOLS)/buf lint
+	$(TOOLS)/buf format --diff --exit-code
+	tools/scripts/breaking.sh $(TOOLS)/buf
+	$(GO) mod tidy -diff
+
+fmt: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
+	$(TOOLS)/golangci-lint fmt ./...
+	$(TOOLS)/buf format --write
+
+proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Generate Go from the contract.
+	PATH="$(TOOLS):$$PATH" $(TOOLS)/buf generate
+
+grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, to call the server by hand.
+
+clean: ## Delete what was built.
+	rm -rf bin
+
+deps: # libzmq and pkg-config, where they are missing
+	@tools/scripts/libzmq.sh
+
+# Each tool is built when it is first needed, in the version that tools/go.mod pins.
+tool = $(GO) -C tools build -o $@
+
+$(TOOLS)/buf: tools/go.mod
+	$(tool) github.com/bufbuild/buf/cmd/buf
+
+$(TOOLS)/golangci-lint: tools/go.mod
+	$(tool) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(TOOLS)/grpcurl: tools/go.mod
+	$(tool) github.com/fullstorydev/grpcurl/cmd/grpcurl
+
+$(TOOLS)/protoc-gen-go: tools/go.mod
+	$(tool) google.golang.org/protobuf/cmd/protoc-gen-go
+
+$(TOOLS)/protoc-gen-go-grpc: tools/go.mod
+	$(tool) google.golang.org/grpc/cmd/protoc-gen-go-grpc
