@@ -93,7 +93,7 @@ func BenchmarkLaneB1(b *testing.B) { benchmarkLane(b, 16) }
 func BenchmarkLaneB2(b *testing.B) { benchmarkLane(b, 1) }
 
 // BenchmarkTableMemory reports what a block takes in the table, for tables of
-// several sizes: the map doubles, so that it takes more just after it did.
+// several sizes: it takes more just after segments have grown or split.
 func BenchmarkTableMemory(b *testing.B) {
 	for _, blocks := range []int{100_000, 1_000_000, 1_800_000} {
 		b.Run(fmt.Sprint("blocks=", blocks), func(b *testing.B) {

@@ -111,7 +111,7 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		}
 		for tier, t := range r.tables {
 			if t != nil {
-				sizes = append(sizes, size{name, tierNames[tier], len(t.blocks)})
+				sizes = append(sizes, size{name, tierNames[tier], t.blocks.len()})
 			}
 		}
 	}

@@ -6,16 +6,17 @@ import "strings"
 // holds each (it caches one hash in several physical blocks), and what a
 // snapshot says of them.
 type table struct {
-	blocks map[uint64]block
+	blocks blocks
 	// copies are the further copies of blocks held more than once: few, so that
 	// forgetting them is cheap however large the table is.
 	copies map[uint64]uint32
 	attrs  attributes
 }
 
-// block is what is known of a block besides its hash. It holds no pointer, so
-// that the garbage collector need not look into the table.
+// block is a slot of the table. It holds no pointer, so that the garbage
+// collector need not look into the table.
 type block struct {
+	hash       uint64
 	parent     uint64
 	tokensHash uint64
 	attr       uint32 // slot in the table's attributes
@@ -25,28 +26,37 @@ type block struct {
 type blockFlags uint32
 
 const (
-	flagParent blockFlags = 1 << iota
+	// flagHeld tells a block from an empty slot.
+	flagHeld blockFlags = 1 << iota
+	flagParent
 	flagTokensHash
 	// flagCopies says that the block may be in copies.
 	flagCopies
 )
 
 func newTable() *table {
-	return &table{blocks: make(map[uint64]block), copies: make(map[uint64]uint32)}
+	return &table{blocks: newBlocks(), copies: make(map[uint64]uint32)}
 }
 
 // storeRun adds a copy of each block of a run.
 func (t *table) storeRun(r *run) {
-	b := block{parent: r.parent, attr: t.attrs.slot(attr{r.key.lora, r.key.blockSize})}
+	b := block{
+		parent: r.parent,
+		attr:   t.attrs.slot(attr{r.key.lora, r.key.blockSize}),
+		flags:  flagHeld,
+	}
 	if r.hasParent {
 		b.flags |= flagParent
 	}
+	if r.key.hashed {
+		b.flags |= flagTokensHash
+	}
 	for i, hash := range r.hashes {
+		b.hash = hash
 		if r.key.hashed {
-			b.flags |= flagTokensHash
 			b.tokensHash = r.tokensHashes[i]
 		}
-		t.store(hash, b)
+		t.store(&b)
 		b.parent = hash
 		b.flags |= flagParent
 	}
@@ -55,32 +65,31 @@ func (t *table) storeRun(r *run) {
 
 // store adds a copy of a block. What the newest store says of a block holds,
 // but a store without tokens does not take away what is known of them.
-func (t *table) store(hash uint64, b block) {
-	old, held := t.blocks[hash]
-	if held {
-		t.copies[hash]++
-		if b.flags&flagTokensHash == 0 {
-			b = old
-		}
-		if b.flags |= flagCopies; b == old {
-			return
-		}
+func (t *table) store(b *block) {
+	slot, held := t.blocks.put(b.hash)
+	if !held {
+		t.attrs.use(b.attr)
+		*slot = *b
+		return
 	}
-	t.attrs.use(b.attr)
-	if held {
-		t.attrs.release(old.attr) // last, since it may be the same
+	t.copies[b.hash]++
+	if b.flags&flagTokensHash != 0 {
+		t.attrs.use(b.attr)
+		t.attrs.release(slot.attr) // last, since it may be the same
+		*slot = *b
 	}
-	t.blocks[hash] = b
+	slot.flags |= flagCopies
 }
 
 // remove takes away a copy of a block, and tells whether the block is now gone.
 // A block that is not there counts as gone: the engine is right, and a router
 // may hold it.
 func (t *table) remove(hash uint64) (gone bool) {
-	b, held := t.blocks[hash]
+	s, i, held := t.blocks.find(hash)
 	if !held {
 		return true
 	}
+	b := &s.slots[i]
 	if b.flags&flagCopies != 0 {
 		switch n := t.copies[hash]; n {
 		case 0: // they were removed, or forgotten after a gap
@@ -92,8 +101,8 @@ func (t *table) remove(hash uint64) (gone bool) {
 			return false
 		}
 	}
-	delete(t.blocks, hash)
 	t.attrs.release(b.attr)
+	t.blocks.delete(s, i)
 	return true
 }
 
@@ -102,8 +111,8 @@ func (t *table) remove(hash uint64) (gone bool) {
 func (t *table) forgetCopies() { clear(t.copies) }
 
 func (t *table) holds(hash uint64) bool {
-	_, ok := t.blocks[hash]
-	return ok
+	_, _, held := t.blocks.find(hash)
+	return held
 }
 
 // attr is what many blocks have in common.

@@ -29,7 +29,7 @@ type plainBlock struct {
 // plain writes out all of a table.
 func plain(t *table) map[uint64]plainBlock {
 	all := make(map[uint64]plainBlock)
-	for hash, b := range t.blocks {
+	t.blocks.all(func(b *block) {
 		p := plainBlock{
 			Copies:    1,
 			Parent:    b.parent,
@@ -40,10 +40,10 @@ func plain(t *table) map[uint64]plainBlock {
 		}
 		p.TokensHash = b.tokensHash
 		if b.flags&flagCopies != 0 {
-			p.Copies += int(t.copies[hash])
+			p.Copies += int(t.copies[b.hash])
 		}
-		all[hash] = p
-	}
+		all[b.hash] = p
+	})
 	return all
 }
 
@@ -124,9 +124,7 @@ func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
 // blocks, and that the other slots are free, once each.
 func checkAttributes(t *rapid.T, table *table) {
 	used := make(map[uint32]int)
-	for _, b := range table.blocks {
-		used[b.attr]++
-	}
+	table.blocks.all(func(b *block) { used[b.attr]++ })
 	got := make(map[uint32]int)
 	for i, s := range table.attrs.slots {
 		if s.blocks > 0 {
