@@ -26,6 +26,7 @@ const (
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonInvalidArgument   = "INVALID_ARGUMENT"
 	ReasonUnimplemented     = "UNIMPLEMENTED"
+	ReasonInternal          = "INTERNAL"
 )
 
 // retryDelay is what RetryInfo asks for where the client should come back.
@@ -89,4 +90,9 @@ func errInvalid(field, description string, b journal.Bounds) error {
 
 func errUnimplemented(b journal.Bounds, message string) error {
 	return statusError(codes.Unimplemented, ReasonUnimplemented, b, message)
+}
+
+func errInternal(b journal.Bounds) error {
+	return statusError(codes.Internal, ReasonInternal, b,
+		"the server failed at this call, and goes on with others; its log says how; try again", retryInfo())
 }

@@ -211,3 +211,25 @@ func TestAdminPort(t *testing.T) {
 		t.Errorf("/healthz after StopServing: got %d, want 200", code)
 	}
 }
+
+// brokenJournal panics when it is read.
+type brokenJournal struct{ *journal.Memory }
+
+func (brokenJournal) Read(uint64, int, [][]byte) (journal.Chunk, error) { panic("broken") }
+
+func TestPanicEndsOneCallOnly(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{}, func(j *journal.Memory) server.Journal { return brokenJournal{j} })
+	for range 2 {
+		stream, err := h.client.Subscribe(t.Context(), earliest())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		wantStatus(t, err, codes.Internal, server.ReasonInternal)
+		if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "goroutine") {
+			t.Errorf("the client was told of the server's inside: %v", err)
+		}
+	}
+}

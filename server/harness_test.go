@@ -32,29 +32,36 @@ type harness struct {
 	lastEventID uint64
 }
 
+// reading lets the server read the journal by way of something else.
+type reading func(*journal.Memory) server.Journal
+
 // overTCP starts a server on a port of its own.
-func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config) *harness {
+func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config, by ...reading) *harness {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return start(t, cfg, jcfg, l, l.Addr().String())
+	return start(t, cfg, jcfg, by, l, l.Addr().String())
 }
 
 // inMemory starts a server without a network, for tests whose time is not real.
 func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *harness {
 	t.Helper()
 	l := bufconn.Listen(1 << 20)
-	return start(t, cfg, jcfg, l, "passthrough:///bufconn", grpc.WithContextDialer(
+	return start(t, cfg, jcfg, nil, l, "passthrough:///bufconn", grpc.WithContextDialer(
 		func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
 }
 
-func start(t testing.TB, cfg server.Config, jcfg journal.Config, l net.Listener, target string, opts ...grpc.DialOption) *harness {
+func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l net.Listener, target string, opts ...grpc.DialOption) *harness {
 	t.Helper()
 	h := &harness{t: t, journal: journal.NewMemory(jcfg)}
+	var read server.Journal = h.journal
+	for _, f := range by {
+		read = f(h.journal)
+	}
 	var err error
-	if h.server, err = server.New(cfg, h.journal); err != nil {
+	if h.server, err = server.New(cfg, read); err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)

@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"strings"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
@@ -28,6 +30,14 @@ func logCalls(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerI
 	})
 	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), ours),
 		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, opts...), ours)
+}
+
+// recovered makes the error of a call that panicked: what the client is told says
+// nothing of the server's inside, which the log does.
+func (s *Server) recovered(ctx context.Context, p any) error {
+	s.metrics.panics.Inc()
+	s.cfg.Logger.ErrorContext(ctx, "call panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return errInternal(s.journal.Bounds())
 }
 
 // logLevel is that of a call that ended with a code: only what is the server's

@@ -12,6 +12,7 @@ type metrics struct {
 	entries   prometheus.Counter
 	bytes     prometheus.Counter
 	progress  prometheus.Counter
+	panics    prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
@@ -20,13 +21,14 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		entries:   serverCounter("entries_sent_total", "Entries sent to subscribers."),
 		bytes:     serverCounter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
 		progress:  serverCounter("progress_sent_total", "Progress messages sent to subscribers."),
+		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
 		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.Load()) }),
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}
-	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress) {
+	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress, m.panics) {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -102,14 +102,15 @@ func New(cfg Config, j Journal) (*Server, error) {
 		return nil, fmt.Errorf("register call metrics: %w", err)
 	}
 	logStream, logUnary := logCalls(cfg.Logger)
+	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
 	s.grpc = grpc.NewServer(
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout}),
 		grpc.ChainUnaryInterceptor(
-			calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor()),
+			calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor(recovering)),
 		grpc.ChainStreamInterceptor(
-			calls.StreamServerInterceptor(), logStream, recovery.StreamServerInterceptor()),
+			calls.StreamServerInterceptor(), logStream, recovery.StreamServerInterceptor(recovering)),
 	)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})

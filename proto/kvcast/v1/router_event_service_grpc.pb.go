@@ -60,6 +60,7 @@ const (
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
 //	UNIMPLEMENTED        UNIMPLEMENTED             this version cannot do it; the
 //	                                               message says what to use
+//	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
 //	UNAUTHENTICATED      UNAUTHENTICATED           send valid credentials
 //	PERMISSION_DENIED    PERMISSION_DENIED         ask for the role
 type RouterEventServiceClient interface {
@@ -207,6 +208,7 @@ func (c *routerEventServiceClient) LookupBlocks(ctx context.Context, in *LookupB
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
 //	UNIMPLEMENTED        UNIMPLEMENTED             this version cannot do it; the
 //	                                               message says what to use
+//	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
 //	UNAUTHENTICATED      UNAUTHENTICATED           send valid credentials
 //	PERMISSION_DENIED    PERMISSION_DENIED         ask for the role
 type RouterEventServiceServer interface {
