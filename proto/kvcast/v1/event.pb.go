@@ -276,7 +276,8 @@ type Position struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Random name of the journal's life. A server that lost its journal has a new
 	// epoch, and seqs of different epochs must not be compared. In a request,
-	// empty means the server's current epoch.
+	// empty means the server's current epoch: handy by hand, but a router must
+	// send the epoch, or it will not notice that its seq is of another one.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Number of the last entry applied; 0 is before the first entry.
 	Seq           uint64 `protobuf:"fixed64,2,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -435,7 +436,7 @@ func (x *Entry) GetEvents() []*RouterEvent {
 //	removed         take the blocks out of the set
 //	cleared         empty the sets of this worker and dp rank, in the tiers named
 //	gap             nothing; the set may from now on be wrong as Gap describes
-//	worker_added    the worker exists and holds nothing yet
+//	worker_added    the worker exists; of what it holds nothing is known yet
 //	worker_removed  forget the worker and all its sets
 //
 // A router must ignore an event of a kind that it does not know.
@@ -907,7 +908,9 @@ func (x *Gap) GetLastSeq() uint64 {
 	return 0
 }
 
-// A worker is known from here on. It holds nothing until it says so.
+// A worker is known from here on, and what it holds from what its events say. An
+// engine that was running before it was first heard of may hold more: its rank
+// is incomplete.
 type WorkerAdded struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model that it serves.

@@ -471,8 +471,9 @@ type SubscribeResponse struct {
 	// once this message has been applied.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// With position: the seq of the position in the message before it that
-	// carried one. A difference means that a message was lost, also in a filtered
-	// stream, where seqs have holes.
+	// carried one; in the first message that of its own position. A difference
+	// means that a message was lost, also in a filtered stream, where seqs have
+	// holes.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	Accepted *Accepted `protobuf:"bytes,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
@@ -589,9 +590,12 @@ type Accepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Seq of the oldest entry retained; 1 when there is none yet.
+	// Seq of the oldest entry retained; newest_seq + 1 when none is. Above 1, what
+	// came before is not told by the entries alone: a stream from the earliest
+	// then tells of blocks of workers that it never announced, event_ids begin
+	// above 1, and the view that comes of it is incomplete.
 	OldestSeq uint64 `protobuf:"fixed64,2,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
-	// Seq of the newest entry; 0 when there is none yet.
+	// Seq of the newest entry; 0 when there has been none.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// How the stream starts.
 	Mode          Accepted_Mode `protobuf:"varint,4,opt,name=mode,proto3,enum=kvcast.v1.Accepted_Mode" json:"mode,omitempty"`

@@ -55,11 +55,11 @@ const (
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
-//	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume, here or at another
-//	                     MAX_CONNECTION_AGE        instance (RetryInfo)
+//	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume (RetryInfo)
+//	                     MAX_CONNECTION_AGE
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
-//	UNIMPLEMENTED        UNIMPLEMENTED             this version cannot do it; the
-//	                                               message says what to use
+//	UNIMPLEMENTED        UNIMPLEMENTED             this version of the server cannot do
+//	                                               it; the message says what to use
 //	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
 //	UNAUTHENTICATED      UNAUTHENTICATED           send valid credentials
 //	PERMISSION_DENIED    PERMISSION_DENIED         ask for the role
@@ -203,11 +203,11 @@ func (c *routerEventServiceClient) LookupBlocks(ctx context.Context, in *LookupB
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
-//	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume, here or at another
-//	                     MAX_CONNECTION_AGE        instance (RetryInfo)
+//	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume (RetryInfo)
+//	                     MAX_CONNECTION_AGE
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
-//	UNIMPLEMENTED        UNIMPLEMENTED             this version cannot do it; the
-//	                                               message says what to use
+//	UNIMPLEMENTED        UNIMPLEMENTED             this version of the server cannot do
+//	                                               it; the message says what to use
 //	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
 //	UNAUTHENTICATED      UNAUTHENTICATED           send valid credentials
 //	PERMISSION_DENIED    PERMISSION_DENIED         ask for the role
