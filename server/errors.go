@@ -69,13 +69,13 @@ func errAhead(after uint64, b journal.Bounds) error {
 
 func errEpochMismatch(epoch string, b journal.Bounds) error {
 	return statusError(codes.FailedPrecondition, ReasonEpochMismatch, b, fmt.Sprintf(
-		"position is of epoch %q, the journal's is %q: the entries of that epoch are lost; start from earliest, and discard what you hold",
+		"position is of epoch %.64q, the journal's is %q: the entries of that epoch are lost; start from earliest, and discard what you hold",
 		epoch, b.Epoch))
 }
 
 func errShuttingDown(b journal.Bounds) error {
 	return statusError(codes.Unavailable, ReasonShuttingDown, b,
-		"the server is shutting down, and everything up to the last position has been sent; resume after it, here or at another instance", retryInfo())
+		"the server is shutting down, and everything up to the last position has been sent; resume after it when a server is back, and start anew if its epoch is another", retryInfo())
 }
 
 func errTooManySubscribers(limit int, b journal.Bounds) error {

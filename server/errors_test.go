@@ -84,6 +84,10 @@ func TestSubscribeRefusals(t *testing.T) {
 			codes.Unimplemented, server.ReasonUnimplemented, "leave it out",
 		},
 		{
+			"a gap policy that needs snapshots", &kvcastv1.SubscribeRequest{GapPolicy: kvcastv1.GapPolicy_GAP_POLICY_SNAPSHOT},
+			codes.Unimplemented, server.ReasonUnimplemented, "leave gap_policy out",
+		},
+		{
 			"an unknown gap policy", &kvcastv1.SubscribeRequest{GapPolicy: 9},
 			codes.InvalidArgument, server.ReasonInvalidArgument, "GAP_POLICY_FAIL",
 		},

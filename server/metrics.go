@@ -24,7 +24,7 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
-		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.Load()) }),
+		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.streams.count()) }),
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -60,6 +61,13 @@ const (
 	// no answer comes within deadTimeout.
 	deadAfter   = 30 * time.Second
 	deadTimeout = 10 * time.Second
+	// handshakeTime is how long a connection may be open without speaking HTTP/2.
+	handshakeTime = 5 * time.Second
+	// closingTime is how long connections have to be closed in good order once
+	// all Subscribe streams have ended.
+	closingTime = time.Second
+	// maxRequestBytes is far more than any request needs.
+	maxRequestBytes = 256 << 10
 )
 
 // Server serves kvcast.v1, health and reflection.
@@ -67,13 +75,14 @@ type Server struct {
 	cfg     Config
 	journal Journal
 	grpc    *grpc.Server
+	conns   *connections
 	health  *health.Server
 	metrics *metrics
 
-	subscribers atomic.Int64
-	notServing  atomic.Bool
-	draining    chan struct{} // closed when nothing more will be appended
-	drain       sync.Once
+	streams    streams
+	notServing atomic.Bool
+	draining   chan struct{} // closed when nothing more will be appended
+	drain      sync.Once
 }
 
 // New makes a server that reads a journal. It fails only where its metrics are
@@ -92,7 +101,8 @@ func New(cfg Config, j Journal) (*Server, error) {
 	if cfg.Registerer == nil {
 		cfg.Registerer = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, journal: j, health: health.NewServer(), draining: make(chan struct{})}
+	s := &Server{cfg: cfg, journal: j, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{})}
+	s.streams.limit = cfg.MaxSubscribers
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)
@@ -105,6 +115,8 @@ func New(cfg Config, j Journal) (*Server, error) {
 	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
 	s.grpc = grpc.NewServer(
 		grpc.ForceServerCodecV2(newCodec()),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.MaxRecvMsgSize(maxRequestBytes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout}),
 		grpc.ChainUnaryInterceptor(
@@ -116,7 +128,6 @@ func New(cfg Config, j Journal) (*Server, error) {
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
-	calls.InitializeMetrics(s.grpc)
 	for name := range s.grpc.GetServiceInfo() {
 		s.health.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
 	}
@@ -125,7 +136,8 @@ func New(cfg Config, j Journal) (*Server, error) {
 
 // Serve accepts connections until Shutdown, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(l); err != nil {
+	err := s.grpc.Serve(s.conns.listen(l))
+	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve gRPC: %w", err)
 	}
 	return nil
@@ -138,12 +150,17 @@ func (s *Server) StopServing() {
 	s.health.Shutdown()
 }
 
-// Shutdown ends every stream once it has sent all that the journal holds, to
-// which nothing may be appended any more, and then the server. When ctx ends
-// first, streams whose clients do not read are cut off.
+// Shutdown ends every Subscribe stream once it has sent all that the journal
+// holds, to which nothing may be appended any more, and then the server. When
+// ctx ends first, streams whose clients do not read are cut off. What else is
+// open (health watches, connections that never said a word) is not waited for
+// longer than a second.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
 	s.drain.Do(func() { close(s.draining) })
+	s.streams.wait(ctx)
+	closing, cancel := context.WithTimeout(ctx, closingTime)
+	defer cancel()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -151,7 +168,10 @@ func (s *Server) Shutdown(ctx context.Context) {
 	}()
 	select {
 	case <-done:
-	case <-ctx.Done():
+	case <-closing.Done():
+		// Both ways to stop wait for connections that have not finished their
+		// handshake, so those have to be closed beneath gRPC.
+		s.conns.close()
 		s.grpc.Stop()
 		<-done
 	}

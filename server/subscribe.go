@@ -20,11 +20,10 @@ const responseBytes = 64 << 10
 
 // Subscribe implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.RouterEventService_SubscribeServer) error {
-	if n := s.subscribers.Add(1); n > int64(s.cfg.MaxSubscribers) {
-		s.subscribers.Add(-1)
+	if !s.streams.enter() {
 		return errTooManySubscribers(s.cfg.MaxSubscribers, s.journal.Bounds())
 	}
-	defer s.subscribers.Add(-1)
+	defer s.streams.leave()
 	start, err := s.start(req)
 	if err != nil {
 		return err
@@ -35,10 +34,14 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return err
 	}
 	c := cursor{server: s.Server, stream: stream, epoch: start.bounds.Epoch, seq: start.after}
-	if err := c.accept(start); err != nil {
-		return err
+	if err = c.accept(start); err == nil {
+		err = c.follow(stream.Context())
 	}
-	return c.follow(stream.Context())
+	if cause := stream.Context().Err(); cause != nil {
+		// The client left, whatever the send that it interrupted says.
+		return status.FromContextError(cause).Err()
+	}
+	return err
 }
 
 // start is where a stream begins.
@@ -53,6 +56,9 @@ func (s routerEvents) start(req *kvcastv1.SubscribeRequest) (start, error) {
 	b := s.journal.Bounds()
 	if _, ok := kvcastv1.GapPolicy_name[int32(req.GetGapPolicy())]; !ok {
 		return start{}, errInvalid("gap_policy", "unknown value; allowed are GAP_POLICY_SNAPSHOT and GAP_POLICY_FAIL", b)
+	}
+	if req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_SNAPSHOT {
+		return start{}, errUnimplemented(b, "GAP_POLICY_SNAPSHOT is not built in this version; leave gap_policy out, and start from the earliest entry where a position is refused")
 	}
 	if f := req.GetFilter(); len(f.GetWorkers())+len(f.GetModels())+len(f.GetTiers()) > 0 {
 		return start{}, errUnimplemented(b, "filter is not built in this version; leave it out, and choose among the entries by worker and model")
@@ -127,6 +133,7 @@ func (c *cursor) follow(ctx context.Context) error {
 		if sent, err := c.sendNext(); err != nil {
 			return err
 		} else if sent {
+			idle.Reset(c.progressAfter())
 			continue
 		}
 		select {
@@ -138,7 +145,7 @@ func (c *cursor) follow(ctx context.Context) error {
 			}
 			idle.Reset(c.progressAfter())
 		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
+			return ctx.Err()
 		}
 	}
 }

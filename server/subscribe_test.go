@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
@@ -230,6 +232,46 @@ func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
 	h.server.Shutdown(ctx)
 	if ctx.Err() == nil {
 		t.Error("shutdown ended before its deadline, so that this tested nothing")
+	}
+}
+
+// TestShutdownWaitsForNobodyElse has connections open that are no subscribers.
+func TestShutdownWaitsForNobodyElse(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	silent, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	watch, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	began := time.Now()
+	h.server.Shutdown(ctx)
+	if took := time.Since(began); took > 4*time.Second {
+		t.Errorf("shutdown took %v, want little more than a second", took)
+	}
+}
+
+// TestShutdownBeforeServe is what a signal right after the start comes to.
+func TestShutdownBeforeServe(t *testing.T) {
+	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Shutdown(t.Context())
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Serve(l); err != nil {
+		t.Errorf("serve after shutdown: got %v, want nil", err)
 	}
 }
 
