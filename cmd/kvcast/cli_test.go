@@ -3,6 +3,7 @@ package main_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -33,6 +34,10 @@ func TestMistakesGetOneLineThatSaysWhatToDo(t *testing.T) {
 		{"subscribe --addr 127.0.0.1:1", 1, "start one with kvcast serve"},
 		{"subscribe --after 5", 2, "want EPOCH:SEQ"},
 		{"subscribe --after :5 --from latest", 2, "can't be used together"},
+		{"subscribe --from foo", 2, "want earliest or latest"},
+		{"subscribe --addr http://localhost:50051", 2, "want HOST:PORT, without a scheme"},
+		{"serve --worker name=a,name=b", 2, "name is given twice"},
+		{"simulate --blocks 0", 2, "want 1 or more"},
 		{"simulate --engines 0", 2, "want 1 to 256"},
 		{"decode no-such-file", 1, "no-such-file"},
 		{"bogus", 2, "see kvcast --help"},
@@ -207,6 +212,35 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 	}
 	if _, got := read("--after", ":9999"); got.status != 1 || !strings.Contains(got.err, "OUT_OF_RANGE: position 9999 is beyond") {
 		t.Errorf("beyond the newest: got status %d and %q", got.status, got.err)
+	}
+}
+
+// TestSimulatedRanksAreOneWorkers has three engines that are ranks of one worker.
+func TestSimulatedRanksAreOneWorkers(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "--bind", "tcp://127.0.0.1:*")
+	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--engines", "3", "--ranks", "--wait", "--batches", "5", "--rate", "0", "-o", "json")
+	if got.status != 0 {
+		t.Fatalf("simulate: status %d: %s", got.status, got.err)
+	}
+	for rank, line := range strings.Split(strings.TrimSpace(got.out), "\n")[3:] {
+		var ended struct {
+			Blocks int `json:"blocks"`
+		}
+		if err := json.Unmarshal([]byte(line), &ended); err != nil {
+			t.Fatal(err)
+		}
+		s.metric(fmt.Sprintf(`kvcast_pipeline_blocks{dp_rank="%d",tier="device",worker="sim"} %d`, rank, ended.Blocks))
+	}
+}
+
+// TestChildrenEndWithTheirParent is what keeps a demo that is killed from leaving
+// processes behind.
+func TestChildrenEndWithTheirParent(t *testing.T) {
+	t.Parallel()
+	got := kvcast(t, strings.NewReader(""), "--end-with-stdin", "simulate", "--bind", "tcp://127.0.0.1:*", "--wait")
+	if got.status != 0 || !strings.Contains(got.out, "published 0 batches") {
+		t.Errorf("got status %d and %q", got.status, got.out)
 	}
 }
 

@@ -35,9 +35,19 @@ func (c *demoCmd) Run(ctx context.Context, std stdio) error {
 	defer cancel()
 	d := demo{out: std.out}
 	err := d.run(ctx, c.Listen)
-	if err == nil && c.Stay {
-		d.say("the server stays at %s until you interrupt this (Ctrl-C)", d.server.addr)
+	if ctx.Err() != nil {
+		err = errSilent // interrupted, which needs no explanation
+	}
+	switch {
+	case err != nil:
+	case c.Stay:
+		d.say("the server stays until you interrupt this (Ctrl-C); try in another terminal")
+		d.grpcurl(d.server.addr)
 		<-ctx.Done()
+	default:
+		d.say("try next: `make run` in one terminal, an engine and a look at the stream in others")
+		_, _ = fmt.Fprintln(d.out, "bin/kvcast simulate --wait --connect tcp://localhost:5557")
+		d.grpcurl("localhost:50051")
 	}
 	cancel()
 	return errors.Join(err, d.stop())
@@ -126,7 +136,7 @@ func (d *demo) follow(ctx context.Context, client kvcastv1.RouterEventServiceCli
 			return err
 		}
 		held = append(held, h)
-		_, _ = fmt.Fprintf(d.out, "%s: %d batches, %d blocks stored, %d removed; it holds %d blocks, digest %016x\n",
+		_, _ = fmt.Fprintf(d.out, "%s: %d batches, %d blocks stored, %d removed; it holds %d different ones, digest %016x\n",
 			h.Engine, h.Batches, h.Stored, h.Removed, h.Blocks, h.Digest)
 	}
 	settled := func() bool { return router.holds(held) == nil }
@@ -168,15 +178,11 @@ func (d *demo) check(router, witness *follower, cut uint64, held []engineEnded) 
 	if failed {
 		return errSilent
 	}
-	d.next()
 	return nil
 }
 
-// next says what to try next.
-func (d *demo) next() {
-	d.say("try next: `make run` in one terminal, an engine and a look at the stream in others")
-	_, _ = fmt.Fprint(d.out, `bin/kvcast simulate --connect tcp://localhost:5557
-grpcurl -plaintext -d '{"earliest": {}}' localhost:50051 kvcast.v1.RouterEventService/Subscribe
-(make grpcurl builds it as bin/tools/grpcurl)
-`)
+// grpcurl says how to look at a server.
+func (d *demo) grpcurl(addr string) {
+	_, _ = fmt.Fprintf(d.out, "grpcurl -plaintext -d '{\"earliest\": {}}' %s kvcast.v1.RouterEventService/Subscribe\n"+
+		"(make grpcurl builds it as bin/tools/grpcurl)\n", addr)
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -19,8 +20,8 @@ import (
 type child struct {
 	what  string
 	cmd   *exec.Cmd
-	lines chan string // what it prints; closed at its end
-	log   *bytes.Buffer
+	lines chan string   // what it prints; closed at its end
+	log   *bytes.Buffer // what it said is wrong; to be read once it has ended
 }
 
 // childGrace is how long a child has to end after it was asked to.
@@ -30,7 +31,8 @@ const childGrace = 10 * time.Second
 // log, comes line by line.
 func start(ctx context.Context, self, what string, log bool, args ...string) (*child, error) {
 	c := &child{what: what, lines: make(chan string, 1024), log: new(bytes.Buffer)}
-	c.cmd = exec.CommandContext(ctx, self, args...)
+	// A child ends with its standard input, so also when this process is killed.
+	c.cmd = exec.CommandContext(ctx, self, append([]string{"--end-with-stdin"}, args...)...)
 	c.cmd.Cancel = func() error { return c.cmd.Process.Signal(syscall.SIGTERM) }
 	c.cmd.WaitDelay = childGrace
 	var out io.ReadCloser
@@ -40,6 +42,9 @@ func start(ctx context.Context, self, what string, log bool, args ...string) (*c
 	} else {
 		c.cmd.Stderr = c.log
 		out, err = c.cmd.StdoutPipe()
+	}
+	if err == nil {
+		_, err = c.cmd.StdinPipe() // open until Wait closes it
 	}
 	if err == nil {
 		err = c.cmd.Start()
@@ -66,7 +71,8 @@ func (c *child) next(ctx context.Context, pattern *regexp.Regexp) (string, error
 		select {
 		case line, ok := <-c.lines:
 			if !ok {
-				return "", fmt.Errorf("%s ended early: %s%s", c.what, last, c.log)
+				_ = c.cmd.Wait() // whatever its status, it should not have ended
+				return "", fmt.Errorf("%s ended early: %s", c.what, strings.TrimPrefix(last+strings.TrimSpace(c.log.String()), "kvcast: "))
 			}
 			if m := pattern.FindStringSubmatch(line); m != nil {
 				return m[len(m)-1], nil
@@ -81,6 +87,9 @@ func (c *child) next(ctx context.Context, pattern *regexp.Regexp) (string, error
 // wait waits for the child's end, which its context has asked for.
 func (c *child) wait() error {
 	for range c.lines { // to its end
+	}
+	if c.cmd.ProcessState != nil {
+		return nil // it ended early, which has been told
 	}
 	err := c.cmd.Wait()
 	if err == nil || errors.Is(err, context.Canceled) {

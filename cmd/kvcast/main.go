@@ -38,6 +38,10 @@ type commands struct {
 	Decode    decodeCmd    `cmd:"" help:"Show what a payload or a recording of an engine says."`
 	Demo      demoCmd      `cmd:"" help:"Show it all at work on this machine: engines, server, a router that is cut off and resumes."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
+
+	// EndWithStdin ends a command when its standard input does: whoever started
+	// it is gone then, however it went.
+	EndWithStdin bool `hidden:""`
 }
 
 // usageError is a mistake in the command line.
@@ -68,6 +72,8 @@ func exitStatus(err error, stderr io.Writer) int {
 
 // run runs one command until it is done or ctx is.
 func run(ctx context.Context, args []string, std stdio) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var cmds commands
 	exited := false
 	parser, err := kong.New(&cmds,
@@ -92,6 +98,12 @@ func run(ctx context.Context, args []string, std stdio) error {
 	}
 	if err != nil {
 		return usageError{fmt.Errorf("%w; see kvcast %s--help", err, commandOf(args))}
+	}
+	if cmds.EndWithStdin {
+		go func() {
+			defer cancel()
+			_, _ = io.Copy(io.Discard, std.in)
+		}()
 	}
 	return command.Run()
 }

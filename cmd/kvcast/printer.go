@@ -68,8 +68,14 @@ func (p *printer) control(m *kvcastv1.SubscribeResponse) error {
 		if p.json {
 			return p.line(line{Epoch: a.GetEpoch(), Seq: decimal(m.GetPosition().GetSeq()), Control: "accepted"})
 		}
-		_, err := fmt.Fprintf(p.out, "following epoch %s after seq %d; the server retains %d to %d\n",
-			a.GetEpoch(), m.GetPosition().GetSeq(), a.GetOldestSeq(), a.GetNewestSeq())
+		retained := "nothing yet"
+		switch {
+		case a.GetNewestSeq() >= a.GetOldestSeq():
+			retained = fmt.Sprintf("%d to %d", a.GetOldestSeq(), a.GetNewestSeq())
+		case a.GetNewestSeq() > 0:
+			retained = fmt.Sprintf("nothing any more of 1 to %d", a.GetNewestSeq())
+		}
+		_, err := fmt.Fprintf(p.out, "following epoch %s after seq %d; the server retains %s\n", a.GetEpoch(), m.GetPosition().GetSeq(), retained)
 		return err
 	case m.GetProgress() != nil && p.json:
 		return p.line(line{Epoch: m.GetPosition().GetEpoch(), Seq: decimal(m.GetPosition().GetSeq()), Control: "progress"})
@@ -113,7 +119,7 @@ func describe(ev *kvcastv1.RouterEvent) string {
 	case *kvcastv1.RouterEvent_Cleared:
 		fmt.Fprintf(&b, "cleared  (%s)", reason(e.Cleared.GetReason()))
 	case *kvcastv1.RouterEvent_Gap:
-		fmt.Fprintf(&b, "GAP      %d batches missing, engine seq %d to %d (%s)",
+		fmt.Fprintf(&b, "GAP      missing batches: %d, engine seq %d to %d (%s)",
 			e.Gap.GetMissedBatches(), e.Gap.GetFirstSeq(), e.Gap.GetLastSeq(), reason(e.Gap.GetReason()))
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		fmt.Fprintf(&b, "worker added, model %q", e.WorkerAdded.GetModel())
@@ -143,7 +149,7 @@ func chain(s *kvcastv1.Stored) string {
 		fmt.Fprintf(&b, " after %016x", s.GetParentHash())
 	}
 	if s.GetLoraName() != "" {
-		fmt.Fprintf(&b, " lora %s", s.GetLoraName())
+		fmt.Fprintf(&b, " lora %q", s.GetLoraName())
 	}
 	return b.String()
 }

@@ -22,7 +22,7 @@ type serveCmd struct {
 	Listen         string        `default:":50051" placeholder:"ADDR" help:"Where routers connect: gRPC (${default})."`
 	Admin          string        `default:"127.0.0.1:9464" placeholder:"ADDR" help:"Where the operator looks: /metrics, /healthz, /readyz, pprof (${default}). Empty: nowhere."`
 	Worker         []string      `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT. Repeatable."`
-	Bind           []string      `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim or ,worker=NAME. Repeatable."`
+	Bind           []string      `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,topic=PATTERN or ,worker=NAME. Repeatable."`
 	BatchTimeout   time.Duration `default:"0s" help:"How long events may wait to be merged with the next batch's, 0s to 15s."`
 	BatchMaxBlocks int           `default:"128" help:"The most blocks in an event, 1 to 16384."`
 	JournalBytes   byteSize      `name:"journal-max-bytes" default:"64MiB" help:"Memory for entries to resume from."`
@@ -34,8 +34,12 @@ type serveCmd struct {
 	LogLevel       string        `enum:"debug,info,warn,error" default:"info" help:"debug, info, warn or error."`
 }
 
-// shutdownTime is how long subscribers have to read what is left.
-const shutdownTime = 8 * time.Second
+// How long the parts have to end, together less than the 10 s that operators are
+// promised.
+const (
+	readingEnds    = 2 * time.Second
+	subscribersEnd = 7 * time.Second
+)
 
 // errNothingToRead says how to give serve something to read.
 var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, for example
@@ -132,7 +136,7 @@ func (c *serveCmd) open(ctx context.Context, log *slog.Logger) (_ *service, err 
 		if s.adminOn != nil {
 			err = errors.Join(err, s.adminOn.Close())
 		}
-		return nil, errors.Join(err, s.grpc.Close())
+		return nil, errors.Join(fmt.Errorf("%w; choose another endpoint with --bind", err), s.grpc.Close())
 	}
 	return s, nil
 }
@@ -140,6 +144,10 @@ func (c *serveCmd) open(ctx context.Context, log *slog.Logger) (_ *service, err 
 func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err // without the address, which is said already
+		}
 		return nil, fmt.Errorf("listen at %s: %w; choose another address with %s", addr, err, flag)
 	}
 	return l, nil
@@ -148,46 +156,66 @@ func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 // run runs the parts until ctx is done or one of them fails, and then ends them
 // in the order in which events flow, so that each hands on the last it has.
 func (s *service) run(ctx context.Context) error {
-	failed := make(chan error, 3) // one for each part that may fail
-	s.log.Info("serving", "grpc", s.grpc.Addr().String(), "version", currentVersion())
-	go func() { failed <- s.server.Serve(s.grpc) }()
-	if s.adminOn != nil {
-		s.log.Info("serving", "admin", s.adminOn.Addr().String())
-		go func() { failed <- s.serveAdmin() }()
-	} else {
-		failed <- nil
-	}
 	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReading()
-	ended := make(chan struct{})
-	go func() { defer close(ended); failed <- s.ingest.Run(reading) }()
+	ingested := background(func() error { return s.ingest.Run(reading) })
+	served := background(func() error { return s.server.Serve(s.grpc) })
+	var administered <-chan error // nil, which is never ready, without an admin port
+	if s.adminOn != nil {
+		administered = background(s.serveAdmin)
+	}
+	s.log.Info("serving", "grpc", s.grpc.Addr().String(), "version", currentVersion())
+	if s.adminOn != nil {
+		s.log.Info("serving", "admin", s.adminOn.Addr().String())
+	}
 
-	var errs []error
-	parts := cap(failed)
-	for done := false; !done; {
-		select {
-		case <-ctx.Done():
-			done = true
-		case err := <-failed:
-			parts--
-			errs = append(errs, err)
-			done = err != nil
-		}
+	var failed error
+	select {
+	case <-ctx.Done():
+	case failed = <-ingested:
+	case failed = <-served:
+	case failed = <-administered:
 	}
 	s.log.Info("shutting down")
-	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer cancel()
 	s.server.StopServing()
 	stopReading()
-	<-ended
-	s.pipeline.Close()
+	errs := []error{failed, within(readingEnds, ingested, errors.New("stop reading: an engine's name takes too long to resolve, or ZeroMQ hangs"))}
+	s.pipeline.Close() // what is read after this goes nowhere
+	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), subscribersEnd)
+	defer cancel()
 	s.server.Shutdown(deadline)
 	errs = append(errs, s.admin.Close())
-	for range parts {
-		errs = append(errs, <-failed)
+	errs = append(errs, <-served)
+	if administered != nil {
+		errs = append(errs, <-administered)
 	}
 	s.log.Info("stopped")
 	return errors.Join(errs...)
+}
+
+// background runs a part, and returns where its error will be, once; then, and
+// where it had none, nil.
+func background(run func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		defer close(done)
+		if err := run(); err != nil {
+			done <- err
+		}
+	}()
+	return done
+}
+
+// within waits for a part's end, and returns late if it takes too long.
+func within(d time.Duration, done <-chan error, late error) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-timer.C:
+		return late
+	}
 }
 
 func (s *service) serveAdmin() error {

@@ -25,6 +25,7 @@ type simulateCmd struct {
 	Rate      float64 `default:"20" help:"Batches a second of each engine; 0 means as fast as possible."`
 	Seed      uint64  `default:"1" help:"Chooses the requests; the same seed gives the same events."`
 	Form      string  `enum:"array,map" default:"array" help:"How batches and events are encoded: array or map."`
+	Ranks     bool    `help:"Let the engines be the dp ranks of one worker, as --worker ...,dp_size=N reads them: each batch names its rank."`
 	Wait      bool    `help:"Publish nothing before somebody subscribes, so that nothing is lost. Real engines do not wait."`
 	Output    string  `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"text for people, json for programs: an object a line (${default})."`
 }
@@ -69,6 +70,14 @@ func (c *simulateCmd) Run(ctx context.Context, std stdio) error {
 
 func (c *simulateCmd) name(i int) string { return fmt.Sprintf("%s-%d", c.Name, i) }
 
+// worker is the name of the worker that engine i belongs to.
+func (c *simulateCmd) worker(i int) string {
+	if c.Ranks {
+		return c.Name
+	}
+	return c.name(i)
+}
+
 // configs are those of the engines.
 func (c *simulateCmd) configs() ([]simulator.Config, error) {
 	if c.Bind != "" && c.Connect != "" {
@@ -76,6 +85,9 @@ func (c *simulateCmd) configs() ([]simulator.Config, error) {
 	}
 	if c.Engines < 1 || c.Engines > maxEngines {
 		return nil, fmt.Errorf("--engines: %d is not allowed: want 1 to %d", c.Engines, maxEngines)
+	}
+	if c.Blocks < 1 || c.BlockSize < 1 {
+		return nil, errors.New("--blocks and --block-size: want 1 or more")
 	}
 	if c.Rate < 0 {
 		return nil, fmt.Errorf("--rate: %v is not allowed: want 0 or more batches a second", c.Rate)
@@ -96,7 +108,7 @@ func (c *simulateCmd) configs() ([]simulator.Config, error) {
 		switch {
 		case c.Connect != "":
 			cfg.Endpoint, cfg.Mode = c.Connect, simulator.ModeConnect
-			cfg.Topic = "kv@" + c.name(i) + "@" + c.Model
+			cfg.Topic = "kv@" + c.worker(i) + "@" + c.Model
 		case c.Bind != "":
 			cfg.Mode = simulator.ModeBind
 			cfg.Endpoint, err = portAfter(c.Bind, i)
@@ -111,6 +123,9 @@ func (c *simulateCmd) configs() ([]simulator.Config, error) {
 			if cfg.Replay, err = portAfter(c.Replay, i); err != nil {
 				return nil, fmt.Errorf("--replay: %w", err)
 			}
+		}
+		if c.Ranks {
+			cfg.Rank = uint32(i)
 		}
 		if c.Wait {
 			cfg.Subscribers = 1

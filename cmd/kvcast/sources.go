@@ -108,9 +108,14 @@ func into(s *string) func(string) error {
 
 // parsePairs reads key=value pairs between commas.
 func parsePairs(text string, keys map[string]func(string) error) error {
+	seen := make(map[string]bool)
 	for pair := range strings.SplitSeq(text, ",") {
 		key, value, ok := strings.Cut(pair, "=")
 		set := keys[key]
+		if seen[key] {
+			return fmt.Errorf("%q is not allowed: %s is given twice", pair, key)
+		}
+		seen[key] = true
 		if !ok || set == nil {
 			return fmt.Errorf("%q is not allowed: want KEY=VALUE with a key among %s", pair, strings.Join(sortedKeys(keys), ", "))
 		}
@@ -168,7 +173,7 @@ func portAfter(endpoint string, n int) (string, error) {
 	}
 	first, err := strconv.ParseUint(port, 10, 16)
 	if !strings.HasPrefix(endpoint, "tcp://") || err != nil || int(first)+n > 65535 {
-		return "", fmt.Errorf("%q is not allowed for several engines: want tcp://HOST:PORT with %d ports after it", endpoint, n)
+		return "", fmt.Errorf("%q is not allowed for several engines: want tcp://HOST:PORT whose port has %d more above it", endpoint, n)
 	}
 	return fmt.Sprintf("%s%d", endpoint[:i+1], int(first)+n), nil
 }

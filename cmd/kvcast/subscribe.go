@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strconv"
 	"strings"
 
@@ -19,7 +20,7 @@ import (
 type subscribeCmd struct {
 	Addr   string   `default:"localhost:50051" placeholder:"ADDR" help:"The server (${default})."`
 	After  position `placeholder:"EPOCH:SEQ" help:"Resume after this position; :SEQ means the server's current epoch."`
-	From   string   `enum:"earliest,latest," default:"" placeholder:"START" help:"Start from earliest (the default: all that the server retains) or latest (new entries only)."`
+	From   string   `placeholder:"START" help:"Start from earliest (the default: all that the server retains) or latest (new entries only)."`
 	Count  uint64   `placeholder:"N" help:"End after this many events, and the rest of their entry."`
 	Output string   `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"text for people, json for programs: an object a line (${default})."`
 }
@@ -61,6 +62,9 @@ func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
 	if c.After.set && c.From != "" {
 		return usageError{errors.New("--after and --from can't be used together: give one of them")}
 	}
+	if c.From != "" && c.From != "earliest" && c.From != "latest" {
+		return usageError{fmt.Errorf("--from: %q is not allowed: want earliest or latest", c.From)}
+	}
 	conn, err := dial(c.Addr)
 	if err != nil {
 		return err
@@ -69,7 +73,11 @@ func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
 	p := newPrinter(std.out, c.Output)
 	reached, err := c.follow(ctx, kvcastv1.NewRouterEventServiceClient(conn), p)
 	if reached.set {
-		_, _ = fmt.Fprintf(std.err, "resume with: kvcast subscribe --addr %s --after %s\n", c.Addr, reached)
+		format := ""
+		if c.Output != "text" {
+			format = " -o " + c.Output
+		}
+		_, _ = fmt.Fprintf(std.err, "resume with: kvcast subscribe --addr %s --after %s%s\n", c.Addr, reached, format)
 	}
 	return err
 }
@@ -116,9 +124,12 @@ func (c *subscribeCmd) follow(ctx context.Context, client kvcastv1.RouterEventSe
 
 // dial makes a connection that is opened by its first call.
 func dial(addr string) (*grpc.ClientConn, error) {
+	if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+		return nil, usageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT, without a scheme", addr)}
+	}
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--addr %q is not allowed: want HOST:PORT: %w", addr, err)}
+		return nil, usageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT: %w", addr, err)}
 	}
 	return conn, nil
 }
@@ -127,13 +138,22 @@ func dial(addr string) (*grpc.ClientConn, error) {
 func callError(addr string, err error) error {
 	s := status.Convert(err)
 	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
-		cause := s.Message()
-		if i := strings.LastIndex(cause, ": "); i >= 0 { // what gRPC wraps around it says no more
-			cause = strings.TrimSuffix(cause[i+2:], `"`)
-		}
-		return fmt.Errorf("no kvcast server answers at %s: %s; start one with kvcast serve, or name another with --addr", addr, cause)
+		return fmt.Errorf("no kvcast server answers at %s%s; start one with kvcast serve, or name another with --addr", addr, dialCause(s.Message()))
 	}
 	return fmt.Errorf("%s: %s", codeName(s.Code()), s.Message())
+}
+
+// dialCause finds in gRPC's message why no connection was made; the rest of it
+// says no more.
+func dialCause(message string) string {
+	_, cause, ok := strings.Cut(message, "dial tcp")
+	if !ok {
+		return ""
+	}
+	if i := strings.LastIndex(cause, ": "); i >= 0 {
+		cause = cause[i+2:]
+	}
+	return ": " + strings.Trim(cause, ` "`)
 }
 
 // codeName writes a code as the contract does.
