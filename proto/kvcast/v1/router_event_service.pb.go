@@ -467,13 +467,16 @@ type SubscribeResponse struct {
 	// Whole entries, in order. About 64 KiB when the subscriber is behind, at once
 	// when it is not, and never above 1 MiB unless one entry is.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// With entries, progress, accepted and snapshot_end: where the stream stands
-	// once this message has been applied.
+	// Where the stream stands once this message has been applied, and where to
+	// resume from. Carried by entries, progress, snapshot_end, and accepted; not
+	// within a snapshot, and not by an accepted that announces one, since what a
+	// router holds by then is not whole.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// With position: the seq of the position in the message before it that
-	// carried one; in the first message that of its own position. A difference
-	// means that a message was lost, also in a filtered stream, where seqs have
-	// holes.
+	// carried one. A difference means that a message was lost, also in a filtered
+	// stream, where seqs have holes. Where there is none before it, as in the
+	// first message, and in snapshot_end, with which all begins anew, it is the
+	// seq of the message's own position.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	Accepted *Accepted `protobuf:"bytes,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
@@ -585,7 +588,7 @@ func (x *SubscribeResponse) GetSnapshotEnd() *SnapshotEnd {
 }
 
 // The server's answer to the start that was asked for. The message that carries
-// it carries the start as its position.
+// it carries the start as its position, unless a snapshot is the start.
 type Accepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
@@ -800,7 +803,10 @@ func (x *WorkerDigest) GetSeq() uint64 {
 	return 0
 }
 
-// A snapshot follows; discard all that you hold.
+// A snapshot follows; discard all that you hold. It comes in this order: each
+// worker, followed by its blocks; the entries, of any worker, that happened
+// while the blocks were read, to be applied like all entries; snapshot_end. It
+// may begin anew before its end, with another SnapshotBegin.
 type SnapshotBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
@@ -853,8 +859,8 @@ type SnapshotWorker struct {
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	// What WorkerAdded said of it, as it is now.
 	Added *WorkerAdded `protobuf:"bytes,2,opt,name=added,proto3" json:"added,omitempty"`
-	// event_id of the worker's last event within the snapshot; the next one in the
-	// stream is one more.
+	// event_id of the worker's last event before its blocks were read; the next one
+	// that comes, within the snapshot or after it, has one more.
 	LastEventId uint64 `protobuf:"varint,3,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
 	// The dp ranks whose blocks are incomplete: events were lost, or the engine
 	// was first heard of when it was already running.
@@ -1209,11 +1215,11 @@ func (x *SnapshotRequest) GetFilter() *Filter {
 // One message of a Snapshot stream; see SubscribeResponse.
 type SnapshotResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Entries that bring workers told of earlier up to the end of the snapshot.
+	// Entries that happened while the blocks were read.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// Where the stream stands, with snapshot_end.
+	// Where to follow on with Subscribe; with snapshot_end only.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// The seq of the position in the message before it that carried one.
+	// The same seq, with snapshot_end only.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
