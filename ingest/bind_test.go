@@ -2,6 +2,7 @@ package ingest_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -107,25 +108,62 @@ func TestBind(t *testing.T) {
 			name: "a batch that does not decode",
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(0), payload(0))
-				e.send("kv@p@m", seqFrame(1), garbage) // of the one rank: told at once
-				e.send("kv@p@m", seqFrame(3), garbage) // not the one expected
+				e.send("kv@p@m", seqFrame(1), garbage)
+				e.send("kv@p@m", seqFrame(2), payload(2))
 				e.send("kv@p@m", seqFrame(0), payloadOf(1, 0))
-				e.send("kv@p@m", seqFrame(1), garbage) // of either rank: told later
+				e.send("kv@p@m", seqFrame(1), garbage)
+				e.send("kv@p@m", seqFrame(3), garbage)
 				e.send("kv@p@m", seqFrame(4), payloadOf(0, 4))
 				e.send("kv@p@m", seqFrame(2), payloadOf(1, 2))
 			},
 			want: []string{
 				"add p model m block_size 0 ranks []",
 				"p 0/0: batch 0",
-				"p 0/0: gap 1-1, 1 missed",
+				"p 0/0: gap 1-1, 1 missed", // told by the next batch
+				"p 0/0: batch 2",
 				"p 0/1: batch 0",
-				"p 0/0: gap 2-3, 2 missed",
+				"p 0/0: gap 3-3, 1 missed",
 				"p 0/0: batch 4",
 				"p 0/1: gap 1-1, 1 missed",
 				"p 0/1: batch 2",
 			},
 			metrics: map[string]float64{
 				`batches_rejected_total{error="bad_code",worker="p"}`: 3,
+			},
+		},
+		{
+			name: "a batch that does not decode may be of a rank not heard of yet",
+			publish: func(e *engine) {
+				e.send("kv@p@m", seqFrame(5), payload(5))
+				e.send("kv@p@m", seqFrame(6), garbage) // rank 1's
+				e.send("kv@p@m", seqFrame(6), payload(6))
+				e.send("kv@p@m", seqFrame(7), payloadOf(1, 7))
+			},
+			want: []string{
+				"add p model m block_size 0 ranks []",
+				"p 0: incomplete",
+				"p 0/0: batch 5",
+				"p 0/0: batch 6",
+				"p 1: incomplete",
+				"p 0/1: batch 7",
+			},
+			metrics: map[string]float64{`restarts_total{worker="p"}`: 0},
+		},
+		{
+			name: "topics too long",
+			publish: func(e *engine) {
+				e.send("kv@p@m\x00"+strings.Repeat("x", 2041), seqFrame(0), payload(0))
+				e.send("kv@p@m\x00"+strings.Repeat("x", 2042), seqFrame(1), payload(1))
+				e.send("kv@p@m", seqFrame(2), payload(2))
+			},
+			want: []string{
+				"add p model m block_size 0 ranks []",
+				"p 0/0: batch 0",
+				"p 0/0: gap 1-1, 1 missed",
+				"p 0/0: batch 2",
+			},
+			metrics: map[string]float64{
+				`messages_refused_total{reason="topic_too_long",worker=""}`: 1,
 			},
 		},
 		{

@@ -76,7 +76,8 @@ type SourceConfig struct {
 	// at PORT + r, or ipc://PATH.
 	Connect string
 	// Replay is the endpoint of its replay socket, in the same form; empty means
-	// that there is none.
+	// that there is none. It is checked but not asked in this version: lost
+	// batches are told as gaps.
 	Replay string
 	// DPSize is the number of dp ranks, at most MaxRanks: 1 unless set. Over ipc
 	// only EngineTRTLLM has more than one.

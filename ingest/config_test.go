@@ -73,6 +73,7 @@ func TestValidate(t *testing.T) {
 		{"trtllm's ranks over ipc", source(ingest.SourceConfig{Engine: ingest.EngineTRTLLM, Connect: "ipc://kv", DPSize: 2}), nil},
 
 		{"no name", named(""), []string{"Workers[0].Name"}},
+		{"no names", named("", ""), []string{"Workers[0].Name", "Workers[1].Name"}},
 		{"longest name", named(strings.Repeat("n", 253)), nil},
 		{"name too long", named(strings.Repeat("n", 254)), []string{"Workers[0].Name"}},
 		{"name no UTF-8", named("\xff"), []string{"Workers[0].Name"}},
@@ -150,9 +151,30 @@ func TestValidate(t *testing.T) {
 }
 
 func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
-	err := ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "*:5557"}}}.Validate()
-	const want = `Listeners[0].Bind is "*:5557": must be tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`
-	if err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
+	sources := []ingest.SourceConfig{{Connect: "tcp://h:1"}}
+	for _, tt := range []struct {
+		config ingest.Config
+		want   string
+	}{
+		{
+			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "*:5557"}}},
+			`Listeners[0].Bind is "*:5557": must be tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`,
+		},
+		{
+			ingest.Config{Workers: []ingest.WorkerConfig{{Name: "a", Sources: sources}, {Name: "a", Sources: sources}}},
+			`Workers[1].Name is "a": must be unique: another worker has it`,
+		},
+		{
+			ingest.Config{Workers: []ingest.WorkerConfig{{Name: "a", Sources: []ingest.SourceConfig{{Connect: "tcp://h:65535", DPSize: 2}}}}},
+			`Workers[0].Sources[0].Connect is "tcp://h:65535": must be tcp://HOST:PORT with room for 2 ranks' ports below 65536`,
+		},
+		{
+			ingest.Config{Workers: []ingest.WorkerConfig{{Sources: sources}}},
+			`Workers[0].Name is "": must be 1 to 253 bytes of UTF-8 without control characters`,
+		},
+	} {
+		if err := tt.config.Validate(); err == nil || err.Error() != tt.want {
+			t.Errorf("got %v, want %s", err, tt.want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package ingest_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -206,16 +207,20 @@ func TestConnect(t *testing.T) {
 				e.send("", seqFrame(1), payload(1), "more")
 				e.send("", "seq", payload(1))
 				e.send("", "", "")
+				e.send(strings.Repeat("x", 2049), seqFrame(1), payload(1))
 				e.publish(2, stored(2))
+				e.send(strings.Repeat("x", 2048), seqFrame(3), payload(3))
 			},
 			want: []string{
 				"w 0/0: batch 0 +[1]",
 				"w 0/0: gap 1-1, 1 missed",
 				"w 0/0: batch 2 +[2]",
+				"w 0/0: batch 3",
 			},
 			metrics: map[string]float64{
-				`messages_refused_total{reason="wrong_frames",worker="w"}`: 3,
-				`messages_refused_total{reason="bad_seq",worker="w"}`:      2,
+				`messages_refused_total{reason="topic_too_long",worker="w"}`: 1,
+				`messages_refused_total{reason="wrong_frames",worker="w"}`:   3,
+				`messages_refused_total{reason="bad_seq",worker="w"}`:        2,
 			},
 		},
 		{

@@ -28,7 +28,7 @@ const (
 	allowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// parseEndpoint takes an endpoint apart; any tells whether its host and port
+// parseEndpoint takes an endpoint apart; open tells whether its host and port
 // may be left open, as for binding. inproc is not accepted: it does not leave
 // its ZeroMQ context, and every Ingest has its own.
 func parseEndpoint(s string, open bool) (endpoint, bool) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 
 	"github.com/pebbe/zmq4"
@@ -116,7 +117,12 @@ func (in *Ingest) openWorker(k sockets, c WorkerConfig) error {
 	w := newWorker(desc, in.metrics, in.log)
 	in.workers = append(in.workers, configuredWorker{desc, w})
 	r := in.idlest()
+	var connects, replays []string
 	for i, src := range c.Sources {
+		connects = append(connects, src.Connect)
+		if src.Replay != "" {
+			replays = append(replays, src.Replay)
+		}
 		base, ok := parseEndpoint(src.Connect, false)
 		if !ok {
 			return fmt.Errorf("parse endpoint %q: not valid", src.Connect)
@@ -126,8 +132,16 @@ func (in *Ingest) openWorker(k sockets, c WorkerConfig) error {
 			if err != nil {
 				return err
 			}
-			r.add(s, newPublisher(w, i, uint32(rank), src.Engine.firstSeq(), in.metrics))
+			p := newPublisher(w, i, uint32(rank), src.Engine.firstSeq(), in.metrics)
+			// An endpoint alone says nothing of its rank; one of several does.
+			p.rankTold = src.DPSize == 1
+			r.add(s, p)
 		}
+	}
+	w.log.Info("reading worker", "connect", strings.Join(connects, " "), "ranks", len(desc.Ranks))
+	if len(replays) > 0 {
+		w.log.Warn("replay endpoints are not asked in this version: lost batches are told as gaps",
+			"replay", strings.Join(replays, " "))
 	}
 	return nil
 }

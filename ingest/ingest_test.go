@@ -97,6 +97,16 @@ func TestNewFails(t *testing.T) {
 			[]string{address, "address already in use"},
 		},
 		{
+			"host name",
+			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://localhost:*"}}},
+			[]string{"bind tcp://localhost:*: want * or an IP address of this machine"},
+		},
+		{
+			"another machine's address",
+			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://192.0.2.1:*"}}},
+			[]string{"bind tcp://192.0.2.1:*: want * or an IP address of this machine"},
+		},
+		{
 			"directory missing",
 			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "ipc:///nonexistent/socket"}}},
 			[]string{"ipc:///nonexistent/socket", "no such file or directory"},

@@ -2,6 +2,7 @@ package ingest
 
 import (
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -10,6 +11,11 @@ import (
 // listener takes the messages of a bound socket apart: publishers are told by
 // their topic and the dp rank in the batch, workers by the topic. What names
 // them comes from the network, so all of it is checked and bounded.
+//
+// A batch that does not decode can not say its rank. It is counted, and taken for
+// none's: the hole in its publisher's seqs tells that it is lost, with the next
+// batch. Booked to the wrong rank, it would make that rank's own batch of this
+// seq look like a restart, which empties a sound cache.
 type listener struct {
 	config   ListenerConfig
 	patterns []string // of the config, as matchTopic wants them
@@ -82,20 +88,10 @@ func (l *listener) message(in *intake, m *message) {
 	}
 }
 
-// publisher returns whose batch it is; nil if that can not be told or it may
-// not be.
+// publisher returns whose batch it is; nil if that can not be told, as it does
+// not decode, or it may not be.
 func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publisher {
 	if a.err != nil {
-		// It can not say its rank. Where there is but one it is told at once that
-		// the batch is lost. Otherwise the hole in the publisher's seqs will tell
-		// it, with its next batch.
-		if len(t.ranks) == 1 {
-			for _, p := range t.ranks {
-				if p.seq.expects(a.seq) {
-					return p
-				}
-			}
-		}
 		t.worker.metrics.reject(rejection(a.err))
 		t.worker.warn(noticeRejected, now, "batch rejected", "seq", a.seq, "error", a.err)
 		return nil
@@ -168,8 +164,21 @@ func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
 	l.metrics.refused.WithLabelValues("", why.String()).Inc()
 	if held, ok := l.notices.due(noticeOf(why), now); ok {
 		const most = 128
-		l.log.Warn("message refused", "reason", why.String(),
+		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
 			"topic", string(topic[:min(len(topic), most)]), "held_back", held)
+	}
+}
+
+// wanted returns what is wanted here instead of what was refused.
+func (l *listener) wanted(why refusal) string {
+	patterns := strings.Join(l.config.Topics, " or ")
+	switch {
+	case why != refusedTopic || l.config.Worker == "" && patterns == DefaultTopics:
+		return why.wanted()
+	case l.config.Worker != "":
+		return patterns
+	default:
+		return topicForm + " that matches " + patterns
 	}
 }
 

@@ -14,6 +14,7 @@ const (
 	noticeGap notice = iota
 	noticeRestart
 	noticeRejected
+	noticeRank
 	noticeRefused
 
 	// A listener's notices of messages refused: one kind for each refusal.

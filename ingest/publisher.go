@@ -51,6 +51,9 @@ type publisher struct {
 	source int
 	// rank is that of batches that name none.
 	rank uint32
+	// rankTold tells that batches may name another, or that it was logged that they
+	// do.
+	rankTold bool
 	// ranks are those of its batches. There is one, as a rule; where there are
 	// more, a loss may concern any.
 	ranks []uint32
@@ -114,6 +117,9 @@ func (p *publisher) take(in *intake, a *arrival) {
 		fp.time = math.Float64bits(a.batch.Time)
 		if a.batch.HasRank {
 			rank = a.batch.Rank
+		}
+		if rank != p.rank && !p.rankTold {
+			p.otherRank(now, rank)
 		}
 	} else if len(p.ranks) > 0 {
 		rank = p.ranks[0]
@@ -196,6 +202,14 @@ func (p *publisher) know(rank uint32) bool {
 	return true
 }
 
+// otherRank warns of a batch that names another rank than its endpoint is said to
+// be of. The batch is believed, but engines that name the same rank are taken
+// for one cache.
+func (p *publisher) otherRank(now time.Time, rank uint32) {
+	p.rankTold = p.worker.warn(noticeRank, now, "batch names another dp rank than its endpoint", "source", p.source,
+		"rank", p.rank, "batch_rank", rank, "hint", "caches of engines that name the same rank are mixed: check dp_size and the endpoint")
+}
+
 // reject counts a batch that does not decode.
 func (p *publisher) reject(now time.Time, seq uint64, err error) {
 	p.worker.metrics.reject(rejection(err))
@@ -239,6 +253,7 @@ func (p *publisher) batch(in *intake, now time.Time, rank uint32, a *arrival) {
 		in.out.EngineTime = unixNano(b.Time)
 	}
 	p.worker.lane.Batch(&in.out)
+	in.out.Events = nil // they are the decoder's, which may be about to let go of them
 }
 
 // newEpoch tells whether this is another life of the engine than the last batch

@@ -1,15 +1,20 @@
 package ingest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"math"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tinylib/msgp/msgp"
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // testTime is when everything arrives.
@@ -145,6 +150,74 @@ func TestEverySeqIsAccountedFor(t *testing.T) {
 			}
 		}
 	})
+}
+
+// gapLane keeps the gaps and the raw event ids that it is told.
+type gapLane struct {
+	quietLane
+	gaps   []Gap
+	rawIDs []uint64
+}
+
+func (l *gapLane) Gap(g Gap) { l.gaps = append(l.gaps, g) }
+func (l *gapLane) Batch(b *Batch) {
+	for _, ev := range b.Events {
+		l.rawIDs = append(l.rawIDs, ev.RawID)
+	}
+}
+
+func TestSeqsThatJumpToTheEnd(t *testing.T) {
+	const top = math.MaxUint64
+	l := &gapLane{}
+	p, in := newTestPublisher(l)
+	p.message(in, testMessage("kv", 0, 1))
+	p.message(in, testMessage("kv", top, 2))
+	p.message(in, testMessage("kv", 0, 3))
+	p.message(in, testMessage("kv", top, 4))
+	bad := testMessage("kv\x00sgl-kv-epoch=1", top, 5)
+	bad.frames[2] = []byte{0xc1}
+	p.message(in, bad)
+	p.message(in, testMessage("kv\x00sgl-kv-epoch=1", 0, 6))
+	gap := func(first, last, missed uint64) Gap {
+		return Gap{Reason: GapReplayUnavailable, FirstSeq: first, LastSeq: last, Missed: missed, At: testTime.UnixNano()}
+	}
+	// The last is of all seqs, which are one more than can be said.
+	if d := cmp.Diff([]Gap{gap(1, top-1, top-1), gap(1, top-1, top-1), gap(0, top, top)}, l.gaps); d != "" {
+		t.Errorf("gaps (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]uint64{1, wire.MaxRawID, wire.MaxRawID, wire.MaxRawID, wire.MaxRawID}, l.rawIDs); d != "" {
+		t.Errorf("raw event ids (-want +got):\n%s", d)
+	}
+}
+
+func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
+	var log bytes.Buffer
+	m := newMetrics()
+	w := newWorker(Worker{Name: "w"}, m, slog.New(slog.NewTextHandler(&log, nil)))
+	w.lane = quietLane{}
+	now := testTime
+	in := &intake{now: func() time.Time { return now }}
+	ranks := []*publisher{newPublisher(w, 0, 0, 0, m), newPublisher(w, 0, 1, 0, m), newPublisher(w, 0, 2, 0, m)}
+	alone := newPublisher(w, 1, 0, 0, m)
+	alone.rankTold = true
+	for seq := range uint64(3) {
+		for _, p := range append(ranks, alone) {
+			named := testMessage("kv", seq, 1)
+			named.frames[2][0]++ // an array of three: the rank comes last
+			named.frames[2] = msgp.AppendUint32(named.frames[2], 1)
+			p.message(in, named)
+		}
+		ranks[0].message(in, testMessage("kv", seq, 1)) // names none
+		now = now.Add(noticeInterval)
+	}
+	for _, rank := range []string{"rank=0 batch_rank=1", "rank=2 batch_rank=1"} {
+		if n := strings.Count(log.String(), rank); n != 1 {
+			t.Errorf("%s logged %d times, want once:\n%s", rank, n, log.String())
+		}
+	}
+	if n := strings.Count(log.String(), "another dp rank"); n != 2 {
+		t.Errorf("%d lines of other ranks, want 2:\n%s", n, log.String())
+	}
 }
 
 // quietLane takes everything and does nothing.

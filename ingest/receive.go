@@ -14,6 +14,16 @@ import (
 // messageFrames is how many frames an engine's message has: topic, seq, payload.
 const messageFrames = 3
 
+// maxMessageBytes is the length of the longest payload. It is more than ten times
+// the largest batch an engine makes: a step that stores 128 K tokens takes some
+// 700 KB.
+const maxMessageBytes = 8 << 20
+
+// maxTopicBytes is the length of the longest topic: of the longest names of a pod
+// and a model with an epoch and a snapshot, and much to spare. Topics are kept,
+// and logged.
+const maxTopicBytes = 2048
+
 // errWouldBlock is libzmq's answer where there is nothing to receive, or nowhere
 // to send to.
 const errWouldBlock = zmq4.Errno(syscall.EAGAIN)
@@ -71,6 +81,12 @@ func (m *message) open(d *wire.Decoder) (a arrival, why refusal, ok bool) {
 	}
 	if len(m.frames[1]) != 8 {
 		return a, refusedSeq, false
+	}
+	if len(m.frames[0]) > maxTopicBytes {
+		return a, refusedTopicLength, false
+	}
+	if len(m.frames[2]) > maxMessageBytes {
+		return a, refusedLength, false
 	}
 	a.topic, a.epoch, _ = wire.CutTopic(m.frames[0])
 	a.seq = binary.BigEndian.Uint64(m.frames[1])

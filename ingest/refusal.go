@@ -1,5 +1,7 @@
 package ingest
 
+import "fmt"
+
 // refusal is why a message is not taken. A refused message of a publisher that
 // is read leaves a hole in its seqs, which is reported with its next batch.
 type refusal uint8
@@ -9,6 +11,10 @@ const (
 	refusedFrames refusal = iota
 	// refusedSeq: a seq that is not 8 bytes.
 	refusedSeq
+	// refusedTopicLength: a topic of more than maxTopicBytes.
+	refusedTopicLength
+	// refusedLength: a payload of more than maxMessageBytes.
+	refusedLength
 	// refusedRanks: a dp rank, or a listener's publisher, beyond MaxRanks of its
 	// worker.
 	refusedRanks
@@ -28,15 +34,34 @@ const (
 )
 
 var refusalNames = [numRefusals]string{
-	refusedFrames:  "wrong_frames",
-	refusedSeq:     "bad_seq",
-	refusedRanks:   "too_many_ranks",
-	refusedTopic:   "foreign_topic",
-	refusedName:    "bad_name",
-	refusedModel:   "second_model",
-	refusedTaken:   "name_taken",
-	refusedWorkers: "too_many_workers",
+	refusedFrames:      "wrong_frames",
+	refusedSeq:         "bad_seq",
+	refusedTopicLength: "topic_too_long",
+	refusedLength:      "message_too_long",
+	refusedRanks:       "too_many_ranks",
+	refusedTopic:       "foreign_topic",
+	refusedName:        "bad_name",
+	refusedModel:       "second_model",
+	refusedTaken:       "name_taken",
+	refusedWorkers:     "too_many_workers",
+}
+
+// refusalWants are what is wanted instead. Of topics a listener knows more.
+var refusalWants = [numRefusals]string{
+	refusedFrames:      "three frames: topic, seq, payload",
+	refusedSeq:         "a seq of 8 bytes",
+	refusedTopicLength: fmt.Sprintf("a topic of at most %d bytes", maxTopicBytes),
+	refusedLength:      fmt.Sprintf("a payload of at most %d MiB", maxMessageBytes>>20),
+	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker", MaxRanks),
+	refusedTopic:       topicForm,
+	refusedName:        "a POD of " + allowedName + ", and a MODEL of " + allowedModel,
+	refusedModel:       "one model for each POD",
+	refusedTaken:       "a POD that is no other worker's name",
+	refusedWorkers:     "no more workers than MaxWorkers",
 }
 
 // String returns the refusal's name, as metrics label it.
 func (r refusal) String() string { return refusalNames[r] }
+
+// wanted returns what is wanted instead, for the log.
+func (r refusal) wanted() string { return refusalWants[r] }

@@ -1,7 +1,5 @@
 package ingest
 
-import "math"
-
 // verdict is what a batch is to those before it.
 type verdict uint8
 
@@ -18,7 +16,8 @@ const (
 	verdictRestart
 )
 
-// seqRange is a run of seqs, both ends included; none where count is 0.
+// seqRange is a run of seqs, both ends included; none where count is 0. That of
+// all seqs there are would count one more than a count can say, and says one less.
 type seqRange struct {
 	first, last uint64
 	count       uint64
@@ -29,7 +28,7 @@ func (r seqRange) through(seq uint64) seqRange {
 	if r.count == 0 {
 		r.first = seq
 	}
-	return seqRange{first: r.first, last: seq, count: r.count + 1}
+	return seqRange{first: r.first, last: seq, count: max(r.count, r.count+1)}
 }
 
 // rangeBetween returns the range from first up to and without end; none if they
@@ -94,9 +93,4 @@ func (s *sequencer) judge(seq uint64, fp fingerprint, newLife bool) (verdict, se
 	default:
 		return verdictRestart, rangeBetween(s.start, seq)
 	}
-}
-
-// expects tells whether seq is the one after the last.
-func (s *sequencer) expects(seq uint64) bool {
-	return s.begun && s.last != math.MaxUint64 && seq == s.last+1
 }

@@ -101,6 +101,19 @@ func TestSequencer(t *testing.T) {
 	}
 }
 
+func TestSeqRangesCountUpToTheLargestNumber(t *testing.T) {
+	const top = math.MaxUint64
+	if got, want := rangeBetween(0, top).through(top), (seqRange{0, top, top}); got != want {
+		t.Errorf("all seqs: %v, want %v", got, want)
+	}
+	if got, want := rangeBetween(1, top).through(top), (seqRange{1, top, top}); got != want {
+		t.Errorf("all seqs from 1: %v, want %v", got, want)
+	}
+	if got, want := (seqRange{}).through(top), (seqRange{top, top, 1}); got != want {
+		t.Errorf("the last seq: %v, want %v", got, want)
+	}
+}
+
 func TestSequencerRemembersTheLastBatches(t *testing.T) {
 	var s sequencer
 	for seq := range uint64(rememberedBatches + 1) {

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/tinylib/msgp/msgp"
+
 	"github.com/kvcast/kvcast/ingest"
 )
 
@@ -66,6 +69,56 @@ func TestConnectAgainAfterARestart(t *testing.T) {
 	e.awaitSubscriber("")
 	e.publish(0, stored(2))
 	r.want("w 0/0: restarted", "w 0/0: batch 0 +[2]")
+}
+
+// largest is a batch of as many bytes as a message may have, or extra more.
+func largest(extra int) []byte {
+	const most = 8 << 20
+	b := payload(0)
+	b[0] += 2 // elements: no rank, and one that is passed over
+	b = msgp.AppendNil(b)
+	return msgp.AppendBytes(b, make([]byte, most+extra-len(b)-5))
+}
+
+func TestConnectRefusesMessagesTooLong(t *testing.T) {
+	e := newEngine(t)
+	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	registry := prometheus.NewRegistry()
+	c.Metrics = registry
+	r := newRecorder(t)
+	start(t, c, r)
+	e.awaitSubscriber("")
+	e.send("", seqFrame(0), largest(0))
+	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0")
+	e.send("", seqFrame(1), largest(1))
+	e.publish(2)
+	r.want("w 0/0: gap 1-1, 1 missed", "w 0/0: batch 2")
+	wantMetrics(t, registry, map[string]float64{
+		`messages_refused_total{reason="message_too_long",worker="w"}`: 1,
+	})
+}
+
+func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
+	r := newRecorder(t)
+	in, _ := start(t, ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}}, r)
+	e := newEngine(t)
+	if err := e.socket.SetXpubVerbose(1); err != nil {
+		t.Fatal(err)
+	}
+	e.connect(in.Endpoints()[0])
+	e.awaitSubscriber("")
+	e.send("kv@p@m", seqFrame(0), largest(0))
+	r.want("add p model m block_size 0 ranks []", "p 0/0: batch 0")
+	e.send("kv@p@m", seqFrame(1), largest(1))
+	for anew := false; !anew; { // the end of the old subscription may be told first
+		got, err := e.socket.Recv(0)
+		if err != nil {
+			t.Fatalf("await subscription: %v", err)
+		}
+		anew = got == "\x01"
+	}
+	e.send("kv@p@m", seqFrame(2), payload(2))
+	r.want("p 0/0: gap 1-1, 1 missed", "p 0/0: batch 2")
 }
 
 func TestSourcesOfAWorkerAreToldApart(t *testing.T) {

@@ -5,6 +5,9 @@ import (
 	"strings"
 )
 
+// topicForm is the form of the topics that name a worker.
+const topicForm = "kv@POD@MODEL"
+
 // matchTopic tells whether a topic matches one of the patterns, which slashless
 // was applied to.
 func matchTopic(patterns []string, topic string) bool {

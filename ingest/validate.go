@@ -36,7 +36,7 @@ const (
 // Validate returns a FieldError for each field that holds what it must not, all
 // joined to one error, or nil.
 func (c Config) Validate() error {
-	v := &validation{names: make(map[string]string)}
+	v := &validation{names: make(map[string]struct{})}
 	c = c.withDefaults()
 	v.check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
 	v.check(c.Readers > 0, "Readers", c.Readers, "above 0")
@@ -71,7 +71,7 @@ func (c Config) sockets() int {
 // validation collects what is wrong.
 type validation struct {
 	errs  []error
-	names map[string]string // a worker's name, to the field that holds it
+	names map[string]struct{} // of workers
 }
 
 func (v *validation) check(ok bool, field string, value any, allowed string) {
@@ -108,7 +108,7 @@ func (v *validation) ranked(field, value string, s SourceConfig) {
 	switch e.transport {
 	case transportTCP:
 		v.check(e.port+s.DPSize-1 <= maxPort, field, value,
-			fmt.Sprintf("of a port that leaves room for %d ranks below %d", s.DPSize, maxPort+1))
+			fmt.Sprintf("tcp://HOST:PORT with room for %d ranks' ports below %d", s.DPSize, maxPort+1))
 	case transportIPC:
 		v.check(s.DPSize <= 1 || s.Engine == EngineTRTLLM, field, value,
 			"tcp where DPSize is above 1, except for the engine trtllm")
@@ -129,12 +129,13 @@ func (v *validation) listener(field string, l ListenerConfig) {
 }
 
 func (v *validation) name(field, name string) {
-	v.check(validName(name), field, name, allowedName)
-	if other, taken := v.names[name]; taken {
-		v.check(false, field, name, "unique, and "+other+" has this name")
+	if !validName(name) {
+		v.check(false, field, name, allowedName)
 		return
 	}
-	v.names[name] = field
+	_, taken := v.names[name]
+	v.check(!taken, field, name, "unique: another worker has it")
+	v.names[name] = struct{}{}
 }
 
 // validName tells whether a worker may have this name. It goes out in protobuf

@@ -70,15 +70,18 @@ func (w *worker) forgetBlockSize() {
 	}
 }
 
-// warn logs a line unless one of its kind was logged just before.
-func (w *worker) warn(kind notice, now time.Time, msg string, args ...any) {
-	if held, ok := w.notices.due(kind, now); ok {
+// warn logs a line unless one of its kind was logged just before, and tells
+// whether it did.
+func (w *worker) warn(kind notice, now time.Time, msg string, args ...any) bool {
+	held, ok := w.notices.due(kind, now)
+	if ok {
 		w.log.Warn(msg, append(slices.Clip(args), "held_back", held)...)
 	}
+	return ok
 }
 
 // refuse counts a message that is not taken.
 func (w *worker) refuse(why refusal, now time.Time) {
 	w.metrics.refuse(why)
-	w.warn(noticeOf(why), now, "message refused", "reason", why.String())
+	w.warn(noticeOf(why), now, "message refused", "reason", why.String(), "want", why.wanted())
 }

@@ -1,5 +1,7 @@
 package wire
 
+import "math"
+
 // Batch is one payload of an engine, decoded. It and everything it points to
 // but strings are the Decoder's memory, and good until its next Decode.
 type Batch struct {
@@ -29,21 +31,25 @@ type Skip struct {
 
 // Event is one event of a batch.
 //
-// The fields up to SlidingWindow are as they stood in the payload. Tier,
-// TokensHashes and RawID are set by Rules.Admit, which also cuts BlockHashes and
-// Tokens to whole blocks, and sets CacheSalt where only an extra key held it.
+// The fields are as they stood in the payload, except for Tier, TokensHashes and
+// RawID, which Rules.Admit sets. It also cuts BlockHashes and Tokens to whole
+// blocks, and sets CacheSalt where only an extra key held it.
 type Event struct {
 	// Index counts all events of the batch from 0, the skipped ones included.
 	Index int
-	Kind  Kind
 
-	// BlockHashes are the engine's 64-bit names of the blocks.
-	BlockHashes []uint64
-	// Parent is the block that a store's first one continues.
-	Parent    uint64
-	HasParent bool
-	// Tokens are a store's tokens, those of one block after those of another.
-	Tokens []uint32
+	// The small fields stand together, as a batch may have very many events: half
+	// a million of 15 bytes each.
+
+	Kind Kind
+	// Tier is where the blocks lie; 0 for KindCleared, which is about all tiers.
+	Tier Tier
+	// HasParent and the like tell whether the event holds the field.
+	HasParent        bool
+	HasLoRAID        bool
+	HasTime          bool
+	HasGroupIdx      bool
+	HasSlidingWindow bool
 	// OpaqueTokens tells that the tokens held placeholders that are no token
 	// ids, so that Tokens is empty though there were some.
 	OpaqueTokens bool
@@ -51,8 +57,14 @@ type Event struct {
 	// stride.
 	Eagle     bool
 	BlockSize uint32
-	LoRAID    int64
-	HasLoRAID bool
+
+	// BlockHashes are the engine's 64-bit names of the blocks.
+	BlockHashes []uint64
+	// Parent is the block that a store's first one continues.
+	Parent uint64
+	// Tokens are a store's tokens, those of one block after those of another.
+	Tokens []uint32
+	LoRAID int64
 	// LoRAName, Medium and the other strings are empty where absent or nil.
 	LoRAName  string
 	Medium    string
@@ -63,28 +75,27 @@ type Event struct {
 	SessionID string
 	ModelName string
 	// Time is the event's own time in seconds since the Unix epoch.
-	Time    float64
-	HasTime bool
+	Time float64
 	// ExtraKeys, BlockMMInfos and MMKeys are well-formed MessagePack values as
 	// they stood in the payload; nil where absent or nil.
 	ExtraKeys    []byte
 	BlockMMInfos []byte
 	MMKeys       []byte
 	GroupIdx     int64
-	HasGroupIdx  bool
 	// SlidingWindow is the window of the attention group, in tokens.
-	SlidingWindow    int64
-	HasSlidingWindow bool
+	SlidingWindow int64
 
-	// Tier is where the blocks lie; 0 for KindCleared, which is about all tiers.
-	Tier Tier
 	// TokensHashes are the contents of the blocks: as long as BlockHashes, or
 	// empty where they are unknown.
 	TokensHashes []uint64
 	// RawID is the event's number among those of its source that were not
-	// ignored, contiguous from 1; events that were dropped leave holes.
+	// ignored, contiguous from 1; events that were dropped leave holes. It never
+	// falls: at MaxRawID it stays.
 	RawID uint64
 }
+
+// MaxRawID is the largest raw event id. Another can be added to it.
+const MaxRawID = math.MaxUint64 - 1
 
 // Kind is what an event says.
 type Kind uint8
@@ -143,6 +154,9 @@ const (
 	ReasonBlockSizeMismatch
 	ReasonTokensShort
 	ReasonRepeatedHash
+	// ReasonNameTooLong is a store whose LoRA name or cache salt is longer than
+	// 1,024 bytes: each event made of the store would carry it.
+	ReasonNameTooLong
 
 	NumReasons = iota
 )
@@ -162,6 +176,7 @@ var reasonNames = [NumReasons]string{
 	ReasonBlockSizeMismatch:     "block_size_mismatch",
 	ReasonTokensShort:           "tokens_short",
 	ReasonRepeatedHash:          "repeated_hash",
+	ReasonNameTooLong:           "name_too_long",
 }
 
 // String returns the reason's name, as metrics label it.

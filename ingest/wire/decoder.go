@@ -1,16 +1,24 @@
 package wire
 
-import "math"
+import (
+	"math"
+	"unsafe"
+)
 
 // Decoder reads batches. The zero value is ready; it is not for use by several
 // goroutines at once.
 //
-// It reuses its memory, which grows to what the largest batch needed and is
-// never taken on the word of a length prefix alone. Once grown, decoding
-// allocates nothing but strings that it has not seen lately.
+// It reuses its memory, which grows to what the batches need and is never taken
+// on the word of a length prefix alone. Once grown, decoding allocates nothing
+// but strings that it has not seen lately. A batch beyond any engine's takes more,
+// 24 bytes for one of the payload at worst, and the next Decode gives that back:
+// 16 MiB is the most that stays.
 type Decoder struct {
-	p      []byte
-	batch  Batch
+	p     []byte
+	batch Batch
+	// events is the memory of the batch's events as far as it may hold any, those
+	// of earlier batches included: they must not keep what they point to.
+	events []Event
 	hashes arena[uint64]
 	tokens arena[uint32]
 	// names are the few strings that come over and over, ids those that change
@@ -23,6 +31,12 @@ type Decoder struct {
 	lists lists
 }
 
+// maxKept is how much a Decoder keeps from one batch to the next of each that it
+// fills, in bytes: the events, those it skipped, hashes and tokens. A step of
+// 128 K tokens that evicts as much, each block in an event of its own, needs
+// less.
+const maxKept = 4 << 20
+
 // Decode reads the batch that is payload. The batch and all it points to are
 // the Decoder's memory, good until its next Decode; the raw MessagePack in it
 // is part of payload, which must stay as it is as long as the batch is used.
@@ -32,18 +46,31 @@ type Decoder struct {
 // Batch.Skipped.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.p = payload
-	d.batch = Batch{Events: d.batch.Events[:0], Skipped: d.batch.Skipped[:0]}
-	d.hashes.reset()
-	d.tokens.reset()
+	if cap(d.events) > maxKept/int(unsafe.Sizeof(Event{})) {
+		d.events = nil
+	}
+	d.batch = Batch{Events: d.events[:0], Skipped: reuse(d.batch.Skipped, maxKept/int(unsafe.Sizeof(Skip{})))}
+	d.hashes.release(maxKept / 8)
+	d.tokens.release(maxKept / 4)
 	end, f := d.readBatch()
 	if f == 0 && end != len(payload) {
 		f = trailingBytes
 	}
 	d.p = nil
 	if f != 0 {
+		d.forget(0)
 		return nil, Error(f)
 	}
+	d.forget(len(d.batch.Events))
 	return &d.batch, nil
+}
+
+// forget clears the memory of events beyond the first n.
+func (d *Decoder) forget(n int) {
+	if n < len(d.events) {
+		clear(d.events[n:])
+		d.events = d.events[:n]
+	}
 }
 
 // readBatch reads the batch and returns where it ends.
@@ -212,10 +239,10 @@ func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 	end := i
 	switch v.class {
 	case classArray:
-		ev := d.newEvent(index, left, len(d.p)-i)
+		ev := d.newEvent(index, left, i)
 		end, f = d.readArrayEvent(ev, v)
 	case classMap:
-		ev := d.newEvent(index, left, len(d.p)-i)
+		ev := d.newEvent(index, left, i)
 		end, f = d.readMapEvent(ev, v)
 	default:
 		f = badEventShape
@@ -236,20 +263,45 @@ func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 // minEventBytes is the size of the smallest event: a BlockRemoved of no blocks.
 const minEventBytes = 15
 
-// newEvent adds an event to the batch. Room is made for twice those there are,
-// but for no more than can follow in the bytes that are left.
-func (d *Decoder) newEvent(index, left, bytes int) *Event {
+// manyEvents is how many events a batch must have for those that follow to be
+// counted.
+const manyEvents = 512
+
+// newEvent adds the event at i to the batch. Room is made for twice those there
+// are, and beyond manyEvents for those that follow: no more than can follow in
+// the bytes that are left.
+func (d *Decoder) newEvent(index, left, i int) *Event {
 	n := len(d.batch.Events)
 	if n == cap(d.batch.Events) {
-		room := min(max(8, n), left, 1+bytes/minEventBytes)
+		room := min(left, 1+(len(d.p)-i)/minEventBytes)
+		if n < manyEvents {
+			room = min(room, max(8, n))
+		} else {
+			room = min(room, d.follow(i, left))
+		}
 		grown := make([]Event, n, n+room)
 		copy(grown, d.batch.Events)
 		d.batch.Events = grown
 	}
 	d.batch.Events = d.batch.Events[:n+1]
+	if n >= len(d.events) {
+		d.events = d.batch.Events
+	}
 	ev := &d.batch.Events[n]
 	*ev = Event{Index: index}
 	return ev
+}
+
+// follow counts the event at i and those after it, left being how many are said
+// to be there.
+func (d *Decoder) follow(i, left int) int {
+	for k := range left {
+		var f fault
+		if i, f = skip(d.p, i, 2); f != 0 {
+			return k + 1
+		}
+	}
+	return left
 }
 
 // skipEvent adds an event that was left out. Events as small as one byte would

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -246,73 +245,3 @@ func TestStringsOutliveTheBatch(t *testing.T) {
 }
 
 func k2s(k int) string { return strings.Repeat("x", k%300) + string(rune('a'+k%26)) }
-
-// TestBoundedMemory decodes payloads that ask for much more than they are, each
-// in a fresh decoder.
-func TestBoundedMemory(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
-	check := func(name string, payload []byte) {
-		t.Helper()
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		var d wire.Decoder
-		_, _ = d.Decode(payload)
-		runtime.ReadMemStats(&after)
-		if got, most := after.TotalAlloc-before.TotalAlloc, uint64(16*len(payload)+64<<10); got > most {
-			t.Errorf("%s: %d bytes allocated for %d, want at most %d", name, got, len(payload), most)
-		}
-	}
-	for _, v := range readVectors(t) {
-		check(v.Name, v.payload)
-	}
-	const n = 50_000
-	check("bad events", pack(t, []any{1, raw(append([]byte{0xdd, 0, 0, n >> 8, n & 0xff}, bytes.Repeat([]byte{5}, n)...))}))
-	check("small tokens", pack(t, batchOf([]any{"BlockStored", []any{1}, nil, raw(append([]byte{0xdd, 0, 0, n >> 8, n & 0xff}, make([]byte, n)...)), 1})))
-	check("small hashes", pack(t, batchOf([]any{"BlockRemoved", raw(append([]byte{0xdd, 0, 0, n >> 8, n & 0xff}, make([]byte, n)...))})))
-	check("small pairs", pack(t, batchOf([]any{"BlockStored", []any{1}, nil, raw(append([]byte{0xdd, 0, 0, n >> 8, n & 0xff}, bytes.Repeat([]byte{0x92, 1, 2}, n)...)), 1})))
-	check("one long list claimed by many", pack(t, batchOf([]any{"BlockStored", []any{1}, nil, raw(append([]byte{0xdd, 0, 0, n >> 8, n & 0xff, 0xdd, 0, 0, n >> 8, n & 0xff}, make([]byte, n)...)), 1})))
-	claims := raw{0xdd, 0, 0, n >> 8, n & 0xff}
-	for range n / 8 {
-		claims = append(claims, "\x92\xacBlockRemoved\xdc\x80\x00"...)
-	}
-	check("hashes that run out", pack(t, []any{1, claims}))
-}
-
-// TestSteadyStateAllocatesNothing decodes and admits B1 and B2 in both forms.
-func TestSteadyStateAllocatesNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
-	for _, blocks := range []int{1, 16, 128} {
-		for form, name := range formNames {
-			e := wire.Encoder{BatchForm: form, EventForm: form}
-			batch := store(blocks)
-			ev := &batch.Events[0]
-			ev.LoRAName, ev.SpecKind = "adapter", "full_attention"
-			ev.GroupIdx, ev.HasGroupIdx = 0, true
-			ev.ExtraKeys = pack(t, make([]any, blocks))
-			payload := e.AppendBatch(nil, batch)
-			var (
-				d      wire.Decoder
-				size   uint32
-				counts wire.Counts
-			)
-			rules := wire.NewRules(&size)
-			allocs := testing.AllocsPerRun(100, func() {
-				b, err := d.Decode(payload)
-				if err != nil {
-					t.Fatal(err)
-				}
-				rules.Admit(b, 0, &counts)
-				if len(b.Events) != 1 || len(b.Events[0].TokensHashes) != blocks {
-					t.Fatalf("batch is %s", b.AppendJSON(nil))
-				}
-			})
-			if allocs != 0 {
-				t.Errorf("%d blocks, %s: %v allocations, want 0", blocks, name, allocs)
-			}
-		}
-	}
-}

@@ -209,14 +209,18 @@ func (d *Decoder) readName(s *string, k key, v value) (int, fault) {
 	}
 	end := v.at + v.n
 	b := d.p[v.at:end]
-	if d.last[k] != string(b) {
-		name, ok := d.names.string(b)
-		if !ok {
-			return end, badUTF8
-		}
+	if d.last[k] == string(b) {
+		*s = d.last[k]
+		return end, 0
+	}
+	name, ok := d.names.string(b)
+	if !ok {
+		return end, badUTF8
+	}
+	if len(name) <= maxLast {
 		d.last[k] = name
 	}
-	*s = d.last[k]
+	*s = name
 	return end, 0
 }
 

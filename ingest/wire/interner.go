@@ -12,6 +12,9 @@ const (
 	// maxInterned is in bytes. Longer strings are not remembered, so that an
 	// interner holds 16 KiB at most.
 	maxInterned = 256
+	// maxLast is the length in bytes of the longest string that is remembered as
+	// the last one of its field, so that a Decoder holds 1 KiB for each at most.
+	maxLast = 1024
 )
 
 // interner remembers the strings it made last, so that those which come again

@@ -24,40 +24,47 @@ func MMHash(identifier []byte) uint64 {
 	return xxh3.Hash(identifier)
 }
 
-// extras is what a store's extra keys, block_mm_infos and mm_keys say of its
-// blocks, in memory that it reuses.
+// extras is what a store's extra keys, block_mm_infos and mm_keys say of
+// multimodal inputs in its blocks, in memory that it reuses.
 type extras struct {
-	// salt is the cache salt, nil where there is none.
-	salt []byte
-	// blocks are the mm_hashes of each block; nil where no block has any.
+	// blocks are the mm_hashes of each block; none where no block has any.
 	blocks [][]uint64
 
 	hashes arena[uint64]
 	list   []uint64
 }
 
-// read reads what the event says. The values are those of a decoded event: well
-// formed. What has another shape than expected is passed over, because engines
-// put much into extra keys that is none of ours.
-func (x *extras) read(ev *Event) {
-	x.salt = nil
-	x.blocks = x.blocks[:0]
-	x.hashes.reset()
+// release gives back what is more than to be kept for the next batch.
+func (x *extras) release() {
+	had := x.hashes.buf != nil
+	x.hashes.release(maxRulesKept / 8)
+	x.list = reuse(x.list, maxRulesKept/8)
+	x.blocks = reuse(x.blocks, maxRulesKept/24)
+	if had && x.hashes.buf == nil {
+		x.blocks = nil // its elements of before would keep what hashes has let go
+	}
+}
+
+// read returns the mm_hashes of each of the event's blocks, which may be fewer
+// than there are blocks, in memory that is good until the next read. The values
+// are those of a decoded event: well formed. What has another shape than expected
+// is passed over, because engines put much into extra keys that is none of ours.
+func (x *extras) read(ev *Event) [][]uint64 {
 	// Producers that send several of them say the same in each.
 	switch {
 	case ev.BlockMMInfos != nil:
-		x.readBlocks(ev.BlockMMInfos, x.addInfo)
+		x.readBlocks(ev.BlockMMInfos, len(ev.BlockHashes), x.addInfo)
 	case ev.MMKeys != nil:
-		x.readBlocks(ev.MMKeys, x.addKeys)
+		x.readBlocks(ev.MMKeys, len(ev.BlockHashes), x.addKeys)
 	case ev.ExtraKeys != nil && !allNil(ev.ExtraKeys):
-		x.readBlocks(ev.ExtraKeys, x.addExtraKeys)
+		x.readBlocks(ev.ExtraKeys, len(ev.BlockHashes), x.addExtraKeys)
+	default:
+		return nil
 	}
 	if len(x.hashes.buf) == 0 {
-		x.blocks = x.blocks[:0]
+		return nil
 	}
-	if ev.ExtraKeys != nil && !allNil(ev.ExtraKeys) {
-		eachElement(ev.ExtraKeys, 0, func(i int) { x.addSalt(ev.ExtraKeys, i) })
-	}
+	return x.blocks
 }
 
 // allNil tells whether p is a list of nothing but nils, as vLLM sends it for
@@ -75,14 +82,21 @@ func allNil(p []byte) bool {
 	return true
 }
 
-// readBlocks has add read what the list p holds for each block.
-func (x *extras) readBlocks(p []byte, add func(p []byte, i int)) {
+// readBlocks has add read what the list p holds for each block, up to the last of
+// n blocks.
+func (x *extras) readBlocks(p []byte, n int, add func(p []byte, i int)) {
+	x.blocks = x.blocks[:0]
+	x.hashes.reset()
 	list, f := readValue(p, 0)
 	if f != 0 || list.class != classArray {
 		return
 	}
+	n = min(n, list.n)
+	if cap(x.blocks) < n {
+		x.blocks = make([][]uint64, 0, n)
+	}
 	i := list.at
-	for range list.n {
+	for range n {
 		x.list = x.list[:0]
 		add(p, i)
 		kept := x.hashes.reserve(len(x.list))
@@ -168,17 +182,24 @@ func (x *extras) addExtraKeys(p []byte, i int) {
 	})
 }
 
-// addSalt looks for a cache salt among a block's extra keys.
-func (x *extras) addSalt(p []byte, i int) {
-	eachElement(p, i, func(i int) {
-		v, f := readValue(p, i)
-		if f != 0 || v.class != classStr || len(x.salt) > 0 {
-			return
-		}
-		if salt, ok := bytes.CutPrefix(p[v.at:v.at+v.n], []byte(saltPrefix)); ok {
-			x.salt = salt
-		}
+// saltOf returns the cache salt among the extra keys p, which is part of p; nil
+// if there is none.
+func saltOf(p []byte) (salt []byte) {
+	if allNil(p) {
+		return nil
+	}
+	eachElement(p, 0, func(i int) {
+		eachElement(p, i, func(i int) {
+			v, f := readValue(p, i)
+			if f != 0 || v.class != classStr || len(salt) > 0 {
+				return
+			}
+			if b, ok := bytes.CutPrefix(p[v.at:v.at+v.n], []byte(saltPrefix)); ok {
+				salt = b
+			}
+		})
 	})
+	return salt
 }
 
 func (x *extras) addIdentifier(p []byte, i int) {

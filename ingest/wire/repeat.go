@@ -17,7 +17,8 @@ const (
 type repeats struct {
 	slots []repeatSlot
 	turn  uint64
-	// mix is odd and random, so that no engine can choose hashes that collide.
+	// mix is odd and random, so that hashes which would crowd the table can not
+	// be known beforehand. Chance may still crowd it: that costs time alone.
 	mix uint64
 }
 
@@ -40,6 +41,20 @@ func (r *repeats) in(hashes []uint64) bool {
 		}
 		return false
 	}
+	// A hash may be a single byte of the payload, but few such differ: a long list
+	// gets its large table only once the first half of it has not repeated.
+	n := min(len(hashes), maxRepeatSlots/2)
+	for !r.inTable(hashes[:n]) {
+		if n == len(hashes) {
+			return false
+		}
+		n = min(len(hashes), 2*n)
+	}
+	return true
+}
+
+// inTable is in for a list of any length but 0.
+func (r *repeats) inTable(hashes []uint64) bool {
 	// Half of the slots stay empty, so that a search is short.
 	width := bits.Len(uint(2*len(hashes) - 1))
 	if len(r.slots) < 1<<width {

@@ -12,6 +12,15 @@ type Counts [NumReasons]uint64
 // its ranks. Models have a few; beyond the bound a group counts as never seen.
 const maxGroups = 8192
 
+const (
+	// maxNameBytes is the length of the longest LoRA name and cache salt. A store
+	// may be told in many events, each of which carries both.
+	maxNameBytes = 1024
+	// maxRulesKept is how much a Rules keeps from one batch to the next of each
+	// that it fills, in bytes: enough for a store of 128 K tokens.
+	maxRulesKept = 1 << 20
+)
+
 // group names an attention group of an engine.
 type group struct {
 	rank uint32
@@ -21,6 +30,9 @@ type group struct {
 // Rules decides which events of one source concern block reuse and are sound,
 // and completes those with what follows from their fields. It is not for use by
 // several goroutines at once.
+//
+// It reuses its memory, of which 5 MiB at most stay after a batch, and what is
+// remembered of attention groups.
 type Rules struct {
 	blockSize *uint32
 	rawID     uint64
@@ -55,8 +67,10 @@ func (r *Rules) Reset(rank uint32) {
 	r.hasLast = false
 }
 
-// SkipRaw uses up n raw event ids, for events that never came.
-func (r *Rules) SkipRaw(n uint64) { r.rawID += n }
+// SkipRaw uses up n raw event ids, for events that never came. Where there are
+// not so many left all that follow have MaxRawID: an engine that jumps to the
+// end of its seqs must not make ids begin again.
+func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 
 // Admit leaves in the batch the events to apply, which came from dp rank rank,
 // and counts the others, those skipped by the Decoder included.
@@ -65,7 +79,6 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += n }
 // CacheSalt; it cuts a store to whole blocks. TokensHashes is the Rules' memory,
 // good until the next Admit.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
-	r.hashes.reset()
 	skipped := b.Skipped
 	kept := 0
 	for k := range b.Events {
@@ -78,7 +91,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 			counts[reason]++
 			continue
 		}
-		r.rawID++
+		r.SkipRaw(1)
 		ev.RawID = r.rawID
 		if ev.Kind == KindStored && !r.admitStore(ev, counts) {
 			continue
@@ -92,12 +105,18 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		r.skip(s.Reason, counts)
 	}
 	b.Events = b.Events[:kept]
+	// Only now, and not with the next batch: there may be many sources, and their
+	// next batches far off.
+	r.hashes.release(maxRulesKept / 8)
+	if cap(r.extras.blocks) > 0 {
+		r.extras.release()
+	}
 }
 
 func (r *Rules) skip(reason Reason, counts *Counts) {
 	counts[reason]++
 	if !reason.Ignored() {
-		r.rawID++
+		r.SkipRaw(1)
 	}
 }
 
@@ -169,6 +188,10 @@ func mainAttention(kind string) bool {
 // admitStore checks a store, cuts it to whole blocks and hashes them. It reports
 // whether anything is left of it.
 func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
+	if !r.named(ev) {
+		counts[ReasonNameTooLong]++
+		return false
+	}
 	hashOnly := ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
 	if !hashOnly {
 		if *r.blockSize == 0 {
@@ -184,7 +207,6 @@ func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
 		return false
 	}
 	if hashOnly || ev.OpaqueTokens {
-		r.salt(ev)
 		return true
 	}
 	whole := wholeBlocks(ev)
@@ -195,7 +217,6 @@ func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
 		}
 		ev.BlockHashes = ev.BlockHashes[:whole]
 	}
-	r.salt(ev)
 	size := int(ev.BlockSize)
 	n := len(ev.BlockHashes) * size
 	if ev.Eagle && n > 0 {
@@ -206,7 +227,8 @@ func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
 		return true // an adapter without a name must not pass for the base model
 	}
 	room := r.hashes.reserve(len(ev.BlockHashes))
-	hashes := AppendTokensHashes(room[:0], ev.Tokens, size, BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, r.extras.blocks)
+	mm := r.extras.read(ev)
+	hashes := AppendTokensHashes(room[:0], ev.Tokens, size, BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, mm)
 	ev.TokensHashes = r.hashes.take(len(hashes))
 	return true
 }
@@ -223,19 +245,19 @@ func (r *Rules) repeated(ev *Event) bool {
 	return r.repeats.in(ev.BlockHashes)
 }
 
-// salt reads a store's extra keys, and takes the cache salt from there if it has
-// none of its own.
-func (r *Rules) salt(ev *Event) {
-	if ev.ExtraKeys == nil && ev.BlockMMInfos == nil && ev.MMKeys == nil {
-		r.extras.blocks = r.extras.blocks[:0]
-		return
-	}
-	r.extras.read(ev)
-	if ev.CacheSalt == "" {
-		if salt, ok := r.salts.string(r.extras.salt); ok {
+// named takes a store's cache salt from its extra keys if it has none of its own,
+// and tells whether its names are short enough to be passed on.
+func (r *Rules) named(ev *Event) bool {
+	if ev.CacheSalt == "" && ev.ExtraKeys != nil {
+		b := saltOf(ev.ExtraKeys)
+		if len(b) > maxNameBytes {
+			return false
+		}
+		if salt, ok := r.salts.string(b); ok {
 			ev.CacheSalt = salt
 		}
 	}
+	return len(ev.LoRAName) <= maxNameBytes && len(ev.CacheSalt) <= maxNameBytes
 }
 
 // wholeBlocks returns how many blocks the tokens of a store fill.

@@ -2,6 +2,8 @@ package wire_test
 
 import (
 	"fmt"
+	"math"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,6 +46,7 @@ func counted(reasons ...wire.Reason) wire.Counts {
 // and what is counted: ignored events leave no hole in the ids, dropped ones do.
 func TestAdmit(t *testing.T) {
 	good := stored(nil, 1)
+	longest := strings.Repeat("n", 1024)
 	many := make([]any, 0, 200)
 	for k := range 200 {
 		many = append(many, k+1)
@@ -109,6 +112,19 @@ func TestAdmit(t *testing.T) {
 		{"hash repeats among many", []any{stored(nil, append([]any{200}, many...)...), stored(nil, many...)}, []uint64{2},
 			counted(wire.ReasonRepeatedHash)},
 		{"hash is the parent", []any{stored(obj{"parent_block_hash": 2}, 1, 2), good}, []uint64{2}, counted(wire.ReasonRepeatedHash)},
+		{"names of 1,024 bytes", []any{stored(obj{"lora_name": longest}, 1), stored(obj{"cache_salt": longest}, 1),
+			stored(obj{"extra_keys": []any{[]any{"dynamo-cache-salt:" + longest}}}, 1)}, []uint64{1, 2, 3}, wire.Counts{}},
+		{"LoRA name too long", []any{stored(obj{"lora_name": longest + "x"}, 1), good}, []uint64{2}, counted(wire.ReasonNameTooLong)},
+		{"salt too long", []any{stored(obj{"cache_salt": longest + "x"}, 1), good}, []uint64{2}, counted(wire.ReasonNameTooLong)},
+		{"salt among extra keys too long", []any{stored(obj{"extra_keys": []any{[]any{"dynamo-cache-salt:" + longest + "x"}}}, 1), good},
+			[]uint64{2}, counted(wire.ReasonNameTooLong)},
+		{"salt too long of a hash-only store", []any{stored(obj{"block_size": 0, "token_ids": []any{}, "cache_salt": longest + "x"}, 1), good},
+			[]uint64{2}, counted(wire.ReasonNameTooLong)},
+		{"salt too long that does not count", []any{
+			stored(obj{"cache_salt": "s", "extra_keys": []any{[]any{"dynamo-cache-salt:" + longest + "x"}}}, 1)}, []uint64{1}, wire.Counts{}},
+		{"salt too long of a remove, which goes nowhere", []any{removed(obj{"cache_salt": longest + "x"}, 1)}, []uint64{1}, wire.Counts{}},
+		{"store with a name too long teaches no block size", []any{stored(obj{"lora_name": longest + "x", "block_size": 2}, 1), good},
+			[]uint64{2}, counted(wire.ReasonNameTooLong)},
 		{"parent 0", []any{stored(obj{"parent_block_hash": 0}, 1)}, []uint64{1}, wire.Counts{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -234,6 +250,32 @@ func TestGroupsAreBounded(t *testing.T) {
 	r.Admit(b, 0, &counts)
 	if len(b.Events) != 1 {
 		t.Error("group 10 was forgotten")
+	}
+}
+
+// TestRawIDsNeverFall checks that raw ids stay where they can not go on.
+func TestRawIDsNeverFall(t *testing.T) {
+	var (
+		size   uint32
+		counts wire.Counts
+		got    []uint64
+	)
+	r := wire.NewRules(&size)
+	admit := func() {
+		b := decodeOf(t, removed(nil, 1), []any{}, removed(nil, 2))
+		r.Admit(b, 0, &counts)
+		for _, ev := range b.Events {
+			got = append(got, ev.RawID)
+		}
+	}
+	admit()
+	r.SkipRaw(wire.MaxRawID - 6)
+	admit()
+	r.SkipRaw(math.MaxUint64)
+	admit()
+	want := []uint64{1, 3, wire.MaxRawID - 2, wire.MaxRawID, wire.MaxRawID, wire.MaxRawID}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("raw ids differ (-want +got):\n%s", diff)
 	}
 }
 

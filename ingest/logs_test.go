@@ -1,0 +1,96 @@
+package ingest_test
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+// logged is a log without times, to be read once nothing writes to it.
+type logged struct{ bytes.Buffer }
+
+func (l *logged) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+}
+
+// want checks that each of these lines was logged, once.
+func (l *logged) want(t *testing.T, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		if n := strings.Count("\n"+l.String(), "\n"+line+"\n"); n != 1 {
+			t.Errorf("logged %d times: %s\nin:\n%s", n, line, l.String())
+		}
+	}
+}
+
+func TestLogNamesWhatIsRead(t *testing.T) {
+	var log logged
+	c := ingest.Config{Logger: log.logger(), Workers: []ingest.WorkerConfig{
+		{Name: "a", Sources: []ingest.SourceConfig{
+			{Connect: "tcp://127.0.0.1:1", Replay: "tcp://127.0.0.1:3", DPSize: 2},
+			{Connect: "tcp://127.0.0.1:5", Replay: "tcp://127.0.0.1:6"},
+		}},
+		{Name: "b", Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:7"}}},
+	}}
+	_, stop := start(t, c, newRecorder(t))
+	stop()
+	const replay = `level=WARN msg="replay endpoints are not asked in this version: lost batches are told as gaps"`
+	log.want(t,
+		`level=INFO msg="reading worker" worker=a connect="tcp://127.0.0.1:1 tcp://127.0.0.1:5" ranks=2`,
+		`level=INFO msg="reading worker" worker=b connect=tcp://127.0.0.1:7 ranks=1`,
+		replay+` worker=a replay="tcp://127.0.0.1:3 tcp://127.0.0.1:6"`,
+	)
+	if n := strings.Count(log.String(), replay); n != 1 {
+		t.Errorf("%d workers' replay endpoints logged, want 1:\n%s", n, log.String())
+	}
+}
+
+func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {
+	const names = `"a POD of 1 to 253 bytes of UTF-8 without control characters, ` +
+		`and a MODEL of at most 1024 bytes of UTF-8 without control characters"`
+	tests := []struct {
+		name     string
+		listener ingest.ListenerConfig
+		topic    string
+		want     string
+	}{
+		{"no form", ingest.ListenerConfig{}, "kv@p", "reason=foreign_topic want=kv@POD@MODEL topic=kv@p"},
+		{"no prefix", ingest.ListenerConfig{}, "p", "reason=foreign_topic want=kv@POD@MODEL topic=p"},
+		{"no pattern matches", ingest.ListenerConfig{Topics: []string{"kv@a*", "kv@b*"}}, "kv@p@m",
+			`reason=foreign_topic want="kv@POD@MODEL that matches kv@a* or kv@b*" topic=kv@p@m`},
+		{"no pattern of a worker matches", ingest.ListenerConfig{Topics: []string{"kv@a*"}, Worker: "w"}, "kv@p@m",
+			"reason=foreign_topic want=kv@a* topic=kv@p@m"},
+		{"no name", ingest.ListenerConfig{}, "kv@\x1b@m", "reason=bad_name want=" + names + ` topic="kv@\x1b@m"`},
+		{"too long", ingest.ListenerConfig{}, strings.Repeat("x", 3000),
+			`reason=topic_too_long want="a topic of at most 2048 bytes" topic=` + strings.Repeat("x", 128)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var log logged
+			tt.listener.Bind = "tcp://127.0.0.1:*"
+			r := newRecorder(t)
+			in, stop := start(t, ingest.Config{
+				Listeners: []ingest.ListenerConfig{tt.listener},
+				Logger:    log.logger(),
+			}, r)
+			e := newEngine(t)
+			e.connect(in.Endpoints()[0])
+			e.awaitSubscriber("")
+			e.send(tt.topic, seqFrame(0), payload(0))
+			e.send("kv@a@m", seqFrame(0), payload(0)) // is accepted, and comes later
+			r.next()
+			stop()
+			log.want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" held_back=0")
+		})
+	}
+}
