@@ -25,6 +25,7 @@ type Ingest struct {
 	sink      Sink
 	zctx      *zmq4.Context
 	roster    *roster
+	board     board
 	readers   []*reader
 	workers   []configuredWorker
 	endpoints []string
@@ -128,11 +129,15 @@ func (in *Ingest) openWorker(k sockets, c WorkerConfig) error {
 			return fmt.Errorf("parse endpoint %q: not valid", src.Connect)
 		}
 		for rank := range src.DPSize {
-			s, err := k.connect(base.ofRank(rank).String(), src.Topic)
+			about := SourceStatus{Engine: src.Engine, Endpoint: base.ofRank(rank).String(), Rank: uint32(rank)}
+			if replay, ok := parseEndpoint(src.Replay, false); ok {
+				about.Replay = replay.ofRank(rank).String()
+			}
+			s, err := k.connect(about.Endpoint, src.Topic)
 			if err != nil {
 				return err
 			}
-			p := newPublisher(w, i, uint32(rank), src.Engine.firstSeq(), in.metrics)
+			p := newPublisher(w, i, &in.board, about, in.metrics)
 			// An endpoint alone says nothing of its rank; one of several does.
 			p.rankTold = src.DPSize == 1
 			r.add(s, p)
@@ -157,7 +162,7 @@ func (in *Ingest) openListener(k sockets, c ListenerConfig) error {
 	}
 	in.endpoints = append(in.endpoints, address)
 	in.log.Info("listening", "endpoint", address)
-	in.idlest().add(s, newListener(c, in.sink, in.roster, in.metrics, in.log))
+	in.idlest().add(s, newListener(c, address, in.sink, in.roster, &in.board, in.metrics, in.log))
 	return nil
 }
 

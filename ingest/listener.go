@@ -18,6 +18,7 @@ import (
 // seq look like a restart, which empties a sound cache.
 type listener struct {
 	config   ListenerConfig
+	address  string
 	patterns []string // of the config, as matchTopic wants them
 	// topics are those that were accepted, by what stands before the NUL.
 	topics map[string]*boundTopic
@@ -25,6 +26,7 @@ type listener struct {
 	workers map[string]*boundWorker
 
 	sink    Sink
+	board   *board
 	roster  *roster
 	metrics *metrics
 	notices notices
@@ -47,9 +49,11 @@ type boundWorker struct {
 	publishers int
 }
 
-func newListener(c ListenerConfig, sink Sink, r *roster, m *metrics, log *slog.Logger) *listener {
+func newListener(c ListenerConfig, address string, sink Sink, r *roster, b *board, m *metrics, log *slog.Logger) *listener {
 	l := &listener{
 		config:  c,
+		address: address,
+		board:   b,
 		topics:  make(map[string]*boundTopic),
 		workers: make(map[string]*boundWorker),
 		sink:    sink,
@@ -107,7 +111,7 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 			return nil
 		}
 		t.worker.publishers++
-		p = newPublisher(t.worker.worker, t.source, rank, l.config.Engine.firstSeq(), l.metrics)
+		p = newPublisher(t.worker.worker, t.source, l.board, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, l.metrics)
 		t.ranks[rank] = p
 	}
 	return p

@@ -84,7 +84,7 @@ func (m *metrics) unregister(r prometheus.Registerer) {
 }
 
 // move counts a publisher in another state.
-func (m *metrics) move(from, to publisherState) {
+func (m *metrics) move(from, to SourceState) {
 	if from != 0 {
 		m.publishers.WithLabelValues(from.String()).Dec()
 	}

@@ -11,32 +11,6 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// publisherState is how far the reading of a publisher has come.
-type publisherState uint8
-
-const (
-	// stateConnecting: nothing has come yet.
-	stateConnecting publisherState = iota + 1
-	// stateLive: batches are handed on as they come.
-	stateLive
-	// stateStopped: it is read no longer.
-	stateStopped
-)
-
-// String returns the state's name, as metrics label it.
-func (s publisherState) String() string {
-	switch s {
-	case stateConnecting:
-		return "connecting"
-	case stateLive:
-		return "live"
-	case stateStopped:
-		return "stopped"
-	default:
-		return "unknown"
-	}
-}
-
 // publisher is what gives batches one run of seqs: a source's engine of one dp
 // rank. Batches flow in as they come; into the worker's lane they go in the
 // engine's order, each once, and with them what the engine's life and losses
@@ -57,7 +31,7 @@ type publisher struct {
 	// ranks are those of its batches. There is one, as a rule; where there are
 	// more, a loss may concern any.
 	ranks []uint32
-	state publisherState
+	state SourceState
 	seq   sequencer
 	// lossy tells that batches of this life of the engine are missing, which are
 	// as likely to be of a rank that is yet to be heard of.
@@ -67,27 +41,33 @@ type publisher struct {
 	// epoch names the engine's life; empty where the engine does not say.
 	epoch string
 
+	posted  *posted
 	metrics *metrics
 	lastSeq prometheus.Gauge // nil until live
 }
 
-func newPublisher(w *worker, source int, rank uint32, firstSeq uint64, m *metrics) *publisher {
+// newPublisher makes the publisher of a source at a dp rank, which posts how it
+// is doing.
+func newPublisher(w *worker, source int, on *board, about SourceStatus, m *metrics) *publisher {
+	about.Worker = w.name
 	p := &publisher{
 		worker:  w,
 		source:  source,
-		rank:    rank,
-		seq:     sequencer{start: firstSeq},
+		rank:    about.Rank,
+		posted:  on.post(about),
+		seq:     sequencer{start: about.Engine.firstSeq()},
 		rules:   w.rulesOf(source),
 		metrics: m,
 	}
-	p.become(stateConnecting)
+	p.become(SourceConnecting)
 	return p
 }
 
 // become enters a state.
-func (p *publisher) become(s publisherState) {
+func (p *publisher) become(s SourceState) {
 	p.metrics.move(p.state, s)
 	p.state = s
+	p.posted.state.Store(uint32(s))
 }
 
 // message takes a message of a socket that only this publisher sends to.
@@ -137,6 +117,7 @@ func (p *publisher) take(in *intake, a *arrival) {
 	case verdictNext, verdictGap:
 	}
 	p.lastSeq.Set(float64(a.seq))
+	p.posted.lastSeq.Store(a.seq)
 	known := p.know(rank)
 	if a.err != nil {
 		missing = missing.through(a.seq)
@@ -156,14 +137,15 @@ func (p *publisher) take(in *intake, a *arrival) {
 }
 
 // stop ends the reading of the publisher.
-func (p *publisher) stop() { p.become(stateStopped) }
+func (p *publisher) stop() { p.become(SourceStopped) }
 
 // begin makes the first batch the beginning. What the engine said before is
 // no gap, as nobody was listening, but its rank may hold what it stored then.
 func (p *publisher) begin(seq uint64, missing seqRange) {
 	p.lossy = missing.count > 0
 	p.lastSeq = p.worker.metrics.lastSeq(p.source, p.rank)
-	p.become(stateLive)
+	p.become(SourceLive)
+	p.posted.started.Store(true)
 	args := []any{"source", p.source, "rank", p.rank, "seq", seq, "incomplete", p.lossy}
 	if seq == EngineLLMDSim.firstSeq() && p.lossy {
 		args = append(args, "hint", "an llm-d simulator starts at 1: set engine to llm-d-sim if it is one")

@@ -25,7 +25,7 @@ func newTestPublisher(l Lane) (*publisher, *intake) {
 	m := newMetrics()
 	w := newWorker(Worker{Name: "w"}, m, slog.New(slog.DiscardHandler))
 	w.lane = l
-	return newPublisher(w, 0, 0, 0, m), &intake{now: func() time.Time { return testTime }}
+	return newPublisher(w, 0, &board{}, SourceStatus{}, m), &intake{now: func() time.Time { return testTime }}
 }
 
 // testMessage is a message whose batch removes the given block.
@@ -197,8 +197,8 @@ func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 	w.lane = quietLane{}
 	now := testTime
 	in := &intake{now: func() time.Time { return now }}
-	ranks := []*publisher{newPublisher(w, 0, 0, 0, m), newPublisher(w, 0, 1, 0, m), newPublisher(w, 0, 2, 0, m)}
-	alone := newPublisher(w, 1, 0, 0, m)
+	ranks := []*publisher{newPublisher(w, 0, &board{}, SourceStatus{}, m), newPublisher(w, 0, &board{}, SourceStatus{Rank: 1}, m), newPublisher(w, 0, &board{}, SourceStatus{Rank: 2}, m)}
+	alone := newPublisher(w, 1, &board{}, SourceStatus{}, m)
 	alone.rankTold = true
 	for seq := range uint64(3) {
 		for _, p := range append(ranks, alone) {

@@ -1,0 +1,87 @@
+package ingest
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// SourceStatus is a source of a worker, at one dp rank, as it is now.
+type SourceStatus struct {
+	Worker string
+	Engine Engine
+	// Endpoint is what it is read at, and Replay its replay socket; Replay is empty
+	// where there is none.
+	Endpoint string
+	Replay   string
+	// Rank is the dp rank it was configured or first heard as.
+	Rank  uint32
+	State SourceState
+	// Started tells that a batch has been read; LastSeq is that of the last.
+	Started bool
+	LastSeq uint64
+}
+
+// SourceState is how far the reading of a source has come.
+type SourceState uint8
+
+// The states.
+const (
+	// SourceConnecting: nothing has come yet.
+	SourceConnecting SourceState = iota + 1
+	// SourceLive: batches are handed on as they come.
+	SourceLive
+	// SourceStopped: it is read no longer.
+	SourceStopped
+)
+
+// String returns the state's name, as metrics label it.
+func (s SourceState) String() string {
+	switch s {
+	case SourceConnecting:
+		return "connecting"
+	case SourceLive:
+		return "live"
+	case SourceStopped:
+		return "stopped"
+	default:
+		return "unknown"
+	}
+}
+
+// board is where publishers post how they are doing, for anybody to read.
+type board struct {
+	mu      sync.Mutex // guards all below
+	notices []*posted
+}
+
+// posted is what one publisher posts: about is never changed, the rest only by
+// the publisher's reader.
+type posted struct {
+	about   SourceStatus
+	state   atomic.Uint32
+	started atomic.Bool
+	lastSeq atomic.Uint64
+}
+
+func (b *board) post(about SourceStatus) *posted {
+	p := &posted{about: about}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.notices = append(b.notices, p)
+	return p
+}
+
+// Sources returns every source that is read, or was, in the order in which they
+// became known.
+func (in *Ingest) Sources() []SourceStatus {
+	in.board.mu.Lock()
+	defer in.board.mu.Unlock()
+	all := make([]SourceStatus, len(in.board.notices))
+	for i, p := range in.board.notices {
+		all[i] = p.about
+		all[i].State = SourceState(p.state.Load())
+		all[i].LastSeq = p.lastSeq.Load()
+		all[i].Started = p.started.Load()
+	}
+	return all
+}

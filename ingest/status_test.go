@@ -1,0 +1,41 @@
+package ingest_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+// TestSourcesTellTheirState has a source that nobody publishes to.
+func TestSourcesTellTheirState(t *testing.T) {
+	in, err := ingest.New(ingest.Config{Workers: []ingest.WorkerConfig{{
+		Name:    "w",
+		Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:9", Replay: "tcp://127.0.0.1:109", DPSize: 2}},
+	}}}, newRecorder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := func(rank uint32, endpoint, replay string, state ingest.SourceState) ingest.SourceStatus {
+		return ingest.SourceStatus{Worker: "w", Engine: ingest.EngineVLLM, Endpoint: endpoint, Replay: replay, Rank: rank, State: state}
+	}
+	for _, state := range []ingest.SourceState{ingest.SourceConnecting, ingest.SourceStopped} {
+		want := []ingest.SourceStatus{
+			source(0, "tcp://127.0.0.1:9", "tcp://127.0.0.1:109", state),
+			source(1, "tcp://127.0.0.1:10", "tcp://127.0.0.1:110", state),
+		}
+		if diff := cmp.Diff(want, in.Sources()); diff != "" {
+			t.Errorf("sources (-want +got):\n%s", diff)
+		}
+		if state == ingest.SourceStopped {
+			break
+		}
+		done, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := in.Run(done); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
