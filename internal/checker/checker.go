@@ -9,16 +9,25 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxMessage is the size in bytes that a message with several entries keeps to.
-const maxMessage = 1 << 20
-
 // phase is how far the current stream has come.
 type phase int
 
 const (
-	phaseIdle     phase = iota // no stream has begun
-	phaseAsked                 // begun, nothing received
-	phaseAccepted              // the server has answered
+	phaseIdle      phase = iota // no stream has begun
+	phaseAsked                  // begun, nothing received
+	phaseAnnounced              // a snapshot must come next
+	phaseSnapshot               // within a snapshot
+	phaseAccepted               // whole, entries come
+	phaseEnded                  // nothing more may come
+)
+
+// holding is what the subscriber has of the state.
+type holding int
+
+const (
+	holdsNothing holding = iota // no stream has been accepted
+	holdsPart                   // a snapshot has begun, and not ended
+	holdsWhole                  // all up to a position, as far as its start tells
 )
 
 // Options is what a Checker has to know of the server. The zero value is a server
@@ -33,27 +42,38 @@ type Options struct {
 // It is for one goroutine.
 //
 // A first stream may begin anywhere. Each later one must resume at Position, with
-// the same filter: a subscriber that begins elsewhere is another subscriber, and
-// gets a Checker of its own.
+// the same filter, or begin anew with a snapshot: a subscriber that begins
+// elsewhere is another subscriber, and gets a Checker of its own.
 type Checker struct {
-	opts   Options
-	filter filter
-	phase  phase
-	req    *kvcastv1.SubscribeRequest
+	opts Options
 
-	// The streams so far, seen as one.
-	known     bool   // a stream has been accepted, and what follows is set
-	epoch     string // of all of them
-	fromStart bool   // they begin before seq 1
-	head      uint64 // seq of the last position
-	lastSeq   uint64 // seq of the last entry
-	streamAt  uint64 // seq at which the current stream began
+	// The current stream.
+	phase  phase
+	call   call
+	req    *kvcastv1.SubscribeRequest
+	filter filter
+	server string             // epoch that the server named; empty before
+	until  *kvcastv1.Position // where a replay was asked to end
+	last   uint64             // seq at which it has to
+	snap   snapshot
+
+	// The streams since the last SnapshotBegin, or all, seen as one.
+	holding   holding
+	held      *kvcastv1.Filter // that the position was got with
+	epoch     string           // of all of them
+	fromStart bool             // they begin before seq 1
+	allTold   bool             // they told of every worker that there is
+	head      uint64           // seq of the last position
+	lastSeq   uint64           // seq of the last entry
+	streamAt  uint64           // seq at which the current stream began
+	snapAt    uint64           // seq at which the snapshot ended; 0 where there was none
 	seen      map[uint64]struct{}
 	workers   map[string]*worker
-	told      map[rankKey]int
 	view      *View
 
-	err error
+	// All streams.
+	told map[rankKey]int
+	err  error
 }
 
 // New returns a Checker that has seen nothing.
@@ -71,24 +91,38 @@ func New(opts Options) *Checker {
 // mistake of the caller, not of the server: a start that this Checker cannot
 // follow.
 func (c *Checker) Begin(req *kvcastv1.SubscribeRequest) error {
-	if _, err := wantMode(req); err != nil {
+	if err := c.begin(callSubscribe, req); err != nil {
 		return fmt.Errorf("begin stream: %w", err)
 	}
-	if c.known {
-		after := req.GetAfter()
-		switch {
-		case after == nil:
-			return errors.New("begin stream: a later stream of the same subscriber is a resume")
-		case after.GetSeq() != c.head || (after.GetEpoch() != "" && after.GetEpoch() != c.epoch):
-			return fmt.Errorf("begin stream: resume at %s:%d, but the subscriber is at %s:%d",
-				after.GetEpoch(), after.GetSeq(), c.epoch, c.head)
-		case !proto.Equal(normal(req.GetFilter()), normal(c.req.GetFilter())):
-			return errors.New("begin stream: a position is good for the filter it was got with")
-		}
+	return nil
+}
+
+func (c *Checker) begin(what call, req *kvcastv1.SubscribeRequest) error {
+	if err := c.checkRequest(req); err != nil {
+		return err
 	}
+	c.phase, c.call, c.server = phaseAsked, what, ""
 	c.req = proto.CloneOf(req)
 	c.filter = newFilter(req.GetFilter())
-	c.phase = phaseAsked
+	return nil
+}
+
+func (c *Checker) checkRequest(req *kvcastv1.SubscribeRequest) error {
+	if c.holding == holdsNothing || wantMode(req) == kvcastv1.Accepted_MODE_SNAPSHOT {
+		return nil
+	}
+	after := req.GetAfter()
+	switch {
+	case c.holding == holdsPart:
+		return errors.New("after a part of a snapshot comes another snapshot")
+	case after == nil:
+		return errors.New("a later stream of the same subscriber is a resume, or a snapshot")
+	case after.GetSeq() != c.head || (after.GetEpoch() != "" && after.GetEpoch() != c.epoch):
+		return fmt.Errorf("resume at %s:%d, but the subscriber is at %s:%d",
+			after.GetEpoch(), after.GetSeq(), c.epoch, c.head)
+	case !proto.Equal(normal(req.GetFilter()), normal(c.held)):
+		return errors.New("a position is good for the filter it was got with")
+	}
 	return nil
 }
 
@@ -101,13 +135,13 @@ func (c *Checker) Receive(msg *kvcastv1.SubscribeResponse) error {
 	return c.err
 }
 
-// Err returns the first violation that Receive found, or nil.
+// Err returns the first violation that was found, or nil.
 func (c *Checker) Err() error { return c.err }
 
 // Position returns what has been delivered: where to resume. It is nil before the
-// first stream has been accepted.
+// first stream has been accepted, and while only a part of a snapshot has come.
 func (c *Checker) Position() *kvcastv1.Position {
-	if !c.known {
+	if c.holding != holdsWhole {
 		return nil
 	}
 	return &kvcastv1.Position{Epoch: c.epoch, Seq: c.head}
@@ -124,55 +158,25 @@ func (c *Checker) receive(msg *kvcastv1.SubscribeResponse) error {
 	switch {
 	case c.phase == phaseIdle:
 		return broken(Protocol, "a message, and no stream has begun")
+	case c.phase == phaseEnded:
+		return broken(Protocol, "a message after the last one")
 	case c.phase == phaseAsked && msg.GetAccepted() == nil:
 		return broken(Protocol, "the first message is no Accepted")
 	case c.phase == phaseAsked:
 		return c.accept(msg)
 	case msg.GetAccepted() != nil:
 		return broken(Protocol, "a second Accepted")
-	case msg.GetProgress() != nil:
-		return c.progress(msg)
-	default:
+	case msg.GetSnapshotBegin() != nil:
+		return c.snapshotBegin(msg)
+	case c.phase == phaseAnnounced:
+		return broken(Protocol, "no SnapshotBegin where a snapshot was to come")
+	case c.phase == phaseSnapshot:
+		return c.snapshotPart(msg)
+	case partOfSnapshot(msg):
+		return broken(Protocol, "part of a snapshot that has not begun")
+	case len(msg.GetEntries()) > 0:
 		return c.entries(msg)
+	default:
+		return c.progress(msg)
 	}
-}
-
-// checkShape finds what is wrong with a message whatever came before it.
-func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
-	if msg == nil {
-		return broken(Protocol, "a nil message")
-	}
-	if msg.GetSnapshotBegin() != nil || msg.GetSnapshotWorker() != nil ||
-		len(msg.GetSnapshotBlocks()) > 0 || msg.GetSnapshotEnd() != nil {
-		return broken(Protocol, "part of a snapshot in a stream without one")
-	}
-	parts := 0
-	for _, there := range []bool{msg.GetAccepted() != nil, msg.GetProgress() != nil, len(msg.GetEntries()) > 0} {
-		if there {
-			parts++
-		}
-	}
-	if parts != 1 {
-		return broken(Protocol, "a message with %d of entries, accepted and progress, not one", parts)
-	}
-	if msg.GetPosition() == nil {
-		return broken(Protocol, "a message without a position")
-	}
-	if n := len(msg.GetEntries()); n > 1 {
-		if size := proto.Size(msg); size > maxMessage {
-			return broken(Protocol, "a message of %d bytes with %d entries, more than %d", size, n, maxMessage)
-		}
-	}
-	return nil
-}
-
-// checkLink finds what is wrong between a message's position and the one before.
-func (c *Checker) checkLink(msg *kvcastv1.SubscribeResponse) error {
-	if got := msg.GetPosition().GetEpoch(); got != c.epoch {
-		return broken(Protocol, "position of epoch %q in a stream of epoch %q", got, c.epoch)
-	}
-	if got := msg.GetPrevSeq(); got != c.head {
-		return broken(GapFree, "prev_seq %d, but the position before was %d", got, c.head)
-	}
-	return nil
 }

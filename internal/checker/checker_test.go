@@ -208,7 +208,8 @@ func TestEachBrokenPromiseIsNamed(t *testing.T) {
 		{"progress without a position", checker.Protocol, func(s []stream) { s[0].msgs[3].Position = nil }},
 		{"an empty message", checker.Protocol, func(s []stream) { s[0].msgs[3].Progress = nil }},
 		{"progress beside entries", checker.Protocol, func(s []stream) { s[0].msgs[2].Progress = &kvcastv1.Progress{} }},
-		{"a snapshot unasked", checker.Protocol, func(s []stream) {
+		{"a snapshot where it should fail", checker.Protocol, func(s []stream) {
+			s[0].req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
 			s[0].msgs[3] = &kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: epoch}}
 		}},
 		{"a nil message", checker.Protocol, func(s []stream) { s[0].msgs[3] = nil }},
@@ -327,9 +328,6 @@ func TestATailMayComeAlone(t *testing.T) {
 
 func TestBeginRefusesWhatItCannotFollow(t *testing.T) {
 	c := checker.New(checker.Options{})
-	if err := c.Begin(&kvcastv1.SubscribeRequest{}); err == nil {
-		t.Error("a start with a snapshot was taken")
-	}
 	if err := playOn(t, c, goodStreams()[:1]); err != nil {
 		t.Fatal(err)
 	}
@@ -342,8 +340,12 @@ func TestBeginRefusesWhatItCannotFollow(t *testing.T) {
 	}
 	anyEpoch := fromAfter(4)
 	anyEpoch.GetAfter().Epoch = ""
-	if err := c.Begin(anyEpoch); err != nil {
-		t.Errorf("Begin(%v): %v", anyEpoch, err)
+	snapshot := fromSnapshot()
+	snapshot.Filter = filtered.Filter
+	for _, req := range []*kvcastv1.SubscribeRequest{anyEpoch, {}, snapshot, fromAfter(4)} {
+		if err := c.Begin(req); err != nil {
+			t.Errorf("Begin(%v): %v", req, err)
+		}
 	}
 }
 

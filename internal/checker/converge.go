@@ -69,7 +69,7 @@ func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, wa
 		return nil
 	}
 	w := c.workers[worker]
-	unseen := !c.fromStart && (w == nil || !c.complete(w, dpRank))
+	unseen := !c.allTold && (w == nil || !c.complete(w, dpRank))
 	if unseen && len(d.Extra) == 0 {
 		return nil
 	}

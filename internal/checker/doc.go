@@ -6,6 +6,6 @@
 // stream amounts to, to be compared with what the engines hold.
 //
 // It is an oracle: it follows the comments of the contract, keeps plain maps, and
-// shares no code with the server that it judges. A Checker judges Subscribe
-// streams that begin at a position, at the newest entry or at the oldest one.
+// shares no code with the server that it judges. A Checker judges the streams of
+// Subscribe, Replay and Snapshot, from any start, and with snapshots at any place.
 package checker

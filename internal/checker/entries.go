@@ -18,7 +18,19 @@ func (c *Checker) entries(msg *kvcastv1.SubscribeResponse) error {
 	if err := c.checkHoles(msg); err != nil {
 		return err
 	}
-	for _, e := range msg.GetEntries() {
+	if err := c.checkBound(msg); err != nil {
+		return err
+	}
+	if err := c.take(msg.GetEntries()); err != nil {
+		return err
+	}
+	c.head = msg.GetPosition().GetSeq()
+	return nil
+}
+
+// take judges entries one by one, and applies them.
+func (c *Checker) take(entries []*kvcastv1.Entry) error {
+	for _, e := range entries {
 		if err := c.checkEntry(e); err != nil {
 			return err
 		}
@@ -27,7 +39,6 @@ func (c *Checker) entries(msg *kvcastv1.SubscribeResponse) error {
 		c.tell(e)
 		c.view.Apply(e)
 	}
-	c.head = msg.GetPosition().GetSeq()
 	return nil
 }
 
@@ -43,6 +54,8 @@ func (c *Checker) checkOrder(entries []*kvcastv1.Entry) error {
 			return broken(Protocol, "an entry without a seq")
 		case before || now:
 			return broken(Unique, "entry %d comes again", seq)
+		case seq <= c.snapAt:
+			return broken(Unique, "entry %d after a snapshot at %d, which holds it", seq, c.snapAt)
 		case seq <= last:
 			return broken(Ordered, "entry %d after entry %d", seq, last)
 		case seq <= c.head && c.head == c.streamAt:
@@ -88,11 +101,7 @@ func (c *Checker) checkEntry(e *kvcastv1.Entry) error {
 	if err := c.filter.check(e); err != nil {
 		return err
 	}
-	w := c.workers[e.GetWorker()]
-	if w == nil {
-		w = &worker{ranks: make(map[uint32]*rank)}
-		c.workers[e.GetWorker()] = w
-	}
+	w := c.worker(e.GetWorker())
 	for _, ev := range e.GetEvents() {
 		if err := c.follow(w, e, ev); err != nil {
 			return err

@@ -1,6 +1,7 @@
 package checker
 
 import (
+	"fmt"
 	"slices"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -32,21 +33,26 @@ func (f filter) all() bool {
 
 // check finds what was not asked for.
 func (f filter) check(e *kvcastv1.Entry) error {
-	if len(f.workers) > 0 && !slices.Contains(f.workers, e.GetWorker()) {
-		return broken(Filtered, "entry %d is of worker %q", e.GetSeq(), e.GetWorker())
-	}
-	if len(f.models) > 0 && !slices.Contains(f.models, e.GetModel()) {
-		return broken(Filtered, "entry %d is of model %q", e.GetSeq(), e.GetModel())
-	}
-	if len(f.tiers) == 0 {
-		return nil
+	if what := f.refuses(e.GetWorker(), e.GetModel()); what != "" {
+		return broken(Filtered, "entry %d is of %s", e.GetSeq(), what)
 	}
 	for _, ev := range e.GetEvents() {
-		if t := ev.GetTier(); t != kvcastv1.Tier_TIER_UNSPECIFIED && !slices.Contains(f.tiers, t) {
+		if t := ev.GetTier(); t != kvcastv1.Tier_TIER_UNSPECIFIED && !f.hasTier(t) {
 			return broken(Filtered, "event %d of entry %d is of tier %v", ev.GetEventId(), e.GetSeq(), t)
 		}
 	}
 	return nil
+}
+
+// refuses returns what of a worker was not asked for, or nothing.
+func (f filter) refuses(worker, model string) string {
+	switch {
+	case len(f.workers) > 0 && !slices.Contains(f.workers, worker):
+		return fmt.Sprintf("worker %q", worker)
+	case len(f.models) > 0 && !slices.Contains(f.models, model):
+		return fmt.Sprintf("model %q", model)
+	}
+	return ""
 }
 
 func (f filter) hasTier(t kvcastv1.Tier) bool {

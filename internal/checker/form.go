@@ -93,6 +93,24 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	return ""
 }
 
+// blocksFault returns what is wrong with the form of an event of a snapshot's
+// blocks, or nothing.
+func blocksFault(ev *kvcastv1.RouterEvent) string {
+	switch {
+	case ev.GetStored() == nil:
+		return "an event that is no store"
+	case ev.GetEventId() != 0:
+		return "an event_id"
+	case ev.DpRank == nil:
+		return "no dp_rank"
+	case !realTier(ev.GetTier()):
+		return "no tier"
+	case len(ev.GetStored().GetTokenIds()) > 0:
+		return "token_ids"
+	}
+	return storedFault(ev.GetStored())
+}
+
 func storedFault(s *kvcastv1.Stored) string {
 	blocks, size := len(s.GetBlockHashes()), int(s.GetBlockSize())
 	switch {

@@ -9,6 +9,9 @@ func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 	if err := c.checkLink(msg); err != nil {
 		return err
 	}
+	if err := c.checkBound(msg); err != nil {
+		return err
+	}
 	at := msg.GetPosition().GetSeq()
 	switch {
 	case at < c.head:

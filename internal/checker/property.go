@@ -9,7 +9,8 @@ type Property string
 const (
 	// Ordered: the seqs of entries grow.
 	Ordered Property = "Ordered"
-	// Unique: no entry comes twice, over all resumed streams.
+	// Unique: no entry comes twice, over all resumed streams, and none that a
+	// snapshot before it holds.
 	Unique Property = "Unique"
 	// GapFree: nothing is missing. Each position is chained to the one before,
 	// a stream begins exactly where it was asked to, seqs have no holes that a
@@ -21,7 +22,9 @@ const (
 	Filtered Property = "Filtered"
 	// Progress: a position says what has been delivered, neither more nor less.
 	Progress Property = "Progress"
-	// Snapshot: a snapshot and the entries after it equal the state later.
+	// Snapshot: a snapshot and the entries after it equal the state later. It
+	// tells each worker and each of its blocks once, in order, and nothing that
+	// its position does not cover.
 	Snapshot Property = "Snapshot"
 	// Told: what cannot be known is said to be so.
 	Told Property = "Told"

@@ -50,6 +50,12 @@ func drawEvent(t *rapid.T, id uint64, rank uint32) *kvcastv1.RouterEvent {
 		return gap(id, rank)
 	case 2, 3, 4:
 		return remove(id, rank, hashes...)
+	case 5, 6:
+		return child(id, rank, rapid.Uint64Range(1, 20).Draw(t, "parent"), hashes...)
+	case 7:
+		ev := store(id, rank, hashes...) // the engine named hashes alone
+		ev.GetStored().TokensHashes, ev.GetStored().BlockSize = nil, 0
+		return ev
 	default:
 		return store(id, rank, hashes...)
 	}

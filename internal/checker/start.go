@@ -1,44 +1,96 @@
 package checker
 
 import (
-	"errors"
-
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // wantMode returns how the server has to start what was asked for.
-func wantMode(req *kvcastv1.SubscribeRequest) (kvcastv1.Accepted_Mode, error) {
+func wantMode(req *kvcastv1.SubscribeRequest) kvcastv1.Accepted_Mode {
 	switch req.GetStart().(type) {
 	case *kvcastv1.SubscribeRequest_After:
-		return kvcastv1.Accepted_MODE_RESUME, nil
+		return kvcastv1.Accepted_MODE_RESUME
 	case *kvcastv1.SubscribeRequest_Latest:
-		return kvcastv1.Accepted_MODE_LATEST, nil
+		return kvcastv1.Accepted_MODE_LATEST
 	case *kvcastv1.SubscribeRequest_Earliest:
-		return kvcastv1.Accepted_MODE_EARLIEST, nil
+		return kvcastv1.Accepted_MODE_EARLIEST
 	default:
-		return 0, errors.New("streams that begin with a snapshot are not checked")
+		return kvcastv1.Accepted_MODE_SNAPSHOT
 	}
 }
 
 // accept judges the answer to the start that was asked for.
 func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
-	acc, pos := msg.GetAccepted(), msg.GetPosition()
-	oldest, newest, at := acc.GetOldestSeq(), acc.GetNewestSeq(), pos.GetSeq()
+	acc := msg.GetAccepted()
+	oldest, newest := acc.GetOldestSeq(), acc.GetNewestSeq()
 	switch {
 	case acc.GetEpoch() == "":
 		return broken(Protocol, "Accepted without an epoch")
-	case pos.GetEpoch() != acc.GetEpoch():
-		return broken(Protocol, "Accepted of epoch %q has a position of epoch %q", acc.GetEpoch(), pos.GetEpoch())
-	case c.known && acc.GetEpoch() != c.epoch:
-		return broken(Protocol, "resumed in epoch %q, asked in %q", acc.GetEpoch(), c.epoch)
 	case oldest == 0 || oldest > newest+1:
 		return broken(Protocol, "Accepted with oldest %d and newest %d", oldest, newest)
+	}
+	mode, want := acc.GetMode(), wantMode(c.req)
+	instead := mode == kvcastv1.Accepted_MODE_SNAPSHOT && want == kvcastv1.Accepted_MODE_RESUME
+	if mode != want && !instead {
+		return broken(Protocol, "Accepted with mode %v, asked for %v", mode, want)
+	}
+	c.server = acc.GetEpoch()
+	if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
+		return c.announce(msg)
+	}
+	if err := c.checkStart(msg); err != nil {
+		return err
+	}
+	at := msg.GetPosition().GetSeq()
+	if c.holding == holdsNothing {
+		c.holding, c.held = holdsWhole, c.req.GetFilter()
+		c.epoch, c.head = acc.GetEpoch(), at
+		c.fromStart, c.allTold = at == 0, at == 0
+	}
+	c.streamAt = at
+	c.phase = phaseAccepted
+	if c.call == callReplay {
+		return c.boundReplay(acc)
+	}
+	return nil
+}
+
+// announce judges an Accepted that a snapshot follows.
+func (c *Checker) announce(msg *kvcastv1.SubscribeResponse) error {
+	if err := checkUnplaced(msg); err != nil {
+		return err
+	}
+	c.snap = snapshot{}
+	if after := c.req.GetAfter(); after != nil {
+		acc := msg.GetAccepted()
+		same := after.GetEpoch() == "" || after.GetEpoch() == acc.GetEpoch()
+		switch {
+		case c.req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_FAIL:
+			return broken(Protocol, "a snapshot where the stream had to resume or to fail")
+		case same && after.GetSeq()+1 >= acc.GetOldestSeq():
+			return broken(Protocol, "a snapshot instead of resuming at %d, with %d the oldest",
+				after.GetSeq(), acc.GetOldestSeq())
+		case same:
+			c.snap.floor = after.GetSeq()
+		}
+	}
+	c.phase = phaseAnnounced
+	return nil
+}
+
+// checkStart finds what is wrong with the position of an Accepted.
+func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
+	acc, pos := msg.GetAccepted(), msg.GetPosition()
+	oldest, newest, at := acc.GetOldestSeq(), acc.GetNewestSeq(), pos.GetSeq()
+	switch {
+	case pos == nil:
+		return broken(Protocol, "Accepted without a position")
+	case pos.GetEpoch() != acc.GetEpoch():
+		return broken(Protocol, "Accepted of epoch %q has a position of epoch %q", acc.GetEpoch(), pos.GetEpoch())
+	case c.holding != holdsNothing && acc.GetEpoch() != c.epoch:
+		return broken(Protocol, "resumed in epoch %q, asked in %q", acc.GetEpoch(), c.epoch)
 	case msg.GetPrevSeq() != 0 && msg.GetPrevSeq() != at:
 		// Nothing comes before it, so it is the start or nothing.
 		return broken(GapFree, "Accepted at %d with prev_seq %d", at, msg.GetPrevSeq())
-	}
-	if want, _ := wantMode(c.req); acc.GetMode() != want {
-		return broken(Protocol, "Accepted with mode %v, asked for %v", acc.GetMode(), want)
 	}
 	switch acc.GetMode() {
 	case kvcastv1.Accepted_MODE_RESUME:
@@ -58,15 +110,10 @@ func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 			return broken(GapFree, "earliest begins at %d, the oldest is %d", at, oldest)
 		}
 	default:
-		// wantMode returns no other.
+		// There is no other that has a position.
 	}
 	if at < oldest-1 || at > newest {
 		return broken(Protocol, "accepted at %d, outside of %d to %d", at, oldest, newest)
 	}
-	if !c.known {
-		c.known, c.epoch, c.head, c.fromStart = true, acc.GetEpoch(), at, at == 0
-	}
-	c.streamAt = at
-	c.phase = phaseAccepted
 	return nil
 }

@@ -114,3 +114,50 @@ func set(hashes ...uint64) map[uint64]struct{} {
 	}
 	return blocks
 }
+
+func fromSnapshot() *kvcastv1.SubscribeRequest {
+	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}}
+}
+
+// announced is an Accepted that a snapshot follows.
+func announced(oldest, newest uint64) *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
+		Epoch: epoch, OldestSeq: oldest, NewestSeq: newest, Mode: kvcastv1.Accepted_MODE_SNAPSHOT,
+	}}
+}
+
+func snapshotBegin() *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: epoch}}
+}
+
+func snapshotWorker(w string, lastID uint64, incomplete ...uint32) *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{SnapshotWorker: &kvcastv1.SnapshotWorker{
+		Worker: w, Added: &kvcastv1.WorkerAdded{Model: "m-" + w}, LastEventId: lastID, IncompleteRanks: incomplete,
+	}}
+}
+
+func snapshotBlocks(w string, events ...*kvcastv1.RouterEvent) *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{SnapshotBlocks: []*kvcastv1.SnapshotBlocks{{Worker: w, Events: events}}}
+}
+
+func snapshotEntries(entries ...*kvcastv1.Entry) *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{Entries: entries}
+}
+
+func snapshotEnd(seq uint64) *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{
+		SnapshotEnd: &kvcastv1.SnapshotEnd{Position: at(seq)}, Position: at(seq), PrevSeq: seq,
+	}
+}
+
+// child is a store that continues a block.
+func child(id uint64, rank uint32, parent uint64, hashes ...uint64) *kvcastv1.RouterEvent {
+	ev := store(id, rank, hashes...)
+	ev.GetStored().ParentHash = proto.Uint64(parent)
+	return ev
+}
+
+func onDisk(ev *kvcastv1.RouterEvent) *kvcastv1.RouterEvent {
+	ev.Tier = kvcastv1.Tier_TIER_DISK
+	return ev
+}

@@ -8,14 +8,21 @@ import (
 )
 
 // View is what a router knows that has applied a stream as the contract says: for
-// each worker, dp rank and tier a set of block hashes. It is for one goroutine.
+// each worker, dp rank and tier a set of blocks. It is for one goroutine.
 type View struct {
-	workers map[string]map[uint32]*viewRank
+	workers map[string]*viewWorker
+}
+
+// viewWorker is what is known of a worker.
+type viewWorker struct {
+	// added is nil where nothing has said that the worker was added.
+	added *kvcastv1.WorkerAdded
+	ranks map[uint32]*viewRank
 }
 
 // viewRank is what is known of a dp rank.
 type viewRank struct {
-	tiers map[kvcastv1.Tier]map[uint64]struct{}
+	tiers map[kvcastv1.Tier]map[uint64]Block
 	gaps  []*kvcastv1.Gap
 	// incomplete tells that the sets may be wrong.
 	incomplete bool
@@ -23,7 +30,25 @@ type viewRank struct {
 
 // NewView returns a View of nothing.
 func NewView() *View {
-	return &View{workers: make(map[string]map[uint32]*viewRank)}
+	return &View{workers: make(map[string]*viewWorker)}
+}
+
+// Reset empties the view, as SnapshotBegin asks for.
+func (v *View) Reset() { clear(v.workers) }
+
+// ApplyWorker applies a worker of a snapshot.
+func (v *View) ApplyWorker(sw *kvcastv1.SnapshotWorker) {
+	v.workers[sw.GetWorker()] = newViewWorker(sw.GetAdded())
+	for _, n := range sw.GetIncompleteRanks() {
+		v.rank(sw.GetWorker(), n).incomplete = true
+	}
+}
+
+// ApplyBlocks applies blocks of a snapshot.
+func (v *View) ApplyBlocks(b *kvcastv1.SnapshotBlocks) {
+	for _, ev := range b.GetEvents() {
+		v.ApplyEvent(b.GetWorker(), ev)
+	}
 }
 
 // Apply applies an entry.
@@ -37,10 +62,7 @@ func (v *View) Apply(e *kvcastv1.Entry) {
 func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 	switch kind := ev.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Stored:
-		set := v.rank(worker, ev.GetDpRank()).tier(ev.GetTier())
-		for _, h := range kind.Stored.GetBlockHashes() {
-			set[h] = struct{}{}
-		}
+		storeBlocks(v.rank(worker, ev.GetDpRank()).tier(ev.GetTier()), kind.Stored)
 	case *kvcastv1.RouterEvent_Removed:
 		set := v.rank(worker, ev.GetDpRank()).tier(ev.GetTier())
 		for _, h := range kind.Removed.GetBlockHashes() {
@@ -53,7 +75,7 @@ func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 		r.gaps = append(r.gaps, kind.Gap)
 		r.incomplete = true
 	case *kvcastv1.RouterEvent_WorkerAdded:
-		v.workers[worker] = make(map[uint32]*viewRank)
+		v.workers[worker] = newViewWorker(kind.WorkerAdded)
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		delete(v.workers, worker)
 	}
@@ -74,31 +96,43 @@ func (r *viewRank) clear(c *kvcastv1.Cleared) {
 }
 
 func (v *View) rank(worker string, dpRank uint32) *viewRank {
-	ranks := v.workers[worker]
-	if ranks == nil {
-		ranks = make(map[uint32]*viewRank)
-		v.workers[worker] = ranks
+	w := v.workers[worker]
+	if w == nil {
+		w = newViewWorker(nil)
+		v.workers[worker] = w
 	}
-	r := ranks[dpRank]
+	r := w.ranks[dpRank]
 	if r == nil {
-		r = &viewRank{tiers: make(map[kvcastv1.Tier]map[uint64]struct{})}
-		ranks[dpRank] = r
+		r = &viewRank{tiers: make(map[kvcastv1.Tier]map[uint64]Block)}
+		w.ranks[dpRank] = r
 	}
 	return r
 }
 
-func (r *viewRank) tier(t kvcastv1.Tier) map[uint64]struct{} {
+func newViewWorker(added *kvcastv1.WorkerAdded) *viewWorker {
+	return &viewWorker{added: added, ranks: make(map[uint32]*viewRank)}
+}
+
+func (r *viewRank) tier(t kvcastv1.Tier) map[uint64]Block {
 	set := r.tiers[t]
 	if set == nil {
-		set = make(map[uint64]struct{})
+		set = make(map[uint64]Block)
 		r.tiers[t] = set
 	}
 	return set
 }
 
+// known returns what is known of a dp rank, nil where that is nothing.
+func (v *View) known(worker string, dpRank uint32) *viewRank {
+	if w := v.workers[worker]; w != nil {
+		return w.ranks[dpRank]
+	}
+	return nil
+}
+
 // set returns a set to read, nil where there is none.
-func (v *View) set(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]struct{} {
-	if r := v.workers[worker][dpRank]; r != nil {
+func (v *View) set(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]Block {
+	if r := v.known(worker, dpRank); r != nil {
 		return r.tiers[tier]
 	}
 	return nil
@@ -108,11 +142,27 @@ func (v *View) set(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]
 func (v *View) Workers() []string { return slices.Sorted(maps.Keys(v.workers)) }
 
 // Ranks returns the dp ranks of a worker that an event has named, ascending.
-func (v *View) Ranks(worker string) []uint32 { return slices.Sorted(maps.Keys(v.workers[worker])) }
+func (v *View) Ranks(worker string) []uint32 {
+	w := v.workers[worker]
+	if w == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(w.ranks))
+}
 
 // Blocks returns a copy of the set of blocks at one place.
 func (v *View) Blocks(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]struct{} {
 	blocks := make(map[uint64]struct{})
+	for h := range v.set(worker, dpRank, tier) {
+		blocks[h] = struct{}{}
+	}
+	return blocks
+}
+
+// Contents returns a copy of the blocks at one place, with all that is known of
+// each.
+func (v *View) Contents(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]Block {
+	blocks := make(map[uint64]Block)
 	maps.Copy(blocks, v.set(worker, dpRank, tier))
 	return blocks
 }
@@ -124,12 +174,12 @@ func (v *View) Count(worker string, dpRank uint32, tier kvcastv1.Tier) int {
 
 // Digest returns the digest of the blocks at one place, as WorkerDigest has it.
 func (v *View) Digest(worker string, dpRank uint32, tier kvcastv1.Tier) uint64 {
-	return Digest(v.set(worker, dpRank, tier))
+	return digest(v.set(worker, dpRank, tier))
 }
 
 // Gaps returns the gaps told of a dp rank since its worker was added, in order.
 func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
-	if r := v.workers[worker][dpRank]; r != nil {
+	if r := v.known(worker, dpRank); r != nil {
 		return slices.Clone(r.gaps)
 	}
 	return nil
@@ -138,12 +188,14 @@ func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
 // Incomplete tells that the sets of a dp rank may be wrong: there was a gap, and
 // it has not been empty since.
 func (v *View) Incomplete(worker string, dpRank uint32) bool {
-	r := v.workers[worker][dpRank]
+	r := v.known(worker, dpRank)
 	return r != nil && r.incomplete
 }
 
 // Digest returns the XOR of splitmix64 over a set of block hashes; 0 for none.
-func Digest(blocks map[uint64]struct{}) uint64 {
+func Digest(blocks map[uint64]struct{}) uint64 { return digest(blocks) }
+
+func digest[V any](blocks map[uint64]V) uint64 {
 	var d uint64
 	for h := range blocks {
 		d ^= splitmix64(h)

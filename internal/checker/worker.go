@@ -22,6 +22,9 @@ const (
 	presenceUnknown presence = iota // not heard of
 	presenceAdded
 	presenceRemoved
+	// presenceUntold is that of a worker that a snapshot does not tell of and its
+	// entries do: it must be removed before the snapshot ends.
+	presenceUntold
 )
 
 // worker is what the Checker remembers of a worker between entries.
@@ -46,6 +49,16 @@ type rank struct {
 	cleared bool
 }
 
+// worker returns what is remembered of a worker, to be changed.
+func (c *Checker) worker(name string) *worker {
+	w := c.workers[name]
+	if w == nil {
+		w = &worker{ranks: make(map[uint32]*rank)}
+		c.workers[name] = w
+	}
+	return w
+}
+
 func (w *worker) rank(n uint32) *rank {
 	r := w.ranks[n]
 	if r == nil {
@@ -62,15 +75,19 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	}
 	added := ev.GetWorkerAdded()
 	switch {
-	case added != nil && w.presence == presenceAdded:
+	case added != nil && (w.presence == presenceAdded || w.presence == presenceUntold):
 		return broken(Protocol, "worker %q of entry %d is added again", e.GetWorker(), e.GetSeq())
 	case added != nil:
 		w.presence, w.model, w.whole = presenceAdded, e.GetModel(), true
 		clear(w.ranks)
 	case w.presence == presenceRemoved:
 		return broken(Protocol, "entry %d is of worker %q, which was removed", e.GetSeq(), e.GetWorker())
+	case w.presence == presenceUnknown && c.phase == phaseSnapshot:
+		w.presence, w.model = presenceUntold, e.GetModel()
 	case w.presence == presenceUnknown && c.fromStart:
 		return broken(Protocol, "entry %d is of worker %q, which was not added", e.GetSeq(), e.GetWorker())
+	case w.presence == presenceUnknown && c.allTold:
+		return broken(Snapshot, "entry %d is of worker %q, which was neither told nor added", e.GetSeq(), e.GetWorker())
 	case w.presence == presenceUnknown:
 		w.presence, w.model = presenceAdded, e.GetModel()
 	}

@@ -1,0 +1,232 @@
+package checker
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// snapshot is what the Checker remembers of the snapshot it is in.
+type snapshot struct {
+	// floor is the seq that it must not end behind.
+	floor uint64
+	// worker is the one that was told last, whose blocks come.
+	worker string
+	// entries tells that no more workers come.
+	entries bool
+	// awaited are the parents of the worker's blocks that have not come, each with
+	// the children that have.
+	awaited map[blockKey][]uint64
+}
+
+// blockKey names a block of a worker.
+type blockKey struct {
+	rank uint32
+	tier kvcastv1.Tier
+	hash uint64
+}
+
+// snapshotBegin judges a SnapshotBegin, and discards what is held.
+func (c *Checker) snapshotBegin(msg *kvcastv1.SubscribeResponse) error {
+	if err := checkUnplaced(msg); err != nil {
+		return err
+	}
+	epoch := msg.GetSnapshotBegin().GetEpoch()
+	switch {
+	case epoch == "":
+		return broken(Protocol, "SnapshotBegin without an epoch")
+	case c.server != "" && epoch != c.server:
+		return broken(Protocol, "SnapshotBegin of epoch %q in a stream of epoch %q", epoch, c.server)
+	case c.phase == phaseAccepted && c.req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_FAIL:
+		return broken(Protocol, "a snapshot where the stream had to go on or to fail")
+	case c.phase == phaseAccepted:
+		c.snap.floor = c.head
+	}
+	c.snap = snapshot{floor: c.snap.floor, awaited: make(map[blockKey][]uint64)}
+	c.phase, c.server = phaseSnapshot, epoch
+	c.discard()
+	c.epoch = epoch
+	return nil
+}
+
+// discard forgets what is held, as a router does on SnapshotBegin. What was told of
+// losses stays told.
+func (c *Checker) discard() {
+	c.holding, c.held = holdsPart, nil
+	c.fromStart, c.allTold = false, false
+	c.head, c.lastSeq, c.streamAt, c.snapAt = 0, 0, 0, 0
+	clear(c.seen)
+	clear(c.workers)
+	c.view.Reset()
+}
+
+// snapshotPart judges a message between SnapshotBegin and SnapshotEnd, and the
+// latter.
+func (c *Checker) snapshotPart(msg *kvcastv1.SubscribeResponse) error {
+	if msg.GetSnapshotEnd() != nil {
+		return c.snapshotEnd(msg)
+	}
+	if err := checkUnplaced(msg); err != nil {
+		return err
+	}
+	switch {
+	case msg.GetProgress() != nil:
+		return broken(Protocol, "progress within a snapshot")
+	case len(msg.GetEntries()) > 0:
+		c.snap.entries = true
+		return c.snapshotEntries(msg.GetEntries())
+	case c.snap.entries:
+		return broken(Snapshot, "workers or blocks after the entries")
+	case msg.GetSnapshotWorker() != nil:
+		return c.snapshotWorker(msg.GetSnapshotWorker())
+	}
+	for _, b := range msg.GetSnapshotBlocks() {
+		if err := c.snapshotBlocks(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
+	name, model := sw.GetWorker(), sw.GetAdded().GetModel()
+	switch {
+	case name == "":
+		return broken(Protocol, "a worker of the snapshot without a name")
+	case sw.GetAdded() == nil:
+		return broken(Protocol, "worker %q of the snapshot without what was said when it was added", name)
+	case sw.GetLastEventId() == 0:
+		return broken(Protocol, "worker %q of the snapshot without a last_event_id", name)
+	case c.workers[name] != nil:
+		return broken(Snapshot, "worker %q twice", name)
+	}
+	if what := c.filter.refuses(name, model); what != "" {
+		return broken(Filtered, "the snapshot holds %s", what)
+	}
+	w := c.worker(name)
+	w.presence, w.model, w.lastID, w.whole = presenceAdded, model, sw.GetLastEventId(), true
+	c.view.ApplyWorker(sw)
+	for _, rank := range sw.GetIncompleteRanks() {
+		c.Incomplete(name, rank)
+	}
+	c.snap.worker = name
+	clear(c.snap.awaited)
+	return nil
+}
+
+func (c *Checker) snapshotBlocks(b *kvcastv1.SnapshotBlocks) error {
+	switch {
+	case b.GetWorker() == "":
+		return broken(Protocol, "blocks of the snapshot without a worker")
+	case b.GetWorker() != c.snap.worker:
+		return broken(Snapshot, "blocks of worker %q, but the worker before them is %q", b.GetWorker(), c.snap.worker)
+	case len(b.GetEvents()) == 0:
+		return broken(Protocol, "blocks of worker %q without an event", b.GetWorker())
+	}
+	for _, ev := range b.GetEvents() {
+		if what := blocksFault(ev); what != "" {
+			return broken(Protocol, "blocks of worker %q: %s", b.GetWorker(), what)
+		}
+		if !c.filter.hasTier(ev.GetTier()) {
+			return broken(Filtered, "the snapshot holds blocks of worker %q in tier %v", b.GetWorker(), ev.GetTier())
+		}
+		if err := c.snapshotStored(ev); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// snapshotStored judges blocks by those before them, and applies them.
+func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
+	name, stored := c.snap.worker, ev.GetStored()
+	key := blockKey{rank: ev.GetDpRank(), tier: ev.GetTier()}
+	set := c.view.set(name, key.rank, key.tier)
+	within := make(map[uint64]struct{}, len(stored.GetBlockHashes()))
+	for _, h := range stored.GetBlockHashes() {
+		_, before := set[h]
+		_, now := within[h]
+		if before || now {
+			return broken(Snapshot, "block %016x of worker %q, rank %d, %v, twice", h, name, key.rank, key.tier)
+		}
+		within[h] = struct{}{}
+	}
+	if _, ok := set[stored.GetParentHash()]; stored.ParentHash != nil && !ok {
+		key.hash = stored.GetParentHash()
+		c.snap.awaited[key] = append(c.snap.awaited[key], stored.GetBlockHashes()[0])
+	}
+	c.view.ApplyEvent(name, ev)
+	set = c.view.set(name, key.rank, key.tier)
+	for _, h := range stored.GetBlockHashes() {
+		key.hash = h
+		for _, child := range c.snap.awaited[key] {
+			if !descends(set, h, child) {
+				return broken(Snapshot, "block %016x of worker %q, rank %d, %v, after its child %016x",
+					h, name, key.rank, key.tier, child)
+			}
+		}
+		delete(c.snap.awaited, key)
+	}
+	return nil
+}
+
+// descends tells that a block continues another one, by way of any number of
+// blocks. Where a parent does so to its child, there is no order to keep.
+func descends(set map[uint64]Block, hash, from uint64) bool {
+	for range set {
+		b := set[hash]
+		if !b.HasParent {
+			return false
+		}
+		if hash = b.Parent; hash == from {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Checker) snapshotEntries(entries []*kvcastv1.Entry) error {
+	if err := c.checkOrder(entries); err != nil {
+		return err
+	}
+	return c.take(entries)
+}
+
+// snapshotEnd judges a SnapshotEnd, with which the view is whole.
+func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
+	pos, q := msg.GetPosition(), msg.GetPosition().GetSeq()
+	switch {
+	case pos == nil:
+		return broken(Protocol, "SnapshotEnd without a position")
+	case !proto.Equal(pos, msg.GetSnapshotEnd().GetPosition()):
+		return broken(Protocol, "SnapshotEnd at %v in a message at %v", msg.GetSnapshotEnd().GetPosition(), pos)
+	case pos.GetEpoch() != c.epoch:
+		return broken(Protocol, "SnapshotEnd of epoch %q in a snapshot of epoch %q", pos.GetEpoch(), c.epoch)
+	case msg.GetPrevSeq() != q:
+		return broken(GapFree, "SnapshotEnd at %d with prev_seq %d", q, msg.GetPrevSeq())
+	case q < c.lastSeq:
+		return broken(Snapshot, "it ends at %d, behind its entry %d", q, c.lastSeq)
+	case q < c.snap.floor:
+		return broken(Snapshot, "it ends at %d, behind position %d that it follows", q, c.snap.floor)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.workers)) {
+		w := c.workers[name]
+		if w.presence == presenceUntold {
+			return broken(Snapshot, "worker %q is there at its end, but was neither told nor added", name)
+		}
+		if w.lastSeq == 0 {
+			w.lastSeq = q // at the latest
+		}
+	}
+	c.holding, c.held = holdsWhole, c.req.GetFilter()
+	c.fromStart, c.allTold = q == 0, true
+	c.head, c.streamAt, c.snapAt = q, q, q
+	c.phase = phaseAccepted
+	if c.call == callSnapshot {
+		c.phase = phaseEnded
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+package checker
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Diff compares two views: the workers, what was said when each was added, where
+// both know it, and at each dp rank and tier the blocks, with all that is known of
+// each. It returns a line for each difference, "-" for what v alone has and "+" for
+// what other alone has; nothing where they are equal.
+//
+// Whether a rank is incomplete, and its gaps, are not compared: a snapshot knows of
+// what was lost before the first entry. Nor are a worker's block_size and ranks,
+// which a snapshot tells as they have become.
+func (v *View) Diff(other *View) string {
+	var b strings.Builder
+	for _, name := range union(v.workers, other.workers) {
+		mine, theirs := v.workers[name], other.workers[name]
+		switch {
+		case theirs == nil:
+			fmt.Fprintf(&b, "- worker %q\n", name)
+		case mine == nil:
+			fmt.Fprintf(&b, "+ worker %q\n", name)
+		default:
+			diffAdded(&b, name, mine.added, theirs.added)
+			diffRanks(&b, name, mine.ranks, theirs.ranks)
+		}
+	}
+	return b.String()
+}
+
+func diffAdded(b *strings.Builder, name string, mine, theirs *kvcastv1.WorkerAdded) {
+	if mine == nil || theirs == nil {
+		return
+	}
+	same := mine.GetModel() == theirs.GetModel() && mine.GetEndpoint() == theirs.GetEndpoint() &&
+		maps.Equal(mine.GetLabels(), theirs.GetLabels())
+	if !same {
+		fmt.Fprintf(b, "- worker %q: %v\n+ worker %q: %v\n", name, mine, name, theirs)
+	}
+}
+
+func diffRanks(b *strings.Builder, name string, mine, theirs map[uint32]*viewRank) {
+	for _, n := range union(mine, theirs) {
+		var my, their map[kvcastv1.Tier]map[uint64]Block
+		if r := mine[n]; r != nil {
+			my = r.tiers
+		}
+		if r := theirs[n]; r != nil {
+			their = r.tiers
+		}
+		for _, tier := range union(my, their) {
+			place := fmt.Sprintf("worker %q, rank %d, %v", name, n, tier)
+			diffBlocks(b, place, my[tier], their[tier])
+		}
+	}
+}
+
+func diffBlocks(b *strings.Builder, place string, mine, theirs map[uint64]Block) {
+	for _, h := range union(mine, theirs) {
+		my, here := mine[h]
+		their, there := theirs[h]
+		if here && there && my == their {
+			continue
+		}
+		if here {
+			fmt.Fprintf(b, "- %s: block %016x %+v\n", place, h, my)
+		}
+		if there {
+			fmt.Fprintf(b, "+ %s: block %016x %+v\n", place, h, their)
+		}
+	}
+}
+
+// union returns the keys of both maps, ascending.
+func union[K interface {
+	~string | ~int32 | ~uint32 | ~uint64
+}, V any](a, b map[K]V) []K {
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
