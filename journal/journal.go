@@ -8,16 +8,69 @@
 package journal
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
 
 // Record is an entry that has no seq yet.
 type Record struct {
+	// Source is whose events they are. The journal keeps the pointer.
+	Source *Source
+	// Tiers are those of the events.
+	Tiers Tiers
 	// Body is a kvcast.v1.Entry in protobuf's wire format, without its field
 	// seq. The journal copies it.
 	Body []byte
 }
+
+// Source is a worker as entries name it. It is never changed.
+type Source struct {
+	Worker string
+	Model  string
+}
+
+// Tiers is a set of tiers: bit n stands for tier n of kvcast.v1.Tier, and bit 0
+// for events that have none.
+type Tiers uint8
+
+// TierBit is the set of one tier.
+func TierBit(tier uint8) Tiers { return 1 << tier }
+
+// Receipt is what an append gives: the entry's place, once it is known.
+type Receipt struct {
+	seq uint64
+}
+
+// Wait returns the entry's seq: 0 for the receipt of no append at all. It waits
+// until the entry stands in the journal, or ctx is done.
+func (r Receipt) Wait(context.Context) (uint64, error) { return r.seq, nil }
+
+// Query says what to read.
+type Query struct {
+	// After is the seq before the first entry that is wanted.
+	After uint64
+	// Until is the last seq that is wanted; 0 means the newest.
+	Until uint64
+	// MaxBytes bounds what is returned; one entry is, whatever its size.
+	MaxBytes int
+	// Filter chooses among the entries; nil takes all. It is called under the
+	// journal's lock, and must be quick.
+	Filter Filter
+}
+
+// Filter tells what of an entry is wanted.
+type Filter func(seq uint64, source *Source, tiers Tiers) Match
+
+// Match is what a Filter says of an entry.
+type Match uint8
+
+// What is wanted of an entry: nothing, all of it, or some of its events.
+const (
+	MatchNone Match = iota
+	MatchAll
+	MatchSome
+)
 
 // Bounds tell what a journal retains.
 type Bounds struct {
@@ -30,12 +83,16 @@ type Bounds struct {
 	Newest uint64
 }
 
-// Chunk is a run of entries, in order and without a hole.
+// Chunk is a run of entries, in order and without a hole but for those that a
+// filter left out.
 type Chunk struct {
-	// First and Last are the seqs of its first and last entry; both are 0 where
-	// there is none.
-	First uint64
-	Last  uint64
+	// Last is the seq up to which has been read; Query.After where nothing has. A
+	// filter may have left all of it out.
+	Last uint64
+	// Entries is their number.
+	Entries int
+	// Cut tells that of some only a part is wanted (MatchSome).
+	Cut bool
 	// Slices hold, one after another, the entries as elements of a repeated
 	// field number 1, tag and length included, which is what the responses of
 	// kvcast.v1 have. They are the journal's memory: never written again, and

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"sync"
 	"time"
+	"unsafe"
 )
 
 // Defaults of Config.
@@ -28,7 +29,10 @@ const (
 	minSegmentBytes = 4 << 10
 	maxSegmentBytes = 1 << 20
 	// indexBytes is what an entry takes in its segment's index.
-	indexBytes = 4
+	indexBytes = int(unsafe.Sizeof(indexed{}))
+	// maxScan is how many entries a filter may look at in one read, since nothing
+	// can be appended meanwhile.
+	maxScan = 4096
 )
 
 // Memory is a journal in this process's memory. It is lost with the process, and
@@ -66,7 +70,7 @@ func NewMemory(cfg Config) *Memory {
 
 // Append gives the record the next seq and makes it readable. It never fails,
 // and never waits for a reader.
-func (m *Memory) Append(r Record) {
+func (m *Memory) Append(r Record) Receipt {
 	now := time.Now()
 	m.mu.Lock()
 	need := frameSize(len(r.Body))
@@ -75,8 +79,9 @@ func (m *Memory) Append(r Record) {
 		s = m.grow(need, now)
 	}
 	m.newest++
-	s.append(m.newest, r.Body)
+	s.append(m.newest, r)
 	s.newestAt = now
+	receipt := Receipt{m.newest}
 	m.bytes += indexBytes
 	changed := m.changed
 	m.changed = nil
@@ -84,6 +89,7 @@ func (m *Memory) Append(r Record) {
 	if changed != nil {
 		close(changed)
 	}
+	return receipt
 }
 
 // grow evicts what a new segment displaces, and adds it.
@@ -110,7 +116,7 @@ func (m *Memory) expire(now time.Time) {
 // lets go of it, and is never used again.
 func (m *Memory) evict() {
 	s := m.segments[0]
-	m.bytes -= cap(s.buf) + indexBytes*len(s.offsets)
+	m.bytes -= cap(s.buf) + indexBytes*len(s.index)
 	m.segments[0] = nil
 	m.segments = m.segments[1:]
 }
@@ -158,29 +164,29 @@ func (m *Memory) Bytes() int {
 	return m.bytes
 }
 
-// Read returns the entries after a seq: as many whole ones as maxBytes holds,
-// but at least one where there is one. It appends the slices to those given. The
-// chunk is empty when after is the newest. The error is a *PositionError.
-func (m *Memory) Read(after uint64, maxBytes int, slices [][]byte) (Chunk, error) {
+// Read returns the entries that the query asks for: as many as fit, but at least
+// one where there is one. It appends the slices to those given. The error is a
+// *PositionError. With a filter it may return before anything was found, with
+// Last moved on.
+func (m *Memory) Read(q Query, slices [][]byte) (Chunk, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	c := Chunk{Slices: slices}
-	if err := m.bounds().check(after); err != nil {
+	c := Chunk{Slices: slices, Last: q.After}
+	if err := m.bounds().check(q.After); err != nil {
 		return c, err
 	}
-	if after == m.newest {
+	until := m.newest
+	if q.Until != 0 {
+		until = min(until, q.Until)
+	}
+	if q.Filter != nil {
+		until = min(until, q.After+maxScan)
+	}
+	if q.After >= until {
 		return c, nil
 	}
-	c.First = after + 1
-	for _, s := range m.segments[m.find(c.First):] {
-		data, last := s.read(max(c.First, s.first), maxBytes-c.Bytes, c.Bytes == 0)
-		if len(data) == 0 {
-			break
-		}
-		c.Slices = append(c.Slices, data)
-		c.Bytes += len(data)
-		c.Last = last
-		if last != s.last() {
+	for _, s := range m.segments[m.find(q.After+1):] {
+		if c.Last == until || !s.read(&c, &q, until) {
 			break
 		}
 	}

@@ -47,7 +47,7 @@ func TestMemoryGivesBackWhatWasAppended(t *testing.T) {
 	for n := 1; n <= 3; n++ {
 		m.Append(record(t, n, 10))
 	}
-	c, err := m.Read(1, 1<<20, nil)
+	c, err := m.Read(journal.Query{After: 1, MaxBytes: 1 << 20}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,8 +58,8 @@ func TestMemoryGivesBackWhatWasAppended(t *testing.T) {
 	if diff := cmp.Diff([]string{"2:w2", "3:w3"}, got); diff != "" {
 		t.Errorf("entries after 1 (-want +got):\n%s", diff)
 	}
-	if c.First != 2 || c.Last != 3 {
-		t.Errorf("chunk: got %d to %d, want 2 to 3", c.First, c.Last)
+	if c.Entries != 2 || c.Last != 3 || c.Cut {
+		t.Errorf("chunk: got %+v, want 2 entries, to 3", c)
 	}
 }
 
@@ -87,9 +87,13 @@ func TestMemoryRefusesPositionsItCannotReadFrom(t *testing.T) {
 		{"the largest number", 1<<64 - 1, journal.ErrAhead, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := m.Read(tt.after, 1<<20, nil)
-			if !errors.Is(err, tt.want) || c.First != tt.first {
-				t.Errorf("read after %d: got first %d, error %v; want first %d, error %v", tt.after, c.First, err, tt.first, tt.want)
+			c, err := m.Read(journal.Query{After: tt.after, MaxBytes: 1 << 20}, nil)
+			var first uint64
+			if entries := decode(t, c); len(entries) > 0 {
+				first = entries[0].GetSeq()
+			}
+			if !errors.Is(err, tt.want) || first != tt.first {
+				t.Errorf("read after %d: got first %d, error %v; want first %d, error %v", tt.after, first, err, tt.first, tt.want)
 			}
 			var pe *journal.PositionError
 			if tt.want != nil && (!errors.As(err, &pe) || pe.Bounds != b || pe.After != tt.after) {
@@ -117,9 +121,9 @@ func TestMemoryKeepsAnEntryLargerThanItsBytes(t *testing.T) {
 	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
 	m.Append(record(t, 1, 10))
 	m.Append(record(t, 2, 1<<20))
-	c, err := m.Read(1, 1, nil)
-	if err != nil || c.First != 2 || len(decode(t, c)) != 1 {
-		t.Fatalf("got chunk %d to %d, error %v; want the large entry", c.First, c.Last, err)
+	c, err := m.Read(journal.Query{After: 1, MaxBytes: 1}, nil)
+	if err != nil || c.Last != 2 || len(decode(t, c)) != 1 {
+		t.Fatalf("got %d entries to %d, error %v; want the large entry", c.Entries, c.Last, err)
 	}
 	m.Append(record(t, 3, 10))
 	if got := m.Bounds().Oldest; got != 3 {
@@ -139,10 +143,10 @@ func TestMemoryLetsGoByAgeWhileNothingComes(t *testing.T) {
 		if got := m.Bounds(); got.Oldest != 2 || got.Newest != 1 {
 			t.Errorf("beyond the age: got %+v, want oldest 2 and newest 1", got)
 		}
-		if _, err := m.Read(1, 1, nil); err != nil {
+		if _, err := m.Read(journal.Query{After: 1, MaxBytes: 1}, nil); err != nil {
 			t.Errorf("a reader that is caught up: got error %v", err)
 		}
-		if _, err := m.Read(0, 1, nil); !errors.Is(err, journal.ErrCompacted) {
+		if _, err := m.Read(journal.Query{MaxBytes: 1}, nil); !errors.Is(err, journal.ErrCompacted) {
 			t.Errorf("a reader that is behind: got error %v, want ErrCompacted", err)
 		}
 		m.Append(record(t, 2, 10))
@@ -168,13 +172,13 @@ func TestMemoryReadsAreContiguousAndWithinTheLimit(t *testing.T) {
 		after := rapid.Uint64Range(b.Oldest-1, b.Newest).Draw(t, "after")
 		limit := rapid.IntRange(1, 20_000).Draw(t, "limit")
 		for after < b.Newest {
-			c, err := m.Read(after, limit, nil)
+			c, err := m.Read(journal.Query{After: after, MaxBytes: limit}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			got := decode(t, c)
-			if len(got) == 0 || c.First != after+1 || c.Last != after+uint64(len(got)) {
-				t.Fatalf("read after %d: got %d entries, %d to %d", after, len(got), c.First, c.Last)
+			if len(got) == 0 || c.Entries != len(got) || c.Last != after+uint64(len(got)) {
+				t.Fatalf("read after %d: got %d entries, said to be %d, to %d", after, len(got), c.Entries, c.Last)
 			}
 			if len(got) > 1 && c.Bytes > limit {
 				t.Fatalf("read after %d: %d bytes in %d entries, want at most %d", after, c.Bytes, len(got), limit)
@@ -199,12 +203,12 @@ func TestMemoryReadersSeeEveryEntryWhileItGrows(t *testing.T) {
 		wg.Go(func() {
 			for after := uint64(0); after < entries; {
 				changed := m.Changed()
-				c, err := m.Read(after, 4096, nil)
+				c, err := m.Read(journal.Query{After: after, MaxBytes: 4096}, nil)
 				if err != nil {
 					t.Errorf("read: %v", err)
 					return
 				}
-				if c.Last == 0 {
+				if c.Last == after {
 					<-changed
 					continue
 				}
@@ -229,11 +233,11 @@ func TestMemoryReadersSeeEveryEntryWhileItGrows(t *testing.T) {
 func TestMemoryEncodesAnEntryOnce(t *testing.T) {
 	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
 	m.Append(record(t, 1, 10))
-	first, err := m.Read(0, 1<<20, nil)
+	first, err := m.Read(journal.Query{MaxBytes: 1 << 20}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := m.Read(0, 1<<20, nil)
+	second, err := m.Read(journal.Query{MaxBytes: 1 << 20}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,6 +250,97 @@ func TestMemoryEncodesAnEntryOnce(t *testing.T) {
 	}
 	if !bytes.Equal(was, first.Slices[0]) {
 		t.Error("memory that a reader holds was written again")
+	}
+}
+
+// TestMemoryFilters compares filtered reads with a plain loop.
+func TestMemoryFilters(t *testing.T) {
+	sources := []*journal.Source{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}}
+	rapid.Check(t, func(t *rapid.T) {
+		m := journal.NewMemory(journal.Config{})
+		type appended struct {
+			source int
+			tiers  journal.Tiers
+		}
+		all := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) appended {
+			return appended{rapid.IntRange(0, 2).Draw(t, "source"), journal.Tiers(rapid.IntRange(1, 7).Draw(t, "tiers"))}
+		}), 0, 60).Draw(t, "entries")
+		// Sometimes more than one read may look at.
+		copies := rapid.SampledFrom([]int{1, 1, 1, 200}).Draw(t, "copies")
+		for n, a := range all {
+			for range copies {
+				r := record(t, n, rapid.SampledFrom([]int{0, 500}).Draw(t, "size"))
+				r.Source, r.Tiers = sources[a.source], a.tiers
+				m.Append(r)
+			}
+		}
+		newest := uint64(len(all) * copies)
+		wanted := journal.Tiers(rapid.IntRange(0, 7).Draw(t, "wanted"))
+		q := journal.Query{
+			After:    rapid.Uint64Range(0, newest).Draw(t, "after"),
+			Until:    rapid.Uint64Range(0, newest+2).Draw(t, "until"),
+			MaxBytes: rapid.IntRange(1, 3000).Draw(t, "max bytes"),
+			Filter: func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
+				if a := all[(seq-1)/uint64(copies)]; sources[a.source] != s || a.tiers != tiers {
+					t.Fatalf("filter is asked of entry %d with %v and %b", seq, s, tiers)
+				}
+				switch {
+				case s.Worker == "b" || tiers&wanted == 0:
+					return journal.MatchNone
+				case tiers&^wanted != 0:
+					return journal.MatchSome
+				}
+				return journal.MatchAll
+			},
+		}
+		until := newest
+		if q.Until != 0 {
+			until = min(until, q.Until)
+		}
+		var want []uint64
+		for seq := q.After + 1; seq <= until; seq++ {
+			if a := all[(seq-1)/uint64(copies)]; a.source != 1 && a.tiers&wanted != 0 {
+				want = append(want, seq)
+			}
+		}
+		var got []uint64
+		for q.After < until {
+			c, err := m.Read(q, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			entries := decode(t, c)
+			if c.Last <= q.After || c.Last > until || c.Entries != len(entries) {
+				t.Fatalf("read after %d to %d: got %d entries, said to be %d, to %d", q.After, until, len(entries), c.Entries, c.Last)
+			}
+			if len(entries) > 1 && c.Bytes > q.MaxBytes {
+				t.Fatalf("%d bytes in %d entries, want at most %d", c.Bytes, len(entries), q.MaxBytes)
+			}
+			some := false
+			for _, e := range entries {
+				got = append(got, e.GetSeq())
+				some = some || all[(e.GetSeq()-1)/uint64(copies)].tiers&^wanted != 0
+			}
+			if some && !c.Cut {
+				t.Fatal("an entry is wanted in part, and the chunk does not say so")
+			}
+			q.After = c.Last
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("entries (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestReceiptTellsTheSeq(t *testing.T) {
+	m := journal.NewMemory(journal.Config{})
+	if seq, err := (journal.Receipt{}).Wait(t.Context()); seq != 0 || err != nil {
+		t.Errorf("no append: got %d, %v, want 0", seq, err)
+	}
+	for want := uint64(1); want < 4; want++ {
+		if seq, err := m.Append(record(t, 1, 10)).Wait(t.Context()); seq != want || err != nil {
+			t.Errorf("got %d, %v, want %d", seq, err, want)
+		}
 	}
 }
 

@@ -19,18 +19,22 @@ const (
 // segment is a run of entries in one piece of memory that never moves: what has
 // been appended is never written again, so readers need no lock for it.
 type segment struct {
-	first    uint64   // seq of the first entry
-	buf      []byte   // framed entries; its capacity is fixed
-	offsets  []uint32 // where each entry begins
+	first    uint64 // seq of the first entry
+	buf      []byte // framed entries; its capacity is fixed
+	index    []indexed
 	newestAt time.Time
+}
+
+// indexed is what is known of an entry without decoding it.
+type indexed struct {
+	source *Source
+	offset uint32 // where it begins in buf
+	tiers  Tiers
 }
 
 func newSegment(first uint64, size int) *segment {
 	return &segment{first: first, buf: make([]byte, 0, size)}
 }
-
-// last is the seq of the newest entry.
-func (s *segment) last() uint64 { return s.first + uint64(len(s.offsets)) - 1 }
 
 func (s *segment) room() int { return cap(s.buf) - len(s.buf) }
 
@@ -39,22 +43,63 @@ func frameSize(body int) int {
 	return protowire.SizeTag(entriesField) + protowire.SizeBytes(seqSize+body)
 }
 
-func (s *segment) append(seq uint64, body []byte) {
-	s.offsets = append(s.offsets, uint32(len(s.buf)))
+func (s *segment) append(seq uint64, r Record) {
+	s.index = append(s.index, indexed{source: r.Source, offset: uint32(len(s.buf)), tiers: r.Tiers})
 	s.buf = protowire.AppendTag(s.buf, entriesField, protowire.BytesType)
-	s.buf = protowire.AppendVarint(s.buf, uint64(seqSize+len(body)))
+	s.buf = protowire.AppendVarint(s.buf, uint64(seqSize+len(r.Body)))
 	s.buf = protowire.AppendTag(s.buf, seqField, protowire.Fixed64Type)
 	s.buf = binary.LittleEndian.AppendUint64(s.buf, seq)
-	s.buf = append(s.buf, body...)
+	s.buf = append(s.buf, r.Body...)
 }
 
-// read returns the entries from seq on that fit into limit bytes, at least the
-// first one if atLeastOne, and the seq of the last.
-func (s *segment) read(seq uint64, limit int, atLeastOne bool) (data []byte, last uint64) {
-	i := int(seq - s.first)
-	start := int(s.offsets[i])
-	// The most entries that end within the limit: ends grow, so search.
-	lo, hi := i, len(s.offsets)
+// read adds to the chunk the segment's entries after its last, up to until, and
+// tells whether there may be room for more.
+func (s *segment) read(c *Chunk, q *Query, until uint64) bool {
+	i := int(c.Last + 1 - s.first)
+	end := min(len(s.index), int(until+1-s.first))
+	if q.Filter == nil {
+		n := s.fit(i, end, q.MaxBytes-c.Bytes, c.Entries == 0)
+		s.take(c, i, n)
+		c.Last = s.first + uint64(n) - 1
+		return n == end
+	}
+	start := i // of the entries that are wanted, and follow one another
+	for ; i < end; i++ {
+		e := &s.index[i]
+		seq := s.first + uint64(i)
+		switch q.Filter(seq, e.source, e.tiers) {
+		case MatchNone:
+			s.take(c, start, i)
+			start = i + 1
+		case MatchSome:
+			c.Cut = true
+		case MatchAll:
+		}
+		if start <= i && c.Bytes+s.end(i)-int(s.index[start].offset) > q.MaxBytes && c.Entries+i-start > 0 {
+			break
+		}
+		c.Last = seq
+	}
+	s.take(c, start, i)
+	return i == end
+}
+
+// take adds entries i to n, without n, to the chunk.
+func (s *segment) take(c *Chunk, i, n int) {
+	if i >= n {
+		return
+	}
+	start, end := int(s.index[i].offset), s.end(n-1)
+	c.Slices = append(c.Slices, s.buf[start:end:end])
+	c.Bytes += end - start
+	c.Entries += n - i
+}
+
+// fit returns the end of the entries from i, before end, that fit into limit
+// bytes: at least one if atLeastOne.
+func (s *segment) fit(i, end, limit int, atLeastOne bool) int {
+	start := int(s.index[i].offset)
+	lo, hi := i, end // ends grow, so search
 	for lo < hi {
 		mid := (lo + hi) / 2
 		if s.end(mid)-start <= limit {
@@ -63,20 +108,16 @@ func (s *segment) read(seq uint64, limit int, atLeastOne bool) (data []byte, las
 			hi = mid
 		}
 	}
-	if lo == i {
-		if !atLeastOne {
-			return nil, 0
-		}
+	if lo == i && atLeastOne {
 		lo++
 	}
-	end := s.end(lo - 1)
-	return s.buf[start:end:end], s.first + uint64(lo-1)
+	return lo
 }
 
 // end returns where entry i ends.
 func (s *segment) end(i int) int {
-	if i+1 < len(s.offsets) {
-		return int(s.offsets[i+1])
+	if i+1 < len(s.index) {
+		return int(s.index[i+1].offset)
 	}
 	return len(s.buf)
 }

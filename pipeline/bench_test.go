@@ -14,7 +14,10 @@ import (
 // nowhere is a journal that keeps nothing.
 type nowhere struct{ bytes int }
 
-func (n *nowhere) Append(r journal.Record) { n.bytes += len(r.Body) }
+func (n *nowhere) Append(r journal.Record) journal.Receipt {
+	n.bytes += len(r.Body)
+	return journal.Receipt{}
+}
 
 // poolBlocks is how many blocks the engine of a steady lane holds.
 const poolBlocks = 10_000
@@ -22,11 +25,12 @@ const poolBlocks = 10_000
 // benchLane is a lane each of whose batches stores a chain of some blocks, of 16
 // tokens each, and evicts as many: those that came poolBlocks earlier.
 type benchLane struct {
-	lane    ingest.Lane
-	journal *nowhere
-	blocks  int
-	next    uint64
-	batch   ingest.Batch
+	pipeline *pipeline.Pipeline
+	lane     ingest.Lane
+	journal  *nowhere
+	blocks   int
+	next     uint64
+	batch    ingest.Batch
 }
 
 // newSteadyLane makes a lane whose cache is full.
@@ -48,6 +52,7 @@ func newLane(tb testing.TB, blocks int) *benchLane {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	l.pipeline = p
 	l.lane = p.AddWorker(ingest.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B"})
 	l.batch = ingest.Batch{EngineTime: 1, IngestTime: 2, Events: []wire.Event{
 		{

@@ -1,7 +1,9 @@
 package pipeline
 
 import (
+	"iter"
 	"math/rand/v2"
+	"slices"
 	"unsafe"
 )
 
@@ -103,12 +105,7 @@ func (t *blocks) index(m uint64) uint64 { return m >> 1 >> (63 - t.depth) }
 // split divides a full segment, which m belongs to, by the next bit.
 func (t *blocks) split(s *segment, m uint64) {
 	if s.depth == t.depth {
-		dir := make([]*segment, 2*len(t.dir))
-		for i, s := range t.dir {
-			dir[2*i], dir[2*i+1] = s, s
-		}
-		t.dir = dir
-		t.depth++
+		t.double()
 	}
 	bit := uint64(1) << (63 - s.depth)
 	size := pages(s.n/2 + s.n/4)
@@ -135,12 +132,54 @@ func (t *blocks) split(s *segment, m uint64) {
 	}
 }
 
+// segments yields every segment once.
+func (t *blocks) segments() iter.Seq[*segment] {
+	return func(yield func(*segment) bool) {
+		for i, s := range t.dir {
+			if (i == 0 || t.dir[i-1] != s) && !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// after returns the mixed hash that the next segment begins with, given the one
+// that this begins with: 0 after the last.
+func (s *segment) after(first uint64) uint64 {
+	if s.depth == 0 {
+		return 0
+	}
+	return first + 1<<(64-s.depth)
+}
+
+func (s *segment) clone() *segment {
+	return &segment{slots: slices.Clone(s.slots), n: s.n, depth: s.depth}
+}
+
+// addSegment appends a segment that follows those that are there.
+func (t *blocks) addSegment(s *segment) {
+	for t.depth < s.depth {
+		t.double()
+	}
+	for range uint64(1) << (t.depth - s.depth) {
+		t.dir = append(t.dir, s)
+	}
+	t.n += s.n
+}
+
+// double makes the directory one bit deeper.
+func (t *blocks) double() {
+	dir := make([]*segment, 2*len(t.dir))
+	for i, s := range t.dir {
+		dir[2*i], dir[2*i+1] = s, s
+	}
+	t.dir = dir
+	t.depth++
+}
+
 // all calls f with every block.
 func (t *blocks) all(f func(*block)) {
-	for i, s := range t.dir {
-		if i > 0 && t.dir[i-1] == s {
-			continue
-		}
+	for s := range t.segments() {
 		for k := range s.slots {
 			if s.slots[k].flags&flagHeld != 0 {
 				f(&s.slots[k])

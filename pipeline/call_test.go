@@ -80,13 +80,13 @@ func newRecorder() *recorder {
 	return &recorder{entries: make(map[string][]*kvcastv1.Entry)}
 }
 
-func (r *recorder) Append(rec journal.Record) {
+func (r *recorder) Append(rec journal.Record) (none journal.Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var e kvcastv1.Entry
 	if err := proto.Unmarshal(rec.Body, &e); err != nil {
 		r.errs = append(r.errs, fmt.Errorf("decode a record: %w", err))
-		return
+		return none
 	}
 	again, err := proto.MarshalOptions{Deterministic: true}.Marshal(&e)
 	if err != nil {
@@ -95,7 +95,15 @@ func (r *recorder) Append(rec journal.Record) {
 	if !bytes.Equal(again, rec.Body) { // cmp.Diff is slow where nothing differs
 		r.errs = append(r.errs, fmt.Errorf("record is not what proto.Marshal gives (-want +got):\n%s", cmp.Diff(again, rec.Body)))
 	}
+	var tiers journal.Tiers
+	for _, ev := range e.GetEvents() {
+		tiers |= journal.TierBit(uint8(ev.GetTier()))
+	}
+	if rec.Tiers != tiers || rec.Source.Worker != e.GetWorker() || rec.Source.Model != e.GetModel() {
+		r.errs = append(r.errs, fmt.Errorf("record of %+v and tiers %b holds %v", rec.Source, rec.Tiers, &e))
+	}
 	r.entries[e.GetWorker()] = append(r.entries[e.GetWorker()], &e)
+	return none
 }
 
 // all are the entries so far, by worker.

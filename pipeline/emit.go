@@ -16,6 +16,9 @@ func (l *Lane) flush(why flushReason) {
 	t := l.rank(r.key.rank).table(r.key.tier)
 	if r.key.kind == wire.KindStored {
 		t.storeRun(r)
+		if r.key.blockSize != 0 {
+			l.blockSize = r.key.blockSize
+		}
 		l.entry.stored(l.head(r), r)
 		l.counts.events[eventsStored]++
 		l.counts.blocksStored += uint64(len(r.hashes))
@@ -76,7 +79,8 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 
 // clear empties a rank, whose blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
-	*l.rank(rank) = rankState{}
+	r := l.rank(rank)
+	*r = rankState{gaps: r.gaps, missedBatches: r.missedBatches}
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
 		Cleared: &kvcastv1.Cleared{Reason: reason},
 	}})

@@ -17,6 +17,9 @@ const (
 	entryIngestTime protowire.Number = 5
 	entryEvents     protowire.Number = 6
 
+	snapshotWorker protowire.Number = 1 // of SnapshotBlocks
+	snapshotEvents protowire.Number = 2
+
 	eventID      protowire.Number = 1
 	eventRank    protowire.Number = 2
 	eventTier    protowire.Number = 3
@@ -38,28 +41,33 @@ const tagSize = 1
 
 // eventHead is what stands before the kind of an event.
 type eventHead struct {
-	id   uint64
+	id   uint64 // 0 in a snapshot
 	rank uint32
 	tier wire.Tier
 }
 
 func (h eventHead) size() int {
-	return tagSize + protowire.SizeVarint(h.id) +
-		tagSize + protowire.SizeVarint(uint64(h.rank)) +
+	size := tagSize + protowire.SizeVarint(uint64(h.rank)) +
 		tagSize + protowire.SizeVarint(uint64(h.tier))
+	if h.id != 0 {
+		size += tagSize + protowire.SizeVarint(h.id)
+	}
+	return size
 }
 
 func (h eventHead) append(b []byte) []byte {
-	b = protowire.AppendTag(b, eventID, protowire.VarintType)
-	b = protowire.AppendVarint(b, h.id)
+	if h.id != 0 {
+		b = protowire.AppendTag(b, eventID, protowire.VarintType)
+		b = protowire.AppendVarint(b, h.id)
+	}
 	b = protowire.AppendTag(b, eventRank, protowire.VarintType)
 	b = protowire.AppendVarint(b, uint64(h.rank))
 	b = protowire.AppendTag(b, eventTier, protowire.VarintType)
 	return protowire.AppendVarint(b, uint64(h.tier))
 }
 
-// appendStored appends an element of Entry.events.
-func appendStored(b []byte, h eventHead, r *run) []byte {
+// appendStored appends an element of the field events.
+func appendStored(b []byte, events protowire.Number, h eventHead, r *run) []byte {
 	tokens := tokensSize(r.tokens)
 	body := hashesSize(r.hashes) + hashesSize(r.tokensHashes)
 	if r.hasParent {
@@ -74,7 +82,7 @@ func appendStored(b []byte, h eventHead, r *run) []byte {
 	if tokens != 0 {
 		body += tagSize + protowire.SizeBytes(tokens)
 	}
-	b = appendEventStart(b, h, eventStored, body)
+	b = appendEventStart(b, events, h, eventStored, body)
 	if r.hasParent {
 		b = protowire.AppendTag(b, storedParent, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, r.parent)
@@ -101,14 +109,14 @@ func appendStored(b []byte, h eventHead, r *run) []byte {
 
 // appendRemoved appends an element of Entry.events.
 func appendRemoved(b []byte, h eventHead, hashes []uint64) []byte {
-	b = appendEventStart(b, h, eventRemoved, hashesSize(hashes))
+	b = appendEventStart(b, entryEvents, h, eventRemoved, hashesSize(hashes))
 	return appendHashes(b, removedBlockHashes, hashes)
 }
 
-// appendEventStart appends all of an element of Entry.events up to the body of
-// its kind.
-func appendEventStart(b []byte, h eventHead, kind protowire.Number, body int) []byte {
-	b = protowire.AppendTag(b, entryEvents, protowire.BytesType)
+// appendEventStart appends all of an element of the field events up to the body
+// of its kind.
+func appendEventStart(b []byte, events protowire.Number, h eventHead, kind protowire.Number, body int) []byte {
+	b = protowire.AppendTag(b, events, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(h.size()+tagSize+protowire.SizeBytes(body)))
 	b = h.append(b)
 	b = protowire.AppendTag(b, kind, protowire.BytesType)

@@ -19,9 +19,13 @@ const maxEntryBytes = 3 << 20
 // its seq.
 type entry struct {
 	journal Journal
+	source  *journal.Source
 	head    []byte // worker and model, the same in all entries of a lane
 	buf     []byte
-	start   int // where the events begin in buf
+	start   int           // where the events begin in buf
+	tiers   journal.Tiers // of the events
+	// appended is the receipt of the last append.
+	appended journal.Receipt
 }
 
 func newEntry(j Journal, worker, model string) entry {
@@ -32,7 +36,7 @@ func newEntry(j Journal, worker, model string) entry {
 		head = protowire.AppendTag(head, entryModel, protowire.BytesType)
 		head = protowire.AppendString(head, model)
 	}
-	return entry{journal: j, head: head}
+	return entry{journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head}
 }
 
 // begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
@@ -40,7 +44,7 @@ func (e *entry) begin(engineTime, ingestTime int64) {
 	e.buf = append(e.buf[:0], e.head...)
 	e.buf = appendTime(e.buf, entryEngineTime, engineTime)
 	e.buf = appendTime(e.buf, entryIngestTime, ingestTime)
-	e.start = len(e.buf)
+	e.start, e.tiers = len(e.buf), 0
 }
 
 func appendTime(b []byte, field protowire.Number, t int64) []byte {
@@ -52,11 +56,11 @@ func appendTime(b []byte, field protowire.Number, t int64) []byte {
 }
 
 func (e *entry) stored(h eventHead, r *run) {
-	e.added(appendStored(e.buf, h, r))
+	e.added(appendStored(e.buf, entryEvents, h, r), journal.TierBit(uint8(h.tier)))
 }
 
 func (e *entry) removed(h eventHead, hashes []uint64) {
-	e.added(appendRemoved(e.buf, h, hashes))
+	e.added(appendRemoved(e.buf, h, hashes), journal.TierBit(uint8(h.tier)))
 }
 
 // other adds an event of a kind that is rare.
@@ -70,19 +74,24 @@ func (e *entry) other(event *kvcastv1.RouterEvent) {
 		// outside were checked where they came in.
 		panic("pipeline: encode event: " + err.Error())
 	}
-	e.added(b)
+	e.added(b, journal.TierBit(0))
 }
 
 // added takes the buffer with one more event at its end, and appends what stood
 // before it to the journal if both together would be too large for one entry.
-func (e *entry) added(b []byte) {
+func (e *entry) added(b []byte, tier journal.Tiers) {
 	before := len(e.buf)
 	e.buf = b
 	if len(b) <= maxEntryBytes || before == e.start {
+		e.tiers |= tier
 		return
 	}
-	e.journal.Append(journal.Record{Body: b[:before]})
-	e.buf = slices.Delete(b, e.start, before)
+	e.append(b[:before])
+	e.buf, e.tiers = slices.Delete(b, e.start, before), tier
+}
+
+func (e *entry) append(body []byte) {
+	e.appended = e.journal.Append(journal.Record{Source: e.source, Tiers: e.tiers, Body: body})
 }
 
 // commit appends the entry to the journal, if it has any event.
@@ -90,7 +99,7 @@ func (e *entry) commit() {
 	if len(e.buf) == e.start {
 		return
 	}
-	e.journal.Append(journal.Record{Body: e.buf})
+	e.append(e.buf)
 	if cap(e.buf) > maxIdleBytes {
 		e.buf = nil
 	}

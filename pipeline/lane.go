@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -14,11 +15,13 @@ import (
 // that waits.
 type Lane struct {
 	worker string
+	added  *kvcastv1.WorkerAdded // never changed
 	batch  BatchConfig
 
 	mu          sync.Mutex // guards all below; the journal's lock comes after it
 	closed      bool
 	lastEventID uint64
+	blockSize   uint32 // of the last store that had one, or configured
 	ranks       map[uint32]*rankState
 	sources     []sourceState // by source index
 	pending     run
@@ -32,6 +35,9 @@ type rankState struct {
 	tables [wire.NumTiers]*table
 	// incomplete tells that the tables may be wrong: events were lost.
 	incomplete bool
+	// gaps that could not be repaired, and the batches lost in them.
+	gaps          uint64
+	missedBatches uint64
 }
 
 // sourceState is one source of the worker.
@@ -78,6 +84,8 @@ func (l *Lane) Gap(g ingest.Gap) {
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
 	r.incomplete = true
+	r.gaps++
+	r.missedBatches = add(r.missedBatches, g.Missed)
 	for _, t := range r.tables {
 		if t != nil {
 			t.forgetCopies()
@@ -90,7 +98,7 @@ func (l *Lane) Gap(g ingest.Gap) {
 		LastSeq:       g.LastSeq,
 	}}})
 	l.counts.gaps++
-	l.counts.missedBatches += g.Missed
+	l.counts.missedBatches = add(l.counts.missedBatches, g.Missed)
 	l.entry.commit()
 }
 
@@ -122,9 +130,18 @@ func (l *Lane) countRawID(source int, id uint64) {
 	}
 	s := &l.sources[source]
 	if id > s.lastRawID+1 {
-		l.counts.rawEventHoles += id - s.lastRawID - 1
+		l.counts.rawEventHoles = add(l.counts.rawEventHoles, id-s.lastRawID-1)
 	}
 	s.lastRawID = max(s.lastRawID, id)
+}
+
+// add adds to a counter, which stays at its largest value rather than fall: an
+// engine may claim any seq.
+func add(counter, n uint64) uint64 {
+	if counter > math.MaxUint64-n {
+		return math.MaxUint64
+	}
+	return counter + n
 }
 
 // store adds a store to the pending run, and emits whatever must not wait.

@@ -15,9 +15,9 @@ import (
 
 // Journal takes the entries.
 type Journal interface {
-	// Append gives the record the next place in the stream. It keeps nothing of
-	// the record's memory.
-	Append(journal.Record)
+	// Append gives the record the next place in the stream, which the receipt
+	// tells. It keeps nothing of the record's body.
+	Append(journal.Record) journal.Receipt
 }
 
 // BatchConfig says how events are merged. The zero value means the defaults.
@@ -92,7 +92,20 @@ func (p *Pipeline) AddWorker(w ingest.Worker) ingest.Lane {
 	name, model := strings.ToValidUTF8(w.Name, "\uFFFD"), strings.ToValidUTF8(w.Model, "\uFFFD")
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	labels := make(map[string]string, len(w.Labels))
+	for k, v := range w.Labels {
+		labels[strings.ToValidUTF8(k, "\uFFFD")] = strings.ToValidUTF8(v, "\uFFFD")
+	}
+	added := &kvcastv1.WorkerAdded{
+		Model:     model,
+		BlockSize: w.BlockSize,
+		Endpoint:  strings.ToValidUTF8(w.Endpoint, "\uFFFD"),
+		Labels:    labels,
+		Ranks:     w.Ranks,
+	}
 	l := &Lane{
+		added:       added,
+		blockSize:   w.BlockSize,
 		worker:      name,
 		batch:       p.batch,
 		lastEventID: p.lastEventIDs[w.Name],
@@ -105,17 +118,7 @@ func (p *Pipeline) AddWorker(w ingest.Worker) ingest.Lane {
 	}
 	delete(p.lastEventIDs, w.Name)
 	p.lanes[w.Name] = l
-	labels := make(map[string]string, len(w.Labels))
-	for k, v := range w.Labels {
-		labels[strings.ToValidUTF8(k, "\uFFFD")] = strings.ToValidUTF8(v, "\uFFFD")
-	}
-	l.aboutWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
-		Model:     model,
-		BlockSize: w.BlockSize,
-		Endpoint:  strings.ToValidUTF8(w.Endpoint, "\uFFFD"),
-		Labels:    labels,
-		Ranks:     w.Ranks,
-	}}})
+	l.aboutWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: l.added}})
 	return l
 }
 

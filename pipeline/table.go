@@ -32,6 +32,8 @@ const (
 	flagTokensHash
 	// flagCopies says that the block may be in copies.
 	flagCopies
+	// flagTold is for a copy of the table that is being told to somebody.
+	flagTold
 )
 
 func newTable() *table {

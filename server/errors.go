@@ -24,6 +24,8 @@ const (
 	ReasonEpochMismatch     = "EPOCH_MISMATCH"
 	ReasonShuttingDown      = "SHUTTING_DOWN"
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
+	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
+	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonInvalidArgument   = "INVALID_ARGUMENT"
 	ReasonUnimplemented     = "UNIMPLEMENTED"
 	ReasonInternal          = "INTERNAL"
@@ -57,19 +59,19 @@ func retryInfo() *errdetails.RetryInfo {
 
 func errCompacted(after uint64, b journal.Bounds) error {
 	return statusError(codes.OutOfRange, ReasonPositionCompacted, b, fmt.Sprintf(
-		"position %d is no longer retained: the oldest entry is %d and the newest %d; start from earliest, and discard what you hold",
+		"position %d is no longer retained: the oldest entry is %d and the newest %d; start from a snapshot",
 		after, b.Oldest, b.Newest))
 }
 
 func errAhead(after uint64, b journal.Bounds) error {
 	return statusError(codes.OutOfRange, ReasonPositionAhead, b, fmt.Sprintf(
-		"position %d is beyond the newest entry %d: it is of another server, or mistyped; start from earliest, and discard what you hold",
+		"position %d is beyond the newest entry %d: it is of another server, or mistyped; start from a snapshot",
 		after, b.Newest))
 }
 
 func errEpochMismatch(epoch string, b journal.Bounds) error {
 	return statusError(codes.FailedPrecondition, ReasonEpochMismatch, b, fmt.Sprintf(
-		"position is of epoch %.64q, the journal's is %q: the entries of that epoch are lost; start from earliest, and discard what you hold",
+		"position is of epoch %.64q, the journal's is %q: the entries of that epoch are lost; start from a snapshot",
 		epoch, b.Epoch))
 }
 
@@ -81,6 +83,16 @@ func errShuttingDown(b journal.Bounds) error {
 func errTooManySubscribers(limit int, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManySubs, b, fmt.Sprintf(
 		"%d subscribers are connected, which is the limit; try again later", limit), retryInfo())
+}
+
+func errTooManySnapshots(limit int, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManySnapshots, b, fmt.Sprintf(
+		"%d snapshots are being sent, which is the limit; try again later, or resume after a position", limit), retryInfo())
+}
+
+func errSlowSnapshot(b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonSlowSubscriber, b,
+		"the snapshot was read so slowly that entries since its beginning are no longer retained; read faster, or let the server retain more (--journal-max-bytes)", retryInfo())
 }
 
 func errInvalid(field, description string, b journal.Bounds) error {

@@ -66,30 +66,26 @@ func TestSubscribeRefusals(t *testing.T) {
 		reason string
 		says   string
 	}{
-		{"one before the oldest retained", after(&kvcastv1.Position{Seq: b.Oldest - 2}), codes.OutOfRange, server.ReasonPositionCompacted, "earliest"},
+		{"one before the oldest retained", failing(after(&kvcastv1.Position{Seq: b.Oldest - 2})), codes.OutOfRange, server.ReasonPositionCompacted, "start from a snapshot"},
+		{"another epoch", failing(after(&kvcastv1.Position{Epoch: "feed", Seq: b.Newest})), codes.FailedPrecondition, server.ReasonEpochMismatch, `"feed"`},
+		{"a very long epoch", failing(after(&kvcastv1.Position{Epoch: strings.Repeat("e", 1<<16)})), codes.FailedPrecondition, server.ReasonEpochMismatch, "start from a snapshot"},
 		{"one beyond the newest", after(&kvcastv1.Position{Seq: b.Newest + 1}), codes.OutOfRange, server.ReasonPositionAhead, "newest entry 5001"},
-		{"the largest seq", after(&kvcastv1.Position{Seq: 1<<64 - 1}), codes.OutOfRange, server.ReasonPositionAhead, "earliest"},
-		{"another epoch", after(&kvcastv1.Position{Epoch: "feed", Seq: b.Newest}), codes.FailedPrecondition, server.ReasonEpochMismatch, `"feed"`},
-		{"no start", &kvcastv1.SubscribeRequest{}, codes.Unimplemented, server.ReasonUnimplemented, `"earliest"`},
-		{
-			"from a snapshot", &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}},
-			codes.Unimplemented, server.ReasonUnimplemented, `"earliest"`,
-		},
-		{
-			"a filter", &kvcastv1.SubscribeRequest{Filter: &kvcastv1.Filter{Workers: []string{"w"}}},
-			codes.Unimplemented, server.ReasonUnimplemented, "leave it out",
-		},
+		{"the largest seq", after(&kvcastv1.Position{Seq: 1<<64 - 1}), codes.OutOfRange, server.ReasonPositionAhead, "start from a snapshot"},
 		{
 			"digests", &kvcastv1.SubscribeRequest{ProgressDigests: true},
 			codes.Unimplemented, server.ReasonUnimplemented, "leave it out",
 		},
 		{
-			"a gap policy that needs snapshots", &kvcastv1.SubscribeRequest{GapPolicy: kvcastv1.GapPolicy_GAP_POLICY_SNAPSHOT},
-			codes.Unimplemented, server.ReasonUnimplemented, "leave gap_policy out",
-		},
-		{
 			"an unknown gap policy", &kvcastv1.SubscribeRequest{GapPolicy: 9},
 			codes.InvalidArgument, server.ReasonInvalidArgument, "GAP_POLICY_FAIL",
+		},
+		{
+			"an unknown tier", &kvcastv1.SubscribeRequest{Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{1, 7}}},
+			codes.InvalidArgument, server.ReasonInvalidArgument, "filter.tiers[1]: 7 is not allowed: want TIER_DEVICE",
+		},
+		{
+			"too many names", &kvcastv1.SubscribeRequest{Filter: &kvcastv1.Filter{Workers: make([]string, 10_001)}},
+			codes.InvalidArgument, server.ReasonInvalidArgument, "at most 10000",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -111,25 +107,6 @@ func TestCallsNotBuiltSayWhatToUse(t *testing.T) {
 	w := kvcastv1.NewWorkerServiceClient(h.conn)
 	ctx := t.Context()
 	for name, call := range map[string]func() error{
-		"Replay": func() error {
-			s, err := h.client.Replay(ctx, &kvcastv1.ReplayRequest{})
-			if err != nil {
-				return err
-			}
-			_, err = s.Recv()
-			return err
-		},
-		"Snapshot": func() error {
-			s, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{})
-			if err != nil {
-				return err
-			}
-			_, err = s.Recv()
-			return err
-		},
-		"GetStatus":        func() error { _, err := h.client.GetStatus(ctx, &kvcastv1.GetStatusRequest{}); return err },
-		"ListWorkers":      func() error { _, err := h.client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{}); return err },
-		"LookupBlocks":     func() error { _, err := h.client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{}); return err },
 		"RegisterWorker":   func() error { _, err := w.RegisterWorker(ctx, &kvcastv1.RegisterWorkerRequest{}); return err },
 		"DeregisterWorker": func() error { _, err := w.DeregisterWorker(ctx, &kvcastv1.DeregisterWorkerRequest{}); return err },
 	} {
@@ -219,7 +196,7 @@ func TestAdminPort(t *testing.T) {
 // brokenJournal panics when it is read.
 type brokenJournal struct{ *journal.Memory }
 
-func (brokenJournal) Read(uint64, int, [][]byte) (journal.Chunk, error) { panic("broken") }
+func (brokenJournal) Read(journal.Query, [][]byte) (journal.Chunk, error) { panic("broken") }
 
 func TestPanicEndsOneCallOnly(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{}, func(j *journal.Memory) server.Journal { return brokenJournal{j} })

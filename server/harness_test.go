@@ -11,10 +11,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )
@@ -23,13 +25,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // harness is a server with a client beside it.
 type harness struct {
-	t       testing.TB
-	journal *journal.Memory
-	server  *server.Server
-	conn    *grpc.ClientConn
-	client  kvcastv1.RouterEventServiceClient
+	t        testing.TB
+	journal  *journal.Memory
+	pipeline *pipeline.Pipeline
+	server   *server.Server
+	conn     *grpc.ClientConn
+	client   kvcastv1.RouterEventServiceClient
 
-	lastEventID uint64
+	lane    ingest.Lane // of the worker
+	batches int64
 }
 
 // reading lets the server read the journal by way of something else.
@@ -61,7 +65,10 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 		read = f(h.journal)
 	}
 	var err error
-	if h.server, err = server.New(cfg, read); err != nil {
+	if h.pipeline, err = pipeline.New(pipeline.BatchConfig{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
+		t.Fatal(err)
+	}
+	if h.server, err = server.New(cfg, read, h.pipeline); err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
@@ -87,36 +94,18 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 
 // append adds an entry of the worker that stores blocks.
 func (h *harness) append(hashes ...uint64) {
-	h.t.Helper()
-	h.appendEvent(&kvcastv1.RouterEvent{
-		DpRank: proto.Uint32(0),
-		Tier:   kvcastv1.Tier_TIER_DEVICE,
-		Event:  &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: hashes, BlockSize: 16}},
-	})
+	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 }
 
-// addWorker adds the entry that every stream begins with.
+// batch is a batch of the engine that a lane is of.
+func (h *harness) batch(l ingest.Lane, events ...wire.Event) {
+	h.batches++
+	l.Batch(&ingest.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
+}
+
+// addWorker adds the worker, with the entry that every stream begins with.
 func (h *harness) addWorker() {
-	h.t.Helper()
-	h.appendEvent(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
-		WorkerAdded: &kvcastv1.WorkerAdded{Model: "m"},
-	}})
-}
-
-func (h *harness) appendEvent(e *kvcastv1.RouterEvent) {
-	h.t.Helper()
-	h.lastEventID++
-	e.EventId = h.lastEventID
-	entry := &kvcastv1.Entry{Worker: "w", Model: "m", Events: []*kvcastv1.RouterEvent{e}}
-	if e.GetStored() != nil {
-		entry.EngineTimeUnixNano = int64(e.GetEventId())
-		entry.IngestTimeUnixNano = int64(e.GetEventId())
-	}
-	body, err := proto.Marshal(entry)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.journal.Append(journal.Record{Body: body})
+	h.lane = h.pipeline.AddWorker(ingest.Worker{Name: "w", Model: "m"})
 }
 
 // fill adds entries of one block each.
@@ -188,6 +177,12 @@ func earliest() *kvcastv1.SubscribeRequest {
 
 func latest() *kvcastv1.SubscribeRequest {
 	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}}
+}
+
+// failing lets a request fail where it would be answered with a snapshot.
+func failing(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
+	req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
+	return req
 }
 
 func after(p *kvcastv1.Position) *kvcastv1.SubscribeRequest {

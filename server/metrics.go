@@ -25,6 +25,8 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 	}
 	gauges := []prometheus.Collector{
 		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.streams.count()) }),
+		serverGauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.count()) }),
+		serverGauge("journal_bytes", "Bytes that the entries retained take.", func() float64 { return float64(s.journal.Bytes()) }),
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}
@@ -46,6 +48,6 @@ func serverGauge(name, help string, f func() float64) prometheus.Collector {
 
 func (m *metrics) sent(c journal.Chunk) {
 	m.responses.Inc()
-	m.entries.Add(float64(c.Last - c.First + 1))
+	m.entries.Add(float64(c.Entries))
 	m.bytes.Add(float64(c.Bytes))
 }

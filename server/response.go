@@ -1,6 +1,7 @@
 package server
 
 import (
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -10,36 +11,90 @@ import (
 )
 
 // Field numbers that SubscribeResponse, ReplayResponse and SnapshotResponse have
-// in common. Entries, field 1, come from the journal with tag and length.
+// in common, so that one encoding serves all. Entries, field 1, come from the
+// journal with tag and length.
 const (
-	responsePosition protowire.Number = 2
-	responsePrevSeq  protowire.Number = 3
+	responsePosition       protowire.Number = 2
+	responsePrevSeq        protowire.Number = 3
+	responseSnapshotBlocks protowire.Number = 8
 
 	positionEpoch protowire.Number = 1
 	positionSeq   protowire.Number = 2
 )
 
-// entriesResponse makes a response of a chunk of entries and the position after
-// them. The chunk's memory is passed on, not copied; gRPC may hold it after the
-// send returns, and the journal never writes it again.
-func entriesResponse(c journal.Chunk, epoch string, prevSeq uint64) *frame {
+// responses sends what a stream consists of, and chains its positions.
+type responses struct {
+	stream  grpc.ServerStream
+	epoch   string
+	prev    uint64 // seq of the last position sent
+	chained bool   // whether there was one
+}
+
+// entries sends a chunk of entries with the position after them. The chunk's
+// memory is passed on, not copied; gRPC may hold it after the send returns, and
+// the journal never writes it again.
+func (r *responses) entries(c journal.Chunk) error {
+	return r.send(entriesData(c), r.position(nil, c.Last))
+}
+
+// entriesWithin sends a chunk of entries within a snapshot.
+func (r *responses) entriesWithin(c journal.Chunk) error {
+	return r.send(entriesData(c), nil)
+}
+
+func entriesData(c journal.Chunk) mem.BufferSlice {
 	data := make(mem.BufferSlice, 0, len(c.Slices)+1)
 	for _, s := range c.Slices {
 		data = append(data, mem.SliceBuffer(s))
 	}
-	return &frame{data: append(data, mem.SliceBuffer(appendPosition(nil, epoch, c.Last, prevSeq)))}
+	return data
 }
 
-// messageResponse makes a response of one message beside a position.
-func messageResponse(m *kvcastv1.SubscribeResponse, epoch string, seq, prevSeq uint64) (*frame, error) {
+// blocks sends encoded blocks of a snapshot.
+func (r *responses) blocks(b []byte) error {
+	head := protowire.AppendTag(nil, responseSnapshotBlocks, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(len(b)))
+	return r.send(mem.BufferSlice{mem.SliceBuffer(head), mem.SliceBuffer(b)}, nil)
+}
+
+// message sends a message with a position.
+func (r *responses) message(m *kvcastv1.SubscribeResponse, seq uint64) error {
 	b, err := proto.Marshal(m)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return &frame{data: mem.BufferSlice{mem.SliceBuffer(appendPosition(b, epoch, seq, prevSeq))}}, nil
+	return r.send(nil, r.position(b, seq))
 }
 
-// appendPosition appends the fields position and prev_seq.
+// messageWithin sends a message that has no position.
+func (r *responses) messageWithin(m *kvcastv1.SubscribeResponse) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return r.send(nil, b)
+}
+
+// anew lets the chain of positions begin again.
+func (r *responses) anew() { r.chained = false }
+
+func (r *responses) send(data mem.BufferSlice, tail []byte) error {
+	if len(tail) > 0 {
+		data = append(data, mem.SliceBuffer(tail))
+	}
+	return r.stream.SendMsg(&frame{data: data})
+}
+
+// position appends the fields position and prev_seq.
+func (r *responses) position(b []byte, seq uint64) []byte {
+	if !r.chained {
+		r.prev, r.chained = seq, true
+	}
+	b = appendPosition(b, r.epoch, seq, r.prev)
+	r.prev = seq
+	return b
+}
+
 func appendPosition(b []byte, epoch string, seq, prevSeq uint64) []byte {
 	size := protowire.SizeTag(positionEpoch) + protowire.SizeBytes(len(epoch))
 	if seq != 0 {

@@ -27,10 +27,12 @@ import (
 type Journal interface {
 	// Bounds tells what is retained now.
 	Bounds() journal.Bounds
-	// Read returns entries after a seq; see journal.Memory.
-	Read(after uint64, maxBytes int, slices [][]byte) (journal.Chunk, error)
+	// Read returns entries; see journal.Memory.
+	Read(q journal.Query, slices [][]byte) (journal.Chunk, error)
 	// Changed returns a channel that the next append closes.
 	Changed() <-chan struct{}
+	// Bytes tells what the entries retained take.
+	Bytes() int
 }
 
 // Config of a server. The zero value means the defaults.
@@ -40,6 +42,14 @@ type Config struct {
 	Progress time.Duration
 	// MaxSubscribers is how many Subscribe streams may be open; default 1,024.
 	MaxSubscribers int
+	// MaxSnapshots is how many snapshots may be sent at a time, by Snapshot and by
+	// Subscribe; default 4. Each holds a copy of a table of a worker.
+	MaxSnapshots int
+	// Version is what GetStatus tells.
+	Version string
+	// Sources tells the sources of each worker, by its name; nil where they are
+	// not known. It must be safe to call at any time.
+	Sources func() map[string][]*kvcastv1.SourceStatus
 	// Logger gets a line for each call that ends; nil discards them.
 	Logger *slog.Logger
 	// Registerer gets the metrics; nil means none are kept.
@@ -50,6 +60,7 @@ type Config struct {
 const (
 	DefaultProgress       = 10 * time.Second
 	DefaultMaxSubscribers = 1024
+	DefaultMaxSnapshots   = 4
 )
 
 const (
@@ -74,20 +85,22 @@ const (
 type Server struct {
 	cfg     Config
 	journal Journal
+	state   State
 	grpc    *grpc.Server
 	conns   *connections
 	health  *health.Server
 	metrics *metrics
 
-	streams    streams
+	streams    streams // Subscribe
+	snapshots  streams
 	notServing atomic.Bool
 	draining   chan struct{} // closed when nothing more will be appended
 	drain      sync.Once
 }
 
-// New makes a server that reads a journal. It fails only where its metrics are
-// registered already.
-func New(cfg Config, j Journal) (*Server, error) {
+// New makes a server that reads a journal, and the state that its entries come
+// to. It fails only where its metrics are registered already.
+func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.Progress <= 0 {
 		cfg.Progress = DefaultProgress
 	}
@@ -95,14 +108,17 @@ func New(cfg Config, j Journal) (*Server, error) {
 	if cfg.MaxSubscribers <= 0 {
 		cfg.MaxSubscribers = DefaultMaxSubscribers
 	}
+	if cfg.MaxSnapshots <= 0 {
+		cfg.MaxSnapshots = DefaultMaxSnapshots
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Registerer == nil {
 		cfg.Registerer = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, journal: j, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{})}
-	s.streams.limit = cfg.MaxSubscribers
+	s := &Server{cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{})}
+	s.streams.limit, s.snapshots.limit = cfg.MaxSubscribers, cfg.MaxSnapshots
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)

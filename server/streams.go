@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// streams counts the Subscribe streams that are open.
+// streams counts streams of a kind that are open, of which there may be so many.
 type streams struct {
 	limit int
 

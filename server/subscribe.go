@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -24,88 +25,124 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return errTooManySubscribers(s.cfg.MaxSubscribers, s.journal.Bounds())
 	}
 	defer s.streams.leave()
-	start, err := s.start(req)
+	b := s.journal.Bounds()
+	filter, err := parseFilter(req.GetFilter(), b)
 	if err != nil {
 		return err
 	}
-	// gRPC holds headers back until the first message, and some clients wait for
-	// them before they return the stream.
-	if err := stream.SendHeader(metadata.MD{}); err != nil {
+	start, err := s.start(req, b)
+	if err != nil {
 		return err
 	}
-	c := cursor{server: s.Server, stream: stream, epoch: start.bounds.Epoch, seq: start.after}
-	if err = c.accept(start); err == nil {
-		err = c.follow(stream.Context())
+	c := newCursor(s.Server, stream, b.Epoch, start.after, filter)
+	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
+	return c.run(func(ctx context.Context) error {
+		if err := c.accept(start.mode, b); err != nil {
+			return err
+		}
+		if start.mode == kvcastv1.Accepted_MODE_SNAPSHOT {
+			if err := c.snapshot(ctx); err != nil {
+				return err
+			}
+		}
+		return c.follow(ctx)
+	})
+}
+
+// start is where a stream begins.
+type start struct {
+	mode  kvcastv1.Accepted_Mode
+	after uint64
+}
+
+// start finds out where the stream that was asked for begins.
+func (s routerEvents) start(req *kvcastv1.SubscribeRequest, b journal.Bounds) (start, error) {
+	if _, ok := kvcastv1.GapPolicy_name[int32(req.GetGapPolicy())]; !ok {
+		return start{}, errInvalid("gap_policy", fmt.Sprintf(
+			"%d is not allowed: want GAP_POLICY_SNAPSHOT or GAP_POLICY_FAIL", req.GetGapPolicy()), b)
 	}
-	if cause := stream.Context().Err(); cause != nil {
+	if req.GetProgressDigests() {
+		return start{}, errUnimplemented(b, "progress_digests is not built in this version; leave it out")
+	}
+	switch from := req.GetStart().(type) {
+	case *kvcastv1.SubscribeRequest_Latest:
+		return start{kvcastv1.Accepted_MODE_LATEST, b.Newest}, nil
+	case *kvcastv1.SubscribeRequest_Earliest:
+		return start{kvcastv1.Accepted_MODE_EARLIEST, b.Oldest - 1}, nil
+	case *kvcastv1.SubscribeRequest_After:
+		err := checkPosition(from.After, b)
+		var gone *goneError
+		if errors.As(err, &gone) && req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL {
+			return start{mode: kvcastv1.Accepted_MODE_SNAPSHOT}, nil
+		}
+		return start{kvcastv1.Accepted_MODE_RESUME, from.After.GetSeq()}, err
+	}
+	return start{mode: kvcastv1.Accepted_MODE_SNAPSHOT}, nil
+}
+
+// checkPosition tells whether the entries after a position are retained. The
+// error is a *goneError where they were once, and are no longer.
+func checkPosition(p *kvcastv1.Position, b journal.Bounds) error {
+	seq := p.GetSeq()
+	switch epoch := p.GetEpoch(); {
+	case epoch != "" && epoch != b.Epoch:
+		return &goneError{errEpochMismatch(epoch, b)}
+	case seq > b.Newest:
+		return errAhead(seq, b)
+	case seq+1 < b.Oldest:
+		return &goneError{errCompacted(seq, b)}
+	}
+	return nil
+}
+
+// goneError is a position that a snapshot can take the place of.
+type goneError struct{ error }
+
+func (e *goneError) Unwrap() error { return e.error }
+
+// GRPCStatus makes gRPC send the status that is wrapped.
+func (e *goneError) GRPCStatus() *status.Status { return status.Convert(e.error) }
+
+// cursor is one stream's place in the journal, and nothing queued.
+type cursor struct {
+	server    *Server
+	out       responses
+	seq       uint64 // the last entry read
+	filter    *filter
+	snapshots bool // whether a snapshot may take the place of entries that are gone
+	slices    [][]byte
+}
+
+func newCursor(s *Server, stream grpc.ServerStream, epoch string, after uint64, f *filter) *cursor {
+	return &cursor{server: s, out: responses{stream: stream, epoch: epoch}, seq: after, filter: f}
+}
+
+// run runs a stream from its headers on. gRPC holds those back until the first
+// message, and some clients wait for them before they return the stream.
+func (c *cursor) run(body func(context.Context) error) error {
+	ctx := c.out.stream.Context()
+	err := c.out.stream.SendHeader(metadata.MD{})
+	if err == nil {
+		err = body(ctx)
+	}
+	if cause := ctx.Err(); cause != nil {
 		// The client left, whatever the send that it interrupted says.
 		return status.FromContextError(cause).Err()
 	}
 	return err
 }
 
-// start is where a stream begins.
-type start struct {
-	mode   kvcastv1.Accepted_Mode
-	after  uint64
-	bounds journal.Bounds // at that time
-}
-
-// start finds out where the stream that was asked for begins.
-func (s routerEvents) start(req *kvcastv1.SubscribeRequest) (start, error) {
-	b := s.journal.Bounds()
-	if _, ok := kvcastv1.GapPolicy_name[int32(req.GetGapPolicy())]; !ok {
-		return start{}, errInvalid("gap_policy", "unknown value; allowed are GAP_POLICY_SNAPSHOT and GAP_POLICY_FAIL", b)
+func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {
+	m := &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
+		Epoch:     b.Epoch,
+		OldestSeq: b.Oldest,
+		NewestSeq: b.Newest,
+		Mode:      mode,
+	}}
+	if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
+		return c.out.messageWithin(m)
 	}
-	if req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_SNAPSHOT {
-		return start{}, errUnimplemented(b, "GAP_POLICY_SNAPSHOT is not built in this version; leave gap_policy out, and start from the earliest entry where a position is refused")
-	}
-	if f := req.GetFilter(); len(f.GetWorkers())+len(f.GetModels())+len(f.GetTiers()) > 0 {
-		return start{}, errUnimplemented(b, "filter is not built in this version; leave it out, and choose among the entries by worker and model")
-	}
-	if req.GetProgressDigests() {
-		return start{}, errUnimplemented(b, "progress_digests is not built in this version; leave it out")
-	}
-	switch from := req.GetStart().(type) {
-	case *kvcastv1.SubscribeRequest_After:
-		return s.resume(from.After, b)
-	case *kvcastv1.SubscribeRequest_Latest:
-		return start{kvcastv1.Accepted_MODE_LATEST, b.Newest, b}, nil
-	case *kvcastv1.SubscribeRequest_Earliest:
-		return start{kvcastv1.Accepted_MODE_EARLIEST, b.Oldest - 1, b}, nil
-	}
-	return start{}, errUnimplemented(b, `starting from a snapshot, the default, is not built in this version; say where to start: "earliest", "latest", or "after" with a position`)
-}
-
-func (s routerEvents) resume(after *kvcastv1.Position, b journal.Bounds) (start, error) {
-	seq := after.GetSeq()
-	switch epoch := after.GetEpoch(); {
-	case epoch != "" && epoch != b.Epoch:
-		return start{}, errEpochMismatch(epoch, b)
-	case seq > b.Newest:
-		return start{}, errAhead(seq, b)
-	case seq+1 < b.Oldest:
-		return start{}, errCompacted(seq, b)
-	}
-	return start{kvcastv1.Accepted_MODE_RESUME, seq, b}, nil
-}
-
-// cursor is one subscriber: a place in the journal, and nothing queued.
-type cursor struct {
-	server *Server
-	stream grpc.ServerStream
-	epoch  string
-	seq    uint64 // the last entry sent
-	slices [][]byte
-}
-
-func (c *cursor) accept(from start) error {
-	return c.message(&kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
-		Epoch:     from.bounds.Epoch,
-		OldestSeq: from.bounds.Oldest,
-		NewestSeq: from.bounds.Newest,
-		Mode:      from.mode,
-	}})
+	return c.out.message(m, c.seq)
 }
 
 // follow sends what comes after the cursor, until the client leaves or the
@@ -117,11 +154,11 @@ func (c *cursor) follow(ctx context.Context) error {
 	for {
 		// Asked before the read, so that when both say yes nothing is left.
 		draining := c.server.isDraining()
-		sent, err := c.sendNext()
+		moved, err := c.next(ctx, 0)
 		if err != nil {
 			return err
 		}
-		if sent {
+		if moved {
 			idle.Reset(c.progressAfter())
 			continue
 		}
@@ -130,17 +167,15 @@ func (c *cursor) follow(ctx context.Context) error {
 		}
 		changed := j.Changed()
 		// An entry that came before Changed was asked closes nothing.
-		if sent, err := c.sendNext(); err != nil {
-			return err
-		} else if sent {
-			idle.Reset(c.progressAfter())
+		if j.Bounds().Newest != c.seq {
 			continue
 		}
 		select {
 		case <-changed:
 		case <-c.server.draining:
 		case <-idle.C:
-			if err := c.progress(); err != nil {
+			c.server.metrics.progress.Inc()
+			if err := c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}}, c.seq); err != nil {
 				return err
 			}
 			idle.Reset(c.progressAfter())
@@ -150,29 +185,42 @@ func (c *cursor) follow(ctx context.Context) error {
 	}
 }
 
-// sendNext sends the entries after the cursor that fit into a response, and
-// tells whether there were any.
-func (c *cursor) sendNext() (bool, error) {
-	chunk, err := c.server.journal.Read(c.seq, responseBytes, c.slices[:0])
+// next moves the cursor on and sends what it passes and the filter takes, as
+// much as fits into a response, up to a seq or (0) the newest. It tells whether
+// the cursor has moved.
+func (c *cursor) next(ctx context.Context, until uint64) (bool, error) {
+	chunk, err := c.server.journal.Read(journal.Query{
+		After: c.seq, Until: until, MaxBytes: responseBytes, Filter: c.filter.journal(),
+	}, c.slices[:0])
+	// Let go of the journal's memory while there is nothing to send.
+	defer func() { clear(c.slices) }()
 	c.slices = chunk.Slices
-	if err != nil {
-		return false, c.readError(err)
-	}
-	if chunk.Last == 0 {
+	switch {
+	case errors.Is(err, journal.ErrCompacted) && c.snapshots:
+		return true, c.snapshot(ctx)
+	case err != nil:
+		return false, readError(err)
+	case chunk.Last == c.seq:
 		return false, nil
 	}
-	if err := c.stream.SendMsg(entriesResponse(chunk, c.epoch, c.seq)); err != nil {
-		return false, err
-	}
 	c.seq = chunk.Last
+	if chunk.Entries == 0 {
+		return true, nil
+	}
 	c.server.metrics.sent(chunk)
-	// Let go of the journal's memory while there is nothing to send.
-	clear(c.slices)
-	return true, nil
+	return true, c.out.entries(c.cut(chunk))
+}
+
+// cut leaves out of a chunk the events of tiers that are not wanted.
+func (c *cursor) cut(chunk journal.Chunk) journal.Chunk {
+	if chunk.Cut {
+		chunk.Slices = [][]byte{cutEntries(chunk.Slices, c.filter.tierSet())}
+	}
+	return chunk
 }
 
 // readError tells a subscriber that fell off the old end of the journal.
-func (c *cursor) readError(err error) error {
+func readError(err error) error {
 	var pe *journal.PositionError
 	switch {
 	case !errors.As(err, &pe):
@@ -181,21 +229,6 @@ func (c *cursor) readError(err error) error {
 		return errCompacted(pe.After, pe.Bounds)
 	}
 	return errAhead(pe.After, pe.Bounds)
-}
-
-// progress tells that the stream is alive, and where it stands.
-func (c *cursor) progress() error {
-	c.server.metrics.progress.Inc()
-	return c.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}})
-}
-
-// message sends a message other than entries, with the position reached.
-func (c *cursor) message(m *kvcastv1.SubscribeResponse) error {
-	f, err := messageResponse(m, c.epoch, c.seq, c.seq)
-	if err != nil {
-		return err
-	}
-	return c.stream.SendMsg(f)
 }
 
 // progressAfter is how long to be idle before the next Progress: some jitter

@@ -181,7 +181,7 @@ func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 
 func TestSubscriberThatFallsOffTheOldEndIsTold(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10})
-	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s := h.subscribe(checker.New(checker.Options{}), failing(earliest()))
 	if _, err := s.next(); err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestShutdownWaitsForNobodyElse(t *testing.T) {
 
 // TestShutdownBeforeServe is what a signal right after the start comes to.
 func TestShutdownBeforeServe(t *testing.T) {
-	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}))
+	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

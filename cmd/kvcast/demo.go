@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -141,7 +142,71 @@ func (d *demo) follow(ctx context.Context, client kvcastv1.RouterEventServiceCli
 	}
 	settled := func() bool { return router.holds(held) == nil }
 	errs := []error{router.until(settled, nil), witness.until(func() bool { return witness.seq() >= router.seq() }, nil)}
-	return errors.Join(d.check(router, witness, cut.GetSeq(), held), errors.Join(errs...))
+	if err := errors.Join(errs...); err != nil {
+		return errors.Join(d.check(router, witness, nil, cut.GetSeq(), held), err)
+	}
+	d.say("a router that starts now begins with a snapshot, and may ask who holds a block")
+	snapshot, err := d.snapshot(ctx, client)
+	if err != nil {
+		return err
+	}
+	if err := d.lookup(ctx, client, router); err != nil {
+		return err
+	}
+	return d.check(router, witness, snapshot, cut.GetSeq(), held)
+}
+
+// snapshot takes one, shows its summary, and returns what it amounts to.
+func (d *demo) snapshot(ctx context.Context, client kvcastv1.RouterEventServiceClient) (*checker.Checker, error) {
+	req := &kvcastv1.SnapshotRequest{}
+	c := checker.New(checker.Options{})
+	if err := c.BeginSnapshot(req); err != nil {
+		return nil, err
+	}
+	stream, err := client.Snapshot(ctx, req)
+	if err != nil {
+		return nil, fmt.Errorf("take snapshot: %w", err)
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("take snapshot: %w", err)
+		}
+		if err := c.ReceiveSnapshot(m); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.EndSnapshot(); err != nil {
+		return nil, err
+	}
+	for _, name := range c.View().Workers() {
+		_, _ = fmt.Fprintf(d.out, "snapshot at seq %d: %s holds %d blocks\n", c.Position().GetSeq(), name, c.View().Count(name, 0, kvcastv1.Tier_TIER_DEVICE))
+	}
+	return c, nil
+}
+
+// lookup asks for the last block that the router heard of.
+func (d *demo) lookup(ctx context.Context, client kvcastv1.RouterEventServiceClient, router *follower) error {
+	var tokens uint64
+	for _, e := range router.entries {
+		for _, ev := range e.GetEvents() {
+			if hashes := ev.GetStored().GetTokensHashes(); len(hashes) > 0 {
+				tokens = hashes[len(hashes)-1]
+			}
+		}
+	}
+	found, err := client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{TokensHashes: []uint64{tokens}})
+	if err != nil {
+		return fmt.Errorf("look up block: %w", err)
+	}
+	for _, h := range found.GetHolders() {
+		_, _ = fmt.Fprintf(d.out, "tokens hash %016x: %s holds it as block %016x, dp rank %d, %s\n",
+			tokens, h.GetWorker(), h.GetBlockHash(), h.GetDpRank(), tierName(h.GetTier()))
+	}
+	return nil
 }
 
 // show returns what prints the next entries, a dozen lines of them.
@@ -156,12 +221,13 @@ func (d *demo) show() func(*kvcastv1.Entry) error {
 			_, err := fmt.Fprintln(d.out, "...")
 			return err
 		}
-		return p.entry("", e)
+		return p.entry(e)
 	}
 }
 
-// check compares what the router got with what it should have got.
-func (d *demo) check(router, witness *follower, cut uint64, held []engineEnded) error {
+// check compares what the router got with what it should have got. The snapshot
+// is nil where none was taken.
+func (d *demo) check(router, witness *follower, snapshot *checker.Checker, cut uint64, held []engineEnded) error {
 	d.say("checked")
 	failed := false
 	report := func(err error, what string) {
@@ -175,6 +241,13 @@ func (d *demo) check(router, witness *follower, cut uint64, held []engineEnded) 
 	report(router.complete(), fmt.Sprintf("the router has entries 1 to %d, each once and in order, %d before the cut and %d after", router.seq(), cut, router.seq()-cut))
 	report(router.same(witness), "they are those of a second router that was never cut off")
 	report(router.holds(held), "the router's view holds exactly the blocks that the engines hold")
+	if snapshot != nil {
+		var err error
+		if diff := router.checker.View().Diff(snapshot.View()); diff != "" {
+			err = errors.New(diff)
+		}
+		report(err, "the snapshot is the same as the router's view")
+	}
 	if failed {
 		return errSilent
 	}

@@ -79,7 +79,7 @@ func TestDemoFailsWhereSomethingIsWrong(t *testing.T) {
 			router, witness, held := received(t, blocks), received(t, blocks), held()
 			tt.spoil(router, witness, held)
 			var out bytes.Buffer
-			err := (&demo{out: &out}).check(router, witness, 3, held)
+			err := (&demo{out: &out}).check(router, witness, received(t, blocks).checker, 3, held)
 			if got := strings.Count(out.String(), "FAILED  "); got != tt.fails {
 				t.Errorf("%d checks failed, want %d:\n%s", got, tt.fails, &out)
 			}

@@ -34,6 +34,10 @@ type stdio struct {
 type commands struct {
 	Serve     serveCmd     `cmd:"" help:"Read engines, and serve their events to routers."`
 	Subscribe subscribeCmd `cmd:"" help:"Follow the stream of a server."`
+	Replay    replayCmd    `cmd:"" help:"Print the entries between two positions."`
+	Snapshot  snapshotCmd  `cmd:"" help:"Print what all workers hold."`
+	Workers   workersCmd   `cmd:"" help:"List the workers."`
+	Status    statusCmd    `cmd:"" help:"Show a server at a glance."`
 	Simulate  simulateCmd  `cmd:"" help:"Be an engine: publish the events of a simulated KV cache."`
 	Decode    decodeCmd    `cmd:"" help:"Show what a payload or a recording of an engine says."`
 	Demo      demoCmd      `cmd:"" help:"Show it all at work on this machine: engines, server, a router that is cut off and resumes."`
@@ -112,7 +116,7 @@ func run(ctx context.Context, args []string, std stdio) error {
 func commandOf(args []string) string {
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		switch args[0] {
-		case "serve", "subscribe", "simulate", "decode", "demo", "version":
+		case "serve", "subscribe", "replay", "snapshot", "workers", "status", "simulate", "decode", "demo", "version":
 			return args[0] + " "
 		}
 	}

@@ -10,24 +10,91 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// printer writes what a subscriber receives, a line for each event.
+// printer writes what a stream consists of, a line for each event.
 type printer struct {
 	out  io.Writer
 	json bool
+
+	epoch  string
+	at     position // where to resume from
+	events uint64   // printed, without a snapshot's
+	// within tells that a snapshot has begun and not ended: what it has printed
+	// so far.
+	within  bool
+	workers int
+	blocks  int
 }
 
 func newPrinter(out io.Writer, format string) *printer {
 	return &printer{out: out, json: format == "json"}
 }
 
+// message prints a message, but no further entries once limit events (0: no
+// limit) have been printed.
+func (p *printer) message(m *kvcastv1.SubscribeResponse, limit uint64) error {
+	switch {
+	case m.GetAccepted() != nil:
+		p.epoch = m.GetAccepted().GetEpoch()
+		if err := p.accepted(m); err != nil {
+			return err
+		}
+	case m.GetSnapshotBegin() != nil:
+		p.epoch = m.GetSnapshotBegin().GetEpoch()
+		p.within, p.workers, p.blocks = true, 0, 0
+		if err := p.control("snapshot_begin", nil, ""); err != nil {
+			return err
+		}
+	case m.GetSnapshotWorker() != nil:
+		if err := p.snapshotWorker(m.GetSnapshotWorker()); err != nil {
+			return err
+		}
+	case m.GetSnapshotEnd() != nil:
+		p.within = false
+		text := fmt.Sprintf("snapshot of epoch %s at seq %d: %s, %s", p.epoch, m.GetPosition().GetSeq(), plural(p.workers, "worker"), plural(p.blocks, "block"))
+		if err := p.control("snapshot_end", m.GetPosition(), text); err != nil {
+			return err
+		}
+	case m.GetProgress() != nil:
+		if err := p.control("progress", m.GetPosition(), ""); err != nil {
+			return err
+		}
+	}
+	for _, b := range m.GetSnapshotBlocks() {
+		for _, ev := range b.GetEvents() {
+			p.blocks += len(ev.GetStored().GetBlockHashes())
+			if err := p.event(&kvcastv1.Entry{Worker: b.GetWorker()}, ev); err != nil {
+				return err
+			}
+		}
+	}
+	for _, e := range m.GetEntries() {
+		if err := p.entry(e); err != nil {
+			return err
+		}
+		if p.within {
+			continue
+		}
+		p.events += uint64(len(e.GetEvents()))
+		p.at = position{set: true, epoch: p.epoch, seq: e.GetSeq()}
+		if limit > 0 && p.events >= limit {
+			return nil
+		}
+	}
+	if at := m.GetPosition(); at != nil {
+		p.at = position{set: true, epoch: at.GetEpoch(), seq: at.GetSeq()}
+	}
+	return nil
+}
+
 // entry writes a line for each event of an entry.
-func (p *printer) entry(epoch string, e *kvcastv1.Entry) error {
+func (p *printer) entry(e *kvcastv1.Entry) error {
 	for _, ev := range e.GetEvents() {
-		if err := p.event(epoch, e, ev); err != nil {
+		if err := p.event(e, ev); err != nil {
 			return err
 		}
 	}
@@ -41,46 +108,95 @@ type line struct {
 	Worker  string          `json:"worker,omitempty"`
 	Event   json.RawMessage `json:"event,omitempty"`
 	Control string          `json:"control,omitempty"`
+	Record  json.RawMessage `json:"record,omitempty"` // with snapshot_worker
 }
 
-func (p *printer) event(epoch string, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
+func (p *printer) event(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
+	seq := ""
+	if e.GetSeq() != 0 {
+		seq = decimal(e.GetSeq())
+	}
 	if !p.json {
-		_, err := fmt.Fprintf(p.out, "%-7d %s  %-10s %s\n", e.GetSeq(), clock(e), e.GetWorker(), describe(ev))
+		_, err := fmt.Fprintf(p.out, "%-7s %s  %-10s %s\n", seq, clock(e), e.GetWorker(), describe(ev))
 		return err
 	}
-	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(ev)
+	raw, err := compactJSON(ev)
 	if err != nil {
-		return fmt.Errorf("write event as JSON: %w", err)
+		return err
 	}
-	var compact bytes.Buffer // protojson varies its white space on purpose
-	if err := json.Compact(&compact, raw); err != nil {
-		return fmt.Errorf("write event as JSON: %w", err)
-	}
-	return p.line(line{Epoch: epoch, Seq: decimal(e.GetSeq()), Worker: e.GetWorker(), Event: compact.Bytes()})
+	return p.line(line{Epoch: p.epoch, Seq: seq, Worker: e.GetWorker(), Event: raw})
 }
 
-// control writes a line for a message that is no entries; people are spared
-// those that say only that the stream is alive.
-func (p *printer) control(m *kvcastv1.SubscribeResponse) error {
-	switch {
-	case m.GetAccepted() != nil:
-		a := m.GetAccepted()
-		if p.json {
-			return p.line(line{Epoch: a.GetEpoch(), Seq: decimal(m.GetPosition().GetSeq()), Control: "accepted"})
+// control writes a line for a message that is no events: for people the text,
+// if there is any.
+func (p *printer) control(name string, at *kvcastv1.Position, text string) error {
+	if !p.json {
+		if text == "" {
+			return nil
 		}
-		retained := "nothing yet"
-		switch {
-		case a.GetNewestSeq() >= a.GetOldestSeq():
-			retained = fmt.Sprintf("%d to %d", a.GetOldestSeq(), a.GetNewestSeq())
-		case a.GetNewestSeq() > 0:
-			retained = fmt.Sprintf("nothing any more of 1 to %d", a.GetNewestSeq())
-		}
-		_, err := fmt.Fprintf(p.out, "following epoch %s after seq %d; the server retains %s\n", a.GetEpoch(), m.GetPosition().GetSeq(), retained)
+		_, err := fmt.Fprintln(p.out, text)
 		return err
-	case m.GetProgress() != nil && p.json:
-		return p.line(line{Epoch: m.GetPosition().GetEpoch(), Seq: decimal(m.GetPosition().GetSeq()), Control: "progress"})
 	}
-	return nil
+	l := line{Epoch: p.epoch, Control: name}
+	if at != nil {
+		l.Seq = decimal(at.GetSeq())
+	}
+	return p.line(l)
+}
+
+func (p *printer) accepted(m *kvcastv1.SubscribeResponse) error {
+	a := m.GetAccepted()
+	from := "from a snapshot"
+	if m.GetPosition() != nil {
+		from = "after seq " + decimal(m.GetPosition().GetSeq())
+	}
+	retained := "nothing yet"
+	switch {
+	case a.GetNewestSeq() >= a.GetOldestSeq():
+		retained = fmt.Sprintf("%d to %d", a.GetOldestSeq(), a.GetNewestSeq())
+	case a.GetNewestSeq() > 0:
+		retained = fmt.Sprintf("nothing any more of 1 to %d", a.GetNewestSeq())
+	}
+	return p.control("accepted", m.GetPosition(), fmt.Sprintf("following epoch %s %s; the server retains %s", a.GetEpoch(), from, retained))
+}
+
+func (p *printer) snapshotWorker(w *kvcastv1.SnapshotWorker) error {
+	p.workers++
+	if !p.json {
+		incomplete := ""
+		if len(w.GetIncompleteRanks()) > 0 {
+			incomplete = fmt.Sprintf(", INCOMPLETE at dp ranks %v", w.GetIncompleteRanks())
+		}
+		_, err := fmt.Fprintf(p.out, "%-7s %12s  %-10s      worker of model %q, last event %d%s\n", "", "", w.GetWorker(), w.GetAdded().GetModel(), w.GetLastEventId(), incomplete)
+		return err
+	}
+	raw, err := compactJSON(w)
+	if err != nil {
+		return err
+	}
+	return p.line(line{Epoch: p.epoch, Worker: w.GetWorker(), Control: "snapshot_worker", Record: raw})
+}
+
+// compactJSON writes a message with the names of the contract, and without the
+// white space that protojson varies on purpose.
+func compactJSON(m proto.Message) (json.RawMessage, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("write JSON: %w", err)
+	}
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, raw); err != nil {
+		return nil, fmt.Errorf("write JSON: %w", err)
+	}
+	return compact.Bytes(), nil
+}
+
+// plural writes a number of things.
+func plural(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 func (p *printer) line(l line) error {

@@ -7,8 +7,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"slices"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -19,19 +22,16 @@ import (
 )
 
 type serveCmd struct {
-	Listen         string        `default:":50051" placeholder:"ADDR" help:"Where routers connect: gRPC (${default})."`
-	Admin          string        `default:"127.0.0.1:9464" placeholder:"ADDR" help:"Where the operator looks: /metrics, /healthz, /readyz, pprof (${default}). Empty: nowhere."`
-	Worker         []string      `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT. Repeatable."`
-	Bind           []string      `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,topic=PATTERN or ,worker=NAME. Repeatable."`
-	BatchTimeout   time.Duration `default:"0s" help:"How long events may wait to be merged with the next batch's, 0s to 15s."`
-	BatchMaxBlocks int           `default:"128" help:"The most blocks in an event, 1 to 16384."`
-	JournalBytes   byteSize      `name:"journal-max-bytes" default:"64MiB" help:"Memory for entries to resume from."`
-	JournalAge     time.Duration `name:"journal-max-age" default:"1h" help:"How long entries are kept at most."`
-	Progress       time.Duration `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
-	MaxSubscribers int           `default:"1024" help:"The most subscribers."`
-	MaxWorkers     int           `default:"4096" help:"The most workers."`
-	EmitTokenIDs   bool          `name:"emit-token-ids" help:"Put the tokens into stored events. They are users' prompts."`
-	LogLevel       string        `enum:"debug,info,warn,error" default:"info" help:"debug, info, warn or error."`
+	Config   string       `env:"KVCAST_CONFIG" placeholder:"FILE" help:"Read the configuration from this YAML file; variables and flags go over it."`
+	Check    bool         `help:"Print the configuration that is in force, as such a file, or what is wrong with it, and end."`
+	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT. Repeatable; adds to the file's workers."`
+	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,topic=PATTERN or ,worker=NAME. Repeatable; adds to the file's listeners."`
+	Settings settingFlags `embed:""`
+}
+
+// Help tells what holds for all flags.
+func (*serveCmd) Help() string {
+	return `A flag goes over its variable, and that over the file: --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting, and so it is with every flag of a single value. KVCAST_WORKER and KVCAST_BIND take a worker or an endpoint a line, and ZMQ_PORT=5557 is --bind tcp://*:5557. Start a file with: kvcast serve --bind tcp://*:5557 --check`
 }
 
 // How long the parts have to end, together less than the 10 s that operators are
@@ -42,49 +42,33 @@ const (
 )
 
 // errNothingToRead says how to give serve something to read.
-var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, for example
+var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, or either in a file with --config, for example
   kvcast serve --worker name=vllm-0,model=Qwen/Qwen3-0.6B,connect=tcp://10.0.0.5:5557
   kvcast serve --bind tcp://*:5557`)}
 
 // Run serves until ctx is done.
-func (c *serveCmd) Run(ctx context.Context, std stdio) error {
-	if len(c.Worker)+len(c.Bind) == 0 {
+func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error {
+	cfg, from, err := readConfig(configSources{
+		file: c.Config, environ: os.Environ(), flags: given(line), workers: c.Worker, binds: c.Bind,
+	})
+	if err != nil {
+		return usageError{err}
+	}
+	if len(cfg.Workers)+len(cfg.Listeners) == 0 {
 		return errNothingToRead
 	}
-	if err := c.validate(); err != nil {
-		return usageError{err}
+	if c.Check {
+		return cfg.write(std.out, from)
 	}
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
 		return usageError{err}
 	}
-	s, err := c.open(ctx, slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level})))
+	s, err := cfg.open(ctx, slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level})))
 	if err != nil {
 		return err
 	}
 	return s.run(ctx)
-}
-
-// validate checks the numbers that the parts would take for "the default".
-func (c *serveCmd) validate() error {
-	for _, f := range []struct {
-		flag    string
-		ok      bool
-		value   any
-		allowed string
-	}{
-		{"--batch-timeout", c.BatchTimeout >= 0 && c.BatchTimeout <= pipeline.MaxBatchTimeout, c.BatchTimeout, "0s to 15s"},
-		{"--batch-max-blocks", c.BatchMaxBlocks >= 1 && c.BatchMaxBlocks <= pipeline.MaxMaxBlocks, c.BatchMaxBlocks, "1 to 16384"},
-		{"--journal-max-age", c.JournalAge >= time.Second, c.JournalAge, "1s or more"},
-		{"--progress", c.Progress >= 100*time.Millisecond && c.Progress <= time.Hour, c.Progress, "100ms to 1h"},
-		{"--max-subscribers", c.MaxSubscribers >= 1, c.MaxSubscribers, "1 or more"},
-		{"--max-workers", c.MaxWorkers >= 1, c.MaxWorkers, "1 or more"},
-	} {
-		if !f.ok {
-			return fmt.Errorf("%s: %v is not allowed: want %s", f.flag, f.value, f.allowed)
-		}
-	}
-	return nil
 }
 
 // service is all the parts of a server, opened and not yet running.
@@ -99,27 +83,28 @@ type service struct {
 }
 
 // open takes all that the service needs, or nothing.
-func (c *serveCmd) open(ctx context.Context, log *slog.Logger) (_ *service, err error) {
-	in, err := c.ingestConfig()
-	if err != nil {
-		return nil, err
-	}
+func (c config) open(ctx context.Context, log *slog.Logger) (_ *service, err error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	in := c.ingestConfig()
 	in.Metrics, in.Logger = registry, log
 
+	if slices.ContainsFunc(c.Listeners, func(l listenerConfig) bool { return l.ReplayPort != defaultListener().ReplayPort }) {
+		log.Warn("replay ports are not asked in this version: lost batches are told as gaps")
+	}
 	s := &service{log: log}
-	entries := journal.NewMemory(journal.Config{MaxBytes: int(c.JournalBytes), MaxAge: c.JournalAge})
+	entries := journal.NewMemory(journal.Config{MaxBytes: int(c.Journal.MaxBytes), MaxAge: c.Journal.MaxAge})
 	s.pipeline, err = pipeline.New(pipeline.BatchConfig{
-		Timeout: c.BatchTimeout, MaxBlocks: c.BatchMaxBlocks, EmitTokenIDs: c.EmitTokenIDs,
+		Timeout: c.Batch.Timeout, MaxBlocks: c.Batch.MaxBlocks, EmitTokenIDs: c.EmitTokenIDs,
 	}, entries)
 	if err != nil {
 		return nil, usageError{err}
 	}
 	registry.MustRegister(s.pipeline)
 	s.server, err = server.New(server.Config{
-		Progress: c.Progress, MaxSubscribers: c.MaxSubscribers, Logger: log, Registerer: registry,
-	}, entries)
+		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxSnapshots: c.Subscribers.MaxSnapshots,
+		Version: currentVersion(), Sources: s.sourceStatus, Logger: log, Registerer: registry,
+	}, entries, s.pipeline)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +121,7 @@ func (c *serveCmd) open(ctx context.Context, log *slog.Logger) (_ *service, err 
 		if s.adminOn != nil {
 			err = errors.Join(err, s.adminOn.Close())
 		}
-		return nil, errors.Join(fmt.Errorf("%w; choose another endpoint with --bind", err), s.grpc.Close())
+		return nil, errors.Join(fmt.Errorf("%w; choose another endpoint to bind", err), s.grpc.Close())
 	}
 	return s, nil
 }

@@ -178,7 +178,7 @@ func TestLossAndRestartAreTold(t *testing.T) {
 	}
 	publish(t, p, stored(5))
 
-	got := kvcast(t, nil, "subscribe", "--addr", s.addr(), "--count", "9")
+	got := kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "9")
 	want := []string{"worker added", "stored", "stored", "stored", "GAP", "removed", "stored", "cleared", "stored"}
 	all := got.out
 	for _, w := range want {

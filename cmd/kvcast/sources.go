@@ -1,9 +1,7 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,116 +9,77 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 )
 
-// ingestConfig reads what --worker and --bind say.
-func (c *serveCmd) ingestConfig() (ingest.Config, error) {
-	cfg := ingest.Config{MaxWorkers: c.MaxWorkers}
-	for _, text := range c.Worker {
-		w, err := parseWorker(text)
-		if err != nil {
-			return cfg, usageError{fmt.Errorf("--worker %s: %w", text, err)}
+// ingestConfig is what ingest reads.
+func (c config) ingestConfig() ingest.Config {
+	cfg := ingest.Config{MaxWorkers: c.Ingest.MaxWorkers}
+	for _, w := range c.Workers {
+		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint}
+		for _, s := range w.Sources {
+			worker.Sources = append(worker.Sources, ingest.SourceConfig{
+				Engine: s.Engine, Connect: s.Connect, Replay: s.Replay, DPSize: s.DPSize, Topic: s.Topic,
+			})
 		}
-		cfg.Workers = append(cfg.Workers, w)
+		cfg.Workers = append(cfg.Workers, worker)
 	}
-	for _, text := range c.Bind {
-		l, err := parseListener(text)
-		if err != nil {
-			return cfg, usageError{fmt.Errorf("--bind %s: %w", text, err)}
-		}
-		cfg.Listeners = append(cfg.Listeners, l)
+	for _, l := range c.Listeners {
+		cfg.Listeners = append(cfg.Listeners, ingest.ListenerConfig{
+			Bind: l.Bind, Engine: l.Engine, Topics: l.Topics, Worker: l.Worker,
+		})
 	}
-	if err := cfg.Validate(); err != nil {
-		return cfg, usageError{c.inFlags(err)}
-	}
-	return cfg, nil
+	return cfg
 }
 
-// flagKeys are the names that the fields of a worker, a source and a listener
-// have in flags.
-var flagKeys = map[string]string{
-	"Name": "name", "Model": "model", "Endpoint": "endpoint", "Engine": "engine", "Connect": "connect", "Replay": "replay",
-	"DPSize": "dp_size", "Bind": "endpoint", "Topics": "topic", "Worker": "worker",
+// addWorker adds the worker that a --worker describes.
+func (r *configReader) addWorker(at origin, text string) {
+	w, s := defaultWorker(), defaultSource()
+	if err := parsePairs(text, append(w.settings(), s.settings()...)); err != nil {
+		r.wrong(at, "", err.Error())
+		return
+	}
+	w.Sources = []sourceConfig{s}
+	r.origins[fmt.Sprintf("workers[%d]", len(r.config.Workers))] = at
+	r.config.Workers = append(r.config.Workers, w)
 }
 
-var flagField = regexp.MustCompile(`^(Workers|Listeners)\[(\d+)\]\.(?:Sources\[\d+\]\.)?([A-Za-z]+)`)
-
-// inFlags says of the first field that is wrong what the config's own error says,
-// in the words of the command line.
-func (c *serveCmd) inFlags(err error) error {
-	var field *ingest.FieldError
-	if !errors.As(err, &field) {
-		return err
-	}
-	m := flagField.FindStringSubmatch(field.Field)
-	if m == nil {
-		return err
-	}
-	flag, texts := "--worker", c.Worker
-	if m[1] == "Listeners" {
-		flag, texts = "--bind", c.Bind
-	}
-	i, _ := strconv.Atoi(m[2]) // digits, as the pattern has it
-	return fmt.Errorf("%s %s: %s %q is not allowed: want %s", flag, texts[i], flagKeys[m[3]], fmt.Sprint(field.Value), field.Allowed)
-}
-
-func parseWorker(text string) (ingest.WorkerConfig, error) {
-	var w ingest.WorkerConfig
-	var s ingest.SourceConfig
-	err := parsePairs(text, map[string]func(string) error{
-		"name":     into(&w.Name),
-		"model":    into(&w.Model),
-		"endpoint": into(&w.Endpoint),
-		"connect":  into(&s.Connect),
-		"replay":   into(&s.Replay),
-		"topic":    into(&s.Topic),
-		"engine":   into((*string)(&s.Engine)),
-		"block_size": func(v string) error {
-			n, err := strconv.ParseUint(v, 10, 32)
-			w.BlockSize = uint32(n)
-			return err
-		},
-		"dp_size": func(v string) (err error) { s.DPSize, err = strconv.Atoi(v); return err },
-	})
-	w.Sources = []ingest.SourceConfig{s}
-	return w, err
-}
-
-func parseListener(text string) (ingest.ListenerConfig, error) {
-	endpoint, rest, more := strings.Cut(text, ",")
-	l := ingest.ListenerConfig{Bind: endpoint}
-	if !more {
-		return l, nil
-	}
+// addListener adds the listener that a --bind describes: an endpoint, and what
+// else there is to say of it.
+func (r *configReader) addListener(at origin, endpoint string) {
+	l := defaultListener()
 	topic := ""
-	err := parsePairs(rest, map[string]func(string) error{
-		"engine": into((*string)(&l.Engine)),
-		"worker": into(&l.Worker),
-		"topic":  into(&topic),
-	})
+	pairs := "bind=" + endpoint
+	settings := append(l.settings(), text("topic", &topic, printable, "a pattern such as kv@*"))
+	if err := parsePairs(pairs, settings); err != nil {
+		r.wrong(at, "", err.Error())
+		return
+	}
 	if topic != "" {
 		l.Topics = []string{topic}
 	}
-	return l, err
-}
-
-func into(s *string) func(string) error {
-	return func(v string) error { *s = v; return nil }
+	r.origins[fmt.Sprintf("listeners[%d]", len(r.config.Listeners))] = at
+	r.config.Listeners = append(r.config.Listeners, l)
 }
 
 // parsePairs reads key=value pairs between commas.
-func parsePairs(text string, keys map[string]func(string) error) error {
+func parsePairs(text string, settings []setting) error {
+	byKey := make(map[string]setting)
+	for _, s := range settings {
+		if !s.fixed {
+			byKey[s.key] = s
+		}
+	}
 	seen := make(map[string]bool)
 	for pair := range strings.SplitSeq(text, ",") {
 		key, value, ok := strings.Cut(pair, "=")
-		set := keys[key]
 		if seen[key] {
 			return fmt.Errorf("%q is not allowed: %s is given twice", pair, key)
 		}
 		seen[key] = true
-		if !ok || set == nil {
-			return fmt.Errorf("%q is not allowed: want KEY=VALUE with a key among %s", pair, strings.Join(sortedKeys(keys), ", "))
+		s, known := byKey[key]
+		if !ok || !known {
+			return fmt.Errorf("%q is not allowed: want KEY=VALUE with a key among %s", pair, strings.Join(sortedKeys(byKey), ", "))
 		}
-		if err := set(value); err != nil {
-			return fmt.Errorf("%s: %q is not allowed: want a whole number", key, value)
+		if err := s.set(value); err != nil {
+			return fmt.Errorf("%s %w", key, err)
 		}
 	}
 	return nil
@@ -133,34 +92,6 @@ func sortedKeys[V any](m map[string]V) []string {
 	}
 	slices.Sort(keys)
 	return keys
-}
-
-// byteSize is a number of bytes, written such as 64MiB.
-type byteSize int64
-
-var byteUnits = []struct {
-	suffix string
-	bytes  int64
-}{
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"B", 1}, {"", 1},
-}
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (b *byteSize) UnmarshalText(text []byte) error {
-	const least, most = 1 << 20, 1 << 40
-	for _, unit := range byteUnits {
-		digits, ok := strings.CutSuffix(string(text), unit.suffix)
-		if !ok {
-			continue
-		}
-		n, err := strconv.ParseInt(digits, 10, 64)
-		if err == nil && n >= 0 && n <= most/unit.bytes && n*unit.bytes >= least {
-			*b = byteSize(n * unit.bytes)
-			return nil
-		}
-		break
-	}
-	return fmt.Errorf("%q is not allowed: want 1MiB to 1024GiB, such as 64MiB", text)
 }
 
 // portAfter returns a tcp endpoint with a port that is n higher; a port left

@@ -1098,7 +1098,8 @@ type ReplayResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whole entries, in order.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// Where the replay stands once this message has been applied.
+	// Where the replay stands once this message has been applied. The last message
+	// has the end of what was asked for, if need be without entries.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// The seq of the position in the message before it that carried one.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// settingFlags are the settings as flags: what the command line knows of them,
+// which is names and help. Their text is read where the file's is.
+//
+// Those of which only the default is built are hidden.
+type settingFlags struct {
+	Listen   string `default:":50051" help:"Where routers connect: gRPC."`
+	Admin    string `default:"127.0.0.1:9464" help:"Where the operator looks: /metrics, /healthz, /readyz, pprof. Empty: nowhere."`
+	LogLevel string `default:"info" help:"debug, info, warn or error."`
+	Journal  struct {
+		Kind     string `default:"memory" hidden:""`
+		MaxBytes string `default:"64MiB" help:"Memory for entries to resume from."`
+		MaxAge   string `default:"1h" help:"How long entries are kept at most."`
+	} `embed:"" prefix:"journal-"`
+	Batch struct {
+		Timeout   string `default:"0s" help:"How long events may wait to be merged with the next batch's, 0s to 15s."`
+		MaxBlocks string `default:"128" help:"The most blocks in an event, 1 to 16384."`
+	} `embed:"" prefix:"batch-"`
+	Ingest struct {
+		OnGap            string `default:"report" hidden:""`
+		MaxBlocksPerRank string `default:"4000000" hidden:""`
+		Silence          string `default:"30s" hidden:""`
+		Grace            string `default:"1m" hidden:""`
+		MaxWorkers       string `default:"4096" help:"The most workers."`
+	} `embed:"" prefix:"ingest-"`
+	Subscribers struct {
+		Max          string `default:"1024" help:"The most subscribers."`
+		Stall        string `default:"30s" hidden:""`
+		Progress     string `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
+		MaxSnapshots string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
+	} `embed:"" prefix:"subscribers-"`
+	EmitTokenIDs bool `name:"emit-token-ids" help:"Put the tokens into stored events. They are users' prompts."`
+}
+
+// given are the flags on the command line, each with its last value.
+func given(line *kong.Context) map[string]string {
+	flags := make(map[string]string)
+	for _, p := range line.Path {
+		if p.Flag != nil {
+			flags[p.Flag.Name] = fmt.Sprint(p.Flag.Target.Interface())
+		}
+	}
+	return flags
+}
+
+func (r *configReader) flags(from configSources) {
+	for _, s := range r.config.settings() {
+		if value, ok := from.flags[s.flag()]; ok {
+			r.set(s, origin{place: "--" + s.flag()}, value)
+		}
+	}
+	for _, text := range from.workers {
+		r.addWorker(origin{place: "--worker " + text}, text)
+	}
+	for _, text := range from.binds {
+		r.addListener(origin{place: "--bind " + text}, text)
+	}
+}
+
+// environ reads the variables. Those that are not kvcast's are left alone, as
+// others set some that begin like its own: Kubernetes does for a service that is
+// named kvcast. One that is nearly right is a mistake.
+func (r *configReader) environ(environ []string) {
+	values := make(map[string]string)
+	for _, variable := range environ {
+		name, value, _ := strings.Cut(variable, "=")
+		values[name] = value
+	}
+	known := []string{"KVCAST_CONFIG", "KVCAST_WORKER", "KVCAST_BIND", "ZMQ_PORT"}
+	for _, s := range r.config.settings() {
+		known = append(known, s.variable())
+		if value, ok := values[s.variable()]; ok {
+			r.set(s, origin{place: s.variable()}, value)
+		}
+	}
+	for i, text := range lines(values["KVCAST_WORKER"]) {
+		r.addWorker(origin{place: fmt.Sprintf("KVCAST_WORKER, line %d", i+1)}, text)
+	}
+	for i, text := range lines(values["KVCAST_BIND"]) {
+		r.addListener(origin{place: fmt.Sprintf("KVCAST_BIND, line %d", i+1)}, text)
+	}
+	if port, ok := values["ZMQ_PORT"]; ok {
+		at := origin{place: "ZMQ_PORT"}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			r.wrong(at, "", notAllowed(port, "a port, 1 to 65535, such as 5557").Error())
+		} else {
+			r.addListener(at, "tcp://*:"+port)
+		}
+	}
+	var unknowns []string
+	for name := range values {
+		if strings.HasPrefix(name, "KVCAST_") && !slices.Contains(known, name) {
+			unknowns = append(unknowns, name)
+		}
+	}
+	slices.Sort(unknowns)
+	for _, name := range unknowns {
+		if meant := nearest(name, known); meant != "" {
+			r.wrong(origin{place: name}, "", "the variable is not known: did you mean "+meant+"?")
+		}
+	}
+}
+
+// lines returns the lines of a text, without blank ones.
+func lines(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			all = append(all, line)
+		}
+	}
+	return all
+}
+
+// set keeps the value of a variable or a flag.
+func (r *configReader) set(s setting, at origin, value string) {
+	if err := s.set(value); err != nil {
+		r.wrong(at, "", err.Error())
+		return
+	}
+	r.origins[s.key] = at
+}

@@ -1,0 +1,117 @@
+package main_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// configFile writes a configuration file and returns its path.
+func configFile(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kvcast.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestServeFromAConfigFile has the file name an engine to read and a port for
+// others, and a limit that the stream shows.
+func TestServeFromAConfigFile(t *testing.T) {
+	t.Parallel()
+	p, err := simulator.NewPublisher(simulator.PublisherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Errorf("close publisher: %v", err)
+		}
+	})
+	s := serve(t, "--config", configFile(t, fmt.Sprintf(`
+listen: "127.0.0.1:1"   # the flag that every test gives goes over it
+journal: {max_bytes: 1MiB}
+batch: {max_blocks: 2}
+workers:
+  - {name: w, model: m, sources: [{connect: %q}]}
+listeners:
+  - {bind: "tcp://127.0.0.1:*", worker: other}
+`, p.Endpoint())))
+	s.endpoint() // it listens
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.Subscribed(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2, 3}, Tokens: []uint32{1, 2, 3}, BlockSize: 1})
+	got := kvcast(t, nil, "subscribe", "--addr", s.addr(), "--after", ":0", "--count", "3")
+	for _, says := range []string{`worker added, model "m"`, "2 blocks", "1 block"} {
+		if !strings.Contains(got.out, says) {
+			t.Errorf("no %q in\n%s%s", says, got.out, got.err)
+		}
+	}
+}
+
+func TestCheckPrintsWhatIsInForce(t *testing.T) {
+	file := configFile(t, "batch: {max_blocks: 64}\nsubscribers: {max: 7}\nlisteners: [{bind: \"tcp://*:5557\"}]\n")
+	t.Setenv("KVCAST_SUBSCRIBERS_MAX", "8")
+	t.Setenv("KVCAST_CONFIG", file)
+	first := kvcast(t, nil, "serve", "--check", "--journal-max-bytes", "1GiB", "--emit-token-ids")
+	for _, line := range []string{
+		`  max_blocks: 64 # from ` + file + `:1`,
+		`  max: 8 # from KVCAST_SUBSCRIBERS_MAX`,
+		`  max_bytes: 1GiB # from --journal-max-bytes`,
+		`emit_token_ids: true # from --emit-token-ids`,
+		`  max_age: 1h`,
+		`  # from ` + file + `:3`,
+	} {
+		if !strings.Contains(first.out, "\n"+line+"\n") {
+			t.Errorf("no line %q in:\n%s", line, first.out)
+		}
+	}
+	if first.status != 0 || first.err != "" {
+		t.Errorf("got status %d and %q", first.status, first.err)
+	}
+	// What was printed can be used, and says the same.
+	again := kvcast(t, nil, "serve", "--check", "--config", configFile(t, first.out))
+	comments := regexp.MustCompile(`(?m) *# from .*\n?`)
+	if diff := cmp.Diff(comments.ReplaceAllString(first.out, "\n"), comments.ReplaceAllString(again.out, "\n")); diff != "" || again.status != 0 {
+		t.Errorf("status %d, %s\n(-first +again):\n%s", again.status, again.err, diff)
+	}
+}
+
+func TestCheckTellsEveryMistake(t *testing.T) {
+	got := kvcast(t, nil, "serve", "--check", "--config", "testdata/config/mistakes.yaml", "--listen", "x")
+	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 37 mistakes:\n") ||
+		!strings.Contains(got.err, "\n  testdata/config/mistakes.yaml:29: discovery[0]: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
+		t.Errorf("got status %d, %q and\n%s", got.status, got.out, got.err)
+	}
+	if got := kvcast(t, nil, "serve", "--check"); got.status != 2 || !strings.Contains(got.err, "nothing to read from") {
+		t.Errorf("nothing to read from: got status %d and %q", got.status, got.err)
+	}
+}
+
+func TestZMQPortIsABind(t *testing.T) {
+	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)
+	want := kvcast(t, nil, "serve", "--check", "--bind", "tcp://*:5557")
+	t.Setenv("ZMQ_PORT", "5557")
+	got := kvcast(t, nil, "serve", "--check")
+	if diff := cmp.Diff(comments.ReplaceAllString(want.out, ""), comments.ReplaceAllString(got.out, "")); diff != "" || got.status != 0 {
+		t.Errorf("status %d, %s\n(-want +got):\n%s", got.status, got.err, diff)
+	}
+	t.Setenv("ZMQ_PORT", "5557x")
+	if got := kvcast(t, nil, "serve"); got.status != 2 || got.err != "kvcast: ZMQ_PORT: \"5557x\" is not allowed: want a port, 1 to 65535, such as 5557\n" {
+		t.Errorf("got status %d and %q", got.status, got.err)
+	}
+}

@@ -1,0 +1,151 @@
+package main_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// inspected is a server with a worker that holds three blocks, after a gap.
+func inspected(t *testing.T) *process {
+	t.Helper()
+	p, s := engine(t)
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
+	if _, err := p.Forget(); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p,
+		wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{3}, HasParent: true, Parent: 2, Tokens: []uint32{5, 6}, BlockSize: 2},
+		wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{9}, Tokens: []uint32{5, 6}, BlockSize: 2, Medium: "DISK"})
+	s.metric(`kvcast_ingest_batches_total{worker="w"} 2`)
+	return s
+}
+
+// objects reads an object a line.
+func objects(t *testing.T, text string) (all []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		var o map[string]any
+		if err := json.Unmarshal([]byte(line), &o); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// kinds tells what lines of JSON are, in short.
+func kinds(all []map[string]any) string {
+	words := make([]string, len(all))
+	for i, o := range all {
+		switch event, _ := o["event"].(map[string]any); {
+		case o["control"] != nil:
+			words[i] = fmt.Sprint(o["control"])
+		case event != nil:
+			for kind := range event {
+				switch kind {
+				case "event_id", "dp_rank", "tier":
+				default:
+					words[i] = kind
+				}
+			}
+			if o["seq"] != nil {
+				words[i] += fmt.Sprint("@", o["seq"])
+			}
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func TestReplayCommand(t *testing.T) {
+	t.Parallel()
+	s := inspected(t)
+	for _, tt := range []struct {
+		args string
+		want string
+	}{
+		{"", "accepted worker_added@1 stored@2 gap@3 stored@4 stored@4"},
+		{"--after :1 --until :3", "accepted stored@2 gap@3"},
+		{"--after :4", "accepted"},
+		{"--tier disk", "accepted worker_added@1 gap@3 stored@4"},
+		{"--worker nobody", "accepted"},
+		{"--worker w --after :3", "accepted stored@4 stored@4"},
+	} {
+		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(tt.args)...)...)
+		if words := kinds(objects(t, got.out)); words != tt.want || got.status != 0 {
+			t.Errorf("replay %s: got status %d and %q, want %q\n%s", tt.args, got.status, words, tt.want, got.err)
+		}
+	}
+	for args, says := range map[string]string{
+		"--after :9":            "OUT_OF_RANGE: position 9 is beyond the newest entry 4",
+		"--after feed:1":        `FAILED_PRECONDITION: position is of epoch "feed"`,
+		"--after :3 --until :2": "INVALID_ARGUMENT: until: 2 is not allowed: want 3",
+		"--until :7":            "OUT_OF_RANGE: position 7 is beyond",
+	} {
+		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr()}, strings.Fields(args)...)...)
+		if got.status != 1 || !strings.Contains(got.err, says) {
+			t.Errorf("replay %s: got status %d and %q, want %q", args, got.status, got.err, says)
+		}
+	}
+}
+
+func TestSnapshotCommand(t *testing.T) {
+	t.Parallel()
+	s := inspected(t)
+	got := kvcast(t, nil, "snapshot", "--addr", s.addr(), "-o", "json")
+	all := objects(t, got.out)
+	if words := kinds(all); words != "snapshot_begin snapshot_worker stored stored snapshot_end" {
+		t.Fatalf("got %q\n%s", words, got.err)
+	}
+	record := all[1]["record"].(map[string]any)
+	if record["worker"] != "w" || record["last_event_id"] != "5" || fmt.Sprint(record["incomplete_ranks"]) != "[0]" {
+		t.Errorf("record: got %v", record)
+	}
+	if all[4]["seq"] != "4" || !strings.Contains(got.err, "--after "+all[4]["epoch"].(string)+":4") {
+		t.Errorf("end: got %v and %q", all[4], got.err)
+	}
+	got = kvcast(t, nil, "snapshot", "--addr", s.addr(), "--tier", "disk")
+	if !strings.Contains(got.out, "at seq 4: 1 worker, 1 block") || !strings.Contains(got.out, "INCOMPLETE at dp ranks [0]") {
+		t.Errorf("as text, one tier: got %q", got.out)
+	}
+	// A position of another life is answered with a snapshot, then the stream.
+	got = kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "1")
+	if got.status != 0 {
+		t.Errorf("subscribe: %q", got.err)
+	}
+}
+
+func TestWorkersAndStatusCommands(t *testing.T) {
+	t.Parallel()
+	s := inspected(t)
+	got := kvcast(t, nil, "workers", "--addr", s.addr())
+	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || !strings.Contains(lines[1], "3, disk 1") || !strings.Contains(lines[1], "1 (1 batches) INCOMPLETE") {
+		t.Errorf("workers: got %q %q", got.out, got.err)
+	}
+	all := objects(t, kvcast(t, nil, "workers", "--addr", s.addr(), "-o", "json").out)
+	if len(all) != 1 || all[0]["name"] != "w" || all[0]["last_event_id"] != "5" {
+		t.Errorf("workers as JSON: got %v", all)
+	}
+	got = kvcast(t, nil, "workers", "--addr", s.addr(), "--worker", "nobody")
+	if got.out != "no workers\n" {
+		t.Errorf("workers of another name: got %q", got.out)
+	}
+	got = kvcast(t, nil, "status", "--addr", s.addr())
+	for _, want := range []string{"entries      1 to 4", "workers      1", "blocks       4", "subscribers  0"} {
+		if !strings.Contains(got.out, want) {
+			t.Errorf("status: got %q, want %q in it", got.out, want)
+		}
+	}
+	status := objects(t, kvcast(t, nil, "status", "--addr", s.addr(), "-o", "json").out)
+	if len(status) != 1 || status[0]["newest_seq"] != "4" {
+		t.Errorf("status as JSON: got %v", status)
+	}
+	for _, command := range []string{"replay", "snapshot", "workers", "status"} {
+		if got := kvcast(t, nil, command, "--addr", "127.0.0.1:1"); got.status != 1 || !strings.Contains(got.err, "start one with kvcast serve") {
+			t.Errorf("%s without a server: got status %d and %q", command, got.status, got.err)
+		}
+	}
+}

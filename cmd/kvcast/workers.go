@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+type workersCmd struct {
+	clientFlags
+	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
+	Model  []string `placeholder:"NAME" help:"Only workers of these models. Repeatable."`
+}
+
+// Run lists the workers: as JSON an object a worker.
+func (c *workersCmd) Run(ctx context.Context, std stdio) error {
+	conn, err := dial(c.Addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	list, err := kvcastv1.NewRouterEventServiceClient(conn).ListWorkers(ctx, &kvcastv1.ListWorkersRequest{
+		Filter: &kvcastv1.Filter{Workers: c.Worker, Models: c.Model},
+	})
+	if err != nil {
+		return callError(c.Addr, err)
+	}
+	if c.Output == "json" {
+		for _, w := range list.GetWorkers() {
+			raw, err := compactJSON(w)
+			if err == nil {
+				_, err = fmt.Fprintf(std.out, "%s\n", raw)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return writeWorkers(std.out, list.GetWorkers())
+}
+
+// writeWorkers writes a line for each dp rank of each worker.
+func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
+	if len(workers) == 0 {
+		_, err := fmt.Fprintln(out, "no workers")
+		return err
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tBLOCKS\tGAPS\tLAST SEQ\tENDPOINT")
+	for _, w := range workers {
+		for _, r := range w.GetRanks() {
+			lastSeq, endpoint := "-", "-"
+			for _, s := range w.GetSources() {
+				if s.GetDpRank() == r.GetDpRank() {
+					endpoint = s.GetEndpoint()
+					if s.GetStarted() {
+						lastSeq = decimal(s.GetLastSeq())
+					}
+				}
+			}
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", w.GetName(), w.GetModel(),
+				lower(w.GetState().String(), "WORKER_STATE_"), r.GetDpRank(), tierBlocks(r.GetBlocks()), gaps(r), lastSeq, endpoint)
+		}
+		if len(w.GetRanks()) == 0 {
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\n", w.GetName(), w.GetModel(), lower(w.GetState().String(), "WORKER_STATE_"))
+		}
+	}
+	return t.Flush()
+}
+
+func lower(name, prefix string) string {
+	return strings.ToLower(strings.TrimPrefix(name, prefix))
+}
+
+// tierBlocks writes such as "512" or "512, disk 2048": what is not named is on
+// the device.
+func tierBlocks(tiers []*kvcastv1.TierBlocks) string {
+	if len(tiers) == 0 {
+		return "0"
+	}
+	parts := make([]string, len(tiers))
+	for i, t := range tiers {
+		parts[i] = fmt.Sprintf("%s %d", tierName(t.GetTier()), t.GetBlocks())
+	}
+	return strings.TrimPrefix(strings.Join(parts, ", "), "device ")
+}
+
+// gaps writes how many there were, and whether the blocks may be wrong.
+func gaps(r *kvcastv1.RankStatus) string {
+	text := decimal(r.GetGaps())
+	if r.GetGaps() > 0 {
+		text += fmt.Sprintf(" (%d batches)", r.GetMissedBatches())
+	}
+	if r.GetIncomplete() {
+		text += " INCOMPLETE"
+	}
+	return text
+}
+
+type statusCmd struct {
+	clientFlags
+}
+
+// Run prints the server at a glance.
+func (c *statusCmd) Run(ctx context.Context, std stdio) error {
+	conn, err := dial(c.Addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	s, err := kvcastv1.NewRouterEventServiceClient(conn).GetStatus(ctx, &kvcastv1.GetStatusRequest{})
+	if err != nil {
+		return callError(c.Addr, err)
+	}
+	if c.Output == "json" {
+		raw, err := compactJSON(s)
+		if err == nil {
+			_, err = fmt.Fprintf(std.out, "%s\n", raw)
+		}
+		return err
+	}
+	t := tabwriter.NewWriter(std.out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
+		s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
+		s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
+	return t.Flush()
+}

@@ -1,0 +1,365 @@
+package pipeline_test
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// heldBlock is what a reader knows of a block.
+type heldBlock struct {
+	parent     uint64
+	hasParent  bool
+	tokensHash uint64
+	hashed     bool
+	blockSize  uint32
+	lora       string
+}
+
+// heldPlace is where a block is.
+type heldPlace struct {
+	rank uint32
+	tier kvcastv1.Tier
+	hash uint64
+}
+
+// reader applies a worker's events as a router does that keeps all it is told.
+type reader map[heldPlace]heldBlock
+
+func (r reader) apply(ev *kvcastv1.RouterEvent) {
+	at := heldPlace{rank: ev.GetDpRank(), tier: ev.GetTier()}
+	switch {
+	case ev.GetStored() != nil:
+		s := ev.GetStored()
+		b := heldBlock{parent: s.GetParentHash(), hasParent: s.ParentHash != nil, blockSize: s.GetBlockSize(), lora: s.GetLoraName()}
+		for i, hash := range s.GetBlockHashes() {
+			at.hash = hash
+			if b.hashed = len(s.GetTokensHashes()) > 0; b.hashed {
+				b.tokensHash = s.GetTokensHashes()[i]
+			}
+			if _, held := r[at]; !held || b.hashed {
+				r[at] = b
+			}
+			b.parent, b.hasParent = hash, true
+		}
+	case ev.GetRemoved() != nil:
+		for _, hash := range ev.GetRemoved().GetBlockHashes() {
+			at.hash = hash
+			delete(r, at)
+		}
+	case ev.GetCleared() != nil:
+		maps.DeleteFunc(r, func(p heldPlace, _ heldBlock) bool { return p.rank == at.rank })
+	}
+}
+
+// readCut applies a worker's cut, and checks its form.
+func readCut(ctx context.Context, t interface{ Fatalf(string, ...any) }, p *pipeline.Pipeline, tiers journal.Tiers) (reader, pipeline.Cut) {
+	cut, ok, err := p.Cut(ctx, testWorker, tiers)
+	if err != nil || !ok {
+		t.Fatalf("cut: %v, %v", ok, err)
+	}
+	r := make(reader)
+	for piece := range cut.Blocks {
+		var m kvcastv1.SnapshotBlocks
+		if err := proto.Unmarshal(piece, &m); err != nil {
+			t.Fatalf("decode blocks: %v", err)
+		}
+		if m.GetWorker() != testWorker || len(m.GetEvents()) == 0 {
+			t.Fatalf("blocks of %q with %d events", m.GetWorker(), len(m.GetEvents()))
+		}
+		for _, ev := range m.GetEvents() {
+			if ev.GetStored() == nil || ev.GetEventId() != 0 || ev.DpRank == nil {
+				t.Fatalf("event %v within a snapshot", ev)
+			}
+			for _, hash := range ev.GetStored().GetBlockHashes() {
+				if _, twice := r[heldPlace{ev.GetDpRank(), ev.GetTier(), hash}]; twice {
+					t.Fatalf("block %d comes twice", hash)
+				}
+			}
+			r.apply(ev)
+		}
+	}
+	return r, cut
+}
+
+// readJournal applies the entries after a seq.
+func readJournal(t interface{ Fatalf(string, ...any) }, j *journal.Memory, r reader, after uint64) {
+	for {
+		c, err := j.Read(journal.Query{After: after, MaxBytes: 1 << 20}, nil)
+		if err != nil {
+			t.Fatalf("read journal: %v", err)
+		}
+		if c.Last == after {
+			return
+		}
+		for _, s := range c.Slices {
+			var m kvcastv1.SubscribeResponse
+			if err := proto.Unmarshal(s, &m); err != nil {
+				t.Fatalf("decode entries: %v", err)
+			}
+			for _, e := range m.GetEntries() {
+				for _, ev := range e.GetEvents() {
+					r.apply(ev)
+				}
+			}
+		}
+		after = c.Last
+	}
+}
+
+func testPipeline(t interface{ Fatalf(string, ...any) }) (*pipeline.Pipeline, *journal.Memory, ingest.Lane) {
+	j := journal.NewMemory(journal.Config{MaxBytes: 1 << 30})
+	p, err := pipeline.New(pipeline.BatchConfig{}, j)
+	if err != nil {
+		t.Fatalf("new pipeline: %v", err)
+	}
+	return p, j, p.AddWorker(ingest.Worker{Name: testWorker, Model: "m", Ranks: []uint32{0}})
+}
+
+// TestCutIsTheStateAtItsEntry compares, after random batches, what a cut tells
+// with what the entries up to it tell, and that parents come first.
+func TestCutIsTheStateAtItsEntry(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p, j, lane := testPipeline(t)
+		hash := rapid.Uint64Range(0, 12)
+		for range rapid.IntRange(0, 30).Draw(t, "batches") {
+			e := wire.Event{
+				Kind:      rapid.SampledFrom([]wire.Kind{wire.KindStored, wire.KindStored, wire.KindStored, wire.KindRemoved, wire.KindCleared}).Draw(t, "kind"),
+				Tier:      rapid.SampledFrom([]wire.Tier{wire.TierDevice, wire.TierDevice, wire.TierDisk}).Draw(t, "tier"),
+				BlockSize: rapid.SampledFrom([]uint32{0, 16}).Draw(t, "block size"),
+				LoRAName:  rapid.SampledFrom([]string{"", "a"}).Draw(t, "lora"),
+			}
+			e.BlockHashes = rapid.SliceOfNDistinct(hash, 1, 4, rapid.ID[uint64]).Draw(t, "hashes")
+			if e.HasParent = rapid.Bool().Draw(t, "has parent"); e.HasParent {
+				e.Parent = hash.Draw(t, "parent")
+			}
+			if e.Kind == wire.KindStored && rapid.Bool().Draw(t, "hashed") {
+				for _, h := range e.BlockHashes {
+					e.TokensHashes = append(e.TokensHashes, h+100)
+				}
+			}
+			lane.Batch(&ingest.Batch{Rank: rapid.Uint32Range(0, 1).Draw(t, "rank"), Events: []wire.Event{e}})
+		}
+		got, cut := readCut(t.Context(), t, p, 0xff)
+		if cut.Seq != j.Bounds().Newest {
+			t.Fatalf("seq: got %d, want %d", cut.Seq, j.Bounds().Newest)
+		}
+		want := make(reader)
+		readJournal(t, j, want, 0)
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(heldBlock{}, heldPlace{})); diff != "" {
+			t.Fatalf("blocks (-entries +cut):\n%s", diff)
+		}
+		only, _ := readCut(t.Context(), t, p, journal.TierBit(uint8(wire.TierDisk)))
+		maps.DeleteFunc(want, func(p heldPlace, _ heldBlock) bool { return p.tier != kvcastv1.Tier_TIER_DISK })
+		if diff := cmp.Diff(want, only, cmp.AllowUnexported(heldBlock{}, heldPlace{})); diff != "" {
+			t.Fatalf("blocks of one tier (-entries +cut):\n%s", diff)
+		}
+	})
+}
+
+// TestCutTellsParentsFirst has a tree, stored in another order than it is told.
+func TestCutTellsParentsFirst(t *testing.T) {
+	p, _, lane := testPipeline(t)
+	const n = 5000
+	for h := uint64(n); h > 0; h-- { // children first
+		lane.Batch(&ingest.Batch{Events: []wire.Event{{
+			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{h}, HasParent: true, Parent: h / 3, BlockSize: 16,
+		}}})
+	}
+	cut, _, err := p.Cut(t.Context(), testWorker, 0xff)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told, events := make(map[uint64]bool), 0
+	for piece := range cut.Blocks {
+		var m kvcastv1.SnapshotBlocks
+		if err := proto.Unmarshal(piece, &m); err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range m.GetEvents() {
+			events++
+			s := ev.GetStored()
+			if parent := s.GetParentHash(); parent != 0 && !told[parent] {
+				t.Fatalf("block %d comes before its parent %d", s.GetBlockHashes()[0], parent)
+			}
+			for _, h := range s.GetBlockHashes() {
+				told[h] = true
+			}
+		}
+	}
+	if len(told) != n {
+		t.Errorf("got %d blocks, want %d", len(told), n)
+	}
+	if events > n*3/4 {
+		t.Errorf("%d blocks came in %d events, want chains in one", n, events)
+	}
+}
+
+// TestCutOfACircleEnds has blocks that are one another's parents, which no sane
+// engine stores.
+func TestCutOfACircleEnds(t *testing.T) {
+	p, _, lane := testPipeline(t)
+	for h := range uint64(3) {
+		lane.Batch(&ingest.Batch{Events: []wire.Event{{
+			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{h + 1}, HasParent: true, Parent: (h+1)%3 + 1, BlockSize: 16,
+		}}})
+	}
+	if got, _ := readCut(t.Context(), t, p, 0xff); len(got) != 3 {
+		t.Errorf("got %d blocks, want 3", len(got))
+	}
+}
+
+func TestCutOfAnUnknownWorker(t *testing.T) {
+	p, _, _ := testPipeline(t)
+	if _, ok, err := p.Cut(t.Context(), "nobody", 0xff); ok || err != nil {
+		t.Errorf("got %v, %v, want no cut", ok, err)
+	}
+	p.RemoveWorker(testWorker, ingest.RemovedDiscovery)
+	if _, ok, err := p.Cut(t.Context(), testWorker, 0xff); ok || err != nil {
+		t.Errorf("after removal: got %v, %v, want no cut", ok, err)
+	}
+}
+
+// TestCutUnderLoad reads cuts of a large table while its engine goes on, clears
+// and restarts: a cut and the entries after it are always the state.
+func TestCutUnderLoad(t *testing.T) {
+	p, j, lane := testPipeline(t)
+	const pool = 60_000 // more than one turn copies
+	var next uint64
+	step := func(i int) {
+		stored := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, BlockHashes: make([]uint64, 64)}
+		removed := wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: make([]uint64, 64)}
+		for k := range stored.BlockHashes {
+			stored.BlockHashes[k], removed.BlockHashes[k] = next, next-pool
+			next++
+		}
+		lane.Batch(&ingest.Batch{Events: []wire.Event{stored, removed}})
+		if i%2500 == 2499 {
+			lane.Restarted(ingest.Restart{})
+		}
+	}
+	for i := range 2 * pool / 64 {
+		step(i)
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+				step(i)
+			}
+		}
+	})
+	type taken struct {
+		r   reader
+		seq uint64
+	}
+	var all []taken
+	for range 5 {
+		r, cut := readCut(t.Context(), t, p, 0xff)
+		all = append(all, taken{r, cut.Seq})
+	}
+	close(stop)
+	wg.Wait()
+	want := make(reader)
+	readJournal(t, j, want, 0)
+	for _, c := range all {
+		readJournal(t, j, c.r, c.seq)
+		if !maps.Equal(want, c.r) {
+			t.Errorf("the cut at %d and the entries after it come to %d blocks, all entries to %d", c.seq, len(c.r), len(want))
+		}
+	}
+}
+
+func TestStatusAndLookup(t *testing.T) {
+	p, _, lane := testPipeline(t)
+	lane.Batch(&ingest.Batch{Rank: 1, Events: []wire.Event{
+		{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{11, 12}, LoRAName: "a"},
+		{Kind: wire.KindStored, Tier: wire.TierDisk, BlockHashes: []uint64{2}},
+	}})
+	lane.Gap(ingest.Gap{Rank: 1, Reason: ingest.GapReplayUnavailable, FirstSeq: 3, LastSeq: 4, Missed: 2})
+	everybody := func(string, string) bool { return true }
+	want := []*kvcastv1.WorkerStatus{{
+		Name: testWorker, Model: "m", BlockSize: 16, LastEventId: 4,
+		Ranks: []*kvcastv1.RankStatus{{DpRank: 0}, {
+			DpRank: 1, Incomplete: true, Gaps: 1, MissedBatches: 2,
+			Blocks: []*kvcastv1.TierBlocks{{Tier: kvcastv1.Tier_TIER_DEVICE, Blocks: 2}, {Tier: kvcastv1.Tier_TIER_DISK, Blocks: 1}},
+		}},
+	}}
+	if diff := cmp.Diff(want, p.Status(everybody), protoCompare); diff != "" {
+		t.Errorf("status (-want +got):\n%s", diff)
+	}
+	if got := p.Status(func(string, string) bool { return false }); len(got) != 0 {
+		t.Errorf("status of nobody: got %v", got)
+	}
+	a := "a"
+	one := &kvcastv1.BlockHolder{
+		BlockHash: 1, TokensHash: proto.Uint64(11), Worker: testWorker, Model: "m", DpRank: 1, Tier: kvcastv1.Tier_TIER_DEVICE, LoraName: &a,
+	}
+	two := &kvcastv1.BlockHolder{
+		BlockHash: 2, TokensHash: proto.Uint64(12), Worker: testWorker, Model: "m", DpRank: 1, Tier: kvcastv1.Tier_TIER_DEVICE, LoraName: &a,
+	}
+	onDisk := &kvcastv1.BlockHolder{BlockHash: 2, Worker: testWorker, Model: "m", DpRank: 1, Tier: kvcastv1.Tier_TIER_DISK}
+	for _, tt := range []struct {
+		name  string
+		query pipeline.Query
+		want  []*kvcastv1.BlockHolder
+	}{
+		{"a block hash", pipeline.Query{BlockHashes: []uint64{1, 9}}, []*kvcastv1.BlockHolder{one}},
+		{"a block in two tiers", pipeline.Query{BlockHashes: []uint64{2}}, []*kvcastv1.BlockHolder{two, onDisk}},
+		{"a tokens hash", pipeline.Query{TokensHashes: []uint64{12, 99}}, []*kvcastv1.BlockHolder{two}},
+		{"a block by both of its hashes", pipeline.Query{BlockHashes: []uint64{1}, TokensHashes: []uint64{11}}, []*kvcastv1.BlockHolder{one}},
+		{"one tier", pipeline.Query{BlockHashes: []uint64{2}, Tiers: journal.TierBit(uint8(wire.TierDisk))}, []*kvcastv1.BlockHolder{onDisk}},
+		{"nobody's", pipeline.Query{BlockHashes: []uint64{3}, TokensHashes: []uint64{1}}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.query.Match = everybody
+			if tt.query.Tiers == 0 {
+				tt.query.Tiers = 0xff
+			}
+			got, err := p.Lookup(t.Context(), tt.query)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got, protoCompare); diff != "" {
+				t.Errorf("holders (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// protoCompare compares messages by what they say.
+var protoCompare = cmp.Comparer(proto.Equal)
+
+// BenchmarkCut reads all of a table of a million blocks.
+func BenchmarkCut(b *testing.B) {
+	const blocks = 1_000_000
+	l := newLane(b, 100)
+	l.batch.Events = l.batch.Events[:1] // nothing leaves
+	for range blocks / l.blocks {
+		l.step()
+	}
+	for b.Loop() {
+		cut, _, err := l.pipeline.Cut(b.Context(), "vllm-0", 0xff)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range cut.Blocks {
+		}
+	}
+	b.ReportMetric(float64(b.N)*blocks/b.Elapsed().Seconds(), "blocks/s")
+}

@@ -1,0 +1,193 @@
+package pipeline
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Status returns the workers that a filter takes, in the order of their names,
+// with all that the pipeline knows of them: not their sources, nor how those do.
+func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus {
+	var all []*kvcastv1.WorkerStatus
+	for _, l := range p.matching(match) {
+		all = append(all, l.status())
+	}
+	return all
+}
+
+// matching returns the lanes of the workers that a filter takes, in the order of
+// their names.
+func (p *Pipeline) matching(match func(worker, model string) bool) []*Lane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var lanes []*Lane
+	for _, l := range p.lanes {
+		if match(l.worker, l.entry.source.Model) {
+			lanes = append(lanes, l)
+		}
+	}
+	slices.SortFunc(lanes, func(a, b *Lane) int {
+		if a.worker < b.worker {
+			return -1
+		}
+		return 1
+	})
+	return lanes
+}
+
+func (l *Lane) status() *kvcastv1.WorkerStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &kvcastv1.WorkerStatus{
+		Name:        l.worker,
+		Model:       l.entry.source.Model,
+		BlockSize:   l.blockSize,
+		Endpoint:    l.added.GetEndpoint(),
+		Labels:      l.added.GetLabels(),
+		LastEventId: l.lastEventID,
+	}
+	for _, name := range l.rankNames() {
+		rank := &kvcastv1.RankStatus{DpRank: name}
+		if r := l.ranks[name]; r != nil {
+			rank.Incomplete, rank.Gaps, rank.MissedBatches = r.incomplete, r.gaps, r.missedBatches
+			for tier, t := range r.tables {
+				if t != nil && t.blocks.len() > 0 {
+					rank.Blocks = append(rank.Blocks, &kvcastv1.TierBlocks{Tier: kvcastv1.Tier(tier), Blocks: uint64(t.blocks.len())})
+				}
+			}
+		}
+		s.Ranks = append(s.Ranks, rank)
+	}
+	return s
+}
+
+// Query says which blocks to look up, and where.
+type Query struct {
+	BlockHashes  []uint64
+	TokensHashes []uint64
+	// Match takes the workers to look at, Tiers are those to look into.
+	Match func(worker, model string) bool
+	Tiers journal.Tiers
+}
+
+// Lookup returns every place where one of the blocks lies. Tokens hashes have no
+// index: every block of the workers is looked at for them, in short turns.
+func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder, error) {
+	tokens := make(map[uint64]struct{}, len(q.TokensHashes))
+	for _, h := range q.TokensHashes {
+		tokens[h] = struct{}{}
+	}
+	var found []*kvcastv1.BlockHolder
+	for _, l := range p.matching(q.Match) {
+		l.mu.Lock()
+		ranks := l.rankNames()
+		l.mu.Unlock()
+		for _, rank := range ranks {
+			for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+				if q.Tiers&journal.TierBit(uint8(tier)) == 0 {
+					continue
+				}
+				found = append(found, l.lookup(ctx, place{rank, tier}, q.BlockHashes, tokens)...)
+				if err := ctx.Err(); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// place is where in a lane a table is.
+type place struct {
+	rank uint32
+	tier wire.Tier
+}
+
+func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map[uint64]struct{}) (found []*kvcastv1.BlockHolder) {
+	l.mu.Lock()
+	if t := l.table(at); t != nil {
+		for _, hash := range hashes {
+			if s, i, ok := t.blocks.find(hash); ok {
+				found = append(found, l.holder(at, t, &s.slots[i]))
+			}
+		}
+	}
+	l.mu.Unlock()
+	if len(tokens) == 0 {
+		return found
+	}
+	l.turns(ctx, at, func(t *table, s *segment) {
+		for i := range s.slots {
+			b := &s.slots[i]
+			if b.flags&flagHeld == 0 || b.flags&flagTokensHash == 0 {
+				continue
+			}
+			if _, wanted := tokens[b.tokensHash]; wanted && !slices.Contains(hashes, b.hash) {
+				found = append(found, l.holder(at, t, b))
+			}
+		}
+	})
+	return found
+}
+
+func (l *Lane) holder(at place, t *table, b *block) *kvcastv1.BlockHolder {
+	h := &kvcastv1.BlockHolder{
+		BlockHash: b.hash,
+		Worker:    l.worker,
+		Model:     l.entry.source.Model,
+		DpRank:    at.rank,
+		Tier:      kvcastv1.Tier(at.tier),
+	}
+	if b.flags&flagTokensHash != 0 {
+		h.TokensHash = proto.Uint64(b.tokensHash)
+	}
+	if lora := t.attrs.slots[b.attr].attr.lora; lora != "" {
+		h.LoraName = &lora
+	}
+	return h
+}
+
+// table returns the table at a place; nil where there is none.
+func (l *Lane) table(at place) *table {
+	if r := l.ranks[at.rank]; r != nil {
+		return r.tables[at.tier]
+	}
+	return nil
+}
+
+// turnSegments is how many segments are looked at before the lane is let go of:
+// 2 MiB at most, some half a millisecond.
+const turnSegments = 32
+
+// turns visits every segment of a table, under the lane's lock, which it lets go
+// of now and then. Meanwhile the table may change; it ends early where the table
+// has been cleared, which an entry since the first turn tells.
+func (l *Lane) turns(ctx context.Context, at place, visit func(*table, *segment)) {
+	var first *table
+	for from, done := uint64(0), false; !done && ctx.Err() == nil; {
+		l.mu.Lock()
+		t := l.table(at)
+		if first == nil {
+			first = t
+		}
+		if t == nil || t != first {
+			l.mu.Unlock()
+			return
+		}
+		for range turnSegments {
+			s := t.blocks.segment(from)
+			visit(t, s)
+			if from = s.after(from); from == 0 {
+				done = true
+				break
+			}
+		}
+		l.mu.Unlock()
+	}
+}

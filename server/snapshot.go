@@ -1,0 +1,143 @@
+package server
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// State is what the workers hold. It need not be of this process: a table that
+// is fed by the entries of a log serves as well.
+type State interface {
+	// Workers returns the names of the workers that a filter takes, in order.
+	Workers(match func(worker, model string) bool) []string
+	// Cut begins to read what a worker holds; ok is false where it is gone.
+	Cut(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Cut, ok bool, err error)
+	// Status tells of the workers that a filter takes.
+	Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus
+	// Lookup returns every place where one of the blocks lies.
+	Lookup(ctx context.Context, q pipeline.Query) ([]*kvcastv1.BlockHolder, error)
+}
+
+// snapshotAttempts is how often a snapshot is begun for a reader so slow that
+// the journal lets go of what happened meanwhile.
+const snapshotAttempts = 3
+
+// Snapshot implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.RouterEventService_SnapshotServer) error {
+	b := s.journal.Bounds()
+	filter, err := parseFilter(req.GetFilter(), b)
+	if err != nil {
+		return err
+	}
+	c := newCursor(s.Server, stream, b.Epoch, 0, filter)
+	return c.run(c.snapshot)
+}
+
+// snapshot sends what the workers hold, and leaves the cursor at its end:
+//
+//  1. Each worker's cut is taken by itself, while the others go on: its blocks,
+//     and the seq of an entry that all of them include.
+//  2. Entries of that worker after that seq, and all entries of a worker that
+//     has come meanwhile, up to a seq common to all, bring all to the same
+//     entry. Blocks may be newer than their cut's seq; applying an event twice
+//     changes nothing.
+func (c *cursor) snapshot(ctx context.Context) error {
+	if !c.server.snapshots.enter() {
+		return errTooManySnapshots(c.server.cfg.MaxSnapshots, c.server.journal.Bounds())
+	}
+	defer c.server.snapshots.leave()
+	for attempt := 1; ; attempt++ {
+		end, err := c.trySnapshot(ctx)
+		switch {
+		case errors.Is(err, journal.ErrCompacted) && attempt < snapshotAttempts:
+			continue
+		case errors.Is(err, journal.ErrCompacted):
+			return errSlowSnapshot(c.server.journal.Bounds())
+		case err != nil:
+			return err
+		}
+		c.seq = end
+		c.out.anew()
+		return c.out.message(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
+			Position: &kvcastv1.Position{Epoch: c.out.epoch, Seq: end},
+		}}, end)
+	}
+}
+
+// trySnapshot sends all of a snapshot but its end, whose seq it returns.
+func (c *cursor) trySnapshot(ctx context.Context) (end uint64, err error) {
+	begin := c.server.journal.Bounds().Newest
+	err = c.out.messageWithin(&kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: c.out.epoch}})
+	if err != nil {
+		return 0, err
+	}
+	cuts := make(map[string]uint64) // by worker, the seq that its blocks include
+	oldest := begin
+	for _, name := range c.server.state.Workers(c.filter.worker) {
+		cut, ok, err := c.server.state.Cut(ctx, name, c.filter.tierSet())
+		if err != nil {
+			return 0, err
+		}
+		if !ok {
+			continue // an entry since begin tells that it is gone
+		}
+		if err := c.sendCut(cut); err != nil {
+			return 0, err
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		cuts[name] = cut.Seq
+		oldest = min(oldest, cut.Seq)
+	}
+	end = c.server.journal.Bounds().Newest
+	return end, c.catchUp(min(oldest, begin), begin, end, cuts)
+}
+
+func (c *cursor) sendCut(cut pipeline.Cut) error {
+	err := c.out.messageWithin(&kvcastv1.SubscribeResponse{SnapshotWorker: cut.Worker})
+	if err != nil {
+		return err
+	}
+	for blocks := range cut.Blocks {
+		if err := c.out.blocks(blocks); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// catchUp sends the entries, after a seq and up to the end of a snapshot, that
+// are not in its cuts: of a worker without one those since the snapshot began.
+func (c *cursor) catchUp(after, begin, end uint64, cuts map[string]uint64) error {
+	filter := func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
+		from, ok := cuts[s.Worker]
+		if !ok {
+			from = begin
+		}
+		if seq <= from {
+			return journal.MatchNone
+		}
+		if c.filter == nil {
+			return journal.MatchAll
+		}
+		return c.filter.match(seq, s, tiers)
+	}
+	for after < end {
+		chunk, err := c.server.journal.Read(journal.Query{After: after, Until: end, MaxBytes: responseBytes, Filter: filter}, nil)
+		if err != nil {
+			return err
+		}
+		after = chunk.Last
+		if chunk.Entries > 0 {
+			if err := c.out.entriesWithin(c.cut(chunk)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

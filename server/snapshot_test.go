@@ -1,0 +1,443 @@
+package server_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+func fromSnapshot(f *kvcastv1.Filter) *kvcastv1.SubscribeRequest {
+	return &kvcastv1.SubscribeRequest{
+		Start:  &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}},
+		Filter: f,
+	}
+}
+
+// busyEngine makes a worker's batches at random, from a seed.
+type busyEngine struct {
+	lane ingest.Lane
+	rng  *rand.Rand
+	now  int64
+	held []uint64
+}
+
+func (e *busyEngine) step() {
+	e.now++
+	b := ingest.Batch{EngineTime: e.now, IngestTime: e.now, Rank: uint32(e.rng.IntN(2))}
+	tier := wire.TierDevice
+	if e.rng.IntN(5) == 0 {
+		tier = wire.TierDisk
+	}
+	for range 1 + e.rng.IntN(3) {
+		switch r := e.rng.IntN(200); {
+		case r < 120:
+			ev := wire.Event{Kind: wire.KindStored, Tier: tier, BlockSize: 16}
+			for range 1 + e.rng.IntN(20) {
+				h := uint64(e.rng.IntN(5000)) + 1
+				ev.BlockHashes, ev.TokensHashes = append(ev.BlockHashes, h), append(ev.TokensHashes, h*7)
+			}
+			if len(e.held) > 0 {
+				ev.HasParent, ev.Parent = true, e.held[e.rng.IntN(len(e.held))]
+			}
+			e.held = append(e.held, ev.BlockHashes...)
+			b.Events = append(b.Events, ev)
+		case r < 199:
+			for range e.rng.IntN(10) {
+				if len(e.held) > 0 {
+					b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: tier, BlockHashes: []uint64{e.held[e.rng.IntN(len(e.held))]}})
+				}
+			}
+		default:
+			e.held = e.held[:0]
+			b.Events = append(b.Events, wire.Event{Kind: wire.KindCleared})
+		}
+	}
+	e.lane.Batch(&b)
+}
+
+// TestSnapshotAndEntriesAfterItAreTheState has engines at work, and workers that
+// come and go, while subscribers start from snapshots again and again.
+func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
+	h := overTCP(t, server.Config{MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
+	const steps = 3000
+	var engines sync.WaitGroup
+	for n := range 3 {
+		engines.Go(func() {
+			name := fmt.Sprintf("w%d", n)
+			add := func() ingest.Lane {
+				return h.pipeline.AddWorker(ingest.Worker{Name: name, Model: fmt.Sprintf("m%d", n%2)})
+			}
+			e := &busyEngine{lane: add(), rng: rand.New(rand.NewPCG(1, uint64(n)))}
+			for i := range steps {
+				e.step()
+				switch {
+				case n == 2 && i%500 == 250:
+					h.pipeline.RemoveWorker(name, ingest.RemovedDiscovery)
+					e.lane, e.held = add(), nil
+				case i%700 == 699:
+					e.lane.Gap(ingest.Gap{Rank: 1, Reason: ingest.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
+				case i%900 == 899:
+					e.lane.Restarted(ingest.Restart{At: 1})
+				}
+			}
+		})
+	}
+	filters := []*kvcastv1.Filter{
+		nil, nil, nil,
+		{Workers: []string{"w1", "nobody"}},
+		{Models: []string{"m0"}},
+		{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}},
+		{Workers: []string{"w2"}, Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}},
+	}
+	type follower struct {
+		filter *kvcastv1.Filter
+		subs   []*subscription
+	}
+	all := make([]*follower, len(filters))
+	var starting sync.WaitGroup
+	for i, f := range filters {
+		all[i] = &follower{filter: f}
+		starting.Go(func() {
+			for range 4 {
+				s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(f))
+				for done := false; !done; {
+					m, err := s.next()
+					if err != nil {
+						t.Errorf("filter %v: %v", f, err)
+						return
+					}
+					done = m.GetSnapshotEnd() != nil
+				}
+				all[i].subs = append(all[i].subs, s)
+			}
+		})
+	}
+	starting.Wait()
+	engines.Wait()
+	newest := h.journal.Bounds().Newest
+	for _, f := range all {
+		// What all entries come to, by the same filter.
+		req := earliest()
+		req.Filter = f.filter
+		whole := h.subscribe(checker.New(checker.Options{}), req)
+		last := h.last(t, f.filter)
+		whole.until(t, last)
+		for i, s := range f.subs {
+			s.until(t, last)
+			if diff := whole.checker.View().Diff(s.checker.View()); diff != "" {
+				t.Errorf("filter %v, snapshot %d, at %d of %d: %s", f.filter, i, last, newest, diff)
+			}
+		}
+	}
+}
+
+// last returns the seq of the last entry that a filter takes.
+func (h *harness) last(t *testing.T, f *kvcastv1.Filter) (seq uint64) {
+	t.Helper()
+	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{Filter: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return seq
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range m.GetEntries() {
+			seq = e.GetSeq()
+		}
+	}
+}
+
+func TestSnapshotTakesThePlaceOfEntriesThatAreGone(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+	h.addWorker()
+	h.fill(5000)
+	h.append(1 << 40)
+	for name, at := range map[string]*kvcastv1.Position{
+		"no longer retained": {Seq: 1},
+		"of another epoch":   {Epoch: "feed", Seq: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := h.subscribe(checker.New(checker.Options{}), after(at))
+			m, err := s.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT || m.GetPosition() != nil {
+				t.Errorf("accepted: got %v, want a snapshot, and no position", m)
+			}
+			s.until(t, 5002)
+			if got := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE); got != 5001 {
+				t.Errorf("got %d blocks, want 5001", got)
+			}
+			h.append(2 << 40)
+			if m, err := s.next(); err != nil || len(m.GetEntries()) != 1 {
+				t.Errorf("after the snapshot: got %v, %v, want the next entry", m, err)
+			}
+			h.batch(h.lane, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{2 << 40}})
+			h.batch(h.lane, wire.Event{Kind: wire.KindCleared})
+			h.fill(4998)
+			h.append(1 << 40)
+		})
+		h = overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+		h.addWorker()
+		h.fill(5000)
+		h.append(1 << 40)
+	}
+}
+
+func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10})
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	if _, err := s.next(); err != nil {
+		t.Fatal(err)
+	}
+	h.addWorker()
+	h.flood()
+	h.append(1 << 50)
+	begun := false
+	for s.checker.Position().GetSeq() < h.journal.Bounds().Newest {
+		m, err := s.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun = begun || m.GetSnapshotBegin() != nil
+	}
+	if !begun {
+		t.Error("no snapshot came, so that this tested nothing")
+	}
+	if got, want := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE), 8<<10+1; got != want {
+		t.Errorf("got %d blocks, want %d", got, want)
+	}
+}
+
+func TestSnapshotOfNothing(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	s := h.subscribe(checker.New(checker.Options{}), &kvcastv1.SubscribeRequest{})
+	for {
+		m, err := s.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.GetSnapshotEnd() != nil {
+			break
+		}
+	}
+	h.addWorker()
+	s.until(t, 1)
+
+	c := checker.New(checker.Options{})
+	req := &kvcastv1.SnapshotRequest{Filter: &kvcastv1.Filter{Workers: []string{"nobody"}}}
+	if err := c.BeginSnapshot(req); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := h.client.Snapshot(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = c.ReceiveSnapshot(m)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.EndSnapshot(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTooManySnapshotsAreRefused(t *testing.T) {
+	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
+	h.addWorker()
+	hashes := make([]uint64, 8<<10)
+	for n := range 400 { // 52 MB of blocks, more than a transport holds
+		for i := range hashes {
+			hashes[i] = uint64(n)<<32 + uint64(i)
+		}
+		h.append(hashes...)
+	}
+	first, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = second.Recv()
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManySnapshots)
+	_, err = h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil)).messages(2)
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManySnapshots)
+}
+
+// messages receives a number of messages, or up to an error.
+func (s *subscription) messages(n int) (m *kvcastv1.SubscribeResponse, err error) {
+	for range n {
+		if m, err = s.next(); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func TestReplay(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+	h.addWorker()
+	h.fill(5000)
+	b := h.journal.Bounds()
+	at := func(seq uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: b.Epoch, Seq: seq} }
+	for _, tt := range []struct {
+		name        string
+		req         *kvcastv1.ReplayRequest
+		first, last uint64
+		code        codes.Code
+		reason      string
+	}{
+		{"all", &kvcastv1.ReplayRequest{}, b.Oldest, b.Newest, 0, ""},
+		{"from a position", &kvcastv1.ReplayRequest{After: at(4900)}, 4901, b.Newest, 0, ""},
+		{"to a position", &kvcastv1.ReplayRequest{Until: at(4990)}, b.Oldest, 4990, 0, ""},
+		{"without epochs", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Seq: 4980}, Until: &kvcastv1.Position{Seq: 4981}}, 4981, 4981, 0, ""},
+		{"filtered", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}}}, 4991, b.Newest, 0, ""},
+		{"filtered to nothing", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"nobody"}}}, 0, 0, 0, ""},
+		{"nothing", &kvcastv1.ReplayRequest{After: at(4980), Until: at(4980)}, 0, 0, 0, ""},
+		{"after the newest", &kvcastv1.ReplayRequest{After: at(b.Newest)}, 0, 0, 0, ""},
+		{"no longer retained", &kvcastv1.ReplayRequest{After: at(b.Oldest - 2)}, 0, 0, codes.OutOfRange, server.ReasonPositionCompacted},
+		{"beyond the newest", &kvcastv1.ReplayRequest{After: at(b.Newest + 1)}, 0, 0, codes.OutOfRange, server.ReasonPositionAhead},
+		{"until beyond the newest", &kvcastv1.ReplayRequest{Until: at(b.Newest + 1)}, 0, 0, codes.OutOfRange, server.ReasonPositionAhead},
+		{"another epoch", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Epoch: "feed"}}, 0, 0, codes.FailedPrecondition, server.ReasonEpochMismatch},
+		{"until in another epoch", &kvcastv1.ReplayRequest{Until: &kvcastv1.Position{Epoch: "feed"}}, 0, 0, codes.FailedPrecondition, server.ReasonEpochMismatch},
+		{"backwards", &kvcastv1.ReplayRequest{After: at(4990), Until: at(4980)}, 0, 0, codes.InvalidArgument, server.ReasonInvalidArgument},
+		{
+			"an unknown tier", &kvcastv1.ReplayRequest{Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{0}}},
+			0, 0, codes.InvalidArgument, server.ReasonInvalidArgument,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			stream, err := h.client.Replay(t.Context(), tt.req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := checker.New(checker.Options{})
+			if err := c.BeginReplay(tt.req); err != nil && tt.code == 0 {
+				t.Fatal(err)
+			}
+			var first, last uint64
+			for {
+				m, err := stream.Recv()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if tt.code != 0 {
+					wantStatus(t, err, tt.code, tt.reason)
+					return
+				}
+				if err == nil {
+					err = c.ReceiveReplay(m)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range m.GetEntries() {
+					if last = e.GetSeq(); first == 0 {
+						first = last
+					}
+				}
+			}
+			if err := c.EndReplay(); err != nil || tt.code != 0 {
+				t.Errorf("end: %v, want code %v", err, tt.code)
+			}
+			if first != tt.first || last != tt.last {
+				t.Errorf("got entries %d to %d, want %d to %d", first, last, tt.first, tt.last)
+			}
+		})
+	}
+}
+
+func TestStatusCalls(t *testing.T) {
+	sources := map[string][]*kvcastv1.SourceStatus{"w": {
+		{Endpoint: "tcp://a:1", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, LastSeq: 7},
+		{Endpoint: "tcp://a:2", State: kvcastv1.SourceState_SOURCE_STATE_CONNECTING, DpRank: 1},
+	}}
+	h := overTCP(t, server.Config{Version: "v1", Sources: func() map[string][]*kvcastv1.SourceStatus { return sources }}, journal.Config{})
+	h.addWorker()
+	h.append(1, 2, 3)
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s.until(t, 2)
+	got, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.GetOldestSeq() != 1 || got.GetNewestSeq() != 2 || got.GetWorkers() != 1 || got.GetBlocks() != 3 ||
+		got.GetSubscribers() != 1 || got.GetVersion() != "v1" || got.GetEpoch() == "" || got.GetJournalBytes() == 0 {
+		t.Errorf("status: got %v", got)
+	}
+	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	if err != nil || len(list.GetWorkers()) != 1 {
+		t.Fatalf("workers: got %v, %v", list, err)
+	}
+	if w := list.GetWorkers()[0]; w.GetName() != "w" || w.GetState() != kvcastv1.WorkerState_WORKER_STATE_DEGRADED || len(w.GetSources()) != 2 {
+		t.Errorf("worker: got %v", w)
+	}
+	found, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{2, 9}})
+	if err != nil || len(found.GetHolders()) != 1 || found.GetHolders()[0].GetWorker() != "w" {
+		t.Errorf("lookup: got %v, %v", found, err)
+	}
+	for name, req := range map[string]*kvcastv1.LookupBlocksRequest{
+		"nothing":  {},
+		"too much": {BlockHashes: make([]uint64, 10_001)},
+		"no tier":  {BlockHashes: []uint64{1}, Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{9}}},
+	} {
+		_, err := h.client.LookupBlocks(t.Context(), req)
+		if wantStatus(t, err, codes.InvalidArgument, server.ReasonInvalidArgument); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("lookup of %s: got %v", name, err)
+		}
+	}
+}
+
+// TestSnapshotsEndWithTheirClient has clients that leave in the middle.
+func TestSnapshotsEndWithTheirClient(t *testing.T) {
+	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
+	h.addWorker()
+	h.flood()
+	for range 3 {
+		deadline := time.Now().Add(time.Minute)
+		for {
+			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+			_, err := s.messages(3)
+			s.cancel()
+			if err == nil {
+				break
+			}
+			if status.Code(err) != codes.ResourceExhausted || time.Now().After(deadline) {
+				t.Fatalf("the place of a snapshot whose client left is not free: %v", err)
+			}
+		}
+	}
+}

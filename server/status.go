@@ -1,0 +1,97 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// maxLookup is how many hashes a lookup may ask for.
+const maxLookup = 10_000
+
+// GetStatus implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
+	b := s.journal.Bounds()
+	out := &kvcastv1.GetStatusResponse{
+		Epoch:        b.Epoch,
+		OldestSeq:    b.Oldest,
+		NewestSeq:    b.Newest,
+		JournalBytes: uint64(s.journal.Bytes()),
+		Subscribers:  uint64(s.streams.count()),
+		Version:      s.cfg.Version,
+	}
+	for _, w := range s.state.Status((*filter)(nil).worker) {
+		out.Workers++
+		for _, r := range w.GetRanks() {
+			for _, t := range r.GetBlocks() {
+				out.Blocks += t.GetBlocks()
+			}
+		}
+	}
+	return out, nil
+}
+
+// ListWorkers implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) ListWorkers(_ context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
+	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds())
+	if err != nil {
+		return nil, err
+	}
+	out := &kvcastv1.ListWorkersResponse{Workers: s.state.Status(filter.worker)}
+	if s.cfg.Sources == nil {
+		return out, nil
+	}
+	sources := s.cfg.Sources()
+	for _, w := range out.GetWorkers() {
+		w.Sources = sources[w.GetName()]
+		w.State = workerState(w.GetSources())
+	}
+	return out, nil
+}
+
+// workerState is how a worker with these sources is doing as a whole.
+func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
+	live, heard := 0, 0
+	for _, s := range sources {
+		if s.GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE {
+			live++
+		}
+		if s.GetStarted() {
+			heard++
+		}
+	}
+	switch {
+	case heard == 0:
+		return kvcastv1.WorkerState_WORKER_STATE_CONNECTING
+	case live == len(sources):
+		return kvcastv1.WorkerState_WORKER_STATE_LIVE
+	}
+	return kvcastv1.WorkerState_WORKER_STATE_DEGRADED
+}
+
+// LookupBlocks implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBlocksRequest) (*kvcastv1.LookupBlocksResponse, error) {
+	b := s.journal.Bounds()
+	switch n := len(req.GetBlockHashes()) + len(req.GetTokensHashes()); {
+	case n == 0:
+		return nil, errInvalid("block_hashes", "no hash is given: want one at least, here or in tokens_hashes", b)
+	case n > maxLookup:
+		return nil, errInvalid("block_hashes", fmt.Sprintf("%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup), b)
+	}
+	filter, err := parseFilter(req.GetFilter(), b)
+	if err != nil {
+		return nil, err
+	}
+	holders, err := s.state.Lookup(ctx, pipeline.Query{
+		BlockHashes:  req.GetBlockHashes(),
+		TokensHashes: req.GetTokensHashes(),
+		Match:        filter.worker,
+		Tiers:        filter.tierSet(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &kvcastv1.LookupBlocksResponse{Holders: holders}, nil
+}
