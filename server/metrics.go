@@ -13,6 +13,7 @@ type metrics struct {
 	bytes     prometheus.Counter
 	progress  prometheus.Counter
 	panics    prometheus.Counter
+	stalled   prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
@@ -21,6 +22,7 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		entries:   serverCounter("entries_sent_total", "Entries sent to subscribers."),
 		bytes:     serverCounter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
 		progress:  serverCounter("progress_sent_total", "Progress messages sent to subscribers."),
+		stalled:   serverCounter("stalled_total", "Streams ended because their client read nothing for too long."),
 		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
@@ -30,7 +32,7 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}
-	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress, m.panics) {
+	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress, m.panics, m.stalled) {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -28,6 +28,7 @@ type responses struct {
 	epoch   string
 	prev    uint64 // seq of the last position sent
 	chained bool   // whether there was one
+	stall   stall
 }
 
 // entries sends a chunk of entries with the position after them. The chunk's
@@ -82,6 +83,8 @@ func (r *responses) send(data mem.BufferSlice, tail []byte) error {
 	if len(tail) > 0 {
 		data = append(data, mem.SliceBuffer(tail))
 	}
+	r.stall.begin()
+	defer r.stall.end()
 	return r.stream.SendMsg(&frame{data: data})
 }
 

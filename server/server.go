@@ -42,6 +42,9 @@ type Config struct {
 	Progress time.Duration
 	// MaxSubscribers is how many Subscribe streams may be open; default 1,024.
 	MaxSubscribers int
+	// Stall is how long a client may read nothing while there is something to
+	// send, before its stream is ended; at least 10 ms, default 30 s.
+	Stall time.Duration
 	// MaxSnapshots is how many snapshots may be sent at a time, by Snapshot and by
 	// Subscribe; default 4. Each holds a copy of a table of a worker.
 	MaxSnapshots int
@@ -61,6 +64,7 @@ const (
 	DefaultProgress       = 10 * time.Second
 	DefaultMaxSubscribers = 1024
 	DefaultMaxSnapshots   = 4
+	DefaultStall          = 30 * time.Second
 )
 
 const (
@@ -108,6 +112,10 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.MaxSubscribers <= 0 {
 		cfg.MaxSubscribers = DefaultMaxSubscribers
 	}
+	if cfg.Stall <= 0 {
+		cfg.Stall = DefaultStall
+	}
+	cfg.Stall = max(cfg.Stall, 10*time.Millisecond)
 	if cfg.MaxSnapshots <= 0 {
 		cfg.MaxSnapshots = DefaultMaxSnapshots
 	}

@@ -119,17 +119,45 @@ func newCursor(s *Server, stream grpc.ServerStream, epoch string, after uint64, 
 
 // run runs a stream from its headers on. gRPC holds those back until the first
 // message, and some clients wait for them before they return the stream.
+//
+// It returns when the body has, or when a send has stalled: nothing but the end
+// of the call interrupts that, and then the body returns as well.
 func (c *cursor) run(body func(context.Context) error) error {
 	ctx := c.out.stream.Context()
-	err := c.out.stream.SendHeader(metadata.MD{})
-	if err == nil {
-		err = body(ctx)
+	if err := c.out.stream.SendHeader(metadata.MD{}); err != nil {
+		return err
 	}
-	if cause := ctx.Err(); cause != nil {
-		// The client left, whatever the send that it interrupted says.
-		return status.FromContextError(cause).Err()
+	limit := c.server.cfg.Stall
+	watch := time.NewTicker(limit/4 + 1)
+	defer watch.Stop()
+	ended := make(chan error, 1)
+	go func() { ended <- c.guard(ctx, body) }()
+	for {
+		select {
+		case err := <-ended:
+			if cause := ctx.Err(); cause != nil {
+				// The client left, whatever the send that it interrupted says.
+				return status.FromContextError(cause).Err()
+			}
+			return err
+		case <-watch.C:
+			if c.out.stall.longer(limit) {
+				c.server.metrics.stalled.Inc()
+				return errSlowSubscriber(limit, c.server.journal.Bounds())
+			}
+		}
 	}
-	return err
+}
+
+// guard makes an error of a panic, which the interceptor does not see in this
+// goroutine.
+func (c *cursor) guard(ctx context.Context, body func(context.Context) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = c.server.recovered(ctx, p)
+		}
+	}()
+	return body(ctx)
 }
 
 func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {

@@ -275,6 +275,53 @@ func TestShutdownBeforeServe(t *testing.T) {
 	}
 }
 
+// TestSubscriberThatReadsNothingIsEnded has one that stalls beside one that reads.
+func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
+	h := overTCP(t, server.Config{Stall: 200 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h.addWorker()
+	reads := h.subscribe(checker.New(checker.Options{}), earliest())
+	stalls := h.subscribe(checker.New(checker.Options{}), earliest())
+	stalls.until(t, 1)
+	read := make(chan error, 1)
+	go func() {
+		for reads.checker.Position().GetSeq() < 1025 {
+			if _, err := reads.next(); err != nil {
+				read <- err
+				return
+			}
+		}
+		read <- nil
+	}()
+	h.flood()
+	if err := <-read; err != nil {
+		t.Fatalf("the subscriber that reads: %v", err)
+	}
+	list := func() uint64 {
+		s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.GetSubscribers()
+	}
+	for list() != 1 { // its handler has returned, and its place is free
+		if reads.stream.Context().Err() != nil {
+			t.Fatal("the stream of the subscriber that reads has ended")
+		}
+	}
+	var err error
+	for err == nil {
+		_, err = stalls.next()
+	}
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
+	// It resumes where it was.
+	at := stalls.checker.Position()
+	if at.GetSeq() >= 1025 {
+		t.Fatal("everything was delivered, so that this tested nothing")
+	}
+	again := h.subscribe(stalls.checker, after(at))
+	again.until(t, 1025)
+}
+
 func TestTooManySubscribersAreRefused(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
 	first := h.subscribe(checker.New(checker.Options{}), earliest())

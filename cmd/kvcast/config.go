@@ -128,7 +128,7 @@ func (c *config) settings() []setting {
 		notBuilt(duration("ingest.grace", &c.Ingest.Grace, 0, math.MaxInt64)),
 		count("ingest.max_workers", &c.Ingest.MaxWorkers, 1, atMost),
 		count("subscribers.max", &c.Subscribers.Max, 1, atMost),
-		notBuilt(duration("subscribers.stall", &c.Subscribers.Stall, 0, math.MaxInt64)),
+		duration("subscribers.stall", &c.Subscribers.Stall, time.Second, time.Hour),
 		duration("subscribers.progress", &c.Subscribers.Progress, 100*time.Millisecond, time.Hour),
 		count("subscribers.max_snapshots", &c.Subscribers.MaxSnapshots, 1, 1024),
 		yesNo("emit_token_ids", &c.EmitTokenIDs),

@@ -35,7 +35,7 @@ type settingFlags struct {
 	} `embed:"" prefix:"ingest-"`
 	Subscribers struct {
 		Max          string `default:"1024" help:"The most subscribers."`
-		Stall        string `default:"30s" hidden:""`
+		Stall        string `default:"30s" help:"How long a subscriber may read nothing while there is something to send, 1s to 1h."`
 		Progress     string `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
 		MaxSnapshots string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
 	} `embed:"" prefix:"subscribers-"`

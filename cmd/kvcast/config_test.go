@@ -115,7 +115,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"journal:\n  color: 1", `f:2: journal: key "color" is not known: want kind, max_bytes or max_age`},
 		{"lisen: \":1\"", `f:1: key "lisen" is not known, did you mean listen? want listen, admin, log_level, journal, batch, ingest, subscribers, emit_token_ids, workers, listeners or discovery`},
 		{"batch: {max_blocks: 1e2}", `f:1: batch.max_blocks: "1e2" is not allowed: want 1 to 16384`},
-		{"subscribers: {stall: 31s}", `f:1: subscribers.stall: "31s" is not built in this version: want 30s`},
+		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
 		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report`},
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},

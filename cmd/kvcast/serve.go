@@ -102,7 +102,7 @@ func (c config) open(ctx context.Context, log *slog.Logger) (_ *service, err err
 	}
 	registry.MustRegister(s.pipeline)
 	s.server, err = server.New(server.Config{
-		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxSnapshots: c.Subscribers.MaxSnapshots,
+		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxSnapshots: c.Subscribers.MaxSnapshots, Stall: c.Subscribers.Stall,
 		Version: currentVersion(), Sources: s.sourceStatus, Logger: log, Registerer: registry,
 	}, entries, s.pipeline)
 	if err != nil {
