@@ -20,6 +20,19 @@ type clientFlags struct {
 	Output string `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"text for people, json for programs: an object a line (${default})."`
 }
 
+// call calls the server, by a connection of its own.
+func (c *clientFlags) call(f func(kvcastv1.RouterEventServiceClient) error) error {
+	conn, err := dial(c.Addr)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := f(kvcastv1.NewRouterEventServiceClient(conn)); err != nil {
+		return callError(c.Addr, err)
+	}
+	return nil
+}
+
 // filterFlags narrow a stream.
 type filterFlags struct {
 	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
@@ -101,9 +114,13 @@ func dial(addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// callError makes one line of a failed call that says what to do.
+// callError makes one line of a failed call that says what to do. An error that
+// is not of the call stays as it is.
 func callError(addr string, err error) error {
-	s := status.Convert(err)
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
 	if s.Code() == codes.Unavailable && len(s.Details()) == 0 {
 		return fmt.Errorf("no kvcast server answers at %s%s; start one with kvcast serve, or name another with --addr", addr, dialCause(s.Message()))
 	}

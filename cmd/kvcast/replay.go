@@ -24,18 +24,13 @@ func (c *replayCmd) Run(ctx context.Context, std stdio) error {
 	if err != nil {
 		return usageError{err}
 	}
-	conn, err := dial(c.Addr)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	stream, err := kvcastv1.NewRouterEventServiceClient(conn).Replay(ctx, &kvcastv1.ReplayRequest{
-		After: c.After.proto(), Until: c.Until.proto(), Filter: filter,
+	return c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		stream, err := client.Replay(ctx, &kvcastv1.ReplayRequest{After: c.After.proto(), Until: c.Until.proto(), Filter: filter})
+		if err != nil {
+			return err
+		}
+		return printAll(newPrinter(std.out, c.Output), stream.Recv)
 	})
-	if err != nil {
-		return callError(c.Addr, err)
-	}
-	return printAll(c.Addr, newPrinter(std.out, c.Output), stream.Recv)
 }
 
 type snapshotCmd struct {
@@ -49,33 +44,30 @@ func (c *snapshotCmd) Run(ctx context.Context, std stdio) error {
 	if err != nil {
 		return usageError{err}
 	}
-	conn, err := dial(c.Addr)
-	if err != nil {
+	return c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		stream, err := client.Snapshot(ctx, &kvcastv1.SnapshotRequest{Filter: filter})
+		if err != nil {
+			return err
+		}
+		p := newPrinter(std.out, c.Output)
+		if err := printAll(p, stream.Recv); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(std.err, "follow on with: kvcast subscribe%s --after %s\n", c.flags(c.clientFlags), p.at)
 		return err
-	}
-	defer func() { _ = conn.Close() }()
-	stream, err := kvcastv1.NewRouterEventServiceClient(conn).Snapshot(ctx, &kvcastv1.SnapshotRequest{Filter: filter})
-	if err != nil {
-		return callError(c.Addr, err)
-	}
-	p := newPrinter(std.out, c.Output)
-	if err := printAll(c.Addr, p, stream.Recv); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintf(std.err, "follow on with: kvcast subscribe%s --after %s\n", c.flags(c.clientFlags), p.at)
-	return nil
+	})
 }
 
 // printAll prints a stream to its end. Its messages have the field numbers of
 // SubscribeResponse.
-func printAll[M proto.Message](addr string, p *printer, receive func() (M, error)) error {
+func printAll[M proto.Message](p *printer, receive func() (M, error)) error {
 	for {
 		m, err := receive()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			return callError(addr, err)
+			return err
 		}
 		raw, err := proto.Marshal(m)
 		if err != nil {

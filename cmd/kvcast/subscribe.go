@@ -49,19 +49,16 @@ func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
 	if err != nil {
 		return usageError{err}
 	}
-	conn, err := dial(c.Addr)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := kvcastv1.NewRouterEventServiceClient(conn).Subscribe(ctx, req)
-	if err != nil {
-		return callError(c.Addr, err)
-	}
 	p := newPrinter(std.out, c.Output)
-	err = c.print(ctx, p, stream.Recv)
+	err = c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := client.Subscribe(ctx, req)
+		if err != nil {
+			return err
+		}
+		return c.print(ctx, p, stream.Recv)
+	})
 	if p.at.set {
 		_, _ = fmt.Fprintf(std.err, "resume with: kvcast subscribe%s --after %s\n", c.flags(c.clientFlags), p.at)
 	}
@@ -76,7 +73,7 @@ func (c *subscribeCmd) print(ctx context.Context, p *printer, receive func() (*k
 			return nil //nolint:nilerr // it ended, or the user ended it
 		}
 		if err != nil {
-			return callError(c.Addr, err)
+			return err
 		}
 		if err := p.message(m, c.Count); err != nil {
 			return err

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"google.golang.org/protobuf/proto"
+
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -18,30 +20,33 @@ type workersCmd struct {
 
 // Run lists the workers: as JSON an object a worker.
 func (c *workersCmd) Run(ctx context.Context, std stdio) error {
-	conn, err := dial(c.Addr)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	list, err := kvcastv1.NewRouterEventServiceClient(conn).ListWorkers(ctx, &kvcastv1.ListWorkersRequest{
-		Filter: &kvcastv1.Filter{Workers: c.Worker, Models: c.Model},
-	})
-	if err != nil {
-		return callError(c.Addr, err)
-	}
-	if c.Output == "json" {
+	return c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		list, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{
+			Filter: &kvcastv1.Filter{Workers: c.Worker, Models: c.Model},
+		})
+		if err != nil {
+			return err
+		}
+		if c.Output == "text" {
+			return writeWorkers(std.out, list.GetWorkers())
+		}
 		for _, w := range list.GetWorkers() {
-			raw, err := compactJSON(w)
-			if err == nil {
-				_, err = fmt.Fprintf(std.out, "%s\n", raw)
-			}
-			if err != nil {
+			if err := writeJSON(std.out, w); err != nil {
 				return err
 			}
 		}
 		return nil
+	})
+}
+
+// writeJSON writes a message as a line.
+func writeJSON(out io.Writer, m proto.Message) error {
+	raw, err := compactJSON(m)
+	if err != nil {
+		return err
 	}
-	return writeWorkers(std.out, list.GetWorkers())
+	_, err = fmt.Fprintf(out, "%s\n", raw)
+	return err
 }
 
 // writeWorkers writes a line for each dp rank of each worker.
@@ -108,25 +113,18 @@ type statusCmd struct {
 
 // Run prints the server at a glance.
 func (c *statusCmd) Run(ctx context.Context, std stdio) error {
-	conn, err := dial(c.Addr)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
-	s, err := kvcastv1.NewRouterEventServiceClient(conn).GetStatus(ctx, &kvcastv1.GetStatusRequest{})
-	if err != nil {
-		return callError(c.Addr, err)
-	}
-	if c.Output == "json" {
-		raw, err := compactJSON(s)
-		if err == nil {
-			_, err = fmt.Fprintf(std.out, "%s\n", raw)
+	return c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		s, err := client.GetStatus(ctx, &kvcastv1.GetStatusRequest{})
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	t := tabwriter.NewWriter(std.out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
-		s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
-		s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
-	return t.Flush()
+		if c.Output == "json" {
+			return writeJSON(std.out, s)
+		}
+		t := tabwriter.NewWriter(std.out, 0, 0, 2, ' ', 0)
+		_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
+			s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
+			s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
+		return t.Flush()
+	})
 }
