@@ -167,6 +167,13 @@ func (t *blocks) addSegment(s *segment) {
 	t.n += s.n
 }
 
+// fill completes a directory that segments are missing at the end of.
+func (t *blocks) fill() {
+	if missing := 1<<t.depth - len(t.dir); missing > 0 {
+		t.dir = append(t.dir, slices.Repeat([]*segment{{slots: make([]block, minSegment), depth: t.depth}}, missing)...)
+	}
+}
+
 // double makes the directory one bit deeper.
 func (t *blocks) double() {
 	dir := make([]*segment, 2*len(t.dir))

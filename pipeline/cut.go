@@ -49,7 +49,7 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 		return Cut{}, false, nil
 	}
 	l.mu.Lock()
-	if l.closed {
+	if l.gone {
 		l.mu.Unlock()
 		return Cut{}, false, nil
 	}
@@ -67,7 +67,8 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 				if tiers&journal.TierBit(uint8(tier)) == 0 {
 					continue
 				}
-				if !l.copyTable(ctx, place{rank, tier}).encode(record.GetWorker(), eventHead{rank: rank, tier: tier}, yield) {
+				table := l.copyTable(ctx, place{rank, tier})
+				if ctx.Err() != nil || !table.encode(record.GetWorker(), eventHead{rank: rank, tier: tier}, yield) {
 					return
 				}
 			}
@@ -99,11 +100,16 @@ func (l *Lane) rankNames() []uint32 {
 // entries since the first turn tell how.
 func (l *Lane) copyTable(ctx context.Context, at place) *tableCopy {
 	c := &tableCopy{attrs: make(map[*segment][]attrSlot)}
-	l.turns(ctx, at, func(t *table, s *segment) {
+	last, attrs := -1, []attrSlot(nil)
+	l.turns(ctx, at, func(turn int, t *table, s *segment) {
+		if turn != last {
+			last, attrs = turn, slices.Clone(t.attrs.slots)
+		}
 		s = s.clone()
 		c.blocks.addSegment(s)
-		c.attrs[s] = slices.Clone(t.attrs.slots)
+		c.attrs[s] = attrs
 	})
+	c.blocks.fill()
 	return c
 }
 

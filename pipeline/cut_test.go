@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 	"testing"
@@ -285,6 +286,75 @@ func TestCutUnderLoad(t *testing.T) {
 	}
 }
 
+// TestCutThatIsInterrupted has a table that is cleared while it is copied, and a
+// reader that leaves.
+func TestCutThatIsInterrupted(t *testing.T) {
+	for name, interrupt := range map[string]func(ingest.Lane, context.CancelFunc){
+		"by a clear":       func(l ingest.Lane, _ context.CancelFunc) { l.Restarted(ingest.Restart{}) },
+		"by its reader":    func(_ ingest.Lane, cancel context.CancelFunc) { cancel() },
+		"by the next step": func(ingest.Lane, context.CancelFunc) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, j, lane := testPipeline(t)
+			const blocks = 200_000
+			e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, BlockHashes: make([]uint64, 1000)}
+			for n := range uint64(blocks / 1000) {
+				for i := range e.BlockHashes {
+					e.BlockHashes[i] = n*1000 + uint64(i) + 1
+				}
+				e.HasParent, e.Parent = n > 0, n*1000
+				lane.Batch(&ingest.Batch{Events: []wire.Event{e}})
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range 3 { // at whatever moment of the copy
+					lane.Batch(&ingest.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
+				}
+				interrupt(lane, cancel)
+			}()
+			r, cut := readCut(ctx, t, p, 0xff)
+			<-done
+			if ctx.Err() != nil {
+				return
+			}
+			want := make(reader)
+			readJournal(t, j, want, 0)
+			readJournal(t, j, r, cut.Seq)
+			if !maps.Equal(want, r) {
+				t.Errorf("the cut and the entries after it come to %d blocks, all entries to %d", len(r), len(want))
+			}
+		})
+	}
+}
+
+// TestCutAfterClose is a snapshot while a server ends: what is held is held.
+func TestCutAfterClose(t *testing.T) {
+	p, _, lane := testPipeline(t)
+	lane.Batch(&ingest.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
+	p.Close()
+	if got, _ := readCut(t.Context(), t, p, 0xff); len(got) != 1 {
+		t.Errorf("got %d blocks, want the one that is held", len(got))
+	}
+}
+
+func TestLookupIsBounded(t *testing.T) {
+	p, _, lane := testPipeline(t)
+	lane.Batch(&ingest.Batch{Events: []wire.Event{{
+		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1, 2, 3}, TokensHashes: []uint64{7, 7, 7}, BlockSize: 16,
+	}}})
+	q := pipeline.Query{Match: func(string, string) bool { return true }, Tiers: 0xff, Limit: 2, BlockHashes: []uint64{1, 2, 1, 2, 1}}
+	if got, err := p.Lookup(t.Context(), q); err != nil || len(got) != 2 {
+		t.Errorf("hashes given many times: got %d, %v, want 2", len(got), err)
+	}
+	q.TokensHashes = []uint64{7}
+	if _, err := p.Lookup(t.Context(), q); !errors.Is(err, pipeline.ErrTooManyHolders) {
+		t.Errorf("more than the limit: got %v, want ErrTooManyHolders", err)
+	}
+}
+
 func TestStatusAndLookup(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	lane.Batch(&ingest.Batch{Rank: 1, Events: []wire.Event{
@@ -327,7 +397,7 @@ func TestStatusAndLookup(t *testing.T) {
 		{"nobody's", pipeline.Query{BlockHashes: []uint64{3}, TokensHashes: []uint64{1}}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.query.Match = everybody
+			tt.query.Match, tt.query.Limit = everybody, 10
 			if tt.query.Tiers == 0 {
 				tt.query.Tiers = 0xff
 			}

@@ -19,7 +19,8 @@ type Lane struct {
 	batch  BatchConfig
 
 	mu          sync.Mutex // guards all below; the journal's lock comes after it
-	closed      bool
+	closed      bool       // it takes no more
+	gone        bool       // the worker was removed
 	lastEventID uint64
 	blockSize   uint32 // of the last store that had one, or configured
 	ranks       map[uint32]*rankState

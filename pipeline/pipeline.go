@@ -131,6 +131,7 @@ func (p *Pipeline) RemoveWorker(name string, reason ingest.RemoveReason) {
 		return
 	}
 	l.close()
+	l.leave()
 	l.aboutWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
 		Reason: kvcastv1.WorkerRemoved_Reason(reason),
 	}}})
@@ -155,6 +156,13 @@ func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 	l.entry.begin(0, 0)
 	l.emit(e)
 	l.entry.commit()
+}
+
+// leave lets nobody read what the worker held.
+func (l *Lane) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gone = true
 }
 
 // close emits what is waiting, and lets the lane take no more.

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -74,7 +75,12 @@ type Query struct {
 	// Match takes the workers to look at, Tiers are those to look into.
 	Match func(worker, model string) bool
 	Tiers journal.Tiers
+	// Limit is how many places may be found.
+	Limit int
 }
+
+// ErrTooManyHolders means that more places were found than the limit.
+var ErrTooManyHolders = errors.New("too many places hold the blocks")
 
 // Lookup returns every place where one of the blocks lies. Tokens hashes have no
 // index: every block of the workers is looked at for them, in short turns.
@@ -83,6 +89,7 @@ func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder
 	for _, h := range q.TokensHashes {
 		tokens[h] = struct{}{}
 	}
+	hashes := slices.Compact(slices.Sorted(slices.Values(q.BlockHashes)))
 	var found []*kvcastv1.BlockHolder
 	for _, l := range p.matching(q.Match) {
 		l.mu.Lock()
@@ -93,9 +100,12 @@ func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder
 				if q.Tiers&journal.TierBit(uint8(tier)) == 0 {
 					continue
 				}
-				found = append(found, l.lookup(ctx, place{rank, tier}, q.BlockHashes, tokens)...)
+				found = append(found, l.lookup(ctx, place{rank, tier}, hashes, tokens, q.Limit-len(found))...)
 				if err := ctx.Err(); err != nil {
 					return nil, err
+				}
+				if len(found) > q.Limit {
+					return nil, ErrTooManyHolders
 				}
 			}
 		}
@@ -109,11 +119,13 @@ type place struct {
 	tier wire.Tier
 }
 
-func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map[uint64]struct{}) (found []*kvcastv1.BlockHolder) {
+// lookup looks into one table; hashes are sorted. It may find one more than the
+// limit.
+func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map[uint64]struct{}, limit int) (found []*kvcastv1.BlockHolder) {
 	l.mu.Lock()
 	if t := l.table(at); t != nil {
 		for _, hash := range hashes {
-			if s, i, ok := t.blocks.find(hash); ok {
+			if s, i, ok := t.blocks.find(hash); ok && len(found) <= limit {
 				found = append(found, l.holder(at, t, &s.slots[i]))
 			}
 		}
@@ -122,13 +134,16 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if len(tokens) == 0 {
 		return found
 	}
-	l.turns(ctx, at, func(t *table, s *segment) {
+	l.turns(ctx, at, func(_ int, t *table, s *segment) {
 		for i := range s.slots {
 			b := &s.slots[i]
 			if b.flags&flagHeld == 0 || b.flags&flagTokensHash == 0 {
 				continue
 			}
-			if _, wanted := tokens[b.tokensHash]; wanted && !slices.Contains(hashes, b.hash) {
+			if _, wanted := tokens[b.tokensHash]; !wanted || len(found) > limit {
+				continue
+			}
+			if _, twice := slices.BinarySearch(hashes, b.hash); !twice {
 				found = append(found, l.holder(at, t, b))
 			}
 		}
@@ -168,9 +183,10 @@ const turnSegments = 32
 // turns visits every segment of a table, under the lane's lock, which it lets go
 // of now and then. Meanwhile the table may change; it ends early where the table
 // has been cleared, which an entry since the first turn tells.
-func (l *Lane) turns(ctx context.Context, at place, visit func(*table, *segment)) {
+func (l *Lane) turns(ctx context.Context, at place, visit func(turn int, t *table, s *segment)) {
 	var first *table
-	for from, done := uint64(0), false; !done && ctx.Err() == nil; {
+	from, done := uint64(0), false
+	for turn := 0; !done && ctx.Err() == nil; turn++ {
 		l.mu.Lock()
 		t := l.table(at)
 		if first == nil {
@@ -182,7 +198,7 @@ func (l *Lane) turns(ctx context.Context, at place, visit func(*table, *segment)
 		}
 		for range turnSegments {
 			s := t.blocks.segment(from)
-			visit(t, s)
+			visit(turn, t, s)
 			if from = s.after(from); from == 0 {
 				done = true
 				break

@@ -25,6 +25,7 @@ const (
 	ReasonShuttingDown      = "SHUTTING_DOWN"
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
+	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonInvalidArgument   = "INVALID_ARGUMENT"
 	ReasonUnimplemented     = "UNIMPLEMENTED"
@@ -93,6 +94,11 @@ func errSlowSubscriber(limit time.Duration, b journal.Bounds) error {
 func errTooManySnapshots(limit int, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManySnapshots, b, fmt.Sprintf(
 		"%d snapshots are being sent, which is the limit; try again later, or resume after a position", limit), retryInfo())
+}
+
+func errTooManyHolders(limit int, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManyHolders, b, fmt.Sprintf(
+		"the blocks lie at more than %d places, which is the limit; ask for fewer blocks, or narrow the filter", limit))
 }
 
 func errSlowSnapshot(b journal.Bounds) error {

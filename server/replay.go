@@ -29,7 +29,7 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 			return err
 		}
 		for c.seq < until {
-			if _, err := c.next(ctx, until); err != nil {
+			if err := c.next(ctx, until); err != nil {
 				return err
 			}
 		}
@@ -61,6 +61,8 @@ func replayRange(req *kvcastv1.ReplayRequest, b journal.Bounds) (after, until ui
 		return 0, 0, errEpochMismatch(epoch, b)
 	case until > b.Newest:
 		return 0, 0, errAhead(until, b)
+	case until < after && req.GetAfter() == nil:
+		return 0, 0, errCompacted(until, b)
 	case until < after:
 		return 0, 0, errInvalid("until", fmt.Sprintf("%d is not allowed: want %d, which is after, to %d, the newest", until, after, b.Newest), b)
 	}

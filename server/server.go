@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -97,6 +98,7 @@ type Server struct {
 
 	streams    streams // Subscribe
 	snapshots  streams
+	calls      streams // all three kinds of stream
 	notServing atomic.Bool
 	draining   chan struct{} // closed when nothing more will be appended
 	drain      sync.Once
@@ -126,7 +128,7 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg.Registerer = prometheus.NewRegistry()
 	}
 	s := &Server{cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{})}
-	s.streams.limit, s.snapshots.limit = cfg.MaxSubscribers, cfg.MaxSnapshots
+	s.streams.limit, s.snapshots.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSnapshots, math.MaxInt
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)
@@ -175,14 +177,15 @@ func (s *Server) StopServing() {
 }
 
 // Shutdown ends every Subscribe stream once it has sent all that the journal
-// holds, to which nothing may be appended any more, and then the server. When
+// holds, to which nothing may be appended any more, lets snapshots and replays
+// come to their end, and then ends the server. When
 // ctx ends first, streams whose clients do not read are cut off. What else is
 // open (health watches, connections that never said a word) is not waited for
 // longer than a second.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
 	s.drain.Do(func() { close(s.draining) })
-	s.streams.wait(ctx)
+	s.calls.wait(ctx)
 	closing, cancel := context.WithTimeout(ctx, closingTime)
 	defer cancel()
 	done := make(chan struct{})

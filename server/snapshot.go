@@ -14,7 +14,9 @@ import (
 type State interface {
 	// Workers returns the names of the workers that a filter takes, in order.
 	Workers(match func(worker, model string) bool) []string
-	// Cut begins to read what a worker holds; ok is false where it is gone.
+	// Cut begins to read what a worker holds; ok is false where it is gone. The
+	// cut includes all entries of the worker that the journal's bounds showed
+	// before the call.
 	Cut(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Cut, ok bool, err error)
 	// Status tells of the workers that a filter takes.
 	Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus
@@ -76,14 +78,13 @@ func (c *cursor) trySnapshot(ctx context.Context) (end uint64, err error) {
 		return 0, err
 	}
 	cuts := make(map[string]uint64) // by worker, the seq that its blocks include
-	oldest := begin
 	for _, name := range c.server.state.Workers(c.filter.worker) {
 		cut, ok, err := c.server.state.Cut(ctx, name, c.filter.tierSet())
 		if err != nil {
 			return 0, err
 		}
-		if !ok {
-			continue // an entry since begin tells that it is gone
+		if !ok || !c.filter.worker(name, cut.Worker.GetAdded().GetModel()) {
+			continue // an entry since begin tells that it is gone, or another one now
 		}
 		if err := c.sendCut(cut); err != nil {
 			return 0, err
@@ -91,11 +92,11 @@ func (c *cursor) trySnapshot(ctx context.Context) (end uint64, err error) {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		cuts[name] = cut.Seq
-		oldest = min(oldest, cut.Seq)
+		// Its last entry may be old, and gone; since then until begin there was none.
+		cuts[name] = max(cut.Seq, begin)
 	}
 	end = c.server.journal.Bounds().Newest
-	return end, c.catchUp(min(oldest, begin), begin, end, cuts)
+	return end, c.catchUp(begin, end, cuts)
 }
 
 func (c *cursor) sendCut(cut pipeline.Cut) error {
@@ -111,15 +112,11 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 	return nil
 }
 
-// catchUp sends the entries, after a seq and up to the end of a snapshot, that
-// are not in its cuts: of a worker without one those since the snapshot began.
-func (c *cursor) catchUp(after, begin, end uint64, cuts map[string]uint64) error {
+// catchUp sends the entries since a snapshot began, up to its end, that are not
+// in its cuts: of a worker without one all of them.
+func (c *cursor) catchUp(begin, end uint64, cuts map[string]uint64) error {
 	filter := func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
-		from, ok := cuts[s.Worker]
-		if !ok {
-			from = begin
-		}
-		if seq <= from {
+		if seq <= cuts[s.Worker] {
 			return journal.MatchNone
 		}
 		if c.filter == nil {
@@ -127,7 +124,7 @@ func (c *cursor) catchUp(after, begin, end uint64, cuts map[string]uint64) error
 		}
 		return c.filter.match(seq, s, tiers)
 	}
-	for after < end {
+	for after := begin; after < end; {
 		chunk, err := c.server.journal.Read(journal.Query{After: after, Until: end, MaxBytes: responseBytes, Filter: filter}, nil)
 		if err != nil {
 			return err

@@ -1,12 +1,14 @@
 package server_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -333,6 +335,7 @@ func TestReplay(t *testing.T) {
 		{"until beyond the newest", &kvcastv1.ReplayRequest{Until: at(b.Newest + 1)}, 0, 0, codes.OutOfRange, server.ReasonPositionAhead},
 		{"another epoch", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Epoch: "feed"}}, 0, 0, codes.FailedPrecondition, server.ReasonEpochMismatch},
 		{"until in another epoch", &kvcastv1.ReplayRequest{Until: &kvcastv1.Position{Epoch: "feed"}}, 0, 0, codes.FailedPrecondition, server.ReasonEpochMismatch},
+		{"until no longer retained", &kvcastv1.ReplayRequest{Until: at(b.Oldest - 2)}, 0, 0, codes.OutOfRange, server.ReasonPositionCompacted},
 		{"backwards", &kvcastv1.ReplayRequest{After: at(4990), Until: at(4980)}, 0, 0, codes.InvalidArgument, server.ReasonInvalidArgument},
 		{
 			"an unknown tier", &kvcastv1.ReplayRequest{Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{0}}},
@@ -440,4 +443,67 @@ func TestSnapshotsEndWithTheirClient(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestSnapshotOfAWorkerThatIsQuiet has one whose last entry has long left the
+// journal.
+func TestSnapshotOfAWorkerThatIsQuiet(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+	h.addWorker()
+	h.append(1, 2, 3)
+	busy := h.pipeline.AddWorker(ingest.Worker{Name: "busy", Model: "m"})
+	for n := range uint64(5000) {
+		h.batch(busy, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n % 10}})
+	}
+	if h.journal.Bounds().Oldest < 10 {
+		t.Fatal("nothing has left the journal, so that this tests nothing")
+	}
+	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+	s.until(t, h.journal.Bounds().Newest)
+	if got := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE); got != 3 {
+		t.Errorf("the quiet worker: got %d blocks, want 3", got)
+	}
+	if got := s.checker.View().Count("busy", 0, kvcastv1.Tier_TIER_DEVICE); got != 10 {
+		t.Errorf("the other: got %d blocks, want 10", got)
+	}
+}
+
+// TestFilteredSubscriberHearsOfProgress has one that wants nothing of what
+// happens all the time.
+func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{Progress: time.Second}, journal.Config{})
+		h.addWorker()
+		ctx, cancel := context.WithCancel(t.Context())
+		var busy sync.WaitGroup
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				h.append(1)
+				<-time.After(100 * time.Millisecond)
+			}
+		})
+		req := earliest()
+		req.Filter = &kvcastv1.Filter{Workers: []string{"nobody"}}
+		s := h.subscribe(checker.New(checker.Options{}), req)
+		if _, err := s.next(); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			began := time.Now()
+			m, err := s.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); m.GetProgress() == nil || took > 1100*time.Millisecond || took < 700*time.Millisecond {
+				t.Errorf("got %v after %v, want progress after some second", m, took)
+			}
+		}
+		if s.checker.Position().GetSeq() < 20 {
+			t.Errorf("the position is %v though much more was passed", s.checker.Position())
+		}
+		cancel()
+		busy.Wait()
+		s.cancel()
+		_, _ = s.stream.Recv()
+	})
 }

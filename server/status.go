@@ -2,7 +2,10 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
+
+	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -10,6 +13,10 @@ import (
 
 // maxLookup is how many hashes a lookup may ask for.
 const maxLookup = 10_000
+
+// maxHolders is how many places an answer may name: what clients take by default,
+// 4 MiB, has room for about as many.
+const maxHolders = 25_000
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
@@ -89,9 +96,13 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 		TokensHashes: req.GetTokensHashes(),
 		Match:        filter.worker,
 		Tiers:        filter.tierSet(),
+		Limit:        maxHolders,
 	})
-	if err != nil {
-		return nil, err
+	switch {
+	case errors.Is(err, pipeline.ErrTooManyHolders):
+		return nil, errTooManyHolders(maxHolders, b)
+	case err != nil:
+		return nil, status.FromContextError(err).Err()
 	}
 	return &kvcastv1.LookupBlocksResponse{Holders: holders}, nil
 }

@@ -25,7 +25,7 @@ func (s *streams) enter() bool {
 	return true
 }
 
-// leave gives the place back.
+// leave gives the place back, which enter gave.
 func (s *streams) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

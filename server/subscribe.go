@@ -130,6 +130,8 @@ func (c *cursor) run(body func(context.Context) error) error {
 	limit := c.server.cfg.Stall
 	watch := time.NewTicker(limit/4 + 1)
 	defer watch.Stop()
+	c.server.calls.enter()
+	defer c.server.calls.leave()
 	ended := make(chan error, 1)
 	go func() { ended <- c.guard(ctx, body) }()
 	for {
@@ -182,12 +184,22 @@ func (c *cursor) follow(ctx context.Context) error {
 	for {
 		// Asked before the read, so that when both say yes nothing is left.
 		draining := c.server.isDraining()
-		moved, err := c.next(ctx, 0)
-		if err != nil {
+		before, prev := c.seq, c.out.prev
+		if err := c.next(ctx, 0); err != nil {
 			return err
 		}
-		if moved {
+		if c.out.prev != prev {
 			idle.Reset(c.progressAfter())
+		}
+		if c.seq != before {
+			// What a filter leaves out moves the cursor and tells nobody.
+			select {
+			case <-idle.C:
+				if err := c.progress(idle); err != nil {
+					return err
+				}
+			default:
+			}
 			continue
 		}
 		if draining {
@@ -202,21 +214,25 @@ func (c *cursor) follow(ctx context.Context) error {
 		case <-changed:
 		case <-c.server.draining:
 		case <-idle.C:
-			c.server.metrics.progress.Inc()
-			if err := c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}}, c.seq); err != nil {
+			if err := c.progress(idle); err != nil {
 				return err
 			}
-			idle.Reset(c.progressAfter())
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
+// progress tells that the stream is alive, and where it stands.
+func (c *cursor) progress(idle *time.Timer) error {
+	c.server.metrics.progress.Inc()
+	idle.Reset(c.progressAfter())
+	return c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}}, c.seq)
+}
+
 // next moves the cursor on and sends what it passes and the filter takes, as
-// much as fits into a response, up to a seq or (0) the newest. It tells whether
-// the cursor has moved.
-func (c *cursor) next(ctx context.Context, until uint64) (bool, error) {
+// much as fits into a response, up to a seq or (0) the newest.
+func (c *cursor) next(ctx context.Context, until uint64) error {
 	chunk, err := c.server.journal.Read(journal.Query{
 		After: c.seq, Until: until, MaxBytes: responseBytes, Filter: c.filter.journal(),
 	}, c.slices[:0])
@@ -225,18 +241,16 @@ func (c *cursor) next(ctx context.Context, until uint64) (bool, error) {
 	c.slices = chunk.Slices
 	switch {
 	case errors.Is(err, journal.ErrCompacted) && c.snapshots:
-		return true, c.snapshot(ctx)
+		return c.snapshot(ctx)
 	case err != nil:
-		return false, readError(err)
-	case chunk.Last == c.seq:
-		return false, nil
+		return readError(err)
 	}
 	c.seq = chunk.Last
 	if chunk.Entries == 0 {
-		return true, nil
+		return nil
 	}
 	c.server.metrics.sent(chunk)
-	return true, c.out.entries(c.cut(chunk))
+	return c.out.entries(c.cut(chunk))
 }
 
 // cut leaves out of a chunk the events of tiers that are not wanted.

@@ -277,7 +277,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 
 // TestSubscriberThatReadsNothingIsEnded has one that stalls beside one that reads.
 func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
-	h := overTCP(t, server.Config{Stall: 200 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Stall: 2 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())
 	stalls := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -379,6 +379,7 @@ func BenchmarkDeliver(b *testing.B) {
 	for _, subscribers := range []int{1, 8} {
 		b.Run(fmt.Sprint("subscribers=", subscribers), func(b *testing.B) {
 			h := overTCP(b, server.Config{}, journal.Config{MaxBytes: 1 << 30})
+			h.addWorker()
 			var wg sync.WaitGroup
 			for range subscribers {
 				ctx, cancel := context.WithCancel(context.Background())

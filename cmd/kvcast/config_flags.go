@@ -89,7 +89,9 @@ func (r *configReader) environ(environ []string) {
 	for i, text := range lines(values["KVCAST_BIND"]) {
 		r.addListener(origin{place: fmt.Sprintf("KVCAST_BIND, line %d", i+1)}, text)
 	}
-	if port, ok := values["ZMQ_PORT"]; ok {
+	// Beside a service named zmq, Kubernetes sets ZMQ_PORT=tcp://ADDRESS:PORT, which
+	// is none of ours.
+	if port, ok := values["ZMQ_PORT"]; ok && !strings.HasPrefix(port, "tcp://") {
 		at := origin{place: "ZMQ_PORT"}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 			r.wrong(at, "", notAllowed(port, "a port, 1 to 65535, such as 5557").Error())

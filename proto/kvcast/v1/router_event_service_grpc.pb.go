@@ -55,6 +55,7 @@ const (
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
 //	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume (RetryInfo)
 //	                     MAX_CONNECTION_AGE
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
@@ -203,6 +204,7 @@ func (c *routerEventServiceClient) LookupBlocks(ctx context.Context, in *LookupB
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
 //	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume (RetryInfo)
 //	                     MAX_CONNECTION_AGE
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
