@@ -1,0 +1,120 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// BenchmarkCatchUp is a subscriber that begins at the oldest entry of a journal
+// that is full of B2 entries (64 MiB, some 500,000 of them), while nothing else
+// happens. b.N is how often it does so.
+//
+// Included: opening the connection and the stream, and receiving. Excluded:
+// decoding, which nothing here does; the rate is that of the server and of gRPC's
+// client, which share the machine.
+//
+// The check: from the oldest to the newest entry that the server's metrics name,
+// each is there, in responses that chain.
+func BenchmarkCatchUp(b *testing.B) {
+	requireProc(b)
+	open := func() (*rig, error) { return openCatchUp() }
+	benchmarkWith(b, "B2", open, func(b *testing.B, r *rig) {
+		entries := 0
+		b.ResetTimer()
+		f, err := r.measure(func() error {
+			for range b.N {
+				n, err := r.catchUp()
+				if err != nil {
+					return err
+				}
+				entries += n
+			}
+			return nil
+		})
+		b.StopTimer()
+		if err == nil {
+			err = f.grown.want(metricEntriesSent, entries)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(entries)/f.elapsed.Seconds(), "entries/s")
+		b.ReportMetric(float64(f.cpu.Nanoseconds())/float64(entries), "server-cpu-ns/entry")
+		b.ReportMetric(f.grown[metricEntriesSent]/f.grown[metricResponsesSent], "entries/response")
+		reportAllocations(b, f.grown[metricMallocs]/float64(b.N), f.grown[metricAllocBytes]/float64(b.N))
+	})
+}
+
+// openCatchUp returns a rig whose journal is full, so that it has let go of its
+// oldest entries.
+func openCatchUp(args ...string) (*rig, error) {
+	r, err := newRig(shapeB2, 1, args...)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if err := r.publish(4 * window); err != nil {
+			return nil, closeAfter(err, r)
+		}
+		if err := r.arrive(); err != nil {
+			return nil, closeAfter(err, r)
+		}
+		m, err := scrape(context.Background(), r.server.admin)
+		if err != nil {
+			return nil, closeAfter(err, r)
+		}
+		if m[metricOldest] > 1 {
+			return r, nil
+		}
+	}
+}
+
+// catchUp reads all that the journal has, and returns how many entries that is.
+func (r *rig) catchUp() (entries int, err error) {
+	moved := make(chan struct{}, 1)
+	s, err := subscribe(r.server.grpc, fromEarliest(), moved, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	before := s.began
+	timer := time.NewTimer(stall)
+	defer timer.Stop()
+	for s.seq.Load() < r.newest() {
+		select {
+		case <-moved:
+		case <-timer.C:
+			return 0, fmt.Errorf("catch up: at %d after %v, want %d", s.seq.Load(), stall, r.newest())
+		}
+		if err := s.ended(); err != nil {
+			return 0, err
+		}
+	}
+	return int(r.newest() - before), nil
+}
+
+// TestCatchUpIsOfTheWholeJournal has a small journal.
+func TestCatchUpIsOfTheWholeJournal(t *testing.T) {
+	requireProc(t)
+	r, err := openCatchUp("--journal-max-bytes", "1MiB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := scrape(t.Context(), r.server.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := r.catchUp()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := int(m[metricNewest]-m[metricOldest]) + 1; n != want {
+		t.Errorf("caught up with %d entries, want %d", n, want)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,198 @@
+package bench_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// roleVariable makes the test's own program, started once more, a child that does
+// one thing and measures itself. A process of its own has no CPU time but that
+// of the work and of the threads, libzmq's among them, that the work needs.
+const roleVariable = "KVCAST_BENCH_ROLE"
+
+// work is what a child does any number of times.
+type work interface {
+	// do returns the bytes that it has moved.
+	do(n int) (bytes uint64, err error)
+	io.Closer
+}
+
+// roles make the work of a child.
+var roles = map[string]func(childSetup) (work, error){
+	"receive": newBareReceive,
+	"pebbe":   newPebbeReceive,
+	"fanout":  newFanout,
+}
+
+// childSetup is the first line that a child reads.
+type childSetup struct {
+	// Address is where to connect to.
+	Address string
+	// EventBytes is the size of an event that is written.
+	EventBytes int `json:",omitempty"`
+}
+
+// childOrder is each further line: to do something n times.
+type childOrder struct{ N int }
+
+// childReport is a line that a child writes: when it is ready, before it begins
+// with an order, and when it is done.
+type childReport struct {
+	Bytes   uint64        `json:",omitempty"`
+	CPU     time.Duration `json:",omitempty"`
+	Waits   int64         `json:",omitempty"` // times that a thread slept
+	Mallocs uint64        `json:",omitempty"`
+	Alloced uint64        `json:",omitempty"` // bytes
+}
+
+// usage is what this process has used so far.
+type usage struct {
+	cpu   time.Duration
+	waits int64
+}
+
+func ownUsage() usage {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		panic("getrusage of this process: " + err.Error()) // it has no reason to fail
+	}
+	waits := int64(r.Nvcsw) //nolint:unconvert // it is an int32 where words have 32 bits
+	return usage{cpu: time.Duration(r.Utime.Nano() + r.Stime.Nano()), waits: waits}
+}
+
+// childMain is a child's main. It ends when its input does.
+func childMain(role string, in io.Reader, out, errOut io.Writer) int {
+	if err := runChild(role, json.NewDecoder(in), json.NewEncoder(out)); err != nil {
+		_, _ = fmt.Fprintf(errOut, "%s: %v\n", role, err)
+		return 1
+	}
+	return 0
+}
+
+func runChild(role string, in *json.Decoder, out *json.Encoder) (err error) {
+	newWork, ok := roles[role]
+	if !ok {
+		return errors.New("no such role")
+	}
+	var setup childSetup
+	if err := in.Decode(&setup); err != nil {
+		return err
+	}
+	w, err := newWork(setup)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	if err := out.Encode(childReport{}); err != nil {
+		return err
+	}
+	for {
+		var order childOrder
+		if err := in.Decode(&order); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		mallocs, alloced := memory.Mallocs, memory.TotalAlloc
+		before := ownUsage()
+		if err := out.Encode(childReport{}); err != nil {
+			return err
+		}
+		moved, err := w.do(order.N)
+		if err != nil {
+			return err
+		}
+		after := ownUsage()
+		runtime.ReadMemStats(&memory)
+		err = out.Encode(childReport{
+			Bytes: moved, CPU: after.cpu - before.cpu, Waits: after.waits - before.waits,
+			Mallocs: memory.Mallocs - mallocs, Alloced: memory.TotalAlloc - alloced,
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// child is a child process, seen from its parent.
+type child struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	orders *json.Encoder
+	told   *json.Decoder
+}
+
+// startChild returns a child that is ready.
+func startChild(role string, setup childSetup) (*child, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", role, err)
+	}
+	cmd := exec.CommandContext(context.Background(), self)
+	// A program with the race detector waits a second before it exits, by default.
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, "GORACE=atexit_sleep_ms=0")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", role, err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", role, err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", role, err)
+	}
+	c := &child{cmd: cmd, stdin: in, orders: json.NewEncoder(in), told: json.NewDecoder(out)}
+	err = c.orders.Encode(setup)
+	if err == nil {
+		err = c.told.Decode(&childReport{})
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: %w", role, err), c.Close())
+	}
+	return c, nil
+}
+
+// measure lets the child do its work n times while feed does the other half.
+func (c *child) measure(n int, feed func() error) (r childReport, err error) {
+	err = c.orders.Encode(childOrder{N: n})
+	if err == nil {
+		err = c.told.Decode(&childReport{})
+	}
+	if err == nil {
+		err = feed()
+	}
+	if err == nil {
+		err = c.told.Decode(&r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("measure child: %w", err)
+	}
+	return r, nil
+}
+
+// Close ends the child.
+func (c *child) Close() error {
+	if err := errors.Join(c.stdin.Close(), c.cmd.Wait()); err != nil {
+		return fmt.Errorf("end child: %w", err)
+	}
+	return nil
+}
+
+func TestChildTellsWhatIsWrong(t *testing.T) {
+	if status := childMain("nothing", nil, io.Discard, io.Discard); status != 1 {
+		t.Errorf("role nothing: status %d", status)
+	}
+}

@@ -1,0 +1,189 @@
+package bench_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+const (
+	fanoutConns = 8
+	// writeBytes is about what goes into one write.
+	writeBytes = 20 << 10
+)
+
+// BenchmarkFloorFanout is what delivering costs at least: one goroutine, in a
+// process of its own, writes the bytes of each entry of B1 and B2 to 8
+// connections over loopback TCP, in writes of some 20 KiB.
+//
+// Included: what the kernel does for loopback when one writes, which is most of
+// the receiver's part as well, as in the server. Excluded: HTTP/2, gRPC, finding
+// out what to send, and the readers, which are in the benchmark's process.
+//
+// The check: the bytes read of each connection are those written.
+func BenchmarkFloorFanout(b *testing.B) {
+	for _, s := range storeShapes {
+		open := func() (*fanningOut, error) { return newFanningOut(entryBytes(s.shape.blocks)) }
+		benchmarkWith(b, s.name, open, func(b *testing.B, f *fanningOut) {
+			b.ResetTimer()
+			report, err := f.measure(b.N)
+			b.StopTimer()
+			if err != nil {
+				b.Fatal(err)
+			}
+			deliveries := float64(b.N * fanoutConns)
+			b.ReportMetric(float64(report.CPU.Nanoseconds())/deliveries, "cpu-ns/delivery")
+			b.ReportMetric(float64(report.Bytes)/deliveries, "B/delivery")
+			reportAllocations(b, float64(report.Mallocs)/float64(b.N), float64(report.Alloced)/float64(b.N))
+		})
+	}
+}
+
+// fanningOut is readers here and a writer in a child.
+type fanningOut struct {
+	child      *child
+	conns      []net.Conn
+	eventBytes int
+}
+
+func newFanningOut(eventBytes int) (_ *fanningOut, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is there at once
+	if err != nil {
+		return nil, fmt.Errorf("listen for writer: %w", err)
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	// The backlog takes its connections before they are accepted.
+	c, err := startChild("fanout", childSetup{Address: l.Addr().String(), EventBytes: eventBytes})
+	if err != nil {
+		return nil, err
+	}
+	f := &fanningOut{child: c, eventBytes: eventBytes}
+	for range fanoutConns {
+		conn, err := l.Accept()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("accept writer: %w", err), f.Close())
+		}
+		f.conns = append(f.conns, conn)
+	}
+	return f, nil
+}
+
+// measure reads n events of each connection, and returns what it took the child
+// to write them all.
+func (f *fanningOut) measure(n int) (childReport, error) {
+	each := int64(n) * int64(f.eventBytes)
+	report, err := f.child.measure(n, func() error {
+		errs := make([]error, len(f.conns))
+		var wg sync.WaitGroup
+		for k, conn := range f.conns {
+			wg.Go(func() {
+				if _, err := io.CopyBuffer(onlyWriter{}, &exactly{conn, each}, make([]byte, 256<<10)); err != nil {
+					errs[k] = fmt.Errorf("read of writer: %w", err)
+				}
+			})
+		}
+		wg.Wait()
+		return errors.Join(errs...)
+	})
+	if want := uint64(each) * fanoutConns; err == nil && report.Bytes != want {
+		err = fmt.Errorf("check writer: it wrote %d bytes, want %d", report.Bytes, want)
+	}
+	return report, err
+}
+
+// exactly ends after so many bytes, and not before without an error.
+type exactly struct {
+	conn net.Conn
+	left int64
+}
+
+func (e *exactly) Read(p []byte) (int, error) {
+	if e.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := e.conn.Read(p[:min(int64(len(p)), e.left)])
+	e.left -= int64(n)
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// onlyWriter discards, and has no ReadFrom with a smaller buffer of its own.
+type onlyWriter struct{}
+
+func (onlyWriter) Write(p []byte) (int, error) { return len(p), nil }
+
+// Close ends both.
+func (f *fanningOut) Close() error {
+	closers := []io.Closer{f.child}
+	for _, c := range f.conns {
+		closers = append(closers, c)
+	}
+	return closeAll(closers...)
+}
+
+// fanout is a child that writes.
+type fanout struct {
+	conns      []net.Conn
+	eventBytes int
+	data       []byte
+}
+
+func newFanout(s childSetup) (work, error) {
+	f := &fanout{eventBytes: s.EventBytes, data: make([]byte, max(1, writeBytes/s.EventBytes)*s.EventBytes)}
+	for range fanoutConns {
+		conn, err := net.Dial("tcp", s.Address) //nolint:noctx // it is there at once
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		f.conns = append(f.conns, conn)
+	}
+	return f, nil
+}
+
+func (f *fanout) do(n int) (sum uint64, err error) {
+	for left := n * f.eventBytes; left > 0; {
+		data := f.data[:min(left, len(f.data))]
+		for _, conn := range f.conns {
+			written, err := conn.Write(data)
+			if err != nil {
+				return 0, fmt.Errorf("write events: %w", err)
+			}
+			sum += uint64(written)
+		}
+		left -= len(data)
+	}
+	return sum, nil
+}
+
+// Close closes the connections.
+func (f *fanout) Close() error {
+	var errs []error
+	for _, c := range f.conns {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func TestFanoutWritesAll(t *testing.T) {
+	f, err := newFanningOut(entryBytes(16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{1, 1000} {
+		report, err := f.measure(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.CPU <= 0 {
+			t.Errorf("%d events took %v", n, report.CPU)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+}

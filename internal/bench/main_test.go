@@ -1,0 +1,104 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// scratch is a folder for this run alone.
+var scratch string
+
+// TestMain runs the tests, or, in a process that a benchmark started, its role.
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		os.Exit(childMain(role, os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	var err error
+	if scratch, err = os.MkdirTemp("", "kvcast-bench-"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(scratch) }()
+	status := m.Run()
+	if status == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = 1
+		}
+	}
+	return status
+}
+
+// program builds kvcast as it is released, without the race detector, once a run.
+var program = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(scratch, "kvcast")
+	build := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/kvcast/kvcast/cmd/kvcast")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kvcast: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// benchmarkWith runs a sub-benchmark on something that is opened anew for each
+// -count and then serves all its values of b.N: the first is always 1.
+func benchmarkWith[T io.Closer](b *testing.B, name string, open func() (T, error), bench func(*testing.B, T)) {
+	b.Helper()
+	var opened io.Closer
+	closeOpened := func() error {
+		if opened == nil {
+			return nil
+		}
+		c := opened
+		opened = nil
+		return c.Close()
+	}
+	var t T
+	b.Run(name, func(b *testing.B) {
+		if b.N == 1 || opened == nil {
+			err := closeOpened()
+			if err == nil {
+				t, err = open()
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			opened = t
+		}
+		bench(b, t)
+	})
+	if err := closeOpened(); err != nil {
+		b.Error(err)
+	}
+}
+
+// reportAllocations puts what the process under test allocates in the place of
+// what this one does, which is of no interest.
+func reportAllocations(b *testing.B, mallocs, bytes float64) {
+	b.ReportMetric(mallocs, "allocs/op")
+	b.ReportMetric(bytes, "B/op")
+}
+
+// closeAll closes what is not nil.
+func closeAll(closers ...io.Closer) error {
+	var errs []error
+	for _, c := range closers {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// closeAfter closes what an error makes useless.
+func closeAfter(err error, c io.Closer) error { return errors.Join(err, c.Close()) }

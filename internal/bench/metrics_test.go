@@ -1,0 +1,110 @@
+package bench_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// metrics are values of /metrics by name, summed over labels.
+type metrics map[string]float64
+
+// What the benchmarks ask for.
+const (
+	metricBatches       = "kvcast_ingest_batches_total"
+	metricStored        = "kvcast_pipeline_blocks_stored_total"
+	metricRemoved       = "kvcast_pipeline_blocks_removed_total"
+	metricBlocks        = "kvcast_pipeline_blocks"
+	metricEntriesSent   = "kvcast_server_entries_sent_total"
+	metricEntryBytes    = "kvcast_server_entry_bytes_sent_total"
+	metricResponsesSent = "kvcast_server_responses_sent_total"
+	metricOldest        = "kvcast_server_journal_oldest_seq"
+	metricNewest        = "kvcast_server_journal_newest_seq"
+	metricMallocs       = "go_memstats_mallocs_total"
+	metricAllocBytes    = "go_memstats_alloc_bytes_total"
+)
+
+// faults are the metrics that must be 0 where nothing is lost.
+var faults = []string{
+	"kvcast_ingest_gaps_total",
+	"kvcast_ingest_missed_batches_total",
+	"kvcast_ingest_restarts_total",
+	"kvcast_ingest_duplicates_total",
+	"kvcast_ingest_events_skipped_total",
+	"kvcast_ingest_batches_rejected_total",
+	"kvcast_ingest_messages_refused_total",
+	"kvcast_pipeline_gaps_total",
+	"kvcast_pipeline_raw_event_holes_total",
+	"kvcast_pipeline_incomplete",
+	"kvcast_server_panics_total",
+}
+
+// scrape reads the metrics of an admin port.
+func scrape(ctx context.Context, admin string) (m metrics, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read metrics: %w", err)
+		}
+	}()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/metrics", http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	// No connection is left behind.
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, resp.Body.Close()) }()
+	if resp.StatusCode != http.StatusOK {
+		return nil, errors.New(resp.Status)
+	}
+	m = make(metrics)
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		line := lines.Text()
+		space := strings.LastIndexByte(line, ' ')
+		if strings.HasPrefix(line, "#") || space < 0 {
+			continue
+		}
+		value, err := strconv.ParseFloat(line[space+1:], 64)
+		if err != nil {
+			return nil, err
+		}
+		name, _, _ := strings.Cut(line[:space], "{")
+		m[name] += value
+	}
+	return m, lines.Err()
+}
+
+// since is how much each has grown.
+func (m metrics) since(before metrics) metrics {
+	grown := make(metrics, len(m))
+	for name, value := range m {
+		grown[name] = value - before[name]
+	}
+	return grown
+}
+
+// faultless is an error where something went wrong, however little.
+func (m metrics) faultless() error {
+	for _, name := range faults {
+		if m[name] != 0 {
+			return fmt.Errorf("check metrics: %s is %g", name, m[name])
+		}
+	}
+	return nil
+}
+
+// want is an error unless a metric has this value.
+func (m metrics) want(name string, value int) error {
+	if got, ok := m[name]; !ok || got != float64(value) {
+		return fmt.Errorf("check metrics: %s is %.0f, want %d", name, got, value)
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package bench_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/internal/bench"
+)
+
+// BenchmarkFloorReceive is what receiving a message of three frames costs at
+// least: a loop in C, its libzmq I/O thread included, in a process of its own.
+//
+// Included: the kernel's part of reading from loopback TCP, which the reader
+// pays. Excluded: the publisher, decoding, and being woken for a message: the
+// loop leaves an empty socket alone for 5 ms, so that it finds many. The waits/msg
+// show that: they are mostly the I/O thread's.
+//
+// The check: the loop counts messages and follows their seqs, and it has received
+// as many bytes as were published.
+func BenchmarkFloorReceive(b *testing.B) {
+	for _, s := range storeShapes {
+		benchmarkReceive(b, s.name, "receive", s.shape)
+	}
+}
+
+// BenchmarkReceive is the same as BenchmarkFloorReceive with another loop:
+// pebbe is that package's RecvMessageBytes, which calls C twice for each frame
+// and copies it to memory of its own. The allocations are those of the loop.
+func BenchmarkReceive(b *testing.B) {
+	for _, s := range storeShapes {
+		benchmarkReceive(b, "pebbe/"+s.name, "pebbe", s.shape)
+	}
+}
+
+// storeShapes are those of batches that only store.
+var storeShapes = []struct {
+	name  string
+	shape shape
+}{{"B1", shapeB1}, {"B2", shapeB2}}
+
+func benchmarkReceive(b *testing.B, name, role string, s shape) {
+	open := func() (*receiving, error) { return newReceiving(role, s) }
+	benchmarkWith(b, name, open, func(b *testing.B, r *receiving) {
+		b.ResetTimer()
+		report, err := r.measure(b.N)
+		b.StopTimer()
+		if err != nil {
+			b.Fatal(err)
+		}
+		n := float64(b.N)
+		b.ReportMetric(float64(report.CPU.Nanoseconds())/n, "cpu-ns/msg")
+		b.ReportMetric(float64(report.Waits)/n, "waits/msg")
+		b.ReportMetric(float64(report.Bytes)/n, "B/msg")
+		reportAllocations(b, float64(report.Mallocs)/n, float64(report.Alloced)/n)
+	})
+}
+
+// receiving is a publisher here and a receiver in a child.
+type receiving struct {
+	publisher *publisher
+	child     *child
+	load      *load
+}
+
+func newReceiving(role string, s shape) (*receiving, error) {
+	p, err := newPublisher()
+	if err != nil {
+		return nil, err
+	}
+	c, err := startChild(role, childSetup{Address: p.endpoint})
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	r := &receiving{publisher: p, child: c, load: newLoad(s)}
+	if err := p.subscribed(); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+// measure publishes n batches and returns what it took the child to receive them
+// all.
+func (r *receiving) measure(n int) (childReport, error) {
+	var sent uint64
+	report, err := r.child.measure(n, func() error {
+		for range n {
+			payload := r.load.next(time.Now())
+			sent += uint64(len(topic) + 8 + len(payload))
+			if err := r.publisher.send(payload); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil && report.Bytes != sent {
+		err = fmt.Errorf("check receiver: it received %d bytes, want %d", report.Bytes, sent)
+	}
+	return report, err
+}
+
+// Close ends both.
+func (r *receiving) Close() error { return closeAll(r.child, r.publisher) }
+
+// bareReceive is a child's loop in C.
+type bareReceive struct{ *bench.Receiver }
+
+func newBareReceive(s childSetup) (work, error) {
+	r, err := bench.NewReceiver(s.Address)
+	return bareReceive{r}, err
+}
+
+func (r bareReceive) do(n int) (uint64, error) { return r.Drain(n) }
+
+// pebbeReceive is a child's loop in Go.
+type pebbeReceive struct {
+	zctx   *zmq4.Context
+	socket *zmq4.Socket
+	seq    uint64 // of the next message
+}
+
+func newPebbeReceive(s childSetup) (work, error) {
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		return nil, err
+	}
+	r := &pebbeReceive{zctx: zctx}
+	if r.socket, err = zctx.NewSocket(zmq4.SUB); err != nil {
+		return nil, errors.Join(err, zctx.Term())
+	}
+	if err := errors.Join(
+		r.socket.SetRcvhwm(10_000), r.socket.SetLinger(0), r.socket.SetSubscribe(""), r.socket.Connect(s.Address),
+	); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+func (r *pebbeReceive) do(n int) (sum uint64, err error) {
+	idle := time.Duration(0)
+	for got := 0; got < n; {
+		frames, err := r.socket.RecvMessageBytes(zmq4.DONTWAIT)
+		if errors.Is(err, zmq4.Errno(syscall.EAGAIN)) && idle < bench.IdleLimit {
+			bench.Pause(bench.IdlePause)
+			idle += bench.IdlePause
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("receive message %d: %w", r.seq, err)
+		}
+		idle = 0
+		if len(frames) != 3 || len(frames[1]) != 8 || binary.BigEndian.Uint64(frames[1]) != r.seq {
+			return 0, fmt.Errorf("receive message %d: got %x", r.seq, frames)
+		}
+		for _, f := range frames {
+			sum += uint64(len(f))
+		}
+		r.seq++
+		got++
+	}
+	return sum, nil
+}
+
+// Close closes the socket.
+func (r *pebbeReceive) Close() error { return errors.Join(r.socket.Close(), r.zctx.Term()) }
+
+func TestReceiversReceiveAll(t *testing.T) {
+	for _, role := range []string{"receive", "pebbe"} {
+		r, err := newReceiving(role, shapeB1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int{1, 500} {
+			report, err := r.measure(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if report.CPU <= 0 {
+				t.Errorf("%s: %d messages took %v", role, n, report.CPU)
+			}
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/bench"
+)
+
+const (
+	// window is how many batches the publisher may be ahead of the slowest
+	// subscriber: enough for the server to be busy all the time, and far below
+	// where ZeroMQ would drop (10,000) or the journal let go.
+	window = 4_000
+	// stall is how long nothing may come before a run has failed.
+	stall = 30 * time.Second
+)
+
+// rig is a server, the one engine that it reads, and its subscribers.
+type rig struct {
+	publisher   *publisher
+	server      *process
+	subscribers []*subscriber
+	moved       chan struct{} // a token when a subscriber has got something
+	load        *load
+	sent        uint64 // batches
+}
+
+// newRig returns a rig of that many subscribers, whose server reads the engine.
+func newRig(s shape, subscribers int, args ...string) (*rig, error) {
+	return newRigBy(nil, s, subscribers, args...)
+}
+
+// newRigBy starts the server by way of another command.
+func newRigBy(by []string, s shape, subscribers int, args ...string) (_ *rig, err error) {
+	r := &rig{moved: make(chan struct{}, 1), load: newLoad(s)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.Close())
+		}
+	}()
+	if r.publisher, err = newPublisher(); err != nil {
+		return nil, err
+	}
+	args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s", workerName, modelName, r.publisher.endpoint))
+	if r.server, err = serve(by, args...); err != nil {
+		return nil, err
+	}
+	if err = r.publisher.subscribed(); err != nil {
+		return nil, err
+	}
+	for range subscribers {
+		if _, err = r.subscribe(nil); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// subscribe adds a subscriber.
+func (r *rig) subscribe(observe func([]byte, time.Time) error) (*subscriber, error) {
+	s, err := subscribe(r.server.grpc, fromLatest(), r.moved, observe)
+	if err == nil {
+		r.subscribers = append(r.subscribers, s)
+	}
+	return s, err
+}
+
+// newest is the seq of the last entry that there is to come. Each batch is an
+// entry, and before them is one that tells of the worker.
+func (r *rig) newest() uint64 { return 1 + r.sent }
+
+// slowest is the last seq that all subscribers have got.
+func (r *rig) slowest() uint64 {
+	seq := r.newest()
+	for _, s := range r.subscribers {
+		seq = min(seq, s.seq.Load())
+	}
+	return seq
+}
+
+// publish sends n batches as fast as the server takes them.
+func (r *rig) publish(n int) error {
+	slowest := r.slowest()
+	for range n {
+		if r.newest()-slowest >= window {
+			// Not for each batch anew: half of the window is free then.
+			if err := r.until(r.newest() - window/2); err != nil {
+				return err
+			}
+			slowest = r.slowest()
+		}
+		if err := r.send(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pace sends n batches at pacedRate, each when it is due, or at once where that
+// has passed.
+func (r *rig) pace(n int) error {
+	due := time.Now()
+	for range n {
+		bench.Pause(time.Until(due))
+		due = due.Add(time.Second / pacedRate)
+		if err := r.send(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *rig) send() error {
+	r.sent++
+	return r.publisher.send(r.load.next(time.Now()))
+}
+
+// arrive waits until every subscriber has got all that was sent, and nothing
+// more.
+func (r *rig) arrive() error {
+	if err := r.until(r.newest()); err != nil {
+		return err
+	}
+	for _, s := range r.subscribers {
+		if seq := s.seq.Load(); seq != r.newest() {
+			return fmt.Errorf("check subscriber: it is at %d, want %d", seq, r.newest())
+		}
+	}
+	return nil
+}
+
+// until waits until every subscriber has got a seq.
+func (r *rig) until(seq uint64) error {
+	timer := time.NewTimer(stall)
+	defer timer.Stop()
+	for r.slowest() < seq {
+		select {
+		case <-r.moved:
+			timer.Reset(stall)
+		case <-timer.C:
+			return fmt.Errorf("wait for entries: a subscriber is at %d for %v, want %d", r.slowest(), stall, seq)
+		}
+		for _, s := range r.subscribers {
+			if err := s.ended(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// figures are what a stretch of work has taken.
+type figures struct {
+	cpu     time.Duration // of the server
+	grown   metrics
+	elapsed time.Duration
+}
+
+// measure runs a stretch of work, and checks that the server did all of it, and
+// that nothing went wrong.
+func (r *rig) measure(do func() error) (figures, error) {
+	ctx := context.Background()
+	before, err := scrape(ctx, r.server.admin)
+	if err != nil {
+		return figures{}, err
+	}
+	sent, stored, removed := r.load.sent, r.load.stored, r.load.removed
+	began, err := r.server.cpu()
+	if err != nil {
+		return figures{}, err
+	}
+	start := time.Now()
+	if err := do(); err != nil {
+		return figures{}, err
+	}
+	elapsed := time.Since(start)
+	ended, err := r.server.cpu()
+	if err != nil {
+		return figures{}, err
+	}
+	after, err := scrape(ctx, r.server.admin)
+	if err != nil {
+		return figures{}, err
+	}
+	f := figures{cpu: ended - began, grown: after.since(before), elapsed: elapsed}
+	return f, errors.Join(
+		after.faultless(),
+		f.grown.want(metricBatches, r.load.sent-sent),
+		f.grown.want(metricStored, r.load.stored-stored),
+		f.grown.want(metricRemoved, r.load.removed-removed),
+		after.want(metricBlocks, r.load.held),
+		after.want(metricNewest, int(r.newest())),
+	)
+}
+
+// Close ends the parts, in an order in which none misses another.
+func (r *rig) Close() error {
+	var closers []io.Closer
+	for _, s := range r.subscribers {
+		closers = append(closers, s)
+	}
+	if r.server != nil {
+		closers = append(closers, r.server)
+	}
+	if r.publisher != nil {
+		closers = append(closers, r.publisher)
+	}
+	return closeAll(closers...)
+}
