@@ -42,10 +42,14 @@ func serve(by []string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	words := slices.Concat(by, []string{path, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args)
+	words := slices.Concat(by, []string{path, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args)
 	p := &process{cmd: exec.CommandContext(context.Background(), words[0], words[1:]...), ended: make(chan struct{})}
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
+		return nil, fmt.Errorf("start kvcast: %w", err)
+	}
+	// Open until the process ends, or this one does, however it does.
+	if _, err := p.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("start kvcast: %w", err)
 	}
 	if err := p.cmd.Start(); err != nil {
