@@ -1355,9 +1355,9 @@ type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Seq of the oldest entry retained; 1 when there is none yet.
+	// Seq of the oldest entry retained; newest_seq + 1 when none is.
 	OldestSeq uint64 `protobuf:"fixed64,2,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
-	// Seq of the newest entry; 0 when there is none yet.
+	// Seq of the newest entry; 0 when there has been none.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// Bytes of the entries retained.
 	JournalBytes uint64 `protobuf:"varint,4,opt,name=journal_bytes,json=journalBytes,proto3" json:"journal_bytes,omitempty"`
@@ -1552,7 +1552,7 @@ func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
 }
 
 // Request of RouterEventService.LookupBlocks. At least one hash, at most 10,000
-// in all.
+// in all, which may lie at 25,000 places at most.
 type LookupBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Engines' own names of blocks.
