@@ -26,7 +26,7 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
-		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.streams.count()) }),
+		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.count()) }),
 		serverGauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.count()) }),
 		serverGauge("journal_bytes", "Bytes that the entries retained take.", func() float64 { return float64(s.journal.Bytes()) }),
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),

@@ -80,7 +80,7 @@ const (
 	// handshakeTime is how long a connection may be open without speaking HTTP/2.
 	handshakeTime = 5 * time.Second
 	// closingTime is how long connections have to be closed in good order once
-	// all Subscribe streams have ended.
+	// all streams have ended.
 	closingTime = time.Second
 	// maxRequestBytes is far more than any request needs.
 	maxRequestBytes = 256 << 10
@@ -96,12 +96,12 @@ type Server struct {
 	health  *health.Server
 	metrics *metrics
 
-	streams    streams // Subscribe
-	snapshots  streams
-	calls      streams // all three kinds of stream
-	notServing atomic.Bool
-	draining   chan struct{} // closed when nothing more will be appended
-	drain      sync.Once
+	subscribers streams
+	snapshots   streams // by Snapshot and by Subscribe
+	calls       streams // Subscribe, Snapshot and Replay
+	notServing  atomic.Bool
+	draining    chan struct{} // closed when nothing more will be appended
+	drain       sync.Once
 }
 
 // New makes a server that reads a journal, and the state that its entries come
@@ -128,7 +128,7 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg.Registerer = prometheus.NewRegistry()
 	}
 	s := &Server{cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{})}
-	s.streams.limit, s.snapshots.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSnapshots, math.MaxInt
+	s.subscribers.limit, s.snapshots.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSnapshots, math.MaxInt
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)
@@ -178,10 +178,9 @@ func (s *Server) StopServing() {
 
 // Shutdown ends every Subscribe stream once it has sent all that the journal
 // holds, to which nothing may be appended any more, lets snapshots and replays
-// come to their end, and then ends the server. When
-// ctx ends first, streams whose clients do not read are cut off. What else is
-// open (health watches, connections that never said a word) is not waited for
-// longer than a second.
+// come to their end, and then ends the server. When ctx ends first, streams
+// whose clients do not read are cut off. What else is open (health watches,
+// connections that never said a word) is not waited for longer than a second.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
 	s.drain.Do(func() { close(s.draining) })

@@ -26,7 +26,7 @@ func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*k
 		OldestSeq:    b.Oldest,
 		NewestSeq:    b.Newest,
 		JournalBytes: uint64(s.journal.Bytes()),
-		Subscribers:  uint64(s.streams.count()),
+		Subscribers:  uint64(s.subscribers.count()),
 		Version:      s.cfg.Version,
 	}
 	for _, w := range s.state.Status((*filter)(nil).worker) {

@@ -21,10 +21,10 @@ const responseBytes = 64 << 10
 
 // Subscribe implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.RouterEventService_SubscribeServer) error {
-	if !s.streams.enter() {
+	if !s.subscribers.enter() {
 		return errTooManySubscribers(s.cfg.MaxSubscribers, s.journal.Bounds())
 	}
-	defer s.streams.leave()
+	defer s.subscribers.leave()
 	b := s.journal.Bounds()
 	filter, err := parseFilter(req.GetFilter(), b)
 	if err != nil {
