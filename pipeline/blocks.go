@@ -184,17 +184,6 @@ func (t *blocks) double() {
 	t.depth++
 }
 
-// all calls f with every block.
-func (t *blocks) all(f func(*block)) {
-	for s := range t.segments() {
-		for k := range s.slots {
-			if s.slots[k].flags&flagHeld != 0 {
-				f(&s.slots[k])
-			}
-		}
-	}
-}
-
 // pages rounds a number of slots up to whole pages.
 func pages(slots int) int {
 	return (slots + slotsPerPage - 1) / slotsPerPage * slotsPerPage

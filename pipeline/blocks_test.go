@@ -9,6 +9,17 @@ import (
 	"pgregory.net/rapid"
 )
 
+// all calls f with every block.
+func (t *blocks) all(f func(*block)) {
+	for s := range t.segments() {
+		for k := range s.slots {
+			if s.slots[k].flags&flagHeld != 0 {
+				f(&s.slots[k])
+			}
+		}
+	}
+}
+
 // checkBlocks compares the table with a map, by both ways to read it, and sees
 // that its segments are sound.
 func checkBlocks(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint64]uint64) {
