@@ -19,11 +19,14 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if s.notServing.Load() {
+		switch s.inPhase() {
+		case phaseServing:
+			_, _ = fmt.Fprintln(w, "ok")
+		case phaseStarting:
+			http.Error(w, "starting", http.StatusServiceUnavailable)
+		default:
 			http.Error(w, "shutting down", http.StatusServiceUnavailable)
-			return
 		}
-		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

@@ -1,8 +1,12 @@
 package server
 
 import (
+	"context"
 	"net"
 	"sync"
+	"time"
+
+	"google.golang.org/grpc/peer"
 )
 
 // connections knows the open connections of a listener, so that they can be
@@ -20,7 +24,28 @@ func newConnections() *connections {
 // connection takes itself off the list when it is closed.
 type connection struct {
 	net.Conn
-	of *connections
+	of     *connections
+	opened time.Time
+}
+
+// address is a client's. All that a call can learn of its connection is the
+// address, so this is what tells it when the connection was opened.
+type address struct {
+	net.Addr
+	opened time.Time
+}
+
+// RemoteAddr returns the client's address.
+func (c *connection) RemoteAddr() net.Addr { return address{c.Conn.RemoteAddr(), c.opened} }
+
+// openedAt returns when the connection of a call was opened.
+func openedAt(ctx context.Context) (_ time.Time, ok bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return time.Time{}, false
+	}
+	a, ok := p.Addr.(address)
+	return a.opened, ok
 }
 
 // Close closes the connection.
@@ -45,7 +70,7 @@ func (l knownListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &connection{Conn: conn, of: l.conns}
+	c := &connection{Conn: conn, of: l.conns, opened: time.Now()}
 	l.conns.mu.Lock()
 	closed := l.conns.closed
 	if !closed {

@@ -22,12 +22,16 @@ const (
 	ReasonPositionCompacted = "POSITION_COMPACTED"
 	ReasonPositionAhead     = "POSITION_AHEAD"
 	ReasonEpochMismatch     = "EPOCH_MISMATCH"
+	ReasonStarting          = "STARTING"
 	ReasonShuttingDown      = "SHUTTING_DOWN"
+	ReasonMaxConnectionAge  = "MAX_CONNECTION_AGE"
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
 	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonInvalidArgument   = "INVALID_ARGUMENT"
+	ReasonUnauthenticated   = "UNAUTHENTICATED"
+	ReasonPermissionDenied  = "PERMISSION_DENIED"
 	ReasonUnimplemented     = "UNIMPLEMENTED"
 	ReasonInternal          = "INTERNAL"
 )
@@ -76,9 +80,19 @@ func errEpochMismatch(epoch string, b journal.Bounds) error {
 		epoch, b.Epoch))
 }
 
+func errStarting(b journal.Bounds) error {
+	return statusError(codes.Unavailable, ReasonStarting, b,
+		"the server is starting, and does not know yet what the engines hold; try again", retryInfo())
+}
+
 func errShuttingDown(b journal.Bounds) error {
 	return statusError(codes.Unavailable, ReasonShuttingDown, b,
 		"the server is shutting down, and everything up to the last position has been sent; resume after it when a server is back, and start anew if its epoch is another", retryInfo())
+}
+
+func errMaxConnectionAge(b journal.Bounds) error {
+	return statusError(codes.Unavailable, ReasonMaxConnectionAge, b,
+		"the connection has reached the age at which the server has clients choose a server anew; resume after the last position, which may be at another one", retryInfo())
 }
 
 func errTooManySubscribers(limit int, b journal.Bounds) error {
@@ -109,6 +123,15 @@ func errSlowSnapshot(b journal.Bounds) error {
 func errInvalid(field, description string, b journal.Bounds) error {
 	return statusError(codes.InvalidArgument, ReasonInvalidArgument, b, field+": "+description,
 		&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: description}}})
+}
+
+func errUnauthenticated(message string, b journal.Bounds) error {
+	return statusError(codes.Unauthenticated, ReasonUnauthenticated, b, message)
+}
+
+func errPermissionDenied(role Role, service string, b journal.Bounds) error {
+	return statusError(codes.PermissionDenied, ReasonPermissionDenied, b, fmt.Sprintf(
+		"the token's role is %s, which may not call %s; ask the server's operator for a token with the role %s", role, service, RoleOperator))
 }
 
 func errUnimplemented(b journal.Bounds, message string) error {

@@ -2,8 +2,11 @@ package server_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -42,6 +45,14 @@ type reading func(*journal.Memory) server.Journal
 // overTCP starts a server on a port of its own.
 func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config, by ...reading) *harness {
 	t.Helper()
+	h := startingOverTCP(t, cfg, jcfg, by...)
+	h.server.StartServing()
+	return h
+}
+
+// startingOverTCP starts a server that does not serve yet.
+func startingOverTCP(t testing.TB, cfg server.Config, jcfg journal.Config, by ...reading) *harness {
+	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -53,8 +64,18 @@ func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config, by ...reading
 func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *harness {
 	t.Helper()
 	l := bufconn.Listen(1 << 20)
-	return start(t, cfg, jcfg, nil, l, "passthrough:///bufconn", grpc.WithContextDialer(
+	h := start(t, cfg, jcfg, nil, l, "passthrough:///bufconn", grpc.WithContextDialer(
 		func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	h.server.StartServing()
+	return h
+}
+
+// secured is a certificate of a server at 127.0.0.1, and clients that trust it.
+func secured(t testing.TB) (server, client *tls.Config) {
+	t.Helper()
+	known := httptest.NewTLSServer(nil) // it comes with a certificate, which is all that is wanted of it
+	defer known.Close()
+	return &tls.Config{Certificates: known.TLS.Certificates}, known.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
 func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l net.Listener, target string, opts ...grpc.DialOption) *harness {
@@ -73,15 +94,7 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 	}
 	served := make(chan error, 1)
 	go func() { served <- h.server.Serve(l) }()
-	h.conn, err = grpc.NewClient(target, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 	t.Cleanup(func() {
-		if err := h.conn.Close(); err != nil {
-			t.Errorf("close client: %v", err)
-		}
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		h.server.Shutdown(ctx)
@@ -89,8 +102,42 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 			t.Errorf("serve: %v", err)
 		}
 	})
+	h.conn = h.dial(target, opts...)
+	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 	return h
 }
+
+// dial makes a client, closed before the server ends. It does without TLS unless
+// the options say otherwise.
+func (h *harness) dial(target string, opts ...grpc.DialOption) *grpc.ClientConn {
+	h.t.Helper()
+	opts = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, opts...)
+	conn, err := grpc.NewClient(target, opts...)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			h.t.Errorf("close client: %v", err)
+		}
+	})
+	return conn
+}
+
+// as is a client whose calls carry a value of the header authorization.
+func (h *harness) as(authorization string) *grpc.ClientConn {
+	h.t.Helper()
+	return h.dial(h.conn.Target(), grpc.WithPerRPCCredentials(header(authorization)))
+}
+
+// header is credentials that are a value of the header authorization.
+type header string
+
+func (h header) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": string(h)}, nil
+}
+
+func (header) RequireTransportSecurity() bool { return false }
 
 // append adds an entry of the worker that stores blocks.
 func (h *harness) append(hashes ...uint64) {
@@ -119,11 +166,17 @@ func (h *harness) fill(entries int) {
 // flood adds more than a transport holds for a client that does not read: 64 MiB.
 func (h *harness) flood() {
 	h.t.Helper()
+	h.load(1024)
+}
+
+// load adds entries of 64 KiB each.
+func (h *harness) load(entries int) {
+	h.t.Helper()
 	hashes := make([]uint64, 8<<10)
 	for n := range hashes {
 		hashes[n] = uint64(n)
 	}
-	for range 1024 {
+	for range entries {
 		h.append(hashes...)
 	}
 }
@@ -171,6 +224,25 @@ func (s *subscription) until(t testing.TB, seq uint64) {
 	}
 }
 
+// end receives all that comes, and returns the error that the stream ends with.
+func (s *subscription) end() error {
+	for {
+		if _, err := s.next(); err != nil {
+			return err
+		}
+	}
+}
+
+// subscribers asks how many there are.
+func (h *harness) subscribers(t testing.TB) uint64 {
+	t.Helper()
+	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.GetSubscribers()
+}
+
 func earliest() *kvcastv1.SubscribeRequest {
 	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 }
@@ -179,8 +251,8 @@ func latest() *kvcastv1.SubscribeRequest {
 	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}}
 }
 
-// failing lets a request fail where it would be answered with a snapshot.
-func failing(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
+// orFail lets a request fail where it would be answered with a snapshot.
+func orFail(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 	req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	return req
 }

@@ -10,6 +10,9 @@ import (
 
 // Replay implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.RouterEventService_ReplayServer) error {
+	if err := s.welcome(); err != nil {
+		return err
+	}
 	b := s.journal.Bounds()
 	filter, err := parseFilter(req.GetFilter(), b)
 	if err != nil {

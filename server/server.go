@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -49,6 +51,19 @@ type Config struct {
 	// MaxSnapshots is how many snapshots may be sent at a time, by Snapshot and by
 	// Subscribe; default 4. Each holds a copy of a table of a worker.
 	MaxSnapshots int
+	// MaxConnectionAge is how old a connection may grow, a tenth more or less,
+	// before its client is asked to make another; at most a year, default 0: any
+	// age. Subscribe streams end with MAX_CONNECTION_AGE then.
+	MaxConnectionAge time.Duration
+	// MaxConnectionAgeGrace is the time within which the Subscribe streams of such
+	// a connection end, and how long other calls have at least after that; at most
+	// an hour, default 10 s.
+	MaxConnectionAgeGrace time.Duration
+	// TLS is what connections are secured with; nil: they are not.
+	TLS *tls.Config
+	// Tokens are those of which each call must carry one; nil: all may call.
+	// Health checks and reflection need none.
+	Tokens *Tokens
 	// Version is what GetStatus tells.
 	Version string
 	// Sources tells the sources of each worker, by its name; nil where they are
@@ -62,10 +77,11 @@ type Config struct {
 
 // Defaults of Config.
 const (
-	DefaultProgress       = 10 * time.Second
-	DefaultMaxSubscribers = 1024
-	DefaultMaxSnapshots   = 4
-	DefaultStall          = 30 * time.Second
+	DefaultProgress              = 10 * time.Second
+	DefaultMaxSubscribers        = 1024
+	DefaultMaxSnapshots          = 4
+	DefaultStall                 = 30 * time.Second
+	DefaultMaxConnectionAgeGrace = 10 * time.Second
 )
 
 const (
@@ -95,17 +111,18 @@ type Server struct {
 	conns   *connections
 	health  *health.Server
 	metrics *metrics
+	age     connectionAge
 
 	subscribers streams
-	snapshots   streams // by Snapshot and by Subscribe
-	calls       streams // Subscribe, Snapshot and Replay
-	notServing  atomic.Bool
+	snapshots   streams       // by Snapshot and by Subscribe
+	calls       streams       // Subscribe, Snapshot and Replay
+	phase       atomic.Int32  // a phase
 	draining    chan struct{} // closed when nothing more will be appended
 	drain       sync.Once
 }
 
 // New makes a server that reads a journal, and the state that its entries come
-// to. It fails only where its metrics are registered already.
+// to. It serves from StartServing on. New fails only where its metrics are registered already.
 func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.Progress <= 0 {
 		cfg.Progress = DefaultProgress
@@ -121,13 +138,20 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.MaxSnapshots <= 0 {
 		cfg.MaxSnapshots = DefaultMaxSnapshots
 	}
+	cfg.MaxConnectionAge = max(cfg.MaxConnectionAge, 0)
+	if cfg.MaxConnectionAgeGrace <= 0 {
+		cfg.MaxConnectionAgeGrace = DefaultMaxConnectionAgeGrace
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Registerer == nil {
 		cfg.Registerer = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{})}
+	s := &Server{
+		cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{}),
+		age: connectionAge{max: cfg.MaxConnectionAge, grace: cfg.MaxConnectionAgeGrace},
+	}
 	s.subscribers.limit, s.snapshots.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSnapshots, math.MaxInt
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
@@ -137,27 +161,43 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	if err := cfg.Registerer.Register(calls); err != nil {
 		return nil, fmt.Errorf("register call metrics: %w", err)
 	}
-	logStream, logUnary := logCalls(cfg.Logger)
-	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
-	s.grpc = grpc.NewServer(
-		grpc.ForceServerCodecV2(newCodec()),
-		grpc.ConnectionTimeout(handshakeTime),
-		grpc.MaxRecvMsgSize(maxRequestBytes),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout}),
-		grpc.ChainUnaryInterceptor(
-			calls.UnaryServerInterceptor(), logUnary, recovery.UnaryServerInterceptor(recovering)),
-		grpc.ChainStreamInterceptor(
-			calls.StreamServerInterceptor(), logStream, recovery.StreamServerInterceptor(recovering)),
-	)
+	s.grpc = grpc.NewServer(s.options(calls)...)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
-	for name := range s.grpc.GetServiceInfo() {
-		s.health.SetServingStatus(name, healthv1.HealthCheckResponse_SERVING)
-	}
+	s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
 	return s, nil
+}
+
+// options are those of gRPC. Calls go through the interceptors in their order:
+// one that is refused costs no more than that.
+func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
+	stream := []grpc.StreamServerInterceptor{calls.StreamServerInterceptor()}
+	unary := []grpc.UnaryServerInterceptor{calls.UnaryServerInterceptor()}
+	if s.cfg.Tokens != nil {
+		authStream, authUnary := s.authenticateCalls()
+		stream, unary = append(stream, authStream), append(unary, authUnary)
+	}
+	logStream, logUnary := logCalls(s.cfg.Logger)
+	recovering := recovery.WithRecoveryHandlerContext(s.recovered)
+	stream = append(stream, logStream, recovery.StreamServerInterceptor(recovering))
+	unary = append(unary, logUnary, recovery.UnaryServerInterceptor(recovering))
+	options := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.MaxRecvMsgSize(maxRequestBytes),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(s.age.keepalive(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout})),
+		grpc.ChainStreamInterceptor(stream...),
+		grpc.ChainUnaryInterceptor(unary...),
+	}
+	if s.cfg.TLS != nil {
+		secured := s.cfg.TLS.Clone()
+		secured.MinVersion = max(secured.MinVersion, tls.VersionTLS12)
+		options = append(options, grpc.Creds(credentials.NewTLS(secured))) // which offers h2 by ALPN
+	}
+	return options
 }
 
 // Serve accepts connections until Shutdown, and then returns nil.
@@ -167,13 +207,6 @@ func (s *Server) Serve(l net.Listener) error {
 		return fmt.Errorf("serve gRPC: %w", err)
 	}
 	return nil
-}
-
-// StopServing answers health checks with NOT_SERVING from now on, so that load
-// balancers send nobody new; all else goes on.
-func (s *Server) StopServing() {
-	s.notServing.Store(true)
-	s.health.Shutdown()
 }
 
 // Shutdown ends every Subscribe stream once it has sent all that the journal

@@ -30,6 +30,9 @@ const snapshotAttempts = 3
 
 // Snapshot implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.RouterEventService_SnapshotServer) error {
+	if err := s.welcome(); err != nil {
+		return err
+	}
 	b := s.journal.Bounds()
 	filter, err := parseFilter(req.GetFilter(), b)
 	if err != nil {

@@ -272,33 +272,6 @@ func TestSnapshotOfNothing(t *testing.T) {
 	}
 }
 
-func TestTooManySnapshotsAreRefused(t *testing.T) {
-	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
-	h.addWorker()
-	hashes := make([]uint64, 8<<10)
-	for n := range 400 { // 52 MB of blocks, more than a transport holds
-		for i := range hashes {
-			hashes[i] = uint64(n)<<32 + uint64(i)
-		}
-		h.append(hashes...)
-	}
-	first, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := first.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	second, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = second.Recv()
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManySnapshots)
-	_, err = h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil)).messages(2)
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManySnapshots)
-}
-
 // messages receives a number of messages, or up to an error.
 func (s *subscription) messages(n int) (m *kvcastv1.SubscribeResponse, err error) {
 	for range n {
@@ -319,28 +292,15 @@ func TestReplay(t *testing.T) {
 		name        string
 		req         *kvcastv1.ReplayRequest
 		first, last uint64
-		code        codes.Code
-		reason      string
 	}{
-		{"all", &kvcastv1.ReplayRequest{}, b.Oldest, b.Newest, 0, ""},
-		{"from a position", &kvcastv1.ReplayRequest{After: at(4900)}, 4901, b.Newest, 0, ""},
-		{"to a position", &kvcastv1.ReplayRequest{Until: at(4990)}, b.Oldest, 4990, 0, ""},
-		{"without epochs", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Seq: 4980}, Until: &kvcastv1.Position{Seq: 4981}}, 4981, 4981, 0, ""},
-		{"filtered", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}}}, 4991, b.Newest, 0, ""},
-		{"filtered to nothing", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"nobody"}}}, 0, 0, 0, ""},
-		{"nothing", &kvcastv1.ReplayRequest{After: at(4980), Until: at(4980)}, 0, 0, 0, ""},
-		{"after the newest", &kvcastv1.ReplayRequest{After: at(b.Newest)}, 0, 0, 0, ""},
-		{"no longer retained", &kvcastv1.ReplayRequest{After: at(b.Oldest - 2)}, 0, 0, codes.OutOfRange, server.ReasonPositionCompacted},
-		{"beyond the newest", &kvcastv1.ReplayRequest{After: at(b.Newest + 1)}, 0, 0, codes.OutOfRange, server.ReasonPositionAhead},
-		{"until beyond the newest", &kvcastv1.ReplayRequest{Until: at(b.Newest + 1)}, 0, 0, codes.OutOfRange, server.ReasonPositionAhead},
-		{"another epoch", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Epoch: "feed"}}, 0, 0, codes.FailedPrecondition, server.ReasonEpochMismatch},
-		{"until in another epoch", &kvcastv1.ReplayRequest{Until: &kvcastv1.Position{Epoch: "feed"}}, 0, 0, codes.FailedPrecondition, server.ReasonEpochMismatch},
-		{"until no longer retained", &kvcastv1.ReplayRequest{Until: at(b.Oldest - 2)}, 0, 0, codes.OutOfRange, server.ReasonPositionCompacted},
-		{"backwards", &kvcastv1.ReplayRequest{After: at(4990), Until: at(4980)}, 0, 0, codes.InvalidArgument, server.ReasonInvalidArgument},
-		{
-			"an unknown tier", &kvcastv1.ReplayRequest{Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{0}}},
-			0, 0, codes.InvalidArgument, server.ReasonInvalidArgument,
-		},
+		{"all", &kvcastv1.ReplayRequest{}, b.Oldest, b.Newest},
+		{"from a position", &kvcastv1.ReplayRequest{After: at(4900)}, 4901, b.Newest},
+		{"to a position", &kvcastv1.ReplayRequest{Until: at(4990)}, b.Oldest, 4990},
+		{"without epochs", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Seq: 4980}, Until: &kvcastv1.Position{Seq: 4981}}, 4981, 4981},
+		{"filtered", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}}}, 4991, b.Newest},
+		{"filtered to nothing", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"nobody"}}}, 0, 0},
+		{"nothing", &kvcastv1.ReplayRequest{After: at(4980), Until: at(4980)}, 0, 0},
+		{"after the newest", &kvcastv1.ReplayRequest{After: at(b.Newest)}, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			stream, err := h.client.Replay(t.Context(), tt.req)
@@ -348,7 +308,7 @@ func TestReplay(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := checker.New(checker.Options{})
-			if err := c.BeginReplay(tt.req); err != nil && tt.code == 0 {
+			if err := c.BeginReplay(tt.req); err != nil {
 				t.Fatal(err)
 			}
 			var first, last uint64
@@ -356,10 +316,6 @@ func TestReplay(t *testing.T) {
 				m, err := stream.Recv()
 				if errors.Is(err, io.EOF) {
 					break
-				}
-				if tt.code != 0 {
-					wantStatus(t, err, tt.code, tt.reason)
-					return
 				}
 				if err == nil {
 					err = c.ReceiveReplay(m)
@@ -373,8 +329,8 @@ func TestReplay(t *testing.T) {
 					}
 				}
 			}
-			if err := c.EndReplay(); err != nil || tt.code != 0 {
-				t.Errorf("end: %v, want code %v", err, tt.code)
+			if err := c.EndReplay(); err != nil {
+				t.Errorf("end: %v", err)
 			}
 			if first != tt.first || last != tt.last {
 				t.Errorf("got entries %d to %d, want %d to %d", first, last, tt.first, tt.last)
@@ -411,16 +367,6 @@ func TestStatusCalls(t *testing.T) {
 	found, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{2, 9}})
 	if err != nil || len(found.GetHolders()) != 1 || found.GetHolders()[0].GetWorker() != "w" {
 		t.Errorf("lookup: got %v, %v", found, err)
-	}
-	for name, req := range map[string]*kvcastv1.LookupBlocksRequest{
-		"nothing":  {},
-		"too much": {BlockHashes: make([]uint64, 10_001)},
-		"no tier":  {BlockHashes: []uint64{1}, Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{9}}},
-	} {
-		_, err := h.client.LookupBlocks(t.Context(), req)
-		if wantStatus(t, err, codes.InvalidArgument, server.ReasonInvalidArgument); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("lookup of %s: got %v", name, err)
-		}
 	}
 }
 

@@ -80,6 +80,9 @@ func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
 
 // LookupBlocks implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBlocksRequest) (*kvcastv1.LookupBlocksResponse, error) {
+	if err := s.welcome(); err != nil {
+		return nil, err
+	}
 	b := s.journal.Bounds()
 	switch n := len(req.GetBlockHashes()) + len(req.GetTokensHashes()); {
 	case n == 0:

@@ -21,6 +21,9 @@ const responseBytes = 64 << 10
 
 // Subscribe implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.RouterEventService_SubscribeServer) error {
+	if err := s.welcome(); err != nil {
+		return err
+	}
 	if !s.subscribers.enter() {
 		return errTooManySubscribers(s.cfg.MaxSubscribers, s.journal.Bounds())
 	}
@@ -175,12 +178,17 @@ func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {
 	return c.out.message(m, c.seq)
 }
 
-// follow sends what comes after the cursor, until the client leaves or the
-// server shuts down and all has been sent.
+// follow sends what comes after the cursor, until the client leaves, its
+// connection is too old, or the server shuts down and all has been sent.
 func (c *cursor) follow(ctx context.Context) error {
 	j := c.server.journal
 	idle := time.NewTimer(c.progressAfter())
 	defer idle.Stop()
+	var aged <-chan time.Time // nil, which is never ready, where any age will do
+	if over := c.server.age.over(ctx); over != nil {
+		defer over.Stop()
+		aged = over.C
+	}
 	for {
 		// Asked before the read, so that when both say yes nothing is left.
 		draining := c.server.isDraining()
@@ -200,6 +208,11 @@ func (c *cursor) follow(ctx context.Context) error {
 				}
 			default:
 			}
+			select {
+			case <-aged:
+				return errMaxConnectionAge(j.Bounds())
+			default:
+			}
 			continue
 		}
 		if draining {
@@ -213,6 +226,8 @@ func (c *cursor) follow(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-c.server.draining:
+		case <-aged:
+			return errMaxConnectionAge(j.Bounds())
 		case <-idle.C:
 			if err := c.progress(idle); err != nil {
 				return err

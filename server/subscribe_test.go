@@ -3,7 +3,7 @@ package server_test
 import (
 	"context"
 	"fmt"
-	"net"
+
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
@@ -179,102 +178,6 @@ func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 	})
 }
 
-func TestSubscriberThatFallsOffTheOldEndIsTold(t *testing.T) {
-	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10})
-	s := h.subscribe(checker.New(checker.Options{}), failing(earliest()))
-	if _, err := s.next(); err != nil {
-		t.Fatal(err)
-	}
-	h.addWorker()
-	h.flood()
-	for {
-		_, err := s.next()
-		if err == nil {
-			continue
-		}
-		wantStatus(t, err, codes.OutOfRange, server.ReasonPositionCompacted)
-		return
-	}
-}
-
-func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
-	h := overTCP(t, server.Config{}, journal.Config{})
-	h.addWorker()
-	s := h.subscribe(checker.New(checker.Options{}), earliest())
-	s.until(t, 1)
-	h.fill(5000)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	done := make(chan struct{})
-	go func() { defer close(done); h.server.Shutdown(ctx) }()
-	var err error
-	for err == nil {
-		_, err = s.next()
-	}
-	wantStatus(t, err, codes.Unavailable, server.ReasonShuttingDown)
-	if got := s.checker.Position().GetSeq(); got != 5001 {
-		t.Errorf("last position: got %d, want 5001", got)
-	}
-	<-done
-	if ctx.Err() != nil {
-		t.Error("shutdown waited for its deadline though every subscriber read")
-	}
-}
-
-func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
-	h := overTCP(t, server.Config{}, journal.Config{})
-	h.addWorker()
-	s := h.subscribe(checker.New(checker.Options{}), earliest())
-	s.until(t, 1)
-	h.flood()
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-	defer cancel()
-	h.server.Shutdown(ctx)
-	if ctx.Err() == nil {
-		t.Error("shutdown ended before its deadline, so that this tested nothing")
-	}
-}
-
-// TestShutdownWaitsForNobodyElse has connections open that are no subscribers.
-func TestShutdownWaitsForNobodyElse(t *testing.T) {
-	h := overTCP(t, server.Config{}, journal.Config{})
-	silent, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = silent.Close() }()
-	watch, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := watch.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	began := time.Now()
-	h.server.Shutdown(ctx)
-	if took := time.Since(began); took > 4*time.Second {
-		t.Errorf("shutdown took %v, want little more than a second", took)
-	}
-}
-
-// TestShutdownBeforeServe is what a signal right after the start comes to.
-func TestShutdownBeforeServe(t *testing.T) {
-	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Shutdown(t.Context())
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Serve(l); err != nil {
-		t.Errorf("serve after shutdown: got %v, want nil", err)
-	}
-}
-
 // TestSubscriberThatReadsNothingIsEnded has one that stalls beside one that reads.
 func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 	h := overTCP(t, server.Config{Stall: 2 * time.Second}, journal.Config{MaxBytes: 1 << 30})
@@ -296,23 +199,12 @@ func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 	if err := <-read; err != nil {
 		t.Fatalf("the subscriber that reads: %v", err)
 	}
-	list := func() uint64 {
-		s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.GetSubscribers()
-	}
-	for list() != 1 { // its handler has returned, and its place is free
+	for h.subscribers(t) != 1 { // its handler has returned, and its place is free
 		if reads.stream.Context().Err() != nil {
 			t.Fatal("the stream of the subscriber that reads has ended")
 		}
 	}
-	var err error
-	for err == nil {
-		_, err = stalls.next()
-	}
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
+	wantStatus(t, stalls.end(), codes.ResourceExhausted, server.ReasonSlowSubscriber)
 	// It resumes where it was.
 	at := stalls.checker.Position()
 	if at.GetSeq() >= 1025 {
@@ -322,7 +214,7 @@ func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 	again.until(t, 1025)
 }
 
-func TestTooManySubscribersAreRefused(t *testing.T) {
+func TestPlaceOfASubscriberThatLeftIsFree(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
 	first := h.subscribe(checker.New(checker.Options{}), earliest())
 	second := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -331,8 +223,6 @@ func TestTooManySubscribersAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := h.subscribe(checker.New(checker.Options{}), earliest()).next()
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManySubs)
 	first.cancel()
 	if _, err := first.stream.Recv(); status.Code(err) != codes.Canceled {
 		t.Fatalf("got %v, want the stream cancelled", err)

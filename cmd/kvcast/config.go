@@ -24,6 +24,8 @@ type config struct {
 	Batch        batchConfig
 	Ingest       ingestConfig
 	Subscribers  subscribersConfig
+	Auth         authConfig
+	TLS          tlsConfig
 	EmitTokenIDs bool
 	Workers      []workerConfig
 	Listeners    []listenerConfig
@@ -49,10 +51,24 @@ type ingestConfig struct {
 }
 
 type subscribersConfig struct {
-	Max          int
-	Stall        time.Duration
-	Progress     time.Duration
-	MaxSnapshots int
+	Max                   int
+	Stall                 time.Duration
+	Progress              time.Duration
+	MaxSnapshots          int
+	MaxConnectionAge      time.Duration // 0: any age
+	MaxConnectionAgeGrace time.Duration
+}
+
+// authConfig says who may call; nothing means that all may.
+type authConfig struct {
+	Tokens string // a file's name
+}
+
+// tlsConfig says what connections are secured with; nothing means that they are
+// not.
+type tlsConfig struct {
+	Cert string // a file's name
+	Key  string // a file's name
 }
 
 // workerConfig is a worker whose engines are connected to.
@@ -95,6 +111,7 @@ func defaultConfig() config {
 		},
 		Subscribers: subscribersConfig{
 			Max: server.DefaultMaxSubscribers, Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: 4,
+			MaxConnectionAgeGrace: server.DefaultMaxConnectionAgeGrace,
 		},
 	}
 }
@@ -109,6 +126,10 @@ func defaultListener() listenerConfig {
 
 // atMost is how many workers or subscribers one may ask for: more than fit.
 const atMost = 1_000_000
+
+const year = 365 * 24 * time.Hour
+
+const wantFile = "a file's name in UTF-8 without control characters"
 
 // settings are the scalars of c outside its lists, in the order of the file.
 // Each is a key of the file, a flag and a variable.
@@ -131,6 +152,11 @@ func (c *config) settings() []setting {
 		duration("subscribers.stall", &c.Subscribers.Stall, time.Second, time.Hour),
 		duration("subscribers.progress", &c.Subscribers.Progress, 100*time.Millisecond, time.Hour),
 		count("subscribers.max_snapshots", &c.Subscribers.MaxSnapshots, 1, 1024),
+		limit("subscribers.max_connection_age", &c.Subscribers.MaxConnectionAge, time.Second, year),
+		duration("subscribers.max_connection_age_grace", &c.Subscribers.MaxConnectionAgeGrace, time.Second, time.Hour),
+		text("auth.tokens", &c.Auth.Tokens, printable, wantFile),
+		text("tls.cert", &c.TLS.Cert, printable, wantFile),
+		text("tls.key", &c.TLS.Key, printable, wantFile),
 		yesNo("emit_token_ids", &c.EmitTokenIDs),
 	}
 }

@@ -34,11 +34,20 @@ type settingFlags struct {
 		MaxWorkers       string `default:"4096" help:"The most workers."`
 	} `embed:"" prefix:"ingest-"`
 	Subscribers struct {
-		Max          string `default:"1024" help:"The most subscribers."`
-		Stall        string `default:"30s" help:"How long a subscriber may read nothing while there is something to send, 1s to 1h."`
-		Progress     string `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
-		MaxSnapshots string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
+		Max                   string `default:"1024" help:"The most subscribers."`
+		Stall                 string `default:"30s" help:"How long a subscriber may read nothing while there is something to send, 1s to 1h."`
+		Progress              string `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
+		MaxSnapshots          string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
+		MaxConnectionAge      string `default:"0s" help:"How old a connection may grow, a tenth more or less, before its subscribers are sent to make another, which a load balancer may lead elsewhere; 1s to 8760h, 0s for no limit."`
+		MaxConnectionAgeGrace string `default:"10s" help:"The time within which they are then sent, and how long other calls may go on after that, 1s to 1h."`
 	} `embed:"" prefix:"subscribers-"`
+	Auth struct {
+		Tokens string `placeholder:"FILE" help:"Ask every call for a token of this file: in each line ROLE TOKEN, the role being router or operator, or a comment behind #. It is read at the start."`
+	} `embed:"" prefix:"auth-"`
+	TLS struct {
+		Cert string `placeholder:"FILE" help:"Serve with TLS, and this certificate: PEM, with those between it and its CA behind it. It is read at the start."`
+		Key  string `placeholder:"FILE" help:"The certificate's key: PEM."`
+	} `embed:"" prefix:"tls-"`
 	EmitTokenIDs bool `name:"emit-token-ids" help:"Put the tokens into stored events. They are users' prompts."`
 }
 
@@ -76,7 +85,7 @@ func (r *configReader) environ(environ []string) {
 		name, value, _ := strings.Cut(variable, "=")
 		values[name] = value
 	}
-	known := []string{"KVCAST_CONFIG", "KVCAST_WORKER", "KVCAST_BIND", "ZMQ_PORT"}
+	known := []string{"KVCAST_CONFIG", "KVCAST_WORKER", "KVCAST_BIND", "ZMQ_PORT", tokenVariable}
 	for _, s := range r.config.settings() {
 		known = append(known, s.variable())
 		if value, ok := values[s.variable()]; ok {
@@ -108,6 +117,9 @@ func (r *configReader) environ(environ []string) {
 	slices.Sort(unknowns)
 	for _, name := range unknowns {
 		if meant := nearest(name, known); meant != "" {
+			if meant == tokenVariable { // serve does not read it, and must not seem to
+				meant = "KVCAST_AUTH_TOKENS, the file of those that are good, or " + meant + ", the one that a client sends"
+			}
 			r.wrong(origin{place: name}, "", "the variable is not known: did you mean "+meant+"?")
 		}
 	}

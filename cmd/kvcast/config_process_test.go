@@ -67,13 +67,14 @@ func TestCheckPrintsWhatIsInForce(t *testing.T) {
 	file := configFile(t, "batch: {max_blocks: 64}\nsubscribers: {max: 7}\nlisteners: [{bind: \"tcp://*:5557\"}]\n")
 	t.Setenv("KVCAST_SUBSCRIBERS_MAX", "8")
 	t.Setenv("KVCAST_CONFIG", file)
-	first := kvcast(t, nil, "serve", "--check", "--journal-max-bytes", "1GiB", "--emit-token-ids")
+	first := kvcast(t, nil, "serve", "--check", "--journal-max-bytes", "1GiB", "--emit-token-ids", "--subscribers-max-connection-age", "60m")
 	for _, line := range []string{
 		`  max_blocks: 64 # from ` + file + `:1`,
 		`  max: 8 # from KVCAST_SUBSCRIBERS_MAX`,
 		`  max_bytes: 1GiB # from --journal-max-bytes`,
 		`emit_token_ids: true # from --emit-token-ids`,
 		`  max_age: 1h`,
+		`  max_connection_age: 1h # from --subscribers-max-connection-age`,
 		`  # from ` + file + `:3`,
 	} {
 		if !strings.Contains(first.out, "\n"+line+"\n") {
@@ -93,7 +94,7 @@ func TestCheckPrintsWhatIsInForce(t *testing.T) {
 
 func TestCheckTellsEveryMistake(t *testing.T) {
 	got := kvcast(t, nil, "serve", "--check", "--config", "testdata/config/mistakes.yaml", "--listen", "x")
-	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 37 mistakes:\n") ||
+	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 42 mistakes:\n") ||
 		!strings.Contains(got.err, "\n  testdata/config/mistakes.yaml:29: discovery[0]: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
 		t.Errorf("got status %d, %q and\n%s", got.status, got.out, got.err)
 	}

@@ -117,9 +117,35 @@ func (r *configReader) err() error {
 	return errors.New(lines.String())
 }
 
-// validate has ingest judge what it will read. The names it has for fields are
-// those of its Config.
+// validate judges what goes together.
 func (r *configReader) validate() {
+	r.validateTLS()
+	r.validateIngest()
+}
+
+// validateTLS wants both of the files or none.
+func (r *configReader) validateTLS() {
+	given, file, missing := "tls.cert", r.config.TLS.Cert, "tls.key"
+	switch {
+	case (r.config.TLS.Cert == "") == (r.config.TLS.Key == ""):
+		return
+	case file == "":
+		given, file, missing = "tls.key", r.config.TLS.Key, "tls.cert"
+	}
+	if r.isWrong(missing) {
+		return
+	}
+	at, _ := r.origins.of(given)
+	path := given
+	if at.line == 0 {
+		path = "" // the variable or the flag has said it
+	}
+	r.wrong(at, path, notAllowed(file, missing+" beside it, or neither").Error())
+}
+
+// validateIngest has ingest judge what it will read. The names it has for fields
+// are those of its Config.
+func (r *configReader) validateIngest() {
 	for _, err := range leaves(r.config.ingestConfig().Validate()) {
 		var field *ingest.FieldError
 		if !errors.As(err, &field) {

@@ -156,6 +156,21 @@ func duration(key string, to *time.Duration, least, most time.Duration) setting 
 	}
 }
 
+// limit is a duration, or 0 for no limit.
+func limit(key string, to *time.Duration, least, most time.Duration) setting {
+	s := duration(key, to, least, most)
+	read := s.read
+	s.want = "0s for no limit, or " + s.want
+	s.read = func(text string) bool {
+		if d, err := time.ParseDuration(text); err == nil && d == 0 {
+			*to = 0
+			return true
+		}
+		return read(text)
+	}
+	return s
+}
+
 // durationText leaves out the zeros that Go puts behind hours and minutes.
 func durationText(d time.Duration) string {
 	s := d.String()

@@ -113,9 +113,13 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"journal:\n  max_age: 1", `f:2: journal.max_age: "1" is not allowed: want 1s or more, such as 30s`},
 		{"journal:\n  maxBytes: 1MiB", `f:2: journal: key "maxBytes" is not known, did you mean max_bytes? want kind, max_bytes or max_age`},
 		{"journal:\n  color: 1", `f:2: journal: key "color" is not known: want kind, max_bytes or max_age`},
-		{"lisen: \":1\"", `f:1: key "lisen" is not known, did you mean listen? want listen, admin, log_level, journal, batch, ingest, subscribers, emit_token_ids, workers, listeners or discovery`},
+		{"lisen: \":1\"", `f:1: key "lisen" is not known, did you mean listen? want listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
 		{"batch: {max_blocks: 1e2}", `f:1: batch.max_blocks: "1e2" is not allowed: want 1 to 16384`},
 		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
+		{"subscribers: {max_connection_age: 999ms}", `f:1: subscribers.max_connection_age: "999ms" is not allowed: want 0s for no limit, or 1s to 8760h`},
+		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want tokens, each with its value`},
+		{"tls:\n  cert: c.pem", `f:2: tls.cert: "c.pem" is not allowed: want tls.key beside it, or neither`},
+		{"tls: {cert: \"\", key: k.pem}", `f:1: tls.key: "k.pem" is not allowed: want tls.cert beside it, or neither`},
 		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report`},
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
@@ -123,7 +127,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want name, model, block_size, endpoint, consolidate or sources, each with its value`},
 		{"listeners:\n- bind: tcp://*:1\n  topics: kv", `f:3: listeners[0].topics: "kv" is not allowed: want a list`},
 		{"discovery: [{file: w.yaml}]", `f:1: discovery[0]: discovery is not built in this version: leave it out, and name workers or listeners`},
-		{"- listen", `f:1: a list is not allowed: want listen, admin, log_level, journal, batch, ingest, subscribers, emit_token_ids, workers, listeners or discovery, each with its value`},
+		{"- listen", `f:1: a list is not allowed: want listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery, each with its value`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f:2: not valid YAML: found unexpected end of stream`},
 		{"listen: *a", `f: not valid YAML: unknown anchor 'a' referenced`},
@@ -146,6 +150,9 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"empty variable", configSources{environ: []string{"KVCAST_INGEST_MAX_WORKERS="}}, `KVCAST_INGEST_MAX_WORKERS: "" is not allowed: want 1 to 1000000`},
 		{"variable of what is not built", configSources{environ: []string{"KVCAST_JOURNAL_KIND=file"}}, `KVCAST_JOURNAL_KIND: "file" is not built in this version: want memory`},
 		{"misspelt variable", configSources{environ: []string{"KVCAST_JOURNAL_MAXBYTES=1GiB"}}, `KVCAST_JOURNAL_MAXBYTES: the variable is not known: did you mean KVCAST_JOURNAL_MAX_BYTES?`},
+		{"misspelt variable of tokens", configSources{environ: []string{"KVCAST_TOKENS=t", "KVCAST_TOKEN=u"}}, `KVCAST_TOKENS: the variable is not known: did you mean KVCAST_AUTH_TOKENS, the file of those that are good, or KVCAST_TOKEN, the one that a client sends?`},
+		{"certificate alone", configSources{environ: []string{"KVCAST_TLS_CERT=c.pem"}}, `KVCAST_TLS_CERT: "c.pem" is not allowed: want tls.key beside it, or neither`},
+		{"key alone", configSources{flags: map[string]string{"tls-key": "k.pem"}}, `--tls-key: "k.pem" is not allowed: want tls.cert beside it, or neither`},
 		{"port", configSources{environ: []string{"ZMQ_PORT=:5557"}}, `ZMQ_PORT: ":5557" is not allowed: want a port, 1 to 65535, such as 5557`},
 		{"line of a variable", configSources{environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect "h" is not allowed: want tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
 		{"flag", configSources{flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
@@ -290,6 +297,11 @@ func drawConfig(t *rapid.T) config {
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
 	c.Subscribers.Max = rapid.IntRange(1, atMost).Draw(t, "subscribers")
 	c.Subscribers.MaxSnapshots = rapid.IntRange(1, 1024).Draw(t, "snapshots")
+	c.Subscribers.MaxConnectionAge = rapid.SampledFrom([]time.Duration{0, time.Second, time.Hour, year}).Draw(t, "age")
+	c.Subscribers.MaxConnectionAgeGrace = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "grace")
+	if rapid.Bool().Draw(t, "secured") {
+		c.Auth.Tokens, c.TLS = "tokens", tlsConfig{Cert: "/etc/a b/tls.crt", Key: "1"}
+	}
 	c.EmitTokenIDs = rapid.Bool().Draw(t, "token ids")
 	words := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
 		"1", "0x1", "1e3", "true", "yes", "null", "~", "# a", "a: b", "'", "\"", "- a", "{a", "*a", "&a", "!a", "%", "@", " a ", "2001-01-01", "\u2028", "\ufeff", "\u0085",

@@ -86,7 +86,7 @@ func (d *demo) run(ctx context.Context, listen string) error {
 	}
 	_, _ = fmt.Fprintf(d.out, "kvcast serves at %s\n", d.server.addr)
 
-	conn, err := dial(d.server.addr)
+	conn, err := (&connectionFlags{Addr: d.server.addr}).dial()
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,10 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 	if len(cfg.Workers)+len(cfg.Listeners) == 0 {
 		return errNothingToRead
 	}
+	creds, err := cfg.credentials()
+	if err != nil {
+		return usageError{err}
+	}
 	if c.Check {
 		return cfg.write(std.out, from)
 	}
@@ -64,7 +68,7 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
 		return usageError{err}
 	}
-	s, err := cfg.open(ctx, slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level})))
+	s, err := cfg.open(ctx, creds, slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level})))
 	if err != nil {
 		return err
 	}
@@ -83,7 +87,7 @@ type service struct {
 }
 
 // open takes all that the service needs, or nothing.
-func (c config) open(ctx context.Context, log *slog.Logger) (_ *service, err error) {
+func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (_ *service, err error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	in := c.ingestConfig()
@@ -91,6 +95,9 @@ func (c config) open(ctx context.Context, log *slog.Logger) (_ *service, err err
 
 	if slices.ContainsFunc(c.Listeners, func(l listenerConfig) bool { return l.ReplayPort != defaultListener().ReplayPort }) {
 		log.Warn("replay ports are not asked in this version: lost batches are told as gaps")
+	}
+	if creds.tokens != nil && creds.tls == nil {
+		log.Warn("tokens are asked for without TLS, so that whoever sees the traffic can use them: set --tls-cert and --tls-key, unless something in front of kvcast does TLS")
 	}
 	s := &service{log: log}
 	entries := journal.NewMemory(journal.Config{MaxBytes: int(c.Journal.MaxBytes), MaxAge: c.Journal.MaxAge})
@@ -103,6 +110,8 @@ func (c config) open(ctx context.Context, log *slog.Logger) (_ *service, err err
 	registry.MustRegister(s.pipeline)
 	s.server, err = server.New(server.Config{
 		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxSnapshots: c.Subscribers.MaxSnapshots, Stall: c.Subscribers.Stall,
+		MaxConnectionAge: c.Subscribers.MaxConnectionAge, MaxConnectionAgeGrace: c.Subscribers.MaxConnectionAgeGrace,
+		TLS: creds.tls, Tokens: creds.tokens,
 		Version: currentVersion(), Sources: s.sourceStatus, Logger: log, Registerer: registry,
 	}, entries, s.pipeline)
 	if err != nil {
@@ -149,6 +158,8 @@ func (s *service) run(ctx context.Context) error {
 	if s.adminOn != nil {
 		administered = background(s.serveAdmin)
 	}
+	// The engines are being read: this is where routers are let in.
+	s.server.StartServing()
 	s.log.Info("serving", "grpc", s.grpc.Addr().String(), "version", currentVersion())
 	if s.adminOn != nil {
 		s.log.Info("serving", "admin", s.adminOn.Addr().String())

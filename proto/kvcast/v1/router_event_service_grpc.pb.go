@@ -56,14 +56,22 @@ const (
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
-//	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume (RetryInfo)
-//	                     MAX_CONNECTION_AGE
+//	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
+//	                                               ListWorkers are answered
+//	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
+//	UNAVAILABLE          MAX_CONNECTION_AGE        resume (RetryInfo); gRPC makes a new
+//	                                               connection, perhaps to another server
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
 //	UNIMPLEMENTED        UNIMPLEMENTED             this version of the server cannot do
 //	                                               it; the message says what to use
 //	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
-//	UNAUTHENTICATED      UNAUTHENTICATED           send valid credentials
-//	PERMISSION_DENIED    PERMISSION_DENIED         ask for the role
+//	UNAUTHENTICATED      UNAUTHENTICATED           send a token that the server knows
+//	PERMISSION_DENIED    PERMISSION_DENIED         ask for a token with the role that
+//	                                               the message names
+//
+// A server that asks for tokens wants one with each call, in the header
+// "authorization: Bearer TOKEN". The roles router and operator may call this
+// service.
 type RouterEventServiceClient interface {
 	// Streams entries as they come, from a chosen start, until the client leaves.
 	// Headers and an Accepted come at once, whether or not there are entries.
@@ -205,14 +213,22 @@ func (c *routerEventServiceClient) LookupBlocks(ctx context.Context, in *LookupB
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
-//	UNAVAILABLE          STARTING, SHUTTING_DOWN,  resume (RetryInfo)
-//	                     MAX_CONNECTION_AGE
+//	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
+//	                                               ListWorkers are answered
+//	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
+//	UNAVAILABLE          MAX_CONNECTION_AGE        resume (RetryInfo); gRPC makes a new
+//	                                               connection, perhaps to another server
 //	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
 //	UNIMPLEMENTED        UNIMPLEMENTED             this version of the server cannot do
 //	                                               it; the message says what to use
 //	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
-//	UNAUTHENTICATED      UNAUTHENTICATED           send valid credentials
-//	PERMISSION_DENIED    PERMISSION_DENIED         ask for the role
+//	UNAUTHENTICATED      UNAUTHENTICATED           send a token that the server knows
+//	PERMISSION_DENIED    PERMISSION_DENIED         ask for a token with the role that
+//	                                               the message names
+//
+// A server that asks for tokens wants one with each call, in the header
+// "authorization: Bearer TOKEN". The roles router and operator may call this
+// service.
 type RouterEventServiceServer interface {
 	// Streams entries as they come, from a chosen start, until the client leaves.
 	// Headers and an Accepted come at once, whether or not there are entries.

@@ -28,7 +28,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Workers come and go by these calls, beside those of the configuration and of
-// discovery.
+// discovery. A server that asks for tokens wants one with the role operator.
 type WorkerServiceClient interface {
 	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
@@ -70,7 +70,7 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 // for forward compatibility.
 //
 // Workers come and go by these calls, beside those of the configuration and of
-// discovery.
+// discovery. A server that asks for tokens wants one with the role operator.
 type WorkerServiceServer interface {
 	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)

@@ -1,0 +1,166 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// from returns the address that a stream's connection comes from: each connection
+// has its own.
+func (s *subscription) from(t testing.TB) string {
+	t.Helper()
+	p, ok := peer.FromContext(s.stream.Context())
+	if !ok {
+		t.Fatal("the stream has no connection")
+	}
+	return p.LocalAddr.String()
+}
+
+// TestSubscribersOutliveTheirConnections has entries come without a pause, and
+// only now and then, while connections grow old one after the other.
+func TestSubscribersOutliveTheirConnections(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		pause time.Duration
+	}{
+		{"never idle", 0},
+		{"mostly idle", 20 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := overTCP(t, server.Config{
+				MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: time.Second,
+			}, journal.Config{MaxBytes: 1 << 30})
+			h.addWorker()
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				pause := time.NewTicker(max(tt.pause, time.Microsecond))
+				defer pause.Stop()
+				for n := uint64(0); ; n++ {
+					h.append(n)
+					select {
+					case <-stop:
+						return
+					case <-pause.C:
+					}
+				}
+			}()
+			c := checker.New(checker.Options{}) // of all streams: nothing lost, nothing twice
+			req := earliest()
+			connections := make(map[string]bool)
+			follow := func() {
+				began := time.Now()
+				s := h.subscribe(c, req)
+				if _, err := s.next(); err != nil {
+					t.Fatal(err)
+				}
+				if at := s.from(t); connections[at] {
+					t.Errorf("the stream came over %s, where another has ended", at)
+				} else {
+					connections[at] = true
+				}
+				wantStatus(t, s.end(), codes.Unavailable, server.ReasonMaxConnectionAge)
+				if took := time.Since(began); took < 100*time.Millisecond {
+					t.Errorf("the stream ended after %v, when its connection was not old", took)
+				}
+				req = after(c.Position())
+			}
+			for range 2 {
+				follow()
+			}
+			close(stop)
+			<-stopped
+			for c.Position().GetSeq() < h.journal.Bounds().Newest {
+				follow()
+			}
+			if got, want := uint64(c.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE)), h.journal.Bounds().Newest-1; got != want {
+				t.Errorf("got %d blocks, want %d", got, want)
+			}
+		})
+	}
+}
+
+// TestReplayHasTheGraceToEnd has one whose client goes on to read when the
+// subscriber beside it has been ended.
+func TestReplayHasTheGraceToEnd(t *testing.T) {
+	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 3 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+	h.addWorker()
+	h.load(128) // 8 MiB, which take a moment
+	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
+	if err := firstError(t, err, stream.Recv); err != nil {
+		t.Fatal(err)
+	}
+	s := h.subscribe(checker.New(checker.Options{}), latest())
+	wantStatus(t, s.end(), codes.Unavailable, server.ReasonMaxConnectionAge)
+	last := uint64(0)
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("at %d: %v", last, err)
+		}
+		last = m.GetPosition().GetSeq()
+	}
+	if want := h.journal.Bounds().Newest; last != want {
+		t.Errorf("the replay ended at %d, want %d", last, want)
+	}
+}
+
+// watchedConn tells when it can be read no more.
+type watchedConn struct {
+	net.Conn
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *watchedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		c.once.Do(func() { close(c.closed) })
+	}
+	return n, err
+}
+
+// TestGraceIsOver has a replay whose client reads nothing until its connection is
+// closed beneath it, and everything else has gone on.
+func TestGraceIsOver(t *testing.T) {
+	h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h.addWorker()
+	h.load(512)
+	closed := make(chan struct{})
+	conn := h.dial(h.conn.Target(), grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		return &watchedConn{Conn: c, closed: closed}, err
+	}))
+	stream, err := kvcastv1.NewRouterEventServiceClient(conn).Replay(t.Context(), &kvcastv1.ReplayRequest{})
+	if err := firstError(t, err, stream.Recv); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-closed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the connection is still open")
+	}
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if errors.Is(err, io.EOF) {
+		t.Error("the replay came to its end, so that this tested nothing")
+	}
+}

@@ -1,0 +1,149 @@
+package server_test
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+const (
+	routersToken   = "a-router's-token-0"
+	operatorsToken = "an-operator's-token-0"
+)
+
+func tokens(t testing.TB) *server.Tokens {
+	t.Helper()
+	tokens, err := server.ParseTokens("f", []byte("router "+routersToken+"\noperator "+operatorsToken+"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tokens
+}
+
+func TestParseTokens(t *testing.T) {
+	const good = "0123456789abcdef"
+	for _, tt := range []struct {
+		name string
+		text string
+		want string // the error; empty: none
+	}{
+		{"both roles, comments, blank lines, another system's line ends", "# the gateway\r\n\r\nrouter " + good + "\r\n  \t\n  operator\t" + good + "x", ""},
+		{"any visible character", "router !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", ""},
+		{"nothing", "# nobody\n", "f: no token is not allowed: want one ROLE TOKEN a line at least, with the role router or operator"},
+		{"a token alone", "\n" + good, "f:2: the line is not allowed: want two words, ROLE TOKEN"},
+		{"a comment behind", "router " + good + " # mine", "f:1: the line is not allowed: want two words, ROLE TOKEN"},
+		{"the token first", good + " router", "f:1: the role is not allowed: want router or operator, and then the token"},
+		{"another role", "router " + good + "\nadmin " + good + "x", "f:2: the role is not allowed: want router or operator, and then the token"},
+		{"a short token", "router " + good[1:], "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
+		{"a long token", "router " + strings.Repeat("a", 1025), "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
+		{"what no header carries", "router " + good + "é", "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
+		{"one of each role", "router " + good + "\n\noperator " + good, "f:3: the token is not allowed twice: it is in line 1 already"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := server.ParseTokens("f", []byte(tt.text))
+			if (err == nil) != (got != nil) {
+				t.Fatalf("got %v and %v, want one of them", got, err)
+			}
+			if err == nil && tt.want != "" || err != nil && err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+			if err != nil && strings.Contains(err.Error(), good[1:]) {
+				t.Errorf("the error shows the token: %v", err)
+			}
+		})
+	}
+}
+
+// syncBuffer is a log that several goroutines write.
+type syncBuffer struct {
+	mu  sync.Mutex // guards all below
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// TestRolesMayCallWhatIsTheirs leaves what they may not call to the table of
+// errors.
+func TestRolesMayCallWhatIsTheirs(t *testing.T) {
+	var log syncBuffer
+	h := overTCP(t, server.Config{Tokens: tokens(t), Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
+	h.addWorker()
+	for _, authorization := range []string{"Bearer " + routersToken, "bearer " + operatorsToken} {
+		h.client = kvcastv1.NewRouterEventServiceClient(h.as(authorization))
+		h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
+		if _, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{}); err != nil {
+			t.Errorf("GetStatus: %v", err)
+		}
+	}
+	// It is let in, and told that there is nothing to be had.
+	_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+operatorsToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
+	wantStatus(t, err, codes.Unimplemented, server.ReasonUnimplemented)
+	_, err = kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
+	wantStatus(t, err, codes.PermissionDenied, server.ReasonPermissionDenied)
+	for _, says := range []string{
+		`grpc.method=GetStatus role=router `, `grpc.method=GetStatus role=operator `,
+		`msg="refused call" grpc.method=/kvcast.v1.WorkerService/RegisterWorker grpc.code=PermissionDenied peer.address=127.0.0.1:`,
+	} {
+		if !strings.Contains(log.String(), says) {
+			t.Errorf("no %q in the log:\n%s", says, log.String())
+		}
+	}
+	if strings.Contains(log.String(), "token-0") {
+		t.Errorf("a token is in the log:\n%s", log.String())
+	}
+}
+
+// TestProbesNeedNoToken has what a load balancer and grpcurl ask first.
+func TestProbesNeedNoToken(t *testing.T) {
+	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+	if _, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+		t.Errorf("health: %v", err)
+	}
+	stream, err := reflectionv1.NewServerReflectionClient(h.conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := stream.Recv(); err != nil || len(m.GetListServicesResponse().GetService()) == 0 {
+		t.Errorf("reflection: got %v, %v", m, err)
+	}
+}
+
+// TestRefusedSubscriberTakesNobodysPlace has one place, which is taken: who is
+// refused must hear why, and not that there is none.
+func TestRefusedSubscriberTakesNobodysPlace(t *testing.T) {
+	h := overTCP(t, server.Config{Tokens: tokens(t), MaxSubscribers: 1}, journal.Config{})
+	stranger := h.client
+	h.client = kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))
+	if _, err := h.subscribe(checker.New(checker.Options{}), earliest()).next(); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := stranger.Subscribe(t.Context(), latest())
+	wantStatus(t, firstError(t, err, stream.Recv), codes.Unauthenticated, server.ReasonUnauthenticated)
+	if got := h.subscribers(t); got != 1 {
+		t.Errorf("subscribers: got %d, want the one that was let in", got)
+	}
+}

@@ -1,0 +1,446 @@
+package server_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// failing is a call that must fail: it returns the server and the error.
+type failing func(t *testing.T) (*harness, error)
+
+// TestEveryErrorOfTheContract has a row at least for each reason that the
+// contract lists, by its name.
+func TestEveryErrorOfTheContract(t *testing.T) {
+	seq := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Seq: n} }
+	feed := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: "feed", Seq: n} }
+	filter := func(tiers ...kvcastv1.Tier) *kvcastv1.Filter { return &kvcastv1.Filter{Tiers: tiers} }
+	for _, tt := range []struct {
+		reason string
+		name   string
+		code   codes.Code
+		says   string
+		call   failing
+		moving bool // whether entries come after the error
+	}{
+		{
+			reason: server.ReasonPositionCompacted, name: "Subscribe, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
+			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(b.Oldest - 2))) }),
+		},
+		{
+			reason: server.ReasonPositionCompacted, name: "Subscribe, in mid-stream", code: codes.OutOfRange, says: "start from a snapshot",
+			call: compactedInMidStream, moving: true,
+		},
+		{
+			reason: server.ReasonPositionCompacted, name: "Replay, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
+			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
+				return &kvcastv1.ReplayRequest{After: seq(b.Oldest - 2)}
+			}),
+		},
+		{
+			reason: server.ReasonPositionCompacted, name: "Replay, until no longer retained", code: codes.OutOfRange, says: "start from a snapshot",
+			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
+				return &kvcastv1.ReplayRequest{Until: seq(b.Oldest - 2)}
+			}),
+		},
+		{
+			reason: server.ReasonPositionAhead, name: "Subscribe, one beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return after(seq(b.Newest + 1)) }),
+		},
+		{
+			reason: server.ReasonPositionAhead, name: "Subscribe, the largest seq", code: codes.OutOfRange, says: "start from a snapshot",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(1<<64 - 1))) }),
+		},
+		{
+			reason: server.ReasonPositionAhead, name: "Replay, one beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
+				return &kvcastv1.ReplayRequest{After: seq(b.Newest + 1)}
+			}),
+		},
+		{
+			reason: server.ReasonPositionAhead, name: "Replay, until beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
+				return &kvcastv1.ReplayRequest{Until: seq(b.Newest + 1)}
+			}),
+		},
+		{
+			reason: server.ReasonEpochMismatch, name: "Subscribe", code: codes.FailedPrecondition, says: `"feed"`,
+			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(feed(b.Newest))) }),
+		},
+		{
+			reason: server.ReasonEpochMismatch, name: "Subscribe, a very long epoch", code: codes.FailedPrecondition, says: "start from a snapshot",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
+				return orFail(after(&kvcastv1.Position{Epoch: strings.Repeat("e", 1<<16)}))
+			}),
+		},
+		{
+			reason: server.ReasonEpochMismatch, name: "Replay", code: codes.FailedPrecondition, says: `"feed"`,
+			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{After: feed(0)} }),
+		},
+		{
+			reason: server.ReasonEpochMismatch, name: "Replay, until", code: codes.FailedPrecondition, says: `"feed"`,
+			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{Until: feed(0)} }),
+		},
+		{
+			reason: server.ReasonSlowSubscriber, name: "Subscribe", code: codes.ResourceExhausted, says: "resume after the last position, and read faster",
+			call: slowSubscriber, moving: true,
+		},
+		{
+			reason: server.ReasonTooManySubs, name: "Subscribe", code: codes.ResourceExhausted, says: "2 subscribers are connected, which is the limit; try again later",
+			call: tooManySubscribers,
+		},
+		{
+			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit; try again later",
+			call: func(t *testing.T) (*harness, error) {
+				h := sendingASnapshot(t)
+				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
+			reason: server.ReasonTooManySnapshots, name: "Subscribe from a snapshot", code: codes.ResourceExhausted, says: "or resume after a position",
+			call: func(t *testing.T) (*harness, error) {
+				h := sendingASnapshot(t)
+				_, err := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil)).messages(2)
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonTooManyHolders, name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 places, which is the limit; ask for fewer blocks",
+			call: tooManyHolders,
+		},
+		{
+			reason: server.ReasonStarting, name: "Subscribe", code: codes.Unavailable, says: "try again",
+			call: func(t *testing.T) (*harness, error) {
+				h := startingOverTCP(t, server.Config{}, journal.Config{})
+				stream, err := h.client.Subscribe(t.Context(), latest())
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
+			reason: server.ReasonStarting, name: "Replay", code: codes.Unavailable, says: "try again",
+			call: func(t *testing.T) (*harness, error) {
+				h := startingOverTCP(t, server.Config{}, journal.Config{})
+				stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
+			reason: server.ReasonStarting, name: "Snapshot", code: codes.Unavailable, says: "try again",
+			call: func(t *testing.T) (*harness, error) {
+				h := startingOverTCP(t, server.Config{}, journal.Config{})
+				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
+			reason: server.ReasonStarting, name: "LookupBlocks", code: codes.Unavailable, says: "try again",
+			call: func(t *testing.T) (*harness, error) {
+				h := startingOverTCP(t, server.Config{}, journal.Config{})
+				_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}})
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonShuttingDown, name: "Subscribe", code: codes.Unavailable, says: "resume after it when a server is back",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{}, journal.Config{})
+				s := h.subscribe(checker.New(checker.Options{}), earliest())
+				if _, err := s.next(); err != nil {
+					t.Fatal(err)
+				}
+				go h.server.Shutdown(t.Context())
+				_, err := s.next()
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonShuttingDown, name: "Subscribe, at one that never served", code: codes.Unavailable, says: "resume after it when a server is back",
+			call: func(t *testing.T) (*harness, error) {
+				h := startingOverTCP(t, server.Config{}, journal.Config{})
+				h.server.StopServing()
+				h.server.StartServing() // too late
+				stream, err := h.client.Subscribe(t.Context(), latest())
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
+			reason: server.ReasonMaxConnectionAge, name: "Subscribe", code: codes.Unavailable, says: "resume after the last position",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
+				_, err := h.subscribe(checker.New(checker.Options{}), earliest()).messages(2)
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "Subscribe, an unknown gap policy", code: codes.InvalidArgument, says: "GAP_POLICY_FAIL",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest { return &kvcastv1.SubscribeRequest{GapPolicy: 9} }),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "Subscribe, an unknown tier", code: codes.InvalidArgument, says: "filter.tiers[1]: 7 is not allowed: want TIER_DEVICE",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
+				return &kvcastv1.SubscribeRequest{Filter: filter(1, 7)}
+			}),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "Subscribe, too many names", code: codes.InvalidArgument, says: "at most 10000",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
+				return &kvcastv1.SubscribeRequest{Filter: &kvcastv1.Filter{Workers: make([]string, 10_001)}}
+			}),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "Replay, backwards", code: codes.InvalidArgument, says: "until: 4980 is not allowed: want 4990",
+			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest {
+				return &kvcastv1.ReplayRequest{After: seq(4990), Until: seq(4980)}
+			}),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "Replay, no tier", code: codes.InvalidArgument, says: "filter.tiers[0]: TIER_UNSPECIFIED is not allowed",
+			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{Filter: filter(0)} }),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "LookupBlocks of nothing", code: codes.InvalidArgument, says: "no hash is given",
+			call: lookupFails(&kvcastv1.LookupBlocksRequest{}),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "LookupBlocks of too much", code: codes.InvalidArgument, says: "at most 10000",
+			call: lookupFails(&kvcastv1.LookupBlocksRequest{BlockHashes: make([]uint64, 10_001)}),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "LookupBlocks, an unknown tier", code: codes.InvalidArgument, says: "filter.tiers[0]: 9 is not allowed",
+			call: lookupFails(&kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}, Filter: filter(9)}),
+		},
+		{
+			reason: server.ReasonUnimplemented, name: "Subscribe with digests", code: codes.Unimplemented, says: "leave it out",
+			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
+				return &kvcastv1.SubscribeRequest{ProgressDigests: true}
+			}),
+		},
+		{
+			reason: server.ReasonUnimplemented, name: "RegisterWorker", code: codes.Unimplemented, says: "RegisterWorker is not built in this version; name the worker",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{}, journal.Config{})
+				_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonUnimplemented, name: "DeregisterWorker", code: codes.Unimplemented, says: "DeregisterWorker is not built in this version; start",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{}, journal.Config{})
+				_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{})
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonInternal, name: "Subscribe, and again", code: codes.Internal, says: "its log says how",
+			call: panicsTwice,
+		},
+		{
+			reason: server.ReasonUnauthenticated, name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it with the header authorization: Bearer TOKEN",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+				stream, err := h.client.Subscribe(t.Context(), latest())
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
+			reason: server.ReasonUnauthenticated, name: "Subscribe with a password", code: codes.Unauthenticated, says: "authorization: Bearer TOKEN",
+			call: subscribeAs("Basic " + routersToken),
+		},
+		{
+			reason: server.ReasonUnauthenticated, name: "Subscribe with a token of nobody's", code: codes.Unauthenticated, says: "ask its operator for one",
+			call: subscribeAs("Bearer " + routersToken + "x"),
+		},
+		{
+			reason: server.ReasonUnauthenticated, name: "GetStatus with a part of a token", code: codes.Unauthenticated, says: "ask its operator for one",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+				_, err := kvcastv1.NewRouterEventServiceClient(h.as("Bearer "+routersToken[1:])).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonPermissionDenied, name: "RegisterWorker by a router", code: codes.PermissionDenied, says: "role is router, which may not call kvcast.v1.WorkerService; ask",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+				_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
+				return h, err
+			},
+		},
+	} {
+		t.Run(tt.reason+"/"+tt.name, func(t *testing.T) {
+			h, err := tt.call(t)
+			wantStatus(t, err, tt.code, tt.reason)
+			s, _ := status.FromError(err)
+			if !strings.Contains(s.Message(), tt.says) {
+				t.Errorf("message: got %q, want it to say %q", s.Message(), tt.says)
+			}
+			for _, d := range s.Details() {
+				info, ok := d.(*errdetails.ErrorInfo)
+				if !ok {
+					continue
+				}
+				got, _ := boundsIn(info)
+				want := h.journal.Bounds()
+				if tt.moving && got.Oldest <= want.Oldest && got.Newest <= want.Newest {
+					got.Oldest, got.Newest = want.Oldest, want.Newest
+				}
+				if got != want {
+					t.Errorf("metadata: got %+v, want %+v", got, want)
+				}
+			}
+		})
+	}
+}
+
+// firstError returns the error that a stream begins with.
+func firstError[M any](t *testing.T, err error, receive func() (M, error)) error {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = receive()
+	return err
+}
+
+// retainsLittle is a server whose first entries are gone.
+func retainsLittle(t *testing.T) *harness {
+	t.Helper()
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+	h.addWorker()
+	h.fill(5000)
+	if b := h.journal.Bounds(); b.Oldest < 3 {
+		t.Fatalf("oldest entry: got %d, want some evicted", b.Oldest)
+	}
+	return h
+}
+
+func subscribeFails(req func(journal.Bounds) *kvcastv1.SubscribeRequest) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := retainsLittle(t)
+		stream, err := h.client.Subscribe(t.Context(), req(h.journal.Bounds()))
+		return h, firstError(t, err, stream.Recv)
+	}
+}
+
+func replayFails(req func(journal.Bounds) *kvcastv1.ReplayRequest) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := retainsLittle(t)
+		stream, err := h.client.Replay(t.Context(), req(h.journal.Bounds()))
+		return h, firstError(t, err, stream.Recv)
+	}
+}
+
+func lookupFails(req *kvcastv1.LookupBlocksRequest) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := overTCP(t, server.Config{}, journal.Config{})
+		_, err := h.client.LookupBlocks(t.Context(), req)
+		return h, err
+	}
+}
+
+func subscribeAs(authorization string) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+		stream, err := kvcastv1.NewRouterEventServiceClient(h.as(authorization)).Subscribe(t.Context(), latest())
+		return h, firstError(t, err, stream.Recv)
+	}
+}
+
+func compactedInMidStream(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10})
+	s := h.subscribe(checker.New(checker.Options{}), orFail(earliest()))
+	if _, err := s.next(); err != nil {
+		t.Fatal(err)
+	}
+	h.addWorker()
+	h.flood()
+	return h, s.end()
+}
+
+func slowSubscriber(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{Stall: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h.addWorker()
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s.until(t, 1)
+	h.flood()
+	for h.subscribers(t) > 0 { // its handler has not returned
+	}
+	return h, s.end()
+}
+
+func tooManySubscribers(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
+	for range 2 {
+		if _, err := h.subscribe(checker.New(checker.Options{}), earliest()).next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := h.subscribe(checker.New(checker.Options{}), earliest()).next()
+	return h, err
+}
+
+// sendingASnapshot is a server that sends one, which is as many as it may.
+func sendingASnapshot(t *testing.T) *harness {
+	t.Helper()
+	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
+	h.addWorker()
+	hashes := make([]uint64, 8<<10)
+	for n := range 200 { // 26 MB of blocks, more than a transport holds
+		for i := range hashes {
+			hashes[i] = uint64(n)<<32 + uint64(i)
+		}
+		h.append(hashes...)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	stream, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{})
+	if err := firstError(t, err, stream.Recv); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func tooManyHolders(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	hashes := make([]uint64, 10_000)
+	for i := range hashes {
+		hashes[i] = uint64(i)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		h.batch(h.pipeline.AddWorker(ingest.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+	}
+	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
+	return h, err
+}
+
+// brokenJournal panics when it is read.
+type brokenJournal struct{ *journal.Memory }
+
+func (brokenJournal) Read(journal.Query, [][]byte) (journal.Chunk, error) { panic("broken") }
+
+// panicsTwice shows that a panic ends one call only, and tells the client nothing
+// of the server's inside.
+func panicsTwice(t *testing.T) (h *harness, err error) {
+	h = overTCP(t, server.Config{}, journal.Config{}, func(j *journal.Memory) server.Journal { return brokenJournal{j} })
+	for range 2 {
+		err = h.subscribe(checker.New(checker.Options{}), earliest()).end()
+		if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "goroutine") {
+			t.Errorf("the client was told of the server's inside: %v", err)
+		}
+	}
+	return h, err
+}

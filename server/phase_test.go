@@ -1,0 +1,61 @@
+package server_test
+
+import (
+	"testing"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+func TestHealthFollowsTheServersLife(t *testing.T) {
+	h := startingOverTCP(t, server.Config{}, journal.Config{})
+	want := func(when string, want healthv1.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		for _, service := range []string{"", kvcastv1.RouterEventService_ServiceDesc.ServiceName} {
+			got, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
+			if err != nil || got.GetStatus() != want {
+				t.Errorf("health of %q %s: got %v, %v; want %v", service, when, got.GetStatus(), err, want)
+			}
+		}
+	}
+	want("at the start", healthv1.HealthCheckResponse_NOT_SERVING)
+	h.server.StartServing()
+	want("after StartServing", healthv1.HealthCheckResponse_SERVING)
+	h.server.StopServing()
+	want("after StopServing", healthv1.HealthCheckResponse_NOT_SERVING)
+	h.server.StartServing()
+	want("after all", healthv1.HealthCheckResponse_NOT_SERVING)
+}
+
+// TestStartingServerAnswersItsOperator leaves what it refuses to the table of
+// errors.
+func TestStartingServerAnswersItsOperator(t *testing.T) {
+	h := startingOverTCP(t, server.Config{}, journal.Config{})
+	h.addWorker()
+	stream, err := h.client.Subscribe(t.Context(), latest())
+	if err := firstError(t, err, stream.Recv); err == nil {
+		t.Fatal("a subscriber was let in")
+	}
+	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+	if err != nil || s.GetWorkers() != 1 || s.GetSubscribers() != 0 {
+		t.Errorf("status: got %v, %v; want a worker and no subscriber", s, err)
+	}
+	w, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	if err != nil || len(w.GetWorkers()) != 1 {
+		t.Errorf("workers: got %v, %v; want one", w, err)
+	}
+	h.server.StartServing()
+	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
+}
+
+// TestLeavingServerAnswers is what lets a load balancer take its time.
+func TestLeavingServerAnswers(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	h.addWorker()
+	h.server.StopServing()
+	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
+}

@@ -1,0 +1,143 @@
+package server_test
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// plainAndTLS runs a test over both.
+func plainAndTLS(t *testing.T, test func(t *testing.T, h *harness)) {
+	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{}, journal.Config{})) })
+	t.Run("TLS", func(t *testing.T) {
+		cert, client := secured(t)
+		h := overTCP(t, server.Config{TLS: cert}, journal.Config{})
+		h.conn = h.dial(h.conn.Target(), grpc.WithTransportCredentials(credentials.NewTLS(client)))
+		h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
+		test(t, h)
+	})
+}
+
+func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	h.addWorker()
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s.until(t, 1)
+	h.fill(5000)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	done := make(chan struct{})
+	go func() { defer close(done); h.server.Shutdown(ctx) }()
+	var err error
+	for err == nil {
+		_, err = s.next()
+	}
+	wantStatus(t, err, codes.Unavailable, server.ReasonShuttingDown)
+	if got := s.checker.Position().GetSeq(); got != 5001 {
+		t.Errorf("last position: got %d, want 5001", got)
+	}
+	<-done
+	if ctx.Err() != nil {
+		t.Error("shutdown waited for its deadline though every subscriber read")
+	}
+}
+
+// TestShutdownBeforeServe is what a signal right after the start comes to.
+func TestShutdownBeforeServe(t *testing.T) {
+	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Shutdown(t.Context())
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Serve(l); err != nil {
+		t.Errorf("serve after shutdown: got %v, want nil", err)
+	}
+}
+
+func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, h *harness) {
+		h.addWorker()
+		s := h.subscribe(checker.New(checker.Options{}), earliest())
+		s.until(t, 1)
+		h.flood()
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		h.server.Shutdown(ctx)
+		if ctx.Err() == nil {
+			t.Error("shutdown ended before its deadline, so that this tested nothing")
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("shutdown took %v, want little more than its deadline", took)
+		}
+	})
+}
+
+// TestShutdownWaitsForNobodyElse has connections open that are no subscribers: one
+// that never says a word, one that begins a handshake and no more, and one that
+// watches the server's health.
+func TestShutdownWaitsForNobodyElse(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, h *harness) {
+		for _, says := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02\x00\x01"} {
+			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			if _, err := c.Write([]byte(says)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		watch, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := watch.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		h.server.Shutdown(ctx)
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("shutdown took %v, want little more than a second", took)
+		}
+	})
+}
+
+// TestOldTLSIsRefused has a client that can do no better than TLS 1.1.
+func TestOldTLSIsRefused(t *testing.T) {
+	cert, client := secured(t)
+	h := overTCP(t, server.Config{TLS: cert}, journal.Config{})
+	client.MinVersion, client.MaxVersion, client.NextProtos = tls.VersionTLS10, tls.VersionTLS11, []string{"h2"}
+	d := tls.Dialer{Config: client}
+	if c, err := d.DialContext(t.Context(), "tcp", h.conn.Target()); err == nil {
+		_ = c.Close()
+		t.Error("the handshake was successful")
+	}
+	client.MaxVersion = tls.VersionTLS12
+	c, err := d.DialContext(t.Context(), "tcp", h.conn.Target())
+	if err != nil {
+		t.Fatalf("TLS 1.2: %v", err)
+	}
+	defer func() { _ = c.Close() }()
+	if got := c.(*tls.Conn).ConnectionState().NegotiatedProtocol; got != "h2" {
+		t.Errorf("protocol: got %q, want h2", got)
+	}
+}
