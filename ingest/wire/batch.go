@@ -33,7 +33,8 @@ type Skip struct {
 //
 // The fields are as they stood in the payload, except for Tier, TokensHashes and
 // RawID, which Rules.Admit sets. It also cuts BlockHashes and Tokens to whole
-// blocks, and sets CacheSalt where only an extra key held it.
+// blocks, and sets CacheSalt where an extra key held it or the store continues a
+// salted block.
 type Event struct {
 	// Index counts all events of the batch from 0, the skipped ones included.
 	Index int
@@ -65,7 +66,9 @@ type Event struct {
 	// Tokens are a store's tokens, those of one block after those of another.
 	Tokens []uint32
 	LoRAID int64
-	// LoRAName, Medium and the other strings are empty where absent or nil.
+	// LoRAName, Medium and the other strings are empty where absent or nil. They
+	// are valid UTF-8, but for a CacheSalt that Admit sets: an extra key may hold
+	// any bytes.
 	LoRAName  string
 	Medium    string
 	Locality  string

@@ -1,23 +1,73 @@
 package wire
 
 import (
+	"encoding/binary"
+
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Encoder writes batches as vLLM does, each number in its shortest form. The
-// zero value writes arrays.
+// Producer is whose form of events an Encoder writes.
+type Producer uint8
+
+// The producers.
+const (
+	// ProducerVLLM is vLLM, and all who took its form over as it is.
+	ProducerVLLM Producer = iota
+	// ProducerSGLang is SGLang 0.5.18, whose array stores end with a map of cache
+	// salt and session in the place of the LoRA name. Its maps are vLLM's.
+	ProducerSGLang
+	// ProducerDynamo is who puts block_mm_infos into array stores, before the
+	// attention group. Its maps are vLLM's.
+	ProducerDynamo
+	// ProducerAIBrix is AIBrix's own encoder: maps alone, the tokens in a list for
+	// each block, which tell the block size.
+	ProducerAIBrix
+	// ProducerMooncake is Mooncake: maps alone, with seq_hashes, and nil for tokens
+	// and block size where there are none.
+	ProducerMooncake
+)
+
+// HashForm is how an Encoder writes block hashes.
+type HashForm uint8
+
+// The forms of block hashes.
+const (
+	// HashUnsigned is an integer, never negative.
+	HashUnsigned HashForm = iota
+	// HashSigned is an integer, negative for hashes from 1<<63 on.
+	HashSigned
+	// HashBytes is 32 bytes, the last 8 of which are the hash.
+	HashBytes
+)
+
+// Encoder writes batches as engines do, each number in its shortest form. The
+// zero value writes arrays as vLLM does.
 type Encoder struct {
-	// BatchForm and EventForm are the forms of batches and of events.
+	// BatchForm and EventForm are the forms of batches and of events. Events of
+	// AIBrix and Mooncake are maps whatever EventForm is.
 	BatchForm Form
 	EventForm Form
+	// Mixed gives every second event the other form.
+	Mixed    bool
+	Producer Producer
+	Hashes   HashForm
+	// Fields is how many elements an array store has at most, its tag included, as
+	// older versions have fewer: from 5 on, 0 for all. Removes lack what stores of
+	// that version lack.
+	Fields int
 }
 
 // AppendBatch appends the batch to dst: its time, its rank and its events with
-// their fields up to SlidingWindow. What decodes to the same batch again is
-// what the form can carry: array events have no Locality, Ownership, CacheSalt,
-// SessionID, ModelName, Time, BlockMMInfos or MMKeys. EAGLE tokens go as pairs,
-// opaque ones as one placeholder. ExtraKeys and the other raw values must be
-// well-formed lists.
+// their fields up to SlidingWindow. What decodes to the same batch again is what
+// the form can carry:
+//
+//   - Array events have no Locality, Ownership, ModelName, Time or MMKeys; of
+//     SGLang they have CacheSalt and SessionID but nothing after those, of
+//     Dynamo BlockMMInfos. Removes have neither SpecKind nor SlidingWindow.
+//   - EAGLE tokens go as pairs, at least one; opaque ones as one placeholder.
+//     AIBrix has neither, and all its blocks but the last are as long as the
+//     BlockSize, which is 0 where there are no tokens.
+//   - ExtraKeys and the other raw values must be well-formed lists.
 func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
 	if e.BatchForm == FormMap {
 		n := uint32(1)
@@ -56,77 +106,118 @@ func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
 func (e *Encoder) appendEvents(dst []byte, events []Event) []byte {
 	dst = msgp.AppendArrayHeader(dst, uint32(len(events)))
 	for k := range events {
-		if e.EventForm == FormMap {
-			dst = appendMapEvent(dst, &events[k])
+		asMap := (e.EventForm == FormMap) != (e.Mixed && k%2 == 1)
+		if asMap || e.Producer == ProducerAIBrix || e.Producer == ProducerMooncake {
+			dst = e.appendMapEvent(dst, &events[k])
 		} else {
-			dst = appendArrayEvent(dst, &events[k])
+			dst = e.appendArrayEvent(dst, &events[k])
 		}
 	}
 	return dst
 }
 
-// appendArrayEvent writes every field that vLLM declares, nil where unset.
-func appendArrayEvent(dst []byte, ev *Event) []byte {
+// appendArrayEvent writes every field that the producer declares, nil where
+// unset.
+func (e *Encoder) appendArrayEvent(dst []byte, ev *Event) []byte {
+	a := arrayWriter{dst: dst, header: len(dst), most: e.Fields}
+	a.dst = append(a.dst, 0)
 	switch ev.Kind {
 	case KindStored:
-		dst = msgp.AppendArrayHeader(dst, 12)
-		dst = msgp.AppendString(dst, "BlockStored")
-		dst = appendHashes(dst, ev.BlockHashes)
-		dst = appendParent(dst, ev)
-		dst = appendTokenIDs(dst, ev)
-		dst = msgp.AppendUint32(dst, ev.BlockSize)
-		dst = appendInt(dst, ev.LoRAID, ev.HasLoRAID)
-		dst = appendString(dst, ev.Medium)
-		dst = appendString(dst, ev.LoRAName)
-		dst = appendRaw(dst, ev.ExtraKeys)
-		dst = appendInt(dst, ev.GroupIdx, ev.HasGroupIdx)
-		dst = appendString(dst, ev.SpecKind)
-		return appendInt(dst, ev.SlidingWindow, ev.HasSlidingWindow)
+		a.put(msgp.AppendString(a.dst, "BlockStored"))
+		a.put(e.appendHashes(a.dst, ev.BlockHashes))
+		a.put(e.appendParent(a.dst, ev))
+		a.put(appendTokenIDs(a.dst, ev))
+		a.put(msgp.AppendUint32(a.dst, ev.BlockSize))
+		a.put(appendInt(a.dst, ev.LoRAID, ev.HasLoRAID))
+		a.put(appendString(a.dst, ev.Medium))
+		if e.Producer == ProducerSGLang {
+			a.put(appendMetadata(a.dst, ev))
+			break
+		}
+		a.put(appendString(a.dst, ev.LoRAName))
+		a.put(appendRaw(a.dst, ev.ExtraKeys))
+		if e.Producer == ProducerDynamo {
+			a.put(appendRaw(a.dst, ev.BlockMMInfos))
+		}
+		a.put(appendInt(a.dst, ev.GroupIdx, ev.HasGroupIdx))
+		a.put(appendString(a.dst, ev.SpecKind))
+		a.put(appendInt(a.dst, ev.SlidingWindow, ev.HasSlidingWindow))
 	case KindRemoved:
-		dst = msgp.AppendArrayHeader(dst, 4)
-		dst = msgp.AppendString(dst, "BlockRemoved")
-		dst = appendHashes(dst, ev.BlockHashes)
-		dst = appendString(dst, ev.Medium)
-		return appendInt(dst, ev.GroupIdx, ev.HasGroupIdx)
+		switch {
+		case a.most == 0:
+		case a.most < storedWithMedium:
+			a.most = 2
+		case a.most < storedWithGroup:
+			a.most = 3
+		}
+		a.put(msgp.AppendString(a.dst, "BlockRemoved"))
+		a.put(e.appendHashes(a.dst, ev.BlockHashes))
+		a.put(appendString(a.dst, ev.Medium))
+		a.put(appendInt(a.dst, ev.GroupIdx, ev.HasGroupIdx))
 	default:
-		dst = msgp.AppendArrayHeader(dst, 1)
-		return msgp.AppendString(dst, "AllBlocksCleared")
+		a.put(msgp.AppendString(a.dst, "AllBlocksCleared"))
 	}
+	a.dst[a.header] = 0x90 | byte(a.n)
+	return a.dst
 }
 
-// appendMapEvent writes the fields that vLLM always writes, and of the others
-// those that are set.
-func appendMapEvent(dst []byte, ev *Event) []byte {
+// How long the stores of those versions are whose removes have these fields.
+const (
+	storedWithMedium = 7
+	storedWithGroup  = 10
+)
+
+// appendMetadata writes the map that SGLang 0.5.18 puts in the place of the LoRA
+// name.
+func appendMetadata(dst []byte, ev *Event) []byte {
 	header := len(dst)
 	m := mapWriter{dst: append(dst, 0)}
-	switch ev.Kind {
-	case KindStored:
-		m.string("type", "BlockStored")
-		m.key("block_hashes")
-		m.dst = appendHashes(m.dst, ev.BlockHashes)
-		m.key("parent_block_hash")
-		m.dst = appendParent(m.dst, ev)
-		m.key("token_ids")
-		m.dst = appendTokenIDs(m.dst, ev)
-		m.key("block_size")
-		m.dst = msgp.AppendUint32(m.dst, ev.BlockSize)
-		m.key("lora_id")
-		m.dst = appendInt(m.dst, ev.LoRAID, ev.HasLoRAID)
-		m.key("medium")
-		m.dst = appendString(m.dst, ev.Medium)
-		m.key("lora_name")
-		m.dst = appendString(m.dst, ev.LoRAName)
-		m.raw("extra_keys", ev.ExtraKeys)
-	case KindRemoved:
-		m.string("type", "BlockRemoved")
-		m.key("block_hashes")
-		m.dst = appendHashes(m.dst, ev.BlockHashes)
-		m.key("medium")
-		m.dst = appendString(m.dst, ev.Medium)
-	default:
-		m.string("type", "AllBlocksCleared")
+	m.string("cache_salt", ev.CacheSalt)
+	m.string("session_id", ev.SessionID)
+	return m.close(header)
+}
+
+// tags are how producers call events in maps: by which key, and by which name.
+var tags = map[Producer]struct {
+	key   string
+	kinds [KindCleared + 1]string
+}{
+	ProducerAIBrix:   {"type", [...]string{KindStored: "BLOCK_STORED", KindRemoved: "BLOCK_REMOVED", KindCleared: "ALL_BLOCKS_CLEARED"}},
+	ProducerMooncake: {"event_type", [...]string{KindStored: "stored", KindRemoved: "removed", KindCleared: "cleared"}},
+	ProducerVLLM:     {"type", [...]string{KindStored: "BlockStored", KindRemoved: "BlockRemoved", KindCleared: "AllBlocksCleared"}},
+}
+
+// appendMapEvent writes the fields that the producer always writes, and of the
+// others those that are set.
+func (e *Encoder) appendMapEvent(dst []byte, ev *Event) []byte {
+	header := len(dst)
+	m := mapWriter{dst: append(dst, 0)}
+	called, ok := tags[e.Producer]
+	if !ok {
+		called = tags[ProducerVLLM]
 	}
+	m.string(called.key, called.kinds[ev.Kind])
 	if ev.Kind != KindCleared {
+		hashes := "block_hashes"
+		if e.Producer == ProducerMooncake {
+			hashes = "seq_hashes"
+		}
+		m.key(hashes)
+		m.dst = e.appendHashes(m.dst, ev.BlockHashes)
+		if ev.Kind == KindStored {
+			m.key("parent_block_hash")
+			m.dst = e.appendParent(m.dst, ev)
+			e.appendContent(&m, ev)
+			m.key("lora_id")
+			m.dst = appendInt(m.dst, ev.LoRAID, ev.HasLoRAID)
+		}
+		m.key("medium")
+		m.dst = appendString(m.dst, ev.Medium)
+		if ev.Kind == KindStored {
+			m.key("lora_name")
+			m.dst = appendString(m.dst, ev.LoRAName)
+			m.raw("extra_keys", ev.ExtraKeys)
+		}
 		m.int("group_idx", ev.GroupIdx, ev.HasGroupIdx)
 		m.string("kv_cache_spec_kind", ev.SpecKind)
 		m.int("kv_cache_spec_sliding_window", ev.SlidingWindow, ev.HasSlidingWindow)
@@ -147,63 +238,68 @@ func appendMapEvent(dst []byte, ev *Event) []byte {
 	return m.close(header)
 }
 
-// mapWriter writes a map whose number of keys is not known before its end.
-type mapWriter struct {
-	dst []byte
-	n   int
-}
-
-// close sets the header, which stands at dst[at] and has one byte of room.
-func (m *mapWriter) close(at int) []byte {
-	if m.n < 16 {
-		m.dst[at] = 0x80 | byte(m.n)
-		return m.dst
+// appendContent writes a store's tokens and block size into a map.
+func (e *Encoder) appendContent(m *mapWriter, ev *Event) {
+	m.key("token_ids")
+	if e.Producer == ProducerAIBrix {
+		m.dst = appendNested(m.dst, ev.Tokens, int(ev.BlockSize))
+		return
 	}
-	m.dst = append(m.dst, 0, 0)
-	copy(m.dst[at+3:], m.dst[at+1:])
-	m.dst[at], m.dst[at+1], m.dst[at+2] = 0xde, 0, byte(m.n)
-	return m.dst
-}
-
-func (m *mapWriter) key(name string) {
-	m.n++
-	m.dst = msgp.AppendString(m.dst, name)
-}
-
-func (m *mapWriter) string(name, v string) {
-	if v != "" {
-		m.key(name)
-		m.dst = msgp.AppendString(m.dst, v)
+	if e.Producer == ProducerMooncake && ev.hashOnly() {
+		m.dst = msgp.AppendNil(m.dst)
+		m.key("block_size")
+		m.dst = msgp.AppendNil(m.dst)
+		return
 	}
+	m.dst = appendTokenIDs(m.dst, ev)
+	m.key("block_size")
+	m.dst = msgp.AppendUint32(m.dst, ev.BlockSize)
 }
 
-func (m *mapWriter) int(name string, v int64, has bool) {
-	if has {
-		m.key(name)
-		m.dst = msgp.AppendInt64(m.dst, v)
+// appendNested writes tokens as a list of blocks.
+func appendNested(dst []byte, tokens []uint32, size int) []byte {
+	blocks := 0
+	if size > 0 {
+		blocks = (len(tokens) + size - 1) / size
 	}
-}
-
-func (m *mapWriter) raw(name string, v []byte) {
-	if v != nil {
-		m.key(name)
-		m.dst = append(m.dst, v...)
-	}
-}
-
-func appendHashes(dst []byte, hashes []uint64) []byte {
-	dst = msgp.AppendArrayHeader(dst, uint32(len(hashes)))
-	for _, h := range hashes {
-		dst = msgp.AppendUint64(dst, h)
+	dst = msgp.AppendArrayHeader(dst, uint32(blocks))
+	for range blocks {
+		n := min(size, len(tokens))
+		dst = appendTokenList(dst, tokens[:n])
+		tokens = tokens[n:]
 	}
 	return dst
 }
 
-func appendParent(dst []byte, ev *Event) []byte {
+func (e *Encoder) appendHashes(dst []byte, hashes []uint64) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(hashes)))
+	for _, h := range hashes {
+		dst = e.appendHash(dst, h)
+	}
+	return dst
+}
+
+func (e *Encoder) appendHash(dst []byte, h uint64) []byte {
+	switch e.Hashes {
+	case HashSigned:
+		return msgp.AppendInt64(dst, int64(h))
+	case HashBytes:
+		var b [32]byte
+		binary.BigEndian.PutUint64(b[24:], h)
+		for k := range 24 {
+			b[k] = byte(k + 1) // as of a digest, none of it is the hash
+		}
+		return msgp.AppendBytes(dst, b[:])
+	default:
+		return msgp.AppendUint64(dst, h)
+	}
+}
+
+func (e *Encoder) appendParent(dst []byte, ev *Event) []byte {
 	if !ev.HasParent {
 		return msgp.AppendNil(dst)
 	}
-	return msgp.AppendUint64(dst, ev.Parent)
+	return e.appendHash(dst, ev.Parent)
 }
 
 func appendTokenIDs(dst []byte, ev *Event) []byte {
@@ -220,31 +316,14 @@ func appendTokenIDs(dst []byte, ev *Event) []byte {
 		}
 		return dst
 	default:
-		dst = msgp.AppendArrayHeader(dst, uint32(len(ev.Tokens)))
-		for _, t := range ev.Tokens {
-			dst = msgp.AppendUint32(dst, t)
-		}
-		return dst
+		return appendTokenList(dst, ev.Tokens)
 	}
 }
 
-func appendInt(dst []byte, v int64, has bool) []byte {
-	if !has {
-		return msgp.AppendNil(dst)
+func appendTokenList(dst []byte, tokens []uint32) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(tokens)))
+	for _, t := range tokens {
+		dst = msgp.AppendUint32(dst, t)
 	}
-	return msgp.AppendInt64(dst, v)
-}
-
-func appendString(dst []byte, s string) []byte {
-	if s == "" {
-		return msgp.AppendNil(dst)
-	}
-	return msgp.AppendString(dst, s)
-}
-
-func appendRaw(dst, v []byte) []byte {
-	if v == nil {
-		return msgp.AppendNil(dst)
-	}
-	return append(dst, v...)
+	return dst
 }

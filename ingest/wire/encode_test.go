@@ -12,10 +12,36 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// drawEvent draws an event that form can carry.
-func drawEvent(t *rapid.T, index int, form wire.Form) wire.Event {
+// encoders draws an Encoder of any form.
+var encoders = rapid.Custom(func(t *rapid.T) wire.Encoder {
+	forms := rapid.SampledFrom([]wire.Form{wire.FormArray, wire.FormMap})
+	return wire.Encoder{
+		BatchForm: forms.Draw(t, "batch form"),
+		EventForm: forms.Draw(t, "event form"),
+		Mixed:     rapid.Bool().Draw(t, "mixed"),
+		Producer: rapid.SampledFrom([]wire.Producer{wire.ProducerVLLM, wire.ProducerSGLang, wire.ProducerDynamo,
+			wire.ProducerAIBrix, wire.ProducerMooncake}).Draw(t, "producer"),
+		Hashes: rapid.SampledFrom([]wire.HashForm{wire.HashUnsigned, wire.HashSigned, wire.HashBytes}).Draw(t, "hashes"),
+		Fields: rapid.SampledFrom([]int{0, 0, 5, 6, 7, 8, 9, 10, 11, 12, 13}).Draw(t, "fields"),
+	}
+})
+
+// carries is what an encoder can say of an event of a kind: all its fields in a
+// map, and in an array those up to a position.
+type carries struct {
+	e      wire.Encoder
+	asMap  bool
+	stored bool
+}
+
+func (c carries) since(length int) bool {
+	return c.asMap || c.e.Fields == 0 || c.e.Fields >= length
+}
+
+// drawEvent draws an event that the encoder can carry.
+func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 	text := rapid.StringN(0, 40, -1)
-	hash := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 300))
+	hash := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 300), rapid.Uint64Range(1<<63, 1<<63+300))
 	number := rapid.OneOf(rapid.Int64(), rapid.Int64Range(-200, 200))
 	maybe := func(label string) (int64, bool) {
 		if !rapid.Bool().Draw(t, "has "+label) {
@@ -23,7 +49,8 @@ func drawEvent(t *rapid.T, index int, form wire.Form) wire.Event {
 		}
 		return number.Draw(t, label), true
 	}
-	lists := rapid.SampledFrom([]string{"", "\x90", "\x91\xc0", "\x92\xc0\x91\xa1x", "\x91\x91\x92\xa1m\xff"})
+	lists := rapid.SampledFrom([]string{"", "\x90", "\x91\xc0", "\x92\xc0\x91\xa1x", "\x91\x91\x92\xa1m\xff",
+		"\x91\x91\x82\xa4type\xaacache_salt\xa4salt\xa1s"})
 	list := func(label string) []byte {
 		if s := lists.Draw(t, label); s != "" {
 			return []byte(s)
@@ -31,43 +58,59 @@ func drawEvent(t *rapid.T, index int, form wire.Form) wire.Event {
 		return nil
 	}
 	ev := wire.Event{Index: index, Kind: rapid.SampledFrom([]wire.Kind{wire.KindStored, wire.KindRemoved, wire.KindCleared}).Draw(t, "kind")}
+	c := carries{
+		e:      e,
+		asMap:  (e.EventForm == wire.FormMap) != (e.Mixed && index%2 == 1) || e.Producer >= wire.ProducerAIBrix,
+		stored: ev.Kind == wire.KindStored,
+	}
+	sglang := e.Producer == wire.ProducerSGLang && !c.asMap && c.stored
 	if ev.Kind != wire.KindCleared {
 		ev.BlockHashes = rapid.SliceOf(hash).Draw(t, "hashes")
-		ev.Medium = text.Draw(t, "medium")
-		ev.GroupIdx, ev.HasGroupIdx = maybe("group")
-		if form == wire.FormMap || ev.Kind == wire.KindStored {
+		if c.since(7) {
+			ev.Medium = text.Draw(t, "medium")
+		}
+		shift := 0
+		if c.stored && e.Producer == wire.ProducerDynamo {
+			shift = 1
+		}
+		if c.since(10+shift) && !sglang {
+			ev.GroupIdx, ev.HasGroupIdx = maybe("group")
+		}
+		if c.since(11+shift) && !sglang && (c.stored || c.asMap) {
 			ev.SpecKind = text.Draw(t, "kind of attention")
+		}
+		if c.since(12+shift) && !sglang && (c.stored || c.asMap) {
 			ev.SlidingWindow, ev.HasSlidingWindow = maybe("window")
 		}
 	}
-	if ev.Kind == wire.KindStored {
+	if c.stored {
 		if ev.HasParent = rapid.Bool().Draw(t, "has parent"); ev.HasParent {
 			ev.Parent = hash.Draw(t, "parent")
 		}
-		token := rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 70_000))
-		switch rapid.IntRange(0, 3).Draw(t, "tokens are") {
-		case 0:
-			ev.OpaqueTokens = true
-		case 1:
-			ev.Eagle = true
-			ev.Tokens = rapid.SliceOfN(token, 2, -1).Draw(t, "tokens")
-		default:
-			ev.Tokens = rapid.SliceOf(token).Draw(t, "tokens")
+		drawContent(t, &ev, e.Producer)
+		if c.since(6) {
+			ev.LoRAID, ev.HasLoRAID = maybe("lora id")
 		}
-		ev.BlockSize = rapid.Uint32().Draw(t, "block size")
-		ev.LoRAID, ev.HasLoRAID = maybe("lora id")
-		ev.LoRAName = text.Draw(t, "lora name")
-		ev.ExtraKeys = list("extra keys")
-		if form == wire.FormMap {
+		if c.since(8) && !sglang {
+			ev.LoRAName = text.Draw(t, "lora name")
+		}
+		if c.since(9) && !sglang {
+			ev.ExtraKeys = list("extra keys")
+		}
+		if c.asMap || e.Producer == wire.ProducerDynamo && c.since(10) {
 			ev.BlockMMInfos = list("mm infos")
-			ev.MMKeys = list("mm keys")
 		}
 	}
-	if form == wire.FormMap {
-		ev.Locality = text.Draw(t, "locality")
-		ev.Ownership = text.Draw(t, "ownership")
+	if c.asMap || sglang && c.since(8) {
 		ev.CacheSalt = text.Draw(t, "salt")
 		ev.SessionID = text.Draw(t, "session")
+	}
+	if c.asMap {
+		if c.stored {
+			ev.MMKeys = list("mm keys")
+		}
+		ev.Locality = text.Draw(t, "locality")
+		ev.Ownership = text.Draw(t, "ownership")
 		ev.ModelName = text.Draw(t, "model")
 		if ev.HasTime = rapid.Bool().Draw(t, "has time"); ev.HasTime {
 			ev.Time = rapid.Float64Range(-1e11, 1e11).Draw(t, "time")
@@ -76,8 +119,30 @@ func drawEvent(t *rapid.T, index int, form wire.Form) wire.Event {
 	return ev
 }
 
-func drawBatch(t *rapid.T, batchForm, eventForm wire.Form) *wire.Batch {
-	b := &wire.Batch{Form: batchForm}
+// drawContent draws a store's tokens and block size.
+func drawContent(t *rapid.T, ev *wire.Event, p wire.Producer) {
+	token := rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 70_000))
+	if p == wire.ProducerAIBrix {
+		// The length of the first block is the block size.
+		if ev.Tokens = rapid.SliceOf(token).Draw(t, "tokens"); len(ev.Tokens) > 0 {
+			ev.BlockSize = rapid.Uint32Range(1, uint32(len(ev.Tokens))).Draw(t, "block size")
+		}
+		return
+	}
+	ev.BlockSize = rapid.OneOf(rapid.Uint32(), rapid.Just(uint32(0))).Draw(t, "block size")
+	switch rapid.IntRange(0, 3).Draw(t, "tokens are") {
+	case 0:
+		ev.OpaqueTokens = true
+	case 1:
+		ev.Eagle = true
+		ev.Tokens = rapid.SliceOfN(token, 2, -1).Draw(t, "tokens")
+	default:
+		ev.Tokens = rapid.SliceOf(token).Draw(t, "tokens")
+	}
+}
+
+func drawBatch(t *rapid.T, e wire.Encoder) *wire.Batch {
+	b := &wire.Batch{Form: e.BatchForm}
 	if b.HasTime = rapid.Bool().Draw(t, "has time"); b.HasTime {
 		b.Time = rapid.Float64Range(-1e11, 1e11).Draw(t, "time")
 	}
@@ -85,7 +150,7 @@ func drawBatch(t *rapid.T, batchForm, eventForm wire.Form) *wire.Batch {
 		b.Rank = rapid.Uint32().Draw(t, "rank")
 	}
 	for k := range rapid.IntRange(0, 20).Draw(t, "events") {
-		b.Events = append(b.Events, drawEvent(t, k, eventForm))
+		b.Events = append(b.Events, drawEvent(t, k, e))
 	}
 	return b
 }
@@ -93,10 +158,9 @@ func drawBatch(t *rapid.T, batchForm, eventForm wire.Form) *wire.Batch {
 // TestDecodeIsTheInverseOfEncode draws batches in all forms.
 func TestDecodeIsTheInverseOfEncode(t *testing.T) {
 	var d wire.Decoder
-	forms := rapid.SampledFrom([]wire.Form{wire.FormArray, wire.FormMap})
 	rapid.Check(t, func(t *rapid.T) {
-		e := wire.Encoder{BatchForm: forms.Draw(t, "batch form"), EventForm: forms.Draw(t, "event form")}
-		want := drawBatch(t, e.BatchForm, e.EventForm)
+		e := encoders.Draw(t, "encoder")
+		want := drawBatch(t, e)
 		got, err := d.Decode(e.AppendBatch(nil, want))
 		if err != nil {
 			t.Fatal(err)
@@ -116,8 +180,8 @@ func TestEncodeAppends(t *testing.T) {
 	}
 }
 
-// TestEncodeAsVLLM compares with the shapes that vLLM gives its structs.
-func TestEncodeAsVLLM(t *testing.T) {
+// TestEncodeAsEngines compares with the shapes that engines give their events.
+func TestEncodeAsEngines(t *testing.T) {
 	b := &wire.Batch{Time: 1.5, HasTime: true, Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Medium: "GPU"},
 		{Kind: wire.KindRemoved, BlockHashes: []uint64{5}, Medium: "GPU"},
@@ -138,6 +202,33 @@ func TestEncodeAsVLLM(t *testing.T) {
 			map[string]any{"type": "BlockRemoved", "block_hashes": []any{int64(5)}, "medium": "GPU"},
 			map[string]any{"type": "AllBlocksCleared"},
 		}}},
+		{wire.Encoder{Fields: 6, Hashes: wire.HashSigned}, []any{1.5, []any{
+			[]any{"BlockStored", []any{int64(5)}, nil, []any{int64(1)}, int64(1), nil},
+			[]any{"BlockRemoved", []any{int64(5)}},
+			[]any{"AllBlocksCleared"},
+		}, nil}},
+		{wire.Encoder{Fields: 7}, []any{1.5, []any{
+			[]any{"BlockStored", []any{int64(5)}, nil, []any{int64(1)}, int64(1), nil, "GPU"},
+			[]any{"BlockRemoved", []any{int64(5)}, "GPU"},
+			[]any{"AllBlocksCleared"},
+		}, nil}},
+		{wire.Encoder{Mixed: true, Producer: wire.ProducerSGLang}, []any{1.5, []any{
+			[]any{"BlockStored", []any{int64(5)}, nil, []any{int64(1)}, int64(1), nil, "GPU", map[string]any{}},
+			map[string]any{"type": "BlockRemoved", "block_hashes": []any{int64(5)}, "medium": "GPU"},
+			[]any{"AllBlocksCleared"},
+		}, nil}},
+		{wire.Encoder{Producer: wire.ProducerAIBrix}, []any{1.5, []any{
+			map[string]any{"type": "BLOCK_STORED", "block_hashes": []any{int64(5)}, "parent_block_hash": nil, "token_ids": []any{[]any{int64(1)}},
+				"lora_id": nil, "medium": "GPU", "lora_name": nil},
+			map[string]any{"type": "BLOCK_REMOVED", "block_hashes": []any{int64(5)}, "medium": "GPU"},
+			map[string]any{"type": "ALL_BLOCKS_CLEARED"},
+		}, nil}},
+		{wire.Encoder{Producer: wire.ProducerMooncake}, []any{1.5, []any{
+			map[string]any{"event_type": "stored", "seq_hashes": []any{int64(5)}, "parent_block_hash": nil, "token_ids": []any{int64(1)},
+				"block_size": int64(1), "lora_id": nil, "medium": "GPU", "lora_name": nil},
+			map[string]any{"event_type": "removed", "seq_hashes": []any{int64(5)}, "medium": "GPU"},
+			map[string]any{"event_type": "cleared"},
+		}, nil}},
 	} {
 		got, left, err := msgp.ReadIntfBytes(c.e.AppendBatch(nil, b))
 		if err != nil || len(left) != 0 {

@@ -129,7 +129,7 @@ func (d *Decoder) readGroup(ev *Event, i, n int, seen *keySet) (int, fault) {
 			undecided = true
 		case undecided && class != classNil:
 			isInt := class == classUint || class == classInt
-			if k == 1 && isInt || k == 2 && class == classStr {
+			if (k == 1 || k == 3) && isInt || k == 2 && class == classStr {
 				shift = 1
 			}
 			undecided = false
@@ -245,6 +245,12 @@ func (d *Decoder) finishMap(ev *Event, m *mapEvent, seen, bad keySet, why *[numK
 	kind, dialect := read(name)
 	if kind == 0 {
 		return unknown(name)
+	}
+	// Mooncake may name its events in vLLM's words as well.
+	if t := m.eventType; t.class == classStr && dialect == dialectVLLM {
+		if same, _ := readEventType(d.p[t.at : t.at+t.n]); same == kind {
+			dialect = dialectMooncake
+		}
 	}
 	ev.Kind = kind
 	if dialect == dialectMooncake && m.seqHashes != 0 && seen&(1<<keyHashes) == 0 {

@@ -108,17 +108,12 @@ func (x *extras) readBlocks(p []byte, n int, add func(p []byte, i int)) {
 	}
 }
 
-// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}.
+// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}, or the
+// same with arrays in place of the maps: [[[number or identifier, ...]]].
 func (x *extras) addInfo(p []byte, i int) {
-	eachField(p, i, func(name []byte, i int) {
-		if string(name) != "mm_objects" {
-			return
-		}
+	eachMember(p, i, "mm_objects", func(i int) {
 		eachElement(p, i, func(i int) {
-			eachField(p, i, func(name []byte, i int) {
-				if string(name) != "mm_hash" {
-					return
-				}
+			eachMember(p, i, "mm_hash", func(i int) {
 				if v, f := readValue(p, i); f == 0 && (v.class == classUint || v.class == classInt) {
 					x.list = append(x.list, v.bits)
 				} else {
@@ -127,6 +122,23 @@ func (x *extras) addInfo(p []byte, i int) {
 			})
 		})
 	})
+}
+
+// eachMember calls fn with where the value of this key begins in the map at i, or
+// the first element of the array at i.
+func eachMember(p []byte, i int, key string, fn func(i int)) {
+	v, f := readValue(p, i)
+	switch {
+	case f != 0:
+	case v.class == classArray && v.n > 0:
+		fn(v.at)
+	default:
+		eachField(p, i, func(name []byte, i int) {
+			if string(name) == key {
+				fn(i)
+			}
+		})
+	}
 }
 
 // addKeys reads [{"type": "mm_key", "hash": identifier, ...}].
@@ -183,27 +195,64 @@ func (x *extras) addExtraKeys(p []byte, i int) {
 }
 
 // saltOf returns the cache salt among the extra keys p, which is part of p; nil
-// if there is none.
-func saltOf(p []byte) (salt []byte) {
+// if there is none. It is a string with saltPrefix, or a map of type "cache_salt".
+// Engines name it with the first block of a request; here the first one counts,
+// whatever block it stands with. A string equal to lora is the adapter's name,
+// once a block, whatever it begins with.
+func saltOf(p []byte, lora string) (salt []byte) {
 	if allNil(p) {
 		return nil
 	}
 	eachElement(p, 0, func(i int) {
+		named := lora == ""
 		eachElement(p, i, func(i int) {
 			v, f := readValue(p, i)
-			if f != 0 || v.class != classStr || len(salt) > 0 {
+			if f != 0 || len(salt) > 0 {
 				return
 			}
-			if b, ok := bytes.CutPrefix(p[v.at:v.at+v.n], []byte(saltPrefix)); ok {
-				salt = b
+			switch v.class {
+			case classMap:
+				salt, _ = bytes.CutPrefix(taggedSalt(p, i), []byte(saltPrefix))
+			case classStr:
+				b := p[v.at : v.at+v.n]
+				if !named && string(b) == lora {
+					named = true
+					return
+				}
+				if b, ok := bytes.CutPrefix(b, []byte(saltPrefix)); ok {
+					salt = b
+				}
+			default:
 			}
 		})
 	})
 	return salt
 }
 
+// taggedSalt reads {"type": "cache_salt", "salt": string}.
+func taggedSalt(p []byte, i int) (salt []byte) {
+	tagged := false
+	eachField(p, i, func(name []byte, i int) {
+		v, f := readValue(p, i)
+		if f != 0 || v.class != classStr {
+			return
+		}
+		switch b := p[v.at : v.at+v.n]; string(name) {
+		case "type":
+			tagged = string(b) == "cache_salt"
+		case "salt":
+			salt = b
+		}
+	})
+	if !tagged {
+		return nil
+	}
+	return salt
+}
+
+// addIdentifier adds the mm_hash of the identifier at i. An empty one is none.
 func (x *extras) addIdentifier(p []byte, i int) {
-	if v, f := readValue(p, i); f == 0 && v.class == classStr {
+	if v, f := readValue(p, i); f == 0 && v.class == classStr && v.n > 0 {
 		x.list = append(x.list, MMHash(p[v.at:v.at+v.n]))
 	}
 }

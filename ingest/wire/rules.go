@@ -32,7 +32,8 @@ type group struct {
 // several goroutines at once.
 //
 // It reuses its memory, of which 5 MiB at most stay after a batch, and what is
-// remembered of attention groups.
+// remembered of attention groups and of salted blocks: 44 MiB at most, and
+// nothing for a source that names no cache salt.
 type Rules struct {
 	blockSize *uint32
 	rawID     uint64
@@ -46,7 +47,9 @@ type Rules struct {
 	repeats repeats
 	extras  extras
 	hashes  arena[uint64]
-	salts   interner
+	salts   salts
+	// names are the salts read lately from extra keys.
+	names interner
 }
 
 // NewRules returns the rules of a source. blockSize is the block size of its
@@ -65,6 +68,7 @@ func NewRules(blockSize *uint32) *Rules {
 func (r *Rules) Reset(rank uint32) {
 	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
 	r.hasLast = false
+	r.salts.clear(rank)
 }
 
 // SkipRaw uses up n raw event ids, for events that never came. Where there are
@@ -75,9 +79,9 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 // Admit leaves in the batch the events to apply, which came from dp rank rank,
 // and counts the others, those skipped by the Decoder included.
 //
-// It sets their Tier, RawID, TokensHashes and, where extra keys hold it, their
-// CacheSalt; it cuts a store to whole blocks. TokensHashes is the Rules' memory,
-// good until the next Admit.
+// It sets their Tier, RawID, TokensHashes and, where extra keys hold it or the
+// store continues a salted block, their CacheSalt; it cuts a store to whole
+// blocks. TokensHashes is the Rules' memory, good until the next Admit.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	skipped := b.Skipped
 	kept := 0
@@ -93,8 +97,16 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		}
 		r.SkipRaw(1)
 		ev.RawID = r.rawID
-		if ev.Kind == KindStored && !r.admitStore(ev, counts) {
-			continue
+		switch {
+		case ev.Kind == KindStored:
+			if !r.admitStore(ev, rank, counts) {
+				continue
+			}
+		case !r.salts.used():
+		case ev.Kind == KindRemoved:
+			r.salts.remove(ev, rank)
+		default:
+			r.salts.clear(rank)
 		}
 		if kept != k {
 			b.Events[kept] = *ev
@@ -132,7 +144,7 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		}
 	}
 	switch {
-	case ev.Locality != "" && strings.EqualFold(ev.Locality, "REMOTE"):
+	case ev.Locality != "" && !strings.EqualFold(ev.Locality, "LOCAL"):
 		return ReasonNonLocalLocality
 	case ev.Ownership != "" && ev.Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
@@ -187,12 +199,18 @@ func mainAttention(kind string) bool {
 
 // admitStore checks a store, cuts it to whole blocks and hashes them. It reports
 // whether anything is left of it.
-func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
-	if !r.named(ev) {
+func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
+	// First of all: also of a store that is dropped, or cut, the engine holds the
+	// blocks, and others may continue them.
+	salt, short := noSalt, true
+	if ev.CacheSalt != "" || ev.ExtraKeys != nil || r.salts.used() {
+		salt, short = r.salt(ev, rank)
+	}
+	if !short || len(ev.LoRAName) > maxNameBytes {
 		counts[ReasonNameTooLong]++
 		return false
 	}
-	hashOnly := ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
+	hashOnly := ev.hashOnly()
 	if !hashOnly {
 		if *r.blockSize == 0 {
 			*r.blockSize = ev.BlockSize
@@ -223,14 +241,21 @@ func (r *Rules) admitStore(ev *Event, counts *Counts) bool {
 		n++
 	}
 	ev.Tokens = ev.Tokens[:n]
-	if ev.HasLoRAID && ev.LoRAName == "" {
-		return true // an adapter without a name must not pass for the base model
+	// An adapter without a name must not pass for the base model, nor content of
+	// an unknown namespace for that of all.
+	if ev.HasLoRAID && ev.LoRAName == "" || ev.CacheSalt == "" && salt == unknownSalt {
+		return true
 	}
 	room := r.hashes.reserve(len(ev.BlockHashes))
 	mm := r.extras.read(ev)
 	hashes := AppendTokensHashes(room[:0], ev.Tokens, size, BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, mm)
 	ev.TokensHashes = r.hashes.take(len(hashes))
 	return true
+}
+
+// hashOnly tells whether a store names blocks without saying what is in them.
+func (ev *Event) hashOnly() bool {
+	return ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
 }
 
 // repeated tells whether a store's hashes repeat, or one is its own parent.
@@ -245,19 +270,36 @@ func (r *Rules) repeated(ev *Event) bool {
 	return r.repeats.in(ev.BlockHashes)
 }
 
-// named takes a store's cache salt from its extra keys if it has none of its own,
-// and tells whether its names are short enough to be passed on.
-func (r *Rules) named(ev *Event) bool {
+// salt finds out a store's cache salt, sets it, and remembers it of its blocks. It
+// tells whether the salt is short enough to be passed on; one that is not is
+// remembered as unknown.
+func (r *Rules) salt(ev *Event, rank uint32) (id saltID, short bool) {
+	var among []byte
 	if ev.CacheSalt == "" && ev.ExtraKeys != nil {
-		b := saltOf(ev.ExtraKeys)
-		if len(b) > maxNameBytes {
-			return false
-		}
-		if salt, ok := r.salts.string(b); ok {
-			ev.CacheSalt = salt
-		}
+		among = saltOf(ev.ExtraKeys, ev.LoRAName)
 	}
-	return len(ev.LoRAName) <= maxNameBytes && len(ev.CacheSalt) <= maxNameBytes
+	switch {
+	case len(ev.CacheSalt) > maxNameBytes || len(among) > maxNameBytes:
+		r.salts.remember(ev, rank, unknownSalt)
+		return unknownSalt, false
+	case len(among) > 0:
+		salt, ok := r.names.string(among)
+		if !ok {
+			// No UTF-8, but what the engine isolates by: hashed as it stands.
+			salt = string(among)
+		}
+		ev.CacheSalt = salt
+		id = r.salts.id(salt)
+	case ev.CacheSalt != "":
+		id = r.salts.id(ev.CacheSalt)
+	case r.salts.used():
+		id = r.salts.of(ev, rank)
+		ev.CacheSalt = r.salts.name(id)
+	default:
+		return noSalt, true
+	}
+	r.salts.remember(ev, rank, id)
+	return id, true
 }
 
 // wholeBlocks returns how many blocks the tokens of a store fill.

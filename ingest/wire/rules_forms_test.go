@@ -1,0 +1,261 @@
+package wire_test
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// TestMediaInAnyCase draws the case of every medium's letters.
+func TestMediaInAnyCase(t *testing.T) {
+	media := map[string]wire.Tier{
+		"GPU": wire.TierDevice, "DEVICE": wire.TierDevice,
+		"CPU": wire.TierHostPinned, "CPU_PINNED": wire.TierHostPinned, "CPU_TIER1": wire.TierHostPinned,
+		"CPU_TIER2": wire.TierDisk, "DISK": wire.TierDisk, "NVME": wire.TierDisk, "STORAGE": wire.TierDisk, "FS": wire.TierDisk, "OBJ": wire.TierDisk,
+		"EXTERNAL": wire.TierExternal, "NETWORK": wire.TierExternal, "REMOTE": wire.TierExternal, "SHARED": wire.TierExternal,
+		"SHARED_STORAGE": wire.TierExternal,
+	}
+	names := slices.Sorted(maps.Keys(media))
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom(names).Draw(t, "medium")
+		cased := []byte(name)
+		for k := range cased {
+			if rapid.Bool().Draw(t, "lower") {
+				cased[k] = strings.ToLower(name)[k]
+			}
+		}
+		if got, ok := wire.TierOf(string(cased)); got != media[name] || !ok {
+			t.Errorf("TierOf(%q) = %d, %v, want %d", cased, got, ok, media[name])
+		}
+		odd := string(cased) + rapid.SampledFrom([]string{" ", "_", "S", "1", "\x00"}).Draw(t, "more")
+		if _, ok := media[strings.ToUpper(odd)]; !ok {
+			if _, ok := wire.TierOf(odd); ok {
+				t.Errorf("TierOf(%q) knows a tier", odd)
+			}
+		}
+	})
+}
+
+// TestEveryAttentionKind checks which kinds count, for each medium, in both
+// forms, and that a kind decides over the group.
+func TestEveryAttentionKind(t *testing.T) {
+	main := map[string]bool{"full_attention": true, "mla_attention": true, "sink_full_attention": true,
+		"sliding_window": false, "sliding_window_mla": false, "mamba": false, "chunked_local_attention": false,
+		"encoder_only_attention": false, "cross_attention": false, "unheard_of": false, "FULL_ATTENTION": false}
+	for kind, counts := range main {
+		for _, medium := range []any{nil, "GPU", "cpu", "DISK", "external"} {
+			skips := medium == "DISK" || medium == "external"
+			for _, group := range []any{nil, 0, 7} {
+				for _, ev := range []any{
+					[]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, medium, nil, nil, group, kind, nil},
+					stored(obj{"medium": medium, "group_idx": group, "kv_cache_spec_kind": kind}, 1),
+					removed(obj{"medium": medium, "group_idx": group, "kv_cache_spec_kind": kind}, 1),
+				} {
+					events, n := admit(t, ev)
+					if want := counts || skips; (len(events) == 1) != want || (n[wire.ReasonNonMainAttentionGroup] == 0) != want {
+						t.Errorf("%v: %d events, counts %v; want them to count: %v", ev, len(events), n, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestLocality checks that what is not known to be local is none of ours.
+func TestLocality(t *testing.T) {
+	for locality, local := range map[any]bool{nil: true, "": true, "LOCAL": true, "local": true, "Local": true,
+		"REMOTE": false, "remote": false, "Remote": false, "SHARED": false} {
+		events, counts := admit(t, stored(obj{"locality": locality}, 1), removed(obj{"locality": locality}, 1), obj{"type": "AllBlocksCleared", "locality": locality})
+		want := 3
+		if !local {
+			want = 0
+		}
+		if len(events) != want || counts[wire.ReasonNonLocalLocality] != uint64(3-want) {
+			t.Errorf("%v: %d events, counts %v", locality, len(events), counts)
+		}
+	}
+}
+
+// TestStoresAreCutToWholeBlocks checks, for plain and for EAGLE tokens, how many
+// blocks are left of a store of three, and their hashes.
+func TestStoresAreCutToWholeBlocks(t *testing.T) {
+	for _, eagle := range []bool{false, true} {
+		for n := range 11 {
+			tokens := make([]any, 0, n)
+			flat := make([]uint32, 0, n+1)
+			for k := range n {
+				flat = append(flat, uint32(k))
+				if tokens = append(tokens, any(k)); eagle {
+					tokens[k] = []any{k, k + 1}
+				}
+			}
+			blocks := min(n/3, 3)
+			if eagle && n > 0 {
+				flat = append(flat, uint32(n)) // n pairs are n+1 tokens
+			}
+			events, counts := admit(t, stored(obj{"block_size": 3, "token_ids": tokens}, 1, 2, 3))
+			if got := counts[wire.ReasonTokensShort] == 1; got != (blocks < 3) {
+				t.Errorf("eagle %v, %d tokens: counts %v", eagle, n, counts)
+			}
+			if blocks == 0 {
+				if len(events) != 0 {
+					t.Errorf("eagle %v, %d tokens: %d events", eagle, n, len(events))
+				}
+				continue
+			}
+			want := wire.AppendTokensHashes(nil, flat, 3, wire.BlockSeed("", ""), eagle, nil)[:blocks]
+			if diff := cmp.Diff(want, events[0].TokensHashes); diff != "" || len(events[0].BlockHashes) != blocks {
+				t.Errorf("eagle %v, %d tokens: %d blocks, want %d; tokens hashes differ (-want +got):\n%s", eagle, n, len(events[0].BlockHashes), blocks, diff)
+			}
+		}
+	}
+}
+
+// TestSaltsAmongExtraKeys checks what passes for a cache salt, and where.
+func TestSaltsAmongExtraKeys(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		keys []any
+		lora any
+		want string
+	}{
+		{"string", []any{[]any{"dynamo-cache-salt:s"}}, nil, "s"},
+		{"string after others", []any{[]any{"x", []any{"id", 3}, []byte{1}, "dynamo-cache-salt:s"}}, nil, "s"},
+		{"with a later block", []any{nil, []any{"dynamo-cache-salt:s"}}, nil, "s"},
+		{"the first counts", []any{[]any{"dynamo-cache-salt:s", "dynamo-cache-salt:t"}, []any{"dynamo-cache-salt:u"}}, nil, "s"},
+		{"an empty one does not", []any{[]any{"dynamo-cache-salt:", "dynamo-cache-salt:t"}}, nil, "t"},
+		{"nested prefix", []any{[]any{"dynamo-cache-salt:dynamo-cache-salt:s"}}, nil, "dynamo-cache-salt:s"},
+		{"no UTF-8", []any{[]any{raw("\xb4dynamo-cache-salt:\xff\xfe")}}, nil, "\xff\xfe"},
+		{"without the prefix", []any{[]any{"s"}}, nil, ""},
+		{"bytes", []any{[]any{[]byte("dynamo-cache-salt:s")}}, nil, ""},
+		{"a pair's identifier", []any{[]any{[]any{"dynamo-cache-salt:s", 0}}}, nil, ""},
+		{"equal to the adapter", []any{[]any{"a", "dynamo-cache-salt:a"}}, "a", "a"},
+		{"an adapter of that name", []any{[]any{"dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", ""},
+		{"an adapter of that name, and a salt", []any{[]any{"dynamo-cache-salt:a", "dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", "a"},
+		{"typed", typedSalt("s"), nil, "s"},
+		{"typed, marked", typedSalt("dynamo-cache-salt:s"), nil, "s"},
+		{"typed, empty", typedSalt(""), nil, ""},
+		{"typed, no string", typedSalt(5), nil, ""},
+		{"typed, no salt", []any{[]any{obj{"type": "cache_salt"}}}, nil, ""},
+		{"another type's salt", []any{[]any{obj{"type": "lora", "salt": "s", "name": "a"}}}, nil, ""},
+		{"typed among others", []any{[]any{obj{"type": "lora", "name": "a"}, obj{"type": "mm", "hash": "h", "modality": "image", "block_offset": 0},
+			obj{"type": "prompt_embeds", "hash": []byte{1}}, obj{"type": "legacy", "value": 3}, obj{"type": "cache_salt", "salt": "s"}}}, nil, "s"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			events, _ := admit(t, stored(obj{"extra_keys": c.keys, "lora_name": c.lora}, 1, 2))
+			if len(events) != 1 || events[0].CacheSalt != c.want {
+				t.Fatalf("got %+v, want salt %q", events, c.want)
+			}
+			lora, _ := c.lora.(string)
+			mm := [][]uint64(nil)
+			if c.name == "string after others" {
+				mm = [][]uint64{{wire.MMHash([]byte("id"))}}
+			}
+			switch c.name {
+			case "typed among others":
+				mm = [][]uint64{{wire.MMHash([]byte("h"))}}
+			case "a pair's identifier":
+				mm = [][]uint64{{wire.MMHash([]byte("dynamo-cache-salt:s"))}}
+			}
+			want := wire.AppendTokensHashes(nil, events[0].Tokens, 1, wire.BlockSeed(lora, c.want), false, mm)
+			if diff := cmp.Diff(want, events[0].TokensHashes); diff != "" {
+				t.Errorf("tokens hashes differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestMultimodalForms checks forms beside those of TestMultimodalStores.
+func TestMultimodalForms(t *testing.T) {
+	const digest = "00000000000000ffaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	for _, c := range []struct {
+		name   string
+		fields obj
+		mm     [][]uint64
+	}{
+		{"typed", obj{"extra_keys": []any{nil, []any{obj{"type": "mm", "modality": "image", "hash": digest, "block_offset": -3}}}}, [][]uint64{nil, {0xff}}},
+		{"infos as arrays", obj{"block_mm_infos": []any{nil, []any{[]any{[]any{0xff, []any{[]any{0, 2}}}, []any{7, []any{}}}}}}, [][]uint64{nil, {7, 0xff}}},
+		{"infos of negative numbers", obj{"block_mm_infos": []any{obj{"mm_objects": []any{obj{"mm_hash": -1}}}}}, [][]uint64{{math.MaxUint64}}},
+		{"empty infos", obj{"block_mm_infos": []any{[]any{}, obj{"mm_objects": []any{}}}}, nil},
+		{"infos go before the others", obj{"block_mm_infos": []any{obj{"mm_objects": []any{obj{"mm_hash": 1}}}}, "mm_keys": []any{[]any{obj{"type": "mm_key", "hash": "x"}}}},
+			[][]uint64{{1}}},
+		{"empty identifiers are none", obj{"extra_keys": []any{[]any{[]any{"", 0}, []any{"x", 1}}}}, [][]uint64{{wire.MMHash([]byte("x"))}}},
+		{"several, in any order", obj{"extra_keys": []any{[]any{[]any{"b", 9}, []any{"a", -9}}, []any{[]any{"a", 0}}}},
+			[][]uint64{{wire.MMHash([]byte("a")), wire.MMHash([]byte("b"))}, {wire.MMHash([]byte("a"))}}},
+		{"keys with a uuid", obj{"mm_keys": []any{[]any{obj{"type": "mm_key", "hash": digest, "start_offset": 0, "uuid": "u"}}, []any{}}}, [][]uint64{{0xff}}},
+		{"keys by identifier", obj{"mm_keys": []any{[]any{}, []any{obj{"hash": "my-image", "type": "mm_key"}}}}, [][]uint64{nil, {wire.MMHash([]byte("my-image"))}}},
+		{"63 and 65 digits", obj{"extra_keys": []any{[]any{[]any{digest[:63], 0}}, []any{[]any{digest + "0", 0}}}},
+			[][]uint64{{wire.MMHash([]byte(digest[:63]))}, {wire.MMHash([]byte(digest + "0"))}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			events, _ := admit(t, stored(c.fields, 1, 2))
+			want := wire.AppendTokensHashes(nil, []uint32{0, 1}, 1, wire.BlockSeed("", ""), false, c.mm)
+			if len(events) != 1 {
+				t.Fatalf("%d events, want 1", len(events))
+			}
+			if diff := cmp.Diff(want, events[0].TokensHashes, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("tokens hashes differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestBlockSizeIsLearned checks which store teaches the worker's block size.
+func TestBlockSizeIsLearned(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		first obj
+		want  uint32
+	}{
+		{"a store", stored(obj{"block_size": 2}, 1), 2},
+		{"a store whose tokens run short", stored(obj{"block_size": 4}, 1), 4},
+		{"a remote store", stored(obj{"block_size": 2, "locality": "REMOTE"}, 1), 0},
+		{"another group's", stored(obj{"block_size": 2, "group_idx": 1}, 1), 0},
+		{"hash-only", stored(obj{"block_size": 0, "token_ids": []any{}}, 1), 0},
+		{"tokens, but size 0", stored(obj{"block_size": 0}, 1), 0},
+		{"opaque tokens", stored(obj{"block_size": 2, "token_ids": []any{"x", 1}}, 1), 2},
+		{"a remove", removed(nil, 1), 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var (
+				size   uint32
+				counts wire.Counts
+			)
+			r := wire.NewRules(&size)
+			r.Admit(decodeOf(t, c.first), 0, &counts)
+			if size != c.want {
+				t.Errorf("block size %d, want %d", size, c.want)
+			}
+		})
+	}
+}
+
+// TestHashOnlyStoresHaveNoContents checks that they go through whatever the
+// worker's block size is, without tokens hashes, and that theirs must not repeat
+// either.
+func TestHashOnlyStoresHaveNoContents(t *testing.T) {
+	only := obj{"block_size": 0, "token_ids": []any{}}
+	with := func(more obj) obj {
+		ev := maps.Clone(only)
+		maps.Copy(ev, more)
+		return ev
+	}
+	events, counts := admit(t, stored(nil, 1), stored(only, 2, 3), stored(with(obj{"parent_block_hash": 3}), 4), stored(with(obj{"lora_name": "a"}), 5),
+		stored(with(obj{"parent_block_hash": 6}), 6), stored(only, 7, 8, 7), stored(only))
+	var got []string
+	for _, ev := range events[1:] {
+		got = append(got, fmt.Sprint(ev.BlockHashes, len(ev.TokensHashes)))
+	}
+	if diff := cmp.Diff([]string{"[2 3] 0", "[4] 0", "[5] 0", "[] 0"}, got); diff != "" || counts[wire.ReasonRepeatedHash] != 2 {
+		t.Errorf("counts %v; stores differ (-want +got):\n%s", counts, diff)
+	}
+}
