@@ -220,7 +220,7 @@ func TestSimulatedRanksAreOneWorkers(t *testing.T) {
 	if got.status != 0 {
 		t.Fatalf("simulate: status %d: %s", got.status, got.err)
 	}
-	for rank, line := range strings.Split(strings.TrimSpace(got.out), "\n")[3:] {
+	for rank, line := range strings.Split(strings.TrimSpace(got.out), "\n")[3:6] {
 		var ended struct {
 			Blocks int `json:"blocks"`
 		}

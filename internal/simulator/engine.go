@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 const (
@@ -16,7 +16,7 @@ const (
 	finishLinger = time.Second
 	// cancelLinger bounds it when the context ends Run.
 	cancelLinger = 50 * time.Millisecond
-	// maxLag is how far an engine may be behind its rate before it gives up on the
+	// maxLag is how far an engine may be behind its time before it gives up on the
 	// rest: a machine that slept is not to be followed by a burst.
 	maxLag = time.Second
 )
@@ -28,11 +28,18 @@ type Config struct {
 	BatchConfig
 	Pool     PoolConfig
 	Workload WorkloadConfig
+	// Trace are the requests to run, in the place of the workload; nil means none.
+	Trace *Trace
+	// Speed is how much faster than the trace's the time goes; 0 means as fast as
+	// possible.
+	Speed float64
 	// Seed chooses the workload; the same seed gives the same events.
 	Seed uint64
-	// Batches is the number to publish; 0 means no end.
+	// Faults is what goes wrong.
+	Faults Faults
+	// Batches is the number to publish; 0 means no end but the trace's.
 	Batches uint64
-	// Rate is in batches a second; 0 means as fast as possible.
+	// Rate is in batches a second, of the workload; 0 means as fast as possible.
 	Rate float64
 	// Subscribers is the number of subscriptions to wait for before the first
 	// batch. A real engine does not wait.
@@ -41,74 +48,93 @@ type Config struct {
 	Linger bool
 }
 
-// Summary is what an engine has done, and what it holds.
-type Summary struct {
-	// Batches and Events were published.
-	Batches, Events uint64
-	// Stored and Removed are blocks that they named.
-	Stored, Removed uint64
-	// Cleared is the number of resets.
-	Cleared uint64
-	// Blocks is the number of distinct block hashes that the pool holds.
-	Blocks int
-	// Digest is the XOR of splitmix64 over them.
-	Digest uint64
-	// NextSeq is the seq that the next batch would have.
-	NextSeq uint64
-}
-
 // Engine publishes what its pool does under its workload.
 type Engine struct {
 	cfg      Config
-	sockets  *sockets
-	pool     *Pool
-	workload *Workload
-	encoder  encoder
-	summary  Summary
+	feed     *feed
+	endpoint string
+	replay   string
+	trouble  trouble
 	finished chan struct{}
 	started  atomic.Bool
+
+	// mu is held while a batch is made and published: who else holds it is between
+	// two batches.
+	mu      sync.Mutex
+	pool    *Pool   // guarded by mu
+	load    load    // guarded by mu
+	summary Summary // guarded by mu
+	pause   *pause  // guarded by mu; nil where none is asked for
 }
 
 // New returns an Engine with its sockets bound. It must be run or closed.
 func New(cfg Config) (*Engine, error) {
+	e, err := newEngine(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("new engine: %w", err)
+	}
+	return e, nil
+}
+
+func newEngine(cfg Config) (*Engine, error) {
 	pool, err := NewPool(cfg.Pool)
 	if err != nil {
-		return nil, fmt.Errorf("new engine: %w", err)
+		return nil, err
 	}
-	workload, err := NewWorkload(cfg.Workload, pool, cfg.Seed)
+	if !(cfg.Rate >= 0) || !(cfg.Speed >= 0) {
+		return nil, errors.New("rate and speed must not be negative")
+	}
+	if cfg.Faults, err = cfg.Faults.withDefaults(); err != nil {
+		return nil, err
+	}
+	var l load
+	if cfg.Trace != nil {
+		l, err = newTraceLoad(cfg.Trace, pool, cfg.Speed)
+	} else {
+		var w *Workload
+		w, err = NewWorkload(cfg.Workload, pool, cfg.Seed)
+		l = &generated{Workload: w, rate: cfg.Rate}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("new engine: %w", err)
-	}
-	if cfg.Rate < 0 {
-		return nil, errors.New("new engine: rate must not be negative")
+		return nil, err
 	}
 	s, err := openSockets(cfg.SocketConfig)
 	if err != nil {
-		return nil, fmt.Errorf("new engine: %w", err)
+		return nil, err
 	}
 	return &Engine{
-		cfg: cfg, sockets: s, pool: pool, workload: workload,
-		encoder:  newEncoder(cfg.BatchConfig),
+		cfg: cfg, pool: pool, load: l,
+		feed:     &feed{sockets: s, encoder: newEncoder(cfg.BatchConfig), next: cfg.FirstSeq},
+		endpoint: s.endpoint, replay: s.replay,
+		trouble:  trouble{sound: true},
 		summary:  Summary{NextSeq: cfg.FirstSeq},
 		finished: make(chan struct{}),
 	}, nil
 }
 
 // Endpoint returns where the PUB socket is bound, with its real port, or connects to.
-func (e *Engine) Endpoint() string { return e.sockets.endpoint }
+func (e *Engine) Endpoint() string { return e.endpoint }
 
 // ReplayEndpoint returns where the ROUTER socket is bound, with its real port; empty
 // where there is none.
-func (e *Engine) ReplayEndpoint() string { return e.sockets.replay }
+func (e *Engine) ReplayEndpoint() string { return e.replay }
 
 // Finished is closed when the last batch has been published, or when Run ends before.
 func (e *Engine) Finished() <-chan struct{} { return e.finished }
 
-// Summary returns what the engine has done. It is for after Finished.
-func (e *Engine) Summary() Summary { return e.summary }
+// Summary returns what the engine has done so far, as of the end of a batch.
+func (e *Engine) Summary() Summary {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.summary
+	s.Blocks, s.Digest, s.PoolStats = e.pool.Len(), e.pool.Digest(), e.pool.Stats()
+	s.Refused, s.Cut = e.load.lost()
+	s.Faults = maps.Clone(s.Faults)
+	return s
+}
 
-// Blocks returns the block hashes that the pool holds. It is for after Finished.
-func (e *Engine) Blocks() map[uint64]struct{} { return e.pool.Blocks() }
+// Blocks returns the block hashes that the pool holds, as of the end of a batch.
+func (e *Engine) Blocks() map[uint64]struct{} { return e.Snapshot().Blocks }
 
 // Close closes the sockets of an engine that has not been run.
 func (e *Engine) Close() error {
@@ -116,20 +142,24 @@ func (e *Engine) Close() error {
 		return errors.New("close engine: Run closes it")
 	}
 	close(e.finished)
-	return e.sockets.close(0)
+	return e.feed.close(0)
 }
 
 // Run publishes until all batches are out, then closes the sockets; what is on its
 // way to a subscriber has a second. When the context ends, which is no error, Run
 // returns within 200 ms, and what is on its way may be lost. Run is for once.
+//
+// Faults end with the last batch: what is held back goes out, sockets that are
+// closed open, replay is answered again, and the last batch goes out live, whatever
+// was to become of it. So whoever asks for replay can have all that the engine
+// remembers, and knows that there is something to ask for.
 func (e *Engine) Run(ctx context.Context) error {
 	if e.started.Swap(true) {
 		return errors.New("run engine: it has been run or closed")
 	}
-	stop := context.AfterFunc(ctx, e.sockets.waker.wake)
+	stop := context.AfterFunc(ctx, e.feed.waker.wake)
 	defer stop()
 	err := e.publishAll(ctx)
-	e.summary.Blocks, e.summary.Digest = e.pool.Len(), e.pool.Digest()
 	close(e.finished)
 	if e.cfg.Linger {
 		err = errors.Join(err, e.serveUntil(ctx, func() bool { return err != nil }))
@@ -138,7 +168,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		linger = cancelLinger
 	}
-	if err := errors.Join(err, e.sockets.close(linger)); err != nil {
+	if err := errors.Join(err, e.feed.close(linger)); err != nil {
 		return fmt.Errorf("run engine: %w", err)
 	}
 	return nil
@@ -146,38 +176,43 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // publishAll returns when all batches are out, or the context ends.
 func (e *Engine) publishAll(ctx context.Context) error {
-	err := e.serveUntil(ctx, func() bool {
-		subscriptions, _, _ := e.sockets.tally.counts()
-		return subscriptions >= e.cfg.Subscribers
-	})
-	if err != nil {
+	if err := e.serveUntil(ctx, e.subscribed); err != nil {
 		return err
 	}
-	due := time.Now()
+	start := time.Now()
 	for e.cfg.Batches == 0 || e.summary.Batches < e.cfg.Batches {
-		if err := e.pause(ctx, due); err != nil || ctx.Err() != nil {
+		at, more := e.load.due()
+		if !more {
+			break
+		}
+		due := start.Add(at)
+		if lag := time.Since(due); lag > maxLag {
+			start = start.Add(lag)
+		}
+		if err := e.await(ctx, due); err != nil || ctx.Err() != nil {
 			return err
 		}
-		if err := e.publish(e.workload.Step()); err != nil {
+		if err := e.turn(); err != nil {
 			return err
-		}
-		if e.cfg.Rate > 0 {
-			due = due.Add(time.Duration(float64(time.Second) / e.cfg.Rate))
-			if lag := time.Since(due); lag > maxLag {
-				due = due.Add(lag)
-			}
 		}
 	}
-	return nil
+	return e.calm(ctx)
 }
 
-// pause serves the sockets until it is time, and at least once: like vLLM's
-// publisher, which looks at its replay socket before each batch.
-func (e *Engine) pause(ctx context.Context, due time.Time) error {
+// subscribed tells whether all are there who are waited for.
+func (e *Engine) subscribed() bool { return e.feed.tally.subscriptions() >= e.cfg.Subscribers }
+
+// await serves the sockets until it is time, and at least once: like vLLM's
+// publisher, which looks at its replay socket before each batch. While the engine is
+// paused it is not time.
+func (e *Engine) await(ctx context.Context, due time.Time) error {
 	for {
+		if err := e.stand(ctx); err != nil {
+			return err
+		}
 		// Polls are of whole milliseconds: the last fraction is slept.
 		wait := time.Until(due)
-		if err := e.sockets.serve(max(0, wait)); err != nil || ctx.Err() != nil {
+		if err := e.feed.serve(max(0, wait)); err != nil || ctx.Err() != nil {
 			return err
 		}
 		wait = time.Until(due)
@@ -191,34 +226,25 @@ func (e *Engine) pause(ctx context.Context, due time.Time) error {
 // serveUntil serves the sockets until enough holds or the context ends.
 func (e *Engine) serveUntil(ctx context.Context, enough func() bool) error {
 	for !enough() && ctx.Err() == nil {
-		if err := e.sockets.serve(-1); err != nil {
+		if err := e.feed.serve(-1); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (e *Engine) publish(events []wire.Event) error {
-	seq, payload := e.summary.NextSeq, e.encoder.encode(events)
-	if e.sockets.router != nil {
-		e.sockets.memory.add(seq, payload)
-	}
-	if err := e.sockets.publish(seq, payload); err != nil {
+// turn runs a step, with the faults of its batch.
+func (e *Engine) turn() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.strike(); err != nil {
 		return err
 	}
-	s := &e.summary
-	s.NextSeq++
-	s.Batches++
-	s.Events += uint64(len(events))
-	for i := range events {
-		switch n := uint64(len(events[i].BlockHashes)); events[i].Kind {
-		case wire.KindStored:
-			s.Stored += n
-		case wire.KindRemoved:
-			s.Removed += n
-		case wire.KindCleared:
-			s.Cleared++
-		}
+	events := e.load.step()
+	if len(events) == 0 {
+		return nil
 	}
-	return nil
+	err := e.deliver(events)
+	e.summary.count(events)
+	return err
 }

@@ -2,6 +2,7 @@ package simulator_test
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -67,7 +68,7 @@ func TestASubscriberReceivesWhatThePoolDoes(t *testing.T) {
 				count(&want, events)
 			}
 			finished(t, e)
-			want.Blocks, want.Digest = pool.Len(), checker.Digest(pool.Blocks())
+			want.Blocks, want.Digest, want.PoolStats = pool.Len(), checker.Digest(pool.Blocks()), pool.Stats()
 			if diff := cmp.Diff(want, e.Summary()); diff != "" {
 				t.Errorf("Summary (-want +got):\n%s", diff)
 			}
@@ -216,6 +217,10 @@ func TestNewRefusesABadConfig(t *testing.T) {
 		"pool":     {Pool: simulator.PoolConfig{Capacity: -1}},
 		"workload": {Workload: simulator.WorkloadConfig{Concurrency: -1}},
 		"rate":     {Rate: -1},
+		"speed":    {Speed: math.NaN()},
+		"faults":   {Faults: simulator.Faults{Rates: map[simulator.Fault]float64{simulator.FaultDrop: 1.5}}},
+		"fault":    {Faults: simulator.Faults{At: map[uint64][]simulator.Fault{3: {-1}}}},
+		"trace":    {Pool: simulator.PoolConfig{BlockSize: 48}, Trace: &simulator.Trace{}},
 		"endpoint": {SocketConfig: simulator.SocketConfig{Endpoint: "nowhere"}},
 		"replay":   {SocketConfig: simulator.SocketConfig{Replay: "tcp://256.0.0.1:1"}},
 	} {

@@ -1,6 +1,9 @@
 package simulator
 
-import "iter"
+import (
+	"iter"
+	"slices"
+)
 
 // memory is what the replay socket can give again: the last batches, in a ring
 // that forgets the oldest one when it is full.
@@ -39,6 +42,17 @@ func (m *memory) since(from uint64) iter.Seq[remembered] {
 			}
 		}
 	}
+}
+
+// punch forgets the batches with these seqs alone.
+func (m *memory) punch(seqs []uint64) {
+	var left []remembered
+	for b := range m.since(0) {
+		if !slices.Contains(seqs, b.seq) {
+			left = append(left, b)
+		}
+	}
+	m.ring, m.first = left, 0
 }
 
 func (m *memory) clear() { m.ring, m.first = nil, 0 }

@@ -56,6 +56,8 @@ type Pool struct {
 	digest uint64
 	used   int // blocks that requests hold
 	cached int // blocks with a hash
+	stats  PoolStats
+	bytes  []byte // of the tokens to be hashed
 }
 
 // block is a physical block.
@@ -95,16 +97,27 @@ func (p *Pool) Request(prompt []uint32) ([]wire.Event, bool) {
 // Reset empties the cache, and returns the event that says so. Like vLLM's it is
 // false, and nothing happens, while requests run.
 func (p *Pool) Reset() ([]wire.Event, bool) {
-	if p.used > 0 {
+	if !p.Restart() {
 		return nil, false
 	}
-	for i := range p.blocks {
-		p.blocks[i] = block{}
-	}
-	clear(p.copies)
-	p.digest, p.cached = 0, 0
 	return []wire.Event{{Kind: wire.KindCleared}}, true
 }
+
+// Restart empties the cache without a word, as a new process begins. It is false,
+// and nothing happens, while requests run.
+func (p *Pool) Restart() bool {
+	if p.used > 0 {
+		return false
+	}
+	clear(p.blocks)
+	clear(p.copies)
+	p.digest, p.cached = 0, 0
+	return true
+}
+
+// Stats returns what all requests so far have asked for, resets and restarts
+// notwithstanding.
+func (p *Pool) Stats() PoolStats { return p.stats }
 
 // Blocks returns the hashes held.
 func (p *Pool) Blocks() map[uint64]struct{} {
@@ -193,11 +206,11 @@ func (p *Pool) release(ids []int) {
 
 // hash names the block that continues parent with tokens.
 func (p *Pool) hash(parent uint64, tokens []uint32) uint64 {
-	b := make([]byte, 0, 4*len(tokens))
+	p.bytes = p.bytes[:0]
 	for _, t := range tokens {
-		b = binary.LittleEndian.AppendUint32(b, t)
+		p.bytes = binary.LittleEndian.AppendUint32(p.bytes, t)
 	}
-	return xxh3.HashSeed(b, parent)
+	return xxh3.HashSeed(p.bytes, parent)
 }
 
 // splitmix64 is the first output of Vigna's generator of that name, seeded with x:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,9 +21,9 @@ const closeLinger = 200 * time.Millisecond
 // Replay is served all the while. Its methods may be called from any goroutine, and
 // take effect one after the other.
 type Publisher struct {
-	sockets  *sockets // of the goroutine serve, but for the waker and the tally
-	encoder  encoder  // of the goroutine serve
-	next     uint64   // of the goroutine serve
+	feed     *feed // of the goroutine serve, but for the waker and the tally
+	endpoint string
+	replay   string
 	commands chan command
 	closing  chan struct{}
 	once     sync.Once
@@ -53,9 +52,9 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 		return nil, fmt.Errorf("new publisher: %w", err)
 	}
 	p := &Publisher{
-		sockets:  s,
-		encoder:  newEncoder(cfg.BatchConfig),
-		next:     cfg.FirstSeq,
+		feed:     &feed{sockets: s, encoder: newEncoder(cfg.BatchConfig), next: cfg.FirstSeq},
+		endpoint: s.endpoint,
+		replay:   s.replay,
 		commands: make(chan command, 16),
 		closing:  make(chan struct{}),
 		done:     make(chan struct{}),
@@ -65,11 +64,11 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 }
 
 // Endpoint returns where the PUB socket is bound, with its real port, or connects to.
-func (p *Publisher) Endpoint() string { return p.sockets.endpoint }
+func (p *Publisher) Endpoint() string { return p.endpoint }
 
 // ReplayEndpoint returns where the ROUTER socket is bound, with its real port; empty
 // where there is none.
-func (p *Publisher) ReplayEndpoint() string { return p.sockets.replay }
+func (p *Publisher) ReplayEndpoint() string { return p.replay }
 
 // Publish sends a batch with these events and the next seq, which it returns, and
 // remembers it for replay.
@@ -77,9 +76,9 @@ func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, true)
 }
 
-// Lose does all that Publish does but send: a message that the network dropped, and
+// Drop does all that Publish does but send: a message that the network dropped, and
 // that replay can give.
-func (p *Publisher) Lose(events ...wire.Event) (seq uint64, err error) {
+func (p *Publisher) Drop(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, false, true)
 }
 
@@ -97,62 +96,19 @@ func (p *Publisher) PublishOnce(events ...wire.Event) (seq uint64, err error) {
 
 func (p *Publisher) batch(events []wire.Event, send, remember bool) (seq uint64, err error) {
 	err = p.run(func() error {
-		payload := p.encoder.encode(events)
-		seq = p.next
-		p.next++
-		if remember {
-			p.sockets.memory.add(seq, payload)
-		}
+		b := p.feed.add(events, remember)
+		seq = b.seq
 		if send {
-			return p.sockets.publish(seq, payload)
+			return p.feed.transmit(b)
 		}
 		return nil
 	})
 	return seq, err
 }
 
-// Resend sends what is remembered of a seq once more, as a duplicate.
-func (p *Publisher) Resend(seq uint64) error {
-	return p.run(func() error {
-		for b := range p.sockets.memory.since(seq) {
-			if b.seq == seq {
-				return p.sockets.publish(seq, b.payload)
-			}
-		}
-		return fmt.Errorf("resend batch %d: it is not remembered", seq)
-	})
-}
-
-// SendPayload sends a payload under a seq, whatever they are. Neither is remembered,
-// and the next seq stays as it was.
-func (p *Publisher) SendPayload(seq uint64, payload []byte) error {
-	payload = slices.Clone(payload)
-	return p.run(func() error { return p.sockets.publish(seq, payload) })
-}
-
-// SendFrames sends a message of these frames, whatever they are.
-func (p *Publisher) SendFrames(frames ...[]byte) error {
-	return p.run(func() error { return p.sockets.send(frames...) })
-}
-
-// SetNext sets the seq of the next batch.
-func (p *Publisher) SetNext(seq uint64) error {
-	return p.run(func() error { p.next = seq; return nil })
-}
-
-// Restart makes the engine begin anew behind the same sockets: nothing is
-// remembered, and the next seq is this one.
-func (p *Publisher) Restart(seq uint64) error {
-	return p.run(func() error {
-		p.sockets.memory.clear()
-		p.next = seq
-		return nil
-	})
-}
-
 // Subscribed returns once there are n subscriptions. A subscriber may have several.
 func (p *Publisher) Subscribed(ctx context.Context, n int) error {
-	err := p.sockets.tally.wait(ctx, p.done, func(subscriptions, _ int) bool { return subscriptions >= n })
+	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.subscriptions >= n })
 	if err != nil {
 		return fmt.Errorf("wait for %d subscriptions: %w", n, err)
 	}
@@ -161,7 +117,7 @@ func (p *Publisher) Subscribed(ctx context.Context, n int) error {
 
 // Unsubscribed returns once there are no subscriptions.
 func (p *Publisher) Unsubscribed(ctx context.Context) error {
-	err := p.sockets.tally.wait(ctx, p.done, func(subscriptions, _ int) bool { return subscriptions <= 0 })
+	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.subscriptions <= 0 })
 	if err != nil {
 		return fmt.Errorf("wait for no subscriptions: %w", err)
 	}
@@ -170,24 +126,33 @@ func (p *Publisher) Unsubscribed(ctx context.Context) error {
 
 // Replayed returns once n requests for replay have been answered in all.
 func (p *Publisher) Replayed(ctx context.Context, n int) error {
-	err := p.sockets.tally.wait(ctx, p.done, func(_, replays int) bool { return replays >= n })
+	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.replays >= n })
 	if err != nil {
 		return fmt.Errorf("wait for %d replays: %w", n, err)
 	}
 	return nil
 }
 
+// Requested returns once n requests for replay have come in all, answered or not.
+func (p *Publisher) Requested(ctx context.Context, n int) error {
+	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.requests >= n })
+	if err != nil {
+		return fmt.Errorf("wait for %d requests for replay: %w", n, err)
+	}
+	return nil
+}
+
 // Replays returns the number of requests for replay answered so far.
 func (p *Publisher) Replays() int {
-	_, replays, _ := p.sockets.tally.counts()
-	return replays
+	c, _ := p.feed.tally.now()
+	return c.replays
 }
 
 // Close closes the sockets, and waits for it. What was published goes out within
 // 200 ms, or not at all. Closing again returns the same.
 func (p *Publisher) Close() error {
 	p.once.Do(func() { close(p.closing) })
-	p.sockets.waker.wake()
+	p.feed.waker.wake()
 	<-p.done
 	return p.err
 }
@@ -200,7 +165,7 @@ func (p *Publisher) run(do func() error) error {
 	case <-p.done:
 		return ErrClosed
 	}
-	p.sockets.waker.wake()
+	p.feed.waker.wake()
 	select {
 	case err := <-done:
 		return err
@@ -216,13 +181,13 @@ func (p *Publisher) serve() {
 	for err == nil {
 		select {
 		case <-p.closing:
-			p.err = p.sockets.close(closeLinger)
+			p.err = p.feed.close(closeLinger)
 			return
 		case c := <-p.commands:
 			c.done <- c.do()
 		default:
-			err = p.sockets.serve(-1)
+			err = p.feed.serve(-1)
 		}
 	}
-	p.err = errors.Join(err, p.sockets.close(0))
+	p.err = errors.Join(err, p.feed.close(0))
 }

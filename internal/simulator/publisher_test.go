@@ -1,6 +1,7 @@
 package simulator_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
@@ -67,7 +68,7 @@ func TestAPublisherMakesFaultsOnDemand(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t)(p.Publish(removal(100)))
-	must(t)(p.Lose(removal(101)))
+	must(t)(p.Drop(removal(101)))
 	must(t)(p.Forget(removal(102)))
 	must(t)(p.PublishOnce(removal(103)))
 	if seq := must(t)(p.Publish(removal(104))); seq != 4 {
@@ -133,7 +134,7 @@ func TestAReplayGivesWhatWasLost(t *testing.T) {
 			must(t)(p.Forget(removal(h)))
 			continue
 		}
-		must(t)(p.Lose(removal(h)))
+		must(t)(p.Drop(removal(h)))
 	}
 	batches, _, _ := replay(t, p.ReplayEndpoint(), 1)
 	var hashes []uint64
@@ -152,23 +153,44 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
 	})
+	must(t)(p.Publish(removal(100)))
+	must(t)(p.Publish(removal(101)))
 	dealer := newSocket(t, zmq.DEALER)
 	if err := dealer.Connect(p.ReplayEndpoint()); err != nil {
 		t.Fatal(err)
 	}
+	// vLLM takes any message of three frames, the reader's name among them, for a
+	// request, and a seq of any length.
 	for _, frames := range [][][]byte{
-		{{}}, {{}, {1}}, {{1}, make([]byte, 8)}, {{}, make([]byte, 8), {}},
-		{{}, make([]byte, 8)}, // the one that is well formed
+		{{}}, {{}, make([]byte, 8), {}},
+		{{7}, {1}}, {{}, bytes.Repeat([]byte{1}, 20)}, {{}, {}},
 	} {
 		if _, err := dealer.SendMessage(frames); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, _, end, err := wire.ParseReply(receive(t, dealer)); err != nil || !end {
-		t.Errorf("got no end of an empty replay (%v)", err)
+	// From seq 1 on, from one that no batch has, and from 0 on.
+	for _, want := range [][]uint64{{1}, nil, {0, 1}} {
+		var got []uint64
+		for {
+			seq, _, end, err := wire.ParseReply(receive(t, dealer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if end {
+				break
+			}
+			got = append(got, seq)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("replayed (-want +got):\n%s", diff)
+		}
 	}
-	if p.Replays() > 1 {
-		t.Errorf("%d requests answered, want 1", p.Replays())
+	if err := p.Replayed(patient(t), 3); err != nil {
+		t.Error(err)
+	}
+	if p.Replays() != 3 {
+		t.Errorf("%d requests answered, want 3", p.Replays())
 	}
 }
 

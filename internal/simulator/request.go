@@ -42,6 +42,9 @@ func (p *Pool) Start(prompt []uint32) (*Request, []wire.Event, bool) {
 	for _, id := range r.ids {
 		p.touch(id)
 	}
+	p.stats.Requests++
+	p.stats.PromptTokens += uint64(len(prompt))
+	p.stats.HitTokens += uint64(len(r.ids) * size)
 	return r, r.compute(), true
 }
 

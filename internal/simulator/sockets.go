@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"strings"
 	"syscall"
 	"time"
@@ -12,113 +11,37 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// ReplayForm is how a replay socket answers.
-type ReplayForm int
-
-// The forms.
-const (
-	// ReplayTopic puts the topic before the seq: vLLM 0.26 and later,
-	// TensorRT-LLM and llm-d-inference-sim.
-	ReplayTopic ReplayForm = iota
-	// ReplayPlain does not: vLLM before 0.26, and SGLang.
-	ReplayPlain
-)
-
-// Mode is whether a PUB socket binds or connects.
-type Mode int
-
-// The modes.
-const (
-	// ModeAuto is vLLM's rule: bind where the host is * or ::, or the transport
-	// is ipc or inproc, else connect. Beyond it, a port that is 0 or * binds.
-	ModeAuto Mode = iota
-	// ModeBind binds.
-	ModeBind
-	// ModeConnect connects.
-	ModeConnect
-)
-
-// binds tells what a mode comes to at an endpoint.
-func (m Mode) binds(endpoint string) bool {
-	if m != ModeAuto {
-		return m == ModeBind
-	}
-	return strings.Contains(endpoint, "*") || strings.Contains(endpoint, "::") ||
-		strings.HasPrefix(endpoint, "ipc://") || strings.HasPrefix(endpoint, "inproc://") ||
-		strings.HasSuffix(endpoint, ":0")
-}
-
-// SocketConfig says where and how events are published.
-type SocketConfig struct {
-	// Endpoint is the PUB socket's; empty means tcp://127.0.0.1:*.
-	Endpoint string
-	// Mode is whether it binds or connects.
-	Mode Mode
-	// Topic is the first frame of each message, such as kv@10.0.0.5@model.
-	Topic string
-	// HWM is the number of messages a subscriber may be behind before its next
-	// ones are dropped; 0 means vLLM's 100,000.
-	HWM int
-
-	// Replay is the endpoint that the ROUTER socket binds to; empty means none.
-	Replay string
-	// ReplayForm is how it answers.
-	ReplayForm ReplayForm
-	// ReplayLimit is the number of batches it remembers; 0 means vLLM's 10,000.
-	ReplayLimit int
-	// ReplayHWM is the number of replies a reader may be behind before its next
-	// ones are dropped without a word; 0 means ZeroMQ's 1,000, as at vLLM.
-	ReplayHWM int
-}
-
-func (c SocketConfig) withDefaults() SocketConfig {
-	if c.Endpoint == "" {
-		c.Endpoint = "tcp://127.0.0.1:*"
-	}
-	if c.HWM == 0 {
-		c.HWM = 100_000
-	}
-	if c.ReplayLimit == 0 {
-		c.ReplayLimit = 10_000
-	}
-	if c.ReplayHWM == 0 {
-		c.ReplayHWM = 1_000
-	}
-	return c
-}
-
-// endOfReplay is the seq of the message after the last reply.
-const endOfReplay = math.MaxUint64
-
-// sockets are an engine's two sockets, in a ZeroMQ context of their own. All but
-// wake is for the one goroutine that has them.
+// sockets are an engine's two sockets. All but wake is for the one goroutine that
+// has them.
 type sockets struct {
-	cfg      SocketConfig
-	ctx      *zmq.Context
-	pub      *zmq.Socket
-	router   *zmq.Socket // nil where there is none
-	woken    *zmq.Socket
-	poller   *zmq.Poller
-	waker    waker
-	tally    *tally
-	memory   memory
+	cfg    SocketConfig
+	net    *zmq.Context // of pub and router; nil while they are closed
+	pub    *zmq.Socket
+	router *zmq.Socket // nil where there is none
+	inside *zmq.Context
+	woken  *zmq.Socket
+	poller *zmq.Poller
+	waker  waker
+	tally  *tally
+	memory memory
+	faults ReplayFaults // how replay is answered
+	look   time.Time    // when the router is to be looked at next
+	silent bool         // nothing is sent live
+
+	// Where the sockets were bound at first, and are bound again.
 	endpoint string
 	replay   string
 }
 
 // openSockets returns sockets that are bound, or told to connect.
-//
-// The publisher is an XPUB socket, on the wire the same as the PUB socket of an
-// engine: it shows who subscribes.
 func openSockets(cfg SocketConfig) (*sockets, error) {
 	cfg = cfg.withDefaults()
-	ctx, err := zmq.NewContext()
-	if err != nil {
-		return nil, fmt.Errorf("open context: %w", err)
-	}
 	s := &sockets{
-		cfg: cfg, ctx: ctx, poller: zmq.NewPoller(), tally: newTally(),
-		memory: memory{limit: cfg.ReplayLimit},
+		cfg: cfg, endpoint: cfg.Endpoint, replay: cfg.Replay,
+		tally: newTally(), memory: memory{limit: cfg.ReplayLimit},
+	}
+	if err := s.openWaker(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open waker: %w", err), s.close(0))
 	}
 	if err := s.open(); err != nil {
 		return nil, errors.Join(err, s.close(0))
@@ -126,24 +49,51 @@ func openSockets(cfg SocketConfig) (*sockets, error) {
 	return s, nil
 }
 
+// open opens the two sockets where they were before.
 func (s *sockets) open() error {
-	if err := s.openWaker(); err != nil {
-		return fmt.Errorf("open waker: %w", err)
-	}
-	if err := s.openPub(); err != nil {
-		return fmt.Errorf("open publisher at %s: %w", s.cfg.Endpoint, err)
-	}
-	if s.cfg.Replay == "" {
+	if s.net != nil {
 		return nil
 	}
-	if err := s.openRouter(); err != nil {
-		return fmt.Errorf("open replay at %s: %w", s.cfg.Replay, err)
+	ctx, err := zmq.NewContext()
+	if err != nil {
+		return fmt.Errorf("open context: %w", err)
 	}
+	s.net = ctx
+	if err := s.openPub(); err != nil {
+		return fmt.Errorf("open publisher at %s: %w", s.endpoint, err)
+	}
+	if s.cfg.Replay != "" {
+		if err := s.openRouter(); err != nil {
+			return fmt.Errorf("open replay at %s: %w", s.replay, err)
+		}
+	}
+	s.poll()
 	return nil
 }
 
+// shut closes the two sockets. Once it returns their ports are free: a context ends
+// after its sockets.
+func (s *sockets) shut(linger time.Duration) error {
+	if s.net == nil {
+		return nil
+	}
+	var errs []error
+	for _, soc := range []*zmq.Socket{s.pub, s.router} {
+		if soc != nil {
+			errs = append(errs, soc.SetLinger(linger), soc.Close())
+		}
+	}
+	errs = append(errs, s.net.Term())
+	s.net, s.pub, s.router = nil, nil, nil
+	s.tally.disconnected()
+	s.poll()
+	return errors.Join(errs...)
+}
+
+// openPub opens the publisher: an XPUB socket, on the wire the same as the PUB
+// socket of an engine. It shows who subscribes.
 func (s *sockets) openPub() (err error) {
-	if s.pub, err = s.ctx.NewSocket(zmq.XPUB); err != nil {
+	if s.pub, err = s.net.NewSocket(zmq.XPUB); err != nil {
 		return err
 	}
 	if err = errors.Join(
@@ -155,36 +105,63 @@ func (s *sockets) openPub() (err error) {
 		return err
 	}
 	if s.cfg.Mode.binds(s.cfg.Endpoint) {
-		err = s.pub.Bind(s.cfg.Endpoint)
+		err = bind(s.pub, s.endpoint)
 	} else {
-		err = s.pub.Connect(s.cfg.Endpoint)
+		err = s.pub.Connect(s.endpoint)
 	}
 	if err != nil {
 		return err
 	}
-	s.poller.Add(s.pub, zmq.POLLIN)
 	s.endpoint, err = s.pub.GetLastEndpoint()
 	return err
 }
 
 func (s *sockets) openRouter() (err error) {
-	if s.router, err = s.ctx.NewSocket(zmq.ROUTER); err != nil {
+	if s.router, err = s.net.NewSocket(zmq.ROUTER); err != nil {
 		return err
 	}
 	if err = errors.Join(
 		s.router.SetSndhwm(s.cfg.ReplayHWM),
 		s.router.SetIpv6(strings.Contains(s.cfg.Replay, "[")),
-		s.router.Bind(s.cfg.Replay),
+		bind(s.router, s.replay),
 	); err != nil {
 		return err
 	}
-	s.poller.Add(s.router, zmq.POLLIN)
 	s.replay, err = s.router.GetLastEndpoint()
 	return err
 }
 
-// send publishes a message. A subscriber that is too far behind does not get it.
+// bindPatience is how long a port may be taken: one that was left a moment ago may
+// have become somebody's outgoing connection.
+const bindPatience = 500 * time.Millisecond
+
+func bind(soc *zmq.Socket, endpoint string) error {
+	for until := time.Now().Add(bindPatience); ; time.Sleep(10 * time.Millisecond) {
+		err := soc.Bind(endpoint)
+		if zmq.AsErrno(err) != zmq.Errno(syscall.EADDRINUSE) || time.Now().After(until) {
+			return err
+		}
+	}
+}
+
+// poll chooses the sockets that serve waits for.
+func (s *sockets) poll() {
+	s.poller = zmq.NewPoller()
+	s.poller.Add(s.woken, zmq.POLLIN)
+	if s.pub != nil {
+		s.poller.Add(s.pub, zmq.POLLIN)
+	}
+	if s.router != nil && s.cfg.ReplayPoll == 0 {
+		s.poller.Add(s.router, zmq.POLLIN)
+	}
+}
+
+// send publishes a message. A subscriber that is too far behind does not get it,
+// and nobody does while the sockets are closed or silent.
 func (s *sockets) send(frames ...[]byte) error {
+	if s.pub == nil || s.silent {
+		return nil
+	}
 	if _, err := s.pub.SendMessage(frames); err != nil {
 		return fmt.Errorf("send message: %w", err)
 	}
@@ -193,15 +170,22 @@ func (s *sockets) send(frames ...[]byte) error {
 
 // publish sends a batch in the usual three frames.
 func (s *sockets) publish(seq uint64, payload []byte) error {
+	s.look = time.Time{}
 	return s.send([]byte(s.cfg.Topic), seqFrame(seq), payload)
 }
 
 func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
 // serve waits for at most the timeout, which is rounded down to milliseconds, and
-// then takes what has come: subscriptions, and requests for replay, which it
-// answers. It returns early when something comes, or when it is woken.
+// then takes what has come: all subscriptions, and one request for replay, which it
+// answers, as vLLM's publisher does between two batches. It returns early when
+// something comes, or when it is woken.
 func (s *sockets) serve(timeout time.Duration) error {
+	if s.router != nil && s.cfg.ReplayPoll > 0 {
+		if wait := max(0, time.Until(s.look)); timeout < 0 || wait < timeout {
+			timeout = wait
+		}
+	}
 	ready, err := s.poller.Poll(timeout)
 	if err != nil {
 		if zmq.AsErrno(err) == zmq.Errno(syscall.EINTR) {
@@ -210,69 +194,56 @@ func (s *sockets) serve(timeout time.Duration) error {
 		return fmt.Errorf("poll sockets: %w", err)
 	}
 	for _, r := range ready {
-		for {
-			frames, err := r.Socket.RecvMessageBytes(zmq.DONTWAIT)
-			if zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN) {
-				break
-			}
+		for r.Socket != s.router {
+			frames, err := receive(r.Socket)
 			if err != nil {
-				return fmt.Errorf("receive message: %w", err)
-			}
-			if err := s.take(r.Socket, frames); err != nil {
 				return err
 			}
+			if frames == nil {
+				break
+			}
+			s.subscription(r.Socket, frames)
 		}
 	}
-	return nil
+	return s.serveReplay()
 }
 
-func (s *sockets) take(from *zmq.Socket, frames [][]byte) error {
+// receive returns a message, or nothing where there is none.
+func receive(soc *zmq.Socket) ([][]byte, error) {
+	frames, err := soc.RecvMessageBytes(zmq.DONTWAIT)
 	switch {
-	case from == s.pub && len(frames) == 1 && len(frames[0]) > 0 && frames[0][0] == 1:
-		s.tally.add(1, 0)
-	case from == s.pub && len(frames) == 1 && len(frames[0]) > 0 && frames[0][0] == 0:
-		s.tally.add(-1, 0)
-	case from == s.router && len(frames) == 3 && len(frames[1]) == 0 && len(frames[2]) == 8:
-		// Anything else is no request, and gets no answer, as at vLLM.
-		err := s.answer(frames[0], binary.BigEndian.Uint64(frames[2]))
-		s.tally.add(0, 1)
-		return err
+	case err == nil:
+		return frames, nil
+	case zmq.AsErrno(err) == zmq.Errno(syscall.EAGAIN), zmq.AsErrno(err) == zmq.Errno(syscall.EINTR):
+		return nil, nil
 	}
-	return nil
+	return nil, fmt.Errorf("receive message: %w", err)
 }
 
-// answer replays what is remembered from a seq on to one reader, and marks the end.
-// The socket drops replies that the reader has no room for, as vLLM's does.
-func (s *sockets) answer(reader []byte, from uint64) error {
-	for b := range s.memory.since(from) {
-		if err := s.reply(reader, s.cfg.Topic, b.seq, b.payload); err != nil {
-			return err
-		}
+// subscription counts what a message to the publisher says of subscriptions.
+func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
+	if from != s.pub || len(frames) != 1 || len(frames[0]) == 0 {
+		return
 	}
-	return s.reply(reader, "", endOfReplay, nil)
+	switch frames[0][0] {
+	case 0:
+		s.tally.add(counts{subscriptions: -1})
+	case 1:
+		s.tally.add(counts{subscriptions: 1})
+	}
 }
 
-func (s *sockets) reply(reader []byte, topic string, seq uint64, payload []byte) error {
-	frames := [][]byte{reader, nil, []byte(topic), seqFrame(seq), payload}
-	if s.cfg.ReplayForm == ReplayPlain {
-		frames = [][]byte{reader, nil, seqFrame(seq), payload}
-	}
-	if _, err := s.router.SendMessage(frames); err != nil {
-		return fmt.Errorf("send reply: %w", err)
-	}
-	return nil
-}
-
-// close closes the sockets. What has been published and not been sent yet goes out
-// within the linger time, or not at all.
+// close closes the sockets for good. What has been published and not been sent yet
+// goes out within the linger time, or not at all.
 func (s *sockets) close(linger time.Duration) error {
 	errs := []error{s.waker.close()}
-	for _, soc := range []*zmq.Socket{s.woken, s.pub, s.router} {
-		if soc != nil {
-			errs = append(errs, soc.SetLinger(linger), soc.Close())
-		}
+	errs = append(errs, s.shut(linger))
+	if s.woken != nil {
+		errs = append(errs, s.woken.SetLinger(0), s.woken.Close())
 	}
-	errs = append(errs, s.ctx.Term())
+	if s.inside != nil {
+		errs = append(errs, s.inside.Term())
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close sockets: %w", err)
 	}

@@ -101,6 +101,28 @@ func decode(t *testing.T, payload []byte) *wire.Batch {
 	return b
 }
 
+// decodable returns the error that a payload is rejected with.
+func decodable(payload []byte) (*wire.Batch, error) {
+	var d wire.Decoder
+	return d.Decode(payload)
+}
+
+// applyCounting counts the copies of each hash that events leave.
+func applyCounting(counts map[uint64]int, events []wire.Event) {
+	for _, ev := range events {
+		for _, h := range ev.BlockHashes {
+			if ev.Kind == wire.KindStored {
+				counts[h]++
+			} else if counts[h]--; counts[h] <= 0 {
+				delete(counts, h)
+			}
+		}
+		if ev.Kind == wire.KindCleared {
+			clear(counts)
+		}
+	}
+}
+
 func plain(events []wire.Event) []wire.Event {
 	var out []wire.Event
 	for _, ev := range events {

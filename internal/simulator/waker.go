@@ -16,16 +16,22 @@ type waker struct {
 // openWaker connects the waker with the poller.
 func (s *sockets) openWaker() (err error) {
 	const endpoint = "inproc://wake" // of this context alone
-	if s.woken, err = s.ctx.NewSocket(zmq.PAIR); err != nil {
+	if s.inside, err = zmq.NewContext(); err != nil {
+		return err
+	}
+	// Nothing goes beyond the process, which takes no thread.
+	if err = s.inside.SetIoThreads(0); err != nil {
+		return err
+	}
+	if s.woken, err = s.inside.NewSocket(zmq.PAIR); err != nil {
 		return err
 	}
 	if err = s.woken.Bind(endpoint); err != nil {
 		return err
 	}
-	if s.waker.socket, err = s.ctx.NewSocket(zmq.PAIR); err != nil {
+	if s.waker.socket, err = s.inside.NewSocket(zmq.PAIR); err != nil {
 		return err
 	}
-	s.poller.Add(s.woken, zmq.POLLIN)
 	return s.waker.socket.Connect(endpoint)
 }
 

@@ -124,10 +124,7 @@ func NewWorkload(cfg WorkloadConfig, pool *Pool, seed uint64) (*Workload, error)
 func (w *Workload) Step() []wire.Event {
 	w.steps++
 	if n := w.cfg.ResetEvery; n > 0 && w.steps%n == 0 {
-		for _, a := range w.running {
-			w.finish(a)
-		}
-		w.running = w.running[:0]
+		w.stop()
 		events, _ := w.pool.Reset()
 		return events
 	}
@@ -139,6 +136,21 @@ func (w *Workload) Step() []wire.Event {
 		events = append(events, w.generate()...)
 	}
 	return events
+}
+
+// Restart ends all requests and empties the pool, as the end of the engine's process
+// does. The conversations go on.
+func (w *Workload) Restart() {
+	w.stop()
+	w.pool.Restart()
+}
+
+// stop ends all requests.
+func (w *Workload) stop() {
+	for _, a := range w.running {
+		w.finish(a)
+	}
+	w.running = w.running[:0]
 }
 
 // arrive starts a request of some conversation.

@@ -1,0 +1,351 @@
+package simulator_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	zmq "github.com/pebbe/zmq4"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// faulty returns a small engine whose replay socket remembers all.
+func faulty(batches uint64, at map[uint64][]simulator.Fault) simulator.Config {
+	return simulator.Config{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+		Pool:         simulator.PoolConfig{Capacity: 256, BlockSize: 4},
+		Faults:       simulator.Faults{At: at, Span: 4, Delay: 2, Late: 3, Flap: 2},
+		Batches:      batches, Subscribers: 1, Linger: true,
+	}
+}
+
+func seqsOf(messages []message) (seqs []uint64) {
+	for _, m := range messages {
+		seqs = append(seqs, m.seq)
+	}
+	return seqs
+}
+
+// upTo returns the seqs from first to last but those left out.
+func upTo(first, last uint64, but ...uint64) (seqs []uint64) {
+	for seq := first; seq <= last; seq++ {
+		if !slices.Contains(but, seq) {
+			seqs = append(seqs, seq)
+		}
+	}
+	return seqs
+}
+
+// As long as the sockets stay open it is certain what a subscriber receives.
+func TestFaultsOfBatches(t *testing.T) {
+	const batches = 20
+	for _, tt := range []struct {
+		fault  simulator.Fault
+		at     uint64
+		live   []uint64
+		replay []uint64
+	}{
+		{simulator.FaultDrop, 5, upTo(0, 19, 5), upTo(0, 19)},
+		{simulator.FaultForget, 5, upTo(0, 19, 5), upTo(0, 19, 5)},
+		{simulator.FaultTwice, 5, slices.Concat(upTo(0, 5), upTo(5, 19)), upTo(0, 19)},
+		{simulator.FaultDelay, 5, slices.Concat(upTo(0, 4), upTo(6, 7), upTo(5, 5), upTo(8, 19)), upTo(0, 19)},
+		{simulator.FaultTruncate, 5, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultAmnesia, 5, upTo(0, 19), upTo(5, 19)},
+		{simulator.FaultSilent, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
+		{simulator.FaultDead, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
+		{simulator.FaultRestartInPlace, 5, slices.Concat(upTo(0, 4), upTo(0, 14)), upTo(0, 14)},
+		// The last batch goes out live in the end, whatever was to become of it.
+		{simulator.FaultDrop, 19, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultForget, 19, upTo(0, 19), upTo(0, 18)},
+		{simulator.FaultDelay, 18, slices.Concat(upTo(0, 17), upTo(19, 19), upTo(18, 18)), upTo(0, 19)},
+		{simulator.FaultDelay, 19, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultSilent, 17, slices.Concat(upTo(0, 16), upTo(19, 19)), upTo(0, 19)},
+		{simulator.FaultMute, 18, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultEndless, 18, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultHoles, 18, upTo(0, 19), upTo(0, 19)},
+	} {
+		t.Run(tt.fault.String(), func(t *testing.T) {
+			e := newEngine(t, faulty(batches, map[uint64][]simulator.Fault{tt.at: {tt.fault}}))
+			sub := subscribe(t, e.Endpoint())
+			run(t, e)
+			var live []message
+			for range tt.live {
+				live = append(live, receiveBatch(t, sub))
+			}
+			finished(t, e)
+			if diff := cmp.Diff(tt.live, seqsOf(live)); diff != "" {
+				t.Errorf("live (-want +got):\n%s", diff)
+			}
+			replayed, _, _ := replay(t, e.ReplayEndpoint(), 0)
+			if diff := cmp.Diff(tt.replay, seqsOf(replayed)); diff != "" {
+				t.Errorf("replayed (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(map[simulator.Fault]uint64{tt.fault: 1}, e.Summary().Faults); diff != "" {
+				t.Errorf("counted (-want +got):\n%s", diff)
+			}
+			for i, m := range live {
+				cut := tt.fault == simulator.FaultTruncate && m.seq == tt.at
+				if _, err := decodable(m.payload); (err != nil) != cut {
+					t.Errorf("message %d, seq %d: %v", i, m.seq, err)
+				}
+			}
+			for _, m := range replayed {
+				decode(t, m.payload)
+			}
+			if sub.SetRcvtimeo(0) != nil {
+				t.Fatal("set timeout")
+			}
+			if frames, err := sub.RecvMessageBytes(zmq.DONTWAIT); err == nil {
+				t.Errorf("received one more: %x", frames)
+			}
+		})
+	}
+}
+
+// What a new run remembers gives what the pool holds, and the seqs begin where they
+// should.
+func TestFaultsOfEngines(t *testing.T) {
+	const batches = 120
+	for _, tt := range []struct {
+		fault       simulator.Fault
+		at          uint64
+		first, next uint64 // of what is remembered in the end
+		lossless    bool
+	}{
+		{simulator.FaultRestart, 20, 0, 100, true},
+		{simulator.FaultRestartInPlace, 20, 0, 100, true},
+		{simulator.FaultRestartLate, 20, 3, 100, false},
+		{simulator.FaultRestartAhead, 20, 3, 103, true},
+		{simulator.FaultRestartPassed, 20, 0, 100, true},
+		{simulator.FaultRestartPassed, 60, 10, 70, true},
+		{simulator.FaultFlap, 20, 0, 120, true},
+		{simulator.FaultFlap, 119, 0, 120, true},
+		{simulator.FaultRestart, 119, 0, 1, true},
+	} {
+		t.Run(tt.fault.String(), func(t *testing.T) {
+			e := newEngine(t, faulty(batches, map[uint64][]simulator.Fault{tt.at: {tt.fault}}))
+			endpoint, replayEndpoint := e.Endpoint(), e.ReplayEndpoint()
+			sub := subscribe(t, endpoint)
+			run(t, e)
+			live := seqsOf(receiveUntilFinished(t, e, sub))
+			if e.Endpoint() != endpoint || e.ReplayEndpoint() != replayEndpoint {
+				t.Errorf("now at %s and %s, not at %s and %s", e.Endpoint(), e.ReplayEndpoint(), endpoint, replayEndpoint)
+			}
+			sum := e.Summary()
+			if sum.NextSeq != tt.next || sum.Batches != batches || sum.Faults[tt.fault] != 1 {
+				t.Errorf("got %+v, want next seq %d after %d batches", sum, tt.next, batches)
+			}
+			replayed, _, _ := replay(t, replayEndpoint, 0)
+			if diff := cmp.Diff(upTo(tt.first, tt.next-1), seqsOf(replayed)); diff != "" {
+				t.Errorf("replayed (-want +got):\n%s", diff)
+			}
+			if got := heldAfter(t, replayed); cmp.Equal(got, e.Blocks(), cmpopts.EquateEmpty()) != tt.lossless {
+				t.Errorf("replay gives %d blocks, the pool holds %d; the same: want %t", len(got), len(e.Blocks()), tt.lossless)
+			}
+			// The last batch comes live, however late the subscriber is back.
+			for len(live) == 0 || live[len(live)-1] != tt.next-1 {
+				live = append(live, receiveBatch(t, sub).seq)
+			}
+		})
+	}
+}
+
+// receiveUntilFinished returns what comes until the engine has finished. A SUB socket
+// sees to a connection that is back in calls alone.
+func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *zmq.Socket) (messages []message) {
+	t.Helper()
+	poller := zmq.NewPoller()
+	poller.Add(sub, zmq.POLLIN)
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		select {
+		case <-e.Finished():
+			return messages
+		default:
+		}
+		ready, err := poller.Poll(10 * time.Millisecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(ready) > 0 {
+			messages = append(messages, receiveBatch(t, sub))
+		}
+	}
+	t.Fatal("the engine does not finish")
+	return nil
+}
+
+// heldAfter is what is held after these batches, in a count of copies.
+func heldAfter(t *testing.T, messages []message) map[uint64]struct{} {
+	t.Helper()
+	counts := make(map[uint64]int)
+	for _, m := range messages {
+		applyCounting(counts, decode(t, m.payload).Events)
+	}
+	held := make(map[uint64]struct{})
+	for h := range counts {
+		held[h] = struct{}{}
+	}
+	return held
+}
+
+func TestARunThatHasPassedTheOldIsHeardAboveItAlone(t *testing.T) {
+	cfg := faulty(140, map[uint64][]simulator.Fault{60: {simulator.FaultRestartPassed}})
+	cfg.Rate = 250 // so that the subscriber is back while the run is still below
+	e := newEngine(t, cfg)
+	sub := subscribe(t, e.Endpoint())
+	run(t, e)
+	live := seqsOf(receiveUntilFinished(t, e, sub))
+	for len(live) == 0 || live[len(live)-1] != 89 {
+		live = append(live, receiveBatch(t, sub).seq)
+	}
+	// 60 batches of the old run, then the new one from 10 on, which is not heard
+	// before 62: the seq never runs backwards.
+	for i, seq := range live {
+		if i > 0 && (seq <= live[i-1] || seq > 59 && seq < 62) {
+			t.Fatalf("received %v", live)
+		}
+	}
+}
+
+func TestSameSeedSameFaultsAndEvents(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		rates := map[simulator.Fault]float64{}
+		for _, f := range simulator.AllFaults() {
+			if rapid.Bool().Draw(rt, f.String()) {
+				rates[f] = 0.05
+			}
+		}
+		cfg := simulator.Config{
+			SocketConfig: simulator.SocketConfig{Endpoint: "inproc://live", Replay: "inproc://replay"},
+			Pool:         simulator.PoolConfig{Capacity: 64, BlockSize: 2},
+			Seed:         rapid.Uint64().Draw(rt, "seed"),
+			Faults:       simulator.Faults{Seed: rapid.Uint64().Draw(rt, "fault_seed"), Rates: rates}, Batches: 60,
+		}
+		var sums []simulator.Summary
+		for range 2 {
+			e, err := simulator.New(cfg)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			if err := e.Run(context.Background()); err != nil {
+				rt.Fatal(err)
+			}
+			sums = append(sums, e.Summary())
+		}
+		if diff := cmp.Diff(sums[0], sums[1]); diff != "" {
+			rt.Errorf("(-first +second):\n%s", diff)
+		}
+		want := map[simulator.Fault]uint64{}
+		for batch := range cfg.Batches {
+			for _, f := range cfg.Faults.Strike(batch) {
+				want[f]++
+			}
+		}
+		if diff := cmp.Diff(want, sums[0].Faults, cmpopts.EquateEmpty()); diff != "" {
+			rt.Errorf("(-plan +struck):\n%s", diff)
+		}
+	})
+}
+
+func TestAPauseShowsWhatASubscriberCanKnow(t *testing.T) {
+	cfg := faulty(0, nil)
+	cfg.Rate = 2000
+	cfg.Faults.Rates = map[simulator.Fault]float64{
+		simulator.FaultDrop: 0.1, simulator.FaultTwice: 0.1, simulator.FaultDelay: 0.1, simulator.FaultTruncate: 0.1,
+		simulator.FaultMute: 0.02, simulator.FaultHoles: 0.02, simulator.FaultEndless: 0.02, simulator.FaultSilent: 0.02,
+		simulator.FaultRestartInPlace: 0.01,
+	}
+	e := newEngine(t, cfg)
+	sub := subscribe(t, e.Endpoint())
+	run(t, e)
+	for range 5 {
+		for before := e.Summary().Batches; e.Summary().Batches < before+50; {
+			receive(t, sub)
+		}
+		still, err := e.Pause(patient(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		replayed, _, _ := replay(t, e.ReplayEndpoint(), 0)
+		if diff := cmp.Diff(upTo(0, still.NextSeq-1), seqsOf(replayed), cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("replayed (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(still.Blocks, heldAfter(t, replayed)); diff != "" {
+			t.Fatalf("(-paused +replayed):\n%s", diff)
+		}
+		if diff := cmp.Diff(still, e.Snapshot()); diff != "" {
+			t.Fatalf("it did not stand still:\n%s", diff)
+		}
+		e.Resume()
+	}
+}
+
+func TestAPauseWaitsForTheEndOfFaults(t *testing.T) {
+	const span = 50
+	drops := make(map[uint64][]simulator.Fault)
+	for batch := range uint64(span) {
+		drops[batch] = []simulator.Fault{simulator.FaultDrop}
+	}
+	at := func(f simulator.Fault) map[uint64][]simulator.Fault { return map[uint64][]simulator.Fault{0: {f}} }
+	for name, plan := range map[string]map[uint64][]simulator.Fault{
+		"drop": drops, "delay": at(simulator.FaultDelay), "holes": at(simulator.FaultHoles),
+		"endless": at(simulator.FaultEndless), "mute": at(simulator.FaultMute), "silent": at(simulator.FaultSilent),
+		"dead": at(simulator.FaultDead), "flap": at(simulator.FaultFlap),
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := faulty(0, plan)
+			cfg.Subscribers, cfg.Rate = 0, 1000
+			cfg.Faults.Delay, cfg.Faults.Span, cfg.Faults.Flap = span, span, span
+			e := newEngine(t, cfg)
+			run(t, e)
+			for e.Summary().Batches == 0 { // before the first one it is quiet
+				runtime.Gosched()
+			}
+			still, err := e.Pause(patient(t))
+			if err != nil || still.Batches <= span {
+				t.Errorf("paused after %d batches (%v), want more than %d", still.Batches, err, span)
+			}
+		})
+	}
+}
+
+func TestAPauseThatIsNeverQuietIsWithdrawn(t *testing.T) {
+	cfg := faulty(0, nil)
+	cfg.Subscribers, cfg.Rate = 0, 500
+	cfg.Faults.Rates = map[simulator.Fault]float64{simulator.FaultDrop: 1}
+	cfg.Faults.At = map[uint64][]simulator.Fault{}
+	e := newEngine(t, cfg)
+	run(t, e)
+	for e.Summary().Batches == 0 { // before the first one it is quiet
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("enough")
+	go func() {
+		for e.Summary().Batches < 20 { // it has not stopped
+			_ = e.Blocks()
+		}
+		cancel(enough)
+	}()
+	if _, err := e.Pause(ctx); !errors.Is(err, enough) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+}
+
+func TestAFinishedEngineStandsStill(t *testing.T) {
+	e := newEngine(t, simulator.Config{Pool: simulator.PoolConfig{Capacity: 64}, Batches: 7})
+	if err := e.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	still, err := e.Pause(t.Context())
+	if err != nil || still.NextSeq != 7 || still.Batches != 7 || !cmp.Equal(still.Blocks, e.Blocks()) {
+		t.Errorf("got %+v, %v", still, err)
+	}
+}

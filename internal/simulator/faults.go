@@ -1,0 +1,143 @@
+package simulator
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Faults is a plan of what goes wrong, and when: at each batch by odds, at chosen
+// batches, or both. The zero value is an engine and a network without fault.
+//
+// Batches are numbered from 0 in the order in which the engine makes them, whatever
+// becomes of them and however often it restarts. Where a fault strikes depends on
+// the seed, the number and the fault alone: neither on other faults nor on time.
+type Faults struct {
+	// Seed chooses where rates strike.
+	Seed uint64
+	// Rates are the odds of each fault at each batch, 0 to 1.
+	Rates map[Fault]float64
+	// At are the faults of chosen batches.
+	At map[uint64][]Fault
+
+	// Delay is how many batches a message is held back; 0 means 3.
+	Delay uint64
+	// Span is how many batches the faults last that last; 0 means 20.
+	Span uint64
+	// Flap is how many batches are made while a connection is lost; 0 means 3.
+	Flap uint64
+	// Late is how many batches a late restart loses, or an early one skips; 0
+	// means 5.
+	Late uint64
+}
+
+// ParseFaults reads a plan such as "drop=0.01,restart@500": rates by NAME=RATE, and
+// chosen batches by NAME@BATCH.
+func ParseFaults(s string) (Faults, error) {
+	f := Faults{Rates: make(map[Fault]float64), At: make(map[uint64][]Fault)}
+	for item := range strings.SplitSeq(s, ",") {
+		item = strings.TrimSpace(item)
+		i := strings.IndexAny(item, "=@")
+		if i < 0 {
+			if _, err := ParseFault(item); err != nil {
+				return Faults{}, err
+			}
+			return Faults{}, fmt.Errorf("%q does not say how often: want NAME=RATE or NAME@BATCH", item)
+		}
+		fault, err := ParseFault(item[:i])
+		if err != nil {
+			return Faults{}, err
+		}
+		value := item[i+1:]
+		if item[i] == '@' {
+			n, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				return Faults{}, fmt.Errorf("%s@%s is not allowed: want the number of a batch, from 0", fault, value)
+			}
+			f.At[n] = append(f.At[n], fault)
+			continue
+		}
+		if _, twice := f.Rates[fault]; twice {
+			return Faults{}, fmt.Errorf("%s is given two rates: want one", fault)
+		}
+		rate, err := strconv.ParseFloat(value, 64)
+		if err != nil || !isOdds(rate) {
+			return Faults{}, fmt.Errorf("%s=%s is not allowed: want a rate of 0 to 1 a batch", fault, value)
+		}
+		f.Rates[fault] = rate
+	}
+	return f, nil
+}
+
+func isOdds(x float64) bool { return x >= 0 && x <= 1 }
+
+func (f Faults) withDefaults() (Faults, error) {
+	orElse := func(field *uint64, value uint64) {
+		if *field == 0 {
+			*field = value
+		}
+	}
+	orElse(&f.Delay, 3)
+	orElse(&f.Span, 20)
+	orElse(&f.Flap, 3)
+	orElse(&f.Late, 5)
+	known := func(fault Fault) error {
+		if fault < 0 || fault >= numFaults {
+			return fmt.Errorf("configure faults: %s is none", fault)
+		}
+		return nil
+	}
+	for fault, rate := range f.Rates {
+		if err := known(fault); err != nil {
+			return f, err
+		}
+		if !isOdds(rate) {
+			return f, fmt.Errorf("configure faults: %s=%v is not allowed: want a rate of 0 to 1 a batch", fault, rate)
+		}
+	}
+	for _, faults := range f.At {
+		for _, fault := range faults {
+			if err := known(fault); err != nil {
+				return f, err
+			}
+		}
+	}
+	f.Rates, f.At = maps.Clone(f.Rates), maps.Clone(f.At)
+	return f, nil
+}
+
+// Strike returns the faults of a batch, in their order and each once.
+func (f Faults) Strike(batch uint64) []Fault {
+	if len(f.Rates) == 0 && len(f.At) == 0 {
+		return nil
+	}
+	var all []Fault
+	befallen := [2]bool{}
+	for fault := Fault(0); fault < numFaults; fault++ {
+		// Odds of one are 1.0, which no draw reaches.
+		rate := f.Rates[fault]
+		if draw(f.Seed, batch, uint64(fault)) >= rate && !slices.Contains(f.At[batch], fault) {
+			continue
+		}
+		if fault.befallsBatch() || fault.befallsEngine() {
+			group := 0
+			if fault.befallsEngine() {
+				group = 1
+			}
+			if befallen[group] {
+				continue
+			}
+			befallen[group] = true
+		}
+		all = append(all, fault)
+	}
+	return all
+}
+
+// draw returns a number from 0 to less than 1 that looks random and depends on these
+// three alone.
+func draw(seed, a, b uint64) float64 {
+	return float64(splitmix64(splitmix64(splitmix64(seed)^a)^b)>>11) / (1 << 53)
+}

@@ -1,0 +1,268 @@
+package simulator_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	zmq "github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// replaying returns a publisher with a replay socket and a subscriber that is there.
+func replaying(t *testing.T) (*simulator.Publisher, *zmq.Socket) {
+	t.Helper()
+	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
+	sub := subscribe(t, p.Endpoint())
+	if err := p.Subscribed(patient(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	return p, sub
+}
+
+// received returns the seqs of the next n messages.
+func received(t *testing.T, sub *zmq.Socket, n int) (seqs []uint64) {
+	t.Helper()
+	for range n {
+		seqs = append(seqs, receiveBatch(t, sub).seq)
+	}
+	return seqs
+}
+
+func wantSeqs(t *testing.T, what string, want, got []uint64) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func replayedSeqs(t *testing.T, p *simulator.Publisher) []uint64 {
+	t.Helper()
+	batches, _, _ := replay(t, p.ReplayEndpoint(), 0)
+	return seqsOf(batches)
+}
+
+func TestWhatIsHeldBackComesWhenItIsReleased(t *testing.T) {
+	p, sub := replaying(t)
+	for h := range uint64(4) {
+		must(t)(p.Hold(removal(h)))
+	}
+	must(t)(p.Publish(removal(4)))
+	if p.Release(9) == nil || p.Release(1, 1) == nil {
+		t.Error("released what is not held back")
+	}
+	wantSeqs(t, "replayed", upTo(0, 4), replayedSeqs(t, p))
+	if err := errors.Join(p.Release(2, 0), p.Release()); err != nil {
+		t.Fatal(err)
+	}
+	wantSeqs(t, "live", []uint64{4, 2, 0, 1, 3}, received(t, sub, 5))
+}
+
+func TestATruncatedMessageIsReplayedWhole(t *testing.T) {
+	p, sub := replaying(t)
+	must(t)(p.Truncate(7, removal(100)))
+	if m := receiveBatch(t, sub); len(m.payload) != 7 {
+		t.Errorf("received %d bytes, want 7", len(m.payload))
+	}
+	batches, _, _ := replay(t, p.ReplayEndpoint(), 0)
+	if len(batches) != 1 || hashOf(t, batches[0].payload) != 100 {
+		t.Errorf("replayed %+v", batches)
+	}
+}
+
+func TestASilentPublisherStillReplays(t *testing.T) {
+	p, sub := replaying(t)
+	must(t)(p.Publish(removal(0)))
+	err := p.Silence(true)
+	must(t)(p.Publish(removal(1)))
+	wantSeqs(t, "replayed", upTo(0, 1), replayedSeqs(t, p))
+	err = errors.Join(err, p.Silence(false))
+	must(t)(p.Publish(removal(2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSeqs(t, "live", []uint64{0, 2}, received(t, sub, 2))
+}
+
+func TestWhatIsForgottenIsNotReplayed(t *testing.T) {
+	p, _ := replaying(t)
+	for h := range uint64(5) {
+		must(t)(p.Publish(removal(h)))
+	}
+	if err := p.ForgetSeqs(1, 3, 77); err != nil {
+		t.Fatal(err)
+	}
+	wantSeqs(t, "with holes", []uint64{0, 2, 4}, replayedSeqs(t, p))
+	if err := p.ForgetAll(); err != nil {
+		t.Fatal(err)
+	}
+	must(t)(p.Publish(removal(5)))
+	wantSeqs(t, "after all is forgotten", []uint64{5}, replayedSeqs(t, p))
+}
+
+func TestReplayCanBeFaulty(t *testing.T) {
+	p, _ := replaying(t)
+	for h := range uint64(4) {
+		must(t)(p.Publish(removal(h)))
+	}
+	dealer := newSocket(t, zmq.DEALER)
+	if err := dealer.Connect(p.ReplayEndpoint()); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(asked int, f simulator.ReplayFaults) {
+		t.Helper()
+		if err := p.FaultReplay(f); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second one is answered well
+			if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := p.Requested(patient(t), asked); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const end = ^uint64(0)
+	read := func(messages int) (seqs []uint64) {
+		t.Helper()
+		for range messages {
+			seq, _, isEnd, err := wire.ParseReply(receive(t, dealer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if isEnd {
+				seq = end
+			}
+			seqs = append(seqs, seq)
+		}
+		return seqs
+	}
+	well := []uint64{0, 1, 2, 3, end}
+
+	ask(2, simulator.ReplayFaults{Mute: true, Requests: 1})
+	wantSeqs(t, "mute", well, read(5))
+	ask(4, simulator.ReplayFaults{NoEnd: true, Requests: 1})
+	wantSeqs(t, "endless", append([]uint64{0, 1, 2, 3}, well...), read(9))
+	ask(6, simulator.ReplayFaults{Skip: func(seq uint64) bool { return seq == 2 }, Requests: 1})
+	wantSeqs(t, "with a hole", append([]uint64{0, 1, 3, end}, well...), read(9))
+	if p.Replays() != 5 {
+		t.Errorf("%d answered, want 5", p.Replays())
+	}
+}
+
+func TestSocketsComeBackAtTheSamePorts(t *testing.T) {
+	for name, restart := range map[string]bool{"flap": false, "restart": true} {
+		t.Run(name, func(t *testing.T) {
+			p, sub := replaying(t)
+			endpoint, at := p.Endpoint(), p.ReplayEndpoint()
+			must(t)(p.Publish(removal(0)))
+			wantSeqs(t, "before", []uint64{0}, received(t, sub, 1))
+			err := p.Disconnect()
+			must(t)(p.Publish(removal(1)))
+			if p.Subscribed(t.Context(), 0) != nil || p.Unsubscribed(patient(t)) != nil {
+				t.Error("subscriptions outlast their sockets")
+			}
+			want := []uint64{0, 1, 2}
+			if restart {
+				err = errors.Join(err, p.RestartProcess(7))
+				want = []uint64{7}
+			} else {
+				err = errors.Join(err, p.Reconnect(), p.Reconnect()) // again does nothing
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			back := make(chan error, 1)
+			ctx := patient(t)
+			go func() { back <- p.Subscribed(ctx, 1) }()
+			if err := attend(t, sub, back); err != nil {
+				t.Fatal(err)
+			}
+			must(t)(p.Publish(removal(2)))
+			wantSeqs(t, "after", want[len(want)-1:], received(t, sub, 1))
+			wantSeqs(t, "replayed", want, replayedSeqs(t, p))
+			if p.Endpoint() != endpoint || p.ReplayEndpoint() != at {
+				t.Errorf("now at %s and %s, not at %s and %s", p.Endpoint(), p.ReplayEndpoint(), endpoint, at)
+			}
+		})
+	}
+}
+
+// As at vLLM the socket says nothing of replies that a slow reader has no room for.
+func TestASlowReaderOfReplayMissesReplies(t *testing.T) {
+	const batches, words = 400, 20_000
+	p := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayHWM: 10},
+	})
+	big := wire.Event{Kind: wire.KindRemoved, BlockHashes: make([]uint64, words)}
+	for i := range big.BlockHashes {
+		big.BlockHashes[i] = ^uint64(i)
+	}
+	for range batches {
+		must(t)(p.Drop(big))
+	}
+	dealer := newSocket(t, zmq.DEALER)
+	if err := errors.Join(dealer.SetRcvhwm(1), dealer.SetRcvbuf(4096), dealer.Connect(p.ReplayEndpoint())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Replayed(patient(t), 1); err != nil { // before it reads any
+		t.Fatal(err)
+	}
+	if err := dealer.SetRcvtimeo(200 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for ; ; n++ {
+		if _, err := dealer.RecvMessageBytes(0); err != nil {
+			break
+		}
+	}
+	if n == 0 || n >= batches {
+		t.Errorf("%d replies arrived of %d, want some to be missing", n, batches)
+	}
+}
+
+// While it has nothing to publish, vLLM looks at its replay socket now and then.
+func TestAnIdlePublisherLooksNowAndThen(t *testing.T) {
+	const poll = 60 * time.Millisecond
+	p := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayPoll: poll},
+	})
+	start := time.Now()
+	for range 3 {
+		replay(t, p.ReplayEndpoint(), 0)
+	}
+	// One look each, so two whole turns between the first and the last.
+	if took := time.Since(start); took < 2*poll-5*time.Millisecond {
+		t.Errorf("three answers took %v, want %v or more", took, 2*poll)
+	}
+	// After each batch it looks at once: with a turn of a minute, this is the way
+	// to an answer.
+	slow := newPublisher(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayPoll: time.Minute},
+	})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for ticker := time.NewTicker(time.Millisecond); ; {
+			select {
+			case <-stop:
+				ticker.Stop()
+				return
+			case <-ticker.C:
+				_, _ = slow.Publish(removal(1))
+			}
+		}
+	}()
+	replay(t, slow.ReplayEndpoint(), 0)
+	close(stop)
+	<-stopped
+}

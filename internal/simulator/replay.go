@@ -1,0 +1,108 @@
+package simulator
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// ReplayFaults are what is wrong with the answers of a replay socket. The zero value
+// is nothing.
+type ReplayFaults struct {
+	// Mute leaves requests without any answer.
+	Mute bool
+	// NoEnd leaves the end marker out.
+	NoEnd bool
+	// Skip tells which replies are left out, as the socket itself does towards a
+	// slow reader; nil means none. The goroutine of the sockets calls it, once for
+	// each reply in order.
+	Skip func(seq uint64) bool
+	// Requests is the number of requests that are answered so: the ones after them
+	// are answered well. 0 means all.
+	Requests int
+}
+
+// endOfReplay is the seq of the message after the last reply.
+const endOfReplay = math.MaxUint64
+
+// serveReplay answers one request for replay, where there is one and it is time to
+// look.
+func (s *sockets) serveReplay() error {
+	if s.router == nil {
+		return nil
+	}
+	if s.cfg.ReplayPoll > 0 {
+		now := time.Now()
+		if now.Before(s.look) {
+			return nil
+		}
+		s.look = now.Add(s.cfg.ReplayPoll)
+	}
+	frames, err := receive(s.router)
+	if err != nil {
+		return err
+	}
+	// Reader, delimiter, seq: vLLM counts the frames and looks no closer.
+	if len(frames) != 3 {
+		return nil
+	}
+	faults := s.replayFaults()
+	if !faults.Mute {
+		if err := s.answer(frames[0], startOf(frames[2]), faults); err != nil {
+			return err
+		}
+		s.tally.add(counts{replays: 1})
+	}
+	s.tally.add(counts{requests: 1})
+	return nil
+}
+
+// startOf reads the seq of a request: a big-endian number of any length.
+func startOf(frame []byte) (seq uint64) {
+	for _, b := range frame {
+		if seq > math.MaxUint64>>8 {
+			return math.MaxUint64 // more than any batch has
+		}
+		seq = seq<<8 | uint64(b)
+	}
+	return seq
+}
+
+// replayFaults returns the faults of the next answer.
+func (s *sockets) replayFaults() ReplayFaults {
+	f := s.faults
+	if f.Requests > 0 {
+		if s.faults.Requests--; s.faults.Requests == 0 {
+			s.faults = ReplayFaults{}
+		}
+	}
+	return f
+}
+
+// answer replays what is remembered from a seq on to one reader, and marks the end.
+// The socket drops replies that the reader has no room for, as vLLM's does.
+func (s *sockets) answer(reader []byte, from uint64, faults ReplayFaults) error {
+	for b := range s.memory.since(from) {
+		if faults.Skip != nil && faults.Skip(b.seq) {
+			continue
+		}
+		if err := s.reply(reader, s.cfg.Topic, b.seq, b.payload); err != nil {
+			return err
+		}
+	}
+	if faults.NoEnd {
+		return nil
+	}
+	return s.reply(reader, "", endOfReplay, nil)
+}
+
+func (s *sockets) reply(reader []byte, topic string, seq uint64, payload []byte) error {
+	frames := [][]byte{reader, nil, []byte(topic), seqFrame(seq), payload}
+	if s.cfg.ReplayForm == ReplayPlain {
+		frames = [][]byte{reader, nil, seqFrame(seq), payload}
+	}
+	if _, err := s.router.SendMessage(frames); err != nil {
+		return fmt.Errorf("send reply: %w", err)
+	}
+	return nil
+}

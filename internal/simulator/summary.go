@@ -1,0 +1,93 @@
+package simulator
+
+import (
+	"maps"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// Summary is what an engine has done, and what it holds.
+type Summary struct {
+	// Batches and Events were published, or would have been but for faults.
+	Batches, Events uint64
+	// Stored and Removed are blocks that they named.
+	Stored, Removed uint64
+	// Cleared is the number of resets.
+	Cleared uint64
+	// Blocks is the number of distinct block hashes that the pool holds.
+	Blocks int
+	// Digest is the XOR of splitmix64 over them.
+	Digest uint64
+	// NextSeq is the seq that the next batch would have.
+	NextSeq uint64
+	// PoolStats are of all requests so far, over restarts.
+	PoolStats
+	// Refused is the number of requests whose prompt is longer than the pool, and
+	// Cut that of requests that ended before they had generated all, where the pool
+	// was full or a restart took them. Only a trace counts them.
+	Refused, Cut uint64
+	// Faults is how often each fault has struck; nil where none has.
+	Faults map[Fault]uint64
+}
+
+// count adds a batch.
+func (s *Summary) count(events []wire.Event) {
+	s.NextSeq++
+	s.Batches++
+	s.Events += uint64(len(events))
+	for i := range events {
+		switch n := uint64(len(events[i].BlockHashes)); events[i].Kind {
+		case wire.KindStored:
+			s.Stored += n
+		case wire.KindRemoved:
+			s.Removed += n
+		case wire.KindCleared:
+			s.Cleared++
+		}
+	}
+}
+
+// Add makes the Summary that of another engine as well. Where the two are engines
+// of their own, Blocks and Digest say nothing that a router could check; NextSeq
+// is the higher one.
+func (s *Summary) Add(other Summary) {
+	s.Batches += other.Batches
+	s.Events += other.Events
+	s.Stored += other.Stored
+	s.Removed += other.Removed
+	s.Cleared += other.Cleared
+	s.Blocks += other.Blocks
+	s.Digest ^= other.Digest
+	s.NextSeq = max(s.NextSeq, other.NextSeq)
+	s.Requests += other.Requests
+	s.PromptTokens += other.PromptTokens
+	s.HitTokens += other.HitTokens
+	s.Refused += other.Refused
+	s.Cut += other.Cut
+	faults := maps.Clone(s.Faults)
+	for fault, n := range other.Faults {
+		if faults == nil {
+			faults = make(map[Fault]uint64)
+		}
+		faults[fault] += n
+	}
+	s.Faults = faults
+}
+
+// PoolStats are what requests have asked of a Pool.
+type PoolStats struct {
+	// Requests have begun.
+	Requests uint64
+	// PromptTokens is the length of their prompts, and HitTokens how many of those
+	// were found in the cache, in whole blocks.
+	PromptTokens, HitTokens uint64
+}
+
+// HitRate is the part of all prompt tokens that the cache had, 0 to 1: what vLLM
+// reports as its prefix cache hit rate.
+func (s PoolStats) HitRate() float64 {
+	if s.PromptTokens == 0 {
+		return 0
+	}
+	return float64(s.HitTokens) / float64(s.PromptTokens)
+}

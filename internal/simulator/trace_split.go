@@ -1,0 +1,97 @@
+package simulator
+
+import "fmt"
+
+// Policy is how requests are spread over engines.
+type Policy int
+
+// The policies.
+const (
+	// PolicyRoundRobin gives each engine one after the other.
+	PolicyRoundRobin Policy = iota
+	// PolicyPrefix gives a request to the engine that was given the longest part of
+	// its prompt before, or to the one with the least tokens among several; but to
+	// none that has been given a twentieth more tokens than that one, and 65,536.
+	// It is how a router goes by what it sent, not by what the engines still hold.
+	PolicyPrefix
+)
+
+// Validate returns an error for a policy that is none.
+func (p Policy) validate() error {
+	if p != PolicyRoundRobin && p != PolicyPrefix {
+		return fmt.Errorf("split trace: policy %d is none", p)
+	}
+	return nil
+}
+
+// Split returns the requests that each of n engines gets. The times stay.
+func (t *Trace) Split(n int, policy Policy) ([]*Trace, error) {
+	if err := policy.validate(); err != nil {
+		return nil, err
+	}
+	if n < 1 {
+		return nil, fmt.Errorf("split trace: over %d engines, want 1 or more", n)
+	}
+	parts := make([]*Trace, n)
+	for i := range parts {
+		parts[i] = &Trace{}
+	}
+	s := newSplitter(n)
+	for i, req := range t.Requests {
+		to := i % n
+		if policy == PolicyPrefix {
+			to = s.give(req)
+		}
+		parts[to].Requests = append(parts[to].Requests, req)
+	}
+	return parts, nil
+}
+
+// splitter remembers who was given what.
+type splitter struct {
+	given  []map[uint64]struct{} // ids, by engine
+	tokens []int                 // by engine
+}
+
+func newSplitter(n int) *splitter {
+	s := &splitter{given: make([]map[uint64]struct{}, n), tokens: make([]int, n)}
+	for i := range s.given {
+		s.given[i] = make(map[uint64]struct{})
+	}
+	return s
+}
+
+// give returns the engine that gets a request.
+func (s *splitter) give(req TraceRequest) int {
+	least := 0
+	for i := range s.tokens {
+		if s.tokens[i] < s.tokens[least] {
+			least = i
+		}
+	}
+	best, longest := least, s.prefix(least, req)
+	for i := range s.tokens {
+		if s.tokens[i] > s.tokens[least]+s.tokens[least]/20+65_536 {
+			continue
+		}
+		n := s.prefix(i, req)
+		if n > longest || n == longest && s.tokens[i] < s.tokens[best] {
+			best, longest = i, n
+		}
+	}
+	s.tokens[best] += req.Input
+	for _, id := range req.IDs {
+		s.given[best][id] = struct{}{}
+	}
+	return best
+}
+
+// prefix returns how many of the first ids an engine was given.
+func (s *splitter) prefix(engine int, req TraceRequest) int {
+	for i, id := range req.IDs {
+		if _, ok := s.given[engine][id]; !ok {
+			return i
+		}
+	}
+	return len(req.IDs)
+}
