@@ -39,18 +39,16 @@ type Event struct {
 	// Index counts all events of the batch from 0, the skipped ones included.
 	Index int
 
-	// The small fields stand together, as a batch may have very many events: half
-	// a million of 15 bytes each.
+	// A batch may have very many events, of 15 bytes each. So the small fields stand
+	// together, and those that few events have apart.
 
 	Kind Kind
 	// Tier is where the blocks lie; 0 for KindCleared, which is about all tiers.
 	Tier Tier
 	// HasParent and the like tell whether the event holds the field.
-	HasParent        bool
-	HasLoRAID        bool
-	HasTime          bool
-	HasGroupIdx      bool
-	HasSlidingWindow bool
+	HasParent   bool
+	HasLoRAID   bool
+	HasGroupIdx bool
 	// OpaqueTokens tells that the tokens held placeholders that are no token
 	// ids, so that Tokens is empty though there were some.
 	OpaqueTokens bool
@@ -71,22 +69,12 @@ type Event struct {
 	// any bytes.
 	LoRAName  string
 	Medium    string
-	Locality  string
-	Ownership string
 	SpecKind  string
 	CacheSalt string
-	SessionID string
-	ModelName string
-	// Time is the event's own time in seconds since the Unix epoch.
-	Time float64
-	// ExtraKeys, BlockMMInfos and MMKeys are well-formed MessagePack values as
-	// they stood in the payload; nil where absent or nil.
-	ExtraKeys    []byte
-	BlockMMInfos []byte
-	MMKeys       []byte
-	GroupIdx     int64
-	// SlidingWindow is the window of the attention group, in tokens.
-	SlidingWindow int64
+	GroupIdx  int64
+	// Raw and Rare are nil where the event has none of their fields.
+	Raw  *Raw
+	Rare *Rare
 
 	// TokensHashes are the contents of the blocks: as long as BlockHashes, or
 	// empty where they are unknown.
@@ -95,6 +83,49 @@ type Event struct {
 	// ignored, contiguous from 1; events that were dropped leave holes. It never
 	// falls: at MaxRawID it stays.
 	RawID uint64
+}
+
+// Raw are the fields of a store that are kept as they stood in the payload: each a
+// well-formed MessagePack list, nil where absent or nil.
+type Raw struct {
+	ExtraKeys    []byte
+	BlockMMInfos []byte
+	MMKeys       []byte
+}
+
+// Rare are fields that few producers send.
+type Rare struct {
+	Locality  string
+	Ownership string
+	SessionID string
+	ModelName string
+	// Time is the event's own time in seconds since the Unix epoch.
+	Time float64
+	// SlidingWindow is the window of the attention group, in tokens.
+	SlidingWindow    int64
+	HasTime          bool
+	HasSlidingWindow bool
+}
+
+var (
+	noRaw  Raw
+	noRare Rare
+)
+
+// raw returns the raw fields, to be read.
+func (ev *Event) raw() *Raw {
+	if ev.Raw == nil {
+		return &noRaw
+	}
+	return ev.Raw
+}
+
+// rare returns the rare fields, to be read.
+func (ev *Event) rare() *Rare {
+	if ev.Rare == nil {
+		return &noRare
+	}
+	return ev.Rare
 }
 
 // MaxRawID is the largest raw event id. Another can be added to it.

@@ -9,24 +9,32 @@ import (
 // goroutines at once.
 //
 // It reuses its memory, which grows to what the batches need and is never taken
-// on the word of a length prefix alone. Once grown, decoding allocates nothing
-// but strings that it has not seen lately. A batch beyond any engine's takes more,
-// 24 bytes for one of the payload at worst, and the next Decode gives that back:
-// 16 MiB is the most that stays.
+// on the word of a length prefix: where there is too little, it is made to measure
+// for what is really there. Once grown, decoding allocates nothing but strings that
+// it has not seen lately. A batch beyond any engine's takes more, 16 bytes for one of
+// the payload at worst, and the next Decode gives that back: 18 MiB is the most that
+// stays.
 type Decoder struct {
 	p     []byte
 	batch Batch
 	// events is the memory of the batch's events as far as it may hold any, those
 	// of earlier batches included: they must not keep what they point to.
 	events []Event
-	hashes arena[uint64]
-	tokens arena[uint32]
+	hashes slab[uint64]
+	tokens slab[uint32]
+	// raws and rares are what stands apart from events; apart tells whether any does.
+	raws  slab[Raw]
+	rares slab[Rare]
+	apart bool
 	// names are the few strings that come over and over, ids those that change
 	// with the request and would push them out.
 	names interner
 	ids   interner
 	// last are the names read last, by key: mostly the next one is the same.
 	last [numKeys]string
+	// after is which key followed each key last, in maps: an engine always writes
+	// them in the same order.
+	after [numKeys]key
 	// lists is how the tokens of the event at hand were nested.
 	lists lists
 }
@@ -36,6 +44,10 @@ type Decoder struct {
 // 128 K tokens that evicts as much, each block in an event of its own, needs
 // less.
 const maxKept = 4 << 20
+
+// maxRareKept is maxKept for the fields that stand apart from events, and what is
+// rare.
+const maxRareKept = 1 << 20
 
 // Decode reads the batch that is payload. The batch and all it points to are
 // the Decoder's memory, good until its next Decode; the raw MessagePack in it
@@ -50,8 +62,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 		d.events = nil
 	}
 	d.batch = Batch{Events: d.events[:0], Skipped: reuse(d.batch.Skipped, maxKept/int(unsafe.Sizeof(Skip{})))}
-	d.hashes.release(maxKept / 8)
-	d.tokens.release(maxKept / 4)
+	d.release()
 	end, f := d.readBatch()
 	if f == 0 && end != len(payload) {
 		f = trailingBytes
@@ -59,10 +70,22 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.p = nil
 	if f != 0 {
 		d.forget(0)
+		d.release()
 		return nil, Error(f)
 	}
 	d.forget(len(d.batch.Events))
 	return &d.batch, nil
+}
+
+// release takes back what events point to.
+func (d *Decoder) release() {
+	d.hashes.release(maxKept / 8)
+	d.tokens.release(maxKept / 4)
+	if d.apart {
+		d.apart = false
+		d.raws.clear(maxRareKept / int(unsafe.Sizeof(Raw{})))
+		d.rares.clear(maxRareKept / int(unsafe.Sizeof(Rare{})))
+	}
 }
 
 // forget clears the memory of events beyond the first n.
@@ -75,54 +98,53 @@ func (d *Decoder) forget(n int) {
 
 // readBatch reads the batch and returns where it ends.
 func (d *Decoder) readBatch() (int, fault) {
-	v, f := readValue(d.p, 0)
+	class, n, i, f := readNest(d.p, 0)
 	if f != 0 {
 		return 0, f
 	}
-	switch v.class {
+	switch class {
 	case classArray:
 		d.batch.Form = FormArray
-		return d.readArrayBatch(v)
+		return d.readArrayBatch(n, i)
 	case classMap:
 		d.batch.Form = FormMap
-		return d.readMapBatch(v)
+		return d.readMapBatch(n, i)
 	default:
 		return 0, badBatchShape
 	}
 }
 
 // readArrayBatch reads [ts, events, dp_rank, ...].
-func (d *Decoder) readArrayBatch(v value) (int, fault) {
-	if v.n < 2 {
-		return v.at, badBatchShape
+func (d *Decoder) readArrayBatch(n, i int) (int, fault) {
+	if n < 2 {
+		return i, badBatchShape
 	}
-	i, f := d.readTime(v.at)
+	i, f := d.readTime(i)
 	if f == 0 {
 		i, f = d.readEvents(i)
 	}
-	if f == 0 && v.n > 2 {
+	if f == 0 && n > 2 {
 		i, f = d.readRank(i)
 	}
-	for k := 3; k < v.n && f == 0; k++ {
+	for k := 3; k < n && f == 0; k++ {
 		i, f = skip(d.p, i, 1)
 	}
 	return i, f
 }
 
 // readMapBatch reads {"ts", "events", "data_parallel_rank"}.
-func (d *Decoder) readMapBatch(v value) (int, fault) {
-	i := v.at
+func (d *Decoder) readMapBatch(n, i int) (int, fault) {
 	found := false
-	for range v.n {
-		name, f := readValue(d.p, i)
-		if f != 0 {
+	for range n {
+		var f fault
+		name := glanceString(d.p, i)
+		if name != nil {
+			i += 1 + len(name)
+		} else if name, i, f = readString(d.p, i, 1); f != 0 {
 			return i, f
 		}
-		if name.class != classStr {
-			i, f = skip(d.p, i, 1)
-		} else {
-			i = name.at + name.n
-			switch string(d.p[name.at:i]) {
+		if name != nil {
+			switch string(name) {
 			case "ts":
 				i, f = d.readTime(i)
 				if f != 0 {
@@ -158,6 +180,13 @@ func (d *Decoder) readMapBatch(v value) (int, fault) {
 }
 
 func (d *Decoder) readTime(i int) (int, fault) {
+	if bits, ok := glance64(d.p, i, 0xcb); ok {
+		// Neither too large nor NaN.
+		if t := math.Float64frombits(bits); math.Abs(t) <= maxSeconds {
+			d.batch.Time, d.batch.HasTime = t, true
+			return i + 9, 0
+		}
+	}
 	v, f := readValue(d.p, i)
 	if f != 0 {
 		return i, f
@@ -193,6 +222,10 @@ func seconds(t float64) (float64, bool) {
 }
 
 func (d *Decoder) readRank(i int) (int, fault) {
+	if i < len(d.p) && d.p[i] <= 0x7f {
+		d.batch.Rank, d.batch.HasRank = uint32(d.p[i]), true
+		return i + 1, 0
+	}
 	v, f := readValue(d.p, i)
 	if f != 0 {
 		return i, f
@@ -209,19 +242,18 @@ func (d *Decoder) readRank(i int) (int, fault) {
 }
 
 func (d *Decoder) readEvents(i int) (int, fault) {
-	v, f := readValue(d.p, i)
+	class, n, i, f := readNest(d.p, i)
 	if f != 0 {
 		return i, f
 	}
-	if v.class != classArray {
+	if class != classArray {
 		return i, badBatchShape
 	}
 	// A map may name its events twice: the last ones count.
 	d.batch.Events = d.batch.Events[:0]
 	d.batch.Skipped = d.batch.Skipped[:0]
-	i = v.at
-	for k := range v.n {
-		i, f = d.readEvent(i, k, v.n-k)
+	for k := range n {
+		i, f = d.readEvent(i, k, n-k)
 		if f != 0 {
 			return i, f
 		}
@@ -232,18 +264,15 @@ func (d *Decoder) readEvents(i int) (int, fault) {
 // readEvent reads the event at i, or leaves it out, and returns where it ends.
 // left counts it and those that are said to follow.
 func (d *Decoder) readEvent(i, index, left int) (int, fault) {
-	v, f := readValue(d.p, i)
+	class, n, end, f := readNest(d.p, i)
 	if f != 0 {
 		return i, f
 	}
-	end := i
-	switch v.class {
+	switch class {
 	case classArray:
-		ev := d.newEvent(index, left, i)
-		end, f = d.readArrayEvent(ev, v)
+		end, f = d.readArrayEvent(d.newEvent(index, left, i), n, end)
 	case classMap:
-		ev := d.newEvent(index, left, i)
-		end, f = d.readMapEvent(ev, v)
+		end, f = d.readMapEvent(d.newEvent(index, left, i), n, end)
 	default:
 		f = badEventShape
 	}
@@ -256,30 +285,17 @@ func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 	if n := len(d.batch.Events); n > 0 && d.batch.Events[n-1].Index == index {
 		d.batch.Events = d.batch.Events[:n-1]
 	}
-	d.skipEvent(Skip{Index: index, Reason: f.reason()}, left, len(d.p)-i)
-	return skip(d.p, i, 2)
+	return d.skipEvent(Skip{Index: index, Reason: f.reason()}, left, i)
 }
 
-// minEventBytes is the size of the smallest event: a BlockRemoved of no blocks.
-const minEventBytes = 15
-
-// manyEvents is how many events a batch must have for those that follow to be
-// counted.
-const manyEvents = 512
-
-// newEvent adds the event at i to the batch. Room is made for twice those there
-// are, and beyond manyEvents for those that follow: no more than can follow in
-// the bytes that are left.
+// newEvent adds the event at i to the batch. left counts it and those that are
+// said to follow.
 func (d *Decoder) newEvent(index, left, i int) *Event {
 	n := len(d.batch.Events)
 	if n == cap(d.batch.Events) {
-		room := min(left, 1+(len(d.p)-i)/minEventBytes)
-		if n < manyEvents {
-			room = min(room, max(8, n))
-		} else {
-			room = min(room, d.follow(i, left))
-		}
-		grown := make([]Event, n, n+room)
+		// One more for those that turn out bad one after the other.
+		all, large := d.count(i, left)
+		grown := make([]Event, n, n+min(large+1, all))
 		copy(grown, d.batch.Events)
 		d.batch.Events = grown
 	}
@@ -292,30 +308,36 @@ func (d *Decoder) newEvent(index, left, i int) *Event {
 	return ev
 }
 
-// follow counts the event at i and those after it, left being how many are said
-// to be there.
-func (d *Decoder) follow(i, left int) int {
-	for k := range left {
-		var f fault
-		if i, f = skip(d.p, i, 2); f != 0 {
-			return k + 1
-		}
-	}
-	return left
-}
-
-// skipEvent adds an event that was left out. Events as small as one byte would
-// make doubling cost more than the room for all that can follow.
-func (d *Decoder) skipEvent(s Skip, left, bytes int) {
-	n := len(d.batch.Skipped)
-	if n == cap(d.batch.Skipped) {
-		room := min(left, bytes)
-		if n == 0 {
-			room = min(room, 64)
-		}
-		grown := make([]Skip, n, n+room)
+// skipEvent notes that the event at i is left out, and returns where it ends.
+func (d *Decoder) skipEvent(s Skip, left, i int) (int, fault) {
+	if n := len(d.batch.Skipped); n == cap(d.batch.Skipped) {
+		all, _ := d.count(i, left)
+		grown := make([]Skip, n, n+all)
 		copy(grown, d.batch.Skipped)
 		d.batch.Skipped = grown
 	}
 	d.batch.Skipped = append(d.batch.Skipped, s)
+	return skip(d.p, i, 2)
+}
+
+// minEventBytes is the size of the smallest event: a BlockRemoved of no blocks.
+const minEventBytes = 15
+
+// count counts the event at i and those after it, left being how many are said to
+// be there, and how many of them are not too small to be events. Room is made for
+// these alone, and once in a batch: an Event takes many times the bytes that make
+// the smallest.
+func (d *Decoder) count(i, left int) (all, large int) {
+	for all < left {
+		end, f := skip(d.p, i, 2)
+		all++
+		if f != 0 {
+			break // the batch is about to be rejected
+		}
+		if end-i >= minEventBytes {
+			large++
+		}
+		i = end
+	}
+	return all, large
 }

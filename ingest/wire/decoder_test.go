@@ -232,7 +232,7 @@ func TestStringsOutliveTheBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	medium, session := b.Events[0].Medium, b.Events[0].SessionID
+	medium, session := b.Events[0].Medium, b.Events[0].Rare.SessionID
 	clear(payload)
 	for k := range 1000 {
 		if _, err := d.Decode(pack(t, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{1}, "medium": k2s(k), "session_id": k2s(k)}))); err != nil {

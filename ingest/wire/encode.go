@@ -135,13 +135,13 @@ func (e *Encoder) appendArrayEvent(dst []byte, ev *Event) []byte {
 			break
 		}
 		a.put(appendString(a.dst, ev.LoRAName))
-		a.put(appendRaw(a.dst, ev.ExtraKeys))
+		a.put(appendRaw(a.dst, ev.raw().ExtraKeys))
 		if e.Producer == ProducerDynamo {
-			a.put(appendRaw(a.dst, ev.BlockMMInfos))
+			a.put(appendRaw(a.dst, ev.raw().BlockMMInfos))
 		}
 		a.put(appendInt(a.dst, ev.GroupIdx, ev.HasGroupIdx))
 		a.put(appendString(a.dst, ev.SpecKind))
-		a.put(appendInt(a.dst, ev.SlidingWindow, ev.HasSlidingWindow))
+		a.put(appendInt(a.dst, ev.rare().SlidingWindow, ev.rare().HasSlidingWindow))
 	case KindRemoved:
 		switch {
 		case a.most == 0:
@@ -173,7 +173,7 @@ func appendMetadata(dst []byte, ev *Event) []byte {
 	header := len(dst)
 	m := mapWriter{dst: append(dst, 0)}
 	m.string("cache_salt", ev.CacheSalt)
-	m.string("session_id", ev.SessionID)
+	m.string("session_id", ev.rare().SessionID)
 	return m.close(header)
 }
 
@@ -216,24 +216,24 @@ func (e *Encoder) appendMapEvent(dst []byte, ev *Event) []byte {
 		if ev.Kind == KindStored {
 			m.key("lora_name")
 			m.dst = appendString(m.dst, ev.LoRAName)
-			m.raw("extra_keys", ev.ExtraKeys)
+			m.raw("extra_keys", ev.raw().ExtraKeys)
 		}
 		m.int("group_idx", ev.GroupIdx, ev.HasGroupIdx)
 		m.string("kv_cache_spec_kind", ev.SpecKind)
-		m.int("kv_cache_spec_sliding_window", ev.SlidingWindow, ev.HasSlidingWindow)
+		m.int("kv_cache_spec_sliding_window", ev.rare().SlidingWindow, ev.rare().HasSlidingWindow)
 	}
-	m.string("locality", ev.Locality)
-	m.string("ownership", ev.Ownership)
-	m.string("session_id", ev.SessionID)
+	m.string("locality", ev.rare().Locality)
+	m.string("ownership", ev.rare().Ownership)
+	m.string("session_id", ev.rare().SessionID)
 	m.string("cache_salt", ev.CacheSalt)
-	m.string("model_name", ev.ModelName)
-	if ev.HasTime {
+	m.string("model_name", ev.rare().ModelName)
+	if ev.rare().HasTime {
 		m.key("timestamp")
-		m.dst = msgp.AppendFloat64(m.dst, ev.Time)
+		m.dst = msgp.AppendFloat64(m.dst, ev.rare().Time)
 	}
 	if ev.Kind == KindStored {
-		m.raw("block_mm_infos", ev.BlockMMInfos)
-		m.raw("mm_keys", ev.MMKeys)
+		m.raw("block_mm_infos", ev.raw().BlockMMInfos)
+		m.raw("mm_keys", ev.raw().MMKeys)
 	}
 	return m.close(header)
 }

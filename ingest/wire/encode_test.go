@@ -58,6 +58,10 @@ func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 		return nil
 	}
 	ev := wire.Event{Index: index, Kind: rapid.SampledFrom([]wire.Kind{wire.KindStored, wire.KindRemoved, wire.KindCleared}).Draw(t, "kind")}
+	var (
+		raws wire.Raw
+		rare wire.Rare
+	)
 	c := carries{
 		e:      e,
 		asMap:  (e.EventForm == wire.FormMap) != (e.Mixed && index%2 == 1) || e.Producer >= wire.ProducerAIBrix,
@@ -80,7 +84,7 @@ func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 			ev.SpecKind = text.Draw(t, "kind of attention")
 		}
 		if c.since(12+shift) && !sglang && (c.stored || c.asMap) {
-			ev.SlidingWindow, ev.HasSlidingWindow = maybe("window")
+			rare.SlidingWindow, rare.HasSlidingWindow = maybe("window")
 		}
 	}
 	if c.stored {
@@ -95,26 +99,32 @@ func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 			ev.LoRAName = text.Draw(t, "lora name")
 		}
 		if c.since(9) && !sglang {
-			ev.ExtraKeys = list("extra keys")
+			raws.ExtraKeys = list("extra keys")
 		}
 		if c.asMap || e.Producer == wire.ProducerDynamo && c.since(10) {
-			ev.BlockMMInfos = list("mm infos")
+			raws.BlockMMInfos = list("mm infos")
 		}
 	}
 	if c.asMap || sglang && c.since(8) {
 		ev.CacheSalt = text.Draw(t, "salt")
-		ev.SessionID = text.Draw(t, "session")
+		rare.SessionID = text.Draw(t, "session")
 	}
 	if c.asMap {
 		if c.stored {
-			ev.MMKeys = list("mm keys")
+			raws.MMKeys = list("mm keys")
 		}
-		ev.Locality = text.Draw(t, "locality")
-		ev.Ownership = text.Draw(t, "ownership")
-		ev.ModelName = text.Draw(t, "model")
-		if ev.HasTime = rapid.Bool().Draw(t, "has time"); ev.HasTime {
-			ev.Time = rapid.Float64Range(-1e11, 1e11).Draw(t, "time")
+		rare.Locality = text.Draw(t, "locality")
+		rare.Ownership = text.Draw(t, "ownership")
+		rare.ModelName = text.Draw(t, "model")
+		if rare.HasTime = rapid.Bool().Draw(t, "has time"); rare.HasTime {
+			rare.Time = rapid.Float64Range(-1e11, 1e11).Draw(t, "time")
 		}
+	}
+	if raws.ExtraKeys != nil || raws.BlockMMInfos != nil || raws.MMKeys != nil {
+		ev.Raw = &raws
+	}
+	if rare != (wire.Rare{}) {
+		ev.Rare = &rare
 	}
 	return ev
 }

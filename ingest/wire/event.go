@@ -56,20 +56,18 @@ var (
 )
 
 // readArrayEvent reads [tag, fields...].
-func (d *Decoder) readArrayEvent(ev *Event, v value) (int, fault) {
-	i := v.at
-	if v.n == 0 {
+func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
+	if n == 0 {
 		return i, badTag
 	}
-	tag, f := readValue(d.p, i)
+	tag, i, f := readString(d.p, i, 2)
 	if f != 0 {
 		return i, f
 	}
-	if tag.class != classStr {
+	if tag == nil {
 		return i, badTag
 	}
-	i = tag.at + tag.n
-	kind, dialect := readTag(d.p[tag.at:i])
+	kind, dialect := readTag(tag)
 	var keys []key
 	switch kind {
 	case KindStored:
@@ -78,26 +76,31 @@ func (d *Decoder) readArrayEvent(ev *Event, v value) (int, fault) {
 		keys = removedKeys[:]
 	case KindCleared:
 	default:
-		return i, unknown(d.p[tag.at:i])
+		return i, unknown(tag)
 	}
 	ev.Kind = kind
 	d.lists = lists{}
-	var seen keySet
-	k := 1
-	for ; k < v.n && k <= len(keys); k++ {
-		i, f = d.readPresent(ev, keys[k-1], i, &seen)
+	k := min(n, 1+len(keys))
+	i, seen, f := d.readFields(ev, keys[:k-1], i)
+	if f != 0 {
+		return i, f
+	}
+	// Whatever nils at the end stand for, they tell nothing.
+	at, end := i, i+n-k
+	for at < end && at < len(d.p) && d.p[at] == 0xc0 {
+		at++
+	}
+	if at == end {
+		return at, d.finish(ev, dialect, seen)
+	}
+	if kind == KindStored {
+		i, seen, f = d.readGroup(ev, i, n-k, seen)
 		if f != 0 {
 			return i, f
 		}
+		k = n
 	}
-	if kind == KindStored && k < v.n {
-		i, f = d.readGroup(ev, i, v.n-k, &seen)
-		if f != 0 {
-			return i, f
-		}
-		k = v.n
-	}
-	for ; k < v.n; k++ {
+	for ; k < n; k++ {
 		i, f = skip(d.p, i, 3)
 		if f != 0 {
 			return i, f
@@ -106,22 +109,45 @@ func (d *Decoder) readArrayEvent(ev *Event, v value) (int, fault) {
 	return i, d.finish(ev, dialect, seen)
 }
 
+// readFields reads the values from i on as these fields.
+func (d *Decoder) readFields(ev *Event, keys []key, i int) (int, keySet, fault) {
+	var seen keySet
+	p := d.p
+	for _, k := range keys {
+		if i < len(p) && p[i] == 0xc0 {
+			i++
+			continue
+		}
+		seen |= 1 << (k & 31)
+		if end := ev.glance(k, p, i); end != 0 {
+			i = end
+			continue
+		}
+		var f fault
+		if i, f = d.readField(ev, k, i); f != 0 {
+			return i, seen, f
+		}
+	}
+	return i, seen, 0
+}
+
 // readGroup reads what follows a store's extra_keys: n values. Producers of
 // Dynamo's lineage put block_mm_infos there first, which shifts vLLM's three by
 // one; where it is nil, only the types of those that follow tell.
-func (d *Decoder) readGroup(ev *Event, i, n int, seen *keySet) (int, fault) {
+func (d *Decoder) readGroup(ev *Event, i, n int, seen keySet) (int, keySet, fault) {
 	shift := 0
 	undecided := false
 	for k := range n {
 		if i >= len(d.p) {
-			return i, truncated
+			return i, seen, truncated
 		}
 		switch class := codes[d.p[i]].class; {
 		case k == 0 && class == classArray:
 			var f fault
-			i, f = d.readPresent(ev, keyMMInfos, i, seen)
+			seen |= 1 << keyMMInfos
+			i, f = d.readField(ev, keyMMInfos, i)
 			if f != 0 {
-				return i, f
+				return i, seen, f
 			}
 			shift = 1
 			continue
@@ -135,75 +161,72 @@ func (d *Decoder) readGroup(ev *Event, i, n int, seen *keySet) (int, fault) {
 			undecided = false
 		}
 		var f fault
-		if k-shift < len(groupKeys) {
-			i, f = d.readPresent(ev, groupKeys[k-shift], i, seen)
-		} else {
+		switch {
+		case d.p[i] == 0xc0:
+			i++
+		case k-shift < len(groupKeys):
+			seen |= 1 << groupKeys[k-shift]
+			i, f = d.readField(ev, groupKeys[k-shift], i)
+		default:
 			i, f = skip(d.p, i, 3)
 		}
 		if f != 0 {
-			return i, f
+			return i, seen, f
 		}
 	}
-	return i, 0
-}
-
-// readPresent reads the field at i unless it is nil.
-func (d *Decoder) readPresent(ev *Event, k key, i int, seen *keySet) (int, fault) {
-	if i >= len(d.p) {
-		return i, truncated
-	}
-	if d.p[i] == 0xc0 {
-		return i + 1, 0
-	}
-	*seen |= 1 << k
-	return d.readField(ev, k, i)
+	return i, seen, 0
 }
 
 // readMapEvent reads {"type": tag, ...}. The tag may stand anywhere, and decides
 // which of the other keys matter: a field that does not read is held against
 // the event only once all are known.
-func (d *Decoder) readMapEvent(ev *Event, v value) (int, fault) {
+func (d *Decoder) readMapEvent(ev *Event, n, i int) (int, fault) {
 	d.lists = lists{}
 	var (
 		seen, bad keySet
 		why       [numKeys]fault
 		m         mapEvent
 	)
-	i := v.at
-	for range v.n {
-		name, f := readValue(d.p, i)
-		if f != 0 {
-			return i, f
-		}
-		if name.class != classStr {
-			if i, f = skip(d.p, i, 3); f == 0 {
-				i, f = skip(d.p, i, 3)
-			}
+	before := keyUnknown
+	for range n {
+		var f fault
+		k := d.after[before]
+		head := &keyHeads[k]
+		at := i + head.size
+		if !head.begins(d.p, i) || head.rest != "" && (at > len(d.p) || string(d.p[i+16:at]) != head.rest) {
+			k, at, f = readKey(d.p, i, 3)
 			if f != 0 {
 				return i, f
 			}
+			d.after[before] = k
+		}
+		before = k
+		i = at
+		if i < len(d.p) && d.p[i] == 0xc0 {
+			i++
 			continue
 		}
-		i = name.at + name.n
-		k := keyOf(d.p[name.at:i])
-		var next int
 		switch k {
 		case keyUnknown:
-			next, f = skip(d.p, i, 3)
+			i, f = skip(d.p, i, 3)
 		case keyType, keyEventType, keySeqHashes:
-			next, f = m.read(d.p, k, i)
+			i, f = m.read(d.p, k, i)
 		default:
-			next, f = d.readPresent(ev, k, i, &seen)
+			seen |= 1 << (k & 31)
+			if end := ev.glance(k, d.p, i); end != 0 {
+				i = end
+				continue
+			}
+			i, f = d.readField(ev, k, i)
 			if f >= reasonFault {
-				bad |= 1 << k
+				bad |= 1 << (k & 31)
 				why[k] = f
-				next, f = skip(d.p, i, 3)
+				i, f = skip(d.p, at, 3)
 			}
 		}
 		if f != 0 {
-			return next, f
+			return i, f
 		}
-		i = next
 	}
 	return i, d.finishMap(ev, &m, seen, bad, &why)
 }
@@ -215,16 +238,21 @@ type mapEvent struct {
 	seqHashes      int
 }
 
+// read reads the value at i, which is not nil.
 func (m *mapEvent) read(p []byte, k key, i int) (int, fault) {
+	if name := glanceString(p, i); k == keyType && name != nil {
+		i++
+		m.tag = value{class: classStr, at: i, n: len(name)}
+		return i + len(name), 0
+	}
 	v, f := readValue(p, i)
 	if f != 0 {
 		return i, f
 	}
-	switch {
-	case v.class == classNil:
-	case k == keyType:
+	switch k {
+	case keyType:
 		m.tag = v
-	case k == keyEventType:
+	case keyEventType:
 		m.eventType = v
 	default:
 		m.seqHashes = i
@@ -280,6 +308,9 @@ func unknown(tag []byte) fault {
 // finish checks that an event has the fields its kind needs, and puts nested
 // tokens into a row.
 func (d *Decoder) finish(ev *Event, dialect dialect, seen keySet) fault {
+	if ev.Rare != nil && *ev.Rare == noRare {
+		ev.Rare = nil // only a name twice, the second time empty
+	}
 	if ev.Kind == KindCleared {
 		return 0
 	}
@@ -304,23 +335,14 @@ func (d *Decoder) finish(ev *Event, dialect dialect, seen keySet) fault {
 
 // keepKind clears the fields that an event of this kind does not have.
 func (ev *Event) keepKind() {
-	kept := Event{
-		Index:     ev.Index,
-		Kind:      ev.Kind,
-		Locality:  ev.Locality,
-		Ownership: ev.Ownership,
-		CacheSalt: ev.CacheSalt,
-		SessionID: ev.SessionID,
-		ModelName: ev.ModelName,
-		Time:      ev.Time,
-		HasTime:   ev.HasTime,
-	}
+	kept := Event{Index: ev.Index, Kind: ev.Kind, CacheSalt: ev.CacheSalt, Rare: ev.Rare}
 	if ev.Kind == KindRemoved {
 		kept.BlockHashes = ev.BlockHashes
 		kept.Medium = ev.Medium
 		kept.GroupIdx, kept.HasGroupIdx = ev.GroupIdx, ev.HasGroupIdx
 		kept.SpecKind = ev.SpecKind
-		kept.SlidingWindow, kept.HasSlidingWindow = ev.SlidingWindow, ev.HasSlidingWindow
+	} else if ev.Rare != nil {
+		ev.Rare.SlidingWindow, ev.Rare.HasSlidingWindow = 0, false
 	}
 	*ev = kept
 }

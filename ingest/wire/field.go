@@ -3,108 +3,20 @@ package wire
 import (
 	"encoding/binary"
 	"math"
-	"math/bits"
 )
 
-// key is a field of an event.
-type key uint8
-
-const (
-	keyUnknown key = iota
-	keyHashes
-	keyParent
-	keyTokens
-	keyBlockSize
-	keyLoRAID
-	keyMedium
-	keyLoRAName
-	keyExtraKeys
-	keyGroupIdx
-	keySpecKind
-	keySlidingWindow
-	keyLocality
-	keyOwnership
-	keySessionID
-	keyCacheSalt
-	keyTime
-	keyModelName
-	keyMMInfos
-	keyMMKeys
-	keyType
-	keyEventType
-	keySeqHashes
-
-	numKeys = iota
-)
-
-// keySet is a set of keys, one bit each.
-type keySet uint32
-
-// first returns the key in the set that comes first in array events.
-func (s keySet) first() key { return key(bits.TrailingZeros32(uint32(s))) }
-
-const (
-	clearedKeys = 1<<keyLocality | 1<<keyOwnership | 1<<keySessionID | 1<<keyCacheSalt | 1<<keyTime | 1<<keyModelName
-	removeKeys  = clearedKeys | 1<<keyHashes | 1<<keyMedium | 1<<keyGroupIdx | 1<<keySpecKind | 1<<keySlidingWindow
-)
-
-// kindKeys are the fields that an event of each kind has.
-var kindKeys = [...]keySet{
-	KindStored:  1<<numKeys - 1,
-	KindRemoved: removeKeys,
-	KindCleared: clearedKeys,
-}
-
-// keyOf returns the key that map events call so.
-func keyOf(name []byte) key {
-	switch string(name) {
-	case "type":
-		return keyType
-	case "block_hashes":
-		return keyHashes
-	case "parent_block_hash":
-		return keyParent
-	case "token_ids":
-		return keyTokens
-	case "block_size":
-		return keyBlockSize
-	case "lora_id":
-		return keyLoRAID
-	case "medium":
-		return keyMedium
-	case "lora_name":
-		return keyLoRAName
-	case "extra_keys":
-		return keyExtraKeys
-	case "group_idx":
-		return keyGroupIdx
-	case "kv_cache_spec_kind":
-		return keySpecKind
-	case "kv_cache_spec_sliding_window":
-		return keySlidingWindow
-	case "locality":
-		return keyLocality
-	case "ownership":
-		return keyOwnership
-	case "session_id":
-		return keySessionID
-	case "cache_salt":
-		return keyCacheSalt
-	case "timestamp":
-		return keyTime
-	case "model_name":
-		return keyModelName
-	case "block_mm_infos":
-		return keyMMInfos
-	case "mm_keys":
-		return keyMMKeys
-	case "event_type":
-		return keyEventType
-	case "seq_hashes":
-		return keySeqHashes
-	default:
-		return keyUnknown
+// glance reads the field k at i if it is one of two, in the form that nearly all
+// have, and returns where it ends; else 0.
+func (ev *Event) glance(k key, p []byte, i int) int {
+	switch {
+	case k == keyParent && i+9 <= len(p) && p[i] == 0xcf:
+		ev.Parent, ev.HasParent = binary.BigEndian.Uint64(p[i+1:]), true
+		return i + 9
+	case k == keyBlockSize && i < len(p) && p[i] <= 0x7f:
+		ev.BlockSize = uint32(p[i])
+		return i + 1
 	}
+	return 0
 }
 
 // readField reads the value at i, which is not nil, as the event's field k, and
@@ -115,15 +27,22 @@ func (d *Decoder) readField(ev *Event, k key, i int) (int, fault) {
 		return d.readHashes(ev, i)
 	case keyTokens:
 		return d.readTokens(ev, i)
+	case keyMedium:
+		// Mostly that of the event before.
+		last := d.last[k]
+		if name := glanceString(d.p, i); name != nil && last == string(name) {
+			ev.Medium = last
+			return i + 1 + len(last), 0
+		}
 	case keyExtraKeys:
-		return d.readRaw(&ev.ExtraKeys, i)
+		return d.readRaw(&d.rawOf(ev).ExtraKeys, i)
 	case keyMMInfos:
-		return d.readRaw(&ev.BlockMMInfos, i)
+		return d.readRaw(&d.rawOf(ev).BlockMMInfos, i)
 	case keyMMKeys:
-		return d.readRaw(&ev.MMKeys, i)
+		return d.readRaw(&d.rawOf(ev).MMKeys, i)
 	default:
-		return d.readScalar(ev, k, i)
 	}
+	return d.readScalar(ev, k, i)
 }
 
 // readScalar is readField for those that are no list.
@@ -152,14 +71,22 @@ func (d *Decoder) readScalar(ev *Event, k key, i int) (int, fault) {
 		ev.GroupIdx, ev.HasGroupIdx = v.int()
 		return v.at, typed(ev.HasGroupIdx)
 	case keySlidingWindow:
-		ev.SlidingWindow, ev.HasSlidingWindow = v.int()
-		return v.at, typed(ev.HasSlidingWindow)
+		n, ok := v.int()
+		if ok {
+			rare := d.rareOf(ev)
+			rare.SlidingWindow, rare.HasSlidingWindow = n, true
+		}
+		return v.at, typed(ok)
 	case keyTime:
 		t, ok := v.float()
 		if ok {
-			ev.Time, ev.HasTime = seconds(t)
+			t, ok = seconds(t)
 		}
-		return v.at, typed(ok && ev.HasTime)
+		if ok {
+			rare := d.rareOf(ev)
+			rare.Time, rare.HasTime = t, true
+		}
+		return v.at, typed(ok)
 	case keyLoRAName:
 		if v.class == classMap {
 			return d.readMetadata(ev, v)
@@ -169,14 +96,8 @@ func (d *Decoder) readScalar(ev *Event, k key, i int) (int, fault) {
 		return d.readName(&ev.Medium, k, v)
 	case keySpecKind:
 		return d.readName(&ev.SpecKind, k, v)
-	case keyLocality:
-		return d.readName(&ev.Locality, k, v)
-	case keyOwnership:
-		return d.readName(&ev.Ownership, k, v)
-	case keyModelName:
-		return d.readName(&ev.ModelName, k, v)
-	case keySessionID:
-		return d.readID(&ev.SessionID, v)
+	case keyLocality, keyOwnership, keyModelName, keySessionID:
+		return d.readRare(ev, k, v)
 	default:
 		return d.readID(&ev.CacheSalt, v)
 	}
@@ -224,6 +145,43 @@ func (d *Decoder) readName(s *string, k key, v value) (int, fault) {
 	return end, 0
 }
 
+// readRare reads one of the strings that few events have, and fewer have empty.
+func (d *Decoder) readRare(ev *Event, k key, v value) (int, fault) {
+	if v.class == classStr && v.n == 0 && ev.Rare == nil {
+		return v.at, 0
+	}
+	if v.class != classStr {
+		return v.at, badType
+	}
+	rare := d.rareOf(ev)
+	switch k {
+	case keyLocality:
+		return d.readName(&rare.Locality, k, v)
+	case keyOwnership:
+		return d.readName(&rare.Ownership, k, v)
+	case keyModelName:
+		return d.readName(&rare.ModelName, k, v)
+	default:
+		return d.readID(&rare.SessionID, v)
+	}
+}
+
+// rawOf returns the event's raw fields, to be written.
+func (d *Decoder) rawOf(ev *Event) *Raw {
+	if ev.Raw == nil {
+		ev.Raw, d.apart = d.raws.one(), true
+	}
+	return ev.Raw
+}
+
+// rareOf returns the event's rare fields, to be written.
+func (d *Decoder) rareOf(ev *Event) *Rare {
+	if ev.Rare == nil {
+		ev.Rare, d.apart = d.rares.one(), true
+	}
+	return ev.Rare
+}
+
 // readID reads a string that may be another with each request.
 func (d *Decoder) readID(s *string, v value) (int, fault) {
 	if v.class != classStr {
@@ -242,20 +200,13 @@ func (d *Decoder) readID(s *string, v value) (int, fault) {
 func (d *Decoder) readMetadata(ev *Event, v value) (int, fault) {
 	i := v.at
 	for range v.n {
-		name, f := readValue(d.p, i)
+		k, at, f := readKey(d.p, i, 4)
 		if f != 0 {
 			return i, f
 		}
-		k := keyUnknown
-		if name.class == classStr {
-			i = name.at + name.n
-			k = keyOf(d.p[name.at:i])
-		} else if i, f = skip(d.p, i, 4); f != 0 {
-			return i, f
-		}
-		if k == keyCacheSalt || k == keySessionID {
-			var seen keySet
-			i, f = d.readPresent(ev, k, i, &seen)
+		i = at
+		if i < len(d.p) && d.p[i] != 0xc0 && (k == keyCacheSalt || k == keySessionID) {
+			i, f = d.readField(ev, k, i)
 		} else {
 			i, f = skip(d.p, i, 4)
 		}
@@ -288,33 +239,54 @@ func (v value) hash(p []byte) (uint64, bool) {
 }
 
 func (d *Decoder) readHashes(ev *Event, i int) (int, fault) {
-	v, f := readValue(d.p, i)
+	p := d.p
+	class, n, i, f := readNest(p, i)
 	if f != 0 {
 		return i, f
 	}
-	if v.class != classArray {
+	if class != classArray {
 		return i, badType
 	}
-	p := d.p
-	i = v.at
-	hashes := d.hashes.reserve(min(v.n, len(p)-i))
-	for k := range v.n {
+	hashes := d.hashes.room(n)
+	if len(hashes) != n {
+		// Room only for hashes that are there.
+		if f := checkHashes(p, n, i); f != 0 {
+			return i, f
+		}
+		hashes = d.hashes.grow(n)
+	}
+	for k := range hashes {
 		// Nearly all hashes are large, and positive.
-		if i+9 <= len(p) && p[i] == 0xcf {
-			hashes[k] = binary.BigEndian.Uint64(p[i+1:])
+		h, ok := glance64(p, i, 0xcf)
+		if ok {
+			hashes[k] = h
 			i += 9
 			continue
 		}
-		h, f := readValue(p, i)
+		v, f := readValue(p, i)
 		if f != 0 {
 			return i, f
 		}
-		var ok bool
-		if hashes[k], ok = h.hash(p); !ok {
+		if hashes[k], ok = v.hash(p); !ok {
 			return i, badType
 		}
-		i = h.at + h.n
+		i = v.at + v.n
 	}
-	ev.BlockHashes = d.hashes.take(v.n)
+	ev.BlockHashes = d.hashes.take(n)
 	return i, 0
+}
+
+// checkHashes tells what is wrong with the n hashes from i on.
+func checkHashes(p []byte, n, i int) fault {
+	for range n {
+		v, f := readValue(p, i)
+		if f != 0 {
+			return f
+		}
+		if _, ok := v.hash(p); !ok {
+			return badType
+		}
+		i = v.at + v.n
+	}
+	return 0
 }

@@ -57,7 +57,7 @@ func TestEveryWidthOfIntegers(t *testing.T) {
 				small = raw{7}
 			}
 			want := &wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{uint64(v)}, Parent: uint64(v), HasParent: true,
-				LoRAID: v, HasLoRAID: true, GroupIdx: v, HasGroupIdx: true, SlidingWindow: v, HasSlidingWindow: true,
+				LoRAID: v, HasLoRAID: true, GroupIdx: v, HasGroupIdx: true, Rare: &wire.Rare{SlidingWindow: v, HasSlidingWindow: true},
 				Tokens: []uint32{uint32(v)}, BlockSize: uint32(v)}
 			if v > math.MaxUint32 {
 				want.Tokens, want.BlockSize = []uint32{7}, 7
@@ -168,7 +168,7 @@ func TestTimes(t *testing.T) {
 			}
 		}
 		ev := oneEvent(t, obj{"type": "ALL_BLOCKS_CLEARED", "timestamp": c.ts})
-		if c.err != "" && ev != nil || c.err == "" && (ev == nil || ev.Time != c.want || !ev.HasTime) {
+		if c.err != "" && ev != nil || c.err == "" && (ev == nil || ev.Rare == nil || ev.Rare.Time != c.want || !ev.Rare.HasTime) {
 			t.Errorf("event at %v: %+v, want %v %s", c.ts, ev, c.want, c.err)
 		}
 	}
@@ -182,8 +182,8 @@ var fullStore = []any{"BlockStored", []any{5, 6}, 4, []any{1, 2}, 1, 3, "CPU", "
 // for longer than any is known.
 func TestStopsEarly(t *testing.T) {
 	whole := &wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{5, 6}, Parent: 4, HasParent: true, Tokens: []uint32{1, 2}, BlockSize: 1,
-		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", ExtraKeys: []byte("\x92\xc0\x91\xa1x"),
-		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention", SlidingWindow: 128, HasSlidingWindow: true}
+		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", Raw: &wire.Raw{ExtraKeys: []byte("\x92\xc0\x91\xa1x")},
+		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention", Rare: &wire.Rare{SlidingWindow: 128, HasSlidingWindow: true}}
 	for n := range len(fullStore) + 4 {
 		event := slices.Clone(fullStore[:min(n, len(fullStore))])
 		for k := len(fullStore); k < n; k++ {
@@ -191,10 +191,10 @@ func TestStopsEarly(t *testing.T) {
 		}
 		want := *whole
 		for k, unset := range map[int]func(){
-			11: func() { want.SlidingWindow, want.HasSlidingWindow = 0, false },
+			11: func() { want.Rare = nil },
 			10: func() { want.SpecKind = "" },
 			9:  func() { want.GroupIdx, want.HasGroupIdx = 0, false },
-			8:  func() { want.ExtraKeys = nil },
+			8:  func() { want.Raw = nil },
 			7:  func() { want.LoRAName = "" },
 			6:  func() { want.Medium = "" },
 			5:  func() { want.LoRAID, want.HasLoRAID = 0, false },
@@ -283,10 +283,11 @@ func TestMapsInAnyOrder(t *testing.T) {
 		{nil, nil}, {"", []byte{1, 2}}, {"block_hash", "x"}, {2.5, raw("\xd6\xff\x00\x00\x00\x01")}, {[]any{1}, true},
 	}
 	want := &wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{5, math.MaxUint64 - 5}, Parent: 4, HasParent: true, Tokens: []uint32{1, 2}, BlockSize: 1,
-		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", ExtraKeys: []byte("\x92\xc0\x91\xa1x"),
-		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention", SlidingWindow: 128, HasSlidingWindow: true,
-		Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", CacheSalt: "salt", ModelName: "model", Time: 1.5, HasTime: true,
-		BlockMMInfos: []byte("\x91\xc0"), MMKeys: []byte("\x91\x90")}
+		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", CacheSalt: "salt",
+		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention",
+		Raw: &wire.Raw{ExtraKeys: []byte("\x92\xc0\x91\xa1x"), BlockMMInfos: []byte("\x91\xc0"), MMKeys: []byte("\x91\x90")},
+		Rare: &wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", Time: 1.5, HasTime: true,
+			SlidingWindow: 128, HasSlidingWindow: true}}
 	rapid.Check(t, func(rt *rapid.T) {
 		members := append(slices.Clone(known), unknown[:rapid.IntRange(0, len(unknown)).Draw(rt, "unknown keys")]...)
 		members = rapid.Permutation(members).Draw(rt, "order")
@@ -343,7 +344,7 @@ func TestMooncake(t *testing.T) {
 		}
 		return ev
 	}
-	stored := wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{42}, Medium: "cpu", Time: 1770000000, HasTime: true}
+	stored := wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{42}, Medium: "cpu", Rare: &wire.Rare{Time: 1770000000, HasTime: true}}
 	removed := stored
 	removed.Kind = wire.KindRemoved
 	content := stored
@@ -379,7 +380,7 @@ func TestGroupMovedByMMInfos(t *testing.T) {
 		if mask&1 == 0 {
 			tail[0] = nil
 		} else {
-			want.BlockMMInfos = []byte("\x91\xc0")
+			want.Raw = &wire.Raw{BlockMMInfos: []byte("\x91\xc0")}
 		}
 		if mask&2 == 0 {
 			tail[1] = nil
@@ -394,7 +395,7 @@ func TestGroupMovedByMMInfos(t *testing.T) {
 		if mask&8 == 0 {
 			tail[3] = nil
 		} else {
-			want.SlidingWindow, want.HasSlidingWindow = 128, true
+			want.Rare = &wire.Rare{SlidingWindow: 128, HasSlidingWindow: true}
 		}
 		event := append([]any{"BlockStored", []any{5}, nil, []any{1}, 1, nil, nil, nil, nil}, tail...)
 		if diff := cmp.Diff(&want, oneEvent(t, event)); diff != "" {

@@ -126,7 +126,7 @@ func FuzzDecode(f *testing.F) {
 		// are opaque, have no encoding that says the same.
 		encodable := b.Time <= 1e11
 		for _, ev := range b.Events {
-			encodable = encodable && ev.Time <= 1e11 && (!ev.Eagle || !ev.OpaqueTokens)
+			encodable = encodable && (ev.Rare == nil || ev.Rare.Time <= 1e11) && (!ev.Eagle || !ev.OpaqueTokens)
 		}
 		if encodable {
 			reencode(t, b)

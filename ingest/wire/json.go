@@ -97,21 +97,21 @@ func (ev *Event) appendJSON(dst []byte) []byte {
 	}
 	o.string("medium", ev.Medium)
 	o.string("lora_name", ev.LoRAName)
-	o.raw("extra_keys", ev.ExtraKeys, false)
+	o.raw("extra_keys", ev.raw().ExtraKeys, false)
 	o.int("group_idx", ev.GroupIdx, ev.HasGroupIdx)
 	o.string("spec_kind", ev.SpecKind)
-	o.int("sliding_window", ev.SlidingWindow, ev.HasSlidingWindow)
-	o.string("locality", ev.Locality)
-	o.string("ownership", ev.Ownership)
+	o.int("sliding_window", ev.rare().SlidingWindow, ev.rare().HasSlidingWindow)
+	o.string("locality", ev.rare().Locality)
+	o.string("ownership", ev.rare().Ownership)
 	o.string("cache_salt", ev.CacheSalt)
-	o.string("session_id", ev.SessionID)
-	o.raw("block_mm_infos", ev.BlockMMInfos, false)
-	o.raw("mm_keys", ev.MMKeys, true)
-	if ev.HasTime {
+	o.string("session_id", ev.rare().SessionID)
+	o.raw("block_mm_infos", ev.raw().BlockMMInfos, false)
+	o.raw("mm_keys", ev.raw().MMKeys, true)
+	if ev.rare().HasTime {
 		o.key("ts")
-		o.dst = appendJSONFloat(o.dst, ev.Time)
+		o.dst = appendJSONFloat(o.dst, ev.rare().Time)
 	}
-	o.string("model_name", ev.ModelName)
+	o.string("model_name", ev.rare().ModelName)
 	return append(o.dst, '}')
 }
 

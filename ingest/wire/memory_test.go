@@ -1,105 +1,53 @@
 package wire_test
 
 import (
-	"bytes"
 	"fmt"
 	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/tinylib/msgp/msgp"
-
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// list is a list of n elements, which are as they stand.
-func list(n int, elements []byte) raw {
-	return append(msgp.AppendArrayHeader(nil, uint32(n)), elements...)
-}
+// perByte is how many bytes a fresh Decoder takes for one of the payload at most,
+// beside 64 KiB: worst are bad events of one byte, which take 16 each, and events
+// of 15 bytes, which take 208, and 16 more where they may have to be skipped.
+const perByte = 16
 
-// same is a list of n times the same element.
-func same(n int, element string) raw { return list(n, bytes.Repeat([]byte(element), n)) }
-
-// distinct is a list of n hashes that differ, as small as they can be.
-func distinct(n int) raw {
-	var b []byte
-	for k := range n {
-		b = msgp.AppendUint64(b, uint64(k))
+// TestDecodeTakesMemoryInProportion decodes payloads that ask for much more than
+// they are, each with a fresh Decoder. All that it allocates is counted, what it
+// gives up for something larger included.
+func TestDecodeTakesMemoryInProportion(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
 	}
-	return list(n, b)
-}
-
-// greedy makes payloads of some n bytes that ask for much more memory than they
-// are.
-var greedy = map[string]func(tb testing.TB, n int) []byte{
-	"bad events": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n, "\x05")})
-	},
-	"small events": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/15, "\x92\xacBlockRemoved\x90")})
-	},
-	"small events, then bad ones": func(tb testing.TB, n int) []byte {
-		const good = 1000
-		events := bytes.Repeat([]byte("\x92\xacBlockRemoved\x90"), good)
-		return pack(tb, []any{1, list(good+n, append(events, bytes.Repeat([]byte{0x90}, n)...))})
-	},
-	"small tokens": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, same(n, "\x00"), 1}))
-	},
-	"small pairs": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, same(n/3, "\x92\x01\x02"), 1}))
-	},
-	"one long list claimed by many": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, list(n, list(n, make([]byte, n))), 1}))
-	},
-	"small hashes": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockRemoved", same(n, "\x00")}))
-	},
-	"lists of hashes that get longer": func(tb testing.TB, n int) []byte {
-		var events []any
-		for k := 1; k < n; k *= 2 {
-			events = append(events, []any{"BlockRemoved", same(k/2+1, "\x00")})
+	check := func(name string, payload []byte) {
+		t.Helper()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		var d wire.Decoder
+		_, _ = d.Decode(payload)
+		runtime.ReadMemStats(&after)
+		if got, most := after.TotalAlloc-before.TotalAlloc, uint64(perByte*len(payload)+64<<10); got > most {
+			t.Errorf("%s: %d bytes allocated for %d, want at most %d", name, got, len(payload), most)
 		}
-		return pack(tb, batchOf(events...))
-	},
-	"hashes that run out": func(tb testing.TB, n int) []byte {
-		return pack(tb, []any{1, same(n/17, "\x92\xacBlockRemoved\xdc\x04\x00")})
-	},
-	"a hash that repeats": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockStored", same(n, "\x00"), nil, []any{}, 0}))
-	},
-	"hashes that differ": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf([]any{"BlockStored", distinct(n / 5), nil, []any{}, 0}))
-	},
-	"extra keys beyond the blocks": func(tb testing.TB, n int) []byte {
-		keys := list(n, append(bytes.Repeat([]byte{0xc0}, n-1), 0x90))
-		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, nil, nil, keys}))
-	},
-	"extra keys of many blocks": func(tb testing.TB, n int) []byte {
-		n /= 8
-		keys := list(n, append(pack(tb, []any{[]any{"", 0}}), bytes.Repeat([]byte{0x90}, n-1)...))
-		return pack(tb, batchOf([]any{"BlockStored", distinct(n), nil, same(n, "\x00"), 1, nil, nil, nil, keys}))
-	},
-	"many extra keys of a block": func(tb testing.TB, n int) []byte {
-		keys := []any{same(n/3, "\x92\xa0\x00")}
-		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, nil, nil, keys}))
-	},
-	"long names": func(tb testing.TB, n int) []byte {
-		name := strings.Repeat("x", n/6)
-		return pack(tb, batchOf(stored(obj{
-			"lora_name": name, "medium": name, "kv_cache_spec_kind": name,
-			"locality": name, "ownership": name, "model_name": name,
-		}, 1)))
-	},
-	"a long salt": func(tb testing.TB, n int) []byte {
-		return pack(tb, batchOf(stored(obj{"extra_keys": []any{[]any{"dynamo-cache-salt:" + strings.Repeat("x", n)}}}, 1)))
-	},
+	}
+	for _, v := range readVectors(t) {
+		check(v.Name, v.payload)
+	}
+	for _, size := range []int{500, 2000, 8000, 30_000, 1 << 20} {
+		for name, payload := range greedy {
+			p := payload(t, size)
+			check(name, p)
+			check(name+", cut off", p[:len(p)-1])
+		}
+	}
 }
 
 // TestBoundedMemory decodes and admits payloads that ask for much more than they
 // are, each with a fresh Decoder and Rules. All that they allocate is counted, 40
 // bytes for one of the payload at most; what is held at a time is less. Worst are
-// events of 15 bytes, which take 344 each, and lists of identifiers of 3 bytes,
+// events of 15 bytes, which take 208 each, and lists of identifiers of 3 bytes,
 // which double as they grow.
 func TestBoundedMemory(t *testing.T) {
 	if raceEnabled {
@@ -293,7 +241,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			for k := range list {
 				list[k] = keys
 			}
-			ev.ExtraKeys = pack(t, list)
+			ev.Raw = &wire.Raw{ExtraKeys: pack(t, list)}
 			batches[fmt.Sprintf("%d blocks, %s", blocks, name)] = b
 		}
 	}

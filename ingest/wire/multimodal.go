@@ -52,12 +52,12 @@ func (x *extras) release() {
 func (x *extras) read(ev *Event) [][]uint64 {
 	// Producers that send several of them say the same in each.
 	switch {
-	case ev.BlockMMInfos != nil:
-		x.readBlocks(ev.BlockMMInfos, len(ev.BlockHashes), x.addInfo)
-	case ev.MMKeys != nil:
-		x.readBlocks(ev.MMKeys, len(ev.BlockHashes), x.addKeys)
-	case ev.ExtraKeys != nil && !allNil(ev.ExtraKeys):
-		x.readBlocks(ev.ExtraKeys, len(ev.BlockHashes), x.addExtraKeys)
+	case ev.raw().BlockMMInfos != nil:
+		x.readBlocks(ev.raw().BlockMMInfos, len(ev.BlockHashes), x.addInfo)
+	case ev.raw().MMKeys != nil:
+		x.readBlocks(ev.raw().MMKeys, len(ev.BlockHashes), x.addKeys)
+	case ev.raw().ExtraKeys != nil && !allNil(ev.raw().ExtraKeys):
+		x.readBlocks(ev.raw().ExtraKeys, len(ev.BlockHashes), x.addExtraKeys)
 	default:
 		return nil
 	}

@@ -144,9 +144,9 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 		}
 	}
 	switch {
-	case ev.Locality != "" && !strings.EqualFold(ev.Locality, "LOCAL"):
+	case ev.rare().Locality != "" && !strings.EqualFold(ev.rare().Locality, "LOCAL"):
 		return ReasonNonLocalLocality
-	case ev.Ownership != "" && ev.Ownership != "kvcr":
+	case ev.rare().Ownership != "" && ev.rare().Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
 	case ev.Tier != TierDisk && ev.Tier != TierExternal && !r.main(ev, rank):
 		return ReasonNonMainAttentionGroup
@@ -203,7 +203,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	// First of all: also of a store that is dropped, or cut, the engine holds the
 	// blocks, and others may continue them.
 	salt, short := noSalt, true
-	if ev.CacheSalt != "" || ev.ExtraKeys != nil || r.salts.used() {
+	if ev.CacheSalt != "" || ev.raw().ExtraKeys != nil || r.salts.used() {
 		salt, short = r.salt(ev, rank)
 	}
 	if !short || len(ev.LoRAName) > maxNameBytes {
@@ -275,8 +275,8 @@ func (r *Rules) repeated(ev *Event) bool {
 // remembered as unknown.
 func (r *Rules) salt(ev *Event, rank uint32) (id saltID, short bool) {
 	var among []byte
-	if ev.CacheSalt == "" && ev.ExtraKeys != nil {
-		among = saltOf(ev.ExtraKeys, ev.LoRAName)
+	if ev.CacheSalt == "" && ev.raw().ExtraKeys != nil {
+		among = saltOf(ev.raw().ExtraKeys, ev.LoRAName)
 	}
 	switch {
 	case len(ev.CacheSalt) > maxNameBytes || len(among) > maxNameBytes:

@@ -78,9 +78,9 @@ func (e *saltedEngine) name(t *rapid.T, ev *wire.Event, salt string) {
 	case 0:
 		ev.CacheSalt = salt
 	case 1:
-		ev.ExtraKeys = []byte("\x91\x91\xb3dynamo-cache-salt:" + salt)
+		ev.Raw = &wire.Raw{ExtraKeys: []byte("\x91\x91\xb3dynamo-cache-salt:" + salt)}
 	default:
-		ev.ExtraKeys = []byte("\x91\x91\x82\xa4type\xaacache_salt\xa4salt\xa1" + salt)
+		ev.Raw = &wire.Raw{ExtraKeys: []byte("\x91\x91\x82\xa4type\xaacache_salt\xa4salt\xa1" + salt)}
 	}
 }
 
@@ -179,7 +179,7 @@ func TestSaltsAgainstAnEngine(t *testing.T) {
 				}
 			case "ignored":
 				admit(e, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{at}, GroupIdx: 3, HasGroupIdx: true})
-				admit(e, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{at}, Locality: "REMOTE"})
+				admit(e, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{at}, Rare: &wire.Rare{Locality: "REMOTE"}})
 			case "clear":
 				e.restart()
 				admit(e, wire.Event{Kind: wire.KindCleared})

@@ -1,115 +1,94 @@
 package wire
 
-import (
-	"encoding/binary"
-	"math"
-)
+import "math"
 
 // readTokens reads a list of tokens: numbers, or lists of numbers, or strings
 // among them, which are no token ids.
 func (d *Decoder) readTokens(ev *Event, i int) (int, fault) {
-	v, f := readValue(d.p, i)
+	class, n, i, f := readNest(d.p, i)
 	if f != 0 {
 		return i, f
 	}
-	if v.class != classArray {
+	if class != classArray {
 		return i, badType
 	}
 	ev.Tokens, ev.OpaqueTokens, ev.Eagle = nil, false, false
 	d.lists = lists{}
-	if v.n > 0 && v.at < len(d.p) && codes[d.p[v.at]].class == classArray {
-		return d.readLists(ev, v)
+	if n > 0 && i < len(d.p) && codes[d.p[i]].class == classArray {
+		return d.readLists(ev, n, i)
 	}
-	tokens := d.tokens.reserve(min(v.n, len(d.p)-v.at))
-	i, opaque, f := scanList(tokens, d.p, v)
-	if f != 0 {
-		return i, f
+	tokens := d.tokens.room(n)
+	if len(tokens) != n {
+		// Room only for tokens that are there.
+		end, opaque, f := checkList(d.p, n, i)
+		if f != 0 || opaque {
+			ev.OpaqueTokens = opaque
+			return end, f
+		}
+		tokens = d.tokens.grow(n)
 	}
-	if opaque {
-		ev.OpaqueTokens = true
-		return i, 0
+	k, i := scanTokens(tokens, d.p, i)
+	if k != n {
+		var opaque bool
+		i, opaque, f = readList(tokens[k:], d.p, i)
+		if f != 0 || opaque {
+			ev.OpaqueTokens = opaque
+			return i, f
+		}
 	}
-	ev.Tokens = d.tokens.take(v.n)
+	ev.Tokens = d.tokens.take(n)
 	return i, 0
 }
 
-// scanList reads the numbers of list v into tokens, which has room for them or
-// for as many as there are bytes left. opaque tells that there were strings.
-func scanList(tokens []uint32, p []byte, v value) (i int, opaque bool, f fault) {
-	i = v.at
-	k := 0
+// readList reads as many numbers as tokens has room for. opaque tells that there
+// were strings among them.
+func readList(tokens []uint32, p []byte, i int) (end int, opaque bool, f fault) {
 	for {
-		k, i = scanTokens(tokens, k, p, i)
-		if k == v.n {
+		k, at := scanTokens(tokens, p, i)
+		i = at
+		if k == len(tokens) {
 			return i, opaque, 0
 		}
 		t, f := readValue(p, i)
+		if f == 0 {
+			f = t.token()
+		}
 		if f != 0 {
 			return i, opaque, f
 		}
-		switch {
-		case t.class == classUint && t.bits <= math.MaxUint32:
-			tokens[k] = uint32(t.bits)
-		case t.class == classStr:
+		if t.class == classStr {
 			opaque = true
-		default:
-			return i, opaque, badType
+		} else {
+			tokens[k] = uint32(t.bits)
 		}
-		k++
+		tokens = tokens[k+1:]
 		i = t.at + t.n
 	}
 }
 
-// tokenShift is how far eight bytes that begin with a number must be shifted, to
-// the left and then to the right, to leave the number, by its code: 0 for codes
-// that engines do not use for tokens.
-var tokenShift = func() (t [256]struct{ left, right uint8 }) {
-	for c := range 0x80 {
-		t[c].right = 56
+// checkList is readList for n tokens without the tokens.
+func checkList(p []byte, n, i int) (end int, opaque bool, f fault) {
+	for range n {
+		t, f := readValue(p, i)
+		if f == 0 {
+			f = t.token()
+		}
+		if f != 0 {
+			return i, opaque, f
+		}
+		opaque = opaque || t.class == classStr
+		i = t.at + t.n
 	}
-	t[0xcc].left, t[0xcc].right = 8, 56
-	t[0xcd].left, t[0xcd].right = 8, 48
-	t[0xce].left, t[0xce].right = 8, 32
-	return t
-}()
+	return i, opaque, 0
+}
 
-// scanTokens fills tokens from k on with the numbers at p[i], as long as they
-// are of the four codes that engines use and well inside the payload. It returns
-// where it stopped in both.
-//
-// The widths of tokens mix at random, so a branch on them would be mispredicted
-// for every other one, which costs more than the rest of decoding: the length is
-// computed from the code. Where a run has one width throughout, as fixed-width
-// encoders write it, even that chain of loads is spared.
-func scanTokens(tokens []uint32, k int, p []byte, i int) (int, int) {
-	for {
-		for k+4 <= len(tokens) && i+24 <= len(p) &&
-			p[i] == 0xce && p[i+5] == 0xce && p[i+10] == 0xce && p[i+15] == 0xce {
-			t, b := tokens[k:k+4:k+4], p[i:i+20:i+20]
-			t[0] = binary.BigEndian.Uint32(b[1:5])
-			t[1] = binary.BigEndian.Uint32(b[6:10])
-			t[2] = binary.BigEndian.Uint32(b[11:15])
-			t[3] = binary.BigEndian.Uint32(b[16:20])
-			k += 4
-			i += 20
-		}
-		for range 8 {
-			if k >= len(tokens) || i+8 > len(p) {
-				return k, i
-			}
-			w := binary.BigEndian.Uint64(p[i : i+8 : i+8])
-			c := p[i]
-			shift := tokenShift[c]
-			if shift.right == 0 {
-				return k, i
-			}
-			tokens[k] = uint32(w << (shift.left & 63) >> (shift.right & 63))
-			k++
-			// 1 for a number that is its own code, 2, 3 and 5 for 0xcc, 0xcd and
-			// 0xce.
-			i += 1 + int(c>>7)<<(c&3)
-		}
+// token tells whether a value may stand among tokens: as one, or in the place of
+// one.
+func (v value) token() fault {
+	if v.class == classStr || v.class == classUint && v.bits <= math.MaxUint32 {
+		return 0
 	}
+	return badType
 }
 
 // lists is how tokens were nested.
@@ -123,54 +102,79 @@ type lists struct {
 	ragged bool
 }
 
-// readLists reads tokens that come as lists in list v, one after the other.
-func (d *Decoder) readLists(ev *Event, v value) (int, fault) {
-	i := v.at
+// readLists reads tokens that come as n lists, one after the other.
+func (d *Decoder) readLists(ev *Event, n, i int) (int, fault) {
 	d.lists.nested = true
-	start := len(d.tokens.buf)
-	for k := range v.n {
-		l, f := readValue(d.p, i)
+	_, inner, _, f := readNest(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	d.lists.inner = inner
+	left := len(d.p) - i
+	room := left
+	if inner == 0 || n <= left/inner {
+		room = n * inner
+	}
+	tokens := d.tokens.room(room)
+	if len(tokens) != room {
+		// Room only for tokens that are there.
+		count, f := d.checkLists(n, i)
 		if f != 0 {
 			return i, f
 		}
-		if l.class != classArray {
+		tokens = d.tokens.grow(count)
+	}
+	used := 0
+	for k := range n {
+		class, l, at, f := readNest(d.p, i)
+		if f != 0 {
+			return i, f
+		}
+		if class != classArray {
 			return i, badType
 		}
-		left := len(d.p) - l.at
-		if k == 0 {
-			d.lists.inner = l.n
-			// One reservation for all, if they are as long as the first.
-			room := left
-			if l.n == 0 || v.n <= left/l.n {
-				room = v.n * l.n
-			}
-			d.tokens.reserve(min(room, left))
-			start = len(d.tokens.buf)
-		} else if d.lists.last != d.lists.inner {
+		if k > 0 && d.lists.last != inner {
 			d.lists.ragged = true
 		}
-		d.lists.last = l.n
-		buf := d.tokens.buf
-		used := len(buf)
-		room := min(l.n, left)
-		if cap(buf)-used < room {
-			grown := make([]uint32, used-start, 2*(used-start)+room)
-			copy(grown, buf[start:])
-			buf, start, used = grown, 0, len(grown)
+		d.lists.last = l
+		var opaque bool
+		if l <= inner && l <= len(tokens)-used {
+			i, opaque, f = readList(tokens[used:used+l], d.p, at)
+			used += l
+		} else {
+			// Longer than the first, which no dialect allows, or cut off.
+			i, opaque, f = checkList(d.p, l, at)
 		}
-		end, opaque, f := scanList(buf[used:used+room], d.p, l)
 		if f != 0 {
-			return end, f
+			return i, f
 		}
-		i = end
-		d.tokens.buf = buf[:used+room]
 		ev.OpaqueTokens = ev.OpaqueTokens || opaque
 	}
 	if !ev.OpaqueTokens {
-		end := len(d.tokens.buf)
-		ev.Tokens = d.tokens.buf[start:end:end]
+		ev.Tokens = d.tokens.take(used)
 	}
 	return i, 0
+}
+
+// checkLists counts the tokens in the n lists from i on, those left out that are
+// longer than the first.
+func (d *Decoder) checkLists(n, i int) (count int, f fault) {
+	for range n {
+		class, l, at, f := readNest(d.p, i)
+		if f != 0 {
+			return 0, f
+		}
+		if class != classArray {
+			return 0, badType
+		}
+		if i, _, f = checkList(d.p, l, at); f != 0 {
+			return 0, f
+		}
+		if l <= d.lists.inner {
+			count += l
+		}
+	}
+	return count, 0
 }
 
 // pairs makes tokens of EAGLE's pairs (a, b), (b, c): all the firsts, and the
