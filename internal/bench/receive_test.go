@@ -170,7 +170,7 @@ func (r *pebbeReceive) do(n int) (sum uint64, err error) {
 func (r *pebbeReceive) Close() error { return errors.Join(r.socket.Close(), r.zctx.Term()) }
 
 func TestReceiversReceiveAll(t *testing.T) {
-	for _, role := range []string{"receive", "pebbe"} {
+	for _, role := range []string{"receive", "pebbe", "batch", "wait"} {
 		r, err := newReceiving(role, shapeB1)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,114 @@
+package bench_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/internal/bench"
+	"github.com/kvcast/kvcast/internal/zmqio"
+)
+
+func init() {
+	roles["batch"] = func(s childSetup) (work, error) { return newBatchReceive(s, (*batchReceive).pause) }
+	roles["wait"] = func(s childSetup) (work, error) { return newBatchReceive(s, (*batchReceive).wait) }
+}
+
+// BenchmarkReceiveBatch is the same as BenchmarkFloorReceive with the loop of
+// ingest: batch is package zmqio, which takes many messages with one call to C and
+// copies nothing, and which leaves an empty socket alone as the floor does. wait
+// is the same woken as soon as there is a message, as ingest is: what that costs
+// depends on how many come at a time.
+func BenchmarkReceiveBatch(b *testing.B) {
+	for _, role := range []string{"batch", "wait"} {
+		for _, s := range storeShapes {
+			benchmarkReceive(b, role+"/"+s.name, role, s.shape)
+		}
+	}
+}
+
+// batchMessages is how many messages are taken at a time, at most.
+const batchMessages = 64
+
+// batchReceive is a child's loop in Go, with package zmqio.
+type batchReceive struct {
+	zctx   *zmq4.Context
+	socket *zmqio.Socket
+	batch  *zmqio.Batch
+	seq    uint64 // of the next message
+	// idle is what is done about an empty socket.
+	idle func(*batchReceive) error
+	left time.Duration // until pause gives up
+}
+
+func newBatchReceive(s childSetup, idle func(*batchReceive) error) (work, error) {
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		return nil, err
+	}
+	zs, err := zctx.NewSocket(zmq4.SUB)
+	if err != nil {
+		return nil, errors.Join(err, zctx.Term())
+	}
+	r := &batchReceive{zctx: zctx, batch: zmqio.NewBatch(batchMessages), idle: idle}
+	err = errors.Join(zs.SetRcvhwm(10_000), zs.SetLinger(0), zs.SetSubscribe(""), zs.Connect(s.Address))
+	if err == nil {
+		r.socket, err = zmqio.Open(zs)
+	}
+	if err != nil {
+		return nil, errors.Join(err, zs.Close(), zctx.Term())
+	}
+	return r, nil
+}
+
+func (r *batchReceive) do(n int) (sum uint64, err error) {
+	r.left = bench.IdleLimit
+	for got := 0; got < n; {
+		taken, err := r.socket.Receive(r.batch)
+		if err != nil {
+			return 0, fmt.Errorf("receive message %d: %w", r.seq, err)
+		}
+		for i := range taken {
+			m := r.batch.Message(i)
+			if m.Count != 3 || len(m.Frames[1]) != 8 || binary.BigEndian.Uint64(m.Frames[1]) != r.seq {
+				return 0, fmt.Errorf("receive message %d: got %x", r.seq, m.Frames)
+			}
+			for _, f := range m.Frames {
+				sum += uint64(len(f))
+			}
+			r.seq++
+		}
+		if got += taken; taken > 0 {
+			r.left = bench.IdleLimit
+		} else if err := r.idle(r); err != nil {
+			return 0, fmt.Errorf("wait for message %d: %w", r.seq, err)
+		}
+	}
+	return sum, nil
+}
+
+// pause lets messages pile up.
+func (r *batchReceive) pause() error {
+	if r.left -= bench.IdlePause; r.left < 0 {
+		return errors.New("there was none for long")
+	}
+	bench.Pause(bench.IdlePause)
+	return nil
+}
+
+func (r *batchReceive) wait() error {
+	if err := r.socket.SetDeadline(time.Now().Add(bench.IdleLimit)); err != nil {
+		return err
+	}
+	return r.socket.Wait()
+}
+
+// Close closes the socket.
+func (r *batchReceive) Close() error {
+	r.batch.Release()
+	return errors.Join(r.socket.Close(), r.zctx.Term())
+}

@@ -1,0 +1,220 @@
+package zmqio_test
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/internal/zmqio"
+)
+
+// newMonitor returns a monitor that is closed with the test; its socket must be
+// closed before.
+func newMonitor(t *testing.T, zs *zmq4.Socket) *zmqio.Monitor {
+	t.Helper()
+	m, err := zmqio.NewMonitor(zs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(m.Stop(), m.Close()); err != nil && !errors.Is(err, zmq4.ErrorSocketClosed) {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// nextEvent waits for one.
+func nextEvent(t *testing.T, m *zmqio.Monitor) zmqio.Event {
+	t.Helper()
+	for {
+		e, ok, err := m.Next()
+		if err == nil && !ok {
+			err = m.Wait()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			return e
+		}
+	}
+}
+
+// until returns the kinds of events up to the first of a kind, and that one.
+func until(t *testing.T, m *zmqio.Monitor, kind zmqio.EventKind) ([]zmqio.EventKind, zmqio.Event) {
+	t.Helper()
+	var kinds []zmqio.EventKind
+	for {
+		e := nextEvent(t, m)
+		kinds = append(kinds, e.Kind)
+		if e.Kind == kind {
+			return kinds, e
+		}
+	}
+}
+
+func TestMonitorOfABoundSocket(t *testing.T) {
+	zctx := newContext(t)
+	sub, pub := newSocket(t, zctx, zmq4.SUB), newSocket(t, zctx, zmq4.XPUB)
+	m := newMonitor(t, sub)
+	address := bindOf(t, sub, "tcp://127.0.0.1:*")
+	s := openers[0].mustOpen(t, sub)
+	if _, e := until(t, m, zmqio.Listening); e.Address != address || e.Value <= 0 {
+		t.Errorf("got %+v, want address %s", e, address)
+	}
+	connectTo(t, pub, address)
+	_, accepted := until(t, m, zmqio.Accepted)
+	if accepted.Address != address || accepted.Value <= 0 {
+		t.Errorf("got %+v, want address %s", accepted, address)
+	}
+	kinds, _ := until(t, m, zmqio.HandshakeSucceeded)
+	if len(kinds) != 1 {
+		t.Errorf("got %v before the handshake", kinds)
+	}
+
+	// A message tells which connection it came by. The subscription is sent by who
+	// waits for one.
+	waited := make(chan error)
+	go func() { waited <- s.Wait() }()
+	if _, err := pub.RecvBytes(0); err != nil {
+		t.Fatal(err)
+	}
+	sendTo(t, pub, []byte("message"))
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	b := zmqio.NewBatch(1)
+	if n, err := s.Receive(b); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if got := b.Message(0).FD; got != accepted.Value {
+		t.Errorf("got a message of connection %d, want %d", got, accepted.Value)
+	}
+
+	closeNow(t, pub)
+	if _, e := until(t, m, zmqio.Disconnected); e.Value != accepted.Value {
+		t.Errorf("got %+v, want of connection %d", e, accepted.Value)
+	}
+	if err := m.Close(); err == nil {
+		t.Error("Close of a monitor whose socket is open: got no error")
+	}
+	closeNow(t, s)
+	until(t, m, zmqio.Stopped)
+	if e, ok, err := m.Next(); ok || err != nil {
+		t.Errorf("after the last event: got %+v, %v", e, err)
+	}
+	closeNow(t, m)
+}
+
+func TestMonitorOfASocketThatConnects(t *testing.T) {
+	zctx := newContext(t)
+	pub, sub := newSocket(t, zctx, zmq4.PUB), newSocket(t, zctx, zmq4.SUB)
+	address := bindOf(t, pub, "tcp://127.0.0.1:*")
+	m := newMonitor(t, sub)
+	s := openers[0].mustOpen(t, sub)
+	if err := sub.SetReconnectIvl(time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	connectTo(t, sub, address)
+	kinds, _ := until(t, m, zmqio.HandshakeSucceeded)
+	want := []zmqio.EventKind{zmqio.ConnectDelayed, zmqio.Connected, zmqio.HandshakeSucceeded}
+	if !cmp.Equal(kinds, want) {
+		t.Errorf("got %v, want %v", kinds, want)
+	}
+	closeNow(t, pub)
+	until(t, m, zmqio.Disconnected)
+	if _, e := until(t, m, zmqio.ConnectRetried); e.Address != address || e.Value < 1 {
+		t.Errorf("got %+v, want of %s", e, address)
+	}
+	until(t, m, zmqio.Closed)
+	closeNow(t, s)
+	until(t, m, zmqio.Stopped)
+}
+
+func TestMonitorOfAFailedHandshake(t *testing.T) {
+	zctx := newContext(t)
+	sub := newSocket(t, zctx, zmq4.SUB)
+	m := newMonitor(t, sub)
+	address := bindOf(t, sub, "tcp://127.0.0.1:*")
+	s := openers[0].mustOpen(t, sub)
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(address, "tcp://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A greeting of ZMTP 3 with a mechanism that there is not.
+	greeting := make([]byte, 64)
+	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
+	copy(greeting[12:], "NOTHING")
+	if _, err := c.Write(greeting); err != nil {
+		t.Fatal(err)
+	}
+	if _, e := until(t, m, zmqio.HandshakeFailed); e.Address != address {
+		t.Errorf("got %+v, want of %s", e, address)
+	}
+	closeNow(t, c)
+	closeNow(t, s)
+}
+
+func TestMonitorIsInterrupted(t *testing.T) {
+	m := newMonitor(t, newSocket(t, newContext(t), zmq4.SUB))
+	ended := make(chan error)
+	go func() { ended <- m.Wait() }()
+	m.Interrupt()
+	if err := <-ended; !errors.Is(err, zmqio.ErrInterrupted) {
+		t.Errorf("got %v, want %v", err, zmqio.ErrInterrupted)
+	}
+}
+
+func TestMonitorOfAnEndedContext(t *testing.T) {
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	zs, err := zctx.NewSocket(zmq4.SUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := zmqio.NewMonitor(zs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := openers[0].mustOpen(t, zs)
+	ended := make(chan error)
+	go func() { ended <- zctx.Term() }()
+	for err == nil {
+		if err = m.Wait(); err == nil {
+			_, _, err = m.Next()
+		}
+	}
+	if !errors.Is(err, zmq4.ETERM) {
+		t.Errorf("got %v, want %v", err, zmq4.ETERM)
+	}
+	closeNow(t, s)
+	closeNow(t, m)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEventKindsHaveNames(t *testing.T) {
+	seen := map[string]bool{}
+	for k := zmqio.Connected; k <= zmqio.Stopped; k++ {
+		if name := k.String(); name == "" || seen[name] {
+			t.Errorf("kind %d: got name %q", int(k), name)
+		} else {
+			seen[name] = true
+		}
+	}
+	if got := zmqio.EventKind(0).String(); got != "0" {
+		t.Errorf("got %q of no kind", got)
+	}
+}

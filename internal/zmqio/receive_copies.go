@@ -1,0 +1,51 @@
+package zmqio
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/pebbe/zmq4"
+)
+
+// receiveCopies is Receive by zmq4's own methods, which allocate and copy: what
+// receiveViews has to be equal to, the connection excepted, and what is left where
+// libzmq's handle is out of reach.
+func (s *Socket) receiveCopies(b *Batch) error {
+	b.Release()
+	for b.n < len(b.messages) {
+		m, err := s.receiveCopy(b.kept(b.n))
+		if err != nil {
+			clear(b.kept(b.n)[:])
+			if b.n > 0 || errors.Is(err, zmq4.Errno(syscall.EAGAIN)) {
+				return nil
+			}
+			return err
+		}
+		b.messages[b.n] = m
+		b.n++
+	}
+	return nil
+}
+
+func (s *Socket) receiveCopy(kept *[keptFrames][]byte) (Message, error) {
+	m := Message{FD: noFD}
+	for more := true; more; {
+		frame, err := s.zmq.RecvBytes(zmq4.DONTWAIT)
+		if errors.Is(err, zmq4.Errno(syscall.EINTR)) {
+			continue
+		}
+		if err != nil {
+			return m, err
+		}
+		if m.Count < keptFrames {
+			kept[m.Count] = frame
+		}
+		m.Count++
+		if more, err = s.zmq.GetRcvmore(); err != nil {
+			return m, err
+		}
+	}
+	n := min(m.Count, keptFrames)
+	m.Frames = kept[:n:n]
+	return m, nil
+}

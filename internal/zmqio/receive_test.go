@@ -1,0 +1,277 @@
+package zmqio_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pebbe/zmq4"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/zmqio"
+)
+
+func TestHandleIsKnown(t *testing.T) {
+	if !zmqio.HandleKnown {
+		t.Error("zmq4.Socket does not begin with libzmq's handle any more: messages are copied")
+	}
+}
+
+// received is a message, copied.
+type received struct {
+	Frames [][]byte // those that are kept
+	Count  int
+}
+
+// take receives n messages, however many come at a time.
+func take(s *zmqio.Socket, b *zmqio.Batch, n int) ([]received, error) {
+	var all []received
+	for len(all) < n {
+		if err := s.Wait(); err != nil {
+			return all, fmt.Errorf("after %d messages: %w", len(all), err)
+		}
+		got, err := s.Receive(b)
+		if err != nil {
+			return all, err
+		}
+		for i := range got {
+			m := b.Message(i)
+			r := received{Count: m.Count}
+			for _, f := range m.Frames {
+				r.Frames = append(r.Frames, bytes.Clone(f))
+			}
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+// frameLength draws the length of a frame: those around where libzmq begins to
+// keep a message outside of its zmq_msg_t, and outside of its read buffer, and
+// some that are large.
+func frameLength() *rapid.Generator[int] {
+	return rapid.OneOf(
+		rapid.Just(0), rapid.IntRange(1, 64), rapid.IntRange(1000, 1400), rapid.IntRange(8000, 8400),
+		rapid.IntRange(0, 1<<20),
+	)
+}
+
+func TestMessagesComeOutAsTheyWereSent(t *testing.T) {
+	for _, transport := range transports {
+		for _, o := range openers {
+			t.Run(transport.name+"/"+o.name, func(t *testing.T) {
+				receiver, sender := pair(t, newContext(t), transport.endpoint)
+				s := o.mustOpen(t, receiver)
+				rapid.Check(t, func(rt *rapid.T) {
+					lengths := rapid.SliceOfN(rapid.SliceOfN(frameLength(), 1, 9), 1, 12).Draw(rt, "lengths")
+					random := rand.NewChaCha8([32]byte{rapid.Byte().Draw(rt, "seed")})
+					var want []received
+					for _, message := range lengths {
+						var frames [][]byte
+						for _, n := range message {
+							f := make([]byte, n)
+							_, _ = random.Read(f) // it never fails
+							frames = append(frames, f)
+						}
+						sendTo(t, sender, frames...)
+						want = append(want, received{frames[:min(len(frames), zmqio.KeptFrames)], len(frames)})
+					}
+					b := zmqio.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
+					defer b.Release()
+					got, err := take(s, b, len(want))
+					if err != nil {
+						rt.Fatal(err)
+					}
+					if !equal(got, want) {
+						rt.Fatalf("got another %d messages of lengths %v", len(got), lengths)
+					}
+				})
+			})
+		}
+	}
+}
+
+// equal does not tell a nil frame from an empty one, as nobody does.
+func equal(a, b []received) bool {
+	return cmp.Equal(a, b, cmp.Comparer(bytes.Equal))
+}
+
+func TestReceiveTakesWhatThereIsUpToTheRoom(t *testing.T) {
+	for _, o := range openers {
+		t.Run(o.name, func(t *testing.T) {
+			receiver, sender := pair(t, newContext(t), "inproc://room")
+			s := o.mustOpen(t, receiver)
+			b := zmqio.NewBatch(4)
+			for i := range 10 {
+				sendTo(t, sender, []byte{byte(i)}, nil)
+			}
+			next := byte(0)
+			for _, want := range []int{4, 4, 2, 0, 0} {
+				n, err := s.Receive(b)
+				if n != want || err != nil {
+					t.Fatalf("after %d messages: got %d more, %v; want %d", next, n, err, want)
+				}
+				for i := range n {
+					m := b.Message(i)
+					if m.Count != 2 || m.FD != -1 || m.Frames[0][0] != next || len(m.Frames[1]) != 0 {
+						t.Errorf("message %d: got %+v", next, m)
+					}
+					next++
+				}
+			}
+		})
+	}
+}
+
+func TestReleaseTakesTheFramesAway(t *testing.T) {
+	for _, o := range openers {
+		t.Run(o.name, func(t *testing.T) {
+			receiver, sender := pair(t, newContext(t), "inproc://release")
+			s := o.mustOpen(t, receiver)
+			sendTo(t, sender, []byte("frame"))
+			sendTo(t, sender, []byte("frame"))
+			b := zmqio.NewBatch(1)
+			for range 2 {
+				if n, err := s.Receive(b); n != 1 || err != nil {
+					t.Fatal(n, err)
+				}
+				m := b.Message(0)
+				b.Release()
+				b.Release()
+				if len(m.Frames) != 1 || m.Frames[0] != nil {
+					t.Errorf("got frames %q of a message that was given back", m.Frames)
+				}
+			}
+		})
+	}
+}
+
+func TestMessagesOutliveSocketAndBatch(t *testing.T) {
+	long := []byte(strings.Repeat("long", 1000))
+	hold := func() zmqio.Message {
+		zctx, err := zmq4.NewContext()
+		if err != nil {
+			t.Fatal(err)
+		}
+		receiver, err := zctx.NewSocket(zmq4.PAIR)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sender, err := zctx.NewSocket(zmq4.PAIR)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connectTo(t, sender, bindOf(t, receiver, "tcp://127.0.0.1:*"))
+		sendTo(t, sender, []byte("short"), long)
+		s, err := zmqio.Open(receiver)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		b := zmqio.NewBatch(1)
+		if n, err := s.Receive(b); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if err := errors.Join(s.Close(), sender.Close(), zctx.Term()); err != nil {
+			t.Fatal(err)
+		}
+		return b.Message(0)
+	}
+	m := hold()
+	for range 10 {
+		runtime.GC()
+	}
+	if string(m.Frames[0]) != "short" || !bytes.Equal(m.Frames[1], long) {
+		t.Error("frames changed while the message was held")
+	}
+	runtime.KeepAlive(m)
+}
+
+// TestBatchesAreCollected lets many that hold messages go.
+func TestBatchesAreCollected(t *testing.T) {
+	receiver, sender := pair(t, newContext(t), "inproc://collected")
+	s := openers[0].mustOpen(t, receiver)
+	long := make([]byte, 4000)
+	for i := range 1000 {
+		sendTo(t, sender, long, nil, long, long, long, long)
+		if n, err := s.Receive(zmqio.NewBatch(2)); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if i%100 == 0 {
+			runtime.GC()
+		}
+	}
+	runtime.GC()
+}
+
+func TestReceiveDoesNotAllocate(t *testing.T) {
+	receiver, sender := pair(t, newContext(t), "inproc://allocate")
+	s := openers[0].mustOpen(t, receiver)
+	const runs, burst = 200, 8
+	payload := make([]byte, 1300)
+	for range (runs + 1) * burst {
+		sendTo(t, sender, []byte("topic"), make([]byte, 8), payload)
+	}
+	b := zmqio.NewBatch(burst)
+	sum := 0
+	allocs := testing.AllocsPerRun(runs, func() {
+		if err := s.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		n, err := s.Receive(b)
+		if n != burst || err != nil {
+			t.Fatal(n, err)
+		}
+		for i := range n {
+			sum += len(b.Message(i).Frames[2])
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("got %v allocations a batch", allocs)
+	}
+	if want := (runs + 1) * burst * len(payload); sum != want {
+		t.Errorf("got %d bytes, want %d", sum, want)
+	}
+}
+
+func TestErrorsOfAnEndedContext(t *testing.T) {
+	for _, o := range openers {
+		t.Run(o.name, func(t *testing.T) {
+			zctx, err := zmq4.NewContext()
+			if err != nil {
+				t.Fatal(err)
+			}
+			zs, err := zctx.NewSocket(zmq4.SUB)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := o.mustOpen(t, zs)
+			ended := make(chan error)
+			go func() { ended <- zctx.Term() }() // it waits for the socket's end
+			if err := s.Wait(); !errors.Is(err, zmq4.ETERM) {
+				t.Errorf("Wait: got %v, want %v", err, zmq4.ETERM)
+			}
+			b := zmqio.NewBatch(1)
+			if n, err := s.Receive(b); n != 0 || !errors.Is(err, zmq4.ETERM) {
+				t.Errorf("Receive: got %d, %v, want %v", n, err, zmq4.ETERM)
+			}
+			closeNow(t, s)
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if n, err := s.Receive(b); n != 0 || err == nil {
+				t.Errorf("Receive of a closed socket: got %d, %v", n, err)
+			}
+			if err := s.Wait(); err == nil {
+				t.Error("Wait for a closed socket: got no error")
+			}
+		})
+	}
+}
