@@ -15,7 +15,7 @@ import (
 func TestFlush(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
 	tests := map[string]struct {
-		cfg   pipeline.BatchConfig
+		cfg   pipeline.Config
 		calls []call
 		// flushed is what the calls give, left what is still waiting then.
 		flushed [][]string
@@ -115,7 +115,7 @@ func TestFlush(t *testing.T) {
 			why:     map[string]float64{"hash_only": 1},
 		},
 		"a store without tokens ends a run with tokens": {
-			cfg:     pipeline.BatchConfig{EmitTokenIDs: true},
+			cfg:     pipeline.Config{EmitTokenIDs: true},
 			calls:   []call{batch(withTokens(16, store(1)), after(1, store(2)))},
 			flushed: [][]string{{"store [1] 16 tokens"}},
 			left:    [][]string{{"store [2] after 1"}},
@@ -156,57 +156,57 @@ func TestFlush(t *testing.T) {
 			why:     map[string]float64{"parent": 1},
 		},
 		"a run one below the cap waits": {
-			cfg:   pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:   pipeline.Config{MaxBlocks: 3},
 			calls: []call{batch(store(1), after(1, store(2)))},
 			left:  [][]string{{"store [1 2]"}},
 		},
 		"a run that reaches the cap goes out at once": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:     pipeline.Config{MaxBlocks: 3},
 			calls:   []call{batch(store(1, 2)), batch(after(2, store(3)))},
 			flushed: [][]string{{"store [1 2 3]"}},
 			why:     map[string]float64{"max_blocks": 1},
 		},
 		"a run that passes the cap is split": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:     pipeline.Config{MaxBlocks: 3},
 			calls:   []call{batch(store(1, 2)), batch(after(2, store(3, 4)))},
 			flushed: [][]string{{"store [1 2 3]"}},
 			left:    [][]string{{"store [4] after 3"}},
 			why:     map[string]float64{"max_blocks": 1},
 		},
 		"an event above the cap is split, each part the parent of the next": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:     pipeline.Config{MaxBlocks: 3},
 			calls:   []call{batch(after(9, store(1, 2, 3, 4, 5, 6, 7)))},
 			flushed: [][]string{{"store [1 2 3] after 9", "store [4 5 6] after 3"}},
 			left:    [][]string{{"store [7] after 6"}},
 			why:     map[string]float64{"max_blocks": 2},
 		},
 		"an event of twice the cap leaves nothing": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:     pipeline.Config{MaxBlocks: 3},
 			calls:   []call{batch(store(1, 2, 3, 4, 5, 6))},
 			flushed: [][]string{{"store [1 2 3]", "store [4 5 6] after 3"}},
 			why:     map[string]float64{"max_blocks": 2},
 		},
 		"what continues a run that went out at the cap starts a new one": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 2},
+			cfg:     pipeline.Config{MaxBlocks: 2},
 			calls:   []call{batch(store(1, 2), after(2, store(3)))},
 			flushed: [][]string{{"store [1 2]"}},
 			left:    [][]string{{"store [3] after 2"}},
 			why:     map[string]float64{"max_blocks": 1},
 		},
 		"a cap of one": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 1},
+			cfg:     pipeline.Config{MaxBlocks: 1},
 			calls:   []call{batch(store(1, 2), remove(1, 2))},
 			flushed: [][]string{{"store [1]", "store [2] after 1", "remove [1]", "remove [2]"}},
 			why:     map[string]float64{"max_blocks": 4},
 		},
 		"removes reach the cap": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:     pipeline.Config{MaxBlocks: 3},
 			calls:   []call{batch(remove(1, 2), remove(3))},
 			flushed: [][]string{{"remove [1 2 3]"}},
 			why:     map[string]float64{"max_blocks": 1},
 		},
 		"removes pass the cap": {
-			cfg:     pipeline.BatchConfig{MaxBlocks: 3},
+			cfg:     pipeline.Config{MaxBlocks: 3},
 			calls:   []call{batch(remove(1, 2), remove(3, 4, 5, 6, 7))},
 			flushed: [][]string{{"remove [1 2 3]", "remove [4 5 6]"}},
 			left:    [][]string{{"remove [7]"}},
@@ -276,7 +276,7 @@ func TestFlush(t *testing.T) {
 }
 
 func TestWithoutTimeoutEachBatchIsAnEntry(t *testing.T) {
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t,
 			timedBatch(10, 0, store(1), after(1, store(2)), remove(8), remove(9)),
 			timedBatch(20, 0, after(2, store(3))),
@@ -361,7 +361,7 @@ func TestParentZero(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 				entries := told(s.play(t, test.calls...))
 				last := entries[len(entries)-1]
 				if got := last[len(last)-1]; got != test.want {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -47,8 +48,14 @@ func newSteadyLane(tb testing.TB, blocks int) *benchLane {
 // newLane makes a lane whose cache is empty.
 func newLane(tb testing.TB, blocks int) *benchLane {
 	tb.Helper()
+	return newBoundedLane(tb, blocks, 0)
+}
+
+// newBoundedLane makes one whose rank may have some blocks.
+func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
+	tb.Helper()
 	l := &benchLane{journal: &nowhere{}, blocks: blocks}
-	p, err := pipeline.New(pipeline.BatchConfig{}, l.journal)
+	p, err := pipeline.New(pipeline.Config{MaxBlocksPerRank: maxBlocks}, l.journal)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -96,6 +103,76 @@ func BenchmarkLaneB1(b *testing.B) { benchmarkLane(b, 16) }
 
 // BenchmarkLaneB2 is a store of one block and the eviction of another, a batch.
 func BenchmarkLaneB2(b *testing.B) { benchmarkLane(b, 1) }
+
+// BenchmarkMakingWay is a store of 16 blocks, a batch, for which as many make way,
+// and a gap whenever no others are left that may.
+func BenchmarkMakingWay(b *testing.B) {
+	l := newBoundedLane(b, 16, poolBlocks)
+	l.batch.Events = l.batch.Events[:1]
+	b.ReportAllocs()
+	for b.Loop() {
+		if l.next%poolBlocks == 0 {
+			l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+		}
+		l.step()
+	}
+}
+
+// BenchmarkFull is a store of 16 blocks, a batch, none of which has room.
+func BenchmarkFull(b *testing.B) {
+	l := newBoundedLane(b, 16, poolBlocks)
+	l.batch.Events = l.batch.Events[:1]
+	for l.next < 2*poolBlocks {
+		l.step()
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.step()
+	}
+}
+
+// BenchmarkHeldUp reports how long single calls hold up a lane of 4,000,000
+// blocks: a gap, and the batches of one block for which the last few blocks make
+// way that are from before it, all together, which is as long as one might take
+// for which the last one does.
+func BenchmarkHeldUp(b *testing.B) {
+	const blocks, few = pipeline.DefaultMaxBlocksPerRank, 16
+	var gap, last time.Duration
+	for b.Loop() {
+		l := newBoundedLane(b, 100, blocks)
+		l.batch.Events = l.batch.Events[:1]
+		fill := func() {
+			for l.next = 0; l.next < blocks; {
+				l.step()
+			}
+		}
+		fill()
+		start := time.Now()
+		l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+		gap = max(gap, time.Since(start))
+		fill()
+		l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+		e := l.batch.Events[0]
+		for h := range uint64(blocks - few) {
+			e.BlockHashes[h%100] = l.hash(h)
+			if h%100 == 99 || h == blocks-few-1 {
+				l.batch.Events[0].BlockHashes = e.BlockHashes[:h%100+1]
+				l.batch.Events[0].TokensHashes = e.TokensHashes[:h%100+1]
+				l.lane.Batch(&l.batch)
+			}
+		}
+		l.batch.Events[0].BlockHashes, l.batch.Events[0].TokensHashes = e.BlockHashes[:1], e.TokensHashes[:1]
+		start = time.Now()
+		for i := range uint64(few) {
+			e.BlockHashes[0] = l.hash(blocks + i)
+			l.lane.Batch(&l.batch)
+		}
+		last = max(last, time.Since(start))
+	}
+	b.ReportMetric(float64(gap.Microseconds()), "µs/gap")
+	b.ReportMetric(float64(last.Microseconds()), "µs/last-blocks")
+	b.ReportMetric(0, "ns/op")
+}
 
 // BenchmarkTableMemory reports what a block takes in the table, for tables of
 // several sizes: it takes more just after segments have grown or split.

@@ -22,6 +22,7 @@ type blocks struct {
 	dir   []*segment
 	depth uint
 	n     int
+	age   age
 }
 
 // segment holds the blocks whose mixed hashes begin with the same bits.
@@ -29,6 +30,8 @@ type segment struct {
 	slots []block
 	n     int
 	depth uint // how many bits those are
+	// stale is how many of its blocks were as of a generation, see age.
+	generation, stale uint32
 }
 
 const (
@@ -68,12 +71,16 @@ func (t *blocks) find(hash uint64) (s *segment, i int, ok bool) {
 }
 
 // put returns a block's slot, good until the next put or delete, and whether it
-// was there. A new slot has its hash, and nothing else but that it is held.
+// was there. A new slot has its hash, and nothing else but that it is held. The
+// block is stale no longer.
 func (t *blocks) put(hash uint64) (b *block, held bool) {
 	m := mix(hash)
 	s := t.segment(m)
 	i, ok := s.find(hash, m)
 	if ok {
+		if t.age.stale(&s.slots[i]) {
+			t.refresh(s, i)
+		}
 		return &s.slots[i], true
 	}
 	for s.full() {
@@ -85,13 +92,14 @@ func (t *blocks) put(hash uint64) (b *block, held bool) {
 		}
 		i, _ = s.find(hash, m)
 	}
+	s.reach(t.age.generation)
 	s.n++
 	t.n++
-	s.slots[i] = block{hash: hash, flags: flagHeld}
+	s.slots[i] = block{hash: hash, flags: flagHeld | t.age.mark()}
 	return &s.slots[i], false
 }
 
-// delete takes out a block that find returned.
+// delete takes out a block that find returned, and that is not stale.
 func (t *blocks) delete(s *segment, i int) {
 	s.delete(i)
 	t.n--
@@ -109,8 +117,8 @@ func (t *blocks) split(s *segment, m uint64) {
 	}
 	bit := uint64(1) << (63 - s.depth)
 	size := pages(s.n/2 + s.n/4)
-	zero := &segment{slots: make([]block, size), depth: s.depth + 1}
-	one := &segment{slots: make([]block, size), depth: s.depth + 1}
+	zero := &segment{slots: make([]block, size), depth: s.depth + 1, generation: t.age.generation}
+	one := &segment{slots: make([]block, size), depth: s.depth + 1, generation: t.age.generation}
 	for i := range s.slots {
 		if b := &s.slots[i]; b.flags&flagHeld != 0 {
 			half := zero
@@ -118,6 +126,9 @@ func (t *blocks) split(s *segment, m uint64) {
 				half = one
 			}
 			half.add(b)
+			if t.age.stale(b) {
+				half.stale++
+			}
 		}
 	}
 	// The directory's entries for s are adjacent; the second half has the bit.

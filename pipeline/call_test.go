@@ -113,6 +113,18 @@ func (r *recorder) all() map[string][]*kvcastv1.Entry {
 	return maps.Clone(r.entries)
 }
 
+// removedBy returns the blocks that an event removes.
+func (r *recorder) removedBy(worker string, eventID uint64) []uint64 {
+	for _, entry := range r.all()[worker] {
+		for _, e := range entry.GetEvents() {
+			if e.GetEventId() == eventID {
+				return e.GetRemoved().GetBlockHashes()
+			}
+		}
+	}
+	return nil
+}
+
 // err returns what is wrong with the records themselves.
 func (r *recorder) err() error {
 	r.mu.Lock()
@@ -140,7 +152,7 @@ type subject struct {
 	journal  *recorder
 }
 
-func newSubject(cfg pipeline.BatchConfig) (*subject, error) {
+func newSubject(cfg pipeline.Config) (*subject, error) {
 	j := newRecorder()
 	p, err := pipeline.New(cfg, j)
 	return &subject{pipeline: p, lanes: make(map[string]ingest.Lane), journal: j}, err

@@ -121,7 +121,7 @@ func readJournal(t interface{ Fatalf(string, ...any) }, j *journal.Memory, r rea
 
 func testPipeline(t interface{ Fatalf(string, ...any) }) (*pipeline.Pipeline, *journal.Memory, ingest.Lane) {
 	j := journal.NewMemory(journal.Config{MaxBytes: 1 << 30})
-	p, err := pipeline.New(pipeline.BatchConfig{}, j)
+	p, err := pipeline.New(pipeline.Config{}, j)
 	if err != nil {
 		t.Fatalf("new pipeline: %v", err)
 	}

@@ -119,7 +119,7 @@ func TestDedup(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{MaxBlocks: 4}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{MaxBlocks: 4}, func(t *testing.T, s *subject) {
 				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
@@ -129,7 +129,7 @@ func TestDedup(t *testing.T) {
 }
 
 func TestFlushThatLeavesNothingUsesNoEventID(t *testing.T) {
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t,
 			batch(store(1), store(1)),
 			batch(remove(1)),

@@ -13,34 +13,63 @@ func (l *Lane) flush(why flushReason) {
 		return
 	}
 	l.counts.flushes[why]++
-	t := l.rank(r.key.rank).table(r.key.tier)
 	if r.key.kind == wire.KindStored {
-		t.storeRun(r)
-		if r.key.blockSize != 0 {
-			l.blockSize = r.key.blockSize
-		}
-		l.entry.stored(l.head(r), r)
-		l.counts.events[eventsStored]++
-		l.counts.blocksStored += uint64(len(r.hashes))
+		l.flushStores(r)
 	} else {
-		gone := r.hashes[:0]
-		for _, hash := range r.hashes {
-			if t.remove(hash) {
-				gone = append(gone, hash)
-			}
-		}
-		l.counts.removesHeld += uint64(len(r.hashes) - len(gone))
-		l.counts.blocksRemoved += uint64(len(gone))
-		if len(gone) > 0 {
-			l.entry.removed(l.head(r), gone)
-			l.counts.events[eventsRemoved]++
-		}
+		l.flushRemoves(r)
 	}
 	r.reset()
 	if l.timer != nil {
 		l.timer.Stop()
 		l.timer = nil
 	}
+}
+
+func (l *Lane) flushStores(r *run) {
+	if r.key.blockSize != 0 {
+		l.blockSize = r.key.blockSize
+	}
+	rank := l.rank(r.key.rank)
+	t := rank.table(r.key.tier)
+	if rank.blocks()+len(r.hashes) > l.cfg.MaxBlocksPerRank {
+		l.storeWithin(rank, t, r)
+		return
+	}
+	t.storeRun(r)
+	l.emitStored(r)
+}
+
+func (l *Lane) flushRemoves(r *run) {
+	t := l.rank(r.key.rank).table(r.key.tier)
+	gone := r.hashes[:0]
+	for _, hash := range r.hashes {
+		if t.remove(hash) {
+			gone = append(gone, hash)
+		}
+	}
+	l.counts.removesHeld += uint64(len(r.hashes) - len(gone))
+	l.emitRemoved(r.key.rank, r.key.tier, gone)
+}
+
+// emitStored adds an event of blocks that the table has, if there are any.
+func (l *Lane) emitStored(r *run) {
+	if r.empty() {
+		return
+	}
+	l.entry.stored(l.head(r.key.rank, r.key.tier), r)
+	l.counts.events[eventsStored]++
+	l.counts.blocksStored += uint64(len(r.hashes))
+}
+
+// emitRemoved adds an event of blocks that the table has no longer, if there are
+// any.
+func (l *Lane) emitRemoved(rank uint32, tier wire.Tier, gone []uint64) {
+	if len(gone) == 0 {
+		return
+	}
+	l.entry.removed(l.head(rank, tier), gone)
+	l.counts.events[eventsRemoved]++
+	l.counts.blocksRemoved += uint64(len(gone))
 }
 
 // flushAlone emits a run left over from earlier batches as an entry of its own.
@@ -54,9 +83,9 @@ func (l *Lane) flushAlone(why flushReason) {
 }
 
 // head takes the next event id.
-func (l *Lane) head(r *run) eventHead {
+func (l *Lane) head(rank uint32, tier wire.Tier) eventHead {
 	l.lastEventID++
-	return eventHead{id: l.lastEventID, rank: r.key.rank, tier: r.key.tier}
+	return eventHead{id: l.lastEventID, rank: rank, tier: tier}
 }
 
 // emit adds an event other than stored and removed to the entry that has been

@@ -27,7 +27,7 @@ func largeStores(n int) []wire.Event {
 }
 
 func TestEntryAbove3MiBIsCutBetweenEvents(t *testing.T) {
-	cfg := pipeline.BatchConfig{MaxBlocks: pipeline.MaxMaxBlocks}
+	cfg := pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}
 	withWorker(t, cfg, func(t *testing.T, s *subject) {
 		got := s.play(t, timedBatch(10, 0, append(largeStores(30), remove(1), cleared())...), timedBatch(20, 0, store(1)))
 		for _, e := range got {
@@ -56,7 +56,7 @@ func TestEntryAbove3MiBIsCutBetweenEvents(t *testing.T) {
 // TestEntryIsCutAtAByteMoreThan3MiB makes an entry of just the size, by the
 // length of the last event's LoRA name.
 func TestEntryIsCutAtAByteMoreThan3MiB(t *testing.T) {
-	cfg := pipeline.BatchConfig{MaxBlocks: pipeline.MaxMaxBlocks}
+	cfg := pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}
 	entries := func(t *testing.T, padding int) []*kvcastv1.Entry {
 		var got []*kvcastv1.Entry
 		withWorker(t, cfg, func(t *testing.T, s *subject) {
@@ -81,7 +81,7 @@ func TestEntryIsCutAtAByteMoreThan3MiB(t *testing.T) {
 
 func TestEventAbove3MiBIsAnEntryOfItsOwn(t *testing.T) {
 	large := withLoRA(strings.Repeat("a", maxEntryBytes), store(2))
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t, batch(store(1), large, remove(3)))
 		if diff := cmp.Diff([]int{1, 1, 1}, lengths(got)); diff != "" {
 			t.Fatalf("events of each entry (-want +got):\n%s", diff)
@@ -138,7 +138,7 @@ func TestTokenIDs(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{EmitTokenIDs: test.emit}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{EmitTokenIDs: test.emit}, func(t *testing.T, s *subject) {
 				got := s.play(t, batch(test.event))
 				if diff := cmp.Diff(test.want, told(got)); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
@@ -161,7 +161,7 @@ func TestRunOfTokensGoesOutAtOnceAtTheCap(t *testing.T) {
 	half := func(e wire.Event) wire.Event {
 		return withBlockSize(maxRunTokens/2, withTokens(maxRunTokens/2, e))
 	}
-	cfg := pipeline.BatchConfig{EmitTokenIDs: true, Timeout: pipeline.MaxBatchTimeout}
+	cfg := pipeline.Config{EmitTokenIDs: true, Timeout: pipeline.MaxBatchTimeout}
 	withWorker(t, cfg, func(t *testing.T, s *subject) {
 		got := told(s.play(t, batch(half(store(1)), half(after(1, store(2))))))
 		if diff := cmp.Diff([][]string{{"store [1 2] block size 262144 524288 tokens"}}, got); diff != "" {
@@ -171,7 +171,7 @@ func TestRunOfTokensGoesOutAtOnceAtTheCap(t *testing.T) {
 }
 
 func TestEntryNamesWorkerAndModel(t *testing.T) {
-	s, err := newSubject(pipeline.BatchConfig{})
+	s, err := newSubject(pipeline.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestEntryNamesWorkerAndModel(t *testing.T) {
 
 // TestNamesAreMadeUTF8 matters, since protobuf refuses strings that are not.
 func TestNamesAreMadeUTF8(t *testing.T) {
-	s, err := newSubject(pipeline.BatchConfig{})
+	s, err := newSubject(pipeline.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}

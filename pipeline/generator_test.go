@@ -72,7 +72,7 @@ func (g *generator) call(passing bool) call {
 		}).Draw(g.t, "remove reason")}
 	case 28:
 		return call{Worker: name, Restarted: &ingest.Restart{Rank: g.rank(w), At: g.time}}
-	case 27, 26:
+	case 27, 26, 25, 24:
 		return call{Worker: name, Gap: &ingest.Gap{
 			Rank:     g.rank(w),
 			Reason:   ingest.GapReason(rapid.IntRange(1, 5).Draw(g.t, "gap reason")),
@@ -81,10 +81,10 @@ func (g *generator) call(passing bool) call {
 			Missed:   rapid.Uint64Range(0, 300).Draw(g.t, "missed"),
 			At:       g.time,
 		}}
-	case 25:
+	case 23:
 		rank := g.rank(w)
 		return call{Worker: name, Incomplete: &rank}
-	case 24, 23, 22, 21, 20, 19:
+	case 22, 21, 20, 19, 18, 17:
 		if passing {
 			return call{Pass: generatorStep * time.Duration(rapid.IntRange(1, 4).Draw(g.t, "steps"))}
 		}
@@ -194,7 +194,7 @@ func (g *generator) store(w *generatorWorker) wire.Event {
 // and then.
 func (g *generator) vary(like *wire.Event) {
 	switch rapid.IntRange(0, 29).Draw(g.t, "vary") {
-	case 25:
+	case 23, 24, 25:
 		like.Tier = wire.Tier(rapid.IntRange(1, wire.NumTiers-1).Draw(g.t, "tier"))
 	case 26:
 		like.LoRAName = rapid.SampledFrom([]string{"", "adapter", "åäö"}).Draw(g.t, "lora")

@@ -16,7 +16,7 @@ import (
 type Lane struct {
 	worker string
 	added  *kvcastv1.WorkerAdded // never changed
-	batch  BatchConfig
+	cfg    Config
 
 	mu          sync.Mutex // guards all below; the journal's lock comes after it
 	closed      bool       // it takes no more
@@ -36,6 +36,8 @@ type rankState struct {
 	tables [wire.NumTiers]*table
 	// incomplete tells that the tables may be wrong: events were lost.
 	incomplete bool
+	// overfull tells that routers were told of blocks left out.
+	overfull bool
 	// gaps that could not be repaired, and the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
@@ -74,7 +76,9 @@ func (l *Lane) Batch(b *ingest.Batch) {
 }
 
 // Gap tells routers that batches are lost. From here on the rank's blocks may be
-// wrong, and a lost remove must not pin a block.
+// wrong, and a lost remove must not pin a block. With OnGapClear, and when a rank
+// has had more gaps than its tables can number, the blocks are forgotten instead:
+// the rank may then lack some, and stays incomplete.
 func (l *Lane) Gap(g ingest.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,20 +88,19 @@ func (l *Lane) Gap(g ingest.Gap) {
 	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
+	if l.cfg.OnGap == OnGapClear || !r.gap() {
+		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
+	} else {
+		l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
+			Reason:        kvcastv1.Gap_Reason(g.Reason),
+			MissedBatches: g.Missed,
+			FirstSeq:      g.FirstSeq,
+			LastSeq:       g.LastSeq,
+		}}})
+	}
 	r.incomplete = true
 	r.gaps++
 	r.missedBatches = add(r.missedBatches, g.Missed)
-	for _, t := range r.tables {
-		if t != nil {
-			t.forgetCopies()
-		}
-	}
-	l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
-		Reason:        kvcastv1.Gap_Reason(g.Reason),
-		MissedBatches: g.Missed,
-		FirstSeq:      g.FirstSeq,
-		LastSeq:       g.LastSeq,
-	}}})
 	l.counts.gaps++
 	l.counts.missedBatches = add(l.counts.missedBatches, g.Missed)
 	l.entry.commit()
@@ -156,7 +159,7 @@ func (l *Lane) store(b *ingest.Batch, e *wire.Event) {
 		kind: wire.KindStored, rank: b.Rank, tier: e.Tier,
 		lora: e.LoRAName, salt: e.CacheSalt, blockSize: e.BlockSize,
 		hashed: len(e.TokensHashes) == n,
-		tokens: l.batch.EmitTokenIDs && blockTokens > 0 && blockTokens <= maxRunTokens && len(e.Tokens) >= n*blockTokens,
+		tokens: l.cfg.EmitTokenIDs && blockTokens > 0 && blockTokens <= maxRunTokens && len(e.Tokens) >= n*blockTokens,
 	}
 	l.makeWay(&key)
 	parent, hasParent := e.Parent, e.HasParent
@@ -227,7 +230,7 @@ func (l *Lane) makeWay(key *runKey) {
 
 // room is how many more blocks may join the pending run, of that key or empty.
 func (l *Lane) room(key *runKey) int {
-	room := l.batch.MaxBlocks - len(l.pending.hashes)
+	room := l.cfg.MaxBlocks - len(l.pending.hashes)
 	if key.tokens {
 		room = min(room, (maxRunTokens-len(l.pending.tokens))/int(key.blockSize))
 	}
@@ -244,12 +247,12 @@ func (l *Lane) flushFull() {
 // it where it may not.
 func (l *Lane) wait() {
 	switch {
-	case l.batch.Timeout == 0:
+	case l.cfg.Timeout == 0:
 		l.flush(flushBatchEnd)
 	case !l.pending.empty() && l.timer == nil:
 		l.pending.keep()
 		var timer *time.Timer
-		timer = time.AfterFunc(l.batch.Timeout, func() {
+		timer = time.AfterFunc(l.cfg.Timeout, func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			if l.timer == timer { // else the run was emitted just before

@@ -16,18 +16,25 @@ import (
 
 func TestConfig(t *testing.T) {
 	tests := map[string]struct {
-		cfg  pipeline.BatchConfig
+		cfg  pipeline.Config
 		want string // what the error begins with; "" for none
 	}{
-		"zero":                  {},
-		"smallest cap":          {cfg: pipeline.BatchConfig{MaxBlocks: 1}},
-		"largest cap":           {cfg: pipeline.BatchConfig{MaxBlocks: 16_384}},
-		"negative cap":          {cfg: pipeline.BatchConfig{MaxBlocks: -1}, want: "batch.max_blocks: -1 "},
-		"too large a cap":       {cfg: pipeline.BatchConfig{MaxBlocks: 16_385}, want: "batch.max_blocks: 16385 "},
-		"longest timeout":       {cfg: pipeline.BatchConfig{Timeout: 15 * time.Second}},
-		"negative timeout":      {cfg: pipeline.BatchConfig{Timeout: -1}, want: "batch.timeout: -1ns "},
-		"too long a timeout":    {cfg: pipeline.BatchConfig{Timeout: 15*time.Second + 1}, want: "batch.timeout: 15.000000001s "},
-		"the first of two errs": {cfg: pipeline.BatchConfig{Timeout: -1, MaxBlocks: -1}, want: "batch.timeout: "},
+		"zero":                   {},
+		"smallest cap":           {cfg: pipeline.Config{MaxBlocks: 1}},
+		"largest cap":            {cfg: pipeline.Config{MaxBlocks: 16_384}},
+		"negative cap":           {cfg: pipeline.Config{MaxBlocks: -1}, want: "batch.max_blocks: -1 "},
+		"too large a cap":        {cfg: pipeline.Config{MaxBlocks: 16_385}, want: "batch.max_blocks: 16385 "},
+		"longest timeout":        {cfg: pipeline.Config{Timeout: 15 * time.Second}},
+		"negative timeout":       {cfg: pipeline.Config{Timeout: -1}, want: "batch.timeout: -1ns "},
+		"too long a timeout":     {cfg: pipeline.Config{Timeout: 15*time.Second + 1}, want: "batch.timeout: 15.000000001s "},
+		"report gaps":            {cfg: pipeline.Config{OnGap: pipeline.OnGapReport}},
+		"clear on gaps":          {cfg: pipeline.Config{OnGap: pipeline.OnGapClear}},
+		"something else on gaps": {cfg: pipeline.Config{OnGap: "drop"}, want: `ingest.on_gap: "drop" is not allowed: want report or clear`},
+		"smallest bound":         {cfg: pipeline.Config{MaxBlocksPerRank: 1}},
+		"largest bound":          {cfg: pipeline.Config{MaxBlocksPerRank: 1<<31 - 1}},
+		"negative bound":         {cfg: pipeline.Config{MaxBlocksPerRank: -1}, want: "ingest.max_blocks_per_rank: -1 is not allowed: want 1 to 2147483647"},
+		"too large a bound":      {cfg: pipeline.Config{MaxBlocksPerRank: 1 << 31}, want: "ingest.max_blocks_per_rank: 2147483648 "},
+		"the first of two errs":  {cfg: pipeline.Config{Timeout: -1, MaxBlocks: -1}, want: "batch.timeout: "},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -37,7 +44,7 @@ func TestConfig(t *testing.T) {
 					t.Errorf("%s: got error %v, want none", by, err)
 				case test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)):
 					t.Errorf("%s: got error %v, want %s...", by, err, test.want)
-				case err != nil && !strings.Contains(err.Error(), " to "):
+				case err != nil && !strings.Contains(err.Error(), " is not allowed: want "):
 					t.Errorf("%s: got error %v, want one that tells what is allowed", by, err)
 				}
 			}
@@ -45,7 +52,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func newError(cfg pipeline.BatchConfig) error {
+func newError(cfg pipeline.Config) error {
 	_, err := pipeline.New(cfg, newRecorder())
 	return err
 }
@@ -55,7 +62,7 @@ func TestDefaultCapIs128(t *testing.T) {
 	for i := range hashes {
 		hashes[i] = uint64(i)
 	}
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		events := s.play(t, batch(store(hashes...)))[0].GetEvents()
 		if got, want := len(events), 2; got != want {
 			t.Fatalf("events: got %d, want %d", got, want)
@@ -68,7 +75,7 @@ func TestDefaultCapIs128(t *testing.T) {
 
 func TestEventIDsGoOnWhenAWorkerComesBack(t *testing.T) {
 	other := call{Worker: "other", Add: &ingest.Worker{Name: "other"}}
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t, batch(store(1)), other, removed(), added(), batch(store(1), store(2)), removed(), added())
 		if diff := cmp.Diff([]uint64{2, 3, 4, 5, 6, 7, 8}, eventIDs(got)); diff != "" {
 			t.Errorf("event ids (-want +got):\n%s", diff)
@@ -80,7 +87,7 @@ func TestEventIDsGoOnWhenAWorkerComesBack(t *testing.T) {
 }
 
 func TestRemoveOfAnUnknownWorkerDoesNothing(t *testing.T) {
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.remove("nobody", ingest.RemovedDiscovery)
 		if got := s.journal.all()["nobody"]; got != nil {
 			t.Errorf("entries: got %v, want none", got)
@@ -95,7 +102,7 @@ func TestLaneTakesNothingAfterTheEnd(t *testing.T) {
 	}
 	for name, end := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{Timeout: time.Second}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{Timeout: time.Second}, func(t *testing.T, s *subject) {
 				lane := s.lanes[testWorker]
 				s.play(t, end)
 				s.lanes[testWorker] = lane
@@ -135,7 +142,7 @@ func TestLanesDoNotDisturbOneAnother(t *testing.T) {
 	}
 	for name, timeout := range tests {
 		t.Run(name, func(t *testing.T) {
-			s, err := newSubject(pipeline.BatchConfig{Timeout: timeout})
+			s, err := newSubject(pipeline.Config{Timeout: timeout})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,7 +181,7 @@ func TestLanesDoNotDisturbOneAnother(t *testing.T) {
 // or they do not, but nothing waits any more, and nothing follows.
 func TestCloseEndsLanesAtWork(t *testing.T) {
 	for range 20 {
-		s, err := newSubject(pipeline.BatchConfig{Timeout: 50 * time.Microsecond})
+		s, err := newSubject(pipeline.Config{Timeout: 50 * time.Microsecond})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +218,7 @@ func TestCloseEndsLanesAtWork(t *testing.T) {
 
 func TestClosedPipelineEmitsNothing(t *testing.T) {
 	j := &nowhere{}
-	p, err := pipeline.New(pipeline.BatchConfig{}, j)
+	p, err := pipeline.New(pipeline.Config{}, j)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,8 @@ type laneCounts struct {
 	blocksStored  uint64
 	blocksRemoved uint64
 	removesHeld   uint64
+	staleRemoved  uint64
+	blocksRefused uint64
 	gaps          uint64
 	missedBatches uint64
 }
@@ -59,6 +61,8 @@ var (
 	descBlocksStored  = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
 	descBlocksRemoved = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
 	descRemovesHeld   = workerDesc("removes_held_total", "Removes of blocks held back, since the engine holds another copy.")
+	descStaleRemoved  = workerDesc("stale_blocks_removed_total", "Blocks from before a gap that left, since their dp rank had more than ingest.max_blocks_per_rank. blocks_removed_total has them, too.")
+	descBlocksRefused = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already: raise it where the engine holds more.")
 	descGaps          = workerDesc("gaps_total", "Gaps that could not be repaired.")
 	descMissed        = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
 	descBlocks        = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
@@ -75,7 +79,7 @@ var _ prometheus.Collector = (*Pipeline)(nil)
 func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descEvents, descFlushes, descRawEventHoles, descBlocksStored, descBlocksRemoved,
-		descRemovesHeld, descGaps, descMissed, descBlocks, descIncomplete,
+		descRemovesHeld, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descBlocks, descIncomplete,
 	} {
 		ch <- d
 	}
@@ -126,6 +130,8 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descBlocksStored, prometheus.CounterValue, counts.blocksStored)
 	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
 	metric(descRemovesHeld, prometheus.CounterValue, counts.removesHeld)
+	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved)
+	metric(descBlocksRefused, prometheus.CounterValue, counts.blocksRefused)
 	metric(descGaps, prometheus.CounterValue, counts.gaps)
 	metric(descMissed, prometheus.CounterValue, counts.missedBatches)
 	for _, s := range sizes {

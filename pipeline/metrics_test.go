@@ -59,7 +59,7 @@ func (s samples) by(name, label string) map[string]float64 {
 
 func TestMetricsCountWhatIsEmitted(t *testing.T) {
 	var got samples
-	withWorker(t, pipeline.BatchConfig{MaxBlocks: 4}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{MaxBlocks: 4}, func(t *testing.T, s *subject) {
 		s.play(t,
 			batch(store(1, 2, 3, 4, 5), store(1)),
 			batch(remove(1, 2, 9), cleared()),
@@ -118,7 +118,7 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 				s.play(t, test.calls...)
 				got := s.metrics(t).by("kvcast_pipeline_raw_event_holes_total", "worker")
 				if diff := cmp.Diff(test.want, got); diff != "" {
@@ -130,7 +130,7 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 }
 
 func TestRawEventHolesDoNotAffectBatching(t *testing.T) {
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		first, second := store(1), after(1, store(2))
 		first.RawID, second.RawID = 1, 5
 		if diff := cmp.Diff([][]string{{"store [1 2]"}}, told(s.play(t, batch(first, second)))); diff != "" {
@@ -156,7 +156,7 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 				s.play(t, test.calls...)
 				got := s.metrics(t).by("kvcast_pipeline_incomplete", "dp_rank")
 				if diff := cmp.Diff(test.want, got); diff != "" {
@@ -168,7 +168,7 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 }
 
 func TestMetricsGoWithTheirWorker(t *testing.T) {
-	withWorker(t, pipeline.BatchConfig{}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1)), call{Worker: "other", Add: &ingest.Worker{Name: "other"}}, removed())
 		for _, sample := range s.metrics(t) {
 			if got, want := sample.labels["worker"], "other"; got != want {

@@ -10,28 +10,41 @@ import (
 	"github.com/kvcast/kvcast/pipeline"
 )
 
-// drawConfig draws a config whose runs end soon.
-func drawConfig(t *rapid.T) pipeline.BatchConfig {
-	return pipeline.BatchConfig{
+// drawConfig draws a config whose runs end soon, and whose ranks are full soon.
+func drawConfig(t *rapid.T) pipeline.Config {
+	return pipeline.Config{
 		MaxBlocks:    rapid.SampledFrom([]int{0, 1, 2, 3, 4, 5}).Draw(t, "max blocks"),
 		EmitTokenIDs: rapid.Bool().Draw(t, "emit token ids"),
+		OnGap: rapid.SampledFrom([]pipeline.OnGap{
+			"", pipeline.OnGapReport, pipeline.OnGapReport, pipeline.OnGapClear,
+		}).Draw(t, "on gap"),
+		MaxBlocksPerRank: rapid.SampledFrom([]int{0, 1, 2, 3, 4, 6, 9}).Draw(t, "max blocks per rank"),
 	}
 }
 
 // compare makes the same calls on a pipeline and on the model, and returns how
-// their entries or their holes in raw event ids differ.
-func compare(t interface{ Fatal(...any) }, cfg pipeline.BatchConfig, calls []call) string {
+// their entries, or what they count, differ.
+func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) string {
 	s, err := newSubject(cfg)
 	if err != nil {
 		return err.Error()
 	}
-	m := newModel(cfg)
+	m := newModel(cfg, s.journal.removedBy)
 	for _, c := range calls {
 		c.on(s)
 		c.on(m)
 	}
-	if diff := cmp.Diff(m.holes(), s.metrics(t).by("kvcast_pipeline_raw_event_holes_total", "worker")); diff != "" {
-		return "raw event holes (-want +got):\n" + diff
+	counted := s.metrics(t)
+	for metric, want := range map[string]map[string]float64{
+		"raw_event_holes_total":      m.holes(),
+		"incomplete":                 m.count(func(w *modelWorker) int { return len(w.incomplete) }),
+		"stale_blocks_removed_total": m.count(func(w *modelWorker) int { return w.expired }),
+		"blocks_refused_total":       m.count(func(w *modelWorker) int { return w.refused }),
+		"blocks":                     m.count(func(w *modelWorker) int { return len(w.counts) }),
+	} {
+		if diff := cmp.Diff(want, counted.by("kvcast_pipeline_"+metric, "worker")); diff != "" {
+			return metric + " (-want +got):\n" + diff
+		}
 	}
 	return s.journal.check(m.entries)
 }

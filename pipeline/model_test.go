@@ -23,20 +23,30 @@ const (
 // model says what a pipeline must put into its journal: slowly, block by block,
 // with a fresh message for everything.
 type model struct {
-	cfg     pipeline.BatchConfig
+	cfg     pipeline.Config
 	now     time.Duration
 	workers map[string]*modelWorker
 	// lastIDs and entries are by worker, since the order of different workers'
 	// entries is nobody's promise.
 	lastIDs map[string]uint64
 	entries map[string][]*kvcastv1.Entry
+	// chosen is what the pipeline removed with an event, where the choice is its
+	// own.
+	chosen func(worker string, eventID uint64) []uint64
 }
 
 // modelWorker is a worker that is there.
 type modelWorker struct {
 	name, modelName string
 	counts          map[modelBlock]int
-	pending         *modelRun
+	// stale are those of counts that were not stored since the last gap.
+	stale map[modelBlock]bool
+	// incomplete are the ranks that are, overfull those of which that was told
+	// since they have too many blocks.
+	incomplete, overfull map[uint32]bool
+	// expired and refused count blocks.
+	expired, refused int
+	pending          *modelRun
 	// out are the events emitted by the current call.
 	out []*kvcastv1.RouterEvent
 	// rawIDs are those of each source that came, each once.
@@ -72,20 +82,29 @@ type modelRun struct {
 	deadline               time.Duration
 }
 
-func newModel(cfg pipeline.BatchConfig) *model {
+func newModel(cfg pipeline.Config, chosen func(worker string, eventID uint64) []uint64) *model {
 	if cfg.MaxBlocks == 0 {
 		cfg.MaxBlocks = 128
+	}
+	if cfg.MaxBlocksPerRank == 0 {
+		cfg.MaxBlocksPerRank = 4_000_000
 	}
 	return &model{
 		cfg:     cfg,
 		workers: make(map[string]*modelWorker),
 		lastIDs: make(map[string]uint64),
 		entries: make(map[string][]*kvcastv1.Entry),
+		chosen:  chosen,
 	}
 }
 
 func (m *model) add(w ingest.Worker) {
-	mw := &modelWorker{name: w.Name, modelName: w.Model, counts: make(map[modelBlock]int), rawIDs: make(map[int][]uint64)}
+	mw := &modelWorker{
+		name: w.Name, modelName: w.Model,
+		counts: make(map[modelBlock]int), stale: make(map[modelBlock]bool),
+		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool),
+		rawIDs: make(map[int][]uint64),
+	}
 	m.workers[w.Name] = mw
 	m.emit(mw, &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
 		Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
@@ -122,11 +141,18 @@ func (m *model) pass(d time.Duration) {
 func (m *model) gap(name string, g ingest.Gap) {
 	mw := m.workers[name]
 	m.flushAlone(mw)
+	if m.cfg.OnGap == pipeline.OnGapClear {
+		m.clear(mw, g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
+		mw.incomplete[g.Rank] = true
+		m.commit(mw, 0, g.At)
+		return
+	}
 	for b := range mw.counts {
 		if b.rank == g.Rank {
-			mw.counts[b] = 1
+			mw.counts[b], mw.stale[b] = 1, true
 		}
 	}
+	mw.incomplete[g.Rank] = true
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(g.Rank), Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 		Reason: kvcastv1.Gap_Reason(g.Reason), MissedBatches: g.Missed, FirstSeq: g.FirstSeq, LastSeq: g.LastSeq,
 	}}})
@@ -141,7 +167,7 @@ func (m *model) restarted(name string, r ingest.Restart) {
 }
 
 // incomplete emits nothing.
-func (*model) incomplete(string, uint32) {}
+func (m *model) incomplete(name string, rank uint32) { m.workers[name].incomplete[rank] = true }
 
 func (m *model) batch(name string, b ingest.Batch) {
 	mw := m.workers[name]
@@ -194,17 +220,17 @@ func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
 		return
 	}
 	var parent *uint64
-	if p := mw.pending; p != nil && p.key.kind != wire.KindStored {
-		m.flush(mw) // so that it is known whether a block 0 is there
-	}
-	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
-		parent = &e.Parent
-	}
 	size := int(e.BlockSize)
 	key := modelRunKey{
 		kind: wire.KindStored, rank: b.Rank, tier: e.Tier, lora: e.LoRAName, salt: e.CacheSalt, blockSize: e.BlockSize,
 		hashed:     len(e.TokensHashes) > 0,
 		withTokens: m.cfg.EmitTokenIDs && size > 0 && size <= maxRunTokens && len(e.Tokens) >= len(e.BlockHashes)*size,
+	}
+	if p := mw.pending; p != nil && p.key != key {
+		m.flush(mw) // so that it is known whether a block 0 is there
+	}
+	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
+		parent = &e.Parent
 	}
 	for i, h := range e.BlockHashes {
 		p := mw.pending
@@ -253,6 +279,9 @@ func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 
 func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
 	maps.DeleteFunc(mw.counts, func(b modelBlock, _ int) bool { return b.rank == rank })
+	maps.DeleteFunc(mw.stale, func(b modelBlock, _ bool) bool { return b.rank == rank })
+	delete(mw.incomplete, rank)
+	delete(mw.overfull, rank)
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{
 		Reason: reason,
 	}}})
@@ -265,20 +294,8 @@ func (m *model) flush(mw *modelWorker) {
 	if p == nil {
 		return
 	}
-	e := &kvcastv1.RouterEvent{DpRank: proto.Uint32(p.key.rank), Tier: kvcastv1.Tier(p.key.tier)}
 	if p.key.kind == wire.KindStored {
-		for _, h := range p.hashes {
-			mw.counts[modelBlock{p.key.rank, p.key.tier, h}]++
-		}
-		s := &kvcastv1.Stored{
-			ParentHash: p.parent, BlockHashes: p.hashes, TokensHashes: p.tokensHashes,
-			BlockSize: p.key.blockSize, TokenIds: p.tokenIDs,
-		}
-		if p.key.lora != "" {
-			s.LoraName = proto.String(p.key.lora)
-		}
-		e.Event = &kvcastv1.RouterEvent_Stored{Stored: s}
-		m.emit(mw, e)
+		m.flushStored(mw, p)
 		return
 	}
 	var gone []uint64
@@ -289,11 +306,17 @@ func (m *model) flush(mw *modelWorker) {
 			continue
 		}
 		delete(mw.counts, b)
+		delete(mw.stale, b)
 		gone = append(gone, h)
 	}
+	m.emitRemoved(mw, p.key.rank, p.key.tier, gone)
+}
+
+func (m *model) emitRemoved(mw *modelWorker, rank uint32, tier wire.Tier, gone []uint64) {
 	if len(gone) > 0 {
-		e.Event = &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: gone}}
-		m.emit(mw, e)
+		m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Tier: kvcastv1.Tier(tier), Event: &kvcastv1.RouterEvent_Removed{
+			Removed: &kvcastv1.Removed{BlockHashes: gone},
+		}})
 	}
 }
 

@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -74,8 +76,8 @@ func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
 	}
 }
 
-// engines count what the calls say that the engines hold, with no thought of
-// runs and flushes.
+// engines count what the calls say that the engines hold, as far as it can be
+// known, with no thought of runs, flushes and bounds.
 type engines map[place]map[uint64]int
 
 func (s engines) clear(worker string, rank uint32) {
@@ -127,8 +129,10 @@ func (s engines) remove(worker string) {
 	}
 }
 
-func (s engines) apply(c call) {
+func (s engines) apply(c call, onGap pipeline.OnGap) {
 	switch {
+	case c.Gap != nil && onGap == pipeline.OnGapClear:
+		s.clear(c.Worker, c.Gap.Rank)
 	case c.Batch != nil:
 		s.batch(c.Worker, *c.Batch)
 	case c.Gap != nil:
@@ -152,6 +156,84 @@ func (s engines) held() holdings {
 				all[p][h] = true
 			}
 		}
+	}
+	return all
+}
+
+// blocks is how many blocks a rank holds.
+func (h holdings) blocks(worker string, rank uint32) (n int) {
+	for p, blocks := range h {
+		if p.worker == worker && p.rank == rank {
+			n += len(blocks)
+		}
+	}
+	return n
+}
+
+// beside says what is wrong with a router's blocks beside the engines': it holds
+// none that they do not, and lacks one only where it was told that it may, and
+// the pipeline counted why.
+func (h holdings) beside(engines holdings, counted samples) string {
+	for p, blocks := range h {
+		for hash := range blocks {
+			if !engines[p][hash] {
+				return fmt.Sprintf("block %d of %+v, which the engine does not hold", hash, p)
+			}
+		}
+	}
+	incomplete := counted.byRank("kvcast_pipeline_incomplete")
+	refused, expired := counted.by("kvcast_pipeline_blocks_refused_total", "worker"), counted.by("kvcast_pipeline_stale_blocks_removed_total", "worker")
+	for p, blocks := range engines {
+		for hash := range blocks {
+			switch {
+			case h[p][hash]:
+			case !incomplete[p.worker][p.rank]:
+				return fmt.Sprintf("no block %d of %+v, whose rank is not incomplete", hash, p)
+			case refused[p.worker]+expired[p.worker] == 0:
+				return fmt.Sprintf("no block %d of %+v, none of which was left out", hash, p)
+			}
+		}
+	}
+	return ""
+}
+
+// byRank are the workers and ranks for which a metric is not 0.
+func (s samples) byRank(name string) map[string]map[uint32]bool {
+	all := make(map[string]map[uint32]bool)
+	for _, sample := range s {
+		if sample.name == name && sample.value != 0 {
+			rank, _ := strconv.ParseUint(sample.labels["dp_rank"], 10, 32)
+			if all[sample.labels["worker"]] == nil {
+				all[sample.labels["worker"]] = make(map[uint32]bool)
+			}
+			all[sample.labels["worker"]][uint32(rank)] = true
+		}
+	}
+	return all
+}
+
+// tables are the blocks that the pipeline's tables have of those that a generator
+// draws.
+func (s *subject) tables(t interface{ Fatal(...any) }) holdings {
+	q := pipeline.Query{
+		Match: func(string, string) bool { return true },
+		Tiers: ^journal.Tiers(0), Limit: 1 << 20,
+		BlockHashes: []uint64{1<<64 - 1},
+	}
+	for h := range uint64(16) {
+		q.BlockHashes = append(q.BlockHashes, h)
+	}
+	found, err := s.pipeline.Lookup(context.Background(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(holdings)
+	for _, b := range found {
+		p := place{b.GetWorker(), b.GetDpRank(), b.GetTier()}
+		if all[p] == nil {
+			all[p] = make(map[uint64]bool)
+		}
+		all[p][b.GetBlockHash()] = true
 	}
 	return all
 }
@@ -184,9 +266,10 @@ func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
 }
 
 // checkViews makes calls, and returns how what a router holds that applied all
-// entries differs from the pipeline's tables at any time, and from what the
-// engines hold whenever nothing waits.
-func checkViews(t interface{ Fatal(...any) }, cfg pipeline.BatchConfig, calls []call) string {
+// entries differs from the pipeline's tables at any time, where it is more than
+// it may be, and how it differs from what the engines hold whenever nothing
+// waits.
+func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) string {
 	s, err := newSubject(cfg)
 	if err != nil {
 		return err.Error()
@@ -195,16 +278,25 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.BatchConfig, calls []
 	want := make(engines)
 	for i, c := range calls {
 		c.on(s)
-		want.apply(c)
+		want.apply(c, cfg.OnGap)
 		r.apply(s.journal.all())
 		if diff := cmp.Diff(s.tableSizes(t), r.holdings.sizes()); diff != "" {
 			return fmt.Sprintf("router's blocks after call %d (-tables +got):\n%s", i, diff)
 		}
+		if diff := cmp.Diff(s.tables(t), r.holdings); diff != "" {
+			return fmt.Sprintf("router's view after call %d (-tables +got):\n%s", i, diff)
+		}
+		for p := range r.holdings {
+			if n := r.holdings.blocks(p.worker, p.rank); cfg.MaxBlocksPerRank > 0 && n > cfg.MaxBlocksPerRank {
+				return fmt.Sprintf("blocks of worker %s, rank %d, after call %d: got %d, want at most %d",
+					p.worker, p.rank, i, n, cfg.MaxBlocksPerRank)
+			}
+		}
 		if cfg.Timeout > 0 && !c.Close {
 			continue
 		}
-		if diff := cmp.Diff(want.held(), r.holdings); diff != "" {
-			return fmt.Sprintf("router's view after call %d (-engines +got):\n%s", i, diff)
+		if wrong := r.holdings.beside(want.held(), s.metrics(t)); wrong != "" {
+			return fmt.Sprintf("router's view after call %d: %s", i, wrong)
 		}
 	}
 	return ""

@@ -65,6 +65,22 @@ func (r *run) start(key runKey, parent uint64, hasParent bool) {
 	r.key, r.parent, r.hasParent = key, parent, hasParent
 }
 
+// part is a run of the blocks from i up to j, in the same memory.
+func (r *run) part(i, j int) run {
+	p := *r
+	p.hashes = r.hashes[i:j]
+	if r.key.hashed {
+		p.tokensHashes = r.tokensHashes[i:j]
+	}
+	if size := int(r.key.blockSize); r.key.tokens {
+		p.tokens = r.tokens[i*size : j*size]
+	}
+	if i > 0 {
+		p.parent, p.hasParent = r.hashes[i-1], true
+	}
+	return p
+}
+
 // keep makes the run's strings its own, since those of a batch are the caller's
 // memory and the run outlives the batch.
 func (r *run) keep() {

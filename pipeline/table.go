@@ -7,8 +7,7 @@ import "strings"
 // snapshot says of them.
 type table struct {
 	blocks blocks
-	// copies are the further copies of blocks held more than once: few, so that
-	// forgetting them is cheap however large the table is.
+	// copies are the further copies of blocks held more than once: few.
 	copies map[uint64]uint32
 	attrs  attributes
 }
@@ -23,6 +22,7 @@ type block struct {
 	flags      blockFlags
 }
 
+// blockFlags are some flags, and above them the block's generation.
 type blockFlags uint32
 
 const (
@@ -34,6 +34,9 @@ const (
 	flagCopies
 	// flagTold is for a copy of the table that is being told to somebody.
 	flagTold
+
+	// generationShift is the number of flags.
+	generationShift = iota
 )
 
 func newTable() *table {
@@ -45,7 +48,7 @@ func (t *table) storeRun(r *run) {
 	b := block{
 		parent: r.parent,
 		attr:   t.attrs.slot(attr{r.key.lora, r.key.blockSize}),
-		flags:  flagHeld,
+		flags:  flagHeld | t.blocks.age.mark(),
 	}
 	if r.hasParent {
 		b.flags |= flagParent
@@ -94,7 +97,7 @@ func (t *table) remove(hash uint64) (gone bool) {
 	b := &s.slots[i]
 	if b.flags&flagCopies != 0 {
 		switch n := t.copies[hash]; n {
-		case 0: // they were removed, or forgotten after a gap
+		case 0: // they were removed, or there was a gap
 		case 1:
 			delete(t.copies, hash)
 			return false
@@ -103,14 +106,36 @@ func (t *table) remove(hash uint64) (gone bool) {
 			return false
 		}
 	}
+	if t.blocks.age.stale(b) {
+		t.blocks.refresh(s, i)
+	}
 	t.attrs.release(b.attr)
 	t.blocks.delete(s, i)
 	return true
 }
 
-// forgetCopies lets every block count once: after a gap a remove may have been
-// lost, and must not pin the block for good.
-func (t *table) forgetCopies() { clear(t.copies) }
+// gap makes every block stale, and lets it count once: a remove of it may have
+// been lost, and must not pin it for good. It does not look at the blocks. It is
+// false where there have been more gaps than a table can number.
+func (t *table) gap() bool {
+	if len(t.copies) > 0 {
+		t.copies = make(map[uint64]uint32) // quicker than to clear a large one
+	}
+	return t.blocks.gap()
+}
+
+// expire takes away n stale blocks, or all if there are fewer, and appends them
+// to gone.
+func (t *table) expire(n int, gone []uint64) []uint64 {
+	for range min(n, t.blocks.age.blocks) {
+		s, i := t.blocks.nextStale()
+		gone = append(gone, s.slots[i].hash)
+		t.blocks.refresh(s, i)
+		t.attrs.release(s.slots[i].attr)
+		t.blocks.delete(s, i) // it has no copies: those before the gap are forgotten
+	}
+	return gone
+}
 
 func (t *table) holds(hash uint64) bool {
 	_, _, held := t.blocks.find(hash)
@@ -130,6 +155,8 @@ type attributes struct {
 	slots []attrSlot
 	index map[attr]uint32
 	free  []uint32
+	// recent is the slot that was asked for last, mostly the one asked for next.
+	recent uint32
 }
 
 type attrSlot struct {
@@ -138,7 +165,11 @@ type attrSlot struct {
 }
 
 func (a *attributes) slot(v attr) uint32 {
+	if i := int(a.recent); i < len(a.slots) && a.slots[i].blocks > 0 && a.slots[i].attr == v {
+		return a.recent
+	}
 	if i, ok := a.index[v]; ok {
+		a.recent = i
 		return i
 	}
 	if a.index == nil {
@@ -154,6 +185,7 @@ func (a *attributes) slot(v attr) uint32 {
 	}
 	a.slots[i] = attrSlot{attr: v}
 	a.index[v] = i
+	a.recent = i
 	return i
 }
 

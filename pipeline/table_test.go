@@ -106,7 +106,7 @@ func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
 					want[hash] = b
 				}
 			default:
-				table.forgetCopies()
+				table.gap()
 				for hash, b := range want {
 					b.Copies = 1
 					want[hash] = b

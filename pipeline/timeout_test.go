@@ -97,7 +97,7 @@ func TestTimeout(t *testing.T) {
 	}
 	for name, steps := range tests {
 		t.Run(name, func(t *testing.T) {
-			withWorker(t, pipeline.BatchConfig{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {
+			withWorker(t, pipeline.Config{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {
 				for i, step := range steps {
 					got := s.play(t, step.call)
 					if diff := cmp.Diff(step.want, told(got), cmpopts.EquateEmpty()); diff != "" {
@@ -116,7 +116,7 @@ func TestTimeout(t *testing.T) {
 // timeout runs out: whichever is first, the batch's own run has all its time.
 func TestTimeoutSparesTheRunAfter(t *testing.T) {
 	for range 200 {
-		withWorker(t, pipeline.BatchConfig{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {
+		withWorker(t, pipeline.Config{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {
 			s.play(t, batch(store(1)))
 			<-time.After(10 * time.Second)
 			s.play(t, batch(store(2)))
@@ -131,7 +131,7 @@ func TestTimeoutSparesTheRunAfter(t *testing.T) {
 }
 
 func TestTimeoutIsAReason(t *testing.T) {
-	withWorker(t, pipeline.BatchConfig{Timeout: time.Second}, func(t *testing.T, s *subject) {
+	withWorker(t, pipeline.Config{Timeout: time.Second}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1)), pass(time.Second), batch(store(2)), call{Close: true})
 		got := s.metrics(t).by("kvcast_pipeline_flushes_total", "reason")
 		if diff := cmp.Diff(map[string]float64{"timeout": 1, "shutdown": 1}, got); diff != "" {

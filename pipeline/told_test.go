@@ -118,7 +118,7 @@ func (s *subject) play(t *testing.T, calls ...call) []*kvcastv1.Entry {
 }
 
 // withWorker runs a test in time of its own, on a pipeline that has one worker.
-func withWorker(t *testing.T, cfg pipeline.BatchConfig, f func(*testing.T, *subject)) {
+func withWorker(t *testing.T, cfg pipeline.Config, f func(*testing.T, *subject)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s, err := newSubject(cfg)

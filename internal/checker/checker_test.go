@@ -276,6 +276,13 @@ func TestEachBrokenPromiseIsNamed(t *testing.T) {
 		{"a gap that ends before it begins", checker.Protocol, func(s []stream) {
 			s[2].msgs[2].Entries[0].Events[0].GetGap().LastSeq = 6
 		}},
+		{"too many blocks, with seqs", checker.Protocol, func(s []stream) {
+			s[2].msgs[2].Entries[0].Events[0].GetGap().Reason = kvcastv1.Gap_REASON_TOO_MANY_BLOCKS
+		}},
+		{"too many blocks, with batches", checker.Protocol, func(s []stream) {
+			s[2].msgs[2].Entries[0].Events[0].Event = overfull(0, 0).Event
+			s[2].msgs[2].Entries[0].Events[0].GetGap().MissedBatches = 1
+		}},
 		{"removed without a reason", checker.Protocol, func(s []stream) {
 			s[1].msgs[1].Entries[1].Events[0].GetWorkerRemoved().Reason = 0
 		}},

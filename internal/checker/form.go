@@ -80,6 +80,9 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 			return "a gap without a reason"
 		case kind.Gap.GetFirstSeq() > kind.Gap.GetLastSeq():
 			return "a gap that ends before it begins"
+		case kind.Gap.GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS &&
+			(kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
+			return "too many blocks, and batches that are missing"
 		}
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		if kind.WorkerAdded.GetModel() != e.GetModel() {

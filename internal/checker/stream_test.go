@@ -161,3 +161,10 @@ func onDisk(ev *kvcastv1.RouterEvent) *kvcastv1.RouterEvent {
 	ev.Tier = kvcastv1.Tier_TIER_DISK
 	return ev
 }
+
+// overfull says that a rank has too many blocks.
+func overfull(id uint64, rank uint32) *kvcastv1.RouterEvent {
+	return &kvcastv1.RouterEvent{EventId: id, DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
+	}}
+}

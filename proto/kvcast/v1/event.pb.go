@@ -93,8 +93,8 @@ const (
 	// The engine started anew, with an empty cache.
 	Cleared_REASON_ENGINE_RESTARTED Cleared_Reason = 2
 	// Events were lost for good, and the operator prefers an empty view to a
-	// doubtful one (on_gap: clear). What the engine holds from before is
-	// unknown.
+	// doubtful one (ingest.on_gap: clear). What the engine holds from before is
+	// unknown: the rank is incomplete, as after a Gap.
 	Cleared_REASON_UNREPAIRED_GAP Cleared_Reason = 3
 	// One of the worker's sources let go of all it held.
 	Cleared_REASON_SOURCE_CLEARED Cleared_Reason = 4
@@ -163,6 +163,14 @@ const (
 	// Two publishers use one topic and rank, and their batches can not be told
 	// apart.
 	Gap_REASON_AMBIGUOUS_PUBLISHER Gap_Reason = 5
+	// No batch was lost, but the engine says that it holds more blocks than the
+	// server's bound for a dp rank, and none of those that the server has is from
+	// before another Gap. New blocks beyond the bound are left out from here on,
+	// and taken again as others leave. What is in the set is right, but blocks
+	// are missing from it. Told once until the next Cleared of the rank. An
+	// engine that really holds so many needs a higher ingest.max_blocks_per_rank;
+	// otherwise it stores blocks and never removes them.
+	Gap_REASON_TOO_MANY_BLOCKS Gap_Reason = 6
 )
 
 // Enum value maps for Gap_Reason.
@@ -174,6 +182,7 @@ var (
 		3: "REASON_REPLAY_FORGOTTEN",
 		4: "REASON_POSSIBLE_RESTART",
 		5: "REASON_AMBIGUOUS_PUBLISHER",
+		6: "REASON_TOO_MANY_BLOCKS",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -182,6 +191,7 @@ var (
 		"REASON_REPLAY_FORGOTTEN":    3,
 		"REASON_POSSIBLE_RESTART":    4,
 		"REASON_AMBIGUOUS_PUBLISHER": 5,
+		"REASON_TOO_MANY_BLOCKS":     6,
 	}
 )
 
@@ -445,6 +455,11 @@ type RouterEvent struct {
 	// Contiguous from 1 for each worker within an epoch, also over removal and
 	// re-adding of the worker; a hole means that an event was lost, or filtered
 	// out. 0 inside a snapshot's blocks.
+	//
+	// The server remembers the last event_id of the 16,384 workers that were
+	// removed last. Once there have been more, a worker_added of any other name
+	// may begin anywhere above, which is no loss. No event_id ever comes twice for
+	// a worker within an epoch.
 	EventId uint64 `protobuf:"varint,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// The data-parallel rank, an engine of its own with a cache of its own.
 	// Absent only on events about the worker as a whole.
@@ -589,7 +604,7 @@ type RouterEvent_Stored struct {
 }
 
 type RouterEvent_Removed struct {
-	// Blocks that are no longer in the cache.
+	// Blocks that are no longer in the cache, or no longer known to be.
 	Removed *Removed `protobuf:"bytes,5,opt,name=removed,proto3,oneof"`
 }
 
@@ -728,7 +743,10 @@ func (x *Stored) GetTokenIds() []uint32 {
 	return nil
 }
 
-// Blocks that have left the cache.
+// Blocks that have left the cache. Where a Gap has left a dp rank in doubt and it
+// comes to have more blocks than the server's bound (ingest.max_blocks_per_rank),
+// these may also be blocks from before the Gap that were not stored again since:
+// the engine may have let go of them, or not.
 type Removed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The engine's names of the blocks. A name that the router does not hold is
@@ -834,12 +852,14 @@ func (x *Cleared) GetTiers() []Tier {
 // be fetched again. Blocks that were removed meanwhile are still in the
 // router's set, and blocks that were stored meanwhile are not. The set heals as
 // it is used (a request sent to a block that is not there makes the engine
-// compute and store it); until the next Cleared of the rank it is incomplete.
+// compute and store it); until the next Cleared of the rank, for another reason
+// than a gap, it is incomplete. REASON_TOO_MANY_BLOCKS is of another kind.
 type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why.
 	Reason Gap_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Gap_Reason" json:"reason,omitempty"`
-	// Batches of the engine that are missing; 0 where that is unknown.
+	// Batches of the engine that are missing; 0 where that is unknown, and, like
+	// the seqs, where there are none (REASON_TOO_MANY_BLOCKS).
 	MissedBatches uint64 `protobuf:"varint,2,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
 	// The engine's number of the first missing batch. These are the engine's seqs,
 	// not the journal's.
@@ -1088,19 +1108,20 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xcd\x02\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xe9\x02\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
-	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xb7\x01\n" +
+	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xd3\x01\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
 	"\x18REASON_REPLAY_INCOMPLETE\x10\x02\x12\x1b\n" +
 	"\x17REASON_REPLAY_FORGOTTEN\x10\x03\x12\x1b\n" +
 	"\x17REASON_POSSIBLE_RESTART\x10\x04\x12\x1e\n" +
-	"\x1aREASON_AMBIGUOUS_PUBLISHER\x10\x05\"\xeb\x01\n" +
+	"\x1aREASON_AMBIGUOUS_PUBLISHER\x10\x05\x12\x1a\n" +
+	"\x16REASON_TOO_MANY_BLOCKS\x10\x06\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +

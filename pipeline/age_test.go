@@ -1,0 +1,175 @@
+package pipeline
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+)
+
+// checkAge compares which blocks are stale with a set, and sees that the segments
+// count theirs, and that the search for them begins before all.
+func checkAge(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint64]bool) {
+	stale := 0
+	got.all(func(b *block) {
+		if got.age.stale(b) {
+			stale++
+		}
+		if got.age.stale(b) != want[b.hash] {
+			t.Fatalf("block %d: got stale %v, want %v", b.hash, got.age.stale(b), want[b.hash])
+		}
+	})
+	if stale != len(want) || got.age.blocks != len(want) {
+		t.Fatalf("stale blocks: got %d, counted %d, want %d", stale, got.age.blocks, len(want))
+	}
+	for from, done := uint64(0), false; !done; {
+		s := got.segment(from)
+		stale := 0
+		for i := range s.slots {
+			if b := &s.slots[i]; b.flags&flagHeld != 0 && got.age.stale(b) {
+				stale++
+			}
+		}
+		counted := int(s.stale)
+		if s.generation != got.age.generation {
+			counted = s.n
+		}
+		if counted != stale {
+			t.Fatalf("stale blocks of segment at %x: counted %d, want %d", from, counted, stale)
+		}
+		if stale > 0 && from < got.age.from {
+			t.Fatalf("%d stale blocks at %x, the search begins at %x", stale, from, got.age.from)
+		}
+		from = s.after(from)
+		done = from == 0
+	}
+}
+
+// TestStaleBlocksAreThoseNotStoredSinceTheGap has blocks come and go, and gaps,
+// and blocks that leave for being stale, in tables of one segment and of many.
+func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		got := newTable()
+		held, stale := make(map[uint64]uint64), make(map[uint64]bool)
+		hash := rapid.Uint64Range(0, rapid.SampledFrom([]uint64{10, 300, 9000}).Draw(t, "hashes"))
+		for range rapid.IntRange(0, 30).Draw(t, "steps") {
+			first, n := hash.Draw(t, "hash"), rapid.Uint64Range(1, 3000).Draw(t, "run")
+			switch rapid.IntRange(0, 5).Draw(t, "step") {
+			case 0:
+				got.gap()
+				for h := range held {
+					stale[h] = true
+				}
+			case 1:
+				expire(t, got, held, stale, rapid.SampledFrom([]int{1, 20, 400, 3000}).Draw(t, "too many"))
+			case 2:
+				for h := first; h < first+n; h++ {
+					got.remove(h)
+					delete(held, h)
+					delete(stale, h)
+				}
+			default:
+				r := &run{key: runKey{kind: wire.KindStored}}
+				for h := first; h < first+n; h++ {
+					if _, ok := held[h]; !ok || stale[h] {
+						r.hashes = append(r.hashes, h)
+					}
+					held[h] = 0
+					delete(stale, h)
+				}
+				got.storeRun(r)
+				for h := range got.copies { // of which this test has none
+					delete(got.copies, h)
+				}
+			}
+			got.blocks.all(func(b *block) { b.parent = 0 })
+			checkBlocks(t, &got.blocks, held)
+			checkAge(t, &got.blocks, stale)
+			checkAttributes(t, got)
+		}
+	})
+}
+
+// expire lets n stale blocks leave the table, and the maps.
+func expire(t *rapid.T, got *table, held map[uint64]uint64, stale map[uint64]bool, n int) {
+	want := min(n, len(stale))
+	gone := got.expire(n, nil)
+	if len(gone) != want {
+		t.Fatalf("blocks that left: got %d, want %d", len(gone), want)
+	}
+	for _, h := range gone {
+		if !stale[h] {
+			t.Fatalf("block %d left, and is not stale", h)
+		}
+		delete(held, h)
+		delete(stale, h)
+	}
+}
+
+// TestGenerationsRunOut has a rank see its last gap that can be numbered: at the
+// next the blocks go, and all begins again.
+func TestGenerationsRunOut(t *testing.T) {
+	p, err := New(Config{MaxBlocksPerRank: 2}, journal.NewMemory(journal.Config{MaxBytes: 1 << 20}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := p.AddWorker(ingest.Worker{Name: "w"}).(*Lane)
+	store := func(hashes ...uint64) {
+		l.Batch(&ingest.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
+	}
+	store(1)
+	l.ranks[0].tables[wire.TierDevice].blocks.age.generation = maxGeneration - 1
+	store(1)
+	l.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+	table := l.table(place{0, wire.TierDevice})
+	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 || table.blocks.age.generation != maxGeneration {
+		t.Fatalf("blocks after the last gap but one: got %d, %d of them stale, in generation %d", all, stale, table.blocks.age.generation)
+	}
+	store(1)
+	if b := plain(table)[1]; b.HasParent || b.Hashed || b.Copies != 2 {
+		t.Errorf("block in the last generation: got %+v, want its flags as they were", b)
+	}
+	l.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten, Missed: 3})
+	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 0 || stale != 0 {
+		t.Errorf("blocks after a gap too many: got %d, %d of them stale, want none", all, stale)
+	}
+	r := l.ranks[0]
+	if !r.incomplete || r.gaps != 2 || r.missedBatches != 3 || l.counts.events[eventsCleared] != 1 || l.counts.events[eventsGap] != 1 {
+		t.Errorf("after a gap too many: got %+v and events %v", r, l.counts.events)
+	}
+	store(2)
+	l.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 {
+		t.Errorf("blocks after one more gap: got %d, %d of them stale, want 1 and 1", all, stale)
+	}
+}
+
+// TestStaleBlocksAreFoundFromAnySlotOn has the search in a segment begin behind
+// stale blocks, as it does where they have moved.
+func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
+	const blocks = 5000
+	for _, slot := range []int{0, 700, maxSegment - 1, maxSegment, 2 * maxSegment} {
+		got := newTable()
+		stale := make(map[uint64]bool)
+		r := &run{key: runKey{kind: wire.KindStored}}
+		for h := range uint64(blocks) {
+			r.hashes = append(r.hashes, h)
+			stale[h] = true
+		}
+		got.storeRun(r)
+		got.gap()
+		for n := blocks; n > 0; n -= 500 {
+			got.blocks.age.slot = slot
+			for _, h := range got.expire(500, nil) {
+				delete(stale, h)
+			}
+			checkAge(t, &got.blocks, stale)
+		}
+		if len(stale) > 0 || got.blocks.len() > 0 {
+			t.Errorf("from slot %d on: %d blocks are left, %d of them in the table", slot, len(stale), got.blocks.len())
+		}
+	}
+}

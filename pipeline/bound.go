@@ -1,0 +1,121 @@
+package pipeline
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// storeWithin applies and emits a run of stores to a rank that has not room for
+// all of it, if none of its blocks is there already. A rank has at most
+// MaxBlocksPerRank blocks, of all its tiers together, whenever an engine batch
+// has been applied, and within one at most a run's more:
+//
+//  1. Blocks that the rank holds in the run's tier pass. They are stored again,
+//     and so no longer from before the last gap.
+//  2. Of the others as many pass, in the run's order, as have room beside the
+//     blocks that are not from before the last gap.
+//  3. The rest is left out: it gets into neither the table nor the journal. What
+//     follows a block left out begins a new event, with that block for its parent.
+//     The first time since the rank was last cleared a Gap says so.
+//  4. Then as many blocks from before the last gap leave as the rank has too
+//     many, with a Removed for each tier. Which of them is not promised.
+//
+// So nothing is left out while anything from before a gap is there to make way,
+// and nothing leaves that need not.
+func (l *Lane) storeWithin(rank *rankState, t *table, r *run) {
+	for _, hash := range r.hashes {
+		if s, i, ok := t.blocks.find(hash); ok && t.blocks.age.stale(&s.slots[i]) {
+			t.blocks.refresh(s, i)
+		}
+	}
+	room := l.cfg.MaxBlocksPerRank - (rank.blocks() - rank.stale())
+	first, refused := 0, 0
+	for i, hash := range r.hashes {
+		if !t.holds(hash) {
+			if room == 0 {
+				l.emitPart(r, first, i)
+				first = i + 1
+				refused++
+				continue
+			}
+			room--
+		}
+		one := r.part(i, i+1)
+		t.storeRun(&one)
+	}
+	l.emitPart(r, first, len(r.hashes))
+	l.expire(rank, r)
+	if refused > 0 {
+		l.refuse(rank, r.key.rank, refused)
+	}
+}
+
+// emitPart emits a run's blocks from i up to j, if there are any.
+func (l *Lane) emitPart(r *run, i, j int) {
+	part := r.part(i, j)
+	l.emitStored(&part)
+}
+
+// expire lets go of what the rank has too many: no more than the run's blocks,
+// whose memory it uses.
+func (l *Lane) expire(rank *rankState, r *run) {
+	over := rank.blocks() - l.cfg.MaxBlocksPerRank
+	for tier, t := range &rank.tables {
+		if t == nil || over <= 0 {
+			continue
+		}
+		gone := t.expire(over, r.hashes[:0])
+		l.emitRemoved(r.key.rank, wire.Tier(tier), gone)
+		l.counts.staleRemoved += uint64(len(gone))
+		over -= len(gone)
+	}
+}
+
+// refuse tells that blocks were left out: the rank's blocks are not all that the
+// engine has. Routers are told once, since that remains so until the rank is
+// cleared.
+func (l *Lane) refuse(rank *rankState, name uint32, blocks int) {
+	l.counts.blocksRefused += uint64(blocks)
+	rank.incomplete = true
+	if rank.overfull {
+		return
+	}
+	rank.overfull = true
+	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(name), Event: &kvcastv1.RouterEvent_Gap{
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
+	}})
+}
+
+// blocks is how many blocks the rank has.
+func (r *rankState) blocks() (n int) {
+	for _, t := range &r.tables {
+		if t != nil {
+			n += t.blocks.len()
+		}
+	}
+	return n
+}
+
+// stale is how many of its blocks are from before the last gap.
+func (r *rankState) stale() (n int) {
+	for _, t := range &r.tables {
+		if t != nil {
+			n += t.blocks.age.blocks
+		}
+	}
+	return n
+}
+
+// gap makes all blocks of the rank stale, and lets each count once. It is false
+// where there have been more gaps than can be numbered: 134,217,727.
+func (r *rankState) gap() bool {
+	numbered := true
+	for _, t := range &r.tables {
+		if t != nil && !t.gap() {
+			numbered = false
+		}
+	}
+	return numbered
+}

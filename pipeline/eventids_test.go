@@ -1,0 +1,73 @@
+package pipeline
+
+import (
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestNoEventIDComesTwice has workers come and go under more names than are
+// remembered.
+func TestNoEventIDComesTwice(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		got := newEventIDs()
+		last, there := make(map[string]uint64), make(map[string]uint64)
+		spare := maxRemovedNames - rapid.IntRange(0, 6).Draw(t, "names remembered")
+		for i := range spare {
+			name := fmt.Sprint("spare-", i)
+			got.take(name)
+			got.keep(name, 1)
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "g", "h", "i"}).Draw(t, "name")
+			id, ok := there[name]
+			if ok {
+				delete(there, name)
+				got.keep(name, id)
+				last[name] = id
+			} else {
+				id = got.take(name)
+				if id < last[name] {
+					t.Fatalf("worker %s goes on after %d, and had %d before", name, id, last[name])
+				}
+				there[name] = id + rapid.Uint64Range(1, 9).Draw(t, "events")
+			}
+			if n := got.gone.Len(); n > maxRemovedNames || n != len(got.byName) {
+				t.Fatalf("remembered: %d in order, %d by name, want at most %d", n, len(got.byName), maxRemovedNames)
+			}
+		}
+	})
+}
+
+func TestEventIDsOfTheLastToGoAreExact(t *testing.T) {
+	got := newEventIDs()
+	name := func(i int) string { return fmt.Sprint("w", i) }
+	check := func(what, name string, want uint64) {
+		t.Helper()
+		if got := got.take(name); got != want {
+			t.Errorf("%s: goes on after %d, want %d", what, got, want)
+		}
+	}
+	check("a name never heard of", "new", 0)
+	for i := range maxRemovedNames {
+		got.keep(name(i), uint64(100+i))
+	}
+	check("a name never heard of, none forgotten", "new", 0)
+	check("the first to have gone", name(0), 100)
+	got.keep(name(0), 7) // the last to have gone now
+	got.keep("one too many", 9)
+	check("the first to have gone now, forgotten", name(1), 101)
+	check("a name never heard of", "new", 101)
+	check("the next", name(2), 102)
+	check("one that went twice", name(0), 7)
+	got.keep("a", 1)
+	got.keep("b", 1)
+	got.keep("c", 1)
+	check("the next forgotten", name(3), 103)
+	got.keep("low", 1)
+	for i := range maxRemovedNames {
+		got.keep(fmt.Sprint("later ", i), 5)
+	}
+	check("a name forgotten with a lower id than another", "low", 100+maxRemovedNames-1)
+}

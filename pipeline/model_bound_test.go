@@ -1,0 +1,146 @@
+package pipeline_test
+
+import (
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// flushStored says which blocks of a run get in, and which leave for them.
+func (m *model) flushStored(mw *modelWorker, p *modelRun) {
+	at := func(h uint64) modelBlock { return modelBlock{p.key.rank, p.key.tier, h} }
+	for _, h := range p.hashes {
+		delete(mw.stale, at(h))
+	}
+	room := m.cfg.MaxBlocksPerRank - mw.blocks(p.key.rank) + len(mw.staleOf(p.key.rank))
+	passes := make([]bool, len(p.hashes))
+	for i, h := range p.hashes {
+		switch {
+		case mw.counts[at(h)] > 0:
+		case room > 0:
+			room--
+		default:
+			mw.refused++
+			continue
+		}
+		passes[i] = true
+		mw.counts[at(h)]++
+	}
+	for i := 0; i < len(passes); i++ {
+		first := i
+		for i < len(passes) && passes[i] {
+			i++
+		}
+		if first < i {
+			m.emitStored(mw, p, first, i)
+		}
+	}
+	m.expire(mw, p.key.rank)
+	if slices.Contains(passes, false) {
+		mw.incomplete[p.key.rank] = true
+		if !mw.overfull[p.key.rank] {
+			mw.overfull[p.key.rank] = true
+			m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(p.key.rank), Event: &kvcastv1.RouterEvent_Gap{
+				Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
+			}})
+		}
+	}
+}
+
+// emitStored emits the blocks of a run from i up to j.
+func (m *model) emitStored(mw *modelWorker, p *modelRun, i, j int) {
+	s := &kvcastv1.Stored{ParentHash: p.parent, BlockHashes: p.hashes[i:j], BlockSize: p.key.blockSize}
+	if i > 0 {
+		s.ParentHash = &p.hashes[i-1]
+	}
+	if p.key.hashed {
+		s.TokensHashes = p.tokensHashes[i:j]
+	}
+	if size := int(p.key.blockSize); p.key.withTokens {
+		s.TokenIds = p.tokenIDs[i*size : j*size]
+	}
+	if p.key.lora != "" {
+		s.LoraName = proto.String(p.key.lora)
+	}
+	m.emit(mw, &kvcastv1.RouterEvent{
+		DpRank: proto.Uint32(p.key.rank), Tier: kvcastv1.Tier(p.key.tier),
+		Event: &kvcastv1.RouterEvent_Stored{Stored: s},
+	})
+}
+
+// expire lets stale blocks leave as long as the rank has too many. Which of a
+// tier's leave, the pipeline chooses.
+func (m *model) expire(mw *modelWorker, rank uint32) {
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		var stale []uint64
+		for _, b := range mw.staleOf(rank) {
+			if b.tier == tier {
+				stale = append(stale, b.hash)
+			}
+		}
+		n := min(len(stale), mw.blocks(rank)-m.cfg.MaxBlocksPerRank)
+		if n <= 0 {
+			continue
+		}
+		gone := m.chosen(mw.name, m.lastIDs[mw.name]+1)
+		if !subset(gone, stale) || len(gone) != n {
+			slices.Sort(stale)
+			gone = stale[:n] // for want of a choice that is allowed
+		}
+		for _, h := range gone {
+			delete(mw.counts, modelBlock{rank, tier, h})
+			delete(mw.stale, modelBlock{rank, tier, h})
+		}
+		mw.expired += n
+		m.emitRemoved(mw, rank, tier, gone)
+	}
+}
+
+// subset tells that all of some hashes are among others, each once.
+func subset(some, all []uint64) bool {
+	seen := make(map[uint64]bool)
+	for _, h := range some {
+		if seen[h] || !slices.Contains(all, h) {
+			return false
+		}
+		seen[h] = true
+	}
+	return true
+}
+
+// blocks is how many blocks a rank has.
+func (mw *modelWorker) blocks(rank uint32) (n int) {
+	for b := range mw.counts {
+		if b.rank == rank {
+			n++
+		}
+	}
+	return n
+}
+
+// staleOf are a rank's stale blocks.
+func (mw *modelWorker) staleOf(rank uint32) (all []modelBlock) {
+	for b := range mw.stale {
+		if b.rank == rank {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// count counts something of each worker; it is absent where that is 0.
+func (m *model) count(of func(*modelWorker) int) map[string]float64 {
+	var all map[string]float64
+	for name, mw := range m.workers {
+		if n := of(mw); n > 0 {
+			if all == nil {
+				all = make(map[string]float64)
+			}
+			all[name] = float64(n)
+		}
+	}
+	return all
+}
