@@ -291,7 +291,6 @@ func TestListenersShareNoWorker(t *testing.T) {
 	r := newRecorder(t)
 	in, _ := start(t, ingest.Config{
 		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:0"}, {Bind: "tcp://*:*"}},
-		Readers:   2,
 		Metrics:   registry,
 	}, r)
 	var engines []*engine

@@ -2,7 +2,6 @@ package ingest
 
 import (
 	"log/slog"
-	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +15,15 @@ const (
 	// connection that broke is tried again. It doubles each time.
 	DefaultReconnectMin = time.Second
 	DefaultReconnectMax = 30 * time.Second
+	// DefaultReplayPort is the port of rank 0's replay socket, of engines that connect
+	// to a listener: vLLM's.
+	DefaultReplayPort = 5558
+	// DefaultSilence is how long an engine may say nothing before its connection is
+	// tested.
+	DefaultSilence = 30 * time.Second
+	// DefaultGrace is how long a worker may be without a connection before it is
+	// removed.
+	DefaultGrace = time.Minute
 	// DefaultTopics is the pattern of a listener's topics.
 	DefaultTopics = "kv@*"
 	// MaxRanks is how many dp ranks a worker may have.
@@ -40,9 +48,17 @@ type Config struct {
 	// MaxWorkers is how many workers there may be, configured ones included:
 	// DefaultMaxWorkers unless set. A worker beyond it is refused.
 	MaxWorkers int
-	// Readers is how many goroutines read: GOMAXPROCS unless set, and never more
-	// than there are workers and listeners to read.
-	Readers int
+	// ReplayTimeout is how long a replay socket may say nothing: 10 ms to 1 h,
+	// DefaultReplayTimeout unless set.
+	ReplayTimeout time.Duration
+	// Silence is how long an engine may say nothing before its connection is tested:
+	// by asking its replay socket for the last batch, or else by another connection
+	// beside it. DefaultSilence unless set; negative means for ever.
+	Silence time.Duration
+	// Grace is how long a worker may be without a connection, once it has had one,
+	// before it is removed: DefaultGrace unless set; negative means at once.
+	// Those of Workers and AddWorker come back when they are connected again.
+	Grace time.Duration
 	// ReconnectMin and ReconnectMax are in whole milliseconds; see their defaults.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
@@ -76,8 +92,7 @@ type SourceConfig struct {
 	// at PORT + r, or ipc://PATH.
 	Connect string
 	// Replay is the endpoint of its replay socket, in the same form; empty means
-	// that there is none. It is checked but not asked in this version: lost
-	// batches are told as gaps.
+	// that there is none, so that lost batches are told as gaps.
 	Replay string
 	// DPSize is the number of dp ranks, at most MaxRanks: 1 unless set. Over ipc
 	// only EngineTRTLLM has more than one.
@@ -103,6 +118,10 @@ type ListenerConfig struct {
 	// except that a slash is like any other character, as it is in models' names:
 	// DefaultTopics unless set, or every topic where Worker is set.
 	Topics []string
+	// ReplayPort is the port of the replay socket of an engine's rank 0, at the host
+	// that the topic names: DefaultReplayPort unless set; negative means that there
+	// are none.
+	ReplayPort int
 	// Worker names the one worker that everything here belongs to. Where it is
 	// empty topics must be of the form kv@POD@MODEL, and POD names the worker.
 	Worker string
@@ -145,8 +164,14 @@ func (c Config) withDefaults() Config {
 	if c.MaxWorkers == 0 {
 		c.MaxWorkers = DefaultMaxWorkers
 	}
-	if c.Readers == 0 {
-		c.Readers = runtime.GOMAXPROCS(0)
+	if c.ReplayTimeout == 0 {
+		c.ReplayTimeout = DefaultReplayTimeout
+	}
+	if c.Silence == 0 {
+		c.Silence = DefaultSilence
+	}
+	if c.Grace == 0 {
+		c.Grace = DefaultGrace
 	}
 	if c.ReconnectMin == 0 {
 		c.ReconnectMin = DefaultReconnectMin
@@ -177,6 +202,9 @@ func (c Config) withDefaults() Config {
 	for i, l := range c.Listeners {
 		if l.Engine == "" {
 			l.Engine = EngineVLLM
+		}
+		if l.ReplayPort == 0 {
+			l.ReplayPort = DefaultReplayPort
 		}
 		if len(l.Topics) == 0 {
 			l.Topics = []string{DefaultTopics}

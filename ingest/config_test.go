@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 		want   []string // the fields, or none
 	}{
 		{"zero", ingest.Config{}, nil},
-		{"counts below 0", ingest.Config{MaxWorkers: -1, Readers: -1}, []string{"MaxWorkers", "Readers"}},
+		{"counts below 0", ingest.Config{MaxWorkers: -1, Silence: 1, ReplayTimeout: -1}, []string{"MaxWorkers", "ReplayTimeout", "Silence"}},
 		{"reconnect too soon", ingest.Config{ReconnectMin: time.Microsecond}, []string{"ReconnectMin"}},
 		{"reconnect max below min", ingest.Config{ReconnectMin: time.Second, ReconnectMax: time.Millisecond}, []string{"ReconnectMax"}},
 		{"reconnect min above the default max", ingest.Config{ReconnectMin: time.Minute}, nil},

@@ -1,13 +1,16 @@
 // Package ingest reads engines' KV-cache events from ZeroMQ.
 //
-// Endpoints flow in, to connect to or to bind. Each worker's decoded batches
-// flow out to its Lane: in the engine's order, each once. What was lost on the
-// way is reported as a Gap, an engine that began anew as a Restart, and a rank
-// that was not heard of from its first batch on as incomplete.
+// Endpoints flow in, to connect to or to bind, now or later. Each worker's decoded
+// batches flow out to its Lane: in the engine's order, each once. What was lost on
+// the way is fetched from the engine's replay socket; what can not be had is
+// reported as a Gap, an engine that began anew as a Restart, and a rank that was
+// not heard of from its first batch on as incomplete. A worker that is gone for the
+// grace time is removed; one that is merely silent never is.
 //
-// A few goroutines read many sockets each. All sockets of a worker are read by
-// the same one, which decodes a message and calls the Lane before it receives
-// the next. Nothing is queued in between: a Lane that blocks makes ZeroMQ buffer,
-// up to its high-water mark, and beyond that the engine's end drops messages,
-// which their numbers betray.
+// Each socket has a goroutine, which waits for it on Go's poller, takes some
+// messages at once, and calls the worker's Lane for each before it takes more.
+// Nothing is queued in between: a Lane that blocks makes ZeroMQ buffer, up to its
+// high-water mark, and beyond that the engine's end drops messages, which their
+// numbers betray, and which are fetched once the Lane goes on. Only while batches
+// are being fetched are those behind them held back, in bounded memory.
 package ingest

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,6 +26,12 @@ const blockSize = 4
 // it earlier, and checks that it ends well and soon.
 func start(t *testing.T, c ingest.Config, sink ingest.Sink) (in *ingest.Ingest, stop func()) {
 	t.Helper()
+	c.Listeners = slices.Clone(c.Listeners)
+	for i := range c.Listeners {
+		if c.Listeners[i].ReplayPort == 0 {
+			c.Listeners[i].ReplayPort = -1
+		}
+	}
 	c.ReconnectMin = 10 * time.Millisecond
 	c.ReconnectMax = 20 * time.Millisecond
 	in, err := ingest.New(c, sink)

@@ -37,9 +37,24 @@ func (f *fingerprints) add(seq uint64, fp fingerprint) {
 
 // has tells whether the batch of this seq is remembered, with this fingerprint.
 func (f *fingerprints) has(seq uint64, fp fingerprint) bool {
+	i, ok := f.find(seq)
+	return ok && f.ring[i] == remembered{seq, fp}
+}
+
+// knows tells whether a batch of this seq is remembered.
+func (f *fingerprints) knows(seq uint64) bool {
+	i, ok := f.find(seq)
+	return ok && f.ring[i].seq == seq
+}
+
+// find returns where a seq is, or the next one above it.
+func (f *fingerprints) find(seq uint64) (int, bool) {
 	n := len(f.ring)
 	i := sort.Search(n, func(i int) bool { return f.ring[(f.next+i)%n].seq >= seq })
-	return i < n && f.ring[(f.next+i)%n] == remembered{seq, fp}
+	if i == n {
+		return 0, false
+	}
+	return (f.next + i) % n, true
 }
 
 // forget forgets all batches and keeps the memory.

@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/pebbe/zmq4"
@@ -15,36 +14,50 @@ import (
 // ErrStarted is returned by a second Run, or one after Close.
 var ErrStarted = errors.New("ingest was started or closed before")
 
-// spareSockets are what a context has beside those of the sources: two for each
-// reader, and what libzmq uses itself.
-const spareSockets = 64
+// Errors of AddWorker and RemoveWorker.
+var (
+	// ErrWorkerExists: a worker of that name is read already.
+	ErrWorkerExists = errors.New("a worker of that name exists")
+	// ErrNoWorker: no worker of that name was configured or added.
+	ErrNoWorker = errors.New("no worker of that name was configured or added")
+	// ErrTooManyWorkers: there are MaxWorkers.
+	ErrTooManyWorkers = errors.New("there are as many workers as there may be")
+	// ErrEnded: Run has ended.
+	ErrEnded = errors.New("ingest has ended")
+)
 
 // Ingest reads the engines of a Config into a Sink.
 type Ingest struct {
 	config    Config
-	sink      Sink
+	shared    *shared
 	zctx      *zmq4.Context
-	roster    *roster
-	board     board
-	readers   []*reader
-	workers   []configuredWorker
+	workers   []*connectedWorker // configured
+	listeners []*listener
 	endpoints []string
-	metrics   *metrics
 	registry  prometheus.Registerer
-	log       *slog.Logger
 	used      atomic.Bool
+
+	// changes are for Run to make: workers to add and to remove.
+	changes chan func(context.Context, *running)
+	ended   chan struct{} // closed when it makes no more
 }
 
-// configuredWorker is a worker that the sink has to be told of before anything
-// of it is read.
-type configuredWorker struct {
-	desc   Worker
-	worker *worker
+// running is what Run has of the workers that are connected to.
+type running struct {
+	group   sync.WaitGroup
+	workers map[string]*connectedWorker
 }
 
-// New checks the Config, binds the listeners and connects to the sources, which
-// goes on in the background. Batches wait in libzmq until Run reads them. The
-// Ingest must be Run or Closed.
+// connectedWorker is a worker whose engines are connected to.
+type connectedWorker struct {
+	*worker
+	links []*link
+	stop  context.CancelFunc
+	done  chan struct{} // closed when nothing of it is read any more
+}
+
+// New checks the Config and binds the listeners. What comes there waits in libzmq
+// until Run reads it. The Ingest must be Run or Closed.
 func New(c Config, sink Sink) (*Ingest, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
@@ -54,140 +67,58 @@ func New(c Config, sink Sink) (*Ingest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create ZeroMQ context: %w", err)
 	}
+	k := sockets{zctx: zctx, reconnectMin: c.ReconnectMin, reconnectMax: c.ReconnectMax}
 	in := &Ingest{
-		config:   c,
-		sink:     sink,
-		zctx:     zctx,
-		roster:   &roster{max: c.MaxWorkers, names: make(map[string]struct{})},
-		metrics:  newMetrics(),
+		config: c,
+		zctx:   zctx,
+		shared: &shared{
+			sink:    sink,
+			sockets: k,
+			replays: newReplays(k, c.ReplayTimeout),
+			roster:  &roster{max: c.MaxWorkers, names: make(map[string]struct{})},
+			metrics: newMetrics(),
+			silence: max(c.Silence, 0),
+			grace:   max(c.Grace, 0),
+			log:     c.Logger,
+		},
 		registry: c.Metrics,
-		log:      c.Logger,
+		changes:  make(chan func(context.Context, *running)),
+		ended:    make(chan struct{}),
 	}
 	if err := in.open(); err != nil {
-		return nil, errors.Join(err, in.closeReaders(), in.release())
+		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
 	return in, nil
 }
 
-// open makes the readers and all they read.
+// open binds the listeners and reserves the names of the workers.
 func (in *Ingest) open() error {
 	c := in.config
 	if in.registry != nil {
-		if err := in.metrics.register(in.registry); err != nil {
+		if err := in.shared.metrics.register(in.registry); err != nil {
 			return err
 		}
 	}
-	n := min(c.Readers, len(c.Workers)+len(c.Listeners))
-	if err := in.zctx.SetMaxSockets(c.sockets() + 2*n + spareSockets); err != nil {
+	if err := in.zctx.SetMaxSockets(maxSockets); err != nil {
 		return fmt.Errorf("raise ZeroMQ's limit of sockets: %w", err)
 	}
-	for i := range n {
-		r, err := newReader(in.zctx, i)
-		if err != nil {
-			return err
-		}
-		in.readers = append(in.readers, r)
-	}
-	k := sockets{zctx: in.zctx, reconnectMin: c.ReconnectMin, reconnectMax: c.ReconnectMax}
 	for _, w := range c.Workers {
-		if err := in.openWorker(k, w); err != nil {
-			return fmt.Errorf("open worker %s: %w", w.Name, err)
-		}
+		in.shared.roster.reserve(w.Name)
+		in.workers = append(in.workers, in.worker(w))
 	}
-	for _, l := range c.Listeners {
-		if l.Worker != "" {
-			in.roster.reserve(l.Worker)
+	for _, lc := range c.Listeners {
+		if lc.Worker != "" {
+			in.shared.roster.reserve(lc.Worker)
 		}
-		if err := in.openListener(k, l); err != nil {
+		l, err := newListener(in.shared, lc)
+		if err != nil {
 			return fmt.Errorf("open listener: %w", err)
 		}
+		in.listeners = append(in.listeners, l)
+		in.endpoints = append(in.endpoints, l.address)
+		in.shared.log.Info("listening", "endpoint", l.address)
 	}
 	return nil
-}
-
-func (in *Ingest) openWorker(k sockets, c WorkerConfig) error {
-	in.roster.reserve(c.Name)
-	desc := Worker{
-		Name:      c.Name,
-		Model:     c.Model,
-		BlockSize: c.BlockSize,
-		Endpoint:  c.Endpoint,
-		Labels:    c.Labels,
-		Ranks:     ranksOf(c),
-	}
-	w := newWorker(desc, in.metrics, in.log)
-	in.workers = append(in.workers, configuredWorker{desc, w})
-	r := in.idlest()
-	var connects, replays []string
-	for i, src := range c.Sources {
-		connects = append(connects, src.Connect)
-		if src.Replay != "" {
-			replays = append(replays, src.Replay)
-		}
-		base, ok := parseEndpoint(src.Connect, false)
-		if !ok {
-			return fmt.Errorf("parse endpoint %q: not valid", src.Connect)
-		}
-		for rank := range src.DPSize {
-			about := SourceStatus{Engine: src.Engine, Endpoint: base.ofRank(rank).String(), Rank: uint32(rank)}
-			if replay, ok := parseEndpoint(src.Replay, false); ok {
-				about.Replay = replay.ofRank(rank).String()
-			}
-			s, err := k.connect(about.Endpoint, src.Topic)
-			if err != nil {
-				return err
-			}
-			p := newPublisher(w, i, &in.board, about, in.metrics)
-			// An endpoint alone says nothing of its rank; one of several does.
-			p.rankTold = src.DPSize == 1
-			r.add(s, p)
-		}
-	}
-	w.log.Info("reading worker", "connect", strings.Join(connects, " "), "ranks", len(desc.Ranks))
-	if len(replays) > 0 {
-		w.log.Warn("replay endpoints are not asked in this version: lost batches are told as gaps",
-			"replay", strings.Join(replays, " "))
-	}
-	return nil
-}
-
-func (in *Ingest) openListener(k sockets, c ListenerConfig) error {
-	e, ok := parseEndpoint(c.Bind, true)
-	if !ok {
-		return fmt.Errorf("parse endpoint %q: not valid", c.Bind)
-	}
-	s, address, err := k.bind(e.String())
-	if err != nil {
-		return err
-	}
-	in.endpoints = append(in.endpoints, address)
-	in.log.Info("listening", "endpoint", address)
-	in.idlest().add(s, newListener(c, address, in.sink, in.roster, &in.board, in.metrics, in.log))
-	return nil
-}
-
-// idlest returns the reader with the fewest sockets.
-func (in *Ingest) idlest() *reader {
-	least := in.readers[0]
-	for _, r := range in.readers[1:] {
-		if r.load() < least.load() {
-			least = r
-		}
-	}
-	return least
-}
-
-// ranksOf returns the dp ranks of a worker's sources.
-func ranksOf(c WorkerConfig) []uint32 {
-	most := 0
-	for _, s := range c.Sources {
-		most = max(most, s.DPSize)
-	}
-	ranks := make([]uint32, most)
-	for i := range ranks {
-		ranks[i] = uint32(i)
-	}
-	return ranks
 }
 
 // Endpoints returns the addresses of the listeners, in their order, with the
@@ -204,29 +135,168 @@ func (in *Ingest) Run(ctx context.Context) error {
 	if !in.used.CompareAndSwap(false, true) {
 		return ErrStarted
 	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	r := &running{workers: make(map[string]*connectedWorker)}
 	for _, w := range in.workers {
-		w.worker.lane = in.sink.AddWorker(w.desc)
+		r.start(ctx, w)
 	}
-	done := make(chan error, len(in.readers))
-	for _, r := range in.readers {
-		go func() { done <- r.run() }()
+	failed := make(chan error, len(in.listeners))
+	for _, l := range in.listeners {
+		r.group.Go(func() {
+			if err := l.run(ctx); err != nil {
+				failed <- err
+			}
+		})
 	}
 	var errs []error
-	waiting := len(in.readers)
-	select {
-	case <-ctx.Done():
-	case err := <-done:
-		// A reader ends by itself only if it fails.
+	for ctx.Err() == nil {
+		select {
+		case change := <-in.changes:
+			change(ctx, r)
+		case err := <-failed:
+			errs = append(errs, err)
+			stop()
+		case <-ctx.Done():
+		}
+	}
+	close(in.ended)
+	r.group.Wait()
+	close(failed)
+	for err := range failed {
 		errs = append(errs, err)
-		waiting--
-	}
-	for _, r := range in.readers {
-		errs = append(errs, r.stop())
-	}
-	for range waiting {
-		errs = append(errs, <-done)
 	}
 	return errors.Join(append(errs, in.release())...)
+}
+
+// start begins to read a worker.
+func (r *running) start(ctx context.Context, w *connectedWorker) {
+	ctx, stop := context.WithCancel(ctx)
+	w.stop, w.done = stop, make(chan struct{})
+	r.workers[w.desc.Name] = w
+	var group sync.WaitGroup
+	w.repairIn(ctx, &group)
+	w.mu.Lock()
+	w.enter()
+	w.mu.Unlock()
+	for _, l := range w.links {
+		group.Go(func() { l.run(ctx) })
+	}
+	r.group.Go(func() {
+		defer close(w.done)
+		group.Wait()
+		w.close()
+		stop()
+	})
+}
+
+// worker makes a worker and the links to its engines.
+func (in *Ingest) worker(c WorkerConfig) *connectedWorker {
+	w := &connectedWorker{worker: newWorker(in.shared, Worker{
+		Name: c.Name, Model: c.Model, BlockSize: c.BlockSize, Endpoint: c.Endpoint, Labels: c.Labels, Ranks: ranksOf(c),
+	})}
+	for i, src := range c.Sources {
+		connect, _ := parseEndpoint(src.Connect, false)
+		replay, replays := parseEndpoint(src.Replay, false)
+		for rank := range src.DPSize {
+			e := connect.ofRank(rank)
+			about := SourceStatus{Engine: src.Engine, Endpoint: e.String(), Rank: uint32(rank)}
+			if replays {
+				about.Replay = replay.ofRank(rank).String()
+			}
+			p := newPublisher(w.worker, i, about)
+			// An endpoint alone says nothing of its rank; one of several does.
+			p.rankTold = src.DPSize == 1
+			w.links = append(w.links, &link{worker: w.worker, p: p, endpoint: e, topic: src.Topic})
+		}
+		w.log.Info("reading source", "source", i, "connect", src.Connect, "replay", src.Replay, "ranks", src.DPSize)
+	}
+	return w
+}
+
+// AddWorker begins to read a worker, while Run runs: it waits for that. It returns the error of
+// Config.Validate, ErrWorkerExists, ErrTooManyWorkers or ErrEnded.
+func (in *Ingest) AddWorker(ctx context.Context, c WorkerConfig) error {
+	only := Config{Workers: []WorkerConfig{c}}
+	if err := only.Validate(); err != nil {
+		return err
+	}
+	c = only.withDefaults().Workers[0]
+	var failed error
+	err := in.change(ctx, func(ctx context.Context, r *running) {
+		switch why, ok := in.shared.roster.claim(c.Name); {
+		case ok:
+			r.start(ctx, in.worker(c))
+		case why == refusedWorkers:
+			failed = ErrTooManyWorkers
+		default:
+			failed = ErrWorkerExists
+		}
+	})
+	return errors.Join(err, failed)
+}
+
+// RemoveWorker ends the reading of a worker that was configured or added, takes it
+// out of the stream for a reason, and waits for that. It returns ErrNoWorker or
+// ErrEnded.
+func (in *Ingest) RemoveWorker(ctx context.Context, name string, why RemoveReason) error {
+	var w *connectedWorker
+	removed := make(chan struct{})
+	err := in.change(ctx, func(_ context.Context, r *running) {
+		if w = r.workers[name]; w == nil {
+			return
+		}
+		delete(r.workers, name)
+		w.stop()
+		r.group.Go(func() {
+			<-w.done
+			w.mu.Lock()
+			w.remove(why)
+			w.mu.Unlock()
+			w.forget()
+			close(removed)
+		})
+	})
+	switch {
+	case err != nil:
+		return err
+	case w == nil:
+		return ErrNoWorker
+	}
+	select {
+	case <-removed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// change has Run make a change, with its own context, and waits for it, and for Run
+// to begin.
+func (in *Ingest) change(ctx context.Context, change func(context.Context, *running)) error {
+	done := make(chan struct{})
+	select {
+	case in.changes <- func(ctx context.Context, r *running) { change(ctx, r); close(done) }:
+		<-done
+		return nil
+	case <-in.ended:
+		return ErrEnded
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ranksOf returns the dp ranks of a worker's sources.
+func ranksOf(c WorkerConfig) []uint32 {
+	most := 0
+	for _, s := range c.Sources {
+		most = max(most, s.DPSize)
+	}
+	ranks := make([]uint32, most)
+	for i := range ranks {
+		ranks[i] = uint32(i)
+	}
+	return ranks
 }
 
 // Close gives back what New took, for an Ingest that will not Run. Otherwise it
@@ -235,26 +305,22 @@ func (in *Ingest) Close() error {
 	if !in.used.CompareAndSwap(false, true) {
 		return nil
 	}
-	return errors.Join(in.closeReaders(), in.release())
+	return errors.Join(in.closeListeners(), in.release())
 }
 
-func (in *Ingest) closeReaders() error {
+func (in *Ingest) closeListeners() error {
 	var errs []error
-	for _, r := range in.readers {
-		errs = append(errs, r.close())
+	for _, l := range in.listeners {
+		errs = append(errs, l.conn.close())
 	}
 	return errors.Join(errs...)
 }
 
-// release ends what the readers leave behind. They have closed their sockets.
+// release ends what the sockets leave behind, which are closed.
 func (in *Ingest) release() error {
-	var errs []error
-	for _, r := range in.readers {
-		errs = append(errs, r.wake.Close())
-	}
-	errs = append(errs, in.zctx.Term())
+	err := in.zctx.Term()
 	if in.registry != nil {
-		in.metrics.unregister(in.registry)
+		in.shared.metrics.unregister(in.registry)
 	}
-	return errors.Join(errs...)
+	return err
 }

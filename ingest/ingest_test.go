@@ -118,8 +118,8 @@ func TestNewFails(t *testing.T) {
 		},
 		{
 			"bad config",
-			ingest.Config{Readers: -1},
-			[]string{"check config: Readers is -1"},
+			ingest.Config{MaxWorkers: -1},
+			[]string{"check config: MaxWorkers is -1"},
 		},
 	}
 	for _, tt := range tests {

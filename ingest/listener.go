@@ -1,11 +1,17 @@
 package ingest
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // listener takes the messages of a bound socket apart: publishers are told by
@@ -17,26 +23,29 @@ import (
 // batch. Booked to the wrong rank, it would make that rank's own batch of this
 // seq look like a restart, which empties a sound cache.
 type listener struct {
+	shared   *shared
 	config   ListenerConfig
 	address  string
+	conn     *conn
 	patterns []string // of the config, as matchTopic wants them
+	log      *slog.Logger
+
+	mu sync.Mutex // guards all below; a worker's mu comes after it
 	// topics are those that were accepted, by what stands before the NUL.
 	topics map[string]*boundTopic
 	// workers are those of this listener, by name.
 	workers map[string]*boundWorker
-
-	sink    Sink
-	board   *board
-	roster  *roster
-	metrics *metrics
+	peers   peers
 	notices notices
-	log     *slog.Logger
+	// repairs lets a new worker's repairs run.
+	repairs func(*worker)
 }
 
 // boundTopic is the publishers of one topic: the dp ranks of one pod.
 type boundTopic struct {
 	worker *boundWorker
 	source int
+	replay string // endpoint of rank 0; empty where there is none
 	ranks  map[uint32]*publisher
 }
 
@@ -49,37 +58,142 @@ type boundWorker struct {
 	publishers int
 }
 
-func newListener(c ListenerConfig, address string, sink Sink, r *roster, b *board, m *metrics, log *slog.Logger) *listener {
+// newListener binds a listener.
+func newListener(s *shared, c ListenerConfig) (*listener, error) {
+	e, ok := parseEndpoint(c.Bind, true)
+	if !ok {
+		return nil, fmt.Errorf("parse endpoint %q: want %s", c.Bind, allowedBind)
+	}
+	conn, address, err := s.sockets.bind(e.String())
+	if err != nil {
+		return nil, err
+	}
 	l := &listener{
+		shared:  s,
 		config:  c,
 		address: address,
-		board:   b,
+		conn:    conn,
+		log:     s.log.With("bind", c.Bind),
 		topics:  make(map[string]*boundTopic),
 		workers: make(map[string]*boundWorker),
-		sink:    sink,
-		roster:  r,
-		metrics: m,
-		log:     log.With("bind", c.Bind),
+		peers:   newPeers(),
 	}
 	for _, p := range c.Topics {
 		l.patterns = append(l.patterns, slashless(p))
 	}
-	return l
+	return l, nil
+}
+
+// run reads until ctx is done, and closes the socket.
+func (l *listener) run(ctx context.Context) error {
+	var repairs sync.WaitGroup
+	defer repairs.Wait()
+	l.repairs = func(w *worker) { w.repairIn(ctx, &repairs) }
+	stop := context.AfterFunc(ctx, func() {
+		l.conn.socket.Interrupt()
+		l.conn.monitor.Interrupt()
+	})
+	defer stop()
+	watched := make(chan error, 1)
+	go func() { watched <- l.watch() }()
+	err := l.read(ctx)
+	l.conn.monitor.Interrupt()
+	err = errors.Join(err, <-watched)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	l.close()
+	return errors.Join(err, l.conn.close())
+}
+
+func (l *listener) read(ctx context.Context) error {
+	scan := l.scanned(time.Now())
+	for ctx.Err() == nil {
+		err := l.conn.socket.SetDeadline(scan)
+		if err == nil {
+			err = l.conn.socket.Wait()
+		}
+		if err == nil {
+			err = l.turn()
+		}
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("read %s: %w", l.address, err)
+		}
+		if now := time.Now(); !scan.IsZero() && now.After(scan) {
+			scan = l.scan(now)
+		}
+	}
+	return nil
+}
+
+// watch takes what happens to connections while no messages come.
+func (l *listener) watch() error {
+	for {
+		if err := l.conn.monitor.Wait(); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		err := l.events()
+		l.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// events takes what has happened to connections.
+func (l *listener) events() error {
+	for {
+		e, ok, err := l.conn.monitor.Next()
+		if err != nil || !ok {
+			return err
+		}
+		switch e.Kind {
+		case zmqio.Accepted:
+			l.peers.opened(e.Value)
+			l.shared.metrics.connections.WithLabelValues("").Inc()
+		case zmqio.Disconnected:
+			l.shared.metrics.disconnections.WithLabelValues("").Inc()
+			l.peers.closed(e.Value, time.Now())
+		default: // nothing that tells where batches come from
+		}
+	}
+}
+
+// turn reads some messages. What happened to their connections comes first: it is
+// there once a message is.
+func (l *listener) turn() error {
+	in := l.shared.intake()
+	defer l.shared.giveBack(in)
+	n, err := l.conn.socket.Receive(in.batch)
+	if err != nil || n == 0 {
+		return err
+	}
+	began := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.events(); err != nil {
+		return err
+	}
+	for i := range n {
+		l.message(in, began, in.batch.Message(i))
+	}
+	l.shared.metrics.turn(began, n)
+	return nil
 }
 
 // message takes the next message of the socket.
-func (l *listener) message(in *intake, m *message) {
-	now := in.now()
-	a, why, ok := m.open(&in.decoder)
+func (l *listener) message(in *intake, now time.Time, m zmqio.Message) {
+	a, why, ok := open(&in.decoder, m)
 	if !ok {
-		l.refuse(why, now, m.frames[0])
+		l.refuse(why, now, m.Frames[0])
 		return
 	}
 	t := l.topics[string(a.topic)]
 	if t == nil {
 		// A batch that does not decode is not worth a worker.
 		if a.err != nil {
-			l.metrics.rejected.WithLabelValues("", rejection(a.err)).Inc()
+			l.shared.metrics.rejected.WithLabelValues("", rejection(a.err)).Inc()
 			return
 		}
 		if t, why, ok = l.accept(a.topic); !ok {
@@ -87,8 +201,13 @@ func (l *listener) message(in *intake, m *message) {
 			return
 		}
 	}
+	w := t.worker
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if p := l.publisher(t, &a, now); p != nil {
-		p.take(in, &a)
+		w.enter()
+		p.come(in, l.peers[m.FD], now)
+		p.take(in, now, &a)
 	}
 }
 
@@ -111,7 +230,11 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 			return nil
 		}
 		t.worker.publishers++
-		p = newPublisher(t.worker.worker, t.source, l.board, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, l.metrics)
+		about := SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}
+		if e, ok := parseEndpoint(t.replay, false); ok && rank <= maxPort && e.port+int(rank) <= maxPort {
+			about.Replay = e.ofRank(int(rank)).String()
+		}
+		p = newPublisher(t.worker.worker, t.source, about)
 		t.ranks[rank] = p
 	}
 	return p
@@ -138,7 +261,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	case w == nil:
 		// The name of a listener's one worker is reserved for it.
 		if l.config.Worker == "" {
-			if why, ok := l.roster.claim(name); !ok {
+			if why, ok := l.shared.roster.claim(name); !ok {
 				return nil, why, false
 			}
 		}
@@ -149,23 +272,84 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 		return nil, refusedRanks, false
 	}
 	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
+	if host := parts.Host(); err == nil && host != "" && l.config.ReplayPort > 0 {
+		t.replay = endpoint{transport: transportTCP, address: host, port: l.config.ReplayPort}.String()
+	}
 	w.topics++
 	l.topics[string(topic)] = t
 	return t, 0, true
 }
 
 func (l *listener) addWorker(name, model string) *boundWorker {
-	desc := Worker{Name: name, Model: model}
-	w := &boundWorker{worker: newWorker(desc, l.metrics, l.log), model: model}
-	w.lane = l.sink.AddWorker(desc)
+	w := &boundWorker{worker: newWorker(l.shared, Worker{Name: name, Model: model}), model: model}
+	l.repairs(w.worker)
+	w.left = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)
 	l.workers[name] = w
 	return w
 }
 
+// forget lets go of a worker that was removed.
+func (l *listener) forget(w *boundWorker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w.mu.Lock()
+	back := w.lane != nil || w.closed
+	w.mu.Unlock()
+	if back {
+		return
+	}
+	w.close()
+	delete(l.workers, w.desc.Name)
+	for topic, t := range l.topics {
+		if t.worker != w {
+			continue
+		}
+		delete(l.topics, topic)
+		for _, p := range t.ranks {
+			for _, c := range []*peer{p.peer, p.rival} {
+				if c != nil {
+					delete(c.publishers, p)
+				}
+			}
+		}
+	}
+	w.forget()
+	if l.config.Worker != "" {
+		l.shared.roster.reserve(w.desc.Name) // for the listener as long as it is there
+	}
+}
+
+// scan asks the engines that have been silent for too long whether it is they that
+// are, and returns when to look next.
+func (l *listener) scan(now time.Time) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.topics {
+		t.worker.mu.Lock()
+		for _, p := range t.ranks {
+			if p.replay != "" && p.connected && now.Sub(p.heard) >= l.shared.silence {
+				p.heard = now
+				p.fetch(now, causeProbe)
+			}
+		}
+		t.worker.mu.Unlock()
+	}
+	return l.scanned(now)
+}
+
+// scanned returns when to look for silent engines next; never where silence is no
+// sign.
+func (l *listener) scanned(now time.Time) time.Time {
+	if l.shared.silence == 0 {
+		return time.Time{}
+	}
+	return now.Add(max(l.shared.silence/4, time.Millisecond))
+}
+
 // refuse counts a message that is not taken.
 func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
-	l.metrics.refused.WithLabelValues("", why.String()).Inc()
+	l.shared.metrics.refused.WithLabelValues("", why.String()).Inc()
 	if held, ok := l.notices.due(noticeOf(why), now); ok {
 		const most = 128
 		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
@@ -186,11 +370,11 @@ func (l *listener) wanted(why refusal) string {
 	}
 }
 
-// stop ends all publishers.
-func (l *listener) stop() {
-	for _, t := range l.topics {
-		for _, p := range t.ranks {
-			p.stop()
-		}
+// close ends the reading of all workers.
+func (l *listener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.workers {
+		w.close()
 	}
 }

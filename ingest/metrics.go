@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -27,8 +28,21 @@ type metrics struct {
 	gaps       *prometheus.CounterVec
 	missed     *prometheus.CounterVec
 	restarts   *prometheus.CounterVec
+
+	connections    *prometheus.CounterVec
+	disconnections *prometheus.CounterVec
+	attempts       *prometheus.CounterVec
+	replays        *prometheus.CounterVec
+	replaysDone    *prometheus.CounterVec
+	replaysFailed  *prometheus.CounterVec
+	replayed       *prometheus.CounterVec
+	unheld         *prometheus.CounterVec
+	stale          *prometheus.CounterVec
+	ambiguous      *prometheus.CounterVec
+
 	lastSeq    *prometheus.GaugeVec
 	publishers *prometheus.GaugeVec
+	turns      prometheus.Histogram
 
 	registered []prometheus.Collector
 }
@@ -44,8 +58,25 @@ func newMetrics() *metrics {
 		gaps:       counter("gaps_total", "Runs of batches lost for good.", "worker"),
 		missed:     counter("missed_batches_total", "Batches lost for good.", "worker"),
 		restarts:   counter("restarts_total", "Engines that began anew.", "worker"),
+
+		connections:    counter("connections_total", "Connections to engines. Those to listeners count for no worker.", "worker"),
+		disconnections: counter("disconnections_total", "Connections that broke. Those to listeners count for no worker.", "worker"),
+		attempts:       counter("connect_failures_total", "Attempts to connect that failed, and are repeated.", "worker"),
+		replays:        counter("replays_total", "Replays begun, by cause.", "worker", "cause"),
+		replaysDone:    counter("replays_done_total", "Replays that brought all there is.", "worker"),
+		replaysFailed:  counter("replays_failed_total", "Replays that were given up.", "worker"),
+		replayed:       counter("replayed_batches_total", "Batches that came by replay.", "worker"),
+		unheld:         counter("held_dropped_total", "Live batches that there was no room to hold back; they are fetched again.", "worker"),
+		stale:          counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
+		ambiguous:      counter("ambiguous_publishers_total", "Times that two publishers were found to use one topic and rank.", "worker"),
+
 		lastSeq:    gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
 		publishers: gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
+		turns: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_seconds",
+			Help:    "Time from taking a batch off its socket to having handed it on, averaged over those taken at once.",
+			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
+		}),
 	}
 }
 
@@ -65,7 +96,8 @@ func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 func (m *metrics) register(r prometheus.Registerer) error {
 	for _, c := range []prometheus.Collector{
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
-		m.gaps, m.missed, m.restarts, m.lastSeq, m.publishers,
+		m.gaps, m.missed, m.restarts, m.connections, m.disconnections, m.attempts, m.replays, m.replaysDone,
+		m.replaysFailed, m.replayed, m.unheld, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.turns,
 	} {
 		if err := r.Register(c); err != nil {
 			m.unregister(r)
@@ -83,12 +115,34 @@ func (m *metrics) unregister(r prometheus.Registerer) {
 	m.registered = nil
 }
 
-// move counts a publisher in another state.
+// move counts a publisher in another state; none is 0.
 func (m *metrics) move(from, to SourceState) {
 	if from != 0 {
 		m.publishers.WithLabelValues(from.String()).Dec()
 	}
-	m.publishers.WithLabelValues(to.String()).Inc()
+	if to != 0 {
+		m.publishers.WithLabelValues(to.String()).Inc()
+	}
+}
+
+// turn counts n batches that were taken at once.
+func (m *metrics) turn(began time.Time, n int) {
+	each := time.Since(began).Seconds() / float64(n)
+	m.turns.Observe(each)
+}
+
+// forget forgets a worker that is gone.
+func (m *metrics) forget(worker string) {
+	of := prometheus.Labels{"worker": worker}
+	for _, v := range []interface {
+		DeletePartialMatch(prometheus.Labels) int
+	}{
+		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates, m.gaps, m.missed, m.restarts,
+		m.connections, m.disconnections, m.attempts, m.replays, m.replaysDone, m.replaysFailed, m.replayed,
+		m.unheld, m.stale, m.ambiguous, m.lastSeq,
+	} {
+		v.DeletePartialMatch(of)
+	}
 }
 
 // workerMetrics are one worker's, resolved once: what counts each batch is found
@@ -106,7 +160,18 @@ type workerMetrics struct {
 	gaps       prometheus.Counter
 	missed     prometheus.Counter
 	restarts   prometheus.Counter
-	skipped    [wire.NumReasons]prometheus.Counter
+
+	connections    prometheus.Counter
+	disconnections prometheus.Counter
+	attempts       prometheus.Counter
+	replaysDone    prometheus.Counter
+	replaysFailed  prometheus.Counter
+	replayed       prometheus.Counter
+	unheld         prometheus.Counter
+	stale          prometheus.Counter
+	ambiguous      prometheus.Counter
+
+	skipped [wire.NumReasons]prometheus.Counter
 }
 
 func (m *metrics) of(worker string) *workerMetrics {
@@ -121,6 +186,16 @@ func (m *metrics) of(worker string) *workerMetrics {
 		gaps:       m.gaps.WithLabelValues(worker),
 		missed:     m.missed.WithLabelValues(worker),
 		restarts:   m.restarts.WithLabelValues(worker),
+
+		connections:    m.connections.WithLabelValues(worker),
+		disconnections: m.disconnections.WithLabelValues(worker),
+		attempts:       m.attempts.WithLabelValues(worker),
+		replaysDone:    m.replaysDone.WithLabelValues(worker),
+		replaysFailed:  m.replaysFailed.WithLabelValues(worker),
+		replayed:       m.replayed.WithLabelValues(worker),
+		unheld:         m.unheld.WithLabelValues(worker),
+		stale:          m.stale.WithLabelValues(worker),
+		ambiguous:      m.ambiguous.WithLabelValues(worker),
 	}
 }
 
@@ -163,6 +238,10 @@ func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
 	*counts = wire.Counts{}
 }
 
+func (m *workerMetrics) replay(cause repairCause) {
+	m.all.replays.WithLabelValues(m.worker, cause.String()).Inc()
+}
+
 func (m *workerMetrics) gap(missed uint64) {
 	m.gaps.Inc()
 	m.missed.Add(float64(missed))
@@ -183,8 +262,11 @@ func (m *workerMetrics) lastSeq(source int, rank uint32) prometheus.Gauge {
 // rejection is the name of why a batch does not decode, as metrics label it.
 func rejection(err error) string {
 	var e wire.Error
-	if errors.As(err, &e) {
+	switch {
+	case errors.As(err, &e):
 		return e.Name()
+	case errors.Is(err, errTooLong):
+		return refusedLength.String()
 	}
 	return "unknown"
 }

@@ -15,6 +15,10 @@ const (
 	noticeRestart
 	noticeRejected
 	noticeRank
+	noticeConnect
+	noticeReplay
+	noticeSilent
+	noticeAmbiguous
 	noticeRefused
 
 	// A listener's notices of messages refused: one kind for each refusal.

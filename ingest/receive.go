@@ -3,12 +3,12 @@ package ingest
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"syscall"
+	"math"
 
-	"github.com/pebbe/zmq4"
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // messageFrames is how many frames an engine's message has: topic, seq, payload.
@@ -24,44 +24,7 @@ const maxMessageBytes = 8 << 20
 // and logged.
 const maxTopicBytes = 2048
 
-// errWouldBlock is libzmq's answer where there is nothing to receive, or nowhere
-// to send to.
-const errWouldBlock = zmq4.Errno(syscall.EAGAIN)
-
-// message is one message as it came. Its frames are good until the next one is
-// received.
-type message struct {
-	frames [messageFrames][]byte
-	count  int // of all frames, those beyond messageFrames included
-}
-
-// receive reads the next message, and tells whether there was one.
-func (m *message) receive(s *zmq4.Socket) (bool, error) {
-	m.count = 0
-	for {
-		// libzmq hands messages on whole: only the first frame can be absent.
-		frame, err := s.RecvBytes(zmq4.DONTWAIT)
-		if err != nil {
-			if m.count == 0 && errors.Is(err, errWouldBlock) {
-				return false, nil
-			}
-			return false, fmt.Errorf("receive frame: %w", err)
-		}
-		if m.count < messageFrames {
-			m.frames[m.count] = frame
-		}
-		m.count++
-		more, err := s.GetRcvmore()
-		if err != nil {
-			return false, fmt.Errorf("receive frame: %w", err)
-		}
-		if !more {
-			return true, nil
-		}
-	}
-}
-
-// arrival is what a message says.
+// arrival is a batch as it came.
 type arrival struct {
 	// topic is its part before what an engine may append.
 	topic []byte
@@ -69,28 +32,48 @@ type arrival struct {
 	epoch   []byte
 	seq     uint64
 	payload []byte
+	// replayed tells that it came from the replay socket, without an epoch.
+	replayed bool
 	// batch is the payload decoded; nil where err tells why it can not be.
 	batch *wire.Batch
 	err   error
+	// print is what tells it from others of its seq.
+	print fingerprint
 }
 
-// open reads what the message says; why tells why it is no engine's message.
-func (m *message) open(d *wire.Decoder) (a arrival, why refusal, ok bool) {
-	if m.count != messageFrames {
+// errTooLong is a replayed payload that is not even decoded.
+var errTooLong = errors.New("payload is too long")
+
+// newArrival decodes a batch. It is good until the decoder's next one.
+func newArrival(d *wire.Decoder, epoch []byte, seq uint64, payload []byte) arrival {
+	a := arrival{epoch: epoch, seq: seq, payload: payload, print: fingerprint{hash: xxh3.Hash(payload)}}
+	if len(payload) > maxMessageBytes {
+		a.err = errTooLong
+		return a
+	}
+	a.batch, a.err = d.Decode(payload)
+	if a.err == nil {
+		a.print.time = math.Float64bits(a.batch.Time)
+	}
+	return a
+}
+
+// open reads what a message says; why tells why it is no engine's message.
+func open(d *wire.Decoder, m zmqio.Message) (a arrival, why refusal, ok bool) {
+	if m.Count != messageFrames {
 		return a, refusedFrames, false
 	}
-	if len(m.frames[1]) != 8 {
+	if len(m.Frames[1]) != 8 {
 		return a, refusedSeq, false
 	}
-	if len(m.frames[0]) > maxTopicBytes {
+	if len(m.Frames[0]) > maxTopicBytes {
 		return a, refusedTopicLength, false
 	}
-	if len(m.frames[2]) > maxMessageBytes {
+	if len(m.Frames[2]) > maxMessageBytes {
 		return a, refusedLength, false
 	}
-	a.topic, a.epoch, _ = wire.CutTopic(m.frames[0])
-	a.seq = binary.BigEndian.Uint64(m.frames[1])
-	a.payload = m.frames[2]
-	a.batch, a.err = d.Decode(a.payload)
+	topic, epoch, _ := wire.CutTopic(m.Frames[0])
+	a = newArrival(d, epoch, binary.BigEndian.Uint64(m.Frames[1]), m.Frames[2])
+	a.topic = topic
 	return a, 0, true
 }

@@ -97,7 +97,8 @@ func (l *recordedLane) write(source int, rank uint32, format string, args ...any
 	l.recorder.write("%s %d/%d: %s", l.worker, source, rank, fmt.Sprintf(format, args...))
 }
 
-func (l *recordedLane) Batch(b *ingest.Batch) {
+// eventsLine writes down a batch's events.
+func eventsLine(b *ingest.Batch) string {
 	var s strings.Builder
 	for _, e := range b.Events {
 		switch e.Kind {
@@ -109,20 +110,28 @@ func (l *recordedLane) Batch(b *ingest.Batch) {
 			s.WriteString(" clear")
 		}
 	}
+	return s.String()
+}
+
+func (l *recordedLane) Batch(b *ingest.Batch) {
 	if b.IngestTime == 0 {
 		l.t.Errorf("batch %d of %s has no ingest time", b.Seq, l.worker)
 	}
 	if want := engineTime(b.Seq); b.EngineTime != want {
 		l.t.Errorf("batch %d of %s has engine time %d, want %d", b.Seq, l.worker, b.EngineTime, want)
 	}
-	l.write(b.Source, b.Rank, "batch %d%s", b.Seq, s.String())
+	l.write(b.Source, b.Rank, "batch %d%s", b.Seq, eventsLine(b))
 }
 
 func (l *recordedLane) Gap(g ingest.Gap) {
-	if g.Reason != ingest.GapReplayUnavailable || g.At == 0 {
-		l.t.Errorf("gap of %s: %+v", l.worker, g)
+	if g.At == 0 {
+		l.t.Errorf("gap of %s has no time", l.worker)
 	}
-	l.write(g.Source, g.Rank, "gap %d-%d, %d missed", g.FirstSeq, g.LastSeq, g.Missed)
+	if g.Reason == ingest.GapReplayUnavailable {
+		l.write(g.Source, g.Rank, "gap %d-%d, %d missed", g.FirstSeq, g.LastSeq, g.Missed)
+		return
+	}
+	l.write(g.Source, g.Rank, "gap %v %d-%d, %d missed", g.Reason, g.FirstSeq, g.LastSeq, g.Missed)
 }
 
 func (l *recordedLane) Restarted(r ingest.Restart) {

@@ -31,3 +31,10 @@ func (r *roster) reserve(name string) {
 	defer r.mu.Unlock()
 	r.names[name] = struct{}{}
 }
+
+// release gives a name back.
+func (r *roster) release(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, name)
+}

@@ -6,13 +6,13 @@ type verdict uint8
 const (
 	// verdictFirst is the first batch ever: the beginning, whatever its seq.
 	verdictFirst verdict = iota + 1
-	// verdictNext is the one after the last.
+	// verdictNext is the one that is due.
 	verdictNext
 	// verdictGap comes later than that: the batches between are missing.
 	verdictGap
 	// verdictDuplicate has come before.
 	verdictDuplicate
-	// verdictRestart is the first one of an engine that began anew.
+	// verdictRestart is one of an engine that began anew.
 	verdictRestart
 )
 
@@ -40,8 +40,8 @@ func rangeBetween(first, end uint64) seqRange {
 	return seqRange{first: first, last: end - 1, count: end - first}
 }
 
-// sequencer follows the seqs of one publisher. It decides and touches nothing
-// else.
+// sequencer follows the seqs of one publisher's life. It decides and touches
+// nothing else.
 //
 //  1. The first batch is the beginning, whatever its seq.
 //  2. The seq after the last goes on; a larger one leaves a gap.
@@ -55,33 +55,38 @@ type sequencer struct {
 	// start is the seq of the first batch in an engine's life.
 	start uint64
 
-	begun bool
-	last  uint64
-	past  fingerprints
+	// begun tells that it is known where the life begins; empty, that there was
+	// nothing before start, and nothing has come since.
+	begun, empty bool
+	last         uint64
+	past         fingerprints
 }
 
-// admit takes the next batch. newLife tells that the engine is known to have
+// due is the seq that is to come next. Where nothing is known, or no seq is left,
+// there is none.
+func (s *sequencer) due() (uint64, bool) {
+	switch {
+	case !s.begun:
+		return 0, false
+	case s.empty:
+		return s.start, true
+	default:
+		return s.last + 1, s.last+1 != 0
+	}
+}
+
+// judge tells what a batch is. newLife tells that the engine is known to have
 // begun anew, whatever the seq says. The range is what is missing before the
 // batch: for verdictGap the seqs between, for verdictFirst and verdictRestart
 // those of the engine's life so far.
-func (s *sequencer) admit(seq uint64, fp fingerprint, newLife bool) (verdict, seqRange) {
-	v, missing := s.judge(seq, fp, newLife)
-	if v == verdictDuplicate {
-		return v, missing
-	}
-	if v == verdictRestart {
-		s.past.forget()
-	}
-	s.begun = true
-	s.last = seq
-	s.past.add(seq, fp)
-	return v, missing
-}
-
 func (s *sequencer) judge(seq uint64, fp fingerprint, newLife bool) (verdict, seqRange) {
 	switch {
 	case !s.begun:
 		return verdictFirst, rangeBetween(s.start, seq)
+	case s.empty && seq <= s.start:
+		return verdictNext, seqRange{}
+	case s.empty:
+		return verdictGap, rangeBetween(s.start, seq)
 	case newLife:
 		return verdictRestart, rangeBetween(s.start, seq)
 	case seq > s.last && seq-s.last == 1:
@@ -93,4 +98,26 @@ func (s *sequencer) judge(seq uint64, fp fingerprint, newLife bool) (verdict, se
 	default:
 		return verdictRestart, rangeBetween(s.start, seq)
 	}
+}
+
+// take makes a batch the last one. Its seq is above that before.
+func (s *sequencer) take(seq uint64, fp fingerprint) {
+	s.begun, s.empty = true, false
+	s.last = seq
+	s.past.add(seq, fp)
+}
+
+// lose makes a seq the last one, of a batch that is lost.
+func (s *sequencer) lose(seq uint64) {
+	s.begun, s.empty = true, false
+	s.last = seq
+}
+
+// open makes start the seq that is due: the engine has published nothing yet.
+func (s *sequencer) open() { s.begun, s.empty = true, true }
+
+// forget makes the next batch the first of another life.
+func (s *sequencer) forget() {
+	s.begun, s.empty = false, false
+	s.past.forget()
 }

@@ -134,6 +134,46 @@ func TestSequencerRemembersTheLastBatches(t *testing.T) {
 	}
 }
 
+// admit judges a batch and takes it, as a publisher without a replay socket does.
+func (s *sequencer) admit(seq uint64, fp fingerprint, newLife bool) (verdict, seqRange) {
+	v, missing := s.judge(seq, fp, newLife)
+	if v == verdictDuplicate {
+		return v, missing
+	}
+	if v == verdictRestart {
+		s.forget()
+	}
+	s.take(seq, fp)
+	return v, missing
+}
+
+func TestSequencerOfAnEngineThatHasSaidNothing(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		seq     uint64
+		want    verdict
+		missing seqRange
+	}{
+		{"its first batch", 1, verdictNext, seqRange{}},
+		{"one below its first seq", 0, verdictNext, seqRange{}},
+		{"a later one", 4, verdictGap, seqRange{1, 3, 3}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := sequencer{start: 1}
+			if _, ok := s.due(); ok {
+				t.Error("a seq is due before anything is known")
+			}
+			s.open()
+			if due, ok := s.due(); due != 1 || !ok {
+				t.Errorf("due is %d, %v; want 1", due, ok)
+			}
+			if v, missing := s.judge(tt.seq, fingerprint{}, true); v != tt.want || missing != tt.missing {
+				t.Errorf("judge(%d) = %d, %v; want %d, %v", tt.seq, v, missing, tt.want, tt.missing)
+			}
+		})
+	}
+}
+
 // history is the sequencer without bounds, as plainly as it can be said.
 type history struct {
 	start   uint64

@@ -5,10 +5,11 @@ import "github.com/kvcast/kvcast/ingest/wire"
 // Sink takes what ingest reads. Its calls for one worker never overlap, nor do
 // the calls of the worker's Lane; those of different workers may.
 type Sink interface {
-	// AddWorker is called once before anything of the worker is read. No worker
-	// of that name exists.
+	// AddWorker is called before anything of the worker is read, and again when it
+	// comes back after RemoveWorker. No worker of that name exists.
 	AddWorker(Worker) Lane
-	// RemoveWorker is called once after the last call of the worker's Lane.
+	// RemoveWorker is called after the last call of the worker's Lane. A worker that
+	// is there when Run ends is not removed.
 	RemoveWorker(name string, reason RemoveReason)
 }
 
@@ -94,6 +95,22 @@ const (
 	GapPossibleRestart
 	GapAmbiguousPublisher
 )
+
+var gapReasonNames = [...]string{
+	GapReplayUnavailable:  "replay_unavailable",
+	GapReplayIncomplete:   "replay_incomplete",
+	GapReplayForgotten:    "replay_forgotten",
+	GapPossibleRestart:    "possible_restart",
+	GapAmbiguousPublisher: "ambiguous_publisher",
+}
+
+// String returns the reason's name, as metrics label it.
+func (r GapReason) String() string {
+	if r < GapReplayUnavailable || r > GapAmbiguousPublisher {
+		return "unknown"
+	}
+	return gapReasonNames[r]
+}
 
 // RemoveReason is why a worker was removed. The values are those of
 // kvcast.v1.WorkerRemoved.Reason.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // What every SUB socket has. There are no ZMTP heartbeats: with them libzmq
@@ -18,9 +20,10 @@ const (
 	receiveHWM = 10_000
 	// maxFrameBytes is the largest frame of an endpoint that is connected to: libzmq
 	// takes memory on the word of its length prefix, and closes the connection of
-	// a larger one. It does not connect again by itself then, as it does after any
-	// other end, so that this is far above maxMessageBytes, which is what is taken.
+	// a larger one. What is above maxMessageBytes is refused by itself.
 	maxFrameBytes = 64 << 20
+	// connectTimeout is how long a host may not answer at all.
+	connectTimeout = 5 * time.Second
 
 	// TCP keepalive: a dead peer is noticed after some minute.
 	keepaliveIdle     = 30 // s
@@ -42,37 +45,82 @@ type sockets struct {
 	reconnectMax time.Duration
 }
 
-// connect returns a SUB socket that connects to an endpoint, now and whenever
-// the connection breaks.
-func (k sockets) connect(endpoint, topic string) (*zmq4.Socket, error) {
+// conn is a socket and what tells what happens to its connections.
+type conn struct {
+	socket  *zmqio.Socket
+	monitor *zmqio.Monitor
+}
+
+// newConn takes over a socket that has not been connected or bound yet.
+func newConn(s *zmq4.Socket) (*conn, error) {
+	m, err := zmqio.NewMonitor(s)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	socket, err := zmqio.Open(s)
+	if err != nil {
+		return nil, errors.Join(err, m.Stop(), s.Close(), m.Close())
+	}
+	return &conn{socket: socket, monitor: m}, nil
+}
+
+func (c *conn) close() error { return errors.Join(c.socket.Close(), c.monitor.Close()) }
+
+// connect returns a SUB socket that connects to an endpoint, once.
+func (k sockets) connect(endpoint, topic string) (*conn, error) {
 	s, err := k.subscribe(topic, maxFrameBytes)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Connect(endpoint); err != nil {
-		return nil, errors.Join(fmt.Errorf("connect to %s: %w", endpoint, err), s.Close())
+	return connect(s, endpoint)
+}
+
+// dealer returns a DEALER socket that connects to a replay socket.
+func (k sockets) dealer(endpoint string) (*conn, error) {
+	s, err := k.zctx.NewSocket(zmq4.DEALER)
+	if err != nil {
+		return nil, fmt.Errorf("create socket: %w", err)
 	}
-	return s, nil
+	err = errors.Join(s.SetRcvhwm(replayHWM), s.SetMaxmsgsize(maxFrameBytes), k.common(s))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("set socket options: %w", err), s.Close())
+	}
+	return connect(s, endpoint)
+}
+
+func connect(s *zmq4.Socket, endpoint string) (*conn, error) {
+	c, err := newConn(s)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	if err := s.Connect(endpoint); err != nil {
+		return nil, errors.Join(fmt.Errorf("connect to %s: %w", endpoint, err), c.close())
+	}
+	return c, nil
 }
 
 // bind returns a SUB socket bound to an endpoint, and its address with what the
 // endpoint left open.
-func (k sockets) bind(endpoint string) (s *zmq4.Socket, address string, err error) {
+func (k sockets) bind(endpoint string) (c *conn, address string, err error) {
 	// All topics, so that those that are not accepted can be counted. Who connects
 	// here and sends too much will connect again.
-	if s, err = k.subscribe("", maxMessageBytes); err != nil {
+	s, err := k.subscribe("", maxMessageBytes)
+	if err != nil {
 		return nil, "", err
+	}
+	if c, err = newConn(s); err != nil {
+		return nil, "", fmt.Errorf("bind %s: %w", endpoint, err)
 	}
 	if err := s.Bind(endpoint); err != nil {
 		if errors.Is(err, errNoDevice) || errors.Is(err, errNotOurs) {
 			err = fmt.Errorf("want * or an IP address of this machine: %w", err)
 		}
-		return nil, "", errors.Join(fmt.Errorf("bind %s: %w", endpoint, err), s.Close())
+		return nil, "", errors.Join(fmt.Errorf("bind %s: %w", endpoint, err), c.close())
 	}
 	if address, err = s.GetLastEndpoint(); err != nil {
-		return nil, "", errors.Join(fmt.Errorf("look up address of %s: %w", endpoint, err), s.Close())
+		return nil, "", errors.Join(fmt.Errorf("look up address of %s: %w", endpoint, err), c.close())
 	}
-	return s, address, nil
+	return c, address, nil
 }
 
 func (k sockets) subscribe(topic string, maxFrame int64) (*zmq4.Socket, error) {
@@ -80,42 +128,24 @@ func (k sockets) subscribe(topic string, maxFrame int64) (*zmq4.Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create socket: %w", err)
 	}
-	err = errors.Join(
-		s.SetRcvhwm(receiveHWM),
-		s.SetMaxmsgsize(maxFrame),
-		s.SetLinger(0),
-		s.SetIpv6(true),
-		s.SetTcpKeepalive(1),
-		s.SetTcpKeepaliveIdle(keepaliveIdle),
-		s.SetTcpKeepaliveIntvl(keepaliveInterval),
-		s.SetTcpKeepaliveCnt(keepaliveCount),
-		s.SetReconnectIvl(k.reconnectMin),
-		s.SetReconnectIvlMax(k.reconnectMax),
-		s.SetSubscribe(topic),
-	)
+	err = errors.Join(s.SetRcvhwm(receiveHWM), s.SetMaxmsgsize(maxFrame), k.common(s), s.SetSubscribe(topic))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set socket options: %w", err), s.Close())
 	}
 	return s, nil
 }
 
-// newPair returns the two ends of a pipe within a context.
-func newPair(zctx *zmq4.Context, endpoint string) (a, b *zmq4.Socket, err error) {
-	if a, err = zctx.NewSocket(zmq4.PAIR); err != nil {
-		return nil, nil, fmt.Errorf("create socket: %w", err)
-	}
-	if b, err = zctx.NewSocket(zmq4.PAIR); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("create socket: %w", err), a.Close())
-	}
-	err = errors.Join(a.SetLinger(0), b.SetLinger(0))
-	if err == nil {
-		err = a.Bind(endpoint)
-	}
-	if err == nil {
-		err = b.Connect(endpoint)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("make pipe %s: %w", endpoint, err), a.Close(), b.Close())
-	}
-	return a, b, nil
+// common sets what all sockets have.
+func (k sockets) common(s *zmq4.Socket) error {
+	return errors.Join(
+		s.SetLinger(0),
+		s.SetIpv6(true),
+		s.SetTcpKeepalive(1),
+		s.SetTcpKeepaliveIdle(keepaliveIdle),
+		s.SetTcpKeepaliveIntvl(keepaliveInterval),
+		s.SetTcpKeepaliveCnt(keepaliveCount),
+		s.SetConnectTimeout(connectTimeout),
+		// A broken connection is made anew by another socket, long before this.
+		s.SetReconnectIvl(time.Hour),
+	)
 }

@@ -68,7 +68,7 @@ func TestConnectAgainAfterARestart(t *testing.T) {
 	e.mustBind(endpoint)
 	e.awaitSubscriber("")
 	e.publish(0, stored(2))
-	r.want("w 0/0: restarted", "w 0/0: batch 0 +[2]")
+	r.want("w 0/0: gap possible_restart 0-0, 0 missed", "w 0/0: restarted", "w 0/0: batch 0 +[2]")
 }
 
 // largest is a batch of as many bytes as a message may have, or extra more.
@@ -118,7 +118,7 @@ func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
 		anew = got == "\x01"
 	}
 	e.send("kv@p@m", seqFrame(2), payload(2))
-	r.want("p 0/0: gap 1-1, 1 missed", "p 0/0: batch 2")
+	r.want("p 0/0: gap possible_restart 0-0, 0 missed", "p 0/0: gap 1-1, 1 missed", "p 0/0: batch 2")
 }
 
 func TestSourcesOfAWorkerAreToldApart(t *testing.T) {
@@ -141,10 +141,9 @@ func TestSourcesOfAWorkerAreToldApart(t *testing.T) {
 	r.wantNone()
 }
 
-func TestManyWorkersOnFewReaders(t *testing.T) {
+func TestManyWorkers(t *testing.T) {
 	const workers, batches = 20, 50
 	var c ingest.Config
-	c.Readers = 2
 	var engines []*engine
 	for i := range workers {
 		e := newEngine(t)

@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -26,26 +27,36 @@ type SourceState uint8
 
 // The states.
 const (
-	// SourceConnecting: nothing has come yet.
+	// SourceConnecting: there is no connection yet, or no longer.
 	SourceConnecting SourceState = iota + 1
+	// SourceCatchingUp: what the engine remembers is read, before live batches.
+	SourceCatchingUp
 	// SourceLive: batches are handed on as they come.
 	SourceLive
+	// SourceRepairing: what was lost, or may have been, is fetched, and live batches
+	// are held back meanwhile.
+	SourceRepairing
+	// SourceSuspect: nothing came for too long, and it did not answer when asked.
+	SourceSuspect
 	// SourceStopped: it is read no longer.
 	SourceStopped
 )
 
+var sourceStateNames = [...]string{
+	SourceConnecting: "connecting",
+	SourceCatchingUp: "catching_up",
+	SourceLive:       "live",
+	SourceRepairing:  "repairing",
+	SourceSuspect:    "suspect",
+	SourceStopped:    "stopped",
+}
+
 // String returns the state's name, as metrics label it.
 func (s SourceState) String() string {
-	switch s {
-	case SourceConnecting:
-		return "connecting"
-	case SourceLive:
-		return "live"
-	case SourceStopped:
-		return "stopped"
-	default:
+	if s < SourceConnecting || s > SourceStopped {
 		return "unknown"
 	}
+	return sourceStateNames[s]
 }
 
 // board is where publishers post how they are doing, for anybody to read.
@@ -71,13 +82,21 @@ func (b *board) post(about SourceStatus) *posted {
 	return p
 }
 
-// Sources returns every source that is read, or was, in the order in which they
-// became known.
+// remove takes down what a publisher posted.
+func (b *board) remove(p *posted) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.notices = slices.DeleteFunc(b.notices, func(q *posted) bool { return q == p })
+}
+
+// Sources returns every source that is read, in the order in which they became
+// known.
 func (in *Ingest) Sources() []SourceStatus {
-	in.board.mu.Lock()
-	defer in.board.mu.Unlock()
-	all := make([]SourceStatus, len(in.board.notices))
-	for i, p := range in.board.notices {
+	b := &in.shared.board
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := make([]SourceStatus, len(b.notices))
+	for i, p := range b.notices {
 		all[i] = p.about
 		all[i].State = SourceState(p.state.Load())
 		all[i].LastSeq = p.lastSeq.Load()

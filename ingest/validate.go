@@ -39,7 +39,9 @@ func (c Config) Validate() error {
 	v := &validation{names: make(map[string]struct{})}
 	c = c.withDefaults()
 	v.check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
-	v.check(c.Readers > 0, "Readers", c.Readers, "above 0")
+	v.check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
+		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
+	v.check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
 	v.check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
 		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
 	v.check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
@@ -57,6 +59,10 @@ func (c Config) Validate() error {
 	return errors.Join(v.errs...)
 }
 
+// socketsEach is how many sockets of libzmq a source or a listener takes: its own
+// and the two of its monitor.
+const socketsEach = 3
+
 // sockets is how many sockets the sources and listeners of c take.
 func (c Config) sockets() int {
 	n := len(c.Listeners)
@@ -65,7 +71,7 @@ func (c Config) sockets() int {
 			n += s.DPSize
 		}
 	}
-	return n
+	return socketsEach * n
 }
 
 // validation collects what is wrong.
@@ -123,6 +129,7 @@ func (v *validation) listener(field string, l ListenerConfig) {
 		_, err := path.Match(p, "")
 		v.check(err == nil && p != "", fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")
 	}
+	v.check(l.ReplayPort <= maxPort, field+".ReplayPort", l.ReplayPort, "1 to 65535, or negative for none")
 	if l.Worker != "" {
 		v.name(field+".Worker", l.Worker)
 	}

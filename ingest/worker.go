@@ -1,18 +1,32 @@
 package ingest
 
 import (
+	"context"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// worker is where the batches of one worker's publishers go. The goroutine that
-// reads it is the only one to touch it, and to call its lane.
+// worker is where the batches of one worker's publishers go.
 type worker struct {
-	name string
+	shared *shared
+	desc   Worker
+	log    *slog.Logger
+
+	// mu guards all below, and the publishers, which call the lane with it. Nothing
+	// of this package is locked while it is held but the board's and the roster's
+	// locks; a listener's lock comes before it.
+	mu sync.Mutex
+	// lane is nil while the worker is not in the stream.
 	lane Lane
+	// closed tells that it is read no longer, reached that there was ever a connection
+	// while it was in the stream.
+	closed     bool
+	reached    bool
+	publishers []*publisher
 	// blockSize is that of the worker's stores, 0 until the first has told it. The
 	// rules of all its sources share it.
 	blockSize uint32
@@ -24,22 +38,171 @@ type worker struct {
 	ranks   map[uint32]struct{}
 	metrics *workerMetrics
 	notices notices
-	log     *slog.Logger
+	// fetch runs a repair, in a goroutine of its own.
+	fetch func(*publisher, *repair)
+	// leaving runs while all connections are closed, and then removes the worker.
+	leaving *time.Timer
+	// left is called, without mu, when the worker has been removed for having been
+	// gone too long; nil where it may come back.
+	left func()
 }
 
-func newWorker(w Worker, m *metrics, log *slog.Logger) *worker {
-	ranks := make(map[uint32]struct{}, len(w.Ranks))
-	for _, r := range w.Ranks {
-		ranks[r] = struct{}{}
+func newWorker(s *shared, w Worker) *worker {
+	n := &worker{
+		shared:  s,
+		desc:    w,
+		learned: w.BlockSize == 0,
+		metrics: s.metrics.of(w.Name),
+		log:     s.log.With("worker", w.Name),
 	}
-	return &worker{
-		name:      w.Name,
-		blockSize: w.BlockSize,
-		learned:   w.BlockSize == 0,
-		ranks:     ranks,
-		metrics:   m.of(w.Name),
-		log:       log.With("worker", w.Name),
+	n.reset()
+	return n
+}
+
+// reset forgets what was learned of the worker.
+func (w *worker) reset() {
+	w.ranks = make(map[uint32]struct{}, len(w.desc.Ranks))
+	for _, r := range w.desc.Ranks {
+		w.ranks[r] = struct{}{}
 	}
+	w.blockSize = w.desc.BlockSize
+}
+
+// repairIn lets repairs run until ctx is done, in goroutines of a group. The group
+// is not waited for before all that may begin a repair are done.
+func (w *worker) repairIn(ctx context.Context, group *sync.WaitGroup) {
+	w.fetch = func(p *publisher, r *repair) {
+		group.Go(func() { w.repair(ctx, p, r) })
+	}
+}
+
+// repair asks a publisher's replay socket until all there is has been read.
+func (w *worker) repair(ctx context.Context, p *publisher, r *repair) {
+	for {
+		w.mu.Lock()
+		from, ok := p.ask(r)
+		w.mu.Unlock()
+		if !ok {
+			return
+		}
+		err := w.shared.replays.read(ctx, p.replay, from, func(seq uint64, payload []byte) bool {
+			in := w.shared.intake()
+			defer w.shared.giveBack(in)
+			a := newArrival(&in.decoder, nil, seq, payload)
+			a.replayed = true
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.closed && p.replayed(in, time.Now(), r, &a)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		wait, again := w.endOfAsk(p, r, err)
+		if !again {
+			return
+		}
+		if wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+func (w *worker) endOfAsk(p *publisher, r *repair, err error) (wait time.Duration, again bool) {
+	in := w.shared.intake()
+	defer w.shared.giveBack(in)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return 0, false
+	}
+	return p.asked(in, time.Now(), r, err)
+}
+
+// enter brings the worker into the stream, where it is not in it.
+func (w *worker) enter() {
+	if w.lane == nil {
+		w.lane = w.shared.sink.AddWorker(w.desc)
+	}
+}
+
+// connections tells whether the worker still has any, and lets it leave after the
+// grace time if it has none. It is called when one was opened or closed.
+func (w *worker) connections() {
+	for _, p := range w.publishers {
+		if p.connected {
+			w.reached = true
+			if w.leaving != nil {
+				w.leaving.Stop()
+				w.leaving = nil
+			}
+			return
+		}
+	}
+	if w.leaving != nil || w.closed || w.lane == nil || !w.reached {
+		return
+	}
+	made := make(chan *time.Timer, 1)
+	w.leaving = time.AfterFunc(w.shared.grace, func() { w.leave(<-made) })
+	made <- w.leaving
+}
+
+// leave removes a worker that was gone for the grace time.
+func (w *worker) leave(timer *time.Timer) {
+	w.mu.Lock()
+	if w.leaving != timer || w.closed {
+		w.mu.Unlock()
+		return
+	}
+	w.leaving = nil
+	w.log.Info("worker removed: all its connections have been closed for the grace time", "grace", w.shared.grace)
+	w.remove(RemovedDisconnected)
+	left := w.left
+	w.mu.Unlock()
+	if left != nil {
+		left()
+	}
+}
+
+// remove takes the worker out of the stream, where it is in it.
+func (w *worker) remove(why RemoveReason) {
+	if w.lane == nil {
+		return
+	}
+	for _, p := range w.publishers {
+		p.abandon()
+	}
+	w.lane, w.reached = nil, false
+	w.reset()
+	w.shared.sink.RemoveWorker(w.desc.Name, why)
+}
+
+// close ends the reading of the worker. What it held stays in the stream.
+func (w *worker) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	if w.leaving != nil {
+		w.leaving.Stop()
+		w.leaving = nil
+	}
+	for _, p := range w.publishers {
+		p.stop()
+	}
+}
+
+// forget forgets that there was such a worker. It was closed.
+func (w *worker) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range w.publishers {
+		p.forget()
+	}
+	w.shared.metrics.forget(w.desc.Name)
+	w.shared.roster.release(w.desc.Name)
 }
 
 // rulesOf returns the rules of a source.

@@ -28,9 +28,6 @@ type Config struct {
 	MaxBlocksPerRank int
 }
 
-// BatchConfig is Config, by its former name.
-type BatchConfig = Config
-
 // OnGap is what becomes of a dp rank's blocks when batches of it are lost.
 type OnGap string
 

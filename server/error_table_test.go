@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -229,7 +230,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			}),
 		},
 		{
-			reason: server.ReasonUnimplemented, name: "RegisterWorker", code: codes.Unimplemented, says: "RegisterWorker is not built in this version; name the worker",
+			reason: server.ReasonUnimplemented, name: "RegisterWorker", code: codes.Unimplemented, says: "name the worker in its configuration",
 			call: func(t *testing.T) (*harness, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
@@ -237,12 +238,48 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonUnimplemented, name: "DeregisterWorker", code: codes.Unimplemented, says: "DeregisterWorker is not built in this version; start",
+			reason: server.ReasonUnimplemented, name: "DeregisterWorker", code: codes.Unimplemented, says: "start it without the worker",
 			call: func(t *testing.T) (*harness, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{})
 				return h, err
 			},
+		},
+		{
+			reason: server.ReasonWorkerExists, name: "RegisterWorker", code: codes.AlreadyExists, says: `there is a worker "v"`,
+			call: registerFails(ingest.ErrWorkerExists, spec()),
+		},
+		{
+			reason: server.ReasonTooManyWorkers, name: "RegisterWorker", code: codes.ResourceExhausted, says: "deregister another",
+			call: registerFails(ingest.ErrTooManyWorkers, spec()),
+		},
+		{
+			reason: server.ReasonShuttingDown, name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",
+			call: registerFails(ingest.ErrEnded, spec()),
+		},
+		{
+			reason: server.ReasonInternal, name: "RegisterWorker", code: codes.Internal, says: "its log says how",
+			call: registerFails(errors.New("broken"), spec()),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "RegisterWorker, no worker", code: codes.InvalidArgument, says: "worker: is missing",
+			call: registerFails(nil, nil),
+		},
+		{
+			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `there is no worker "nobody"; ListWorkers tells`,
+			call: deregisterFails(ingest.ErrNoWorker, "nobody"),
+		},
+		{
+			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "its engine connects to a port of the server by itself",
+			call: deregisterFails(ingest.ErrNoWorker, "w"),
+		},
+		{
+			reason: server.ReasonShuttingDown, name: "DeregisterWorker", code: codes.Unavailable, says: "shutting down",
+			call: deregisterFails(ingest.ErrEnded, "w"),
+		},
+		{
+			reason: server.ReasonInvalidArgument, name: "DeregisterWorker without a name", code: codes.InvalidArgument, says: "name: no worker is named",
+			call: deregisterFails(nil, ""),
 		},
 		{
 			reason: server.ReasonInternal, name: "Subscribe, and again", code: codes.Internal, says: "its log says how",

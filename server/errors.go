@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -28,7 +29,10 @@ const (
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
 	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
+	ReasonTooManyWorkers    = "TOO_MANY_WORKERS"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
+	ReasonWorkerExists      = "WORKER_EXISTS"
+	ReasonWorkerNotFound    = "WORKER_NOT_FOUND"
 	ReasonInvalidArgument   = "INVALID_ARGUMENT"
 	ReasonUnauthenticated   = "UNAUTHENTICATED"
 	ReasonPermissionDenied  = "PERMISSION_DENIED"
@@ -121,8 +125,45 @@ func errSlowSnapshot(b journal.Bounds) error {
 }
 
 func errInvalid(field, description string, b journal.Bounds) error {
-	return statusError(codes.InvalidArgument, ReasonInvalidArgument, b, field+": "+description,
-		&errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: description}}})
+	return errViolations([]*violation{{Field: field, Description: description}}, b)
+}
+
+// maxViolations is how many an error tells of: clients take errors of some 8 KiB.
+const maxViolations = 16
+
+// errViolations is for one violation at least.
+func errViolations(violations []*violation, b journal.Bounds) error {
+	violations = violations[:min(len(violations), maxViolations)]
+	says := make([]string, len(violations))
+	for i, v := range violations {
+		says[i] = v.GetField() + ": " + v.GetDescription()
+	}
+	return statusError(codes.InvalidArgument, ReasonInvalidArgument, b, strings.Join(says, "; "),
+		&errdetails.BadRequest{FieldViolations: violations})
+}
+
+func errWorkerExists(name string, b journal.Bounds) error {
+	return statusError(codes.AlreadyExists, ReasonWorkerExists, b, fmt.Sprintf(
+		"there is a worker %q, or its name is kept for a port's; choose another name, or deregister that one first", name))
+}
+
+func errNoWorker(name string, inStream bool, b journal.Bounds) error {
+	message := fmt.Sprintf("there is no worker %.253q; ListWorkers tells which there are", name)
+	if inStream {
+		message = fmt.Sprintf(
+			"worker %q is none that the server connects to: its engine connects to a port of the server by itself; stop the engine, and the worker is removed after the grace time", name)
+	}
+	return statusError(codes.NotFound, ReasonWorkerNotFound, b, message)
+}
+
+func errTooManyWorkers(b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManyWorkers, b,
+		"there are as many workers as there may be; deregister another, or let the server have more (--ingest-max-workers)")
+}
+
+func errNoLongerReading(b journal.Bounds) error {
+	return statusError(codes.Unavailable, ReasonShuttingDown, b,
+		"the server is shutting down, and reads no worker any more; try again when a server is back", retryInfo())
 }
 
 func errUnauthenticated(message string, b journal.Bounds) error {

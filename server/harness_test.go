@@ -86,7 +86,7 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 		read = f(h.journal)
 	}
 	var err error
-	if h.pipeline, err = pipeline.New(pipeline.BatchConfig{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
+	if h.pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
 		t.Fatal(err)
 	}
 	if h.server, err = server.New(cfg, read, h.pipeline); err != nil {

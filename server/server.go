@@ -67,8 +67,11 @@ type Config struct {
 	// Version is what GetStatus tells.
 	Version string
 	// Sources tells the sources of each worker, by its name; nil where they are
-	// not known. It must be safe to call at any time.
+	// not known. It must be safe to call at any time, and the map is the caller's.
 	Sources func() map[string][]*kvcastv1.SourceStatus
+	// Workers are what RegisterWorker adds to and DeregisterWorker removes from; nil:
+	// neither can be called.
+	Workers Workers
 	// Logger gets a line for each call that ends; nil discards them.
 	Logger *slog.Logger
 	// Registerer gets the metrics; nil means none are kept.

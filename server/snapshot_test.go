@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -344,7 +345,8 @@ func TestStatusCalls(t *testing.T) {
 		{Endpoint: "tcp://a:1", State: kvcastv1.SourceState_SOURCE_STATE_LIVE, Started: true, LastSeq: 7},
 		{Endpoint: "tcp://a:2", State: kvcastv1.SourceState_SOURCE_STATE_CONNECTING, DpRank: 1},
 	}}
-	h := overTCP(t, server.Config{Version: "v1", Sources: func() map[string][]*kvcastv1.SourceStatus { return sources }}, journal.Config{})
+	sources["absent"] = []*kvcastv1.SourceStatus{{Endpoint: "tcp://b:1", State: kvcastv1.SourceState_SOURCE_STATE_CONNECTING}}
+	h := overTCP(t, server.Config{Version: "v1", Sources: func() map[string][]*kvcastv1.SourceStatus { return maps.Clone(sources) }}, journal.Config{})
 	h.addWorker()
 	h.append(1, 2, 3)
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -358,8 +360,15 @@ func TestStatusCalls(t *testing.T) {
 		t.Errorf("status: got %v", got)
 	}
 	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
-	if err != nil || len(list.GetWorkers()) != 1 {
+	if err != nil || len(list.GetWorkers()) != 2 {
 		t.Fatalf("workers: got %v, %v", list, err)
+	}
+	if w := list.GetWorkers()[1]; w.GetName() != "absent" || w.GetState() != kvcastv1.WorkerState_WORKER_STATE_CONNECTING || len(w.GetSources()) != 1 {
+		t.Errorf("a worker that is not in the stream: got %v", w)
+	}
+	list, err = h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: []string{"w"}}})
+	if err != nil || len(list.GetWorkers()) != 1 {
+		t.Fatalf("one worker: got %v, %v", list, err)
 	}
 	if w := list.GetWorkers()[0]; w.GetName() != "w" || w.GetState() != kvcastv1.WorkerState_WORKER_STATE_DEGRADED || len(w.GetSources()) != 2 {
 		t.Errorf("worker: got %v", w)

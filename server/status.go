@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"google.golang.org/grpc/status"
 
@@ -54,26 +56,41 @@ func (s routerEvents) ListWorkers(_ context.Context, req *kvcastv1.ListWorkersRe
 	for _, w := range out.GetWorkers() {
 		w.Sources = sources[w.GetName()]
 		w.State = workerState(w.GetSources())
+		delete(sources, w.GetName())
+	}
+	// Those that are read, and not in the stream.
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		if filter.worker(name, "") {
+			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name, State: workerState(sources[name]), Sources: sources[name]})
+		}
 	}
 	return out, nil
 }
 
 // workerState is how a worker with these sources is doing as a whole.
 func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
-	live, heard := 0, 0
+	var live, coming, gone, heard int
 	for _, s := range sources {
-		if s.GetState() == kvcastv1.SourceState_SOURCE_STATE_LIVE {
+		switch s.GetState() {
+		case kvcastv1.SourceState_SOURCE_STATE_LIVE:
 			live++
+		case kvcastv1.SourceState_SOURCE_STATE_CONNECTING:
+			gone++
+		case kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP:
+			coming++
+		default:
 		}
 		if s.GetStarted() {
 			heard++
 		}
 	}
 	switch {
-	case heard == 0:
+	case heard == 0 && coming+gone == len(sources):
 		return kvcastv1.WorkerState_WORKER_STATE_CONNECTING
 	case live == len(sources):
 		return kvcastv1.WorkerState_WORKER_STATE_LIVE
+	case gone == len(sources):
+		return kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED
 	}
 	return kvcastv1.WorkerState_WORKER_STATE_DEGRADED
 }

@@ -4,9 +4,11 @@ import (
 	"math"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
@@ -29,6 +31,7 @@ type config struct {
 	EmitTokenIDs bool
 	Workers      []workerConfig
 	Listeners    []listenerConfig
+	Discovery    []discoveryConfig
 }
 
 type journalConfig struct {
@@ -43,10 +46,11 @@ type batchConfig struct {
 }
 
 type ingestConfig struct {
-	OnGap            string
+	OnGap            pipeline.OnGap
 	MaxBlocksPerRank int
-	Silence          time.Duration
+	Silence          time.Duration // 0: for ever
 	Grace            time.Duration
+	StartWait        time.Duration
 	MaxWorkers       int
 }
 
@@ -93,9 +97,21 @@ type sourceConfig struct {
 type listenerConfig struct {
 	Bind       string
 	Engine     ingest.Engine
-	ReplayPort int
+	ReplayPort int      // 0: none
 	Topics     []string // none: the part's default
 	Worker     string
+}
+
+// discoveryConfig is where workers are found: by a DNS name, or in a file.
+type discoveryConfig struct {
+	DNS        string
+	Port       int
+	ReplayPort int // 0: none
+	Engine     ingest.Engine
+	Model      string
+	BlockSize  uint32 // 0: the first store's
+	File       string
+	Interval   time.Duration
 }
 
 func defaultConfig() config {
@@ -106,8 +122,8 @@ func defaultConfig() config {
 		Journal:  journalConfig{Kind: "memory", MaxBytes: journal.DefaultMaxBytes, MaxAge: journal.DefaultMaxAge},
 		Batch:    batchConfig{MaxBlocks: pipeline.DefaultMaxBlocks},
 		Ingest: ingestConfig{
-			OnGap: "report", MaxBlocksPerRank: 4_000_000, Silence: 30 * time.Second, Grace: time.Minute,
-			MaxWorkers: ingest.DefaultMaxWorkers,
+			OnGap: pipeline.OnGapReport, MaxBlocksPerRank: pipeline.DefaultMaxBlocksPerRank, Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace,
+			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
 		},
 		Subscribers: subscribersConfig{
 			Max: server.DefaultMaxSubscribers, Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: 4,
@@ -121,7 +137,11 @@ func defaultWorker() workerConfig { return workerConfig{Consolidate: "dedup"} }
 func defaultSource() sourceConfig { return sourceConfig{Engine: ingest.EngineVLLM, DPSize: 1} }
 
 func defaultListener() listenerConfig {
-	return listenerConfig{Engine: ingest.EngineVLLM, ReplayPort: 5558}
+	return listenerConfig{Engine: ingest.EngineVLLM, ReplayPort: ingest.DefaultReplayPort}
+}
+
+func defaultDiscovery() discoveryConfig {
+	return discoveryConfig{Engine: ingest.EngineVLLM, Interval: discovery.DefaultInterval}
 }
 
 // atMost is how many workers or subscribers one may ask for: more than fit.
@@ -143,16 +163,17 @@ func (c *config) settings() []setting {
 		duration("journal.max_age", &c.Journal.MaxAge, time.Second, math.MaxInt64),
 		duration("batch.timeout", &c.Batch.Timeout, 0, pipeline.MaxBatchTimeout),
 		count("batch.max_blocks", &c.Batch.MaxBlocks, 1, pipeline.MaxMaxBlocks),
-		notBuilt(oneOf("ingest.on_gap", &c.Ingest.OnGap, "report", "clear")),
-		notBuilt(count("ingest.max_blocks_per_rank", &c.Ingest.MaxBlocksPerRank, 1, math.MaxInt32)),
-		notBuilt(duration("ingest.silence", &c.Ingest.Silence, 0, math.MaxInt64)),
-		notBuilt(duration("ingest.grace", &c.Ingest.Grace, 0, math.MaxInt64)),
+		oneOf("ingest.on_gap", &c.Ingest.OnGap, pipeline.OnGapReport, pipeline.OnGapClear),
+		count("ingest.max_blocks_per_rank", &c.Ingest.MaxBlocksPerRank, 1, pipeline.MaxMaxBlocksPerRank),
+		limit("ingest.silence", &c.Ingest.Silence, 10*time.Millisecond, math.MaxInt64, "for ever"),
+		duration("ingest.grace", &c.Ingest.Grace, 0, math.MaxInt64),
+		duration("ingest.start_wait", &c.Ingest.StartWait, 0, time.Hour),
 		count("ingest.max_workers", &c.Ingest.MaxWorkers, 1, atMost),
 		count("subscribers.max", &c.Subscribers.Max, 1, atMost),
 		duration("subscribers.stall", &c.Subscribers.Stall, time.Second, time.Hour),
 		duration("subscribers.progress", &c.Subscribers.Progress, 100*time.Millisecond, time.Hour),
 		count("subscribers.max_snapshots", &c.Subscribers.MaxSnapshots, 1, 1024),
-		limit("subscribers.max_connection_age", &c.Subscribers.MaxConnectionAge, time.Second, year),
+		limit("subscribers.max_connection_age", &c.Subscribers.MaxConnectionAge, time.Second, year, "for no limit"),
 		duration("subscribers.max_connection_age_grace", &c.Subscribers.MaxConnectionAgeGrace, time.Second, time.Hour),
 		text("auth.tokens", &c.Auth.Tokens, printable, wantFile),
 		text("tls.cert", &c.TLS.Cert, printable, wantFile),
@@ -188,15 +209,44 @@ func (l *listenerConfig) settings() []setting {
 	return []setting{
 		text("bind", &l.Bind, printable, wantEndpoint),
 		engine(&l.Engine),
-		count("replay_port", &l.ReplayPort, 1, math.MaxUint16),
+		replayPort(&l.ReplayPort),
 		text("worker", &l.Worker, anything, ""),
 	}
+}
+
+func (d *discoveryConfig) settings() []setting {
+	return []setting{
+		text("dns", &d.DNS, isHost, "the name of a host, such as vllm.default.svc"),
+		count("port", &d.Port, 1, math.MaxUint16),
+		replayPort(&d.ReplayPort),
+		engine(&d.Engine),
+		text("model", &d.Model, func(s string) bool { return printable(s) && len(s) <= ingest.MaxModelBytes }, "at most 1024 bytes of UTF-8 without control characters"),
+		count("block_size", &d.BlockSize, 1, math.MaxUint32),
+		text("file", &d.File, func(s string) bool { return s != "" && printable(s) }, wantFile),
+		duration("interval", &d.Interval, 100*time.Millisecond, time.Hour),
+	}
+}
+
+// takes tells whether a setting goes with what workers are found by.
+func (d *discoveryConfig) takes(key string) bool {
+	return key == "interval" || (key == "file") == (d.File != "")
 }
 
 const wantEndpoint = "tcp://HOST:PORT or ipc://PATH, in UTF-8 without control characters"
 
 func engine(to *ingest.Engine) setting {
 	return oneOf("engine", to, ingest.EngineVLLM, ingest.EngineSGLang, ingest.EngineTRTLLM, ingest.EngineKVBM, ingest.EngineLLMDSim)
+}
+
+func replayPort(to *int) setting {
+	s := count("replay_port", to, 0, math.MaxUint16)
+	s.want = "1 to 65535, or 0 for none"
+	return s
+}
+
+// isHost tells whether it may be the name of a host.
+func isHost(s string) bool {
+	return s != "" && len(s) <= 253 && printable(s) && !strings.ContainsAny(s, " /:,[]*")
 }
 
 // isAddress tells whether one can listen there, as far as its text tells.

@@ -17,6 +17,11 @@ import (
 // file reads a configuration file. It walks the nodes rather than having them
 // decoded into a struct, so that each mistake can be told with its line.
 func (r *configReader) file(name string, data []byte) {
+	r.document(name, data, func(f *fileReader, n *yaml.Node) { f.mapping(n, "", f.root()) })
+}
+
+// document reads a file's one document, unless it is empty.
+func (r *configReader) document(name string, data []byte, read func(*fileReader, *yaml.Node)) {
 	f := &fileReader{r, strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) {
 			return '?'
@@ -29,7 +34,7 @@ func (r *configReader) file(name string, data []byte) {
 		f.syntax(err)
 		return
 	}
-	f.mapping(&first, "", f.root())
+	read(f, &first)
 	if err := documents.Decode(&second); err == nil {
 		f.wrong(f.at(&second), "", "a second document is not allowed: want one")
 	} else {
@@ -85,10 +90,33 @@ func (f *fileReader) root() []field {
 	return append(root,
 		field{"workers", f.list(f.worker)},
 		field{"listeners", f.list(f.listener)},
-		field{"discovery", f.list(func(n *yaml.Node, path string) {
-			f.wrong(f.at(n), path, "discovery is not built in this version: leave it out, and name workers or listeners")
-		})},
+		field{"discovery", f.list(f.discovery)},
 	)
+}
+
+// discovery reads a place to find workers, by which its other keys go.
+func (f *fileReader) discovery(n *yaml.Node, path string) {
+	d := defaultDiscovery()
+	before := len(f.mistakes)
+	f.mapping(n, path, f.scalars(d.settings()))
+	f.config.Discovery = append(f.config.Discovery, d)
+	given := func(key string) bool { _, ok := f.origins[inside(path, key)]; return ok }
+	switch {
+	case given("dns") && given("file"):
+		f.wrong(f.origins[inside(path, "file")], inside(path, "file"), "is not allowed beside dns: want one of the two")
+	case given("file"):
+		for _, s := range d.settings() {
+			if given(s.key) && s.key != "file" && s.key != "interval" {
+				f.wrong(f.origins[inside(path, s.key)], inside(path, s.key), "is not allowed with file, where each worker has its own: want file and interval alone")
+			}
+		}
+	case given("dns"):
+		if !given("port") {
+			f.wrong(f.at(n), inside(path, "port"), "is missing: want 1 to 65535, where each engine publishes, such as 5557")
+		}
+	case len(f.mistakes) == before:
+		f.wrong(f.at(n), path, "names no place to find workers: want dns with port, or file")
+	}
 }
 
 func (f *fileReader) worker(n *yaml.Node, path string) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -59,6 +60,13 @@ func (c config) write(w io.Writer, from origins) error {
 		listeners.Content = append(listeners.Content, node)
 	}
 	addTo(root, "listeners", listeners)
+	places := &yaml.Node{Kind: yaml.SequenceNode}
+	for i, d := range c.Discovery {
+		node := itemNode(slices.DeleteFunc(d.settings(), func(s setting) bool { return !d.takes(s.key) }))
+		node.HeadComment = comment(from, fmt.Sprintf("discovery[%d]", i))
+		places.Content = append(places.Content, node)
+	}
+	addTo(root, "discovery", places)
 
 	e := yaml.NewEncoder(w)
 	e.SetIndent(2)

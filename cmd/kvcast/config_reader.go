@@ -96,25 +96,30 @@ func (r *configReader) wrong(at origin, path string, problem string) {
 	r.mistakes = append(r.mistakes, mistake{at, path, problem})
 }
 
-func (r *configReader) err() error {
+// told are the mistakes in words, in order.
+func (r *configReader) told() []string {
 	slices.SortStableFunc(r.mistakes, func(a, b mistake) int {
 		if a.line == 0 || b.line == 0 { // the file first
 			return cmp.Compare(b.line, a.line)
 		}
 		return cmp.Compare(a.line, b.line)
 	})
-	switch len(r.mistakes) {
+	all := make([]string, len(r.mistakes))
+	for i, m := range r.mistakes {
+		all[i] = m.String()
+	}
+	return all
+}
+
+func (r *configReader) err() error {
+	switch told := r.told(); len(told) {
 	case 0:
 		return nil
 	case 1:
-		return errors.New(r.mistakes[0].String())
+		return errors.New(told[0])
+	default:
+		return fmt.Errorf("read configuration: %d mistakes:\n  %s", len(told), strings.Join(told, "\n  "))
 	}
-	var lines strings.Builder
-	fmt.Fprintf(&lines, "read configuration: %d mistakes:", len(r.mistakes))
-	for _, m := range r.mistakes {
-		fmt.Fprintf(&lines, "\n  %v", m)
-	}
-	return errors.New(lines.String())
 }
 
 // validate judges what goes together.
@@ -185,7 +190,7 @@ func leaves(err error) []error {
 }
 
 // goField is a field of ingest.Config, by itself or in a path.
-var goField = regexp.MustCompile(`\b(MaxWorkers|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|DPSize|Bind|Topics?|Worker)\b`)
+var goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Bind|Topics?|Worker)\b`)
 
 // inFile says in the keys of the file what is said in fields of ingest.Config.
 func inFile(text string) string {
@@ -193,6 +198,10 @@ func inFile(text string) string {
 		switch field {
 		case "MaxWorkers":
 			return "ingest.max_workers"
+		case "Silence":
+			return "ingest.silence"
+		case "ReplayPort":
+			return "replay_port"
 		case "BlockSize":
 			return "block_size"
 		case "DPSize":

@@ -156,11 +156,11 @@ func duration(key string, to *time.Duration, least, most time.Duration) setting 
 	}
 }
 
-// limit is a duration, or 0 for no limit.
-func limit(key string, to *time.Duration, least, most time.Duration) setting {
+// limit is a duration, or 0, which has a meaning of its own.
+func limit(key string, to *time.Duration, least, most time.Duration, zero string) setting {
 	s := duration(key, to, least, most)
 	read := s.read
-	s.want = "0s for no limit, or " + s.want
+	s.want = "0s " + zero + ", or " + s.want
 	s.read = func(text string) bool {
 		if d, err := time.ParseDuration(text); err == nil && d == 0 {
 			*to = 0

@@ -35,6 +35,10 @@ func TestWholeConfigFile(t *testing.T) {
 		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1}},
 	}}
 	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, ReplayPort: 5558, Topics: []string{"kv@*"}}}
+	want.Discovery = []discoveryConfig{
+		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: ingest.EngineVLLM, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
+		{File: "workers.yaml", Engine: ingest.EngineVLLM, Interval: 5 * time.Second},
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -120,13 +124,22 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want tokens, each with its value`},
 		{"tls:\n  cert: c.pem", `f:2: tls.cert: "c.pem" is not allowed: want tls.key beside it, or neither`},
 		{"tls: {cert: \"\", key: k.pem}", `f:1: tls.key: "k.pem" is not allowed: want tls.cert beside it, or neither`},
-		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report`},
+		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report or clear`},
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
 		{"workers: [{name: x}]", `f:1: workers[0].sources: 0 is not allowed: want one source at least`},
 		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want name, model, block_size, endpoint, consolidate or sources, each with its value`},
 		{"listeners:\n- bind: tcp://*:1\n  topics: kv", `f:3: listeners[0].topics: "kv" is not allowed: want a list`},
-		{"discovery: [{file: w.yaml}]", `f:1: discovery[0]: discovery is not built in this version: leave it out, and name workers or listeners`},
+		{"ingest: {silence: 9ms}", `f:1: ingest.silence: "9ms" is not allowed: want 0s for ever, or 10ms or more, such as 30s`},
+		{"ingest: {start_wait: 61m}", `f:1: ingest.start_wait: "61m" is not allowed: want 0s to 1h`},
+		{"discovery:\n- {}", `f:2: discovery[0]: names no place to find workers: want dns with port, or file`},
+		{"discovery:\n- dns: engines", `f:2: discovery[0].port: is missing: want 1 to 65535, where each engine publishes, such as 5557`},
+		{"discovery:\n- dns: tcp://h:5557\n  port: 1", `f:2: discovery[0].dns: "tcp://h:5557" is not allowed: want the name of a host, such as vllm.default.svc`},
+		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
+		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file, where each worker has its own: want file and interval alone`},
+		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: key "fil" is not known, did you mean file? want dns, port, replay_port, engine, model, block_size, file or interval`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want dns, port, replay_port, engine, model, block_size, file or interval, each with its value`},
 		{"- listen", `f:1: a list is not allowed: want listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery, each with its value`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f:2: not valid YAML: found unexpected end of stream`},
@@ -256,6 +269,17 @@ func TestEverySettingIsAFlag(t *testing.T) {
 	}
 }
 
+// TestNothingIsNotTheDefault has the zeros that ingest takes for its defaults.
+func TestNothingIsNotTheDefault(t *testing.T) {
+	c, _, err := readText("ingest: {silence: 0s, grace: 0s}\nlisteners: [{bind: \"tcp://*:1\", replay_port: 0}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.ingestConfig(); got.Silence >= 0 || got.Grace >= 0 || got.Listeners[0].ReplayPort >= 0 {
+		t.Errorf("got silence %v, grace %v and replay port %d, want all negative", got.Silence, got.Grace, got.Listeners[0].ReplayPort)
+	}
+}
+
 func TestSettingNames(t *testing.T) {
 	s := setting{key: "ingest.max_blocks_per_rank"}
 	if s.flag() != "ingest-max-blocks-per-rank" || s.variable() != "KVCAST_INGEST_MAX_BLOCKS_PER_RANK" {
@@ -294,6 +318,9 @@ func drawConfig(t *rapid.T) config {
 	c.Journal.MaxAge = time.Duration(rapid.Int64Range(int64(time.Second), 1<<62).Draw(t, "age"))
 	c.Batch.Timeout = time.Duration(rapid.Int64Range(0, int64(15*time.Second)).Draw(t, "timeout"))
 	c.Batch.MaxBlocks = rapid.IntRange(1, 16_384).Draw(t, "blocks")
+	c.Ingest.Silence = rapid.SampledFrom([]time.Duration{0, 10 * time.Millisecond, time.Hour}).Draw(t, "silence")
+	c.Ingest.Grace = time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "grace"))
+	c.Ingest.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
 	c.Subscribers.Max = rapid.IntRange(1, atMost).Draw(t, "subscribers")
 	c.Subscribers.MaxSnapshots = rapid.IntRange(1, 1024).Draw(t, "snapshots")
@@ -318,9 +345,21 @@ func drawConfig(t *rapid.T) config {
 		c.Workers = append(c.Workers, w)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "listeners") {
-		l := listenerConfig{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), ReplayPort: ports.Draw(t, "replay port")}
+		l := listenerConfig{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), ReplayPort: rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")}
 		l.Topics = rapid.SampledFrom([][]string{nil, {"kv@*"}, {"*", "1", "a: b"}}).Draw(t, "topics")
 		c.Listeners = append(c.Listeners, l)
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "discovery") {
+		d := defaultDiscovery()
+		d.Interval = time.Duration(rapid.Int64Range(int64(100*time.Millisecond), int64(time.Hour)).Draw(t, "interval"))
+		if rapid.Bool().Draw(t, "by file") {
+			d.File = words.Filter(func(s string) bool { return s != "" }).Draw(t, "file")
+		} else {
+			d.DNS = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(isHost).Draw(t, "host")
+			d.Port, d.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
+			d.Engine, d.Model, d.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")
+		}
+		c.Discovery = append(c.Discovery, d)
 	}
 	return c
 }

@@ -235,8 +235,12 @@ func describe(ev *kvcastv1.RouterEvent) string {
 	case *kvcastv1.RouterEvent_Cleared:
 		fmt.Fprintf(&b, "cleared  (%s)", reason(e.Cleared.GetReason()))
 	case *kvcastv1.RouterEvent_Gap:
-		fmt.Fprintf(&b, "GAP      missing batches: %d, engine seq %d to %d (%s)",
-			e.Gap.GetMissedBatches(), e.Gap.GetFirstSeq(), e.Gap.GetLastSeq(), reason(e.Gap.GetReason()))
+		if n := e.Gap.GetMissedBatches(); n > 0 {
+			fmt.Fprintf(&b, "GAP      missing batches: %d, engine seq %d to %d (%s)",
+				n, e.Gap.GetFirstSeq(), e.Gap.GetLastSeq(), reason(e.Gap.GetReason()))
+		} else {
+			fmt.Fprintf(&b, "GAP      what it holds is no longer known for sure (%s)", reason(e.Gap.GetReason()))
+		}
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		fmt.Fprintf(&b, "worker added, model %q", e.WorkerAdded.GetModel())
 	case *kvcastv1.RouterEvent_WorkerRemoved:

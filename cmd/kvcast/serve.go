@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -16,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
@@ -37,12 +37,13 @@ func (*serveCmd) Help() string {
 // How long the parts have to end, together less than the 10 s that operators are
 // promised.
 const (
+	lookingEnds    = 500 * time.Millisecond
 	readingEnds    = 2 * time.Second
 	subscribersEnd = 7 * time.Second
 )
 
 // errNothingToRead says how to give serve something to read.
-var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, or either in a file with --config, for example
+var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, or either, or where to find workers, in a file with --config, for example
   kvcast serve --worker name=vllm-0,model=Qwen/Qwen3-0.6B,connect=tcp://10.0.0.5:5557
   kvcast serve --bind tcp://*:5557`)}
 
@@ -54,7 +55,7 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 	if err != nil {
 		return usageError{err}
 	}
-	if len(cfg.Workers)+len(cfg.Listeners) == 0 {
+	if len(cfg.Workers)+len(cfg.Listeners)+len(cfg.Discovery) == 0 {
 		return errNothingToRead
 	}
 	creds, err := cfg.credentials()
@@ -79,6 +80,8 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 type service struct {
 	log      *slog.Logger
 	ingest   *ingest.Ingest
+	watches  []discovery.Watch
+	wait     time.Duration // at the start, for engines that can not be reached
 	pipeline *pipeline.Pipeline
 	server   *server.Server
 	grpc     net.Listener
@@ -93,16 +96,14 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 	in := c.ingestConfig()
 	in.Metrics, in.Logger = registry, log
 
-	if slices.ContainsFunc(c.Listeners, func(l listenerConfig) bool { return l.ReplayPort != defaultListener().ReplayPort }) {
-		log.Warn("replay ports are not asked in this version: lost batches are told as gaps")
-	}
 	if creds.tokens != nil && creds.tls == nil {
 		log.Warn("tokens are asked for without TLS, so that whoever sees the traffic can use them: set --tls-cert and --tls-key, unless something in front of kvcast does TLS")
 	}
-	s := &service{log: log}
+	s := &service{log: log, watches: c.watches(log), wait: c.Ingest.StartWait}
 	entries := journal.NewMemory(journal.Config{MaxBytes: int(c.Journal.MaxBytes), MaxAge: c.Journal.MaxAge})
-	s.pipeline, err = pipeline.New(pipeline.BatchConfig{
+	s.pipeline, err = pipeline.New(pipeline.Config{
 		Timeout: c.Batch.Timeout, MaxBlocks: c.Batch.MaxBlocks, EmitTokenIDs: c.EmitTokenIDs,
+		OnGap: c.Ingest.OnGap, MaxBlocksPerRank: c.Ingest.MaxBlocksPerRank,
 	}, entries)
 	if err != nil {
 		return nil, usageError{err}
@@ -112,7 +113,7 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxSnapshots: c.Subscribers.MaxSnapshots, Stall: c.Subscribers.Stall,
 		MaxConnectionAge: c.Subscribers.MaxConnectionAge, MaxConnectionAgeGrace: c.Subscribers.MaxConnectionAgeGrace,
 		TLS: creds.tls, Tokens: creds.tokens,
-		Version: currentVersion(), Sources: s.sourceStatus, Logger: log, Registerer: registry,
+		Version: currentVersion(), Sources: s.sourceStatus, Workers: registered{s}, Logger: log, Registerer: registry,
 	}, entries, s.pipeline)
 	if err != nil {
 		return nil, err
@@ -150,20 +151,23 @@ func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 // run runs the parts until ctx is done or one of them fails, and then ends them
 // in the order in which events flow, so that each hands on the last it has.
 func (s *service) run(ctx context.Context) error {
-	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
+	beyond := context.WithoutCancel(ctx)
+	starting, stopStarting := context.WithCancel(ctx)
+	defer stopStarting()
+	looking, stopLooking := context.WithCancel(beyond)
+	defer stopLooking()
+	reading, stopReading := context.WithCancel(beyond)
 	defer stopReading()
+
 	ingested := background(func() error { return s.ingest.Run(reading) })
+	looked := make(chan struct{})
+	discovered := background(func() error { return discover(looking, s.watches, s.ingest, looked) })
 	served := background(func() error { return s.server.Serve(s.grpc) })
 	var administered <-chan error // nil, which is never ready, without an admin port
 	if s.adminOn != nil {
 		administered = background(s.serveAdmin)
 	}
-	// The engines are being read: this is where routers are let in.
-	s.server.StartServing()
-	s.log.Info("serving", "grpc", s.grpc.Addr().String(), "version", currentVersion())
-	if s.adminOn != nil {
-		s.log.Info("serving", "admin", s.adminOn.Addr().String())
-	}
+	started := background(func() error { s.letIn(starting, looked); return nil })
 
 	var failed error
 	select {
@@ -172,12 +176,16 @@ func (s *service) run(ctx context.Context) error {
 	case failed = <-served:
 	case failed = <-administered:
 	}
+	stopStarting()
+	errs := []error{failed, <-started}
 	s.log.Info("shutting down")
 	s.server.StopServing()
+	stopLooking()
+	errs = append(errs, within(lookingEnds, discovered, errors.New("stop discovery: a file of workers or a name server takes too long")))
 	stopReading()
-	errs := []error{failed, within(readingEnds, ingested, errors.New("stop reading: an engine's name takes too long to resolve, or ZeroMQ hangs"))}
+	errs = append(errs, within(readingEnds, ingested, errors.New("stop reading: an engine's name takes too long to resolve, or ZeroMQ hangs")))
 	s.pipeline.Close() // what is read after this goes nowhere
-	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), subscribersEnd)
+	deadline, cancel := context.WithTimeout(beyond, subscribersEnd)
 	defer cancel()
 	s.server.Shutdown(deadline)
 	errs = append(errs, s.admin.Close())
@@ -187,6 +195,23 @@ func (s *service) run(ctx context.Context) error {
 	}
 	s.log.Info("stopped")
 	return errors.Join(errs...)
+}
+
+// letIn lets routers in when the engines have been read, unless ctx is done before.
+func (s *service) letIn(ctx context.Context, looked <-chan struct{}) {
+	s.log.Info("starting", "grpc", s.grpc.Addr().String(), "version", currentVersion())
+	missing, ok := startup{sources: s.ingest.Sources, looked: looked, wait: s.wait}.run(ctx)
+	if !ok {
+		return
+	}
+	if missing != (unread{}) {
+		s.log.Warn("serving before all engines have been read", "not_connected", missing.connecting, "catching_up", missing.catchingUp)
+	}
+	s.server.StartServing()
+	s.log.Info("serving", "grpc", s.grpc.Addr().String(), "version", currentVersion())
+	if s.adminOn != nil {
+		s.log.Info("serving", "admin", s.adminOn.Addr().String())
+	}
 }
 
 // background runs a part, and returns where its error will be, once; then, and

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+
 	"github.com/kvcast/kvcast/ingest"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -8,7 +10,10 @@ import (
 // sourceStates are the states of ingest in the contract's words.
 var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 	ingest.SourceConnecting: kvcastv1.SourceState_SOURCE_STATE_CONNECTING,
+	ingest.SourceCatchingUp: kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP,
 	ingest.SourceLive:       kvcastv1.SourceState_SOURCE_STATE_LIVE,
+	ingest.SourceRepairing:  kvcastv1.SourceState_SOURCE_STATE_REPAIRING,
+	ingest.SourceSuspect:    kvcastv1.SourceState_SOURCE_STATE_SUSPECT,
 	ingest.SourceStopped:    kvcastv1.SourceState_SOURCE_STATE_STOPPED,
 }
 
@@ -27,4 +32,18 @@ func (s *service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 		})
 	}
 	return all
+}
+
+// registered are the workers of a service as the server changes them, which is
+// made before that which reads them.
+type registered struct{ *service }
+
+// AddWorker implements server.Workers.
+func (r registered) AddWorker(ctx context.Context, w ingest.WorkerConfig) error {
+	return r.ingest.AddWorker(ctx, w)
+}
+
+// RemoveWorker implements server.Workers.
+func (r registered) RemoveWorker(ctx context.Context, name string, why ingest.RemoveReason) error {
+	return r.ingest.RemoveWorker(ctx, name, why)
 }

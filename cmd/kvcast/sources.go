@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -9,9 +10,12 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 )
 
-// ingestConfig is what ingest reads.
+// ingestConfig is what ingest reads. There, zero stands for the default, and
+// something negative for none.
 func (c config) ingestConfig() ingest.Config {
-	cfg := ingest.Config{MaxWorkers: c.Ingest.MaxWorkers}
+	cfg := ingest.Config{
+		MaxWorkers: c.Ingest.MaxWorkers, Silence: cmp.Or(c.Ingest.Silence, -1), Grace: cmp.Or(c.Ingest.Grace, -1),
+	}
 	for _, w := range c.Workers {
 		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint}
 		for _, s := range w.Sources {
@@ -23,7 +27,7 @@ func (c config) ingestConfig() ingest.Config {
 	}
 	for _, l := range c.Listeners {
 		cfg.Listeners = append(cfg.Listeners, ingest.ListenerConfig{
-			Bind: l.Bind, Engine: l.Engine, Topics: l.Topics, Worker: l.Worker,
+			Bind: l.Bind, Engine: l.Engine, Topics: l.Topics, Worker: l.Worker, ReplayPort: cmp.Or(l.ReplayPort, -1),
 		})
 	}
 	return cfg

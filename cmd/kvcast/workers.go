@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -49,33 +51,49 @@ func writeJSON(out io.Writer, m proto.Message) error {
 	return err
 }
 
-// writeWorkers writes a line for each dp rank of each worker.
+// writeWorkers writes a line for each dp rank of each worker, with how its source
+// is doing.
 func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	if len(workers) == 0 {
 		_, err := fmt.Fprintln(out, "no workers")
 		return err
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tBLOCKS\tGAPS\tLAST SEQ\tENDPOINT")
+	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tENDPOINT")
 	for _, w := range workers {
-		for _, r := range w.GetRanks() {
-			lastSeq, endpoint := "-", "-"
+		state := lower(w.GetState().String(), "WORKER_STATE_")
+		ranks := ranksOf(w)
+		for _, r := range ranks {
+			source, lastSeq, endpoint := "-", "-", "-"
 			for _, s := range w.GetSources() {
 				if s.GetDpRank() == r.GetDpRank() {
-					endpoint = s.GetEndpoint()
+					source, endpoint = lower(s.GetState().String(), "SOURCE_STATE_"), s.GetEndpoint()
 					if s.GetStarted() {
 						lastSeq = decimal(s.GetLastSeq())
 					}
 				}
 			}
-			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", w.GetName(), w.GetModel(),
-				lower(w.GetState().String(), "WORKER_STATE_"), r.GetDpRank(), tierBlocks(r.GetBlocks()), gaps(r), lastSeq, endpoint)
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", w.GetName(), w.GetModel(), state,
+				r.GetDpRank(), source, tierBlocks(r.GetBlocks()), gaps(r), lastSeq, endpoint)
 		}
-		if len(w.GetRanks()) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\n", w.GetName(), w.GetModel(), lower(w.GetState().String(), "WORKER_STATE_"))
+		if len(ranks) == 0 {
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\t-\n", w.GetName(), w.GetModel(), state)
 		}
 	}
 	return t.Flush()
+}
+
+// ranksOf returns the dp ranks of a worker, those included that have a source and
+// have not been heard of.
+func ranksOf(w *kvcastv1.WorkerStatus) []*kvcastv1.RankStatus {
+	ranks := slices.Clone(w.GetRanks())
+	for _, s := range w.GetSources() {
+		if !slices.ContainsFunc(ranks, func(r *kvcastv1.RankStatus) bool { return r.GetDpRank() == s.GetDpRank() }) {
+			ranks = append(ranks, &kvcastv1.RankStatus{DpRank: s.GetDpRank()})
+		}
+	}
+	slices.SortFunc(ranks, func(a, b *kvcastv1.RankStatus) int { return cmp.Compare(a.GetDpRank(), b.GetDpRank()) })
+	return ranks
 }
 
 func lower(name, prefix string) string {

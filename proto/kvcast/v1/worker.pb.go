@@ -80,9 +80,9 @@ type WorkerState int32
 const (
 	// Never sent.
 	WorkerState_WORKER_STATE_UNSPECIFIED WorkerState = 0
-	// No source has been heard of yet.
+	// No source has been connected to and caught up with yet.
 	WorkerState_WORKER_STATE_CONNECTING WorkerState = 1
-	// All sources are live.
+	// All sources are live, though they may be silent.
 	WorkerState_WORKER_STATE_LIVE WorkerState = 2
 	// Some sources are not live.
 	WorkerState_WORKER_STATE_DEGRADED WorkerState = 3
@@ -209,7 +209,7 @@ type WorkerSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique name, 1 to 253 bytes.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Name of the model that it serves.
+	// Name of the model that it serves, at most 1024 bytes.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// Tokens in a block; 0 means that of the first store.
 	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
@@ -217,9 +217,10 @@ type WorkerSpec struct {
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// kvcast passes them through.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Where to read its events; at least one.
+	// Where to read its events; at least one, and in this version no more.
 	Sources []*SourceSpec `protobuf:"bytes,6,rep,name=sources,proto3" json:"sources,omitempty"`
-	// What to do with several sources; see Consolidate.
+	// What to do with several sources; see Consolidate. In this version no other
+	// than CONSOLIDATE_DEDUP is allowed.
 	Consolidate   Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -307,7 +308,7 @@ func (x *WorkerSpec) GetConsolidate() Consolidate {
 // A publisher of KV-cache events.
 type SourceSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// vllm, sglang, trtllm, kvbm or llm-d-sim.
+	// vllm, sglang, trtllm, kvbm or llm-d-sim; empty means vllm.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is
 	// read at port + r.
@@ -315,7 +316,7 @@ type SourceSpec struct {
 	// ZeroMQ endpoint of its replay socket; empty where there is none. dp rank r
 	// is asked at port + r.
 	Replay string `protobuf:"bytes,3,opt,name=replay,proto3" json:"replay,omitempty"`
-	// Number of dp ranks; 0 means 1.
+	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
 	// Prefix of the topics to read; empty means all.
 	Topic         string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
@@ -388,7 +389,8 @@ func (x *SourceSpec) GetTopic() string {
 	return ""
 }
 
-// A worker as kvcast sees it now.
+// A worker as kvcast sees it now. One that is to be read and is not in the stream,
+// as its engine can not be reached, has its name, state and sources alone.
 type WorkerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its unique name.

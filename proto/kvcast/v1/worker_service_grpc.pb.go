@@ -28,12 +28,40 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Workers come and go by these calls, beside those of the configuration and of
-// discovery. A server that asks for tokens wants one with the role operator.
+// discovery. A server that asks for tokens wants one with the role operator. Both
+// are answered while the server is starting, too.
+//
+// Errors carry what those of RouterEventService do, and mean the same; these are
+// its reasons, and three of its own:
+//
+//	code                reason             what to do
+//	ALREADY_EXISTS      WORKER_EXISTS      the name is taken: choose another one, or
+//	                                       deregister the worker that has it
+//	NOT_FOUND           WORKER_NOT_FOUND   there is no such worker, or it connects by
+//	                                       itself: the message tells which
+//	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or let the
+//	                                       server have more
+//	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
+//	                                       worker.sources[0].connect
+//	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
+//	UNIMPLEMENTED       UNIMPLEMENTED      this server's workers are not changed so
+//	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
+//	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server knows
+//	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceClient interface {
-	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken.
+	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken. The
+	// answer comes once the worker is in the stream, which may be before its engine
+	// can be reached: that is tried for as long as the worker is registered. A
+	// worker without a connection for the grace time leaves the stream, and is in
+	// it again when it has one. A server that starts anew knows only those of its
+	// configuration.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
-	// Stops reading a worker's events and forgets what it held. NOT_FOUND where
-	// there is no such worker.
+	// Stops reading a worker's events and forgets what it held: WorkerRemoved with
+	// REASON_DEREGISTERED is in the stream when the answer comes, unless the worker
+	// had left it. NOT_FOUND where there is no such worker, and for one whose engine
+	// connects to a port of the server by itself. A worker of the configuration is
+	// gone until the server starts anew, one that was discovered until it has
+	// not been found for a while and then is again.
 	DeregisterWorker(ctx context.Context, in *DeregisterWorkerRequest, opts ...grpc.CallOption) (*DeregisterWorkerResponse, error)
 }
 
@@ -70,12 +98,40 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 // for forward compatibility.
 //
 // Workers come and go by these calls, beside those of the configuration and of
-// discovery. A server that asks for tokens wants one with the role operator.
+// discovery. A server that asks for tokens wants one with the role operator. Both
+// are answered while the server is starting, too.
+//
+// Errors carry what those of RouterEventService do, and mean the same; these are
+// its reasons, and three of its own:
+//
+//	code                reason             what to do
+//	ALREADY_EXISTS      WORKER_EXISTS      the name is taken: choose another one, or
+//	                                       deregister the worker that has it
+//	NOT_FOUND           WORKER_NOT_FOUND   there is no such worker, or it connects by
+//	                                       itself: the message tells which
+//	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or let the
+//	                                       server have more
+//	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
+//	                                       worker.sources[0].connect
+//	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
+//	UNIMPLEMENTED       UNIMPLEMENTED      this server's workers are not changed so
+//	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
+//	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server knows
+//	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceServer interface {
-	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken.
+	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken. The
+	// answer comes once the worker is in the stream, which may be before its engine
+	// can be reached: that is tried for as long as the worker is registered. A
+	// worker without a connection for the grace time leaves the stream, and is in
+	// it again when it has one. A server that starts anew knows only those of its
+	// configuration.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)
-	// Stops reading a worker's events and forgets what it held. NOT_FOUND where
-	// there is no such worker.
+	// Stops reading a worker's events and forgets what it held: WorkerRemoved with
+	// REASON_DEREGISTERED is in the stream when the answer comes, unless the worker
+	// had left it. NOT_FOUND where there is no such worker, and for one whose engine
+	// connects to a port of the server by itself. A worker of the configuration is
+	// gone until the server starts anew, one that was discovered until it has
+	// not been found for a while and then is again.
 	DeregisterWorker(context.Context, *DeregisterWorkerRequest) (*DeregisterWorkerResponse, error)
 	mustEmbedUnimplementedWorkerServiceServer()
 }

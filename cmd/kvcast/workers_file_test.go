@@ -1,0 +1,55 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+func TestReadWorkers(t *testing.T) {
+	worker := func(name string) ingest.WorkerConfig {
+		return ingest.WorkerConfig{Name: name, Model: "m", Sources: []ingest.SourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://h:1", DPSize: 1}}}
+	}
+	const a, b = "{name: a, model: m, sources: [{connect: \"tcp://h:1\"}]}", "{name: b, model: m, sources: [{connect: \"tcp://h:1\"}]}"
+	file := filepath.Join(t.TempDir(), "w.yaml")
+	for _, tt := range []struct {
+		text string
+		want []ingest.WorkerConfig
+		says string // where it is wrong
+	}{
+		{"- " + a + "\n- " + b, []ingest.WorkerConfig{worker("a"), worker("b")}, ""},
+		{"workers:\n- " + a, []ingest.WorkerConfig{worker("a")}, ""},
+		{"[]", nil, ""},
+		{"workers: []", nil, ""},
+		{"", nil, file + ": names no workers: want a list"},
+		{"# nobody\n", nil, file + ": names no workers: want a list"},
+		{"workers:\n", nil, file + ": names no workers: want a list"},
+		{"{}", nil, file + ": names no workers: want a list"},
+		{"workers: {}", nil, file + ":1: workers: a mapping is not allowed: want a list"},
+		{"a", nil, file + `:1: "a" is not allowed: want workers, each with its value`},
+		{"worker: []", nil, file + `:1: key "worker" is not known, did you mean workers? want workers`},
+		{"- " + a + "\n- " + a, nil, file + `:2: workers[1].name: "a" is not allowed: want unique`},
+		{"- name: a\n  sources:\n  - conect: tcp://h:1", nil, file + `:3: workers[0].sources[0]: key "conect" is not known, did you mean connect?`},
+		{"- " + a + "\n- " + b + "\n- {name: c, sources: [{connect: \"tcp://h:1\"}]}", nil, file + ":1: workers: 3 is not allowed: want "},
+		{"- " + a + "\n- {name: ", nil, file + ":2: not valid YAML"},
+	} {
+		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := readWorkers(file, 2)
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.text, diff)
+		}
+		if (err == nil) != (tt.says == "") || err != nil && !strings.HasPrefix(err.Error(), tt.says) {
+			t.Errorf("%q: got error %v, want %q", tt.text, err, tt.says)
+		}
+	}
+	if _, err := readWorkers(file+"x", 2); err == nil {
+		t.Error("a file that is not there is no error")
+	}
+}

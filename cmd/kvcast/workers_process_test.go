@@ -1,0 +1,354 @@
+package main_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/internal/simulator"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// publisherOf is an engine with a replay socket that publishes what a test says.
+func publisherOf(t *testing.T, cfg simulator.SocketConfig) *simulator.Publisher {
+	t.Helper()
+	if cfg.Replay == "" {
+		cfg.Replay = "tcp://127.0.0.1:*"
+	}
+	p, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Errorf("close publisher: %v", err)
+		}
+	})
+	return p
+}
+
+// storedOf is an event that stores a block.
+func storedOf(hash uint64) wire.Event {
+	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2}, BlockSize: 2}
+}
+
+// portOf is the port of a tcp endpoint.
+func portOf(endpoint string) string { return endpoint[strings.LastIndexByte(endpoint, ':')+1:] }
+
+// following is a stream from the earliest entry, which is checked as it is read.
+type following struct {
+	t       *testing.T
+	stream  grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
+	checker *checker.Checker
+	// said is what has been read of each worker, and not been waited for.
+	said map[string][]string
+}
+
+func follow(t *testing.T, s *process) *following {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
+	stream, err := s.client().Subscribe(ctx, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &following{t: t, stream: stream, checker: checker.New(checker.Options{}), said: make(map[string][]string)}
+	if err := f.checker.Begin(req); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// until reads until something has been said of a worker, and returns what was
+// said of it before, since the last call for it.
+func (f *following) until(worker, says string) (before []string) {
+	f.t.Helper()
+	for {
+		if i := slices.Index(f.said[worker], says); i >= 0 {
+			before, f.said[worker] = f.said[worker][:i], f.said[worker][i+1:]
+			return before
+		}
+		m, err := f.stream.Recv()
+		if err != nil {
+			f.t.Fatalf("wait for %s of %s: %v; said was %q", says, worker, err, f.said)
+		}
+		if err := f.checker.Receive(m); err != nil {
+			f.t.Fatal(err)
+		}
+		for _, e := range m.GetEntries() {
+			for _, ev := range e.GetEvents() {
+				f.said[e.GetWorker()] = append(f.said[e.GetWorker()], told(ev))
+			}
+		}
+	}
+}
+
+// told says an event in a few words.
+func told(ev *kvcastv1.RouterEvent) string {
+	switch e := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		return "added " + e.WorkerAdded.GetModel()
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		return "removed " + strings.TrimPrefix(e.WorkerRemoved.GetReason().String(), "REASON_")
+	case *kvcastv1.RouterEvent_Stored:
+		return fmt.Sprint("stored ", e.Stored.GetBlockHashes())
+	case *kvcastv1.RouterEvent_Gap:
+		return "gap " + strings.TrimPrefix(e.Gap.GetReason().String(), "REASON_")
+	case *kvcastv1.RouterEvent_Cleared:
+		return "cleared"
+	default:
+		return "something else"
+	}
+}
+
+// operator calls the process's WorkerService.
+func (p *process) operator() kvcastv1.WorkerServiceClient {
+	p.t.Helper()
+	conn, err := grpc.NewClient(p.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			p.t.Errorf("close client: %v", err)
+		}
+	})
+	return kvcastv1.NewWorkerServiceClient(conn)
+}
+
+func TestRegisteredWorkersAreReadUntilTheyAreDeregistered(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--ingest-max-workers", "2")
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1)) // before anybody listens
+	f, operator := follow(t, s), s.operator()
+	spec := &kvcastv1.WorkerSpec{Name: "w", Model: "m", Sources: []*kvcastv1.SourceSpec{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}}
+	register := func() error {
+		_, err := operator.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
+		return err
+	}
+	deregister := func(name string) error {
+		_, err := operator.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: name})
+		return err
+	}
+	for range 2 {
+		if err := register(); err != nil {
+			t.Fatal(err)
+		}
+		f.until("w", "added m")
+		f.until("w", "stored [1]")
+		if err := register(); status.Code(err) != codes.AlreadyExists {
+			t.Errorf("registered twice: got %v, want ALREADY_EXISTS", err)
+		}
+		if err := deregister("w"); err != nil {
+			t.Fatal(err)
+		}
+		f.until("w", "removed DEREGISTERED")
+		if err := deregister("w"); status.Code(err) != codes.NotFound {
+			t.Errorf("deregistered twice: got %v, want NOT_FOUND", err)
+		}
+	}
+	spec.Sources[0].Connect = "tcp://h"
+	if err := register(); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `worker.sources[0].connect: "tcp://h" is not allowed`) {
+		t.Errorf("a bad endpoint: got %v", err)
+	}
+	spec.Sources[0].Connect = p.Endpoint()
+	for _, name := range []string{"a", "b", "c"} {
+		spec.Name = name
+		if got, want := status.Code(register()), map[string]codes.Code{"c": codes.ResourceExhausted}[name]; got != want {
+			t.Errorf("register %s where two may be: got %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestConfiguredWorkersCanBeDeregisteredAndBoundOnesNot(t *testing.T) {
+	t.Parallel()
+	p, s := engine(t, "--bind", "tcp://127.0.0.1:*")
+	publish(t, p, storedOf(1))
+	f, operator := follow(t, s), s.operator()
+	f.until("w", "stored [1]")
+	if _, err := operator.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	f.until("w", "removed DEREGISTERED")
+	if got := kvcast(t, nil, "workers", "--addr", s.addr()); got.out != "no workers\n" {
+		t.Errorf("got %q %q", got.out, got.err)
+	}
+
+	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := bound.Subscribed(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, bound, storedOf(2))
+	f.until("pod-0", "added m")
+	_, err := operator.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "pod-0"})
+	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "its engine connects to a port of the server by itself") {
+		t.Errorf("a bound worker: got %v", err)
+	}
+}
+
+func TestWorkersOfAFileComeAndGo(t *testing.T) {
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1))
+	file := filepath.Join(t.TempDir(), "workers.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	item := func(name, model string) string {
+		return fmt.Sprintf("- {name: %s, model: %s, sources: [{connect: %q, replay: %q}]}\n", name, model, p.Endpoint(), p.ReplayEndpoint())
+	}
+	// It is not there yet.
+	s := serve(t, "--config", configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file)))
+	s.logged(`workers can not be found; those found before stay.*no such file`)
+	f := follow(t, s)
+	write(item("a", "m"))
+	f.until("a", "stored [1]")
+	write("workers:\n" + item("a", "m") + item("b", "m"))
+	f.until("b", "stored [1]")
+	write(item("a", "n") + item("b", "m"))
+	f.until("a", "removed DISCOVERY")
+	f.until("a", "added n")
+	f.until("a", "stored [1]")
+
+	write(item("a", "n") + "- {name: b, modell: m}\n")
+	s.logged(`those found before stay.*workers.yaml:2: workers\[1\]: key .*modell.* is not known, did you mean model`)
+	publish(t, p, storedOf(2))
+	f.until("b", "stored [2]")
+	write(item("a", "n"))
+	f.until("b", "removed DISCOVERY")
+	if before := f.until("a", "stored [2]"); len(before) > 0 {
+		t.Errorf("a had %q, though nothing was said of it", before)
+	}
+}
+
+func TestWorkersOfADNSName(t *testing.T) {
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	publish(t, p, storedOf(1))
+	// Where the name has another address as well, nobody is there.
+	s := serve(t, "--ingest-start-wait", "100ms", "--config", configFile(t, fmt.Sprintf(
+		"discovery: [{dns: localhost, port: %s, replay_port: %s, model: m}]", portOf(p.Endpoint()), portOf(p.ReplayEndpoint()))))
+	f := follow(t, s)
+	worker := "127.0.0.1:" + portOf(p.Endpoint())
+	f.until(worker, "added m")
+	f.until(worker, "stored [1]")
+}
+
+// TestABoundWorkerThatIsGoneIsRemovedAndComesBack checks with the stream that its
+// event ids go on.
+func TestABoundWorkerThatIsGoneIsRemovedAndComesBack(t *testing.T) {
+	t.Parallel()
+	at := "ipc://" + filepath.Join(t.TempDir(), "kvcast")
+	engine := simulator.SocketConfig{Endpoint: at, Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m"}
+	p := publisherOf(t, engine)
+	engine.Replay = p.ReplayEndpoint() // the next one has the same
+	s := serve(t, "--ingest-grace", "100ms", "--bind", at+",replay_port="+portOf(p.ReplayEndpoint()))
+	f := follow(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for life := range uint64(2) {
+		publish(t, p, storedOf(10*life+1)) // perhaps before it is connected
+		if err := p.Subscribed(ctx, 1); err != nil {
+			t.Fatal(err)
+		}
+		publish(t, p, storedOf(10*life+2))
+		f.until("127.0.0.1", "added m")
+		if before, want := f.until("127.0.0.1", fmt.Sprintf("stored [%d]", 10*life+2)), fmt.Sprintf("stored [%d]", 10*life+1); len(before) != 1 || before[0] != want {
+			t.Errorf("before its second block: got %q, want %s", before, want)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.until("127.0.0.1", "removed DISCONNECTED")
+		if got := f.checker.View().Workers(); len(got) > 0 {
+			t.Errorf("workers left: %q", got)
+		}
+		if life == 0 {
+			p = publisherOf(t, engine)
+		}
+	}
+}
+
+// TestAnIdleWorkerStays has one that says nothing for longer than the grace time,
+// and is asked now and then.
+func TestAnIdleWorkerStays(t *testing.T) {
+	t.Parallel()
+	p := publisherOf(t, simulator.SocketConfig{})
+	s := serve(t, "--ingest-grace", "100ms", "--ingest-silence", "50ms",
+		"--worker", "name=w,model=m,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	f := follow(t, s)
+	publish(t, p, storedOf(1))
+	f.until("w", "added m")
+	f.until("w", "stored [1]")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := p.Replayed(ctx, p.Replays()+5); err != nil {
+		t.Fatal(err)
+	}
+	got := kvcast(t, nil, "workers", "--addr", s.addr())
+	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || strings.Join(strings.Fields(lines[1])[:5], " ") != "w m live 0 live" {
+		t.Errorf("workers: got %q %q", got.out, got.err)
+	}
+	publish(t, p, storedOf(2))
+	if before := f.until("w", "stored [2]"); len(before) > 0 {
+		t.Errorf("the worker had %q while it was idle", before)
+	}
+}
+
+// TestRoutersAreLetInOnceTheEnginesHaveBeenRead has an engine that comes after the
+// server.
+func TestRoutersAreLetInOnceTheEnginesHaveBeenRead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	at := simulator.SocketConfig{Endpoint: "ipc://" + filepath.Join(dir, "events"), Replay: "ipc://" + filepath.Join(dir, "replay")}
+	s := serve(t, "--ingest-start-wait", "1m", "--worker", "name=w,model=m,connect="+at.Endpoint+",replay="+at.Replay)
+	addr := s.logged(`msg=starting grpc=(\S+)`)
+	got := kvcast(t, nil, "snapshot", "--addr", addr)
+	if got.status != 1 || !strings.Contains(got.err, "UNAVAILABLE: the server is starting") {
+		t.Errorf("while it starts: got status %d and %q", got.status, got.err)
+	}
+	got = kvcast(t, nil, "workers", "--addr", addr)
+	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || strings.Join(strings.Fields(lines[1])[:5], " ") != "w m connecting 0 connecting" {
+		t.Errorf("workers while it starts: got %q %q", got.out, got.err)
+	}
+	p := publisherOf(t, at)
+	for n := range uint64(100) {
+		publish(t, p, storedOf(n))
+	}
+	got = kvcast(t, nil, "snapshot", "--addr", s.addr())
+	if !strings.Contains(got.out, "1 worker, 100 blocks") {
+		t.Errorf("the first snapshot: got %q %q", got.out, got.err)
+	}
+}
+
+func TestAServerThatStillStartsEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "--ingest-start-wait", "1m", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "nobody"))
+	s.logged(`msg=starting grpc=(\S+)`)
+	began := time.Now()
+	if status := s.stop(); status != 0 || time.Since(began) > 5*time.Second {
+		t.Errorf("it ended with status %d after %v", status, time.Since(began))
+	}
+}

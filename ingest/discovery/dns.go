@@ -1,0 +1,72 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+// lookUpTimeout is how long a name server may take.
+const lookUpTimeout = 5 * time.Second
+
+// DNS is a name that has an address for each engine, as that of a headless service
+// does.
+type DNS struct {
+	// Host is the name.
+	Host string
+	// Port is where each engine publishes.
+	Port int
+	// ReplayPort is where each replays; 0 means that none does.
+	ReplayPort int
+	// Engine is what the engines are, and Model what they serve; both as of
+	// ingest.WorkerConfig.
+	Engine ingest.Engine
+	Model  string
+	// BlockSize is in tokens; 0 means that of the first store.
+	BlockSize uint32
+
+	// lookUp is the resolver; nil means the system's.
+	lookUp func(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+// Find finds a worker at each address. Its name is ADDRESS:PORT.
+//
+// A name without addresses is no error: all engines may be gone.
+func (d DNS) Find(ctx context.Context) ([]ingest.WorkerConfig, error) {
+	lookUp := d.lookUp
+	if lookUp == nil {
+		lookUp = net.DefaultResolver.LookupNetIP
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookUpTimeout)
+	defer cancel()
+	addresses, err := lookUp(ctx, "ip", d.Host)
+	var no *net.DNSError
+	if errors.As(err, &no) && no.IsNotFound {
+		addresses, err = nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s: %w", d.Host, err)
+	}
+	for i, a := range addresses {
+		addresses[i] = a.Unmap()
+	}
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	addresses = slices.Compact(addresses)
+	workers := make([]ingest.WorkerConfig, len(addresses))
+	for i, a := range addresses {
+		at := func(port int) string { return net.JoinHostPort(a.String(), strconv.Itoa(port)) }
+		source := ingest.SourceConfig{Engine: d.Engine, Connect: "tcp://" + at(d.Port)}
+		if d.ReplayPort != 0 {
+			source.Replay = "tcp://" + at(d.ReplayPort)
+		}
+		workers[i] = ingest.WorkerConfig{Name: at(d.Port), Model: d.Model, BlockSize: d.BlockSize, Sources: []ingest.SourceConfig{source}}
+	}
+	return workers, nil
+}

@@ -1,0 +1,66 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+func TestDNS(t *testing.T) {
+	worker := func(name, connect, replay string) ingest.WorkerConfig {
+		return ingest.WorkerConfig{Name: name, Model: "m", BlockSize: 16, Sources: []ingest.SourceConfig{
+			{Engine: ingest.EngineSGLang, Connect: connect, Replay: replay},
+		}}
+	}
+	tests := []struct {
+		name      string
+		addresses []string
+		err       error
+		replay    int
+		want      []ingest.WorkerConfig
+		wantErr   bool
+	}{
+		{"each address once, in order", []string{"10.0.0.2", "::ffff:10.0.0.1", "10.0.0.1"}, nil, 5558, []ingest.WorkerConfig{
+			worker("10.0.0.1:5557", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+			worker("10.0.0.2:5557", "tcp://10.0.0.2:5557", "tcp://10.0.0.2:5558"),
+		}, false},
+		{"IPv6, no replay", []string{"fd00::1"}, nil, 0, []ingest.WorkerConfig{
+			worker("[fd00::1]:5557", "tcp://[fd00::1]:5557", ""),
+		}, false},
+		{"no such name", nil, &net.DNSError{IsNotFound: true}, 0, []ingest.WorkerConfig{}, false},
+		{"no name server", nil, errors.New("refused"), 0, nil, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			d := DNS{Host: "engines", Port: 5557, ReplayPort: tt.replay, Engine: ingest.EngineSGLang, Model: "m", BlockSize: 16}
+			d.lookUp = func(_ context.Context, _, host string) ([]netip.Addr, error) {
+				if host != "engines" {
+					t.Errorf("host %q", host)
+				}
+				var all []netip.Addr
+				for _, a := range tt.addresses {
+					all = append(all, netip.MustParseAddr(a))
+				}
+				return all, tt.err
+			}
+			got, err := d.Find(t.Context())
+			if (err != nil) != tt.wantErr {
+				t.Fatalf("error %v", err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+			for _, w := range got {
+				if err := (ingest.Config{Workers: []ingest.WorkerConfig{w}}).Validate(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}

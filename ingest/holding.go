@@ -1,0 +1,91 @@
+package ingest
+
+import (
+	"bytes"
+	"sync/atomic"
+	"time"
+)
+
+// Bounds of what is held back while batches before it are fetched. Beyond them
+// a live batch is let go, and fetched as well when the others have been.
+const (
+	maxHeldBatches = 10_000    // of a publisher: as many as an engine remembers
+	maxHeldBytes   = 16 << 20  // of a publisher
+	maxHeldTotal   = 128 << 20 // of all
+)
+
+// budget is the memory that all holdings share.
+type budget struct{ used atomic.Int64 }
+
+// held is a live batch that waits.
+type held struct {
+	epoch   []byte
+	seq     uint64
+	payload []byte
+	at      time.Time
+	// connection is the one that it came by; see publisher.connection.
+	connection uint32
+	print      fingerprint
+}
+
+// holding is a publisher's live batches that wait for a repair, in the order in
+// which they came. It is bounded: what does not fit is the caller's to fetch again.
+type holding struct {
+	batches []held
+	bytes   int
+	budget  *budget
+}
+
+// add keeps a copy of a batch, and tells whether there was room.
+func (h *holding) add(a *arrival, at time.Time, connection uint32) bool {
+	n := len(a.payload)
+	if len(h.batches) >= maxHeldBatches || h.bytes+n > maxHeldBytes {
+		return false
+	}
+	if h.budget.used.Add(int64(n)) > maxHeldTotal {
+		h.budget.used.Add(-int64(n))
+		return false
+	}
+	h.bytes += n
+	h.batches = append(h.batches, held{
+		epoch: bytes.Clone(a.epoch), seq: a.seq, payload: bytes.Clone(a.payload), at: at, connection: connection, print: a.print,
+	})
+	return true
+}
+
+// first returns the batch that came first; nil where there is none.
+func (h *holding) first() *held {
+	if len(h.batches) == 0 {
+		return nil
+	}
+	return &h.batches[0]
+}
+
+// drop lets the first one go.
+func (h *holding) drop() {
+	n := len(h.batches[0].payload)
+	h.bytes -= n
+	h.budget.used.Add(-int64(n))
+	h.batches[0] = held{}
+	h.batches = h.batches[1:]
+	if len(h.batches) == 0 {
+		h.batches = nil
+	}
+}
+
+// dropBefore lets those go that came by an earlier connection, and returns how
+// many.
+func (h *holding) dropBefore(connection uint32) (n int) {
+	for f := h.first(); f != nil && f.connection != connection; f = h.first() {
+		h.drop()
+		n++
+	}
+	return n
+}
+
+// clear lets all go.
+func (h *holding) clear() {
+	for h.first() != nil {
+		h.drop()
+	}
+}

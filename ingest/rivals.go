@@ -1,0 +1,121 @@
+package ingest
+
+import "time"
+
+// ambiguityEnds is how long one of two publishers must be silent for the other to
+// be alone again.
+const ambiguityEnds = time.Minute
+
+// rivals notices that two publishers use one topic and rank: seqs jump, and then
+// go on where they left off before the jump. The batches of the two can not be put
+// in order, and neither is a restart of the other.
+type rivals struct {
+	// last is the last seq before seqs jumped, and epoch that of its batch; known tells
+	// that they did.
+	last  uint64
+	epoch string
+	known bool
+	// mixing tells that two runs are being read. Each has its last seq, and when it
+	// last went on.
+	mixing bool
+	runs   [2]run
+}
+
+type run struct {
+	last uint64
+	at   time.Time
+}
+
+// succeed takes note that seqs jump from this one.
+func (r *rivals) succeed(last uint64, epoch string) { r.last, r.epoch, r.known = last, epoch, true }
+
+// former tells whether a seq goes on where they jumped.
+func (r *rivals) former(seq uint64) bool { return r.known && seq > r.last && seq-r.last == 1 }
+
+// epochOf tells whether an epoch is the one before the jump.
+func (r *rivals) epochOf(epoch []byte) bool { return r.known && string(epoch) == r.epoch }
+
+// begin notes that the run before went on with seq, beside the one whose last
+// seq is given.
+func (r *rivals) begin(now time.Time, seq, last uint64) {
+	*r = rivals{mixing: true, runs: [2]run{{last, now}, {seq, now}}}
+}
+
+// next notes a batch of either run.
+func (r *rivals) next(now time.Time, seq uint64) {
+	// The one that it is nearest above, else the one that was silent longer.
+	i := 0
+	switch above0, above1 := seq-r.runs[0].last, seq-r.runs[1].last; {
+	case above1 < above0:
+		i = 1
+	case above1 == above0 && r.runs[1].at.Before(r.runs[0].at):
+		i = 1
+	}
+	r.runs[i] = run{seq, now}
+}
+
+// alone tells whether one of the two has been silent for so long that the other
+// is alone, and what its last seq is.
+func (r *rivals) alone(now time.Time) (last uint64, ok bool) {
+	for i, other := range []int{1, 0} {
+		if r.mixing && now.Sub(r.runs[i].at) > ambiguityEnds {
+			return r.runs[other].last, true
+		}
+	}
+	return 0, false
+}
+
+// latest returns the last seq of the run that went on last.
+func (r *rivals) latest() uint64 {
+	if r.runs[1].at.After(r.runs[0].at) {
+		return r.runs[1].last
+	}
+	return r.runs[0].last
+}
+
+// ambiguous tells that two publishers use this one's topic and rank.
+func (p *publisher) ambiguous(in *intake, now time.Time, seq uint64) {
+	p.worker.metrics.ambiguous.Inc()
+	p.worker.warn(noticeAmbiguous, now, "two publishers use one topic and rank: their batches can not be told apart",
+		"source", p.source, "rank", p.rank)
+	p.rivals.begin(now, seq, p.seq.last)
+	p.lose(now, seqRange{}, GapAmbiguousPublisher)
+	p.repair = nil
+	p.owes, p.owed = false, 0
+	for f := p.held.first(); f != nil; f = p.held.first() {
+		a := f.arrival(in)
+		p.mixed(in, f.at, &a)
+		p.held.drop()
+	}
+	p.show()
+}
+
+// mixed takes a batch of either of two publishers.
+func (p *publisher) mixed(in *intake, now time.Time, a *arrival) {
+	p.rivals.next(now, a.seq)
+	if a.err != nil {
+		p.reject(now, a)
+		return
+	}
+	rank := p.rankOf(now, a)
+	if !p.know(rank) {
+		p.worker.refuse(refusedRanks, now)
+		return
+	}
+	p.note(a.seq)
+	p.batch(in, now, rank, a)
+}
+
+// parted goes on with the one publisher that is left. What the other one held is
+// not told apart from it without a replay.
+func (p *publisher) parted(now time.Time, last uint64) {
+	p.rivals = rivals{}
+	if p.replay != "" {
+		p.restarted(now)
+		p.rivals = rivals{}
+		p.fetch(now, causeReconnect)
+		return
+	}
+	p.seq.forget()
+	p.seq.lose(last)
+}

@@ -1,0 +1,181 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// roll notes who is added and removed, or refuses with an error. It allows what
+// ingest does.
+type roll struct {
+	err     error
+	added   []ingest.WorkerConfig
+	removed []string
+}
+
+func (r *roll) AddWorker(_ context.Context, c ingest.WorkerConfig) error {
+	if err := (ingest.Config{Workers: []ingest.WorkerConfig{c}}).Validate(); err != nil {
+		return err
+	}
+	r.added = append(r.added, c)
+	return errors.Join(nil, r.err)
+}
+
+func (r *roll) RemoveWorker(_ context.Context, name string, why ingest.RemoveReason) error {
+	r.removed = append(r.removed, fmt.Sprint(name, " ", why))
+	return r.err
+}
+
+// spec is a worker that may be registered.
+func spec() *kvcastv1.WorkerSpec {
+	return &kvcastv1.WorkerSpec{Name: "v", Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://h:1"}}}
+}
+
+func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := overTCP(t, server.Config{Workers: &roll{err: err}}, journal.Config{})
+		_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
+		return h, err
+	}
+}
+
+func deregisterFails(err error, name string) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := overTCP(t, server.Config{Workers: &roll{err: err}}, journal.Config{})
+		h.addWorker()
+		_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: name})
+		return h, err
+	}
+}
+
+func TestRegisterAndDeregisterWorker(t *testing.T) {
+	r := &roll{}
+	h := startingOverTCP(t, server.Config{Workers: r}, journal.Config{}) // while it starts, too
+	client := kvcastv1.NewWorkerServiceClient(h.conn)
+	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,
+		Sources: []*kvcastv1.SourceSpec{{Engine: "sglang", Connect: "tcp://h:1", Replay: "tcp://h:9", DpSize: 2, Topic: "kv"}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "v"}); err != nil {
+		t.Fatal(err)
+	}
+	want := &roll{
+		added: []ingest.WorkerConfig{{
+			Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"},
+			Sources: []ingest.SourceConfig{{Engine: ingest.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv"}},
+		}},
+		removed: []string{fmt.Sprint("v ", ingest.RemovedDeregistered)},
+	}
+	if diff := cmp.Diff(want, r, cmp.AllowUnexported(roll{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestViolationsNameTheContractsFields has what ingest does not allow, and what
+// this version has not built.
+func TestViolationsNameTheContractsFields(t *testing.T) {
+	h := overTCP(t, server.Config{Workers: &roll{}}, journal.Config{})
+	client := kvcastv1.NewWorkerServiceClient(h.conn)
+	source := func(change func(*kvcastv1.SourceSpec)) func(*kvcastv1.WorkerSpec) {
+		return func(w *kvcastv1.WorkerSpec) { change(w.GetSources()[0]) }
+	}
+	for _, tt := range []struct {
+		change func(*kvcastv1.WorkerSpec)
+		want   []string // how each violation begins
+	}{
+		{func(w *kvcastv1.WorkerSpec) { w.Name = "" }, []string{`worker.name: "" is not allowed: want 1 to 253 bytes`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Name, w.Model = "a\tb", "\n" }, []string{`worker.name: "a\tb" is not allowed: want`, `worker.model: "\n" is not allowed: want`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Model = strings.Repeat("m", 1<<16) }, []string{`worker.model: "` + strings.Repeat("m", 64) + `" is not allowed: want at most 1024`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Endpoint = "\x1b[2J" }, []string{`worker.endpoint: "\x1b[2J" is not allowed: want UTF-8 without`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{"a": "\x00"} }, []string{`worker.labels["a"]: "\x00" is not allowed: want UTF-8 without`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Sources = nil }, []string{`worker.sources: 0 is not allowed: want one source at least`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Sources = append(w.Sources, w.Sources[0]) }, []string{`worker.sources: 2 is not allowed: want one source: several in one worker are not built`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Consolidate = kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH }, []string{`worker.consolidate: CONSOLIDATE_PASSTHROUGH is not allowed: want CONSOLIDATE_DEDUP`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Consolidate = 7 }, []string{`worker.consolidate: 7 is not allowed: want CONSOLIDATE_DEDUP`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Engine = "llama" }), []string{`worker.sources[0].engine: "llama" is not allowed: want vllm,`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.Replay = "", "h" }), []string{`worker.sources[0].connect: "" is not allowed: want tcp://HOST:PORT`, `worker.sources[0].replay: "h" is not allowed: want tcp://`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.DpSize = 1<<32 - 1 }), []string{`worker.sources[0].dp_size: 4294967295 is not allowed: want 1 to 1024`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.DpSize = "ipc://x", 2 }), []string{`worker.sources[0].connect: "ipc://x" is not allowed: want tcp where dp_size is above 1`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Topic = "\n" }), []string{`worker.sources[0].topic: "\n" is not allowed: want UTF-8 without`}},
+	} {
+		spec := spec()
+		tt.change(spec)
+		_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
+		wantStatus(t, err, codes.InvalidArgument, server.ReasonInvalidArgument)
+		var got []string
+		for _, d := range status.Convert(err).Details() {
+			if bad, ok := d.(*errdetails.BadRequest); ok {
+				for _, v := range bad.GetFieldViolations() {
+					got = append(got, v.GetField()+": "+v.GetDescription())
+				}
+			}
+		}
+		if len(got) != len(tt.want) || status.Convert(err).Message() != strings.Join(got, "; ") {
+			t.Errorf("got %q and message %q, want %q", got, status.Convert(err).Message(), tt.want)
+			continue
+		}
+		for i := range got {
+			if !strings.HasPrefix(got[i], tt.want[i]) {
+				t.Errorf("got  %s\nwant %s", got[i], tt.want[i])
+			}
+		}
+	}
+}
+
+// TestWorkerStates has those that a worker's sources come to.
+func TestWorkerStates(t *testing.T) {
+	const (
+		connecting = kvcastv1.SourceState_SOURCE_STATE_CONNECTING
+		catchingUp = kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP
+		live       = kvcastv1.SourceState_SOURCE_STATE_LIVE
+		repairing  = kvcastv1.SourceState_SOURCE_STATE_REPAIRING
+		suspect    = kvcastv1.SourceState_SOURCE_STATE_SUSPECT
+	)
+	var sources []*kvcastv1.SourceStatus
+	h := overTCP(t, server.Config{Sources: func() map[string][]*kvcastv1.SourceStatus {
+		return map[string][]*kvcastv1.SourceStatus{"w": sources}
+	}}, journal.Config{})
+	h.addWorker()
+	for _, tt := range []struct {
+		states  []kvcastv1.SourceState
+		started bool
+		want    kvcastv1.WorkerState
+	}{
+		{[]kvcastv1.SourceState{connecting}, false, kvcastv1.WorkerState_WORKER_STATE_CONNECTING},
+		{[]kvcastv1.SourceState{catchingUp, connecting}, false, kvcastv1.WorkerState_WORKER_STATE_CONNECTING},
+		{[]kvcastv1.SourceState{live, live}, false, kvcastv1.WorkerState_WORKER_STATE_LIVE},
+		{[]kvcastv1.SourceState{live}, true, kvcastv1.WorkerState_WORKER_STATE_LIVE},
+		{[]kvcastv1.SourceState{live, connecting}, true, kvcastv1.WorkerState_WORKER_STATE_DEGRADED},
+		{[]kvcastv1.SourceState{live, repairing}, true, kvcastv1.WorkerState_WORKER_STATE_DEGRADED},
+		{[]kvcastv1.SourceState{suspect}, true, kvcastv1.WorkerState_WORKER_STATE_DEGRADED},
+		{[]kvcastv1.SourceState{catchingUp}, true, kvcastv1.WorkerState_WORKER_STATE_DEGRADED},
+		{[]kvcastv1.SourceState{connecting, connecting}, true, kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED},
+	} {
+		sources = nil
+		for _, s := range tt.states {
+			sources = append(sources, &kvcastv1.SourceStatus{State: s, Started: tt.started})
+		}
+		list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := list.GetWorkers()[0].GetState(); got != tt.want {
+			t.Errorf("%v, heard of: %v: got %v, want %v", tt.states, tt.started, got, tt.want)
+		}
+	}
+}
