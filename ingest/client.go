@@ -1,0 +1,278 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrNotStarted is returned by WaitConnected and Reconnect before Start.
+var ErrNotStarted = errors.New("client was not started")
+
+var errNoHandler = errors.New("handler is nil: want one to call")
+
+// Client reads one engine, and calls a handler with its events.
+//
+// It is an Ingest of one worker with one source, for a program that has its own
+// use for the events: they come in the engine's order, each once, and what was
+// lost on the way is fetched, or told as an EventGap. For many engines in one
+// stream take an Ingest.
+//
+// Its methods may be called from any goroutine. Stop, and none other, waits for
+// the handler, and must not be called by it.
+type Client struct {
+	config   ClientConfig
+	delivery *delivery
+	level    *slog.LevelVar
+
+	replaysDone   atomic.Uint64 // calls of ReplayFrom
+	replaysFailed atomic.Uint64
+
+	mu    sync.Mutex // guards all below
+	state clientState
+	run   *clientRun // nil before it is started
+}
+
+// clientState is where a Client is in its life, which it has one of.
+type clientState uint8
+
+const (
+	clientNew clientState = iota
+	clientStarted
+	clientStopped
+)
+
+// clientRun is what a Client has while it runs, and leaves.
+type clientRun struct {
+	in       *Ingest
+	registry *clientRegistry
+	stop     context.CancelFunc
+	// renewals ask for a fresh connection. Each is told how many connections there
+	// were before; one has room for that.
+	renewals chan chan<- uint64
+	done     chan struct{} // closed when nothing is read or handled any more
+	err      error         // why it ended; set before done is closed
+}
+
+// NewClient checks the config and returns a Client, which does nothing before it is
+// started. The error is that of ClientConfig.Validate.
+func NewClient(c ClientConfig, h EventHandler) (*Client, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("check config: %w", err)
+	}
+	if h == nil {
+		return nil, errNoHandler
+	}
+	client := &Client{config: c.withDefaults(), level: new(slog.LevelVar)}
+	client.level.Set(c.LogLevel)
+	client.config.Logger = withLevel(client.config.Logger, client.level)
+	client.delivery = &delivery{
+		config:  &client.config,
+		handler: h,
+		queue:   make(chan *Event, client.config.Buffer),
+	}
+	return client, nil
+}
+
+// Config returns the config, with the defaults filled in.
+func (c *Client) Config() ClientConfig { return c.config }
+
+// Start connects in the background, reads what the engine remembers, and then what
+// it publishes, until ctx is done or Stop is called. It returns ErrStarted if it
+// was called before, or Stop was, and an error where the metrics can not be
+// registered: another Client of that name may have them.
+func (c *Client) Start(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state != clientNew {
+		return ErrStarted
+	}
+	if err := c.start(ctx); err != nil {
+		return fmt.Errorf("start client of %s: %w", c.config.Worker, err)
+	}
+	c.state = clientStarted
+	return nil
+}
+
+func (c *Client) start(ctx context.Context) error {
+	unregister, err := c.register()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	r := &clientRun{
+		registry: newClientRegistry(&c.config),
+		stop:     stop,
+		renewals: make(chan chan<- uint64),
+		done:     make(chan struct{}),
+	}
+	config := c.config.ingest()
+	config.Metrics = r.registry
+	r.in, err = New(config, &clientSink{c.delivery, ctx.Done()})
+	if err != nil {
+		stop()
+		unregister()
+		return err
+	}
+	c.run = r
+	go func() {
+		defer close(r.done)
+		defer unregister()
+		defer stop()
+		var beside sync.WaitGroup
+		beside.Go(func() { c.delivery.run(ctx) })
+		beside.Go(func() { r.renew(ctx) })
+		r.err = r.in.Run(ctx)
+		stop()
+		beside.Wait()
+		c.delivery.end()
+		c.config.Logger.Info("client stopped", "worker", c.config.Worker, "discarded", c.delivery.discarded.Load())
+	}()
+	return nil
+}
+
+// Stop ends the reading, and waits for it and for the handler's call under way: no
+// call follows. Events that wait are not handled, and counted as discarded. It
+// may be called more than once, and before Start, which then fails. It returns why
+// the reading failed, if it did.
+func (c *Client) Stop() error {
+	c.mu.Lock()
+	c.state = clientStopped
+	r := c.run
+	c.mu.Unlock()
+	if r == nil {
+		return nil
+	}
+	r.stop()
+	<-r.done
+	return r.err
+}
+
+// Connect starts the Client, to run until Stop, unless it was started, and waits
+// until there is a connection. If ctx is done before, the Client goes on trying.
+func (c *Client) Connect(ctx context.Context) error {
+	c.mu.Lock()
+	fresh := c.state == clientNew
+	c.mu.Unlock()
+	if fresh {
+		if err := c.Start(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrStarted) {
+			return err
+		}
+	}
+	return c.WaitConnected(ctx)
+}
+
+// Connected tells whether there is a connection; see ClientStats.
+func (c *Client) Connected() bool {
+	r, err := c.current()
+	return err == nil && connected(r.source().State)
+}
+
+// WaitConnected waits until there is a connection. It returns ErrNotStarted before
+// Start, ErrEnded once the Client has ended, and an error that is that of ctx when
+// ctx, which may have a timeout, is done before.
+func (c *Client) WaitConnected(ctx context.Context) error {
+	r, err := c.current()
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx, r, func() bool { return connected(r.source().State) })
+}
+
+// Reconnect closes the connection, makes a fresh one, and waits for it as
+// WaitConnected does; when ctx is done before, the Client goes on trying. What is
+// published meanwhile is fetched from the replay socket; where there is none a gap
+// is told.
+func (c *Client) Reconnect(ctx context.Context) error {
+	r, err := c.current()
+	if err != nil {
+		return err
+	}
+	told := make(chan uint64, 1)
+	var before uint64
+	select {
+	case r.renewals <- told:
+	case <-r.done:
+		return ErrEnded
+	case <-ctx.Done():
+		return c.unconnected(ctx)
+	}
+	select {
+	case before = <-told:
+	case <-r.done:
+		return ErrEnded
+	case <-ctx.Done():
+		return c.unconnected(ctx)
+	}
+	return c.wait(ctx, r, func() bool { return connected(r.source().State) && r.connections() > before })
+}
+
+// wait waits until something is so, and looks for it now and then.
+func (c *Client) wait(ctx context.Context, r *clientRun, so func() bool) error {
+	look := time.NewTicker(c.config.PollInterval)
+	defer look.Stop()
+	for !so() {
+		select {
+		case <-look.C:
+		case <-r.done:
+			return ErrEnded
+		case <-ctx.Done():
+			return c.unconnected(ctx)
+		}
+	}
+	return nil
+}
+
+// unconnected is the error of who has waited in vain.
+func (c *Client) unconnected(ctx context.Context) error {
+	return fmt.Errorf("wait for a connection to %s: %w", c.config.connect(), context.Cause(ctx))
+}
+
+// current returns what runs, ErrNotStarted, or what ran with ErrEnded.
+func (c *Client) current() (*clientRun, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.run == nil && c.state == clientStopped:
+		return nil, ErrEnded
+	case c.run == nil:
+		return nil, ErrNotStarted
+	}
+	select {
+	case <-c.run.done:
+		return c.run, ErrEnded
+	default:
+		return c.run, nil
+	}
+}
+
+// source returns how the reading is doing. There is one source, always.
+func (r *clientRun) source() SourceStatus { return r.in.Sources()[0] }
+
+func (r *clientRun) connections() uint64 { return r.registry.read()["connections_total"] }
+
+// renew closes the connection when it is asked to, until ctx is done, as if it had
+// broken. The link makes another. It may have to wait for a batch that is handed
+// on, and so for the handler.
+func (r *clientRun) renew(ctx context.Context) {
+	w := r.in.workers[0]
+	for {
+		select {
+		case told := <-r.renewals:
+			w.mu.Lock()
+			told <- r.connections()                // none is counted while the lock is held
+			if l := w.links[0]; l.current != nil { // else the first one is being made
+				l.current.up = false
+				l.p.disconnect()
+				l.current.socket.Interrupt()
+			}
+			w.mu.Unlock()
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package ingest
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+)
+
+// PanicError is a panic of an EventHandler.
+type PanicError struct {
+	// Value is what it panicked with, and Stack where.
+	Value any
+	Stack []byte
+}
+
+// Error says what it panicked with.
+func (e *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", e.Value) }
+
+// Unwrap returns the value where it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// handle calls a handler, and returns its panic as a PanicError.
+func handle(ctx context.Context, h EventHandler, e *Event) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return h.HandleEvent(ctx, e)
+}
+
+// delivery brings what is read to the handler, in order and each once.
+//
+// Between them is a queue of ClientConfig.Buffer events. While it is full who
+// reads waits for the handler, and nothing is dropped: ZeroMQ buffers, and what it
+// drops at the engine's end is fetched, or told as a gap. Only when the Client is
+// stopped do events end that the handler was not given: they are counted as
+// discarded.
+type delivery struct {
+	config  *ClientConfig
+	handler EventHandler
+	queue   chan *Event
+
+	// notice and held are how long the next failure is not logged, and how many
+	// were not. The goroutine of run has them.
+	notice time.Time
+	held   int
+
+	handled   atomic.Uint64
+	failed    atomic.Uint64 // of those handled, by an error
+	panicked  atomic.Uint64 // of those handled
+	discarded atomic.Uint64
+	spent     atomic.Int64 // in the handler, in nanoseconds
+	started   atomic.Bool  // whether seq is set
+	seq       atomic.Uint64
+}
+
+// run calls the handler until ctx is done.
+func (d *delivery) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case e := <-d.queue:
+			if ctx.Err() != nil {
+				d.discarded.Add(1)
+				return
+			}
+			d.deliver(ctx, e)
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (d *delivery) deliver(ctx context.Context, e *Event) {
+	began := time.Now()
+	err := handle(ctx, d.handler, e)
+	d.spent.Add(int64(time.Since(began)))
+	d.handled.Add(1)
+	if e.Kind <= EventCleared && !e.More {
+		d.seq.Store(e.Seq)
+		d.started.Store(true)
+	}
+	if err != nil {
+		d.fail(e, err)
+	}
+}
+
+// fail counts what went wrong in the handler, and logs it now and then.
+func (d *delivery) fail(e *Event, err error) {
+	args := []any{"worker", e.Worker, "rank", e.Rank, "seq", e.Seq, "kind", e.Kind.String(), "error", err}
+	if p, ok := err.(*PanicError); ok { //nolint:errorlint // only the panic of this call is one
+		d.panicked.Add(1)
+		args = append(args, slog.String("stack", string(p.Stack)))
+	} else {
+		d.failed.Add(1)
+	}
+	now := time.Now()
+	if now.Before(d.notice) {
+		d.held++
+		return
+	}
+	d.config.Logger.Error("handler failed", append(args, "held_back", d.held)...)
+	d.notice, d.held = now.Add(noticeInterval), 0
+}
+
+// end counts what is left. Nobody reads or calls the handler any more.
+func (d *delivery) end() {
+	for {
+		select {
+		case <-d.queue:
+			d.discarded.Add(1)
+		default:
+			return
+		}
+	}
+}
+
+// clientSink is the Sink, and the Lane, of a Client's one worker.
+type clientSink struct {
+	*delivery
+	// stopping is closed when the Client is stopped, and lets go of who waits for
+	// the handler.
+	stopping <-chan struct{}
+}
+
+// AddWorker is called once: the worker never leaves.
+func (s *clientSink) AddWorker(Worker) Lane { return s }
+
+// RemoveWorker is never called.
+func (s *clientSink) RemoveWorker(string, RemoveReason) {}
+
+// Batch puts a batch's events into the queue, and waits for room.
+func (s *clientSink) Batch(b *Batch) {
+	for i := range b.Events {
+		if !s.put(eventOf(s.config, b, i)) {
+			s.discarded.Add(uint64(len(b.Events) - i))
+			return
+		}
+	}
+}
+
+// Gap tells of a gap.
+func (s *clientSink) Gap(g Gap) { s.tell(gapEvent(s.config, g)) }
+
+// Restarted tells of a restart.
+func (s *clientSink) Restarted(r Restart) {
+	s.tell(s.event(EventRestarted, r.Rank, time.Unix(0, r.At)))
+}
+
+// Incomplete tells of a rank that is incomplete.
+func (s *clientSink) Incomplete(rank uint32) {
+	s.tell(s.event(EventIncomplete, rank, time.Now()))
+}
+
+func (s *clientSink) event(kind EventKind, rank uint32, at time.Time) *Event {
+	return &Event{Kind: kind, Worker: s.config.Worker, Model: s.config.Model, Rank: rank, IngestTime: at}
+}
+
+func (s *clientSink) tell(e *Event) {
+	if !s.put(e) {
+		s.discarded.Add(1)
+	}
+}
+
+// put waits for room in the queue. It returns false once the Client is stopped.
+func (s *clientSink) put(e *Event) bool {
+	select {
+	case <-s.stopping:
+		return false
+	default:
+	}
+	select {
+	case s.queue <- e:
+		return true
+	case <-s.stopping:
+		return false
+	}
+}
