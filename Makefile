@@ -5,10 +5,11 @@ TOOLS := $(CURDIR)/bin/tools
 SOURCES := $(shell git ls-files -co --exclude-standard '*.go' go.mod go.sum 2>/dev/null || echo go.mod)
 COUNT ?= 1
 BENCH ?= .
+FUZZTIME ?= 20s
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test run build bench lint fmt proto grpcurl deps clean
+.PHONY: help demo test fuzz run build bench lint fmt proto grpcurl deps clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +21,11 @@ test: deps ## Run all tests with the race detector.
 	$(GO) test -race -timeout 10m ./...
 	@# What the race detector distorts: that nothing is allocated, and memory bounded.
 	$(GO) test -run 'Allocat|Memory' ./ingest/... ./pipeline
+
+fuzz: deps ## Fuzz what engines may send, each target for FUZZTIME (20s).
+	@for target in $$($(GO) test -list '^Fuzz' ./ingest/wire | grep '^Fuzz'); do \
+		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x ./ingest/wire || exit 1; \
+	done
 
 run: build ## Serve engines that connect to port 5557, until stopped.
 	bin/kvcast serve --bind 'tcp://*:5557'
