@@ -77,7 +77,8 @@ type WorkerConfig struct {
 	Model string
 	// BlockSize is in tokens; 0 means that of the first store.
 	BlockSize uint32
-	// Endpoint and Labels are for routers, passed through.
+	// Endpoint and Labels are for routers, passed through: at most MaxModelBytes
+	// each, keys MaxNameBytes, and 64 labels.
 	Endpoint string
 	Labels   map[string]string
 	// Sources are what publishes the worker's events: one at least.

@@ -58,6 +58,11 @@ func TestValidate(t *testing.T) {
 		{"ipc without path", connect("ipc://"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc path too long", connect("ipc://" + strings.Repeat("p", 108)), []string{"Workers[0].Sources[0].Connect"}},
 		{"replay", source(ingest.SourceConfig{Connect: "tcp://h:1", Replay: "tcp://h"}), []string{"Workers[0].Sources[0].Replay"}},
+		{"topic", source(ingest.SourceConfig{Connect: "tcp://h:1", Topic: "kv@\n"}), []string{"Workers[0].Sources[0].Topic"}},
+		{"for routers", ingest.Config{Workers: []ingest.WorkerConfig{{
+			Name: "w", Endpoint: "a\tb", Labels: map[string]string{"": "x", "zone": "\xff"},
+			Sources: []ingest.SourceConfig{{Connect: "tcp://h:1"}},
+		}}}, []string{"Workers[0].Endpoint", "Workers[0].Labels", `Workers[0].Labels["zone"]`}},
 
 		{"engine", source(ingest.SourceConfig{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
 		{"ranks below 0", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: -1}), []string{"Workers[0].Sources[0].DPSize"}},

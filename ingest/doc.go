@@ -13,4 +13,7 @@
 // high-water mark, and beyond that the engine's end drops messages, which their
 // numbers betray, and which are fetched once the Lane goes on. Only while batches
 // are being fetched are those behind them held back, in bounded memory.
+//
+// A program that wants the events of one engine, and nothing else of kvcast, uses a
+// Client.
 package ingest

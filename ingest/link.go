@@ -113,7 +113,8 @@ func (l *link) open(ctx context.Context, was *reading) *reading {
 	k := l.worker.shared.sockets
 	for {
 		switch {
-		case was == nil:
+		case was == nil || was.was && !was.over: // the first one, or renewed on purpose
+			l.failures = 0
 		case was.was:
 			l.failures = 1
 		default:

@@ -3,7 +3,9 @@ package ingest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -27,6 +29,9 @@ func (e *FieldError) Error() string {
 	}
 	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
 }
+
+// maxLabels is how many labels a worker may have.
+const maxLabels = 64
 
 const (
 	allowedName  = "1 to 253 bytes of UTF-8 without control characters"
@@ -89,6 +94,12 @@ func (v *validation) check(ok bool, field string, value any, allowed string) {
 func (v *validation) worker(field string, w WorkerConfig) {
 	v.name(field+".Name", w.Name)
 	v.check(validModel(w.Model), field+".Model", w.Model, allowedModel)
+	v.check(validModel(w.Endpoint), field+".Endpoint", w.Endpoint, allowedModel)
+	for _, key := range slices.Sorted(maps.Keys(w.Labels)) {
+		v.check(validName(key), field+".Labels", key, "keys of "+allowedName)
+		v.check(validModel(w.Labels[key]), fmt.Sprintf("%s.Labels[%q]", field, key), w.Labels[key], allowedModel)
+	}
+	v.check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
 	v.check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
 	for i, s := range w.Sources {
 		v.source(fmt.Sprintf("%s.Sources[%d]", field, i), s)
@@ -98,6 +109,7 @@ func (v *validation) worker(field string, w WorkerConfig) {
 func (v *validation) source(field string, s SourceConfig) {
 	v.check(s.Engine.known(), field+".Engine", string(s.Engine), allowedEngines)
 	v.check(s.DPSize >= 1 && s.DPSize <= MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", MaxRanks))
+	v.check(validModel(s.Topic), field+".Topic", s.Topic, allowedModel)
 	v.ranked(field+".Connect", s.Connect, s)
 	if s.Replay != "" {
 		v.ranked(field+".Replay", s.Replay, s)
