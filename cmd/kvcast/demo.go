@@ -22,6 +22,8 @@ const (
 	demoBatches = 300 // of each engine
 	demoRate    = 60  // a second
 	demoBlocks  = 512 // a cache that small evicts all the time
+	// demoFaults is what the network does: batches that are lost, and cut short.
+	demoFaults = "drop=0.05,truncate=0.02"
 	// demoCut is after how many entries the router is cut off, and demoAway how
 	// many come while it is.
 	demoCut  = 150
@@ -71,7 +73,7 @@ func (d *demo) run(ctx context.Context, listen string) error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	d.say("%d simulated engines, each a process that publishes its KV-cache events over ZeroMQ", demoEngines)
+	d.say("%d simulated engines, each a process that publishes its KV-cache events over ZeroMQ, which loses some", demoEngines)
 	for i := range demoEngines {
 		e, err := startSimulated(ctx, self, i)
 		if err != nil {
@@ -137,8 +139,8 @@ func (d *demo) follow(ctx context.Context, client kvcastv1.RouterEventServiceCli
 			return err
 		}
 		held = append(held, h)
-		_, _ = fmt.Fprintf(d.out, "%s: %d batches, %d blocks stored, %d removed; it holds %d different ones, digest %016x\n",
-			h.Engine, h.Batches, h.Stored, h.Removed, h.Blocks, h.Digest)
+		_, _ = fmt.Fprintf(d.out, "%s: %d batches, %d of them lost or cut short on the way; %d blocks stored, %d removed; it holds %d different ones, digest %016x\n",
+			h.Engine, h.Batches, lost(h), h.Stored, h.Removed, h.Blocks, h.Digest)
 	}
 	settled := func() bool { return router.holds(held) == nil }
 	errs := []error{router.until(settled, nil), witness.until(func() bool { return witness.seq() >= router.seq() }, nil)}
@@ -154,6 +156,14 @@ func (d *demo) follow(ctx context.Context, client kvcastv1.RouterEventServiceCli
 		return err
 	}
 	return d.check(router, witness, snapshot, cut.GetSeq(), held)
+}
+
+// lost is how many of an engine's batches did not come as they were published.
+func lost(h engineEnded) (n uint64) {
+	for _, times := range h.Faults {
+		n += times
+	}
+	return n
 }
 
 // snapshot takes one, shows its summary, and returns what it amounts to.
@@ -240,7 +250,11 @@ func (d *demo) check(router, witness *follower, snapshot *checker.Checker, cut u
 	}
 	report(router.complete(), fmt.Sprintf("the router has entries 1 to %d, each once and in order, %d before the cut and %d after", router.seq(), cut, router.seq()-cut))
 	report(router.same(witness), "they are those of a second router that was never cut off")
-	report(router.holds(held), "the router's view holds exactly the blocks that the engines hold")
+	total := uint64(0)
+	for _, h := range held {
+		total += lost(h)
+	}
+	report(router.holds(held), fmt.Sprintf("the router's view holds exactly the blocks that the engines hold: the %d batches that were lost were fetched again", total))
 	if snapshot != nil {
 		var err error
 		if diff := router.checker.View().Diff(snapshot.View()); diff != "" {

@@ -109,6 +109,7 @@ type simulated struct {
 func startSimulated(ctx context.Context, self string, i int) (*simulated, error) {
 	name := fmt.Sprintf("engine-%d", i)
 	c, err := start(ctx, self, name, false, "simulate", "-o", "json", "--name", "engine", "--bind", "tcp://127.0.0.1:*",
+		"--replay", "tcp://127.0.0.1:*", "--faults", demoFaults, "--stay", // to replay what it lost last
 		"--wait", "--seed", strconv.Itoa(i+1), "--blocks", strconv.Itoa(demoBlocks),
 		"--batches", strconv.Itoa(demoBatches), "--rate", strconv.Itoa(demoRate))
 	if err != nil {
@@ -128,6 +129,7 @@ func startSimulated(ctx context.Context, self string, i int) (*simulated, error)
 
 func (s *simulated) name() string     { return s.about.Engine }
 func (s *simulated) endpoint() string { return s.about.Endpoint }
+func (s *simulated) replay() string   { return s.about.Replay }
 
 // ended waits until the engine has published all its batches, and returns what
 // it holds then.
@@ -152,7 +154,7 @@ func startServed(ctx context.Context, self, listen string, engines []*simulated)
 	args := []string{"serve", "--listen", listen, "--admin", "",
 		"--auth-tokens", "", "--tls-cert", "", "--tls-key", ""} // whatever the variables say
 	for _, e := range engines {
-		args = append(args, "--worker", "name="+e.name()+",model=demo,block_size=16,connect="+e.endpoint())
+		args = append(args, "--worker", "name="+e.name()+",model=demo,block_size=16,connect="+e.endpoint()+",replay="+e.replay())
 	}
 	c, err := start(ctx, self, "kvcast serve", true, args...)
 	if err != nil {
