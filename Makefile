@@ -6,10 +6,11 @@ SOURCES := $(shell git ls-files -co --exclude-standard '*.go' go.mod go.sum 2>/d
 COUNT ?= 1
 BENCH ?= .
 FUZZTIME ?= 20s
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test fuzz run build bench lint fmt proto grpcurl deps clean
+.PHONY: help demo test live soak fuzz run build bench lint fmt proto grpcurl deps clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,9 +19,17 @@ demo: build ## Show the main job on this machine: engines, server, a router that
 	@bin/kvcast demo
 
 test: deps ## Run all tests with the race detector.
+	@test -f bin/live/pins || echo "SGLang's own publisher is not here, so its test is skipped: make live fetches it"
 	$(GO) test -race -timeout 10m ./...
 	@# What the race detector distorts: that nothing is allocated, and memory bounded.
 	$(GO) test -run 'Allocat|Memory' ./ingest/... ./pipeline
+
+live: deps ## Test with SGLang's own publisher, which this fetches into bin/live.
+	@tools/scripts/live.sh
+	$(GO) test -race -count 1 -v -run LivePublisher ./cmd/kvcast
+
+soak: deps ## Run a server under faults for MINUTES=10, and check it once a minute; ARGS=-race and others.
+	$(GO) run ./internal/soak -minutes $(MINUTES) $(ARGS)
 
 fuzz: deps ## Fuzz what engines may send, each target for FUZZTIME (20s).
 	@for target in $$($(GO) test -list '^Fuzz' ./ingest/wire | grep '^Fuzz'); do \

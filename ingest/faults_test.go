@@ -19,6 +19,9 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
+// rememberedBatches is how many batches are remembered of a publisher.
+const rememberedBatches = 1024
+
 // view is a Sink that keeps what one worker holds by what it was told, as a
 // router would, and whether it was told that something is missing.
 type view struct {
@@ -155,7 +158,7 @@ func (c *cache) store(how publishing, n int) {
 	for range n {
 		c.next++
 		c.blocks[c.next] = true
-		c.do(how, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{c.next}, BlockSize: 1, Tokens: []uint32{uint32(c.next)}})
+		c.do(how, blockOfOne(c.next))
 	}
 }
 
@@ -167,9 +170,9 @@ func (c *cache) evict(how publishing) {
 	c.do(how, remove(first))
 }
 
-func (c *cache) do(how publishing, e wire.Event) {
+func (c *cache) do(how publishing, events ...wire.Event) {
 	c.t.Helper()
-	if _, err := how(e); err != nil {
+	if _, err := how(events...); err != nil {
 		c.t.Fatal(err)
 	}
 }
@@ -180,6 +183,15 @@ func (c *cache) must(err error) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+}
+
+// caughtUp publishes, and returns when no replay is under way any more.
+func (c *cache) caughtUp(v *view) {
+	c.t.Helper()
+	c.store(c.Publish, 1)
+	c.must(c.Replayed(c.t.Context(), 1))
+	c.store(c.Publish, 1) // after what was replayed
+	v.awaitBlocks(c.t, c.blocks)
 }
 
 // lives begins another life of the engine.
@@ -291,6 +303,17 @@ var faults = []struct {
 		c.must(c.Subscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
+	{name: "restart after more batches than are remembered", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+		c.store(c.Publish, rememberedBatches+100)
+		v.awaitBlocks(c.t, c.blocks)
+		c.lives()
+		c.must(c.RestartProcess(0))
+		c.store(c.Drop, 100)
+		c.must(c.Subscribed(c.t.Context(), 1))
+		if c.connects { // who binds learns of it with the next batch
+			c.store(c.Publish, 1)
+		}
+	}},
 	{name: "restart of an engine that stays idle for a while", told: map[string]int{"possible_restart": 1, "restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
@@ -328,15 +351,13 @@ var faults = []struct {
 		c.store(c.Publish, 1)
 	}},
 	{name: "replay that does not answer", told: map[string]int{"replay_unavailable": 1}, lost: true, fault: func(c *cache, v *view) {
-		c.store(c.Publish, 1)
-		v.awaitBlocks(c.t, c.blocks)
+		c.caughtUp(v)
 		c.must(c.FaultReplay(simulator.ReplayFaults{Mute: true}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
 	{name: "replay that does not answer at once", fault: func(c *cache, v *view) {
-		c.store(c.Publish, 1)
-		v.awaitBlocks(c.t, c.blocks)
+		c.caughtUp(v)
 		c.must(c.FaultReplay(simulator.ReplayFaults{Mute: true, Requests: 2}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)

@@ -47,6 +47,11 @@ func (f *fingerprints) knows(seq uint64) bool {
 	return ok && f.ring[i].seq == seq
 }
 
+// outlived tells whether a seq is from before all that are remembered.
+func (f *fingerprints) outlived(seq uint64) bool {
+	return len(f.ring) > 0 && seq < f.ring[f.next].seq
+}
+
 // find returns where a seq is, or the next one above it.
 func (f *fingerprints) find(seq uint64) (int, bool) {
 	n := len(f.ring)

@@ -33,8 +33,13 @@ type held struct {
 type holding struct {
 	batches []held
 	bytes   int
-	budget  *budget
+	// marked are those, from the first on, that were there at the last mark.
+	marked int
+	budget *budget
 }
+
+// mark marks those that are there.
+func (h *holding) mark() { h.marked = len(h.batches) }
 
 // add keeps a copy of a batch, and tells whether there was room.
 func (h *holding) add(a *arrival, at time.Time, connection uint32) bool {
@@ -68,6 +73,7 @@ func (h *holding) drop() {
 	h.budget.used.Add(-int64(n))
 	h.batches[0] = held{}
 	h.batches = h.batches[1:]
+	h.marked = max(0, h.marked-1)
 	if len(h.batches) == 0 {
 		h.batches = nil
 	}

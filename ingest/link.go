@@ -133,6 +133,7 @@ func (l *link) open(ctx context.Context, was *reading) *reading {
 		}
 		r, err := l.try(ctx)
 		if err == nil {
+			go l.watch(ctx, r)
 			return r
 		}
 		if ctx.Err() != nil {
@@ -143,6 +144,7 @@ func (l *link) open(ctx context.Context, was *reading) *reading {
 	}
 }
 
+// try makes a reading, which is yet to be watched.
 func (l *link) try(ctx context.Context) (*reading, error) {
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
 	defer cancel()
@@ -154,9 +156,7 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reading{conn: c, address: address, watched: make(chan struct{})}
-	go l.watch(ctx, r)
-	return r, nil
+	return &reading{conn: c, address: address, watched: make(chan struct{})}, nil
 }
 
 func (l *link) failed(err error) {
@@ -271,21 +271,30 @@ func (l *link) watch(ctx context.Context, r *reading) {
 		}
 		l.worker.mu.Lock()
 		err := l.events(r)
-		up, current := r.up, l.current
+		next := r.up && l.beside == r
 		l.worker.mu.Unlock()
 		if err != nil {
 			l.failed(err)
 			r.socket.Interrupt()
 			return
 		}
-		if current != nil && current != r && up && !settled {
+		if next && !settled {
 			settled = true
 			select {
 			case <-time.After(settleTime):
-				current.socket.Interrupt()
+				l.succeed(r)
 			case <-ctx.Done():
 			}
 		}
+	}
+}
+
+// succeed has a reading take the place of the current one, if it is still to.
+func (l *link) succeed(r *reading) {
+	l.worker.mu.Lock()
+	defer l.worker.mu.Unlock()
+	if l.beside == r {
+		l.current.socket.Interrupt()
 	}
 }
 
@@ -340,11 +349,12 @@ func (l *link) silent(ctx context.Context) {
 		l.p.heard = now
 	}
 	up, beside := l.current.up, l.beside
-	alone := late && up && l.p.replay == ""
+	alone := late && up && l.p.replay == "" && (beside == nil || !beside.up)
 	switch {
 	case !late || !up: // libzmq is at it
-	case !alone:
+	case l.p.replay != "":
 		l.p.fetch(now, causeProbe)
+	case !alone: // the one beside settles
 	case beside != nil:
 		// Nobody answers there, though this connection seems to stand.
 		l.p.suspect(now)
@@ -359,5 +369,6 @@ func (l *link) silent(ctx context.Context) {
 		l.failed(err)
 	} else {
 		l.set(l.current, r)
+		go l.watch(ctx, r)
 	}
 }

@@ -89,6 +89,6 @@ func (p *publisher) part(c *peer, now time.Time) {
 		return
 	}
 	if p.rivals.mixing {
-		p.parted(now, p.rivals.latest())
+		p.parted(now, p.rivals.left(p.peer))
 	}
 }

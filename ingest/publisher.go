@@ -58,6 +58,10 @@ type publisher struct {
 	// renew lets its connection be made anew; nil where that is the engine's part.
 	renew func()
 
+	// doubted tells that it was told that the engine may have begun anew, since the
+	// last batch.
+	doubted bool
+
 	// replay is the endpoint of its replay socket; empty where there is none.
 	replay string
 	// repair is what is being fetched; nil where nothing is. Live batches are held
@@ -169,6 +173,7 @@ func (p *publisher) forgetLife() {
 	p.epochKnown = false
 	p.lossy = false
 	p.reborn = true
+	p.doubted = false
 }
 
 // connect takes note of a new connection.
@@ -180,6 +185,9 @@ func (p *publisher) connect(now time.Time) {
 	p.suspected = false
 	p.rivals = rivals{}
 	p.resting = time.Time{}
+	if !p.seq.begun || p.seq.empty {
+		p.owes, p.owed = false, 0 // it may have been another life's
+	}
 	switch {
 	case p.replay != "" && again:
 		p.fetch(now, causeReconnect)

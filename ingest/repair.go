@@ -105,6 +105,9 @@ func (p *publisher) fetch(now time.Time, cause repairCause) {
 	if p.repair != nil {
 		if cause == causeReconnect {
 			p.repair.again = true
+			if p.repair.cause == causeProbe {
+				p.repair.cause = cause
+			}
 		}
 		return
 	}
@@ -121,6 +124,7 @@ func (p *publisher) ask(r *repair) (from uint64, ok bool) {
 	}
 	r.connection, r.verified, r.replies, r.progress, r.ended = p.connection, false, 0, false, askOpen
 	r.fresh = !p.seq.begun || p.seq.empty
+	p.held.mark()
 	p.show()
 	if r.fresh || r.lookback {
 		return p.seq.start, true
@@ -142,12 +146,13 @@ func (p *publisher) replayed(in *intake, now time.Time, r *repair, a *arrival) b
 			break
 		}
 		switch {
-		case !p.seq.past.knows(a.seq): // it was lost, or is too long ago
 		case p.seq.past.has(a.seq, a.print):
 			r.verified = true
-		default:
+		case p.seq.past.knows(a.seq) || p.seq.past.outlived(a.seq):
+			// An engine that went on would have let go of one so old long before the last.
 			r.ended = askOtherLife
 			return false
+		default: // it was lost on the way
 		}
 		return true
 	case !r.fresh && !r.verified:
@@ -216,7 +221,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		if !r.verified {
 			// It has nothing that was read before, where an engine that goes on would
 			// remember its last batch.
-			p.lose(now, seqRange{}, GapPossibleRestart)
+			p.doubt(now)
 		}
 		r.lookback, r.looked = false, true
 	case !r.fresh && !r.looked && r.replies == 0 && p.contradicted():
@@ -235,10 +240,11 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return 0, true
 	}
 	before := len(p.held.batches)
-	if err == nil && r.ended == askOpen {
+	whole := err == nil && r.ended == askOpen
+	if whole {
 		p.dropStale(r.connection)
 	}
-	if r.fresh || r.verified || r.looked {
+	if r.fresh || r.verified || r.looked && whole {
 		p.drain(in, r) // else they may be of another life
 	}
 	if p.repair != r {
@@ -301,11 +307,12 @@ func (p *publisher) dropStale(connection uint32) {
 
 // drain takes the live batches that were held back, as far as it goes without
 // those that are missing, and those that came by a connection before that of the
-// ask. What contradicts a life that the ask has shown to go on is not of it: a
-// batch from before the engine began anew, that came late, or of another engine.
+// ask. What came before the ask, and contradicts a life that it has shown to go on,
+// is not of it: a batch from before the engine began anew, that came late, or of
+// another engine. What came since may be of the next life: the next ask tells.
 func (p *publisher) drain(in *intake, r *repair) {
 	for f := p.held.first(); f != nil && f.connection >= r.connection && p.seq.begun; f = p.held.first() {
-		if r.verified && p.judgeHeld(f) == verdictRestart {
+		if r.verified && p.held.marked > 0 && p.judgeHeld(f) == verdictRestart {
 			p.worker.metrics.stale.Inc()
 			p.held.drop()
 			continue
@@ -355,6 +362,15 @@ func (p *publisher) repaired(now time.Time, r *repair) {
 	p.show()
 }
 
+// doubt tells that the engine may have begun anew, once for as long as nothing new
+// is heard of it.
+func (p *publisher) doubt(now time.Time) {
+	if !p.doubted {
+		p.doubted = true
+		p.lose(now, seqRange{}, GapPossibleRestart)
+	}
+}
+
 // giveUp tells what could not be had, and goes on with what was held. Where that
 // shows that more is missing, another repair follows.
 func (p *publisher) giveUp(in *intake, now time.Time, r *repair) (wait time.Duration, again bool) {
@@ -373,14 +389,20 @@ func (p *publisher) giveUp(in *intake, now time.Time, r *repair) (wait time.Dura
 	if f := p.held.first(); f != nil {
 		next, wanted = f.seq, true
 	}
+	if p.seq.empty {
+		p.seq.forget() // the first batch is the beginning all the same
+	}
+	if p.seq.begun && (r.cause == causeReconnect || r.again) {
+		p.doubt(now) // whoever is connected now was not asked
+	}
 	switch due, begun := p.seq.due(); {
 	case !wanted && r.cause == causeProbe:
 		p.suspect(now)
 		if p.renew != nil {
 			p.renew()
 		}
-	case !wanted && begun && !p.seq.empty:
-		p.lose(now, seqRange{}, GapPossibleRestart)
+	case !wanted && begun:
+		p.doubt(now)
 	case !wanted && !begun:
 		// Whatever comes first will be the beginning.
 		p.repair = nil

@@ -108,6 +108,13 @@ func TestRepairTellsTheWholeTruth(t *testing.T) {
 			}
 			p.messageAt(in, now, e.message(seq))
 		}
+		// restart is one while the engine replays.
+		restart := func() {
+			e.restart(0)
+			p.disconnect()
+			p.connect(now)
+			live()
+		}
 		// ask answers one ask, with live batches between, and tells whether it was one
 		// without faults.
 		ask := func(sound bool) {
@@ -137,12 +144,18 @@ func TestRepairTellsTheWholeTruth(t *testing.T) {
 				if fault == 4 && i > 0 && e.life == life && rapid.IntRange(0, 3).Draw(t, "live between") == 0 {
 					live()
 				}
+				if fault == 6 && e.life == life && rapid.IntRange(0, 3).Draw(t, "restart between") == 0 {
+					restart()
+				}
 				m := testMessage("kv", seq, blockOf(life, seq))
 				a := newArrival(&in.decoder, nil, seq, m.Frames[2])
 				a.replayed = true
 				if !p.replayed(in, now, asked, &a) {
 					break
 				}
+			}
+			if fault == 6 && rapid.Bool().Draw(t, "restart at the end") {
+				restart()
 			}
 			if fault == 5 {
 				err = errors.New("no end marker")

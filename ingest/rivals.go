@@ -15,8 +15,8 @@ type rivals struct {
 	last  uint64
 	epoch string
 	known bool
-	// mixing tells that two runs are being read. Each has its last seq, and when it
-	// last went on.
+	// mixing tells that two runs are being read. Each has its last seq, when it last
+	// went on, and the connection that it comes by, where the two come by two.
 	mixing bool
 	runs   [2]run
 }
@@ -24,6 +24,7 @@ type rivals struct {
 type run struct {
 	last uint64
 	at   time.Time
+	peer *peer
 }
 
 // succeed takes note that seqs jump from this one.
@@ -36,22 +37,44 @@ func (r *rivals) former(seq uint64) bool { return r.known && seq > r.last && seq
 func (r *rivals) epochOf(epoch []byte) bool { return r.known && string(epoch) == r.epoch }
 
 // begin notes that the run before went on with seq, beside the one whose last
-// seq is given.
-func (r *rivals) begin(now time.Time, seq, last uint64) {
-	*r = rivals{mixing: true, runs: [2]run{{last, now}, {seq, now}}}
+// seq is given. They come by these connections, the second nil where they come by
+// one.
+func (r *rivals) begin(now time.Time, seq, last uint64, by, other *peer) {
+	if other == nil {
+		by = nil
+	}
+	*r = rivals{mixing: true, runs: [2]run{{last, now, other}, {seq, now, by}}}
 }
 
 // next notes a batch of either run.
-func (r *rivals) next(now time.Time, seq uint64) {
-	// The one that it is nearest above, else the one that was silent longer.
-	i := 0
+func (r *rivals) next(now time.Time, seq uint64, by *peer) {
+	i, ok := r.by(by)
+	if !ok {
+		i = r.nearest(seq)
+	}
+	r.runs[i].last, r.runs[i].at = seq, now
+}
+
+// by returns the run that comes by a connection, if that tells.
+func (r *rivals) by(c *peer) (i int, ok bool) {
+	for i := range r.runs {
+		if c != nil && r.runs[i].peer == c {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// nearest returns the run that a seq is nearest above, else the one that was
+// silent longer.
+func (r *rivals) nearest(seq uint64) (i int) {
 	switch above0, above1 := seq-r.runs[0].last, seq-r.runs[1].last; {
 	case above1 < above0:
 		i = 1
 	case above1 == above0 && r.runs[1].at.Before(r.runs[0].at):
 		i = 1
 	}
-	r.runs[i] = run{seq, now}
+	return i
 }
 
 // alone tells whether one of the two has been silent for so long that the other
@@ -65,8 +88,12 @@ func (r *rivals) alone(now time.Time) (last uint64, ok bool) {
 	return 0, false
 }
 
-// latest returns the last seq of the run that went on last.
-func (r *rivals) latest() uint64 {
+// left returns the last seq of the run that is left with a connection, or else of
+// the one that went on last.
+func (r *rivals) left(c *peer) uint64 {
+	if i, ok := r.by(c); ok {
+		return r.runs[i].last
+	}
 	if r.runs[1].at.After(r.runs[0].at) {
 		return r.runs[1].last
 	}
@@ -78,7 +105,7 @@ func (p *publisher) ambiguous(in *intake, now time.Time, seq uint64) {
 	p.worker.metrics.ambiguous.Inc()
 	p.worker.warn(noticeAmbiguous, now, "two publishers use one topic and rank: their batches can not be told apart",
 		"source", p.source, "rank", p.rank)
-	p.rivals.begin(now, seq, p.seq.last)
+	p.rivals.begin(now, seq, p.seq.last, p.peer, p.rival)
 	p.lose(now, seqRange{}, GapAmbiguousPublisher)
 	p.repair = nil
 	p.owes, p.owed = false, 0
@@ -92,7 +119,7 @@ func (p *publisher) ambiguous(in *intake, now time.Time, seq uint64) {
 
 // mixed takes a batch of either of two publishers.
 func (p *publisher) mixed(in *intake, now time.Time, a *arrival) {
-	p.rivals.next(now, a.seq)
+	p.rivals.next(now, a.seq, p.peer)
 	if a.err != nil {
 		p.reject(now, a)
 		return

@@ -77,6 +77,14 @@ func (k sockets) connect(endpoint, topic string) (*conn, error) {
 
 // dealer returns a DEALER socket that connects to a replay socket.
 func (k sockets) dealer(endpoint string) (*conn, error) {
+	s, err := k.dealing()
+	if err != nil {
+		return nil, err
+	}
+	return connect(s, endpoint)
+}
+
+func (k sockets) dealing() (*zmq4.Socket, error) {
 	s, err := k.zctx.NewSocket(zmq4.DEALER)
 	if err != nil {
 		return nil, fmt.Errorf("create socket: %w", err)
@@ -85,7 +93,7 @@ func (k sockets) dealer(endpoint string) (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set socket options: %w", err), s.Close())
 	}
-	return connect(s, endpoint)
+	return s, nil
 }
 
 func connect(s *zmq4.Socket, endpoint string) (*conn, error) {

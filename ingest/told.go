@@ -56,6 +56,9 @@ func (p *publisher) restarted(now time.Time) {
 // Without any, something may be.
 func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
 	p.lossy = true
+	if len(p.ranks) == 0 {
+		p.know(p.rank) // somebody has to be told
+	}
 	p.rules.SkipRaw(missing.count)
 	p.worker.metrics.gap(missing.count)
 	p.worker.warn(noticeGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", why.String(),
@@ -80,6 +83,7 @@ func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
 // decode was told as lost.
 func (p *publisher) accept(in *intake, now time.Time, a *arrival) {
 	p.seq.take(a.seq, a.print)
+	p.doubted = false
 	if !a.replayed {
 		p.epoch, p.epochKnown = string(a.epoch), true
 	}

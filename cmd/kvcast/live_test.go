@@ -1,0 +1,358 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+const (
+	// liveFolder is where make live puts a Python, and SGLang's publishers.
+	liveFolder = "../../bin/live"
+	liveRanks  = 2
+	// liveGrace is how long a worker may be without a connection.
+	liveGrace = 4 * time.Second
+	// livePatience is how long a view may take to become the engine's.
+	livePatience = time.Minute
+)
+
+// liveTiers are SGLang's names of tiers.
+var liveTiers = map[string]kvcastv1.Tier{
+	"GPU": kvcastv1.Tier_TIER_DEVICE, "CPU_PINNED": kvcastv1.Tier_TIER_HOST_PINNED,
+}
+
+// livePublisher is a process that publishes with SGLang's code.
+type livePublisher struct {
+	t     *testing.T
+	args  []string
+	lives int // begun
+	cmd   *exec.Cmd
+	stdin *os.File
+	out   *bufio.Reader
+	log   *bytes.Buffer
+}
+
+// liveAnswer is what the process says.
+type liveAnswer struct {
+	Ready bool
+	Burst int
+	// Held are the blocks of each rank and medium.
+	Held []map[string][]int64
+}
+
+// freePorts returns the first of some neighbouring ports that are free.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	listen := func(port int) net.Listener {
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":"+strconv.Itoa(port))
+		if err != nil {
+			return nil
+		}
+		return l
+	}
+	for range 100 {
+		var all []net.Listener
+		for range n {
+			port := 0
+			if len(all) > 0 {
+				port = all[0].Addr().(*net.TCPAddr).Port + len(all)
+			}
+			if l := listen(port); l != nil {
+				all = append(all, l)
+			}
+		}
+		first := 0
+		if len(all) == n {
+			first = all[0].Addr().(*net.TCPAddr).Port
+		}
+		for _, l := range all {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if first > 0 {
+			return first
+		}
+	}
+	t.Fatalf("no %d ports in a row are free", n)
+	return 0
+}
+
+// newLivePublisher starts one of SGLang's publishers. The flag makes kvcast read it.
+func newLivePublisher(t *testing.T, kvEvents string) (p *livePublisher, worker string) {
+	t.Helper()
+	port := freePorts(t, 2*liveRanks)
+	p = &livePublisher{t: t, args: []string{
+		"testdata/live/publisher.py", kvEvents, "--ranks", strconv.Itoa(liveRanks),
+		"--port", strconv.Itoa(port), "--replay-port", strconv.Itoa(port + liveRanks),
+	}}
+	p.start()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("the publisher said:\n%s", p.log)
+		}
+	})
+	return p, fmt.Sprintf("name=w,model=m,engine=sglang,dp_size=%d,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d",
+		liveRanks, port, port+liveRanks)
+}
+
+// start begins another life at the same ports.
+func (p *livePublisher) start() {
+	p.t.Helper()
+	p.lives++
+	p.cmd = exec.Command(filepath.Join(liveFolder, "venv/bin/python"), append(p.args, "--seed", strconv.Itoa(p.lives))...) //nolint:noctx // it is killed
+	p.log = new(bytes.Buffer)
+	p.cmd.Stderr = p.log
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	stdin, write, err := os.Pipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.cmd.Stdin, p.stdin = stdin, write
+	err = p.cmd.Start()
+	_ = stdin.Close() // it is the process's own
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if !p.answer().Ready {
+		p.t.Fatal("the publisher is not ready")
+	}
+}
+
+// kill ends the process in whatever it does.
+func (p *livePublisher) kill() {
+	if p.cmd.ProcessState != nil {
+		return
+	}
+	_ = p.cmd.Process.Kill() // it may have ended by itself
+	_ = p.cmd.Wait()         // with the status of one that was killed
+	_ = p.stdin.Close()
+}
+
+// answer waits for what the process says next.
+func (p *livePublisher) answer() (a liveAnswer) {
+	p.t.Helper()
+	stop := time.AfterFunc(livePatience, func() { _ = p.cmd.Process.Kill() })
+	defer stop.Stop()
+	line, err := p.out.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &a)
+	}
+	if err != nil {
+		p.kill()
+		p.t.Fatalf("the publisher does not answer: %v\n%s", err, p.log)
+	}
+	return a
+}
+
+func (p *livePublisher) command(format string, args ...any) {
+	p.t.Helper()
+	if _, err := fmt.Fprintf(p.stdin, format+"\n", args...); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// publish publishes batches of each rank, and returns what each holds after them.
+func (p *livePublisher) publish(batches int) []map[string][]int64 {
+	p.t.Helper()
+	p.command("publish %d", batches)
+	return p.answer().Held
+}
+
+// burstAndDie publishes at least so many batches of each rank, and is killed while it
+// goes on.
+func (p *livePublisher) burstAndDie(batches int) {
+	p.t.Helper()
+	p.command("burst")
+	for p.answer().Burst < batches {
+		continue
+	}
+	p.kill()
+}
+
+// liveRouter is a subscriber whose view is compared with what an engine holds.
+type liveRouter struct {
+	t       *testing.T
+	checker *checker.Checker
+	stream  kvcastv1.RouterEventService_SubscribeClient
+	removed int // events
+}
+
+func newLiveRouter(t *testing.T, s *process) *liveRouter {
+	t.Helper()
+	r := &liveRouter{t: t, checker: checker.New(checker.Options{})}
+	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	var err error
+	if r.stream, err = s.client().Subscribe(ctx, req); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.checker.Begin(req); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// until receives until something holds.
+func (r *liveRouter) until(what string, holds func() error) {
+	r.t.Helper()
+	// A view that stays wrong is found by progress, which comes every 100 ms.
+	for deadline := time.Now().Add(livePatience); ; {
+		wrong := holds()
+		if wrong == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%s: %v", what, wrong)
+		}
+		m, err := r.stream.Recv()
+		if err != nil {
+			r.t.Fatalf("%s: %v; %v", what, err, wrong)
+		}
+		if err := r.checker.Receive(m); err != nil {
+			r.t.Fatalf("%s: %v", what, err)
+		}
+		for _, e := range m.GetEntries() {
+			if e.GetEvents()[0].GetWorkerRemoved() != nil {
+				r.removed++
+			}
+		}
+	}
+}
+
+// untilHeld receives until the view is what the engine holds, and fails where it was
+// told that it may be another.
+func (r *liveRouter) untilHeld(what string, held []map[string][]int64) {
+	r.t.Helper()
+	if len(held) != liveRanks {
+		r.t.Fatalf("%s: the publisher tells what %d ranks hold", what, len(held))
+	}
+	r.until(what, func() error { return r.holds(held) })
+	for rank := range uint32(liveRanks) {
+		if gaps := r.checker.View().Gaps("w", rank); len(gaps) > 0 {
+			r.t.Errorf("%s: rank %d: gaps were told though all could be fetched: %v", what, rank, gaps)
+		}
+		if r.checker.View().Incomplete("w", rank) {
+			r.t.Errorf("%s: rank %d is incomplete though all could be fetched", what, rank)
+		}
+	}
+}
+
+func (r *liveRouter) holds(held []map[string][]int64) error {
+	for rank, media := range held {
+		for medium, blocks := range media {
+			want := make(map[uint64]struct{}, len(blocks))
+			for _, b := range blocks {
+				want[uint64(b)] = struct{}{}
+			}
+			if d := r.checker.Difference("w", uint32(rank), liveTiers[medium], want); !d.Empty() {
+				return fmt.Errorf("rank %d, %s: %v", rank, medium, d)
+			}
+		}
+	}
+	return nil
+}
+
+// wantTold fails unless every rank was cleared, or the worker has left.
+func (r *liveRouter) wantTold(what string) {
+	r.t.Helper()
+	for rank := range uint32(liveRanks) {
+		if err := r.checker.Told("w", rank); err != nil && r.removed == 0 {
+			r.t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestLivePublisher reads SGLang's own publisher, which is killed and started again.
+func TestLivePublisher(t *testing.T) {
+	found, err := filepath.Glob(filepath.Join(liveFolder, "sglang-*", "kv_events.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(liveFolder, "pins")); err != nil || len(found) == 0 {
+		t.Skip("SGLang's publisher is not here: make live fetches it")
+	}
+	for _, kvEvents := range found {
+		t.Run(filepath.Base(filepath.Dir(kvEvents)), func(t *testing.T) {
+			t.Parallel()
+			testLivePublisher(t, kvEvents)
+		})
+	}
+}
+
+func testLivePublisher(t *testing.T, kvEvents string) {
+	p, worker := newLivePublisher(t, kvEvents)
+	// More than the thousand replies that ZeroMQ keeps of an answer.
+	held := p.publish(2_500)
+	s := serve(t, "--worker", worker, "--ingest-silence", "1s", "--ingest-grace", liveGrace.String(), "--subscribers-progress", "100ms")
+	r := newLiveRouter(t, s)
+	r.untilHeld("before kvcast came", held)
+	r.untilHeld("live", p.publish(500))
+	for rank := range uint32(liveRanks) {
+		if r.checker.Told("w", rank) == nil {
+			t.Errorf("rank %d: a loss or a restart was told, and there was none", rank)
+		}
+	}
+
+	p.kill()
+	p.start()
+	r.untilHeld("after a restart", p.publish(200))
+	r.wantTold("after a restart")
+
+	p.kill()
+	p.start()
+	r.untilHeld("after a restart that has passed the old seq", p.publish(900))
+
+	p.burstAndDie(2_000)
+	p.start()
+	r.untilHeld("killed in a burst, and started again", p.publish(3_000))
+
+	// What the old life said lies unread when the new one has begun.
+	for _, batches := range []int{300, 6_000} {
+		suspend(t, s, syscall.SIGSTOP)
+		p.burstAndDie(2_500)
+		p.start()
+		held = p.publish(batches)
+		suspend(t, s, syscall.SIGCONT)
+		r.untilHeld(fmt.Sprintf("killed in a burst that was unread, and started again with %d batches", batches), held)
+	}
+
+	p.burstAndDie(1_000)
+	r.until("away for longer than the grace time", func() error {
+		if workers := r.checker.View().Workers(); len(workers) > 0 {
+			return fmt.Errorf("the router knows %s", strings.Join(workers, ", "))
+		}
+		return nil
+	})
+	p.start()
+	r.untilHeld("back after the grace time", p.publish(100))
+	r.untilHeld("live in the end", p.publish(1))
+}
+
+// suspend stops the server, or lets it go on.
+func suspend(t *testing.T, s *process, signal syscall.Signal) {
+	t.Helper()
+	if err := s.cmd.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,192 @@
+package ingest_test
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// holed is an engine behind a network that can become a black hole.
+type holed struct {
+	*cache
+	*view
+	t           *testing.T
+	in          *ingest.Ingest
+	registry    *prometheus.Registry
+	pub, replay *proxy
+}
+
+// newHoled starts to read an engine that has a few blocks.
+func newHoled(t *testing.T, replays bool, c ingest.Config) *holed {
+	t.Helper()
+	h := &holed{t: t, cache: newCache(t, simulator.PublisherConfig{}), view: newView(), registry: prometheus.NewRegistry()}
+	h.pub = newProxy(t, h.Endpoint())
+	source := ingest.SourceConfig{Connect: h.pub.Endpoint()}
+	if replays {
+		h.replay = newProxy(t, h.ReplayEndpoint())
+		source.Replay = h.replay.Endpoint()
+	}
+	c.Metrics = h.registry
+	c.Workers = []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{source}}}
+	h.in, _ = start(t, c, h.view)
+	h.must(h.Subscribed(patient(t), 1))
+	h.store(h.Publish, 3)
+	h.awaitBlocks(t, h.cache.blocks)
+	return h
+}
+
+// wantTold checks what was told but for batches, and that no block came twice.
+func (h *holed) wantTold(want map[string]int) {
+	h.t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	got := maps.Clone(h.told)
+	delete(got, "added")
+	if d := cmp.Diff(want, got); d != "" {
+		h.t.Errorf("told (-want +got):\n%s", d)
+	}
+	for b, n := range h.view.blocks {
+		if n > 1 {
+			h.t.Errorf("block %d came %d times", b, n)
+		}
+	}
+}
+
+// A connection that carries nothing any more is found out by the replay socket,
+// which also has what was published meanwhile, and made anew.
+func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
+	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: 10 * time.Second})
+	before, _ := h.pub.counts()
+	h.pub.hole()
+	h.store(h.Publish, 3)
+	h.evict(h.Publish)
+	h.awaitBlocks(t, h.cache.blocks)
+	waitFor(t, func() bool { n, _ := h.pub.counts(); return n > before })
+	h.pub.heal()
+	waitFor(t, func() bool { alive, dead := h.pub.paths(); return alive > 0 && dead == 0 })
+	awaitState(t, h.in, 0, ingest.SourceLive)
+	// The new connection carries live batches, without a replay for each.
+	h.must(h.Subscribed(patient(t), 1))
+	h.store(h.Publish, 2)
+	h.awaitBlocks(t, h.cache.blocks)
+	h.wantTold(map[string]int{})
+}
+
+// While the replay socket can not be reached either nobody knows: the source is
+// suspect, and neither lost nor removed.
+func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
+	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: 100 * time.Millisecond})
+	awaitState(t, h.in, 0, ingest.SourceLive)
+	h.pub.hole()
+	h.replay.hole()
+	h.store(h.Publish, 3)
+	h.evict(h.Publish)
+	awaitState(t, h.in, 0, ingest.SourceSuspect)
+	h.wantTold(map[string]int{})
+	h.pub.heal()
+	h.replay.heal()
+	h.awaitBlocks(t, h.cache.blocks)
+	awaitState(t, h.in, 0, ingest.SourceLive)
+	h.store(h.Publish, 1)
+	h.awaitBlocks(t, h.cache.blocks)
+	h.wantTold(map[string]int{})
+}
+
+// An engine that has nothing to say and no replay socket is well: it costs a fresh
+// connection now and then, and nobody is told anything.
+func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	h := newHoled(t, false, ingest.Config{Silence: 20 * time.Millisecond, Grace: -1})
+	before, _ := h.pub.counts()
+	// Each fresh one takes the place of the one before once it has settled.
+	waitFor(t, func() bool { n, _ := h.pub.counts(); return n >= before+3 })
+	h.wantTold(map[string]int{})
+	h.store(h.Publish, 1)
+	h.awaitBlocks(t, h.cache.blocks)
+	h.wantTold(map[string]int{})
+	wantMetrics(t, h.registry, map[string]float64{
+		`gaps_total{worker="w"}`: 0, `restarts_total{worker="w"}`: 0, `publishers{state="live"}`: 1,
+	})
+}
+
+// An idle engine with a replay socket is asked, and left alone as well.
+func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
+	h := newHoled(t, true, ingest.Config{Silence: 20 * time.Millisecond, Grace: -1})
+	before, _ := h.pub.counts()
+	h.must(h.Replayed(patient(t), h.Replays()+10))
+	h.wantTold(map[string]int{})
+	if n, _ := h.pub.counts(); n != before {
+		t.Errorf("%d connections, want %d: none was dead", n, before)
+	}
+	h.store(h.Publish, 1)
+	h.awaitBlocks(t, h.cache.blocks)
+	h.wantTold(map[string]int{})
+}
+
+// Batches that come while a fresh connection takes the place of the one before
+// come once, however often that happens.
+func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
+	t.Parallel()
+	h := newHoled(t, false, ingest.Config{Silence: 10 * time.Millisecond})
+	before, _ := h.pub.counts()
+	publish := time.NewTicker(15 * time.Millisecond)
+	defer publish.Stop()
+	for ctx := patient(t); ; {
+		n, _ := h.pub.counts()
+		if n >= before+3 {
+			break
+		}
+		select {
+		case <-publish.C:
+			h.store(h.Publish, 1)
+		case <-ctx.Done():
+			t.Fatal("there are no fresh connections")
+		}
+	}
+	h.awaitBlocks(t, h.cache.blocks)
+	h.wantTold(map[string]int{})
+}
+
+// Without a replay socket a dead connection is replaced by a fresh one, and what
+// was published before that is told as lost.
+func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
+	tests := []struct {
+		name string
+		// early heals before anybody notices, so that a fresh connection is made at once;
+		// else nobody can be reached for a while.
+		early  bool
+		missed int
+		told   map[string]int
+	}{
+		{name: "idle", early: true, told: map[string]int{}},
+		{name: "batches missed", early: true, missed: 3, told: map[string]int{"replay_unavailable": 1}},
+		{name: "unreachable for a while", missed: 3, told: map[string]int{"replay_unavailable": 1}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHoled(t, false, ingest.Config{Silence: 100 * time.Millisecond})
+			want := maps.Clone(h.cache.blocks)
+			h.pub.hole()
+			h.store(h.Publish, tt.missed)
+			if tt.early {
+				h.pub.heal()
+			} else {
+				awaitState(t, h.in, 0, ingest.SourceSuspect)
+				h.pub.heal()
+			}
+			// One beside the dead connection, which is closed then.
+			waitFor(t, func() bool { alive, dead := h.pub.paths(); return alive > 0 && dead == 0 })
+			h.store(h.Publish, 1)
+			want[h.next] = true
+			h.awaitBlocks(t, want)
+			h.wantTold(tt.told)
+		})
+	}
+}

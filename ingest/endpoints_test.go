@@ -1,0 +1,158 @@
+package ingest_test
+
+import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// Both sockets of an engine are reached at every kind of address, and again after
+// the engine restarted.
+func TestEndpointsOfEveryKind(t *testing.T) {
+	sockets := t.TempDir()
+	tests := []struct {
+		name         string
+		bind, replay string
+		as           func(bound string) string // what is configured
+	}{
+		{name: "ipc", bind: "ipc://" + filepath.Join(sockets, "pub"), replay: "ipc://" + filepath.Join(sockets, "replay")},
+		{name: "IPv6", bind: "tcp://[::1]:*", replay: "tcp://[::1]:*"},
+		{name: "IPv4", bind: "tcp://127.0.0.1:*", replay: "tcp://127.0.0.1:*"},
+		{name: "name", bind: "tcp://127.0.0.1:*", replay: "tcp://127.0.0.1:*", as: func(s string) string {
+			return strings.Replace(s, "127.0.0.1", "localhost", 1)
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
+				Endpoint: tt.bind, Replay: tt.replay, Mode: simulator.ModeBind,
+			}})
+			if tt.as == nil {
+				tt.as = func(s string) string { return s }
+			}
+			v := newView()
+			c.store(c.Drop, 3)
+			start(t, worker(ingest.SourceConfig{Connect: tt.as(c.Endpoint()), Replay: tt.as(c.ReplayEndpoint())}), v)
+			c.must(c.Subscribed(patient(t), 1))
+			v.awaitBlocks(t, c.blocks)
+			c.store(c.Drop, 3)
+			c.store(c.Publish, 1)
+			v.awaitBlocks(t, c.blocks)
+			c.lives()
+			c.must(c.RestartProcess(0))
+			c.store(c.Drop, 2)
+			c.must(c.Subscribed(patient(t), 1))
+			c.store(c.Publish, 1)
+			v.awaitBlocks(t, c.blocks)
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			if d := cmp.Diff(map[string]int{"added": 1, "restarted": 1}, v.told); d != "" {
+				t.Errorf("told (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// newMute returns the endpoint of something that takes connections and says
+// nothing.
+func newMute(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		var taken []net.Conn
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				break
+			}
+			taken = append(taken, c)
+		}
+		for _, c := range taken {
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-ended
+	})
+	return "tcp://" + l.Addr().String()
+}
+
+// What takes connections and speaks no ZMTP is no engine: nothing is read from it,
+// and it holds nobody up.
+func TestPublisherThatSpeaksNoZMTP(t *testing.T) {
+	r := newRecorder(t)
+	c := worker(ingest.SourceConfig{Connect: newMute(t), Replay: newMute(t)})
+	c.Silence, c.Grace, c.ReplayTimeout = 10*time.Millisecond, -1, 10*time.Millisecond
+	e := newEngine(t)
+	c.Workers = append(c.Workers, ingest.WorkerConfig{Name: "x", Sources: []ingest.SourceConfig{{Connect: e.mustBind("tcp://127.0.0.1:*")}}})
+	in, stop := start(t, c, r)
+	r.want("add w model m block_size 0 ranks [0]", "add x model  block_size 0 ranks [0]")
+	e.awaitSubscriber("")
+	e.publish(0)
+	r.want("x 0/0: batch 0")
+	if s := in.Sources()[0]; s.State != ingest.SourceConnecting || s.Started {
+		t.Errorf("source %+v, want that it connects", s)
+	}
+	stop()
+	r.wantNone()
+}
+
+// A replay socket that is of no use holds live batches back for a moment at first,
+// and not for each gap again; what is lost is told.
+func TestReplaySocketOfNoUse(t *testing.T) {
+	tests := []struct {
+		name    string
+		replay  func(*testing.T) string
+		timeout time.Duration
+		within  time.Duration
+	}{
+		{"refused", func(*testing.T) string { return "tcp://127.0.0.1:1" }, 10 * time.Second, 2 * time.Second},
+		{"silent", newMute, 100 * time.Millisecond, 2 * time.Second},
+		{"another kind of socket", func(t *testing.T) string { return newEngine(t).mustBind("tcp://127.0.0.1:*") }, 10 * time.Second, 2 * time.Second},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEngine(t)
+			c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: tt.replay(t)})
+			c.ReplayTimeout = tt.timeout
+			registry := prometheus.NewRegistry()
+			c.Metrics = registry
+			r := newRecorder(t)
+			start(t, c, r)
+			e.awaitSubscriber("")
+			began := time.Now()
+			e.publish(0, stored(1))
+			r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[1]")
+			if held := time.Since(began); held > tt.within {
+				t.Errorf("the first batch was held back for %v", held)
+			}
+			began = time.Now()
+			for seq := uint64(2); seq < 100; seq += 2 {
+				e.publish(seq, stored(seq))
+				r.want(fmt.Sprintf("w 0/0: gap %d-%d, 1 missed", seq-1, seq-1), fmt.Sprintf("w 0/0: batch %d +[%d]", seq, seq))
+			}
+			if held := time.Since(began); held > tt.within {
+				t.Errorf("50 gaps held batches back for %v", held)
+			}
+			r.wantNone()
+			if n := counterOf(t, registry, "kvcast_ingest_replays_failed_total"); n == 0 {
+				t.Error("no replay failed")
+			}
+		})
+	}
+}

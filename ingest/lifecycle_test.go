@@ -1,0 +1,331 @@
+package ingest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// counterOf returns the sum of a counter's values.
+func counterOf(t *testing.T, g prometheus.Gatherer, name string) (sum float64) {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue()
+		}
+	}
+	return sum
+}
+
+// metricsOf returns the names of metrics that name a worker.
+func metricsOf(t *testing.T, g prometheus.Gatherer, worker string) (names []string) {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "worker" && l.GetValue() == worker {
+					names = append(names, f.GetName())
+				}
+			}
+		}
+	}
+	return names
+}
+
+// wantNoMetricsOf checks that no metric names a worker.
+func wantNoMetricsOf(t *testing.T, g prometheus.Gatherer, worker string) {
+	t.Helper()
+	if left := metricsOf(t, g, worker); len(left) > 0 {
+		t.Errorf("metrics of %s are left: %v", worker, left)
+	}
+}
+
+// A worker whose connections are closed leaves after the grace time, and comes
+// back with its next connection, as one that nothing is known of.
+func TestWorkerLeavesAndComesBack(t *testing.T) {
+	tests := []struct {
+		name  string
+		bound bool
+		read  func(*testing.T, *ingest.Ingest, ingest.WorkerConfig) // nil where it is configured
+		added string
+	}{
+		{name: "configured", added: "add w model m block_size 0 ranks [0]"},
+		{name: "added", added: "add w model m block_size 0 ranks [0]", read: func(t *testing.T, in *ingest.Ingest, c ingest.WorkerConfig) {
+			if err := in.AddWorker(patient(t), c); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{name: "bound", bound: true, added: "add w model m block_size 0 ranks []"},
+	}
+	for _, tt := range tests {
+		for _, grace := range []time.Duration{-1, 20 * time.Millisecond} {
+			t.Run(fmt.Sprint(tt.name, " ", grace), func(t *testing.T) {
+				t.Parallel()
+				e := newEngine(t)
+				registry := prometheus.NewRegistry()
+				c := ingest.Config{Grace: grace, Metrics: registry}
+				var endpoint, topic string
+				var w ingest.WorkerConfig
+				if tt.bound {
+					topic = "kv@w@m"
+					c.Listeners = []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}
+				} else {
+					endpoint = e.mustBind("tcp://127.0.0.1:*")
+					w = worker(ingest.SourceConfig{Connect: endpoint}).Workers[0]
+				}
+				if !tt.bound && tt.read == nil {
+					c.Workers = []ingest.WorkerConfig{w}
+				}
+				r := newRecorder(t)
+				in, _ := start(t, c, r)
+				if tt.read != nil {
+					tt.read(t, in, w)
+				}
+				for life := range 3 {
+					if life > 0 {
+						e = newEngine(t)
+						if !tt.bound {
+							bindAgain(t, e, endpoint)
+						}
+					}
+					if tt.bound {
+						e.connect(in.Endpoints()[0])
+					}
+					e.awaitSubscriber("")
+					first := uint64(life % 2) // the first of another life is neither gap, restart nor duplicate
+					e.send(topic, seqFrame(first), payload(first, stored(1)))
+					r.want(tt.added)
+					if first > 0 {
+						r.want("w 0: incomplete")
+					}
+					r.want(fmt.Sprintf("w 0/0: batch %d +[1]", first))
+					e.close()
+					r.want("remove w")
+					if tt.bound {
+						waitFor(t, func() bool { return len(in.Sources()) == 0 && len(metricsOf(t, registry, "w")) == 0 })
+					}
+				}
+				r.wantNone()
+			})
+		}
+	}
+}
+
+// bindAgain binds an engine to the port of one that ended, which libzmq may be
+// closing still.
+func bindAgain(t *testing.T, e *engine, endpoint string) {
+	t.Helper()
+	waitFor(t, func() bool { _, err := e.bind(endpoint); return err == nil })
+}
+
+// A worker is there as long as one of its ranks is connected.
+func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
+	engines, first := newEngines(t, 2)
+	c := worker(ingest.SourceConfig{Connect: first, DPSize: 2})
+	c.Grace = -1
+	r := newRecorder(t)
+	in, _ := start(t, c, r)
+	for rank, e := range engines {
+		e.awaitSubscriber("")
+		e.publish(0, stored(uint64(rank)))
+		if rank == 0 {
+			r.want("add w model m block_size 0 ranks [0 1]")
+		}
+		r.want(fmt.Sprintf("w 0/%d: batch 0 +[%d]", rank, rank))
+	}
+	engines[0].close()
+	awaitState(t, in, 0, ingest.SourceConnecting)
+	engines[1].publish(1, stored(5))
+	r.want("w 0/1: batch 1 +[5]")
+	engines[1].close()
+	r.want("remove w")
+	r.wantNone()
+}
+
+// A worker that comes back within the grace time was never gone.
+func TestWorkerThatComesBackInTimeStays(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	v := newView()
+	c := worker(ingest.SourceConfig{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()})
+	c.Grace = time.Hour
+	in, _ := start(t, c, v)
+	for range 3 {
+		if err := p.Subscribed(patient(t), 1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Publish(store(1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Disconnect(); err != nil {
+			t.Fatal(err)
+		}
+		awaitState(t, in, 0, ingest.SourceConnecting)
+		if err := p.Reconnect(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	awaitState(t, in, 0, ingest.SourceLive)
+	v.await(t, "the last batch", func() bool { return v.lastSeq == 2 })
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if d := cmp.Diff(map[string]int{"added": 1}, v.told); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
+	}
+}
+
+func TestAddAndRemoveWorkers(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	publish(t, p.Publish, 1)
+	source := []ingest.SourceConfig{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}
+	named := func(name string) ingest.WorkerConfig { return ingest.WorkerConfig{Name: name, Sources: source} }
+	registry := prometheus.NewRegistry()
+	lines := newRecorder(t)
+	r := &plain{lines}
+	in, stop := start(t, ingest.Config{
+		MaxWorkers: 2, Metrics: registry, Workers: []ingest.WorkerConfig{named("configured")},
+	}, r)
+	add := func(name string, want error) {
+		t.Helper()
+		if err := in.AddWorker(patient(t), named(name)); !errors.Is(err, want) {
+			t.Errorf("AddWorker of %s: %v, want %v", name, err, want)
+		}
+	}
+	drop := func(name string, want error) {
+		t.Helper()
+		if err := in.RemoveWorker(patient(t), name, ingest.RemovedDeregistered); !errors.Is(err, want) {
+			t.Errorf("RemoveWorker of %s: %v, want %v", name, err, want)
+		}
+	}
+	lines.want("add configured model  block_size 0 ranks [0]", "batch 0 -[1]")
+	for range 3 { // under the same name, each time as if it were the first
+		add("added", nil)
+		lines.want("add added model  block_size 0 ranks [0]", "batch 0 -[1]")
+		add("added", ingest.ErrWorkerExists)
+		add("configured", ingest.ErrWorkerExists)
+		add("one more", ingest.ErrTooManyWorkers)
+		drop("one more", ingest.ErrNoWorker)
+		drop("added", nil)
+		lines.want("remove added")
+		wantNoMetricsOf(t, registry, "added")
+		drop("added", ingest.ErrNoWorker)
+		if got := slices.IndexFunc(in.Sources(), func(s ingest.SourceStatus) bool { return s.Worker == "added" }); got >= 0 {
+			t.Errorf("sources of a worker that was removed: %+v", in.Sources())
+		}
+	}
+	drop("configured", nil)
+	lines.want("remove configured")
+	add("configured", nil)
+	lines.want("add configured model  block_size 0 ranks [0]", "batch 0 -[1]")
+	if err := in.AddWorker(patient(t), ingest.WorkerConfig{Name: "no sources"}); err == nil {
+		t.Error("AddWorker without sources: no error")
+	}
+	stop()
+	add("late", ingest.ErrEnded)
+	drop("configured", ingest.ErrEnded)
+	lines.wantNone()
+}
+
+// Changes wait for Run, as long as their context lasts.
+func TestAddWorkerBeforeRun(t *testing.T) {
+	in, err := ingest.New(ingest.Config{}, newRecorder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := in.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := in.AddWorker(ctx, worker(ingest.SourceConfig{Connect: "tcp://127.0.0.1:1"}).Workers[0]); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("AddWorker before Run: %v, want that its context is done", err)
+	}
+}
+
+// A worker can be removed at any time: while it waits for a replay, or for anybody
+// to listen at its endpoints.
+func TestRemoveWorkerThatWaits(t *testing.T) {
+	tests := []struct {
+		name  string
+		state ingest.SourceState
+		read  func(*testing.T, *simulator.Publisher) ingest.SourceConfig
+	}{
+		{"for a replay", ingest.SourceCatchingUp, func(t *testing.T, p *simulator.Publisher) ingest.SourceConfig {
+			if err := p.FaultReplay(simulator.ReplayFaults{Mute: true}); err != nil {
+				t.Fatal(err)
+			}
+			return ingest.SourceConfig{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}
+		}},
+		{"for a connection", ingest.SourceConnecting, func(*testing.T, *simulator.Publisher) ingest.SourceConfig {
+			return ingest.SourceConfig{Connect: "tcp://127.0.0.1:1", Replay: "tcp://127.0.0.1:2"}
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPublisher(t, simulator.PublisherConfig{})
+			c := worker(tt.read(t, p))
+			registry := prometheus.NewRegistry()
+			c.Metrics, c.ReplayTimeout = registry, time.Hour
+			r := newRecorder(t)
+			in, _ := start(t, c, r)
+			if tt.state == ingest.SourceCatchingUp {
+				if err := p.Requested(patient(t), 1); err != nil {
+					t.Fatal(err)
+				}
+				publish(t, p.Publish, 1) // held back
+			}
+			awaitState(t, in, 0, tt.state)
+			if err := in.RemoveWorker(patient(t), "w", ingest.RemovedDiscovery); err != nil {
+				t.Fatal(err)
+			}
+			r.want("add w model m block_size 0 ranks [0]", "remove w")
+			wantNoMetricsOf(t, registry, "w")
+			if held := ingest.HeldBytes(in); held != 0 || len(in.Sources()) != 0 {
+				t.Errorf("%d bytes held, sources %+v", held, in.Sources())
+			}
+			r.wantNone()
+		})
+	}
+}
+
+// plain is a recorder that leaves out whose a line is.
+type plain struct{ *recorder }
+
+func (r *plain) AddWorker(w ingest.Worker) ingest.Lane {
+	r.recorder.AddWorker(w)
+	return plainLane{r.recorder}
+}
+
+type plainLane struct{ *recorder }
+
+func (l plainLane) Batch(b *ingest.Batch) {
+	l.write("batch %d%s", b.Seq, eventsLine(b))
+}
+
+func (l plainLane) Gap(g ingest.Gap) {
+	l.write("gap %v %d-%d, %d missed", g.Reason, g.FirstSeq, g.LastSeq, g.Missed)
+}
+
+func (l plainLane) Restarted(ingest.Restart) { l.write("restarted") }
+func (l plainLane) Incomplete(uint32)        { l.write("incomplete") }

@@ -1,0 +1,216 @@
+package ingest_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pebbe/zmq4"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+)
+
+// newReplier returns the endpoint of a replay socket that answers with what a
+// script says, the messages after a request by the seq asked for, once it is ready.
+func newReplier(t *testing.T, ready <-chan struct{}, script func(from uint64) [][]any) string {
+	t.Helper()
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := zctx.NewSocket(zmq4.ROUTER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.SetLinger(0), s.SetRcvtimeo(20*time.Millisecond), s.Bind("tcp://127.0.0.1:*")); err != nil {
+		t.Fatal(err)
+	}
+	endpoint, err := s.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			select {
+			case <-ended:
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				return
+			default:
+			}
+			frames, err := s.RecvMessageBytes(0)
+			if err != nil || len(frames) != 3 || len(frames[2]) != 8 {
+				continue
+			}
+			select {
+			case <-ready:
+			case <-ended:
+				continue
+			}
+			for _, m := range script(binary.BigEndian.Uint64(frames[2])) {
+				if _, err := s.SendMessage(append([]any{frames[0]}, m...)...); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	t.Cleanup(func() {
+		close(ended)
+		group.Wait()
+		if err := zctx.Term(); err != nil {
+			t.Error(err)
+		}
+	})
+	return endpoint
+}
+
+var endOfReplay = []any{"", "", seqFrame(math.MaxUint64), ""}
+
+func reply(seq, hash uint64) []any {
+	return []any{"", "topic", seqFrame(seq), payload(seq, stored(hash))}
+}
+
+// What a replay socket says may be anything. Whatever comes of it, batches go on in
+// order, and what is not had is told.
+func TestRepliesOfAnyKind(t *testing.T) {
+	tests := []struct {
+		name   string
+		script func(from uint64) [][]any
+		want   []string
+		counts map[string]float64
+	}{
+		{
+			name: "in order",
+			script: func(from uint64) (all [][]any) {
+				for seq := from; seq < 3; seq++ {
+					all = append(all, reply(seq, 10+seq))
+				}
+				return append(all, endOfReplay)
+			},
+			want:   []string{"batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]", "batch 3 +[13]"},
+			counts: map[string]float64{`replays_done_total{worker="w"}`: 1, `replayed_batches_total{worker="w"}`: 3},
+		},
+		{
+			name: "each twice",
+			script: func(from uint64) (all [][]any) {
+				for seq := from; seq < 3; seq++ {
+					all = append(all, reply(seq, 10+seq), reply(seq, 10+seq))
+				}
+				return append(all, endOfReplay)
+			},
+			want:   []string{"batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]", "batch 3 +[13]"},
+			counts: map[string]float64{`replays_done_total{worker="w"}`: 1},
+		},
+		{
+			name: "backwards from the second on",
+			script: func(from uint64) [][]any {
+				all := [][]any{reply(from, 10+from)}
+				for seq := uint64(2); seq > from; seq-- {
+					all = append(all, reply(seq, 10+seq))
+				}
+				return append(all, endOfReplay)
+			},
+			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
+			counts: map[string]float64{`missed_batches_total{worker="w"}`: 1},
+		},
+		{
+			name: "before what was asked for",
+			script: func(uint64) (all [][]any) {
+				for seq := range uint64(3) {
+					all = append(all, reply(seq, 10+seq))
+				}
+				return append(all, endOfReplay)
+			},
+			want:   []string{"batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]", "batch 3 +[13]"},
+			counts: map[string]float64{`replays_done_total{worker="w"}`: 1},
+		},
+		{
+			name: "a batch too long",
+			script: func(from uint64) (all [][]any) {
+				for seq := from; seq < 3; seq++ {
+					m := reply(seq, 10+seq)
+					if seq == 1 {
+						m[3] = largest(1)
+					}
+					all = append(all, m)
+				}
+				return append(all, endOfReplay)
+			},
+			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
+			counts: map[string]float64{`batches_rejected_total{error="message_too_long",worker="w"}`: 1, `missed_batches_total{worker="w"}`: 1},
+		},
+		{
+			name: "a batch that does not decode",
+			script: func(from uint64) (all [][]any) {
+				for seq := from; seq < 3; seq++ {
+					m := reply(seq, 10+seq)
+					if seq == 1 {
+						m[3] = garbage
+					}
+					all = append(all, m)
+				}
+				return append(all, endOfReplay)
+			},
+			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
+			counts: map[string]float64{`batches_rejected_total{error="bad_code",worker="w"}`: 1, `missed_batches_total{worker="w"}`: 1},
+		},
+		{
+			name:   "no reply, but frames",
+			script: func(uint64) [][]any { return [][]any{{"x"}, {"", "", "", "", "", "", ""}} },
+			want:   []string{"incomplete", "batch 3 +[13]"},
+			counts: map[string]float64{`replays_failed_total{worker="w"}`: 1},
+		},
+		{
+			name:   "a seq of another length",
+			script: func(uint64) [][]any { return [][]any{{"", "topic", "seq", payload(0)}, endOfReplay} },
+			want:   []string{"incomplete", "batch 3 +[13]"},
+			counts: map[string]float64{`replays_failed_total{worker="w"}`: 1},
+		},
+		{
+			name:   "nothing, and an end",
+			script: func(uint64) [][]any { return [][]any{endOfReplay} },
+			want:   []string{"incomplete", "batch 3 +[13]"},
+		},
+		{
+			name: "the largest seq there can be",
+			script: func(uint64) [][]any {
+				return [][]any{reply(math.MaxUint64-1, 9), reply(math.MaxUint64, 9), endOfReplay}
+			},
+			// The live batch is taken for one of before, as it is not of this life.
+			want:   []string{"incomplete", "batch 18446744073709551614 +[9]", "batch 18446744073709551615 +[9]"},
+			counts: map[string]float64{`stale_batches_total{worker="w"}`: 1},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEngine(t)
+			ready := make(chan struct{})
+			replay := newReplier(t, ready, tt.script)
+			registry := prometheus.NewRegistry()
+			c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+			c.Metrics, c.ReplayTimeout = registry, patience/2
+			r := newRecorder(t)
+			in, _ := start(t, c, &plain{r})
+			// There is a live batch to come after what is replayed.
+			e.awaitSubscriber("")
+			e.publish(3, stored(13))
+			waitFor(t, func() bool { return ingest.HeldBytes(in) > 0 })
+			close(ready)
+			r.want(append([]string{"add w model m block_size 0 ranks [0]"}, tt.want...)...)
+			awaitState(t, in, 0, ingest.SourceLive)
+			r.wantNone()
+			wantMetrics(t, registry, tt.counts)
+			if held := ingest.HeldBytes(in); held != 0 {
+				t.Errorf("%d bytes held back", held)
+			}
+		})
+	}
+}

@@ -1,0 +1,246 @@
+package ingest_test
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// newBoundCache returns an engine that connects to a listener, with its replay socket
+// at its host and the port of its rank.
+func newBoundCache(t *testing.T, in *ingest.Ingest, host string, replayPort int, rank uint32) *cache {
+	t.Helper()
+	c := newCache(t, simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{
+			Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@" + host + "@m",
+			Replay: fmt.Sprintf("tcp://%s:%d", host, replayPort+int(rank)),
+		},
+		BatchConfig: simulator.BatchConfig{Rank: rank},
+	})
+	c.connects = true
+	c.must(c.Subscribed(patient(t), 1))
+	return c
+}
+
+// freePorts returns the first of n ports in a row that were free just now.
+func freePorts(t *testing.T, n int) int {
+	t.Helper()
+	engines, first := newEngines(t, n)
+	port, err := strconv.Atoi(first[strings.LastIndex(first, ":")+1:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range engines {
+		e.close()
+	}
+	return port
+}
+
+// views keep a view for each worker.
+type views map[string]*view
+
+func (vs views) AddWorker(w ingest.Worker) ingest.Lane { return vs[w.Name].AddWorker(w) }
+
+func (vs views) RemoveWorker(name string, why ingest.RemoveReason) { vs[name].RemoveWorker(name, why) }
+
+// Pods with several ranks each share a listener, and the ranks of a pod a topic: each
+// has its own seqs, and its own replay port.
+func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
+	const ranks = 3
+	hosts := []string{"127.0.0.1", "127.0.0.2"}
+	port := freePorts(t, ranks)
+	vs := make(views)
+	for _, h := range hosts {
+		vs[h] = newView()
+	}
+	registry := prometheus.NewRegistry()
+	in, _ := start(t, ingest.Config{
+		Metrics: registry, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
+	}, vs)
+	for i, h := range hosts {
+		all := make(map[uint64]bool)
+		var pod []*cache
+		for rank := range uint32(ranks) {
+			c := newBoundCache(t, in, h, port, rank)
+			c.next = uint64(1000*i) + uint64(100*rank) // no two of which are equal
+			c.store(c.Publish, 2)
+			c.store(c.Drop, int(rank)+1)
+			c.store(c.Publish, 1)
+			pod = append(pod, c)
+		}
+		for _, c := range pod {
+			for b := range c.blocks {
+				all[b] = true
+			}
+		}
+		vs[h].awaitBlocks(t, all)
+	}
+	for _, h := range hosts {
+		vs[h].mu.Lock()
+		if d := cmp.Diff(map[string]int{"added": 1}, vs[h].told); d != "" {
+			t.Errorf("told of %s (-want +got):\n%s", h, d)
+		}
+		vs[h].mu.Unlock()
+	}
+	got := make(map[string]int)
+	for _, s := range in.Sources() {
+		got[fmt.Sprintf("%s %d %s", s.Worker, s.Rank, s.Replay)]++
+	}
+	want := make(map[string]int)
+	for _, h := range hosts {
+		for rank := range ranks {
+			want[fmt.Sprintf("%s %d tcp://%s:%d", h, rank, h, port+rank)] = 1
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("sources (-want +got):\n%s", d)
+	}
+}
+
+// A pod that comes back by another connection is asked what it published meanwhile.
+func TestBoundPodThatComesBackIsVerified(t *testing.T) {
+	v := newView()
+	registry := prometheus.NewRegistry()
+	port := freePort(t)
+	in, _ := start(t, ingest.Config{
+		Metrics: registry, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
+	}, v)
+	c := newBoundCache(t, in, "127.0.0.1", port, 0)
+	c.store(c.Publish, 3)
+	v.awaitBlocks(t, c.blocks)
+	awaitState(t, in, 0, ingest.SourceLive)
+	c.must(c.Disconnect())
+	awaitState(t, in, 0, ingest.SourceConnecting)
+	c.must(c.Reconnect())
+	c.must(c.Subscribed(patient(t), 1))
+	c.store(c.Publish, 1) // its seq alone shows nothing
+	v.awaitBlocks(t, c.blocks)
+	awaitState(t, in, 0, ingest.SourceLive)
+	wantMetrics(t, registry, map[string]float64{
+		`replays_total{cause="reconnect",worker="127.0.0.1"}`: 1,
+		`gaps_total{worker="127.0.0.1"}`:                      0,
+		`restarts_total{worker="127.0.0.1"}`:                  0,
+	})
+}
+
+// Two publishers that use one topic and rank beside each other can not be told
+// apart: that is told, and neither empties what the other holds.
+func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
+	tests := []struct {
+		name string
+		// ends is which of them ends, and last which went on last before.
+		ends, last int
+	}{
+		{"the first ends", 0, 1},
+		{"the second ends", 1, 0},
+		{"the first ends after it went on", 0, 0},
+		{"the second ends after it went on", 1, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			registry := prometheus.NewRegistry()
+			r := newRecorder(t)
+			in, _ := start(t, ingest.Config{
+				Metrics: registry, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+			}, &plain{r})
+			engines := []*engine{newEngine(t), newEngine(t)}
+			for _, e := range engines {
+				e.connect(in.Endpoints()[0])
+				e.awaitSubscriber("")
+			}
+			send := func(i int, seq, hash uint64) {
+				engines[i].send("kv@p@m", seqFrame(seq), payload(seq, stored(hash)))
+			}
+			for seq := range uint64(5) {
+				send(0, seq, 100+seq)
+			}
+			r.want("add p model m block_size 0 ranks []")
+			for seq := range uint64(5) {
+				r.want(fmt.Sprintf("batch %d +[%d]", seq, 100+seq))
+			}
+			// The other one begins, and both go on.
+			send(1, 0, 200)
+			r.want("gap possible_restart 0-0, 0 missed", "gap ambiguous_publisher 0-0, 0 missed", "batch 0 +[200]")
+			next := []uint64{5, 1}
+			for range 5 {
+				for _, i := range []int{1 - tt.last, tt.last} {
+					send(i, next[i], next[i])
+					r.want(fmt.Sprintf("batch %d +[%d]", next[i], next[i]))
+					next[i]++
+				}
+			}
+			wantMetrics(t, registry, map[string]float64{
+				`ambiguous_publishers_total{worker="p"}`: 1, `restarts_total{worker="p"}`: 0,
+			})
+			// The one that is left goes on alone, and its losses are told again.
+			engines[tt.ends].close()
+			waitFor(t, func() bool { return counterOf(t, registry, "kvcast_ingest_disconnections_total") == 1 })
+			left := 1 - tt.ends
+			due := next[left]
+			send(left, due, 300)
+			r.want(fmt.Sprintf("batch %d +[300]", due))
+			send(left, due+2, 301)
+			r.want(fmt.Sprintf("gap replay_unavailable %d-%d, 1 missed", due+1, due+1), fmt.Sprintf("batch %d +[301]", due+2))
+			r.wantNone()
+		})
+	}
+}
+
+// The same of two that have a replay socket between them, which only one of them
+// answers at: its blocks must be there once it is alone.
+func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
+	for _, ends := range []string{"the one that answers", "the other one"} {
+		t.Run(ends, func(t *testing.T) {
+			t.Parallel()
+			v := newView()
+			port := freePort(t)
+			registry := prometheus.NewRegistry()
+			in, _ := start(t, ingest.Config{
+				Metrics: registry, ReplayTimeout: time.Second,
+				Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
+			}, v)
+			answers := newBoundCache(t, in, "127.0.0.1", port, 0)
+			answers.store(answers.Publish, 5)
+			v.awaitBlocks(t, answers.blocks)
+			awaitState(t, in, 0, ingest.SourceLive)
+			other := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
+				Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
+			}})
+			other.must(other.Subscribed(patient(t), 1))
+			other.next = 1000
+			waitFor(t, func() bool {
+				other.store(other.Publish, 1)
+				answers.store(answers.Publish, 1)
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				return v.told[ingest.GapAmbiguousPublisher.String()] > 0
+			})
+			v.mu.Lock()
+			restarts := v.told["restarted"]
+			v.mu.Unlock()
+			if restarts > 0 {
+				t.Errorf("told %d restarts", restarts)
+			}
+			gone, left := answers, other
+			if ends == "the other one" {
+				gone, left = other, answers
+			}
+			gone.must(gone.Disconnect())
+			waitFor(t, func() bool { return counterOf(t, registry, "kvcast_ingest_disconnections_total") >= 1 })
+			left.store(left.Publish, 1)
+			last := left.next
+			v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })
+			if left == answers {
+				v.awaitBlocks(t, left.blocks)
+			}
+		})
+	}
+}

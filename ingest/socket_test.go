@@ -1,0 +1,82 @@
+package ingest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pebbe/zmq4"
+)
+
+// options are what can be read of a socket. That ZMTP heartbeats are off can not:
+// they are as libzmq leaves them.
+type options struct {
+	IPv6                              bool
+	Keepalive, Idle, Interval, Count  int
+	Linger, ConnectTimeout, Handshake time.Duration
+	ReceiveHWM                        int
+	MaxMessage                        int64
+}
+
+func optionsOf(t *testing.T, s *zmq4.Socket) (o options) {
+	t.Helper()
+	var errs [10]error
+	o.IPv6, errs[0] = s.GetIpv6()
+	o.Keepalive, errs[1] = s.GetTcpKeepalive()
+	o.Idle, errs[2] = s.GetTcpKeepaliveIdle()
+	o.Interval, errs[3] = s.GetTcpKeepaliveIntvl()
+	o.Count, errs[4] = s.GetTcpKeepaliveCnt()
+	o.Linger, errs[5] = s.GetLinger()
+	o.ConnectTimeout, errs[6] = s.GetConnectTimeout()
+	o.Handshake, errs[7] = s.GetHandshakeIvl()
+	o.ReceiveHWM, errs[8] = s.GetRcvhwm()
+	o.MaxMessage, errs[9] = s.GetMaxmsgsize()
+	if err := errors.Join(errs[:]...); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestSocketsHaveTheirOptions(t *testing.T) {
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := zctx.Term(); err != nil {
+			t.Error(err)
+		}
+	}()
+	k := sockets{zctx: zctx}
+	common := options{
+		IPv6: true, Keepalive: 1, Idle: 30, Interval: 10, Count: 3,
+		ConnectTimeout: 5 * time.Second, Handshake: 30 * time.Second, ReceiveHWM: 10_000,
+	}
+	for _, tt := range []struct {
+		name       string
+		open       func() (*zmq4.Socket, error)
+		maxMessage int64
+	}{
+		{"connected", func() (*zmq4.Socket, error) { return k.subscribe("", maxFrameBytes) }, 64 << 20},
+		{"bound", func() (*zmq4.Socket, error) { return k.subscribe("", maxMessageBytes) }, 8 << 20},
+		{"replay", k.dealing, 64 << 20},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := tt.open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			want := common
+			want.MaxMessage = tt.maxMessage
+			if d := cmp.Diff(want, optionsOf(t, s)); d != "" {
+				t.Errorf("options (-want +got):\n%s", d)
+			}
+		})
+	}
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// engine is a dp rank of a worker.
+type engine struct {
+	*simulator.Engine
+	worker string
+	rank   uint32
+	// lossless tells that its faults leave all to be fetched.
+	lossless bool
+	seed     uint64
+	ended    chan error
+}
+
+// name is what a log calls it.
+func (e *engine) name() string { return fmt.Sprintf("%s, rank %d, seed %d", e.worker, e.rank, e.seed) }
+
+// Odds a batch. Those of a second kind, which last or cost a connection, are lower.
+const (
+	batchOdds  = 0.002
+	engineOdds = 0.0005
+)
+
+// faultsOf are the faults of an engine: all, or those that leave all to be fetched.
+func faultsOf(seed uint64, lossless bool) simulator.Faults {
+	f := simulator.Faults{Seed: seed, Rates: make(map[simulator.Fault]float64)}
+	for _, fault := range simulator.AllFaults() {
+		switch fault {
+		case simulator.FaultForget, simulator.FaultAmnesia, simulator.FaultRestartLate, simulator.FaultRestartAhead,
+			simulator.FaultHoles, simulator.FaultEndless, simulator.FaultMute, simulator.FaultDead:
+			// The last four may outlast the server's asking.
+			if !lossless {
+				f.Rates[fault] = engineOdds
+			}
+		case simulator.FaultDrop, simulator.FaultTwice, simulator.FaultDelay, simulator.FaultTruncate:
+			f.Rates[fault] = batchOdds
+		default:
+			f.Rates[fault] = engineOdds
+		}
+	}
+	return f
+}
+
+// fleet is all engines, and how a server is told to read them.
+type fleet struct {
+	engines []*engine
+	flags   []string
+	cancel  context.CancelFunc
+}
+
+// ranksOf is how many ranks the next worker has: every fourth has three.
+func ranksOf(worker, left int) int {
+	if worker%4 == 3 {
+		return min(3, left)
+	}
+	return 1
+}
+
+// newFleet starts engines. Of four workers three are connected to, and one connects.
+func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	f := &fleet{cancel: cancel}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.stop())
+		}
+	}()
+	ports := newPorts(c.seed)
+	listener, err := ports.take(ctx, 1)
+	if err != nil {
+		return f, err
+	}
+	const mostRanks = 3
+	replay, err := ports.take(ctx, mostRanks)
+	if err != nil {
+		return f, err
+	}
+	f.flags = []string{"--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", listener, replay)}
+	for w := 0; len(f.engines) < c.engines; w++ {
+		ranks := ranksOf(w, c.engines-len(f.engines))
+		connects := w%8 == 2 || w%8 == 5 || w%16 == 7
+		name, base := fmt.Sprintf("worker-%d", w), 0
+		if connects {
+			name = fmt.Sprintf("127.0.1.%d", w+1)
+		} else if base, err = ports.take(ctx, 2*ranks); err != nil {
+			return f, err
+		}
+		for rank := range ranks {
+			sockets := simulator.SocketConfig{
+				Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", base+rank), Mode: simulator.ModeBind,
+				Replay: fmt.Sprintf("tcp://127.0.0.1:%d", base+ranks+rank),
+			}
+			if connects {
+				sockets = simulator.SocketConfig{
+					Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", listener), Mode: simulator.ModeConnect,
+					Topic: "kv@" + name + "@m", Replay: fmt.Sprintf("tcp://%s:%d", name, replay+rank),
+				}
+			}
+			if w%2 == 1 {
+				sockets.ReplayForm = simulator.ReplayPlain
+			}
+			if err := f.start(ctx, c, sockets, engine{worker: name, rank: uint32(rank), lossless: !connects && w%2 == 0}); err != nil {
+				return f, err
+			}
+		}
+		if !connects {
+			f.flags = append(f.flags, "--worker", fmt.Sprintf("name=%s,model=m,dp_size=%d,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d",
+				name, ranks, base, base+ranks))
+		}
+	}
+	return f, nil
+}
+
+// start adds an engine that waits for a subscriber.
+func (f *fleet) start(ctx context.Context, c config, sockets simulator.SocketConfig, e engine) error {
+	e.seed = c.seed + uint64(len(f.engines))
+	var err error
+	e.Engine, err = simulator.New(simulator.Config{
+		SocketConfig: sockets,
+		BatchConfig:  simulator.BatchConfig{Rank: e.rank},
+		Pool:         simulator.PoolConfig{Capacity: 512, HashSeed: e.seed},
+		Workload:     simulator.WorkloadConfig{ResetEvery: 600 + 100*len(f.engines)%700},
+		Seed:         e.seed, Faults: faultsOf(e.seed, e.lossless), Rate: c.rate, Subscribers: 1,
+	})
+	if err != nil {
+		return err
+	}
+	e.ended = make(chan error, 1)
+	f.engines = append(f.engines, &e)
+	go func() { e.ended <- e.Run(ctx) }()
+	return nil
+}
+
+// stop ends all engines.
+func (f *fleet) stop() error {
+	f.cancel()
+	var errs []error
+	for _, e := range f.engines {
+		errs = append(errs, <-e.ended)
+	}
+	return errors.Join(errs...)
+}
+
+// state is what an engine holds while it stands still.
+type state struct {
+	*engine
+	blocks map[uint64]struct{}
+}
+
+// pause lets all engines stand still, and returns what they hold.
+func (f *fleet) pause(ctx context.Context, patience time.Duration) ([]state, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("it does not come to a quiet point"))
+	defer cancel()
+	states, errs := make([]state, len(f.engines)), make([]error, len(f.engines))
+	var all sync.WaitGroup
+	for i, e := range f.engines {
+		all.Go(func() {
+			snapshot, err := e.Pause(ctx)
+			if err != nil {
+				errs[i] = fmt.Errorf("%s: %w", e.name(), err)
+			}
+			states[i] = state{e, snapshot.Blocks}
+		})
+	}
+	all.Wait()
+	return states, errors.Join(errs...)
+}
+
+func (f *fleet) resume() {
+	for _, e := range f.engines {
+		e.Resume()
+	}
+}
+
+// summary is what all have done.
+func (f *fleet) summary() (sum simulator.Summary) {
+	for _, e := range f.engines {
+		sum.Add(e.Summary())
+	}
+	return sum
+}
+
+// ports hands out ports that are free, below those that outgoing connections take:
+// an engine that closes its own for a while must find them free again.
+type ports struct{ next int }
+
+const (
+	firstPort = 12_000
+	endPort   = 32_000
+)
+
+func newPorts(seed uint64) *ports {
+	return &ports{firstPort + rand.New(rand.NewPCG(seed, 1)).IntN(endPort-firstPort)}
+}
+
+// take returns the first of n ports in a row.
+func (p *ports) take(ctx context.Context, n int) (int, error) {
+	for range endPort - firstPort {
+		if p.next+n > endPort {
+			p.next = firstPort
+		}
+		first := p.next
+		p.next++
+		if free(ctx, first, n) {
+			p.next = first + n
+			return first, nil
+		}
+	}
+	return 0, fmt.Errorf("no %d ports in a row are free", n)
+}
+
+func free(ctx context.Context, first, n int) bool {
+	for port := first; port < first+n; port++ {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(port))
+		if err != nil || l.Close() != nil {
+			return false
+		}
+	}
+	return true
+}

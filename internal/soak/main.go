@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "soak:", err)
+		os.Exit(1)
+	}
+}
+
+// config is a soak. All fields are wanted.
+type config struct {
+	// total is how long faults go on, checks included, and every how often all is
+	// checked.
+	total, every time.Duration
+	engines      int
+	rate         float64 // batches a second of an engine
+	seed         uint64
+	race         bool
+	// patience is how long a check waits for what must come.
+	patience time.Duration
+}
+
+// run runs a soak as its arguments say. An error is a check that failed, or a soak
+// that could not be run.
+func run(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
+	flags.SetOutput(out)
+	c := config{patience: 90 * time.Second}
+	minutes := flags.Float64("minutes", 10, "how long")
+	flags.DurationVar(&c.every, "every", time.Minute, "time between checks")
+	flags.IntVar(&c.engines, "engines", 50, "number of simulated engines, 10 or more")
+	flags.Float64Var(&c.rate, "rate", 10, "batches a second of each engine")
+	flags.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "chooses workloads and faults; the default is another one each time")
+	flags.BoolVar(&c.race, "race", false, "build the server with the race detector")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		return err
+	}
+	if !(*minutes > 0) || *minutes > math.MaxInt32 || c.every <= 0 || c.engines < 10 || !(c.rate > 0) || flags.NArg() > 0 {
+		return errors.New("minutes, every and rate must be above 0, engines 10 or more, and nothing else is taken")
+	}
+	c.total = time.Duration(*minutes * float64(time.Minute))
+	return soak(ctx, c, out)
+}

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	// warmUp is the part of the checks after which memory must be flat.
+	warmUp = 0.25
+	// rssFactor and rssMore bound what the server's memory may grow to from then on.
+	rssFactor, rssMore = 1.25, 32 << 20
+	// fewChecks is the number below which memory is not judged.
+	fewChecks = 4
+	// mostFailures is how many failures end a soak early.
+	mostFailures = 3
+	// journalBytes is small, so that it is full when the warm-up ends, and the slow
+	// subscriber falls out of it.
+	journalBytes = "4MiB"
+)
+
+// soaking is a soak under way.
+type soaking struct {
+	config
+	out     io.Writer
+	began   time.Time
+	fleet   *fleet
+	server  *server
+	routers []*router
+	broken  chan error // what ended a router
+
+	alone, followed usage // baselines: without routers, and with them
+	rss             []int64
+	repairs         map[string]float64 // of each worker, as last seen
+	repaired        float64
+	checks          int
+	equal, told     int // ranks, over all checks
+	failures        []error
+}
+
+// soak runs a soak. The error has every check that failed.
+func soak(ctx context.Context, c config, out io.Writer) (err error) {
+	s := &soaking{config: c, out: out, broken: make(chan error, 16), repairs: make(map[string]float64)}
+	s.say("soak for %v: %d engines, %v batches a second each, seed %d", c.total, c.engines, c.rate, c.seed)
+	if s.fleet, err = newFleet(ctx, c); err != nil {
+		return fmt.Errorf("start engines: %w", err)
+	}
+	defer func() { err = errors.Join(err, s.fleet.stop()) }()
+	s.server, err = startServer(ctx, c.race, append(s.fleet.flags, "--ingest-silence", "2s", "--ingest-grace", "5s",
+		"--subscribers-progress", "1s", "--journal-max-bytes", journalBytes)...)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.server.stop()) }()
+	s.began = time.Now()
+	if err := s.run(ctx); err != nil {
+		return err
+	}
+	s.fail("end", errors.Join(s.server.stop(), s.server.wrong()))
+	s.summarise()
+	if err := errors.Join(s.failures...); err != nil {
+		return fmt.Errorf("%d checks failed:\n%w\nthe end of the server's log:\n%s", len(s.failures), err, s.server.tail())
+	}
+	return nil
+}
+
+func (s *soaking) say(format string, args ...any) { _, _ = fmt.Fprintf(s.out, format+"\n", args...) }
+
+// fail notes a check that failed, if it did.
+func (s *soaking) fail(check string, err error) {
+	if err == nil {
+		return
+	}
+	err = fmt.Errorf("%s: %w", check, err)
+	s.failures = append(s.failures, err)
+	s.say("FAILED %v", err)
+}
+
+// run runs the soak between two measurements of a server that nobody follows. An
+// error is that it could not go on.
+func (s *soaking) run(ctx context.Context) error {
+	if _, err := s.fleet.pause(ctx, s.patience); err != nil {
+		return fmt.Errorf("pause engines: %w", err)
+	}
+	var err error
+	if s.alone, err = s.server.usage(ctx); err != nil {
+		return err
+	}
+	following, stop := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer stop()
+	for i, t := range s.tempers() {
+		r, err := newRouter(s.server.addr, t, s.seed+uint64(i))
+		if err != nil {
+			return err
+		}
+		s.routers = append(s.routers, r)
+		all.Go(func() {
+			if err := r.run(following); err != nil {
+				s.broken <- err
+			}
+		})
+	}
+	for end := s.began.Add(s.total); ; {
+		if err := s.check(ctx); err != nil {
+			return err
+		}
+		if !time.Now().Before(end) || len(s.failures) >= mostFailures {
+			break
+		}
+		s.fleet.resume()
+		select {
+		case err := <-s.broken:
+			s.fail("checker", err)
+			return s.last(ctx, stop, &all)
+		case <-time.After(min(s.every, time.Until(end))):
+		case <-ctx.Done():
+			return errors.New("interrupted")
+		}
+	}
+	return s.last(ctx, stop, &all)
+}
+
+// last ends the routers, and has the server be as it was before them.
+func (s *soaking) last(ctx context.Context, stop func(), all *sync.WaitGroup) error {
+	stop()
+	all.Wait()
+	for _, r := range s.routers {
+		if err := r.conn.Close(); err != nil {
+			return err
+		}
+	}
+	if _, err := s.fleet.pause(ctx, s.patience); err != nil {
+		s.fail("pause", err)
+		return nil
+	}
+	return s.leaks(ctx, "left behind", s.alone)
+}
+
+// tempers are the subscribers: one that stays, one that is cut off again and again,
+// one that is slow, and one that wants a part.
+func (s *soaking) tempers() []temper {
+	var half []string
+	for i, e := range s.fleet.engines {
+		if i%2 == 0 && e.rank == 0 {
+			half = append(half, e.worker)
+		}
+	}
+	return []temper{
+		{name: "steady"},
+		{name: "cut off", cut: 3 * time.Second},
+		{name: "slow", slow: 100 * time.Millisecond},
+		{name: "filtered and cut off", cut: 10 * time.Second, workers: half},
+	}
+}
+
+// check lets the engines stand still, and compares all there is to compare. They
+// still do when it returns. An error is that the soak can not go on.
+func (s *soaking) check(ctx context.Context) error {
+	began := time.Now()
+	for _, r := range s.routers {
+		r.calm.Store(true)
+		defer r.calm.Store(false)
+	}
+	states, err := s.fleet.pause(ctx, s.patience)
+	if ctx.Err() != nil {
+		return errors.New("interrupted")
+	}
+	if err != nil {
+		s.fail("pause", err)
+		return nil
+	}
+	o := s.converge(ctx, states)
+	if s.checks++; s.checks == 1 {
+		s.followed, err = s.server.usage(ctx)
+	} else {
+		err = s.leaks(ctx, "leak", s.followed)
+	}
+	if err != nil {
+		return err
+	}
+	u, err := s.server.usage(ctx)
+	if err != nil {
+		return err
+	}
+	s.rss = append(s.rss, u.rss)
+	if err := s.countRepairs(ctx); err != nil {
+		return err
+	}
+	s.equal, s.told = s.equal+o.equal, s.told+o.incomplete
+	sum, steady := s.fleet.summary(), s.routers[0].so()
+	s.say("%4.0fs  batches %d, events %d, faults %d, repairs %.0f, gaps told %d, restarts told %d | ranks equal %d, told incomplete %d (%d differ) after %.1fs | %v",
+		time.Since(s.began).Seconds(), sum.Batches, sum.Events, total(sum.Faults), s.repaired, steady.gaps, steady.restarts,
+		o.equal, o.incomplete, o.differ, time.Since(began).Seconds(), u)
+	s.fail("log", s.server.wrong())
+	return nil
+}
+
+// converge waits until every view is what the engines hold, and returns what the
+// steady router's comes to.
+func (s *soaking) converge(ctx context.Context, states []state) (steady outcome) {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	outcomes, errs := make([]outcome, len(s.routers)), make([]error, len(s.routers))
+	var all sync.WaitGroup
+	for i, r := range s.routers {
+		all.Go(func() { outcomes[i], errs[i] = r.await(ctx, states) })
+	}
+	all.Wait()
+	select {
+	case err := <-s.broken:
+		s.fail("checker", err)
+	default:
+	}
+	err := errors.Join(errs...)
+	s.fail("convergent", err)
+	if err == nil {
+		s.fail("convergent", s.routers[0].snapshot(ctx, states))
+	}
+	if needless := outcomes[0].needless; len(needless) > 0 {
+		s.fail("complete", fmt.Errorf("told incomplete, though all could be fetched: %s", strings.Join(needless, "; ")))
+	}
+	return outcomes[0]
+}
+
+// leaks waits until the server is back at a baseline.
+func (s *soaking) leaks(ctx context.Context, check string, baseline usage) error {
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for deadline := time.Now().Add(s.patience); ; {
+		u, err := s.server.usage(ctx)
+		if err != nil {
+			return err
+		}
+		if u.goroutines <= baseline.goroutines && u.descriptors <= baseline.descriptors && u.sockets <= baseline.sockets {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			s.fail(check, fmt.Errorf("%v, at first %v", u, baseline))
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errors.New("interrupted")
+		}
+	}
+}
+
+// countRepairs adds what has been repaired since it was last called. A worker that
+// was removed counts from nought again.
+func (s *soaking) countRepairs(ctx context.Context) error {
+	now, err := s.server.repairs(ctx)
+	if err != nil {
+		return err
+	}
+	for worker, n := range now {
+		if before := s.repairs[worker]; n >= before {
+			n -= before
+		}
+		s.repaired += n
+	}
+	s.repairs = now
+	return nil
+}
+
+// flat tells whether the server's memory stayed within its bound after the warm-up.
+func flat(rss []int64) error {
+	if len(rss) < fewChecks {
+		return nil
+	}
+	first := max(1, int(float64(len(rss))*warmUp))
+	bound := int64(float64(rss[first])*rssFactor) + rssMore
+	for i, n := range rss[first:] {
+		if n > bound {
+			return fmt.Errorf("rss %d MiB at check %d, and %d MiB at check %d, the first after the warm-up: want at most %d MiB",
+				n>>20, first+i, rss[first]>>20, first, bound>>20)
+		}
+	}
+	return nil
+}

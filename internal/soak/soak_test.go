@@ -1,0 +1,119 @@
+package main
+
+import (
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/internal/simulator"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestSoak is a soak of some 20 s.
+func TestSoak(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("a soak reads /proc")
+	}
+	var out strings.Builder
+	err := run(t.Context(), []string{"-minutes", "0.3", "-every", "8s", "-engines", "12", "-seed", "1"}, &out)
+	t.Logf("\n%s", &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`(?m)^ +\d+s  batches \d+, events \d+, faults [1-9]\d*, repairs [1-9]\d*, .* ranks equal [1-9]`,
+		`(?m)^subscriber cut off: \d+ entries, .* [1-9]\d* resumes`,
+		`(?m)^server: rss [1-9]`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("the log has no line like %s", want)
+		}
+	}
+}
+
+func TestArguments(t *testing.T) {
+	for _, args := range []string{"-minutes 0", "-minutes NaN", "-every 0s", "-engines 9", "-rate -1", "-rate NaN", "ten", "-hours 1"} {
+		if err := run(t.Context(), strings.Fields(args), new(strings.Builder)); err == nil {
+			t.Errorf("%s: no error", args)
+		}
+	}
+	if err := run(t.Context(), []string{"-h"}, new(strings.Builder)); err != nil {
+		t.Errorf("help: %v", err)
+	}
+}
+
+func TestMemoryIsFlat(t *testing.T) {
+	const mib = 1 << 20
+	for _, tt := range []struct {
+		name string
+		rss  []int64
+		want bool
+	}{
+		{"too few to tell", []int64{1 * mib, 2 * mib, 900 * mib}, true},
+		{"flat", []int64{10 * mib, 90 * mib, 100 * mib, 95 * mib, 99 * mib}, true},
+		{"grows during the warm-up", []int64{1 * mib, 10 * mib, 100 * mib, 100 * mib, 100 * mib, 100 * mib, 100 * mib, 100 * mib}, true},
+		{"within the bound", []int64{10 * mib, 100 * mib, 157 * mib, 100 * mib}, true},
+		{"beyond the bound", []int64{10 * mib, 100 * mib, 158 * mib, 100 * mib}, false},
+		{"beyond the bound at the end", []int64{100 * mib, 100 * mib, 110 * mib, 120 * mib, 130 * mib, 170 * mib}, false},
+	} {
+		if err := flat(tt.rss); (err == nil) != tt.want {
+			t.Errorf("%s: got %v", tt.name, err)
+		}
+	}
+}
+
+func TestEveryFaultStrikes(t *testing.T) {
+	all, lossless := faultsOf(1, false), faultsOf(1, true)
+	for _, f := range simulator.AllFaults() {
+		if all.Rates[f] == 0 {
+			t.Errorf("%v never strikes", f)
+		}
+	}
+	if lossless.Rates[simulator.FaultForget] > 0 || lossless.Rates[simulator.FaultDrop] == 0 {
+		t.Errorf("of an engine that loses nothing: %v", lossless.Rates)
+	}
+}
+
+// TestCompareFindsADifference takes a view that is an engine's, one that is not, and
+// one that was told to be incomplete.
+func TestCompareFindsADifference(t *testing.T) {
+	everybody := func(string) bool { return true }
+	states := []state{{&engine{worker: "w", lossless: true}, map[uint64]struct{}{}}}
+	c := checker.New(checker.Options{})
+	if _, err := compare(c, states, everybody); err == nil {
+		t.Error("no snapshot has come: no error")
+	}
+	if err := c.BeginSnapshot(&kvcastv1.SnapshotRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	at := &kvcastv1.Position{Epoch: "e", Seq: 1}
+	for _, m := range []*kvcastv1.SnapshotResponse{
+		{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: "e"}},
+		{SnapshotWorker: &kvcastv1.SnapshotWorker{Worker: "w", Added: &kvcastv1.WorkerAdded{Model: "m"}, LastEventId: 1}},
+		{SnapshotEnd: &kvcastv1.SnapshotEnd{Position: at}, Position: at, PrevSeq: at.Seq},
+	} {
+		if err := c.ReceiveSnapshot(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o, err := compare(c, states, everybody); err != nil || o.equal != 1 {
+		t.Errorf("equal: got %+v, %v", o, err)
+	}
+	states[0].blocks[7] = struct{}{}
+	if _, err := compare(c, states, everybody); err == nil {
+		t.Error("a block is missing: no error")
+	}
+	if _, err := compare(c, states, func(string) bool { return false }); err != nil {
+		t.Errorf("it is not wanted: got %v", err)
+	}
+	c.Incomplete("w", 0)
+	if o, err := compare(c, states, everybody); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.needless) != 1 {
+		t.Errorf("told incomplete: got %+v, %v", o, err)
+	}
+}

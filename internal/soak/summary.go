@@ -1,0 +1,41 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// summarise writes what the soak came to.
+func (s *soaking) summarise() {
+	s.fail("memory", flat(s.rss))
+	sum := s.fleet.summary()
+	s.say("in all: %d batches, %d events, %d blocks stored, %d removed, %d clears", sum.Batches, sum.Events, sum.Stored, sum.Removed, sum.Cleared)
+	var faults []string
+	for _, f := range simulator.AllFaults() {
+		faults = append(faults, fmt.Sprintf("%s %d", f, sum.Faults[f]))
+	}
+	s.say("faults: %d: %s", total(sum.Faults), strings.Join(faults, ", "))
+	for _, r := range s.routers {
+		got := r.so()
+		s.say("subscriber %s: %d entries, %d gaps told, %d restarts told, %d workers removed, %d resumes, %d snapshots, %d times too slow",
+			r.name, got.entries, got.gaps, got.restarts, got.removed, got.resumes, got.snapshots, got.stalls)
+	}
+	s.say("ranks compared in %d checks: %d equal, %d told incomplete; %.0f repairs", s.checks, s.equal, s.told, s.repaired)
+	if len(s.rss) > 0 {
+		s.say("server: rss %d to %d MiB; at first %v; before anybody followed %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.followed, s.alone)
+	}
+	if len(s.rss) < fewChecks {
+		s.say("memory was not judged: that takes %d checks", fewChecks)
+	}
+}
+
+func total(faults map[simulator.Fault]uint64) (n uint64) {
+	for f := range maps.Values(faults) {
+		n += f
+	}
+	return n
+}
