@@ -32,6 +32,8 @@ const (
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
 	MaxModelBytes = 1024
+	// MaxSources is how many sources a worker may have.
+	MaxSources = 128
 )
 
 // maxSockets is how many sockets libzmq can have in one context, less some for
@@ -81,9 +83,23 @@ type WorkerConfig struct {
 	// each, keys MaxNameBytes, and 64 labels.
 	Endpoint string
 	Labels   map[string]string
-	// Sources are what publishes the worker's events: one at least.
+	// Sources are what publishes the worker's events: one at least, and MaxSources at
+	// most.
 	Sources []SourceConfig
+	// Consolidate is what to make of several: ConsolidateDedup unless set.
+	Consolidate Consolidate
 }
+
+// Consolidate is what becomes of the events of a worker's several sources.
+type Consolidate string
+
+const (
+	// ConsolidateDedup tells of a block once, as long as any source holds it.
+	ConsolidateDedup Consolidate = "dedup"
+	// ConsolidatePassthrough lets each source's events go on as they are, with their
+	// own tiers.
+	ConsolidatePassthrough Consolidate = "passthrough"
+)
 
 // SourceConfig is a publisher to connect to, or one for each dp rank.
 type SourceConfig struct {
@@ -142,6 +158,22 @@ const (
 
 const allowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
 
+// engineNames are the names that engines go by elsewhere, and how they are spelled
+// here.
+var engineNames = map[string]Engine{
+	"vllm": EngineVLLM, "VLLM": EngineVLLM, "GPU": EngineVLLM,
+	"trtllm": EngineTRTLLM, "TRTLLM": EngineTRTLLM, "TensorRT-LLM": EngineTRTLLM,
+	"kvbm": EngineKVBM, "KVBM": EngineKVBM,
+	"sglang":    EngineSGLang,
+	"llm-d-sim": EngineLLMDSim,
+}
+
+// ParseEngine returns the engine of a name; ok is false where there is none.
+func ParseEngine(name string) (e Engine, ok bool) {
+	e, ok = engineNames[name]
+	return e, ok
+}
+
 func (e Engine) known() bool {
 	switch e {
 	case EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim:
@@ -196,6 +228,9 @@ func (c Config) withDefaults() Config {
 			sources[j] = s
 		}
 		w.Sources = sources
+		if w.Consolidate == "" {
+			w.Consolidate = ConsolidateDedup
+		}
 		workers[i] = w
 	}
 	c.Workers = workers

@@ -192,9 +192,16 @@ func (r *running) start(ctx context.Context, w *connectedWorker) {
 
 // worker makes a worker and the links to its engines.
 func (in *Ingest) worker(c WorkerConfig) *connectedWorker {
-	w := &connectedWorker{worker: newWorker(in.shared, Worker{
+	desc := Worker{
 		Name: c.Name, Model: c.Model, BlockSize: c.BlockSize, Endpoint: c.Endpoint, Labels: c.Labels, Ranks: ranksOf(c),
-	})}
+	}
+	if len(c.Sources) > 1 {
+		desc.Consolidate = c.Consolidate
+		for _, s := range c.Sources {
+			desc.Sources = append(desc.Sources, s.Engine)
+		}
+	}
+	w := &connectedWorker{worker: newWorker(in.shared, desc)}
 	for i, src := range c.Sources {
 		connect, _ := parseEndpoint(src.Connect, false)
 		replay, replays := parseEndpoint(src.Replay, false)

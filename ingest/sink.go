@@ -41,6 +41,10 @@ type Worker struct {
 	Labels   map[string]string
 	// Ranks are the dp ranks known from the start.
 	Ranks []uint32
+	// Sources are what publishes the worker's events, by the index that Batch.Source
+	// has, and Consolidate is what to make of them. Both are empty where there is one.
+	Sources     []Engine
+	Consolidate Consolidate
 }
 
 // Batch is what one batch of an engine came to.

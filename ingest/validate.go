@@ -101,6 +101,12 @@ func (v *validation) worker(field string, w WorkerConfig) {
 	}
 	v.check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
 	v.check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
+	v.check(len(w.Sources) <= MaxSources, field+".Sources", len(w.Sources), fmt.Sprintf("at most %d", MaxSources))
+	switch w.Consolidate {
+	case ConsolidateDedup, ConsolidatePassthrough:
+	default:
+		v.check(false, field+".Consolidate", string(w.Consolidate), "dedup or passthrough")
+	}
 	for i, s := range w.Sources {
 		v.source(fmt.Sprintf("%s.Sources[%d]", field, i), s)
 	}

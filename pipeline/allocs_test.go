@@ -41,3 +41,27 @@ func TestFullLaneAllocatesNothing(t *testing.T) {
 		t.Errorf("allocations per batch that others make way for: got %v, want 0", got)
 	}
 }
+
+// TestSteadySharedLaneAllocatesNothing has two sources.
+func TestSteadySharedLaneAllocatesNothing(t *testing.T) {
+	for _, blocks := range []int{1, 16} {
+		t.Run(fmt.Sprint("blocks=", blocks), func(t *testing.T) {
+			l := newSteadySharedLane(t, blocks)
+			if got := testing.AllocsPerRun(1000, func() { l.step(); l.second() }); got != 0 {
+				t.Errorf("allocations per batch of each source: got %v, want 0", got)
+			}
+		})
+	}
+}
+
+// TestMemoryOfAMillionBlocks is of the table alone, and of a worker two of whose
+// sources hold each block by a name of its own.
+func TestMemoryOfAMillionBlocks(t *testing.T) {
+	const million = 1_000_000
+	if got := bytesPerBlock(t, million); got > 64 {
+		t.Errorf("bytes of a block: got %.1f, want at most 64", got)
+	}
+	if got := sharedBytesPerBlock(t, million); got > 160 {
+		t.Errorf("bytes of a block of two sources: got %.1f, want at most 160", got)
+	}
+}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -141,6 +142,23 @@ func TestFlushThatLeavesNothingUsesNoEventID(t *testing.T) {
 		}
 		if diff := cmp.Diff([]uint64{2, 3, 4, 5, 6}, eventIDs(got)); diff != "" {
 			t.Errorf("event ids (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestWorkersAreCountedApart(t *testing.T) {
+	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
+		other := func(c call) call {
+			c.Worker = "other"
+			return c
+		}
+		call{Worker: "other", Add: &ingest.Worker{Name: "other"}}.on(s)
+		got := s.play(t, batch(store(1)), other(batch(store(1))), other(batch(store(1))), batch(remove(1)), other(batch(remove(1))))
+		if diff := cmp.Diff([][]string{{"store [1]"}, {"remove [1]"}}, told(got)); diff != "" {
+			t.Errorf("entries (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([][]string{{"added"}, {"store [1]"}, {"store [1]"}}, told(s.journal.all()["other"])); diff != "" {
+			t.Errorf("entries of the other worker (-want +got):\n%s", diff)
 		}
 	})
 }

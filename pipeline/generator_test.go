@@ -35,6 +35,8 @@ type generatorWorker struct {
 	last   uint64
 	stored []uint64
 	rawIDs map[int]uint64
+	// sources is 0 where the worker has no several.
+	sources int
 }
 
 // drawCalls draws calls of 1 to 3 workers; passing lets time go by between them.
@@ -71,9 +73,10 @@ func (g *generator) call(passing bool) call {
 			ingest.RemovedDeregistered, ingest.RemovedDisconnected, ingest.RemovedDiscovery,
 		}).Draw(g.t, "remove reason")}
 	case 28:
-		return call{Worker: name, Restarted: &ingest.Restart{Rank: g.rank(w), At: g.time}}
+		return call{Worker: name, Restarted: &ingest.Restart{Source: g.source(w), Rank: g.rank(w), At: g.time}}
 	case 27, 26, 25, 24:
 		return call{Worker: name, Gap: &ingest.Gap{
+			Source:   g.source(w),
 			Rank:     g.rank(w),
 			Reason:   ingest.GapReason(rapid.IntRange(1, 5).Draw(g.t, "gap reason")),
 			FirstSeq: rapid.Uint64Range(0, 3).Draw(g.t, "first seq"),
@@ -101,7 +104,20 @@ func (g *generator) add(name string, w *generatorWorker) call {
 		worker.Ranks = []uint32{0, 1, 300}
 		worker.Labels = map[string]string{"zone": "a", "empty": "", "": "nameless", "gpu": "h100"}
 	}
+	if g.chance(2, "several sources") {
+		w.sources = rapid.IntRange(2, 3).Draw(g.t, "sources")
+		w.like.TokensHashes = []uint64{}
+		worker.Sources = []ingest.Engine{ingest.EngineVLLM, ingest.EngineKVBM, ingest.EngineVLLM}[:w.sources]
+		worker.Consolidate = rapid.SampledFrom([]ingest.Consolidate{
+			"", ingest.ConsolidateDedup, ingest.ConsolidatePassthrough,
+		}).Draw(g.t, "consolidate")
+	}
 	return call{Worker: name, Add: &worker}
+}
+
+// source is one of the worker's.
+func (g *generator) source(w *generatorWorker) int {
+	return rapid.IntRange(0, max(0, w.sources-1)).Draw(g.t, "source")
 }
 
 // rank is mostly the one that it was before.
@@ -114,7 +130,9 @@ func (g *generator) rank(w *generatorWorker) uint32 {
 
 func (g *generator) batch(w *generatorWorker) *ingest.Batch {
 	b := &ingest.Batch{Rank: g.rank(w), EngineTime: g.time * 1000, IngestTime: g.time*1000 + 1}
-	if g.chance(4, "second source") {
+	if w.sources > 0 {
+		b.Source = g.source(w)
+	} else if g.chance(4, "second source") {
 		b.Source = 1
 	}
 	if g.chance(10, "no engine time") {
@@ -172,6 +190,9 @@ func (g *generator) store(w *generatorWorker) wire.Event {
 	if w.like.TokensHashes != nil {
 		e.TokensHashes = nil
 		for _, h := range e.BlockHashes {
+			if w.sources > 0 && h < 8 {
+				h = 0 // several names for one content
+			}
 			e.TokensHashes = append(e.TokensHashes, h*31+uint64(e.BlockSize))
 		}
 	}

@@ -17,6 +17,10 @@ type Lane struct {
 	worker string
 	added  *kvcastv1.WorkerAdded // never changed
 	cfg    Config
+	// consolidation is what it does about its sources, and sourceNames are their
+	// names: none where there is one.
+	consolidation consolidation
+	sourceNames   []string
 
 	mu          sync.Mutex // guards all below; the journal's lock comes after it
 	closed      bool       // it takes no more
@@ -29,6 +33,8 @@ type Lane struct {
 	timer       *time.Timer // runs while something is pending across batches
 	entry       entry
 	counts      laneCounts
+	// event is one that consolidation makes of another.
+	event wire.Event
 }
 
 // rankState is one dp rank: an engine with a cache of its own.
@@ -41,6 +47,8 @@ type rankState struct {
 	// gaps that could not be repaired, and the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
+	// shared is nil where the worker has one source.
+	shared *sharedRank
 }
 
 // sourceState is one source of the worker.
@@ -61,12 +69,14 @@ func (l *Lane) Batch(b *ingest.Batch) {
 	for i := range b.Events {
 		e := &b.Events[i]
 		l.countRawID(b.Source, e.RawID)
-		switch e.Kind {
-		case wire.KindStored:
+		switch {
+		case l.consolidation != oneSource:
+			l.consolidate(b, e)
+		case e.Kind == wire.KindStored:
 			l.store(b, e)
-		case wire.KindRemoved:
+		case e.Kind == wire.KindRemoved:
 			l.remove(b, e)
-		case wire.KindCleared:
+		case e.Kind == wire.KindCleared:
 			l.flush(flushUnmergeable)
 			l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		}
@@ -88,9 +98,11 @@ func (l *Lane) Gap(g ingest.Gap) {
 	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
-	if l.cfg.OnGap == OnGapClear || !r.gap() {
+	if l.cfg.OnGap == OnGapClear || !l.survives(r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
+		l.doubt(r, everySource)
 	} else {
+		l.doubt(r, g.Source)
 		l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 			Reason:        kvcastv1.Gap_Reason(g.Reason),
 			MissedBatches: g.Missed,
@@ -115,7 +127,13 @@ func (l *Lane) Restarted(r ingest.Restart) {
 	}
 	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, r.At)
-	l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+	if l.consolidation == oneSource {
+		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+	} else {
+		b := ingest.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}
+		l.letGo(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		l.flush(flushUnmergeable)
+	}
 	l.entry.commit()
 }
 
@@ -123,7 +141,9 @@ func (l *Lane) Restarted(r ingest.Restart) {
 func (l *Lane) Incomplete(rank uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rank(rank).incomplete = true
+	r := l.rank(rank)
+	l.doubt(r, everySource)
+	r.incomplete = true
 }
 
 // countRawID is the gap metric: holes in a source's raw event ids, seen before

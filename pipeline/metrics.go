@@ -43,6 +43,7 @@ type laneCounts struct {
 	removesHeld   uint64
 	staleRemoved  uint64
 	blocksRefused uint64
+	tracker       trackerCounts
 	gaps          uint64
 	missedBatches uint64
 }
@@ -55,18 +56,21 @@ var tierNames = [wire.NumTiers]string{
 }
 
 var (
-	descEvents        = workerDesc("events_total", "RouterEvents emitted.", "event")
-	descFlushes       = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
-	descRawEventHoles = workerDesc("raw_event_holes_total", "Events of the engine that never reached the pipeline: lost, or bad.")
-	descBlocksStored  = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
-	descBlocksRemoved = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
-	descRemovesHeld   = workerDesc("removes_held_total", "Removes of blocks held back, since the engine holds another copy.")
-	descStaleRemoved  = workerDesc("stale_blocks_removed_total", "Blocks from before a gap that left, since their dp rank had more than ingest.max_blocks_per_rank. blocks_removed_total has them, too.")
-	descBlocksRefused = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already: raise it where the engine holds more.")
-	descGaps          = workerDesc("gaps_total", "Gaps that could not be repaired.")
-	descMissed        = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
-	descBlocks        = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
-	descIncomplete    = workerDesc("incomplete", "1 where the blocks of a dp rank may be wrong, since events were lost.", "dp_rank")
+	descEvents         = workerDesc("events_total", "RouterEvents emitted.", "event")
+	descFlushes        = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
+	descRawEventHoles  = workerDesc("raw_event_holes_total", "Events of the engine that never reached the pipeline: lost, or bad.")
+	descBlocksStored   = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
+	descBlocksRemoved  = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
+	descRemovesHeld    = workerDesc("removes_held_total", "Removes of blocks held back, since the engine holds another copy, or another source of the worker holds the block.")
+	descStaleRemoved   = workerDesc("stale_blocks_removed_total", "Blocks from before a gap that left, since their dp rank had more than ingest.max_blocks_per_rank. blocks_removed_total has them, too.")
+	descBlocksRefused  = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already: raise it where the engine holds more.")
+	descRemovesIgnored = workerDesc("removes_ignored_total", "Removes of blocks that went nowhere, of a worker with several sources: of blocks that nobody holds (unknown), or that another source does (not_held).", "reason")
+	descTracked        = workerDesc("consolidated_blocks", "Distinct blocks that the sources of a worker with several hold now.", "dp_rank")
+	descNames          = workerDesc("consolidated_names", "Names that the sources have for these blocks.", "dp_rank", "source")
+	descGaps           = workerDesc("gaps_total", "Gaps that could not be repaired.")
+	descMissed         = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
+	descBlocks         = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
+	descIncomplete     = workerDesc("incomplete", "1 where the blocks of a dp rank may be wrong, since events were lost.", "dp_rank")
 )
 
 func workerDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -79,7 +83,7 @@ var _ prometheus.Collector = (*Pipeline)(nil)
 func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descEvents, descFlushes, descRawEventHoles, descBlocksStored, descBlocksRemoved,
-		descRemovesHeld, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descBlocks, descIncomplete,
+		descRemovesHeld, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descBlocks, descIncomplete, descRemovesIgnored, descTracked, descNames,
 	} {
 		ch <- d
 	}
@@ -104,6 +108,12 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		blocks     int
 	}
 	var sizes []size
+	type trackerSize struct {
+		rank   string
+		blocks int
+		names  []int // by source
+	}
+	var trackers []trackerSize
 	incomplete := make(map[string]uint64)
 	l.mu.Lock()
 	counts := l.counts
@@ -112,6 +122,9 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		incomplete[name] = 0
 		if r.incomplete {
 			incomplete[name] = 1
+		}
+		if t := l.tracker(rank); t != nil {
+			trackers = append(trackers, trackerSize{name, t.len(), slices.Clone(t.named)})
 		}
 		for tier, t := range r.tables {
 			if t != nil {
@@ -129,13 +142,23 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descRawEventHoles, prometheus.CounterValue, counts.rawEventHoles)
 	metric(descBlocksStored, prometheus.CounterValue, counts.blocksStored)
 	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
-	metric(descRemovesHeld, prometheus.CounterValue, counts.removesHeld)
-	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved)
+	metric(descRemovesHeld, prometheus.CounterValue, counts.removesHeld+counts.tracker.held)
+	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.expelled)
 	metric(descBlocksRefused, prometheus.CounterValue, counts.blocksRefused)
 	metric(descGaps, prometheus.CounterValue, counts.gaps)
 	metric(descMissed, prometheus.CounterValue, counts.missedBatches)
 	for _, s := range sizes {
 		metric(descBlocks, prometheus.GaugeValue, uint64(s.blocks), s.rank, s.tier)
+	}
+	if l.consolidation == dedup {
+		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.unknown, "unknown")
+		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.notHeld, "not_held")
+	}
+	for _, s := range trackers {
+		metric(descTracked, prometheus.GaugeValue, uint64(s.blocks), s.rank)
+		for source, n := range s.names {
+			metric(descNames, prometheus.GaugeValue, uint64(n), s.rank, l.sourceNames[source])
+		}
 	}
 	for rank, v := range incomplete {
 		metric(descIncomplete, prometheus.GaugeValue, v, rank)

@@ -40,13 +40,18 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	}
 	m.expire(mw, p.key.rank)
 	if slices.Contains(passes, false) {
-		mw.incomplete[p.key.rank] = true
-		if !mw.overfull[p.key.rank] {
-			mw.overfull[p.key.rank] = true
-			m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(p.key.rank), Event: &kvcastv1.RouterEvent_Gap{
-				Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
-			}})
-		}
+		m.tellOverfull(mw, p.key.rank)
+	}
+}
+
+// tellOverfull tells, once, that a rank has more blocks than it may.
+func (m *model) tellOverfull(mw *modelWorker, rank uint32) {
+	mw.incomplete[rank] = true
+	if !mw.overfull[rank] {
+		mw.overfull[rank] = true
+		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
+			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
+		}})
 	}
 }
 

@@ -41,10 +41,15 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 		"stale_blocks_removed_total": m.count(func(w *modelWorker) int { return w.expired }),
 		"blocks_refused_total":       m.count(func(w *modelWorker) int { return w.refused }),
 		"blocks":                     m.count(func(w *modelWorker) int { return len(w.counts) }),
+		"consolidated_blocks":        m.tracked(false),
+		"consolidated_names":         m.tracked(true),
 	} {
 		if diff := cmp.Diff(want, counted.by("kvcast_pipeline_"+metric, "worker")); diff != "" {
 			return metric + " (-want +got):\n" + diff
 		}
+	}
+	if diff := cmp.Diff(m.ignoredRemoves(), counted.by("kvcast_pipeline_removes_ignored_total", "reason")); diff != "" {
+		return "removes ignored (-want +got):\n" + diff
 	}
 	return s.journal.check(m.entries)
 }

@@ -51,6 +51,12 @@ type modelWorker struct {
 	out []*kvcastv1.RouterEvent
 	// rawIDs are those of each source that came, each once.
 	rawIDs map[int][]uint64
+	// mode and the number of sources are those of a worker with several, and so are
+	// ranks and the removes that were ignored, by why.
+	mode    ingest.Consolidate
+	sources int
+	ranks   map[uint32]*modelRank
+	ignored map[string]int
 }
 
 // modelBlock is what a reference count is kept for.
@@ -104,6 +110,7 @@ func (m *model) add(w ingest.Worker) {
 		counts: make(map[modelBlock]int), stale: make(map[modelBlock]bool),
 		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
+		mode:   modelMode(w), sources: len(w.Sources), ranks: make(map[uint32]*modelRank), ignored: make(map[string]int),
 	}
 	m.workers[w.Name] = mw
 	m.emit(mw, &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
@@ -144,14 +151,24 @@ func (m *model) gap(name string, g ingest.Gap) {
 	if m.cfg.OnGap == pipeline.OnGapClear {
 		m.clear(mw, g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
 		mw.incomplete[g.Rank] = true
+		mw.gapOf(g.Rank, -1)
 		m.commit(mw, 0, g.At)
 		return
 	}
-	for b := range mw.counts {
-		if b.rank == g.Rank {
-			mw.counts[b], mw.stale[b] = 1, true
+	if mw.mode == ingest.ConsolidateDedup {
+		for name, h := range mw.rankOf(g.Rank).names {
+			if name.source == g.Source {
+				h.count, h.sure = min(h.count, 1), false
+			}
+		}
+	} else {
+		for b := range mw.counts {
+			if b.rank == g.Rank {
+				mw.counts[b], mw.stale[b] = 1, true
+			}
 		}
 	}
+	mw.gapOf(g.Rank, g.Source)
 	mw.incomplete[g.Rank] = true
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(g.Rank), Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 		Reason: kvcastv1.Gap_Reason(g.Reason), MissedBatches: g.Missed, FirstSeq: g.FirstSeq, LastSeq: g.LastSeq,
@@ -162,31 +179,33 @@ func (m *model) gap(name string, g ingest.Gap) {
 func (m *model) restarted(name string, r ingest.Restart) {
 	mw := m.workers[name]
 	m.flushAlone(mw)
-	m.clear(mw, r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+	if mw.mode == "" {
+		m.clear(mw, r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+	} else {
+		m.letGo(mw, ingest.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		m.flush(mw)
+	}
 	m.commit(mw, 0, r.At)
 }
 
 // incomplete emits nothing.
-func (m *model) incomplete(name string, rank uint32) { m.workers[name].incomplete[rank] = true }
+func (m *model) incomplete(name string, rank uint32) {
+	m.workers[name].incomplete[rank] = true
+	m.workers[name].gapOf(rank, -1)
+}
 
 func (m *model) batch(name string, b ingest.Batch) {
 	mw := m.workers[name]
 	for _, e := range b.Events {
 		mw.rawIDs[b.Source] = append(mw.rawIDs[b.Source], e.RawID)
-		switch e.Kind {
-		case wire.KindStored:
+		switch {
+		case mw.mode != "":
+			m.consolidated(mw, b, e)
+		case e.Kind == wire.KindStored:
 			m.store(mw, b, e)
-		case wire.KindRemoved:
-			for _, h := range e.BlockHashes {
-				key := modelRunKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
-				if mw.pending == nil || mw.pending.key != key {
-					m.flush(mw)
-					mw.pending = &modelRun{key: key, deadline: m.now + m.cfg.Timeout}
-				}
-				mw.pending.hashes = append(mw.pending.hashes, h)
-				m.contributed(mw, b)
-			}
-		case wire.KindCleared:
+		case e.Kind == wire.KindRemoved:
+			m.removed(mw, b, e.Tier, e.BlockHashes...)
+		case e.Kind == wire.KindCleared:
 			m.flush(mw)
 			m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		}
@@ -195,6 +214,19 @@ func (m *model) batch(name string, b ingest.Batch) {
 		m.flush(mw)
 	}
 	m.commit(mw, b.EngineTime, b.IngestTime)
+}
+
+// removed adds removes to the pending run.
+func (m *model) removed(mw *modelWorker, b ingest.Batch, tier wire.Tier, hashes ...uint64) {
+	for _, h := range hashes {
+		key := modelRunKey{kind: wire.KindRemoved, rank: b.Rank, tier: tier}
+		if mw.pending == nil || mw.pending.key != key {
+			m.flush(mw)
+			mw.pending = &modelRun{key: key, deadline: m.now + m.cfg.Timeout}
+		}
+		mw.pending.hashes = append(mw.pending.hashes, h)
+		m.contributed(mw, b)
+	}
 }
 
 // holes are the raw event ids that never came, of each worker that has some.
@@ -277,9 +309,15 @@ func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 	return p != nil && p.key.kind == wire.KindStored && p.key.rank == rank && slices.Contains(p.hashes, 0)
 }
 
-func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
+// forgetRank empties a rank's tables.
+func (*model) forgetRank(mw *modelWorker, rank uint32) {
 	maps.DeleteFunc(mw.counts, func(b modelBlock, _ int) bool { return b.rank == rank })
 	maps.DeleteFunc(mw.stale, func(b modelBlock, _ bool) bool { return b.rank == rank })
+}
+
+func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
+	m.forgetRank(mw, rank)
+	delete(mw.ranks, rank)
 	delete(mw.incomplete, rank)
 	delete(mw.overfull, rank)
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{

@@ -72,6 +72,9 @@ func (p *Pipeline) AddWorker(w ingest.Worker) ingest.Lane {
 		cfg:       p.cfg,
 		ranks:     make(map[uint32]*rankState),
 		entry:     newEntry(p.journal, name, model),
+
+		consolidation: consolidationOf(w),
+		sourceNames:   sourceNames(w),
 	}
 	if p.closed {
 		l.closed = true

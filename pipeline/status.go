@@ -158,6 +158,7 @@ func (l *Lane) holder(at place, t *table, b *block) *kvcastv1.BlockHolder {
 		Model:     l.entry.source.Model,
 		DpRank:    at.rank,
 		Tier:      kvcastv1.Tier(at.tier),
+		Sources:   l.holders(at.rank, b.hash),
 	}
 	if b.flags&flagTokensHash != 0 {
 		h.TokensHash = proto.Uint64(b.tokensHash)

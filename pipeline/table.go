@@ -47,7 +47,7 @@ func newTable() *table {
 func (t *table) storeRun(r *run) {
 	b := block{
 		parent: r.parent,
-		attr:   t.attrs.slot(attr{r.key.lora, r.key.blockSize}),
+		attr:   t.attrs.slot(attr{lora: r.key.lora, blockSize: r.key.blockSize}),
 		flags:  flagHeld | t.blocks.age.mark(),
 	}
 	if r.hasParent {
@@ -144,7 +144,9 @@ func (t *table) holds(hash uint64) bool {
 
 // attr is what many blocks have in common.
 type attr struct {
-	lora      string
+	lora string
+	// salt is the cache salt; only trackers care for it.
+	salt      string
 	blockSize uint32
 }
 
@@ -175,7 +177,7 @@ func (a *attributes) slot(v attr) uint32 {
 	if a.index == nil {
 		a.index = make(map[attr]uint32)
 	}
-	v.lora = strings.Clone(v.lora) // a batch's strings are the caller's memory
+	v.lora, v.salt = strings.Clone(v.lora), strings.Clone(v.salt) // a batch's strings are the caller's memory
 	var i uint32
 	if n := len(a.free); n > 0 {
 		i, a.free = a.free[n-1], a.free[:n-1]

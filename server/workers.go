@@ -91,11 +91,18 @@ func (s workers) inStream(name string) bool {
 func workerConfig(spec *kvcastv1.WorkerSpec) ingest.WorkerConfig {
 	c := ingest.WorkerConfig{
 		Name: spec.GetName(), Model: spec.GetModel(), BlockSize: spec.GetBlockSize(), Endpoint: spec.GetEndpoint(),
-		Labels: maps.Clone(spec.GetLabels()),
+		Labels: maps.Clone(spec.GetLabels()), Consolidate: ingest.ConsolidateDedup,
+	}
+	if spec.GetConsolidate() == kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH {
+		c.Consolidate = ingest.ConsolidatePassthrough
 	}
 	for _, src := range spec.GetSources() {
+		engine, ok := ingest.ParseEngine(src.GetEngine())
+		if !ok { // none, or one that ingest does not allow
+			engine = ingest.Engine(src.GetEngine())
+		}
 		c.Sources = append(c.Sources, ingest.SourceConfig{
-			Engine: ingest.Engine(src.GetEngine()), Connect: src.GetConnect(), Replay: src.GetReplay(),
+			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
 			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(),
 		})
 	}
@@ -132,9 +139,6 @@ func violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 		text("worker.labels", key)
 		text(fmt.Sprintf("worker.labels[%.64q]", key), spec.GetLabels()[key])
 	}
-	if n := len(spec.GetSources()); n > 1 {
-		wrong("worker.sources", n, "one source: several in one worker are not built in this version")
-	}
 	for i, src := range spec.GetSources() {
 		text(fmt.Sprintf("worker.sources[%d].topic", i), src.GetTopic())
 		if src.GetDpSize() > ingest.MaxRanks {
@@ -142,11 +146,9 @@ func violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 		}
 	}
 	switch c := spec.GetConsolidate(); c {
-	case kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED, kvcastv1.Consolidate_CONSOLIDATE_DEDUP:
-	case kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH:
-		wrong("worker.consolidate", c, "CONSOLIDATE_DEDUP: this is not built in this version")
+	case kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED, kvcastv1.Consolidate_CONSOLIDATE_DEDUP, kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH:
 	default:
-		wrong("worker.consolidate", c, "CONSOLIDATE_DEDUP")
+		wrong("worker.consolidate", c, "CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH")
 	}
 	return all
 }

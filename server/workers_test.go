@@ -77,7 +77,8 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	want := &roll{
 		added: []ingest.WorkerConfig{{
 			Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"},
-			Sources: []ingest.SourceConfig{{Engine: ingest.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv"}},
+			Sources:     []ingest.SourceConfig{{Engine: ingest.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv"}},
+			Consolidate: ingest.ConsolidateDedup,
 		}},
 		removed: []string{fmt.Sprint("v ", ingest.RemovedDeregistered)},
 	}
@@ -86,8 +87,31 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	}
 }
 
+func TestRegisterWorkerWithSeveralSources(t *testing.T) {
+	r := &roll{}
+	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{Workers: r}, journal.Config{}).conn)
+	for c, want := range map[kvcastv1.Consolidate]ingest.Consolidate{
+		kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED: ingest.ConsolidateDedup,
+		kvcastv1.Consolidate_CONSOLIDATE_DEDUP:       ingest.ConsolidateDedup,
+		kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH: ingest.ConsolidatePassthrough,
+	} {
+		r.added = nil
+		if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+			Name: "v", Consolidate: c, Sources: []*kvcastv1.SourceSpec{{Engine: "GPU", Connect: "tcp://h:1"}, {Engine: "KVBM", Connect: "tcp://h:2"}},
+		}}); err != nil {
+			t.Error(err)
+			continue
+		}
+		if diff := cmp.Diff([]ingest.WorkerConfig{{Name: "v", Consolidate: want, Sources: []ingest.SourceConfig{
+			{Engine: ingest.EngineVLLM, Connect: "tcp://h:1"}, {Engine: ingest.EngineKVBM, Connect: "tcp://h:2"},
+		}}}, r.added); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c, diff)
+		}
+	}
+}
+
 // TestViolationsNameTheContractsFields has what ingest does not allow, and what
-// this version has not built.
+// the contract does not know.
 func TestViolationsNameTheContractsFields(t *testing.T) {
 	h := overTCP(t, server.Config{Workers: &roll{}}, journal.Config{})
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
@@ -104,9 +128,13 @@ func TestViolationsNameTheContractsFields(t *testing.T) {
 		{func(w *kvcastv1.WorkerSpec) { w.Endpoint = "\x1b[2J" }, []string{`worker.endpoint: "\x1b[2J" is not allowed: want UTF-8 without`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{"a": "\x00"} }, []string{`worker.labels["a"]: "\x00" is not allowed: want UTF-8 without`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Sources = nil }, []string{`worker.sources: 0 is not allowed: want one source at least`}},
-		{func(w *kvcastv1.WorkerSpec) { w.Sources = append(w.Sources, w.Sources[0]) }, []string{`worker.sources: 2 is not allowed: want one source: several in one worker are not built`}},
-		{func(w *kvcastv1.WorkerSpec) { w.Consolidate = kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH }, []string{`worker.consolidate: CONSOLIDATE_PASSTHROUGH is not allowed: want CONSOLIDATE_DEDUP`}},
-		{func(w *kvcastv1.WorkerSpec) { w.Consolidate = 7 }, []string{`worker.consolidate: 7 is not allowed: want CONSOLIDATE_DEDUP`}},
+		{func(w *kvcastv1.WorkerSpec) {
+			for range ingest.MaxSources {
+				w.Sources = append(w.Sources, w.Sources[0])
+			}
+		}, []string{`worker.sources: 129 is not allowed: want at most 128`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Consolidate = 7 }, []string{`worker.consolidate: 7 is not allowed: want CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Engine = "gpu" }), []string{`worker.sources[0].engine: "gpu" is not allowed: want vllm,`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Engine = "llama" }), []string{`worker.sources[0].engine: "llama" is not allowed: want vllm,`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.Replay = "", "h" }), []string{`worker.sources[0].connect: "" is not allowed: want tcp://HOST:PORT`, `worker.sources[0].replay: "h" is not allowed: want tcp://`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.DpSize = 1<<32 - 1 }), []string{`worker.sources[0].dp_size: 4294967295 is not allowed: want 1 to 1024`}},

@@ -81,7 +81,7 @@ type workerConfig struct {
 	Model       string
 	BlockSize   uint32 // 0: the first store's
 	Endpoint    string
-	Consolidate string
+	Consolidate ingest.Consolidate // of several sources
 	Sources     []sourceConfig
 }
 
@@ -132,7 +132,7 @@ func defaultConfig() config {
 	}
 }
 
-func defaultWorker() workerConfig { return workerConfig{Consolidate: "dedup"} }
+func defaultWorker() workerConfig { return workerConfig{Consolidate: ingest.ConsolidateDedup} }
 
 func defaultSource() sourceConfig { return sourceConfig{Engine: ingest.EngineVLLM, DPSize: 1} }
 
@@ -191,7 +191,7 @@ func (w *workerConfig) settings() []setting {
 		text("model", &w.Model, anything, ""),
 		count("block_size", &w.BlockSize, 1, math.MaxUint32),
 		text("endpoint", &w.Endpoint, printable, "UTF-8 without control characters, such as 10.0.0.5:8000"),
-		notBuilt(oneOf("consolidate", &w.Consolidate, "dedup", "passthrough")),
+		oneOf("consolidate", &w.Consolidate, ingest.ConsolidateDedup, ingest.ConsolidatePassthrough),
 	}
 }
 
@@ -235,7 +235,15 @@ func (d *discoveryConfig) takes(key string) bool {
 const wantEndpoint = "tcp://HOST:PORT or ipc://PATH, in UTF-8 without control characters"
 
 func engine(to *ingest.Engine) setting {
-	return oneOf("engine", to, ingest.EngineVLLM, ingest.EngineSGLang, ingest.EngineTRTLLM, ingest.EngineKVBM, ingest.EngineLLMDSim)
+	s := oneOf("engine", to, ingest.EngineVLLM, ingest.EngineSGLang, ingest.EngineTRTLLM, ingest.EngineKVBM, ingest.EngineLLMDSim)
+	s.read = func(text string) bool {
+		e, ok := ingest.ParseEngine(text)
+		if ok {
+			*to = e
+		}
+		return ok
+	}
+	return s
 }
 
 func replayPort(to *int) setting {

@@ -125,9 +125,6 @@ func (f *fileReader) worker(n *yaml.Node, path string) {
 		s := defaultSource()
 		f.mapping(n, path, f.scalars(s.settings()))
 		w.Sources = append(w.Sources, s)
-		if len(w.Sources) == 2 {
-			f.wrong(f.at(n), path, "several sources in one worker are not built in this version: want one")
-		}
 	})})
 	f.mapping(n, path, fields)
 	f.config.Workers = append(f.config.Workers, w)

@@ -32,7 +32,7 @@ func TestWholeConfigFile(t *testing.T) {
 	want := defaultConfig()
 	want.Workers = []workerConfig{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
-		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1}},
+		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1}, {Engine: ingest.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1}},
 	}}
 	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, ReplayPort: 5558, Topics: []string{"kv@*"}}}
 	want.Discovery = []discoveryConfig{
@@ -171,6 +171,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"flag", configSources{flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
 		{"worker", configSources{workers: []string{"name=,connect=tcp://h:1"}}, `--worker name=,connect=tcp://h:1: name "" is not allowed: want 1 to 253 bytes of UTF-8 without control characters`},
 		{"worker's number", configSources{workers: []string{"name=a,connect=tcp://h:1,dp_size=0"}}, `--worker name=a,connect=tcp://h:1,dp_size=0: dp_size "0" is not allowed: want 1 to 1024`},
+		{"worker's engine", configSources{workers: []string{"name=a,connect=tcp://h:1,engine=Vllm"}}, `--worker name=a,connect=tcp://h:1,engine=Vllm: engine "Vllm" is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim`},
 		{"endpoint", configSources{binds: []string{"tcp://h"}}, `--bind tcp://h: endpoint "tcp://h" is not allowed: want tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`},
 		{"topic", configSources{binds: []string{"tcp://*:1,topic=["}}, `--bind tcp://*:1,topic=[: topic "[" is not allowed: want a pattern as of path.Match`},
 		{"no file", configSources{file: "testdata/config/none.yaml"}, `read configuration: open testdata/config/none.yaml: no such file or directory`},
@@ -180,6 +181,38 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestEnginesGoByTheNamesThatOthersHave reads each from a file and from a flag.
+func TestEnginesGoByTheNamesThatOthersHave(t *testing.T) {
+	for name, want := range map[string]ingest.Engine{
+		"vllm": ingest.EngineVLLM, "VLLM": ingest.EngineVLLM, "GPU": ingest.EngineVLLM,
+		"trtllm": ingest.EngineTRTLLM, "TRTLLM": ingest.EngineTRTLLM, "TensorRT-LLM": ingest.EngineTRTLLM,
+		"kvbm": ingest.EngineKVBM, "KVBM": ingest.EngineKVBM,
+		"sglang": ingest.EngineSGLang, "llm-d-sim": ingest.EngineLLMDSim,
+	} {
+		inFile, _, err := readText(fmt.Sprintf("workers: [{name: a, sources: [{engine: %s, connect: \"tcp://h:1\"}]}]", name))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		byFlag, _, err := readConfig(configSources{workers: []string{"name=a,connect=tcp://h:1,engine=" + name}})
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for by, c := range map[string]config{"file": inFile, "flag": byFlag} {
+			if got := c.Workers[0].Sources[0].Engine; got != want {
+				t.Errorf("%s of a %s: got %s, want %s", name, by, got, want)
+			}
+		}
+	}
+	for _, name := range []string{"", "gpu", "Vllm", "Kvbm", "SGLang", "SGLANG", "tensorrt-llm", "LLM-D-SIM"} {
+		_, _, err := readText(fmt.Sprintf("workers: [{name: a, sources: [{engine: %q, connect: \"tcp://h:1\"}]}]", name))
+		if want := fmt.Sprintf("f:1: workers[0].sources[0].engine: %q is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim", name); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
 	}
 }
 
@@ -342,6 +375,11 @@ func drawConfig(t *rapid.T) config {
 		s := sourceConfig{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic")}
 		s.Connect = fmt.Sprintf("tcp://[::1]:%d", ports.Draw(t, "port"))
 		w.Sources = []sourceConfig{s}
+		if rapid.Bool().Draw(t, "a second source") {
+			s.Engine, s.Topic = engines.Draw(t, "second engine"), ""
+			w.Sources = append(w.Sources, s)
+			w.Consolidate = rapid.SampledFrom([]ingest.Consolidate{ingest.ConsolidateDedup, ingest.ConsolidatePassthrough}).Draw(t, "consolidate")
+		}
 		c.Workers = append(c.Workers, w)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "listeners") {

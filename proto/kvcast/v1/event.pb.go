@@ -96,7 +96,7 @@ const (
 	// doubtful one (ingest.on_gap: clear). What the engine holds from before is
 	// unknown: the rank is incomplete, as after a Gap.
 	Cleared_REASON_UNREPAIRED_GAP Cleared_Reason = 3
-	// One of the worker's sources let go of all it held.
+	// One of the worker's sources let go of all it held, and no other holds any.
 	Cleared_REASON_SOURCE_CLEARED Cleared_Reason = 4
 )
 

@@ -1677,7 +1677,9 @@ type BlockHolder struct {
 	DpRank uint32 `protobuf:"varint,5,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
 	// The tier that holds it.
 	Tier Tier `protobuf:"varint,6,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// Names of the worker's sources that hold it, where it has several.
+	// Names of the worker's sources that hold it, where it has several whose blocks
+	// are told of once (CONSOLIDATE_DEDUP): their engine, such as kvbm, and where
+	// several are of the same engine also their index, such as vllm[1].
 	Sources []string `protobuf:"bytes,7,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Name of the LoRA adapter; absent for the base model.
 	LoraName      *string `protobuf:"bytes,8,opt,name=lora_name,json=loraName,proto3,oneof" json:"lora_name,omitempty"`

@@ -27,9 +27,12 @@ type Consolidate int32
 const (
 	// The same as CONSOLIDATE_DEDUP.
 	Consolidate_CONSOLIDATE_UNSPECIFIED Consolidate = 0
-	// A block is told of once, as long as any source holds it.
+	// A block is told of once, as long as any source holds it, and as one of the
+	// device, whatever the source's tier. It is known by what it is, and goes by the
+	// name that the source has for it which stored it first.
 	Consolidate_CONSOLIDATE_DEDUP Consolidate = 1
-	// Each source's events go on as they are, with their own tiers.
+	// Each source's events go on as they are, with their own tiers. What clears a
+	// source's cache clears the tiers that it has stored into.
 	Consolidate_CONSOLIDATE_PASSTHROUGH Consolidate = 2
 )
 
@@ -217,10 +220,9 @@ type WorkerSpec struct {
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// kvcast passes them through.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Where to read its events; at least one, and in this version no more.
+	// Where to read its events: 1 to 128.
 	Sources []*SourceSpec `protobuf:"bytes,6,rep,name=sources,proto3" json:"sources,omitempty"`
-	// What to do with several sources; see Consolidate. In this version no other
-	// than CONSOLIDATE_DEDUP is allowed.
+	// What to do with several sources; see Consolidate.
 	Consolidate   Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -308,7 +310,8 @@ func (x *WorkerSpec) GetConsolidate() Consolidate {
 // A publisher of KV-cache events.
 type SourceSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// vllm, sglang, trtllm, kvbm or llm-d-sim; empty means vllm.
+	// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM)
+	// or llm-d-sim; empty means vllm.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is
 	// read at port + r.

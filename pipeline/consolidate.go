@@ -1,0 +1,212 @@
+package pipeline
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// What becomes of the events of a worker that has several sources, before they are
+// merged. Those of a worker with one source do not come here.
+
+// A name has room for each source that there may be.
+const _ = uint(maxNamedSources - ingest.MaxSources)
+
+// consolidation is what a lane does about several sources.
+type consolidation uint8
+
+const (
+	// oneSource is that of a worker that has no several.
+	oneSource consolidation = iota
+	// dedup tells of a block once, as one of the device: each dp rank has a tracker.
+	dedup
+	// passthrough lets everything go on.
+	passthrough
+)
+
+func consolidationOf(w ingest.Worker) consolidation {
+	switch {
+	case len(w.Sources) < 2:
+		return oneSource
+	case w.Consolidate == ingest.ConsolidatePassthrough:
+		return passthrough
+	}
+	return dedup
+}
+
+// sourceNames are what sources are called to those who look up blocks: the engine,
+// and where several are of the same the index, too.
+func sourceNames(w ingest.Worker) []string {
+	names := make([]string, len(w.Sources))
+	for i, engine := range w.Sources {
+		names[i] = string(engine)
+		for k, other := range w.Sources {
+			if k != i && other == engine {
+				names[i] = fmt.Sprintf("%s[%d]", engine, i)
+			}
+		}
+	}
+	return names
+}
+
+// sharedRank is what a dp rank of a worker with several sources has beside its
+// tables.
+type sharedRank struct {
+	tracker *tracker // with dedup
+	// doubtful are the sources that lost events.
+	doubtful []bool
+	// used are the tiers that each source has stored into, with passthrough.
+	used []journal.Tiers
+}
+
+// shared returns that of a rank.
+func (l *Lane) shared(r *rankState) *sharedRank {
+	if r.shared == nil {
+		n := len(l.sourceNames)
+		r.shared = &sharedRank{doubtful: make([]bool, n), used: make([]journal.Tiers, n)}
+		if l.consolidation == dedup {
+			r.shared.tracker = newTracker(n, l.cfg.MaxBlocksPerRank, &l.counts.tracker)
+		}
+	}
+	return r.shared
+}
+
+// consolidate takes an event of one of several sources.
+func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
+	r := l.rank(b.Rank)
+	s := l.shared(r)
+	switch {
+	case e.Kind == wire.KindCleared:
+		l.flush(flushUnmergeable)
+		l.letGo(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+	case e.Kind == wire.KindStored && l.consolidation == passthrough:
+		if len(e.BlockHashes) > 0 {
+			s.used[b.Source] |= journal.TierBit(uint8(e.Tier))
+		}
+		l.store(b, e)
+	case e.Kind == wire.KindStored:
+		refused := s.tracker.counted.refused
+		s.tracker.store(b.Source, e)
+		l.tell(b, s.tracker, e)
+		if n := s.tracker.counted.refused - refused; n > 0 {
+			if !r.overfull {
+				l.flush(flushUnmergeable) // a Gap follows
+			}
+			l.refuse(r, b.Rank, int(n))
+		}
+	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
+		l.remove(b, e)
+	case e.Kind == wire.KindRemoved:
+		s.tracker.remove(b.Source, e.BlockHashes)
+		l.tell(b, s.tracker, nil)
+	}
+}
+
+// tell passes on what routers are to hear of a tracker; stored is the event that it
+// was told.
+func (l *Lane) tell(b *ingest.Batch, t *tracker, stored *wire.Event) {
+	out, gone := t.drain()
+	for _, o := range out {
+		if o.removed {
+			l.event = wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: gone[o.i:o.j]}
+			l.remove(b, &l.event)
+			continue
+		}
+		e := &l.event
+		*e = *stored
+		e.Tier = wire.TierDevice
+		e.HasParent, e.Parent = !o.rooted, o.parent
+		e.BlockHashes = stored.BlockHashes[o.i:o.j]
+		if len(stored.TokensHashes) == len(stored.BlockHashes) {
+			e.TokensHashes = stored.TokensHashes[o.i:o.j]
+		}
+		e.Tokens = nil
+		if size := int(e.BlockSize); len(stored.Tokens) >= size*len(stored.BlockHashes) {
+			e.Tokens = stored.Tokens[size*o.i : size*o.j]
+		}
+		l.store(b, e)
+	}
+	l.event = wire.Event{} // it holds a batch's memory
+}
+
+// letGo takes away what a source holds, which began anew or cleared its cache: with
+// dedup what nobody else holds, with passthrough the tiers that it has used.
+// Nothing is pending.
+func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+	s := l.shared(r)
+	var tiers []kvcastv1.Tier
+	var cleared bool
+	if l.consolidation == dedup {
+		if cleared = s.tracker.letGo(b.Source); cleared {
+			reason = kvcastv1.Cleared_REASON_SOURCE_CLEARED
+			r.tables = [wire.NumTiers]*table{}
+		} else {
+			l.tell(b, s.tracker, nil)
+		}
+	} else {
+		for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+			if s.used[b.Source]&journal.TierBit(uint8(tier)) != 0 {
+				tiers = append(tiers, kvcastv1.Tier(tier))
+				r.tables[tier] = nil
+			}
+		}
+		cleared = len(tiers) > 0 // none would mean all
+	}
+	s.doubtful[b.Source] = false
+	r.overfull = r.overfull && r.blocks() > 0
+	r.incomplete = r.overfull || slices.Contains(s.doubtful, true)
+	if cleared {
+		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{
+			Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
+		}})
+	}
+}
+
+// survives tells whether a rank's blocks stay when events of a source were lost:
+// there may have been more gaps than can be numbered.
+func (l *Lane) survives(r *rankState, source int) bool {
+	if l.consolidation == dedup {
+		return l.shared(r).tracker.gap(source)
+	}
+	return r.gap()
+}
+
+// everySource stands for all sources where one is not known.
+const everySource = -1
+
+// doubt notes that a rank may be wrong because of one of several sources.
+func (l *Lane) doubt(r *rankState, source int) {
+	if l.consolidation == oneSource {
+		return
+	}
+	doubtful := l.shared(r).doubtful
+	for i := range doubtful {
+		if source == everySource || i == source {
+			doubtful[i] = true
+		}
+	}
+}
+
+// tracker returns that of a rank; nil where it has none.
+func (l *Lane) tracker(rank uint32) *tracker {
+	if r := l.ranks[rank]; r != nil && r.shared != nil {
+		return r.shared.tracker
+	}
+	return nil
+}
+
+// holders returns the names of the sources that hold a block.
+func (l *Lane) holders(rank uint32, hash uint64) (names []string) {
+	if t := l.tracker(rank); t != nil {
+		for _, source := range t.holders(hash) {
+			names = append(names, l.sourceNames[source])
+		}
+	}
+	return names
+}

@@ -1,0 +1,377 @@
+package pipeline_test
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// modelRank is what a model knows of the sources of one dp rank of a worker that
+// has several.
+type modelRank struct {
+	// names are what each source calls blocks; blocks are in the order in which they
+	// came.
+	names  map[modelName]*modelHolding
+	blocks []*modelTracked
+	// doubtful are the sources that lost events; used are the tiers that each has
+	// stored into.
+	doubtful map[int]bool
+	used     map[int]map[wire.Tier]bool
+}
+
+type modelName struct {
+	source int
+	hash   uint64
+}
+
+// modelHolding is how often a name counts, for which block. It is sure unless
+// there was a gap since it was stored.
+type modelHolding struct {
+	block *modelTracked
+	count int
+	sure  bool
+}
+
+// modelTracked is a block, known by its content unless it is known by name alone.
+type modelTracked struct {
+	content *modelContent
+	first   uint64
+}
+
+type modelContent struct {
+	lora, salt string
+	sequence   uint64
+}
+
+// modelMode is what is done about a worker's sources: "" where there are not
+// several.
+func modelMode(w ingest.Worker) ingest.Consolidate {
+	if len(w.Sources) < 2 {
+		return ""
+	}
+	return cmp.Or(w.Consolidate, ingest.ConsolidateDedup)
+}
+
+func (mw *modelWorker) rankOf(rank uint32) *modelRank {
+	if mw.ranks[rank] == nil {
+		mw.ranks[rank] = &modelRank{
+			names: make(map[modelName]*modelHolding), doubtful: make(map[int]bool), used: make(map[int]map[wire.Tier]bool),
+		}
+	}
+	return mw.ranks[rank]
+}
+
+// resolve is what a source means by a hash.
+func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTracked {
+	if h := r.names[modelName{source, hash}]; h != nil {
+		return h.block
+	}
+	for other := range mw.sources {
+		if h := r.names[modelName{other, hash}]; h != nil {
+			return h.block
+		}
+	}
+	return nil
+}
+
+// held tells whether somebody holds a block beyond doubt.
+func (r *modelRank) held(b *modelTracked) bool {
+	for _, h := range r.names {
+		if h.block == b && h.count > 0 && h.sure {
+			return true
+		}
+	}
+	return false
+}
+
+// forget takes away a block and its names.
+func (r *modelRank) forget(b *modelTracked) {
+	maps.DeleteFunc(r.names, func(_ modelName, h *modelHolding) bool { return h.block == b })
+	r.blocks = slices.DeleteFunc(r.blocks, func(other *modelTracked) bool { return other == b })
+}
+
+// consolidated takes an event of one of several sources.
+func (m *model) consolidated(mw *modelWorker, b ingest.Batch, e wire.Event) {
+	r := mw.rankOf(b.Rank)
+	switch {
+	case e.Kind == wire.KindCleared:
+		m.flush(mw)
+		m.letGo(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+	case e.Kind == wire.KindStored && mw.mode == ingest.ConsolidatePassthrough:
+		if r.used[b.Source] == nil {
+			r.used[b.Source] = make(map[wire.Tier]bool)
+		}
+		if len(e.BlockHashes) > 0 {
+			r.used[b.Source][e.Tier] = true
+		}
+		m.store(mw, b, e)
+	case e.Kind == wire.KindStored:
+		m.track(mw, b, e)
+	case mw.mode == ingest.ConsolidatePassthrough:
+		m.removed(mw, b, e.Tier, e.BlockHashes...)
+	default:
+		for _, hash := range e.BlockHashes {
+			m.untrack(mw, b, hash)
+		}
+	}
+}
+
+// track says what routers hear of a store, a block at a time.
+func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
+	r := mw.rankOf(b.Rank)
+	hashed := len(e.TokensHashes) > 0
+	rooted, parentHash := !e.HasParent, e.Parent
+	var parent *modelContent
+	if e.HasParent {
+		switch p := r.resolve(mw, b.Source, e.Parent); {
+		case p != nil:
+			parent, parentHash = p.content, p.first
+		case e.Parent == 0:
+			rooted = true
+		}
+	}
+	refused := 0
+	for i, hash := range e.BlockHashes {
+		var content *modelContent
+		switch {
+		case hashed && rooted:
+			content = &modelContent{e.LoRAName, e.CacheSalt, e.TokensHashes[i]}
+		case hashed && parent != nil:
+			content = &modelContent{e.LoRAName, e.CacheSalt, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
+		}
+		block, isNew := m.hold(mw, b, hash, content)
+		if isNew {
+			one := e
+			one.Tier, one.HasParent, one.Parent = wire.TierDevice, !rooted, parentHash
+			one.BlockHashes = e.BlockHashes[i : i+1]
+			if hashed {
+				one.TokensHashes = e.TokensHashes[i : i+1]
+			}
+			one.Tokens = nil
+			if size := int(e.BlockSize); len(e.Tokens) >= size*len(e.BlockHashes) {
+				one.Tokens = e.Tokens[size*i : size*(i+1)]
+			}
+			m.store(mw, b, one)
+		}
+		rooted, parent, parentHash = false, nil, hash
+		if block == nil {
+			refused++
+		} else {
+			parent, parentHash = block.content, block.first
+		}
+	}
+	if refused > 0 {
+		mw.refused += refused
+		if !mw.overfull[b.Rank] {
+			m.flush(mw)
+		}
+		m.tellOverfull(mw, b.Rank)
+	}
+}
+
+// hold adds to what a source holds. The block is nil where there is no room.
+func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *modelContent) (block *modelTracked, isNew bool) {
+	r := mw.rankOf(b.Rank)
+	meant := r.resolve(mw, b.Source, hash)
+	if content == nil {
+		block = meant
+	} else {
+		for _, other := range r.blocks {
+			if other.content != nil && *other.content == *content {
+				block = other
+			}
+		}
+		if meant != nil && meant.content == nil { // it turns out what it is
+			m.removed(mw, b, wire.TierDevice, meant.first)
+			if block == nil {
+				meant.content = content
+				block, isNew = meant, true
+			} else {
+				for _, h := range r.names {
+					if h.block == meant && h.count > 0 {
+						h.block = block
+					}
+				}
+				r.forget(meant)
+			}
+		}
+	}
+	name := modelName{b.Source, hash}
+	count := 0
+	if h := r.names[name]; h != nil {
+		count = h.count
+		if h.block != block { // it means another block now
+			delete(r.names, name)
+			if h.count > 0 && !r.held(h.block) {
+				m.leaves(mw, b, h.block)
+			}
+		}
+	}
+	if r.names[name] == nil {
+		if len(r.names) >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
+			return nil, false
+		}
+		if block == nil {
+			block, isNew = &modelTracked{content: content, first: hash}, true
+			r.blocks = append(r.blocks, block)
+		}
+	}
+	r.names[name] = &modelHolding{block, count + 1, true}
+	return block, isNew
+}
+
+// roomFor lets the oldest block leave that is held in doubt alone, where there is
+// no room for another.
+func (m *model) roomFor(mw *modelWorker, b ingest.Batch) bool {
+	r := mw.rankOf(b.Rank)
+	if len(r.blocks) < m.cfg.MaxBlocksPerRank {
+		return true
+	}
+	for _, block := range r.blocks {
+		if !r.held(block) {
+			mw.expired++
+			m.leaves(mw, b, block)
+			return true
+		}
+	}
+	return false
+}
+
+func (m *model) leaves(mw *modelWorker, b ingest.Batch, block *modelTracked) {
+	mw.rankOf(b.Rank).forget(block)
+	m.removed(mw, b, wire.TierDevice, block.first)
+}
+
+// untrack says what routers hear of a remove of a block.
+func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
+	r := mw.rankOf(b.Rank)
+	name := modelName{b.Source, hash}
+	if h := r.names[name]; h == nil || h.count == 0 {
+		block := r.resolve(mw, b.Source, hash)
+		if block == nil {
+			mw.ignored["unknown"]++
+			return
+		}
+		var own []uint64
+		for n, h := range r.names {
+			if n.source == b.Source && h.block == block && h.count > 0 {
+				own = append(own, n.hash)
+			}
+		}
+		if len(own) == 0 {
+			mw.ignored["not_held"]++
+			return
+		}
+		name.hash = slices.Min(own)
+	}
+	h := r.names[name]
+	h.count--
+	if h.count == 0 && !r.held(h.block) {
+		m.leaves(mw, b, h.block)
+	} else if h.count == 0 && name.hash != h.block.first {
+		delete(r.names, name)
+	}
+}
+
+// letGo takes away what a source holds.
+func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
+	r := mw.rankOf(b.Rank)
+	event := &kvcastv1.Cleared{Reason: reason}
+	if mw.mode == ingest.ConsolidatePassthrough {
+		for _, tier := range slices.Sorted(maps.Keys(r.used[b.Source])) {
+			event.Tiers = append(event.Tiers, kvcastv1.Tier(tier))
+			maps.DeleteFunc(mw.counts, func(k modelBlock, _ int) bool { return k.rank == b.Rank && k.tier == tier })
+			maps.DeleteFunc(mw.stale, func(k modelBlock, _ bool) bool { return k.rank == b.Rank && k.tier == tier })
+		}
+		if len(event.Tiers) == 0 {
+			event = nil
+		}
+	} else {
+		var gone []*modelTracked
+		for _, block := range r.blocks {
+			had := false
+			for n, h := range r.names {
+				if n.source == b.Source && h.block == block && h.count > 0 {
+					had = true
+					h.count = 0
+					if n.hash != block.first {
+						delete(r.names, n)
+					}
+				}
+			}
+			if had && !r.held(block) {
+				gone = append(gone, block)
+			}
+		}
+		for _, block := range gone {
+			r.forget(block)
+		}
+		if len(r.blocks) > 0 {
+			event = nil
+			for _, block := range gone {
+				m.removed(mw, b, wire.TierDevice, block.first)
+			}
+		} else {
+			event.Reason = kvcastv1.Cleared_REASON_SOURCE_CLEARED
+			m.forgetRank(mw, b.Rank)
+		}
+	}
+	delete(r.doubtful, b.Source)
+	if mw.blocks(b.Rank) == 0 {
+		delete(mw.overfull, b.Rank)
+	}
+	delete(mw.incomplete, b.Rank)
+	if mw.overfull[b.Rank] || len(r.doubtful) > 0 {
+		mw.incomplete[b.Rank] = true
+	}
+	if event != nil {
+		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{Cleared: event}})
+	}
+}
+
+// gapOf notes which source lost events, or each where that is all the same.
+func (mw *modelWorker) gapOf(rank uint32, source int) {
+	if mw.mode == "" {
+		return
+	}
+	r := mw.rankOf(rank)
+	for s := range mw.sources {
+		if source < 0 || s == source {
+			r.doubtful[s] = true
+		}
+	}
+}
+
+// tracked are the numbers of blocks, and of names of each source, that a worker
+// with several has.
+func (m *model) tracked(names bool) map[string]float64 {
+	return m.count(func(w *modelWorker) (n int) {
+		for _, r := range w.ranks {
+			if names {
+				n += len(r.names)
+			} else {
+				n += len(r.blocks)
+			}
+		}
+		return n
+	})
+}
+
+// ignoredRemoves are the removes that went nowhere, by why.
+func (m *model) ignoredRemoves() (all map[string]float64) {
+	for _, w := range m.workers {
+		for why, n := range w.ignored {
+			if all == nil {
+				all = make(map[string]float64)
+			}
+			all[why] += float64(n)
+		}
+	}
+	return all
+}

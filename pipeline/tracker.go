@@ -1,0 +1,372 @@
+package pipeline
+
+import (
+	"math"
+	"slices"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// tracker knows which of a worker's sources hold which blocks of one dp rank, so
+// that routers hear of a block once: when the first source stores it, and when
+// the last one lets go of it. What they are to hear waits until drain.
+//
+//   - A block is known by what it is: its LoRA adapter and cache salt, and its
+//     sequence hash. One whose sequence hash cannot be known, since its tokens or
+//     its parent's are not, is known by its name alone until it is stored in a way
+//     that tells.
+//   - A name is what a source calls a block: a source and a block hash. It means the
+//     block that it was last stored as. A name that a source never gave means what
+//     another one, the first of those that did, means by it.
+//   - A name has a count, since engines store a block of the same hash twice. A
+//     source holds a block as long as one of its names for it counts.
+//   - To routers a block goes by the name that it was first stored by. That name
+//     stays known as long as the block is, whether it counts or not.
+//   - After a gap all names of a source count once, and are in doubt until they are
+//     stored again: they do not keep a block that nobody else holds beyond doubt,
+//     when somebody removes it.
+type tracker struct {
+	sources   int
+	maxBlocks int
+
+	blocks slab[trackedBlock]
+	names  slab[blockName]
+	// byContent finds the blocks whose sequence hash is known, byName the names.
+	byContent, byName refs
+	spaces            attributes
+	// counts are those of names that count more than once: few.
+	counts map[uint32]uint32
+	// generations are the sources' numbers of gaps; see blockName.
+	generations []uint32
+	// named are the sources' numbers of names, unresolved is that of the blocks that
+	// are known by their names alone.
+	named      []int
+	unresolved int
+	// oldest and newest are the ends of the list of all blocks in the order in which
+	// they came. No block before doubtFrom is held in doubt alone: none gets so but
+	// by a gap, which begins from the oldest again.
+	oldest, newest, doubtFrom uint32
+	// out is what routers have not heard of yet; gone are the blocks removed in it.
+	out  []toldRange
+	gone []uint64
+	// scratch is room for names.
+	scratch []uint32
+	counted *trackerCounts
+}
+
+// trackedBlock is a block that some source holds.
+type trackedBlock struct {
+	sequence uint64
+	// first is the block hash that routers know it by.
+	first uint64
+	// names are in a ring; this is one of them.
+	names uint32
+	// space is the slot of its LoRA adapter and salt, counted from 1; 0 where the
+	// block is known by its name alone.
+	space        uint32
+	older, newer uint32
+}
+
+// blockName is what a source calls a block.
+type blockName struct {
+	hash       uint64
+	block      uint32
+	next, prev uint32 // in the block's ring
+	flags      nameFlags
+}
+
+// maxNamedSources is how many sources nameFlags can tell apart.
+const maxNamedSources = 128
+
+// nameFlags are a source, two flags, and above them the generation in which the
+// name was last stored: where that is not the source's present one, the name is
+// in doubt.
+type nameFlags uint32
+
+const (
+	nameSource nameFlags = maxNamedSources - 1
+	// nameIdle says that the name does not count, nameCounts that it counts more
+	// than once.
+	nameIdle   nameFlags = 1 << 7
+	nameCounts nameFlags = 1 << 8
+
+	nameGenerationShift = 9
+	maxNameGeneration   = 1<<(32-nameGenerationShift) - 1
+)
+
+func (n *blockName) source() int { return int(n.flags & nameSource) }
+
+// toldRange is what routers are to hear: that the blocks of an event from index i
+// up to j are stored, or that those of the tracker's gone are removed.
+type toldRange struct {
+	removed bool
+	i, j    int
+	// rooted tells that what is stored has no parent.
+	rooted bool
+	parent uint64
+}
+
+// trackerCounts is what trackers count.
+type trackerCounts struct {
+	// held are removes that left a block with a holder, unknown those of unknown
+	// blocks, notHeld those by a source that does not hold the block.
+	held, unknown, notHeld uint64
+	// expelled are blocks held in doubt that made room, refused are stores of blocks
+	// or names that there was no room for.
+	expelled, refused uint64
+}
+
+// maxTracked bounds the numbers of records.
+const maxTracked = math.MaxUint32 - 2*slabChunk
+
+// newTracker makes a tracker of sources, up to maxNamedSources, that takes up to
+// maxBlocks blocks, and as many names of each source, and adds to what counted
+// counts.
+func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
+	return &tracker{
+		sources:     sources,
+		maxBlocks:   maxBlocks,
+		counted:     counted,
+		byContent:   newRefs(),
+		byName:      newRefs(),
+		counts:      make(map[uint32]uint32),
+		generations: make([]uint32, sources),
+		named:       make([]int, sources),
+	}
+}
+
+// len is the number of blocks.
+func (t *tracker) len() int { return t.blocks.len() }
+
+// maxIdleGone is how many removed blocks' memory an idle tracker keeps.
+const maxIdleGone = 8192
+
+// drain returns what routers are to hear since the last call, in order, and the
+// blocks that are removed in it. Both are good until the tracker is called again.
+func (t *tracker) drain() (out []toldRange, gone []uint64) {
+	out, gone = t.out, t.gone
+	t.out, t.gone = t.out[:0], t.gone[:0]
+	if cap(gone) > maxIdleGone {
+		t.gone = nil
+	}
+	return out, gone
+}
+
+// store takes a store of a source.
+func (t *tracker) store(source int, e *wire.Event) {
+	var id content
+	if len(e.TokensHashes) == len(e.BlockHashes) {
+		slot := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
+		id.space = slot + 1
+		t.spaces.use(slot) // until the end, whatever leaves
+		defer t.spaces.release(slot)
+	}
+	from := len(t.out)
+	parent := t.parentOf(source, e)
+	for i, hash := range e.BlockHashes {
+		id := id
+		switch {
+		case id.space == 0:
+		case parent.rooted:
+			id.sequence = e.TokensHashes[i]
+		case parent.resolved:
+			id.sequence = wire.SequenceHash(parent.sequence, e.TokensHashes[i])
+		default:
+			id.space = 0
+		}
+		ref, isNew := t.hold(source, hash, id)
+		if isNew {
+			t.tellStored(from, i, parent)
+		}
+		if ref == 0 { // left out
+			parent = chainLink{hash: hash}
+		} else {
+			parent = t.linkTo(ref)
+		}
+	}
+}
+
+// chainLink is what is known of a block's parent.
+type chainLink struct {
+	rooted   bool // there is none
+	hash     uint64
+	resolved bool
+	sequence uint64
+}
+
+func (t *tracker) parentOf(source int, e *wire.Event) chainLink {
+	if !e.HasParent {
+		return chainLink{rooted: true}
+	}
+	ref := t.resolve(source, e.Parent)
+	if ref == 0 {
+		// Some engines write 0 for the parent of a first block.
+		return chainLink{rooted: e.Parent == 0, hash: e.Parent}
+	}
+	return t.linkTo(ref)
+}
+
+func (t *tracker) linkTo(ref uint32) chainLink {
+	b := t.blocks.at(ref)
+	return chainLink{hash: b.first, resolved: b.space != 0, sequence: b.sequence}
+}
+
+// content is what a block is; space is 0 where that is not known.
+type content struct {
+	space    uint32
+	sequence uint64
+}
+
+// hold adds to what a source holds, and returns the block, and whether routers are
+// to hear of it as stored. The block is 0 where there was no room for it:
+//
+//  1. The block is that of the content, or else that of the name.
+//  2. A block that was known by this name alone turns out to be that of the content:
+//     it becomes that, or one with it if there is such a block. Routers then hear of
+//     the first as removed, and of the content as stored if they have not.
+//  3. Where the name meant another block, it no longer does, and takes its count
+//     along.
+//  4. Where there is no block, it is made, if there is room.
+func (t *tracker) hold(source int, hash uint64, id content) (ref uint32, isNew bool) {
+	if id.space == 0 {
+		ref = t.resolve(source, hash)
+	} else if ref = t.find(id); t.unresolved > 0 {
+		if alone := t.resolve(source, hash); alone != 0 && t.blocks.at(alone).space == 0 {
+			ref, isNew = t.settle(alone, ref, id)
+		}
+	}
+	name, count := t.name(source, hash), uint32(0)
+	if name != 0 {
+		count = t.count(name)
+	}
+	if name != 0 && t.names.at(name).block != ref {
+		t.drop(name)
+		name = 0
+	}
+	if name == 0 {
+		if t.names.len() >= min(maxTracked, t.sources*t.maxBlocks) || ref == 0 && !t.room() {
+			t.counted.refused++
+			return 0, false
+		}
+		if ref == 0 {
+			ref, isNew = t.add(hash, id), true
+		}
+		name = t.join(source, hash, ref)
+	}
+	t.setCount(name, count+1)
+	return ref, isNew
+}
+
+// settle makes a block that was known by its name alone that of a content, or puts
+// it into the block that is that, unless it is 0.
+func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
+	b := t.blocks.at(alone)
+	t.tellGone(b.first)
+	if ref == 0 {
+		t.know(alone, id)
+		t.unresolved--
+		return alone, true
+	}
+	for b.names != 0 {
+		name := b.names
+		if t.count(name) == 0 {
+			t.erase(name)
+			continue
+		}
+		t.unlink(name)
+		t.link(name, ref)
+	}
+	t.forget(alone)
+	return ref, false
+}
+
+// remove takes a remove of a source.
+func (t *tracker) remove(source int, hashes []uint64) {
+	for _, hash := range hashes {
+		t.removeOne(source, hash)
+	}
+}
+
+func (t *tracker) removeOne(source int, hash uint64) {
+	name := t.name(source, hash)
+	if name == 0 || t.count(name) == 0 {
+		ref := t.resolve(source, hash)
+		if ref == 0 {
+			t.counted.unknown++
+			return
+		}
+		if name = t.nameBy(source, ref); name == 0 {
+			t.counted.notHeld++
+			return
+		}
+	}
+	n := t.count(name)
+	if n > 1 {
+		t.setCount(name, n-1)
+	}
+	if n > 1 || !t.lapse(name) {
+		t.counted.held++
+	}
+}
+
+// letGo takes away all that a source holds: its engine began anew, or cleared its
+// cache. It tells whether nothing is left; nobody is then told of single blocks.
+func (t *tracker) letGo(source int) (empty bool) {
+	if n := t.named[source]; 0 < n && n < t.names.len() {
+		for ref := t.oldest; ref != 0; {
+			newer := t.blocks.at(ref).newer
+			t.release(source, ref)
+			ref = newer
+		}
+	} else if n > 0 {
+		t.reset() // nobody else holds anything
+	}
+	if t.len() > 0 {
+		return false
+	}
+	t.out, t.gone = t.out[:0], t.gone[:0]
+	return true
+}
+
+// gap puts all that a source holds in doubt, and lets it count once. It does not
+// look at it. It is false where there have been more gaps than can be numbered.
+func (t *tracker) gap(source int) bool {
+	if t.generations[source] == maxNameGeneration {
+		return false
+	}
+	t.generations[source]++
+	t.doubtFrom = t.oldest
+	return true
+}
+
+// reset forgets all blocks and names.
+func (t *tracker) reset() {
+	fresh := newTracker(t.sources, t.maxBlocks, t.counted)
+	fresh.out, fresh.gone, fresh.generations = t.out, t.gone, t.generations
+	*t = *fresh
+}
+
+// holders returns the sources that hold a block that routers know by a hash, in
+// order.
+func (t *tracker) holders(first uint64) (sources []int) {
+	for source := range t.sources {
+		name := t.name(source, first)
+		if name == 0 {
+			continue
+		}
+		b := t.blocks.at(t.names.at(name).block)
+		if b.first != first {
+			continue
+		}
+		for n := b.names; ; {
+			if s := t.names.at(n); s.flags&nameIdle == 0 && !slices.Contains(sources, s.source()) {
+				sources = append(sources, s.source())
+			}
+			if n = t.names.at(n).next; n == b.names {
+				break
+			}
+		}
+	}
+	slices.Sort(sources)
+	return sources
+}

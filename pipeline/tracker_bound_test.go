@@ -1,0 +1,180 @@
+package pipeline
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+func TestTrackerIsBounded(t *testing.T) {
+	tests := map[string]struct {
+		steps   []trackerStep
+		want    []string
+		counted trackerCounts
+		names   int
+	}{
+		"a block beyond the bound is left out, and its child's parent is not known": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 1), stores(engine, continuing(4, storeOf(contents(5), 5))),
+			},
+			want:    []string{"store 0-3 ", "remove [1] ", "store 0-1 after 4 "},
+			counted: trackerCounts{refused: 1}, names: 3,
+		},
+		"a block that is known needs no room": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1, 2, 3, 4), 11, 12, 13, 14)),
+			},
+			want:    []string{"store 0-3 ", ""},
+			counted: trackerCounts{refused: 1}, names: 6,
+		},
+		"a name beyond the bound is left out": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(1), 2)), stores(engine, storeOf(contents(1), 3)),
+				stores(engine, storeOf(contents(1), 4)), stores(engine, storeOf(contents(1), 5)), stores(engine, storeOf(contents(1), 6)),
+				stores(engine, storeOf(contents(1), 7)), stores(engine, storeOf(contents(1), 6)), removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
+				removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
+			},
+			want:    []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
+			counted: trackerCounts{refused: 2, held: 2}, names: 6,
+		},
+		"the oldest that is in doubt makes room": {
+			steps: []trackerStep{
+				stores(offload, storeOf(contents(1), 11)), stores(engine, storeOf(contents(2, 3), 2, 3)), losesSome(engine),
+				stores(offload, storeOf(contents(4), 14)), stores(engine, storeOf(contents(5), 5)), stores(engine, storeOf(contents(6), 6)),
+			},
+			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
+			counted: trackerCounts{expelled: 2, refused: 1}, names: 3,
+		},
+		"what was stored again since the gap, or another holds, does not": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(2), 2)), stores(engine, storeOf(contents(3), 3)),
+				losesSome(engine), stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(2), 12)),
+				stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
+			},
+			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
+			counted: trackerCounts{expelled: 1, refused: 1}, names: 4,
+		},
+		"a further gap begins with the oldest again": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), losesSome(engine), stores(engine, storeOf(contents(1), 1)),
+				stores(engine, storeOf(contents(4), 4)), losesSome(engine), stores(engine, storeOf(contents(5), 5)),
+			},
+			want:    []string{"store 0-3 ", "", "", "remove [2] store 0-1 ", "", "remove [1] store 0-1 "},
+			counted: trackerCounts{expelled: 2}, names: 3,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var counted trackerCounts
+			tr := newTracker(2, 3, &counted)
+			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
+				t.Errorf("heard (-want +got):\n%s", diff)
+			}
+			if counted != test.counted || tr.names.len() != test.names {
+				t.Errorf("got %+v and %d names, want %+v and %d", counted, tr.names.len(), test.counted, test.names)
+			}
+			checkTracker(t, tr)
+		})
+	}
+}
+
+// TestRoomIsNotSoughtForLong has more blocks that may not leave before the first
+// that may than are looked at for one.
+func TestRoomIsNotSoughtForLong(t *testing.T) {
+	const blocks = doubtSteps + 2
+	tr := newTracker(2, blocks, &trackerCounts{})
+	for h := range uint64(blocks) {
+		source := offload
+		if h == blocks-1 {
+			source = engine
+		}
+		tr.play(stores(source, storeOf(contents(h), h)))
+	}
+	got := tr.play(losesSome(engine), stores(engine, storeOf(contents(1<<40), 1<<40)), stores(engine, storeOf(contents(1<<41), 1<<41)))
+	if diff := cmp.Diff([]string{"", "", "remove [4097] store 0-1 "}, got); diff != "" {
+		t.Errorf("heard (-want +got):\n%s", diff)
+	}
+}
+
+func TestGapsOfASourceRunOut(t *testing.T) {
+	tr := newTracker(2, 10, &trackerCounts{})
+	tr.generations[engine] = maxNameGeneration - 1
+	tr.play(stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(1), 1)))
+	if !tr.gap(engine) {
+		t.Error("the last gap that can be numbered was not")
+	}
+	if got := tr.play(removes(offload, 1)); got[0] != "remove [1] " {
+		t.Errorf("remove after the last gap: got %q", got[0])
+	}
+	if tr.gap(engine) {
+		t.Error("a gap was numbered that cannot be")
+	}
+	if !tr.gap(offload) {
+		t.Error("a gap of another source was not numbered")
+	}
+}
+
+// TestHoldersAreNamed has blocks that routers know by a name that its source let go
+// of, and by one that is another block's as well.
+func TestHoldersAreNamed(t *testing.T) {
+	tr := newTracker(3, 10, &trackerCounts{})
+	tr.play(
+		stores(0, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(2, storeOf(contents(1, 2), 21, 22)), stores(1, storeOf(contents(1), 11)),
+		removes(0, 2), stores(1, storeOf(contents(9), 3)), losesSome(1),
+	)
+	got := make(map[uint64][]int)
+	for _, hash := range []uint64{1, 2, 3, 11, 22, 4} {
+		got[hash] = tr.holders(hash)
+	}
+	want := map[uint64][]int{1: {0, 1, 2}, 2: {2}, 3: {0, 1}, 11: nil, 22: nil, 4: nil}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestTrackerKeepsNoStringOfABatch has a batch's memory overwritten.
+func TestTrackerKeepsNoStringOfABatch(t *testing.T) {
+	tr := newTracker(2, 10, &trackerCounts{})
+	b := []byte("adapter")
+	e := ofLoRA(unsafe.String(&b[0], len(b)), storeOf(contents(1), 1))
+	tr.play(stores(engine, e))
+	copy(b, "!!!!!!!")
+	if got := tr.play(stores(offload, ofLoRA("adapter", storeOf(contents(1), 2)))); got[0] != "" {
+		t.Errorf("the same block by another source: got %q, want nothing", got[0])
+	}
+}
+
+// TestHashesAreDeterministicAndSensitive is of what a block is known by.
+func TestHashesAreDeterministicAndSensitive(t *testing.T) {
+	hash := func(lora, salt string, tokens ...uint32) uint64 {
+		return wire.AppendTokensHashes(nil, tokens, len(tokens), wire.BlockSeed(lora, salt), false, nil)[0]
+	}
+	first := hash("", "", 1, 2, 3, 4)
+	sequence := func(contents ...uint64) uint64 {
+		tr := newTracker(2, 10, &trackerCounts{})
+		tr.play(stores(engine, storeOf(contents, []uint64{1, 2, 3}[:len(contents)]...)))
+		return tr.blocks.at(tr.newest).sequence
+	}
+	if got := sequence(first); got != first {
+		t.Errorf("sequence hash of a first block: got %x, want its tokens hash %x", got, first)
+	}
+	if got := sequence(first, 7); got != wire.SequenceHash(first, 7) || got != sequence(first, 7) {
+		t.Errorf("sequence hash of a second block: got %x, want %x", got, wire.SequenceHash(first, 7))
+	}
+	seen := map[uint64]string{first: "1 2 3 4"}
+	for what, h := range map[string]uint64{
+		"1 2 3 5": hash("", "", 1, 2, 3, 5), "2 1 3 4": hash("", "", 2, 1, 3, 4), "1 2 3": hash("", "", 1, 2, 3), "LoRA": hash("a", "", 1, 2, 3, 4), "salt": hash("", "a", 1, 2, 3, 4),
+		"after itself": sequence(first, first), "after another": sequence(7, first), "before another": sequence(first, 7), "third": sequence(7, 7, first),
+	} {
+		if other, twice := seen[h]; twice {
+			t.Errorf("%s and %s have the same hash", what, other)
+		}
+		seen[h] = what
+	}
+	if first != hash("", "", 1, 2, 3, 4) {
+		t.Error("the same tokens have two hashes")
+	}
+}

@@ -1,0 +1,326 @@
+package pipeline
+
+// How a tracker keeps its blocks and names.
+
+// doubtSteps is how many blocks are looked at to make room for one: a lane must
+// not be held up. The next that needs room goes on from there.
+const doubtSteps = 4096
+
+// generation is a source's present one, as a name has it.
+func (t *tracker) generation(source int) nameFlags {
+	return nameFlags(t.generations[source] << nameGenerationShift)
+}
+
+func contentKey(id content) uint64 { return mix(id.sequence + uint64(id.space)*0x9e3779b97f4a7c15) }
+
+func nameKey(source int, hash uint64) uint64 {
+	return mix(hash + uint64(source)*0x9e3779b97f4a7c15)
+}
+
+func (t *tracker) keyOfBlock(ref uint32) uint64 {
+	b := t.blocks.at(ref)
+	return contentKey(content{space: b.space, sequence: b.sequence})
+}
+
+func (t *tracker) keyOfName(ref uint32) uint64 {
+	n := t.names.at(ref)
+	return nameKey(n.source(), n.hash)
+}
+
+// find returns the block of a content; 0 where there is none.
+func (t *tracker) find(id content) uint32 {
+	return t.byContent.find(contentKey(id), func(ref uint32) bool {
+		b := t.blocks.at(ref)
+		return b.sequence == id.sequence && b.space == id.space
+	})
+}
+
+// name returns a source's own name; 0 where it has none.
+func (t *tracker) name(source int, hash uint64) uint32 {
+	return t.byName.find(nameKey(source, hash), func(ref uint32) bool {
+		n := t.names.at(ref)
+		return n.hash == hash && n.source() == source
+	})
+}
+
+// resolve returns the block that a source means by a hash; 0 where nobody has such
+// a name.
+func (t *tracker) resolve(source int, hash uint64) uint32 {
+	name := t.name(source, hash)
+	for other := 0; name == 0 && other < t.sources; other++ {
+		if other != source {
+			name = t.name(other, hash)
+		}
+	}
+	if name == 0 {
+		return 0
+	}
+	return t.names.at(name).block
+}
+
+// nameBy returns the name by which a source holds a block: that of the lowest hash
+// where there are several, 0 where there is none.
+func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
+	first := t.blocks.at(ref).names
+	for name := first; ; {
+		n := t.names.at(name)
+		if n.source() == source && n.flags&nameIdle == 0 && (by == 0 || n.hash < t.names.at(by).hash) {
+			by = name
+		}
+		if name = n.next; name == first {
+			return by
+		}
+	}
+}
+
+// count is how often a name counts.
+func (t *tracker) count(name uint32) uint32 {
+	n := t.names.at(name)
+	switch {
+	case n.flags&nameIdle != 0:
+		return 0
+	case n.flags&nameCounts != 0 && !t.doubted(n):
+		return t.counts[name]
+	}
+	return 1
+}
+
+// setCount lets a name count so often, 1 or more, and puts it beyond doubt.
+func (t *tracker) setCount(name, count uint32) {
+	n := t.names.at(name)
+	if n.flags&nameCounts != 0 {
+		delete(t.counts, name)
+	}
+	n.flags = n.flags&nameSource | t.generation(n.source())
+	if count > 1 {
+		n.flags |= nameCounts
+		t.counts[name] = count
+	}
+}
+
+func (t *tracker) doubted(n *blockName) bool {
+	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
+}
+
+// join gives a block a new name, which does not count yet.
+func (t *tracker) join(source int, hash uint64, ref uint32) uint32 {
+	name := t.names.take()
+	*t.names.at(name) = blockName{hash: hash, flags: nameFlags(source) | nameIdle | t.generation(source)}
+	t.byName.add(nameKey(source, hash), name, t.keyOfName)
+	t.named[source]++
+	t.link(name, ref)
+	return name
+}
+
+// link puts a name into a block's ring, in front.
+func (t *tracker) link(name, ref uint32) {
+	n, b := t.names.at(name), t.blocks.at(ref)
+	n.block, n.next, n.prev = ref, name, name
+	if b.names != 0 {
+		after := t.names.at(b.names)
+		n.next, n.prev = b.names, after.prev
+		t.names.at(after.prev).next = name
+		after.prev = name
+	}
+	b.names = name
+}
+
+// unlink takes a name out of its block's ring.
+func (t *tracker) unlink(name uint32) {
+	n := t.names.at(name)
+	b := t.blocks.at(n.block)
+	if n.next == name {
+		b.names = 0
+		return
+	}
+	t.names.at(n.prev).next, t.names.at(n.next).prev = n.next, n.prev
+	if b.names == name {
+		b.names = n.next
+	}
+}
+
+// erase takes away a name, and nothing else.
+func (t *tracker) erase(name uint32) {
+	t.unlink(name)
+	n := t.names.at(name)
+	if n.flags&nameCounts != 0 {
+		delete(t.counts, name)
+	}
+	t.byName.remove(nameKey(n.source(), n.hash), name, t.keyOfName)
+	t.named[n.source()]--
+	t.names.give(name)
+}
+
+// idle lets a name count no more, and forgets it unless it is one that routers know
+// the block by.
+func (t *tracker) idle(name uint32) {
+	n := t.names.at(name)
+	if n.hash != t.blocks.at(n.block).first {
+		t.erase(name)
+		return
+	}
+	t.setCount(name, 1)
+	n.flags |= nameIdle
+}
+
+// lapse lets a name count no more, and tells whether its block is gone with it.
+func (t *tracker) lapse(name uint32) (gone bool) {
+	ref := t.names.at(name).block
+	t.idle(name)
+	return t.leave(ref)
+}
+
+// drop takes away a name, and its block if that was held by it and by nobody else.
+func (t *tracker) drop(name uint32) {
+	ref, counted := t.names.at(name).block, t.count(name) > 0
+	t.erase(name)
+	if counted {
+		t.leave(ref)
+	}
+}
+
+// leave takes away a block that nobody holds beyond doubt, tells of it, and is true
+// then.
+func (t *tracker) leave(ref uint32) bool {
+	if t.heldBeyondDoubt(ref) {
+		return false
+	}
+	b := t.blocks.at(ref)
+	t.tellGone(b.first)
+	for b.names != 0 {
+		t.erase(b.names)
+	}
+	t.forget(ref)
+	return true
+}
+
+// heldBeyondDoubt leaves the ring at a name that is beyond doubt: those passed over
+// are not looked at again before all the others have been.
+func (t *tracker) heldBeyondDoubt(ref uint32) bool {
+	b := t.blocks.at(ref)
+	if b.names == 0 {
+		return false
+	}
+	for name := b.names; ; {
+		n := t.names.at(name)
+		if n.flags&nameIdle == 0 && !t.doubted(n) {
+			b.names = name
+			return true
+		}
+		if name = n.next; name == b.names {
+			return false
+		}
+	}
+}
+
+// release takes away all that a source holds of a block.
+func (t *tracker) release(source int, ref uint32) {
+	names, b := t.scratch[:0], t.blocks.at(ref)
+	for name := b.names; ; {
+		n := t.names.at(name)
+		if n.source() == source && n.flags&nameIdle == 0 {
+			names = append(names, name)
+		}
+		if name = n.next; name == b.names {
+			break
+		}
+	}
+	for _, name := range names {
+		t.idle(name)
+	}
+	if len(names) > 0 {
+		t.leave(ref)
+	}
+	t.scratch = names
+}
+
+// room makes room for a block, if need be by letting go of the oldest that is held
+// in doubt alone.
+func (t *tracker) room() bool {
+	if t.len() < min(t.maxBlocks, maxTracked) {
+		return true
+	}
+	for range doubtSteps {
+		ref := t.doubtFrom
+		if ref == 0 {
+			return false
+		}
+		t.doubtFrom = t.blocks.at(ref).newer
+		if t.leave(ref) {
+			t.counted.expelled++
+			return true
+		}
+	}
+	return false
+}
+
+// add makes a block, the newest.
+func (t *tracker) add(first uint64, id content) uint32 {
+	ref := t.blocks.take()
+	*t.blocks.at(ref) = trackedBlock{first: first, older: t.newest}
+	if t.newest != 0 {
+		t.blocks.at(t.newest).newer = ref
+	} else {
+		t.oldest = ref
+	}
+	t.newest = ref
+	if id.space != 0 {
+		t.know(ref, id)
+	} else {
+		t.unresolved++
+	}
+	return ref
+}
+
+// know makes a block known by its content.
+func (t *tracker) know(ref uint32, id content) {
+	b := t.blocks.at(ref)
+	b.space, b.sequence = id.space, id.sequence
+	t.spaces.use(id.space - 1)
+	t.byContent.add(contentKey(id), ref, t.keyOfBlock)
+}
+
+// forget takes away a block that has no names.
+func (t *tracker) forget(ref uint32) {
+	b := t.blocks.at(ref)
+	if b.space != 0 {
+		t.byContent.remove(t.keyOfBlock(ref), ref, t.keyOfBlock)
+		t.spaces.release(b.space - 1)
+	} else {
+		t.unresolved--
+	}
+	if t.doubtFrom == ref {
+		t.doubtFrom = b.newer
+	}
+	if b.older != 0 {
+		t.blocks.at(b.older).newer = b.newer
+	} else {
+		t.oldest = b.newer
+	}
+	if b.newer != 0 {
+		t.blocks.at(b.newer).older = b.older
+	} else {
+		t.newest = b.older
+	}
+	t.blocks.give(ref)
+}
+
+func (t *tracker) tellGone(first uint64) {
+	t.gone = append(t.gone, first)
+	end := len(t.gone)
+	if n := len(t.out); n > 0 && t.out[n-1].removed {
+		t.out[n-1].j = end
+		return
+	}
+	t.out = append(t.out, toldRange{removed: true, i: end - 1, j: end})
+}
+
+// tellStored tells of the block i of an event, of which all is told from a place in
+// out on.
+func (t *tracker) tellStored(from, i int, parent chainLink) {
+	if n := len(t.out); n > from && !t.out[n-1].removed && t.out[n-1].j == i {
+		t.out[n-1].j++
+		return
+	}
+	t.out = append(t.out, toldRange{parent: parent.hash, rooted: parent.rooted, i: i, j: i + 1})
+}

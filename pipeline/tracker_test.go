@@ -1,0 +1,438 @@
+package pipeline
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// trackerStep is a call of a tracker by a source.
+type trackerStep func(*tracker)
+
+// engine and offload are the sources of these tests.
+const (
+	engine = iota
+	offload
+)
+
+// blockOf is a store of blocks whose contents are given, in the order of their
+// names.
+func storeOf(contents []uint64, hashes ...uint64) wire.Event {
+	return wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1, BlockHashes: hashes, TokensHashes: contents}
+}
+
+func contents(all ...uint64) []uint64 { return all }
+
+func continuing(parent uint64, e wire.Event) wire.Event {
+	e.HasParent, e.Parent = true, parent
+	return e
+}
+
+func ofLoRA(name string, e wire.Event) wire.Event {
+	e.LoRAName = name
+	return e
+}
+
+func ofSalt(salt string, e wire.Event) wire.Event {
+	e.CacheSalt = salt
+	return e
+}
+
+func stores(source int, e wire.Event) trackerStep { return func(t *tracker) { t.store(source, &e) } }
+
+func removes(source int, hashes ...uint64) trackerStep {
+	return func(t *tracker) { t.remove(source, hashes) }
+}
+
+func letsGo(source int) trackerStep { return func(t *tracker) { t.letGo(source) } }
+
+func losesSome(source int) trackerStep { return func(t *tracker) { t.gap(source) } }
+
+func clearAll(t *tracker) { t.reset() }
+
+// play makes calls, and writes out what each one has routers hear.
+func (t *tracker) play(steps ...trackerStep) (heard []string) {
+	for _, step := range steps {
+		step(t)
+		out, gone := t.drain()
+		text := ""
+		for _, o := range out {
+			switch {
+			case o.removed:
+				text += fmt.Sprintf("remove %v ", gone[o.i:o.j])
+			case o.rooted:
+				text += fmt.Sprintf("store %d-%d ", o.i, o.j)
+			default:
+				text += fmt.Sprintf("store %d-%d after %d ", o.i, o.j, o.parent)
+			}
+		}
+		heard = append(heard, text)
+	}
+	return heard
+}
+
+func TestTracker(t *testing.T) {
+	one := contents(100)
+	tests := map[string]struct {
+		steps  []trackerStep
+		want   []string // what routers hear of each step
+		blocks int      // known at the end
+	}{
+		"the first store publishes": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1))},
+			want:   []string{"store 0-1 "},
+			blocks: 1,
+		},
+		"a second store by the same source does not": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1))},
+			want:   []string{"store 0-1 ", ""},
+			blocks: 1,
+		},
+		"a store by another source under another hash does not": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2))},
+			want:   []string{"store 0-1 ", ""},
+			blocks: 1,
+		},
+		"a store by another source under the same hash does not": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 1))},
+			want:   []string{"store 0-1 ", ""},
+			blocks: 1,
+		},
+		"a remove by the only source publishes": {
+			steps: []trackerStep{stores(engine, storeOf(one, 1)), removes(engine, 1)},
+			want:  []string{"store 0-1 ", "remove [1] "},
+		},
+		"a remove by one of two sources does not, by the last it does": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(offload, 2), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] "},
+		},
+		"the last source removes by its own name, routers by the first": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(engine, 1), removes(offload, 2),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] "},
+		},
+		"sources that share a block hash can each remove it": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 1)), removes(engine, 1), removes(offload, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] "},
+		},
+		"sources may call different blocks by one hash": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(contents(200), 1)), removes(engine, 1), removes(offload, 1),
+			},
+			want: []string{"store 0-1 ", "store 0-1 ", "remove [1] ", "remove [1] "},
+		},
+		"a child with a parent is another block than one without": {
+			steps:  []trackerStep{stores(engine, storeOf(contents(100, 100), 1, 2)), stores(offload, storeOf(one, 3))},
+			want:   []string{"store 0-2 ", ""},
+			blocks: 2,
+		},
+		"the same tokens at another position are another block": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(100, 200), 1, 2)), stores(offload, storeOf(contents(200, 100), 3, 4)),
+			},
+			want:   []string{"store 0-2 ", "store 0-2 "},
+			blocks: 4,
+		},
+		"a child by a second source whose parent the first named is the same block": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(100, 200), 1, 2)), stores(offload, continuing(1, storeOf(contents(200), 7))),
+			},
+			want:   []string{"store 0-2 ", ""},
+			blocks: 2,
+		},
+		"a source's own name goes before another's": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(100), 1)), stores(offload, storeOf(contents(200), 1)),
+				stores(offload, continuing(1, storeOf(contents(300), 2))), stores(engine, continuing(1, storeOf(contents(300), 3))),
+			},
+			want:   []string{"store 0-1 ", "store 0-1 ", "store 0-1 after 1 ", "store 0-1 after 1 "},
+			blocks: 4,
+		},
+		"the parent goes by its first name": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(contents(100, 200), 11, 12)),
+			},
+			want:   []string{"store 0-1 ", "store 1-2 after 1 "},
+			blocks: 2,
+		},
+		"only what is new of a store goes out, in pieces": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 2, 4),
+				stores(offload, storeOf(contents(1, 2, 3, 4, 5), 11, 12, 13, 14, 15)),
+			},
+			want:   []string{"store 0-4 ", "remove [2 4] ", "store 1-2 after 1 store 3-5 after 3 "},
+			blocks: 5,
+		},
+		"a clear of all empties blocks and names": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), clearAll, removes(engine, 1),
+				stores(offload, continuing(1, storeOf(contents(200), 5))), stores(offload, storeOf(one, 2)),
+			},
+			want:   []string{"store 0-1 ", "", "", "", "store 0-1 after 1 ", "store 0-1 "},
+			blocks: 2,
+		},
+		"a remove of an unknown block publishes nothing": {
+			steps: []trackerStep{removes(engine, 1)},
+			want:  []string{""},
+		},
+		"a remove by a source that does not hold the block publishes nothing": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), removes(offload, 1)},
+			want:   []string{"store 0-1 ", ""},
+			blocks: 1,
+		},
+		"a remove by another source's name lets go of what the source itself holds": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(engine, 2), removes(offload, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] "},
+		},
+		"base model and LoRA are different blocks": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, ofLoRA("a", storeOf(one, 2))), stores(engine, ofLoRA("a", storeOf(one, 3))),
+			},
+			want:   []string{"store 0-1 ", "store 0-1 ", ""},
+			blocks: 2,
+		},
+		"salts are different blocks": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, ofSalt("a", storeOf(one, 2))), stores(engine, ofSalt("a", storeOf(one, 3))),
+				stores(engine, ofLoRA("a", storeOf(one, 4))),
+			},
+			want:   []string{"store 0-1 ", "store 0-1 ", "", "store 0-1 "},
+			blocks: 3,
+		},
+		"two stores and one remove by a source keep the block": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), removes(engine, 1)},
+			want:   []string{"store 0-1 ", "", ""},
+			blocks: 1,
+		},
+		"a block of two names by one source is kept until both are removed": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), removes(engine, 1), removes(engine, 2),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] "},
+		},
+		"a name that is removed twice does not take another's count": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), removes(engine, 2), removes(engine, 2),
+			},
+			want:   []string{"store 0-1 ", "", "", ""},
+			blocks: 1,
+		},
+		"three stores need three removes": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)),
+				removes(engine, 1), removes(engine, 1), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
+		},
+		"an unknown parent is emitted as given": {
+			steps:  []trackerStep{stores(engine, continuing(9, storeOf(contents(100, 200), 1, 2)))},
+			want:   []string{"store 0-2 after 9 "},
+			blocks: 2,
+		},
+		"a block after an unknown parent goes by name": {
+			steps: []trackerStep{
+				stores(engine, continuing(9, storeOf(one, 1))), stores(offload, continuing(9, storeOf(one, 2))),
+				stores(offload, continuing(8, storeOf(contents(300), 1))),
+			},
+			want:   []string{"store 0-1 after 9 ", "store 0-1 after 9 ", ""},
+			blocks: 2,
+		},
+		"a parent of 0 that nobody knows is none": {
+			steps: []trackerStep{stores(engine, continuing(0, storeOf(one, 1))), stores(offload, storeOf(one, 2))},
+			want:  []string{"store 0-1 ", ""}, blocks: 1,
+		},
+		"a parent of 0 that somebody knows is one": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 0)), stores(engine, continuing(0, storeOf(one, 1))), stores(offload, storeOf(contents(100, 100), 5, 6)),
+			},
+			want: []string{"store 0-1 ", "store 0-1 after 0 ", ""}, blocks: 2,
+		},
+		"hash-only stores go by name": {
+			steps: []trackerStep{
+				stores(engine, storeOf(nil, 1, 2)), stores(offload, storeOf(nil, 2)), removes(engine, 1, 2), removes(offload, 2),
+			},
+			want: []string{"store 0-2 ", "", "remove [1] ", "remove [2] "},
+		},
+		"a hash-only store adds to what the name means": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), stores(engine, storeOf(nil, 2)),
+				removes(engine, 1), removes(offload, 2), removes(engine, 2),
+			},
+			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
+		},
+		"a block known by name is known by content once it is stored so": {
+			steps: []trackerStep{
+				stores(engine, storeOf(nil, 1)), stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)),
+				removes(offload, 2), removes(engine, 1), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "remove [1] store 0-1 ", "", "", "", "remove [1] "},
+		},
+		"a block known by name becomes one with what it turns out to be": {
+			steps: []trackerStep{
+				stores(engine, storeOf(nil, 1)), stores(offload, storeOf(one, 2)), stores(engine, storeOf(one, 1)),
+				removes(offload, 2), removes(engine, 1), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "store 0-1 ", "remove [1] ", "", "", "remove [2] "},
+		},
+		"a name stored as another block leaves the first": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), stores(engine, storeOf(contents(200), 1)),
+				removes(offload, 2), removes(engine, 1), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "store 0-1 ", "remove [1] ", "", "remove [1] "},
+		},
+		"a clear of one source keeps what the other holds": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1), 11)),
+				letsGo(engine), removes(offload, 11),
+			},
+			want: []string{"store 0-3 ", "", "remove [2 3] ", "remove [1] "},
+		},
+		"a clear of the source that came second keeps what the first holds": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1, 2, 3), 11, 12, 13)), letsGo(offload),
+			},
+			want:   []string{"store 0-2 ", "store 2-3 after 2 ", "remove [13] "},
+			blocks: 2,
+		},
+		"a clear of a source lets go of every count": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), stores(offload, storeOf(one, 3)),
+				letsGo(engine), removes(offload, 3),
+			},
+			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
+		},
+		"a clear that leaves nothing tells of no blocks": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(offload, 2), letsGo(engine),
+			},
+			want: []string{"store 0-1 ", "", "", ""},
+		},
+		"a clear of a source without anything changes nothing": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), letsGo(offload)},
+			want:   []string{"store 0-1 ", ""},
+			blocks: 1,
+		},
+		"a new life's names are its own": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1, 2), 11, 12)), letsGo(engine),
+				stores(engine, storeOf(contents(1, 2), 21, 22)), removes(offload, 11, 12), removes(engine, 22, 21),
+			},
+			want: []string{"store 0-2 ", "", "", "", "", "remove [2 1] "},
+		},
+		"after a gap of one source the other's last remove publishes": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), removes(offload, 2), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] ", ""},
+		},
+		"after a gap of one source its own remove does not": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), removes(engine, 1), removes(offload, 2),
+			},
+			want: []string{"store 0-1 ", "", "", "", "remove [1] "},
+		},
+		"after a gap a source's blocks count once": {
+			steps: []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), losesSome(engine), removes(engine, 1)},
+			want:  []string{"store 0-1 ", "", "", "remove [1] "},
+		},
+		"a gap lets a block stay that only its source holds": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), losesSome(engine)},
+			want:   []string{"store 0-1 ", ""},
+			blocks: 1,
+		},
+		"what is stored after a gap holds a block again": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), stores(engine, storeOf(one, 1)),
+				removes(offload, 2), removes(engine, 1), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "", "", "", "remove [1] "},
+		},
+		"a gap of every source leaves nothing that holds a block": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), losesSome(offload), removes(offload, 2),
+			},
+			want: []string{"store 0-1 ", "", "", "", "remove [1] "},
+		},
+		"a clear after another's gap takes what is in doubt along": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1), 11)), losesSome(engine), letsGo(offload),
+			},
+			want: []string{"store 0-2 ", "", "", "remove [1] "}, blocks: 1,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			tr := newTracker(2, 100, &trackerCounts{})
+			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
+				t.Errorf("heard (-want +got):\n%s", diff)
+			}
+			if got := tr.len(); got != test.blocks {
+				t.Errorf("blocks: got %d, want %d", got, test.blocks)
+			}
+			checkTracker(t, tr)
+		})
+	}
+}
+
+// checkTracker checks what holds of a tracker at any time.
+func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
+	blocks, names, alone := 0, 0, 0
+	named := make([]int, tr.sources)
+	last := uint32(0)
+	for ref := tr.oldest; ref != 0; ref = tr.blocks.at(ref).newer {
+		b := tr.blocks.at(ref)
+		blocks++
+		if b.older != last {
+			t.Errorf("block %d comes after %d, says it comes after %d", ref, last, b.older)
+		}
+		last = ref
+		if b.space == 0 {
+			alone++
+		} else if got := tr.find(content{b.space, b.sequence}); got != ref {
+			t.Errorf("block %d is found as %d", ref, got)
+		}
+		counts := 0
+		for name := b.names; ; {
+			n := tr.names.at(name)
+			names++
+			named[n.source()]++
+			if n.block != ref || tr.name(n.source(), n.hash) != name || tr.names.at(n.next).prev != name {
+				t.Errorf("name %d of block %d is out of order: %+v", name, ref, *n)
+			}
+			if n.flags&nameIdle == 0 {
+				counts++
+			}
+			if name = n.next; name == b.names {
+				break
+			}
+		}
+		if counts == 0 {
+			t.Errorf("block %d is held by nobody", ref)
+		}
+	}
+	if last != tr.newest || blocks != tr.len() || names != tr.names.len() || alone != tr.unresolved || !slices.Equal(named, tr.named) {
+		t.Errorf("%d blocks up to %d, %d of them known by name alone, and names %v, want %d up to %d, %d and %v (%d)",
+			blocks, last, alone, named, tr.len(), tr.newest, tr.unresolved, tr.named, tr.names.len())
+	}
+	if tr.byName.n != names || tr.byContent.n != blocks-alone {
+		t.Errorf("found by name %d and by content %d, want %d and %d", tr.byName.n, tr.byContent.n, names, blocks-alone)
+	}
+	if uses := len(tr.spaces.index); blocks == alone && uses != 0 {
+		t.Errorf("%d adapters and salts of no block", uses)
+	}
+	if len(tr.counts) > names {
+		t.Errorf("%d names count more than once, of %d", len(tr.counts), names)
+	}
+}
