@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,8 +18,7 @@ const (
 	offload
 )
 
-// blockOf is a store of blocks whose contents are given, in the order of their
-// names.
+// storeOf is a store of blocks of some contents by some names.
 func storeOf(contents []uint64, hashes ...uint64) wire.Event {
 	return wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1, BlockHashes: hashes, TokensHashes: contents}
 }
@@ -383,56 +381,5 @@ func TestTracker(t *testing.T) {
 			}
 			checkTracker(t, tr)
 		})
-	}
-}
-
-// checkTracker checks what holds of a tracker at any time.
-func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
-	blocks, names, alone := 0, 0, 0
-	named := make([]int, tr.sources)
-	last := uint32(0)
-	for ref := tr.oldest; ref != 0; ref = tr.blocks.at(ref).newer {
-		b := tr.blocks.at(ref)
-		blocks++
-		if b.older != last {
-			t.Errorf("block %d comes after %d, says it comes after %d", ref, last, b.older)
-		}
-		last = ref
-		if b.space == 0 {
-			alone++
-		} else if got := tr.find(content{b.space, b.sequence}); got != ref {
-			t.Errorf("block %d is found as %d", ref, got)
-		}
-		counts := 0
-		for name := b.names; ; {
-			n := tr.names.at(name)
-			names++
-			named[n.source()]++
-			if n.block != ref || tr.name(n.source(), n.hash) != name || tr.names.at(n.next).prev != name {
-				t.Errorf("name %d of block %d is out of order: %+v", name, ref, *n)
-			}
-			if n.flags&nameIdle == 0 {
-				counts++
-			}
-			if name = n.next; name == b.names {
-				break
-			}
-		}
-		if counts == 0 {
-			t.Errorf("block %d is held by nobody", ref)
-		}
-	}
-	if last != tr.newest || blocks != tr.len() || names != tr.names.len() || alone != tr.unresolved || !slices.Equal(named, tr.named) {
-		t.Errorf("%d blocks up to %d, %d of them known by name alone, and names %v, want %d up to %d, %d and %v (%d)",
-			blocks, last, alone, named, tr.len(), tr.newest, tr.unresolved, tr.named, tr.names.len())
-	}
-	if tr.byName.n != names || tr.byContent.n != blocks-alone {
-		t.Errorf("found by name %d and by content %d, want %d and %d", tr.byName.n, tr.byContent.n, names, blocks-alone)
-	}
-	if uses := len(tr.spaces.index); blocks == alone && uses != 0 {
-		t.Errorf("%d adapters and salts of no block", uses)
-	}
-	if len(tr.counts) > names {
-		t.Errorf("%d names count more than once, of %d", len(tr.counts), names)
 	}
 }

@@ -52,7 +52,7 @@ func writeJSON(out io.Writer, m proto.Message) error {
 }
 
 // writeWorkers writes a line for each dp rank of each worker, with how its source
-// is doing.
+// is doing, and as many where a rank has several sources.
 func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	if len(workers) == 0 {
 		_, err := fmt.Fprintln(out, "no workers")
@@ -64,23 +64,35 @@ func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 		state := lower(w.GetState().String(), "WORKER_STATE_")
 		ranks := ranksOf(w)
 		for _, r := range ranks {
-			source, lastSeq, endpoint := "-", "-", "-"
-			for _, s := range w.GetSources() {
-				if s.GetDpRank() == r.GetDpRank() {
-					source, endpoint = lower(s.GetState().String(), "SOURCE_STATE_"), s.GetEndpoint()
-					if s.GetStarted() {
-						lastSeq = decimal(s.GetLastSeq())
-					}
+			sources := sourcesOf(w, r.GetDpRank())
+			for _, s := range sources {
+				lastSeq := "-"
+				if s.GetStarted() {
+					lastSeq = decimal(s.GetLastSeq())
 				}
+				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", w.GetName(), w.GetModel(), state,
+					r.GetDpRank(), lower(s.GetState().String(), "SOURCE_STATE_"), tierBlocks(r.GetBlocks()), gaps(r), lastSeq, s.GetEndpoint())
 			}
-			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", w.GetName(), w.GetModel(), state,
-				r.GetDpRank(), source, tierBlocks(r.GetBlocks()), gaps(r), lastSeq, endpoint)
+			if len(sources) == 0 {
+				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t-\t%s\t%s\t-\t-\n", w.GetName(), w.GetModel(), state,
+					r.GetDpRank(), tierBlocks(r.GetBlocks()), gaps(r))
+			}
 		}
 		if len(ranks) == 0 {
 			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\t-\n", w.GetName(), w.GetModel(), state)
 		}
 	}
 	return t.Flush()
+}
+
+// sourcesOf returns the sources of a dp rank.
+func sourcesOf(w *kvcastv1.WorkerStatus, rank uint32) (all []*kvcastv1.SourceStatus) {
+	for _, s := range w.GetSources() {
+		if s.GetDpRank() == rank {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // ranksOf returns the dp ranks of a worker, those included that have a source and

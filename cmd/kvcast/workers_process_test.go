@@ -105,6 +105,8 @@ func told(ev *kvcastv1.RouterEvent) string {
 		return "removed " + strings.TrimPrefix(e.WorkerRemoved.GetReason().String(), "REASON_")
 	case *kvcastv1.RouterEvent_Stored:
 		return fmt.Sprint("stored ", e.Stored.GetBlockHashes())
+	case *kvcastv1.RouterEvent_Removed:
+		return fmt.Sprint("gone ", e.Removed.GetBlockHashes(), " ", ev.GetTier())
 	case *kvcastv1.RouterEvent_Gap:
 		return "gap " + strings.TrimPrefix(e.Gap.GetReason().String(), "REASON_")
 	case *kvcastv1.RouterEvent_Cleared:
