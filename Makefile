@@ -36,6 +36,9 @@ fuzz: deps ## Fuzz what engines may send, each target for FUZZTIME (20s).
 		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x ./ingest/wire || exit 1; \
 	done
 
+mutate: deps ## Break the pipeline's rules one at a time: some test must fail each time.
+	tools/scripts/mutate.sh
+
 run: build ## Serve engines that connect to port 5557, until stopped.
 	bin/kvcast serve --bind 'tcp://*:5557'
 
@@ -53,6 +56,8 @@ lint: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check code, contract, and that
 	$(TOOLS)/buf format --diff --exit-code
 	tools/scripts/breaking.sh $(TOOLS)/buf
 	$(GO) mod tidy -diff
+	@# That each mutant still has its place in the code; none is tested.
+	tools/scripts/mutate.sh -run '^$$'
 
 fmt: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
 	$(TOOLS)/golangci-lint fmt ./...
