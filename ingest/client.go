@@ -264,12 +264,8 @@ func (r *clientRun) renew(ctx context.Context) {
 		select {
 		case told := <-r.renewals:
 			w.mu.Lock()
-			told <- r.connections()                // none is counted while the lock is held
-			if l := w.links[0]; l.current != nil { // else the first one is being made
-				l.current.up = false
-				l.p.disconnect()
-				l.current.socket.Interrupt()
-			}
+			told <- r.connections() // none is counted while the lock is held
+			w.links[0].breakOff()
 			w.mu.Unlock()
 		case <-ctx.Done():
 			return

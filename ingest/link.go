@@ -289,6 +289,17 @@ func (l *link) watch(ctx context.Context, r *reading) {
 	}
 }
 
+// breakOff ends the connection as if it had broken, if there is one. The worker's
+// mutex is held.
+func (l *link) breakOff() {
+	if l.current == nil { // the first one is being made
+		return
+	}
+	l.current.up = false
+	l.p.disconnect()
+	l.current.socket.Interrupt()
+}
+
 // succeed has a reading take the place of the current one, if it is still to.
 func (l *link) succeed(r *reading) {
 	l.worker.mu.Lock()

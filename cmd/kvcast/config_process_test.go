@@ -103,6 +103,18 @@ func TestCheckTellsEveryMistake(t *testing.T) {
 	}
 }
 
+func TestCheckReadsWatchedFiles(t *testing.T) {
+	t.Parallel()
+	watched := configFile(t, "- {name: w, sources: [{connect: tcp}]}")
+	file := configFile(t, fmt.Sprintf("discovery: [{file: %q}, {file: %q}]", watched, watched+".none"))
+	got := kvcast(t, nil, "serve", "--check", "--config", file)
+	for _, says := range []string{watched + `:1: workers[0].sources[0].connect: "tcp" is not allowed`, watched + ".none: no such file"} {
+		if got.status != 2 || got.out != "" || !strings.Contains(got.err, says) {
+			t.Errorf("got status %d, %q and %q, want %q", got.status, got.out, got.err, says)
+		}
+	}
+}
+
 func TestZMQPortIsABind(t *testing.T) {
 	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)
 	want := kvcast(t, nil, "serve", "--check", "--bind", "tcp://*:5557")

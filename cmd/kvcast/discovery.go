@@ -31,6 +31,18 @@ func (c config) watches(log *slog.Logger) []discovery.Watch {
 	return all
 }
 
+// checkWatchedFiles tells what is wrong with the files of workers.
+func (c config) checkWatchedFiles() error {
+	var errs []error
+	for _, d := range c.Discovery {
+		if d.File != "" {
+			_, err := readWorkers(d.File, c.Ingest.MaxWorkers)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // discover runs the watches until ctx is done. It closes looked when each has
 // looked once.
 func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, looked chan<- struct{}) error {

@@ -45,7 +45,8 @@ const (
 // errNothingToRead says how to give serve something to read.
 var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, or either, or where to find workers, in a file with --config, for example
   kvcast serve --worker name=vllm-0,model=Qwen/Qwen3-0.6B,connect=tcp://10.0.0.5:5557
-  kvcast serve --bind tcp://*:5557`)}
+  kvcast serve --bind tcp://*:5557
+A file may name none, where they are all to be registered: kvcast serve --config FILE`)}
 
 // Run serves until ctx is done.
 func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error {
@@ -55,7 +56,8 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 	if err != nil {
 		return usageError{err}
 	}
-	if len(cfg.Workers)+len(cfg.Listeners)+len(cfg.Discovery) == 0 {
+	nothing := len(cfg.Workers)+len(cfg.Listeners)+len(cfg.Discovery) == 0
+	if nothing && c.Config == "" {
 		return errNothingToRead
 	}
 	creds, err := cfg.credentials()
@@ -63,13 +65,20 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 		return usageError{err}
 	}
 	if c.Check {
+		if err := cfg.checkWatchedFiles(); err != nil {
+			return usageError{err}
+		}
 		return cfg.write(std.out, from)
 	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cfg.LogLevel)); err != nil {
 		return usageError{err}
 	}
-	s, err := cfg.open(ctx, creds, slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level})))
+	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level}))
+	if nothing {
+		log.Warn("the configuration names nothing to read from: waiting for RegisterWorker", "config", c.Config)
+	}
+	s, err := cfg.open(ctx, creds, log)
 	if err != nil {
 		return err
 	}

@@ -133,7 +133,7 @@ func (p *process) operator() kvcastv1.WorkerServiceClient {
 
 func TestRegisteredWorkersAreReadUntilTheyAreDeregistered(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "--bind", "tcp://127.0.0.1:*", "--ingest-max-workers", "2")
+	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // which names nothing to read from
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1)) // before anybody listens
 	f, operator := follow(t, s), s.operator()

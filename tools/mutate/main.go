@@ -120,6 +120,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			fmt.Fprintf(out, "fails     %s (%s)\n", r.mutant.rule, r.by)
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
