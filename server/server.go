@@ -116,7 +116,7 @@ type Server struct {
 	metrics *metrics
 	age     connectionAge
 
-	subscribers streams
+	subscribers subscribers
 	snapshots   streams       // by Snapshot and by Subscribe
 	calls       streams       // Subscribe, Snapshot and Replay
 	phase       atomic.Int32  // a phase

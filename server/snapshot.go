@@ -51,6 +51,10 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 //     entry. Blocks may be newer than their cut's seq; applying an event twice
 //     changes nothing.
 func (c *cursor) snapshot(ctx context.Context) error {
+	if c.listed != nil {
+		c.listed.inSnapshot.Store(true)
+		defer c.listed.inSnapshot.Store(false)
+	}
 	if !c.server.snapshots.enter() {
 		return errTooManySnapshots(c.server.cfg.MaxSnapshots, c.server.journal.Bounds())
 	}

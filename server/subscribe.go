@@ -38,6 +38,9 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return err
 	}
 	c := newCursor(s.Server, stream, b.Epoch, start.after, filter)
+	c.listed = s.subscribers.add(stream.Context(), req.GetFilter())
+	defer s.subscribers.remove(c.listed)
+	c.listed.seq.Store(c.seq)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	return c.run(func(ctx context.Context) error {
 		if err := c.accept(start.mode, b); err != nil {
@@ -114,6 +117,7 @@ type cursor struct {
 	filter    *filter
 	snapshots bool // whether a snapshot may take the place of entries that are gone
 	slices    [][]byte
+	listed    *subscriber // nil where it follows nothing
 }
 
 func newCursor(s *Server, stream grpc.ServerStream, epoch string, after uint64, f *filter) *cursor {
@@ -193,6 +197,7 @@ func (c *cursor) follow(ctx context.Context) error {
 		// Asked before the read, so that when both say yes nothing is left.
 		draining := c.server.isDraining()
 		before, prev := c.seq, c.out.prev
+		c.listed.seq.Store(c.seq)
 		if err := c.next(ctx, 0); err != nil {
 			return err
 		}

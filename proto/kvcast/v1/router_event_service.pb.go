@@ -1773,6 +1773,193 @@ func (x *BlockHolder) GetLoraName() string {
 	return ""
 }
 
+// Request of RouterEventService.ListSubscribers.
+type ListSubscribersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSubscribersRequest) Reset() {
+	*x = ListSubscribersRequest{}
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSubscribersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSubscribersRequest) ProtoMessage() {}
+
+func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSubscribersRequest.ProtoReflect.Descriptor instead.
+func (*ListSubscribersRequest) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
+}
+
+// Answer of RouterEventService.ListSubscribers.
+type ListSubscribersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The streams, the one that has been open longest first.
+	Subscribers   []*SubscriberStatus `protobuf:"bytes,1,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSubscribersResponse) Reset() {
+	*x = ListSubscribersResponse{}
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSubscribersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSubscribersResponse) ProtoMessage() {}
+
+func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSubscribersResponse.ProtoReflect.Descriptor instead.
+func (*ListSubscribersResponse) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListSubscribersResponse) GetSubscribers() []*SubscriberStatus {
+	if x != nil {
+		return x.Subscribers
+	}
+	return nil
+}
+
+// A Subscribe stream that is open.
+type SubscriberStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address of its connection's other end, such as 10.0.0.7:53211; that of a
+	// proxy where there is one.
+	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// What its client calls itself in the header user-agent, such as
+	// grpc-go/1.80.0, cut after 128 bytes.
+	UserAgent string `protobuf:"bytes,2,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
+	// The filter that it asked for, with the first 8 of each of its lists, of which
+	// names are cut after 128 bytes; absent: everything.
+	Filter *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
+	// When it was opened, as nanoseconds since 1970.
+	StartTimeUnixNano int64 `protobuf:"varint,4,opt,name=start_time_unix_nano,json=startTimeUnixNano,proto3" json:"start_time_unix_nano,omitempty"`
+	// Everything up to this entry has been given to its transport, or left out by
+	// its filter. 0 while its first snapshot is being sent.
+	Seq uint64 `protobuf:"fixed64,5,opt,name=seq,proto3" json:"seq,omitempty"`
+	// How many entries it is behind the newest.
+	Behind uint64 `protobuf:"varint,6,opt,name=behind,proto3" json:"behind,omitempty"`
+	// Whether it is being sent a snapshot, or waits for its turn.
+	InSnapshot    bool `protobuf:"varint,7,opt,name=in_snapshot,json=inSnapshot,proto3" json:"in_snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscriberStatus) Reset() {
+	*x = SubscriberStatus{}
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscriberStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscriberStatus) ProtoMessage() {}
+
+func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
+func (*SubscriberStatus) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SubscriberStatus) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SubscriberStatus) GetUserAgent() string {
+	if x != nil {
+		return x.UserAgent
+	}
+	return ""
+}
+
+func (x *SubscriberStatus) GetFilter() *Filter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *SubscriberStatus) GetStartTimeUnixNano() int64 {
+	if x != nil {
+		return x.StartTimeUnixNano
+	}
+	return 0
+}
+
+func (x *SubscriberStatus) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *SubscriberStatus) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *SubscriberStatus) GetInSnapshot() bool {
+	if x != nil {
+		return x.InSnapshot
+	}
+	return false
+}
+
 var File_kvcast_v1_router_event_service_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
@@ -1894,18 +2081,32 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\tlora_name\x18\b \x01(\tH\x01R\bloraName\x88\x01\x01B\x0e\n" +
 	"\f_tokens_hashB\f\n" +
 	"\n" +
-	"_lora_name*U\n" +
+	"_lora_name\"\x18\n" +
+	"\x16ListSubscribersRequest\"X\n" +
+	"\x17ListSubscribersResponse\x12=\n" +
+	"\vsubscribers\x18\x01 \x03(\v2\x1b.kvcast.v1.SubscriberStatusR\vsubscribers\"\xec\x01\n" +
+	"\x10SubscriberStatus\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1d\n" +
+	"\n" +
+	"user_agent\x18\x02 \x01(\tR\tuserAgent\x12)\n" +
+	"\x06filter\x18\x03 \x01(\v2\x11.kvcast.v1.FilterR\x06filter\x12/\n" +
+	"\x14start_time_unix_nano\x18\x04 \x01(\x03R\x11startTimeUnixNano\x12\x10\n" +
+	"\x03seq\x18\x05 \x01(\x06R\x03seq\x12\x16\n" +
+	"\x06behind\x18\x06 \x01(\x04R\x06behind\x12\x1f\n" +
+	"\vin_snapshot\x18\a \x01(\bR\n" +
+	"inSnapshot*U\n" +
 	"\tGapPolicy\x12\x1a\n" +
 	"\x16GAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13GAP_POLICY_SNAPSHOT\x10\x01\x12\x13\n" +
-	"\x0fGAP_POLICY_FAIL\x10\x022\xcd\x03\n" +
+	"\x0fGAP_POLICY_FAIL\x10\x022\xa7\x04\n" +
 	"\x12RouterEventService\x12H\n" +
 	"\tSubscribe\x12\x1b.kvcast.v1.SubscribeRequest\x1a\x1c.kvcast.v1.SubscribeResponse0\x01\x12?\n" +
 	"\x06Replay\x12\x18.kvcast.v1.ReplayRequest\x1a\x19.kvcast.v1.ReplayResponse0\x01\x12E\n" +
 	"\bSnapshot\x12\x1a.kvcast.v1.SnapshotRequest\x1a\x1b.kvcast.v1.SnapshotResponse0\x01\x12F\n" +
 	"\tGetStatus\x12\x1b.kvcast.v1.GetStatusRequest\x1a\x1c.kvcast.v1.GetStatusResponse\x12L\n" +
 	"\vListWorkers\x12\x1d.kvcast.v1.ListWorkersRequest\x1a\x1e.kvcast.v1.ListWorkersResponse\x12O\n" +
-	"\fLookupBlocks\x12\x1e.kvcast.v1.LookupBlocksRequest\x1a\x1f.kvcast.v1.LookupBlocksResponseB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\fLookupBlocks\x12\x1e.kvcast.v1.LookupBlocksRequest\x1a\x1f.kvcast.v1.LookupBlocksResponse\x12X\n" +
+	"\x0fListSubscribers\x12!.kvcast.v1.ListSubscribersRequest\x1a\".kvcast.v1.ListSubscribersResponseB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_router_event_service_proto_rawDescOnce sync.Once
@@ -1920,51 +2121,54 @@ func file_kvcast_v1_router_event_service_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_router_event_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_kvcast_v1_router_event_service_proto_goTypes = []any{
-	(GapPolicy)(0),               // 0: kvcast.v1.GapPolicy
-	(Accepted_Mode)(0),           // 1: kvcast.v1.Accepted.Mode
-	(*Filter)(nil),               // 2: kvcast.v1.Filter
-	(*FromSnapshot)(nil),         // 3: kvcast.v1.FromSnapshot
-	(*FromLatest)(nil),           // 4: kvcast.v1.FromLatest
-	(*FromEarliest)(nil),         // 5: kvcast.v1.FromEarliest
-	(*SubscribeRequest)(nil),     // 6: kvcast.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),    // 7: kvcast.v1.SubscribeResponse
-	(*Accepted)(nil),             // 8: kvcast.v1.Accepted
-	(*Progress)(nil),             // 9: kvcast.v1.Progress
-	(*WorkerDigest)(nil),         // 10: kvcast.v1.WorkerDigest
-	(*SnapshotBegin)(nil),        // 11: kvcast.v1.SnapshotBegin
-	(*SnapshotWorker)(nil),       // 12: kvcast.v1.SnapshotWorker
-	(*SnapshotBlocks)(nil),       // 13: kvcast.v1.SnapshotBlocks
-	(*SnapshotEnd)(nil),          // 14: kvcast.v1.SnapshotEnd
-	(*ReplayRequest)(nil),        // 15: kvcast.v1.ReplayRequest
-	(*ReplayResponse)(nil),       // 16: kvcast.v1.ReplayResponse
-	(*SnapshotRequest)(nil),      // 17: kvcast.v1.SnapshotRequest
-	(*SnapshotResponse)(nil),     // 18: kvcast.v1.SnapshotResponse
-	(*GetStatusRequest)(nil),     // 19: kvcast.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),    // 20: kvcast.v1.GetStatusResponse
-	(*ListWorkersRequest)(nil),   // 21: kvcast.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),  // 22: kvcast.v1.ListWorkersResponse
-	(*LookupBlocksRequest)(nil),  // 23: kvcast.v1.LookupBlocksRequest
-	(*LookupBlocksResponse)(nil), // 24: kvcast.v1.LookupBlocksResponse
-	(*BlockHolder)(nil),          // 25: kvcast.v1.BlockHolder
-	(Tier)(0),                    // 26: kvcast.v1.Tier
-	(*Position)(nil),             // 27: kvcast.v1.Position
-	(*Entry)(nil),                // 28: kvcast.v1.Entry
-	(*WorkerAdded)(nil),          // 29: kvcast.v1.WorkerAdded
-	(*RouterEvent)(nil),          // 30: kvcast.v1.RouterEvent
-	(*WorkerStatus)(nil),         // 31: kvcast.v1.WorkerStatus
+	(GapPolicy)(0),                  // 0: kvcast.v1.GapPolicy
+	(Accepted_Mode)(0),              // 1: kvcast.v1.Accepted.Mode
+	(*Filter)(nil),                  // 2: kvcast.v1.Filter
+	(*FromSnapshot)(nil),            // 3: kvcast.v1.FromSnapshot
+	(*FromLatest)(nil),              // 4: kvcast.v1.FromLatest
+	(*FromEarliest)(nil),            // 5: kvcast.v1.FromEarliest
+	(*SubscribeRequest)(nil),        // 6: kvcast.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),       // 7: kvcast.v1.SubscribeResponse
+	(*Accepted)(nil),                // 8: kvcast.v1.Accepted
+	(*Progress)(nil),                // 9: kvcast.v1.Progress
+	(*WorkerDigest)(nil),            // 10: kvcast.v1.WorkerDigest
+	(*SnapshotBegin)(nil),           // 11: kvcast.v1.SnapshotBegin
+	(*SnapshotWorker)(nil),          // 12: kvcast.v1.SnapshotWorker
+	(*SnapshotBlocks)(nil),          // 13: kvcast.v1.SnapshotBlocks
+	(*SnapshotEnd)(nil),             // 14: kvcast.v1.SnapshotEnd
+	(*ReplayRequest)(nil),           // 15: kvcast.v1.ReplayRequest
+	(*ReplayResponse)(nil),          // 16: kvcast.v1.ReplayResponse
+	(*SnapshotRequest)(nil),         // 17: kvcast.v1.SnapshotRequest
+	(*SnapshotResponse)(nil),        // 18: kvcast.v1.SnapshotResponse
+	(*GetStatusRequest)(nil),        // 19: kvcast.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),       // 20: kvcast.v1.GetStatusResponse
+	(*ListWorkersRequest)(nil),      // 21: kvcast.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),     // 22: kvcast.v1.ListWorkersResponse
+	(*LookupBlocksRequest)(nil),     // 23: kvcast.v1.LookupBlocksRequest
+	(*LookupBlocksResponse)(nil),    // 24: kvcast.v1.LookupBlocksResponse
+	(*BlockHolder)(nil),             // 25: kvcast.v1.BlockHolder
+	(*ListSubscribersRequest)(nil),  // 26: kvcast.v1.ListSubscribersRequest
+	(*ListSubscribersResponse)(nil), // 27: kvcast.v1.ListSubscribersResponse
+	(*SubscriberStatus)(nil),        // 28: kvcast.v1.SubscriberStatus
+	(Tier)(0),                       // 29: kvcast.v1.Tier
+	(*Position)(nil),                // 30: kvcast.v1.Position
+	(*Entry)(nil),                   // 31: kvcast.v1.Entry
+	(*WorkerAdded)(nil),             // 32: kvcast.v1.WorkerAdded
+	(*RouterEvent)(nil),             // 33: kvcast.v1.RouterEvent
+	(*WorkerStatus)(nil),            // 34: kvcast.v1.WorkerStatus
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
-	26, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
-	27, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
+	29, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
+	30, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
 	3,  // 2: kvcast.v1.SubscribeRequest.snapshot:type_name -> kvcast.v1.FromSnapshot
 	4,  // 3: kvcast.v1.SubscribeRequest.latest:type_name -> kvcast.v1.FromLatest
 	5,  // 4: kvcast.v1.SubscribeRequest.earliest:type_name -> kvcast.v1.FromEarliest
 	2,  // 5: kvcast.v1.SubscribeRequest.filter:type_name -> kvcast.v1.Filter
 	0,  // 6: kvcast.v1.SubscribeRequest.gap_policy:type_name -> kvcast.v1.GapPolicy
-	28, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
-	27, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
+	31, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
+	30, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
 	8,  // 9: kvcast.v1.SubscribeResponse.accepted:type_name -> kvcast.v1.Accepted
 	9,  // 10: kvcast.v1.SubscribeResponse.progress:type_name -> kvcast.v1.Progress
 	11, // 11: kvcast.v1.SubscribeResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
@@ -1973,45 +2177,49 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	14, // 14: kvcast.v1.SubscribeResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
 	1,  // 15: kvcast.v1.Accepted.mode:type_name -> kvcast.v1.Accepted.Mode
 	10, // 16: kvcast.v1.Progress.workers:type_name -> kvcast.v1.WorkerDigest
-	26, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
-	29, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
-	30, // 19: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
-	27, // 20: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
-	27, // 21: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
-	27, // 22: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
+	29, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
+	32, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
+	33, // 19: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
+	30, // 20: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
+	30, // 21: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
+	30, // 22: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
 	2,  // 23: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
-	28, // 24: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
-	27, // 25: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
+	31, // 24: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
+	30, // 25: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
 	8,  // 26: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
 	2,  // 27: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
-	28, // 28: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
-	27, // 29: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
+	31, // 28: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
+	30, // 29: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
 	11, // 30: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
 	12, // 31: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
 	13, // 32: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
 	14, // 33: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
 	2,  // 34: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
-	31, // 35: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
+	34, // 35: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
 	2,  // 36: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
 	25, // 37: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
-	26, // 38: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
-	6,  // 39: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
-	15, // 40: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
-	17, // 41: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
-	19, // 42: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
-	21, // 43: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
-	23, // 44: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
-	7,  // 45: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	16, // 46: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	18, // 47: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	20, // 48: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	22, // 49: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	24, // 50: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	45, // [45:51] is the sub-list for method output_type
-	39, // [39:45] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	29, // 38: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
+	28, // 39: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
+	2,  // 40: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
+	6,  // 41: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
+	15, // 42: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
+	17, // 43: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
+	19, // 44: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
+	21, // 45: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
+	23, // 46: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
+	26, // 47: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
+	7,  // 48: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	16, // 49: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	18, // 50: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	20, // 51: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	22, // 52: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	24, // 53: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	27, // 54: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	48, // [48:55] is the sub-list for method output_type
+	41, // [41:48] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_router_event_service_proto_init() }
@@ -2034,7 +2242,7 @@ func file_kvcast_v1_router_event_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_router_event_service_proto_rawDesc), len(file_kvcast_v1_router_event_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

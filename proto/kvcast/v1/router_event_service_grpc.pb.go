@@ -19,12 +19,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	RouterEventService_Subscribe_FullMethodName    = "/kvcast.v1.RouterEventService/Subscribe"
-	RouterEventService_Replay_FullMethodName       = "/kvcast.v1.RouterEventService/Replay"
-	RouterEventService_Snapshot_FullMethodName     = "/kvcast.v1.RouterEventService/Snapshot"
-	RouterEventService_GetStatus_FullMethodName    = "/kvcast.v1.RouterEventService/GetStatus"
-	RouterEventService_ListWorkers_FullMethodName  = "/kvcast.v1.RouterEventService/ListWorkers"
-	RouterEventService_LookupBlocks_FullMethodName = "/kvcast.v1.RouterEventService/LookupBlocks"
+	RouterEventService_Subscribe_FullMethodName       = "/kvcast.v1.RouterEventService/Subscribe"
+	RouterEventService_Replay_FullMethodName          = "/kvcast.v1.RouterEventService/Replay"
+	RouterEventService_Snapshot_FullMethodName        = "/kvcast.v1.RouterEventService/Snapshot"
+	RouterEventService_GetStatus_FullMethodName       = "/kvcast.v1.RouterEventService/GetStatus"
+	RouterEventService_ListWorkers_FullMethodName     = "/kvcast.v1.RouterEventService/ListWorkers"
+	RouterEventService_LookupBlocks_FullMethodName    = "/kvcast.v1.RouterEventService/LookupBlocks"
+	RouterEventService_ListSubscribers_FullMethodName = "/kvcast.v1.RouterEventService/ListSubscribers"
 )
 
 // RouterEventServiceClient is the client API for RouterEventService service.
@@ -87,6 +88,8 @@ type RouterEventServiceClient interface {
 	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
 	// Tells who holds given blocks.
 	LookupBlocks(ctx context.Context, in *LookupBlocksRequest, opts ...grpc.CallOption) (*LookupBlocksResponse, error)
+	// Lists the Subscribe streams that are open, and how far behind each is.
+	ListSubscribers(ctx context.Context, in *ListSubscribersRequest, opts ...grpc.CallOption) (*ListSubscribersResponse, error)
 }
 
 type routerEventServiceClient struct {
@@ -184,6 +187,16 @@ func (c *routerEventServiceClient) LookupBlocks(ctx context.Context, in *LookupB
 	return out, nil
 }
 
+func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *ListSubscribersRequest, opts ...grpc.CallOption) (*ListSubscribersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSubscribersResponse)
+	err := c.cc.Invoke(ctx, RouterEventService_ListSubscribers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RouterEventServiceServer is the server API for RouterEventService service.
 // All implementations must embed UnimplementedRouterEventServiceServer
 // for forward compatibility.
@@ -244,6 +257,8 @@ type RouterEventServiceServer interface {
 	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
 	// Tells who holds given blocks.
 	LookupBlocks(context.Context, *LookupBlocksRequest) (*LookupBlocksResponse, error)
+	// Lists the Subscribe streams that are open, and how far behind each is.
+	ListSubscribers(context.Context, *ListSubscribersRequest) (*ListSubscribersResponse, error)
 	mustEmbedUnimplementedRouterEventServiceServer()
 }
 
@@ -271,6 +286,9 @@ func (UnimplementedRouterEventServiceServer) ListWorkers(context.Context, *ListW
 }
 func (UnimplementedRouterEventServiceServer) LookupBlocks(context.Context, *LookupBlocksRequest) (*LookupBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method LookupBlocks not implemented")
+}
+func (UnimplementedRouterEventServiceServer) ListSubscribers(context.Context, *ListSubscribersRequest) (*ListSubscribersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSubscribers not implemented")
 }
 func (UnimplementedRouterEventServiceServer) mustEmbedUnimplementedRouterEventServiceServer() {}
 func (UnimplementedRouterEventServiceServer) testEmbeddedByValue()                            {}
@@ -380,6 +398,24 @@ func _RouterEventService_LookupBlocks_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RouterEventService_ListSubscribers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSubscribersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterEventServiceServer).ListSubscribers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterEventService_ListSubscribers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterEventServiceServer).ListSubscribers(ctx, req.(*ListSubscribersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // RouterEventService_ServiceDesc is the grpc.ServiceDesc for RouterEventService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -398,6 +434,10 @@ var RouterEventService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "LookupBlocks",
 			Handler:    _RouterEventService_LookupBlocks_Handler,
+		},
+		{
+			MethodName: "ListSubscribers",
+			Handler:    _RouterEventService_ListSubscribers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
