@@ -187,6 +187,7 @@ const slabChunk = 1024
 
 func (s *slab[R]) at(ref uint32) *R { return &s.chunks[ref/slabChunk][ref%slabChunk] }
 
+// take returns the number of a record to write, whole: it may have been another's.
 func (s *slab[R]) take() uint32 {
 	if n := len(s.free); n > 0 {
 		ref := s.free[n-1]
@@ -201,8 +202,6 @@ func (s *slab[R]) take() uint32 {
 }
 
 func (s *slab[R]) give(ref uint32) {
-	var zero R
-	*s.at(ref) = zero
 	s.free = append(s.free, ref)
 }
 

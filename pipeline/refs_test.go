@@ -43,3 +43,24 @@ func TestRefsAreASet(t *testing.T) {
 		}
 	})
 }
+
+// TestSegmentOfManyEntriesSplits has the directory deep before a segment splits that
+// many of its entries point to.
+func TestSegmentOfManyEntriesSplits(t *testing.T) {
+	set, keys := newRefs(), []uint64{0}
+	keyOf := func(ref uint32) uint64 { return keys[ref] }
+	const half = 1 << 63
+	for _, top := range []uint64{0, half} {
+		for range 8 * maxRefs {
+			ref := uint32(len(keys))
+			keys = append(keys, mix(uint64(ref))&^half|top)
+			set.add(keys[ref], ref, keyOf)
+		}
+	}
+	for i, key := range keys[1:] {
+		ref := uint32(i + 1)
+		if got := set.find(key, func(r uint32) bool { return r == ref }); got != ref {
+			t.Fatalf("ref %d: got %d", ref, got)
+		}
+	}
+}

@@ -48,6 +48,14 @@ func TestTrackerIsBounded(t *testing.T) {
 			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
 			counted: trackerCounts{expelled: 2, refused: 1}, names: 3,
 		},
+		"where the oldest in doubt has left, the next makes room": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(2), 2)), stores(engine, storeOf(contents(3), 3)),
+				losesSome(engine), removes(engine, 1), stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
+			},
+			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "remove [1] ", "store 0-1 ", "remove [2] store 0-1 "},
+			counted: trackerCounts{expelled: 1}, names: 3,
+		},
 		"what was stored again since the gap, or another holds, does not": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(2), 2)), stores(engine, storeOf(contents(3), 3)),
@@ -118,12 +126,13 @@ func TestGapsOfASourceRunOut(t *testing.T) {
 }
 
 // TestHoldersAreNamed has blocks that routers know by a name that its source let go
-// of, and by one that is another block's as well.
+// of, and by one that is another block's as well, and one that a source has two names
+// for.
 func TestHoldersAreNamed(t *testing.T) {
 	tr := newTracker(3, 10, &trackerCounts{})
 	tr.play(
 		stores(0, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(2, storeOf(contents(1, 2), 21, 22)), stores(1, storeOf(contents(1), 11)),
-		removes(0, 2), stores(1, storeOf(contents(9), 3)), losesSome(1),
+		removes(0, 2), stores(1, storeOf(contents(9), 3)), stores(2, storeOf(contents(1), 31)), losesSome(1),
 	)
 	got := make(map[uint64][]int)
 	for _, hash := range []uint64{1, 2, 3, 11, 22, 4} {
