@@ -74,7 +74,7 @@ func TestAddressInUse(t *testing.T) {
 func TestHelpNamesEveryCommand(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}} {
 		got := kvcast(t, nil, args...)
-		for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "workers", "status", "simulate", "decode", "demo", "version"} {
+		for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion"} {
 			if !strings.Contains(got.out, "  "+command+" ") {
 				t.Errorf("kvcast %v: no %s in:\n%s", args, command, got.out)
 			}

@@ -31,7 +31,7 @@ func (c *clientFlags) call(f func(kvcastv1.RouterEventServiceClient) error) erro
 type filterFlags struct {
 	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
 	Model  []string `placeholder:"NAME" help:"Only workers of these models. Repeatable."`
-	Tier   []string `placeholder:"TIER" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
+	Tier   []string `placeholder:"TIER" predictor:"tier" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
 }
 
 // filter returns nil where nothing is to be left out.
@@ -57,6 +57,13 @@ func (f *filterFlags) flags(c clientFlags) string {
 	if c.Output != "text" {
 		fmt.Fprintf(&b, " -o %s", c.Output)
 	}
+	b.WriteString(f.text())
+	return b.String()
+}
+
+// text writes the flags of the filter alone.
+func (f *filterFlags) text() string {
+	var b strings.Builder
 	for _, list := range []struct {
 		flag   string
 		values []string

@@ -20,8 +20,8 @@ import (
 type connectionFlags struct {
 	Addr      string `default:"localhost:50051" placeholder:"ADDR" help:"The server (${default})."`
 	TLS       bool   `name:"tls" help:"Call it with TLS, trusting the CAs that this machine trusts."`
-	CA        string `name:"ca" placeholder:"FILE" help:"Call it with TLS, trusting only the CAs in this file: PEM."`
-	TokenFile string `placeholder:"FILE" help:"Send the token that is in this file. Without: that in the variable KVCAST_TOKEN."`
+	CA        string `name:"ca" placeholder:"FILE" predictor:"file" help:"Call it with TLS, trusting only the CAs in this file: PEM."`
+	TokenFile string `placeholder:"FILE" predictor:"file" help:"Send the token that is in this file. Without: that in the variable KVCAST_TOKEN."`
 }
 
 // tokenVariable has the token that calls carry. There is no flag for it: others on

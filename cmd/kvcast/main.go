@@ -38,10 +38,13 @@ type commands struct {
 	Snapshot  snapshotCmd  `cmd:"" help:"Print what all workers hold."`
 	Workers   workersCmd   `cmd:"" help:"List the workers."`
 	Status    statusCmd    `cmd:"" help:"Show a server at a glance."`
+	Top       topCmd       `cmd:"" help:"Watch a server: workers, rates, blocks, gaps, and how far behind its subscribers are."`
 	Simulate  simulateCmd  `cmd:"" help:"Be an engine: publish the events of a simulated KV cache."`
 	Decode    decodeCmd    `cmd:"" help:"Show what a payload or a recording of an engine says."`
 	Demo      demoCmd      `cmd:"" help:"Show it all at work on this machine: engines, server, a router that is cut off and resumes."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
+
+	Completion completionCmd `cmd:"" help:"Print what makes a shell complete kvcast's commands and flags."`
 
 	// EndWithStdin ends a command when its standard input does: whoever started
 	// it is gone then, however it went.
@@ -93,6 +96,9 @@ func run(ctx context.Context, args []string, std stdio) error {
 	if err != nil {
 		return fmt.Errorf("build command line: %w", err)
 	}
+	if completed, err := complete(parser); completed {
+		return err
+	}
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
@@ -101,7 +107,7 @@ func run(ctx context.Context, args []string, std stdio) error {
 		return nil
 	}
 	if err != nil {
-		return usageError{fmt.Errorf("%w; see kvcast %s--help", err, commandOf(args))}
+		return usageError{fmt.Errorf("%w; see kvcast %s--help", err, commandOf(parser, args))}
 	}
 	if cmds.EndWithStdin {
 		go func() {
@@ -113,11 +119,12 @@ func run(ctx context.Context, args []string, std stdio) error {
 }
 
 // commandOf returns the command that was meant, for a hint, with a space behind.
-func commandOf(args []string) string {
+func commandOf(parser *kong.Kong, args []string) string {
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		switch args[0] {
-		case "serve", "subscribe", "replay", "snapshot", "workers", "status", "simulate", "decode", "demo", "version":
-			return args[0] + " "
+		for _, c := range parser.Model.Children {
+			if c.Name == args[0] {
+				return args[0] + " "
+			}
 		}
 	}
 	return ""

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"charm.land/lipgloss/v2"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -19,6 +20,7 @@ import (
 type printer struct {
 	out  io.Writer
 	json bool
+	paint
 
 	epoch  string
 	at     position // where to resume from
@@ -31,7 +33,7 @@ type printer struct {
 }
 
 func newPrinter(out io.Writer, format string) *printer {
-	return &printer{out: out, json: format == "json"}
+	return &printer{out: out, json: format == "json", paint: paintFor(out)}
 }
 
 // message prints a message, but no further entries once limit events (0: no
@@ -117,7 +119,8 @@ func (p *printer) event(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 		seq = decimal(e.GetSeq())
 	}
 	if !p.json {
-		_, err := fmt.Fprintf(p.out, "%-7s %s  %-10s %s\n", seq, clock(e), e.GetWorker(), describe(ev))
+		_, err := fmt.Fprintf(p.out, "%s  %s %s\n", p.as(faint, fmt.Sprintf("%-7s %s", seq, clock(e))),
+			p.as(strong, fmt.Sprintf("%-10s", e.GetWorker())), p.as(styleOf(ev), describe(ev)))
 		return err
 	}
 	raw, err := compactJSON(ev)
@@ -134,7 +137,7 @@ func (p *printer) control(name string, at *kvcastv1.Position, text string) error
 		if text == "" {
 			return nil
 		}
-		_, err := fmt.Fprintln(p.out, text)
+		_, err := fmt.Fprintln(p.out, p.as(special, text))
 		return err
 	}
 	l := line{Epoch: p.epoch, Control: name}
@@ -165,9 +168,10 @@ func (p *printer) snapshotWorker(w *kvcastv1.SnapshotWorker) error {
 	if !p.json {
 		incomplete := ""
 		if len(w.GetIncompleteRanks()) > 0 {
-			incomplete = fmt.Sprintf(", INCOMPLETE at dp ranks %v", w.GetIncompleteRanks())
+			incomplete = p.as(bad, fmt.Sprintf(", INCOMPLETE at dp ranks %v", w.GetIncompleteRanks()))
 		}
-		_, err := fmt.Fprintf(p.out, "%-7s %12s  %-10s      worker of model %q, last event %d%s\n", "", "", w.GetWorker(), w.GetAdded().GetModel(), w.GetLastEventId(), incomplete)
+		_, err := fmt.Fprintf(p.out, "%-7s %12s  %s      worker of model %q, last event %d%s\n", "", "",
+			p.as(strong, fmt.Sprintf("%-10s", w.GetWorker())), w.GetAdded().GetModel(), w.GetLastEventId(), incomplete)
 		return err
 	}
 	raw, err := compactJSON(w)
@@ -217,6 +221,22 @@ func clock(e *kvcastv1.Entry) string {
 		return time.Unix(0, t).Format(layout)
 	}
 	return strings.Repeat(" ", len(layout))
+}
+
+// styleOf is green for what comes, yellow for what goes, red for what may be wrong.
+func styleOf(ev *kvcastv1.RouterEvent) lipgloss.Style {
+	switch ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		return good
+	case *kvcastv1.RouterEvent_Removed:
+		return change
+	case *kvcastv1.RouterEvent_Gap:
+		return bad
+	case *kvcastv1.RouterEvent_Cleared:
+		return change.Bold(true)
+	default:
+		return special
+	}
 }
 
 // describe says in words what an event says.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -29,7 +30,20 @@ func (c *replayCmd) Run(ctx context.Context, std stdio) error {
 		if err != nil {
 			return err
 		}
-		return printAll(newPrinter(std.out, c.Output), stream.Recv)
+		p, bar := newPrinter(std.out, c.Output), (*progressBar)(nil)
+		defer func() { bar.end() }()
+		first := uint64(0)
+		return printAll(p, stream.Recv, func(m *kvcastv1.SubscribeResponse) {
+			if a := m.GetAccepted(); a != nil && hasRoomForBar(std) {
+				first = m.GetPosition().GetSeq()
+				last := a.GetNewestSeq()
+				if c.Until.set {
+					last = c.Until.seq
+				}
+				bar = newProgressBar(std.err, last-min(first, last))
+			}
+			bar.at(p.at.seq-min(first, p.at.seq), fmt.Sprintf("seq %s", grouped(p.at.seq)))
+		})
 	})
 }
 
@@ -49,8 +63,18 @@ func (c *snapshotCmd) Run(ctx context.Context, std stdio) error {
 		if err != nil {
 			return err
 		}
-		p := newPrinter(std.out, c.Output)
-		if err := printAll(p, stream.Recv); err != nil {
+		p, bar := newPrinter(std.out, c.Output), (*progressBar)(nil)
+		if hasRoomForBar(std) {
+			all, err := blocksOf(ctx, client, filter)
+			if err != nil {
+				return err
+			}
+			bar = newProgressBar(std.err, all)
+		}
+		err = printAll(p, stream.Recv, func(*kvcastv1.SubscribeResponse) {
+			bar.at(uint64(p.blocks), fmt.Sprintf("%s blocks", grouped(uint64(p.blocks))))
+		})
+		if bar.end(); err != nil {
 			return err
 		}
 		_, err = fmt.Fprintf(std.err, "follow on with: kvcast subscribe%s --after %s\n", c.flags(c.clientFlags), p.at)
@@ -58,9 +82,28 @@ func (c *snapshotCmd) Run(ctx context.Context, std stdio) error {
 	})
 }
 
-// printAll prints a stream to its end. Its messages have the field numbers of
-// SubscribeResponse.
-func printAll[M proto.Message](p *printer, receive func() (M, error)) error {
+// hasRoomForBar tells whether standard error is a terminal that standard output does
+// not scroll.
+func hasRoomForBar(std stdio) bool { return isTerminal(std.err) && !isTerminal(std.out) }
+
+// blocksOf is how many blocks there are now that a filter takes.
+func blocksOf(ctx context.Context, client kvcastv1.RouterEventServiceClient, f *kvcastv1.Filter) (n uint64, err error) {
+	workers, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: f})
+	for _, w := range workers.GetWorkers() {
+		for _, r := range w.GetRanks() {
+			for _, t := range r.GetBlocks() {
+				if len(f.GetTiers()) == 0 || slices.Contains(f.GetTiers(), t.GetTier()) {
+					n += t.GetBlocks()
+				}
+			}
+		}
+	}
+	return n, err
+}
+
+// printAll prints a stream to its end, and tells of each message once it is printed.
+// Its messages have the field numbers of SubscribeResponse.
+func printAll[M proto.Message](p *printer, receive func() (M, error), printed func(*kvcastv1.SubscribeResponse)) error {
 	for {
 		m, err := receive()
 		if errors.Is(err, io.EOF) {
@@ -80,5 +123,6 @@ func printAll[M proto.Message](p *printer, receive func() (M, error)) error {
 		if err := p.message(&same, 0); err != nil {
 			return err
 		}
+		printed(&same)
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 type serveCmd struct {
-	Config   string       `env:"KVCAST_CONFIG" placeholder:"FILE" help:"Read the configuration from this YAML file; variables and flags go over it."`
+	Config   string       `env:"KVCAST_CONFIG" placeholder:"FILE" predictor:"file" help:"Read the configuration from this YAML file; variables and flags go over it."`
 	Check    bool         `help:"Print the configuration that is in force, as such a file, or what is wrong with it, and end."`
 	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT. Repeatable; adds to the file's workers."`
 	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,topic=PATTERN or ,worker=NAME. Repeatable; adds to the file's listeners."`
@@ -31,7 +31,12 @@ type serveCmd struct {
 
 // Help tells what holds for all flags.
 func (*serveCmd) Help() string {
-	return `A flag goes over its variable, and that over the file: --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting, and so it is with every flag of a single value. KVCAST_WORKER and KVCAST_BIND take a worker or an endpoint a line, and ZMQ_PORT=5557 is --bind tcp://*:5557. Start a file with: kvcast serve --bind tcp://*:5557 --check`
+	return examples(
+		"kvcast serve --bind 'tcp://*:5557'",
+		"kvcast serve --worker name=vllm-0,connect=tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558",
+		"kvcast serve --config kvcast.yaml",
+		"kvcast serve --config kvcast.yaml --check") + `
+A flag goes over its variable, and that over the file: --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting, and so it is with every flag of a single value. KVCAST_WORKER and KVCAST_BIND take a worker or an endpoint a line, and ZMQ_PORT=5557 is --bind tcp://*:5557. Start a file with: kvcast serve --bind tcp://*:5557 --check`
 }
 
 // How long the parts have to end, together less than the 10 s that operators are

@@ -73,7 +73,8 @@ func (c *simulateCmd) Run(ctx context.Context, std stdio) error {
 		running.Go(func() { errs[i] = e.Run(ctx) })
 	}
 	finished, finish := context.WithCancel(ctx)
-	telling.Go(func() { simulateProgress{std.err, engines, requestsOf(configs)}.tell(finished, c.Progress) })
+	progress := simulateProgress{out: std.err, engines: engines, requests: requestsOf(configs), batches: c.Batches * uint64(len(engines))}
+	telling.Go(func() { progress.tell(finished, c.Progress, isTerminal(std.err)) })
 	for _, e := range engines {
 		<-e.Finished()
 	}

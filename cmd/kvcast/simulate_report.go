@@ -120,12 +120,22 @@ func faultsText(sum simulator.Summary) string {
 type simulateProgress struct {
 	out      io.Writer
 	engines  []*simulator.Engine
-	requests int // of their traces; 0 where there is none
+	requests int    // of their traces; 0 where there is none
+	batches  uint64 // after which they end; 0 where there is no such number
 }
 
-// tell does so now and then, until the context ends.
-func (p simulateProgress) tell(ctx context.Context, every time.Duration) {
+// tell does so now and then, until the context ends: with a bar where there is room
+// for one, and an end to come.
+func (p simulateProgress) tell(ctx context.Context, every time.Duration, room bool) {
 	if every == 0 {
+		return
+	}
+	if room && p.requests > 0 {
+		p.draw(ctx, uint64(p.requests), func(s simulator.Summary) uint64 { return s.Requests + s.Refused })
+		return
+	}
+	if room && p.batches > 0 {
+		p.draw(ctx, p.batches, func(s simulator.Summary) uint64 { return s.Batches })
 		return
 	}
 	ticker := time.NewTicker(every)
@@ -136,6 +146,23 @@ func (p simulateProgress) tell(ctx context.Context, every time.Duration) {
 			return
 		case <-ticker.C:
 			_, _ = fmt.Fprintln(p.out, p.line(totalOf(p.engines)))
+		}
+	}
+}
+
+// draw draws a bar until the context ends.
+func (p simulateProgress) draw(ctx context.Context, total uint64, done func(simulator.Summary) uint64) {
+	bar := newProgressBar(p.out, total)
+	defer bar.end()
+	ticker := time.NewTicker(2 * progressEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			sum := totalOf(p.engines)
+			bar.at(done(sum), fmt.Sprintf("%s batches, %s blocks held, hit rate %.1f%%", grouped(sum.Batches), grouped(uint64(sum.Blocks)), 100*sum.HitRate()))
 		}
 	}
 }

@@ -13,7 +13,7 @@ type subscribeCmd struct {
 	clientFlags
 	filterFlags
 	After position `placeholder:"EPOCH:SEQ" help:"Resume after this position; :SEQ means the server's current epoch. Where it is no longer retained a snapshot comes first."`
-	From  string   `placeholder:"START" help:"Start from a snapshot (the default), earliest (all that the server retains) or latest (new entries only)."`
+	From  string   `placeholder:"START" predictor:"from" help:"Start from a snapshot (the default), earliest (all that the server retains) or latest (new entries only)."`
 	Count uint64   `placeholder:"N" help:"End after this many events, and the rest of their entry. A snapshot's blocks do not count."`
 }
 

@@ -1,0 +1,98 @@
+package main_test
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+func TestTopPrintsAScreenWhereThereIsNone(t *testing.T) {
+	t.Parallel()
+	s := inspected(t)
+	f := follow(t, s)
+	f.until("w", "stored [9]")
+	got := kvcast(t, nil, "top", "--addr", s.addr(), "--interval", "100ms")
+	for _, want := range []string{s.addr(), "1 worker (1 live) · 4 blocks · 1 subscriber\n", "WORKER  MODEL", "1 (1 batches) INCOMPLETE", "SUBSCRIBER", "grpc-go/"} {
+		if !strings.Contains(got.out, want) || got.status != 0 || got.err != "" {
+			t.Errorf("got status %d, %q and\n%s\nwant %q in it", got.status, got.err, got.out, want)
+		}
+	}
+	if got := kvcast(t, nil, "top", "--interval", "1h"); got.status != 2 || !strings.Contains(got.err, "--interval: 1h0m0s is not allowed: want 100ms to 1m") {
+		t.Errorf("got status %d and %q", got.status, got.err)
+	}
+}
+
+func TestColoursAreForTerminals(t *testing.T) {
+	s := inspected(t)
+	run := func() string { return kvcast(t, nil, "replay", "--addr", s.addr()).out }
+	plain := run()
+	if ansi.Strip(plain) != plain {
+		t.Errorf("no terminal: got %q", plain)
+	}
+	t.Setenv("CLICOLOR_FORCE", "1")
+	painted := run()
+	if painted == plain || ansi.Strip(painted) != plain {
+		t.Errorf("forced: got %q, want %q in colours", painted, plain)
+	}
+	for line := range strings.Lines(painted) {
+		if strings.Contains(line, "GAP") && !strings.Contains(line, "31m") {
+			t.Errorf("a gap is not red: %q", line)
+		}
+	}
+}
+
+func TestShellsComplete(t *testing.T) {
+	for line, want := range map[string]string{
+		"kvcast sub":                       "subscribe",
+		"kvcast subscribe --tier h":        "host_pinned",
+		"kvcast subscribe --from ":         "snapshot earliest latest",
+		"kvcast workers --mo":              "--model",
+		"kvcast simulate --policy p":       "prefix",
+		"kvcast serve --config testdata/w": "",
+		"kvcast completion z":              "zsh",
+	} {
+		t.Setenv("COMP_LINE", line)
+		got := kvcast(t, nil)
+		if strings.Join(strings.Fields(got.out), " ") != want || got.status != 0 || got.err != "" {
+			t.Errorf("%q: got status %d, %q and %q, want %q", line, got.status, got.err, got.out, want)
+		}
+	}
+}
+
+// TestCompletionWorksInBash has a real shell read what is printed.
+func TestCompletionWorksInBash(t *testing.T) {
+	t.Parallel()
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("there is no bash here")
+	}
+	script := kvcast(t, nil, "completion", "bash")
+	cmd := exec.CommandContext(t.Context(), bash, "-c", script.out+`complete -p kvcast && COMP_LINE='kvcast stat' eval "$(complete -p kvcast | sed "s/^complete -C '\(.*\)' kvcast$/\1/; s/'\\\\''/'/g")"`)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasSuffix(string(out), "\nstatus\n") || !strings.Contains(string(out), filepath.Base(program)) {
+		t.Errorf("%v: got %q after\n%s", err, out, script.out)
+	}
+	for _, shell := range []string{"zsh", "fish"} {
+		if got := kvcast(t, nil, "completion", shell); got.status != 0 || !strings.Contains(got.out, program) {
+			t.Errorf("%s: got status %d and %q", shell, got.status, got.out)
+		}
+	}
+	if got := kvcast(t, nil, "completion", "csh"); got.status != 2 || !strings.Contains(got.err, `must be one of "bash","zsh","fish"`) {
+		t.Errorf("got status %d and %q", got.status, got.err)
+	}
+}
+
+func TestHelpHasExamples(t *testing.T) {
+	for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion"} {
+		t.Run(command, func(t *testing.T) {
+			t.Parallel()
+			got := kvcast(t, nil, command, "--help")
+			if got.status != 0 || !strings.Contains(got.out, "\n    kvcast "+command) && !strings.Contains(got.out, "source <(kvcast completion") {
+				t.Errorf("got status %d and\n%s", got.status, got.out)
+			}
+		})
+	}
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestProgressBarIsDrawnOverItself(t *testing.T) {
+	t.Setenv("CLICOLOR_FORCE", "1") // a buffer is no terminal
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		b := newProgressBar(&out, 200)
+		b.at(50, "50 blocks")
+		b.at(60, "too soon")
+		<-time.After(progressEvery)
+		b.at(300, "300 blocks") // more than was thought
+		b.end()
+		drawn := strings.Split(out.String(), "\r")
+		if len(drawn) != 4 || !strings.Contains(drawn[1], " 25%  50 blocks\x1b[K") || !strings.Contains(drawn[2], "100%  300 blocks\x1b[K") || drawn[3] != "\x1b[K" {
+			t.Errorf("got %q", drawn)
+		}
+		if out.Reset(); true {
+			newProgressBar(&out, 1).end()
+			(*progressBar)(nil).at(1, "")
+			(*progressBar)(nil).end()
+		}
+		if out.Len() > 0 {
+			t.Errorf("nothing was drawn, and then %q", out.String())
+		}
+	})
+}
