@@ -150,7 +150,7 @@ func (s topScreen) workers() [][]topCell {
 			sources = sources.as(change)
 		}
 		row := []topCell{
-			topText(r.worker.GetName()).as(strong), topText(r.worker.GetModel()),
+			topText(r.worker.GetName()).as(strong), topText(cmp.Or(r.worker.GetModel(), "-")),
 			topText(lower(state.String(), "WORKER_STATE_")).as(workerStyle(state)),
 			topNumber(uint64(r.rank.GetDpRank())), sources, topRate(r.rate),
 		}
