@@ -22,7 +22,9 @@ type blocks struct {
 	dir   []*segment
 	depth uint
 	n     int
-	age   age
+	// digest is the XOR of splitmix64 over the hashes of all blocks.
+	digest uint64
+	age    age
 }
 
 // segment holds the blocks whose mixed hashes begin with the same bits.
@@ -95,12 +97,14 @@ func (t *blocks) put(hash uint64) (b *block, held bool) {
 	s.reach(t.age.generation)
 	s.n++
 	t.n++
+	t.digest ^= splitmix64(hash)
 	s.slots[i] = block{hash: hash, flags: flagHeld | t.age.mark()}
 	return &s.slots[i], false
 }
 
 // delete takes out a block that find returned, and that is not stale.
 func (t *blocks) delete(s *segment, i int) {
+	t.digest ^= splitmix64(s.slots[i].hash)
 	s.delete(i)
 	t.n--
 }

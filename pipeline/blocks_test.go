@@ -42,6 +42,13 @@ func checkBlocks(t interface{ Fatalf(string, ...any) }, got *blocks, want map[ui
 	if !maps.Equal(want, all) {
 		t.Fatalf("blocks (-want +got):\n%s", cmp.Diff(want, all))
 	}
+	var digest uint64
+	for hash := range want {
+		digest ^= splitmix64(hash)
+	}
+	if got.digest != digest {
+		t.Fatalf("digest: got %016x, want %016x", got.digest, digest)
+	}
 	if len(got.dir) != 1<<got.depth {
 		t.Fatalf("directory: %d entries at depth %d", len(got.dir), got.depth)
 	}

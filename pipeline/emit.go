@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -109,7 +110,7 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 // clear empties a rank, whose blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
-	*r = rankState{gaps: r.gaps, missedBatches: r.missedBatches}
+	*r = rankState{held: r.held, gaps: r.gaps, missedBatches: r.missedBatches}
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
 		Cleared: &kvcastv1.Cleared{Reason: reason},
 	}})
@@ -140,6 +141,7 @@ func (l *Lane) rank(rank uint32) *rankState {
 func (r *rankState) table(tier wire.Tier) *table {
 	if r.tables[tier] == nil {
 		r.tables[tier] = newTable()
+		r.held |= journal.TierBit(uint8(tier))
 	}
 	return r.tables[tier]
 }

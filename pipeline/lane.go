@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -40,6 +41,8 @@ type Lane struct {
 // rankState is one dp rank: an engine with a cache of its own.
 type rankState struct {
 	tables [wire.NumTiers]*table
+	// held are the tiers that have had a table since the worker was added.
+	held journal.Tiers
 	// incomplete tells that the tables may be wrong: events were lost.
 	incomplete bool
 	// overfull tells that routers were told of blocks left out.

@@ -224,12 +224,6 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: lookupFails(&kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}, Filter: filter(9)}),
 		},
 		{
-			reason: server.ReasonUnimplemented, name: "Subscribe with digests", code: codes.Unimplemented, says: "leave it out",
-			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
-				return &kvcastv1.SubscribeRequest{ProgressDigests: true}
-			}),
-		},
-		{
 			reason: server.ReasonUnimplemented, name: "RegisterWorker", code: codes.Unimplemented, says: "name the worker in its configuration",
 			call: func(t *testing.T) (*harness, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})

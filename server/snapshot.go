@@ -18,6 +18,9 @@ type State interface {
 	// cut includes all entries of the worker that the journal's bounds showed
 	// before the call.
 	Cut(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Cut, ok bool, err error)
+	// Digests tells what the workers that a filter takes hold, those of a worker one
+	// after another, each with the seq of the worker's last entry then.
+	Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error)
 	// Status tells of the workers that a filter takes.
 	Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus
 	// Lookup returns every place where one of the blocks lies.

@@ -42,6 +42,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	defer s.subscribers.remove(c.listed)
 	c.listed.seq.Store(c.seq)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
+	c.digested = req.GetProgressDigests()
 	return c.run(func(ctx context.Context) error {
 		if err := c.accept(start.mode, b); err != nil {
 			return err
@@ -66,9 +67,6 @@ func (s routerEvents) start(req *kvcastv1.SubscribeRequest, b journal.Bounds) (s
 	if _, ok := kvcastv1.GapPolicy_name[int32(req.GetGapPolicy())]; !ok {
 		return start{}, errInvalid("gap_policy", fmt.Sprintf(
 			"%d is not allowed: want GAP_POLICY_SNAPSHOT or GAP_POLICY_FAIL", req.GetGapPolicy()), b)
-	}
-	if req.GetProgressDigests() {
-		return start{}, errUnimplemented(b, "progress_digests is not built in this version; leave it out")
 	}
 	switch from := req.GetStart().(type) {
 	case *kvcastv1.SubscribeRequest_Latest:
@@ -116,6 +114,7 @@ type cursor struct {
 	seq       uint64 // the last entry read
 	filter    *filter
 	snapshots bool // whether a snapshot may take the place of entries that are gone
+	digested  bool // whether Progress tells what workers hold
 	slices    [][]byte
 	listed    *subscriber // nil where it follows nothing
 }
@@ -193,22 +192,34 @@ func (c *cursor) follow(ctx context.Context) error {
 		defer over.Stop()
 		aged = over.C
 	}
+	var due *digests // nil, or what is to be told when the cursor is there
 	for {
+		if due != nil && c.seq >= due.at {
+			if c.seq == due.at { // else a snapshot came between
+				if err := due.tell(c); err != nil {
+					return err
+				}
+			}
+			due = nil
+			idle.Reset(c.progressAfter())
+		}
 		// Asked before the read, so that when both say yes nothing is left.
 		draining := c.server.isDraining()
 		before, prev := c.seq, c.out.prev
 		c.listed.seq.Store(c.seq)
-		if err := c.next(ctx, 0); err != nil {
+		if err := c.next(ctx, due.until()); err != nil {
 			return err
 		}
-		if c.out.prev != prev {
+		if c.out.prev != prev && !c.digested {
 			idle.Reset(c.progressAfter())
 		}
 		if c.seq != before {
-			// What a filter leaves out moves the cursor and tells nobody.
+			// What a filter leaves out moves the cursor and tells nobody; and digests
+			// do not wait for silence.
 			select {
 			case <-idle.C:
-				if err := c.progress(idle); err != nil {
+				var err error
+				if due, err = c.progress(ctx, idle); err != nil {
 					return err
 				}
 			default:
@@ -234,7 +245,8 @@ func (c *cursor) follow(ctx context.Context) error {
 		case <-aged:
 			return errMaxConnectionAge(j.Bounds())
 		case <-idle.C:
-			if err := c.progress(idle); err != nil {
+			var err error
+			if due, err = c.progress(ctx, idle); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -243,11 +255,19 @@ func (c *cursor) follow(ctx context.Context) error {
 	}
 }
 
-// progress tells that the stream is alive, and where it stands.
-func (c *cursor) progress(idle *time.Timer) error {
-	c.server.metrics.progress.Inc()
+// progress tells that the stream is alive, and where it stands; with digests it
+// only takes them.
+func (c *cursor) progress(ctx context.Context, idle *time.Timer) (*digests, error) {
+	if c.digested {
+		return c.takeDigests(ctx)
+	}
 	idle.Reset(c.progressAfter())
-	return c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}}, c.seq)
+	return nil, c.sendProgress(nil)
+}
+
+func (c *cursor) sendProgress(workers []*kvcastv1.WorkerDigest) error {
+	c.server.metrics.progress.Inc()
+	return c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: workers}}, c.seq)
 }
 
 // next moves the cursor on and sends what it passes and the filter takes, as

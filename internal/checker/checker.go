@@ -72,8 +72,9 @@ type Checker struct {
 	view      *View
 
 	// All streams.
-	told map[rankKey]int
-	err  error
+	told     map[rankKey]int
+	compared int // digests
+	err      error
 }
 
 // New returns a Checker that has seen nothing.

@@ -105,37 +105,3 @@ func TestTold(t *testing.T) {
 	c.Incomplete("a", 0)
 	wantProperty(t, c.Told("a", 0), "")
 }
-
-func TestDigestsOfProgress(t *testing.T) {
-	good := func() *kvcastv1.WorkerDigest {
-		return &kvcastv1.WorkerDigest{
-			Worker: "a", Tier: device, Blocks: 3, Digest: checker.Digest(set(1, 2, 3)), Seq: 2,
-		}
-	}
-	tests := []struct {
-		name  string
-		want  checker.Property
-		spoil func(d *kvcastv1.WorkerDigest)
-	}{
-		{"good", "", func(*kvcastv1.WorkerDigest) {}},
-		{"of an earlier entry", "", func(d *kvcastv1.WorkerDigest) { d.Seq, d.Blocks = 1, 0 }},
-		{"count wrong", checker.Convergent, func(d *kvcastv1.WorkerDigest) { d.Blocks = 2 }},
-		{"digest wrong", checker.Convergent, func(d *kvcastv1.WorkerDigest) { d.Digest++ }},
-		{"beyond the position", checker.Progress, func(d *kvcastv1.WorkerDigest) { d.Seq = 3 }},
-		{"no tier", checker.Protocol, func(d *kvcastv1.WorkerDigest) { d.Tier = 0 }},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			d := good()
-			tt.spoil(d)
-			req := fromEarliest()
-			req.ProgressDigests = true
-			_, err := play(t, []stream{{req, []*kvcastv1.SubscribeResponse{
-				accepted(kvcastv1.Accepted_MODE_EARLIEST, 0, 0),
-				message(0, added(1, "a", 1), entry(2, "a", store(2, 0, 1, 2, 3))),
-				progress(2, 2, d),
-			}}})
-			wantProperty(t, err, tt.want)
-		})
-	}
-}

@@ -6,7 +6,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxMessage is the size in bytes that a message of more than one entry keeps to.
+// maxMessage is the size in bytes that a message of more than one entry, or of digests of
+// more than one worker, keeps to.
 const maxMessage = 1 << 20
 
 // checkShape finds what is wrong with a message whatever came before it.
@@ -29,7 +30,9 @@ func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
 	if parts != 1 && !alone {
 		return broken(Protocol, "a message with %d parts, not one", parts)
 	}
-	if len(msg.GetEntries()) > 1 || len(msg.GetSnapshotBlocks()) > 0 {
+	digests := msg.GetProgress().GetWorkers()
+	several := len(digests) > 0 && digests[0].GetWorker() != digests[len(digests)-1].GetWorker()
+	if len(msg.GetEntries()) > 1 || len(msg.GetSnapshotBlocks()) > 0 || several {
 		if size := proto.Size(msg); size > maxMessage {
 			return broken(Protocol, "a message of %d bytes with %d entries, more than %d",
 				size, len(msg.GetEntries()), maxMessage)

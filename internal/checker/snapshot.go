@@ -213,12 +213,8 @@ func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
 		return broken(Snapshot, "it ends at %d, behind position %d that it follows", q, c.snap.floor)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.workers)) {
-		w := c.workers[name]
-		if w.presence == presenceUntold {
+		if c.workers[name].presence == presenceUntold {
 			return broken(Snapshot, "worker %q is there at its end, but was neither told nor added", name)
-		}
-		if w.lastSeq == 0 {
-			w.lastSeq = q // at the latest
 		}
 	}
 	c.holding, c.held = holdsWhole, c.req.GetFilter()

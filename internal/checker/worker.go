@@ -32,7 +32,7 @@ type worker struct {
 	presence presence
 	model    string
 	lastID   uint64
-	lastSeq  uint64 // of its last entry
+	lastSeq  uint64 // of its last entry that came; 0 where there was none
 	// whole tells that all it did since it was added has been seen.
 	whole bool
 	ranks map[uint32]*rank

@@ -327,7 +327,8 @@ type SubscribeRequest struct {
 	Filter *Filter `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`
 	// What to do when the position is not, or no longer, retained.
 	GapPolicy GapPolicy `protobuf:"varint,6,opt,name=gap_policy,json=gapPolicy,proto3,enum=kvcast.v1.GapPolicy" json:"gap_policy,omitempty"`
-	// Whether Progress carries the block counts and digests of the workers.
+	// Whether Progress carries the block counts and digests of the workers. It then
+	// also comes every 10 s or so while entries flow.
 	ProgressDigests bool `protobuf:"varint,7,opt,name=progress_digests,json=progressDigests,proto3" json:"progress_digests,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -480,7 +481,8 @@ type SubscribeResponse struct {
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	Accepted *Accepted `protobuf:"bytes,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Sent when nothing else is to be sent, every 10 s or so.
+	// Sent when nothing else is to be sent, every 10 s or so; with progress_digests
+	// also when there is.
 	Progress *Progress `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"`
 	// A snapshot follows: discard all that you hold.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
@@ -668,7 +670,21 @@ func (x *Accepted) GetMode() Accepted_Mode {
 // sent. It never overtakes an entry.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the workers hold; empty unless asked for.
+	// What workers that the filter takes hold; empty unless asked for. A router
+	// that has applied everything up to the message's position compares at once,
+	// with nothing to remember:
+	//
+	//   - Whatever is named here must be in its view exactly so.
+	//   - Where a worker is named, any other of its ranks, and any other tier that
+	//     the filter takes, is empty. All of a worker is in one message.
+	//   - Where a worker is not named, nothing is said of it. It may be gone, be in
+	//     another message of the same position (there are as many as are needed for
+	//     each to be some 64 KiB, unless one worker is more), or have had an entry at
+	//     just this time: then its turn comes with another Progress.
+	//
+	// A difference means that the view is wrong: start from a snapshot. A router that
+	// did not begin with a snapshot, or with the first entry of all, never was told of
+	// the blocks from before, and must not compare.
 	Workers       []*WorkerDigest `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -712,7 +728,9 @@ func (x *Progress) GetWorkers() []*WorkerDigest {
 }
 
 // A fingerprint of what a worker holds at one dp rank and tier, to compare a
-// router's view with.
+// router's view with. There is one for each tier that has held blocks since the
+// worker was added, also where it is empty now, and for a rank where none has at
+// least one of no blocks. A worker whose ranks are not known yet has rank 0.
 type WorkerDigest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
@@ -723,9 +741,23 @@ type WorkerDigest struct {
 	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
 	// Number of distinct block hashes present.
 	Blocks uint64 `protobuf:"varint,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	// XOR of splitmix64(block_hash) over them; 0 for none.
+	// XOR of splitmix64(block_hash) over the distinct block hashes present; 0 for
+	// none. Storing a block that is there, or removing one that is not, changes
+	// nothing. splitmix64 is the first output of the generator of that name seeded
+	// with the hash: its addition of the golden gamma is included. In uint64, which
+	// wraps around:
+	//
+	//	x += 0x9e3779b97f4a7c15
+	//	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9
+	//	x = (x ^ (x >> 27)) * 0x94d049bb133111eb
+	//	return x ^ (x >> 31)
+	//
+	// So splitmix64(0) is 0xe220a8397b1dcdaf, splitmix64(1234567) is
+	// 0x599ed017fb08fc85, and the digest of these two blocks 0xbbbe782e8015312a.
 	Digest uint64 `protobuf:"fixed64,5,opt,name=digest,proto3" json:"digest,omitempty"`
-	// The entry after which this is so.
+	// The worker's last entry, after which this is so: not above the message's
+	// position, and between the two there is no entry of this worker. A filter by
+	// tier may have left the entry out.
 	Seq           uint64 `protobuf:"fixed64,6,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
