@@ -81,7 +81,7 @@ func (d *digests) tell(c *cursor) error {
 		n, bytes := 0, 0
 		for n < len(d.workers) {
 			size := proto.Size(d.workers[n]) + 4 // tag and length
-			if first := n == 0 || d.workers[n-1].GetWorker() != d.workers[n].GetWorker(); first && n > 0 && bytes+size > responseBytes {
+			if first := n == 0 || d.workers[n-1].GetWorker() != d.workers[n].GetWorker(); first && n > 0 && bytes+size > c.server.cfg.ResponseBytes {
 				break
 			}
 			bytes += size

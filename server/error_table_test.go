@@ -103,7 +103,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: tooManySubscribers,
 		},
 		{
-			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit; try again later",
+			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has come to its end within 20ms; try again later",
 			call: func(t *testing.T) (*harness, error) {
 				h := sendingASnapshot(t)
 				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
@@ -427,15 +427,9 @@ func tooManySubscribers(t *testing.T) (*harness, error) {
 // sendingASnapshot is a server that sends one, which is as many as it may.
 func sendingASnapshot(t *testing.T) *harness {
 	t.Helper()
-	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
+	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: 20 * time.Millisecond}, journal.Config{})
 	h.addWorker()
-	hashes := make([]uint64, 8<<10)
-	for n := range 200 { // 26 MB of blocks, more than a transport holds
-		for i := range hashes {
-			hashes[i] = uint64(n)<<32 + uint64(i)
-		}
-		h.append(hashes...)
-	}
+	h.hold()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	stream, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{})

@@ -109,9 +109,9 @@ func errSlowSubscriber(limit time.Duration, b journal.Bounds) error {
 		"nothing was read for %v, which is the limit; resume after the last position, and read faster", limit), retryInfo())
 }
 
-func errTooManySnapshots(limit int, b journal.Bounds) error {
+func errTooManySnapshots(limit int, why string, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManySnapshots, b, fmt.Sprintf(
-		"%d snapshots are being sent, which is the limit; try again later, or resume after a position", limit), retryInfo())
+		"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", limit, why), retryInfo())
 }
 
 func errTooManyHolders(limit int, b journal.Bounds) error {
@@ -122,6 +122,11 @@ func errTooManyHolders(limit int, b journal.Bounds) error {
 func errSlowSnapshot(b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonSlowSubscriber, b,
 		"the snapshot was read so slowly that entries since its beginning are no longer retained; read faster, or let the server retain more (--journal-max-bytes)", retryInfo())
+}
+
+func errSnapshotPace(limit time.Duration, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonSlowSubscriber, b, fmt.Sprintf(
+		"the snapshot was read at less than %d MiB in %v, while others may be waiting for their turn; read faster", paceBytes>>20, limit), retryInfo())
 }
 
 func errInvalid(field, description string, b journal.Bounds) error {

@@ -22,12 +22,19 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		entries:   serverCounter("entries_sent_total", "Entries sent to subscribers."),
 		bytes:     serverCounter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
 		progress:  serverCounter("progress_sent_total", "Progress messages sent to subscribers."),
-		stalled:   serverCounter("stalled_total", "Streams ended because their client read nothing for too long."),
+		stalled:   serverCounter("stalled_total", "Streams ended because their client read nothing for too long, or a snapshot too slowly."),
 		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
 		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.count()) }),
-		serverGauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.count()) }),
+		serverGauge("snapshots", "Snapshots being sent.", func() float64 {
+			taken, _ := s.snapshots.count()
+			return float64(taken)
+		}),
+		serverGauge("snapshots_waiting", "Snapshots waiting for their turn.", func() float64 {
+			_, waiting := s.snapshots.count()
+			return float64(waiting)
+		}),
 		serverGauge("journal_bytes", "Bytes that the entries retained take.", func() float64 { return float64(s.journal.Bytes()) }),
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),

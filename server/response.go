@@ -29,6 +29,7 @@ type responses struct {
 	prev    uint64 // seq of the last position sent
 	chained bool   // whether there was one
 	stall   stall
+	pace    *pace // of the snapshot that is being sent, or nil
 }
 
 // entries sends a chunk of entries with the position after them. The chunk's
@@ -83,9 +84,14 @@ func (r *responses) send(data mem.BufferSlice, tail []byte) error {
 	if len(tail) > 0 {
 		data = append(data, mem.SliceBuffer(tail))
 	}
+	size := data.Len()
 	r.stall.begin()
-	defer r.stall.end()
-	return r.stream.SendMsg(&frame{data: data})
+	err := r.stream.SendMsg(&frame{data: data})
+	took := r.stall.end()
+	if err == nil && r.pace != nil {
+		err = r.pace.sent(size, took)
+	}
+	return err
 }
 
 // position appends the fields position and prev_seq.

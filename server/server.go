@@ -46,11 +46,22 @@ type Config struct {
 	// MaxSubscribers is how many Subscribe streams may be open; default 1,024.
 	MaxSubscribers int
 	// Stall is how long a client may read nothing while there is something to
-	// send, before its stream is ended; at least 10 ms, default 30 s.
+	// send, before its stream is ended; at least 10 ms, default 30 s. A snapshot, of
+	// which others wait for their turn, must be read at 8 MiB in this time.
 	Stall time.Duration
 	// MaxSnapshots is how many snapshots may be sent at a time, by Snapshot and by
-	// Subscribe; default 4. Each holds a copy of a table of a worker.
+	// Subscribe; default 4. Each holds a copy of a table of a worker. Others wait
+	// for their turn, as many as MaxSubscribers.
 	MaxSnapshots int
+	// SnapshotWait is how long a snapshot waits for its turn; at least 1 ms, default
+	// 30 s.
+	SnapshotWait time.Duration
+	// ResponseBytes is about what a response holds whose subscriber is behind: 4 KiB
+	// to 512 KiB, default 64 KiB. One entry is sent whole, whatever its size.
+	ResponseBytes int
+	// PingInterval is how often a client may ping; at least 1 s, default 10 s. One
+	// that does more often, by a tenth and several times, is disconnected.
+	PingInterval time.Duration
 	// MaxConnectionAge is how old a connection may grow, a tenth more or less,
 	// before its client is asked to make another; at most a year, default 0: any
 	// age. Subscribe streams end with MAX_CONNECTION_AGE then.
@@ -83,15 +94,21 @@ const (
 	DefaultProgress              = 10 * time.Second
 	DefaultMaxSubscribers        = 1024
 	DefaultMaxSnapshots          = 4
+	DefaultSnapshotWait          = 30 * time.Second
+	DefaultResponseBytes         = 64 << 10
+	DefaultPingInterval          = 10 * time.Second
 	DefaultStall                 = 30 * time.Second
 	DefaultMaxConnectionAgeGrace = 10 * time.Second
 )
 
+// Bounds of Config.ResponseBytes. Larger responses cost less for each event, but the
+// transport takes them no faster.
 const (
-	// pingInterval is how often a client may ping: every 10 s, which is what the
-	// stock settings of Python's and Rust's clients come to, less what a timer
-	// may be early.
-	pingInterval = 9 * time.Second
+	MinResponseBytes = 4 << 10
+	MaxResponseBytes = 512 << 10
+)
+
+const (
 	// A connection without any traffic is pinged after deadAfter, and closed when
 	// no answer comes within deadTimeout.
 	deadAfter   = 30 * time.Second
@@ -117,7 +134,7 @@ type Server struct {
 	age     connectionAge
 
 	subscribers subscribers
-	snapshots   streams       // by Snapshot and by Subscribe
+	snapshots   places        // by Snapshot and by Subscribe
 	calls       streams       // Subscribe, Snapshot and Replay
 	phase       atomic.Int32  // a phase
 	draining    chan struct{} // closed when nothing more will be appended
@@ -141,6 +158,18 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.MaxSnapshots <= 0 {
 		cfg.MaxSnapshots = DefaultMaxSnapshots
 	}
+	if cfg.SnapshotWait <= 0 {
+		cfg.SnapshotWait = DefaultSnapshotWait
+	}
+	cfg.SnapshotWait = max(cfg.SnapshotWait, time.Millisecond)
+	if cfg.ResponseBytes <= 0 {
+		cfg.ResponseBytes = DefaultResponseBytes
+	}
+	cfg.ResponseBytes = min(max(cfg.ResponseBytes, MinResponseBytes), MaxResponseBytes)
+	if cfg.PingInterval <= 0 {
+		cfg.PingInterval = DefaultPingInterval // what the stock settings of Python's and Rust's clients come to
+	}
+	cfg.PingInterval = max(cfg.PingInterval, time.Second)
 	cfg.MaxConnectionAge = max(cfg.MaxConnectionAge, 0)
 	if cfg.MaxConnectionAgeGrace <= 0 {
 		cfg.MaxConnectionAgeGrace = DefaultMaxConnectionAgeGrace
@@ -155,7 +184,8 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{}),
 		age: connectionAge{max: cfg.MaxConnectionAge, grace: cfg.MaxConnectionAgeGrace},
 	}
-	s.subscribers.limit, s.snapshots.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSnapshots, math.MaxInt
+	s.subscribers.limit, s.calls.limit = cfg.MaxSubscribers, math.MaxInt
+	s.snapshots.limit, s.snapshots.line, s.snapshots.wait = cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.SnapshotWait
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)
@@ -190,7 +220,9 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.ConnectionTimeout(handshakeTime),
 		grpc.MaxRecvMsgSize(maxRequestBytes),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime: s.cfg.PingInterval * 9 / 10, PermitWithoutStream: true, // a timer may be early
+		}),
 		grpc.KeepaliveParams(s.age.keepalive(keepalive.ServerParameters{Time: deadAfter, Timeout: deadTimeout})),
 		grpc.ChainStreamInterceptor(stream...),
 		grpc.ChainUnaryInterceptor(unary...),

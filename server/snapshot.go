@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -45,6 +46,21 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 	return c.run(c.snapshot)
 }
 
+// turn waits until a snapshot may be sent. Nothing is sent meanwhile; the headers,
+// and what Subscribe accepted, have been.
+func (s *Server) turn(ctx context.Context) error {
+	err := s.snapshots.enter(ctx, s.draining)
+	switch {
+	case errors.Is(err, errNoPlace):
+		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("none has come to its end within %v", s.cfg.SnapshotWait), s.journal.Bounds())
+	case errors.Is(err, errLineFull):
+		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("%d more are waiting", s.snapshots.line), s.journal.Bounds())
+	case errors.Is(err, errStopped):
+		return errShuttingDown(s.journal.Bounds())
+	}
+	return err
+}
+
 // snapshot sends what the workers hold, and leaves the cursor at its end:
 //
 //  1. Each worker's cut is taken by itself, while the others go on: its blocks,
@@ -58,10 +74,12 @@ func (c *cursor) snapshot(ctx context.Context) error {
 		c.listed.inSnapshot.Store(true)
 		defer c.listed.inSnapshot.Store(false)
 	}
-	if !c.server.snapshots.enter() {
-		return errTooManySnapshots(c.server.cfg.MaxSnapshots, c.server.journal.Bounds())
+	if err := c.server.turn(ctx); err != nil {
+		return err
 	}
 	defer c.server.snapshots.leave()
+	c.out.pace = &pace{stall: c.server.cfg.Stall}
+	defer func() { c.out.pace = nil }()
 	for attempt := 1; ; attempt++ {
 		end, err := c.trySnapshot(ctx)
 		switch {
@@ -69,6 +87,9 @@ func (c *cursor) snapshot(ctx context.Context) error {
 			continue
 		case errors.Is(err, journal.ErrCompacted):
 			return errSlowSnapshot(c.server.journal.Bounds())
+		case errors.Is(err, errSlowPace):
+			c.server.metrics.stalled.Inc()
+			return errSnapshotPace(c.server.cfg.Stall, c.server.journal.Bounds())
 		case err != nil:
 			return err
 		}
@@ -135,7 +156,7 @@ func (c *cursor) catchUp(begin, end uint64, cuts map[string]uint64) error {
 		return c.filter.match(seq, s, tiers)
 	}
 	for after := begin; after < end; {
-		chunk, err := c.server.journal.Read(journal.Query{After: after, Until: end, MaxBytes: responseBytes, Filter: filter}, nil)
+		chunk, err := c.server.journal.Read(journal.Query{After: after, Until: end, MaxBytes: c.server.cfg.ResponseBytes, Filter: filter}, nil)
 		if err != nil {
 			return err
 		}

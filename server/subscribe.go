@@ -15,10 +15,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// responseBytes is about what a response holds when its subscriber is behind:
-// larger ones cost less for each event, but the transport takes them no faster.
-const responseBytes = 64 << 10
-
 // Subscribe implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.RouterEventService_SubscribeServer) error {
 	if err := s.welcome(); err != nil {
@@ -274,7 +270,7 @@ func (c *cursor) sendProgress(workers []*kvcastv1.WorkerDigest) error {
 // much as fits into a response, up to a seq or (0) the newest.
 func (c *cursor) next(ctx context.Context, until uint64) error {
 	chunk, err := c.server.journal.Read(journal.Query{
-		After: c.seq, Until: until, MaxBytes: responseBytes, Filter: c.filter.journal(),
+		After: c.seq, Until: until, MaxBytes: c.server.cfg.ResponseBytes, Filter: c.filter.journal(),
 	}, c.slices[:0])
 	// Let go of the journal's memory while there is nothing to send.
 	defer func() { clear(c.slices) }()

@@ -59,6 +59,9 @@ type subscribersConfig struct {
 	Stall                 time.Duration
 	Progress              time.Duration
 	MaxSnapshots          int
+	SnapshotWait          time.Duration
+	ResponseBytes         byteSize
+	PingInterval          time.Duration
 	MaxConnectionAge      time.Duration // 0: any age
 	MaxConnectionAgeGrace time.Duration
 }
@@ -126,7 +129,8 @@ func defaultConfig() config {
 			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
 		},
 		Subscribers: subscribersConfig{
-			Max: server.DefaultMaxSubscribers, Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: 4,
+			Max: server.DefaultMaxSubscribers, Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: server.DefaultMaxSnapshots,
+			SnapshotWait: server.DefaultSnapshotWait, ResponseBytes: server.DefaultResponseBytes, PingInterval: server.DefaultPingInterval,
 			MaxConnectionAgeGrace: server.DefaultMaxConnectionAgeGrace,
 		},
 	}
@@ -159,7 +163,7 @@ func (c *config) settings() []setting {
 		text("admin", &c.Admin, func(s string) bool { return s == "" || isAddress(s) }, "HOST:PORT or :PORT, or nothing for no admin port"),
 		oneOf("log_level", &c.LogLevel, "debug", "info", "warn", "error"),
 		notBuilt(text("journal.kind", &c.Journal.Kind, notEmpty, "")),
-		size("journal.max_bytes", &c.Journal.MaxBytes),
+		size("journal.max_bytes", &c.Journal.MaxBytes, leastBytes, mostBytes),
 		duration("journal.max_age", &c.Journal.MaxAge, time.Second, math.MaxInt64),
 		duration("batch.timeout", &c.Batch.Timeout, 0, pipeline.MaxBatchTimeout),
 		count("batch.max_blocks", &c.Batch.MaxBlocks, 1, pipeline.MaxMaxBlocks),
@@ -173,6 +177,9 @@ func (c *config) settings() []setting {
 		duration("subscribers.stall", &c.Subscribers.Stall, time.Second, time.Hour),
 		duration("subscribers.progress", &c.Subscribers.Progress, 100*time.Millisecond, time.Hour),
 		count("subscribers.max_snapshots", &c.Subscribers.MaxSnapshots, 1, 1024),
+		duration("subscribers.snapshot_wait", &c.Subscribers.SnapshotWait, 100*time.Millisecond, time.Hour),
+		size("subscribers.response_bytes", &c.Subscribers.ResponseBytes, server.MinResponseBytes, server.MaxResponseBytes),
+		duration("subscribers.ping_interval", &c.Subscribers.PingInterval, time.Second, time.Hour),
 		limit("subscribers.max_connection_age", &c.Subscribers.MaxConnectionAge, time.Second, year, "for no limit"),
 		duration("subscribers.max_connection_age_grace", &c.Subscribers.MaxConnectionAgeGrace, time.Second, time.Hour),
 		text("auth.tokens", &c.Auth.Tokens, printable, wantFile),

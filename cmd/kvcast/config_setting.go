@@ -186,6 +186,7 @@ func durationText(d time.Duration) string {
 // byteSize is a number of bytes, written such as 64MiB.
 type byteSize int64
 
+// Bounds of what a journal may take.
 const (
 	leastBytes byteSize = 1 << 20
 	mostBytes  byteSize = 1 << 40
@@ -198,21 +199,21 @@ var byteUnits = []struct {
 	{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1},
 }
 
-func size(key string, to *byteSize) setting {
-	return setting{key: key, want: leastBytes.String() + " to " + mostBytes.String() + ", such as 64MiB",
-		read: to.read,
+func size(key string, to *byteSize, least, most byteSize) setting {
+	return setting{key: key, want: least.String() + " to " + most.String() + ", such as " + to.String(),
+		read: func(text string) bool { return to.read(text, least, most) },
 		text: to.String,
 	}
 }
 
-func (b *byteSize) read(text string) bool {
+func (b *byteSize) read(text string, least, most byteSize) bool {
 	for _, unit := range byteUnits {
 		digits, ok := strings.CutSuffix(text, unit.suffix)
 		if !ok {
 			continue
 		}
 		n, err := strconv.ParseUint(digits, 10, 63)
-		if err != nil || n > uint64(mostBytes/unit.bytes) || byteSize(n)*unit.bytes < leastBytes {
+		if err != nil || n > uint64(most/unit.bytes) || byteSize(n)*unit.bytes < least {
 			return false
 		}
 		*b = byteSize(n) * unit.bytes

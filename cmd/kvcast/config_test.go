@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/server"
 )
 
 // readText reads a configuration from a text as its file, called f.
@@ -357,6 +358,9 @@ func drawConfig(t *rapid.T) config {
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
 	c.Subscribers.Max = rapid.IntRange(1, atMost).Draw(t, "subscribers")
 	c.Subscribers.MaxSnapshots = rapid.IntRange(1, 1024).Draw(t, "snapshots")
+	c.Subscribers.SnapshotWait = rapid.SampledFrom([]time.Duration{100 * time.Millisecond, time.Hour}).Draw(t, "snapshot wait")
+	c.Subscribers.ResponseBytes = byteSize(rapid.IntRange(server.MinResponseBytes, server.MaxResponseBytes).Draw(t, "response"))
+	c.Subscribers.PingInterval = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "ping")
 	c.Subscribers.MaxConnectionAge = rapid.SampledFrom([]time.Duration{0, time.Second, time.Hour, year}).Draw(t, "age")
 	c.Subscribers.MaxConnectionAgeGrace = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "grace")
 	if rapid.Bool().Draw(t, "secured") {

@@ -838,7 +838,8 @@ func (x *WorkerDigest) GetSeq() uint64 {
 // A snapshot follows; discard all that you hold. It comes in this order: each
 // worker, followed by its blocks; the entries, of any worker, that happened
 // while the blocks were read, to be applied like all entries; snapshot_end. It
-// may begin anew before its end, with another SnapshotBegin.
+// may begin anew before its end, with another SnapshotBegin. Before it there may be
+// a pause, of some 30 s at most, in which other snapshots have their turn.
 type SnapshotBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.

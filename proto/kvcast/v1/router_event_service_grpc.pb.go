@@ -55,7 +55,9 @@ const (
 //	                                               snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo); so many are sent
+//	                                               at a time, others wait, and this one
+//	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
 //	                                               ListWorkers are answered
@@ -224,7 +226,9 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	                                               snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo); so many are sent
+//	                                               at a time, others wait, and this one
+//	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
 //	                                               ListWorkers are answered

@@ -1,0 +1,86 @@
+package server_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// TestPingsAreLimited has a client ping every 10 s, as those of Python and Rust do,
+// which is allowed unless the operator says otherwise.
+func TestPingsAreLimited(t *testing.T) {
+	for name, tt := range map[string]struct {
+		interval time.Duration
+		ends     bool
+	}{
+		"by default":    {0, false},
+		"to one a hour": {time.Hour, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := bufconn.Listen(1 << 20)
+				h := start(t, server.Config{PingInterval: tt.interval, Progress: time.Hour}, journal.Config{MaxAge: 24 * time.Hour}, nil, l, "passthrough:///bufconn",
+					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }),
+					grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
+				h.server.StartServing()
+				s := h.subscribe(checker.New(checker.Options{}), latest())
+				ended := make(chan error, 1)
+				go func() { ended <- s.end() }()
+				select {
+				case err := <-ended:
+					if status.Code(err) != codes.Unavailable || !tt.ends {
+						t.Errorf("the stream ended: %v", err)
+					}
+				case <-time.After(10 * time.Minute):
+					if tt.ends {
+						t.Error("the stream goes on")
+					}
+					s.cancel()
+					<-ended
+				}
+			})
+		})
+	}
+}
+
+// TestResponsesAreAsLargeAsConfigured reads a journal that is full.
+func TestResponsesAreAsLargeAsConfigured(t *testing.T) {
+	for name, tt := range map[string]struct{ bytes, most int }{
+		"by default":           {0, server.DefaultResponseBytes},
+		"small":                {8 << 10, 8 << 10},
+		"smaller than allowed": {1, server.MinResponseBytes},
+		"larger than allowed":  {1 << 30, server.MaxResponseBytes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := overTCP(t, server.Config{ResponseBytes: tt.bytes}, journal.Config{})
+			h.addWorker()
+			h.fill(20_000)
+			s := h.subscribe(checker.New(checker.Options{}), earliest())
+			largest := 0
+			for s.checker.Position().GetSeq() < 20_001 {
+				m, err := s.next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				largest = max(largest, proto.Size(&kvcastv1.SubscribeResponse{Entries: m.GetEntries()}))
+			}
+			if largest > tt.most || largest < tt.most-200 {
+				t.Errorf("the largest response has %d bytes, want almost %d", largest, tt.most)
+			}
+		})
+	}
+}

@@ -1,0 +1,154 @@
+package server_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// hold adds more blocks than a transport holds for a client that does not read:
+// 26 MB.
+func (h *harness) hold() {
+	h.t.Helper()
+	hashes := make([]uint64, 8<<10)
+	for n := range 200 {
+		for i := range hashes {
+			hashes[i] = uint64(n)<<32 + uint64(i)
+		}
+		h.append(hashes...)
+	}
+}
+
+// begun subscribes from a snapshot, and returns once it has begun.
+func (h *harness) begun(t *testing.T) *subscription {
+	t.Helper()
+	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+	for {
+		m, err := s.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.GetSnapshotBegin() != nil {
+			return s
+		}
+	}
+}
+
+// TestTwentySnapshotsAtOnceWaitForTheirTurn has two be sent at a time: all others
+// are accepted at once, and all are whole in the end.
+func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
+	h := overTCP(t, server.Config{MaxSnapshots: 2, SnapshotWait: 10 * time.Minute}, journal.Config{})
+	h.addWorker()
+	h.hold()
+	v := h.pipeline.AddWorker(ingest.Worker{Name: "v", Model: "m"})
+	store := func(hash uint64) {
+		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
+	}
+	store(1)
+	holding := []*subscription{h.begun(t), h.begun(t)} // and not read on
+	subs := make([]*subscription, 20)
+	for i := range subs {
+		subs[i] = h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"v"}}))
+		if m, err := subs[i].next(); err != nil || m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT {
+			t.Fatalf("subscriber %d: got %v, %v, want Accepted while it waits", i, m, err)
+		}
+	}
+	for hash := range uint64(1000) { // entries go on meanwhile
+		store(hash)
+	}
+	newest := h.journal.Bounds().Newest
+	var reading sync.WaitGroup
+	for i, s := range subs {
+		reading.Go(func() {
+			for s.checker.Position().GetSeq() < newest {
+				if _, err := s.next(); err != nil {
+					t.Errorf("subscriber %d: %v", i, err)
+					return
+				}
+			}
+			if got := s.checker.View().Count("v", 0, kvcastv1.Tier_TIER_DEVICE); got != 1000 {
+				t.Errorf("subscriber %d: got %d blocks, want 1000", i, got)
+			}
+		})
+	}
+	for _, s := range holding {
+		s.cancel()
+	}
+	reading.Wait()
+}
+
+// TestSnapshotThatTricklesMakesWay has a client that takes something just before it
+// counts as stalled, again and again, and another that waits behind it.
+func TestSnapshotThatTricklesMakesWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{MaxSnapshots: 1, SnapshotWait: 5 * time.Minute}, journal.Config{})
+		h.addWorker()
+		h.hold()
+		trickles := h.begun(t)
+		waits := make(chan error, 1)
+		go func() {
+			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+			defer s.cancel()
+			for s.checker.Position() == nil {
+				if _, err := s.next(); err != nil {
+					waits <- err
+					return
+				}
+			}
+			waits <- nil
+		}()
+		began := time.Now()
+		for {
+			<-time.After(20 * time.Second)
+			if _, err := trickles.next(); err != nil {
+				wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
+				break
+			}
+			if time.Since(began) > 20*time.Minute {
+				t.Fatal("the snapshot still goes on")
+			}
+		}
+		if err := <-waits; err != nil {
+			t.Errorf("the one that waited: %v", err)
+		}
+		if took := time.Since(began); took > 5*time.Minute {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// TestShutdownEndsTheLine has a snapshot wait for its turn when the server ends.
+func TestShutdownEndsTheLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Hour}, journal.Config{})
+		h.addWorker()
+		h.hold()
+		first := h.begun(t)
+		waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+		if _, err := waits.next(); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		down := make(chan struct{})
+		go func() {
+			defer close(down)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			h.server.Shutdown(ctx)
+		}()
+		wantStatus(t, waits.end(), codes.Unavailable, server.ReasonShuttingDown)
+		wantStatus(t, first.end(), codes.Unavailable, server.ReasonShuttingDown)
+		<-down
+	})
+}
