@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"unsafe"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -26,7 +27,8 @@ type Cut struct {
 	// Blocks yields what it holds as encoded kvcast.v1.SnapshotBlocks, of some
 	// 64 KiB each, a parent before its children where it is held. The memory is
 	// the caller's. It takes the worker's lane for short turns while it is read,
-	// and ends early when the context does.
+	// and ends early when the context does. A table is copied while it is read;
+	// where others are, so that there is no room, it waits for theirs.
 	Blocks iter.Seq[[]byte]
 }
 
@@ -67,13 +69,38 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 				if tiers&journal.TierBit(uint8(tier)) == 0 {
 					continue
 				}
-				table := l.copyTable(ctx, place{rank, tier})
-				if ctx.Err() != nil || !table.encode(record.GetWorker(), eventHead{rank: rank, tier: tier}, yield) {
+				if !p.tellTable(ctx, l, place{rank, tier}, yield) {
 					return
 				}
 			}
 		}
 	}}, true, nil
+}
+
+// tellTable yields what a table holds, from a copy that it has room for.
+func (p *Pipeline) tellTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
+	bytes := l.tableBytes(at)
+	if p.copies.take(ctx, bytes) != nil {
+		return false
+	}
+	defer p.copies.give(bytes)
+	table := l.copyTable(ctx, at)
+	return ctx.Err() == nil && table.encode(l.worker, eventHead{rank: at.rank, tier: at.tier}, yield)
+}
+
+// tableBytes is what a copy of a table takes.
+func (l *Lane) tableBytes(at place) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := l.table(at)
+	if t == nil {
+		return 0
+	}
+	slots := 0
+	for s := range t.blocks.segments() {
+		slots += len(s.slots)
+	}
+	return slots * int(unsafe.Sizeof(block{}))
 }
 
 // record is the worker's record as it is now.

@@ -22,6 +22,7 @@ type Journal interface {
 type Pipeline struct {
 	cfg     Config
 	journal Journal
+	copies  budget // for tables that are being read
 
 	mu    sync.Mutex // guards all below; taken before any lane's
 	lanes map[string]*Lane
@@ -43,6 +44,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	return &Pipeline{
 		cfg:     cfg.withDefaults(),
 		journal: j,
+		copies:  budget{limit: maxCopies},
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
 	}, nil

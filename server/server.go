@@ -50,7 +50,7 @@ type Config struct {
 	// which others wait for their turn, must be read at 8 MiB in this time.
 	Stall time.Duration
 	// MaxSnapshots is how many snapshots may be sent at a time, by Snapshot and by
-	// Subscribe; default 4. Each holds a copy of a table of a worker. Others wait
+	// Subscribe; default 4. Each may hold a copy of a table of a worker. Others wait
 	// for their turn, as many as MaxSubscribers.
 	MaxSnapshots int
 	// SnapshotWait is how long a snapshot waits for its turn; at least 1 ms, default

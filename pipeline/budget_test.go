@@ -1,0 +1,91 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// TestBudgetIsGivenInOrder has a large request before small ones, and one that
+// leaves.
+func TestBudgetIsGivenInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &budget{limit: 10}
+		if err := b.take(t.Context(), 6); err != nil {
+			t.Fatal(err)
+		}
+		leaving, leave := context.WithCancel(t.Context())
+		got := make(chan int, 4)
+		for _, bytes := range []int{5, 25, 3, 4} {
+			ctx := t.Context()
+			if bytes == 5 {
+				ctx = leaving
+			}
+			go func() {
+				if err := b.take(ctx, bytes); err != nil {
+					if !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					got <- -1
+					return
+				}
+				got <- bytes
+			}()
+			synctest.Wait()
+		}
+		leave()
+		if n := <-got; n != -1 {
+			t.Errorf("%d bytes were given before those that were asked for first", n)
+		}
+		b.give(6)
+		synctest.Wait()
+		if len(got) != 1 || <-got != 25 {
+			t.Error("more than fits is not given alone")
+		}
+		b.give(25)
+		synctest.Wait()
+		if len(got) != 2 || <-got+<-got != 7 {
+			t.Error("what fits together is not given at once")
+		}
+		b.give(3)
+		b.give(4)
+		if b.given != 0 || len(b.waiting) != 0 {
+			t.Errorf("at the end: %d given, %d waiting", b.given, len(b.waiting))
+		}
+	})
+}
+
+// TestCopiesAreCounted reads a table while nothing is left for a copy.
+func TestCopiesAreCounted(t *testing.T) {
+	r := &run{key: runKey{kind: wire.KindStored}}
+	for h := range uint64(100_000) {
+		r.hashes = append(r.hashes, h)
+	}
+	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
+	l.ranks[0].table(wire.TierDevice).storeRun(r)
+	if got := l.tableBytes(place{0, wire.TierDevice}); got < 3_200_000 || got > 5_400_000 {
+		t.Errorf("a table of 100,000 blocks takes %d bytes", got)
+	}
+	p := &Pipeline{copies: budget{limit: 1}}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := p.copies.take(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if p.tellTable(ctx, l, place{0, wire.TierDevice}, func([]byte) bool { t.Error("blocks came"); return false }) {
+		t.Error("a copy was made beyond the budget")
+	}
+	p.copies.give(1)
+	pieces := 0
+	if !p.tellTable(t.Context(), l, place{0, wire.TierDevice}, func([]byte) bool {
+		if pieces++; p.copies.given == 0 {
+			t.Error("the copy is not counted")
+		}
+		return true
+	}) || pieces == 0 || p.copies.given != 0 {
+		t.Errorf("%d pieces, and %d bytes not given back", pieces, p.copies.given)
+	}
+}
