@@ -3,7 +3,9 @@ package journal
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 )
@@ -19,7 +21,7 @@ type Config struct {
 	// MaxBytes bounds the memory that retained entries and their index take, at
 	// the grain of a segment (a 64th of it, at most 1 MiB). Only an entry that is
 	// larger by itself goes beyond. Memory that a reader still holds after
-	// eviction is not counted.
+	// eviction is counted by Retained.
 	MaxBytes int
 	// MaxAge is how long an entry is retained at most, at the grain of a segment.
 	MaxAge time.Duration
@@ -47,6 +49,7 @@ type Memory struct {
 	segments []*segment    // oldest first, seqs contiguous over them
 	bytes    int           // what the segments take
 	newest   uint64        // seq of the last entry appended
+	retained *atomic.Int64 // evicted and not freed
 	changed  chan struct{} // closed by the next append; nil while nobody waits
 }
 
@@ -64,6 +67,7 @@ func NewMemory(cfg Config) *Memory {
 		epoch:       hex.EncodeToString(name[:]),
 		maxBytes:    cfg.MaxBytes,
 		maxAge:      cfg.MaxAge,
+		retained:    new(atomic.Int64),
 		segmentSize: min(max(cfg.MaxBytes/64, minSegmentBytes), maxSegmentBytes),
 	}
 }
@@ -79,10 +83,12 @@ func (m *Memory) Append(r Record) Receipt {
 		s = m.grow(need, now)
 	}
 	m.newest++
-	s.append(m.newest, r)
+	m.bytes += s.append(m.newest, r)
 	s.newestAt = now
 	receipt := Receipt{m.newest}
-	m.bytes += indexBytes
+	for len(m.segments) > 1 && m.bytes > m.maxBytes {
+		m.evict() // the index of many small entries has grown
+	}
 	changed := m.changed
 	m.changed = nil
 	m.mu.Unlock()
@@ -116,7 +122,10 @@ func (m *Memory) expire(now time.Time) {
 // lets go of it, and is never used again.
 func (m *Memory) evict() {
 	s := m.segments[0]
-	m.bytes -= cap(s.buf) + indexBytes*len(s.index)
+	m.bytes -= cap(s.buf) + indexBytes*cap(s.index)
+	size, retained := int64(cap(s.buf)), m.retained
+	retained.Add(size)
+	runtime.AddCleanup(unsafe.SliceData(s.buf), func(size int64) { retained.Add(-size) }, size)
 	m.segments[0] = nil
 	m.segments = m.segments[1:]
 }
@@ -163,6 +172,11 @@ func (m *Memory) Bytes() int {
 	defer m.mu.RUnlock()
 	return m.bytes
 }
+
+// Retained tells what entries take that were let go of and are still in memory,
+// because a reader holds what it was given, or because the garbage collector has not
+// come by yet.
+func (m *Memory) Retained() int { return int(m.retained.Load()) }
 
 // Read returns the entries that the query asks for: as many as fit, but at least
 // one where there is one. It appends the slices to those given. The error is a

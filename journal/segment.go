@@ -43,13 +43,16 @@ func frameSize(body int) int {
 	return protowire.SizeTag(entriesField) + protowire.SizeBytes(seqSize+body)
 }
 
-func (s *segment) append(seq uint64, r Record) {
+// append returns by how many bytes the index has grown.
+func (s *segment) append(seq uint64, r Record) (grown int) {
+	room := cap(s.index)
 	s.index = append(s.index, indexed{source: r.Source, offset: uint32(len(s.buf)), tiers: r.Tiers})
 	s.buf = protowire.AppendTag(s.buf, entriesField, protowire.BytesType)
 	s.buf = protowire.AppendVarint(s.buf, uint64(seqSize+len(r.Body)))
 	s.buf = protowire.AppendTag(s.buf, seqField, protowire.Fixed64Type)
 	s.buf = binary.LittleEndian.AppendUint64(s.buf, seq)
 	s.buf = append(s.buf, r.Body...)
+	return indexBytes * (cap(s.index) - room)
 }
 
 // read adds to the chunk the segment's entries after its last, up to until, and

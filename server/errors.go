@@ -109,6 +109,11 @@ func errSlowSubscriber(limit time.Duration, b journal.Bounds) error {
 		"nothing was read for %v, which is the limit; resume after the last position, and read faster", limit), retryInfo())
 }
 
+func errHeldTooMuch(b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonSlowSubscriber, b, fmt.Sprintf(
+		"what was being sent is no longer retained, nothing of it was read for %v, and too much of such memory is held; read faster, and come back for a snapshot", pressureTime), retryInfo())
+}
+
 func errTooManySnapshots(limit int, why string, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManySnapshots, b, fmt.Sprintf(
 		"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", limit, why), retryInfo())

@@ -36,6 +36,7 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 			return float64(waiting)
 		}),
 		serverGauge("journal_bytes", "Bytes that the entries retained take.", func() float64 { return float64(s.journal.Bytes()) }),
+		serverGauge("journal_retained_bytes", "Bytes of entries that the journal has let go of and that are still in memory, most of them because slow subscribers hold them.", func() float64 { return float64(s.journal.Retained()) }),
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}

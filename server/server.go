@@ -36,6 +36,8 @@ type Journal interface {
 	Changed() <-chan struct{}
 	// Bytes tells what the entries retained take.
 	Bytes() int
+	// Retained tells what those take that were let go of and are still in memory.
+	Retained() int
 }
 
 // Config of a server. The zero value means the defaults.
@@ -56,6 +58,10 @@ type Config struct {
 	// SnapshotWait is how long a snapshot waits for its turn; at least 1 ms, default
 	// 30 s.
 	SnapshotWait time.Duration
+	// MaxRetained bounds the memory of entries that the journal has let go of and
+	// streams still hold; default 64 MiB. Beyond, those that hold them are ended as
+	// if they had stalled, after a second.
+	MaxRetained int
 	// ResponseBytes is about what a response holds whose subscriber is behind: 4 KiB
 	// to 512 KiB, default 64 KiB. One entry is sent whole, whatever its size.
 	ResponseBytes int
@@ -96,6 +102,7 @@ const (
 	DefaultMaxSnapshots          = 4
 	DefaultSnapshotWait          = 30 * time.Second
 	DefaultResponseBytes         = 64 << 10
+	DefaultMaxRetained           = 64 << 20
 	DefaultPingInterval          = 10 * time.Second
 	DefaultStall                 = 30 * time.Second
 	DefaultMaxConnectionAgeGrace = 10 * time.Second
@@ -162,6 +169,9 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg.SnapshotWait = DefaultSnapshotWait
 	}
 	cfg.SnapshotWait = max(cfg.SnapshotWait, time.Millisecond)
+	if cfg.MaxRetained <= 0 {
+		cfg.MaxRetained = DefaultMaxRetained
+	}
 	if cfg.ResponseBytes <= 0 {
 		cfg.ResponseBytes = DefaultResponseBytes
 	}

@@ -160,12 +160,12 @@ func (c *cursor) catchUp(begin, end uint64, cuts map[string]uint64) error {
 		if err != nil {
 			return err
 		}
-		after = chunk.Last
 		if chunk.Entries > 0 {
-			if err := c.out.entriesWithin(c.cut(chunk)); err != nil {
+			if err := c.holding(after, func() error { return c.out.entriesWithin(c.cut(chunk)) }); err != nil {
 				return err
 			}
 		}
+		after = chunk.Last
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -112,7 +113,8 @@ type cursor struct {
 	snapshots bool // whether a snapshot may take the place of entries that are gone
 	digested  bool // whether Progress tells what workers hold
 	slices    [][]byte
-	listed    *subscriber // nil where it follows nothing
+	listed    *subscriber   // nil where it follows nothing
+	sending   atomic.Uint64 // seq of the first of the entries that are being sent, at the earliest; 0 for none
 }
 
 func newCursor(s *Server, stream grpc.ServerStream, epoch string, after uint64, f *filter) *cursor {
@@ -130,7 +132,7 @@ func (c *cursor) run(body func(context.Context) error) error {
 		return err
 	}
 	limit := c.server.cfg.Stall
-	watch := time.NewTicker(limit/4 + 1)
+	watch := time.NewTicker(min(limit/4+1, pressureTime/2))
 	defer watch.Stop()
 	c.server.calls.enter()
 	defer c.server.calls.leave()
@@ -145,12 +147,28 @@ func (c *cursor) run(body func(context.Context) error) error {
 			}
 			return err
 		case <-watch.C:
-			if c.out.stall.longer(limit) {
+			switch {
+			case c.out.stall.longer(limit):
 				c.server.metrics.stalled.Inc()
 				return errSlowSubscriber(limit, c.server.journal.Bounds())
+			case c.pressing():
+				c.server.metrics.stalled.Inc()
+				return errHeldTooMuch(c.server.journal.Bounds())
 			}
 		}
 	}
+}
+
+// pressureTime is how long a send may take whose entries the journal has let go of,
+// while more of such memory is held than may be.
+const pressureTime = time.Second
+
+// pressing tells whether the stream is one of those that hold more memory of the
+// journal's past than may be held: what it is sending has long been let go of.
+func (c *cursor) pressing() bool {
+	sending := c.sending.Load()
+	return sending != 0 && c.out.stall.longer(pressureTime) &&
+		c.server.journal.Retained() > c.server.cfg.MaxRetained && sending < c.server.journal.Bounds().Oldest
 }
 
 // guard makes an error of a panic, which the interceptor does not see in this
@@ -281,12 +299,20 @@ func (c *cursor) next(ctx context.Context, until uint64) error {
 	case err != nil:
 		return readError(err)
 	}
+	before := c.seq
 	c.seq = chunk.Last
 	if chunk.Entries == 0 {
 		return nil
 	}
 	c.server.metrics.sent(chunk)
-	return c.out.entries(c.cut(chunk))
+	return c.holding(before, func() error { return c.out.entries(c.cut(chunk)) })
+}
+
+// holding sends entries after a seq.
+func (c *cursor) holding(after uint64, send func() error) error {
+	c.sending.Store(after + 1)
+	defer c.sending.Store(0)
+	return send()
 }
 
 // cut leaves out of a chunk the events of tiers that are not wanted.

@@ -1,0 +1,75 @@
+package server_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// TestStreamsThatHoldThePastMakeWay has one that reads nothing while the journal goes
+// round many times: it is ended long before the stall time, since more memory is held
+// than may be, and one that reads is not.
+func TestStreamsThatHoldThePastMakeWay(t *testing.T) {
+	h := overTCP(t, server.Config{Stall: time.Hour, MaxRetained: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
+	h.addWorker()
+	h.load(50) // which is more than a transport holds
+	reads := h.subscribe(checker.New(checker.Options{}), earliest())
+	read := make(chan error, 1)
+	last := make(chan uint64, 1)
+	go func() {
+		for until := uint64(math.MaxUint64); reads.checker.Position().GetSeq() < until; {
+			select {
+			case until = <-last:
+				continue
+			default:
+			}
+			if _, err := reads.next(); err != nil {
+				read <- err
+				return
+			}
+		}
+		read <- nil
+	}()
+	var stalls *subscription
+	for {
+		stalls = h.subscribe(checker.New(checker.Options{}), orFail(latest()))
+		if _, err := stalls.next(); err != nil {
+			t.Fatal(err)
+		}
+		// Entries go on until it is ended, as nothing need make way before.
+		for ended := false; !ended; {
+			h.load(4)
+			ended = h.subscribers(t) == 1
+		}
+		err := stalls.end()
+		if status.Code(err) == codes.OutOfRange {
+			continue // the journal went round before there was anything to hold
+		}
+		wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
+		break
+	}
+	h.append(1)
+	last <- h.journal.Bounds().Newest
+	h.append(2)
+	if err := <-read; err != nil {
+		t.Fatalf("the subscriber that reads: %v", err)
+	}
+	// It comes back, with a snapshot.
+	again := h.subscribe(stalls.checker, after(stalls.checker.Position()))
+	for again.checker.Position().GetSeq() < h.journal.Bounds().Newest {
+		if _, err := again.next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := again.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE); got != 8<<10 {
+		t.Errorf("got %d blocks, want %d", got, 8<<10)
+	}
+}
