@@ -31,9 +31,11 @@ live: deps ## Test with SGLang's own publisher, which this fetches into bin/live
 soak: deps ## Run a server under faults for MINUTES=10, and check it once a minute; ARGS=-race and others.
 	$(GO) run ./internal/soak -minutes $(MINUTES) $(ARGS)
 
-fuzz: deps ## Fuzz what engines may send, each target for FUZZTIME (20s).
-	@for target in $$($(GO) test -list '^Fuzz' ./ingest/wire | grep '^Fuzz'); do \
-		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x ./ingest/wire || exit 1; \
+fuzz: deps ## Fuzz what engines may send, and how entries are encoded, each target for FUZZTIME (20s).
+	@for package in ./ingest/wire ./pipeline; do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
+		done; \
 	done
 
 mutate: deps ## Break the pipeline's rules one at a time: some test must fail each time.

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -56,35 +57,41 @@ func marshal(t interface{ Fatal(...any) }, e *kvcastv1.RouterEvent) []byte {
 	return b
 }
 
+// drawStored draws a run, and what it is as a message.
+func drawStored(t *rapid.T) (*run, *kvcastv1.Stored) {
+	r := &run{
+		key: runKey{
+			lora:      rapid.StringN(0, 300, -1).Draw(t, "lora"),
+			blockSize: uint32(drawVarint(t, "block size", 32)),
+		},
+		parent:    drawVarint(t, "parent", 64),
+		hasParent: rapid.Bool().Draw(t, "has parent"),
+		hashes:    hashesOf(sizes.Draw(t, "blocks")),
+	}
+	if rapid.Bool().Draw(t, "hashed") {
+		r.tokensHashes = hashesOf(len(r.hashes))
+	}
+	if rapid.Bool().Draw(t, "tokens") {
+		for range sizes.Draw(t, "tokens") / 16 {
+			r.tokens = append(r.tokens, uint32(drawVarint(t, "token", 32)))
+		}
+	}
+	s := &kvcastv1.Stored{
+		BlockHashes: r.hashes, TokensHashes: r.tokensHashes, BlockSize: r.key.blockSize, TokenIds: r.tokens,
+	}
+	if r.hasParent {
+		s.ParentHash = &r.parent
+	}
+	if r.key.lora != "" {
+		s.LoraName = &r.key.lora
+	}
+	return r, s
+}
+
 func TestStoredIsWhatMarshalGives(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := drawHead(t)
-		r := &run{
-			key: runKey{
-				lora:      rapid.StringN(0, 300, -1).Draw(t, "lora"),
-				blockSize: uint32(drawVarint(t, "block size", 32)),
-			},
-			parent:    drawVarint(t, "parent", 64),
-			hasParent: rapid.Bool().Draw(t, "has parent"),
-			hashes:    hashesOf(sizes.Draw(t, "blocks")),
-		}
-		if rapid.Bool().Draw(t, "hashed") {
-			r.tokensHashes = hashesOf(len(r.hashes))
-		}
-		if rapid.Bool().Draw(t, "tokens") {
-			for range sizes.Draw(t, "tokens") / 16 {
-				r.tokens = append(r.tokens, uint32(drawVarint(t, "token", 32)))
-			}
-		}
-		s := &kvcastv1.Stored{
-			BlockHashes: r.hashes, TokensHashes: r.tokensHashes, BlockSize: r.key.blockSize, TokenIds: r.tokens,
-		}
-		if r.hasParent {
-			s.ParentHash = &r.parent
-		}
-		if r.key.lora != "" {
-			s.LoraName = &r.key.lora
-		}
+		r, s := drawStored(t)
 		want := marshal(t, &kvcastv1.RouterEvent{
 			EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier), Event: &kvcastv1.RouterEvent_Stored{Stored: s},
 		})
@@ -106,6 +113,57 @@ func TestRemovedIsWhatMarshalGives(t *testing.T) {
 		}
 	})
 }
+
+// entryIsWhatMarshalGives has whole entries go through the journal, as a response
+// has them: with worker, model, times, events of all kinds, and the seq set late.
+func entryIsWhatMarshalGives(t *rapid.T) {
+	j := journal.NewMemory(journal.Config{})
+	worker, model := rapid.StringN(1, 200, 253).Draw(t, "worker"), rapid.StringN(0, 200, -1).Draw(t, "model")
+	e := newEntry(j, worker, model)
+	want := &kvcastv1.SubscribeResponse{}
+	for seq := range rapid.Uint64Range(1, 3).Draw(t, "entries") {
+		engine, ingest := rapid.Int64().Draw(t, "engine time"), rapid.Int64().Draw(t, "ingest time")
+		entry := &kvcastv1.Entry{Seq: seq + 1, Worker: worker, Model: model, EngineTimeUnixNano: engine, IngestTimeUnixNano: ingest}
+		e.begin(engine, ingest)
+		for range rapid.IntRange(1, 4).Draw(t, "events") {
+			h := drawHead(t)
+			ev := &kvcastv1.RouterEvent{EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier)}
+			switch rapid.IntRange(0, 3).Draw(t, "kind") {
+			case 0:
+				ev.Event = &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: 1, FirstSeq: drawVarint(t, "first", 64)}}
+				ev.Tier = 0
+				e.other(ev)
+			case 1:
+				hashes := hashesOf(sizes.Draw(t, "blocks"))
+				ev.Event = &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: hashes}}
+				e.removed(h, hashes)
+			default:
+				r, s := drawStored(t)
+				ev.Event = &kvcastv1.RouterEvent_Stored{Stored: s}
+				e.stored(h, r)
+			}
+			entry.Events = append(entry.Events, ev)
+		}
+		e.commit()
+		want.Entries = append(want.Entries, entry)
+	}
+	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := j.Read(journal.Query{MaxBytes: 1 << 30}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := bytes.Join(c.Slices, nil); !bytes.Equal(got, encoded) {
+		t.Fatalf("entries (-want +got):\n%s", cmp.Diff(encoded, got))
+	}
+}
+
+func TestEntryIsWhatMarshalGives(t *testing.T) { rapid.Check(t, entryIsWhatMarshalGives) }
+
+// FuzzEntry is the same with what a fuzzer draws.
+func FuzzEntry(f *testing.F) { f.Fuzz(rapid.MakeFuzz(entryIsWhatMarshalGives)) }
 
 // TestBytes has the bytes themselves: routers have them from other releases.
 func TestBytes(t *testing.T) {
