@@ -1,0 +1,177 @@
+package server_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// What other relays and watch services have got wrong, each by its name. A snapshot
+// of nothing is TestSnapshotOfNothing.
+
+// TestPositionsAtTheEdges resumes at each position that is easily off by one, of a
+// journal that has let go of its beginning.
+func TestPositionsAtTheEdges(t *testing.T) {
+	edge := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
+	edge.addWorker()
+	edge.fill(5000)
+	b := edge.journal.Bounds()
+	if b.Oldest < 3 || b.Oldest >= b.Newest {
+		t.Fatalf("bounds %+v test nothing", b)
+	}
+	whole := overTCP(t, server.Config{}, journal.Config{})
+	whole.addWorker()
+	whole.fill(10)
+	none := overTCP(t, server.Config{}, journal.Config{})
+	for _, tt := range []struct {
+		name   string
+		h      *harness
+		after  uint64
+		code   codes.Code // of the error, or
+		reason string
+		first  uint64 // the first entry; 0: it is caught up, and hears of the next
+	}{
+		{"equal to the newest: caught up, no error", edge, b.Newest, codes.OK, "", 0},
+		{"newest and 1: of another server", edge, b.Newest + 1, codes.OutOfRange, server.ReasonPositionAhead, 0},
+		{"the largest number", edge, 1<<64 - 1, codes.OutOfRange, server.ReasonPositionAhead, 0},
+		{"just before the newest", edge, b.Newest - 1, codes.OK, "", b.Newest},
+		{"the oldest retained", edge, b.Oldest, codes.OK, "", b.Oldest + 1},
+		{"one before the oldest: nothing is missing yet", edge, b.Oldest - 1, codes.OK, "", b.Oldest},
+		{"two before the oldest", edge, b.Oldest - 2, codes.OutOfRange, server.ReasonPositionCompacted, 0},
+		{"zero, with the beginning gone", edge, 0, codes.OutOfRange, server.ReasonPositionCompacted, 0},
+		{"zero, with the beginning there", whole, 0, codes.OK, "", 1},
+		{"zero of an empty journal: caught up, no error", none, 0, codes.OK, "", 0},
+		{"1 of an empty journal", none, 1, codes.OutOfRange, server.ReasonPositionAhead, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := tt.h.subscribe(checker.New(checker.Options{}), orFail(after(&kvcastv1.Position{Epoch: tt.h.journal.Bounds().Epoch, Seq: tt.after})))
+			if tt.code != codes.OK {
+				wantStatus(t, s.end(), tt.code, tt.reason)
+				return
+			}
+			m, err := s.next()
+			if err != nil || m.GetPosition().GetSeq() != tt.after {
+				t.Fatalf("accepted: got %v, %v, want it at %d", m, err, tt.after)
+			}
+			if tt.first == 0 {
+				s.cancel()
+				return
+			}
+			if m, err = s.next(); err != nil || m.GetEntries()[0].GetSeq() != tt.first {
+				t.Errorf("got %v, %v, want entry %d first", m, err, tt.first)
+			}
+		})
+	}
+}
+
+// TestProgressOvertakesNoEntry has Progress due all the time while entries come: the
+// checker finds one that is ahead of what was delivered, with filters as well.
+func TestProgressOvertakesNoEntry(t *testing.T) {
+	h := overTCP(t, server.Config{Progress: time.Millisecond}, journal.Config{})
+	h.addWorker()
+	var reading sync.WaitGroup
+	const entries = 5000
+	for _, f := range []*kvcastv1.Filter{
+		nil, {Workers: []string{"w"}}, {Workers: []string{"nobody"}}, {Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}},
+	} {
+		for _, req := range []*kvcastv1.SubscribeRequest{earliest(), digested(earliest())} {
+			req.Filter = f
+			s := h.subscribe(checker.New(checker.Options{}), req)
+			reading.Go(func() {
+				for s.checker.Position().GetSeq() <= entries {
+					if _, err := s.next(); err != nil {
+						t.Errorf("filter %v: %v", f, err)
+						return
+					}
+				}
+			})
+		}
+	}
+	h.fill(entries)
+	reading.Wait()
+}
+
+// TestCompactionInTheMiddleOfAResume resumes, reads a little, and then the journal
+// lets go of what comes next: with GAP_POLICY_FAIL the stream says so, and else it
+// goes on with a snapshot. Nothing is left out in silence.
+func TestCompactionInTheMiddleOfAResume(t *testing.T) {
+	for name, fails := range map[string]bool{"fails": true, "goes on with a snapshot": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := inMemory(t, server.Config{}, journal.Config{MaxBytes: 4 << 20})
+				h.addWorker()
+				h.load(50)
+				req := after(&kvcastv1.Position{Seq: 1})
+				if fails {
+					orFail(req)
+				}
+				s := h.subscribe(checker.New(checker.Options{}), req)
+				s.until(t, 5)
+				synctest.Wait() // what the transport holds is on its way
+				h.load(200)
+				for s.checker.Position().GetSeq() < 251 {
+					m, err := s.next()
+					if err != nil {
+						if !fails {
+							t.Fatal(err)
+						}
+						wantStatus(t, err, codes.OutOfRange, server.ReasonPositionCompacted)
+						return
+					}
+					if m.GetSnapshotBegin() != nil && fails {
+						t.Fatal("a snapshot came")
+					}
+				}
+				if fails {
+					t.Error("nothing was compacted, so that this tested nothing")
+				}
+			})
+		})
+	}
+}
+
+// TestSubscriberIsNotStarvedByFastOnes has one that takes a response each time that
+// many others have read everything: it has its turn each time.
+func TestSubscriberIsNotStarvedByFastOnes(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
+	h.addWorker()
+	var fast []*subscription
+	for range 16 {
+		fast = append(fast, h.subscribe(checker.New(checker.Options{}), earliest()))
+	}
+	slow := h.subscribe(checker.New(checker.Options{}), earliest())
+	for round := range uint64(20) {
+		h.fill(500)
+		newest := h.journal.Bounds().Newest
+		var reading sync.WaitGroup
+		errs := make(chan error, len(fast))
+		for _, s := range fast {
+			reading.Go(func() {
+				for s.checker.Position().GetSeq() < newest {
+					if _, err := s.next(); err != nil {
+						errs <- fmt.Errorf("round %d: %w", round, err)
+						return
+					}
+				}
+			})
+		}
+		if _, err := slow.next(); err != nil {
+			t.Fatalf("the slow one, in round %d: %v", round, err)
+		}
+		reading.Wait()
+		close(errs)
+		for err := range errs {
+			t.Fatal(err)
+		}
+	}
+	slow.until(t, h.journal.Bounds().Newest)
+}

@@ -1,0 +1,150 @@
+package server_test
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// machineRouter is a subscriber over all of its streams.
+type machineRouter struct {
+	checker *checker.Checker
+	req     *kvcastv1.SubscribeRequest // of its first stream
+	stream  *subscription              // nil while it is away
+}
+
+func (m *machine) filter(n int) *kvcastv1.Filter {
+	return []*kvcastv1.Filter{
+		nil, nil,
+		{Workers: []string{"w1", "nobody"}},
+		{Models: []string{"m0"}},
+		{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE, kvcastv1.Tier_TIER_DISK}},
+		{Workers: []string{"w0", "w1"}, Models: []string{"m1"}, Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_EXTERNAL}},
+	}[n%6]
+}
+
+func (m *machine) subscribe(s step) error {
+	if len(m.routers) == 5 {
+		return nil
+	}
+	req := []*kvcastv1.SubscribeRequest{fromSnapshot(nil), earliest(), latest()}[s.a%3]
+	req.Filter = m.filter(s.b)
+	if s.c%2 == 0 {
+		orFail(req)
+	}
+	r := &machineRouter{checker: checker.New(checker.Options{}), req: digested(req)}
+	m.routers = append(m.routers, r)
+	r.stream = m.h.subscribe(r.checker, req)
+	return nil
+}
+
+func (m *machine) doRouter(r *machineRouter, s step) error {
+	switch s.what {
+	case "kill":
+		r.leave()
+	case "resume":
+		return m.resume(r)
+	case "read":
+		for range 1 + s.b%20 {
+			if err := r.read(); err != nil {
+				return err
+			}
+		}
+	case "catch up":
+		return m.catchUp(r)
+	}
+	return nil
+}
+
+func (r *machineRouter) leave() {
+	if r.stream != nil {
+		r.stream.cancel()
+		r.stream = nil
+	}
+}
+
+// resume makes a new stream, after the position where there is one.
+func (m *machine) resume(r *machineRouter) error {
+	if r.stream != nil {
+		return nil
+	}
+	req := fromSnapshot(nil)
+	if p := r.checker.Position(); p != nil {
+		req = after(p)
+	}
+	req.Filter, req.GapPolicy = r.req.GetFilter(), r.req.GetGapPolicy()
+	r.stream = m.h.subscribe(r.checker, digested(req))
+	return nil
+}
+
+// read takes a message. A stream may end as the contract says; then the router is
+// away, and where its position is good for nothing any more it begins anew.
+func (r *machineRouter) read() error {
+	if r.stream == nil {
+		return nil
+	}
+	_, err := r.stream.next()
+	if err == nil {
+		return nil
+	}
+	r.leave()
+	if bad := r.checker.Err(); bad != nil {
+		return bad
+	}
+	code := status.Code(errors.Unwrap(err))
+	if code == codes.Unavailable || code == codes.ResourceExhausted {
+		return nil
+	}
+	gone := code == codes.OutOfRange || code == codes.FailedPrecondition
+	if gone && r.req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_FAIL {
+		r.req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_SNAPSHOT
+		return nil
+	}
+	return err
+}
+
+// catchUp reads until the view has been proved at the newest entry.
+func (m *machine) catchUp(r *machineRouter) error {
+	newest := m.h.journal.Bounds()
+	for range 100_000 {
+		if err := m.resume(r); err != nil {
+			return err
+		}
+		before := r.checker.Compared()
+		if err := r.read(); err != nil {
+			return err
+		}
+		p := r.checker.Position()
+		if p.GetEpoch() == newest.Epoch && p.GetSeq() >= newest.Newest && (r.checker.Compared() > before || !m.takes(r)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("router with %v is at %v of %v, and %d digests were compared", r.req, r.checker.Position(), newest, r.checker.Compared())
+}
+
+// takes tells whether digests are to come that can be compared: a worker is there,
+// that the filter takes, and all of it was told.
+func (m *machine) takes(r *machineRouter) bool {
+	if r.req.GetLatest() != nil || r.req.GetEarliest() != nil {
+		return false // what came before may not be known
+	}
+	digests, err := m.h.pipeline.Digests(m.t.Context(), func(worker, model string) bool {
+		f := r.req.GetFilter()
+		return among(f.GetWorkers(), worker) && among(f.GetModels(), model)
+	}, 0xff)
+	return err == nil && len(digests) > 0
+}
+
+func among(names []string, name string) bool {
+	for _, n := range names {
+		if n == name {
+			return true
+		}
+	}
+	return len(names) == 0
+}
