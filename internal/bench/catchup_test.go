@@ -50,8 +50,10 @@ func BenchmarkCatchUp(b *testing.B) {
 
 // openCatchUp returns a rig whose journal is full, so that it has let go of its
 // oldest entries.
-func openCatchUp(args ...string) (*rig, error) {
-	r, err := newRig(shapeB2, 1, args...)
+func openCatchUp(args ...string) (*rig, error) { return openCatchUpOf(shapeB2, args...) }
+
+func openCatchUpOf(s shape, args ...string) (*rig, error) {
+	r, err := newRig(s, 1, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -39,6 +39,8 @@ type childSetup struct {
 	Address string
 	// EventBytes is the size of an event that is written.
 	EventBytes int `json:",omitempty"`
+	// Conns is how many connections are written to.
+	Conns int `json:",omitempty"`
 }
 
 // childOrder is each further line: to do something n times.

@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-const (
-	fanoutConns = 8
-	// writeBytes is about what goes into one write.
-	writeBytes = 20 << 10
-)
+// writeBytes is about what goes into one write.
+const writeBytes = 20 << 10
+
+// fanouts are how many subscribers deliveries are measured with.
+var fanouts = []int{8, 64}
 
 // BenchmarkFloorFanout is what delivering costs at least: one goroutine, in a
-// process of its own, writes the bytes of each entry of B1 and B2 to 8
+// process of its own, writes the bytes of each entry of B1 and B2 to 8 or 64
 // connections over loopback TCP, in writes of some 20 KiB.
 //
 // Included: what the kernel does for loopback when one writes, which is most of
@@ -26,19 +26,21 @@ const (
 // The check: the bytes read of each connection are those written.
 func BenchmarkFloorFanout(b *testing.B) {
 	for _, s := range storeShapes {
-		open := func() (*fanningOut, error) { return newFanningOut(entryBytes(s.shape.blocks)) }
-		benchmarkWith(b, s.name, open, func(b *testing.B, f *fanningOut) {
-			b.ResetTimer()
-			report, err := f.measure(b.N)
-			b.StopTimer()
-			if err != nil {
-				b.Fatal(err)
-			}
-			deliveries := float64(b.N * fanoutConns)
-			b.ReportMetric(float64(report.CPU.Nanoseconds())/deliveries, "cpu-ns/delivery")
-			b.ReportMetric(float64(report.Bytes)/deliveries, "B/delivery")
-			reportAllocations(b, float64(report.Mallocs)/float64(b.N), float64(report.Alloced)/float64(b.N))
-		})
+		for _, conns := range fanouts {
+			open := func() (*fanningOut, error) { return newFanningOut(entryBytes(s.shape.blocks), conns) }
+			benchmarkWith(b, fmt.Sprintf("%s/%d", s.name, conns), open, func(b *testing.B, f *fanningOut) {
+				b.ResetTimer()
+				report, err := f.measure(b.N)
+				b.StopTimer()
+				if err != nil {
+					b.Fatal(err)
+				}
+				deliveries := float64(b.N * conns)
+				b.ReportMetric(float64(report.CPU.Nanoseconds())/deliveries, "cpu-ns/delivery")
+				b.ReportMetric(float64(report.Bytes)/deliveries, "B/delivery")
+				reportAllocations(b, float64(report.Mallocs)/float64(b.N), float64(report.Alloced)/float64(b.N))
+			})
+		}
 	}
 }
 
@@ -49,19 +51,19 @@ type fanningOut struct {
 	eventBytes int
 }
 
-func newFanningOut(eventBytes int) (_ *fanningOut, err error) {
+func newFanningOut(eventBytes, conns int) (_ *fanningOut, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is there at once
 	if err != nil {
 		return nil, fmt.Errorf("listen for writer: %w", err)
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
 	// The backlog takes its connections before they are accepted.
-	c, err := startChild("fanout", childSetup{Address: l.Addr().String(), EventBytes: eventBytes})
+	c, err := startChild("fanout", childSetup{Address: l.Addr().String(), EventBytes: eventBytes, Conns: conns})
 	if err != nil {
 		return nil, err
 	}
 	f := &fanningOut{child: c, eventBytes: eventBytes}
-	for range fanoutConns {
+	for range conns {
 		conn, err := l.Accept()
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("accept writer: %w", err), f.Close())
@@ -88,7 +90,7 @@ func (f *fanningOut) measure(n int) (childReport, error) {
 		wg.Wait()
 		return errors.Join(errs...)
 	})
-	if want := uint64(each) * fanoutConns; err == nil && report.Bytes != want {
+	if want := uint64(each) * uint64(len(f.conns)); err == nil && report.Bytes != want {
 		err = fmt.Errorf("check writer: it wrote %d bytes, want %d", report.Bytes, want)
 	}
 	return report, err
@@ -135,7 +137,7 @@ type fanout struct {
 
 func newFanout(s childSetup) (work, error) {
 	f := &fanout{eventBytes: s.EventBytes, data: make([]byte, max(1, writeBytes/s.EventBytes)*s.EventBytes)}
-	for range fanoutConns {
+	for range s.Conns {
 		conn, err := net.Dial("tcp", s.Address) //nolint:noctx // it is there at once
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
@@ -170,7 +172,7 @@ func (f *fanout) Close() error {
 }
 
 func TestFanoutWritesAll(t *testing.T) {
-	f, err := newFanningOut(entryBytes(16))
+	f, err := newFanningOut(entryBytes(16), 8)
 	if err != nil {
 		t.Fatal(err)
 	}
