@@ -22,7 +22,7 @@ test: deps ## Run all tests with the race detector.
 	@test -f bin/live/pins || echo "SGLang's own publisher is not here, so its test is skipped: make live fetches it"
 	$(GO) test -race -timeout 10m ./...
 	@# What the race detector distorts: that nothing is allocated, and memory bounded.
-	$(GO) test -run 'Allocat|Memory' ./ingest/... ./pipeline
+	$(GO) test -run 'Allocat|Memory' ./client ./ingest/... ./pipeline
 
 live: deps ## Test with SGLang's own publisher, which this fetches into bin/live.
 	@tools/scripts/live.sh

@@ -1,0 +1,105 @@
+package client
+
+import (
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// tierIndex returns the place of a tier, or false for one that this version does
+// not know, whose blocks are left out.
+func tierIndex(t kvcastv1.Tier) (int, bool) {
+	i := int(t) - 1
+	return i, i >= 0 && i < numTiers
+}
+
+// entry applies an entry.
+func (st *state) entry(e *kvcastv1.Entry) {
+	for _, ev := range e.GetEvents() {
+		st.event(e.GetWorker(), e.GetModel(), ev)
+	}
+	if w := st.workers[e.GetWorker()]; w != nil {
+		w.lastSeq = max(w.lastSeq, e.GetSeq())
+	}
+}
+
+// snapshotWorker applies a worker of a snapshot.
+func (st *state) snapshotWorker(s *kvcastv1.SnapshotWorker) {
+	w := st.add(s.GetWorker(), s.GetAdded())
+	for _, n := range s.GetIncompleteRanks() {
+		st.rank(w, n).incomplete = true
+	}
+}
+
+// snapshotBlocks applies blocks of a snapshot.
+func (st *state) snapshotBlocks(b *kvcastv1.SnapshotBlocks) {
+	for _, ev := range b.GetEvents() {
+		st.event(b.GetWorker(), "", ev)
+	}
+}
+
+// event applies an event of a worker as the contract says.
+func (st *state) event(name, model string, ev *kvcastv1.RouterEvent) {
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		st.add(name, kind.WorkerAdded)
+		return
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		st.forget(name)
+		return
+	case nil:
+		return // of a kind that this version does not know
+	}
+	w := st.worker(name, model)
+	r := st.rank(w, ev.GetDpRank())
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		if tier, ok := tierIndex(ev.GetTier()); ok {
+			st.stored(r, tier, kind.Stored)
+		}
+	case *kvcastv1.RouterEvent_Removed:
+		if tier, ok := tierIndex(ev.GetTier()); ok {
+			for _, h := range kind.Removed.GetBlockHashes() {
+				st.remove(r, tier, h)
+			}
+		}
+	case *kvcastv1.RouterEvent_Cleared:
+		st.cleared(r, kind.Cleared)
+	case *kvcastv1.RouterEvent_Gap:
+		r.gaps, r.gap, r.incomplete = r.gaps+1, kind.Gap, true
+	}
+}
+
+func (st *state) stored(r *rank, tier int, s *kvcastv1.Stored) {
+	if r.worker.blockSize == 0 {
+		r.worker.blockSize = s.GetBlockSize()
+	}
+	b := storing{parent: s.GetParentHash(), hasParent: s.ParentHash != nil}
+	tokens := s.GetTokensHashes()
+	for i, h := range s.GetBlockHashes() {
+		b.hash = h
+		if b.hashed = i < len(tokens); b.hashed {
+			b.tokens = tokens[i]
+		}
+		st.store(r, tier, b)
+		b.parent, b.hasParent = h, true
+	}
+	st.applied += len(s.GetBlockHashes())
+}
+
+func (st *state) cleared(r *rank, c *kvcastv1.Cleared) {
+	for _, t := range c.GetTiers() {
+		if tier, ok := tierIndex(t); ok {
+			st.clearTier(r, tier)
+		}
+	}
+	if len(c.GetTiers()) == 0 {
+		st.retire(r)
+		delete(r.worker.ranks, r.number)
+		empty := st.rank(r.worker, r.number)
+		empty.gaps, empty.gap = r.gaps, r.gap
+		r = empty
+	}
+	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		// The view is empty now; the engine is not.
+		r.incomplete = true
+	}
+}

@@ -1,0 +1,144 @@
+package client_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/client"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// messages shortens the tables below.
+type messages = []*kvcastv1.SubscribeResponse
+
+// violations are streams whose last message is wrong.
+var violations = []struct {
+	name   string
+	filter *kvcastv1.Filter
+	stream messages
+}{
+	{"no Accepted", nil, messages{two()}},
+	{"a second Accepted", nil, earliest(two(), resumed(2))},
+	{"an Accepted of another start", nil, messages{resumed(0)}},
+	{"an Accepted without an epoch", nil, messages{{Accepted: &kvcastv1.Accepted{Mode: kvcastv1.Accepted_MODE_EARLIEST}}}},
+	{"an Accepted with a position of another epoch", nil, messages{{
+		Accepted: &kvcastv1.Accepted{Epoch: "other", Mode: kvcastv1.Accepted_MODE_EARLIEST}, Position: at(0),
+	}}},
+	{"a message missing", nil, earliest(two(), message(3, entryOf(4, "w", store(4, 8))))},
+	{"a message twice", nil, earliest(two(), two())},
+	{"an entry missing", nil, earliest(two(), message(2, entryOf(4, "w", store(3, 8))))},
+	{"an entry missing within", nil, earliest(message(0, entryOf(1, "w", workerAdded(1)), entryOf(3, "w", store(2, 7))))},
+	{"an entry twice", nil, earliest(message(0, entryOf(1, "w", workerAdded(1)), entryOf(1, "w", workerAdded(1))))},
+	{"an entry of before", nil, earliest(two(), &kvcastv1.SubscribeResponse{
+		Entries: []*kvcastv1.Entry{entryOf(2, "w", store(3, 8))}, Position: at(2), PrevSeq: 2,
+	})},
+	{"an event missing", nil, earliest(two(), message(2, entryOf(3, "w", store(4, 8))))},
+	{"an event twice", nil, earliest(two(), message(2, entryOf(3, "w", store(2, 8))))},
+	{"an event twice within", nil, earliest(two(), message(2, entryOf(3, "w", store(3, 8), store(3, 9))))},
+	{"a worker that was not added", nil, earliest(two(), message(2, entryOf(3, "x", store(1, 8))))},
+	{"a worker that was removed", nil, earliest(two(), message(2, entryOf(3, "w", workerRemoved(3)), entryOf(4, "w", store(4, 8))))},
+	{"a worker added with an old event", nil, earliest(two(), message(2, entryOf(3, "w", workerAdded(1))))},
+	{"a position ahead", nil, earliest(two(), &kvcastv1.SubscribeResponse{
+		Entries: []*kvcastv1.Entry{entryOf(3, "w", store(3, 8))}, Position: at(4), PrevSeq: 2,
+	})},
+	{"a position behind", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(), &kvcastv1.SubscribeResponse{
+		Entries: []*kvcastv1.Entry{entryOf(5, "w", store(3, 8))}, Position: at(4), PrevSeq: 2,
+	})},
+	{"progress ahead", nil, earliest(two(), &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}, Position: at(3), PrevSeq: 2})},
+	{"progress of another epoch", nil, earliest(two(), &kvcastv1.SubscribeResponse{
+		Progress: &kvcastv1.Progress{}, Position: &kvcastv1.Position{Epoch: "other", Seq: 2}, PrevSeq: 2,
+	})},
+	{"an event missing, of some workers", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(), message(2, entryOf(9, "w", store(4, 8))))},
+	{"a message missing, of some tiers", &kvcastv1.Filter{Tiers: []kvcastv1.Tier{1}}, earliest(two(), message(5, entryOf(9, "w", store(4, 8))))},
+	{"the end of a snapshot that did not begin", nil, earliest(two(), snapshot(2)[4])},
+	{"blocks of a snapshot that did not begin", nil, earliest(two(), snapshot(2)[3])},
+	{"a snapshot of another epoch", nil, earliest(two(), &kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: "other"}})},
+	{"a snapshot with a worker twice", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2], snapshot(2)[2])},
+	{"a snapshot with an entry twice", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2],
+		&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(3, "w", store(4, 8)), entryOf(3, "w", store(4, 8))}})},
+	{"a snapshot without an event", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2],
+		&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(3, "w", store(5, 8))}})},
+	{"a snapshot that ends before its entry", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2],
+		&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(3, "w", store(4, 8))}}, snapshot(2)[4])},
+	{"a snapshot that ends in another epoch", nil, earliest(two(), snapshot(2)[1], &kvcastv1.SubscribeResponse{
+		SnapshotEnd: &kvcastv1.SnapshotEnd{}, Position: &kvcastv1.Position{Epoch: "other"},
+	})},
+	{"an event missing after a snapshot", nil, earliest(append(snapshot(2)[1:5], message(2, entryOf(3, "w", store(5, 8))))...)},
+}
+
+func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
+	for _, tt := range violations {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, script{messages: tt.stream}, script{messages: snapshot(9)})
+				o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Filter: tt.filter}, func(o *outcome) bool {
+					return len(o.interruptions) > 0 && o.updates[len(o.updates)-1].Message != nil
+				})
+				if o.err != nil || len(o.interruptions) != 1 {
+					t.Fatalf("error %v, interruptions %v", o.err, o.interruptions)
+				}
+				delivered := 0
+				for o.updates[delivered].Interruption == nil {
+					delivered++
+				}
+				var v *client.ViolationError
+				if i, want := o.interruptions[0], len(tt.stream)-1; !errors.As(i.Err, &v) || !i.Snapshot || delivered != want {
+					t.Errorf("got %v after %d updates, want a violation after %d", i.Err, delivered, want)
+				}
+				if got := s.requests()[1]; got.GetSnapshot() == nil {
+					t.Errorf("then asked for %v, want a snapshot", got)
+				}
+			})
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, script{messages: tt.stream})
+				o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Filter: tt.filter, GapPolicy: client.GapFail}, interrupted(1))
+				var v *client.ViolationError
+				if !errors.As(o.err, &v) || len(s.requests()) != 1 {
+					t.Errorf("where it may not begin anew: got %v, want a violation", o.err)
+				}
+			})
+		})
+	}
+}
+
+// TestWhatAFilterLeavesOutIsNoViolation has streams that are right.
+func TestWhatAFilterLeavesOutIsNoViolation(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		filter *kvcastv1.Filter
+		stream messages
+	}{
+		{"nothing", nil, earliest(two(), message(2, entryOf(3, "x", workerAdded(5)), entryOf(4, "x", store(6, 1))), progress(4))},
+		{"added again", nil, earliest(two(), message(2, entryOf(3, "w", workerRemoved(3)), entryOf(4, "w", workerAdded(9)), entryOf(5, "w", store(10, 1))))},
+		{"workers", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(), message(2, entryOf(9, "w", store(3, 8))))},
+		{"tiers", &kvcastv1.Filter{Tiers: []kvcastv1.Tier{1}}, earliest(two(), message(2, entryOf(9, "w", store(7, 8), store(9, 9))))},
+		{"models", &kvcastv1.Filter{Models: []string{"m"}}, earliest(two(), message(2, entryOf(9, "w", workerAdded(7))))},
+		{"progress", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(),
+			&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}, Position: at(50), PrevSeq: 2}, message(50, entryOf(51, "w", store(3, 8))))},
+		{"a snapshot that begins twice", nil, earliest(two(), snapshot(3)[1], snapshot(3)[2], snapshot(3)[1], snapshot(3)[2], snapshot(3)[3], snapshot(3)[4],
+			message(3, entryOf(4, "w", store(4, 1))))},
+		{"a worker of a snapshot that has left", nil, earliest(two(), snapshot(3)[1],
+			&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(2, "x", workerRemoved(8))}}, snapshot(3)[4])},
+		{"a message of another kind", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, script{messages: tt.stream})
+				o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Filter: tt.filter}, func(o *outcome) bool {
+					return len(o.updates) == len(tt.stream) || len(o.interruptions) > 0
+				})
+				if o.err != nil || len(o.interruptions) > 0 {
+					t.Fatalf("error %v, interruptions %+v", o.err, o.interruptions)
+				}
+				for i, u := range o.updates {
+					if !proto.Equal(u.Message, tt.stream[i]) {
+						t.Errorf("update %d is %v, want %v", i, u.Message, tt.stream[i])
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,215 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// plain is how the examples call their server: without TLS.
+func plain() grpc.DialOption { return grpc.WithTransportCredentials(insecure.NewCredentials()) }
+
+// kvcast is a server in this process, which other programs have as `kvcast serve`.
+type kvcast struct {
+	Addr     string
+	pipeline *pipeline.Pipeline
+	server   *server.Server
+}
+
+func startKvcast() *kvcast {
+	j := journal.NewMemory(journal.Config{})
+	p, err := pipeline.New(pipeline.Config{MaxBlocks: 128}, j)
+	if err != nil {
+		log.Fatal(err)
+	}
+	s, err := server.New(server.Config{}, j, p)
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	go func() {
+		if err := s.Serve(l); err != nil {
+			log.Fatal(err)
+		}
+	}()
+	s.StartServing()
+	return &kvcast{Addr: l.Addr().String(), pipeline: p, server: s}
+}
+
+// Engine adds a worker, and returns what is called with its engine's batches.
+func (k *kvcast) Engine(name string) func(...wire.Event) {
+	lane := k.pipeline.AddWorker(ingest.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
+	return func(events ...wire.Event) { lane.Batch(&ingest.Batch{Events: events}) }
+}
+
+func (k *kvcast) Stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	k.server.Shutdown(ctx)
+}
+
+// prompt is a store of the blocks of a prompt, 4 tokens each, whose names begin at a
+// number.
+func prompt(name uint64, tokens ...uint32) wire.Event {
+	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, TokensHashes: client.TokensHashes(tokens, 4, "", "")}
+	for i := range e.TokensHashes {
+		e.BlockHashes = append(e.BlockHashes, name+uint64(i))
+	}
+	return e
+}
+
+// A router that keeps a state of its own begins with a snapshot, which may come again
+// at any time: what is held by then is discarded.
+func ExampleClient_Subscribe() {
+	kvcast := startKvcast()
+	engine := kvcast.Engine("vllm-0")
+	engine(prompt(10, 1, 2, 3, 4))
+
+	c, err := client.New(kvcast.Addr, plain())
+	if err != nil {
+		log.Fatal(err)
+	}
+	blocks := make(map[string]int) // stored, by worker
+	for u, err := range c.Subscribe(context.Background(), client.Config{}) {
+		if err != nil {
+			log.Fatal(err) // for good: whatever passes by itself is none
+		}
+		switch m := u.Message; {
+		case u.Interruption != nil:
+			fmt.Println("the stream was lost, and comes again:", u.Interruption.Err)
+		case m.GetSnapshotBegin() != nil:
+			clear(blocks)
+		case m.GetSnapshotEnd() != nil:
+			fmt.Println("the snapshot is whole:", blocks, "at", u.Position.Seq)
+			engine(prompt(20, 5, 6, 7, 8, 9, 10, 11, 12))
+		}
+		for _, b := range u.Message.GetSnapshotBlocks() {
+			for _, ev := range b.GetEvents() {
+				blocks[b.GetWorker()] += len(ev.GetStored().GetBlockHashes())
+			}
+		}
+		for _, e := range u.Message.GetEntries() {
+			for _, ev := range e.GetEvents() {
+				blocks[e.GetWorker()] += len(ev.GetStored().GetBlockHashes())
+			}
+		}
+		if u.Position.Seq == 3 {
+			fmt.Println("entry 3 has come:", blocks)
+			break
+		}
+	}
+	kvcast.Stop()
+
+	// Output:
+	// the snapshot is whole: map[vllm-0:1] at 2
+	// entry 3 has come: map[vllm-0:3]
+}
+
+// A program that stores its position with what it has done goes on there when it is
+// started again. The first time there is none, and it begins with a snapshot.
+func ExampleAfter() {
+	kvcast := startKvcast()
+	engine := kvcast.Engine("vllm-0")
+	dir, err := os.MkdirTemp("", "position")
+	if err != nil {
+		log.Fatal(err)
+	}
+	file := filepath.Join(dir, "position")
+
+	c, err := client.New(kvcast.Addr, plain())
+	if err != nil {
+		log.Fatal(err)
+	}
+	for run := 1; run <= 2; run++ {
+		text, err := os.ReadFile(file)
+		if err != nil && run > 1 {
+			log.Fatal(err)
+		}
+		var at client.Position
+		if err := at.UnmarshalText(text); err != nil {
+			log.Fatal(err)
+		}
+		for u, err := range c.Subscribe(context.Background(), client.Config{Start: client.After(at)}) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			if u.Message.GetSnapshotEnd() != nil {
+				fmt.Println("run", run, "begins with a snapshot up to entry", u.Position.Seq)
+			}
+			for _, e := range u.Message.GetEntries() {
+				fmt.Println("run", run, "gets entry", e.GetSeq())
+			}
+			if u.Position.IsZero() {
+				continue // within a snapshot, that is not whole
+			}
+			text, err := u.Position.MarshalText()
+			if err != nil {
+				log.Fatal(err)
+			}
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				log.Fatal(err)
+			}
+			if u.Position.Seq >= uint64(run) {
+				break
+			}
+		}
+		engine(prompt(10, 1, 2, 3, 4)) // between the runs
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		log.Fatal(err)
+	}
+	kvcast.Stop()
+
+	// Output:
+	// run 1 begins with a snapshot up to entry 1
+	// run 2 gets entry 2
+}
+
+// The View finds who has most of a prompt.
+func ExampleView_Match() {
+	kvcast := startKvcast()
+	a, b := kvcast.Engine("vllm-a"), kvcast.Engine("vllm-b")
+	a(prompt(10, 1, 2, 3, 4))
+	b(prompt(70, 1, 2, 3, 4, 5, 6, 7, 8))
+
+	c, err := client.New(kvcast.Addr, plain())
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	view, done := client.NewView(), make(chan error)
+	go func() { done <- view.Follow(c.Subscribe(ctx, client.Config{})) }()
+	if err := view.WaitReady(ctx); err != nil {
+		log.Fatal(err)
+	}
+	for _, m := range view.Match(client.Prompt{Model: "m", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}}) {
+		fmt.Println(m.Endpoint, "has", m.Tokens, "tokens,", m.TierBlocks[kvcastv1.Tier_TIER_DEVICE], "blocks of them on the device")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		log.Fatal(err)
+	}
+	kvcast.Stop()
+
+	// Output:
+	// vllm-b:8000 has 8 tokens, 2 blocks of them on the device
+	// vllm-a:8000 has 4 tokens, 1 blocks of them on the device
+}

@@ -1,0 +1,247 @@
+package client_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/server"
+)
+
+// lively is a server that says Progress soon.
+func lively() server.Config { return server.Config{Progress: 20 * time.Millisecond} }
+
+func TestCutsAreResumed(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(1, 1))
+	h.churn(rng, 100)
+	f := follow(t, p.addr(), quick())
+	for range 20 {
+		h.churn(rng, 50)
+		p.cut()
+		h.churn(rng, 50)
+		f.reach(h)
+	}
+	if cuts, snapshots := f.counts(); cuts == 0 || snapshots != 1 {
+		t.Errorf("%d interruptions and %d snapshots, want some and the first", cuts, snapshots)
+	}
+}
+
+// TestCutsWithinSnapshots cuts at random, in snapshots of many messages, too.
+func TestCutsWithinSnapshots(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(2, 2))
+	for n := range uint64(100) { // some MB
+		blocks := make([]uint64, 1000)
+		for i := range blocks {
+			blocks[i] = n<<20 + uint64(i) + 10_000
+		}
+		h.batch("large", storing(0, blocks...))
+	}
+	f := follow(t, p.addr(), quick())
+	for range 30 {
+		accepted := p.connections()
+		f.await("another connection", func() bool { h.churn(rng, 1); return p.connections() > accepted || f.view.Status().Live })
+		h.churn(rng, 20)
+		p.cut()
+	}
+	f.reach(h)
+}
+
+func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(3, 3))
+	h.churn(rng, 200)
+	f := follow(t, p.addr(), quick())
+	f.reach(h)
+	for range 3 { // killed, and another one in its place
+		p.to("")
+		p.cut()
+		h = start(t, lively(), journal.Config{})
+		h.churn(rng, 100)
+		p.to(h.addr)
+		f.reach(h)
+	}
+	if _, snapshots := f.counts(); snapshots != 4 {
+		t.Errorf("%d snapshots, want the first, and one of each server", snapshots)
+	}
+}
+
+func TestAServerThatShutsDownIsFollowedToItsEnd(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(4, 4))
+	h.churn(rng, 200)
+	f := follow(t, p.addr(), quick())
+	f.await("a snapshot", func() bool { return f.view.Status().Ready })
+	h.churn(rng, 500)
+	p.to("")
+	h.stop()
+	f.reach(h)
+	next := start(t, lively(), journal.Config{})
+	next.churn(rng, 10)
+	p.to(next.addr)
+	f.reach(next)
+}
+
+func TestWhatWasCompactedMeanwhileIsReplacedByASnapshot(t *testing.T) {
+	small := journal.Config{MaxBytes: 64 << 10}
+	h := start(t, lively(), small)
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(5, 5))
+	h.churn(rng, 50)
+	f, strict := follow(t, p.addr(), quick()), quick()
+	strict.GapPolicy = client.GapFail
+	failing := follow(t, p.addr(), strict)
+	f.reach(h)
+	failing.reach(h)
+	p.to("")
+	p.cut()
+	h.churn(rng, 3000)
+	p.to(h.addr)
+	f.reach(h)
+	if _, snapshots := f.counts(); snapshots != 2 {
+		t.Errorf("%d snapshots, want 2", snapshots)
+	}
+	var e *client.Error
+	if err := failing.ended(); !errors.As(err, &e) || e.Code != codes.OutOfRange || e.Reason != client.ReasonPositionCompacted || e.Oldest == 0 {
+		t.Errorf("where a snapshot may not come: got %v, want POSITION_COMPACTED", err)
+	}
+}
+
+func TestAnotherEpochEndsWhoMayNotBeginAnew(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	h.churn(rand.New(rand.NewPCG(6, 6)), 10)
+	cfg := quick()
+	cfg.GapPolicy, cfg.Start = client.GapFail, client.After(client.Position{Epoch: "another", Seq: 3})
+	var e *client.Error
+	if err := follow(t, h.addr, cfg).ended(); !errors.As(err, &e) || e.Reason != client.ReasonEpochMismatch || e.Epoch != h.journal.Bounds().Epoch {
+		t.Errorf("got %v, want EPOCH_MISMATCH", err)
+	}
+	cfg = quick()
+	cfg.Start = client.AfterSeq(1 << 40)
+	if err := follow(t, h.addr, cfg).ended(); !errors.As(err, &e) || e.Reason != client.ReasonPositionAhead {
+		t.Errorf("got %v, want POSITION_AHEAD", err)
+	}
+}
+
+// TestAConnectionThatIsDeadIsReplaced has a load balancer that stops forwarding and
+// does not say so.
+func TestAConnectionThatIsDeadIsReplaced(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(7, 7))
+	h.churn(rng, 100)
+	cfg := quick()
+	cfg.IdleTimeout = 500 * time.Millisecond
+	f := follow(t, p.addr(), cfg)
+	f.reach(h)
+	for range 3 {
+		p.freeze()
+		h.churn(rng, 100)
+		f.reach(h)
+	}
+	if _, snapshots := f.counts(); snapshots != 1 || !f.because(client.ErrIdle) {
+		t.Errorf("%d snapshots, want 1; interruptions %v, want ErrIdle among them", snapshots, f.interruptions)
+	}
+}
+
+// TestAStoredPositionIsResumedFrom is a router that is started again, with nothing
+// but the text of its position.
+func TestAStoredPositionIsResumedFrom(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	rng := rand.New(rand.NewPCG(8, 8))
+	h.churn(rng, 50)
+	var text string
+	seqs := make(map[uint64]int)
+	c := dial(t, h.addr)
+	for run := range 10 {
+		var at client.Position
+		if err := at.UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		cfg := quick()
+		if cfg.Start = client.After(at); run == 0 {
+			cfg.Start = client.FromEarliest()
+		}
+		h.churn(rng, 50)
+		for u, err := range c.Subscribe(t.Context(), cfg) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range u.Message.GetEntries() {
+				seqs[e.GetSeq()]++
+			}
+			b, err := u.Position.MarshalText()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text = string(b); u.Position.Seq == h.journal.Bounds().Newest {
+				break
+			}
+		}
+	}
+	newest := h.journal.Bounds().Newest
+	for seq := uint64(1); seq <= newest; seq++ {
+		if seqs[seq] != 1 {
+			t.Fatalf("entry %d came %d times", seq, seqs[seq])
+		}
+	}
+	if uint64(len(seqs)) != newest {
+		t.Errorf("%d entries, want %d", len(seqs), newest)
+	}
+}
+
+// TestOverAConnectionOfTheCallers resumes over one connection, and ends when its
+// owner closes it.
+func TestOverAConnectionOfTheCallers(t *testing.T) {
+	h := start(t, lively(), journal.Config{})
+	p := newProxy(t, h.addr)
+	rng := rand.New(rand.NewPCG(9, 9))
+	h.churn(rng, 50)
+	conn, err := grpc.NewClient(p.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	last, interruptions := uint64(0), 0
+	cfg := quick()
+	cfg.Start = client.FromEarliest()
+	var end error
+	for u, err := range client.FromConn(conn).Subscribe(t.Context(), cfg) {
+		if err != nil {
+			end = err
+			break
+		}
+		if u.Interruption != nil {
+			interruptions++
+			h.churn(rng, 5)
+		}
+		for _, e := range u.Message.GetEntries() {
+			if e.GetSeq() != last+1 {
+				t.Fatalf("entry %d after %d", e.GetSeq(), last)
+			}
+			last = e.GetSeq()
+		}
+		if last < h.journal.Bounds().Newest {
+			continue
+		}
+		if p.cut(); interruptions == 2 {
+			if err := conn.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !errors.Is(end, client.ErrConnClosed) || interruptions < 2 {
+		t.Errorf("ended after %d interruptions with %v, want ErrConnClosed", interruptions, end)
+	}
+}

@@ -1,0 +1,314 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// patience is how long a test waits for what has to come.
+const patience = time.Minute
+
+// harness is a kvcast without engines: a test is what it reads.
+type harness struct {
+	t        *testing.T
+	journal  *journal.Memory
+	pipeline *pipeline.Pipeline
+	server   *server.Server
+	addr     string
+	lanes    map[string]ingest.Lane
+	batches  int64
+	once     sync.Once
+	served   chan error
+}
+
+// start starts a server, with a journal and so an epoch of its own.
+func start(t *testing.T, cfg server.Config, jcfg journal.Config) *harness {
+	t.Helper()
+	h := &harness{t: t, journal: journal.NewMemory(jcfg), lanes: make(map[string]ingest.Lane), served: make(chan error, 1)}
+	var err error
+	if h.pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
+		t.Fatal(err)
+	}
+	if h.server, err = server.New(cfg, h.journal, h.pipeline); err != nil {
+		t.Fatal(err)
+	}
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.addr = l.Addr().String()
+	go func() { h.served <- h.server.Serve(l) }()
+	h.server.StartServing()
+	t.Cleanup(h.stop)
+	return h
+}
+
+// stop shuts the server down, in good order.
+func (h *harness) stop() {
+	h.once.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		h.server.Shutdown(ctx)
+		if err := <-h.served; err != nil {
+			h.t.Errorf("serve: %v", err)
+		}
+	})
+}
+
+// batch is a batch of a worker's engine, which comes to an entry.
+func (h *harness) batch(worker string, events ...wire.Event) {
+	lane := h.lanes[worker]
+	if lane == nil {
+		lane = h.pipeline.AddWorker(ingest.Worker{Name: worker, Model: "m", BlockSize: 16})
+		h.lanes[worker] = lane
+	}
+	h.batches++
+	lane.Batch(&ingest.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
+}
+
+// storing is an event that stores blocks after a parent; 0 is none.
+func storing(parent uint64, blocks ...uint64) wire.Event {
+	return wire.Event{
+		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
+		Parent: parent, HasParent: parent != 0,
+	}
+}
+
+// churn lets engines store, remove and clear, so many batches.
+func (h *harness) churn(rng *rand.Rand, batches int) {
+	for range batches {
+		worker := fmt.Sprintf("w%d", rng.IntN(3))
+		block := func() uint64 { return rng.Uint64N(200) + 1 }
+		switch n := rng.IntN(40); {
+		case n == 0:
+			h.batch(worker, wire.Event{Kind: wire.KindCleared})
+		case n < 12:
+			h.batch(worker, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{block(), block()}})
+		default:
+			h.batch(worker, storing(block(), 1000+block(), 2000+block()), storing(0, block()))
+		}
+	}
+}
+
+// follower is a subscription that is checked, and a View that it feeds.
+type follower struct {
+	t    *testing.T
+	view *client.View
+	done chan struct{}
+	stop context.CancelFunc
+
+	mu            sync.Mutex
+	req           *kvcastv1.SubscribeRequest // that was sent last
+	checker       *checker.Checker
+	entries       map[string]map[uint64]int // how often each came, by epoch and seq
+	interruptions []*client.Interruption
+	snapshots     int
+	err           error
+}
+
+// quick is a client's config that does not keep tests waiting.
+func quick() client.Config {
+	return client.Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
+}
+
+// dial makes a client without TLS.
+func dial(t *testing.T, addr string, options ...grpc.DialOption) *client.Client {
+	t.Helper()
+	c, err := client.New(addr, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// follow begins a subscription, which ends with the test at the latest.
+func follow(t *testing.T, addr string, cfg client.Config) *follower {
+	t.Helper()
+	f := &follower{
+		t: t, view: client.NewView(), done: make(chan struct{}), checker: checker.New(checker.Options{}),
+		entries: make(map[string]map[uint64]int),
+	}
+	c := dial(t, addr, grpc.WithStreamInterceptor(f.intercept))
+	var ctx context.Context
+	ctx, f.stop = context.WithCancel(context.Background())
+	go func() {
+		defer close(f.done)
+		for u, err := range c.Subscribe(ctx, cfg) {
+			if err == nil {
+				err = f.update(u)
+			}
+			if err != nil {
+				f.mu.Lock()
+				f.err = err
+				f.mu.Unlock()
+				break
+			}
+			f.view.Apply(u)
+		}
+	}()
+	t.Cleanup(func() {
+		f.stop()
+		<-f.done
+	})
+	return f
+}
+
+// intercept notes what the client asks for.
+func (f *follower) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	s, err := streamer(ctx, desc, cc, method, opts...)
+	return &noted{s, f}, err
+}
+
+type noted struct {
+	grpc.ClientStream
+	f *follower
+}
+
+func (n *noted) SendMsg(m any) error {
+	n.f.mu.Lock()
+	n.f.req = proto.CloneOf(m.(*kvcastv1.SubscribeRequest))
+	n.f.mu.Unlock()
+	return n.ClientStream.SendMsg(m)
+}
+
+// update checks an update. An error is a broken promise.
+func (f *follower) update(u client.Update) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := u.Message
+	if m == nil {
+		f.interruptions = append(f.interruptions, u.Interruption)
+		return nil
+	}
+	if m.GetAccepted() != nil {
+		if err := f.checker.Begin(f.req); err != nil {
+			return err
+		}
+	}
+	if m.GetSnapshotEnd() != nil {
+		f.snapshots++
+	}
+	for _, e := range m.GetEntries() {
+		if u.Position.IsZero() {
+			continue // within a snapshot, that may begin anew
+		}
+		seqs := f.entries[u.Position.Epoch]
+		if seqs == nil {
+			seqs = make(map[uint64]int)
+			f.entries[u.Position.Epoch] = seqs
+		}
+		if seqs[e.GetSeq()]++; seqs[e.GetSeq()] > 1 {
+			return fmt.Errorf("entry %d of epoch %s came twice", e.GetSeq(), u.Position.Epoch)
+		}
+	}
+	if err := f.checker.Receive(m); err != nil {
+		return err
+	}
+	if at := f.checker.Position(); at.GetEpoch() != u.Position.Epoch || at.GetSeq() != u.Position.Seq {
+		return fmt.Errorf("the update's position is %v, want %v", u.Position, at)
+	}
+	return nil
+}
+
+// reach waits until the View is where a server's journal ends, and compares it with
+// what the server holds, and with what the checker made of the same messages.
+func (f *follower) reach(h *harness) {
+	f.t.Helper()
+	b := h.journal.Bounds()
+	f.await(fmt.Sprintf("position %s:%d", b.Epoch, b.Newest), func() bool {
+		at := f.view.Status().Position
+		return at.Epoch == b.Epoch && at.Seq >= b.Newest
+	})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := newModel()
+	m.view = f.checker.View()
+	if err := m.difference(f.view); err != nil {
+		f.t.Fatalf("the view is not the checker's: %v", err)
+	}
+	for _, status := range h.pipeline.Status(func(string, string) bool { return true }) {
+		w, ok := f.view.Worker(status.GetName())
+		for _, r := range status.GetRanks() {
+			for _, tier := range r.GetBlocks() {
+				if got := w.Ranks[r.GetDpRank()].Blocks[tier.GetTier()].Blocks; !ok || got != tier.GetBlocks() {
+					f.t.Fatalf("of %s the view has %d blocks, the server %d", status.GetName(), got, tier.GetBlocks())
+				}
+			}
+		}
+	}
+}
+
+// await waits until something holds of the View.
+func (f *follower) await(what string, holds func() bool) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+	defer cancel()
+	ended := context.AfterFunc(ctx, func() {})
+	defer ended()
+	go func() {
+		select {
+		case <-f.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for range f.view.Changes(ctx) {
+		if holds() {
+			return
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.t.Fatalf("%s: does not come; %+v, error %v, interruptions %v", what, f.view.Status(), f.err, f.interruptions)
+}
+
+// ended waits for the end of the subscription, and returns its error.
+func (f *follower) ended() error {
+	f.t.Helper()
+	select {
+	case <-f.done:
+	case <-time.After(patience):
+		f.t.Fatal("the subscription does not end")
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+// because tells whether a stream ended for a reason.
+func (f *follower) because(reason error) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, i := range f.interruptions {
+		if errors.Is(i.Err, reason) {
+			return true
+		}
+	}
+	return false
+}
+
+// counts returns how many streams ended, and how many snapshots came.
+func (f *follower) counts() (interruptions, snapshots int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.interruptions), f.snapshots
+}

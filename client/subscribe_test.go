@@ -1,0 +1,253 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/client"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// earliest is a stream from the first entry on.
+func earliest(more ...*kvcastv1.SubscribeResponse) []*kvcastv1.SubscribeResponse {
+	return append([]*kvcastv1.SubscribeResponse{accepted(kvcastv1.Accepted_MODE_EARLIEST, 0)}, more...)
+}
+
+// two are entries 1 and 2.
+func two() *kvcastv1.SubscribeResponse {
+	return message(0, entryOf(1, "w", workerAdded(1)), entryOf(2, "w", store(2, 7)))
+}
+
+func TestAStreamThatEndsIsResumed(t *testing.T) {
+	for _, end := range []error{
+		io.EOF, status.Error(codes.Unavailable, "gone"), status.Error(codes.Internal, "RST_STREAM"), status.Error(codes.Unknown, "?"),
+		status.Error(codes.Canceled, "by a proxy"), refusal(codes.ResourceExhausted, "SLOW_SUBSCRIBER", time.Second),
+	} {
+		t.Run(end.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, script{earliest(two()), end}, script{messages: []*kvcastv1.SubscribeResponse{
+					resumed(2), message(2, entryOf(3, "w", store(3, 8))),
+				}})
+				o := s.collect(t.Context(), client.Config{Start: client.FromEarliest()}, func(o *outcome) bool {
+					return o.updates[len(o.updates)-1].Position.Seq == 3
+				})
+				var seqs []uint64
+				for _, u := range o.updates {
+					for _, e := range u.Message.GetEntries() {
+						seqs = append(seqs, e.GetSeq())
+					}
+				}
+				if o.err != nil || !slices.Equal(seqs, []uint64{1, 2, 3}) || len(o.interruptions) != 1 {
+					t.Errorf("got entries %v, interruptions %v, error %v", seqs, o.interruptions, o.err)
+				}
+				if i := o.interruptions[0]; i.Snapshot || i.Failures != 1 || i.Wait < client.DefaultBackoffMin/2 {
+					t.Errorf("got %+v", i)
+				}
+				if got := s.requests()[1].GetAfter(); got.GetSeq() != 2 || got.GetEpoch() != "e" {
+					t.Errorf("resumed after %v, want e:2", got)
+				}
+			})
+		})
+	}
+}
+
+func TestASnapshotThatIsCutShortBeginsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := play(t, script{snapshot(9)[:4], io.EOF}, script{messages: append(snapshot(9), progress(9))})
+		o := s.collect(t.Context(), client.Config{Start: client.After(client.Position{Epoch: "e", Seq: 2})}, func(o *outcome) bool {
+			return o.updates[len(o.updates)-1].Message.GetProgress() != nil
+		})
+		for i, u := range o.updates {
+			whole := u.Message.GetSnapshotEnd() != nil || u.Message.GetProgress() != nil
+			if u.Position.IsZero() == whole {
+				t.Errorf("update %d has position %v", i, u.Position)
+			}
+		}
+		if i := o.interruptions; o.err != nil || len(i) != 1 || !i[0].Snapshot {
+			t.Errorf("got interruptions %v, error %v", i, o.err)
+		}
+		if got := s.requests(); got[0].GetAfter().GetSeq() != 2 || got[1].GetSnapshot() == nil {
+			t.Errorf("asked for %v", got)
+		}
+	})
+}
+
+func TestErrorsThatEndASubscription(t *testing.T) {
+	for _, tt := range []struct {
+		code   codes.Code
+		reason string
+		cfg    client.Config
+	}{
+		{codes.InvalidArgument, "INVALID_ARGUMENT", client.Config{}},
+		{codes.Unauthenticated, "UNAUTHENTICATED", client.Config{}},
+		{codes.PermissionDenied, "PERMISSION_DENIED", client.Config{}},
+		{codes.Unimplemented, "UNIMPLEMENTED", client.Config{}},
+		{codes.OutOfRange, client.ReasonPositionAhead, client.Config{}},
+		{codes.OutOfRange, client.ReasonPositionCompacted, client.Config{GapPolicy: client.GapFail}},
+		{codes.FailedPrecondition, client.ReasonEpochMismatch, client.Config{GapPolicy: client.GapFail}},
+	} {
+		t.Run(tt.reason, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, script{err: refusal(tt.code, tt.reason, 0)})
+				tt.cfg.Start = client.After(client.Position{Epoch: "e", Seq: 2})
+				o := s.collect(t.Context(), tt.cfg, interrupted(1))
+				var got *client.Error
+				if !errors.As(o.err, &got) || got.Code != tt.code || got.Reason != tt.reason || got.Oldest != 5 || got.Newest != 9 || got.Epoch != "e" {
+					t.Errorf("got %+v, want %v with reason %s", o.err, tt.code, tt.reason)
+				}
+				if status.Code(o.err) != tt.code {
+					t.Errorf("its status is %v, want %v", status.Code(o.err), tt.code)
+				}
+				if n := len(s.requests()); n != 1 || len(o.updates) > 0 {
+					t.Errorf("%d requests and updates %v, want 1 and none", n, o.updates)
+				}
+			})
+		})
+	}
+}
+
+func TestAPositionThatIsGoneIsReplacedByASnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// As an old server would, which does not know of gap policies.
+		s := play(t, script{err: refusal(codes.OutOfRange, client.ReasonPositionCompacted, 0)}, script{messages: snapshot(9)})
+		o := s.collect(t.Context(), client.Config{Start: client.AfterSeq(2)}, began(1))
+		if got := s.requests(); o.err != nil || got[0].GetAfter().GetSeq() != 2 || got[1].GetSnapshot() == nil {
+			t.Errorf("error %v; asked for %v", o.err, got)
+		}
+	})
+}
+
+func TestTheServersWaitIsKept(t *testing.T) {
+	const asked = 47 * time.Second // more than the backoff ever is
+	synctest.Test(t, func(t *testing.T) {
+		s := play(t, script{err: refusal(codes.ResourceExhausted, "TOO_MANY_SUBSCRIBERS", asked)}, script{messages: snapshot(9)})
+		o := s.collect(t.Context(), client.Config{}, began(1))
+		times := s.times()
+		if waited := times[1].Sub(times[0]); waited < asked || waited > asked*5/4 || o.interruptions[0].Wait != waited {
+			t.Errorf("waited %v, said %v, want %v and a quarter more at most", waited, o.interruptions[0].Wait, asked)
+		}
+	})
+}
+
+func TestWaitsGrowToABoundAndAreForgotten(t *testing.T) {
+	const least, most = time.Second, 10 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		gone := script{err: status.Error(codes.Unavailable, "gone")}
+		s := play(t, gone, gone, gone, gone, gone, gone, script{earliest(two()), io.EOF}, gone)
+		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), BackoffMin: least, BackoffMax: most}, interrupted(8))
+		want := []time.Duration{1, 2, 4, 8, 10, 10, 1, 2}
+		for i, got := range o.interruptions {
+			if w := want[i] * time.Second; got.Wait > w || got.Wait < w/2 {
+				t.Errorf("wait %d: %v, want %v to %v", i, got.Wait, w/2, w)
+			}
+		}
+		if got := o.interruptions[5].Failures; got != 6 {
+			t.Errorf("%d failures, want 6", got)
+		}
+	})
+}
+
+func TestSilenceIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := play(t, script{messages: earliest(two())}, script{messages: []*kvcastv1.SubscribeResponse{resumed(2)}})
+		began := time.Now()
+		var at []time.Duration
+		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest()}, func(o *outcome) bool {
+			if o.updates[len(o.updates)-1].Interruption != nil {
+				at = append(at, time.Since(began))
+			} else {
+				// What the caller takes is not silence of the server.
+				time.Sleep(time.Hour)
+				began = time.Now()
+			}
+			return len(at) == 2
+		})
+		for _, got := range at {
+			if got != client.DefaultIdleTimeout {
+				t.Errorf("noticed after %v, want %v", got, client.DefaultIdleTimeout)
+			}
+		}
+		for _, i := range o.interruptions {
+			if !errors.Is(i.Err, client.ErrIdle) || i.Snapshot {
+				t.Errorf("got %+v, want ErrIdle", i)
+			}
+		}
+	})
+}
+
+func TestProgressIsNoSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := play(t, script{messages: earliest(two())})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		o := s.collect(ctx, client.Config{Start: client.FromEarliest(), IdleTimeout: -1}, interrupted(1))
+		if o.err != nil || len(o.interruptions) > 0 || len(s.requests()) != 1 {
+			t.Errorf("an hour of silence that is allowed: error %v, interruptions %v", o.err, o.interruptions)
+		}
+	})
+}
+
+func TestTheContextEndsARangeWithoutAnError(t *testing.T) {
+	for name, streams := range map[string][]script{
+		"while it follows": {{messages: earliest(two())}},
+		"while it waits":   {{err: refusal(codes.Unavailable, "STARTING", 3*time.Minute)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, streams...)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				began := time.Now()
+				o := s.collect(ctx, client.Config{Start: client.FromEarliest()}, func(*outcome) bool { return false })
+				if o.err != nil || time.Since(began) != time.Second {
+					t.Errorf("ended after %v with %v", time.Since(began), o.err)
+				}
+			})
+		})
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for field, cfg := range map[string]client.Config{
+		"IdleTimeout": {IdleTimeout: time.Millisecond},
+		"BackoffMin":  {BackoffMin: -1},
+		"BackoffMax":  {BackoffMin: 2, BackoffMax: 1},
+		"GapPolicy":   {GapPolicy: 7},
+	} {
+		n := 0
+		for u, err := range client.FromConn(nil).Subscribe(t.Context(), cfg) {
+			var ce *client.ConfigError
+			if n++; !errors.As(err, &ce) || ce.Field != field || u.Message != nil {
+				t.Errorf("%s: got %v", field, err)
+			}
+		}
+		if n != 1 {
+			t.Errorf("%s: %d updates, want the error alone", field, n)
+		}
+	}
+	if _, err := client.New("localhost:1"); err == nil {
+		t.Error("New without transport credentials: no error")
+	}
+}
+
+func TestDigestsAreLeftOutWhereTheServerHasNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := play(t, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})
+		o := s.collect(t.Context(), client.Config{Digests: true}, began(1))
+		got := s.requests()
+		if o.err != nil || len(got) != 2 || !got[0].GetProgressDigests() || got[1].GetProgressDigests() {
+			t.Errorf("error %v; asked for %v", o.err, got)
+		}
+		if waited := s.times()[1].Sub(s.times()[0]); waited != 0 {
+			t.Errorf("waited %v", waited)
+		}
+	})
+}

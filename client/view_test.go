@@ -1,0 +1,399 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/checker"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// chainOf is an event that stores a chain of blocks whose contents are their names.
+func chainOf(rank uint32, tier kvcastv1.Tier, parent *uint64, blocks ...uint64) *kvcastv1.RouterEvent {
+	return &kvcastv1.RouterEvent{DpRank: &rank, Tier: tier, Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{
+		ParentHash: parent, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
+	}}}
+}
+
+func removed(rank uint32, tier kvcastv1.Tier, blocks ...uint64) *kvcastv1.RouterEvent {
+	return &kvcastv1.RouterEvent{DpRank: &rank, Tier: tier, Event: &kvcastv1.RouterEvent_Removed{
+		Removed: &kvcastv1.Removed{BlockHashes: blocks},
+	}}
+}
+
+func of(worker string, events ...*kvcastv1.RouterEvent) *kvcastv1.Entry {
+	return &kvcastv1.Entry{Worker: worker, Model: "m", Events: events}
+}
+
+const (
+	device = kvcastv1.Tier_TIER_DEVICE
+	host   = kvcastv1.Tier_TIER_HOST_PINNED
+)
+
+// TestMatch has what a match is for each of several workers.
+func TestMatch(t *testing.T) {
+	prompt := []uint64{1, 2, 3, 4, 5}
+	two := proto.Uint64(2)
+	for _, tt := range []struct {
+		name         string
+		events       []*kvcastv1.RouterEvent
+		blocks       int
+		device, host int
+	}{
+		{"all", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 3, 4, 5)}, 5, 5, 0},
+		{"the beginning", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 9)}, 2, 2, 0},
+		{"a hole", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 3, 4, 5), removed(0, device, 3)}, 2, 2, 0},
+		{"a hole that was filled", []*kvcastv1.RouterEvent{
+			chainOf(0, device, nil, 1, 2, 3, 4, 5), removed(0, device, 3), chainOf(0, device, two, 3),
+		}, 5, 5, 0},
+		{"a hole in one tier", []*kvcastv1.RouterEvent{
+			chainOf(0, device, nil, 1, 2, 3, 4, 5), chainOf(0, host, nil, 1, 2, 3), removed(0, device, 3),
+		}, 5, 2, 3},
+		{"the end in another tier", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2), chainOf(0, host, two, 3, 4)}, 4, 2, 0},
+		{"a child before its parent", []*kvcastv1.RouterEvent{chainOf(0, device, two, 3, 4), chainOf(0, device, nil, 1, 2)}, 4, 4, 0},
+		{"a parent that is gone when its child comes", []*kvcastv1.RouterEvent{
+			chainOf(0, device, nil, 1, 2), removed(0, device, 2), chainOf(0, device, two, 3),
+		}, 1, 1, 0},
+		{"a parent that is gone when its child comes, and comes again", []*kvcastv1.RouterEvent{
+			chainOf(0, device, nil, 1, 2), removed(0, device, 2), chainOf(0, device, two, 3), chainOf(0, device, proto.Uint64(1), 2),
+		}, 3, 3, 0},
+		{"a child whose parent is another rank's", []*kvcastv1.RouterEvent{chainOf(1, host, nil, 8, 2), chainOf(0, device, two, 3)}, 0, 0, 0},
+		{"the same contents elsewhere", []*kvcastv1.RouterEvent{chainOf(0, device, proto.Uint64(77), 1, 2, 3)}, 0, 0, 0},
+		{"no contents", []*kvcastv1.RouterEvent{{
+			DpRank: proto.Uint32(0), Tier: device,
+			Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{1, 2}}},
+		}}, 0, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := begun()
+			v.Apply(entries(of("other", chainOf(0, device, nil, 1)), of("w", tt.events...)))
+			var got client.Match
+			for _, m := range v.Match(client.Prompt{TokensHashes: prompt}) {
+				if m.Worker == "w" && m.Rank == 0 {
+					got = m
+				}
+			}
+			if got.Blocks != tt.blocks || got.TierBlocks[device] != tt.device || got.TierBlocks[host] != tt.host {
+				t.Errorf("got %+v, want %d blocks, %d on the device, %d on the host", got, tt.blocks, tt.device, tt.host)
+			}
+		})
+	}
+}
+
+func TestMatchIsOfAModelAndInOrder(t *testing.T) {
+	v := begun()
+	added := func(model, endpoint string) *kvcastv1.RouterEvent {
+		return &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
+			WorkerAdded: &kvcastv1.WorkerAdded{Model: model, Endpoint: endpoint, BlockSize: 16},
+		}}
+	}
+	v.Apply(entries(
+		of("c", added("m", "c:80"), chainOf(0, device, nil, 1, 2)),
+		of("b", added("m", "b:80"), chainOf(1, host, nil, 1, 2, 3), chainOf(0, device, nil, 1, 2, 3)),
+		of("a", added("m", "a:80"), chainOf(0, device, nil, 1, 2)),
+		of("x", added("another", "x:80"), chainOf(0, device, nil, 1, 2, 3, 4)),
+	))
+	match := func(worker string, rank uint32, tier kvcastv1.Tier, blocks int) client.Match {
+		m := client.Match{Worker: worker, Model: "m", Endpoint: worker + ":80", Rank: rank, Blocks: blocks, Tokens: 16 * blocks}
+		m.TierBlocks[tier] = blocks
+		return m
+	}
+	want := []client.Match{match("b", 0, device, 3), match("b", 1, host, 3), match("a", 0, device, 2), match("c", 0, device, 2)}
+	if diff := cmp.Diff(want, v.Match(client.Prompt{Model: "m", TokensHashes: []uint64{1, 2, 3, 4}})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := v.Match(client.Prompt{TokensHashes: []uint64{1, 2, 3, 4}}); len(got) != 5 || got[0].Worker != "x" {
+		t.Errorf("of any model: got %+v", got)
+	}
+	for _, none := range []client.Prompt{{}, {Model: "no", TokensHashes: []uint64{1}}, {TokensHashes: []uint64{9}}, {TokensHashes: []uint64{}}, {Tokens: []uint32{1}}} {
+		if got := v.Match(none); len(got) > 0 {
+			t.Errorf("%+v: got %+v", none, got)
+		}
+	}
+}
+
+func TestMatchHashesTokens(t *testing.T) {
+	tokens := make([]uint32, 100)
+	for i := range tokens {
+		tokens[i] = uint32(i * i)
+	}
+	v := begun()
+	for name, of := range map[string]struct {
+		size       int
+		lora, salt string
+	}{"small": {16, "", ""}, "large": {32, "", ""}, "lora": {16, "l", ""}, "salt": {16, "", "s"}} {
+		e := stored(name, 0, client.TokensHashes(tokens, of.size, of.lora, of.salt))
+		e.Events[0].GetStored().BlockSize = uint32(of.size)
+		v.Apply(entries(e))
+	}
+	for _, tt := range []struct {
+		prompt client.Prompt
+		want   map[string]int // tokens
+	}{
+		{client.Prompt{}, map[string]int{"small": 96, "large": 96}},
+		{client.Prompt{BlockSize: 32}, map[string]int{"large": 96}},
+		{client.Prompt{LoRA: "l"}, map[string]int{"lora": 96}},
+		{client.Prompt{Salt: "s", BlockSize: 16}, map[string]int{"salt": 96}},
+		{client.Prompt{Eagle: true}, map[string]int{}},
+	} {
+		got := make(map[string]int)
+		tt.prompt.Tokens = tokens
+		for _, m := range v.Match(tt.prompt) {
+			got[m.Worker] = m.Tokens
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", tt.prompt, diff)
+		}
+	}
+}
+
+// TestRetiredRanksLeaveTheIndex clears and removes more than is swept at a time, and
+// lets others take the place.
+func TestRetiredRanksLeaveTheIndex(t *testing.T) {
+	const blocks = 20_000
+	v := begun()
+	for round := range 10 {
+		storeChain(v, "w0", 0, blocks, 1000)
+		storeChain(v, "w1", 0, blocks, 1000)
+		name, event := "w0", &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{
+			Cleared: &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED},
+		}}
+		if round%2 == 1 {
+			name, event = "w1", workerRemoved(1)
+		}
+		v.Apply(entries(of(name, event)))
+		found := v.Match(client.Prompt{TokensHashes: []uint64{mixed(1), mixed(2)}})
+		if len(found) != 1 || found[0].Worker == name {
+			t.Fatalf("round %d, of %s nothing should be left: %+v", round, name, found)
+		}
+	}
+	v.Apply(entries(of("w0", workerRemoved(2)), of("w1", workerRemoved(3))))
+	for range 100 {
+		v.Apply(client.Update{Message: progress(0)})
+	}
+	if got := client.Indexed(v); got != 0 {
+		t.Errorf("%d sequence hashes are left in the index, want none", got)
+	}
+}
+
+func TestWorkersAreTold(t *testing.T) {
+	v := begun()
+	gap := &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, MissedBatches: 3, FirstSeq: 1, LastSeq: 3}
+	added := &kvcastv1.WorkerAdded{Model: "m", Endpoint: "e:1", Labels: map[string]string{"zone": "a"}}
+	v.Apply(entries(of("w",
+		&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: added}},
+		chainOf(1, host, nil, 5, 6),
+		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1), Event: &kvcastv1.RouterEvent_Gap{Gap: gap}},
+		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1)}, // of a kind that nobody knows yet
+	)))
+	want := client.Worker{Name: "w", Model: "m", BlockSize: 16, Added: added, Ranks: []client.Rank{{Rank: 1, Incomplete: true, Gaps: 1, LastGap: gap}}}
+	want.Ranks[0].Blocks[host] = client.BlocksDigest{Blocks: 2, XOR: checker.Digest(map[uint64]struct{}{5: {}, 6: {}})}
+	got, ok := v.Worker("w")
+	if diff := cmp.Diff(want, got, cmp.Comparer(proto.Equal)); !ok || diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if _, ok := v.Worker("x"); ok {
+		t.Error("there is a worker x")
+	}
+	if got := v.Holds("w", 1, 6); !slices.Equal(got, []kvcastv1.Tier{host}) {
+		t.Errorf("block 6 is in %v, want the host", got)
+	}
+	if got := append(v.Holds("w", 0, 6), v.Holds("x", 0, 6)...); len(got) > 0 {
+		t.Errorf("got %v, want nothing", got)
+	}
+}
+
+func TestADigestThatDiffersHasASnapshotTaken(t *testing.T) {
+	digest := func(worker string, seq uint64, blocks ...uint64) *kvcastv1.WorkerDigest {
+		set := make(map[uint64]struct{})
+		for _, h := range blocks {
+			set[h] = struct{}{}
+		}
+		return &kvcastv1.WorkerDigest{Worker: worker, Tier: device, Blocks: uint64(len(set)), Digest: checker.Digest(set), Seq: seq}
+	}
+	for _, tt := range []struct {
+		name              string
+		filter            *kvcastv1.Filter
+		digests           []*kvcastv1.WorkerDigest
+		compared, differs uint64
+	}{
+		{"none", nil, nil, 0, 0},
+		{"equal", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1)}, 2, 0},
+		{"a block more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7, 8)}, 1, 1},
+		{"another block", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 8)}, 1, 1},
+		{"a worker more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 2, 1},
+		{"of an entry that has not come", nil, []*kvcastv1.WorkerDigest{digest("w", 3, 8)}, 0, 0},
+		{"of an entry that is no longer the last", nil, []*kvcastv1.WorkerDigest{digest("w", 1, 8)}, 0, 0},
+		{"of what was not asked for", &kvcastv1.Filter{Workers: []string{"w"}, Tiers: []kvcastv1.Tier{host}, Models: []string{"m"}}, []*kvcastv1.WorkerDigest{
+			digest("w", 2, 8), {Worker: "x", Tier: host, Blocks: 1, Seq: 1}, {Worker: "w", Tier: 9, Blocks: 1, Seq: 2},
+		}, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := play(t, script{messages: earliest(two(), progress(2, tt.digests...))}, script{messages: snapshot(9)})
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				v := client.NewView()
+				var cause *client.DigestError
+				for u, err := range s.client.Subscribe(ctx, client.Config{Start: client.FromEarliest(), Digests: true, IdleTimeout: -1, Filter: tt.filter}) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					v.Apply(u)
+					if u.Interruption != nil {
+						errors.As(u.Interruption.Err, &cause)
+					}
+					if u.Message.GetSnapshotEnd() != nil || tt.differs == 0 && u.Message.GetProgress() != nil {
+						cancel()
+					}
+				}
+				got := v.Status()
+				if got.Compared != tt.compared || got.Differed != tt.differs {
+					t.Errorf("got %+v, want %d compared, %d that differ", got, tt.compared, tt.differs)
+				}
+				if tt.differs > 0 && (cause == nil || got.Snapshots != 1 || s.requests()[1].GetSnapshot() == nil) {
+					t.Errorf("cause %v, %+v; asked for %v", cause, got, s.requests())
+				}
+			})
+		})
+	}
+}
+
+func TestChangesAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := client.NewView()
+		ctx, cancel := context.WithCancel(t.Context())
+		var got []client.Change
+		var mu sync.Mutex
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for c := range v.Changes(ctx) {
+				mu.Lock()
+				got = append(got, c)
+				mu.Unlock()
+			}
+		}()
+		last := func() client.Change {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return got[len(got)-1]
+		}
+		if c := last(); c.Status.Ready || len(c.Workers) > 0 {
+			t.Errorf("first: got %+v", c)
+		}
+		for i, m := range snapshot(9) {
+			u := client.Update{Message: m}
+			if i == 4 {
+				u.Position = client.Position{Epoch: "e", Seq: 9}
+			}
+			v.Apply(u)
+		}
+		if c := last(); !c.Status.Ready || !c.Snapshot || !slices.Equal(c.Workers, []string{"w"}) || c.Status.Position.Seq != 9 {
+			t.Errorf("after a snapshot: got %+v", c)
+		}
+		v.Apply(client.Update{Message: message(9, entryOf(10, "x", workerAdded(1)), entryOf(11, "w", store(4, 1))), Position: client.Position{Epoch: "e", Seq: 11}})
+		synctest.Wait()
+		mu.Lock()
+		var names []string
+		for _, c := range got[2:] {
+			names = append(names, c.Workers...)
+		}
+		mu.Unlock()
+		slices.Sort(names)
+		if c := last(); c.Snapshot || c.Status.Position.Seq != 11 || !slices.Equal(slices.Compact(names), []string{"w", "x"}) {
+			t.Errorf("after two entries: got %+v, of %v", c, names)
+		}
+		v.Apply(client.Update{Interruption: &client.Interruption{}})
+		if c := last(); c.Status.Live {
+			t.Errorf("after an interruption: got %+v", c)
+		}
+		n := len(got)
+		v.Apply(client.Update{Interruption: &client.Interruption{}})
+		if last(); len(got) != n {
+			t.Errorf("told of nothing: %+v", got[n:])
+		}
+		cancel()
+		<-done
+	})
+}
+
+func TestWaitReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := client.NewView()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := v.WaitReady(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		ready := make(chan error)
+		go func() { ready <- v.WaitReady(t.Context()) }()
+		synctest.Wait()
+		for _, m := range snapshot(9) {
+			v.Apply(client.Update{Message: m})
+		}
+		if err := <-ready; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestReadersSeeWholeEntries asks while another goroutine applies: entries that store
+// a chain of four blocks, and others that remove it, in a View that is replaced by
+// snapshots all the time.
+func TestReadersSeeWholeEntries(t *testing.T) {
+	const rounds = 300
+	v := begun()
+	v.Apply(entries(of("w", chainOf(0, device, nil, 1, 2, 3, 4))))
+	done := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				for _, m := range v.Match(client.Prompt{TokensHashes: []uint64{1, 2, 3, 4}}) {
+					if m.Blocks != 4 {
+						t.Errorf("got %+v, want all or nothing", m)
+						return
+					}
+				}
+				for _, w := range v.Workers() {
+					for _, r := range w.Ranks {
+						if n := r.Blocks[device].Blocks; n%4 != 0 {
+							t.Errorf("%s has %d blocks, want 4 of each chain", w.Name, n)
+							return
+						}
+					}
+				}
+				_ = v.Status()
+			}
+		})
+	}
+	for i := range rounds {
+		name := fmt.Sprintf("w%d", i%3)
+		v.Apply(entries(of(name, chainOf(0, device, nil, 1, 2, 3, 4)), of(name, removed(0, device, 1, 2, 3, 4)), of(name, chainOf(0, device, nil, 1, 2, 3, 4))))
+		if i%10 == 9 {
+			end := snapshot(9)
+			end[3].SnapshotBlocks[0].Events = []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2), chainOf(0, device, proto.Uint64(2), 3, 4)}
+			for _, m := range end[1:] {
+				v.Apply(client.Update{Message: m})
+			}
+		}
+	}
+	close(done)
+	readers.Wait()
+}
