@@ -10,15 +10,16 @@ MINUTES ?= 10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test live soak fuzz run build bench lint fmt proto grpcurl deps clean
+.PHONY: help demo test live clients soak fuzz run build bench lint fmt proto grpcurl deps clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Show the main job on this machine: engines, server, a router that is cut off and resumes.
 	@bin/kvcast demo
 
 test: deps ## Run all tests with the race detector.
+	@test -d bin/clients || echo "The examples in Python and Rust are not prepared, so their tests are skipped: make clients does it"
 	@test -f bin/live/pins || echo "SGLang's own publisher is not here, so its test is skipped: make live fetches it"
 	$(GO) test -race -timeout 10m ./...
 	@# What the race detector distorts: that nothing is allocated, and memory bounded.
@@ -27,6 +28,10 @@ test: deps ## Run all tests with the race detector.
 live: deps ## Test with SGLang's own publisher, which this fetches into bin/live.
 	@tools/scripts/live.sh
 	$(GO) test -race -count 1 -v -run LivePublisher ./cmd/kvcast
+
+clients: deps ## Test the examples in Python and in Rust, which this prepares in bin/clients.
+	@tools/scripts/clients.sh
+	$(GO) test -race -count 1 -v -run 'ClientIn' ./cmd/kvcast
 
 soak: deps ## Run a server under faults for MINUTES=10, and check it once a minute; ARGS=-race and others.
 	$(GO) run ./internal/soak -minutes $(MINUTES) $(ARGS)

@@ -1,0 +1,207 @@
+package main_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// clientsFolder is where make clients puts the examples that are not written in Go.
+const clientsFolder = "../../bin/clients"
+
+// example is a client that runs in a process of its own.
+type example struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	lines  *bufio.Scanner
+	errOut said
+}
+
+// said is what a process has written to standard error so far.
+type said struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// runExample starts a client that make clients has prepared, or skips the test.
+func runExample(t *testing.T, program string, args ...string) *example {
+	t.Helper()
+	if _, err := os.Stat(program); err != nil {
+		t.Skipf("%s is not here: make clients prepares it", program)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	e := &example{t: t, cmd: exec.CommandContext(ctx, program, args...)}
+	e.cmd.Stderr = &e.errOut
+	out, err := e.cmd.StdoutPipe()
+	if err == nil {
+		err = e.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.lines = bufio.NewScanner(out)
+	t.Cleanup(func() { e.kill() })
+	return e
+}
+
+// next returns the next line.
+func (e *example) next() string {
+	e.t.Helper()
+	if !e.lines.Scan() {
+		e.kill()
+		e.t.Fatalf("the client ended: %v\n%s", e.lines.Err(), &e.errOut)
+	}
+	return e.lines.Text()
+}
+
+// kill ends the client, and returns the whole lines that it had printed.
+func (e *example) kill() (lines []string) {
+	if e.cmd.ProcessState != nil {
+		return nil
+	}
+	_ = e.cmd.Process.Kill()
+	for e.lines.Scan() {
+		lines = append(lines, e.lines.Text())
+	}
+	_ = e.cmd.Wait() // with the status of one that was killed
+	return lines
+}
+
+// end waits until the client has ended by itself.
+func (e *example) end() {
+	e.t.Helper()
+	for e.lines.Scan() {
+		continue
+	}
+	if err := e.cmd.Wait(); err != nil {
+		e.t.Errorf("the client ended with %v\n%s", err, &e.errOut)
+	}
+}
+
+// TestClientInPython kills examples/python while it follows, starts it again at its
+// position, and has the server end its streams all the time.
+func TestClientInPython(t *testing.T) {
+	t.Parallel()
+	script, err := filepath.Abs(clientsFolder + "/python/subscribe.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	python := filepath.Dir(script) + "/venv/bin/python"
+	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")
+	block := uint64(0)
+	publishSome := func() {
+		for range 20 {
+			block++
+			publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
+		}
+	}
+	line := regexp.MustCompile(`^(\S+:(\d+)) (w stored|w worker_added|snapshot of 1 workers, \d+ blocks)$`)
+	at, last, snapshots := "", 0, 0
+	take := func(text string) {
+		t.Helper()
+		m := line.FindStringSubmatch(text)
+		if m == nil {
+			t.Fatalf("got line %q", text)
+		}
+		seq, err := strconv.Atoi(m[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(m[3], "snapshot") {
+			snapshots++
+		} else if seq != last+1 {
+			t.Fatalf("entry %d after %d", seq, last)
+		}
+		at, last = m[1], seq
+	}
+	publishSome()
+	for range 3 {
+		args := []string{script, "--addr", s.addr()}
+		if at != "" {
+			args = append(args, "--after", at)
+		}
+		e := runExample(t, python, args...)
+		// Until its connection was too old, and it has resumed by itself.
+		for !strings.Contains(e.errOut.String(), "and is resumed") || last < int(block) {
+			if last >= int(block) {
+				publishSome()
+			}
+			take(e.next())
+		}
+		publishSome()
+		// A line that the kill has cut short was not printed.
+		for _, text := range e.kill() {
+			if line.MatchString(text) {
+				take(text)
+			}
+		}
+		publishSome()
+	}
+	if snapshots != 1 {
+		t.Errorf("%d snapshots, want the first alone", snapshots)
+	}
+	wrong := runExample(t, python, script, "--addr", s.addr(), "--after", "another:1", "--count", "1")
+	if got := wrong.next(); !strings.Contains(got, "snapshot of 1 workers") {
+		t.Errorf("after a position of another epoch: got %q, want a snapshot", got)
+	}
+	ahead := runExample(t, python, script, "--addr", s.addr(), "--after", ":99999")
+	for ahead.lines.Scan() {
+		t.Errorf("after a position that is ahead: got %q", ahead.lines.Text())
+	}
+	var exit *exec.ExitError
+	if err := ahead.cmd.Wait(); !errors.As(err, &exit) || !strings.Contains(ahead.errOut.String(), "OUT_OF_RANGE") {
+		t.Errorf("after a position that is ahead: %v\n%s", err, &ahead.errOut)
+	}
+}
+
+// TestClientInRust is that a tonic client has its stream at once, from a server that
+// is idle and empty: tonic waits for the headers, and what they hold back it never sees.
+func TestClientInRust(t *testing.T) {
+	t.Parallel()
+	s := serve(t, "--bind", "tcp://127.0.0.1:*")
+	e := runExample(t, clientsFolder+"/rust/debug/kvcast-subscribe", "http://"+s.addr(), "2")
+	const atOnce = 2000 // ms; Progress would come after 8,000
+	for _, what := range []string{"headers", "accepted"} {
+		var ms int
+		got := e.next()
+		if _, err := fmt.Sscanf(got, what+" after %d ms", &ms); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) || ms > atOnce {
+			t.Errorf("got %q (%v), want %s within %d ms", got, err, what, atOnce)
+		}
+	}
+	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--wait", "--batches", "5", "--rate", "0", "--name", "kv@w@m")
+	if got.status != 0 {
+		t.Fatalf("simulate: status %d: %s", got.status, got.err)
+	}
+	for seq := range 2 {
+		if got := e.next(); !strings.HasPrefix(got, fmt.Sprintf("entry %d of ", seq+1)) {
+			t.Errorf("got %q, want entry %d", got, seq+1)
+		}
+	}
+	e.end()
+}

@@ -1,0 +1,114 @@
+"""Follows a kvcast server, and prints a line for each entry.
+
+A stream that ends is resumed after the last entry that was printed, so that none
+comes twice and none is missing. Started again with --after and what stands first in
+its last line, it goes on there as well. See README.md for how to run it.
+"""
+
+import argparse
+import random
+import sys
+import time
+
+import grpc
+
+from kvcast.v1 import event_pb2, router_event_service_pb2, router_event_service_pb2_grpc
+
+# What asking again would not change.
+PERMANENT = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class Follower:
+    """What a router holds: here only the number of blocks of each worker."""
+
+    def __init__(self, after):
+        self.after = after  # a Position; None where what is held is not whole
+        self.entries = 0
+        self.blocks = {}
+
+    def request(self):
+        request = router_event_service_pb2.SubscribeRequest()
+        if self.after is None:
+            request.snapshot.SetInParent()
+        else:
+            request.after.CopyFrom(self.after)
+        return request
+
+    def apply(self, message):
+        if message.HasField("snapshot_begin"):
+            # Whatever is held is discarded, and until the end not whole.
+            self.after = None
+            self.blocks.clear()
+        for blocks in message.snapshot_blocks:
+            for event in blocks.events:
+                self.count(blocks.worker, event)
+        for entry in message.entries:
+            for event in entry.events:
+                self.count(entry.worker, event)
+            if self.after is not None:
+                self.after.seq = entry.seq
+                self.entries += 1
+                kinds = " ".join(event.WhichOneof("event") for event in entry.events)
+                say(f"{self.after.epoch}:{entry.seq} {entry.worker} {kinds}")
+        if message.HasField("position"):
+            self.after = message.position
+        if message.HasField("snapshot_end"):
+            held = sum(self.blocks.values())
+            say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.blocks)} workers, {held} blocks")
+
+    def count(self, worker, event):
+        stored = len(event.stored.block_hashes)
+        self.blocks[worker] = self.blocks.get(worker, 0) + stored
+
+
+def say(line):
+    print(line, flush=True)
+
+
+def follow(addr, follower, count):
+    # A server allows pings every 10 s; they notice a connection that is dead.
+    options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000)]
+    wait = 1.0
+    with grpc.insecure_channel(addr, options) as channel:
+        stub = router_event_service_pb2_grpc.RouterEventServiceStub(channel)
+        while True:
+            try:
+                for message in stub.Subscribe(follower.request()):
+                    follower.apply(message)
+                    wait = 1.0
+                    if count and follower.entries >= count:
+                        return
+            except grpc.RpcError as error:
+                if error.code() in PERMANENT:
+                    sys.exit(f"{error.code().name}: {error.details()}")
+                print(f"the stream ended ({error.code().name}: {error.details()}), and is resumed", file=sys.stderr)
+            time.sleep(random.uniform(wait / 2, wait))
+            wait = min(2 * wait, 30.0)
+
+
+def position(text):
+    epoch, _, seq = text.rpartition(":")
+    return event_pb2.Position(epoch=epoch, seq=int(seq))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--addr", default="localhost:50051", help="the server (%(default)s)")
+    parser.add_argument("--after", type=position, metavar="EPOCH:SEQ", help="resume after this position; without, begin with a snapshot")
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="end after this many entries, or the rest of their message")
+    args = parser.parse_args()
+    follow(args.addr, Follower(args.after), args.count)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        pass
