@@ -21,7 +21,9 @@ func TestDigests(t *testing.T) {
 	}
 	defer p.Close()
 	a, b := p.AddWorker(ingest.Worker{Name: "a", Model: "m"}), p.AddWorker(ingest.Worker{Name: "b", Model: "n"})
-	step := func(l ingest.Lane, rank uint32, events ...wire.Event) { l.Batch(&ingest.Batch{Rank: rank, Events: events}) }
+	step := func(l ingest.Lane, rank uint32, events ...wire.Event) {
+		l.Batch(&ingest.Batch{Rank: rank, Events: events})
+	}
 	in := func(tier wire.Tier, e wire.Event) wire.Event {
 		e.Tier = tier
 		return e
