@@ -214,7 +214,13 @@ func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.addWorker()
-	h.flood()
+	hashes := make([]uint64, 8<<10)
+	for n := range hashes {
+		hashes[n] = uint64(n)
+	}
+	for range 300 { // slowly, so that there is time for a snapshot
+		h.append(hashes...)
+	}
 	h.append(1 << 50)
 	begun := false
 	for s.checker.Position().GetSeq() < h.journal.Bounds().Newest {
@@ -227,7 +233,7 @@ func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
 	if !begun {
 		t.Error("no snapshot came, so that this tested nothing")
 	}
-	if got, want := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE), 8<<10+1; got != want {
+	if got, want := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE), len(hashes)+1; got != want {
 		t.Errorf("got %d blocks, want %d", got, want)
 	}
 }
@@ -383,7 +389,7 @@ func TestStatusCalls(t *testing.T) {
 func TestSnapshotsEndWithTheirClient(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
 	h.addWorker()
-	h.flood()
+	h.fill(200_000)
 	for range 3 {
 		deadline := time.Now().Add(time.Minute)
 		for {
