@@ -1,0 +1,93 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// besideSlow is an observed rig with two more clients: one that never reads, and one
+// that trickles. They come back when the server has ended them.
+type besideSlow struct {
+	*observed
+	conns  []*grpc.ClientConn
+	cancel context.CancelFunc
+	slow   sync.WaitGroup
+}
+
+// trickle is how long the one that trickles waits between two responses.
+const trickle = 100 * time.Millisecond
+
+func openBesideSlow() (*besideSlow, error) {
+	o, err := openLatency()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &besideSlow{observed: o, cancel: cancel}
+	for _, pause := range []time.Duration{time.Hour, trickle} {
+		conn, err := dial(s.server.grpc)
+		if err != nil {
+			return nil, closeAfter(err, s)
+		}
+		s.conns = append(s.conns, conn)
+		s.slow.Go(func() {
+			for ctx.Err() == nil {
+				readSlowly(ctx, conn, pause)
+			}
+		})
+	}
+	// Enough to fill what a transport holds, so that the first is stuck.
+	if err := s.publish(4 * window); err != nil {
+		return nil, closeAfter(err, s)
+	}
+	if err := s.arrive(); err != nil {
+		return nil, closeAfter(err, s)
+	}
+	return s, nil
+}
+
+// readSlowly reads a stream until it ends, and pauses after each response.
+func readSlowly(ctx context.Context, conn *grpc.ClientConn, pause time.Duration) {
+	stream, err := openStream(ctx, conn, kvcastv1.RouterEventService_Subscribe_FullMethodName, fromEarliest())
+	for f := new(frame); err == nil; {
+		err = stream.RecvMsg(f)
+		select {
+		case <-time.After(pause):
+		case <-stream.Context().Done(): // also where the server has ended it
+			return
+		}
+	}
+}
+
+// Close ends all parts.
+func (s *besideSlow) Close() error {
+	s.cancel()
+	s.slow.Wait()
+	var errs []error
+	for _, c := range s.conns {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(append(errs, s.observed.Close())...)
+}
+
+// TestLatencyBesideSlowIsOfEveryBatch has few batches.
+func TestLatencyBesideSlowIsOfEveryBatch(t *testing.T) {
+	requireProc(t)
+	s, err := openBesideSlow()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.measure(50); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
