@@ -1,0 +1,197 @@
+package bench_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+const (
+	scaleWorkers     = 1000
+	scaleSubscribers = 256
+	// scaleEngines is how many engines one process simulates at most.
+	scaleEngines = 250
+	// scaleRate is the batches a second of each engine.
+	scaleRate = 0.2
+)
+
+// BenchmarkScale is one server with 1,000 simulated engines that connect to it, of a
+// batch each five seconds, and 256 subscribers that get everything: some 50,000
+// deliveries a second, in bursts, as the engines of a process send at the same time.
+// b.N is seconds: -benchtime 15x.
+//
+// Included in server-cpu-s/s, the share of a core, and rss-MB: the server alone.
+// Excluded: the engines, the subscribers.
+//
+// The check: all workers are there, and each subscriber's responses chain.
+func BenchmarkScale(b *testing.B) {
+	requireProc(b)
+	benchmarkWith(b, fmt.Sprintf("%dx%d", scaleSubscribers, scaleWorkers), func() (*scale, error) { return openScale(scaleWorkers, scaleSubscribers) },
+		func(b *testing.B, s *scale) {
+			b.ResetTimer()
+			before, cpu, err := s.reading()
+			if err != nil {
+				b.Fatal(err)
+			}
+			<-time.After(time.Duration(b.N) * time.Second)
+			after, cpuAfter, err := s.reading()
+			b.StopTimer()
+			for _, sub := range s.subscribers {
+				err = errors.Join(err, sub.ended())
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			rss, err := residentBytes(s.server.cmd.Process.Pid)
+			if err != nil {
+				b.Fatal(err)
+			}
+			grown := after.since(before)
+			b.ReportMetric((cpuAfter-cpu).Seconds()/float64(b.N), "server-cpu-s/s")
+			b.ReportMetric(grown[metricEntriesSent]/float64(b.N), "deliveries/s")
+			b.ReportMetric(float64((cpuAfter-cpu).Nanoseconds())/grown[metricEntriesSent], "server-cpu-ns/delivery")
+			b.ReportMetric(grown[metricEntriesSent]/grown[metricResponsesSent], "entries/response")
+			b.ReportMetric(float64(rss)/1e6, "rss-MB")
+		})
+}
+
+// scale is a server that engines connect to, with its subscribers.
+type scale struct {
+	server      *process
+	engines     []*engines
+	subscribers []*subscriber
+}
+
+// openScale returns when all workers are there.
+func openScale(workers, subscribers int) (_ *scale, err error) {
+	s := new(scale)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	endpoint, err := freeEndpoint()
+	if err != nil {
+		return nil, err
+	}
+	// Without replay: engines that can not be asked would be waited for, some at a time.
+	config := filepath.Join(scratch, "scale.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, "listeners: [{bind: %q, replay_port: 0}]\n", endpoint), 0o600); err != nil {
+		return nil, fmt.Errorf("open scale: %w", err)
+	}
+	if s.server, err = serve(nil, "--config", config); err != nil {
+		return nil, err
+	}
+	for n := 0; n < workers; n += scaleEngines {
+		e, err := simulateEngines(endpoint, fmt.Sprintf("p%d", n), min(scaleEngines, workers-n))
+		if err != nil {
+			return nil, err
+		}
+		s.engines = append(s.engines, e)
+	}
+	moved := make(chan struct{}, 1)
+	for range subscribers {
+		sub, err := subscribe(s.server.grpc, fromLatest(), moved, nil)
+		if err != nil {
+			return nil, err
+		}
+		s.subscribers = append(s.subscribers, sub)
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		status, err := kvcastv1.NewRouterEventServiceClient(s.subscribers[0].conn).GetStatus(context.Background(), &kvcastv1.GetStatusRequest{})
+		if err != nil {
+			return nil, fmt.Errorf("open scale: %w", err)
+		}
+		if status.GetWorkers() == uint64(workers) {
+			return s, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("open scale: %d workers, want %d", status.GetWorkers(), workers)
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+}
+
+// freeEndpoint returns one that nothing is bound to now.
+func freeEndpoint() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is there at once
+	if err != nil {
+		return "", fmt.Errorf("find free port: %w", err)
+	}
+	return "tcp://" + l.Addr().String(), l.Close()
+}
+
+func (s *scale) reading() (metrics, time.Duration, error) {
+	m, err := scrape(context.Background(), s.server.admin)
+	if err != nil {
+		return nil, 0, err
+	}
+	cpu, err := s.server.cpu()
+	return m, cpu, err
+}
+
+// Close ends all parts.
+func (s *scale) Close() error {
+	var closers []io.Closer
+	for _, sub := range s.subscribers {
+		closers = append(closers, sub)
+	}
+	for _, e := range s.engines {
+		closers = append(closers, e)
+	}
+	if s.server != nil {
+		closers = append(closers, s.server)
+	}
+	return closeAll(closers...)
+}
+
+// engines is a process that simulates some.
+type engines struct {
+	cmd *exec.Cmd
+	in  io.Closer
+}
+
+func simulateEngines(endpoint, name string, n int) (*engines, error) {
+	path, err := program()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(context.Background(), path, "--end-with-stdin", "simulate", "--connect", endpoint, "--name", name,
+		"--engines", fmt.Sprint(n), "--rate", fmt.Sprint(scaleRate), "--progress", "0s")
+	in, err := cmd.StdinPipe() // it ends with this process, however that does
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("simulate engines: %w", err)
+	}
+	return &engines{cmd: cmd, in: in}, nil
+}
+
+// Close ends the process.
+func (e *engines) Close() error {
+	err := e.in.Close()
+	_ = e.cmd.Wait() // it was interrupted
+	return err
+}
+
+// TestScaleIsWhatItSays has few of both.
+func TestScaleIsWhatItSays(t *testing.T) {
+	requireProc(t)
+	s, err := openScale(3, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
