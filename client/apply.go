@@ -16,9 +16,6 @@ func (st *state) entry(e *kvcastv1.Entry) {
 	for _, ev := range e.GetEvents() {
 		st.event(e.GetWorker(), e.GetModel(), ev)
 	}
-	if w := st.workers[e.GetWorker()]; w != nil {
-		w.lastSeq = max(w.lastSeq, e.GetSeq())
-	}
 }
 
 // snapshotWorker applies a worker of a snapshot.

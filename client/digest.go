@@ -2,7 +2,6 @@ package client
 
 import (
 	"fmt"
-	"slices"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -31,27 +30,48 @@ func (e *DigestError) Error() string {
 		e.Worker, e.Rank, e.Tier, e.Got.Blocks, e.Got.XOR, e.Seq, e.Want.Blocks, e.Want.XOR)
 }
 
-// compare proves the state by the server's digests, and has it replaced where they
-// differ. A digest is of an entry: one that is not of what has been applied, neither
-// more nor less, says nothing.
+// rankTier is a set of blocks of a worker.
+type rankTier struct {
+	rank uint32
+	tier int
+}
+
+// compare proves the state by the server's digests, which are of the update's position,
+// and has it replaced where they differ. Of a worker that is named what is not is empty.
 func (v *View) compare(u Update) {
-	var wrong *DigestError
-	compared, differed := uint64(0), uint64(0)
+	told := make(map[string]map[rankTier]BlocksDigest)
 	for _, d := range u.Message.GetProgress().GetWorkers() {
-		w := v.now.workers[d.GetWorker()]
 		tier, ok := tierIndex(d.GetTier())
-		if !ok || !u.subscription.takes(d, w) || d.GetSeq() > u.Position.Seq || w != nil && w.lastSeq > d.GetSeq() {
+		if !ok {
 			continue
 		}
-		compared++
-		want := BlocksDigest{d.GetBlocks(), d.GetDigest()}
-		if got := v.now.digest(w, d.GetDpRank(), tier); got != want {
-			differed++
-			wrong = &DigestError{d.GetWorker(), d.GetDpRank(), d.GetTier(), d.GetSeq(), got, want}
+		if told[d.GetWorker()] == nil {
+			told[d.GetWorker()] = make(map[rankTier]BlocksDigest)
 		}
+		told[d.GetWorker()][rankTier{d.GetDpRank(), tier}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
 	}
-	if compared == 0 {
+	if len(told) == 0 {
 		return
+	}
+	var compared, differed uint64
+	var wrong *DigestError
+	for name, sets := range told {
+		w := v.now.workers[name]
+		if w != nil {
+			for number := range w.ranks {
+				for tier := range numTiers {
+					at := rankTier{number, tier}
+					sets[at] = sets[at] // of no blocks, where it is not told
+				}
+			}
+		}
+		for at, want := range sets {
+			compared++
+			if got := v.now.digest(w, at.rank, at.tier); got != want {
+				differed++
+				wrong = &DigestError{name, at.rank, kvcastv1.Tier(at.tier + 1), u.Position.Seq, got, want}
+			}
+		}
 	}
 	v.edit(func() {
 		v.about.Compared += compared
@@ -60,18 +80,6 @@ func (v *View) compare(u Update) {
 	if wrong != nil {
 		u.Resnapshot(wrong)
 	}
-}
-
-// takes tells whether a subscription's filter takes what a digest is of. A worker that
-// is not known, w being nil, may be of another model.
-func (s *subscription) takes(d *kvcastv1.WorkerDigest, w *worker) bool {
-	if s == nil {
-		return true
-	}
-	f := s.cfg.Filter
-	return (len(f.GetTiers()) == 0 || slices.Contains(f.GetTiers(), d.GetTier())) &&
-		(len(f.GetWorkers()) == 0 || slices.Contains(f.GetWorkers(), d.GetWorker())) &&
-		(len(f.GetModels()) == 0 || w != nil)
 }
 
 // digest returns the fingerprint of a set of blocks; w may be nil.

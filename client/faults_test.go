@@ -29,6 +29,7 @@ func TestCutsAreResumed(t *testing.T) {
 		p.cut()
 		h.churn(rng, 50)
 		f.reach(h)
+		f.prove()
 	}
 	if cuts, snapshots := f.counts(); cuts == 0 || snapshots != 1 {
 		t.Errorf("%d interruptions and %d snapshots, want some and the first", cuts, snapshots)
@@ -55,6 +56,7 @@ func TestCutsWithinSnapshots(t *testing.T) {
 		p.cut()
 	}
 	f.reach(h)
+	f.prove()
 }
 
 func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
@@ -71,6 +73,7 @@ func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
 		h.churn(rng, 100)
 		p.to(h.addr)
 		f.reach(h)
+		f.prove()
 	}
 	if _, snapshots := f.counts(); snapshots != 4 {
 		t.Errorf("%d snapshots, want the first, and one of each server", snapshots)

@@ -125,9 +125,10 @@ type follower struct {
 	err           error
 }
 
-// quick is a client's config that does not keep tests waiting.
+// quick is a client's config that does not keep tests waiting, and has what it holds
+// proved.
 func quick() client.Config {
-	return client.Config{BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
+	return client.Config{Digests: true, BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
 }
 
 // dial makes a client without TLS.
@@ -292,6 +293,17 @@ func (f *follower) ended() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.err
+}
+
+// prove waits until the server has proved all that the View holds, and fails where that
+// was wrong, now or before.
+func (f *follower) prove() {
+	f.t.Helper()
+	before := f.view.Status().Compared
+	f.await("digests", func() bool { return f.view.Status().Compared > before })
+	if s := f.view.Status(); s.Differed > 0 {
+		f.t.Fatalf("%d of %d sets of blocks were not the server's; interruptions %v", s.Differed, s.Compared, f.interruptions)
+	}
 }
 
 // because tells whether a stream ended for a reason.

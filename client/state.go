@@ -34,7 +34,6 @@ type worker struct {
 	added     *kvcastv1.WorkerAdded
 	blockSize uint32 // 0: not known yet
 	ranks     map[uint32]*rank
-	lastSeq   uint64 // of its last entry
 }
 
 type twin struct {

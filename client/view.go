@@ -43,8 +43,8 @@ type ViewStatus struct {
 	Position Position
 	// Snapshots is how many have come whole.
 	Snapshots uint64
-	// Compared is how many digests of the server were compared, and Differed how many
-	// of them were not the View's: each of those asked for a snapshot.
+	// Compared is how many sets of blocks were compared with digests of the server, and
+	// Differed how many of them were others: they had a snapshot asked for.
 	Compared, Differed uint64
 }
 
@@ -72,10 +72,10 @@ func (v *View) Follow(updates iter.Seq2[Update, error]) error {
 // first of a subscription, and the subscription one from a snapshot if the View is to
 // know all that the workers hold. One goroutine may call it at a time.
 //
-// Where the server tells digests (Config.Digests), Apply compares those of each
-// worker, rank and tier that stand at the same entry as the View. One that differs
-// can not be unless somebody lost an event: the subscription begins anew with a
-// snapshot, and a *DigestError tells of it in the next Interruption.
+// Where the server tells digests (Config.Digests), Apply compares them, if the View
+// began with a snapshot or with the first entry of all. One that differs can not be
+// unless somebody lost an event: the subscription begins anew with a snapshot, and a
+// *DigestError tells of it in the next Interruption.
 func (v *View) Apply(u Update) {
 	m := u.Message
 	switch {

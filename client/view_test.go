@@ -227,15 +227,14 @@ func TestADigestThatDiffersHasASnapshotTaken(t *testing.T) {
 		compared, differs uint64
 	}{
 		{"none", nil, nil, 0, 0},
-		{"equal", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1)}, 2, 0},
-		{"a block more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7, 8)}, 1, 1},
-		{"another block", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 8)}, 1, 1},
-		{"a worker more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 2, 1},
-		{"of an entry that has not come", nil, []*kvcastv1.WorkerDigest{digest("w", 3, 8)}, 0, 0},
-		{"of an entry that is no longer the last", nil, []*kvcastv1.WorkerDigest{digest("w", 1, 8)}, 0, 0},
-		{"of what was not asked for", &kvcastv1.Filter{Workers: []string{"w"}, Tiers: []kvcastv1.Tier{host}, Models: []string{"m"}}, []*kvcastv1.WorkerDigest{
-			digest("w", 2, 8), {Worker: "x", Tier: host, Blocks: 1, Seq: 1}, {Worker: "w", Tier: 9, Blocks: 1, Seq: 2},
-		}, 0, 0},
+		{"equal", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7)}, 4, 0},
+		{"of a worker that holds nothing", nil, []*kvcastv1.WorkerDigest{digest("x", 2)}, 1, 0},
+		{"a block more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7, 8)}, 4, 1},
+		{"another block", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 8)}, 4, 1},
+		{"a worker more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 5, 1},
+		{"a set that is empty as it is not named", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: host, Seq: 2}}, 4, 1},
+		{"a rank that is empty as it is not named", nil, []*kvcastv1.WorkerDigest{{Worker: "w", DpRank: 1, Tier: device, Seq: 2}}, 5, 1},
+		{"of a tier that nobody knows yet", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: 9, Blocks: 1, Seq: 2}}, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
