@@ -60,8 +60,9 @@ func (v *View) compare(u Update) {
 		if w != nil {
 			for number := range w.ranks {
 				for tier := range numTiers {
-					at := rankTier{number, tier}
-					sets[at] = sets[at] // of no blocks, where it is not told
+					if at := (rankTier{number, tier}); sets[at] == (BlocksDigest{}) {
+						sets[at] = BlocksDigest{} // it is not told, so it has no blocks
+					}
 				}
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -209,6 +210,43 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 	}
 	if _, got := read("--after", ":9999"); got.status != 1 || !strings.Contains(got.err, "OUT_OF_RANGE: position 9999 is beyond") {
 		t.Errorf("beyond the newest: got status %d and %q", got.status, got.err)
+	}
+}
+
+// TestSubscribeResumesByItself has the server end its streams.
+func TestSubscribeResumesByItself(t *testing.T) {
+	t.Parallel()
+	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")
+	block := uint64(0)
+	publishOne := func() {
+		block++
+		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	}
+	e := runExample(t, program, "subscribe", "--addr", s.addr(), "--from", "earliest", "-o", "json")
+	last := uint64(0)
+	for more := 20; more > 0; {
+		var l struct {
+			Seq, Control string
+		}
+		if err := json.Unmarshal([]byte(e.next()), &l); err != nil {
+			t.Fatal(err)
+		}
+		if l.Control != "" {
+			continue
+		}
+		seq, err := strconv.ParseUint(l.Seq, 10, 64)
+		if err != nil || seq != last+1 {
+			t.Fatalf("entry %q after %d", l.Seq, last)
+		}
+		if last = seq; last > block { // the first is of the worker
+			publishOne()
+		}
+		if strings.Contains(e.errOut.String(), "resuming after ") {
+			more--
+		}
+	}
+	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: the connection has reached the age") {
+		t.Errorf("it says:\n%s", &e.errOut)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/client"
 )
 
 // connectionFlags say where a server is, and how it is called.
@@ -45,6 +47,32 @@ func (c *connectionFlags) callFlags() string {
 
 // dial makes a connection that is opened by its first call.
 func (c *connectionFlags) dial() (*grpc.ClientConn, error) {
+	options, err := c.options()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(c.Addr, options...)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT: %w", c.Addr, err)}
+	}
+	return conn, nil
+}
+
+// subscriber makes a client that connects anew as often as it has to.
+func (c *connectionFlags) subscriber() (*client.Client, error) {
+	options, err := c.options()
+	if err != nil {
+		return nil, err
+	}
+	s, err := client.New(c.Addr, options...)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT: %w", c.Addr, err)}
+	}
+	return s, nil
+}
+
+// options are what connections are made with.
+func (c *connectionFlags) options() ([]grpc.DialOption, error) {
 	if _, port, err := net.SplitHostPort(c.Addr); err != nil || port == "" {
 		return nil, usageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT, without a scheme", c.Addr)}
 	}
@@ -61,11 +89,7 @@ func (c *connectionFlags) dial() (*grpc.ClientConn, error) {
 	if token != "" {
 		options = append(options, grpc.WithPerRPCCredentials(bearer(token)))
 	}
-	conn, err := grpc.NewClient(c.Addr, options...)
-	if err != nil {
-		return nil, usageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT: %w", c.Addr, err)}
-	}
-	return conn, nil
+	return options, nil
 }
 
 func (c *connectionFlags) secured() bool { return c.TLS || c.CA != "" }

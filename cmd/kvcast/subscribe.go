@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
+	"time"
 
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/client"
 )
 
 type subscribeCmd struct {
@@ -17,69 +19,76 @@ type subscribeCmd struct {
 	Count uint64   `placeholder:"N" help:"End after this many events, and the rest of their entry. A snapshot's blocks do not count."`
 }
 
-func (c *subscribeCmd) request() (*kvcastv1.SubscribeRequest, error) {
+// config is the subscription that was asked for.
+func (c *subscribeCmd) config() (client.Config, error) {
 	filter, err := c.filter()
 	if err != nil {
-		return nil, err
+		return client.Config{}, err
 	}
-	req := &kvcastv1.SubscribeRequest{Filter: filter}
-	if c.After.set {
-		if c.From != "" {
-			return nil, errors.New("--after and --from can't be used together: give one of them")
-		}
-		req.Start = &kvcastv1.SubscribeRequest_After{After: c.After.proto()}
-		return req, nil
-	}
-	switch c.From {
-	case "", "snapshot":
-		req.Start = &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}
-	case "earliest":
-		req.Start = &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}
-	case "latest":
-		req.Start = &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}
+	cfg := client.Config{Filter: filter}
+	switch {
+	case c.After.set && c.From != "":
+		return cfg, errors.New("--after and --from can't be used together: give one of them")
+	case c.After.set && c.After.epoch == "":
+		cfg.Start = client.AfterSeq(c.After.seq)
+	case c.After.set:
+		cfg.Start = client.After(client.Position{Epoch: c.After.epoch, Seq: c.After.seq})
+	case c.From == "", c.From == "snapshot":
+		cfg.Start = client.FromSnapshot()
+	case c.From == "earliest":
+		cfg.Start = client.FromEarliest()
+	case c.From == "latest":
+		cfg.Start = client.FromLatest()
 	default:
-		return nil, fmt.Errorf("--from: %q is not allowed: want snapshot, earliest or latest", c.From)
+		return cfg, fmt.Errorf("--from: %q is not allowed: want snapshot, earliest or latest", c.From)
 	}
-	return req, nil
+	return cfg, nil
 }
 
-// Run prints the stream until ctx is done, the stream ends, or enough has come.
+// Run prints the stream until ctx is done, enough has come, or the server refuses. A
+// stream that ends is resumed; one that never began is an error.
 func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
-	req, err := c.request()
+	cfg, err := c.config()
 	if err != nil {
 		return usageError{err}
 	}
+	s, err := c.subscriber()
+	if err != nil {
+		return err
+	}
 	p := newPrinter(std.out, c.Output)
-	err = c.call(func(client kvcastv1.RouterEventServiceClient) error {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		stream, err := client.Subscribe(ctx, req)
-		if err != nil {
-			return err
-		}
-		return c.print(ctx, p, stream.Recv)
-	})
+	err = c.print(s.Subscribe(ctx, cfg), p, std.err)
 	if p.at.set {
 		_, _ = fmt.Fprintf(std.err, "resume with: kvcast subscribe%s --after %s\n", c.flags(c.clientFlags), p.at)
 	}
 	return err
 }
 
-// print prints messages until their end, or until enough events have come.
-func (c *subscribeCmd) print(ctx context.Context, p *printer, receive func() (*kvcastv1.SubscribeResponse, error)) error {
-	for {
-		m, err := receive()
-		if errors.Is(err, io.EOF) || ctx.Err() != nil {
-			return nil //nolint:nilerr // it ended, or the user ended it
-		}
+// print prints updates until their end, or until enough events have come.
+func (c *subscribeCmd) print(updates iter.Seq2[client.Update, error], p *printer, stderr io.Writer) error {
+	began := false
+	for u, err := range updates {
 		if err != nil {
-			return err
+			return c.callError(err)
 		}
-		if err := p.message(m, c.Count); err != nil {
+		if i := u.Interruption; i != nil {
+			if !began {
+				return c.callError(i.Err)
+			}
+			after := "with a snapshot"
+			if !i.Snapshot {
+				after = "after " + u.Position.String()
+			}
+			_, _ = fmt.Fprintf(stderr, "the stream ended: %v; resuming %s in %v\n", c.callError(i.Err), after, i.Wait.Round(time.Millisecond))
+			continue
+		}
+		began = true
+		if err := p.message(u.Message, c.Count); err != nil {
 			return err
 		}
 		if c.Count > 0 && p.events >= c.Count {
 			return nil
 		}
 	}
+	return nil
 }
