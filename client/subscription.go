@@ -53,8 +53,8 @@ func newSubscription(c *Client, cfg Config) (*subscription, error) {
 func (s *subscription) run(ctx context.Context, deliver func(Update) bool) error {
 	for ctx.Err() == nil {
 		err := s.follow(ctx, deliver)
-		if errors.Is(err, errLeft) || ctx.Err() != nil {
-			return nil //nolint:nilerr // it ended because the caller, or its context, did
+		if errors.Is(err, errLeft) || over(ctx) {
+			return nil
 		}
 		i, err := s.judge(err)
 		if err != nil {
@@ -72,6 +72,13 @@ func (s *subscription) run(ctx context.Context, deliver func(Update) bool) error
 		again.Stop()
 	}
 	return nil
+}
+
+// over tells that a context is done. The server knows its deadline, and may tell of
+// it first.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // follow follows one stream to its end, and returns why it ended.

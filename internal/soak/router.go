@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -47,6 +48,7 @@ type router struct {
 
 	mu      sync.Mutex
 	checker *checker.Checker // guarded by mu
+	view    *client.View     // guarded by mu; of the same messages
 	told    received         // guarded by mu
 	changed chan struct{}    // guarded by mu; closed at the next message
 }
@@ -58,7 +60,7 @@ func newRouter(addr string, t temper, seed uint64) (*router, error) {
 	}
 	return &router{
 		temper: t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn), rng: rand.New(rand.NewPCG(seed, 2)),
-		checker: checker.New(checker.Options{}), changed: make(chan struct{}),
+		checker: checker.New(checker.Options{}), view: client.NewView(), changed: make(chan struct{}),
 	}, nil
 }
 
@@ -162,7 +164,12 @@ func (r *router) receive(m *kvcastv1.SubscribeResponse) error {
 	}
 	close(r.changed)
 	r.changed = make(chan struct{})
-	return r.checker.Receive(m)
+	if err := r.checker.Receive(m); err != nil {
+		return err
+	}
+	at := r.checker.Position() // nil while what it holds is not whole
+	r.view.Apply(client.Update{Message: m, Position: client.Position{Epoch: at.GetEpoch(), Seq: at.GetSeq()}})
+	return nil
 }
 
 func (r *router) so() received {
@@ -176,7 +183,9 @@ func (r *router) so() received {
 func (r *router) await(ctx context.Context, states []state) (o outcome, err error) {
 	for {
 		r.mu.Lock()
-		o, err = compare(r.checker, states, r.wants)
+		if o, err = compare(r.checker, states, r.wants); err == nil {
+			err = same(r.view, r.checker.View())
+		}
 		changed := r.changed
 		r.mu.Unlock()
 		if err == nil {
@@ -229,6 +238,29 @@ func compare(c *checker.Checker, states []state, wants func(string) bool) (o out
 		}
 	}
 	return o, errors.Join(errs...)
+}
+
+// same tells whether package client's view is the checker's.
+func same(v *client.View, want *checker.View) error {
+	var names []string
+	for _, w := range v.Workers() {
+		names = append(names, w.Name)
+		for _, r := range w.Ranks {
+			for tier := kvcastv1.Tier_TIER_DEVICE; tier <= kvcastv1.Tier_TIER_EXTERNAL; tier++ {
+				should := client.BlocksDigest{
+					Blocks: uint64(want.Count(w.Name, r.Rank, tier)), XOR: want.Digest(w.Name, r.Rank, tier),
+				}
+				if got := r.Blocks[tier]; got != should || r.Incomplete != want.Incomplete(w.Name, r.Rank) {
+					return fmt.Errorf("%s, rank %d, %v: client's view has %+v, incomplete %t, and should have %+v",
+						w.Name, r.Rank, tier, got, r.Incomplete, should)
+				}
+			}
+		}
+	}
+	if should := want.Workers(); !slices.Equal(names, should) {
+		return fmt.Errorf("client's view has workers %v, and should have %v", names, should)
+	}
+	return nil
 }
 
 // snapshot compares a new snapshot with what the engines hold.
