@@ -10,13 +10,16 @@ MINUTES ?= 10
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test live clients soak fuzz run build bench lint fmt proto grpcurl deps clean
+.PHONY: help demo demo-router test live clients soak fuzz run build bench lint fmt proto grpcurl deps clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Show the main job on this machine: engines, server, a router that is cut off and resumes.
 	@bin/kvcast demo
+
+demo-router: build ## Route a trace of requests by the engines' caches, and beside it round robin.
+	$(GO) run ./examples/router -demo bin/kvcast
 
 test: deps ## Run all tests with the race detector.
 	@test -d bin/clients || echo "The examples in Python and Rust are not prepared, so their tests are skipped: make clients does it"

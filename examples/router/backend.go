@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// backend is a simulated engine of the demo: a cache whose events are published as
+// vLLM publishes them, behind an HTTP server that completes nothing.
+type backend struct {
+	name      string
+	publisher *simulator.Publisher
+	listener  net.Listener
+	server    *http.Server
+	served    chan error
+
+	mu   sync.Mutex
+	pool *simulator.Pool // guarded by mu
+}
+
+func newBackend(ctx context.Context, name string) (*backend, error) {
+	pool, err := simulator.NewPool(simulator.PoolConfig{Capacity: demoBlocks, BlockSize: demoBlockSize})
+	if err != nil {
+		return nil, err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	b := &backend{name: name, publisher: p, listener: l, pool: pool, served: make(chan error, 1)}
+	b.server = &http.Server{Handler: b, ReadHeaderTimeout: 10 * time.Second}
+	go func() { b.served <- b.server.Serve(l) }()
+	return b, nil
+}
+
+func (b *backend) close() error {
+	err := b.server.Close()
+	if end := <-b.served; !errors.Is(end, http.ErrServerClosed) {
+		err = errors.Join(err, end)
+	}
+	return errors.Join(err, b.publisher.Close())
+}
+
+// ServeHTTP completes a prompt of token ids with nothing, and tells how many of them
+// were cached.
+func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var c struct {
+		Prompt []uint32 `json:"prompt"`
+	}
+	if err := json.NewDecoder(req.Body).Decode(&c); err != nil {
+		http.Error(w, fmt.Sprintf("want token ids for the prompt: %v", err), http.StatusBadRequest)
+		return
+	}
+	cached, err := b.compute(c.Prompt)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintf(w, `{"object": "text_completion", "choices": [{"index": 0, "text": "", "finish_reason": "length"}], `+
+		`"usage": {"prompt_tokens": %d, "prompt_tokens_details": {"cached_tokens": %d}}}`+"\n", len(c.Prompt), cached)
+}
+
+// compute runs a prompt through the cache, and publishes what changes.
+func (b *backend) compute(prompt []uint32) (cached uint64, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before := b.pool.Stats().HitTokens
+	events, ok := b.pool.Request(prompt)
+	if !ok {
+		return 0, errors.New("the prompt does not fit the cache")
+	}
+	if len(events) > 0 {
+		if _, err := b.publisher.Publish(events...); err != nil {
+			return 0, err
+		}
+	}
+	return b.pool.Stats().HitTokens - before, nil
+}
+
+func (b *backend) stats() simulator.PoolStats {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pool.Stats()
+}
+
+// digest is what the cache holds.
+func (b *backend) digest() client.BlocksDigest {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return client.BlocksDigest{Blocks: uint64(b.pool.Len()), XOR: b.pool.Digest()}
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/simulator"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+const (
+	demoModel     = "demo"
+	demoEngines   = 4
+	demoBlockSize = 16
+	// demoBlocks is what an engine's cache holds: two million tokens.
+	demoBlocks = 131_072
+	// demoPatience is how long a request may take, and its events to arrive.
+	demoPatience = 20 * time.Second
+)
+
+// runDemo sends the conversation trace through the router to simulated engines, once
+// for each policy, and prints how much of the prompts was in the caches.
+//
+// Requests go one after the other, and each waits until the router's view is what its
+// engine holds. So the outcome is the same each time; real requests overlap, and the
+// view is a millisecond behind.
+func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) error {
+	trace, err := simulator.ConversationTrace()
+	if err != nil {
+		return err
+	}
+	trace.Requests = trace.Requests[:min(requests, len(trace.Requests))]
+	_, _ = fmt.Fprintf(out, "the first %d requests of the conversation trace, %d engines that hold %d tokens each\n",
+		len(trace.Requests), demoEngines, demoBlocks*demoBlockSize)
+	for _, p := range []policy{policyRoundRobin, policyPrefix} {
+		began := time.Now()
+		stats, err := measure(ctx, kvcast, p, trace)
+		if err != nil {
+			return fmt.Errorf("policy %s: %w", p, err)
+		}
+		var all simulator.PoolStats
+		var shares []string
+		for _, s := range stats {
+			all.PromptTokens += s.PromptTokens
+			all.HitTokens += s.HitTokens
+			shares = append(shares, strconv.FormatUint(s.PromptTokens-s.HitTokens, 10))
+		}
+		_, _ = fmt.Fprintf(out, "%-12s hit rate %4.1f %%: %d of %d prompt tokens; computed by each engine: %s (%.1f s)\n",
+			p, 100*float64(all.HitTokens)/float64(all.PromptTokens), all.HitTokens, all.PromptTokens,
+			strings.Join(shares, ", "), time.Since(began).Seconds())
+	}
+	return nil
+}
+
+// measure runs engines, a kvcast that reads them, and a router that follows it, and
+// sends the trace through. It returns what each engine's cache was asked for.
+func measure(ctx context.Context, kvcast string, p policy, trace *simulator.Trace) (stats []simulator.PoolStats, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var engines []*backend
+	defer func() {
+		for _, b := range engines {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	for i := range demoEngines {
+		b, err := newBackend(ctx, fmt.Sprintf("engine-%d", i))
+		if err != nil {
+			return nil, err
+		}
+		engines = append(engines, b)
+	}
+	addr, stop, err := startKvcast(ctx, kvcast, engines)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	view, routed := client.NewView(), make(chan error, 1)
+	routing, end := context.WithCancel(ctx)
+	go func() { routed <- serve(routing, l, addr, p, view, slog.New(slog.DiscardHandler)) }()
+	defer func() {
+		end()
+		err = errors.Join(err, <-routed)
+	}()
+	if err := await(ctx, view, func() bool { return len(view.Workers()) == demoEngines }); err != nil {
+		return nil, fmt.Errorf("wait for the engines: %w", err)
+	}
+	for i := range trace.Requests {
+		if err := complete(ctx, "http://"+l.Addr().String(), view, engines, trace.Requests[i].Prompt()); err != nil {
+			return nil, fmt.Errorf("request %d: %w", i, err)
+		}
+	}
+	for _, b := range engines {
+		stats = append(stats, b.stats())
+	}
+	return stats, nil
+}
+
+// complete sends a request, and waits until the view is what its engine then holds.
+func complete(ctx context.Context, router string, view *client.View, engines []*backend, prompt []uint32) error {
+	ctx, cancel := context.WithTimeout(ctx, demoPatience)
+	defer cancel()
+	body, err := json.Marshal(map[string]any{"model": demoModel, "prompt": prompt, "max_tokens": 1})
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, router+"/v1/completions", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	answer, err := io.ReadAll(res.Body)
+	if err = errors.Join(err, res.Body.Close()); err != nil {
+		return err
+	}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", res.Status, answer)
+	}
+	for _, b := range engines {
+		if b.name != res.Header.Get("X-Engine") {
+			continue
+		}
+		want := b.digest()
+		return await(ctx, view, func() bool {
+			w, _ := view.Worker(b.name)
+			return len(w.Ranks) > 0 && w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE] == want
+		})
+	}
+	return errors.New("the router does not say which engine it was")
+}
+
+// await waits until something holds of a view.
+func await(ctx context.Context, view *client.View, holds func() bool) error {
+	for range view.Changes(ctx) {
+		if holds() {
+			return nil
+		}
+	}
+	return ctx.Err()
+}
+
+// startKvcast runs a kvcast that reads the engines, and returns its address.
+func startKvcast(ctx context.Context, program string, engines []*backend) (addr string, stop func(), err error) {
+	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", ""}
+	for _, b := range engines {
+		args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,block_size=%d,connect=%s,replay=%s,endpoint=%s",
+			b.name, demoModel, demoBlockSize, b.publisher.Endpoint(), b.publisher.ReplayEndpoint(), b.listener.Addr()))
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	log, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("start kvcast: %w", err)
+	}
+	lines := bufio.NewScanner(log)
+	var said strings.Builder
+	for lines.Scan() {
+		_, _ = fmt.Fprintln(&said, lines.Text())
+		if _, rest, ok := strings.Cut(lines.Text(), "msg=serving grpc="); ok {
+			addr, _, _ = strings.Cut(rest, " ")
+			break
+		}
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = io.Copy(io.Discard, log) // to its end
+	}()
+	stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		<-read
+		_ = cmd.Wait()
+	}
+	if addr == "" {
+		stop()
+		return "", nil, fmt.Errorf("start kvcast: it ended: %s", &said)
+	}
+	return addr, stop, nil
+}

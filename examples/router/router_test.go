@@ -1,0 +1,158 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/simulator"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// holding is a View of engines that hold the first blocks of a prompt, so many each.
+func holding(endpoint string, tokens []uint32, blocks map[string]int) *client.View {
+	v := client.NewView()
+	apply := func(m *kvcastv1.SubscribeResponse) {
+		v.Apply(client.Update{Message: m, Position: client.Position{Epoch: "e", Seq: 1}})
+	}
+	apply(&kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{Epoch: "e"}})
+	hashes := client.TokensHashes(tokens, 4, "", "")
+	for name, n := range blocks {
+		events := []*kvcastv1.RouterEvent{{Event: &kvcastv1.RouterEvent_WorkerAdded{
+			WorkerAdded: &kvcastv1.WorkerAdded{Model: "m", Endpoint: endpoint, BlockSize: 4},
+		}}}
+		if n > 0 {
+			events = append(events, &kvcastv1.RouterEvent{
+				DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE,
+				Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: hashes[:n], TokensHashes: hashes[:n], BlockSize: 4}},
+			})
+		}
+		apply(&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{{Worker: name, Model: "m", Events: events}}})
+	}
+	return v
+}
+
+func TestChoose(t *testing.T) {
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	for _, tt := range []struct {
+		name   string
+		policy policy
+		given  map[string]int
+		tokens []uint32
+		want   string
+	}{
+		{"the longest prefix", policyPrefix, nil, tokens, "b"},
+		{"of equal ones the first", policyPrefix, nil, []uint32{9}, "a"},
+		{"of equal ones who has had least", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
+		{"not who has had too much", policyPrefix, map[string]int{"b": slack + 1}, tokens, "a"},
+		{"a little more is not too much", policyPrefix, map[string]int{"a": 1, "b": slack}, tokens, "b"},
+		{"text", policyPrefix, map[string]int{"a": 1}, nil, "b"},
+		{"round robin", policyRoundRobin, nil, tokens, "a"},
+	} {
+		rt := newRouter(holding("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), tt.policy)
+		for name, n := range tt.given {
+			rt.given[name] = n
+		}
+		if got, _, err := rt.choose("m", tt.tokens); err != nil || got != tt.want {
+			t.Errorf("%s: got %s, error %v; want %s", tt.name, got, err, tt.want)
+		}
+	}
+	if _, _, err := newRouter(client.NewView(), policyPrefix).choose("m", tokens); err == nil {
+		t.Error("without an engine: no error")
+	}
+}
+
+func TestRequestsArePassedOnWhole(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, _ := io.ReadAll(req.Body)
+		_, _ = io.WriteString(w, req.Method+" "+req.RequestURI+" "+string(body))
+	}))
+	defer engine.Close()
+	view := holding(strings.TrimPrefix(engine.URL, "http://"), []uint32{1, 2, 3, 4}, map[string]int{"a": 1})
+	for _, tt := range []struct {
+		view         *client.View
+		method, body string
+		status       int
+		says         string
+	}{
+		{view, "POST", `{"model": "m", "prompt": [1, 2, 3, 4], "x": 1}`, 200, `POST /v1/completions?q=1 {"model": "m", "prompt": [1, 2, 3, 4], "x": 1}`},
+		{view, "POST", `{"model": "m", "prompt": "text"}`, 200, `"text"`},
+		{view, "POST", `{"model": "another", "prompt": [1]}`, 502, "no engine of this model"},
+		{client.NewView(), "POST", `{}`, 503, "not known yet"},
+	} {
+		w := httptest.NewRecorder()
+		newRouter(tt.view, policyPrefix).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), tt.method, "/v1/completions?q=1", strings.NewReader(tt.body)))
+		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.says) {
+			t.Errorf("%s: got %d %q, want %d %q", tt.body, w.Code, w.Body, tt.status, tt.says)
+		}
+	}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+}
+
+// talks is a trace of conversations, each of whose turns repeats all before it.
+func talks(t *testing.T, talks, turns int) *simulator.Trace {
+	t.Helper()
+	var lines strings.Builder
+	for turn := range turns {
+		for talk := range talks {
+			ids := []string{"0"} // what all begin with
+			for n := range turn + 1 {
+				ids = append(ids, strconv.Itoa(1+talk*turns+n))
+			}
+			fmt.Fprintf(&lines, `{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": [%s]}`+"\n",
+				len(ids)*simulator.TraceBlock, strings.Join(ids, ","))
+		}
+	}
+	trace, err := simulator.ReadTrace("talks", strings.NewReader(lines.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace
+}
+
+// TestDemo has a kvcast in a process of its own.
+func TestDemo(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "kvcast")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kvcast").CombinedOutput(); err != nil {
+		t.Fatalf("build kvcast: %v\n%s", err, out)
+	}
+	hit := make(map[policy]uint64)
+	for _, p := range []policy{policyRoundRobin, policyPrefix} {
+		// 7 talks, so that 4 engines in turn get a talk's turns one after the other.
+		stats, err := measure(t.Context(), program, p, talks(t, 7, 5))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range stats {
+			hit[p] += s.HitTokens
+		}
+	}
+	// Each turn but the first finds all turns before, and the first what all begin with,
+	// but for the last token's block where it would be the whole prompt, and for the few
+	// first turns that find an engine new to all.
+	if least := uint64(7 * (2 + 3 + 4 + 5) * simulator.TraceBlock); hit[policyPrefix] < least || hit[policyRoundRobin] > least/2 {
+		t.Errorf("the longest prefix finds %d tokens, want %d at least; round robin %d, want half of it at most",
+			hit[policyPrefix], least, hit[policyRoundRobin])
+	}
+	var out strings.Builder
+	if err := run(t.Context(), []string{"-demo", program, "-requests", "8"}, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if got := regexp.MustCompile(`(?m)^(round-robin|prefix) +hit rate +[0-9.]+ %: \d+ of \d+ prompt tokens`).FindAllString(out.String(), -1); len(got) != 2 {
+		t.Errorf("got\n%s", &out)
+	}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+}
