@@ -3,7 +3,6 @@ package pipeline
 import (
 	"iter"
 	"math/rand/v2"
-	"slices"
 	"unsafe"
 )
 
@@ -165,28 +164,6 @@ func (s *segment) after(first uint64) uint64 {
 		return 0
 	}
 	return first + 1<<(64-s.depth)
-}
-
-func (s *segment) clone() *segment {
-	return &segment{slots: slices.Clone(s.slots), n: s.n, depth: s.depth}
-}
-
-// addSegment appends a segment that follows those that are there.
-func (t *blocks) addSegment(s *segment) {
-	for t.depth < s.depth {
-		t.double()
-	}
-	for range uint64(1) << (t.depth - s.depth) {
-		t.dir = append(t.dir, s)
-	}
-	t.n += s.n
-}
-
-// fill completes a directory that segments are missing at the end of.
-func (t *blocks) fill() {
-	if missing := 1<<t.depth - len(t.dir); missing > 0 {
-		t.dir = append(t.dir, slices.Repeat([]*segment{{slots: make([]block, minSegment), depth: t.depth}}, missing)...)
-	}
 }
 
 // double makes the directory one bit deeper.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"unsafe"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
@@ -66,7 +67,7 @@ func TestCopiesAreCounted(t *testing.T) {
 	}
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
 	l.ranks[0].table(wire.TierDevice).storeRun(r)
-	if got := l.tableBytes(place{0, wire.TierDevice}); got < 3_200_000 || got > 5_400_000 {
+	if got := l.tableSlots(place{0, wire.TierDevice}) * int(unsafe.Sizeof(block{})); got < 3_200_000 || got > 5_400_000 {
 		t.Errorf("a table of 100,000 blocks takes %d bytes", got)
 	}
 	p := &Pipeline{copies: budget{limit: 1}}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -432,4 +433,52 @@ func BenchmarkCut(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(b.N)*blocks/b.Elapsed().Seconds(), "blocks/s")
+}
+
+// BenchmarkCutHoldsUp is the longest time that a batch of one store takes within a
+// second, while the worker's million blocks are read again and again, and, without,
+// while they are not: what the machine and the garbage collector make of it anyhow.
+func BenchmarkCutHoldsUp(b *testing.B) {
+	const blocks = 1_000_000
+	l := newLane(b, 100)
+	l.batch.Events = l.batch.Events[:1] // nothing leaves
+	for range blocks / l.blocks {
+		l.step()
+	}
+	stored := &l.batch.Events[0]
+	l.blocks, stored.BlockHashes, stored.TokensHashes, stored.Tokens = 1, stored.BlockHashes[:1], stored.TokensHashes[:1], stored.Tokens[:16]
+	longest := func() (worst time.Duration) {
+		for end := time.Now().Add(time.Second); ; {
+			l.next = blocks // the same blocks again, so that the table does not grow
+			for range 1000 {
+				began := time.Now()
+				if began.After(end) {
+					return worst
+				}
+				l.step()
+				worst = max(worst, time.Since(began))
+			}
+		}
+	}
+	var with, without time.Duration
+	for b.Loop() {
+		without = max(without, longest())
+		ctx, cancel := context.WithCancel(b.Context())
+		var reading sync.WaitGroup
+		reading.Go(func() {
+			for ctx.Err() == nil {
+				cut, _, err := l.pipeline.Cut(ctx, "vllm-0", 0xff)
+				if err != nil {
+					return
+				}
+				for range cut.Blocks {
+				}
+			}
+		})
+		with = max(with, longest())
+		cancel()
+		reading.Wait()
+	}
+	b.ReportMetric(float64(with.Microseconds())/1000, "max-ms")
+	b.ReportMetric(float64(without.Microseconds())/1000, "max-ms-without")
 }

@@ -178,8 +178,9 @@ func (l *Lane) table(at place) *table {
 }
 
 // turnSegments is how many segments are looked at before the lane is let go of:
-// 2 MiB at most, some half a millisecond.
-const turnSegments = 32
+// 512 KiB at most. What waits for the lane meanwhile waits for some tenths of a
+// millisecond, and for one more until Go's mutex prefers it.
+const turnSegments = 8
 
 // turns visits every segment of a table, under the lane's lock, which it lets go
 // of now and then. Meanwhile the table may change; it ends early where the table

@@ -1,0 +1,200 @@
+package pipeline
+
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+const (
+	// snapshotRun is the most blocks in an event of a snapshot.
+	snapshotRun = 1024
+	// snapshotBytes is about the size of the pieces that a snapshot is sent in.
+	snapshotBytes = 64 << 10
+)
+
+// climb is the way from a block up to the first ancestor whose parent is not there,
+// or has been told.
+type climb struct {
+	chain []uint32 // from the bottom up
+	next  uint32   // the parent of its top, unless it has ended
+	after int      // the climb of this step that it ended at, and that goes first; or -1
+	told  bool
+}
+
+// climbs are those that are under way at a time.
+type climbs struct {
+	c     *tableCopy
+	all   [inStep]climb
+	n     int
+	first uint32 // the number of the first of them
+}
+
+// encode yields the blocks, each after its parent:
+//
+//  1. From some blocks not yet told it climbs up, marking its way, so that a circle
+//     ends the climb. Those climbs go on step by step together: most of the time is
+//     spent waiting for memory.
+//  2. What each came by, from the top down, is a chain: each block's parent is the
+//     one before it. It is told as one event, or as several where the blocks differ
+//     in what an event says once for all, after the chain that its climb ended at.
+func (c *tableCopy) encode(worker string, h eventHead, yield func([]byte) bool) bool {
+	return c.encodeFrom(0, worker, h, yield)
+}
+
+// encodeFrom does so with climbs that are numbered from first on.
+func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield func([]byte) bool) bool {
+	c.link()
+	e := &snapshotEncoder{c: c, worker: worker, head: h, yield: yield}
+	up := &climbs{c: c, first: first}
+	for i := range c.blocks {
+		if b := &c.blocks[i]; b.flags&(flagHeld|flagTold) != flagHeld {
+			continue
+		}
+		if up.begin(uint32(i)); up.n == inStep && !up.tell(e) {
+			return false
+		}
+	}
+	return up.tell(e) && e.flush() && e.send()
+}
+
+// begin begins a climb at a block.
+func (s *climbs) begin(i uint32) {
+	up := &s.all[s.n]
+	up.chain, up.after, up.told = up.chain[:0], -1, false
+	s.n++
+	s.reach(s.n-1, i)
+}
+
+// reach marks a block as part of a climb, and tells whether the climb goes on.
+func (s *climbs) reach(k int, i uint32) bool {
+	up, b := &s.all[k], &s.c.blocks[i]
+	b.flags |= flagTold | blockFlags((s.first+uint32(k))<<climbShift)
+	up.chain = append(up.chain, i)
+	up.next = uint32(b.parent)
+	return b.flags&flagLinked != 0
+}
+
+// tell climbs to the end, and tells of the chains.
+func (s *climbs) tell(e *snapshotEncoder) bool {
+	var going [inStep]int
+	n := 0
+	for k := range s.n {
+		if s.c.blocks[s.all[k].chain[0]].flags&flagLinked != 0 {
+			going[n] = k
+			n++
+		}
+	}
+	for n > 0 {
+		var flags [inStep]blockFlags
+		for j := range n {
+			flags[j] = s.c.blocks[s.all[going[j]].next].flags // which asks for the memory of all
+		}
+		still := 0
+		for j := range n {
+			k := going[j]
+			up := &s.all[k]
+			f := flags[j] | s.c.blocks[up.next].flags // which another climb may have told just now
+			if f&flagTold != 0 {
+				if by := (uint32(f>>climbShift) - s.first) & climbMask; by < inStep {
+					up.after = int(by)
+				}
+			} else if s.reach(k, up.next) {
+				going[still] = k
+				still++
+			}
+		}
+		n = still
+	}
+	for k := range s.n {
+		if !s.tellOne(k, e) {
+			return false
+		}
+	}
+	s.first += inStep
+	s.n = 0
+	return true
+}
+
+// climbMask is the largest number of a climb, after which they begin again: by then
+// whatever has such a number was told long ago.
+const climbMask = 1<<(32-climbShift) - 1
+
+// tellOne tells of a chain, after the one that it goes after.
+func (s *climbs) tellOne(k int, e *snapshotEncoder) bool {
+	up := &s.all[k]
+	if up.told {
+		return true
+	}
+	up.told = true // now, since chains may go round
+	if up.after >= 0 && !s.tellOne(up.after, e) {
+		return false
+	}
+	for i := len(up.chain) - 1; i >= 0; i-- {
+		if !e.add(up.chain[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// snapshotEncoder puts blocks into events, and events into pieces.
+type snapshotEncoder struct {
+	c      *tableCopy
+	worker string
+	head   eventHead
+	run    run
+	// last is the block that was added last, attr is the slot of the run's attributes.
+	last, attr uint32
+	buf        []byte
+	yield      func([]byte) bool
+}
+
+// add adds a block of the copy, and tells whether more is wanted.
+func (e *snapshotEncoder) add(i uint32) bool {
+	b, r := &e.c.blocks[i], &e.run
+	hashed := b.flags&flagTokensHash != 0
+	joins := !r.empty() && b.flags&flagLinked != 0 && uint32(b.parent) == e.last && b.attr == e.attr && hashed == r.key.hashed && len(r.hashes) < snapshotRun
+	if !joins {
+		if !e.flush() {
+			return false
+		}
+		a, parent := e.c.attrs[b.attr], b.parent
+		if b.flags&flagLinked != 0 {
+			parent = e.c.blocks[parent].hash
+		}
+		r.start(runKey{kind: wire.KindStored, lora: a.lora, blockSize: a.blockSize, hashed: hashed}, parent, b.flags&flagParent != 0)
+		e.attr = b.attr
+	}
+	e.last = i
+	r.hashes = append(r.hashes, b.hash)
+	if hashed {
+		r.tokensHashes = append(r.tokensHashes, b.tokensHash)
+	}
+	return true
+}
+
+// flush ends the event.
+func (e *snapshotEncoder) flush() bool {
+	if e.run.empty() {
+		return true
+	}
+	if len(e.buf) == 0 {
+		e.buf = make([]byte, 0, snapshotBytes+snapshotRun*18)
+		e.buf = protowire.AppendTag(e.buf, snapshotWorker, protowire.BytesType)
+		e.buf = protowire.AppendString(e.buf, e.worker)
+	}
+	e.buf = appendStored(e.buf, snapshotEvents, e.head, &e.run)
+	e.run.reset()
+	return len(e.buf) < snapshotBytes || e.send()
+}
+
+// send ends the piece.
+func (e *snapshotEncoder) send() bool {
+	if len(e.buf) == 0 {
+		return true
+	}
+	piece := e.buf
+	e.buf = nil
+	return e.yield(piece)
+}

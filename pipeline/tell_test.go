@@ -1,0 +1,134 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// toldBlock is what is stored of a block, and what is told of it.
+type toldBlock struct {
+	parent     uint64
+	hasParent  bool
+	tokensHash uint64
+	hashed     bool
+	lora       string
+	blockSize  uint32
+}
+
+// tellAll stores blocks in an order, and returns what is told of them, in order, and
+// in how many events.
+func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock, order []uint64, first uint32) (told []uint64, as map[uint64]toldBlock, events int) {
+	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
+	table := l.ranks[0].table(wire.TierDevice)
+	for _, hash := range order {
+		b := blocks[hash]
+		r := &run{
+			key:    runKey{kind: wire.KindStored, lora: b.lora, blockSize: b.blockSize, hashed: b.hashed},
+			parent: b.parent, hasParent: b.hasParent, hashes: []uint64{hash},
+		}
+		if b.hashed {
+			r.tokensHashes = []uint64{b.tokensHash}
+		}
+		table.storeRun(r)
+	}
+	at := place{0, wire.TierDevice}
+	c := l.copyTable(context.Background(), at, l.tableSlots(at))
+	as = make(map[uint64]toldBlock)
+	ended := c.encodeFrom(first, "w", eventHead{tier: wire.TierDevice}, func(piece []byte) bool {
+		var m kvcastv1.SnapshotBlocks
+		if err := proto.Unmarshal(piece, &m); err != nil {
+			t.Fatalf("decode: %v", err)
+		}
+		for _, e := range m.GetEvents() {
+			events++
+			s := e.GetStored()
+			b := toldBlock{parent: s.GetParentHash(), hasParent: s.ParentHash != nil, lora: s.GetLoraName(), blockSize: s.GetBlockSize()}
+			for i, hash := range s.GetBlockHashes() {
+				if b.hashed = len(s.GetTokensHashes()) > 0; b.hashed {
+					b.tokensHash = s.GetTokensHashes()[i]
+				}
+				if _, twice := as[hash]; twice {
+					t.Fatalf("block %d is told twice", hash)
+				}
+				told, as[hash] = append(told, hash), b
+				b.parent, b.hasParent = hash, true
+			}
+		}
+		return true
+	})
+	if !ended {
+		t.Fatalf("it ended early")
+	}
+	return told, as, events
+}
+
+// TestBlocksAreToldAfterTheirParents has forests, and circles, whose blocks lie
+// anywhere: each is told once, as it was stored, and after its parent unless they go
+// round. The numbers of climbs run out in some.
+func TestBlocksAreToldAfterTheirParents(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		n := rapid.SampledFrom([]int{1, 5, 40, 400}).Draw(rt, "blocks")
+		circles := rapid.IntRange(0, 3).Draw(rt, "circles") == 0
+		near := rapid.IntRange(1, n+1).Draw(rt, "near")
+		blocks, order := make(map[uint64]toldBlock), make([]uint64, 0, n)
+		for i := range n {
+			b := toldBlock{blockSize: 16, hashed: rapid.IntRange(0, 9).Draw(rt, "hashed") > 0}
+			if b.hashed {
+				b.tokensHash = uint64(1000 + i)
+			}
+			if rapid.IntRange(0, 9).Draw(rt, "adapter") == 0 {
+				b.lora = rapid.SampledFrom([]string{"a", "b"}).Draw(rt, "lora")
+			}
+			if b.hasParent = rapid.IntRange(0, 9).Draw(rt, "has parent") > 0; b.hasParent {
+				b.parent = uint64(i - rapid.IntRange(-5, near).Draw(rt, "parent")) // of which those below 0 are nobody's
+				if !circles && b.parent >= uint64(i) {
+					b.parent = uint64(i - 1)
+				}
+			}
+			order, blocks[uint64(i)] = append(order, uint64(i)), b
+		}
+		first := rapid.SampledFrom([]uint32{0, climbMask &^ (inStep - 1), climbMask - 5*inStep + 1}).Draw(rt, "first climb")
+		told, as, _ := tellAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
+		if len(told) != n {
+			rt.Fatalf("%d blocks are told, want %d", len(told), n)
+		}
+		before := make(map[uint64]bool)
+		for _, hash := range told {
+			b := blocks[hash]
+			if as[hash] != b {
+				rt.Fatalf("block %d is told as %+v, want %+v", hash, as[hash], b)
+			}
+			if _, there := blocks[b.parent]; there && b.hasParent && !before[b.parent] && !circles {
+				rt.Fatalf("block %d is told before its parent %d", hash, b.parent)
+			}
+			before[hash] = true
+		}
+	})
+}
+
+// TestChainsAreToldInFewEvents has prompts of 64 blocks, and one long one.
+func TestChainsAreToldInFewEvents(t *testing.T) {
+	for _, tt := range []struct{ prompts, blocks, most int }{
+		{1, 64, 1}, {1, 1024, 1}, {1, 1025, 2}, {1, 10_000, 10}, {1000, 64, 7000},
+	} {
+		t.Run(fmt.Sprint(tt.prompts, " of ", tt.blocks), func(t *testing.T) {
+			blocks, order := make(map[uint64]toldBlock), []uint64(nil)
+			for p := range uint64(tt.prompts) {
+				for i := range uint64(tt.blocks) {
+					hash := p<<32 | i
+					blocks[hash], order = toldBlock{blockSize: 16, hashed: true, parent: hash - 1, hasParent: i > 0}, append(order, hash)
+				}
+			}
+			if told, _, events := tellAll(t, blocks, order, 0); len(told) != len(order) || events > tt.most {
+				t.Errorf("%d blocks in %d events, want %d in %d at most", len(told), events, len(order), tt.most)
+			}
+		})
+	}
+}
