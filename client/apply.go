@@ -35,6 +35,9 @@ func (st *state) snapshotBlocks(b *kvcastv1.SnapshotBlocks) {
 
 // event applies an event of a worker as the contract says.
 func (st *state) event(name, model string, ev *kvcastv1.RouterEvent) {
+	if len(st.retired) > maxRetired {
+		st.sweep()
+	}
 	switch kind := ev.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		st.add(name, kind.WorkerAdded)
@@ -82,6 +85,25 @@ func (st *state) stored(r *rank, tier int, s *kvcastv1.Stored) {
 	st.applied += len(s.GetBlockHashes())
 }
 
+// clearAtOnce is how many blocks are cleared one by one; another rank costs as much.
+const clearAtOnce = 64
+
+// clear empties a rank, and returns what stands in its place.
+func (st *state) clear(r *rank) *rank {
+	if r.table.n <= clearAtOnce {
+		for tier := range numTiers {
+			st.clearTier(r, tier)
+		}
+		r.reset()
+		return r
+	}
+	st.retire(r)
+	delete(r.worker.ranks, r.number)
+	empty := st.rank(r.worker, r.number)
+	empty.gaps, empty.gap = r.gaps, r.gap
+	return empty
+}
+
 func (st *state) cleared(r *rank, c *kvcastv1.Cleared) {
 	for _, t := range c.GetTiers() {
 		if tier, ok := tierIndex(t); ok {
@@ -89,11 +111,7 @@ func (st *state) cleared(r *rank, c *kvcastv1.Cleared) {
 		}
 	}
 	if len(c.GetTiers()) == 0 {
-		st.retire(r)
-		delete(r.worker.ranks, r.number)
-		empty := st.rank(r.worker, r.number)
-		empty.gaps, empty.gap = r.gaps, r.gap
-		r = empty
+		r = st.clear(r)
 	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		// The view is empty now; the engine is not.

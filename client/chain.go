@@ -20,8 +20,8 @@ type phase uint8
 
 const (
 	phaseAsked     phase = iota // Accepted
-	phaseAnnounced              // SnapshotBegin
-	phaseSnapshot               // parts of a snapshot
+	phaseAnnounced              // SnapshotBegin, and signs of life before
+	phaseSnapshot               // parts of a snapshot, and signs of life
 	phaseFollowing              // entries and progress
 )
 
@@ -34,7 +34,11 @@ const (
 //     out;
 //   - after a snapshot, or from the first entry on, no worker has an event that was
 //     not added;
-//   - positions stand where their entries end, and epochs do not change.
+//   - positions stand where their entries end, and epochs do not change;
+//   - what begins or ends something stands alone in its message, but for a position.
+//
+// While a snapshot that was announced or has begun waits for its turn, Progress without
+// a position says that the stream is alive, and nothing else.
 //
 // An event_id of a worker that was removed says nothing of the next, when it is added
 // again: the server forgets it after others. That its removal and all between is there
@@ -89,6 +93,8 @@ func (c *chain) check(m *kvcastv1.SubscribeResponse) error {
 // wrong takes a message, or says what is wrong with it.
 func (c *chain) wrong(m *kvcastv1.SubscribeResponse) string {
 	switch {
+	case mixed(m):
+		return "what has to stand alone in a message does not"
 	case c.phase == phaseAsked && m.GetAccepted() == nil:
 		return "its first message is no Accepted"
 	case c.phase == phaseAsked:
@@ -97,14 +103,40 @@ func (c *chain) wrong(m *kvcastv1.SubscribeResponse) string {
 		return "a second Accepted"
 	case m.GetSnapshotBegin() != nil:
 		return c.snapshotBegin(m.GetSnapshotBegin())
+	case c.phase != phaseFollowing && alive(m):
+		return ""
 	case c.phase == phaseAnnounced:
 		return "a snapshot was to come, and something else did"
+	case m.GetProgress() != nil && c.phase == phaseSnapshot:
+		return "progress within a snapshot with more than a sign of life"
 	case c.phase == phaseSnapshot:
 		return c.snapshotPart(m)
 	case m.GetSnapshotEnd() != nil, m.GetSnapshotWorker() != nil, len(m.GetSnapshotBlocks()) > 0:
 		return "part of a snapshot that has not begun"
 	}
 	return c.follow(m)
+}
+
+// mixed tells that an Accepted, or the begin or end of a snapshot, is not all there is
+// of a message beside its position: each changes what the rest would be part of.
+func mixed(m *kvcastv1.SubscribeResponse) bool {
+	marks := 0
+	for _, has := range [...]bool{m.GetAccepted() != nil, m.GetSnapshotBegin() != nil, m.GetSnapshotEnd() != nil} {
+		if has {
+			marks++
+		}
+	}
+	return marks > 1 || marks == 1 && (hasParts(m) || m.GetProgress() != nil)
+}
+
+// hasParts tells that a message has entries, or parts of a snapshot.
+func hasParts(m *kvcastv1.SubscribeResponse) bool {
+	return len(m.GetEntries()) > 0 || m.GetSnapshotWorker() != nil || len(m.GetSnapshotBlocks()) > 0
+}
+
+// alive tells that a message is a sign of life, which tells nothing of a position.
+func alive(m *kvcastv1.SubscribeResponse) bool {
+	return m.GetProgress() != nil && m.GetPosition() == nil && m.GetPrevSeq() == 0 && !hasParts(m)
 }
 
 func (c *chain) accept(m *kvcastv1.SubscribeResponse) string {

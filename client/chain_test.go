@@ -66,7 +66,44 @@ var violations = []struct {
 	{"a snapshot that ends in another epoch", nil, earliest(two(), snapshot(2)[1], &kvcastv1.SubscribeResponse{
 		SnapshotEnd: &kvcastv1.SnapshotEnd{}, Position: &kvcastv1.Position{Epoch: "other"},
 	})},
+	{"entries with an Accepted", nil, messages{joined(accepted(kvcastv1.Accepted_MODE_EARLIEST, 0), two())}},
+	{"entries with an Accepted before a snapshot", nil, messages{joined(announced(), two())}},
+	{"a worker with an Accepted", nil, messages{joined(announced(), snapshot(2)[2])}},
+	{"blocks with an Accepted", nil, messages{joined(announced(), snapshot(2)[3])}},
+	{"progress with an Accepted", nil, messages{joined(accepted(kvcastv1.Accepted_MODE_EARLIEST, 0), alive())}},
+	{"a snapshot's begin with an Accepted", nil, messages{joined(announced(), snapshot(2)[1])}},
+	{"a snapshot's end with an Accepted", nil, messages{joined(accepted(kvcastv1.Accepted_MODE_EARLIEST, 0), snapshot(0)[4])}},
+	{"entries with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], entriesWithin()))},
+	{"a worker with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], snapshot(2)[2]))},
+	{"blocks with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], snapshot(2)[3]))},
+	{"progress with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], alive()))},
+	{"a snapshot's end with its begin", nil, earliest(two(), joined(snapshot(2)[1], snapshot(2)[4]))},
+	{"entries with a snapshot's end", nil, earliest(two(), snapshot(3)[1], snapshot(3)[2], joined(entriesWithin(), snapshot(3)[4]))},
+	{"a worker with a snapshot's end", nil, earliest(two(), snapshot(2)[1], joined(snapshot(2)[2], snapshot(2)[4]))},
+	{"blocks with a snapshot's end", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2], joined(snapshot(2)[3], snapshot(2)[4]))},
+	{"progress with a snapshot's end", nil, earliest(two(), snapshot(2)[1], joined(alive(), snapshot(2)[4]))},
+	{"a sign of life outside a snapshot", nil, earliest(two(), alive())},
+	{"a sign of life after a snapshot", nil, earliest(append(snapshot(2)[1:5], alive())...)},
+	{"a sign of life with a position within a snapshot", nil, earliest(two(), snapshot(2)[1], progress(2))},
+	{"a sign of life with a prev_seq within a snapshot", nil, earliest(two(), snapshot(2)[1], &kvcastv1.SubscribeResponse{
+		Progress: &kvcastv1.Progress{}, PrevSeq: 2,
+	})},
+	{"a sign of life with entries within a snapshot", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2], joined(entriesWithin(), alive()))},
 	{"an event missing after a snapshot", nil, earliest(append(snapshot(2)[1:5], message(2, entryOf(3, "w", store(5, 8))))...)},
+}
+
+// joined is one message of what belongs in several.
+func joined(m ...*kvcastv1.SubscribeResponse) *kvcastv1.SubscribeResponse {
+	one := &kvcastv1.SubscribeResponse{}
+	for _, m := range m {
+		proto.Merge(one, m)
+	}
+	return one
+}
+
+// entriesWithin are of a snapshot of worker w.
+func entriesWithin() *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(3, "w", store(4, 8))}}
 }
 
 func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
@@ -122,6 +159,8 @@ func TestWhatAFilterLeavesOutIsNoViolation(t *testing.T) {
 			message(3, entryOf(4, "w", store(4, 1))))},
 		{"a worker of a snapshot that has left", nil, earliest(two(), snapshot(3)[1],
 			&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(2, "x", workerRemoved(8))}}, snapshot(3)[4])},
+		{"signs of life of a snapshot that waits", nil, earliest(two(), snapshot(3)[1], alive(), snapshot(3)[2], alive(), snapshot(3)[1], alive(),
+			snapshot(3)[2], snapshot(3)[3], alive(), snapshot(3)[4], message(3, entryOf(4, "w", store(4, 1))))},
 		{"a message of another kind", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

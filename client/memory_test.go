@@ -57,6 +57,28 @@ func TestMemoryOfBlocksThatWait(t *testing.T) {
 	}
 }
 
+// TestClearingTakesNoMemory has entries of what engines may send, at no cost to them.
+func TestClearingTakesNoMemory(t *testing.T) {
+	const times, most = 150_000, 16 << 20
+	for name, e := range map[string]*kvcastv1.Entry{
+		"nothing":     clearing(times),
+		"a block":     clearing(times, 7),
+		"the block 0": clearing(times, 0), // which tables keep apart
+	} {
+		v := begun()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		v.Apply(entries(e))
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > most {
+			t.Errorf("%s: %d bytes allocated, want %d at most", name, got, most)
+		}
+		if w := v.Workers(); len(w) != 1 || len(w[0].Ranks) != 1 || w[0].Ranks[0] != (client.Rank{}) || client.Indexed(v) != 0 {
+			t.Errorf("%s: got %+v and %d sequence hashes, want an empty rank", name, w, client.Indexed(v))
+		}
+	}
+}
+
 // TestMatchAllocatesWhatItReturns and nothing else.
 func TestMatchAllocatesWhatItReturns(t *testing.T) {
 	v := begun()

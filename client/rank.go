@@ -207,6 +207,17 @@ func (st *state) remove(r *rank, tier int, hash uint64) {
 	r.table.remove(hash)
 }
 
+// reset makes a rank that holds nothing what a new one is, but for its gaps. What its
+// tables have grown to is let go.
+func (r *rank) reset() {
+	for i := range r.table.segments {
+		if s := &r.table.segments[i]; len(s.slots) > minSlots {
+			*s = segment{}
+		}
+	}
+	r.waiting, r.first, r.vacant, r.incomplete = nil, nil, -1, false
+}
+
 // clearTier empties a tier of a rank that may have others.
 func (st *state) clearTier(r *rank, tier int) {
 	if r.blocks[tier] == 0 {

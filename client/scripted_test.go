@@ -29,6 +29,7 @@ import (
 type scripted struct {
 	kvcastv1.UnimplementedRouterEventServiceServer
 	client *client.Client
+	pause  time.Duration // before each message; set before the first stream
 
 	mu      sync.Mutex
 	streams []script
@@ -73,6 +74,13 @@ func (s *scripted) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.Rou
 	s.asked, s.at = append(s.asked, proto.CloneOf(req)), append(s.at, time.Now())
 	s.mu.Unlock()
 	for _, m := range now.messages {
+		if s.pause > 0 {
+			select {
+			case <-time.After(s.pause):
+			case <-stream.Context().Done():
+				return stream.Context().Err()
+			}
+		}
 		if err := stream.Send(m); err != nil {
 			return err
 		}
@@ -162,6 +170,11 @@ func message(prev uint64, e ...*kvcastv1.Entry) *kvcastv1.SubscribeResponse {
 
 func progress(seq uint64, digests ...*kvcastv1.WorkerDigest) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: digests}, Position: at(seq), PrevSeq: seq}
+}
+
+// alive is a sign of life while a snapshot waits for its turn.
+func alive(digests ...*kvcastv1.WorkerDigest) *kvcastv1.SubscribeResponse {
+	return &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: digests}}
 }
 
 // refusal is an error as a server makes it.

@@ -165,6 +165,10 @@ func (st *state) retire(r *rank) {
 	st.retired = append(st.retired, &retired{rank: r})
 }
 
+// maxRetired is how many retired ranks there may be before an entry sees to them within:
+// it may retire any number.
+const maxRetired = 32
+
 // minSweep is how many blocks are swept at a time, at least.
 const minSweep = 1024
 

@@ -195,6 +195,73 @@ func TestProgressIsNoSilence(t *testing.T) {
 	})
 }
 
+// TestASnapshotMayWaitForItsTurn is announced, or begun, and says for longer than the
+// idle timeout no more than that it is alive; then it comes, or nothing does.
+func TestASnapshotMayWaitForItsTurn(t *testing.T) {
+	// Without a position there is nothing that digests could be compared at.
+	digest := &kvcastv1.WorkerDigest{Worker: "w", Tier: device, Blocks: 5, Digest: 1}
+	const pause = client.DefaultIdleTimeout - time.Second
+	at := client.Position{Epoch: "e", Seq: 9}
+	for name, tt := range map[string]struct {
+		start   client.Start
+		digests bool
+		before  int // so much of the snapshot
+		alive   *kvcastv1.SubscribeResponse
+	}{
+		"announced":               {client.FromSnapshot(), false, 1, alive()},
+		"announced, with digests": {client.FromSnapshot(), true, 1, alive(digest)},
+		"announced, for a resume": {client.After(at), true, 1, alive()},
+		"begun":                   {client.FromSnapshot(), true, 2, alive()},
+		"begun, with digests":     {client.FromSnapshot(), true, 4, alive(digest)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			waits := slices.Concat(snapshot(9)[:tt.before], messages{tt.alive, tt.alive, tt.alive})
+			cfg := client.Config{Start: tt.start, Digests: tt.digests}
+			synctest.Test(t, func(t *testing.T) {
+				s, v := play(t, script{messages: slices.Concat(waits, snapshot(9)[tt.before:])}), client.NewView()
+				s.pause = pause
+				o := s.collect(t.Context(), cfg, func(o *outcome) bool {
+					u := o.updates[len(o.updates)-1]
+					v.Apply(u)
+					if u.Message.GetSnapshotEnd() == nil && (!u.Position.IsZero() || v.Status().Ready) {
+						t.Errorf("%v has position %v; the view is %+v", u.Message, u.Position, v.Status())
+					}
+					return u.Message.GetSnapshotEnd() != nil || u.Interruption != nil
+				})
+				if got := v.Status(); o.err != nil || len(o.interruptions) > 0 || got.Snapshots != 1 || got.Position != at || got.Compared != 0 {
+					t.Errorf("error %v, interruptions %v; the view is %+v", o.err, o.interruptions, got)
+				}
+			})
+			synctest.Test(t, func(t *testing.T) {
+				s, began := play(t, script{messages: waits}), time.Now()
+				s.pause = pause
+				o := s.collect(t.Context(), cfg, interrupted(1))
+				want := time.Duration(len(waits))*pause + client.DefaultIdleTimeout
+				if got := time.Since(began); got != want || len(o.interruptions) != 1 || !errors.Is(o.interruptions[0].Err, client.ErrIdle) {
+					t.Errorf("then silence: error %v, interruptions %v after %v, want ErrIdle after %v", o.err, o.interruptions, got, want)
+				}
+			})
+		})
+	}
+}
+
+// TestWaitsGrowWhereSnapshotsDoNotCome has streams in the place of one that was whole,
+// that end before the snapshot they announce.
+func TestWaitsGrowWhereSnapshotsDoNotCome(t *testing.T) {
+	digest := &kvcastv1.WorkerDigest{Worker: "w", Tier: device, Blocks: 5, Digest: 1}
+	synctest.Test(t, func(t *testing.T) {
+		v := client.NewView()
+		s := play(t, script{earliest(two()), io.EOF}, script{messages{announced(), alive(digest)}, io.EOF})
+		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Digests: true}, func(o *outcome) bool {
+			v.Apply(o.updates[len(o.updates)-1])
+			return len(o.interruptions) == 4
+		})
+		if got := o.interruptions[3]; got.Failures != 4 || !errors.Is(got.Err, client.ErrEnded) || v.Status().Compared != 0 {
+			t.Errorf("got %+v, the view is %+v, want 4 failures and nothing compared", got, v.Status())
+		}
+	})
+}
+
 func TestTheContextEndsARangeWithoutAnError(t *testing.T) {
 	for name, streams := range map[string][]script{
 		"while it follows": {{messages: earliest(two())}},

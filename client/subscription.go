@@ -148,8 +148,8 @@ func (s *subscription) take(m *kvcastv1.SubscribeResponse, deliver func(Update) 
 	}
 	if a := m.GetAccepted(); a != nil {
 		s.cfg.Logger.Info("stream began", "epoch", a.GetEpoch(), "mode", a.GetMode(), "position", s.chain.position())
-	} else if s.chain.held == heldWhole {
-		s.moved = true
+	} else if s.chain.phase == phaseFollowing {
+		s.moved = true // a sign of life before a snapshot has none
 	}
 	if m.GetSnapshotBegin() != nil {
 		s.anew = false

@@ -99,7 +99,7 @@ func (v *View) Apply(u Update) {
 		}
 		v.now.sweep()
 	})
-	if m.GetProgress() != nil && v.whole {
+	if m.GetProgress() != nil && m.GetPosition() != nil && v.whole {
 		v.compare(u)
 	}
 }

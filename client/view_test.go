@@ -185,6 +185,48 @@ func TestRetiredRanksLeaveTheIndex(t *testing.T) {
 	}
 }
 
+// clearing has a rank cleared many times in an entry, each time after what is stored.
+func clearing(times int, stored ...uint64) *kvcastv1.Entry {
+	e := of("w")
+	for range times {
+		if len(stored) > 0 {
+			e.Events = append(e.Events, chainOf(0, device, nil, stored...))
+		}
+		e.Events = append(e.Events, &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{
+			Cleared: &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED},
+		}})
+	}
+	return e
+}
+
+// TestRetiredRanksAreSweptWithinAnEntry of so many blocks each that they are not cleared
+// at once, or of workers that are added over and over.
+func TestRetiredRanksAreSweptWithinAnEntry(t *testing.T) {
+	const times, most = 1000, 50
+	blocks := make([]uint64, 100)
+	for i := range blocks {
+		blocks[i] = mixed(uint64(i))
+	}
+	added := of("w")
+	for range times {
+		added.Events = append(added.Events, workerAdded(1), chainOf(0, device, nil, 1))
+	}
+	for name, e := range map[string]*kvcastv1.Entry{"cleared": clearing(times, blocks...), "added again": added} {
+		v := begun()
+		v.Apply(entries(e))
+		if got := client.Holders(v); got > most {
+			t.Errorf("%s: %d ranks at a time, want %d at most", name, got, most)
+		}
+		v.Apply(entries(of("w", workerRemoved(1))))
+		for range most {
+			v.Apply(client.Update{Message: progress(0)})
+		}
+		if got := client.Indexed(v); got != 0 {
+			t.Errorf("%s: %d sequence hashes are left in the index, want none", name, got)
+		}
+	}
+}
+
 func TestWorkersAreTold(t *testing.T) {
 	v := begun()
 	gap := &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, MissedBatches: 3, FirstSeq: 1, LastSeq: 3}

@@ -55,7 +55,7 @@ class Follower:
             if self.after is not None:
                 self.after.seq = entry.seq
                 self.entries += 1
-                kinds = " ".join(event.WhichOneof("event") for event in entry.events)
+                kinds = " ".join(event.WhichOneof("event") or "?" for event in entry.events)
                 say(f"{self.after.epoch}:{entry.seq} {entry.worker} {kinds}")
         if message.HasField("position"):
             self.after = message.position
@@ -73,8 +73,13 @@ def say(line):
 
 
 def follow(addr, follower, count):
-    # A server allows pings every 10 s; they notice a connection that is dead.
-    options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000)]
+    # A server allows pings every 10 s; they notice a connection that is dead. Without the
+    # last option there are two at most where nothing is sent, and a follower sends nothing.
+    options = [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
     wait = 1.0
     with grpc.insecure_channel(addr, options) as channel:
         stub = router_event_service_pb2_grpc.RouterEventServiceStub(channel)

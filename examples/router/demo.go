@@ -69,8 +69,8 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 // measure runs engines, a kvcast that reads them, and a router that follows it, and
 // sends the trace through. It returns what each engine's cache was asked for.
 func measure(ctx context.Context, kvcast string, p policy, trace *simulator.Trace) (stats []simulator.PoolStats, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	var engines []*backend
 	defer func() {
 		for _, b := range engines {
@@ -95,10 +95,16 @@ func measure(ctx context.Context, kvcast string, p policy, trace *simulator.Trac
 	}
 	view, routed := client.NewView(), make(chan error, 1)
 	routing, end := context.WithCancel(ctx)
-	go func() { routed <- serve(routing, l, addr, p, view, slog.New(slog.DiscardHandler)) }()
+	go func() {
+		err := serve(routing, l, addr, p, view, slog.New(slog.DiscardHandler))
+		cancel(err) // nobody need wait for the view any longer
+		routed <- err
+	}()
 	defer func() {
 		end()
-		err = errors.Join(err, <-routed)
+		if failed := <-routed; !errors.Is(err, failed) {
+			err = errors.Join(err, failed)
+		}
 	}()
 	if err := await(ctx, view, func() bool { return len(view.Workers()) == demoEngines }); err != nil {
 		return nil, fmt.Errorf("wait for the engines: %w", err)
@@ -150,14 +156,14 @@ func complete(ctx context.Context, router string, view *client.View, engines []*
 	return errors.New("the router does not say which engine it was")
 }
 
-// await waits until something holds of a view.
+// await waits until something holds of a view, or returns why ctx is done.
 func await(ctx context.Context, view *client.View, holds func() bool) error {
 	for range view.Changes(ctx) {
 		if holds() {
 			return nil
 		}
 	}
-	return ctx.Err()
+	return context.Cause(ctx)
 }
 
 // startKvcast runs a kvcast that reads the engines, and returns its address.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -116,6 +117,7 @@ func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, 
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
+	rt.meet(engines)
 	best := engines[rt.turn%len(engines)]
 	rt.turn++
 	if rt.policy == policyPrefix {
@@ -123,6 +125,31 @@ func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, 
 	}
 	rt.given[best.name] += len(tokens) - best.cached
 	return best.name, best.endpoint, nil
+}
+
+// meet has engines that were not known begin with what the least of the others of the
+// model has been given: they would get every request until they have caught up. Those
+// that have left are forgotten. mu is held.
+func (rt *router) meet(engines []engine) {
+	least, known := math.MaxInt, false
+	for _, e := range engines {
+		if n, ok := rt.given[e.name]; ok {
+			least, known = min(least, n), true
+		}
+	}
+	if !known {
+		least = 0
+	}
+	for _, e := range engines {
+		if _, ok := rt.given[e.name]; !ok {
+			rt.given[e.name] = least
+		}
+	}
+	for name := range rt.given {
+		if _, ok := rt.view.Worker(name); !ok {
+			delete(rt.given, name)
+		}
+	}
 }
 
 // longest returns the engine that has most of the prompt, of those that have not been

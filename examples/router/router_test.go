@@ -1,10 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -13,6 +17,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
@@ -57,9 +63,9 @@ func TestChoose(t *testing.T) {
 		{"the longest prefix", policyPrefix, nil, tokens, "b"},
 		{"of equal ones the first", policyPrefix, nil, []uint32{9}, "a"},
 		{"of equal ones who has had least", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
-		{"not who has had too much", policyPrefix, map[string]int{"b": slack + 1}, tokens, "a"},
-		{"a little more is not too much", policyPrefix, map[string]int{"a": 1, "b": slack}, tokens, "b"},
-		{"text", policyPrefix, map[string]int{"a": 1}, nil, "b"},
+		{"not who has had too much", policyPrefix, map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens, "a"},
+		{"a little more is not too much", policyPrefix, map[string]int{"a": 1, "b": slack, "c": 0}, tokens, "b"},
+		{"text", policyPrefix, map[string]int{"a": 1, "b": 0, "c": 0}, nil, "b"},
 		{"round robin", policyRoundRobin, nil, tokens, "a"},
 	} {
 		rt := newRouter(holding("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), tt.policy)
@@ -72,6 +78,19 @@ func TestChoose(t *testing.T) {
 	}
 	if _, _, err := newRouter(client.NewView(), policyPrefix).choose("m", tokens); err == nil {
 		t.Error("without an engine: no error")
+	}
+}
+
+// TestAnEngineThatJoinsLater has no more to catch up with than the others have.
+func TestAnEngineThatJoinsLater(t *testing.T) {
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	rt := newRouter(holding("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), policyPrefix)
+	rt.given = map[string]int{"a": 5_000_000, "b": 4_999_000, "left": 7}
+	if got, _, err := rt.choose("m", tokens); err != nil || got != "a" {
+		t.Errorf("got %s, error %v; want a, which has the prompt", got, err)
+	}
+	if want := (map[string]int{"a": 5_000_000, "b": 4_999_000, "new": 4_999_000}); !maps.Equal(rt.given, want) {
+		t.Errorf("given is %v, want %v", rt.given, want)
 	}
 }
 
@@ -121,6 +140,33 @@ func talks(t *testing.T, talks, turns int) *simulator.Trace {
 		t.Fatal(err)
 	}
 	return trace
+}
+
+// TestTheDemoEndsWithItsSubscription has a kvcast that no subscription can be had of.
+func TestTheDemoEndsWithItsSubscription(t *testing.T) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, served := grpc.NewServer(), make(chan error, 1)
+	go func() { served <- g.Serve(l) }()
+	defer func() {
+		g.Stop()
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	}()
+	program := filepath.Join(t.TempDir(), "kvcast")
+	script := fmt.Sprintf("#!/bin/sh\necho 'msg=serving grpc=%s admin=' >&2\n", l.Addr())
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var refused *client.Error
+	if _, err := measure(t.Context(), program, policyPrefix, talks(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
+		t.Errorf("got error %v, want UNIMPLEMENTED", err)
+	} else if n := strings.Count(err.Error(), refused.Error()); n != 1 {
+		t.Errorf("got error %v, which says it %d times", err, n)
+	}
 }
 
 // TestDemo has a kvcast in a process of its own.
