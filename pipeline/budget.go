@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 )
 
 // maxCopies bounds the memory of copies of tables that are being read, all together;
@@ -30,32 +31,42 @@ type ask struct {
 // fits tells whether so many bytes can be given now.
 func (b *budget) fits(bytes int) bool { return b.given == 0 || b.given+bytes <= b.limit }
 
-// take waits for so many bytes, or until ctx is done. Where it returns nil, give has
-// to give them back.
-func (b *budget) take(ctx context.Context, bytes int) error {
+// waitBeat is how often whoever waits for bytes is told that it does.
+const waitBeat = time.Second
+
+// take waits for so many bytes, until ctx is done, or until waiting, which it calls
+// each waitBeat, returns false. Where it returns true, give has to give them back.
+func (b *budget) take(ctx context.Context, bytes int, waiting func() bool) bool {
 	b.mu.Lock()
 	if len(b.waiting) == 0 && b.fits(bytes) {
 		b.given += bytes
 		b.mu.Unlock()
-		return nil
+		return true
 	}
 	a := &ask{bytes: bytes, granted: make(chan struct{})}
 	b.waiting = append(b.waiting, a)
 	b.mu.Unlock()
-	select {
-	case <-a.granted:
-		return nil
-	case <-ctx.Done():
+	beats := time.NewTicker(waitBeat)
+	defer beats.Stop()
+	for wanted := true; wanted; {
+		select {
+		case <-a.granted:
+			return true
+		case <-beats.C:
+			wanted = waiting()
+		case <-ctx.Done():
+			wanted = false
+		}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	i := slices.Index(b.waiting, a)
 	if i < 0 {
-		return nil // it was granted just now
+		return true // it was granted just now
 	}
 	b.waiting = slices.Delete(b.waiting, i, i+1)
 	b.grant() // what is behind it may fit
-	return ctx.Err()
+	return false
 }
 
 // give gives bytes back.

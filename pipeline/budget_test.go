@@ -2,9 +2,9 @@ package pipeline
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
 	"unsafe"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -15,8 +15,8 @@ import (
 func TestBudgetIsGivenInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &budget{limit: 10}
-		if err := b.take(t.Context(), 6); err != nil {
-			t.Fatal(err)
+		if !b.take(t.Context(), 6, nil) {
+			t.Fatal("there is room, and nothing was given")
 		}
 		leaving, leave := context.WithCancel(t.Context())
 		got := make(chan int, 4)
@@ -26,10 +26,7 @@ func TestBudgetIsGivenInOrder(t *testing.T) {
 				ctx = leaving
 			}
 			go func() {
-				if err := b.take(ctx, bytes); err != nil {
-					if !errors.Is(err, context.Canceled) {
-						t.Error(err)
-					}
+				if !b.take(ctx, bytes, nil) {
 					got <- -1
 					return
 				}
@@ -51,6 +48,11 @@ func TestBudgetIsGivenInOrder(t *testing.T) {
 		if len(got) != 2 || <-got+<-got != 7 {
 			t.Error("what fits together is not given at once")
 		}
+		// Who waits is asked each second whether to go on.
+		beats, began := 0, time.Now()
+		if b.take(t.Context(), 9, func() bool { beats++; return beats < 3 }) || beats != 3 || time.Since(began) != 3*waitBeat {
+			t.Errorf("it waited for %v and was asked %d times, want three times in three seconds", time.Since(began), beats)
+		}
 		b.give(3)
 		b.give(4)
 		if b.given != 0 || len(b.waiting) != 0 {
@@ -67,13 +69,14 @@ func TestCopiesAreCounted(t *testing.T) {
 	}
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
 	l.ranks[0].table(wire.TierDevice).storeRun(r)
-	if got := l.tableSlots(place{0, wire.TierDevice}) * int(unsafe.Sizeof(block{})); got < 3_200_000 || got > 5_400_000 {
+	slots, _ := l.tableSize(place{0, wire.TierDevice})
+	if got := slots * int(unsafe.Sizeof(block{})); got < 3_200_000 || got > 5_400_000 {
 		t.Errorf("a table of 100,000 blocks takes %d bytes", got)
 	}
 	p := &Pipeline{copies: budget{limit: 1}}
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := p.copies.take(ctx, 1); err != nil {
-		t.Fatal(err)
+	if !p.copies.take(ctx, 1, nil) {
+		t.Fatal("nothing was given")
 	}
 	cancel()
 	if p.tellTable(ctx, l, place{0, wire.TierDevice}, func([]byte) bool { t.Error("blocks came"); return false }) {

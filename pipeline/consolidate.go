@@ -162,6 +162,10 @@ func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reas
 	r.overfull = r.overfull && r.blocks() > 0
 	r.incomplete = r.overfull || slices.Contains(s.doubtful, true)
 	if cleared {
+		if r.incomplete {
+			// Another source is in doubt still, and any other reason would end that.
+			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+		}
 		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{
 			Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
 		}})

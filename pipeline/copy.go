@@ -10,16 +10,16 @@ type tableCopy struct {
 	// dir has the segment of each value of the first depth bits of a mixed hash.
 	dir   []uint32
 	depth uint
-	// attrs are those of all blocks, once they are linked.
+	// attrs are those of its blocks, which have their numbers here: the table's slots
+	// are used again.
 	attrs []attr
+	known map[attr]uint32
 }
 
 // copiedSegment is the part of a copy that was a segment of the table.
 type copiedSegment struct {
 	first, slots uint32
 	depth        uint
-	// attrs are those that its blocks had when it was copied: slots are used again.
-	attrs []attrSlot
 }
 
 // The flags of a copied block have no generation. In its place they say, once the
@@ -30,23 +30,43 @@ const (
 	climbShift            = generationShift + 1
 )
 
-// copyTable copies a table in short turns. Between two of them it may change; the
+// copyTable copies a table, of about such a size, in short turns. Between two of them it may change; the
 // entries since the first turn tell how.
-func (l *Lane) copyTable(ctx context.Context, at place, slots int) *tableCopy {
-	c := &tableCopy{blocks: make([]block, 0, slots+slots/64+1)}
-	last, attrs := -1, []attrSlot(nil)
-	l.turns(ctx, at, func(turn int, t *table, s *segment) {
-		if turn != last {
-			last, attrs = turn, append([]attrSlot(nil), t.attrs.slots...)
-		}
-		c.segments = append(c.segments, copiedSegment{
-			first: uint32(len(c.blocks)), slots: uint32(len(s.slots)), depth: s.depth, attrs: attrs,
-		})
+func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
+	c := &tableCopy{blocks: make([]block, 0, slots+slots/64+1), attrs: make([]attr, 0, attrs), known: make(map[attr]uint32, attrs)}
+	l.turns(ctx, at, func(t *table, s *segment) {
+		first := len(c.blocks)
+		c.segments = append(c.segments, copiedSegment{first: uint32(first), slots: uint32(len(s.slots)), depth: s.depth})
 		c.blocks = append(c.blocks, s.slots...)
 		c.depth = max(c.depth, s.depth)
+		c.number(c.blocks[first:], t.attrs.slots)
 	})
 	return c
 }
+
+// number gives the attributes of some blocks their numbers in the copy.
+func (c *tableCopy) number(blocks []block, slots []attrSlot) {
+	last, id := attrNone, uint32(0)
+	for i := range blocks {
+		b := &blocks[i]
+		if b.flags&flagHeld == 0 {
+			continue
+		}
+		if b.attr != last {
+			last = b.attr
+			var ok bool
+			if id, ok = c.known[slots[last].attr]; !ok {
+				id = uint32(len(c.attrs))
+				c.attrs = append(c.attrs, slots[last].attr)
+				c.known[slots[last].attr] = id
+			}
+		}
+		b.attr = id
+	}
+}
+
+// attrNone is no slot of attributes: there are fewer.
+const attrNone uint32 = 1<<32 - 1
 
 // index makes the directory. Where the copy ended early, what is missing is an empty
 // segment.
@@ -68,40 +88,19 @@ func (c *tableCopy) index() {
 // that they lie in is asked for together, and not one after the other.
 const inStep = 16
 
-// link puts in the place of each block's parent the number of that, if it is there,
-// and gives all blocks attributes of the copy's own.
+// link puts in the place of each block's parent the number of that, if it is there.
 func (c *tableCopy) link() {
 	c.index()
-	known := make(map[attr]uint32)
 	var links linking
-	for _, s := range c.segments {
-		last, id := attrNone, uint32(0)
-		for i := s.first; i < s.first+s.slots; i++ {
-			b := &c.blocks[i]
-			if b.flags&flagHeld == 0 {
-				continue
-			}
-			b.flags &= 1<<generationShift - 1
-			if b.attr != last {
-				last = b.attr
-				var ok bool
-				if id, ok = known[s.attrs[last].attr]; !ok {
-					id = uint32(len(c.attrs))
-					c.attrs = append(c.attrs, s.attrs[last].attr)
-					known[s.attrs[last].attr] = id
-				}
-			}
-			b.attr = id
-			if b.flags&flagParent != 0 && links.add(c, i) {
-				links.resolve(c)
-			}
+	for i := range c.blocks {
+		b := &c.blocks[i]
+		b.flags &= 1<<generationShift - 1
+		if b.flags&(flagHeld|flagParent) == flagHeld|flagParent && links.add(c, uint32(i)) {
+			links.resolve(c)
 		}
 	}
 	links.resolve(c)
 }
-
-// attrNone is no slot of attributes: there are fewer.
-const attrNone uint32 = 1<<32 - 1
 
 // linking is some blocks whose parents are looked for.
 type linking struct {

@@ -27,7 +27,8 @@ type Cut struct {
 	// 64 KiB each, a parent before its children where it is held. The memory is
 	// the caller's. It takes the worker's lane for short turns while it is read,
 	// and ends early when the context does. A table is copied while it is read;
-	// where others are, so that there is no room, it waits for theirs.
+	// where others are, so that there is no room, it waits for theirs, and yields
+	// nothing (nil) each second so that the reader knows.
 	Blocks iter.Seq[[]byte]
 }
 
@@ -78,26 +79,33 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 
 // tellTable yields what a table holds, from a copy that it has room for.
 func (p *Pipeline) tellTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
-	slots := l.tableSlots(at)
-	bytes := slots * int(unsafe.Sizeof(block{}))
-	if p.copies.take(ctx, bytes) != nil {
+	slots, attrs := l.tableSize(at)
+	bytes := slots*int(unsafe.Sizeof(block{})) + attrs*attrCopyBytes
+	if !p.copies.take(ctx, bytes, func() bool { return yield(nil) }) {
 		return false
 	}
 	defer p.copies.give(bytes)
-	table := l.copyTable(ctx, at, slots)
+	table := l.copyTable(ctx, at, slots, attrs)
 	return ctx.Err() == nil && table.encode(l.worker, eventHead{rank: at.rank, tier: at.tier}, yield)
 }
 
-// tableSlots is how many slots a table has: what is copied.
-func (l *Lane) tableSlots(at place) (slots int) {
+// attrCopyBytes is about what a LoRA adapter of a table takes in a copy, which has its
+// name from the table.
+const attrCopyBytes = 128
+
+// tableSize is what is copied of a table: how many slots it has, and how many
+// attributes.
+func (l *Lane) tableSize(at place) (slots, attrs int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t := l.table(at); t != nil {
-		for s := range t.blocks.segments() {
-			slots += len(s.slots)
-		}
+	t := l.table(at)
+	if t == nil {
+		return 0, 0
 	}
-	return slots
+	for s := range t.blocks.segments() {
+		slots += len(s.slots)
+	}
+	return slots, len(t.attrs.slots)
 }
 
 // record is the worker's record as it is now.

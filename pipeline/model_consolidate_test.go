@@ -331,6 +331,9 @@ func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_R
 		mw.incomplete[b.Rank] = true
 	}
 	if event != nil {
+		if mw.incomplete[b.Rank] {
+			event.Reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+		}
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{Cleared: event}})
 	}
 }

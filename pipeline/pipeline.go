@@ -97,8 +97,7 @@ func (p *Pipeline) RemoveWorker(name string, reason ingest.RemoveReason) {
 		return
 	}
 	l.close()
-	l.leave()
-	l.aboutWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
+	l.leave(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
 		Reason: kvcastv1.WorkerRemoved_Reason(reason),
 	}}})
 	p.removed.keep(name, l.lastEventID)
@@ -124,11 +123,15 @@ func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 	l.entry.commit()
 }
 
-// leave lets nobody read what the worker held.
-func (l *Lane) leave() {
+// leave lets nobody read what the worker held, and emits the event that tells so:
+// whoever finds the worker gone finds its entry as well.
+func (l *Lane) leave(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = true
+	l.entry.begin(0, 0)
+	l.emit(e)
+	l.entry.commit()
 }
 
 // close emits what is waiting, and lets the lane take no more.

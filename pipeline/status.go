@@ -134,7 +134,7 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if len(tokens) == 0 {
 		return found
 	}
-	l.turns(ctx, at, func(_ int, t *table, s *segment) {
+	l.turns(ctx, at, func(t *table, s *segment) {
 		for i := range s.slots {
 			b := &s.slots[i]
 			if b.flags&flagHeld == 0 || b.flags&flagTokensHash == 0 {
@@ -185,10 +185,10 @@ const turnSegments = 8
 // turns visits every segment of a table, under the lane's lock, which it lets go
 // of now and then. Meanwhile the table may change; it ends early where the table
 // has been cleared, which an entry since the first turn tells.
-func (l *Lane) turns(ctx context.Context, at place, visit func(turn int, t *table, s *segment)) {
+func (l *Lane) turns(ctx context.Context, at place, visit func(t *table, s *segment)) {
 	var first *table
 	from, done := uint64(0), false
-	for turn := 0; !done && ctx.Err() == nil; turn++ {
+	for !done && ctx.Err() == nil {
 		l.mu.Lock()
 		t := l.table(at)
 		if first == nil {
@@ -200,7 +200,7 @@ func (l *Lane) turns(ctx context.Context, at place, visit func(turn int, t *tabl
 		}
 		for range turnSegments {
 			s := t.blocks.segment(from)
-			visit(turn, t, s)
+			visit(t, s)
 			if from = s.after(from); from == 0 {
 				done = true
 				break

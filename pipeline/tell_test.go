@@ -3,7 +3,9 @@ package pipeline
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"testing"
+	"unsafe"
 
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
@@ -39,7 +41,8 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 		table.storeRun(r)
 	}
 	at := place{0, wire.TierDevice}
-	c := l.copyTable(context.Background(), at, l.tableSlots(at))
+	slots, attrs := l.tableSize(at)
+	c := l.copyTable(context.Background(), at, slots, attrs)
 	as = make(map[uint64]toldBlock)
 	ended := c.encodeFrom(first, "w", eventHead{tier: wire.TierDevice}, func(piece []byte) bool {
 		var m kvcastv1.SnapshotBlocks
@@ -131,4 +134,26 @@ func TestChainsAreToldInFewEvents(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMemoryOfACopyOfManyAdapters has a name for each block, which engines choose.
+func TestMemoryOfACopyOfManyAdapters(t *testing.T) {
+	const blocks = 100_000
+	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
+	table := l.ranks[0].table(wire.TierDevice)
+	for i := range uint64(blocks) {
+		table.storeRun(&run{key: runKey{kind: wire.KindStored, lora: fmt.Sprint(i), blockSize: 16}, hashes: []uint64{i}})
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	at := place{0, wire.TierDevice}
+	slots, attrs := l.tableSize(at)
+	c := l.copyTable(context.Background(), at, slots, attrs)
+	runtime.ReadMemStats(&after)
+	took, counted := int(after.TotalAlloc-before.TotalAlloc), slots*int(unsafe.Sizeof(block{}))+attrs*attrCopyBytes
+	if attrs < blocks || took > counted*5/4 {
+		t.Errorf("a copy of %d names took %d bytes, of which %d are counted", attrs, took, counted)
+	}
+	runtime.KeepAlive(c)
 }

@@ -28,8 +28,9 @@ var (
 )
 
 // enter takes a place. It waits for one until ctx or stop is done; for the latter
-// its error is errStopped. Where it returns nil, leave has to give the place back.
-func (p *places) enter(ctx context.Context, stop <-chan struct{}) error {
+// its error is errStopped. While it waits it calls alive now and then, whose error
+// ends the wait. Where it returns nil, leave has to give the place back.
+func (p *places) enter(ctx context.Context, stop <-chan struct{}, every time.Duration, alive func() error) error {
 	p.mu.Lock()
 	if p.taken < p.limit {
 		p.taken++
@@ -45,16 +46,22 @@ func (p *places) enter(ctx context.Context, stop <-chan struct{}) error {
 	p.mu.Unlock()
 	timer := time.NewTimer(p.wait)
 	defer timer.Stop()
+	beats := time.NewTicker(every)
+	defer beats.Stop()
 	var err error
-	select {
-	case <-mine:
-		return nil
-	case <-timer.C:
-		err = errNoPlace
-	case <-stop:
-		err = errStopped
-	case <-ctx.Done():
-		err = ctx.Err()
+	for err == nil {
+		select {
+		case <-mine:
+			return nil
+		case <-beats.C:
+			err = alive()
+		case <-timer.C:
+			err = errNoPlace
+		case <-stop:
+			err = errStopped
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

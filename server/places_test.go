@@ -14,7 +14,7 @@ func TestPlacesAreGivenInTheOrderOfTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &places{limit: 2, line: 5, wait: time.Minute}
 		for range 2 {
-			if err := p.enter(t.Context(), nil); err != nil {
+			if err := p.enter(t.Context(), nil, time.Hour, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -27,7 +27,7 @@ func TestPlacesAreGivenInTheOrderOfTheLine(t *testing.T) {
 				if n == 1 {
 					ctx = impatient
 				}
-				if err := p.enter(ctx, nil); err != nil {
+				if err := p.enter(ctx, nil, time.Hour, nil); err != nil {
 					left <- err
 					return
 				}
@@ -35,7 +35,7 @@ func TestPlacesAreGivenInTheOrderOfTheLine(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
-		if err := p.enter(t.Context(), nil); !errors.Is(err, errLineFull) {
+		if err := p.enter(t.Context(), nil, time.Hour, nil); !errors.Is(err, errLineFull) {
 			t.Errorf("a line of five: got %v, want %v", err, errLineFull)
 		}
 		leave()
@@ -64,16 +64,16 @@ func TestPlacesAreGivenInTheOrderOfTheLine(t *testing.T) {
 func TestNobodyWaitsInLineForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &places{limit: 1, line: 1, wait: time.Minute}
-		if err := p.enter(t.Context(), nil); err != nil {
+		if err := p.enter(t.Context(), nil, time.Hour, nil); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		if err := p.enter(t.Context(), nil); !errors.Is(err, errNoPlace) || time.Since(began) != time.Minute {
+		if err := p.enter(t.Context(), nil, time.Hour, nil); !errors.Is(err, errNoPlace) || time.Since(began) != time.Minute {
 			t.Errorf("after %v: got %v, want %v after a minute", time.Since(began), err, errNoPlace)
 		}
 		stop := make(chan struct{})
 		close(stop)
-		if err := p.enter(t.Context(), stop); !errors.Is(err, errStopped) {
+		if err := p.enter(t.Context(), stop, time.Hour, nil); !errors.Is(err, errStopped) {
 			t.Errorf("stopped: got %v, want %v", err, errStopped)
 		}
 		if taken, waiting := p.count(); taken != 1 || waiting != 0 {

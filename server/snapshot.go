@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -46,10 +47,11 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 	return c.run(c.snapshot)
 }
 
-// turn waits until a snapshot may be sent. Nothing is sent meanwhile; the headers,
-// and what Subscribe accepted, have been.
-func (s *Server) turn(ctx context.Context) error {
-	err := s.snapshots.enter(ctx, s.draining)
+// turn waits until a snapshot may be sent. The headers, and what Subscribe accepted,
+// have been; meanwhile there are signs of life.
+func (c *cursor) turn(ctx context.Context) error {
+	s := c.server
+	err := s.snapshots.enter(ctx, s.draining, c.progressAfter(), c.alive)
 	switch {
 	case errors.Is(err, errNoPlace):
 		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("none has come to its end within %v", s.cfg.SnapshotWait), s.journal.Bounds())
@@ -59,6 +61,23 @@ func (s *Server) turn(ctx context.Context) error {
 		return errShuttingDown(s.journal.Bounds())
 	}
 	return err
+}
+
+// alive is a sign of life while a snapshot waits for its turn: a client whose stream
+// is silent for long would give it up, and its place in the line. A stream that has
+// followed entries is still where it was.
+func (c *cursor) alive() error {
+	if !c.out.chained {
+		return c.aliveWithin()
+	}
+	c.server.metrics.progress.Inc()
+	return c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}}, c.seq)
+}
+
+// aliveWithin is one where there is no position.
+func (c *cursor) aliveWithin() error {
+	c.server.metrics.progress.Inc()
+	return c.out.messageWithin(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}})
 }
 
 // snapshot sends what the workers hold, and leaves the cursor at its end:
@@ -74,7 +93,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 		c.listed.inSnapshot.Store(true)
 		defer c.listed.inSnapshot.Store(false)
 	}
-	if err := c.server.turn(ctx); err != nil {
+	if err := c.turn(ctx); err != nil {
 		return err
 	}
 	defer c.server.snapshots.leave()
@@ -135,8 +154,18 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 	if err != nil {
 		return err
 	}
+	sent := time.Now()
 	for blocks := range cut.Blocks {
-		if err := c.out.blocks(blocks); err != nil {
+		if len(blocks) == 0 { // it waits
+			if time.Since(sent) < c.progressAfter() {
+				continue
+			}
+			err = c.aliveWithin()
+		} else {
+			err = c.out.blocks(blocks)
+		}
+		sent = time.Now()
+		if err != nil {
 			return err
 		}
 	}

@@ -468,3 +468,58 @@ func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
 		_, _ = s.stream.Recv()
 	})
 }
+
+// TestWhoWaitsForASnapshotSeesSignsOfLife has one that is read no further, and others
+// behind it: before a stream's first position, and after entries.
+func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
+	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Minute, Progress: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
+	h.addWorker()
+	follows := h.subscribe(checker.New(checker.Options{}), earliest())
+	follows.until(t, 1)
+	h.fill(200_000)
+	first, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+	for range 3 {
+		m, err := waits.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.GetAccepted() == nil && (m.GetProgress() == nil || m.GetPosition() != nil) {
+			t.Fatalf("got %v, want a progress without a position", m)
+		}
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	alone, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := alone.Recv(); err != nil || m.GetProgress() == nil || m.GetPosition() != nil {
+		t.Fatalf("a snapshot by itself: got %v, %v", m, err)
+	}
+	leave()
+	// One that fell off the old end while it followed is still where it was.
+	for begun := false; !begun; {
+		m, err := follows.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if begun = m.GetProgress() != nil && m.GetPosition() != nil; m.GetSnapshotBegin() != nil {
+			t.Fatal("it did not wait")
+		}
+	}
+	for err == nil { // the first is read to its end
+		_, err = first.Recv()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	waits.until(t, h.journal.Bounds().Newest)
+	follows.until(t, h.journal.Bounds().Newest)
+}

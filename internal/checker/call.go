@@ -119,7 +119,7 @@ func (c *Checker) ReceiveSnapshot(msg *kvcastv1.SnapshotResponse) error {
 		return c.err
 	}
 	return c.Receive(&kvcastv1.SubscribeResponse{
-		Entries: msg.GetEntries(), Position: msg.GetPosition(), PrevSeq: msg.GetPrevSeq(),
+		Entries: msg.GetEntries(), Position: msg.GetPosition(), PrevSeq: msg.GetPrevSeq(), Progress: msg.GetProgress(),
 		SnapshotBegin: msg.GetSnapshotBegin(), SnapshotWorker: msg.GetSnapshotWorker(),
 		SnapshotBlocks: msg.GetSnapshotBlocks(), SnapshotEnd: msg.GetSnapshotEnd(),
 	})

@@ -169,6 +169,8 @@ func (c *Checker) receive(msg *kvcastv1.SubscribeResponse) error {
 		return broken(Protocol, "a second Accepted")
 	case msg.GetSnapshotBegin() != nil:
 		return c.snapshotBegin(msg)
+	case c.phase == phaseAnnounced && msg.GetProgress() != nil:
+		return errors.Join(checkUnplaced(msg), checkAlive(msg))
 	case c.phase == phaseAnnounced:
 		return broken(Protocol, "no SnapshotBegin where a snapshot was to come")
 	case c.phase == phaseSnapshot:

@@ -26,3 +26,11 @@ func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 	c.head = at
 	return c.checkDigests(digests, at)
 }
+
+// checkAlive judges a Progress that tells no more than that a snapshot waits.
+func checkAlive(msg *kvcastv1.SubscribeResponse) error {
+	if len(msg.GetProgress().GetWorkers()) > 0 {
+		return broken(Protocol, "digests where what is held is not whole")
+	}
+	return nil
+}

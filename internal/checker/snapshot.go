@@ -74,7 +74,7 @@ func (c *Checker) snapshotPart(msg *kvcastv1.SubscribeResponse) error {
 	}
 	switch {
 	case msg.GetProgress() != nil:
-		return broken(Protocol, "progress within a snapshot")
+		return checkAlive(msg)
 	case len(msg.GetEntries()) > 0:
 		c.snap.entries = true
 		return c.snapshotEntries(msg.GetEntries())

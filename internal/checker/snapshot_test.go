@@ -142,8 +142,8 @@ func TestEachBrokenSnapshotIsNamed(t *testing.T) {
 		{"blocks with a prev_seq", checker.Protocol, func(s []stream) { s[0].msgs[3].PrevSeq = 6 }},
 		{"entries with a position", checker.Protocol, func(s []stream) { s[0].msgs[7].Position = at(10) }},
 		{"progress within", checker.Protocol, func(s []stream) { insert(&s[0], 6, progress(6, 6)) }},
-		{"progress within, without a position", checker.Protocol, func(s []stream) {
-			insert(&s[0], 6, &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}})
+		{"digests within", checker.Protocol, func(s []stream) {
+			insert(&s[0], 6, &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: []*kvcastv1.WorkerDigest{{Worker: "w"}}}})
 		}},
 		{"Accepted within", checker.Protocol, func(s []stream) { insert(&s[0], 6, announced(1, 6)) }},
 		{"a worker with its blocks", checker.Protocol, func(s []stream) {

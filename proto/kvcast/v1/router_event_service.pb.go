@@ -470,8 +470,8 @@ type SubscribeResponse struct {
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	// Where the stream stands once this message has been applied, and where to
 	// resume from. Carried by entries, progress, snapshot_end, and accepted; not
-	// within a snapshot, and not by an accepted that announces one, since what a
-	// router holds by then is not whole.
+	// before the end of a snapshot, nor by an accepted that announces one, since
+	// what a router holds by then is not whole.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// With position: the seq of the position in the message before it that
 	// carried one. A difference means that a message was lost, also in a filtered
@@ -667,7 +667,8 @@ func (x *Accepted) GetMode() Accepted_Mode {
 }
 
 // The stream is alive, and everything up to the message's position has been
-// sent. It never overtakes an entry.
+// sent. It never overtakes an entry. Without a position it is a sign of life alone:
+// a snapshot that was announced, or has begun, waits for its turn.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What workers that the filter takes hold; empty unless asked for. A router
@@ -1255,7 +1256,9 @@ type SnapshotResponse struct {
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// The same seq, with snapshot_end only.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
-	// First message of the stream.
+	// A sign of life while the snapshot waits, every 10 s or so.
+	Progress *Progress `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"`
+	// First message of the stream, but for signs of life.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
 	// A worker of the snapshot.
 	SnapshotWorker *SnapshotWorker `protobuf:"bytes,7,opt,name=snapshot_worker,json=snapshotWorker,proto3" json:"snapshot_worker,omitempty"`
@@ -1316,6 +1319,13 @@ func (x *SnapshotResponse) GetPrevSeq() uint64 {
 		return x.PrevSeq
 	}
 	return 0
+}
+
+func (x *SnapshotResponse) GetProgress() *Progress {
+	if x != nil {
+		return x.Progress
+	}
+	return nil
 }
 
 func (x *SnapshotResponse) GetSnapshotBegin() *SnapshotBegin {
@@ -2070,11 +2080,12 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\bprev_seq\x18\x03 \x01(\x06R\aprevSeq\x12/\n" +
 	"\baccepted\x18\x04 \x01(\v2\x13.kvcast.v1.AcceptedR\baccepted\"<\n" +
 	"\x0fSnapshotRequest\x12)\n" +
-	"\x06filter\x18\x01 \x01(\v2\x11.kvcast.v1.FilterR\x06filter\"\x8e\x03\n" +
+	"\x06filter\x18\x01 \x01(\v2\x11.kvcast.v1.FilterR\x06filter\"\xbf\x03\n" +
 	"\x10SnapshotResponse\x12*\n" +
 	"\aentries\x18\x01 \x03(\v2\x10.kvcast.v1.EntryR\aentries\x12/\n" +
 	"\bposition\x18\x02 \x01(\v2\x13.kvcast.v1.PositionR\bposition\x12\x19\n" +
-	"\bprev_seq\x18\x03 \x01(\x06R\aprevSeq\x12?\n" +
+	"\bprev_seq\x18\x03 \x01(\x06R\aprevSeq\x12/\n" +
+	"\bprogress\x18\x05 \x01(\v2\x13.kvcast.v1.ProgressR\bprogress\x12?\n" +
 	"\x0esnapshot_begin\x18\x06 \x01(\v2\x18.kvcast.v1.SnapshotBeginR\rsnapshotBegin\x12B\n" +
 	"\x0fsnapshot_worker\x18\a \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x0esnapshotWorker\x12B\n" +
 	"\x0fsnapshot_blocks\x18\b \x03(\v2\x19.kvcast.v1.SnapshotBlocksR\x0esnapshotBlocks\x129\n" +
@@ -2223,36 +2234,37 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	2,  // 27: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
 	31, // 28: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
 	30, // 29: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
-	11, // 30: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
-	12, // 31: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
-	13, // 32: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
-	14, // 33: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
-	2,  // 34: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
-	34, // 35: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
-	2,  // 36: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
-	25, // 37: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
-	29, // 38: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
-	28, // 39: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
-	2,  // 40: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
-	6,  // 41: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
-	15, // 42: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
-	17, // 43: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
-	19, // 44: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
-	21, // 45: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
-	23, // 46: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
-	26, // 47: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
-	7,  // 48: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	16, // 49: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	18, // 50: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	20, // 51: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	22, // 52: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	24, // 53: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	27, // 54: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	48, // [48:55] is the sub-list for method output_type
-	41, // [41:48] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	9,  // 30: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
+	11, // 31: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
+	12, // 32: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
+	13, // 33: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
+	14, // 34: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
+	2,  // 35: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
+	34, // 36: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
+	2,  // 37: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
+	25, // 38: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
+	29, // 39: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
+	28, // 40: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
+	2,  // 41: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
+	6,  // 42: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
+	15, // 43: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
+	17, // 44: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
+	19, // 45: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
+	21, // 46: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
+	23, // 47: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
+	26, // 48: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
+	7,  // 49: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	16, // 50: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	18, // 51: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	20, // 52: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	22, // 53: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	24, // 54: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	27, // 55: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	49, // [49:56] is the sub-list for method output_type
+	42, // [42:49] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_router_event_service_proto_init() }
