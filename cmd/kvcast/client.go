@@ -69,10 +69,21 @@ func (f *filterFlags) text() string {
 		values []string
 	}{{"--worker", f.Worker}, {"--model", f.Model}, {"--tier", f.Tier}} {
 		for _, v := range list.values {
-			fmt.Fprintf(&b, " %s %s", list.flag, v)
+			fmt.Fprintf(&b, " %s %s", list.flag, shellWord(v))
 		}
 	}
 	return b.String()
+}
+
+// shellWord writes a word so that a shell reads it as that word.
+func shellWord(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+,=", r)
+	}
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool { return !plain(r) }) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
 // position is a Position as people write it.

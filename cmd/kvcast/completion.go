@@ -39,7 +39,7 @@ func (c *completionCmd) Run(std stdio) error {
 	if err != nil {
 		return fmt.Errorf("find kvcast: %w", err)
 	}
-	quoted := "'" + strings.ReplaceAll(binary, "'", `'\''`) + "'"
+	quoted := shellWord(binary)
 	if c.Shell != "fish" {
 		quoted = strconv.Quote(quoted) // complete has a shell read it again
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"io"
 	"os"
+	"strings"
+	"unicode"
 
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/colorprofile"
@@ -34,6 +36,18 @@ func (p paint) as(style lipgloss.Style, text string) string {
 		return text
 	}
 	return style.Render(text)
+}
+
+// visible makes a name that others chose safe to show: what is no letter, number,
+// mark or space of its own could tell a terminal to do something, or be a line of its
+// own.
+func visible(name string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD'
+	}, name)
 }
 
 // isTerminal tells whether something is written to, or read by, a person.

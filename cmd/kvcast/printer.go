@@ -120,7 +120,7 @@ func (p *printer) event(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 	}
 	if !p.json {
 		_, err := fmt.Fprintf(p.out, "%s  %s %s\n", p.as(faint, fmt.Sprintf("%-7s %s", seq, clock(e))),
-			p.as(strong, fmt.Sprintf("%-10s", e.GetWorker())), p.as(styleOf(ev), describe(ev)))
+			p.as(strong, fmt.Sprintf("%-10s", visible(e.GetWorker()))), p.as(styleOf(ev), describe(ev)))
 		return err
 	}
 	raw, err := compactJSON(ev)
@@ -171,7 +171,7 @@ func (p *printer) snapshotWorker(w *kvcastv1.SnapshotWorker) error {
 			incomplete = p.as(bad, fmt.Sprintf(", INCOMPLETE at dp ranks %v", w.GetIncompleteRanks()))
 		}
 		_, err := fmt.Fprintf(p.out, "%-7s %12s  %s      worker of model %q, last event %d%s\n", "", "",
-			p.as(strong, fmt.Sprintf("%-10s", w.GetWorker())), w.GetAdded().GetModel(), w.GetLastEventId(), incomplete)
+			p.as(strong, fmt.Sprintf("%-10s", visible(w.GetWorker()))), w.GetAdded().GetModel(), w.GetLastEventId(), incomplete)
 		return err
 	}
 	raw, err := compactJSON(w)

@@ -29,6 +29,9 @@ Keys: q ends, s sorts by the next column (name, batches, blocks, gaps), arrows a
 A subscriber is behind by as many entries as came since the one that its connection took last.`
 }
 
+// lookTimeout is how long a server may take to answer before the screen says so.
+const lookTimeout = 5 * time.Second
+
 // Run shows the server until ctx is done, or the user has seen enough.
 func (c *topCmd) Run(ctx context.Context, std stdio) error {
 	if c.Interval < 100*time.Millisecond || c.Interval > time.Minute {
@@ -40,6 +43,8 @@ func (c *topCmd) Run(ctx context.Context, std stdio) error {
 	}
 	defer func() { _ = conn.Close() }()
 	screen := topScreen{addr: c.Addr, interval: c.Interval, look: func(ctx context.Context) (*topSample, error) {
+		ctx, cancel := context.WithTimeout(ctx, max(lookTimeout, c.Interval))
+		defer cancel()
 		s, err := lookAt(ctx, kvcastv1.NewRouterEventServiceClient(conn))
 		if err != nil {
 			return nil, c.callError(err)

@@ -32,7 +32,7 @@ type topCell struct {
 	right bool
 }
 
-func topText(text string) topCell             { return topCell{text: text} }
+func topText(text string) topCell             { return topCell{text: visible(text)} }
 func topNumber(n uint64) topCell              { return topCell{text: grouped(n), right: true} }
 func topRate(perSecond float64) topCell       { return topCell{text: rate(perSecond), right: true} }
 func (c topCell) as(s lipgloss.Style) topCell { c.style = s; return c }

@@ -144,3 +144,29 @@ func TestTopOnceTellsWhyItCannot(t *testing.T) {
 		t.Errorf("got %v and %q", err, out.String())
 	}
 }
+
+// TestNamesThatOthersChoseAreShownSafely has a subscriber, which anybody may be, that
+// would write to the operator's terminal.
+func TestNamesThatOthersChoseAreShownSafely(t *testing.T) {
+	s := sampled(1, "e", 10)
+	s.subscribers[0].Filter = &kvcastv1.Filter{Workers: []string{"x\x1b]0;owned\x07\x1b[2J\nw0  m  live"}}
+	s.subscribers[0].UserAgent = "\x1b[31mgrpc"
+	s.workers[0].Name = "w\t0"
+	text := updated(topScreen{}, topLook{sample: s}).text()
+	if strings.ContainsAny(text, "\x1b\x07\t") || strings.Count(text, "\n") != 7 {
+		t.Errorf("got %q", text)
+	}
+	if !strings.Contains(text, "--worker 'x\uFFFD]0;owned\uFFFD\uFFFD[2J\uFFFDw0  m  live'") {
+		t.Errorf("got %q, want the name with what can be shown of it, quoted", text)
+	}
+}
+
+func TestShellWord(t *testing.T) {
+	for word, want := range map[string]string{
+		"vllm-0": "vllm-0", "Qwen/Qwen3-0.6B": "Qwen/Qwen3-0.6B", "": "''", "a b": "'a b'", "it's": `'it'\''s'`, "$(x)": "'$(x)'", "é": "'é'",
+	} {
+		if got := shellWord(word); got != want {
+			t.Errorf("%q: got %s, want %s", word, got, want)
+		}
+	}
+}

@@ -61,7 +61,7 @@ func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tENDPOINT")
 	for _, w := range workers {
-		state, model := lower(w.GetState().String(), "WORKER_STATE_"), cmp.Or(w.GetModel(), "-")
+		state, model := lower(w.GetState().String(), "WORKER_STATE_"), visible(cmp.Or(w.GetModel(), "-"))
 		ranks := ranksOf(w)
 		for _, r := range ranks {
 			sources := sourcesOf(w, r.GetDpRank())
@@ -70,16 +70,16 @@ func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 				if s.GetStarted() {
 					lastSeq = decimal(s.GetLastSeq())
 				}
-				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", w.GetName(), model, state,
+				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", visible(w.GetName()), model, state,
 					r.GetDpRank(), lower(s.GetState().String(), "SOURCE_STATE_"), tierBlocks(r.GetBlocks()), gaps(r), lastSeq, s.GetEndpoint())
 			}
 			if len(sources) == 0 {
-				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t-\t%s\t%s\t-\t-\n", w.GetName(), model, state,
+				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t-\t%s\t%s\t-\t-\n", visible(w.GetName()), model, state,
 					r.GetDpRank(), tierBlocks(r.GetBlocks()), gaps(r))
 			}
 		}
 		if len(ranks) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\t-\n", w.GetName(), model, state)
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\t-\n", visible(w.GetName()), model, state)
 		}
 	}
 	return t.Flush()
