@@ -130,6 +130,10 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: append(both, gap(0), by2(batch(remove(11))), batch(remove(2)), by2(batch(remove(12)))),
 			want:  [][]string{{"store [1 2]"}, {toldGap}, {"remove [1]"}, {"remove [2]"}},
 		},
+		"a clear that leaves nothing does not end the doubt about another source": {
+			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
+			want:  [][]string{{"store [1]"}, {toldGap}, {"cleared [] UNREPAIRED_GAP"}, {toldSourceCleared}},
+		},
 		"a gap with on_gap clear empties the rank": {
 			cfg:   pipeline.Config{OnGap: pipeline.OnGapClear},
 			calls: append(both, by2(gap(0)), batch(remove(1)), batch(store(1))),

@@ -94,7 +94,8 @@ const (
 	Cleared_REASON_ENGINE_RESTARTED Cleared_Reason = 2
 	// Events were lost for good, and the operator prefers an empty view to a
 	// doubtful one (ingest.on_gap: clear). What the engine holds from before is
-	// unknown: the rank is incomplete, as after a Gap.
+	// unknown: the rank is incomplete, as after a Gap. Also where one of the
+	// worker's sources let go of all it held, and events of another are missing.
 	Cleared_REASON_UNREPAIRED_GAP Cleared_Reason = 3
 	// One of the worker's sources let go of all it held, and no other holds any.
 	Cleared_REASON_SOURCE_CLEARED Cleared_Reason = 4
@@ -852,8 +853,10 @@ func (x *Cleared) GetTiers() []Tier {
 // be fetched again. Blocks that were removed meanwhile are still in the
 // router's set, and blocks that were stored meanwhile are not. The set heals as
 // it is used (a request sent to a block that is not there makes the engine
-// compute and store it); until the next Cleared of the rank, for another reason
-// than a gap, it is incomplete. REASON_TOO_MANY_BLOCKS is of another kind.
+// compute and store it); until the next Cleared of the rank, of all its tiers and
+// for another reason than a gap, it is incomplete. (A snapshot may say sooner that
+// it is not, where a worker has several sources.) REASON_TOO_MANY_BLOCKS is of
+// another kind.
 type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why.
