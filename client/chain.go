@@ -93,6 +93,8 @@ func (c *chain) check(m *kvcastv1.SubscribeResponse) error {
 // wrong takes a message, or says what is wrong with it.
 func (c *chain) wrong(m *kvcastv1.SubscribeResponse) string {
 	switch {
+	case c.phase != phaseAsked && foreign(m):
+		return ""
 	case mixed(m):
 		return "what has to stand alone in a message does not"
 	case c.phase == phaseAsked && m.GetAccepted() == nil:
@@ -132,6 +134,13 @@ func mixed(m *kvcastv1.SubscribeResponse) bool {
 // hasParts tells that a message has entries, or parts of a snapshot.
 func hasParts(m *kvcastv1.SubscribeResponse) bool {
 	return len(m.GetEntries()) > 0 || m.GetSnapshotWorker() != nil || len(m.GetSnapshotBlocks()) > 0
+}
+
+// foreign tells that a message is of a kind that later versions of the contract have,
+// and that this one can do without: it has no position to go on from.
+func foreign(m *kvcastv1.SubscribeResponse) bool {
+	return len(m.ProtoReflect().GetUnknown()) > 0 && m.GetPosition() == nil && m.GetPrevSeq() == 0 &&
+		m.GetAccepted() == nil && m.GetProgress() == nil && m.GetSnapshotBegin() == nil && m.GetSnapshotEnd() == nil && !hasParts(m)
 }
 
 // alive tells that a message is a sign of life, which tells nothing of a position.

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
@@ -141,6 +142,13 @@ func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
 	}
 }
 
+// ofAKindToCome is a message that has nothing that this version knows.
+func ofAKindToCome() *kvcastv1.SubscribeResponse {
+	m := &kvcastv1.SubscribeResponse{}
+	m.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
+	return m
+}
+
 // TestWhatAFilterLeavesOutIsNoViolation has streams that are right.
 func TestWhatAFilterLeavesOutIsNoViolation(t *testing.T) {
 	for _, tt := range []struct {
@@ -161,6 +169,7 @@ func TestWhatAFilterLeavesOutIsNoViolation(t *testing.T) {
 			&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(2, "x", workerRemoved(8))}}, snapshot(3)[4])},
 		{"signs of life of a snapshot that waits", nil, earliest(two(), snapshot(3)[1], alive(), snapshot(3)[2], alive(), snapshot(3)[1], alive(),
 			snapshot(3)[2], snapshot(3)[3], alive(), snapshot(3)[4], message(3, entryOf(4, "w", store(4, 1))))},
+		{"messages of a kind to come", nil, earliest(two(), ofAKindToCome(), message(2, entryOf(3, "w", store(3, 1))), snapshot(4)[1], ofAKindToCome(), snapshot(4)[4])},
 		{"a message of another kind", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
