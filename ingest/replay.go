@@ -25,6 +25,10 @@ const (
 	replayHWM = 10_000
 	// replayTurn is how many replies are taken at a time.
 	replayTurn = 64
+	// replayPause is how long an engine may say nothing once it answers: it sends all
+	// in one go, of which its socket drops what goes beyond its high-water mark, the
+	// end marker included. What is missing is then asked for again.
+	replayPause = time.Second
 )
 
 var (
@@ -90,15 +94,15 @@ func (r *replays) converse(ctx context.Context, c *conn, from uint64, each func(
 	}
 	b := zmqio.NewBatch(replayTurn)
 	defer b.Release()
-	for {
-		if err := c.socket.SetDeadline(time.Now().Add(r.timeout)); err != nil {
+	for silence := r.timeout; ; silence = min(r.timeout, replayPause) {
+		if err := c.socket.SetDeadline(time.Now().Add(silence)); err != nil {
 			return err
 		}
 		switch err := c.socket.Wait(); {
 		case errors.Is(err, zmqio.ErrInterrupted) && ctx.Err() == nil:
 			return errReplayRefused
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return fmt.Errorf("%w for %v", errReplaySilent, r.timeout)
+			return fmt.Errorf("%w for %v", errReplaySilent, silence)
 		case err != nil:
 			return err
 		}

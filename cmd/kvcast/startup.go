@@ -36,7 +36,7 @@ func (s startup) unread() (u unread) {
 		switch src.State {
 		case ingest.SourceConnecting:
 			u.connecting++
-		case ingest.SourceCatchingUp:
+		case ingest.SourceCatchingUp, ingest.SourceRepairing: // a replay that came with holes is asked for again
 			u.catchingUp++
 		default:
 		}
