@@ -24,8 +24,8 @@ import (
 type serveCmd struct {
 	Config   string       `env:"KVCAST_CONFIG" placeholder:"FILE" predictor:"file" help:"Read the configuration from this YAML file; variables and flags go over it."`
 	Check    bool         `help:"Print the configuration that is in force, as such a file, or what is wrong with it, and end."`
-	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT. Repeatable; adds to the file's workers."`
-	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,topic=PATTERN or ,worker=NAME. Repeatable; adds to the file's listeners."`
+	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT (where routers send requests; passed through). Repeatable; adds to the file's workers."`
+	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN or ,worker=NAME. Repeatable; adds to the file's listeners."`
 	Settings settingFlags `embed:""`
 }
 
