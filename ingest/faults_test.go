@@ -446,7 +446,7 @@ func TestFaults(t *testing.T) {
 // faultyCache returns an engine that is being read into the view.
 func faultyCache(t *testing.T, mode string, v *view) *cache {
 	t.Helper()
-	config := ingest.Config{ReplayTimeout: 300 * time.Millisecond, Silence: 500 * time.Millisecond, Grace: time.Hour}
+	config := ingest.Config{ReplayTimeout: time.Second, Silence: 500 * time.Millisecond, Grace: time.Hour}
 	if mode == "connect" {
 		c := newCache(t, simulator.PublisherConfig{})
 		config.Workers = []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{

@@ -36,7 +36,7 @@ func (s startup) unread() (u unread) {
 		switch src.State {
 		case ingest.SourceConnecting:
 			u.connecting++
-		case ingest.SourceCatchingUp, ingest.SourceRepairing: // a replay that came with holes is asked for again
+		case ingest.SourceCatchingUp:
 			u.catchingUp++
 		default:
 		}
