@@ -185,10 +185,11 @@ func pages(slots int) int {
 // probes: fewer than a quarter.
 func (s *segment) full() bool { return s.n+1 > len(s.slots)-len(s.slots)/4 }
 
-// home is where a mixed hash's probes begin: its last 32 bits, scaled.
-func (s *segment) home(m uint64) int {
-	return int(uint64(uint32(m)) * uint64(len(s.slots)) >> 32)
-}
+// homeAmong is where a mixed hash's probes begin among so many slots: its last 32
+// bits, scaled.
+func homeAmong(m uint64, slots int) int { return int(uint64(uint32(m)) * uint64(slots) >> 32) }
+
+func (s *segment) home(m uint64) int { return homeAmong(m, len(s.slots)) }
 
 // find returns where a block is, or where it would go.
 func (s *segment) find(hash, m uint64) (int, bool) {

@@ -30,8 +30,8 @@ const (
 	climbShift            = generationShift + 1
 )
 
-// copyTable copies a table, of about such a size, in short turns. Between two of them it may change; the
-// entries since the first turn tell how.
+// copyTable copies a table, of about such a size, in short turns. Between two of them
+// it may change; the entries since the first turn tell how.
 func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
 	c := &tableCopy{blocks: make([]block, 0, slots+slots/64+1), attrs: make([]attr, 0, attrs), known: make(map[attr]uint32, attrs)}
 	l.turns(ctx, at, func(t *table, s *segment) {
@@ -116,7 +116,7 @@ func (l *linking) add(c *tableCopy, i uint32) (full bool) {
 	segment := c.dir[m>>1>>(63-c.depth)]
 	s := &c.segments[segment]
 	l.blocks[l.n], l.segment[l.n] = i, segment
-	l.at[l.n] = s.first + uint32(uint64(uint32(m))*uint64(s.slots)>>32)
+	l.at[l.n] = s.first + uint32(homeAmong(m, int(s.slots)))
 	l.n++
 	return l.n == inStep
 }

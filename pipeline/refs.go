@@ -50,9 +50,7 @@ func tag(m uint64) uint8 { return uint8(m>>32) & tagMask }
 
 func tagAway(tag uint8, away int) uint8 { return tag | uint8(min(away, maxAway))<<awayShift }
 
-func (s *refSegment) home(m uint64) int {
-	return int(uint64(uint32(m)) * uint64(len(s.refs)) >> 32)
-}
+func (s *refSegment) home(m uint64) int { return homeAmong(m, len(s.refs)) }
 
 // find returns the record of a mixed key for which is holds; 0 where there is none.
 func (t *refs) find(m uint64, is func(ref uint32) bool) uint32 {
