@@ -5,7 +5,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unsafe"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
@@ -69,8 +68,7 @@ func TestCopiesAreCounted(t *testing.T) {
 	}
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
 	l.ranks[0].table(wire.TierDevice).storeRun(r)
-	slots, _ := l.tableSize(place{0, wire.TierDevice})
-	if got := slots * int(unsafe.Sizeof(block{})); got < 3_200_000 || got > 5_400_000 {
+	if got := copyBytes(l.tableSize(place{0, wire.TierDevice})); got < 3_200_000 || got > 5_800_000 {
 		t.Errorf("a table of 100,000 blocks takes %d bytes", got)
 	}
 	p := &Pipeline{copies: budget{limit: 1}}

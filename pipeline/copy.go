@@ -1,11 +1,15 @@
 package pipeline
 
-import "context"
+import (
+	"context"
+	"sync"
+	"unsafe"
+)
 
-// tableCopy is a copy of a table, to be put in order. It is one piece of memory, so
-// that a block is a number.
+// tableCopy is a copy of a table, to be put in order. A block is a number.
 type tableCopy struct {
-	blocks   []block
+	chunks   []*chunk
+	slots    int // that are in use
 	segments []copiedSegment
 	// dir has the segment of each value of the first depth bits of a mixed hash.
 	dir   []uint32
@@ -30,18 +34,87 @@ const (
 	climbShift            = generationShift + 1
 )
 
+// chunk is some slots of a copy: as many as one turn copies at most.
+type chunk [turnSegments * maxSegment]block
+
+const (
+	chunkSlots = len(chunk{})
+	chunkBytes = int(unsafe.Sizeof(chunk{}))
+)
+
+// chunks are those of copies that are over, until the garbage collector takes them.
+// Fresh memory is what a copy would spend most of its time on, and others that run
+// beside it too: the system gives it page by page, and the collector has more to do.
+var chunks = sync.Pool{New: func() any {
+	c := new(chunk)
+	for i := 0; i < chunkSlots; i += pageSlots {
+		c[i].flags = flagHeld // so that the page is there before a lane is held up
+	}
+	return c
+}}
+
+// pageSlots is how many slots fill the smallest page that systems have.
+const pageSlots = 4096 / int(unsafe.Sizeof(block{}))
+
+// copyBytes is the memory of a copy of so many slots and attributes.
+func copyBytes(slots, attrs int) int {
+	return (slots/chunkSlots+1)*chunkBytes + attrs*attrCopyBytes
+}
+
+// attrCopyBytes is about what a LoRA adapter of a table takes in a copy, which has its
+// name from the table.
+const attrCopyBytes = 128
+
 // copyTable copies a table, of about such a size, in short turns. Between two of them
-// it may change; the entries since the first turn tell how.
+// it may change; the entries since the first turn tell how. The copy is to be freed.
 func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
-	c := &tableCopy{blocks: make([]block, 0, slots+slots/64+1), attrs: make([]attr, 0, attrs), known: make(map[attr]uint32, attrs)}
-	l.turns(ctx, at, func(t *table, s *segment) {
-		first := len(c.blocks)
-		c.segments = append(c.segments, copiedSegment{first: uint32(first), slots: uint32(len(s.slots)), depth: s.depth})
-		c.blocks = append(c.blocks, s.slots...)
+	c := &tableCopy{
+		chunks: make([]*chunk, 0, slots/chunkSlots+1),
+		attrs:  make([]attr, 0, attrs),
+		known:  make(map[attr]uint32, attrs),
+	}
+	l.turns(ctx, at, c.reserve, func(t *table, s *segment) {
+		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.slots)), depth: s.depth})
 		c.depth = max(c.depth, s.depth)
-		c.number(c.blocks[first:], t.attrs.slots)
+		for rest := s.slots; len(rest) > 0; {
+			part := c.chunks[c.slots/chunkSlots][c.slots%chunkSlots:]
+			n := copy(part, rest)
+			c.number(part[:n], t.attrs.slots)
+			c.slots += n
+			rest = rest[n:]
+		}
 	})
 	return c
+}
+
+// reserve makes room for one turn, and for one slot more.
+func (c *tableCopy) reserve() {
+	for len(c.chunks)*chunkSlots <= c.slots+chunkSlots {
+		c.chunks = append(c.chunks, chunks.Get().(*chunk))
+	}
+}
+
+// free gives the memory back. The copy is used no more.
+func (c *tableCopy) free() {
+	for _, ch := range c.chunks {
+		chunks.Put(ch)
+	}
+	c.chunks = nil
+}
+
+// at returns the block of a number.
+func (c *tableCopy) at(i uint32) *block {
+	return &c.chunks[i/uint32(chunkSlots)][i%uint32(chunkSlots)]
+}
+
+// parts yields the slots in use, in pieces, with the number of the first of each.
+func (c *tableCopy) parts(yield func(first uint32, part []block) bool) {
+	for k, ch := range c.chunks {
+		first := k * chunkSlots
+		if first >= c.slots || !yield(uint32(first), ch[:min(chunkSlots, c.slots-first)]) {
+			return
+		}
+	}
 }
 
 // number gives the attributes of some blocks their numbers in the copy.
@@ -77,8 +150,10 @@ func (c *tableCopy) index() {
 			c.dir = append(c.dir, uint32(i))
 		}
 	}
-	c.segments = append(c.segments, copiedSegment{first: uint32(len(c.blocks)), slots: 1})
-	c.blocks = append(c.blocks, block{})
+	c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: 1})
+	c.reserve()
+	*c.at(uint32(c.slots)) = block{}
+	c.slots++
 	for len(c.dir) < 1<<c.depth {
 		c.dir = append(c.dir, uint32(len(c.segments)-1))
 	}
@@ -92,11 +167,13 @@ const inStep = 16
 func (c *tableCopy) link() {
 	c.index()
 	var links linking
-	for i := range c.blocks {
-		b := &c.blocks[i]
-		b.flags &= 1<<generationShift - 1
-		if b.flags&(flagHeld|flagParent) == flagHeld|flagParent && links.add(c, uint32(i)) {
-			links.resolve(c)
+	for first, part := range c.parts {
+		for i := range part {
+			b := &part[i]
+			b.flags &= 1<<generationShift - 1
+			if b.flags&(flagHeld|flagParent) == flagHeld|flagParent && links.add(c, first+uint32(i), b.parent) {
+				links.resolve(c)
+			}
 		}
 	}
 	links.resolve(c)
@@ -111,8 +188,8 @@ type linking struct {
 }
 
 // add adds a block, and tells whether there is no room for more.
-func (l *linking) add(c *tableCopy, i uint32) (full bool) {
-	m := mix(c.blocks[i].parent)
+func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
+	m := mix(parent)
 	segment := c.dir[m>>1>>(63-c.depth)]
 	s := &c.segments[segment]
 	l.blocks[l.n], l.segment[l.n] = i, segment
@@ -125,19 +202,19 @@ func (l *linking) add(c *tableCopy, i uint32) (full bool) {
 func (l *linking) resolve(c *tableCopy) {
 	var first [inStep]uint64
 	for k := range l.n {
-		first[k] = c.blocks[l.at[k]].hash // which asks for the memory of all
+		first[k] = c.at(l.at[k]).hash // which asks for the memory of all
 	}
 	for k := range l.n {
-		b := &c.blocks[l.blocks[k]]
+		b := c.at(l.blocks[k])
 		s := &c.segments[l.segment[k]]
 		at, hash := l.at[k], first[k]
-		for c.blocks[at].flags&flagHeld != 0 && hash != b.parent {
+		for c.at(at).flags&flagHeld != 0 && hash != b.parent {
 			if at++; at == s.first+s.slots {
 				at = s.first
 			}
-			hash = c.blocks[at].hash
+			hash = c.at(at).hash
 		}
-		if c.blocks[at].flags&flagHeld != 0 {
+		if c.at(at).flags&flagHeld != 0 {
 			b.parent = uint64(at)
 			b.flags |= flagLinked
 		}

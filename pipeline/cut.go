@@ -6,7 +6,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"unsafe"
 
 	"google.golang.org/protobuf/proto"
 
@@ -25,11 +24,14 @@ type Cut struct {
 	Worker *kvcastv1.SnapshotWorker
 	// Blocks yields what it holds as encoded kvcast.v1.SnapshotBlocks, of some
 	// 64 KiB each, a parent before its children where it is held. The memory is
-	// the caller's. It takes the worker's lane for short turns while it is read,
-	// and ends early when the context does. A table is copied while it is read;
-	// where others are, so that there is no room, it waits for theirs, and yields
-	// nothing (nil) each second so that the reader knows.
+	// the caller's, see Reuse. It takes the worker's lane for short turns while it
+	// is read, and ends early when the context does. A table is copied while it is
+	// read; where others are, so that there is no room, it waits for theirs, and
+	// yields nothing (nil) each second so that the reader knows.
 	Blocks iter.Seq[[]byte]
+	// Reuse takes the memory of a piece back, for pieces to come. Who keeps a piece
+	// does not call it.
+	Reuse func(piece []byte)
 }
 
 // Workers returns the names of the workers that a filter takes, in order.
@@ -63,7 +65,7 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 	if err != nil {
 		return Cut{}, false, fmt.Errorf("cut worker %s: %w", worker, err)
 	}
-	return Cut{Seq: seq, Worker: record, Blocks: func(yield func([]byte) bool) {
+	return Cut{Seq: seq, Worker: record, Reuse: reusePiece, Blocks: func(yield func([]byte) bool) {
 		for _, rank := range ranks {
 			for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 				if tiers&journal.TierBit(uint8(tier)) == 0 {
@@ -80,18 +82,15 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 // tellTable yields what a table holds, from a copy that it has room for.
 func (p *Pipeline) tellTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
 	slots, attrs := l.tableSize(at)
-	bytes := slots*int(unsafe.Sizeof(block{})) + attrs*attrCopyBytes
+	bytes := copyBytes(slots, attrs)
 	if !p.copies.take(ctx, bytes, func() bool { return yield(nil) }) {
 		return false
 	}
 	defer p.copies.give(bytes)
 	table := l.copyTable(ctx, at, slots, attrs)
+	defer table.free()
 	return ctx.Err() == nil && table.encode(l.worker, eventHead{rank: at.rank, tier: at.tier}, yield)
 }
-
-// attrCopyBytes is about what a LoRA adapter of a table takes in a copy, which has its
-// name from the table.
-const attrCopyBytes = 128
 
 // tableSize is what is copied of a table: how many slots it has, and how many
 // attributes.

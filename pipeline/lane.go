@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"math"
-	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest"
@@ -23,9 +22,9 @@ type Lane struct {
 	consolidation consolidation
 	sourceNames   []string
 
-	mu          sync.Mutex // guards all below; the journal's lock comes after it
-	closed      bool       // it takes no more
-	gone        bool       // the worker was removed
+	mu          turnLock // guards all below; the journal's lock comes after it
+	closed      bool     // it takes no more
+	gone        bool     // the worker was removed
 	lastEventID uint64
 	blockSize   uint32 // of the last store that had one, or configured
 	ranks       map[uint32]*rankState

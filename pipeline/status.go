@@ -134,7 +134,7 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if len(tokens) == 0 {
 		return found
 	}
-	l.turns(ctx, at, func(t *table, s *segment) {
+	l.turns(ctx, at, nil, func(t *table, s *segment) {
 		for i := range s.slots {
 			b := &s.slots[i]
 			if b.flags&flagHeld == 0 || b.flags&flagTokensHash == 0 {
@@ -179,16 +179,20 @@ func (l *Lane) table(at place) *table {
 
 // turnSegments is how many segments are looked at before the lane is let go of:
 // 512 KiB at most. What waits for the lane meanwhile waits for some tenths of a
-// millisecond, and for one more until Go's mutex prefers it.
+// millisecond.
 const turnSegments = 8
 
 // turns visits every segment of a table, under the lane's lock, which it lets go
 // of now and then. Meanwhile the table may change; it ends early where the table
-// has been cleared, which an entry since the first turn tells.
-func (l *Lane) turns(ctx context.Context, at place, visit func(t *table, s *segment)) {
+// has been cleared, which an entry since the first turn tells. Before each turn, and
+// without the lock, it calls prepare unless that is nil.
+func (l *Lane) turns(ctx context.Context, at place, prepare func(), visit func(t *table, s *segment)) {
 	var first *table
 	from, done := uint64(0), false
 	for !done && ctx.Err() == nil {
+		if prepare != nil {
+			prepare()
+		}
 		l.mu.Lock()
 		t := l.table(at)
 		if first == nil {
@@ -207,5 +211,6 @@ func (l *Lane) turns(ctx context.Context, at place, visit func(t *table, s *segm
 			}
 		}
 		l.mu.Unlock()
+		l.mu.giveWay()
 	}
 }

@@ -1,6 +1,8 @@
 package pipeline
 
 import (
+	"sync"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -12,6 +14,21 @@ const (
 	// snapshotBytes is about the size of the pieces that a snapshot is sent in.
 	snapshotBytes = 64 << 10
 )
+
+// pieces are the memory of those that are sent, until the garbage collector takes it.
+var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
+
+// pieceBytes is a piece with the event that is over its size.
+const pieceBytes = snapshotBytes + snapshotRun*18
+
+func newPiece() []byte { return pieces.Get().(*[pieceBytes]byte)[:0] }
+
+// reusePiece takes a piece back. One that had to grow is left to the collector.
+func reusePiece(piece []byte) {
+	if cap(piece) == pieceBytes {
+		pieces.Put((*[pieceBytes]byte)(piece[:pieceBytes]))
+	}
+}
 
 // climb is the way from a block up to the first ancestor whose parent is not there,
 // or has been told.
@@ -47,12 +64,14 @@ func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield f
 	c.link()
 	e := &snapshotEncoder{c: c, worker: worker, head: h, yield: yield}
 	up := &climbs{c: c, first: first}
-	for i := range c.blocks {
-		if b := &c.blocks[i]; b.flags&(flagHeld|flagTold) != flagHeld {
-			continue
-		}
-		if up.begin(uint32(i)); up.n == inStep && !up.tell(e) {
-			return false
+	for first, part := range c.parts {
+		for i := range part {
+			if part[i].flags&(flagHeld|flagTold) != flagHeld {
+				continue
+			}
+			if up.begin(first + uint32(i)); up.n == inStep && !up.tell(e) {
+				return false
+			}
 		}
 	}
 	return up.tell(e) && e.flush() && e.send()
@@ -68,7 +87,7 @@ func (s *climbs) begin(i uint32) {
 
 // reach marks a block as part of a climb, and tells whether the climb goes on.
 func (s *climbs) reach(k int, i uint32) bool {
-	up, b := &s.all[k], &s.c.blocks[i]
+	up, b := &s.all[k], s.c.at(i)
 	b.flags |= flagTold | blockFlags((s.first+uint32(k))<<climbShift)
 	up.chain = append(up.chain, i)
 	up.next = uint32(b.parent)
@@ -80,7 +99,7 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 	var going [inStep]int
 	n := 0
 	for k := range s.n {
-		if s.c.blocks[s.all[k].chain[0]].flags&flagLinked != 0 {
+		if s.c.at(s.all[k].chain[0]).flags&flagLinked != 0 {
 			going[n] = k
 			n++
 		}
@@ -88,13 +107,13 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 	for n > 0 {
 		var flags [inStep]blockFlags
 		for j := range n {
-			flags[j] = s.c.blocks[s.all[going[j]].next].flags // which asks for the memory of all
+			flags[j] = s.c.at(s.all[going[j]].next).flags // which asks for the memory of all
 		}
 		still := 0
 		for j := range n {
 			k := going[j]
 			up := &s.all[k]
-			f := flags[j] | s.c.blocks[up.next].flags // which another climb may have told just now
+			f := flags[j] | s.c.at(up.next).flags // which another climb may have told just now
 			if f&flagTold != 0 {
 				if by := (uint32(f>>climbShift) - s.first) & climbMask; by < inStep {
 					up.after = int(by)
@@ -152,7 +171,7 @@ type snapshotEncoder struct {
 
 // add adds a block of the copy, and tells whether more is wanted.
 func (e *snapshotEncoder) add(i uint32) bool {
-	b, r := &e.c.blocks[i], &e.run
+	b, r := e.c.at(i), &e.run
 	hashed := b.flags&flagTokensHash != 0
 	joins := !r.empty() && b.flags&flagLinked != 0 && uint32(b.parent) == e.last && b.attr == e.attr && hashed == r.key.hashed && len(r.hashes) < snapshotRun
 	if !joins {
@@ -161,7 +180,7 @@ func (e *snapshotEncoder) add(i uint32) bool {
 		}
 		a, parent := e.c.attrs[b.attr], b.parent
 		if b.flags&flagLinked != 0 {
-			parent = e.c.blocks[parent].hash
+			parent = e.c.at(uint32(parent)).hash
 		}
 		r.start(runKey{kind: wire.KindStored, lora: a.lora, blockSize: a.blockSize, hashed: hashed}, parent, b.flags&flagParent != 0)
 		e.attr = b.attr
@@ -180,7 +199,7 @@ func (e *snapshotEncoder) flush() bool {
 		return true
 	}
 	if len(e.buf) == 0 {
-		e.buf = make([]byte, 0, snapshotBytes+snapshotRun*18)
+		e.buf = newPiece()
 		e.buf = protowire.AppendTag(e.buf, snapshotWorker, protowire.BytesType)
 		e.buf = protowire.AppendString(e.buf, e.worker)
 	}

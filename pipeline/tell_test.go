@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
-	"unsafe"
 
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
@@ -43,6 +42,7 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 	at := place{0, wire.TierDevice}
 	slots, attrs := l.tableSize(at)
 	c := l.copyTable(context.Background(), at, slots, attrs)
+	defer c.free()
 	as = make(map[uint64]toldBlock)
 	ended := c.encodeFrom(first, "w", eventHead{tier: wire.TierDevice}, func(piece []byte) bool {
 		var m kvcastv1.SnapshotBlocks
@@ -64,6 +64,7 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 				b.parent, b.hasParent = hash, true
 			}
 		}
+		reusePiece(piece)
 		return true
 	})
 	if !ended {
@@ -151,7 +152,7 @@ func TestMemoryOfACopyOfManyAdapters(t *testing.T) {
 	slots, attrs := l.tableSize(at)
 	c := l.copyTable(context.Background(), at, slots, attrs)
 	runtime.ReadMemStats(&after)
-	took, counted := int(after.TotalAlloc-before.TotalAlloc), slots*int(unsafe.Sizeof(block{}))+attrs*attrCopyBytes
+	took, counted := int(after.TotalAlloc-before.TotalAlloc), copyBytes(slots, attrs)
 	if attrs < blocks || took > counted*5/4 {
 		t.Errorf("a copy of %d names took %d bytes, of which %d are counted", attrs, took, counted)
 	}

@@ -52,11 +52,24 @@ func entriesData(c journal.Chunk) mem.BufferSlice {
 	return data
 }
 
-// blocks sends encoded blocks of a snapshot.
-func (r *responses) blocks(b []byte) error {
+// blocks sends encoded blocks of a snapshot, whose memory is given back when gRPC
+// has let go of it.
+func (r *responses) blocks(b []byte, back giveBack) error {
 	head := protowire.AppendTag(nil, responseSnapshotBlocks, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(len(b)))
-	return r.send(mem.BufferSlice{mem.SliceBuffer(head), mem.SliceBuffer(b)}, nil)
+	return r.send(mem.BufferSlice{mem.SliceBuffer(head), mem.NewBuffer(&b, back)}, nil)
+}
+
+// giveBack takes memory back that gRPC has let go of.
+type giveBack func(b []byte)
+
+// Put implements mem.BufferPool.
+func (f giveBack) Put(b *[]byte) { f(*b) }
+
+// Get implements mem.BufferPool. It is not called.
+func (f giveBack) Get(length int) *[]byte {
+	b := make([]byte, length)
+	return &b
 }
 
 // message sends a message with a position.

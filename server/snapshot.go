@@ -162,7 +162,7 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 			}
 			err = c.aliveWithin()
 		} else {
-			err = c.out.blocks(blocks)
+			err = c.out.blocks(blocks, cut.Reuse)
 		}
 		sent = time.Now()
 		if err != nil {

@@ -1,0 +1,63 @@
+package server_test
+
+import (
+	"context"
+	"iter"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	"github.com/kvcast/kvcast/server"
+)
+
+// lent counts the pieces of cuts.
+type lent struct{ given, back atomic.Int64 }
+
+// countedState is a pipeline whose cuts are counted.
+type countedState struct {
+	*pipeline.Pipeline
+	lent *lent
+}
+
+func (s countedState) Cut(ctx context.Context, worker string, tiers journal.Tiers) (pipeline.Cut, bool, error) {
+	c, ok, err := s.Pipeline.Cut(ctx, worker, tiers)
+	blocks, reuse := c.Blocks, c.Reuse
+	c.Blocks = iter.Seq[[]byte](func(yield func([]byte) bool) {
+		blocks(func(piece []byte) bool {
+			if piece != nil {
+				s.lent.given.Add(1)
+			}
+			return yield(piece)
+		})
+	})
+	c.Reuse = func(piece []byte) {
+		s.lent.back.Add(1)
+		reuse(piece)
+	}
+	return c, ok, err
+}
+
+// TestMemoryOfASnapshotIsGivenBack reads some snapshots: when the client has read one,
+// gRPC has let go of it.
+func TestMemoryOfASnapshotIsGivenBack(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	h.addWorker()
+	h.fill(20_000)
+	for range 3 {
+		s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+		for {
+			m, err := s.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.GetSnapshotEnd() != nil {
+				break
+			}
+		}
+		if given, back := h.lent.given.Load(), h.lent.back.Load(); given == 0 || back != given {
+			t.Errorf("%d pieces were sent, and the memory of %d is back", given, back)
+		}
+	}
+}
