@@ -31,12 +31,15 @@ var roles = map[string]func(childSetup) (work, error){
 	"receive": newBareReceive,
 	"pebbe":   newPebbeReceive,
 	"fanout":  newFanout,
+	"relay":   newRelay,
 }
 
 // childSetup is the first line that a child reads.
 type childSetup struct {
 	// Address is where to connect to.
 	Address string
+	// Conn is where to write to.
+	Conn string `json:",omitempty"`
 	// EventBytes is the size of an event that is written.
 	EventBytes int `json:",omitempty"`
 	// Conns is how many connections are written to.

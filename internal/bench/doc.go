@@ -13,5 +13,5 @@
 // subscriber; a batch that is lost, doubled or refused fails the benchmark.
 //
 // The benchmarks are in the tests. The package itself is what they need of C:
-// a bare libzmq receiver, and a pause that is exact.
+// a bare libzmq receiver, and a pause and a clock that are exact.
 package bench

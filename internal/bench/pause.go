@@ -14,9 +14,8 @@ import "C"
 
 import "time"
 
-// Pause sleeps to some 60 µs, which is what the kernel keeps. time.Sleep rounds
-// up to a millisecond where nothing else runs, and an engine of 2,000 batches a
-// second would send them in pairs.
+// Pause sleeps to some 60 µs, which is what the kernel keeps, and holds the
+// goroutine's thread; time.Sleep rounds up to a millisecond where nothing else runs.
 func Pause(d time.Duration) {
 	if d > 0 {
 		C.pause_for(C.longlong(d))

@@ -5,7 +5,9 @@ package bench
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 #include <zmq.h>
 
 // The middle frame of three is the seq, 8 bytes, big-endian.
@@ -49,6 +51,35 @@ static int drain(void *socket, uint64_t n, int patience, uint64_t *next, uint64_
 			frame = 0;
 			got++;
 		}
+	}
+	zmq_msg_close(&msg);
+	return failed;
+}
+
+// relay receives n messages, and writes the seq of each to a file.
+static int relay(void *socket, uint64_t n, int fd, uint64_t *next) {
+	zmq_msg_t msg;
+	uint64_t got = 0;
+	int frame = 0, failed = 0;
+	zmq_msg_init(&msg);
+	while (got < n && !failed) {
+		unsigned char seq[8];
+		if (zmq_msg_recv(&msg, socket, 0) < 0) {
+			if (errno != EINTR)
+				failed = errno;
+			continue;
+		}
+		if (frame == 1 && !is_seq(&msg, (*next)++))
+			failed = EBADMSG;
+		else if (frame == 1)
+			memcpy(seq, zmq_msg_data(&msg), sizeof seq);
+		frame++;
+		if (zmq_msg_more(&msg))
+			continue;
+		if (!failed && write(fd, seq, sizeof seq) != sizeof seq)
+			failed = EIO;
+		frame = 0;
+		got++;
 	}
 	zmq_msg_close(&msg);
 	return failed;
@@ -102,6 +133,7 @@ func NewReceiver(endpoint string) (*Receiver, error) {
 	defer C.free(unsafe.Pointer(address))
 	if C.set_int(r.socket, C.ZMQ_RCVHWM, receiveHWM) != 0 ||
 		C.set_int(r.socket, C.ZMQ_LINGER, 0) != 0 ||
+		C.set_int(r.socket, C.ZMQ_RCVTIMEO, C.int(IdleLimit.Milliseconds())) != 0 ||
 		C.zmq_setsockopt(r.socket, C.ZMQ_SUBSCRIBE, nil, 0) != 0 ||
 		C.zmq_connect(r.socket, address) != 0 {
 		return nil, errors.Join(zmqError("connect to "+endpoint), r.Close())
@@ -118,6 +150,15 @@ func (r *Receiver) Drain(n int) (bytes uint64, err error) {
 		return 0, fmt.Errorf("receive message %d: %w", uint64(r.next), syscall.Errno(failed))
 	}
 	return uint64(sum), nil
+}
+
+// Relay receives n messages, whose seqs must follow one another, and writes the eight
+// bytes of each one's seq to a file as soon as it is there.
+func (r *Receiver) Relay(n, fd int) error {
+	if failed := C.relay(r.socket, C.uint64_t(n), C.int(fd), &r.next); failed != 0 {
+		return fmt.Errorf("relay message %d: %w", uint64(r.next), syscall.Errno(failed))
+	}
+	return nil
 }
 
 // Close closes the socket.

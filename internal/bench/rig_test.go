@@ -100,14 +100,22 @@ func (r *rig) publish(n int) error {
 	return nil
 }
 
-// pace sends n batches at pacedRate, each when it is due, or at once where that
+// pace sends n batches at pacedRate.
+func (r *rig) pace(n int) error { return paced(n, r.send) }
+
+// paced calls send n times at pacedRate, each when it is due, or at once where that
 // has passed.
-func (r *rig) pace(n int) error {
-	due := time.Now()
+func paced(n int, send func() error) (err error) {
+	due, err := bench.NewTicks(time.Second / pacedRate)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, due.Close()) }()
 	for range n {
-		bench.Pause(time.Until(due))
-		due = due.Add(time.Second / pacedRate)
-		if err := r.send(); err != nil {
+		if err := due.Wait(); err != nil {
+			return err
+		}
+		if err := send(); err != nil {
 			return err
 		}
 	}
