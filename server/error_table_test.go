@@ -103,6 +103,10 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: tooManySubscribers,
 		},
 		{
+			reason: server.ReasonTooManySubs, name: "Replay", code: codes.ResourceExhausted, says: "1 replays are being sent, which is the limit; try again later",
+			call: tooManyReplays,
+		},
+		{
 			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has come to its end within 20ms; try again later",
 			call: func(t *testing.T) (*harness, error) {
 				h := sendingASnapshot(t)
@@ -411,6 +415,22 @@ func slowSubscriber(t *testing.T) (*harness, error) {
 	for h.subscribers(t) > 0 { // its handler has not returned
 	}
 	return h, s.end()
+}
+
+// tooManyReplays has one whose client does not read.
+func tooManyReplays(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{MaxSubscribers: 1}, journal.Config{MaxBytes: 128 << 20})
+	h.addWorker()
+	h.flood()
+	first, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
+	if err == nil {
+		_, err = first.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
+	return h, firstError(t, err, stream.Recv)
 }
 
 func tooManySubscribers(t *testing.T) (*harness, error) {

@@ -104,6 +104,11 @@ func errTooManySubscribers(limit int, b journal.Bounds) error {
 		"%d subscribers are connected, which is the limit; try again later", limit), retryInfo())
 }
 
+func errTooManyReplays(limit int, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManySubs, b, fmt.Sprintf(
+		"%d replays are being sent, which is the limit; try again later", limit), retryInfo())
+}
+
 func errSlowSubscriber(limit time.Duration, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonSlowSubscriber, b, fmt.Sprintf(
 		"nothing was read for %v, which is the limit; resume after the last position, and read faster", limit), retryInfo())

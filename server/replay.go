@@ -13,6 +13,10 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 	if err := s.welcome(); err != nil {
 		return err
 	}
+	if !s.replays.enter() {
+		return errTooManyReplays(s.cfg.MaxSubscribers, s.journal.Bounds())
+	}
+	defer s.replays.leave()
 	b := s.journal.Bounds()
 	filter, err := parseFilter(req.GetFilter(), b)
 	if err != nil {

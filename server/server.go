@@ -45,7 +45,8 @@ type Config struct {
 	// Progress is how often an idle subscriber hears that the stream is alive:
 	// up to this long, and a fifth less at times. At least 1 ms; default 10 s.
 	Progress time.Duration
-	// MaxSubscribers is how many Subscribe streams may be open; default 1,024.
+	// MaxSubscribers is how many Subscribe streams may be open, and how many of
+	// Replay; default 1,024.
 	MaxSubscribers int
 	// Stall is how long a client may read nothing while there is something to
 	// send, before its stream is ended; at least 10 ms, default 30 s. A snapshot, of
@@ -141,6 +142,7 @@ type Server struct {
 	age     connectionAge
 
 	subscribers subscribers
+	replays     streams
 	snapshots   places        // by Snapshot and by Subscribe
 	calls       streams       // Subscribe, Snapshot and Replay
 	phase       atomic.Int32  // a phase
@@ -194,7 +196,7 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{}),
 		age: connectionAge{max: cfg.MaxConnectionAge, grace: cfg.MaxConnectionAgeGrace},
 	}
-	s.subscribers.limit, s.calls.limit = cfg.MaxSubscribers, math.MaxInt
+	s.subscribers.limit, s.replays.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSubscribers, math.MaxInt
 	s.snapshots.limit, s.snapshots.line, s.snapshots.wait = cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.SnapshotWait
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {

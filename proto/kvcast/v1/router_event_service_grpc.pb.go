@@ -54,7 +54,8 @@ const (
 //	FAILED_PRECONDITION  EPOCH_MISMATCH            the journal was lost: start from a
 //	                                               snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo); also where so
+//	                                               many replays are being sent
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo); so many are sent
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
@@ -225,7 +226,8 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	FAILED_PRECONDITION  EPOCH_MISMATCH            the journal was lost: start from a
 //	                                               snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo); also where so
+//	                                               many replays are being sent
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo); so many are sent
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
