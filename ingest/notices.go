@@ -17,6 +17,8 @@ const (
 	noticeRank
 	noticeConnect
 	noticeReplay
+	noticeReplayAgain
+	noticeReplayDone
 	noticeSilent
 	noticeAmbiguous
 	noticeRefused

@@ -78,6 +78,9 @@ type repair struct {
 	// forgotten is the first seq that came back last time instead of the one asked
 	// for; 0 if none did.
 	forgotten uint64
+	// asks is how many asks there were, and brought how many batches were read of
+	// them, those of another life included.
+	asks, brought uint64
 
 	// Of the ask under way: the connection that there was when it began, whether the
 	// batch asked from was seen, how many batches came, whether they were the next
@@ -123,13 +126,16 @@ func (p *publisher) ask(r *repair) (from uint64, ok bool) {
 		return 0, false
 	}
 	r.connection, r.verified, r.replies, r.progress, r.ended = p.connection, false, 0, false, askOpen
+	r.asks++
 	r.fresh = !p.seq.begun || p.seq.empty
 	p.held.mark()
 	p.show()
+	from = p.seq.last
 	if r.fresh || r.lookback {
-		return p.seq.start, true
+		from = p.seq.start
 	}
-	return p.seq.last, true
+	p.worker.log.Debug("asking for a replay", "source", p.source, "rank", p.rank, "cause", r.cause.String(), "from", from)
+	return from, true
 }
 
 // replayed takes the next batch of an ask, and tells whether more are wanted.
@@ -195,6 +201,7 @@ func (p *publisher) replayed(in *intake, now time.Time, r *repair, a *arrival) b
 		p.lose(now, rangeBetween(due, a.seq), GapReplayIncomplete)
 	}
 	r.progress = true
+	r.brought++
 	p.worker.metrics.replayed.Inc()
 	if a.err != nil {
 		p.reject(now, a)
@@ -235,7 +242,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	if r.ended == askOtherLife {
 		p.worker.warn(noticeRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", p.seq.last)
 		p.restarted(now)
-		*r = repair{cause: r.cause, since: r.since, fresh: true, again: r.again, answered: true}
+		*r = repair{cause: r.cause, since: r.since, fresh: true, again: r.again, answered: true, asks: r.asks, brought: r.brought}
 		p.show()
 		return 0, true
 	}
@@ -254,7 +261,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	complete := (err == nil || r.verified && !r.progress && p.caughtUp()) && r.ended == askOpen
 	switch {
 	case complete && p.caughtUp() && r.again:
-		*r = repair{cause: r.cause, since: now, answered: true}
+		*r = repair{cause: r.cause, since: now, answered: true, asks: r.asks, brought: r.brought}
 		return 0, true
 	case complete && p.caughtUp():
 		p.repaired(now, r)
@@ -270,6 +277,10 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return p.giveUp(in, now, r)
 	}
 	r.tolerant = enough
+	if r.ended == askHole {
+		p.worker.inform(noticeReplayAgain, now, "replay has a hole: asking again", "source", p.source, "rank", p.rank,
+			"last_seq", p.seq.last, "brought", r.brought)
+	}
 	if r.failures == 0 || r.tolerant {
 		return 0, true
 	}
@@ -350,7 +361,10 @@ func (h *held) arrival(in *intake) arrival {
 // repaired ends a repair that brought all there is.
 func (p *publisher) repaired(now time.Time, r *repair) {
 	p.worker.metrics.replaysDone.Inc()
-	p.worker.log.Debug("replay done", "source", p.source, "rank", p.rank, "took", now.Sub(r.since))
+	if r.brought > 0 {
+		p.worker.inform(noticeReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.cause.String(),
+			"batches", r.brought, "asks", r.asks, "took", now.Sub(r.since))
+	}
 	if r.cause == causeProbe && r.progress && p.renew != nil {
 		// What was published did not come by the connection, which must be dead.
 		p.worker.warn(noticeSilent, now, "connection renewed: it was silent while the engine was not", "source", p.source, "rank", p.rank)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -85,6 +86,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 		script func(from uint64) [][]any
 		want   []string
 		counts map[string]float64
+		logs   string
 	}{
 		{
 			name: "in order",
@@ -96,6 +98,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			},
 			want:   []string{"batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`replays_done_total{worker="w"}`: 1, `replayed_batches_total{worker="w"}`: 3},
+			logs:   `level=INFO msg="replay done" worker=w source=0 rank=0 cause=start batches=3 asks=1 took=`,
 		},
 		{
 			name: "each twice",
@@ -119,6 +122,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			},
 			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`missed_batches_total{worker="w"}`: 1},
+			logs:   `level=INFO msg="replay has a hole: asking again" worker=w source=0 rank=0 last_seq=0 brought=1 held_back=0`,
 		},
 		{
 			name: "before what was asked for",
@@ -196,9 +200,10 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			replay := newReplier(t, ready, tt.script)
 			registry := prometheus.NewRegistry()
 			c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
-			c.Metrics, c.ReplayTimeout = registry, patience/2
+			var log logged
+			c.Metrics, c.ReplayTimeout, c.Logger = registry, patience/2, log.logger()
 			r := newRecorder(t)
-			in, _ := start(t, c, &plain{r})
+			in, stop := start(t, c, &plain{r})
 			// There is a live batch to come after what is replayed.
 			e.awaitSubscriber("")
 			e.publish(3, stored(13))
@@ -210,6 +215,10 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			wantMetrics(t, registry, tt.counts)
 			if held := ingest.HeldBytes(in); held != 0 {
 				t.Errorf("%d bytes held back", held)
+			}
+			stop()
+			if !strings.Contains(log.String(), tt.logs) {
+				t.Errorf("did not log %s\nin:\n%s", tt.logs, log.String())
 			}
 		})
 	}

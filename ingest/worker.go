@@ -236,9 +236,18 @@ func (w *worker) forgetBlockSize() {
 // warn logs a line unless one of its kind was logged just before, and tells
 // whether it did.
 func (w *worker) warn(kind notice, now time.Time, msg string, args ...any) bool {
+	return w.notice(slog.LevelWarn, kind, now, msg, args...)
+}
+
+// inform does so with what is as it should be.
+func (w *worker) inform(kind notice, now time.Time, msg string, args ...any) {
+	w.notice(slog.LevelInfo, kind, now, msg, args...)
+}
+
+func (w *worker) notice(level slog.Level, kind notice, now time.Time, msg string, args ...any) bool {
 	held, ok := w.notices.due(kind, now)
 	if ok {
-		w.log.Warn(msg, append(slices.Clip(args), "held_back", held)...)
+		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "held_back", held)...)
 	}
 	return ok
 }
