@@ -115,6 +115,11 @@ func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
 				o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Filter: tt.filter}, func(o *outcome) bool {
 					return len(o.interruptions) > 0 && o.updates[len(o.updates)-1].Message != nil
 				})
+				for _, u := range o.updates {
+					if u.Interruption != nil && !u.Position.IsZero() {
+						t.Errorf("what is not to be trusted could be resumed after %v", u.Position)
+					}
+				}
 				if o.err != nil || len(o.interruptions) != 1 {
 					t.Fatalf("error %v, interruptions %v", o.err, o.interruptions)
 				}

@@ -10,8 +10,13 @@ import (
 
 // Defaults and limits of a Config.
 const (
-	// DefaultIdleTimeout is three times what a server waits before it says Progress.
+	// DefaultIdleTimeout is three times what a server waits by default before it says
+	// Progress.
 	DefaultIdleTimeout = 30 * time.Second
+	// IdleIntervals is how many times as long as a server says it is silent at most a
+	// client waits that has no IdleTimeout, but LeastIdleTimeout at least.
+	IdleIntervals    = 3
+	LeastIdleTimeout = 3 * time.Second
 	// MinIdleTimeout is the shortest IdleTimeout.
 	MinIdleTimeout = 10 * time.Millisecond
 	// DefaultBackoffMin and DefaultBackoffMax are what the contract asks of clients.
@@ -42,10 +47,11 @@ type Config struct {
 	// journal was lost, or where what comes is not to be trusted.
 	GapPolicy GapPolicy
 	// IdleTimeout is how long nothing may come, connecting included, before the
-	// connection is given up and another made. It has to be some times what the
-	// server waits before it says Progress (its --subscribers-progress, 10 s by
-	// default). DefaultIdleTimeout unless set, MinIdleTimeout at least; negative
-	// means for ever. The time that the caller takes for an update does not count.
+	// connection is given up and another made. Unless set it is IdleIntervals times
+	// what the server says it is silent at most (its --subscribers-progress, 10 s by
+	// default), and until it has said so DefaultIdleTimeout. One that is set has to be
+	// some times as long as well; MinIdleTimeout at least. Negative means for ever. The
+	// time that the caller takes for an update does not count.
 	IdleTimeout time.Duration
 	// BackoffMin and BackoffMax bound the wait before another stream, which doubles
 	// with each that fails, and is shortened by up to a half at random so that many
@@ -75,7 +81,7 @@ func (c Config) withDefaults() (Config, error) {
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
-	}{{&c.IdleTimeout, DefaultIdleTimeout}, {&c.BackoffMin, DefaultBackoffMin}, {&c.BackoffMax, max(DefaultBackoffMax, c.BackoffMin)}} {
+	}{{&c.BackoffMin, DefaultBackoffMin}, {&c.BackoffMax, max(DefaultBackoffMax, c.BackoffMin)}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}

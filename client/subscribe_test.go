@@ -1,10 +1,14 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
+	"math"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -181,6 +185,41 @@ func TestSilenceIsNoticed(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTheServerSaysHowLongItIsSilent has servers of several intervals.
+func TestTheServerSaysHowLongItIsSilent(t *testing.T) {
+	for name, tt := range map[string]struct {
+		says uint64
+		set  time.Duration
+		want time.Duration
+	}{
+		"a server that does not say": {0, 0, client.DefaultIdleTimeout},
+		"the default":                {uint64(10 * time.Second), 0, 30 * time.Second},
+		"seldom":                     {uint64(time.Hour), 0, 3 * time.Hour},
+		"very often":                 {uint64(time.Millisecond), 0, client.LeastIdleTimeout},
+		"set":                        {uint64(10 * time.Second), 15 * time.Second, 15 * time.Second},
+		"set too short":              {uint64(10 * time.Second), time.Second, time.Second},
+		"more than there is":         {math.MaxUint64, time.Second, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := resumed(2)
+				a.Accepted.ProgressIntervalNano = tt.says
+				var log bytes.Buffer
+				s, began := play(t, script{messages: messages{a}}), time.Now()
+				cfg := client.Config{Start: client.After(client.Position{Epoch: "e", Seq: 2}), IdleTimeout: tt.set}
+				cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+				o := s.collect(t.Context(), cfg, interrupted(1))
+				if got := time.Since(began); got != tt.want || !errors.Is(o.interruptions[0].Err, client.ErrIdle) {
+					t.Errorf("%v after %v, want ErrIdle after %v", o.interruptions, got, tt.want)
+				}
+				if warned := strings.Contains(log.String(), "given up in vain"); warned != (tt.set == time.Second) {
+					t.Errorf("logged:\n%s", log.String())
+				}
+			})
+		})
+	}
 }
 
 func TestProgressIsNoSilence(t *testing.T) {

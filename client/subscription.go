@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -60,8 +61,12 @@ func (s *subscription) run(ctx context.Context, deliver func(Update) bool) error
 		if err != nil {
 			return err
 		}
-		s.cfg.Logger.Warn("stream ended", "error", i.Err, "position", s.chain.position(), "snapshot", i.Snapshot, "wait", i.Wait)
-		if !deliver(Update{Interruption: i, Position: s.chain.position()}) {
+		var from Position // none where what was delivered is not gone on from
+		if !i.Snapshot {
+			from = s.chain.position()
+		}
+		s.cfg.Logger.Warn("stream ended", "error", i.Err, "position", from, "snapshot", i.Snapshot, "wait", i.Wait)
+		if !deliver(Update{Interruption: i, Position: from}) {
 			return nil
 		}
 		again := time.NewTimer(i.Wait)
@@ -90,10 +95,7 @@ func (s *subscription) follow(ctx context.Context, deliver func(Update) bool) er
 		return err
 	}
 	defer hangUp()
-	idle := s.cfg.IdleTimeout
-	if idle < 0 {
-		idle = 1<<63 - 1
-	}
+	idle := s.idle(nil)
 	watch := time.AfterFunc(idle, func() { cancel(ErrIdle) })
 	defer watch.Stop()
 	s.moved, s.since = false, time.Now()
@@ -110,6 +112,9 @@ func (s *subscription) follow(ctx context.Context, deliver func(Update) bool) er
 		if err := s.take(m, deliver); err != nil {
 			return err
 		}
+		if a := m.GetAccepted(); a != nil {
+			idle = s.idle(a)
+		}
 		watch.Reset(idle)
 	}
 	switch {
@@ -119,6 +124,24 @@ func (s *subscription) follow(ctx context.Context, deliver func(Update) bool) er
 		return ErrEnded
 	}
 	return newError(err)
+}
+
+// idle is how long nothing may come on a stream that was accepted, or not yet (nil).
+func (s *subscription) idle(a *kvcastv1.Accepted) time.Duration {
+	const forever = time.Duration(math.MaxInt64)
+	silence := time.Duration(min(a.GetProgressIntervalNano(), math.MaxInt64/IdleIntervals))
+	switch t := s.cfg.IdleTimeout; {
+	case t < 0:
+		return forever
+	case t > 0:
+		if t <= silence {
+			s.cfg.Logger.Warn("IdleTimeout is not above what the server is silent for: streams will be given up in vain", "idle_timeout", t, "server", silence)
+		}
+		return t
+	case silence > 0:
+		return max(IdleIntervals*silence, LeastIdleTimeout)
+	}
+	return DefaultIdleTimeout
 }
 
 // start is where the next stream begins.

@@ -16,7 +16,8 @@ type Update struct {
 	Message *kvcastv1.SubscribeResponse
 	// Position is where to resume once this, and all before it, has been applied. It
 	// is the zero Position while what has been delivered is not whole: before a
-	// first position is known, and from SnapshotBegin to SnapshotEnd.
+	// first position is known, from SnapshotBegin to SnapshotEnd, and with an
+	// Interruption after which a snapshot comes, which may be because it is not true.
 	Position Position
 	// Interruption tells that a stream has ended, and that another will be asked
 	// for. Nothing has to be done about it.

@@ -188,6 +188,8 @@ func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {
 		OldestSeq: b.Oldest,
 		NewestSeq: b.Newest,
 		Mode:      mode,
+
+		ProgressIntervalNano: uint64(c.server.cfg.Progress),
 	}}
 	if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
 		return c.out.messageWithin(m)

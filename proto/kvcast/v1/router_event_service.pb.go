@@ -603,9 +603,13 @@ type Accepted struct {
 	// Seq of the newest entry; 0 when there has been none.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// How the stream starts.
-	Mode          Accepted_Mode `protobuf:"varint,4,opt,name=mode,proto3,enum=kvcast.v1.Accepted_Mode" json:"mode,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Mode Accepted_Mode `protobuf:"varint,4,opt,name=mode,proto3,enum=kvcast.v1.Accepted_Mode" json:"mode,omitempty"`
+	// How long the server is silent at most, in nanoseconds: whoever follows and has
+	// nothing to be told hears of Progress by then. A client that hears nothing for some
+	// times as long has lost its server.
+	ProgressIntervalNano uint64 `protobuf:"varint,5,opt,name=progress_interval_nano,json=progressIntervalNano,proto3" json:"progress_interval_nano,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Accepted) Reset() {
@@ -664,6 +668,13 @@ func (x *Accepted) GetMode() Accepted_Mode {
 		return x.Mode
 	}
 	return Accepted_MODE_UNSPECIFIED
+}
+
+func (x *Accepted) GetProgressIntervalNano() uint64 {
+	if x != nil {
+		return x.ProgressIntervalNano
+	}
+	return 0
 }
 
 // The stream is alive, and everything up to the message's position has been
@@ -2035,14 +2046,15 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0esnapshot_begin\x18\x06 \x01(\v2\x18.kvcast.v1.SnapshotBeginR\rsnapshotBegin\x12B\n" +
 	"\x0fsnapshot_worker\x18\a \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x0esnapshotWorker\x12B\n" +
 	"\x0fsnapshot_blocks\x18\b \x03(\v2\x19.kvcast.v1.SnapshotBlocksR\x0esnapshotBlocks\x129\n" +
-	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\"\xf2\x01\n" +
+	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\"\xa8\x02\n" +
 	"\bAccepted\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1d\n" +
 	"\n" +
 	"oldest_seq\x18\x02 \x01(\x06R\toldestSeq\x12\x1d\n" +
 	"\n" +
 	"newest_seq\x18\x03 \x01(\x06R\tnewestSeq\x12,\n" +
-	"\x04mode\x18\x04 \x01(\x0e2\x18.kvcast.v1.Accepted.ModeR\x04mode\"d\n" +
+	"\x04mode\x18\x04 \x01(\x0e2\x18.kvcast.v1.Accepted.ModeR\x04mode\x124\n" +
+	"\x16progress_interval_nano\x18\x05 \x01(\x04R\x14progressIntervalNano\"d\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vMODE_RESUME\x10\x01\x12\x11\n" +
