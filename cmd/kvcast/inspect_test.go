@@ -71,7 +71,7 @@ func TestReplayCommand(t *testing.T) {
 		{"--after :1 --until :3", "accepted stored@2 gap@3"},
 		{"--after :4", "accepted"},
 		{"--tier disk", "accepted worker_added@1 gap@3 stored@4"},
-		{"--worker nobody", "accepted"},
+		{"--worker nobody", "accepted"}, // and the others are named on standard error
 		{"--worker w --after :3", "accepted stored@4 stored@4"},
 	} {
 		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(tt.args)...)...)
@@ -130,7 +130,7 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 		t.Errorf("workers as JSON: got %v", all)
 	}
 	got = kvcast(t, nil, "workers", "--addr", s.addr(), "--worker", "nobody")
-	if got.out != "no workers\n" {
+	if got.out != "no worker fits --worker nobody; there are w (model \"\")\n" {
 		t.Errorf("workers of another name: got %q", got.out)
 	}
 	got = kvcast(t, nil, "status", "--addr", s.addr())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/client"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 type subscribeCmd struct {
@@ -56,6 +57,11 @@ func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
 	if err != nil {
 		return err
 	}
+	if err := c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		return c.tellOfNobody(ctx, client, std.err)
+	}); err != nil {
+		return err
+	}
 	p := newPrinter(std.out, c.Output)
 	err = c.print(s.Subscribe(ctx, cfg), p, std.err)
 	if p.at.set {
@@ -67,6 +73,7 @@ func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
 // print prints updates until their end, or until enough events have come.
 func (c *subscribeCmd) print(updates iter.Seq2[client.Update, error], p *printer, stderr io.Writer) error {
 	began := false
+	resuming, following := c.After, false
 	for u, err := range updates {
 		if err != nil {
 			return c.callError(err)
@@ -76,13 +83,24 @@ func (c *subscribeCmd) print(updates iter.Seq2[client.Update, error], p *printer
 				return c.callError(i.Err)
 			}
 			after := "with a snapshot"
+			resuming = position{}
 			if !i.Snapshot {
 				after = "after " + u.Position.String()
+				resuming = position{set: true, epoch: u.Position.Epoch, seq: u.Position.Seq}
 			}
 			_, _ = fmt.Fprintf(stderr, "the stream ended: %v; resuming %s in %v\n", c.callError(i.Err), after, i.Wait.Round(time.Millisecond))
 			continue
 		}
 		began = true
+		switch a := u.Message.GetAccepted(); {
+		case a != nil:
+			following = a.GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT
+			if !following && resuming.set {
+				_, _ = fmt.Fprintf(stderr, "%s: a snapshot comes first\n", notResumed(resuming, a))
+			}
+		case u.Message.GetSnapshotBegin() != nil && following:
+			_, _ = fmt.Fprintln(stderr, "the server no longer retains the entries that come next, as this was too far behind: a snapshot comes first")
+		}
 		if err := p.message(u.Message, c.Count); err != nil {
 			return err
 		}
@@ -91,4 +109,12 @@ func (c *subscribeCmd) print(updates iter.Seq2[client.Update, error], p *printer
 		}
 	}
 	return nil
+}
+
+// notResumed says why a stream does not go on after a position.
+func notResumed(after position, a *kvcastv1.Accepted) string {
+	if after.epoch != "" && after.epoch != a.GetEpoch() {
+		return fmt.Sprintf("%s is of another life of the server's journal than its epoch now, %s (it was restarted, or is another server)", after, a.GetEpoch())
+	}
+	return fmt.Sprintf("the entries after seq %d are no longer retained (the oldest is %d)", after.seq, a.GetOldestSeq())
 }

@@ -29,8 +29,15 @@ func (c *workersCmd) Run(ctx context.Context, std stdio) error {
 		if err != nil {
 			return err
 		}
-		if c.Output == "text" {
+		switch f := (filterFlags{Worker: c.Worker, Model: c.Model}); {
+		case c.Output != "text":
+		case len(list.GetWorkers()) > 0:
 			return writeWorkers(std.out, list.GetWorkers())
+		case f.text() != "":
+			return f.nobody(ctx, client, std.out)
+		default:
+			_, err := fmt.Fprintln(std.out, "no workers")
+			return err
 		}
 		for _, w := range list.GetWorkers() {
 			if err := writeJSON(std.out, w); err != nil {
@@ -52,16 +59,14 @@ func writeJSON(out io.Writer, m proto.Message) error {
 }
 
 // writeWorkers writes a line for each dp rank of each worker, with how its source
-// is doing, and as many where a rank has several sources.
+// is doing, and as many where a rank has several sources. The endpoint is the
+// engine's for requests, as it was configured for routers.
 func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
-	if len(workers) == 0 {
-		_, err := fmt.Fprintln(out, "no workers")
-		return err
-	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tENDPOINT")
+	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
 	for _, w := range workers {
 		state, model := lower(w.GetState().String(), "WORKER_STATE_"), visible(cmp.Or(w.GetModel(), "-"))
+		endpoint := visible(cmp.Or(w.GetEndpoint(), "-"))
 		ranks := ranksOf(w)
 		for _, r := range ranks {
 			sources := sourcesOf(w, r.GetDpRank())
@@ -70,16 +75,16 @@ func writeWorkers(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 				if s.GetStarted() {
 					lastSeq = decimal(s.GetLastSeq())
 				}
-				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", visible(w.GetName()), model, state,
-					r.GetDpRank(), lower(s.GetState().String(), "SOURCE_STATE_"), tierBlocks(r.GetBlocks()), gaps(r), lastSeq, s.GetEndpoint())
+				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", visible(w.GetName()), model, state,
+					r.GetDpRank(), lower(s.GetState().String(), "SOURCE_STATE_"), tierBlocks(r.GetBlocks()), gaps(r), lastSeq, s.GetEndpoint(), endpoint)
 			}
 			if len(sources) == 0 {
-				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t-\t%s\t%s\t-\t-\n", visible(w.GetName()), model, state,
-					r.GetDpRank(), tierBlocks(r.GetBlocks()), gaps(r))
+				_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%d\t-\t%s\t%s\t-\t-\t%s\n", visible(w.GetName()), model, state,
+					r.GetDpRank(), tierBlocks(r.GetBlocks()), gaps(r), endpoint)
 			}
 		}
 		if len(ranks) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\t-\n", visible(w.GetName()), model, state)
+			_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t-\t-\t-\t-\t-\t-\t%s\n", visible(w.GetName()), model, state, endpoint)
 		}
 	}
 	return t.Flush()
