@@ -49,7 +49,7 @@ func (*statusCmd) Help() string {
 // Help shows what people do with the command.
 func (*simulateCmd) Help() string {
 	return examples(
-		"kvcast simulate --wait --connect tcp://localhost:5557",
+		"kvcast simulate --connect tcp://localhost:5557 --replay tcp://127.0.0.1:5558",
 		"kvcast simulate --bind tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --batches 1000",
 		"kvcast simulate --trace conversation --speed 60 --engines 4 --policy prefix",
 		"kvcast simulate --replay tcp://127.0.0.1:5558 --faults drop=0.01,restart@500")

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,9 +18,9 @@ import (
 type simulateCmd struct {
 	Bind    string `placeholder:"ENDPOINT" help:"Publish at this endpoint, for kvcast serve --worker to connect to (tcp://127.0.0.1:5557 unless --connect is given). Several engines use one port after the other."`
 	Connect string `placeholder:"ENDPOINT" help:"Publish to this endpoint, where kvcast serve --bind listens."`
-	Replay  string `placeholder:"ENDPOINT" help:"Serve replay at this endpoint. Several engines use one port after the other."`
+	Replay  string `placeholder:"ENDPOINT" help:"Serve replay at this endpoint. Several engines use one port after the other. With --connect and without --name its host is what the engine is called, since kvcast asks there: at port 5558 unless told otherwise, and several engines use one address after the other, from an IPv4 address on such as 127.0.0.1."`
 	Engines int    `default:"1" help:"How many engines to be, 1 to 256."`
-	Name    string `default:"sim" help:"Their name, followed by - and a number; with --connect the topic is kv@NAME@MODEL."`
+	Name    string `help:"Their name, followed by - and a number (sim); with --connect the topic is kv@NAME@MODEL."`
 	Model   string `default:"sim-model" help:"Their model."`
 	Form    string `enum:"array,map" default:"array" help:"How batches and events are encoded: array or map."`
 	Ranks   bool   `help:"Let the engines be the dp ranks of one worker, as --worker ...,dp_size=N reads them: each batch names its rank."`
@@ -91,15 +96,51 @@ func (c *simulateCmd) Run(ctx context.Context, std stdio) error {
 	return errors.Join(append(errs, told)...)
 }
 
-func (c *simulateCmd) name(i int) string { return fmt.Sprintf("%s-%d", c.Name, i) }
+// name is what engine i is called.
+func (c *simulateCmd) name(i int) string {
+	if host, ok := c.replayHost(i); ok && !c.Ranks {
+		return host
+	}
+	return fmt.Sprintf("%s-%d", cmp.Or(c.Name, "sim"), i)
+}
 
 // worker is the name of the worker that engine i belongs to.
 func (c *simulateCmd) worker(i int) string {
-	if c.Ranks {
-		return c.Name
+	if !c.Ranks {
+		return c.name(i)
 	}
-	return c.name(i)
+	if host, ok := c.replayHost(i); ok {
+		return host
+	}
+	return cmp.Or(c.Name, "sim")
 }
+
+// replayHost is where kvcast asks for replay of engine i by its topic, if that is
+// where it is served.
+func (c *simulateCmd) replayHost(i int) (host string, ok bool) {
+	if c.Connect == "" || c.Replay == "" || c.Name != "" {
+		return "", false
+	}
+	host, _, err := net.SplitHostPort(strings.TrimPrefix(c.Replay, "tcp://"))
+	if err != nil || !strings.HasPrefix(c.Replay, "tcp://") || host == "*" {
+		return "", false
+	}
+	first, err := netip.ParseAddr(host)
+	switch {
+	case err != nil || first.IsUnspecified():
+		return host, err != nil && c.alone()
+	case c.alone():
+		return host, true
+	case !first.Is4():
+		return "", false
+	}
+	b := first.As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(i))
+	return netip.AddrFrom4(b).String(), true
+}
+
+// alone tells that one host is enough for all engines.
+func (c *simulateCmd) alone() bool { return c.Engines == 1 || c.Ranks }
 
 // requestsOf is the number of requests in the traces of all engines.
 func requestsOf(configs []simulator.Config) (n int) {

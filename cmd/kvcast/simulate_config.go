@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -136,7 +137,7 @@ func (c *simulateCmd) place(cfg *simulator.Config, i int) (err error) {
 		return fmt.Errorf("--bind: %w", err)
 	}
 	if c.Replay != "" {
-		if cfg.Replay, err = portAfter(c.Replay, i); err != nil {
+		if cfg.Replay, err = c.replay(i); err != nil {
 			return fmt.Errorf("--replay: %w", err)
 		}
 		cfg.ReplayPoll = simulatedReplayPoll
@@ -148,4 +149,13 @@ func (c *simulateCmd) place(cfg *simulator.Config, i int) (err error) {
 		cfg.Subscribers = 1
 	}
 	return nil
+}
+
+// replay is where engine i serves replay.
+func (c *simulateCmd) replay(i int) (string, error) {
+	host, ok := c.replayHost(i)
+	if !ok || c.alone() {
+		return portAfter(c.Replay, i)
+	}
+	return "tcp://" + host + c.Replay[strings.LastIndexByte(c.Replay, ':'):], nil
 }

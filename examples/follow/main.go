@@ -1,0 +1,72 @@
+// Program follow keeps the view of all caches, and says who has the longest prefix of
+// each prompt that it reads: a line is a JSON list of token ids.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvcast/kvcast/client"
+)
+
+func main() {
+	addr := flag.String("addr", "localhost:50051", "the kvcast server")
+	model := flag.String("model", "", "the model that the prompts are for; all where it is not given")
+	flag.Parse()
+	if err := run(context.Background(), *addr, *model, os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "follow:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, addr, model string, prompts io.Reader, out io.Writer) error {
+	c, err := client.New(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	view, ended := client.NewView(), make(chan error, 2)
+	go func() {
+		// What passes by itself is logged, and mended. An error is for good, such as a
+		// token that the server does not know. Digests have the server prove the view.
+		ended <- view.Follow(c.Subscribe(ctx, client.Config{Digests: true, Logger: slog.Default()}))
+	}()
+	go func() { ended <- answer(ctx, view, model, prompts, out) }()
+	return <-ended
+}
+
+// answer tells of each prompt who holds how much of it.
+func answer(ctx context.Context, view *client.View, model string, prompts io.Reader, out io.Writer) error {
+	if err := view.WaitReady(ctx); err != nil { // until the first snapshot is whole
+		return err
+	}
+	lines := bufio.NewScanner(prompts)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var tokens []uint32
+		if err := json.Unmarshal(lines.Bytes(), &tokens); err != nil {
+			return fmt.Errorf("read prompt: %w: want a JSON list of token ids", err)
+		}
+		matches := view.Match(client.Prompt{Model: model, Tokens: tokens})
+		for _, m := range matches { // who has most comes first
+			_, _ = fmt.Fprintf(out, "%s (%s), dp rank %d: %d blocks, %d tokens\n", m.Worker, m.Endpoint, m.Rank, m.Blocks, m.Tokens)
+		}
+		if len(matches) == 0 {
+			_, _ = fmt.Fprintln(out, "nobody has its first block")
+		}
+		if now := view.Status(); !now.Live { // it grows old until the stream is back
+			_, _ = fmt.Fprintln(out, "the server is away; this is as it was at", now.Position)
+		}
+	}
+	return lines.Err()
+}

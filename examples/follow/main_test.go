@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	"github.com/kvcast/kvcast/server"
+)
+
+// serve starts a server with a worker that holds two blocks of four tokens.
+func serve(t *testing.T) (addr string) {
+	t.Helper()
+	j := journal.NewMemory(journal.Config{})
+	p, err := pipeline.New(pipeline.Config{MaxBlocks: 128}, j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := server.New(server.Config{}, j, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	s.StartServing()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		s.Shutdown(ctx)
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	lane := p.AddWorker(ingest.Worker{Name: "vllm-0", Model: "m", BlockSize: 4, Endpoint: "10.0.0.5:8000"})
+	lane.Batch(&ingest.Batch{Events: []wire.Event{{
+		Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, BlockHashes: []uint64{10, 11},
+		TokensHashes: client.TokensHashes([]uint32{1, 2, 3, 4, 5, 6, 7, 8}, 4, "", ""),
+	}}})
+	return l.Addr().String()
+}
+
+func TestFollow(t *testing.T) {
+	addr := serve(t)
+	for _, tt := range []struct{ model, prompts, want, err string }{
+		{"m", "[1,2,3,4,5,6,7,8,9]\n[1,2,3,4]\n[4,3,2,1]", "vllm-0 (10.0.0.5:8000), dp rank 0: 2 blocks, 8 tokens\n" +
+			"vllm-0 (10.0.0.5:8000), dp rank 0: 1 blocks, 4 tokens\nnobody has its first block\n", ""},
+		{"another", "[1,2,3,4]", "nobody has its first block\n", ""},
+		{"", "hello", "", "want a JSON list of token ids"},
+	} {
+		var out bytes.Buffer
+		err := run(t.Context(), addr, tt.model, strings.NewReader(tt.prompts), &out)
+		if out.String() != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%q for model %q: got %q and error %v, want %q and %q", tt.prompts, tt.model, out.String(), err, tt.want, tt.err)
+		}
+	}
+}
+
+// TestTheGuideHasTheProgram keeps what stands there what is tested here.
+func TestTheGuideHasTheProgram(t *testing.T) {
+	program, err := os.ReadFile("main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide, err := os.ReadFile("../../docs/client.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(guide), "```go\n"+string(program)+"```\n") {
+		t.Error("docs/client.md has another program than main.go")
+	}
+}
