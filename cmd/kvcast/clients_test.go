@@ -166,9 +166,10 @@ func TestClientInPython(t *testing.T) {
 	if snapshots != 1 {
 		t.Errorf("%d snapshots, want the first alone", snapshots)
 	}
+	s.metric(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, block))
 	wrong := runExample(t, python, script, "--addr", s.addr(), "--after", "another:1", "--count", "1")
-	if got := wrong.next(); !strings.Contains(got, "snapshot of 1 workers") {
-		t.Errorf("after a position of another epoch: got %q, want a snapshot", got)
+	if got, want := wrong.next(), fmt.Sprintf("snapshot of 1 workers, %d blocks", block); !strings.HasSuffix(got, want) {
+		t.Errorf("after a position of another epoch: got %q, want a %s", got, want)
 	}
 	ahead := runExample(t, python, script, "--addr", s.addr(), "--after", ":99999")
 	for ahead.lines.Scan() {

@@ -11,6 +11,8 @@ import sys
 import time
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from kvcast.v1 import event_pb2, router_event_service_pb2, router_event_service_pb2_grpc
 
@@ -26,12 +28,12 @@ PERMANENT = {
 
 
 class Follower:
-    """What a router holds: here only the number of blocks of each worker."""
+    """What a router holds: the hashes of all blocks, by worker, and by dp rank and tier."""
 
     def __init__(self, after):
         self.after = after  # a Position; None where what is held is not whole
         self.entries = 0
-        self.blocks = {}
+        self.held = {}
 
     def request(self):
         request = router_event_service_pb2.SubscribeRequest()
@@ -45,13 +47,15 @@ class Follower:
         if message.HasField("snapshot_begin"):
             # Whatever is held is discarded, and until the end not whole.
             self.after = None
-            self.blocks.clear()
+            self.held.clear()
+        if message.HasField("snapshot_worker"):
+            self.held.setdefault(message.snapshot_worker.worker, {})
         for blocks in message.snapshot_blocks:
             for event in blocks.events:
-                self.count(blocks.worker, event)
+                self.hold(blocks.worker, event)
         for entry in message.entries:
             for event in entry.events:
-                self.count(entry.worker, event)
+                self.hold(entry.worker, event)
             if self.after is not None:
                 self.after.seq = entry.seq
                 self.entries += 1
@@ -60,12 +64,26 @@ class Follower:
         if message.HasField("position"):
             self.after = message.position
         if message.HasField("snapshot_end"):
-            held = sum(self.blocks.values())
-            say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.blocks)} workers, {held} blocks")
+            say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.held)} workers, {self.blocks()} blocks")
 
-    def count(self, worker, event):
-        stored = len(event.stored.block_hashes)
-        self.blocks[worker] = self.blocks.get(worker, 0) + stored
+    def hold(self, worker, event):
+        """Applies an event; to do so twice changes nothing."""
+        places = self.held.setdefault(worker, {})
+        place = (event.dp_rank, event.tier)
+        kind = event.WhichOneof("event")
+        if kind == "stored":
+            places.setdefault(place, set()).update(event.stored.block_hashes)
+        elif kind == "removed":
+            places.get(place, set()).difference_update(event.removed.block_hashes)
+        elif kind == "cleared":
+            for rank, tier in list(places):
+                if rank == event.dp_rank and (not event.cleared.tiers or tier in event.cleared.tiers):
+                    del places[rank, tier]
+        elif kind == "worker_removed":
+            del self.held[worker]
+
+    def blocks(self):
+        return sum(len(hashes) for places in self.held.values() for hashes in places.values())
 
 
 def say(line):
@@ -94,8 +112,21 @@ def follow(addr, follower, count):
                 if error.code() in PERMANENT:
                     sys.exit(f"{error.code().name}: {error.details()}")
                 print(f"the stream ended ({error.code().name}: {error.details()}), and is resumed", file=sys.stderr)
-            time.sleep(random.uniform(wait / 2, wait))
+                asked = retry_after(error)
+            else:
+                asked = 0.0
+            time.sleep(max(asked, random.uniform(wait / 2, wait)))
             wait = min(2 * wait, 30.0)
+
+
+def retry_after(error):
+    """How many seconds the server asks to be left alone."""
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.RetryInfo()
+    for detail in status.details if status else ():
+        if detail.Unpack(info):
+            return info.retry_delay.ToTimedelta().total_seconds()
+    return 0.0
 
 
 def position(text):
