@@ -114,7 +114,7 @@ func (p *publisher) show() {
 	case !p.connected:
 		s = SourceConnecting
 	case p.repair == nil || p.repair.cause == causeProbe:
-	case p.repair.fresh:
+	case p.repair.fresh, p.repair.cause == causeStart:
 		s = SourceCatchingUp
 	default:
 		s = SourceRepairing

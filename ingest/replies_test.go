@@ -223,3 +223,34 @@ func TestRepliesOfAnyKind(t *testing.T) {
 		})
 	}
 }
+
+// TestStartIsOverWhenAllIsRead has a first replay with a hole. Until the second one has
+// come as well it is not known what the engine holds.
+func TestStartIsOverWhenAllIsRead(t *testing.T) {
+	e := newEngine(t)
+	ready := make(chan struct{})
+	asked := make(chan uint64, 10)
+	more := make(chan struct{})
+	replay := newReplier(t, ready, func(from uint64) [][]any {
+		asked <- from
+		if from == 0 && len(asked) == 1 {
+			return [][]any{reply(0, 10), reply(2, 12), endOfReplay}
+		}
+		<-more
+		return [][]any{reply(0, 10), reply(1, 11), reply(2, 12), endOfReplay}
+	})
+	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+	c.ReplayTimeout = patience / 2
+	r := newRecorder(t)
+	in, _ := start(t, c, &plain{r})
+	e.awaitSubscriber("")
+	close(ready)
+	r.want("add w model m block_size 0 ranks [0]", "batch 0 +[10]")
+	waitFor(t, func() bool { return len(asked) == 2 })
+	if got := in.Sources()[0].State; got != ingest.SourceCatchingUp {
+		t.Errorf("before the second replay it is %v, want %v", got, ingest.SourceCatchingUp)
+	}
+	close(more)
+	r.want("batch 1 +[11]", "batch 2 +[12]")
+	awaitState(t, in, 0, ingest.SourceLive)
+}
