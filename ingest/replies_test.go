@@ -254,3 +254,24 @@ func TestStartIsOverWhenAllIsRead(t *testing.T) {
 	r.want("batch 1 +[11]", "batch 2 +[12]")
 	awaitState(t, in, 0, ingest.SourceLive)
 }
+
+// TestReplayThatStopsIsAskedAgainSoon has one without its end marker, as where a
+// ROUTER's queue was full, of an engine that is given an hour for its first answer.
+func TestReplayThatStopsIsAskedAgainSoon(t *testing.T) {
+	e := newEngine(t)
+	ready := make(chan struct{})
+	replay := newReplier(t, ready, func(from uint64) [][]any {
+		if from == 0 {
+			return [][]any{reply(0, 10), reply(1, 11)}
+		}
+		return [][]any{reply(1, 11), reply(2, 12), endOfReplay}
+	})
+	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+	c.ReplayTimeout = time.Hour
+	r := newRecorder(t)
+	in, _ := start(t, c, &plain{r})
+	e.awaitSubscriber("")
+	close(ready)
+	r.want("add w model m block_size 0 ranks [0]", "batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]")
+	awaitState(t, in, 0, ingest.SourceLive)
+}
