@@ -226,6 +226,23 @@ func (s *subscription) until(t testing.TB, seq uint64) {
 	}
 }
 
+// untilMessage receives up to a message of a kind.
+func (s *subscription) untilMessage(t testing.TB, is func(*kvcastv1.SubscribeResponse) bool) {
+	t.Helper()
+	for {
+		m, err := s.next()
+		if err != nil {
+			t.Fatalf("at %v: %v", s.checker.Position(), err)
+		}
+		if is(m) {
+			return
+		}
+	}
+}
+
+func isSnapshotBegin(m *kvcastv1.SubscribeResponse) bool { return m.GetSnapshotBegin() != nil }
+func isSnapshotEnd(m *kvcastv1.SubscribeResponse) bool   { return m.GetSnapshotEnd() != nil }
+
 // end receives all that comes, and returns the error that the stream ends with.
 func (s *subscription) end() error {
 	for {

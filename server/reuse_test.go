@@ -47,15 +47,7 @@ func TestMemoryOfASnapshotIsGivenBack(t *testing.T) {
 	h.fill(20_000)
 	for range 3 {
 		s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
-		for {
-			m, err := s.next()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if m.GetSnapshotEnd() != nil {
-				break
-			}
-		}
+		s.untilMessage(t, isSnapshotEnd)
 		if given, back := h.lent.given.Load(), h.lent.back.Load(); given == 0 || back != given {
 			t.Errorf("%d pieces were sent, and the memory of %d is back", given, back)
 		}

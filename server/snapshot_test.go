@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -241,15 +242,7 @@ func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
 func TestSnapshotOfNothing(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	s := h.subscribe(checker.New(checker.Options{}), &kvcastv1.SubscribeRequest{})
-	for {
-		m, err := s.next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.GetSnapshotEnd() != nil {
-			break
-		}
-	}
+	s.untilMessage(t, isSnapshotEnd)
 	h.addWorker()
 	s.until(t, 1)
 
@@ -474,16 +467,26 @@ func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
 func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Minute, Progress: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
-	follows := h.subscribe(checker.New(checker.Options{}), earliest())
-	follows.until(t, 1)
-	h.fill(200_000)
-	first, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
+	h.fill(100_000)
+	// Their connections take 64 KiB of what is not read.
+	narrow := func() kvcastv1.RouterEventServiceClient {
+		return kvcastv1.NewRouterEventServiceClient(h.dial(h.conn.Target(), grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10)))
+	}
+	first, err := narrow().Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 1.7 MB
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := first.Recv(); err != nil {
 		t.Fatal(err)
 	}
+	wide := h.client
+	h.client = narrow()
+	follows := h.subscribe(checker.New(checker.Options{}), latest())
+	h.client = wide
+	if _, err := follows.next(); err != nil {
+		t.Fatal(err)
+	}
+	h.fill(100_000) // some 5 MB, of which the journal retains 256 KiB
 	waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	for range 3 {
 		m, err := waits.next()
@@ -520,6 +523,17 @@ func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
 	if !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	waits.until(t, h.journal.Bounds().Newest)
-	follows.until(t, h.journal.Bounds().Newest)
+	// Either of them may be the next: both are read.
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, s := range []*subscription{waits, follows} {
+		all.Go(func() {
+			for s.checker.Position().GetSeq() < h.journal.Bounds().Newest {
+				if _, err := s.next(); err != nil {
+					t.Errorf("at %v: %v", s.checker.Position(), err)
+					return
+				}
+			}
+		})
+	}
 }

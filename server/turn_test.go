@@ -34,15 +34,8 @@ func (h *harness) hold() {
 func (h *harness) begun(t *testing.T) *subscription {
 	t.Helper()
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
-	for {
-		m, err := s.next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.GetSnapshotBegin() != nil {
-			return s
-		}
-	}
+	s.untilMessage(t, isSnapshotBegin)
+	return s
 }
 
 // TestTwentySnapshotsAtOnceWaitForTheirTurn has two be sent at a time: all others
