@@ -91,12 +91,3 @@ func (st *state) digest(w *worker, rank uint32, tier int) BlocksDigest {
 	r := w.ranks[rank]
 	return BlocksDigest{r.blocks[tier], r.digests[tier]}
 }
-
-// splitmix64 is the first output of Vigna's generator of that name, seeded with x:
-// https://prng.di.unimi.it/splitmix64.c.
-func splitmix64(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}

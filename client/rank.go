@@ -66,7 +66,7 @@ func (st *state) store(r *rank, tier int, b storing) {
 	val, tag, held := r.table.tag(b.hash)
 	if tag&bit == 0 {
 		r.blocks[tier]++
-		r.digests[tier] ^= splitmix64(b.hash)
+		r.digests[tier] ^= wire.BlockDigest(b.hash)
 	}
 	known := held && tag&(tagBare|tagWaiting) == 0
 	if known && tag&bit == 0 {
@@ -193,7 +193,7 @@ func (st *state) remove(r *rank, tier int, hash uint64) {
 		return
 	}
 	r.blocks[tier]--
-	r.digests[tier] ^= splitmix64(hash)
+	r.digests[tier] ^= wire.BlockDigest(hash)
 	if tag&(tagBare|tagWaiting) == 0 {
 		st.unindex(val, r, tiers(bit))
 	}

@@ -4,6 +4,8 @@ import (
 	"iter"
 	"math/rand/v2"
 	"unsafe"
+
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // blocks is a hash table of blocks by block hash: extendible hashing over
@@ -96,14 +98,14 @@ func (t *blocks) put(hash uint64) (b *block, held bool) {
 	s.reach(t.age.generation)
 	s.n++
 	t.n++
-	t.digest ^= splitmix64(hash)
+	t.digest ^= wire.BlockDigest(hash)
 	s.slots[i] = block{hash: hash, flags: flagHeld | t.age.mark()}
 	return &s.slots[i], false
 }
 
 // delete takes out a block that find returned, and that is not stale.
 func (t *blocks) delete(s *segment, i int) {
-	t.digest ^= splitmix64(s.slots[i].hash)
+	t.digest ^= wire.BlockDigest(s.slots[i].hash)
 	s.delete(i)
 	t.n--
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // all calls f with every block.
@@ -44,7 +46,7 @@ func checkBlocks(t interface{ Fatalf(string, ...any) }, got *blocks, want map[ui
 	}
 	var digest uint64
 	for hash := range want {
-		digest ^= splitmix64(hash)
+		digest ^= wire.BlockDigest(hash)
 	}
 	if got.digest != digest {
 		t.Fatalf("digest: got %016x, want %016x", got.digest, digest)

@@ -9,16 +9,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// splitmix64 is as kvcast.v1.WorkerDigest has it: the first output of Vigna's
-// generator of that name seeded with x, https://prng.di.unimi.it/splitmix64.c.
-// It is not mix, whose seed is this process's own.
-func splitmix64(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
 // Digests tells what workers that a filter takes hold in the tiers given, those of
 // a worker one after another, as kvcast.v1.Progress has them: each is of the
 // worker's last entry, and as it was then. Each lane is held up for itself, for as

@@ -94,3 +94,14 @@ func appendTokens(b []byte, tokens []uint32) []byte {
 	}
 	return b
 }
+
+// BlockDigest is what a block adds to the digest of those that a place holds, which is
+// the XOR of it over all (kvcast.v1.WorkerDigest): splitmix64, the first output of
+// Vigna's generator of that name seeded with the block hash,
+// https://prng.di.unimi.it/splitmix64.c.
+func BlockDigest(blockHash uint64) uint64 {
+	x := blockHash + 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}

@@ -167,3 +167,12 @@ func TestMultimodalStores(t *testing.T) {
 		})
 	}
 }
+
+// TestBlockDigest has what the author's code gives, https://prng.di.unimi.it/splitmix64.c.
+func TestBlockDigest(t *testing.T) {
+	for hash, want := range map[uint64]uint64{0: 0xe220a8397b1dcdaf, 1234567: 6457827717110365317} {
+		if got := wire.BlockDigest(hash); got != want {
+			t.Errorf("of %d: %#x, want %#x", hash, got, want)
+		}
+	}
+}
