@@ -16,7 +16,7 @@ const (
 	// IdleIntervals is how many times as long as a server says it is silent at most a
 	// client waits that has no IdleTimeout, but LeastIdleTimeout at least.
 	IdleIntervals    = 3
-	LeastIdleTimeout = 3 * time.Second
+	LeastIdleTimeout = 5 * time.Second
 	// MinIdleTimeout is the shortest IdleTimeout.
 	MinIdleTimeout = 10 * time.Millisecond
 	// DefaultBackoffMin and DefaultBackoffMax are what the contract asks of clients.

@@ -344,6 +344,23 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
+// TestADistrustedStateHasNoPositionLater has what is not to be trusted, and then a
+// server that has no digests.
+func TestADistrustedStateHasNoPositionLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := play(t, script{messages: earliest(two(), message(7, entryOf(9, "w", store(5, 8))))}, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})
+		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Digests: true}, interrupted(2))
+		for _, u := range o.updates {
+			if u.Interruption != nil && (!u.Interruption.Snapshot || !u.Position.IsZero()) {
+				t.Errorf("%+v, to be resumed after %v, want a snapshot", u.Interruption, u.Position)
+			}
+		}
+		if len(o.interruptions) != 2 {
+			t.Errorf("interruptions %v, error %v", o.interruptions, o.err)
+		}
+	})
+}
+
 func TestDigestsAreLeftOutWhereTheServerHasNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})

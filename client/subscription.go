@@ -218,7 +218,7 @@ func (s *subscription) judge(err error) (*Interruption, error) {
 			s.anew = true
 		case answer.Code == codes.Unimplemented && s.digests:
 			// Perhaps it was the digests: at once without.
-			s.digests, i.Failures = false, s.backoff.failures
+			s.digests, i.Failures, i.Snapshot = false, s.backoff.failures, s.start().kind == startSnapshot
 			return i, nil
 		case answer.permanent():
 			return nil, answer

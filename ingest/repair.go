@@ -61,7 +61,8 @@ const (
 //  6. When maxFailures asks in a row brought nothing, what is missing is lost.
 type repair struct {
 	cause repairCause
-	since time.Time
+	// began is when it was, and since is from when on it may take maxRepairTime.
+	began, since time.Time
 	// fresh tells that the ask is from the first seq of a life.
 	fresh bool
 	// again tells that the connection was lost meanwhile.
@@ -114,7 +115,7 @@ func (p *publisher) fetch(now time.Time, cause repairCause) {
 		}
 		return
 	}
-	p.repair = &repair{cause: cause, since: now, fresh: !p.seq.begun}
+	p.repair = &repair{cause: cause, began: now, since: now, fresh: !p.seq.begun}
 	p.worker.metrics.replay(cause)
 	p.show()
 	p.worker.fetch(p, p.repair)
@@ -242,7 +243,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	if r.ended == askOtherLife {
 		p.worker.warn(noticeRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", p.seq.last)
 		p.restarted(now)
-		*r = repair{cause: r.cause, since: r.since, fresh: true, again: r.again, answered: true, asks: r.asks, brought: r.brought}
+		*r = repair{cause: r.cause, began: r.began, since: r.since, fresh: true, again: r.again, answered: true, asks: r.asks, brought: r.brought}
 		p.show()
 		return 0, true
 	}
@@ -261,7 +262,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	complete := (err == nil || r.verified && !r.progress && p.caughtUp()) && r.ended == askOpen
 	switch {
 	case complete && p.caughtUp() && r.again:
-		*r = repair{cause: r.cause, since: now, answered: true, asks: r.asks, brought: r.brought}
+		*r = repair{cause: r.cause, began: r.began, since: now, answered: true, asks: r.asks, brought: r.brought}
 		return 0, true
 	case complete && p.caughtUp():
 		p.repaired(now, r)
@@ -363,7 +364,7 @@ func (p *publisher) repaired(now time.Time, r *repair) {
 	p.worker.metrics.replaysDone.Inc()
 	if r.brought > 0 {
 		p.worker.inform(noticeReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.cause.String(),
-			"batches", r.brought, "asks", r.asks, "took", now.Sub(r.since))
+			"batches", r.brought, "asks", r.asks, "took", now.Sub(r.began))
 	}
 	if r.cause == causeProbe && r.progress && p.renew != nil {
 		// What was published did not come by the connection, which must be dead.

@@ -56,9 +56,15 @@ var chunks = sync.Pool{New: func() any {
 // pageSlots is how many slots fill the smallest page that systems have.
 const pageSlots = 4096 / int(unsafe.Sizeof(block{}))
 
-// copyBytes is the memory of a copy of so many slots and attributes.
+// copyBytes is the memory of a copy of so many slots and attributes. The last turn, and
+// the slot that comes after all, may begin a chunk each; a table of less than a
+// segment is copied in one turn.
 func copyBytes(slots, attrs int) int {
-	return (slots/chunkSlots+1)*chunkBytes + attrs*attrCopyBytes
+	n := 1
+	if slots >= maxSegment {
+		n = slots/chunkSlots + 2
+	}
+	return n*chunkBytes + attrs*attrCopyBytes
 }
 
 // attrCopyBytes is about what a LoRA adapter of a table takes in a copy, which has its
@@ -73,7 +79,7 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 		attrs:  make([]attr, 0, attrs),
 		known:  make(map[attr]uint32, attrs),
 	}
-	l.turns(ctx, at, c.reserve, func(t *table, s *segment) {
+	l.turns(ctx, at, func() { c.reserve(chunkSlots) }, func(t *table, s *segment) {
 		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.slots)), depth: s.depth})
 		c.depth = max(c.depth, s.depth)
 		for rest := s.slots; len(rest) > 0; {
@@ -87,9 +93,9 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 	return c
 }
 
-// reserve makes room for one turn, and for one slot more.
-func (c *tableCopy) reserve() {
-	for len(c.chunks)*chunkSlots <= c.slots+chunkSlots {
+// reserve makes room for so many slots more.
+func (c *tableCopy) reserve(slots int) {
+	for len(c.chunks)*chunkSlots < c.slots+slots {
 		c.chunks = append(c.chunks, chunks.Get().(*chunk))
 	}
 }
@@ -151,7 +157,7 @@ func (c *tableCopy) index() {
 		}
 	}
 	c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: 1})
-	c.reserve()
+	c.reserve(1)
 	*c.at(uint32(c.slots)) = block{}
 	c.slots++
 	for len(c.dir) < 1<<c.depth {

@@ -29,8 +29,8 @@ type Cut struct {
 	// read; where others are, so that there is no room, it waits for theirs, and
 	// yields nothing (nil) each second so that the reader knows.
 	Blocks iter.Seq[[]byte]
-	// Reuse takes the memory of a piece back, for pieces to come. Who keeps a piece
-	// does not call it.
+	// Reuse takes the memory of a piece back, for pieces to come; nil where nobody
+	// does. Who keeps a piece does not call it.
 	Reuse func(piece []byte)
 }
 
@@ -82,6 +82,9 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 // tellTable yields what a table holds, from a copy that it has room for.
 func (p *Pipeline) tellTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
 	slots, attrs := l.tableSize(at)
+	if slots == 0 {
+		return true
+	}
 	bytes := copyBytes(slots, attrs)
 	if !p.copies.take(ctx, bytes, func() bool { return yield(nil) }) {
 		return false

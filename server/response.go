@@ -53,11 +53,15 @@ func entriesData(c journal.Chunk) mem.BufferSlice {
 }
 
 // blocks sends encoded blocks of a snapshot, whose memory is given back when gRPC
-// has let go of it.
+// has let go of it, if anybody takes it.
 func (r *responses) blocks(b []byte, back giveBack) error {
 	head := protowire.AppendTag(nil, responseSnapshotBlocks, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(len(b)))
-	return r.send(mem.BufferSlice{mem.SliceBuffer(head), mem.NewBuffer(&b, back)}, nil)
+	body := mem.Buffer(mem.SliceBuffer(b))
+	if back != nil {
+		body = mem.NewBuffer(&b, back)
+	}
+	return r.send(mem.BufferSlice{mem.SliceBuffer(head), body}, nil)
 }
 
 // giveBack takes memory back that gRPC has let go of.

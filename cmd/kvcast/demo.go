@@ -49,7 +49,7 @@ func (c *demoCmd) Run(ctx context.Context, std stdio) error {
 		<-ctx.Done()
 	default:
 		d.say("try next: `make run` in one terminal, an engine and a look at the stream in others")
-		_, _ = fmt.Fprintln(d.out, "bin/kvcast simulate --wait --connect tcp://localhost:5557")
+		_, _ = fmt.Fprintln(d.out, "bin/kvcast simulate --connect tcp://localhost:5557 --replay tcp://127.0.0.1:5558")
 		d.grpcurl("localhost:50051")
 	}
 	cancel()

@@ -13,16 +13,16 @@ import (
 const maxNamed = 8
 
 // tellOfNobody tells where nobody is what was asked for, which may be meant, as
-// workers come and go, and may be a slip.
-func (f *filterFlags) tellOfNobody(ctx context.Context, client kvcastv1.RouterEventServiceClient, stderr io.Writer) error {
+// workers come and go, and may be a slip. It is a hint: where the server does not
+// answer, what comes next says why.
+func (f *filterFlags) tellOfNobody(ctx context.Context, client kvcastv1.RouterEventServiceClient, stderr io.Writer) {
 	if len(f.Worker)+len(f.Model) == 0 {
-		return nil
+		return
 	}
 	asked, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: f.Worker, Models: f.Model}})
-	if err != nil || len(asked.GetWorkers()) > 0 {
-		return err
+	if err == nil && len(asked.GetWorkers()) == 0 {
+		_ = f.nobody(ctx, client, stderr)
 	}
-	return f.nobody(ctx, client, stderr)
 }
 
 // nobody tells that nobody is what was asked for, and who there is.

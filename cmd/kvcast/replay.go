@@ -26,9 +26,7 @@ func (c *replayCmd) Run(ctx context.Context, std stdio) error {
 		return usageError{err}
 	}
 	return c.call(func(client kvcastv1.RouterEventServiceClient) error {
-		if err := c.tellOfNobody(ctx, client, std.err); err != nil {
-			return err
-		}
+		c.tellOfNobody(ctx, client, std.err)
 		stream, err := client.Replay(ctx, &kvcastv1.ReplayRequest{After: c.After.proto(), Until: c.Until.proto(), Filter: filter})
 		if err != nil {
 			return err
@@ -62,9 +60,7 @@ func (c *snapshotCmd) Run(ctx context.Context, std stdio) error {
 		return usageError{err}
 	}
 	return c.call(func(client kvcastv1.RouterEventServiceClient) error {
-		if err := c.tellOfNobody(ctx, client, std.err); err != nil {
-			return err
-		}
+		c.tellOfNobody(ctx, client, std.err)
 		stream, err := client.Snapshot(ctx, &kvcastv1.SnapshotRequest{Filter: filter})
 		if err != nil {
 			return err

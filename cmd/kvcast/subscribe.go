@@ -57,11 +57,10 @@ func (c *subscribeCmd) Run(ctx context.Context, std stdio) error {
 	if err != nil {
 		return err
 	}
-	if err := c.call(func(client kvcastv1.RouterEventServiceClient) error {
-		return c.tellOfNobody(ctx, client, std.err)
-	}); err != nil {
-		return err
-	}
+	_ = c.call(func(client kvcastv1.RouterEventServiceClient) error {
+		c.tellOfNobody(ctx, client, std.err)
+		return nil
+	})
 	p := newPrinter(std.out, c.Output)
 	err = c.print(s.Subscribe(ctx, cfg), p, std.err)
 	if p.at.set {
@@ -98,7 +97,10 @@ func (c *subscribeCmd) print(updates iter.Seq2[client.Update, error], p *printer
 			if !following && resuming.set {
 				_, _ = fmt.Fprintf(stderr, "%s: a snapshot comes first\n", notResumed(resuming, a))
 			}
+		case u.Message.GetSnapshotEnd() != nil:
+			following = true
 		case u.Message.GetSnapshotBegin() != nil && following:
+			following = false
 			_, _ = fmt.Fprintln(stderr, "the server no longer retains the entries that come next, as this was too far behind: a snapshot comes first")
 		}
 		if err := p.message(u.Message, c.Count); err != nil {

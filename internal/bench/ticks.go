@@ -4,12 +4,17 @@ package bench
 #include <errno.h>
 #ifdef __linux__
 #include <sys/timerfd.h>
+#include <unistd.h>
 
 static int ticks_open(long long ns) {
 	struct itimerspec every = {{ns / 1000000000, ns % 1000000000}, {0, 1}};
 	int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-	if (fd >= 0 && timerfd_settime(fd, 0, &every, NULL) != 0)
+	if (fd >= 0 && timerfd_settime(fd, 0, &every, NULL) != 0) {
+		int why = errno;
+		close(fd);
+		errno = why;
 		return -1;
+	}
 	return fd;
 }
 #else
