@@ -261,6 +261,7 @@ func (in *Ingest) RemoveWorker(ctx context.Context, name string, why RemoveReaso
 			w.remove(why)
 			w.mu.Unlock()
 			w.forget()
+			w.log.Info("worker removed", "reason", why.String())
 			close(removed)
 		})
 	})

@@ -309,6 +309,18 @@ func (l *link) succeed(r *reading) {
 	}
 }
 
+// unconnected says what it means that there was no connection. libzmq knows no more.
+func unconnected(k zmqio.EventKind) string {
+	switch k {
+	case zmqio.HandshakeFailed:
+		return "what listens there does not speak as ZeroMQ does"
+	case zmqio.Disconnected:
+		return "what listens there ended the connection before it spoke as ZeroMQ does"
+	default:
+		return "nothing listens there, or it can not be reached"
+	}
+}
+
 // events takes what has happened to a reading's connection. The worker's mutex is
 // held.
 func (l *link) events(r *reading) error {
@@ -330,7 +342,7 @@ func (l *link) events(r *reading) error {
 			r.socket.Interrupt() // what has come is read all the same
 			if !r.up {
 				m.attempts.Inc()
-				l.worker.warn(noticeConnect, time.Now(), "connect failed", "endpoint", r.address, "event", e.Kind.String())
+				l.worker.warn(noticeConnect, time.Now(), "connect failed", "endpoint", r.address, "error", unconnected(e.Kind))
 				continue
 			}
 			m.disconnections.Inc()

@@ -1,6 +1,10 @@
 package ingest
 
-import "github.com/kvcast/kvcast/ingest/wire"
+import (
+	"strconv"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
 
 // Sink takes what ingest reads. Its calls for one worker never overlap, nor do
 // the calls of the worker's Lane; those of different workers may.
@@ -126,3 +130,12 @@ const (
 	RemovedDisconnected
 	RemovedDiscovery
 )
+
+// String returns the reason's name.
+func (r RemoveReason) String() string {
+	names := [...]string{RemovedDeregistered: "deregistered", RemovedDisconnected: "disconnected", RemovedDiscovery: "discovery"}
+	if r < RemovedDeregistered || r > RemovedDiscovery {
+		return strconv.Itoa(int(r))
+	}
+	return names[r]
+}

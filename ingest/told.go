@@ -16,7 +16,7 @@ func (p *publisher) begin(seq uint64, missing seqRange) seqRange {
 	p.lossy = missing.count > 0
 	args := []any{"source", p.source, "rank", p.rank, "seq", seq, "incomplete", p.lossy}
 	if seq == EngineLLMDSim.firstSeq() && p.lossy {
-		args = append(args, "hint", "an llm-d simulator starts at 1: set engine to llm-d-sim if it is one")
+		args = append(args, "hint", "the engine's first batch, 0, was not heard; if it is an llm-d simulator, whose first is 1, set engine to llm-d-sim")
 	}
 	p.worker.log.Info("first batch read", args...)
 	if !p.lossy {

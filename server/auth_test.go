@@ -87,7 +87,8 @@ func (b *syncBuffer) String() string {
 // errors.
 func TestRolesMayCallWhatIsTheirs(t *testing.T) {
 	var log syncBuffer
-	h := overTCP(t, server.Config{Tokens: tokens(t), Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
+	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	h := overTCP(t, server.Config{Tokens: tokens(t), Logger: logger}, journal.Config{})
 	h.addWorker()
 	for _, authorization := range []string{"Bearer " + routersToken, "bearer " + operatorsToken} {
 		h.client = kvcastv1.NewRouterEventServiceClient(h.as(authorization))
@@ -102,7 +103,10 @@ func TestRolesMayCallWhatIsTheirs(t *testing.T) {
 	_, err = kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 	wantStatus(t, err, codes.PermissionDenied, server.ReasonPermissionDenied)
 	for _, says := range []string{
-		`grpc.method=GetStatus role=router `, `grpc.method=GetStatus role=operator `,
+		// Questions that were answered are asked all the time.
+		`level=DEBUG msg="finished call" grpc.service=kvcast.v1.RouterEventService grpc.method=GetStatus role=router `,
+		`level=DEBUG msg="finished call" grpc.service=kvcast.v1.RouterEventService grpc.method=GetStatus role=operator `,
+		`level=INFO msg="finished call" grpc.service=kvcast.v1.WorkerService grpc.method=RegisterWorker role=operator `,
 		`msg="refused call" grpc.method=/kvcast.v1.WorkerService/RegisterWorker grpc.code=PermissionDenied peer.address=127.0.0.1:`,
 	} {
 		if !strings.Contains(log.String(), says) {

@@ -12,6 +12,8 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // logCalls returns interceptors that log a line for each call of kvcast's own
@@ -28,8 +30,25 @@ func logCalls(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerI
 	ours := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool {
 		return strings.HasPrefix(c.Service, "kvcast.")
 	})
+	loud := logging.UnaryServerInterceptor(logger, opts...)
+	quiet := logging.UnaryServerInterceptor(logger, append(opts, logging.WithLevels(questionLevel))...)
+	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if strings.HasPrefix(info.FullMethod, "/"+kvcastv1.RouterEventService_ServiceDesc.ServiceName+"/") {
+			return quiet(ctx, req, info, handler)
+		}
+		return loud(ctx, req, info, handler)
+	}
 	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), ours),
-		selector.UnaryServerInterceptor(logging.UnaryServerInterceptor(logger, opts...), ours)
+		selector.UnaryServerInterceptor(unary, ours)
+}
+
+// questionLevel is that of a call that asks how things are, as a screen does three times
+// a second: one that was answered is for those who look for it.
+func questionLevel(c codes.Code) logging.Level {
+	if c == codes.OK {
+		return logging.LevelDebug
+	}
+	return logLevel(c)
 }
 
 // recovered makes the error of a call that panicked: what the client is told says

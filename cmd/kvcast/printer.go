@@ -160,7 +160,7 @@ func (p *printer) accepted(m *kvcastv1.SubscribeResponse) error {
 	case a.GetNewestSeq() > 0:
 		retained = fmt.Sprintf("nothing any more of 1 to %d", a.GetNewestSeq())
 	}
-	return p.control("accepted", m.GetPosition(), fmt.Sprintf("following epoch %s %s; the server retains %s", a.GetEpoch(), from, retained))
+	return p.control("accepted", m.GetPosition(), fmt.Sprintf("epoch %s %s; the server retains %s", a.GetEpoch(), from, retained))
 }
 
 func (p *printer) snapshotWorker(w *kvcastv1.SnapshotWorker) error {

@@ -40,6 +40,11 @@ func (c *simulateCmd) check() error {
 	case c.Progress < 0:
 		return fmt.Errorf("--progress: %s is not allowed: want 0 or more", c.Progress)
 	}
+	for _, e := range []struct{ flag, endpoint string }{{"--bind", c.Bind}, {"--connect", c.Connect}, {"--replay", c.Replay}} {
+		if scheme, rest, ok := strings.Cut(e.endpoint, "://"); e.endpoint != "" && (!ok || rest == "" || scheme != "tcp" && scheme != "ipc") {
+			return fmt.Errorf("%s: %q is not allowed: want tcp://HOST:PORT or ipc://PATH", e.flag, e.endpoint)
+		}
+	}
 	if c.Trace == "" {
 		if c.Speed != nil || c.Requests > 0 || c.Policy == "prefix" {
 			return errors.New("--speed, --requests and --policy are about a trace: give --trace too")

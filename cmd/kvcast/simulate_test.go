@@ -41,6 +41,9 @@ func TestSimulateSaysWhatIsAllowed(t *testing.T) {
 		{"--rate NaN", 2, "--rate: NaN is not allowed"},
 		{"--progress=-1s", 2, "--progress: -1s is not allowed"},
 		{"--bind tcp://*:1 --connect tcp://h:1", 2, "give one of them"},
+		{"--connect localhost:5557", 2, `--connect: "localhost:5557" is not allowed: want tcp://HOST:PORT or ipc://PATH`},
+		{"--replay udp://localhost:5557", 2, "--replay:"},
+		{"--bind tcp://", 2, "--bind:"},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			t.Parallel()

@@ -17,7 +17,7 @@ type subscribeCmd struct {
 	filterFlags
 	After position `placeholder:"EPOCH:SEQ" help:"Resume after this position; :SEQ means the server's current epoch. Where it is no longer retained a snapshot comes first."`
 	From  string   `placeholder:"START" predictor:"from" help:"Start from a snapshot (the default), earliest (all that the server retains) or latest (new entries only)."`
-	Count uint64   `placeholder:"N" help:"End after this many events, and the rest of their entry. A snapshot's blocks do not count."`
+	Count uint64   `placeholder:"N" help:"End after this many events, and the rest of their entry; 0, the default, is never. A snapshot's blocks do not count."`
 }
 
 // config is the subscription that was asked for.

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -47,8 +48,10 @@ func run(ctx context.Context, addr, model string, prompts io.Reader, out io.Writ
 
 // answer tells of each prompt who holds how much of it.
 func answer(ctx context.Context, view *client.View, model string, prompts io.Reader, out io.Writer) error {
-	if err := view.WaitReady(ctx); err != nil { // until the first snapshot is whole
-		return err
+	ready, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := view.WaitReady(ready); err != nil { // until the first snapshot is whole
+		return fmt.Errorf("wait for the first snapshot: %w", err)
 	}
 	lines := bufio.NewScanner(prompts)
 	lines.Buffer(nil, 16<<20)

@@ -6,6 +6,7 @@ its last line, it goes on there as well. See README.md for how to run it.
 """
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -148,3 +149,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         pass
+    except BrokenPipeError:  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
