@@ -62,6 +62,31 @@ type observed struct {
 }
 
 func openLatency() (*observed, error) {
+	o, err := openObserved()
+	if err != nil {
+		return nil, err
+	}
+	if err := o.warm(); err != nil {
+		return nil, closeAfter(err, o)
+	}
+	return o, nil
+}
+
+// warm publishes some batches: enough to fill what a transport holds, so that whoever
+// does not read is stuck.
+func (o *observed) warm() error {
+	if err := o.publish(4 * window); err != nil {
+		return err
+	}
+	if err := o.arrive(); err != nil {
+		return err
+	}
+	_, _, err := o.measure(200)
+	o.floor.seen()
+	return err
+}
+
+func openObserved() (*observed, error) {
 	r, err := newRig(shapeB2, 0)
 	if err != nil {
 		return nil, err
@@ -73,11 +98,6 @@ func openLatency() (*observed, error) {
 	if o.floor, err = newRelayed(shapeB2); err != nil {
 		return nil, closeAfter(err, r)
 	}
-	// So that all is warm.
-	if _, _, err := o.measure(200); err != nil {
-		return nil, closeAfter(err, o)
-	}
-	o.floor.seen()
 	return o, nil
 }
 

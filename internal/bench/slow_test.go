@@ -25,7 +25,7 @@ type besideSlow struct {
 const trickle = 100 * time.Millisecond
 
 func openBesideSlow() (*besideSlow, error) {
-	o, err := openLatency()
+	o, err := openObserved()
 	if err != nil {
 		return nil, err
 	}
@@ -43,11 +43,7 @@ func openBesideSlow() (*besideSlow, error) {
 			}
 		})
 	}
-	// Enough to fill what a transport holds, so that the first is stuck.
-	if err := s.publish(4 * window); err != nil {
-		return nil, closeAfter(err, s)
-	}
-	if err := s.arrive(); err != nil {
+	if err := s.warm(); err != nil {
 		return nil, closeAfter(err, s)
 	}
 	return s, nil
