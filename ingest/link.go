@@ -354,7 +354,6 @@ func (l *link) events(r *reading) error {
 			continue
 		}
 		if r.up {
-			l.worker.enter()
 			l.p.connect(time.Now())
 		} else {
 			l.p.disconnect()

@@ -176,8 +176,10 @@ func (p *publisher) forgetLife() {
 	p.doubted = false
 }
 
-// connect takes note of a new connection.
+// connect takes note of a new connection, which brings the worker into the stream,
+// before anything is read.
 func (p *publisher) connect(now time.Time) {
+	p.worker.enter()
 	again := p.connection > 0
 	p.connected = true
 	p.connection++

@@ -1,0 +1,42 @@
+package ingest
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+)
+
+// comings counts how often a worker came into the stream.
+type comings struct {
+	lane Lane
+	came int
+}
+
+func (c *comings) AddWorker(Worker) Lane {
+	c.came++
+	return c.lane
+}
+
+func (c *comings) RemoveWorker(string, RemoveReason) {}
+
+// TestAConnectionBringsTheWorkerBack has a worker that was gone for too long. The next
+// connection is there before the link has put it in the place of the last one.
+func TestAConnectionBringsTheWorkerBack(t *testing.T) {
+	w := newTestWorker(&account{t: t}, slog.New(slog.DiscardHandler))
+	back := &comings{lane: w.lane}
+	w.shared.sink = back
+	l := &link{worker: w, p: newPublisher(w, 0, SourceStatus{})}
+	l.p.connect(time.Now())
+	l.p.disconnect()
+	w.remove(RemovedDisconnected)
+	if w.lane != nil || back.came != 0 {
+		t.Fatalf("the worker is in the stream, it came %d times", back.came)
+	}
+	l.beside = &reading{conn: &conn{}, up: true}
+	if !l.replace(t.Context()) || !l.p.connected {
+		t.Fatal("there is no connection")
+	}
+	if w.lane == nil || back.came != 1 {
+		t.Errorf("the worker came back %d times, want once before anything is read", back.came)
+	}
+}
