@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -468,21 +467,14 @@ func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Minute, Progress: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(100_000)
-	// Their connections take 64 KiB of what is not read.
-	narrow := func() kvcastv1.RouterEventServiceClient {
-		return kvcastv1.NewRouterEventServiceClient(h.dial(h.conn.Target(), grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10)))
-	}
-	first, err := narrow().Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 1.7 MB
+	first, err := h.narrow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 1.7 MB
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := first.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	wide := h.client
-	h.client = narrow()
-	follows := h.subscribe(checker.New(checker.Options{}), latest())
-	h.client = wide
+	follows := h.narrow().subscribe(checker.New(checker.Options{}), latest())
 	if _, err := follows.next(); err != nil {
 		t.Fatal(err)
 	}

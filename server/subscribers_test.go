@@ -27,7 +27,7 @@ func (h *harness) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcast
 	}
 }
 
-// entries are more than a connection that nobody reads takes.
+// entries are more than a narrow connection that nobody reads takes.
 const entries = 50_000
 
 func TestSubscribersAreListed(t *testing.T) {
@@ -38,7 +38,7 @@ func TestSubscribersAreListed(t *testing.T) {
 	reads.until(t, 1)
 	req := earliest()
 	req.Filter = &kvcastv1.Filter{Workers: []string{strings.Repeat("é", 100), "w"}, Models: strings.Split("m,b,c,d,e,f,g,h,i", ",")}
-	stalls := h.subscribe(checker.New(checker.Options{}), req)
+	stalls := h.narrow().subscribe(checker.New(checker.Options{}), req)
 	stalls.until(t, 1)
 	h.fill(entries - 1)
 	reads.until(t, entries)
@@ -69,7 +69,7 @@ func TestSubscriberInASnapshotIsListedSo(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.fill(entries - 1)
-	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+	s := h.narrow().subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return len(all) == 1 && all[0].GetInSnapshot() })
 	s.until(t, entries)
 	h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return !all[0].GetInSnapshot() && all[0].GetBehind() == 0 })
