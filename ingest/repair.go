@@ -243,7 +243,9 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	if r.ended == askOtherLife {
 		p.worker.warn(noticeRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", p.seq.last)
 		p.restarted(now)
-		*r = repair{cause: r.cause, began: r.began, since: r.since, fresh: true, again: r.again, answered: true, asks: r.asks, brought: r.brought}
+		again := r.again
+		r.restart(r.since)
+		r.fresh, r.again = true, again
 		p.show()
 		return 0, true
 	}
@@ -262,7 +264,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	complete := (err == nil || r.verified && !r.progress && p.caughtUp()) && r.ended == askOpen
 	switch {
 	case complete && p.caughtUp() && r.again:
-		*r = repair{cause: r.cause, began: r.began, since: now, answered: true, asks: r.asks, brought: r.brought}
+		r.restart(now)
 		return 0, true
 	case complete && p.caughtUp():
 		p.repaired(now, r)
@@ -286,6 +288,11 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return 0, true
 	}
 	return jitter(repairWait(r.failures)), true
+}
+
+// restart has a repair that was answered begin anew; it remains one for the log.
+func (r *repair) restart(since time.Time) {
+	*r = repair{cause: r.cause, began: r.began, since: since, answered: true, asks: r.asks, brought: r.brought}
 }
 
 // repairWait is how long to wait after so many failures.
