@@ -1,0 +1,100 @@
+// Package budget bounds what all peers of the process may use of one resource
+// together.
+//
+// A component calls Take before it allocates on behalf of a peer, and Release when
+// it frees. A Take that does not fit is refused: the newcomer goes without, and what
+// was granted before stays granted.
+package budget
+
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Budget is an amount of one resource, in whatever unit its name says. The zero
+// value and nil grant everything. It is safe for concurrent use.
+type Budget struct {
+	name  string
+	limit int64
+
+	used    atomic.Int64
+	refused atomic.Uint64
+}
+
+// New returns a budget of a resource. The name is the metrics' label, such as
+// blocks or filter_bytes. A limit of 0 or less grants everything.
+func New(name string, limit int64) *Budget { return &Budget{name: name, limit: limit} }
+
+// Take reserves n of the resource and reports whether there was room. n must not be
+// negative.
+func (b *Budget) Take(n int64) bool {
+	if b == nil {
+		return true
+	}
+	if used := b.used.Add(n); b.limit <= 0 || used <= b.limit {
+		return true
+	}
+	b.used.Add(-n)
+	b.refused.Add(1)
+	return false
+}
+
+// Release returns n that Take reserved.
+func (b *Budget) Release(n int64) {
+	if b != nil {
+		b.used.Add(-n)
+	}
+}
+
+// Used returns how much is reserved now.
+func (b *Budget) Used() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.used.Load()
+}
+
+// Limit returns the bound; 0 where there is none.
+func (b *Budget) Limit() int64 {
+	if b == nil {
+		return 0
+	}
+	return max(b.limit, 0)
+}
+
+// Collector exports budgets as metrics.
+type Collector []*Budget
+
+var _ prometheus.Collector = Collector(nil)
+
+// descs returns the descriptions of a budget's metrics. The resource is a constant
+// label, so that collectors of different resources can share a registry.
+func (b *Budget) descs() (used, limit, refused *prometheus.Desc) {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("kvcast_budget_"+name, help, nil, prometheus.Labels{"resource": b.name})
+	}
+	return desc("used", "Amount of a bounded resource in use, by resource. Resources whose name ends in bytes are in bytes."),
+		desc("limit", "Bound of a resource over the whole process, by resource."),
+		desc("refused_total", "Requests for a resource that were refused because its bound was reached, by resource.")
+}
+
+// Describe implements prometheus.Collector.
+func (c Collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, b := range c {
+		used, limit, refused := b.descs()
+		ch <- used
+		ch <- limit
+		ch <- refused
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c Collector) Collect(ch chan<- prometheus.Metric) {
+	for _, b := range c {
+		used, limit, refused := b.descs()
+		ch <- prometheus.MustNewConstMetric(used, prometheus.GaugeValue, float64(b.Used()))
+		ch <- prometheus.MustNewConstMetric(limit, prometheus.GaugeValue, float64(b.Limit()))
+		ch <- prometheus.MustNewConstMetric(refused, prometheus.CounterValue, float64(b.refused.Load()))
+	}
+}

@@ -1,0 +1,88 @@
+package budget_test
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/kvcast/kvcast/internal/budget"
+)
+
+func TestTakeStopsAtTheLimit(t *testing.T) {
+	b := budget.New("things", 10)
+	if !b.Take(4) || !b.Take(6) {
+		t.Fatal("Take refused what fits")
+	}
+	if b.Take(1) {
+		t.Error("Take granted 11 of 10")
+	}
+	if b.Take(0); b.Used() != 10 {
+		t.Errorf("Used() = %d after a refusal, want 10", b.Used())
+	}
+	b.Release(6)
+	if !b.Take(5) {
+		t.Error("Take refused what was released")
+	}
+}
+
+func TestNoLimitGrantsEverything(t *testing.T) {
+	for _, b := range []*budget.Budget{nil, new(budget.Budget), budget.New("things", 0)} {
+		if !b.Take(1 << 60) {
+			t.Errorf("%v: Take refused", b)
+		}
+		b.Release(1 << 60)
+		if b.Used() != 0 || b.Limit() != 0 {
+			t.Errorf("Used() = %d, Limit() = %d, want 0, 0", b.Used(), b.Limit())
+		}
+	}
+}
+
+func TestConcurrentTakesNeverExceedTheLimit(t *testing.T) {
+	const limit = 100
+	b := budget.New("things", limit)
+	var group sync.WaitGroup
+	granted := make([]int64, 8)
+	for i := range granted {
+		group.Go(func() {
+			for range 1000 {
+				if b.Take(3) {
+					granted[i] += 3
+				}
+			}
+		})
+	}
+	group.Wait()
+	var all int64
+	for _, n := range granted {
+		all += n
+	}
+	if all > limit || all != b.Used() {
+		t.Errorf("granted %d of %d, Used() = %d", all, limit, b.Used())
+	}
+}
+
+func TestCollectorsOfOneRegistryShareTheMetricNames(t *testing.T) {
+	r := prometheus.NewRegistry()
+	blocks, ranks := budget.New("blocks", 5), budget.New("ranks", 2)
+	r.MustRegister(budget.Collector{blocks})
+	ofRanks := budget.Collector{ranks}
+	r.MustRegister(ofRanks)
+	blocks.Take(3)
+	blocks.Take(3)
+	want := `
+# HELP kvcast_budget_refused_total Requests for a resource that were refused because its bound was reached, by resource.
+# TYPE kvcast_budget_refused_total counter
+kvcast_budget_refused_total{resource="blocks"} 1
+kvcast_budget_refused_total{resource="ranks"} 0
+# HELP kvcast_budget_used Amount of a bounded resource in use, by resource. Resources whose name ends in bytes are in bytes.
+# TYPE kvcast_budget_used gauge
+kvcast_budget_used{resource="blocks"} 3
+kvcast_budget_used{resource="ranks"} 0
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "kvcast_budget_used", "kvcast_budget_refused_total"); err != nil {
+		t.Error(err)
+	}
+}
