@@ -42,10 +42,8 @@ type publisher struct {
 	reborn bool
 	// rules are the source's, shared by the publishers of its ranks.
 	rules *wire.Rules
-	// epoch names the engine's life, empty where the engine does not say;
-	// epochKnown tells that it was heard.
-	epoch      string
-	epochKnown bool
+	// identity is that of the present incarnation.
+	identity identity
 
 	// connected tells that there is a connection; connection counts them.
 	connected  bool
@@ -74,11 +72,11 @@ type publisher struct {
 	// read nor held.
 	owes bool
 	owed uint64
-	// helpful tells that the replay socket has ever answered. After a repair without
+	// replayResponsive tells that the replay socket has ever answered. After a repair without
 	// an answer nothing is asked until resting is over.
-	helpful bool
-	resting time.Time
-	rivals  rivals
+	replayResponsive bool
+	resting          time.Time
+	rivals           rivals
 
 	posted  *posted
 	metrics *metrics
@@ -172,7 +170,7 @@ func (p *publisher) abandon() {
 // forgetLife makes the next batch the first of another life.
 func (p *publisher) forgetLife() {
 	p.seq.forget()
-	p.epochKnown = false
+	p.identity = identity{}
 	p.lossy, p.unheard = false, seqRange{}
 	p.reborn = true
 	p.doubted = false
@@ -223,8 +221,14 @@ func (p *publisher) take(in *intake, now time.Time, a *arrival) {
 		p.suspected = false
 		p.show()
 	}
+	if p.heartbeat(a) {
+		return
+	}
 	if last, ok := p.rivals.alone(now); ok {
 		p.parted(now, last)
+	}
+	if !p.rivals.mixing && !p.identity.contradicts(a) {
+		p.identity.learn(a)
 	}
 	switch {
 	case p.rivals.mixing:
@@ -234,6 +238,8 @@ func (p *publisher) take(in *intake, now time.Time, a *arrival) {
 		p.mixed(in, now, a)
 	case !p.repairable(now):
 		p.unrepairable(in, now, a)
+	case p.identity.contradicts(a):
+		p.otherIncarnation(in, now, a)
 	case p.repair != nil:
 		p.hold(now, a)
 	case !p.seq.begun:
@@ -254,23 +260,50 @@ func (p *publisher) mixes(a *arrival) bool {
 	if v, _ := p.judge(a); v != verdictRestart {
 		return false
 	}
-	if p.newLife(a.epoch) {
-		return p.rivals.epochOf(a.epoch)
+	if p.identity.contradicts(a) {
+		return p.rivals.formerly(a)
 	}
-	return p.rivals.former(a.seq) || p.rival != nil
+	return p.rivals.resumes(a.seq) || p.rival != nil
 }
 
-// newLife tells whether a batch of this epoch says that it is of another life of the engine.
-func (p *publisher) newLife(epoch []byte) bool { return p.epochKnown && string(epoch) != p.epoch }
-
 func (p *publisher) judge(a *arrival) (verdict, seqRange) {
-	return p.seq.judge(a.seq, a.print, p.newLife(a.epoch))
+	return p.seq.judge(a.seq, a.print, p.identity.contradicts(a))
 }
 
 // judgeHeld is judge of a batch held back.
 func (p *publisher) judgeHeld(h *held) verdict {
-	v, _ := p.seq.judge(h.seq, h.print, p.newLife(h.epoch))
+	v, _ := p.seq.judge(h.seq, h.print, p.identity.contradicts(&arrival{epoch: h.epoch, publisher: h.publisher}))
 	return v
+}
+
+// otherIncarnation takes a live batch that names another incarnation than the one that
+// is read, of a publisher with a replay socket. The batch is late if it was read
+// before, or came by a connection that is closed; of a second publisher if it goes on
+// beyond what was read of the incarnation before; and otherwise of an engine that
+// restarted, whatever its seq.
+func (p *publisher) otherIncarnation(in *intake, now time.Time, a *arrival) {
+	switch {
+	case !p.rivals.formerly(a):
+		p.restart(now, a)
+		p.repair = nil // its replies may be of either incarnation
+		p.identity.learn(a)
+		p.held.dropOthers(&p.identity)
+		p.hold(now, a)
+		p.fetch(now, causeStart)
+	case a.orphaned || a.seq <= p.rivals.last:
+		p.worker.metrics.stale.Inc()
+	default:
+		p.ambiguous(in, now, a.seq)
+		p.mixed(in, now, a)
+	}
+}
+
+// heartbeat reports whether a batch only says that its publisher is alive: without
+// events, and with the seq of the last batch again. Only a publisher that names its
+// incarnation is believed, since an engine that restarted may come to the same seq.
+func (p *publisher) heartbeat(a *arrival) bool {
+	return a.err == nil && len(a.batch.Events)+len(a.batch.Skipped) == 0 && len(a.publisher) > 0 &&
+		p.seq.begun && !p.seq.empty && a.seq == p.seq.last && string(a.publisher) == p.identity.publisher
 }
 
 // hold keeps a live batch until those before it are there. One that does not
@@ -334,7 +367,7 @@ func (p *publisher) unrepairable(in *intake, now time.Time, a *arrival) {
 	case verdictFirst:
 		missing = p.begin(now, a.seq, missing)
 	case verdictGap:
-		p.rivals.succeed(p.seq.last, p.epoch)
+		p.rivals.succeed(p.seq.last, p.identity)
 	case verdictNext:
 	}
 	p.know(now, p.rankOf(now, a))
