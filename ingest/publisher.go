@@ -48,6 +48,10 @@ type publisher struct {
 	// connected tells that there is a connection; connection counts them.
 	connected  bool
 	connection uint32
+	// absent runs while there is no connection, once there was one. When the grace time
+	// is over and the worker's other publishers still have theirs, the rank's blocks
+	// are not to be trusted any more.
+	absent *time.Timer
 	// heard is when the last message came, or the connection.
 	heard time.Time
 	// peer is a listener's connection that it was last read by, and rival another
@@ -140,6 +144,7 @@ func (p *publisher) repairable(now time.Time) bool {
 func (p *publisher) stop() {
 	p.repair = nil
 	p.held.clear()
+	p.endAbsence()
 	p.become(SourceStopped)
 }
 
@@ -154,6 +159,7 @@ func (p *publisher) forget() {
 func (p *publisher) abandon() {
 	p.repair = nil
 	p.held.clear()
+	p.endAbsence()
 	p.owes, p.owed = false, 0
 	p.rivals = rivals{}
 	p.suspected = false
@@ -180,6 +186,7 @@ func (p *publisher) forgetLife() {
 // before anything is read.
 func (p *publisher) connect(now time.Time) {
 	p.worker.enter()
+	p.endAbsence()
 	again := p.connection > 0
 	p.connected = true
 	p.connection++
@@ -211,7 +218,47 @@ func (p *publisher) suspect(now time.Time) {
 // disconnect takes note that there is no connection any more.
 func (p *publisher) disconnect() {
 	p.connected = false
+	p.beginAbsence()
 	p.show()
+}
+
+// beginAbsence has the rank reported as doubtful unless it is connected again within
+// the grace time.
+func (p *publisher) beginAbsence() {
+	if p.absent != nil {
+		return
+	}
+	made := make(chan *time.Timer, 1)
+	p.absent = time.AfterFunc(p.worker.shared.grace, func() { p.overdue(<-made) })
+	made <- p.absent
+}
+
+func (p *publisher) endAbsence() {
+	if p.absent != nil {
+		p.absent.Stop()
+		p.absent = nil
+	}
+}
+
+// overdue reports that the engine may have restarted: nobody hears of it any more. A
+// worker none of whose publishers is connected is removed instead.
+func (p *publisher) overdue(timer *time.Timer) {
+	p.worker.mu.Lock()
+	defer p.worker.mu.Unlock()
+	if p.absent != timer || p.worker.closed || p.worker.lane == nil {
+		return
+	}
+	if !p.worker.connected() {
+		p.absent = nil
+		p.beginAbsence() // the others may come back, and this one not
+		return
+	}
+	now := time.Now()
+	p.worker.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
+		"source", p.source, "rank", p.rank, "grace", p.worker.shared.grace)
+	if p.seq.begun && !p.seq.empty {
+		p.doubt(now)
+	}
 }
 
 // take takes the next live batch, or what does not decode in its place.
