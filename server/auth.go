@@ -52,13 +52,13 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
-		return "", errUnauthenticated("the call carries no token; send it with the header authorization: Bearer TOKEN", s.journal.Bounds())
+		return "", errUnauthenticated("the call carries no token; send it with the header authorization: Bearer TOKEN")
 	}
 	role, ok := s.cfg.Tokens.role(token)
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	switch {
 	case !ok:
-		return "", errUnauthenticated("the token is none of those that the server read when it started; ask its operator for one", s.journal.Bounds())
+		return "", errUnauthenticated("the token is none of those that the server read when it started; ask its operator for one")
 	case role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName:
 		return role, errPermissionDenied(role, service, s.journal.Bounds())
 	}

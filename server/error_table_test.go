@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -325,7 +326,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			}
 			for _, d := range s.Details() {
 				info, ok := d.(*errdetails.ErrorInfo)
-				if !ok {
+				if !ok || slices.Contains(open, tt.reason) {
 					continue
 				}
 				got, _ := boundsIn(info)

@@ -46,15 +46,21 @@ const retryDelay = time.Second
 // statusError makes an error for a client: every one says what to do, and
 // carries the reason and what is retained.
 func statusError(code codes.Code, reason string, b journal.Bounds, message string, details ...protoadapt.MessageV1) error {
-	info := &errdetails.ErrorInfo{
-		Reason: reason,
-		Domain: Domain,
-		Metadata: map[string]string{
-			"epoch":  b.Epoch,
-			"oldest": strconv.FormatUint(b.Oldest, 10),
-			"newest": strconv.FormatUint(b.Newest, 10),
-		},
-	}
+	return errorWith(code, reason, map[string]string{
+		"epoch":  b.Epoch,
+		"oldest": strconv.FormatUint(b.Oldest, 10),
+		"newest": strconv.FormatUint(b.Newest, 10),
+	}, message, details...)
+}
+
+// openError makes an error for a client that may have no token. It carries nothing
+// of the stream.
+func openError(code codes.Code, reason, message string, details ...protoadapt.MessageV1) error {
+	return errorWith(code, reason, nil, message, details...)
+}
+
+func errorWith(code codes.Code, reason string, metadata map[string]string, message string, details ...protoadapt.MessageV1) error {
+	info := &errdetails.ErrorInfo{Reason: reason, Domain: Domain, Metadata: metadata}
 	s := status.New(code, message)
 	if with, err := s.WithDetails(append([]protoadapt.MessageV1{info}, details...)...); err == nil {
 		s = with
@@ -181,8 +187,8 @@ func errNoLongerReading(b journal.Bounds) error {
 		"the server is shutting down, and reads no worker any more; try again when a server is back", retryInfo())
 }
 
-func errUnauthenticated(message string, b journal.Bounds) error {
-	return statusError(codes.Unauthenticated, ReasonUnauthenticated, b, message)
+func errUnauthenticated(message string) error {
+	return openError(codes.Unauthenticated, ReasonUnauthenticated, message)
 }
 
 func errPermissionDenied(role Role, service string, b journal.Bounds) error {

@@ -44,7 +44,8 @@ const (
 //  4. On SnapshotBegin, at whatever time, discard what you hold.
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
-// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers):
+// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
+// UNAUTHENTICATED, which has no metadata:
 //
 //	code                 reason                    what to do
 //	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
@@ -216,7 +217,8 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //  4. On SnapshotBegin, at whatever time, discard what you hold.
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
-// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers):
+// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
+// UNAUTHENTICATED, which has no metadata:
 //
 //	code                 reason                    what to do
 //	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
