@@ -128,6 +128,10 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: tooManyHolders,
 		},
 		{
+			reason: server.ReasonFiltersTooLarge, name: "ListWorkers beside a subscriber", code: codes.ResourceExhausted, says: "name fewer workers and models",
+			call: filtersTooLarge,
+		},
+		{
 			reason: server.ReasonStarting, name: "Subscribe", code: codes.Unavailable, says: "try again",
 			call: func(t *testing.T) (*harness, error) {
 				h := startingOverTCP(t, server.Config{}, journal.Config{})
@@ -470,6 +474,17 @@ func tooManyHolders(t *testing.T) (*harness, error) {
 		h.batch(h.pipeline.AddWorker(ingest.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	}
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
+	return h, err
+}
+
+func filtersTooLarge(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{FilterBytes: server.MinFilterBytes}, journal.Config{})
+	req := earliest()
+	req.Filter = wide()
+	if _, err := h.subscribe(checker.New(checker.Options{}), req).next(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: wide()})
 	return h, err
 }
 

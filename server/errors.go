@@ -29,6 +29,7 @@ const (
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
 	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
+	ReasonFiltersTooLarge   = "FILTERS_TOO_LARGE"
 	ReasonTooManyWorkers    = "TOO_MANY_WORKERS"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonWorkerExists      = "WORKER_EXISTS"
@@ -133,6 +134,11 @@ func errTooManySnapshots(limit int, why string, b journal.Bounds) error {
 func errTooManyHolders(limit int, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManyHolders, b, fmt.Sprintf(
 		"the blocks lie at more than %d places, which is the limit; ask for fewer blocks, or narrow the filter", limit))
+}
+
+func errFiltersTooLarge(bytes, limit int64, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonFiltersTooLarge, b, fmt.Sprintf(
+		"the filter takes %d bytes, and with those of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)", bytes, limit), retryInfo())
 }
 
 func errSlowSnapshot(b journal.Bounds) error {

@@ -3,6 +3,7 @@ package server
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 )
 
@@ -26,6 +27,7 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
+		budget.Collector{s.filterBytes},
 		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.count()) }),
 		serverGauge("snapshots", "Snapshots being sent.", func() float64 {
 			taken, _ := s.snapshots.count()

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -63,6 +64,9 @@ type Config struct {
 	// streams still hold; default 64 MiB. Beyond, those that hold them are ended as
 	// if they had stalled, after a second.
 	MaxRetained int
+	// FilterBytes bounds the memory of the filters of all calls in progress; at least
+	// 1 MiB, default 64 MiB.
+	FilterBytes int64
 	// ResponseBytes is about what a response holds whose subscriber is behind: 4 KiB
 	// to 512 KiB, default 64 KiB. One entry is sent whole, whatever its size.
 	ResponseBytes int
@@ -104,10 +108,15 @@ const (
 	DefaultSnapshotWait          = 30 * time.Second
 	DefaultResponseBytes         = 64 << 10
 	DefaultMaxRetained           = 64 << 20
+	DefaultFilterBytes           = 64 << 20
 	DefaultPingInterval          = 10 * time.Second
 	DefaultStall                 = 30 * time.Second
 	DefaultMaxConnectionAgeGrace = 10 * time.Second
 )
+
+// MinFilterBytes is the least that Config.FilterBytes may be: a filter of as many names
+// as one may have fits.
+const MinFilterBytes = 1 << 20
 
 // Bounds of Config.ResponseBytes. Larger responses cost less for each event, but the
 // transport takes them no faster.
@@ -143,7 +152,8 @@ type Server struct {
 
 	subscribers subscribers
 	replays     streams
-	snapshots   places        // by Snapshot and by Subscribe
+	snapshots   places // by Snapshot and by Subscribe
+	filterBytes *budget.Budget
 	calls       streams       // Subscribe, Snapshot and Replay
 	phase       atomic.Int32  // a phase
 	draining    chan struct{} // closed when nothing more will be appended
@@ -174,6 +184,10 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.MaxRetained <= 0 {
 		cfg.MaxRetained = DefaultMaxRetained
 	}
+	if cfg.FilterBytes <= 0 {
+		cfg.FilterBytes = DefaultFilterBytes
+	}
+	cfg.FilterBytes = max(cfg.FilterBytes, MinFilterBytes)
 	if cfg.ResponseBytes <= 0 {
 		cfg.ResponseBytes = DefaultResponseBytes
 	}
@@ -198,6 +212,7 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	}
 	s.subscribers.limit, s.replays.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSubscribers, math.MaxInt
 	s.snapshots.limit, s.snapshots.line, s.snapshots.wait = cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.SnapshotWait
+	s.filterBytes = budget.New("filter_bytes", cfg.FilterBytes)
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)

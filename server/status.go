@@ -44,10 +44,11 @@ func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*k
 
 // ListWorkers implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) ListWorkers(_ context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
-	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds())
+	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds(), s.filterBytes)
 	if err != nil {
 		return nil, err
 	}
+	defer filter.release()
 	out := &kvcastv1.ListWorkersResponse{Workers: s.state.Status(filter.worker)}
 	if s.cfg.Sources == nil {
 		return out, nil
@@ -107,10 +108,11 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	case n > maxLookup:
 		return nil, errInvalid("block_hashes", fmt.Sprintf("%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup), b)
 	}
-	filter, err := parseFilter(req.GetFilter(), b)
+	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
 		return nil, err
 	}
+	defer filter.release()
 	holders, err := s.state.Lookup(ctx, pipeline.Query{
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),

@@ -61,6 +61,7 @@ type subscribersConfig struct {
 	MaxSnapshots          int
 	SnapshotWait          time.Duration
 	ResponseBytes         byteSize
+	FilterBytes           byteSize
 	PingInterval          time.Duration
 	MaxConnectionAge      time.Duration // 0: any age
 	MaxConnectionAgeGrace time.Duration
@@ -130,7 +131,7 @@ func defaultConfig() config {
 		},
 		Subscribers: subscribersConfig{
 			Max: server.DefaultMaxSubscribers, Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: server.DefaultMaxSnapshots,
-			SnapshotWait: server.DefaultSnapshotWait, ResponseBytes: server.DefaultResponseBytes, PingInterval: server.DefaultPingInterval,
+			SnapshotWait: server.DefaultSnapshotWait, ResponseBytes: server.DefaultResponseBytes, FilterBytes: server.DefaultFilterBytes, PingInterval: server.DefaultPingInterval,
 			MaxConnectionAgeGrace: server.DefaultMaxConnectionAgeGrace,
 		},
 	}
@@ -179,6 +180,7 @@ func (c *config) settings() []setting {
 		count("subscribers.max_snapshots", &c.Subscribers.MaxSnapshots, 1, 1024),
 		duration("subscribers.snapshot_wait", &c.Subscribers.SnapshotWait, 100*time.Millisecond, time.Hour),
 		size("subscribers.response_bytes", &c.Subscribers.ResponseBytes, server.MinResponseBytes, server.MaxResponseBytes),
+		size("subscribers.filter_bytes", &c.Subscribers.FilterBytes, server.MinFilterBytes, mostBytes),
 		duration("subscribers.ping_interval", &c.Subscribers.PingInterval, time.Second, time.Hour),
 		limit("subscribers.max_connection_age", &c.Subscribers.MaxConnectionAge, time.Second, year, "for no limit"),
 		duration("subscribers.max_connection_age_grace", &c.Subscribers.MaxConnectionAgeGrace, time.Second, time.Hour),

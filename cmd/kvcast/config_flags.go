@@ -41,6 +41,7 @@ type settingFlags struct {
 		MaxSnapshots          string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
 		SnapshotWait          string `default:"30s" help:"How long a snapshot beyond them waits for its turn, 100ms to 1h; as many may wait as there may be subscribers."`
 		ResponseBytes         string `default:"64KiB" help:"About how much a response holds whose subscriber is behind, 4KiB to 512KiB."`
+		FilterBytes           string `default:"64MiB" help:"Memory for the filters of all subscribers and other calls, 1MiB or more."`
 		PingInterval          string `default:"10s" help:"How often clients may ping, 1s to 1h; those that ping more often are disconnected."`
 		MaxConnectionAge      string `default:"0s" help:"How old a connection may grow, a tenth more or less, before its subscribers are sent to make another, which a load balancer may lead elsewhere; 1s to 8760h, 0s for no limit."`
 		MaxConnectionAgeGrace string `default:"10s" help:"The time within which they are then sent, and how long other calls may go on after that, 1s to 1h."`

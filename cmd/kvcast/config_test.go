@@ -360,6 +360,7 @@ func drawConfig(t *rapid.T) config {
 	c.Subscribers.MaxSnapshots = rapid.IntRange(1, 1024).Draw(t, "snapshots")
 	c.Subscribers.SnapshotWait = rapid.SampledFrom([]time.Duration{100 * time.Millisecond, time.Hour}).Draw(t, "snapshot wait")
 	c.Subscribers.ResponseBytes = byteSize(rapid.IntRange(server.MinResponseBytes, server.MaxResponseBytes).Draw(t, "response"))
+	c.Subscribers.FilterBytes = byteSize(rapid.Int64Range(server.MinFilterBytes, int64(mostBytes)).Draw(t, "filters"))
 	c.Subscribers.PingInterval = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "ping")
 	c.Subscribers.MaxConnectionAge = rapid.SampledFrom([]time.Duration{0, time.Second, time.Hour, year}).Draw(t, "age")
 	c.Subscribers.MaxConnectionAgeGrace = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "grace")

@@ -61,6 +61,8 @@ const (
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
+//	                                               filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
 //	                                               ListWorkers are answered
 //	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
@@ -234,6 +236,8 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
+//	                                               filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
 //	                                               ListWorkers are answered
 //	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
