@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/ingest"
@@ -126,6 +127,14 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		{
 			reason: server.ReasonTooManyHolders, name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 places, which is the limit; ask for fewer blocks",
 			call: tooManyHolders,
+		},
+		{
+			reason: server.ReasonTooManyStreams, name: "Watch", code: codes.ResourceExhausted, says: "1 health watches are open from this address, which is the limit; try again later, or raise the limit",
+			call: tooManyWatches(server.Config{MaxConnectionsPerAddress: 1}),
+		},
+		{
+			reason: server.ReasonTooManyStreams, name: "Watch, of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
+			call: tooManyWatches(server.Config{MaxConnections: 1}),
 		},
 		{
 			reason: server.ReasonFiltersTooLarge, name: "ListWorkers beside a subscriber", code: codes.ResourceExhausted, says: "name fewer workers and models",
@@ -475,6 +484,18 @@ func tooManyHolders(t *testing.T) (*harness, error) {
 	}
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err
+}
+
+func tooManyWatches(cfg server.Config) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := overTCP(t, cfg, journal.Config{})
+		first, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		if err := firstError(t, err, first.Recv); err != nil {
+			t.Fatal(err)
+		}
+		second, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		return h, firstError(t, err, second.Recv)
+	}
 }
 
 func filtersTooLarge(t *testing.T) (*harness, error) {

@@ -30,6 +30,7 @@ const (
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
 	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
 	ReasonFiltersTooLarge   = "FILTERS_TOO_LARGE"
+	ReasonTooManyStreams    = "TOO_MANY_STREAMS"
 	ReasonTooManyWorkers    = "TOO_MANY_WORKERS"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonWorkerExists      = "WORKER_EXISTS"
@@ -195,6 +196,16 @@ func errNoLongerReading(b journal.Bounds) error {
 
 func errUnauthenticated(message string) error {
 	return openError(codes.Unauthenticated, ReasonUnauthenticated, message)
+}
+
+func errTooManyStreams(message string) error {
+	return openError(codes.ResourceExhausted, ReasonTooManyStreams, message, retryInfo())
+}
+
+func errServiceName(length int) error {
+	v := &violation{Field: "service", Description: fmt.Sprintf("a name of %d bytes is not allowed: want at most %d", length, maxServiceName)}
+	return openError(codes.InvalidArgument, ReasonInvalidArgument, v.GetField()+": "+v.GetDescription(),
+		&errdetails.BadRequest{FieldViolations: []*violation{v}})
 }
 
 func errPermissionDenied(role Role, service string, b journal.Bounds) error {

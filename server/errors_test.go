@@ -25,12 +25,12 @@ import (
 // retried are the reasons whose errors say when to come back.
 var retried = []string{
 	server.ReasonStarting, server.ReasonShuttingDown, server.ReasonMaxConnectionAge, server.ReasonSlowSubscriber,
-	server.ReasonTooManySubs, server.ReasonTooManySnapshots, server.ReasonFiltersTooLarge, server.ReasonInternal,
+	server.ReasonTooManySubs, server.ReasonTooManySnapshots, server.ReasonFiltersTooLarge, server.ReasonTooManyStreams, server.ReasonInternal,
 }
 
 // open are the reasons of errors that a client without a token may get: they tell
 // nothing of the stream.
-var open = []string{server.ReasonUnauthenticated}
+var open = []string{server.ReasonUnauthenticated, server.ReasonTooManyStreams}
 
 // wantStatus checks the code, the reason, and the details that belong to it.
 func wantStatus(t testing.TB, err error, code codes.Code, reason string) {

@@ -3,11 +3,9 @@ package server_test
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 
 	"github.com/kvcast/kvcast/internal/checker"
@@ -91,13 +89,8 @@ func TestFiltersOfAllCallersAreBounded(t *testing.T) {
 	if _, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{}); err != nil {
 		t.Error(err)
 	}
-	const refused = `
-# HELP kvcast_budget_refused_total Requests for a resource that were refused because its bound was reached, by resource.
-# TYPE kvcast_budget_refused_total counter
-kvcast_budget_refused_total{resource="filter_bytes"} 5
-`
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(refused), "kvcast_budget_refused_total"); err != nil {
-		t.Error(err)
+	if got := metric(t, reg, "kvcast_budget_refused_total", "filter_bytes"); got != 5 {
+		t.Errorf("%v refusals are counted, want 5", got)
 	}
 }
 
@@ -105,30 +98,30 @@ kvcast_budget_refused_total{resource="filter_bytes"} 5
 // client before its handler has returned.
 func (h *harness) filterBytesAreFree(t *testing.T, reg *prometheus.Registry) {
 	t.Helper()
-	for t.Context().Err() == nil && budgetUsed(t, reg, "filter_bytes") != 0 {
+	for metric(t, reg, "kvcast_budget_used", "filter_bytes") != 0 {
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// budgetUsed is how much of a resource is in use.
-func budgetUsed(t testing.TB, reg *prometheus.Registry, resource string) float64 {
+// metric is the value of a metric of a resource.
+func metric(t testing.TB, reg *prometheus.Registry, name, resource string) float64 {
 	t.Helper()
 	families, err := reg.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() != "kvcast_budget_used" {
+		if f.GetName() != name {
 			continue
 		}
 		for _, m := range f.GetMetric() {
 			if m.GetLabel()[0].GetValue() == resource {
-				return m.GetGauge().GetValue()
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
 			}
 		}
 	}
-	t.Fatalf("no metric tells of %s", resource)
+	t.Fatalf("there is no %s of %s", name, resource)
 	return 0
 }

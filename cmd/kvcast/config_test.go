@@ -357,6 +357,8 @@ func drawConfig(t *rapid.T) config {
 	c.Ingest.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
 	c.Subscribers.Max = rapid.IntRange(1, atMost).Draw(t, "subscribers")
+	c.Subscribers.MaxConnections = rapid.IntRange(1, atMost).Draw(t, "connections")
+	c.Subscribers.MaxConnectionsPerAddress = rapid.IntRange(1, atMost).Draw(t, "connections of an address")
 	c.Subscribers.MaxSnapshots = rapid.IntRange(1, 1024).Draw(t, "snapshots")
 	c.Subscribers.SnapshotWait = rapid.SampledFrom([]time.Duration{100 * time.Millisecond, time.Hour}).Draw(t, "snapshot wait")
 	c.Subscribers.ResponseBytes = byteSize(rapid.IntRange(server.MinResponseBytes, server.MaxResponseBytes).Draw(t, "response"))

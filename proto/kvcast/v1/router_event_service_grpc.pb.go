@@ -45,7 +45,7 @@ const (
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
 // below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
-// UNAUTHENTICATED, which has no metadata:
+// UNAUTHENTICATED and TOO_MANY_STREAMS, which have no metadata:
 //
 //	code                 reason                    what to do
 //	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
@@ -61,6 +61,8 @@ const (
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
+//	                                               reflection streams
 //	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
 //	                                               filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
@@ -220,7 +222,7 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
 // below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
-// UNAUTHENTICATED, which has no metadata:
+// UNAUTHENTICATED and TOO_MANY_STREAMS, which have no metadata:
 //
 //	code                 reason                    what to do
 //	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
@@ -236,6 +238,8 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
+//	                                               reflection streams
 //	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
 //	                                               filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
