@@ -29,6 +29,8 @@ const (
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
 	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
+	ReasonTooManyQueries    = "TOO_MANY_QUERIES"
+	ReasonResponseTooLarge  = "RESPONSE_TOO_LARGE"
 	ReasonFiltersTooLarge   = "FILTERS_TOO_LARGE"
 	ReasonTooManyStreams    = "TOO_MANY_STREAMS"
 	ReasonTooManyWorkers    = "TOO_MANY_WORKERS"
@@ -132,9 +134,19 @@ func errTooManySnapshots(limit int, why string, b journal.Bounds) error {
 		"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", limit, why), retryInfo())
 }
 
-func errTooManyHolders(limit int, b journal.Bounds) error {
+func errTooManyHolders(how string, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManyHolders, b, fmt.Sprintf(
-		"the blocks lie at more than %d places, which is the limit; ask for fewer blocks, or narrow the filter", limit))
+		"the blocks %s, which is the limit; ask for fewer blocks, or narrow the filter", how))
+}
+
+func errTooManyQueries(limit int, why string, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManyQueries, b, fmt.Sprintf(
+		"%d queries of this kind are running, which is the limit, and %s; try again later", limit, why), retryInfo())
+}
+
+func errResponseTooLarge(what, do string, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonResponseTooLarge, b, fmt.Sprintf(
+		"%s take more than %d MiB, which is what clients of gRPC take; %s", what, maxResponse>>20, do))
 }
 
 func errFiltersTooLarge(bytes, limit int64, b journal.Bounds) error {

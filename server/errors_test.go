@@ -25,7 +25,7 @@ import (
 // retried are the reasons whose errors say when to come back.
 var retried = []string{
 	server.ReasonStarting, server.ReasonShuttingDown, server.ReasonMaxConnectionAge, server.ReasonSlowSubscriber,
-	server.ReasonTooManySubs, server.ReasonTooManySnapshots, server.ReasonFiltersTooLarge, server.ReasonTooManyStreams, server.ReasonInternal,
+	server.ReasonTooManySubs, server.ReasonTooManySnapshots, server.ReasonFiltersTooLarge, server.ReasonTooManyStreams, server.ReasonTooManyQueries, server.ReasonInternal,
 }
 
 // open are the reasons of errors that a client without a token may get: they tell

@@ -46,6 +46,9 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}
+	for _, q := range []*queryLimiter{s.tokensLookups, s.blockLookups, s.workersQueries} {
+		gauges = append(gauges, q.metrics()...)
+	}
 	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress, m.panics, m.stalled, m.late) {
 		if err := r.Register(c); err != nil {
 			return nil, err

@@ -165,19 +165,27 @@ type Server struct {
 	metrics *metrics
 	age     connectionAge
 
-	subscribers                      subscribers
-	replays                          streams
-	watches                          *quota        // of gRPC health
-	reflections                      *quota        // of gRPC reflection
-	arriving                         chan struct{} // one for each call whose request is arriving
-	unknownPeer                      *peerAddress  // of calls that came over no connection
-	refusedConnections, refusedCalls logThrottle
-	snapshots                        places // by Snapshot and by Subscribe
-	filterBytes                      *budget.Budget
-	calls                            streams       // Subscribe, Snapshot and Replay
-	phase                            atomic.Int32  // a phase
-	draining                         chan struct{} // closed when nothing more will be appended
-	drain                            sync.Once
+	subscribers subscribers
+	replays     streams
+	snapshots   places       // by Snapshot and by Subscribe
+	calls       streams      // Subscribe, Snapshot and Replay
+	phase       atomic.Int32 // a phase
+
+	// What bounds clients, beside the above.
+	watches        *quota        // of gRPC health
+	reflections    *quota        // of gRPC reflection
+	arriving       chan struct{} // one for each call whose request is arriving
+	unknownPeer    *peerAddress  // of calls that came over no connection
+	filterBytes    *budget.Budget
+	tokensLookups  *queryLimiter
+	blockLookups   *queryLimiter
+	workersQueries *queryLimiter
+
+	refusedConnections logThrottle
+	refusedCalls       logThrottle
+
+	draining chan struct{} // closed when nothing more will be appended
+	drain    sync.Once
 }
 
 // New makes a server that reads a journal, and the state that its entries come
@@ -242,6 +250,9 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	s.watches = newQuota("health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress)
 	s.reflections = newQuota("reflection_streams", maxReflections, maxReflectionsPerAddress)
 	s.arriving, s.unknownPeer = make(chan struct{}, maxArriving), newPeerAddress(netip.Prefix{})
+	s.tokensLookups = newQueryLimiter("tokens_lookup", maxTokensLookups)
+	s.blockLookups = newQueryLimiter("block_lookup", maxBlockLookups)
+	s.workersQueries = newQueryLimiter("workers", maxWorkersQueries)
 	s.filterBytes = budget.New("filter_bytes", cfg.FilterBytes)
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {

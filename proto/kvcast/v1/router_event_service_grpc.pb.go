@@ -61,6 +61,11 @@ const (
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES          try later (RetryInfo); so many lookups or
+//	                                               status calls run at a time, others wait,
+//	                                               and this one has waited for long
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE        narrow the filter: what clients take by
+//	                                               default is 4 MiB
 //	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
 //	                                               reflection streams
 //	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
@@ -238,6 +243,11 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES          try later (RetryInfo); so many lookups or
+//	                                               status calls run at a time, others wait,
+//	                                               and this one has waited for long
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE        narrow the filter: what clients take by
+//	                                               default is 4 MiB
 //	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
 //	                                               reflection streams
 //	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
