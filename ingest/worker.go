@@ -35,7 +35,9 @@ type worker struct {
 	// learned tells that blockSize came from a store.
 	learned bool
 	// ranks are the dp ranks that have been heard of, MaxRanks at most.
-	ranks   map[uint32]struct{}
+	ranks map[uint32]struct{}
+	// bytes is what is counted for what was said of the worker; 0 where nothing is.
+	bytes   int64
 	metrics *workerMetrics
 	notices notices
 	// fetch runs a repair, in a goroutine of its own.
@@ -61,6 +63,7 @@ func newWorker(s *shared, w Worker) *worker {
 
 // reset forgets what was learned of the worker.
 func (w *worker) reset() {
+	w.releaseRanks()
 	w.ranks = make(map[uint32]struct{}, len(w.desc.Ranks))
 	for _, r := range w.desc.Ranks {
 		w.ranks[r] = struct{}{}
@@ -219,6 +222,10 @@ func (w *worker) forget() {
 	for _, p := range w.publishers {
 		p.forget()
 	}
+	w.releaseRanks()
+	w.ranks = nil
+	w.shared.budgets.workers.Release(w.bytes)
+	w.bytes = 0
 	w.shared.metrics.forget(w.desc.Name)
 	w.shared.roster.release(w.desc.Name)
 }
@@ -231,12 +238,19 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 	return w.rules[source]
 }
 
+// releaseRanks gives back what admitRank has taken.
+func (w *worker) releaseRanks() {
+	if named := len(w.ranks) - len(w.desc.Ranks); named > 0 {
+		w.shared.budgets.ranks.Release(int64(named))
+	}
+}
+
 // admitRank tells whether the worker has, or may have, this dp rank.
 func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
 	}
-	if len(w.ranks) >= MaxRanks {
+	if len(w.ranks) >= MaxRanks || !w.shared.budgets.ranks.Take(1) {
 		return false
 	}
 	w.ranks[rank] = struct{}{}
