@@ -90,7 +90,7 @@ func TestBind(t *testing.T) {
 				"add p model m block_size 0 ranks []",
 				"p 0/0: batch 0",
 				"add q model m block_size 0 ranks []",
-				"q 0: incomplete",
+				"q 0/0: joined late, after 0-0",
 				"q 0/0: batch 1",
 				"p 0/0: batch 1",
 			},
@@ -141,10 +141,10 @@ func TestBind(t *testing.T) {
 			},
 			want: []string{
 				"add p model m block_size 0 ranks []",
-				"p 0: incomplete",
+				"p 0/0: joined late, after 0-4",
 				"p 0/0: batch 5",
 				"p 0/0: batch 6",
-				"p 1: incomplete",
+				"p 0/1: joined late, after 0-6",
 				"p 0/1: batch 7",
 			},
 			metrics: map[string]float64{`restarts_total{worker="p"}`: 0},
@@ -206,7 +206,7 @@ func TestBind(t *testing.T) {
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(1), payload(1))
 			},
-			want: []string{"add p model m block_size 0 ranks []", "p 0: incomplete", "p 0/0: batch 1"},
+			want: []string{"add p model m block_size 0 ranks []", "p 0/0: joined late, after 0-0", "p 0/0: batch 1"},
 		},
 		{
 			name:     "a simulator starts at 1",
@@ -217,7 +217,7 @@ func TestBind(t *testing.T) {
 			},
 			want: []string{
 				"add p model m block_size 0 ranks []", "p 0/0: batch 1",
-				"add q model m block_size 0 ranks []", "q 0: incomplete", "q 0/0: batch 2",
+				"add q model m block_size 0 ranks []", "q 0/0: joined late, after 1-1", "q 0/0: batch 2",
 			},
 		},
 		{

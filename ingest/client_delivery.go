@@ -152,11 +152,6 @@ func (s *clientSink) Restarted(r Restart) {
 	s.tell(s.event(EventRestarted, r.Rank, time.Unix(0, r.At)))
 }
 
-// Incomplete tells of a rank that is incomplete.
-func (s *clientSink) Incomplete(rank uint32) {
-	s.tell(s.event(EventIncomplete, rank, time.Now()))
-}
-
 func (s *clientSink) event(kind EventKind, rank uint32, at time.Time) *Event {
 	return &Event{Kind: kind, Worker: s.config.Worker, Model: s.config.Model, Rank: rank, IngestTime: at}
 }

@@ -37,7 +37,7 @@ type Event struct {
 	// Rank is the dp rank.
 	Rank uint32
 	// Seq is the engine's number of the batch that the event is of; of an EventGap
-	// that of the last batch missing. 0 for EventRestarted and EventIncomplete.
+	// that of the last batch missing. 0 for EventRestarted.
 	Seq uint64
 	// More tells that the event after this one is of the same batch.
 	More bool
@@ -61,27 +61,24 @@ const (
 	EventRemoved
 	// EventCleared: it holds no blocks any more, in its rank.
 	EventCleared
-	// EventGap: batches are lost for good, and what they told with them.
+	// EventGap: batches are missing for good. With the reason GapJoinedLate they were
+	// published before the first batch that was read of the rank.
 	EventGap
 	// EventRestarted: the engine began anew, with an empty cache, in this rank.
 	EventRestarted
-	// EventIncomplete: the rank may hold blocks from before the first batch that
-	// was read of it.
-	EventIncomplete
 )
 
 var eventKindNames = [...]string{
-	EventStored:     "stored",
-	EventRemoved:    "removed",
-	EventCleared:    "cleared",
-	EventGap:        "gap",
-	EventRestarted:  "restarted",
-	EventIncomplete: "incomplete",
+	EventStored:    "stored",
+	EventRemoved:   "removed",
+	EventCleared:   "cleared",
+	EventGap:       "gap",
+	EventRestarted: "restarted",
 }
 
 // String returns the kind's name.
 func (k EventKind) String() string {
-	if k < EventStored || k > EventIncomplete {
+	if k < EventStored || k > EventRestarted {
 		return "unknown"
 	}
 	return eventKindNames[k]

@@ -198,11 +198,14 @@ func TestClientTellsOfEachEvent(t *testing.T) {
 		if (e.Kind == ingest.EventStored) != (len(e.TokensHashes) == 1) {
 			t.Errorf("%v has tokens hashes %v", e.Kind, e.TokensHashes)
 		}
-		e.TokensHashes, e.RawID = nil, 0
+		e.TokensHashes, e.RawID, e.Gap.At = nil, 0, 0
 		got = append(got, e)
 	}
 	want := []*ingest.Event{
-		{Kind: ingest.EventIncomplete, Worker: "w", Model: "m", Rank: 3},
+		{
+			Kind: ingest.EventGap, Worker: "w", Model: "m", Rank: 3, Seq: 6,
+			Gap: ingest.Gap{Rank: 3, Reason: ingest.GapJoinedLate, LastSeq: 6},
+		},
 		{
 			Kind: ingest.EventStored, Worker: "w", Model: "m", Rank: 3, Seq: 7, EngineTime: time.Unix(1_700_000_000, 1000),
 			Event: wire.Event{

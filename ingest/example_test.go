@@ -41,7 +41,7 @@ func ExampleClient() {
 			close(done)
 		case ingest.EventRestarted:
 			fmt.Println(e.Worker, "began anew: it holds nothing")
-		case ingest.EventGap, ingest.EventIncomplete:
+		case ingest.EventGap:
 			fmt.Println(e.Worker, "may hold what nobody told")
 		}
 		return nil

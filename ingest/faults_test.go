@@ -94,8 +94,6 @@ func (v *view) Restarted(ingest.Restart) {
 	v.change("restarted", func() { clear(v.blocks); v.incomplete = false })
 }
 
-func (v *view) Incomplete(uint32) { v.change("incomplete", func() { v.incomplete = true }) }
-
 // await waits until a condition holds.
 func (v *view) await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
@@ -268,7 +266,7 @@ var faults = []struct {
 		c.store(c.Publish, 1)
 	}},
 	{name: "restart whose first batches are forgotten", lost: true,
-		told: map[string]int{"restarted": 1, "incomplete": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
+		told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
 			c.store(c.Publish, 5)
 			v.awaitBlocks(c.t, c.blocks)
 			c.lives()
@@ -277,7 +275,7 @@ var faults = []struct {
 			c.must(c.Subscribed(c.t.Context(), 1))
 			c.store(c.Publish, 1)
 		}},
-	{name: "restart at a seq above 0", told: map[string]int{"restarted": 1, "incomplete": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
+	{name: "restart at a seq above 0", told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
 		c.lives()

@@ -150,7 +150,6 @@ type accountant struct {
 func (a *accountant) AddWorker(ingest.Worker) ingest.Lane             { return a }
 func (a *accountant) RemoveWorker(name string, _ ingest.RemoveReason) { a.t.Errorf("%s removed", name) }
 func (a *accountant) Restarted(r ingest.Restart)                      { a.t.Errorf("restart: %+v", r) }
-func (a *accountant) Incomplete(rank uint32)                          { a.t.Errorf("rank %d incomplete", rank) }
 
 func (a *accountant) Batch(b *ingest.Batch) {
 	<-a.release

@@ -116,7 +116,7 @@ func TestWorkerLeavesAndComesBack(t *testing.T) {
 					e.send(topic, seqFrame(first), payload(first, stored(1)))
 					r.want(tt.added)
 					if first > 0 {
-						r.want("w 0: incomplete")
+						r.want("w 0/0: joined late, after 0-0")
 					}
 					r.want(fmt.Sprintf("w 0/0: batch %d +[1]", first))
 					e.close()
@@ -328,4 +328,3 @@ func (l plainLane) Gap(g ingest.Gap) {
 }
 
 func (l plainLane) Restarted(ingest.Restart) { l.write("restarted") }
-func (l plainLane) Incomplete(uint32)        { l.write("incomplete") }

@@ -15,8 +15,8 @@ import (
 // there is one; see repair.
 //
 // A rule that holds throughout: for every seq of an engine's life up to the
-// last one read, the lane gets the batch, a Gap that covers it, or, for those
-// before first contact, Incomplete. Only batches of a rank beyond what the
+// last one read, the lane gets the batch or a Gap that covers it, which for those
+// before first contact is GapJoinedLate. Only batches of a rank beyond what the
 // worker may have are dropped without, as there is no one to tell.
 //
 // All its methods are called with the worker's mutex held.
@@ -36,6 +36,8 @@ type publisher struct {
 	// lossy tells that batches of this life of the engine are missing, which are
 	// as likely to be of a rank that is yet to be heard of.
 	lossy bool
+	// unheard are the seqs from before first contact; none where it was the beginning.
+	unheard seqRange
 	// reborn tells that the life that begins next is not the first.
 	reborn bool
 	// rules are the source's, shared by the publishers of its ranks.
@@ -171,7 +173,7 @@ func (p *publisher) abandon() {
 func (p *publisher) forgetLife() {
 	p.seq.forget()
 	p.epochKnown = false
-	p.lossy = false
+	p.lossy, p.unheard = false, seqRange{}
 	p.reborn = true
 	p.doubted = false
 }
@@ -294,7 +296,7 @@ func (p *publisher) live(in *intake, now time.Time, a *arrival) bool {
 	case verdictDuplicate:
 		p.worker.metrics.duplicates.Inc()
 	case verdictFirst:
-		if missing = p.begin(a.seq, missing); missing.count > 0 {
+		if missing = p.begin(now, a.seq, missing); missing.count > 0 {
 			p.lose(now, missing, GapReplayUnavailable)
 		}
 		p.accept(in, now, a)
@@ -328,14 +330,14 @@ func (p *publisher) unrepairable(in *intake, now time.Time, a *arrival) {
 		return
 	case verdictRestart:
 		p.restart(now, a)
-		missing = p.begin(a.seq, missing)
+		missing = p.begin(now, a.seq, missing)
 	case verdictFirst:
-		missing = p.begin(a.seq, missing)
+		missing = p.begin(now, a.seq, missing)
 	case verdictGap:
 		p.rivals.succeed(p.seq.last, p.epoch)
 	case verdictNext:
 	}
-	p.know(p.rankOf(now, a))
+	p.know(now, p.rankOf(now, a))
 	if a.err != nil {
 		p.reject(now, a)
 		missing = missing.through(a.seq)

@@ -93,6 +93,13 @@ func (a *account) Batch(b *Batch) {
 }
 
 func (a *account) Gap(g Gap) {
+	if g.Reason == GapJoinedLate {
+		if a.begun {
+			a.t.Errorf("life %d: joined late after batch %d", a.life, a.next-1)
+		}
+		a.incomplete = true
+		return
+	}
 	if !a.begun && a.incomplete {
 		a.next = g.FirstSeq
 	}
@@ -110,8 +117,6 @@ func (a *account) Restarted(Restart) {
 	a.begun = true
 	a.incomplete = false
 }
-
-func (a *account) Incomplete(uint32) { a.incomplete = true }
 
 func TestEverySeqIsAccountedFor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -239,7 +244,6 @@ type quietLane struct{}
 func (quietLane) Batch(*Batch)      {}
 func (quietLane) Gap(Gap)           {}
 func (quietLane) Restarted(Restart) {}
-func (quietLane) Incomplete(uint32) {}
 
 func TestRanksOfAWorkerAreBounded(t *testing.T) {
 	p, in := newTestPublisher(quietLane{})

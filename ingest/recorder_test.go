@@ -127,7 +127,14 @@ func (l *recordedLane) Gap(g ingest.Gap) {
 	if g.At == 0 {
 		l.t.Errorf("gap of %s has no time", l.worker)
 	}
-	if g.Reason == ingest.GapReplayUnavailable {
+	switch g.Reason {
+	case ingest.GapJoinedLate:
+		if g.Missed != 0 {
+			l.t.Errorf("%s joined late, and missed %d batches", l.worker, g.Missed)
+		}
+		l.write(g.Source, g.Rank, "joined late, after %d-%d", g.FirstSeq, g.LastSeq)
+		return
+	case ingest.GapReplayUnavailable:
 		l.write(g.Source, g.Rank, "gap %d-%d, %d missed", g.FirstSeq, g.LastSeq, g.Missed)
 		return
 	}
@@ -139,8 +146,4 @@ func (l *recordedLane) Restarted(r ingest.Restart) {
 		l.t.Errorf("restart of %s has no time", l.worker)
 	}
 	l.write(r.Source, r.Rank, "restarted")
-}
-
-func (l *recordedLane) Incomplete(rank uint32) {
-	l.recorder.write("%s %d: incomplete", l.worker, rank)
 }

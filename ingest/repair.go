@@ -178,7 +178,7 @@ func (p *publisher) replayed(in *intake, now time.Time, r *repair, a *arrival) b
 	due, begun := p.seq.due()
 	switch {
 	case !begun:
-		if missing := p.begin(a.seq, rangeBetween(p.seq.start, a.seq)); missing.count > 0 {
+		if missing := p.begin(now, a.seq, rangeBetween(p.seq.start, a.seq)); missing.count > 0 {
 			p.lose(now, missing, GapReplayForgotten)
 		}
 	case a.seq < due:
@@ -431,7 +431,7 @@ func (p *publisher) giveUp(in *intake, now time.Time, r *repair) (wait time.Dura
 		p.show()
 		return 0, false
 	case wanted && !begun:
-		if missing := p.begin(next, rangeBetween(p.seq.start, next)); missing.count > 0 {
+		if missing := p.begin(now, next, rangeBetween(p.seq.start, next)); missing.count > 0 {
 			p.lose(now, missing, why)
 		}
 	case wanted && due < next:

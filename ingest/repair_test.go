@@ -74,8 +74,6 @@ func (l *tale) Restarted(Restart) {
 	l.begun, l.incomplete = false, false
 }
 
-func (l *tale) Incomplete(uint32) { l.incomplete = true }
-
 // TestRepairTellsTheWholeTruth lets an engine publish, lose, forget and restart,
 // and its replay be cut, have holes and fail: once all is quiet the lane knows what
 // the engine published in this life, or was told that something is missing.

@@ -168,19 +168,19 @@ func TestRepliesOfAnyKind(t *testing.T) {
 		{
 			name:   "no reply, but frames",
 			script: func(uint64) [][]any { return [][]any{{"x"}, {"", "", "", "", "", "", ""}} },
-			want:   []string{"incomplete", "batch 3 +[13]"},
+			want:   []string{"gap joined_late 0-2, 0 missed", "batch 3 +[13]"},
 			counts: map[string]float64{`replays_failed_total{worker="w"}`: 1},
 		},
 		{
 			name:   "a seq of another length",
 			script: func(uint64) [][]any { return [][]any{{"", "topic", "seq", payload(0)}, endOfReplay} },
-			want:   []string{"incomplete", "batch 3 +[13]"},
+			want:   []string{"gap joined_late 0-2, 0 missed", "batch 3 +[13]"},
 			counts: map[string]float64{`replays_failed_total{worker="w"}`: 1},
 		},
 		{
 			name:   "nothing, and an end",
 			script: func(uint64) [][]any { return [][]any{endOfReplay} },
-			want:   []string{"incomplete", "batch 3 +[13]"},
+			want:   []string{"gap joined_late 0-2, 0 missed", "batch 3 +[13]"},
 		},
 		{
 			name: "the largest seq there can be",
@@ -188,7 +188,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 				return [][]any{reply(math.MaxUint64-1, 9), reply(math.MaxUint64, 9), endOfReplay}
 			},
 			// The live batch is taken for one of before, as it is not of this life.
-			want:   []string{"incomplete", "batch 18446744073709551614 +[9]", "batch 18446744073709551615 +[9]"},
+			want:   []string{"gap joined_late 0-18446744073709551613, 0 missed", "batch 18446744073709551614 +[9]", "batch 18446744073709551615 +[9]"},
 			counts: map[string]float64{`stale_batches_total{worker="w"}`: 1},
 		},
 	}

@@ -125,7 +125,7 @@ func (p *publisher) mixed(in *intake, now time.Time, a *arrival) {
 		return
 	}
 	rank := p.rankOf(now, a)
-	if !p.know(rank) {
+	if !p.know(now, rank) {
 		p.worker.refuse(refusedRanks, now)
 		return
 	}

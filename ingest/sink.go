@@ -24,13 +24,11 @@ type Lane interface {
 	// Batch takes a batch of a source: seqs of a source grow, and each comes
 	// once. The batch is the caller's memory, and good until Batch returns.
 	Batch(*Batch)
-	// Gap tells that batches of a source are lost for good.
+	// Gap reports that batches of a source are missing for good: that they were lost,
+	// or that the engine published them before it was first heard of.
 	Gap(Gap)
 	// Restarted tells that a source's engine began anew, with an empty cache.
 	Restarted(Restart)
-	// Incomplete tells that a rank may hold blocks from before the first batch
-	// that was read of it.
-	Incomplete(rank uint32)
 }
 
 // Worker is one engine deployment as routers know it.
@@ -68,16 +66,17 @@ type Batch struct {
 	Events []wire.Event
 }
 
-// Gap is a run of batches that are lost for good.
+// Gap is a run of batches that are missing for good.
 type Gap struct {
 	Source int
 	Rank   uint32
 	Reason GapReason
 	// FirstSeq and LastSeq are the engine's numbers of the first and the last
-	// batch missing.
+	// batch missing; both are 0 where they are unknown.
 	FirstSeq uint64
 	LastSeq  uint64
-	// Missed is their number; 0 where it is unknown.
+	// Missed is their number; 0 where it is unknown, and for GapJoinedLate, whose
+	// batches were not lost: nobody was listening.
 	Missed uint64
 	// At is when the gap was noticed, in nanoseconds since the Unix epoch.
 	At int64
@@ -95,13 +94,16 @@ type Restart struct {
 // kvcast.v1.Gap.Reason.
 type GapReason uint8
 
-// The reasons of gaps.
+// The reasons of gaps. The contract has one between them that ingest never reports.
 const (
-	GapReplayUnavailable GapReason = iota + 1
-	GapReplayIncomplete
-	GapReplayForgotten
-	GapPossibleRestart
-	GapAmbiguousPublisher
+	GapReplayUnavailable  GapReason = 1
+	GapReplayIncomplete   GapReason = 2
+	GapReplayForgotten    GapReason = 3
+	GapPossibleRestart    GapReason = 4
+	GapAmbiguousPublisher GapReason = 5
+	// GapJoinedLate: the first batch that was read of the rank is not the engine's
+	// first. It precedes everything else of the rank.
+	GapJoinedLate GapReason = 7
 )
 
 var gapReasonNames = [...]string{
@@ -110,11 +112,12 @@ var gapReasonNames = [...]string{
 	GapReplayForgotten:    "replay_forgotten",
 	GapPossibleRestart:    "possible_restart",
 	GapAmbiguousPublisher: "ambiguous_publisher",
+	GapJoinedLate:         "joined_late",
 }
 
 // String returns the reason's name, as metrics label it.
 func (r GapReason) String() string {
-	if r < GapReplayUnavailable || r > GapAmbiguousPublisher {
+	if int(r) >= len(gapReasonNames) || gapReasonNames[r] == "" {
 		return "unknown"
 	}
 	return gapReasonNames[r]

@@ -28,7 +28,7 @@ func TestConnectReadsEachRankOnItsPort(t *testing.T) {
 	engines[0].publish(0, stored(1))
 	r.want("w 0/0: batch 0 +[1]")
 	engines[1].publish(4, stored(2))
-	r.want("w 1: incomplete", "w 0/1: batch 4 +[2]")
+	r.want("w 0/1: joined late, after 0-3", "w 0/1: batch 4 +[2]")
 	engines[0].publish(2, stored(3))
 	r.want("w 0/0: gap 1-1, 1 missed", "w 0/0: batch 2 +[3]")
 	engines[1].publish(5, cleared())

@@ -8,10 +8,11 @@ import (
 
 // What a publisher tells its lane.
 
-// begin makes a batch the first of a life, and returns what has to be told as lost
-// of the life. At first contact that is nothing: what the engine said before is no
-// gap, as nobody was listening, but its ranks may hold what it stored then.
-func (p *publisher) begin(seq uint64, missing seqRange) seqRange {
+// begin makes a batch the first of an incarnation, and returns what has to be reported
+// as lost of it. At first contact that is nothing: what the engine published before is
+// not lost, as nobody was listening. Its ranks joined late instead, since they may hold
+// what it stored then.
+func (p *publisher) begin(now time.Time, seq uint64, missing seqRange) seqRange {
 	p.seq.open()
 	p.lossy = missing.count > 0
 	args := []any{"source", p.source, "rank", p.rank, "seq", seq, "incomplete", p.lossy}
@@ -22,11 +23,12 @@ func (p *publisher) begin(seq uint64, missing seqRange) seqRange {
 	if !p.lossy {
 		return seqRange{}
 	}
-	for _, r := range p.ranks {
-		p.worker.lane.Incomplete(r)
-	}
 	if p.reborn {
 		return missing
+	}
+	p.unheard = missing
+	for _, r := range p.ranks {
+		p.joinedLate(now, r)
 	}
 	p.seq.lose(missing.last)
 	return seqRange{}
@@ -55,10 +57,10 @@ func (p *publisher) restarted(now time.Time) {
 // lose tells of batches that are lost, and makes the last of them the last read.
 // Without any, something may be.
 func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
-	p.lossy = true
 	if len(p.ranks) == 0 {
-		p.know(p.rank) // somebody has to be told
+		p.know(now, p.rank) // the Gap is of some rank
 	}
+	p.lossy = true
 	p.rules.SkipRaw(missing.count)
 	p.worker.metrics.gap(missing.count)
 	p.worker.warn(noticeGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", why.String(),
@@ -92,7 +94,7 @@ func (p *publisher) accept(in *intake, now time.Time, a *arrival) {
 		return
 	}
 	rank := p.rankOf(now, a)
-	if !p.know(rank) {
+	if !p.know(now, rank) {
 		p.rules.SkipRaw(1)
 		p.worker.refuse(refusedRanks, now)
 		return
@@ -126,7 +128,7 @@ func (p *publisher) rankOf(now time.Time, a *arrival) uint32 {
 
 // know remembers a rank as one of this publisher's, and tells whether the
 // worker may have it.
-func (p *publisher) know(rank uint32) bool {
+func (p *publisher) know(now time.Time, rank uint32) bool {
 	if slices.Contains(p.ranks, rank) {
 		return true
 	}
@@ -135,9 +137,17 @@ func (p *publisher) know(rank uint32) bool {
 	}
 	p.ranks = append(p.ranks, rank)
 	if p.lossy {
-		p.worker.lane.Incomplete(rank)
+		p.joinedLate(now, rank)
 	}
 	return true
+}
+
+// joinedLate reports that a rank may hold blocks of batches that nobody read.
+func (p *publisher) joinedLate(now time.Time, rank uint32) {
+	p.worker.lane.Gap(Gap{
+		Source: p.source, Rank: rank, Reason: GapJoinedLate,
+		FirstSeq: p.unheard.first, LastSeq: p.unheard.last, At: now.UnixNano(),
+	})
 }
 
 // otherRank warns of a batch that names another rank than its endpoint is said to

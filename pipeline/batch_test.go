@@ -241,10 +241,6 @@ func TestFlush(t *testing.T) {
 			flushed: [][]string{{"store [1]"}, {toldRestarted}},
 			why:     map[string]float64{"unmergeable": 1},
 		},
-		"an incomplete rank ends nothing": {
-			calls: []call{batch(store(1)), incomplete(0), batch(after(1, store(2)))},
-			left:  [][]string{{"store [1 2]"}},
-		},
 		"an event without blocks ends nothing": {
 			calls: []call{
 				batch(store(1), remove(), withLoRA("a", store()), inTier(wire.TierDisk, remove())),

@@ -24,15 +24,14 @@ import (
 
 // call is one call that ingest makes. One of the fields after Worker is set.
 type call struct {
-	Worker     string
-	Add        *ingest.Worker
-	Batch      *ingest.Batch
-	Gap        *ingest.Gap
-	Restarted  *ingest.Restart
-	Incomplete *uint32
-	Remove     ingest.RemoveReason
-	Pass       time.Duration
-	Close      bool
+	Worker    string
+	Add       *ingest.Worker
+	Batch     *ingest.Batch
+	Gap       *ingest.Gap
+	Restarted *ingest.Restart
+	Remove    ingest.RemoveReason
+	Pass      time.Duration
+	Close     bool
 }
 
 // target is what calls are made on: the pipeline, or its model.
@@ -41,7 +40,6 @@ type target interface {
 	batch(worker string, b ingest.Batch)
 	gap(worker string, g ingest.Gap)
 	restarted(worker string, r ingest.Restart)
-	incomplete(worker string, rank uint32)
 	remove(worker string, reason ingest.RemoveReason)
 	pass(time.Duration)
 	close()
@@ -57,8 +55,6 @@ func (c call) on(t target) {
 		t.gap(c.Worker, *c.Gap)
 	case c.Restarted != nil:
 		t.restarted(c.Worker, *c.Restarted)
-	case c.Incomplete != nil:
-		t.incomplete(c.Worker, *c.Incomplete)
 	case c.Remove != 0:
 		t.remove(c.Worker, c.Remove)
 	case c.Pass != 0:
@@ -167,7 +163,6 @@ func (s *subject) remove(worker string, reason ingest.RemoveReason) {
 
 func (s *subject) gap(worker string, g ingest.Gap)           { s.lanes[worker].Gap(g) }
 func (s *subject) restarted(worker string, r ingest.Restart) { s.lanes[worker].Restarted(r) }
-func (s *subject) incomplete(worker string, rank uint32)     { s.lanes[worker].Incomplete(rank) }
 func (s *subject) close()                                    { s.pipeline.Close() }
 
 // pass needs a synctest bubble.

@@ -76,10 +76,6 @@ func TestDedup(t *testing.T) {
 			calls: []call{batch(store(1), store(1)), gap(1), batch(remove(1)), batch(remove(1))},
 			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldGap}, {"remove [1]"}},
 		},
-		"an incomplete rank keeps its counts": {
-			calls: []call{batch(store(1), store(1)), incomplete(0), batch(remove(1)), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]"}, {"remove [1]"}},
-		},
 		"a clear empties all tiers": {
 			calls: []call{
 				batch(store(1), store(1), host(store(1)), host(store(1)), cleared()),

@@ -76,18 +76,18 @@ func (g *generator) call(passing bool) call {
 		return call{Worker: name, Restarted: &ingest.Restart{Source: g.source(w), Rank: g.rank(w), At: g.time}}
 	case 27, 26, 25, 24:
 		return call{Worker: name, Gap: &ingest.Gap{
-			Source:   g.source(w),
-			Rank:     g.rank(w),
-			Reason:   ingest.GapReason(rapid.IntRange(1, 5).Draw(g.t, "gap reason")),
+			Source: g.source(w),
+			Rank:   g.rank(w),
+			Reason: rapid.SampledFrom([]ingest.GapReason{
+				ingest.GapReplayUnavailable, ingest.GapReplayIncomplete, ingest.GapReplayForgotten,
+				ingest.GapPossibleRestart, ingest.GapAmbiguousPublisher, ingest.GapJoinedLate,
+			}).Draw(g.t, "gap reason"),
 			FirstSeq: rapid.Uint64Range(0, 3).Draw(g.t, "first seq"),
 			LastSeq:  rapid.Uint64Range(0, 300).Draw(g.t, "last seq"),
 			Missed:   rapid.Uint64Range(0, 300).Draw(g.t, "missed"),
 			At:       g.time,
 		}}
-	case 23:
-		rank := g.rank(w)
-		return call{Worker: name, Incomplete: &rank}
-	case 22, 21, 20, 19, 18, 17:
+	case 23, 22, 21, 20, 19, 18, 17:
 		if passing {
 			return call{Pass: generatorStep * time.Duration(rapid.IntRange(1, 4).Draw(g.t, "steps"))}
 		}

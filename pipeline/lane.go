@@ -87,10 +87,11 @@ func (l *Lane) Batch(b *ingest.Batch) {
 	l.entry.commit()
 }
 
-// Gap tells routers that batches are lost. From here on the rank's blocks may be
-// wrong, and a lost remove must not pin a block. With OnGapClear, and when a rank
+// Gap reports to routers that batches are missing. From here on the rank's blocks may
+// be wrong, and a lost remove must not pin a block. With OnGapClear, and when a rank
 // has had more gaps than its tables can number, the blocks are forgotten instead:
-// the rank may then lack some, and stays incomplete.
+// the rank may then lack some, and stays incomplete. A late join lost nothing that
+// was ever known, so OnGapClear does not apply to it.
 func (l *Lane) Gap(g ingest.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -100,7 +101,7 @@ func (l *Lane) Gap(g ingest.Gap) {
 	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
-	if l.cfg.OnGap == OnGapClear || !l.survives(r, g.Source) {
+	if l.cfg.OnGap == OnGapClear && g.Reason != ingest.GapJoinedLate || !l.survives(r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
 		l.doubt(r, everySource)
 	} else {
@@ -137,15 +138,6 @@ func (l *Lane) Restarted(r ingest.Restart) {
 		l.flush(flushUnmergeable)
 	}
 	l.entry.commit()
-}
-
-// Incomplete marks a rank that may hold blocks from before its first batch.
-func (l *Lane) Incomplete(rank uint32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	r := l.rank(rank)
-	l.doubt(r, everySource)
-	r.incomplete = true
 }
 
 // countRawID is the gap metric: holes in a source's raw event ids, seen before

@@ -107,7 +107,7 @@ func TestLaneTakesNothingAfterTheEnd(t *testing.T) {
 				s.play(t, end)
 				s.lanes[testWorker] = lane
 				got := s.play(t,
-					batch(store(1), cleared()), gap(0), restarted(0), incomplete(0), pass(time.Minute), call{Close: true},
+					batch(store(1), cleared()), gap(0), restarted(0), joinedLate(0), pass(time.Minute), call{Close: true},
 				)
 				if len(got) > 0 {
 					t.Errorf("entries: got %v, want none", told(got))
@@ -128,7 +128,7 @@ func busyWorker(p *pipeline.Pipeline, name string, rounds int) {
 				lane.Batch(batch(remove(i), cleared()).Batch)
 				lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
 				lane.Restarted(ingest.Restart{})
-				lane.Incomplete(0)
+				lane.Gap(ingest.Gap{Reason: ingest.GapJoinedLate})
 			}
 		}
 		p.RemoveWorker(name, ingest.RemovedDiscovery)

@@ -145,11 +145,11 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 		want  map[string]float64
 	}{
 		"at first not":         {[]call{batch(store(1))}, nil},
-		"when told":            {[]call{incomplete(2)}, map[string]float64{"2": 1}},
+		"when told":            {[]call{joinedLate(2)}, map[string]float64{"2": 1}},
 		"after a gap":          {[]call{gap(2)}, map[string]float64{"2": 1}},
 		"after stores still":   {[]call{gap(0), batch(store(1))}, map[string]float64{"0": 1}},
 		"not after a clear":    {[]call{gap(0), batch(cleared())}, nil},
-		"not after a restart":  {[]call{incomplete(0), restarted(0)}, nil},
+		"not after a restart":  {[]call{joinedLate(0), restarted(0)}, nil},
 		"ranks on their own":   {[]call{gap(0), gap(1), restarted(0)}, map[string]float64{"1": 1}},
 		"not of a new worker":  {[]call{gap(0), removed(), added()}, nil},
 		"again after one more": {[]call{gap(0), restarted(0), gap(0)}, map[string]float64{"0": 1}},

@@ -148,7 +148,7 @@ func (m *model) pass(d time.Duration) {
 func (m *model) gap(name string, g ingest.Gap) {
 	mw := m.workers[name]
 	m.flushAlone(mw)
-	if m.cfg.OnGap == pipeline.OnGapClear {
+	if m.cfg.OnGap == pipeline.OnGapClear && g.Reason != ingest.GapJoinedLate {
 		m.clear(mw, g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
 		mw.incomplete[g.Rank] = true
 		mw.gapOf(g.Rank, -1)
@@ -186,12 +186,6 @@ func (m *model) restarted(name string, r ingest.Restart) {
 		m.flush(mw)
 	}
 	m.commit(mw, 0, r.At)
-}
-
-// incomplete emits nothing.
-func (m *model) incomplete(name string, rank uint32) {
-	m.workers[name].incomplete[rank] = true
-	m.workers[name].gapOf(rank, -1)
 }
 
 func (m *model) batch(name string, b ingest.Batch) {

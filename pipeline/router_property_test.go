@@ -134,7 +134,7 @@ func (s engines) remove(worker string) {
 
 func (s engines) apply(c call, onGap pipeline.OnGap) {
 	switch {
-	case c.Gap != nil && onGap == pipeline.OnGapClear:
+	case c.Gap != nil && onGap == pipeline.OnGapClear && c.Gap.Reason != ingest.GapJoinedLate:
 		s.clear(c.Worker, c.Gap.Rank)
 	case c.Batch != nil:
 		s.batch(c.Worker, *c.Batch)

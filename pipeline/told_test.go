@@ -100,7 +100,9 @@ func restarted(rank uint32) call {
 	return call{Worker: testWorker, Restarted: &ingest.Restart{Rank: rank, At: 98}}
 }
 
-func incomplete(rank uint32) call { return call{Worker: testWorker, Incomplete: &rank} }
+func joinedLate(rank uint32) call {
+	return call{Worker: testWorker, Gap: &ingest.Gap{Rank: rank, Reason: ingest.GapJoinedLate, LastSeq: 4, At: 97}}
+}
 
 func removed() call { return call{Worker: testWorker, Remove: ingest.RemovedDiscovery} }
 

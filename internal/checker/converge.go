@@ -78,19 +78,12 @@ func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, wa
 
 // Told finds a loss that was kept quiet. To be called by a test that knows that
 // something of the rank can not be known: it is a violation if no Gap, no Cleared
-// for a restart or for a gap, and no Incomplete has said so.
+// for a restart or for a gap, and no snapshot has said so.
 func (c *Checker) Told(worker string, dpRank uint32) error {
 	if c.told[rankKey{worker, dpRank}] > 0 {
 		return nil
 	}
 	return broken(Told, "worker %q, rank %d lost something, and the stream does not say so", worker, dpRank)
-}
-
-// Incomplete takes what ListWorkers or a snapshot says of a rank beside the
-// stream: that it may hold blocks that nobody has heard of.
-func (c *Checker) Incomplete(worker string, dpRank uint32) {
-	c.told[rankKey{worker, dpRank}]++
-	c.view.rank(worker, dpRank).incomplete = true
 }
 
 // rankKey names a dp rank of a worker.

@@ -77,8 +77,6 @@ func TestConvergedOfAnUnknownWorker(t *testing.T) {
 	c := held(t)
 	wantProperty(t, c.Converged("z", 0, device, set(1)), checker.Convergent)
 	wantProperty(t, c.Converged("z", 0, device, nil), "")
-	c.Incomplete("z", 0)
-	wantProperty(t, c.Converged("z", 0, device, set(1)), "")
 }
 
 func TestConvergedAfterALateStart(t *testing.T) {
@@ -101,7 +99,4 @@ func TestTold(t *testing.T) {
 	wantProperty(t, held(t, gap(0, 0)).Told("a", 1), checker.Told)
 	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)).Told("a", 0), "")
 	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED)).Told("a", 0), checker.Told)
-	c := held(t)
-	c.Incomplete("a", 0)
-	wantProperty(t, c.Told("a", 0), "")
 }

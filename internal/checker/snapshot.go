@@ -110,7 +110,7 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 	w.presence, w.model, w.lastID, w.whole = presenceAdded, model, sw.GetLastEventId(), true
 	c.view.ApplyWorker(sw)
 	for _, rank := range sw.GetIncompleteRanks() {
-		c.Incomplete(name, rank)
+		c.told[rankKey{name, rank}]++
 	}
 	c.snap.worker = name
 	clear(c.snap.awaited)

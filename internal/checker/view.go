@@ -188,9 +188,11 @@ func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
 // Incomplete tells that the sets of a dp rank may be wrong: there was a gap, and
 // it has not been empty since.
 func (v *View) Incomplete(worker string, dpRank uint32) bool {
-	r := v.known(worker, dpRank)
-	return r != nil && r.incomplete
+	return v.known(worker, dpRank).isIncomplete()
 }
+
+// isIncomplete is false for a rank of which nothing is known.
+func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete }
 
 // Digest returns the XOR of splitmix64 over a set of block hashes; 0 for none.
 func Digest(blocks map[uint64]struct{}) uint64 { return digest(blocks) }

@@ -14,9 +14,10 @@ import (
 // each. It returns a line for each difference, "-" for what v alone has and "+" for
 // what other alone has; nothing where they are equal.
 //
-// Whether a rank is incomplete, and its gaps, are not compared: a snapshot knows of
-// what was lost before the first entry. Nor are a worker's block_size and ranks,
-// which a snapshot tells as they have become.
+// Whether a rank is incomplete is compared where both views know that the worker was
+// added: what a snapshot says follows from the entries. Its gaps are not, which a
+// snapshot does not list, nor a worker's block_size and ranks, which a snapshot has as
+// they have become.
 func (v *View) Diff(other *View) string {
 	var b strings.Builder
 	for _, name := range union(v.workers, other.workers) {
@@ -29,6 +30,9 @@ func (v *View) Diff(other *View) string {
 		default:
 			diffAdded(&b, name, mine.added, theirs.added)
 			diffRanks(&b, name, mine.ranks, theirs.ranks)
+			if mine.added != nil && theirs.added != nil {
+				diffIncomplete(&b, name, mine.ranks, theirs.ranks)
+			}
 		}
 	}
 	return b.String()
@@ -57,6 +61,17 @@ func diffRanks(b *strings.Builder, name string, mine, theirs map[uint32]*viewRan
 		for _, tier := range union(my, their) {
 			place := fmt.Sprintf("worker %q, rank %d, %v", name, n, tier)
 			diffBlocks(b, place, my[tier], their[tier])
+		}
+	}
+}
+
+func diffIncomplete(b *strings.Builder, name string, mine, theirs map[uint32]*viewRank) {
+	for _, n := range union(mine, theirs) {
+		switch here, there := mine[n].isIncomplete(), theirs[n].isIncomplete(); {
+		case here && !there:
+			fmt.Fprintf(b, "- worker %q, rank %d: incomplete\n", name, n)
+		case there && !here:
+			fmt.Fprintf(b, "+ worker %q, rank %d: incomplete\n", name, n)
 		}
 	}
 }

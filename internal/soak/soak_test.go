@@ -89,19 +89,7 @@ func TestCompareFindsADifference(t *testing.T) {
 	if _, err := compare(c, states, everybody); err == nil {
 		t.Error("no snapshot has come: no error")
 	}
-	if err := c.BeginSnapshot(&kvcastv1.SnapshotRequest{}); err != nil {
-		t.Fatal(err)
-	}
-	at := &kvcastv1.Position{Epoch: "e", Seq: 1}
-	for _, m := range []*kvcastv1.SnapshotResponse{
-		{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: "e"}},
-		{SnapshotWorker: &kvcastv1.SnapshotWorker{Worker: "w", Added: &kvcastv1.WorkerAdded{Model: "m"}, LastEventId: 1}},
-		{SnapshotEnd: &kvcastv1.SnapshotEnd{Position: at}, Position: at, PrevSeq: at.Seq},
-	} {
-		if err := c.ReceiveSnapshot(m); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c = snapshotOf(t)
 	if o, err := compare(c, states, everybody); err != nil || o.equal != 1 {
 		t.Errorf("equal: got %+v, %v", o, err)
 	}
@@ -112,8 +100,30 @@ func TestCompareFindsADifference(t *testing.T) {
 	if _, err := compare(c, states, func(string) bool { return false }); err != nil {
 		t.Errorf("it is not wanted: got %v", err)
 	}
-	c.Incomplete("w", 0)
+	c = snapshotOf(t, 0)
 	if o, err := compare(c, states, everybody); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.needless) != 1 {
 		t.Errorf("told incomplete: got %+v, %v", o, err)
 	}
+}
+
+// snapshotOf returns a checker that has read a snapshot of a worker without blocks.
+func snapshotOf(t *testing.T, incompleteRanks ...uint32) *checker.Checker {
+	t.Helper()
+	c := checker.New(checker.Options{})
+	if err := c.BeginSnapshot(&kvcastv1.SnapshotRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	at := &kvcastv1.Position{Epoch: "e", Seq: 1}
+	for _, m := range []*kvcastv1.SnapshotResponse{
+		{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: "e"}},
+		{SnapshotWorker: &kvcastv1.SnapshotWorker{
+			Worker: "w", Added: &kvcastv1.WorkerAdded{Model: "m"}, LastEventId: 1, IncompleteRanks: incompleteRanks,
+		}},
+		{SnapshotEnd: &kvcastv1.SnapshotEnd{Position: at}, Position: at, PrevSeq: at.Seq},
+	} {
+		if err := c.ReceiveSnapshot(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return c
 }

@@ -172,6 +172,13 @@ const (
 	// engine that really holds so many needs a higher ingest.max_blocks_per_rank;
 	// otherwise it stores blocks and never removes them.
 	Gap_REASON_TOO_MANY_BLOCKS Gap_Reason = 6
+	// The server first heard of the rank when its engine had already published
+	// batches, of which first_seq to last_seq are known to be missing (both 0:
+	// unknown), and could not fetch them. Blocks stored before are not in the set
+	// unless they are stored again. missed_batches is 0: nothing was lost, since
+	// nobody was listening. Precedes every other event of the rank since the worker
+	// was added, or the first of a rank that is first heard of after a loss.
+	Gap_REASON_JOINED_LATE Gap_Reason = 7
 )
 
 // Enum value maps for Gap_Reason.
@@ -184,6 +191,7 @@ var (
 		4: "REASON_POSSIBLE_RESTART",
 		5: "REASON_AMBIGUOUS_PUBLISHER",
 		6: "REASON_TOO_MANY_BLOCKS",
+		7: "REASON_JOINED_LATE",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -193,6 +201,7 @@ var (
 		"REASON_POSSIBLE_RESTART":    4,
 		"REASON_AMBIGUOUS_PUBLISHER": 5,
 		"REASON_TOO_MANY_BLOCKS":     6,
+		"REASON_JOINED_LATE":         7,
 	}
 )
 
@@ -861,8 +870,9 @@ type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why.
 	Reason Gap_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Gap_Reason" json:"reason,omitempty"`
-	// Batches of the engine that are missing; 0 where that is unknown, and, like
-	// the seqs, where there are none (REASON_TOO_MANY_BLOCKS).
+	// Batches of the engine that were lost; 0 where that is unknown, for
+	// REASON_JOINED_LATE, and, like the seqs, where there are none
+	// (REASON_TOO_MANY_BLOCKS).
 	MissedBatches uint64 `protobuf:"varint,2,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
 	// The engine's number of the first missing batch. These are the engine's seqs,
 	// not the journal's.
@@ -932,8 +942,8 @@ func (x *Gap) GetLastSeq() uint64 {
 }
 
 // A worker is known from here on, and what it holds from what its events say. An
-// engine that was running before it was first heard of may hold more: its rank
-// is incomplete.
+// engine that was running before it was first heard of may hold more: a Gap with
+// REASON_JOINED_LATE says so before anything else of its rank.
 type WorkerAdded struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model that it serves.
@@ -1111,12 +1121,12 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xe9\x02\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\x81\x03\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
-	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xd3\x01\n" +
+	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xeb\x01\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
@@ -1124,7 +1134,8 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x17REASON_REPLAY_FORGOTTEN\x10\x03\x12\x1b\n" +
 	"\x17REASON_POSSIBLE_RESTART\x10\x04\x12\x1e\n" +
 	"\x1aREASON_AMBIGUOUS_PUBLISHER\x10\x05\x12\x1a\n" +
-	"\x16REASON_TOO_MANY_BLOCKS\x10\x06\"\xeb\x01\n" +
+	"\x16REASON_TOO_MANY_BLOCKS\x10\x06\x12\x16\n" +
+	"\x12REASON_JOINED_LATE\x10\a\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +
