@@ -125,6 +125,7 @@ func cloneEvent(e *wire.Event) wire.Event {
 	}
 	if e.Rare != nil {
 		rare := *e.Rare
+		rare.RemainingCopies = slices.Clone(rare.RemainingCopies)
 		c.Rare = &rare
 	}
 	return c

@@ -12,14 +12,22 @@ type Batch struct {
 	// Rank is the dp rank the batch names; HasRank tells whether it named one.
 	Rank    uint32
 	HasRank bool
+	// PublisherID names the run of the engine that published the batch, in
+	// PublisherIDBytes bytes, and is nil where the batch names none. It is a view of
+	// the payload.
+	PublisherID []byte
 	// Form is how the batch itself was encoded; its events may be of either
 	// form.
 	Form Form
-	// Events are those that decode, in their order in the batch.
+	// Events are those that decode, in their order in the batch. A batch without
+	// events is a heartbeat.
 	Events []Event
 	// Skipped are the others, in their order in the batch.
 	Skipped []Skip
 }
+
+// PublisherIDBytes is the length of a publisher id.
+const PublisherIDBytes = 16
 
 // Skip is an event of a batch that was left out.
 type Skip struct {
@@ -54,7 +62,9 @@ type Event struct {
 	OpaqueTokens bool
 	// Eagle tells that tokens came as pairs, each block one token wider than its
 	// stride.
-	Eagle     bool
+	Eagle bool
+	// Origin tells whether a store's blocks are new to the engine.
+	Origin    Origin
 	BlockSize uint32
 
 	// BlockHashes are the engine's 64-bit names of the blocks.
@@ -99,12 +109,21 @@ type Rare struct {
 	Ownership string
 	SessionID string
 	ModelName string
+	// RemainingCopies are how many copies of each of a remove's blocks the engine
+	// still holds: as many as BlockHashes, or nil where they are unknown.
+	RemainingCopies []uint32
 	// Time is the event's own time in seconds since the Unix epoch.
 	Time float64
 	// SlidingWindow is the window of the attention group, in tokens.
 	SlidingWindow    int64
 	HasTime          bool
 	HasSlidingWindow bool
+}
+
+// empty reports whether the event had none of the fields.
+func (r *Rare) empty() bool {
+	return r.Locality == "" && r.Ownership == "" && r.SessionID == "" && r.ModelName == "" &&
+		r.RemainingCopies == nil && !r.HasTime && !r.HasSlidingWindow
 }
 
 var (
@@ -140,6 +159,44 @@ const (
 	KindRemoved
 	KindCleared
 )
+
+// Origin is how an engine came by the blocks of a store. It decides whether the
+// store adds a copy of a block that is held already.
+type Origin uint8
+
+// The origins.
+const (
+	// OriginUnknown is a store that does not say, or says what is not known here.
+	OriginUnknown Origin = iota
+	// OriginNew is a store of blocks that the engine has just filled.
+	OriginNew
+	// OriginReused is a store that announces blocks which the engine held before.
+	OriginReused
+)
+
+// String returns the origin's name, as engines write it.
+func (o Origin) String() string {
+	switch o {
+	case OriginNew:
+		return "NEW"
+	case OriginReused:
+		return "REUSED"
+	default:
+		return "UNKNOWN"
+	}
+}
+
+// originOf returns the origin that engines call so.
+func originOf(name []byte) Origin {
+	switch string(name) {
+	case "NEW":
+		return OriginNew
+	case "REUSED":
+		return OriginReused
+	default:
+		return OriginUnknown
+	}
+}
 
 // Form is how a batch or an event was encoded.
 type Form uint8

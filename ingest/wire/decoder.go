@@ -21,6 +21,7 @@ type Decoder struct {
 	// of earlier batches included: they must not keep what they point to.
 	events []Event
 	hashes slab[uint64]
+	// tokens holds the remaining copies of removes as well.
 	tokens slab[uint32]
 	// raws and rares are what stands apart from events; apart tells whether any does.
 	raws  slab[Raw]
@@ -69,6 +70,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	}
 	d.p = nil
 	if f != 0 {
+		d.batch.PublisherID = nil
 		d.forget(0)
 		d.release()
 		return nil, Error(f)
@@ -114,7 +116,7 @@ func (d *Decoder) readBatch() (int, fault) {
 	}
 }
 
-// readArrayBatch reads [ts, events, dp_rank, ...].
+// readArrayBatch reads [ts, events, dp_rank, publisher_id, ...].
 func (d *Decoder) readArrayBatch(n, i int) (int, fault) {
 	if n < 2 {
 		return i, badBatchShape
@@ -126,13 +128,16 @@ func (d *Decoder) readArrayBatch(n, i int) (int, fault) {
 	if f == 0 && n > 2 {
 		i, f = d.readRank(i)
 	}
-	for k := 3; k < n && f == 0; k++ {
+	if f == 0 && n > 3 {
+		i, f = d.readPublisherID(i)
+	}
+	for k := 4; k < n && f == 0; k++ {
 		i, f = skip(d.p, i, 1)
 	}
 	return i, f
 }
 
-// readMapBatch reads {"ts", "events", "data_parallel_rank"}.
+// readMapBatch reads {"ts", "events", "data_parallel_rank", "publisher_id"}.
 func (d *Decoder) readMapBatch(n, i int) (int, fault) {
 	found := false
 	for range n {
@@ -160,6 +165,12 @@ func (d *Decoder) readMapBatch(n, i int) (int, fault) {
 				continue
 			case "data_parallel_rank", "attn_dp_rank":
 				i, f = d.readRank(i)
+				if f != 0 {
+					return i, f
+				}
+				continue
+			case "publisher_id":
+				i, f = d.readPublisherID(i)
 				if f != 0 {
 					return i, f
 				}
@@ -239,6 +250,21 @@ func (d *Decoder) readRank(i int) (int, fault) {
 		return i, badBatchShape
 	}
 	return v.at, 0
+}
+
+// readPublisherID reads who published the batch. Anything but an id is skipped: an
+// element that is not known here may stand in that place.
+func (d *Decoder) readPublisherID(i int) (int, fault) {
+	d.batch.PublisherID = nil
+	v, f := readValue(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	if end := v.at + v.n; v.class == classBin && v.n == PublisherIDBytes {
+		d.batch.PublisherID = d.p[v.at:end:end]
+		return end, 0
+	}
+	return skip(d.p, i, 1)
 }
 
 func (d *Decoder) readEvents(i int) (int, fault) {

@@ -57,12 +57,12 @@ type Encoder struct {
 	Fields int
 }
 
-// AppendBatch appends the batch to dst: its time, its rank and its events with
-// their fields up to SlidingWindow. What decodes to the same batch again is what
+// AppendBatch appends the batch to dst: its time, its rank, its publisher id and its
+// events with their fields up to Rare. What decodes to the same batch again is what
 // the form can carry:
 //
-//   - Array events have no Locality, Ownership, ModelName, Time or MMKeys; of
-//     SGLang they have CacheSalt and SessionID but nothing after those, of
+//   - Array events have no Locality, Ownership, ModelName, Time, MMKeys, Origin or
+//     RemainingCopies; of SGLang they have CacheSalt and SessionID but nothing after those, of
 //     Dynamo BlockMMInfos. Removes have neither SpecKind nor SlidingWindow.
 //   - EAGLE tokens go as pairs, at least one; opaque ones as one placeholder.
 //     AIBrix has neither, and all its blocks but the last are as long as the
@@ -77,6 +77,9 @@ func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
 		if b.HasRank {
 			n++
 		}
+		if b.PublisherID != nil {
+			n++
+		}
 		dst = msgp.AppendMapHeader(dst, n)
 		if b.HasTime {
 			dst = msgp.AppendString(dst, "ts")
@@ -88,9 +91,17 @@ func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
 			dst = msgp.AppendString(dst, "data_parallel_rank")
 			dst = msgp.AppendUint32(dst, b.Rank)
 		}
+		if b.PublisherID != nil {
+			dst = msgp.AppendString(dst, "publisher_id")
+			dst = msgp.AppendBytes(dst, b.PublisherID)
+		}
 		return dst
 	}
-	dst = msgp.AppendArrayHeader(dst, 3)
+	if b.PublisherID == nil {
+		dst = msgp.AppendArrayHeader(dst, 3)
+	} else {
+		dst = msgp.AppendArrayHeader(dst, 4)
+	}
 	if b.HasTime {
 		dst = msgp.AppendFloat64(dst, b.Time)
 	} else {
@@ -98,9 +109,14 @@ func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
 	}
 	dst = e.appendEvents(dst, b.Events)
 	if b.HasRank {
-		return msgp.AppendUint32(dst, b.Rank)
+		dst = msgp.AppendUint32(dst, b.Rank)
+	} else {
+		dst = msgp.AppendNil(dst)
 	}
-	return msgp.AppendNil(dst)
+	if b.PublisherID != nil {
+		dst = msgp.AppendBytes(dst, b.PublisherID)
+	}
+	return dst
 }
 
 func (e *Encoder) appendEvents(dst []byte, events []Event) []byte {
@@ -234,6 +250,13 @@ func (e *Encoder) appendMapEvent(dst []byte, ev *Event) []byte {
 	if ev.Kind == KindStored {
 		m.raw("block_mm_infos", ev.raw().BlockMMInfos)
 		m.raw("mm_keys", ev.raw().MMKeys)
+		if ev.Origin != OriginUnknown {
+			m.string("origin", ev.Origin.String())
+		}
+	}
+	if copies := ev.rare().RemainingCopies; ev.Kind == KindRemoved && copies != nil {
+		m.key("remaining_copy_counts")
+		m.dst = appendNumbers(m.dst, copies)
 	}
 	return m.close(header)
 }
@@ -265,7 +288,7 @@ func appendNested(dst []byte, tokens []uint32, size int) []byte {
 	dst = msgp.AppendArrayHeader(dst, uint32(blocks))
 	for range blocks {
 		n := min(size, len(tokens))
-		dst = appendTokenList(dst, tokens[:n])
+		dst = appendNumbers(dst, tokens[:n])
 		tokens = tokens[n:]
 	}
 	return dst
@@ -316,14 +339,14 @@ func appendTokenIDs(dst []byte, ev *Event) []byte {
 		}
 		return dst
 	default:
-		return appendTokenList(dst, ev.Tokens)
+		return appendNumbers(dst, ev.Tokens)
 	}
 }
 
-func appendTokenList(dst []byte, tokens []uint32) []byte {
-	dst = msgp.AppendArrayHeader(dst, uint32(len(tokens)))
-	for _, t := range tokens {
-		dst = msgp.AppendUint32(dst, t)
+func appendNumbers(dst []byte, numbers []uint32) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(numbers)))
+	for _, n := range numbers {
+		dst = msgp.AppendUint32(dst, n)
 	}
 	return dst
 }

@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"bytes"
+	"reflect"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -116,6 +117,14 @@ func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 		rare.Locality = text.Draw(t, "locality")
 		rare.Ownership = text.Draw(t, "ownership")
 		rare.ModelName = text.Draw(t, "model")
+		switch ev.Kind {
+		case wire.KindStored:
+			ev.Origin = rapid.SampledFrom([]wire.Origin{wire.OriginUnknown, wire.OriginNew, wire.OriginReused}).Draw(t, "origin")
+		case wire.KindRemoved:
+			if n := len(ev.BlockHashes); n > 0 && rapid.Bool().Draw(t, "has remaining copies") {
+				rare.RemainingCopies = rapid.SliceOfN(rapid.Uint32(), n, n).Draw(t, "remaining copies")
+			}
+		}
 		if rare.HasTime = rapid.Bool().Draw(t, "has time"); rare.HasTime {
 			rare.Time = rapid.Float64Range(-1e11, 1e11).Draw(t, "time")
 		}
@@ -123,7 +132,7 @@ func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 	if raws.ExtraKeys != nil || raws.BlockMMInfos != nil || raws.MMKeys != nil {
 		ev.Raw = &raws
 	}
-	if rare != (wire.Rare{}) {
+	if !reflect.DeepEqual(rare, wire.Rare{}) {
 		ev.Rare = &rare
 	}
 	return ev
@@ -158,6 +167,9 @@ func drawBatch(t *rapid.T, e wire.Encoder) *wire.Batch {
 	}
 	if b.HasRank = rapid.Bool().Draw(t, "has rank"); b.HasRank {
 		b.Rank = rapid.Uint32().Draw(t, "rank")
+	}
+	if rapid.Bool().Draw(t, "has publisher id") {
+		b.PublisherID = rapid.SliceOfN(rapid.Byte(), wire.PublisherIDBytes, wire.PublisherIDBytes).Draw(t, "publisher id")
 	}
 	for k := range rapid.IntRange(0, 20).Draw(t, "events") {
 		b.Events = append(b.Events, drawEvent(t, k, e))

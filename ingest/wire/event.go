@@ -80,27 +80,28 @@ func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
 	}
 	ev.Kind = kind
 	d.lists = lists{}
-	k := min(n, 1+len(keys))
-	i, seen, f := d.readFields(ev, keys[:k-1], i)
+	read, i, seen, f := d.readFields(ev, keys[:min(n-1, len(keys))], i)
 	if f != 0 {
 		return i, f
 	}
+	left := n - 1 - read
 	// Whatever nils at the end stand for, they tell nothing.
-	at, end := i, i+n-k
+	at, end := i, i+left
 	for at < end && at < len(d.p) && d.p[at] == 0xc0 {
 		at++
 	}
 	if at == end {
 		return at, d.finish(ev, dialect, seen)
 	}
-	if kind == KindStored {
-		i, seen, f = d.readGroup(ev, i, n-k, seen)
+	if kind == KindStored && read == len(storedKeys) {
+		i, seen, f = d.readGroup(ev, i, left, seen)
 		if f != 0 {
 			return i, f
 		}
-		k = n
+		left = 0
 	}
-	for ; k < n; k++ {
+	// A later version's elements are left unread, of whatever type.
+	for range left {
 		i, f = skip(d.p, i, 3)
 		if f != 0 {
 			return i, f
@@ -109,11 +110,12 @@ func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
 	return i, d.finish(ev, dialect, seen)
 }
 
-// readFields reads the values from i on as these fields.
-func (d *Decoder) readFields(ev *Event, keys []key, i int) (int, keySet, fault) {
-	var seen keySet
+// readFields reads the values from i on as these fields, and returns how many it
+// read. A map in the place of the LoRA name is SGLang's, and the last of its fields:
+// what follows it is none of vLLM's.
+func (d *Decoder) readFields(ev *Event, keys []key, i int) (n, end int, seen keySet, f fault) {
 	p := d.p
-	for _, k := range keys {
+	for n, k := range keys {
 		if i < len(p) && p[i] == 0xc0 {
 			i++
 			continue
@@ -123,12 +125,15 @@ func (d *Decoder) readFields(ev *Event, keys []key, i int) (int, keySet, fault) 
 			i = end
 			continue
 		}
-		var f fault
+		at := i
 		if i, f = d.readField(ev, k, i); f != 0 {
-			return i, seen, f
+			return n, i, seen, f
+		}
+		if k == keyLoRAName && codes[p[at]].class == classMap {
+			return n + 1, i, seen, 0
 		}
 	}
-	return i, seen, 0
+	return len(keys), i, seen, 0
 }
 
 // readGroup reads what follows a store's extra_keys: n values. Producers of
@@ -154,11 +159,19 @@ func (d *Decoder) readGroup(ev *Event, i, n int, seen keySet) (int, keySet, faul
 		case k == 0 && class == classNil:
 			undecided = true
 		case undecided && class != classNil:
-			isInt := class == classUint || class == classInt
-			if (k == 1 || k == 3) && isInt || k == 2 && class == classStr {
-				shift = 1
-			}
 			undecided = false
+			switch isInt := class == classUint || class == classInt; {
+			case k == 1 && isInt, k == 2 && class == classStr:
+				shift = 1
+			case k == 3 && isInt:
+				// A window, or an element that is not known here: that may be larger
+				// than any window.
+				if v, f := readValue(d.p, i); f == 0 {
+					if _, ok := v.int(); ok {
+						shift = 1
+					}
+				}
+			}
 		}
 		var f fault
 		switch {
@@ -308,8 +321,13 @@ func unknown(tag []byte) fault {
 // finish checks that an event has the fields its kind needs, and puts nested
 // tokens into a row.
 func (d *Decoder) finish(ev *Event, dialect dialect, seen keySet) fault {
-	if ev.Rare != nil && *ev.Rare == noRare {
-		ev.Rare = nil // only a name twice, the second time empty
+	if ev.Rare != nil {
+		if len(ev.Rare.RemainingCopies) != len(ev.BlockHashes) {
+			ev.Rare.RemainingCopies = nil
+		}
+		if ev.Rare.empty() {
+			ev.Rare = nil // a field twice, the second time empty, or a list of another length
+		}
 	}
 	if ev.Kind == KindCleared {
 		return 0
@@ -335,6 +353,12 @@ func (d *Decoder) finish(ev *Event, dialect dialect, seen keySet) fault {
 
 // keepKind clears the fields that an event of this kind does not have.
 func (ev *Event) keepKind() {
+	if ev.Kind != KindRemoved && ev.Rare != nil {
+		ev.Rare.RemainingCopies = nil
+	}
+	if ev.Kind == KindStored {
+		return
+	}
 	kept := Event{Index: ev.Index, Kind: ev.Kind, CacheSalt: ev.CacheSalt, Rare: ev.Rare}
 	if ev.Kind == KindRemoved {
 		kept.BlockHashes = ev.BlockHashes

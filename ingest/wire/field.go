@@ -40,6 +40,8 @@ func (d *Decoder) readField(ev *Event, k key, i int) (int, fault) {
 		return d.readRaw(&d.rawOf(ev).BlockMMInfos, i)
 	case keyMMKeys:
 		return d.readRaw(&d.rawOf(ev).MMKeys, i)
+	case keyRemainingCopies:
+		return d.readRemainingCopies(ev, i)
 	default:
 	}
 	return d.readScalar(ev, k, i)
@@ -67,6 +69,13 @@ func (d *Decoder) readScalar(ev *Event, k key, i int) (int, fault) {
 	case keyLoRAID:
 		ev.LoRAID, ev.HasLoRAID = v.int()
 		return v.at, typed(ev.HasLoRAID)
+	case keyOrigin:
+		ev.Origin = OriginUnknown
+		if v.class != classStr {
+			return skip(d.p, i, 3)
+		}
+		ev.Origin = originOf(d.p[v.at : v.at+v.n])
+		return v.at + v.n, 0
 	case keyGroupIdx:
 		ev.GroupIdx, ev.HasGroupIdx = v.int()
 		return v.at, typed(ev.HasGroupIdx)
@@ -289,4 +298,55 @@ func checkHashes(p []byte, n, i int) fault {
 		i = v.at + v.n
 	}
 	return 0
+}
+
+// readRemainingCopies reads a number for each hash. What is no such list is skipped:
+// the counts are a hint, and the remove stands without them.
+func (d *Decoder) readRemainingCopies(ev *Event, i int) (int, fault) {
+	if ev.Rare != nil {
+		ev.Rare.RemainingCopies = nil
+	}
+	p := d.p
+	class, n, at, f := readNest(p, i)
+	if f != 0 {
+		return i, f
+	}
+	if class != classArray || n == 0 {
+		return skip(p, i, 3)
+	}
+	counts := d.tokens.room(n)
+	if len(counts) != n {
+		// Room only for counts that are there.
+		if !areCounts(p, n, at) {
+			return skip(p, i, 3)
+		}
+		counts = d.tokens.grow(n)
+	}
+	for k := range counts {
+		v, f := readValue(p, at)
+		if f != 0 {
+			return at, f
+		}
+		if !v.isCount() {
+			return skip(p, i, 3)
+		}
+		counts[k] = uint32(v.bits)
+		at = v.at
+	}
+	d.rareOf(ev).RemainingCopies = d.tokens.take(n)
+	return at, 0
+}
+
+func (v value) isCount() bool { return v.class == classUint && v.bits <= math.MaxUint32 }
+
+// areCounts reports whether n counts stand from i on.
+func areCounts(p []byte, n, i int) bool {
+	for range n {
+		v, f := readValue(p, i)
+		if f != 0 || !v.isCount() {
+			return false
+		}
+		i = v.at
+	}
+	return true
 }

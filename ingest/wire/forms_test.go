@@ -256,7 +256,7 @@ func TestNilFields(t *testing.T) {
 	}
 	all := obj{"type": "BlockRemoved", "block_hashes": []any{5}}
 	for _, name := range []string{"medium", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership",
-		"session_id", "cache_salt", "timestamp", "model_name", "event_type", "seq_hashes", "mm_keys", "block_mm_infos", "event_version", "tenant_id"} {
+		"session_id", "cache_salt", "timestamp", "model_name", "event_type", "seq_hashes", "mm_keys", "block_mm_infos", "event_version", "tenant_id", "origin", "remaining_copy_counts"} {
 		all[name] = nil
 	}
 	if diff := cmp.Diff(&wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{5}}, oneEvent(t, all)); diff != "" {
@@ -276,15 +276,16 @@ func TestMapsInAnyOrder(t *testing.T) {
 		{"block_size", 1}, {"lora_id", 3}, {"medium", "CPU"}, {"lora_name", "adapter"}, {"extra_keys", []any{nil, []any{"x"}}},
 		{"group_idx", 2}, {"kv_cache_spec_kind", "full_attention"}, {"kv_cache_spec_sliding_window", 128},
 		{"locality", "LOCAL"}, {"ownership", "kvcr"}, {"session_id", "session"}, {"cache_salt", "salt"}, {"model_name", "model"},
-		{"timestamp", 1.5}, {"block_mm_infos", []any{nil}}, {"mm_keys", []any{[]any{}}},
+		{"timestamp", 1.5}, {"block_mm_infos", []any{nil}}, {"mm_keys", []any{[]any{}}}, {"origin", "REUSED"},
 	}
 	unknown := []member{
 		{"event_version", 1}, {"tenant_id", "default"}, {"backend_id", nil}, {"typed", obj{"type": "BlockRemoved"}}, {7, []any{[]any{1}, obj{"x": obj{}}}},
 		{nil, nil}, {"", []byte{1, 2}}, {"block_hash", "x"}, {2.5, raw("\xd6\xff\x00\x00\x00\x01")}, {[]any{1}, true},
+		{"lookahead_token_ids", []any{1, 2}}, {"remaining_copy_counts", []any{1, 2}},
 	}
 	want := &wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{5, math.MaxUint64 - 5}, Parent: 4, HasParent: true, Tokens: []uint32{1, 2}, BlockSize: 1,
 		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", CacheSalt: "salt",
-		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention",
+		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention", Origin: wire.OriginReused,
 		Raw: &wire.Raw{ExtraKeys: []byte("\x92\xc0\x91\xa1x"), BlockMMInfos: []byte("\x91\xc0"), MMKeys: []byte("\x91\x90")},
 		Rare: &wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", Time: 1.5, HasTime: true,
 			SlidingWindow: 128, HasSlidingWindow: true}}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -108,6 +109,16 @@ func FuzzDecode(f *testing.F) {
 		for _, p := range payloads {
 			f.Add(p)
 		}
+	}
+	for _, batch := range []any{
+		[]any{1.5, []any{}, 0, publisherID},
+		obj{"ts": 1.5, "events": []any{stored(obj{"origin": "NEW", "lookahead_token_ids": []any{1}}, 5)}, "publisher_id": publisherID},
+		batchOf(stored(obj{"origin": "REUSED"}, 5), stored(obj{"origin": 1}, 6)),
+		batchOf(removed(obj{"remaining_copy_counts": []any{0, 3}}, 5, 6), removed(obj{"remaining_copy_counts": []any{-1}}, 5)),
+		batchOf([]any{"BlockStored", []any{5}, nil, []any{1}, 1, nil, nil, nil, nil, nil, nil, nil, obj{}, uint64(math.MaxUint64)}),
+		batchOf([]any{"BlockStored", []any{5}, nil, []any{1}, 1, nil, nil, obj{"cache_salt": "s"}, "x", obj{}}),
+	} {
+		f.Add(pack(f, batch))
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var d wire.Decoder

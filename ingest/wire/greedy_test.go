@@ -138,6 +138,31 @@ var greedy = map[string]func(tb testing.TB, n int) []byte{
 	"hashes that differ": func(tb testing.TB, n int) []byte {
 		return pack(tb, batchOf([]any{"BlockStored", distinct(n / 5), nil, []any{}, 0}))
 	},
+	"small counts of copies": func(tb testing.TB, n int) []byte {
+		return pack(tb, batchOf(obj{"type": "BlockRemoved", "block_hashes": same(n/2, "\x00"), "remaining_copy_counts": same(n/2, "\x00")}))
+	},
+	"counts of copies of nothing": func(tb testing.TB, n int) []byte {
+		return pack(tb, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{}, "remaining_copy_counts": same(n, "\x00")}))
+	},
+	"removes with a count": func(tb testing.TB, n int) []byte {
+		ev := pack(tb, obj{"event_type": "removed", "seq_hashes": []any{0}, "remaining_copy_counts": []any{0}})
+		return pack(tb, []any{1, same(n/len(ev), string(ev))})
+	},
+	"counts of copies that are named again and again": func(_ testing.TB, n int) []byte {
+		b := []byte("\x92\x01\x91\xde\x00\x02\xa4type\xacBlockRemoved\xacblock_hashes\x90")
+		for k := 1; len(b)+2*k < n; k *= 2 {
+			b = append(append(b, "\xb5remaining_copy_counts"...), same(k, "\x00")...)
+			b[5]++
+		}
+		return b
+	},
+	"counts of copies that run out": func(tb testing.TB, n int) []byte {
+		return pack(tb, batchOf(removed(obj{"remaining_copy_counts": list(n, append(make([]byte, n-1), 0xff))}, 1)))
+	},
+	"claims of counts that end at once": func(tb testing.TB, n int) []byte {
+		ev := pack(tb, obj{"event_type": "removed", "seq_hashes": []any{}, "remaining_copy_counts": list(n, []byte{0xc0})})
+		return pack(tb, []any{1, same(n/len(ev), string(ev))})
+	},
 	"extra keys beyond the blocks": func(tb testing.TB, n int) []byte {
 		keys := list(n, append(bytes.Repeat([]byte{0xc0}, n-1), 0x90))
 		return pack(tb, batchOf([]any{"BlockStored", []any{1}, nil, []any{1}, 1, nil, nil, nil, keys}))

@@ -9,7 +9,7 @@ import (
 
 // AppendJSON appends the batch to dst as one JSON object, as it stood in the
 // payload: what Admit adds is left out, as are optional fields that are absent.
-// Block hashes are decimal strings. In extra_keys, block_mm_infos and mm_keys
+// Block hashes are decimal strings, a publisher id hexadecimal digits. In extra_keys, block_mm_infos and mm_keys
 // bytes and extensions are strings of hexadecimal digits, keys of maps are
 // strings, a number JSON has not is null, and the type that tags an mm_key is
 // left out. flags tells what is odd about the batch:
@@ -26,6 +26,11 @@ func (b *Batch) AppendJSON(dst []byte) []byte {
 		dst = strconv.AppendUint(dst, uint64(b.Rank), 10)
 	} else {
 		dst = append(dst, "null"...)
+	}
+	if b.PublisherID != nil {
+		dst = append(dst, `,"publisher_id":"`...)
+		dst = hex.AppendEncode(dst, b.PublisherID)
+		dst = append(dst, '"')
 	}
 	dst = append(dst, `,"form":"`...)
 	if b.Form == FormMap {
@@ -84,14 +89,20 @@ func (ev *Event) appendJSON(dst []byte) []byte {
 		o.string("kind", "stored")
 		o.hashes("block_hashes", ev.BlockHashes)
 		o.parent(ev)
-		o.tokens("token_ids", ev.Tokens)
+		o.numbers("token_ids", ev.Tokens)
 		o.flag("is_eagle", ev.Eagle)
 		o.flag("opaque_tokens", ev.OpaqueTokens)
 		o.int("block_size", int64(ev.BlockSize), true)
 		o.int("lora_id", ev.LoRAID, ev.HasLoRAID)
+		if ev.Origin != OriginUnknown {
+			o.string("origin", ev.Origin.String())
+		}
 	case KindRemoved:
 		o.string("kind", "removed")
 		o.hashes("block_hashes", ev.BlockHashes)
+		if copies := ev.rare().RemainingCopies; copies != nil {
+			o.numbers("remaining_copy_counts", copies)
+		}
 	default:
 		o.string("kind", "cleared")
 	}
@@ -174,14 +185,14 @@ func (o *jsonObject) parent(ev *Event) {
 	}
 }
 
-func (o *jsonObject) tokens(name string, tokens []uint32) {
+func (o *jsonObject) numbers(name string, numbers []uint32) {
 	o.key(name)
 	o.dst = append(o.dst, '[')
-	for k, t := range tokens {
+	for k, n := range numbers {
 		if k > 0 {
 			o.dst = append(o.dst, ',')
 		}
-		o.dst = strconv.AppendUint(o.dst, uint64(t), 10)
+		o.dst = strconv.AppendUint(o.dst, uint64(n), 10)
 	}
 	o.dst = append(o.dst, ']')
 }

@@ -29,6 +29,8 @@ const (
 	keyModelName
 	keyMMInfos
 	keyMMKeys
+	keyOrigin
+	keyRemainingCopies
 	keyType
 	keyEventType
 	keySeqHashes
@@ -44,12 +46,12 @@ func (s keySet) first() key { return key(bits.TrailingZeros32(uint32(s))) }
 
 const (
 	clearedKeys = 1<<keyLocality | 1<<keyOwnership | 1<<keySessionID | 1<<keyCacheSalt | 1<<keyTime | 1<<keyModelName
-	removeKeys  = clearedKeys | 1<<keyHashes | 1<<keyMedium | 1<<keyGroupIdx | 1<<keySpecKind | 1<<keySlidingWindow
+	removeKeys  = clearedKeys | 1<<keyHashes | 1<<keyMedium | 1<<keyGroupIdx | 1<<keySpecKind | 1<<keySlidingWindow | 1<<keyRemainingCopies
 )
 
 // kindKeys are the fields that an event of each kind has.
 var kindKeys = [...]keySet{
-	KindStored:  1<<numKeys - 1,
+	KindStored:  (1<<numKeys - 1) &^ (1 << keyRemainingCopies),
 	KindRemoved: removeKeys,
 	KindCleared: clearedKeys,
 }
@@ -97,6 +99,10 @@ func keyOf(name []byte) key {
 		return keyMMInfos
 	case "mm_keys":
 		return keyMMKeys
+	case "origin":
+		return keyOrigin
+	case "remaining_copy_counts":
+		return keyRemainingCopies
 	case "event_type":
 		return keyEventType
 	case "seq_hashes":
@@ -121,28 +127,30 @@ type keyHead struct {
 // never used: whether it is found to be a key or not, it is bad.
 var keyHeads = func() (t [numKeys]keyHead) {
 	for k, name := range [numKeys]string{
-		keyType:          "type",
-		keyHashes:        "block_hashes",
-		keyParent:        "parent_block_hash",
-		keyTokens:        "token_ids",
-		keyBlockSize:     "block_size",
-		keyLoRAID:        "lora_id",
-		keyMedium:        "medium",
-		keyLoRAName:      "lora_name",
-		keyExtraKeys:     "extra_keys",
-		keyGroupIdx:      "group_idx",
-		keySpecKind:      "kv_cache_spec_kind",
-		keySlidingWindow: "kv_cache_spec_sliding_window",
-		keyLocality:      "locality",
-		keyOwnership:     "ownership",
-		keySessionID:     "session_id",
-		keyCacheSalt:     "cache_salt",
-		keyTime:          "timestamp",
-		keyModelName:     "model_name",
-		keyMMInfos:       "block_mm_infos",
-		keyMMKeys:        "mm_keys",
-		keyEventType:     "event_type",
-		keySeqHashes:     "seq_hashes",
+		keyType:            "type",
+		keyHashes:          "block_hashes",
+		keyParent:          "parent_block_hash",
+		keyTokens:          "token_ids",
+		keyBlockSize:       "block_size",
+		keyLoRAID:          "lora_id",
+		keyMedium:          "medium",
+		keyLoRAName:        "lora_name",
+		keyExtraKeys:       "extra_keys",
+		keyGroupIdx:        "group_idx",
+		keySpecKind:        "kv_cache_spec_kind",
+		keySlidingWindow:   "kv_cache_spec_sliding_window",
+		keyLocality:        "locality",
+		keyOwnership:       "ownership",
+		keySessionID:       "session_id",
+		keyCacheSalt:       "cache_salt",
+		keyTime:            "timestamp",
+		keyModelName:       "model_name",
+		keyMMInfos:         "block_mm_infos",
+		keyMMKeys:          "mm_keys",
+		keyOrigin:          "origin",
+		keyRemainingCopies: "remaining_copy_counts",
+		keyEventType:       "event_type",
+		keySeqHashes:       "seq_hashes",
 	} {
 		if key(k) == keyUnknown {
 			t[k].words[0], t[k].masks[0] = 0xc1, 0xff

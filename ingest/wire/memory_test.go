@@ -247,7 +247,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 	step := store(8192)
 	for k := range 8192 {
-		step.Events = append(step.Events, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{uint64(k)}, Medium: "GPU"})
+		step.Events = append(step.Events, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{uint64(k)}, Medium: "GPU",
+			Rare: &wire.Rare{RemainingCopies: []uint32{uint32(k % 3)}}})
 	}
 	batches["a large step"] = step
 	for name, batch := range batches {
