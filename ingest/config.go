@@ -59,7 +59,9 @@ type Config struct {
 	Silence time.Duration
 	// Grace is how long a worker may be without a connection, once it has had one,
 	// before it is removed: DefaultGrace unless set; negative means at once.
-	// Those of Workers and AddWorker come back when they are connected again.
+	// Those of Workers and AddWorker come back when they are connected again. A
+	// source or dp rank that is gone for so long while the worker has other connections
+	// is reported by a GapPossibleRestart.
 	Grace time.Duration
 	// ReconnectMin and ReconnectMax are in whole milliseconds; see their defaults.
 	ReconnectMin time.Duration

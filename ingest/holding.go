@@ -19,10 +19,12 @@ type budget struct{ used atomic.Int64 }
 
 // held is a live batch that waits.
 type held struct {
-	epoch   []byte
-	seq     uint64
-	payload []byte
-	at      time.Time
+	// epoch and publisher are those of the arrival.
+	epoch     []byte
+	publisher []byte
+	seq       uint64
+	payload   []byte
+	at        time.Time
 	// connection is the one that it came by; see publisher.connection.
 	connection uint32
 	print      fingerprint
@@ -52,8 +54,9 @@ func (h *holding) add(a *arrival, at time.Time, connection uint32) bool {
 		return false
 	}
 	h.bytes += n
+	epoch, publisher := a.cloneIdentity()
 	h.batches = append(h.batches, held{
-		epoch: bytes.Clone(a.epoch), seq: a.seq, payload: bytes.Clone(a.payload), at: at, connection: connection, print: a.print,
+		epoch: epoch, publisher: publisher, seq: a.seq, payload: bytes.Clone(a.payload), at: at, connection: connection, print: a.print,
 	})
 	return true
 }
@@ -66,11 +69,16 @@ func (h *holding) first() *held {
 	return &h.batches[0]
 }
 
-// drop lets the first one go.
-func (h *holding) drop() {
-	n := len(h.batches[0].payload)
+// release gives back what a batch is counted for.
+func (h *holding) release(b *held) {
+	n := len(b.payload)
 	h.bytes -= n
 	h.budget.used.Add(-int64(n))
+}
+
+// drop lets the first one go.
+func (h *holding) drop() {
+	h.release(&h.batches[0])
 	h.batches[0] = held{}
 	h.batches = h.batches[1:]
 	h.marked = max(0, h.marked-1)
@@ -87,6 +95,20 @@ func (h *holding) dropBefore(connection uint32) (n int) {
 		n++
 	}
 	return n
+}
+
+// dropOthers lets those go that are of another incarnation.
+func (h *holding) dropOthers(id *identity) {
+	kept := h.batches
+	h.batches = nil
+	h.marked = 0
+	for i := range kept {
+		if id.contradicts(&arrival{epoch: kept[i].epoch, publisher: kept[i].publisher}) {
+			h.release(&kept[i])
+		} else {
+			h.batches = append(h.batches, kept[i])
+		}
+	}
 }
 
 // clear lets all go.

@@ -155,6 +155,7 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 	}
 	engines[0].close()
 	awaitState(t, in, 0, ingest.SourceConnecting)
+	r.want("w 0/0: gap possible_restart 0-0, 0 missed")
 	engines[1].publish(1, stored(5))
 	r.want("w 0/1: batch 1 +[5]")
 	engines[1].close()

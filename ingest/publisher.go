@@ -42,14 +42,16 @@ type publisher struct {
 	reborn bool
 	// rules are the source's, shared by the publishers of its ranks.
 	rules *wire.Rules
-	// epoch names the engine's life, empty where the engine does not say;
-	// epochKnown tells that it was heard.
-	epoch      string
-	epochKnown bool
+	// identity is that of the present incarnation.
+	identity identity
 
 	// connected tells that there is a connection; connection counts them.
 	connected  bool
 	connection uint32
+	// absent runs while there is no connection, once there was one. When the grace time
+	// is over and the worker's other publishers still have theirs, the rank's blocks
+	// are not to be trusted any more.
+	absent *time.Timer
 	// heard is when the last message came, or the connection.
 	heard time.Time
 	// peer is a listener's connection that it was last read by, and rival another
@@ -74,11 +76,11 @@ type publisher struct {
 	// read nor held.
 	owes bool
 	owed uint64
-	// helpful tells that the replay socket has ever answered. After a repair without
+	// replayResponsive tells that the replay socket has ever answered. After a repair without
 	// an answer nothing is asked until resting is over.
-	helpful bool
-	resting time.Time
-	rivals  rivals
+	replayResponsive bool
+	resting          time.Time
+	rivals           rivals
 
 	posted  *posted
 	metrics *metrics
@@ -142,6 +144,7 @@ func (p *publisher) repairable(now time.Time) bool {
 func (p *publisher) stop() {
 	p.repair = nil
 	p.held.clear()
+	p.endAbsence()
 	p.become(SourceStopped)
 }
 
@@ -156,6 +159,7 @@ func (p *publisher) forget() {
 func (p *publisher) abandon() {
 	p.repair = nil
 	p.held.clear()
+	p.endAbsence()
 	p.owes, p.owed = false, 0
 	p.rivals = rivals{}
 	p.suspected = false
@@ -172,7 +176,7 @@ func (p *publisher) abandon() {
 // forgetLife makes the next batch the first of another life.
 func (p *publisher) forgetLife() {
 	p.seq.forget()
-	p.epochKnown = false
+	p.identity = identity{}
 	p.lossy, p.unheard = false, seqRange{}
 	p.reborn = true
 	p.doubted = false
@@ -182,6 +186,7 @@ func (p *publisher) forgetLife() {
 // before anything is read.
 func (p *publisher) connect(now time.Time) {
 	p.worker.enter()
+	p.endAbsence()
 	again := p.connection > 0
 	p.connected = true
 	p.connection++
@@ -213,7 +218,47 @@ func (p *publisher) suspect(now time.Time) {
 // disconnect takes note that there is no connection any more.
 func (p *publisher) disconnect() {
 	p.connected = false
+	p.beginAbsence()
 	p.show()
+}
+
+// beginAbsence has the rank reported as doubtful unless it is connected again within
+// the grace time.
+func (p *publisher) beginAbsence() {
+	if p.absent != nil {
+		return
+	}
+	made := make(chan *time.Timer, 1)
+	p.absent = time.AfterFunc(p.worker.shared.grace, func() { p.overdue(<-made) })
+	made <- p.absent
+}
+
+func (p *publisher) endAbsence() {
+	if p.absent != nil {
+		p.absent.Stop()
+		p.absent = nil
+	}
+}
+
+// overdue reports that the engine may have restarted: nobody hears of it any more. A
+// worker none of whose publishers is connected is removed instead.
+func (p *publisher) overdue(timer *time.Timer) {
+	p.worker.mu.Lock()
+	defer p.worker.mu.Unlock()
+	if p.absent != timer || p.worker.closed || p.worker.lane == nil {
+		return
+	}
+	if !p.worker.connected() {
+		p.absent = nil
+		p.beginAbsence() // the others may come back, and this one not
+		return
+	}
+	now := time.Now()
+	p.worker.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
+		"source", p.source, "rank", p.rank, "grace", p.worker.shared.grace)
+	if p.seq.begun && !p.seq.empty {
+		p.doubt(now)
+	}
 }
 
 // take takes the next live batch, or what does not decode in its place.
@@ -223,8 +268,14 @@ func (p *publisher) take(in *intake, now time.Time, a *arrival) {
 		p.suspected = false
 		p.show()
 	}
+	if p.heartbeat(a) {
+		return
+	}
 	if last, ok := p.rivals.alone(now); ok {
 		p.parted(now, last)
+	}
+	if !p.rivals.mixing && !p.identity.contradicts(a) {
+		p.identity.learn(a)
 	}
 	switch {
 	case p.rivals.mixing:
@@ -234,6 +285,8 @@ func (p *publisher) take(in *intake, now time.Time, a *arrival) {
 		p.mixed(in, now, a)
 	case !p.repairable(now):
 		p.unrepairable(in, now, a)
+	case p.identity.contradicts(a):
+		p.otherIncarnation(in, now, a)
 	case p.repair != nil:
 		p.hold(now, a)
 	case !p.seq.begun:
@@ -254,23 +307,50 @@ func (p *publisher) mixes(a *arrival) bool {
 	if v, _ := p.judge(a); v != verdictRestart {
 		return false
 	}
-	if p.newLife(a.epoch) {
-		return p.rivals.epochOf(a.epoch)
+	if p.identity.contradicts(a) {
+		return p.rivals.formerly(a)
 	}
-	return p.rivals.former(a.seq) || p.rival != nil
+	return p.rivals.resumes(a.seq) || p.rival != nil
 }
 
-// newLife tells whether a batch of this epoch says that it is of another life of the engine.
-func (p *publisher) newLife(epoch []byte) bool { return p.epochKnown && string(epoch) != p.epoch }
-
 func (p *publisher) judge(a *arrival) (verdict, seqRange) {
-	return p.seq.judge(a.seq, a.print, p.newLife(a.epoch))
+	return p.seq.judge(a.seq, a.print, p.identity.contradicts(a))
 }
 
 // judgeHeld is judge of a batch held back.
 func (p *publisher) judgeHeld(h *held) verdict {
-	v, _ := p.seq.judge(h.seq, h.print, p.newLife(h.epoch))
+	v, _ := p.seq.judge(h.seq, h.print, p.identity.contradicts(&arrival{epoch: h.epoch, publisher: h.publisher}))
 	return v
+}
+
+// otherIncarnation takes a live batch that names another incarnation than the one that
+// is read, of a publisher with a replay socket. The batch is late if it was read
+// before, or came by a connection that is closed; of a second publisher if it goes on
+// beyond what was read of the incarnation before; and otherwise of an engine that
+// restarted, whatever its seq.
+func (p *publisher) otherIncarnation(in *intake, now time.Time, a *arrival) {
+	switch {
+	case !p.rivals.formerly(a):
+		p.restart(now, a)
+		p.repair = nil // its replies may be of either incarnation
+		p.identity.learn(a)
+		p.held.dropOthers(&p.identity)
+		p.hold(now, a)
+		p.fetch(now, causeStart)
+	case a.orphaned || a.seq <= p.rivals.last:
+		p.worker.metrics.stale.Inc()
+	default:
+		p.ambiguous(in, now, a.seq)
+		p.mixed(in, now, a)
+	}
+}
+
+// heartbeat reports whether a batch only says that its publisher is alive: without
+// events, and with the seq of the last batch again. Only a publisher that names its
+// incarnation is believed, since an engine that restarted may come to the same seq.
+func (p *publisher) heartbeat(a *arrival) bool {
+	return a.err == nil && len(a.batch.Events)+len(a.batch.Skipped) == 0 && len(a.publisher) > 0 &&
+		p.seq.begun && !p.seq.empty && a.seq == p.seq.last && string(a.publisher) == p.identity.publisher
 }
 
 // hold keeps a live batch until those before it are there. One that does not
@@ -334,7 +414,7 @@ func (p *publisher) unrepairable(in *intake, now time.Time, a *arrival) {
 	case verdictFirst:
 		missing = p.begin(now, a.seq, missing)
 	case verdictGap:
-		p.rivals.succeed(p.seq.last, p.epoch)
+		p.rivals.succeed(p.seq.last, p.identity)
 	case verdictNext:
 	}
 	p.know(now, p.rankOf(now, a))

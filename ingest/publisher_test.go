@@ -135,7 +135,7 @@ func TestEverySeqIsAccountedFor(t *testing.T) {
 			plain := life > 0 && !tagged
 			if plain {
 				first = min(first, last)
-				if p.rivals.former(first) {
+				if p.rivals.resumes(first) {
 					first = 0 // else it could be another publisher that goes on
 				}
 			}

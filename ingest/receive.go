@@ -28,12 +28,15 @@ const maxTopicBytes = 2048
 type arrival struct {
 	// topic is its part before what an engine may append.
 	topic []byte
-	// epoch names the engine's life, where the engine says so.
-	epoch   []byte
-	seq     uint64
-	payload []byte
-	// replayed tells that it came from the replay socket, without an epoch.
+	// epoch and publisher name the engine's incarnation, where the engine says so.
+	epoch     []byte
+	publisher []byte
+	seq       uint64
+	payload   []byte
+	// replayed reports whether it came from the replay socket, without an epoch.
 	replayed bool
+	// orphaned reports whether the connection that it came by is closed already.
+	orphaned bool
 	// batch is the payload decoded; nil where err tells why it can not be.
 	batch *wire.Batch
 	err   error
@@ -54,6 +57,7 @@ func newArrival(d *wire.Decoder, epoch []byte, seq uint64, payload []byte) arriv
 	a.batch, a.err = d.Decode(payload)
 	if a.err == nil {
 		a.print.time = math.Float64bits(a.batch.Time)
+		a.publisher = a.batch.PublisherID
 	}
 	return a
 }

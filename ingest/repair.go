@@ -71,8 +71,8 @@ type repair struct {
 	answered bool
 	// failures are the asks in a row that brought nothing.
 	failures int
-	// lookback tells that the ask is to find out whether it is the same life, and
-	// looked that this was tried.
+	// lookback reports whether the request is to find out if the incarnation is the
+	// same, and looked whether that was what the last one was for.
 	lookback, looked bool
 	// tolerant tells that the ask is the last one, and holes in it are losses.
 	tolerant bool
@@ -127,6 +127,7 @@ func (p *publisher) ask(r *repair) (from uint64, ok bool) {
 		return 0, false
 	}
 	r.connection, r.verified, r.replies, r.progress, r.ended = p.connection, false, 0, false, askOpen
+	r.looked = false // the engine may have restarted since
 	r.asks++
 	r.fresh = !p.seq.begun || p.seq.empty
 	p.held.mark()
@@ -147,6 +148,10 @@ func (p *publisher) replayed(in *intake, now time.Time, r *repair, a *arrival) b
 	r.answered = true
 	r.replies++
 	p.heard = now
+	if p.seq.begun && !p.seq.empty && p.identity.contradicts(a) {
+		r.ended = askOtherLife
+		return false
+	}
 	switch {
 	case r.lookback && !r.fresh:
 		if a.seq > p.seq.last {
@@ -219,7 +224,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return 0, false
 	}
 	r.answered = r.answered || err == nil
-	p.helpful = p.helpful || r.answered
+	p.replayResponsive = p.replayResponsive || r.answered
 	if err != nil {
 		p.worker.warn(noticeReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", p.replay, "error", err)
 	}
@@ -274,8 +279,11 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	default:
 		r.failures++
 	}
+	if r.cause == causeProbe && p.gapNoticed() {
+		r.cause = causeGap
+	}
 	enough := r.failures >= maxFailures || now.Sub(r.since) > maxRepairTime || !r.answered && r.cause == causeProbe ||
-		!p.helpful && (r.failures >= maxFirstFailures || errors.Is(err, errReplaySilent))
+		!p.replayResponsive && (r.failures >= maxFirstFailures || errors.Is(err, errReplaySilent))
 	if enough && (r.tolerant || r.ended != askHole) {
 		return p.giveUp(in, now, r)
 	}
@@ -308,6 +316,12 @@ func repairWait(failures int) time.Duration {
 func (p *publisher) caughtUp() bool {
 	due, ok := p.seq.due()
 	return p.seq.begun && p.held.first() == nil && (!p.owes || !ok || due > p.owed)
+}
+
+// gapNoticed reports whether a live batch has shown that batches before it are missing.
+func (p *publisher) gapNoticed() bool {
+	f := p.held.first()
+	return p.owes || f != nil && p.judgeHeld(f) == verdictGap
 }
 
 // dropStale drops the live batches held back that came by a connection before the

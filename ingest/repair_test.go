@@ -82,7 +82,7 @@ func TestRepairTellsTheWholeTruth(t *testing.T) {
 		l := &tale{t: t, seen: make(map[uint64]bool)}
 		p, in := newTestPublisher(l)
 		p.replay = "tcp://engine"
-		p.helpful = true
+		p.replayResponsive = true
 		var asked *repair
 		p.worker.fetch = func(_ *publisher, r *repair) { asked = r }
 		e := &modelEngine{limit: rapid.IntRange(1, 12).Draw(t, "memory"), forgotten: map[uint64]bool{}}

@@ -10,11 +10,11 @@ const ambiguityEnds = time.Minute
 // go on where they left off before the jump. The batches of the two can not be put
 // in order, and neither is a restart of the other.
 type rivals struct {
-	// last is the last seq before seqs jumped, and epoch that of its batch; known tells
-	// that they did.
-	last  uint64
-	epoch string
-	known bool
+	// last is the last seq before seqs jumped, and former the incarnation that it was
+	// of; known tells that they did.
+	last   uint64
+	former identity
+	known  bool
 	// mixing tells that two runs are being read. Each has its last seq, when it last
 	// went on, and the connection that it comes by, where the two come by two.
 	mixing bool
@@ -28,13 +28,13 @@ type run struct {
 }
 
 // succeed takes note that seqs jump from this one.
-func (r *rivals) succeed(last uint64, epoch string) { r.last, r.epoch, r.known = last, epoch, true }
+func (r *rivals) succeed(last uint64, of identity) { r.last, r.former, r.known = last, of, true }
 
-// former tells whether a seq goes on where they jumped.
-func (r *rivals) former(seq uint64) bool { return r.known && seq > r.last && seq-r.last == 1 }
+// resumes tells whether a seq goes on where they jumped.
+func (r *rivals) resumes(seq uint64) bool { return r.known && seq > r.last && seq-r.last == 1 }
 
-// epochOf tells whether an epoch is the one before the jump.
-func (r *rivals) epochOf(epoch []byte) bool { return r.known && string(epoch) == r.epoch }
+// formerly tells whether a batch names the incarnation before the jump.
+func (r *rivals) formerly(a *arrival) bool { return r.known && r.former.matches(a) }
 
 // begin notes that the run before went on with seq, beside the one whose last
 // seq is given. They come by these connections, the second nil where they come by

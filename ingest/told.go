@@ -48,7 +48,7 @@ func (p *publisher) restarted(now time.Time) {
 		p.rules.Reset(r)
 		p.worker.lane.Restarted(Restart{Source: p.source, Rank: r, At: now.UnixNano()})
 	}
-	p.rivals.succeed(p.seq.last, p.epoch)
+	p.rivals.succeed(p.seq.last, p.identity)
 	p.held.dropBefore(p.connection)
 	p.owes, p.owed = false, 0
 	p.forgetLife()
@@ -86,9 +86,7 @@ func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
 func (p *publisher) accept(in *intake, now time.Time, a *arrival) {
 	p.seq.take(a.seq, a.print)
 	p.doubted = false
-	if !a.replayed {
-		p.epoch, p.epochKnown = string(a.epoch), true
-	}
+	p.identity.learn(a)
 	p.note(a.seq)
 	if a.err != nil {
 		return

@@ -132,15 +132,13 @@ func (w *worker) enter() {
 // connections tells whether the worker still has any, and lets it leave after the
 // grace time if it has none. It is called when one was opened or closed.
 func (w *worker) connections() {
-	for _, p := range w.publishers {
-		if p.connected {
-			w.reached = true
-			if w.leaving != nil {
-				w.leaving.Stop()
-				w.leaving = nil
-			}
-			return
+	if w.connected() {
+		w.reached = true
+		if w.leaving != nil {
+			w.leaving.Stop()
+			w.leaving = nil
 		}
+		return
 	}
 	if w.leaving != nil || w.closed || w.lane == nil || !w.reached {
 		return
@@ -148,6 +146,11 @@ func (w *worker) connections() {
 	made := make(chan *time.Timer, 1)
 	w.leaving = time.AfterFunc(w.shared.grace, func() { w.leave(<-made) })
 	made <- w.leaving
+}
+
+// connected reports whether any publisher has a connection.
+func (w *worker) connected() bool {
+	return slices.ContainsFunc(w.publishers, func(p *publisher) bool { return p.connected })
 }
 
 // leave removes a worker that was gone for the grace time.
