@@ -19,16 +19,6 @@ const (
 
 const allowedCopies = "auto, counted or announced-last"
 
-// ParseCopies returns the setting of a name, CopiesAuto for an empty one; ok is false
-// where there is none.
-func ParseCopies(name string) (c Copies, ok bool) {
-	if name == "" {
-		return CopiesAuto, true
-	}
-	c = Copies(name)
-	return c, c.known()
-}
-
 func (c Copies) known() bool {
 	switch c {
 	case CopiesAuto, CopiesCounted, CopiesAnnouncedLast:

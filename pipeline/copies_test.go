@@ -91,6 +91,11 @@ func TestCopies(t *testing.T) {
 		"a store of one block announces nothing": {
 			before: opened[:3], calls: []call{detected(batch(store(1), after(1, store(4)), remove(4))), detected(batch(remove(3), remove(2)))}, want: []uint64{1, 2},
 		},
+		"a store with a parent announces nothing": {
+			before: opened[:3], calls: []call{
+				detected(batch(after(1, store(2, 3)), after(3, store(4)), remove(4))), detected(batch(remove(3, 2), remove(3), remove(2))),
+			}, want: []uint64{1, 2},
+		},
 		"a store with a block that is not held announces nothing": {
 			before: opened[:3], calls: []call{detected(batch(store(1, 2, 5), after(5, store(4)), remove(4, 5))), detected(batch(remove(3), remove(2)))}, want: []uint64{1, 2},
 		},
