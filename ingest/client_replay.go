@@ -40,7 +40,7 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (er
 		return fmt.Errorf("create ZeroMQ context: %w", err)
 	}
 	k := sockets{zctx: zctx, reconnectMin: c.config.ReconnectMin, reconnectMax: c.config.ReconnectMax}
-	blockSize := c.config.BlockSize
+	blockSize := wire.BlockSize{Tokens: c.config.BlockSize, Configured: c.config.BlockSize != 0}
 	r := &clientReplay{
 		config:  &c.config,
 		handler: h,

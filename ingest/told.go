@@ -42,7 +42,7 @@ func (p *publisher) restart(now time.Time, a *arrival) {
 
 // restarted tells that the engine began anew.
 func (p *publisher) restarted(now time.Time) {
-	p.worker.forgetBlockSize()
+	p.worker.blockSize.Forget() // the engine may have been configured anew
 	p.worker.metrics.restarts.Inc()
 	for _, r := range p.ranks {
 		p.rules.Reset(r)
