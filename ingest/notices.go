@@ -21,6 +21,7 @@ const (
 	noticeReplayDone
 	noticeSilent
 	noticeAmbiguous
+	noticeForeignHost
 	noticeRefused
 
 	// A listener's notices of messages refused: one kind for each refusal.

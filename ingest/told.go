@@ -167,6 +167,10 @@ func (p *publisher) batch(in *intake, now time.Time, rank uint32, a *arrival) {
 	b := a.batch
 	p.rules.Admit(b, rank, &in.counts)
 	p.worker.metrics.batch(b.Events, &in.counts)
+	if size := p.rules.ForeignHostBlockSize(); size != 0 {
+		p.worker.warn(noticeForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
+			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
+	}
 	in.out = Batch{
 		Source:     p.source,
 		Rank:       rank,

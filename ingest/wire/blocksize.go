@@ -10,12 +10,15 @@ type BlockSize struct {
 	Tokens uint32
 	// Configured says that it did not come from a store, and stands.
 	Configured bool
+	// offDevice says that it was learned from a store of another tier: a connector's
+	// blocks, such as LMCache's, may have a size of their own.
+	offDevice bool
 }
 
 // Forget forgets a size that was learned.
 func (s *BlockSize) Forget() {
 	if !s.Configured {
-		s.Tokens = 0
+		*s = BlockSize{}
 	}
 }
 
@@ -29,9 +32,10 @@ func (r *Rules) fits(ev *Event, rank uint32) bool {
 		return true
 	case size.Tokens == 0:
 		return !ev.mayBePartial()
+	case size.Configured || ev.Tier != TierDevice:
+		return false
 	default:
-		return !size.Configured && ev.BlockSize > size.Tokens && ev.BlockSize%size.Tokens == 0 &&
-			ev.Tier == TierDevice && r.knownMain(ev, rank)
+		return size.offDevice || ev.BlockSize > size.Tokens && ev.BlockSize%size.Tokens == 0 && r.knownMain(ev, rank)
 	}
 }
 
@@ -51,8 +55,13 @@ func (r *Rules) knownMain(ev *Event, rank uint32) bool {
 // settle makes an admitted store's block size the worker's.
 func (r *Rules) settle(ev *Event) {
 	if ev.BlockSize == r.blockSize.Tokens {
+		r.blockSize.offDevice = r.blockSize.offDevice && ev.Tier != TierDevice
 		return
 	}
 	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
-	r.blockSize.Tokens = ev.BlockSize
+	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != TierDevice}
 }
+
+// ForeignHostBlockSize is the block size of a store in host memory that the last Admit
+// skipped since it has another one than the worker; 0 where there was none.
+func (r *Rules) ForeignHostBlockSize() uint32 { return r.foreignHost }

@@ -81,6 +81,15 @@ func TestBlockSize(t *testing.T) {
 			"a larger multiple of another tier does not", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"medium": "CPU"}, 2)},
 			nil, nil, wire.BlockSize{Tokens: 4},
 		},
+		{
+			"any size on the device replaces that of another tier", wire.BlockSize{},
+			[]any{sized(16, obj{"medium": "CPU"}, 1), without(sized(4, nil, 2), group...), sized(16, obj{"medium": "CPU"}, 3), without(sized(8, nil, 4), group...)},
+			[]uint64{1, 2}, []uint64{2}, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"that of another tier stands beside its own", wire.BlockSize{}, []any{sized(4, obj{"medium": "CPU"}, 1), sized(8, obj{"medium": "CPU"}, 2)},
+			[]uint64{1}, nil, wire.BlockSize{Tokens: 4},
+		},
 		{"what is no multiple does not", wire.BlockSize{Tokens: 4}, []any{sized(6, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
 		{"a smaller size does not", wire.BlockSize{Tokens: 4}, []any{sized(2, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
 		{
@@ -109,10 +118,29 @@ func TestBlockSize(t *testing.T) {
 			if diff := cmp.Diff(c.replaced, replaced); diff != "" {
 				t.Errorf("replacing (-want +got):\n%s", diff)
 			}
-			if size != c.want {
+			if size.Tokens != c.want.Tokens || size.Configured != c.want.Configured {
 				t.Errorf("block size: got %+v, want %+v", size, c.want)
 			}
 		})
+	}
+}
+
+// TestForeignHostBlockSize has stores skipped for their size, of which one tells it.
+func TestForeignHostBlockSize(t *testing.T) {
+	size := wire.BlockSize{Tokens: 4}
+	r := wire.NewRules(&size)
+	for name, c := range map[string]struct {
+		event any
+		want  uint32
+	}{
+		"on the device":  {sized(6, nil, 1), 0},
+		"in host memory": {sized(6, obj{"medium": "CPU"}, 1), 6},
+		"of the size":    {sized(4, obj{"medium": "CPU"}, 1), 0},
+	} {
+		r.Admit(decodeOf(t, c.event), 0, new(wire.Counts))
+		if got := r.ForeignHostBlockSize(); got != c.want {
+			t.Errorf("%s: got %d, want %d", name, got, c.want)
+		}
 	}
 }
 

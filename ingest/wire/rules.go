@@ -35,8 +35,9 @@ type group struct {
 // remembered of attention groups and of salted blocks: 44 MiB at most, and
 // nothing for a source that names no cache salt.
 type Rules struct {
-	blockSize *BlockSize
-	rawID     uint64
+	blockSize   *BlockSize
+	foreignHost uint32 // see ForeignHostBlockSize
+	rawID       uint64
 	// groups tells of each group seen whether it is one of main attention. The
 	// last one asked for is kept beside: most models have one.
 	groups    map[group]bool
@@ -85,6 +86,7 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	skipped := b.Skipped
 	kept := 0
+	r.foreignHost = 0
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
@@ -213,6 +215,9 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	hashOnly := ev.hashOnly()
 	if !hashOnly && !r.fits(ev, rank) {
 		counts[ReasonBlockSizeMismatch]++
+		if ev.Tier == TierHostPinned {
+			r.foreignHost = ev.BlockSize
+		}
 		return false
 	}
 	if r.repeated(ev) {
