@@ -83,8 +83,8 @@ type publisher struct {
 	replayResponsive bool
 	// replayAnswered reports whether the replay socket has ever answered.
 	replayAnswered bool
-	resting          time.Time
-	rivals           rivals
+	resting        time.Time
+	rivals         rivals
 
 	posted  *posted
 	metrics *metrics
