@@ -43,7 +43,7 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (er
 	}
 	k := sockets{zctx: zctx, reconnectMin: c.config.ReconnectMin, reconnectMax: c.config.ReconnectMax}
 	batches := sync.Pool{New: newBatch}
-	blockSize := c.config.BlockSize
+	blockSize := wire.BlockSize{Tokens: c.config.BlockSize, Configured: c.config.BlockSize != 0}
 	r := &clientReplay{
 		config:  &c.config,
 		handler: h,

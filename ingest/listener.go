@@ -306,6 +306,7 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 		t.worker.publishers++
 		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank})
 		p.replayAt = func(peer netip.Addr) string { return l.replayEndpoint(t, rank, peer) }
+		p.copyRule = l.config.Copies.rule(l.config.Engine)
 		t.ranks[rank] = p
 	}
 	return p

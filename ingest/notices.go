@@ -22,6 +22,7 @@ const (
 	noticeReplayDone
 	noticeSilent
 	noticeAmbiguous
+	noticeForeignHost
 	noticeRefused
 
 	// A listener's notices of messages refused: one kind for each refusal.

@@ -27,13 +27,10 @@ type worker struct {
 	closed     bool
 	reached    bool
 	publishers []*publisher
-	// blockSize is that of the worker's stores, 0 until the first has told it. The
-	// rules of all its sources share it.
-	blockSize uint32
+	// blockSize is that of the worker's stores. The rules of all its sources share it.
+	blockSize wire.BlockSize
 	// rules are those of its sources, which number their events.
 	rules []*wire.Rules
-	// learned tells that blockSize came from a store.
-	learned bool
 	// ranks are the dp ranks that have been heard of, MaxRanks at most.
 	ranks map[uint32]struct{}
 	// bytes is what is counted for what was said of the worker; 0 where nothing is.
@@ -53,7 +50,6 @@ func newWorker(s *shared, w Worker) *worker {
 	n := &worker{
 		shared:  s,
 		desc:    w,
-		learned: w.BlockSize == 0,
 		metrics: s.metrics.of(w.Name),
 		log:     s.log.With("worker", w.Name),
 	}
@@ -68,7 +64,7 @@ func (w *worker) reset() {
 	for _, r := range w.desc.Ranks {
 		w.ranks[r] = struct{}{}
 	}
-	w.blockSize = w.desc.BlockSize
+	w.blockSize = wire.BlockSize{Tokens: w.desc.BlockSize, Configured: w.desc.BlockSize != 0}
 }
 
 // repairIn lets repairs run until ctx is done, in goroutines of a group. The group
@@ -255,14 +251,6 @@ func (w *worker) admitRank(rank uint32) bool {
 	}
 	w.ranks[rank] = struct{}{}
 	return true
-}
-
-// forgetBlockSize forgets what a store told: an engine that began anew may have
-// been configured anew.
-func (w *worker) forgetBlockSize() {
-	if w.learned {
-		w.blockSize = 0
-	}
 }
 
 // warn logs a line unless one of its kind was logged just before, and tells

@@ -43,8 +43,8 @@ func (l *Lane) flushStores(r *run) {
 func (l *Lane) flushRemoves(r *run) {
 	t := l.rank(r.key.rank).table(r.key.tier)
 	gone := r.hashes[:0]
-	for _, hash := range r.hashes {
-		if t.remove(hash) {
+	for i, hash := range r.hashes {
+		if t.remove(hash, r.op(i)) {
 			gone = append(gone, hash)
 		}
 	}
@@ -110,6 +110,7 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 // clear empties a rank, whose blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
+	l.candidates = l.candidates[:0]
 	*r = rankState{held: r.held, gaps: r.gaps, missedBatches: r.missedBatches}
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
 		Cleared: &kvcastv1.Cleared{Reason: reason},

@@ -33,8 +33,8 @@ type modelName struct {
 // modelHolding is how often a name counts, for which block. It is sure unless
 // there was a gap since it was stored.
 type modelHolding struct {
+	modelCopies
 	block *modelTracked
-	count int
 	sure  bool
 }
 
@@ -83,7 +83,7 @@ func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTrac
 // held tells whether somebody holds a block beyond doubt.
 func (r *modelRank) held(b *modelTracked) bool {
 	for _, h := range r.names {
-		if h.block == b && h.count > 0 && h.sure {
+		if h.block == b && h.copies > 0 && h.sure {
 			return true
 		}
 	}
@@ -114,10 +114,11 @@ func (m *model) consolidated(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	case e.Kind == wire.KindStored:
 		m.track(mw, b, e)
 	case mw.mode == ingest.ConsolidatePassthrough:
-		m.removed(mw, b, e.Tier, e.BlockHashes...)
+		m.removed(mw, b, e.Tier, mw.removeOps(b, e), e.BlockHashes...)
 	default:
-		for _, hash := range e.BlockHashes {
-			m.untrack(mw, b, hash)
+		ops := mw.removeOps(b, e)
+		for i, hash := range e.BlockHashes {
+			m.untrack(mw, b, hash, ops[i])
 		}
 	}
 }
@@ -136,6 +137,17 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 			rooted = true
 		}
 	}
+	if len(e.BlockHashes) == 0 {
+		return
+	}
+	one := modelStore{hashed: hashed}
+	one.op = mw.sawStore(b, e, rooted, func(hash uint64) bool {
+		h := r.names[modelName{b.Source, hash}]
+		return h != nil && h.copies > 0
+	})
+	if !rooted {
+		one.parent = &e.Parent
+	}
 	refused := 0
 	for i, hash := range e.BlockHashes {
 		var content *modelContent
@@ -145,19 +157,20 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 		case hashed && parent != nil:
 			content = &modelContent{e.LoRAName, e.CacheSalt, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
 		}
-		block, isNew := m.hold(mw, b, hash, content)
+		block, isNew := m.hold(mw, b, hash, content, one)
+		one.parent = &hash
 		if isNew {
-			one := e
-			one.Tier, one.HasParent, one.Parent = wire.TierDevice, !rooted, parentHash
-			one.BlockHashes = e.BlockHashes[i : i+1]
+			told := e
+			told.Tier, told.HasParent, told.Parent = wire.TierDevice, !rooted, parentHash
+			told.BlockHashes = e.BlockHashes[i : i+1]
 			if hashed {
-				one.TokensHashes = e.TokensHashes[i : i+1]
+				told.TokensHashes = e.TokensHashes[i : i+1]
 			}
-			one.Tokens = nil
+			told.Tokens = nil
 			if size := int(e.BlockSize); len(e.Tokens) >= size*len(e.BlockHashes) {
-				one.Tokens = e.Tokens[size*i : size*(i+1)]
+				told.Tokens = e.Tokens[size*i : size*(i+1)]
 			}
-			m.store(mw, b, one)
+			m.store(mw, b, told)
 		}
 		rooted, parent, parentHash = false, nil, hash
 		if block == nil {
@@ -175,8 +188,18 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	}
 }
 
+// modelStore is a source's store of one block.
+type modelStore struct {
+	op modelStoreOp
+	// parent is what the source calls the block's parent; nil for none.
+	parent *uint64
+	hashed bool
+}
+
 // hold adds to what a source holds. The block is nil where there is no room.
-func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *modelContent) (block *modelTracked, isNew bool) {
+func (m *model) hold(
+	mw *modelWorker, b ingest.Batch, hash uint64, content *modelContent, s modelStore,
+) (block *modelTracked, isNew bool) {
 	r := mw.rankOf(b.Rank)
 	meant := r.resolve(mw, b.Source, hash)
 	if content == nil {
@@ -188,13 +211,13 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 			}
 		}
 		if meant != nil && meant.content == nil { // it turns out what it is
-			m.removed(mw, b, wire.TierDevice, meant.first)
+			m.removed(mw, b, wire.TierDevice, nil, meant.first)
 			if block == nil {
 				meant.content = content
 				block, isNew = meant, true
 			} else {
 				for _, h := range r.names {
-					if h.block == meant && h.count > 0 {
+					if h.block == meant && h.copies > 0 {
 						h.block = block
 					}
 				}
@@ -203,12 +226,12 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 		}
 	}
 	name := modelName{b.Source, hash}
-	count := 0
+	var copies modelCopies
 	if h := r.names[name]; h != nil {
-		count = h.count
+		copies = h.modelCopies
 		if h.block != block { // it means another block now
 			delete(r.names, name)
-			if h.count > 0 && !r.held(h.block) {
+			if h.copies > 0 && !r.held(h.block) {
 				m.leaves(mw, b, h.block)
 			}
 		}
@@ -222,7 +245,15 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 			r.blocks = append(r.blocks, block)
 		}
 	}
-	r.names[name] = &modelHolding{block, count + 1, true}
+	if copies.copies == 0 {
+		copies = modelCopies{copies: 1, parent: s.parent}
+	} else {
+		copies.store(s.op)
+		if s.hashed {
+			copies.parent = s.parent
+		}
+	}
+	r.names[name] = &modelHolding{copies, block, true}
 	return block, isNew
 }
 
@@ -245,14 +276,14 @@ func (m *model) roomFor(mw *modelWorker, b ingest.Batch) bool {
 
 func (m *model) leaves(mw *modelWorker, b ingest.Batch, block *modelTracked) {
 	mw.rankOf(b.Rank).forget(block)
-	m.removed(mw, b, wire.TierDevice, block.first)
+	m.removed(mw, b, wire.TierDevice, nil, block.first)
 }
 
 // untrack says what routers hear of a remove of a block.
-func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
+func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64, op modelRemoveOp) {
 	r := mw.rankOf(b.Rank)
 	name := modelName{b.Source, hash}
-	if h := r.names[name]; h == nil || h.count == 0 {
+	if h := r.names[name]; h == nil || h.copies == 0 {
 		block := r.resolve(mw, b.Source, hash)
 		if block == nil {
 			mw.ignored["unknown"]++
@@ -260,7 +291,7 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 		}
 		var own []uint64
 		for n, h := range r.names {
-			if n.source == b.Source && h.block == block && h.count > 0 {
+			if n.source == b.Source && h.block == block && h.copies > 0 {
 				own = append(own, n.hash)
 			}
 		}
@@ -271,10 +302,13 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 		name.hash = slices.Min(own)
 	}
 	h := r.names[name]
-	h.count--
-	if h.count == 0 && !r.held(h.block) {
+	if !h.remove(op, r.hasHeldChild(name)) {
+		h.sure = h.sure || op.remaining != nil // the engine says that it holds the block
+		return
+	}
+	if !r.held(h.block) {
 		m.leaves(mw, b, h.block)
-	} else if h.count == 0 && name.hash != h.block.first {
+	} else if name.hash != h.block.first {
 		delete(r.names, name)
 	}
 }
@@ -282,11 +316,12 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 // letGo takes away what a source holds.
 func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
 	r := mw.rankOf(b.Rank)
+	mw.closeGates(b.Rank, b.Source)
 	event := &kvcastv1.Cleared{Reason: reason}
 	if mw.mode == ingest.ConsolidatePassthrough {
 		for _, tier := range slices.Sorted(maps.Keys(r.used[b.Source])) {
 			event.Tiers = append(event.Tiers, kvcastv1.Tier(tier))
-			maps.DeleteFunc(mw.counts, func(k modelBlock, _ int) bool { return k.rank == b.Rank && k.tier == tier })
+			maps.DeleteFunc(mw.held, func(k modelBlock, _ *modelCopies) bool { return k.rank == b.Rank && k.tier == tier })
 			maps.DeleteFunc(mw.stale, func(k modelBlock, _ bool) bool { return k.rank == b.Rank && k.tier == tier })
 		}
 		if len(event.Tiers) == 0 {
@@ -297,9 +332,9 @@ func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_R
 		for _, block := range r.blocks {
 			had := false
 			for n, h := range r.names {
-				if n.source == b.Source && h.block == block && h.count > 0 {
+				if n.source == b.Source && h.block == block && h.copies > 0 {
 					had = true
-					h.count = 0
+					h.copies = 0
 					if n.hash != block.first {
 						delete(r.names, n)
 					}
@@ -315,7 +350,7 @@ func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_R
 		if len(r.blocks) > 0 {
 			event = nil
 			for _, block := range gone {
-				m.removed(mw, b, wire.TierDevice, block.first)
+				m.removed(mw, b, wire.TierDevice, nil, block.first)
 			}
 		} else {
 			event.Reason = kvcastv1.Cleared_REASON_SOURCE_CLEARED

@@ -318,7 +318,7 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call)
 
 func TestRouterHoldsWhatEnginesHold(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		if diff := checkViews(t, drawConfig(t), drawCalls(t, false)); diff != "" {
+		if diff := checkViews(t, drawConfig(t), drawCalls(t, false, false)); diff != "" {
 			t.Fatal(diff)
 		}
 	})
@@ -328,7 +328,7 @@ func TestRouterHoldsWhatEnginesHoldWithTimeout(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout
-		calls := drawCalls(rt, true)
+		calls := drawCalls(rt, true, false)
 		var diff string
 		synctest.Test(t, func(t *testing.T) { diff = checkViews(t, cfg, calls) })
 		if diff != "" {

@@ -1,11 +1,15 @@
 package pipeline
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // checkTracker checks what holds of a tracker at any time.
 func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	blocks, names, alone := 0, 0, 0
 	named := make([]int, tr.sources)
+	children := make([]map[uint64]uint32, tr.sources)
 	last := uint32(0)
 	for ref := tr.oldest; ref != 0; ref = tr.blocks.at(ref).newer {
 		b := tr.blocks.at(ref)
@@ -27,8 +31,14 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 			if n.block != ref || tr.name(n.source(), n.hash) != name || tr.names.at(n.next).prev != name {
 				t.Errorf("name %d of block %d is out of order: %+v", name, ref, *n)
 			}
-			if n.flags&nameIdle == 0 {
+			if n.held() {
 				counts++
+			}
+			if n.held() && n.flags&nameParent != 0 && name < tr.children[n.source()].upTo {
+				if children[n.source()] == nil {
+					children[n.source()] = make(map[uint64]uint32)
+				}
+				children[n.source()][n.parent]++
 			}
 			if name = n.next; name == b.names {
 				break
@@ -36,6 +46,11 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 		}
 		if counts == 0 {
 			t.Errorf("block %d is held by nobody", ref)
+		}
+	}
+	for source, c := range tr.children {
+		if !maps.Equal(children[source], c.of) {
+			t.Errorf("children of source %d: got %v, want %v", source, c.of, children[source])
 		}
 	}
 	if last != tr.newest || blocks != tr.len() || names != tr.names.len() || alone != tr.unresolved || !slices.Equal(named, tr.named) {
@@ -48,7 +63,7 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	if uses := len(tr.spaces.index); blocks == alone && uses != 0 {
 		t.Errorf("%d adapters and salts of no block", uses)
 	}
-	if len(tr.counts) > names {
-		t.Errorf("%d names count more than once, of %d", len(tr.counts), names)
+	if len(tr.copies) > names {
+		t.Errorf("%d names have more than one copy, of %d", len(tr.copies), names)
 	}
 }

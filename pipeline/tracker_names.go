@@ -64,7 +64,7 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 	first := t.blocks.at(ref).names
 	for name := first; ; {
 		n := t.names.at(name)
-		if n.source() == source && n.flags&nameIdle == 0 && (by == 0 || n.hash < t.names.at(by).hash) {
+		if n.source() == source && n.held() && (by == 0 || n.hash < t.names.at(by).hash) {
 			by = name
 		}
 		if name = n.next; name == first {
@@ -73,28 +73,25 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 	}
 }
 
-// count is how often a name counts.
-func (t *tracker) count(name uint32) uint32 {
-	n := t.names.at(name)
-	switch {
-	case n.flags&nameIdle != 0:
-		return 0
-	case n.flags&nameCounts != 0 && !t.doubted(n):
-		return t.counts[name]
+// count is what is counted of a name beside its first copy.
+func (t *tracker) count(name uint32) copyCount {
+	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.doubted(n) {
+		return t.copies[name]
 	}
-	return 1
+	return copyCount{}
 }
 
-// setCount lets a name count so often, 1 or more, and puts it beyond doubt.
-func (t *tracker) setCount(name, count uint32) {
+// setCount gives a name a first copy and what is counted beside it, and puts it beyond
+// doubt.
+func (t *tracker) setCount(name uint32, c copyCount) {
 	n := t.names.at(name)
-	if n.flags&nameCounts != 0 {
-		delete(t.counts, name)
+	if n.flags&nameCopies != 0 {
+		delete(t.copies, name)
 	}
-	n.flags = n.flags&nameSource | t.generation(n.source())
-	if count > 1 {
-		n.flags |= nameCounts
-		t.counts[name] = count
+	n.flags = n.flags&(nameSource|nameParent) | t.generation(n.source())
+	if c != (copyCount{}) {
+		n.flags |= nameCopies
+		t.copies[name] = c
 	}
 }
 
@@ -102,7 +99,7 @@ func (t *tracker) doubted(n *blockName) bool {
 	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
 }
 
-// join gives a block a new name, which does not count yet.
+// join gives a block a new name, which has no copy yet.
 func (t *tracker) join(source int, hash uint64, ref uint32) uint32 {
 	name := t.names.take()
 	*t.names.at(name) = blockName{hash: hash, flags: nameFlags(source) | nameIdle | t.generation(source)}
@@ -143,15 +140,19 @@ func (t *tracker) unlink(name uint32) {
 func (t *tracker) erase(name uint32) {
 	t.unlink(name)
 	n := t.names.at(name)
-	if n.flags&nameCounts != 0 {
-		delete(t.counts, name)
+	if n.held() {
+		t.partParent(name)
+	}
+	if n.flags&nameCopies != 0 {
+		delete(t.copies, name)
 	}
 	t.byName.remove(nameKey(n.source(), n.hash), name, t.keyOfName)
 	t.named[n.source()]--
+	n.block = 0
 	t.names.give(name)
 }
 
-// idle lets a name count no more, and forgets it unless it is one that routers know
+// idle takes a name's copies away, and forgets it unless it is one that routers know
 // the block by.
 func (t *tracker) idle(name uint32) {
 	n := t.names.at(name)
@@ -159,11 +160,12 @@ func (t *tracker) idle(name uint32) {
 		t.erase(name)
 		return
 	}
-	t.setCount(name, 1)
+	t.partParent(name)
+	t.setCount(name, copyCount{})
 	n.flags |= nameIdle
 }
 
-// lapse lets a name count no more, and tells whether its block is gone with it.
+// lapse takes a name's copies away, and tells whether its block is gone with it.
 func (t *tracker) lapse(name uint32) (gone bool) {
 	ref := t.names.at(name).block
 	t.idle(name)
@@ -172,9 +174,9 @@ func (t *tracker) lapse(name uint32) (gone bool) {
 
 // drop takes away a name, and its block if that was held by it and by nobody else.
 func (t *tracker) drop(name uint32) {
-	ref, counted := t.names.at(name).block, t.count(name) > 0
+	ref, held := t.names.at(name).block, t.names.at(name).held()
 	t.erase(name)
-	if counted {
+	if held {
 		t.leave(ref)
 	}
 }
@@ -203,7 +205,7 @@ func (t *tracker) heldBeyondDoubt(ref uint32) bool {
 	}
 	for name := b.names; ; {
 		n := t.names.at(name)
-		if n.flags&nameIdle == 0 && !t.doubted(n) {
+		if n.held() && !t.doubted(n) {
 			b.names = name
 			return true
 		}
@@ -218,7 +220,7 @@ func (t *tracker) release(source int, ref uint32) {
 	names, b := t.scratch[:0], t.blocks.at(ref)
 	for name := b.names; ; {
 		n := t.names.at(name)
-		if n.source() == source && n.flags&nameIdle == 0 {
+		if n.source() == source && n.held() {
 			names = append(names, name)
 		}
 		if name = n.next; name == b.names {

@@ -100,7 +100,7 @@ func BenchmarkDecodeAdmit(b *testing.B) {
 	benchPayloads(b, func(b *testing.B, payloads [][]byte) {
 		var (
 			d      wire.Decoder
-			size   uint32
+			size   wire.BlockSize
 			counts wire.Counts
 		)
 		rules := wire.NewRules(&size)

@@ -149,7 +149,7 @@ func FuzzDecode(f *testing.F) {
 func checkAdmit(t *testing.T, b *wire.Batch) {
 	t.Helper()
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 		total  uint64
 	)

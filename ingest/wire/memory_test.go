@@ -56,7 +56,7 @@ func TestBoundedMemory(t *testing.T) {
 	check := func(name string, payload []byte) {
 		t.Helper()
 		var (
-			size          uint32
+			size          wire.BlockSize
 			counts        wire.Counts
 			before, after runtime.MemStats
 		)
@@ -100,7 +100,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	for name, payload := range greedy {
 		t.Run(name, func(t *testing.T) {
 			var (
-				size   uint32
+				size   wire.BlockSize
 				counts wire.Counts
 				d      wire.Decoder
 			)
@@ -145,11 +145,11 @@ func TestOldEventsKeepNoPayload(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var (
-				size32 uint32
+				sized  wire.BlockSize
 				counts wire.Counts
 				d      wire.Decoder
 			)
-			rules := wire.NewRules(&size32)
+			rules := wire.NewRules(&sized)
 			before := heap()
 			// Each payload has one event more than the next, so that its last one is
 			// the last to use its place.
@@ -183,7 +183,7 @@ func TestRulesKeepNoPayload(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	var (
-		sizes  [16]uint32
+		sizes  [16]wire.BlockSize
 		rules  []*wire.Rules
 		counts wire.Counts
 		d      wire.Decoder
@@ -211,7 +211,7 @@ func TestRulesKeepNoPayload(t *testing.T) {
 		}
 		take(r, pack(t, batchOf(stored(obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s", strings.Repeat("x", 2<<20)}}}, 1))))
 	}
-	take(wire.NewRules(new(uint32)), small)
+	take(wire.NewRules(new(wire.BlockSize)), small)
 	if got, most := heap()-before, len(rules)<<20; got > most {
 		t.Errorf("%d bytes stay, want at most %d", got, most)
 	}
@@ -258,7 +258,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 			blocks := len(batch.Events[0].BlockHashes)
 			var (
 				d      wire.Decoder
-				size   uint32
+				size   = wire.BlockSize{Tokens: batch.Events[0].BlockSize}
 				counts wire.Counts
 			)
 			rules := wire.NewRules(&size)
