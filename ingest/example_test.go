@@ -123,7 +123,7 @@ func ExampleValidateConfig() {
 // Package wire writes what engines publish, and reads it.
 func Example_encoder() {
 	encoder := wire.Encoder{} // arrays, as vLLM writes them
-	payload := encoder.AppendBatch(nil, &wire.Batch{
+	payload, err := encoder.AppendBatch(nil, &wire.Batch{
 		Time:    1_700_000_000,
 		HasTime: true,
 		Events: []wire.Event{
@@ -131,6 +131,9 @@ func Example_encoder() {
 			{Kind: wire.KindRemoved, BlockHashes: []uint64{5}},
 		},
 	})
+	if err != nil {
+		log.Fatal(err)
+	}
 
 	var decoder wire.Decoder
 	batch, err := decoder.Decode(payload)
