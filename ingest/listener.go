@@ -175,6 +175,7 @@ func (l *listener) turn() error {
 	if err := l.events(); err != nil {
 		return err
 	}
+	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
 	for i := range n {
 		l.message(in, began, in.batch.Message(i))
 	}
