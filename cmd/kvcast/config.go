@@ -148,6 +148,18 @@ func defaultDiscovery() discoveryConfig {
 	return discoveryConfig{Engine: ingest.EngineVLLM, Interval: discovery.DefaultInterval}
 }
 
+// defaultBind is where engines may connect if nothing to read from is configured. Its
+// port is that of engines, and of services that engines connect to.
+const defaultBind = "tcp://*:5557"
+
+// fromDefault is the origin of the listener at defaultBind.
+var fromDefault = origin{place: "the default, as nothing to read from is configured"}
+
+// readsNothing tells whether there is nothing to read from but what is registered.
+func (c *config) readsNothing() bool {
+	return len(c.Workers)+len(c.Listeners)+len(c.Discovery) == 0
+}
+
 // atMost is how many workers or subscribers one may ask for: more than fit.
 const atMost = 1_000_000
 

@@ -22,8 +22,9 @@ type configSources struct {
 }
 
 // readConfig reads the file, the environment over it, and the flags over both;
-// workers and listeners of all three add up. It returns either a configuration
-// in which all is allowed, or all that is wrong.
+// workers and listeners of all three add up. Where nothing to read from is among
+// them, and no file, there is a listener at defaultBind. It returns either a
+// configuration in which all is allowed, or all that is wrong.
 func readConfig(from configSources) (config, origins, error) {
 	r := &configReader{config: defaultConfig(), origins: make(origins)}
 	if from.file != "" {
@@ -35,6 +36,9 @@ func readConfig(from configSources) (config, origins, error) {
 	}
 	r.environ(from.environ)
 	r.flags(from)
+	if from.file == "" && r.config.readsNothing() {
+		r.addListener(fromDefault, defaultBind)
+	}
 	r.validate()
 	return r.config, r.origins, r.err()
 }

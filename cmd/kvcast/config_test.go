@@ -263,6 +263,40 @@ func TestFlagsGoOverVariablesAndThoseOverTheFile(t *testing.T) {
 	}
 }
 
+// TestTheDefaultListener checks when there is one: where nothing else is to be read,
+// and no file says so on purpose.
+func TestTheDefaultListener(t *testing.T) {
+	bound := defaultListener()
+	bound.Bind = "tcp://*:5557"
+	empty := filepath.Join(t.TempDir(), "kvcast.yaml")
+	if err := os.WriteFile(empty, []byte("listen: \":1\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		from configSources
+		want []listenerConfig
+	}{
+		{"nothing", configSources{}, []listenerConfig{bound}},
+		{"other things", configSources{environ: []string{"KVCAST_BATCH_MAX_BLOCKS=2", "ZMQ_PORT=tcp://10.0.0.1:5557"}, flags: map[string]string{"listen": ":1"}}, []listenerConfig{bound}},
+		{"an empty file", configSources{file: empty}, nil},
+		{"a worker", configSources{workers: []string{"name=a,connect=tcp://h:1"}}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, from, err := readConfig(tt.from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got.Listeners); diff != "" {
+				t.Errorf("listeners (-want +got):\n%s", diff)
+			}
+			if byDefault := from["listeners[0]"] == fromDefault; byDefault != (tt.want != nil) {
+				t.Errorf("the listener is from %q", from["listeners[0]"])
+			}
+		})
+	}
+}
+
 // TestEverySettingIsAFlag keeps the flags' names and defaults what the settings
 // say they are.
 func TestEverySettingIsAFlag(t *testing.T) {
