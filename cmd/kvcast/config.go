@@ -85,6 +85,7 @@ type workerConfig struct {
 	BlockSize   uint32 // 0: the first store's
 	Endpoint    string
 	Consolidate ingest.Consolidate // of several sources
+	Labels      map[string]string  // nil: none
 	Sources     []sourceConfig
 }
 

@@ -162,6 +162,9 @@ func (r *configReader) validateIngest() {
 			continue
 		}
 		path := inFile(field.Field)
+		if key, ok := field.Value.(string); ok && strings.HasSuffix(path, ".labels") {
+			path = labelPath(path, key) // its name is wrong, not its value
+		}
 		if r.isWrong(path) {
 			continue
 		}
@@ -193,12 +196,16 @@ func leaves(err error) []error {
 	}
 }
 
-// goField is a field of ingest.Config, by itself or in a path.
-var goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Consolidate|Bind|Topics?|Worker)\b`)
+// goField is a field of ingest.Config, by itself or in a path, and quoted what is
+// somebody's own text.
+var (
+	goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Consolidate|Labels|Bind|Topics?|Worker)\b`)
+	quoted  = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|` + goField.String())
+)
 
 // inFile says in the keys of the file what is said in fields of ingest.Config.
 func inFile(text string) string {
-	return goField.ReplaceAllStringFunc(text, func(field string) string {
+	return quoted.ReplaceAllStringFunc(text, func(field string) string {
 		switch field {
 		case "MaxWorkers":
 			return "ingest.max_workers"
@@ -211,6 +218,9 @@ func inFile(text string) string {
 		case "DPSize":
 			return "dp_size"
 		default:
+			if field[0] == '"' {
+				return field
+			}
 			return strings.ToLower(field)
 		}
 	})
