@@ -190,6 +190,7 @@ func (l *listener) process(p *parcel) {
 	if p.losses() {
 		l.overrun(p, began)
 	}
+	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
 	l.shared.metrics.turn(began, n)
 }
 

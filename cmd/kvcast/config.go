@@ -88,6 +88,7 @@ type workerConfig struct {
 	BlockSize   uint32 // 0: the first store's
 	Endpoint    string
 	Consolidate ingest.Consolidate // of several sources
+	Labels      map[string]string  // nil: none
 	Sources     []sourceConfig
 }
 
@@ -155,6 +156,18 @@ func defaultListener() listenerConfig {
 
 func defaultDiscovery() discoveryConfig {
 	return discoveryConfig{Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: discovery.DefaultInterval}
+}
+
+// defaultBind is where engines may connect if nothing to read from is configured. Its
+// port is that of engines, and of services that engines connect to.
+const defaultBind = "tcp://*:5557"
+
+// fromDefault is the origin of the listener at defaultBind.
+var fromDefault = origin{place: "the default, as nothing to read from is configured"}
+
+// readsNothing tells whether there is nothing to read from but what is registered.
+func (c *config) readsNothing() bool {
+	return len(c.Workers)+len(c.Listeners)+len(c.Discovery) == 0
 }
 
 // atMost is how many workers or subscribers one may ask for: more than fit.

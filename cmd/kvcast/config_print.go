@@ -36,6 +36,13 @@ func (c config) write(w io.Writer, from origins) error {
 	for i, w := range c.Workers {
 		node := itemNode(w.settings())
 		node.HeadComment = comment(from, fmt.Sprintf("workers[%d]", i))
+		if len(w.Labels) > 0 {
+			labels := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
+			for _, key := range sortedKeys(w.Labels) {
+				addTo(labels, key, stringNode(w.Labels[key]))
+			}
+			addTo(node, "labels", labels)
+		}
 		sources := &yaml.Node{Kind: yaml.SequenceNode}
 		for _, s := range w.Sources {
 			source := itemNode(s.settings())

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +18,7 @@ func (c config) ingestConfig() ingest.Config {
 		MaxWorkers: c.Ingest.MaxWorkers, Silence: cmp.Or(c.Ingest.Silence, -1), Grace: cmp.Or(c.Ingest.Grace, -1),
 	}
 	for _, w := range c.Workers {
-		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate}
+		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate, Labels: maps.Clone(w.Labels)}
 		for _, s := range w.Sources {
 			worker.Sources = append(worker.Sources, ingest.SourceConfig{
 				Engine: s.Engine, Connect: s.Connect, Replay: s.Replay, DPSize: s.DPSize, Topic: s.Topic, Copies: s.Copies,
