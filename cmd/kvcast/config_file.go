@@ -174,6 +174,9 @@ func (f *fileReader) listener(n *yaml.Node, path string) {
 	fields := append(f.scalars(l.settings()), field{"topics", f.list(func(n *yaml.Node, path string) {
 		l.Topics = append(l.Topics, "")
 		f.scalar(text("", &l.Topics[len(l.Topics)-1], printable, "a pattern such as kv@*")).read(n, path)
+	})}, field{"replay_hosts", f.list(func(n *yaml.Node, path string) {
+		l.ReplayHosts = append(l.ReplayHosts, "")
+		f.scalar(text("", &l.ReplayHosts[len(l.ReplayHosts)-1], printable, "a host such as 10.0.0.0/8")).read(n, path)
 	})})
 	f.mapping(n, path, fields)
 	f.config.Listeners = append(f.config.Listeners, l)

@@ -57,13 +57,8 @@ func (c config) write(w io.Writer, from origins) error {
 	for i, l := range c.Listeners {
 		node := itemNode(l.settings())
 		node.HeadComment = comment(from, fmt.Sprintf("listeners[%d]", i))
-		if len(l.Topics) > 0 {
-			topics := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
-			for _, t := range l.Topics {
-				topics.Content = append(topics.Content, stringNode(t))
-			}
-			addTo(node, "topics", topics)
-		}
+		addTo(node, "topics", stringsNode(l.Topics))
+		addTo(node, "replay_hosts", stringsNode(l.ReplayHosts))
 		listeners.Content = append(listeners.Content, node)
 	}
 	addTo(root, "listeners", listeners)
@@ -100,6 +95,14 @@ func itemNode(settings []setting) *yaml.Node {
 		if s.text() != "" && !s.fixed {
 			addTo(node, s.key, scalarNode(s.text()))
 		}
+	}
+	return node
+}
+
+func stringsNode(list []string) *yaml.Node {
+	node := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
+	for _, s := range list {
+		node.Content = append(node.Content, stringNode(s))
 	}
 	return node
 }

@@ -199,7 +199,7 @@ func leaves(err error) []error {
 // goField is a field of ingest.Config, by itself or in a path, and quoted what is
 // somebody's own text.
 var (
-	goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Labels|Bind|Topics?|Worker)\b`)
+	goField = regexp.MustCompile(`\b(MaxWorkers|MaxSources|MaxRanks|WorkerBytes|ReceiveBufferBytes|ReorderBufferBytes|ReplayHosts|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Labels|Bind|Topics?|Worker)\b`)
 	quoted  = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|` + goField.String())
 )
 
@@ -209,6 +209,18 @@ func inFile(text string) string {
 		switch field {
 		case "MaxWorkers":
 			return "ingest.max_workers"
+		case "MaxSources":
+			return "ingest.max_sources"
+		case "MaxRanks":
+			return "ingest.max_ranks"
+		case "WorkerBytes":
+			return "ingest.worker_bytes"
+		case "ReceiveBufferBytes":
+			return "ingest.receive_buffer_bytes"
+		case "ReorderBufferBytes":
+			return "ingest.reorder_buffer_bytes"
+		case "ReplayHosts":
+			return "replay_hosts"
 		case "Silence":
 			return "ingest.silence"
 		case "ReplayPort":
@@ -235,6 +247,8 @@ func flagKey(path, rest string) string {
 		return "endpoint"
 	case key == "topics":
 		return "topic"
+	case key == "replay_hosts":
+		return "replay_host"
 	case rest == path:
 		return path
 	default:

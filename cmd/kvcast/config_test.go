@@ -36,7 +36,7 @@ func TestWholeConfigFile(t *testing.T) {
 		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
 		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingest.CopiesAuto}, {Engine: ingest.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingest.CopiesAuto}},
 	}}
-	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, Copies: ingest.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}}}
+	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, Copies: ingest.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
 	want.Discovery = []discoveryConfig{
 		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
 		{File: "workers.yaml", Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: 5 * time.Second},
@@ -455,6 +455,12 @@ func drawConfig(t *rapid.T) config {
 	c.Ingest.Grace = time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "grace"))
 	c.Ingest.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
+	c.Ingest.MaxSources = rapid.IntRange(1000, atMost).Draw(t, "sources")
+	c.Ingest.MaxRanks = rapid.IntRange(1, atMost).Draw(t, "ranks")
+	for _, bytes := range []*byteSize{&c.Ingest.WorkerBytes, &c.Ingest.ReceiveBufferBytes, &c.Ingest.ReorderBufferBytes} {
+		*bytes = byteSize(rapid.Int64Range(int64(leastBytes), int64(mostBytes)).Draw(t, "bytes"))
+	}
+	c.Ingest.RegisterHosts = rapid.SampledFrom([]string{"", "10.0.0.0/8,::1,*.pods"}).Draw(t, "hosts")
 	c.Subscribers.Max = rapid.IntRange(1, atMost).Draw(t, "subscribers")
 	c.Subscribers.MaxConnections = rapid.IntRange(1, atMost).Draw(t, "connections")
 	c.Subscribers.MaxConnectionsPerAddress = rapid.IntRange(1, atMost).Draw(t, "connections of an address")

@@ -25,7 +25,7 @@ type serveCmd struct {
 	Config   string       `env:"KVCAST_CONFIG" placeholder:"FILE" predictor:"file" help:"Read the configuration from this YAML file; variables and flags go over it."`
 	Check    bool         `help:"Print the configuration that is in force, as such a file, or what is wrong with it, and end."`
 	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT (where routers send requests; passed through). Repeatable; adds to the file's workers."`
-	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN or ,worker=NAME. Repeatable; adds to the file's listeners."`
+	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN, ,replay_host=HOST (that topics may name for replays beside their own, such as 10.0.0.0/8) or ,worker=NAME. Repeatable; adds to the file's listeners."`
 	Settings settingFlags `embed:""`
 }
 
@@ -120,13 +120,17 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 		return nil, usageError{err}
 	}
 	registry.MustRegister(s.pipeline)
+	hosts, err := ingest.ParseHosts(hostsOf(c.Ingest.RegisterHosts))
+	if err != nil {
+		return nil, usageError{err}
+	}
 	s.server, err = server.New(server.Config{
 		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxConnections: c.Subscribers.MaxConnections, MaxConnectionsPerAddress: c.Subscribers.MaxConnectionsPerAddress,
 		MaxSnapshots: c.Subscribers.MaxSnapshots, SnapshotWait: c.Subscribers.SnapshotWait, Stall: c.Subscribers.Stall,
 		MaxRetained: int(c.Journal.MaxBytes), ResponseBytes: int(c.Subscribers.ResponseBytes), FilterBytes: int64(c.Subscribers.FilterBytes), PingInterval: c.Subscribers.PingInterval,
 		MaxConnectionAge: c.Subscribers.MaxConnectionAge, MaxConnectionAgeGrace: c.Subscribers.MaxConnectionAgeGrace,
 		TLS: creds.tls, Tokens: creds.tokens,
-		Version: currentVersion(), Sources: s.sourceStatus, Workers: registered{s}, Logger: log, Registerer: registry,
+		Version: currentVersion(), Sources: s.sourceStatus, Workers: registered{s}, RegisterHosts: hosts, Logger: log, Registerer: registry,
 	}, entries, s.pipeline)
 	if err != nil {
 		return nil, err
