@@ -197,12 +197,11 @@ func (l *listener) process(p *parcel) {
 // overrun has the publishers look for what was dropped whose messages were.
 func (l *listener) overrun(p *parcel, now time.Time) {
 	for topic, t := range l.topics {
-		if _, ok := p.lost[topic]; !ok && !p.lostAny {
-			continue
-		}
 		t.worker.mu.Lock()
 		for _, pub := range t.ranks {
-			pub.overrun(now)
+			if p.losesOf(topic, pub.peer.descriptor(), pub.rival.descriptor()) {
+				pub.overrun(now)
+			}
 		}
 		t.worker.mu.Unlock()
 	}

@@ -9,6 +9,7 @@ import (
 // the events about it and in its messages; the number may be another connection's
 // later.
 type peer struct {
+	fd int
 	// address is invalid until the first message came, and where it has none, as over
 	// ipc.
 	address     netip.Addr
@@ -25,15 +26,26 @@ type peers map[int]*peer
 // count as one that never closes.
 const unknown = -1
 
+// noDescriptor is that of no connection.
+const noDescriptor = -2
+
 func newPeers() peers {
 	ps := make(peers)
 	ps.opened(unknown)
 	return ps
 }
 
+// descriptor is that of a connection; no connection's where it is nil.
+func (c *peer) descriptor() int {
+	if c == nil {
+		return noDescriptor
+	}
+	return c.fd
+}
+
 // opened takes note of a connection.
 func (ps peers) opened(fd int) {
-	ps[fd] = &peer{publishers: make(map[*publisher]struct{})}
+	ps[fd] = &peer{fd: fd, publishers: make(map[*publisher]struct{})}
 }
 
 // closed takes note of a connection's end: what was read by it has none any more,

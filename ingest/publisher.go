@@ -64,6 +64,8 @@ type publisher struct {
 	// renew lets its connection be made anew; nil where that is the engine's part.
 	renew func()
 
+	// overran reports whether messages were dropped since the last batch.
+	overran bool
 	// doubted tells that it was told that the engine may have begun anew, since the
 	// last batch.
 	doubted bool
@@ -234,6 +236,10 @@ func (p *publisher) replayFrom(peer netip.Addr) {
 // were received faster than they could be processed. Where they can not be, this is
 // reported at once: whether a later batch will show the gap is not known.
 func (p *publisher) overrun(now time.Time) {
+	if p.overran {
+		return // nothing was read since
+	}
+	p.overran = true
 	switch {
 	case p.rivals.mixing: // its batches are not in order anyway
 	case p.repairable(now):
