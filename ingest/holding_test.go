@@ -1,10 +1,13 @@
 package ingest
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // A live batch that there is no room for is asked for once the others are there,
@@ -83,4 +86,47 @@ func valueOf(t *testing.T, c prometheus.Collector) float64 {
 		t.Fatal(err)
 	}
 	return families[0].GetMetric()[0].GetCounter().GetValue()
+}
+
+// What a batch that is held back is counted for is about what it takes: of a tiny one
+// its epoch is most.
+func TestMemoryOfHeldBatchesIsCounted(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector takes memory of its own")
+	}
+	const batches = 4000
+	for _, tt := range []struct {
+		name           string
+		epoch, payload int
+	}{
+		{"tiny", 0, 20}, {"long epochs", 2000, 20}, {"large", 16, 3000},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := holding{budget: budget.New("test", 0)}
+			a := arrival{epoch: make([]byte, tt.epoch), payload: make([]byte, tt.payload)}
+			before := heapBytes()
+			for range batches {
+				if !h.add(&a, testTime, 1) {
+					t.Fatal("no room")
+				}
+			}
+			took, counted := heapBytes()-before, h.budget.Used()
+			if counted < took*8/10 || counted > took*2 {
+				t.Errorf("%d batches take %d bytes and are counted for %d", batches, took, counted)
+			}
+			h.clear()
+			if h.bytes != 0 || h.budget.Used() != 0 {
+				t.Errorf("%d bytes are left, %d of the budget", h.bytes, h.budget.Used())
+			}
+			runtime.KeepAlive(&h)
+		})
+	}
+}
+
+func heapBytes() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
