@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -60,6 +61,8 @@ type replays struct {
 	// A request of a socket that has answered before needs a transfer slot; any other
 	// one of first, which it exchanges when the first reply has come. Both are FIFO.
 	first, transfers *semaphore.Weighted
+	// queued counts the requests that wait for a transfer slot.
+	queued atomic.Int64
 	// firstReply and firstPatience are firstReplyTimeout and firstRequestPatience.
 	firstReply, firstPatience time.Duration
 	inProgress                *prometheus.GaugeVec // by state
@@ -144,6 +147,10 @@ func (r *replays) acquire(ctx context.Context, of *semaphore.Weighted, patience 
 	if !of.TryAcquire(1) {
 		waiting := r.inProgress.WithLabelValues("waiting")
 		waiting.Inc()
+		if of == r.transfers {
+			r.queued.Add(1)
+			defer r.queued.Add(-1)
+		}
 		began := time.Now()
 		bounded, cancel := context.WithTimeout(ctx, patience)
 		err := of.Acquire(bounded, 1)
@@ -189,17 +196,9 @@ func (x *exchange) begin(ctx context.Context) error {
 	return nil
 }
 
-// yields reports whether others are to have the transfer slot. Who waits for a
-// semaphore is served before who tries.
+// yields reports whether others are to have the transfer slot.
 func (x *exchange) yields() bool {
-	if time.Since(x.since) < transferShare {
-		return false
-	}
-	free := x.transfers.TryAcquire(1)
-	if free {
-		x.transfers.Release(1)
-	}
-	return !free
+	return x.queued.Load() > 0 && time.Since(x.since) >= transferShare
 }
 
 func (x *exchange) converse(ctx context.Context, c *conn, each func(uint64, []byte) bool) error {

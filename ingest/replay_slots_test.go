@@ -1,0 +1,94 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A transfer that lasts long yields once others wait, and not before.
+func TestLongTransferYieldsToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplays(sockets{}, time.Hour, nil)
+		var all []*exchange
+		for range maxTransfers {
+			slot, err := r.acquire(t.Context(), r.transfers, 0, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, &exchange{replays: r, slot: slot, since: time.Now()})
+		}
+		<-time.After(2 * transferShare)
+		if all[0].yields() {
+			t.Error("a transfer yields though nobody waits")
+		}
+		var took time.Duration
+		done := make(chan error, 1)
+		go func() {
+			slot, err := r.acquire(t.Context(), r.transfers, time.Hour, func(d time.Duration) { took = d })
+			slot.release()
+			done <- err
+		}()
+		synctest.Wait()
+		if !all[0].yields() {
+			t.Error("a long transfer does not yield to who waits")
+		}
+		all[0].since = time.Now()
+		if all[0].yields() {
+			t.Error("a transfer that has just begun yields")
+		}
+		<-time.After(time.Second)
+		all[0].release()
+		if err := <-done; err != nil || took != time.Second {
+			t.Errorf("acquire: %v after %v, want a slot after 1s", err, took)
+		}
+	})
+}
+
+// Waiting for a slot is bounded by the patience of the request, and by its context.
+func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReplays(sockets{}, time.Hour, nil)
+		for range maxFirstRequests {
+			if _, err := r.acquire(t.Context(), r.first, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		began := time.Now()
+		if _, err := r.acquire(t.Context(), r.first, firstRequestPatience, nil); !errors.Is(err, errReplayBusy) {
+			t.Errorf("acquire without a free slot: %v", err)
+		}
+		if d := time.Since(began); d != firstRequestPatience {
+			t.Errorf("it took %v, want %v", d, firstRequestPatience)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := r.acquire(ctx, r.first, time.Hour, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("acquire with a context that is done: %v", err)
+		}
+		if _, err := r.acquire(t.Context(), r.transfers, 0, nil); err != nil {
+			t.Errorf("acquire of the other kind: %v", err)
+		}
+	})
+}
+
+// A request that found no slot is not the engine's fault: what is held goes on, and the
+// socket is asked again soon.
+func TestBusyReplaysLetLiveBatchesFlow(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 9)
+	s.live("", 0, 12)
+	if s.askNone(errReplayBusy) {
+		t.Fatal("asks again at once")
+	}
+	s.want("gap replay_unavailable 10-11", "batch 12 of 0")
+	s.now = s.now.Add(busyRestTime)
+	s.live("", 0, 14)
+	if s.asked == nil {
+		t.Fatal("the next gap is not repaired")
+	}
+	s.finish(0, 14)
+	s.want("batch 13 of 0", "batch 14 of 0")
+}
