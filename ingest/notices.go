@@ -18,6 +18,7 @@ const (
 	noticeConnect
 	noticeReplay
 	noticeReplayAgain
+	noticeReplayHost
 	noticeReplayDone
 	noticeSilent
 	noticeAmbiguous

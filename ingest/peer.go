@@ -1,11 +1,18 @@
 package ingest
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // peer is a connection to a listener. libzmq names it by its file descriptor, in
 // the events about it and in its messages; the number may be another connection's
 // later.
 type peer struct {
+	// address is invalid until the first message came, and where it has none, as over
+	// ipc.
+	address     netip.Addr
+	addressless bool
 	// publishers are those that were last read by it, or before, while both are open.
 	publishers map[*publisher]struct{}
 }
@@ -60,6 +67,7 @@ func (p *publisher) come(in *intake, c *peer, now time.Time) {
 		return
 	case c == p.rival:
 		p.peer, p.rival = c, p.peer
+		p.replayFrom(c.address)
 		if !p.rivals.mixing {
 			p.ambiguous(in, now, p.seq.last)
 		}
@@ -70,6 +78,7 @@ func (p *publisher) come(in *intake, c *peer, now time.Time) {
 	}
 	c.publishers[p] = struct{}{}
 	p.peer, p.rival = c, p.peer
+	p.replayFrom(c.address)
 	p.connect(now)
 	p.worker.connections()
 }
@@ -85,6 +94,7 @@ func (p *publisher) part(c *peer, now time.Time) {
 			p.disconnect()
 			return
 		}
+		p.replayFrom(p.peer.address)
 	default:
 		return
 	}

@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -67,8 +68,10 @@ type publisher struct {
 	// last batch.
 	doubted bool
 
-	// replay is the endpoint of its replay socket; empty where there is none.
-	replay string
+	// replay is the endpoint of its replay socket; empty where there is none. replayAt
+	// returns it for the address of a listener's peer; nil where it is configured.
+	replay   string
+	replayAt func(peer netip.Addr) string
 	// repair is what is being fetched; nil where nothing is. Live batches are held
 	// back meanwhile.
 	repair *repair
@@ -156,6 +159,7 @@ func (p *publisher) stop() {
 func (p *publisher) forget() {
 	p.metrics.move(p.state, 0)
 	p.worker.shared.board.remove(p.posted)
+	p.worker.shared.budgets.sources.Release(1)
 }
 
 // abandon lets go of all that it knows of the engine, whose worker has left the
@@ -210,6 +214,20 @@ func (p *publisher) connect(now time.Time) {
 		p.lose(now, seqRange{}, GapPossibleRestart)
 	}
 	p.show()
+}
+
+// replayFrom has replays requested from where a peer with this address is asked.
+func (p *publisher) replayFrom(peer netip.Addr) {
+	if p.replayAt == nil {
+		return
+	}
+	at := p.replayAt(peer)
+	if at == p.replay {
+		return
+	}
+	p.replay = at
+	p.replayAnswered, p.replayResponsive = false, false
+	p.posted.replay.Store(&at)
 }
 
 // overrun has batches fetched that may have been dropped after the last one, as they

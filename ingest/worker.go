@@ -32,7 +32,9 @@ type worker struct {
 	// rules are those of its sources, which number their events.
 	rules []*wire.Rules
 	// ranks are the dp ranks that have been heard of, MaxRanks at most.
-	ranks   map[uint32]struct{}
+	ranks map[uint32]struct{}
+	// bytes is what is counted for what was said of the worker; 0 where nothing is.
+	bytes   int64
 	metrics *workerMetrics
 	notices notices
 	// fetch runs a repair, in a goroutine of its own.
@@ -57,6 +59,7 @@ func newWorker(s *shared, w Worker) *worker {
 
 // reset forgets what was learned of the worker.
 func (w *worker) reset() {
+	w.releaseRanks()
 	w.ranks = make(map[uint32]struct{}, len(w.desc.Ranks))
 	for _, r := range w.desc.Ranks {
 		w.ranks[r] = struct{}{}
@@ -215,6 +218,10 @@ func (w *worker) forget() {
 	for _, p := range w.publishers {
 		p.forget()
 	}
+	w.releaseRanks()
+	w.ranks = nil
+	w.shared.budgets.workers.Release(w.bytes)
+	w.bytes = 0
 	w.shared.metrics.forget(w.desc.Name)
 	w.shared.roster.release(w.desc.Name)
 }
@@ -227,12 +234,19 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 	return w.rules[source]
 }
 
+// releaseRanks gives back what admitRank has taken.
+func (w *worker) releaseRanks() {
+	if named := len(w.ranks) - len(w.desc.Ranks); named > 0 {
+		w.shared.budgets.ranks.Release(int64(named))
+	}
+}
+
 // admitRank tells whether the worker has, or may have, this dp rank.
 func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
 	}
-	if len(w.ranks) >= MaxRanks {
+	if len(w.ranks) >= MaxRanks || !w.shared.budgets.ranks.Take(1) {
 		return false
 	}
 	w.ranks[rank] = struct{}{}

@@ -52,7 +52,11 @@ func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
 func batchOf(t *testing.T, hash uint64) []byte {
 	t.Helper()
 	var e wire.Encoder
-	return e.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Events: []wire.Event{storedOf(hash)}})
+	payload, err := e.AppendBatch(nil, &wire.Batch{Time: 1, HasTime: true, Events: []wire.Event{storedOf(hash)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return payload
 }
 
 // flood sends messages as fast as they are taken, each followed by a PING, until the

@@ -3,6 +3,7 @@ package wire_test
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -247,14 +248,21 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 	step := store(8192)
 	for k := range 8192 {
-		step.Events = append(step.Events, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{uint64(k)}, Medium: "GPU",
-			Rare: &wire.Rare{RemainingCopies: []uint32{uint32(k % 3)}}})
+		step.Events = append(step.Events, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{uint64(k)}, Medium: "GPU"})
 	}
 	batches["a large step"] = step
+	counted := &wire.Batch{Events: slices.Clone(step.Events)}
+	for k := range counted.Events[1:] {
+		counted.Events[1+k].Rare = &wire.Rare{RemainingCopies: []uint32{uint32(k % 3)}}
+	}
+	batches["a large step that counts copies"] = counted
 	for name, batch := range batches {
 		for form, formName := range formNames {
 			e := wire.Encoder{BatchForm: form, EventForm: form}
-			payload := e.AppendBatch(nil, batch)
+			if batch == counted {
+				e.EventForm = wire.FormMap // arrays have no counts
+			}
+			payload := encode(t, e, batch)
 			blocks := len(batch.Events[0].BlockHashes)
 			var (
 				d      wire.Decoder
