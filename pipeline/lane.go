@@ -35,8 +35,10 @@ type Lane struct {
 	counts      laneCounts
 	// event is one that consolidation makes of another.
 	event wire.Event
-	// candidates are the stores of the present batch that may be announcements.
+	// candidates are the stores of the present batch that may be announcements, and
+	// announced reports whether there ever was one: else no gate need be looked at.
 	candidates candidates
+	announced  bool
 }
 
 // rankState is one dp rank: an engine with a cache of its own.
@@ -227,7 +229,11 @@ func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
 	}
 	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
 	l.makeWay(&key)
-	open := l.consolidation != dedup && l.gateOpen(b, e)
+	op, open, varies := takeCopy, false, false
+	if l.consolidation != dedup {
+		open = l.gateOpen(b, e)
+		op, varies = removeOp(b.CopyRule, e, 0, open), e.Rare != nil
+	}
 	for i := 0; i < len(e.BlockHashes); {
 		room := l.room(&key)
 		if room <= 0 {
@@ -238,12 +244,12 @@ func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
 			l.pending.start(key, 0, false)
 		}
 		end := min(i+room, len(e.BlockHashes))
-		for k := i; k < end; k++ {
-			if l.consolidation != dedup {
-				l.pending.addOp(removeOp(b.CopyRule, e, k, open), 1)
-			}
-			l.pending.hashes = append(l.pending.hashes, e.BlockHashes[k])
+		if varies {
+			end = i + 1
+			op = removeOp(b.CopyRule, e, i, open)
 		}
+		l.pending.addOp(op, end-i)
+		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
 		i = end
 	}
 	l.pending.engineTime, l.pending.ingestTime = b.EngineTime, b.IngestTime
@@ -253,11 +259,12 @@ func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
 // storeOp is what a store does to its blocks that are held. It takes note of one that
 // shows that the engine announces blocks; nothing is pending where it is rooted.
 func (l *Lane) storeOp(b *ingest.Batch, e *wire.Event, rooted bool) copyOp {
-	if detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
+	if (rooted || l.announced || len(l.candidates) > 0) && detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
 		g := l.rank(b.Rank).gates.of(b.Source)
 		if !g.open() {
 			if l.candidates.settle(e, rooted) {
 				*g++
+				l.announced = true
 			}
 			if mayAnnounce(e, rooted) && l.holdsAll(b, e) {
 				l.candidates.add(e)
@@ -273,7 +280,7 @@ func (l *Lane) storeOp(b *ingest.Batch, e *wire.Event, rooted bool) copyOp {
 // gateOpen reports whether a remove is by a source whose announcements are known for
 // what they are, and it is known which blocks have children.
 func (l *Lane) gateOpen(b *ingest.Batch, e *wire.Event) bool {
-	return detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
+	return l.announced && detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
 }
 
 // holdsAll reports whether a source holds all blocks of a store already.

@@ -44,6 +44,7 @@ func (c *modelCopies) store(op modelStoreOp) {
 		c.copies++
 	case modelUnsure:
 		c.unsure++
+	case modelReuse:
 	}
 }
 

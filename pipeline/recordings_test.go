@@ -180,10 +180,11 @@ type recordingPlayer struct {
 	blockSize wire.BlockSize
 }
 
-func newRecordingPlayer(to target, blockSize wire.BlockSize) *recordingPlayer {
+// newRecordingPlayer adds the worker whose first source, of some, the recording is.
+func newRecordingPlayer(to target, blockSize wire.BlockSize, sources ...ingest.Engine) *recordingPlayer {
 	p := &recordingPlayer{target: to, blockSize: blockSize}
 	p.rules = wire.NewRules(&p.blockSize)
-	to.add(ingest.Worker{Name: testWorker, Model: "m", BlockSize: blockSize.Tokens})
+	to.add(ingest.Worker{Name: testWorker, Model: "m", BlockSize: blockSize.Tokens, Sources: sources})
 	return p
 }
 
@@ -209,7 +210,7 @@ func (r *router) heldIn(tier wire.Tier) map[uint64]bool {
 
 // playRecording plays a recording into a pipeline, and scores what a router holds
 // after each batch. The block size is the engine's; it may be configured, or learned.
-func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, configured bool) (s score) {
+func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, configured bool, sources ...ingest.Engine) (s score) {
 	t.Helper()
 	subject, err := newSubject(pipeline.Config{})
 	if err != nil {
@@ -219,13 +220,24 @@ func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, conf
 	if configured {
 		size = wire.BlockSize{Tokens: blockSize, Configured: true}
 	}
-	p := newRecordingPlayer(subject, size)
+	p := newRecordingPlayer(subject, size, sources...)
+	m := newModel(pipeline.Config{}, nil)
+	reference := newRecordingPlayer(m, size, sources...)
 	r := &router{holdings: make(holdings), applied: make(map[string]int)}
 	pool := &labelledPool{}
 	for _, b := range batches {
 		p.play(t, b)
+		reference.play(t, b)
 		r.apply(subject.journal.all())
 		got := r.heldIn(wire.TierDevice)
+		for at := range m.workers[testWorker].held {
+			if at.tier == wire.TierDevice && !got[at.hash] {
+				t.Fatalf("after seq %d: the model holds block %d, a router does not", b.seq, at.hash)
+			}
+		}
+		if device, host := len(got), len(r.heldIn(wire.TierHostPinned)); device+host != len(m.workers[testWorker].held) {
+			t.Fatalf("after seq %d: a router holds %d and %d blocks, the model %d", b.seq, device, host, len(m.workers[testWorker].held))
+		}
 		if b.oracle.Labels == "" {
 			s.addExact(b, got, r.heldIn(wire.TierHostPinned))
 			continue
@@ -287,6 +299,12 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 			t.Log(s)
 			if configured := playRecording(t, batches, blockSize, true); configured != s {
 				t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
+			}
+			if batches[0].oracle.Labels != "" { // else it has a host tier, which consolidation makes one with the device
+				consolidated := playRecording(t, batches, blockSize, false, ingest.EngineVLLM, ingest.EngineKVBM)
+				if consolidated != s {
+					t.Errorf("with a second source: got %v, want as without: %v", consolidated, s)
+				}
 			}
 			switch {
 			case r.exact && s.exact != s.batches:

@@ -70,20 +70,24 @@ func (t *table) storeRun(r *run) {
 	t.attrs.tidy(b.attr)
 }
 
-// store stores a block, and counts it by an operation where it is held. What the
-// newest store says of a block holds, but a store without tokens does not take away
-// what is known of them.
+// store stores a block, and counts it by an operation where it is held. It is small
+// enough to be inlined.
 func (t *table) store(b *block, op copyOp) {
 	slot, held := t.blocks.put(b.hash)
-	if !held {
-		t.attrs.use(b.attr)
-		*slot = *b
-		if t.children.counting {
-			t.adoptChildren(slot)
-			t.join(slot)
-		}
+	if held {
+		t.storeAgain(slot, b, op)
 		return
 	}
+	t.attrs.use(b.attr)
+	*slot = *b
+	if t.children.counting {
+		t.enter(slot)
+	}
+}
+
+// storeAgain stores a block that is held. What the newest store says of a block holds,
+// but a store without tokens does not take away what is known of them.
+func (t *table) storeAgain(slot, b *block, op copyOp) {
 	if op != addNothing {
 		c := t.copies[b.hash]
 		c.stored(op)
@@ -104,6 +108,18 @@ func (t *table) store(b *block, op copyOp) {
 			t.join(slot)
 		}
 	}
+}
+
+// enter gives a block that has just come its children, and its parent it; leave takes
+// them away from one that goes.
+func (t *table) enter(b *block) {
+	t.adoptChildren(b)
+	t.join(b)
+}
+
+func (t *table) leave(b *block) {
+	t.part(b)
+	t.orphanChildren(b)
 }
 
 // join counts a block as a child of its parent, part does so no longer.
@@ -155,8 +171,7 @@ func (t *table) take(s *segment, i int) {
 		t.blocks.refresh(s, i)
 	}
 	if t.children.counting {
-		t.part(b)
-		t.orphanChildren(b)
+		t.leave(b)
 	}
 	t.attrs.release(b.attr)
 	t.blocks.delete(s, i)

@@ -1,14 +1,19 @@
 package main_test
 
 import (
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"maps"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,23 +21,26 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// oracle is what an engine holds, by a second reading of what it published: a
-// generic decoder, and plain counts. It knows the forms that the recordings
-// have, and no more.
+// oracle is what an engine holds on the device, by a second reading of what it
+// published: a generic decoder, and plain counts. It knows the forms that the
+// recordings have, and no more.
 type oracle struct {
-	counts   map[uint64]int
-	mainKind map[any]bool // attention groups seen, and whether they count
+	// blockSize is that of the blocks that count; 0 for any.
+	blockSize int
+	counts    map[uint64]int
+	mainKind  map[any]bool // attention groups seen, and whether they count
 }
 
-func newOracle() *oracle {
-	return &oracle{counts: make(map[uint64]int), mainKind: make(map[any]bool)}
+func newOracle(blockSize int) *oracle {
+	return &oracle{blockSize: blockSize, counts: make(map[uint64]int), mainKind: make(map[any]bool)}
 }
 
 // restart forgets everything, as an engine does.
-func (o *oracle) restart() { *o = *newOracle() }
+func (o *oracle) restart() { *o = *newOracle(o.blockSize) }
 
-// apply takes a payload and returns its time.
-func (o *oracle) apply(payload []byte) (ts float64, err error) {
+// apply takes a payload, whose events the engine itself has labelled unless labels are
+// empty, and returns its time.
+func (o *oracle) apply(payload []byte, labels string) (ts float64, err error) {
 	v, _, err := msgp.ReadIntfBytes(payload)
 	if err != nil {
 		return 0, err
@@ -46,14 +54,25 @@ func (o *oracle) apply(payload []byte) (ts float64, err error) {
 	default:
 		return 0, fmt.Errorf("a batch of type %T", v)
 	}
-	for _, e := range events {
-		o.event(e)
+	if labels != "" && len(labels) != len(events) {
+		return 0, fmt.Errorf("%d labels for %d events", len(labels), len(events))
+	}
+	for i, e := range events {
+		if labels == "" || labels[i] != announced {
+			o.event(e)
+		}
 	}
 	return ts, nil
 }
 
+// announced is the label of a store that changed nothing.
+const announced = 'a'
+
 func (o *oracle) event(e any) {
 	f := fields(e)
+	if medium := f["medium"]; medium != nil && medium != "GPU" {
+		return
+	}
 	switch f["type"] {
 	case "AllBlocksCleared":
 		clear(o.counts)
@@ -61,7 +80,7 @@ func (o *oracle) event(e any) {
 		if group, kind := f["group_idx"], f["kv_cache_spec_kind"]; kind != nil {
 			o.mainKind[group] = kind == "full_attention"
 		}
-		if o.counted(f["group_idx"]) {
+		if o.counted(f["group_idx"]) && (o.blockSize == 0 || fmt.Sprint(f["block_size"]) == strconv.Itoa(o.blockSize)) {
 			for _, h := range f["block_hashes"].([]any) {
 				o.counts[identity(h)]++
 			}
@@ -142,26 +161,38 @@ type checkpoint struct {
 	AfterSeq    uint64 `json:"after_seq"`
 	Len         int    `json:"len"`
 	SHA256      string `json:"sha256"`
+	Labels      string `json:"labels"`
 }
 
-// readCheckpoints reads those of the one engine in a file.
-func readCheckpoints(file string) ([]checkpoint, error) {
-	raw, err := os.ReadFile(file)
+// readCheckpoints reads those of the one engine in a file, oracle.json or
+// oracle.json.gz, and its block size.
+func readCheckpoints(dir string) (_ []checkpoint, blockSize int, err error) {
+	var r io.ReadCloser
+	if r, err = os.Open(filepath.Join(dir, "oracle.json")); errors.Is(err, fs.ErrNotExist) {
+		r, err = os.Open(filepath.Join(dir, "oracle.json.gz"))
+	}
 	if err != nil {
-		return nil, err
+		return nil, 0, err
+	}
+	defer func() { _ = r.Close() }()
+	if z, err := gzip.NewReader(r); err == nil {
+		r = z
+	} else if _, err := r.(*os.File).Seek(0, io.SeekStart); err != nil {
+		return nil, 0, err
 	}
 	var o struct {
-		Engines map[string]struct {
+		BlockSize int `json:"block_size"`
+		Engines   map[string]struct {
 			Checkpoints []checkpoint `json:"checkpoints"`
 		} `json:"engines"`
 	}
-	if err := json.Unmarshal(raw, &o); err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
+	if err := json.NewDecoder(r).Decode(&o); err != nil {
+		return nil, 0, fmt.Errorf("read oracle of %s: %w", dir, err)
 	}
 	for _, e := range o.Engines {
-		return e.Checkpoints, nil
+		return e.Checkpoints, o.BlockSize, nil
 	}
-	return nil, fmt.Errorf("read %s: no engine", file)
+	return nil, 0, fmt.Errorf("read oracle of %s: no engine", dir)
 }
 
 // digest is that of a checkpoint for a set of blocks.
