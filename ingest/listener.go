@@ -27,6 +27,7 @@ type listener struct {
 	shared   *shared
 	config   ListenerConfig
 	address  string
+	local    bool // bound to ipc
 	conn     *conn
 	inbox    *inbox
 	patterns []string // of the config, as matchTopic wants them
@@ -80,6 +81,7 @@ func newListener(s *shared, c ListenerConfig) (*listener, error) {
 		shared:  s,
 		config:  c,
 		address: address,
+		local:   e.transport == transportIPC,
 		conn:    conn,
 		hosts:   hosts,
 		log:     s.log.With("bind", c.Bind),
@@ -208,12 +210,14 @@ func (l *listener) overrun(p *parcel, now time.Time) {
 }
 
 // peer returns the connection that a message came by; nil where that is closed. Its
-// address is learned from its first message.
+// address is learned from its first message. Who connects over ipc is on this machine.
 func (l *listener) peer(b *zmqio.Batch, i int) *peer {
 	c := l.peers[b.Message(i).FD]
 	if c != nil && !c.address.IsValid() && !c.addressless {
 		var err error
-		c.address, err = netip.ParseAddr(b.PeerAddress(i))
+		if c.address, err = netip.ParseAddr(b.PeerAddress(i)); l.local {
+			c.address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		}
 		c.addressless = err != nil
 	}
 	return c
