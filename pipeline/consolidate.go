@@ -205,10 +205,10 @@ func (l *Lane) tracker(rank uint32) *tracker {
 	return nil
 }
 
-// holders returns the names of the sources that hold a block.
-func (l *Lane) holders(rank uint32, hash uint64) (names []string) {
+// holders returns the names of the sources that hold a block; see tracker.holders.
+func (l *Lane) holders(rank uint32, hash uint64, also []uint32) (names []string) {
 	if t := l.tracker(rank); t != nil {
-		for _, source := range t.holders(hash) {
+		for _, source := range t.holders(hash, also...) {
 			names = append(names, l.sourceNames[source])
 		}
 	}

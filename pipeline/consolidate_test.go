@@ -323,6 +323,48 @@ func TestLookupNamesTheSources(t *testing.T) {
 	}
 }
 
+// TestLookupFindsABlockByAnyName asks for blocks by what each source calls them, or
+// has called them, of which some share a name.
+func TestLookupFindsABlockByAnyName(t *testing.T) {
+	calls := []call{
+		batch(store(1, 2, 3)), by2(batch(named(store(1, 2), 11, 12))), batch(remove(2)),
+		batch(named(store(9), 1)), // what the first calls 1 is now another block
+	}
+	tests := map[string]struct {
+		hashes []uint64
+		limit  int
+		want   map[uint64][]string
+	}{
+		"by the name that routers know":       {[]uint64{3}, 1, map[uint64][]string{3: {"vllm"}}},
+		"by a second source's name":           {[]uint64{12}, 1, map[uint64][]string{2: {"kvbm"}}},
+		"by a name that was released":         {[]uint64{2}, 1, map[uint64][]string{2: {"kvbm"}}},
+		"by several names at once":            {[]uint64{12, 2, 12}, 1, map[uint64][]string{2: {"kvbm"}}},
+		"by a name that means another block":  {[]uint64{1}, 1, map[uint64][]string{1: {"vllm"}}},
+		"by the only name that is left of it": {[]uint64{11}, 1, map[uint64][]string{1: {"vllm", "kvbm"}}},
+		"by what nobody calls a block":        {[]uint64{13, 99}, 1, map[uint64][]string{}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			withSharing(t, pipeline.Config{}, "", func(t *testing.T, s *subject) {
+				s.play(t, calls...)
+				found, err := s.pipeline.Lookup(context.Background(), pipeline.Query{
+					Match: func(string, string) bool { return true }, Tiers: ^journal.Tiers(0), Limit: test.limit, BlockHashes: test.hashes,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := make(map[uint64][]string)
+				for _, h := range found {
+					got[h.GetBlockHash()] = append(got[h.GetBlockHash()], h.GetSources()...)
+				}
+				if diff := cmp.Diff(test.want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 func TestConsolidationIsCounted(t *testing.T) {
 	withSharing(t, pipeline.Config{MaxBlocksPerRank: 3}, "", func(t *testing.T, s *subject) {
 		s.play(t,

@@ -15,10 +15,12 @@ import (
 // modelRank is what a model knows of the sources of one dp rank of a worker that
 // has several.
 type modelRank struct {
-	// names are what each source calls blocks; blocks are in the order in which they
-	// came.
+	// names are what each source calls blocks, or called them: a name resolves until
+	// its block is gone. blocks are in the order in which they came.
 	names  map[modelName]*modelHolding
 	blocks []*modelTracked
+	// releases counts the names that were released.
+	releases int
 	// doubtful are the sources that lost events; used are the tiers that each has
 	// stored into.
 	doubtful map[int]bool
@@ -31,12 +33,18 @@ type modelName struct {
 }
 
 // modelHolding is how often a name counts, for which block. It is sure unless
-// there was a gap since it was stored.
+// there was a gap since it was stored. Of those that do not count, the one with the
+// lowest number was released first.
 type modelHolding struct {
-	block *modelTracked
-	count int
-	sure  bool
+	block    *modelTracked
+	count    int
+	sure     bool
+	released int
 }
+
+// modelIdleNames is how many names that do not count a source may have for a block,
+// beside the one that routers know it by.
+const modelIdleNames = 4
 
 // modelTracked is a block, known by its content unless it is known by name alone.
 type modelTracked struct {
@@ -88,6 +96,52 @@ func (r *modelRank) held(b *modelTracked) bool {
 		}
 	}
 	return false
+}
+
+// holding is how many names count.
+func (r *modelRank) holding() (n int) {
+	for _, h := range r.names {
+		if h.count > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// release lets a name count no more. It still resolves, unless its source has too
+// many such names for the block: then the one that was released first does not.
+func (r *modelRank) release(name modelName) {
+	released := r.names[name]
+	r.releases++
+	released.count, released.released = 0, r.releases
+	var idle []modelName
+	for n, h := range r.names {
+		if n.source == name.source && h.block == released.block && h.count == 0 && n.hash != h.block.first {
+			idle = append(idle, n)
+		}
+	}
+	if len(idle) > modelIdleNames {
+		delete(r.names, slices.MinFunc(idle, func(a, b modelName) int { return r.names[a].released - r.names[b].released }))
+	}
+}
+
+// merge puts a block's names into another block, since it turned out to be that.
+func (r *modelRank) merge(from, into *modelTracked) {
+	var idle []modelName
+	for n, h := range r.names {
+		switch {
+		case h.block != from:
+		case h.count > 0:
+			h.block = into
+		default:
+			idle = append(idle, n)
+		}
+	}
+	slices.SortFunc(idle, func(a, b modelName) int { return r.names[a].released - r.names[b].released })
+	for _, n := range idle {
+		r.names[n].block = into
+		r.release(n)
+	}
 }
 
 // forget takes away a block and its names.
@@ -193,11 +247,7 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 				meant.content = content
 				block, isNew = meant, true
 			} else {
-				for _, h := range r.names {
-					if h.block == meant && h.count > 0 {
-						h.block = block
-					}
-				}
+				r.merge(meant, block)
 				r.forget(meant)
 			}
 		}
@@ -213,8 +263,8 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 			}
 		}
 	}
-	if r.names[name] == nil {
-		if len(r.names) >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
+	if count == 0 || r.names[name] == nil {
+		if r.holding() >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
 			return nil, false
 		}
 		if block == nil {
@@ -222,7 +272,7 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 			r.blocks = append(r.blocks, block)
 		}
 	}
-	r.names[name] = &modelHolding{block, count + 1, true}
+	r.names[name] = &modelHolding{block: block, count: count + 1, sure: true}
 	return block, isNew
 }
 
@@ -252,7 +302,11 @@ func (m *model) leaves(mw *modelWorker, b ingest.Batch, block *modelTracked) {
 func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 	r := mw.rankOf(b.Rank)
 	name := modelName{b.Source, hash}
-	if h := r.names[name]; h == nil || h.count == 0 {
+	switch h := r.names[name]; {
+	case h != nil && h.count == 0: // it has let go of that already
+		mw.ignored["not_held"]++
+		return
+	case h == nil:
 		block := r.resolve(mw, b.Source, hash)
 		if block == nil {
 			mw.ignored["unknown"]++
@@ -272,10 +326,12 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 	}
 	h := r.names[name]
 	h.count--
-	if h.count == 0 && !r.held(h.block) {
+	if h.count > 0 {
+		return
+	}
+	r.release(name)
+	if !r.held(h.block) {
 		m.leaves(mw, b, h.block)
-	} else if h.count == 0 && name.hash != h.block.first {
-		delete(r.names, name)
 	}
 }
 
@@ -295,17 +351,17 @@ func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_R
 	} else {
 		var gone []*modelTracked
 		for _, block := range r.blocks {
-			had := false
+			var held []modelName
 			for n, h := range r.names {
 				if n.source == b.Source && h.block == block && h.count > 0 {
-					had = true
-					h.count = 0
-					if n.hash != block.first {
-						delete(r.names, n)
-					}
+					held = append(held, n)
 				}
 			}
-			if had && !r.held(block) {
+			slices.SortFunc(held, func(a, b modelName) int { return cmp.Compare(a.hash, b.hash) })
+			for _, n := range held {
+				r.release(n)
+			}
+			if len(held) > 0 && !r.held(block) {
 				gone = append(gone, block)
 			}
 		}
