@@ -78,11 +78,9 @@ func (l *Lane) expire(rank *rankState, r *run) {
 // cleared.
 func (l *Lane) refuse(rank *rankState, name uint32, blocks int) {
 	l.counts.blocksRefused += uint64(blocks)
-	rank.incomplete = true
 	if rank.overfull {
 		return
 	}
-	rank.overfull = true
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(name), Event: &kvcastv1.RouterEvent_Gap{
 		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
 	}})

@@ -95,11 +95,13 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	l.lastEventID++
 	e.EventId = l.lastEventID
 	l.entry.other(e)
-	switch e.GetEvent().(type) {
+	switch v := e.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Cleared:
 		l.counts.events[eventsCleared]++
+		l.rank(e.GetDpRank()).cleared(v.Cleared)
 	case *kvcastv1.RouterEvent_Gap:
 		l.counts.events[eventsGap]++
+		l.rank(e.GetDpRank()).gapped(v.Gap)
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		l.counts.events[eventsWorkerAdded]++
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -107,12 +109,36 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
+// cleared and gapped keep up with what routers know of a rank: whether it is
+// incomplete, and whether they have heard that blocks are left out. Nothing else
+// changes that, so that a snapshot says of it what follows from the entries alone.
+func (r *rankState) cleared(c *kvcastv1.Cleared) {
+	if len(c.GetTiers()) == 0 {
+		r.incomplete, r.overfull = false, false
+	}
+	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		r.incomplete = true
+	}
+}
+
+func (r *rankState) gapped(g *kvcastv1.Gap) {
+	r.incomplete = true
+	if g.GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS {
+		r.overfull = true
+	}
+}
+
 // clear empties a rank, whose blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
-	*r = rankState{held: r.held, gaps: r.gaps, missedBatches: r.missedBatches}
+	r.tables, r.shared = [wire.NumTiers]*table{}, nil
+	l.emitCleared(rank, reason)
+}
+
+// emitCleared tells that a rank is empty, in the tiers named: in all where none is.
+func (l *Lane) emitCleared(rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
-		Cleared: &kvcastv1.Cleared{Reason: reason},
+		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
 	}})
 }
 

@@ -42,10 +42,9 @@ type rankState struct {
 	tables [wire.NumTiers]*table
 	// held are the tiers that have had a table since the worker was added.
 	held journal.Tiers
-	// incomplete tells that the tables may be wrong: events were lost.
-	incomplete bool
-	// overfull tells that routers were told of blocks left out.
-	overfull bool
+	// incomplete tells that the tables may be wrong, overfull that routers were told of
+	// blocks left out. Both follow from the events emitted: see emit.
+	incomplete, overfull bool
 	// gaps that could not be repaired, and the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
@@ -113,7 +112,6 @@ func (l *Lane) Gap(g ingest.Gap) {
 			LastSeq:       g.LastSeq,
 		}}})
 	}
-	r.incomplete = true
 	r.gaps++
 	r.missedBatches = add(r.missedBatches, g.Missed)
 	l.counts.gaps++

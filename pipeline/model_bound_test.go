@@ -46,9 +46,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 
 // tellOverfull tells, once, that a rank has more blocks than it may.
 func (m *model) tellOverfull(mw *modelWorker, rank uint32) {
-	mw.incomplete[rank] = true
 	if !mw.overfull[rank] {
-		mw.overfull[rank] = true
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
 			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
 		}})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -21,8 +22,8 @@ type modelRank struct {
 	blocks []*modelTracked
 	// releases counts the names that were released.
 	releases int
-	// doubtful are the sources that lost events; used are the tiers that each has
-	// stored into.
+	// doubtful are the sources that may hold other blocks than is known; used are the
+	// tiers that each has stored into since it last let go of all it held.
 	doubtful map[int]bool
 	used     map[int]map[wire.Tier]bool
 }
@@ -222,6 +223,7 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	}
 	if refused > 0 {
 		mw.refused += refused
+		r.doubtful[b.Source] = true
 		if !mw.overfull[b.Rank] {
 			m.flush(mw)
 		}
@@ -337,60 +339,110 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 
 // letGo takes away what a source holds.
 func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
-	r := mw.rankOf(b.Rank)
-	event := &kvcastv1.Cleared{Reason: reason}
+	delete(mw.rankOf(b.Rank).doubtful, b.Source)
 	if mw.mode == ingest.ConsolidatePassthrough {
-		for _, tier := range slices.Sorted(maps.Keys(r.used[b.Source])) {
-			event.Tiers = append(event.Tiers, kvcastv1.Tier(tier))
-			maps.DeleteFunc(mw.counts, func(k modelBlock, _ int) bool { return k.rank == b.Rank && k.tier == tier })
-			maps.DeleteFunc(mw.stale, func(k modelBlock, _ bool) bool { return k.rank == b.Rank && k.tier == tier })
-		}
-		if len(event.Tiers) == 0 {
-			event = nil
-		}
+		m.letGoOfTiers(mw, b, reason)
 	} else {
-		var gone []*modelTracked
-		for _, block := range r.blocks {
-			var held []modelName
-			for n, h := range r.names {
-				if n.source == b.Source && h.block == block && h.count > 0 {
-					held = append(held, n)
-				}
-			}
-			slices.SortFunc(held, func(a, b modelName) int { return cmp.Compare(a.hash, b.hash) })
-			for _, n := range held {
-				r.release(n)
-			}
-			if len(held) > 0 && !r.held(block) {
-				gone = append(gone, block)
+		m.letGoOfBlocks(mw, b)
+	}
+}
+
+// emptied tells that a rank of several sources is empty, and that it is known to be
+// unless a source is in doubt.
+func (m *model) emptied(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
+	m.forgetRank(mw, rank)
+	if len(mw.rankOf(rank).doubtful) > 0 {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	}
+	m.emitCleared(mw, rank, reason)
+}
+
+func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Cleared{
+		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
+	}})
+}
+
+// letGoOfTiers has the tiers cleared that a source alone has used. In those that
+// others have used, too, it is not known whose blocks are whose.
+func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
+	r := mw.rankOf(b.Rank)
+	used := r.used[b.Source]
+	delete(r.used, b.Source)
+	others := make(map[wire.Tier]bool)
+	for _, tiers := range r.used {
+		maps.Copy(others, tiers)
+	}
+	if len(others) == 0 {
+		m.emptied(mw, b.Rank, reason)
+		return
+	}
+	var cleared []kvcastv1.Tier
+	var shared []modelBlock
+	for _, tier := range slices.Sorted(maps.Keys(used)) {
+		var blocks []modelBlock
+		for k := range mw.counts {
+			if k.rank == b.Rank && k.tier == tier {
+				blocks = append(blocks, k)
 			}
 		}
-		for _, block := range gone {
-			r.forget(block)
-		}
-		if len(r.blocks) > 0 {
-			event = nil
-			for _, block := range gone {
-				m.removed(mw, b, wire.TierDevice, block.first)
+		if others[tier] {
+			shared = append(shared, blocks...)
+			if m.cfg.OnGap != pipeline.OnGapClear || len(blocks) == 0 {
+				continue
 			}
-		} else {
-			event.Reason = kvcastv1.Cleared_REASON_SOURCE_CLEARED
-			m.forgetRank(mw, b.Rank)
+		}
+		cleared = append(cleared, kvcastv1.Tier(tier))
+		for _, k := range blocks {
+			delete(mw.counts, k)
+			delete(mw.stale, k)
 		}
 	}
-	delete(r.doubtful, b.Source)
-	if mw.blocks(b.Rank) == 0 {
-		delete(mw.overfull, b.Rank)
+	if m.cfg.OnGap == pipeline.OnGapClear && len(shared) > 0 {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
-	delete(mw.incomplete, b.Rank)
-	if mw.overfull[b.Rank] || len(r.doubtful) > 0 {
-		mw.incomplete[b.Rank] = true
+	if len(cleared) > 0 {
+		m.emitCleared(mw, b.Rank, reason, cleared...)
 	}
-	if event != nil {
-		if mw.incomplete[b.Rank] {
-			event.Reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	if m.cfg.OnGap == pipeline.OnGapClear || len(shared) == 0 {
+		return
+	}
+	for _, k := range shared {
+		mw.counts[k], mw.stale[k] = 1, true
+	}
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
+	}})
+}
+
+// letGoOfBlocks has the blocks removed that a source alone holds.
+func (m *model) letGoOfBlocks(mw *modelWorker, b ingest.Batch) {
+	r := mw.rankOf(b.Rank)
+	var gone []*modelTracked
+	for _, block := range r.blocks {
+		var held []modelName
+		for n, h := range r.names {
+			if n.source == b.Source && h.block == block && h.count > 0 {
+				held = append(held, n)
+			}
 		}
-		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{Cleared: event}})
+		slices.SortFunc(held, func(a, b modelName) int { return cmp.Compare(a.hash, b.hash) })
+		for _, n := range held {
+			r.release(n)
+		}
+		if len(held) > 0 && !r.held(block) {
+			gone = append(gone, block)
+		}
+	}
+	for _, block := range gone {
+		r.forget(block)
+	}
+	if len(r.blocks) == 0 {
+		m.emptied(mw, b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
+		return
+	}
+	for _, block := range gone {
+		m.removed(mw, b, wire.TierDevice, block.first)
 	}
 }
 

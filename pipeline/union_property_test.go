@@ -97,7 +97,7 @@ func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 		for i := range caches {
 			caches[i] = &cache{source: i, held: make(map[string]int), named: make(map[string]uint64)}
 		}
-		r := &router{holdings: make(holdings), applied: make(map[string]int)}
+		r := newRouter()
 		for step := range rapid.IntRange(1, 40).Draw(t, "steps") {
 			c := caches[rapid.IntRange(0, len(caches)-1).Draw(t, "source")]
 			var next call

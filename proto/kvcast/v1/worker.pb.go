@@ -33,7 +33,8 @@ const (
 	// may be named by whatever any source calls it, or has called it.
 	Consolidate_CONSOLIDATE_DEDUP Consolidate = 1
 	// Each source's events go on as they are, with their own tiers. What clears a
-	// source's cache clears the tiers that it has stored into.
+	// source's cache clears the tiers that it alone has stored into. For those that
+	// another has, too, there is a Gap with REASON_SHARED_TIER.
 	Consolidate_CONSOLIDATE_PASSTHROUGH Consolidate = 2
 )
 
