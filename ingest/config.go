@@ -118,6 +118,8 @@ type SourceConfig struct {
 	DPSize int
 	// Topic is the prefix of the topics to read; empty means all.
 	Topic string
+	// Copies says how its copies are counted: CopiesAuto unless set.
+	Copies Copies
 }
 
 // ListenerConfig is an endpoint to bind, for publishers to connect to.
@@ -133,6 +135,9 @@ type ListenerConfig struct {
 	// engine's first batch, which is what ZeroMQ loses most readily, would go
 	// unreported.
 	Engine Engine
+	// Copies says how the copies of its publishers are counted: CopiesAuto unless set,
+	// which with the default engine is right for publishers of EngineSGLang, too.
+	Copies Copies
 	// Topics are patterns of the topics to accept, in the syntax of path.Match
 	// except that a slash is like any other character, as it is in models' names:
 	// DefaultTopics unless set, or every topic where Worker is set.
@@ -227,6 +232,9 @@ func (c Config) withDefaults() Config {
 			if s.DPSize == 0 {
 				s.DPSize = 1
 			}
+			if s.Copies == "" {
+				s.Copies = CopiesAuto
+			}
 			sources[j] = s
 		}
 		w.Sources = sources
@@ -240,6 +248,9 @@ func (c Config) withDefaults() Config {
 	for i, l := range c.Listeners {
 		if l.Engine == "" {
 			l.Engine = EngineVLLM
+		}
+		if l.Copies == "" {
+			l.Copies = CopiesAuto
 		}
 		if l.ReplayPort == 0 {
 			l.ReplayPort = DefaultReplayPort

@@ -65,6 +65,10 @@ func TestValidate(t *testing.T) {
 		}}}, []string{"Workers[0].Endpoint", "Workers[0].Labels", `Workers[0].Labels["zone"]`}},
 
 		{"engine", source(ingest.SourceConfig{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
+		{"copies", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: "all"}), []string{"Workers[0].Sources[0].Copies"}},
+		{"copies auto", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: ingest.CopiesAuto}), nil},
+		{"copies counted", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: ingest.CopiesCounted}), nil},
+		{"copies announced last", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: ingest.CopiesAnnouncedLast}), nil},
 		{"ranks below 0", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: -1}), []string{"Workers[0].Sources[0].DPSize"}},
 		{"most ranks", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: 1024}), nil},
 		{"too many ranks", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: 1025}), []string{"Workers[0].Sources[0].DPSize"}},
@@ -122,6 +126,7 @@ func TestValidate(t *testing.T) {
 		{"bind without port", bind("tcp://*"), []string{"Listeners[0].Bind"}},
 		{"bind inproc", bind("inproc://kv"), []string{"Listeners[0].Bind"}},
 		{"listener's engine", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Engine: "x"}), []string{"Listeners[0].Engine"}},
+		{"listener's copies", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Copies: "x"}), []string{"Listeners[0].Copies"}},
 		{"pattern", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Topics: []string{"a*", "[", ""}}), []string{"Listeners[0].Topics[1]", "Listeners[0].Topics[2]"}},
 		{"listener's worker", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Worker: "\x00"}), []string{"Listeners[0].Worker"}},
 		{

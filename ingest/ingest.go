@@ -212,6 +212,7 @@ func (in *Ingest) worker(c WorkerConfig) *connectedWorker {
 				about.Replay = replay.ofRank(rank).String()
 			}
 			p := newPublisher(w.worker, i, about)
+			p.copyRule = src.Copies.rule(src.Engine)
 			// An endpoint alone says nothing of its rank; one of several does.
 			p.rankTold = src.DPSize == 1
 			w.links = append(w.links, &link{worker: w.worker, p: p, endpoint: e, topic: src.Topic})

@@ -235,6 +235,7 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 			about.Replay = e.ofRank(int(rank)).String()
 		}
 		p = newPublisher(t.worker.worker, t.source, about)
+		p.copyRule = l.config.Copies.rule(l.config.Engine)
 		t.ranks[rank] = p
 	}
 	return p

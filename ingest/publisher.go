@@ -24,7 +24,8 @@ type publisher struct {
 	worker *worker
 	source int
 	// rank is that of batches that name none.
-	rank uint32
+	rank     uint32
+	copyRule CopyRule
 	// rankTold tells that batches may name another, or that it was logged that they
 	// do.
 	rankTold bool

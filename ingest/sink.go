@@ -57,6 +57,9 @@ type Batch struct {
 	Rank uint32
 	// Seq is the engine's number of the batch.
 	Seq uint64
+	// CopyRule is how its stores and removes are counted, the same in all batches of a
+	// source.
+	CopyRule CopyRule
 	// EngineTime and IngestTime are nanoseconds since the Unix epoch; EngineTime
 	// is 0 where the batch had none.
 	EngineTime int64

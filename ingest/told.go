@@ -171,6 +171,7 @@ func (p *publisher) batch(in *intake, now time.Time, rank uint32, a *arrival) {
 		Source:     p.source,
 		Rank:       rank,
 		Seq:        a.seq,
+		CopyRule:   p.copyRule,
 		IngestTime: now.UnixNano(),
 		Events:     b.Events,
 	}

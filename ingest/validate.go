@@ -114,6 +114,7 @@ func (v *validation) worker(field string, w WorkerConfig) {
 
 func (v *validation) source(field string, s SourceConfig) {
 	v.check(s.Engine.known(), field+".Engine", string(s.Engine), allowedEngines)
+	v.check(s.Copies.known(), field+".Copies", string(s.Copies), allowedCopies)
 	v.check(s.DPSize >= 1 && s.DPSize <= MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", MaxRanks))
 	v.check(validModel(s.Topic), field+".Topic", s.Topic, allowedModel)
 	v.ranked(field+".Connect", s.Connect, s)
@@ -143,6 +144,7 @@ func (v *validation) listener(field string, l ListenerConfig) {
 	_, ok := parseEndpoint(l.Bind, true)
 	v.check(ok, field+".Bind", l.Bind, allowedBind)
 	v.check(l.Engine.known(), field+".Engine", string(l.Engine), allowedEngines)
+	v.check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
 	for i, p := range l.Topics {
 		_, err := path.Match(p, "")
 		v.check(err == nil && p != "", fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")

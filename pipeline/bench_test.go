@@ -61,7 +61,7 @@ func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 	}
 	l.pipeline = p
 	l.lane = p.AddWorker(ingest.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B"})
-	l.batch = ingest.Batch{EngineTime: 1, IngestTime: 2, Events: []wire.Event{
+	l.batch = ingest.Batch{EngineTime: 1, IngestTime: 2, CopyRule: ingest.CopyRuleDetected, Events: []wire.Event{
 		{
 			Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, HasParent: true,
 			BlockHashes: make([]uint64, blocks), TokensHashes: make([]uint64, blocks), Tokens: make([]uint32, 16*blocks),
@@ -103,6 +103,30 @@ func BenchmarkLaneB1(b *testing.B) { benchmarkLane(b, 16) }
 
 // BenchmarkLaneB2 is a store of one block and the eviction of another, a batch.
 func BenchmarkLaneB2(b *testing.B) { benchmarkLane(b, 1) }
+
+// BenchmarkAnnouncing is B1 by an engine that announces blocks: each batch announces the
+// 16 blocks that the one before stored, stores 16 that continue them, and evicts the 16
+// oldest, children first.
+func BenchmarkAnnouncing(b *testing.B) {
+	l := newSteadyLane(b, 16)
+	again := l.batch.Events[0]
+	again.HasParent = false
+	again.BlockHashes, again.TokensHashes = make([]uint64, 16), make([]uint64, 16)
+	l.batch.Events = append([]wire.Event{again}, l.batch.Events...)
+	remove := &l.batch.Events[2]
+	b.ReportAllocs()
+	for b.Loop() {
+		store := &l.batch.Events[1]
+		store.Parent = l.hash(l.next - 1)
+		for i := range l.blocks {
+			again.BlockHashes[i], again.TokensHashes[i] = l.hash(l.next-16+uint64(i)), l.next-16+uint64(i)
+			store.BlockHashes[i], store.TokensHashes[i] = l.hash(l.next+uint64(i)), l.next+uint64(i)
+			remove.BlockHashes[15-i] = l.hash(l.next - poolBlocks + uint64(i))
+		}
+		l.next += 16
+		l.lane.Batch(&l.batch)
+	}
+}
 
 // BenchmarkMakingWay is a store of 16 blocks, a batch, for which as many make way,
 // and a gap whenever no others are left that may.

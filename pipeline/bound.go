@@ -107,7 +107,7 @@ func (r *rankState) stale() (n int) {
 }
 
 // gap makes all blocks of the rank stale, and lets each count once. It is false
-// where there have been more gaps than can be numbered: 134,217,727.
+// where there have been more gaps than can be numbered: 33,554,431.
 func (r *rankState) gap() bool {
 	numbered := true
 	for _, t := range &r.tables {

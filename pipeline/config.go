@@ -22,7 +22,7 @@ type Config struct {
 	// OnGapReport.
 	OnGap OnGap
 	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together:
-	// 1 to 2,147,483,647, default 4,000,000, each of some 50 bytes, or 150 where two
+	// 1 to 2,147,483,647, default 4,000,000, each of some 50 bytes, or 175 where two
 	// sources hold it. A rank that has more lets go of those from before its last gap,
 	// and takes no new ones where there are none: see the contract's Gap.
 	MaxBlocksPerRank int

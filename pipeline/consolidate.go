@@ -93,7 +93,8 @@ func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
 		l.store(b, e)
 	case e.Kind == wire.KindStored:
 		refused := s.tracker.counted.refused
-		s.tracker.store(b.Source, e)
+		rooted := !e.HasParent || e.Parent == 0 && s.tracker.resolve(b.Source, 0) == 0
+		s.tracker.store(b.Source, e, l.storeOp(b, e, rooted))
 		l.tell(b, s.tracker, e)
 		if n := s.tracker.counted.refused - refused; n > 0 {
 			s.doubtful[b.Source] = true // it holds blocks that are not known
@@ -105,7 +106,10 @@ func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
 	case e.Kind == wire.KindRemoved:
-		s.tracker.remove(b.Source, e.BlockHashes)
+		open := l.gateOpen(b, e)
+		for i, hash := range e.BlockHashes {
+			s.tracker.remove(b.Source, hash, removeOp(b.CopyRule, e, i, open))
+		}
 		l.tell(b, s.tracker, nil)
 	}
 }
@@ -141,6 +145,8 @@ func (l *Lane) tell(b *ingest.Batch, t *tracker, stored *wire.Event) {
 // Nothing is pending.
 func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
+	r.gates.close(b.Source)
+	l.candidates = l.candidates[:0]
 	if l.consolidation == passthrough {
 		l.letGoOfTiers(b, r, reason)
 	} else if l.shared(r).tracker.letGo(b.Source) {

@@ -43,8 +43,8 @@ func (l *Lane) flushStores(r *run) {
 func (l *Lane) flushRemoves(r *run) {
 	t := l.rank(r.key.rank).table(r.key.tier)
 	gone := r.hashes[:0]
-	for _, hash := range r.hashes {
-		if t.remove(hash) {
+	for i, hash := range r.hashes {
+		if t.remove(hash, r.op(i)) {
 			gone = append(gone, hash)
 		}
 	}
@@ -131,7 +131,8 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 // clear empties a rank, whose blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
-	r.tables, r.shared = [wire.NumTiers]*table{}, nil
+	l.candidates = l.candidates[:0]
+	r.tables, r.shared, r.gates = [wire.NumTiers]*table{}, nil, nil
 	l.emitCleared(rank, reason)
 }
 

@@ -24,6 +24,8 @@ type generator struct {
 	time    int64
 	workers map[string]*generatorWorker
 	names   []string
+	// copies says that sources count copies by any rule, and not all by the plain one.
+	copies bool
 }
 
 // generatorWorker remembers how the last event looked, since merging needs
@@ -37,11 +39,16 @@ type generatorWorker struct {
 	rawIDs map[int]uint64
 	// sources is 0 where the worker has no several.
 	sources int
+	// rules are how the copies of each source are counted.
+	rules map[int]ingest.CopyRule
+	// prompt is what the last root store of several blocks stored.
+	prompt []uint64
 }
 
-// drawCalls draws calls of 1 to 3 workers; passing lets time go by between them.
-func drawCalls(t *rapid.T, passing bool) []call {
-	g := &generator{t: t, workers: make(map[string]*generatorWorker)}
+// drawCalls draws calls of 1 to 3 workers; passing lets time go by between them, and
+// copies has engines announce again what they hold.
+func drawCalls(t *rapid.T, passing, copies bool) []call {
+	g := &generator{t: t, copies: copies, workers: make(map[string]*generatorWorker)}
 	for i := range rapid.IntRange(1, 3).Draw(t, "workers") {
 		name := fmt.Sprintf("worker-%d", i)
 		g.names = append(g.names, name)
@@ -96,7 +103,7 @@ func (g *generator) call(passing bool) call {
 }
 
 func (g *generator) add(name string, w *generatorWorker) call {
-	*w = generatorWorker{there: true, like: wire.Event{Tier: wire.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64)}
+	*w = generatorWorker{there: true, like: wire.Event{Tier: wire.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64), rules: make(map[int]ingest.CopyRule)}
 	worker := ingest.Worker{Name: name, Model: rapid.SampledFrom([]string{"", "m", "Qwen/Qwen3-0.6B"}).Draw(g.t, "model")}
 	if g.chance(2, "described") {
 		worker.BlockSize = 16
@@ -135,11 +142,19 @@ func (g *generator) batch(w *generatorWorker) *ingest.Batch {
 	} else if g.chance(4, "second source") {
 		b.Source = 1
 	}
+	b.CopyRule = g.rule(w, b.Source)
 	if g.chance(10, "no engine time") {
 		b.EngineTime = 0
 	}
+	var events []wire.Event
 	for range rapid.IntRange(0, 6).Draw(g.t, "events") {
-		e := g.event(w)
+		if g.copies && g.chance(3, "announces") {
+			events = append(events, g.announcement(w)...)
+		} else {
+			events = append(events, g.event(w))
+		}
+	}
+	for _, e := range events {
 		if g.chance(20, "hole") {
 			w.rawIDs[b.Source]++
 		}
@@ -148,6 +163,68 @@ func (g *generator) batch(w *generatorWorker) *ingest.Batch {
 		b.Events = append(b.Events, e)
 	}
 	return b
+}
+
+// rule is how the copies of a source are counted.
+func (g *generator) rule(w *generatorWorker, source int) ingest.CopyRule {
+	if !g.copies {
+		return ingest.CopyRuleCounted
+	}
+	if _, drawn := w.rules[source]; !drawn {
+		w.rules[source] = rapid.SampledFrom([]ingest.CopyRule{
+			ingest.CopyRuleDetected, ingest.CopyRuleDetected, ingest.CopyRuleDetected,
+			ingest.CopyRuleCounted, ingest.CopyRuleAnnouncedLast,
+		}).Draw(g.t, "copy rule")
+	}
+	return w.rules[source]
+}
+
+// announcement is what an engine sends that announces what a request reuses, or
+// something like it: a store of a prompt from the root, and one that continues it.
+func (g *generator) announcement(w *generatorWorker) []wire.Event {
+	again := w.like
+	again.Kind, again.Tier = wire.KindStored, wire.TierDevice
+	if len(w.prompt) < 2 || g.chance(4, "new prompt") {
+		w.prompt = rapid.SliceOfNDistinct(rapid.Uint64Range(0, 15), 1, 4, rapid.ID).Draw(g.t, "prompt")
+	}
+	again.BlockHashes = w.prompt
+	if again.TokensHashes != nil {
+		again.TokensHashes = g.contents(w, again)
+	}
+	w.stored = append(w.stored, w.prompt...)
+	w.last = w.prompt[len(w.prompt)-1]
+	g.say(&again)
+	events := []wire.Event{again}
+	if g.chance(5, "something between") {
+		events = append(events, g.event(w))
+	}
+	next := g.store(w)
+	if !g.chance(6, "not continued") {
+		next.HasParent, next.Parent = true, w.prompt[len(w.prompt)-1]
+	}
+	return append(events, next)
+}
+
+// say has an event say, now and then, of which group and origin its blocks are, or how
+// many copies are left.
+func (g *generator) say(e *wire.Event) {
+	if !g.copies {
+		return
+	}
+	if g.chance(6, "group") {
+		e.HasGroupIdx, e.GroupIdx = true, int64(rapid.IntRange(0, 1).Draw(g.t, "group index"))
+	}
+	if !g.chance(12, "says") {
+		return
+	}
+	if e.Kind == wire.KindStored {
+		e.Origin = rapid.SampledFrom([]wire.Origin{wire.OriginNew, wire.OriginReused}).Draw(g.t, "origin")
+		return
+	}
+	e.Rare = &wire.Rare{RemainingCopies: make([]uint32, len(e.BlockHashes))}
+	for i := range e.Rare.RemainingCopies {
+		e.Rare.RemainingCopies[i] = uint32(rapid.IntRange(0, 2).Draw(g.t, "remaining"))
+	}
 }
 
 func (g *generator) event(w *generatorWorker) wire.Event {
@@ -160,6 +237,7 @@ func (g *generator) event(w *generatorWorker) wire.Event {
 		for range rapid.IntRange(0, 4).Draw(g.t, "blocks removed") {
 			e.BlockHashes = append(e.BlockHashes, g.known(w))
 		}
+		g.say(&e)
 		return e
 	}
 	return g.store(w)
@@ -188,14 +266,9 @@ func (g *generator) store(w *generatorWorker) wire.Event {
 		e.BlockHashes = append(e.BlockHashes, w.last)
 	}
 	if w.like.TokensHashes != nil {
-		e.TokensHashes = nil
-		for _, h := range e.BlockHashes {
-			if w.sources > 0 && h < 8 {
-				h = 0 // several names for one content
-			}
-			e.TokensHashes = append(e.TokensHashes, h*31+uint64(e.BlockSize))
-		}
+		e.TokensHashes = g.contents(w, e)
 	}
+	g.say(&e)
 	tokens := n * int(e.BlockSize)
 	switch rapid.IntRange(0, 9).Draw(g.t, "tokens") {
 	case 7:
@@ -209,6 +282,17 @@ func (g *generator) store(w *generatorWorker) wire.Event {
 		e.Tokens = append(e.Tokens, uint32(i*i*97))
 	}
 	return e
+}
+
+// contents are the tokens hashes of a store's blocks.
+func (*generator) contents(w *generatorWorker, e wire.Event) (all []uint64) {
+	for _, h := range e.BlockHashes {
+		if w.sources > 0 && h < 8 {
+			h = 0 // several names for one content
+		}
+		all = append(all, h*31+uint64(e.BlockSize))
+	}
+	return all
 }
 
 // vary changes one of the things that events must have in common to merge, now

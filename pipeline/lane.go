@@ -35,6 +35,8 @@ type Lane struct {
 	counts      laneCounts
 	// event is one that consolidation makes of another.
 	event wire.Event
+	// candidates are the stores of the present batch that may be announcements.
+	candidates candidates
 }
 
 // rankState is one dp rank: an engine with a cache of its own.
@@ -48,6 +50,7 @@ type rankState struct {
 	// gaps that could not be repaired, and the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
+	gates         gates
 	// shared is nil where the worker has one source.
 	shared *sharedRank
 }
@@ -67,6 +70,7 @@ func (l *Lane) Batch(b *ingest.Batch) {
 		return
 	}
 	l.entry.begin(b.EngineTime, b.IngestTime)
+	l.candidates = l.candidates[:0]
 	for i := range b.Events {
 		e := &b.Events[i]
 		l.countRawID(b.Source, e.RawID)
@@ -182,6 +186,10 @@ func (l *Lane) store(b *ingest.Batch, e *wire.Event) {
 	if !l.pending.empty() && (!hasParent || parent != l.pending.last()) {
 		l.flush(flushParent)
 	}
+	op := addCopy
+	if l.consolidation != dedup {
+		op = l.storeOp(b, e, !hasParent)
+	}
 	for i := 0; i < n; {
 		room := l.room(&key)
 		if room <= 0 {
@@ -193,6 +201,7 @@ func (l *Lane) store(b *ingest.Batch, e *wire.Event) {
 			l.pending.start(key, parent, hasParent)
 		}
 		end := min(n, i+room)
+		l.pending.addOp(op, end-i)
 		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
 		if key.hashed {
 			l.pending.tokensHashes = append(l.pending.tokensHashes, e.TokensHashes[i:end]...)
@@ -213,7 +222,8 @@ func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
 	}
 	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
 	l.makeWay(&key)
-	for hashes := e.BlockHashes; len(hashes) > 0; {
+	open := l.consolidation != dedup && l.gateOpen(b, e)
+	for i := 0; i < len(e.BlockHashes); {
 		room := l.room(&key)
 		if room <= 0 {
 			l.flush(flushMaxBlocks)
@@ -222,12 +232,66 @@ func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
 		if l.pending.empty() {
 			l.pending.start(key, 0, false)
 		}
-		n := min(room, len(hashes))
-		l.pending.hashes = append(l.pending.hashes, hashes[:n]...)
-		hashes = hashes[n:]
+		end := min(i+room, len(e.BlockHashes))
+		for k := i; k < end; k++ {
+			if l.consolidation != dedup {
+				l.pending.addOp(removeOp(b.CopyRule, e, k, open), 1)
+			}
+			l.pending.hashes = append(l.pending.hashes, e.BlockHashes[k])
+		}
+		i = end
 	}
 	l.pending.engineTime, l.pending.ingestTime = b.EngineTime, b.IngestTime
 	l.flushFull()
+}
+
+// storeOp is what a store does to its blocks that are held. It takes note of one that
+// shows that the engine announces blocks; nothing is pending where it is rooted.
+func (l *Lane) storeOp(b *ingest.Batch, e *wire.Event, rooted bool) copyOp {
+	if detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
+		g := l.rank(b.Rank).gates.of(b.Source)
+		if !g.open() {
+			if l.candidates.settle(e, rooted) {
+				*g++
+			}
+			if mayAnnounce(e, rooted) && l.holdsAll(b, e) {
+				l.candidates.add(e)
+			}
+		}
+		if *g > 0 {
+			l.countChildren(b, e.Tier)
+		}
+	}
+	return storeOp(b.CopyRule, e, rooted)
+}
+
+// gateOpen reports whether a remove is by a source whose announcements are known for
+// what they are, and it is known which blocks have children.
+func (l *Lane) gateOpen(b *ingest.Batch, e *wire.Event) bool {
+	return detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
+}
+
+// holdsAll reports whether a source holds all blocks of a store already.
+func (l *Lane) holdsAll(b *ingest.Batch, e *wire.Event) bool {
+	t, tr := l.rank(b.Rank).tables[e.Tier], l.tracker(b.Rank)
+	for _, hash := range e.BlockHashes {
+		switch {
+		case tr != nil && tr.holds(b.Source, hash):
+		case tr == nil && t != nil && t.holds(hash):
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// countChildren goes on to count the children of a source's blocks, and reports whether
+// all are counted.
+func (l *Lane) countChildren(b *ingest.Batch, tier wire.Tier) bool {
+	if tr := l.tracker(b.Rank); tr != nil {
+		return tr.countChildren(b.Source)
+	}
+	return l.rank(b.Rank).table(tier).countChildren()
 }
 
 // makeWay emits the pending run if what comes is of another kind.

@@ -19,15 +19,19 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	passes := make([]bool, len(p.hashes))
 	for i, h := range p.hashes {
 		switch {
-		case mw.counts[at(h)] > 0:
+		case mw.held[at(h)] != nil:
+			mw.held[at(h)].store(p.storeOps[i])
 		case room > 0:
 			room--
+			mw.held[at(h)] = &modelCopies{copies: 1, parent: p.parentOf(i)}
 		default:
 			mw.refused++
 			continue
 		}
 		passes[i] = true
-		mw.counts[at(h)]++
+		if p.key.hashed {
+			mw.held[at(h)].parent = p.parentOf(i)
+		}
 	}
 	for i := 0; i < len(passes); i++ {
 		first := i
@@ -42,6 +46,14 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	if slices.Contains(passes, false) {
 		m.tellOverfull(mw, p.key.rank)
 	}
+}
+
+// parentOf is the parent of the block i of a run; nil for none.
+func (p *modelRun) parentOf(i int) *uint64 {
+	if i > 0 {
+		return &p.hashes[i-1]
+	}
+	return p.parent
 }
 
 // tellOverfull tells, once, that a rank has more blocks than it may.
@@ -94,7 +106,7 @@ func (m *model) expire(mw *modelWorker, rank uint32) {
 			gone = stale[:n] // for want of a choice that is allowed
 		}
 		for _, h := range gone {
-			delete(mw.counts, modelBlock{rank, tier, h})
+			delete(mw.held, modelBlock{rank, tier, h})
 			delete(mw.stale, modelBlock{rank, tier, h})
 		}
 		mw.expired += n
@@ -116,7 +128,7 @@ func subset(some, all []uint64) bool {
 
 // blocks is how many blocks a rank has.
 func (mw *modelWorker) blocks(rank uint32) (n int) {
-	for b := range mw.counts {
+	for b := range mw.held {
 		if b.rank == rank {
 			n++
 		}

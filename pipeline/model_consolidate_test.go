@@ -37,8 +37,8 @@ type modelName struct {
 // there was a gap since it was stored. Of those that do not count, the one with the
 // lowest number was released first.
 type modelHolding struct {
+	modelCopies
 	block    *modelTracked
-	count    int
 	sure     bool
 	released int
 }
@@ -92,7 +92,7 @@ func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTrac
 // held tells whether somebody holds a block beyond doubt.
 func (r *modelRank) held(b *modelTracked) bool {
 	for _, h := range r.names {
-		if h.block == b && h.count > 0 && h.sure {
+		if h.block == b && h.copies > 0 && h.sure {
 			return true
 		}
 	}
@@ -102,7 +102,7 @@ func (r *modelRank) held(b *modelTracked) bool {
 // holding is how many names count.
 func (r *modelRank) holding() (n int) {
 	for _, h := range r.names {
-		if h.count > 0 {
+		if h.copies > 0 {
 			n++
 		}
 	}
@@ -114,10 +114,10 @@ func (r *modelRank) holding() (n int) {
 func (r *modelRank) release(name modelName) {
 	released := r.names[name]
 	r.releases++
-	released.count, released.released = 0, r.releases
+	released.copies, released.released = 0, r.releases
 	var idle []modelName
 	for n, h := range r.names {
-		if n.source == name.source && h.block == released.block && h.count == 0 && n.hash != h.block.first {
+		if n.source == name.source && h.block == released.block && h.copies == 0 && n.hash != h.block.first {
 			idle = append(idle, n)
 		}
 	}
@@ -132,7 +132,7 @@ func (r *modelRank) merge(from, into *modelTracked) {
 	for n, h := range r.names {
 		switch {
 		case h.block != from:
-		case h.count > 0:
+		case h.copies > 0:
 			h.block = into
 		default:
 			idle = append(idle, n)
@@ -169,10 +169,11 @@ func (m *model) consolidated(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	case e.Kind == wire.KindStored:
 		m.track(mw, b, e)
 	case mw.mode == ingest.ConsolidatePassthrough:
-		m.removed(mw, b, e.Tier, e.BlockHashes...)
+		m.removed(mw, b, e.Tier, mw.removeOps(b, e), e.BlockHashes...)
 	default:
-		for _, hash := range e.BlockHashes {
-			m.untrack(mw, b, hash)
+		ops := mw.removeOps(b, e)
+		for i, hash := range e.BlockHashes {
+			m.untrack(mw, b, hash, ops[i])
 		}
 	}
 }
@@ -191,6 +192,17 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 			rooted = true
 		}
 	}
+	if len(e.BlockHashes) == 0 {
+		return
+	}
+	one := modelStore{hashed: hashed}
+	one.op = mw.sawStore(b, e, rooted, func(hash uint64) bool {
+		h := r.names[modelName{b.Source, hash}]
+		return h != nil && h.copies > 0
+	})
+	if !rooted {
+		one.parent = &e.Parent
+	}
 	refused := 0
 	for i, hash := range e.BlockHashes {
 		var content *modelContent
@@ -200,19 +212,20 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 		case hashed && parent != nil:
 			content = &modelContent{e.LoRAName, e.CacheSalt, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
 		}
-		block, isNew := m.hold(mw, b, hash, content)
+		block, isNew := m.hold(mw, b, hash, content, one)
+		one.parent = &hash
 		if isNew {
-			one := e
-			one.Tier, one.HasParent, one.Parent = wire.TierDevice, !rooted, parentHash
-			one.BlockHashes = e.BlockHashes[i : i+1]
+			told := e
+			told.Tier, told.HasParent, told.Parent = wire.TierDevice, !rooted, parentHash
+			told.BlockHashes = e.BlockHashes[i : i+1]
 			if hashed {
-				one.TokensHashes = e.TokensHashes[i : i+1]
+				told.TokensHashes = e.TokensHashes[i : i+1]
 			}
-			one.Tokens = nil
+			told.Tokens = nil
 			if size := int(e.BlockSize); len(e.Tokens) >= size*len(e.BlockHashes) {
-				one.Tokens = e.Tokens[size*i : size*(i+1)]
+				told.Tokens = e.Tokens[size*i : size*(i+1)]
 			}
-			m.store(mw, b, one)
+			m.store(mw, b, told)
 		}
 		rooted, parent, parentHash = false, nil, hash
 		if block == nil {
@@ -231,8 +244,18 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	}
 }
 
+// modelStore is a source's store of one block.
+type modelStore struct {
+	op modelStoreOp
+	// parent is what the source calls the block's parent; nil for none.
+	parent *uint64
+	hashed bool
+}
+
 // hold adds to what a source holds. The block is nil where there is no room.
-func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *modelContent) (block *modelTracked, isNew bool) {
+func (m *model) hold(
+	mw *modelWorker, b ingest.Batch, hash uint64, content *modelContent, s modelStore,
+) (block *modelTracked, isNew bool) {
 	r := mw.rankOf(b.Rank)
 	meant := r.resolve(mw, b.Source, hash)
 	if content == nil {
@@ -244,7 +267,7 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 			}
 		}
 		if meant != nil && meant.content == nil { // it turns out what it is
-			m.removed(mw, b, wire.TierDevice, meant.first)
+			m.removed(mw, b, wire.TierDevice, nil, meant.first)
 			if block == nil {
 				meant.content = content
 				block, isNew = meant, true
@@ -255,17 +278,17 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 		}
 	}
 	name := modelName{b.Source, hash}
-	count := 0
+	var copies modelCopies
 	if h := r.names[name]; h != nil {
-		count = h.count
+		copies = h.modelCopies
 		if h.block != block { // it means another block now
 			delete(r.names, name)
-			if h.count > 0 && !r.held(h.block) {
+			if h.copies > 0 && !r.held(h.block) {
 				m.leaves(mw, b, h.block)
 			}
 		}
 	}
-	if count == 0 || r.names[name] == nil {
+	if copies.copies == 0 || r.names[name] == nil {
 		if r.holding() >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
 			return nil, false
 		}
@@ -274,7 +297,15 @@ func (m *model) hold(mw *modelWorker, b ingest.Batch, hash uint64, content *mode
 			r.blocks = append(r.blocks, block)
 		}
 	}
-	r.names[name] = &modelHolding{block: block, count: count + 1, sure: true}
+	if copies.copies == 0 {
+		copies = modelCopies{copies: 1, parent: s.parent}
+	} else {
+		copies.store(s.op)
+		if s.hashed {
+			copies.parent = s.parent
+		}
+	}
+	r.names[name] = &modelHolding{modelCopies: copies, block: block, sure: true}
 	return block, isNew
 }
 
@@ -297,15 +328,15 @@ func (m *model) roomFor(mw *modelWorker, b ingest.Batch) bool {
 
 func (m *model) leaves(mw *modelWorker, b ingest.Batch, block *modelTracked) {
 	mw.rankOf(b.Rank).forget(block)
-	m.removed(mw, b, wire.TierDevice, block.first)
+	m.removed(mw, b, wire.TierDevice, nil, block.first)
 }
 
 // untrack says what routers hear of a remove of a block.
-func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
+func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64, op modelRemoveOp) {
 	r := mw.rankOf(b.Rank)
 	name := modelName{b.Source, hash}
 	switch h := r.names[name]; {
-	case h != nil && h.count == 0: // it has let go of that already
+	case h != nil && h.copies == 0: // it has let go of that already
 		mw.ignored["not_held"]++
 		return
 	case h == nil:
@@ -316,7 +347,7 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 		}
 		var own []uint64
 		for n, h := range r.names {
-			if n.source == b.Source && h.block == block && h.count > 0 {
+			if n.source == b.Source && h.block == block && h.copies > 0 {
 				own = append(own, n.hash)
 			}
 		}
@@ -327,8 +358,8 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 		name.hash = slices.Min(own)
 	}
 	h := r.names[name]
-	h.count--
-	if h.count > 0 {
+	if !h.remove(op, r.hasHeldChild(name)) {
+		h.sure = h.sure || op.remaining != nil // the engine says that it holds the block
 		return
 	}
 	r.release(name)
@@ -340,6 +371,7 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64) {
 // letGo takes away what a source holds.
 func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
 	delete(mw.rankOf(b.Rank).doubtful, b.Source)
+	mw.closeGates(b.Rank, b.Source)
 	if mw.mode == ingest.ConsolidatePassthrough {
 		m.letGoOfTiers(mw, b, reason)
 	} else {
@@ -381,7 +413,7 @@ func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cl
 	var shared []modelBlock
 	for _, tier := range slices.Sorted(maps.Keys(used)) {
 		var blocks []modelBlock
-		for k := range mw.counts {
+		for k := range mw.held {
 			if k.rank == b.Rank && k.tier == tier {
 				blocks = append(blocks, k)
 			}
@@ -394,7 +426,7 @@ func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cl
 		}
 		cleared = append(cleared, kvcastv1.Tier(tier))
 		for _, k := range blocks {
-			delete(mw.counts, k)
+			delete(mw.held, k)
 			delete(mw.stale, k)
 		}
 	}
@@ -408,7 +440,7 @@ func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cl
 		return
 	}
 	for _, k := range shared {
-		mw.counts[k], mw.stale[k] = 1, true
+		mw.held[k].copies, mw.held[k].unsure, mw.stale[k] = 1, 0, true
 	}
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
 		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
@@ -422,7 +454,7 @@ func (m *model) letGoOfBlocks(mw *modelWorker, b ingest.Batch) {
 	for _, block := range r.blocks {
 		var held []modelName
 		for n, h := range r.names {
-			if n.source == b.Source && h.block == block && h.count > 0 {
+			if n.source == b.Source && h.block == block && h.copies > 0 {
 				held = append(held, n)
 			}
 		}
@@ -442,7 +474,7 @@ func (m *model) letGoOfBlocks(mw *modelWorker, b ingest.Batch) {
 		return
 	}
 	for _, block := range gone {
-		m.removed(mw, b, wire.TierDevice, block.first)
+		m.removed(mw, b, wire.TierDevice, nil, block.first)
 	}
 }
 

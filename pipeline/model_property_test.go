@@ -40,7 +40,7 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 		"incomplete":                 m.count(func(w *modelWorker) int { return len(w.incomplete) }),
 		"stale_blocks_removed_total": m.count(func(w *modelWorker) int { return w.expired }),
 		"blocks_refused_total":       m.count(func(w *modelWorker) int { return w.refused }),
-		"blocks":                     m.count(func(w *modelWorker) int { return len(w.counts) }),
+		"blocks":                     m.count(func(w *modelWorker) int { return len(w.held) }),
 		"consolidated_blocks":        m.tracked(false),
 		"consolidated_names":         m.tracked(true),
 	} {
@@ -56,7 +56,7 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 
 func TestEntriesAreTheModels(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		if diff := compare(t, drawConfig(t), drawCalls(t, false)); diff != "" {
+		if diff := compare(t, drawConfig(t), drawCalls(t, false, true)); diff != "" {
 			t.Fatal(diff)
 		}
 	})
@@ -66,7 +66,7 @@ func TestEntriesAreTheModelsWithTimeout(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout
-		calls := drawCalls(rt, true)
+		calls := drawCalls(rt, true, true)
 		var diff string
 		synctest.Test(t, func(t *testing.T) { diff = compare(t, cfg, calls) })
 		if diff != "" {

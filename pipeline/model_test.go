@@ -38,8 +38,9 @@ type model struct {
 // modelWorker is a worker that is there.
 type modelWorker struct {
 	name, modelName string
-	counts          map[modelBlock]int
-	// stale are those of counts that were not stored since the last gap.
+	// held are the blocks that are held, and what is counted of each.
+	held map[modelBlock]*modelCopies
+	// stale are those of held that were not stored since the last gap.
 	stale map[modelBlock]bool
 	// incomplete are the ranks that are, overfull those of which that was told
 	// since they have too many blocks.
@@ -57,9 +58,14 @@ type modelWorker struct {
 	sources int
 	ranks   map[uint32]*modelRank
 	ignored map[string]int
+	// announcements are the stores that showed that an engine announces blocks again;
+	// candidates are, by attention group, those of the present batch that may turn out
+	// to be.
+	announcements map[modelEngine]int
+	candidates    map[int64]modelCandidate
 }
 
-// modelBlock is what a reference count is kept for.
+// modelBlock is what copies are counted of.
 type modelBlock struct {
 	rank uint32
 	tier wire.Tier
@@ -83,6 +89,9 @@ type modelRun struct {
 	parent               *uint64
 	hashes, tokensHashes []uint64
 	tokenIDs             []uint32
+	// storeOps or removeOps are what is done to each block.
+	storeOps  []modelStoreOp
+	removeOps []modelRemoveOp
 	// engineTime and ingestTime are those of the last batch that contributed.
 	engineTime, ingestTime int64
 	deadline               time.Duration
@@ -107,7 +116,8 @@ func newModel(cfg pipeline.Config, chosen func(worker string, eventID uint64) []
 func (m *model) add(w ingest.Worker) {
 	mw := &modelWorker{
 		name: w.Name, modelName: w.Model,
-		counts: make(map[modelBlock]int), stale: make(map[modelBlock]bool),
+		held: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
+		announcements: make(map[modelEngine]int), candidates: make(map[int64]modelCandidate),
 		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
 		mode:   modelMode(w), sources: len(w.Sources), ranks: make(map[uint32]*modelRank), ignored: make(map[string]int),
@@ -157,13 +167,13 @@ func (m *model) gap(name string, g ingest.Gap) {
 	if mw.mode == ingest.ConsolidateDedup {
 		for name, h := range mw.rankOf(g.Rank).names {
 			if name.source == g.Source {
-				h.count, h.sure = min(h.count, 1), false
+				h.copies, h.unsure, h.sure = min(h.copies, 1), 0, false
 			}
 		}
 	} else {
-		for b := range mw.counts {
+		for b, c := range mw.held {
 			if b.rank == g.Rank {
-				mw.counts[b], mw.stale[b] = 1, true
+				c.copies, c.unsure, mw.stale[b] = 1, 0, true
 			}
 		}
 	}
@@ -188,6 +198,7 @@ func (m *model) restarted(name string, r ingest.Restart) {
 
 func (m *model) batch(name string, b ingest.Batch) {
 	mw := m.workers[name]
+	clear(mw.candidates)
 	for _, e := range b.Events {
 		mw.rawIDs[b.Source] = append(mw.rawIDs[b.Source], e.RawID)
 		switch {
@@ -196,7 +207,7 @@ func (m *model) batch(name string, b ingest.Batch) {
 		case e.Kind == wire.KindStored:
 			m.store(mw, b, e)
 		case e.Kind == wire.KindRemoved:
-			m.removed(mw, b, e.Tier, e.BlockHashes...)
+			m.removed(mw, b, e.Tier, mw.removeOps(b, e), e.BlockHashes...)
 		case e.Kind == wire.KindCleared:
 			m.flush(mw)
 			m.clear(mw, b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
@@ -208,15 +219,21 @@ func (m *model) batch(name string, b ingest.Batch) {
 	m.commit(mw, b.EngineTime, b.IngestTime)
 }
 
-// removed adds removes to the pending run.
-func (m *model) removed(mw *modelWorker, b ingest.Batch, tier wire.Tier, hashes ...uint64) {
-	for _, h := range hashes {
+// removed adds removes to the pending run. Where ops is nil they are of blocks with
+// one copy.
+func (m *model) removed(mw *modelWorker, b ingest.Batch, tier wire.Tier, ops []modelRemoveOp, hashes ...uint64) {
+	for i, h := range hashes {
+		var op modelRemoveOp
+		if ops != nil {
+			op = ops[i]
+		}
 		key := modelRunKey{kind: wire.KindRemoved, rank: b.Rank, tier: tier}
 		if mw.pending == nil || mw.pending.key != key {
 			m.flush(mw)
 			mw.pending = &modelRun{key: key, deadline: m.now + m.cfg.Timeout}
 		}
 		mw.pending.hashes = append(mw.pending.hashes, h)
+		mw.pending.removeOps = append(mw.pending.removeOps, op)
 		m.contributed(mw, b)
 	}
 }
@@ -256,6 +273,13 @@ func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
 		parent = &e.Parent
 	}
+	if parent == nil {
+		m.flush(mw) // so that it is known what is held
+	}
+	op := modelCopy
+	if mw.mode != ingest.ConsolidateDedup {
+		op = mw.sawStore(b, e, parent == nil, func(h uint64) bool { return mw.held[modelBlock{b.Rank, e.Tier, h}] != nil })
+	}
 	for i, h := range e.BlockHashes {
 		p := mw.pending
 		if p == nil || p.key != key || parent == nil || *parent != p.hashes[len(p.hashes)-1] {
@@ -264,6 +288,7 @@ func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
 			mw.pending = p
 		}
 		p.hashes = append(p.hashes, h)
+		p.storeOps = append(p.storeOps, op)
 		if key.hashed {
 			p.tokensHashes = append(p.tokensHashes, e.TokensHashes[i])
 		}
@@ -293,7 +318,7 @@ func (m *model) contributed(mw *modelWorker, b ingest.Batch) {
 // parent of 0 means no parent.
 func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
-		if mw.counts[modelBlock{rank, tier, 0}] > 0 {
+		if mw.held[modelBlock{rank, tier, 0}] != nil {
 			return true
 		}
 	}
@@ -303,12 +328,13 @@ func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 
 // forgetRank empties a rank's tables.
 func (*model) forgetRank(mw *modelWorker, rank uint32) {
-	maps.DeleteFunc(mw.counts, func(b modelBlock, _ int) bool { return b.rank == rank })
+	maps.DeleteFunc(mw.held, func(b modelBlock, _ *modelCopies) bool { return b.rank == rank })
 	maps.DeleteFunc(mw.stale, func(b modelBlock, _ bool) bool { return b.rank == rank })
 }
 
 func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
 	m.forgetRank(mw, rank)
+	mw.closeGates(rank, everySource)
 	delete(mw.ranks, rank)
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{
 		Reason: reason,
@@ -327,13 +353,15 @@ func (m *model) flush(mw *modelWorker) {
 		return
 	}
 	var gone []uint64
-	for _, h := range p.hashes {
-		b := modelBlock{p.key.rank, p.key.tier, h}
-		if mw.counts[b] > 1 {
-			mw.counts[b]--
+	for i, h := range p.hashes {
+		b, op := modelBlock{p.key.rank, p.key.tier, h}, p.removeOps[i]
+		if c := mw.held[b]; c != nil && !c.remove(op, mw.hasHeldChild(b)) || c == nil && op.remaining != nil && *op.remaining > 0 {
+			if op.remaining != nil {
+				delete(mw.stale, b) // the engine says that it holds the block
+			}
 			continue
 		}
-		delete(mw.counts, b)
+		delete(mw.held, b)
 		delete(mw.stale, b)
 		gone = append(gone, h)
 	}

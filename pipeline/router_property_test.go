@@ -391,7 +391,7 @@ func TestSnapshotSaysWhatTheStreamSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := newRouter()
-		for i, c := range drawCalls(t, false) {
+		for i, c := range drawCalls(t, false, false) {
 			c.on(s)
 			r.apply(s.journal.all())
 			if diff := s.incompleteBeside(t, r); diff != "" {
@@ -403,7 +403,7 @@ func TestSnapshotSaysWhatTheStreamSaid(t *testing.T) {
 
 func TestRouterHoldsWhatEnginesHold(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		if diff := checkViews(t, drawConfig(t), drawCalls(t, false)); diff != "" {
+		if diff := checkViews(t, drawConfig(t), drawCalls(t, false, false)); diff != "" {
 			t.Fatal(diff)
 		}
 	})
@@ -413,7 +413,7 @@ func TestRouterHoldsWhatEnginesHoldWithTimeout(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout
-		calls := drawCalls(rt, true)
+		calls := drawCalls(rt, true, false)
 		var diff string
 		synctest.Test(t, func(t *testing.T) { diff = checkViews(t, cfg, calls) })
 		if diff != "" {

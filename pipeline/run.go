@@ -37,6 +37,9 @@ type run struct {
 	hashes       []uint64
 	tokensHashes []uint64
 	tokens       []uint32
+	// ops are what is done to what is counted of each block; empty where that is 0,
+	// addCopy or takeCopy, for all of them.
+	ops []copyOp
 	// The times of the last batch that contributed.
 	engineTime int64
 	ingestTime int64
@@ -46,6 +49,27 @@ func (r *run) empty() bool { return len(r.hashes) == 0 }
 
 // last is the block that a store must continue to join the run.
 func (r *run) last() uint64 { return r.hashes[len(r.hashes)-1] }
+
+// op is what is done to what is counted of the block i.
+func (r *run) op(i int) copyOp {
+	if len(r.ops) == 0 {
+		return 0
+	}
+	return r.ops[i]
+}
+
+// addOp notes it of n blocks, which are about to be added to the run.
+func (r *run) addOp(op copyOp, n int) {
+	if op == 0 && len(r.ops) == 0 {
+		return
+	}
+	for len(r.ops) < len(r.hashes) {
+		r.ops = append(r.ops, 0)
+	}
+	for range n {
+		r.ops = append(r.ops, op)
+	}
+}
 
 // holds tells whether a block is among those waiting to be stored.
 func (r *run) holds(rank uint32, hash uint64) bool {
@@ -69,6 +93,9 @@ func (r *run) start(key runKey, parent uint64, hasParent bool) {
 func (r *run) part(i, j int) run {
 	p := *r
 	p.hashes = r.hashes[i:j]
+	if len(r.ops) > 0 {
+		p.ops = r.ops[i:j]
+	}
 	if r.key.hashed {
 		p.tokensHashes = r.tokensHashes[i:j]
 	}
@@ -91,7 +118,7 @@ func (r *run) reset() {
 	if cap(r.tokens) > maxIdleTokens {
 		r.tokens = nil
 	}
-	r.hashes, r.tokensHashes, r.tokens = r.hashes[:0], r.tokensHashes[:0], r.tokens[:0]
+	r.hashes, r.tokensHashes, r.tokens, r.ops = r.hashes[:0], r.tokensHashes[:0], r.tokens[:0], r.ops[:0]
 }
 
 // flushReason is why a run was emitted.

@@ -2,14 +2,14 @@ package pipeline
 
 import "strings"
 
-// table holds the blocks of one worker, dp rank and tier: how often the engine
-// holds each (it caches one hash in several physical blocks), and what a
-// snapshot says of them.
+// table holds the blocks of one worker, dp rank and tier: how many copies the
+// engine has of each, and what a snapshot says of them.
 type table struct {
 	blocks blocks
-	// copies are the further copies of blocks held more than once: few.
-	copies map[uint64]uint32
-	attrs  attributes
+	// copies are the counts of blocks that have more than a first copy: few.
+	copies   map[uint64]copyCount
+	children childCounts
+	attrs    attributes
 }
 
 // block is a slot of the table. It holds no pointer, so that the garbage
@@ -35,15 +35,17 @@ const (
 	// flagTold is for a copy of the table that is being told to somebody.
 	flagTold
 
-	// generationShift is the number of flags.
-	generationShift = iota
+	// childrenShift is where the number of children stands, see childCounts, and
+	// generationShift is the number of all these bits.
+	childrenShift   = iota
+	generationShift = childrenShift + 2
 )
 
 func newTable() *table {
-	return &table{blocks: newBlocks(), copies: make(map[uint64]uint32)}
+	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount)}
 }
 
-// storeRun adds a copy of each block of a run.
+// storeRun stores each block of a run.
 func (t *table) storeRun(r *run) {
 	b := block{
 		parent: r.parent,
@@ -61,65 +63,112 @@ func (t *table) storeRun(r *run) {
 		if r.key.hashed {
 			b.tokensHash = r.tokensHashes[i]
 		}
-		t.store(&b)
+		t.store(&b, r.op(i))
 		b.parent = hash
 		b.flags |= flagParent
 	}
 	t.attrs.tidy(b.attr)
 }
 
-// store adds a copy of a block. What the newest store says of a block holds,
-// but a store without tokens does not take away what is known of them.
-func (t *table) store(b *block) {
+// store stores a block, and counts it by an operation where it is held. What the
+// newest store says of a block holds, but a store without tokens does not take away
+// what is known of them.
+func (t *table) store(b *block, op copyOp) {
 	slot, held := t.blocks.put(b.hash)
 	if !held {
 		t.attrs.use(b.attr)
 		*slot = *b
+		if t.children.counting {
+			t.adoptChildren(slot)
+			t.join(slot)
+		}
 		return
 	}
-	t.copies[b.hash]++
+	if op != addNothing {
+		c := t.copies[b.hash]
+		c.stored(op)
+		t.copies[b.hash] = c
+		slot.flags |= flagCopies
+	}
 	if b.flags&flagTokensHash != 0 {
 		t.attrs.use(b.attr)
 		t.attrs.release(slot.attr) // last, since it may be the same
+		moved := t.children.counting && (b.parent != slot.parent || (b.flags^slot.flags)&flagParent != 0)
+		if moved {
+			t.part(slot)
+		}
+		kept := slot.flags & (flagCopies | flagChildren)
 		*slot = *b
+		slot.flags |= kept
+		if moved {
+			t.join(slot)
+		}
 	}
-	slot.flags |= flagCopies
 }
 
-// remove takes away a copy of a block, and tells whether the block is now gone.
-// A block that is not there counts as gone: the engine is right, and a router
-// may hold it.
-func (t *table) remove(hash uint64) (gone bool) {
+// join counts a block as a child of its parent, part does so no longer.
+func (t *table) join(b *block) {
+	if t.children.counts(b) {
+		t.addChild(b.parent)
+	}
+}
+
+func (t *table) part(b *block) {
+	if t.children.counts(b) {
+		t.dropChild(b.parent)
+	}
+}
+
+// remove counts a remove of a block by an operation, and reports whether the block is
+// gone. A block that is not held counts as gone, unless the engine says that it has
+// copies left: the engine is right, and a router may hold it.
+func (t *table) remove(hash uint64, op copyOp) (gone bool) {
 	s, i, held := t.blocks.find(hash)
 	if !held {
-		return true
+		return op <= takeDownTo
 	}
 	b := &s.slots[i]
-	if b.flags&flagCopies != 0 {
-		switch n := t.copies[hash]; n {
-		case 0: // they were removed, or there was a gap
-		case 1:
+	if b.flags&flagCopies != 0 || op > takeDownTo {
+		c := t.copies[hash] // none if they were removed, or there was a gap
+		gone = c.removed(op, b.flags&flagChildren != 0)
+		if gone || c == (copyCount{}) {
 			delete(t.copies, hash)
-			return false
-		default:
-			t.copies[hash] = n - 1
+		} else {
+			t.copies[hash] = c
+			b.flags |= flagCopies
+		}
+		if !gone {
+			if op > takeDownTo && t.blocks.age.stale(b) {
+				t.blocks.refresh(s, i) // the engine says that it holds the block
+			}
 			return false
 		}
 	}
-	if t.blocks.age.stale(b) {
-		t.blocks.refresh(s, i)
-	}
-	t.attrs.release(b.attr)
-	t.blocks.delete(s, i)
+	t.take(s, i)
 	return true
 }
 
-// gap makes every block stale, and lets it count once: a remove of it may have
-// been lost, and must not pin it for good. It does not look at the blocks. It is
-// false where there have been more gaps than a table can number.
+// take takes out a block that is held.
+func (t *table) take(s *segment, i int) {
+	b := &s.slots[i]
+	if t.blocks.age.stale(b) {
+		t.blocks.refresh(s, i)
+	}
+	if t.children.counting {
+		t.part(b)
+		t.orphanChildren(b)
+	}
+	t.attrs.release(b.attr)
+	t.blocks.delete(s, i)
+}
+
+// gap makes every block stale, with its first copy alone: a remove of it may have
+// been lost, and must not pin it for good. It does not look at the blocks; their
+// children are as they were. It is false where there have been more gaps than a table
+// can number.
 func (t *table) gap() bool {
 	if len(t.copies) > 0 {
-		t.copies = make(map[uint64]uint32) // quicker than to clear a large one
+		t.copies = make(map[uint64]copyCount) // quicker than to clear a large one
 	}
 	return t.blocks.gap()
 }
@@ -130,9 +179,7 @@ func (t *table) expire(n int, gone []uint64) []uint64 {
 	for range min(n, t.blocks.age.blocks) {
 		s, i := t.blocks.nextStale()
 		gone = append(gone, s.slots[i].hash)
-		t.blocks.refresh(s, i)
-		t.attrs.release(s.slots[i].attr)
-		t.blocks.delete(s, i) // it has no copies: those before the gap are forgotten
+		t.take(s, i) // it has no further copies: those before the gap are forgotten
 	}
 	return gone
 }

@@ -40,7 +40,7 @@ func plain(t *table) map[uint64]plainBlock {
 		}
 		p.TokensHash = b.tokensHash
 		if b.flags&flagCopies != 0 {
-			p.Copies += int(t.copies[b.hash])
+			p.Copies += int(t.copies[b.hash].further)
 		}
 		all[b.hash] = p
 	})
@@ -96,7 +96,7 @@ func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
 			case step < 9:
 				hash := rapid.Uint64Range(0, 5).Draw(t, "removed")
 				gone := want[hash].Copies <= 1
-				if got := table.remove(hash); got != gone {
+				if got := table.remove(hash, takeCopy); got != gone {
 					t.Fatalf("remove %d: got gone %v, want %v", hash, got, gone)
 				}
 				if b := want[hash]; gone {

@@ -18,9 +18,9 @@ import (
 //   - A name is what a source calls a block: a source and a block hash. It means the
 //     block that it was last stored as. A name that a source never gave means what
 //     another one, the first of those that did, means by it.
-//   - A name has a count, since engines store a block of the same hash twice. A
-//     source holds a block as long as one of its names for it counts.
-//   - A name resolves until its block is gone, also an idle one, which does not count
+//   - A name has copies, which are counted as those of a block in a table are. A
+//     source holds a block as long as one of its names for it has one.
+//   - A name resolves until its block is gone, also an idle one, which has no copy
 //     since its source has let go: offloading engines store children of blocks that
 //     they have evicted. That goes for the names of a source that cleared its cache
 //     or restarted, too. Where hashes follow from contents, they mean the same block
@@ -31,7 +31,7 @@ import (
 //     routers know it by: the one released first is forgotten. So the names of an
 //     engine that renames its blocks for ever are bounded.
 //   - To routers a block goes by the name that it was first stored by.
-//   - After a gap all names of a source count once, and are in doubt until they are
+//   - After a gap all names of a source have one copy, and are in doubt until they are
 //     stored again: they do not keep a block that nobody else holds beyond doubt,
 //     when somebody removes it.
 type tracker struct {
@@ -43,8 +43,10 @@ type tracker struct {
 	// byContent finds the blocks whose sequence hash is known, byName the names.
 	byContent, byName refs
 	spaces            attributes
-	// counts are those of names that count more than once: few.
-	counts map[uint32]uint32
+	// copies are the counts of names that have more than a first copy: few.
+	copies map[uint32]copyCount
+	// children are the sources' numbers of held children.
+	children []nameChildren
 	// generations are the sources' numbers of gaps; see blockName.
 	generations []uint32
 	// named are the sources' numbers of names, held those of the names that count, and
@@ -81,9 +83,11 @@ type trackedBlock struct {
 
 // blockName is what a source calls a block.
 type blockName struct {
-	hash       uint64
-	block      uint32
-	next, prev uint32 // in one of the block's rings
+	hash uint64
+	// parent is what the source calls the block's parent.
+	parent     uint64
+	block      uint32 // 0 where the record is not in use
+	next, prev uint32 // in one of the block's rings; 0 in none
 	flags      nameFlags
 }
 
@@ -94,23 +98,27 @@ const maxIdleNames = 4
 // maxNamedSources is how many sources nameFlags can tell apart.
 const maxNamedSources = 128
 
-// nameFlags are a source, two flags, and above them the generation in which the
+// nameFlags are a source, three flags, and above them the generation in which the
 // name was last stored: where that is not the source's present one, the name is
 // in doubt.
 type nameFlags uint32
 
 const (
 	nameSource nameFlags = maxNamedSources - 1
-	// nameIdle says that the name does not count, nameCounts that it counts more
-	// than once.
+	// nameIdle says that the name has no copy, nameCopies that it may be in copies, and
+	// nameParent that the block has a parent.
 	nameIdle   nameFlags = 1 << 7
-	nameCounts nameFlags = 1 << 8
+	nameCopies nameFlags = 1 << 8
+	nameParent nameFlags = 1 << 9
 
-	nameGenerationShift = 9
+	nameGenerationShift = 10
 	maxNameGeneration   = 1<<(32-nameGenerationShift) - 1
 )
 
 func (n *blockName) source() int { return int(n.flags & nameSource) }
+
+// held reports whether the source holds the block by this name.
+func (n *blockName) held() bool { return n.flags&nameIdle == 0 }
 
 // toldRange is what routers are to hear: that the blocks of an event from index i
 // up to j are stored, or that those of the tracker's gone are removed.
@@ -145,7 +153,8 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 		counted:     counted,
 		byContent:   newRefs(),
 		byName:      newRefs(),
-		counts:      make(map[uint32]uint32),
+		copies:      make(map[uint32]copyCount),
+		children:    make([]nameChildren, sources),
 		generations: make([]uint32, sources),
 		named:       make([]int, sources),
 		held:        make([]int, sources),
@@ -169,8 +178,21 @@ func (t *tracker) drain() (out []toldRange, gone []uint64) {
 	return out, gone
 }
 
-// store takes a store of a source.
-func (t *tracker) store(source int, e *wire.Event) {
+// nameStore is a source's store of one block.
+type nameStore struct {
+	source int
+	hash   uint64
+	// parent is what the source calls the block's parent, unless it is rooted.
+	parent uint64
+	rooted bool
+	// hashed says that the store tells what is in the block.
+	hashed bool
+	op     copyOp
+}
+
+// store takes a store of a source, whose blocks that it holds are counted by an
+// operation.
+func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
 		slot := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
@@ -180,7 +202,9 @@ func (t *tracker) store(source int, e *wire.Event) {
 	}
 	from := len(t.out)
 	parent := t.parentOf(source, e)
+	s := nameStore{source: source, parent: e.Parent, rooted: parent.rooted, hashed: id.space != 0, op: op}
 	for i, hash := range e.BlockHashes {
+		s.hash = hash
 		id := id
 		switch {
 		case id.space == 0:
@@ -191,7 +215,8 @@ func (t *tracker) store(source int, e *wire.Event) {
 		default:
 			id.space = 0
 		}
-		ref, isNew := t.hold(source, hash, id)
+		ref, isNew := t.hold(&s, id)
+		s.parent, s.rooted = hash, false
 		if isNew {
 			t.tellStored(from, i, parent)
 		}
@@ -241,10 +266,11 @@ type content struct {
 //  2. A block that was known by this name alone turns out to be that of the content:
 //     it becomes that, or one with it if there is such a block. Routers then hear of
 //     the first as removed, and of the content as stored if they have not.
-//  3. Where the name meant another block, it no longer does, and takes its count
+//  3. Where the name meant another block, it no longer does, and takes its copies
 //     along.
 //  4. Where there is no block, it is made, if there is room.
-func (t *tracker) hold(source int, hash uint64, id content) (ref uint32, isNew bool) {
+func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
+	source, hash := s.source, s.hash
 	if id.space == 0 {
 		ref = t.resolve(source, hash)
 	} else if ref = t.find(id); t.unresolved > 0 {
@@ -252,15 +278,15 @@ func (t *tracker) hold(source int, hash uint64, id content) (ref uint32, isNew b
 			ref, isNew = t.settle(alone, ref, id)
 		}
 	}
-	name, count := t.name(source, hash), uint32(0)
+	name, held, copies := t.name(source, hash), false, copyCount{}
 	if name != 0 {
-		count = t.count(name)
+		held, copies = t.names.at(name).held(), t.count(name)
 	}
 	if name != 0 && t.names.at(name).block != ref {
 		t.drop(name)
 		name = 0
 	}
-	if name == 0 || count == 0 {
+	if name == 0 || !t.names.at(name).held() {
 		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.room() {
 			t.counted.refused++
 			return 0, false
@@ -270,11 +296,19 @@ func (t *tracker) hold(source int, hash uint64, id content) (ref uint32, isNew b
 		}
 		if name == 0 {
 			name = t.join(source, hash, ref)
-		} else {
-			t.revive(name)
 		}
 	}
-	t.setCount(name, count+1)
+	if held {
+		copies.stored(s.op)
+	}
+	comes := !t.names.at(name).held()
+	if comes || s.hashed {
+		t.setParent(name, s)
+	}
+	if comes {
+		t.revive(name)
+	}
+	t.setCount(name, copies)
 	return ref, isNew
 }
 
@@ -300,14 +334,8 @@ func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
 	return ref, false
 }
 
-// remove takes a remove of a source.
-func (t *tracker) remove(source int, hashes []uint64) {
-	for _, hash := range hashes {
-		t.removeOne(source, hash)
-	}
-}
-
-func (t *tracker) removeOne(source int, hash uint64) {
+// remove takes a source's remove of a block, which is counted by an operation.
+func (t *tracker) remove(source int, hash uint64, op copyOp) {
 	name := t.name(source, hash)
 	if name == 0 {
 		ref := t.resolve(source, hash)
@@ -317,15 +345,16 @@ func (t *tracker) removeOne(source int, hash uint64) {
 		}
 		name = t.nameBy(source, ref)
 	}
-	if name == 0 || t.count(name) == 0 {
+	if name == 0 || !t.names.at(name).held() {
 		t.counted.notHeld++
 		return
 	}
-	n := t.count(name)
-	if n > 1 {
-		t.setCount(name, n-1)
+	copies := t.count(name)
+	gone := copies.removed(op, op == takeAnnounced && t.hasHeldChild(name))
+	if !gone {
+		t.setCount(name, copies)
 	}
-	if n > 1 || !t.lapse(name) {
+	if !gone || !t.lapse(name) {
 		t.counted.held++
 	}
 }
@@ -349,7 +378,7 @@ func (t *tracker) letGo(source int) (empty bool) {
 	return true
 }
 
-// gap puts all that a source holds in doubt, and lets it count once. It does not
+// gap puts all that a source holds in doubt, with one copy each. It does not
 // look at it. It is false where there have been more gaps than can be numbered.
 func (t *tracker) gap(source int) bool {
 	if t.generations[source] == maxNameGeneration {

@@ -242,7 +242,7 @@ func TestAdaptersAreToldApart(t *testing.T) {
 			for i := range uint64(n) {
 				hashes, tokens = append(hashes, i+uint64(lora)*n+1), append(tokens, first*n+i)
 			}
-			tr.store(engine, new(ofLoRA(name, storeOf(tokens, hashes...))))
+			tr.store(engine, new(ofLoRA(name, storeOf(tokens, hashes...))), addCopy)
 		}
 		if tr.len() != 3*n {
 			t.Fatalf("tracker %d: got %d blocks, want those of three adapters: %d", first, tr.len(), 3*n)

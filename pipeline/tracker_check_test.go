@@ -1,11 +1,15 @@
 package pipeline
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // checkTracker checks what holds of a tracker at any time.
 func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	blocks, names, alone := 0, 0, 0
 	named, held := make([]int, tr.sources), make([]int, tr.sources)
+	children := make([]map[uint64]uint32, tr.sources)
 	last := uint32(0)
 	for ref := tr.oldest; ref != 0; ref = tr.blocks.at(ref).newer {
 		b := tr.blocks.at(ref)
@@ -35,6 +39,12 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 					t.Errorf("name %d of block %d is in the wrong ring: %+v", name, ref, *n)
 				} else if !isIdle {
 					held[n.source()]++
+					if n.flags&nameParent != 0 && name < tr.children[n.source()].upTo {
+						if children[n.source()] == nil {
+							children[n.source()] = make(map[uint64]uint32)
+						}
+						children[n.source()][n.parent]++
+					}
 				} else if n.hash != b.first {
 					idle[n.source()]++
 				}
@@ -54,6 +64,11 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	if !slices.Equal(held, tr.held) || holdings != tr.holdings {
 		t.Errorf("names that count: %v and %d, want %v and %d", tr.held, tr.holdings, held, holdings)
 	}
+	for source, c := range tr.children {
+		if !maps.Equal(children[source], c.of) {
+			t.Errorf("children of source %d: got %v, want %v", source, c.of, children[source])
+		}
+	}
 	if last != tr.newest || blocks != tr.len() || names != tr.names.len() || alone != tr.unresolved || !slices.Equal(named, tr.named) {
 		t.Errorf("%d blocks up to %d, %d of them known by name alone, and names %v, want %d up to %d, %d and %v (%d)",
 			blocks, last, alone, named, tr.len(), tr.newest, tr.unresolved, tr.named, tr.names.len())
@@ -64,7 +79,7 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	if uses := len(tr.spaces.index); blocks == alone && uses != 0 {
 		t.Errorf("%d adapters and salts of no block", uses)
 	}
-	if len(tr.counts) > names {
-		t.Errorf("%d names count more than once, of %d", len(tr.counts), names)
+	if len(tr.copies) > names {
+		t.Errorf("%d names have more than one copy, of %d", len(tr.copies), names)
 	}
 }

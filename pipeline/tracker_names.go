@@ -78,28 +78,25 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 	}
 }
 
-// count is how often a name counts.
-func (t *tracker) count(name uint32) uint32 {
-	n := t.names.at(name)
-	switch {
-	case n.flags&nameIdle != 0:
-		return 0
-	case n.flags&nameCounts != 0 && !t.doubted(n):
-		return t.counts[name]
+// count is what is counted of a name beside its first copy.
+func (t *tracker) count(name uint32) copyCount {
+	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.doubted(n) {
+		return t.copies[name]
 	}
-	return 1
+	return copyCount{}
 }
 
-// setCount lets a name count so often, 1 or more, and puts it beyond doubt.
-func (t *tracker) setCount(name, count uint32) {
+// setCount gives a name a first copy and what is counted beside it, and puts it beyond
+// doubt.
+func (t *tracker) setCount(name uint32, c copyCount) {
 	n := t.names.at(name)
-	if n.flags&nameCounts != 0 {
-		delete(t.counts, name)
+	if n.flags&nameCopies != 0 {
+		delete(t.copies, name)
 	}
-	n.flags = n.flags&nameSource | t.generation(n.source())
-	if count > 1 {
-		n.flags |= nameCounts
-		t.counts[name] = count
+	n.flags = n.flags&(nameSource|nameParent) | t.generation(n.source())
+	if c != (copyCount{}) {
+		n.flags |= nameCopies
+		t.copies[name] = c
 	}
 }
 
@@ -107,15 +104,12 @@ func (t *tracker) doubted(n *blockName) bool {
 	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
 }
 
-// join gives a block a new name, which counts once.
+// join gives a block a new name, which has no copy yet, and is in none of its rings.
 func (t *tracker) join(source int, hash uint64, ref uint32) uint32 {
 	name := t.names.take()
-	*t.names.at(name) = blockName{hash: hash, flags: nameFlags(source) | t.generation(source)}
+	*t.names.at(name) = blockName{hash: hash, block: ref, flags: nameFlags(source) | nameIdle | t.generation(source)}
 	t.byName.add(nameKey(source, hash), name, t.keyOfName)
 	t.named[source]++
-	t.held[source]++
-	t.holdings++
-	t.link(name, ref)
 	return name
 }
 
@@ -165,24 +159,29 @@ func (t *tracker) move(name, ref uint32) {
 func (t *tracker) erase(name uint32) {
 	t.unlink(name)
 	n := t.names.at(name)
-	if n.flags&nameCounts != 0 {
-		delete(t.counts, name)
+	if n.held() {
+		t.partParent(name)
+	}
+	if n.flags&nameCopies != 0 {
+		delete(t.copies, name)
 	}
 	t.byName.remove(nameKey(n.source(), n.hash), name, t.keyOfName)
 	t.named[n.source()]--
-	if n.flags&nameIdle == 0 {
+	if n.held() {
 		t.held[n.source()]--
 		t.holdings--
 	}
+	n.block = 0
 	t.names.give(name)
 }
 
-// idle lets a name count no more. It still resolves, as long as it is not one of too
+// idle takes a name's copies away. It still resolves, as long as it is not one of too
 // many.
 func (t *tracker) idle(name uint32) {
 	n := t.names.at(name)
 	ref, source := n.block, n.source()
-	t.setCount(name, 1)
+	t.partParent(name)
+	t.setCount(name, copyCount{})
 	t.unlink(name)
 	n.flags |= nameIdle
 	t.link(name, ref)
@@ -211,17 +210,20 @@ func (t *tracker) boundIdle(source int, ref uint32) {
 	}
 }
 
-// revive lets an idle name count again, once.
+// revive gives a name that has none its first copy.
 func (t *tracker) revive(name uint32) {
 	n := t.names.at(name)
-	t.unlink(name)
+	if n.next != 0 {
+		t.unlink(name)
+	}
 	n.flags &^= nameIdle
 	t.link(name, n.block)
+	t.joinParent(name)
 	t.held[n.source()]++
 	t.holdings++
 }
 
-// lapse lets a name count no more, and tells whether its block is gone with it.
+// lapse takes a name's copies away, and tells whether its block is gone with it.
 func (t *tracker) lapse(name uint32) (gone bool) {
 	ref := t.names.at(name).block
 	t.idle(name)
@@ -230,9 +232,9 @@ func (t *tracker) lapse(name uint32) (gone bool) {
 
 // drop takes away a name, and its block if that was held by it and by nobody else.
 func (t *tracker) drop(name uint32) {
-	ref, counted := t.names.at(name).block, t.count(name) > 0
+	ref, held := t.names.at(name).block, t.names.at(name).held()
 	t.erase(name)
-	if counted {
+	if held {
 		t.leave(ref)
 	}
 }

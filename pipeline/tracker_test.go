@@ -40,10 +40,16 @@ func ofSalt(salt string, e wire.Event) wire.Event {
 	return e
 }
 
-func stores(source int, e wire.Event) trackerStep { return func(t *tracker) { t.store(source, &e) } }
+func stores(source int, e wire.Event) trackerStep {
+	return func(t *tracker) { t.store(source, &e, addCopy) }
+}
 
 func removes(source int, hashes ...uint64) trackerStep {
-	return func(t *tracker) { t.remove(source, hashes) }
+	return func(t *tracker) {
+		for _, hash := range hashes {
+			t.remove(source, hash, takeCopy)
+		}
+	}
 }
 
 func letsGo(source int) trackerStep { return func(t *tracker) { t.letGo(source) } }

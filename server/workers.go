@@ -103,10 +103,16 @@ func workerConfig(spec *kvcastv1.WorkerSpec) ingest.WorkerConfig {
 		}
 		c.Sources = append(c.Sources, ingest.SourceConfig{
 			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
-			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(),
+			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesOf[src.GetCopies()],
 		})
 	}
 	return c
+}
+
+// copiesOf are what ingest calls the contract's Copies, where it is not the default.
+var copiesOf = map[kvcastv1.Copies]ingest.Copies{
+	kvcastv1.Copies_COPIES_COUNTED:        ingest.CopiesCounted,
+	kvcastv1.Copies_COPIES_ANNOUNCED_LAST: ingest.CopiesAnnouncedLast,
 }
 
 // violation is a field that holds what it must not.
@@ -143,6 +149,9 @@ func violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 		text(fmt.Sprintf("worker.sources[%d].topic", i), src.GetTopic())
 		if src.GetDpSize() > ingest.MaxRanks {
 			wrong(fmt.Sprintf("worker.sources[%d].dp_size", i), src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", ingest.MaxRanks))
+		}
+		if _, known := kvcastv1.Copies_name[int32(src.GetCopies())]; !known {
+			wrong(fmt.Sprintf("worker.sources[%d].copies", i), src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
 		}
 	}
 	switch c := spec.GetConsolidate(); c {

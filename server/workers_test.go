@@ -67,7 +67,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,
-		Sources: []*kvcastv1.SourceSpec{{Engine: "sglang", Connect: "tcp://h:1", Replay: "tcp://h:9", DpSize: 2, Topic: "kv"}},
+		Sources: []*kvcastv1.SourceSpec{{Engine: "sglang", Connect: "tcp://h:1", Replay: "tcp://h:9", DpSize: 2, Topic: "kv", Copies: kvcastv1.Copies_COPIES_COUNTED}},
 	}}); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	want := &roll{
 		added: []ingest.WorkerConfig{{
 			Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"},
-			Sources:     []ingest.SourceConfig{{Engine: ingest.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv"}},
+			Sources:     []ingest.SourceConfig{{Engine: ingest.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv", Copies: ingest.CopiesCounted}},
 			Consolidate: ingest.ConsolidateDedup,
 		}},
 		removed: []string{fmt.Sprint("v ", ingest.RemovedDeregistered)},
@@ -134,6 +134,7 @@ func TestViolationsNameTheContractsFields(t *testing.T) {
 			}
 		}, []string{`worker.sources: 129 is not allowed: want at most 128`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Consolidate = 7 }, []string{`worker.consolidate: 7 is not allowed: want CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Copies = 9 }), []string{`worker.sources[0].copies: 9 is not allowed: want COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Engine = "gpu" }), []string{`worker.sources[0].engine: "gpu" is not allowed: want vllm,`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Engine = "llama" }), []string{`worker.sources[0].engine: "llama" is not allowed: want vllm,`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.Replay = "", "h" }), []string{`worker.sources[0].connect: "" is not allowed: want tcp://HOST:PORT`, `worker.sources[0].replay: "h" is not allowed: want tcp://`}},

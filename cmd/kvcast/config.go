@@ -94,12 +94,14 @@ type sourceConfig struct {
 	Replay  string
 	DPSize  int
 	Topic   string
+	Copies  ingest.Copies
 }
 
 // listenerConfig is a port that engines connect to.
 type listenerConfig struct {
 	Bind       string
 	Engine     ingest.Engine
+	Copies     ingest.Copies
 	ReplayPort int      // 0: none
 	Topics     []string // none: the part's default
 	Worker     string
@@ -111,6 +113,7 @@ type discoveryConfig struct {
 	Port       int
 	ReplayPort int // 0: none
 	Engine     ingest.Engine
+	Copies     ingest.Copies
 	Model      string
 	BlockSize  uint32 // 0: the first store's
 	File       string
@@ -138,14 +141,16 @@ func defaultConfig() config {
 
 func defaultWorker() workerConfig { return workerConfig{Consolidate: ingest.ConsolidateDedup} }
 
-func defaultSource() sourceConfig { return sourceConfig{Engine: ingest.EngineVLLM, DPSize: 1} }
+func defaultSource() sourceConfig {
+	return sourceConfig{Engine: ingest.EngineVLLM, DPSize: 1, Copies: ingest.CopiesAuto}
+}
 
 func defaultListener() listenerConfig {
-	return listenerConfig{Engine: ingest.EngineVLLM, ReplayPort: ingest.DefaultReplayPort}
+	return listenerConfig{Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, ReplayPort: ingest.DefaultReplayPort}
 }
 
 func defaultDiscovery() discoveryConfig {
-	return discoveryConfig{Engine: ingest.EngineVLLM, Interval: discovery.DefaultInterval}
+	return discoveryConfig{Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: discovery.DefaultInterval}
 }
 
 // atMost is how many workers or subscribers one may ask for: more than fit.
@@ -209,6 +214,7 @@ func (s *sourceConfig) settings() []setting {
 		text("replay", &s.Replay, printable, wantEndpoint),
 		count("dp_size", &s.DPSize, 1, ingest.MaxRanks),
 		text("topic", &s.Topic, printable, "UTF-8 without control characters, such as kv@"),
+		copies(&s.Copies),
 	}
 }
 
@@ -216,6 +222,7 @@ func (l *listenerConfig) settings() []setting {
 	return []setting{
 		text("bind", &l.Bind, printable, wantEndpoint),
 		engine(&l.Engine),
+		copies(&l.Copies),
 		replayPort(&l.ReplayPort),
 		text("worker", &l.Worker, anything, ""),
 	}
@@ -227,6 +234,7 @@ func (d *discoveryConfig) settings() []setting {
 		count("port", &d.Port, 1, math.MaxUint16),
 		replayPort(&d.ReplayPort),
 		engine(&d.Engine),
+		copies(&d.Copies),
 		text("model", &d.Model, func(s string) bool { return printable(s) && len(s) <= ingest.MaxModelBytes }, "at most 1024 bytes of UTF-8 without control characters"),
 		count("block_size", &d.BlockSize, 1, math.MaxUint32),
 		text("file", &d.File, func(s string) bool { return s != "" && printable(s) }, wantFile),
@@ -251,6 +259,10 @@ func engine(to *ingest.Engine) setting {
 		return ok
 	}
 	return s
+}
+
+func copies(to *ingest.Copies) setting {
+	return oneOf("copies", to, ingest.CopiesAuto, ingest.CopiesCounted, ingest.CopiesAnnouncedLast)
 }
 
 func replayPort(to *int) setting {

@@ -190,7 +190,7 @@ func leaves(err error) []error {
 }
 
 // goField is a field of ingest.Config, by itself or in a path.
-var goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Consolidate|Bind|Topics?|Worker)\b`)
+var goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Bind|Topics?|Worker)\b`)
 
 // inFile says in the keys of the file what is said in fields of ingest.Config.
 func inFile(text string) string {

@@ -33,12 +33,12 @@ func TestWholeConfigFile(t *testing.T) {
 	want := defaultConfig()
 	want.Workers = []workerConfig{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
-		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1}, {Engine: ingest.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1}},
+		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingest.CopiesAuto}, {Engine: ingest.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingest.CopiesAuto}},
 	}}
-	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, ReplayPort: 5558, Topics: []string{"kv@*"}}}
+	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, Copies: ingest.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}}}
 	want.Discovery = []discoveryConfig{
-		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: ingest.EngineVLLM, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
-		{File: "workers.yaml", Engine: ingest.EngineVLLM, Interval: 5 * time.Second},
+		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
+		{File: "workers.yaml", Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: 5 * time.Second},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -134,13 +134,16 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"ingest: {silence: 9ms}", `f:1: ingest.silence: "9ms" is not allowed: want 0s for ever, or 10ms or more, such as 30s`},
 		{"ingest: {start_wait: 61m}", `f:1: ingest.start_wait: "61m" is not allowed: want 0s to 1h`},
 		{"discovery:\n- {}", `f:2: discovery[0]: names no place to find workers: want dns with port, or file`},
+		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", copies: Auto}]}]", `f:1: workers[0].sources[0].copies: "Auto" is not allowed: want auto, counted or announced-last`},
+		{"listeners: [{bind: \"tcp://*:1\", copies: set}]", `f:1: listeners[0].copies: "set" is not allowed: want auto, counted or announced-last`},
+		{"discovery: [{dns: engines, port: 1, copies: set}]", `f:1: discovery[0].copies: "set" is not allowed: want auto, counted or announced-last`},
 		{"discovery:\n- dns: engines", `f:2: discovery[0].port: is missing: want 1 to 65535, where each engine publishes, such as 5557`},
 		{"discovery:\n- dns: tcp://h:5557\n  port: 1", `f:2: discovery[0].dns: "tcp://h:5557" is not allowed: want the name of a host, such as vllm.default.svc`},
 		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
 		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file, where each worker has its own: want file and interval alone`},
 		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
-		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: key "fil" is not known, did you mean file? want dns, port, replay_port, engine, model, block_size, file or interval`},
-		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want dns, port, replay_port, engine, model, block_size, file or interval, each with its value`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: key "fil" is not known, did you mean file? want dns, port, replay_port, engine, copies, model, block_size, file or interval`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want dns, port, replay_port, engine, copies, model, block_size, file or interval, each with its value`},
 		{"- listen", `f:1: a list is not allowed: want listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery, each with its value`},
 		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
 		{"listen: :1\nadmin: \"", `f:2: not valid YAML: found unexpected end of stream`},
@@ -172,6 +175,8 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 		{"flag", configSources{flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
 		{"worker", configSources{workers: []string{"name=,connect=tcp://h:1"}}, `--worker name=,connect=tcp://h:1: name "" is not allowed: want 1 to 253 bytes of UTF-8 without control characters`},
 		{"worker's number", configSources{workers: []string{"name=a,connect=tcp://h:1,dp_size=0"}}, `--worker name=a,connect=tcp://h:1,dp_size=0: dp_size "0" is not allowed: want 1 to 1024`},
+		{"worker's copies", configSources{workers: []string{"name=a,connect=tcp://h:1,copies=all"}}, `--worker name=a,connect=tcp://h:1,copies=all: copies "all" is not allowed: want auto, counted or announced-last`},
+		{"listener's copies", configSources{binds: []string{"tcp://*:1,copies="}}, `--bind tcp://*:1,copies=: copies "" is not allowed: want auto, counted or announced-last`},
 		{"worker's engine", configSources{workers: []string{"name=a,connect=tcp://h:1,engine=Vllm"}}, `--worker name=a,connect=tcp://h:1,engine=Vllm: engine "Vllm" is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim`},
 		{"endpoint", configSources{binds: []string{"tcp://h"}}, `--bind tcp://h: endpoint "tcp://h" is not allowed: want tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`},
 		{"topic", configSources{binds: []string{"tcp://*:1,topic=["}}, `--bind tcp://*:1,topic=[: topic "[" is not allowed: want a pattern as of path.Match`},
@@ -372,11 +377,12 @@ func drawConfig(t *rapid.T) config {
 	})).Filter(printable)
 	names := rapid.SliceOfNDistinct(words.Filter(func(s string) bool { return s != "" && len(s) <= ingest.MaxNameBytes }), 0, 4, rapid.ID).Draw(t, "names")
 	engines := rapid.SampledFrom([]ingest.Engine{ingest.EngineVLLM, ingest.EngineSGLang, ingest.EngineTRTLLM, ingest.EngineKVBM, ingest.EngineLLMDSim})
+	copies := rapid.SampledFrom([]ingest.Copies{ingest.CopiesAuto, ingest.CopiesCounted, ingest.CopiesAnnouncedLast})
 	for _, name := range names {
 		w := defaultWorker()
 		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
 		w.BlockSize = rapid.Uint32().Draw(t, "block size")
-		s := sourceConfig{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic")}
+		s := sourceConfig{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
 		s.Connect = fmt.Sprintf("tcp://[::1]:%d", ports.Draw(t, "port"))
 		w.Sources = []sourceConfig{s}
 		if rapid.Bool().Draw(t, "a second source") {
@@ -387,7 +393,7 @@ func drawConfig(t *rapid.T) config {
 		c.Workers = append(c.Workers, w)
 	}
 	for range rapid.IntRange(0, 3).Draw(t, "listeners") {
-		l := listenerConfig{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), ReplayPort: rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")}
+		l := listenerConfig{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), Copies: copies.Draw(t, "copies"), ReplayPort: rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")}
 		l.Topics = rapid.SampledFrom([][]string{nil, {"kv@*"}, {"*", "1", "a: b"}}).Draw(t, "topics")
 		c.Listeners = append(c.Listeners, l)
 	}
@@ -399,6 +405,7 @@ func drawConfig(t *rapid.T) config {
 		} else {
 			d.DNS = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(isHost).Draw(t, "host")
 			d.Port, d.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
+			d.Copies = copies.Draw(t, "copies")
 			d.Engine, d.Model, d.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")
 		}
 		c.Discovery = append(c.Discovery, d)

@@ -23,7 +23,7 @@ func (c config) watches(log *slog.Logger) []discovery.Watch {
 			w.Name = d.DNS
 			w.Grace = c.Ingest.Grace
 			w.Find = discovery.DNS{
-				Host: d.DNS, Port: d.Port, ReplayPort: d.ReplayPort, Engine: d.Engine, Model: d.Model, BlockSize: d.BlockSize,
+				Host: d.DNS, Port: d.Port, ReplayPort: d.ReplayPort, Engine: d.Engine, Copies: d.Copies, Model: d.Model, BlockSize: d.BlockSize,
 			}.Find
 		}
 		all = append(all, w)

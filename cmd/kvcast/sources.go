@@ -20,14 +20,14 @@ func (c config) ingestConfig() ingest.Config {
 		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate}
 		for _, s := range w.Sources {
 			worker.Sources = append(worker.Sources, ingest.SourceConfig{
-				Engine: s.Engine, Connect: s.Connect, Replay: s.Replay, DPSize: s.DPSize, Topic: s.Topic,
+				Engine: s.Engine, Connect: s.Connect, Replay: s.Replay, DPSize: s.DPSize, Topic: s.Topic, Copies: s.Copies,
 			})
 		}
 		cfg.Workers = append(cfg.Workers, worker)
 	}
 	for _, l := range c.Listeners {
 		cfg.Listeners = append(cfg.Listeners, ingest.ListenerConfig{
-			Bind: l.Bind, Engine: l.Engine, Topics: l.Topics, Worker: l.Worker, ReplayPort: cmp.Or(l.ReplayPort, -1),
+			Bind: l.Bind, Engine: l.Engine, Copies: l.Copies, Topics: l.Topics, Worker: l.Worker, ReplayPort: cmp.Or(l.ReplayPort, -1),
 		})
 	}
 	return cfg

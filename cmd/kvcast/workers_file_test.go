@@ -13,7 +13,7 @@ import (
 
 func TestReadWorkers(t *testing.T) {
 	worker := func(name string) ingest.WorkerConfig {
-		return ingest.WorkerConfig{Name: name, Model: "m", Sources: []ingest.SourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://h:1", DPSize: 1}}, Consolidate: ingest.ConsolidateDedup}
+		return ingest.WorkerConfig{Name: name, Model: "m", Sources: []ingest.SourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://h:1", DPSize: 1, Copies: ingest.CopiesAuto}}, Consolidate: ingest.ConsolidateDedup}
 	}
 	const a, b = "{name: a, model: m, sources: [{connect: \"tcp://h:1\"}]}", "{name: b, model: m, sources: [{connect: \"tcp://h:1\"}]}"
 	file := filepath.Join(t.TempDir(), "w.yaml")

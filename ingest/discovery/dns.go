@@ -28,6 +28,7 @@ type DNS struct {
 	// Engine is what the engines are, and Model what they serve; both as of
 	// ingest.WorkerConfig.
 	Engine ingest.Engine
+	Copies ingest.Copies
 	Model  string
 	// BlockSize is in tokens; 0 means that of the first store.
 	BlockSize uint32
@@ -62,7 +63,7 @@ func (d DNS) Find(ctx context.Context) ([]ingest.WorkerConfig, error) {
 	workers := make([]ingest.WorkerConfig, len(addresses))
 	for i, a := range addresses {
 		at := func(port int) string { return net.JoinHostPort(a.String(), strconv.Itoa(port)) }
-		source := ingest.SourceConfig{Engine: d.Engine, Connect: "tcp://" + at(d.Port)}
+		source := ingest.SourceConfig{Engine: d.Engine, Copies: d.Copies, Connect: "tcp://" + at(d.Port)}
 		if d.ReplayPort != 0 {
 			source.Replay = "tcp://" + at(d.ReplayPort)
 		}

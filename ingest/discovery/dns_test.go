@@ -15,7 +15,7 @@ import (
 func TestDNS(t *testing.T) {
 	worker := func(name, connect, replay string) ingest.WorkerConfig {
 		return ingest.WorkerConfig{Name: name, Model: "m", BlockSize: 16, Sources: []ingest.SourceConfig{
-			{Engine: ingest.EngineSGLang, Connect: connect, Replay: replay},
+			{Engine: ingest.EngineSGLang, Copies: ingest.CopiesCounted, Connect: connect, Replay: replay},
 		}}
 	}
 	tests := []struct {
@@ -38,7 +38,7 @@ func TestDNS(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d := DNS{Host: "engines", Port: 5557, ReplayPort: tt.replay, Engine: ingest.EngineSGLang, Model: "m", BlockSize: 16}
+			d := DNS{Host: "engines", Port: 5557, ReplayPort: tt.replay, Engine: ingest.EngineSGLang, Copies: ingest.CopiesCounted, Model: "m", BlockSize: 16}
 			d.lookUp = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 				if host != "engines" {
 					t.Errorf("host %q", host)

@@ -79,6 +79,65 @@ func (Consolidate) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{0}
 }
 
+// What a further store of a block means that an engine holds already. An event
+// that says so itself outweighs it.
+type Copies int32
+
+const (
+	// The same as COPIES_AUTO.
+	Copies_COPIES_UNSPECIFIED Copies = 0
+	// vllm: a copy, or an announcement of a block that a request reuses, as is found
+	// out from what the engine publishes. Any other engine: a copy.
+	Copies_COPIES_AUTO Copies = 1
+	// One more copy, which a remove of its own takes away.
+	Copies_COPIES_COUNTED Copies = 2
+	// Nothing: the engine sends a remove for the last copy only.
+	Copies_COPIES_ANNOUNCED_LAST Copies = 3
+)
+
+// Enum value maps for Copies.
+var (
+	Copies_name = map[int32]string{
+		0: "COPIES_UNSPECIFIED",
+		1: "COPIES_AUTO",
+		2: "COPIES_COUNTED",
+		3: "COPIES_ANNOUNCED_LAST",
+	}
+	Copies_value = map[string]int32{
+		"COPIES_UNSPECIFIED":    0,
+		"COPIES_AUTO":           1,
+		"COPIES_COUNTED":        2,
+		"COPIES_ANNOUNCED_LAST": 3,
+	}
+)
+
+func (x Copies) Enum() *Copies {
+	p := new(Copies)
+	*p = x
+	return p
+}
+
+func (x Copies) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Copies) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_worker_proto_enumTypes[1].Descriptor()
+}
+
+func (Copies) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_worker_proto_enumTypes[1]
+}
+
+func (x Copies) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Copies.Descriptor instead.
+func (Copies) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
+}
+
 // How a worker is doing as a whole.
 type WorkerState int32
 
@@ -124,11 +183,11 @@ func (x WorkerState) String() string {
 }
 
 func (WorkerState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[1].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[2].Descriptor()
 }
 
 func (WorkerState) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[1]
+	return &file_kvcast_v1_worker_proto_enumTypes[2]
 }
 
 func (x WorkerState) Number() protoreflect.EnumNumber {
@@ -137,7 +196,7 @@ func (x WorkerState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerState.Descriptor instead.
 func (WorkerState) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
 }
 
 // How a source is doing.
@@ -193,11 +252,11 @@ func (x SourceState) String() string {
 }
 
 func (SourceState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvcast_v1_worker_proto_enumTypes[2].Descriptor()
+	return file_kvcast_v1_worker_proto_enumTypes[3].Descriptor()
 }
 
 func (SourceState) Type() protoreflect.EnumType {
-	return &file_kvcast_v1_worker_proto_enumTypes[2]
+	return &file_kvcast_v1_worker_proto_enumTypes[3]
 }
 
 func (x SourceState) Number() protoreflect.EnumNumber {
@@ -206,7 +265,7 @@ func (x SourceState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SourceState.Descriptor instead.
 func (SourceState) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
 }
 
 // One engine deployment as routers know it, and where to read its events.
@@ -324,7 +383,10 @@ type SourceSpec struct {
 	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
 	// Prefix of the topics to read; empty means all.
-	Topic         string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
+	Topic string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
+	// What a further store of a block means that the engine holds already; see
+	// Copies.
+	Copies        Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -392,6 +454,13 @@ func (x *SourceSpec) GetTopic() string {
 		return x.Topic
 	}
 	return ""
+}
+
+func (x *SourceSpec) GetCopies() Copies {
+	if x != nil {
+		return x.Copies
+	}
+	return Copies_COPIES_UNSPECIFIED
 }
 
 // A worker as kvcast sees it now. One that is to be read and is not in the stream,
@@ -768,14 +837,15 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vconsolidate\x18\a \x01(\x0e2\x16.kvcast.v1.ConsolidateR\vconsolidate\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb0\x01\n" +
 	"\n" +
 	"SourceSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x18\n" +
 	"\aconnect\x18\x02 \x01(\tR\aconnect\x12\x16\n" +
 	"\x06replay\x18\x03 \x01(\tR\x06replay\x12\x17\n" +
 	"\adp_size\x18\x04 \x01(\rR\x06dpSize\x12\x14\n" +
-	"\x05topic\x18\x05 \x01(\tR\x05topic\"\x9d\x03\n" +
+	"\x05topic\x18\x05 \x01(\tR\x05topic\x12)\n" +
+	"\x06copies\x18\x06 \x01(\x0e2\x11.kvcast.v1.CopiesR\x06copies\"\x9d\x03\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1d\n" +
@@ -814,7 +884,12 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\vConsolidate\x12\x1b\n" +
 	"\x17CONSOLIDATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CONSOLIDATE_DEDUP\x10\x01\x12\x1b\n" +
-	"\x17CONSOLIDATE_PASSTHROUGH\x10\x02*\x99\x01\n" +
+	"\x17CONSOLIDATE_PASSTHROUGH\x10\x02*`\n" +
+	"\x06Copies\x12\x16\n" +
+	"\x12COPIES_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vCOPIES_AUTO\x10\x01\x12\x12\n" +
+	"\x0eCOPIES_COUNTED\x10\x02\x12\x19\n" +
+	"\x15COPIES_ANNOUNCED_LAST\x10\x03*\x99\x01\n" +
 	"\vWorkerState\x12\x1c\n" +
 	"\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17WORKER_STATE_CONNECTING\x10\x01\x12\x15\n" +
@@ -842,38 +917,40 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_worker_proto_rawDescData
 }
 
-var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
-	(WorkerState)(0),     // 1: kvcast.v1.WorkerState
-	(SourceState)(0),     // 2: kvcast.v1.SourceState
-	(*WorkerSpec)(nil),   // 3: kvcast.v1.WorkerSpec
-	(*SourceSpec)(nil),   // 4: kvcast.v1.SourceSpec
-	(*WorkerStatus)(nil), // 5: kvcast.v1.WorkerStatus
-	(*RankStatus)(nil),   // 6: kvcast.v1.RankStatus
-	(*TierBlocks)(nil),   // 7: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 8: kvcast.v1.SourceStatus
-	nil,                  // 9: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 10: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 11: kvcast.v1.Tier
+	(Copies)(0),          // 1: kvcast.v1.Copies
+	(WorkerState)(0),     // 2: kvcast.v1.WorkerState
+	(SourceState)(0),     // 3: kvcast.v1.SourceState
+	(*WorkerSpec)(nil),   // 4: kvcast.v1.WorkerSpec
+	(*SourceSpec)(nil),   // 5: kvcast.v1.SourceSpec
+	(*WorkerStatus)(nil), // 6: kvcast.v1.WorkerStatus
+	(*RankStatus)(nil),   // 7: kvcast.v1.RankStatus
+	(*TierBlocks)(nil),   // 8: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil), // 9: kvcast.v1.SourceStatus
+	nil,                  // 10: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                  // 11: kvcast.v1.WorkerStatus.LabelsEntry
+	(Tier)(0),            // 12: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	9,  // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
-	4,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
+	10, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	5,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
-	10, // 3: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
-	1,  // 4: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
-	6,  // 5: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	8,  // 6: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
-	7,  // 7: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
-	11, // 8: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
-	2,  // 9: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	1,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
+	11, // 4: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	2,  // 5: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
+	7,  // 6: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
+	9,  // 7: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	8,  // 8: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	12, // 9: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	3,  // 10: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -887,7 +964,7 @@ func file_kvcast_v1_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -1,0 +1,135 @@
+package pipeline
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// checkChildren compares the counts of children with a count of all blocks.
+func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
+	want, got := make(map[uint64]uint32), make(map[uint64]uint32)
+	few := 0
+	table.blocks.all(func(b *block) {
+		if table.children.counts(b) {
+			want[b.parent]++
+		}
+		switch n := b.flags & flagChildren; n {
+		case 0:
+		case flagChildren:
+			got[b.hash] = table.children.many[b.hash]
+		default:
+			got[b.hash] = uint32(n / oneChild)
+			few++
+		}
+	})
+	for hash, n := range table.children.many {
+		if held := table.holds(hash); held && n <= 2 || !held && n == 0 {
+			t.Fatalf("block %d: %d children beside the table, and held is %v", hash, n, held)
+		}
+		got[hash] = n
+	}
+	if !maps.Equal(want, got) {
+		t.Fatalf("children (-want +got):\n%s", cmp.Diff(want, got))
+	}
+	if n := few + len(table.children.many); n != len(want) {
+		t.Fatalf("%d counts for %d blocks", n, len(want))
+	}
+}
+
+// TestChildrenAreCountedWhileTheTableChanges has blocks come and go, with parents that
+// are held or not, while their children are counted a few segments at a time.
+func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		table := newTable()
+		hashes := rapid.SampledFrom([]uint64{10, 300, 30_000}).Draw(t, "hashes")
+		hash := rapid.Uint64Range(0, hashes)
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			first, n := hash.Draw(t, "hash"), rapid.Uint64Range(1, hashes).Draw(t, "run")
+			switch rapid.IntRange(0, 9).Draw(t, "step") {
+			case 0:
+				table.gap()
+			case 1:
+				table.expire(int(n), nil)
+			case 2, 3, 4:
+				for h := first; h < first+n; h++ {
+					table.remove(h, takeAll)
+				}
+			case 5, 6:
+				table.countChildren()
+			default:
+				r := &run{key: runKey{kind: wire.KindStored, hashed: rapid.Bool().Draw(t, "hashed")}}
+				fanout := rapid.Uint64Range(1, 5).Draw(t, "fanout")
+				for h := first; h < first+n; h++ {
+					r.hashes, r.tokensHashes = []uint64{h}, []uint64{h}
+					r.parent, r.hasParent = h/fanout, h%7 != 0
+					table.storeRun(r)
+				}
+			}
+			checkChildren(t, table)
+		}
+	})
+}
+
+// TestChildrenOfALargeTableAreCountedInTurns has more segments than a turn counts.
+func TestChildrenOfALargeTableAreCountedInTurns(t *testing.T) {
+	const blocks = 100_000
+	table := newTable()
+	r := &run{key: runKey{kind: wire.KindStored}}
+	for h := range uint64(blocks) {
+		r.hashes = append(r.hashes, h)
+	}
+	table.storeRun(r)
+	turns := 0
+	for !table.countChildren() {
+		checkChildren(t, table)
+		turns++
+	}
+	if turns < 2 {
+		t.Errorf("turns: got %d, want several", turns)
+	}
+	checkChildren(t, table)
+	if s, i, _ := table.blocks.find(blocks - 2); s.slots[i].flags&flagChildren != oneChild {
+		t.Errorf("children of the last parent: got flags %b, want one", s.slots[i].flags)
+	}
+}
+
+// TestNamesAreCountedInTurns has more names than a turn counts, which come and go
+// meanwhile.
+func TestNamesAreCountedInTurns(t *testing.T) {
+	const names = 3 * countNames
+	tr := newTracker(2, names, &trackerCounts{})
+	for h := range uint64(names) {
+		tr.store(int(h%2), new(continuing(h/3, storeOf(nil, h+1))), addCopy)
+	}
+	turns := 0
+	for next := uint64(0); !tr.countChildren(engine); next++ {
+		tr.remove(engine, next*2+1, takeCopy)
+		tr.remove(engine, names-next*2-1, takeCopy)
+		tr.store(engine, new(continuing(next, storeOf(nil, names+next+1))), addCopy)
+		checkTracker(t, tr)
+		turns++
+	}
+	if turns < 2 {
+		t.Errorf("turns: got %d, want several", turns)
+	}
+	checkTracker(t, tr)
+}
+
+// TestCopyCountStaysAtItsLargest has an engine store a block ever again.
+func TestCopyCountStaysAtItsLargest(t *testing.T) {
+	full := copyCount{further: 1<<32 - 1, unsure: 1<<32 - 1}
+	got := full
+	got.stored(addCopy)
+	got.stored(addUnsure)
+	if got != full {
+		t.Errorf("count: got %+v, want %+v", got, full)
+	}
+	if got.removed(removeOp(0, &wire.Event{BlockHashes: make([]uint64, 1), Rare: &wire.Rare{RemainingCopies: []uint32{1<<32 - 1}}}, 0, false), false) {
+		t.Error("block with the most copies left: got gone, want held")
+	}
+}

@@ -1,0 +1,182 @@
+package pipeline
+
+import (
+	"math"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// How copies are counted. An engine may hold a block in several physical copies, each
+// stored and removed by an event of its own; and vLLM, where a request asks for it
+// (report mode full), announces with an event of the same form the blocks that the
+// request reuses, which changes nothing. Counted as a copy, an announced block would
+// stay for good; taken for a set, a block with two copies would leave with the first.
+// The rule that tells them apart, for a source of CopyRuleDetected on the device:
+//
+//  1. A store from the root of a block that is held is unsure: it may be a copy or an
+//     announcement. It is counted beside the copies. Every other store of a held block
+//     is a copy.
+//  2. A remove takes away a copy as long as there are several. In place of the last
+//     copy it takes away an unsure store, if there is one, as long as the gate is
+//     closed, since the store may have been a copy. With the gate open it does so only
+//     where a child of the block is held: the engine lets go of the child before the
+//     last copy of its parent.
+//  3. The gate of a rank and source opens with announcesAfter announcements that
+//     nothing else explains: root stores of at least two blocks that are all held, which
+//     the batch's next store of the same attention group continues. It closes when
+//     the engine restarts or clears its cache.
+
+// announcesAfter is how many announcements open the gate.
+const announcesAfter = 3
+
+// copyCount is what is counted of a block that is held, beside its first copy.
+type copyCount struct {
+	further uint32
+	unsure  uint32
+}
+
+// copyOp is what a store or a remove does to what is counted of a block.
+type copyOp uint32
+
+// What a store does to a block that is held. One that is not held it gives its first
+// copy.
+const (
+	addCopy copyOp = iota
+	addUnsure
+	addNothing
+)
+
+// What a remove does to a block that is held. From takeDownTo on it leaves so many
+// copies as the operation is larger.
+const (
+	takeCopy copyOp = iota
+	// takeAnnounced is takeCopy with an open gate.
+	takeAnnounced
+	takeAll
+	takeDownTo
+)
+
+// stored counts a store of a block that is held.
+func (c *copyCount) stored(op copyOp) {
+	switch {
+	case op == addCopy && c.further < math.MaxUint32:
+		c.further++
+	case op == addUnsure && c.unsure < math.MaxUint32:
+		c.unsure++
+	}
+}
+
+// removed counts a remove, and reports whether the block is gone with it.
+func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
+	switch {
+	case op == takeAll || op == takeDownTo:
+		return true
+	case op > takeDownTo:
+		*c = copyCount{further: uint32(op-takeDownTo) - 1}
+	case c.further > 0:
+		c.further--
+	case c.unsure > 0 && (op == takeCopy || hasHeldChild):
+		c.unsure--
+	default:
+		return true
+	}
+	return false
+}
+
+// storeOp is what a store of a source does; rooted says that it has no parent.
+func storeOp(rule ingest.CopyRule, e *wire.Event, rooted bool) copyOp {
+	switch {
+	case rule == ingest.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
+		return addNothing
+	case rooted && e.Origin == wire.OriginUnknown && detects(rule, e):
+		return addUnsure
+	default:
+		return addCopy
+	}
+}
+
+// removeOp is what a remove of a source does to the block i; open says that the gate
+// is.
+func removeOp(rule ingest.CopyRule, e *wire.Event, i int, open bool) copyOp {
+	switch {
+	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
+		return takeDownTo + copyOp(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(takeDownTo)))
+	case rule == ingest.CopyRuleAnnouncedLast:
+		return takeAll
+	case open && detects(rule, e):
+		return takeAnnounced
+	default:
+		return takeCopy
+	}
+}
+
+// detects reports whether an event's stores may be announcements.
+func detects(rule ingest.CopyRule, e *wire.Event) bool {
+	return rule == ingest.CopyRuleDetected && e.Tier == wire.TierDevice
+}
+
+// gate counts the announcements of a source's dp rank, up to those that open it.
+type gate uint8
+
+func (g gate) open() bool { return g >= announcesAfter }
+
+// gates are those of a rank's sources, by their indexes.
+type gates []gate
+
+// of returns the gate of a source, good until the next call.
+func (g *gates) of(source int) *gate {
+	for len(*g) <= source {
+		*g = append(*g, 0)
+	}
+	return &(*g)[source]
+}
+
+// close closes the gate of a source.
+func (g gates) close(source int) {
+	if source < len(g) {
+		g[source] = 0
+	}
+}
+
+// open reports whether that of a source is.
+func (g gates) open(source int) bool { return source < len(g) && g[source].open() }
+
+// candidate is a root store of the present batch that is an announcement if the next
+// store of its attention group continues it.
+type candidate struct {
+	group    int64
+	hasGroup bool
+	last     uint64 // its last block
+}
+
+// candidates are those of a batch, one for each attention group at most.
+type candidates []candidate
+
+// maxCandidates bounds the groups that are watched in a batch: models have a few.
+const maxCandidates = 16
+
+// settle takes note of a store, and reports whether it makes its group's candidate an
+// announcement.
+func (c *candidates) settle(e *wire.Event, rooted bool) bool {
+	for i, o := range *c {
+		if o.group == e.GroupIdx && o.hasGroup == e.HasGroupIdx {
+			*c = append((*c)[:i], (*c)[i+1:]...)
+			return !rooted && e.Parent == o.last
+		}
+	}
+	return false
+}
+
+// mayAnnounce reports whether a store may be an announcement of its blocks if they are
+// all held.
+func mayAnnounce(e *wire.Event, rooted bool) bool {
+	return rooted && len(e.BlockHashes) >= 2 && e.Origin == wire.OriginUnknown
+}
+
+// add makes a store its group's candidate.
+func (c *candidates) add(e *wire.Event) {
+	if len(*c) < maxCandidates {
+		*c = append(*c, candidate{e.GroupIdx, e.HasGroupIdx, e.BlockHashes[len(e.BlockHashes)-1]})
+	}
+}

@@ -1,0 +1,291 @@
+package pipeline_test
+
+import (
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/recording"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// recordingsDir is where the recordings are whose oracle says after every batch what
+// the engine held.
+const recordingsDir = "../cmd/kvcast/testdata/captures/engines-2026-11"
+
+// recordedBatch is one batch of a recording.
+type recordedBatch struct {
+	seq     uint64
+	payload []byte
+	// restart reports whether the engine restarted before this batch.
+	restart bool
+	oracle  recordedState
+}
+
+// recordedState is what the engine held after a batch, by its own account.
+type recordedState struct {
+	Len    int    `json:"len"`
+	SHA256 string `json:"sha256"`
+	// HostLen and HostSHA256 are those of the host tier.
+	HostLen    int    `json:"host_len"`
+	HostSHA256 string `json:"host_sha256"`
+	// Labels has a letter for each event of the batch: s for a store, a for a store
+	// that announces blocks again, r for a remove, c for a clear. Only vLLM's
+	// recordings have them.
+	Labels string `json:"labels"`
+}
+
+// readRecording returns the batches of a recording, and the engine's block size.
+func readRecording(t *testing.T, name string) (batches []recordedBatch, blockSize uint32) {
+	t.Helper()
+	f, err := os.Open(filepath.Join(recordingsDir, name, "oracle.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var oracle struct {
+		BlockSize uint32 `json:"block_size"`
+		Engines   map[string]struct {
+			Checkpoints []recordedState `json:"checkpoints"`
+		} `json:"engines"`
+	}
+	if err := json.NewDecoder(z).Decode(&oracle); err != nil {
+		t.Fatalf("read oracle of %s: %v", name, err)
+	}
+	for frames, err := range recording.ReadFile(filepath.Join(recordingsDir, name, "frames.jsonl.gz")) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := recordedBatch{seq: binary.BigEndian.Uint64(frames[1]), payload: frames[2]}
+		b.restart = len(batches) > 0 && b.seq <= batches[len(batches)-1].seq
+		batches = append(batches, b)
+	}
+	states := oracle.Engines["e0"].Checkpoints
+	if len(states) != len(batches) {
+		t.Fatalf("recording %s: %d states for %d batches", name, len(states), len(batches))
+	}
+	for i := range batches {
+		batches[i].oracle = states[i]
+	}
+	return batches, oracle.BlockSize
+}
+
+// blocksDigest is the digest of a set of blocks as the oracle has it.
+func blocksDigest(blocks map[uint64]bool) string {
+	var ids []string
+	for _, h := range slices.Sorted(maps.Keys(blocks)) {
+		ids = append(ids, strconv.FormatUint(h, 10))
+	}
+	sum := sha256.Sum256([]byte(strings.Join(ids, "\n")))
+	return hex.EncodeToString(sum[:])
+}
+
+// labelledPool is a vLLM pool's main attention group, played by the labels.
+type labelledPool struct{ copies map[uint64]int }
+
+// apply applies a batch, and reports what the pool holds.
+func (p *labelledPool) apply(t *testing.T, b recordedBatch, blockSize uint32) map[uint64]bool {
+	t.Helper()
+	if p.copies == nil || b.restart {
+		p.copies = make(map[uint64]int)
+	}
+	var d wire.Decoder
+	batch, err := d.Decode(b.payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(batch.Events) != len(b.oracle.Labels) {
+		t.Fatalf("seq %d: %d labels for %d events", b.seq, len(b.oracle.Labels), len(batch.Events))
+	}
+	for i, e := range batch.Events {
+		switch label := b.oracle.Labels[i]; {
+		case label == 'c':
+			clear(p.copies)
+		case e.GroupIdx != 0:
+		case label == 's' && e.BlockSize == blockSize:
+			for _, h := range e.BlockHashes {
+				p.copies[h]++
+			}
+		case label == 'r':
+			for _, h := range e.BlockHashes {
+				if p.copies[h]--; p.copies[h] <= 0 {
+					delete(p.copies, h)
+				}
+			}
+		}
+	}
+	held := make(map[uint64]bool)
+	for h := range p.copies {
+		held[h] = true
+	}
+	return held
+}
+
+// score compares what is held by a reading of a recording with what the engine
+// held, batch by batch.
+type score struct {
+	batches, exact        int
+	missing, missingAtEnd int // at most
+	extra, extraAtEnd     int
+}
+
+func (s *score) add(want, got map[uint64]bool) {
+	missing, extra := 0, 0
+	for h := range want {
+		if !got[h] {
+			missing++
+		}
+	}
+	for h := range got {
+		if !want[h] {
+			extra++
+		}
+	}
+	if missing == 0 && extra == 0 {
+		s.exact++
+	}
+	s.batches++
+	s.missing, s.missingAtEnd = max(s.missing, missing), missing
+	s.extra, s.extraAtEnd = max(s.extra, extra), extra
+}
+
+func (s score) String() string {
+	return fmt.Sprintf("%d of %d batches exact, at most %d missing (%d at the end), at most %d extra (%d at the end)",
+		s.exact, s.batches, s.missing, s.missingAtEnd, s.extra, s.extraAtEnd)
+}
+
+// recordingPlayer feeds the batches of a recording, as ingest reads them, to a
+// target.
+type recordingPlayer struct {
+	target
+	decoder   wire.Decoder
+	rules     *wire.Rules
+	blockSize *uint32
+}
+
+func newRecordingPlayer(to target, blockSize uint32) *recordingPlayer {
+	p := &recordingPlayer{target: to, blockSize: &blockSize}
+	p.rules = wire.NewRules(p.blockSize)
+	to.add(ingest.Worker{Name: testWorker, Model: "m", BlockSize: blockSize})
+	return p
+}
+
+func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
+	t.Helper()
+	if b.restart {
+		p.restarted(testWorker, ingest.Restart{At: 1})
+		p.rules.Reset(0)
+	}
+	batch, err := p.decoder.Decode(b.payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.rules.Admit(batch, 0, new(wire.Counts))
+	p.batch(testWorker, ingest.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: ingest.CopyRuleDetected, Events: batch.Events})
+}
+
+// heldIn returns the blocks that a router holds of the test's worker in a tier.
+func (r *router) heldIn(tier wire.Tier) map[uint64]bool {
+	return r.holdings[place{testWorker, 0, kvcastv1.Tier(tier)}]
+}
+
+// playRecording plays a recording into a pipeline, and scores what a router holds
+// after each batch.
+func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32) (s score) {
+	t.Helper()
+	subject, err := newSubject(pipeline.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newRecordingPlayer(subject, blockSize)
+	r := newRouter()
+	pool := &labelledPool{}
+	for _, b := range batches {
+		p.play(t, b)
+		r.apply(subject.journal.all())
+		got := r.heldIn(wire.TierDevice)
+		if b.oracle.Labels == "" {
+			s.addExact(b, got, r.heldIn(wire.TierHostPinned))
+			continue
+		}
+		want := pool.apply(t, b, blockSize)
+		if len(want) != b.oracle.Len || blocksDigest(want) != b.oracle.SHA256 {
+			t.Fatalf("the labels do not come to what the engine held after seq %d", b.seq)
+		}
+		s.add(want, got)
+	}
+	if err := subject.journal.err(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// addExact scores a batch of which only the digest of what the engine held is known.
+func (s *score) addExact(b recordedBatch, device, host map[uint64]bool) {
+	same := len(device) == b.oracle.Len && blocksDigest(device) == b.oracle.SHA256
+	if b.oracle.HostSHA256 != "" {
+		same = same && len(host) == b.oracle.HostLen && blocksDigest(host) == b.oracle.HostSHA256
+	}
+	if same {
+		s.exact++
+	}
+	s.batches++
+}
+
+// recordings are those that are played, and what may be missing of them: where an
+// engine announces blocks, what cannot be told from an announcement. There must never
+// be a block that the engine does not hold.
+var recordings = []struct {
+	name                 string
+	exact                bool
+	missing, missingLast int
+}{
+	{name: "i_incremental", exact: true},
+	{name: "ii_full", missing: 10, missingLast: 3},
+	{name: "iii_mixed", missing: 10, missingLast: 3},
+	{name: "iv_hybrid_mixed", missing: 10, missingLast: 3},
+	{name: "v_reset_restart_full", missing: 10, missingLast: 3},
+	{name: "vii_mixed_skip_reading", missing: 10, missingLast: 3},
+	{name: "x_short_prompts_full", missing: 10, missingLast: 3},
+	{name: "xiv_mamba_partial_short_first", exact: true},
+	{name: "sglang_radix_p16", exact: true},
+	{name: "sglang_unified_names", exact: true},
+	{name: "sglang_unified_hicache", exact: true},
+}
+
+// TestRecordingsBecomeTheEnginesBlocks plays recordings of engines, all by the rule
+// for vLLM, and compares what a router holds with what the engine held, after every
+// batch.
+func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
+	for _, r := range recordings {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			batches, blockSize := readRecording(t, r.name)
+			s := playRecording(t, batches, blockSize)
+			t.Log(s)
+			switch {
+			case r.exact && s.exact != s.batches:
+				t.Errorf("got %v, want all exact", s)
+			case s.extra > 0 || s.missing > r.missing || s.missingAtEnd > r.missingLast:
+				t.Errorf("got %v, want none extra, and at most %d missing (%d at the end)", s, r.missing, r.missingLast)
+			}
+		})
+	}
+}
