@@ -40,7 +40,8 @@ type Error struct {
 	Reason string
 	// Message says what is wrong and what to do.
 	Message string
-	// Epoch, Oldest and Newest are the server's journal, where Reason is not empty.
+	// Epoch, Oldest and Newest are the server's journal; empty and 0 where Reason is
+	// empty, and where the server told nothing of it, as in UNAUTHENTICATED.
 	Epoch          string
 	Oldest, Newest uint64
 	// RetryAfter is how long the server asks to wait; 0 where it does not.

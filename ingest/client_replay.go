@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // ErrNoReplay is returned by ReplayFrom where there is no replay socket.
@@ -40,6 +42,7 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (er
 		return fmt.Errorf("create ZeroMQ context: %w", err)
 	}
 	k := sockets{zctx: zctx, reconnectMin: c.config.ReconnectMin, reconnectMax: c.config.ReconnectMax}
+	batches := sync.Pool{New: newBatch}
 	blockSize := c.config.BlockSize
 	r := &clientReplay{
 		config:  &c.config,
@@ -47,7 +50,9 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (er
 		next:    seq,
 		rules:   wire.NewRules(&blockSize),
 	}
-	err = errors.Join(r.run(ctx, newReplays(k, c.config.ReplayTimeout)), zctx.Term())
+	err = errors.Join(r.run(ctx, newReplays(k, c.config.ReplayTimeout, func(s *zmqio.Socket) *inbox {
+		return newInbox(s, nil, &batches, func(int) {})
+	})), zctx.Term())
 	if err != nil {
 		c.replaysFailed.Add(1)
 		return err
@@ -97,7 +102,8 @@ type clientReplay struct {
 func (r *clientReplay) run(ctx context.Context, asks *replays) error {
 	for {
 		r.replies, r.progress, r.hole = 0, false, false
-		err := asks.read(ctx, r.config.replay(), r.next, func(seq uint64, payload []byte) bool {
+		q := replayRequest{endpoint: r.config.replay(), from: r.next, responsive: true}
+		err := asks.read(ctx, q, func(seq uint64, payload []byte) bool {
 			r.replies++
 			return r.take(ctx, seq, payload)
 		})

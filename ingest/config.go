@@ -24,6 +24,9 @@ const (
 	// DefaultGrace is how long a worker may be without a connection before it is
 	// removed.
 	DefaultGrace = time.Minute
+	// DefaultReceiveBufferBytes and DefaultReorderBufferBytes are those of Config.
+	DefaultReceiveBufferBytes = 256 << 20
+	DefaultReorderBufferBytes = 128 << 20
 	// DefaultTopics is the pattern of a listener's topics.
 	DefaultTopics = "kv@*"
 	// MaxRanks is how many dp ranks a worker may have.
@@ -50,6 +53,15 @@ type Config struct {
 	// MaxWorkers is how many workers there may be, configured ones included:
 	// DefaultMaxWorkers unless set. A worker beyond it is refused.
 	MaxWorkers int
+	// ReceiveBufferBytes bounds the messages that were received and wait to be
+	// processed, of all sources together: DefaultReceiveBufferBytes unless set. Beside it
+	// each source may have 2 MiB. A message that does not fit is dropped, which is
+	// repaired like any other gap.
+	ReceiveBufferBytes int64
+	// ReorderBufferBytes bounds the live batches that wait for a replay, of all sources
+	// together: DefaultReorderBufferBytes unless set. A batch that does not fit is
+	// fetched once the replay is done.
+	ReorderBufferBytes int64
 	// ReplayTimeout is how long a replay socket may say nothing: 10 ms to 1 h,
 	// DefaultReplayTimeout unless set.
 	ReplayTimeout time.Duration
@@ -203,6 +215,12 @@ func (e Engine) firstSeq() uint64 {
 func (c Config) withDefaults() Config {
 	if c.MaxWorkers == 0 {
 		c.MaxWorkers = DefaultMaxWorkers
+	}
+	if c.ReceiveBufferBytes == 0 {
+		c.ReceiveBufferBytes = DefaultReceiveBufferBytes
+	}
+	if c.ReorderBufferBytes == 0 {
+		c.ReorderBufferBytes = DefaultReorderBufferBytes
 	}
 	if c.ReplayTimeout == 0 {
 		c.ReplayTimeout = DefaultReplayTimeout

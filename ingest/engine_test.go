@@ -24,7 +24,7 @@ const blockSize = 4
 
 // start runs an Ingest, and ends it with the test. The function it returns ends
 // it earlier, and checks that it ends well and soon.
-func start(t *testing.T, c ingest.Config, sink ingest.Sink) (in *ingest.Ingest, stop func()) {
+func start(t *testing.T, c ingest.Config, sink ingest.Sink, prepare ...func(*ingest.Ingest)) (in *ingest.Ingest, stop func()) {
 	t.Helper()
 	c.Listeners = slices.Clone(c.Listeners)
 	for i := range c.Listeners {
@@ -37,6 +37,9 @@ func start(t *testing.T, c ingest.Config, sink ingest.Sink) (in *ingest.Ingest, 
 	in, err := ingest.New(c, sink)
 	if err != nil {
 		t.Fatalf("New: %v", err)
+	}
+	for _, f := range prepare {
+		f(in)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -1,4 +1,12 @@
 package ingest
 
+import "time"
+
 // HeldBytes returns how many bytes of live batches are held back.
-func HeldBytes(in *Ingest) int64 { return in.shared.budget.used.Load() }
+func HeldBytes(in *Ingest) int64 { return in.shared.budgets.reordered.Used() }
+
+// SetFirstRequests sets how long a replay socket that never answered is waited for, and
+// how long a request of such a one waits for its turn. To be called before Run.
+func SetFirstRequests(in *Ingest, reply, patience time.Duration) {
+	in.shared.replays.firstReply, in.shared.replays.firstPatience = reply, patience
+}

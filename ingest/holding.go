@@ -2,20 +2,19 @@ package ingest
 
 import (
 	"bytes"
-	"sync/atomic"
 	"time"
+	"unsafe"
+
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // Bounds of what is held back while batches before it are fetched. Beyond them
-// a live batch is let go, and fetched as well when the others have been.
+// a live batch is let go, and fetched as well when the others have been. All
+// publishers together have Config.ReorderBufferBytes.
 const (
-	maxHeldBatches = 10_000    // of a publisher: as many as an engine remembers
-	maxHeldBytes   = 16 << 20  // of a publisher
-	maxHeldTotal   = 128 << 20 // of all
+	maxHeldBatches = 10_000   // of a publisher: as many as an engine remembers
+	maxHeldBytes   = 16 << 20 // of a publisher
 )
-
-// budget is the memory that all holdings share.
-type budget struct{ used atomic.Int64 }
 
 // held is a live batch that waits.
 type held struct {
@@ -30,6 +29,13 @@ type held struct {
 	print      fingerprint
 }
 
+// heldOverhead is what a batch takes beside its bytes: its place in a slice that doubles
+// as it grows, and what the allocator rounds up of each of its parts.
+const heldOverhead = 2*int(unsafe.Sizeof(held{})) + 3*16
+
+// size is what a batch that is held back takes, in bytes.
+func (b *held) size() int { return len(b.epoch) + len(b.publisher) + len(b.payload) + heldOverhead }
+
 // holding is a publisher's live batches that wait for a repair, in the order in
 // which they came. It is bounded: what does not fit is the caller's to fetch again.
 type holding struct {
@@ -37,7 +43,7 @@ type holding struct {
 	bytes   int
 	// marked are those, from the first on, that were there at the last mark.
 	marked int
-	budget *budget
+	budget *budget.Budget
 }
 
 // mark marks those that are there.
@@ -45,19 +51,16 @@ func (h *holding) mark() { h.marked = len(h.batches) }
 
 // add keeps a copy of a batch, and tells whether there was room.
 func (h *holding) add(a *arrival, at time.Time, connection uint32) bool {
-	n := len(a.payload)
-	if len(h.batches) >= maxHeldBatches || h.bytes+n > maxHeldBytes {
-		return false
+	b := held{
+		epoch: a.epoch, publisher: a.publisher, seq: a.seq, payload: a.payload, at: at, connection: connection, print: a.print,
 	}
-	if h.budget.used.Add(int64(n)) > maxHeldTotal {
-		h.budget.used.Add(-int64(n))
+	n := b.size()
+	if len(h.batches) >= maxHeldBatches || h.bytes+n > maxHeldBytes || !h.budget.Take(int64(n)) {
 		return false
 	}
 	h.bytes += n
-	epoch, publisher := a.cloneIdentity()
-	h.batches = append(h.batches, held{
-		epoch: epoch, publisher: publisher, seq: a.seq, payload: bytes.Clone(a.payload), at: at, connection: connection, print: a.print,
-	})
+	b.epoch, b.publisher, b.payload = bytes.Clone(b.epoch), bytes.Clone(b.publisher), bytes.Clone(b.payload)
+	h.batches = append(h.batches, b)
 	return true
 }
 
@@ -71,9 +74,9 @@ func (h *holding) first() *held {
 
 // release gives back what a batch is counted for.
 func (h *holding) release(b *held) {
-	n := len(b.payload)
+	n := b.size()
 	h.bytes -= n
-	h.budget.used.Add(-int64(n))
+	h.budget.Release(int64(n))
 }
 
 // drop lets the first one go.

@@ -16,7 +16,7 @@ func TestWhatWasNotHeldIsAskedFor(t *testing.T) {
 		full int64  // bytes that others hold back
 	}{
 		{name: "more batches than a publisher may", held: maxHeldBatches},
-		{name: "more bytes than all may", full: maxHeldTotal},
+		{name: "more bytes than all may", full: DefaultReorderBufferBytes},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -25,8 +25,8 @@ func TestWhatWasNotHeldIsAskedFor(t *testing.T) {
 			p.replay = "tcp://engine"
 			var r *repair
 			p.worker.fetch = func(_ *publisher, asked *repair) { r = asked }
-			budget := &p.worker.shared.budget
-			budget.used.Store(tt.full)
+			budget := p.worker.shared.budgets.reordered
+			budget.Take(tt.full)
 			now := testTime
 			p.connect(now)
 			message := func(seq uint64) []byte { return testMessage("", seq, blockOf(0, seq)).Frames[2] }
@@ -64,7 +64,7 @@ func TestWhatWasNotHeldIsAskedFor(t *testing.T) {
 			if p.state != SourceLive || len(l.seen) != int(last)+1 || l.incomplete {
 				t.Errorf("state %v with %d of %d batches, incomplete %v", p.state, len(l.seen), last+1, l.incomplete)
 			}
-			if n := budget.used.Load(); n != tt.full {
+			if n := budget.Used(); n != tt.full {
 				t.Errorf("%d bytes are held back, want %d", n, tt.full)
 			}
 		})

@@ -1,7 +1,5 @@
 package ingest
 
-import "bytes"
-
 // identity is what an engine says of its incarnation beside its seqs: an epoch in the
 // topic (SGLang), a publisher id in the batch (proposed for vLLM), both or neither. A
 // batch with another one than the incarnation's is of another incarnation.
@@ -35,9 +33,4 @@ func (id *identity) learn(a *arrival) {
 	if id.publisher == "" && len(a.publisher) > 0 {
 		id.publisher = string(a.publisher)
 	}
-}
-
-// cloneIdentity returns copies of what a batch says of its incarnation.
-func (a *arrival) cloneIdentity() (epoch, publisher []byte) {
-	return bytes.Clone(a.epoch), bytes.Clone(a.publisher)
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/pebbe/zmq4"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // ErrStarted is returned by a second Run, or one after Close.
@@ -74,8 +76,9 @@ func New(c Config, sink Sink) (*Ingest, error) {
 		shared: &shared{
 			sink:    sink,
 			sockets: k,
-			replays: newReplays(k, c.ReplayTimeout),
 			roster:  &roster{max: c.MaxWorkers, names: make(map[string]struct{})},
+			budgets: newBudgets(c),
+			batches: sync.Pool{New: newBatch},
 			metrics: newMetrics(),
 			silence: max(c.Silence, 0),
 			grace:   max(c.Grace, 0),
@@ -85,6 +88,7 @@ func New(c Config, sink Sink) (*Ingest, error) {
 		changes:  make(chan func(context.Context, *running)),
 		ended:    make(chan struct{}),
 	}
+	in.shared.replays = newReplays(k, c.ReplayTimeout, func(s *zmqio.Socket) *inbox { return in.shared.inbox(s, "") })
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
@@ -95,7 +99,7 @@ func New(c Config, sink Sink) (*Ingest, error) {
 func (in *Ingest) open() error {
 	c := in.config
 	if in.registry != nil {
-		if err := in.shared.metrics.register(in.registry); err != nil {
+		if err := in.shared.metrics.register(in.registry, in.shared.budgets.all(), in.shared.replays.inProgress); err != nil {
 			return err
 		}
 	}

@@ -45,6 +45,8 @@ type link struct {
 // reading is one socket of a link.
 type reading struct {
 	*conn
+	inbox   *inbox
+	drained chan struct{} // closed when nothing is received any more
 	address string
 	watched chan struct{} // closed when nobody watches it any more
 	// up tells that there is a connection, was that there ever was one, and over that
@@ -156,7 +158,15 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &reading{conn: c, address: address, watched: make(chan struct{})}, nil
+	r := &reading{
+		conn: c, inbox: l.worker.shared.inbox(c.socket, l.worker.desc.Name), address: address,
+		watched: make(chan struct{}), drained: make(chan struct{}),
+	}
+	go func() {
+		defer close(r.drained)
+		r.inbox.drain()
+	}()
+	return r, nil
 }
 
 func (l *link) failed(err error) {
@@ -173,6 +183,9 @@ func (l *link) close(r *reading) {
 	}
 	r.monitor.Interrupt()
 	<-r.watched
+	r.socket.Interrupt()
+	<-r.drained
+	r.inbox.discard()
 	if err := r.close(); err != nil {
 		l.worker.log.Error("close socket", "endpoint", r.address, "error", err)
 	}
@@ -181,16 +194,16 @@ func (l *link) close(r *reading) {
 // serve reads the current reading. It reports true when that has to be replaced,
 // and false when ctx is done.
 func (l *link) serve(ctx context.Context) bool {
-	s := l.current.socket
-	stop := context.AfterFunc(ctx, s.Interrupt)
+	r := l.current
+	stop := context.AfterFunc(ctx, r.socket.Interrupt)
 	defer stop()
 	for {
-		err := s.SetDeadline(l.deadline())
-		if err == nil {
-			err = s.Wait()
-		}
+		p, err := r.inbox.next(l.deadline)
 		switch {
 		case ctx.Err() != nil:
+			if p != nil {
+				r.inbox.giveBack(p)
+			}
 			return false
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			l.silent(ctx)
@@ -199,10 +212,11 @@ func (l *link) serve(ctx context.Context) bool {
 			if !errors.Is(err, zmqio.ErrInterrupted) {
 				l.failed(err)
 			}
-			l.drain()
 			return true
 		}
-		if _, err := l.turn(); err != nil {
+		err = l.process(p)
+		r.inbox.giveBack(p)
+		if err != nil {
 			l.failed(err)
 			return true
 		}
@@ -219,45 +233,37 @@ func (l *link) deadline() time.Time {
 	return l.p.heard.Add(l.worker.shared.silence)
 }
 
-// drain reads what has come before the reading was interrupted.
-func (l *link) drain() {
-	for {
-		n, err := l.turn()
-		if err != nil {
-			l.failed(err)
-		}
-		if n == 0 || err != nil {
-			return
-		}
-	}
-}
-
-// turn reads some messages, and returns how many. What happened to the connection
-// before them is taken first.
-func (l *link) turn() (int, error) {
+// process takes some messages. What happened to the connection before them is taken
+// first.
+func (l *link) process(p *parcel) error {
 	in := l.worker.shared.intake()
 	defer l.worker.shared.giveBack(in)
-	n, err := l.current.socket.Receive(in.batch)
-	if err != nil || n == 0 {
-		return 0, err
-	}
 	began := time.Now()
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	if err := l.events(l.current); err != nil {
-		return 0, err
+		return err
 	}
 	l.worker.enter()
-	for i := range n {
-		a, why, ok := open(&in.decoder, in.batch.Message(i))
+	n := 0
+	for i := range p.count() {
+		m := p.batch.Message(i)
+		if m.Count == 0 { // dropped
+			continue
+		}
+		n++
+		a, why, ok := open(&in.decoder, m)
 		if !ok {
 			l.worker.refuse(why, began)
 			continue
 		}
 		l.p.take(in, began, &a)
 	}
+	if p.losses() {
+		l.p.overrun(began)
+	}
 	l.worker.shared.metrics.turn(began, n)
-	return n, nil
+	return nil
 }
 
 // watch takes what happens to a reading's connection until its monitor is

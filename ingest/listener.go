@@ -27,6 +27,7 @@ type listener struct {
 	config   ListenerConfig
 	address  string
 	conn     *conn
+	inbox    *inbox
 	patterns []string // of the config, as matchTopic wants them
 	log      *slog.Logger
 
@@ -78,6 +79,8 @@ func newListener(s *shared, c ListenerConfig) (*listener, error) {
 		workers: make(map[string]*boundWorker),
 		peers:   newPeers(),
 	}
+	l.inbox = s.inbox(conn.socket, "")
+	l.inbox.monitor, l.inbox.shared = conn.monitor, true
 	for _, p := range c.Topics {
 		l.patterns = append(l.patterns, slashless(p))
 	}
@@ -96,12 +99,20 @@ func (l *listener) run(ctx context.Context) error {
 	defer stop()
 	watched := make(chan error, 1)
 	go func() { watched <- l.watch() }()
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		l.inbox.drain()
+	}()
 	err := l.read(ctx)
+	l.conn.socket.Interrupt()
 	l.conn.monitor.Interrupt()
+	<-drained
 	err = errors.Join(err, <-watched)
 	if ctx.Err() != nil {
 		err = nil
 	}
+	l.inbox.discard()
 	l.close()
 	return errors.Join(err, l.conn.close())
 }
@@ -109,12 +120,10 @@ func (l *listener) run(ctx context.Context) error {
 func (l *listener) read(ctx context.Context) error {
 	scan := l.scanned(time.Now())
 	for ctx.Err() == nil {
-		err := l.conn.socket.SetDeadline(scan)
-		if err == nil {
-			err = l.conn.socket.Wait()
-		}
-		if err == nil {
-			err = l.turn()
+		p, err := l.inbox.next(func() time.Time { return scan })
+		if p != nil {
+			l.process(p)
+			l.inbox.giveBack(p)
 		}
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("read %s: %w", l.address, err)
@@ -126,60 +135,68 @@ func (l *listener) read(ctx context.Context) error {
 	return nil
 }
 
-// watch takes what happens to connections while no messages come.
+// watch has what happens to connections noted while no messages come.
 func (l *listener) watch() error {
 	for {
 		if err := l.conn.monitor.Wait(); err != nil {
 			return err
 		}
-		l.mu.Lock()
-		err := l.events()
-		l.mu.Unlock()
-		if err != nil {
-			return err
-		}
+		l.inbox.note()
 	}
 }
 
-// events takes what has happened to connections.
-func (l *listener) events() error {
-	for {
-		e, ok, err := l.conn.monitor.Next()
-		if err != nil || !ok {
-			return err
-		}
-		switch e.Kind {
-		case zmqio.Accepted:
-			l.peers.opened(e.Value)
-			l.shared.metrics.connections.WithLabelValues("").Inc()
-		case zmqio.Disconnected:
-			l.shared.metrics.disconnections.WithLabelValues("").Inc()
-			l.peers.closed(e.Value, time.Now())
-		default: // nothing that tells where batches come from
-		}
+// event takes what has happened to a connection.
+func (l *listener) event(e zmqio.Event, now time.Time) {
+	switch e.Kind {
+	case zmqio.Accepted:
+		l.peers.opened(e.Value)
+		l.shared.metrics.connections.WithLabelValues("").Inc()
+	case zmqio.Disconnected:
+		l.shared.metrics.disconnections.WithLabelValues("").Inc()
+		l.peers.closed(e.Value, now)
+	default: // nothing that tells where batches come from
 	}
 }
 
-// turn reads some messages. What happened to their connections comes first: it is
-// there once a message is.
-func (l *listener) turn() error {
+// process takes some messages, and what happened to connections before each.
+func (l *listener) process(p *parcel) {
 	in := l.shared.intake()
 	defer l.shared.giveBack(in)
-	n, err := l.conn.socket.Receive(in.batch)
-	if err != nil || n == 0 {
-		return err
-	}
 	began := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.events(); err != nil {
-		return err
+	events, n := p.events, 0
+	for i := range p.count() {
+		for len(events) > 0 && events[0].before <= i {
+			l.event(events[0].Event, began)
+			events = events[1:]
+		}
+		if m := p.batch.Message(i); m.Count > 0 { // else it was dropped
+			l.message(in, began, m)
+			n++
+		}
 	}
-	for i := range n {
-		l.message(in, began, in.batch.Message(i))
+	for _, e := range events {
+		l.event(e.Event, began)
+	}
+	if p.losses() {
+		l.overrun(p, began)
 	}
 	l.shared.metrics.turn(began, n)
-	return nil
+}
+
+// overrun has the publishers look for what was dropped whose messages were.
+func (l *listener) overrun(p *parcel, now time.Time) {
+	for topic, t := range l.topics {
+		if _, ok := p.lost[topic]; !ok && !p.lostAny {
+			continue
+		}
+		t.worker.mu.Lock()
+		for _, pub := range t.ranks {
+			pub.overrun(now)
+		}
+		t.worker.mu.Unlock()
+	}
 }
 
 // message takes the next message of the socket.
@@ -206,7 +223,9 @@ func (l *listener) message(in *intake, now time.Time, m zmqio.Message) {
 	defer w.mu.Unlock()
 	if p := l.publisher(t, &a, now); p != nil {
 		w.enter()
-		p.come(in, l.peers[m.FD], now)
+		c := l.peers[m.FD]
+		a.orphaned = c == nil
+		p.come(in, c, now)
 		p.take(in, now, &a)
 	}
 }

@@ -37,6 +37,7 @@ type metrics struct {
 	replaysFailed  *prometheus.CounterVec
 	replayed       *prometheus.CounterVec
 	unheld         *prometheus.CounterVec
+	undelivered    *prometheus.CounterVec
 	stale          *prometheus.CounterVec
 	ambiguous      *prometheus.CounterVec
 
@@ -66,6 +67,7 @@ func newMetrics() *metrics {
 		replaysDone:    counter("replays_done_total", "Replays that brought all there is.", "worker"),
 		replaysFailed:  counter("replays_failed_total", "Replays that were given up.", "worker"),
 		replayed:       counter("replayed_batches_total", "Batches that came by replay.", "worker"),
+		undelivered:    counter("receive_buffer_dropped_total", "Messages dropped because they were received faster than they could be processed; what they held is fetched again. Those of listeners count for no worker.", "worker"),
 		unheld:         counter("held_dropped_total", "Live batches that there was no room to hold back; they are fetched again.", "worker"),
 		stale:          counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
 		ambiguous:      counter("ambiguous_publishers_total", "Times that two publishers were found to use one topic and rank.", "worker"),
@@ -93,12 +95,12 @@ func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 }
 
 // register registers all or none.
-func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{
+func (m *metrics) register(r prometheus.Registerer, more ...prometheus.Collector) error {
+	for _, c := range append(more, m.undelivered,
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
 		m.gaps, m.missed, m.restarts, m.connections, m.disconnections, m.attempts, m.replays, m.replaysDone,
 		m.replaysFailed, m.replayed, m.unheld, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.turns,
-	} {
+	) {
 		if err := r.Register(c); err != nil {
 			m.unregister(r)
 			return fmt.Errorf("register metrics: %w", err)
@@ -127,6 +129,9 @@ func (m *metrics) move(from, to SourceState) {
 
 // turn counts n batches that were taken at once.
 func (m *metrics) turn(began time.Time, n int) {
+	if n == 0 {
+		return
+	}
 	each := time.Since(began).Seconds() / float64(n)
 	m.turns.Observe(each)
 }
@@ -139,7 +144,7 @@ func (m *metrics) forget(worker string) {
 	}{
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates, m.gaps, m.missed, m.restarts,
 		m.connections, m.disconnections, m.attempts, m.replays, m.replaysDone, m.replaysFailed, m.replayed,
-		m.unheld, m.stale, m.ambiguous, m.lastSeq,
+		m.unheld, m.undelivered, m.stale, m.ambiguous, m.lastSeq,
 	} {
 		v.DeletePartialMatch(of)
 	}

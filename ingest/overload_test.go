@@ -90,57 +90,131 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 	}
 }
 
-// However many engines have to be asked at once, some are at a time, and all in
-// the end.
+// replaysIn returns how many requests to replay sockets are in a state.
+func replaysIn(t *testing.T, g prometheus.Gatherer, state string) (n int) {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "kvcast_ingest_replays_in_progress" && m.GetLabel()[0].GetValue() == state {
+				n = int(m.GetGauge().GetValue())
+			}
+		}
+	}
+	return n
+}
+
+// gates are views whose lanes take no batch before all are opened together.
+type gates struct {
+	views
+	opened chan struct{}
+}
+
+type gatedLane struct {
+	*view
+	opened chan struct{}
+}
+
+func (l gatedLane) Batch(b *ingest.Batch) {
+	<-l.opened
+	l.view.Batch(b)
+}
+
+func (gs gates) AddWorker(w ingest.Worker) ingest.Lane {
+	gs.views[w.Name].AddWorker(w)
+	return gatedLane{gs.views[w.Name], gs.opened}
+}
+
+// However many engines have to be replayed at once, some are at a time, and all in the
+// end.
 func TestReplaysTakeTurns(t *testing.T) {
 	t.Parallel()
 	const engines, batches, most = 32, 100, 8
-	vs := make(views)
+	gs := gates{make(views), make(chan struct{})}
+	registry := prometheus.NewRegistry()
 	var caches []*cache
-	config := ingest.Config{ReplayTimeout: 10 * time.Second}
-	var proxies []*proxy
+	config := ingest.Config{ReplayTimeout: time.Hour, Metrics: registry}
 	for i := range engines {
 		c := newCache(t, simulator.PublisherConfig{})
 		c.next = uint64(1000 * i)
 		c.store(c.Drop, batches)
-		replay := newProxy(t, c.ReplayEndpoint())
-		replay.hole()
-		proxies = append(proxies, replay)
 		caches = append(caches, c)
 		name := fmt.Sprint(i)
-		vs[name] = newView()
+		gs.views[name] = newView()
 		config.Workers = append(config.Workers, ingest.WorkerConfig{
-			Name: name, Sources: []ingest.SourceConfig{{Connect: c.Endpoint(), Replay: replay.Endpoint()}},
+			Name: name, Sources: []ingest.SourceConfig{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}},
 		})
 	}
-	open := func() (n int) {
-		for _, p := range proxies {
-			alive, _ := p.paths()
-			n += alive
-		}
-		return n
-	}
-	in, _ := start(t, config, vs)
-	for i, c := range caches {
+	start(t, config, gs)
+	for _, c := range caches {
 		c.must(c.Subscribed(patient(t), 1))
 		c.store(c.Publish, 1) // held back
-		awaitState(t, in, i, ingest.SourceCatchingUp)
 	}
-	waitFor(t, func() bool { return open() == most })
-	for _, p := range proxies {
-		if n := open(); n > most {
-			t.Errorf("%d replays at a time, want %d", n, most)
-		}
-		p.heal()
+	waitFor(t, func() bool { return replaysIn(t, registry, "waiting") == engines-most })
+	if n := replaysIn(t, registry, "transferring"); n != most {
+		t.Errorf("%d replays at a time, want %d", n, most)
 	}
+	close(gs.opened)
 	for i, c := range caches {
-		v := vs[fmt.Sprint(i)]
+		v := gs.views[fmt.Sprint(i)]
 		v.awaitBlocks(t, c.blocks)
 		v.mu.Lock()
 		if d := cmp.Diff(map[string]int{"added": 1}, v.told); d != "" {
 			t.Errorf("told of %d (-want +got):\n%s", i, d)
 		}
 		v.mu.Unlock()
+	}
+}
+
+// Replay sockets that never answered keep no other engine from its repair, and an
+// engine that is heard of among many of them is read without a replay when its
+// patience is over.
+func TestSilentReplaySocketsStarveNobody(t *testing.T) {
+	t.Parallel()
+	const silent = 48 // more than are waited for at a time
+	registry := prometheus.NewRegistry()
+	healthy, late := newCache(t, simulator.PublisherConfig{}), newCache(t, simulator.PublisherConfig{})
+	vs := views{"healthy": newView(), "late": newView()}
+	in, _ := start(t, ingest.Config{
+		ReplayTimeout: time.Hour, Metrics: registry,
+		Workers: []ingest.WorkerConfig{{
+			Name: "healthy", Sources: []ingest.SourceConfig{{Connect: healthy.Endpoint(), Replay: healthy.ReplayEndpoint()}},
+		}},
+	}, vs, func(in *ingest.Ingest) { ingest.SetFirstRequests(in, time.Hour, 50*time.Millisecond) })
+	healthy.must(healthy.Subscribed(patient(t), 1))
+	healthy.caughtUp(vs["healthy"])
+	for i := range silent {
+		c := newCache(t, simulator.PublisherConfig{})
+		hole := newProxy(t, c.ReplayEndpoint())
+		hole.hole()
+		name := fmt.Sprint("silent-", i)
+		vs[name] = newView()
+		healthy.must(in.AddWorker(t.Context(), ingest.WorkerConfig{
+			Name: name, Sources: []ingest.SourceConfig{{Connect: c.Endpoint(), Replay: hole.Endpoint()}},
+		}))
+	}
+	waitFor(t, func() bool { return replaysIn(t, registry, "asking") == 32 })
+
+	healthy.store(healthy.Drop, 3)
+	healthy.store(healthy.Publish, 1)
+	vs["healthy"].awaitBlocks(t, healthy.blocks)
+
+	late.store(late.Drop, 3)
+	before := len(late.blocks)
+	healthy.must(in.AddWorker(t.Context(), ingest.WorkerConfig{
+		Name: "late", Sources: []ingest.SourceConfig{{Connect: late.Endpoint(), Replay: late.ReplayEndpoint()}},
+	}))
+	late.must(late.Subscribed(patient(t), 1))
+	late.store(late.Publish, 1)
+	v := vs["late"]
+	v.await(t, "the live batch", func() bool { return len(v.blocks) == len(late.blocks)-before })
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if d := cmp.Diff(map[string]int{"added": 1, "joined_late": 1}, v.told); d != "" {
+		t.Errorf("told (-want +got):\n%s", d)
 	}
 }
 
@@ -164,15 +238,18 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 			v := newView()
 			c := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayLimit: 20_000}})
 			replay := newProxy(t, c.ReplayEndpoint())
-			replay.hole()
 			config := worker(ingest.SourceConfig{Connect: c.Endpoint(), Replay: replay.Endpoint()})
 			config.Metrics, config.ReplayTimeout = registry, time.Hour
 			in, _ := start(t, config, v)
 			c.must(c.Subscribed(patient(t), 1))
+			c.caughtUp(v)
+			awaitState(t, in, 0, ingest.SourceLive)
+			replay.hole()
+			c.store(c.Drop, 1)
 			for range tt.batches {
 				c.next++
 				c.blocks[c.next] = true
-				e := store(c.next)
+				e := blockOfOne(c.next)
 				for i := range tt.tokens {
 					e.Tokens = append(e.Tokens, uint32(100_000+i)) // 5 bytes each
 				}

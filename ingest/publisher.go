@@ -77,9 +77,12 @@ type publisher struct {
 	// read nor held.
 	owes bool
 	owed uint64
-	// replayResponsive tells that the replay socket has ever answered. After a repair without
-	// an answer nothing is asked until resting is over.
+	// replayResponsive reports whether the replay socket answered when it was asked last
+	// and could be. After a repair without an answer nothing is asked until resting is
+	// over.
 	replayResponsive bool
+	// replayAnswered reports whether the replay socket has ever answered.
+	replayAnswered bool
 	resting          time.Time
 	rivals           rivals
 
@@ -101,7 +104,7 @@ func newPublisher(w *worker, source int, about SourceStatus) *publisher {
 		seq:     sequencer{start: about.Engine.firstSeq()},
 		rules:   w.rulesOf(source),
 		metrics: w.shared.metrics,
-		held:    holding{budget: &w.shared.budget},
+		held:    holding{budget: w.shared.budgets.reordered},
 	}
 	p.show()
 	w.publishers = append(w.publishers, p)
@@ -207,6 +210,19 @@ func (p *publisher) connect(now time.Time) {
 		p.lose(now, seqRange{}, GapPossibleRestart)
 	}
 	p.show()
+}
+
+// overrun has batches fetched that may have been dropped after the last one, as they
+// were received faster than they could be processed. Where they can not be, this is
+// reported at once: whether a later batch will show the gap is not known.
+func (p *publisher) overrun(now time.Time) {
+	switch {
+	case p.rivals.mixing: // its batches are not in order anyway
+	case p.repairable(now):
+		p.fetch(now, causeGap)
+	case p.seq.begun && !p.seq.empty:
+		p.lose(now, seqRange{}, GapReplayUnavailable)
+	}
 }
 
 // suspect takes note that the connection seems to be dead.

@@ -24,11 +24,11 @@ var testTime = time.Unix(1_800_000_000, 42)
 // newTestPublisher returns a publisher of a worker's only source and rank.
 func newTestPublisher(l Lane) (*publisher, *intake) {
 	w := newTestWorker(l, slog.New(slog.DiscardHandler))
-	return newPublisher(w, 0, SourceStatus{}), newIntake()
+	return newPublisher(w, 0, SourceStatus{}), new(intake)
 }
 
 func newTestWorker(l Lane, log *slog.Logger) *worker {
-	w := newWorker(&shared{metrics: newMetrics(), log: log, grace: time.Hour}, Worker{Name: "w"})
+	w := newWorker(&shared{metrics: newMetrics(), budgets: newBudgets(Config{}.withDefaults()), log: log, grace: time.Hour}, Worker{Name: "w"})
 	w.lane = l
 	return w
 }
@@ -214,7 +214,7 @@ func TestSeqsThatJumpToTheEnd(t *testing.T) {
 func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 	var log bytes.Buffer
 	w := newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil)))
-	now, in := testTime, newIntake()
+	now, in := testTime, new(intake)
 	ranks := []*publisher{newPublisher(w, 0, SourceStatus{}), newPublisher(w, 0, SourceStatus{Rank: 1}), newPublisher(w, 0, SourceStatus{Rank: 2})}
 	alone := newPublisher(w, 1, SourceStatus{})
 	alone.rankTold = true

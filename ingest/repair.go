@@ -33,6 +33,9 @@ const (
 	// restTime is how long a replay socket that did not answer is left alone, so that
 	// live batches are not held back for each gap in vain.
 	restTime = time.Minute
+	// busyRestTime is how long a replay socket is left alone that was not asked, as too
+	// many others were.
+	busyRestTime = 10 * time.Second
 	// maxRepairTime is how long a repair may take in all, so that live batches are
 	// not held back for ever by an engine whose replay never catches up.
 	maxRepairTime = 2 * time.Minute
@@ -224,8 +227,14 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return 0, false
 	}
 	r.answered = r.answered || err == nil
-	p.replayResponsive = p.replayResponsive || r.answered
-	if err != nil {
+	switch {
+	case errors.Is(err, errReplayBusy):
+	case r.replies > 0 || err == nil:
+		p.replayResponsive, p.replayAnswered = true, true
+	case errors.Is(err, errReplaySilent):
+		p.replayResponsive = false // it shares the slots of those that never answered
+	}
+	if err != nil && !errors.Is(err, errReplayYielded) {
 		p.worker.warn(noticeReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", p.replay, "error", err)
 	}
 	switch {
@@ -283,9 +292,10 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		r.cause = causeGap
 	}
 	enough := r.failures >= maxFailures || now.Sub(r.since) > maxRepairTime || !r.answered && r.cause == causeProbe ||
-		!p.replayResponsive && (r.failures >= maxFirstFailures || errors.Is(err, errReplaySilent))
-	if enough && (r.tolerant || r.ended != askHole) {
-		return p.giveUp(in, now, r)
+		!p.replayAnswered && (r.failures >= maxFirstFailures || errors.Is(err, errReplaySilent)) ||
+		errors.Is(err, errReplayBusy)
+	if enough && (errors.Is(err, errReplayBusy) || r.tolerant || r.ended != askHole) {
+		return p.giveUp(in, now, r, err)
 	}
 	r.tolerant = enough
 	if r.ended == askHole {
@@ -409,12 +419,15 @@ func (p *publisher) doubt(now time.Time) {
 
 // giveUp tells what could not be had, and goes on with what was held. Where that
 // shows that more is missing, another repair follows.
-func (p *publisher) giveUp(in *intake, now time.Time, r *repair) (wait time.Duration, again bool) {
+func (p *publisher) giveUp(in *intake, now time.Time, r *repair, err error) (wait time.Duration, again bool) {
 	p.worker.metrics.replaysFailed.Inc()
 	why := GapReplayIncomplete
 	if !r.answered {
 		why = GapReplayUnavailable
-		if r.cause != causeProbe {
+		switch {
+		case errors.Is(err, errReplayBusy):
+			p.resting = now.Add(busyRestTime)
+		case r.cause != causeProbe:
 			p.resting = now.Add(restTime)
 		}
 	}

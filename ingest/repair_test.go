@@ -82,7 +82,7 @@ func TestRepairTellsTheWholeTruth(t *testing.T) {
 		l := &tale{t: t, seen: make(map[uint64]bool)}
 		p, in := newTestPublisher(l)
 		p.replay = "tcp://engine"
-		p.replayResponsive = true
+		p.replayAnswered = true
 		var asked *repair
 		p.worker.fetch = func(_ *publisher, r *repair) { asked = r }
 		e := &modelEngine{limit: rapid.IntRange(1, 12).Draw(t, "memory"), forgotten: map[uint64]bool{}}
@@ -212,7 +212,7 @@ func TestRepairTellsTheWholeTruth(t *testing.T) {
 		if !l.incomplete && len(l.seen) != int(e.next) {
 			t.Fatalf("%d of %d blocks, and nothing told", len(l.seen), e.next)
 		}
-		if used := p.worker.shared.budget.used.Load(); used != 0 {
+		if used := p.worker.shared.budgets.reordered.Used(); used != 0 {
 			t.Fatalf("%d bytes held", used)
 		}
 	})

@@ -8,6 +8,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
@@ -15,54 +18,93 @@ import (
 // DefaultReplayTimeout is how long a replay socket may say nothing.
 const DefaultReplayTimeout = 5 * time.Second
 
-// maxReplays is how many replays are read at a time. An engine answers one from
-// the thread that publishes, and the replies are kept until they are applied.
-const maxReplays = 8
-
 const (
-	// replayHWM is how many replies libzmq keeps: as many as an engine remembers, so
-	// that it does not drop any because its reader is slow.
-	replayHWM = 10_000
-	// replayTurn is how many replies are taken at a time.
-	replayTurn = 64
+	// maxTransfers is how many replays are read at a time. An engine answers one from
+	// the thread that publishes, and the replies are kept until they are applied.
+	maxTransfers = 8
+	// maxFirstRequests is how many sockets are waited for at a time that have never
+	// answered, and firstReplyTimeout how long for each at most. They are apart from
+	// the others, so that silent ones keep nobody from a repair.
+	maxFirstRequests  = 32
+	firstReplyTimeout = time.Second
+	// transferShare is how long one replay is read while others wait. It goes on after
+	// them.
+	transferShare = 3 * time.Second
 	// replayPause is how long an engine may say nothing once it answers: it sends all
 	// in one go, of which its socket drops what goes beyond its high-water mark, the
 	// end marker included. What is missing is then asked for again.
 	replayPause = time.Second
+
+	// How long a request waits for its turn, while live batches are held back. Before
+	// first contact nothing is known of the engine, so that waiting costs least.
+	firstRequestPatience = 10 * time.Second
+	transferPatience     = 10 * time.Second
 )
 
 var (
 	errReplayRefused = errors.New("nothing listens there")
 	errReplaySilent  = errors.New("no answer")
+	errReplayBusy    = errors.New("too many replays are in progress")
+	// errReplayYielded ends a request for others' sake. It brought something.
+	errReplayYielded = errors.New("interrupted: others are waiting")
+	// errReplayOverrun ends a request whose replies came faster than they could be
+	// applied.
+	errReplayOverrun = errors.New("replies were dropped")
 )
 
 // replays asks engines' replay sockets, some at a time.
 type replays struct {
 	sockets sockets
 	timeout time.Duration
-	slots   chan struct{}
+	inbox   func(*zmqio.Socket) *inbox
+	// A request of a socket that has answered before needs a transfer slot; any other
+	// one of first, which it exchanges when the first reply has come. Both are FIFO.
+	first, transfers *semaphore.Weighted
+	// firstReply and firstPatience are firstReplyTimeout and firstRequestPatience.
+	firstReply, firstPatience time.Duration
+	inProgress       *prometheus.GaugeVec // by state
 }
 
-func newReplays(k sockets, timeout time.Duration) *replays {
-	return &replays{sockets: k, timeout: timeout, slots: make(chan struct{}, maxReplays)}
+func newReplays(k sockets, timeout time.Duration, box func(*zmqio.Socket) *inbox) *replays {
+	return &replays{
+		sockets: k, timeout: timeout, inbox: box,
+		first: semaphore.NewWeighted(maxFirstRequests), transfers: semaphore.NewWeighted(maxTransfers),
+		firstReply: firstReplyTimeout, firstPatience: firstRequestPatience,
+		inProgress: gauge("replays_in_progress", "Requests to replay sockets, by state: waiting for their turn, for the first reply, or being read.", "state"),
+	}
+}
+
+// replayRequest is what a replay socket is asked.
+type replayRequest struct {
+	endpoint string
+	from     uint64
+	// responsive reports whether the socket has answered before.
+	responsive bool
+	// patience is how long to wait for a transfer slot.
+	patience time.Duration
+	// waited is called with how long the request has waited for a slot; may be nil.
+	waited func(time.Duration)
 }
 
 // read asks an endpoint for the batches from a seq on, and calls each with those
-// that come. It returns nil once the end marker came or each returned false. It
-// waits for its turn, and then for an answer no longer than the timeout.
+// that come. It returns nil once the end marker came or each returned false.
 //
-// A socket of its own for each ask keeps the replies to one from being taken for
+// A socket of its own for each request keeps the replies to one from being taken for
 // those of another, and finds out whether the engine can be reached.
-func (r *replays) read(ctx context.Context, endpoint string, from uint64, each func(seq uint64, payload []byte) bool) error {
-	select {
-	case r.slots <- struct{}{}:
-		defer func() { <-r.slots }()
-	case <-ctx.Done():
-		return ctx.Err()
+func (r *replays) read(ctx context.Context, q replayRequest, each func(seq uint64, payload []byte) bool) error {
+	slot, patience := r.transfers, q.patience
+	if !q.responsive {
+		slot, patience = r.first, r.firstPatience
 	}
+	turn, err := r.acquire(ctx, slot, patience, q.waited)
+	if err != nil {
+		return err
+	}
+	x := &exchange{replays: r, replayRequest: q, slot: turn}
+	defer x.release()
 	resolving, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	address, err := resolve(resolving, endpoint)
+	address, err := resolve(resolving, q.endpoint)
 	if err != nil {
 		return err
 	}
@@ -70,17 +112,97 @@ func (r *replays) read(ctx context.Context, endpoint string, from uint64, each f
 	if err != nil {
 		return err
 	}
-	err = errors.Join(r.converse(ctx, c, from, each), c.close())
+	err = errors.Join(x.converse(ctx, c, each), c.close())
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
-		return fmt.Errorf("replay from %d: %w", from, err)
+		return fmt.Errorf("replay from %d: %w", q.from, err)
 	}
 	return nil
 }
 
-func (r *replays) converse(ctx context.Context, c *conn, from uint64, each func(uint64, []byte) bool) error {
+// slot is a turn that a request has, until it is released.
+type slot struct {
+	of    *semaphore.Weighted
+	state prometheus.Gauge
+}
+
+func (s *slot) release() {
+	if s != nil {
+		s.state.Dec()
+		s.of.Release(1)
+	}
+}
+
+// acquire waits for a turn. It returns errReplayBusy where none comes in time.
+func (r *replays) acquire(ctx context.Context, of *semaphore.Weighted, patience time.Duration, waited func(time.Duration)) (*slot, error) {
+	state := r.inProgress.WithLabelValues("transferring")
+	if of == r.first {
+		state = r.inProgress.WithLabelValues("asking")
+	}
+	if !of.TryAcquire(1) {
+		waiting := r.inProgress.WithLabelValues("waiting")
+		waiting.Inc()
+		began := time.Now()
+		bounded, cancel := context.WithTimeout(ctx, patience)
+		err := of.Acquire(bounded, 1)
+		cancel()
+		waiting.Dec()
+		if waited != nil {
+			waited(time.Since(began))
+		}
+		if err != nil && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil {
+			return nil, errReplayBusy
+		}
+	}
+	state.Inc()
+	return &slot{of: of, state: state}, nil
+}
+
+// exchange is one request and its replies.
+type exchange struct {
+	*replays
+	replayRequest
+	slot     *slot
+	since    time.Time // when the transfer slot was acquired
+	answered bool
+}
+
+func (x *exchange) release() { x.slot.release() }
+
+// begin exchanges the slot of a first request for one of a transfer.
+func (x *exchange) begin(ctx context.Context) error {
+	x.answered = true
+	if !x.responsive {
+		x.release()
+		x.slot = nil
+		var err error
+		if x.slot, err = x.acquire(ctx, x.transfers, x.patience, x.waited); err != nil {
+			return err
+		}
+	}
+	x.since = time.Now()
+	return nil
+}
+
+// yields reports whether others are to have the transfer slot. Who waits for a
+// semaphore is served before who tries.
+func (x *exchange) yields() bool {
+	if time.Since(x.since) < transferShare {
+		return false
+	}
+	free := x.transfers.TryAcquire(1)
+	if free {
+		x.transfers.Release(1)
+	}
+	return !free
+}
+
+func (x *exchange) converse(ctx context.Context, c *conn, each func(uint64, []byte) bool) error {
 	stop := context.AfterFunc(ctx, c.socket.Interrupt)
 	defer stop()
 	refused := make(chan error, 1)
@@ -89,16 +211,28 @@ func (r *replays) converse(ctx context.Context, c *conn, from uint64, each func(
 		c.monitor.Interrupt()
 		<-refused
 	}()
-	if err := c.socket.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
+	if err := c.socket.Send(nil, binary.BigEndian.AppendUint64(nil, x.from)); err != nil {
 		return err
 	}
-	b := zmqio.NewBatch(replayTurn)
-	defer b.Release()
-	for silence := r.timeout; ; silence = min(r.timeout, replayPause) {
-		if err := c.socket.SetDeadline(time.Now().Add(silence)); err != nil {
-			return err
-		}
-		switch err := c.socket.Wait(); {
+	box := x.inbox(c.socket)
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		box.drain()
+	}()
+	defer func() {
+		c.socket.Interrupt()
+		<-drained
+		box.discard()
+	}()
+	silence := x.timeout
+	if !x.responsive {
+		silence = min(silence, x.firstReply)
+	}
+	for {
+		until := time.Now().Add(silence)
+		p, err := box.next(func() time.Time { return until })
+		switch {
 		case errors.Is(err, zmqio.ErrInterrupted) && ctx.Err() == nil:
 			return errReplayRefused
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -106,24 +240,45 @@ func (r *replays) converse(ctx context.Context, c *conn, from uint64, each func(
 		case err != nil:
 			return err
 		}
-		n, err := c.socket.Receive(b)
-		if err != nil {
+		more, err := x.replies(ctx, p, each)
+		box.giveBack(p)
+		if err != nil || !more {
 			return err
 		}
-		for i := range n {
-			m := b.Message(i)
-			if m.Count != len(m.Frames) {
-				return fmt.Errorf("reply of %d frames: %w", m.Count, wire.ErrReply)
-			}
-			seq, payload, end, err := wire.ParseReply(m.Frames)
-			if err != nil {
-				return err
-			}
-			if end || !each(seq, payload) {
-				return nil
-			}
+		silence = min(x.timeout, replayPause)
+	}
+}
+
+// replies takes some replies, and reports whether more are wanted.
+func (x *exchange) replies(ctx context.Context, p *parcel, each func(uint64, []byte) bool) (more bool, err error) {
+	if !x.answered {
+		if err := x.begin(ctx); err != nil {
+			return false, err
 		}
 	}
+	for i := range p.count() {
+		m := p.batch.Message(i)
+		if m.Count == 0 {
+			return false, errReplayOverrun
+		}
+		if m.Count != len(m.Frames) {
+			return false, fmt.Errorf("reply of %d frames: %w", m.Count, wire.ErrReply)
+		}
+		seq, payload, end, err := wire.ParseReply(m.Frames)
+		if err != nil {
+			return false, err
+		}
+		if end || !each(seq, payload) {
+			return false, nil
+		}
+	}
+	switch {
+	case p.losses():
+		return false, errReplayOverrun
+	case x.yields():
+		return false, errReplayYielded
+	}
+	return true, nil
 }
 
 // refused interrupts the socket where nobody takes its connection, and returns

@@ -23,7 +23,7 @@ type script struct {
 func newScript(t *testing.T) *script {
 	s := &script{t: t, now: testTime}
 	s.p, s.in = newTestPublisher(s)
-	s.p.replay, s.p.replayResponsive = "tcp://engine", true
+	s.p.replay, s.p.replayAnswered = "tcp://engine", true
 	s.p.worker.fetch = func(_ *publisher, r *repair) { s.asked = r }
 	return s
 }

@@ -7,12 +7,9 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
-
-// turnMessages is how many messages of a socket are read before its worker's lock
-// is let go.
-const turnMessages = 64
 
 // shared is what all workers of an Ingest have in common.
 type shared struct {
@@ -21,9 +18,10 @@ type shared struct {
 	replays *replays
 	roster  *roster
 	board   board
-	budget  budget
+	budgets budgets
 	metrics *metrics
 	intakes sync.Pool
+	batches sync.Pool     // of *zmqio.Batch
 	silence time.Duration // 0: it is no sign of anything
 	grace   time.Duration
 	log     *slog.Logger
@@ -35,22 +33,40 @@ type intake struct {
 	decoder wire.Decoder
 	counts  wire.Counts
 	out     Batch
-	batch   *zmqio.Batch
 }
-
-func newIntake() *intake { return &intake{batch: zmqio.NewBatch(turnMessages)} }
 
 func (s *shared) intake() *intake {
 	if in, ok := s.intakes.Get().(*intake); ok {
 		return in
 	}
-	return newIntake()
+	return new(intake)
 }
 
-func (s *shared) giveBack(in *intake) {
-	in.batch.Release()
-	s.intakes.Put(in)
+func (s *shared) giveBack(in *intake) { s.intakes.Put(in) }
+
+// budgets bound what all publishers together may take.
+type budgets struct {
+	received  *budget.Budget // bytes of messages that wait to be processed
+	reordered *budget.Budget // bytes of batches held back for a repair
 }
+
+func newBudgets(c Config) budgets {
+	return budgets{
+		received:  budget.New("receive_buffer_bytes", c.ReceiveBufferBytes),
+		reordered: budget.New("reorder_buffer_bytes", c.ReorderBufferBytes),
+	}
+}
+
+func (b budgets) all() budget.Collector { return budget.Collector{b.received, b.reordered} }
+
+// inbox returns an inbox of a socket, of a worker or, where that is empty, of a
+// listener.
+func (s *shared) inbox(socket *zmqio.Socket, worker string) *inbox {
+	dropped := s.metrics.undelivered.WithLabelValues(worker)
+	return newInbox(socket, s.budgets.received, &s.batches, func(n int) { dropped.Add(float64(n)) })
+}
+
+func newBatch() any { return zmqio.NewBatch(inboxBatch) }
 
 // jitter returns a wait that is up to a fifth longer, so that many that began
 // together do not stay together.

@@ -11,13 +11,13 @@ import (
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
-// What every SUB socket has. There are no ZMTP heartbeats: with them libzmq
-// 4.3.4 aborts the process (assertion _input_stopped) when the reader of a
-// socket with a finite high-water mark stalls.
+// What every SUB socket has. There is no high-water mark of what is received: where
+// libzmq 4.3.4 stops reading a connection it ends the process when that fails, or when
+// heartbeats are on (assertions _io_error, _input_stopped). An inbox bounds what comes
+// instead. There are no ZMTP heartbeats either way.
 const (
-	// receiveHWM is how many messages libzmq keeps of a publisher before it leaves
-	// the rest in the connection.
-	receiveHWM = 10_000
+	// noHWM is the setting for no high-water mark.
+	noHWM = 0
 	// maxFrameBytes is the largest frame of an endpoint that is connected to: libzmq
 	// takes memory on the word of its length prefix, and closes the connection of
 	// a larger one. What is above maxMessageBytes is refused by itself.
@@ -89,7 +89,7 @@ func (k sockets) dealing() (*zmq4.Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create socket: %w", err)
 	}
-	err = errors.Join(s.SetRcvhwm(replayHWM), s.SetMaxmsgsize(maxFrameBytes), k.common(s))
+	err = errors.Join(s.SetRcvhwm(noHWM), s.SetMaxmsgsize(maxFrameBytes), k.common(s))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set socket options: %w", err), s.Close())
 	}
@@ -136,7 +136,7 @@ func (k sockets) subscribe(topic string, maxFrame int64) (*zmq4.Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create socket: %w", err)
 	}
-	err = errors.Join(s.SetRcvhwm(receiveHWM), s.SetMaxmsgsize(maxFrame), k.common(s), s.SetSubscribe(topic))
+	err = errors.Join(s.SetRcvhwm(noHWM), s.SetMaxmsgsize(maxFrame), k.common(s), s.SetSubscribe(topic))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("set socket options: %w", err), s.Close())
 	}

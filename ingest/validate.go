@@ -44,6 +44,8 @@ func (c Config) Validate() error {
 	v := &validation{names: make(map[string]struct{})}
 	c = c.withDefaults()
 	v.check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
+	v.check(c.ReceiveBufferBytes > 0, "ReceiveBufferBytes", c.ReceiveBufferBytes, "above 0")
+	v.check(c.ReorderBufferBytes > 0, "ReorderBufferBytes", c.ReorderBufferBytes, "above 0")
 	v.check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
 		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
 	v.check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")

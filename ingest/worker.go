@@ -79,13 +79,11 @@ func (w *worker) repairIn(ctx context.Context, group *sync.WaitGroup) {
 // repair asks a publisher's replay socket until all there is has been read.
 func (w *worker) repair(ctx context.Context, p *publisher, r *repair) {
 	for {
-		w.mu.Lock()
-		from, ok := p.ask(r)
-		w.mu.Unlock()
+		q, ok := w.request(p, r)
 		if !ok {
 			return
 		}
-		err := w.shared.replays.read(ctx, p.replay, from, func(seq uint64, payload []byte) bool {
+		err := w.shared.replays.read(ctx, q, func(seq uint64, payload []byte) bool {
 			in := w.shared.intake()
 			defer w.shared.giveBack(in)
 			a := newArrival(&in.decoder, nil, seq, payload)
@@ -109,6 +107,23 @@ func (w *worker) repair(ctx context.Context, p *publisher, r *repair) {
 			}
 		}
 	}
+}
+
+// request returns what to ask next.
+func (w *worker) request(p *publisher, r *repair) (q replayRequest, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q = replayRequest{endpoint: p.replay, responsive: p.replayResponsive, patience: transferPatience}
+	if r.cause == causeStart {
+		q.patience = maxRepairTime
+	}
+	q.waited = func(d time.Duration) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		r.since = r.since.Add(d) // the engine is not to blame
+	}
+	q.from, ok = p.ask(r)
+	return q, ok
 }
 
 func (w *worker) endOfAsk(p *publisher, r *repair, err error) (wait time.Duration, again bool) {

@@ -29,11 +29,16 @@ func (s *Server) authenticateCalls() (grpc.StreamServerInterceptor, grpc.UnarySe
 }
 
 // authenticate is an auth.AuthFunc. A call that is refused comes no further, so
-// this is where it is logged; one that is not is logged with its role.
+// this is where it is logged, unless many are; one that is not is logged with its
+// role.
 func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 	method, _ := grpc.Method(ctx)
 	role, err := s.authorize(ctx, method)
 	if err != nil {
+		heldBack, ok := s.refusedCalls.line()
+		if !ok {
+			return nil, err
+		}
 		about := []slog.Attr{slog.String("grpc.method", method), slog.String("grpc.code", status.Code(err).String())}
 		if p, ok := peer.FromContext(ctx); ok {
 			about = append(about, slog.String("peer.address", p.Addr.String()))
@@ -41,7 +46,7 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 		if role != "" {
 			about = append(about, slog.String("role", string(role)))
 		}
-		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused call", about...)
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused call", append(about, slog.Int("held_back", heldBack))...)
 		return nil, err
 	}
 	return logging.InjectLogField(ctx, "role", string(role)), nil
@@ -52,13 +57,13 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
-		return "", errUnauthenticated("the call carries no token; send it with the header authorization: Bearer TOKEN", s.journal.Bounds())
+		return "", errUnauthenticated("the call carries no token; send it with the header authorization: Bearer TOKEN")
 	}
 	role, ok := s.cfg.Tokens.role(token)
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	switch {
 	case !ok:
-		return "", errUnauthenticated("the token is none of those that the server read when it started; ask its operator for one", s.journal.Bounds())
+		return "", errUnauthenticated("the token is none of those that the server read when it started; ask its operator for one")
 	case role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName:
 		return role, errPermissionDenied(role, service, s.journal.Bounds())
 	}

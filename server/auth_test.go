@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -116,6 +117,21 @@ func TestRolesMayCallWhatIsTheirs(t *testing.T) {
 	if strings.Contains(log.String(), "token-0") {
 		t.Errorf("a token is in the log:\n%s", log.String())
 	}
+}
+
+// TestStrangersCannotFillTheLog has one call again and again without a token.
+func TestStrangersCannotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // in which no time goes by
+		var log syncBuffer
+		h := inMemory(t, server.Config{Tokens: tokens(t), Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
+		for range 200 {
+			_, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+			wantStatus(t, err, codes.Unauthenticated, server.ReasonUnauthenticated)
+		}
+		if lines := strings.Count(log.String(), "refused call"); lines != 20 {
+			t.Errorf("%d lines are in the log, want 20", lines)
+		}
+	})
 }
 
 // TestProbesNeedNoToken has what a load balancer and grpcurl ask first.

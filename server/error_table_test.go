@@ -3,12 +3,14 @@ package server_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/ingest"
@@ -125,6 +127,34 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		{
 			reason: server.ReasonTooManyHolders, name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 places, which is the limit; ask for fewer blocks",
 			call: tooManyHolders,
+		},
+		{
+			reason: server.ReasonTooManyHolders, name: "LookupBlocks, of long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB to name, which is the limit; ask for fewer blocks",
+			call: holdersOfLongNames,
+		},
+		{
+			reason: server.ReasonTooManyQueries, name: "LookupBlocks by content", code: codes.ResourceExhausted, says: "1 queries of this kind are running, which is the limit, and 64 more are waiting; try again later",
+			call: tooManyQueries,
+		},
+		{
+			reason: server.ReasonResponseTooLarge, name: "ListWorkers", code: codes.ResourceExhausted, says: "narrow the filter to a model, or to some of the workers",
+			call: func(t *testing.T) (*harness, error) {
+				h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
+				_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+				return h, err
+			},
+		},
+		{
+			reason: server.ReasonTooManyStreams, name: "Watch", code: codes.ResourceExhausted, says: "1 health watches are open from this address, which is the limit; try again later, or raise the limit",
+			call: tooManyWatches(server.Config{MaxConnectionsPerAddress: 1}),
+		},
+		{
+			reason: server.ReasonTooManyStreams, name: "Watch, of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
+			call: tooManyWatches(server.Config{MaxConnections: 1}),
+		},
+		{
+			reason: server.ReasonFiltersTooLarge, name: "ListWorkers beside a subscriber", code: codes.ResourceExhausted, says: "name fewer workers and models",
+			call: filtersTooLarge,
 		},
 		{
 			reason: server.ReasonStarting, name: "Subscribe", code: codes.Unavailable, says: "try again",
@@ -325,7 +355,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			}
 			for _, d := range s.Details() {
 				info, ok := d.(*errdetails.ErrorInfo)
-				if !ok {
+				if !ok || slices.Contains(open, tt.reason) {
 					continue
 				}
 				got, _ := boundsIn(info)
@@ -469,6 +499,63 @@ func tooManyHolders(t *testing.T) (*harness, error) {
 		h.batch(h.pipeline.AddWorker(ingest.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	}
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
+	return h, err
+}
+
+// holdersOfLongNames has fewer places than may be named, by names that are long.
+func holdersOfLongNames(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	hashes := make([]uint64, 10_000)
+	for i := range hashes {
+		hashes[i] = uint64(i)
+	}
+	lane := h.pipeline.AddWorker(ingest.Worker{Name: "w", Model: strings.Repeat("m", ingest.MaxModelBytes)})
+	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
+	return h, err
+}
+
+// tooManyQueries has one lookup more than may run and wait.
+func tooManyQueries(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	open := h.queries.close()
+	ended := make(chan error, 66)
+	for range cap(ended) {
+		go func() {
+			_, err := h.client.LookupBlocks(context.Background(), &kvcastv1.LookupBlocksRequest{TokensHashes: []uint64{1}})
+			ended <- err
+		}()
+	}
+	err := <-ended
+	open()
+	for range cap(ended) - 1 {
+		if err := <-ended; err != nil {
+			t.Errorf("another lookup: %v", err)
+		}
+	}
+	return h, err
+}
+
+func tooManyWatches(cfg server.Config) failing {
+	return func(t *testing.T) (*harness, error) {
+		h := overTCP(t, cfg, journal.Config{})
+		first, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		if err := firstError(t, err, first.Recv); err != nil {
+			t.Fatal(err)
+		}
+		second, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		return h, firstError(t, err, second.Recv)
+	}
+}
+
+func filtersTooLarge(t *testing.T) (*harness, error) {
+	h := overTCP(t, server.Config{FilterBytes: server.MinFilterBytes}, journal.Config{})
+	req := earliest()
+	req.Filter = wide()
+	if _, err := h.subscribe(checker.New(checker.Options{}), req).next(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: wide()})
 	return h, err
 }
 

@@ -29,6 +29,10 @@ const (
 	ReasonTooManySubs       = "TOO_MANY_SUBSCRIBERS"
 	ReasonTooManySnapshots  = "TOO_MANY_SNAPSHOTS"
 	ReasonTooManyHolders    = "TOO_MANY_HOLDERS"
+	ReasonTooManyQueries    = "TOO_MANY_QUERIES"
+	ReasonResponseTooLarge  = "RESPONSE_TOO_LARGE"
+	ReasonFiltersTooLarge   = "FILTERS_TOO_LARGE"
+	ReasonTooManyStreams    = "TOO_MANY_STREAMS"
 	ReasonTooManyWorkers    = "TOO_MANY_WORKERS"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonWorkerExists      = "WORKER_EXISTS"
@@ -46,15 +50,21 @@ const retryDelay = time.Second
 // statusError makes an error for a client: every one says what to do, and
 // carries the reason and what is retained.
 func statusError(code codes.Code, reason string, b journal.Bounds, message string, details ...protoadapt.MessageV1) error {
-	info := &errdetails.ErrorInfo{
-		Reason: reason,
-		Domain: Domain,
-		Metadata: map[string]string{
-			"epoch":  b.Epoch,
-			"oldest": strconv.FormatUint(b.Oldest, 10),
-			"newest": strconv.FormatUint(b.Newest, 10),
-		},
-	}
+	return errorWith(code, reason, map[string]string{
+		"epoch":  b.Epoch,
+		"oldest": strconv.FormatUint(b.Oldest, 10),
+		"newest": strconv.FormatUint(b.Newest, 10),
+	}, message, details...)
+}
+
+// openError makes an error for a client that may have no token. It carries nothing
+// of the stream.
+func openError(code codes.Code, reason, message string, details ...protoadapt.MessageV1) error {
+	return errorWith(code, reason, nil, message, details...)
+}
+
+func errorWith(code codes.Code, reason string, metadata map[string]string, message string, details ...protoadapt.MessageV1) error {
+	info := &errdetails.ErrorInfo{Reason: reason, Domain: Domain, Metadata: metadata}
 	s := status.New(code, message)
 	if with, err := s.WithDetails(append([]protoadapt.MessageV1{info}, details...)...); err == nil {
 		s = with
@@ -124,9 +134,24 @@ func errTooManySnapshots(limit int, why string, b journal.Bounds) error {
 		"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", limit, why), retryInfo())
 }
 
-func errTooManyHolders(limit int, b journal.Bounds) error {
+func errTooManyHolders(how string, b journal.Bounds) error {
 	return statusError(codes.ResourceExhausted, ReasonTooManyHolders, b, fmt.Sprintf(
-		"the blocks lie at more than %d places, which is the limit; ask for fewer blocks, or narrow the filter", limit))
+		"the blocks %s, which is the limit; ask for fewer blocks, or narrow the filter", how))
+}
+
+func errTooManyQueries(limit int, why string, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManyQueries, b, fmt.Sprintf(
+		"%d queries of this kind are running, which is the limit, and %s; try again later", limit, why), retryInfo())
+}
+
+func errResponseTooLarge(what, do string, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonResponseTooLarge, b, fmt.Sprintf(
+		"%s take more than %d MiB, which is what clients of gRPC take; %s", what, maxResponse>>20, do))
+}
+
+func errFiltersTooLarge(bytes, limit int64, b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonFiltersTooLarge, b, fmt.Sprintf(
+		"the filter takes %d bytes, and with those of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)", bytes, limit), retryInfo())
 }
 
 func errSlowSnapshot(b journal.Bounds) error {
@@ -181,8 +206,18 @@ func errNoLongerReading(b journal.Bounds) error {
 		"the server is shutting down, and reads no worker any more; try again when a server is back", retryInfo())
 }
 
-func errUnauthenticated(message string, b journal.Bounds) error {
-	return statusError(codes.Unauthenticated, ReasonUnauthenticated, b, message)
+func errUnauthenticated(message string) error {
+	return openError(codes.Unauthenticated, ReasonUnauthenticated, message)
+}
+
+func errTooManyStreams(message string) error {
+	return openError(codes.ResourceExhausted, ReasonTooManyStreams, message, retryInfo())
+}
+
+func errServiceName(length int) error {
+	v := &violation{Field: "service", Description: fmt.Sprintf("a name of %d bytes is not allowed: want at most %d", length, maxServiceName)}
+	return openError(codes.InvalidArgument, ReasonInvalidArgument, v.GetField()+": "+v.GetDescription(),
+		&errdetails.BadRequest{FieldViolations: []*violation{v}})
 }
 
 func errPermissionDenied(role Role, service string, b journal.Bounds) error {

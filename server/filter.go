@@ -2,9 +2,11 @@ package server
 
 import (
 	"fmt"
+	"math/bits"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -15,40 +17,99 @@ const allTiers journal.Tiers = 0xff
 // maxFilterNames is how many names a filter may list.
 const maxFilterNames = 10_000
 
-// filter is a Filter, made ready. A nil one takes everything.
+// maxKnownSources is how many sources a filter remembers its judgement of. A larger
+// cache would cost every stream more than it saves: judging a source again takes
+// some 100 ns.
+const maxKnownSources = 256
+
+// filter is a Filter, made ready. A nil one takes everything. Whoever made it calls
+// release when its call ends.
 type filter struct {
 	workers map[string]struct{} // nil: all
 	models  map[string]struct{} // nil: all
 	tiers   journal.Tiers       // with bit 0: events without a tier pass
-	// known remembers what was said of a source. A filter is one stream's.
+	// known caches whether a source is wanted, of maxKnownSources at most. A filter is
+	// one stream's. nil where every source is.
 	known map[*journal.Source]bool
+
+	budget *budget.Budget
+	bytes  int64 // taken from budget
 }
 
-// parseFilter checks a request's filter.
-func parseFilter(f *kvcastv1.Filter, b journal.Bounds) (*filter, error) {
+// parseFilter checks a request's filter, and takes what it will occupy from the
+// budget of all filters.
+func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*filter, error) {
 	if len(f.GetWorkers())+len(f.GetModels())+len(f.GetTiers()) == 0 {
 		return nil, nil
 	}
 	if n := len(f.GetWorkers()) + len(f.GetModels()); n > maxFilterNames {
 		return nil, errInvalid("filter", fmt.Sprintf("%d names are too many: at most %d are allowed", n, maxFilterNames), b)
 	}
-	out := &filter{
-		workers: set(f.GetWorkers()),
-		models:  set(f.GetModels()),
-		tiers:   allTiers,
-		known:   make(map[*journal.Source]bool),
+	tiers, err := tierSet(f.GetTiers(), b)
+	if err != nil {
+		return nil, err
 	}
-	if len(f.GetTiers()) > 0 {
-		out.tiers = journal.TierBit(0)
+	out := &filter{tiers: tiers, budget: bytes, bytes: filterBytes(f)}
+	if !bytes.Take(out.bytes) {
+		return nil, errFiltersTooLarge(out.bytes, bytes.Limit(), b)
 	}
-	for i, t := range f.GetTiers() {
-		if _, ok := kvcastv1.Tier_name[int32(t)]; !ok || t == kvcastv1.Tier_TIER_UNSPECIFIED {
-			return nil, errInvalid(fmt.Sprintf("filter.tiers[%d]", i), fmt.Sprintf(
-				"%v is not allowed: want TIER_DEVICE, TIER_HOST_PINNED, TIER_DISK or TIER_EXTERNAL", t), b)
-		}
-		out.tiers |= journal.TierBit(uint8(t))
+	out.workers, out.models = set(f.GetWorkers()), set(f.GetModels())
+	if out.workers != nil || out.models != nil {
+		out.known = make(map[*journal.Source]bool)
 	}
 	return out, nil
+}
+
+// release returns what the filter took from the budget. The filter is not used
+// afterwards.
+func (f *filter) release() {
+	if f != nil {
+		f.budget.Release(f.bytes)
+	}
+}
+
+// filterBytes is about what a filter occupies: its names, its sets of them, and its
+// cache when that is full. Names that are there twice count twice.
+func filterBytes(f *kvcastv1.Filter) int64 {
+	const (
+		bare       = 128
+		stringSlot = 16 + 1 // a string, and a byte of the map's own
+		sourceSlot = 16 + 1 // a pointer, a bool with its padding, and the same
+	)
+	bytes := bare + slots(len(f.GetWorkers()))*stringSlot + slots(len(f.GetModels()))*stringSlot
+	if len(f.GetWorkers())+len(f.GetModels()) > 0 {
+		bytes += slots(maxKnownSources) * sourceSlot
+	}
+	for _, names := range [][]string{f.GetWorkers(), f.GetModels()} {
+		for _, name := range names {
+			bytes += (len(name) + 15) &^ 15 // which is what the allocator rounds to, or more
+		}
+	}
+	return int64(bytes)
+}
+
+// slots is how many a map of n entries has: a power of two, at most 7/8 filled.
+func slots(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return max(8, 1<<bits.Len(uint(n*8/7)))
+}
+
+// tierSet is the tiers that a filter takes, with events that have none.
+func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (journal.Tiers, error) {
+	if len(tiers) == 0 {
+		return allTiers, nil
+	}
+	set := journal.TierBit(0)
+	for i, t := range tiers {
+		if _, ok := kvcastv1.Tier_name[int32(t)]; !ok || t == kvcastv1.Tier_TIER_UNSPECIFIED {
+			return 0, errInvalid(fmt.Sprintf("filter.tiers[%d]", i), fmt.Sprintf(
+				"%v is not allowed: want TIER_DEVICE, TIER_HOST_PINNED, TIER_DISK or TIER_EXTERNAL", t), b)
+		}
+		set |= journal.TierBit(uint8(t))
+	}
+	return set, nil
 }
 
 func set(names []string) map[string]struct{} {
@@ -88,14 +149,7 @@ func (f *filter) tierSet() journal.Tiers {
 
 // match is the journal's filter.
 func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
-	wanted, ok := f.known[s]
-	if !ok {
-		wanted = f.worker(s.Worker, s.Model)
-		if len(f.known) > maxFilterNames {
-			clear(f.known) // sources come and go
-		}
-		f.known[s] = wanted
-	}
+	wanted := f.wants(s)
 	switch {
 	case !wanted || tiers&f.tiers == 0:
 		return journal.MatchNone
@@ -103,6 +157,22 @@ func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal
 		return journal.MatchSome
 	}
 	return journal.MatchAll
+}
+
+// wants tells whether a source's events are wanted, of some tier.
+func (f *filter) wants(s *journal.Source) bool {
+	if f.known == nil {
+		return true
+	}
+	wanted, ok := f.known[s]
+	if !ok {
+		wanted = f.worker(s.Worker, s.Model)
+		if len(f.known) >= maxKnownSources {
+			clear(f.known) // sources come and go
+		}
+		f.known[s] = wanted
+	}
+	return wanted
 }
 
 // journal returns the filter as the journal takes it.

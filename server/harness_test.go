@@ -39,6 +39,7 @@ type harness struct {
 	lane    ingest.Lane // of the worker
 	batches int64
 	lent    lent // of the cuts of its state
+	queries gate // of its state
 }
 
 // reading lets the server read the journal by way of something else.
@@ -91,7 +92,7 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 	if h.pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
 		t.Fatal(err)
 	}
-	if h.server, err = server.New(cfg, read, countedState{h.pipeline, &h.lent}); err != nil {
+	if h.server, err = server.New(cfg, read, countedState{h.pipeline, &h.lent, &h.queries}); err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)

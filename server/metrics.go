@@ -3,6 +3,7 @@ package server
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 )
 
@@ -14,6 +15,7 @@ type metrics struct {
 	progress  prometheus.Counter
 	panics    prometheus.Counter
 	stalled   prometheus.Counter
+	late      prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
@@ -23,9 +25,13 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		bytes:     serverCounter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
 		progress:  serverCounter("progress_sent_total", "Progress messages sent to subscribers."),
 		stalled:   serverCounter("stalled_total", "Streams ended because their client read nothing for too long, or a snapshot too slowly."),
+		late:      serverCounter("late_requests_total", "Calls canceled because their request did not arrive in time."),
 		panics:    serverCounter("panics_total", "Calls ended by a panic, each with its stack in the log."),
 	}
 	gauges := []prometheus.Collector{
+		budget.Collector{s.conns.limit.all, s.watches.all, s.reflections.all, s.filterBytes},
+		s.conns.limit.refused, s.watches.refused, s.reflections.refused,
+		serverGauge("arriving_requests", "Calls whose request is arriving.", func() float64 { return float64(len(s.arriving)) }),
 		serverGauge("subscribers", "Subscribe streams open.", func() float64 { return float64(s.subscribers.count()) }),
 		serverGauge("snapshots", "Snapshots being sent.", func() float64 {
 			taken, _ := s.snapshots.count()
@@ -40,7 +46,10 @@ func newMetrics(r prometheus.Registerer, s *Server) (*metrics, error) {
 		serverGauge("journal_oldest_seq", "Seq of the oldest entry retained.", func() float64 { return float64(s.journal.Bounds().Oldest) }),
 		serverGauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) }),
 	}
-	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress, m.panics, m.stalled) {
+	for _, q := range []*queryLimiter{s.tokensLookups, s.blockLookups, s.workersQueries} {
+		gauges = append(gauges, q.metrics()...)
+	}
+	for _, c := range append(gauges, m.responses, m.entries, m.bytes, m.progress, m.panics, m.stalled, m.late) {
 		if err := r.Register(c); err != nil {
 			return nil, err
 		}

@@ -18,10 +18,11 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 	}
 	defer s.replays.leave()
 	b := s.journal.Bounds()
-	filter, err := parseFilter(req.GetFilter(), b)
+	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
 		return err
 	}
+	defer filter.release()
 	after, until, err := replayRange(req, b)
 	if err != nil {
 		return err

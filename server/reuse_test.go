@@ -9,16 +9,52 @@ import (
 	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 )
 
 // lent counts the pieces of cuts.
 type lent struct{ given, back atomic.Int64 }
 
-// countedState is a pipeline whose cuts are counted.
+// gate holds up what passes it while it is closed.
+type gate struct {
+	closed atomic.Pointer[chan struct{}] // nil while it is open
+	inside atomic.Int64                  // how many are held up
+}
+
+// close closes the gate, and returns what opens it again.
+func (g *gate) close() (open func()) {
+	c := make(chan struct{})
+	g.closed.Store(&c)
+	return func() {
+		g.closed.Store(nil)
+		close(c)
+	}
+}
+
+func (g *gate) pass() {
+	if c := g.closed.Load(); c != nil {
+		g.inside.Add(1)
+		<-*c
+		g.inside.Add(-1)
+	}
+}
+
+// countedState is a pipeline whose cuts are counted, and whose queries pass a gate.
 type countedState struct {
 	*pipeline.Pipeline
-	lent *lent
+	lent    *lent
+	queries *gate
+}
+
+func (s countedState) Lookup(ctx context.Context, q pipeline.Query) ([]*kvcastv1.BlockHolder, error) {
+	s.queries.pass()
+	return s.Pipeline.Lookup(ctx, q)
+}
+
+func (s countedState) Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus {
+	s.queries.pass()
+	return s.Pipeline.Status(match)
 }
 
 func (s countedState) Cut(ctx context.Context, worker string, tiers journal.Tiers) (pipeline.Cut, bool, error) {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -45,6 +47,12 @@ type Config struct {
 	// Progress is how often an idle subscriber hears that the stream is alive:
 	// up to this long, and a fifth less at times. At least 1 ms; default 10 s.
 	Progress time.Duration
+	// MaxConnections is how many connections may be open, and how many health
+	// watches; default 4,096. Those beyond are closed at once, or refused.
+	MaxConnections int
+	// MaxConnectionsPerAddress is how many of them the clients of one address may
+	// have, where an IPv6 address stands for its /64; default 2,048.
+	MaxConnectionsPerAddress int
 	// MaxSubscribers is how many Subscribe streams may be open, and how many of
 	// Replay; default 1,024.
 	MaxSubscribers int
@@ -63,6 +71,9 @@ type Config struct {
 	// streams still hold; default 64 MiB. Beyond, those that hold them are ended as
 	// if they had stalled, after a second.
 	MaxRetained int
+	// FilterBytes bounds the memory of the filters of all calls in progress; at least
+	// 1 MiB, default 64 MiB.
+	FilterBytes int64
 	// ResponseBytes is about what a response holds whose subscriber is behind: 4 KiB
 	// to 512 KiB, default 64 KiB. One entry is sent whole, whatever its size.
 	ResponseBytes int
@@ -98,16 +109,23 @@ type Config struct {
 
 // Defaults of Config.
 const (
-	DefaultProgress              = 10 * time.Second
-	DefaultMaxSubscribers        = 1024
-	DefaultMaxSnapshots          = 4
-	DefaultSnapshotWait          = 30 * time.Second
-	DefaultResponseBytes         = 64 << 10
-	DefaultMaxRetained           = 64 << 20
-	DefaultPingInterval          = 10 * time.Second
-	DefaultStall                 = 30 * time.Second
-	DefaultMaxConnectionAgeGrace = 10 * time.Second
+	DefaultProgress                 = 10 * time.Second
+	DefaultMaxConnections           = 4096
+	DefaultMaxConnectionsPerAddress = 2048
+	DefaultMaxSubscribers           = 1024
+	DefaultMaxSnapshots             = 4
+	DefaultSnapshotWait             = 30 * time.Second
+	DefaultResponseBytes            = 64 << 10
+	DefaultMaxRetained              = 64 << 20
+	DefaultFilterBytes              = 64 << 20
+	DefaultPingInterval             = 10 * time.Second
+	DefaultStall                    = 30 * time.Second
+	DefaultMaxConnectionAgeGrace    = 10 * time.Second
 )
+
+// MinFilterBytes is the least that Config.FilterBytes may be: a filter of as many names
+// as one may have fits.
+const MinFilterBytes = 1 << 20
 
 // Bounds of Config.ResponseBytes. Larger responses cost less for each event, but the
 // transport takes them no faster.
@@ -128,6 +146,12 @@ const (
 	closingTime = time.Second
 	// maxRequestBytes is far more than any request needs.
 	maxRequestBytes = 256 << 10
+	// maxHeaderBytes is what the headers of a call may come to, by the count of
+	// HTTP/2: a token of the largest size fits several times.
+	maxHeaderBytes = 16 << 10
+	// receiveWindow is how much of a stream is taken before it is read. Requests are
+	// small; the window that gRPC would adapt to a fast client grows to 16 MiB.
+	receiveWindow = 64 << 10
 )
 
 // Server serves kvcast.v1, health and reflection.
@@ -143,11 +167,25 @@ type Server struct {
 
 	subscribers subscribers
 	replays     streams
-	snapshots   places        // by Snapshot and by Subscribe
-	calls       streams       // Subscribe, Snapshot and Replay
-	phase       atomic.Int32  // a phase
-	draining    chan struct{} // closed when nothing more will be appended
-	drain       sync.Once
+	snapshots   places       // by Snapshot and by Subscribe
+	calls       streams      // Subscribe, Snapshot and Replay
+	phase       atomic.Int32 // a phase
+
+	// What bounds clients, beside the above.
+	watches        *quota        // of gRPC health
+	reflections    *quota        // of gRPC reflection
+	arriving       chan struct{} // one for each call whose request is arriving
+	unknownPeer    *peerAddress  // of calls that came over no connection
+	filterBytes    *budget.Budget
+	tokensLookups  *queryLimiter
+	blockLookups   *queryLimiter
+	workersQueries *queryLimiter
+
+	refusedConnections logThrottle
+	refusedCalls       logThrottle
+
+	draining chan struct{} // closed when nothing more will be appended
+	drain    sync.Once
 }
 
 // New makes a server that reads a journal, and the state that its entries come
@@ -157,6 +195,12 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg.Progress = DefaultProgress
 	}
 	cfg.Progress = max(cfg.Progress, time.Millisecond)
+	if cfg.MaxConnections <= 0 {
+		cfg.MaxConnections = DefaultMaxConnections
+	}
+	if cfg.MaxConnectionsPerAddress <= 0 {
+		cfg.MaxConnectionsPerAddress = DefaultMaxConnectionsPerAddress
+	}
 	if cfg.MaxSubscribers <= 0 {
 		cfg.MaxSubscribers = DefaultMaxSubscribers
 	}
@@ -174,6 +218,10 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	if cfg.MaxRetained <= 0 {
 		cfg.MaxRetained = DefaultMaxRetained
 	}
+	if cfg.FilterBytes <= 0 {
+		cfg.FilterBytes = DefaultFilterBytes
+	}
+	cfg.FilterBytes = max(cfg.FilterBytes, MinFilterBytes)
 	if cfg.ResponseBytes <= 0 {
 		cfg.ResponseBytes = DefaultResponseBytes
 	}
@@ -193,11 +241,19 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 		cfg.Registerer = prometheus.NewRegistry()
 	}
 	s := &Server{
-		cfg: cfg, journal: j, state: state, health: health.NewServer(), conns: newConnections(), draining: make(chan struct{}),
+		cfg: cfg, journal: j, state: state, health: health.NewServer(), draining: make(chan struct{}),
 		age: connectionAge{max: cfg.MaxConnectionAge, grace: cfg.MaxConnectionAgeGrace},
 	}
 	s.subscribers.limit, s.replays.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSubscribers, math.MaxInt
 	s.snapshots.limit, s.snapshots.line, s.snapshots.wait = cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.SnapshotWait
+	s.conns = newConnections(newQuota("connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
+	s.watches = newQuota("health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress)
+	s.reflections = newQuota("reflection_streams", maxReflections, maxReflectionsPerAddress)
+	s.arriving, s.unknownPeer = make(chan struct{}, maxArriving), newPeerAddress(netip.Prefix{})
+	s.tokensLookups = newQueryLimiter("tokens_lookup", maxTokensLookups)
+	s.blockLookups = newQueryLimiter("block_lookup", maxBlockLookups)
+	s.workersQueries = newQueryLimiter("workers", maxWorkersQueries)
+	s.filterBytes = budget.New("filter_bytes", cfg.FilterBytes)
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)
@@ -209,7 +265,7 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
-	healthv1.RegisterHealthServer(s.grpc, s.health)
+	healthv1.RegisterHealthServer(s.grpc, healthService{s.health})
 	reflection.Register(s.grpc)
 	s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
 	return s, nil
@@ -218,8 +274,8 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 // options are those of gRPC. Calls go through the interceptors in their order:
 // one that is refused costs no more than that.
 func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
-	stream := []grpc.StreamServerInterceptor{calls.StreamServerInterceptor()}
-	unary := []grpc.UnaryServerInterceptor{calls.UnaryServerInterceptor()}
+	stream := []grpc.StreamServerInterceptor{streamArrived, calls.StreamServerInterceptor(), s.limitOpenStreams}
+	unary := []grpc.UnaryServerInterceptor{unaryArrived, calls.UnaryServerInterceptor()}
 	if s.cfg.Tokens != nil {
 		authStream, authUnary := s.authenticateCalls()
 		stream, unary = append(stream, authStream), append(unary, authUnary)
@@ -232,6 +288,12 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.ForceServerCodecV2(newCodec()),
 		grpc.ConnectionTimeout(handshakeTime),
 		grpc.MaxRecvMsgSize(maxRequestBytes),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.MaxConcurrentStreams(s.maxStreams()),
+		grpc.StaticStreamWindowSize(receiveWindow),
+		grpc.StaticConnWindowSize(receiveWindow),
+		grpc.SharedWriteBuffer(true), // a connection that is idle holds none
+		grpc.InTapHandle(s.receiveCall),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: s.cfg.PingInterval * 9 / 10, PermitWithoutStream: true, // a timer may be early
 		}),
@@ -245,6 +307,25 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		options = append(options, grpc.Creds(credentials.NewTLS(secured))) // which offers h2 by ALPN
 	}
 	return options
+}
+
+// maxStreams is how many calls may be open over one connection: a proxy may have all
+// subscribers over one, with a health watch each, replays, and calls that end at once.
+func (s *Server) maxStreams() uint32 {
+	return uint32(min(2*s.cfg.MaxSubscribers+min(s.cfg.MaxConnections, s.cfg.MaxConnectionsPerAddress), math.MaxInt32))
+}
+
+// connectionRefused logs that a connection was refused.
+func (s *Server) connectionRefused(from net.Addr, why error) {
+	heldBack, ok := s.refusedConnections.line()
+	if !ok {
+		return
+	}
+	limit, setting := s.cfg.MaxConnections, "subscribers.max_connections"
+	if errors.Is(why, errAddressShare) {
+		limit, setting = s.cfg.MaxConnectionsPerAddress, "subscribers.max_connections_per_address"
+	}
+	s.cfg.Logger.Warn("refused connection", "peer.address", from.String(), "limit", limit, "setting", setting, "held_back", heldBack)
 }
 
 // Serve accepts connections until Shutdown, and then returns nil.

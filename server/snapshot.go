@@ -39,10 +39,11 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 		return err
 	}
 	b := s.journal.Bounds()
-	filter, err := parseFilter(req.GetFilter(), b)
+	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
 		return err
 	}
+	defer filter.release()
 	c := newCursor(s.Server, stream, b.Epoch, 0, filter)
 	return c.run(c.snapshot)
 }

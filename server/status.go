@@ -16,12 +16,16 @@ import (
 // maxLookup is how many hashes a lookup may ask for.
 const maxLookup = 10_000
 
-// maxHolders is how many places an answer may name: what clients take by default,
-// 4 MiB, has room for about as many.
+// maxHolders is how many places an answer may name: where names are short, what
+// clients take by default, 4 MiB, has room for about as many.
 const maxHolders = 25_000
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
-func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
+func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
+	if err := s.workersQueries.turn(ctx, s.journal.Bounds()); err != nil {
+		return nil, err
+	}
+	defer s.workersQueries.leave()
 	b := s.journal.Bounds()
 	out := &kvcastv1.GetStatusResponse{
 		Epoch:        b.Epoch,
@@ -43,14 +47,28 @@ func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*k
 }
 
 // ListWorkers implements kvcastv1.RouterEventServiceServer.
-func (s routerEvents) ListWorkers(_ context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
-	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds())
+func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkersRequest) (*kvcastv1.ListWorkersResponse, error) {
+	filter, err := parseFilter(req.GetFilter(), s.journal.Bounds(), s.filterBytes)
 	if err != nil {
 		return nil, err
 	}
+	defer filter.release()
+	if err := s.workersQueries.turn(ctx, s.journal.Bounds()); err != nil {
+		return nil, err
+	}
+	defer s.workersQueries.leave()
+	out := s.listWorkers(filter)
+	if !fits(out) {
+		return nil, errResponseTooLarge(fmt.Sprintf("the %d workers with their ranks and sources", len(out.GetWorkers())), "narrow the filter to a model, or to some of the workers", s.journal.Bounds())
+	}
+	return out, nil
+}
+
+// listWorkers is all that is known of the workers that a filter takes.
+func (s routerEvents) listWorkers(filter *filter) *kvcastv1.ListWorkersResponse {
 	out := &kvcastv1.ListWorkersResponse{Workers: s.state.Status(filter.worker)}
 	if s.cfg.Sources == nil {
-		return out, nil
+		return out
 	}
 	sources := s.cfg.Sources()
 	for _, w := range out.GetWorkers() {
@@ -64,7 +82,7 @@ func (s routerEvents) ListWorkers(_ context.Context, req *kvcastv1.ListWorkersRe
 			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name, State: workerState(sources[name]), Sources: sources[name]})
 		}
 	}
-	return out, nil
+	return out
 }
 
 // workerState is how a worker with these sources is doing as a whole.
@@ -107,10 +125,19 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	case n > maxLookup:
 		return nil, errInvalid("block_hashes", fmt.Sprintf("%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup), b)
 	}
-	filter, err := parseFilter(req.GetFilter(), b)
+	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
 		return nil, err
 	}
+	defer filter.release()
+	limit := s.blockLookups
+	if len(req.GetTokensHashes()) > 0 {
+		limit = s.tokensLookups
+	}
+	if err := limit.turn(ctx, b); err != nil {
+		return nil, err
+	}
+	defer limit.leave()
 	holders, err := s.state.Lookup(ctx, pipeline.Query{
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),
@@ -120,9 +147,13 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	})
 	switch {
 	case errors.Is(err, pipeline.ErrTooManyHolders):
-		return nil, errTooManyHolders(maxHolders, b)
+		return nil, errTooManyHolders(fmt.Sprintf("lie at more than %d places", maxHolders), b)
 	case err != nil:
 		return nil, status.FromContextError(err).Err()
 	}
-	return &kvcastv1.LookupBlocksResponse{Holders: holders}, nil
+	out := &kvcastv1.LookupBlocksResponse{Holders: holders}
+	if !fits(out) {
+		return nil, errTooManyHolders(fmt.Sprintf("lie at %d places, which take more than %d MiB to name", len(holders), maxResponse>>20), b)
+	}
+	return out, nil
 }

@@ -26,10 +26,11 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	}
 	defer s.subscribers.leave()
 	b := s.journal.Bounds()
-	filter, err := parseFilter(req.GetFilter(), b)
+	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
 		return err
 	}
+	defer filter.release()
 	start, err := s.start(req, b)
 	if err != nil {
 		return err

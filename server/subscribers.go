@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -108,6 +109,9 @@ func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribers
 			Behind:            s.journal.Bounds().Newest - seq, // asked for later, so it is not less
 			InSnapshot:        one.inSnapshot.Load(),
 		})
+	}
+	if !fits(out) {
+		return nil, errResponseTooLarge(fmt.Sprintf("the %d subscribers with their filters", len(out.GetSubscribers())), "ask GetStatus for their number", s.journal.Bounds())
 	}
 	return out, nil
 }

@@ -55,15 +55,18 @@ type ingestConfig struct {
 }
 
 type subscribersConfig struct {
-	Max                   int
-	Stall                 time.Duration
-	Progress              time.Duration
-	MaxSnapshots          int
-	SnapshotWait          time.Duration
-	ResponseBytes         byteSize
-	PingInterval          time.Duration
-	MaxConnectionAge      time.Duration // 0: any age
-	MaxConnectionAgeGrace time.Duration
+	Max                      int
+	MaxConnections           int
+	MaxConnectionsPerAddress int
+	Stall                    time.Duration
+	Progress                 time.Duration
+	MaxSnapshots             int
+	SnapshotWait             time.Duration
+	ResponseBytes            byteSize
+	FilterBytes              byteSize
+	PingInterval             time.Duration
+	MaxConnectionAge         time.Duration // 0: any age
+	MaxConnectionAgeGrace    time.Duration
 }
 
 // authConfig says who may call; nothing means that all may.
@@ -132,8 +135,9 @@ func defaultConfig() config {
 			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
 		},
 		Subscribers: subscribersConfig{
-			Max: server.DefaultMaxSubscribers, Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: server.DefaultMaxSnapshots,
-			SnapshotWait: server.DefaultSnapshotWait, ResponseBytes: server.DefaultResponseBytes, PingInterval: server.DefaultPingInterval,
+			Max: server.DefaultMaxSubscribers, MaxConnections: server.DefaultMaxConnections, MaxConnectionsPerAddress: server.DefaultMaxConnectionsPerAddress,
+			Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: server.DefaultMaxSnapshots,
+			SnapshotWait: server.DefaultSnapshotWait, ResponseBytes: server.DefaultResponseBytes, FilterBytes: server.DefaultFilterBytes, PingInterval: server.DefaultPingInterval,
 			MaxConnectionAgeGrace: server.DefaultMaxConnectionAgeGrace,
 		},
 	}
@@ -179,11 +183,14 @@ func (c *config) settings() []setting {
 		duration("ingest.start_wait", &c.Ingest.StartWait, 0, time.Hour),
 		count("ingest.max_workers", &c.Ingest.MaxWorkers, 1, atMost),
 		count("subscribers.max", &c.Subscribers.Max, 1, atMost),
+		count("subscribers.max_connections", &c.Subscribers.MaxConnections, 1, atMost),
+		count("subscribers.max_connections_per_address", &c.Subscribers.MaxConnectionsPerAddress, 1, atMost),
 		duration("subscribers.stall", &c.Subscribers.Stall, time.Second, time.Hour),
 		duration("subscribers.progress", &c.Subscribers.Progress, 100*time.Millisecond, time.Hour),
 		count("subscribers.max_snapshots", &c.Subscribers.MaxSnapshots, 1, 1024),
 		duration("subscribers.snapshot_wait", &c.Subscribers.SnapshotWait, 100*time.Millisecond, time.Hour),
 		size("subscribers.response_bytes", &c.Subscribers.ResponseBytes, server.MinResponseBytes, server.MaxResponseBytes),
+		size("subscribers.filter_bytes", &c.Subscribers.FilterBytes, server.MinFilterBytes, mostBytes),
 		duration("subscribers.ping_interval", &c.Subscribers.PingInterval, time.Second, time.Hour),
 		limit("subscribers.max_connection_age", &c.Subscribers.MaxConnectionAge, time.Second, year, "for no limit"),
 		duration("subscribers.max_connection_age_grace", &c.Subscribers.MaxConnectionAgeGrace, time.Second, time.Hour),

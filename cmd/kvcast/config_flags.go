@@ -35,15 +35,18 @@ type settingFlags struct {
 		MaxWorkers       string `default:"4096" help:"The most workers."`
 	} `embed:"" prefix:"ingest-"`
 	Subscribers struct {
-		Max                   string `default:"1024" help:"The most subscribers."`
-		Stall                 string `default:"30s" help:"How long a subscriber may read nothing while there is something to send, 1s to 1h; a snapshot must be read at 8 MiB in this time."`
-		Progress              string `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
-		MaxSnapshots          string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
-		SnapshotWait          string `default:"30s" help:"How long a snapshot beyond them waits for its turn, 100ms to 1h; as many may wait as there may be subscribers."`
-		ResponseBytes         string `default:"64KiB" help:"About how much a response holds whose subscriber is behind, 4KiB to 512KiB."`
-		PingInterval          string `default:"10s" help:"How often clients may ping, 1s to 1h; those that ping more often are disconnected."`
-		MaxConnectionAge      string `default:"0s" help:"How old a connection may grow, a tenth more or less, before its subscribers are sent to make another, which a load balancer may lead elsewhere; 1s to 8760h, 0s for no limit."`
-		MaxConnectionAgeGrace string `default:"10s" help:"The time within which they are then sent, and how long other calls may go on after that, 1s to 1h."`
+		Max                      string `default:"1024" help:"The most subscribers."`
+		MaxConnections           string `default:"4096" help:"The most connections to the gRPC port, and the most health watches, of all clients."`
+		MaxConnectionsPerAddress string `default:"2048" help:"The most connections, and health watches, of the clients of one address, or of one /64 of IPv6: behind a NAT or a load balancer all have one."`
+		Stall                    string `default:"30s" help:"How long a subscriber may read nothing while there is something to send, 1s to 1h; a snapshot must be read at 8 MiB in this time."`
+		Progress                 string `default:"10s" help:"How often an idle subscriber hears that the stream is alive."`
+		MaxSnapshots             string `default:"4" help:"The most snapshots that are sent at a time, 1 to 1024."`
+		SnapshotWait             string `default:"30s" help:"How long a snapshot beyond them waits for its turn, 100ms to 1h; as many may wait as there may be subscribers."`
+		ResponseBytes            string `default:"64KiB" help:"About how much a response holds whose subscriber is behind, 4KiB to 512KiB."`
+		FilterBytes              string `default:"64MiB" help:"Memory for the filters of all subscribers and other calls, 1MiB or more."`
+		PingInterval             string `default:"10s" help:"How often clients may ping, 1s to 1h; those that ping more often are disconnected."`
+		MaxConnectionAge         string `default:"0s" help:"How old a connection may grow, a tenth more or less, before its subscribers are sent to make another, which a load balancer may lead elsewhere; 1s to 8760h, 0s for no limit."`
+		MaxConnectionAgeGrace    string `default:"10s" help:"The time within which they are then sent, and how long other calls may go on after that, 1s to 1h."`
 	} `embed:"" prefix:"subscribers-"`
 	Auth struct {
 		Tokens string `placeholder:"FILE" help:"Ask every call for a token of this file: in each line ROLE TOKEN, the role being router or operator, or a comment behind #. It is read at the start."`

@@ -8,6 +8,10 @@ package zmqio
 
 #cgo noescape zmqio_receive
 #cgo nocallback zmqio_receive
+#cgo noescape zmqio_drop
+#cgo nocallback zmqio_drop
+#cgo noescape zmqio_peer
+#cgo nocallback zmqio_peer
 #cgo noescape zmqio_events
 #cgo nocallback zmqio_events
 #cgo noescape zmqio_release
@@ -27,7 +31,8 @@ typedef struct {
 
 typedef struct {
 	int room;
-	int used; // how many of the messages hold frames
+	int used; // how many of the messages there are
+	size_t size; // bytes of their frames that are kept
 	zmqio_message *message;
 } zmqio_batch;
 
@@ -37,6 +42,7 @@ static zmqio_batch *zmqio_new(int room) {
 		return NULL;
 	b->room = room;
 	b->used = 0;
+	b->size = 0;
 	b->message = malloc(room * sizeof *b->message);
 	if (b->message == NULL) {
 		free(b);
@@ -59,6 +65,22 @@ static void zmqio_release(zmqio_batch *b) {
 	for (int i = 0; i < b->used; i++)
 		zmqio_close(&b->message[i]);
 	b->used = 0;
+	b->size = 0;
+}
+
+// zmqio_drop gives back the frames of a message that stays in its place.
+static void zmqio_drop(zmqio_batch *b, int i) {
+	zmqio_message *m = &b->message[i];
+	for (int k = 0; k < zmqio_kept(m); k++)
+		b->size -= m->view[k].size;
+	zmqio_close(m);
+}
+
+// zmqio_peer returns the address of the peer that sent a message, which is libzmq's
+// memory, or NULL.
+static const char *zmqio_peer(zmqio_batch *b, int i) {
+	zmqio_message *m = &b->message[i];
+	return m->count > 0 ? zmq_msg_gets(&m->frame[0], "Peer-Address") : NULL;
 }
 
 static void zmqio_free(zmqio_batch *b) {
@@ -105,14 +127,18 @@ static int zmqio_receive_message(zmqio_message *m, void *socket) {
 	return 0;
 }
 
-// zmqio_receive returns how many messages there are, or a negative errno. libzmq
+// zmqio_receive adds messages until there is no room, or their frames come to so many
+// bytes, and returns how many there are, or a negative errno if it added none. libzmq
 // hands messages on whole: EAGAIN is about the first frame only.
-static int zmqio_receive(zmqio_batch *b, void *socket) {
-	zmqio_release(b);
-	while (b->used < b->room) {
-		int rc = zmqio_receive_message(&b->message[b->used], socket);
+static int zmqio_receive(zmqio_batch *b, void *socket, size_t bytes) {
+	int before = b->used;
+	while (b->used < b->room && b->size < bytes) {
+		zmqio_message *m = &b->message[b->used];
+		int rc = zmqio_receive_message(m, socket);
 		if (rc < 0)
-			return b->used > 0 || rc == -EAGAIN ? b->used : rc;
+			return b->used > before || rc == -EAGAIN ? b->used : rc;
+		for (int k = 0; k < zmqio_kept(m); k++)
+			b->size += m->view[k].size;
 		b->used++;
 	}
 	return b->used;
@@ -172,15 +198,21 @@ func newTaken[T any](messages int, owner *T) taken {
 
 func (t taken) release() { C.zmqio_release(t.c) }
 
-// receiveViews is Receive with one call to C, without copying.
+func (t taken) drop(i int) { C.zmqio_drop(t.c, C.int(i)) }
+
+func (t taken) peer(i int) string { return C.GoString(C.zmqio_peer(t.c, C.int(i))) }
+
+func (t taken) bytes() int { return int(t.c.size) }
+
+// receiveViews adds messages with one call to C, without copying.
 func (s *Socket) receiveViews(b *Batch) error {
-	b.forget()
-	n := C.zmqio_receive(b.taken.c, handle(s.zmq))
+	n := C.zmqio_receive(b.taken.c, handle(s.zmq), MaxBatchBytes)
 	runtime.KeepAlive(s.zmq)
 	if n < 0 {
 		return zmq4.Errno(-n)
 	}
-	for i, m := range unsafe.Slice(b.taken.c.message, n) {
+	for i := b.n; i < int(n); i++ {
+		m := &unsafe.Slice(b.taken.c.message, n)[i]
 		kept := min(int(m.count), keptFrames)
 		frames := b.kept(i)
 		for j := range kept {

@@ -7,28 +7,31 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// receiveCopies is Receive by zmq4's own methods, which allocate and copy: what
+// receiveCopies is receiveViews by zmq4's own methods, which allocate and copy: what
 // receiveViews has to be equal to, the connection excepted, and what is left where
 // libzmq's handle is out of reach.
 func (s *Socket) receiveCopies(b *Batch) error {
-	b.Release()
-	for b.n < len(b.messages) {
+	before := b.n
+	for !b.Full() {
 		m, err := s.receiveCopy(b.kept(b.n))
 		if err != nil {
 			clear(b.kept(b.n)[:])
-			if b.n > 0 || errors.Is(err, zmq4.Errno(syscall.EAGAIN)) {
+			if b.n > before || errors.Is(err, zmq4.Errno(syscall.EAGAIN)) {
 				return nil
 			}
 			return err
 		}
 		b.messages[b.n] = m
+		for _, f := range m.Frames {
+			b.copied += len(f)
+		}
 		b.n++
 	}
 	return nil
 }
 
 func (s *Socket) receiveCopy(kept *[keptFrames][]byte) (Message, error) {
-	m := Message{FD: noFD}
+	m := Message{FD: noFD, copied: true}
 	for more := true; more; {
 		frame, err := s.zmq.RecvBytes(zmq4.DONTWAIT)
 		if errors.Is(err, zmq4.Errno(syscall.EINTR)) {

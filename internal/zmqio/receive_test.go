@@ -275,3 +275,86 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 		})
 	}
 }
+
+// A batch takes more messages beside those it has, until it is full.
+func TestReceiveMoreAddsToABatch(t *testing.T) {
+	for _, open := range openers {
+		t.Run(open.name, func(t *testing.T) {
+			zctx := newContext(t)
+			receiver, sender := pair(t, zctx, "inproc://more")
+			s := open.mustOpen(t, receiver)
+			b := zmqio.NewBatch(4)
+			for i := range 3 {
+				sendTo(t, sender, fmt.Append(nil, i), []byte("second"))
+				if n, err := s.ReceiveMore(b); err != nil || n != i+1 {
+					t.Fatalf("ReceiveMore = %d, %v, want %d", n, err, i+1)
+				}
+			}
+			if b.Len() != 3 || b.Full() || b.Bytes() != 3*(1+len("second")) {
+				t.Errorf("Len %d, Full %v, Bytes %d", b.Len(), b.Full(), b.Bytes())
+			}
+			b.Drop(1)
+			if m := b.Message(1); m.Count != 0 || len(m.Frames) != 0 || b.Bytes() != 2*(1+len("second")) {
+				t.Errorf("dropped message %+v, %d bytes left", m, b.Bytes())
+			}
+			if got := string(b.Message(2).Frames[0]); got != "2" {
+				t.Errorf("message behind the dropped one begins with %q", got)
+			}
+			sendTo(t, sender, make([]byte, zmqio.MaxBatchBytes))
+			sendTo(t, sender, []byte("no room"))
+			if n, err := s.ReceiveMore(b); err != nil || n != 4 || !b.Full() {
+				t.Errorf("ReceiveMore = %d, %v, full %v, want 4 and full", n, err, b.Full())
+			}
+			if n, err := s.ReceiveMore(b); err != nil || n != 4 {
+				t.Errorf("ReceiveMore into a full batch = %d, %v", n, err)
+			}
+			b.Release()
+			if b.Len() != 0 || b.Bytes() != 0 {
+				t.Errorf("released batch has %d messages, %d bytes", b.Len(), b.Bytes())
+			}
+			if n, err := s.Receive(b); err != nil || n != 1 || string(b.Message(0).Frames[0]) != "no room" {
+				t.Errorf("Receive after Release = %d, %v", n, err)
+			}
+		})
+	}
+}
+
+func TestBatchStopsAtItsBytes(t *testing.T) {
+	zctx := newContext(t)
+	receiver, sender := pair(t, zctx, "inproc://bytes")
+	s, err := zmqio.Open(receiver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeNow(t, s)
+	for range 5 {
+		sendTo(t, sender, make([]byte, zmqio.MaxBatchBytes/2))
+	}
+	b := zmqio.NewBatch(64)
+	defer b.Release()
+	if n, err := s.Receive(b); err != nil || n != 2 || !b.Full() {
+		t.Errorf("Receive = %d, %v, full %v, want 2 and full", n, err, b.Full())
+	}
+}
+
+func TestPeerAddress(t *testing.T) {
+	zctx := newContext(t)
+	receiver, sender := pair(t, zctx, "tcp://127.0.0.1:*")
+	s, err := zmqio.Open(receiver)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeNow(t, s)
+	sendTo(t, sender, []byte("x"))
+	if err := s.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	b := zmqio.NewBatch(1)
+	defer b.Release()
+	if n, err := s.Receive(b); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if got := b.PeerAddress(0); got != "127.0.0.1" {
+		t.Errorf("PeerAddress = %q", got)
+	}
+}

@@ -156,6 +156,13 @@ func (s *Socket) Interrupt() {
 // how many there were; 0 means that there is nothing now. An error that comes
 // after messages is returned by the next call.
 func (s *Socket) Receive(b *Batch) (int, error) {
+	b.Release()
+	return s.ReceiveMore(b)
+}
+
+// ReceiveMore is Receive into a batch that keeps the messages it has. It returns how
+// many there are then.
+func (s *Socket) ReceiveMore(b *Batch) (int, error) {
 	var err error
 	if s.views {
 		err = s.receiveViews(b)

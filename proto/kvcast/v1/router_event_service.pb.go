@@ -1606,7 +1606,9 @@ func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
 }
 
 // Request of RouterEventService.LookupBlocks. At least one hash, at most 10,000
-// in all, which may lie at 25,000 places at most.
+// in all, which may lie at 25,000 places at most, and fewer where their names are
+// long: the answer has 4 MiB at most. Lookups by content read every block that the
+// filter takes, one lookup at a time.
 type LookupBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Engines' own names of blocks. Where a worker has several sources whose blocks

@@ -44,7 +44,8 @@ const (
 //  4. On SnapshotBegin, at whatever time, discard what you hold.
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
-// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers):
+// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
+// UNAUTHENTICATED and TOO_MANY_STREAMS, which have no metadata:
 //
 //	code                 reason                    what to do
 //	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
@@ -60,6 +61,15 @@ const (
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES          try later (RetryInfo); so many lookups or
+//	                                               status calls run at a time, others wait,
+//	                                               and this one has waited for long
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE        narrow the filter: what clients take by
+//	                                               default is 4 MiB
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
+//	                                               reflection streams
+//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
+//	                                               filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
 //	                                               ListWorkers are answered
 //	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
@@ -216,7 +226,8 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //  4. On SnapshotBegin, at whatever time, discard what you hold.
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
-// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers):
+// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
+// UNAUTHENTICATED and TOO_MANY_STREAMS, which have no metadata:
 //
 //	code                 reason                    what to do
 //	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
@@ -232,6 +243,15 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	                                               at a time, others wait, and this one
 //	                                               has waited for long
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES          try later (RetryInfo); so many lookups or
+//	                                               status calls run at a time, others wait,
+//	                                               and this one has waited for long
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE        narrow the filter: what clients take by
+//	                                               default is 4 MiB
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
+//	                                               reflection streams
+//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
+//	                                               filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
 //	                                               ListWorkers are answered
 //	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)

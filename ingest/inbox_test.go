@@ -1,0 +1,196 @@
+package ingest
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/zmqio"
+)
+
+// testInbox is an inbox that is drained, and a socket to send to it.
+type testInbox struct {
+	*inbox
+	t       *testing.T
+	sender  *zmq4.Socket
+	dropped atomic.Int64
+}
+
+var testInboxes atomic.Int64
+
+func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*inbox)) *testInbox {
+	t.Helper()
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends [2]*zmq4.Socket
+	for i, kind := range []zmq4.Type{zmq4.PULL, zmq4.PUSH} {
+		if ends[i], err = zctx.NewSocket(kind); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(ends[i].SetLinger(0), ends[i].SetRcvhwm(0), ends[i].SetSndhwm(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address := fmt.Sprint("inproc://", testInboxes.Add(1))
+	if err := errors.Join(ends[0].Bind(address), ends[1].Connect(address)); err != nil {
+		t.Fatal(err)
+	}
+	socket, err := zmqio.Open(ends[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &testInbox{t: t, sender: ends[1]}
+	x.inbox = newInbox(socket, b, &sync.Pool{New: newBatch}, func(n int) { x.dropped.Add(int64(n)) })
+	if prepare != nil {
+		prepare(x.inbox)
+	}
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		x.drain()
+	}()
+	t.Cleanup(func() {
+		socket.Interrupt()
+		<-drained
+		x.discard()
+		if x.bytes != 0 || x.messages != 0 || b.Used() != 0 {
+			t.Errorf("%d messages of %d bytes are left, and %d of the budget", x.messages, x.bytes, b.Used())
+		}
+		if err := errors.Join(socket.Close(), ends[1].Close(), zctx.Term()); err != nil {
+			t.Error(err)
+		}
+	})
+	return x
+}
+
+// send sends messages of a topic, with payloads of a size, and waits until all are
+// buffered or dropped.
+func (x *testInbox) send(topic string, n, size int) {
+	x.t.Helper()
+	payload := make([]byte, size)
+	want := x.arrived() + n
+	for range n {
+		if _, err := x.sender.SendMessage(topic, make([]byte, 8), payload); err != nil {
+			x.t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(testPatience); x.arrived() < want; {
+		if time.Now().After(deadline) {
+			x.t.Fatalf("%d of %d messages arrived", x.arrived(), want)
+		}
+	}
+}
+
+func (x *testInbox) arrived() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.messages + int(x.dropped.Load())
+}
+
+// read takes everything that is there, and returns how many messages of each topic
+// there were, and which topics were lost after them.
+func (x *testInbox) read() (got map[string]int, lost map[string]struct{}) {
+	x.t.Helper()
+	got = make(map[string]int)
+	for {
+		p, err := x.take()
+		if err != nil {
+			x.t.Fatal(err)
+		}
+		if p == nil {
+			return got, lost
+		}
+		for i := range p.count() {
+			if m := p.batch.Message(i); m.Count > 0 {
+				got[string(m.Frames[0])]++
+			}
+		}
+		if p.losses() {
+			lost = p.lost
+		}
+		x.giveBack(p)
+	}
+}
+
+// testPatience is how long a test waits for what must come.
+const testPatience = 2 * time.Minute
+
+func TestInboxDropsWhatDoesNotFit(t *testing.T) {
+	reserve := inboxReserve / (512 << 10)
+	tests := []struct {
+		name           string
+		budget         int64
+		prepare        func(*inbox)
+		messages, size int
+		want           int
+	}{
+		{name: "messages", messages: maxInboxMessages + 500, want: maxInboxMessages},
+		{name: "bytes", messages: 200, size: 512 << 10, want: maxInboxBytes / (512 << 10)},
+		{name: "bytes of all inboxes", budget: 1 << 20, messages: 10, size: 512 << 10, want: reserve + 1},
+		{name: "a connection's share", prepare: func(b *inbox) { b.shared = true }, messages: 4000, want: maxInboxMessages / peerShare},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			x := newTestInbox(t, budget.New("test", tt.budget), tt.prepare)
+			x.send("a\x00suffix", tt.messages, tt.size)
+			x.mu.Lock()
+			if n := len(x.parcels); n > tt.want+1 {
+				t.Errorf("%d parcels for %d messages", n, tt.want)
+			}
+			x.mu.Unlock()
+			got, lost := x.read()
+			if n := got["a\x00suffix"]; n < tt.want-tt.want/20 || n > tt.want {
+				t.Errorf("%d messages are kept, want %d", n, tt.want)
+			}
+			if _, ok := lost["a"]; !ok || len(lost) != 1 {
+				t.Errorf("lost topics %v, want a", lost)
+			}
+			x.send("b", 1, 0)
+			if got, lost := x.read(); got["b"] != 1 || lost != nil {
+				t.Errorf("after all was read: got %v, lost %v", got, lost)
+			}
+		})
+	}
+}
+
+// Messages that come one by one share the memory of a batch.
+func TestInboxFillsBatches(t *testing.T) {
+	x := newTestInbox(t, nil, nil)
+	for range 3 * inboxBatch {
+		x.send("a", 1, 1)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if n := len(x.parcels); n != 3 {
+		t.Errorf("%d parcels for %d messages, want 3", n, 3*inboxBatch)
+	}
+}
+
+// However many topics are lost, some are remembered, and that there were more.
+func TestInboxRemembersSomeLostTopics(t *testing.T) {
+	x := newTestInbox(t, nil, func(b *inbox) { b.messages = maxInboxMessages })
+	for i := range maxLostTopics + 1 {
+		if _, err := x.sender.SendMessage(fmt.Sprint(i), make([]byte, 8), "p"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for deadline := time.Now().Add(testPatience); x.dropped.Load() <= maxLostTopics; {
+		if time.Now().After(deadline) {
+			t.Fatal("messages are not dropped")
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.messages = 0
+	if p := x.parcels[0]; len(x.parcels) != 1 || len(p.lost) != maxLostTopics || !p.lostAny {
+		t.Errorf("%d parcels, %d topics, more %v", len(x.parcels), len(p.lost), p.lostAny)
+	}
+}

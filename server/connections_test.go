@@ -1,0 +1,378 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/kvcast/kvcast/internal/checker"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// connect opens a connection that says nothing, from an address of this machine. It
+// returns the settings that the server greets with; none where it refuses.
+func (h *harness) connect(from string) (net.Conn, map[uint16]uint32) {
+	h.t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.DialContext(h.t.Context(), "tcp", h.conn.Target())
+	if err != nil {
+		h.t.Skipf("this machine has no address %s: %v", from, err)
+	}
+	h.t.Cleanup(func() { _ = c.Close() })
+	return c, settings(h.t, c)
+}
+
+// settings reads the frame that an HTTP/2 server begins with.
+func settings(t testing.TB, c net.Conn) map[uint16]uint32 {
+	t.Helper()
+	head := make([]byte, 9)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return nil
+	}
+	body := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+	if _, err := io.ReadFull(c, body); err != nil || head[3] != 4 {
+		t.Fatalf("frame %v, %v, want settings", head, err)
+	}
+	all := make(map[uint16]uint32)
+	for ; len(body) > 0; body = body[6:] {
+		all[binary.BigEndian.Uint16(body)] = binary.BigEndian.Uint32(body[2:])
+	}
+	return all
+}
+
+// TestConnectionsOfOneAddressAreBounded has a subscriber, which stays, and further
+// connections of its address, and of another one.
+func TestConnectionsOfOneAddressAreBounded(t *testing.T) {
+	var log syncBuffer
+	reg := prometheus.NewRegistry()
+	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 3, Registerer: reg, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
+	h.addWorker()
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s.until(t, 1)
+	first, greeted := h.connect("127.0.0.1")
+	if greeted == nil {
+		t.Fatal("the second connection is refused")
+	}
+	if _, greeted := h.connect("127.0.0.1"); greeted == nil {
+		t.Fatal("the third connection is refused")
+	}
+	if _, greeted := h.connect("127.0.0.1"); greeted != nil {
+		t.Error("a fourth connection is let in")
+	}
+	if got := metric(t, reg, "kvcast_server_address_refused_total", "connections"); got != 1 {
+		t.Errorf("%v refusals are counted, want 1", got)
+	}
+	if says := `msg="refused connection" peer.address=127.0.0.1:`; !strings.Contains(log.String(), says) {
+		t.Errorf("no %q in the log:\n%s", says, log.String())
+	}
+	h.fill(100)
+	s.until(t, 101)
+	_ = first.Close()
+	for { // the server hears of that when it reads
+		if _, greeted := h.connect("127.0.0.1"); greeted != nil {
+			break
+		}
+	}
+	if _, greeted := h.connect("127.0.0.2"); greeted == nil {
+		t.Error("a connection of another address is refused")
+	}
+}
+
+// TestConnectionsAreBoundedInAll has connections of two addresses.
+func TestConnectionsAreBoundedInAll(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	h := overTCP(t, server.Config{MaxConnections: 2, Registerer: reg}, journal.Config{})
+	h.addWorker()
+	s := h.subscribe(checker.New(checker.Options{}), earliest())
+	s.until(t, 1)
+	if _, greeted := h.connect("127.0.0.2"); greeted == nil {
+		t.Fatal("the second connection is refused")
+	}
+	for _, from := range []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"} {
+		if _, greeted := h.connect(from); greeted != nil {
+			t.Errorf("a third connection, from %s, is let in", from)
+		}
+	}
+	if used, refused := metric(t, reg, "kvcast_budget_used", "connections"), metric(t, reg, "kvcast_budget_refused_total", "connections"); used != 2 || refused != 3 {
+		t.Errorf("%v used, %v refused, want 2 and 3", used, refused)
+	}
+	h.fill(100)
+	s.until(t, 101)
+}
+
+// TestSilentConnectionsMakeWay has all connections be such as never say a word.
+func TestSilentConnectionsMakeWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := bufconn.Listen(1 << 20)
+		h := start(t, server.Config{MaxConnections: 3}, journal.Config{}, nil, l, "passthrough:///bufconn", grpc.WithContextDialer(
+			func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+		h.server.StartServing()
+		h.addWorker()
+		for range 3 {
+			c, err := l.DialContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			if settings(t, c) == nil {
+				t.Fatal("a silent connection is refused")
+			}
+		}
+		began := time.Now()
+		for {
+			stream, err := h.client.Subscribe(t.Context(), earliest(), grpc.WaitForReady(true))
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if err == nil {
+				break
+			}
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("a client was let in after %v, want that soon after 5s", took)
+		}
+	})
+}
+
+// TestConnectionsAnnounceTheirLimits reads what clients are told when they connect.
+func TestConnectionsAnnounceTheirLimits(t *testing.T) {
+	h := overTCP(t, server.Config{MaxSubscribers: 10, MaxConnections: 7}, journal.Config{})
+	_, got := h.connect("127.0.0.1")
+	const maxConcurrentStreams, maxHeaderListSize = 3, 6
+	if got[maxConcurrentStreams] != 27 || got[maxHeaderListSize] != 16<<10 {
+		t.Errorf("settings: got %v, want 27 streams and headers of 16 KiB", got)
+	}
+	// A client that takes notice of it sends no more.
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "a", strings.Repeat("a", 17<<10))
+	if _, err := healthv1.NewHealthClient(h.conn).Check(ctx, &healthv1.HealthCheckRequest{}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "header list size") {
+		t.Errorf("large headers: got %v", err)
+	}
+}
+
+// TestLargeHeadersAreRefused has a client that takes no notice of the limit.
+func TestLargeHeadersAreRefused(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	c, greeted := h.connect("127.0.0.1")
+	if greeted == nil {
+		t.Fatal("the connection is refused")
+	}
+	frame := func(kind, flags byte, stream uint32, body []byte) []byte {
+		head := []byte{byte(len(body) >> 16), byte(len(body) >> 8), byte(len(body)), kind, flags}
+		return append(binary.BigEndian.AppendUint32(head, stream), body...)
+	}
+	literal := func(name, value string) []byte { // without Huffman code, and not to be remembered
+		b := append([]byte{0, byte(len(name))}, name...)
+		return append(append(b, byte(len(value))), value...)
+	}
+	fields := bytes.Join([][]byte{literal(":method", "POST"), literal(":scheme", "http"), literal(":path", "/grpc.health.v1.Health/Watch"), literal("content-type", "application/grpc")}, nil)
+	for range 200 {
+		fields = append(fields, literal("a", strings.Repeat("a", 100))...)
+	}
+	const data, headers, rst, settings, continuation, endHeaders = 0, 1, 3, 4, 9, 4
+	said := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	said = append(said, frame(settings, 0, 0, nil)...)
+	said = append(said, frame(headers, 0, 1, fields[:16<<10])...)
+	said = append(said, frame(continuation, endHeaders, 1, fields[16<<10:])...)
+	if _, err := c.Write(said); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		head := make([]byte, 9)
+		if _, err := io.ReadFull(c, head); err != nil {
+			return // closed, which will do as well
+		}
+		if _, err := io.CopyN(io.Discard, c, int64(head[0])<<16|int64(head[1])<<8|int64(head[2])); err != nil {
+			return
+		}
+		switch head[3] {
+		case rst:
+			return
+		case data, headers:
+			t.Fatal("the call was answered")
+		}
+	}
+}
+
+// TestHealthWatchesAreBounded has as many as there may be connections of an address.
+func TestHealthWatchesAreBounded(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Tokens: tokens(t)}, journal.Config{})
+	health := healthv1.NewHealthClient(h.conn)
+	watch := func(ctx context.Context) (healthv1.Health_WatchClient, error) {
+		stream, err := health.Watch(ctx, &healthv1.HealthCheckRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return stream, err
+	}
+	first, err := watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	if _, err = watch(ctx); err != nil {
+		t.Fatal(err)
+	}
+	_, err = watch(t.Context())
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyStreams)
+	if got := metric(t, reg, "kvcast_server_address_refused_total", "health_watches"); got != 1 {
+		t.Errorf("%v refusals are counted, want 1", got)
+	}
+	if _, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+		t.Errorf("a probe: %v", err)
+	}
+	leave()
+	for _, err = watch(t.Context()); err != nil; _, err = watch(t.Context()) {
+		wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyStreams)
+	}
+	h.server.StopServing()
+	if m, err := first.Recv(); err != nil || m.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("the first watch: got %v, %v", m, err)
+	}
+}
+
+// TestWatchHoldsNoLongName asks for a service whose name would be kept.
+func TestWatchHoldsNoLongName(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	stream, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{Service: strings.Repeat("s", 257)})
+	if err := firstError(t, err, stream.Recv); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "at most 256") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestReflectionStreamsAreBounded(t *testing.T) {
+	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
+	client := reflectionv1.NewServerReflectionClient(h.conn)
+	ask := func() error {
+		stream, err := client.ServerReflectionInfo(t.Context())
+		if err != nil {
+			return err
+		}
+		// An error of Send is that the stream has ended, and Recv tells why.
+		if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		_, err = stream.Recv()
+		return err
+	}
+	for n := range 16 {
+		if err := ask(); err != nil {
+			t.Fatalf("stream %d: %v", n, err)
+		}
+	}
+	wantStatus(t, ask(), codes.ResourceExhausted, server.ReasonTooManyStreams)
+}
+
+// TestRequestsThatDoNotArriveAreGivenUp has more calls begun than may be arriving, of
+// which none sends its request: they make way for one that does.
+func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := prometheus.NewRegistry()
+		h := inMemory(t, server.Config{Registerer: reg, Tokens: tokens(t)}, journal.Config{})
+		const calls = 600 // 512 may be arriving from an address
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		ended := make(chan error, calls)
+		for n := range calls {
+			method := []string{healthv1.Health_Check_FullMethodName, healthv1.Health_Watch_FullMethodName, kvcastv1.RouterEventService_GetStatus_FullMethodName}[n%3]
+			stream, err := h.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true}, method)
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() { ended <- stream.RecvMsg(new(healthv1.HealthCheckResponse)) }()
+		}
+		synctest.Wait()
+		if got := gauge(t, reg, "kvcast_server_arriving_requests"); got != 512 {
+			t.Errorf("%v requests are arriving, want 512", got)
+		}
+		began := time.Now()
+		if _, err := healthv1.NewHealthClient(h.conn).Check(ctx, &healthv1.HealthCheckRequest{}); err != nil {
+			t.Errorf("a request that arrives: %v", err)
+		}
+		if took := time.Since(began); took > 11*time.Second {
+			t.Errorf("it was answered after %v", took)
+		}
+		for range calls {
+			if err := <-ended; status.Code(err) != codes.Canceled {
+				t.Errorf("a request that does not arrive: got %v", err)
+			}
+		}
+		synctest.Wait()
+		if got := gauge(t, reg, "kvcast_server_arriving_requests"); got != 0 {
+			t.Errorf("%v requests are still arriving", got)
+		}
+		if got := gauge(t, reg, "kvcast_server_late_requests_total"); got != calls {
+			t.Errorf("%v requests are counted as late, want %d", got, calls)
+		}
+	})
+}
+
+// gauge is the value of a metric without labels.
+func gauge(t testing.TB, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("there is no %s", name)
+	return 0
+}
+
+// TestSubscribersOfOneAddressMayBeAsManyAsAllowed has each over a connection of its
+// own, with a health watch, as clients behind one NAT have, and all over one, as those
+// of a proxy do.
+func TestSubscribersOfOneAddressMayBeAsManyAsAllowed(t *testing.T) {
+	for _, name := range []string{"of their own", "of a proxy"} {
+		t.Run("over connections "+name, func(t *testing.T) {
+			l := bufconn.Listen(64 << 10)
+			dialer := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) })
+			h := start(t, server.Config{}, journal.Config{}, nil, l, "passthrough:///bufconn", dialer)
+			h.server.StartServing()
+			h.addWorker()
+			for n := range server.DefaultMaxSubscribers {
+				conn := h.conn
+				if name == "of their own" {
+					conn = h.dial("passthrough:///bufconn", dialer)
+				}
+				stream, err := kvcastv1.NewRouterEventServiceClient(conn).Subscribe(t.Context(), earliest())
+				if err == nil {
+					_, err = stream.Recv()
+				}
+				if err != nil {
+					t.Fatalf("subscriber %d: %v", n, err)
+				}
+				watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+				if err == nil {
+					_, err = watch.Recv()
+				}
+				if err != nil {
+					t.Fatalf("watch %d: %v", n, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,87 @@
+package server
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// heap returns the bytes that are in use once all garbage is collected.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // what the first one's finalizers let go of
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestFilterBytesAreWhatTheHeapHas makes filters of several shapes, each of which has
+// judged more sources than it remembers, and compares their count with the heap.
+func TestFilterBytesAreWhatTheHeapHas(t *testing.T) {
+	for _, tt := range []struct{ filters, names, length int }{
+		{1000, 1, 12}, {300, 100, 1}, {100, 1000, 24}, {20, 10_000, 25}, {50, 900, 250}, {10, 1, 200_000},
+	} {
+		t.Run(fmt.Sprintf("%d of %d names of %d bytes", tt.filters, tt.names, tt.length), func(t *testing.T) {
+			sources := make([]journal.Source, 10*maxKnownSources)
+			bytes := budget.New("filter_bytes", 0)
+			kept := make([]*filter, tt.filters)
+			before := heap()
+			for i := range kept {
+				f, err := parseFilter(request(tt.names, tt.length), journal.Bounds{}, bytes)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for n := range sources {
+					f.match(0, &sources[n], allTiers)
+				}
+				kept[i] = f
+			}
+			got, counted := heap()-before, bytes.Used()
+			if got > 2*counted || counted > 2*got {
+				t.Errorf("the heap grew by %d bytes, %d were counted", got, counted)
+			}
+			for _, f := range kept {
+				f.release()
+			}
+			if bytes.Used() != 0 {
+				t.Errorf("%d bytes are still counted", bytes.Used())
+			}
+			runtime.KeepAlive(sources)
+		})
+	}
+}
+
+// request is a filter as it comes from a client: each name is a string of its own.
+func request(names, length int) *kvcastv1.Filter {
+	f := new(kvcastv1.Filter)
+	for n := range names {
+		f.Workers = append(f.Workers, fmt.Sprintf("%0*d", length, n))
+	}
+	return f
+}
+
+// BenchmarkFilter has one judge entries of 1,000 workers in turn.
+func BenchmarkFilter(b *testing.B) {
+	for _, workers := range []int{1, 100, 1000} {
+		for _, names := range []int{1, 1000} {
+			b.Run(fmt.Sprintf("%d workers, %d names", workers, names), func(b *testing.B) {
+				f, err := parseFilter(request(names, 24), journal.Bounds{}, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				sources := make([]journal.Source, workers)
+				for i := range sources {
+					sources[i] = journal.Source{Worker: fmt.Sprintf("%024d", i), Model: "m"}
+				}
+				b.ResetTimer()
+				for i := range b.N {
+					f.match(0, &sources[i%workers], allTiers)
+				}
+			})
+		}
+	}
+}

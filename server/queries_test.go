@@ -1,0 +1,189 @@
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// queryKinds are the calls that walk the workers, with how many may do so at a time.
+var queryKinds = map[string]struct {
+	running int
+	call    func(*harness, context.Context) error
+}{
+	"tokens_lookup": {1, func(h *harness, ctx context.Context) error {
+		_, err := h.client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}, TokensHashes: []uint64{1}})
+		return err
+	}},
+	"block_lookup": {4, func(h *harness, ctx context.Context) error {
+		_, err := h.client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}})
+		return err
+	}},
+	"workers": {2, func(h *harness, ctx context.Context) error {
+		_, err := h.client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
+		return err
+	}},
+	"status": {2, func(h *harness, ctx context.Context) error { // which is one of workers
+		_, err := h.client.GetStatus(ctx, &kvcastv1.GetStatusRequest{})
+		return err
+	}},
+}
+
+// TestQueriesWaitForTheirTurn has more queries than may run, and more than may wait.
+func TestQueriesWaitForTheirTurn(t *testing.T) {
+	const waiting, more = 64, 3
+	for kind, tt := range queryKinds {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				reg := prometheus.NewRegistry()
+				h := inMemory(t, server.Config{Registerer: reg}, journal.Config{})
+				h.addWorker()
+				open := h.queries.close()
+				ended := make(chan error, 100)
+				for range tt.running + waiting + more {
+					go func() { ended <- tt.call(h, t.Context()) }()
+				}
+				synctest.Wait()
+				if got := h.queries.inside.Load(); got != int64(tt.running) {
+					t.Errorf("%d queries run, want %d", got, tt.running)
+				}
+				if len(ended) != more {
+					t.Errorf("%d queries have ended, want %d", len(ended), more)
+				}
+				for range len(ended) {
+					wantStatus(t, <-ended, codes.ResourceExhausted, server.ReasonTooManyQueries)
+				}
+				label := strings.Replace(kind, "status", "workers", 1)
+				if got := metric(t, reg, "kvcast_server_queries_waiting", label); got != waiting {
+					t.Errorf("%v queries are counted as waiting, want %d", got, waiting)
+				}
+				open()
+				for range tt.running + waiting {
+					if err := <-ended; err != nil {
+						t.Error(err)
+					}
+				}
+				if got := metric(t, reg, "kvcast_server_queries_refused_total", label); got != more {
+					t.Errorf("%v queries are counted as refused, want %d", got, more)
+				}
+			})
+		})
+	}
+}
+
+// TestQueriesOfOneKindDoNotWaitForAnother has lookups of tokens hashes, which take
+// long, and one of a block hash beside them.
+func TestQueriesOfOneKindDoNotWaitForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{}, journal.Config{})
+		open := h.queries.close()
+		var running sync.WaitGroup
+		for _, kind := range []string{"tokens_lookup", "tokens_lookup", "block_lookup", "workers"} {
+			running.Go(func() {
+				if err := queryKinds[kind].call(h, t.Context()); err != nil {
+					t.Errorf("%s: %v", kind, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if got := h.queries.inside.Load(); got != 3 {
+			t.Errorf("%d queries run, want one of each kind", got)
+		}
+		open()
+		running.Wait()
+	})
+}
+
+// TestQueryDoesNotWaitForEver has one wait for another that takes long, and one whose
+// client leaves.
+func TestQueryDoesNotWaitForEver(t *testing.T) {
+	for kind, tt := range queryKinds {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := inMemory(t, server.Config{}, journal.Config{})
+				open := h.queries.close()
+				var running sync.WaitGroup
+				for range tt.running {
+					running.Go(func() {
+						if err := tt.call(h, t.Context()); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				synctest.Wait()
+				began := time.Now()
+				wantStatus(t, tt.call(h, t.Context()), codes.ResourceExhausted, server.ReasonTooManyQueries)
+				if took := time.Since(began); took != 5*time.Second {
+					t.Errorf("it waited for %v, want 5s", took)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := tt.call(h, ctx); err == nil {
+					t.Error("a query whose client left was answered")
+				}
+				open()
+				running.Wait()
+				if err := tt.call(h, t.Context()); err != nil {
+					t.Errorf("later: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestLookupFitsIntoWhatClientsTake has places whose names are long.
+func TestLookupFitsIntoWhatClientsTake(t *testing.T) {
+	h := overTCP(t, server.Config{}, journal.Config{})
+	hashes := make([]uint64, 10_000)
+	for i := range hashes {
+		hashes[i] = uint64(i) + 1 // all of one size
+	}
+	lane := h.pipeline.AddWorker(ingest.Worker{Name: strings.Repeat("w", ingest.MaxNameBytes), Model: strings.Repeat("m", ingest.MaxModelBytes)})
+	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)
+	// As many as fit, to a client that takes what clients take by default.
+	one, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:1]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 4 << 20 / proto.Size(one)
+	if _, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:n]}); err != nil {
+		t.Errorf("%d places: %v", n, err)
+	}
+	_, err = h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:n+1]})
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)
+}
+
+// manySources are those of workers that take more than an answer may.
+func manySources() map[string][]*kvcastv1.SourceStatus {
+	all := make(map[string][]*kvcastv1.SourceStatus)
+	for n := range 4096 {
+		all[fmt.Sprintf("worker-%d", n)] = []*kvcastv1.SourceStatus{{Endpoint: strings.Repeat("e", 1024)}}
+	}
+	return all
+}
+
+func TestWorkersFitIntoWhatClientsTake(t *testing.T) {
+	h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
+	_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
+	wantStatus(t, err, codes.ResourceExhausted, server.ReasonResponseTooLarge)
+	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: []string{"worker-1", "worker-2"}}})
+	if err != nil || len(list.GetWorkers()) != 2 {
+		t.Errorf("with a filter: got %v, %v", list, err)
+	}
+}

@@ -1,0 +1,41 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// TestSubscribersFitIntoWhatClientsTake lists as many as there may be by default, each
+// with all that is told of one, and then more.
+func TestSubscribersFitIntoWhatClientsTake(t *testing.T) {
+	s, err := New(Config{}, journal.NewMemory(journal.Config{}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f kvcastv1.Filter
+	for n := range maxListedNames {
+		f.Workers = append(f.Workers, fmt.Sprintf("%0*d", maxListedBytes, n))
+	}
+	f.Models = f.GetWorkers()
+	add := func(n int) {
+		for range n {
+			s.subscribers.add(t.Context(), &f).userAgent = strings.Repeat("a", maxListedBytes)
+		}
+	}
+	add(DefaultMaxSubscribers)
+	all, err := routerEvents{Server: s}.ListSubscribers(t.Context(), nil)
+	if err != nil || len(all.GetSubscribers()) != DefaultMaxSubscribers {
+		t.Fatalf("as many as by default: got %d, %v", len(all.GetSubscribers()), err)
+	}
+	add(DefaultMaxSubscribers)
+	if _, err = (routerEvents{Server: s}).ListSubscribers(t.Context(), nil); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "GetStatus") {
+		t.Errorf("twice as many: got %v", err)
+	}
+}
