@@ -73,6 +73,7 @@ func (l *Lane) shared(r *rankState) *sharedRank {
 		r.shared = &sharedRank{doubtful: make([]bool, n), used: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
 			r.shared.tracker = newTracker(n, l.cfg.MaxBlocksPerRank, &l.counts.tracker)
+			r.shared.tracker.blocksLeft, r.shared.tracker.spaces.bytes = l.cfg.Blocks, l.cfg.AttributeBytes
 		}
 	}
 	return r.shared
@@ -96,12 +97,15 @@ func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
 		rooted := !e.HasParent || e.Parent == 0 && s.tracker.resolve(b.Source, 0) == 0
 		s.tracker.store(b.Source, e, l.storeOp(b, e, rooted))
 		l.tell(b, s.tracker, e)
-		if n := s.tracker.counted.refused - refused; n > 0 {
+		for why, n := range s.tracker.counted.refused {
+			if n -= refused[why]; n == 0 {
+				continue
+			}
 			s.doubtful[b.Source] = true // it holds blocks that are not known
-			if !r.overfull {
+			if !r.told(refusal(why)) {
 				l.flush(flushUnmergeable) // a Gap follows
 			}
-			l.refuse(r, b.Rank, int(n))
+			l.refuse(r, b.Rank, refusal(why), int(n))
 		}
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
@@ -159,7 +163,7 @@ func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reas
 // emptied tells that none of a rank's sources holds anything. That ends what was in
 // doubt about the rank, unless it was about a source that has not let go since.
 func (l *Lane) emptied(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
-	r.tables = [wire.NumTiers]*table{}
+	l.drop(r)
 	if slices.Contains(r.shared.doubtful, true) {
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
@@ -200,7 +204,7 @@ func (l *Lane) letGoOfTiers(b *ingest.Batch, r *rankState, reason kvcastv1.Clear
 			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 		}
 		cleared = append(cleared, kvcastv1.Tier(tier))
-		r.tables[tier] = nil
+		l.dropTable(r, tier)
 	}
 	if len(cleared) > 0 { // none would mean all
 		l.emitCleared(b.Rank, reason, cleared...)

@@ -31,23 +31,33 @@ func (l *Lane) flushStores(r *run) {
 		l.blockSize = r.key.blockSize
 	}
 	rank := l.rank(r.key.rank)
-	t := rank.table(r.key.tier)
-	if rank.blocks()+len(r.hashes) > l.cfg.MaxBlocksPerRank {
-		l.storeWithin(rank, t, r)
+	t := l.newTable(rank, r.key.tier)
+	slot, ok := t.reserve(r)
+	if !ok {
+		l.refuse(rank, r.key.rank, refusedAttribute, len(r.hashes))
 		return
 	}
-	t.storeRun(r)
-	l.emitStored(r)
+	before, n := t.blocks.len(), len(r.hashes)
+	if rank.blocks()+n > l.cfg.MaxBlocksPerRank || !l.tableBlocks.Take(int64(n)) {
+		l.storeWithin(rank, t, r, slot)
+	} else {
+		t.storeRun(r, slot)
+		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // those that were there
+		l.emitStored(r)
+	}
+	t.attrs.release(slot)
 }
 
 func (l *Lane) flushRemoves(r *run) {
-	t := l.rank(r.key.rank).table(r.key.tier)
+	t := l.newTable(l.rank(r.key.rank), r.key.tier)
+	before := t.blocks.len()
 	gone := r.hashes[:0]
 	for i, hash := range r.hashes {
 		if t.remove(hash, r.op(i)) {
 			gone = append(gone, hash)
 		}
 	}
+	l.tableBlocks.Release(int64(before - t.blocks.len()))
 	l.counts.removesHeld += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
@@ -114,7 +124,7 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 // changes that, so that a snapshot says of it what follows from the entries alone.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) == 0 {
-		r.incomplete, r.overfull = false, false
+		r.incomplete, r.overfull, r.attributesLacking = false, false, false
 	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		r.incomplete = true
@@ -123,8 +133,11 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 
 func (r *rankState) gapped(g *kvcastv1.Gap) {
 	r.incomplete = true
-	if g.GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS {
+	switch g.GetReason() {
+	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS:
 		r.overfull = true
+	case kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
+		r.attributesLacking = true
 	}
 }
 
@@ -132,7 +145,8 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.candidates = l.candidates[:0]
-	r.tables, r.shared, r.gates = [wire.NumTiers]*table{}, nil, nil
+	l.drop(r)
+	r.shared, r.gates = nil, nil
 	l.emitCleared(rank, reason)
 }
 
@@ -165,10 +179,30 @@ func (l *Lane) rank(rank uint32) *rankState {
 	return r
 }
 
-func (r *rankState) table(tier wire.Tier) *table {
+// newTable returns the table of a rank's tier, a new one if need be.
+func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	if r.tables[tier] == nil {
-		r.tables[tier] = newTable()
+		r.tables[tier] = newTable(l.cfg.AttributeBytes)
 		r.held |= journal.TierBit(uint8(tier))
 	}
 	return r.tables[tier]
+}
+
+// dropTable forgets the blocks of a rank's tier.
+func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
+	if t := r.tables[tier]; t != nil {
+		l.tableBlocks.Release(int64(t.blocks.len()))
+		t.attrs.drop()
+		r.tables[tier] = nil
+	}
+}
+
+// drop forgets the blocks of a rank, and what its sources hold.
+func (l *Lane) drop(r *rankState) {
+	for tier := range r.tables {
+		l.dropTable(r, wire.Tier(tier))
+	}
+	if r.shared != nil && r.shared.tracker != nil {
+		r.shared.tracker.reset()
+	}
 }

@@ -292,6 +292,16 @@ func (m *model) hold(
 		if r.holding() >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
 			return nil, false
 		}
+		units := 0
+		if r.names[name] == nil {
+			units++
+		}
+		if block == nil {
+			units += 2
+		}
+		if m.units()+units > m.limit() && !(block == nil && m.expel(mw, b)) {
+			return nil, false
+		}
 		if block == nil {
 			block, isNew = &modelTracked{content: content, first: hash}, true
 			r.blocks = append(r.blocks, block)
@@ -309,13 +319,15 @@ func (m *model) hold(
 	return block, isNew
 }
 
-// roomFor lets the oldest block leave that is held in doubt alone, where there is
-// no room for another.
+// roomFor reports whether the rank may have another block, for which the oldest may
+// leave that is held in doubt alone.
 func (m *model) roomFor(mw *modelWorker, b ingest.Batch) bool {
+	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.expel(mw, b)
+}
+
+// expel lets the oldest block leave that is held in doubt alone, if there is one.
+func (m *model) expel(mw *modelWorker, b ingest.Batch) bool {
 	r := mw.rankOf(b.Rank)
-	if len(r.blocks) < m.cfg.MaxBlocksPerRank {
-		return true
-	}
 	for _, block := range r.blocks {
 		if !r.held(block) {
 			mw.expired++

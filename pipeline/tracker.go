@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // tracker knows which of a worker's sources hold which blocks of one dp rank, so
@@ -65,7 +66,15 @@ type tracker struct {
 	// scratch is room for names.
 	scratch []uint32
 	counted *trackerCounts
+	// blocksLeft is the process's budget of blocks, of which a block takes
+	// trackedBlockUnits and a name one; prepaid is what is taken of it and not used.
+	blocksLeft *budget.Budget
+	prepaid    int64
 }
+
+// trackedBlockUnits is what a block takes of the budget: one for its record, and one
+// for its place in the table of what routers know.
+const trackedBlockUnits = 2
 
 // trackedBlock is a block that some source holds.
 type trackedBlock struct {
@@ -137,7 +146,8 @@ type trackerCounts struct {
 	held, unknown, notHeld uint64
 	// expelled are blocks held in doubt that made room, refused are stores of blocks
 	// or names that there was no room for.
-	expelled, refused uint64
+	expelled uint64
+	refused  [numRefusals]uint64
 }
 
 // maxTracked bounds the numbers of records.
@@ -195,11 +205,17 @@ type nameStore struct {
 func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
-		slot := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
+		slot, ok := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
+		if !ok {
+			t.counted.refused[refusedAttribute] += uint64(len(e.BlockHashes))
+			return
+		}
 		id.space = slot + 1
 		t.spaces.use(slot) // until the end, whatever leaves
 		defer t.spaces.release(slot)
 	}
+	t.prepay((trackedBlockUnits + 1) * len(e.BlockHashes))
+	defer t.refund()
 	from := len(t.out)
 	parent := t.parentOf(source, e)
 	s := nameStore{source: source, parent: e.Parent, rooted: parent.rooted, hashed: id.space != 0, op: op}
@@ -288,7 +304,11 @@ func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
 	}
 	if name == 0 || !t.names.at(name).held() {
 		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.room() {
-			t.counted.refused++
+			t.counted.refused[refusedRank]++
+			return 0, false
+		}
+		if !t.pay(name == 0, ref == 0) {
+			t.counted.refused[refusedTotal]++
 			return 0, false
 		}
 		if ref == 0 {
@@ -336,6 +356,7 @@ func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
 
 // remove takes a source's remove of a block, which is counted by an operation.
 func (t *tracker) remove(source int, hash uint64, op copyOp) {
+	defer t.refund()
 	name := t.name(source, hash)
 	if name == 0 {
 		ref := t.resolve(source, hash)
@@ -362,6 +383,7 @@ func (t *tracker) remove(source int, hash uint64, op copyOp) {
 // letGo takes away all that a source holds: its engine began anew, or cleared its
 // cache. It tells whether nothing is left; nobody is then told of single blocks.
 func (t *tracker) letGo(source int) (empty bool) {
+	defer t.refund()
 	if n := t.held[source]; 0 < n && n < t.holdings {
 		for ref := t.oldest; ref != 0; {
 			newer := t.blocks.at(ref).newer
@@ -391,8 +413,12 @@ func (t *tracker) gap(source int) bool {
 
 // reset forgets all blocks and names.
 func (t *tracker) reset() {
+	t.prepaid += int64(trackedBlockUnits*t.blocks.len() + t.names.len())
+	t.refund()
+	t.spaces.drop()
 	fresh := newTracker(t.sources, t.maxBlocks, t.counted)
 	fresh.out, fresh.gone, fresh.generations = t.out, t.gone, t.generations
+	fresh.blocksLeft, fresh.spaces = t.blocksLeft, t.spaces
 	*t = *fresh
 }
 

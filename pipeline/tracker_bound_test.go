@@ -21,14 +21,14 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 1), stores(engine, continuing(4, storeOf(contents(5), 5))),
 			},
 			want:    []string{"store 0-3 ", "remove [1] ", "store 0-1 after 4 "},
-			counted: trackerCounts{refused: 1}, names: 3,
+			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 3,
 		},
 		"a block that is known needs no room": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1, 2, 3, 4), 11, 12, 13, 14)),
 			},
 			want:    []string{"store 0-3 ", ""},
-			counted: trackerCounts{refused: 1}, names: 6,
+			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 6,
 		},
 		"a name beyond the bound is left out": {
 			steps: []trackerStep{
@@ -38,7 +38,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
 			},
 			want:    []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: 2, held: 2}, names: 7,
+			counted: trackerCounts{refused: [numRefusals]uint64{2}, held: 2}, names: 7,
 		},
 		"a name that counts again needs room, too": {
 			steps: []trackerStep{
@@ -48,7 +48,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(offload, 16), stores(engine, storeOf(contents(1), 1)),
 			},
 			want:    []string{"store 0-1 ", "remove [1] ", "store 0-1 ", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: 1, held: 2}, names: 7,
+			counted: trackerCounts{refused: [numRefusals]uint64{1}, held: 2}, names: 7,
 		},
 		"the oldest that is in doubt makes room": {
 			steps: []trackerStep{
@@ -56,7 +56,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(offload, storeOf(contents(4), 14)), stores(engine, storeOf(contents(5), 5)), stores(engine, storeOf(contents(6), 6)),
 			},
 			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{expelled: 2, refused: 1}, names: 3,
+			counted: trackerCounts{expelled: 2, refused: [numRefusals]uint64{1}}, names: 3,
 		},
 		"where the oldest in doubt has left, the next makes room": {
 			steps: []trackerStep{
@@ -73,7 +73,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{expelled: 1, refused: 1}, names: 4,
+			counted: trackerCounts{expelled: 1, refused: [numRefusals]uint64{1}}, names: 4,
 		},
 		"a further gap begins with the oldest again": {
 			steps: []trackerStep{

@@ -173,6 +173,7 @@ func (t *tracker) erase(name uint32) {
 	}
 	n.block = 0
 	t.names.give(name)
+	t.prepaid++
 }
 
 // idle takes a name's copies away. It still resolves, as long as it is not one of too
@@ -300,12 +301,14 @@ func (t *tracker) release(source int, ref uint32) {
 	t.scratch = names
 }
 
-// room makes room for a block, if need be by letting go of the oldest that is held
-// in doubt alone.
+// room reports whether there may be another block, for which the oldest may leave that
+// is held in doubt alone.
 func (t *tracker) room() bool {
-	if t.len() < min(t.maxBlocks, maxTracked) {
-		return true
-	}
+	return t.len() < min(t.maxBlocks, maxTracked) || t.expel()
+}
+
+// expel lets go of the oldest block that is held in doubt alone, if it is found soon.
+func (t *tracker) expel() bool {
 	for range doubtSteps {
 		ref := t.doubtFrom
 		if ref == 0 {
@@ -318,6 +321,45 @@ func (t *tracker) room() bool {
 		}
 	}
 	return false
+}
+
+// prepay takes so much of the process's budget at once, if it is there. Without it each
+// record is paid for on its own.
+func (t *tracker) prepay(units int) {
+	if t.blocksLeft.Take(int64(units)) {
+		t.prepaid += int64(units)
+	}
+}
+
+// refund returns what was not used, or is no longer.
+func (t *tracker) refund() {
+	if t.prepaid > 0 {
+		t.blocksLeft.Release(t.prepaid)
+		t.prepaid = 0
+	}
+}
+
+// pay pays for a new name, a new block, or both, for which a block that is held in
+// doubt alone may leave.
+func (t *tracker) pay(name, block bool) bool {
+	units := int64(0)
+	if name {
+		units++
+	}
+	if block {
+		units += trackedBlockUnits
+	}
+	for left := block; t.prepaid < units; left = false {
+		if t.blocksLeft.Take(units - t.prepaid) {
+			t.prepaid = 0
+			return true
+		}
+		if !left || !t.expel() {
+			return false
+		}
+	}
+	t.prepaid -= units
+	return true
 }
 
 // add makes a block, the newest.
@@ -369,6 +411,7 @@ func (t *tracker) forget(ref uint32) {
 		t.newest = b.older
 	}
 	t.blocks.give(ref)
+	t.prepaid += trackedBlockUnits
 }
 
 func (t *tracker) tellGone(first uint64) {
