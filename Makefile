@@ -50,7 +50,7 @@ mutate: deps ## Break the pipeline's rules one at a time: some test must fail ea
 	tools/scripts/mutate.sh
 
 run: build ## Serve engines that connect to port 5557, until stopped.
-	bin/kvcast serve --bind 'tcp://*:5557'
+	bin/kvcast serve
 
 build: bin/kvcast ## Build bin/kvcast.
 

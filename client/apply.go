@@ -26,10 +26,16 @@ func (st *state) snapshotWorker(s *kvcastv1.SnapshotWorker) {
 	}
 }
 
-// snapshotBlocks applies blocks of a snapshot.
+// snapshotBlocks applies blocks of a snapshot. They come in no order of time, so the
+// worker keeps the block size that the snapshot says it has.
 func (st *state) snapshotBlocks(b *kvcastv1.SnapshotBlocks) {
+	w := st.worker(b.GetWorker(), "")
+	size := w.blockSize
 	for _, ev := range b.GetEvents() {
 		st.event(b.GetWorker(), "", ev)
+	}
+	if size != 0 {
+		w.blockSize = size
 	}
 }
 
@@ -69,8 +75,8 @@ func (st *state) event(name, model string, ev *kvcastv1.RouterEvent) {
 }
 
 func (st *state) stored(r *rank, tier int, s *kvcastv1.Stored) {
-	if r.worker.blockSize == 0 {
-		r.worker.blockSize = s.GetBlockSize()
+	if size := s.GetBlockSize(); size != 0 {
+		r.worker.blockSize = size // an engine may restart with another one
 	}
 	b := storing{parent: s.GetParentHash(), hasParent: s.ParentHash != nil}
 	tokens := s.GetTokensHashes()

@@ -438,3 +438,47 @@ func TestReadersSeeWholeEntries(t *testing.T) {
 	close(done)
 	readers.Wait()
 }
+
+// TestViewHasTheNewestBlockSize has an engine restart with another block size, and views
+// that follow it, or begin with a snapshot.
+func TestViewHasTheNewestBlockSize(t *testing.T) {
+	chain := func(size uint32, hash uint64) *kvcastv1.RouterEvent {
+		ev := chainOf(0, device, nil, hash)
+		ev.GetStored().BlockSize = size
+		return ev
+	}
+	want := func(v *client.View, size uint32) {
+		t.Helper()
+		if got, _ := v.Worker("w"); got.BlockSize != size {
+			t.Errorf("block size: got %d, want %d", got.BlockSize, size)
+		}
+		m := v.Match(client.Prompt{TokensHashes: []uint64{2}})
+		if len(m) != 1 || m[0].Tokens != int(size) {
+			t.Errorf("match: got %+v, want %d tokens", m, size)
+		}
+	}
+	v := begun()
+	v.Apply(entries(of("w", &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{}}}, chain(16, 2))))
+	want(v, 16)
+	v.Apply(entries(of("w",
+		&kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{
+			Cleared: &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED},
+		}},
+		chain(32, 2), chain(0, 9),
+	)))
+	want(v, 32)
+
+	fresh := client.NewView()
+	for _, m := range []*kvcastv1.SubscribeResponse{
+		{SnapshotBegin: &kvcastv1.SnapshotBegin{}},
+		{SnapshotWorker: &kvcastv1.SnapshotWorker{Worker: "w", Added: &kvcastv1.WorkerAdded{BlockSize: 32}}},
+		// Another rank has not restarted yet.
+		{SnapshotBlocks: []*kvcastv1.SnapshotBlocks{{Worker: "w", Events: []*kvcastv1.RouterEvent{chain(32, 2), chain(16, 3)}}}},
+		{SnapshotEnd: &kvcastv1.SnapshotEnd{}},
+	} {
+		fresh.Apply(client.Update{Message: m})
+	}
+	want(fresh, 32)
+	fresh.Apply(entries(of("w", chain(64, 5))))
+	want(fresh, 64)
+}

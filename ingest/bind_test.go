@@ -310,3 +310,47 @@ func TestListenersShareNoWorker(t *testing.T) {
 		`messages_refused_total{reason="name_taken",worker=""}`: 1,
 	})
 }
+
+// A peer does not have kvcast connect to any other host than its own, unless the
+// operator allows it.
+func TestReplaysAreRequestedFromThePeerAlone(t *testing.T) {
+	tests := []struct {
+		host    string
+		allowed []string
+		want    string // host of the replay socket; empty: none
+	}{
+		{host: "127.0.0.1", want: "127.0.0.1"},
+		{host: "engine-0.invalid", want: "127.0.0.1"},
+		{host: "192.0.2.1"},
+		{host: "192.0.2.1", allowed: []string{"192.0.3.0/24", "*.invalid"}},
+		{host: "localhost", allowed: []string{"localhost"}, want: "localhost"},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprint(tt.host, tt.allowed), func(t *testing.T) {
+			var log logged
+			port := freePort(t)
+			r := newRecorder(t)
+			in, stop := start(t, ingest.Config{
+				Logger:    log.logger(),
+				Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port, ReplayHosts: tt.allowed}},
+			}, r)
+			e := newEngine(t)
+			e.connect(in.Endpoints()[0])
+			e.awaitSubscriber("")
+			e.send("kv@"+tt.host+"@m", seqFrame(0), payload(0))
+			r.want("add "+tt.host+" model m block_size 0 ranks []", tt.host+" 0/0: batch 0")
+			want := ""
+			if tt.want != "" {
+				want = fmt.Sprintf("tcp://%s:%d", tt.want, port)
+			}
+			if got := in.Sources()[0].Replay; got != want {
+				t.Errorf("replay socket %q, want %q", got, want)
+			}
+			stop()
+			refused := `no replay is requested: the topic names a host that is neither the peer's address nor allowed" worker=` + tt.host
+			if got := strings.Contains(log.String(), refused); got != (want == "") {
+				t.Errorf("log says so: %v\n%s", got, log.String())
+			}
+		})
+	}
+}

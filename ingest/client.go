@@ -10,8 +10,12 @@ import (
 	"time"
 )
 
-// ErrNotStarted is returned by WaitConnected and Reconnect before Start.
-var ErrNotStarted = errors.New("client was not started")
+var (
+	// ErrNotStarted is returned by WaitConnected and Reconnect before Start.
+	ErrNotStarted = errors.New("client was not started")
+	// ErrClosed is returned by the methods of a Client that was closed.
+	ErrClosed = errors.New("client is closed")
+)
 
 var errNoHandler = errors.New("handler is nil: want one to call")
 
@@ -22,8 +26,8 @@ var errNoHandler = errors.New("handler is nil: want one to call")
 // lost on the way is fetched, or told as an EventGap. For many engines in one
 // stream take an Ingest.
 //
-// Its methods may be called from any goroutine. Stop, and none other, waits for
-// the handler, and must not be called by it.
+// Its methods may be called from any goroutine. Stop and Close, and none other, wait
+// for the handler, and must not be called by it.
 type Client struct {
 	config   ClientConfig
 	delivery *delivery
@@ -31,10 +35,13 @@ type Client struct {
 
 	replaysDone   atomic.Uint64 // calls of ReplayFrom
 	replaysFailed atomic.Uint64
+	replays       sync.WaitGroup // calls of ReplayFrom under way
 
 	mu    sync.Mutex // guards all below
 	state clientState
 	run   *clientRun // nil before it is started
+	// cancels ends the calls of ReplayFrom under way.
+	cancels map[*clientReplay]context.CancelCauseFunc
 }
 
 // clientState is where a Client is in its life, which it has one of.
@@ -44,6 +51,7 @@ const (
 	clientNew clientState = iota
 	clientStarted
 	clientStopped
+	clientClosed
 )
 
 // clientRun is what a Client has while it runs, and leaves.
@@ -59,23 +67,38 @@ type clientRun struct {
 }
 
 // NewClient checks the config and returns a Client, which does nothing before it is
-// started. The error is that of ClientConfig.Validate.
+// started. The error is that of ClientConfig.Validate. A nil handler is to be set
+// later, by SetHandler: until then events wait as they do for a slow one.
 func NewClient(c ClientConfig, h EventHandler) (*Client, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
 	}
-	if h == nil {
-		return nil, errNoHandler
-	}
-	client := &Client{config: c.withDefaults(), level: new(slog.LevelVar)}
+	client := &Client{config: c.withDefaults(), level: new(slog.LevelVar), cancels: make(map[*clientReplay]context.CancelCauseFunc)}
 	client.level.Set(c.LogLevel)
 	client.config.Logger = withLevel(client.config.Logger, client.level)
-	client.delivery = &delivery{
-		config:  &client.config,
-		handler: h,
-		queue:   make(chan *Event, client.config.Buffer),
+	client.delivery = newDelivery(&client.config)
+	if h != nil {
+		client.delivery.setHandler(h)
 	}
 	return client, nil
+}
+
+// SetHandler has a handler called with all events from the next one on, in the place
+// of the one before; a call under way goes on. Where there was none, the events that
+// wait come first: ClientConfig.Buffer at most, as the Client reads no more than that
+// ahead of its handler. It returns an error where the handler is nil, and ErrClosed
+// after Close.
+func (c *Client) SetHandler(h EventHandler) error {
+	if h == nil {
+		return errNoHandler
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state == clientClosed {
+		return ErrClosed
+	}
+	c.delivery.setHandler(h)
+	return nil
 }
 
 // Config returns the config, with the defaults filled in.
@@ -83,12 +106,16 @@ func (c *Client) Config() ClientConfig { return c.config }
 
 // Start connects in the background, reads what the engine remembers, and then what
 // it publishes, until ctx is done or Stop is called. It returns ErrStarted if it
-// was called before, or Stop was, and an error where the metrics can not be
-// registered: another Client of that name may have them.
+// was called before, or Stop was, ErrClosed after Close, and an error where the
+// metrics can not be registered: another Client of that name may have them.
 func (c *Client) Start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != clientNew {
+	switch c.state {
+	case clientNew:
+	case clientClosed:
+		return ErrClosed
+	default:
 		return ErrStarted
 	}
 	if err := c.start(ctx); err != nil {
@@ -141,7 +168,9 @@ func (c *Client) start(ctx context.Context) error {
 // the reading failed, if it did.
 func (c *Client) Stop() error {
 	c.mu.Lock()
-	c.state = clientStopped
+	if c.state != clientClosed {
+		c.state = clientStopped
+	}
 	r := c.run
 	c.mu.Unlock()
 	if r == nil {
@@ -150,6 +179,23 @@ func (c *Client) Stop() error {
 	r.stop()
 	<-r.done
 	return r.err
+}
+
+// Close stops the Client as Stop does, ends the calls of ReplayFrom under way with
+// ErrClosed, and waits for both: when it returns, nothing of the Client runs, no
+// socket is open, and no metric is registered. It may be called more than once, and
+// returns what Stop does. After it every method but Stop, Stats, Config and those of
+// the log level returns ErrClosed, or false.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.state = clientClosed
+	for _, cancel := range c.cancels {
+		cancel(ErrClosed)
+	}
+	c.mu.Unlock()
+	err := c.Stop()
+	c.replays.Wait()
+	return err
 }
 
 // Connect starts the Client, to run until Stop, unless it was started, and waits
@@ -173,7 +219,7 @@ func (c *Client) Connected() bool {
 }
 
 // WaitConnected waits until there is a connection. It returns ErrNotStarted before
-// Start, ErrEnded once the Client has ended, and an error that is that of ctx when
+// Start, ErrEnded once the Client has ended, ErrClosed after Close, and an error that is that of ctx when
 // ctx, which may have a timeout, is done before.
 func (c *Client) WaitConnected(ctx context.Context) error {
 	r, err := c.current()
@@ -197,14 +243,14 @@ func (c *Client) Reconnect(ctx context.Context) error {
 	select {
 	case r.renewals <- told:
 	case <-r.done:
-		return ErrEnded
+		return c.ended()
 	case <-ctx.Done():
 		return c.unconnected(ctx)
 	}
 	select {
 	case before = <-told:
 	case <-r.done:
-		return ErrEnded
+		return c.ended()
 	case <-ctx.Done():
 		return c.unconnected(ctx)
 	}
@@ -219,7 +265,7 @@ func (c *Client) wait(ctx context.Context, r *clientRun, so func() bool) error {
 		select {
 		case <-look.C:
 		case <-r.done:
-			return ErrEnded
+			return c.ended()
 		case <-ctx.Done():
 			return c.unconnected(ctx)
 		}
@@ -232,11 +278,19 @@ func (c *Client) unconnected(ctx context.Context) error {
 	return fmt.Errorf("wait for a connection to %s: %w", c.config.connect(), context.Cause(ctx))
 }
 
-// current returns what runs, ErrNotStarted, or what ran with ErrEnded.
+// ended is the error of what needs a Client that runs, where it has ended.
+func (c *Client) ended() error {
+	_, err := c.current()
+	return err
+}
+
+// current returns what runs, ErrNotStarted, or what ran with ErrEnded or ErrClosed.
 func (c *Client) current() (*clientRun, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
+	case c.state == clientClosed:
+		return c.run, ErrClosed
 	case c.run == nil && c.state == clientStopped:
 		return nil, ErrEnded
 	case c.run == nil:

@@ -205,7 +205,4 @@ func TestClientDefaults(t *testing.T) {
 			t.Errorf("defaults (-want +got):\n%s", d)
 		}
 	}
-	if _, err := ingest.NewClient(want, nil); err == nil {
-		t.Error("NewClient takes no handler")
-	}
 }

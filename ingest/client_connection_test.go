@@ -25,7 +25,8 @@ func TestClientReconnects(t *testing.T) {
 			t.Fatal(err)
 		}
 		got.want(t, fmt.Sprintf("0/%d removed [%d]", i+1, i))
-		if s := c.Stats(); s.Connections != i+2 || s.Gaps != 0 || s.Restarts != 0 {
+		if s := c.Stats(); s.Connections != i+2 || s.Disconnections != i+1 || s.ConnectAttempts != i+2 || s.ConnectFailures != 0 ||
+			s.Gaps != 0 || s.Restarts != 0 {
 			t.Errorf("stats %+v", s)
 		}
 	}
@@ -93,6 +94,10 @@ func TestClientWaitsForAConnection(t *testing.T) {
 		t.Errorf("Connect where nobody listens: %v", err)
 	}
 	if s := c.Stats(); s.Connected || s.State != ingest.SourceConnecting || s.Connections != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	waitFor(t, func() bool { return c.Stats().ConnectFailures >= 2 })
+	if s := c.Stats(); s.ConnectAttempts < 2 {
 		t.Errorf("stats %+v", s)
 	}
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})

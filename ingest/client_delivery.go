@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // PanicError is a panic of an EventHandler.
@@ -37,15 +40,18 @@ func handle(ctx context.Context, h EventHandler, e *Event) (err error) {
 
 // delivery brings what is read to the handler, in order and each once.
 //
-// Between them is a queue of ClientConfig.Buffer events. While it is full who
-// reads waits for the handler, and nothing is dropped: ZeroMQ buffers, and what it
-// drops at the engine's end is fetched, or told as a gap. Only when the Client is
-// stopped do events end that the handler was not given: they are counted as
-// discarded.
+// Between them is a queue of ClientConfig.Buffer events, which fills up while there
+// is no handler yet. While it is full reading waits, and nothing is dropped: ZeroMQ
+// buffers, and what it drops at the engine's end is fetched, or reported as a gap.
+// Only when the Client is stopped do events end that the handler was not given: they
+// are counted as discarded.
 type delivery struct {
-	config  *ClientConfig
-	handler EventHandler
-	queue   chan *Event
+	config *ClientConfig
+	queue  chan *Event
+	// handler is nil until ready is closed.
+	handler  atomic.Pointer[EventHandler]
+	ready    chan struct{}
+	setReady sync.Once
 
 	// notice and held are how long the next failure is not logged, and how many
 	// were not. The goroutine of run has them.
@@ -57,12 +63,37 @@ type delivery struct {
 	panicked  atomic.Uint64 // of those handled
 	discarded atomic.Uint64
 	spent     atomic.Int64 // in the handler, in nanoseconds
-	started   atomic.Bool  // whether seq is set
+	latency   prometheus.Histogram
+	started   atomic.Bool // whether seq is set
 	seq       atomic.Uint64
 }
 
-// run calls the handler until ctx is done.
+func newDelivery(c *ClientConfig) *delivery {
+	return &delivery{
+		config: c,
+		queue:  make(chan *Event, c.Buffer),
+		ready:  make(chan struct{}),
+		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: metricsNamespace, Subsystem: clientSubsystem, Name: "handler_seconds",
+			Help:        "Time that the handler took for an event.",
+			Buckets:     prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 µs to 4.2 s
+			ConstLabels: prometheus.Labels{"worker": c.Worker},
+		}),
+	}
+}
+
+// setHandler has a handler called from the next event on.
+func (d *delivery) setHandler(h EventHandler) {
+	d.handler.Store(&h)
+	d.setReady.Do(func() { close(d.ready) })
+}
+
+// run calls the handler, from when there is one until ctx is done.
 func (d *delivery) run(ctx context.Context) {
+	select {
+	case <-d.ready:
+	case <-ctx.Done():
+	}
 	for ctx.Err() == nil {
 		select {
 		case e := <-d.queue:
@@ -78,8 +109,10 @@ func (d *delivery) run(ctx context.Context) {
 
 func (d *delivery) deliver(ctx context.Context, e *Event) {
 	began := time.Now()
-	err := handle(ctx, d.handler, e)
-	d.spent.Add(int64(time.Since(began)))
+	err := handle(ctx, *d.handler.Load(), e)
+	spent := time.Since(began)
+	d.spent.Add(int64(spent))
+	d.latency.Observe(spent.Seconds())
 	d.handled.Add(1)
 	if e.Kind <= EventCleared && !e.More {
 		d.seq.Store(e.Seq)

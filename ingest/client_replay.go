@@ -26,10 +26,11 @@ const replayHold = 1000
 // once. Batches that the engine does not give are told by an EventGap, which
 // includes those that it has forgotten.
 //
-// It has a connection of its own: it needs no Start, is not ended by Stop, and
-// what the Client reads meanwhile, and calls its own handler with, goes on beside
-// it. It returns nil once all there is was read, and otherwise the error, or the
-// panic as a PanicError, of h; ErrNoReplay; or why the engine does not answer.
+// It has a connection of its own: it needs no Start, is ended by Close but not by
+// Stop, and what the Client reads meanwhile, and calls its own handler with, goes on
+// beside it. It returns nil once all there is was read, and otherwise the error, or
+// the panic as a PanicError, of h; ErrNoReplay; ErrClosed; or why the engine does not
+// answer.
 func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (err error) {
 	if c.config.replay() == "" {
 		return fmt.Errorf("replay from %d: %w", seq, ErrNoReplay)
@@ -37,19 +38,21 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (er
 	if h == nil {
 		return errNoHandler
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := &clientReplay{config: &c.config, handler: h, next: seq}
+	if err := c.beginReplay(r, cancel); err != nil {
+		return err
+	}
+	defer c.endReplay(r)
 	zctx, err := zmq4.NewContext()
 	if err != nil {
 		return fmt.Errorf("create ZeroMQ context: %w", err)
 	}
 	k := sockets{zctx: zctx, reconnectMin: c.config.ReconnectMin, reconnectMax: c.config.ReconnectMax}
 	batches := sync.Pool{New: newBatch}
-	blockSize := c.config.BlockSize
-	r := &clientReplay{
-		config:  &c.config,
-		handler: h,
-		next:    seq,
-		rules:   wire.NewRules(&blockSize),
-	}
+	blockSize := wire.BlockSize{Tokens: c.config.BlockSize, Configured: c.config.BlockSize != 0}
+	r.rules = wire.NewRules(&blockSize)
 	err = errors.Join(r.run(ctx, newReplays(k, c.config.ReplayTimeout, func(s *zmqio.Socket) *inbox {
 		return newInbox(s, nil, &batches, func(int) {})
 	})), zctx.Term())
@@ -59,6 +62,25 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h EventHandler) (er
 	}
 	c.replaysDone.Add(1)
 	return nil
+}
+
+// beginReplay has Close cancel a replay, and wait for its end.
+func (c *Client) beginReplay(r *clientReplay, cancel context.CancelCauseFunc) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state == clientClosed {
+		return ErrClosed
+	}
+	c.cancels[r] = cancel
+	c.replays.Add(1)
+	return nil
+}
+
+func (c *Client) endReplay(r *clientReplay) {
+	c.mu.Lock()
+	delete(c.cancels, r)
+	c.mu.Unlock()
+	c.replays.Done()
 }
 
 // clientReplay is what ReplayFrom has read so far. One goroutine has it.
@@ -128,8 +150,12 @@ func (r *clientReplay) run(ctx context.Context, asks *replays) error {
 	}
 }
 
-// take takes the next reply, and tells whether more are wanted.
+// take takes the next reply, and tells whether more are wanted. None is once ctx is
+// done, though more may have come.
 func (r *clientReplay) take(ctx context.Context, seq uint64, payload []byte) bool {
+	if ctx.Err() != nil {
+		return false
+	}
 	if seq < r.next {
 		return true
 	}

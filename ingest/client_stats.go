@@ -18,15 +18,20 @@ type ClientStats struct {
 	// Connected tells that there is a connection. One that broke while batches are
 	// fetched counts until that is over; one that seems to be dead does not.
 	Connected bool
-	// Connections counts those that were made, Disconnections those that broke,
-	// ConnectFailures the attempts that failed and are repeated.
+	// ConnectAttempts counts the attempts to connect, Connections those that
+	// succeeded, ConnectFailures those that failed and are repeated. Disconnections
+	// counts the connections that broke, or were closed by Reconnect.
+	ConnectAttempts uint64
 	Connections     uint64
-	Disconnections  uint64
 	ConnectFailures uint64
+	Disconnections  uint64
 
 	// Started tells that a batch has been read; LastSeq is that of the last.
 	Started bool
 	LastSeq uint64
+	// Messages counts those that came from the publisher, whatever they are. Replies
+	// to replay requests are none of them.
+	Messages uint64
 	// Batches counts those received and taken, live and by replay, each once. Of
 	// their events Stored, Removed and Cleared count those of each kind, Skipped
 	// those left out.
@@ -100,7 +105,8 @@ func (c *Client) Stats() ClientStats {
 	s.Connected = connected(source.State)
 	n := r.registry.read()
 	s.Connections, s.Disconnections = n["connections_total"], n["disconnections_total"]
-	s.ConnectFailures = n["connect_failures_total"]
+	s.ConnectAttempts, s.ConnectFailures = n["connect_attempts_total"], n["connect_failures_total"]
+	s.Messages = n["messages_total"]
 	s.Batches, s.Skipped = n["batches_total"], n["events_skipped_total"]
 	s.Stored, s.Removed, s.Cleared = n["events_total stored"], n["events_total removed"], n["events_total cleared"]
 	s.Duplicates, s.Rejected, s.Refused = n["duplicates_total"], n["batches_rejected_total"], n["messages_refused_total"]
@@ -215,8 +221,7 @@ func (c *Client) collectors() []prometheus.Collector {
 			func() float64 { return float64(d.failed.Load()) }),
 		counter("handler_errors_total", failures, labels("type", "panic"),
 			func() float64 { return float64(d.panicked.Load()) }),
-		counter("handler_seconds_total", "Time that the handler took.", labels(),
-			func() float64 { return time.Duration(d.spent.Load()).Seconds() }),
+		d.latency,
 		counter("replays_total", replays, labels("result", "done"),
 			func() float64 { return float64(c.replaysDone.Load()) }),
 		counter("replays_total", replays, labels("result", "failed"),

@@ -1,6 +1,7 @@
 package ingest_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -66,13 +67,16 @@ func TestClientMetrics(t *testing.T) {
 		"kvcast_ingest_disconnections_total":   0,
 		"kvcast_ingest_missed_batches_total":   0,
 		"kvcast_ingest_connect_failures_total": 0,
+		"kvcast_ingest_connect_attempts_total": 2,
+		"kvcast_ingest_messages_total":         2,
+		"kvcast_client_handler_seconds":        2,
 	} {
 		sum, found := 0.0, false
 		for _, f := range families {
 			for _, m := range f.GetMetric() {
 				if f.GetName() == name {
 					found = true
-					sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+					sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 				}
 			}
 		}
@@ -90,5 +94,23 @@ func TestClientMetrics(t *testing.T) {
 	stopClient(t, clients[1])
 	if left := samples(); len(left) != 0 {
 		t.Errorf("metrics after both were stopped: %v", left)
+	}
+}
+
+// TestClientCountsMessages checks that every message counts, also one that is no
+// batch, or has come before.
+func TestClientCountsMessages(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	got := newLines()
+	c := connectClient(t, p, clientOf(p), got)
+	publish(t, p.Publish, 1)
+	if err := errors.Join(p.SendFrames([]byte("kv"), []byte("no batch")), p.SendPayload(1, []byte{0xc1})); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p.Publish, 2)
+	got.want(t, "0/0 removed [1]")
+	waitFor(t, func() bool { return c.Stats().Messages == 4 })
+	if s := c.Stats(); s.Refused != 1 || s.Rejected == 0 {
+		t.Errorf("stats %+v", s)
 	}
 }

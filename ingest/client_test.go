@@ -158,6 +158,10 @@ func TestClientReads(t *testing.T) {
 	if s.Connections != 1 || s.Replays == 0 || s.ReplaysDone == 0 || s.Replayed == 0 || s.HandlerTime <= 0 {
 		t.Errorf("stats %+v", s)
 	}
+	if s.Messages < 6 || s.ConnectAttempts == 0 {
+		t.Errorf("stats %+v", s)
+	}
+	s.Messages, s.ConnectAttempts = 0, 0
 	s.Connections, s.Replays, s.ReplaysDone, s.ReplaysFailed, s.Replayed, s.HandlerTime = 0, 0, 0, 0, 0, 0
 	s.Duplicates, s.ConnectFailures = 0, 0
 	want := ingest.ClientStats{

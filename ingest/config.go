@@ -29,8 +29,13 @@ const (
 	DefaultReorderBufferBytes = 128 << 20
 	// DefaultTopics is the pattern of a listener's topics.
 	DefaultTopics = "kv@*"
-	// MaxRanks is how many dp ranks a worker may have.
+	// MaxRanks is how many dp ranks a worker may have, and how many sources, those of
+	// all its ranks counted.
 	MaxRanks = 1024
+	// DefaultMaxSources, DefaultMaxRanks and DefaultWorkerBytes are those of Config.
+	DefaultMaxSources  = 4096
+	DefaultMaxRanks    = 8192
+	DefaultWorkerBytes = 64 << 20
 	// MaxNameBytes is the length of the longest name of a worker.
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
@@ -53,6 +58,17 @@ type Config struct {
 	// MaxWorkers is how many workers there may be, configured ones included:
 	// DefaultMaxWorkers unless set. A worker beyond it is refused.
 	MaxWorkers int
+	// MaxSources is how many publishers may be read, of all workers together: a source
+	// that is connected to counts once for each of its dp ranks, an engine that connects
+	// to a listener once for each topic and rank. A source that is connected to takes some
+	// six file descriptors and three sockets of libzmq. DefaultMaxSources unless set.
+	MaxSources int
+	// MaxRanks is how many dp ranks there may be, of all workers together, beside those
+	// of their sources: batches may name any. DefaultMaxRanks unless set.
+	MaxRanks int
+	// WorkerBytes bounds what is said of the workers of AddWorker, all together: their
+	// names, endpoints and labels. DefaultWorkerBytes unless set.
+	WorkerBytes int64
 	// ReceiveBufferBytes bounds the messages that were received and wait to be
 	// processed, of all sources together: DefaultReceiveBufferBytes unless set. Beside it
 	// each source may have 2 MiB. A message that does not fit is dropped, which is
@@ -155,9 +171,13 @@ type ListenerConfig struct {
 	// DefaultTopics unless set, or every topic where Worker is set.
 	Topics []string
 	// ReplayPort is the port of the replay socket of an engine's rank 0, at the host
-	// that the topic names: DefaultReplayPort unless set; negative means that there
-	// are none.
+	// that the topic names, see ReplayHosts: DefaultReplayPort unless set; negative means
+	// that there are none.
 	ReplayPort int
+	// ReplayHosts are the hosts that topics may name for replays, as ParseHosts takes
+	// them. Without them a replay is requested from the address that the engine connects
+	// from, if the topic names that or no address, and else not at all.
+	ReplayHosts []string
 	// Worker names the one worker that everything here belongs to. Where it is
 	// empty topics must be of the form kv@POD@MODEL, and POD names the worker.
 	Worker string
@@ -215,6 +235,15 @@ func (e Engine) firstSeq() uint64 {
 func (c Config) withDefaults() Config {
 	if c.MaxWorkers == 0 {
 		c.MaxWorkers = DefaultMaxWorkers
+	}
+	if c.MaxSources == 0 {
+		c.MaxSources = DefaultMaxSources
+	}
+	if c.MaxRanks == 0 {
+		c.MaxRanks = DefaultMaxRanks
+	}
+	if c.WorkerBytes == 0 {
+		c.WorkerBytes = DefaultWorkerBytes
 	}
 	if c.ReceiveBufferBytes == 0 {
 		c.ReceiveBufferBytes = DefaultReceiveBufferBytes

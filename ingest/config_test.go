@@ -2,6 +2,7 @@ package ingest_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -108,15 +109,36 @@ func TestValidate(t *testing.T) {
 		{
 			"too many sockets",
 			func() (c ingest.Config) {
-				c = named("a")
-				for range 64 {
-					c.Workers[0].Sources = append(c.Workers[0].Sources,
-						ingest.SourceConfig{Connect: "tcp://h:1", DPSize: ingest.MaxRanks})
+				c.MaxSources = 1_000_000
+				for i := range 22 {
+					c.Workers = append(c.Workers, named(fmt.Sprint(i)).Workers...)
+					c.Workers[i].Sources[0].DPSize = ingest.MaxRanks
 				}
 				return c
 			}(),
 			[]string{"Workers"},
 		},
+		{
+			"too many ranks of several sources",
+			func() (c ingest.Config) {
+				c = named("a")
+				c.Workers[0].Sources[0].DPSize = ingest.MaxRanks
+				c.Workers[0].Sources = append(c.Workers[0].Sources, ingest.SourceConfig{Connect: "tcp://h:1"})
+				return c
+			}(),
+			[]string{"Workers[0].Sources"},
+		},
+		{
+			"too many sources",
+			func() (c ingest.Config) {
+				c = named("a")
+				c.MaxSources, c.Workers[0].Sources[0].DPSize = 7, 8
+				return c
+			}(),
+			[]string{"Workers"},
+		},
+		{"no host", ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://*:1", ReplayHosts: []string{"10.0.0.0/8", "a b"}}}},
+			[]string{"Listeners[0].ReplayHosts[1]"}},
 
 		{"bind any", bind("tcp://*:5557"), nil},
 		{"bind any port", bind("tcp://[::1]:*"), nil},

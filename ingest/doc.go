@@ -15,5 +15,8 @@
 // are being fetched are those behind them held back, in bounded memory.
 //
 // A program that wants the events of one engine, and nothing else of kvcast, uses a
-// Client.
+// Client: NewClient, Connect, and Close when it is done. Its handler may be set before
+// or after it connects, and changed while it runs; what it reads and how long the
+// handler takes is in Client.Stats, and in Prometheus metrics that are registered for
+// as long as the Client runs.
 package ingest

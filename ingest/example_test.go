@@ -66,7 +66,7 @@ func ExampleClient() {
 		log.Fatal(err)
 	}
 	<-done
-	if err := errors.Join(client.Stop(), engine.Close()); err != nil {
+	if err := errors.Join(client.Close(), engine.Close()); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("handled", client.Stats().Handled, "events up to batch", client.Stats().HandledSeq)
@@ -76,6 +76,48 @@ func ExampleClient() {
 	// batch 1 of vllm-0 removed [11]
 	// batch 1 of vllm-0 cleared all
 	// handled 3 events up to batch 1
+}
+
+// A handler may be set once there is one. What is read before waits for it.
+func ExampleClient_SetHandler() {
+	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := engine.Publish(wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{7}}); err != nil {
+		log.Fatal(err)
+	}
+
+	client, err := ingest.NewClient(ingest.ClientConfig{Connect: engine.Endpoint(), Replay: engine.ReplayEndpoint()}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := client.Connect(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+
+	done := make(chan struct{})
+	err = client.SetHandler(ingest.EventHandlerFunc(func(_ context.Context, e *ingest.Event) error {
+		fmt.Println("batch", e.Seq, e.Kind, e.BlockHashes)
+		close(done)
+		return nil
+	}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	<-done
+	if err := errors.Join(client.Close(), engine.Close()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(client.SetHandler(nil))
+	fmt.Println(client.Reconnect(context.Background()))
+
+	// Output:
+	// batch 0 removed [7]
+	// handler is nil: want one to call
+	// client is closed
 }
 
 // What an engine remembers can be asked for at any time, from a seq on.
@@ -123,7 +165,7 @@ func ExampleValidateConfig() {
 // Package wire writes what engines publish, and reads it.
 func Example_encoder() {
 	encoder := wire.Encoder{} // arrays, as vLLM writes them
-	payload := encoder.AppendBatch(nil, &wire.Batch{
+	payload, err := encoder.AppendBatch(nil, &wire.Batch{
 		Time:    1_700_000_000,
 		HasTime: true,
 		Events: []wire.Event{
@@ -131,6 +173,9 @@ func Example_encoder() {
 			{Kind: wire.KindRemoved, BlockHashes: []uint64{5}},
 		},
 	})
+	if err != nil {
+		log.Fatal(err)
+	}
 
 	var decoder wire.Decoder
 	batch, err := decoder.Decode(payload)

@@ -2,8 +2,11 @@ package ingest
 
 import (
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -26,7 +29,8 @@ const (
 	batchOverhead = 32 << 10
 	// inboxReserve is what each inbox may hold whatever the others hold: a batch's worth.
 	inboxReserve = 2 << 20
-	// maxLostTopics is how many topics are remembered of messages that were dropped.
+	// maxLostTopics is how many topics are remembered of messages that were dropped; of
+	// the others the connections are, which are no more than file descriptors.
 	maxLostTopics = 1024
 )
 
@@ -48,25 +52,33 @@ type inbox struct {
 	// onDrop is called with the number of messages dropped.
 	onDrop func(n int)
 
-	mu       sync.Mutex // guards all below
-	parcels  []*parcel
-	messages int
-	bytes    int
-	perFD    map[int]int // messages by connection, where shared
-	err      error       // why draining ended; nil while it goes on
-	wake     chan struct{}
-	timer    *time.Timer // the reader's
+	// What waits, of which the drain adds and the reader takes away. They share no lock
+	// for it: a drain that never rests would keep the reader from its turn.
+	messages atomic.Int64
+	bytes    atomic.Int64
+	byFD     map[int]*atomic.Int64 // messages by connection, where shared; the drain's
+
+	order sync.Mutex // held from reading events until they are added; before mu
+	mu    sync.Mutex // guards all below, for as short as can be
+	// parcels are those that wait, the first to be taken next.
+	parcels []*parcel
+	err     error // why draining ended; nil while it goes on
+	wake    chan struct{}
+	timer   *time.Timer // the reader's
 }
 
 // parcel is some messages, and what came between and after them.
 type parcel struct {
 	events []parcelEvent
 	batch  *zmqio.Batch // nil while messages are added, and where there are none
-	bytes  int          // counted for it
-	// lost are the topics of messages that were dropped, by what stands before a NUL.
-	// lostAny reports whether there were more than are remembered.
-	lost    map[string]struct{}
-	lostAny bool
+	// messages, bytes and byFD are what is counted for it.
+	messages, bytes int64
+	byFD            map[*atomic.Int64]int64
+	// lost are the topics of messages that were dropped, by what stands before a NUL,
+	// and the connections that they came by. lostBy are the connections whose topics were
+	// more than are remembered.
+	lost   map[string]int
+	lostBy map[int]struct{}
 }
 
 // parcelEvent is what happened to a connection before the message of an index came.
@@ -76,7 +88,7 @@ type parcelEvent struct {
 }
 
 func newInbox(s *zmqio.Socket, b *budget.Budget, pool *sync.Pool, onDrop func(int)) *inbox {
-	return &inbox{socket: s, budget: b, pool: pool, onDrop: onDrop, wake: make(chan struct{}, 1), perFD: make(map[int]int)}
+	return &inbox{socket: s, budget: b, pool: pool, onDrop: onDrop, wake: make(chan struct{}, 1), byFD: make(map[int]*atomic.Int64)}
 }
 
 // drain reads the socket until it is interrupted or fails. It is the only user of the
@@ -125,15 +137,13 @@ func (b *inbox) tail() (batch *zmqio.Batch, had int) {
 
 // put adds the messages of a batch from an index on.
 func (b *inbox) put(batch *zmqio.Batch, had int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var p *parcel
+	b.order.Lock()
+	defer b.order.Unlock()
+	p := &parcel{}
 	if had > 0 {
-		p = b.parcels[len(b.parcels)-1]
-		p.events = b.events(p.events, had)
-	} else {
-		p = &parcel{events: b.events(nil, 0)}
+		p = b.last() // nobody takes it while its batch is away
 	}
+	p.events = b.events(p.events, had)
 	dropped := 0
 	for i := had; i < batch.Len(); i++ {
 		m := batch.Message(i)
@@ -144,50 +154,62 @@ func (b *inbox) put(batch *zmqio.Batch, had int) {
 		if p.bytes == 0 {
 			size += batchOverhead
 		}
-		if !b.admit(m.FD, size) {
+		if !b.admit(p, m.FD, int64(size)) {
 			p.lose(m)
 			batch.Drop(i)
 			dropped++
-			continue
 		}
-		p.bytes += size
 	}
 	if dropped > 0 {
 		b.onDrop(dropped)
 	}
+	b.add(p, batch, had > 0)
+}
+
+func (b *inbox) last() *parcel {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.parcels[len(b.parcels)-1]
+}
+
+// add gives a parcel its batch, and appends it unless it is there. One that holds no
+// messages is merged into losses before it.
+func (b *inbox) add(p *parcel, batch *zmqio.Batch, there bool) {
+	if p.messages == 0 {
+		batch.Release()
+		b.pool.Put(batch)
+		batch = nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	p.batch = batch
-	if had == 0 {
-		b.add(p)
+	n := len(b.parcels)
+	switch {
+	case there:
+	case p.messages > 0, len(p.events) > 0:
+		b.parcels = append(b.parcels, p)
+	case n > 0 && b.parcels[n-1].losses():
+		b.parcels[n-1].merge(p)
+		return
+	case p.losses():
+		b.parcels = append(b.parcels, p)
+	default:
+		return
 	}
 	b.notify()
 }
 
-// add appends a parcel. One that holds no messages is merged into losses before it.
-func (b *inbox) add(p *parcel) {
-	if p.bytes == 0 {
-		p.batch.Release()
-		b.pool.Put(p.batch)
-		p.batch = nil
-		if n := len(b.parcels); n > 0 && b.parcels[n-1].losses() && len(p.events) == 0 {
-			b.parcels[n-1].merge(p)
-			return
-		}
-		if len(p.events) == 0 && !p.losses() {
-			return
-		}
-	}
-	b.parcels = append(b.parcels, p)
-}
-
 // note adds what has happened to connections while no messages came.
 func (b *inbox) note() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.order.Lock()
+	defer b.order.Unlock()
 	events := b.events(nil, 0)
 	if len(events) == 0 {
 		return
 	}
-	if n := len(b.parcels); n > 0 && b.parcels[n-1].bytes == 0 && !b.parcels[n-1].losses() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := len(b.parcels); n > 0 && b.parcels[n-1].messages == 0 && !b.parcels[n-1].losses() {
 		b.parcels[n-1].events = append(b.parcels[n-1].events, events...)
 	} else {
 		b.parcels = append(b.parcels, &parcel{events: events})
@@ -223,50 +245,95 @@ func (p *parcel) losses() bool { return p.lost != nil }
 
 // merge adds the losses of the next parcel.
 func (p *parcel) merge(next *parcel) {
-	p.lostAny = p.lostAny || next.lostAny
-	for topic := range next.lost {
-		p.loseTopic(topic)
+	for fd := range next.lostBy {
+		p.loseBy(fd)
+	}
+	for topic, fd := range next.lost {
+		p.loseTopic(topic, fd)
 	}
 }
 
-// admit counts a message, and reports whether there is room for it.
-func (b *inbox) admit(fd, size int) bool {
-	if b.messages >= maxInboxMessages || b.bytes+size > maxInboxBytes ||
-		b.shared && b.perFD[fd] >= maxInboxMessages/peerShare {
+// admit counts a message for a parcel, and reports whether there is room for it.
+func (b *inbox) admit(p *parcel, fd int, size int64) bool {
+	if b.messages.Load() >= maxInboxMessages || b.bytes.Load()+size > maxInboxBytes {
 		return false
 	}
-	over := max(0, b.bytes+size-inboxReserve) - max(0, b.bytes-inboxReserve)
-	if !b.budget.Take(int64(over)) {
-		return false
-	}
-	b.messages++
-	b.bytes += size
+	var byFD *atomic.Int64
 	if b.shared {
-		b.perFD[fd]++
+		if byFD = b.ofFD(fd); byFD.Load() >= maxInboxMessages/peerShare {
+			return false
+		}
+	}
+	if after := b.bytes.Add(size); !b.budget.Take(beyondReserve(after) - beyondReserve(after-size)) {
+		b.bytes.Add(-size)
+		return false
+	}
+	b.messages.Add(1)
+	p.messages++
+	p.bytes += size
+	if byFD != nil {
+		byFD.Add(1)
+		if p.byFD == nil {
+			p.byFD = make(map[*atomic.Int64]int64)
+		}
+		p.byFD[byFD]++
 	}
 	return true
+}
+
+// beyondReserve is the part of an inbox's bytes that counts for the budget of all.
+func beyondReserve(bytes int64) int64 { return max(0, bytes-inboxReserve) }
+
+// ofFD returns the counter of a connection. Those that count nothing are forgotten now
+// and then.
+func (b *inbox) ofFD(fd int) *atomic.Int64 {
+	n := b.byFD[fd]
+	if n == nil {
+		if len(b.byFD) >= maxLostTopics {
+			maps.DeleteFunc(b.byFD, func(_ int, n *atomic.Int64) bool { return n.Load() == 0 })
+		}
+		n = new(atomic.Int64)
+		b.byFD[fd] = n
+	}
+	return n
 }
 
 // lose remembers the topic of a message that is dropped.
 func (p *parcel) lose(m zmqio.Message) {
 	if p.lost == nil {
-		p.lost = make(map[string]struct{})
+		p.lost = make(map[string]int)
 	}
 	if len(m.Frames) != messageFrames {
 		return // no engine's
 	}
 	topic, _, _ := wire.CutTopic(m.Frames[0])
 	if _, ok := p.lost[string(topic)]; !ok && len(topic) <= maxTopicBytes {
-		p.loseTopic(string(topic))
+		p.loseTopic(string(topic), m.FD)
 	}
 }
 
-func (p *parcel) loseTopic(topic string) {
+func (p *parcel) loseTopic(topic string, fd int) {
 	if len(p.lost) >= maxLostTopics {
-		p.lostAny = true
+		p.loseBy(fd)
 		return
 	}
-	p.lost[topic] = struct{}{}
+	p.lost[topic] = fd
+}
+
+func (p *parcel) loseBy(fd int) {
+	if p.lostBy == nil {
+		p.lostBy = make(map[int]struct{})
+	}
+	p.lostBy[fd] = struct{}{}
+}
+
+// losesOf reports whether a message of a topic may have been dropped, whose publisher
+// was read by these connections, as far as is known.
+func (p *parcel) losesOf(topic string, by ...int) bool {
+	if _, ok := p.lost[topic]; ok {
+		return true
+	}
+	return slices.ContainsFunc(by, func(fd int) bool { _, ok := p.lostBy[fd]; return ok })
 }
 
 // end lets the reader know that no more comes.
@@ -322,7 +389,7 @@ func (b *inbox) take() (*parcel, error) {
 		return nil, b.err
 	}
 	p := b.parcels[0]
-	if p.bytes > 0 && p.batch == nil {
+	if p.messages > 0 && p.batch == nil {
 		return nil, nil
 	}
 	b.parcels[0] = nil
@@ -337,31 +404,14 @@ func (b *inbox) giveBack(p *parcel) {
 	if p.batch == nil {
 		return
 	}
-	b.mu.Lock()
-	b.uncount(p)
-	b.mu.Unlock()
 	p.batch.Release()
 	b.pool.Put(p.batch)
 	p.batch = nil
-}
-
-// uncount forgets the messages of a parcel.
-func (b *inbox) uncount(p *parcel) {
-	before := b.bytes
-	b.bytes -= p.bytes
-	b.budget.Release(int64(max(0, before-inboxReserve) - max(0, b.bytes-inboxReserve)))
-	for i := range p.batch.Len() {
-		m := p.batch.Message(i)
-		if m.Count == 0 { // dropped
-			continue
-		}
-		b.messages--
-		if !b.shared {
-			continue
-		}
-		if b.perFD[m.FD]--; b.perFD[m.FD] <= 0 {
-			delete(b.perFD, m.FD)
-		}
+	after := b.bytes.Add(-p.bytes)
+	b.budget.Release(beyondReserve(after+p.bytes) - beyondReserve(after))
+	b.messages.Add(-p.messages)
+	for byFD, n := range p.byFD {
+		byFD.Add(-n)
 	}
 }
 

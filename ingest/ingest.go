@@ -24,6 +24,10 @@ var (
 	ErrNoWorker = errors.New("no worker of that name was configured or added")
 	// ErrTooManyWorkers: there are MaxWorkers.
 	ErrTooManyWorkers = errors.New("there are as many workers as there may be")
+	// ErrTooManySources: there are MaxSources, or would be.
+	ErrTooManySources = errors.New("there are as many sources as there may be")
+	// ErrWorkersTooLarge: what is said of all workers comes to WorkerBytes, or would.
+	ErrWorkersTooLarge = errors.New("what is said of all workers takes as much memory as it may")
 	// ErrEnded: Run has ended.
 	ErrEnded = errors.New("ingest has ended")
 )
@@ -108,6 +112,7 @@ func (in *Ingest) open() error {
 	}
 	for _, w := range c.Workers {
 		in.shared.roster.reserve(w.Name)
+		in.shared.budgets.sources.Take(int64(w.publishers())) // Validate has counted them
 		in.workers = append(in.workers, in.worker(w))
 	}
 	for _, lc := range c.Listeners {
@@ -236,16 +241,36 @@ func (in *Ingest) AddWorker(ctx context.Context, c WorkerConfig) error {
 	c = only.withDefaults().Workers[0]
 	var failed error
 	err := in.change(ctx, func(ctx context.Context, r *running) {
-		switch why, ok := in.shared.roster.claim(c.Name); {
-		case ok:
-			r.start(ctx, in.worker(c))
-		case why == refusedWorkers:
-			failed = ErrTooManyWorkers
-		default:
-			failed = ErrWorkerExists
+		if failed = in.admit(c); failed != nil {
+			return
 		}
+		w := in.worker(c)
+		w.bytes = c.bytes()
+		r.start(ctx, w)
 	})
 	return errors.Join(err, failed)
+}
+
+// admit takes the name of a worker, and what else it takes of what all share.
+func (in *Ingest) admit(c WorkerConfig) error {
+	switch why, ok := in.shared.roster.claim(c.Name); {
+	case ok:
+	case why == refusedWorkers:
+		return ErrTooManyWorkers
+	default:
+		return ErrWorkerExists
+	}
+	budgets := &in.shared.budgets
+	if !budgets.workers.Take(c.bytes()) {
+		in.shared.roster.release(c.Name)
+		return ErrWorkersTooLarge
+	}
+	if !budgets.sources.Take(int64(c.publishers())) {
+		budgets.workers.Release(c.bytes())
+		in.shared.roster.release(c.Name)
+		return ErrTooManySources
+	}
+	return nil
 }
 
 // RemoveWorker ends the reading of a worker that was configured or added, takes it

@@ -76,8 +76,7 @@ func (l *link) replace(ctx context.Context) bool {
 	if next == nil {
 		l.worker.mu.Lock()
 		if was != nil && was.up { // not any more
-			was.up = false
-			l.p.disconnect()
+			l.disconnect(was)
 			l.worker.connections()
 		}
 		l.worker.mu.Unlock()
@@ -90,7 +89,11 @@ func (l *link) replace(ctx context.Context) bool {
 	defer l.worker.mu.Unlock()
 	l.current, l.beside = next, nil
 	l.p.renew = next.socket.Interrupt
-	switch wasUp := was != nil && was.up; {
+	wasUp := was != nil && was.up
+	if wasUp {
+		l.worker.metrics.disconnections.Inc()
+	}
+	switch {
 	case wasUp && next.up:
 		l.p.heard = time.Now() // there has been a connection all the time
 	case next.up:
@@ -148,6 +151,7 @@ func (l *link) open(ctx context.Context, was *reading) *reading {
 
 // try makes a reading, which is yet to be watched.
 func (l *link) try(ctx context.Context) (*reading, error) {
+	l.worker.metrics.connectAttempts.Inc()
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
 	defer cancel()
 	address, err := resolve(resolving, l.endpoint.String())
@@ -172,7 +176,7 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 func (l *link) failed(err error) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
-	l.worker.metrics.attempts.Inc()
+	l.worker.metrics.connectFailures.Inc()
 	l.worker.warn(noticeConnect, time.Now(), "connect failed", "endpoint", l.endpoint.String(), "error", err)
 }
 
@@ -262,6 +266,7 @@ func (l *link) process(p *parcel) error {
 	if p.losses() {
 		l.p.overrun(began)
 	}
+	l.worker.metrics.messages.Add(float64(n))
 	l.worker.shared.metrics.turn(began, n)
 	return nil
 }
@@ -301,9 +306,20 @@ func (l *link) breakOff() {
 	if l.current == nil { // the first one is being made
 		return
 	}
-	l.current.up = false
-	l.p.disconnect()
+	if l.current.up {
+		l.disconnect(l.current)
+	} else {
+		l.p.disconnect()
+	}
 	l.current.socket.Interrupt()
+}
+
+// disconnect counts the end of a reading's connection, which is the current one, and
+// has the publisher know it. The worker's mutex is held.
+func (l *link) disconnect(r *reading) {
+	r.up = false
+	l.worker.metrics.disconnections.Inc()
+	l.p.disconnect()
 }
 
 // succeed has a reading take the place of the current one, if it is still to.
@@ -346,8 +362,11 @@ func (l *link) events(r *reading) error {
 			}
 			r.over = true
 			r.socket.Interrupt() // what has come is read all the same
+			if r.was && !r.up {
+				continue // broken off on purpose, and counted then
+			}
 			if !r.up {
-				m.attempts.Inc()
+				m.connectFailures.Inc()
 				l.worker.warn(noticeConnect, time.Now(), "connect failed", "endpoint", r.address, "error", unconnected(e.Kind))
 				continue
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -29,6 +30,7 @@ type listener struct {
 	conn     *conn
 	inbox    *inbox
 	patterns []string // of the config, as matchTopic wants them
+	hosts    Hosts    // that replays may be requested from beside the peers themselves
 	log      *slog.Logger
 
 	mu sync.Mutex // guards all below; a worker's mu comes after it
@@ -46,8 +48,9 @@ type listener struct {
 type boundTopic struct {
 	worker *boundWorker
 	source int
-	replay string // endpoint of rank 0; empty where there is none
-	ranks  map[uint32]*publisher
+	// host is what the topic names for the replay socket; empty where it names none.
+	host  string
+	ranks map[uint32]*publisher
 }
 
 // boundWorker is a worker of a listener.
@@ -65,6 +68,10 @@ func newListener(s *shared, c ListenerConfig) (*listener, error) {
 	if !ok {
 		return nil, fmt.Errorf("parse endpoint %q: want %s", c.Bind, allowedBind)
 	}
+	hosts, err := ParseHosts(c.ReplayHosts)
+	if err != nil {
+		return nil, fmt.Errorf("parse replay hosts: %w", err)
+	}
 	conn, address, err := s.sockets.bind(e.String())
 	if err != nil {
 		return nil, err
@@ -74,6 +81,7 @@ func newListener(s *shared, c ListenerConfig) (*listener, error) {
 		config:  c,
 		address: address,
 		conn:    conn,
+		hosts:   hosts,
 		log:     s.log.With("bind", c.Bind),
 		topics:  make(map[string]*boundTopic),
 		workers: make(map[string]*boundWorker),
@@ -172,7 +180,7 @@ func (l *listener) process(p *parcel) {
 			events = events[1:]
 		}
 		if m := p.batch.Message(i); m.Count > 0 { // else it was dropped
-			l.message(in, began, m)
+			l.message(in, began, p.batch, i)
 			n++
 		}
 	}
@@ -182,25 +190,38 @@ func (l *listener) process(p *parcel) {
 	if p.losses() {
 		l.overrun(p, began)
 	}
+	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
 	l.shared.metrics.turn(began, n)
 }
 
 // overrun has the publishers look for what was dropped whose messages were.
 func (l *listener) overrun(p *parcel, now time.Time) {
 	for topic, t := range l.topics {
-		if _, ok := p.lost[topic]; !ok && !p.lostAny {
-			continue
-		}
 		t.worker.mu.Lock()
 		for _, pub := range t.ranks {
-			pub.overrun(now)
+			if p.losesOf(topic, pub.peer.descriptor(), pub.rival.descriptor()) {
+				pub.overrun(now)
+			}
 		}
 		t.worker.mu.Unlock()
 	}
 }
 
-// message takes the next message of the socket.
-func (l *listener) message(in *intake, now time.Time, m zmqio.Message) {
+// peer returns the connection that a message came by; nil where that is closed. Its
+// address is learned from its first message.
+func (l *listener) peer(b *zmqio.Batch, i int) *peer {
+	c := l.peers[b.Message(i).FD]
+	if c != nil && !c.address.IsValid() && !c.addressless {
+		var err error
+		c.address, err = netip.ParseAddr(b.PeerAddress(i))
+		c.addressless = err != nil
+	}
+	return c
+}
+
+// message takes a message of the socket.
+func (l *listener) message(in *intake, now time.Time, b *zmqio.Batch, i int) {
+	m := b.Message(i)
 	a, why, ok := open(&in.decoder, m)
 	if !ok {
 		l.refuse(why, now, m.Frames[0])
@@ -213,21 +234,55 @@ func (l *listener) message(in *intake, now time.Time, m zmqio.Message) {
 			l.shared.metrics.rejected.WithLabelValues("", rejection(a.err)).Inc()
 			return
 		}
+		if l.shared.budgets.sources.Full() {
+			l.refuse(refusedSources, now, a.topic)
+			return
+		}
 		if t, why, ok = l.accept(a.topic); !ok {
 			l.refuse(why, now, a.topic)
 			return
 		}
 	}
 	w := t.worker
+	if !l.deliver(in, now, t, &a, b, i) && len(t.ranks) == 0 {
+		l.drop(string(a.topic), w)
+	}
+}
+
+// drop forgets a topic none of whose publishers was admitted, and its worker if it has
+// no other: names must not be kept for nobody.
+func (l *listener) drop(topic string, w *boundWorker) {
+	delete(l.topics, topic)
+	for _, t := range l.topics {
+		if t.worker == w {
+			return
+		}
+	}
+	if w.publishers > 0 {
+		return
+	}
+	w.close()
+	delete(l.workers, w.desc.Name)
+	w.forget()
+	if l.config.Worker != "" {
+		l.shared.roster.reserve(w.desc.Name)
+	}
+}
+
+// deliver hands a batch to its publisher, and reports whether that was admitted.
+func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, a *arrival, b *zmqio.Batch, i int) bool {
+	w := t.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if p := l.publisher(t, &a, now); p != nil {
+	p := l.publisher(t, a, now)
+	if p != nil {
 		w.enter()
-		c := l.peers[m.FD]
+		c := l.peer(b, i)
 		a.orphaned = c == nil
 		p.come(in, c, now)
-		p.take(in, now, &a)
+		p.take(in, now, a)
 	}
+	return p != nil || a.err != nil
 }
 
 // publisher returns whose batch it is; nil if that can not be told, as it does
@@ -244,20 +299,47 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 	}
 	p := t.ranks[rank]
 	if p == nil {
-		if t.worker.publishers >= MaxRanks || !t.worker.admitRank(rank) {
-			t.worker.refuse(refusedRanks, now)
+		if why, ok := l.admit(t, rank); !ok {
+			t.worker.refuse(why, now)
 			return nil
 		}
 		t.worker.publishers++
-		about := SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}
-		if e, ok := parseEndpoint(t.replay, false); ok && rank <= maxPort && e.port+int(rank) <= maxPort {
-			about.Replay = e.ofRank(int(rank)).String()
-		}
-		p = newPublisher(t.worker.worker, t.source, about)
+		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank})
+		p.replayAt = func(peer netip.Addr) string { return l.replayEndpoint(t, rank, peer) }
 		p.copyRule = l.config.Copies.rule(l.config.Engine)
 		t.ranks[rank] = p
 	}
 	return p
+}
+
+// admit takes what a further publisher takes of what all share.
+func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
+	sources := l.shared.budgets.sources
+	switch {
+	case t.worker.publishers >= MaxRanks:
+		return refusedRanks, false
+	case !sources.Take(1):
+		return refusedSources, false
+	case !t.worker.admitRank(rank):
+		sources.Release(1)
+		return refusedRanks, false
+	}
+	return 0, true
+}
+
+// replayEndpoint returns where a publisher is asked for a replay; empty where it is not.
+// The worker's mutex is held.
+func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) string {
+	if l.config.ReplayPort <= 0 || t.host == "" || rank >= MaxRanks || l.config.ReplayPort+int(rank) > maxPort {
+		return ""
+	}
+	host, ok := replayHost(t.host, peer, l.hosts)
+	if !ok {
+		t.worker.warn(noticeReplayHost, time.Now(), "no replay is requested: the topic names a host that is neither the peer's address nor allowed",
+			"rank", rank, "host", t.host, "peer", peer.String(), "hint", "allow it with the listener's replay_hosts")
+		return ""
+	}
+	return endpoint{transport: transportTCP, address: host, port: l.config.ReplayPort}.ofRank(int(rank)).String()
 }
 
 // accept begins to read a topic, and its worker if there is none yet.
@@ -292,8 +374,8 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 		return nil, refusedRanks, false
 	}
 	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
-	if host := parts.Host(); err == nil && host != "" && l.config.ReplayPort > 0 {
-		t.replay = endpoint{transport: transportTCP, address: host, port: l.config.ReplayPort}.String()
+	if err == nil {
+		t.host = parts.Host()
 	}
 	w.topics++
 	l.topics[string(topic)] = t

@@ -2,6 +2,7 @@ package ingest_test
 
 import (
 	"bytes"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -49,6 +50,26 @@ func TestLogNamesWhatIsRead(t *testing.T) {
 		`level=INFO msg="reading source" worker=a source=1 connect=tcp://127.0.0.1:5 replay=tcp://127.0.0.1:6 ranks=1`,
 		`level=INFO msg="reading source" worker=b source=0 connect=tcp://127.0.0.1:7 replay="" ranks=1`,
 	)
+}
+
+// TestLogNamesLMCacheWhereItsChunksAreSkipped has a connector's stores of another block
+// size than the engine's.
+func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
+	var log logged
+	e := newEngine(t)
+	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	c.Logger = log.logger()
+	r := newRecorder(t)
+	_, stop := start(t, c, r)
+	e.awaitSubscriber("")
+	chunk := storedBlocks(4*blockSize, 2)
+	chunk = append(chunk[:len(chunk)-len("GPU")], "CPU"...)
+	e.publish(0, stored(1), chunk, chunk)
+	for !strings.Contains(r.next(), "batch") {
+	}
+	stop()
+	log.want(t, fmt.Sprintf(`level=WARN msg="stores in host memory skipped: not the worker's block size" worker=w source=0 rank=0 block_size=%d want=%d `+
+		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" held_back=0`, 4*blockSize, blockSize))
 }
 
 func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {

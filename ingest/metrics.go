@@ -29,17 +29,19 @@ type metrics struct {
 	missed     *prometheus.CounterVec
 	restarts   *prometheus.CounterVec
 
-	connections    *prometheus.CounterVec
-	disconnections *prometheus.CounterVec
-	attempts       *prometheus.CounterVec
-	replays        *prometheus.CounterVec
-	replaysDone    *prometheus.CounterVec
-	replaysFailed  *prometheus.CounterVec
-	replayed       *prometheus.CounterVec
-	unheld         *prometheus.CounterVec
-	undelivered    *prometheus.CounterVec
-	stale          *prometheus.CounterVec
-	ambiguous      *prometheus.CounterVec
+	messages        *prometheus.CounterVec
+	connections     *prometheus.CounterVec
+	disconnections  *prometheus.CounterVec
+	connectAttempts *prometheus.CounterVec
+	connectFailures *prometheus.CounterVec
+	replays         *prometheus.CounterVec
+	replaysDone     *prometheus.CounterVec
+	replaysFailed   *prometheus.CounterVec
+	replayed        *prometheus.CounterVec
+	undelivered     *prometheus.CounterVec
+	unheld          *prometheus.CounterVec
+	stale           *prometheus.CounterVec
+	ambiguous       *prometheus.CounterVec
 
 	lastSeq    *prometheus.GaugeVec
 	publishers *prometheus.GaugeVec
@@ -60,17 +62,19 @@ func newMetrics() *metrics {
 		missed:     counter("missed_batches_total", "Batches lost for good.", "worker"),
 		restarts:   counter("restarts_total", "Engines that began anew.", "worker"),
 
-		connections:    counter("connections_total", "Connections to engines. Those to listeners count for no worker.", "worker"),
-		disconnections: counter("disconnections_total", "Connections that broke. Those to listeners count for no worker.", "worker"),
-		attempts:       counter("connect_failures_total", "Attempts to connect that failed, and are repeated.", "worker"),
-		replays:        counter("replays_total", "Replays begun, by cause.", "worker", "cause"),
-		replaysDone:    counter("replays_done_total", "Replays that brought all there is.", "worker"),
-		replaysFailed:  counter("replays_failed_total", "Replays that were given up.", "worker"),
-		replayed:       counter("replayed_batches_total", "Batches that came by replay.", "worker"),
-		undelivered:    counter("receive_buffer_dropped_total", "Messages dropped because they were received faster than they could be processed; what they held is fetched again. Those of listeners count for no worker.", "worker"),
-		unheld:         counter("held_dropped_total", "Live batches that there was no room to hold back; they are fetched again.", "worker"),
-		stale:          counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
-		ambiguous:      counter("ambiguous_publishers_total", "Times that two publishers were found to use one topic and rank.", "worker"),
+		messages:        counter("messages_total", "Messages received from engines, replies to replay requests aside. Those to listeners count for no worker.", "worker"),
+		connections:     counter("connections_total", "Connections to engines. Those to listeners count for no worker.", "worker"),
+		disconnections:  counter("disconnections_total", "Connections that broke. Those to listeners count for no worker.", "worker"),
+		connectAttempts: counter("connect_attempts_total", "Attempts to connect to engines.", "worker"),
+		connectFailures: counter("connect_failures_total", "Attempts to connect that failed, and are repeated.", "worker"),
+		replays:         counter("replays_total", "Replays begun, by cause.", "worker", "cause"),
+		replaysDone:     counter("replays_done_total", "Replays that brought all there is.", "worker"),
+		replaysFailed:   counter("replays_failed_total", "Replays that were given up.", "worker"),
+		replayed:        counter("replayed_batches_total", "Batches that came by replay.", "worker"),
+		undelivered:     counter("receive_buffer_dropped_total", "Messages dropped because they were received faster than they could be processed; what they held is fetched again. Those of listeners count for no worker.", "worker"),
+		unheld:          counter("held_dropped_total", "Live batches that there was no room to hold back; they are fetched again.", "worker"),
+		stale:           counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
+		ambiguous:       counter("ambiguous_publishers_total", "Times that two publishers were found to use one topic and rank.", "worker"),
 
 		lastSeq:    gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
 		publishers: gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
@@ -98,7 +102,7 @@ func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 func (m *metrics) register(r prometheus.Registerer, more ...prometheus.Collector) error {
 	for _, c := range append(more, m.undelivered,
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
-		m.gaps, m.missed, m.restarts, m.connections, m.disconnections, m.attempts, m.replays, m.replaysDone,
+		m.gaps, m.missed, m.restarts, m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone,
 		m.replaysFailed, m.replayed, m.unheld, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.turns,
 	) {
 		if err := r.Register(c); err != nil {
@@ -143,7 +147,7 @@ func (m *metrics) forget(worker string) {
 		DeletePartialMatch(prometheus.Labels) int
 	}{
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates, m.gaps, m.missed, m.restarts,
-		m.connections, m.disconnections, m.attempts, m.replays, m.replaysDone, m.replaysFailed, m.replayed,
+		m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone, m.replaysFailed, m.replayed,
 		m.unheld, m.undelivered, m.stale, m.ambiguous, m.lastSeq,
 	} {
 		v.DeletePartialMatch(of)
@@ -166,15 +170,17 @@ type workerMetrics struct {
 	missed     prometheus.Counter
 	restarts   prometheus.Counter
 
-	connections    prometheus.Counter
-	disconnections prometheus.Counter
-	attempts       prometheus.Counter
-	replaysDone    prometheus.Counter
-	replaysFailed  prometheus.Counter
-	replayed       prometheus.Counter
-	unheld         prometheus.Counter
-	stale          prometheus.Counter
-	ambiguous      prometheus.Counter
+	messages        prometheus.Counter
+	connections     prometheus.Counter
+	disconnections  prometheus.Counter
+	connectAttempts prometheus.Counter
+	connectFailures prometheus.Counter
+	replaysDone     prometheus.Counter
+	replaysFailed   prometheus.Counter
+	replayed        prometheus.Counter
+	unheld          prometheus.Counter
+	stale           prometheus.Counter
+	ambiguous       prometheus.Counter
 
 	skipped [wire.NumReasons]prometheus.Counter
 }
@@ -192,15 +198,17 @@ func (m *metrics) of(worker string) *workerMetrics {
 		missed:     m.missed.WithLabelValues(worker),
 		restarts:   m.restarts.WithLabelValues(worker),
 
-		connections:    m.connections.WithLabelValues(worker),
-		disconnections: m.disconnections.WithLabelValues(worker),
-		attempts:       m.attempts.WithLabelValues(worker),
-		replaysDone:    m.replaysDone.WithLabelValues(worker),
-		replaysFailed:  m.replaysFailed.WithLabelValues(worker),
-		replayed:       m.replayed.WithLabelValues(worker),
-		unheld:         m.unheld.WithLabelValues(worker),
-		stale:          m.stale.WithLabelValues(worker),
-		ambiguous:      m.ambiguous.WithLabelValues(worker),
+		messages:        m.messages.WithLabelValues(worker),
+		connections:     m.connections.WithLabelValues(worker),
+		disconnections:  m.disconnections.WithLabelValues(worker),
+		connectAttempts: m.connectAttempts.WithLabelValues(worker),
+		connectFailures: m.connectFailures.WithLabelValues(worker),
+		replaysDone:     m.replaysDone.WithLabelValues(worker),
+		replaysFailed:   m.replaysFailed.WithLabelValues(worker),
+		replayed:        m.replayed.WithLabelValues(worker),
+		unheld:          m.unheld.WithLabelValues(worker),
+		stale:           m.stale.WithLabelValues(worker),
+		ambiguous:       m.ambiguous.WithLabelValues(worker),
 	}
 }
 

@@ -18,9 +18,11 @@ const (
 	noticeConnect
 	noticeReplay
 	noticeReplayAgain
+	noticeReplayHost
 	noticeReplayDone
 	noticeSilent
 	noticeAmbiguous
+	noticeForeignHost
 	noticeRefused
 
 	// A listener's notices of messages refused: one kind for each refusal.

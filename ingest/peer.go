@@ -1,11 +1,19 @@
 package ingest
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // peer is a connection to a listener. libzmq names it by its file descriptor, in
 // the events about it and in its messages; the number may be another connection's
 // later.
 type peer struct {
+	fd int
+	// address is invalid until the first message came, and where it has none, as over
+	// ipc.
+	address     netip.Addr
+	addressless bool
 	// publishers are those that were last read by it, or before, while both are open.
 	publishers map[*publisher]struct{}
 }
@@ -18,15 +26,26 @@ type peers map[int]*peer
 // count as one that never closes.
 const unknown = -1
 
+// noDescriptor is that of no connection.
+const noDescriptor = -2
+
 func newPeers() peers {
 	ps := make(peers)
 	ps.opened(unknown)
 	return ps
 }
 
+// descriptor is that of a connection; no connection's where it is nil.
+func (c *peer) descriptor() int {
+	if c == nil {
+		return noDescriptor
+	}
+	return c.fd
+}
+
 // opened takes note of a connection.
 func (ps peers) opened(fd int) {
-	ps[fd] = &peer{publishers: make(map[*publisher]struct{})}
+	ps[fd] = &peer{fd: fd, publishers: make(map[*publisher]struct{})}
 }
 
 // closed takes note of a connection's end: what was read by it has none any more,
@@ -60,6 +79,7 @@ func (p *publisher) come(in *intake, c *peer, now time.Time) {
 		return
 	case c == p.rival:
 		p.peer, p.rival = c, p.peer
+		p.replayFrom(c.address)
 		if !p.rivals.mixing {
 			p.ambiguous(in, now, p.seq.last)
 		}
@@ -70,6 +90,7 @@ func (p *publisher) come(in *intake, c *peer, now time.Time) {
 	}
 	c.publishers[p] = struct{}{}
 	p.peer, p.rival = c, p.peer
+	p.replayFrom(c.address)
 	p.connect(now)
 	p.worker.connections()
 }
@@ -85,6 +106,7 @@ func (p *publisher) part(c *peer, now time.Time) {
 			p.disconnect()
 			return
 		}
+		p.replayFrom(p.peer.address)
 	default:
 		return
 	}

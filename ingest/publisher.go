@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -63,12 +64,16 @@ type publisher struct {
 	// renew lets its connection be made anew; nil where that is the engine's part.
 	renew func()
 
+	// overran reports whether messages were dropped since the last batch.
+	overran bool
 	// doubted tells that it was told that the engine may have begun anew, since the
 	// last batch.
 	doubted bool
 
-	// replay is the endpoint of its replay socket; empty where there is none.
-	replay string
+	// replay is the endpoint of its replay socket; empty where there is none. replayAt
+	// returns it for the address of a listener's peer; nil where it is configured.
+	replay   string
+	replayAt func(peer netip.Addr) string
 	// repair is what is being fetched; nil where nothing is. Live batches are held
 	// back meanwhile.
 	repair *repair
@@ -83,8 +88,8 @@ type publisher struct {
 	replayResponsive bool
 	// replayAnswered reports whether the replay socket has ever answered.
 	replayAnswered bool
-	resting          time.Time
-	rivals           rivals
+	resting        time.Time
+	rivals         rivals
 
 	posted  *posted
 	metrics *metrics
@@ -156,6 +161,7 @@ func (p *publisher) stop() {
 func (p *publisher) forget() {
 	p.metrics.move(p.state, 0)
 	p.worker.shared.board.remove(p.posted)
+	p.worker.shared.budgets.sources.Release(1)
 }
 
 // abandon lets go of all that it knows of the engine, whose worker has left the
@@ -212,10 +218,28 @@ func (p *publisher) connect(now time.Time) {
 	p.show()
 }
 
+// replayFrom has replays requested from where a peer with this address is asked.
+func (p *publisher) replayFrom(peer netip.Addr) {
+	if p.replayAt == nil {
+		return
+	}
+	at := p.replayAt(peer)
+	if at == p.replay {
+		return
+	}
+	p.replay = at
+	p.replayAnswered, p.replayResponsive = false, false
+	p.posted.replay.Store(&at)
+}
+
 // overrun has batches fetched that may have been dropped after the last one, as they
 // were received faster than they could be processed. Where they can not be, this is
 // reported at once: whether a later batch will show the gap is not known.
 func (p *publisher) overrun(now time.Time) {
+	if p.overran {
+		return // nothing was read since
+	}
+	p.overran = true
 	switch {
 	case p.rivals.mixing: // its batches are not in order anyway
 	case p.repairable(now):

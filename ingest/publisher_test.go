@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
@@ -260,6 +261,26 @@ func TestRanksOfAWorkerAreBounded(t *testing.T) {
 	p.message(in, testMessage("kv", 1, 1))
 	if d := cmp.Diff([]uint32{0}, p.ranks); d != "" {
 		t.Errorf("ranks after a batch that names none (-want +got):\n%s", d)
+	}
+}
+
+// Ranks that batches name are bounded over all workers, and given back with theirs.
+func TestRanksOfAllWorkersAreBounded(t *testing.T) {
+	p, in := newTestPublisher(quietLane{})
+	w := p.worker
+	w.shared.budgets.ranks = budget.New("ranks", 3)
+	for r := range uint32(10) {
+		m := testMessage("kv", uint64(r), 1)
+		m.Frames[2][0]++ // an array of three: the rank comes last
+		m.Frames[2] = msgp.AppendUint32(m.Frames[2], r)
+		p.message(in, m)
+	}
+	if len(w.ranks) != 3 || w.shared.budgets.ranks.Used() != 3 {
+		t.Errorf("%d ranks, %d in use, want 3", len(w.ranks), w.shared.budgets.ranks.Used())
+	}
+	w.reset()
+	if n := w.shared.budgets.ranks.Used(); n != 0 {
+		t.Errorf("%d ranks in use after all were forgotten", n)
 	}
 }
 

@@ -29,6 +29,8 @@ const (
 	refusedTaken
 	// refusedWorkers: a worker beyond MaxWorkers.
 	refusedWorkers
+	// refusedSources: a publisher beyond MaxSources.
+	refusedSources
 
 	numRefusals
 )
@@ -44,6 +46,7 @@ var refusalNames = [numRefusals]string{
 	refusedModel:       "second_model",
 	refusedTaken:       "name_taken",
 	refusedWorkers:     "too_many_workers",
+	refusedSources:     "too_many_sources",
 }
 
 // refusalWants are what is wanted instead. Of topics a listener knows more.
@@ -52,12 +55,13 @@ var refusalWants = [numRefusals]string{
 	refusedSeq:         "a seq of 8 bytes",
 	refusedTopicLength: fmt.Sprintf("a topic of at most %d bytes", maxTopicBytes),
 	refusedLength:      fmt.Sprintf("a payload of at most %d MiB", maxMessageBytes>>20),
-	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker", MaxRanks),
+	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", MaxRanks),
 	refusedTopic:       topicForm,
 	refusedName:        "a POD of " + allowedName + ", and a MODEL of " + allowedModel,
 	refusedModel:       "one model for each POD",
 	refusedTaken:       "a POD that is no other worker's name",
 	refusedWorkers:     "no more workers than MaxWorkers",
+	refusedSources:     "no more sources than MaxSources",
 }
 
 // String returns the refusal's name, as metrics label it.

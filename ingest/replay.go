@@ -62,7 +62,7 @@ type replays struct {
 	first, transfers *semaphore.Weighted
 	// firstReply and firstPatience are firstReplyTimeout and firstRequestPatience.
 	firstReply, firstPatience time.Duration
-	inProgress       *prometheus.GaugeVec // by state
+	inProgress                *prometheus.GaugeVec // by state
 }
 
 func newReplays(k sockets, timeout time.Duration, box func(*zmqio.Socket) *inbox) *replays {

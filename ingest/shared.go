@@ -48,16 +48,24 @@ func (s *shared) giveBack(in *intake) { s.intakes.Put(in) }
 type budgets struct {
 	received  *budget.Budget // bytes of messages that wait to be processed
 	reordered *budget.Budget // bytes of batches held back for a repair
+	sources   *budget.Budget // publishers: a source at a dp rank
+	ranks     *budget.Budget // dp ranks that only their batches have named
+	workers   *budget.Budget // bytes of what is said of workers
 }
 
 func newBudgets(c Config) budgets {
 	return budgets{
 		received:  budget.New("receive_buffer_bytes", c.ReceiveBufferBytes),
 		reordered: budget.New("reorder_buffer_bytes", c.ReorderBufferBytes),
+		sources:   budget.New("sources", int64(c.MaxSources)),
+		ranks:     budget.New("ranks", int64(c.MaxRanks)),
+		workers:   budget.New("worker_bytes", c.WorkerBytes),
 	}
 }
 
-func (b budgets) all() budget.Collector { return budget.Collector{b.received, b.reordered} }
+func (b budgets) all() budget.Collector {
+	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers}
+}
 
 // inbox returns an inbox of a socket, of a worker or, where that is empty, of a
 // listener.

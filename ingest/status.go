@@ -66,9 +66,10 @@ type board struct {
 }
 
 // posted is what one publisher posts: about is never changed, the rest only by
-// the publisher's reader.
+// the publisher's reader. replay takes the place of about's.
 type posted struct {
 	about   SourceStatus
+	replay  atomic.Pointer[string]
 	state   atomic.Uint32
 	started atomic.Bool
 	lastSeq atomic.Uint64
@@ -76,6 +77,7 @@ type posted struct {
 
 func (b *board) post(about SourceStatus) *posted {
 	p := &posted{about: about}
+	p.replay.Store(&about.Replay)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.notices = append(b.notices, p)
@@ -98,6 +100,7 @@ func (in *Ingest) Sources() []SourceStatus {
 	all := make([]SourceStatus, len(b.notices))
 	for i, p := range b.notices {
 		all[i] = p.about
+		all[i].Replay = *p.replay.Load()
 		all[i].State = SourceState(p.state.Load())
 		all[i].LastSeq = p.lastSeq.Load()
 		all[i].Started = p.started.Load()

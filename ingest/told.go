@@ -42,7 +42,7 @@ func (p *publisher) restart(now time.Time, a *arrival) {
 
 // restarted tells that the engine began anew.
 func (p *publisher) restarted(now time.Time) {
-	p.worker.forgetBlockSize()
+	p.worker.blockSize.Forget() // the engine may have been configured anew
 	p.worker.metrics.restarts.Inc()
 	for _, r := range p.ranks {
 		p.rules.Reset(r)
@@ -85,7 +85,7 @@ func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
 // decode was told as lost.
 func (p *publisher) accept(in *intake, now time.Time, a *arrival) {
 	p.seq.take(a.seq, a.print)
-	p.doubted = false
+	p.doubted, p.overran = false, false
 	p.identity.learn(a)
 	p.note(a.seq)
 	if a.err != nil {
@@ -167,6 +167,10 @@ func (p *publisher) batch(in *intake, now time.Time, rank uint32, a *arrival) {
 	b := a.batch
 	p.rules.Admit(b, rank, &in.counts)
 	p.worker.metrics.batch(b.Events, &in.counts)
+	if size := p.rules.ForeignHostBlockSize(); size != 0 {
+		p.worker.warn(noticeForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
+			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
+	}
 	in.out = Batch{
 		Source:     p.source,
 		Rank:       rank,

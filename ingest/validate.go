@@ -44,6 +44,9 @@ func (c Config) Validate() error {
 	v := &validation{names: make(map[string]struct{})}
 	c = c.withDefaults()
 	v.check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
+	v.check(c.MaxSources > 0, "MaxSources", c.MaxSources, "above 0")
+	v.check(c.MaxRanks > 0, "MaxRanks", c.MaxRanks, "above 0")
+	v.check(c.WorkerBytes > 0, "WorkerBytes", c.WorkerBytes, "above 0")
 	v.check(c.ReceiveBufferBytes > 0, "ReceiveBufferBytes", c.ReceiveBufferBytes, "above 0")
 	v.check(c.ReorderBufferBytes > 0, "ReorderBufferBytes", c.ReorderBufferBytes, "above 0")
 	v.check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
@@ -61,6 +64,8 @@ func (c Config) Validate() error {
 	}
 	v.check(c.MaxWorkers < 0 || len(v.names) <= c.MaxWorkers, "Workers", len(v.names),
 		fmt.Sprintf("with those that Listeners name at most MaxWorkers, %d", c.MaxWorkers))
+	v.check(c.MaxSources <= 0 || c.sources() <= c.MaxSources || len(v.errs) > 0, "Workers", c.sources(),
+		fmt.Sprintf("sources, ranks counted, of at most MaxSources, %d", c.MaxSources))
 	v.check(c.sockets() <= maxSockets, "Workers", c.sockets(),
 		fmt.Sprintf("sources, ranks counted, that with Listeners come to %d sockets at most", maxSockets))
 	return errors.Join(v.errs...)
@@ -72,13 +77,37 @@ const socketsEach = 3
 
 // sockets is how many sockets the sources and listeners of c take.
 func (c Config) sockets() int {
-	n := len(c.Listeners)
+	return socketsEach * (len(c.Listeners) + c.sources())
+}
+
+// sources is how many sources there are to connect to, ranks counted.
+func (c Config) sources() (n int) {
 	for _, w := range c.Workers {
-		for _, s := range w.Sources {
-			n += s.DPSize
-		}
+		n += w.publishers()
 	}
-	return socketsEach * n
+	return n
+}
+
+// publishers is how many sources a worker has, ranks counted.
+func (w WorkerConfig) publishers() (n int) {
+	for _, s := range w.Sources {
+		n += s.DPSize
+	}
+	return n
+}
+
+// bytes is about what is kept of what is said of a worker. Each label is kept by ingest
+// and by the stream's state.
+func (w WorkerConfig) bytes() int64 {
+	const labelOverhead = 128
+	n := len(w.Name) + len(w.Model) + len(w.Endpoint)
+	for k, value := range w.Labels {
+		n += len(k) + len(value) + labelOverhead
+	}
+	for _, s := range w.Sources {
+		n += len(s.Connect) + len(s.Replay) + len(s.Topic)
+	}
+	return 2 * int64(n)
 }
 
 // validation collects what is wrong.
@@ -112,6 +141,8 @@ func (v *validation) worker(field string, w WorkerConfig) {
 	for i, s := range w.Sources {
 		v.source(fmt.Sprintf("%s.Sources[%d]", field, i), s)
 	}
+	single := slices.ContainsFunc(w.Sources, func(s SourceConfig) bool { return s.DPSize > MaxRanks })
+	v.check(single || w.publishers() <= MaxRanks, field+".Sources", w.publishers(), fmt.Sprintf("at most %d, ranks counted", MaxRanks))
 }
 
 func (v *validation) source(field string, s SourceConfig) {
@@ -150,6 +181,10 @@ func (v *validation) listener(field string, l ListenerConfig) {
 	for i, p := range l.Topics {
 		_, err := path.Match(p, "")
 		v.check(err == nil && p != "", fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")
+	}
+	for i, h := range l.ReplayHosts {
+		_, err := ParseHosts([]string{h})
+		v.check(err == nil, fmt.Sprintf("%s.ReplayHosts[%d]", field, i), h, allowedHosts)
 	}
 	v.check(l.ReplayPort <= maxPort, field+".ReplayPort", l.ReplayPort, "1 to 65535, or negative for none")
 	if l.Worker != "" {

@@ -27,15 +27,14 @@ type worker struct {
 	closed     bool
 	reached    bool
 	publishers []*publisher
-	// blockSize is that of the worker's stores, 0 until the first has told it. The
-	// rules of all its sources share it.
-	blockSize uint32
+	// blockSize is that of the worker's stores. The rules of all its sources share it.
+	blockSize wire.BlockSize
 	// rules are those of its sources, which number their events.
 	rules []*wire.Rules
-	// learned tells that blockSize came from a store.
-	learned bool
 	// ranks are the dp ranks that have been heard of, MaxRanks at most.
-	ranks   map[uint32]struct{}
+	ranks map[uint32]struct{}
+	// bytes is what is counted for what was said of the worker; 0 where nothing is.
+	bytes   int64
 	metrics *workerMetrics
 	notices notices
 	// fetch runs a repair, in a goroutine of its own.
@@ -51,7 +50,6 @@ func newWorker(s *shared, w Worker) *worker {
 	n := &worker{
 		shared:  s,
 		desc:    w,
-		learned: w.BlockSize == 0,
 		metrics: s.metrics.of(w.Name),
 		log:     s.log.With("worker", w.Name),
 	}
@@ -61,11 +59,12 @@ func newWorker(s *shared, w Worker) *worker {
 
 // reset forgets what was learned of the worker.
 func (w *worker) reset() {
+	w.releaseRanks()
 	w.ranks = make(map[uint32]struct{}, len(w.desc.Ranks))
 	for _, r := range w.desc.Ranks {
 		w.ranks[r] = struct{}{}
 	}
-	w.blockSize = w.desc.BlockSize
+	w.blockSize = wire.BlockSize{Tokens: w.desc.BlockSize, Configured: w.desc.BlockSize != 0}
 }
 
 // repairIn lets repairs run until ctx is done, in goroutines of a group. The group
@@ -219,6 +218,10 @@ func (w *worker) forget() {
 	for _, p := range w.publishers {
 		p.forget()
 	}
+	w.releaseRanks()
+	w.ranks = nil
+	w.shared.budgets.workers.Release(w.bytes)
+	w.bytes = 0
 	w.shared.metrics.forget(w.desc.Name)
 	w.shared.roster.release(w.desc.Name)
 }
@@ -231,24 +234,23 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 	return w.rules[source]
 }
 
+// releaseRanks gives back what admitRank has taken.
+func (w *worker) releaseRanks() {
+	if named := len(w.ranks) - len(w.desc.Ranks); named > 0 {
+		w.shared.budgets.ranks.Release(int64(named))
+	}
+}
+
 // admitRank tells whether the worker has, or may have, this dp rank.
 func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
 	}
-	if len(w.ranks) >= MaxRanks {
+	if len(w.ranks) >= MaxRanks || !w.shared.budgets.ranks.Take(1) {
 		return false
 	}
 	w.ranks[rank] = struct{}{}
 	return true
-}
-
-// forgetBlockSize forgets what a store told: an engine that began anew may have
-// been configured anew.
-func (w *worker) forgetBlockSize() {
-	if w.learned {
-		w.blockSize = 0
-	}
 }
 
 // warn logs a line unless one of its kind was logged just before, and tells

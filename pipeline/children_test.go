@@ -107,7 +107,13 @@ func TestNamesAreCountedInTurns(t *testing.T) {
 		tr.store(int(h%2), new(continuing(h/3, storeOf(nil, h+1))), addCopy)
 	}
 	turns := 0
-	for next := uint64(0); !tr.countChildren(engine); next++ {
+	for next := uint64(0); ; next++ {
+		done := tr.countChildren(engine)
+		done = tr.countChildren(offload) && done
+		checkTracker(t, tr)
+		if done {
+			break
+		}
 		tr.remove(engine, next*2+1, takeCopy)
 		tr.remove(engine, names-next*2-1, takeCopy)
 		tr.store(engine, new(continuing(next, storeOf(nil, names+next+1))), addCopy)
@@ -117,7 +123,6 @@ func TestNamesAreCountedInTurns(t *testing.T) {
 	if turns < 2 {
 		t.Errorf("turns: got %d, want several", turns)
 	}
-	checkTracker(t, tr)
 }
 
 // TestCopyCountStaysAtItsLargest has an engine store a block ever again.

@@ -113,7 +113,7 @@ func (l *Lane) tableSize(at place) (slots, attrs int) {
 // record is the worker's record as it is now.
 func (l *Lane) record() *kvcastv1.SnapshotWorker {
 	added := proto.CloneOf(l.added)
-	added.Ranks = l.rankNames()
+	added.Ranks, added.BlockSize = l.rankNames(), l.blockSize
 	r := &kvcastv1.SnapshotWorker{Worker: l.worker, Added: added, LastEventId: l.lastEventID}
 	for _, rank := range added.GetRanks() {
 		if s := l.ranks[rank]; s != nil && s.incomplete {

@@ -170,6 +170,27 @@ func TestCutIsTheStateAtItsEntry(t *testing.T) {
 	})
 }
 
+// TestCutHasTheNewestBlockSize has one that is learned, before and after a restart.
+func TestCutHasTheNewestBlockSize(t *testing.T) {
+	p, _, lane := testPipeline(t)
+	for _, step := range []struct {
+		event wire.Event
+		want  uint32
+	}{
+		{cleared(), 0},
+		{withBlockSize(16, store(1)), 16},
+		{withBlockSize(0, hashOnly(store(2))), 16},
+		{withBlockSize(64, store(3)), 64},
+	} {
+		lane.Batch(&ingest.Batch{Events: []wire.Event{step.event}})
+		_, cut := readCut(t.Context(), t, p, 0xff)
+		if got := cut.Worker.GetAdded().GetBlockSize(); got != step.want {
+			t.Errorf("block size after %+v: got %d, want %d", step.event, got, step.want)
+		}
+		lane.Restarted(ingest.Restart{})
+	}
+}
+
 // TestCutTellsParentsFirst has a tree, stored in another order than it is told.
 func TestCutTellsParentsFirst(t *testing.T) {
 	p, _, lane := testPipeline(t)

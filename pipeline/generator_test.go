@@ -268,6 +268,7 @@ func (g *generator) store(w *generatorWorker) wire.Event {
 	if w.like.TokensHashes != nil {
 		e.TokensHashes = g.contents(w, e)
 	}
+	e.ReplacesBlockSize = g.copies && e.BlockSize != 0 && g.chance(40, "replaces the block size")
 	g.say(&e)
 	tokens := n * int(e.BlockSize)
 	switch rapid.IntRange(0, 9).Draw(g.t, "tokens") {

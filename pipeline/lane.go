@@ -79,6 +79,9 @@ func (l *Lane) Batch(b *ingest.Batch) {
 	for i := range b.Events {
 		e := &b.Events[i]
 		l.countRawID(b.Source, e.RawID)
+		if e.ReplacesBlockSize {
+			l.replaceBlockSize(e.BlockSize)
+		}
 		switch {
 		case l.consolidation != oneSource:
 			l.consolidate(b, e)

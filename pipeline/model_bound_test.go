@@ -31,14 +31,14 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 			if !fits {
 				replaced++
 			}
-			mw.held[at(h)] = &modelCopies{copies: 1, parent: p.parentOf(i)}
+			mw.held[at(h)] = &modelCopies{copies: 1, parent: p.parentOf(i), blockSize: p.key.blockSize}
 		default:
 			mw.refused++
 			continue
 		}
 		passes[i] = true
 		if p.key.hashed {
-			mw.held[at(h)].parent = p.parentOf(i)
+			mw.held[at(h)].parent, mw.held[at(h)].blockSize = p.parentOf(i), p.key.blockSize
 		}
 	}
 	for i := 0; i < len(passes); i++ {

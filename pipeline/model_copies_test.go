@@ -12,8 +12,10 @@ type modelCopies struct {
 	copies int
 	// unsure are the stores that were copies or announcements.
 	unsure int
-	// parent is what the last store with content called the parent; nil for none.
-	parent *uint64
+	// parent is what the last store with content called the parent, nil for none, and
+	// blockSize what it had.
+	parent    *uint64
+	blockSize uint32
 }
 
 // modelStoreOp is what a store is to a block that is held.

@@ -201,6 +201,9 @@ func (m *model) batch(name string, b ingest.Batch) {
 	clear(mw.candidates)
 	for _, e := range b.Events {
 		mw.rawIDs[b.Source] = append(mw.rawIDs[b.Source], e.RawID)
+		if e.ReplacesBlockSize {
+			m.replaceBlockSize(mw, e.BlockSize)
+		}
 		switch {
 		case mw.mode != "":
 			m.consolidated(mw, b, e)
@@ -217,6 +220,39 @@ func (m *model) batch(name string, b ingest.Batch) {
 		m.flush(mw)
 	}
 	m.commit(mw, b.EngineTime, b.IngestTime)
+}
+
+// replaceBlockSize removes the blocks that have another size.
+func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
+	m.flush(mw)
+	gone := make(map[modelBlock]bool)
+	for b, c := range mw.held {
+		gone[b] = c.blockSize != 0 && c.blockSize != size
+	}
+	for _, rank := range []uint32{0, 1, 200} {
+		for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+			var hashes []uint64
+			for b, is := range gone {
+				if is && b.rank == rank && b.tier == tier {
+					hashes = append(hashes, b.hash)
+					delete(mw.held, b)
+					delete(mw.stale, b)
+				}
+			}
+			slices.Sort(hashes)
+			for part := range slices.Chunk(hashes, m.cfg.MaxBlocks) {
+				m.emitRemoved(mw, rank, tier, part)
+			}
+			if mw.mode == ingest.ConsolidateDedup {
+				r := mw.rankOf(rank)
+				for _, block := range slices.Clone(r.blocks) {
+					if slices.Contains(hashes, block.first) {
+						r.forget(block)
+					}
+				}
+			}
+		}
+	}
 }
 
 // removed adds removes to the pending run. Where ops is nil they are of blocks with

@@ -177,13 +177,13 @@ type recordingPlayer struct {
 	target
 	decoder   wire.Decoder
 	rules     *wire.Rules
-	blockSize *uint32
+	blockSize wire.BlockSize
 }
 
-func newRecordingPlayer(to target, blockSize uint32) *recordingPlayer {
-	p := &recordingPlayer{target: to, blockSize: &blockSize}
-	p.rules = wire.NewRules(p.blockSize)
-	to.add(ingest.Worker{Name: testWorker, Model: "m", BlockSize: blockSize})
+func newRecordingPlayer(to target, blockSize wire.BlockSize) *recordingPlayer {
+	p := &recordingPlayer{target: to, blockSize: blockSize}
+	p.rules = wire.NewRules(&p.blockSize)
+	to.add(ingest.Worker{Name: testWorker, Model: "m", BlockSize: blockSize.Tokens})
 	return p
 }
 
@@ -192,6 +192,7 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 	if b.restart {
 		p.restarted(testWorker, ingest.Restart{At: 1})
 		p.rules.Reset(0)
+		p.blockSize.Forget()
 	}
 	batch, err := p.decoder.Decode(b.payload)
 	if err != nil {
@@ -207,14 +208,18 @@ func (r *router) heldIn(tier wire.Tier) map[uint64]bool {
 }
 
 // playRecording plays a recording into a pipeline, and scores what a router holds
-// after each batch.
-func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32) (s score) {
+// after each batch. The block size is the engine's; it may be configured, or learned.
+func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, configured bool) (s score) {
 	t.Helper()
 	subject, err := newSubject(pipeline.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newRecordingPlayer(subject, blockSize)
+	size := wire.BlockSize{}
+	if configured {
+		size = wire.BlockSize{Tokens: blockSize, Configured: true}
+	}
+	p := newRecordingPlayer(subject, size)
 	r := newRouter()
 	pool := &labelledPool{}
 	for _, b := range batches {
@@ -278,8 +283,11 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			batches, blockSize := readRecording(t, r.name)
-			s := playRecording(t, batches, blockSize)
+			s := playRecording(t, batches, blockSize, false)
 			t.Log(s)
+			if configured := playRecording(t, batches, blockSize, true); configured != s {
+				t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
+			}
 			switch {
 			case r.exact && s.exact != s.batches:
 				t.Errorf("got %v, want all exact", s)

@@ -304,11 +304,11 @@ func (t *tracker) release(source int, ref uint32) {
 // room reports whether there may be another block, for which the oldest may leave that
 // is held in doubt alone.
 func (t *tracker) room() bool {
-	return t.len() < min(t.maxBlocks, maxTracked) || t.expel()
+	return t.len() < min(t.maxBlocks, maxTracked) || t.expelDoubted()
 }
 
-// expel lets go of the oldest block that is held in doubt alone, if it is found soon.
-func (t *tracker) expel() bool {
+// expelDoubted lets go of the oldest block that is held in doubt alone, if it is found soon.
+func (t *tracker) expelDoubted() bool {
 	for range doubtSteps {
 		ref := t.doubtFrom
 		if ref == 0 {
@@ -354,7 +354,7 @@ func (t *tracker) pay(name, block bool) bool {
 			t.prepaid = 0
 			return true
 		}
-		if !left || !t.expel() {
+		if !left || !t.expelDoubted() {
 			return false
 		}
 	}

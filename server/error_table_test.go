@@ -282,6 +282,14 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: registerFails(ingest.ErrTooManyWorkers, spec()),
 		},
 		{
+			reason: server.ReasonTooManySources, name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-max-sources",
+			call: registerFails(ingest.ErrTooManySources, spec()),
+		},
+		{
+			reason: server.ReasonWorkersTooLarge, name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-worker-bytes",
+			call: registerFails(ingest.ErrWorkersTooLarge, spec()),
+		},
+		{
 			reason: server.ReasonShuttingDown, name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",
 			call: registerFails(ingest.ErrEnded, spec()),
 		},

@@ -34,6 +34,8 @@ const (
 	ReasonFiltersTooLarge   = "FILTERS_TOO_LARGE"
 	ReasonTooManyStreams    = "TOO_MANY_STREAMS"
 	ReasonTooManyWorkers    = "TOO_MANY_WORKERS"
+	ReasonTooManySources    = "TOO_MANY_SOURCES"
+	ReasonWorkersTooLarge   = "WORKERS_TOO_LARGE"
 	ReasonSlowSubscriber    = "SLOW_SUBSCRIBER"
 	ReasonWorkerExists      = "WORKER_EXISTS"
 	ReasonWorkerNotFound    = "WORKER_NOT_FOUND"
@@ -194,6 +196,16 @@ func errNoWorker(name string, inStream bool, b journal.Bounds) error {
 			"worker %q is none that the server connects to: its engine connects to a port of the server by itself; stop the engine, and the worker is removed after the grace time", name)
 	}
 	return statusError(codes.NotFound, ReasonWorkerNotFound, b, message)
+}
+
+func errTooManySources(b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonTooManySources, b,
+		"the worker's sources, each counted once for each dp rank, are more than are left; deregister another worker, or let the server have more (--ingest-max-sources)")
+}
+
+func errWorkersTooLarge(b journal.Bounds) error {
+	return statusError(codes.ResourceExhausted, ReasonWorkersTooLarge, b,
+		"the labels and names of all registered workers take as much memory as they may; use fewer labels, deregister another worker, or let the server have more (--ingest-worker-bytes)")
 }
 
 func errTooManyWorkers(b journal.Bounds) error {

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -101,6 +102,8 @@ type Config struct {
 	// Workers are what RegisterWorker adds to and DeregisterWorker removes from; nil:
 	// neither can be called.
 	Workers Workers
+	// RegisterHosts are the hosts that RegisterWorker may name; none: any.
+	RegisterHosts ingest.Hosts
 	// Logger gets a line for each call that ends; nil discards them.
 	Logger *slog.Logger
 	// Registerer gets the metrics; nil means none are kept.

@@ -36,7 +36,7 @@ func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorke
 		return nil, errUnimplemented(s.journal.Bounds(), "this server reads no workers by RegisterWorker; name the worker in its configuration")
 	}
 	spec := req.GetWorker()
-	if violations := violationsOf(spec); len(violations) > 0 {
+	if violations := s.violationsOf(spec); len(violations) > 0 {
 		return nil, errViolations(violations, s.journal.Bounds())
 	}
 	if err := s.cfg.Workers.AddWorker(ctx, workerConfig(spec)); err != nil {
@@ -73,6 +73,10 @@ func (s workers) refused(err error, name string) error {
 		return errNoWorker(name, s.inStream(name), b)
 	case errors.Is(err, ingest.ErrTooManyWorkers):
 		return errTooManyWorkers(b)
+	case errors.Is(err, ingest.ErrTooManySources):
+		return errTooManySources(b)
+	case errors.Is(err, ingest.ErrWorkersTooLarge):
+		return errWorkersTooLarge(b)
 	case errors.Is(err, ingest.ErrEnded):
 		return errNoLongerReading(b)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
@@ -127,7 +131,7 @@ func notAllowed(field string, value any, want string) *violation {
 }
 
 // violationsOf are those that ingest does not know of.
-func violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
+func (s workers) violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 	var all []*violation
 	wrong := func(field string, value any, want string) {
 		all = append(all, notAllowed(field, value, want))
@@ -147,6 +151,11 @@ func violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 	}
 	for i, src := range spec.GetSources() {
 		text(fmt.Sprintf("worker.sources[%d].topic", i), src.GetTopic())
+		for name, endpoint := range map[string]string{"connect": src.GetConnect(), "replay": src.GetReplay()} {
+			if want := s.wantedEndpoint(endpoint); want != "" {
+				wrong(fmt.Sprintf("worker.sources[%d].%s", i, name), endpoint, want)
+			}
+		}
 		if src.GetDpSize() > ingest.MaxRanks {
 			wrong(fmt.Sprintf("worker.sources[%d].dp_size", i), src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", ingest.MaxRanks))
 		}
@@ -160,6 +169,20 @@ func violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 		wrong("worker.consolidate", c, "CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH")
 	}
 	return all
+}
+
+// wantedEndpoint says what is wanted instead of an endpoint that a caller may not name;
+// nothing where it may. A caller is not to reach sockets of the server's file system, nor
+// hosts that the operator has not allowed.
+func (s workers) wantedEndpoint(endpoint string) string {
+	switch {
+	case strings.HasPrefix(endpoint, "ipc://"):
+		return "tcp://HOST:PORT"
+	case !strings.HasPrefix(endpoint, "tcp://"): // ingest says what is wrong with it
+	case !s.cfg.RegisterHosts.Empty() && !s.cfg.RegisterHosts.ContainEndpoint(endpoint):
+		return "a host that the server's operator allows (ingest.register_hosts)"
+	}
+	return ""
 }
 
 // violationsIn are the fields that ingest refuses.

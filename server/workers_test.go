@@ -87,6 +87,43 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	}
 }
 
+// A caller may name tcp endpoints alone, and those of hosts that are allowed.
+func TestRegisteredEndpointsAreRestricted(t *testing.T) {
+	hosts, err := ingest.ParseHosts([]string{"10.0.0.0/8", "*.pods"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		hosts           ingest.Hosts
+		connect, replay string
+		want            []string // fields refused
+	}{
+		{connect: "tcp://192.0.2.1:1", replay: "tcp://h:2"},
+		{connect: "ipc:///run/docker.sock", want: []string{"worker.sources[0].connect"}},
+		{connect: "tcp://h:1", replay: "ipc:///run/docker.sock", want: []string{"worker.sources[0].replay"}},
+		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://vllm-0.pods:2"},
+		{hosts: hosts, connect: "tcp://169.254.169.254:80", want: []string{"worker.sources[0].connect"}},
+		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://localhost:2", want: []string{"worker.sources[0].replay"}},
+	} {
+		r := &roll{}
+		client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{Workers: r, RegisterHosts: tt.hosts}, journal.Config{}).conn)
+		_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+			Name: "v", Sources: []*kvcastv1.SourceSpec{{Connect: tt.connect, Replay: tt.replay}},
+		}})
+		var got []string
+		for _, d := range status.Convert(err).Details() {
+			if bad, ok := d.(*errdetails.BadRequest); ok {
+				for _, v := range bad.GetFieldViolations() {
+					got = append(got, v.GetField())
+				}
+			}
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" || (err == nil) != (len(r.added) == 1) {
+			t.Errorf("%s, %s: %v, added %v (-want +got):\n%s", tt.connect, tt.replay, err, r.added, diff)
+		}
+	}
+}
+
 func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 	r := &roll{}
 	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{Workers: r}, journal.Config{}).conn)
@@ -139,7 +176,7 @@ func TestViolationsNameTheContractsFields(t *testing.T) {
 		{source(func(s *kvcastv1.SourceSpec) { s.Engine = "llama" }), []string{`worker.sources[0].engine: "llama" is not allowed: want vllm,`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.Replay = "", "h" }), []string{`worker.sources[0].connect: "" is not allowed: want tcp://HOST:PORT`, `worker.sources[0].replay: "h" is not allowed: want tcp://`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.DpSize = 1<<32 - 1 }), []string{`worker.sources[0].dp_size: 4294967295 is not allowed: want 1 to 1024`}},
-		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.DpSize = "ipc://x", 2 }), []string{`worker.sources[0].connect: "ipc://x" is not allowed: want tcp where dp_size is above 1`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.DpSize = "ipc://x", 2 }), []string{`worker.sources[0].connect: "ipc://x" is not allowed: want tcp://HOST:PORT`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Topic = "\n" }), []string{`worker.sources[0].topic: "\n" is not allowed: want UTF-8 without`}},
 	} {
 		spec := spec()

@@ -46,14 +46,20 @@ type batchConfig struct {
 }
 
 type ingestConfig struct {
-	OnGap             pipeline.OnGap
-	MaxBlocksPerRank  int
-	MaxBlocks         int // of all workers
-	MaxAttributeBytes byteSize
-	Silence           time.Duration // 0: for ever
-	Grace             time.Duration
-	StartWait         time.Duration
-	MaxWorkers        int
+	OnGap              pipeline.OnGap
+	MaxBlocksPerRank   int
+	MaxBlocks          int // of all workers
+	MaxAttributeBytes  byteSize
+	Silence            time.Duration // 0: for ever
+	Grace              time.Duration
+	StartWait          time.Duration
+	MaxWorkers         int
+	MaxSources         int
+	MaxRanks           int
+	WorkerBytes        byteSize
+	ReceiveBufferBytes byteSize
+	ReorderBufferBytes byteSize
+	RegisterHosts      string // between commas; empty: any
 }
 
 type subscribersConfig struct {
@@ -90,6 +96,7 @@ type workerConfig struct {
 	BlockSize   uint32 // 0: the first store's
 	Endpoint    string
 	Consolidate ingest.Consolidate // of several sources
+	Labels      map[string]string  // nil: none
 	Sources     []sourceConfig
 }
 
@@ -109,7 +116,9 @@ type listenerConfig struct {
 	Copies     ingest.Copies
 	ReplayPort int      // 0: none
 	Topics     []string // none: the part's default
-	Worker     string
+	// ReplayHosts are those that topics may name beside their peers' own.
+	ReplayHosts []string
+	Worker      string
 }
 
 // discoveryConfig is where workers are found: by a DNS name, or in a file.
@@ -134,7 +143,10 @@ func defaultConfig() config {
 		Batch:    batchConfig{MaxBlocks: pipeline.DefaultMaxBlocks},
 		Ingest: ingestConfig{
 			OnGap: pipeline.OnGapReport, MaxBlocksPerRank: pipeline.DefaultMaxBlocksPerRank, MaxBlocks: pipeline.DefaultBlocks, MaxAttributeBytes: pipeline.DefaultAttributeBytes,
-			Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace, StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
+			Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace,
+			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
+			MaxSources: ingest.DefaultMaxSources, MaxRanks: ingest.DefaultMaxRanks, WorkerBytes: ingest.DefaultWorkerBytes,
+			ReceiveBufferBytes: ingest.DefaultReceiveBufferBytes, ReorderBufferBytes: ingest.DefaultReorderBufferBytes,
 		},
 		Subscribers: subscribersConfig{
 			Max: server.DefaultMaxSubscribers, MaxConnections: server.DefaultMaxConnections, MaxConnectionsPerAddress: server.DefaultMaxConnectionsPerAddress,
@@ -157,6 +169,18 @@ func defaultListener() listenerConfig {
 
 func defaultDiscovery() discoveryConfig {
 	return discoveryConfig{Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: discovery.DefaultInterval}
+}
+
+// defaultBind is where engines may connect if nothing to read from is configured. Its
+// port is that of engines, and of services that engines connect to.
+const defaultBind = "tcp://*:5557"
+
+// fromDefault is the origin of the listener at defaultBind.
+var fromDefault = origin{place: "the default, as nothing to read from is configured"}
+
+// readsNothing tells whether there is nothing to read from but what is registered.
+func (c *config) readsNothing() bool {
+	return len(c.Workers)+len(c.Listeners)+len(c.Discovery) == 0
 }
 
 // atMost is how many workers or subscribers one may ask for: more than fit.
@@ -186,6 +210,12 @@ func (c *config) settings() []setting {
 		duration("ingest.grace", &c.Ingest.Grace, 0, math.MaxInt64),
 		duration("ingest.start_wait", &c.Ingest.StartWait, 0, time.Hour),
 		count("ingest.max_workers", &c.Ingest.MaxWorkers, 1, atMost),
+		count("ingest.max_sources", &c.Ingest.MaxSources, 1, atMost),
+		count("ingest.max_ranks", &c.Ingest.MaxRanks, 1, atMost),
+		size("ingest.worker_bytes", &c.Ingest.WorkerBytes, leastBytes, mostBytes),
+		size("ingest.receive_buffer_bytes", &c.Ingest.ReceiveBufferBytes, leastBytes, mostBytes),
+		size("ingest.reorder_buffer_bytes", &c.Ingest.ReorderBufferBytes, leastBytes, mostBytes),
+		text("ingest.register_hosts", &c.Ingest.RegisterHosts, isHosts, "hosts between commas, each an IP address, a CIDR such as 10.0.0.0/8, a name, or *.DOMAIN; empty for any"),
 		count("subscribers.max", &c.Subscribers.Max, 1, atMost),
 		count("subscribers.max_connections", &c.Subscribers.MaxConnections, 1, atMost),
 		count("subscribers.max_connections_per_address", &c.Subscribers.MaxConnectionsPerAddress, 1, atMost),
@@ -280,6 +310,19 @@ func replayPort(to *int) setting {
 	s := count("replay_port", to, 0, math.MaxUint16)
 	s.want = "1 to 65535, or 0 for none"
 	return s
+}
+
+// hostsOf are the hosts between commas.
+func hostsOf(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+func isHosts(s string) bool {
+	_, err := ingest.ParseHosts(hostsOf(s))
+	return err == nil
 }
 
 // isHost tells whether it may be the name of a host.

@@ -121,7 +121,7 @@ func (f *fileReader) discovery(n *yaml.Node, path string) {
 
 func (f *fileReader) worker(n *yaml.Node, path string) {
 	w := defaultWorker()
-	fields := append(f.scalars(w.settings()), field{"sources", f.list(func(n *yaml.Node, path string) {
+	fields := append(f.scalars(w.settings()), field{"labels", f.labels(&w.Labels)}, field{"sources", f.list(func(n *yaml.Node, path string) {
 		s := defaultSource()
 		f.mapping(n, path, f.scalars(s.settings()))
 		w.Sources = append(w.Sources, s)
@@ -130,11 +130,53 @@ func (f *fileReader) worker(n *yaml.Node, path string) {
 	f.config.Workers = append(f.config.Workers, w)
 }
 
+// labels reads a mapping whose keys are anyone's. Which of them are allowed is judged
+// by ingest.
+func (f *fileReader) labels(to *map[string]string) func(*yaml.Node, string) {
+	return func(n *yaml.Node, path string) {
+		n = resolved(n)
+		if isNull(n) {
+			return
+		}
+		if n.Kind != yaml.MappingNode {
+			f.wrong(f.at(n), path, shown(n)+" is not allowed: want labels, each with its value")
+			return
+		}
+		first := make(map[string]int)
+		for i := 0; i < len(n.Content); i += 2 {
+			key := resolved(n.Content[i])
+			at := f.at(n.Content[i])
+			if key.Kind != yaml.ScalarNode || isNull(key) {
+				f.wrong(at, path, shown(key)+" is not allowed for a label's name: want a text")
+				continue
+			}
+			if line, again := first[key.Value]; again {
+				f.wrong(at, path, fmt.Sprintf("%q is not allowed twice: it is in line %d already", key.Value, line))
+				continue
+			}
+			first[key.Value] = at.line
+			f.origins[labelPath(path, key.Value)] = at
+			value := ""
+			f.scalar(text("", &value, anything, `a text, which may be ""`)).read(n.Content[i+1], labelPath(path, key.Value))
+			if *to == nil {
+				*to = make(map[string]string)
+			}
+			(*to)[key.Value] = value
+		}
+	}
+}
+
+// labelPath is the path of a label's value, as ingest has it.
+func labelPath(labels, key string) string { return fmt.Sprintf("%s[%q]", labels, key) }
+
 func (f *fileReader) listener(n *yaml.Node, path string) {
 	l := defaultListener()
 	fields := append(f.scalars(l.settings()), field{"topics", f.list(func(n *yaml.Node, path string) {
 		l.Topics = append(l.Topics, "")
 		f.scalar(text("", &l.Topics[len(l.Topics)-1], printable, "a pattern such as kv@*")).read(n, path)
+	})}, field{"replay_hosts", f.list(func(n *yaml.Node, path string) {
+		l.ReplayHosts = append(l.ReplayHosts, "")
+		f.scalar(text("", &l.ReplayHosts[len(l.ReplayHosts)-1], printable, "a host such as 10.0.0.0/8")).read(n, path)
 	})})
 	f.mapping(n, path, fields)
 	f.config.Listeners = append(f.config.Listeners, l)

@@ -27,14 +27,20 @@ type settingFlags struct {
 		MaxBlocks string `default:"128" help:"The most blocks in an event, 1 to 16384."`
 	} `embed:"" prefix:"batch-"`
 	Ingest struct {
-		OnGap             string `default:"report" help:"What becomes of a rank's blocks when batches are lost for good: report keeps them and tells of the gap, clear empties the rank."`
-		MaxBlocksPerRank  string `default:"4000000" help:"The most blocks of a dp rank. Beyond it those from before a gap leave, and without a gap further ones are left out, which is told."`
-		MaxBlocks         string `default:"16000000" help:"The most blocks of all workers together, each of some 50 bytes; one of a worker whose sources are told of once counts as two, and each source's name for it as one. Beyond it new ones are left out, which is told."`
-		MaxAttributeBytes string `default:"64MiB" help:"Memory for the names of LoRA adapters and the cache salts of all workers, 1MiB or more. Beyond it blocks of new ones are left out, which is told."`
-		Silence           string `default:"30s" help:"How long an engine may say nothing before its connection is tested; 0s for ever."`
-		Grace             string `default:"1m" help:"How long a worker may be without a connection before it is removed."`
-		StartWait         string `default:"5s" help:"How long routers are not let in at the start for engines that can not be reached; 0s lets them in at once, 1h at most."`
-		MaxWorkers        string `default:"4096" help:"The most workers."`
+		OnGap              string `default:"report" help:"What becomes of a rank's blocks when batches are lost for good: report keeps them and tells of the gap, clear empties the rank."`
+		MaxBlocksPerRank   string `default:"4000000" help:"The most blocks of a dp rank. Beyond it those from before a gap leave, and without a gap further ones are left out, which is told."`
+		MaxBlocks          string `default:"16000000" help:"The most blocks of all workers together, each of some 50 bytes; one of a worker whose sources are told of once counts as two, and each source's name for it as one. Beyond it new ones are left out, which is told."`
+		MaxAttributeBytes  string `default:"64MiB" help:"Memory for the names of LoRA adapters and the cache salts of all workers, 1MiB or more. Beyond it blocks of new ones are left out, which is told."`
+		Silence            string `default:"30s" help:"How long an engine may say nothing before its connection is tested; 0s for ever."`
+		Grace              string `default:"1m" help:"How long a worker may be without a connection before it is removed."`
+		StartWait          string `default:"5s" help:"How long routers are not let in at the start for engines that can not be reached; 0s lets them in at once, 1h at most."`
+		MaxWorkers         string `default:"4096" help:"The most workers."`
+		MaxSources         string `default:"4096" help:"The most publishers of all workers: a source counts once for each of its dp ranks, and takes some 6 file descriptors where it is connected to."`
+		MaxRanks           string `default:"8192" help:"The most dp ranks of all workers that only their batches have named."`
+		WorkerBytes        string `default:"64MiB" help:"Memory for what RegisterWorker says of workers: names, labels, endpoints; 1MiB or more."`
+		ReceiveBufferBytes string `default:"256MiB" help:"Memory for messages that were received and wait to be processed, of all engines; 1MiB or more. What does not fit is dropped, and fetched again."`
+		ReorderBufferBytes string `default:"128MiB" help:"Memory for live batches that wait for a replay, of all engines; 1MiB or more. What does not fit is fetched again."`
+		RegisterHosts      string `placeholder:"HOST,..." help:"Hosts that RegisterWorker may name: IP addresses, CIDRs, names, *.DOMAIN. Empty: any."`
 	} `embed:"" prefix:"ingest-"`
 	Subscribers struct {
 		Max                      string `default:"1024" help:"The most subscribers."`

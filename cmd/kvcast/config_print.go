@@ -36,6 +36,13 @@ func (c config) write(w io.Writer, from origins) error {
 	for i, w := range c.Workers {
 		node := itemNode(w.settings())
 		node.HeadComment = comment(from, fmt.Sprintf("workers[%d]", i))
+		if len(w.Labels) > 0 {
+			labels := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
+			for _, key := range sortedKeys(w.Labels) {
+				addTo(labels, key, stringNode(w.Labels[key]))
+			}
+			addTo(node, "labels", labels)
+		}
 		sources := &yaml.Node{Kind: yaml.SequenceNode}
 		for _, s := range w.Sources {
 			source := itemNode(s.settings())
@@ -50,13 +57,8 @@ func (c config) write(w io.Writer, from origins) error {
 	for i, l := range c.Listeners {
 		node := itemNode(l.settings())
 		node.HeadComment = comment(from, fmt.Sprintf("listeners[%d]", i))
-		if len(l.Topics) > 0 {
-			topics := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
-			for _, t := range l.Topics {
-				topics.Content = append(topics.Content, stringNode(t))
-			}
-			addTo(node, "topics", topics)
-		}
+		addTo(node, "topics", stringsNode(l.Topics))
+		addTo(node, "replay_hosts", stringsNode(l.ReplayHosts))
 		listeners.Content = append(listeners.Content, node)
 	}
 	addTo(root, "listeners", listeners)
@@ -93,6 +95,14 @@ func itemNode(settings []setting) *yaml.Node {
 		if s.text() != "" && !s.fixed {
 			addTo(node, s.key, scalarNode(s.text()))
 		}
+	}
+	return node
+}
+
+func stringsNode(list []string) *yaml.Node {
+	node := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
+	for _, s := range list {
+		node.Content = append(node.Content, stringNode(s))
 	}
 	return node
 }

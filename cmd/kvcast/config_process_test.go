@@ -3,6 +3,7 @@ package main_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -98,8 +99,41 @@ func TestCheckTellsEveryMistake(t *testing.T) {
 		!strings.Contains(got.err, "\n  testdata/config/mistakes.yaml:30: discovery[0].file: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
 		t.Errorf("got status %d, %q and\n%s", got.status, got.out, got.err)
 	}
-	if got := kvcast(t, nil, "serve", "--check"); got.status != 2 || !strings.Contains(got.err, "nothing to read from") {
-		t.Errorf("nothing to read from: got status %d and %q", got.status, got.err)
+}
+
+// TestCheckShowsTheDefaultListener checks a server that is told nothing to read, or
+// nothing but other things.
+func TestCheckShowsTheDefaultListener(t *testing.T) {
+	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)
+	want := kvcast(t, nil, "serve", "--check", "--bind", "tcp://*:5557", "--log-level", "debug")
+	got := kvcast(t, nil, "serve", "--check", "--log-level", "debug")
+	if diff := cmp.Diff(comments.ReplaceAllString(want.out, ""), comments.ReplaceAllString(got.out, "")); diff != "" || got.status != 0 || got.err != "" {
+		t.Errorf("status %d, %s\n(-want +got):\n%s", got.status, got.err, diff)
+	}
+	if line := "\n  # from the default, as nothing to read from is configured\n"; !strings.Contains(got.out, line) {
+		t.Errorf("no line %q in:\n%s", line, got.out)
+	}
+}
+
+// TestServeWithNothingConfigured has the default port be taken: by this test, or by
+// whoever else has it.
+func TestServeWithNothingConfigured(t *testing.T) {
+	t.Parallel()
+	if taken, err := net.Listen("tcp", ":5557"); err == nil {
+		defer func() { _ = taken.Close() }()
+	}
+	got := kvcast(t, nil, "serve", "--listen", "127.0.0.1:0", "--admin", "")
+	for _, says := range []string{
+		`level=WARN msg="nothing to read from is configured: engines may connect to the default port" bind=tcp://*:5557`,
+		`configure="--worker, --bind, ZMQ_PORT, or a file with --config"`,
+		"\nkvcast: open listener: bind tcp://*:5557: address already in use; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config\n",
+	} {
+		if !strings.Contains(got.err, says) {
+			t.Errorf("no %q in:\n%s", says, got.err)
+		}
+	}
+	if got.status != 1 || got.out != "" {
+		t.Errorf("got status %d and %q", got.status, got.out)
 	}
 }
 

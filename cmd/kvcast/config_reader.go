@@ -22,8 +22,9 @@ type configSources struct {
 }
 
 // readConfig reads the file, the environment over it, and the flags over both;
-// workers and listeners of all three add up. It returns either a configuration
-// in which all is allowed, or all that is wrong.
+// workers and listeners of all three add up. Where nothing to read from is among
+// them, and no file, there is a listener at defaultBind. It returns either a
+// configuration in which all is allowed, or all that is wrong.
 func readConfig(from configSources) (config, origins, error) {
 	r := &configReader{config: defaultConfig(), origins: make(origins)}
 	if from.file != "" {
@@ -35,6 +36,9 @@ func readConfig(from configSources) (config, origins, error) {
 	}
 	r.environ(from.environ)
 	r.flags(from)
+	if from.file == "" && r.config.readsNothing() {
+		r.addListener(fromDefault, defaultBind)
+	}
 	r.validate()
 	return r.config, r.origins, r.err()
 }
@@ -158,6 +162,9 @@ func (r *configReader) validateIngest() {
 			continue
 		}
 		path := inFile(field.Field)
+		if key, ok := field.Value.(string); ok && strings.HasSuffix(path, ".labels") {
+			path = labelPath(path, key) // its name is wrong, not its value
+		}
 		if r.isWrong(path) {
 			continue
 		}
@@ -189,15 +196,31 @@ func leaves(err error) []error {
 	}
 }
 
-// goField is a field of ingest.Config, by itself or in a path.
-var goField = regexp.MustCompile(`\b(MaxWorkers|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Bind|Topics?|Worker)\b`)
+// goField is a field of ingest.Config, by itself or in a path, and quoted what is
+// somebody's own text.
+var (
+	goField = regexp.MustCompile(`\b(MaxWorkers|MaxSources|MaxRanks|WorkerBytes|ReceiveBufferBytes|ReorderBufferBytes|ReplayHosts|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Labels|Bind|Topics?|Worker)\b`)
+	quoted  = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|` + goField.String())
+)
 
 // inFile says in the keys of the file what is said in fields of ingest.Config.
 func inFile(text string) string {
-	return goField.ReplaceAllStringFunc(text, func(field string) string {
+	return quoted.ReplaceAllStringFunc(text, func(field string) string {
 		switch field {
 		case "MaxWorkers":
 			return "ingest.max_workers"
+		case "MaxSources":
+			return "ingest.max_sources"
+		case "MaxRanks":
+			return "ingest.max_ranks"
+		case "WorkerBytes":
+			return "ingest.worker_bytes"
+		case "ReceiveBufferBytes":
+			return "ingest.receive_buffer_bytes"
+		case "ReorderBufferBytes":
+			return "ingest.reorder_buffer_bytes"
+		case "ReplayHosts":
+			return "replay_hosts"
 		case "Silence":
 			return "ingest.silence"
 		case "ReplayPort":
@@ -207,6 +230,9 @@ func inFile(text string) string {
 		case "DPSize":
 			return "dp_size"
 		default:
+			if field[0] == '"' {
+				return field
+			}
 			return strings.ToLower(field)
 		}
 	})
@@ -221,6 +247,8 @@ func flagKey(path, rest string) string {
 		return "endpoint"
 	case key == "topics":
 		return "topic"
+	case key == "replay_hosts":
+		return "replay_host"
 	case rest == path:
 		return path
 	default:

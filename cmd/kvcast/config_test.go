@@ -33,9 +33,10 @@ func TestWholeConfigFile(t *testing.T) {
 	want := defaultConfig()
 	want.Workers = []workerConfig{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
+		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
 		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingest.CopiesAuto}, {Engine: ingest.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingest.CopiesAuto}},
 	}}
-	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, Copies: ingest.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}}}
+	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, Copies: ingest.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
 	want.Discovery = []discoveryConfig{
 		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
 		{File: "workers.yaml", Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: 5 * time.Second},
@@ -129,7 +130,18 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
 		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
 		{"workers: [{name: x}]", `f:1: workers[0].sources: 0 is not allowed: want one source at least`},
-		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want name, model, block_size, endpoint, consolidate or sources, each with its value`},
+		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want name, model, block_size, endpoint, consolidate, labels or sources, each with its value`},
+		{labeled("zone"), `f:5: workers[0].labels: "zone" is not allowed: want labels, each with its value`},
+		{labeled("[zone]"), `f:5: workers[0].labels: a list is not allowed: want labels, each with its value`},
+		{labeled("{zone: [a]}"), `f:5: workers[0].labels["zone"]: a list is not allowed: want a text, which may be ""`},
+		{labeled("\n    zone: a\n    rack:\n"), `f:7: workers[0].labels["rack"]: has no value: want a text, which may be ""`},
+		{labeled("\n    zone: a\n    rack: b\n    zone: a\n"), `f:8: workers[0].labels: "zone" is not allowed twice: it is in line 6 already`},
+		{labeled("\n    zone: a\n    [zone]: a\n"), `f:7: workers[0].labels: a list is not allowed for a label's name: want a text`},
+		{labeled("\n    zone: a\n    ~: a\n"), `f:7: workers[0].labels: "~" is not allowed for a label's name: want a text`},
+		{labeled("\n    zone: a\n    \"Model\\t\": a\n"), `f:7: workers[0].labels["Model\t"]: "Model\t" is not allowed: want keys of 1 to 253 bytes of UTF-8 without control characters`},
+		{labeled("\n    \"\": a\n    zone: a\n"), `f:6: workers[0].labels[""]: "" is not allowed: want keys of 1 to 253 bytes of UTF-8 without control characters`},
+		{labeled("\n    Model.x[0]: \"a\\tb\"\n"), `f:6: workers[0].labels["Model.x[0]"]: "a\tb" is not allowed: want at most 1024 bytes of UTF-8 without control characters`},
+		{labeled("{" + manyLabels(65) + "}"), `f:5: workers[0].labels: 65 is not allowed: want at most 64`},
 		{"listeners:\n- bind: tcp://*:1\n  topics: kv", `f:3: listeners[0].topics: "kv" is not allowed: want a list`},
 		{"ingest: {silence: 9ms}", `f:1: ingest.silence: "9ms" is not allowed: want 0s for ever, or 10ms or more, such as 30s`},
 		{"ingest: {start_wait: 61m}", `f:1: ingest.start_wait: "61m" is not allowed: want 0s to 1h`},
@@ -154,6 +166,54 @@ func TestConfigFileMistakes(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// labeled is a file with a worker that has labels, in line 5.
+func labeled(labels string) string {
+	return "workers:\n- name: a\n  sources:\n  - connect: tcp://h:1\n  labels: " + labels
+}
+
+func manyLabels(n int) string {
+	var labels []string
+	for i := range n {
+		labels = append(labels, fmt.Sprintf("l%d: a", i))
+	}
+	return strings.Join(labels, ", ")
+}
+
+func TestLabels(t *testing.T) {
+	for _, tt := range []struct {
+		labels string
+		want   map[string]string
+	}{
+		{"", nil},
+		{"{}", nil},
+		{"~", nil},
+		{"{zone: a, rack: \"\"}", map[string]string{"zone": "a", "rack": ""}},
+		{"{1: 2, true: null-ish, \"null\": \"null\", 2001-01-01: 1e3}", map[string]string{"1": "2", "true": "null-ish", "null": "null", "2001-01-01": "1e3"}},
+		{"{\"a.b/c[d]\": \"{x}, y: z\"}", map[string]string{"a.b/c[d]": "{x}, y: z"}},
+		{"&l {zone: &z a, rack: *z}", map[string]string{"zone": "a", "rack": "a"}},
+		{"{<<: merge}", map[string]string{"<<": "merge"}},
+		{"{" + manyLabels(64) + "}", func() map[string]string {
+			all := make(map[string]string)
+			for i := range 64 {
+				all[fmt.Sprintf("l%d", i)] = "a"
+			}
+			return all
+		}()},
+	} {
+		c, _, err := readText(labeled(tt.labels))
+		if err != nil {
+			t.Errorf("%s: %v", tt.labels, err)
+			continue
+		}
+		if diff := cmp.Diff(tt.want, c.Workers[0].Labels); diff != "" {
+			t.Errorf("%s: labels (-want +got):\n%s", tt.labels, diff)
+		}
+		if diff := cmp.Diff(tt.want, c.ingestConfig().Workers[0].Labels); diff != "" {
+			t.Errorf("%s: labels for ingest (-want +got):\n%s", tt.labels, diff)
+		}
 	}
 }
 
@@ -268,6 +328,40 @@ func TestFlagsGoOverVariablesAndThoseOverTheFile(t *testing.T) {
 	}
 }
 
+// TestTheDefaultListener checks when there is one: where nothing else is to be read,
+// and no file says so on purpose.
+func TestTheDefaultListener(t *testing.T) {
+	bound := defaultListener()
+	bound.Bind = "tcp://*:5557"
+	empty := filepath.Join(t.TempDir(), "kvcast.yaml")
+	if err := os.WriteFile(empty, []byte("listen: \":1\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		from configSources
+		want []listenerConfig
+	}{
+		{"nothing", configSources{}, []listenerConfig{bound}},
+		{"other things", configSources{environ: []string{"KVCAST_BATCH_MAX_BLOCKS=2", "ZMQ_PORT=tcp://10.0.0.1:5557"}, flags: map[string]string{"listen": ":1"}}, []listenerConfig{bound}},
+		{"an empty file", configSources{file: empty}, nil},
+		{"a worker", configSources{workers: []string{"name=a,connect=tcp://h:1"}}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, from, err := readConfig(tt.from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got.Listeners); diff != "" {
+				t.Errorf("listeners (-want +got):\n%s", diff)
+			}
+			if byDefault := from["listeners[0]"] == fromDefault; byDefault != (tt.want != nil) {
+				t.Errorf("the listener is from %q", from["listeners[0]"])
+			}
+		})
+	}
+}
+
 // TestEverySettingIsAFlag keeps the flags' names and defaults what the settings
 // say they are.
 func TestEverySettingIsAFlag(t *testing.T) {
@@ -363,6 +457,12 @@ func drawConfig(t *rapid.T) config {
 	c.Ingest.Grace = time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "grace"))
 	c.Ingest.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
+	c.Ingest.MaxSources = rapid.IntRange(1000, atMost).Draw(t, "sources")
+	c.Ingest.MaxRanks = rapid.IntRange(1, atMost).Draw(t, "ranks")
+	for _, bytes := range []*byteSize{&c.Ingest.WorkerBytes, &c.Ingest.ReceiveBufferBytes, &c.Ingest.ReorderBufferBytes} {
+		*bytes = byteSize(rapid.Int64Range(int64(leastBytes), int64(mostBytes)).Draw(t, "bytes"))
+	}
+	c.Ingest.RegisterHosts = rapid.SampledFrom([]string{"", "10.0.0.0/8,::1,*.pods"}).Draw(t, "hosts")
 	c.Subscribers.Max = rapid.IntRange(1, atMost).Draw(t, "subscribers")
 	c.Subscribers.MaxConnections = rapid.IntRange(1, atMost).Draw(t, "connections")
 	c.Subscribers.MaxConnectionsPerAddress = rapid.IntRange(1, atMost).Draw(t, "connections of an address")
@@ -387,6 +487,9 @@ func drawConfig(t *rapid.T) config {
 		w := defaultWorker()
 		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
 		w.BlockSize = rapid.Uint32().Draw(t, "block size")
+		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingest.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
+			w.Labels = labels
+		}
 		s := sourceConfig{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
 		s.Connect = fmt.Sprintf("tcp://[::1]:%d", ports.Draw(t, "port"))
 		w.Sources = []sourceConfig{s}

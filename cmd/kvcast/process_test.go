@@ -95,6 +95,12 @@ type process struct {
 // serve starts kvcast serve on ports of its own.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
+	return serveBy(t, program, args...)
+}
+
+// serveBy does so with another build of kvcast.
+func serveBy(t *testing.T, program string, args ...string) *process {
+	t.Helper()
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)
 	p := &process{t: t, cmd: exec.Command(program, args...), ended: make(chan struct{}), more: make(chan struct{})} //nolint:noctx // it is stopped by a signal
 	stderr, err := p.cmd.StderrPipe()

@@ -26,18 +26,21 @@ type serveCmd struct {
 	Config   string       `env:"KVCAST_CONFIG" placeholder:"FILE" predictor:"file" help:"Read the configuration from this YAML file; variables and flags go over it."`
 	Check    bool         `help:"Print the configuration that is in force, as such a file, or what is wrong with it, and end."`
 	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"An engine to connect to: name=W,connect=tcp://HOST:PORT, and where wanted model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT (where routers send requests; passed through). Repeatable; adds to the file's workers."`
-	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN or ,worker=NAME. Repeatable; adds to the file's listeners."`
+	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"A port for engines to connect to, such as tcp://*:5557; where wanted followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN, ,replay_host=HOST (that topics may name for replays beside their own, such as 10.0.0.0/8) or ,worker=NAME. Repeatable; adds to the file's listeners."`
 	Settings settingFlags `embed:""`
 }
 
 // Help tells what holds for all flags.
 func (*serveCmd) Help() string {
 	return examples(
-		"kvcast serve --bind 'tcp://*:5557'",
+		"kvcast serve",
+		"kvcast serve --bind 'tcp://*:5557,engine=llm-d-sim'",
 		"kvcast serve --worker name=vllm-0,connect=tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558",
 		"kvcast serve --config kvcast.yaml",
 		"kvcast serve --config kvcast.yaml --check") + `
-A flag goes over its variable, and that over the file: --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting, and so it is with every flag of a single value. KVCAST_WORKER and KVCAST_BIND take a worker or an endpoint a line, and ZMQ_PORT=5557 is --bind tcp://*:5557. Start a file with: kvcast serve --bind tcp://*:5557 --check`
+Where nothing to read from is given, engines may connect to port 5557, as with --bind tcp://*:5557. A file may name none on purpose, where all workers are to be registered.
+
+A flag goes over its variable, and that over the file: --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting, and so it is with every flag of a single value. KVCAST_WORKER and KVCAST_BIND take a worker or an endpoint a line, and ZMQ_PORT=5557 is --bind tcp://*:5557. Start a file with: kvcast serve --check`
 }
 
 // How long the parts have to end, together less than the 10 s that operators are
@@ -48,12 +51,6 @@ const (
 	subscribersEnd = 7 * time.Second
 )
 
-// errNothingToRead says how to give serve something to read.
-var errNothingToRead = usageError{errors.New(`nothing to read from: name an engine with --worker, or a port for engines to connect to with --bind, or either, or where to find workers, in a file with --config, for example
-  kvcast serve --worker name=vllm-0,model=Qwen/Qwen3-0.6B,connect=tcp://10.0.0.5:5557
-  kvcast serve --bind tcp://*:5557
-A file may name none, where they are all to be registered: kvcast serve --config FILE`)}
-
 // Run serves until ctx is done.
 func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error {
 	cfg, from, err := readConfig(configSources{
@@ -61,10 +58,6 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 	})
 	if err != nil {
 		return usageError{err}
-	}
-	nothing := len(cfg.Workers)+len(cfg.Listeners)+len(cfg.Discovery) == 0
-	if nothing && c.Config == "" {
-		return errNothingToRead
 	}
 	creds, err := cfg.credentials()
 	if err != nil {
@@ -81,8 +74,12 @@ func (c *serveCmd) Run(ctx context.Context, line *kong.Context, std stdio) error
 		return usageError{err}
 	}
 	log := slog.New(slog.NewTextHandler(std.err, &slog.HandlerOptions{Level: level}))
-	if nothing {
+	switch {
+	case cfg.readsNothing():
 		log.Warn("the configuration names nothing to read from: waiting for RegisterWorker", "config", c.Config)
+	case from["listeners[0]"] == fromDefault:
+		log.Warn("nothing to read from is configured: engines may connect to the default port",
+			"bind", defaultBind, "configure", "--worker, --bind, ZMQ_PORT, or a file with --config")
 	}
 	s, err := cfg.open(ctx, creds, log)
 	if err != nil {
@@ -125,13 +122,17 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 		return nil, usageError{err}
 	}
 	registry.MustRegister(s.pipeline, budget.Collector{blocks, attributes})
+	hosts, err := ingest.ParseHosts(hostsOf(c.Ingest.RegisterHosts))
+	if err != nil {
+		return nil, usageError{err}
+	}
 	s.server, err = server.New(server.Config{
 		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxConnections: c.Subscribers.MaxConnections, MaxConnectionsPerAddress: c.Subscribers.MaxConnectionsPerAddress,
 		MaxSnapshots: c.Subscribers.MaxSnapshots, SnapshotWait: c.Subscribers.SnapshotWait, Stall: c.Subscribers.Stall,
 		MaxRetained: int(c.Journal.MaxBytes), ResponseBytes: int(c.Subscribers.ResponseBytes), FilterBytes: int64(c.Subscribers.FilterBytes), PingInterval: c.Subscribers.PingInterval,
 		MaxConnectionAge: c.Subscribers.MaxConnectionAge, MaxConnectionAgeGrace: c.Subscribers.MaxConnectionAgeGrace,
 		TLS: creds.tls, Tokens: creds.tokens,
-		Version: currentVersion(), Sources: s.sourceStatus, Workers: registered{s}, Logger: log, Registerer: registry,
+		Version: currentVersion(), Sources: s.sourceStatus, Workers: registered{s}, RegisterHosts: hosts, Logger: log, Registerer: registry,
 	}, entries, s.pipeline)
 	if err != nil {
 		return nil, err
@@ -149,7 +150,7 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 		if s.adminOn != nil {
 			err = errors.Join(err, s.adminOn.Close())
 		}
-		return nil, errors.Join(fmt.Errorf("%w; choose another endpoint to bind", err), s.grpc.Close())
+		return nil, errors.Join(fmt.Errorf("%w; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config", err), s.grpc.Close())
 	}
 	return s, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,10 +15,12 @@ import (
 // something negative for none.
 func (c config) ingestConfig() ingest.Config {
 	cfg := ingest.Config{
-		MaxWorkers: c.Ingest.MaxWorkers, Silence: cmp.Or(c.Ingest.Silence, -1), Grace: cmp.Or(c.Ingest.Grace, -1),
+		MaxWorkers: c.Ingest.MaxWorkers, MaxSources: c.Ingest.MaxSources, MaxRanks: c.Ingest.MaxRanks, WorkerBytes: int64(c.Ingest.WorkerBytes),
+		ReceiveBufferBytes: int64(c.Ingest.ReceiveBufferBytes), ReorderBufferBytes: int64(c.Ingest.ReorderBufferBytes),
+		Silence: cmp.Or(c.Ingest.Silence, -1), Grace: cmp.Or(c.Ingest.Grace, -1),
 	}
 	for _, w := range c.Workers {
-		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate}
+		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate, Labels: maps.Clone(w.Labels)}
 		for _, s := range w.Sources {
 			worker.Sources = append(worker.Sources, ingest.SourceConfig{
 				Engine: s.Engine, Connect: s.Connect, Replay: s.Replay, DPSize: s.DPSize, Topic: s.Topic, Copies: s.Copies,
@@ -27,7 +30,7 @@ func (c config) ingestConfig() ingest.Config {
 	}
 	for _, l := range c.Listeners {
 		cfg.Listeners = append(cfg.Listeners, ingest.ListenerConfig{
-			Bind: l.Bind, Engine: l.Engine, Copies: l.Copies, Topics: l.Topics, Worker: l.Worker, ReplayPort: cmp.Or(l.ReplayPort, -1),
+			Bind: l.Bind, Engine: l.Engine, Copies: l.Copies, Topics: l.Topics, ReplayHosts: l.ReplayHosts, Worker: l.Worker, ReplayPort: cmp.Or(l.ReplayPort, -1),
 		})
 	}
 	return cfg
@@ -49,15 +52,19 @@ func (r *configReader) addWorker(at origin, text string) {
 // else there is to say of it.
 func (r *configReader) addListener(at origin, endpoint string) {
 	l := defaultListener()
-	topic := ""
+	topic, replayHost := "", ""
 	pairs := "bind=" + endpoint
-	settings := append(l.settings(), text("topic", &topic, printable, "a pattern such as kv@*"))
+	settings := append(l.settings(), text("topic", &topic, printable, "a pattern such as kv@*"),
+		text("replay_host", &replayHost, printable, "a host such as 10.0.0.0/8"))
 	if err := parsePairs(pairs, settings); err != nil {
 		r.wrong(at, "", err.Error())
 		return
 	}
 	if topic != "" {
 		l.Topics = []string{topic}
+	}
+	if replayHost != "" {
+		l.ReplayHosts = []string{replayHost}
 	}
 	r.origins[fmt.Sprintf("listeners[%d]", len(r.config.Listeners))] = at
 	r.config.Listeners = append(r.config.Listeners, l)

@@ -15,6 +15,8 @@ func TestReadWorkers(t *testing.T) {
 	worker := func(name string) ingest.WorkerConfig {
 		return ingest.WorkerConfig{Name: name, Model: "m", Sources: []ingest.SourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://h:1", DPSize: 1, Copies: ingest.CopiesAuto}}, Consolidate: ingest.ConsolidateDedup}
 	}
+	labeled := worker("a")
+	labeled.Labels = map[string]string{"zone": "x"}
 	const a, b = "{name: a, model: m, sources: [{connect: \"tcp://h:1\"}]}", "{name: b, model: m, sources: [{connect: \"tcp://h:1\"}]}"
 	file := filepath.Join(t.TempDir(), "w.yaml")
 	for _, tt := range []struct {
@@ -24,6 +26,9 @@ func TestReadWorkers(t *testing.T) {
 	}{
 		{"- " + a + "\n- " + b, []ingest.WorkerConfig{worker("a"), worker("b")}, ""},
 		{"workers:\n- " + a, []ingest.WorkerConfig{worker("a")}, ""},
+		{"- {name: a, model: m, labels: {zone: x}, sources: [{connect: \"tcp://h:1\"}]}", []ingest.WorkerConfig{labeled}, ""},
+		{"- name: a\n  labels: {zone: x}\n  sources: [{connect: \"tcp://h:1\"}]\n- name: b\n  sources: [{connect: \"tcp://h:1\"}]\n  labels:\n    zone: x\n    rack: \"\\t\"",
+			nil, file + `:8: workers[1].labels["rack"]: "\t" is not allowed: want `},
 		{"[]", nil, ""},
 		{"workers: []", nil, ""},
 		{"", nil, file + ": names no workers: want a list"},

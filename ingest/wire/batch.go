@@ -39,8 +39,8 @@ type Skip struct {
 
 // Event is one event of a batch.
 //
-// The fields are as they stood in the payload, except for Tier, TokensHashes and
-// RawID, which Rules.Admit sets. It also cuts BlockHashes and Tokens to whole
+// The fields are as they stood in the payload, except for Tier, TokensHashes,
+// ReplacesBlockSize and RawID, which Rules.Admit sets. It also cuts BlockHashes and Tokens to whole
 // blocks, and sets CacheSalt where an extra key held it or the store continues a
 // salted block.
 type Event struct {
@@ -63,6 +63,9 @@ type Event struct {
 	// Eagle tells that tokens came as pairs, each block one token wider than its
 	// stride.
 	Eagle bool
+	// ReplacesBlockSize tells that a store has another block size than the one that was
+	// learned, and is right: what was stored before it was partial blocks.
+	ReplacesBlockSize bool
 	// Origin tells whether a store's blocks are new to the engine.
 	Origin    Origin
 	BlockSize uint32

@@ -73,7 +73,7 @@ func benchPayloads(b *testing.B, bench func(b *testing.B, payloads [][]byte)) {
 					bytes    int
 				)
 				for range 2048 / size.blocks {
-					p := e.AppendBatch(nil, drawStore(r, size.blocks))
+					p := encode(b, e, drawStore(r, size.blocks))
 					payloads = append(payloads, p)
 					bytes += len(p)
 				}
@@ -100,7 +100,7 @@ func BenchmarkDecodeAdmit(b *testing.B) {
 	benchPayloads(b, func(b *testing.B, payloads [][]byte) {
 		var (
 			d      wire.Decoder
-			size   uint32
+			size   wire.BlockSize
 			counts wire.Counts
 		)
 		rules := wire.NewRules(&size)
@@ -182,7 +182,7 @@ func TestFloorWalk(t *testing.T) {
 		want := append(slices.Clone(batch.Events[0].Tokens), batch.Events[0].BlockSize)
 		for form, name := range formNames {
 			e := wire.Encoder{BatchForm: form, EventForm: form}
-			payload := e.AppendBatch(nil, batch)
+			payload := encode(t, e, batch)
 			tokens := make([]uint32, len(want)+1)
 			n := floorWalk(payload, tokens)
 			if diff := cmp.Diff(want, tokens[:n]); diff != "" {

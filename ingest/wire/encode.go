@@ -52,23 +52,43 @@ type Encoder struct {
 	Producer Producer
 	Hashes   HashForm
 	// Fields is how many elements an array store has at most, its tag included, as
-	// older versions have fewer: from 5 on, 0 for all. Removes lack what stores of
+	// older versions have fewer: 5 to 13, or 0 for all. Removes lack what stores of
 	// that version lack.
 	Fields int
 }
 
+// The bounds of Encoder.Fields: hashes, parent, tokens and block size with their
+// tag, and all that the longest array has, which is Dynamo's.
+const (
+	minFields = 5
+	maxFields = 13
+)
+
 // AppendBatch appends the batch to dst: its time, its rank, its publisher id and its
-// events with their fields up to Rare. What decodes to the same batch again is what
-// the form can carry:
+// events with their fields up to Rare. It decodes to the same batch again, but for
+// Index, which counts from 0, and for what array events of fewer Fields leave out.
+//
+// A batch that has no such encoding is refused with an *EncodeError, and dst is
+// returned as it is. So is one that the Encoder's form has no place for:
 //
 //   - Array events have no Locality, Ownership, ModelName, Time, MMKeys, Origin or
-//     RemainingCopies; of SGLang they have CacheSalt and SessionID but nothing after those, of
-//     Dynamo BlockMMInfos. Removes have neither SpecKind nor SlidingWindow.
+//     RemainingCopies. Only SGLang's have CacheSalt and SessionID, but neither
+//     LoRAName nor what comes after it; only Dynamo's have BlockMMInfos. Removes in
+//     arrays have neither SpecKind nor SlidingWindow.
 //   - EAGLE tokens go as pairs, at least one; opaque ones as one placeholder.
-//     AIBrix has neither, and all its blocks but the last are as long as the
-//     BlockSize, which is 0 where there are no tokens.
-//   - ExtraKeys and the other raw values must be well-formed lists.
-func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
+//     AIBrix has neither, and the length of its first block is the BlockSize, which
+//     is 0 where there are no tokens.
+//   - ExtraKeys and the other raw values must each be one well-formed list, strings
+//     UTF-8, and times finite and at most 1e11 seconds.
+func (e *Encoder) AppendBatch(dst []byte, b *Batch) ([]byte, error) {
+	if err := e.check(b); err != nil {
+		return dst, err
+	}
+	return e.appendBatch(dst, b), nil
+}
+
+// appendBatch is AppendBatch for a batch that has been checked.
+func (e *Encoder) appendBatch(dst []byte, b *Batch) []byte {
 	if e.BatchForm == FormMap {
 		n := uint32(1)
 		if b.HasTime {
@@ -122,8 +142,7 @@ func (e *Encoder) AppendBatch(dst []byte, b *Batch) []byte {
 func (e *Encoder) appendEvents(dst []byte, events []Event) []byte {
 	dst = msgp.AppendArrayHeader(dst, uint32(len(events)))
 	for k := range events {
-		asMap := (e.EventForm == FormMap) != (e.Mixed && k%2 == 1)
-		if asMap || e.Producer == ProducerAIBrix || e.Producer == ProducerMooncake {
+		if e.asMap(k) {
 			dst = e.appendMapEvent(dst, &events[k])
 		} else {
 			dst = e.appendArrayEvent(dst, &events[k])
@@ -170,7 +189,7 @@ func (e *Encoder) appendArrayEvent(dst []byte, ev *Event) []byte {
 		a.put(e.appendHashes(a.dst, ev.BlockHashes))
 		a.put(appendString(a.dst, ev.Medium))
 		a.put(appendInt(a.dst, ev.GroupIdx, ev.HasGroupIdx))
-	default:
+	case KindCleared:
 		a.put(msgp.AppendString(a.dst, "AllBlocksCleared"))
 	}
 	a.dst[a.header] = 0x90 | byte(a.n)
@@ -330,7 +349,7 @@ func appendTokenIDs(dst []byte, ev *Event) []byte {
 	case ev.OpaqueTokens:
 		dst = msgp.AppendArrayHeader(dst, 1)
 		return msgp.AppendString(dst, "")
-	case ev.Eagle && len(ev.Tokens) > 1:
+	case ev.Eagle:
 		dst = msgp.AppendArrayHeader(dst, uint32(len(ev.Tokens)-1))
 		for k, t := range ev.Tokens[1:] {
 			dst = msgp.AppendArrayHeader(dst, 2)

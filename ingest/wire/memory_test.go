@@ -3,6 +3,7 @@ package wire_test
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -56,7 +57,7 @@ func TestBoundedMemory(t *testing.T) {
 	check := func(name string, payload []byte) {
 		t.Helper()
 		var (
-			size          uint32
+			size          wire.BlockSize
 			counts        wire.Counts
 			before, after runtime.MemStats
 		)
@@ -100,7 +101,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	for name, payload := range greedy {
 		t.Run(name, func(t *testing.T) {
 			var (
-				size   uint32
+				size   wire.BlockSize
 				counts wire.Counts
 				d      wire.Decoder
 			)
@@ -145,11 +146,11 @@ func TestOldEventsKeepNoPayload(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var (
-				size32 uint32
+				sized  wire.BlockSize
 				counts wire.Counts
 				d      wire.Decoder
 			)
-			rules := wire.NewRules(&size32)
+			rules := wire.NewRules(&sized)
 			before := heap()
 			// Each payload has one event more than the next, so that its last one is
 			// the last to use its place.
@@ -183,7 +184,7 @@ func TestRulesKeepNoPayload(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	var (
-		sizes  [16]uint32
+		sizes  [16]wire.BlockSize
 		rules  []*wire.Rules
 		counts wire.Counts
 		d      wire.Decoder
@@ -211,7 +212,7 @@ func TestRulesKeepNoPayload(t *testing.T) {
 		}
 		take(r, pack(t, batchOf(stored(obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s", strings.Repeat("x", 2<<20)}}}, 1))))
 	}
-	take(wire.NewRules(new(uint32)), small)
+	take(wire.NewRules(new(wire.BlockSize)), small)
 	if got, most := heap()-before, len(rules)<<20; got > most {
 		t.Errorf("%d bytes stay, want at most %d", got, most)
 	}
@@ -247,18 +248,25 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 	step := store(8192)
 	for k := range 8192 {
-		step.Events = append(step.Events, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{uint64(k)}, Medium: "GPU",
-			Rare: &wire.Rare{RemainingCopies: []uint32{uint32(k % 3)}}})
+		step.Events = append(step.Events, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{uint64(k)}, Medium: "GPU"})
 	}
 	batches["a large step"] = step
+	counted := &wire.Batch{Events: slices.Clone(step.Events)}
+	for k := range counted.Events[1:] {
+		counted.Events[1+k].Rare = &wire.Rare{RemainingCopies: []uint32{uint32(k % 3)}}
+	}
+	batches["a large step that counts copies"] = counted
 	for name, batch := range batches {
 		for form, formName := range formNames {
 			e := wire.Encoder{BatchForm: form, EventForm: form}
-			payload := e.AppendBatch(nil, batch)
+			if batch == counted {
+				e.EventForm = wire.FormMap // arrays have no counts
+			}
+			payload := encode(t, e, batch)
 			blocks := len(batch.Events[0].BlockHashes)
 			var (
 				d      wire.Decoder
-				size   uint32
+				size   = wire.BlockSize{Tokens: batch.Events[0].BlockSize}
 				counts wire.Counts
 			)
 			rules := wire.NewRules(&size)

@@ -71,7 +71,7 @@ func decodeOf(tb testing.TB, events ...any) *wire.Batch {
 func admit(tb testing.TB, events ...any) ([]wire.Event, wire.Counts) {
 	tb.Helper()
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	b := decodeOf(tb, events...)

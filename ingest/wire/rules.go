@@ -35,8 +35,9 @@ type group struct {
 // remembered of attention groups and of salted blocks: 44 MiB at most, and
 // nothing for a source that names no cache salt.
 type Rules struct {
-	blockSize *uint32
-	rawID     uint64
+	blockSize   *BlockSize
+	foreignHost uint32 // see ForeignHostBlockSize
+	rawID       uint64
 	// groups tells of each group seen whether it is one of main attention. The
 	// last one asked for is kept beside: most models have one.
 	groups    map[group]bool
@@ -53,9 +54,9 @@ type Rules struct {
 }
 
 // NewRules returns the rules of a source. blockSize is the block size of its
-// worker, shared by all of the worker's sources and set by the first store where
-// it is 0; it must not be nil.
-func NewRules(blockSize *uint32) *Rules {
+// worker, shared by all of the worker's sources, and learned from their stores
+// unless it is configured; it must not be nil.
+func NewRules(blockSize *BlockSize) *Rules {
 	return &Rules{
 		blockSize: blockSize,
 		groups:    make(map[group]bool),
@@ -85,6 +86,7 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	skipped := b.Skipped
 	kept := 0
+	r.foreignHost = 0
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
@@ -211,18 +213,19 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		return false
 	}
 	hashOnly := ev.hashOnly()
-	if !hashOnly {
-		if *r.blockSize == 0 {
-			*r.blockSize = ev.BlockSize
+	if !hashOnly && !r.fits(ev, rank) {
+		counts[ReasonBlockSizeMismatch]++
+		if ev.Tier == TierHostPinned {
+			r.foreignHost = ev.BlockSize
 		}
-		if ev.BlockSize == 0 || ev.BlockSize != *r.blockSize {
-			counts[ReasonBlockSizeMismatch]++
-			return false
-		}
+		return false
 	}
 	if r.repeated(ev) {
 		counts[ReasonRepeatedHash]++
 		return false
+	}
+	if !hashOnly {
+		r.settle(ev)
 	}
 	if hashOnly || ev.OpaqueTokens {
 		return true

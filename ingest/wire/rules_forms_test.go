@@ -227,13 +227,13 @@ func TestBlockSizeIsLearned(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var (
-				size   uint32
+				size   wire.BlockSize
 				counts wire.Counts
 			)
 			r := wire.NewRules(&size)
 			r.Admit(decodeOf(t, c.first), 0, &counts)
-			if size != c.want {
-				t.Errorf("block size %d, want %d", size, c.want)
+			if size.Tokens != c.want {
+				t.Errorf("block size %d, want %d", size.Tokens, c.want)
 			}
 		})
 	}

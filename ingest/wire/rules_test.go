@@ -204,7 +204,7 @@ func TestAdmittedStores(t *testing.T) {
 // groups but not raw ids.
 func TestGroupsAreOfARank(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -234,7 +234,7 @@ func TestGroupsAreOfARank(t *testing.T) {
 // end.
 func TestGroupsAreBounded(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -256,7 +256,7 @@ func TestGroupsAreBounded(t *testing.T) {
 // TestRawIDsNeverFall checks that raw ids stay where they can not go on.
 func TestRawIDsNeverFall(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 		got    []uint64
 	)
@@ -283,13 +283,13 @@ func TestRawIDsNeverFall(t *testing.T) {
 // the others.
 func TestBlockSizeIsTheWorkers(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	first, second := wire.NewRules(&size), wire.NewRules(&size)
 	first.Admit(decodeOf(t, stored(nil, 1)), 0, &counts)
-	if size != 1 {
-		t.Fatalf("block size %d, want 1", size)
+	if size.Tokens != 1 {
+		t.Fatalf("block size %d, want 1", size.Tokens)
 	}
 	b := decodeOf(t, stored(obj{"block_size": 2, "token_ids": []any{1, 2}}, 1))
 	second.Admit(b, 0, &counts)
@@ -301,7 +301,7 @@ func TestBlockSizeIsTheWorkers(t *testing.T) {
 // TestRepeatedHashes compares with a map, for lists of all sizes.
 func TestRepeatedHashes(t *testing.T) {
 	var (
-		size uint32 = 1
+		size = wire.BlockSize{Tokens: 1}
 		d    wire.Decoder
 		e    wire.Encoder
 	)
@@ -314,7 +314,7 @@ func TestRepeatedHashes(t *testing.T) {
 			repeats = repeats || seen[h]
 			seen[h] = true
 		}
-		payload := e.AppendBatch(nil, &wire.Batch{Events: []wire.Event{{
+		payload := encode(t, e, &wire.Batch{Events: []wire.Event{{
 			Kind: wire.KindStored, BlockHashes: hashes, Tokens: make([]uint32, len(hashes)), BlockSize: 1,
 		}}})
 		b, err := d.Decode(payload)

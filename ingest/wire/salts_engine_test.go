@@ -92,7 +92,7 @@ func TestSaltsAgainstAnEngine(t *testing.T) {
 	anyMedium := rapid.SampledFrom([]string{"GPU", "GPU", "cpu", "DISK", "REMOTE"})
 	rapid.Check(t, func(t *rapid.T) {
 		var (
-			size   uint32 = 1
+			size   = wire.BlockSize{Tokens: 1}
 			counts wire.Counts
 		)
 		r := wire.NewRules(&size)

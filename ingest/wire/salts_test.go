@@ -102,7 +102,7 @@ func TestSaltsPassOn(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var (
-				size   uint32
+				size   wire.BlockSize
 				counts wire.Counts
 				last   wire.Event
 			)
@@ -129,7 +129,7 @@ func TestSaltsPassOn(t *testing.T) {
 // that clears and restarts are a rank's.
 func TestSaltsAreOfARank(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 		got    []string
 	)
@@ -166,7 +166,7 @@ func TestSaltsAreOfARank(t *testing.T) {
 // with extra keys takes memory.
 func TestUnsaltedSourcesRememberNothing(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -180,7 +180,7 @@ func TestUnsaltedSourcesRememberNothing(t *testing.T) {
 // TestSaltsAreForgotten checks that nothing is left when all blocks are removed.
 func TestSaltsAreForgotten(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -202,7 +202,7 @@ func TestSaltsAreForgotten(t *testing.T) {
 // forgotten before its rank is cleared.
 func TestManyCopiesStay(t *testing.T) {
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -224,7 +224,7 @@ func TestManyCopiesStay(t *testing.T) {
 func TestSaltsWithoutRoom(t *testing.T) {
 	const unknown = "unknown"
 	var (
-		size   uint32
+		size   wire.BlockSize
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -275,7 +275,7 @@ func TestSaltsWithoutRoom(t *testing.T) {
 // end, and that those without room pass for unknown, not for none.
 func TestSaltBytesAreBounded(t *testing.T) {
 	var (
-		size   uint32 = 1
+		size   = wire.BlockSize{Tokens: 1}
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)
@@ -304,7 +304,7 @@ func TestSaltedBlocksAreBounded(t *testing.T) {
 		t.Skip("a million blocks")
 	}
 	var (
-		size   uint32 = 1
+		size   = wire.BlockSize{Tokens: 1}
 		counts wire.Counts
 	)
 	r := wire.NewRules(&size)

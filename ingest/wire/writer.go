@@ -18,7 +18,8 @@ func (a *arrayWriter) put(dst []byte) {
 	}
 }
 
-// mapWriter writes a map whose number of keys is not known before its end.
+// mapWriter writes a map whose number of keys is not known before its end, and is
+// less than 1<<16.
 type mapWriter struct {
 	dst []byte
 	n   int
@@ -32,7 +33,7 @@ func (m *mapWriter) close(at int) []byte {
 	}
 	m.dst = append(m.dst, 0, 0)
 	copy(m.dst[at+3:], m.dst[at+1:])
-	m.dst[at], m.dst[at+1], m.dst[at+2] = 0xde, 0, byte(m.n)
+	m.dst[at], m.dst[at+1], m.dst[at+2] = 0xde, byte(m.n>>8), byte(m.n)
 	return m.dst
 }
 

@@ -92,7 +92,11 @@ func newLoad(s shape) *load {
 	r := rand.New(rand.NewPCG(uint64(s.blocks), 5))
 	encoder := wire.Encoder{}
 	encode := func(events ...wire.Event) []byte {
-		return encoder.AppendBatch(nil, &wire.Batch{Time: 1757500000.25, HasTime: true, HasRank: true, Events: events})
+		payload, err := encoder.AppendBatch(nil, &wire.Batch{Time: 1757500000.25, HasTime: true, HasRank: true, Events: events})
+		if err != nil {
+			panic(err) // the events are made here
+		}
+		return payload
 	}
 	parent := uint64(0)
 	for n := range lapBlocks / s.blocks {

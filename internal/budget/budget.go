@@ -47,6 +47,9 @@ func (b *Budget) Release(n int64) {
 	}
 }
 
+// Full reports whether nothing is left.
+func (b *Budget) Full() bool { return b != nil && b.limit > 0 && b.used.Load() >= b.limit }
+
 // Used returns how much is reserved now.
 func (b *Budget) Used() int64 {
 	if b == nil {

@@ -29,7 +29,8 @@ type encoder struct {
 	size int // of the last payload, as a guess at the next one
 }
 
-func newEncoder(cfg BatchConfig) encoder {
+// newEncoder returns an encoder, or what no batch could be encoded for.
+func newEncoder(cfg BatchConfig) (encoder, error) {
 	if cfg.BatchForm == 0 {
 		cfg.BatchForm = wire.FormArray
 	}
@@ -39,23 +40,28 @@ func newEncoder(cfg BatchConfig) encoder {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return encoder{cfg: cfg, wire: wire.Encoder{BatchForm: cfg.BatchForm, EventForm: cfg.EventForm}}
+	e := encoder{cfg: cfg, wire: wire.Encoder{BatchForm: cfg.BatchForm, EventForm: cfg.EventForm}}
+	_, err := e.wire.AppendBatch(nil, &wire.Batch{})
+	return e, err
 }
 
-// encode returns a batch of events in memory of its own.
-func (e *encoder) encode(events []wire.Event) []byte {
+// encode returns a batch of events in memory of its own. Where the events cannot be
+// encoded, the error is a *wire.EncodeError, and nothing else happens.
+func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	now := e.cfg.Now().Truncate(time.Microsecond)
 	if !now.After(e.last) {
 		now = e.last.Add(time.Microsecond)
 	}
-	e.last = now
-	payload := e.wire.AppendBatch(make([]byte, 0, e.size), &wire.Batch{
+	payload, err := e.wire.AppendBatch(make([]byte, 0, e.size), &wire.Batch{
 		Time:    float64(now.UnixMicro()) / 1e6,
 		HasTime: true,
 		Rank:    e.cfg.Rank,
 		HasRank: !e.cfg.OmitRank,
 		Events:  events,
 	})
-	e.size = len(payload)
-	return payload
+	if err != nil {
+		return nil, err
+	}
+	e.last, e.size = now, len(payload)
+	return payload, nil
 }

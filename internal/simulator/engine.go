@@ -98,13 +98,17 @@ func newEngine(cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	enc, err := newEncoder(cfg.BatchConfig)
+	if err != nil {
+		return nil, err
+	}
 	s, err := openSockets(cfg.SocketConfig)
 	if err != nil {
 		return nil, err
 	}
 	return &Engine{
 		cfg: cfg, pool: pool, load: l,
-		feed:     &feed{sockets: s, encoder: newEncoder(cfg.BatchConfig), next: cfg.FirstSeq},
+		feed:     &feed{sockets: s, encoder: enc, next: cfg.FirstSeq},
 		endpoint: s.endpoint, replay: s.replay,
 		trouble:  trouble{sound: true},
 		summary:  Summary{NextSeq: cfg.FirstSeq},

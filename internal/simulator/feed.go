@@ -16,14 +16,19 @@ type feed struct {
 	held    []remembered // in the order in which they were held back
 }
 
-// add gives events the next seq, and remembers the batch if it is to.
-func (f *feed) add(events []wire.Event, remember bool) remembered {
-	b := remembered{f.next, f.encoder.encode(events)}
+// add gives events the next seq, and remembers the batch if it is to. Events that
+// cannot be encoded take no seq.
+func (f *feed) add(events []wire.Event, remember bool) (remembered, error) {
+	payload, err := f.encoder.encode(events)
+	if err != nil {
+		return remembered{}, err
+	}
+	b := remembered{f.next, payload}
 	f.next++
 	if remember {
 		f.memory.add(b.seq, b.payload)
 	}
-	return b
+	return b, nil
 }
 
 // transmit sends a batch live.

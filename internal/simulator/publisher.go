@@ -47,12 +47,16 @@ type PublisherConfig struct {
 
 // NewPublisher returns a Publisher with its sockets bound. It must be closed.
 func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
+	enc, err := newEncoder(cfg.BatchConfig)
+	if err != nil {
+		return nil, fmt.Errorf("new publisher: %w", err)
+	}
 	s, err := openSockets(cfg.SocketConfig)
 	if err != nil {
 		return nil, fmt.Errorf("new publisher: %w", err)
 	}
 	p := &Publisher{
-		feed:     &feed{sockets: s, encoder: newEncoder(cfg.BatchConfig), next: cfg.FirstSeq},
+		feed:     &feed{sockets: s, encoder: enc, next: cfg.FirstSeq},
 		endpoint: s.endpoint,
 		replay:   s.replay,
 		commands: make(chan command, 16),
@@ -71,7 +75,8 @@ func (p *Publisher) Endpoint() string { return p.endpoint }
 func (p *Publisher) ReplayEndpoint() string { return p.replay }
 
 // Publish sends a batch with these events and the next seq, which it returns, and
-// remembers it for replay.
+// remembers it for replay. Events that cannot be encoded are refused with a
+// *wire.EncodeError, and take no seq.
 func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, true)
 }
@@ -96,7 +101,10 @@ func (p *Publisher) PublishOnce(events ...wire.Event) (seq uint64, err error) {
 
 func (p *Publisher) batch(events []wire.Event, send, remember bool) (seq uint64, err error) {
 	err = p.run(func() error {
-		b := p.feed.add(events, remember)
+		b, err := p.feed.add(events, remember)
+		if err != nil {
+			return err
+		}
 		seq = b.seq
 		if send {
 			return p.feed.transmit(b)

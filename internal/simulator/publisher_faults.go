@@ -36,7 +36,10 @@ func (p *Publisher) SendFrames(frames ...[]byte) error {
 // bytes of the payload. Replay gives it whole.
 func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
-		b := p.feed.add(events, true)
+		b, err := p.feed.add(events, true)
+		if err != nil {
+			return err
+		}
 		seq = b.seq
 		return p.feed.publish(seq, b.payload[:min(n, len(b.payload))])
 	})
@@ -47,7 +50,10 @@ func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error
 // released. Replay gives it at once.
 func (p *Publisher) Hold(events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
-		b := p.feed.add(events, true)
+		b, err := p.feed.add(events, true)
+		if err != nil {
+			return err
+		}
 		seq = b.seq
 		p.feed.hold(b)
 		return nil

@@ -302,3 +302,36 @@ func TestModes(t *testing.T) {
 		t.Errorf("Endpoint() = %s, want inproc://e", inproc.Endpoint())
 	}
 }
+
+// TestPublishRefusesWhatCannotBeEncoded publishes events that have no encoding: each
+// is refused, and the next batch has the seq that it would have had.
+func TestPublishRefusesWhatCannotBeEncoded(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	for name, publish := range map[string]func(...wire.Event) (uint64, error){
+		"Publish": p.Publish, "Drop": p.Drop, "Forget": p.Forget, "PublishOnce": p.PublishOnce, "Hold": p.Hold,
+		"Truncate": func(events ...wire.Event) (uint64, error) { return p.Truncate(1, events...) },
+	} {
+		_, err := publish(removal(1), wire.Event{})
+		var refused *wire.EncodeError
+		if !errors.As(err, &refused) || refused.Event != 1 || refused.Field != "Kind" {
+			t.Errorf("%s: error %v, want one of event 1, field Kind", name, err)
+		}
+	}
+	if seq := must(t)(p.Publish(removal(1))); seq != 0 {
+		t.Errorf("the first batch has seq %d, want 0", seq)
+	}
+}
+
+// TestUnknownFormIsRefused checks that no sockets are opened for a form that no
+// batch can have.
+func TestUnknownFormIsRefused(t *testing.T) {
+	for _, batch := range []simulator.BatchConfig{{BatchForm: 3}, {EventForm: 3}} {
+		var refused *wire.EncodeError
+		if p, err := simulator.NewPublisher(simulator.PublisherConfig{BatchConfig: batch}); p != nil || !errors.As(err, &refused) {
+			t.Errorf("%+v: publisher %v, error %v", batch, p, err)
+		}
+		if e, err := simulator.New(simulator.Config{BatchConfig: batch}); e != nil || !errors.As(err, &refused) {
+			t.Errorf("%+v: engine %v, error %v", batch, e, err)
+		}
+	}
+}

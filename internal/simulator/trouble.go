@@ -144,9 +144,11 @@ func (e *Engine) deliver(events []wire.Event) error {
 	t, n := &e.trouble, e.summary.Batches
 	heard := e.feed.net != nil && !e.feed.silent && e.subscribed()
 	lost := n < t.late || slices.Contains(t.batch, FaultForget)
-	b := e.feed.add(events, e.cfg.Replay != "" && !lost)
+	b, err := e.feed.add(events, e.cfg.Replay != "" && !lost)
+	if err != nil {
+		return err
+	}
 	t.last, t.sound = b, false
-	var err error
 	switch {
 	case lost, slices.Contains(t.batch, FaultDrop):
 	case slices.Contains(t.batch, FaultDelay):

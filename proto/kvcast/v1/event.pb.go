@@ -970,7 +970,8 @@ type WorkerAdded struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model that it serves.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens in a block; 0 where it is not known before the first store.
+	// Tokens in a block; 0 where it is not known before the first store. The newest
+	// Stored outweighs it: an engine may restart with another one.
 	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// Where to send requests, as configured; kvcast passes it through.
 	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`

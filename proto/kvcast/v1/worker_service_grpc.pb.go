@@ -32,7 +32,7 @@ const (
 // are answered while the server is starting, too.
 //
 // Errors carry what those of RouterEventService do, and mean the same; these are
-// its reasons, and three of its own:
+// its reasons, and five of its own:
 //
 //	code                reason             what to do
 //	ALREADY_EXISTS      WORKER_EXISTS      the name is taken: choose another one, or
@@ -40,7 +40,8 @@ const (
 //	NOT_FOUND           WORKER_NOT_FOUND   there is no such worker, or it connects by
 //	                                       itself: the message tells which
 //	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or let the
-//	                                       server have more
+//	                    TOO_MANY_SOURCES   server have more
+//	                    WORKERS_TOO_LARGE  use fewer labels, or as above
 //	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
 //	                                       worker.sources[0].connect
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
@@ -102,7 +103,7 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 // are answered while the server is starting, too.
 //
 // Errors carry what those of RouterEventService do, and mean the same; these are
-// its reasons, and three of its own:
+// its reasons, and five of its own:
 //
 //	code                reason             what to do
 //	ALREADY_EXISTS      WORKER_EXISTS      the name is taken: choose another one, or
@@ -110,7 +111,8 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 //	NOT_FOUND           WORKER_NOT_FOUND   there is no such worker, or it connects by
 //	                                       itself: the message tells which
 //	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or let the
-//	                                       server have more
+//	                    TOO_MANY_SOURCES   server have more
+//	                    WORKERS_TOO_LARGE  use fewer labels, or as above
 //	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
 //	                                       worker.sources[0].connect
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)

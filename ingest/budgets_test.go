@@ -1,0 +1,123 @@
+package ingest_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// budgetOf returns how much of a resource is in use.
+func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
+	t.Helper()
+	families, err := g.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "kvcast_budget_used" && m.GetLabel()[0].GetValue() == resource {
+				return m.GetGauge().GetValue()
+			}
+		}
+	}
+	t.Fatalf("no budget %s", resource)
+	return 0
+}
+
+// A worker that needs more sources than are left is refused, and takes nothing.
+func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	in, _ := start(t, ingest.Config{Metrics: registry, MaxSources: 10}, views{"a": newView(), "b": newView()})
+	of := func(name string, ranks int) ingest.WorkerConfig {
+		return ingest.WorkerConfig{Name: name, Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1", DPSize: ranks}}}
+	}
+	if err := in.AddWorker(t.Context(), of("a", 8)); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.AddWorker(t.Context(), of("b", 3)); !errors.Is(err, ingest.ErrTooManySources) {
+		t.Errorf("AddWorker of 3 sources beside 8 of 10: %v", err)
+	}
+	if err := in.AddWorker(t.Context(), of("b", 2)); err != nil {
+		t.Errorf("AddWorker of 2 sources beside 8 of 10: %v", err)
+	}
+	for _, name := range []string{"a", "b"} {
+		if err := in.RemoveWorker(t.Context(), name, ingest.RemovedDeregistered); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := budgetOf(t, registry, "sources"); n != 0 {
+		t.Errorf("%v sources in use without workers", n)
+	}
+}
+
+// What callers say of workers is bounded as well.
+func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	in, _ := start(t, ingest.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
+	labels := make(map[string]string)
+	for i := range 30 {
+		labels[fmt.Sprint(i)] = strings.Repeat("x", 1000)
+	}
+	add := func(i int) error {
+		return in.AddWorker(t.Context(), ingest.WorkerConfig{
+			Name: fmt.Sprint("w-", i), Labels: labels, Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1"}},
+		})
+	}
+	if err := add(0); !errors.Is(err, ingest.ErrWorkersTooLarge) {
+		t.Errorf("AddWorker of labels of 30,000 bytes, kept twice: %v", err)
+	}
+	delete(labels, "0")
+	delete(labels, "1")
+	if err := add(0); err != nil {
+		t.Errorf("AddWorker of labels of 28,000 bytes: %v", err)
+	}
+	if err := in.RemoveWorker(t.Context(), "w-0", ingest.RemovedDeregistered); err != nil {
+		t.Fatal(err)
+	}
+	if n := budgetOf(t, registry, "worker_bytes"); n != 0 {
+		t.Errorf("%v bytes in use without workers", n)
+	}
+}
+
+// A flood of names on a port is refused once there are as many publishers as there may
+// be. The engine that was there before goes on, and nothing is kept of those refused.
+func TestPublishersOfAPortAreBounded(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	all := make(views)
+	all["127.0.0.1"] = newView()
+	for i := range 100 {
+		all[fmt.Sprint("flood-", i)] = newView()
+	}
+	in, _ := start(t, ingest.Config{
+		Metrics: registry, MaxSources: 10, MaxRanks: 20, Grace: time.Hour, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+	}, all)
+	honest := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
+		Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
+	}})
+	honest.must(honest.Subscribed(patient(t), 1))
+	honest.store(honest.Publish, 1)
+	all["127.0.0.1"].awaitBlocks(t, honest.blocks)
+
+	e := newEngine(t)
+	e.connect(in.Endpoints()[0])
+	e.awaitSubscriber("")
+	for i := range 100 {
+		e.send(fmt.Sprintf("kv@flood-%d@m", i), seqFrame(0), payload(0))
+	}
+	waitFor(t, func() bool { return counterOf(t, registry, "kvcast_ingest_messages_refused_total") == 91 })
+	if n := len(in.Sources()); n != 10 {
+		t.Errorf("%d sources, want 10", n)
+	}
+	if n := budgetOf(t, registry, "sources"); n != 10 {
+		t.Errorf("%v sources in use, want 10", n)
+	}
+	honest.store(honest.Publish, 1)
+	all["127.0.0.1"].awaitBlocks(t, honest.blocks)
+}

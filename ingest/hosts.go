@@ -1,0 +1,115 @@
+package ingest
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Hosts is a list of hosts that peers may have kvcast connect to. The zero value has
+// none.
+type Hosts struct {
+	prefixes []netip.Prefix
+	names    map[string]struct{}
+	suffixes []string // of names, each with its leading dot
+}
+
+// allowedHosts says what ParseHosts takes.
+const allowedHosts = "an IP address, a CIDR such as 10.0.0.0/8, a name, or *.DOMAIN for all names in it"
+
+// ParseHosts reads a list of hosts: each is an IP address, a CIDR, a host's name, or
+// *.DOMAIN, which stands for every name that ends in .DOMAIN. The error is about the
+// first that is none of these.
+func ParseHosts(hosts []string) (Hosts, error) {
+	h := Hosts{names: make(map[string]struct{})}
+	for _, s := range hosts {
+		if !h.add(s) {
+			return Hosts{}, fmt.Errorf("%q is not allowed: want %s", s, allowedHosts)
+		}
+	}
+	return h, nil
+}
+
+func (h *Hosts) add(s string) bool {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		h.prefixes = append(h.prefixes, p.Masked())
+		return true
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		a = a.Unmap()
+		h.prefixes = append(h.prefixes, netip.PrefixFrom(a, a.BitLen()))
+		return true
+	}
+	name := canonicalHost(s)
+	domain, wildcard := strings.CutPrefix(name, "*")
+	plain := strings.TrimPrefix(domain, ".")
+	if plain == "" || len(name) > MaxNameBytes || !printable(name) || strings.ContainsAny(domain, " /:,[]*@") ||
+		wildcard != strings.HasPrefix(domain, ".") {
+		return false
+	}
+	if wildcard {
+		h.suffixes = append(h.suffixes, domain)
+	} else {
+		h.names[name] = struct{}{}
+	}
+	return true
+}
+
+// canonicalHost returns a host's name as names are compared.
+func canonicalHost(s string) string { return strings.TrimSuffix(strings.ToLower(s), ".") }
+
+// Empty reports whether there is none.
+func (h Hosts) Empty() bool { return len(h.prefixes)+len(h.names)+len(h.suffixes) == 0 }
+
+// Contain reports whether a host is in the list. An IP address is compared with
+// addresses, a name with names: no name is looked up.
+func (h Hosts) Contain(host string) bool {
+	if a, err := netip.ParseAddr(host); err == nil {
+		a = a.Unmap().WithZone("")
+		for _, p := range h.prefixes {
+			if p.Contains(a) {
+				return true
+			}
+		}
+		return false
+	}
+	name := canonicalHost(host)
+	if _, ok := h.names[name]; ok {
+		return true
+	}
+	for _, suffix := range h.suffixes {
+		if strings.HasSuffix(name, suffix) && len(name) > len(suffix) {
+			return true
+		}
+	}
+	return false
+}
+
+// ContainEndpoint reports whether the host of a tcp endpoint is in the list.
+func (h Hosts) ContainEndpoint(s string) bool {
+	e, ok := parseEndpoint(s, false)
+	return ok && e.transport == transportTCP && h.Contain(e.address)
+}
+
+// replayHost returns the host to ask for a replay: that which a topic names, where it
+// is allowed or the peer's own address; or the peer's own address, where the topic
+// names no address. Without ok it is neither, and nothing is asked: a peer must not
+// have kvcast connect to others.
+func replayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok bool) {
+	if allowed.Contain(named) {
+		return named, true
+	}
+	peer = peer.Unmap()
+	if !peer.IsValid() {
+		return "", false
+	}
+	a, err := netip.ParseAddr(named)
+	if err != nil {
+		return peer.String(), true
+	}
+	// All loopback addresses are this machine, whichever the peer connects from.
+	if a = a.Unmap(); a == peer || a.IsLoopback() && peer.IsLoopback() {
+		return named, true
+	}
+	return "", false
+}

@@ -1,0 +1,157 @@
+package wire_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// sized is a store of blocks of a size by a main attention group.
+func sized(size int, fields obj, hashes ...any) obj {
+	tokens := make([]any, size*len(hashes))
+	for k := range tokens {
+		tokens[k] = k
+	}
+	ev := stored(obj{"block_size": size, "token_ids": tokens, "group_idx": 0, "kv_cache_spec_kind": "full_attention"}, hashes...)
+	for k, v := range fields {
+		ev[k] = v
+	}
+	return ev
+}
+
+func without(ev obj, keys ...string) obj {
+	for _, k := range keys {
+		delete(ev, k)
+	}
+	return ev
+}
+
+// TestBlockSize has stores of several sizes: which are admitted, and which of those
+// replace the size that was learned before.
+func TestBlockSize(t *testing.T) {
+	group := []string{"group_idx", "kv_cache_spec_kind"}
+	for _, c := range []struct {
+		name   string
+		size   wire.BlockSize
+		events []any
+		// admitted are the first blocks of the stores that are left, replaced those that
+		// replace the size.
+		admitted, replaced []uint64
+		want               wire.BlockSize
+	}{
+		{"learned from the root", wire.BlockSize{}, []any{sized(4, nil, 1)}, []uint64{1}, nil, wire.BlockSize{Tokens: 4}},
+		{"learned from several blocks", wire.BlockSize{}, []any{sized(4, obj{"parent_block_hash": 9}, 1, 2)}, []uint64{1}, nil, wire.BlockSize{Tokens: 4}},
+		{"learned where the parent is 0", wire.BlockSize{}, []any{sized(4, obj{"parent_block_hash": 0}, 1)}, []uint64{1}, nil, wire.BlockSize{Tokens: 4}},
+		{
+			"learned from an engine without partial blocks", wire.BlockSize{}, []any{without(sized(4, obj{"parent_block_hash": 9}, 1), group...)},
+			[]uint64{1}, nil, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"not learned from what may be a partial block", wire.BlockSize{},
+			[]any{sized(4, obj{"parent_block_hash": 9}, 1), sized(16, nil, 2), sized(4, obj{"parent_block_hash": 2}, 3)},
+			[]uint64{2}, nil, wire.BlockSize{Tokens: 16},
+		},
+		{
+			"a larger multiple replaces", wire.BlockSize{}, []any{sized(4, nil, 1), sized(16, nil, 2), sized(4, nil, 3), sized(16, nil, 4)},
+			[]uint64{1, 2, 4}, []uint64{2}, wire.BlockSize{Tokens: 16},
+		},
+		{
+			"a larger multiple of a kind that the event names", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), "group_idx")},
+			[]uint64{2}, []uint64{2}, wire.BlockSize{Tokens: 16},
+		},
+		{
+			"a larger multiple of a group that was learned", wire.BlockSize{}, []any{sized(4, nil, 1), without(sized(16, nil, 2), "kv_cache_spec_kind")},
+			[]uint64{1, 2}, []uint64{2}, wire.BlockSize{Tokens: 16},
+		},
+		{
+			"a larger multiple of no group does not", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), group...)},
+			nil, nil, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"a larger multiple of a group never seen does not", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), "kv_cache_spec_kind")},
+			nil, nil, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"a larger multiple of another group does not", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"kv_cache_spec_kind": "mamba"}, 2)},
+			nil, nil, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"a larger multiple of another tier does not", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"medium": "CPU"}, 2)},
+			nil, nil, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"any size on the device replaces that of another tier", wire.BlockSize{},
+			[]any{sized(16, obj{"medium": "CPU"}, 1), without(sized(4, nil, 2), group...), sized(16, obj{"medium": "CPU"}, 3), without(sized(8, nil, 4), group...)},
+			[]uint64{1, 2}, []uint64{2}, wire.BlockSize{Tokens: 4},
+		},
+		{
+			"that of another tier stands beside its own", wire.BlockSize{}, []any{sized(4, obj{"medium": "CPU"}, 1), sized(8, obj{"medium": "CPU"}, 2)},
+			[]uint64{1}, nil, wire.BlockSize{Tokens: 4},
+		},
+		{"what is no multiple does not", wire.BlockSize{Tokens: 4}, []any{sized(6, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
+		{"a smaller size does not", wire.BlockSize{Tokens: 4}, []any{sized(2, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
+		{
+			"a configured size stands", wire.BlockSize{Tokens: 4, Configured: true}, []any{sized(16, nil, 2), sized(4, nil, 3)},
+			[]uint64{3}, nil, wire.BlockSize{Tokens: 4, Configured: true},
+		},
+		{
+			"a dropped store replaces nothing", wire.BlockSize{Tokens: 4}, []any{sized(16, nil, 2, 2), sized(4, nil, 3)},
+			[]uint64{3}, nil, wire.BlockSize{Tokens: 4},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			size := c.size
+			b := decodeOf(t, c.events...)
+			wire.NewRules(&size).Admit(b, 0, new(wire.Counts))
+			var admitted, replaced []uint64
+			for _, ev := range b.Events {
+				admitted = append(admitted, ev.BlockHashes[0])
+				if ev.ReplacesBlockSize {
+					replaced = append(replaced, ev.BlockHashes[0])
+				}
+			}
+			if diff := cmp.Diff(c.admitted, admitted); diff != "" {
+				t.Errorf("admitted (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.replaced, replaced); diff != "" {
+				t.Errorf("replacing (-want +got):\n%s", diff)
+			}
+			if size.Tokens != c.want.Tokens || size.Configured != c.want.Configured {
+				t.Errorf("block size: got %+v, want %+v", size, c.want)
+			}
+		})
+	}
+}
+
+// TestForeignHostBlockSize has stores skipped for their size, of which one tells it.
+func TestForeignHostBlockSize(t *testing.T) {
+	size := wire.BlockSize{Tokens: 4}
+	r := wire.NewRules(&size)
+	for name, c := range map[string]struct {
+		event any
+		want  uint32
+	}{
+		"on the device":  {sized(6, nil, 1), 0},
+		"in host memory": {sized(6, obj{"medium": "CPU"}, 1), 6},
+		"of the size":    {sized(4, obj{"medium": "CPU"}, 1), 0},
+	} {
+		r.Admit(decodeOf(t, c.event), 0, new(wire.Counts))
+		if got := r.ForeignHostBlockSize(); got != c.want {
+			t.Errorf("%s: got %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+func TestBlockSizeForgetsWhatWasLearned(t *testing.T) {
+	for size, want := range map[wire.BlockSize]wire.BlockSize{
+		{Tokens: 4}:                   {},
+		{Tokens: 4, Configured: true}: {Tokens: 4, Configured: true},
+	} {
+		got := size
+		if got.Forget(); got != want {
+			t.Errorf("%+v forgotten: got %+v, want %+v", size, got, want)
+		}
+	}
+}

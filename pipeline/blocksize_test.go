@@ -1,0 +1,59 @@
+package pipeline_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
+)
+
+func replacing(e wire.Event) wire.Event {
+	e.ReplacesBlockSize = true
+	return e
+}
+
+// TestPartialBlocksLeaveWithTheirBlockSize has a store show that the blocks so far were
+// partial ones.
+func TestPartialBlocksLeaveWithTheirBlockSize(t *testing.T) {
+	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
+	calls := []call{
+		batch(withBlockSize(4, store(3, 1)), withBlockSize(4, store(2)), withBlockSize(4, store(2))),
+		batch(withBlockSize(4, host(store(5)))),
+		rankBatch(1, withBlockSize(4, store(7))),
+		batch(withBlockSize(0, hashOnly(store(8)))),
+	}
+	next := batch(withBlockSize(4, store(9)), replacing(withBlockSize(16, store(10))), withBlockSize(16, after(10, store(11))))
+	withWorker(t, pipeline.Config{MaxBlocks: 2}, func(t *testing.T, s *subject) {
+		s.play(t, calls...)
+		want := [][]string{{
+			"store [9] block size 4", "remove [1 2]", "remove [3 9]", "HOST_PINNED remove [5]", "rank 1 remove [7]", "store [10 11]",
+		}}
+		if diff := cmp.Diff(want, told(s.play(t, next))); diff != "" {
+			t.Errorf("told (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([][]string{{"remove [2]"}}, told(s.play(t, batch(remove(2))))); diff != "" {
+			t.Errorf("told of a remove of a partial block (-want +got):\n%s", diff)
+		}
+	})
+	for _, mode := range []ingest.Consolidate{ingest.ConsolidatePassthrough, ingest.ConsolidateDedup} {
+		t.Run(string(mode), func(t *testing.T) {
+			withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
+				s.play(t, slices.Concat(calls, []call{by2(batch(withBlockSize(4, store(1, 12)))), next})...)
+				r := &router{holdings: make(holdings), applied: make(map[string]int)}
+				r.apply(s.journal.all())
+				if diff := cmp.Diff([]uint64{8, 10, 11}, slices.Sorted(maps.Keys(r.heldIn(wire.TierDevice)))); diff != "" {
+					t.Errorf("blocks held (-want +got):\n%s", diff)
+				}
+				again := told(s.play(t, batch(withBlockSize(16, store(1)), remove(1))))
+				if diff := cmp.Diff([][]string{{"store [1]", "remove [1]"}}, again); diff != "" {
+					t.Errorf("told of a block that comes again (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
