@@ -42,3 +42,30 @@ func TestRankGoneForTheGraceTimeIsReported(t *testing.T) {
 		other.stop()
 	})
 }
+
+// Where messages were dropped and can not be fetched, the next batch shows which they
+// were. If none comes, that something may be lost is reported.
+func TestDroppedMessagesAreReportedWhereNoBatchFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScript(t)
+		w := s.p.worker
+		s.p.replay = ""
+		w.mu.Lock()
+		s.connect()
+		s.live("", 0, 0)
+		s.p.overrun(s.now)
+		s.live("", 0, 3)
+		w.mu.Unlock()
+		<-time.After(2 * overrunPatience)
+		w.mu.Lock()
+		s.want("batch 0 of 0", "gap replay_unavailable 1-2", "batch 3 of 0")
+		s.p.overrun(s.now)
+		s.p.overrun(s.now)
+		w.mu.Unlock()
+		<-time.After(2 * overrunPatience)
+		synctest.Wait()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		s.want("gap replay_unavailable 0-0")
+	})
+}

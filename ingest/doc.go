@@ -2,17 +2,19 @@
 //
 // Endpoints flow in, to connect to or to bind, now or later. Each worker's decoded
 // batches flow out to its Lane: in the engine's order, each once. What was lost on
-// the way is fetched from the engine's replay socket; what can not be had is
-// reported as a Gap, an engine that began anew as a Restart, and a rank that was
-// not heard of from its first batch on as incomplete. A worker that is gone for the
-// grace time is removed; one that is merely silent never is.
+// the way is fetched from the engine's replay socket; what cannot be fetched is
+// reported as a Gap, also where a rank joined late, and an engine that restarted as a
+// Restart. A worker that is gone for the grace time is removed; one that is merely
+// silent never is.
 //
-// Each socket has a goroutine, which waits for it on Go's poller, takes some
-// messages at once, and calls the worker's Lane for each before it takes more.
-// Nothing is queued in between: a Lane that blocks makes ZeroMQ buffer, up to its
-// high-water mark, and beyond that the engine's end drops messages, which their
-// numbers betray, and which are fetched once the Lane goes on. Only while batches
-// are being fetched are those behind them held back, in bounded memory.
+// Each socket has two goroutines. One drains it into a bounded buffer, whatever comes:
+// libzmq must never stop at a high-water mark. The other takes some messages at once
+// and calls the worker's Lane for each. While a Lane blocks the buffer fills; messages
+// that do not fit are dropped, and fetched once the Lane goes on. While batches are
+// being fetched those behind them wait in a reorder buffer, which is bounded as well.
+//
+// What peers create (sources, ranks, buffers, what is said of workers) is bounded over
+// the whole process; see Config. Over a bound the newcomer is refused.
 //
 // A program that wants the events of one engine, and nothing else of kvcast, uses a
 // Client: NewClient, Connect, and Close when it is done. Its handler may be set before

@@ -64,8 +64,8 @@ type publisher struct {
 	// renew lets its connection be made anew; nil where that is the engine's part.
 	renew func()
 
-	// overran reports whether messages were dropped since the last batch.
-	overran bool
+	// overran runs while nothing was read since messages were dropped.
+	overran *time.Timer
 	// doubted tells that it was told that the engine may have begun anew, since the
 	// last batch.
 	doubted bool
@@ -154,6 +154,7 @@ func (p *publisher) stop() {
 	p.repair = nil
 	p.held.clear()
 	p.endAbsence()
+	p.endOverrun()
 	p.become(SourceStopped)
 }
 
@@ -170,6 +171,7 @@ func (p *publisher) abandon() {
 	p.repair = nil
 	p.held.clear()
 	p.endAbsence()
+	p.endOverrun()
 	p.owes, p.owed = false, 0
 	p.rivals = rivals{}
 	p.suspected = false
@@ -232,20 +234,39 @@ func (p *publisher) replayFrom(peer netip.Addr) {
 	p.posted.replay.Store(&at)
 }
 
+// overrunPatience is how long the next batch has to show what was dropped before it.
+const overrunPatience = 5 * time.Second
+
 // overrun has batches fetched that may have been dropped after the last one, as they
-// were received faster than they could be processed. Where they can not be, this is
-// reported at once: whether a later batch will show the gap is not known.
+// were received faster than they could be processed. Where they can not be fetched the
+// next batch shows which they are; if none comes, that something may be lost is
+// reported.
 func (p *publisher) overrun(now time.Time) {
-	if p.overran {
-		return // nothing was read since
-	}
-	p.overran = true
 	switch {
+	case p.overran != nil: // nothing was read since
 	case p.rivals.mixing: // its batches are not in order anyway
 	case p.repairable(now):
 		p.fetch(now, causeGap)
 	case p.seq.begun && !p.seq.empty:
-		p.lose(now, seqRange{}, GapReplayUnavailable)
+		made := make(chan *time.Timer, 1)
+		p.overran = time.AfterFunc(overrunPatience, func() { p.unshown(<-made) })
+		made <- p.overran
+	}
+}
+
+// unshown reports that something may be lost after the last batch.
+func (p *publisher) unshown(timer *time.Timer) {
+	p.worker.mu.Lock()
+	defer p.worker.mu.Unlock()
+	if p.overran == timer && !p.worker.closed && p.worker.lane != nil {
+		p.lose(time.Now(), seqRange{}, GapReplayUnavailable)
+	}
+}
+
+func (p *publisher) endOverrun() {
+	if p.overran != nil {
+		p.overran.Stop()
+		p.overran = nil
 	}
 }
 

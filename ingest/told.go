@@ -85,7 +85,8 @@ func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
 // decode was told as lost.
 func (p *publisher) accept(in *intake, now time.Time, a *arrival) {
 	p.seq.take(a.seq, a.print)
-	p.doubted, p.overran = false, false
+	p.doubted = false
+	p.endOverrun()
 	p.identity.learn(a)
 	p.note(a.seq)
 	if a.err != nil {
