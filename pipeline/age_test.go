@@ -52,7 +52,7 @@ func checkAge(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint6
 // and blocks that leave for being stale, in tables of one segment and of many.
 func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		got := newTable()
+		got := newTable(nil)
 		held, stale := make(map[uint64]uint64), make(map[uint64]bool)
 		hash := rapid.Uint64Range(0, rapid.SampledFrom([]uint64{10, 300, 9000}).Draw(t, "hashes"))
 		for range rapid.IntRange(0, 30).Draw(t, "steps") {
@@ -80,7 +80,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 					held[h] = 0
 					delete(stale, h)
 				}
-				got.storeRun(r)
+				storeRun(got, r)
 				for h := range got.copies { // of which this test has none
 					delete(got.copies, h)
 				}
@@ -152,14 +152,14 @@ func TestGenerationsRunOut(t *testing.T) {
 func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
 	const blocks = 5000
 	for _, slot := range []int{0, 700, maxSegment - 1, maxSegment, 2 * maxSegment} {
-		got := newTable()
+		got := newTable(nil)
 		stale := make(map[uint64]bool)
 		r := &run{key: runKey{kind: wire.KindStored}}
 		for h := range uint64(blocks) {
 			r.hashes = append(r.hashes, h)
 			stale[h] = true
 		}
-		got.storeRun(r)
+		storeRun(got, r)
 		got.gap()
 		for n := blocks; n > 0; n -= 500 {
 			got.blocks.age.slot = slot

@@ -19,6 +19,7 @@ func (l *Lane) replaceBlockSize(size uint32) {
 				continue
 			}
 			gone := t.takeOtherSizes(size)
+			l.tableBlocks.Release(int64(len(gone)))
 			for part := range slices.Chunk(gone, l.cfg.MaxBlocks) {
 				l.emitRemoved(name, wire.Tier(tier), part)
 			}
@@ -56,12 +57,16 @@ func (t *tracker) expel(firsts []uint64) {
 	if len(firsts) == 0 {
 		return
 	}
+	defer t.refund()
 	for ref := t.oldest; ref != 0; {
 		b := t.blocks.at(ref)
 		next := b.newer
 		if _, gone := slices.BinarySearch(firsts, b.first); gone {
 			for b.names != 0 {
 				t.erase(b.names)
+			}
+			for b.idle != 0 {
+				t.erase(b.idle)
 			}
 			t.forget(ref)
 		}

@@ -22,33 +22,43 @@ import (
 //  4. Then as many blocks from before the last gap leave as the rank has too
 //     many, with a Removed for each tier. Which of them is not promised.
 //
+// Where the process has as many blocks as it may, of all workers together, a new block
+// passes only for one of the rank from before the last gap, which leaves then.
+//
 // So nothing is left out while anything from before a gap is there to make way,
 // and nothing leaves that need not.
-func (l *Lane) storeWithin(rank *rankState, t *table, r *run) {
+func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
 		if s, i, ok := t.blocks.find(hash); ok && t.blocks.age.stale(&s.slots[i]) {
 			t.blocks.refresh(s, i)
 		}
 	}
-	room := l.cfg.MaxBlocksPerRank - (rank.blocks() - rank.stale())
-	first, refused := 0, 0
+	stale := rank.stale()
+	room := l.cfg.MaxBlocksPerRank - (rank.blocks() - stale)
+	first, replaced := 0, 0
+	var refused [numRefusals]int
 	for i, hash := range r.hashes {
 		if !t.holds(hash) {
-			if room == 0 {
+			why, fits := refusedRank, room > 0
+			if fits && !l.tableBlocks.Take(1) {
+				why, fits = refusedTotal, replaced < stale
+				replaced++
+			}
+			if !fits {
 				l.emitPart(r, first, i)
 				first = i + 1
-				refused++
+				refused[why]++
 				continue
 			}
 			room--
 		}
 		one := r.part(i, i+1)
-		t.storeRun(&one)
+		t.storeRun(&one, slot)
 	}
 	l.emitPart(r, first, len(r.hashes))
-	l.expire(rank, r)
-	if refused > 0 {
-		l.refuse(rank, r.key.rank, refused)
+	l.expire(rank, r, min(replaced, stale))
+	for why, n := range refused {
+		l.refuse(rank, r.key.rank, refusal(why), n)
 	}
 }
 
@@ -58,10 +68,10 @@ func (l *Lane) emitPart(r *run, i, j int) {
 	l.emitStored(&part)
 }
 
-// expire lets go of what the rank has too many: no more than the run's blocks,
-// whose memory it uses.
-func (l *Lane) expire(rank *rankState, r *run) {
-	over := rank.blocks() - l.cfg.MaxBlocksPerRank
+// expire lets go of what the rank has too many, and of as many as were replaced: no
+// more than the run's blocks, whose memory it uses.
+func (l *Lane) expire(rank *rankState, r *run, replaced int) {
+	over := max(rank.blocks()-l.cfg.MaxBlocksPerRank, replaced)
 	for tier, t := range &rank.tables {
 		if t == nil || over <= 0 {
 			continue
@@ -70,21 +80,52 @@ func (l *Lane) expire(rank *rankState, r *run) {
 		l.emitRemoved(r.key.rank, wire.Tier(tier), gone)
 		l.counts.staleRemoved += uint64(len(gone))
 		over -= len(gone)
+		kept := min(replaced, len(gone)) // for those that took their place
+		replaced -= kept
+		l.tableBlocks.Release(int64(len(gone) - kept))
 	}
 }
 
-// refuse tells that blocks were left out: the rank's blocks are not all that the
-// engine has. Routers are told once, since that remains so until the rank is
-// cleared.
-func (l *Lane) refuse(rank *rankState, name uint32, blocks int) {
-	l.counts.blocksRefused += uint64(blocks)
-	rank.incomplete = true
-	if rank.overfull {
+// refusal is why blocks were left out.
+type refusal uint8
+
+const (
+	// refusedRank is for want of room in the rank, refusedTotal in the process.
+	refusedRank refusal = iota
+	refusedTotal
+	// refusedAttribute is for want of memory for their LoRA adapter or cache salt.
+	refusedAttribute
+	numRefusals
+)
+
+var refusalNames = [numRefusals]string{
+	refusedRank:      "rank",
+	refusedTotal:     "total",
+	refusedAttribute: "attributes",
+}
+
+// told reports whether routers have been told that blocks are left out for a reason.
+func (r *rankState) told(why refusal) bool {
+	if why == refusedAttribute {
+		return r.attributesLacking
+	}
+	return r.overfull
+}
+
+// refuse tells that blocks were left out, if there are any: the rank's blocks are not
+// all that the engine has. Routers are told once, since that remains so until the rank
+// is cleared.
+func (l *Lane) refuse(rank *rankState, name uint32, why refusal, blocks int) {
+	l.counts.blocksRefused[why] += uint64(blocks)
+	if blocks == 0 || rank.told(why) {
 		return
 	}
-	rank.overfull = true
+	reason := kvcastv1.Gap_REASON_TOO_MANY_BLOCKS
+	if why == refusedAttribute {
+		reason = kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES
+	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(name), Event: &kvcastv1.RouterEvent_Gap{
-		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
+		Gap: &kvcastv1.Gap{Reason: reason},
 	}})
 }
 

@@ -45,7 +45,7 @@ func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
 // are held or not, while their children are counted a few segments at a time.
 func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table := newTable()
+		table := newTable(nil)
 		hashes := rapid.SampledFrom([]uint64{10, 300, 30_000}).Draw(t, "hashes")
 		hash := rapid.Uint64Range(0, hashes)
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -67,7 +67,7 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 				for h := first; h < first+n; h++ {
 					r.hashes, r.tokensHashes = []uint64{h}, []uint64{h}
 					r.parent, r.hasParent = h/fanout, h%7 != 0
-					table.storeRun(r)
+					storeRun(table, r)
 				}
 			}
 			checkChildren(t, table)
@@ -78,12 +78,12 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 // TestChildrenOfALargeTableAreCountedInTurns has more segments than a turn counts.
 func TestChildrenOfALargeTableAreCountedInTurns(t *testing.T) {
 	const blocks = 100_000
-	table := newTable()
+	table := newTable(nil)
 	r := &run{key: runKey{kind: wire.KindStored}}
 	for h := range uint64(blocks) {
 		r.hashes = append(r.hashes, h)
 	}
-	table.storeRun(r)
+	storeRun(table, r)
 	turns := 0
 	for !table.countChildren() {
 		checkChildren(t, table)

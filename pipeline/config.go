@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // Config says how events are merged, and what becomes of blocks whose removes
@@ -22,10 +24,16 @@ type Config struct {
 	// OnGapReport.
 	OnGap OnGap
 	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together:
-	// 1 to 2,147,483,647, default 4,000,000, each of some 50 bytes, or 170 where two
+	// 1 to 2,147,483,647, default 4,000,000, each of some 50 bytes, or 175 where two
 	// sources hold it. A rank that has more lets go of those from before its last gap,
 	// and takes no new ones where there are none: see the contract's Gap.
 	MaxBlocksPerRank int
+	// Blocks bounds the blocks of all workers together, AttributeBytes the memory for
+	// the names that engines give LoRA adapters and the cache salts that they name. What
+	// does not fit is left out: see the contract's Gap. nil means no bound. A block takes
+	// 1 of Blocks; one of a worker whose sources are told of once takes 2, and 1 for each
+	// name that they have for it, so that 1 is some 50 bytes.
+	Blocks, AttributeBytes *budget.Budget
 }
 
 // OnGap is what becomes of a dp rank's blocks when batches of it are lost.
@@ -45,7 +53,11 @@ const (
 	DefaultMaxBlocks        = 128
 	MaxMaxBlocks            = 16_384
 	DefaultMaxBlocksPerRank = 4_000_000
-	MaxMaxBlocksPerRank     = math.MaxInt32
+	// DefaultBlocks and DefaultAttributeBytes are what to give Config.Blocks and
+	// Config.AttributeBytes: 800 MB of blocks.
+	DefaultBlocks         = 16_000_000
+	DefaultAttributeBytes = 64 << 20
+	MaxMaxBlocksPerRank   = math.MaxInt32
 )
 
 // Validate tells what is wrong with a config, by the names it has in the

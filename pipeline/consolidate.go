@@ -59,9 +59,10 @@ func sourceNames(w ingest.Worker) []string {
 // tables.
 type sharedRank struct {
 	tracker *tracker // with dedup
-	// doubtful are the sources that lost events.
+	// doubtful are the sources that may hold other blocks than is known: events were
+	// lost, or blocks left out, since they last let go of all that they held.
 	doubtful []bool
-	// used are the tiers that each source has stored into, with passthrough.
+	// used are the tiers that each source has stored into since then, with passthrough.
 	used []journal.Tiers
 }
 
@@ -72,6 +73,7 @@ func (l *Lane) shared(r *rankState) *sharedRank {
 		r.shared = &sharedRank{doubtful: make([]bool, n), used: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
 			r.shared.tracker = newTracker(n, l.cfg.MaxBlocksPerRank, &l.counts.tracker)
+			r.shared.tracker.blocksLeft, r.shared.tracker.spaces.bytes = l.cfg.Blocks, l.cfg.AttributeBytes
 		}
 	}
 	return r.shared
@@ -95,11 +97,15 @@ func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
 		rooted := !e.HasParent || e.Parent == 0 && s.tracker.resolve(b.Source, 0) == 0
 		s.tracker.store(b.Source, e, l.storeOp(b, e, rooted))
 		l.tell(b, s.tracker, e)
-		if n := s.tracker.counted.refused - refused; n > 0 {
-			if !r.overfull {
+		for why, n := range s.tracker.counted.refused {
+			if n -= refused[why]; n == 0 {
+				continue
+			}
+			s.doubtful[b.Source] = true // it holds blocks that are not known
+			if !r.told(refusal(why)) {
 				l.flush(flushUnmergeable) // a Gap follows
 			}
-			l.refuse(r, b.Rank, int(n))
+			l.refuse(r, b.Rank, refusal(why), int(n))
 		}
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
@@ -139,41 +145,73 @@ func (l *Lane) tell(b *ingest.Batch, t *tracker, stored *wire.Event) {
 	l.event = wire.Event{} // it holds a batch's memory
 }
 
-// letGo takes away what a source holds, which began anew or cleared its cache: with
-// dedup what nobody else holds, with passthrough the tiers that it has used.
+// letGo takes away what a source holds, which began anew or cleared its cache.
 // Nothing is pending.
 func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
-	s := l.shared(r)
+	l.shared(r).doubtful[b.Source] = false
 	r.gates.close(b.Source)
 	l.candidates = l.candidates[:0]
-	var tiers []kvcastv1.Tier
-	var cleared bool
-	if l.consolidation == dedup {
-		if cleared = s.tracker.letGo(b.Source); cleared {
-			reason = kvcastv1.Cleared_REASON_SOURCE_CLEARED
-			r.tables = [wire.NumTiers]*table{}
-		} else {
-			l.tell(b, s.tracker, nil)
-		}
+	if l.consolidation == passthrough {
+		l.letGoOfTiers(b, r, reason)
+	} else if l.shared(r).tracker.letGo(b.Source) {
+		l.emptied(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 	} else {
-		for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
-			if s.used[b.Source]&journal.TierBit(uint8(tier)) != 0 {
-				tiers = append(tiers, kvcastv1.Tier(tier))
-				r.tables[tier] = nil
-			}
-		}
-		cleared = len(tiers) > 0 // none would mean all
+		l.tell(b, r.shared.tracker, nil) // what nobody else holds
 	}
-	s.doubtful[b.Source] = false
-	r.overfull = r.overfull && r.blocks() > 0
-	r.incomplete = r.overfull || slices.Contains(s.doubtful, true)
-	if cleared {
-		if r.incomplete {
-			// Another source is in doubt still, and any other reason would end that.
+}
+
+// emptied tells that none of a rank's sources holds anything. That ends what was in
+// doubt about the rank, unless it was about a source that has not let go since.
+func (l *Lane) emptied(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
+	l.drop(r)
+	if slices.Contains(r.shared.doubtful, true) {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	}
+	l.emitCleared(rank, reason)
+}
+
+// letGoOfTiers clears the tiers that a source alone has stored into, with passthrough.
+// Whose blocks lie in the others is not known:
+//
+//   - They stay, with a Gap: those that the source let go of mislead a router until
+//     they are stored or removed again. If they were cleared instead, the router would
+//     lack those of the other sources, which do not store them again as long as they
+//     hold them.
+//   - With OnGapClear, the operator wants it the other way round.
+func (l *Lane) letGoOfTiers(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+	used := r.shared.used[b.Source]
+	r.shared.used[b.Source] = 0
+	others := journal.Tiers(0)
+	for _, tiers := range r.shared.used {
+		others |= tiers
+	}
+	if others == 0 {
+		l.emptied(b.Rank, r, reason)
+		return
+	}
+	var cleared []kvcastv1.Tier
+	kept := false
+	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
+		bit, t := journal.TierBit(uint8(tier)), r.tables[tier]
+		switch {
+		case used&bit == 0 || others&bit != 0 && (t == nil || t.blocks.len() == 0):
+			continue
+		case others&bit == 0:
+		case l.cfg.OnGap != OnGapClear && t.gap():
+			kept = true
+			continue
+		default:
 			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 		}
-		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{
-			Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
+		cleared = append(cleared, kvcastv1.Tier(tier))
+		l.dropTable(r, tier)
+	}
+	if len(cleared) > 0 { // none would mean all
+		l.emitCleared(b.Rank, reason, cleared...)
+	}
+	if kept {
+		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
+			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
 		}})
 	}
 }
@@ -211,10 +249,10 @@ func (l *Lane) tracker(rank uint32) *tracker {
 	return nil
 }
 
-// holders returns the names of the sources that hold a block.
-func (l *Lane) holders(rank uint32, hash uint64) (names []string) {
+// holders returns the names of the sources that hold a block; see tracker.holders.
+func (l *Lane) holders(rank uint32, hash uint64, also []uint32) (names []string) {
 	if t := l.tracker(rank); t != nil {
-		for _, source := range t.holders(hash) {
+		for _, source := range t.holders(hash, also...) {
 			names = append(names, l.sourceNames[source])
 		}
 	}

@@ -53,7 +53,10 @@ func named(e wire.Event, hashes ...uint64) wire.Event {
 	return e
 }
 
-const toldSourceCleared = "cleared [] SOURCE_CLEARED"
+const (
+	toldSourceCleared = "cleared [] SOURCE_CLEARED"
+	toldSharedTier    = "gap SHARED_TIER 0: 0-0"
+)
 
 func TestConsolidateDedup(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
@@ -178,6 +181,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
 	disk := func(e wire.Event) wire.Event { return inTier(wire.TierDisk, e) }
 	tests := map[string]struct {
+		cfg   pipeline.Config
 		calls []call
 		want  [][]string
 	}{
@@ -205,8 +209,41 @@ func TestConsolidatePassthrough(t *testing.T) {
 		"so does a restart": {
 			calls: []call{batch(store(1)), by2(batch(host(store(1)))), restarted(0), by2(restarted(0))},
 			want: [][]string{
-				{"store [1]"}, {"HOST_PINNED store [1]"}, {"cleared [TIER_DEVICE] ENGINE_RESTARTED"}, {"cleared [TIER_HOST_PINNED] ENGINE_RESTARTED"},
+				{"store [1]"}, {"HOST_PINNED store [1]"}, {"cleared [TIER_DEVICE] ENGINE_RESTARTED"}, {toldRestarted},
 			},
+		},
+		"what another has in a tier stays, in doubt, and the rest is cleared": {
+			calls: []call{batch(store(1)), by2(batch(store(2), host(store(3)))), by2(restarted(0)), batch(remove(1)), restarted(0)},
+			want: [][]string{
+				{"store [1]"}, {"store [2]", "HOST_PINNED store [3]"}, {"cleared [TIER_HOST_PINNED] ENGINE_RESTARTED", toldSharedTier},
+				{"remove [1]"}, {toldRestarted},
+			},
+		},
+		"the copies of one that let go pin nothing": {
+			calls: []call{batch(store(1)), by2(batch(store(1))), batch(cleared()), by2(batch(remove(1)))},
+			want:  [][]string{{"store [1]"}, {"store [1]"}, {toldSharedTier}, {"remove [1]"}},
+		},
+		"a source that has stored nothing since leaves a tier to the other": {
+			calls: []call{batch(store(1)), by2(batch(store(2))), batch(cleared()), batch(cleared()), by2(batch(cleared()))},
+			want:  [][]string{{"store [1]"}, {"store [2]"}, {toldSharedTier}, {toldCleared}},
+		},
+		"a tier without blocks is in no doubt": {
+			calls: []call{batch(store(1)), by2(batch(store(2))), batch(remove(1, 2)), batch(cleared())},
+			want:  [][]string{{"store [1]"}, {"store [2]"}, {"remove [1 2]"}},
+		},
+		"with on_gap clear what another has in a tier goes, too": {
+			cfg: pipeline.Config{OnGap: pipeline.OnGapClear},
+			calls: []call{
+				batch(store(1), disk(store(5))), by2(batch(store(2), host(store(3)))), by2(restarted(0)), batch(remove(1)), restarted(0),
+			},
+			want: [][]string{
+				{"store [1]", "DISK store [5]"}, {"store [2]", "HOST_PINNED store [3]"}, {"cleared [TIER_DEVICE TIER_HOST_PINNED] UNREPAIRED_GAP"},
+				{"remove [1]"}, {toldRestarted},
+			},
+		},
+		"a clear of all that is left does not end the doubt about another source": {
+			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
+			want:  [][]string{{"store [1]"}, {toldGap}, {"cleared [] UNREPAIRED_GAP"}, {toldCleared}},
 		},
 		"a clear by a source that has used no tier is not one of all": {
 			calls: []call{batch(store(1)), by2(batch(cleared(), remove(7))), by2(rankBatch(1, host(store(1)))), by2(batch(cleared())), batch(remove(1))},
@@ -219,7 +256,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withSharing(t, pipeline.Config{}, ingest.ConsolidatePassthrough, func(t *testing.T, s *subject) {
+			withSharing(t, test.cfg, ingest.ConsolidatePassthrough, func(t *testing.T, s *subject) {
 				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
@@ -245,7 +282,8 @@ func TestOneSourceIsNotConsolidated(t *testing.T) {
 }
 
 // TestSharedRankIsIncompleteUntilItsSourcesAreKnown tells when a rank of several
-// sources is no longer incomplete: when each that was in doubt began anew.
+// sources is no longer incomplete: when each that was in doubt began anew, and
+// nothing was left, so that routers could be told.
 func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 	held := batch(store(1), store(2))
 	tests := map[string]struct {
@@ -254,20 +292,31 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 		calls []call
 		want  bool
 	}{
-		"gap":                                {calls: []call{gap(0)}, want: true},
-		"gap and clear":                      {calls: []call{gap(0), batch(cleared())}},
-		"gap and restart":                    {calls: []call{gap(0), restarted(0)}},
-		"gap and another's clear":            {calls: []call{gap(0), by2(batch(cleared()))}, want: true},
-		"gaps and one clear":                 {calls: []call{gap(0), by2(gap(0)), batch(cleared())}, want: true},
-		"gaps and two clears":                {calls: []call{gap(0), by2(gap(0)), batch(cleared()), by2(batch(cleared()))}},
-		"passed through: gap and clear":      {mode: ingest.ConsolidatePassthrough, calls: []call{held, gap(0), batch(cleared())}},
-		"passed through: gap, other's clear": {mode: ingest.ConsolidatePassthrough, calls: []call{held, gap(0), by2(batch(cleared()))}, want: true},
-		"joined late":                        {calls: []call{joinedLate(0)}, want: true},
-		"joined late and restart":            {calls: []call{joinedLate(0), restarted(0)}},
-		"joined late and another's restart":  {calls: []call{joinedLate(0), by2(restarted(0))}, want: true},
-		"emptied for a gap":                  {cfg: pipeline.Config{OnGap: pipeline.OnGapClear}, calls: []call{gap(0), batch(cleared())}, want: true},
-		"too many blocks":                    {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, by2(batch(cleared()))}, want: true},
-		"too many blocks, then none":         {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(cleared())}},
+		"gap":                                 {calls: []call{gap(0)}, want: true},
+		"gap and clear":                       {calls: []call{gap(0), batch(cleared())}},
+		"gap and restart":                     {calls: []call{gap(0), restarted(0)}},
+		"gap and another's clear":             {calls: []call{gap(0), by2(batch(cleared()))}, want: true},
+		"gaps and one clear":                  {calls: []call{gap(0), by2(gap(0)), batch(cleared())}, want: true},
+		"gaps and two clears":                 {calls: []call{gap(0), by2(gap(0)), batch(cleared()), by2(batch(cleared()))}},
+		"passed through: gap and clear":       {mode: ingest.ConsolidatePassthrough, calls: []call{held, gap(0), batch(cleared())}},
+		"passed through: gap, other's clear":  {mode: ingest.ConsolidatePassthrough, calls: []call{held, gap(0), by2(batch(cleared()))}, want: true},
+		"joined late":                         {calls: []call{joinedLate(0)}, want: true},
+		"joined late and restart":             {calls: []call{joinedLate(0), restarted(0)}},
+		"joined late and another's restart":   {calls: []call{joinedLate(0), by2(restarted(0))}, want: true},
+		"emptied for a gap":                   {cfg: pipeline.Config{OnGap: pipeline.OnGapClear}, calls: []call{gap(0), batch(cleared())}, want: true},
+		"too many blocks":                     {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, by2(batch(cleared()))}, want: true},
+		"gap and clear, another holds blocks": {calls: []call{gap(0), by2(batch(store(7))), batch(cleared())}, want: true},
+		"then that clears, too":               {calls: []call{gap(0), by2(batch(store(7))), batch(cleared()), by2(batch(cleared()))}},
+		"blocks left out, the others removed": {
+			cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(remove(1)), by2(batch(cleared()))}, want: true,
+		},
+		"passed through: a tier of two": {
+			mode: ingest.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared())}, want: true,
+		},
+		"passed through: a tier of two, and both clear": {
+			mode: ingest.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared()), by2(batch(cleared()))},
+		},
+		"too many blocks, then none": {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(cleared())}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -317,6 +366,48 @@ func TestLookupNamesTheSources(t *testing.T) {
 				s.play(t, calls...)
 				if diff := cmp.Diff(test.want, lookup(t, s)); diff != "" {
 					t.Errorf("sources (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// TestLookupFindsABlockByAnyName asks for blocks by what each source calls them, or
+// has called them, of which some share a name.
+func TestLookupFindsABlockByAnyName(t *testing.T) {
+	calls := []call{
+		batch(store(1, 2, 3)), by2(batch(named(store(1, 2), 11, 12))), batch(remove(2)),
+		batch(named(store(9), 1)), // what the first calls 1 is now another block
+	}
+	tests := map[string]struct {
+		hashes []uint64
+		limit  int
+		want   map[uint64][]string
+	}{
+		"by the name that routers know":       {[]uint64{3}, 1, map[uint64][]string{3: {"vllm"}}},
+		"by a second source's name":           {[]uint64{12}, 1, map[uint64][]string{2: {"kvbm"}}},
+		"by a name that was released":         {[]uint64{2}, 1, map[uint64][]string{2: {"kvbm"}}},
+		"by several names at once":            {[]uint64{12, 2, 12}, 1, map[uint64][]string{2: {"kvbm"}}},
+		"by a name that means another block":  {[]uint64{1}, 1, map[uint64][]string{1: {"vllm"}}},
+		"by the only name that is left of it": {[]uint64{11}, 1, map[uint64][]string{1: {"vllm", "kvbm"}}},
+		"by what nobody calls a block":        {[]uint64{13, 99}, 1, map[uint64][]string{}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			withSharing(t, pipeline.Config{}, "", func(t *testing.T, s *subject) {
+				s.play(t, calls...)
+				found, err := s.pipeline.Lookup(context.Background(), pipeline.Query{
+					Match: func(string, string) bool { return true }, Tiers: ^journal.Tiers(0), Limit: test.limit, BlockHashes: test.hashes,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := make(map[uint64][]string)
+				for _, h := range found {
+					got[h.GetBlockHash()] = append(got[h.GetBlockHash()], h.GetSources()...)
+				}
+				if diff := cmp.Diff(test.want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
 				}
 			})
 		})

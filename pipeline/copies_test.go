@@ -172,7 +172,7 @@ func TestCopies(t *testing.T) {
 				for _, c := range slices.Concat(test.before, test.calls) {
 					c.on(s)
 				}
-				r := &router{holdings: make(holdings), applied: make(map[string]int)}
+				r := newRouter()
 				r.apply(s.journal.all())
 				held := maps.Clone(r.heldIn(wire.TierDevice))
 				if held == nil {

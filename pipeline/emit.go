@@ -31,23 +31,33 @@ func (l *Lane) flushStores(r *run) {
 		l.blockSize = r.key.blockSize
 	}
 	rank := l.rank(r.key.rank)
-	t := rank.table(r.key.tier)
-	if rank.blocks()+len(r.hashes) > l.cfg.MaxBlocksPerRank {
-		l.storeWithin(rank, t, r)
+	t := l.newTable(rank, r.key.tier)
+	slot, ok := t.reserve(r)
+	if !ok {
+		l.refuse(rank, r.key.rank, refusedAttribute, len(r.hashes))
 		return
 	}
-	t.storeRun(r)
-	l.emitStored(r)
+	before, n := t.blocks.len(), len(r.hashes)
+	if rank.blocks()+n > l.cfg.MaxBlocksPerRank || !l.tableBlocks.Take(int64(n)) {
+		l.storeWithin(rank, t, r, slot)
+	} else {
+		t.storeRun(r, slot)
+		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // those that were there
+		l.emitStored(r)
+	}
+	t.attrs.release(slot)
 }
 
 func (l *Lane) flushRemoves(r *run) {
-	t := l.rank(r.key.rank).table(r.key.tier)
+	t := l.newTable(l.rank(r.key.rank), r.key.tier)
+	before := t.blocks.len()
 	gone := r.hashes[:0]
 	for i, hash := range r.hashes {
 		if t.remove(hash, r.op(i)) {
 			gone = append(gone, hash)
 		}
 	}
+	l.tableBlocks.Release(int64(before - t.blocks.len()))
 	l.counts.removesHeld += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
@@ -95,11 +105,13 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	l.lastEventID++
 	e.EventId = l.lastEventID
 	l.entry.other(e)
-	switch e.GetEvent().(type) {
+	switch v := e.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Cleared:
 		l.counts.events[eventsCleared]++
+		l.rank(e.GetDpRank()).cleared(v.Cleared)
 	case *kvcastv1.RouterEvent_Gap:
 		l.counts.events[eventsGap]++
+		l.rank(e.GetDpRank()).gapped(v.Gap)
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		l.counts.events[eventsWorkerAdded]++
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -107,13 +119,41 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
+// cleared and gapped keep up with what routers know of a rank: whether it is
+// incomplete, and whether they have heard that blocks are left out. Nothing else
+// changes that, so that a snapshot says of it what follows from the entries alone.
+func (r *rankState) cleared(c *kvcastv1.Cleared) {
+	if len(c.GetTiers()) == 0 {
+		r.incomplete, r.overfull, r.attributesLacking = false, false, false
+	}
+	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		r.incomplete = true
+	}
+}
+
+func (r *rankState) gapped(g *kvcastv1.Gap) {
+	r.incomplete = true
+	switch g.GetReason() {
+	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS:
+		r.overfull = true
+	case kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
+		r.attributesLacking = true
+	}
+}
+
 // clear empties a rank, whose blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.candidates = l.candidates[:0]
-	*r = rankState{held: r.held, gaps: r.gaps, missedBatches: r.missedBatches}
+	l.drop(r)
+	r.shared, r.gates = nil, nil
+	l.emitCleared(rank, reason)
+}
+
+// emitCleared tells that a rank is empty, in the tiers named: in all where none is.
+func (l *Lane) emitCleared(rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
-		Cleared: &kvcastv1.Cleared{Reason: reason},
+		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
 	}})
 }
 
@@ -139,10 +179,30 @@ func (l *Lane) rank(rank uint32) *rankState {
 	return r
 }
 
-func (r *rankState) table(tier wire.Tier) *table {
+// newTable returns the table of a rank's tier, a new one if need be.
+func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	if r.tables[tier] == nil {
-		r.tables[tier] = newTable()
+		r.tables[tier] = newTable(l.cfg.AttributeBytes)
 		r.held |= journal.TierBit(uint8(tier))
 	}
 	return r.tables[tier]
+}
+
+// dropTable forgets the blocks of a rank's tier.
+func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
+	if t := r.tables[tier]; t != nil {
+		l.tableBlocks.Release(int64(t.blocks.len()))
+		t.attrs.drop()
+		r.tables[tier] = nil
+	}
+}
+
+// drop forgets the blocks of a rank, and what its sources hold.
+func (l *Lane) drop(r *rankState) {
+	for tier := range r.tables {
+		l.dropTable(r, wire.Tier(tier))
+	}
+	if r.shared != nil && r.shared.tracker != nil {
+		r.shared.tracker.reset()
+	}
 }

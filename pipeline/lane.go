@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -21,6 +22,9 @@ type Lane struct {
 	// names: none where there is one.
 	consolidation consolidation
 	sourceNames   []string
+	// tableBlocks is the budget that the tables' blocks are taken from: with dedup nil,
+	// since the trackers take them along.
+	tableBlocks *budget.Budget
 
 	mu          turnLock // guards all below; the journal's lock comes after it
 	closed      bool     // it takes no more
@@ -46,10 +50,10 @@ type rankState struct {
 	tables [wire.NumTiers]*table
 	// held are the tiers that have had a table since the worker was added.
 	held journal.Tiers
-	// incomplete tells that the tables may be wrong: events were lost.
-	incomplete bool
-	// overfull tells that routers were told of blocks left out.
-	overfull bool
+	// incomplete tells that the tables may be wrong, overfull that routers were told of
+	// blocks left out, attributesLacking that they were told of some whose adapter or
+	// salt there is no memory for. All follow from the events emitted: see emit.
+	incomplete, overfull, attributesLacking bool
 	// gaps that could not be repaired, and the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
@@ -122,7 +126,6 @@ func (l *Lane) Gap(g ingest.Gap) {
 			LastSeq:       g.LastSeq,
 		}}})
 	}
-	r.incomplete = true
 	r.gaps++
 	r.missedBatches = add(r.missedBatches, g.Missed)
 	l.counts.gaps++
@@ -303,7 +306,7 @@ func (l *Lane) countChildren(b *ingest.Batch, tier wire.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
 		return tr.countChildren(b.Source)
 	}
-	return l.rank(b.Rank).table(tier).countChildren()
+	return l.newTable(l.rank(b.Rank), tier).countChildren()
 }
 
 // makeWay emits the pending run if what comes is of another kind.

@@ -208,7 +208,7 @@ func TestCloseEndsLanesAtWork(t *testing.T) {
 		if err := s.journal.err(); err != nil {
 			t.Fatal(err)
 		}
-		r := &router{holdings: make(holdings), applied: make(map[string]int)}
+		r := newRouter()
 		r.apply(s.journal.all())
 		if diff := cmp.Diff(s.tableSizes(t), r.holdings.sizes()); diff != "" {
 			t.Fatalf("router's blocks (-tables +got):\n%s", diff)

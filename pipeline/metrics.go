@@ -42,7 +42,7 @@ type laneCounts struct {
 	blocksRemoved uint64
 	removesHeld   uint64
 	staleRemoved  uint64
-	blocksRefused uint64
+	blocksRefused [numRefusals]uint64
 	tracker       trackerCounts
 	gaps          uint64
 	missedBatches uint64
@@ -63,10 +63,10 @@ var (
 	descBlocksRemoved  = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
 	descRemovesHeld    = workerDesc("removes_held_total", "Removes of blocks held back, since the engine holds another copy, or another source of the worker holds the block.")
 	descStaleRemoved   = workerDesc("stale_blocks_removed_total", "Blocks from before a gap that left, since their dp rank had more than ingest.max_blocks_per_rank. blocks_removed_total has them, too.")
-	descBlocksRefused  = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already: raise it where the engine holds more.")
-	descRemovesIgnored = workerDesc("removes_ignored_total", "Removes of blocks that went nowhere, of a worker with several sources: of blocks that nobody holds (unknown), or that another source does (not_held).", "reason")
+	descBlocksRefused  = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already (rank), all workers together ingest.max_blocks (total), or LoRA adapters and cache salts ingest.max_attribute_bytes (attributes): raise it where the engines hold more.", "reason")
+	descRemovesIgnored = workerDesc("removes_ignored_total", "Removes of blocks that went nowhere, of a worker with several sources: of blocks that nobody holds (unknown), or that another source does, or the same by another name (not_held).", "reason")
 	descTracked        = workerDesc("consolidated_blocks", "Distinct blocks that the sources of a worker with several hold now.", "dp_rank")
-	descNames          = workerDesc("consolidated_names", "Names that the sources have for these blocks.", "dp_rank", "source")
+	descNames          = workerDesc("consolidated_names", "Names that the sources have for these blocks, or had: they are kept as long as the block.", "dp_rank", "source")
 	descGaps           = workerDesc("gaps_total", "Gaps that could not be repaired.")
 	descMissed         = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
 	descBlocks         = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
@@ -144,7 +144,9 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
 	metric(descRemovesHeld, prometheus.CounterValue, counts.removesHeld+counts.tracker.held)
 	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.expelled)
-	metric(descBlocksRefused, prometheus.CounterValue, counts.blocksRefused)
+	for why, n := range counts.blocksRefused {
+		metric(descBlocksRefused, prometheus.CounterValue, n, refusalNames[why])
+	}
 	metric(descGaps, prometheus.CounterValue, counts.gaps)
 	metric(descMissed, prometheus.CounterValue, counts.missedBatches)
 	for _, s := range sizes {

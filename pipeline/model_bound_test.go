@@ -1,10 +1,12 @@
 package pipeline_test
 
 import (
+	"math"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -16,13 +18,19 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 		delete(mw.stale, at(h))
 	}
 	room := m.cfg.MaxBlocksPerRank - mw.blocks(p.key.rank) + len(mw.staleOf(p.key.rank))
+	replaced, stale := 0, len(mw.staleOf(p.key.rank))
 	passes := make([]bool, len(p.hashes))
 	for i, h := range p.hashes {
+		// With dedup the sources' blocks have had their place before this.
+		fits := mw.mode == ingest.ConsolidateDedup || m.units()-replaced < m.limit()
 		switch {
 		case mw.held[at(h)] != nil:
 			mw.held[at(h)].store(p.storeOps[i])
-		case room > 0:
+		case room > 0 && (fits || replaced < stale):
 			room--
+			if !fits {
+				replaced++
+			}
 			mw.held[at(h)] = &modelCopies{copies: 1, parent: p.parentOf(i), blockSize: p.key.blockSize}
 		default:
 			mw.refused++
@@ -42,7 +50,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 			m.emitStored(mw, p, first, i)
 		}
 	}
-	m.expire(mw, p.key.rank)
+	m.expire(mw, p.key.rank, replaced)
 	if slices.Contains(passes, false) {
 		m.tellOverfull(mw, p.key.rank)
 	}
@@ -58,9 +66,7 @@ func (p *modelRun) parentOf(i int) *uint64 {
 
 // tellOverfull tells, once, that a rank has more blocks than it may.
 func (m *model) tellOverfull(mw *modelWorker, rank uint32) {
-	mw.incomplete[rank] = true
 	if !mw.overfull[rank] {
-		mw.overfull[rank] = true
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
 			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},
 		}})
@@ -88,9 +94,33 @@ func (m *model) emitStored(mw *modelWorker, p *modelRun, i, j int) {
 	})
 }
 
-// expire lets stale blocks leave as long as the rank has too many. Which of a
-// tier's leave, the pipeline chooses.
-func (m *model) expire(mw *modelWorker, rank uint32) {
+// units is what the blocks of all workers take of the process's budget: one each, or,
+// where several sources are told of once, two and one for each name.
+func (m *model) units() (n int) {
+	for _, mw := range m.workers {
+		if mw.mode != ingest.ConsolidateDedup {
+			n += len(mw.held)
+		}
+		for _, r := range mw.ranks {
+			n += 2*len(r.blocks) + len(r.names)
+		}
+	}
+	return n
+}
+
+// limit is the process's budget.
+func (m *model) limit() int {
+	if n := m.cfg.Blocks.Limit(); n > 0 {
+		return int(n)
+	}
+	return math.MaxInt
+}
+
+// expire lets stale blocks leave as long as the rank has too many, or for those that
+// took the place of as many in the process's budget. Which of a tier's leave, the
+// pipeline chooses.
+func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
+	over := max(mw.blocks(rank)-m.cfg.MaxBlocksPerRank, replaced)
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		var stale []uint64
 		for _, b := range mw.staleOf(rank) {
@@ -98,10 +128,11 @@ func (m *model) expire(mw *modelWorker, rank uint32) {
 				stale = append(stale, b.hash)
 			}
 		}
-		n := min(len(stale), mw.blocks(rank)-m.cfg.MaxBlocksPerRank)
+		n := min(len(stale), over)
 		if n <= 0 {
 			continue
 		}
+		over -= n
 		gone := m.chosen(mw.name, m.lastIDs[mw.name]+1)
 		if !subset(gone, stale) || len(gone) != n {
 			slices.Sort(stale)

@@ -9,18 +9,21 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // modelRank is what a model knows of the sources of one dp rank of a worker that
 // has several.
 type modelRank struct {
-	// names are what each source calls blocks; blocks are in the order in which they
-	// came.
+	// names are what each source calls blocks, or called them: a name resolves until
+	// its block is gone. blocks are in the order in which they came.
 	names  map[modelName]*modelHolding
 	blocks []*modelTracked
-	// doubtful are the sources that lost events; used are the tiers that each has
-	// stored into.
+	// releases counts the names that were released.
+	releases int
+	// doubtful are the sources that may hold other blocks than is known; used are the
+	// tiers that each has stored into since it last let go of all it held.
 	doubtful map[int]bool
 	used     map[int]map[wire.Tier]bool
 }
@@ -31,12 +34,18 @@ type modelName struct {
 }
 
 // modelHolding is how often a name counts, for which block. It is sure unless
-// there was a gap since it was stored.
+// there was a gap since it was stored. Of those that do not count, the one with the
+// lowest number was released first.
 type modelHolding struct {
 	modelCopies
-	block *modelTracked
-	sure  bool
+	block    *modelTracked
+	sure     bool
+	released int
 }
+
+// modelIdleNames is how many names that do not count a source may have for a block,
+// beside the one that routers know it by.
+const modelIdleNames = 4
 
 // modelTracked is a block, known by its content unless it is known by name alone.
 type modelTracked struct {
@@ -88,6 +97,52 @@ func (r *modelRank) held(b *modelTracked) bool {
 		}
 	}
 	return false
+}
+
+// holding is how many names count.
+func (r *modelRank) holding() (n int) {
+	for _, h := range r.names {
+		if h.copies > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// release lets a name count no more. It still resolves, unless its source has too
+// many such names for the block: then the one that was released first does not.
+func (r *modelRank) release(name modelName) {
+	released := r.names[name]
+	r.releases++
+	released.copies, released.released = 0, r.releases
+	var idle []modelName
+	for n, h := range r.names {
+		if n.source == name.source && h.block == released.block && h.copies == 0 && n.hash != h.block.first {
+			idle = append(idle, n)
+		}
+	}
+	if len(idle) > modelIdleNames {
+		delete(r.names, slices.MinFunc(idle, func(a, b modelName) int { return r.names[a].released - r.names[b].released }))
+	}
+}
+
+// merge puts a block's names into another block, since it turned out to be that.
+func (r *modelRank) merge(from, into *modelTracked) {
+	var idle []modelName
+	for n, h := range r.names {
+		switch {
+		case h.block != from:
+		case h.copies > 0:
+			h.block = into
+		default:
+			idle = append(idle, n)
+		}
+	}
+	slices.SortFunc(idle, func(a, b modelName) int { return r.names[a].released - r.names[b].released })
+	for _, n := range idle {
+		r.names[n].block = into
+		r.release(n)
+	}
 }
 
 // forget takes away a block and its names.
@@ -181,6 +236,7 @@ func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
 	}
 	if refused > 0 {
 		mw.refused += refused
+		r.doubtful[b.Source] = true
 		if !mw.overfull[b.Rank] {
 			m.flush(mw)
 		}
@@ -216,11 +272,7 @@ func (m *model) hold(
 				meant.content = content
 				block, isNew = meant, true
 			} else {
-				for _, h := range r.names {
-					if h.block == meant && h.copies > 0 {
-						h.block = block
-					}
-				}
+				r.merge(meant, block)
 				r.forget(meant)
 			}
 		}
@@ -236,8 +288,18 @@ func (m *model) hold(
 			}
 		}
 	}
-	if r.names[name] == nil {
-		if len(r.names) >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
+	if copies.copies == 0 || r.names[name] == nil {
+		if r.holding() >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
+			return nil, false
+		}
+		units := 0
+		if r.names[name] == nil {
+			units++
+		}
+		if block == nil {
+			units += 2
+		}
+		if m.units()+units > m.limit() && !(block == nil && m.expel(mw, b)) {
 			return nil, false
 		}
 		if block == nil {
@@ -253,17 +315,19 @@ func (m *model) hold(
 			copies.parent = s.parent
 		}
 	}
-	r.names[name] = &modelHolding{copies, block, true}
+	r.names[name] = &modelHolding{modelCopies: copies, block: block, sure: true}
 	return block, isNew
 }
 
-// roomFor lets the oldest block leave that is held in doubt alone, where there is
-// no room for another.
+// roomFor reports whether the rank may have another block, for which the oldest may
+// leave that is held in doubt alone.
 func (m *model) roomFor(mw *modelWorker, b ingest.Batch) bool {
+	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.expel(mw, b)
+}
+
+// expel lets the oldest block leave that is held in doubt alone, if there is one.
+func (m *model) expel(mw *modelWorker, b ingest.Batch) bool {
 	r := mw.rankOf(b.Rank)
-	if len(r.blocks) < m.cfg.MaxBlocksPerRank {
-		return true
-	}
 	for _, block := range r.blocks {
 		if !r.held(block) {
 			mw.expired++
@@ -283,7 +347,11 @@ func (m *model) leaves(mw *modelWorker, b ingest.Batch, block *modelTracked) {
 func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64, op modelRemoveOp) {
 	r := mw.rankOf(b.Rank)
 	name := modelName{b.Source, hash}
-	if h := r.names[name]; h == nil || h.copies == 0 {
+	switch h := r.names[name]; {
+	case h != nil && h.copies == 0: // it has let go of that already
+		mw.ignored["not_held"]++
+		return
+	case h == nil:
 		block := r.resolve(mw, b.Source, hash)
 		if block == nil {
 			mw.ignored["unknown"]++
@@ -306,70 +374,119 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64, op modelRe
 		h.sure = h.sure || op.remaining != nil // the engine says that it holds the block
 		return
 	}
+	r.release(name)
 	if !r.held(h.block) {
 		m.leaves(mw, b, h.block)
-	} else if name.hash != h.block.first {
-		delete(r.names, name)
 	}
 }
 
 // letGo takes away what a source holds.
 func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
-	r := mw.rankOf(b.Rank)
+	delete(mw.rankOf(b.Rank).doubtful, b.Source)
 	mw.closeGates(b.Rank, b.Source)
-	event := &kvcastv1.Cleared{Reason: reason}
 	if mw.mode == ingest.ConsolidatePassthrough {
-		for _, tier := range slices.Sorted(maps.Keys(r.used[b.Source])) {
-			event.Tiers = append(event.Tiers, kvcastv1.Tier(tier))
-			maps.DeleteFunc(mw.held, func(k modelBlock, _ *modelCopies) bool { return k.rank == b.Rank && k.tier == tier })
-			maps.DeleteFunc(mw.stale, func(k modelBlock, _ bool) bool { return k.rank == b.Rank && k.tier == tier })
-		}
-		if len(event.Tiers) == 0 {
-			event = nil
-		}
+		m.letGoOfTiers(mw, b, reason)
 	} else {
-		var gone []*modelTracked
-		for _, block := range r.blocks {
-			had := false
-			for n, h := range r.names {
-				if n.source == b.Source && h.block == block && h.copies > 0 {
-					had = true
-					h.copies = 0
-					if n.hash != block.first {
-						delete(r.names, n)
-					}
-				}
-			}
-			if had && !r.held(block) {
-				gone = append(gone, block)
+		m.letGoOfBlocks(mw, b)
+	}
+}
+
+// emptied tells that a rank of several sources is empty, and that it is known to be
+// unless a source is in doubt.
+func (m *model) emptied(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
+	m.forgetRank(mw, rank)
+	if len(mw.rankOf(rank).doubtful) > 0 {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	}
+	m.emitCleared(mw, rank, reason)
+}
+
+func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Cleared{
+		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
+	}})
+}
+
+// letGoOfTiers has the tiers cleared that a source alone has used. In those that
+// others have used, too, it is not known whose blocks are whose.
+func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
+	r := mw.rankOf(b.Rank)
+	used := r.used[b.Source]
+	delete(r.used, b.Source)
+	others := make(map[wire.Tier]bool)
+	for _, tiers := range r.used {
+		maps.Copy(others, tiers)
+	}
+	if len(others) == 0 {
+		m.emptied(mw, b.Rank, reason)
+		return
+	}
+	var cleared []kvcastv1.Tier
+	var shared []modelBlock
+	for _, tier := range slices.Sorted(maps.Keys(used)) {
+		var blocks []modelBlock
+		for k := range mw.held {
+			if k.rank == b.Rank && k.tier == tier {
+				blocks = append(blocks, k)
 			}
 		}
-		for _, block := range gone {
-			r.forget(block)
-		}
-		if len(r.blocks) > 0 {
-			event = nil
-			for _, block := range gone {
-				m.removed(mw, b, wire.TierDevice, nil, block.first)
+		if others[tier] {
+			shared = append(shared, blocks...)
+			if m.cfg.OnGap != pipeline.OnGapClear || len(blocks) == 0 {
+				continue
 			}
-		} else {
-			event.Reason = kvcastv1.Cleared_REASON_SOURCE_CLEARED
-			m.forgetRank(mw, b.Rank)
+		}
+		cleared = append(cleared, kvcastv1.Tier(tier))
+		for _, k := range blocks {
+			delete(mw.held, k)
+			delete(mw.stale, k)
 		}
 	}
-	delete(r.doubtful, b.Source)
-	if mw.blocks(b.Rank) == 0 {
-		delete(mw.overfull, b.Rank)
+	if m.cfg.OnGap == pipeline.OnGapClear && len(shared) > 0 {
+		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
-	delete(mw.incomplete, b.Rank)
-	if mw.overfull[b.Rank] || len(r.doubtful) > 0 {
-		mw.incomplete[b.Rank] = true
+	if len(cleared) > 0 {
+		m.emitCleared(mw, b.Rank, reason, cleared...)
 	}
-	if event != nil {
-		if mw.incomplete[b.Rank] {
-			event.Reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	if m.cfg.OnGap == pipeline.OnGapClear || len(shared) == 0 {
+		return
+	}
+	for _, k := range shared {
+		mw.held[k].copies, mw.held[k].unsure, mw.stale[k] = 1, 0, true
+	}
+	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
+		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
+	}})
+}
+
+// letGoOfBlocks has the blocks removed that a source alone holds.
+func (m *model) letGoOfBlocks(mw *modelWorker, b ingest.Batch) {
+	r := mw.rankOf(b.Rank)
+	var gone []*modelTracked
+	for _, block := range r.blocks {
+		var held []modelName
+		for n, h := range r.names {
+			if n.source == b.Source && h.block == block && h.copies > 0 {
+				held = append(held, n)
+			}
 		}
-		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Cleared{Cleared: event}})
+		slices.SortFunc(held, func(a, b modelName) int { return cmp.Compare(a.hash, b.hash) })
+		for _, n := range held {
+			r.release(n)
+		}
+		if len(held) > 0 && !r.held(block) {
+			gone = append(gone, block)
+		}
+	}
+	for _, block := range gone {
+		r.forget(block)
+	}
+	if len(r.blocks) == 0 {
+		m.emptied(mw, b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
+		return
+	}
+	for _, block := range gone {
+		m.removed(mw, b, wire.TierDevice, nil, block.first)
 	}
 }
 

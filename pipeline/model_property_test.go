@@ -1,12 +1,14 @@
 package pipeline_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -34,6 +36,9 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 		c.on(s)
 		c.on(m)
 	}
+	if got, want := cfg.Blocks.Used(), int64(m.units()); cfg.Blocks != nil && got != want {
+		return fmt.Sprintf("blocks that are accounted for: got %d, want %d", got, want)
+	}
 	counted := s.metrics(t)
 	for metric, want := range map[string]map[string]float64{
 		"raw_event_holes_total":      m.holes(),
@@ -56,7 +61,9 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 
 func TestEntriesAreTheModels(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		if diff := compare(t, drawConfig(t), drawCalls(t, false, true)); diff != "" {
+		cfg := drawConfig(t)
+		cfg.Blocks = budget.New("blocks", rapid.SampledFrom([]int64{0, 0, 4, 9, 16, 30}).Draw(t, "blocks"))
+		if diff := compare(t, cfg, drawCalls(t, false, true)); diff != "" {
 			t.Fatal(diff)
 		}
 	})

@@ -160,7 +160,6 @@ func (m *model) gap(name string, g ingest.Gap) {
 	m.flushAlone(mw)
 	if m.cfg.OnGap == pipeline.OnGapClear && g.Reason != ingest.GapJoinedLate {
 		m.clear(mw, g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
-		mw.incomplete[g.Rank] = true
 		mw.gapOf(g.Rank, -1)
 		m.commit(mw, 0, g.At)
 		return
@@ -179,7 +178,6 @@ func (m *model) gap(name string, g ingest.Gap) {
 		}
 	}
 	mw.gapOf(g.Rank, g.Source)
-	mw.incomplete[g.Rank] = true
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(g.Rank), Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 		Reason: kvcastv1.Gap_Reason(g.Reason), MissedBatches: g.Missed, FirstSeq: g.FirstSeq, LastSeq: g.LastSeq,
 	}}})
@@ -374,8 +372,6 @@ func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reas
 	m.forgetRank(mw, rank)
 	mw.closeGates(rank, everySource)
 	delete(mw.ranks, rank)
-	delete(mw.incomplete, rank)
-	delete(mw.overfull, rank)
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{Cleared: &kvcastv1.Cleared{
 		Reason: reason,
 	}}})
@@ -428,6 +424,21 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 	m.lastIDs[mw.name]++
 	e.EventId = m.lastIDs[mw.name]
 	mw.out = append(mw.out, e)
+	switch rank := e.GetDpRank(); {
+	case e.GetGap() != nil:
+		mw.incomplete[rank] = true
+		if e.GetGap().GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS {
+			mw.overfull[rank] = true
+		}
+	case e.GetCleared() != nil:
+		if len(e.GetCleared().GetTiers()) == 0 {
+			delete(mw.incomplete, rank)
+			delete(mw.overfull, rank)
+		}
+		if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+			mw.incomplete[rank] = true
+		}
+	}
 }
 
 // commit makes an entry of the events of the call, or several where one would be

@@ -22,7 +22,7 @@ type Journal interface {
 type Pipeline struct {
 	cfg     Config
 	journal Journal
-	copies  budget // for tables that are being read
+	copies  limiter // for tables that are being read
 
 	mu    sync.Mutex // guards all below; taken before any lane's
 	lanes map[string]*Lane
@@ -44,7 +44,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	return &Pipeline{
 		cfg:     cfg.withDefaults(),
 		journal: j,
-		copies:  budget{limit: maxCopies},
+		copies:  limiter{limit: maxCopies},
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
 	}, nil
@@ -77,6 +77,9 @@ func (p *Pipeline) AddWorker(w ingest.Worker) ingest.Lane {
 
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
+	}
+	if l.consolidation != dedup {
+		l.tableBlocks = p.cfg.Blocks
 	}
 	if p.closed {
 		l.closed = true
@@ -129,6 +132,9 @@ func (l *Lane) leave(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = true
+	for _, r := range l.ranks {
+		l.drop(r)
+	}
 	l.entry.begin(0, 0)
 	l.emit(e)
 	l.entry.commit()

@@ -223,7 +223,7 @@ func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, conf
 	p := newRecordingPlayer(subject, size, sources...)
 	m := newModel(pipeline.Config{}, nil)
 	reference := newRecordingPlayer(m, size, sources...)
-	r := &router{holdings: make(holdings), applied: make(map[string]int)}
+	r := newRouter()
 	pool := &labelledPool{}
 	for _, b := range batches {
 		p.play(t, b)

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest"
@@ -32,7 +33,32 @@ type holdings map[place]map[uint64]bool
 // router applies entries as the contract says.
 type router struct {
 	holdings holdings
-	applied  map[string]int // entries, by worker
+	// incomplete are the ranks that are, of each worker.
+	incomplete map[string]map[uint32]bool
+	applied    map[string]int // entries, by worker
+}
+
+func newRouter() *router {
+	return &router{holdings: make(holdings), incomplete: make(map[string]map[uint32]bool), applied: make(map[string]int)}
+}
+
+// mark notes whether a rank is incomplete.
+func (r *router) mark(worker string, rank uint32, incomplete bool) {
+	if r.incomplete[worker] == nil {
+		r.incomplete[worker] = make(map[uint32]bool)
+	}
+	r.incomplete[worker][rank] = incomplete
+}
+
+// incompleteRanks are those of a worker, in order.
+func (r *router) incompleteRanks(worker string) (ranks []uint32) {
+	for rank, incomplete := range r.incomplete[worker] {
+		if incomplete {
+			ranks = append(ranks, rank)
+		}
+	}
+	slices.Sort(ranks)
+	return ranks
 }
 
 func (r *router) apply(entries map[string][]*kvcastv1.Entry) {
@@ -70,7 +96,16 @@ func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
 				delete(r.holdings, p)
 			}
 		}
+		if len(tiers) == 0 {
+			r.mark(worker, e.GetDpRank(), false)
+		}
+		if v.Cleared.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+			r.mark(worker, e.GetDpRank(), true)
+		}
+	case *kvcastv1.RouterEvent_Gap:
+		r.mark(worker, e.GetDpRank(), true)
 	case *kvcastv1.RouterEvent_WorkerRemoved:
+		delete(r.incomplete, worker)
 		for p := range r.holdings {
 			if p.worker == worker {
 				delete(r.holdings, p)
@@ -275,7 +310,38 @@ func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
 	return all
 }
 
-// checkViews makes calls, and returns how what a router holds that applied all
+// incompleteBeside returns how what snapshots, ListWorkers and the metrics say of
+// incomplete ranks differs from what a router knows that applied all entries.
+func (s *subject) incompleteBeside(t interface{ Fatal(...any) }, r *router) string {
+	metric := s.metrics(t).byRank("kvcast_pipeline_incomplete")
+	for worker := range s.lanes {
+		want := r.incompleteRanks(worker)
+		cut, ok, err := s.pipeline.Cut(context.Background(), worker, ^journal.Tiers(0))
+		if err != nil || !ok {
+			t.Fatal("no cut of a worker that is there: ", ok, err)
+		}
+		if diff := cmp.Diff(want, cut.Worker.GetIncompleteRanks()); diff != "" {
+			return fmt.Sprintf("snapshot's ranks of %s (-stream +got):\n%s", worker, diff)
+		}
+		var listed []uint32
+		for _, status := range s.pipeline.Status(func(name, _ string) bool { return name == worker }) {
+			for _, rank := range status.GetRanks() {
+				if rank.GetIncomplete() {
+					listed = append(listed, rank.GetDpRank())
+				}
+			}
+		}
+		if diff := cmp.Diff(want, listed); diff != "" {
+			return fmt.Sprintf("ranks of %s in ListWorkers (-stream +got):\n%s", worker, diff)
+		}
+		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(metric[worker])), cmpopts.EquateEmpty()); diff != "" {
+			return fmt.Sprintf("ranks of %s in the metric (-stream +got):\n%s", worker, diff)
+		}
+	}
+	return ""
+}
+
+// checkViews makes calls, and returns how what a router knows that applied all
 // entries differs from the pipeline's tables at any time, where it is more than
 // it may be, and how it differs from what the engines hold whenever nothing
 // waits.
@@ -284,7 +350,7 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call)
 	if err != nil {
 		return err.Error()
 	}
-	r := &router{holdings: make(holdings), applied: make(map[string]int)}
+	r := newRouter()
 	want := make(engines)
 	shared := make(map[string]bool) // workers of several sources, whose blocks are not simply the engines'
 	for i, c := range calls {
@@ -314,6 +380,25 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call)
 		}
 	}
 	return ""
+}
+
+// TestSnapshotSaysWhatTheStreamSaid compares, after each call, which ranks are
+// incomplete with what a router knows that applied all entries.
+func TestSnapshotSaysWhatTheStreamSaid(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s, err := newSubject(drawConfig(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRouter()
+		for i, c := range drawCalls(t, false, false) {
+			c.on(s)
+			r.apply(s.journal.all())
+			if diff := s.incompleteBeside(t, r); diff != "" {
+				t.Fatalf("incomplete after call %d: %s", i, diff)
+			}
+		}
+	})
 }
 
 func TestRouterHoldsWhatEnginesHold(t *testing.T) {

@@ -82,8 +82,10 @@ type Query struct {
 // ErrTooManyHolders means that more places were found than the limit.
 var ErrTooManyHolders = errors.New("too many places hold the blocks")
 
-// Lookup returns every place where one of the blocks lies. Tokens hashes have no
-// index: every block of the workers is looked at for them, in short turns.
+// Lookup returns every place where one of the blocks lies. A block that several
+// sources of a worker have names for is found by each of them, and returned once, by
+// the name that routers know it by. Tokens hashes have no index: every block of the
+// workers is looked at for them, in short turns.
 func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder, error) {
 	tokens := make(map[uint64]struct{}, len(q.TokensHashes))
 	for _, h := range q.TokensHashes {
@@ -124,9 +126,13 @@ type place struct {
 func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map[uint64]struct{}, limit int) (found []*kvcastv1.BlockHolder) {
 	l.mu.Lock()
 	if t := l.table(at); t != nil {
+		var blocks map[uint64][]uint32
+		if tr := l.tracker(at.rank); tr != nil {
+			hashes, blocks = tr.routersNames(hashes)
+		}
 		for _, hash := range hashes {
 			if s, i, ok := t.blocks.find(hash); ok && len(found) <= limit {
-				found = append(found, l.holder(at, t, &s.slots[i]))
+				found = append(found, l.holder(at, t, &s.slots[i], blocks[hash]))
 			}
 		}
 	}
@@ -144,21 +150,23 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 				continue
 			}
 			if _, twice := slices.BinarySearch(hashes, b.hash); !twice {
-				found = append(found, l.holder(at, t, b))
+				found = append(found, l.holder(at, t, b, nil))
 			}
 		}
 	})
 	return found
 }
 
-func (l *Lane) holder(at place, t *table, b *block) *kvcastv1.BlockHolder {
+// holder describes a block of a table; also are those of the tracker that it is, beside
+// what sources call by its hash.
+func (l *Lane) holder(at place, t *table, b *block, also []uint32) *kvcastv1.BlockHolder {
 	h := &kvcastv1.BlockHolder{
 		BlockHash: b.hash,
 		Worker:    l.worker,
 		Model:     l.entry.source.Model,
 		DpRank:    at.rank,
 		Tier:      kvcastv1.Tier(at.tier),
-		Sources:   l.holders(at.rank, b.hash),
+		Sources:   l.holders(at.rank, b.hash, also),
 	}
 	if b.flags&flagTokensHash != 0 {
 		h.TokensHash = proto.Uint64(b.tokensHash)

@@ -1,6 +1,6 @@
 package pipeline
 
-import "strings"
+import "github.com/kvcast/kvcast/internal/budget"
 
 // table holds the blocks of one worker, dp rank and tier: how many copies the
 // engine has of each, and what a snapshot says of them.
@@ -41,15 +41,24 @@ const (
 	generationShift = childrenShift + 2
 )
 
-func newTable() *table {
-	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount)}
+func newTable(bytes *budget.Budget) *table {
+	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount), attrs: attributes{bytes: bytes}}
 }
 
-// storeRun stores each block of a run.
-func (t *table) storeRun(r *run) {
+// reserve returns a slot for what the blocks of a run have in common, which stays
+// until it is released. ok is false where there is no memory for it.
+func (t *table) reserve(r *run) (slot uint32, ok bool) {
+	if slot, ok = t.attrs.slot(attr{lora: r.key.lora, blockSize: r.key.blockSize}); ok {
+		t.attrs.use(slot)
+	}
+	return slot, ok
+}
+
+// storeRun stores each block of a run, for which slot was reserved.
+func (t *table) storeRun(r *run, slot uint32) {
 	b := block{
 		parent: r.parent,
-		attr:   t.attrs.slot(attr{lora: r.key.lora, blockSize: r.key.blockSize}),
+		attr:   slot,
 		flags:  flagHeld | t.blocks.age.mark(),
 	}
 	if r.hasParent {
@@ -67,7 +76,6 @@ func (t *table) storeRun(r *run) {
 		b.parent = hash
 		b.flags |= flagParent
 	}
-	t.attrs.tidy(b.attr)
 }
 
 // store stores a block, and counts it by an operation where it is held. It is small
@@ -202,69 +210,4 @@ func (t *table) expire(n int, gone []uint64) []uint64 {
 func (t *table) holds(hash uint64) bool {
 	_, _, held := t.blocks.find(hash)
 	return held
-}
-
-// attr is what many blocks have in common.
-type attr struct {
-	lora string
-	// salt is the cache salt; only trackers care for it.
-	salt      string
-	blockSize uint32
-}
-
-// attributes gives each attr in use a slot, so that a block need only hold a
-// number. A slot is free again when no block uses it: what it takes is bounded
-// by the blocks.
-type attributes struct {
-	slots []attrSlot
-	index map[attr]uint32
-	free  []uint32
-	// recent is the slot that was asked for last, mostly the one asked for next.
-	recent uint32
-}
-
-type attrSlot struct {
-	attr   attr
-	blocks int
-}
-
-func (a *attributes) slot(v attr) uint32 {
-	if i := int(a.recent); i < len(a.slots) && a.slots[i].blocks > 0 && a.slots[i].attr == v {
-		return a.recent
-	}
-	if i, ok := a.index[v]; ok {
-		a.recent = i
-		return i
-	}
-	if a.index == nil {
-		a.index = make(map[attr]uint32)
-	}
-	v.lora, v.salt = strings.Clone(v.lora), strings.Clone(v.salt) // a batch's strings are the caller's memory
-	var i uint32
-	if n := len(a.free); n > 0 {
-		i, a.free = a.free[n-1], a.free[:n-1]
-	} else {
-		i = uint32(len(a.slots))
-		a.slots = append(a.slots, attrSlot{})
-	}
-	a.slots[i] = attrSlot{attr: v}
-	a.index[v] = i
-	a.recent = i
-	return i
-}
-
-func (a *attributes) use(i uint32) { a.slots[i].blocks++ }
-
-func (a *attributes) release(i uint32) {
-	a.slots[i].blocks--
-	a.tidy(i)
-}
-
-// tidy frees a slot that no block uses.
-func (a *attributes) tidy(i uint32) {
-	if s := &a.slots[i]; s.blocks == 0 {
-		delete(a.index, s.attr)
-		*s = attrSlot{}
-		a.free = append(a.free, i)
-	}
 }

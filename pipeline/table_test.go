@@ -86,12 +86,12 @@ func drawRun(t *rapid.T) *run {
 
 func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table, want := newTable(), make(map[uint64]plainBlock)
+		table, want := newTable(nil), make(map[uint64]plainBlock)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			switch step := rapid.IntRange(0, 9).Draw(t, "step"); {
 			case step < 5:
 				r := drawRun(t)
-				table.storeRun(r)
+				storeRun(table, r)
 				storePlain(want, r)
 			case step < 9:
 				hash := rapid.Uint64Range(0, 5).Draw(t, "removed")
@@ -154,8 +154,8 @@ func checkAttributes(t *rapid.T, table *table) {
 
 func TestTableKeepsNoStringOfABatch(t *testing.T) {
 	lora := []byte("adapter")
-	table := newTable()
-	table.storeRun(&run{key: runKey{kind: wire.KindStored, lora: unsafe.String(&lora[0], len(lora))}, hashes: []uint64{1}})
+	table := newTable(nil)
+	storeRun(table, &run{key: runKey{kind: wire.KindStored, lora: unsafe.String(&lora[0], len(lora))}, hashes: []uint64{1}})
 	copy(lora, "another")
 	if got, want := plain(table)[1].LoRA, "adapter"; got != want {
 		t.Errorf("LoRA of the block once the batch's memory is used again: got %q, want %q", got, want)
@@ -197,13 +197,20 @@ func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			table := newTable()
+			table := newTable(nil)
 			for _, r := range test.runs {
-				table.storeRun(r)
+				storeRun(table, r)
 			}
 			if diff := cmp.Diff(test.want, plain(table)[1]); diff != "" {
 				t.Errorf("block (-want +got):\n%s", diff)
 			}
 		})
 	}
+}
+
+// storeRun stores a run, as a lane does that has memory for what it needs.
+func storeRun(t *table, r *run) {
+	slot, _ := t.reserve(r)
+	t.storeRun(r, slot)
+	t.attrs.release(slot)
 }

@@ -27,7 +27,7 @@ type toldBlock struct {
 // in how many events.
 func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock, order []uint64, first uint32) (told []uint64, as map[uint64]toldBlock, events int) {
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
-	table := l.ranks[0].table(wire.TierDevice)
+	table := l.newTable(l.ranks[0], wire.TierDevice)
 	for _, hash := range order {
 		b := blocks[hash]
 		r := &run{
@@ -37,7 +37,7 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 		if b.hashed {
 			r.tokensHashes = []uint64{b.tokensHash}
 		}
-		table.storeRun(r)
+		storeRun(table, r)
 	}
 	at := place{0, wire.TierDevice}
 	slots, attrs := l.tableSize(at)
@@ -141,9 +141,9 @@ func TestChainsAreToldInFewEvents(t *testing.T) {
 func TestMemoryOfACopyOfManyAdapters(t *testing.T) {
 	const blocks = 100_000
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
-	table := l.ranks[0].table(wire.TierDevice)
+	table := l.newTable(l.ranks[0], wire.TierDevice)
 	for i := range uint64(blocks) {
-		table.storeRun(&run{key: runKey{kind: wire.KindStored, lora: fmt.Sprint(i), blockSize: 16}, hashes: []uint64{i}})
+		storeRun(table, &run{key: runKey{kind: wire.KindStored, lora: fmt.Sprint(i), blockSize: 16}, hashes: []uint64{i}})
 	}
 	var before, after runtime.MemStats
 	runtime.GC()

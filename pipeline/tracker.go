@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // tracker knows which of a worker's sources hold which blocks of one dp rank, so
@@ -20,8 +21,17 @@ import (
 //     another one, the first of those that did, means by it.
 //   - A name has copies, which are counted as those of a block in a table are. A
 //     source holds a block as long as one of its names for it has one.
-//   - To routers a block goes by the name that it was first stored by. That name
-//     stays known as long as the block is, whether it counts or not.
+//   - A name resolves until its block is gone, also an idle one, which has no copy
+//     since its source has let go: offloading engines store children of blocks that
+//     they have evicted. That goes for the names of a source that cleared its cache
+//     or restarted, too. Where hashes follow from contents, they mean the same block
+//     in the next incarnation, and other sources may still use them. Where they are
+//     random, the next incarnation does not use them. A name that its source stores
+//     as another block means that one.
+//   - A source has at most maxIdleNames idle names for a block, beside the name that
+//     routers know it by: the one released first is forgotten. So the names of an
+//     engine that renames its blocks for ever are bounded.
+//   - To routers a block goes by the name that it was first stored by.
 //   - After a gap all names of a source have one copy, and are in doubt until they are
 //     stored again: they do not keep a block that nobody else holds beyond doubt,
 //     when somebody removes it.
@@ -40,10 +50,12 @@ type tracker struct {
 	children []nameChildren
 	// generations are the sources' numbers of gaps; see blockName.
 	generations []uint32
-	// named are the sources' numbers of names, unresolved is that of the blocks that
-	// are known by their names alone.
-	named      []int
-	unresolved int
+	// named are the sources' numbers of names, held those of the names that count, and
+	// holdings is their sum. unresolved is the number of the blocks that are known by
+	// their names alone.
+	named, held []int
+	holdings    int
+	unresolved  int
 	// oldest and newest are the ends of the list of all blocks in the order in which
 	// they came. No block before doubtFrom is held in doubt alone: none gets so but
 	// by a gap, which begins from the oldest again.
@@ -54,15 +66,24 @@ type tracker struct {
 	// scratch is room for names.
 	scratch []uint32
 	counted *trackerCounts
+	// blocksLeft is the process's budget of blocks, of which a block takes
+	// trackedBlockUnits and a name one; prepaid is what is taken of it and not used.
+	blocksLeft *budget.Budget
+	prepaid    int64
 }
+
+// trackedBlockUnits is what a block takes of the budget: one for its record, and one
+// for its place in the table of what routers know.
+const trackedBlockUnits = 2
 
 // trackedBlock is a block that some source holds.
 type trackedBlock struct {
 	sequence uint64
 	// first is the block hash that routers know it by.
 	first uint64
-	// names are in a ring; this is one of them.
-	names uint32
+	// names are those that count, in a ring; this is one of them. idle are the others,
+	// also in a ring; this is the one released last. 0 where there are none.
+	names, idle uint32
 	// space is the slot of its LoRA adapter and salt, counted from 1; 0 where the
 	// block is known by its name alone.
 	space        uint32
@@ -75,9 +96,13 @@ type blockName struct {
 	// parent is what the source calls the block's parent.
 	parent     uint64
 	block      uint32 // 0 where the record is not in use
-	next, prev uint32 // in the block's ring
+	next, prev uint32 // in one of the block's rings; 0 in none
 	flags      nameFlags
 }
+
+// maxIdleNames bounds a source's idle names for a block. Most sources have one name
+// for a block, and their next incarnation another.
+const maxIdleNames = 4
 
 // maxNamedSources is how many sources nameFlags can tell apart.
 const maxNamedSources = 128
@@ -117,19 +142,20 @@ type toldRange struct {
 // trackerCounts is what trackers count.
 type trackerCounts struct {
 	// held are removes that left a block with a holder, unknown those of unknown
-	// blocks, notHeld those by a source that does not hold the block.
+	// blocks, notHeld those by a source that does not hold the block by that name.
 	held, unknown, notHeld uint64
 	// expelled are blocks held in doubt that made room, refused are stores of blocks
 	// or names that there was no room for.
-	expelled, refused uint64
+	expelled uint64
+	refused  [numRefusals]uint64
 }
 
 // maxTracked bounds the numbers of records.
 const maxTracked = math.MaxUint32 - 2*slabChunk
 
 // newTracker makes a tracker of sources, up to maxNamedSources, that takes up to
-// maxBlocks blocks, and as many names of each source, and adds to what counted
-// counts.
+// maxBlocks blocks, and as many names that count of each source, and adds to what
+// counted counts.
 func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 	return &tracker{
 		sources:     sources,
@@ -141,6 +167,7 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 		children:    make([]nameChildren, sources),
 		generations: make([]uint32, sources),
 		named:       make([]int, sources),
+		held:        make([]int, sources),
 	}
 }
 
@@ -178,11 +205,17 @@ type nameStore struct {
 func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
-		slot := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
+		slot, ok := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
+		if !ok {
+			t.counted.refused[refusedAttribute] += uint64(len(e.BlockHashes))
+			return
+		}
 		id.space = slot + 1
 		t.spaces.use(slot) // until the end, whatever leaves
 		defer t.spaces.release(slot)
 	}
+	t.prepay((trackedBlockUnits + 1) * len(e.BlockHashes))
+	defer t.refund()
 	from := len(t.out)
 	parent := t.parentOf(source, e)
 	s := nameStore{source: source, parent: e.Parent, rooted: parent.rooted, hashed: id.space != 0, op: op}
@@ -269,15 +302,21 @@ func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
 		t.drop(name)
 		name = 0
 	}
-	if name == 0 {
-		if t.names.len() >= min(maxTracked, t.sources*t.maxBlocks) || ref == 0 && !t.room() {
-			t.counted.refused++
+	if name == 0 || !t.names.at(name).held() {
+		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.room() {
+			t.counted.refused[refusedRank]++
+			return 0, false
+		}
+		if !t.pay(name == 0, ref == 0) {
+			t.counted.refused[refusedTotal]++
 			return 0, false
 		}
 		if ref == 0 {
 			ref, isNew = t.add(hash, id), true
 		}
-		name = t.join(source, hash, ref)
+		if name == 0 {
+			name = t.join(source, hash, ref)
+		}
 	}
 	if held {
 		copies.stored(s.op)
@@ -286,10 +325,10 @@ func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
 	if comes || s.hashed {
 		t.setParent(name, s)
 	}
-	t.setCount(name, copies)
 	if comes {
-		t.joinParent(name)
+		t.revive(name)
 	}
+	t.setCount(name, copies)
 	return ref, isNew
 }
 
@@ -304,13 +343,12 @@ func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
 		return alone, true
 	}
 	for b.names != 0 {
-		name := b.names
-		if !t.names.at(name).held() {
-			t.erase(name)
-			continue
-		}
-		t.unlink(name)
-		t.link(name, ref)
+		t.move(b.names, ref)
+	}
+	for b.idle != 0 { // from the one released first
+		name := t.names.at(b.idle).prev
+		t.move(name, ref)
+		t.boundIdle(t.names.at(name).source(), ref)
 	}
 	t.forget(alone)
 	return ref, false
@@ -318,17 +356,19 @@ func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
 
 // remove takes a source's remove of a block, which is counted by an operation.
 func (t *tracker) remove(source int, hash uint64, op copyOp) {
+	defer t.refund()
 	name := t.name(source, hash)
-	if name == 0 || !t.names.at(name).held() {
+	if name == 0 {
 		ref := t.resolve(source, hash)
 		if ref == 0 {
 			t.counted.unknown++
 			return
 		}
-		if name = t.nameBy(source, ref); name == 0 {
-			t.counted.notHeld++
-			return
-		}
+		name = t.nameBy(source, ref)
+	}
+	if name == 0 || !t.names.at(name).held() {
+		t.counted.notHeld++
+		return
 	}
 	copies := t.count(name)
 	gone := copies.removed(op, op == takeAnnounced && t.hasHeldChild(name))
@@ -343,7 +383,8 @@ func (t *tracker) remove(source int, hash uint64, op copyOp) {
 // letGo takes away all that a source holds: its engine began anew, or cleared its
 // cache. It tells whether nothing is left; nobody is then told of single blocks.
 func (t *tracker) letGo(source int) (empty bool) {
-	if n := t.named[source]; 0 < n && n < t.names.len() {
+	defer t.refund()
+	if n := t.held[source]; 0 < n && n < t.holdings {
 		for ref := t.oldest; ref != 0; {
 			newer := t.blocks.at(ref).newer
 			t.release(source, ref)
@@ -372,25 +413,52 @@ func (t *tracker) gap(source int) bool {
 
 // reset forgets all blocks and names.
 func (t *tracker) reset() {
+	t.prepaid += int64(trackedBlockUnits*t.blocks.len() + t.names.len())
+	t.refund()
+	t.spaces.drop()
 	fresh := newTracker(t.sources, t.maxBlocks, t.counted)
 	fresh.out, fresh.gone, fresh.generations = t.out, t.gone, t.generations
+	fresh.blocksLeft, fresh.spaces = t.blocksLeft, t.spaces
 	*t = *fresh
 }
 
-// holders returns the sources that hold a block that routers know by a hash, in
-// order.
-func (t *tracker) holders(first uint64) (sources []int) {
+// called returns the blocks that some source calls by a hash, or has called so.
+func (t *tracker) called(hash uint64) (blocks []uint32) {
 	for source := range t.sources {
-		name := t.name(source, first)
-		if name == 0 {
-			continue
+		if name := t.name(source, hash); name != 0 {
+			if ref := t.names.at(name).block; !slices.Contains(blocks, ref) {
+				blocks = append(blocks, ref)
+			}
 		}
-		b := t.blocks.at(t.names.at(name).block)
+	}
+	return blocks
+}
+
+// routersNames returns some hashes, which are sorted, and those by which routers know
+// the blocks that sources call so, sorted; and of the latter which blocks.
+func (t *tracker) routersNames(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
+	known, blocks = slices.Clone(hashes), make(map[uint64][]uint32)
+	for _, hash := range hashes {
+		for _, ref := range t.called(hash) {
+			if first := t.blocks.at(ref).first; first != hash {
+				known, blocks[first] = append(known, first), append(blocks[first], ref)
+			}
+		}
+	}
+	slices.Sort(known)
+	return slices.Compact(known), blocks
+}
+
+// holders returns the sources that hold a block that routers know by a hash, in order.
+// also are blocks that they know so, and that need not be called so by any source.
+func (t *tracker) holders(first uint64, also ...uint32) (sources []int) {
+	for _, ref := range append(t.called(first), also...) {
+		b := t.blocks.at(ref)
 		if b.first != first {
 			continue
 		}
 		for n := b.names; ; {
-			if s := t.names.at(n); s.held() && !slices.Contains(sources, s.source()) {
+			if s := t.names.at(n); !slices.Contains(sources, s.source()) {
 				sources = append(sources, s.source())
 			}
 			if n = t.names.at(n).next; n == b.names {

@@ -21,14 +21,14 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 1), stores(engine, continuing(4, storeOf(contents(5), 5))),
 			},
 			want:    []string{"store 0-3 ", "remove [1] ", "store 0-1 after 4 "},
-			counted: trackerCounts{refused: 1}, names: 3,
+			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 3,
 		},
 		"a block that is known needs no room": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1, 2, 3, 4), 11, 12, 13, 14)),
 			},
 			want:    []string{"store 0-3 ", ""},
-			counted: trackerCounts{refused: 1}, names: 6,
+			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 6,
 		},
 		"a name beyond the bound is left out": {
 			steps: []trackerStep{
@@ -38,7 +38,17 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
 			},
 			want:    []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: 2, held: 2}, names: 6,
+			counted: trackerCounts{refused: [numRefusals]uint64{2}, held: 2}, names: 7,
+		},
+		"a name that counts again needs room, too": {
+			steps: []trackerStep{
+				stores(engine, storeOf(contents(1), 1)), removes(engine, 1), stores(offload, storeOf(contents(1), 11)), stores(engine, storeOf(contents(1), 1)),
+				removes(engine, 1), stores(offload, storeOf(contents(1), 12)), stores(offload, storeOf(contents(1), 13)), stores(offload, storeOf(contents(1), 14)),
+				stores(offload, storeOf(contents(1), 15)), stores(offload, storeOf(contents(1), 16)), stores(engine, storeOf(contents(1), 1)),
+				removes(offload, 16), stores(engine, storeOf(contents(1), 1)),
+			},
+			want:    []string{"store 0-1 ", "remove [1] ", "store 0-1 ", "", "", "", "", "", "", "", "", "", ""},
+			counted: trackerCounts{refused: [numRefusals]uint64{1}, held: 2}, names: 7,
 		},
 		"the oldest that is in doubt makes room": {
 			steps: []trackerStep{
@@ -46,7 +56,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(offload, storeOf(contents(4), 14)), stores(engine, storeOf(contents(5), 5)), stores(engine, storeOf(contents(6), 6)),
 			},
 			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{expelled: 2, refused: 1}, names: 3,
+			counted: trackerCounts{expelled: 2, refused: [numRefusals]uint64{1}}, names: 3,
 		},
 		"where the oldest in doubt has left, the next makes room": {
 			steps: []trackerStep{
@@ -63,7 +73,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{expelled: 1, refused: 1}, names: 4,
+			counted: trackerCounts{expelled: 1, refused: [numRefusals]uint64{1}}, names: 4,
 		},
 		"a further gap begins with the oldest again": {
 			steps: []trackerStep{
@@ -86,6 +96,39 @@ func TestTrackerIsBounded(t *testing.T) {
 			}
 			checkTracker(t, tr)
 		})
+	}
+}
+
+// TestIdleNamesAreBounded has a source rename, again and again, a block that another
+// holds by a name that routers know, and that the first source released before all
+// others.
+func TestIdleNamesAreBounded(t *testing.T) {
+	const renames = 3 * maxIdleNames
+	tr := newTracker(2, 100, &trackerCounts{})
+	tr.play(stores(engine, storeOf(contents(7), 1)), stores(offload, storeOf(contents(7), 11)), stores(offload, storeOf(contents(7), 12)))
+	tr.play(stores(offload, storeOf(contents(7), 1)), removes(offload, 1), removes(engine, 1), removes(offload, 12))
+	for h := range uint64(renames) {
+		tr.play(stores(engine, storeOf(contents(7), 100+h)), removes(engine, 100+h))
+	}
+	checkTracker(t, tr)
+	resolved := make(map[uint64]bool)
+	for hash := range uint64(100 + renames) {
+		if tr.resolve(engine, hash) != 0 {
+			resolved[hash] = true
+		}
+	}
+	want := map[uint64]bool{1: true, 11: true, 12: true}
+	for h := range uint64(maxIdleNames) {
+		want[100+renames-1-h] = true
+	}
+	if diff := cmp.Diff(want, resolved); diff != "" {
+		t.Errorf("names that resolve (-want +got):\n%s", diff)
+	}
+	if tr.name(engine, 1) == 0 || tr.name(offload, 1) == 0 {
+		t.Error("a source has lost its name of the block that routers know it by")
+	}
+	if _, gone := tr.play(removes(offload, 11)), tr.names.len(); gone != 0 {
+		t.Errorf("names of no block: got %d, want 0", gone)
 	}
 }
 

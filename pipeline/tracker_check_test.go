@@ -8,7 +8,7 @@ import (
 // checkTracker checks what holds of a tracker at any time.
 func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	blocks, names, alone := 0, 0, 0
-	named := make([]int, tr.sources)
+	named, held := make([]int, tr.sources), make([]int, tr.sources)
 	children := make([]map[uint64]uint32, tr.sources)
 	last := uint32(0)
 	for ref := tr.oldest; ref != 0; ref = tr.blocks.at(ref).newer {
@@ -23,30 +23,46 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 		} else if got := tr.find(content{b.space, b.sequence}); got != ref {
 			t.Errorf("block %d is found as %d", ref, got)
 		}
-		counts := 0
-		for name := b.names; ; {
-			n := tr.names.at(name)
-			names++
-			named[n.source()]++
-			if n.block != ref || tr.name(n.source(), n.hash) != name || tr.names.at(n.next).prev != name {
-				t.Errorf("name %d of block %d is out of order: %+v", name, ref, *n)
-			}
-			if n.held() {
-				counts++
-			}
-			if n.held() && n.flags&nameParent != 0 && name < tr.children[n.source()].upTo {
-				if children[n.source()] == nil {
-					children[n.source()] = make(map[uint64]uint32)
-				}
-				children[n.source()][n.parent]++
-			}
-			if name = n.next; name == b.names {
-				break
-			}
-		}
-		if counts == 0 {
+		if b.names == 0 {
 			t.Errorf("block %d is held by nobody", ref)
 		}
+		idle := make([]int, tr.sources)
+		for _, ring := range []uint32{b.names, b.idle} {
+			for name := ring; name != 0; {
+				n := tr.names.at(name)
+				names++
+				named[n.source()]++
+				if n.block != ref || tr.name(n.source(), n.hash) != name || tr.names.at(n.next).prev != name {
+					t.Errorf("name %d of block %d is out of order: %+v", name, ref, *n)
+				}
+				if isIdle := n.flags&nameIdle != 0; isIdle != (ring == b.idle) {
+					t.Errorf("name %d of block %d is in the wrong ring: %+v", name, ref, *n)
+				} else if !isIdle {
+					held[n.source()]++
+					if n.flags&nameParent != 0 && name < tr.children[n.source()].upTo {
+						if children[n.source()] == nil {
+							children[n.source()] = make(map[uint64]uint32)
+						}
+						children[n.source()][n.parent]++
+					}
+				} else if n.hash != b.first {
+					idle[n.source()]++
+				}
+				if name = n.next; name == ring {
+					break
+				}
+			}
+		}
+		if slices.Max(idle) > maxIdleNames {
+			t.Errorf("block %d has %v idle names, want at most %d of a source", ref, idle, maxIdleNames)
+		}
+	}
+	holdings := 0
+	for _, n := range held {
+		holdings += n
+	}
+	if !slices.Equal(held, tr.held) || holdings != tr.holdings {
+		t.Errorf("names that count: %v and %d, want %v and %d", tr.held, tr.holdings, held, holdings)
 	}
 	for source, c := range tr.children {
 		if !maps.Equal(children[source], c.of) {

@@ -1,5 +1,10 @@
 package pipeline
 
+import (
+	"cmp"
+	"slices"
+)
+
 // How a tracker keeps its blocks and names.
 
 // doubtSteps is how many blocks are looked at to make room for one: a lane must
@@ -64,7 +69,7 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 	first := t.blocks.at(ref).names
 	for name := first; ; {
 		n := t.names.at(name)
-		if n.source() == source && n.held() && (by == 0 || n.hash < t.names.at(by).hash) {
+		if n.source() == source && (by == 0 || n.hash < t.names.at(by).hash) {
 			by = name
 		}
 		if name = n.next; name == first {
@@ -99,41 +104,55 @@ func (t *tracker) doubted(n *blockName) bool {
 	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
 }
 
-// join gives a block a new name, which has no copy yet.
+// join gives a block a new name, which has no copy yet, and is in none of its rings.
 func (t *tracker) join(source int, hash uint64, ref uint32) uint32 {
 	name := t.names.take()
-	*t.names.at(name) = blockName{hash: hash, flags: nameFlags(source) | nameIdle | t.generation(source)}
+	*t.names.at(name) = blockName{hash: hash, block: ref, flags: nameFlags(source) | nameIdle | t.generation(source)}
 	t.byName.add(nameKey(source, hash), name, t.keyOfName)
 	t.named[source]++
-	t.link(name, ref)
 	return name
+}
+
+// ring returns which of a block's rings a name belongs into.
+func (b *trackedBlock) ring(n *blockName) *uint32 {
+	if n.flags&nameIdle != 0 {
+		return &b.idle
+	}
+	return &b.names
 }
 
 // link puts a name into a block's ring, in front.
 func (t *tracker) link(name, ref uint32) {
-	n, b := t.names.at(name), t.blocks.at(ref)
+	n := t.names.at(name)
+	front := t.blocks.at(ref).ring(n)
 	n.block, n.next, n.prev = ref, name, name
-	if b.names != 0 {
-		after := t.names.at(b.names)
-		n.next, n.prev = b.names, after.prev
+	if *front != 0 {
+		after := t.names.at(*front)
+		n.next, n.prev = *front, after.prev
 		t.names.at(after.prev).next = name
 		after.prev = name
 	}
-	b.names = name
+	*front = name
 }
 
 // unlink takes a name out of its block's ring.
 func (t *tracker) unlink(name uint32) {
 	n := t.names.at(name)
-	b := t.blocks.at(n.block)
+	front := t.blocks.at(n.block).ring(n)
 	if n.next == name {
-		b.names = 0
+		*front = 0
 		return
 	}
 	t.names.at(n.prev).next, t.names.at(n.next).prev = n.next, n.prev
-	if b.names == name {
-		b.names = n.next
+	if *front == name {
+		*front = n.next
 	}
+}
+
+// move makes a name one of another block.
+func (t *tracker) move(name, ref uint32) {
+	t.unlink(name)
+	t.link(name, ref)
 }
 
 // erase takes away a name, and nothing else.
@@ -148,21 +167,61 @@ func (t *tracker) erase(name uint32) {
 	}
 	t.byName.remove(nameKey(n.source(), n.hash), name, t.keyOfName)
 	t.named[n.source()]--
+	if n.held() {
+		t.held[n.source()]--
+		t.holdings--
+	}
 	n.block = 0
 	t.names.give(name)
+	t.prepaid++
 }
 
-// idle takes a name's copies away, and forgets it unless it is one that routers know
-// the block by.
+// idle takes a name's copies away. It still resolves, as long as it is not one of too
+// many.
 func (t *tracker) idle(name uint32) {
 	n := t.names.at(name)
-	if n.hash != t.blocks.at(n.block).first {
-		t.erase(name)
-		return
-	}
+	ref, source := n.block, n.source()
 	t.partParent(name)
 	t.setCount(name, copyCount{})
+	t.unlink(name)
 	n.flags |= nameIdle
+	t.link(name, ref)
+	t.held[source]--
+	t.holdings--
+	t.boundIdle(source, ref)
+}
+
+// boundIdle forgets the idle name of a source for a block that was released first,
+// where there are more than maxIdleNames. The name that routers know the block by
+// stays: that is what they call its children's parent.
+func (t *tracker) boundIdle(source int, ref uint32) {
+	b := t.blocks.at(ref)
+	idle, oldest := 0, uint32(0)
+	for name := b.idle; ; {
+		n := t.names.at(name)
+		if n.source() == source && n.hash != b.first {
+			idle, oldest = idle+1, name
+		}
+		if name = n.next; name == b.idle {
+			break
+		}
+	}
+	if idle > maxIdleNames {
+		t.erase(oldest)
+	}
+}
+
+// revive gives a name that has none its first copy.
+func (t *tracker) revive(name uint32) {
+	n := t.names.at(name)
+	if n.next != 0 {
+		t.unlink(name)
+	}
+	n.flags &^= nameIdle
+	t.link(name, n.block)
+	t.joinParent(name)
+	t.held[n.source()]++
+	t.holdings++
 }
 
 // lapse takes a name's copies away, and tells whether its block is gone with it.
@@ -192,6 +251,9 @@ func (t *tracker) leave(ref uint32) bool {
 	for b.names != 0 {
 		t.erase(b.names)
 	}
+	for b.idle != 0 {
+		t.erase(b.idle)
+	}
 	t.forget(ref)
 	return true
 }
@@ -205,7 +267,7 @@ func (t *tracker) heldBeyondDoubt(ref uint32) bool {
 	}
 	for name := b.names; ; {
 		n := t.names.at(name)
-		if n.held() && !t.doubted(n) {
+		if !t.doubted(n) {
 			b.names = name
 			return true
 		}
@@ -220,12 +282,15 @@ func (t *tracker) release(source int, ref uint32) {
 	names, b := t.scratch[:0], t.blocks.at(ref)
 	for name := b.names; ; {
 		n := t.names.at(name)
-		if n.source() == source && n.held() {
+		if n.source() == source {
 			names = append(names, name)
 		}
 		if name = n.next; name == b.names {
 			break
 		}
+	}
+	if len(names) > maxIdleNames { // which ones stay must not depend on the ring
+		slices.SortFunc(names, func(a, b uint32) int { return cmp.Compare(t.names.at(a).hash, t.names.at(b).hash) })
 	}
 	for _, name := range names {
 		t.idle(name)
@@ -236,12 +301,14 @@ func (t *tracker) release(source int, ref uint32) {
 	t.scratch = names
 }
 
-// room makes room for a block, if need be by letting go of the oldest that is held
-// in doubt alone.
+// room reports whether there may be another block, for which the oldest may leave that
+// is held in doubt alone.
 func (t *tracker) room() bool {
-	if t.len() < min(t.maxBlocks, maxTracked) {
-		return true
-	}
+	return t.len() < min(t.maxBlocks, maxTracked) || t.expelDoubted()
+}
+
+// expelDoubted lets go of the oldest block that is held in doubt alone, if it is found soon.
+func (t *tracker) expelDoubted() bool {
 	for range doubtSteps {
 		ref := t.doubtFrom
 		if ref == 0 {
@@ -254,6 +321,45 @@ func (t *tracker) room() bool {
 		}
 	}
 	return false
+}
+
+// prepay takes so much of the process's budget at once, if it is there. Without it each
+// record is paid for on its own.
+func (t *tracker) prepay(units int) {
+	if t.blocksLeft.Take(int64(units)) {
+		t.prepaid += int64(units)
+	}
+}
+
+// refund returns what was not used, or is no longer.
+func (t *tracker) refund() {
+	if t.prepaid > 0 {
+		t.blocksLeft.Release(t.prepaid)
+		t.prepaid = 0
+	}
+}
+
+// pay pays for a new name, a new block, or both, for which a block that is held in
+// doubt alone may leave.
+func (t *tracker) pay(name, block bool) bool {
+	units := int64(0)
+	if name {
+		units++
+	}
+	if block {
+		units += trackedBlockUnits
+	}
+	for left := block; t.prepaid < units; left = false {
+		if t.blocksLeft.Take(units - t.prepaid) {
+			t.prepaid = 0
+			return true
+		}
+		if !left || !t.expelDoubted() {
+			return false
+		}
+	}
+	t.prepaid -= units
+	return true
 }
 
 // add makes a block, the newest.
@@ -305,6 +411,7 @@ func (t *tracker) forget(ref uint32) {
 		t.newest = b.older
 	}
 	t.blocks.give(ref)
+	t.prepaid += trackedBlockUnits
 }
 
 func (t *tracker) tellGone(first uint64) {

@@ -375,6 +375,78 @@ func TestTracker(t *testing.T) {
 			},
 			want: []string{"store 0-2 ", "", "", "remove [1] "}, blocks: 1,
 		},
+		"a parent that its source has removed resolves as long as another holds it": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), removes(offload, 101),
+				stores(offload, continuing(101, storeOf(contents(200), 102))), stores(engine, continuing(1, storeOf(contents(200), 2))),
+			},
+			want: []string{"store 0-1 ", "", "", "store 0-1 after 1 ", ""}, blocks: 2,
+		},
+		"so does a parent by a name that another source gave and released": {
+			steps: []trackerStep{
+				stores(offload, storeOf(one, 101)), stores(engine, storeOf(one, 1)), removes(engine, 1),
+				stores(offload, continuing(1, storeOf(contents(200), 102))), stores(engine, storeOf(contents(100, 200), 1, 2)),
+			},
+			want: []string{"store 0-1 ", "", "", "store 0-1 after 101 ", ""}, blocks: 2,
+		},
+		"a name is gone with its block": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), removes(offload, 101), removes(engine, 1),
+				stores(offload, continuing(101, storeOf(contents(200), 102))), removes(offload, 101),
+			},
+			want: []string{"store 0-1 ", "", "", "remove [1] ", "store 0-1 after 101 ", ""}, blocks: 1,
+		},
+		"a source that cleared its cache or restarted may use its names": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), letsGo(offload),
+				stores(offload, continuing(101, storeOf(contents(200), 102))), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "store 0-1 after 1 ", "remove [1] "}, blocks: 1,
+		},
+		"so may another source": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), letsGo(engine),
+				stores(offload, continuing(1, storeOf(contents(200), 102))),
+			},
+			want: []string{"store 0-1 ", "", "", "store 0-1 after 1 "}, blocks: 2,
+		},
+		"a name of a new incarnation means what that stores by it": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), letsGo(offload),
+				stores(offload, storeOf(contents(200), 101)), stores(offload, continuing(101, storeOf(contents(300), 102))),
+				removes(offload, 101), removes(engine, 1),
+			},
+			want: []string{"store 0-1 ", "", "", "store 0-1 ", "store 0-1 after 101 ", "remove [101] ", "remove [1] "}, blocks: 1,
+		},
+		"a released name that is stored again counts once": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), stores(offload, storeOf(one, 101)),
+				removes(offload, 101, 101), stores(offload, storeOf(one, 101)), removes(engine, 1), removes(offload, 101),
+			},
+			want: []string{"store 0-1 ", "", "", "", "", "", "remove [1] "},
+		},
+		"a hash-only store by a released name holds its block again": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), removes(offload, 101),
+				stores(offload, storeOf(nil, 101)), removes(engine, 1), removes(offload, 101),
+			},
+			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
+		},
+		"the names of a block that becomes one with another resolve": {
+			steps: []trackerStep{
+				stores(engine, storeOf(nil, 1)), stores(offload, storeOf(nil, 1)), removes(offload, 1),
+				stores(offload, storeOf(one, 102)), stores(engine, storeOf(one, 1)), stores(engine, storeOf(contents(300), 1)),
+				stores(offload, continuing(1, storeOf(contents(200), 103))),
+			},
+			want: []string{"store 0-1 ", "", "", "store 0-1 ", "remove [1] ", "store 0-1 ", "store 0-1 after 102 "}, blocks: 3,
+		},
+		"the first name that is removed twice does not take another's count": {
+			steps: []trackerStep{
+				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), removes(engine, 1), removes(engine, 1),
+			},
+			want:   []string{"store 0-1 ", "", "", ""},
+			blocks: 1,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

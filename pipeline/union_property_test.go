@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -15,27 +16,31 @@ import (
 )
 
 // cache is what one source of a worker holds: prompts' prefixes, each written as
-// the contents of its blocks. Each source has names of its own for them.
+// the contents of its blocks. Each source has names of its own for them, and each of
+// its incarnations others, or the same.
 type cache struct {
-	source int
-	held   map[string]int // how often
+	source, incarnation int
+	held                map[string]int // how often
+	// named is what it has called prefixes, as long as anybody holds them.
+	named map[string]uint64
 }
 
 // name is what the source calls a prefix.
 func (c *cache) name(names map[uint64]string, prefix string) uint64 {
-	h := uint64(c.source+1) << 32
+	h := uint64(c.source+1)<<32 + uint64(c.incarnation)<<48
 	for _, b := range []byte(prefix) {
 		h = h*31 + uint64(b)
 	}
-	names[h] = prefix
+	names[h], c.named[prefix] = prefix, h
 	return h
 }
 
-// stored is the event that a source sends when it caches a prompt from a block on.
-func (c *cache) stored(names map[uint64]string, prompt string, from int) wire.Event {
+// stored is the event that a source sends when it caches a prompt from a block on,
+// whose parent it calls by a name.
+func (c *cache) stored(names map[uint64]string, prompt string, from int, parent uint64) wire.Event {
 	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1}
 	if from > 0 {
-		e.HasParent, e.Parent = true, c.name(names, prompt[:from])
+		e.HasParent, e.Parent = true, parent
 	}
 	for i := from; i < len(prompt); i++ {
 		e.BlockHashes = append(e.BlockHashes, c.name(names, prompt[:i+1]))
@@ -45,9 +50,41 @@ func (c *cache) stored(names map[uint64]string, prompt string, from int) wire.Ev
 	return e
 }
 
+// union is what any of some caches holds.
+func union(caches []*cache) map[string]int {
+	all := make(map[string]int)
+	for _, c := range caches {
+		for prefix := range c.held {
+			all[prefix] = 1
+		}
+	}
+	return all
+}
+
+// wrongParents says which blocks are stored after another than their parent, or
+// after one that a router has by another name.
+func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[uint64]bool) (wrong []string) {
+	for _, entry := range entries {
+		for _, e := range entry.GetEvents() {
+			s := e.GetStored()
+			if s == nil {
+				continue
+			}
+			first := names[s.GetBlockHashes()[0]]
+			parent := s.GetParentHash()
+			if s.ParentHash != nil != (len(first) > 1) || s.ParentHash != nil && (names[parent] != first[:len(first)-1] || !held[parent]) {
+				wrong = append(wrong, fmt.Sprintf("%s (%d) after %q (%d), held %t", first, s.GetBlockHashes()[0], names[parent], parent, held[parent]))
+			}
+		}
+	}
+	return wrong
+}
+
 // TestRouterHoldsTheUnionOfTheSources has two or three caches that call the same
 // prompts by other names, and nothing that is lost: a router has, each once, the
-// prefixes that any of them holds.
+// prefixes that any of them holds, and each after its parent. A cache may continue a
+// block that it has let go of itself, as long as any other holds it, and call it what
+// any of them has called it.
 func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := newSubject(pipeline.Config{MaxBlocks: rapid.IntRange(1, 4).Draw(t, "max blocks")})
@@ -58,9 +95,9 @@ func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 		sharing("", engines...).on(s)
 		caches, names := make([]*cache, len(engines)), make(map[uint64]string)
 		for i := range caches {
-			caches[i] = &cache{i, make(map[string]int)}
+			caches[i] = &cache{source: i, held: make(map[string]int), named: make(map[string]uint64)}
 		}
-		r := &router{holdings: make(holdings), applied: make(map[string]int)}
+		r := newRouter()
 		for step := range rapid.IntRange(1, 40).Draw(t, "steps") {
 			c := caches[rapid.IntRange(0, len(caches)-1).Draw(t, "source")]
 			var next call
@@ -70,6 +107,9 @@ func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 				next = batch(cleared())
 			case 1:
 				c.held = make(map[string]int)
+				if rapid.Bool().Draw(t, "other names") {
+					c.incarnation++
+				}
 				next = restarted(0)
 			case 2, 3, 4, 5:
 				all := sortedKeys(c.held)
@@ -83,11 +123,18 @@ func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 				next = batch(remove(c.name(names, prefix)))
 			default:
 				prompt := rapid.StringMatching("[ab]{1,5}").Draw(t, "prompt")
-				from := 0
-				for from < len(prompt)-1 && c.held[prompt[:from+1]] > 0 {
-					from++
+				// It may begin after any block that some cache holds, and be called what any
+				// of them has called that.
+				froms, parents := []int{0}, []uint64{0}
+				for from := range len(prompt) - 1 {
+					for _, other := range caches {
+						if h := other.named[prompt[:from+1]]; h != 0 {
+							froms, parents = append(froms, from+1), append(parents, h)
+						}
+					}
 				}
-				next = batch(c.stored(names, prompt, from))
+				i := rapid.IntRange(0, len(froms)-1).Draw(t, "parent")
+				next = batch(c.stored(names, prompt, froms[i], parents[i]))
 			}
 			switch {
 			case next.Batch != nil:
@@ -95,15 +142,18 @@ func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 			case next.Restarted != nil:
 				next.Restarted.Source = c.source
 			}
+			before := len(s.journal.all()[testWorker])
 			next.on(s)
 			r.apply(s.journal.all())
-			want, got := make(map[string]int), make(map[string]int)
+			want, got := union(caches), make(map[string]int)
 			for _, c := range caches {
-				for prefix := range c.held {
-					want[prefix] = 1
-				}
+				maps.DeleteFunc(c.named, func(prefix string, _ uint64) bool { return want[prefix] == 0 })
 			}
-			for h := range r.holdings[place{testWorker, 0, kvcastv1.Tier_TIER_DEVICE}] {
+			held := r.holdings[place{testWorker, 0, kvcastv1.Tier_TIER_DEVICE}]
+			if wrong := wrongParents(s.journal.all()[testWorker][before:], names, held); wrong != nil {
+				t.Fatalf("parents in step %d: %q", step, wrong)
+			}
+			for h := range held {
 				got[names[h]]++
 			}
 			if diff := cmp.Diff(want, got); diff != "" {

@@ -48,6 +48,8 @@ type batchConfig struct {
 type ingestConfig struct {
 	OnGap              pipeline.OnGap
 	MaxBlocksPerRank   int
+	MaxBlocks          int // of all workers
+	MaxAttributeBytes  byteSize
 	Silence            time.Duration // 0: for ever
 	Grace              time.Duration
 	StartWait          time.Duration
@@ -140,7 +142,8 @@ func defaultConfig() config {
 		Journal:  journalConfig{Kind: "memory", MaxBytes: journal.DefaultMaxBytes, MaxAge: journal.DefaultMaxAge},
 		Batch:    batchConfig{MaxBlocks: pipeline.DefaultMaxBlocks},
 		Ingest: ingestConfig{
-			OnGap: pipeline.OnGapReport, MaxBlocksPerRank: pipeline.DefaultMaxBlocksPerRank, Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace,
+			OnGap: pipeline.OnGapReport, MaxBlocksPerRank: pipeline.DefaultMaxBlocksPerRank, MaxBlocks: pipeline.DefaultBlocks, MaxAttributeBytes: pipeline.DefaultAttributeBytes,
+			Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace,
 			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
 			MaxSources: ingest.DefaultMaxSources, MaxRanks: ingest.DefaultMaxRanks, WorkerBytes: ingest.DefaultWorkerBytes,
 			ReceiveBufferBytes: ingest.DefaultReceiveBufferBytes, ReorderBufferBytes: ingest.DefaultReorderBufferBytes,
@@ -201,6 +204,8 @@ func (c *config) settings() []setting {
 		count("batch.max_blocks", &c.Batch.MaxBlocks, 1, pipeline.MaxMaxBlocks),
 		oneOf("ingest.on_gap", &c.Ingest.OnGap, pipeline.OnGapReport, pipeline.OnGapClear),
 		count("ingest.max_blocks_per_rank", &c.Ingest.MaxBlocksPerRank, 1, pipeline.MaxMaxBlocksPerRank),
+		count("ingest.max_blocks", &c.Ingest.MaxBlocks, 1, pipeline.MaxMaxBlocksPerRank),
+		size("ingest.max_attribute_bytes", &c.Ingest.MaxAttributeBytes, leastBytes, mostBytes),
 		limit("ingest.silence", &c.Ingest.Silence, 10*time.Millisecond, math.MaxInt64, "for ever"),
 		duration("ingest.grace", &c.Ingest.Grace, 0, math.MaxInt64),
 		duration("ingest.start_wait", &c.Ingest.StartWait, 0, time.Hour),

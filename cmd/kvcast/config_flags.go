@@ -29,6 +29,8 @@ type settingFlags struct {
 	Ingest struct {
 		OnGap              string `default:"report" help:"What becomes of a rank's blocks when batches are lost for good: report keeps them and tells of the gap, clear empties the rank."`
 		MaxBlocksPerRank   string `default:"4000000" help:"The most blocks of a dp rank. Beyond it those from before a gap leave, and without a gap further ones are left out, which is told."`
+		MaxBlocks          string `default:"16000000" help:"The most blocks of all workers together, each of some 50 bytes; one of a worker whose sources are told of once counts as two, and each source's name for it as one. Beyond it new ones are left out, which is told."`
+		MaxAttributeBytes  string `default:"64MiB" help:"Memory for the names of LoRA adapters and the cache salts of all workers, 1MiB or more. Beyond it blocks of new ones are left out, which is told."`
 		Silence            string `default:"30s" help:"How long an engine may say nothing before its connection is tested; 0s for ever."`
 		Grace              string `default:"1m" help:"How long a worker may be without a connection before it is removed."`
 		StartWait          string `default:"5s" help:"How long routers are not let in at the start for engines that can not be reached; 0s lets them in at once, 1h at most."`

@@ -95,8 +95,8 @@ func TestCheckPrintsWhatIsInForce(t *testing.T) {
 
 func TestCheckTellsEveryMistake(t *testing.T) {
 	got := kvcast(t, nil, "serve", "--check", "--config", "testdata/config/mistakes.yaml", "--listen", "x")
-	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 44 mistakes:\n") ||
-		!strings.Contains(got.err, "\n  testdata/config/mistakes.yaml:28: discovery[0].file: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
+	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 49 mistakes:\n") ||
+		!strings.Contains(got.err, "\n  testdata/config/mistakes.yaml:30: discovery[0].file: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
 		t.Errorf("got status %d, %q and\n%s", got.status, got.out, got.err)
 	}
 }

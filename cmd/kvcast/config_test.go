@@ -451,6 +451,8 @@ func drawConfig(t *rapid.T) config {
 	c.Journal.MaxAge = time.Duration(rapid.Int64Range(int64(time.Second), 1<<62).Draw(t, "age"))
 	c.Batch.Timeout = time.Duration(rapid.Int64Range(0, int64(15*time.Second)).Draw(t, "timeout"))
 	c.Batch.MaxBlocks = rapid.IntRange(1, 16_384).Draw(t, "blocks")
+	c.Ingest.MaxBlocks = rapid.IntRange(1, 1<<31-1).Draw(t, "blocks of all workers")
+	c.Ingest.MaxAttributeBytes = byteSize(rapid.Int64Range(int64(leastBytes), int64(mostBytes)).Draw(t, "attributes"))
 	c.Ingest.Silence = rapid.SampledFrom([]time.Duration{0, 10 * time.Millisecond, time.Hour}).Draw(t, "silence")
 	c.Ingest.Grace = time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "grace"))
 	c.Ingest.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")

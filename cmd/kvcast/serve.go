@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
@@ -112,14 +113,15 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 	}
 	s := &service{log: log, watches: c.watches(log), wait: c.Ingest.StartWait}
 	entries := journal.NewMemory(journal.Config{MaxBytes: int(c.Journal.MaxBytes), MaxAge: c.Journal.MaxAge})
+	blocks, attributes := budget.New("blocks", int64(c.Ingest.MaxBlocks)), budget.New("attribute_bytes", int64(c.Ingest.MaxAttributeBytes))
 	s.pipeline, err = pipeline.New(pipeline.Config{
 		Timeout: c.Batch.Timeout, MaxBlocks: c.Batch.MaxBlocks, EmitTokenIDs: c.EmitTokenIDs,
-		OnGap: c.Ingest.OnGap, MaxBlocksPerRank: c.Ingest.MaxBlocksPerRank,
+		OnGap: c.Ingest.OnGap, MaxBlocksPerRank: c.Ingest.MaxBlocksPerRank, Blocks: blocks, AttributeBytes: attributes,
 	}, entries)
 	if err != nil {
 		return nil, usageError{err}
 	}
-	registry.MustRegister(s.pipeline)
+	registry.MustRegister(s.pipeline, budget.Collector{blocks, attributes})
 	hosts, err := ingest.ParseHosts(hostsOf(c.Ingest.RegisterHosts))
 	if err != nil {
 		return nil, usageError{err}

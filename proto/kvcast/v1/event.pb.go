@@ -95,7 +95,8 @@ const (
 	// Events were lost for good, and the operator prefers an empty view to a
 	// doubtful one (ingest.on_gap: clear). What the engine holds from before is
 	// unknown: the rank is incomplete, as after a Gap. Also where one of the
-	// worker's sources let go of all it held, and events of another are missing.
+	// worker's sources let go of all it held, and events of another are missing; and,
+	// with ingest.on_gap: clear, in place of a Gap with REASON_SHARED_TIER.
 	Cleared_REASON_UNREPAIRED_GAP Cleared_Reason = 3
 	// One of the worker's sources let go of all it held, and no other holds any.
 	Cleared_REASON_SOURCE_CLEARED Cleared_Reason = 4
@@ -165,12 +166,13 @@ const (
 	// apart.
 	Gap_REASON_AMBIGUOUS_PUBLISHER Gap_Reason = 5
 	// No batch was lost, but the engine says that it holds more blocks than the
-	// server's bound for a dp rank, and none of those that the server has is from
-	// before another Gap. New blocks beyond the bound are left out from here on,
-	// and taken again as others leave. What is in the set is right, but blocks
-	// are missing from it. Told once until the next Cleared of the rank. An
-	// engine that really holds so many needs a higher ingest.max_blocks_per_rank;
-	// otherwise it stores blocks and never removes them.
+	// server's bound for a dp rank, or all engines together more than its bound for
+	// all, and none of those that the server has of the rank is from before another
+	// Gap. New blocks beyond the bound are left out from here on, and taken again as
+	// others leave. What is in the set is right, but blocks are missing from it. Told
+	// once until the next Cleared of the rank that names no tiers. Engines that really
+	// hold so many need a higher ingest.max_blocks_per_rank or ingest.max_blocks;
+	// otherwise one stores blocks and never removes them.
 	Gap_REASON_TOO_MANY_BLOCKS Gap_Reason = 6
 	// The server first heard of the rank when its engine had already published
 	// batches, of which first_seq to last_seq are known to be missing (both 0:
@@ -179,6 +181,17 @@ const (
 	// nobody was listening. Precedes every other event of the rank since the worker
 	// was added, or the first of a rank that is first heard of after a loss.
 	Gap_REASON_JOINED_LATE Gap_Reason = 7
+	// One of the worker's sources cleared its cache or started anew, and another has
+	// stored into the same tiers, so that it is not known whose blocks are whose
+	// (CONSOLIDATE_PASSTHROUGH). No event is missing, and no block is missing from the
+	// set; but blocks of the source that let go may still be in it.
+	Gap_REASON_SHARED_TIER Gap_Reason = 8
+	// No batch was lost, but the engine names more LoRA adapters or cache salts than
+	// the server has memory for, of all workers together (ingest.max_attribute_bytes).
+	// Blocks of new ones are left out from here on, and taken again as others leave.
+	// What is in the set is right, but blocks are missing from it. Told once until the
+	// next Cleared of the rank that names no tiers.
+	Gap_REASON_TOO_MANY_ATTRIBUTES Gap_Reason = 9
 )
 
 // Enum value maps for Gap_Reason.
@@ -192,6 +205,8 @@ var (
 		5: "REASON_AMBIGUOUS_PUBLISHER",
 		6: "REASON_TOO_MANY_BLOCKS",
 		7: "REASON_JOINED_LATE",
+		8: "REASON_SHARED_TIER",
+		9: "REASON_TOO_MANY_ATTRIBUTES",
 	}
 	Gap_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":         0,
@@ -202,6 +217,8 @@ var (
 		"REASON_AMBIGUOUS_PUBLISHER": 5,
 		"REASON_TOO_MANY_BLOCKS":     6,
 		"REASON_JOINED_LATE":         7,
+		"REASON_SHARED_TIER":         8,
+		"REASON_TOO_MANY_ATTRIBUTES": 9,
 	}
 )
 
@@ -862,17 +879,22 @@ func (x *Cleared) GetTiers() []Tier {
 // be fetched again. Blocks that were removed meanwhile are still in the
 // router's set, and blocks that were stored meanwhile are not. The set heals as
 // it is used (a request sent to a block that is not there makes the engine
-// compute and store it); until the next Cleared of the rank, of all its tiers and
-// for another reason than a gap, it is incomplete. (A snapshot may say sooner that
-// it is not, where a worker has several sources.) REASON_TOO_MANY_BLOCKS is of
-// another kind.
+// compute and store it). REASON_TOO_MANY_BLOCKS, REASON_JOINED_LATE,
+// REASON_SHARED_TIER and REASON_TOO_MANY_ATTRIBUTES are of other kinds.
+//
+// Whatever the reason, the rank is incomplete from here on, until the next Cleared
+// of it that names no tiers and has another reason than REASON_UNREPAIRED_GAP. That
+// reason makes a rank incomplete, too, and nothing else does: what snapshots and
+// ListWorkers say of it follows from these events. Where a worker has several
+// sources, a rank whose sources are all known again, but whose blocks did not all
+// leave meanwhile, therefore stays incomplete.
 type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why.
 	Reason Gap_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Gap_Reason" json:"reason,omitempty"`
 	// Batches of the engine that were lost; 0 where that is unknown, for
 	// REASON_JOINED_LATE, and, like the seqs, where there are none
-	// (REASON_TOO_MANY_BLOCKS).
+	// (REASON_TOO_MANY_BLOCKS, REASON_SHARED_TIER, REASON_TOO_MANY_ATTRIBUTES).
 	MissedBatches uint64 `protobuf:"varint,2,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
 	// The engine's number of the first missing batch. These are the engine's seqs,
 	// not the journal's.
@@ -1122,12 +1144,12 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x15REASON_ENGINE_CLEARED\x10\x01\x12\x1b\n" +
 	"\x17REASON_ENGINE_RESTARTED\x10\x02\x12\x19\n" +
 	"\x15REASON_UNREPAIRED_GAP\x10\x03\x12\x19\n" +
-	"\x15REASON_SOURCE_CLEARED\x10\x04\"\x81\x03\n" +
+	"\x15REASON_SOURCE_CLEARED\x10\x04\"\xb9\x03\n" +
 	"\x03Gap\x12-\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x15.kvcast.v1.Gap.ReasonR\x06reason\x12%\n" +
 	"\x0emissed_batches\x18\x02 \x01(\x04R\rmissedBatches\x12\x1b\n" +
 	"\tfirst_seq\x18\x03 \x01(\x04R\bfirstSeq\x12\x19\n" +
-	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xeb\x01\n" +
+	"\blast_seq\x18\x04 \x01(\x04R\alastSeq\"\xa3\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REASON_REPLAY_UNAVAILABLE\x10\x01\x12\x1c\n" +
@@ -1136,7 +1158,9 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x17REASON_POSSIBLE_RESTART\x10\x04\x12\x1e\n" +
 	"\x1aREASON_AMBIGUOUS_PUBLISHER\x10\x05\x12\x1a\n" +
 	"\x16REASON_TOO_MANY_BLOCKS\x10\x06\x12\x16\n" +
-	"\x12REASON_JOINED_LATE\x10\a\"\xeb\x01\n" +
+	"\x12REASON_JOINED_LATE\x10\a\x12\x16\n" +
+	"\x12REASON_SHARED_TIER\x10\b\x12\x1e\n" +
+	"\x1aREASON_TOO_MANY_ATTRIBUTES\x10\t\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +

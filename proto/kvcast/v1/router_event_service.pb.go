@@ -1611,7 +1611,10 @@ func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
 // filter takes, one lookup at a time.
 type LookupBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Engines' own names of blocks.
+	// Engines' own names of blocks. Where a worker has several sources whose blocks
+	// are told of once (CONSOLIDATE_DEDUP), each source's name of a block finds it,
+	// whether that is the name that routers know the block by or not, and whether the
+	// source still holds it or another does.
 	BlockHashes []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	// Contents of blocks, as in Stored.tokens_hashes.
 	TokensHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
@@ -1721,7 +1724,9 @@ func (x *LookupBlocksResponse) GetHolders() []*BlockHolder {
 // A block at one place.
 type BlockHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The worker's name of the block.
+	// The worker's name of the block, as in Stored.block_hashes: the one that routers
+	// know it by. It need not be among the hashes asked for: a block that was asked for
+	// by another name that one of the worker's sources has for it is here once, by this.
 	BlockHash uint64 `protobuf:"fixed64,1,opt,name=block_hash,json=blockHash,proto3" json:"block_hash,omitempty"`
 	// Its content; absent where it is unknown.
 	TokensHash *uint64 `protobuf:"fixed64,2,opt,name=tokens_hash,json=tokensHash,proto3,oneof" json:"tokens_hash,omitempty"`

@@ -29,10 +29,12 @@ const (
 	Consolidate_CONSOLIDATE_UNSPECIFIED Consolidate = 0
 	// A block is told of once, as long as any source holds it, and as one of the
 	// device, whatever the source's tier. It is known by what it is, and goes by the
-	// name that the source has for it which stored it first.
+	// name that the source has for it which stored it first. Until it is gone, a parent
+	// may be named by whatever any source calls it, or has called it.
 	Consolidate_CONSOLIDATE_DEDUP Consolidate = 1
 	// Each source's events go on as they are, with their own tiers. What clears a
-	// source's cache clears the tiers that it has stored into.
+	// source's cache clears the tiers that it alone has stored into. For those that
+	// another has, too, there is a Gap with REASON_SHARED_TIER.
 	Consolidate_CONSOLIDATE_PASSTHROUGH Consolidate = 2
 )
 

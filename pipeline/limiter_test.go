@@ -13,7 +13,7 @@ import (
 // leaves.
 func TestBudgetIsGivenInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &budget{limit: 10}
+		b := &limiter{limit: 10}
 		if !b.take(t.Context(), 6, nil) {
 			t.Fatal("there is room, and nothing was given")
 		}
@@ -67,18 +67,18 @@ func TestCopiesAreCounted(t *testing.T) {
 		r.hashes = append(r.hashes, h)
 	}
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
-	l.ranks[0].table(wire.TierDevice).storeRun(r)
+	storeRun(l.newTable(l.ranks[0], wire.TierDevice), r)
 	if got := copyBytes(l.tableSize(place{0, wire.TierDevice})); got < 3_200_000 || got > 5_800_000 {
 		t.Errorf("a table of 100,000 blocks takes %d bytes", got)
 	}
-	p := &Pipeline{copies: budget{limit: 1}}
+	p := &Pipeline{copies: limiter{limit: 1}}
 	ctx, cancel := context.WithCancel(t.Context())
 	if !p.copies.take(ctx, 1, nil) {
 		t.Fatal("nothing was given")
 	}
 	cancel()
 	if p.tellTable(ctx, l, place{0, wire.TierDevice}, func([]byte) bool { t.Error("blocks came"); return false }) {
-		t.Error("a copy was made beyond the budget")
+		t.Error("a copy was made beyond the limit")
 	}
 	p.copies.give(1)
 	pieces := 0

@@ -12,10 +12,10 @@ import (
 // some 50 MB.
 const maxCopies = 64 << 20
 
-// budget gives out bytes, up to a limit, in the order in which they are asked for:
+// limiter gives out bytes, up to a limit, in the order in which they are asked for:
 // a large request is not overtaken for ever by small ones. Whoever asks waits, so
 // many as there are snapshots being sent.
-type budget struct {
+type limiter struct {
 	limit int
 
 	mu      sync.Mutex // guards all below
@@ -29,23 +29,23 @@ type ask struct {
 }
 
 // fits tells whether so many bytes can be given now.
-func (b *budget) fits(bytes int) bool { return b.given == 0 || b.given+bytes <= b.limit }
+func (l *limiter) fits(bytes int) bool { return l.given == 0 || l.given+bytes <= l.limit }
 
 // waitBeat is how often whoever waits for bytes is told that it does.
 const waitBeat = time.Second
 
 // take waits for so many bytes, until ctx is done, or until waiting, which it calls
 // each waitBeat, returns false. Where it returns true, give has to give them back.
-func (b *budget) take(ctx context.Context, bytes int, waiting func() bool) bool {
-	b.mu.Lock()
-	if len(b.waiting) == 0 && b.fits(bytes) {
-		b.given += bytes
-		b.mu.Unlock()
+func (l *limiter) take(ctx context.Context, bytes int, waiting func() bool) bool {
+	l.mu.Lock()
+	if len(l.waiting) == 0 && l.fits(bytes) {
+		l.given += bytes
+		l.mu.Unlock()
 		return true
 	}
 	a := &ask{bytes: bytes, granted: make(chan struct{})}
-	b.waiting = append(b.waiting, a)
-	b.mu.Unlock()
+	l.waiting = append(l.waiting, a)
+	l.mu.Unlock()
 	beats := time.NewTicker(waitBeat)
 	defer beats.Stop()
 	for wanted := true; wanted; {
@@ -58,29 +58,29 @@ func (b *budget) take(ctx context.Context, bytes int, waiting func() bool) bool 
 			wanted = false
 		}
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	i := slices.Index(b.waiting, a)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.waiting, a)
 	if i < 0 {
 		return true // it was granted just now
 	}
-	b.waiting = slices.Delete(b.waiting, i, i+1)
-	b.grant() // what is behind it may fit
+	l.waiting = slices.Delete(l.waiting, i, i+1)
+	l.grant() // what is behind it may fit
 	return false
 }
 
 // give gives bytes back.
-func (b *budget) give(bytes int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.given -= bytes
-	b.grant()
+func (l *limiter) give(bytes int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.given -= bytes
+	l.grant()
 }
 
-func (b *budget) grant() {
-	for len(b.waiting) > 0 && b.fits(b.waiting[0].bytes) {
-		b.given += b.waiting[0].bytes
-		close(b.waiting[0].granted)
-		b.waiting = slices.Delete(b.waiting, 0, 1)
+func (l *limiter) grant() {
+	for len(l.waiting) > 0 && l.fits(l.waiting[0].bytes) {
+		l.given += l.waiting[0].bytes
+		close(l.waiting[0].granted)
+		l.waiting = slices.Delete(l.waiting, 0, 1)
 	}
 }
