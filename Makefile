@@ -24,7 +24,8 @@ demo-router: build ## Route a trace of requests by the engines' caches, and besi
 test: deps ## Run all tests with the race detector.
 	@test -d bin/clients || echo "The examples in Python and Rust are not prepared, so their tests are skipped: make clients does it"
 	@test -f bin/live/pins || echo "SGLang's own publisher is not here, so its test is skipped: make live fetches it"
-	$(GO) test -race -timeout 10m ./...
+	@# No test depends on the machine's speed. This limit is for one that hangs, on a machine ten times slower.
+	$(GO) test -race -timeout 60m ./...
 	@# What the race detector distorts: that nothing is allocated, and memory bounded.
 	$(GO) test -run 'Allocat|Memory' ./client ./ingest/... ./pipeline
 

@@ -61,7 +61,7 @@ func (k *kvcast) Engine(name string) func(...wire.Event) {
 }
 
 func (k *kvcast) Stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	k.server.Shutdown(ctx)
 }

@@ -146,7 +146,7 @@ func TestAConnectionThatIsDeadIsReplaced(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	h.churn(rng, 100)
 	cfg := quick()
-	cfg.IdleTimeout = 500 * time.Millisecond
+	cfg.IdleTimeout = 2 * time.Second
 	f := follow(t, p.addr(), cfg)
 	f.reach(h)
 	for range 3 {

@@ -25,7 +25,7 @@ import (
 )
 
 // patience is how long a test waits for what has to come.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // harness is a kvcast without engines: a test is what it reads.
 type harness struct {
@@ -65,7 +65,7 @@ func start(t *testing.T, cfg server.Config, jcfg journal.Config) *harness {
 // stop shuts the server down, in good order.
 func (h *harness) stop() {
 	h.once.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		h.server.Shutdown(ctx)
 		if err := <-h.served; err != nil {

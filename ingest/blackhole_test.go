@@ -61,7 +61,7 @@ func (h *holed) wantTold(want map[string]int) {
 // A connection that carries nothing any more is found out by the replay socket,
 // which also has what was published meanwhile, and made anew.
 func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
-	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: 10 * time.Second})
+	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: patience})
 	before, _ := h.pub.counts()
 	h.pub.hole()
 	h.store(h.Publish, 3)
@@ -81,7 +81,7 @@ func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
 // While the replay socket can not be reached either nobody knows: the source is
 // suspect, and neither lost nor removed.
 func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
-	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: 100 * time.Millisecond})
+	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	h.pub.hole()
 	h.replay.hole()

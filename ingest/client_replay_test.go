@@ -45,6 +45,8 @@ func TestClientReplayFrom(t *testing.T) {
 		forget []uint64
 		from   uint64
 		want   []string
+		// timeout is that of the replay, where the engine leaves out what would end it.
+		timeout time.Duration
 	}{
 		{name: "all", from: 0, want: removed(0, 9)},
 		{name: "from the middle", from: 4, want: removed(4, 9)},
@@ -79,7 +81,7 @@ func TestClientReplayFrom(t *testing.T) {
 		},
 		{
 			name:   "no end in one answer",
-			faults: simulator.ReplayFaults{NoEnd: true, Requests: 1}, want: removed(0, 9),
+			faults: simulator.ReplayFaults{NoEnd: true, Requests: 1}, want: removed(0, 9), timeout: 2 * time.Second,
 		},
 	}
 	for _, tt := range tests {
@@ -92,7 +94,9 @@ func TestClientReplayFrom(t *testing.T) {
 				t.Fatal(err)
 			}
 			config := clientOf(p)
-			config.ReplayTimeout = 100 * time.Millisecond
+			if tt.timeout > 0 {
+				config.ReplayTimeout = tt.timeout
+			}
 			own := newLines()
 			c := newClient(t, config, own)
 			got := newLines()

@@ -84,7 +84,7 @@ func clientOf(p *simulator.Publisher) ingest.ClientConfig {
 		Model:         "m",
 		Connect:       p.Endpoint(),
 		Replay:        p.ReplayEndpoint(),
-		ReplayTimeout: time.Second,
+		ReplayTimeout: patience,
 		ReconnectMin:  10 * time.Millisecond,
 		ReconnectMax:  20 * time.Millisecond,
 		PollInterval:  time.Millisecond,

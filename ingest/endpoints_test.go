@@ -118,12 +118,11 @@ func TestReplaySocketOfNoUse(t *testing.T) {
 	tests := []struct {
 		name    string
 		replay  func(*testing.T) string
-		timeout time.Duration
-		within  time.Duration
+		timeout time.Duration // an hour, where it is no silence that tells
 	}{
-		{"refused", func(*testing.T) string { return "tcp://127.0.0.1:1" }, 10 * time.Second, 2 * time.Second},
-		{"silent", newMute, 100 * time.Millisecond, 2 * time.Second},
-		{"another kind of socket", func(t *testing.T) string { return newEngine(t).mustBind("tcp://127.0.0.1:*") }, 10 * time.Second, 2 * time.Second},
+		{"refused", func(*testing.T) string { return "tcp://127.0.0.1:1" }, time.Hour},
+		{"silent", newMute, 100 * time.Millisecond},
+		{"another kind of socket", func(t *testing.T) string { return newEngine(t).mustBind("tcp://127.0.0.1:*") }, time.Hour},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -138,20 +137,14 @@ func TestReplaySocketOfNoUse(t *testing.T) {
 			began := time.Now()
 			e.publish(0, stored(1))
 			r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[1]")
-			if held := time.Since(began); held > tt.within {
-				t.Errorf("the first batch was held back for %v", held)
-			}
-			began = time.Now()
 			for seq := uint64(2); seq < 100; seq += 2 {
 				e.publish(seq, stored(seq))
 				r.want(fmt.Sprintf("w 0/0: gap %d-%d, 1 missed", seq-1, seq-1), fmt.Sprintf("w 0/0: batch %d +[%d]", seq, seq))
 			}
-			if held := time.Since(began); held > tt.within {
-				t.Errorf("50 gaps held batches back for %v", held)
-			}
 			r.wantNone()
-			if n := counterOf(t, registry, "kvcast_ingest_replays_failed_total"); n == 0 {
-				t.Error("no replay failed")
+			most := 2 + float64(time.Since(began)/ingest.RestTime)
+			if n := counterOf(t, registry, "kvcast_ingest_replays_failed_total"); n == 0 || n > most {
+				t.Errorf("%v replays failed for 50 gaps, want 1 to %v: one in %v", n, most, ingest.RestTime)
 			}
 		})
 	}

@@ -54,7 +54,7 @@ func ExampleClient() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	if err := client.Connect(ctx); err != nil {
 		log.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func ExampleClient_ReplayFrom() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	if err := errors.Join(client.ReplayFrom(ctx, 2, show), engine.Close()); err != nil {
 		log.Fatal(err)
 	}

@@ -10,3 +10,7 @@ func HeldBytes(in *Ingest) int64 { return in.shared.budgets.reordered.Used() }
 func SetFirstRequests(in *Ingest, reply, patience time.Duration) {
 	in.shared.replays.firstReply, in.shared.replays.firstPatience = reply, patience
 }
+
+// RestTime is how long a replay socket that did not answer is not asked again for a
+// gap.
+const RestTime = restTime

@@ -210,6 +210,8 @@ var faults = []struct {
 	told  map[string]int
 	// lost tells that the view can not become the engine's again.
 	lost bool
+	// mute tells that a replay is to time out: in all others, none may.
+	mute bool
 }{
 	{name: "none", fault: func(c *cache, _ *view) { c.store(c.Publish, 10); c.evict(c.Publish) }},
 	{name: "live batches dropped", fault: func(c *cache, _ *view) {
@@ -352,13 +354,13 @@ var faults = []struct {
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay that does not answer", told: map[string]int{"replay_unavailable": 1}, lost: true, fault: func(c *cache, v *view) {
+	{name: "replay that does not answer", told: map[string]int{"replay_unavailable": 1}, lost: true, mute: true, fault: func(c *cache, v *view) {
 		c.caughtUp(v)
 		c.must(c.FaultReplay(simulator.ReplayFaults{Mute: true}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay that does not answer at once", fault: func(c *cache, v *view) {
+	{name: "replay that does not answer at once", mute: true, fault: func(c *cache, v *view) {
 		c.caughtUp(v)
 		c.must(c.FaultReplay(simulator.ReplayFaults{Mute: true, Requests: 2}))
 		c.store(c.Drop, 3)
@@ -398,7 +400,11 @@ func TestFaults(t *testing.T) {
 				t.Run(tt.name, func(t *testing.T) {
 					t.Parallel()
 					v := newView()
-					c := faultyCache(t, mode, v)
+					timeout := patience
+					if tt.mute {
+						timeout = time.Second
+					}
+					c := faultyCache(t, mode, v, timeout)
 					// What was published before anybody listened counts as well.
 					tt.fault(c, v)
 					told := maps.Clone(tt.told)
@@ -450,9 +456,9 @@ func TestFaults(t *testing.T) {
 }
 
 // faultyCache returns an engine that is being read into the view.
-func faultyCache(t *testing.T, mode string, v *view) *cache {
+func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cache {
 	t.Helper()
-	config := ingest.Config{ReplayTimeout: time.Second, Silence: 500 * time.Millisecond, Grace: time.Hour}
+	config := ingest.Config{ReplayTimeout: timeout, Silence: 500 * time.Millisecond, Grace: time.Hour}
 	if mode == "connect" {
 		c := newCache(t, simulator.PublisherConfig{})
 		config.Workers = []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{

@@ -12,9 +12,12 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 )
 
+// TestRunEndsSoon has Run wait for nothing that takes longer than stop has patience:
+// an engine's silence, a worker's grace, an answer to a replay request.
 func TestRunEndsSoon(t *testing.T) {
 	idle := newEngine(t)
-	c := worker(ingest.SourceConfig{Connect: idle.mustBind("tcp://127.0.0.1:*")})
+	c := worker(ingest.SourceConfig{Connect: idle.mustBind("tcp://127.0.0.1:*"), Replay: newMute(t)})
+	c.Silence, c.Grace, c.ReplayTimeout = time.Hour, time.Hour, time.Hour
 	c.Workers = append(c.Workers, ingest.WorkerConfig{
 		Name:    "nobody-there",
 		Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1"}},
@@ -22,11 +25,7 @@ func TestRunEndsSoon(t *testing.T) {
 	c.Listeners = []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}
 	_, stop := start(t, c, newRecorder(t))
 	idle.awaitSubscriber("")
-	began := time.Now()
 	stop()
-	if d := time.Since(began); d > time.Second {
-		t.Errorf("Run took %v to end", d)
-	}
 }
 
 func TestNoCallFollowsRun(t *testing.T) {

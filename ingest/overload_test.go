@@ -58,7 +58,7 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 	}})
 	config := worker(ingest.SourceConfig{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()})
 	// What is dropped last shows at the end of a silence, if no later batch shows it.
-	config.Metrics, config.Silence = registry, 200*time.Millisecond
+	config.Metrics, config.Silence, config.ReplayTimeout = registry, 200*time.Millisecond, patience
 	in, _ := start(t, config, g)
 	c.must(c.Subscribed(patient(t), 1))
 	c.store(c.Publish, 1)

@@ -14,7 +14,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // recorder is a Sink that writes down each call as a line. Batches are copied
 // by that, as their memory is used again.

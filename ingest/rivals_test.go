@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -204,7 +203,7 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 			port := freePort(t)
 			registry := prometheus.NewRegistry()
 			in, _ := start(t, ingest.Config{
-				Metrics: registry, ReplayTimeout: time.Second,
+				Metrics: registry, ReplayTimeout: patience,
 				Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 			}, v)
 			answers := newBoundCache(t, in, "127.0.0.1", port, 0)

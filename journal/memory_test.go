@@ -152,7 +152,7 @@ func TestMemoryThatAReaderHoldsIsCounted(t *testing.T) {
 	// Cleanups run some time after the collection that finds them.
 	settles := func(want int) {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); m.Retained() != want; {
+		for deadline := time.Now().Add(2 * time.Minute); m.Retained() != want; {
 			if time.Now().After(deadline) {
 				t.Fatalf("%d bytes are retained, want %d", m.Retained(), want)
 			}

@@ -42,6 +42,10 @@ type harness struct {
 	queries gate // of its state
 }
 
+// patience is after which a test gives up waiting for what comes within milliseconds:
+// also on a machine that is a hundred times slower.
+const patience = 2 * time.Minute
+
 // reading lets the server read the journal by way of something else.
 type reading func(*journal.Memory) server.Journal
 
@@ -98,7 +102,7 @@ func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l
 	served := make(chan error, 1)
 	go func() { served <- h.server.Serve(l) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		h.server.Shutdown(ctx)
 		if err := <-served; err != nil {

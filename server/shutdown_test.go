@@ -20,10 +20,11 @@ import (
 
 // plainAndTLS runs a test over both.
 func plainAndTLS(t *testing.T, test func(t *testing.T, h *harness)) {
-	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{}, journal.Config{})) })
+	// A subscriber that stalls is not to be ended for that.
+	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{Stall: time.Hour}, journal.Config{})) })
 	t.Run("TLS", func(t *testing.T) {
 		cert, client := secured(t)
-		h := overTCP(t, server.Config{TLS: cert}, journal.Config{})
+		h := overTCP(t, server.Config{TLS: cert, Stall: time.Hour}, journal.Config{})
 		h.conn = h.dial(h.conn.Target(), grpc.WithTransportCredentials(credentials.NewTLS(client)))
 		h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 		test(t, h)
@@ -36,7 +37,7 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
 	h.fill(5000)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	done := make(chan struct{})
 	go func() { defer close(done); h.server.Shutdown(ctx) }()
@@ -78,13 +79,15 @@ func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
 		h.flood()
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
-		began := time.Now()
-		h.server.Shutdown(ctx)
+		done := make(chan struct{})
+		go func() { defer close(done); h.server.Shutdown(ctx) }()
+		select {
+		case <-done:
+		case <-time.After(patience):
+			t.Fatal("shutdown goes on after its deadline")
+		}
 		if ctx.Err() == nil {
 			t.Error("shutdown ended before its deadline, so that this tested nothing")
-		}
-		if took := time.Since(began); took > 2*time.Second {
-			t.Errorf("shutdown took %v, want little more than its deadline", took)
 		}
 	})
 }
@@ -111,12 +114,11 @@ func TestShutdownWaitsForNobodyElse(t *testing.T) {
 		if _, err := watch.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		began := time.Now()
 		h.server.Shutdown(ctx)
-		if took := time.Since(began); took > 4*time.Second {
-			t.Errorf("shutdown took %v, want little more than a second", took)
+		if ctx.Err() != nil {
+			t.Error("shutdown waited for its deadline")
 		}
 	})
 }

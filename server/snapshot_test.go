@@ -207,21 +207,41 @@ func TestSnapshotTakesThePlaceOfEntriesThatAreGone(t *testing.T) {
 	}
 }
 
+// gatedJournal lets nobody read while its gate is locked.
+type gatedJournal struct {
+	*journal.Memory
+	gate sync.RWMutex
+}
+
+func (j *gatedJournal) Read(q journal.Query, into [][]byte) (journal.Chunk, error) {
+	j.gate.RLock()
+	defer j.gate.RUnlock()
+	return j.Memory.Read(q, into)
+}
+
+// TestSubscriberThatFallsOffGetsASnapshotInTheSameStream has the journal let go of
+// everything before the stream reads on, and then lets it read as long as it takes.
 func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
-	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10})
+	var j gatedJournal
+	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10}, func(m *journal.Memory) server.Journal {
+		j.Memory = m
+		return &j
+	})
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	if _, err := s.next(); err != nil {
 		t.Fatal(err)
 	}
+	j.gate.Lock()
 	h.addWorker()
 	hashes := make([]uint64, 8<<10)
 	for n := range hashes {
 		hashes[n] = uint64(n)
 	}
-	for range 300 { // slowly, so that there is time for a snapshot
+	for range 300 {
 		h.append(hashes...)
 	}
 	h.append(1 << 50)
+	j.gate.Unlock()
 	begun := false
 	for s.checker.Position().GetSeq() < h.journal.Bounds().Newest {
 		m, err := s.next()
@@ -383,7 +403,7 @@ func TestSnapshotsEndWithTheirClient(t *testing.T) {
 	h.addWorker()
 	h.fill(200_000)
 	for range 3 {
-		deadline := time.Now().Add(time.Minute)
+		deadline := time.Now().Add(patience)
 		for {
 			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 			_, err := s.messages(3)
@@ -464,7 +484,7 @@ func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
 // TestWhoWaitsForASnapshotSeesSignsOfLife has one that is read no further, and others
 // behind it: before a stream's first position, and after entries.
 func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
-	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Minute, Progress: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
+	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Hour, Stall: time.Hour, Progress: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(100_000)
 	first, err := h.narrow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 1.7 MB

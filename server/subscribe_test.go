@@ -180,7 +180,7 @@ func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 
 // TestSubscriberThatReadsNothingIsEnded has one that stalls beside one that reads.
 func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
-	h := overTCP(t, server.Config{Stall: 2 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{Stall: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())
 	stalls := h.subscribe(checker.New(checker.Options{}), earliest())

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/pebbe/zmq4"
@@ -84,7 +83,7 @@ func newPublisher(t *testing.T) *publisher {
 			t.Errorf("end publisher: %v", err)
 		}
 	})
-	for _, err := range []error{socket.SetSndhwm(0), socket.SetRcvtimeo(time.Minute)} {
+	for _, err := range []error{socket.SetSndhwm(0), socket.SetRcvtimeo(patience)} {
 		if err != nil {
 			t.Fatal(err)
 		}

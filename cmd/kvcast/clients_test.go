@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
@@ -54,7 +53,7 @@ func runExample(t *testing.T, program string, args ...string) *example {
 	if _, err := os.Stat(program); err != nil {
 		t.Skipf("%s is not here: make clients prepares it", program)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	e := &example{t: t, cmd: exec.CommandContext(ctx, program, args...)}
 	e.cmd.Stderr = &e.errOut

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -50,7 +49,7 @@ listeners:
   - {bind: "tcp://127.0.0.1:*", worker: other}
 `, p.Endpoint())))
 	s.endpoint() // it listens
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := p.Subscribed(ctx, 1); err != nil {
 		t.Fatal(err)

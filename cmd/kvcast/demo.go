@@ -29,7 +29,7 @@ const (
 	demoCut  = 150
 	demoAway = 150
 	// demoPatience is how long any step may take.
-	demoPatience = 30 * time.Second
+	demoPatience = 2 * time.Minute
 )
 
 // Run shows the main job, and fails if any check does.

@@ -25,11 +25,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// attackTime bounds one attack, and patience what must come of it.
-const (
-	attackTime = 10 * time.Second
-	patience   = 2 * time.Minute
-)
+// attackTime bounds one attack.
+const attackTime = 10 * time.Second
 
 // residentMiB is the resident memory of a process, in MiB.
 func (p *process) residentMiB() int {
@@ -114,8 +111,10 @@ func newHonest(t *testing.T, s *process) *honest {
 	if err := h.publisher.Subscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
+	reading, stop := context.WithTimeout(t.Context(), 10*patience) // of all attacks
+	t.Cleanup(stop)
 	var err error
-	h.stream, err = s.client().Subscribe(ctx, &kvcastv1.SubscribeRequest{
+	h.stream, err = s.client().Subscribe(reading, &kvcastv1.SubscribeRequest{
 		Start:  &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}},
 		Filter: &kvcastv1.Filter{Workers: []string{honestWorker}},
 	})

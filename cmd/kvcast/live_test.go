@@ -27,7 +27,7 @@ const (
 	// liveGrace is how long a worker may be without a connection.
 	liveGrace = 4 * time.Second
 	// livePatience is how long a view may take to become the engine's.
-	livePatience = time.Minute
+	livePatience = 2 * time.Minute
 )
 
 // liveTiers are SGLang's names of tiers.

@@ -56,6 +56,10 @@ func testMain(m *testing.M) int {
 	return status
 }
 
+// patience is after which a test gives up waiting for what comes within a second: also
+// on a machine that is a hundred times slower.
+const patience = 2 * time.Minute
+
 // result is how a command ended.
 type result struct {
 	out    string
@@ -66,7 +70,7 @@ type result struct {
 // kvcast runs a command that ends by itself.
 func kvcast(t *testing.T, stdin io.Reader, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	var out, errOut bytes.Buffer
@@ -154,7 +158,7 @@ func (p *process) logged(pattern string) string {
 		}
 		select {
 		case <-more:
-		case <-time.After(time.Minute):
+		case <-time.After(patience):
 			p.t.Fatalf("serve has not logged %s:\n%s", pattern, p.text())
 		}
 	}
@@ -176,10 +180,10 @@ func (p *process) stop() int {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 		select {
 		case <-p.ended:
-		case <-time.After(15 * time.Second):
+		case <-time.After(patience):
 			_ = p.cmd.Process.Kill()
 			<-p.ended
-			p.t.Error("serve did not end within 15 s of SIGTERM")
+			p.t.Errorf("serve did not end within %v of SIGTERM", patience)
 		}
 	})
 	return p.cmd.ProcessState.ExitCode()

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -58,7 +57,7 @@ type following struct {
 
 func follow(t *testing.T, s *process) *following {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 	stream, err := s.client().Subscribe(ctx, req)
@@ -191,7 +190,7 @@ func TestConfiguredWorkersCanBeDeregisteredAndBoundOnesNot(t *testing.T) {
 	}
 
 	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := bound.Subscribed(ctx, 1); err != nil {
 		t.Fatal(err)
@@ -268,7 +267,7 @@ func TestABoundWorkerThatIsGoneIsRemovedAndComesBack(t *testing.T) {
 	engine.Replay = p.ReplayEndpoint() // the next one has the same
 	s := serve(t, "--ingest-grace", "100ms", "--bind", at+",replay_port="+portOf(p.ReplayEndpoint()))
 	f := follow(t, s)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for life := range uint64(2) {
 		publish(t, p, storedOf(10*life+1)) // perhaps before it is connected
@@ -304,7 +303,7 @@ func TestAnIdleWorkerStays(t *testing.T) {
 	publish(t, p, storedOf(1))
 	f.until("w", "added m")
 	f.until("w", "stored [1]")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := p.Replayed(ctx, p.Replays()+5); err != nil {
 		t.Fatal(err)
@@ -325,7 +324,7 @@ func TestRoutersAreLetInOnceTheEnginesHaveBeenRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	at := simulator.SocketConfig{Endpoint: "ipc://" + filepath.Join(dir, "events"), Replay: "ipc://" + filepath.Join(dir, "replay")}
-	s := serve(t, "--ingest-start-wait", "1m", "--worker", "name=w,model=m,connect="+at.Endpoint+",replay="+at.Replay)
+	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,model=m,connect="+at.Endpoint+",replay="+at.Replay)
 	addr := s.logged(`msg=starting grpc=(\S+)`)
 	got := kvcast(t, nil, "snapshot", "--addr", addr)
 	if got.status != 1 || !strings.Contains(got.err, "UNAVAILABLE: the server is starting") {
@@ -347,10 +346,10 @@ func TestRoutersAreLetInOnceTheEnginesHaveBeenRead(t *testing.T) {
 
 func TestAServerThatStillStartsEndsAtOnce(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "--ingest-start-wait", "1m", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "nobody"))
+	// For an hour, which is more than stop has patience for.
+	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "nobody"))
 	s.logged(`msg=starting grpc=(\S+)`)
-	began := time.Now()
-	if status := s.stop(); status != 0 || time.Since(began) > 5*time.Second {
-		t.Errorf("it ended with status %d after %v", status, time.Since(began))
+	if status := s.stop(); status != 0 {
+		t.Errorf("it ended with status %d", status)
 	}
 }

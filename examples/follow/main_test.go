@@ -37,7 +37,7 @@ func serve(t *testing.T) (addr string) {
 	go func() { served <- s.Serve(l) }()
 	s.StartServing()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		s.Shutdown(ctx)
 		if err := <-served; err != nil {

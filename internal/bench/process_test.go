@@ -24,7 +24,7 @@ type process struct {
 }
 
 // startPatience bounds the time that it takes to serve.
-const startPatience = 30 * time.Second
+const startPatience = 2 * time.Minute
 
 var (
 	grpcAddress  = regexp.MustCompile(`msg=serving grpc=(\S+)`)
@@ -95,7 +95,7 @@ func (p *process) Close() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
 	select {
 	case <-p.ended:
-	case <-time.After(15 * time.Second):
+	case <-time.After(startPatience):
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 	}

@@ -16,7 +16,7 @@ const (
 	// where ZeroMQ would drop (10,000) or the journal let go.
 	window = 4_000
 	// stall is how long nothing may come before a run has failed.
-	stall = 30 * time.Second
+	stall = 2 * time.Minute
 )
 
 // rig is a server, the one engine that it reads, and its subscribers.

@@ -154,25 +154,18 @@ func TestTheContextEndsAnEngineAtOnce(t *testing.T) {
 	tests := map[string]simulator.Config{
 		"waiting for a subscriber": {Subscribers: 1},
 		"publishing":               {},
-		"between two batches":      {Rate: 0.01},
+		"between two batches":      {Rate: 0.001}, // of a thousand seconds
 		"serving replay":           {Batches: 1, Linger: true, SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}},
 	}
 	for name, cfg := range tests {
 		t.Run(name, func(t *testing.T) {
 			cfg.Pool.Capacity = 64
-			// A machine that is busy with something else may be late once.
-			took := time.Hour
-			for range 5 {
-				took = min(took, timeToEnd(t, cfg))
-			}
-			if took > 200*time.Millisecond {
-				t.Errorf("Run ended %v after its context, want 200ms at most", took)
-			}
+			endsWithItsContext(t, cfg)
 		})
 	}
 }
 
-func timeToEnd(t *testing.T, cfg simulator.Config) time.Duration {
+func endsWithItsContext(t *testing.T, cfg simulator.Config) {
 	t.Helper()
 	e := newEngine(t, cfg)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -187,12 +180,16 @@ func timeToEnd(t *testing.T, cfg simulator.Config) time.Duration {
 	if cfg.Linger {
 		finished(t, e)
 	}
-	start := time.Now()
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("Run goes on after its context")
+		<-done
 	}
-	return time.Since(start)
 }
 
 func TestAnEngineRunsOnce(t *testing.T) {

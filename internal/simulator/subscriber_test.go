@@ -14,7 +14,7 @@ import (
 )
 
 // patience is how long a test waits for what has to come.
-const patience = 10 * time.Second
+const patience = 2 * time.Minute
 
 // newContext returns a ZeroMQ context that ends with the test.
 func newContext(t *testing.T) *zmq.Context {

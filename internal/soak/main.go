@@ -41,7 +41,7 @@ type config struct {
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.SetOutput(out)
-	c := config{patience: 90 * time.Second}
+	c := config{patience: 3 * time.Minute}
 	minutes := flags.Float64("minutes", 10, "how long")
 	flags.DurationVar(&c.every, "every", time.Minute, "time between checks")
 	flags.IntVar(&c.engines, "engines", 50, "number of simulated engines, 10 or more")
