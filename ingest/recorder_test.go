@@ -137,6 +137,7 @@ func (l *recordedLane) Gap(g ingest.Gap) {
 	case ingest.GapReplayUnavailable:
 		l.write(g.Source, g.Rank, "gap %d-%d, %d missed", g.FirstSeq, g.LastSeq, g.Missed)
 		return
+	default:
 	}
 	l.write(g.Source, g.Rank, "gap %v %d-%d, %d missed", g.Reason, g.FirstSeq, g.LastSeq, g.Missed)
 }

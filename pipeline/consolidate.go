@@ -151,11 +151,12 @@ func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reas
 	l.shared(r).doubtful[b.Source] = false
 	r.gates.close(b.Source)
 	l.candidates = l.candidates[:0]
-	if l.consolidation == passthrough {
+	switch {
+	case l.consolidation == passthrough:
 		l.letGoOfTiers(b, r, reason)
-	} else if l.shared(r).tracker.letGo(b.Source) {
+	case l.shared(r).tracker.letGo(b.Source):
 		l.emptied(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
-	} else {
+	default:
 		l.tell(b, r.shared.tracker, nil) // what nobody else holds
 	}
 }

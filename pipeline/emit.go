@@ -138,6 +138,7 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 		r.overfull = true
 	case kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
 		r.attributesLacking = true
+	default: // some blocks are wrong, and none was left out
 	}
 }
 

@@ -299,7 +299,7 @@ func (m *model) hold(
 		if block == nil {
 			units += 2
 		}
-		if m.units()+units > m.limit() && !(block == nil && m.expel(mw, b)) {
+		if m.units()+units > m.limit() && (block != nil || !m.expel(mw, b)) {
 			return nil, false
 		}
 		if block == nil {

@@ -295,7 +295,6 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(s.maxStreams()),
 		grpc.StaticStreamWindowSize(receiveWindow),
 		grpc.StaticConnWindowSize(receiveWindow),
-		grpc.SharedWriteBuffer(true), // a connection that is idle holds none
 		grpc.InTapHandle(s.receiveCall),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: s.cfg.PingInterval * 9 / 10, PermitWithoutStream: true, // a timer may be early

@@ -118,7 +118,7 @@ func TestCheckShowsTheDefaultListener(t *testing.T) {
 // whoever else has it.
 func TestServeWithNothingConfigured(t *testing.T) {
 	t.Parallel()
-	if taken, err := net.Listen("tcp", ":5557"); err == nil {
+	if taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":5557"); err == nil {
 		defer func() { _ = taken.Close() }()
 	}
 	got := kvcast(t, nil, "serve", "--listen", "127.0.0.1:0", "--admin", "")

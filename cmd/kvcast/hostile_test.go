@@ -220,7 +220,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 			}
 		}
 	},
-	"connections that say nothing": func(t *testing.T, ctx context.Context, s *process) {
+	"connections that say nothing": func(_ *testing.T, ctx context.Context, s *process) {
 		var open []net.Conn
 		defer func() {
 			for _, c := range open {

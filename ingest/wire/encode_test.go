@@ -124,6 +124,7 @@ func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 			if n := len(ev.BlockHashes); n > 0 && rapid.Bool().Draw(t, "has remaining copies") {
 				rare.RemainingCopies = rapid.SliceOfN(rapid.Uint32(), n, n).Draw(t, "remaining copies")
 			}
+		case wire.KindCleared:
 		}
 		if rare.HasTime = rapid.Bool().Draw(t, "has time"); rare.HasTime {
 			rare.Time = rapid.Float64Range(-1e11, 1e11).Draw(t, "time")

@@ -3,6 +3,7 @@ package wire_test
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -268,7 +269,7 @@ func TestUnknownTailIsUnread(t *testing.T) {
 		for _, first := range tails {
 			for _, second := range tails {
 				for _, more := range [][]any{{first}, {first, second}, {nil, first, second}} {
-					ev := append(known[:len(known):len(known)], more...)
+					ev := slices.Concat(known, more)
 					if diff := cmp.Diff(want, oneEvent(t, ev)); diff != "" {
 						t.Errorf("%s, then %v: event differs (-want +got):\n%s", name, more, diff)
 					}
