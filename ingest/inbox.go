@@ -58,7 +58,7 @@ type inbox struct {
 	bytes    atomic.Int64
 	byFD     map[int]*atomic.Int64 // messages by connection, where shared; the drain's
 
-	order sync.Mutex // held from reading events until they are added; before mu
+	order sync.Mutex // held from receiving messages, or events, until they are added; before mu
 	mu    sync.Mutex // guards all below, for as short as can be
 	// parcels are those that wait, the first to be taken next.
 	parcels []*parcel
@@ -70,7 +70,8 @@ type inbox struct {
 // parcel is some messages, and what came between and after them.
 type parcel struct {
 	events []parcelEvent
-	batch  *zmqio.Batch // nil while messages are added, and where there are none
+	batch  *zmqio.Batch // nil where there are no messages
+	away   bool         // messages are being added
 	// messages, bytes and byFD are what is counted for it.
 	messages, bytes int64
 	byFD            map[*atomic.Int64]int64
@@ -112,36 +113,36 @@ func (b *inbox) drain() {
 
 // receive takes what there is, up to a batch, and reports whether there may be more.
 func (b *inbox) receive() (more bool, err error) {
-	batch, had := b.tail()
+	b.order.Lock()
+	defer b.order.Unlock()
+	p, batch := b.tail()
+	had := batch.Len()
 	_, err = b.socket.ReceiveMore(batch)
 	more = err == nil && batch.Full()
-	b.put(batch, had)
+	b.put(p, batch, had)
 	return more, err
 }
 
-// tail returns a batch with room: the last one, if nobody has taken it yet, so that
-// messages that come one by one share a batch.
-func (b *inbox) tail() (batch *zmqio.Batch, had int) {
+// tail returns a batch with room: that of the last parcel, if nobody has taken it yet,
+// so that messages that come one by one share a batch; else an empty one, and nil.
+func (b *inbox) tail() (*parcel, *zmqio.Batch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := len(b.parcels); n > 0 {
-		last := b.parcels[n-1]
-		if last.batch != nil && !last.losses() && !last.batch.Full() {
-			batch, had = last.batch, last.batch.Len()
-			last.batch = nil
-			return batch, had
+		if last := b.parcels[n-1]; last.batch != nil && !last.losses() && !last.batch.Full() {
+			last.away = true
+			return last, last.batch
 		}
 	}
-	return b.pool.Get().(*zmqio.Batch), 0
+	return nil, b.pool.Get().(*zmqio.Batch)
 }
 
-// put adds the messages of a batch from an index on.
-func (b *inbox) put(batch *zmqio.Batch, had int) {
-	b.order.Lock()
-	defer b.order.Unlock()
-	p := &parcel{}
-	if had > 0 {
-		p = b.last() // nobody takes it while its batch is away
+// put adds the messages of a batch from an index on, to the parcel that it is of or a
+// new one.
+func (b *inbox) put(p *parcel, batch *zmqio.Batch, had int) {
+	there := p != nil
+	if !there {
+		p = &parcel{}
 	}
 	p.events = b.events(p.events, had)
 	dropped := 0
@@ -163,13 +164,7 @@ func (b *inbox) put(batch *zmqio.Batch, had int) {
 	if dropped > 0 {
 		b.onDrop(dropped)
 	}
-	b.add(p, batch, had > 0)
-}
-
-func (b *inbox) last() *parcel {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.parcels[len(b.parcels)-1]
+	b.add(p, batch, there)
 }
 
 // add gives a parcel its batch, and appends it unless it is there. One that holds no
@@ -182,7 +177,7 @@ func (b *inbox) add(p *parcel, batch *zmqio.Batch, there bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p.batch = batch
+	p.batch, p.away = batch, false
 	n := len(b.parcels)
 	switch {
 	case there:
@@ -389,7 +384,7 @@ func (b *inbox) take() (*parcel, error) {
 		return nil, b.err
 	}
 	p := b.parcels[0]
-	if p.messages > 0 && p.batch == nil {
+	if p.away {
 		return nil, nil
 	}
 	b.parcels[0] = nil

@@ -194,3 +194,89 @@ func TestInboxRemembersSomeLostTopics(t *testing.T) {
 		t.Errorf("%d parcels, %d topics, connections %v", len(x.parcels), len(p.lost), p.lostBy)
 	}
 }
+
+// Connections come and go while messages are received: every message is handed on, none
+// before the event of its connection.
+func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
+	const senders, rounds = 4, 50
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pull, err := zctx.NewSocket(zmq4.PULL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newConn(pull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(pull.SetRcvhwm(0), pull.Bind("tcp://127.0.0.1:*")); err != nil {
+		t.Fatal(err)
+	}
+	address, err := pull.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newInbox(c.socket, nil, &sync.Pool{New: newBatch}, func(int) { t.Error("messages are dropped") })
+	b.monitor, b.shared = c.monitor, true
+	var reading sync.WaitGroup
+	reading.Go(b.drain)
+	reading.Go(func() {
+		for c.monitor.Wait() == nil {
+			b.note()
+		}
+	})
+	var sending sync.WaitGroup
+	for range senders {
+		sending.Go(func() {
+			for range rounds {
+				s, err := zctx.NewSocket(zmq4.PUSH)
+				if err == nil {
+					err = errors.Join(s.SetLinger(testPatience), s.Connect(address))
+				}
+				for i := 0; err == nil && i < 3; i++ {
+					_, err = s.SendMessage("a", make([]byte, 8), "p")
+				}
+				if err = errors.Join(err, s.Close()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	accepted := make(map[int]bool)
+	deadline := time.Now().Add(testPatience)
+	for n := 0; n < 3*senders*rounds; {
+		p, err := b.next(func() time.Time { return deadline })
+		if err != nil {
+			t.Fatalf("after %d messages: %v", n, err)
+		}
+		events := p.events
+		for i := range p.count() {
+			for len(events) > 0 && events[0].before <= i {
+				if events[0].Kind == zmqio.Accepted {
+					accepted[events[0].Value] = true
+				}
+				events = events[1:]
+			}
+			if fd := p.batch.Message(i).FD; !accepted[fd] {
+				t.Errorf("message of connection %d, which is not known", fd)
+			}
+			n++
+		}
+		for _, e := range events {
+			if e.Kind == zmqio.Accepted {
+				accepted[e.Value] = true
+			}
+		}
+		b.giveBack(p)
+	}
+	sending.Wait()
+	c.socket.Interrupt()
+	c.monitor.Interrupt()
+	reading.Wait()
+	b.discard()
+	if err := errors.Join(c.close(), zctx.Term()); err != nil {
+		t.Error(err)
+	}
+}
