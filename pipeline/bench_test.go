@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -55,7 +56,11 @@ func newLane(tb testing.TB, blocks int) *benchLane {
 func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 	tb.Helper()
 	l := &benchLane{journal: &nowhere{}, blocks: blocks}
-	p, err := pipeline.New(pipeline.Config{MaxBlocksPerRank: maxBlocks}, l.journal)
+	p, err := pipeline.New(pipeline.Config{
+		MaxBlocksPerRank: maxBlocks,
+		Blocks:           budget.New("blocks", 1<<40), // whose bookkeeping is to be measured
+		AttributeBytes:   budget.New("attribute_bytes", pipeline.DefaultAttributeBytes),
+	}, l.journal)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -88,6 +88,10 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 			limit: 4, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(cleared()), by2(batch(cleared())), batch(store(2))},
 			want: [][]string{{"store [1]"}, {toldSourceCleared}, {"store [2]"}}, used: 3,
 		},
+		"so is what one clears that another does not hold": {
+			limit: 9, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(store(3))), batch(cleared())},
+			want: [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [1 2]"}}, used: 3,
+		},
 		"so is what is emptied for a gap": {
 			limit: 4, mode: ingest.ConsolidateDedup, cfg: pipeline.Config{OnGap: pipeline.OnGapClear},
 			calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), gap(0), batch(store(2))},
@@ -160,6 +164,10 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 		"the slot stays until the last name has gone": {
 			calls: []call{batch(withLoRA("a", store(1))), batch(withLoRA("b", store(2))), batch(remove(2))},
 			want:  [][]string{{`store [1] lora "a"`}, {`store [2] lora "b"`}, {"remove [2]"}}, used: 2*oneName - 16,
+		},
+		"a slot is used again": {
+			calls: []call{batch(withLoRA("a", store(1))), batch(withLoRA("b", store(2))), batch(remove(2)), batch(withLoRA("c", store(3)))},
+			want:  [][]string{{`store [1] lora "a"`}, {`store [2] lora "b"`}, {"remove [2]"}, {`store [3] lora "c"`}}, used: 2 * oneName,
 		},
 		"several sources have one for what is told, and one for salts, too": {
 			mode:  ingest.ConsolidateDedup,

@@ -226,7 +226,12 @@ func (t *tracker) revive(name uint32) {
 
 // lapse takes a name's copies away, and tells whether its block is gone with it.
 func (t *tracker) lapse(name uint32) (gone bool) {
-	ref := t.names.at(name).block
+	n := t.names.at(name)
+	ref := n.block
+	if n.next == name { // nobody else holds the block
+		t.takeOut(ref)
+		return true
+	}
 	t.idle(name)
 	return t.leave(ref)
 }
@@ -246,6 +251,12 @@ func (t *tracker) leave(ref uint32) bool {
 	if t.heldBeyondDoubt(ref) {
 		return false
 	}
+	t.takeOut(ref)
+	return true
+}
+
+// takeOut takes away a block and its names, and tells of it.
+func (t *tracker) takeOut(ref uint32) {
 	b := t.blocks.at(ref)
 	t.tellGone(b.first)
 	for b.names != 0 {
@@ -255,7 +266,6 @@ func (t *tracker) leave(ref uint32) bool {
 		t.erase(b.idle)
 	}
 	t.forget(ref)
-	return true
 }
 
 // heldBeyondDoubt leaves the ring at a name that is beyond doubt: those passed over
