@@ -70,7 +70,8 @@ type inbox struct {
 // parcel is some messages, and what came between and after them.
 type parcel struct {
 	events []parcelEvent
-	batch  *zmqio.Batch // nil while messages are added, and where there are none
+	batch  *zmqio.Batch // nil while it is lent, and where there are no messages
+	lent   bool         // whether messages are being added to the batch, by who drains; nobody takes the parcel then
 	// messages, bytes and byFD are what is counted for it.
 	messages, bytes int64
 	byFD            map[*atomic.Int64]int64
@@ -128,7 +129,7 @@ func (b *inbox) tail() (batch *zmqio.Batch, had int) {
 		last := b.parcels[n-1]
 		if last.batch != nil && !last.losses() && !last.batch.Full() {
 			batch, had = last.batch, last.batch.Len()
-			last.batch = nil
+			last.batch, last.lent = nil, true
 			return batch, had
 		}
 	}
@@ -182,7 +183,7 @@ func (b *inbox) add(p *parcel, batch *zmqio.Batch, there bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p.batch = batch
+	p.batch, p.lent = batch, false
 	n := len(b.parcels)
 	switch {
 	case there:
@@ -389,7 +390,7 @@ func (b *inbox) take() (*parcel, error) {
 		return nil, b.err
 	}
 	p := b.parcels[0]
-	if p.messages > 0 && p.batch == nil {
+	if p.lent {
 		return nil, nil
 	}
 	b.parcels[0] = nil
