@@ -68,10 +68,11 @@ func (b *Batch) Drop(i int) {
 		for _, f := range m.Frames {
 			b.copied -= len(f)
 		}
+	} else {
+		b.taken.drop(i)
 	}
 	clear(m.Frames)
 	*m = Message{FD: noFD}
-	b.taken.drop(i)
 	runtime.KeepAlive(b)
 }
 
