@@ -58,6 +58,11 @@ func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	return kindFault(e, ev)
 }
 
+// ofNoBatch are the reasons of gaps in which no batch is missing.
+var ofNoBatch = []kvcastv1.Gap_Reason{
+	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_SHARED_TIER, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES,
+}
+
 func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	switch kind := ev.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Stored:
@@ -80,9 +85,8 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 			return "a gap without a reason"
 		case kind.Gap.GetFirstSeq() > kind.Gap.GetLastSeq():
 			return "a gap that ends before it begins"
-		case kind.Gap.GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS &&
-			(kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
-			return "too many blocks, and batches that are missing"
+		case slices.Contains(ofNoBatch, kind.Gap.GetReason()) && (kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
+			return "a gap where no batch is missing, and batches that are"
 		}
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		if kind.WorkerAdded.GetModel() != e.GetModel() {

@@ -8,8 +8,13 @@ import (
 )
 
 // TestTooManyBlocksAreToldOnce follows what the contract says of
-// REASON_TOO_MANY_BLOCKS.
+// REASON_TOO_MANY_BLOCKS, and of REASON_TOO_MANY_ATTRIBUTES.
 func TestTooManyBlocksAreToldOnce(t *testing.T) {
+	attributes := func() *kvcastv1.RouterEvent {
+		ev := overfull(0, 0)
+		ev.GetGap().Reason = kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES
+		return ev
+	}
 	all := func(reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) *kvcastv1.RouterEvent {
 		return clearAll(0, 0, reason, tiers...)
 	}
@@ -23,6 +28,9 @@ func TestTooManyBlocksAreToldOnce(t *testing.T) {
 		"again after a clear":        {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_ENGINE_CLEARED), overfull(0, 0)}, ""},
 		"again after a cleared gap":  {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_UNREPAIRED_GAP), overfull(0, 0)}, ""},
 		"again after a clear of one": {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_SOURCE_CLEARED, device), overfull(0, 0)}, checker.Protocol},
+		"of both reasons":            {[]*kvcastv1.RouterEvent{overfull(0, 0), attributes()}, ""},
+		"twice of the second":        {[]*kvcastv1.RouterEvent{attributes(), overfull(0, 0), attributes()}, checker.Protocol},
+		"the second after a clear":   {[]*kvcastv1.RouterEvent{attributes(), all(kvcastv1.Cleared_REASON_ENGINE_CLEARED), attributes()}, ""},
 		"again after a gap":          {[]*kvcastv1.RouterEvent{overfull(0, 0), gap(0, 0), overfull(0, 0)}, checker.Protocol},
 	}
 	for name, tt := range tests {

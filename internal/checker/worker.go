@@ -1,6 +1,8 @@
 package checker
 
 import (
+	"slices"
+
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -47,8 +49,9 @@ type rank struct {
 	size       int
 	// cleared tells that it was empty once, so that all it holds has been seen.
 	cleared bool
-	// overfull tells that a Gap said since it was cleared that blocks are left out.
-	overfull bool
+	// leftOut are the reasons for which a Gap said since it was cleared that blocks are
+	// left out.
+	leftOut []kvcastv1.Gap_Reason
 }
 
 // worker returns what is remembered of a worker, to be changed.
@@ -102,15 +105,16 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	if cl := ev.GetCleared(); cl != nil && len(cl.GetTiers()) == 0 {
 		r := w.rank(ev.GetDpRank())
 		r.cleared = r.cleared || cl.GetReason() != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
-		r.overfull = false
+		r.leftOut = nil
 	}
-	if ev.GetGap().GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS {
+	switch reason := ev.GetGap().GetReason(); reason {
+	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
 		r := w.rank(ev.GetDpRank())
-		if r.overfull {
-			return broken(Protocol, "entry %d says again that worker %q, rank %d, has too many blocks",
-				e.GetSeq(), e.GetWorker(), ev.GetDpRank())
+		if slices.Contains(r.leftOut, reason) {
+			return broken(Protocol, "entry %d says %v again of worker %q, rank %d",
+				e.GetSeq(), reason, e.GetWorker(), ev.GetDpRank())
 		}
-		r.overfull = true
+		r.leftOut = append(r.leftOut, reason)
 	}
 	w.lastSeq = e.GetSeq()
 	return nil
