@@ -36,6 +36,8 @@ const (
 	DefaultMaxSources  = 4096
 	DefaultMaxRanks    = 8192
 	DefaultWorkerBytes = 64 << 20
+	// DefaultSaltBytes is that of Config.
+	DefaultSaltBytes = 128 << 20
 	// MaxNameBytes is the length of the longest name of a worker.
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
@@ -69,6 +71,10 @@ type Config struct {
 	// WorkerBytes bounds what is said of the workers of AddWorker, all together: their
 	// names, endpoints and labels. DefaultWorkerBytes unless set.
 	WorkerBytes int64
+	// SaltBytes bounds the cache salts, the blocks that carry them and the attention
+	// groups that are remembered, of all sources together: DefaultSaltBytes unless set. A
+	// salt that is not remembered is unknown, and its blocks have no tokens hashes.
+	SaltBytes int64
 	// ReceiveBufferBytes bounds the messages that were received and wait to be
 	// processed, of all sources together: DefaultReceiveBufferBytes unless set. Beside it
 	// each source may have 2 MiB. A message that does not fit is dropped, which is
@@ -244,6 +250,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.WorkerBytes == 0 {
 		c.WorkerBytes = DefaultWorkerBytes
+	}
+	if c.SaltBytes == 0 {
+		c.SaltBytes = DefaultSaltBytes
 	}
 	if c.ReceiveBufferBytes == 0 {
 		c.ReceiveBufferBytes = DefaultReceiveBufferBytes

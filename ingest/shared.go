@@ -51,6 +51,7 @@ type budgets struct {
 	sources   *budget.Budget // publishers: a source at a dp rank
 	ranks     *budget.Budget // dp ranks that only their batches have named
 	workers   *budget.Budget // bytes of what is said of workers
+	rules     *budget.Budget // bytes of what wire.Rules remember
 }
 
 func newBudgets(c Config) budgets {
@@ -60,11 +61,12 @@ func newBudgets(c Config) budgets {
 		sources:   budget.New("sources", int64(c.MaxSources)),
 		ranks:     budget.New("ranks", int64(c.MaxRanks)),
 		workers:   budget.New("worker_bytes", c.WorkerBytes),
+		rules:     budget.New("salt_bytes", c.SaltBytes),
 	}
 }
 
 func (b budgets) all() budget.Collector {
-	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers}
+	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules}
 }
 
 // inbox returns an inbox of a socket, of a worker or, where that is empty, of a

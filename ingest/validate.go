@@ -47,6 +47,7 @@ func (c Config) Validate() error {
 	v.check(c.MaxSources > 0, "MaxSources", c.MaxSources, "above 0")
 	v.check(c.MaxRanks > 0, "MaxRanks", c.MaxRanks, "above 0")
 	v.check(c.WorkerBytes > 0, "WorkerBytes", c.WorkerBytes, "above 0")
+	v.check(c.SaltBytes > 0, "SaltBytes", c.SaltBytes, "above 0")
 	v.check(c.ReceiveBufferBytes > 0, "ReceiveBufferBytes", c.ReceiveBufferBytes, "above 0")
 	v.check(c.ReorderBufferBytes > 0, "ReorderBufferBytes", c.ReorderBufferBytes, "above 0")
 	v.check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,

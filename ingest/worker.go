@@ -218,6 +218,9 @@ func (w *worker) forget() {
 	for _, p := range w.publishers {
 		p.forget()
 	}
+	for _, r := range w.rules {
+		r.Close()
+	}
 	w.releaseRanks()
 	w.ranks = nil
 	w.shared.budgets.workers.Release(w.bytes)
@@ -229,7 +232,9 @@ func (w *worker) forget() {
 // rulesOf returns the rules of a source.
 func (w *worker) rulesOf(source int) *wire.Rules {
 	for len(w.rules) <= source {
-		w.rules = append(w.rules, wire.NewRules(&w.blockSize))
+		rules := wire.NewRules(&w.blockSize)
+		rules.SetBudget(w.shared.budgets.rules)
+		w.rules = append(w.rules, rules)
 	}
 	return w.rules[source]
 }

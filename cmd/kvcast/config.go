@@ -57,6 +57,7 @@ type ingestConfig struct {
 	MaxSources         int
 	MaxRanks           int
 	WorkerBytes        byteSize
+	SaltBytes          byteSize
 	ReceiveBufferBytes byteSize
 	ReorderBufferBytes byteSize
 	RegisterHosts      string // between commas; empty: any
@@ -145,7 +146,7 @@ func defaultConfig() config {
 			OnGap: pipeline.OnGapReport, MaxBlocksPerRank: pipeline.DefaultMaxBlocksPerRank, MaxBlocks: pipeline.DefaultBlocks, MaxAttributeBytes: pipeline.DefaultAttributeBytes,
 			Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace,
 			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
-			MaxSources: ingest.DefaultMaxSources, MaxRanks: ingest.DefaultMaxRanks, WorkerBytes: ingest.DefaultWorkerBytes,
+			MaxSources: ingest.DefaultMaxSources, MaxRanks: ingest.DefaultMaxRanks, WorkerBytes: ingest.DefaultWorkerBytes, SaltBytes: ingest.DefaultSaltBytes,
 			ReceiveBufferBytes: ingest.DefaultReceiveBufferBytes, ReorderBufferBytes: ingest.DefaultReorderBufferBytes,
 		},
 		Subscribers: subscribersConfig{
@@ -213,6 +214,7 @@ func (c *config) settings() []setting {
 		count("ingest.max_sources", &c.Ingest.MaxSources, 1, atMost),
 		count("ingest.max_ranks", &c.Ingest.MaxRanks, 1, atMost),
 		size("ingest.worker_bytes", &c.Ingest.WorkerBytes, leastBytes, mostBytes),
+		size("ingest.salt_bytes", &c.Ingest.SaltBytes, leastBytes, mostBytes),
 		size("ingest.receive_buffer_bytes", &c.Ingest.ReceiveBufferBytes, leastBytes, mostBytes),
 		size("ingest.reorder_buffer_bytes", &c.Ingest.ReorderBufferBytes, leastBytes, mostBytes),
 		text("ingest.register_hosts", &c.Ingest.RegisterHosts, isHosts, "hosts between commas, each an IP address, a CIDR such as 10.0.0.0/8, a name, or *.DOMAIN; empty for any"),

@@ -38,6 +38,7 @@ type settingFlags struct {
 		MaxSources         string `default:"4096" help:"The most publishers of all workers: a source counts once for each of its dp ranks, and takes some 6 file descriptors where it is connected to."`
 		MaxRanks           string `default:"8192" help:"The most dp ranks of all workers that only their batches have named."`
 		WorkerBytes        string `default:"64MiB" help:"Memory for what RegisterWorker says of workers: names, labels, endpoints; 1MiB or more."`
+		SaltBytes          string `default:"128MiB" help:"Memory for cache salts, the blocks that carry them, and attention groups, of all engines; 1MiB or more."`
 		ReceiveBufferBytes string `default:"256MiB" help:"Memory for messages that were received and wait to be processed, of all engines; 1MiB or more. What does not fit is dropped, and fetched again."`
 		ReorderBufferBytes string `default:"128MiB" help:"Memory for live batches that wait for a replay, of all engines; 1MiB or more. What does not fit is fetched again."`
 		RegisterHosts      string `placeholder:"HOST,..." help:"Hosts that RegisterWorker may name: IP addresses, CIDRs, names, *.DOMAIN. Empty: any."`

@@ -199,7 +199,7 @@ func leaves(err error) []error {
 // goField is a field of ingest.Config, by itself or in a path, and quoted what is
 // somebody's own text.
 var (
-	goField = regexp.MustCompile(`\b(MaxWorkers|MaxSources|MaxRanks|WorkerBytes|ReceiveBufferBytes|ReorderBufferBytes|ReplayHosts|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Labels|Bind|Topics?|Worker)\b`)
+	goField = regexp.MustCompile(`\b(MaxWorkers|MaxSources|MaxRanks|WorkerBytes|SaltBytes|ReceiveBufferBytes|ReorderBufferBytes|ReplayHosts|Silence|Workers|Listeners|Sources|Name|Model|Endpoint|BlockSize|Engine|Connect|Replay|ReplayPort|DPSize|Copies|Consolidate|Labels|Bind|Topics?|Worker)\b`)
 	quoted  = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|` + goField.String())
 )
 
@@ -215,6 +215,8 @@ func inFile(text string) string {
 			return "ingest.max_ranks"
 		case "WorkerBytes":
 			return "ingest.worker_bytes"
+		case "SaltBytes":
+			return "ingest.salt_bytes"
 		case "ReceiveBufferBytes":
 			return "ingest.receive_buffer_bytes"
 		case "ReorderBufferBytes":

@@ -459,7 +459,7 @@ func drawConfig(t *rapid.T) config {
 	c.Ingest.MaxWorkers = rapid.IntRange(100, atMost).Draw(t, "workers")
 	c.Ingest.MaxSources = rapid.IntRange(1000, atMost).Draw(t, "sources")
 	c.Ingest.MaxRanks = rapid.IntRange(1, atMost).Draw(t, "ranks")
-	for _, bytes := range []*byteSize{&c.Ingest.WorkerBytes, &c.Ingest.ReceiveBufferBytes, &c.Ingest.ReorderBufferBytes} {
+	for _, bytes := range []*byteSize{&c.Ingest.WorkerBytes, &c.Ingest.SaltBytes, &c.Ingest.ReceiveBufferBytes, &c.Ingest.ReorderBufferBytes} {
 		*bytes = byteSize(rapid.Int64Range(int64(leastBytes), int64(mostBytes)).Draw(t, "bytes"))
 	}
 	c.Ingest.RegisterHosts = rapid.SampledFrom([]string{"", "10.0.0.0/8,::1,*.pods"}).Draw(t, "hosts")

@@ -15,7 +15,7 @@ import (
 // something negative for none.
 func (c config) ingestConfig() ingest.Config {
 	cfg := ingest.Config{
-		MaxWorkers: c.Ingest.MaxWorkers, MaxSources: c.Ingest.MaxSources, MaxRanks: c.Ingest.MaxRanks, WorkerBytes: int64(c.Ingest.WorkerBytes),
+		MaxWorkers: c.Ingest.MaxWorkers, MaxSources: c.Ingest.MaxSources, MaxRanks: c.Ingest.MaxRanks, WorkerBytes: int64(c.Ingest.WorkerBytes), SaltBytes: int64(c.Ingest.SaltBytes),
 		ReceiveBufferBytes: int64(c.Ingest.ReceiveBufferBytes), ReorderBufferBytes: int64(c.Ingest.ReorderBufferBytes),
 		Silence: cmp.Or(c.Ingest.Silence, -1), Grace: cmp.Or(c.Ingest.Grace, -1),
 	}

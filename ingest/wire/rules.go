@@ -50,7 +50,8 @@ type Rules struct {
 	hashes  arena[uint64]
 	salts   salts
 	// names are the salts read lately from extra keys.
-	names interner
+	names  interner
+	memory memory
 }
 
 // NewRules returns the rules of a source. blockSize is the block size of its
@@ -64,10 +65,31 @@ func NewRules(blockSize *BlockSize) *Rules {
 	}
 }
 
+// SetBudget bounds what the Rules remember by what they and others may together. Where
+// it is used up, a salt or a salted block counts as unknown, and an attention group as
+// never seen. To be called before the first Admit; Close returns all that was taken.
+func (r *Rules) SetBudget(b Budget) {
+	r.memory.budget, r.salts.memory.budget = b, b
+}
+
+// Close forgets everything that was learned. Nothing may be admitted any more.
+func (r *Rules) Close() {
+	r.memory.release(groupCost * len(r.groups))
+	clear(r.groups)
+	for rank := range r.salts.ranks {
+		r.salts.clear(rank)
+	}
+}
+
+// groupCost is what an attention group takes, in bytes.
+const groupCost = 48
+
 // Reset forgets what was learned of a dp rank's engine, which began anew. Raw
 // event ids go on.
 func (r *Rules) Reset(rank uint32) {
+	before := len(r.groups)
 	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
+	r.memory.release(groupCost * (before - len(r.groups)))
 	r.hasLast = false
 	r.salts.clear(rank)
 }
@@ -182,7 +204,7 @@ func (r *Rules) learn(g group, main bool) {
 	if r.hasLast && r.lastGroup == g && r.lastMain == main {
 		return
 	}
-	if _, ok := r.groups[g]; !ok && len(r.groups) >= maxGroups {
+	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.memory.take(groupCost)) {
 		return
 	}
 	r.groups[g] = main

@@ -8,6 +8,8 @@ const (
 	// beside its bytes.
 	maxSaltBytes = 4 << 20
 	saltCost     = 128
+	// saltedBlockCost is what a salted block takes.
+	saltedBlockCost = 48
 )
 
 // saltID names a cache salt among those remembered.
@@ -60,6 +62,7 @@ type salts struct {
 	bytes int
 	// maxBlocks is in place of maxSaltedBlocks where it is not 0: for tests.
 	maxBlocks int
+	memory    memory
 }
 
 // saltName is a salt, and how many blocks have it.
@@ -102,7 +105,7 @@ func (s *salts) id(salt string) saltID {
 	if id, ok := s.ids[salt]; ok {
 		return id
 	}
-	if s.bytes+saltCost+len(salt) > maxSaltBytes {
+	if s.bytes+saltCost+len(salt) > maxSaltBytes || !s.memory.take(saltCost+len(salt)) {
 		return unknownSalt
 	}
 	var id saltID
@@ -189,11 +192,14 @@ func (s *salts) remember(ev *Event, rank uint32, id saltID) {
 	s.drop(id)
 }
 
+// full reports whether there is no room for a further block, which otherwise counts from
+// then on.
 func (s *salts) full() bool {
+	limit := maxSaltedBlocks
 	if s.maxBlocks != 0 {
-		return s.blocks >= s.maxBlocks
+		limit = s.maxBlocks
 	}
-	return s.blocks >= maxSaltedBlocks
+	return s.blocks >= limit || !s.memory.take(saltedBlockCost)
 }
 
 // remove takes note of copies that are gone.
@@ -215,6 +221,7 @@ func (s *salts) remove(ev *Event, rank uint32) {
 		}
 		delete(r.blocks, h)
 		s.blocks--
+		s.memory.release(saltedBlockCost)
 		s.release(b.salt)
 	}
 	if len(r.blocks) == 0 && !r.incomplete {
@@ -232,6 +239,7 @@ func (s *salts) clear(rank uint32) {
 		s.release(b.salt)
 	}
 	s.blocks -= len(r.blocks)
+	s.memory.release(saltedBlockCost * len(r.blocks))
 	delete(s.ranks, rank)
 }
 
@@ -252,6 +260,7 @@ func (s *salts) drop(id saltID) {
 	n := &s.names[id-firstSalt]
 	delete(s.ids, n.salt)
 	s.bytes -= saltCost + len(n.salt)
+	s.memory.release(saltCost + len(n.salt))
 	*n = saltName{}
 	s.free = append(s.free, id)
 }

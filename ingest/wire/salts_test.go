@@ -1,6 +1,7 @@
 package wire_test
 
 import (
+	"fmt"
 	"runtime"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // saltKey is extra keys whose first block has a salt, as Dynamo marks it for
@@ -332,4 +334,50 @@ func heapBytes() int64 {
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+// What is remembered of salts and groups is bounded by what all Rules may together, and
+// given back: by removes, a reset, and Close.
+func TestRulesShareABudget(t *testing.T) {
+	b := budget.New("test", 10_000)
+	var size wire.BlockSize
+	salted := func(r *wire.Rules, rank uint32, salt string, hash uint64) *wire.Event {
+		t.Helper()
+		batch := &wire.Batch{Events: []wire.Event{{
+			Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2}, BlockSize: 2, CacheSalt: salt,
+			SpecKind: "full_attention", HasGroupIdx: true, GroupIdx: int64(hash),
+		}}}
+		r.Admit(batch, rank, new(wire.Counts))
+		return &batch.Events[0]
+	}
+	one, two := wire.NewRules(&size), wire.NewRules(&size)
+	one.SetBudget(b)
+	two.SetBudget(b)
+	for i := range uint64(1000) {
+		if e := salted(one, 0, fmt.Sprint("salt-", i), i+1); len(e.TokensHashes) != 1 {
+			t.Fatalf("block %d with a salt of its own has tokens hashes %v", i, e.TokensHashes)
+		}
+	}
+	used := b.Used()
+	if used > b.Limit() || used < b.Limit()*9/10 {
+		t.Errorf("%d bytes in use of %d", used, b.Limit())
+	}
+	salted(two, 0, "another", 1)
+	continued := &wire.Batch{Events: []wire.Event{{
+		Kind: wire.KindStored, BlockHashes: []uint64{2}, HasParent: true, Parent: 1, Tokens: []uint32{1, 2}, BlockSize: 2,
+	}}}
+	two.Admit(continued, 0, new(wire.Counts))
+	if e := continued.Events[0]; len(e.TokensHashes) != 0 {
+		t.Errorf("a block that may continue a salted one has tokens hashes %v", e.TokensHashes)
+	}
+	one.Reset(0)
+	if n := b.Used(); n > 500 {
+		t.Errorf("%d bytes in use after a reset", n)
+	}
+	salted(one, 0, "again", 7)
+	one.Close()
+	two.Close()
+	if n := b.Used(); n != 0 {
+		t.Errorf("%d bytes in use after all were closed", n)
+	}
 }
