@@ -107,8 +107,8 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 		r.cleared = r.cleared || cl.GetReason() != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 		r.leftOut = nil
 	}
-	switch reason := ev.GetGap().GetReason(); reason {
-	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
+	reason := ev.GetGap().GetReason()
+	if reason == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS || reason == kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES {
 		r := w.rank(ev.GetDpRank())
 		if slices.Contains(r.leftOut, reason) {
 			return broken(Protocol, "entry %d says %v again of worker %q, rank %d",
