@@ -15,10 +15,12 @@ import (
 // before any interceptor can judge it. So the calls whose request is arriving are
 // bounded in number and in time. Beyond the number, no further call is read from a
 // connection until an earlier one has arrived or was given up: nothing is refused,
-// and clients that send headers and request at once notice nothing.
+// and clients that send headers and request at once notice nothing. A connection that
+// waits for its turn answers nothing meanwhile, on any of its calls: an address may
+// have an eighth of the turns, so that no few of them stop the clients of others.
 const (
 	maxArriving           = 1024
-	maxArrivingPerAddress = 512
+	maxArrivingPerAddress = 128
 	arrivalTime           = 5 * time.Second
 )
 

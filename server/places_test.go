@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kvcast/kvcast/journal"
 )
 
 // TestPlacesAreGivenInTheOrderOfTheLine has five wait for two places, of whom one
@@ -80,4 +82,22 @@ func TestNobodyWaitsInLineForEver(t *testing.T) {
 			t.Errorf("at the end: %d taken, %d waiting", taken, waiting)
 		}
 	})
+}
+
+// A process that was stopped for longer than a query waits finds every timer due.
+func TestQueryWaitsInAProcessThatWasStopped(t *testing.T) {
+	for range 20 {
+		q := newQueryLimiter("lookup", 1)
+		q.wait = 1
+		if err := q.turn(t.Context(), journal.Bounds{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := q.turn(t.Context(), journal.Bounds{}); err == nil {
+			t.Fatal("two queries have the one turn")
+		}
+		q.leave()
+		if taken, waiting := q.count(); taken != 0 || waiting != 0 {
+			t.Fatalf("%d turns are taken and %d are waited for after all", taken, waiting)
+		}
+	}
 }

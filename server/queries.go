@@ -65,7 +65,7 @@ func (q *queryLimiter) metrics() []prometheus.Collector {
 
 // turn waits until a query may run. Where the error is nil, leave ends its turn.
 func (q *queryLimiter) turn(ctx context.Context, b journal.Bounds) error {
-	err := q.enter(ctx, nil, 2*q.wait, nil) // which beats after the wait is over, and so never
+	err := q.enter(ctx, nil, 2*q.wait, func() error { return nil }) // nobody to tell that the query waits
 	switch {
 	case errors.Is(err, errNoPlace):
 		q.refused.Inc()
