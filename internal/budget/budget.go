@@ -32,12 +32,16 @@ func (b *Budget) Take(n int64) bool {
 	if b == nil {
 		return true
 	}
-	if used := b.used.Add(n); b.limit <= 0 || used <= b.limit {
-		return true
+	for {
+		used := b.used.Load()
+		if b.limit > 0 && n > b.limit-used {
+			b.refused.Add(1)
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+n) {
+			return true
+		}
 	}
-	b.used.Add(-n)
-	b.refused.Add(1)
-	return false
 }
 
 // Release returns n that Take reserved.
