@@ -23,6 +23,8 @@ type held struct {
 	publisher []byte
 	seq       uint64
 	payload   []byte
+	// eventless reports whether the batch decodes, and has no events.
+	eventless bool
 	at        time.Time
 	// connection is the one that it came by; see publisher.connection.
 	connection uint32
@@ -52,7 +54,8 @@ func (h *holding) mark() { h.marked = len(h.batches) }
 // add keeps a copy of a batch, and tells whether there was room.
 func (h *holding) add(a *arrival, at time.Time, connection uint32) bool {
 	b := held{
-		epoch: a.epoch, publisher: a.publisher, seq: a.seq, payload: a.payload, at: at, connection: connection, print: a.print,
+		epoch: a.epoch, publisher: a.publisher, seq: a.seq, payload: a.payload, eventless: a.eventless(),
+		at: at, connection: connection, print: a.print,
 	}
 	n := b.size()
 	if len(h.batches) >= maxHeldBatches || h.bytes+n > maxHeldBytes || !h.budget.Take(int64(n)) {

@@ -56,7 +56,7 @@ type inbox struct {
 	// for it: a drain that never rests would keep the reader from its turn.
 	messages atomic.Int64
 	bytes    atomic.Int64
-	byFD     map[int]*atomic.Int64 // messages by connection, where shared; the drain's
+	byFD     map[int]*share // by connection, where shared; the drain's
 
 	order sync.Mutex // held from receiving messages, or events, until they are added; before mu
 	mu    sync.Mutex // guards all below, for as short as can be
@@ -74,13 +74,19 @@ type parcel struct {
 	away   bool         // messages are being added
 	// messages, bytes and byFD are what is counted for it.
 	messages, bytes int64
-	byFD            map[*atomic.Int64]int64
+	byFD            map[*share]*counted
 	// lost are the topics of messages that were dropped, by what stands before a NUL,
 	// and the connections that they came by. lostBy are the connections whose topics were
 	// more than are remembered.
 	lost   map[string]int
 	lostBy map[int]struct{}
 }
+
+// share is what waits of one connection.
+type share struct{ messages, bytes atomic.Int64 }
+
+// counted is the part of a share that a parcel has.
+type counted struct{ messages, bytes int64 }
 
 // parcelEvent is what happened to a connection before the message of an index came.
 type parcelEvent struct {
@@ -89,7 +95,7 @@ type parcelEvent struct {
 }
 
 func newInbox(s *zmqio.Socket, b *budget.Budget, pool *sync.Pool, onDrop func(int)) *inbox {
-	return &inbox{socket: s, budget: b, pool: pool, onDrop: onDrop, wake: make(chan struct{}, 1), byFD: make(map[int]*atomic.Int64)}
+	return &inbox{socket: s, budget: b, pool: pool, onDrop: onDrop, wake: make(chan struct{}, 1), byFD: make(map[int]*share)}
 }
 
 // drain reads the socket until it is interrupted or fails. It is the only user of the
@@ -227,8 +233,8 @@ func (b *inbox) events(all []parcelEvent, before int) []parcelEvent {
 	return all
 }
 
-// count returns how many messages there are, those dropped included.
-func (p *parcel) count() int {
+// size returns how many messages there are, those dropped included.
+func (p *parcel) size() int {
 	if p.batch == nil {
 		return 0
 	}
@@ -253,27 +259,45 @@ func (b *inbox) admit(p *parcel, fd int, size int64) bool {
 	if b.messages.Load() >= maxInboxMessages || b.bytes.Load()+size > maxInboxBytes {
 		return false
 	}
-	var byFD *atomic.Int64
+	var of *share
 	if b.shared {
-		if byFD = b.ofFD(fd); byFD.Load() >= maxInboxMessages/peerShare {
+		of = b.ofFD(fd)
+		if of.messages.Load() >= maxInboxMessages/peerShare || of.bytes.Load()+size > maxInboxBytes/peerShare {
 			return false
 		}
 	}
-	if after := b.bytes.Add(size); !b.budget.Take(beyondReserve(after) - beyondReserve(after-size)) {
-		b.bytes.Add(-size)
+	after := b.bytes.Add(size)
+	over := beyondReserve(after) - beyondReserve(after-size)
+	if !b.budget.Take(over) {
+		// The reader may have taken away from it meanwhile: what it has released of this
+		// message was not taken.
+		after = b.bytes.Add(-size)
+		b.budget.Release(beyondReserve(after+size) - beyondReserve(after) - over)
 		return false
 	}
 	b.messages.Add(1)
 	p.messages++
 	p.bytes += size
-	if byFD != nil {
-		byFD.Add(1)
-		if p.byFD == nil {
-			p.byFD = make(map[*atomic.Int64]int64)
-		}
-		p.byFD[byFD]++
+	if of != nil {
+		of.messages.Add(1)
+		of.bytes.Add(size)
+		p.count(of, size)
 	}
 	return true
+}
+
+// count adds a message to what the parcel has of a share.
+func (p *parcel) count(of *share, size int64) {
+	if p.byFD == nil {
+		p.byFD = make(map[*share]*counted)
+	}
+	n := p.byFD[of]
+	if n == nil {
+		n = new(counted)
+		p.byFD[of] = n
+	}
+	n.messages++
+	n.bytes += size
 }
 
 // beyondReserve is the part of an inbox's bytes that counts for the budget of all.
@@ -281,13 +305,13 @@ func beyondReserve(bytes int64) int64 { return max(0, bytes-inboxReserve) }
 
 // ofFD returns the counter of a connection. Those that count nothing are forgotten now
 // and then.
-func (b *inbox) ofFD(fd int) *atomic.Int64 {
+func (b *inbox) ofFD(fd int) *share {
 	n := b.byFD[fd]
 	if n == nil {
 		if len(b.byFD) >= maxLostTopics {
-			maps.DeleteFunc(b.byFD, func(_ int, n *atomic.Int64) bool { return n.Load() == 0 })
+			maps.DeleteFunc(b.byFD, func(_ int, n *share) bool { return n.messages.Load() == 0 })
 		}
-		n = new(atomic.Int64)
+		n = new(share)
 		b.byFD[fd] = n
 	}
 	return n
@@ -405,8 +429,9 @@ func (b *inbox) giveBack(p *parcel) {
 	after := b.bytes.Add(-p.bytes)
 	b.budget.Release(beyondReserve(after+p.bytes) - beyondReserve(after))
 	b.messages.Add(-p.messages)
-	for byFD, n := range p.byFD {
-		byFD.Add(-n)
+	for of, n := range p.byFD {
+		of.bytes.Add(-n.bytes)
+		of.messages.Add(-n.messages)
 	}
 }
 

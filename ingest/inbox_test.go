@@ -108,7 +108,7 @@ func (x *testInbox) read() (got map[string]int, lost map[string]int) {
 		if p == nil {
 			return got, lost
 		}
-		for i := range p.count() {
+		for i := range p.size() {
 			if m := p.batch.Message(i); m.Count > 0 {
 				got[string(m.Frames[0])]++
 			}
@@ -252,7 +252,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 			t.Fatalf("after %d messages: %v", n, err)
 		}
 		events := p.events
-		for i := range p.count() {
+		for i := range p.size() {
 			for len(events) > 0 && events[0].before <= i {
 				if events[0].Kind == zmqio.Accepted {
 					accepted[events[0].Value] = true
@@ -278,5 +278,31 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 	b.discard()
 	if err := errors.Join(c.close(), zctx.Term()); err != nil {
 		t.Error(err)
+	}
+}
+
+// What a message takes of the budget of all is given back, whoever else takes and gives
+// meanwhile.
+func TestInboxGivesBackWhatItTook(t *testing.T) {
+	b := budget.New("x", 1)
+	box := newInbox(nil, b, &sync.Pool{New: newBatch}, func(int) {})
+	if !box.admit(&parcel{}, 0, inboxReserve-100) {
+		t.Fatal("a message within the reserve has no room")
+	}
+	admitted := make(chan *parcel, 1)
+	go func() {
+		defer close(admitted)
+		for range 20_000 {
+			if p := (&parcel{}); box.admit(p, 0, 90) {
+				admitted <- p
+			}
+		}
+	}()
+	for p := range admitted {
+		p.batch = zmqio.NewBatch(1)
+		box.giveBack(p)
+	}
+	if used, beyond := b.Used(), beyondReserve(box.bytes.Load()); used != beyond {
+		t.Errorf("%d bytes are taken of the budget, and %d wait beyond the reserve", used, beyond)
 	}
 }

@@ -250,7 +250,7 @@ func (l *link) process(p *parcel) error {
 	}
 	l.worker.enter()
 	n := 0
-	for i := range p.count() {
+	for i := range p.size() {
 		m := p.batch.Message(i)
 		if m.Count == 0 { // dropped
 			continue

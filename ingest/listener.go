@@ -176,7 +176,7 @@ func (l *listener) process(p *parcel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	events, n := p.events, 0
-	for i := range p.count() {
+	for i := range p.size() {
 		for len(events) > 0 && events[0].before <= i {
 			l.event(events[0].Event, began)
 			events = events[1:]
@@ -201,7 +201,7 @@ func (l *listener) overrun(p *parcel, now time.Time) {
 	for topic, t := range l.topics {
 		t.worker.mu.Lock()
 		for _, pub := range t.ranks {
-			if p.losesOf(topic, pub.peer.descriptor(), pub.rival.descriptor()) {
+			if t.worker.lane != nil && p.losesOf(topic, pub.peer.descriptor(), pub.rival.descriptor()) {
 				pub.overrun(now)
 			}
 		}
@@ -256,6 +256,9 @@ func (l *listener) message(in *intake, now time.Time, b *zmqio.Batch, i int) {
 // drop forgets a topic none of whose publishers was admitted, and its worker if it has
 // no other: names must not be kept for nobody.
 func (l *listener) drop(topic string, w *boundWorker) {
+	if t := l.topics[topic]; t.source == w.topics-1 {
+		w.topics-- // so that numbers do not grow with what is refused
+	}
 	delete(l.topics, topic)
 	for _, t := range l.topics {
 		if t.worker == w {
@@ -364,6 +367,8 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	}
 	w := l.workers[name]
 	switch {
+	case w == nil && l.shared.budgets.ranks.Full():
+		return nil, refusedRanks, false
 	case w == nil:
 		// The name of a listener's one worker is reserved for it.
 		if l.config.Worker == "" {

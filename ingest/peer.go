@@ -74,6 +74,9 @@ func (p *publisher) come(in *intake, c *peer, now time.Time) {
 		return
 	case c == nil:
 		p.connection = max(p.connection, 1)
+		if !p.connected {
+			p.beginAbsence()
+		}
 		p.worker.reached = true
 		p.worker.connections()
 		return

@@ -146,12 +146,12 @@ func (p *publisher) become(s SourceState) {
 
 // repairable tells whether there is a replay socket to ask.
 func (p *publisher) repairable(now time.Time) bool {
-	return p.replay != "" && (p.repair != nil || !now.Before(p.resting))
+	return p.repair != nil || p.replay != "" && !now.Before(p.resting)
 }
 
 // stop ends the reading of the publisher.
 func (p *publisher) stop() {
-	p.repair = nil
+	p.endRepair()
 	p.held.clear()
 	p.endAbsence()
 	p.endOverrun()
@@ -168,7 +168,7 @@ func (p *publisher) forget() {
 // abandon lets go of all that it knows of the engine, whose worker has left the
 // stream.
 func (p *publisher) abandon() {
-	p.repair = nil
+	p.endRepair()
 	p.held.clear()
 	p.endAbsence()
 	p.endOverrun()
@@ -245,6 +245,8 @@ func (p *publisher) overrun(now time.Time) {
 	switch {
 	case p.overran != nil: // nothing was read since
 	case p.rivals.mixing: // its batches are not in order anyway
+	case p.repair != nil:
+		p.repair.overrun = true
 	case p.repairable(now):
 		p.fetch(now, causeGap)
 	case p.seq.begun && !p.seq.empty:
@@ -394,7 +396,7 @@ func (p *publisher) otherIncarnation(in *intake, now time.Time, a *arrival) {
 	switch {
 	case !p.rivals.formerly(a):
 		p.restart(now, a)
-		p.repair = nil // its replies may be of either incarnation
+		p.endRepair() // its replies may be of either incarnation
 		p.identity.learn(a)
 		p.held.dropOthers(&p.identity)
 		p.hold(now, a)
@@ -411,8 +413,21 @@ func (p *publisher) otherIncarnation(in *intake, now time.Time, a *arrival) {
 // events, and with the seq of the last batch again. Only a publisher that names its
 // incarnation is believed, since an engine that restarted may come to the same seq.
 func (p *publisher) heartbeat(a *arrival) bool {
-	return a.err == nil && len(a.batch.Events)+len(a.batch.Skipped) == 0 && len(a.publisher) > 0 &&
+	return a.eventless() && len(a.publisher) > 0 &&
 		p.seq.begun && !p.seq.empty && a.seq == p.seq.last && string(a.publisher) == p.identity.publisher
+}
+
+// firstHeld returns the first live batch that is held back, and drops the heartbeats
+// before it: by the time their turn comes the batch whose seq they repeat was read.
+func (p *publisher) firstHeld() *held {
+	for {
+		f := p.held.first()
+		if f == nil || !f.eventless || len(f.publisher) == 0 || string(f.publisher) != p.identity.publisher ||
+			!p.seq.begun || p.seq.empty || f.seq > p.seq.last {
+			return f
+		}
+		p.held.drop()
+	}
 }
 
 // hold keeps a live batch until those before it are there. One that does not

@@ -44,6 +44,11 @@ type arrival struct {
 	print fingerprint
 }
 
+// eventless reports whether the batch decodes, and has no events.
+func (a *arrival) eventless() bool {
+	return a.err == nil && len(a.batch.Events)+len(a.batch.Skipped) == 0
+}
+
 // errTooLong is a replayed payload that is not even decoded.
 var errTooLong = errors.New("payload is too long")
 

@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"context"
 	"errors"
 	"time"
 )
@@ -64,12 +65,15 @@ const (
 //  6. When maxFailures asks in a row brought nothing, what is missing is lost.
 type repair struct {
 	cause repairCause
+	// cancel ends the request under way, and whatever it waits for.
+	cancel context.CancelFunc
 	// began is when it was, and since is from when on it may take maxRepairTime.
 	began, since time.Time
 	// fresh tells that the ask is from the first seq of a life.
 	fresh bool
-	// again tells that the connection was lost meanwhile.
-	again bool
+	// again tells that the connection was lost meanwhile, and overrun that live messages
+	// were dropped.
+	again, overrun bool
 	// answered tells that anything ever came back.
 	answered bool
 	// failures are the asks in a row that brought nothing.
@@ -122,6 +126,14 @@ func (p *publisher) fetch(now time.Time, cause repairCause) {
 	p.worker.metrics.replay(cause)
 	p.show()
 	p.worker.fetch(p, p.repair)
+}
+
+// endRepair ends the repair under way, if there is one.
+func (p *publisher) endRepair() {
+	if p.repair != nil && p.repair.cancel != nil {
+		p.repair.cancel()
+	}
+	p.repair = nil
 }
 
 // ask returns the seq to ask from.
@@ -275,9 +287,10 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return 0, false
 	}
 	// An engine that only repeats the last batch, and says no end, has no more.
-	complete := (err == nil || r.verified && !r.progress && p.caughtUp()) && r.ended == askOpen
+	silent := errors.Is(err, errReplaySilent)
+	complete := (err == nil || silent && r.verified && !r.progress && p.caughtUp()) && r.ended == askOpen
 	switch {
-	case complete && p.caughtUp() && r.again:
+	case complete && p.caughtUp() && (r.again || r.overrun):
 		r.restart(now)
 		return 0, true
 	case complete && p.caughtUp():
@@ -285,6 +298,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 		return 0, false
 	case r.progress || len(p.held.batches) < before:
 		r.failures = 0
+	case errors.Is(err, errReplayYielded): // for others' sake
 	default:
 		r.failures++
 	}
@@ -293,7 +307,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 	}
 	enough := r.failures >= maxFailures || now.Sub(r.since) > maxRepairTime || !r.answered && r.cause == causeProbe ||
 		!p.replayAnswered && (r.failures >= maxFirstFailures || errors.Is(err, errReplaySilent)) ||
-		errors.Is(err, errReplayBusy)
+		errors.Is(err, errReplayBusy) || p.replay == ""
 	if enough && (errors.Is(err, errReplayBusy) || r.tolerant || r.ended != askHole) {
 		return p.giveUp(in, now, r, err)
 	}
@@ -310,7 +324,7 @@ func (p *publisher) asked(in *intake, now time.Time, r *repair, err error) (wait
 
 // restart has a repair that was answered begin anew; it remains one for the log.
 func (r *repair) restart(since time.Time) {
-	*r = repair{cause: r.cause, began: r.began, since: since, answered: true, asks: r.asks, brought: r.brought}
+	*r = repair{cause: r.cause, cancel: r.cancel, began: r.began, since: since, answered: true, asks: r.asks, brought: r.brought}
 }
 
 // repairWait is how long to wait after so many failures.
@@ -325,12 +339,12 @@ func repairWait(failures int) time.Duration {
 // caughtUp tells that nothing is missing as far as is known.
 func (p *publisher) caughtUp() bool {
 	due, ok := p.seq.due()
-	return p.seq.begun && p.held.first() == nil && (!p.owes || !ok || due > p.owed)
+	return p.seq.begun && p.firstHeld() == nil && (!p.owes || !ok || due > p.owed)
 }
 
 // gapNoticed reports whether a live batch has shown that batches before it are missing.
 func (p *publisher) gapNoticed() bool {
-	f := p.held.first()
+	f := p.firstHeld()
 	return p.owes || f != nil && p.judgeHeld(f) == verdictGap
 }
 
@@ -338,7 +352,7 @@ func (p *publisher) gapNoticed() bool {
 // one that a complete ask was made with, except those that were read meanwhile: had
 // they been of the life that was replayed, they would have come by that.
 func (p *publisher) dropStale(connection uint32) {
-	for f := p.held.first(); f != nil && f.connection < connection; f = p.held.first() {
+	for f := p.firstHeld(); f != nil && f.connection < connection; f = p.firstHeld() {
 		if p.judgeHeld(f) == verdictDuplicate {
 			p.worker.metrics.duplicates.Inc()
 		} else {
@@ -354,7 +368,7 @@ func (p *publisher) dropStale(connection uint32) {
 // is not of it: a batch from before the engine began anew, that came late, or of
 // another engine. What came since may be of the next life: the next ask tells.
 func (p *publisher) drain(in *intake, r *repair) {
-	for f := p.held.first(); f != nil && f.connection >= r.connection && p.seq.begun; f = p.held.first() {
+	for f := p.firstHeld(); f != nil && f.connection >= r.connection && p.seq.begun; f = p.firstHeld() {
 		if r.verified && p.held.marked > 0 && p.judgeHeld(f) == verdictRestart {
 			p.worker.metrics.stale.Inc()
 			p.held.drop()
@@ -371,7 +385,7 @@ func (p *publisher) drain(in *intake, r *repair) {
 // trust takes the live batches that were held back by what they say themselves, up
 // to a gap.
 func (p *publisher) trust(in *intake) {
-	for f := p.held.first(); f != nil && p.judgeHeld(f) != verdictGap; f = p.held.first() {
+	for f := p.firstHeld(); f != nil && p.judgeHeld(f) != verdictGap; f = p.firstHeld() {
 		a, at := f.arrival(in), f.at
 		p.held.drop()
 		p.unrepairable(in, at, &a)
@@ -381,7 +395,7 @@ func (p *publisher) trust(in *intake) {
 // contradicted tells whether the first live batch held back can not be of the life
 // that was read.
 func (p *publisher) contradicted() bool {
-	f := p.held.first()
+	f := p.firstHeld()
 	return f != nil && p.judgeHeld(f) == verdictRestart
 }
 
@@ -404,7 +418,7 @@ func (p *publisher) repaired(now time.Time, r *repair) {
 	}
 	p.suspected = false
 	p.owes, p.owed = false, 0
-	p.repair = nil
+	p.endRepair()
 	p.show()
 }
 
@@ -435,7 +449,7 @@ func (p *publisher) giveUp(in *intake, now time.Time, r *repair, err error) (wai
 		p.dropStale(r.connection)
 	}
 	next, wanted := p.owed+1, p.owes
-	if f := p.held.first(); f != nil {
+	if f := p.firstHeld(); f != nil {
 		next, wanted = f.seq, true
 	}
 	if p.seq.empty {
@@ -454,7 +468,7 @@ func (p *publisher) giveUp(in *intake, now time.Time, r *repair, err error) (wai
 		p.doubt(now)
 	case !wanted && !begun:
 		// Whatever comes first will be the beginning.
-		p.repair = nil
+		p.endRepair()
 		p.show()
 		return 0, false
 	case wanted && !begun:
@@ -464,7 +478,7 @@ func (p *publisher) giveUp(in *intake, now time.Time, r *repair, err error) (wai
 	case wanted && due < next:
 		p.lose(now, rangeBetween(due, next), why)
 	}
-	if p.held.first() == nil {
+	if p.firstHeld() == nil {
 		p.owes, p.owed = false, 0
 	}
 	p.trust(in)
@@ -472,11 +486,11 @@ func (p *publisher) giveUp(in *intake, now time.Time, r *repair, err error) (wai
 		return 0, false
 	}
 	if p.caughtUp() || !wanted {
-		p.repair = nil
+		p.endRepair()
 		p.show()
 		return 0, false
 	}
-	*r = repair{cause: causeGap, since: now, fresh: !p.seq.begun, again: r.again}
+	*r = repair{cause: causeGap, cancel: r.cancel, since: now, fresh: !p.seq.begun, again: r.again}
 	p.show()
 	return 0, true
 }

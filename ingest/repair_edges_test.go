@@ -175,16 +175,17 @@ func TestNewPublisherIDIsARestart(t *testing.T) {
 	s.want("restarted")
 }
 
+func heartbeat(id byte, seq uint64) *zmqio.Message {
+	p := msgp.AppendArrayHeader(nil, 4)
+	p = msgp.AppendFloat64(p, 1_700_000_001)
+	p = msgp.AppendArrayHeader(p, 0)
+	p = msgp.AppendNil(p)
+	p = msgp.AppendBytes(p, bytes.Repeat([]byte{id}, 16))
+	return &zmqio.Message{Frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, seq), p}, Count: messageFrames}
+}
+
 // A publisher that is idle may repeat its last seq in a batch without events.
 func TestHeartbeatIsNotARestart(t *testing.T) {
-	heartbeat := func(id byte, seq uint64) *zmqio.Message {
-		p := msgp.AppendArrayHeader(nil, 4)
-		p = msgp.AppendFloat64(p, 1_700_000_001)
-		p = msgp.AppendArrayHeader(p, 0)
-		p = msgp.AppendNil(p)
-		p = msgp.AppendBytes(p, bytes.Repeat([]byte{id}, 16))
-		return &zmqio.Message{Frames: [][]byte{nil, binary.BigEndian.AppendUint64(nil, seq), p}, Count: messageFrames}
-	}
 	s := newScript(t)
 	s.p.replay = ""
 	s.connect()
@@ -196,5 +197,68 @@ func TestHeartbeatIsNotARestart(t *testing.T) {
 	s.p.messageAt(s.in, s.now, heartbeat(2, 1))
 	if s.lines[0] != "restarted" {
 		t.Errorf("lane got %q, want a restart at the heartbeat of another publisher", s.lines)
+	}
+}
+
+// Heartbeats that are held back behind a repair are not batches either.
+func TestHeartbeatBehindARepairIsNotARestart(t *testing.T) {
+	s := newScript(t)
+	s.connect()
+	s.p.messageAt(s.in, s.now, publisherMessage(1, 10, blockOf(0, 10)))
+	s.p.messageAt(s.in, s.now, heartbeat(1, 10))
+	s.p.messageAt(s.in, s.now, publisherMessage(1, 11, blockOf(0, 11)))
+	s.p.messageAt(s.in, s.now, heartbeat(1, 11))
+	for n := 0; s.asked != nil; n++ {
+		if n > 20 {
+			t.Fatal("still asking")
+		}
+		s.askNone(errReplaySilent)
+	}
+	s.want("gap joined_late 0-9", "batch 10 of 0", "batch 11 of 0")
+}
+
+// A repair that an other one follows is ended: what it waits for is not waited for
+// any longer.
+func TestEachRestartEndsTheRepairBefore(t *testing.T) {
+	s := newScript(t)
+	running := 0
+	s.p.worker.fetch = func(_ *publisher, r *repair) {
+		running++
+		r.cancel = func() { running-- }
+	}
+	s.connect()
+	for i := range 100 {
+		s.p.messageAt(s.in, s.now, publisherMessage(byte(i), 1, blockOf(uint64(i), 1)))
+		if running > 1 {
+			t.Fatalf("%d repairs are running after %d restarts", running, i)
+		}
+	}
+	s.p.stop()
+	if running != 0 {
+		t.Errorf("%d repairs are running after the end", running)
+	}
+}
+
+// A replay socket that nobody can name any longer leaves nothing waiting.
+func TestReplaySocketThatIsGoneEndsTheRepair(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 3)
+	s.live("", 0, 6)
+	s.p.replay = ""
+	s.live("", 0, 7)
+	s.end(s.asked, errReplaySilent)
+	if s.asked != nil || s.p.repair != nil {
+		t.Fatalf("still repairs: %+v", s.p.repair)
+	}
+	s.want("gap replay_unavailable 4-5", "batch 6 of 0", "batch 7 of 0")
+}
+
+// An ask whose replies did not fit is not taken for all that the engine has.
+func TestOverrunReplayIsNotComplete(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 3)
+	s.connect()
+	if again := s.ask(0, 0, 3, errReplayOverrun); !again {
+		t.Error("nothing more is asked for")
 	}
 }

@@ -255,7 +255,7 @@ func (x *exchange) replies(ctx context.Context, p *parcel, each func(uint64, []b
 			return false, err
 		}
 	}
-	for i := range p.count() {
+	for i := range p.size() {
 		m := p.batch.Message(i)
 		if m.Count == 0 {
 			return false, errReplayOverrun

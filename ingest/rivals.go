@@ -107,7 +107,7 @@ func (p *publisher) ambiguous(in *intake, now time.Time, seq uint64) {
 		"source", p.source, "rank", p.rank)
 	p.rivals.begin(now, seq, p.seq.last, p.peer, p.rival)
 	p.lose(now, seqRange{}, GapAmbiguousPublisher)
-	p.repair = nil
+	p.endRepair()
 	p.owes, p.owed = false, 0
 	for f := p.held.first(); f != nil; f = p.held.first() {
 		a := f.arrival(in)

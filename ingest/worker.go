@@ -71,7 +71,12 @@ func (w *worker) reset() {
 // is not waited for before all that may begin a repair are done.
 func (w *worker) repairIn(ctx context.Context, group *sync.WaitGroup) {
 	w.fetch = func(p *publisher, r *repair) {
-		group.Go(func() { w.repair(ctx, p, r) })
+		ctx, cancel := context.WithCancel(ctx)
+		r.cancel = cancel
+		group.Go(func() {
+			defer cancel()
+			w.repair(ctx, p, r)
+		})
 	}
 }
 
@@ -89,7 +94,7 @@ func (w *worker) repair(ctx context.Context, p *publisher, r *repair) {
 			a.replayed = true
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return !w.closed && p.replayed(in, time.Now(), r, &a)
+			return !w.closed && w.lane != nil && p.replayed(in, time.Now(), r, &a)
 		})
 		if ctx.Err() != nil {
 			return
@@ -130,7 +135,7 @@ func (w *worker) endOfAsk(p *publisher, r *repair, err error) (wait time.Duratio
 	defer w.shared.giveBack(in)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
+	if w.closed || w.lane == nil {
 		return 0, false
 	}
 	return p.asked(in, time.Now(), r, err)
