@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
@@ -103,7 +104,7 @@ func TestMemoryOfHeldBatchesIsCounted(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := holding{budget: budget.New("test", 0)}
-			a := arrival{epoch: make([]byte, tt.epoch), payload: make([]byte, tt.payload)}
+			a := arrival{epoch: make([]byte, tt.epoch), payload: make([]byte, tt.payload), batch: new(wire.Batch)}
 			before := heapBytes()
 			for range batches {
 				if !h.add(&a, testTime, 1) {
