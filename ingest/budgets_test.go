@@ -13,8 +13,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// budgetOf returns how much of a resource is in use.
-func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
+// gaugeOf returns the gauge whose first label has this value, if there is one.
+func gaugeOf(t *testing.T, g prometheus.Gatherer, name, label string) (v float64, ok bool) {
 	t.Helper()
 	families, err := g.Gather()
 	if err != nil {
@@ -22,13 +22,22 @@ func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
 	}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if f.GetName() == "kvcast_budget_used" && m.GetLabel()[0].GetValue() == resource {
-				return m.GetGauge().GetValue()
+			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
+				return m.GetGauge().GetValue(), true
 			}
 		}
 	}
-	t.Fatalf("no budget %s", resource)
-	return 0
+	return 0, false
+}
+
+// budgetOf returns how much of a resource is in use.
+func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
+	t.Helper()
+	used, ok := gaugeOf(t, g, "kvcast_budget_used", resource)
+	if !ok {
+		t.Fatalf("no budget %s", resource)
+	}
+	return used
 }
 
 // A worker that needs more sources than are left is refused, and takes nothing.

@@ -91,20 +91,10 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 }
 
 // replaysIn returns how many requests to replay sockets are in a state.
-func replaysIn(t *testing.T, g prometheus.Gatherer, state string) (n int) {
+func replaysIn(t *testing.T, g prometheus.Gatherer, state string) int {
 	t.Helper()
-	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if f.GetName() == "kvcast_ingest_replays_in_progress" && m.GetLabel()[0].GetValue() == state {
-				n = int(m.GetGauge().GetValue())
-			}
-		}
-	}
-	return n
+	n, _ := gaugeOf(t, g, "kvcast_ingest_replays_in_progress", state)
+	return int(n)
 }
 
 // gates are views whose lanes take no batch before all are opened together.
