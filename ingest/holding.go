@@ -103,7 +103,7 @@ func (h *holding) dropBefore(connection uint32) (n int) {
 	return n
 }
 
-// dropOthers lets those go that are of another incarnation.
+// dropOthers drops the batches of other incarnations.
 func (h *holding) dropOthers(id *identity) {
 	kept := h.batches
 	h.batches = nil

@@ -218,8 +218,8 @@ func (b *inbox) note() {
 	b.notify()
 }
 
-// events appends what the monitor tells, which came before the message of an index. An
-// error of the monitor is one of its own reader, which waits for it.
+// events appends the connection events that the monitor has, which happened before the
+// message at index before. A monitor's error is left to the monitor's own reader.
 func (b *inbox) events(all []parcelEvent, before int) []parcelEvent {
 	for b.monitor != nil {
 		e, ok, err := b.monitor.Next()
@@ -355,7 +355,7 @@ func (p *parcel) losesOf(topic string, by ...int) bool {
 	return slices.ContainsFunc(by, func(fd int) bool { _, ok := p.lostBy[fd]; return ok })
 }
 
-// end lets the reader know that no more comes.
+// end records why draining ended, and wakes the reader.
 func (b *inbox) end(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -371,9 +371,9 @@ func (b *inbox) notify() {
 }
 
 // next waits for the next parcel, which goes back by giveBack. Where none comes it
-// returns os.ErrDeadlineExceeded once deadline is over, which is asked again whenever
-// the time that it returned has come, and is never where it is zero; and the error that
-// ended the draining once all has been taken.
+// returns os.ErrDeadlineExceeded when the time that deadline returns has passed; a zero
+// time means no deadline. Once draining has ended and all parcels were taken, it returns
+// the error that ended it.
 func (b *inbox) next(deadline func() time.Time) (*parcel, error) {
 	for {
 		p, err := b.take()

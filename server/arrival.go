@@ -16,8 +16,8 @@ import (
 // bounded in number and in time. Beyond the number, no further call is read from a
 // connection until an earlier one has arrived or was given up: nothing is refused,
 // and clients that send headers and request at once notice nothing. A connection that
-// waits for its turn answers nothing meanwhile, on any of its calls: an address may
-// have an eighth of the turns, so that no few of them stop the clients of others.
+// waits is not served at all meanwhile. One address may therefore have at most an eighth
+// of the arriving calls.
 const (
 	maxArriving           = 1024
 	maxArrivingPerAddress = 128
@@ -68,8 +68,8 @@ func (s *Server) receiveCall(ctx context.Context, call *tap.Info) (context.Conte
 
 func (a *arrival) end() { a.once.Do(a.release) }
 
-// arrived tells that the request is there. It may be called more than once, and of
-// nil.
+// arrived ends the arrival, as the request has been read. It is safe to call more than
+// once, and on nil.
 func (a *arrival) arrived() {
 	if a != nil {
 		a.unwatch()

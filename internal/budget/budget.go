@@ -26,7 +26,7 @@ type Budget struct {
 // blocks or filter_bytes. A limit of 0 or less grants everything.
 func New(name string, limit int64) *Budget { return &Budget{name: name, limit: limit} }
 
-// Take reserves n of the resource and reports whether there was room. n must not be
+// Take reserves n units of the resource and reports whether there was room. n must not be
 // negative.
 func (b *Budget) Take(n int64) bool {
 	if b == nil {
