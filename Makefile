@@ -38,7 +38,7 @@ clients: deps ## Test the examples in Python and in Rust, which this prepares in
 	$(GO) test -race -count 1 -v -run 'ClientIn' ./cmd/kvcast
 
 soak: deps ## Run a server under faults for MINUTES=10, and check it once a minute; ARGS=-race and others.
-	$(GO) run ./internal/soak -minutes $(MINUTES) $(ARGS)
+	$(GO) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
 fuzz: deps ## Fuzz what engines may send, and how entries are encoded, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./pipeline; do \

@@ -8,8 +8,8 @@ import (
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // model is a View without any index: the checker's view of what is held, and beside

@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 const (

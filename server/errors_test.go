@@ -17,9 +17,9 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // retried are the reasons whose errors say when to come back.

@@ -9,10 +9,10 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // What other relays and watch services have got wrong, each by its name. A snapshot

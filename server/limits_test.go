@@ -14,10 +14,10 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // TestPingsAreLimited has a client ping every 10 s, as those of Python and Rust do,

@@ -16,10 +16,10 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // step is something that happens to the machine; a, b and c say to whom, and how.

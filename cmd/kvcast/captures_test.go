@@ -12,9 +12,9 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/internal/recording"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 const captures = "testdata/captures"

@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 type demoCmd struct {

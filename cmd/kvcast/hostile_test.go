@@ -20,9 +20,9 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/rawzmtp"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 // attackTime bounds one attack.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/bench"
+	"github.com/kvcast/kvcast/test/bench"
 )
 
 // relayed is the least that stands between an engine and a subscriber: a child whose

@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // drawEntries returns a journal from seq 1: workers that come and go, each with

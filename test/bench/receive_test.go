@@ -10,7 +10,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/bench"
+	"github.com/kvcast/kvcast/test/bench"
 )
 
 // BenchmarkFloorReceive is what receiving a message of three frames costs at

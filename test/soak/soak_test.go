@@ -8,9 +8,9 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -3,8 +3,8 @@ package checker_test
 import (
 	"testing"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 func TestDigestsOfProgress(t *testing.T) {

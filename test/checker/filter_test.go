@@ -3,8 +3,8 @@ package checker_test
 import (
 	"testing"
 
-	"github.com/kvcast/kvcast/internal/checker"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
 )
 
 // filteredStream is what is left of a stream with holes where a filter took

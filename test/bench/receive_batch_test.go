@@ -9,8 +9,8 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/bench"
 	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/test/bench"
 )
 
 func init() {

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/kvcast/kvcast/internal/bench"
+	"github.com/kvcast/kvcast/test/bench"
 )
 
 const (
