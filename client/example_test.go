@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -56,8 +56,8 @@ func startKvcast() *kvcast {
 
 // Engine adds a worker, and returns what is called with its engine's batches.
 func (k *kvcast) Engine(name string) func(...wire.Event) {
-	lane := k.pipeline.AddWorker(ingest.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
-	return func(events ...wire.Event) { lane.Batch(&ingest.Batch{Events: events}) }
+	lane := k.pipeline.AddWorker(feed.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
+	return func(events ...wire.Event) { lane.Batch(&feed.Batch{Events: events}) }
 }
 
 func (k *kvcast) Stop() {

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -34,7 +34,7 @@ type harness struct {
 	pipeline *pipeline.Pipeline
 	server   *server.Server
 	addr     string
-	lanes    map[string]ingest.Lane
+	lanes    map[string]feed.Lane
 	batches  int64
 	once     sync.Once
 	served   chan error
@@ -43,7 +43,7 @@ type harness struct {
 // start starts a server, with a journal and so an epoch of its own.
 func start(t *testing.T, cfg server.Config, jcfg journal.Config) *harness {
 	t.Helper()
-	h := &harness{t: t, journal: journal.NewMemory(jcfg), lanes: make(map[string]ingest.Lane), served: make(chan error, 1)}
+	h := &harness{t: t, journal: journal.NewMemory(jcfg), lanes: make(map[string]feed.Lane), served: make(chan error, 1)}
 	var err error
 	if h.pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
 		t.Fatal(err)
@@ -78,11 +78,11 @@ func (h *harness) stop() {
 func (h *harness) batch(worker string, events ...wire.Event) {
 	lane := h.lanes[worker]
 	if lane == nil {
-		lane = h.pipeline.AddWorker(ingest.Worker{Name: worker, Model: "m", BlockSize: 16})
+		lane = h.pipeline.AddWorker(feed.Worker{Name: worker, Model: "m", BlockSize: 16})
 		h.lanes[worker] = lane
 	}
 	h.batches++
-	lane.Batch(&ingest.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
+	lane.Batch(&feed.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
 }
 
 // storing is an event that stores blocks after a parent; 0 is none.

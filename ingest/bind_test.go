@@ -7,14 +7,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 func TestBind(t *testing.T) {
 	tests := []struct {
 		name     string
-		config   ingest.Config // beside the Bind of its one listener
-		listener ingest.ListenerConfig
+		config   config.Config // beside the Bind of its one listener
+		listener config.Listener
 		publish  func(*engine)
 		want     []string
 		metrics  map[string]float64
@@ -63,10 +64,10 @@ func TestBind(t *testing.T) {
 		},
 		{
 			name: "what is not accepted is counted",
-			config: ingest.Config{
+			config: config.Config{
 				MaxWorkers: 3,
-				Workers: []ingest.WorkerConfig{{
-					Name: "taken", Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1"}},
+				Workers: []config.Worker{{
+					Name: "taken", Sources: []config.Source{{Connect: "tcp://127.0.0.1:1"}},
 				}},
 			},
 			publish: func(e *engine) {
@@ -168,7 +169,7 @@ func TestBind(t *testing.T) {
 		},
 		{
 			name:     "one worker for all, each topic a source",
-			listener: ingest.ListenerConfig{Worker: "all"},
+			listener: config.Listener{Worker: "all"},
 			publish: func(e *engine) {
 				e.send("anything/at-all", seqFrame(0), payload(0, stored(1)))
 				e.send("kv@p@m", seqFrame(0), payload(0, stored(2)))
@@ -185,7 +186,7 @@ func TestBind(t *testing.T) {
 		},
 		{
 			name:     "patterns",
-			listener: ingest.ListenerConfig{Topics: []string{"kv@10.*", "kv@*@Qwen/*"}},
+			listener: config.Listener{Topics: []string{"kv@10.*", "kv@*@Qwen/*"}},
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(0), payload(0))
 				e.send("kv@10.0.0.1@m/n", seqFrame(0), payload(0))
@@ -210,7 +211,7 @@ func TestBind(t *testing.T) {
 		},
 		{
 			name:     "a simulator starts at 1",
-			listener: ingest.ListenerConfig{Engine: ingest.EngineLLMDSim},
+			listener: config.Listener{Engine: feed.EngineLLMDSim},
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(1), payload(1))
 				e.send("kv@q@m", seqFrame(2), payload(2))
@@ -222,7 +223,7 @@ func TestBind(t *testing.T) {
 		},
 		{
 			name:     "an epoch is no part of the topic",
-			listener: ingest.ListenerConfig{Engine: ingest.EngineSGLang},
+			listener: config.Listener{Engine: feed.EngineSGLang},
 			publish: func(e *engine) {
 				e.send("kv@p@m\x00sgl-kv-epoch=1", seqFrame(0), payload(0))
 				e.send("kv@p@m\x00sgl-kv-epoch=2", seqFrame(0), payload(0))
@@ -240,7 +241,7 @@ func TestBind(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.listener.Bind = "tcp://127.0.0.1:*"
-			tt.config.Listeners = []ingest.ListenerConfig{tt.listener}
+			tt.config.Listeners = []config.Listener{tt.listener}
 			registry := prometheus.NewRegistry()
 			tt.config.Metrics = registry
 			r := newRecorder(t)
@@ -259,18 +260,18 @@ func TestBind(t *testing.T) {
 func TestBindBoundsRanks(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	r := newRecorder(t)
-	in, _ := start(t, ingest.Config{
-		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+	in, _ := start(t, config.Config{
+		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
 		Metrics:   registry,
 	}, r)
 	e := newEngine(t)
 	e.connect(in.Endpoints()[0])
 	e.awaitSubscriber("")
 	want := []string{"add p model m block_size 0 ranks []"}
-	for i := range uint32(ingest.MaxRanks + 3) {
+	for i := range uint32(feed.MaxRanks + 3) {
 		rank := i * 1000
 		e.send("kv@p@m", seqFrame(0), payloadOf(rank, 0))
-		if i < ingest.MaxRanks {
+		if i < feed.MaxRanks {
 			want = append(want, fmt.Sprintf("p 0/%d: batch 0", rank))
 		}
 		if i%100 == 0 { // ZeroMQ drops what a reader leaves lying
@@ -289,8 +290,8 @@ func TestBindBoundsRanks(t *testing.T) {
 func TestListenersShareNoWorker(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	r := newRecorder(t)
-	in, _ := start(t, ingest.Config{
-		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:0"}, {Bind: "tcp://*:*"}},
+	in, _ := start(t, config.Config{
+		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:0"}, {Bind: "tcp://*:*"}},
 		Metrics:   registry,
 	}, r)
 	var engines []*engine
@@ -330,9 +331,9 @@ func TestReplaysAreRequestedFromThePeerAlone(t *testing.T) {
 			var log logged
 			port := freePort(t)
 			r := newRecorder(t)
-			in, stop := start(t, ingest.Config{
+			in, stop := start(t, config.Config{
 				Logger:    log.logger(),
-				Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port, ReplayHosts: tt.allowed}},
+				Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port, ReplayHosts: tt.allowed}},
 			}, r)
 			e := newEngine(t)
 			e.connect(in.Endpoints()[0])

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
@@ -23,17 +24,17 @@ type holed struct {
 }
 
 // newHoled starts to read an engine that has a few blocks.
-func newHoled(t *testing.T, replays bool, c ingest.Config) *holed {
+func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	t.Helper()
 	h := &holed{t: t, cache: newCache(t, simulator.PublisherConfig{}), view: newView(), registry: prometheus.NewRegistry()}
 	h.pub = newProxy(t, h.Endpoint())
-	source := ingest.SourceConfig{Connect: h.pub.Endpoint()}
+	source := config.Source{Connect: h.pub.Endpoint()}
 	if replays {
 		h.replay = newProxy(t, h.ReplayEndpoint())
 		source.Replay = h.replay.Endpoint()
 	}
 	c.Metrics = h.registry
-	c.Workers = []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{source}}}
+	c.Workers = []config.Worker{{Name: "w", Sources: []config.Source{source}}}
 	h.in, _ = start(t, c, h.view)
 	h.must(h.Subscribed(patient(t), 1))
 	h.store(h.Publish, 3)
@@ -61,7 +62,7 @@ func (h *holed) wantTold(want map[string]int) {
 // A connection that carries nothing any more is found out by the replay socket,
 // which also has what was published meanwhile, and made anew.
 func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
-	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: patience})
+	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: patience})
 	before, _ := h.pub.counts()
 	h.pub.hole()
 	h.store(h.Publish, 3)
@@ -81,7 +82,7 @@ func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
 // While the replay socket can not be reached either nobody knows: the source is
 // suspect, and neither lost nor removed.
 func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
-	h := newHoled(t, true, ingest.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
+	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	h.pub.hole()
 	h.replay.hole()
@@ -102,7 +103,7 @@ func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 // connection now and then, and nobody is told anything.
 func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	h := newHoled(t, false, ingest.Config{Silence: 20 * time.Millisecond, Grace: -1})
+	h := newHoled(t, false, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before, _ := h.pub.counts()
 	// Each fresh one takes the place of the one before once it has settled.
 	waitFor(t, func() bool { n, _ := h.pub.counts(); return n >= before+3 })
@@ -117,7 +118,7 @@ func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 
 // An idle engine with a replay socket is asked, and left alone as well.
 func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
-	h := newHoled(t, true, ingest.Config{Silence: 20 * time.Millisecond, Grace: -1})
+	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before, _ := h.pub.counts()
 	h.must(h.Replayed(patient(t), h.Replays()+10))
 	h.wantTold(map[string]int{})
@@ -133,7 +134,7 @@ func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 // come once, however often that happens.
 func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
 	t.Parallel()
-	h := newHoled(t, false, ingest.Config{Silence: 10 * time.Millisecond})
+	h := newHoled(t, false, config.Config{Silence: 10 * time.Millisecond})
 	before, _ := h.pub.counts()
 	publish := time.NewTicker(15 * time.Millisecond)
 	defer publish.Stop()
@@ -171,7 +172,7 @@ func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			h := newHoled(t, false, ingest.Config{Silence: 100 * time.Millisecond})
+			h := newHoled(t, false, config.Config{Silence: 100 * time.Millisecond})
 			want := maps.Clone(h.cache.blocks)
 			h.pub.hole()
 			h.store(h.Publish, tt.missed)

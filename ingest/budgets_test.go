@@ -9,7 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
@@ -43,21 +44,21 @@ func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
 // A worker that needs more sources than are left is refused, and takes nothing.
 func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	in, _ := start(t, ingest.Config{Metrics: registry, MaxSources: 10}, views{"a": newView(), "b": newView()})
-	of := func(name string, ranks int) ingest.WorkerConfig {
-		return ingest.WorkerConfig{Name: name, Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1", DPSize: ranks}}}
+	in, _ := start(t, config.Config{Metrics: registry, MaxSources: 10}, views{"a": newView(), "b": newView()})
+	of := func(name string, ranks int) config.Worker {
+		return config.Worker{Name: name, Sources: []config.Source{{Connect: "tcp://127.0.0.1:1", DPSize: ranks}}}
 	}
 	if err := in.AddWorker(t.Context(), of("a", 8)); err != nil {
 		t.Fatal(err)
 	}
-	if err := in.AddWorker(t.Context(), of("b", 3)); !errors.Is(err, ingest.ErrTooManySources) {
+	if err := in.AddWorker(t.Context(), of("b", 3)); !errors.Is(err, config.ErrTooManySources) {
 		t.Errorf("AddWorker of 3 sources beside 8 of 10: %v", err)
 	}
 	if err := in.AddWorker(t.Context(), of("b", 2)); err != nil {
 		t.Errorf("AddWorker of 2 sources beside 8 of 10: %v", err)
 	}
 	for _, name := range []string{"a", "b"} {
-		if err := in.RemoveWorker(t.Context(), name, ingest.RemovedDeregistered); err != nil {
+		if err := in.RemoveWorker(t.Context(), name, feed.RemovedDeregistered); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,17 +70,17 @@ func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 // What callers say of workers is bounded as well.
 func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	in, _ := start(t, ingest.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
+	in, _ := start(t, config.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
 	labels := make(map[string]string)
 	for i := range 30 {
 		labels[fmt.Sprint(i)] = strings.Repeat("x", 1000)
 	}
 	add := func(i int) error {
-		return in.AddWorker(t.Context(), ingest.WorkerConfig{
-			Name: fmt.Sprint("w-", i), Labels: labels, Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1"}},
+		return in.AddWorker(t.Context(), config.Worker{
+			Name: fmt.Sprint("w-", i), Labels: labels, Sources: []config.Source{{Connect: "tcp://127.0.0.1:1"}},
 		})
 	}
-	if err := add(0); !errors.Is(err, ingest.ErrWorkersTooLarge) {
+	if err := add(0); !errors.Is(err, config.ErrWorkersTooLarge) {
 		t.Errorf("AddWorker of labels of 30,000 bytes, kept twice: %v", err)
 	}
 	delete(labels, "0")
@@ -87,7 +88,7 @@ func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	if err := add(0); err != nil {
 		t.Errorf("AddWorker of labels of 28,000 bytes: %v", err)
 	}
-	if err := in.RemoveWorker(t.Context(), "w-0", ingest.RemovedDeregistered); err != nil {
+	if err := in.RemoveWorker(t.Context(), "w-0", feed.RemovedDeregistered); err != nil {
 		t.Fatal(err)
 	}
 	if n := budgetOf(t, registry, "worker_bytes"); n != 0 {
@@ -104,8 +105,8 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 	for i := range 100 {
 		all[fmt.Sprint("flood-", i)] = newView()
 	}
-	in, _ := start(t, ingest.Config{
-		Metrics: registry, MaxSources: 10, MaxRanks: 20, Grace: time.Hour, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+	in, _ := start(t, config.Config{
+		Metrics: registry, MaxSources: 10, MaxRanks: 20, Grace: time.Hour, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
 	}, all)
 	honest := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 		Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",

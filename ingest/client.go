@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 var (
@@ -292,13 +294,13 @@ func (c *Client) current() (*clientRun, error) {
 	case c.state == clientClosed:
 		return c.run, ErrClosed
 	case c.run == nil && c.state == clientStopped:
-		return nil, ErrEnded
+		return nil, config.ErrEnded
 	case c.run == nil:
 		return nil, ErrNotStarted
 	}
 	select {
 	case <-c.run.done:
-		return c.run, ErrEnded
+		return c.run, config.ErrEnded
 	default:
 		return c.run, nil
 	}

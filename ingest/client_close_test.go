@@ -56,11 +56,11 @@ func TestClientCloseAfterStop(t *testing.T) {
 func TestClientCloseWaits(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	registry := prometheus.NewRegistry()
-	config := clientOf(p)
-	config.Metrics = registry
+	cfg := clientOf(p)
+	cfg.Metrics = registry
 	inside, out := make(chan struct{}), make(chan struct{})
 	calls := 0
-	c := connectClient(t, p, config, ingest.EventHandlerFunc(func(ctx context.Context, _ *ingest.Event) error {
+	c := connectClient(t, p, cfg, ingest.EventHandlerFunc(func(ctx context.Context, _ *ingest.Event) error {
 		calls++
 		close(inside)
 		<-ctx.Done()

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // Defaults and limits of a ClientConfig, beside those of a Config.
@@ -38,7 +41,7 @@ type ClientConfig struct {
 	// BlockSize is in tokens; 0 means that of the first store.
 	BlockSize uint32
 	// Engine is what publishes: EngineVLLM unless set.
-	Engine Engine
+	Engine feed.Engine
 
 	// Host is a host name, an IPv4 address, or an IPv6 address with or without
 	// brackets. A name is looked up again for each new connection.
@@ -100,15 +103,15 @@ func ValidateConfig(c ClientConfig) error { return c.Validate() }
 
 // withDefaults returns the ClientConfig with its zero fields filled in.
 func (c ClientConfig) withDefaults() ClientConfig {
-	fill(&c.Engine, EngineVLLM)
+	fill(&c.Engine, feed.EngineVLLM)
 	if c.Connect == "" {
 		fill(&c.PubPort, DefaultPubPort)
-		fill(&c.ReplayPort, DefaultReplayPort)
+		fill(&c.ReplayPort, config.DefaultReplayPort)
 	}
-	fill(&c.ReplayTimeout, DefaultReplayTimeout)
-	fill(&c.ReconnectMin, DefaultReconnectMin)
-	fill(&c.ReconnectMax, max(DefaultReconnectMax, c.ReconnectMin))
-	fill(&c.Silence, DefaultSilence)
+	fill(&c.ReplayTimeout, config.DefaultReplayTimeout)
+	fill(&c.ReconnectMin, config.DefaultReconnectMin)
+	fill(&c.ReconnectMax, max(config.DefaultReconnectMax, c.ReconnectMin))
+	fill(&c.Silence, config.DefaultSilence)
 	fill(&c.PollInterval, DefaultPollInterval)
 	fill(&c.Buffer, DefaultBuffer)
 	if c.Logger == nil {
@@ -161,13 +164,13 @@ func unbracketed(host string) string {
 
 // ingest returns the Config of the Ingest that reads for the Client. An engine that
 // is away does not leave: it is taken up again where it was left.
-func (c ClientConfig) ingest() Config {
-	return Config{
-		Workers: []WorkerConfig{{
+func (c ClientConfig) ingest() config.Config {
+	return config.Config{
+		Workers: []config.Worker{{
 			Name:      c.Worker,
 			Model:     c.Model,
 			BlockSize: c.BlockSize,
-			Sources:   []SourceConfig{{Engine: c.Engine, Connect: c.connect(), Replay: c.replay(), Topic: c.Topic}},
+			Sources:   []config.Source{{Engine: c.Engine, Connect: c.connect(), Replay: c.replay(), Topic: c.Topic}},
 		}},
 		ReplayTimeout: c.ReplayTimeout,
 		Silence:       c.Silence,
@@ -186,61 +189,61 @@ const (
 // Validate returns a FieldError for each field that holds what it must not, all
 // joined to one error, or nil.
 func (c ClientConfig) Validate() error {
-	v := &validation{names: make(map[string]struct{})}
+	v := &config.Validation{Names: make(map[string]struct{})}
 	given := c
 	c = c.withDefaults()
 	if given.Worker != "" || given.Connect != "" {
-		v.name("Worker", c.Worker)
+		v.Name("Worker", c.Worker)
 	}
-	v.check(validModel(c.Model), "Model", c.Model, allowedModel)
-	v.check(c.Engine.known(), "Engine", string(c.Engine), allowedEngines)
+	v.Check(config.ValidModel(c.Model), "Model", c.Model, config.AllowedModel)
+	v.Check(c.Engine.Known(), "Engine", string(c.Engine), config.AllowedEngines)
 	if given.Connect != "" {
-		v.clientEndpoints(given)
+		clientEndpoints(v, given)
 	} else {
-		v.clientHost(given, c)
+		clientHost(v, given, c)
 	}
-	v.check(len(c.Topic) <= maxTopicBytes && printable(c.Topic), "Topic", c.Topic,
+	v.Check(len(c.Topic) <= maxTopicBytes && config.Printable(c.Topic), "Topic", c.Topic,
 		fmt.Sprintf("at most %d bytes of UTF-8 without control characters", maxTopicBytes))
-	v.check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
+	v.Check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
 		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
-	v.check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
+	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
 		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
-	v.check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
+	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
 		"ReconnectMax", c.ReconnectMax, "ReconnectMin to 1 h")
-	v.check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
-	v.check(c.PollInterval >= time.Millisecond && c.PollInterval <= time.Minute,
+	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
+	v.Check(c.PollInterval >= time.Millisecond && c.PollInterval <= time.Minute,
 		"PollInterval", c.PollInterval, "1 ms to 1 min")
-	v.check(c.Buffer >= 1 && c.Buffer <= MaxBuffer, "Buffer", c.Buffer, fmt.Sprintf("1 to %d", MaxBuffer))
-	return errors.Join(v.errs...)
+	v.Check(c.Buffer >= 1 && c.Buffer <= MaxBuffer, "Buffer", c.Buffer, fmt.Sprintf("1 to %d", MaxBuffer))
+	return errors.Join(v.Errs...)
 }
 
 // clientHost checks where the engine is, as Host and the ports say.
-func (v *validation) clientHost(given, c ClientConfig) {
-	v.check(validHost(c.Host), "Host", c.Host, allowedHost)
-	v.check(c.PubPort >= 1 && c.PubPort <= maxPort, "PubPort", c.PubPort, allowedPort)
-	v.check(c.ReplayPort <= maxPort, "ReplayPort", c.ReplayPort, allowedPort+", or negative for none")
-	v.check(c.ReplayPort != c.PubPort, "ReplayPort", c.ReplayPort, "another port than PubPort")
-	v.check(given.Replay == "", "Replay", given.Replay, "empty unless Connect is set: ReplayPort says where")
+func clientHost(v *config.Validation, given, c ClientConfig) {
+	v.Check(validHost(c.Host), "Host", c.Host, allowedHost)
+	v.Check(c.PubPort >= 1 && c.PubPort <= config.MaxPort, "PubPort", c.PubPort, allowedPort)
+	v.Check(c.ReplayPort <= config.MaxPort, "ReplayPort", c.ReplayPort, allowedPort+", or negative for none")
+	v.Check(c.ReplayPort != c.PubPort, "ReplayPort", c.ReplayPort, "another port than PubPort")
+	v.Check(given.Replay == "", "Replay", given.Replay, "empty unless Connect is set: ReplayPort says where")
 }
 
 // clientEndpoints checks where the engine is, as Connect and Replay say.
-func (v *validation) clientEndpoints(given ClientConfig) {
+func clientEndpoints(v *config.Validation, given ClientConfig) {
 	const unused = " where Connect is set"
-	v.check(given.Host == "", "Host", given.Host, "empty"+unused)
-	v.check(given.PubPort == 0, "PubPort", given.PubPort, "0"+unused)
-	v.check(given.ReplayPort == 0, "ReplayPort", given.ReplayPort, "0"+unused)
-	v.clientEndpoint("Connect", given.Connect)
+	v.Check(given.Host == "", "Host", given.Host, "empty"+unused)
+	v.Check(given.PubPort == 0, "PubPort", given.PubPort, "0"+unused)
+	v.Check(given.ReplayPort == 0, "ReplayPort", given.ReplayPort, "0"+unused)
+	clientEndpoint(v, "Connect", given.Connect)
 	if given.Replay != "" {
-		v.clientEndpoint("Replay", given.Replay)
-		v.check(given.Replay != given.Connect, "Replay", given.Replay, "another endpoint than Connect")
+		clientEndpoint(v, "Replay", given.Replay)
+		v.Check(given.Replay != given.Connect, "Replay", given.Replay, "another endpoint than Connect")
 	}
 }
 
-func (v *validation) clientEndpoint(field, value string) {
-	e, ok := parseEndpoint(value, false)
-	v.check(ok, field, value, allowedConnect)
-	if ok && e.transport == transportTCP {
-		v.check(validHost(e.address), field, value, "tcp://HOST:PORT where HOST is "+allowedHost)
+func clientEndpoint(v *config.Validation, field, value string) {
+	e, ok := config.ParseEndpoint(value, false)
+	v.Check(ok, field, value, config.AllowedConnect)
+	if ok && e.Transport == config.TransportTCP {
+		v.Check(validHost(e.Address), field, value, "tcp://HOST:PORT where HOST is "+allowedHost)
 	}
 }
 

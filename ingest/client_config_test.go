@@ -10,7 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 func TestClientConfigValidate(t *testing.T) {
@@ -127,7 +129,7 @@ func TestClientConfigValidate(t *testing.T) {
 			var got []string
 			if err := ingest.ValidateConfig(tt.config); err != nil {
 				for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
-					var field *ingest.FieldError
+					var field *config.FieldError
 					if !errors.As(err, &field) {
 						t.Fatalf("%v is no FieldError", err)
 					}
@@ -184,7 +186,7 @@ func TestClientDefaults(t *testing.T) {
 	want := ingest.ClientConfig{
 		Worker:        "[::1]:5557",
 		Model:         "m",
-		Engine:        ingest.EngineVLLM,
+		Engine:        feed.EngineVLLM,
 		Host:          "::1",
 		PubPort:       5557,
 		ReplayPort:    5558,

@@ -42,9 +42,9 @@ func TestClientReconnects(t *testing.T) {
 func TestClientReconnectTellsWhereThereIsNoReplay(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	got := newLines()
-	config := clientOf(p)
-	config.Replay = ""
-	c := connectClient(t, p, config, got)
+	cfg := clientOf(p)
+	cfg.Replay = ""
+	c := connectClient(t, p, cfg, got)
 	publish(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
 	if err := c.Reconnect(patient(t)); err != nil {
@@ -59,9 +59,9 @@ func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
 		publish(t, p.Drop, i)
 	}
 	got, hold := newLines(), make(chan struct{})
-	config := clientOf(p)
-	config.Buffer = 1
-	c := newClient(t, config, ingest.EventHandlerFunc(func(ctx context.Context, e *ingest.Event) error {
+	cfg := clientOf(p)
+	cfg.Buffer = 1
+	c := newClient(t, cfg, ingest.EventHandlerFunc(func(ctx context.Context, e *ingest.Event) error {
 		<-hold
 		return got.HandleEvent(ctx, e)
 	}))

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // PanicError is a panic of an EventHandler.
@@ -162,13 +164,13 @@ type clientSink struct {
 }
 
 // AddWorker is called once: the worker never leaves.
-func (s *clientSink) AddWorker(Worker) Lane { return s }
+func (s *clientSink) AddWorker(feed.Worker) feed.Lane { return s }
 
 // RemoveWorker is never called.
-func (s *clientSink) RemoveWorker(string, RemoveReason) {}
+func (s *clientSink) RemoveWorker(string, feed.RemoveReason) {}
 
 // Batch puts a batch's events into the queue, and waits for room.
-func (s *clientSink) Batch(b *Batch) {
+func (s *clientSink) Batch(b *feed.Batch) {
 	for i := range b.Events {
 		if !s.put(eventOf(s.config, b, i)) {
 			s.discarded.Add(uint64(len(b.Events) - i))
@@ -178,10 +180,10 @@ func (s *clientSink) Batch(b *Batch) {
 }
 
 // Gap tells of a gap.
-func (s *clientSink) Gap(g Gap) { s.tell(gapEvent(s.config, g)) }
+func (s *clientSink) Gap(g feed.Gap) { s.tell(gapEvent(s.config, g)) }
 
 // Restarted tells of a restart.
-func (s *clientSink) Restarted(r Restart) {
+func (s *clientSink) Restarted(r feed.Restart) {
 	s.tell(s.event(EventRestarted, r.Rank, time.Unix(0, r.At)))
 }
 

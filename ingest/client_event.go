@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -47,7 +48,7 @@ type Event struct {
 	EngineTime time.Time
 	IngestTime time.Time
 	// Gap is what is lost, where Kind is EventGap.
-	Gap Gap
+	Gap feed.Gap
 }
 
 // EventKind is what an Event tells.
@@ -92,7 +93,7 @@ var eventKinds = [...]EventKind{
 }
 
 // eventOf returns one of a batch's events, in memory of its own.
-func eventOf(c *ClientConfig, b *Batch, i int) *Event {
+func eventOf(c *ClientConfig, b *feed.Batch, i int) *Event {
 	e := &Event{
 		Event:      cloneEvent(&b.Events[i]),
 		Kind:       eventKinds[b.Events[i].Kind],
@@ -132,7 +133,7 @@ func cloneEvent(e *wire.Event) wire.Event {
 }
 
 // gapEvent returns the event that tells of a gap.
-func gapEvent(c *ClientConfig, g Gap) *Event {
+func gapEvent(c *ClientConfig, g feed.Gap) *Event {
 	return &Event{
 		Kind: EventGap, Worker: c.Worker, Model: c.Model, Rank: g.Rank, Seq: g.LastSeq, IngestTime: time.Unix(0, g.At), Gap: g,
 	}

@@ -15,9 +15,9 @@ import (
 // buffer, and beyond that at the engine, and none is lost.
 func TestClientHandlerSetLater(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
-	config := clientOf(p)
-	config.Buffer = 2
-	c := connectClient(t, p, config, nil)
+	cfg := clientOf(p)
+	cfg.Buffer = 2
+	c := connectClient(t, p, cfg, nil)
 	if err := c.SetHandler(nil); err == nil {
 		t.Error("nil is taken for a handler")
 	}
@@ -26,7 +26,7 @@ func TestClientHandlerSetLater(t *testing.T) {
 		publish(t, p.Publish, i)
 		want = append(want, fmt.Sprintf("0/%d removed [%d]", i, i))
 	}
-	waitFor(t, func() bool { return c.Stats().Waiting == config.Buffer })
+	waitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
 	if s := c.Stats(); s.Handled != 0 || s.Batches > 3 {
 		t.Errorf("read ahead of the handler: %+v", s)
 	}

@@ -15,10 +15,10 @@ func TestClientLogLevel(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	var log logged
 	got := newLines()
-	config := clientOf(p)
-	config.LogLevel = slog.LevelError + 1
-	config.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
-	c := connectClient(t, p, config, got)
+	cfg := clientOf(p)
+	cfg.LogLevel = slog.LevelError + 1
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
+	c := connectClient(t, p, cfg, got)
 	publish(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
 	if l := c.LogLevel(); l != slog.LevelError+1 {

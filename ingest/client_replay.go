@@ -10,6 +10,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
@@ -165,9 +166,9 @@ func (r *clientReplay) take(ctx context.Context, seq uint64, payload []byte) boo
 			r.after, r.holed, r.hole = seq, true, true
 			return false
 		}
-		why := GapReplayIncomplete
+		why := feed.GapReplayIncomplete
 		if !r.begun {
-			why = GapReplayForgotten
+			why = feed.GapReplayForgotten
 		}
 		r.lose(ctx, now, rangeBetween(r.next, seq), why)
 	}
@@ -175,7 +176,7 @@ func (r *clientReplay) take(ctx context.Context, seq uint64, payload []byte) boo
 	a := newArrival(&r.decoder, nil, seq, payload)
 	if a.err != nil {
 		r.config.Logger.Warn("replayed batch rejected", "worker", r.config.Worker, "seq", seq, "error", a.err)
-		r.lose(ctx, now, seqRange{}.through(seq), GapReplayIncomplete)
+		r.lose(ctx, now, seqRange{}.through(seq), feed.GapReplayIncomplete)
 	} else {
 		r.batch(ctx, now, &a)
 	}
@@ -185,7 +186,7 @@ func (r *clientReplay) take(ctx context.Context, seq uint64, payload []byte) boo
 }
 
 func (r *clientReplay) batch(ctx context.Context, now time.Time, a *arrival) {
-	b := Batch{Rank: a.batch.Rank, Seq: a.seq, IngestTime: now.UnixNano()}
+	b := feed.Batch{Rank: a.batch.Rank, Seq: a.seq, IngestTime: now.UnixNano()}
 	r.rules.Admit(a.batch, b.Rank, &r.counts)
 	b.Events = a.batch.Events
 	if a.batch.HasTime {
@@ -197,9 +198,9 @@ func (r *clientReplay) batch(ctx context.Context, now time.Time, a *arrival) {
 }
 
 // lose tells of batches that are lost.
-func (r *clientReplay) lose(ctx context.Context, now time.Time, missing seqRange, why GapReason) {
+func (r *clientReplay) lose(ctx context.Context, now time.Time, missing seqRange, why feed.GapReason) {
 	r.rules.SkipRaw(missing.count)
-	r.call(ctx, gapEvent(r.config, Gap{
+	r.call(ctx, gapEvent(r.config, feed.Gap{
 		Reason: why, FirstSeq: missing.first, LastSeq: missing.last, Missed: missing.count, At: now.UnixNano(),
 	}))
 }

@@ -93,12 +93,12 @@ func TestClientReplayFrom(t *testing.T) {
 			if err := errors.Join(p.ForgetSeqs(tt.forget...), p.FaultReplay(tt.faults)); err != nil {
 				t.Fatal(err)
 			}
-			config := clientOf(p)
+			cfg := clientOf(p)
 			if tt.timeout > 0 {
-				config.ReplayTimeout = tt.timeout
+				cfg.ReplayTimeout = tt.timeout
 			}
 			own := newLines()
-			c := newClient(t, config, own)
+			c := newClient(t, cfg, own)
 			got := newLines()
 			if err := c.ReplayFrom(patient(t), tt.from, got); err != nil {
 				t.Fatal(err)
@@ -225,14 +225,14 @@ func TestClientReplayFromFails(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			config := clientOf(p)
+			cfg := clientOf(p)
 			if tt.change != nil {
-				tt.change(&config)
+				tt.change(&cfg)
 			}
 			if tt.handler == nil {
 				tt.handler = discard
 			}
-			c := newClient(t, config, discard)
+			c := newClient(t, cfg, discard)
 			ctx, cancel := context.WithCancel(patient(t))
 			defer cancel()
 			err := c.ReplayFrom(context.WithValue(ctx, cancelKey{}, cancel), 0, tt.handler)

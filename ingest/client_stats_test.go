@@ -18,13 +18,13 @@ func TestClientMetrics(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		p := newPublisher(t, simulator.PublisherConfig{})
 		got := newLines()
-		config := clientOf(p)
-		config.Worker, config.Metrics = name, registry
-		clients = append(clients, connectClient(t, p, config, got))
+		cfg := clientOf(p)
+		cfg.Worker, cfg.Metrics = name, registry
+		clients = append(clients, connectClient(t, p, cfg, got))
 		publish(t, p.Publish, 1)
 		got.want(t, "0/0 removed [1]")
 
-		again := newClient(t, config, discard)
+		again := newClient(t, cfg, discard)
 		if err := again.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "start client of "+name+": register metrics: duplicate") {
 			t.Errorf("Start of a second Client %s: %v", name, err)
 		}

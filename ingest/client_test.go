@@ -10,7 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
@@ -208,7 +210,7 @@ func TestClientTellsOfEachEvent(t *testing.T) {
 	want := []*ingest.Event{
 		{
 			Kind: ingest.EventGap, Worker: "w", Model: "m", Rank: 3, Seq: 6,
-			Gap: ingest.Gap{Rank: 3, Reason: ingest.GapJoinedLate, LastSeq: 6},
+			Gap: feed.Gap{Rank: 3, Reason: feed.GapJoinedLate, LastSeq: 6},
 		},
 		{
 			Kind: ingest.EventStored, Worker: "w", Model: "m", Rank: 3, Seq: 7, EngineTime: time.Unix(1_700_000_000, 1000),
@@ -264,7 +266,7 @@ func TestClientStartsOnce(t *testing.T) {
 	for name, call := range map[string]func(context.Context) error{
 		"WaitConnected": c.WaitConnected, "Reconnect": c.Reconnect, "Connect": c.Connect,
 	} {
-		if err := call(t.Context()); !errors.Is(err, ingest.ErrEnded) {
+		if err := call(t.Context()); !errors.Is(err, config.ErrEnded) {
 			t.Errorf("%s after Stop: %v", name, err)
 		}
 	}
@@ -281,7 +283,7 @@ func TestClientStopsBeforeStart(t *testing.T) {
 	if err := c.Start(t.Context()); !errors.Is(err, ingest.ErrStarted) {
 		t.Errorf("Start after Stop: %v", err)
 	}
-	if err := c.Connect(t.Context()); !errors.Is(err, ingest.ErrEnded) {
+	if err := c.Connect(t.Context()); !errors.Is(err, config.ErrEnded) {
 		t.Errorf("Connect after Stop: %v", err)
 	}
 }
@@ -295,9 +297,9 @@ func TestClientStopWaitsForTheHandler(t *testing.T) {
 		publish(t, p.Drop, i)
 	}
 	inside, calls, out := make(chan struct{}), 0, make(chan struct{})
-	config := clientOf(p)
-	config.Buffer = 5
-	c := newClient(t, config, ingest.EventHandlerFunc(func(ctx context.Context, _ *ingest.Event) error {
+	cfg := clientOf(p)
+	cfg.Buffer = 5
+	c := newClient(t, cfg, ingest.EventHandlerFunc(func(ctx context.Context, _ *ingest.Event) error {
 		calls++
 		close(inside)
 		<-ctx.Done() // it is told that it is to end
@@ -308,7 +310,7 @@ func TestClientStopWaitsForTheHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-inside
-	waitFor(t, func() bool { return c.Stats().Waiting == config.Buffer })
+	waitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
 	stopped := make(chan error, 2)
 	for range 2 {
 		go func() { stopped <- c.Stop() }()
@@ -350,9 +352,9 @@ func waitFor(t *testing.T, so func() bool) {
 func TestClientSlowHandlerLosesNothing(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	got, hold := newLines(), make(chan struct{})
-	config := clientOf(p)
-	config.Buffer = 1
-	c := connectClient(t, p, config, ingest.EventHandlerFunc(func(ctx context.Context, e *ingest.Event) error {
+	cfg := clientOf(p)
+	cfg.Buffer = 1
+	c := connectClient(t, p, cfg, ingest.EventHandlerFunc(func(ctx context.Context, e *ingest.Event) error {
 		<-hold
 		return got.HandleEvent(ctx, e)
 	}))
@@ -375,9 +377,9 @@ func TestClientHandlerFails(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	var log logged
 	got := newLines()
-	config := clientOf(p)
-	config.Logger = log.logger()
-	c := connectClient(t, p, config, ingest.EventHandlerFunc(func(ctx context.Context, e *ingest.Event) error {
+	cfg := clientOf(p)
+	cfg.Logger = log.logger()
+	c := connectClient(t, p, cfg, ingest.EventHandlerFunc(func(ctx context.Context, e *ingest.Event) error {
 		switch e.BlockHashes[0] {
 		case 1:
 			return errors.New("no room")

@@ -6,20 +6,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // worker is the configuration of a worker w with one source.
-func worker(s ingest.SourceConfig) ingest.Config {
-	return ingest.Config{Workers: []ingest.WorkerConfig{{
-		Name: "w", Model: "m", Sources: []ingest.SourceConfig{s},
+func worker(s config.Source) config.Config {
+	return config.Config{Workers: []config.Worker{{
+		Name: "w", Model: "m", Sources: []config.Source{s},
 	}}}
 }
 
 func TestConnect(t *testing.T) {
 	tests := []struct {
 		name    string
-		source  ingest.SourceConfig
+		source  config.Source
 		publish func(*engine)
 		want    []string
 		metrics map[string]float64
@@ -72,7 +73,7 @@ func TestConnect(t *testing.T) {
 		},
 		{
 			name:   "a simulator starts at 1",
-			source: ingest.SourceConfig{Engine: ingest.EngineLLMDSim},
+			source: config.Source{Engine: feed.EngineLLMDSim},
 			publish: func(e *engine) {
 				e.publish(1, stored(1))
 				e.publish(1, stored(2))
@@ -258,7 +259,7 @@ func TestConnect(t *testing.T) {
 		},
 		{
 			name:   "a new epoch in the topic is a restart",
-			source: ingest.SourceConfig{Engine: ingest.EngineSGLang, Topic: "kv"},
+			source: config.Source{Engine: feed.EngineSGLang, Topic: "kv"},
 			publish: func(e *engine) {
 				e.send("kv\x00sgl-kv-epoch=a1", seqFrame(0), payload(0, stored(1)))
 				e.send("kv\x00sgl-kv-epoch=a1\x00sgl-kv-snapshot=5", seqFrame(1), payload(1))

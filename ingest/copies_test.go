@@ -4,18 +4,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // ruleSink passes on the copy rule of each batch.
-type ruleSink struct{ rules chan ingest.CopyRule }
+type ruleSink struct{ rules chan feed.CopyRule }
 
-func (s ruleSink) AddWorker(ingest.Worker) ingest.Lane    { return s }
-func (ruleSink) RemoveWorker(string, ingest.RemoveReason) {}
-func (s ruleSink) Batch(b *ingest.Batch)                  { s.rules <- b.CopyRule }
-func (ruleSink) Gap(ingest.Gap)                           {}
-func (ruleSink) Restarted(ingest.Restart)                 {}
-func (s ruleSink) wantRule(t *testing.T, want ingest.CopyRule) {
+func (s ruleSink) AddWorker(feed.Worker) feed.Lane      { return s }
+func (ruleSink) RemoveWorker(string, feed.RemoveReason) {}
+func (s ruleSink) Batch(b *feed.Batch)                  { s.rules <- b.CopyRule }
+func (ruleSink) Gap(feed.Gap)                           {}
+func (ruleSink) Restarted(feed.Restart)                 {}
+func (s ruleSink) wantRule(t *testing.T, want feed.CopyRule) {
 	t.Helper()
 	select {
 	case got := <-s.rules:
@@ -31,24 +32,24 @@ func (s ruleSink) wantRule(t *testing.T, want ingest.CopyRule) {
 // that connect.
 func TestBatchesHaveTheCopyRuleOfTheirSource(t *testing.T) {
 	for name, test := range map[string]struct {
-		engine ingest.Engine
-		copies ingest.Copies
-		want   ingest.CopyRule
+		engine feed.Engine
+		copies config.Copies
+		want   feed.CopyRule
 	}{
-		"default":                {want: ingest.CopyRuleDetected},
-		"auto":                   {engine: ingest.EngineVLLM, copies: ingest.CopiesAuto, want: ingest.CopyRuleDetected},
-		"auto with SGLang":       {engine: ingest.EngineSGLang, copies: ingest.CopiesAuto, want: ingest.CopyRuleCounted},
-		"auto with TensorRT-LLM": {engine: ingest.EngineTRTLLM, want: ingest.CopyRuleCounted},
-		"auto with KVBM":         {engine: ingest.EngineKVBM, want: ingest.CopyRuleCounted},
-		"auto with llm-d-sim":    {engine: ingest.EngineLLMDSim, want: ingest.CopyRuleCounted},
-		"counted":                {copies: ingest.CopiesCounted, want: ingest.CopyRuleCounted},
-		"announced last":         {copies: ingest.CopiesAnnouncedLast, want: ingest.CopyRuleAnnouncedLast},
-		"SGLang announced last":  {engine: ingest.EngineSGLang, copies: ingest.CopiesAnnouncedLast, want: ingest.CopyRuleAnnouncedLast},
+		"default":                {want: feed.CopyRuleDetected},
+		"auto":                   {engine: feed.EngineVLLM, copies: config.CopiesAuto, want: feed.CopyRuleDetected},
+		"auto with SGLang":       {engine: feed.EngineSGLang, copies: config.CopiesAuto, want: feed.CopyRuleCounted},
+		"auto with TensorRT-LLM": {engine: feed.EngineTRTLLM, want: feed.CopyRuleCounted},
+		"auto with KVBM":         {engine: feed.EngineKVBM, want: feed.CopyRuleCounted},
+		"auto with llm-d-sim":    {engine: feed.EngineLLMDSim, want: feed.CopyRuleCounted},
+		"counted":                {copies: config.CopiesCounted, want: feed.CopyRuleCounted},
+		"announced last":         {copies: config.CopiesAnnouncedLast, want: feed.CopyRuleAnnouncedLast},
+		"SGLang announced last":  {engine: feed.EngineSGLang, copies: config.CopiesAnnouncedLast, want: feed.CopyRuleAnnouncedLast},
 	} {
 		t.Run(name+"/connect", func(t *testing.T) {
-			sink := ruleSink{make(chan ingest.CopyRule, 16)}
+			sink := ruleSink{make(chan feed.CopyRule, 16)}
 			e := newEngine(t)
-			_, stop := start(t, worker(ingest.SourceConfig{
+			_, stop := start(t, worker(config.Source{
 				Engine: test.engine, Copies: test.copies, Connect: e.mustBind("tcp://127.0.0.1:*"),
 			}), sink)
 			defer stop()
@@ -57,8 +58,8 @@ func TestBatchesHaveTheCopyRuleOfTheirSource(t *testing.T) {
 			sink.wantRule(t, test.want)
 		})
 		t.Run(name+"/bind", func(t *testing.T) {
-			sink := ruleSink{make(chan ingest.CopyRule, 16)}
-			in, stop := start(t, ingest.Config{Listeners: []ingest.ListenerConfig{{
+			sink := ruleSink{make(chan feed.CopyRule, 16)}
+			in, stop := start(t, config.Config{Listeners: []config.Listener{{
 				Bind: "tcp://127.0.0.1:*", Worker: "w", ReplayPort: -1, Engine: test.engine, Copies: test.copies,
 			}}}, sink)
 			defer stop()

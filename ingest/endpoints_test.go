@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
@@ -41,7 +42,7 @@ func TestEndpointsOfEveryKind(t *testing.T) {
 			}
 			v := newView()
 			c.store(c.Drop, 3)
-			start(t, worker(ingest.SourceConfig{Connect: tt.as(c.Endpoint()), Replay: tt.as(c.ReplayEndpoint())}), v)
+			start(t, worker(config.Source{Connect: tt.as(c.Endpoint()), Replay: tt.as(c.ReplayEndpoint())}), v)
 			c.must(c.Subscribed(patient(t), 1))
 			v.awaitBlocks(t, c.blocks)
 			c.store(c.Drop, 3)
@@ -96,10 +97,10 @@ func newMute(t *testing.T) string {
 // and it holds nobody up.
 func TestPublisherThatSpeaksNoZMTP(t *testing.T) {
 	r := newRecorder(t)
-	c := worker(ingest.SourceConfig{Connect: newMute(t), Replay: newMute(t)})
+	c := worker(config.Source{Connect: newMute(t), Replay: newMute(t)})
 	c.Silence, c.Grace, c.ReplayTimeout = 10*time.Millisecond, -1, 10*time.Millisecond
 	e := newEngine(t)
-	c.Workers = append(c.Workers, ingest.WorkerConfig{Name: "x", Sources: []ingest.SourceConfig{{Connect: e.mustBind("tcp://127.0.0.1:*")}}})
+	c.Workers = append(c.Workers, config.Worker{Name: "x", Sources: []config.Source{{Connect: e.mustBind("tcp://127.0.0.1:*")}}})
 	in, stop := start(t, c, r)
 	r.want("add w model m block_size 0 ranks [0]", "add x model  block_size 0 ranks [0]")
 	e.awaitSubscriber("")
@@ -127,7 +128,7 @@ func TestReplaySocketOfNoUse(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			e := newEngine(t)
-			c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: tt.replay(t)})
+			c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: tt.replay(t)})
 			c.ReplayTimeout = tt.timeout
 			registry := prometheus.NewRegistry()
 			c.Metrics = registry

@@ -16,7 +16,9 @@ import (
 	"github.com/pebbe/zmq4"
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // blockSize is that of the engines here.
@@ -24,7 +26,7 @@ const blockSize = 4
 
 // start runs an Ingest, and ends it with the test. The function it returns ends
 // it earlier, and checks that it ends well and soon.
-func start(t *testing.T, c ingest.Config, sink ingest.Sink, prepare ...func(*ingest.Ingest)) (in *ingest.Ingest, stop func()) {
+func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*ingest.Ingest)) (in *ingest.Ingest, stop func()) {
 	t.Helper()
 	c.Listeners = slices.Clone(c.Listeners)
 	for i := range c.Listeners {

@@ -14,7 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
@@ -51,16 +52,16 @@ func (v *view) change(what string, f func()) {
 	v.changed = make(chan struct{})
 }
 
-func (v *view) AddWorker(ingest.Worker) ingest.Lane {
+func (v *view) AddWorker(feed.Worker) feed.Lane {
 	v.change("added", func() { v.workers++ })
 	return v
 }
 
-func (v *view) RemoveWorker(string, ingest.RemoveReason) {
+func (v *view) RemoveWorker(string, feed.RemoveReason) {
 	v.change("removed", func() { v.workers--; clear(v.blocks); v.incomplete = false })
 }
 
-func (v *view) Batch(b *ingest.Batch) {
+func (v *view) Batch(b *feed.Batch) {
 	v.change("", func() {
 		v.lastSeq = b.Seq
 		for _, e := range b.Events {
@@ -81,7 +82,7 @@ func (v *view) Batch(b *ingest.Batch) {
 	})
 }
 
-func (v *view) Gap(g ingest.Gap) {
+func (v *view) Gap(g feed.Gap) {
 	v.change(g.Reason.String(), func() {
 		v.incomplete = true
 		for h := range v.blocks {
@@ -90,7 +91,7 @@ func (v *view) Gap(g ingest.Gap) {
 	})
 }
 
-func (v *view) Restarted(ingest.Restart) {
+func (v *view) Restarted(feed.Restart) {
 	v.change("restarted", func() { clear(v.blocks); v.incomplete = false })
 }
 
@@ -458,20 +459,20 @@ func TestFaults(t *testing.T) {
 // faultyCache returns an engine that is being read into the view.
 func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cache {
 	t.Helper()
-	config := ingest.Config{ReplayTimeout: timeout, Silence: 500 * time.Millisecond, Grace: time.Hour}
+	cfg := config.Config{ReplayTimeout: timeout, Silence: 500 * time.Millisecond, Grace: time.Hour}
 	if mode == "connect" {
 		c := newCache(t, simulator.PublisherConfig{})
-		config.Workers = []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{
+		cfg.Workers = []config.Worker{{Name: "w", Sources: []config.Source{
 			{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()},
 		}}}
-		start(t, config, v)
+		start(t, cfg, v)
 		c.must(c.Subscribed(t.Context(), 1))
 		return c
 	}
 	// The replay port has to be known before the listener is.
 	port := freePort(t)
-	config.Listeners = []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}}
-	in, _ := start(t, config, v)
+	cfg.Listeners = []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}}
+	in, _ := start(t, cfg, v)
 	socket := simulator.SocketConfig{
 		Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
 		Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
@@ -521,9 +522,9 @@ func TestRandomFaults(t *testing.T) {
 				}
 			}()
 			v := newView()
-			in, stop := start(t, ingest.Config{
+			in, stop := start(t, config.Config{
 				ReplayTimeout: 100 * time.Millisecond, Silence: 300 * time.Millisecond, Grace: time.Hour,
-				Workers: []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()}}}},
+				Workers: []config.Worker{{Name: "w", Sources: []config.Source{{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()}}}},
 			}, v)
 			defer stop()
 			select {

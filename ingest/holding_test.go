@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 )
@@ -20,7 +21,7 @@ func TestWhatWasNotHeldIsAskedFor(t *testing.T) {
 		full int64  // bytes that others hold back
 	}{
 		{name: "more batches than a publisher may", held: maxHeldBatches},
-		{name: "more bytes than all may", full: DefaultReorderBufferBytes},
+		{name: "more bytes than all may", full: config.DefaultReorderBufferBytes},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -10,31 +10,17 @@ import (
 	"github.com/pebbe/zmq4"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // ErrStarted is returned by a second Run, or one after Close.
 var ErrStarted = errors.New("ingest was started or closed before")
 
-// Errors of AddWorker and RemoveWorker.
-var (
-	// ErrWorkerExists: a worker of that name is read already.
-	ErrWorkerExists = errors.New("a worker of that name exists")
-	// ErrNoWorker: no worker of that name was configured or added.
-	ErrNoWorker = errors.New("no worker of that name was configured or added")
-	// ErrTooManyWorkers: there are MaxWorkers.
-	ErrTooManyWorkers = errors.New("there are as many workers as there may be")
-	// ErrTooManySources: there are MaxSources, or would be.
-	ErrTooManySources = errors.New("there are as many sources as there may be")
-	// ErrWorkersTooLarge: what is said of all workers comes to WorkerBytes, or would.
-	ErrWorkersTooLarge = errors.New("what is said of all workers takes as much memory as it may")
-	// ErrEnded: Run has ended.
-	ErrEnded = errors.New("ingest has ended")
-)
-
 // Ingest reads the engines of a Config into a Sink.
 type Ingest struct {
-	config    Config
+	config    config.Config
 	shared    *shared
 	zctx      *zmq4.Context
 	workers   []*connectedWorker // configured
@@ -64,11 +50,11 @@ type connectedWorker struct {
 
 // New checks the Config and binds the listeners. What comes there waits in libzmq
 // until Run reads it. The Ingest must be Run or Closed.
-func New(c Config, sink Sink) (*Ingest, error) {
+func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
 	}
-	c = c.withDefaults()
+	c = c.WithDefaults()
 	zctx, err := zmq4.NewContext()
 	if err != nil {
 		return nil, fmt.Errorf("create ZeroMQ context: %w", err)
@@ -107,12 +93,12 @@ func (in *Ingest) open() error {
 			return err
 		}
 	}
-	if err := in.zctx.SetMaxSockets(maxSockets); err != nil {
+	if err := in.zctx.SetMaxSockets(config.MaxSockets); err != nil {
 		return fmt.Errorf("raise ZeroMQ's limit of sockets: %w", err)
 	}
 	for _, w := range c.Workers {
 		in.shared.roster.reserve(w.Name)
-		in.shared.budgets.sources.Take(int64(w.publishers())) // Validate has counted them
+		in.shared.budgets.sources.Take(int64(w.Publishers())) // Validate has counted them
 		in.workers = append(in.workers, in.worker(w))
 	}
 	for _, lc := range c.Listeners {
@@ -200,8 +186,8 @@ func (r *running) start(ctx context.Context, w *connectedWorker) {
 }
 
 // worker makes a worker and the links to its engines.
-func (in *Ingest) worker(c WorkerConfig) *connectedWorker {
-	desc := Worker{
+func (in *Ingest) worker(c config.Worker) *connectedWorker {
+	desc := feed.Worker{
 		Name: c.Name, Model: c.Model, BlockSize: c.BlockSize, Endpoint: c.Endpoint, Labels: c.Labels, Ranks: ranksOf(c),
 	}
 	if len(c.Sources) > 1 {
@@ -212,16 +198,16 @@ func (in *Ingest) worker(c WorkerConfig) *connectedWorker {
 	}
 	w := &connectedWorker{worker: newWorker(in.shared, desc)}
 	for i, src := range c.Sources {
-		connect, _ := parseEndpoint(src.Connect, false)
-		replay, replays := parseEndpoint(src.Replay, false)
+		connect, _ := config.ParseEndpoint(src.Connect, false)
+		replay, replays := config.ParseEndpoint(src.Replay, false)
 		for rank := range src.DPSize {
-			e := connect.ofRank(rank)
+			e := connect.OfRank(rank)
 			about := SourceStatus{Engine: src.Engine, Endpoint: e.String(), Rank: uint32(rank)}
 			if replays {
-				about.Replay = replay.ofRank(rank).String()
+				about.Replay = replay.OfRank(rank).String()
 			}
 			p := newPublisher(w.worker, i, about)
-			p.copyRule = src.Copies.rule(src.Engine)
+			p.copyRule = src.Copies.Rule(src.Engine)
 			// An endpoint alone says nothing of its rank; one of several does.
 			p.rankTold = src.DPSize == 1
 			w.links = append(w.links, &link{worker: w.worker, p: p, endpoint: e, topic: src.Topic})
@@ -233,42 +219,42 @@ func (in *Ingest) worker(c WorkerConfig) *connectedWorker {
 
 // AddWorker begins to read a worker, while Run runs: it waits for that. It returns the error of
 // Config.Validate, ErrWorkerExists, ErrTooManyWorkers or ErrEnded.
-func (in *Ingest) AddWorker(ctx context.Context, c WorkerConfig) error {
-	only := Config{Workers: []WorkerConfig{c}}
+func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
+	only := config.Config{Workers: []config.Worker{c}}
 	if err := only.Validate(); err != nil {
 		return err
 	}
-	c = only.withDefaults().Workers[0]
+	c = only.WithDefaults().Workers[0]
 	var failed error
 	err := in.change(ctx, func(ctx context.Context, r *running) {
 		if failed = in.admit(c); failed != nil {
 			return
 		}
 		w := in.worker(c)
-		w.bytes = c.bytes()
+		w.bytes = c.Bytes()
 		r.start(ctx, w)
 	})
 	return errors.Join(err, failed)
 }
 
 // admit takes the name of a worker, and what else it takes of what all share.
-func (in *Ingest) admit(c WorkerConfig) error {
+func (in *Ingest) admit(c config.Worker) error {
 	switch why, ok := in.shared.roster.claim(c.Name); {
 	case ok:
 	case why == refusedWorkers:
-		return ErrTooManyWorkers
+		return config.ErrTooManyWorkers
 	default:
-		return ErrWorkerExists
+		return config.ErrWorkerExists
 	}
 	budgets := &in.shared.budgets
-	if !budgets.workers.Take(c.bytes()) {
+	if !budgets.workers.Take(c.Bytes()) {
 		in.shared.roster.release(c.Name)
-		return ErrWorkersTooLarge
+		return config.ErrWorkersTooLarge
 	}
-	if !budgets.sources.Take(int64(c.publishers())) {
-		budgets.workers.Release(c.bytes())
+	if !budgets.sources.Take(int64(c.Publishers())) {
+		budgets.workers.Release(c.Bytes())
 		in.shared.roster.release(c.Name)
-		return ErrTooManySources
+		return config.ErrTooManySources
 	}
 	return nil
 }
@@ -276,7 +262,7 @@ func (in *Ingest) admit(c WorkerConfig) error {
 // RemoveWorker ends the reading of a worker that was configured or added, takes it
 // out of the stream for a reason, and waits for that. It returns ErrNoWorker or
 // ErrEnded.
-func (in *Ingest) RemoveWorker(ctx context.Context, name string, why RemoveReason) error {
+func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
 	var w *connectedWorker
 	removed := make(chan struct{})
 	err := in.change(ctx, func(_ context.Context, r *running) {
@@ -299,7 +285,7 @@ func (in *Ingest) RemoveWorker(ctx context.Context, name string, why RemoveReaso
 	case err != nil:
 		return err
 	case w == nil:
-		return ErrNoWorker
+		return config.ErrNoWorker
 	}
 	select {
 	case <-removed:
@@ -318,14 +304,14 @@ func (in *Ingest) change(ctx context.Context, change func(context.Context, *runn
 		<-done
 		return nil
 	case <-in.ended:
-		return ErrEnded
+		return config.ErrEnded
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 // ranksOf returns the dp ranks of a worker's sources.
-func ranksOf(c WorkerConfig) []uint32 {
+func ranksOf(c config.Worker) []uint32 {
 	most := 0
 	for _, s := range c.Sources {
 		most = max(most, s.DPSize)

@@ -9,20 +9,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // TestRunEndsSoon has Run wait for nothing that takes longer than stop has patience:
 // an engine's silence, a worker's grace, an answer to a replay request.
 func TestRunEndsSoon(t *testing.T) {
 	idle := newEngine(t)
-	c := worker(ingest.SourceConfig{Connect: idle.mustBind("tcp://127.0.0.1:*"), Replay: newMute(t)})
+	c := worker(config.Source{Connect: idle.mustBind("tcp://127.0.0.1:*"), Replay: newMute(t)})
 	c.Silence, c.Grace, c.ReplayTimeout = time.Hour, time.Hour, time.Hour
-	c.Workers = append(c.Workers, ingest.WorkerConfig{
+	c.Workers = append(c.Workers, config.Worker{
 		Name:    "nobody-there",
-		Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:1"}},
+		Sources: []config.Source{{Connect: "tcp://127.0.0.1:1"}},
 	})
-	c.Listeners = []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}
+	c.Listeners = []config.Listener{{Bind: "tcp://127.0.0.1:*"}}
 	_, stop := start(t, c, newRecorder(t))
 	idle.awaitSubscriber("")
 	stop()
@@ -31,7 +33,7 @@ func TestRunEndsSoon(t *testing.T) {
 func TestNoCallFollowsRun(t *testing.T) {
 	e := newEngine(t)
 	r := newRecorder(t)
-	_, stop := start(t, worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")}), r)
+	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), r)
 	e.awaitSubscriber("")
 	const before = 500 // of messages, most of which are under way when Run ends
 	for seq := range uint64(before) {
@@ -42,12 +44,12 @@ func TestNoCallFollowsRun(t *testing.T) {
 }
 
 func TestRunWithNothingToRead(t *testing.T) {
-	_, stop := start(t, ingest.Config{}, newRecorder(t))
+	_, stop := start(t, config.Config{}, newRecorder(t))
 	stop()
 }
 
 func TestRunOnce(t *testing.T) {
-	in, stop := start(t, ingest.Config{}, newRecorder(t))
+	in, stop := start(t, config.Config{}, newRecorder(t))
 	stop()
 	if err := in.Run(context.Background()); !errors.Is(err, ingest.ErrStarted) {
 		t.Errorf("second Run: %v, want ErrStarted", err)
@@ -59,8 +61,8 @@ func TestRunOnce(t *testing.T) {
 
 func TestCloseGivesBackWhatNewTook(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	c := ingest.Config{
-		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+	c := config.Config{
+		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
 		Metrics:   registry,
 	}
 	for range 2 { // the second takes the same address and metrics
@@ -80,44 +82,44 @@ func TestCloseGivesBackWhatNewTook(t *testing.T) {
 
 func TestNewFails(t *testing.T) {
 	registry := prometheus.NewRegistry()
-	taken, _ := start(t, ingest.Config{
-		Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+	taken, _ := start(t, config.Config{
+		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
 		Metrics:   registry,
 	}, newRecorder(t))
 	address := taken.Endpoints()[0]
 	tests := []struct {
 		name   string
-		config ingest.Config
+		config config.Config
 		want   []string
 	}{
 		{
 			"address in use",
-			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}, {Bind: address}}},
+			config.Config{Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}, {Bind: address}}},
 			[]string{address, "address already in use"},
 		},
 		{
 			"host name",
-			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://localhost:*"}}},
+			config.Config{Listeners: []config.Listener{{Bind: "tcp://localhost:*"}}},
 			[]string{"bind tcp://localhost:*: want * or an IP address of this machine"},
 		},
 		{
 			"another machine's address",
-			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://192.0.2.1:*"}}},
+			config.Config{Listeners: []config.Listener{{Bind: "tcp://192.0.2.1:*"}}},
 			[]string{"bind tcp://192.0.2.1:*: want * or an IP address of this machine"},
 		},
 		{
 			"directory missing",
-			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "ipc:///nonexistent/socket"}}},
+			config.Config{Listeners: []config.Listener{{Bind: "ipc:///nonexistent/socket"}}},
 			[]string{"ipc:///nonexistent/socket", "no such file or directory"},
 		},
 		{
 			"metrics registered before",
-			ingest.Config{Metrics: registry},
+			config.Config{Metrics: registry},
 			[]string{"register metrics", "duplicate"},
 		},
 		{
 			"bad config",
-			ingest.Config{MaxWorkers: -1},
+			config.Config{MaxWorkers: -1},
 			[]string{"check config: MaxWorkers is -1"},
 		},
 	}
@@ -146,11 +148,11 @@ type accountant struct {
 	seen    chan uint64 // the last batch, and room for it alone
 }
 
-func (a *accountant) AddWorker(ingest.Worker) ingest.Lane             { return a }
-func (a *accountant) RemoveWorker(name string, _ ingest.RemoveReason) { a.t.Errorf("%s removed", name) }
-func (a *accountant) Restarted(r ingest.Restart)                      { a.t.Errorf("restart: %+v", r) }
+func (a *accountant) AddWorker(feed.Worker) feed.Lane               { return a }
+func (a *accountant) RemoveWorker(name string, _ feed.RemoveReason) { a.t.Errorf("%s removed", name) }
+func (a *accountant) Restarted(r feed.Restart)                      { a.t.Errorf("restart: %+v", r) }
 
-func (a *accountant) Batch(b *ingest.Batch) {
+func (a *accountant) Batch(b *feed.Batch) {
 	<-a.release
 	if b.Seq != a.next {
 		a.t.Errorf("batch %d, want %d", b.Seq, a.next)
@@ -163,7 +165,7 @@ func (a *accountant) Batch(b *ingest.Batch) {
 	a.seen <- b.Seq
 }
 
-func (a *accountant) Gap(g ingest.Gap) {
+func (a *accountant) Gap(g feed.Gap) {
 	a.gaps++
 	if g.FirstSeq != a.next || g.Missed != g.LastSeq-g.FirstSeq+1 {
 		a.t.Errorf("gap %+v, want one from %d", g, a.next)
@@ -177,7 +179,7 @@ func TestOverloadIsAGap(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &accountant{t: t, release: make(chan struct{}), seen: make(chan uint64, 1)}
-	_, stop := start(t, worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)
+	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)
 	e.awaitSubscriber("")
 	// More than both ends' high-water marks and the kernel's buffers hold.
 	const messages = 40_000

@@ -11,7 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
@@ -66,11 +68,11 @@ func TestWorkerLeavesAndComesBack(t *testing.T) {
 	tests := []struct {
 		name  string
 		bound bool
-		read  func(*testing.T, *ingest.Ingest, ingest.WorkerConfig) // nil where it is configured
+		read  func(*testing.T, *ingest.Ingest, config.Worker) // nil where it is configured
 		added string
 	}{
 		{name: "configured", added: "add w model m block_size 0 ranks [0]"},
-		{name: "added", added: "add w model m block_size 0 ranks [0]", read: func(t *testing.T, in *ingest.Ingest, c ingest.WorkerConfig) {
+		{name: "added", added: "add w model m block_size 0 ranks [0]", read: func(t *testing.T, in *ingest.Ingest, c config.Worker) {
 			if err := in.AddWorker(patient(t), c); err != nil {
 				t.Fatal(err)
 			}
@@ -83,18 +85,18 @@ func TestWorkerLeavesAndComesBack(t *testing.T) {
 				t.Parallel()
 				e := newEngine(t)
 				registry := prometheus.NewRegistry()
-				c := ingest.Config{Grace: grace, Metrics: registry}
+				c := config.Config{Grace: grace, Metrics: registry}
 				var endpoint, topic string
-				var w ingest.WorkerConfig
+				var w config.Worker
 				if tt.bound {
 					topic = "kv@w@m"
-					c.Listeners = []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}
+					c.Listeners = []config.Listener{{Bind: "tcp://127.0.0.1:*"}}
 				} else {
 					endpoint = e.mustBind("tcp://127.0.0.1:*")
-					w = worker(ingest.SourceConfig{Connect: endpoint}).Workers[0]
+					w = worker(config.Source{Connect: endpoint}).Workers[0]
 				}
 				if !tt.bound && tt.read == nil {
-					c.Workers = []ingest.WorkerConfig{w}
+					c.Workers = []config.Worker{w}
 				}
 				r := newRecorder(t)
 				in, _ := start(t, c, r)
@@ -141,7 +143,7 @@ func bindAgain(t *testing.T, e *engine, endpoint string) {
 // A worker is there as long as one of its ranks is connected.
 func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 	engines, first := newEngines(t, 2)
-	c := worker(ingest.SourceConfig{Connect: first, DPSize: 2})
+	c := worker(config.Source{Connect: first, DPSize: 2})
 	c.Grace = -1
 	r := newRecorder(t)
 	in, _ := start(t, c, r)
@@ -167,7 +169,7 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 func TestWorkerThatComesBackInTimeStays(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	v := newView()
-	c := worker(ingest.SourceConfig{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()})
+	c := worker(config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()})
 	c.Grace = time.Hour
 	in, _ := start(t, c, v)
 	for range 3 {
@@ -197,13 +199,13 @@ func TestWorkerThatComesBackInTimeStays(t *testing.T) {
 func TestAddAndRemoveWorkers(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	publish(t, p.Publish, 1)
-	source := []ingest.SourceConfig{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}
-	named := func(name string) ingest.WorkerConfig { return ingest.WorkerConfig{Name: name, Sources: source} }
+	source := []config.Source{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}
+	named := func(name string) config.Worker { return config.Worker{Name: name, Sources: source} }
 	registry := prometheus.NewRegistry()
 	lines := newRecorder(t)
 	r := &plain{lines}
-	in, stop := start(t, ingest.Config{
-		MaxWorkers: 2, Metrics: registry, Workers: []ingest.WorkerConfig{named("configured")},
+	in, stop := start(t, config.Config{
+		MaxWorkers: 2, Metrics: registry, Workers: []config.Worker{named("configured")},
 	}, r)
 	add := func(name string, want error) {
 		t.Helper()
@@ -213,7 +215,7 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	}
 	drop := func(name string, want error) {
 		t.Helper()
-		if err := in.RemoveWorker(patient(t), name, ingest.RemovedDeregistered); !errors.Is(err, want) {
+		if err := in.RemoveWorker(patient(t), name, feed.RemovedDeregistered); !errors.Is(err, want) {
 			t.Errorf("RemoveWorker of %s: %v, want %v", name, err, want)
 		}
 	}
@@ -221,14 +223,14 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	for range 3 { // under the same name, each time as if it were the first
 		add("added", nil)
 		lines.want("add added model  block_size 0 ranks [0]", "batch 0 -[1]")
-		add("added", ingest.ErrWorkerExists)
-		add("configured", ingest.ErrWorkerExists)
-		add("one more", ingest.ErrTooManyWorkers)
-		drop("one more", ingest.ErrNoWorker)
+		add("added", config.ErrWorkerExists)
+		add("configured", config.ErrWorkerExists)
+		add("one more", config.ErrTooManyWorkers)
+		drop("one more", config.ErrNoWorker)
 		drop("added", nil)
 		lines.want("remove added")
 		wantNoMetricsOf(t, registry, "added")
-		drop("added", ingest.ErrNoWorker)
+		drop("added", config.ErrNoWorker)
 		if got := slices.IndexFunc(in.Sources(), func(s ingest.SourceStatus) bool { return s.Worker == "added" }); got >= 0 {
 			t.Errorf("sources of a worker that was removed: %+v", in.Sources())
 		}
@@ -237,18 +239,18 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	lines.want("remove configured")
 	add("configured", nil)
 	lines.want("add configured model  block_size 0 ranks [0]", "batch 0 -[1]")
-	if err := in.AddWorker(patient(t), ingest.WorkerConfig{Name: "no sources"}); err == nil {
+	if err := in.AddWorker(patient(t), config.Worker{Name: "no sources"}); err == nil {
 		t.Error("AddWorker without sources: no error")
 	}
 	stop()
-	add("late", ingest.ErrEnded)
-	drop("configured", ingest.ErrEnded)
+	add("late", config.ErrEnded)
+	drop("configured", config.ErrEnded)
 	lines.wantNone()
 }
 
 // Changes wait for Run, as long as their context lasts.
 func TestAddWorkerBeforeRun(t *testing.T) {
-	in, err := ingest.New(ingest.Config{}, newRecorder(t))
+	in, err := ingest.New(config.Config{}, newRecorder(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +261,7 @@ func TestAddWorkerBeforeRun(t *testing.T) {
 	}()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if err := in.AddWorker(ctx, worker(ingest.SourceConfig{Connect: "tcp://127.0.0.1:1"}).Workers[0]); !errors.Is(err, context.DeadlineExceeded) {
+	if err := in.AddWorker(ctx, worker(config.Source{Connect: "tcp://127.0.0.1:1"}).Workers[0]); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("AddWorker before Run: %v, want that its context is done", err)
 	}
 }
@@ -270,16 +272,16 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 	tests := []struct {
 		name  string
 		state ingest.SourceState
-		read  func(*testing.T, *simulator.Publisher) ingest.SourceConfig
+		read  func(*testing.T, *simulator.Publisher) config.Source
 	}{
-		{"for a replay", ingest.SourceCatchingUp, func(t *testing.T, p *simulator.Publisher) ingest.SourceConfig {
+		{"for a replay", ingest.SourceCatchingUp, func(t *testing.T, p *simulator.Publisher) config.Source {
 			if err := p.FaultReplay(simulator.ReplayFaults{Mute: true}); err != nil {
 				t.Fatal(err)
 			}
-			return ingest.SourceConfig{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}
+			return config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}
 		}},
-		{"for a connection", ingest.SourceConnecting, func(*testing.T, *simulator.Publisher) ingest.SourceConfig {
-			return ingest.SourceConfig{Connect: "tcp://127.0.0.1:1", Replay: "tcp://127.0.0.1:2"}
+		{"for a connection", ingest.SourceConnecting, func(*testing.T, *simulator.Publisher) config.Source {
+			return config.Source{Connect: "tcp://127.0.0.1:1", Replay: "tcp://127.0.0.1:2"}
 		}},
 	}
 	for _, tt := range tests {
@@ -297,7 +299,7 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 				publish(t, p.Publish, 1) // held back
 			}
 			awaitState(t, in, 0, tt.state)
-			if err := in.RemoveWorker(patient(t), "w", ingest.RemovedDiscovery); err != nil {
+			if err := in.RemoveWorker(patient(t), "w", feed.RemovedDiscovery); err != nil {
 				t.Fatal(err)
 			}
 			r.want("add w model m block_size 0 ranks [0]", "remove w")
@@ -313,19 +315,19 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 // plain is a recorder that leaves out whose a line is.
 type plain struct{ *recorder }
 
-func (r *plain) AddWorker(w ingest.Worker) ingest.Lane {
+func (r *plain) AddWorker(w feed.Worker) feed.Lane {
 	r.recorder.AddWorker(w)
 	return plainLane{r.recorder}
 }
 
 type plainLane struct{ *recorder }
 
-func (l plainLane) Batch(b *ingest.Batch) {
+func (l plainLane) Batch(b *feed.Batch) {
 	l.write("batch %d%s", b.Seq, eventsLine(b))
 }
 
-func (l plainLane) Gap(g ingest.Gap) {
+func (l plainLane) Gap(g feed.Gap) {
 	l.write("gap %v %d-%d, %d missed", g.Reason, g.FirstSeq, g.LastSeq, g.Missed)
 }
 
-func (l plainLane) Restarted(ingest.Restart) { l.write("restarted") }
+func (l plainLane) Restarted(feed.Restart) { l.write("restarted") }

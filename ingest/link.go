@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
@@ -30,7 +31,7 @@ const (
 type link struct {
 	worker   *worker
 	p        *publisher
-	endpoint endpoint
+	endpoint config.Endpoint
 	topic    string
 	// failures are the attempts in a row that came to no connection. It is the link's
 	// goroutine's.
@@ -154,7 +155,7 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 	l.worker.metrics.connectAttempts.Inc()
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
 	defer cancel()
-	address, err := resolve(resolving, l.endpoint.String())
+	address, err := config.Resolve(resolving, l.endpoint.String())
 	if err != nil {
 		return nil, err
 	}

@@ -4,20 +4,22 @@ import (
 	"log/slog"
 	"testing"
 	"time"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // comings counts how often a worker came into the stream.
 type comings struct {
-	lane Lane
+	lane feed.Lane
 	came int
 }
 
-func (c *comings) AddWorker(Worker) Lane {
+func (c *comings) AddWorker(feed.Worker) feed.Lane {
 	c.came++
 	return c.lane
 }
 
-func (c *comings) RemoveWorker(string, RemoveReason) {}
+func (c *comings) RemoveWorker(string, feed.RemoveReason) {}
 
 // TestAConnectionBringsTheWorkerBack has a worker that was gone for too long. The next
 // connection is there before the link has put it in the place of the last one.
@@ -28,7 +30,7 @@ func TestAConnectionBringsTheWorkerBack(t *testing.T) {
 	l := &link{worker: w, p: newPublisher(w, 0, SourceStatus{})}
 	l.p.connect(time.Now())
 	l.p.disconnect()
-	w.remove(RemovedDisconnected)
+	w.remove(feed.RemovedDisconnected)
 	if w.lane != nil || back.came != 0 {
 		t.Fatalf("the worker is in the stream, it came %d times", back.came)
 	}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
@@ -25,13 +27,13 @@ import (
 // seq look like a restart, which empties a sound cache.
 type listener struct {
 	shared   *shared
-	config   ListenerConfig
+	config   config.Listener
 	address  string
 	local    bool // bound to ipc
 	conn     *conn
 	inbox    *inbox
-	patterns []string // of the config, as matchTopic wants them
-	hosts    Hosts    // that replays may be requested from beside the peers themselves
+	patterns []string     // of the config, as matchTopic wants them
+	hosts    config.Hosts // that replays may be requested from beside the peers themselves
 	log      *slog.Logger
 
 	mu sync.Mutex // guards all below; a worker's mu comes after it
@@ -64,12 +66,12 @@ type boundWorker struct {
 }
 
 // newListener binds a listener.
-func newListener(s *shared, c ListenerConfig) (*listener, error) {
-	e, ok := parseEndpoint(c.Bind, true)
+func newListener(s *shared, c config.Listener) (*listener, error) {
+	e, ok := config.ParseEndpoint(c.Bind, true)
 	if !ok {
-		return nil, fmt.Errorf("parse endpoint %q: want %s", c.Bind, allowedBind)
+		return nil, fmt.Errorf("parse endpoint %q: want %s", c.Bind, config.AllowedBind)
 	}
-	hosts, err := ParseHosts(c.ReplayHosts)
+	hosts, err := config.ParseHosts(c.ReplayHosts)
 	if err != nil {
 		return nil, fmt.Errorf("parse replay hosts: %w", err)
 	}
@@ -81,7 +83,7 @@ func newListener(s *shared, c ListenerConfig) (*listener, error) {
 		shared:  s,
 		config:  c,
 		address: address,
-		local:   e.transport == transportIPC,
+		local:   e.Transport == config.TransportIPC,
 		conn:    conn,
 		hosts:   hosts,
 		log:     s.log.With("bind", c.Bind),
@@ -313,7 +315,7 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 		t.worker.publishers++
 		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank})
 		p.replayAt = func(peer netip.Addr) string { return l.replayEndpoint(t, rank, peer) }
-		p.copyRule = l.config.Copies.rule(l.config.Engine)
+		p.copyRule = l.config.Copies.Rule(l.config.Engine)
 		t.ranks[rank] = p
 	}
 	return p
@@ -323,7 +325,7 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
 	sources := l.shared.budgets.sources
 	switch {
-	case t.worker.publishers >= MaxRanks:
+	case t.worker.publishers >= feed.MaxRanks:
 		return refusedRanks, false
 	case !sources.Take(1):
 		return refusedSources, false
@@ -337,16 +339,16 @@ func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
 // replayEndpoint returns where a publisher is asked for a replay; empty where it is not.
 // The worker's mutex is held.
 func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) string {
-	if l.config.ReplayPort <= 0 || t.host == "" || rank >= MaxRanks || l.config.ReplayPort+int(rank) > maxPort {
+	if l.config.ReplayPort <= 0 || t.host == "" || rank >= feed.MaxRanks || l.config.ReplayPort+int(rank) > config.MaxPort {
 		return ""
 	}
-	host, ok := replayHost(t.host, peer, l.hosts)
+	host, ok := config.ReplayHost(t.host, peer, l.hosts)
 	if !ok {
 		t.worker.warn(noticeReplayHost, time.Now(), "no replay is requested: the topic names a host that is neither the peer's address nor allowed",
 			"rank", rank, "host", t.host, "peer", peer.String(), "hint", "allow it with the listener's replay_hosts")
 		return ""
 	}
-	return endpoint{transport: transportTCP, address: host, port: l.config.ReplayPort}.ofRank(int(rank)).String()
+	return config.Endpoint{Transport: config.TransportTCP, Address: host, Port: l.config.ReplayPort}.OfRank(int(rank)).String()
 }
 
 // accept begins to read a topic, and its worker if there is none yet.
@@ -362,7 +364,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 		}
 		name = parts.Pod
 	}
-	if !validName(name) || !validModel(parts.Model) {
+	if !config.ValidName(name) || !config.ValidModel(parts.Model) {
 		return nil, refusedName, false
 	}
 	w := l.workers[name]
@@ -379,7 +381,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 		w = l.addWorker(name, parts.Model)
 	case l.config.Worker == "" && w.model != parts.Model:
 		return nil, refusedModel, false
-	case w.publishers >= MaxRanks:
+	case w.publishers >= feed.MaxRanks:
 		return nil, refusedRanks, false
 	}
 	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
@@ -392,7 +394,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 }
 
 func (l *listener) addWorker(name, model string) *boundWorker {
-	w := &boundWorker{worker: newWorker(l.shared, Worker{Name: name, Model: model}), model: model}
+	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model}), model: model}
 	l.repairs(w.worker)
 	w.left = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)
@@ -472,7 +474,7 @@ func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
 func (l *listener) wanted(why refusal) string {
 	patterns := strings.Join(l.config.Topics, " or ")
 	switch {
-	case why != refusedTopic || l.config.Worker == "" && patterns == DefaultTopics:
+	case why != refusedTopic || l.config.Worker == "" && patterns == config.DefaultTopics:
 		return why.wanted()
 	case l.config.Worker != "":
 		return patterns

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // logged is a log without times, to be read once nothing writes to it.
@@ -36,12 +36,12 @@ func (l *logged) want(t *testing.T, lines ...string) {
 
 func TestLogNamesWhatIsRead(t *testing.T) {
 	var log logged
-	c := ingest.Config{Logger: log.logger(), Workers: []ingest.WorkerConfig{
-		{Name: "a", Sources: []ingest.SourceConfig{
+	c := config.Config{Logger: log.logger(), Workers: []config.Worker{
+		{Name: "a", Sources: []config.Source{
 			{Connect: "tcp://127.0.0.1:1", Replay: "tcp://127.0.0.1:3", DPSize: 2},
 			{Connect: "tcp://127.0.0.1:5", Replay: "tcp://127.0.0.1:6"},
 		}},
-		{Name: "b", Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:7"}}},
+		{Name: "b", Sources: []config.Source{{Connect: "tcp://127.0.0.1:7"}}},
 	}}
 	_, stop := start(t, c, newRecorder(t))
 	stop()
@@ -57,7 +57,7 @@ func TestLogNamesWhatIsRead(t *testing.T) {
 func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
 	var log logged
 	e := newEngine(t)
-	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
 	c.Logger = log.logger()
 	r := newRecorder(t)
 	_, stop := start(t, c, r)
@@ -77,18 +77,18 @@ func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {
 		`and a MODEL of at most 1024 bytes of UTF-8 without control characters"`
 	tests := []struct {
 		name     string
-		listener ingest.ListenerConfig
+		listener config.Listener
 		topic    string
 		want     string
 	}{
-		{"no form", ingest.ListenerConfig{}, "kv@p", "reason=foreign_topic want=kv@POD@MODEL topic=kv@p"},
-		{"no prefix", ingest.ListenerConfig{}, "p", "reason=foreign_topic want=kv@POD@MODEL topic=p"},
-		{"no pattern matches", ingest.ListenerConfig{Topics: []string{"kv@a*", "kv@b*"}}, "kv@p@m",
+		{"no form", config.Listener{}, "kv@p", "reason=foreign_topic want=kv@POD@MODEL topic=kv@p"},
+		{"no prefix", config.Listener{}, "p", "reason=foreign_topic want=kv@POD@MODEL topic=p"},
+		{"no pattern matches", config.Listener{Topics: []string{"kv@a*", "kv@b*"}}, "kv@p@m",
 			`reason=foreign_topic want="kv@POD@MODEL that matches kv@a* or kv@b*" topic=kv@p@m`},
-		{"no pattern of a worker matches", ingest.ListenerConfig{Topics: []string{"kv@a*"}, Worker: "w"}, "kv@p@m",
+		{"no pattern of a worker matches", config.Listener{Topics: []string{"kv@a*"}, Worker: "w"}, "kv@p@m",
 			"reason=foreign_topic want=kv@a* topic=kv@p@m"},
-		{"no name", ingest.ListenerConfig{}, "kv@\x1b@m", "reason=bad_name want=" + names + ` topic="kv@\x1b@m"`},
-		{"too long", ingest.ListenerConfig{}, strings.Repeat("x", 3000),
+		{"no name", config.Listener{}, "kv@\x1b@m", "reason=bad_name want=" + names + ` topic="kv@\x1b@m"`},
+		{"too long", config.Listener{}, strings.Repeat("x", 3000),
 			`reason=topic_too_long want="a topic of at most 2048 bytes" topic=` + strings.Repeat("x", 128)},
 	}
 	for _, tt := range tests {
@@ -96,8 +96,8 @@ func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {
 			var log logged
 			tt.listener.Bind = "tcp://127.0.0.1:*"
 			r := newRecorder(t)
-			in, stop := start(t, ingest.Config{
-				Listeners: []ingest.ListenerConfig{tt.listener},
+			in, stop := start(t, config.Config{
+				Listeners: []config.Listener{tt.listener},
 				Logger:    log.logger(),
 			}, r)
 			e := newEngine(t)

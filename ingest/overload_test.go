@@ -10,7 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
@@ -26,12 +28,12 @@ func newGate() *gate {
 	return &gate{view: newView(), opened: make(chan struct{}), waits: make(chan struct{})}
 }
 
-func (g *gate) AddWorker(w ingest.Worker) ingest.Lane {
+func (g *gate) AddWorker(w feed.Worker) feed.Lane {
 	g.view.AddWorker(w)
 	return g
 }
 
-func (g *gate) Batch(b *ingest.Batch) {
+func (g *gate) Batch(b *feed.Batch) {
 	select {
 	case <-g.waits:
 	default:
@@ -56,10 +58,10 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 	c := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 		HWM: 100, ReplayLimit: 2 * batches, ReplayHWM: 2 * batches,
 	}})
-	config := worker(ingest.SourceConfig{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()})
+	cfg := worker(config.Source{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()})
 	// What is dropped last shows at the end of a silence, if no later batch shows it.
-	config.Metrics, config.Silence, config.ReplayTimeout = registry, 200*time.Millisecond, patience
-	in, _ := start(t, config, g)
+	cfg.Metrics, cfg.Silence, cfg.ReplayTimeout = registry, 200*time.Millisecond, patience
+	in, _ := start(t, cfg, g)
 	c.must(c.Subscribed(patient(t), 1))
 	c.store(c.Publish, 1)
 	select {
@@ -108,12 +110,12 @@ type gatedLane struct {
 	opened chan struct{}
 }
 
-func (l gatedLane) Batch(b *ingest.Batch) {
+func (l gatedLane) Batch(b *feed.Batch) {
 	<-l.opened
 	l.view.Batch(b)
 }
 
-func (gs gates) AddWorker(w ingest.Worker) ingest.Lane {
+func (gs gates) AddWorker(w feed.Worker) feed.Lane {
 	gs.views[w.Name].AddWorker(w)
 	return gatedLane{gs.views[w.Name], gs.opened}
 }
@@ -126,7 +128,7 @@ func TestReplaysTakeTurns(t *testing.T) {
 	gs := gates{make(views), make(chan struct{})}
 	registry := prometheus.NewRegistry()
 	var caches []*cache
-	config := ingest.Config{ReplayTimeout: time.Hour, Metrics: registry}
+	cfg := config.Config{ReplayTimeout: time.Hour, Metrics: registry}
 	for i := range engines {
 		c := newCache(t, simulator.PublisherConfig{})
 		c.next = uint64(1000 * i)
@@ -134,11 +136,11 @@ func TestReplaysTakeTurns(t *testing.T) {
 		caches = append(caches, c)
 		name := fmt.Sprint(i)
 		gs.views[name] = newView()
-		config.Workers = append(config.Workers, ingest.WorkerConfig{
-			Name: name, Sources: []ingest.SourceConfig{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}},
+		cfg.Workers = append(cfg.Workers, config.Worker{
+			Name: name, Sources: []config.Source{{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()}},
 		})
 	}
-	start(t, config, gs)
+	start(t, cfg, gs)
 	for _, c := range caches {
 		c.must(c.Subscribed(patient(t), 1))
 		c.store(c.Publish, 1) // held back
@@ -168,10 +170,10 @@ func TestSilentReplaySocketsStarveNobody(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	healthy, late := newCache(t, simulator.PublisherConfig{}), newCache(t, simulator.PublisherConfig{})
 	vs := views{"healthy": newView(), "late": newView()}
-	in, _ := start(t, ingest.Config{
+	in, _ := start(t, config.Config{
 		ReplayTimeout: time.Hour, Metrics: registry,
-		Workers: []ingest.WorkerConfig{{
-			Name: "healthy", Sources: []ingest.SourceConfig{{Connect: healthy.Endpoint(), Replay: healthy.ReplayEndpoint()}},
+		Workers: []config.Worker{{
+			Name: "healthy", Sources: []config.Source{{Connect: healthy.Endpoint(), Replay: healthy.ReplayEndpoint()}},
 		}},
 	}, vs, func(in *ingest.Ingest) { ingest.SetFirstRequests(in, time.Hour, 50*time.Millisecond) })
 	healthy.must(healthy.Subscribed(patient(t), 1))
@@ -182,8 +184,8 @@ func TestSilentReplaySocketsStarveNobody(t *testing.T) {
 		hole.hole()
 		name := fmt.Sprint("silent-", i)
 		vs[name] = newView()
-		healthy.must(in.AddWorker(t.Context(), ingest.WorkerConfig{
-			Name: name, Sources: []ingest.SourceConfig{{Connect: c.Endpoint(), Replay: hole.Endpoint()}},
+		healthy.must(in.AddWorker(t.Context(), config.Worker{
+			Name: name, Sources: []config.Source{{Connect: c.Endpoint(), Replay: hole.Endpoint()}},
 		}))
 	}
 	waitFor(t, func() bool { return replaysIn(t, registry, "asking") == 32 })
@@ -194,8 +196,8 @@ func TestSilentReplaySocketsStarveNobody(t *testing.T) {
 
 	late.store(late.Drop, 3)
 	before := len(late.blocks)
-	healthy.must(in.AddWorker(t.Context(), ingest.WorkerConfig{
-		Name: "late", Sources: []ingest.SourceConfig{{Connect: late.Endpoint(), Replay: late.ReplayEndpoint()}},
+	healthy.must(in.AddWorker(t.Context(), config.Worker{
+		Name: "late", Sources: []config.Source{{Connect: late.Endpoint(), Replay: late.ReplayEndpoint()}},
 	}))
 	late.must(late.Subscribed(patient(t), 1))
 	late.store(late.Publish, 1)
@@ -228,9 +230,9 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 			v := newView()
 			c := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayLimit: 20_000}})
 			replay := newProxy(t, c.ReplayEndpoint())
-			config := worker(ingest.SourceConfig{Connect: c.Endpoint(), Replay: replay.Endpoint()})
-			config.Metrics, config.ReplayTimeout = registry, time.Hour
-			in, _ := start(t, config, v)
+			cfg := worker(config.Source{Connect: c.Endpoint(), Replay: replay.Endpoint()})
+			cfg.Metrics, cfg.ReplayTimeout = registry, time.Hour
+			in, _ := start(t, cfg, v)
 			c.must(c.Subscribed(patient(t), 1))
 			c.caughtUp(v)
 			awaitState(t, in, 0, ingest.SourceLive)

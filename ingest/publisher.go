@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -26,7 +27,7 @@ type publisher struct {
 	source int
 	// rank is that of batches that name none.
 	rank     uint32
-	copyRule CopyRule
+	copyRule feed.CopyRule
 	// rankTold tells that batches may name another, or that it was logged that they
 	// do.
 	rankTold bool
@@ -106,7 +107,7 @@ func newPublisher(w *worker, source int, about SourceStatus) *publisher {
 		rank:    about.Rank,
 		replay:  about.Replay,
 		posted:  w.shared.board.post(about),
-		seq:     sequencer{start: about.Engine.firstSeq()},
+		seq:     sequencer{start: about.Engine.FirstSeq()},
 		rules:   w.rulesOf(source),
 		metrics: w.shared.metrics,
 		held:    holding{budget: w.shared.budgets.reordered},
@@ -215,7 +216,7 @@ func (p *publisher) connect(now time.Time) {
 	case p.replay != "":
 		p.fetch(now, causeStart)
 	case again && p.seq.begun && !p.seq.empty:
-		p.lose(now, seqRange{}, GapPossibleRestart)
+		p.lose(now, seqRange{}, feed.GapPossibleRestart)
 	}
 	p.show()
 }
@@ -261,7 +262,7 @@ func (p *publisher) unshown(timer *time.Timer) {
 	p.worker.mu.Lock()
 	defer p.worker.mu.Unlock()
 	if p.overran == timer && !p.worker.closed && p.worker.lane != nil {
-		p.lose(time.Now(), seqRange{}, GapReplayUnavailable)
+		p.lose(time.Now(), seqRange{}, feed.GapReplayUnavailable)
 	}
 }
 
@@ -454,7 +455,7 @@ func (p *publisher) live(in *intake, now time.Time, a *arrival) bool {
 		p.worker.metrics.duplicates.Inc()
 	case verdictFirst:
 		if missing = p.begin(now, a.seq, missing); missing.count > 0 {
-			p.lose(now, missing, GapReplayUnavailable)
+			p.lose(now, missing, feed.GapReplayUnavailable)
 		}
 		p.accept(in, now, a)
 	case verdictNext:
@@ -500,7 +501,7 @@ func (p *publisher) unrepairable(in *intake, now time.Time, a *arrival) {
 		missing = missing.through(a.seq)
 	}
 	if missing.count > 0 {
-		p.lose(now, missing, GapReplayUnavailable)
+		p.lose(now, missing, feed.GapReplayUnavailable)
 	}
 	p.accept(in, now, a)
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/tinylib/msgp/msgp"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmqio"
@@ -23,13 +25,13 @@ import (
 var testTime = time.Unix(1_800_000_000, 42)
 
 // newTestPublisher returns a publisher of a worker's only source and rank.
-func newTestPublisher(l Lane) (*publisher, *intake) {
+func newTestPublisher(l feed.Lane) (*publisher, *intake) {
 	w := newTestWorker(l, slog.New(slog.DiscardHandler))
 	return newPublisher(w, 0, SourceStatus{}), new(intake)
 }
 
-func newTestWorker(l Lane, log *slog.Logger) *worker {
-	w := newWorker(&shared{metrics: newMetrics(), budgets: newBudgets(Config{}.withDefaults()), log: log, grace: time.Hour}, Worker{Name: "w"})
+func newTestWorker(l feed.Lane, log *slog.Logger) *worker {
+	w := newWorker(&shared{metrics: newMetrics(), budgets: newBudgets(config.Config{}.WithDefaults()), log: log, grace: time.Hour}, feed.Worker{Name: "w"})
 	w.lane = l
 	return w
 }
@@ -72,7 +74,7 @@ type account struct {
 
 func blockOf(life, seq uint64) uint64 { return life<<32 | seq }
 
-func (a *account) Batch(b *Batch) {
+func (a *account) Batch(b *feed.Batch) {
 	if !a.begun && a.incomplete {
 		a.next = b.Seq
 	}
@@ -93,8 +95,8 @@ func (a *account) Batch(b *Batch) {
 	a.next = b.Seq + 1
 }
 
-func (a *account) Gap(g Gap) {
-	if g.Reason == GapJoinedLate {
+func (a *account) Gap(g feed.Gap) {
+	if g.Reason == feed.GapJoinedLate {
 		if a.begun {
 			a.t.Errorf("life %d: joined late after batch %d", a.life, a.next-1)
 		}
@@ -112,7 +114,7 @@ func (a *account) Gap(g Gap) {
 	a.rawID += g.Missed
 }
 
-func (a *account) Restarted(Restart) {
+func (a *account) Restarted(feed.Restart) {
 	a.life++
 	a.next = 0
 	a.begun = true
@@ -177,12 +179,12 @@ func TestEverySeqIsAccountedFor(t *testing.T) {
 // gapLane keeps the gaps and the raw event ids that it is told.
 type gapLane struct {
 	quietLane
-	gaps   []Gap
+	gaps   []feed.Gap
 	rawIDs []uint64
 }
 
-func (l *gapLane) Gap(g Gap) { l.gaps = append(l.gaps, g) }
-func (l *gapLane) Batch(b *Batch) {
+func (l *gapLane) Gap(g feed.Gap) { l.gaps = append(l.gaps, g) }
+func (l *gapLane) Batch(b *feed.Batch) {
 	for _, ev := range b.Events {
 		l.rawIDs = append(l.rawIDs, ev.RawID)
 	}
@@ -200,11 +202,11 @@ func TestSeqsThatJumpToTheEnd(t *testing.T) {
 	bad.Frames[2] = []byte{0xc1}
 	p.message(in, bad)
 	p.message(in, testMessage("kv\x00sgl-kv-epoch=1", 0, 6))
-	gap := func(first, last, missed uint64) Gap {
-		return Gap{Reason: GapReplayUnavailable, FirstSeq: first, LastSeq: last, Missed: missed, At: testTime.UnixNano()}
+	gap := func(first, last, missed uint64) feed.Gap {
+		return feed.Gap{Reason: feed.GapReplayUnavailable, FirstSeq: first, LastSeq: last, Missed: missed, At: testTime.UnixNano()}
 	}
 	// The last is of all seqs, which are one more than can be said.
-	if d := cmp.Diff([]Gap{gap(1, top-1, top-1), gap(1, top-1, top-1), gap(0, top, top)}, l.gaps); d != "" {
+	if d := cmp.Diff([]feed.Gap{gap(1, top-1, top-1), gap(1, top-1, top-1), gap(0, top, top)}, l.gaps); d != "" {
 		t.Errorf("gaps (-want +got):\n%s", d)
 	}
 	if d := cmp.Diff([]uint64{1, wire.MaxRawID, wire.MaxRawID, wire.MaxRawID, wire.MaxRawID}, l.rawIDs); d != "" {
@@ -242,20 +244,20 @@ func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 // quietLane takes everything and does nothing.
 type quietLane struct{}
 
-func (quietLane) Batch(*Batch)      {}
-func (quietLane) Gap(Gap)           {}
-func (quietLane) Restarted(Restart) {}
+func (quietLane) Batch(*feed.Batch)      {}
+func (quietLane) Gap(feed.Gap)           {}
+func (quietLane) Restarted(feed.Restart) {}
 
 func TestRanksOfAWorkerAreBounded(t *testing.T) {
 	p, in := newTestPublisher(quietLane{})
-	for r := range uint32(MaxRanks) {
+	for r := range uint32(feed.MaxRanks) {
 		p.worker.ranks[r] = struct{}{}
 	}
 	m := testMessage("kv", 0, 1)
 	m.Frames[2][0]++ // an array of three: the rank comes last
-	m.Frames[2] = msgp.AppendUint32(m.Frames[2], MaxRanks)
+	m.Frames[2] = msgp.AppendUint32(m.Frames[2], feed.MaxRanks)
 	p.message(in, m)
-	if len(p.ranks) != 0 || len(p.worker.ranks) != MaxRanks {
+	if len(p.ranks) != 0 || len(p.worker.ranks) != feed.MaxRanks {
 		t.Errorf("ranks %v, and %d of the worker", p.ranks, len(p.worker.ranks))
 	}
 	p.message(in, testMessage("kv", 1, 1))

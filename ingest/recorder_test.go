@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -36,12 +36,12 @@ func (r *recorder) write(format string, args ...any) {
 	r.calls <- fmt.Sprintf(format, args...)
 }
 
-func (r *recorder) AddWorker(w ingest.Worker) ingest.Lane {
+func (r *recorder) AddWorker(w feed.Worker) feed.Lane {
 	r.write("add %s model %s block_size %d ranks %v", w.Name, w.Model, w.BlockSize, w.Ranks)
 	return &recordedLane{recorder: r, worker: w.Name}
 }
 
-func (r *recorder) RemoveWorker(name string, _ ingest.RemoveReason) {
+func (r *recorder) RemoveWorker(name string, _ feed.RemoveReason) {
 	r.write("remove %s", name)
 }
 
@@ -98,7 +98,7 @@ func (l *recordedLane) write(source int, rank uint32, format string, args ...any
 }
 
 // eventsLine writes down a batch's events.
-func eventsLine(b *ingest.Batch) string {
+func eventsLine(b *feed.Batch) string {
 	var s strings.Builder
 	for _, e := range b.Events {
 		switch e.Kind {
@@ -113,7 +113,7 @@ func eventsLine(b *ingest.Batch) string {
 	return s.String()
 }
 
-func (l *recordedLane) Batch(b *ingest.Batch) {
+func (l *recordedLane) Batch(b *feed.Batch) {
 	if b.IngestTime == 0 {
 		l.t.Errorf("batch %d of %s has no ingest time", b.Seq, l.worker)
 	}
@@ -123,18 +123,18 @@ func (l *recordedLane) Batch(b *ingest.Batch) {
 	l.write(b.Source, b.Rank, "batch %d%s", b.Seq, eventsLine(b))
 }
 
-func (l *recordedLane) Gap(g ingest.Gap) {
+func (l *recordedLane) Gap(g feed.Gap) {
 	if g.At == 0 {
 		l.t.Errorf("gap of %s has no time", l.worker)
 	}
 	switch g.Reason {
-	case ingest.GapJoinedLate:
+	case feed.GapJoinedLate:
 		if g.Missed != 0 {
 			l.t.Errorf("%s joined late, and missed %d batches", l.worker, g.Missed)
 		}
 		l.write(g.Source, g.Rank, "joined late, after %d-%d", g.FirstSeq, g.LastSeq)
 		return
-	case ingest.GapReplayUnavailable:
+	case feed.GapReplayUnavailable:
 		l.write(g.Source, g.Rank, "gap %d-%d, %d missed", g.FirstSeq, g.LastSeq, g.Missed)
 		return
 	default:
@@ -142,7 +142,7 @@ func (l *recordedLane) Gap(g ingest.Gap) {
 	l.write(g.Source, g.Rank, "gap %v %d-%d, %d missed", g.Reason, g.FirstSeq, g.LastSeq, g.Missed)
 }
 
-func (l *recordedLane) Restarted(r ingest.Restart) {
+func (l *recordedLane) Restarted(r feed.Restart) {
 	if r.At == 0 {
 		l.t.Errorf("restart of %s has no time", l.worker)
 	}

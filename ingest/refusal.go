@@ -1,6 +1,11 @@
 package ingest
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
+)
 
 // refusal is why a message is not taken. A refused message of a publisher that
 // is read leaves a hole in its seqs, which is reported with its next batch.
@@ -55,9 +60,9 @@ var refusalWants = [numRefusals]string{
 	refusedSeq:         "a seq of 8 bytes",
 	refusedTopicLength: fmt.Sprintf("a topic of at most %d bytes", maxTopicBytes),
 	refusedLength:      fmt.Sprintf("a payload of at most %d MiB", maxMessageBytes>>20),
-	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", MaxRanks),
+	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", feed.MaxRanks),
 	refusedTopic:       topicForm,
-	refusedName:        "a POD of " + allowedName + ", and a MODEL of " + allowedModel,
+	refusedName:        "a POD of " + config.AllowedName + ", and a MODEL of " + config.AllowedModel,
 	refusedModel:       "one model for each POD",
 	refusedTaken:       "a POD that is no other worker's name",
 	refusedWorkers:     "no more workers than MaxWorkers",

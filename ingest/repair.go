@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // repairCause is why batches are asked for.
@@ -199,7 +201,7 @@ func (p *publisher) replayed(in *intake, now time.Time, r *repair, a *arrival) b
 	switch {
 	case !begun:
 		if missing := p.begin(now, a.seq, rangeBetween(p.seq.start, a.seq)); missing.count > 0 {
-			p.lose(now, missing, GapReplayForgotten)
+			p.lose(now, missing, feed.GapReplayForgotten)
 		}
 	case a.seq < due:
 		return true
@@ -214,19 +216,19 @@ func (p *publisher) replayed(in *intake, now time.Time, r *repair, a *arrival) b
 			return false
 		}
 		r.verified = true
-		p.lose(now, rangeBetween(due, a.seq), GapReplayForgotten)
+		p.lose(now, rangeBetween(due, a.seq), feed.GapReplayForgotten)
 	case a.seq > due && !r.tolerant:
 		r.ended = askHole
 		return false
 	case a.seq > due:
-		p.lose(now, rangeBetween(due, a.seq), GapReplayIncomplete)
+		p.lose(now, rangeBetween(due, a.seq), feed.GapReplayIncomplete)
 	}
 	r.progress = true
 	r.brought++
 	p.worker.metrics.replayed.Inc()
 	if a.err != nil {
 		p.reject(now, a)
-		p.lose(now, seqRange{}.through(a.seq), GapReplayIncomplete)
+		p.lose(now, seqRange{}.through(a.seq), feed.GapReplayIncomplete)
 	}
 	p.accept(in, now, a)
 	return true
@@ -427,7 +429,7 @@ func (p *publisher) repaired(now time.Time, r *repair) {
 func (p *publisher) doubt(now time.Time) {
 	if !p.doubted {
 		p.doubted = true
-		p.lose(now, seqRange{}, GapPossibleRestart)
+		p.lose(now, seqRange{}, feed.GapPossibleRestart)
 	}
 }
 
@@ -435,9 +437,9 @@ func (p *publisher) doubt(now time.Time) {
 // shows that more is missing, another repair follows.
 func (p *publisher) giveUp(in *intake, now time.Time, r *repair, err error) (wait time.Duration, again bool) {
 	p.worker.metrics.replaysFailed.Inc()
-	why := GapReplayIncomplete
+	why := feed.GapReplayIncomplete
 	if !r.answered {
-		why = GapReplayUnavailable
+		why = feed.GapReplayUnavailable
 		switch {
 		case errors.Is(err, errReplayBusy):
 			p.resting = now.Add(busyRestTime)

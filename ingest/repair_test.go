@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
@@ -48,7 +49,7 @@ type tale struct {
 	begun      bool
 }
 
-func (l *tale) Batch(b *Batch) {
+func (l *tale) Batch(b *feed.Batch) {
 	if l.begun && b.Seq <= l.last {
 		l.t.Fatalf("batch %d after %d", b.Seq, l.last)
 	}
@@ -62,14 +63,14 @@ func (l *tale) Batch(b *Batch) {
 	l.seen[b.Events[0].BlockHashes[0]] = true
 }
 
-func (l *tale) Gap(g Gap) {
+func (l *tale) Gap(g feed.Gap) {
 	l.incomplete = true
 	if g.Missed > 0 {
 		l.begun, l.last = true, g.LastSeq
 	}
 }
 
-func (l *tale) Restarted(Restart) {
+func (l *tale) Restarted(feed.Restart) {
 	clear(l.seen)
 	l.begun, l.incomplete = false, false
 }

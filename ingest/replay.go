@@ -12,12 +12,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
-
-// DefaultReplayTimeout is how long a replay socket may say nothing.
-const DefaultReplayTimeout = 5 * time.Second
 
 const (
 	// maxTransfers is how many replays are read at a time. An engine answers one from
@@ -107,7 +105,7 @@ func (r *replays) read(ctx context.Context, q replayRequest, each func(seq uint6
 	defer x.release()
 	resolving, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	address, err := resolve(resolving, q.endpoint)
+	address, err := config.Resolve(resolving, q.endpoint)
 	if err != nil {
 		return err
 	}

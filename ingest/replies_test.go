@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // newReplier returns the endpoint of a replay socket that answers with what a
@@ -199,7 +200,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			ready := make(chan struct{})
 			replay := newReplier(t, ready, tt.script)
 			registry := prometheus.NewRegistry()
-			c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+			c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
 			var log logged
 			c.Metrics, c.ReplayTimeout, c.Logger = registry, patience/2, log.logger()
 			r := newRecorder(t)
@@ -239,7 +240,7 @@ func TestStartIsOverWhenAllIsRead(t *testing.T) {
 		<-more
 		return [][]any{reply(0, 10), reply(1, 11), reply(2, 12), endOfReplay}
 	})
-	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
 	c.ReplayTimeout = patience / 2
 	r := newRecorder(t)
 	in, _ := start(t, c, &plain{r})
@@ -266,7 +267,7 @@ func TestReplayThatStopsIsAskedAgainSoon(t *testing.T) {
 		}
 		return [][]any{reply(1, 11), reply(2, 12), endOfReplay}
 	})
-	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
 	c.ReplayTimeout = time.Hour
 	r := newRecorder(t)
 	in, _ := start(t, c, &plain{r})

@@ -1,6 +1,10 @@
 package ingest
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+)
 
 // ambiguityEnds is how long one of two publishers must be silent for the other to
 // be alone again.
@@ -106,7 +110,7 @@ func (p *publisher) ambiguous(in *intake, now time.Time, seq uint64) {
 	p.worker.warn(noticeAmbiguous, now, "two publishers use one topic and rank: their batches can not be told apart",
 		"source", p.source, "rank", p.rank)
 	p.rivals.begin(now, seq, p.seq.last, p.peer, p.rival)
-	p.lose(now, seqRange{}, GapAmbiguousPublisher)
+	p.lose(now, seqRange{}, feed.GapAmbiguousPublisher)
 	p.endRepair()
 	p.owes, p.owed = false, 0
 	for f := p.held.first(); f != nil; f = p.held.first() {

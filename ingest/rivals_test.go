@@ -9,7 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
@@ -46,9 +48,9 @@ func freePorts(t *testing.T, n int) int {
 // views keep a view for each worker.
 type views map[string]*view
 
-func (vs views) AddWorker(w ingest.Worker) ingest.Lane { return vs[w.Name].AddWorker(w) }
+func (vs views) AddWorker(w feed.Worker) feed.Lane { return vs[w.Name].AddWorker(w) }
 
-func (vs views) RemoveWorker(name string, why ingest.RemoveReason) { vs[name].RemoveWorker(name, why) }
+func (vs views) RemoveWorker(name string, why feed.RemoveReason) { vs[name].RemoveWorker(name, why) }
 
 // Pods with several ranks each share a listener, and the ranks of a pod a topic: each
 // has its own seqs, and its own replay port.
@@ -61,8 +63,8 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 		vs[h] = newView()
 	}
 	registry := prometheus.NewRegistry()
-	in, _ := start(t, ingest.Config{
-		Metrics: registry, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
+	in, _ := start(t, config.Config{
+		Metrics: registry, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 	}, vs)
 	for i, h := range hosts {
 		all := make(map[uint64]bool)
@@ -109,8 +111,8 @@ func TestBoundPodThatComesBackIsVerified(t *testing.T) {
 	v := newView()
 	registry := prometheus.NewRegistry()
 	port := freePort(t)
-	in, _ := start(t, ingest.Config{
-		Metrics: registry, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
+	in, _ := start(t, config.Config{
+		Metrics: registry, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 	}, v)
 	c := newBoundCache(t, in, "127.0.0.1", port, 0)
 	c.store(c.Publish, 3)
@@ -147,8 +149,8 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			registry := prometheus.NewRegistry()
 			r := newRecorder(t)
-			in, _ := start(t, ingest.Config{
-				Metrics: registry, Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}},
+			in, _ := start(t, config.Config{
+				Metrics: registry, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
 			}, &plain{r})
 			engines := []*engine{newEngine(t), newEngine(t)}
 			for _, e := range engines {
@@ -202,9 +204,9 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 			v := newView()
 			port := freePort(t)
 			registry := prometheus.NewRegistry()
-			in, _ := start(t, ingest.Config{
+			in, _ := start(t, config.Config{
 				Metrics: registry, ReplayTimeout: patience,
-				Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
+				Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 			}, v)
 			answers := newBoundCache(t, in, "127.0.0.1", port, 0)
 			answers.store(answers.Publish, 5)
@@ -220,7 +222,7 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 				answers.store(answers.Publish, 1)
 				v.mu.Lock()
 				defer v.mu.Unlock()
-				return v.told[ingest.GapAmbiguousPublisher.String()] > 0
+				return v.told[feed.GapAmbiguousPublisher.String()] > 0
 			})
 			v.mu.Lock()
 			restarts := v.told["restarted"]

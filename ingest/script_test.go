@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // script drives one publisher with a replay socket step by step, and records what its
@@ -28,7 +30,7 @@ func newScript(t *testing.T) *script {
 	return s
 }
 
-func (s *script) Batch(b *Batch) {
+func (s *script) Batch(b *feed.Batch) {
 	if len(b.Events) == 0 {
 		s.lines = append(s.lines, fmt.Sprintf("batch %d, empty", b.Seq))
 		return
@@ -37,11 +39,11 @@ func (s *script) Batch(b *Batch) {
 	s.lines = append(s.lines, fmt.Sprintf("batch %d of %d", b.Seq, hash>>32))
 }
 
-func (s *script) Gap(g Gap) {
+func (s *script) Gap(g feed.Gap) {
 	s.lines = append(s.lines, fmt.Sprintf("gap %v %d-%d", g.Reason, g.FirstSeq, g.LastSeq))
 }
 
-func (s *script) Restarted(Restart) { s.lines = append(s.lines, "restarted") }
+func (s *script) Restarted(feed.Restart) { s.lines = append(s.lines, "restarted") }
 
 func (s *script) connect() {
 	if s.p.connected {

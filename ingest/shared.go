@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmqio"
@@ -13,7 +15,7 @@ import (
 
 // shared is what all workers of an Ingest have in common.
 type shared struct {
-	sink    Sink
+	sink    feed.Sink
 	sockets sockets
 	replays *replays
 	roster  *roster
@@ -32,7 +34,7 @@ type shared struct {
 type intake struct {
 	decoder wire.Decoder
 	counts  wire.Counts
-	out     Batch
+	out     feed.Batch
 }
 
 func (s *shared) intake() *intake {
@@ -54,7 +56,7 @@ type budgets struct {
 	rules     *budget.Budget // bytes of what wire.Rules remember
 }
 
-func newBudgets(c Config) budgets {
+func newBudgets(c config.Config) budgets {
 	return budgets{
 		received:  budget.New("receive_buffer_bytes", c.ReceiveBufferBytes),
 		reordered: budget.New("reorder_buffer_bytes", c.ReorderBufferBytes),

@@ -12,12 +12,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/tinylib/msgp/msgp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 func TestConnectReadsEachRankOnItsPort(t *testing.T) {
 	engines, first := newEngines(t, 2)
-	c := worker(ingest.SourceConfig{Connect: first, DPSize: 2})
+	c := worker(config.Source{Connect: first, DPSize: 2})
 	c.Workers[0].BlockSize = blockSize
 	r := newRecorder(t)
 	start(t, c, r)
@@ -44,7 +45,7 @@ func TestConnectOverIPC(t *testing.T) {
 	rank0.mustBind("ipc://" + path)
 	rank1.mustBind("ipc://" + path + "_dp1")
 	r := newRecorder(t)
-	start(t, worker(ingest.SourceConfig{Engine: ingest.EngineTRTLLM, Connect: "ipc://" + path, DPSize: 2}), r)
+	start(t, worker(config.Source{Engine: feed.EngineTRTLLM, Connect: "ipc://" + path, DPSize: 2}), r)
 	r.want("add w model m block_size 0 ranks [0 1]")
 	rank0.awaitSubscriber("")
 	rank1.awaitSubscriber("")
@@ -58,7 +59,7 @@ func TestConnectAgainAfterARestart(t *testing.T) {
 	e := newEngine(t)
 	endpoint := e.mustBind("tcp://127.0.0.1:*")
 	r := newRecorder(t)
-	start(t, worker(ingest.SourceConfig{Connect: endpoint}), r)
+	start(t, worker(config.Source{Connect: endpoint}), r)
 	e.awaitSubscriber("")
 	e.publish(0, stored(1))
 	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[1]")
@@ -82,7 +83,7 @@ func largest(extra int) []byte {
 
 func TestConnectRefusesMessagesTooLong(t *testing.T) {
 	e := newEngine(t)
-	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
 	registry := prometheus.NewRegistry()
 	c.Metrics = registry
 	r := newRecorder(t)
@@ -100,7 +101,7 @@ func TestConnectRefusesMessagesTooLong(t *testing.T) {
 
 func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
 	r := newRecorder(t)
-	in, _ := start(t, ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://127.0.0.1:*"}}}, r)
+	in, _ := start(t, config.Config{Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}}}, r)
 	e := newEngine(t)
 	if err := e.socket.SetXpubVerbose(1); err != nil {
 		t.Fatal(err)
@@ -123,9 +124,9 @@ func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
 
 func TestSourcesOfAWorkerAreToldApart(t *testing.T) {
 	vllm, kvbm := newEngine(t), newEngine(t)
-	c := worker(ingest.SourceConfig{Connect: vllm.mustBind("tcp://127.0.0.1:*"), Topic: "kv-"})
+	c := worker(config.Source{Connect: vllm.mustBind("tcp://127.0.0.1:*"), Topic: "kv-"})
 	c.Workers[0].Sources = append(c.Workers[0].Sources,
-		ingest.SourceConfig{Engine: ingest.EngineKVBM, Connect: kvbm.mustBind("tcp://127.0.0.1:*")})
+		config.Source{Engine: feed.EngineKVBM, Connect: kvbm.mustBind("tcp://127.0.0.1:*")})
 	r := newRecorder(t)
 	start(t, c, r)
 	r.want("add w model m block_size 0 ranks [0]")
@@ -143,14 +144,14 @@ func TestSourcesOfAWorkerAreToldApart(t *testing.T) {
 
 func TestManyWorkers(t *testing.T) {
 	const workers, batches = 20, 50
-	var c ingest.Config
+	var c config.Config
 	var engines []*engine
 	for i := range workers {
 		e := newEngine(t)
 		engines = append(engines, e)
-		c.Workers = append(c.Workers, ingest.WorkerConfig{
+		c.Workers = append(c.Workers, config.Worker{
 			Name:    fmt.Sprint(i),
-			Sources: []ingest.SourceConfig{{Connect: e.mustBind("tcp://127.0.0.1:*")}},
+			Sources: []config.Source{{Connect: e.mustBind("tcp://127.0.0.1:*")}},
 		})
 	}
 	r := newRecorder(t)
@@ -189,10 +190,10 @@ func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	endpoint := e.mustBind("tcp://127.0.0.1:*")
-	var c ingest.Config
+	var c config.Config
 	for i := range workers {
-		c.Workers = append(c.Workers, ingest.WorkerConfig{
-			Name: fmt.Sprint(i), Sources: []ingest.SourceConfig{{Connect: endpoint}},
+		c.Workers = append(c.Workers, config.Worker{
+			Name: fmt.Sprint(i), Sources: []config.Source{{Connect: endpoint}},
 		})
 	}
 	r := newRecorder(t)
@@ -214,7 +215,7 @@ func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
 func TestLogHasNoLineForEachBatch(t *testing.T) {
 	var log bytes.Buffer
 	e := newEngine(t)
-	c := worker(ingest.SourceConfig{Connect: e.mustBind("tcp://127.0.0.1:*")})
+	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
 	c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	r := newRecorder(t)
 	_, stop := start(t, c, r)

@@ -4,12 +4,14 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // SourceStatus is a source of a worker, at one dp rank, as it is now.
 type SourceStatus struct {
 	Worker string
-	Engine Engine
+	Engine feed.Engine
 	// Endpoint is what it is read at, and Replay its replay socket; Replay is empty
 	// where there is none.
 	Endpoint string

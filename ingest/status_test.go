@@ -6,20 +6,22 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // TestSourcesTellTheirState has a source that nobody publishes to.
 func TestSourcesTellTheirState(t *testing.T) {
-	in, err := ingest.New(ingest.Config{Workers: []ingest.WorkerConfig{{
+	in, err := ingest.New(config.Config{Workers: []config.Worker{{
 		Name:    "w",
-		Sources: []ingest.SourceConfig{{Connect: "tcp://127.0.0.1:9", Replay: "tcp://127.0.0.1:109", DPSize: 2}},
+		Sources: []config.Source{{Connect: "tcp://127.0.0.1:9", Replay: "tcp://127.0.0.1:109", DPSize: 2}},
 	}}}, newRecorder(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	source := func(rank uint32, endpoint, replay string, state ingest.SourceState) ingest.SourceStatus {
-		return ingest.SourceStatus{Worker: "w", Engine: ingest.EngineVLLM, Endpoint: endpoint, Replay: replay, Rank: rank, State: state}
+		return ingest.SourceStatus{Worker: "w", Engine: feed.EngineVLLM, Endpoint: endpoint, Replay: replay, Rank: rank, State: state}
 	}
 	for _, state := range []ingest.SourceState{ingest.SourceConnecting, ingest.SourceStopped} {
 		want := []ingest.SourceStatus{

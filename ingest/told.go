@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // What a publisher tells its lane.
@@ -16,7 +18,7 @@ func (p *publisher) begin(now time.Time, seq uint64, missing seqRange) seqRange 
 	p.seq.open()
 	p.lossy = missing.count > 0
 	args := []any{"source", p.source, "rank", p.rank, "seq", seq, "incomplete", p.lossy}
-	if seq == EngineLLMDSim.firstSeq() && p.lossy {
+	if seq == feed.EngineLLMDSim.FirstSeq() && p.lossy {
 		args = append(args, "hint", "the engine's first batch, 0, was not heard; if it is an llm-d simulator, whose first is 1, set engine to llm-d-sim")
 	}
 	p.worker.log.Info("first batch read", args...)
@@ -46,7 +48,7 @@ func (p *publisher) restarted(now time.Time) {
 	p.worker.metrics.restarts.Inc()
 	for _, r := range p.ranks {
 		p.rules.Reset(r)
-		p.worker.lane.Restarted(Restart{Source: p.source, Rank: r, At: now.UnixNano()})
+		p.worker.lane.Restarted(feed.Restart{Source: p.source, Rank: r, At: now.UnixNano()})
 	}
 	p.rivals.succeed(p.seq.last, p.identity)
 	p.held.dropBefore(p.connection)
@@ -56,7 +58,7 @@ func (p *publisher) restarted(now time.Time) {
 
 // lose tells of batches that are lost, and makes the last of them the last read.
 // Without any, something may be.
-func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
+func (p *publisher) lose(now time.Time, missing seqRange, why feed.GapReason) {
 	if len(p.ranks) == 0 {
 		p.know(now, p.rank) // the Gap is of some rank
 	}
@@ -66,7 +68,7 @@ func (p *publisher) lose(now time.Time, missing seqRange, why GapReason) {
 	p.worker.warn(noticeGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", why.String(),
 		"missed", missing.count, "first_seq", missing.first, "last_seq", missing.last)
 	for _, r := range p.ranks {
-		p.worker.lane.Gap(Gap{
+		p.worker.lane.Gap(feed.Gap{
 			Source:   p.source,
 			Rank:     r,
 			Reason:   why,
@@ -143,8 +145,8 @@ func (p *publisher) know(now time.Time, rank uint32) bool {
 
 // joinedLate reports that a rank may hold blocks of batches that nobody read.
 func (p *publisher) joinedLate(now time.Time, rank uint32) {
-	p.worker.lane.Gap(Gap{
-		Source: p.source, Rank: rank, Reason: GapJoinedLate,
+	p.worker.lane.Gap(feed.Gap{
+		Source: p.source, Rank: rank, Reason: feed.GapJoinedLate,
 		FirstSeq: p.unheard.first, LastSeq: p.unheard.last, At: now.UnixNano(),
 	})
 }
@@ -172,7 +174,7 @@ func (p *publisher) batch(in *intake, now time.Time, rank uint32, a *arrival) {
 		p.worker.warn(noticeForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
 			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
 	}
-	in.out = Batch{
+	in.out = feed.Batch{
 		Source:     p.source,
 		Rank:       rank,
 		Seq:        a.seq,

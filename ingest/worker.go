@@ -7,13 +7,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // worker is where the batches of one worker's publishers go.
 type worker struct {
 	shared *shared
-	desc   Worker
+	desc   feed.Worker
 	log    *slog.Logger
 
 	// mu guards all below, and the publishers, which call the lane with it. Nothing
@@ -21,7 +22,7 @@ type worker struct {
 	// locks; a listener's lock comes before it.
 	mu sync.Mutex
 	// lane is nil while the worker is not in the stream.
-	lane Lane
+	lane feed.Lane
 	// closed tells that it is read no longer, reached that there was ever a connection
 	// while it was in the stream.
 	closed     bool
@@ -46,7 +47,7 @@ type worker struct {
 	left func()
 }
 
-func newWorker(s *shared, w Worker) *worker {
+func newWorker(s *shared, w feed.Worker) *worker {
 	n := &worker{
 		shared:  s,
 		desc:    w,
@@ -181,7 +182,7 @@ func (w *worker) leave(timer *time.Timer) {
 	}
 	w.leaving = nil
 	w.log.Info("worker removed: all its connections have been closed for the grace time", "grace", w.shared.grace)
-	w.remove(RemovedDisconnected)
+	w.remove(feed.RemovedDisconnected)
 	left := w.left
 	w.mu.Unlock()
 	if left != nil {
@@ -190,7 +191,7 @@ func (w *worker) leave(timer *time.Timer) {
 }
 
 // remove takes the worker out of the stream, where it is in it.
-func (w *worker) remove(why RemoveReason) {
+func (w *worker) remove(why feed.RemoveReason) {
 	if w.lane == nil {
 		return
 	}
@@ -256,7 +257,7 @@ func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
 	}
-	if len(w.ranks) >= MaxRanks || !w.shared.budgets.ranks.Take(1) {
+	if len(w.ranks) >= feed.MaxRanks || !w.shared.budgets.ranks.Take(1) {
 		return false
 	}
 	w.ranks[rank] = struct{}{}

@@ -5,7 +5,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 )
@@ -116,14 +116,14 @@ func TestGenerationsRunOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := p.AddWorker(ingest.Worker{Name: "w"}).(*Lane)
+	l := p.AddWorker(feed.Worker{Name: "w"}).(*Lane)
 	store := func(hashes ...uint64) {
-		l.Batch(&ingest.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
+		l.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
 	}
 	store(1)
 	l.ranks[0].tables[wire.TierDevice].blocks.age.generation = maxGeneration - 1
 	store(1)
-	l.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+	l.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 	table := l.table(place{0, wire.TierDevice})
 	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 || table.blocks.age.generation != maxGeneration {
 		t.Fatalf("blocks after the last gap but one: got %d, %d of them stale, in generation %d", all, stale, table.blocks.age.generation)
@@ -132,7 +132,7 @@ func TestGenerationsRunOut(t *testing.T) {
 	if b := plain(table)[1]; b.HasParent || b.Hashed || b.Copies != 2 {
 		t.Errorf("block in the last generation: got %+v, want its flags as they were", b)
 	}
-	l.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten, Missed: 3})
+	l.Gap(feed.Gap{Reason: feed.GapReplayForgotten, Missed: 3})
 	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 0 || stale != 0 {
 		t.Errorf("blocks after a gap too many: got %d, %d of them stale, want none", all, stale)
 	}
@@ -141,7 +141,7 @@ func TestGenerationsRunOut(t *testing.T) {
 		t.Errorf("after a gap too many: got %+v and events %v", r, l.counts.events)
 	}
 	store(2)
-	l.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+	l.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 {
 		t.Errorf("blocks after one more gap: got %d, %d of them stale, want 1 and 1", all, stale)
 	}

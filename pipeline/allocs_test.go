@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 )
 
 // TestSteadyLaneAllocatesNothing does not run with the race detector, which
@@ -33,7 +33,7 @@ func TestFullLaneAllocatesNothing(t *testing.T) {
 	if got := testing.AllocsPerRun(100, l.step); got != 0 {
 		t.Errorf("allocations per batch left out: got %v, want 0", got)
 	}
-	l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+	l.lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 	for range 100 { // makes room for an entry as large as these
 		l.step()
 	}

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
@@ -28,11 +28,11 @@ const poolBlocks = 10_000
 // tokens each, and evicts as many: those that came poolBlocks earlier.
 type benchLane struct {
 	pipeline *pipeline.Pipeline
-	lane     ingest.Lane
+	lane     feed.Lane
 	journal  *nowhere
 	blocks   int
 	next     uint64
-	batch    ingest.Batch
+	batch    feed.Batch
 }
 
 // newSteadyLane makes a lane whose cache is full.
@@ -65,8 +65,8 @@ func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 		tb.Fatal(err)
 	}
 	l.pipeline = p
-	l.lane = p.AddWorker(ingest.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B"})
-	l.batch = ingest.Batch{EngineTime: 1, IngestTime: 2, CopyRule: ingest.CopyRuleDetected, Events: []wire.Event{
+	l.lane = p.AddWorker(feed.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B"})
+	l.batch = feed.Batch{EngineTime: 1, IngestTime: 2, CopyRule: feed.CopyRuleDetected, Events: []wire.Event{
 		{
 			Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, HasParent: true,
 			BlockHashes: make([]uint64, blocks), TokensHashes: make([]uint64, blocks), Tokens: make([]uint32, 16*blocks),
@@ -141,7 +141,7 @@ func BenchmarkMakingWay(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if l.next%poolBlocks == 0 {
-			l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+			l.lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 		}
 		l.step()
 	}
@@ -177,10 +177,10 @@ func BenchmarkHeldUp(b *testing.B) {
 		}
 		fill()
 		start := time.Now()
-		l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+		l.lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 		gap = max(gap, time.Since(start))
 		fill()
-		l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
+		l.lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 		e := l.batch.Events[0]
 		for h := range uint64(blocks - few) {
 			e.BlockHashes[h%100] = l.hash(h)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -40,7 +40,7 @@ func TestPartialBlocksLeaveWithTheirBlockSize(t *testing.T) {
 			t.Errorf("told of a remove of a partial block (-want +got):\n%s", diff)
 		}
 	})
-	for _, mode := range []ingest.Consolidate{ingest.ConsolidatePassthrough, ingest.ConsolidateDedup} {
+	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
 		t.Run(string(mode), func(t *testing.T) {
 			withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
 				s.play(t, slices.Concat(calls, []call{by2(batch(withBlockSize(4, store(1, 12)))), next})...)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -250,8 +250,8 @@ func TestBoundKeepsWhatStandsBesideHashes(t *testing.T) {
 
 func TestOnGapClear(t *testing.T) {
 	withWorker(t, pipeline.Config{OnGap: pipeline.OnGapClear}, func(t *testing.T, s *subject) {
-		for reason := ingest.GapReplayUnavailable; reason <= ingest.GapAmbiguousPublisher; reason++ {
-			lost := call{Worker: testWorker, Gap: &ingest.Gap{Rank: 1, Reason: reason, At: 7}}
+		for reason := feed.GapReplayUnavailable; reason <= feed.GapAmbiguousPublisher; reason++ {
+			lost := call{Worker: testWorker, Gap: &feed.Gap{Rank: 1, Reason: reason, At: 7}}
 			got := s.play(t, rankBatch(1, store(1), inTier(wire.TierDisk, store(2))), rankBatch(0, store(1)), lost, rankBatch(1, remove(1)))
 			want := [][]string{
 				{"rank 1 store [1]", "rank 1 DISK store [2]"}, {"store [1]"}, {"rank 1 " + toldForgotten}, {"rank 1 remove [1]"},

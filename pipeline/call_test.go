@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -25,22 +25,22 @@ import (
 // call is one call that ingest makes. One of the fields after Worker is set.
 type call struct {
 	Worker    string
-	Add       *ingest.Worker
-	Batch     *ingest.Batch
-	Gap       *ingest.Gap
-	Restarted *ingest.Restart
-	Remove    ingest.RemoveReason
+	Add       *feed.Worker
+	Batch     *feed.Batch
+	Gap       *feed.Gap
+	Restarted *feed.Restart
+	Remove    feed.RemoveReason
 	Pass      time.Duration
 	Close     bool
 }
 
 // target is what calls are made on: the pipeline, or its model.
 type target interface {
-	add(ingest.Worker)
-	batch(worker string, b ingest.Batch)
-	gap(worker string, g ingest.Gap)
-	restarted(worker string, r ingest.Restart)
-	remove(worker string, reason ingest.RemoveReason)
+	add(feed.Worker)
+	batch(worker string, b feed.Batch)
+	gap(worker string, g feed.Gap)
+	restarted(worker string, r feed.Restart)
+	remove(worker string, reason feed.RemoveReason)
 	pass(time.Duration)
 	close()
 }
@@ -144,26 +144,26 @@ func (r *recorder) check(want map[string][]*kvcastv1.Entry) string {
 // overwritten as soon as the call returns.
 type subject struct {
 	pipeline *pipeline.Pipeline
-	lanes    map[string]ingest.Lane
+	lanes    map[string]feed.Lane
 	journal  *recorder
 }
 
 func newSubject(cfg pipeline.Config) (*subject, error) {
 	j := newRecorder()
 	p, err := pipeline.New(cfg, j)
-	return &subject{pipeline: p, lanes: make(map[string]ingest.Lane), journal: j}, err
+	return &subject{pipeline: p, lanes: make(map[string]feed.Lane), journal: j}, err
 }
 
-func (s *subject) add(w ingest.Worker) { s.lanes[w.Name] = s.pipeline.AddWorker(w) }
+func (s *subject) add(w feed.Worker) { s.lanes[w.Name] = s.pipeline.AddWorker(w) }
 
-func (s *subject) remove(worker string, reason ingest.RemoveReason) {
+func (s *subject) remove(worker string, reason feed.RemoveReason) {
 	s.pipeline.RemoveWorker(worker, reason)
 	delete(s.lanes, worker)
 }
 
-func (s *subject) gap(worker string, g ingest.Gap)           { s.lanes[worker].Gap(g) }
-func (s *subject) restarted(worker string, r ingest.Restart) { s.lanes[worker].Restarted(r) }
-func (s *subject) close()                                    { s.pipeline.Close() }
+func (s *subject) gap(worker string, g feed.Gap)           { s.lanes[worker].Gap(g) }
+func (s *subject) restarted(worker string, r feed.Restart) { s.lanes[worker].Restarted(r) }
+func (s *subject) close()                                  { s.pipeline.Close() }
 
 // pass needs a synctest bubble.
 func (*subject) pass(d time.Duration) {
@@ -171,7 +171,7 @@ func (*subject) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func (s *subject) batch(worker string, b ingest.Batch) {
+func (s *subject) batch(worker string, b feed.Batch) {
 	b.Events = slices.Clone(b.Events)
 	var scribble []func()
 	lend := func(s string) string {

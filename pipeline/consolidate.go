@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -16,7 +16,7 @@ import (
 // merged. Those of a worker with one source do not come here.
 
 // A name has room for each source that there may be.
-const _ = uint(maxNamedSources - ingest.MaxSources)
+const _ = uint(maxNamedSources - feed.MaxSources)
 
 // consolidation is what a lane does about several sources.
 type consolidation uint8
@@ -30,11 +30,11 @@ const (
 	passthrough
 )
 
-func consolidationOf(w ingest.Worker) consolidation {
+func consolidationOf(w feed.Worker) consolidation {
 	switch {
 	case len(w.Sources) < 2:
 		return oneSource
-	case w.Consolidate == ingest.ConsolidatePassthrough:
+	case w.Consolidate == feed.ConsolidatePassthrough:
 		return passthrough
 	}
 	return dedup
@@ -42,7 +42,7 @@ func consolidationOf(w ingest.Worker) consolidation {
 
 // sourceNames are what sources are called to those who look up blocks: the engine,
 // and where several are of the same the index, too.
-func sourceNames(w ingest.Worker) []string {
+func sourceNames(w feed.Worker) []string {
 	names := make([]string, len(w.Sources))
 	for i, engine := range w.Sources {
 		names[i] = string(engine)
@@ -80,7 +80,7 @@ func (l *Lane) shared(r *rankState) *sharedRank {
 }
 
 // consolidate takes an event of one of several sources.
-func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
+func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
 	s := l.shared(r)
 	switch {
@@ -120,7 +120,7 @@ func (l *Lane) consolidate(b *ingest.Batch, e *wire.Event) {
 
 // tell passes on what routers are to hear of a tracker; stored is the event that it
 // was told.
-func (l *Lane) tell(b *ingest.Batch, t *tracker, stored *wire.Event) {
+func (l *Lane) tell(b *feed.Batch, t *tracker, stored *wire.Event) {
 	out, gone := t.drain()
 	for _, o := range out {
 		if o.removed {
@@ -147,7 +147,7 @@ func (l *Lane) tell(b *ingest.Batch, t *tracker, stored *wire.Event) {
 
 // letGo takes away what a source holds, which began anew or cleared its cache.
 // Nothing is pending.
-func (l *Lane) letGo(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+func (l *Lane) letGo(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
 	r.gates.close(b.Source)
 	l.candidates = l.candidates[:0]
@@ -179,7 +179,7 @@ func (l *Lane) emptied(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason
 //     lack those of the other sources, which do not store them again as long as they
 //     hold them.
 //   - With OnGapClear, the operator wants it the other way round.
-func (l *Lane) letGoOfTiers(b *ingest.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+func (l *Lane) letGoOfTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	used := r.shared.used[b.Source]
 	r.shared.used[b.Source] = 0
 	others := journal.Tiers(0)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -29,12 +29,12 @@ func by2(c call) call {
 }
 
 // sharing makes the worker one of several sources.
-func sharing(mode ingest.Consolidate, sources ...ingest.Engine) call {
-	return call{Worker: testWorker, Add: &ingest.Worker{Name: testWorker, Model: "m", Sources: sources, Consolidate: mode}}
+func sharing(mode feed.Consolidate, sources ...feed.Engine) call {
+	return call{Worker: testWorker, Add: &feed.Worker{Name: testWorker, Model: "m", Sources: sources, Consolidate: mode}}
 }
 
 // withSharing runs a test on a pipeline that has one worker with two sources.
-func withSharing(t *testing.T, cfg pipeline.Config, mode ingest.Consolidate, f func(*testing.T, *subject)) {
+func withSharing(t *testing.T, cfg pipeline.Config, mode feed.Consolidate, f func(*testing.T, *subject)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s, err := newSubject(cfg)
@@ -42,7 +42,7 @@ func withSharing(t *testing.T, cfg pipeline.Config, mode ingest.Consolidate, f f
 			t.Fatal(err)
 		}
 		defer s.close()
-		s.play(t, sharing(mode, ingest.EngineVLLM, ingest.EngineKVBM))
+		s.play(t, sharing(mode, feed.EngineVLLM, feed.EngineKVBM))
 		f(t, s)
 	})
 }
@@ -162,7 +162,7 @@ func TestConsolidateDedup(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withSharing(t, test.cfg, ingest.ConsolidateDedup, func(t *testing.T, s *subject) {
+			withSharing(t, test.cfg, feed.ConsolidateDedup, func(t *testing.T, s *subject) {
 				got := s.play(t, test.calls...)
 				if diff := cmp.Diff(test.want, told(got)); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
@@ -256,7 +256,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			withSharing(t, test.cfg, ingest.ConsolidatePassthrough, func(t *testing.T, s *subject) {
+			withSharing(t, test.cfg, feed.ConsolidatePassthrough, func(t *testing.T, s *subject) {
 				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
@@ -272,7 +272,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 // another source.
 func TestOneSourceIsNotConsolidated(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
-		s.play(t, removed(), sharing(ingest.ConsolidateDedup, ingest.EngineVLLM))
+		s.play(t, removed(), sharing(feed.ConsolidateDedup, feed.EngineVLLM))
 		host := inTier(wire.TierHostPinned, store(1))
 		got := told(s.play(t, batch(host), by2(batch(host)), batch(cleared())))
 		if diff := cmp.Diff([][]string{{"HOST_PINNED store [1]"}, {"HOST_PINNED store [1]"}, {toldCleared}}, got); diff != "" {
@@ -287,7 +287,7 @@ func TestOneSourceIsNotConsolidated(t *testing.T) {
 func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 	held := batch(store(1), store(2))
 	tests := map[string]struct {
-		mode  ingest.Consolidate
+		mode  feed.Consolidate
 		cfg   pipeline.Config
 		calls []call
 		want  bool
@@ -298,8 +298,8 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 		"gap and another's clear":             {calls: []call{gap(0), by2(batch(cleared()))}, want: true},
 		"gaps and one clear":                  {calls: []call{gap(0), by2(gap(0)), batch(cleared())}, want: true},
 		"gaps and two clears":                 {calls: []call{gap(0), by2(gap(0)), batch(cleared()), by2(batch(cleared()))}},
-		"passed through: gap and clear":       {mode: ingest.ConsolidatePassthrough, calls: []call{held, gap(0), batch(cleared())}},
-		"passed through: gap, other's clear":  {mode: ingest.ConsolidatePassthrough, calls: []call{held, gap(0), by2(batch(cleared()))}, want: true},
+		"passed through: gap and clear":       {mode: feed.ConsolidatePassthrough, calls: []call{held, gap(0), batch(cleared())}},
+		"passed through: gap, other's clear":  {mode: feed.ConsolidatePassthrough, calls: []call{held, gap(0), by2(batch(cleared()))}, want: true},
 		"joined late":                         {calls: []call{joinedLate(0)}, want: true},
 		"joined late and restart":             {calls: []call{joinedLate(0), restarted(0)}},
 		"joined late and another's restart":   {calls: []call{joinedLate(0), by2(restarted(0))}, want: true},
@@ -311,10 +311,10 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 			cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(remove(1)), by2(batch(cleared()))}, want: true,
 		},
 		"passed through: a tier of two": {
-			mode: ingest.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared())}, want: true,
+			mode: feed.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared())}, want: true,
 		},
 		"passed through: a tier of two, and both clear": {
-			mode: ingest.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared()), by2(batch(cleared()))},
+			mode: feed.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared()), by2(batch(cleared()))},
 		},
 		"too many blocks, then none": {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(cleared())}},
 	}
@@ -354,9 +354,9 @@ func TestLookupNamesTheSources(t *testing.T) {
 		add  call
 		want map[uint64][]string
 	}{
-		"several engines":       {sharing("", ingest.EngineVLLM, ingest.EngineKVBM), map[uint64][]string{1: {"vllm"}, 2: {"kvbm"}, 13: {"kvbm"}}},
-		"several of one engine": {sharing("", ingest.EngineVLLM, ingest.EngineVLLM, ingest.EngineKVBM), map[uint64][]string{1: {"vllm[0]"}, 2: {"vllm[1]"}, 13: {"vllm[1]"}}},
-		"passthrough":           {sharing(ingest.ConsolidatePassthrough, ingest.EngineVLLM, ingest.EngineKVBM), map[uint64][]string{1: nil, 13: nil}},
+		"several engines":       {sharing("", feed.EngineVLLM, feed.EngineKVBM), map[uint64][]string{1: {"vllm"}, 2: {"kvbm"}, 13: {"kvbm"}}},
+		"several of one engine": {sharing("", feed.EngineVLLM, feed.EngineVLLM, feed.EngineKVBM), map[uint64][]string{1: {"vllm[0]"}, 2: {"vllm[1]"}, 13: {"vllm[1]"}}},
+		"passthrough":           {sharing(feed.ConsolidatePassthrough, feed.EngineVLLM, feed.EngineKVBM), map[uint64][]string{1: nil, 13: nil}},
 		"one source":            {added(), map[uint64][]string{1: nil, 13: nil}},
 	}
 	for name, test := range tests {

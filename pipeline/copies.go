@@ -3,7 +3,7 @@ package pipeline
 import (
 	"math"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -85,9 +85,9 @@ func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
 }
 
 // storeOp is what a store of a source does; rooted says that it has no parent.
-func storeOp(rule ingest.CopyRule, e *wire.Event, rooted bool) copyOp {
+func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
 	switch {
-	case rule == ingest.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
+	case rule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
 		return addNothing
 	case rooted && e.Origin == wire.OriginUnknown && detects(rule, e):
 		return addUnsure
@@ -98,11 +98,11 @@ func storeOp(rule ingest.CopyRule, e *wire.Event, rooted bool) copyOp {
 
 // removeOp is what a remove of a source does to the block i; open says that the gate
 // is.
-func removeOp(rule ingest.CopyRule, e *wire.Event, i int, open bool) copyOp {
+func removeOp(rule feed.CopyRule, e *wire.Event, i int, open bool) copyOp {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
 		return takeDownTo + copyOp(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(takeDownTo)))
-	case rule == ingest.CopyRuleAnnouncedLast:
+	case rule == feed.CopyRuleAnnouncedLast:
 		return takeAll
 	case open && detects(rule, e):
 		return takeAnnounced
@@ -112,8 +112,8 @@ func removeOp(rule ingest.CopyRule, e *wire.Event, i int, open bool) copyOp {
 }
 
 // detects reports whether an event's stores may be announcements.
-func detects(rule ingest.CopyRule, e *wire.Event) bool {
-	return rule == ingest.CopyRuleDetected && e.Tier == wire.TierDevice
+func detects(rule feed.CopyRule, e *wire.Event) bool {
+	return rule == feed.CopyRuleDetected && e.Tier == wire.TierDevice
 }
 
 // gate counts the announcements of a source's dp rank, up to those that open it.

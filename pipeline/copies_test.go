@@ -7,15 +7,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
 // detected makes a batch one of a source whose announcements are told from copies.
-func detected(c call) call { return byRule(ingest.CopyRuleDetected, c) }
+func detected(c call) call { return byRule(feed.CopyRuleDetected, c) }
 
-func byRule(rule ingest.CopyRule, c call) call {
+func byRule(rule feed.CopyRule, c call) call {
 	if c.Batch != nil {
 		c.Batch.CopyRule = rule
 	}
@@ -47,7 +47,7 @@ func TestCopies(t *testing.T) {
 	announces := detected(batch(store(1, 2), after(2, store(4)), remove(4)))
 	// opened is an engine whose gate is open, and that holds 1, 2 and 3.
 	opened := []call{detected(prompt), announces, announces, announces}
-	last := func(e ...wire.Event) call { return byRule(ingest.CopyRuleAnnouncedLast, batch(e...)) }
+	last := func(e ...wire.Event) call { return byRule(feed.CopyRuleAnnouncedLast, batch(e...)) }
 	tests := map[string]struct {
 		before []call
 		calls  []call
@@ -158,7 +158,7 @@ func TestCopies(t *testing.T) {
 		},
 	}
 	for name, test := range tests {
-		for _, mode := range []ingest.Consolidate{"", ingest.ConsolidatePassthrough, ingest.ConsolidateDedup} {
+		for _, mode := range []feed.Consolidate{"", feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
 			t.Run(name+"/"+string(mode), func(t *testing.T) {
 				s, err := newSubject(pipeline.Config{})
 				if err != nil {
@@ -167,7 +167,7 @@ func TestCopies(t *testing.T) {
 				if mode == "" {
 					added().on(s)
 				} else {
-					sharing(mode, ingest.EngineVLLM, ingest.EngineKVBM).on(s)
+					sharing(mode, feed.EngineVLLM, feed.EngineKVBM).on(s)
 				}
 				for _, c := range slices.Concat(test.before, test.calls) {
 					c.on(s)
@@ -190,7 +190,7 @@ func TestCopies(t *testing.T) {
 // TestGatesAreOfASource has one of two sources announce, so that the other's stores are
 // as unsure as before.
 func TestGatesAreOfASource(t *testing.T) {
-	for _, mode := range []ingest.Consolidate{ingest.ConsolidatePassthrough, ingest.ConsolidateDedup} {
+	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
 		t.Run(string(mode), func(t *testing.T) {
 			withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
 				announces := func() call { return detected(batch(store(1, 2), after(2, store(4)), remove(4))) }

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -120,13 +120,13 @@ func readJournal(t interface{ Fatalf(string, ...any) }, j *journal.Memory, r rea
 	}
 }
 
-func testPipeline(t interface{ Fatalf(string, ...any) }) (*pipeline.Pipeline, *journal.Memory, ingest.Lane) {
+func testPipeline(t interface{ Fatalf(string, ...any) }) (*pipeline.Pipeline, *journal.Memory, feed.Lane) {
 	j := journal.NewMemory(journal.Config{MaxBytes: 1 << 30})
 	p, err := pipeline.New(pipeline.Config{}, j)
 	if err != nil {
 		t.Fatalf("new pipeline: %v", err)
 	}
-	return p, j, p.AddWorker(ingest.Worker{Name: testWorker, Model: "m", Ranks: []uint32{0}})
+	return p, j, p.AddWorker(feed.Worker{Name: testWorker, Model: "m", Ranks: []uint32{0}})
 }
 
 // TestCutIsTheStateAtItsEntry compares, after random batches, what a cut tells
@@ -151,7 +151,7 @@ func TestCutIsTheStateAtItsEntry(t *testing.T) {
 					e.TokensHashes = append(e.TokensHashes, h+100)
 				}
 			}
-			lane.Batch(&ingest.Batch{Rank: rapid.Uint32Range(0, 1).Draw(t, "rank"), Events: []wire.Event{e}})
+			lane.Batch(&feed.Batch{Rank: rapid.Uint32Range(0, 1).Draw(t, "rank"), Events: []wire.Event{e}})
 		}
 		got, cut := readCut(t.Context(), t, p, 0xff)
 		if cut.Seq != j.Bounds().Newest {
@@ -182,12 +182,12 @@ func TestCutHasTheNewestBlockSize(t *testing.T) {
 		{withBlockSize(0, hashOnly(store(2))), 16},
 		{withBlockSize(64, store(3)), 64},
 	} {
-		lane.Batch(&ingest.Batch{Events: []wire.Event{step.event}})
+		lane.Batch(&feed.Batch{Events: []wire.Event{step.event}})
 		_, cut := readCut(t.Context(), t, p, 0xff)
 		if got := cut.Worker.GetAdded().GetBlockSize(); got != step.want {
 			t.Errorf("block size after %+v: got %d, want %d", step.event, got, step.want)
 		}
-		lane.Restarted(ingest.Restart{})
+		lane.Restarted(feed.Restart{})
 	}
 }
 
@@ -196,7 +196,7 @@ func TestCutTellsParentsFirst(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	const n = 5000
 	for h := uint64(n); h > 0; h-- { // children first
-		lane.Batch(&ingest.Batch{Events: []wire.Event{{
+		lane.Batch(&feed.Batch{Events: []wire.Event{{
 			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{h}, HasParent: true, Parent: h / 3, BlockSize: 16,
 		}}})
 	}
@@ -234,7 +234,7 @@ func TestCutTellsParentsFirst(t *testing.T) {
 func TestCutOfACircleEnds(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	for h := range uint64(3) {
-		lane.Batch(&ingest.Batch{Events: []wire.Event{{
+		lane.Batch(&feed.Batch{Events: []wire.Event{{
 			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{h + 1}, HasParent: true, Parent: (h+1)%3 + 1, BlockSize: 16,
 		}}})
 	}
@@ -248,7 +248,7 @@ func TestCutOfAnUnknownWorker(t *testing.T) {
 	if _, ok, err := p.Cut(t.Context(), "nobody", 0xff); ok || err != nil {
 		t.Errorf("got %v, %v, want no cut", ok, err)
 	}
-	p.RemoveWorker(testWorker, ingest.RemovedDiscovery)
+	p.RemoveWorker(testWorker, feed.RemovedDiscovery)
 	if _, ok, err := p.Cut(t.Context(), testWorker, 0xff); ok || err != nil {
 		t.Errorf("after removal: got %v, %v, want no cut", ok, err)
 	}
@@ -267,9 +267,9 @@ func TestCutUnderLoad(t *testing.T) {
 			stored.BlockHashes[k], removed.BlockHashes[k] = next, next-pool
 			next++
 		}
-		lane.Batch(&ingest.Batch{Events: []wire.Event{stored, removed}})
+		lane.Batch(&feed.Batch{Events: []wire.Event{stored, removed}})
 		if i%2500 == 2499 {
-			lane.Restarted(ingest.Restart{})
+			lane.Restarted(feed.Restart{})
 		}
 	}
 	for i := range 2 * pool / 64 {
@@ -311,10 +311,10 @@ func TestCutUnderLoad(t *testing.T) {
 // TestCutThatIsInterrupted has a table that is cleared while it is copied, and a
 // reader that leaves.
 func TestCutThatIsInterrupted(t *testing.T) {
-	for name, interrupt := range map[string]func(ingest.Lane, context.CancelFunc){
-		"by a clear":       func(l ingest.Lane, _ context.CancelFunc) { l.Restarted(ingest.Restart{}) },
-		"by its reader":    func(_ ingest.Lane, cancel context.CancelFunc) { cancel() },
-		"by the next step": func(ingest.Lane, context.CancelFunc) {},
+	for name, interrupt := range map[string]func(feed.Lane, context.CancelFunc){
+		"by a clear":       func(l feed.Lane, _ context.CancelFunc) { l.Restarted(feed.Restart{}) },
+		"by its reader":    func(_ feed.Lane, cancel context.CancelFunc) { cancel() },
+		"by the next step": func(feed.Lane, context.CancelFunc) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, j, lane := testPipeline(t)
@@ -325,7 +325,7 @@ func TestCutThatIsInterrupted(t *testing.T) {
 					e.BlockHashes[i] = n*1000 + uint64(i) + 1
 				}
 				e.HasParent, e.Parent = n > 0, n*1000
-				lane.Batch(&ingest.Batch{Events: []wire.Event{e}})
+				lane.Batch(&feed.Batch{Events: []wire.Event{e}})
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -333,7 +333,7 @@ func TestCutThatIsInterrupted(t *testing.T) {
 			go func() {
 				defer close(done)
 				for range 3 { // at whatever moment of the copy
-					lane.Batch(&ingest.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
+					lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
 				}
 				interrupt(lane, cancel)
 			}()
@@ -355,7 +355,7 @@ func TestCutThatIsInterrupted(t *testing.T) {
 // TestCutAfterClose is a snapshot while a server ends: what is held is held.
 func TestCutAfterClose(t *testing.T) {
 	p, _, lane := testPipeline(t)
-	lane.Batch(&ingest.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
+	lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
 	p.Close()
 	if got, _ := readCut(t.Context(), t, p, 0xff); len(got) != 1 {
 		t.Errorf("got %d blocks, want the one that is held", len(got))
@@ -364,7 +364,7 @@ func TestCutAfterClose(t *testing.T) {
 
 func TestLookupIsBounded(t *testing.T) {
 	p, _, lane := testPipeline(t)
-	lane.Batch(&ingest.Batch{Events: []wire.Event{{
+	lane.Batch(&feed.Batch{Events: []wire.Event{{
 		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1, 2, 3}, TokensHashes: []uint64{7, 7, 7}, BlockSize: 16,
 	}}})
 	q := pipeline.Query{Match: func(string, string) bool { return true }, Tiers: 0xff, Limit: 2, BlockHashes: []uint64{1, 2, 1, 2, 1}}
@@ -379,11 +379,11 @@ func TestLookupIsBounded(t *testing.T) {
 
 func TestStatusAndLookup(t *testing.T) {
 	p, _, lane := testPipeline(t)
-	lane.Batch(&ingest.Batch{Rank: 1, Events: []wire.Event{
+	lane.Batch(&feed.Batch{Rank: 1, Events: []wire.Event{
 		{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{11, 12}, LoRAName: "a"},
 		{Kind: wire.KindStored, Tier: wire.TierDisk, BlockHashes: []uint64{2}},
 	}})
-	lane.Gap(ingest.Gap{Rank: 1, Reason: ingest.GapReplayUnavailable, FirstSeq: 3, LastSeq: 4, Missed: 2})
+	lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 3, LastSeq: 4, Missed: 2})
 	everybody := func(string, string) bool { return true }
 	want := []*kvcastv1.WorkerStatus{{
 		Name: testWorker, Model: "m", BlockSize: 16, LastEventId: 4,

@@ -5,7 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -148,7 +148,7 @@ func TestWorkersAreCountedApart(t *testing.T) {
 			c.Worker = "other"
 			return c
 		}
-		call{Worker: "other", Add: &ingest.Worker{Name: "other"}}.on(s)
+		call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
 		got := s.play(t, batch(store(1)), other(batch(store(1))), other(batch(store(1))), batch(remove(1)), other(batch(remove(1))))
 		if diff := cmp.Diff([][]string{{"store [1]"}, {"remove [1]"}}, told(got)); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)

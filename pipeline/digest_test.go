@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -20,9 +20,9 @@ func TestDigests(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	a, b := p.AddWorker(ingest.Worker{Name: "a", Model: "m"}), p.AddWorker(ingest.Worker{Name: "b", Model: "n"})
-	step := func(l ingest.Lane, rank uint32, events ...wire.Event) {
-		l.Batch(&ingest.Batch{Rank: rank, Events: events})
+	a, b := p.AddWorker(feed.Worker{Name: "a", Model: "m"}), p.AddWorker(feed.Worker{Name: "b", Model: "n"})
+	step := func(l feed.Lane, rank uint32, events ...wire.Event) {
+		l.Batch(&feed.Batch{Rank: rank, Events: events})
 	}
 	in := func(tier wire.Tier, e wire.Event) wire.Event {
 		e.Tier = tier
@@ -68,6 +68,6 @@ func TestDigests(t *testing.T) {
 	is("after a clear", digests(all),
 		digest("a", 0, device, 7, 0, 0), digest("a", 0, disk, 7, 0, 0), digest("a", 3, device, 7, 1, ofZero), digest("b", 0, device, 6, 1, ofZero))
 
-	p.RemoveWorker("a", ingest.RemovedDiscovery)
+	p.RemoveWorker("a", feed.RemovedDiscovery)
 	is("a worker that is gone is not", digests(all), digest("b", 0, device, 6, 1, ofZero))
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -176,7 +176,7 @@ func TestEntryNamesWorkerAndModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	got := s.play(t, call{Worker: testWorker, Add: &ingest.Worker{
+	got := s.play(t, call{Worker: testWorker, Add: &feed.Worker{
 		Name: testWorker, Model: "m", BlockSize: 16, Endpoint: "10.0.0.5:8000",
 		Labels: map[string]string{"a": "b", "c": "d"}, Ranks: []uint32{0, 3},
 	}}, batch(store(1)), gap(0), removed())
@@ -204,13 +204,13 @@ func TestNamesAreMadeUTF8(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	s.add(ingest.Worker{
+	s.add(feed.Worker{
 		Name: "w\xff", Model: "m\xff", Endpoint: "e\xff", Labels: map[string]string{"k\xff": "v\xff"},
 	})
 	if err := s.journal.err(); err != nil {
 		t.Fatal(err)
 	}
-	s.pipeline.RemoveWorker("w\xff", ingest.RemovedDeregistered)
+	s.pipeline.RemoveWorker("w\xff", feed.RemovedDeregistered)
 	if got, want := told(s.journal.all()["w\uFFFD"]), [][]string{{"added"}, {"removed DEREGISTERED"}}; !cmp.Equal(got, want) {
 		t.Errorf("entries: got %v, want %v", got, want)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -40,7 +40,7 @@ type generatorWorker struct {
 	// sources is 0 where the worker has no several.
 	sources int
 	// rules are how the copies of each source are counted.
-	rules map[int]ingest.CopyRule
+	rules map[int]feed.CopyRule
 	// prompt is what the last root store of several blocks stored.
 	prompt []uint64
 }
@@ -76,18 +76,18 @@ func (g *generator) call(passing bool) call {
 	switch rapid.IntRange(0, 29).Draw(g.t, "call") {
 	case 29:
 		w.there = false
-		return call{Worker: name, Remove: rapid.SampledFrom([]ingest.RemoveReason{
-			ingest.RemovedDeregistered, ingest.RemovedDisconnected, ingest.RemovedDiscovery,
+		return call{Worker: name, Remove: rapid.SampledFrom([]feed.RemoveReason{
+			feed.RemovedDeregistered, feed.RemovedDisconnected, feed.RemovedDiscovery,
 		}).Draw(g.t, "remove reason")}
 	case 28:
-		return call{Worker: name, Restarted: &ingest.Restart{Source: g.source(w), Rank: g.rank(w), At: g.time}}
+		return call{Worker: name, Restarted: &feed.Restart{Source: g.source(w), Rank: g.rank(w), At: g.time}}
 	case 27, 26, 25, 24:
-		return call{Worker: name, Gap: &ingest.Gap{
+		return call{Worker: name, Gap: &feed.Gap{
 			Source: g.source(w),
 			Rank:   g.rank(w),
-			Reason: rapid.SampledFrom([]ingest.GapReason{
-				ingest.GapReplayUnavailable, ingest.GapReplayIncomplete, ingest.GapReplayForgotten,
-				ingest.GapPossibleRestart, ingest.GapAmbiguousPublisher, ingest.GapJoinedLate,
+			Reason: rapid.SampledFrom([]feed.GapReason{
+				feed.GapReplayUnavailable, feed.GapReplayIncomplete, feed.GapReplayForgotten,
+				feed.GapPossibleRestart, feed.GapAmbiguousPublisher, feed.GapJoinedLate,
 			}).Draw(g.t, "gap reason"),
 			FirstSeq: rapid.Uint64Range(0, 3).Draw(g.t, "first seq"),
 			LastSeq:  rapid.Uint64Range(0, 300).Draw(g.t, "last seq"),
@@ -103,8 +103,8 @@ func (g *generator) call(passing bool) call {
 }
 
 func (g *generator) add(name string, w *generatorWorker) call {
-	*w = generatorWorker{there: true, like: wire.Event{Tier: wire.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64), rules: make(map[int]ingest.CopyRule)}
-	worker := ingest.Worker{Name: name, Model: rapid.SampledFrom([]string{"", "m", "Qwen/Qwen3-0.6B"}).Draw(g.t, "model")}
+	*w = generatorWorker{there: true, like: wire.Event{Tier: wire.TierDevice, BlockSize: 2}, rawIDs: make(map[int]uint64), rules: make(map[int]feed.CopyRule)}
+	worker := feed.Worker{Name: name, Model: rapid.SampledFrom([]string{"", "m", "Qwen/Qwen3-0.6B"}).Draw(g.t, "model")}
 	if g.chance(2, "described") {
 		worker.BlockSize = 16
 		worker.Endpoint = "10.0.0.5:8000"
@@ -114,9 +114,9 @@ func (g *generator) add(name string, w *generatorWorker) call {
 	if g.chance(2, "several sources") {
 		w.sources = rapid.IntRange(2, 3).Draw(g.t, "sources")
 		w.like.TokensHashes = []uint64{}
-		worker.Sources = []ingest.Engine{ingest.EngineVLLM, ingest.EngineKVBM, ingest.EngineVLLM}[:w.sources]
-		worker.Consolidate = rapid.SampledFrom([]ingest.Consolidate{
-			"", ingest.ConsolidateDedup, ingest.ConsolidatePassthrough,
+		worker.Sources = []feed.Engine{feed.EngineVLLM, feed.EngineKVBM, feed.EngineVLLM}[:w.sources]
+		worker.Consolidate = rapid.SampledFrom([]feed.Consolidate{
+			"", feed.ConsolidateDedup, feed.ConsolidatePassthrough,
 		}).Draw(g.t, "consolidate")
 	}
 	return call{Worker: name, Add: &worker}
@@ -135,8 +135,8 @@ func (g *generator) rank(w *generatorWorker) uint32 {
 	return w.rank
 }
 
-func (g *generator) batch(w *generatorWorker) *ingest.Batch {
-	b := &ingest.Batch{Rank: g.rank(w), EngineTime: g.time * 1000, IngestTime: g.time*1000 + 1}
+func (g *generator) batch(w *generatorWorker) *feed.Batch {
+	b := &feed.Batch{Rank: g.rank(w), EngineTime: g.time * 1000, IngestTime: g.time*1000 + 1}
 	if w.sources > 0 {
 		b.Source = g.source(w)
 	} else if g.chance(4, "second source") {
@@ -166,14 +166,14 @@ func (g *generator) batch(w *generatorWorker) *ingest.Batch {
 }
 
 // rule is how the copies of a source are counted.
-func (g *generator) rule(w *generatorWorker, source int) ingest.CopyRule {
+func (g *generator) rule(w *generatorWorker, source int) feed.CopyRule {
 	if !g.copies {
-		return ingest.CopyRuleCounted
+		return feed.CopyRuleCounted
 	}
 	if _, drawn := w.rules[source]; !drawn {
-		w.rules[source] = rapid.SampledFrom([]ingest.CopyRule{
-			ingest.CopyRuleDetected, ingest.CopyRuleDetected, ingest.CopyRuleDetected,
-			ingest.CopyRuleCounted, ingest.CopyRuleAnnouncedLast,
+		w.rules[source] = rapid.SampledFrom([]feed.CopyRule{
+			feed.CopyRuleDetected, feed.CopyRuleDetected, feed.CopyRuleDetected,
+			feed.CopyRuleCounted, feed.CopyRuleAnnouncedLast,
 		}).Draw(g.t, "copy rule")
 	}
 	return w.rules[source]

@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
@@ -67,10 +67,10 @@ type sourceState struct {
 	lastRawID uint64
 }
 
-var _ ingest.Lane = (*Lane)(nil)
+var _ feed.Lane = (*Lane)(nil)
 
 // Batch takes a batch of a source: what it comes to is one entry.
-func (l *Lane) Batch(b *ingest.Batch) {
+func (l *Lane) Batch(b *feed.Batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -105,7 +105,7 @@ func (l *Lane) Batch(b *ingest.Batch) {
 // has had more gaps than its tables can number, the blocks are forgotten instead:
 // the rank may then lack some, and stays incomplete. A late join lost nothing that
 // was ever known, so OnGapClear does not apply to it.
-func (l *Lane) Gap(g ingest.Gap) {
+func (l *Lane) Gap(g feed.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -114,7 +114,7 @@ func (l *Lane) Gap(g ingest.Gap) {
 	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
-	if l.cfg.OnGap == OnGapClear && g.Reason != ingest.GapJoinedLate || !l.survives(r, g.Source) {
+	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.survives(r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
 		l.doubt(r, everySource)
 	} else {
@@ -134,7 +134,7 @@ func (l *Lane) Gap(g ingest.Gap) {
 }
 
 // Restarted tells routers that the engine began anew with an empty cache.
-func (l *Lane) Restarted(r ingest.Restart) {
+func (l *Lane) Restarted(r feed.Restart) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -145,7 +145,7 @@ func (l *Lane) Restarted(r ingest.Restart) {
 	if l.consolidation == oneSource {
 		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
-		b := ingest.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}
+		b := feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}
 		l.letGo(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 		l.flush(flushUnmergeable)
 	}
@@ -175,7 +175,7 @@ func add(counter, n uint64) uint64 {
 }
 
 // store adds a store to the pending run, and emits whatever must not wait.
-func (l *Lane) store(b *ingest.Batch, e *wire.Event) {
+func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	n := len(e.BlockHashes)
 	if n == 0 {
 		return
@@ -226,7 +226,7 @@ func (l *Lane) store(b *ingest.Batch, e *wire.Event) {
 }
 
 // remove adds a remove to the pending run, and emits whatever must not wait.
-func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
+func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
 	}
@@ -261,7 +261,7 @@ func (l *Lane) remove(b *ingest.Batch, e *wire.Event) {
 
 // storeOp is what a store does to its blocks that are held. It takes note of one that
 // shows that the engine announces blocks; nothing is pending where it is rooted.
-func (l *Lane) storeOp(b *ingest.Batch, e *wire.Event, rooted bool) copyOp {
+func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copyOp {
 	if (rooted || l.announced || len(l.candidates) > 0) && detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
 		g := l.rank(b.Rank).gates.of(b.Source)
 		if !g.open() {
@@ -282,12 +282,12 @@ func (l *Lane) storeOp(b *ingest.Batch, e *wire.Event, rooted bool) copyOp {
 
 // gateOpen reports whether a remove is by a source whose announcements are known for
 // what they are, and it is known which blocks have children.
-func (l *Lane) gateOpen(b *ingest.Batch, e *wire.Event) bool {
+func (l *Lane) gateOpen(b *feed.Batch, e *wire.Event) bool {
 	return l.announced && detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
 }
 
 // holdsAll reports whether a source holds all blocks of a store already.
-func (l *Lane) holdsAll(b *ingest.Batch, e *wire.Event) bool {
+func (l *Lane) holdsAll(b *feed.Batch, e *wire.Event) bool {
 	t, tr := l.rank(b.Rank).tables[e.Tier], l.tracker(b.Rank)
 	for _, hash := range e.BlockHashes {
 		switch {
@@ -302,7 +302,7 @@ func (l *Lane) holdsAll(b *ingest.Batch, e *wire.Event) bool {
 
 // countChildren goes on to count the children of a source's blocks, and reports whether
 // all are counted.
-func (l *Lane) countChildren(b *ingest.Batch, tier wire.Tier) bool {
+func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
 		return tr.countChildren(b.Source)
 	}

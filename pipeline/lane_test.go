@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -74,7 +74,7 @@ func TestDefaultCapIs128(t *testing.T) {
 }
 
 func TestEventIDsGoOnWhenAWorkerComesBack(t *testing.T) {
-	other := call{Worker: "other", Add: &ingest.Worker{Name: "other"}}
+	other := call{Worker: "other", Add: &feed.Worker{Name: "other"}}
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t, batch(store(1)), other, removed(), added(), batch(store(1), store(2)), removed(), added())
 		if diff := cmp.Diff([]uint64{2, 3, 4, 5, 6, 7, 8}, eventIDs(got)); diff != "" {
@@ -88,7 +88,7 @@ func TestEventIDsGoOnWhenAWorkerComesBack(t *testing.T) {
 
 func TestRemoveOfAnUnknownWorkerDoesNothing(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
-		s.remove("nobody", ingest.RemovedDiscovery)
+		s.remove("nobody", feed.RemovedDiscovery)
 		if got := s.journal.all()["nobody"]; got != nil {
 			t.Errorf("entries: got %v, want none", got)
 		}
@@ -121,17 +121,17 @@ func TestLaneTakesNothingAfterTheEnd(t *testing.T) {
 // another.
 func busyWorker(p *pipeline.Pipeline, name string, rounds int) {
 	for range rounds {
-		lane := p.AddWorker(ingest.Worker{Name: name})
+		lane := p.AddWorker(feed.Worker{Name: name})
 		for i := range uint64(20) {
-			lane.Batch(&ingest.Batch{Events: batch(after(i, store(i+1)), after(i+1, store(i+2))).Batch.Events})
+			lane.Batch(&feed.Batch{Events: batch(after(i, store(i+1)), after(i+1, store(i+2))).Batch.Events})
 			if i%7 == 0 {
 				lane.Batch(batch(remove(i), cleared()).Batch)
-				lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten})
-				lane.Restarted(ingest.Restart{})
-				lane.Gap(ingest.Gap{Reason: ingest.GapJoinedLate})
+				lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
+				lane.Restarted(feed.Restart{})
+				lane.Gap(feed.Gap{Reason: feed.GapJoinedLate})
 			}
 		}
-		p.RemoveWorker(name, ingest.RemovedDiscovery)
+		p.RemoveWorker(name, feed.RemovedDiscovery)
 	}
 }
 
@@ -188,7 +188,7 @@ func TestCloseEndsLanesAtWork(t *testing.T) {
 		var workers sync.WaitGroup
 		working := make(chan struct{}, 4)
 		for i := range 4 {
-			lane := s.pipeline.AddWorker(ingest.Worker{Name: fmt.Sprint("worker-", i)})
+			lane := s.pipeline.AddWorker(feed.Worker{Name: fmt.Sprint("worker-", i)})
 			workers.Go(func() {
 				for n := range uint64(200) {
 					lane.Batch(batch(after(n, store(n+1))).Batch)
@@ -222,13 +222,13 @@ func TestClosedPipelineEmitsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.AddWorker(ingest.Worker{Name: "known"})
+	p.AddWorker(feed.Worker{Name: "known"})
 	p.Close()
 	before := j.bytes
-	lane := p.AddWorker(ingest.Worker{Name: "late"})
+	lane := p.AddWorker(feed.Worker{Name: "late"})
 	lane.Batch(batch(store(1)).Batch)
-	p.RemoveWorker("late", ingest.RemovedDiscovery)
-	p.RemoveWorker("known", ingest.RemovedDiscovery)
+	p.RemoveWorker("late", feed.RemovedDiscovery)
+	p.RemoveWorker("known", feed.RemovedDiscovery)
 	p.Close()
 	if j.bytes != before {
 		t.Errorf("%d bytes were appended after Close", j.bytes-before)

@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 )
@@ -95,7 +95,7 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 
 func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 	raw := func(source int, ids ...uint64) call {
-		b := &ingest.Batch{Source: source}
+		b := &feed.Batch{Source: source}
 		for _, id := range ids {
 			// An event that does nothing is none the less one that came.
 			b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, RawID: id})
@@ -169,13 +169,13 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 
 func TestMetricsGoWithTheirWorker(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
-		s.play(t, batch(store(1)), call{Worker: "other", Add: &ingest.Worker{Name: "other"}}, removed())
+		s.play(t, batch(store(1)), call{Worker: "other", Add: &feed.Worker{Name: "other"}}, removed())
 		for _, sample := range s.metrics(t) {
 			if got, want := sample.labels["worker"], "other"; got != want {
 				t.Errorf("worker of %s: got %s, want %s", sample.name, got, want)
 			}
 		}
-		s.play(t, call{Worker: "other", Remove: ingest.RemovedDisconnected})
+		s.play(t, call{Worker: "other", Remove: feed.RemovedDisconnected})
 		if got := s.metrics(t); len(got) > 0 {
 			t.Errorf("metrics without a worker: got %v, want none", got)
 		}

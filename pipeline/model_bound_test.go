@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -22,7 +22,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	passes := make([]bool, len(p.hashes))
 	for i, h := range p.hashes {
 		// With dedup the sources' blocks have had their place before this.
-		fits := mw.mode == ingest.ConsolidateDedup || m.units()-replaced < m.limit()
+		fits := mw.mode == feed.ConsolidateDedup || m.units()-replaced < m.limit()
 		switch {
 		case mw.held[at(h)] != nil:
 			mw.held[at(h)].store(p.storeOps[i])
@@ -98,7 +98,7 @@ func (m *model) emitStored(mw *modelWorker, p *modelRun, i, j int) {
 // where several sources are told of once, two and one for each name.
 func (m *model) units() (n int) {
 	for _, mw := range m.workers {
-		if mw.mode != ingest.ConsolidateDedup {
+		if mw.mode != feed.ConsolidateDedup {
 			n += len(mw.held)
 		}
 		for _, r := range mw.ranks {

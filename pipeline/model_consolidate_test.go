@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -60,11 +60,11 @@ type modelContent struct {
 
 // modelMode is what is done about a worker's sources: "" where there are not
 // several.
-func modelMode(w ingest.Worker) ingest.Consolidate {
+func modelMode(w feed.Worker) feed.Consolidate {
 	if len(w.Sources) < 2 {
 		return ""
 	}
-	return cmp.Or(w.Consolidate, ingest.ConsolidateDedup)
+	return cmp.Or(w.Consolidate, feed.ConsolidateDedup)
 }
 
 func (mw *modelWorker) rankOf(rank uint32) *modelRank {
@@ -152,13 +152,13 @@ func (r *modelRank) forget(b *modelTracked) {
 }
 
 // consolidated takes an event of one of several sources.
-func (m *model) consolidated(mw *modelWorker, b ingest.Batch, e wire.Event) {
+func (m *model) consolidated(mw *modelWorker, b feed.Batch, e wire.Event) {
 	r := mw.rankOf(b.Rank)
 	switch {
 	case e.Kind == wire.KindCleared:
 		m.flush(mw)
 		m.letGo(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
-	case e.Kind == wire.KindStored && mw.mode == ingest.ConsolidatePassthrough:
+	case e.Kind == wire.KindStored && mw.mode == feed.ConsolidatePassthrough:
 		if r.used[b.Source] == nil {
 			r.used[b.Source] = make(map[wire.Tier]bool)
 		}
@@ -168,7 +168,7 @@ func (m *model) consolidated(mw *modelWorker, b ingest.Batch, e wire.Event) {
 		m.store(mw, b, e)
 	case e.Kind == wire.KindStored:
 		m.track(mw, b, e)
-	case mw.mode == ingest.ConsolidatePassthrough:
+	case mw.mode == feed.ConsolidatePassthrough:
 		m.removed(mw, b, e.Tier, mw.removeOps(b, e), e.BlockHashes...)
 	default:
 		ops := mw.removeOps(b, e)
@@ -179,7 +179,7 @@ func (m *model) consolidated(mw *modelWorker, b ingest.Batch, e wire.Event) {
 }
 
 // track says what routers hear of a store, a block at a time.
-func (m *model) track(mw *modelWorker, b ingest.Batch, e wire.Event) {
+func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 	r := mw.rankOf(b.Rank)
 	hashed := len(e.TokensHashes) > 0
 	rooted, parentHash := !e.HasParent, e.Parent
@@ -254,7 +254,7 @@ type modelStore struct {
 
 // hold adds to what a source holds. The block is nil where there is no room.
 func (m *model) hold(
-	mw *modelWorker, b ingest.Batch, hash uint64, content *modelContent, s modelStore,
+	mw *modelWorker, b feed.Batch, hash uint64, content *modelContent, s modelStore,
 ) (block *modelTracked, isNew bool) {
 	r := mw.rankOf(b.Rank)
 	meant := r.resolve(mw, b.Source, hash)
@@ -321,12 +321,12 @@ func (m *model) hold(
 
 // roomFor reports whether the rank may have another block, for which the oldest may
 // leave that is held in doubt alone.
-func (m *model) roomFor(mw *modelWorker, b ingest.Batch) bool {
+func (m *model) roomFor(mw *modelWorker, b feed.Batch) bool {
 	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.expel(mw, b)
 }
 
 // expel lets the oldest block leave that is held in doubt alone, if there is one.
-func (m *model) expel(mw *modelWorker, b ingest.Batch) bool {
+func (m *model) expel(mw *modelWorker, b feed.Batch) bool {
 	r := mw.rankOf(b.Rank)
 	for _, block := range r.blocks {
 		if !r.held(block) {
@@ -338,13 +338,13 @@ func (m *model) expel(mw *modelWorker, b ingest.Batch) bool {
 	return false
 }
 
-func (m *model) leaves(mw *modelWorker, b ingest.Batch, block *modelTracked) {
+func (m *model) leaves(mw *modelWorker, b feed.Batch, block *modelTracked) {
 	mw.rankOf(b.Rank).forget(block)
 	m.removed(mw, b, wire.TierDevice, nil, block.first)
 }
 
 // untrack says what routers hear of a remove of a block.
-func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64, op modelRemoveOp) {
+func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemoveOp) {
 	r := mw.rankOf(b.Rank)
 	name := modelName{b.Source, hash}
 	switch h := r.names[name]; {
@@ -381,10 +381,10 @@ func (m *model) untrack(mw *modelWorker, b ingest.Batch, hash uint64, op modelRe
 }
 
 // letGo takes away what a source holds.
-func (m *model) letGo(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
+func (m *model) letGo(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
 	delete(mw.rankOf(b.Rank).doubtful, b.Source)
 	mw.closeGates(b.Rank, b.Source)
-	if mw.mode == ingest.ConsolidatePassthrough {
+	if mw.mode == feed.ConsolidatePassthrough {
 		m.letGoOfTiers(mw, b, reason)
 	} else {
 		m.letGoOfBlocks(mw, b)
@@ -409,7 +409,7 @@ func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleare
 
 // letGoOfTiers has the tiers cleared that a source alone has used. In those that
 // others have used, too, it is not known whose blocks are whose.
-func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cleared_Reason) {
+func (m *model) letGoOfTiers(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
 	r := mw.rankOf(b.Rank)
 	used := r.used[b.Source]
 	delete(r.used, b.Source)
@@ -460,7 +460,7 @@ func (m *model) letGoOfTiers(mw *modelWorker, b ingest.Batch, reason kvcastv1.Cl
 }
 
 // letGoOfBlocks has the blocks removed that a source alone holds.
-func (m *model) letGoOfBlocks(mw *modelWorker, b ingest.Batch) {
+func (m *model) letGoOfBlocks(mw *modelWorker, b feed.Batch) {
 	r := mw.rankOf(b.Rank)
 	var gone []*modelTracked
 	for _, block := range r.blocks {

@@ -3,7 +3,7 @@ package pipeline_test
 import (
 	"maps"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -80,8 +80,8 @@ type modelCandidate struct {
 // sawStore says what a store is to its blocks that are held, and takes note of it if
 // it shows that the engine announces: if it continues the last store of its group in
 // this batch, and that was a root store of at least two blocks that were all held.
-func (mw *modelWorker) sawStore(b ingest.Batch, e wire.Event, rooted bool, held func(hash uint64) bool) modelStoreOp {
-	if b.CopyRule == ingest.CopyRuleDetected && e.Tier == wire.TierDevice {
+func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, held func(hash uint64) bool) modelStoreOp {
+	if b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice {
 		group := e.GroupIdx
 		if !e.HasGroupIdx {
 			group = -1
@@ -99,20 +99,20 @@ func (mw *modelWorker) sawStore(b ingest.Batch, e wire.Event, rooted bool, held 
 		}
 	}
 	switch {
-	case b.CopyRule == ingest.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
+	case b.CopyRule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
 		return modelReuse
-	case e.Origin == wire.OriginUnknown && b.CopyRule == ingest.CopyRuleDetected && e.Tier == wire.TierDevice && rooted:
+	case e.Origin == wire.OriginUnknown && b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && rooted:
 		return modelUnsure
 	}
 	return modelCopy
 }
 
 // removeOps says what a remove of each block is.
-func (mw *modelWorker) removeOps(b ingest.Batch, e wire.Event) (ops []modelRemoveOp) {
+func (mw *modelWorker) removeOps(b feed.Batch, e wire.Event) (ops []modelRemoveOp) {
 	for i := range e.BlockHashes {
 		op := modelRemoveOp{
-			gateOpen: b.CopyRule == ingest.CopyRuleDetected && e.Tier == wire.TierDevice && mw.announcements[modelEngine{b.Rank, b.Source}] >= 3,
-			last:     b.CopyRule == ingest.CopyRuleAnnouncedLast,
+			gateOpen: b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice && mw.announcements[modelEngine{b.Rank, b.Source}] >= 3,
+			last:     b.CopyRule == feed.CopyRuleAnnouncedLast,
 		}
 		if e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes) {
 			op.remaining = &e.Rare.RemainingCopies[i]

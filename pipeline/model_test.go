@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -54,7 +54,7 @@ type modelWorker struct {
 	rawIDs map[int][]uint64
 	// mode and the number of sources are those of a worker with several, and so are
 	// ranks and the removes that were ignored, by why.
-	mode    ingest.Consolidate
+	mode    feed.Consolidate
 	sources int
 	ranks   map[uint32]*modelRank
 	ignored map[string]int
@@ -113,7 +113,7 @@ func newModel(cfg pipeline.Config, chosen func(worker string, eventID uint64) []
 	}
 }
 
-func (m *model) add(w ingest.Worker) {
+func (m *model) add(w feed.Worker) {
 	mw := &modelWorker{
 		name: w.Name, modelName: w.Model,
 		held: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
@@ -129,7 +129,7 @@ func (m *model) add(w ingest.Worker) {
 	m.commit(mw, 0, 0)
 }
 
-func (m *model) remove(name string, reason ingest.RemoveReason) {
+func (m *model) remove(name string, reason feed.RemoveReason) {
 	mw := m.workers[name]
 	m.flushAlone(mw)
 	m.emit(mw, &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
@@ -155,16 +155,16 @@ func (m *model) pass(d time.Duration) {
 	}
 }
 
-func (m *model) gap(name string, g ingest.Gap) {
+func (m *model) gap(name string, g feed.Gap) {
 	mw := m.workers[name]
 	m.flushAlone(mw)
-	if m.cfg.OnGap == pipeline.OnGapClear && g.Reason != ingest.GapJoinedLate {
+	if m.cfg.OnGap == pipeline.OnGapClear && g.Reason != feed.GapJoinedLate {
 		m.clear(mw, g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
 		mw.gapOf(g.Rank, -1)
 		m.commit(mw, 0, g.At)
 		return
 	}
-	if mw.mode == ingest.ConsolidateDedup {
+	if mw.mode == feed.ConsolidateDedup {
 		for name, h := range mw.rankOf(g.Rank).names {
 			if name.source == g.Source {
 				h.copies, h.unsure, h.sure = min(h.copies, 1), 0, false
@@ -184,19 +184,19 @@ func (m *model) gap(name string, g ingest.Gap) {
 	m.commit(mw, 0, g.At)
 }
 
-func (m *model) restarted(name string, r ingest.Restart) {
+func (m *model) restarted(name string, r feed.Restart) {
 	mw := m.workers[name]
 	m.flushAlone(mw)
 	if mw.mode == "" {
 		m.clear(mw, r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
-		m.letGo(mw, ingest.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		m.letGo(mw, feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 		m.flush(mw)
 	}
 	m.commit(mw, 0, r.At)
 }
 
-func (m *model) batch(name string, b ingest.Batch) {
+func (m *model) batch(name string, b feed.Batch) {
 	mw := m.workers[name]
 	clear(mw.candidates)
 	for _, e := range b.Events {
@@ -243,7 +243,7 @@ func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 			for part := range slices.Chunk(hashes, m.cfg.MaxBlocks) {
 				m.emitRemoved(mw, rank, tier, part)
 			}
-			if mw.mode == ingest.ConsolidateDedup {
+			if mw.mode == feed.ConsolidateDedup {
 				r := mw.rankOf(rank)
 				for _, block := range slices.Clone(r.blocks) {
 					if slices.Contains(hashes, block.first) {
@@ -257,7 +257,7 @@ func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 
 // removed adds removes to the pending run. Where ops is nil they are of blocks with
 // one copy.
-func (m *model) removed(mw *modelWorker, b ingest.Batch, tier wire.Tier, ops []modelRemoveOp, hashes ...uint64) {
+func (m *model) removed(mw *modelWorker, b feed.Batch, tier wire.Tier, ops []modelRemoveOp, hashes ...uint64) {
 	for i, h := range hashes {
 		var op modelRemoveOp
 		if ops != nil {
@@ -292,7 +292,7 @@ func (m *model) holes() map[string]float64 {
 
 // store treats a store of many blocks as so many stores of one block, each of
 // which continues the one before.
-func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
+func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
 	}
@@ -313,7 +313,7 @@ func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
 		m.flush(mw) // so that it is known what is held
 	}
 	op := modelCopy
-	if mw.mode != ingest.ConsolidateDedup {
+	if mw.mode != feed.ConsolidateDedup {
 		op = mw.sawStore(b, e, parent == nil, func(h uint64) bool { return mw.held[modelBlock{b.Rank, e.Tier, h}] != nil })
 	}
 	for i, h := range e.BlockHashes {
@@ -338,7 +338,7 @@ func (m *model) store(mw *modelWorker, b ingest.Batch, e wire.Event) {
 
 // contributed notes that the pending run grew by a block, and ends it at the
 // cap.
-func (m *model) contributed(mw *modelWorker, b ingest.Batch) {
+func (m *model) contributed(mw *modelWorker, b feed.Batch) {
 	p := mw.pending
 	p.engineTime, p.ingestTime = b.EngineTime, b.IngestTime
 	full := len(p.hashes) == m.cfg.MaxBlocks

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -33,7 +33,7 @@ type Pipeline struct {
 	removed eventIDs
 }
 
-var _ ingest.Sink = (*Pipeline)(nil)
+var _ feed.Sink = (*Pipeline)(nil)
 
 // New makes a pipeline that appends to a journal. The error is that of
 // Config.Validate.
@@ -51,7 +51,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 }
 
 // AddWorker tells routers of a worker, and returns the Lane for its batches.
-func (p *Pipeline) AddWorker(w ingest.Worker) ingest.Lane {
+func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	// A protobuf string must be UTF-8; names that come over the wire were checked.
 	name, model := strings.ToValidUTF8(w.Name, "\uFFFD"), strings.ToValidUTF8(w.Model, "\uFFFD")
 	p.mu.Lock()
@@ -92,7 +92,7 @@ func (p *Pipeline) AddWorker(w ingest.Worker) ingest.Lane {
 }
 
 // RemoveWorker tells routers that a worker is gone, and forgets what it held.
-func (p *Pipeline) RemoveWorker(name string, reason ingest.RemoveReason) {
+func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	l := p.lanes[name]

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/recording"
 	"github.com/kvcast/kvcast/pipeline"
@@ -181,17 +181,17 @@ type recordingPlayer struct {
 }
 
 // newRecordingPlayer adds the worker whose first source, of some, the recording is.
-func newRecordingPlayer(to target, blockSize wire.BlockSize, sources ...ingest.Engine) *recordingPlayer {
+func newRecordingPlayer(to target, blockSize wire.BlockSize, sources ...feed.Engine) *recordingPlayer {
 	p := &recordingPlayer{target: to, blockSize: blockSize}
 	p.rules = wire.NewRules(&p.blockSize)
-	to.add(ingest.Worker{Name: testWorker, Model: "m", BlockSize: blockSize.Tokens, Sources: sources})
+	to.add(feed.Worker{Name: testWorker, Model: "m", BlockSize: blockSize.Tokens, Sources: sources})
 	return p
 }
 
 func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 	t.Helper()
 	if b.restart {
-		p.restarted(testWorker, ingest.Restart{At: 1})
+		p.restarted(testWorker, feed.Restart{At: 1})
 		p.rules.Reset(0)
 		p.blockSize.Forget()
 	}
@@ -200,7 +200,7 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 		t.Fatal(err)
 	}
 	p.rules.Admit(batch, 0, new(wire.Counts))
-	p.batch(testWorker, ingest.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: ingest.CopyRuleDetected, Events: batch.Events})
+	p.batch(testWorker, feed.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: feed.CopyRuleDetected, Events: batch.Events})
 }
 
 // heldIn returns the blocks that a router holds of the test's worker in a tier.
@@ -210,7 +210,7 @@ func (r *router) heldIn(tier wire.Tier) map[uint64]bool {
 
 // playRecording plays a recording into a pipeline, and scores what a router holds
 // after each batch. The block size is the engine's; it may be configured, or learned.
-func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, configured bool, sources ...ingest.Engine) (s score) {
+func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, configured bool, sources ...feed.Engine) (s score) {
 	t.Helper()
 	subject, err := newSubject(pipeline.Config{})
 	if err != nil {
@@ -301,7 +301,7 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 				t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
 			}
 			if batches[0].oracle.Labels != "" { // else it has a host tier, which consolidation makes one with the device
-				consolidated := playRecording(t, batches, blockSize, false, ingest.EngineVLLM, ingest.EngineKVBM)
+				consolidated := playRecording(t, batches, blockSize, false, feed.EngineVLLM, feed.EngineKVBM)
 				if consolidated != s {
 					t.Errorf("with a second source: got %v, want as without: %v", consolidated, s)
 				}

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -126,7 +126,7 @@ func (s engines) clear(worker string, rank uint32) {
 	}
 }
 
-func (s engines) batch(worker string, b ingest.Batch) {
+func (s engines) batch(worker string, b feed.Batch) {
 	for _, e := range b.Events {
 		at := place{worker, b.Rank, kvcastv1.Tier(e.Tier)}
 		if s[at] == nil {
@@ -147,7 +147,7 @@ func (s engines) batch(worker string, b ingest.Batch) {
 	}
 }
 
-func (s engines) gap(worker string, g ingest.Gap) {
+func (s engines) gap(worker string, g feed.Gap) {
 	for p, counts := range s {
 		for h, n := range counts {
 			if p.worker == worker && p.rank == g.Rank && n > 0 {
@@ -157,7 +157,7 @@ func (s engines) gap(worker string, g ingest.Gap) {
 	}
 }
 
-func (s engines) restarted(worker string, r ingest.Restart) { s.clear(worker, r.Rank) }
+func (s engines) restarted(worker string, r feed.Restart) { s.clear(worker, r.Rank) }
 
 func (s engines) remove(worker string) {
 	for p := range s {
@@ -169,7 +169,7 @@ func (s engines) remove(worker string) {
 
 func (s engines) apply(c call, onGap pipeline.OnGap) {
 	switch {
-	case c.Gap != nil && onGap == pipeline.OnGapClear && c.Gap.Reason != ingest.GapJoinedLate:
+	case c.Gap != nil && onGap == pipeline.OnGapClear && c.Gap.Reason != feed.GapJoinedLate:
 		s.clear(c.Worker, c.Gap.Rank)
 	case c.Batch != nil:
 		s.batch(c.Worker, *c.Batch)

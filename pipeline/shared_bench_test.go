@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -14,8 +14,8 @@ import (
 func newSharedLane(tb testing.TB, blocks int) *benchLane {
 	tb.Helper()
 	l := newLane(tb, blocks)
-	l.pipeline.RemoveWorker("vllm-0", ingest.RemovedDiscovery)
-	l.lane = l.pipeline.AddWorker(ingest.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", Sources: []ingest.Engine{ingest.EngineVLLM, ingest.EngineKVBM}})
+	l.pipeline.RemoveWorker("vllm-0", feed.RemovedDiscovery)
+	l.lane = l.pipeline.AddWorker(feed.Worker{Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", Sources: []feed.Engine{feed.EngineVLLM, feed.EngineKVBM}})
 	return l
 }
 
@@ -158,8 +158,8 @@ func BenchmarkSharedHeldUp(b *testing.B) {
 			l.second()
 			l.batch.Events[0].HasParent = true
 		}
-		longest(&gap, func() { l.lane.Gap(ingest.Gap{Reason: ingest.GapReplayForgotten}) })
-		longest(&restart, func() { l.lane.Restarted(ingest.Restart{}) })
+		longest(&gap, func() { l.lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten}) })
+		longest(&restart, func() { l.lane.Restarted(feed.Restart{}) })
 		b.ReportMetric(float64(worst.Microseconds()), "µs/worst-store")
 		b.ReportMetric(float64(gap.Microseconds()), "µs/gap")
 		b.ReportMetric(float64(restart.Microseconds()), "µs/restart")

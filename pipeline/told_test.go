@@ -8,7 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -74,7 +74,7 @@ func hashOnly(e wire.Event) wire.Event {
 const testWorker = "w"
 
 // added makes the worker.
-func added() call { return call{Worker: testWorker, Add: &ingest.Worker{Name: testWorker, Model: "m"}} }
+func added() call { return call{Worker: testWorker, Add: &feed.Worker{Name: testWorker, Model: "m"}} }
 
 // batch is one of the worker's rank 0.
 func batch(events ...wire.Event) call { return rankBatch(0, events...) }
@@ -85,26 +85,26 @@ func rankBatch(rank uint32, events ...wire.Event) call {
 
 // timedBatch has an engine time, and an ingest time 1 later.
 func timedBatch(engineTime int64, rank uint32, events ...wire.Event) call {
-	return call{Worker: testWorker, Batch: &ingest.Batch{
+	return call{Worker: testWorker, Batch: &feed.Batch{
 		Rank: rank, EngineTime: engineTime, IngestTime: engineTime + 1, Events: events,
 	}}
 }
 
 func gap(rank uint32) call {
-	return call{Worker: testWorker, Gap: &ingest.Gap{
-		Rank: rank, Reason: ingest.GapReplayForgotten, FirstSeq: 5, LastSeq: 7, Missed: 3, At: 99,
+	return call{Worker: testWorker, Gap: &feed.Gap{
+		Rank: rank, Reason: feed.GapReplayForgotten, FirstSeq: 5, LastSeq: 7, Missed: 3, At: 99,
 	}}
 }
 
 func restarted(rank uint32) call {
-	return call{Worker: testWorker, Restarted: &ingest.Restart{Rank: rank, At: 98}}
+	return call{Worker: testWorker, Restarted: &feed.Restart{Rank: rank, At: 98}}
 }
 
 func joinedLate(rank uint32) call {
-	return call{Worker: testWorker, Gap: &ingest.Gap{Rank: rank, Reason: ingest.GapJoinedLate, LastSeq: 4, At: 97}}
+	return call{Worker: testWorker, Gap: &feed.Gap{Rank: rank, Reason: feed.GapJoinedLate, LastSeq: 4, At: 97}}
 }
 
-func removed() call { return call{Worker: testWorker, Remove: ingest.RemovedDiscovery} }
+func removed() call { return call{Worker: testWorker, Remove: feed.RemovedDiscovery} }
 
 // play makes calls on the pipeline, and returns what they added to the journal.
 func (s *subject) play(t *testing.T, calls ...call) []*kvcastv1.Entry {

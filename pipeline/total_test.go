@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/pipeline"
@@ -32,7 +32,7 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 	other := func(c call) call { return of("other", c) }
 	tests := map[string]struct {
 		limit int64
-		mode  ingest.Consolidate // of two sources; none: of one
+		mode  feed.Consolidate // of two sources; none: of one
 		cfg   pipeline.Config
 		calls []call
 		want  [][]string
@@ -77,32 +77,32 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 			want:  [][]string{{"store [1]"}, {toldGap}, {"store [2]", "remove [1]"}}, used: 2,
 		},
 		"of two sources a block takes more, and a name too": {
-			limit: 7, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(named(store(1, 2), 11, 12)))},
+			limit: 7, mode: feed.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(named(store(1, 2), 11, 12)))},
 			want: [][]string{{"store [1 2]"}, {toldTooMany}}, used: 7,
 		},
 		"what the last source removes is free": {
-			limit: 4, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(remove(1)), by2(batch(remove(11))), batch(store(2))},
+			limit: 4, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(remove(1)), by2(batch(remove(11))), batch(store(2))},
 			want: [][]string{{"store [1]"}, {"remove [1]"}, {"store [2]"}}, used: 3,
 		},
 		"what sources clear is free": {
-			limit: 4, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(cleared()), by2(batch(cleared())), batch(store(2))},
+			limit: 4, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(cleared()), by2(batch(cleared())), batch(store(2))},
 			want: [][]string{{"store [1]"}, {toldSourceCleared}, {"store [2]"}}, used: 3,
 		},
 		"so is what one clears that another does not hold": {
-			limit: 9, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(store(3))), batch(cleared())},
+			limit: 9, mode: feed.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(store(3))), batch(cleared())},
 			want: [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [1 2]"}}, used: 3,
 		},
 		"so is what is emptied for a gap": {
-			limit: 4, mode: ingest.ConsolidateDedup, cfg: pipeline.Config{OnGap: pipeline.OnGapClear},
+			limit: 4, mode: feed.ConsolidateDedup, cfg: pipeline.Config{OnGap: pipeline.OnGapClear},
 			calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), gap(0), batch(store(2))},
 			want:  [][]string{{"store [1]"}, {"cleared [] UNREPAIRED_GAP"}, {"store [2]"}}, used: 3,
 		},
 		"a block in doubt makes room": {
-			limit: 6, mode: ingest.ConsolidateDedup, calls: []call{batch(store(1)), batch(store(2)), gap(0), batch(store(3)), by2(batch(store(4))), by2(batch(store(5)))},
+			limit: 6, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), batch(store(2)), gap(0), batch(store(3)), by2(batch(store(4))), by2(batch(store(5)))},
 			want: [][]string{{"store [1]"}, {"store [2]"}, {toldGap}, {"remove [1]", "store [3]"}, {"remove [2]", "store [4]"}, {toldTooMany}}, used: 6,
 		},
 		"passed through, each source's blocks take one": {
-			limit: 2, mode: ingest.ConsolidatePassthrough,
+			limit: 2, mode: feed.ConsolidatePassthrough,
 			calls: []call{batch(store(1)), by2(batch(inTier(wire.TierDisk, store(1)))), batch(store(2)), by2(batch(cleared())), batch(store(3))},
 			want:  [][]string{{"store [1]"}, {"DISK store [1]"}, {toldTooMany}, {"cleared [TIER_DISK] ENGINE_CLEARED"}, {"store [3]"}}, used: 2,
 		},
@@ -112,9 +112,9 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 			test.cfg.Blocks = budget.New("blocks", test.limit)
 			withWorker(t, test.cfg, func(t *testing.T, s *subject) {
 				if test.mode != "" {
-					s.play(t, removed(), sharing(test.mode, ingest.EngineVLLM, ingest.EngineKVBM))
+					s.play(t, removed(), sharing(test.mode, feed.EngineVLLM, feed.EngineKVBM))
 				}
-				call{Worker: "other", Add: &ingest.Worker{Name: "other"}}.on(s)
+				call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
 				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
@@ -132,7 +132,7 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 	other := func(c call) call { return of("other", c) }
 	both := []call{batch(withLoRA("a", store(1))), other(batch(withLoRA("a", store(1))))}
 	tests := map[string]struct {
-		mode  ingest.Consolidate // of two sources; none: of one
+		mode  feed.Consolidate // of two sources; none: of one
 		calls []call
 		want  [][]string
 		used  int64
@@ -170,7 +170,7 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 			want:  [][]string{{`store [1] lora "a"`}, {`store [2] lora "b"`}, {"remove [2]"}, {`store [3] lora "c"`}}, used: 2 * oneName,
 		},
 		"several sources have one for what is told, and one for salts, too": {
-			mode:  ingest.ConsolidateDedup,
+			mode:  feed.ConsolidateDedup,
 			calls: []call{batch(withLoRA("a", store(1))), batch(withSalt("b", store(2))), by2(batch(store(3))), batch(remove(1))},
 			want:  [][]string{{`store [1] lora "a"`}, {toldTooManyAttr}, {"store [3]"}, {"remove [1]"}}, used: 2 * 160,
 		},
@@ -180,9 +180,9 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 			cfg := pipeline.Config{AttributeBytes: budget.New("attribute_bytes", 2*oneName)}
 			withWorker(t, cfg, func(t *testing.T, s *subject) {
 				if test.mode != "" {
-					s.play(t, removed(), sharing(test.mode, ingest.EngineVLLM, ingest.EngineKVBM))
+					s.play(t, removed(), sharing(test.mode, feed.EngineVLLM, feed.EngineKVBM))
 				}
-				call{Worker: "other", Add: &ingest.Worker{Name: "other"}}.on(s)
+				call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
 				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
@@ -228,7 +228,7 @@ func TestEverythingIsReturned(t *testing.T) {
 			}
 		}
 		for name := range s.lanes {
-			s.remove(name, ingest.RemovedDiscovery)
+			s.remove(name, feed.RemovedDiscovery)
 		}
 		if blocks, bytes := cfg.Blocks.Used(), cfg.AttributeBytes.Used(); blocks != 0 || bytes != 0 {
 			t.Errorf("accounted for without workers: got %d blocks and %d bytes, want none", blocks, bytes)
@@ -246,9 +246,9 @@ func TestWorkersShareTheBudgetAtOnce(t *testing.T) {
 	}
 	var group sync.WaitGroup
 	for w := range 4 {
-		worker := ingest.Worker{Name: fmt.Sprint("w", w)}
+		worker := feed.Worker{Name: fmt.Sprint("w", w)}
 		if w%2 == 1 {
-			worker.Sources = []ingest.Engine{ingest.EngineVLLM, ingest.EngineKVBM}
+			worker.Sources = []feed.Engine{feed.EngineVLLM, feed.EngineKVBM}
 		}
 		lane := s.pipeline.AddWorker(worker)
 		group.Go(func() {
@@ -261,7 +261,7 @@ func TestWorkersShareTheBudgetAtOnce(t *testing.T) {
 					lane.Batch(batch(remove(i, i+1, i+2)).Batch)
 				}
 			}
-			s.pipeline.RemoveWorker(worker.Name, ingest.RemovedDiscovery)
+			s.pipeline.RemoveWorker(worker.Name, feed.RemovedDiscovery)
 		})
 	}
 	group.Wait()
@@ -283,7 +283,7 @@ func TestMemoryOfAttributesIsAccountedFor(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					lane := p.AddWorker(ingest.Worker{Name: "w", Sources: []ingest.Engine{ingest.EngineVLLM, ingest.EngineKVBM}[:sources]})
+					lane := p.AddWorker(feed.Worker{Name: "w", Sources: []feed.Engine{feed.EngineVLLM, feed.EngineKVBM}[:sources]})
 					before := heap()
 					for i := range names {
 						lora := fmt.Sprintf("%0*d", length, i%distinct)

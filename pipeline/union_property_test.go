@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -91,7 +91,7 @@ func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		engines := []ingest.Engine{ingest.EngineVLLM, ingest.EngineKVBM, ingest.EngineTRTLLM}[:rapid.IntRange(2, 3).Draw(t, "sources")]
+		engines := []feed.Engine{feed.EngineVLLM, feed.EngineKVBM, feed.EngineTRTLLM}[:rapid.IntRange(2, 3).Draw(t, "sources")]
 		sharing("", engines...).on(s)
 		caches, names := make([]*cache, len(engines)), make(map[uint64]string)
 		for i := range caches {

@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -31,8 +31,8 @@ func digested(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 	h := overTCP(t, server.Config{Progress: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
-	add := func(n int) ingest.Lane {
-		return h.pipeline.AddWorker(ingest.Worker{Name: fmt.Sprintf("w%d", n), Model: fmt.Sprintf("m%d", n%2), Ranks: []uint32{0, 1, 2}})
+	add := func(n int) feed.Lane {
+		return h.pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("w%d", n), Model: fmt.Sprintf("m%d", n%2), Ranks: []uint32{0, 1, 2}})
 	}
 	for n := range engines {
 		engines[n] = &busyEngine{lane: add(n), rng: rand.New(rand.NewPCG(2, uint64(n)))}
@@ -58,12 +58,12 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 				}
 				switch {
 				case n == 2 && round%2 == 1:
-					h.pipeline.RemoveWorker("w2", ingest.RemovedDiscovery)
+					h.pipeline.RemoveWorker("w2", feed.RemovedDiscovery)
 					e.lane, e.held = add(n), nil
 				case n == round:
-					e.lane.Gap(ingest.Gap{Rank: 1, Reason: ingest.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
+					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
 				case n+1 == round:
-					e.lane.Restarted(ingest.Restart{At: 1})
+					e.lane.Restarted(feed.Restart{At: 1})
 				}
 			})
 		}
@@ -153,10 +153,10 @@ func TestDigestsTellADifference(t *testing.T) {
 func TestDigestsOfWorkersThatHoldNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
-		h.pipeline.AddWorker(ingest.Worker{Name: "a", Ranks: []uint32{3}})
-		h.pipeline.AddWorker(ingest.Worker{Name: "b"})
-		h.pipeline.AddWorker(ingest.Worker{Name: "gone"})
-		h.pipeline.RemoveWorker("gone", ingest.RemovedDiscovery)
+		h.pipeline.AddWorker(feed.Worker{Name: "a", Ranks: []uint32{3}})
+		h.pipeline.AddWorker(feed.Worker{Name: "b"})
+		h.pipeline.AddWorker(feed.Worker{Name: "gone"})
+		h.pipeline.RemoveWorker("gone", feed.RemovedDiscovery)
 		s := h.subscribe(checker.New(checker.Options{}), digested(fromSnapshot(&kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}})))
 		var m *kvcastv1.SubscribeResponse
 		for m.GetProgress() == nil {
@@ -183,9 +183,9 @@ func TestDigestsOfManyWorkersComeInSeveralMessages(t *testing.T) {
 		const workers = 1000
 		long := strings.Repeat("n", 200)
 		for n := range workers {
-			h.pipeline.AddWorker(ingest.Worker{Name: fmt.Sprintf("%s-%d", long, n), Ranks: []uint32{0, 1}})
+			h.pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("%s-%d", long, n), Ranks: []uint32{0, 1}})
 		}
-		large := ingest.Worker{Name: "0" + long}
+		large := feed.Worker{Name: "0" + long}
 		for n := range uint32(600) {
 			large.Ranks = append(large.Ranks, n)
 		}

@@ -13,7 +13,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -275,23 +276,23 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonWorkerExists, name: "RegisterWorker", code: codes.AlreadyExists, says: `there is a worker "v"`,
-			call: registerFails(ingest.ErrWorkerExists, spec()),
+			call: registerFails(config.ErrWorkerExists, spec()),
 		},
 		{
 			reason: server.ReasonTooManyWorkers, name: "RegisterWorker", code: codes.ResourceExhausted, says: "deregister another",
-			call: registerFails(ingest.ErrTooManyWorkers, spec()),
+			call: registerFails(config.ErrTooManyWorkers, spec()),
 		},
 		{
 			reason: server.ReasonTooManySources, name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-max-sources",
-			call: registerFails(ingest.ErrTooManySources, spec()),
+			call: registerFails(config.ErrTooManySources, spec()),
 		},
 		{
 			reason: server.ReasonWorkersTooLarge, name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-worker-bytes",
-			call: registerFails(ingest.ErrWorkersTooLarge, spec()),
+			call: registerFails(config.ErrWorkersTooLarge, spec()),
 		},
 		{
 			reason: server.ReasonShuttingDown, name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",
-			call: registerFails(ingest.ErrEnded, spec()),
+			call: registerFails(config.ErrEnded, spec()),
 		},
 		{
 			reason: server.ReasonInternal, name: "RegisterWorker", code: codes.Internal, says: "its log says how",
@@ -303,15 +304,15 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `there is no worker "nobody"; ListWorkers tells`,
-			call: deregisterFails(ingest.ErrNoWorker, "nobody"),
+			call: deregisterFails(config.ErrNoWorker, "nobody"),
 		},
 		{
 			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "its engine connects to a port of the server by itself",
-			call: deregisterFails(ingest.ErrNoWorker, "w"),
+			call: deregisterFails(config.ErrNoWorker, "w"),
 		},
 		{
 			reason: server.ReasonShuttingDown, name: "DeregisterWorker", code: codes.Unavailable, says: "shutting down",
-			call: deregisterFails(ingest.ErrEnded, "w"),
+			call: deregisterFails(config.ErrEnded, "w"),
 		},
 		{
 			reason: server.ReasonInvalidArgument, name: "DeregisterWorker without a name", code: codes.InvalidArgument, says: "name: no worker is named",
@@ -504,7 +505,7 @@ func tooManyHolders(t *testing.T) (*harness, error) {
 		hashes[i] = uint64(i)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		h.batch(h.pipeline.AddWorker(ingest.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+		h.batch(h.pipeline.AddWorker(feed.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	}
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err
@@ -517,7 +518,7 @@ func holdersOfLongNames(t *testing.T) (*harness, error) {
 	for i := range hashes {
 		hashes[i] = uint64(i)
 	}
-	lane := h.pipeline.AddWorker(ingest.Worker{Name: "w", Model: strings.Repeat("m", ingest.MaxModelBytes)})
+	lane := h.pipeline.AddWorker(feed.Worker{Name: "w", Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -36,7 +36,7 @@ type harness struct {
 	conn     *grpc.ClientConn
 	client   kvcastv1.RouterEventServiceClient
 
-	lane    ingest.Lane // of the worker
+	lane    feed.Lane // of the worker
 	batches int64
 	lent    lent // of the cuts of its state
 	queries gate // of its state
@@ -152,14 +152,14 @@ func (h *harness) append(hashes ...uint64) {
 }
 
 // batch is a batch of the engine that a lane is of.
-func (h *harness) batch(l ingest.Lane, events ...wire.Event) {
+func (h *harness) batch(l feed.Lane, events ...wire.Event) {
 	h.batches++
-	l.Batch(&ingest.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
+	l.Batch(&feed.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
 }
 
 // addWorker adds the worker, with the entry that every stream begins with.
 func (h *harness) addWorker() {
-	h.lane = h.pipeline.AddWorker(ingest.Worker{Name: "w", Model: "m"})
+	h.lane = h.pipeline.AddWorker(feed.Worker{Name: "w", Model: "m"})
 }
 
 // fill adds entries of one block each.

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -63,7 +63,7 @@ type place struct {
 // machineEngine is a worker, whether it is there, and what it holds.
 type machineEngine struct {
 	name, model string
-	lane        ingest.Lane // nil while it is away
+	lane        feed.Lane // nil while it is away
 	held        map[place]map[uint64]struct{}
 }
 
@@ -108,7 +108,7 @@ func (m *machine) serve() {
 }
 
 func (m *machine) arrive(e *machineEngine) {
-	e.lane = m.h.pipeline.AddWorker(ingest.Worker{Name: e.name, Model: e.model, Ranks: []uint32{0}})
+	e.lane = m.h.pipeline.AddWorker(feed.Worker{Name: e.name, Model: e.model, Ranks: []uint32{0}})
 	for at, held := range e.held {
 		for hash := range held {
 			m.store(e, at, hash)
@@ -122,7 +122,7 @@ func (m *machine) store(e *machineEngine, at place, hashes ...uint64) {
 
 func (m *machine) batch(e *machineEngine, rank uint32, events ...wire.Event) {
 	m.h.batches++
-	e.lane.Batch(&ingest.Batch{Rank: rank, EngineTime: m.h.batches, IngestTime: m.h.batches, Events: events})
+	e.lane.Batch(&feed.Batch{Rank: rank, EngineTime: m.h.batches, IngestTime: m.h.batches, Events: events})
 }
 
 func (m *machine) do(s step) error {
@@ -147,16 +147,16 @@ func (m *machine) do(s step) error {
 		m.store(e, at, hashes...)
 	case "engine restarts":
 		if e.lane != nil {
-			e.lane.Restarted(ingest.Restart{Rank: at.rank, At: 1})
+			e.lane.Restarted(feed.Restart{Rank: at.rank, At: 1})
 			maps.DeleteFunc(e.held, func(p place, _ map[uint64]struct{}) bool { return p.rank == at.rank })
 		}
 	case "gap":
 		if e.lane != nil {
-			e.lane.Gap(ingest.Gap{Rank: at.rank, Reason: ingest.GapReplayForgotten, FirstSeq: 1, LastSeq: 2, Missed: 2, At: 1})
+			e.lane.Gap(feed.Gap{Rank: at.rank, Reason: feed.GapReplayForgotten, FirstSeq: 1, LastSeq: 2, Missed: 2, At: 1})
 		}
 	case "worker leaves":
 		if e.lane != nil {
-			m.h.pipeline.RemoveWorker(e.name, ingest.RemovedDiscovery)
+			m.h.pipeline.RemoveWorker(e.name, feed.RemovedDiscovery)
 			e.lane, e.held = nil, make(map[place]map[uint64]struct{})
 		}
 	case "wait":

@@ -13,7 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -152,7 +153,7 @@ func TestLookupFitsIntoWhatClientsTake(t *testing.T) {
 	for i := range hashes {
 		hashes[i] = uint64(i) + 1 // all of one size
 	}
-	lane := h.pipeline.AddWorker(ingest.Worker{Name: strings.Repeat("w", ingest.MaxNameBytes), Model: strings.Repeat("m", ingest.MaxModelBytes)})
+	lane := h.pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)

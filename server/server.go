@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/config"
+
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,7 +25,6 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -103,7 +104,7 @@ type Config struct {
 	// neither can be called.
 	Workers Workers
 	// RegisterHosts are the hosts that RegisterWorker may name; none: any.
-	RegisterHosts ingest.Hosts
+	RegisterHosts config.Hosts
 	// Logger gets a line for each call that ends; nil discards them.
 	Logger *slog.Logger
 	// Registerer gets the metrics; nil means none are kept.

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -32,7 +32,7 @@ func fromSnapshot(f *kvcastv1.Filter) *kvcastv1.SubscribeRequest {
 
 // busyEngine makes a worker's batches at random, from a seed.
 type busyEngine struct {
-	lane ingest.Lane
+	lane feed.Lane
 	rng  *rand.Rand
 	now  int64
 	held []uint64
@@ -40,7 +40,7 @@ type busyEngine struct {
 
 func (e *busyEngine) step() {
 	e.now++
-	b := ingest.Batch{EngineTime: e.now, IngestTime: e.now, Rank: uint32(e.rng.IntN(2))}
+	b := feed.Batch{EngineTime: e.now, IngestTime: e.now, Rank: uint32(e.rng.IntN(2))}
 	tier := wire.TierDevice
 	if e.rng.IntN(5) == 0 {
 		tier = wire.TierDisk
@@ -81,20 +81,20 @@ func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
 	for n := range 3 {
 		engines.Go(func() {
 			name := fmt.Sprintf("w%d", n)
-			add := func() ingest.Lane {
-				return h.pipeline.AddWorker(ingest.Worker{Name: name, Model: fmt.Sprintf("m%d", n%2)})
+			add := func() feed.Lane {
+				return h.pipeline.AddWorker(feed.Worker{Name: name, Model: fmt.Sprintf("m%d", n%2)})
 			}
 			e := &busyEngine{lane: add(), rng: rand.New(rand.NewPCG(1, uint64(n)))}
 			for i := range steps {
 				e.step()
 				switch {
 				case n == 2 && i%500 == 250:
-					h.pipeline.RemoveWorker(name, ingest.RemovedDiscovery)
+					h.pipeline.RemoveWorker(name, feed.RemovedDiscovery)
 					e.lane, e.held = add(), nil
 				case i%700 == 699:
-					e.lane.Gap(ingest.Gap{Rank: 1, Reason: ingest.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
+					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
 				case i%900 == 899:
-					e.lane.Restarted(ingest.Restart{At: 1})
+					e.lane.Restarted(feed.Restart{At: 1})
 				}
 			}
 		})
@@ -424,7 +424,7 @@ func TestSnapshotOfAWorkerThatIsQuiet(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.append(1, 2, 3)
-	busy := h.pipeline.AddWorker(ingest.Worker{Name: "busy", Model: "m"})
+	busy := h.pipeline.AddWorker(feed.Worker{Name: "busy", Model: "m"})
 	for n := range uint64(5000) {
 		h.batch(busy, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n % 10}})
 	}

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -44,7 +44,7 @@ func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 2, SnapshotWait: 10 * time.Minute}, journal.Config{})
 	h.addWorker()
 	h.hold()
-	v := h.pipeline.AddWorker(ingest.Worker{Name: "v", Model: "m"})
+	v := h.pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
 	store := func(hash uint64) {
 		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
 	}

@@ -13,15 +13,16 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // Workers are those that are read; *ingest.Ingest is one. Its errors are those of
 // ingest.Ingest.
 type Workers interface {
-	AddWorker(context.Context, ingest.WorkerConfig) error
-	RemoveWorker(ctx context.Context, name string, why ingest.RemoveReason) error
+	AddWorker(context.Context, config.Worker) error
+	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
 }
 
 // workers is kvcast.v1.WorkerService.
@@ -54,7 +55,7 @@ func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterW
 	if name == "" {
 		return nil, errInvalid("name", "no worker is named: want the name of one", s.journal.Bounds())
 	}
-	if err := s.cfg.Workers.RemoveWorker(ctx, name, ingest.RemovedDeregistered); err != nil {
+	if err := s.cfg.Workers.RemoveWorker(ctx, name, feed.RemovedDeregistered); err != nil {
 		return nil, s.refused(err, name)
 	}
 	return &kvcastv1.DeregisterWorkerResponse{}, nil
@@ -67,17 +68,17 @@ func (s workers) refused(err error, name string) error {
 		return errViolations(violations, b)
 	}
 	switch {
-	case errors.Is(err, ingest.ErrWorkerExists):
+	case errors.Is(err, config.ErrWorkerExists):
 		return errWorkerExists(name, b)
-	case errors.Is(err, ingest.ErrNoWorker):
+	case errors.Is(err, config.ErrNoWorker):
 		return errNoWorker(name, s.inStream(name), b)
-	case errors.Is(err, ingest.ErrTooManyWorkers):
+	case errors.Is(err, config.ErrTooManyWorkers):
 		return errTooManyWorkers(b)
-	case errors.Is(err, ingest.ErrTooManySources):
+	case errors.Is(err, config.ErrTooManySources):
 		return errTooManySources(b)
-	case errors.Is(err, ingest.ErrWorkersTooLarge):
+	case errors.Is(err, config.ErrWorkersTooLarge):
 		return errWorkersTooLarge(b)
-	case errors.Is(err, ingest.ErrEnded):
+	case errors.Is(err, config.ErrEnded):
 		return errNoLongerReading(b)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
@@ -92,20 +93,20 @@ func (s workers) inStream(name string) bool {
 }
 
 // workerConfig is what ingest is told of a worker without violations.
-func workerConfig(spec *kvcastv1.WorkerSpec) ingest.WorkerConfig {
-	c := ingest.WorkerConfig{
+func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
+	c := config.Worker{
 		Name: spec.GetName(), Model: spec.GetModel(), BlockSize: spec.GetBlockSize(), Endpoint: spec.GetEndpoint(),
-		Labels: maps.Clone(spec.GetLabels()), Consolidate: ingest.ConsolidateDedup,
+		Labels: maps.Clone(spec.GetLabels()), Consolidate: feed.ConsolidateDedup,
 	}
 	if spec.GetConsolidate() == kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH {
-		c.Consolidate = ingest.ConsolidatePassthrough
+		c.Consolidate = feed.ConsolidatePassthrough
 	}
 	for _, src := range spec.GetSources() {
-		engine, ok := ingest.ParseEngine(src.GetEngine())
+		engine, ok := config.ParseEngine(src.GetEngine())
 		if !ok { // none, or one that ingest does not allow
-			engine = ingest.Engine(src.GetEngine())
+			engine = feed.Engine(src.GetEngine())
 		}
-		c.Sources = append(c.Sources, ingest.SourceConfig{
+		c.Sources = append(c.Sources, config.Source{
 			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
 			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesOf[src.GetCopies()],
 		})
@@ -114,9 +115,9 @@ func workerConfig(spec *kvcastv1.WorkerSpec) ingest.WorkerConfig {
 }
 
 // copiesOf are what ingest calls the contract's Copies, where it is not the default.
-var copiesOf = map[kvcastv1.Copies]ingest.Copies{
-	kvcastv1.Copies_COPIES_COUNTED:        ingest.CopiesCounted,
-	kvcastv1.Copies_COPIES_ANNOUNCED_LAST: ingest.CopiesAnnouncedLast,
+var copiesOf = map[kvcastv1.Copies]config.Copies{
+	kvcastv1.Copies_COPIES_COUNTED:        config.CopiesCounted,
+	kvcastv1.Copies_COPIES_ANNOUNCED_LAST: config.CopiesAnnouncedLast,
 }
 
 // violation is a field that holds what it must not.
@@ -156,8 +157,8 @@ func (s workers) violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
 				wrong(fmt.Sprintf("worker.sources[%d].%s", i, name), endpoint, want)
 			}
 		}
-		if src.GetDpSize() > ingest.MaxRanks {
-			wrong(fmt.Sprintf("worker.sources[%d].dp_size", i), src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", ingest.MaxRanks))
+		if src.GetDpSize() > feed.MaxRanks {
+			wrong(fmt.Sprintf("worker.sources[%d].dp_size", i), src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", feed.MaxRanks))
 		}
 		if _, known := kvcastv1.Copies_name[int32(src.GetCopies())]; !known {
 			wrong(fmt.Sprintf("worker.sources[%d].copies", i), src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
@@ -189,7 +190,7 @@ func (s workers) wantedEndpoint(endpoint string) string {
 func violationsIn(err error) []*violation {
 	var all []*violation
 	for _, err := range leaves(err) {
-		var field *ingest.FieldError
+		var field *config.FieldError
 		if !errors.As(err, &field) {
 			continue
 		}

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
@@ -22,19 +23,19 @@ import (
 // ingest does.
 type roll struct {
 	err     error
-	added   []ingest.WorkerConfig
+	added   []config.Worker
 	removed []string
 }
 
-func (r *roll) AddWorker(_ context.Context, c ingest.WorkerConfig) error {
-	if err := (ingest.Config{Workers: []ingest.WorkerConfig{c}}).Validate(); err != nil {
+func (r *roll) AddWorker(_ context.Context, c config.Worker) error {
+	if err := (config.Config{Workers: []config.Worker{c}}).Validate(); err != nil {
 		return err
 	}
 	r.added = append(r.added, c)
 	return errors.Join(nil, r.err)
 }
 
-func (r *roll) RemoveWorker(_ context.Context, name string, why ingest.RemoveReason) error {
+func (r *roll) RemoveWorker(_ context.Context, name string, why feed.RemoveReason) error {
 	r.removed = append(r.removed, fmt.Sprint(name, " ", why))
 	return r.err
 }
@@ -75,12 +76,12 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &roll{
-		added: []ingest.WorkerConfig{{
+		added: []config.Worker{{
 			Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"},
-			Sources:     []ingest.SourceConfig{{Engine: ingest.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv", Copies: ingest.CopiesCounted}},
-			Consolidate: ingest.ConsolidateDedup,
+			Sources:     []config.Source{{Engine: feed.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv", Copies: config.CopiesCounted}},
+			Consolidate: feed.ConsolidateDedup,
 		}},
-		removed: []string{fmt.Sprint("v ", ingest.RemovedDeregistered)},
+		removed: []string{fmt.Sprint("v ", feed.RemovedDeregistered)},
 	}
 	if diff := cmp.Diff(want, r, cmp.AllowUnexported(roll{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -89,12 +90,12 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 
 // A caller may name tcp endpoints alone, and those of hosts that are allowed.
 func TestRegisteredEndpointsAreRestricted(t *testing.T) {
-	hosts, err := ingest.ParseHosts([]string{"10.0.0.0/8", "*.pods"})
+	hosts, err := config.ParseHosts([]string{"10.0.0.0/8", "*.pods"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
-		hosts           ingest.Hosts
+		hosts           config.Hosts
 		connect, replay string
 		want            []string // fields refused
 	}{
@@ -127,10 +128,10 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 	r := &roll{}
 	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{Workers: r}, journal.Config{}).conn)
-	for c, want := range map[kvcastv1.Consolidate]ingest.Consolidate{
-		kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED: ingest.ConsolidateDedup,
-		kvcastv1.Consolidate_CONSOLIDATE_DEDUP:       ingest.ConsolidateDedup,
-		kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH: ingest.ConsolidatePassthrough,
+	for c, want := range map[kvcastv1.Consolidate]feed.Consolidate{
+		kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED: feed.ConsolidateDedup,
+		kvcastv1.Consolidate_CONSOLIDATE_DEDUP:       feed.ConsolidateDedup,
+		kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH: feed.ConsolidatePassthrough,
 	} {
 		r.added = nil
 		if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
@@ -139,8 +140,8 @@ func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if diff := cmp.Diff([]ingest.WorkerConfig{{Name: "v", Consolidate: want, Sources: []ingest.SourceConfig{
-			{Engine: ingest.EngineVLLM, Connect: "tcp://h:1"}, {Engine: ingest.EngineKVBM, Connect: "tcp://h:2"},
+		if diff := cmp.Diff([]config.Worker{{Name: "v", Consolidate: want, Sources: []config.Source{
+			{Engine: feed.EngineVLLM, Connect: "tcp://h:1"}, {Engine: feed.EngineKVBM, Connect: "tcp://h:2"},
 		}}}, r.added); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c, diff)
 		}
@@ -166,7 +167,7 @@ func TestViolationsNameTheContractsFields(t *testing.T) {
 		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{"a": "\x00"} }, []string{`worker.labels["a"]: "\x00" is not allowed: want UTF-8 without`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Sources = nil }, []string{`worker.sources: 0 is not allowed: want one source at least`}},
 		{func(w *kvcastv1.WorkerSpec) {
-			for range ingest.MaxSources {
+			for range feed.MaxSources {
 				w.Sources = append(w.Sources, w.Sources[0])
 			}
 		}, []string{`worker.sources: 129 is not allowed: want at most 128`}},

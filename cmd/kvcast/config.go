@@ -7,7 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -96,25 +98,25 @@ type workerConfig struct {
 	Model       string
 	BlockSize   uint32 // 0: the first store's
 	Endpoint    string
-	Consolidate ingest.Consolidate // of several sources
-	Labels      map[string]string  // nil: none
+	Consolidate feed.Consolidate  // of several sources
+	Labels      map[string]string // nil: none
 	Sources     []sourceConfig
 }
 
 type sourceConfig struct {
-	Engine  ingest.Engine
+	Engine  feed.Engine
 	Connect string
 	Replay  string
 	DPSize  int
 	Topic   string
-	Copies  ingest.Copies
+	Copies  ingestconfig.Copies
 }
 
 // listenerConfig is a port that engines connect to.
 type listenerConfig struct {
 	Bind       string
-	Engine     ingest.Engine
-	Copies     ingest.Copies
+	Engine     feed.Engine
+	Copies     ingestconfig.Copies
 	ReplayPort int      // 0: none
 	Topics     []string // none: the part's default
 	// ReplayHosts are those that topics may name beside their peers' own.
@@ -127,8 +129,8 @@ type discoveryConfig struct {
 	DNS        string
 	Port       int
 	ReplayPort int // 0: none
-	Engine     ingest.Engine
-	Copies     ingest.Copies
+	Engine     feed.Engine
+	Copies     ingestconfig.Copies
 	Model      string
 	BlockSize  uint32 // 0: the first store's
 	File       string
@@ -144,10 +146,10 @@ func defaultConfig() config {
 		Batch:    batchConfig{MaxBlocks: pipeline.DefaultMaxBlocks},
 		Ingest: ingestConfig{
 			OnGap: pipeline.OnGapReport, MaxBlocksPerRank: pipeline.DefaultMaxBlocksPerRank, MaxBlocks: pipeline.DefaultBlocks, MaxAttributeBytes: pipeline.DefaultAttributeBytes,
-			Silence: ingest.DefaultSilence, Grace: ingest.DefaultGrace,
-			StartWait: 5 * time.Second, MaxWorkers: ingest.DefaultMaxWorkers,
-			MaxSources: ingest.DefaultMaxSources, MaxRanks: ingest.DefaultMaxRanks, WorkerBytes: ingest.DefaultWorkerBytes, SaltBytes: ingest.DefaultSaltBytes,
-			ReceiveBufferBytes: ingest.DefaultReceiveBufferBytes, ReorderBufferBytes: ingest.DefaultReorderBufferBytes,
+			Silence: ingestconfig.DefaultSilence, Grace: ingestconfig.DefaultGrace,
+			StartWait: 5 * time.Second, MaxWorkers: ingestconfig.DefaultMaxWorkers,
+			MaxSources: ingestconfig.DefaultMaxSources, MaxRanks: ingestconfig.DefaultMaxRanks, WorkerBytes: ingestconfig.DefaultWorkerBytes, SaltBytes: ingestconfig.DefaultSaltBytes,
+			ReceiveBufferBytes: ingestconfig.DefaultReceiveBufferBytes, ReorderBufferBytes: ingestconfig.DefaultReorderBufferBytes,
 		},
 		Subscribers: subscribersConfig{
 			Max: server.DefaultMaxSubscribers, MaxConnections: server.DefaultMaxConnections, MaxConnectionsPerAddress: server.DefaultMaxConnectionsPerAddress,
@@ -158,18 +160,18 @@ func defaultConfig() config {
 	}
 }
 
-func defaultWorker() workerConfig { return workerConfig{Consolidate: ingest.ConsolidateDedup} }
+func defaultWorker() workerConfig { return workerConfig{Consolidate: feed.ConsolidateDedup} }
 
 func defaultSource() sourceConfig {
-	return sourceConfig{Engine: ingest.EngineVLLM, DPSize: 1, Copies: ingest.CopiesAuto}
+	return sourceConfig{Engine: feed.EngineVLLM, DPSize: 1, Copies: ingestconfig.CopiesAuto}
 }
 
 func defaultListener() listenerConfig {
-	return listenerConfig{Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, ReplayPort: ingest.DefaultReplayPort}
+	return listenerConfig{Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, ReplayPort: ingestconfig.DefaultReplayPort}
 }
 
 func defaultDiscovery() discoveryConfig {
-	return discoveryConfig{Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: discovery.DefaultInterval}
+	return discoveryConfig{Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Interval: discovery.DefaultInterval}
 }
 
 // defaultBind is where engines may connect if nothing to read from is configured. Its
@@ -246,7 +248,7 @@ func (w *workerConfig) settings() []setting {
 		text("model", &w.Model, anything, ""),
 		count("block_size", &w.BlockSize, 1, math.MaxUint32),
 		text("endpoint", &w.Endpoint, printable, "UTF-8 without control characters, such as 10.0.0.5:8000"),
-		oneOf("consolidate", &w.Consolidate, ingest.ConsolidateDedup, ingest.ConsolidatePassthrough),
+		oneOf("consolidate", &w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough),
 	}
 }
 
@@ -255,7 +257,7 @@ func (s *sourceConfig) settings() []setting {
 		engine(&s.Engine),
 		text("connect", &s.Connect, printable, wantEndpoint),
 		text("replay", &s.Replay, printable, wantEndpoint),
-		count("dp_size", &s.DPSize, 1, ingest.MaxRanks),
+		count("dp_size", &s.DPSize, 1, feed.MaxRanks),
 		text("topic", &s.Topic, printable, "UTF-8 without control characters, such as kv@"),
 		copies(&s.Copies),
 	}
@@ -278,7 +280,7 @@ func (d *discoveryConfig) settings() []setting {
 		replayPort(&d.ReplayPort),
 		engine(&d.Engine),
 		copies(&d.Copies),
-		text("model", &d.Model, func(s string) bool { return printable(s) && len(s) <= ingest.MaxModelBytes }, "at most 1024 bytes of UTF-8 without control characters"),
+		text("model", &d.Model, func(s string) bool { return printable(s) && len(s) <= ingestconfig.MaxModelBytes }, "at most 1024 bytes of UTF-8 without control characters"),
 		count("block_size", &d.BlockSize, 1, math.MaxUint32),
 		text("file", &d.File, func(s string) bool { return s != "" && printable(s) }, wantFile),
 		duration("interval", &d.Interval, 100*time.Millisecond, time.Hour),
@@ -292,10 +294,10 @@ func (d *discoveryConfig) takes(key string) bool {
 
 const wantEndpoint = "tcp://HOST:PORT or ipc://PATH, in UTF-8 without control characters"
 
-func engine(to *ingest.Engine) setting {
-	s := oneOf("engine", to, ingest.EngineVLLM, ingest.EngineSGLang, ingest.EngineTRTLLM, ingest.EngineKVBM, ingest.EngineLLMDSim)
+func engine(to *feed.Engine) setting {
+	s := oneOf("engine", to, feed.EngineVLLM, feed.EngineSGLang, feed.EngineTRTLLM, feed.EngineKVBM, feed.EngineLLMDSim)
 	s.read = func(text string) bool {
-		e, ok := ingest.ParseEngine(text)
+		e, ok := ingestconfig.ParseEngine(text)
 		if ok {
 			*to = e
 		}
@@ -304,8 +306,8 @@ func engine(to *ingest.Engine) setting {
 	return s
 }
 
-func copies(to *ingest.Copies) setting {
-	return oneOf("copies", to, ingest.CopiesAuto, ingest.CopiesCounted, ingest.CopiesAnnouncedLast)
+func copies(to *ingestconfig.Copies) setting {
+	return oneOf("copies", to, ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast)
 }
 
 func replayPort(to *int) setting {
@@ -323,7 +325,7 @@ func hostsOf(s string) []string {
 }
 
 func isHosts(s string) bool {
-	_, err := ingest.ParseHosts(hostsOf(s))
+	_, err := ingestconfig.ParseHosts(hostsOf(s))
 	return err == nil
 }
 

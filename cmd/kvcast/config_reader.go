@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
 // configSources are where a configuration comes from.
@@ -156,7 +156,7 @@ func (r *configReader) validateTLS() {
 // are those of its Config.
 func (r *configReader) validateIngest() {
 	for _, err := range leaves(r.config.ingestConfig().Validate()) {
-		var field *ingest.FieldError
+		var field *ingestconfig.FieldError
 		if !errors.As(err, &field) {
 			r.wrong(origin{}, "", err.Error())
 			continue

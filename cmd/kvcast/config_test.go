@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/server"
 )
 
@@ -34,12 +35,12 @@ func TestWholeConfigFile(t *testing.T) {
 	want.Workers = []workerConfig{{
 		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
 		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
-		Sources: []sourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingest.CopiesAuto}, {Engine: ingest.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingest.CopiesAuto}},
+		Sources: []sourceConfig{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
 	}}
-	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: ingest.EngineLLMDSim, Copies: ingest.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
+	want.Listeners = []listenerConfig{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
 	want.Discovery = []discoveryConfig{
-		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
-		{File: "workers.yaml", Engine: ingest.EngineVLLM, Copies: ingest.CopiesAuto, Interval: 5 * time.Second},
+		{DNS: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16, Interval: 5 * time.Second},
+		{File: "workers.yaml", Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Interval: 5 * time.Second},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -252,11 +253,11 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 
 // TestEnginesGoByTheNamesThatOthersHave reads each from a file and from a flag.
 func TestEnginesGoByTheNamesThatOthersHave(t *testing.T) {
-	for name, want := range map[string]ingest.Engine{
-		"vllm": ingest.EngineVLLM, "VLLM": ingest.EngineVLLM, "GPU": ingest.EngineVLLM,
-		"trtllm": ingest.EngineTRTLLM, "TRTLLM": ingest.EngineTRTLLM, "TensorRT-LLM": ingest.EngineTRTLLM,
-		"kvbm": ingest.EngineKVBM, "KVBM": ingest.EngineKVBM,
-		"sglang": ingest.EngineSGLang, "llm-d-sim": ingest.EngineLLMDSim,
+	for name, want := range map[string]feed.Engine{
+		"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
+		"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,
+		"kvbm": feed.EngineKVBM, "KVBM": feed.EngineKVBM,
+		"sglang": feed.EngineSGLang, "llm-d-sim": feed.EngineLLMDSim,
 	} {
 		inFile, _, err := readText(fmt.Sprintf("workers: [{name: a, sources: [{engine: %s, connect: \"tcp://h:1\"}]}]", name))
 		if err != nil {
@@ -480,14 +481,14 @@ func drawConfig(t *rapid.T) config {
 	words := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
 		"1", "0x1", "1e3", "true", "yes", "null", "~", "# a", "a: b", "'", "\"", "- a", "{a", "*a", "&a", "!a", "%", "@", " a ", "2001-01-01", "\u2028", "\ufeff", "\u0085",
 	})).Filter(printable)
-	names := rapid.SliceOfNDistinct(words.Filter(func(s string) bool { return s != "" && len(s) <= ingest.MaxNameBytes }), 0, 4, rapid.ID).Draw(t, "names")
-	engines := rapid.SampledFrom([]ingest.Engine{ingest.EngineVLLM, ingest.EngineSGLang, ingest.EngineTRTLLM, ingest.EngineKVBM, ingest.EngineLLMDSim})
-	copies := rapid.SampledFrom([]ingest.Copies{ingest.CopiesAuto, ingest.CopiesCounted, ingest.CopiesAnnouncedLast})
+	names := rapid.SliceOfNDistinct(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), 0, 4, rapid.ID).Draw(t, "names")
+	engines := rapid.SampledFrom([]feed.Engine{feed.EngineVLLM, feed.EngineSGLang, feed.EngineTRTLLM, feed.EngineKVBM, feed.EngineLLMDSim})
+	copies := rapid.SampledFrom([]ingestconfig.Copies{ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast})
 	for _, name := range names {
 		w := defaultWorker()
 		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
 		w.BlockSize = rapid.Uint32().Draw(t, "block size")
-		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingest.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
+		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
 			w.Labels = labels
 		}
 		s := sourceConfig{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
@@ -496,7 +497,7 @@ func drawConfig(t *rapid.T) config {
 		if rapid.Bool().Draw(t, "a second source") {
 			s.Engine, s.Topic = engines.Draw(t, "second engine"), ""
 			w.Sources = append(w.Sources, s)
-			w.Consolidate = rapid.SampledFrom([]ingest.Consolidate{ingest.ConsolidateDedup, ingest.ConsolidatePassthrough}).Draw(t, "consolidate")
+			w.Consolidate = rapid.SampledFrom([]feed.Consolidate{feed.ConsolidateDedup, feed.ConsolidatePassthrough}).Draw(t, "consolidate")
 		}
 		c.Workers = append(c.Workers, w)
 	}

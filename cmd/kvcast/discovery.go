@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"sync"
 
-	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 )
 
@@ -18,7 +18,7 @@ func (c config) watches(log *slog.Logger) []discovery.Watch {
 		if d.File != "" {
 			w.Name = d.File
 			// Whoever takes a worker out of a file means it.
-			w.Find = func(context.Context) ([]ingest.WorkerConfig, error) { return readWorkers(d.File, c.Ingest.MaxWorkers) }
+			w.Find = func(context.Context) ([]ingestconfig.Worker, error) { return readWorkers(d.File, c.Ingest.MaxWorkers) }
 		} else {
 			w.Name = d.DNS
 			w.Grace = c.Ingest.Grace

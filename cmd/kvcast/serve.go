@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
@@ -122,7 +123,7 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 		return nil, usageError{err}
 	}
 	registry.MustRegister(s.pipeline, budget.Collector{blocks, attributes})
-	hosts, err := ingest.ParseHosts(hostsOf(c.Ingest.RegisterHosts))
+	hosts, err := ingestconfig.ParseHosts(hostsOf(c.Ingest.RegisterHosts))
 	if err != nil {
 		return nil, usageError{err}
 	}

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -39,11 +41,11 @@ func (s *service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 type registered struct{ *service }
 
 // AddWorker implements server.Workers.
-func (r registered) AddWorker(ctx context.Context, w ingest.WorkerConfig) error {
+func (r registered) AddWorker(ctx context.Context, w ingestconfig.Worker) error {
 	return r.ingest.AddWorker(ctx, w)
 }
 
 // RemoveWorker implements server.Workers.
-func (r registered) RemoveWorker(ctx context.Context, name string, why ingest.RemoveReason) error {
+func (r registered) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
 	return r.ingest.RemoveWorker(ctx, name, why)
 }

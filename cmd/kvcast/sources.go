@@ -8,28 +8,28 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
 // ingestConfig is what ingest reads. There, zero stands for the default, and
 // something negative for none.
-func (c config) ingestConfig() ingest.Config {
-	cfg := ingest.Config{
+func (c config) ingestConfig() ingestconfig.Config {
+	cfg := ingestconfig.Config{
 		MaxWorkers: c.Ingest.MaxWorkers, MaxSources: c.Ingest.MaxSources, MaxRanks: c.Ingest.MaxRanks, WorkerBytes: int64(c.Ingest.WorkerBytes), SaltBytes: int64(c.Ingest.SaltBytes),
 		ReceiveBufferBytes: int64(c.Ingest.ReceiveBufferBytes), ReorderBufferBytes: int64(c.Ingest.ReorderBufferBytes),
 		Silence: cmp.Or(c.Ingest.Silence, -1), Grace: cmp.Or(c.Ingest.Grace, -1),
 	}
 	for _, w := range c.Workers {
-		worker := ingest.WorkerConfig{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate, Labels: maps.Clone(w.Labels)}
+		worker := ingestconfig.Worker{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Consolidate: w.Consolidate, Labels: maps.Clone(w.Labels)}
 		for _, s := range w.Sources {
-			worker.Sources = append(worker.Sources, ingest.SourceConfig{
+			worker.Sources = append(worker.Sources, ingestconfig.Source{
 				Engine: s.Engine, Connect: s.Connect, Replay: s.Replay, DPSize: s.DPSize, Topic: s.Topic, Copies: s.Copies,
 			})
 		}
 		cfg.Workers = append(cfg.Workers, worker)
 	}
 	for _, l := range c.Listeners {
-		cfg.Listeners = append(cfg.Listeners, ingest.ListenerConfig{
+		cfg.Listeners = append(cfg.Listeners, ingestconfig.Listener{
 			Bind: l.Bind, Engine: l.Engine, Copies: l.Copies, Topics: l.Topics, ReplayHosts: l.ReplayHosts, Worker: l.Worker, ReplayPort: cmp.Or(l.ReplayPort, -1),
 		})
 	}

@@ -8,14 +8,14 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
 // readWorkers reads the workers of a file of their own: a list in the form that
 // the configuration has it, or a mapping with that list as its workers. An empty
 // file is a mistake, as one is that somebody is writing; no workers are an empty
 // list.
-func readWorkers(file string, most int) ([]ingest.WorkerConfig, error) {
+func readWorkers(file string, most int) ([]ingestconfig.Worker, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read workers: %w", err)

@@ -8,12 +8,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
 func TestReadWorkers(t *testing.T) {
-	worker := func(name string) ingest.WorkerConfig {
-		return ingest.WorkerConfig{Name: name, Model: "m", Sources: []ingest.SourceConfig{{Engine: ingest.EngineVLLM, Connect: "tcp://h:1", DPSize: 1, Copies: ingest.CopiesAuto}}, Consolidate: ingest.ConsolidateDedup}
+	worker := func(name string) ingestconfig.Worker {
+		return ingestconfig.Worker{Name: name, Model: "m", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://h:1", DPSize: 1, Copies: ingestconfig.CopiesAuto}}, Consolidate: feed.ConsolidateDedup}
 	}
 	labeled := worker("a")
 	labeled.Labels = map[string]string{"zone": "x"}
@@ -21,12 +22,12 @@ func TestReadWorkers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "w.yaml")
 	for _, tt := range []struct {
 		text string
-		want []ingest.WorkerConfig
+		want []ingestconfig.Worker
 		says string // where it is wrong
 	}{
-		{"- " + a + "\n- " + b, []ingest.WorkerConfig{worker("a"), worker("b")}, ""},
-		{"workers:\n- " + a, []ingest.WorkerConfig{worker("a")}, ""},
-		{"- {name: a, model: m, labels: {zone: x}, sources: [{connect: \"tcp://h:1\"}]}", []ingest.WorkerConfig{labeled}, ""},
+		{"- " + a + "\n- " + b, []ingestconfig.Worker{worker("a"), worker("b")}, ""},
+		{"workers:\n- " + a, []ingestconfig.Worker{worker("a")}, ""},
+		{"- {name: a, model: m, labels: {zone: x}, sources: [{connect: \"tcp://h:1\"}]}", []ingestconfig.Worker{labeled}, ""},
 		{"- name: a\n  labels: {zone: x}\n  sources: [{connect: \"tcp://h:1\"}]\n- name: b\n  sources: [{connect: \"tcp://h:1\"}]\n  labels:\n    zone: x\n    rack: \"\\t\"",
 			nil, file + `:8: workers[1].labels["rack"]: "\t" is not allowed: want `},
 		{"[]", nil, ""},

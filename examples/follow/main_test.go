@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -44,8 +44,8 @@ func serve(t *testing.T) (addr string) {
 			t.Error(err)
 		}
 	})
-	lane := p.AddWorker(ingest.Worker{Name: "vllm-0", Model: "m", BlockSize: 4, Endpoint: "10.0.0.5:8000"})
-	lane.Batch(&ingest.Batch{Events: []wire.Event{{
+	lane := p.AddWorker(feed.Worker{Name: "vllm-0", Model: "m", BlockSize: 4, Endpoint: "10.0.0.5:8000"})
+	lane.Batch(&feed.Batch{Events: []wire.Event{{
 		Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, BlockHashes: []uint64{10, 11},
 		TokensHashes: client.TokensHashes([]uint32{1, 2, 3, 4, 5, 6, 7, 8}, 4, "", ""),
 	}}})

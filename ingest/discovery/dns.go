@@ -10,7 +10,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // lookUpTimeout is how long a name server may take.
@@ -26,9 +27,9 @@ type DNS struct {
 	// ReplayPort is where each replays; 0 means that none does.
 	ReplayPort int
 	// Engine is what the engines are, and Model what they serve; both as of
-	// ingest.WorkerConfig.
-	Engine ingest.Engine
-	Copies ingest.Copies
+	// ingest.Worker.
+	Engine feed.Engine
+	Copies config.Copies
 	Model  string
 	// BlockSize is in tokens; 0 means that of the first store.
 	BlockSize uint32
@@ -40,7 +41,7 @@ type DNS struct {
 // Find finds a worker at each address. Its name is ADDRESS:PORT.
 //
 // A name without addresses is no error: all engines may be gone.
-func (d DNS) Find(ctx context.Context) ([]ingest.WorkerConfig, error) {
+func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
 	lookUp := d.lookUp
 	if lookUp == nil {
 		lookUp = net.DefaultResolver.LookupNetIP
@@ -60,14 +61,14 @@ func (d DNS) Find(ctx context.Context) ([]ingest.WorkerConfig, error) {
 	}
 	slices.SortFunc(addresses, netip.Addr.Compare)
 	addresses = slices.Compact(addresses)
-	workers := make([]ingest.WorkerConfig, len(addresses))
+	workers := make([]config.Worker, len(addresses))
 	for i, a := range addresses {
 		at := func(port int) string { return net.JoinHostPort(a.String(), strconv.Itoa(port)) }
-		source := ingest.SourceConfig{Engine: d.Engine, Copies: d.Copies, Connect: "tcp://" + at(d.Port)}
+		source := config.Source{Engine: d.Engine, Copies: d.Copies, Connect: "tcp://" + at(d.Port)}
 		if d.ReplayPort != 0 {
 			source.Replay = "tcp://" + at(d.ReplayPort)
 		}
-		workers[i] = ingest.WorkerConfig{Name: at(d.Port), Model: d.Model, BlockSize: d.BlockSize, Sources: []ingest.SourceConfig{source}}
+		workers[i] = config.Worker{Name: at(d.Port), Model: d.Model, BlockSize: d.BlockSize, Sources: []config.Source{source}}
 	}
 	return workers, nil
 }

@@ -9,13 +9,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 func TestDNS(t *testing.T) {
-	worker := func(name, connect, replay string) ingest.WorkerConfig {
-		return ingest.WorkerConfig{Name: name, Model: "m", BlockSize: 16, Sources: []ingest.SourceConfig{
-			{Engine: ingest.EngineSGLang, Copies: ingest.CopiesCounted, Connect: connect, Replay: replay},
+	worker := func(name, connect, replay string) config.Worker {
+		return config.Worker{Name: name, Model: "m", BlockSize: 16, Sources: []config.Source{
+			{Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Connect: connect, Replay: replay},
 		}}
 	}
 	tests := []struct {
@@ -23,22 +24,22 @@ func TestDNS(t *testing.T) {
 		addresses []string
 		err       error
 		replay    int
-		want      []ingest.WorkerConfig
+		want      []config.Worker
 		wantErr   bool
 	}{
-		{"each address once, in order", []string{"10.0.0.2", "::ffff:10.0.0.1", "10.0.0.1"}, nil, 5558, []ingest.WorkerConfig{
+		{"each address once, in order", []string{"10.0.0.2", "::ffff:10.0.0.1", "10.0.0.1"}, nil, 5558, []config.Worker{
 			worker("10.0.0.1:5557", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
 			worker("10.0.0.2:5557", "tcp://10.0.0.2:5557", "tcp://10.0.0.2:5558"),
 		}, false},
-		{"IPv6, no replay", []string{"fd00::1"}, nil, 0, []ingest.WorkerConfig{
+		{"IPv6, no replay", []string{"fd00::1"}, nil, 0, []config.Worker{
 			worker("[fd00::1]:5557", "tcp://[fd00::1]:5557", ""),
 		}, false},
-		{"no such name", nil, &net.DNSError{IsNotFound: true}, 0, []ingest.WorkerConfig{}, false},
+		{"no such name", nil, &net.DNSError{IsNotFound: true}, 0, []config.Worker{}, false},
 		{"no name server", nil, errors.New("refused"), 0, nil, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			d := DNS{Host: "engines", Port: 5557, ReplayPort: tt.replay, Engine: ingest.EngineSGLang, Copies: ingest.CopiesCounted, Model: "m", BlockSize: 16}
+			d := DNS{Host: "engines", Port: 5557, ReplayPort: tt.replay, Engine: feed.EngineSGLang, Copies: config.CopiesCounted, Model: "m", BlockSize: 16}
 			d.lookUp = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 				if host != "engines" {
 					t.Errorf("host %q", host)
@@ -57,7 +58,7 @@ func TestDNS(t *testing.T) {
 				t.Error(diff)
 			}
 			for _, w := range got {
-				if err := (ingest.Config{Workers: []ingest.WorkerConfig{w}}).Validate(); err != nil {
+				if err := (config.Config{Workers: []config.Worker{w}}).Validate(); err != nil {
 					t.Error(err)
 				}
 			}

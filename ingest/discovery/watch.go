@@ -9,7 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 // DefaultInterval is the time between two looks.
@@ -17,8 +18,8 @@ const DefaultInterval = 5 * time.Second
 
 // Workers are what is read; *ingest.Ingest is one.
 type Workers interface {
-	AddWorker(context.Context, ingest.WorkerConfig) error
-	RemoveWorker(ctx context.Context, name string, why ingest.RemoveReason) error
+	AddWorker(context.Context, config.Worker) error
+	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
 }
 
 // Watch keeps workers as they are found.
@@ -27,7 +28,7 @@ type Watch struct {
 	Name string
 	// Find finds all workers that there are now, each name once. On an error those
 	// found before stay.
-	Find func(context.Context) ([]ingest.WorkerConfig, error)
+	Find func(context.Context) ([]config.Worker, error)
 	// Interval is the time between two looks: DefaultInterval unless set.
 	Interval time.Duration
 	// Grace is how long a worker may not be found before it is removed; with 0 it is
@@ -50,12 +51,12 @@ type watching struct {
 	// nobody tells that the last look found no workers.
 	nobody bool
 	// refused are those that could not be added, as they were then.
-	refused map[string]ingest.WorkerConfig
+	refused map[string]config.Worker
 }
 
 // known is a worker that was added.
 type known struct {
-	config ingest.WorkerConfig
+	config config.Worker
 	// missing is since when it has not been found; zero while it is.
 	missing time.Time
 }
@@ -70,7 +71,7 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		w.Logger = slog.New(slog.DiscardHandler)
 	}
 	w.Logger = w.Logger.With("discovery", w.Name)
-	at := &watching{Watch: w, workers: workers, known: make(map[string]*known), refused: make(map[string]ingest.WorkerConfig)}
+	at := &watching{Watch: w, workers: workers, known: make(map[string]*known), refused: make(map[string]config.Worker)}
 	ticker := time.NewTicker(w.Interval)
 	defer ticker.Stop()
 	for {
@@ -78,7 +79,7 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		if w.Looked != nil {
 			w.Looked()
 		}
-		if errors.Is(err, ingest.ErrEnded) || ctx.Err() != nil {
+		if errors.Is(err, config.ErrEnded) || ctx.Err() != nil {
 			return nil
 		}
 		at.log(err)
@@ -115,7 +116,7 @@ func (w *watching) look(ctx context.Context) error {
 		}
 	}
 	now := time.Now()
-	all := make(map[string]ingest.WorkerConfig, len(found))
+	all := make(map[string]config.Worker, len(found))
 	for _, c := range found {
 		all[c.Name] = c
 	}
@@ -137,7 +138,7 @@ func (w *watching) look(ctx context.Context) error {
 			return err
 		}
 	}
-	maps.DeleteFunc(w.refused, func(name string, _ ingest.WorkerConfig) bool { _, ok := all[name]; return !ok })
+	maps.DeleteFunc(w.refused, func(name string, _ config.Worker) bool { _, ok := all[name]; return !ok })
 	for _, c := range found {
 		if w.known[c.Name] != nil {
 			continue
@@ -150,11 +151,11 @@ func (w *watching) look(ctx context.Context) error {
 }
 
 func (w *watching) remove(ctx context.Context, name string) error {
-	err := w.workers.RemoveWorker(ctx, name, ingest.RemovedDiscovery)
+	err := w.workers.RemoveWorker(ctx, name, feed.RemovedDiscovery)
 	switch {
 	case err == nil:
 		w.Logger.Info("worker removed", "worker", name)
-	case errors.Is(err, ingest.ErrNoWorker): // somebody else has
+	case errors.Is(err, config.ErrNoWorker): // somebody else has
 	default:
 		return err
 	}
@@ -164,14 +165,14 @@ func (w *watching) remove(ctx context.Context, name string) error {
 
 // add adds a worker. One that can not be is tried again at each look, and logged
 // once.
-func (w *watching) add(ctx context.Context, c ingest.WorkerConfig) error {
+func (w *watching) add(ctx context.Context, c config.Worker) error {
 	err := w.workers.AddWorker(ctx, c)
 	switch {
 	case err == nil:
 		w.Logger.Info("worker found", "worker", c.Name)
 		w.known[c.Name] = &known{config: c}
 		delete(w.refused, c.Name)
-	case errors.Is(err, ingest.ErrEnded) || ctx.Err() != nil:
+	case errors.Is(err, config.ErrEnded) || ctx.Err() != nil:
 		return err
 	default:
 		if was, ok := w.refused[c.Name]; !ok || !reflect.DeepEqual(was, c) {

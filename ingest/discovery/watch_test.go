@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 )
 
@@ -36,11 +37,11 @@ func (r *roll) take() []string {
 	return done
 }
 
-func (r *roll) AddWorker(_ context.Context, c ingest.WorkerConfig) error {
+func (r *roll) AddWorker(_ context.Context, c config.Worker) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {
-		return ingest.ErrEnded
+		return config.ErrEnded
 	}
 	if err := r.refuses[c.Name]; err != nil {
 		r.done = append(r.done, "refuse "+c.Name)
@@ -50,24 +51,24 @@ func (r *roll) AddWorker(_ context.Context, c ingest.WorkerConfig) error {
 	return nil
 }
 
-func (r *roll) RemoveWorker(_ context.Context, name string, why ingest.RemoveReason) error {
-	if why != ingest.RemovedDiscovery {
+func (r *roll) RemoveWorker(_ context.Context, name string, why feed.RemoveReason) error {
+	if why != feed.RemovedDiscovery {
 		return fmt.Errorf("removed for %d", why)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.done = append(r.done, "remove "+name)
 	if name == "gone" {
-		return ingest.ErrNoWorker
+		return config.ErrNoWorker
 	}
 	return nil
 }
 
 func TestWatch(t *testing.T) {
-	w := func(name, model string) ingest.WorkerConfig { return ingest.WorkerConfig{Name: name, Model: model} }
+	w := func(name, model string) config.Worker { return config.Worker{Name: name, Model: model} }
 	broken := errors.New("broken")
 	type look struct {
-		found []ingest.WorkerConfig
+		found []config.Worker
 		err   error
 		want  []string
 	}
@@ -78,35 +79,35 @@ func TestWatch(t *testing.T) {
 		looks   []look
 	}{
 		{"come and go", 0, nil, []look{
-			{found: []ingest.WorkerConfig{w("a", "m"), w("b", "m")}, want: []string{"add a m", "add b m"}},
-			{found: []ingest.WorkerConfig{w("b", "m"), w("c", "m")}, want: []string{"remove a", "add c m"}},
-			{found: []ingest.WorkerConfig{w("a", "m")}, want: []string{"remove b", "remove c", "add a m"}},
+			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"add a m", "add b m"}},
+			{found: []config.Worker{w("b", "m"), w("c", "m")}, want: []string{"remove a", "add c m"}},
+			{found: []config.Worker{w("a", "m")}, want: []string{"remove b", "remove c", "add a m"}},
 		}},
 		{"one that changes comes anew", 0, nil, []look{
-			{found: []ingest.WorkerConfig{w("a", "m")}, want: []string{"add a m"}},
-			{found: []ingest.WorkerConfig{w("a", "n")}, want: []string{"remove a", "add a n"}},
-			{found: []ingest.WorkerConfig{w("a", "n")}},
+			{found: []config.Worker{w("a", "m")}, want: []string{"add a m"}},
+			{found: []config.Worker{w("a", "n")}, want: []string{"remove a", "add a n"}},
+			{found: []config.Worker{w("a", "n")}},
 		}},
 		{"an error costs none", 0, nil, []look{
-			{found: []ingest.WorkerConfig{w("a", "m")}, want: []string{"add a m"}},
+			{found: []config.Worker{w("a", "m")}, want: []string{"add a m"}},
 			{err: broken},
-			{found: []ingest.WorkerConfig{w("a", "m")}},
+			{found: []config.Worker{w("a", "m")}},
 		}},
 		{"absent for less than the grace time", 2 * time.Second, nil, []look{
-			{found: []ingest.WorkerConfig{w("a", "m")}, want: []string{"add a m"}},
+			{found: []config.Worker{w("a", "m")}, want: []string{"add a m"}},
 			{}, {}, // missing since the first of these
-			{found: []ingest.WorkerConfig{w("a", "m")}},
+			{found: []config.Worker{w("a", "m")}},
 			{}, {},
 			{want: []string{"remove a"}},
 		}},
 		{"removed by somebody else", 0, nil, []look{
-			{found: []ingest.WorkerConfig{w("gone", "m")}, want: []string{"add gone m"}},
+			{found: []config.Worker{w("gone", "m")}, want: []string{"add gone m"}},
 			{want: []string{"remove gone"}},
-			{found: []ingest.WorkerConfig{w("gone", "m")}, want: []string{"add gone m"}},
+			{found: []config.Worker{w("gone", "m")}, want: []string{"add gone m"}},
 		}},
-		{"refused ones are tried again, the others added", 0, map[string]error{"a": ingest.ErrWorkerExists}, []look{
-			{found: []ingest.WorkerConfig{w("a", "m"), w("b", "m")}, want: []string{"refuse a", "add b m"}},
-			{found: []ingest.WorkerConfig{w("a", "m"), w("b", "m")}, want: []string{"refuse a"}},
+		{"refused ones are tried again, the others added", 0, map[string]error{"a": config.ErrWorkerExists}, []look{
+			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"refuse a", "add b m"}},
+			{found: []config.Worker{w("a", "m"), w("b", "m")}, want: []string{"refuse a"}},
 		}},
 	}
 	for _, tt := range tests {
@@ -115,7 +116,7 @@ func TestWatch(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				r := &roll{refuses: tt.refuses}
 				var n, looked atomic.Int32
-				watch := discovery.Watch{Interval: time.Second, Grace: tt.grace, Looked: func() { looked.Add(1) }, Find: func(context.Context) ([]ingest.WorkerConfig, error) {
+				watch := discovery.Watch{Interval: time.Second, Grace: tt.grace, Looked: func() { looked.Add(1) }, Find: func(context.Context) ([]config.Worker, error) {
 					l := tt.looks[n.Add(1)-1]
 					return l.found, l.err
 				}}
@@ -144,8 +145,8 @@ func TestWatch(t *testing.T) {
 }
 
 func TestWatchEndsWithIngest(t *testing.T) {
-	watch := discovery.Watch{Find: func(context.Context) ([]ingest.WorkerConfig, error) {
-		return []ingest.WorkerConfig{{Name: "a"}}, nil
+	watch := discovery.Watch{Find: func(context.Context) ([]config.Worker, error) {
+		return []config.Worker{{Name: "a"}}, nil
 	}}
 	if err := watch.Run(t.Context(), &roll{ended: true}); err != nil {
 		t.Error(err)

@@ -1,4 +1,6 @@
-package ingest
+package config
+
+import "github.com/kvcast/kvcast/feed"
 
 // Copies says what a further store of a block means that the engine holds already: an
 // engine may hold one block hash in several physical blocks, or only announce again
@@ -28,31 +30,14 @@ func (c Copies) known() bool {
 	}
 }
 
-// CopyRule is how a source's stores and removes are counted: Copies, decided for its
-// engine.
-type CopyRule uint8
-
-// The rules. An event that says itself what it means outweighs each of them; see
-// wire.Event.Origin and wire.Rare.RemainingCopies.
-const (
-	// CopyRuleCounted: a store adds a copy, a remove takes one away.
-	CopyRuleCounted CopyRule = iota
-	// CopyRuleDetected: a store on the device from the root, of a block that is held,
-	// may be an announcement. Package pipeline says how that is decided.
-	CopyRuleDetected
-	// CopyRuleAnnouncedLast: a store adds nothing to a block that is held, a remove
-	// takes away all copies.
-	CopyRuleAnnouncedLast
-)
-
 // rule decides for an engine.
-func (c Copies) rule(e Engine) CopyRule {
+func (c Copies) Rule(e feed.Engine) feed.CopyRule {
 	switch {
 	case c == CopiesAnnouncedLast:
-		return CopyRuleAnnouncedLast
-	case c != CopiesCounted && e == EngineVLLM:
-		return CopyRuleDetected
+		return feed.CopyRuleAnnouncedLast
+	case c != CopiesCounted && e == feed.EngineVLLM:
+		return feed.CopyRuleDetected
 	default:
-		return CopyRuleCounted
+		return feed.CopyRuleCounted
 	}
 }

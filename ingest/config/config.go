@@ -1,10 +1,15 @@
-package ingest
+// Package config says what package ingest reads: workers, sources and listeners, with
+// their defaults, limits and validation. It uses no socket, so that whoever adds
+// workers need not link libzmq.
+package config
 
 import (
 	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // Defaults and limits of a Config.
@@ -29,9 +34,6 @@ const (
 	DefaultReorderBufferBytes = 128 << 20
 	// DefaultTopics is the pattern of a listener's topics.
 	DefaultTopics = "kv@*"
-	// MaxRanks is how many dp ranks a worker may have, and how many sources, those of
-	// all its ranks counted.
-	MaxRanks = 1024
 	// DefaultMaxSources, DefaultMaxRanks and DefaultWorkerBytes are those of Config.
 	DefaultMaxSources  = 4096
 	DefaultMaxRanks    = 8192
@@ -42,21 +44,22 @@ const (
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
 	MaxModelBytes = 1024
-	// MaxSources is how many sources a worker may have.
-	MaxSources = 128
 )
 
 // maxSockets is how many sockets libzmq can have in one context, less some for
 // what an Ingest needs beside its sources.
-const maxSockets = 65_000
+const MaxSockets = 65_000
+
+// DefaultReplayTimeout is how long a replay socket may say nothing.
+const DefaultReplayTimeout = 5 * time.Second
 
 // Config is what an Ingest reads. The zero Config reads nothing; in each field
 // the zero value stands for the default.
 type Config struct {
 	// Workers are read by connecting to their engines.
-	Workers []WorkerConfig
+	Workers []Worker
 	// Listeners are bound for engines to connect to.
-	Listeners []ListenerConfig
+	Listeners []Listener
 	// MaxWorkers is how many workers there may be, configured ones included:
 	// DefaultMaxWorkers unless set. A worker beyond it is refused.
 	MaxWorkers int
@@ -107,8 +110,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// WorkerConfig is a worker whose engines are connected to.
-type WorkerConfig struct {
+// Worker is a worker whose engines are connected to.
+type Worker struct {
 	// Name is unique, 1 to MaxNameBytes bytes.
 	Name string
 	// Model is at most MaxModelBytes bytes; empty means that it is not known.
@@ -121,26 +124,15 @@ type WorkerConfig struct {
 	Labels   map[string]string
 	// Sources are what publishes the worker's events: one at least, and MaxSources at
 	// most.
-	Sources []SourceConfig
+	Sources []Source
 	// Consolidate is what to make of several: ConsolidateDedup unless set.
-	Consolidate Consolidate
+	Consolidate feed.Consolidate
 }
 
-// Consolidate is what becomes of the events of a worker's several sources.
-type Consolidate string
-
-const (
-	// ConsolidateDedup tells of a block once, as long as any source holds it.
-	ConsolidateDedup Consolidate = "dedup"
-	// ConsolidatePassthrough lets each source's events go on as they are, with their
-	// own tiers.
-	ConsolidatePassthrough Consolidate = "passthrough"
-)
-
-// SourceConfig is a publisher to connect to, or one for each dp rank.
-type SourceConfig struct {
+// Source is a publisher to connect to, or one for each dp rank.
+type Source struct {
 	// Engine is what publishes: EngineVLLM unless set.
-	Engine Engine
+	Engine feed.Engine
 	// Connect is the publisher's endpoint: tcp://HOST:PORT, where rank r is read
 	// at PORT + r, or ipc://PATH.
 	Connect string
@@ -156,8 +148,8 @@ type SourceConfig struct {
 	Copies Copies
 }
 
-// ListenerConfig is an endpoint to bind, for publishers to connect to.
-type ListenerConfig struct {
+// Listener is an endpoint to bind, for publishers to connect to.
+type Listener struct {
 	// Bind is the endpoint: tcp://ADDRESS:PORT, where the address may be * and
 	// the port * or 0 for any, or ipc://PATH.
 	Bind string
@@ -168,7 +160,7 @@ type ListenerConfig struct {
 	// reported incomplete, needlessly; the other way round the loss of an
 	// engine's first batch, which is what ZeroMQ loses most readily, would go
 	// unreported.
-	Engine Engine
+	Engine feed.Engine
 	// Copies says how the copies of its publishers are counted: CopiesAuto unless set,
 	// which with the default engine is right for publishers of EngineSGLang, too.
 	Copies Copies
@@ -189,56 +181,27 @@ type ListenerConfig struct {
 	Worker string
 }
 
-// Engine is what publishes events.
-type Engine string
-
-// The engines.
-const (
-	EngineVLLM    Engine = "vllm"
-	EngineSGLang  Engine = "sglang"
-	EngineTRTLLM  Engine = "trtllm"
-	EngineKVBM    Engine = "kvbm"
-	EngineLLMDSim Engine = "llm-d-sim"
-)
-
-const allowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
+const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
 
 // engineNames are the names that engines go by elsewhere, and how they are spelled
 // here.
-var engineNames = map[string]Engine{
-	"vllm": EngineVLLM, "VLLM": EngineVLLM, "GPU": EngineVLLM,
-	"trtllm": EngineTRTLLM, "TRTLLM": EngineTRTLLM, "TensorRT-LLM": EngineTRTLLM,
-	"kvbm": EngineKVBM, "KVBM": EngineKVBM,
-	"sglang":    EngineSGLang,
-	"llm-d-sim": EngineLLMDSim,
+var engineNames = map[string]feed.Engine{
+	"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
+	"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,
+	"kvbm": feed.EngineKVBM, "KVBM": feed.EngineKVBM,
+	"sglang":    feed.EngineSGLang,
+	"llm-d-sim": feed.EngineLLMDSim,
 }
 
 // ParseEngine returns the engine of a name; ok is false where there is none.
-func ParseEngine(name string) (e Engine, ok bool) {
+func ParseEngine(name string) (e feed.Engine, ok bool) {
 	e, ok = engineNames[name]
 	return e, ok
 }
 
-func (e Engine) known() bool {
-	switch e {
-	case EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim:
-		return true
-	default:
-		return false
-	}
-}
-
-// firstSeq is the seq of the first batch in an engine's life.
-func (e Engine) firstSeq() uint64 {
-	if e == EngineLLMDSim {
-		return 1
-	}
-	return 0
-}
-
 // withDefaults returns the Config with its zero fields filled in. It shares no
 // slices that are written with the caller's.
-func (c Config) withDefaults() Config {
+func (c Config) WithDefaults() Config {
 	if c.MaxWorkers == 0 {
 		c.MaxWorkers = DefaultMaxWorkers
 	}
@@ -278,12 +241,12 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	workers := make([]WorkerConfig, len(c.Workers))
+	workers := make([]Worker, len(c.Workers))
 	for i, w := range c.Workers {
-		sources := make([]SourceConfig, len(w.Sources))
+		sources := make([]Source, len(w.Sources))
 		for j, s := range w.Sources {
 			if s.Engine == "" {
-				s.Engine = EngineVLLM
+				s.Engine = feed.EngineVLLM
 			}
 			if s.DPSize == 0 {
 				s.DPSize = 1
@@ -295,15 +258,15 @@ func (c Config) withDefaults() Config {
 		}
 		w.Sources = sources
 		if w.Consolidate == "" {
-			w.Consolidate = ConsolidateDedup
+			w.Consolidate = feed.ConsolidateDedup
 		}
 		workers[i] = w
 	}
 	c.Workers = workers
-	listeners := make([]ListenerConfig, len(c.Listeners))
+	listeners := make([]Listener, len(c.Listeners))
 	for i, l := range c.Listeners {
 		if l.Engine == "" {
-			l.Engine = EngineVLLM
+			l.Engine = feed.EngineVLLM
 		}
 		if l.Copies == "" {
 			l.Copies = CopiesAuto

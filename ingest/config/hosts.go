@@ -1,4 +1,4 @@
-package ingest
+package config
 
 import (
 	"fmt"
@@ -43,7 +43,7 @@ func (h *Hosts) add(s string) bool {
 	name := canonicalHost(s)
 	domain, wildcard := strings.CutPrefix(name, "*")
 	plain := strings.TrimPrefix(domain, ".")
-	if plain == "" || len(name) > MaxNameBytes || !printable(name) || strings.ContainsAny(domain, " /:,[]*@") ||
+	if plain == "" || len(name) > MaxNameBytes || !Printable(name) || strings.ContainsAny(domain, " /:,[]*@") ||
 		wildcard != strings.HasPrefix(domain, ".") {
 		return false
 	}
@@ -87,15 +87,15 @@ func (h Hosts) Contain(host string) bool {
 
 // ContainEndpoint reports whether the host of a tcp endpoint is in the list.
 func (h Hosts) ContainEndpoint(s string) bool {
-	e, ok := parseEndpoint(s, false)
-	return ok && e.transport == transportTCP && h.Contain(e.address)
+	e, ok := ParseEndpoint(s, false)
+	return ok && e.Transport == TransportTCP && h.Contain(e.Address)
 }
 
 // replayHost returns the host to ask for a replay: that which a topic names, where it
 // is allowed or the peer's own address; or the peer's own address, where the topic
 // names no address. Without ok it is neither, and nothing is asked: a peer must not
 // have kvcast connect to others.
-func replayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok bool) {
+func ReplayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok bool) {
 	if allowed.Contain(named) {
 		return named, true
 	}

@@ -1,4 +1,4 @@
-package ingest
+package config
 
 import (
 	"fmt"
@@ -8,80 +8,80 @@ import (
 )
 
 // endpoint is a ZeroMQ endpoint, taken apart.
-type endpoint struct {
-	transport string // tcp or ipc
-	address   string // tcp: the host, ipc: the path
-	port      int    // tcp only; 0 means any
+type Endpoint struct {
+	Transport string // tcp or ipc
+	Address   string // tcp: the host, ipc: the path
+	Port      int    // tcp only; 0 means any
 }
 
 const (
-	transportTCP = "tcp"
-	transportIPC = "ipc"
+	TransportTCP = "tcp"
+	TransportIPC = "ipc"
 
-	maxPort = 65535
+	MaxPort = 65535
 	// maxIPCPath is the longest path of a Unix socket that Linux takes.
 	maxIPCPath = 107
 )
 
 const (
-	allowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
-	allowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
+	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
+	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
 // parseEndpoint takes an endpoint apart; open tells whether its host and port
 // may be left open, as for binding. inproc is not accepted: it does not leave
 // its ZeroMQ context, and every Ingest has its own.
-func parseEndpoint(s string, open bool) (endpoint, bool) {
+func ParseEndpoint(s string, open bool) (Endpoint, bool) {
 	transport, address, ok := strings.Cut(s, "://")
 	if !ok || strings.ContainsAny(address, "\x00; ") {
-		return endpoint{}, false
+		return Endpoint{}, false
 	}
 	switch transport {
-	case transportIPC:
+	case TransportIPC:
 		if address == "" || len(address) > maxIPCPath {
-			return endpoint{}, false
+			return Endpoint{}, false
 		}
-		return endpoint{transport: transportIPC, address: address}, true
-	case transportTCP:
+		return Endpoint{Transport: TransportIPC, Address: address}, true
+	case TransportTCP:
 		host, p, err := net.SplitHostPort(address)
 		if err != nil || host == "" || (host == "*" && !open) {
-			return endpoint{}, false
+			return Endpoint{}, false
 		}
 		if p == "*" {
 			p = "0"
 		}
 		port, err := strconv.ParseUint(p, 10, 16)
 		if err != nil || (port == 0 && !open) {
-			return endpoint{}, false
+			return Endpoint{}, false
 		}
-		return endpoint{transport: transportTCP, address: host, port: int(port)}, true
+		return Endpoint{Transport: TransportTCP, Address: host, Port: int(port)}, true
 	default:
-		return endpoint{}, false
+		return Endpoint{}, false
 	}
 }
 
 // String returns the endpoint as libzmq takes it.
-func (e endpoint) String() string {
-	if e.transport == transportIPC {
-		return "ipc://" + e.address
+func (e Endpoint) String() string {
+	if e.Transport == TransportIPC {
+		return "ipc://" + e.Address
 	}
 	port := "*"
-	if e.port != 0 {
-		port = strconv.Itoa(e.port)
+	if e.Port != 0 {
+		port = strconv.Itoa(e.Port)
 	}
-	return "tcp://" + net.JoinHostPort(e.address, port)
+	return "tcp://" + net.JoinHostPort(e.Address, port)
 }
 
 // ofRank returns the endpoint of a dp rank. Engines put rank r on the port r
 // above rank 0's; TensorRT-LLM tells ipc paths apart by a suffix, which rank 0
 // goes without.
-func (e endpoint) ofRank(rank int) endpoint {
+func (e Endpoint) OfRank(rank int) Endpoint {
 	switch {
 	case rank == 0:
-	case e.transport == transportTCP:
-		e.port += rank
+	case e.Transport == TransportTCP:
+		e.Port += rank
 	default:
-		e.address = fmt.Sprintf("%s_dp%d", e.address, rank)
+		e.Address = fmt.Sprintf("%s_dp%d", e.Address, rank)
 	}
 	return e
 }

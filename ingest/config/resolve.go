@@ -1,4 +1,4 @@
-package ingest
+package config
 
 import (
 	"context"
@@ -11,35 +11,35 @@ import (
 // resolve returns an endpoint with its host's name resolved to one of its
 // addresses, of IPv4 where there is one. libzmq would do so itself, but in the
 // thread that serves all sockets, which it would hold up.
-func resolve(ctx context.Context, s string) (string, error) {
-	e, ok := parseEndpoint(s, true)
+func Resolve(ctx context.Context, s string) (string, error) {
+	e, ok := ParseEndpoint(s, true)
 	if !ok {
-		return "", fmt.Errorf("resolve %q: want %s", s, allowedConnect)
+		return "", fmt.Errorf("resolve %q: want %s", s, AllowedConnect)
 	}
 	if !e.named() {
 		return s, nil
 	}
-	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", e.address)
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", e.Address)
 	if err != nil {
 		return "", fmt.Errorf("look up host: %w", err)
 	}
 	if len(addresses) == 0 {
-		return "", fmt.Errorf("look up host %s: no addresses", e.address)
+		return "", fmt.Errorf("look up host %s: no addresses", e.Address)
 	}
 	for i := range addresses {
 		addresses[i] = addresses[i].Unmap()
 	}
 	first := slices.MinFunc(addresses, func(a, b netip.Addr) int { return a.Compare(b) }) // IPv4 comes before IPv6
-	e.address = first.String()
+	e.Address = first.String()
 	return e.String(), nil
 }
 
 // named tells whether the endpoint's host is a name, which may come to other
 // addresses with time.
-func (e endpoint) named() bool {
-	if e.transport != transportTCP || e.address == "*" {
+func (e Endpoint) named() bool {
+	if e.Transport != TransportTCP || e.Address == "*" {
 		return false
 	}
-	_, err := netip.ParseAddr(e.address)
+	_, err := netip.ParseAddr(e.Address)
 	return err != nil
 }

@@ -1,9 +1,21 @@
-package ingest
+// Package feed has the types that pass from ingest to pipeline: workers, decoded
+// batches, gaps and restarts. Package ingest calls a Sink, package pipeline implements
+// it. For each worker the calls are in the order of its engines, and do not overlap.
+package feed
 
 import (
 	"strconv"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// Limits of a worker.
+const (
+	// MaxRanks is how many dp ranks a worker may have, and how many sources, those of
+	// all its ranks counted.
+	MaxRanks = 1024
+	// MaxSources is how many sources a worker may have.
+	MaxSources = 128
 )
 
 // Sink takes what ingest reads. Its calls for one worker never overlap, nor do

@@ -1,4 +1,4 @@
-package ingest
+package config
 
 import (
 	"net/netip"
@@ -63,7 +63,7 @@ func TestReplayHost(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			peer, _ := netip.ParseAddr(tt.peer)
-			if got, ok := replayHost(tt.named, peer, allowed); got != tt.want || ok != (tt.want != "") {
+			if got, ok := ReplayHost(tt.named, peer, allowed); got != tt.want || ok != (tt.want != "") {
 				t.Errorf("replayHost(%q, %q) = %q, %v, want %q", tt.named, tt.peer, got, ok, tt.want)
 			}
 		})

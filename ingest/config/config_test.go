@@ -1,4 +1,4 @@
-package ingest_test
+package config_test
 
 import (
 	"errors"
@@ -9,36 +9,37 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
 )
 
 func TestValidate(t *testing.T) {
-	source := func(s ingest.SourceConfig) ingest.Config {
-		return ingest.Config{Workers: []ingest.WorkerConfig{{Name: "w", Sources: []ingest.SourceConfig{s}}}}
+	source := func(s config.Source) config.Config {
+		return config.Config{Workers: []config.Worker{{Name: "w", Sources: []config.Source{s}}}}
 	}
-	connect := func(endpoint string) ingest.Config { return source(ingest.SourceConfig{Connect: endpoint}) }
-	listener := func(l ingest.ListenerConfig) ingest.Config {
-		return ingest.Config{Listeners: []ingest.ListenerConfig{l}}
+	connect := func(endpoint string) config.Config { return source(config.Source{Connect: endpoint}) }
+	listener := func(l config.Listener) config.Config {
+		return config.Config{Listeners: []config.Listener{l}}
 	}
-	bind := func(endpoint string) ingest.Config { return listener(ingest.ListenerConfig{Bind: endpoint}) }
-	named := func(names ...string) (c ingest.Config) {
+	bind := func(endpoint string) config.Config { return listener(config.Listener{Bind: endpoint}) }
+	named := func(names ...string) (c config.Config) {
 		for _, n := range names {
-			c.Workers = append(c.Workers, ingest.WorkerConfig{
-				Name: n, Sources: []ingest.SourceConfig{{Connect: "tcp://h:1"}},
+			c.Workers = append(c.Workers, config.Worker{
+				Name: n, Sources: []config.Source{{Connect: "tcp://h:1"}},
 			})
 		}
 		return c
 	}
 	tests := []struct {
 		name   string
-		config ingest.Config
+		config config.Config
 		want   []string // the fields, or none
 	}{
-		{"zero", ingest.Config{}, nil},
-		{"counts below 0", ingest.Config{MaxWorkers: -1, Silence: 1, ReplayTimeout: -1}, []string{"MaxWorkers", "ReplayTimeout", "Silence"}},
-		{"reconnect too soon", ingest.Config{ReconnectMin: time.Microsecond}, []string{"ReconnectMin"}},
-		{"reconnect max below min", ingest.Config{ReconnectMin: time.Second, ReconnectMax: time.Millisecond}, []string{"ReconnectMax"}},
-		{"reconnect min above the default max", ingest.Config{ReconnectMin: time.Minute}, nil},
+		{"zero", config.Config{}, nil},
+		{"counts below 0", config.Config{MaxWorkers: -1, Silence: 1, ReplayTimeout: -1}, []string{"MaxWorkers", "ReplayTimeout", "Silence"}},
+		{"reconnect too soon", config.Config{ReconnectMin: time.Microsecond}, []string{"ReconnectMin"}},
+		{"reconnect max below min", config.Config{ReconnectMin: time.Second, ReconnectMax: time.Millisecond}, []string{"ReconnectMax"}},
+		{"reconnect min above the default max", config.Config{ReconnectMin: time.Minute}, nil},
 
 		{"host name", connect("tcp://vllm-0.vllm:5557"), nil},
 		{"IPv4", connect("tcp://10.0.0.5:5557"), nil},
@@ -58,29 +59,29 @@ func TestValidate(t *testing.T) {
 		{"source address", connect("tcp://10.0.0.1:0;h:1"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc without path", connect("ipc://"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc path too long", connect("ipc://" + strings.Repeat("p", 108)), []string{"Workers[0].Sources[0].Connect"}},
-		{"replay", source(ingest.SourceConfig{Connect: "tcp://h:1", Replay: "tcp://h"}), []string{"Workers[0].Sources[0].Replay"}},
-		{"topic", source(ingest.SourceConfig{Connect: "tcp://h:1", Topic: "kv@\n"}), []string{"Workers[0].Sources[0].Topic"}},
-		{"for routers", ingest.Config{Workers: []ingest.WorkerConfig{{
+		{"replay", source(config.Source{Connect: "tcp://h:1", Replay: "tcp://h"}), []string{"Workers[0].Sources[0].Replay"}},
+		{"topic", source(config.Source{Connect: "tcp://h:1", Topic: "kv@\n"}), []string{"Workers[0].Sources[0].Topic"}},
+		{"for routers", config.Config{Workers: []config.Worker{{
 			Name: "w", Endpoint: "a\tb", Labels: map[string]string{"": "x", "zone": "\xff"},
-			Sources: []ingest.SourceConfig{{Connect: "tcp://h:1"}},
+			Sources: []config.Source{{Connect: "tcp://h:1"}},
 		}}}, []string{"Workers[0].Endpoint", "Workers[0].Labels", `Workers[0].Labels["zone"]`}},
 
-		{"engine", source(ingest.SourceConfig{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
-		{"copies", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: "all"}), []string{"Workers[0].Sources[0].Copies"}},
-		{"copies auto", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: ingest.CopiesAuto}), nil},
-		{"copies counted", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: ingest.CopiesCounted}), nil},
-		{"copies announced last", source(ingest.SourceConfig{Connect: "tcp://h:1", Copies: ingest.CopiesAnnouncedLast}), nil},
-		{"ranks below 0", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: -1}), []string{"Workers[0].Sources[0].DPSize"}},
-		{"most ranks", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: 1024}), nil},
-		{"too many ranks", source(ingest.SourceConfig{Connect: "tcp://h:1", DPSize: 1025}), []string{"Workers[0].Sources[0].DPSize"}},
-		{"last rank's port fits", source(ingest.SourceConfig{Connect: "tcp://h:65534", DPSize: 2}), nil},
+		{"engine", source(config.Source{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
+		{"copies", source(config.Source{Connect: "tcp://h:1", Copies: "all"}), []string{"Workers[0].Sources[0].Copies"}},
+		{"copies auto", source(config.Source{Connect: "tcp://h:1", Copies: config.CopiesAuto}), nil},
+		{"copies counted", source(config.Source{Connect: "tcp://h:1", Copies: config.CopiesCounted}), nil},
+		{"copies announced last", source(config.Source{Connect: "tcp://h:1", Copies: config.CopiesAnnouncedLast}), nil},
+		{"ranks below 0", source(config.Source{Connect: "tcp://h:1", DPSize: -1}), []string{"Workers[0].Sources[0].DPSize"}},
+		{"most ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 1024}), nil},
+		{"too many ranks", source(config.Source{Connect: "tcp://h:1", DPSize: 1025}), []string{"Workers[0].Sources[0].DPSize"}},
+		{"last rank's port fits", source(config.Source{Connect: "tcp://h:65534", DPSize: 2}), nil},
 		{
 			"last rank's port does not fit",
-			source(ingest.SourceConfig{Connect: "tcp://h:65535", Replay: "tcp://h:65535", DPSize: 2}),
+			source(config.Source{Connect: "tcp://h:65535", Replay: "tcp://h:65535", DPSize: 2}),
 			[]string{"Workers[0].Sources[0].Connect", "Workers[0].Sources[0].Replay"},
 		},
-		{"ranks over ipc", source(ingest.SourceConfig{Connect: "ipc://kv", DPSize: 2}), []string{"Workers[0].Sources[0].Connect"}},
-		{"trtllm's ranks over ipc", source(ingest.SourceConfig{Engine: ingest.EngineTRTLLM, Connect: "ipc://kv", DPSize: 2}), nil},
+		{"ranks over ipc", source(config.Source{Connect: "ipc://kv", DPSize: 2}), []string{"Workers[0].Sources[0].Connect"}},
+		{"trtllm's ranks over ipc", source(config.Source{Engine: feed.EngineTRTLLM, Connect: "ipc://kv", DPSize: 2}), nil},
 
 		{"no name", named(""), []string{"Workers[0].Name"}},
 		{"no names", named("", ""), []string{"Workers[0].Name", "Workers[1].Name"}},
@@ -89,30 +90,30 @@ func TestValidate(t *testing.T) {
 		{"name no UTF-8", named("\xff"), []string{"Workers[0].Name"}},
 		{"name with a control character", named("a\nb"), []string{"Workers[0].Name"}},
 		{"name twice", named("a", "b", "a"), []string{"Workers[2].Name"}},
-		{"no sources", ingest.Config{Workers: []ingest.WorkerConfig{{Name: "w"}}}, []string{"Workers[0].Sources"}},
+		{"no sources", config.Config{Workers: []config.Worker{{Name: "w"}}}, []string{"Workers[0].Sources"}},
 		{
 			"model too long",
-			ingest.Config{Workers: []ingest.WorkerConfig{{
-				Name: "w", Model: strings.Repeat("m", 1025), Sources: []ingest.SourceConfig{{Connect: "tcp://h:1"}},
+			config.Config{Workers: []config.Worker{{
+				Name: "w", Model: strings.Repeat("m", 1025), Sources: []config.Source{{Connect: "tcp://h:1"}},
 			}}},
 			[]string{"Workers[0].Model"},
 		},
 		{
 			"too many workers",
-			ingest.Config{
+			config.Config{
 				MaxWorkers: 1,
 				Workers:    named("a").Workers,
-				Listeners:  []ingest.ListenerConfig{{Bind: "tcp://*:1", Worker: "b"}},
+				Listeners:  []config.Listener{{Bind: "tcp://*:1", Worker: "b"}},
 			},
 			[]string{"Workers"},
 		},
 		{
 			"too many sockets",
-			func() (c ingest.Config) {
+			func() (c config.Config) {
 				c.MaxSources = 1_000_000
 				for i := range 22 {
 					c.Workers = append(c.Workers, named(fmt.Sprint(i)).Workers...)
-					c.Workers[i].Sources[0].DPSize = ingest.MaxRanks
+					c.Workers[i].Sources[0].DPSize = feed.MaxRanks
 				}
 				return c
 			}(),
@@ -120,24 +121,24 @@ func TestValidate(t *testing.T) {
 		},
 		{
 			"too many ranks of several sources",
-			func() (c ingest.Config) {
+			func() (c config.Config) {
 				c = named("a")
-				c.Workers[0].Sources[0].DPSize = ingest.MaxRanks
-				c.Workers[0].Sources = append(c.Workers[0].Sources, ingest.SourceConfig{Connect: "tcp://h:1"})
+				c.Workers[0].Sources[0].DPSize = feed.MaxRanks
+				c.Workers[0].Sources = append(c.Workers[0].Sources, config.Source{Connect: "tcp://h:1"})
 				return c
 			}(),
 			[]string{"Workers[0].Sources"},
 		},
 		{
 			"too many sources",
-			func() (c ingest.Config) {
+			func() (c config.Config) {
 				c = named("a")
 				c.MaxSources, c.Workers[0].Sources[0].DPSize = 7, 8
 				return c
 			}(),
 			[]string{"Workers"},
 		},
-		{"no host", ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "tcp://*:1", ReplayHosts: []string{"10.0.0.0/8", "a b"}}}},
+		{"no host", config.Config{Listeners: []config.Listener{{Bind: "tcp://*:1", ReplayHosts: []string{"10.0.0.0/8", "a b"}}}},
 			[]string{"Listeners[0].ReplayHosts[1]"}},
 
 		{"bind any", bind("tcp://*:5557"), nil},
@@ -147,15 +148,15 @@ func TestValidate(t *testing.T) {
 		{"bind nothing", bind(""), []string{"Listeners[0].Bind"}},
 		{"bind without port", bind("tcp://*"), []string{"Listeners[0].Bind"}},
 		{"bind inproc", bind("inproc://kv"), []string{"Listeners[0].Bind"}},
-		{"listener's engine", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Engine: "x"}), []string{"Listeners[0].Engine"}},
-		{"listener's copies", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Copies: "x"}), []string{"Listeners[0].Copies"}},
-		{"pattern", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Topics: []string{"a*", "[", ""}}), []string{"Listeners[0].Topics[1]", "Listeners[0].Topics[2]"}},
-		{"listener's worker", listener(ingest.ListenerConfig{Bind: "tcp://*:1", Worker: "\x00"}), []string{"Listeners[0].Worker"}},
+		{"listener's engine", listener(config.Listener{Bind: "tcp://*:1", Engine: "x"}), []string{"Listeners[0].Engine"}},
+		{"listener's copies", listener(config.Listener{Bind: "tcp://*:1", Copies: "x"}), []string{"Listeners[0].Copies"}},
+		{"pattern", listener(config.Listener{Bind: "tcp://*:1", Topics: []string{"a*", "[", ""}}), []string{"Listeners[0].Topics[1]", "Listeners[0].Topics[2]"}},
+		{"listener's worker", listener(config.Listener{Bind: "tcp://*:1", Worker: "\x00"}), []string{"Listeners[0].Worker"}},
 		{
 			"listener's worker named before",
-			ingest.Config{
+			config.Config{
 				Workers:   named("a").Workers,
-				Listeners: []ingest.ListenerConfig{{Bind: "tcp://*:1", Worker: "a"}},
+				Listeners: []config.Listener{{Bind: "tcp://*:1", Worker: "a"}},
 			},
 			[]string{"Listeners[0].Worker"},
 		},
@@ -165,7 +166,7 @@ func TestValidate(t *testing.T) {
 			var got []string
 			if err := tt.config.Validate(); err != nil {
 				for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
-					var field *ingest.FieldError
+					var field *config.FieldError
 					if !errors.As(err, &field) {
 						t.Fatalf("%v is no FieldError", err)
 					}
@@ -183,25 +184,25 @@ func TestValidate(t *testing.T) {
 }
 
 func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
-	sources := []ingest.SourceConfig{{Connect: "tcp://h:1"}}
+	sources := []config.Source{{Connect: "tcp://h:1"}}
 	for _, tt := range []struct {
-		config ingest.Config
+		config config.Config
 		want   string
 	}{
 		{
-			ingest.Config{Listeners: []ingest.ListenerConfig{{Bind: "*:5557"}}},
+			config.Config{Listeners: []config.Listener{{Bind: "*:5557"}}},
 			`Listeners[0].Bind is "*:5557": must be tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`,
 		},
 		{
-			ingest.Config{Workers: []ingest.WorkerConfig{{Name: "a", Sources: sources}, {Name: "a", Sources: sources}}},
+			config.Config{Workers: []config.Worker{{Name: "a", Sources: sources}, {Name: "a", Sources: sources}}},
 			`Workers[1].Name is "a": must be unique: another worker has it`,
 		},
 		{
-			ingest.Config{Workers: []ingest.WorkerConfig{{Name: "a", Sources: []ingest.SourceConfig{{Connect: "tcp://h:65535", DPSize: 2}}}}},
+			config.Config{Workers: []config.Worker{{Name: "a", Sources: []config.Source{{Connect: "tcp://h:65535", DPSize: 2}}}}},
 			`Workers[0].Sources[0].Connect is "tcp://h:65535": must be tcp://HOST:PORT with room for 2 ranks' ports below 65536`,
 		},
 		{
-			ingest.Config{Workers: []ingest.WorkerConfig{{Sources: sources}}},
+			config.Config{Workers: []config.Worker{{Sources: sources}}},
 			`Workers[0].Name is "": must be 1 to 253 bytes of UTF-8 without control characters`,
 		},
 	} {

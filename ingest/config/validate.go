@@ -1,0 +1,220 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kvcast/kvcast/feed"
+)
+
+// FieldError is a field of a Config that holds what it must not.
+type FieldError struct {
+	// Field is its path, such as Workers[0].Sources[1].Connect.
+	Field string
+	// Value is what it holds.
+	Value any
+	// Allowed says what it may hold.
+	Allowed string
+}
+
+// Error names the field, its value, and what is allowed.
+func (e *FieldError) Error() string {
+	if s, ok := e.Value.(string); ok {
+		return fmt.Sprintf("%s is %q: must be %s", e.Field, s, e.Allowed)
+	}
+	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
+}
+
+// maxLabels is how many labels a worker may have.
+const maxLabels = 64
+
+const (
+	AllowedName  = "1 to 253 bytes of UTF-8 without control characters"
+	AllowedModel = "at most 1024 bytes of UTF-8 without control characters"
+)
+
+// Validate returns a FieldError for each field that holds what it must not, all
+// joined to one error, or nil.
+func (c Config) Validate() error {
+	v := &Validation{Names: make(map[string]struct{})}
+	c = c.WithDefaults()
+	v.Check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
+	v.Check(c.MaxSources > 0, "MaxSources", c.MaxSources, "above 0")
+	v.Check(c.MaxRanks > 0, "MaxRanks", c.MaxRanks, "above 0")
+	v.Check(c.WorkerBytes > 0, "WorkerBytes", c.WorkerBytes, "above 0")
+	v.Check(c.SaltBytes > 0, "SaltBytes", c.SaltBytes, "above 0")
+	v.Check(c.ReceiveBufferBytes > 0, "ReceiveBufferBytes", c.ReceiveBufferBytes, "above 0")
+	v.Check(c.ReorderBufferBytes > 0, "ReorderBufferBytes", c.ReorderBufferBytes, "above 0")
+	v.Check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
+		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
+	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
+	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
+		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
+	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
+		"ReconnectMax", c.ReconnectMax, "ReconnectMin to 1 h")
+	for i, w := range c.Workers {
+		v.worker(fmt.Sprintf("Workers[%d]", i), w)
+	}
+	for i, l := range c.Listeners {
+		v.listener(fmt.Sprintf("Listeners[%d]", i), l)
+	}
+	v.Check(c.MaxWorkers < 0 || len(v.Names) <= c.MaxWorkers, "Workers", len(v.Names),
+		fmt.Sprintf("with those that Listeners name at most MaxWorkers, %d", c.MaxWorkers))
+	v.Check(c.MaxSources <= 0 || c.sources() <= c.MaxSources || len(v.Errs) > 0, "Workers", c.sources(),
+		fmt.Sprintf("sources, ranks counted, of at most MaxSources, %d", c.MaxSources))
+	v.Check(c.sockets() <= MaxSockets, "Workers", c.sockets(),
+		fmt.Sprintf("sources, ranks counted, that with Listeners come to %d sockets at most", MaxSockets))
+	return errors.Join(v.Errs...)
+}
+
+// socketsEach is how many sockets of libzmq a source or a listener takes: its own
+// and the two of its monitor.
+const socketsEach = 3
+
+// sockets is how many sockets the sources and listeners of c take.
+func (c Config) sockets() int {
+	return socketsEach * (len(c.Listeners) + c.sources())
+}
+
+// sources is how many sources there are to connect to, ranks counted.
+func (c Config) sources() (n int) {
+	for _, w := range c.Workers {
+		n += w.Publishers()
+	}
+	return n
+}
+
+// publishers is how many sources a worker has, ranks counted.
+func (w Worker) Publishers() (n int) {
+	for _, s := range w.Sources {
+		n += s.DPSize
+	}
+	return n
+}
+
+// bytes is about what is kept of what is said of a worker. Each label is kept by ingest
+// and by the stream's state.
+func (w Worker) Bytes() int64 {
+	const labelOverhead = 128
+	n := len(w.Name) + len(w.Model) + len(w.Endpoint)
+	for k, value := range w.Labels {
+		n += len(k) + len(value) + labelOverhead
+	}
+	for _, s := range w.Sources {
+		n += len(s.Connect) + len(s.Replay) + len(s.Topic)
+	}
+	return 2 * int64(n)
+}
+
+// validation collects what is wrong.
+type Validation struct {
+	Errs  []error
+	Names map[string]struct{} // of workers
+}
+
+func (v *Validation) Check(ok bool, field string, value any, allowed string) {
+	if !ok {
+		v.Errs = append(v.Errs, &FieldError{Field: field, Value: value, Allowed: allowed})
+	}
+}
+
+func (v *Validation) worker(field string, w Worker) {
+	v.Name(field+".Name", w.Name)
+	v.Check(ValidModel(w.Model), field+".Model", w.Model, AllowedModel)
+	v.Check(ValidModel(w.Endpoint), field+".Endpoint", w.Endpoint, AllowedModel)
+	for _, key := range slices.Sorted(maps.Keys(w.Labels)) {
+		v.Check(ValidName(key), field+".Labels", key, "keys of "+AllowedName)
+		v.Check(ValidModel(w.Labels[key]), fmt.Sprintf("%s.Labels[%q]", field, key), w.Labels[key], AllowedModel)
+	}
+	v.Check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
+	v.Check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
+	v.Check(len(w.Sources) <= feed.MaxSources, field+".Sources", len(w.Sources), fmt.Sprintf("at most %d", feed.MaxSources))
+	switch w.Consolidate {
+	case feed.ConsolidateDedup, feed.ConsolidatePassthrough:
+	default:
+		v.Check(false, field+".Consolidate", string(w.Consolidate), "dedup or passthrough")
+	}
+	for i, s := range w.Sources {
+		v.source(fmt.Sprintf("%s.Sources[%d]", field, i), s)
+	}
+	single := slices.ContainsFunc(w.Sources, func(s Source) bool { return s.DPSize > feed.MaxRanks })
+	v.Check(single || w.Publishers() <= feed.MaxRanks, field+".Sources", w.Publishers(), fmt.Sprintf("at most %d, ranks counted", feed.MaxRanks))
+}
+
+func (v *Validation) source(field string, s Source) {
+	v.Check(s.Engine.Known(), field+".Engine", string(s.Engine), AllowedEngines)
+	v.Check(s.Copies.known(), field+".Copies", string(s.Copies), allowedCopies)
+	v.Check(s.DPSize >= 1 && s.DPSize <= feed.MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", feed.MaxRanks))
+	v.Check(ValidModel(s.Topic), field+".Topic", s.Topic, AllowedModel)
+	v.ranked(field+".Connect", s.Connect, s)
+	if s.Replay != "" {
+		v.ranked(field+".Replay", s.Replay, s)
+	}
+}
+
+// ranked checks an endpoint that a source's ranks count up from.
+func (v *Validation) ranked(field, value string, s Source) {
+	e, ok := ParseEndpoint(value, false)
+	v.Check(ok, field, value, AllowedConnect)
+	if !ok || s.DPSize > feed.MaxRanks {
+		return
+	}
+	switch e.Transport {
+	case TransportTCP:
+		v.Check(e.Port+s.DPSize-1 <= MaxPort, field, value,
+			fmt.Sprintf("tcp://HOST:PORT with room for %d ranks' ports below %d", s.DPSize, MaxPort+1))
+	case TransportIPC:
+		v.Check(s.DPSize <= 1 || s.Engine == feed.EngineTRTLLM, field, value,
+			"tcp where DPSize is above 1, except for the engine trtllm")
+	}
+}
+
+func (v *Validation) listener(field string, l Listener) {
+	_, ok := ParseEndpoint(l.Bind, true)
+	v.Check(ok, field+".Bind", l.Bind, AllowedBind)
+	v.Check(l.Engine.Known(), field+".Engine", string(l.Engine), AllowedEngines)
+	v.Check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
+	for i, p := range l.Topics {
+		_, err := path.Match(p, "")
+		v.Check(err == nil && p != "", fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")
+	}
+	for i, h := range l.ReplayHosts {
+		_, err := ParseHosts([]string{h})
+		v.Check(err == nil, fmt.Sprintf("%s.ReplayHosts[%d]", field, i), h, allowedHosts)
+	}
+	v.Check(l.ReplayPort <= MaxPort, field+".ReplayPort", l.ReplayPort, "1 to 65535, or negative for none")
+	if l.Worker != "" {
+		v.Name(field+".Worker", l.Worker)
+	}
+}
+
+func (v *Validation) Name(field, name string) {
+	if !ValidName(name) {
+		v.Check(false, field, name, AllowedName)
+		return
+	}
+	_, taken := v.Names[name]
+	v.Check(!taken, field, name, "unique: another worker has it")
+	v.Names[name] = struct{}{}
+}
+
+// validName tells whether a worker may have this name. It goes out in protobuf
+// strings, which are UTF-8, and into logs and terminals.
+func ValidName(s string) bool {
+	return s != "" && len(s) <= MaxNameBytes && Printable(s)
+}
+
+func ValidModel(s string) bool {
+	return len(s) <= MaxModelBytes && Printable(s)
+}
+
+func Printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}
