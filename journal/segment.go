@@ -5,16 +5,12 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Fields of the contract that the journal writes itself.
-const (
-	// entriesField is the field that holds entries in every response.
-	entriesField protowire.Number = 1
-	// seqField is Entry.seq, a fixed64.
-	seqField protowire.Number = 1
-	seqSize                   = 1 + 8
-)
+// seqSize is what the field Entry.seq takes with its tag.
+const seqSize = 1 + 8
 
 // segment is a run of entries in one piece of memory that never moves: what has
 // been appended is never written again, so readers need no lock for it.
@@ -40,16 +36,16 @@ func (s *segment) room() int { return cap(s.buf) - len(s.buf) }
 
 // frameSize is what an entry of that body takes in a segment.
 func frameSize(body int) int {
-	return protowire.SizeTag(entriesField) + protowire.SizeBytes(seqSize+body)
+	return protowire.SizeTag(kvcastv1.ResponseEntriesField) + protowire.SizeBytes(seqSize+body)
 }
 
 // append returns by how many bytes the index has grown.
 func (s *segment) append(seq uint64, r Record) (grown int) {
 	room := cap(s.index)
 	s.index = append(s.index, indexed{source: r.Source, offset: uint32(len(s.buf)), tiers: r.Tiers})
-	s.buf = protowire.AppendTag(s.buf, entriesField, protowire.BytesType)
+	s.buf = protowire.AppendTag(s.buf, kvcastv1.ResponseEntriesField, protowire.BytesType)
 	s.buf = protowire.AppendVarint(s.buf, uint64(seqSize+len(r.Body)))
-	s.buf = protowire.AppendTag(s.buf, seqField, protowire.Fixed64Type)
+	s.buf = protowire.AppendTag(s.buf, kvcastv1.EntrySeqField, protowire.Fixed64Type)
 	s.buf = binary.LittleEndian.AppendUint64(s.buf, seq)
 	s.buf = append(s.buf, r.Body...)
 	return indexBytes * (cap(s.index) - room)

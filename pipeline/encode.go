@@ -5,35 +5,9 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+
 	"github.com/kvcast/kvcast/ingest/wire"
-)
-
-// Field numbers of kvcast.v1, for the messages that are encoded by hand: the two
-// kinds of event that an engine sends all the time, and the entry around them.
-const (
-	entryWorker     protowire.Number = 2
-	entryModel      protowire.Number = 3
-	entryEngineTime protowire.Number = 4
-	entryIngestTime protowire.Number = 5
-	entryEvents     protowire.Number = 6
-
-	snapshotWorker protowire.Number = 1 // of SnapshotBlocks
-	snapshotEvents protowire.Number = 2
-
-	eventID      protowire.Number = 1
-	eventRank    protowire.Number = 2
-	eventTier    protowire.Number = 3
-	eventStored  protowire.Number = 4
-	eventRemoved protowire.Number = 5
-
-	storedParent       protowire.Number = 1
-	storedBlockHashes  protowire.Number = 2
-	storedTokensHashes protowire.Number = 3
-	storedBlockSize    protowire.Number = 4
-	storedLoRAName     protowire.Number = 5
-	storedTokenIDs     protowire.Number = 6
-
-	removedBlockHashes protowire.Number = 1
 )
 
 // tagSize is that of every field number used here: all are below 16.
@@ -57,12 +31,12 @@ func (h eventHead) size() int {
 
 func (h eventHead) append(b []byte) []byte {
 	if h.id != 0 {
-		b = protowire.AppendTag(b, eventID, protowire.VarintType)
+		b = protowire.AppendTag(b, kvcastv1.RouterEventEventIDField, protowire.VarintType)
 		b = protowire.AppendVarint(b, h.id)
 	}
-	b = protowire.AppendTag(b, eventRank, protowire.VarintType)
+	b = protowire.AppendTag(b, kvcastv1.RouterEventDpRankField, protowire.VarintType)
 	b = protowire.AppendVarint(b, uint64(h.rank))
-	b = protowire.AppendTag(b, eventTier, protowire.VarintType)
+	b = protowire.AppendTag(b, kvcastv1.RouterEventTierField, protowire.VarintType)
 	return protowire.AppendVarint(b, uint64(h.tier))
 }
 
@@ -82,23 +56,23 @@ func appendStored(b []byte, events protowire.Number, h eventHead, r *run) []byte
 	if tokens != 0 {
 		body += tagSize + protowire.SizeBytes(tokens)
 	}
-	b = appendEventStart(b, events, h, eventStored, body)
+	b = appendEventStart(b, events, h, kvcastv1.RouterEventStoredField, body)
 	if r.hasParent {
-		b = protowire.AppendTag(b, storedParent, protowire.Fixed64Type)
+		b = protowire.AppendTag(b, kvcastv1.StoredParentHashField, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, r.parent)
 	}
-	b = appendHashes(b, storedBlockHashes, r.hashes)
-	b = appendHashes(b, storedTokensHashes, r.tokensHashes)
+	b = appendHashes(b, kvcastv1.StoredBlockHashesField, r.hashes)
+	b = appendHashes(b, kvcastv1.StoredTokensHashesField, r.tokensHashes)
 	if r.key.blockSize != 0 {
-		b = protowire.AppendTag(b, storedBlockSize, protowire.VarintType)
+		b = protowire.AppendTag(b, kvcastv1.StoredBlockSizeField, protowire.VarintType)
 		b = protowire.AppendVarint(b, uint64(r.key.blockSize))
 	}
 	if r.key.lora != "" {
-		b = protowire.AppendTag(b, storedLoRAName, protowire.BytesType)
+		b = protowire.AppendTag(b, kvcastv1.StoredLoraNameField, protowire.BytesType)
 		b = protowire.AppendString(b, r.key.lora)
 	}
 	if tokens != 0 {
-		b = protowire.AppendTag(b, storedTokenIDs, protowire.BytesType)
+		b = protowire.AppendTag(b, kvcastv1.StoredTokenIDsField, protowire.BytesType)
 		b = protowire.AppendVarint(b, uint64(tokens))
 		for _, t := range r.tokens {
 			b = protowire.AppendVarint(b, uint64(t))
@@ -109,8 +83,8 @@ func appendStored(b []byte, events protowire.Number, h eventHead, r *run) []byte
 
 // appendRemoved appends an element of Entry.events.
 func appendRemoved(b []byte, h eventHead, hashes []uint64) []byte {
-	b = appendEventStart(b, entryEvents, h, eventRemoved, hashesSize(hashes))
-	return appendHashes(b, removedBlockHashes, hashes)
+	b = appendEventStart(b, kvcastv1.EntryEventsField, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes))
+	return appendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
 }
 
 // appendEventStart appends all of an element of the field events up to the body

@@ -95,7 +95,7 @@ func TestStoredIsWhatMarshalGives(t *testing.T) {
 		want := marshal(t, &kvcastv1.RouterEvent{
 			EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier), Event: &kvcastv1.RouterEvent_Stored{Stored: s},
 		})
-		if got := appendStored(nil, entryEvents, h, r); !bytes.Equal(got, want) {
+		if got := appendStored(nil, kvcastv1.EntryEventsField, h, r); !bytes.Equal(got, want) {
 			t.Fatalf("stored (-want +got):\n%s", cmp.Diff(want, got))
 		}
 	})
@@ -179,12 +179,12 @@ func TestBytes(t *testing.T) {
 				"2a0a" + "0a08" + "0100000000000000", // removed: block_hashes
 		},
 		"stored": {
-			appendStored(nil, entryEvents, head, &run{hashes: []uint64{1}}),
+			appendStored(nil, kvcastv1.EntryEventsField, head, &run{hashes: []uint64{1}}),
 			"32" + "13" + "08ac02" + "1000" + "1801" +
 				"220a" + "1208" + "0100000000000000", // stored: block_hashes
 		},
 		"stored with everything": {
-			appendStored(nil, entryEvents, head, &run{
+			appendStored(nil, kvcastv1.EntryEventsField, head, &run{
 				key:    runKey{lora: "a", blockSize: 16},
 				parent: 0, hasParent: true, hashes: []uint64{1}, tokensHashes: []uint64{2}, tokens: []uint32{3, 128},
 			}),

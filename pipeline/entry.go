@@ -30,10 +30,10 @@ type entry struct {
 
 func newEntry(j Journal, worker, model string) entry {
 	var head []byte
-	head = protowire.AppendTag(head, entryWorker, protowire.BytesType)
+	head = protowire.AppendTag(head, kvcastv1.EntryWorkerField, protowire.BytesType)
 	head = protowire.AppendString(head, worker)
 	if model != "" {
-		head = protowire.AppendTag(head, entryModel, protowire.BytesType)
+		head = protowire.AppendTag(head, kvcastv1.EntryModelField, protowire.BytesType)
 		head = protowire.AppendString(head, model)
 	}
 	return entry{journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head}
@@ -42,8 +42,8 @@ func newEntry(j Journal, worker, model string) entry {
 // begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
 func (e *entry) begin(engineTime, ingestTime int64) {
 	e.buf = append(e.buf[:0], e.head...)
-	e.buf = appendTime(e.buf, entryEngineTime, engineTime)
-	e.buf = appendTime(e.buf, entryIngestTime, ingestTime)
+	e.buf = appendTime(e.buf, kvcastv1.EntryEngineTimeUnixNanoField, engineTime)
+	e.buf = appendTime(e.buf, kvcastv1.EntryIngestTimeUnixNanoField, ingestTime)
 	e.start, e.tiers = len(e.buf), 0
 }
 
@@ -56,7 +56,7 @@ func appendTime(b []byte, field protowire.Number, t int64) []byte {
 }
 
 func (e *entry) stored(h eventHead, r *run) {
-	e.added(appendStored(e.buf, entryEvents, h, r), journal.TierBit(uint8(h.tier)))
+	e.added(appendStored(e.buf, kvcastv1.EntryEventsField, h, r), journal.TierBit(uint8(h.tier)))
 }
 
 func (e *entry) removed(h eventHead, hashes []uint64) {
@@ -65,7 +65,7 @@ func (e *entry) removed(h eventHead, hashes []uint64) {
 
 // other adds an event of a kind that is rare.
 func (e *entry) other(event *kvcastv1.RouterEvent) {
-	b := protowire.AppendTag(e.buf, entryEvents, protowire.BytesType)
+	b := protowire.AppendTag(e.buf, kvcastv1.EntryEventsField, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(proto.Size(event)))
 	// Equal entries are equal bytes, whatever order a map has today.
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)

@@ -5,6 +5,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -200,10 +202,10 @@ func (e *snapshotEncoder) flush() bool {
 	}
 	if len(e.buf) == 0 {
 		e.buf = newPiece()
-		e.buf = protowire.AppendTag(e.buf, snapshotWorker, protowire.BytesType)
+		e.buf = protowire.AppendTag(e.buf, kvcastv1.SnapshotBlocksWorkerField, protowire.BytesType)
 		e.buf = protowire.AppendString(e.buf, e.worker)
 	}
-	e.buf = appendStored(e.buf, snapshotEvents, e.head, &e.run)
+	e.buf = appendStored(e.buf, kvcastv1.SnapshotBlocksEventsField, e.head, &e.run)
 	e.run.reset()
 	return len(e.buf) < snapshotBytes || e.send()
 }

@@ -183,13 +183,6 @@ func (f *filter) journal() journal.Filter {
 	return f.match
 }
 
-// Field numbers of what cutEntries looks into.
-const (
-	responseEntries protowire.Number = 1
-	entryEvents     protowire.Number = 6
-	eventTier       protowire.Number = 3
-)
-
 // cutEntries returns a copy of encoded entries without the events of tiers that
 // are not wanted. What is not protobuf as the journal has it ends the copy.
 func cutEntries(slices [][]byte, want journal.Tiers) []byte {
@@ -204,7 +197,7 @@ func cutEntries(slices [][]byte, want journal.Tiers) []byte {
 			b = b[n+m:]
 			var events bool
 			if entry, events = cutEntry(entry[:0], body, want); events {
-				out = protowire.AppendTag(out, responseEntries, protowire.BytesType)
+				out = protowire.AppendTag(out, kvcastv1.ResponseEntriesField, protowire.BytesType)
 				out = protowire.AppendBytes(out, entry)
 			}
 		}
@@ -226,7 +219,7 @@ func cutEntry(dst, entry []byte, want journal.Tiers) (_ []byte, events bool) {
 		}
 		whole := entry[:n+m]
 		entry = entry[n+m:]
-		if field == entryEvents {
+		if field == kvcastv1.EntryEventsField {
 			event, _ := protowire.ConsumeBytes(whole[n:])
 			if want&tierOf(event) == 0 {
 				continue
@@ -245,7 +238,7 @@ func tierOf(event []byte) journal.Tiers {
 		if n < 0 {
 			break
 		}
-		if field == eventTier {
+		if field == kvcastv1.RouterEventTierField {
 			tier, _ := protowire.ConsumeVarint(event[n:])
 			return journal.TierBit(uint8(tier))
 		}

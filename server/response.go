@@ -10,18 +10,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Field numbers that SubscribeResponse, ReplayResponse and SnapshotResponse have
-// in common, so that one encoding serves all. Entries, field 1, come from the
-// journal with tag and length.
-const (
-	responsePosition       protowire.Number = 2
-	responsePrevSeq        protowire.Number = 3
-	responseSnapshotBlocks protowire.Number = 8
-
-	positionEpoch protowire.Number = 1
-	positionSeq   protowire.Number = 2
-)
-
 // responses sends what a stream consists of, and chains its positions.
 type responses struct {
 	stream  grpc.ServerStream
@@ -55,7 +43,7 @@ func entriesData(c journal.Chunk) mem.BufferSlice {
 // blocks sends encoded blocks of a snapshot, whose memory is given back when gRPC
 // has let go of it, if anybody takes it.
 func (r *responses) blocks(b []byte, back giveBack) error {
-	head := protowire.AppendTag(nil, responseSnapshotBlocks, protowire.BytesType)
+	head := protowire.AppendTag(nil, kvcastv1.ResponseSnapshotBlocksField, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(len(b)))
 	body := mem.Buffer(mem.SliceBuffer(b))
 	if back != nil {
@@ -122,20 +110,20 @@ func (r *responses) position(b []byte, seq uint64) []byte {
 }
 
 func appendPosition(b []byte, epoch string, seq, prevSeq uint64) []byte {
-	size := protowire.SizeTag(positionEpoch) + protowire.SizeBytes(len(epoch))
+	size := protowire.SizeTag(kvcastv1.PositionEpochField) + protowire.SizeBytes(len(epoch))
 	if seq != 0 {
-		size += protowire.SizeTag(positionSeq) + protowire.SizeFixed64()
+		size += protowire.SizeTag(kvcastv1.PositionSeqField) + protowire.SizeFixed64()
 	}
-	b = protowire.AppendTag(b, responsePosition, protowire.BytesType)
+	b = protowire.AppendTag(b, kvcastv1.ResponsePositionField, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(size))
-	b = protowire.AppendTag(b, positionEpoch, protowire.BytesType)
+	b = protowire.AppendTag(b, kvcastv1.PositionEpochField, protowire.BytesType)
 	b = protowire.AppendString(b, epoch)
 	if seq != 0 {
-		b = protowire.AppendTag(b, positionSeq, protowire.Fixed64Type)
+		b = protowire.AppendTag(b, kvcastv1.PositionSeqField, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, seq)
 	}
 	if prevSeq != 0 {
-		b = protowire.AppendTag(b, responsePrevSeq, protowire.Fixed64Type)
+		b = protowire.AppendTag(b, kvcastv1.ResponsePrevSeqField, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, prevSeq)
 	}
 	return b

@@ -203,7 +203,7 @@ func entryBytes(blocks int) int {
 			}},
 		}},
 	}
-	return protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(e))
+	return protowire.SizeTag(kvcastv1.ResponseEntriesField) + protowire.SizeBytes(proto.Size(e))
 }
 
 // TestLoadIsWhatItSays decodes several laps and follows what the engine holds.

@@ -150,7 +150,7 @@ func (c *Checker) checkWhole(w *worker, e *kvcastv1.Entry) error {
 	// A filter by tier takes away the bytes that would explain a cut.
 	if !c.opts.Tails && len(c.filter.tiers) == 0 && r.seq != 0 && e.GetEngineTimeUnixNano() != 0 &&
 		r.engineTime == e.GetEngineTimeUnixNano() && r.ingestTime == e.GetIngestTimeUnixNano() {
-		next := protowire.SizeTag(6) + protowire.SizeBytes(proto.Size(first))
+		next := protowire.SizeTag(kvcastv1.EntryEventsField) + protowire.SizeBytes(proto.Size(first))
 		if r.size+next+cutSlack <= maxEntry {
 			return broken(Atomic, "entries %d and %d of worker %q, rank %d, are one batch cut in two",
 				r.seq, e.GetSeq(), e.GetWorker(), first.GetDpRank())

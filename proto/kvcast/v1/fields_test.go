@@ -1,0 +1,74 @@
+package kvcastv1_test
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+func TestFieldNumbersMatchDescriptors(t *testing.T) {
+	type fields map[protoreflect.Name]protowire.Number
+	response := fields{
+		"entries":         kvcastv1.ResponseEntriesField,
+		"position":        kvcastv1.ResponsePositionField,
+		"prev_seq":        kvcastv1.ResponsePrevSeqField,
+		"snapshot_blocks": kvcastv1.ResponseSnapshotBlocksField,
+	}
+	for _, tt := range []struct {
+		message protoreflect.ProtoMessage
+		fields  fields
+	}{
+		{&kvcastv1.Entry{}, fields{
+			"seq":                   kvcastv1.EntrySeqField,
+			"worker":                kvcastv1.EntryWorkerField,
+			"model":                 kvcastv1.EntryModelField,
+			"engine_time_unix_nano": kvcastv1.EntryEngineTimeUnixNanoField,
+			"ingest_time_unix_nano": kvcastv1.EntryIngestTimeUnixNanoField,
+			"events":                kvcastv1.EntryEventsField,
+		}},
+		{&kvcastv1.RouterEvent{}, fields{
+			"event_id": kvcastv1.RouterEventEventIDField,
+			"dp_rank":  kvcastv1.RouterEventDpRankField,
+			"tier":     kvcastv1.RouterEventTierField,
+			"stored":   kvcastv1.RouterEventStoredField,
+			"removed":  kvcastv1.RouterEventRemovedField,
+		}},
+		{&kvcastv1.Stored{}, fields{
+			"parent_hash":   kvcastv1.StoredParentHashField,
+			"block_hashes":  kvcastv1.StoredBlockHashesField,
+			"tokens_hashes": kvcastv1.StoredTokensHashesField,
+			"block_size":    kvcastv1.StoredBlockSizeField,
+			"lora_name":     kvcastv1.StoredLoraNameField,
+			"token_ids":     kvcastv1.StoredTokenIDsField,
+		}},
+		{&kvcastv1.Removed{}, fields{"block_hashes": kvcastv1.RemovedBlockHashesField}},
+		{&kvcastv1.Position{}, fields{
+			"epoch": kvcastv1.PositionEpochField,
+			"seq":   kvcastv1.PositionSeqField,
+		}},
+		{&kvcastv1.SnapshotBlocks{}, fields{
+			"worker": kvcastv1.SnapshotBlocksWorkerField,
+			"events": kvcastv1.SnapshotBlocksEventsField,
+		}},
+		{&kvcastv1.SubscribeResponse{}, response},
+		{&kvcastv1.SnapshotResponse{}, response},
+		{&kvcastv1.ReplayResponse{}, fields{
+			"entries":  kvcastv1.ResponseEntriesField,
+			"position": kvcastv1.ResponsePositionField,
+			"prev_seq": kvcastv1.ResponsePrevSeqField,
+		}},
+	} {
+		message := tt.message.ProtoReflect().Descriptor()
+		for name, got := range tt.fields {
+			field := message.Fields().ByName(name)
+			if field == nil {
+				t.Errorf("%s has no field %s", message.FullName(), name)
+			} else if want := field.Number(); got != want {
+				t.Errorf("%s.%s: got field number %d, want %d", message.FullName(), name, got, want)
+			}
+		}
+	}
+}
