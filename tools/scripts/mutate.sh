@@ -1,7 +1,18 @@
 #!/bin/sh
-# Breaks the rules of the pipeline one at a time, in a copy, and demands that some
-# test fails: see tools/mutate. Arguments go to it, such as -run REGEXP or -j N.
+# Negates the conditions of some packages one at a time and runs the package's tests: they must
+# fail for at least 90 % of those that they reach. -run REGEXP chooses among the packages; other
+# arguments go to gremlins, such as --diff main.
 set -eu
 cd "$(dirname "$0")/../.."
-go build -C tools -o ../bin/tools/mutate ./mutate
-exec bin/tools/mutate -last 'Memory|UnderLoad' "$@" pipeline/mutants.txt
+run=.
+if [ "${1-}" = -run ]; then
+	run=$2
+	shift 2
+fi
+for package in ./journal ./pipeline; do
+	echo "$package" | grep -Eq -- "$run" || continue
+	make -s "$PWD/bin/tools/gremlins"
+	bin/tools/gremlins unleash --threshold-efficacy 90 \
+		--arithmetic-base=false --conditionals-boundary=false --increment-decrement=false --invert-negatives=false \
+		"$@" "$package"
+done
