@@ -1,3 +1,5 @@
+// Package kvcastv1 is the gRPC contract kvcast.v1: messages and services that buf generates from
+// the .proto files beside it, and the numbers of the fields that are encoded by hand.
 package kvcastv1
 
 import "google.golang.org/protobuf/encoding/protowire"
