@@ -46,7 +46,7 @@ const (
 	MaxModelBytes = 1024
 )
 
-// maxSockets is how many sockets libzmq can have in one context, less some for
+// MaxSockets is how many sockets libzmq can have in one context, less some for
 // what an Ingest needs beside its sources.
 const MaxSockets = 65_000
 
@@ -181,6 +181,7 @@ type Listener struct {
 	Worker string
 }
 
+// AllowedEngines says in errors which engines may be named.
 const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
 
 // engineNames are the names that engines go by elsewhere, and how they are spelled
@@ -199,7 +200,7 @@ func ParseEngine(name string) (e feed.Engine, ok bool) {
 	return e, ok
 }
 
-// withDefaults returns the Config with its zero fields filled in. It shares no
+// WithDefaults returns the Config with its zero fields filled in. It shares no
 // slices that are written with the caller's.
 func (c Config) WithDefaults() Config {
 	if c.MaxWorkers == 0 {

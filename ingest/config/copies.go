@@ -30,7 +30,7 @@ func (c Copies) known() bool {
 	}
 }
 
-// rule decides for an engine.
+// Rule decides for an engine.
 func (c Copies) Rule(e feed.Engine) feed.CopyRule {
 	switch {
 	case c == CopiesAnnouncedLast:

@@ -7,13 +7,14 @@ import (
 	"strings"
 )
 
-// endpoint is a ZeroMQ endpoint, taken apart.
+// Endpoint is a ZeroMQ endpoint, taken apart.
 type Endpoint struct {
 	Transport string // tcp or ipc
 	Address   string // tcp: the host, ipc: the path
 	Port      int    // tcp only; 0 means any
 }
 
+// The transports of endpoints, and bounds of their addresses.
 const (
 	TransportTCP = "tcp"
 	TransportIPC = "ipc"
@@ -23,12 +24,13 @@ const (
 	maxIPCPath = 107
 )
 
+// AllowedConnect and AllowedBind say in errors what endpoints may be.
 const (
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// parseEndpoint takes an endpoint apart; open tells whether its host and port
+// ParseEndpoint takes an endpoint apart; open tells whether its host and port
 // may be left open, as for binding. inproc is not accepted: it does not leave
 // its ZeroMQ context, and every Ingest has its own.
 func ParseEndpoint(s string, open bool) (Endpoint, bool) {
@@ -72,7 +74,7 @@ func (e Endpoint) String() string {
 	return "tcp://" + net.JoinHostPort(e.Address, port)
 }
 
-// ofRank returns the endpoint of a dp rank. Engines put rank r on the port r
+// OfRank returns the endpoint of a dp rank. Engines put rank r on the port r
 // above rank 0's; TensorRT-LLM tells ipc paths apart by a suffix, which rank 0
 // goes without.
 func (e Endpoint) OfRank(rank int) Endpoint {

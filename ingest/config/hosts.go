@@ -91,7 +91,7 @@ func (h Hosts) ContainEndpoint(s string) bool {
 	return ok && e.Transport == TransportTCP && h.Contain(e.Address)
 }
 
-// replayHost returns the host to ask for a replay: that which a topic names, where it
+// ReplayHost returns the host to ask for a replay: that which a topic names, where it
 // is allowed or the peer's own address; or the peer's own address, where the topic
 // names no address. Without ok it is neither, and nothing is asked: a peer must not
 // have kvcast connect to others.

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// resolve returns an endpoint with its host's name resolved to one of its
+// Resolve returns an endpoint with its host's name resolved to one of its
 // addresses, of IPv4 where there is one. libzmq would do so itself, but in the
 // thread that serves all sockets, which it would hold up.
 func Resolve(ctx context.Context, s string) (string, error) {

@@ -35,6 +35,7 @@ func (e *FieldError) Error() string {
 // maxLabels is how many labels a worker may have.
 const maxLabels = 64
 
+// AllowedName and AllowedModel say in errors what names may be.
 const (
 	AllowedName  = "1 to 253 bytes of UTF-8 without control characters"
 	AllowedModel = "at most 1024 bytes of UTF-8 without control characters"
@@ -91,7 +92,7 @@ func (c Config) sources() (n int) {
 	return n
 }
 
-// publishers is how many sources a worker has, ranks counted.
+// Publishers is how many sources a worker has, ranks counted.
 func (w Worker) Publishers() (n int) {
 	for _, s := range w.Sources {
 		n += s.DPSize
@@ -99,7 +100,7 @@ func (w Worker) Publishers() (n int) {
 	return n
 }
 
-// bytes is about what is kept of what is said of a worker. Each label is kept by ingest
+// Bytes is about what is kept of what is said of a worker. Each label is kept by ingest
 // and by the stream's state.
 func (w Worker) Bytes() int64 {
 	const labelOverhead = 128
@@ -113,12 +114,13 @@ func (w Worker) Bytes() int64 {
 	return 2 * int64(n)
 }
 
-// validation collects what is wrong.
+// Validation collects what is wrong.
 type Validation struct {
 	Errs  []error
 	Names map[string]struct{} // of workers
 }
 
+// Check adds an error for a field unless its value is ok.
 func (v *Validation) Check(ok bool, field string, value any, allowed string) {
 	if !ok {
 		v.Errs = append(v.Errs, &FieldError{Field: field, Value: value, Allowed: allowed})
@@ -195,6 +197,7 @@ func (v *Validation) listener(field string, l Listener) {
 	}
 }
 
+// Name adds an error for a field unless its value is the valid name of one worker.
 func (v *Validation) Name(field, name string) {
 	if !ValidName(name) {
 		v.Check(false, field, name, AllowedName)
@@ -205,16 +208,18 @@ func (v *Validation) Name(field, name string) {
 	v.Names[name] = struct{}{}
 }
 
-// validName tells whether a worker may have this name. It goes out in protobuf
+// ValidName reports whether a worker may have this name. It goes out in protobuf
 // strings, which are UTF-8, and into logs and terminals.
 func ValidName(s string) bool {
 	return s != "" && len(s) <= MaxNameBytes && Printable(s)
 }
 
+// ValidModel reports whether a worker may have this model or endpoint.
 func ValidModel(s string) bool {
 	return len(s) <= MaxModelBytes && Printable(s)
 }
 
+// Printable reports whether s is UTF-8 without control characters.
 func Printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
