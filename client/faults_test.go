@@ -16,7 +16,7 @@ import (
 )
 
 // lively is a server that says Progress soon.
-func lively() server.Config { return server.Config{Progress: 20 * time.Millisecond} }
+func lively() server.Config { return server.Config{ProgressInterval: 20 * time.Millisecond} }
 
 func TestCutsAreResumed(t *testing.T) {
 	h := start(t, lively(), journal.Config{})

@@ -29,7 +29,7 @@ func digested(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 // the view of a subscriber: in the middle of entries of many workers, and each time
 // the engines rest.
 func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
-	h := overTCP(t, server.Config{Progress: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
 	add := func(n int) feed.Lane {
 		return h.pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("w%d", n), Model: fmt.Sprintf("m%d", n%2), Ranks: []uint32{0, 1, 2}})

@@ -446,7 +446,7 @@ func compactedInMidStream(t *testing.T) (*harness, error) {
 }
 
 func slowSubscriber(t *testing.T) (*harness, error) {
-	h := overTCP(t, server.Config{Stall: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
@@ -486,7 +486,7 @@ func tooManySubscribers(t *testing.T) (*harness, error) {
 // sendingASnapshot is a server that sends one, which is as many as it may.
 func sendingASnapshot(t *testing.T) *harness {
 	t.Helper()
-	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: 20 * time.Millisecond}, journal.Config{})
+	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 20 * time.Millisecond}, journal.Config{})
 	h.addWorker()
 	h.hold()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -558,7 +558,7 @@ func tooManyWatches(cfg server.Config) failing {
 }
 
 func filtersTooLarge(t *testing.T) (*harness, error) {
-	h := overTCP(t, server.Config{FilterBytes: server.MinFilterBytes}, journal.Config{})
+	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes}, journal.Config{})
 	req := earliest()
 	req.Filter = wide()
 	if _, err := h.subscribe(checker.New(checker.Options{}), req).next(); err != nil {

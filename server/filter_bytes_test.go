@@ -27,7 +27,7 @@ func wide() *kvcastv1.Filter {
 // brings it, until the call ends.
 func TestFiltersOfAllCallersAreBounded(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	h := overTCP(t, server.Config{FilterBytes: server.MinFilterBytes, Registerer: reg}, journal.Config{})
+	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes, Registerer: reg}, journal.Config{})
 	h.addWorker()
 	req := earliest()
 	req.Filter = wide()

@@ -76,7 +76,7 @@ func TestPositionsAtTheEdges(t *testing.T) {
 // TestProgressOvertakesNoEntry has Progress due all the time while entries come: the
 // checker finds one that is ahead of what was delivered, with filters as well.
 func TestProgressOvertakesNoEntry(t *testing.T) {
-	h := overTCP(t, server.Config{Progress: time.Millisecond}, journal.Config{})
+	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond}, journal.Config{})
 	h.addWorker()
 	var reading sync.WaitGroup
 	const entries = 5000

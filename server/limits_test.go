@@ -33,7 +33,7 @@ func TestPingsAreLimited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := bufconn.Listen(1 << 20)
-				h := start(t, server.Config{PingInterval: tt.interval, Progress: time.Hour}, journal.Config{MaxAge: 24 * time.Hour}, nil, l, "passthrough:///bufconn",
+				h := start(t, server.Config{PingInterval: tt.interval, ProgressInterval: time.Hour}, journal.Config{MaxAge: 24 * time.Hour}, nil, l, "passthrough:///bufconn",
 					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }),
 					grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
 				h.server.StartServing()

@@ -18,7 +18,7 @@ import (
 // round many times: it is ended long before the stall time, since more memory is held
 // than may be, and one that reads is not.
 func TestStreamsThatHoldThePastMakeWay(t *testing.T) {
-	h := overTCP(t, server.Config{Stall: time.Hour, MaxRetained: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
+	h := overTCP(t, server.Config{StallTimeout: time.Hour, MaxEvictedBytes: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
 	h.addWorker()
 	h.load(50) // which is more than a transport holds
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())

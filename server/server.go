@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net"
 	"net/netip"
@@ -13,11 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/config"
-
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
@@ -43,100 +39,6 @@ type Journal interface {
 	// Retained tells what those take that were let go of and are still in memory.
 	Retained() int
 }
-
-// Config of a server. The zero value means the defaults.
-type Config struct {
-	// Progress is how often an idle subscriber hears that the stream is alive:
-	// up to this long, and a fifth less at times. At least 1 ms; default 10 s.
-	Progress time.Duration
-	// MaxConnections is how many connections may be open, and how many health
-	// watches; default 4,096. Those beyond are closed at once, or refused.
-	MaxConnections int
-	// MaxConnectionsPerAddress is how many of them the clients of one address may
-	// have, where an IPv6 address stands for its /64; default 2,048.
-	MaxConnectionsPerAddress int
-	// MaxSubscribers is how many Subscribe streams may be open, and how many of
-	// Replay; default 1,024.
-	MaxSubscribers int
-	// Stall is how long a client may read nothing while there is something to
-	// send, before its stream is ended; at least 10 ms, default 30 s. A snapshot, of
-	// which others wait for their turn, must be read at 8 MiB in this time.
-	Stall time.Duration
-	// MaxSnapshots is how many snapshots may be sent at a time, by Snapshot and by
-	// Subscribe; default 4. Each may hold a copy of a table of a worker. Others wait
-	// for their turn, as many as MaxSubscribers.
-	MaxSnapshots int
-	// SnapshotWait is how long a snapshot waits for its turn; at least 1 ms, default
-	// 30 s.
-	SnapshotWait time.Duration
-	// MaxRetained bounds the memory of entries that the journal has let go of and
-	// streams still hold; default 64 MiB. Beyond, those that hold them are ended as
-	// if they had stalled, after a second.
-	MaxRetained int
-	// FilterBytes bounds the memory of the filters of all calls in progress; at least
-	// 1 MiB, default 64 MiB.
-	FilterBytes int64
-	// ResponseBytes is about what a response holds whose subscriber is behind: 4 KiB
-	// to 512 KiB, default 64 KiB. One entry is sent whole, whatever its size.
-	ResponseBytes int
-	// PingInterval is how often a client may ping; at least 1 s, default 10 s. One
-	// that does more often, by a tenth and several times, is disconnected.
-	PingInterval time.Duration
-	// MaxConnectionAge is how old a connection may grow, a tenth more or less,
-	// before its client is asked to make another; at most a year, default 0: any
-	// age. Subscribe streams end with MAX_CONNECTION_AGE then.
-	MaxConnectionAge time.Duration
-	// MaxConnectionAgeGrace is the time within which the Subscribe streams of such
-	// a connection end, and how long other calls have at least after that; at most
-	// an hour, default 10 s.
-	MaxConnectionAgeGrace time.Duration
-	// TLS is what connections are secured with; nil: they are not.
-	TLS *tls.Config
-	// Tokens are those of which each call must carry one; nil: all may call.
-	// Health checks and reflection need none.
-	Tokens *Tokens
-	// Version is what GetStatus tells.
-	Version string
-	// Sources tells the sources of each worker, by its name; nil where they are
-	// not known. It must be safe to call at any time, and the map is the caller's.
-	Sources func() map[string][]*kvcastv1.SourceStatus
-	// Workers are what RegisterWorker adds to and DeregisterWorker removes from; nil:
-	// neither can be called.
-	Workers Workers
-	// RegisterHosts are the hosts that RegisterWorker may name; none: any.
-	RegisterHosts config.Hosts
-	// Logger gets a line for each call that ends; nil discards them.
-	Logger *slog.Logger
-	// Registerer gets the metrics; nil means none are kept.
-	Registerer prometheus.Registerer
-}
-
-// Defaults of Config.
-const (
-	DefaultProgress                 = 10 * time.Second
-	DefaultMaxConnections           = 4096
-	DefaultMaxConnectionsPerAddress = 2048
-	DefaultMaxSubscribers           = 1024
-	DefaultMaxSnapshots             = 4
-	DefaultSnapshotWait             = 30 * time.Second
-	DefaultResponseBytes            = 64 << 10
-	DefaultMaxRetained              = 64 << 20
-	DefaultFilterBytes              = 64 << 20
-	DefaultPingInterval             = 10 * time.Second
-	DefaultStall                    = 30 * time.Second
-	DefaultMaxConnectionAgeGrace    = 10 * time.Second
-)
-
-// MinFilterBytes is the least that Config.FilterBytes may be: a filter of as many names
-// as one may have fits.
-const MinFilterBytes = 1 << 20
-
-// Bounds of Config.ResponseBytes. Larger responses cost less for each event, but the
-// transport takes them no faster.
-const (
-	MinResponseBytes = 4 << 10
-	MaxResponseBytes = 512 << 10
-)
 
 const (
 	// A connection without any traffic is pinged after deadAfter, and closed when
@@ -195,61 +97,13 @@ type Server struct {
 // New makes a server that reads a journal, and the state that its entries come
 // to. It serves from StartServing on. New fails only where its metrics are registered already.
 func New(cfg Config, j Journal, state State) (*Server, error) {
-	if cfg.Progress <= 0 {
-		cfg.Progress = DefaultProgress
-	}
-	cfg.Progress = max(cfg.Progress, time.Millisecond)
-	if cfg.MaxConnections <= 0 {
-		cfg.MaxConnections = DefaultMaxConnections
-	}
-	if cfg.MaxConnectionsPerAddress <= 0 {
-		cfg.MaxConnectionsPerAddress = DefaultMaxConnectionsPerAddress
-	}
-	if cfg.MaxSubscribers <= 0 {
-		cfg.MaxSubscribers = DefaultMaxSubscribers
-	}
-	if cfg.Stall <= 0 {
-		cfg.Stall = DefaultStall
-	}
-	cfg.Stall = max(cfg.Stall, 10*time.Millisecond)
-	if cfg.MaxSnapshots <= 0 {
-		cfg.MaxSnapshots = DefaultMaxSnapshots
-	}
-	if cfg.SnapshotWait <= 0 {
-		cfg.SnapshotWait = DefaultSnapshotWait
-	}
-	cfg.SnapshotWait = max(cfg.SnapshotWait, time.Millisecond)
-	if cfg.MaxRetained <= 0 {
-		cfg.MaxRetained = DefaultMaxRetained
-	}
-	if cfg.FilterBytes <= 0 {
-		cfg.FilterBytes = DefaultFilterBytes
-	}
-	cfg.FilterBytes = max(cfg.FilterBytes, MinFilterBytes)
-	if cfg.ResponseBytes <= 0 {
-		cfg.ResponseBytes = DefaultResponseBytes
-	}
-	cfg.ResponseBytes = min(max(cfg.ResponseBytes, MinResponseBytes), MaxResponseBytes)
-	if cfg.PingInterval <= 0 {
-		cfg.PingInterval = DefaultPingInterval // what the stock settings of Python's and Rust's clients come to
-	}
-	cfg.PingInterval = max(cfg.PingInterval, time.Second)
-	cfg.MaxConnectionAge = max(cfg.MaxConnectionAge, 0)
-	if cfg.MaxConnectionAgeGrace <= 0 {
-		cfg.MaxConnectionAgeGrace = DefaultMaxConnectionAgeGrace
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Registerer == nil {
-		cfg.Registerer = prometheus.NewRegistry()
-	}
+	cfg = cfg.withDefaults()
 	s := &Server{
 		cfg: cfg, journal: j, state: state, health: health.NewServer(), draining: make(chan struct{}),
 		age: connectionAge{max: cfg.MaxConnectionAge, grace: cfg.MaxConnectionAgeGrace},
 	}
 	s.subscribers.limit, s.replays.limit, s.calls.limit = cfg.MaxSubscribers, cfg.MaxSubscribers, math.MaxInt
-	s.snapshots.limit, s.snapshots.line, s.snapshots.wait = cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.SnapshotWait
+	s.snapshots.limit, s.snapshots.line, s.snapshots.wait = cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait
 	s.conns = newConnections(newQuota("connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.watches = newQuota("health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress)
 	s.reflections = newQuota("reflection_streams", maxReflections, maxReflectionsPerAddress)
@@ -257,7 +111,7 @@ func New(cfg Config, j Journal, state State) (*Server, error) {
 	s.tokensLookups = newQueryLimiter("tokens_lookup", maxTokensLookups)
 	s.blockLookups = newQueryLimiter("block_lookup", maxBlockLookups)
 	s.workersQueries = newQueryLimiter("workers", maxWorkersQueries)
-	s.filterBytes = budget.New("filter_bytes", cfg.FilterBytes)
+	s.filterBytes = budget.New("filter_bytes", cfg.MaxFilterBytes)
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, fmt.Errorf("register server metrics: %w", err)

@@ -21,10 +21,10 @@ import (
 // plainAndTLS runs a test over both.
 func plainAndTLS(t *testing.T, test func(t *testing.T, h *harness)) {
 	// A subscriber that stalls is not to be ended for that.
-	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{Stall: time.Hour}, journal.Config{})) })
+	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{StallTimeout: time.Hour}, journal.Config{})) })
 	t.Run("TLS", func(t *testing.T) {
 		cert, client := secured(t)
-		h := overTCP(t, server.Config{TLS: cert, Stall: time.Hour}, journal.Config{})
+		h := overTCP(t, server.Config{TLS: cert, StallTimeout: time.Hour}, journal.Config{})
 		h.conn = h.dial(h.conn.Target(), grpc.WithTransportCredentials(credentials.NewTLS(client)))
 		h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 		test(t, h)

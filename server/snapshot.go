@@ -55,7 +55,7 @@ func (c *cursor) turn(ctx context.Context) error {
 	err := s.snapshots.enter(ctx, s.draining, c.progressAfter(), c.alive)
 	switch {
 	case errors.Is(err, errNoPlace):
-		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("none has come to its end within %v", s.cfg.SnapshotWait), s.journal.Bounds())
+		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("none has come to its end within %v", s.cfg.MaxSnapshotWait), s.journal.Bounds())
 	case errors.Is(err, errLineFull):
 		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("%d more are waiting", s.snapshots.line), s.journal.Bounds())
 	case errors.Is(err, errStopped):
@@ -98,7 +98,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 		return err
 	}
 	defer c.server.snapshots.leave()
-	c.out.pace = &pace{stall: c.server.cfg.Stall}
+	c.out.pace = &pace{stall: c.server.cfg.StallTimeout}
 	defer func() { c.out.pace = nil }()
 	for attempt := 1; ; attempt++ {
 		end, err := c.trySnapshot(ctx)
@@ -109,7 +109,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 			return errSlowSnapshot(c.server.journal.Bounds())
 		case errors.Is(err, errSlowPace):
 			c.server.metrics.stalled.Inc()
-			return errSnapshotPace(c.server.cfg.Stall, c.server.journal.Bounds())
+			return errSnapshotPace(c.server.cfg.StallTimeout, c.server.journal.Bounds())
 		case err != nil:
 			return err
 		}

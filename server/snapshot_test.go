@@ -445,7 +445,7 @@ func TestSnapshotOfAWorkerThatIsQuiet(t *testing.T) {
 // happens all the time.
 func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{Progress: time.Second}, journal.Config{})
+		h := inMemory(t, server.Config{ProgressInterval: time.Second}, journal.Config{})
 		h.addWorker()
 		ctx, cancel := context.WithCancel(t.Context())
 		var busy sync.WaitGroup
@@ -484,7 +484,7 @@ func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
 // TestWhoWaitsForASnapshotSeesSignsOfLife has one that is read no further, and others
 // behind it: before a stream's first position, and after entries.
 func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
-	h := overTCP(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Hour, Stall: time.Hour, Progress: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
+	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(100_000)
 	first, err := h.narrow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 1.7 MB

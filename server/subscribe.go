@@ -132,7 +132,7 @@ func (c *cursor) run(body func(context.Context) error) error {
 	if err := c.out.stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	limit := c.server.cfg.Stall
+	limit := c.server.cfg.StallTimeout
 	watch := time.NewTicker(min(limit/4+1, pressureTime/2))
 	defer watch.Stop()
 	c.server.calls.enter()
@@ -169,7 +169,7 @@ const pressureTime = time.Second
 func (c *cursor) pressing() bool {
 	sending := c.sending.Load()
 	return sending != 0 && c.out.stall.longer(pressureTime) &&
-		c.server.journal.Retained() > c.server.cfg.MaxRetained && sending < c.server.journal.Bounds().Oldest
+		c.server.journal.Retained() > c.server.cfg.MaxEvictedBytes && sending < c.server.journal.Bounds().Oldest
 }
 
 // guard makes an error of a panic, which the interceptor does not see in this
@@ -190,7 +190,7 @@ func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {
 		NewestSeq: b.Newest,
 		Mode:      mode,
 
-		ProgressIntervalNano: uint64(c.server.cfg.Progress),
+		ProgressIntervalNano: uint64(c.server.cfg.ProgressInterval),
 	}}
 	if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
 		return c.out.messageWithin(m)
@@ -341,6 +341,6 @@ func readError(err error) error {
 // progressAfter is how long to be idle before the next Progress: some jitter
 // keeps many subscribers from being told all at once.
 func (c *cursor) progressAfter() time.Duration {
-	p := c.server.cfg.Progress
+	p := c.server.cfg.ProgressInterval
 	return p - time.Duration(rand.Int64N(int64(p)/5+1))
 }

@@ -146,7 +146,7 @@ func TestResponsesAreLargeWhenBehindAndAtOnceWhenNot(t *testing.T) {
 
 func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{Progress: 10 * time.Second}, journal.Config{})
+		h := inMemory(t, server.Config{ProgressInterval: 10 * time.Second}, journal.Config{})
 		h.addWorker()
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
 		s.until(t, 1)
@@ -180,7 +180,7 @@ func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 
 // TestSubscriberThatReadsNothingIsEnded has one that stalls beside one that reads.
 func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
-	h := overTCP(t, server.Config{Stall: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
+	h := overTCP(t, server.Config{StallTimeout: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())
 	stalls := h.subscribe(checker.New(checker.Options{}), earliest())

@@ -41,7 +41,7 @@ func (h *harness) begun(t *testing.T) *subscription {
 // TestTwentySnapshotsAtOnceWaitForTheirTurn has two be sent at a time: all others
 // are accepted at once, and all are whole in the end.
 func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
-	h := overTCP(t, server.Config{MaxSnapshots: 2, SnapshotWait: 10 * time.Minute}, journal.Config{})
+	h := overTCP(t, server.Config{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}, journal.Config{})
 	h.addWorker()
 	h.hold()
 	v := h.pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
@@ -85,7 +85,7 @@ func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
 // counts as stalled, again and again, and another that waits behind it.
 func TestSnapshotThatTricklesMakesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1, SnapshotWait: 5 * time.Minute}, journal.Config{})
+		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 5 * time.Minute}, journal.Config{})
 		h.addWorker()
 		h.hold()
 		trickles := h.begun(t)
@@ -124,7 +124,7 @@ func TestSnapshotThatTricklesMakesWay(t *testing.T) {
 // TestShutdownEndsTheLine has a snapshot wait for its turn when the server ends.
 func TestShutdownEndsTheLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := inMemory(t, server.Config{MaxSnapshots: 1, SnapshotWait: time.Hour}, journal.Config{})
+		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour}, journal.Config{})
 		h.addWorker()
 		h.hold()
 		first := h.begun(t)

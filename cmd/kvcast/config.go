@@ -153,8 +153,8 @@ func defaultConfig() config {
 		},
 		Subscribers: subscribersConfig{
 			Max: server.DefaultMaxSubscribers, MaxConnections: server.DefaultMaxConnections, MaxConnectionsPerAddress: server.DefaultMaxConnectionsPerAddress,
-			Stall: 30 * time.Second, Progress: server.DefaultProgress, MaxSnapshots: server.DefaultMaxSnapshots,
-			SnapshotWait: server.DefaultSnapshotWait, ResponseBytes: server.DefaultResponseBytes, FilterBytes: server.DefaultFilterBytes, PingInterval: server.DefaultPingInterval,
+			Stall: 30 * time.Second, Progress: server.DefaultProgressInterval, MaxSnapshots: server.DefaultMaxSnapshots,
+			SnapshotWait: server.DefaultMaxSnapshotWait, ResponseBytes: server.DefaultResponseBytes, FilterBytes: server.DefaultMaxFilterBytes, PingInterval: server.DefaultPingInterval,
 			MaxConnectionAgeGrace: server.DefaultMaxConnectionAgeGrace,
 		},
 	}

@@ -128,9 +128,9 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 		return nil, usageError{err}
 	}
 	s.server, err = server.New(server.Config{
-		Progress: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxConnections: c.Subscribers.MaxConnections, MaxConnectionsPerAddress: c.Subscribers.MaxConnectionsPerAddress,
-		MaxSnapshots: c.Subscribers.MaxSnapshots, SnapshotWait: c.Subscribers.SnapshotWait, Stall: c.Subscribers.Stall,
-		MaxRetained: int(c.Journal.MaxBytes), ResponseBytes: int(c.Subscribers.ResponseBytes), FilterBytes: int64(c.Subscribers.FilterBytes), PingInterval: c.Subscribers.PingInterval,
+		ProgressInterval: c.Subscribers.Progress, MaxSubscribers: c.Subscribers.Max, MaxConnections: c.Subscribers.MaxConnections, MaxConnectionsPerAddress: c.Subscribers.MaxConnectionsPerAddress,
+		MaxSnapshots: c.Subscribers.MaxSnapshots, MaxSnapshotWait: c.Subscribers.SnapshotWait, StallTimeout: c.Subscribers.Stall,
+		MaxEvictedBytes: int(c.Journal.MaxBytes), ResponseBytes: int(c.Subscribers.ResponseBytes), MaxFilterBytes: int64(c.Subscribers.FilterBytes), PingInterval: c.Subscribers.PingInterval,
 		MaxConnectionAge: c.Subscribers.MaxConnectionAge, MaxConnectionAgeGrace: c.Subscribers.MaxConnectionAgeGrace,
 		TLS: creds.tls, Tokens: creds.tokens,
 		Version: currentVersion(), Sources: s.sourceStatus, Workers: registered{s}, RegisterHosts: hosts, Logger: log, Registerer: registry,
