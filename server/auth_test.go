@@ -41,15 +41,15 @@ func TestParseTokens(t *testing.T) {
 	}{
 		{"both roles, comments, blank lines, another system's line ends", "# the gateway\r\n\r\nrouter " + good + "\r\n  \t\n  operator\t" + good + "x", ""},
 		{"any visible character", "router !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", ""},
-		{"nothing", "# nobody\n", "f: no token is not allowed: want one ROLE TOKEN a line at least, with the role router or operator"},
+		{"nothing", "# nobody\n", "f: no token found: want at least one line ROLE TOKEN with the role router or operator"},
 		{"a token alone", "\n" + good, "f:2: the line is not allowed: want two words, ROLE TOKEN"},
 		{"a comment behind", "router " + good + " # mine", "f:1: the line is not allowed: want two words, ROLE TOKEN"},
-		{"the token first", good + " router", "f:1: the role is not allowed: want router or operator, and then the token"},
-		{"another role", "router " + good + "\nadmin " + good + "x", "f:2: the role is not allowed: want router or operator, and then the token"},
+		{"the token first", good + " router", "f:1: the role is not allowed: want router or operator, then the token"},
+		{"another role", "router " + good + "\nadmin " + good + "x", "f:2: the role is not allowed: want router or operator, then the token"},
 		{"a short token", "router " + good[1:], "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
 		{"a long token", "router " + strings.Repeat("a", 1025), "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
 		{"what no header carries", "router " + good + "é", "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
-		{"one of each role", "router " + good + "\n\noperator " + good, "f:3: the token is not allowed twice: it is in line 1 already"},
+		{"one of each role", "router " + good + "\n\noperator " + good, "f:3: the token is a duplicate of the one in line 1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := server.ParseTokens("f", []byte(tt.text))

@@ -2,148 +2,214 @@ package server
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 )
 
-// connections knows the open connections of a listener, so that they can be
-// closed whatever gRPC makes of them, and bounds them.
+// connections tracks the open connections of a listener and bounds their number. It
+// can close them even where gRPC would wait, as during a handshake.
 type connections struct {
-	limit   *quota
-	refused func(from net.Addr, err error) // called for each that is refused
+	quota   *quota
+	refused func(from net.Addr, err error) // called for each refused connection
 
-	mu        sync.Mutex // guards all below
-	open      map[*connection]struct{}
-	addresses map[netip.Prefix]*peerAddress // those that have a connection
-	closed    bool
+	mu     sync.Mutex // guards all below
+	open   map[*connection]struct{}
+	peers  map[netip.Prefix]*peerAddress // those with open connections
+	closed bool
 }
 
-func newConnections(limit *quota, refused func(net.Addr, error)) *connections {
+func newConnections(q *quota, refused func(net.Addr, error)) *connections {
 	return &connections{
-		limit: limit, refused: refused,
-		open: make(map[*connection]struct{}), addresses: make(map[netip.Prefix]*peerAddress),
+		quota: q, refused: refused,
+		open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress),
 	}
 }
 
-// connection takes itself off the list when it is closed.
+// connection is an accepted connection. Close releases its quota.
 type connection struct {
 	net.Conn
-	of     *connections
+	owner  *connections
 	peer   *peerAddress
 	opened time.Time
 }
 
-// address is a client's. All that a call can learn of its connection is the
-// address, so this is what tells it when the connection was opened, and what its
-// peers have of bounded resources.
-type address struct {
+// remoteAddr is a connection's remote address. It is all of the connection that gRPC
+// passes on to calls, so it carries what they need to know of it.
+type remoteAddr struct {
 	net.Addr
 	peer   *peerAddress
 	opened time.Time
 }
 
-// RemoteAddr returns the client's address.
-func (c *connection) RemoteAddr() net.Addr { return address{c.Conn.RemoteAddr(), c.peer, c.opened} }
+// RemoteAddr returns a remoteAddr.
+func (c *connection) RemoteAddr() net.Addr { return remoteAddr{c.Conn.RemoteAddr(), c.peer, c.opened} }
 
-// addressOf returns the address of the connection of a call; ok is false where the
-// call came over none that was accepted here.
-func addressOf(ctx context.Context) (_ address, ok bool) {
+// remoteAddrOf returns the remote address of a call's connection, if the connection
+// was accepted here.
+func remoteAddrOf(ctx context.Context) (_ remoteAddr, ok bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return address{}, false
+		return remoteAddr{}, false
 	}
-	a, ok := p.Addr.(address)
+	a, ok := p.Addr.(remoteAddr)
 	return a, ok
 }
 
-// openedAt returns when the connection of a call was opened.
-func openedAt(ctx context.Context) (_ time.Time, ok bool) {
-	a, ok := addressOf(ctx)
-	return a.opened, ok
+// peerOf returns the peer address of a call.
+func (s *Server) peerOf(ctx context.Context) *peerAddress {
+	if a, ok := remoteAddrOf(ctx); ok {
+		return a.peer
+	}
+	return s.unknownPeer
 }
 
 // Close closes the connection.
 func (c *connection) Close() error {
-	c.of.remove(c)
+	c.owner.remove(c)
 	return c.Conn.Close()
 }
 
-// listen returns the listener with its connections known.
-func (c *connections) listen(l net.Listener) net.Listener { return knownListener{l, c} }
+// listen wraps a listener so that its connections are tracked.
+func (c *connections) listen(l net.Listener) net.Listener { return trackedListener{l, c} }
 
-type knownListener struct {
+type trackedListener struct {
 	net.Listener
-	conns *connections
+	connections *connections
 }
 
-// Accept implements net.Listener. A connection beyond the limit is closed without a
-// word: whatever HTTP/2 could say would make it count as established, and its
-// client come back at once in place of backing off.
-func (l knownListener) Accept() (net.Conn, error) {
+// Accept implements net.Listener. It closes a connection beyond the limit without an
+// answer: an HTTP/2 error would count as an established connection, after which the
+// client would reconnect at once instead of backing off.
+func (l trackedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if c := l.conns.add(conn); c != nil {
+		c, err := l.connections.add(conn)
+		if err == nil {
 			return c, nil
+		}
+		if !errors.Is(err, net.ErrClosed) {
+			l.connections.refused(conn.RemoteAddr(), err)
 		}
 		_ = conn.Close()
 	}
 }
 
-// add lists a connection; nil means that it is refused.
-func (c *connections) add(conn net.Conn) *connection {
+// add tracks a connection. The error is net.ErrClosed or that of the quota.
+func (c *connections) add(conn net.Conn) (*connection, error) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.closed {
-		c.mu.Unlock()
-		return nil
+		return nil, net.ErrClosed
 	}
 	prefix := peerPrefix(conn.RemoteAddr())
-	p := c.addresses[prefix]
+	p := c.peers[prefix]
 	if p == nil {
 		p = newPeerAddress(prefix)
 	}
-	if err := c.limit.take(&p.connections); err != nil {
-		c.mu.Unlock()
-		c.refused(conn.RemoteAddr(), err)
-		return nil
+	if err := c.quota.acquire(&p.connections); err != nil {
+		return nil, err
 	}
-	defer c.mu.Unlock()
-	c.addresses[prefix] = p
-	one := &connection{Conn: conn, of: c, peer: p, opened: time.Now()}
-	c.open[one] = struct{}{}
-	return one
+	c.peers[prefix] = p
+	tracked := &connection{Conn: conn, owner: c, peer: p, opened: time.Now()}
+	c.open[tracked] = struct{}{}
+	return tracked, nil
 }
 
-// remove takes a connection off the list. It may be called more than once.
-func (c *connections) remove(one *connection) {
+// remove stops tracking a connection. Further calls do nothing.
+func (c *connections) remove(conn *connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.open[one]; !ok {
+	if _, ok := c.open[conn]; !ok {
 		return
 	}
-	delete(c.open, one)
-	c.limit.release(&one.peer.connections)
-	if one.peer.connections.Load() == 0 {
-		delete(c.addresses, one.peer.prefix)
+	delete(c.open, conn)
+	c.quota.release(&conn.peer.connections)
+	if conn.peer.connections.Load() == 0 {
+		delete(c.peers, conn.peer.prefix)
 	}
 }
 
-// close closes all connections, and those to come.
+// close closes all open connections and refuses new ones.
 func (c *connections) close() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.closed = true
-	open := make([]*connection, 0, len(c.open))
 	for conn := range c.open {
-		open = append(open, conn)
+		_ = conn.Conn.Close() // gRPC notices, and calls connection.Close
 	}
-	c.mu.Unlock()
-	for _, conn := range open {
-		_ = conn.Conn.Close() // its user notices, and takes it off the list
+}
+
+// peerAddress is a client address, and what its clients use of each limited resource.
+type peerAddress struct {
+	prefix      netip.Prefix
+	connections atomic.Int64
+	watches     atomic.Int64
+	reflections atomic.Int64
+	receiving   chan struct{} // one element per call whose request is being received
+}
+
+func newPeerAddress(prefix netip.Prefix) *peerAddress {
+	return &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress)}
+}
+
+// peerPrefix returns the prefix that stands for a client: its IPv4 address, or the /64
+// of its IPv6 address, since one client usually has all of it. All other addresses
+// share the zero prefix.
+func peerPrefix(a net.Addr) netip.Prefix {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
 	}
+	ip := tcp.AddrPort().Addr().Unmap().WithZone("")
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64
+	}
+	prefix, _ := ip.Prefix(bits) // fails for an invalid address, which gets the zero prefix
+	return prefix
+}
+
+// Clients reconnect now and then, so that a load balancer can move them to other
+// servers. At MaxConnectionAge gRPC sends GOAWAY, and after a grace closes the
+// connection, which its calls see as a network failure. Subscribe streams therefore
+// end by themselves in between, with a reason. From the start of the connection:
+//
+//	0.9 to 1.1 age                  GOAWAY: new calls use another connection
+//	1.1 age + 0.25 to 1 grace       Subscribe streams end, spread at random
+//	at least 1 grace after that     gRPC closes the connection
+//
+// A stream must not end before the GOAWAY, or its client resumes over the same
+// connection. gRPC measures the age from the end of the handshake, streams measure it
+// from the accept; a quarter of the grace covers the difference.
+
+// keepaliveParams returns gRPC's part of the connection age limit.
+func (s *Server) keepaliveParams() keepalive.ServerParameters {
+	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}
+	if age := s.cfg.MaxConnectionAge; age > 0 {
+		p.MaxConnectionAge = age
+		p.MaxConnectionAgeGrace = age/5 + 2*s.cfg.MaxConnectionAgeGrace // counts from the GOAWAY, as early as 0.9 age
+	}
+	return p
+}
+
+// connectionAgeTimer returns a timer for the end of a Subscribe stream; nil: no limit.
+func (s *Server) connectionAgeTimer(ctx context.Context) *time.Timer {
+	age, grace := s.cfg.MaxConnectionAge, s.cfg.MaxConnectionAgeGrace
+	addr, ok := remoteAddrOf(ctx)
+	if age == 0 || !ok {
+		return nil
+	}
+	end := addr.opened.Add(age + age/10 + grace/4 + rand.N(grace*3/4+1))
+	return time.NewTimer(time.Until(end))
 }

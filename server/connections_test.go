@@ -301,7 +301,7 @@ func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
 			go func() { ended <- stream.RecvMsg(new(healthv1.HealthCheckResponse)) }()
 		}
 		synctest.Wait()
-		if got := gauge(t, reg, "kvcast_server_arriving_requests"); got != most {
+		if got := gauge(t, reg, "kvcast_server_receiving_requests"); got != most {
 			t.Errorf("%v requests are arriving, want %d", got, most)
 		}
 		began := time.Now()
@@ -317,7 +317,7 @@ func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if got := gauge(t, reg, "kvcast_server_arriving_requests"); got != 0 {
+		if got := gauge(t, reg, "kvcast_server_receiving_requests"); got != 0 {
 			t.Errorf("%v requests are still arriving", got)
 		}
 		if got := gauge(t, reg, "kvcast_server_late_requests_total"); got != calls {

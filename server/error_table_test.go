@@ -110,7 +110,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: tooManyReplays,
 		},
 		{
-			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has come to its end within 20ms; try again later",
+			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has ended within 20ms; try again later",
 			call: func(t *testing.T) (*harness, error) {
 				h := sendingASnapshot(t)
 				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
@@ -126,11 +126,11 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonTooManyHolders, name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 places, which is the limit; ask for fewer blocks",
+			reason: server.ReasonTooManyHolders, name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 holders, which is the limit; ask for fewer blocks",
 			call: tooManyHolders,
 		},
 		{
-			reason: server.ReasonTooManyHolders, name: "LookupBlocks, of long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB to name, which is the limit; ask for fewer blocks",
+			reason: server.ReasonTooManyHolders, name: "LookupBlocks, of long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB, which is the limit; ask for fewer blocks",
 			call: holdersOfLongNames,
 		},
 		{
@@ -275,7 +275,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonWorkerExists, name: "RegisterWorker", code: codes.AlreadyExists, says: `there is a worker "v"`,
+			reason: server.ReasonWorkerExists, name: "RegisterWorker", code: codes.AlreadyExists, says: `worker "v" exists`,
 			call: registerFails(config.ErrWorkerExists, spec()),
 		},
 		{
@@ -295,7 +295,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: registerFails(config.ErrEnded, spec()),
 		},
 		{
-			reason: server.ReasonInternal, name: "RegisterWorker", code: codes.Internal, says: "its log says how",
+			reason: server.ReasonInternal, name: "RegisterWorker", code: codes.Internal, says: "see its log",
 			call: registerFails(errors.New("broken"), spec()),
 		},
 		{
@@ -303,11 +303,11 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: registerFails(nil, nil),
 		},
 		{
-			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `there is no worker "nobody"; ListWorkers tells`,
+			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `worker "nobody" does not exist; ListWorkers lists`,
 			call: deregisterFails(config.ErrNoWorker, "nobody"),
 		},
 		{
-			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "its engine connects to a port of the server by itself",
+			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "connects to a port of the server",
 			call: deregisterFails(config.ErrNoWorker, "w"),
 		},
 		{
@@ -315,15 +315,15 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: deregisterFails(config.ErrEnded, "w"),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "DeregisterWorker without a name", code: codes.InvalidArgument, says: "name: no worker is named",
+			reason: server.ReasonInvalidArgument, name: "DeregisterWorker without a name", code: codes.InvalidArgument, says: "name: is missing",
 			call: deregisterFails(nil, ""),
 		},
 		{
-			reason: server.ReasonInternal, name: "Subscribe, and again", code: codes.Internal, says: "its log says how",
+			reason: server.ReasonInternal, name: "Subscribe, and again", code: codes.Internal, says: "see its log",
 			call: panicsTwice,
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it with the header authorization: Bearer TOKEN",
+			reason: server.ReasonUnauthenticated, name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it in the header authorization: Bearer TOKEN",
 			call: func(t *testing.T) (*harness, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				stream, err := h.client.Subscribe(t.Context(), latest())
@@ -335,11 +335,11 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			call: subscribeAs("Basic " + routersToken),
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "Subscribe with a token of nobody's", code: codes.Unauthenticated, says: "ask its operator for one",
+			reason: server.ReasonUnauthenticated, name: "Subscribe with a token of nobody's", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: subscribeAs("Bearer " + routersToken + "x"),
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "GetStatus with a part of a token", code: codes.Unauthenticated, says: "ask its operator for one",
+			reason: server.ReasonUnauthenticated, name: "GetStatus with a part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: func(t *testing.T) (*harness, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				_, err := kvcastv1.NewRouterEventServiceClient(h.as("Bearer "+routersToken[1:])).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})

@@ -11,39 +11,37 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// allTiers is every tier, and events without one.
+// allTiers is every tier, and bit 0 for events without one.
 const allTiers journal.Tiers = 0xff
 
-// maxFilterNames is how many names a filter may list.
+// maxFilterNames bounds the names in a filter.
 const maxFilterNames = 10_000
 
-// maxKnownSources is how many sources a filter remembers its judgement of. A larger
-// cache would cost every stream more than it saves: judging a source again takes
-// some 100 ns.
+// maxKnownSources bounds a filter's cache. A larger one would use more memory per stream
+// than it saves time: a lookup without it takes some 100 ns.
 const maxKnownSources = 256
 
-// filter is a Filter, made ready. A nil one takes everything. Whoever made it calls
-// release when its call ends.
+// filter is a parsed Filter. The nil filter selects everything. A filter belongs to one
+// call, which releases it at its end.
 type filter struct {
 	workers map[string]struct{} // nil: all
 	models  map[string]struct{} // nil: all
-	tiers   journal.Tiers       // with bit 0: events without a tier pass
-	// known caches whether a source is wanted, of maxKnownSources at most. A filter is
-	// one stream's. nil where every source is.
+	tiers   journal.Tiers       // with bit 0: events without a tier always pass
+	// known caches whether a source is selected; nil: all are.
 	known map[*journal.Source]bool
 
 	budget *budget.Budget
-	bytes  int64 // taken from budget
+	bytes  int64 // reserved in budget
 }
 
-// parseFilter checks a request's filter, and takes what it will occupy from the
-// budget of all filters.
+// parseFilter validates a request's filter and reserves its memory in the budget of all
+// filters.
 func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*filter, error) {
 	if len(f.GetWorkers())+len(f.GetModels())+len(f.GetTiers()) == 0 {
 		return nil, nil
 	}
 	if n := len(f.GetWorkers()) + len(f.GetModels()); n > maxFilterNames {
-		return nil, errInvalid("filter", fmt.Sprintf("%d names are too many: at most %d are allowed", n, maxFilterNames), b)
+		return nil, invalidField(b, "filter", "%d names are too many: at most %d are allowed", n, maxFilterNames)
 	}
 	tiers, err := tierSet(f.GetTiers(), b)
 	if err != nil {
@@ -51,7 +49,9 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 	}
 	out := &filter{tiers: tiers, budget: bytes, bytes: filterBytes(f)}
 	if !bytes.Take(out.bytes) {
-		return nil, errFiltersTooLarge(out.bytes, bytes.Limit(), b)
+		return nil, errorf(ReasonFiltersTooLarge, b,
+			"the filter needs %d bytes, and with those of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)",
+			out.bytes, bytes.Limit())
 	}
 	out.workers, out.models = set(f.GetWorkers()), set(f.GetModels())
 	if out.workers != nil || out.models != nil {
@@ -60,7 +60,7 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 	return out, nil
 }
 
-// release returns what the filter took from the budget. The filter is not used
+// release returns the filter's memory to the budget. The filter must not be used
 // afterwards.
 func (f *filter) release() {
 	if f != nil {
@@ -68,27 +68,27 @@ func (f *filter) release() {
 	}
 }
 
-// filterBytes is about what a filter occupies: its names, its sets of them, and its
-// cache when that is full. Names that are there twice count twice.
+// filterBytes estimates the memory of a filter: its names, its sets of them, and its full
+// cache. Duplicate names count twice.
 func filterBytes(f *kvcastv1.Filter) int64 {
 	const (
-		bare       = 128
-		stringSlot = 16 + 1 // a string, and a byte of the map's own
-		sourceSlot = 16 + 1 // a pointer, a bool with its padding, and the same
+		fixed      = 128
+		stringSlot = 16 + 1 // a string, and the map's control byte
+		sourceSlot = 16 + 1 // a pointer, a padded bool, and the map's control byte
 	)
-	bytes := bare + slots(len(f.GetWorkers()))*stringSlot + slots(len(f.GetModels()))*stringSlot
+	bytes := fixed + slots(len(f.GetWorkers()))*stringSlot + slots(len(f.GetModels()))*stringSlot
 	if len(f.GetWorkers())+len(f.GetModels()) > 0 {
 		bytes += slots(maxKnownSources) * sourceSlot
 	}
 	for _, names := range [][]string{f.GetWorkers(), f.GetModels()} {
 		for _, name := range names {
-			bytes += (len(name) + 15) &^ 15 // which is what the allocator rounds to, or more
+			bytes += (len(name) + 15) &^ 15 // the allocator's size class, or more
 		}
 	}
 	return int64(bytes)
 }
 
-// slots is how many a map of n entries has: a power of two, at most 7/8 filled.
+// slots returns the slots of a map of n entries: a power of two, at most 7/8 filled.
 func slots(n int) int {
 	if n == 0 {
 		return 0
@@ -96,7 +96,7 @@ func slots(n int) int {
 	return max(8, 1<<bits.Len(uint(n*8/7)))
 }
 
-// tierSet is the tiers that a filter takes, with events that have none.
+// tierSet returns the tiers that a filter selects, with bit 0.
 func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (journal.Tiers, error) {
 	if len(tiers) == 0 {
 		return allTiers, nil
@@ -104,8 +104,8 @@ func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (journal.Tiers, error) {
 	set := journal.TierBit(0)
 	for i, t := range tiers {
 		if _, ok := kvcastv1.Tier_name[int32(t)]; !ok || t == kvcastv1.Tier_TIER_UNSPECIFIED {
-			return 0, errInvalid(fmt.Sprintf("filter.tiers[%d]", i), fmt.Sprintf(
-				"%v is not allowed: want TIER_DEVICE, TIER_HOST_PINNED, TIER_DISK or TIER_EXTERNAL", t), b)
+			return 0, invalidField(b, fmt.Sprintf("filter.tiers[%d]", i),
+				"%v is not allowed: want TIER_DEVICE, TIER_HOST_PINNED, TIER_DISK or TIER_EXTERNAL", t)
 		}
 		set |= journal.TierBit(uint8(t))
 	}
@@ -123,23 +123,20 @@ func set(names []string) map[string]struct{} {
 	return s
 }
 
-// worker tells whether a worker's events are wanted.
+// worker reports whether the filter selects a worker.
 func (f *filter) worker(name, model string) bool {
 	if f == nil {
 		return true
 	}
-	return listed(f.workers, name) && listed(f.models, model)
+	return contains(f.workers, name) && contains(f.models, model)
 }
 
-func listed(s map[string]struct{}, name string) bool {
-	if s == nil {
-		return true
-	}
+func contains(s map[string]struct{}, name string) bool {
 	_, ok := s[name]
-	return ok
+	return ok || s == nil
 }
 
-// tierSet is the tiers whose blocks are wanted.
+// tierSet returns the tiers whose blocks are selected.
 func (f *filter) tierSet() journal.Tiers {
 	if f == nil {
 		return allTiers
@@ -147,11 +144,11 @@ func (f *filter) tierSet() journal.Tiers {
 	return f.tiers
 }
 
-// match is the journal's filter.
+// match implements journal.Filter.
 func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
-	wanted := f.wants(s)
+	selected := f.selects(s)
 	switch {
-	case !wanted || tiers&f.tiers == 0:
+	case !selected || tiers&f.tiers == 0:
 		return journal.MatchNone
 	case tiers&^f.tiers != 0:
 		return journal.MatchSome
@@ -159,23 +156,23 @@ func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal
 	return journal.MatchAll
 }
 
-// wants tells whether a source's events are wanted, of some tier.
-func (f *filter) wants(s *journal.Source) bool {
+// selects reports whether the filter selects a source, in some tier.
+func (f *filter) selects(s *journal.Source) bool {
 	if f.known == nil {
 		return true
 	}
-	wanted, ok := f.known[s]
+	selected, ok := f.known[s]
 	if !ok {
-		wanted = f.worker(s.Worker, s.Model)
+		selected = f.worker(s.Worker, s.Model)
 		if len(f.known) >= maxKnownSources {
-			clear(f.known) // sources come and go
+			clear(f.known) // it may be full of sources that are gone
 		}
-		f.known[s] = wanted
+		f.known[s] = selected
 	}
-	return wanted
+	return selected
 }
 
-// journal returns the filter as the journal takes it.
+// journal returns the filter for a journal.Query.
 func (f *filter) journal() journal.Filter {
 	if f == nil {
 		return nil
@@ -183,9 +180,9 @@ func (f *filter) journal() journal.Filter {
 	return f.match
 }
 
-// cutEntries returns a copy of encoded entries without the events of tiers that
-// are not wanted. What is not protobuf as the journal has it ends the copy.
-func cutEntries(slices [][]byte, want journal.Tiers) []byte {
+// trimEntries returns a copy of encoded entries that has only the events of some tiers. It
+// ends at the first malformed entry.
+func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 	var out, entry []byte
 	for _, b := range slices {
 		for len(b) > 0 {
@@ -196,7 +193,7 @@ func cutEntries(slices [][]byte, want journal.Tiers) []byte {
 			}
 			b = b[n+m:]
 			var events bool
-			if entry, events = cutEntry(entry[:0], body, want); events {
+			if entry, events = trimEntry(entry[:0], body, tiers); events {
 				out = protowire.AppendTag(out, kvcastv1.ResponseEntriesField, protowire.BytesType)
 				out = protowire.AppendBytes(out, entry)
 			}
@@ -205,9 +202,9 @@ func cutEntries(slices [][]byte, want journal.Tiers) []byte {
 	return out
 }
 
-// cutEntry appends an entry without the events that are not wanted, and tells
-// whether any is left.
-func cutEntry(dst, entry []byte, want journal.Tiers) (_ []byte, events bool) {
+// trimEntry appends an entry with only the events of some tiers, and reports whether there
+// are any.
+func trimEntry(dst, entry []byte, tiers journal.Tiers) (_ []byte, events bool) {
 	for len(entry) > 0 {
 		field, typ, n := protowire.ConsumeTag(entry)
 		if n < 0 {
@@ -221,7 +218,7 @@ func cutEntry(dst, entry []byte, want journal.Tiers) (_ []byte, events bool) {
 		entry = entry[n+m:]
 		if field == kvcastv1.EntryEventsField {
 			event, _ := protowire.ConsumeBytes(whole[n:])
-			if want&tierOf(event) == 0 {
+			if tiers&tierOf(event) == 0 {
 				continue
 			}
 			events = true
@@ -231,7 +228,7 @@ func cutEntry(dst, entry []byte, want journal.Tiers) (_ []byte, events bool) {
 	return dst, events
 }
 
-// tierOf returns the tier of an encoded event, as a set.
+// tierOf returns the set of an encoded event's tier.
 func tierOf(event []byte) journal.Tiers {
 	for len(event) > 0 {
 		field, typ, n := protowire.ConsumeTag(event)

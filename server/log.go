@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
@@ -16,9 +18,9 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// logCalls returns interceptors that log a line for each call of kvcast's own
-// services when it ends: health checks and reflection would drown them.
-func logCalls(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
+// logInterceptors returns interceptors that log each call of kvcast's own services when
+// it ends. Health checks and reflection are not logged: there are too many.
+func logInterceptors(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
 	logger := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
 		log.Log(ctx, slog.Level(level), msg, fields...)
 	})
@@ -27,40 +29,23 @@ func logCalls(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.UnaryServerI
 		logging.WithLevels(logLevel),
 		logging.WithDisableLoggingFields(logging.ComponentFieldKey, logging.MethodTypeFieldKey, logging.SystemTag[0]),
 	}
-	ours := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool {
-		return strings.HasPrefix(c.Service, "kvcast.")
-	})
-	loud := logging.UnaryServerInterceptor(logger, opts...)
-	quiet := logging.UnaryServerInterceptor(logger, append(opts, logging.WithLevels(questionLevel))...)
+	all := logging.UnaryServerInterceptor(logger, opts...)
+	queries := logging.UnaryServerInterceptor(logger, append(opts, logging.WithLevels(queryLogLevel))...)
 	unary := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if strings.HasPrefix(info.FullMethod, "/"+kvcastv1.RouterEventService_ServiceDesc.ServiceName+"/") {
-			return quiet(ctx, req, info, handler)
+			return queries(ctx, req, info, handler)
 		}
-		return loud(ctx, req, info, handler)
+		return all(ctx, req, info, handler)
 	}
-	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), ours),
-		selector.UnaryServerInterceptor(unary, ours)
+	own := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool {
+		return strings.HasPrefix(c.Service, "kvcast.")
+	})
+	return selector.StreamServerInterceptor(logging.StreamServerInterceptor(logger, opts...), own),
+		selector.UnaryServerInterceptor(unary, own)
 }
 
-// questionLevel is that of a call that asks how things are, as a screen does three times
-// a second: one that was answered is for those who look for it.
-func questionLevel(c codes.Code) logging.Level {
-	if c == codes.OK {
-		return logging.LevelDebug
-	}
-	return logLevel(c)
-}
-
-// recovered makes the error of a call that panicked: what the client is told says
-// nothing of the server's inside, which the log does.
-func (s *Server) recovered(ctx context.Context, p any) error {
-	s.metrics.panics.Inc()
-	s.cfg.Logger.ErrorContext(ctx, "call panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-	return errInternal(s.journal.Bounds())
-}
-
-// logLevel is that of a call that ended with a code: only what is the server's
-// own fault is an error, since anybody may send a bad request.
+// logLevel is the level for a call that ended with a code. Only failures of the server
+// itself are errors.
 func logLevel(c codes.Code) logging.Level {
 	switch c {
 	case codes.Unknown, codes.Internal, codes.DataLoss:
@@ -70,4 +55,49 @@ func logLevel(c codes.Code) logging.Level {
 	default:
 		return logging.LevelInfo
 	}
+}
+
+// queryLogLevel is the level for a query, which dashboards send several times a second.
+func queryLogLevel(c codes.Code) logging.Level {
+	if c == codes.OK {
+		return logging.LevelDebug
+	}
+	return logLevel(c)
+}
+
+// recovered logs a panic of a call and returns the client's error, which has no details.
+func (s *Server) recovered(ctx context.Context, p any) error {
+	s.metrics.panics.Inc()
+	s.cfg.Logger.ErrorContext(ctx, "call panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return internalError(s.journal.Bounds())
+}
+
+// A logLimiter allows logBurst records per logInterval.
+const (
+	logBurst    = 20
+	logInterval = 10 * time.Second
+)
+
+// logLimiter limits the log records of one kind, whatever clients do.
+type logLimiter struct {
+	mu      sync.Mutex // guards all below
+	start   time.Time  // of the current interval
+	logged  int        // in the current interval
+	omitted int        // since the last record
+}
+
+// allow reports whether a record may be logged, and how many were omitted before it.
+func (l *logLimiter) allow() (omitted int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now := time.Now(); now.Sub(l.start) >= logInterval {
+		l.start, l.logged = now, 0
+	}
+	if l.logged >= logBurst {
+		l.omitted++
+		return 0, false
+	}
+	l.logged++
+	omitted, l.omitted = l.omitted, 0
+	return omitted, true
 }

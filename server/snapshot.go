@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/kvcast/kvcast/journal"
@@ -11,31 +10,29 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// State is what the workers hold. It need not be of this process: a table that
-// is fed by the entries of a log serves as well.
+// State is the workers' state that follows from the journal's entries.
 type State interface {
-	// Workers returns the names of the workers that a filter takes, in order.
+	// Workers returns the names of the workers that match, ascending.
 	Workers(match func(worker, model string) bool) []string
-	// Cut begins to read what a worker holds; ok is false where it is gone. The
-	// cut includes all entries of the worker that the journal's bounds showed
-	// before the call.
+	// Cut starts to read a worker's blocks; ok is false if the worker does not exist.
+	// The cut includes the worker's entries up to the journal's newest at the call.
 	Cut(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Cut, ok bool, err error)
-	// Digests tells what the workers that a filter takes hold, those of a worker one
-	// after another, each with the seq of the worker's last entry then.
+	// Digests returns the digests of the workers that match, grouped by worker, each
+	// with the seq of the worker's last entry.
 	Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error)
-	// Status tells of the workers that a filter takes.
+	// Status returns the workers that match.
 	Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus
-	// Lookup returns every place where one of the blocks lies.
+	// Lookup returns the holders of blocks.
 	Lookup(ctx context.Context, q pipeline.Query) ([]*kvcastv1.BlockHolder, error)
 }
 
-// snapshotAttempts is how often a snapshot is begun for a reader so slow that
-// the journal lets go of what happened meanwhile.
+// snapshotAttempts is how often a snapshot is started if the journal evicts the entries
+// since its start before the client has read it.
 const snapshotAttempts = 3
 
 // Snapshot implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.RouterEventService_SnapshotServer) error {
-	if err := s.welcome(); err != nil {
+	if err := s.checkServing(); err != nil {
 		return err
 	}
 	b := s.journal.Bounds()
@@ -48,94 +45,96 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 	return c.run(c.snapshot)
 }
 
-// turn waits until a snapshot may be sent. The headers, and what Subscribe accepted,
-// have been; meanwhile there are signs of life.
-func (c *cursor) turn(ctx context.Context) error {
+// acquireSnapshot waits for a snapshot slot. It sends a heartbeat now and then, since
+// clients give up streams that are silent for long.
+func (c *cursor) acquireSnapshot(ctx context.Context) error {
 	s := c.server
-	err := s.snapshots.enter(ctx, s.draining, c.progressAfter(), c.alive)
-	switch {
-	case errors.Is(err, errNoPlace):
-		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("none has come to its end within %v", s.cfg.MaxSnapshotWait), s.journal.Bounds())
-	case errors.Is(err, errLineFull):
-		return errTooManySnapshots(s.cfg.MaxSnapshots, fmt.Sprintf("%d more are waiting", s.snapshots.line), s.journal.Bounds())
-	case errors.Is(err, errStopped):
-		return errShuttingDown(s.journal.Bounds())
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	acquired := make(chan error, 1)
+	go func() { acquired <- s.snapshots.acquire(ctx) }()
+	heartbeat := time.NewTicker(c.progressDelay())
+	defer heartbeat.Stop()
+	draining := s.draining
+	for {
+		select {
+		case err := <-acquired:
+			if why, ok := s.snapshots.refusal(err); ok {
+				return errorf(ReasonTooManySnapshots, s.journal.Bounds(),
+					"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", s.cfg.MaxSnapshots, why)
+			}
+			return err
+		case <-heartbeat.C:
+			send := c.sendHeartbeat
+			if c.out.chained { // the stream has followed entries, and is still at its position
+				send = func() error { return c.sendProgress(nil) }
+			}
+			if err := send(); err != nil {
+				cancel(err)
+			}
+		case <-draining:
+			cancel(shuttingDown(s.journal.Bounds()))
+			draining = nil
+		}
 	}
-	return err
 }
 
-// alive is a sign of life while a snapshot waits for its turn: a client whose stream
-// is silent for long would give it up, and its place in the line. A stream that has
-// followed entries is still where it was.
-func (c *cursor) alive() error {
-	if !c.out.chained {
-		return c.aliveWithin()
-	}
-	c.server.metrics.progress.Inc()
-	return c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}}, c.seq)
-}
-
-// aliveWithin is one where there is no position.
-func (c *cursor) aliveWithin() error {
-	c.server.metrics.progress.Inc()
-	return c.out.messageWithin(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}})
-}
-
-// snapshot sends what the workers hold, and leaves the cursor at its end:
+// snapshot sends the workers' state and moves the cursor to its end:
 //
-//  1. Each worker's cut is taken by itself, while the others go on: its blocks,
-//     and the seq of an entry that all of them include.
-//  2. Entries of that worker after that seq, and all entries of a worker that
-//     has come meanwhile, up to a seq common to all, bring all to the same
-//     entry. Blocks may be newer than their cut's seq; applying an event twice
-//     changes nothing.
+//  1. Each worker's blocks are read separately, while entries are appended. All of
+//     them include the entries up to some seq of that worker.
+//  2. Then come the worker's entries after its seq, and all entries of workers that
+//     were added since, up to a common seq. Blocks may include entries after their seq:
+//     applying an event twice changes nothing.
 func (c *cursor) snapshot(ctx context.Context) error {
-	if c.listed != nil {
-		c.listed.inSnapshot.Store(true)
-		defer c.listed.inSnapshot.Store(false)
+	if c.subscription != nil {
+		c.subscription.inSnapshot.Store(true)
+		defer c.subscription.inSnapshot.Store(false)
 	}
-	if err := c.turn(ctx); err != nil {
+	if err := c.acquireSnapshot(ctx); err != nil {
 		return err
 	}
-	defer c.server.snapshots.leave()
-	c.out.pace = &pace{stall: c.server.cfg.StallTimeout}
+	defer c.server.snapshots.release()
+	c.out.pace = &snapshotPace{stallTimeout: c.server.cfg.StallTimeout}
 	defer func() { c.out.pace = nil }()
-	for attempt := 1; ; attempt++ {
-		end, err := c.trySnapshot(ctx)
-		switch {
-		case errors.Is(err, journal.ErrCompacted) && attempt < snapshotAttempts:
-			continue
-		case errors.Is(err, journal.ErrCompacted):
-			return errSlowSnapshot(c.server.journal.Bounds())
-		case errors.Is(err, errSlowPace):
-			c.server.metrics.stalled.Inc()
-			return errSnapshotPace(c.server.cfg.StallTimeout, c.server.journal.Bounds())
-		case err != nil:
-			return err
-		}
-		c.seq = end
-		c.out.anew()
-		return c.out.message(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
-			Position: &kvcastv1.Position{Epoch: c.out.epoch, Seq: end},
-		}}, end)
+	var end uint64
+	err := journal.ErrCompacted
+	for attempt := 0; attempt < snapshotAttempts && errors.Is(err, journal.ErrCompacted); attempt++ {
+		end, err = c.sendState(ctx)
 	}
+	switch {
+	case errors.Is(err, journal.ErrCompacted):
+		return errorf(ReasonSlowSubscriber, c.server.journal.Bounds(),
+			"the snapshot was read so slowly that the entries since its start are no longer retained; read faster, or let the server retain more (--journal-max-bytes)")
+	case errors.Is(err, errSlowPace):
+		c.server.metrics.stalled.Inc()
+		return errorf(ReasonSlowSubscriber, c.server.journal.Bounds(),
+			"the snapshot was read at less than %d MiB in %v, while others may be waiting; read faster", paceBytes>>20, c.server.cfg.StallTimeout)
+	case err != nil:
+		return err
+	}
+	c.seq = end
+	c.out.chained = false
+	return c.out.message(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
+		Position: &kvcastv1.Position{Epoch: c.out.epoch, Seq: end},
+	}}, end)
 }
 
-// trySnapshot sends all of a snapshot but its end, whose seq it returns.
-func (c *cursor) trySnapshot(ctx context.Context) (end uint64, err error) {
+// sendState sends a snapshot without its SnapshotEnd, whose seq it returns.
+func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 	begin := c.server.journal.Bounds().Newest
 	err = c.out.messageWithin(&kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: c.out.epoch}})
 	if err != nil {
 		return 0, err
 	}
-	cuts := make(map[string]uint64) // by worker, the seq that its blocks include
+	included := make(map[string]uint64) // by worker, the seq that its blocks include
 	for _, name := range c.server.state.Workers(c.filter.worker) {
 		cut, ok, err := c.server.state.Cut(ctx, name, c.filter.tierSet())
 		if err != nil {
 			return 0, err
 		}
 		if !ok || !c.filter.worker(name, cut.Worker.GetAdded().GetModel()) {
-			continue // an entry since begin tells that it is gone, or another one now
+			continue // an entry since begin removed or replaced it
 		}
 		if err := c.sendCut(cut); err != nil {
 			return 0, err
@@ -143,11 +142,11 @@ func (c *cursor) trySnapshot(ctx context.Context) (end uint64, err error) {
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		// Its last entry may be old, and gone; since then until begin there was none.
-		cuts[name] = max(cut.Seq, begin)
+		// cut.Seq may be old and evicted. The worker has no entry from there to begin.
+		included[name] = max(cut.Seq, begin)
 	}
 	end = c.server.journal.Bounds().Newest
-	return end, c.catchUp(begin, end, cuts)
+	return end, c.sendEntriesSince(begin, end, included)
 }
 
 func (c *cursor) sendCut(cut pipeline.Cut) error {
@@ -155,29 +154,29 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 	if err != nil {
 		return err
 	}
-	sent := time.Now()
+	lastSend := time.Now()
 	for blocks := range cut.Blocks {
-		if len(blocks) == 0 { // it waits
-			if time.Since(sent) < c.progressAfter() {
-				continue
-			}
-			err = c.aliveWithin()
-		} else {
+		switch {
+		case len(blocks) > 0:
 			err = c.out.blocks(blocks, cut.Reuse)
+		case time.Since(lastSend) >= c.progressDelay():
+			err = c.sendHeartbeat()
+		default:
+			continue // the cut is waiting for the worker
 		}
-		sent = time.Now()
 		if err != nil {
 			return err
 		}
+		lastSend = time.Now()
 	}
 	return nil
 }
 
-// catchUp sends the entries since a snapshot began, up to its end, that are not
-// in its cuts: of a worker without one all of them.
-func (c *cursor) catchUp(begin, end uint64, cuts map[string]uint64) error {
+// sendEntriesSince sends the entries from a snapshot's begin to its end that its blocks
+// do not include.
+func (c *cursor) sendEntriesSince(begin, end uint64, included map[string]uint64) error {
 	filter := func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
-		if seq <= cuts[s.Worker] {
+		if seq <= included[s.Worker] {
 			return journal.MatchNone
 		}
 		if c.filter == nil {
@@ -191,7 +190,7 @@ func (c *cursor) catchUp(begin, end uint64, cuts map[string]uint64) error {
 			return err
 		}
 		if chunk.Entries > 0 {
-			if err := c.holding(after, func() error { return c.out.entriesWithin(c.cut(chunk)) }); err != nil {
+			if err := c.sendChunk(chunk, after, c.out.entriesWithin); err != nil {
 				return err
 			}
 		}

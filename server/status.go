@@ -6,33 +6,50 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxLookup is how many hashes a lookup may ask for.
-const maxLookup = 10_000
+const (
+	maxLookup = 10_000 // hashes in a lookup
+	// maxHolders bounds the holders in an answer. With short names, maxResponse has room
+	// for about as many.
+	maxHolders = 25_000
+	// maxResponse is the default receive limit of gRPC clients.
+	maxResponse = 4 << 20
 
-// maxHolders is how many places an answer may name: where names are short, what
-// clients take by default, 4 MiB, has room for about as many.
-const maxHolders = 25_000
+	// Each subscriber's record is bounded, so that an answer lists as many as there may
+	// be by default.
+	maxListedNames = 8   // of each list of the filter
+	maxListedBytes = 128 // of each name, and of the user agent
+)
+
+// fits reports whether clients accept a response.
+func fits(m proto.Message) bool { return proto.Size(m) <= maxResponse }
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
-	if err := s.workersQueries.turn(ctx, s.journal.Bounds()); err != nil {
+	if err := s.workersQueries.acquire(ctx, s.journal.Bounds()); err != nil {
 		return nil, err
 	}
-	defer s.workersQueries.leave()
+	defer s.workersQueries.release()
 	b := s.journal.Bounds()
 	out := &kvcastv1.GetStatusResponse{
 		Epoch:        b.Epoch,
 		OldestSeq:    b.Oldest,
 		NewestSeq:    b.Newest,
 		JournalBytes: uint64(s.journal.Bytes()),
-		Subscribers:  uint64(s.subscribers.count()),
+		Subscribers:  uint64(s.subscribers.inUse.Load()),
 		Version:      s.cfg.Version,
 	}
 	for _, w := range s.state.Status((*filter)(nil).worker) {
@@ -53,61 +70,54 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 		return nil, err
 	}
 	defer filter.release()
-	if err := s.workersQueries.turn(ctx, s.journal.Bounds()); err != nil {
+	if err := s.workersQueries.acquire(ctx, s.journal.Bounds()); err != nil {
 		return nil, err
 	}
-	defer s.workersQueries.leave()
-	out := s.listWorkers(filter)
+	defer s.workersQueries.release()
+	out := &kvcastv1.ListWorkersResponse{Workers: s.state.Status(filter.worker)}
+	if s.cfg.Sources != nil {
+		sources := s.cfg.Sources()
+		for _, w := range out.GetWorkers() {
+			w.Sources = sources[w.GetName()]
+			w.State = workerState(w.GetSources())
+			delete(sources, w.GetName())
+		}
+		for _, name := range slices.Sorted(maps.Keys(sources)) { // those without entries
+			if filter.worker(name, "") {
+				out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name, State: workerState(sources[name]), Sources: sources[name]})
+			}
+		}
+	}
 	if !fits(out) {
-		return nil, errResponseTooLarge(fmt.Sprintf("the %d workers with their ranks and sources", len(out.GetWorkers())), "narrow the filter to a model, or to some of the workers", s.journal.Bounds())
+		return nil, responseTooLarge(s.journal.Bounds(), fmt.Sprintf("the %d workers with their ranks and sources", len(out.GetWorkers())),
+			"narrow the filter to a model, or to some of the workers")
 	}
 	return out, nil
 }
 
-// listWorkers is all that is known of the workers that a filter takes.
-func (s routerEvents) listWorkers(filter *filter) *kvcastv1.ListWorkersResponse {
-	out := &kvcastv1.ListWorkersResponse{Workers: s.state.Status(filter.worker)}
-	if s.cfg.Sources == nil {
-		return out
-	}
-	sources := s.cfg.Sources()
-	for _, w := range out.GetWorkers() {
-		w.Sources = sources[w.GetName()]
-		w.State = workerState(w.GetSources())
-		delete(sources, w.GetName())
-	}
-	// Those that are read, and not in the stream.
-	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		if filter.worker(name, "") {
-			out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name, State: workerState(sources[name]), Sources: sources[name]})
-		}
-	}
-	return out
-}
-
-// workerState is how a worker with these sources is doing as a whole.
+// workerState returns the state of a worker with these sources.
 func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
-	var live, coming, gone, heard int
+	var live, catchingUp, connecting, started int
 	for _, s := range sources {
 		switch s.GetState() {
 		case kvcastv1.SourceState_SOURCE_STATE_LIVE:
 			live++
 		case kvcastv1.SourceState_SOURCE_STATE_CONNECTING:
-			gone++
+			connecting++
 		case kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP:
-			coming++
+			catchingUp++
 		default:
 		}
 		if s.GetStarted() {
-			heard++
+			started++
 		}
 	}
 	switch {
-	case heard == 0 && coming+gone == len(sources):
+	case started == 0 && catchingUp+connecting == len(sources):
 		return kvcastv1.WorkerState_WORKER_STATE_CONNECTING
 	case live == len(sources):
 		return kvcastv1.WorkerState_WORKER_STATE_LIVE
-	case gone == len(sources):
+	case connecting == len(sources):
 		return kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED
 	}
 	return kvcastv1.WorkerState_WORKER_STATE_DEGRADED
@@ -115,29 +125,29 @@ func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
 
 // LookupBlocks implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBlocksRequest) (*kvcastv1.LookupBlocksResponse, error) {
-	if err := s.welcome(); err != nil {
+	if err := s.checkServing(); err != nil {
 		return nil, err
 	}
 	b := s.journal.Bounds()
 	switch n := len(req.GetBlockHashes()) + len(req.GetTokensHashes()); {
 	case n == 0:
-		return nil, errInvalid("block_hashes", "no hash is given: want one at least, here or in tokens_hashes", b)
+		return nil, invalidField(b, "block_hashes", "no hash is given: want at least one, here or in tokens_hashes")
 	case n > maxLookup:
-		return nil, errInvalid("block_hashes", fmt.Sprintf("%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup), b)
+		return nil, invalidField(b, "block_hashes", "%d hashes are too many: at most %d are allowed, with tokens_hashes", n, maxLookup)
 	}
 	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
 	if err != nil {
 		return nil, err
 	}
 	defer filter.release()
-	limit := s.blockLookups
+	lookups := s.blockLookups
 	if len(req.GetTokensHashes()) > 0 {
-		limit = s.tokensLookups
+		lookups = s.tokensLookups
 	}
-	if err := limit.turn(ctx, b); err != nil {
+	if err := lookups.acquire(ctx, b); err != nil {
 		return nil, err
 	}
-	defer limit.leave()
+	defer lookups.release()
 	holders, err := s.state.Lookup(ctx, pipeline.Query{
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),
@@ -147,13 +157,101 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 	})
 	switch {
 	case errors.Is(err, pipeline.ErrTooManyHolders):
-		return nil, errTooManyHolders(fmt.Sprintf("lie at more than %d places", maxHolders), b)
+		return nil, tooManyHolders(b, "have more than %d holders", maxHolders)
 	case err != nil:
 		return nil, status.FromContextError(err).Err()
 	}
 	out := &kvcastv1.LookupBlocksResponse{Holders: holders}
 	if !fits(out) {
-		return nil, errTooManyHolders(fmt.Sprintf("lie at %d places, which take more than %d MiB to name", len(holders), maxResponse>>20), b)
+		return nil, tooManyHolders(b, "have %d holders, which take more than %d MiB", len(holders), maxResponse>>20)
 	}
 	return out, nil
 }
+
+// ListSubscribers implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribersRequest) (*kvcastv1.ListSubscribersResponse, error) {
+	out := new(kvcastv1.ListSubscribersResponse)
+	for _, sub := range s.subscribers.list() {
+		seq := sub.seq.Load()
+		out.Subscribers = append(out.Subscribers, &kvcastv1.SubscriberStatus{
+			Peer:              sub.peer,
+			UserAgent:         sub.userAgent,
+			Filter:            sub.filter,
+			StartTimeUnixNano: sub.start.UnixNano(),
+			Seq:               seq,
+			Behind:            s.journal.Bounds().Newest - seq, // read after seq, so not less
+			InSnapshot:        sub.inSnapshot.Load(),
+		})
+	}
+	if !fits(out) {
+		return nil, responseTooLarge(s.journal.Bounds(), fmt.Sprintf("the %d subscribers with their filters", len(out.GetSubscribers())),
+			"use GetStatus for their number")
+	}
+	return out, nil
+}
+
+// subscribers limits and lists the open Subscribe streams.
+type subscribers struct {
+	*limiter
+
+	mu   sync.Mutex // guards open
+	open map[*subscriber]struct{}
+}
+
+// subscriber is the record of an open Subscribe stream.
+type subscriber struct {
+	peer, userAgent string
+	filter          *kvcastv1.Filter
+	start           time.Time
+	// seq is the stream's last entry read. Only the stream writes it and inSnapshot.
+	seq        atomic.Uint64
+	inSnapshot atomic.Bool
+}
+
+func newSubscribers(capacity int) *subscribers {
+	return &subscribers{limiter: newLimiter(capacity, 0, 0), open: make(map[*subscriber]struct{})}
+}
+
+// add lists a stream that has acquired a slot.
+func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter) *subscriber {
+	sub := &subscriber{filter: truncateFilter(f), start: time.Now()}
+	if p, ok := peer.FromContext(ctx); ok {
+		sub.peer = p.Addr.String()
+	}
+	if agent := metadata.ValueFromIncomingContext(ctx, "user-agent"); len(agent) > 0 {
+		sub.userAgent = truncate(agent[0])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open[sub] = struct{}{}
+	return sub
+}
+
+// remove takes a stream off the list.
+func (s *subscribers) remove(sub *subscriber) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, sub)
+}
+
+// list returns the open streams, the oldest first.
+func (s *subscribers) list() []*subscriber {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(s.open), func(a, b *subscriber) int { return a.start.Compare(b.start) })
+}
+
+func truncateFilter(f *kvcastv1.Filter) *kvcastv1.Filter {
+	if f == nil {
+		return nil
+	}
+	names := func(all []string) (first []string) {
+		for _, name := range all[:min(len(all), maxListedNames)] {
+			first = append(first, truncate(name))
+		}
+		return first
+	}
+	return &kvcastv1.Filter{Workers: names(f.GetWorkers()), Models: names(f.GetModels()), Tiers: f.GetTiers()[:min(len(f.GetTiers()), maxListedNames)]}
+}
+
+func truncate(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxListedBytes)], "") }

@@ -10,7 +10,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/feed"
@@ -18,14 +17,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Workers are those that are read; *ingest.Ingest is one. Its errors are those of
-// ingest.Ingest.
+// Workers adds and removes the workers that are read. Its errors are those of package
+// ingest/config.
 type Workers interface {
 	AddWorker(context.Context, config.Worker) error
 	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
 }
 
-// workers is kvcast.v1.WorkerService.
+// workers implements kvcast.v1.WorkerService.
 type workers struct {
 	kvcastv1.UnimplementedWorkerServiceServer
 	*Server
@@ -34,14 +33,14 @@ type workers struct {
 // RegisterWorker implements kvcastv1.WorkerServiceServer.
 func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
 	if s.cfg.Workers == nil {
-		return nil, errUnimplemented(s.journal.Bounds(), "this server reads no workers by RegisterWorker; name the worker in its configuration")
+		return nil, errorf(ReasonUnimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
 	}
 	spec := req.GetWorker()
-	if violations := s.violationsOf(spec); len(violations) > 0 {
-		return nil, errViolations(violations, s.journal.Bounds())
+	if violations := s.validate(spec); len(violations) > 0 {
+		return nil, invalidFields(violations, s.journal.Bounds())
 	}
 	if err := s.cfg.Workers.AddWorker(ctx, workerConfig(spec)); err != nil {
-		return nil, s.refused(err, spec.GetName())
+		return nil, s.workerError(err, spec.GetName())
 	}
 	return &kvcastv1.RegisterWorkerResponse{}, nil
 }
@@ -49,50 +48,53 @@ func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorke
 // DeregisterWorker implements kvcastv1.WorkerServiceServer.
 func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
 	if s.cfg.Workers == nil {
-		return nil, errUnimplemented(s.journal.Bounds(), "this server does not let go of workers by DeregisterWorker; start it without the worker")
+		return nil, errorf(ReasonUnimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
 	}
 	name := req.GetName()
 	if name == "" {
-		return nil, errInvalid("name", "no worker is named: want the name of one", s.journal.Bounds())
+		return nil, invalidField(s.journal.Bounds(), "name", "is missing: want a worker's name")
 	}
 	if err := s.cfg.Workers.RemoveWorker(ctx, name, feed.RemovedDeregistered); err != nil {
-		return nil, s.refused(err, name)
+		return nil, s.workerError(err, name)
 	}
 	return &kvcastv1.DeregisterWorkerResponse{}, nil
 }
 
-// refused makes a client's error of that of Workers.
-func (s workers) refused(err error, name string) error {
+// workerError returns the client's error for an error of Workers.
+func (s workers) workerError(err error, name string) error {
 	b := s.journal.Bounds()
-	if violations := violationsIn(err); len(violations) > 0 {
-		return errViolations(violations, b)
+	if violations := fieldViolations(err); len(violations) > 0 {
+		return invalidFields(violations, b)
 	}
 	switch {
 	case errors.Is(err, config.ErrWorkerExists):
-		return errWorkerExists(name, b)
+		return errorf(ReasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister that worker first", name)
+	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
+		return errorf(ReasonWorkerNotFound, b,
+			"the engine of worker %q connects to a port of the server, so the worker cannot be deregistered; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
-		return errNoWorker(name, s.inStream(name), b)
+		return errorf(ReasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
 	case errors.Is(err, config.ErrTooManyWorkers):
-		return errTooManyWorkers(b)
+		return errorf(ReasonTooManyWorkers, b, "the number of workers has reached its limit; deregister another worker, or raise the limit (--ingest-max-workers)")
 	case errors.Is(err, config.ErrTooManySources):
-		return errTooManySources(b)
+		return errorf(ReasonTooManySources, b, "the worker's sources, counted per dp rank, exceed the limit of all sources; deregister another worker, or raise the limit (--ingest-max-sources)")
 	case errors.Is(err, config.ErrWorkersTooLarge):
-		return errWorkersTooLarge(b)
+		return errorf(ReasonWorkersTooLarge, b, "the labels and names of all registered workers exceed their memory limit; use fewer labels, deregister another worker, or raise the limit (--ingest-worker-bytes)")
 	case errors.Is(err, config.ErrEnded):
-		return errNoLongerReading(b)
+		return errorf(ReasonShuttingDown, b, "the server is shutting down; try again when a server is back")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}
-	s.cfg.Logger.Error("workers can not be changed", "worker", name, "error", err)
-	return errInternal(b)
+	s.cfg.Logger.Error("change worker failed", "worker", name, "error", err)
+	return internalError(b)
 }
 
-// inStream tells whether there is such a worker, whoever brought it.
-func (s workers) inStream(name string) bool {
+// exists reports whether a worker of any origin has the name.
+func (s workers) exists(name string) bool {
 	return len(s.state.Status(func(worker, _ string) bool { return worker == name })) > 0
 }
 
-// workerConfig is what ingest is told of a worker without violations.
+// workerConfig converts a valid spec.
 func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	c := config.Worker{
 		Name: spec.GetName(), Model: spec.GetModel(), BlockSize: spec.GetBlockSize(), Endpoint: spec.GetEndpoint(),
@@ -103,27 +105,24 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	}
 	for _, src := range spec.GetSources() {
 		engine, ok := config.ParseEngine(src.GetEngine())
-		if !ok { // none, or one that ingest does not allow
-			engine = feed.Engine(src.GetEngine())
+		if !ok {
+			engine = feed.Engine(src.GetEngine()) // ingest reports it, unless it is empty
 		}
 		c.Sources = append(c.Sources, config.Source{
 			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
-			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesOf[src.GetCopies()],
+			DPSize: int(src.GetDpSize()), Topic: src.GetTopic(), Copies: copiesModes[src.GetCopies()],
 		})
 	}
 	return c
 }
 
-// copiesOf are what ingest calls the contract's Copies, where it is not the default.
-var copiesOf = map[kvcastv1.Copies]config.Copies{
+// copiesModes has the modes that are not the default.
+var copiesModes = map[kvcastv1.Copies]config.Copies{
 	kvcastv1.Copies_COPIES_COUNTED:        config.CopiesCounted,
 	kvcastv1.Copies_COPIES_ANNOUNCED_LAST: config.CopiesAnnouncedLast,
 }
 
-// violation is a field that holds what it must not.
-type violation = errdetails.BadRequest_FieldViolation
-
-// notAllowed shows no more of a value than a client takes in an error.
+// notAllowed returns a violation that shows a prefix of the value: errors are bounded.
 func notAllowed(field string, value any, want string) *violation {
 	if s, ok := value.(string); ok {
 		value = fmt.Sprintf("%.64q", s)
@@ -131,86 +130,71 @@ func notAllowed(field string, value any, want string) *violation {
 	return &violation{Field: field, Description: fmt.Sprintf("%v is not allowed: want %s", value, want)}
 }
 
-// violationsOf are those that ingest does not know of.
-func (s workers) violationsOf(spec *kvcastv1.WorkerSpec) []*violation {
-	var all []*violation
-	wrong := func(field string, value any, want string) {
-		all = append(all, notAllowed(field, value, want))
-	}
-	text := func(field, value string) {
-		if !utf8.ValidString(value) || strings.IndexFunc(value, unicode.IsControl) >= 0 {
-			wrong(field, value, "UTF-8 without control characters")
-		}
-	}
+// validate returns the violations that ingest does not check.
+func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 	if spec == nil {
 		return []*violation{{Field: "worker", Description: "is missing: want a worker's name and its sources"}}
 	}
-	text("worker.endpoint", spec.GetEndpoint())
+	var all []*violation
+	check := func(ok bool, field string, value any, want string) {
+		if !ok {
+			all = append(all, notAllowed(field, value, want))
+		}
+	}
+	checkText := func(field, value string) {
+		printable := utf8.ValidString(value) && strings.IndexFunc(value, unicode.IsControl) < 0
+		check(printable, field, value, "UTF-8 without control characters")
+	}
+	checkText("worker.endpoint", spec.GetEndpoint())
 	for _, key := range slices.Sorted(maps.Keys(spec.GetLabels())) {
-		text("worker.labels", key)
-		text(fmt.Sprintf("worker.labels[%.64q]", key), spec.GetLabels()[key])
+		checkText("worker.labels", key)
+		checkText(fmt.Sprintf("worker.labels[%.64q]", key), spec.GetLabels()[key])
 	}
 	for i, src := range spec.GetSources() {
-		text(fmt.Sprintf("worker.sources[%d].topic", i), src.GetTopic())
+		source := fmt.Sprintf("worker.sources[%d].", i)
+		checkText(source+"topic", src.GetTopic())
 		for name, endpoint := range map[string]string{"connect": src.GetConnect(), "replay": src.GetReplay()} {
-			if want := s.wantedEndpoint(endpoint); want != "" {
-				wrong(fmt.Sprintf("worker.sources[%d].%s", i, name), endpoint, want)
-			}
+			want := s.wantEndpoint(endpoint)
+			check(want == "", source+name, endpoint, want)
 		}
-		if src.GetDpSize() > feed.MaxRanks {
-			wrong(fmt.Sprintf("worker.sources[%d].dp_size", i), src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", feed.MaxRanks))
-		}
-		if _, known := kvcastv1.Copies_name[int32(src.GetCopies())]; !known {
-			wrong(fmt.Sprintf("worker.sources[%d].copies", i), src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
-		}
+		check(src.GetDpSize() <= feed.MaxRanks, source+"dp_size", src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", feed.MaxRanks))
+		_, known := kvcastv1.Copies_name[int32(src.GetCopies())]
+		check(known, source+"copies", src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
 	}
-	switch c := spec.GetConsolidate(); c {
-	case kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED, kvcastv1.Consolidate_CONSOLIDATE_DEDUP, kvcastv1.Consolidate_CONSOLIDATE_PASSTHROUGH:
-	default:
-		wrong("worker.consolidate", c, "CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH")
-	}
+	_, known := kvcastv1.Consolidate_name[int32(spec.GetConsolidate())]
+	check(known, "worker.consolidate", spec.GetConsolidate(), "CONSOLIDATE_DEDUP or CONSOLIDATE_PASSTHROUGH")
 	return all
 }
 
-// wantedEndpoint says what is wanted instead of an endpoint that a caller may not name;
-// nothing where it may. A caller is not to reach sockets of the server's file system, nor
-// hosts that the operator has not allowed.
-func (s workers) wantedEndpoint(endpoint string) string {
+// wantEndpoint returns what is allowed in place of an endpoint; empty if it is allowed.
+// Clients must not reach sockets in the server's file system, nor hosts that the
+// operator has not allowed. ingest checks the rest.
+func (s workers) wantEndpoint(endpoint string) string {
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
 		return "tcp://HOST:PORT"
-	case !strings.HasPrefix(endpoint, "tcp://"): // ingest says what is wrong with it
+	case !strings.HasPrefix(endpoint, "tcp://"):
 	case !s.cfg.RegisterHosts.Empty() && !s.cfg.RegisterHosts.ContainEndpoint(endpoint):
 		return "a host that the server's operator allows (ingest.register_hosts)"
 	}
 	return ""
 }
 
-// violationsIn are the fields that ingest refuses.
-func violationsIn(err error) []*violation {
-	var all []*violation
-	for _, err := range leaves(err) {
-		var field *config.FieldError
-		if !errors.As(err, &field) {
-			continue
+// fieldViolations returns the violations that ingest reports, by the contract's names.
+func fieldViolations(err error) []*violation {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []*violation
+		for _, e := range joined.Unwrap() {
+			all = append(all, fieldViolations(e)...)
 		}
-		all = append(all, notAllowed(strings.ToLower(contractNames.Replace(field.Field)), field.Value, contractNames.Replace(field.Allowed)))
+		return all
 	}
-	return all
+	var field *config.FieldError
+	if !errors.As(err, &field) {
+		return nil
+	}
+	return []*violation{notAllowed(strings.ToLower(contractNames.Replace(field.Field)), field.Value, contractNames.Replace(field.Allowed))}
 }
 
-// leaves are the errors that were joined to one.
-func leaves(err error) []error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return []error{err}
-	}
-	var all []error
-	for _, e := range joined.Unwrap() {
-		all = append(all, leaves(e)...)
-	}
-	return all
-}
-
-// contractNames are the contract's names of what ingest.Config has.
+// contractNames replaces names of ingest/config by those of the contract.
 var contractNames = strings.NewReplacer("Workers[0]", "worker", "DPSize", "dp_size")

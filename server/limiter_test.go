@@ -1,0 +1,169 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// wantLimiter checks how many slots are in use and how many callers wait.
+func wantLimiter(t *testing.T, l *limiter, inUse, waiting int64) {
+	t.Helper()
+	if gotInUse, gotWaiting := l.inUse.Load(), l.waiting.Load(); gotInUse != inUse || gotWaiting != waiting {
+		t.Errorf("got %d slots in use and %d waiting, want %d and %d", gotInUse, gotWaiting, inUse, waiting)
+	}
+}
+
+// TestLimiterIsFIFO queues five callers for two slots, one of which gives up.
+func TestLimiterIsFIFO(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(2, 5, time.Minute)
+		for range 2 {
+			if err := l.acquire(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		canceled, cancel := context.WithCancel(t.Context())
+		acquired := make(chan int, 5)
+		failed := make(chan error, 1)
+		for n := range 5 {
+			go func() {
+				ctx := t.Context()
+				if n == 1 {
+					ctx = canceled
+				}
+				if err := l.acquire(ctx); err != nil {
+					failed <- err
+					return
+				}
+				acquired <- n
+			}()
+			synctest.Wait()
+		}
+		wantLimiter(t, l, 2, 5)
+		if err := l.acquire(t.Context()); !errors.Is(err, errQueueFull) {
+			t.Errorf("with a full queue: got %v, want %v", err, errQueueFull)
+		}
+		cancel()
+		if err := <-failed; !errors.Is(err, context.Canceled) {
+			t.Errorf("canceled: got %v", err)
+		}
+		for _, want := range []int{0, 2, 3, 4} {
+			l.release()
+			synctest.Wait()
+			if n := <-acquired; n != want {
+				t.Errorf("caller %d acquired a slot, want %d", n, want)
+			}
+		}
+		wantLimiter(t, l, 2, 0)
+		l.release()
+		l.release()
+		wantLimiter(t, l, 0, 0)
+	})
+}
+
+func TestLimiterWaitEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimiter(1, 1, time.Minute)
+		if err := l.acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if err := l.acquire(t.Context()); !errors.Is(err, errWaitTimeout) || time.Since(start) != time.Minute {
+			t.Errorf("after %v: got %v, want %v after a minute", time.Since(start), err, errWaitTimeout)
+		}
+		cause := errors.New("stopped")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		if err := l.acquire(ctx); !errors.Is(err, cause) {
+			t.Errorf("canceled: got %v, want %v", err, cause)
+		}
+		wantLimiter(t, l, 1, 0)
+	})
+}
+
+// A process that was suspended for longer than maxWait finds every timer expired.
+func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
+	for range 20 {
+		q := newQueryLimiter("lookup", 1)
+		q.maxWait = 1
+		if err := q.acquire(t.Context(), journal.Bounds{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := q.acquire(t.Context(), journal.Bounds{}); err == nil {
+			t.Fatal("two queries acquired the same slot")
+		}
+		q.release()
+		wantLimiter(t, q.limiter, 0, 0)
+	}
+}
+
+func TestQuotaLimitsEachAddressAndTotal(t *testing.T) {
+	q := newQuota("things", 3, 2)
+	var a, b atomic.Int64
+	for i, step := range []struct {
+		inUse *atomic.Int64
+		want  error
+	}{{&a, nil}, {&a, nil}, {&a, errAddressQuota}, {&b, nil}, {&b, errTotalQuota}} {
+		if err := q.acquire(step.inUse); !errors.Is(err, step.want) {
+			t.Errorf("step %d: got %v, want %v", i, err, step.want)
+		}
+	}
+	q.release(&a)
+	if err := q.acquire(&b); err != nil {
+		t.Errorf("after a release: got %v", err)
+	}
+	if a.Load() != 1 || b.Load() != 2 || q.total.Used() != 3 {
+		t.Errorf("in use: %d and %d, %d in total, want 1, 2, 3", a.Load(), b.Load(), q.total.Used())
+	}
+}
+
+func TestPeerPrefix(t *testing.T) {
+	for _, tt := range []struct{ address, want string }{
+		{"10.0.0.7:1", "10.0.0.7/32"},
+		{"[::ffff:10.0.0.7]:2", "10.0.0.7/32"},
+		{"[2001:db8:1:2:3:4:5:6]:3", "2001:db8:1:2::/64"},
+		{"[2001:db8:1:2:ffff::1]:4", "2001:db8:1:2::/64"},
+		{"[2001:db8:1:3::1]:5", "2001:db8:1:3::/64"},
+		{"[fe80::1%eth0]:6", "fe80::/64"},
+		{"[::1]:7", "::/64"},
+	} {
+		if got := peerPrefix(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.address))); got.String() != tt.want {
+			t.Errorf("%s: got %v, want %s", tt.address, got, tt.want)
+		}
+	}
+	for _, a := range []net.Addr{nil, &net.TCPAddr{}, &net.UnixAddr{Name: "s"}} {
+		if got := peerPrefix(a); got != (netip.Prefix{}) {
+			t.Errorf("%v: got %v, want none", a, got)
+		}
+	}
+}
+
+func TestLogLimiterCountsOmittedRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l logLimiter
+		log := func(n int) (logged, omitted int) {
+			for range n {
+				if before, ok := l.allow(); ok {
+					logged++
+					omitted += before
+				}
+			}
+			return logged, omitted
+		}
+		if logged, omitted := log(logBurst + 5); logged != logBurst || omitted != 0 {
+			t.Errorf("first: %d records, %d omitted", logged, omitted)
+		}
+		<-time.After(logInterval)
+		if logged, omitted := log(2); logged != 2 || omitted != 5 {
+			t.Errorf("then: %d records, %d omitted, want 2 and 5", logged, omitted)
+		}
+	})
+}
