@@ -17,6 +17,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // from returns the address that a stream's connection comes from: each connection
@@ -87,10 +88,10 @@ func TestSubscribersOutliveTheirConnections(t *testing.T) {
 			}
 			close(stop)
 			<-stopped
-			for c.Position().GetSeq() < h.journal.Bounds().Newest {
+			for c.Position().GetSeq() < h.Journal.Bounds().Newest {
 				follow()
 			}
-			if got, want := uint64(c.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE)), h.journal.Bounds().Newest-1; got != want {
+			if got, want := uint64(c.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE)), h.Journal.Bounds().Newest-1; got != want {
 				t.Errorf("got %d blocks, want %d", got, want)
 			}
 		})
@@ -120,7 +121,7 @@ func TestReplayHasTheGraceToEnd(t *testing.T) {
 		}
 		last = m.GetPosition().GetSeq()
 	}
-	if want := h.journal.Bounds().Newest; last != want {
+	if want := h.Journal.Bounds().Newest; last != want {
 		t.Errorf("the replay ended at %d, want %d", last, want)
 	}
 }
@@ -147,7 +148,7 @@ func TestGraceIsOver(t *testing.T) {
 	h.addWorker()
 	h.load(512)
 	closed := make(chan struct{})
-	conn := h.dial(h.conn.Target(), grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+	conn := h.Dial(t, grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 		return &watchedConn{Conn: c, closed: closed}, err
 	}))
@@ -157,7 +158,7 @@ func TestGraceIsOver(t *testing.T) {
 	}
 	select {
 	case <-closed:
-	case <-time.After(patience):
+	case <-time.After(harness.Timeout):
 		t.Fatal("the connection is still open")
 	}
 	for err == nil {

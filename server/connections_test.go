@@ -26,11 +26,12 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // connect opens a connection that says nothing, from an address of this machine. It
 // returns the settings that the server greets with; none where it refuses.
-func (h *harness) connect(from string) (net.Conn, map[uint16]uint32) {
+func (h *fixture) connect(from string) (net.Conn, map[uint16]uint32) {
 	h.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	c, err := d.DialContext(h.t.Context(), "tcp", h.conn.Target())
@@ -78,7 +79,7 @@ func TestConnectionsOfOneAddressAreBounded(t *testing.T) {
 	if _, greeted := h.connect("127.0.0.1"); greeted != nil {
 		t.Error("a fourth connection is let in")
 	}
-	if got := metric(t, reg, "kvcast_server_address_refused_total", "connections"); got != 1 {
+	if got := harness.Gather(t, reg).Value(t, "kvcast_server_address_refused_total", "resource", "connections"); got != 1 {
 		t.Errorf("%v refusals are counted, want 1", got)
 	}
 	if says := `msg="refused connection" peer.address=127.0.0.1:`; !strings.Contains(log.String(), says) {
@@ -112,7 +113,7 @@ func TestConnectionsAreBoundedInAll(t *testing.T) {
 			t.Errorf("a third connection, from %s, is let in", from)
 		}
 	}
-	if used, refused := metric(t, reg, "kvcast_budget_used", "connections"), metric(t, reg, "kvcast_budget_refused_total", "connections"); used != 2 || refused != 3 {
+	if used, refused := harness.Gather(t, reg).Value(t, "kvcast_budget_used", "resource", "connections"), harness.Gather(t, reg).Value(t, "kvcast_budget_refused_total", "resource", "connections"); used != 2 || refused != 3 {
 		t.Errorf("%v used, %v refused, want 2 and 3", used, refused)
 	}
 	h.fill(100)
@@ -123,9 +124,7 @@ func TestConnectionsAreBoundedInAll(t *testing.T) {
 func TestSilentConnectionsMakeWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bufconn.Listen(1 << 20)
-		h := start(t, server.Config{MaxConnections: 3}, journal.Config{}, nil, l, "passthrough:///bufconn", grpc.WithContextDialer(
-			func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-		h.server.StartServing()
+		h := start(t, harness.InstanceConfig{Server: server.Config{MaxConnections: 3}, Listener: l})
 		h.addWorker()
 		for range 3 {
 			c, err := l.DialContext(t.Context())
@@ -234,7 +233,7 @@ func TestHealthWatchesAreBounded(t *testing.T) {
 	}
 	_, err = watch(t.Context())
 	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyStreams)
-	if got := metric(t, reg, "kvcast_server_address_refused_total", "health_watches"); got != 1 {
+	if got := harness.Gather(t, reg).Value(t, "kvcast_server_address_refused_total", "resource", "health_watches"); got != 1 {
 		t.Errorf("%v refusals are counted, want 1", got)
 	}
 	if _, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
@@ -244,7 +243,7 @@ func TestHealthWatchesAreBounded(t *testing.T) {
 	for _, err = watch(t.Context()); err != nil; _, err = watch(t.Context()) {
 		wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyStreams)
 	}
-	h.server.StopServing()
+	h.Server.StopServing()
 	if m, err := first.Recv(); err != nil || m.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING {
 		t.Errorf("the first watch: got %v, %v", m, err)
 	}
@@ -301,7 +300,7 @@ func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
 			go func() { ended <- stream.RecvMsg(new(healthv1.HealthCheckResponse)) }()
 		}
 		synctest.Wait()
-		if got := gauge(t, reg, "kvcast_server_receiving_requests"); got != most {
+		if got := harness.Gather(t, reg).Value(t, "kvcast_server_receiving_requests"); got != most {
 			t.Errorf("%v requests are arriving, want %d", got, most)
 		}
 		began := time.Now()
@@ -317,29 +316,13 @@ func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if got := gauge(t, reg, "kvcast_server_receiving_requests"); got != 0 {
+		if got := harness.Gather(t, reg).Value(t, "kvcast_server_receiving_requests"); got != 0 {
 			t.Errorf("%v requests are still arriving", got)
 		}
-		if got := gauge(t, reg, "kvcast_server_late_requests_total"); got != calls {
+		if got := harness.Gather(t, reg).Value(t, "kvcast_server_late_requests_total"); got != calls {
 			t.Errorf("%v requests are counted as late, want %d", got, calls)
 		}
 	})
-}
-
-// gauge is the value of a metric without labels.
-func gauge(t testing.TB, reg *prometheus.Registry, name string) float64 {
-	t.Helper()
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
-		}
-	}
-	t.Fatalf("there is no %s", name)
-	return 0
 }
 
 // TestSubscribersOfOneAddressMayBeAsManyAsAllowed has each over a connection of its
@@ -349,14 +332,12 @@ func TestSubscribersOfOneAddressMayBeAsManyAsAllowed(t *testing.T) {
 	for _, name := range []string{"of their own", "of a proxy"} {
 		t.Run("over connections "+name, func(t *testing.T) {
 			l := bufconn.Listen(64 << 10)
-			dialer := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) })
-			h := start(t, server.Config{}, journal.Config{}, nil, l, "passthrough:///bufconn", dialer)
-			h.server.StartServing()
+			h := start(t, harness.InstanceConfig{Listener: l})
 			h.addWorker()
 			for n := range server.DefaultMaxSubscribers {
 				conn := h.conn
 				if name == "of their own" {
-					conn = h.dial("passthrough:///bufconn", dialer)
+					conn = h.Dial(t)
 				}
 				stream, err := kvcastv1.NewRouterEventServiceClient(conn).Subscribe(t.Context(), earliest())
 				if err == nil {

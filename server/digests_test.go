@@ -32,7 +32,7 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
 	add := func(n int) feed.Lane {
-		return h.pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("w%d", n), Model: fmt.Sprintf("m%d", n%2), Ranks: []uint32{0, 1, 2}})
+		return h.Pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("w%d", n), Model: fmt.Sprintf("m%d", n%2), Ranks: []uint32{0, 1, 2}})
 	}
 	for n := range engines {
 		engines[n] = &busyEngine{lane: add(n), rng: rand.New(rand.NewPCG(2, uint64(n)))}
@@ -58,7 +58,7 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 				}
 				switch {
 				case n == 2 && round%2 == 1:
-					h.pipeline.RemoveWorker("w2", feed.RemovedDiscovery)
+					h.Pipeline.RemoveWorker("w2", feed.RemovedDiscovery)
 					e.lane, e.held = add(n), nil
 				case n == round:
 					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
@@ -79,7 +79,7 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 					}
 					select {
 					case <-rest:
-						if len(m.GetProgress().GetWorkers()) > 0 && m.GetPosition().GetSeq() == h.journal.Bounds().Newest {
+						if len(m.GetProgress().GetWorkers()) > 0 && m.GetPosition().GetSeq() == h.Journal.Bounds().Newest {
 							return
 						}
 					default:
@@ -153,10 +153,10 @@ func TestDigestsTellADifference(t *testing.T) {
 func TestDigestsOfWorkersThatHoldNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
-		h.pipeline.AddWorker(feed.Worker{Name: "a", Ranks: []uint32{3}})
-		h.pipeline.AddWorker(feed.Worker{Name: "b"})
-		h.pipeline.AddWorker(feed.Worker{Name: "gone"})
-		h.pipeline.RemoveWorker("gone", feed.RemovedDiscovery)
+		h.Pipeline.AddWorker(feed.Worker{Name: "a", Ranks: []uint32{3}})
+		h.Pipeline.AddWorker(feed.Worker{Name: "b"})
+		h.Pipeline.AddWorker(feed.Worker{Name: "gone"})
+		h.Pipeline.RemoveWorker("gone", feed.RemovedDiscovery)
 		s := h.subscribe(checker.New(checker.Options{}), digested(fromSnapshot(&kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}})))
 		var m *kvcastv1.SubscribeResponse
 		for m.GetProgress() == nil {
@@ -183,13 +183,13 @@ func TestDigestsOfManyWorkersComeInSeveralMessages(t *testing.T) {
 		const workers = 1000
 		long := strings.Repeat("n", 200)
 		for n := range workers {
-			h.pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("%s-%d", long, n), Ranks: []uint32{0, 1}})
+			h.Pipeline.AddWorker(feed.Worker{Name: fmt.Sprintf("%s-%d", long, n), Ranks: []uint32{0, 1}})
 		}
 		large := feed.Worker{Name: "0" + long}
 		for n := range uint32(600) {
 			large.Ranks = append(large.Ranks, n)
 		}
-		h.pipeline.AddWorker(large)
+		h.Pipeline.AddWorker(large)
 		s := h.subscribe(checker.New(checker.Options{}), digested(earliest()))
 		s.until(t, workers+1)
 		named := make(map[string]int)

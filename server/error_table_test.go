@@ -20,10 +20,11 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // failing is a call that must fail: it returns the server and the error.
-type failing func(t *testing.T) (*harness, error)
+type failing func(t *testing.T) (*fixture, error)
 
 // TestEveryErrorOfTheContract has a row at least for each reason that the
 // contract lists, by its name.
@@ -111,7 +112,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has ended within 20ms; try again later",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := sendingASnapshot(t)
 				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
 				return h, firstError(t, err, stream.Recv)
@@ -119,7 +120,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonTooManySnapshots, name: "Subscribe from a snapshot", code: codes.ResourceExhausted, says: "or resume after a position",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := sendingASnapshot(t)
 				_, err := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil)).messages(2)
 				return h, err
@@ -139,7 +140,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonResponseTooLarge, name: "ListWorkers", code: codes.ResourceExhausted, says: "narrow the filter to a model, or to some of the workers",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
 				_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 				return h, err
@@ -159,62 +160,62 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonStarting, name: "Subscribe", code: codes.Unavailable, says: "try again",
-			call: func(t *testing.T) (*harness, error) {
-				h := startingOverTCP(t, server.Config{}, journal.Config{})
+			call: func(t *testing.T) (*fixture, error) {
+				h := startingOverTCP(t, server.Config{})
 				stream, err := h.client.Subscribe(t.Context(), latest())
 				return h, firstError(t, err, stream.Recv)
 			},
 		},
 		{
 			reason: server.ReasonStarting, name: "Replay", code: codes.Unavailable, says: "try again",
-			call: func(t *testing.T) (*harness, error) {
-				h := startingOverTCP(t, server.Config{}, journal.Config{})
+			call: func(t *testing.T) (*fixture, error) {
+				h := startingOverTCP(t, server.Config{})
 				stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
 				return h, firstError(t, err, stream.Recv)
 			},
 		},
 		{
 			reason: server.ReasonStarting, name: "Snapshot", code: codes.Unavailable, says: "try again",
-			call: func(t *testing.T) (*harness, error) {
-				h := startingOverTCP(t, server.Config{}, journal.Config{})
+			call: func(t *testing.T) (*fixture, error) {
+				h := startingOverTCP(t, server.Config{})
 				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
 				return h, firstError(t, err, stream.Recv)
 			},
 		},
 		{
 			reason: server.ReasonStarting, name: "LookupBlocks", code: codes.Unavailable, says: "try again",
-			call: func(t *testing.T) (*harness, error) {
-				h := startingOverTCP(t, server.Config{}, journal.Config{})
+			call: func(t *testing.T) (*fixture, error) {
+				h := startingOverTCP(t, server.Config{})
 				_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}})
 				return h, err
 			},
 		},
 		{
 			reason: server.ReasonShuttingDown, name: "Subscribe", code: codes.Unavailable, says: "resume after it when a server is back",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				s := h.subscribe(checker.New(checker.Options{}), earliest())
 				if _, err := s.next(); err != nil {
 					t.Fatal(err)
 				}
-				go h.server.Shutdown(t.Context())
+				go h.Server.Shutdown(t.Context())
 				_, err := s.next()
 				return h, err
 			},
 		},
 		{
 			reason: server.ReasonShuttingDown, name: "Subscribe, at one that never served", code: codes.Unavailable, says: "resume after it when a server is back",
-			call: func(t *testing.T) (*harness, error) {
-				h := startingOverTCP(t, server.Config{}, journal.Config{})
-				h.server.StopServing()
-				h.server.StartServing() // too late
+			call: func(t *testing.T) (*fixture, error) {
+				h := startingOverTCP(t, server.Config{})
+				h.Server.StopServing()
+				h.Server.StartServing() // too late
 				stream, err := h.client.Subscribe(t.Context(), latest())
 				return h, firstError(t, err, stream.Recv)
 			},
 		},
 		{
 			reason: server.ReasonMaxConnectionAge, name: "Subscribe", code: codes.Unavailable, says: "resume after the last position",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
 				_, err := h.subscribe(checker.New(checker.Options{}), earliest()).messages(2)
 				return h, err
@@ -260,7 +261,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonUnimplemented, name: "RegisterWorker", code: codes.Unimplemented, says: "name the worker in its configuration",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 				return h, err
@@ -268,7 +269,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonUnimplemented, name: "DeregisterWorker", code: codes.Unimplemented, says: "start it without the worker",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{})
 				return h, err
@@ -324,7 +325,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonUnauthenticated, name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it in the header authorization: Bearer TOKEN",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				stream, err := h.client.Subscribe(t.Context(), latest())
 				return h, firstError(t, err, stream.Recv)
@@ -340,7 +341,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonUnauthenticated, name: "GetStatus with a part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				_, err := kvcastv1.NewRouterEventServiceClient(h.as("Bearer "+routersToken[1:])).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
 				return h, err
@@ -348,7 +349,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		},
 		{
 			reason: server.ReasonPermissionDenied, name: "RegisterWorker by a router", code: codes.PermissionDenied, says: "role is router, which may not call kvcast.v1.WorkerService; ask",
-			call: func(t *testing.T) (*harness, error) {
+			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 				return h, err
@@ -368,7 +369,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 					continue
 				}
 				got, _ := boundsIn(info)
-				want := h.journal.Bounds()
+				want := h.Journal.Bounds()
 				if tt.moving && got.Oldest <= want.Oldest && got.Newest <= want.Newest {
 					got.Oldest, got.Newest = want.Oldest, want.Newest
 				}
@@ -391,35 +392,35 @@ func firstError[M any](t *testing.T, err error, receive func() (M, error)) error
 }
 
 // retainsLittle is a server whose first entries are gone.
-func retainsLittle(t *testing.T) *harness {
+func retainsLittle(t *testing.T) *fixture {
 	t.Helper()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.fill(5000)
-	if b := h.journal.Bounds(); b.Oldest < 3 {
+	if b := h.Journal.Bounds(); b.Oldest < 3 {
 		t.Fatalf("oldest entry: got %d, want some evicted", b.Oldest)
 	}
 	return h
 }
 
 func subscribeFails(req func(journal.Bounds) *kvcastv1.SubscribeRequest) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := retainsLittle(t)
-		stream, err := h.client.Subscribe(t.Context(), req(h.journal.Bounds()))
+		stream, err := h.client.Subscribe(t.Context(), req(h.Journal.Bounds()))
 		return h, firstError(t, err, stream.Recv)
 	}
 }
 
 func replayFails(req func(journal.Bounds) *kvcastv1.ReplayRequest) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := retainsLittle(t)
-		stream, err := h.client.Replay(t.Context(), req(h.journal.Bounds()))
+		stream, err := h.client.Replay(t.Context(), req(h.Journal.Bounds()))
 		return h, firstError(t, err, stream.Recv)
 	}
 }
 
 func lookupFails(req *kvcastv1.LookupBlocksRequest) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := overTCP(t, server.Config{}, journal.Config{})
 		_, err := h.client.LookupBlocks(t.Context(), req)
 		return h, err
@@ -427,14 +428,14 @@ func lookupFails(req *kvcastv1.LookupBlocksRequest) failing {
 }
 
 func subscribeAs(authorization string) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 		stream, err := kvcastv1.NewRouterEventServiceClient(h.as(authorization)).Subscribe(t.Context(), latest())
 		return h, firstError(t, err, stream.Recv)
 	}
 }
 
-func compactedInMidStream(t *testing.T) (*harness, error) {
+func compactedInMidStream(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10})
 	s := h.subscribe(checker.New(checker.Options{}), orFail(earliest()))
 	if _, err := s.next(); err != nil {
@@ -445,7 +446,7 @@ func compactedInMidStream(t *testing.T) (*harness, error) {
 	return h, s.end()
 }
 
-func slowSubscriber(t *testing.T) (*harness, error) {
+func slowSubscriber(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{StallTimeout: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -457,7 +458,7 @@ func slowSubscriber(t *testing.T) (*harness, error) {
 }
 
 // tooManyReplays has one whose client does not read.
-func tooManyReplays(t *testing.T) (*harness, error) {
+func tooManyReplays(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{MaxSubscribers: 1}, journal.Config{MaxBytes: 128 << 20})
 	h.addWorker()
 	h.flood()
@@ -472,7 +473,7 @@ func tooManyReplays(t *testing.T) (*harness, error) {
 	return h, firstError(t, err, stream.Recv)
 }
 
-func tooManySubscribers(t *testing.T) (*harness, error) {
+func tooManySubscribers(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
 	for range 2 {
 		if _, err := h.subscribe(checker.New(checker.Options{}), earliest()).next(); err != nil {
@@ -484,7 +485,7 @@ func tooManySubscribers(t *testing.T) (*harness, error) {
 }
 
 // sendingASnapshot is a server that sends one, which is as many as it may.
-func sendingASnapshot(t *testing.T) *harness {
+func sendingASnapshot(t *testing.T) *fixture {
 	t.Helper()
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 20 * time.Millisecond}, journal.Config{})
 	h.addWorker()
@@ -498,34 +499,34 @@ func sendingASnapshot(t *testing.T) *harness {
 	return h
 }
 
-func tooManyHolders(t *testing.T) (*harness, error) {
+func tooManyHolders(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	hashes := make([]uint64, 10_000)
 	for i := range hashes {
 		hashes[i] = uint64(i)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		h.batch(h.pipeline.AddWorker(feed.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
+		h.batch(h.Pipeline.AddWorker(feed.Worker{Name: name}), wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	}
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err
 }
 
 // holdersOfLongNames has fewer places than may be named, by names that are long.
-func holdersOfLongNames(t *testing.T) (*harness, error) {
+func holdersOfLongNames(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	hashes := make([]uint64, 10_000)
 	for i := range hashes {
 		hashes[i] = uint64(i)
 	}
-	lane := h.pipeline.AddWorker(feed.Worker{Name: "w", Model: strings.Repeat("m", config.MaxModelBytes)})
+	lane := h.Pipeline.AddWorker(feed.Worker{Name: "w", Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	return h, err
 }
 
 // tooManyQueries has one lookup more than may run and wait.
-func tooManyQueries(t *testing.T) (*harness, error) {
+func tooManyQueries(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	open := h.queries.close()
 	ended := make(chan error, 66)
@@ -546,7 +547,7 @@ func tooManyQueries(t *testing.T) (*harness, error) {
 }
 
 func tooManyWatches(cfg server.Config) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := overTCP(t, cfg, journal.Config{})
 		first, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
 		if err := firstError(t, err, first.Recv); err != nil {
@@ -557,7 +558,7 @@ func tooManyWatches(cfg server.Config) failing {
 	}
 }
 
-func filtersTooLarge(t *testing.T) (*harness, error) {
+func filtersTooLarge(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes}, journal.Config{})
 	req := earliest()
 	req.Filter = wide()
@@ -575,8 +576,8 @@ func (brokenJournal) Read(journal.Query, [][]byte) (journal.Chunk, error) { pani
 
 // panicsTwice shows that a panic ends one call only, and tells the client nothing
 // of the server's inside.
-func panicsTwice(t *testing.T) (h *harness, err error) {
-	h = overTCP(t, server.Config{}, journal.Config{}, func(j *journal.Memory) server.Journal { return brokenJournal{j} })
+func panicsTwice(t *testing.T) (h *fixture, err error) {
+	h = start(t, harness.InstanceConfig{WrapJournal: func(j *journal.Memory) server.Journal { return brokenJournal{j} }})
 	for range 2 {
 		err = h.subscribe(checker.New(checker.Options{}), earliest()).end()
 		if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "goroutine") {

@@ -122,9 +122,9 @@ func TestReflectionListsTheServices(t *testing.T) {
 
 func TestAdminPort(t *testing.T) {
 	reg := prometheus.NewRegistry()
-	h := startingOverTCP(t, server.Config{Registerer: reg}, journal.Config{})
+	h := startingOverTCP(t, server.Config{Registerer: reg})
 	h.addWorker()
-	admin := h.server.NewAdmin(reg)
+	admin := h.Server.NewAdmin(reg)
 	get := func(path string) (int, string) {
 		w := httptest.NewRecorder()
 		admin.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
@@ -133,7 +133,7 @@ func TestAdminPort(t *testing.T) {
 	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || body != "starting\n" {
 		t.Errorf("/readyz before StartServing: got %d %q, want 503", code, body)
 	}
-	h.server.StartServing()
+	h.Server.StartServing()
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
 	for path, want := range map[string]string{
 		"/healthz": "ok\n",
@@ -144,7 +144,7 @@ func TestAdminPort(t *testing.T) {
 			t.Errorf("%s: got %d %q, want 200 with %q", path, code, body, want)
 		}
 	}
-	h.server.StopServing()
+	h.Server.StopServing()
 	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || body != "shutting down\n" {
 		t.Errorf("/readyz after StopServing: got %d %q, want 503", code, body)
 	}

@@ -57,14 +57,14 @@ func TestStreamsThatHoldThePastMakeWay(t *testing.T) {
 		break
 	}
 	h.append(1)
-	last <- h.journal.Bounds().Newest
+	last <- h.Journal.Bounds().Newest
 	h.append(2)
 	if err := <-read; err != nil {
 		t.Fatalf("the subscriber that reads: %v", err)
 	}
 	// It comes back, with a snapshot.
 	again := h.subscribe(stalls.checker, after(stalls.checker.Position()))
-	for again.checker.Position().GetSeq() < h.journal.Bounds().Newest {
+	for again.checker.Position().GetSeq() < h.Journal.Bounds().Newest {
 		if _, err := again.next(); err != nil {
 			t.Fatal(err)
 		}

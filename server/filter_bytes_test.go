@@ -12,6 +12,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // wide is a filter of many names: 600 KB to 1 MB in memory.
@@ -89,39 +90,18 @@ func TestFiltersOfAllCallersAreBounded(t *testing.T) {
 	if _, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{}); err != nil {
 		t.Error(err)
 	}
-	if got := metric(t, reg, "kvcast_budget_refused_total", "filter_bytes"); got != 5 {
+	if got := harness.Gather(t, reg).Value(t, "kvcast_budget_refused_total", "resource", "filter_bytes"); got != 5 {
 		t.Errorf("%v refusals are counted, want 5", got)
 	}
 }
 
 // filterBytesAreFree waits until no filter is counted: a stream's end comes to its
 // client before its handler has returned.
-func (h *harness) filterBytesAreFree(t *testing.T, reg *prometheus.Registry) {
+func (h *fixture) filterBytesAreFree(t *testing.T, reg *prometheus.Registry) {
 	t.Helper()
-	for metric(t, reg, "kvcast_budget_used", "filter_bytes") != 0 {
+	for harness.Gather(t, reg).Value(t, "kvcast_budget_used", "resource", "filter_bytes") != 0 {
 		if err := t.Context().Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-}
-
-// metric is the value of a metric of a resource.
-func metric(t testing.TB, reg *prometheus.Registry, name, resource string) float64 {
-	t.Helper()
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		for _, m := range f.GetMetric() {
-			if m.GetLabel()[0].GetValue() == resource {
-				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			}
-		}
-	}
-	t.Fatalf("there is no %s of %s", name, resource)
-	return 0
 }

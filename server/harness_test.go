@@ -4,17 +4,13 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -23,18 +19,17 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// harness is a server with a client beside it.
-type harness struct {
-	t        testing.TB
-	journal  *journal.Memory
-	pipeline *pipeline.Pipeline
-	server   *server.Server
-	conn     *grpc.ClientConn
-	client   kvcastv1.RouterEventServiceClient
+// fixture is an instance with a client, and a worker whose entries the test writes.
+type fixture struct {
+	*harness.Instance
+	t      testing.TB
+	conn   *grpc.ClientConn
+	client kvcastv1.RouterEventServiceClient
 
 	lane    feed.Lane // of the worker
 	batches int64
@@ -42,38 +37,32 @@ type harness struct {
 	queries gate // of its state
 }
 
-// patience is after which a test gives up waiting for what comes within milliseconds:
-// also on a machine that is a hundred times slower.
-const patience = 2 * time.Minute
-
-// reading lets the server read the journal by way of something else.
-type reading func(*journal.Memory) server.Journal
-
-// overTCP starts a server on a port of its own.
-func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config, by ...reading) *harness {
+// overTCP starts a server on a TCP port of its own.
+func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config) *fixture {
 	t.Helper()
-	h := startingOverTCP(t, cfg, jcfg, by...)
-	h.server.StartServing()
-	return h
+	return start(t, harness.InstanceConfig{Server: cfg, Journal: jcfg})
 }
 
-// startingOverTCP starts a server that does not serve yet.
-func startingOverTCP(t testing.TB, cfg server.Config, jcfg journal.Config, by ...reading) *harness {
+// startingOverTCP starts a server that stays in its starting state.
+func startingOverTCP(t testing.TB, cfg server.Config) *fixture {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return start(t, cfg, jcfg, by, l, l.Addr().String())
+	return start(t, harness.InstanceConfig{Server: cfg, Starting: true})
 }
 
-// inMemory starts a server without a network, for tests whose time is not real.
-func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *harness {
+// inMemory starts a server without a network, for tests under synctest.
+func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *fixture {
 	t.Helper()
-	l := bufconn.Listen(1 << 20)
-	h := start(t, cfg, jcfg, nil, l, "passthrough:///bufconn", grpc.WithContextDialer(
-		func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	h.server.StartServing()
+	return start(t, harness.InstanceConfig{Server: cfg, Journal: jcfg, InMemory: true})
+}
+
+// start starts a server, and a client with the given options.
+func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *fixture {
+	t.Helper()
+	h := &fixture{t: t}
+	cfg.WrapState = func(p *pipeline.Pipeline) server.State { return countedState{p, &h.lent, &h.queries} }
+	h.Instance = harness.StartInstance(t, cfg)
+	h.conn = h.Dial(t, opts...)
+	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 	return h
 }
 
@@ -85,56 +74,10 @@ func secured(t testing.TB) (server, client *tls.Config) {
 	return &tls.Config{Certificates: known.TLS.Certificates}, known.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
-func start(t testing.TB, cfg server.Config, jcfg journal.Config, by []reading, l net.Listener, target string, opts ...grpc.DialOption) *harness {
-	t.Helper()
-	h := &harness{t: t, journal: journal.NewMemory(jcfg)}
-	var read server.Journal = h.journal
-	for _, f := range by {
-		read = f(h.journal)
-	}
-	var err error
-	if h.pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
-		t.Fatal(err)
-	}
-	if h.server, err = server.New(cfg, read, countedState{h.pipeline, &h.lent, &h.queries}); err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- h.server.Serve(l) }()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		h.server.Shutdown(ctx)
-		if err := <-served; err != nil {
-			t.Errorf("serve: %v", err)
-		}
-	})
-	h.conn = h.dial(target, opts...)
-	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
-	return h
-}
-
-// dial makes a client, closed before the server ends. It does without TLS unless
-// the options say otherwise.
-func (h *harness) dial(target string, opts ...grpc.DialOption) *grpc.ClientConn {
-	h.t.Helper()
-	opts = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, opts...)
-	conn, err := grpc.NewClient(target, opts...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() {
-		if err := conn.Close(); err != nil {
-			h.t.Errorf("close client: %v", err)
-		}
-	})
-	return conn
-}
-
 // as is a client whose calls carry a value of the header authorization.
-func (h *harness) as(authorization string) *grpc.ClientConn {
+func (h *fixture) as(authorization string) *grpc.ClientConn {
 	h.t.Helper()
-	return h.dial(h.conn.Target(), grpc.WithPerRPCCredentials(header(authorization)))
+	return h.Dial(h.t, grpc.WithPerRPCCredentials(header(authorization)))
 }
 
 // header is credentials that are a value of the header authorization.
@@ -147,23 +90,23 @@ func (h header) GetRequestMetadata(context.Context, ...string) (map[string]strin
 func (header) RequireTransportSecurity() bool { return false }
 
 // append adds an entry of the worker that stores blocks.
-func (h *harness) append(hashes ...uint64) {
+func (h *fixture) append(hashes ...uint64) {
 	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 }
 
 // batch is a batch of the engine that a lane is of.
-func (h *harness) batch(l feed.Lane, events ...wire.Event) {
+func (h *fixture) batch(l feed.Lane, events ...wire.Event) {
 	h.batches++
 	l.Batch(&feed.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
 }
 
 // addWorker adds the worker, with the entry that every stream begins with.
-func (h *harness) addWorker() {
-	h.lane = h.pipeline.AddWorker(feed.Worker{Name: "w", Model: "m"})
+func (h *fixture) addWorker() {
+	h.lane = h.Pipeline.AddWorker(feed.Worker{Name: "w", Model: "m"})
 }
 
 // fill adds entries of one block each.
-func (h *harness) fill(entries int) {
+func (h *fixture) fill(entries int) {
 	h.t.Helper()
 	for n := range entries {
 		h.append(uint64(n))
@@ -171,14 +114,14 @@ func (h *harness) fill(entries int) {
 }
 
 // flood adds more than a transport holds for a client that does not read: 64 MiB.
-func (h *harness) flood() {
+func (h *fixture) flood() {
 	h.t.Helper()
 	h.load(1024)
 }
 
 // load adds entries of 64 KiB each, which a long name makes for less work than many
 // blocks would.
-func (h *harness) load(entries int) {
+func (h *fixture) load(entries int) {
 	h.t.Helper()
 	name := strings.Repeat("x", 64<<10)
 	for range entries {
@@ -190,9 +133,9 @@ func (h *harness) load(entries int) {
 
 // narrow is a client of its own, whose connection takes 64 KiB of what is not read:
 // others take more, the quicker they were read.
-func (h *harness) narrow() *harness {
-	conn := h.dial(h.conn.Target(), grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
-	return &harness{t: h.t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn)}
+func (h *fixture) narrow() *fixture {
+	conn := h.Dial(h.t, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
+	return &fixture{Instance: h.Instance, t: h.t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn)}
 }
 
 // subscription is a stream that is checked as it is read.
@@ -202,7 +145,7 @@ type subscription struct {
 	cancel  context.CancelFunc
 }
 
-func (h *harness) subscribe(c *checker.Checker, req *kvcastv1.SubscribeRequest) *subscription {
+func (h *fixture) subscribe(c *checker.Checker, req *kvcastv1.SubscribeRequest) *subscription {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	h.t.Cleanup(cancel)
@@ -265,7 +208,7 @@ func (s *subscription) end() error {
 }
 
 // subscribers asks how many there are.
-func (h *harness) subscribers(t testing.TB) uint64 {
+func (h *fixture) subscribers(t testing.TB) uint64 {
 	t.Helper()
 	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
 	if err != nil {

@@ -1,8 +1,6 @@
 package server_test
 
 import (
-	"context"
-	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,13 +9,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // TestPingsAreLimited has a client ping every 10 s, as those of Python and Rust do,
@@ -32,11 +30,10 @@ func TestPingsAreLimited(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := bufconn.Listen(1 << 20)
-				h := start(t, server.Config{PingInterval: tt.interval, ProgressInterval: time.Hour}, journal.Config{MaxAge: 24 * time.Hour}, nil, l, "passthrough:///bufconn",
-					grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }),
-					grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
-				h.server.StartServing()
+				h := start(t, harness.InstanceConfig{
+					Server:  server.Config{PingInterval: tt.interval, ProgressInterval: time.Hour},
+					Journal: journal.Config{MaxAge: 24 * time.Hour}, InMemory: true,
+				}, grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, PermitWithoutStream: true}))
 				s := h.subscribe(checker.New(checker.Options{}), latest())
 				ended := make(chan error, 1)
 				go func() { ended <- s.end() }()

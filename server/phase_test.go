@@ -12,7 +12,7 @@ import (
 )
 
 func TestHealthFollowsTheServersLife(t *testing.T) {
-	h := startingOverTCP(t, server.Config{}, journal.Config{})
+	h := startingOverTCP(t, server.Config{})
 	want := func(when string, want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		for _, service := range []string{"", kvcastv1.RouterEventService_ServiceDesc.ServiceName} {
@@ -23,18 +23,18 @@ func TestHealthFollowsTheServersLife(t *testing.T) {
 		}
 	}
 	want("at the start", healthv1.HealthCheckResponse_NOT_SERVING)
-	h.server.StartServing()
+	h.Server.StartServing()
 	want("after StartServing", healthv1.HealthCheckResponse_SERVING)
-	h.server.StopServing()
+	h.Server.StopServing()
 	want("after StopServing", healthv1.HealthCheckResponse_NOT_SERVING)
-	h.server.StartServing()
+	h.Server.StartServing()
 	want("after all", healthv1.HealthCheckResponse_NOT_SERVING)
 }
 
 // TestStartingServerAnswersItsOperator leaves what it refuses to the table of
 // errors.
 func TestStartingServerAnswersItsOperator(t *testing.T) {
-	h := startingOverTCP(t, server.Config{}, journal.Config{})
+	h := startingOverTCP(t, server.Config{})
 	h.addWorker()
 	stream, err := h.client.Subscribe(t.Context(), latest())
 	if err := firstError(t, err, stream.Recv); err == nil {
@@ -48,7 +48,7 @@ func TestStartingServerAnswersItsOperator(t *testing.T) {
 	if err != nil || len(w.GetWorkers()) != 1 {
 		t.Errorf("workers: got %v, %v; want one", w, err)
 	}
-	h.server.StartServing()
+	h.Server.StartServing()
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
 }
 
@@ -56,6 +56,6 @@ func TestStartingServerAnswersItsOperator(t *testing.T) {
 func TestLeavingServerAnswers(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
-	h.server.StopServing()
+	h.Server.StopServing()
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
 }

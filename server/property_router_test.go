@@ -110,7 +110,7 @@ func (r *machineRouter) read() error {
 
 // catchUp reads until the view has been proved at the newest entry.
 func (m *machine) catchUp(r *machineRouter) error {
-	newest := m.h.journal.Bounds()
+	newest := m.h.Journal.Bounds()
 	for range 100_000 {
 		if err := m.resume(r); err != nil {
 			return err
@@ -133,7 +133,7 @@ func (m *machine) takes(r *machineRouter) bool {
 	if r.req.GetLatest() != nil || r.req.GetEarliest() != nil {
 		return false // what came before may not be known
 	}
-	digests, err := m.h.pipeline.Digests(m.t.Context(), func(worker, model string) bool {
+	digests, err := m.h.Pipeline.Digests(m.t.Context(), func(worker, model string) bool {
 		f := r.req.GetFilter()
 		return among(f.GetWorkers(), worker) && among(f.GetModels(), model)
 	}, 0xff)

@@ -69,7 +69,7 @@ type machineEngine struct {
 
 type machine struct {
 	t       *testing.T
-	h       *harness
+	h       *fixture
 	engines []*machineEngine
 	routers []*machineRouter
 	next    uint64 // block
@@ -108,7 +108,7 @@ func (m *machine) serve() {
 }
 
 func (m *machine) arrive(e *machineEngine) {
-	e.lane = m.h.pipeline.AddWorker(feed.Worker{Name: e.name, Model: e.model, Ranks: []uint32{0}})
+	e.lane = m.h.Pipeline.AddWorker(feed.Worker{Name: e.name, Model: e.model, Ranks: []uint32{0}})
 	for at, held := range e.held {
 		for hash := range held {
 			m.store(e, at, hash)
@@ -156,7 +156,7 @@ func (m *machine) do(s step) error {
 		}
 	case "worker leaves":
 		if e.lane != nil {
-			m.h.pipeline.RemoveWorker(e.name, feed.RemovedDiscovery)
+			m.h.Pipeline.RemoveWorker(e.name, feed.RemovedDiscovery)
 			e.lane, e.held = nil, make(map[place]map[uint64]struct{})
 		}
 	case "wait":
@@ -170,8 +170,8 @@ func (m *machine) do(s step) error {
 	case "server restarts":
 		ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 		defer cancel()
-		m.h.pipeline.Close()
-		m.h.server.Shutdown(ctx)
+		m.h.Pipeline.Close()
+		m.h.Server.Shutdown(ctx)
 		m.serve()
 	case "subscribe":
 		return m.subscribe(s)

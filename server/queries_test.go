@@ -19,26 +19,27 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // queryKinds are the calls that walk the workers, with how many may do so at a time.
 var queryKinds = map[string]struct {
 	running int
-	call    func(*harness, context.Context) error
+	call    func(*fixture, context.Context) error
 }{
-	"tokens_lookup": {1, func(h *harness, ctx context.Context) error {
+	"tokens_lookup": {1, func(h *fixture, ctx context.Context) error {
 		_, err := h.client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}, TokensHashes: []uint64{1}})
 		return err
 	}},
-	"block_lookup": {4, func(h *harness, ctx context.Context) error {
+	"block_lookup": {4, func(h *fixture, ctx context.Context) error {
 		_, err := h.client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}})
 		return err
 	}},
-	"workers": {2, func(h *harness, ctx context.Context) error {
+	"workers": {2, func(h *fixture, ctx context.Context) error {
 		_, err := h.client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
 		return err
 	}},
-	"status": {2, func(h *harness, ctx context.Context) error { // which is one of workers
+	"status": {2, func(h *fixture, ctx context.Context) error { // which is one of workers
 		_, err := h.client.GetStatus(ctx, &kvcastv1.GetStatusRequest{})
 		return err
 	}},
@@ -69,7 +70,7 @@ func TestQueriesWaitForTheirTurn(t *testing.T) {
 					wantStatus(t, <-ended, codes.ResourceExhausted, server.ReasonTooManyQueries)
 				}
 				label := strings.Replace(kind, "status", "workers", 1)
-				if got := metric(t, reg, "kvcast_server_queries_waiting", label); got != waiting {
+				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_waiting", "kind", label); got != waiting {
 					t.Errorf("%v queries are counted as waiting, want %d", got, waiting)
 				}
 				open()
@@ -78,7 +79,7 @@ func TestQueriesWaitForTheirTurn(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if got := metric(t, reg, "kvcast_server_queries_refused_total", label); got != more {
+				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_refused_total", "kind", label); got != more {
 					t.Errorf("%v queries are counted as refused, want %d", got, more)
 				}
 			})
@@ -153,7 +154,7 @@ func TestLookupFitsIntoWhatClientsTake(t *testing.T) {
 	for i := range hashes {
 		hashes[i] = uint64(i) + 1 // all of one size
 	}
-	lane := h.pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
+	lane := h.Pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)

@@ -16,16 +16,17 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // plainAndTLS runs a test over both.
-func plainAndTLS(t *testing.T, test func(t *testing.T, h *harness)) {
+func plainAndTLS(t *testing.T, test func(t *testing.T, h *fixture)) {
 	// A subscriber that stalls is not to be ended for that.
 	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{StallTimeout: time.Hour}, journal.Config{})) })
 	t.Run("TLS", func(t *testing.T) {
 		cert, client := secured(t)
 		h := overTCP(t, server.Config{TLS: cert, StallTimeout: time.Hour}, journal.Config{})
-		h.conn = h.dial(h.conn.Target(), grpc.WithTransportCredentials(credentials.NewTLS(client)))
+		h.conn = h.Dial(t, grpc.WithTransportCredentials(credentials.NewTLS(client)))
 		h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
 		test(t, h)
 	})
@@ -37,10 +38,10 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
 	h.fill(5000)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Timeout)
 	defer cancel()
 	done := make(chan struct{})
-	go func() { defer close(done); h.server.Shutdown(ctx) }()
+	go func() { defer close(done); h.Server.Shutdown(ctx) }()
 	var err error
 	for err == nil {
 		_, err = s.next()
@@ -72,7 +73,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 }
 
 func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
-	plainAndTLS(t, func(t *testing.T, h *harness) {
+	plainAndTLS(t, func(t *testing.T, h *fixture) {
 		h.addWorker()
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
 		s.until(t, 1)
@@ -80,10 +81,10 @@ func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
 		done := make(chan struct{})
-		go func() { defer close(done); h.server.Shutdown(ctx) }()
+		go func() { defer close(done); h.Server.Shutdown(ctx) }()
 		select {
 		case <-done:
-		case <-time.After(patience):
+		case <-time.After(harness.Timeout):
 			t.Fatal("shutdown goes on after its deadline")
 		}
 		if ctx.Err() == nil {
@@ -96,7 +97,7 @@ func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
 // that never says a word, one that begins a handshake and no more, and one that
 // watches the server's health.
 func TestShutdownWaitsForNobodyElse(t *testing.T) {
-	plainAndTLS(t, func(t *testing.T, h *harness) {
+	plainAndTLS(t, func(t *testing.T, h *fixture) {
 		for _, says := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02\x00\x01"} {
 			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
 			if err != nil {
@@ -114,9 +115,9 @@ func TestShutdownWaitsForNobodyElse(t *testing.T) {
 		if _, err := watch.Recv(); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), harness.Timeout)
 		defer cancel()
-		h.server.Shutdown(ctx)
+		h.Server.Shutdown(ctx)
 		if ctx.Err() != nil {
 			t.Error("shutdown waited for its deadline")
 		}

@@ -21,6 +21,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func fromSnapshot(f *kvcastv1.Filter) *kvcastv1.SubscribeRequest {
@@ -82,14 +83,14 @@ func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
 		engines.Go(func() {
 			name := fmt.Sprintf("w%d", n)
 			add := func() feed.Lane {
-				return h.pipeline.AddWorker(feed.Worker{Name: name, Model: fmt.Sprintf("m%d", n%2)})
+				return h.Pipeline.AddWorker(feed.Worker{Name: name, Model: fmt.Sprintf("m%d", n%2)})
 			}
 			e := &busyEngine{lane: add(), rng: rand.New(rand.NewPCG(1, uint64(n)))}
 			for i := range steps {
 				e.step()
 				switch {
 				case n == 2 && i%500 == 250:
-					h.pipeline.RemoveWorker(name, feed.RemovedDiscovery)
+					h.Pipeline.RemoveWorker(name, feed.RemovedDiscovery)
 					e.lane, e.held = add(), nil
 				case i%700 == 699:
 					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
@@ -131,7 +132,7 @@ func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
 	}
 	starting.Wait()
 	engines.Wait()
-	newest := h.journal.Bounds().Newest
+	newest := h.Journal.Bounds().Newest
 	for _, f := range all {
 		// What all entries come to, by the same filter.
 		req := earliest()
@@ -149,7 +150,7 @@ func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
 }
 
 // last returns the seq of the last entry that a filter takes.
-func (h *harness) last(t *testing.T, f *kvcastv1.Filter) (seq uint64) {
+func (h *fixture) last(t *testing.T, f *kvcastv1.Filter) (seq uint64) {
 	t.Helper()
 	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{Filter: f})
 	if err != nil {
@@ -223,10 +224,10 @@ func (j *gatedJournal) Read(q journal.Query, into [][]byte) (journal.Chunk, erro
 // everything before the stream reads on, and then lets it read as long as it takes.
 func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
 	var j gatedJournal
-	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 256 << 10}, func(m *journal.Memory) server.Journal {
+	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(m *journal.Memory) server.Journal {
 		j.Memory = m
 		return &j
-	})
+	}})
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	if _, err := s.next(); err != nil {
 		t.Fatal(err)
@@ -243,7 +244,7 @@ func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
 	h.append(1 << 50)
 	j.gate.Unlock()
 	begun := false
-	for s.checker.Position().GetSeq() < h.journal.Bounds().Newest {
+	for s.checker.Position().GetSeq() < h.Journal.Bounds().Newest {
 		m, err := s.next()
 		if err != nil {
 			t.Fatal(err)
@@ -305,7 +306,7 @@ func TestReplay(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.fill(5000)
-	b := h.journal.Bounds()
+	b := h.Journal.Bounds()
 	at := func(seq uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: b.Epoch, Seq: seq} }
 	for _, tt := range []struct {
 		name        string
@@ -403,7 +404,7 @@ func TestSnapshotsEndWithTheirClient(t *testing.T) {
 	h.addWorker()
 	h.fill(200_000)
 	for range 3 {
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(harness.Timeout)
 		for {
 			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 			_, err := s.messages(3)
@@ -424,15 +425,15 @@ func TestSnapshotOfAWorkerThatIsQuiet(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.append(1, 2, 3)
-	busy := h.pipeline.AddWorker(feed.Worker{Name: "busy", Model: "m"})
+	busy := h.Pipeline.AddWorker(feed.Worker{Name: "busy", Model: "m"})
 	for n := range uint64(5000) {
 		h.batch(busy, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n % 10}})
 	}
-	if h.journal.Bounds().Oldest < 10 {
+	if h.Journal.Bounds().Oldest < 10 {
 		t.Fatal("nothing has left the journal, so that this tests nothing")
 	}
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
-	s.until(t, h.journal.Bounds().Newest)
+	s.until(t, h.Journal.Bounds().Newest)
 	if got := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE); got != 3 {
 		t.Errorf("the quiet worker: got %d blocks, want 3", got)
 	}
@@ -540,7 +541,7 @@ func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
 	defer all.Wait()
 	for _, s := range []*subscription{waits, follows} {
 		all.Go(func() {
-			for s.checker.Position().GetSeq() < h.journal.Bounds().Newest {
+			for s.checker.Position().GetSeq() < h.Journal.Bounds().Newest {
 				if _, err := s.next(); err != nil {
 					t.Errorf("at %v: %v", s.checker.Position(), err)
 					return

@@ -19,7 +19,7 @@ import (
 
 // hold adds more blocks than a transport holds for a client that does not read:
 // 26 MB.
-func (h *harness) hold() {
+func (h *fixture) hold() {
 	h.t.Helper()
 	hashes := make([]uint64, 8<<10)
 	for n := range 200 {
@@ -31,7 +31,7 @@ func (h *harness) hold() {
 }
 
 // begun subscribes from a snapshot, and returns once it has begun.
-func (h *harness) begun(t *testing.T) *subscription {
+func (h *fixture) begun(t *testing.T) *subscription {
 	t.Helper()
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	s.untilMessage(t, isSnapshotBegin)
@@ -44,7 +44,7 @@ func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}, journal.Config{})
 	h.addWorker()
 	h.hold()
-	v := h.pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
+	v := h.Pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
 	store := func(hash uint64) {
 		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
 	}
@@ -60,7 +60,7 @@ func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
 	for hash := range uint64(1000) { // entries go on meanwhile
 		store(hash)
 	}
-	newest := h.journal.Bounds().Newest
+	newest := h.Journal.Bounds().Newest
 	var reading sync.WaitGroup
 	for i, s := range subs {
 		reading.Go(func() {
@@ -138,7 +138,7 @@ func TestShutdownEndsTheLine(t *testing.T) {
 			defer close(down)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			h.server.Shutdown(ctx)
+			h.Server.Shutdown(ctx)
 		}()
 		wantStatus(t, waits.end(), codes.Unavailable, server.ReasonShuttingDown)
 		wantStatus(t, first.end(), codes.Unavailable, server.ReasonShuttingDown)

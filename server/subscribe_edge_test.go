@@ -24,7 +24,7 @@ func TestPositionsAtTheEdges(t *testing.T) {
 	edge := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	edge.addWorker()
 	edge.fill(5000)
-	b := edge.journal.Bounds()
+	b := edge.Journal.Bounds()
 	if b.Oldest < 3 || b.Oldest >= b.Newest {
 		t.Fatalf("bounds %+v test nothing", b)
 	}
@@ -34,7 +34,7 @@ func TestPositionsAtTheEdges(t *testing.T) {
 	none := overTCP(t, server.Config{}, journal.Config{})
 	for _, tt := range []struct {
 		name   string
-		h      *harness
+		h      *fixture
 		after  uint64
 		code   codes.Code // of the error, or
 		reason string
@@ -53,7 +53,7 @@ func TestPositionsAtTheEdges(t *testing.T) {
 		{"1 of an empty journal", none, 1, codes.OutOfRange, server.ReasonPositionAhead, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := tt.h.subscribe(checker.New(checker.Options{}), orFail(after(&kvcastv1.Position{Epoch: tt.h.journal.Bounds().Epoch, Seq: tt.after})))
+			s := tt.h.subscribe(checker.New(checker.Options{}), orFail(after(&kvcastv1.Position{Epoch: tt.h.Journal.Bounds().Epoch, Seq: tt.after})))
 			if tt.code != codes.OK {
 				wantStatus(t, s.end(), tt.code, tt.reason)
 				return
@@ -151,7 +151,7 @@ func TestSubscriberIsNotStarvedByFastOnes(t *testing.T) {
 	slow := h.subscribe(checker.New(checker.Options{}), earliest())
 	for round := range uint64(20) {
 		h.fill(500)
-		newest := h.journal.Bounds().Newest
+		newest := h.Journal.Bounds().Newest
 		var reading sync.WaitGroup
 		errs := make(chan error, len(fast))
 		for _, s := range fast {
@@ -173,5 +173,5 @@ func TestSubscriberIsNotStarvedByFastOnes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	slow.until(t, h.journal.Bounds().Newest)
+	slow.until(t, h.Journal.Bounds().Newest)
 }

@@ -31,7 +31,7 @@ func TestHeadersAndAcceptedComeAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, b := m.GetAccepted(), h.journal.Bounds()
+		a, b := m.GetAccepted(), h.Journal.Bounds()
 		if a.GetEpoch() != b.Epoch || a.GetOldestSeq() != 1 || a.GetNewestSeq() != 0 {
 			t.Errorf("accepted: got %v, want epoch %s, oldest 1, newest 0", a, b.Epoch)
 		}
@@ -42,7 +42,7 @@ func TestSubscribeStartsWhereItIsAskedTo(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.fill(9)
-	epoch := h.journal.Bounds().Epoch
+	epoch := h.Journal.Bounds().Epoch
 	for _, tt := range []struct {
 		name  string
 		req   *kvcastv1.SubscribeRequest
@@ -243,7 +243,7 @@ func TestStreamIsWhatWasAppended(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	rapid.Check(t, func(rt *rapid.T) {
-		from := h.journal.Bounds().Newest
+		from := h.Journal.Bounds().Newest
 		n := rapid.IntRange(1, 50).Draw(rt, "entries")
 		h.fill(n)
 		s := h.subscribe(checker.New(checker.Options{}), after(&kvcastv1.Position{Seq: from}))

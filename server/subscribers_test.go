@@ -14,7 +14,7 @@ import (
 )
 
 // listed asks who subscribes, until that is as wanted.
-func (h *harness) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcastv1.SubscriberStatus {
+func (h *fixture) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcastv1.SubscriberStatus {
 	h.t.Helper()
 	for {
 		all, err := h.client.ListSubscribers(h.t.Context(), &kvcastv1.ListSubscribersRequest{})

@@ -46,7 +46,7 @@ func spec() *kvcastv1.WorkerSpec {
 }
 
 func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := overTCP(t, server.Config{Workers: &roll{err: err}}, journal.Config{})
 		_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
 		return h, err
@@ -54,7 +54,7 @@ func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
 }
 
 func deregisterFails(err error, name string) failing {
-	return func(t *testing.T) (*harness, error) {
+	return func(t *testing.T) (*fixture, error) {
 		h := overTCP(t, server.Config{Workers: &roll{err: err}}, journal.Config{})
 		h.addWorker()
 		_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: name})
@@ -64,7 +64,7 @@ func deregisterFails(err error, name string) failing {
 
 func TestRegisterAndDeregisterWorker(t *testing.T) {
 	r := &roll{}
-	h := startingOverTCP(t, server.Config{Workers: r}, journal.Config{}) // while it starts, too
+	h := startingOverTCP(t, server.Config{Workers: r}) // while it starts, too
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,

@@ -1,0 +1,179 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
+)
+
+// InstanceConfig configures an Instance. The zero value serves on a TCP port of its own.
+type InstanceConfig struct {
+	Server  server.Config
+	Journal journal.Config
+	// InMemory replaces TCP by buffers in memory, as testing/synctest requires.
+	InMemory bool
+	// Listener replaces TCP where it is not nil. Clients use its method DialContext, as
+	// bufconn.Listener has it, or else its address.
+	Listener net.Listener
+	// Starting leaves the server in the state in which it rejects subscribers until
+	// Server.StartServing is called.
+	Starting bool
+	// WrapJournal and WrapState replace what the server reads; nil replaces nothing.
+	WrapJournal func(*journal.Memory) server.Journal
+	WrapState   func(*pipeline.Pipeline) server.State
+}
+
+// Instance is kvcast in this process, without engines: the test writes their batches
+// into the pipeline.
+type Instance struct {
+	Journal  *journal.Memory
+	Pipeline *pipeline.Pipeline
+	Server   *server.Server
+	// Target is what clients dial, such as 127.0.0.1:1234.
+	Target string
+
+	dialOptions []grpc.DialOption
+	served      chan error
+	stop        func() error
+	lanes       map[string]feed.Lane
+	batches     int64
+}
+
+// StartInstance starts an instance, which stops with the test.
+func StartInstance(t testing.TB, cfg InstanceConfig) *Instance {
+	t.Helper()
+	i, err := NewInstance(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := i.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return i
+}
+
+// NewInstance starts an instance, which the caller stops.
+func NewInstance(cfg InstanceConfig) (*Instance, error) {
+	i := &Instance{Journal: journal.NewMemory(cfg.Journal), served: make(chan error, 1), lanes: make(map[string]feed.Lane)}
+	i.stop = sync.OnceValue(i.shutdown)
+	var err error
+	if i.Pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, i.Journal); err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
+	}
+	var entries server.Journal = i.Journal
+	if cfg.WrapJournal != nil {
+		entries = cfg.WrapJournal(i.Journal)
+	}
+	var state server.State = i.Pipeline
+	if cfg.WrapState != nil {
+		state = cfg.WrapState(i.Pipeline)
+	}
+	if i.Server, err = server.New(cfg.Server, entries, state); err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
+	}
+	l, err := i.listen(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
+	}
+	go func() { i.served <- i.Server.Serve(l) }()
+	if !cfg.Starting {
+		i.Server.StartServing()
+	}
+	return i, nil
+}
+
+// listen returns the listener of a config, and sets how clients reach it.
+func (i *Instance) listen(cfg InstanceConfig) (net.Listener, error) {
+	l := cfg.Listener
+	switch {
+	case l != nil:
+	case cfg.InMemory:
+		l = bufconn.Listen(1 << 20)
+	default:
+		var err error
+		if l, err = new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
+			return nil, err
+		}
+	}
+	i.Target = l.Addr().String()
+	if in, ok := l.(interface {
+		DialContext(ctx context.Context) (net.Conn, error)
+	}); ok {
+		i.Target = "passthrough:///" + i.Target
+		i.dialOptions = append(i.dialOptions, grpc.WithContextDialer(
+			func(ctx context.Context, _ string) (net.Conn, error) { return in.DialContext(ctx) }))
+	}
+	return l, nil
+}
+
+// Stop shuts the server down gracefully and waits for it. Further calls return the same.
+func (i *Instance) Stop() error { return i.stop() }
+
+func (i *Instance) shutdown() error {
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	i.Server.Shutdown(ctx)
+	if err := errors.Join(<-i.served, ctx.Err()); err != nil {
+		return fmt.Errorf("stop server: %w", err)
+	}
+	return nil
+}
+
+// Dial returns a connection to the server, which is closed with the test and before the
+// server stops. It is without TLS unless the options say otherwise.
+func (i *Instance) Dial(t testing.TB, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	return Dial(t, i.Target, append(i.dialOptions[:len(i.dialOptions):len(i.dialOptions)], opts...)...)
+}
+
+// Client returns a client with a connection of its own, as Dial does.
+func (i *Instance) Client(t testing.TB, opts ...grpc.DialOption) kvcastv1.RouterEventServiceClient {
+	t.Helper()
+	return kvcastv1.NewRouterEventServiceClient(i.Dial(t, opts...))
+}
+
+// Dial returns a connection to a server, which is closed with the test. It is without TLS
+// unless the options say otherwise.
+func Dial(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	opts = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, opts...)
+	conn, err := grpc.NewClient(target, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Errorf("close client: %v", err)
+		}
+	})
+	return conn
+}
+
+// AddWorker adds a worker, whose batches Batch writes.
+func (i *Instance) AddWorker(w feed.Worker) { i.lanes[w.Name] = i.Pipeline.AddWorker(w) }
+
+// Lane returns the lane of a worker that was added.
+func (i *Instance) Lane(worker string) feed.Lane { return i.lanes[worker] }
+
+// Batch writes a batch of a worker's engine. The times of the server's batches are 1, 2,
+// 3 and so on, in nanoseconds.
+func (i *Instance) Batch(worker string, events ...wire.Event) {
+	i.batches++
+	i.lanes[worker].Batch(&feed.Batch{EngineTime: i.batches, IngestTime: i.batches, Events: events})
+}

@@ -1,0 +1,218 @@
+package harness
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// ProcessConfig configures a Process.
+type ProcessConfig struct {
+	// Race runs the program that has the race detector.
+	Race bool
+	// Wrapper is a command that runs the program, such as taskset -c 0.
+	Wrapper []string
+	// Args follow "serve", which listens on ports of its own.
+	Args []string
+	// LogLines is how many of the last lines of the log to keep; 0 keeps all.
+	LogLines int
+}
+
+// maxFaultLines bounds how many lines Process.LogFaults returns.
+const maxFaultLines = 30
+
+// Process is kvcast serve as a program of its own. It ends with this process, however
+// that ends.
+type Process struct {
+	cmd   *exec.Cmd
+	stop  func() error
+	ended chan struct{} // closed when the program has ended
+
+	mu       sync.Mutex    // guards all below
+	log      []string      // lines
+	faults   []string      // lines
+	logLines int           // that log keeps; 0 keeps all
+	changed  chan struct{} // closed when the log grows or ends
+	complete bool          // the log has ended
+}
+
+// StartProcess starts kvcast serve, which the caller stops. It returns before the server
+// serves: Addr and Admin wait for that.
+func StartProcess(cfg ProcessConfig) (*Process, error) {
+	p, err := startProcess(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start kvcast: %w", err)
+	}
+	return p, nil
+}
+
+func startProcess(cfg ProcessConfig) (*Process, error) {
+	program, err := Program(cfg.Race)
+	if err != nil {
+		return nil, err
+	}
+	command := slices.Concat(cfg.Wrapper,
+		[]string{program, "--end-with-stdin", "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, cfg.Args)
+	p := &Process{
+		cmd:   exec.Command(command[0], command[1:]...), //nolint:noctx // Stop ends it
+		ended: make(chan struct{}), changed: make(chan struct{}), logLines: cfg.LogLines,
+	}
+	p.stop = sync.OnceValue(p.terminate)
+	if _, err := p.cmd.StdinPipe(); err != nil { // open until either process ends
+		return nil, err
+	}
+	stderr, err := p.cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go p.read(stderr)
+	return p, nil
+}
+
+// read collects the log, and waits for the end of the program.
+func (p *Process) read(stderr io.Reader) {
+	defer close(p.ended)
+	lines := bufio.NewReader(stderr)
+	for {
+		line, err := lines.ReadString('\n')
+		p.append(strings.TrimSuffix(line, "\n"), err != nil)
+		if err != nil {
+			_ = p.cmd.Wait() // ProcessState has the status
+			return
+		}
+	}
+}
+
+func (p *Process) append(line string, last bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if line != "" {
+		p.log = append(p.log, line)
+		if p.logLines > 0 && len(p.log) > p.logLines {
+			p.log = p.log[1:]
+		}
+		// The runtime and the race detector do not write in the form of the log.
+		if fault := strings.Contains(line, "level=ERROR") || !strings.HasPrefix(line, "time="); fault && len(p.faults) < maxFaultLines {
+			p.faults = append(p.faults, line)
+		}
+	}
+	p.complete = last
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// Log returns the log so far.
+func (p *Process) Log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Join(p.log, "\n")
+}
+
+// LogFaults returns the first lines of the log that report an error or a crash.
+func (p *Process) LogFaults() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.faults)
+}
+
+// Logged waits until a line of the log matches a pattern, and returns what its last group
+// captures. It is an error if the program ends first.
+func (p *Process) Logged(pattern *regexp.Regexp) (string, error) {
+	timeout := time.After(Timeout)
+	for searched := 0; ; {
+		p.mu.Lock()
+		lines, changed, complete := p.log, p.changed, p.complete
+		p.mu.Unlock()
+		if p.logLines > 0 {
+			searched = 0 // lines move
+		}
+		for ; searched < len(lines); searched++ {
+			if m := pattern.FindStringSubmatch(lines[searched]); m != nil {
+				return m[len(m)-1], nil
+			}
+		}
+		if complete {
+			return "", fmt.Errorf("kvcast ended before it logged %s:\n%s", pattern, p.Log())
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			return "", fmt.Errorf("kvcast has not logged %s:\n%s", pattern, p.Log())
+		}
+	}
+}
+
+var (
+	grpcAddress  = regexp.MustCompile(`msg=serving grpc=(\S+)`)
+	adminAddress = regexp.MustCompile(`msg=serving admin=(\S+)`)
+)
+
+// Addr waits until the server serves, and returns its gRPC address.
+func (p *Process) Addr() (string, error) { return p.Logged(grpcAddress) }
+
+// Admin waits until the admin port serves, and returns its address.
+func (p *Process) Admin() (string, error) { return p.Logged(adminAddress) }
+
+// Get returns what a path of the admin port answers.
+func (p *Process) Get(ctx context.Context, path string) (string, error) {
+	admin, err := p.Admin()
+	if err != nil {
+		return "", err
+	}
+	body, err := Get(ctx, "http://"+admin+path)
+	if err != nil {
+		return "", fmt.Errorf("get %s: %w", path, err)
+	}
+	return body, nil
+}
+
+// Metrics returns the metrics of the admin port.
+func (p *Process) Metrics(ctx context.Context) (Metrics, error) {
+	admin, err := p.Admin()
+	if err != nil {
+		return nil, err
+	}
+	return Scrape(ctx, admin)
+}
+
+// PID returns the id of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Signal sends a signal to the process.
+func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Stop sends SIGTERM and waits for the end of the process. It is an error if the process
+// does not end within Timeout, or not with status 0. Further calls return the same.
+func (p *Process) Stop() error { return p.stop() }
+
+func (p *Process) terminate() error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
+	var late error
+	select {
+	case <-p.ended:
+	case <-time.After(Timeout):
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+		late = fmt.Errorf("it did not end within %v of SIGTERM", Timeout)
+	}
+	if state := p.cmd.ProcessState; late != nil || !state.Success() {
+		return fmt.Errorf("stop kvcast: %w\n%s", errors.Join(late, errors.New(state.String())), p.Log())
+	}
+	return nil
+}
+
+// ExitStatus returns the exit status of a process that has been stopped.
+func (p *Process) ExitStatus() int { return p.cmd.ProcessState.ExitCode() }

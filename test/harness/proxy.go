@@ -1,0 +1,200 @@
+package harness
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+// Proxy is a TCP proxy that breaks connections as networks do. Its methods are safe for
+// concurrent use.
+type Proxy struct {
+	listener net.Listener
+	group    sync.WaitGroup
+
+	mu          sync.Mutex // guards all below
+	changed     *sync.Cond // of mu
+	target      string
+	closed      bool
+	partitioned bool
+	links       map[*link]struct{}
+	accepted    int
+}
+
+// link is a connection through a proxy.
+type link struct {
+	ends   []net.Conn
+	frozen bool
+}
+
+// ProxyStats counts connections.
+type ProxyStats struct {
+	// Accepted is the number of connections so far, rejected ones included.
+	Accepted int
+	// Alive and Frozen are the open ones that carry data, and those that never will again.
+	Alive, Frozen int
+}
+
+// NewProxy returns a proxy in front of a TCP address. With an empty target it rejects
+// every connection. It closes with the test.
+func NewProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Proxy{listener: l, target: target, links: make(map[*link]struct{})}
+	p.changed = sync.NewCond(&p.mu)
+	p.group.Go(p.accept)
+	t.Cleanup(func() {
+		_ = l.Close()
+		p.update(func() { p.closed = true })
+		p.Cut()
+		p.group.Wait()
+	})
+	return p
+}
+
+// Addr returns the address that clients connect to.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// Retarget leads new connections to another address; an empty one rejects them.
+func (p *Proxy) Retarget(target string) { p.update(func() { p.target = target }) }
+
+// Cut closes all connections.
+func (p *Proxy) Cut() {
+	p.update(func() {
+		for l := range p.links {
+			l.close()
+		}
+	})
+}
+
+// Freeze makes the open connections carry no data any more, without closing them. New
+// connections work.
+func (p *Proxy) Freeze() { p.update(p.freeze) }
+
+func (p *Proxy) freeze() {
+	for l := range p.links {
+		l.frozen = true
+	}
+}
+
+// Partition does what Freeze does, and holds the data of new connections until Heal.
+func (p *Proxy) Partition() {
+	p.update(func() {
+		p.freeze()
+		p.partitioned = true
+	})
+}
+
+// Heal ends a Partition. Connections that it froze stay frozen.
+func (p *Proxy) Heal() { p.update(func() { p.partitioned = false }) }
+
+// Stats returns the counts so far.
+func (p *Proxy) Stats() ProxyStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := ProxyStats{Accepted: p.accepted}
+	for l := range p.links {
+		if l.frozen {
+			s.Frozen++
+		} else {
+			s.Alive++
+		}
+	}
+	return s
+}
+
+func (p *Proxy) update(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+	p.changed.Broadcast()
+}
+
+func (p *Proxy) accept() {
+	for {
+		in, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		l := &link{ends: []net.Conn{in}}
+		var target string
+		p.update(func() {
+			p.accepted++
+			p.links[l] = struct{}{}
+			target = p.target
+		})
+		p.group.Go(func() {
+			p.connect(l, target)
+			p.update(func() { delete(p.links, l) })
+		})
+	}
+}
+
+// connect copies data between a link and its target until one of them closes.
+func (p *Proxy) connect(l *link, target string) {
+	in := l.ends[0]
+	defer func() { _ = in.Close() }()
+	if target == "" {
+		return
+	}
+	out, err := new(net.Dialer).DialContext(context.Background(), "tcp", target)
+	if err != nil {
+		return
+	}
+	p.update(func() {
+		l.ends = append(l.ends, out)
+		if p.closed {
+			l.close()
+		}
+	})
+	var copies sync.WaitGroup
+	copies.Go(func() { p.copy(l, out, in) })
+	copies.Go(func() { p.copy(l, in, out) })
+	copies.Wait()
+}
+
+func (l *link) close() {
+	for _, c := range l.ends {
+		_ = c.Close()
+	}
+}
+
+// copy copies from one end to the other. It reads on, and discards, what a frozen link
+// receives: the sender must not notice.
+func (p *Proxy) copy(l *link, to, from net.Conn) {
+	defer func() {
+		_ = to.Close()
+		_ = from.Close()
+	}()
+	b := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(b)
+		if n > 0 {
+			if !p.passes(l) {
+				_, _ = io.Copy(io.Discard, from)
+				return
+			}
+			if _, err := to.Write(b[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// passes waits for the end of a partition, and reports whether the link carries data.
+func (p *Proxy) passes(l *link) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.partitioned && !l.frozen && !p.closed {
+		p.changed.Wait()
+	}
+	return !l.frozen && !p.closed
+}
