@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log"
-	"net"
 	"os"
 	"path/filepath"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -15,10 +13,8 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // plain is how the examples call their server: without TLS.
@@ -27,43 +23,27 @@ func plain() grpc.DialOption { return grpc.WithTransportCredentials(insecure.New
 // kvcast is a server in this process, which other programs have as `kvcast serve`.
 type kvcast struct {
 	Addr     string
-	pipeline *pipeline.Pipeline
-	server   *server.Server
+	instance *harness.Instance
 }
 
 func startKvcast() *kvcast {
-	j := journal.NewMemory(journal.Config{})
-	p, err := pipeline.New(pipeline.Config{MaxBlocks: 128}, j)
+	i, err := harness.NewInstance(harness.InstanceConfig{})
 	if err != nil {
 		log.Fatal(err)
 	}
-	s, err := server.New(server.Config{}, j, p)
-	if err != nil {
-		log.Fatal(err)
-	}
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		log.Fatal(err)
-	}
-	go func() {
-		if err := s.Serve(l); err != nil {
-			log.Fatal(err)
-		}
-	}()
-	s.StartServing()
-	return &kvcast{Addr: l.Addr().String(), pipeline: p, server: s}
+	return &kvcast{Addr: i.Target, instance: i}
 }
 
-// Engine adds a worker, and returns what is called with its engine's batches.
+// Engine adds a worker, and returns a function that writes a batch of its engine.
 func (k *kvcast) Engine(name string) func(...wire.Event) {
-	lane := k.pipeline.AddWorker(feed.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
-	return func(events ...wire.Event) { lane.Batch(&feed.Batch{Events: events}) }
+	k.instance.AddWorker(feed.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
+	return func(events ...wire.Event) { k.instance.Batch(name, events...) }
 }
 
 func (k *kvcast) Stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	k.server.Shutdown(ctx)
+	if err := k.instance.Stop(); err != nil {
+		log.Fatal(err)
+	}
 }
 
 // prompt is a store of the blocks of a prompt, 4 tokens each, whose names begin at a

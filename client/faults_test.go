@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // lively is a server that says Progress soon.
@@ -20,13 +21,13 @@ func lively() server.Config { return server.Config{ProgressInterval: 20 * time.M
 
 func TestCutsAreResumed(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(1, 1))
 	h.churn(rng, 100)
-	f := follow(t, p.addr(), quick())
+	f := follow(t, p.Addr(), quick())
 	for range 20 {
 		h.churn(rng, 50)
-		p.cut()
+		p.Cut()
 		h.churn(rng, 50)
 		f.reach(h)
 		f.prove()
@@ -39,7 +40,7 @@ func TestCutsAreResumed(t *testing.T) {
 // TestCutsWithinSnapshots cuts at random, in snapshots of many messages, too.
 func TestCutsWithinSnapshots(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(2, 2))
 	for n := range uint64(100) { // some MB
 		blocks := make([]uint64, 1000)
@@ -48,12 +49,12 @@ func TestCutsWithinSnapshots(t *testing.T) {
 		}
 		h.batch("large", storing(0, blocks...))
 	}
-	f := follow(t, p.addr(), quick())
+	f := follow(t, p.Addr(), quick())
 	for range 30 {
-		accepted := p.connections()
-		f.await("another connection", func() bool { h.churn(rng, 1); return p.connections() > accepted || f.view.Status().Live })
+		accepted := p.Stats().Accepted
+		f.await("another connection", func() bool { h.churn(rng, 1); return p.Stats().Accepted > accepted || f.view.Status().Live })
 		h.churn(rng, 20)
-		p.cut()
+		p.Cut()
 	}
 	f.reach(h)
 	f.prove()
@@ -61,17 +62,17 @@ func TestCutsWithinSnapshots(t *testing.T) {
 
 func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(3, 3))
 	h.churn(rng, 200)
-	f := follow(t, p.addr(), quick())
+	f := follow(t, p.Addr(), quick())
 	f.reach(h)
 	for range 3 { // killed, and another one in its place
-		p.to("")
-		p.cut()
+		p.Retarget("")
+		p.Cut()
 		h = start(t, lively(), journal.Config{})
 		h.churn(rng, 100)
-		p.to(h.addr)
+		p.Retarget(h.Target)
 		f.reach(h)
 		f.prove()
 	}
@@ -82,36 +83,38 @@ func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
 
 func TestAServerThatShutsDownIsFollowedToItsEnd(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(4, 4))
 	h.churn(rng, 200)
-	f := follow(t, p.addr(), quick())
+	f := follow(t, p.Addr(), quick())
 	f.await("a snapshot", func() bool { return f.view.Status().Ready })
 	h.churn(rng, 500)
-	p.to("")
-	h.stop()
+	p.Retarget("")
+	if err := h.Stop(); err != nil {
+		t.Fatal(err)
+	}
 	f.reach(h)
 	next := start(t, lively(), journal.Config{})
 	next.churn(rng, 10)
-	p.to(next.addr)
+	p.Retarget(next.Target)
 	f.reach(next)
 }
 
 func TestWhatWasCompactedMeanwhileIsReplacedByASnapshot(t *testing.T) {
 	small := journal.Config{MaxBytes: 64 << 10}
 	h := start(t, lively(), small)
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(5, 5))
 	h.churn(rng, 50)
-	f, strict := follow(t, p.addr(), quick()), quick()
+	f, strict := follow(t, p.Addr(), quick()), quick()
 	strict.GapPolicy = client.GapFail
-	failing := follow(t, p.addr(), strict)
+	failing := follow(t, p.Addr(), strict)
 	f.reach(h)
 	failing.reach(h)
-	p.to("")
-	p.cut()
+	p.Retarget("")
+	p.Cut()
 	h.churn(rng, 3000)
-	p.to(h.addr)
+	p.Retarget(h.Target)
 	f.reach(h)
 	if _, snapshots := f.counts(); snapshots != 2 {
 		t.Errorf("%d snapshots, want 2", snapshots)
@@ -128,12 +131,12 @@ func TestAnotherEpochEndsWhoMayNotBeginAnew(t *testing.T) {
 	cfg := quick()
 	cfg.GapPolicy, cfg.Start = client.GapFail, client.After(client.Position{Epoch: "another", Seq: 3})
 	var e *client.Error
-	if err := follow(t, h.addr, cfg).ended(); !errors.As(err, &e) || e.Reason != client.ReasonEpochMismatch || e.Epoch != h.journal.Bounds().Epoch {
+	if err := follow(t, h.Target, cfg).ended(); !errors.As(err, &e) || e.Reason != client.ReasonEpochMismatch || e.Epoch != h.Journal.Bounds().Epoch {
 		t.Errorf("got %v, want EPOCH_MISMATCH", err)
 	}
 	cfg = quick()
 	cfg.Start = client.AfterSeq(1 << 40)
-	if err := follow(t, h.addr, cfg).ended(); !errors.As(err, &e) || e.Reason != client.ReasonPositionAhead {
+	if err := follow(t, h.Target, cfg).ended(); !errors.As(err, &e) || e.Reason != client.ReasonPositionAhead {
 		t.Errorf("got %v, want POSITION_AHEAD", err)
 	}
 }
@@ -142,15 +145,15 @@ func TestAnotherEpochEndsWhoMayNotBeginAnew(t *testing.T) {
 // does not say so.
 func TestAConnectionThatIsDeadIsReplaced(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(7, 7))
 	h.churn(rng, 100)
 	cfg := quick()
 	cfg.IdleTimeout = 2 * time.Second
-	f := follow(t, p.addr(), cfg)
+	f := follow(t, p.Addr(), cfg)
 	f.reach(h)
 	for range 3 {
-		p.freeze()
+		p.Freeze()
 		h.churn(rng, 100)
 		f.reach(h)
 	}
@@ -167,7 +170,7 @@ func TestAStoredPositionIsResumedFrom(t *testing.T) {
 	h.churn(rng, 50)
 	var text string
 	seqs := make(map[uint64]int)
-	c := dial(t, h.addr)
+	c := dial(t, h.Target)
 	for run := range 10 {
 		var at client.Position
 		if err := at.UnmarshalText([]byte(text)); err != nil {
@@ -189,12 +192,12 @@ func TestAStoredPositionIsResumedFrom(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if text = string(b); u.Position.Seq == h.journal.Bounds().Newest {
+			if text = string(b); u.Position.Seq == h.Journal.Bounds().Newest {
 				break
 			}
 		}
 	}
-	newest := h.journal.Bounds().Newest
+	newest := h.Journal.Bounds().Newest
 	for seq := uint64(1); seq <= newest; seq++ {
 		if seqs[seq] != 1 {
 			t.Fatalf("entry %d came %d times", seq, seqs[seq])
@@ -209,10 +212,10 @@ func TestAStoredPositionIsResumedFrom(t *testing.T) {
 // owner closes it.
 func TestOverAConnectionOfTheCallers(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
-	p := newProxy(t, h.addr)
+	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(9, 9))
 	h.churn(rng, 50)
-	conn, err := grpc.NewClient(p.addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(p.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,10 +238,10 @@ func TestOverAConnectionOfTheCallers(t *testing.T) {
 			}
 			last = e.GetSeq()
 		}
-		if last < h.journal.Bounds().Newest {
+		if last < h.Journal.Bounds().Newest {
 			continue
 		}
-		if p.cut(); interruptions == 2 {
+		if p.Cut(); interruptions == 2 {
 			if err := conn.Close(); err != nil {
 				t.Fatal(err)
 			}

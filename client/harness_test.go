@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -18,71 +17,31 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-// patience is how long a test waits for what has to come.
-const patience = 2 * time.Minute
-
-// harness is a kvcast without engines: a test is what it reads.
-type harness struct {
-	t        *testing.T
-	journal  *journal.Memory
-	pipeline *pipeline.Pipeline
-	server   *server.Server
-	addr     string
-	lanes    map[string]feed.Lane
-	batches  int64
-	once     sync.Once
-	served   chan error
+// fixture is an instance whose engines' batches the test writes.
+type fixture struct {
+	*harness.Instance
+	t *testing.T
 }
 
 // start starts a server, with a journal and so an epoch of its own.
-func start(t *testing.T, cfg server.Config, jcfg journal.Config) *harness {
+func start(t *testing.T, cfg server.Config, jcfg journal.Config) *fixture {
 	t.Helper()
-	h := &harness{t: t, journal: journal.NewMemory(jcfg), lanes: make(map[string]feed.Lane), served: make(chan error, 1)}
-	var err error
-	if h.pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, h.journal); err != nil {
-		t.Fatal(err)
-	}
-	if h.server, err = server.New(cfg, h.journal, h.pipeline); err != nil {
-		t.Fatal(err)
-	}
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.addr = l.Addr().String()
-	go func() { h.served <- h.server.Serve(l) }()
-	h.server.StartServing()
-	t.Cleanup(h.stop)
-	return h
+	return &fixture{harness.StartInstance(t, harness.InstanceConfig{Server: cfg, Journal: jcfg}), t}
 }
 
-// stop shuts the server down, in good order.
-func (h *harness) stop() {
-	h.once.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		h.server.Shutdown(ctx)
-		if err := <-h.served; err != nil {
-			h.t.Errorf("serve: %v", err)
-		}
-	})
-}
-
-// batch is a batch of a worker's engine, which comes to an entry.
-func (h *harness) batch(worker string, events ...wire.Event) {
-	lane := h.lanes[worker]
-	if lane == nil {
-		lane = h.pipeline.AddWorker(feed.Worker{Name: worker, Model: "m", BlockSize: 16})
-		h.lanes[worker] = lane
+// batch writes a batch of a worker's engine, which becomes an entry. The first one adds
+// the worker.
+func (h *fixture) batch(worker string, events ...wire.Event) {
+	if h.Lane(worker) == nil {
+		h.AddWorker(feed.Worker{Name: worker, Model: "m", BlockSize: 16})
 	}
-	h.batches++
-	lane.Batch(&feed.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
+	h.Batch(worker, events...)
 }
 
 // storing is an event that stores blocks after a parent; 0 is none.
@@ -94,7 +53,7 @@ func storing(parent uint64, blocks ...uint64) wire.Event {
 }
 
 // churn lets engines store, remove and clear, so many batches.
-func (h *harness) churn(rng *rand.Rand, batches int) {
+func (h *fixture) churn(rng *rand.Rand, batches int) {
 	for range batches {
 		worker := fmt.Sprintf("w%d", rng.IntN(3))
 		block := func() uint64 { return rng.Uint64N(200) + 1 }
@@ -232,9 +191,9 @@ func (f *follower) update(u client.Update) error {
 
 // reach waits until the View is where a server's journal ends, and compares it with
 // what the server holds, and with what the checker made of the same messages.
-func (f *follower) reach(h *harness) {
+func (f *follower) reach(h *fixture) {
 	f.t.Helper()
-	b := h.journal.Bounds()
+	b := h.Journal.Bounds()
 	f.await(fmt.Sprintf("position %s:%d", b.Epoch, b.Newest), func() bool {
 		at := f.view.Status().Position
 		return at.Epoch == b.Epoch && at.Seq >= b.Newest
@@ -246,7 +205,7 @@ func (f *follower) reach(h *harness) {
 	if err := m.difference(f.view); err != nil {
 		f.t.Fatalf("the view is not the checker's: %v", err)
 	}
-	for _, status := range h.pipeline.Status(func(string, string) bool { return true }) {
+	for _, status := range h.Pipeline.Status(func(string, string) bool { return true }) {
 		w, ok := f.view.Worker(status.GetName())
 		for _, r := range status.GetRanks() {
 			for _, tier := range r.GetBlocks() {
@@ -261,7 +220,7 @@ func (f *follower) reach(h *harness) {
 // await waits until something holds of the View.
 func (f *follower) await(what string, holds func() bool) {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
 	defer cancel()
 	ended := context.AfterFunc(ctx, func() {})
 	defer ended()
@@ -287,7 +246,7 @@ func (f *follower) ended() error {
 	f.t.Helper()
 	select {
 	case <-f.done:
-	case <-time.After(patience):
+	case <-time.After(harness.Timeout):
 		f.t.Fatal("the subscription does not end")
 	}
 	f.mu.Lock()

@@ -2,54 +2,26 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"net"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline"
-	"github.com/kvcast/kvcast/server"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // serve starts a server with a worker that holds two blocks of four tokens.
 func serve(t *testing.T) (addr string) {
 	t.Helper()
-	j := journal.NewMemory(journal.Config{})
-	p, err := pipeline.New(pipeline.Config{MaxBlocks: 128}, j)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := server.New(server.Config{}, j, p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(l) }()
-	s.StartServing()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-		defer cancel()
-		s.Shutdown(ctx)
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	})
-	lane := p.AddWorker(feed.Worker{Name: "vllm-0", Model: "m", BlockSize: 4, Endpoint: "10.0.0.5:8000"})
-	lane.Batch(&feed.Batch{Events: []wire.Event{{
+	i := harness.StartInstance(t, harness.InstanceConfig{})
+	i.AddWorker(feed.Worker{Name: "vllm-0", Model: "m", BlockSize: 4, Endpoint: "10.0.0.5:8000"})
+	i.Batch("vllm-0", wire.Event{
 		Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, BlockHashes: []uint64{10, 11},
 		TokensHashes: client.TokensHashes([]uint32{1, 2, 3, 4, 5, 6, 7, 8}, 4, "", ""),
-	}}})
-	return l.Addr().String()
+	})
+	return i.Target
 }
 
 func TestFollow(t *testing.T) {
@@ -68,8 +40,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestTheGuideHasTheProgram keeps what stands there what is tested here.
-func TestTheGuideHasTheProgram(t *testing.T) {
+// TestGuideShowsTheProgram keeps the program in docs/client.md equal to the one tested here.
+func TestGuideShowsTheProgram(t *testing.T) {
 	program, err := os.ReadFile("main.go")
 	if err != nil {
 		t.Fatal(err)
