@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -10,67 +11,62 @@ import (
 
 // Defaults and limits of a Config.
 const (
-	// DefaultIdleTimeout is three times what a server waits by default before it says
-	// Progress.
+	// DefaultIdleTimeout is three times the server's default progress interval.
 	DefaultIdleTimeout = 30 * time.Second
-	// IdleIntervals is how many times as long as a server says it is silent at most a
-	// client waits that has no IdleTimeout, but LeastIdleTimeout at least.
+	// IdleIntervals times the progress interval that the server announces is the idle
+	// timeout if the Config has none, but at least LeastIdleTimeout.
 	IdleIntervals    = 3
 	LeastIdleTimeout = 5 * time.Second
-	// MinIdleTimeout is the shortest IdleTimeout.
+	// MinIdleTimeout is the shortest IdleTimeout allowed.
 	MinIdleTimeout = 10 * time.Millisecond
 	// DefaultBackoffMin and DefaultBackoffMax are what the contract asks of clients.
 	DefaultBackoffMin = time.Second
 	DefaultBackoffMax = 30 * time.Second
-	// MaxRetryDelay bounds what a server may ask for with RetryInfo.
+	// MaxRetryDelay bounds the delay that a server may request with RetryInfo.
 	MaxRetryDelay = 5 * time.Minute
 )
 
-// GapPolicy is what to do where the stream can not go on from the position.
+// GapPolicy is what happens when the stream cannot continue after the position.
 type GapPolicy uint8
 
 const (
-	// GapSnapshot begins anew with a snapshot, and tells so.
+	// GapSnapshot continues with a snapshot.
 	GapSnapshot GapPolicy = iota
 	// GapFail ends the subscription: with an *Error whose reason is
 	// ReasonPositionCompacted or ReasonEpochMismatch, or with a *ViolationError.
 	GapFail
 )
 
-// Config is a subscription. The zero value follows everything from a snapshot.
+// Config of a subscription. The zero value subscribes to everything, starting with a snapshot.
 type Config struct {
-	// Start is where to begin: FromSnapshot unless set.
+	// Start is where the subscription starts; default FromSnapshot.
 	Start Start
-	// Filter narrows the stream; nil means everything. It is copied.
+	// Filter selects a part of the stream; nil selects all. It is copied.
 	Filter *kvcastv1.Filter
-	// GapPolicy is what to do where the position is no longer retained, where the
-	// journal was lost, or where what comes is not to be trusted.
+	// GapPolicy applies when the position is not retained any more, the journal was lost,
+	// or a stream violates the contract.
 	GapPolicy GapPolicy
-	// IdleTimeout is how long nothing may come, connecting included, before the
-	// connection is given up and another made. Unless set it is IdleIntervals times
-	// what the server says it is silent at most (its --subscribers-progress, 10 s by
-	// default), and until it has said so DefaultIdleTimeout. One that is set has to be
-	// some times as long as well; MinIdleTimeout at least. Negative means for ever. The
-	// time that the caller takes for an update does not count.
+	// IdleTimeout is how long to wait for a message, connecting included, before the stream is replaced; at
+	// least MinIdleTimeout, and it should be several progress intervals of the server (--subscribers-progress,
+	// 10 s by default). Negative: no limit. Default: IdleIntervals times the interval that the server
+	// announces, DefaultIdleTimeout before it has. The time that the caller spends on an update does not count.
 	IdleTimeout time.Duration
-	// BackoffMin and BackoffMax bound the wait before another stream, which doubles
-	// with each that fails, and is shortened by up to a half at random so that many
-	// clients do not come back at once. A server that asks for more, with RetryInfo,
-	// gets it, up to MaxRetryDelay. DefaultBackoffMin and DefaultBackoffMax unless
-	// set.
+	// BackoffMin and BackoffMax bound the wait before another stream. It doubles with each failure, and up to a
+	// half is subtracted at random. If the server requests a longer delay with RetryInfo, that applies, up to
+	// MaxRetryDelay. Defaults: DefaultBackoffMin and DefaultBackoffMax.
 	BackoffMin, BackoffMax time.Duration
-	// Digests asks the server to prove a View from time to time: see
-	// View.Apply. A server that can not is followed without, which is logged.
+	// Digests requests digests from the server, with which View.Apply verifies its state. If
+	// the server does not support them, this is logged and the stream continues without.
 	Digests bool
-	// Logger gets a line for each stream that begins or ends; nil discards them.
+	// Logger receives a record for each stream that starts or ends; nil: none.
 	Logger *slog.Logger
 }
 
-// ConfigError is a field of a Config that holds what it must not.
+// ConfigError is an invalid field of a Config.
 type ConfigError struct {
-	// Field is its name.
+	// Field is the field's name.
 	Field string
-	// Problem is what it holds, and what is allowed.
+	// Problem is the field's value and what is allowed.
 	Problem string
 }
 
@@ -78,17 +74,11 @@ func (e *ConfigError) Error() string { return fmt.Sprintf("check config: %s %s",
 
 // withDefaults returns the config with its defaults, or a *ConfigError.
 func (c Config) withDefaults() (Config, error) {
-	for _, d := range []struct {
-		field *time.Duration
-		value time.Duration
-	}{{&c.BackoffMin, DefaultBackoffMin}, {&c.BackoffMax, max(DefaultBackoffMax, c.BackoffMin)}} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
-	}
+	c.BackoffMin = cmp.Or(c.BackoffMin, DefaultBackoffMin)
+	c.BackoffMax = cmp.Or(c.BackoffMax, max(DefaultBackoffMax, c.BackoffMin))
 	switch {
 	case c.IdleTimeout > 0 && c.IdleTimeout < MinIdleTimeout:
-		return c, &ConfigError{"IdleTimeout", fmt.Sprintf("is %v: want %v or more, or a negative one for ever", c.IdleTimeout, MinIdleTimeout)}
+		return c, &ConfigError{"IdleTimeout", fmt.Sprintf("is %v: want %v or more, or a negative one for no limit", c.IdleTimeout, MinIdleTimeout)}
 	case c.BackoffMin < 0:
 		return c, &ConfigError{"BackoffMin", fmt.Sprintf("is %v: want more than 0", c.BackoffMin)}
 	case c.BackoffMax < c.BackoffMin:

@@ -11,40 +11,38 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Reasons that a server gives for an Error; the contract lists them all.
+// Reasons of an Error. The contract lists all.
 const (
 	ReasonPositionCompacted = "POSITION_COMPACTED"
 	ReasonPositionAhead     = "POSITION_AHEAD"
 	ReasonEpochMismatch     = "EPOCH_MISMATCH"
 )
 
-// errorDomain is the domain of the server's reasons.
+// errorDomain is the domain of the server's ErrorInfo.
 const errorDomain = "kvcast"
 
 var (
-	// ErrIdle is why a stream was given up over which nothing came for the
-	// IdleTimeout.
-	ErrIdle = errors.New("nothing came for the idle timeout")
-	// ErrEnded is why a stream is replaced that the server ended without an error.
+	// ErrIdle interrupts a stream without messages for the IdleTimeout.
+	ErrIdle = errors.New("no message was received within the idle timeout")
+	// ErrEnded interrupts a stream that the server ended without an error.
 	ErrEnded = errors.New("the server ended the stream")
-	// ErrConnClosed ends a subscription over a connection that its owner has closed.
+	// ErrConnClosed ends a subscription whose connection was closed by its owner.
 	ErrConnClosed = errors.New("the connection was closed by its owner")
 )
 
-// Error is a status that a server ended a stream with.
+// Error is the status with which a stream ended.
 type Error struct {
 	// Code is the gRPC code.
 	Code codes.Code
-	// Reason is one of the contract's; empty where something else than a kvcast
-	// server answered, or none did.
+	// Reason is one of the contract's; empty if the error is not from a kvcast server.
 	Reason string
 	// Message says what is wrong and what to do.
 	Message string
-	// Epoch, Oldest and Newest are the server's journal; empty and 0 where Reason is
-	// empty, and where the server told nothing of it, as in UNAUTHENTICATED.
+	// Epoch, Oldest and Newest describe the server's journal; empty and 0 if the error does
+	// not, as for UNAUTHENTICATED.
 	Epoch          string
 	Oldest, Newest uint64
-	// RetryAfter is how long the server asks to wait; 0 where it does not.
+	// RetryAfter is the delay that the server requests; 0: none.
 	RetryAfter time.Duration
 
 	status *status.Status
@@ -57,10 +55,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.Code, e.Message)
 }
 
-// GRPCStatus is what status.FromError finds.
+// GRPCStatus returns the status, for status.FromError.
 func (e *Error) GRPCStatus() *status.Status { return e.status }
 
-// newError makes an Error of what a gRPC call failed with.
+// newError returns the Error for an error of a gRPC call.
 func newError(err error) *Error {
 	s := status.Convert(err)
 	e := &Error{Code: s.Code(), Message: s.Message(), status: s}
@@ -71,7 +69,7 @@ func newError(err error) *Error {
 				continue
 			}
 			e.Reason, e.Epoch = d.GetReason(), d.GetMetadata()["epoch"]
-			// What is not a number is not known, which is 0.
+			// 0 if it is not a number.
 			e.Oldest, _ = strconv.ParseUint(d.GetMetadata()["oldest"], 10, 64)
 			e.Newest, _ = strconv.ParseUint(d.GetMetadata()["newest"], 10, 64)
 		case *errdetails.RetryInfo:
@@ -81,7 +79,7 @@ func newError(err error) *Error {
 	return e
 }
 
-// permanent tells that asking again would get the same answer.
+// permanent reports whether a retry would fail in the same way.
 func (e *Error) permanent() bool {
 	switch e.Code {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented,
@@ -92,21 +90,20 @@ func (e *Error) permanent() bool {
 	}
 }
 
-// gone tells that a snapshot can take the place of what was asked for.
-func (e *Error) gone() bool {
+// positionLost reports whether a snapshot can replace the entries after the position.
+func (e *Error) positionLost() bool {
 	return e.Reason == ReasonPositionCompacted || e.Reason == ReasonEpochMismatch
 }
 
-// ViolationError is a stream that was not what the contract says: a message is
-// missing, came twice, or is of another place. What it found wrong was not
-// delivered.
+// ViolationError is a violation of the contract by a stream, such as a missing or duplicate
+// message. The message that violates it was not delivered.
 type ViolationError struct {
-	// At is the last position that is known to be right.
+	// At is the last valid position.
 	At Position
-	// What is wrong.
+	// What is the violation.
 	What string
 }
 
 func (e *ViolationError) Error() string {
-	return fmt.Sprintf("the stream is not to be trusted after %v: %s", e.At, e.What)
+	return fmt.Sprintf("the stream violates the contract after %v: %s", e.At, e.What)
 }

@@ -1,8 +1,8 @@
 package client
 
 // Indexed returns how many sequence hashes are in a View's index.
-func Indexed(v *View) int { return v.now.held.n }
+func Indexed(v *View) int { return v.state.index.n }
 
-// Holders returns how many ranks a View had at most at a time, those included that were
-// retired and not yet swept.
-func Holders(v *View) int { return len(v.now.ranks) }
+// Holders returns the largest number of ranks that a View had at a time, including retired
+// ranks that were not swept yet.
+func Holders(v *View) int { return len(v.state.ranks) }

@@ -1,12 +1,13 @@
 package client
 
 import (
+	"cmp"
 	"hash/maphash"
 	"slices"
 	"unsafe"
 )
 
-// tiers is a set of tiers: bit 0 is the device.
+// tiers is a set of tiers. Bit 0 is the device.
 type tiers uint8
 
 const (
@@ -14,83 +15,92 @@ const (
 	allTiers = tiers(1<<numTiers - 1)
 )
 
-// member is a holder of a block, one of 1<<28 at most, and the tiers that it holds it
-// in.
+// member is a holder of a block, below 1<<28, and the tiers in which it holds the block.
 type member uint32
 
 func newMember(holder uint32, t tiers) member { return member(holder)<<numTiers | member(t) }
 func (m member) holder() uint32               { return uint32(m >> numTiers) }
 func (m member) tiers() tiers                 { return tiers(m) & allTiers }
 
-// holders is who holds a block: 0 for nobody, a member where it is one, and a set's
-// number with setBit where they are several. Equal holders have equal numbers, which
-// is how a prefix that many share is matched a block after the other without a look
-// at each of them.
+// findMember returns the index of a holder in ascending members, or where to insert it.
+func findMember(members []member, holder uint32) (_ int, found bool) {
+	return slices.BinarySearchFunc(members, holder, func(m member, holder uint32) int { return cmp.Compare(m.holder(), holder) })
+}
+
+// tiersOf returns the tiers in which a holder holds a block.
+func tiersOf(members []member, holder uint32) tiers {
+	if i, ok := findMember(members, holder); ok {
+		return members[i].tiers()
+	}
+	return 0
+}
+
+// holders are the holders of a block: 0 for none, a member for one, and the number of a set
+// with setBit for several. Equal holders have equal values, so that the blocks of a shared
+// prefix are matched without looking at each holder.
 type holders uint64
 
 const setBit holders = 1 << 63
 
-// sets are the sets of several holders that blocks have, each kept once.
+// sets are the distinct sets of several holders, with reference counts.
 type sets struct {
-	seed  maphash.Seed
-	all   []holderSet
-	free  []uint32 // numbers of sets that no block has
-	known map[uint64]uint32
-	room  []member
-	one   [1]member
+	seed    maphash.Seed
+	all     []holderSet
+	free    []uint32 // unused numbers
+	byHash  map[uint64]uint32
+	scratch []member
+	single  [1]member
 }
 
 type holderSet struct {
-	members []member // ascending, each holder once
-	blocks  int      // that have it
+	members []member // ascending by holder
+	blocks  int      // references
 	hash    uint64
 }
 
 func newSets() *sets {
-	return &sets{seed: maphash.MakeSeed(), known: make(map[uint64]uint32)}
+	return &sets{seed: maphash.MakeSeed(), byHash: make(map[uint64]uint32)}
 }
 
-// members lists holders, ascending, into room where they are one. They are to be
-// read, until the next change.
-func (s *sets) members(h holders, room *[1]member) []member {
+// members returns the ascending members of holders, in buf if there is one. They are valid
+// until the next change and must not be modified.
+func (s *sets) members(h holders, buf *[1]member) []member {
 	switch {
 	case h == 0:
 		return nil
 	case h&setBit == 0:
-		room[0] = member(h)
-		return room[:]
+		buf[0] = member(h)
+		return buf[:]
 	}
 	return s.all[uint32(h)].members
 }
 
-// change adds tiers of a holder, and takes others from it. The block's holders
-// become what is returned, and those given are no longer its.
+// change removes and adds tiers of one holder of a block. It replaces the reference to h by
+// one to the holders that it returns.
 func (s *sets) change(h holders, holder uint32, add, remove tiers) holders {
-	s.room = append(s.room[:0], s.members(h, &s.one)...)
-	now := s.room
-	i, found := slices.BinarySearchFunc(now, holder, func(m member, holder uint32) int {
-		return int(m.holder()) - int(holder)
-	})
+	s.scratch = append(s.scratch[:0], s.members(h, &s.single)...)
+	members := s.scratch
+	i, found := findMember(members, holder)
 	var t tiers
 	if found {
-		t = now[i].tiers()
+		t = members[i].tiers()
 	}
 	switch t = t&^remove | add; {
 	case found && t != 0:
-		now[i] = newMember(holder, t)
+		members[i] = newMember(holder, t)
 	case found:
-		now = slices.Delete(now, i, i+1)
+		members = slices.Delete(members, i, i+1)
 	case t != 0:
-		now = slices.Insert(now, i, newMember(holder, t))
+		members = slices.Insert(members, i, newMember(holder, t))
 	}
-	s.room = now
-	out := s.take(now)
-	s.drop(h)
+	s.scratch = members
+	out := s.reference(members)
+	s.release(h)
 	return out
 }
 
-// take returns the holders that these members are, for one more block.
-func (s *sets) take(members []member) holders {
+// reference returns the holders with these members, with one more reference.
+func (s *sets) reference(members []member) holders {
 	switch len(members) {
 	case 0:
 		return 0
@@ -99,7 +109,7 @@ func (s *sets) take(members []member) holders {
 	}
 	h := maphash.Bytes(s.seed, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(members))), 4*len(members)))
 	for {
-		id, ok := s.known[h]
+		id, ok := s.byHash[h]
 		if !ok {
 			break
 		}
@@ -116,12 +126,12 @@ func (s *sets) take(members []member) holders {
 		s.all = append(s.all, holderSet{})
 	}
 	s.all[id] = holderSet{members: slices.Clone(members), blocks: 1, hash: h}
-	s.known[h] = id
+	s.byHash[h] = id
 	return setBit | holders(id)
 }
 
-// drop takes a block from holders.
-func (s *sets) drop(h holders) {
+// release removes a reference to holders.
+func (s *sets) release(h holders) {
 	if h&setBit == 0 {
 		return
 	}
@@ -130,7 +140,7 @@ func (s *sets) drop(h holders) {
 	if set.blocks--; set.blocks > 0 {
 		return
 	}
-	delete(s.known, set.hash)
+	delete(s.byHash, set.hash)
 	*set = holderSet{}
 	s.free = append(s.free, id)
 }

@@ -8,34 +8,27 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Position is a point in the stream: everything up to and with the entry Seq has
-// been applied. The zero Position is none.
-//
-// A position is good for the filter that it was got with.
+// Position is a point in the stream: all entries up to and including Seq are applied. It is
+// only valid with the filter of its subscription. The zero Position means none.
 type Position struct {
-	// Epoch is the random name of the journal's life; empty means whichever the
-	// server has, which does not notice that the journal was lost.
+	// Epoch is the random name of the journal's history. Empty means the server's current
+	// epoch; the loss of a journal then goes unnoticed.
 	Epoch string
-	// Seq is the number of the last entry applied; 0 is before the first.
+	// Seq is the number of the last entry applied; 0 is before the first entry.
 	Seq uint64
 }
 
-// IsZero tells that the position is none.
+// IsZero reports whether the position is none.
 func (p Position) IsZero() bool { return p == Position{} }
 
-// String writes the position as ParsePosition reads it, and as kvcast's --after
-// takes it: EPOCH:SEQ.
+// String returns EPOCH:SEQ, which ParsePosition and kvcast's --after accept.
 func (p Position) String() string { return p.Epoch + ":" + strconv.FormatUint(p.Seq, 10) }
 
-// ParsePosition reads what String wrote: EPOCH:SEQ, or :SEQ for an empty epoch.
+// ParsePosition parses EPOCH:SEQ, or :SEQ for an empty epoch.
 func ParsePosition(text string) (Position, error) {
-	// An epoch may hold colons, a seq can not.
-	i := strings.LastIndexByte(text, ':')
-	if i < 0 {
-		return Position{}, fmt.Errorf("parse position: %q is not allowed: want EPOCH:SEQ, or :SEQ", text)
-	}
+	i := strings.LastIndexByte(text, ':') // an epoch may contain colons
 	seq, err := strconv.ParseUint(text[i+1:], 10, 64)
-	if err != nil {
+	if i < 0 || err != nil {
 		return Position{}, fmt.Errorf("parse position: %q is not allowed: want EPOCH:SEQ, or :SEQ", text)
 	}
 	return Position{Epoch: text[:i], Seq: seq}, nil
@@ -49,22 +42,74 @@ func (p Position) MarshalText() ([]byte, error) {
 	return []byte(p.String()), nil
 }
 
-// UnmarshalText implements encoding.TextUnmarshaler. Empty text is the zero
-// Position.
-func (p *Position) UnmarshalText(text []byte) error {
-	if len(text) == 0 {
-		*p = Position{}
-		return nil
-	}
-	parsed, err := ParsePosition(string(text))
-	if err != nil {
-		return err
+// UnmarshalText implements encoding.TextUnmarshaler. Empty text is the zero Position.
+func (p *Position) UnmarshalText(text []byte) (err error) {
+	var parsed Position
+	if len(text) > 0 {
+		if parsed, err = ParsePosition(string(text)); err != nil {
+			return err
+		}
 	}
 	*p = parsed
 	return nil
 }
 
-// Proto returns the position as the contract has it.
+// Proto returns the position as a message of the contract.
 func (p Position) Proto() *kvcastv1.Position {
 	return &kvcastv1.Position{Epoch: p.Epoch, Seq: p.Seq}
+}
+
+// Start is where a subscription starts. The zero Start is FromSnapshot.
+type Start struct {
+	mode  kvcastv1.Accepted_Mode // the mode in which the server accepts it; 0: MODE_SNAPSHOT
+	after Position
+}
+
+// FromSnapshot starts with a snapshot of all workers.
+func FromSnapshot() Start { return Start{} }
+
+// FromLatest starts with the next entry. The existing state is not sent.
+func FromLatest() Start { return Start{mode: kvcastv1.Accepted_MODE_LATEST} }
+
+// FromEarliest starts with the oldest retained entry.
+func FromEarliest() Start { return Start{mode: kvcastv1.Accepted_MODE_EARLIEST} }
+
+// After resumes after a position. After the zero Position, which a caller has stored that
+// never ran, it is FromSnapshot.
+func After(p Position) Start {
+	if p.IsZero() {
+		return FromSnapshot()
+	}
+	return Start{mode: kvcastv1.Accepted_MODE_RESUME, after: p}
+}
+
+// AfterSeq resumes after a seq of the server's current epoch, for use by people who only know
+// the number. 0 is before the first entry.
+func AfterSeq(seq uint64) Start {
+	return Start{mode: kvcastv1.Accepted_MODE_RESUME, after: Position{Seq: seq}}
+}
+
+// isSnapshot reports whether the start is FromSnapshot.
+func (s Start) isSnapshot() bool { return s.acceptedMode() == kvcastv1.Accepted_MODE_SNAPSHOT }
+
+// acceptedMode returns the mode in which the server accepts the start.
+func (s Start) acceptedMode() kvcastv1.Accepted_Mode {
+	if s.mode == kvcastv1.Accepted_MODE_UNSPECIFIED {
+		return kvcastv1.Accepted_MODE_SNAPSHOT
+	}
+	return s.mode
+}
+
+// setOn sets the start of a request.
+func (s Start) setOn(req *kvcastv1.SubscribeRequest) {
+	switch s.mode {
+	case kvcastv1.Accepted_MODE_RESUME:
+		req.Start = &kvcastv1.SubscribeRequest_After{After: s.after.Proto()}
+	case kvcastv1.Accepted_MODE_LATEST:
+		req.Start = &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}
+	case kvcastv1.Accepted_MODE_EARLIEST:
+		req.Start = &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}
+	default:
+		req.Start = &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}
+	}
 }

@@ -2,117 +2,187 @@ package client
 
 import (
 	"math/rand/v2"
-	"slices"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// state is what all workers hold: for each dp rank a table by block hash, and one
-// index by sequence hash over all of them, so that a prompt's block is looked up
-// once for all workers.
+// state is what all workers hold: a table by block hash for each dp rank, and one index by
+// sequence hash over all ranks, so that matching a prompt looks up each block once.
 type state struct {
-	seed    uint64
-	workers map[string]*worker
-	held    *table   // sequence hash to holders
-	sets    *sets    // of the holders
-	ranks   []*rank  // by holder; nil for one that no longer is
-	vacant  []uint32 // holders that may be given out
-	// twins are blocks of one rank and tier with equal sequence hashes, beyond the
-	// first: engines may tell blocks apart by more than their tokens.
-	twins map[twin]int
-	// retired are ranks that were emptied or have left, and are still in the index,
-	// where nobody sees them.
-	retired []*retired
-	applied int // blocks since the last sweep
+	seed        uint64
+	workers     map[string]*worker
+	index       *table   // sequence hash to holders
+	sets        *sets    // of the index's holders
+	ranks       []*rank  // by holder; nil: none or retired
+	freeHolders []uint32 // to be reused
+	// duplicates count the blocks of one rank and tier with equal sequence hashes, beyond the
+	// first. Engines may distinguish blocks by more than their tokens.
+	duplicates map[duplicate]int
+	// retired are removed ranks whose blocks are still in the index, where they are invisible.
+	retired []*retiredRank
+	stored  int // blocks since the last sweep
 }
 
-// worker is what is known of a worker.
+// worker is the state of a worker.
 type worker struct {
-	name  string
-	model string
-	// added is nil where nothing has told that the worker was added.
-	added     *kvcastv1.WorkerAdded
-	blockSize uint32 // 0: not known yet
+	name      string
+	model     string
+	added     *kvcastv1.WorkerAdded // nil: not received
+	blockSize uint32                // 0: unknown
 	ranks     map[uint32]*rank
 }
 
-type twin struct {
+type duplicate struct {
 	seq    uint64
 	holder uint32
 	tier   uint8
 }
 
-type retired struct {
+// retiredRank is a removed rank, and how far its table has been swept.
+type retiredRank struct {
 	rank      *rank
-	seg, slot int // where the sweep is
+	seg, slot int
 }
 
-// indexBits chooses how many segments the index has.
-const indexBits = 10
+const (
+	// indexBits is the logarithm of the number of segments in the index.
+	indexBits = 10
+	// maxSingleClears is how many blocks are removed one by one when a rank is cleared. A
+	// larger rank is replaced, which costs about as much.
+	maxSingleClears = 64
+	// maxRetired is how many retired ranks there may be before an entry sweeps them while it
+	// is applied. One entry may retire any number.
+	maxRetired = 32
+	// minSweep is the least number of slots swept at a time.
+	minSweep = 1024
+)
 
 func newState() *state {
 	seed := rand.Uint64()
 	return &state{
-		seed: seed, workers: make(map[string]*worker), held: newTable(indexBits, seed, false), sets: newSets(),
-		twins: make(map[twin]int),
+		seed: seed, workers: make(map[string]*worker), index: newTable(indexBits, seed, false), sets: newSets(),
+		duplicates: make(map[duplicate]int),
 	}
 }
 
-// index tells that a rank has a sequence hash in some more tiers.
-func (st *state) index(seq uint64, r *rank, add tiers) {
-	now, _ := st.held.get(seq)
-	var room [1]member
-	if both := tiersOf(st.sets.members(holders(now), &room), r.holder) & add; both != 0 {
-		for tier := range uint8(numTiers) {
-			if both&(1<<tier) != 0 {
-				st.twins[twin{seq, r.holder, tier}]++
-			}
-		}
-		if add &^= both; add == 0 {
-			return
-		}
+// applyEntry applies an entry.
+func (st *state) applyEntry(e *kvcastv1.Entry) {
+	for _, ev := range e.GetEvents() {
+		st.applyEvent(e.GetWorker(), e.GetModel(), ev)
 	}
-	st.held.put(seq, uint64(st.sets.change(holders(now), r.holder, add, 0)), 0)
 }
 
-// unindex tells that a rank no longer has a sequence hash in some tiers.
-func (st *state) unindex(seq uint64, r *rank, remove tiers) {
-	if len(st.twins) > 0 {
-		for tier := range uint8(numTiers) {
-			key := twin{seq, r.holder, tier}
-			if n := st.twins[key]; n > 0 && remove&(1<<tier) != 0 {
-				remove &^= 1 << tier
-				if st.twins[key] = n - 1; n == 1 {
-					delete(st.twins, key)
-				}
-			}
-		}
-		if remove == 0 {
-			return
-		}
+// applySnapshotWorker applies a worker of a snapshot.
+func (st *state) applySnapshotWorker(s *kvcastv1.SnapshotWorker) {
+	w := st.addWorker(s.GetWorker(), s.GetAdded())
+	for _, n := range s.GetIncompleteRanks() {
+		st.rank(w, n).incomplete = true
 	}
-	now, ok := st.held.get(seq)
-	if !ok {
+}
+
+// applySnapshotBlocks applies blocks of a snapshot. Since they are in no particular order,
+// the worker keeps the block size of the snapshot.
+func (st *state) applySnapshotBlocks(b *kvcastv1.SnapshotBlocks) {
+	w := st.worker(b.GetWorker(), "")
+	size := w.blockSize
+	for _, ev := range b.GetEvents() {
+		st.applyEvent(b.GetWorker(), "", ev)
+	}
+	if size != 0 {
+		w.blockSize = size
+	}
+}
+
+// applyEvent applies an event of a worker as the contract describes. It ignores events and
+// tiers that this version does not know.
+func (st *state) applyEvent(name, model string, ev *kvcastv1.RouterEvent) {
+	if len(st.retired) > maxRetired {
+		st.sweep()
+	}
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_WorkerAdded:
+		st.addWorker(name, kind.WorkerAdded)
+		return
+	case *kvcastv1.RouterEvent_WorkerRemoved:
+		st.removeWorker(name)
+		return
+	case nil:
 		return
 	}
-	if now = uint64(st.sets.change(holders(now), r.holder, 0, remove)); now == 0 {
-		st.held.remove(seq)
-	} else {
-		st.held.put(seq, now, 0)
+	r := st.rank(st.worker(name, model), ev.GetDpRank())
+	tier, tierKnown := tierIndex(ev.GetTier())
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Stored:
+		if tierKnown {
+			st.applyStored(r, tier, kind.Stored)
+		}
+	case *kvcastv1.RouterEvent_Removed:
+		if tierKnown {
+			for _, h := range kind.Removed.GetBlockHashes() {
+				st.remove(r, tier, h)
+			}
+		}
+	case *kvcastv1.RouterEvent_Cleared:
+		st.applyCleared(r, kind.Cleared)
+	case *kvcastv1.RouterEvent_Gap:
+		r.gaps, r.lastGap, r.incomplete = r.gaps+1, kind.Gap, true
 	}
 }
 
-func tiersOf(members []member, holder uint32) tiers {
-	i, ok := slices.BinarySearchFunc(members, holder, func(m member, holder uint32) int {
-		return int(m.holder()) - int(holder)
-	})
-	if !ok {
-		return 0
-	}
-	return members[i].tiers()
+// tierIndex returns the index of a tier; ok is false for one that this version does not know.
+func tierIndex(t kvcastv1.Tier) (_ int, ok bool) {
+	i := int(t) - 1
+	return i, i >= 0 && i < numTiers
 }
 
-// worker returns a worker, which comes to be where it is not known.
+func (st *state) applyStored(r *rank, tier int, s *kvcastv1.Stored) {
+	if size := s.GetBlockSize(); size != 0 {
+		r.worker.blockSize = size // an engine may restart with another
+	}
+	b := storedBlock{parent: s.GetParentHash(), hasParent: s.ParentHash != nil}
+	tokens := s.GetTokensHashes()
+	for i, h := range s.GetBlockHashes() {
+		b.hash = h
+		if b.hasTokens = i < len(tokens); b.hasTokens {
+			b.tokens = tokens[i]
+		}
+		st.store(r, tier, b)
+		b.parent, b.hasParent = h, true
+	}
+	st.stored += len(s.GetBlockHashes())
+}
+
+func (st *state) applyCleared(r *rank, c *kvcastv1.Cleared) {
+	for _, t := range c.GetTiers() {
+		if tier, ok := tierIndex(t); ok {
+			st.clearTier(r, tier)
+		}
+	}
+	if len(c.GetTiers()) == 0 {
+		r = st.clearRank(r)
+	}
+	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
+		r.incomplete = true // the engine may still hold blocks
+	}
+}
+
+// clearRank removes all blocks of a rank and returns the rank that replaces it.
+func (st *state) clearRank(r *rank) *rank {
+	if r.table.n <= maxSingleClears {
+		for tier := range numTiers {
+			st.clearTier(r, tier)
+		}
+		r.reset()
+		return r
+	}
+	st.retire(r)
+	delete(r.worker.ranks, r.number)
+	empty := st.rank(r.worker, r.number)
+	empty.gaps, empty.lastGap = r.gaps, r.lastGap
+	return empty
+}
+
+// worker returns a worker, and creates it if it does not exist.
 func (st *state) worker(name, model string) *worker {
 	w := st.workers[name]
 	if w == nil {
@@ -122,33 +192,31 @@ func (st *state) worker(name, model string) *worker {
 	return w
 }
 
-// add makes a worker known, of which nothing is held yet.
-func (st *state) add(name string, added *kvcastv1.WorkerAdded) *worker {
-	st.forget(name)
+// addWorker adds a worker without blocks, or replaces it by one.
+func (st *state) addWorker(name string, added *kvcastv1.WorkerAdded) *worker {
+	st.removeWorker(name)
 	w := st.worker(name, added.GetModel())
 	w.added, w.blockSize = added, added.GetBlockSize()
 	return w
 }
 
-// forget lets go of a worker and all it holds.
-func (st *state) forget(name string) {
-	w := st.workers[name]
-	if w == nil {
-		return
+// removeWorker removes a worker and all its blocks.
+func (st *state) removeWorker(name string) {
+	if w := st.workers[name]; w != nil {
+		for _, r := range w.ranks {
+			st.retire(r)
+		}
+		delete(st.workers, name)
 	}
-	for _, r := range w.ranks {
-		st.retire(r)
-	}
-	delete(st.workers, name)
 }
 
-// rank returns a dp rank of a worker, which comes to be where it is not known.
+// rank returns a dp rank of a worker, and creates it if it does not exist.
 func (st *state) rank(w *worker, number uint32) *rank {
 	r := w.ranks[number]
 	if r == nil {
 		var holder uint32
-		if n := len(st.vacant); n > 0 {
-			holder, st.vacant = st.vacant[n-1], st.vacant[:n-1]
+		if n := len(st.freeHolders); n > 0 {
+			holder, st.freeHolders = st.freeHolders[n-1], st.freeHolders[:n-1]
 		} else {
 			holder = uint32(len(st.ranks))
 			st.ranks = append(st.ranks, nil)
@@ -159,41 +227,78 @@ func (st *state) rank(w *worker, number uint32) *rank {
 	return r
 }
 
-// retire takes a rank out of sight, at once however much it holds.
-func (st *state) retire(r *rank) {
-	st.ranks[r.holder] = nil
-	st.retired = append(st.retired, &retired{rank: r})
+// addToIndex adds a sequence hash of a rank in some tiers.
+func (st *state) addToIndex(seq uint64, r *rank, add tiers) {
+	current, _ := st.index.get(seq)
+	var buf [1]member
+	if both := tiersOf(st.sets.members(holders(current), &buf), r.holder) & add; both != 0 {
+		for tier := range uint8(numTiers) {
+			if both&(1<<tier) != 0 {
+				st.duplicates[duplicate{seq, r.holder, tier}]++
+			}
+		}
+		if add &^= both; add == 0 {
+			return
+		}
+	}
+	st.index.put(seq, uint64(st.sets.change(holders(current), r.holder, add, 0)), 0)
 }
 
-// maxRetired is how many retired ranks there may be before an entry sees to them within:
-// it may retire any number.
-const maxRetired = 32
+// removeFromIndex removes a sequence hash of a rank in some tiers.
+func (st *state) removeFromIndex(seq uint64, r *rank, remove tiers) {
+	if len(st.duplicates) > 0 {
+		for tier := range uint8(numTiers) {
+			key := duplicate{seq, r.holder, tier}
+			if n := st.duplicates[key]; n > 0 && remove&(1<<tier) != 0 {
+				remove &^= 1 << tier
+				if st.duplicates[key] = n - 1; n == 1 {
+					delete(st.duplicates, key)
+				}
+			}
+		}
+		if remove == 0 {
+			return
+		}
+	}
+	current, ok := st.index.get(seq)
+	if !ok {
+		return
+	}
+	if current = uint64(st.sets.change(holders(current), r.holder, 0, remove)); current == 0 {
+		st.index.remove(seq)
+	} else {
+		st.index.put(seq, current, 0)
+	}
+}
 
-// minSweep is how many blocks are swept at a time, at least.
-const minSweep = 1024
+// retire hides a rank at once, however many blocks it has.
+func (st *state) retire(r *rank) {
+	st.ranks[r.holder] = nil
+	st.retired = append(st.retired, &retiredRank{rank: r})
+}
 
-// sweep takes blocks of retired ranks out of the index, more of them than were
-// stored since the last time.
+// sweep removes blocks of retired ranks from the index: more than were stored since the last
+// sweep, so that it keeps up.
 func (st *state) sweep() {
-	left := minSweep + 2*st.applied
-	st.applied = 0
-	for len(st.retired) > 0 && left > 0 {
+	budget := minSweep + 2*st.stored
+	st.stored = 0
+	for len(st.retired) > 0 && budget > 0 {
 		g := st.retired[0]
-		if left = g.sweep(st, left); left > 0 {
-			st.vacant = append(st.vacant, g.rank.holder)
+		if budget = g.sweep(st, budget); budget > 0 {
+			st.freeHolders = append(st.freeHolders, g.rank.holder)
 			st.retired[0] = nil
 			st.retired = st.retired[1:]
 		}
 	}
 }
 
-// sweep looks at so many places at most, and returns how many less it were where it
-// has come to the end.
-func (g *retired) sweep(st *state, left int) int {
+// sweep visits up to budget slots. It returns what is left of the budget, which is positive
+// exactly if all slots have been visited.
+func (g *retiredRank) sweep(st *state, budget int) int {
 	t := g.rank.table
 	drop := func(val uint64, tag uint8) {
-		if tag&(tagBare|tagWaiting) == 0 {
-			st.unindex(val, g.rank, tiers(tag)&allTiers)
+		if tag&(tagNoContent|tagOrphan) == 0 {
+			st.removeFromIndex(val, g.rank, tiers(tag)&allTiers)
 		}
 	}
 	if t.hasZero {
@@ -203,14 +308,14 @@ func (g *retired) sweep(st *state, left int) int {
 	for ; g.seg < len(t.segments); g.seg, g.slot = g.seg+1, 0 {
 		s := &t.segments[g.seg]
 		for ; g.slot < len(s.slots); g.slot++ {
-			if left == 0 {
+			if budget == 0 {
 				return 0
 			}
-			left--
+			budget--
 			if o := s.slots[g.slot]; o.key != 0 {
 				drop(o.val, s.tags[g.slot])
 			}
 		}
 	}
-	return max(left, 1)
+	return max(budget, 1)
 }

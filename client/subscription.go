@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -13,28 +14,24 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// subscription is one range over updates: streams, one after the other, of the
-// goroutine that ranges.
+// subscription is one range over updates: a sequence of streams, run by the goroutine that ranges.
 type subscription struct {
-	client  *Client
-	cfg     Config
-	chain   *chain // what was delivered
-	backoff backoff
-	digests bool
-	// anew tells that the next stream has to begin with a snapshot.
-	anew bool
-	// refused is why the caller does not trust what was told.
-	refused error
-	// moved tells that the stream has brought a position, and since when it is
-	// there.
-	moved bool
-	since time.Time
-	// doubts are how many streams in a row were not to be trusted.
-	doubts backoff
+	client    *Client
+	cfg       Config
+	validator *validator
+	digests   bool
+
+	needSnapshot bool      // the next stream must start with a snapshot
+	rejected     error     // set by Resnapshot; nil: none
+	progressed   bool      // the current stream has delivered more than heartbeats
+	streamStart  time.Time // of the current stream
+
+	backoff         backoff // between streams
+	snapshotBackoff backoff // between streams after violations
 }
 
-// errLeft is that the caller has left the range.
-var errLeft = errors.New("left")
+// errStopped means that the caller has left the range.
+var errStopped = errors.New("the caller left the range")
 
 func newSubscription(c *Client, cfg Config) (*subscription, error) {
 	cfg, err := cfg.withDefaults()
@@ -42,80 +39,75 @@ func newSubscription(c *Client, cfg Config) (*subscription, error) {
 		return nil, err
 	}
 	cfg.Filter = proto.CloneOf(cfg.Filter)
-	wait := backoff{least: cfg.BackoffMin, most: cfg.BackoffMax}
+	b := backoff{min: cfg.BackoffMin, max: cfg.BackoffMax}
 	return &subscription{
-		client: c, cfg: cfg, chain: newChain(cfg.Filter, cfg.GapPolicy),
-		backoff: wait, doubts: wait, digests: cfg.Digests,
+		client: c, cfg: cfg, validator: newValidator(cfg.Filter, cfg.GapPolicy), digests: cfg.Digests,
+		backoff: b, snapshotBackoff: b,
 	}, nil
 }
 
-// run delivers updates until ctx is done or the caller leaves; an error is for the
-// caller.
+// run delivers updates until ctx ends or deliver returns false. An error ends the subscription.
 func (s *subscription) run(ctx context.Context, deliver func(Update) bool) error {
 	for ctx.Err() == nil {
-		err := s.follow(ctx, deliver)
-		if errors.Is(err, errLeft) || over(ctx) {
+		err := s.stream(ctx, deliver)
+		if errors.Is(err, errStopped) || isDone(ctx) {
 			return nil
 		}
-		i, err := s.judge(err)
+		i, err := s.interruption(err)
 		if err != nil {
 			return err
 		}
-		var from Position // none where what was delivered is not gone on from
+		var from Position // zero: a snapshot follows
 		if !i.Snapshot {
-			from = s.chain.position()
+			from = s.validator.position()
 		}
 		s.cfg.Logger.Warn("stream ended", "error", i.Err, "position", from, "snapshot", i.Snapshot, "wait", i.Wait)
 		if !deliver(Update{Interruption: i, Position: from}) {
 			return nil
 		}
-		again := time.NewTimer(i.Wait)
 		select {
-		case <-again.C:
+		case <-time.After(i.Wait):
 		case <-ctx.Done():
 		}
-		again.Stop()
 	}
 	return nil
 }
 
-// over tells that a context is done. The server knows its deadline, and may tell of
-// it first.
-func over(ctx context.Context) bool {
+// isDone reports whether a context has ended. The server also knows its deadline and may report it first.
+func isDone(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// follow follows one stream to its end, and returns why it ended.
-func (s *subscription) follow(ctx context.Context, deliver func(Update) bool) error {
+// stream delivers one stream and returns why it ended.
+func (s *subscription) stream(ctx context.Context, deliver func(Update) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	conn, hangUp, err := s.client.connect()
+	conn, closeConn, err := s.client.connect()
 	if err != nil {
 		return err
 	}
-	defer hangUp()
-	idle := s.idle(nil)
-	watch := time.AfterFunc(idle, func() { cancel(ErrIdle) })
-	defer watch.Stop()
-	s.moved, s.since = false, time.Now()
-	start := s.start()
-	s.chain.begin(start)
+	defer closeConn()
+	timeout := s.idleTimeout(nil)
+	idle := time.AfterFunc(timeout, func() { cancel(ErrIdle) })
+	defer idle.Stop()
+	s.progressed, s.streamStart = false, time.Now()
+	start := s.nextStart()
+	s.validator.startStream(start)
 	stream, err := kvcastv1.NewRouterEventServiceClient(conn).Subscribe(ctx, s.request(start))
 	for err == nil {
 		var m *kvcastv1.SubscribeResponse
 		if m, err = stream.Recv(); err != nil {
 			break
 		}
-		// What the caller does meanwhile takes as long as it likes.
-		watch.Stop()
-		if err := s.take(m, deliver); err != nil {
+		idle.Stop() // the caller may take any time
+		if err := s.deliver(m, deliver); err != nil {
 			return err
 		}
 		if a := m.GetAccepted(); a != nil {
-			idle = s.idle(a)
+			timeout = s.idleTimeout(a)
 		}
-		watch.Reset(idle)
+		idle.Reset(timeout)
 	}
 	switch {
 	case errors.Is(context.Cause(ctx), ErrIdle):
@@ -126,31 +118,31 @@ func (s *subscription) follow(ctx context.Context, deliver func(Update) bool) er
 	return newError(err)
 }
 
-// idle is how long nothing may come on a stream that was accepted, or not yet (nil).
-func (s *subscription) idle(a *kvcastv1.Accepted) time.Duration {
-	const forever = time.Duration(math.MaxInt64)
-	silence := time.Duration(min(a.GetProgressIntervalNano(), math.MaxInt64/IdleIntervals))
+// idleTimeout returns the timeout for a stream; a is nil until it is accepted.
+func (s *subscription) idleTimeout(a *kvcastv1.Accepted) time.Duration {
+	interval := time.Duration(min(a.GetProgressIntervalNano(), math.MaxInt64/IdleIntervals))
 	switch t := s.cfg.IdleTimeout; {
 	case t < 0:
-		return forever
+		return math.MaxInt64
 	case t > 0:
-		if t <= silence {
-			s.cfg.Logger.Warn("IdleTimeout is not above what the server is silent for: streams will be given up in vain", "idle_timeout", t, "server", silence)
+		if t <= interval {
+			s.cfg.Logger.Warn("IdleTimeout does not exceed the server's progress interval, so idle streams will be replaced needlessly",
+				"idle_timeout", t, "progress_interval", interval)
 		}
 		return t
-	case silence > 0:
-		return max(IdleIntervals*silence, LeastIdleTimeout)
+	case interval > 0:
+		return max(IdleIntervals*interval, LeastIdleTimeout)
 	}
 	return DefaultIdleTimeout
 }
 
-// start is where the next stream begins.
-func (s *subscription) start() Start {
+// nextStart returns where the next stream starts.
+func (s *subscription) nextStart() Start {
 	switch {
-	case s.anew || s.chain.held == heldPart:
+	case s.needSnapshot || s.validator.delivered == deliveredPart:
 		return FromSnapshot()
-	case s.chain.held == heldWhole:
-		return Start{kind: startAfter, after: s.chain.position()}
+	case s.validator.delivered == deliveredAll:
+		return Start{mode: kvcastv1.Accepted_MODE_RESUME, after: s.validator.position()}
 	}
 	return s.cfg.Start
 }
@@ -160,86 +152,112 @@ func (s *subscription) request(start Start) *kvcastv1.SubscribeRequest {
 	if s.cfg.GapPolicy == GapFail {
 		req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	}
-	start.put(req)
+	start.setOn(req)
 	return req
 }
 
-// take delivers a message that is what has to come next.
-func (s *subscription) take(m *kvcastv1.SubscribeResponse, deliver func(Update) bool) error {
-	if err := s.chain.check(m); err != nil {
+// deliver validates a message and delivers it.
+func (s *subscription) deliver(m *kvcastv1.SubscribeResponse, deliver func(Update) bool) error {
+	if err := s.validator.validate(m); err != nil {
 		return err
 	}
 	if a := m.GetAccepted(); a != nil {
-		s.cfg.Logger.Info("stream began", "epoch", a.GetEpoch(), "mode", a.GetMode(), "position", s.chain.position())
-	} else if s.chain.phase == phaseFollowing {
-		s.moved = true // a sign of life before a snapshot has none
+		s.cfg.Logger.Info("stream began", "epoch", a.GetEpoch(), "mode", a.GetMode(), "position", s.validator.position())
+	} else if s.validator.phase == phaseFollowing {
+		s.progressed = true
 	}
 	if m.GetSnapshotBegin() != nil {
-		s.anew = false
+		s.needSnapshot = false
 	}
-	if !deliver(Update{Message: m, Position: s.chain.position(), subscription: s}) {
-		return errLeft
+	if !deliver(Update{Message: m, Position: s.validator.position(), subscription: s}) {
+		return errStopped
 	}
-	if err := s.refused; err != nil {
-		s.refused = nil
-		return &refusal{err}
+	if err := s.rejected; err != nil {
+		s.rejected = nil
+		return &rejection{err}
 	}
 	return nil
 }
 
-// refusal is that the caller does not trust what was told.
-type refusal struct{ cause error }
+// rejection is the cause that was passed to Resnapshot.
+type rejection struct{ cause error }
 
-func (r *refusal) Error() string { return r.cause.Error() }
-func (r *refusal) Unwrap() error { return r.cause }
+func (r *rejection) Error() string { return r.cause.Error() }
+func (r *rejection) Unwrap() error { return r.cause }
 
-// judge says how to go on after the end of a stream; an error is that there is no
-// way.
-func (s *subscription) judge(err error) (*Interruption, error) {
+// interruption decides how to continue after a stream ended with an error. The error that it
+// returns ends the subscription.
+func (s *subscription) interruption(err error) (*Interruption, error) {
 	i := &Interruption{Err: err}
 	var (
-		answer    *Error
-		violation *ViolationError
-		refused   *refusal
-		asked     time.Duration
+		answer     *Error
+		violation  *ViolationError
+		rejected   *rejection
+		retryAfter time.Duration
 	)
-	if s.moved {
-		s.backoff.reset()
-	}
-	if s.moved && time.Since(s.since) > s.cfg.BackoffMax {
-		s.doubts.reset()
+	if s.progressed {
+		s.backoff.failures = 0
+		if time.Since(s.streamStart) > s.cfg.BackoffMax {
+			s.snapshotBackoff.failures = 0
+		}
 	}
 	switch {
 	case errors.As(err, &answer):
 		switch {
-		case s.client.closed():
+		case s.client.connClosed():
 			return nil, ErrConnClosed
-		case answer.gone() && s.cfg.GapPolicy == GapSnapshot:
-			s.anew = true
+		case answer.positionLost() && s.cfg.GapPolicy == GapSnapshot:
+			s.needSnapshot = true
 		case answer.Code == codes.Unimplemented && s.digests:
-			// Perhaps it was the digests: at once without.
-			s.digests, i.Failures, i.Snapshot = false, s.backoff.failures, s.start().kind == startSnapshot
+			// The server may not support digests: continue without them, at once.
+			s.digests, i.Failures, i.Snapshot = false, s.backoff.failures, s.nextStart().isSnapshot()
 			return i, nil
 		case answer.permanent():
 			return nil, answer
 		}
-		asked = answer.RetryAfter
-	case errors.As(err, &violation), errors.As(err, &refused):
-		if refused != nil {
-			i.Err = refused.cause
+		retryAfter = answer.RetryAfter
+	case errors.As(err, &violation), errors.As(err, &rejected):
+		if rejected != nil {
+			i.Err = rejected.cause
 		}
 		if s.cfg.GapPolicy == GapFail {
 			return nil, i.Err
 		}
-		s.anew = true
-		// Snapshots cost the server something, so their wait is not forgotten with the
-		// first message that comes.
-		i.Wait = s.doubts.next(0)
+		s.needSnapshot = true
+		// Snapshots are expensive, so the first message does not reset this backoff.
+		i.Wait = s.snapshotBackoff.next(0)
 	case errors.Is(err, ErrIdle), errors.Is(err, ErrEnded):
 	default:
-		return nil, err // of grpc.NewClient, which did take the options before
+		return nil, err // of grpc.NewClient, which accepted the same options in New
 	}
-	i.Wait = max(i.Wait, s.backoff.next(asked))
-	i.Failures, i.Snapshot = s.backoff.failures, s.start().kind == startSnapshot
+	i.Wait = max(i.Wait, s.backoff.next(retryAfter))
+	i.Failures, i.Snapshot = s.backoff.failures, s.nextStart().isSnapshot()
 	return i, nil
 }
+
+// backoff is an exponential backoff with jitter.
+type backoff struct {
+	min, max time.Duration
+	failures int
+}
+
+// next returns the wait after another failure. If the server requests a longer delay, the
+// wait is that delay, and up to a quarter more, since it requests the same of many clients.
+func (b *backoff) next(requested time.Duration) time.Duration {
+	wait := b.min
+	for range b.failures {
+		if wait *= 2; wait >= b.max {
+			wait = b.max
+			break
+		}
+	}
+	b.failures++
+	wait -= jitter(wait / 2)
+	if requested = min(requested, MaxRetryDelay); requested > 0 {
+		wait = max(wait, requested+jitter(requested/4))
+	}
+	return wait
+}
+
+// jitter returns a random duration up to d.
+func jitter(d time.Duration) time.Duration { return time.Duration(rand.Int64N(max(0, int64(d)) + 1)) }

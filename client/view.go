@@ -2,60 +2,57 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"iter"
+	"maps"
+	"slices"
 	"sync"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// View is what all workers hold, as the updates of one subscription tell it. One
-// goroutine applies them; any number may ask at the same time, and see each entry
-// whole or not at all. A question waits for one entry at most, not for a response or
-// a snapshot.
+// View is what all workers hold according to one subscription. One goroutine applies the
+// updates; any number may query it at the same time. They see each entry entirely or not at
+// all, and wait for one entry at most, not for a response or a snapshot.
 //
-// A block that is held by one worker takes at most 80 bytes, one of which all the
-// blocks before it are known; 125 where they are not. What several workers hold
-// takes less for each.
+// A block of one worker takes at most 80 bytes, or 125 while one of its ancestors is unknown.
+// Blocks that several workers hold take less.
 //
-// While a snapshot comes that takes the place of what is there, as after the loss of
-// the journal, questions are answered from what was there, which may be old and is
-// not wrong more often than it was; it and the snapshot both take memory until that
-// ends. Before the first snapshot has come whole a View is empty, and Ready says so.
+// While a snapshot replaces the state, as after the loss of the journal, queries are answered from the old
+// state, and both use memory. Before the first snapshot is complete, the View is empty and Ready is false.
 type View struct {
 	mu       sync.RWMutex
-	now      *state              // guarded by mu
-	about    ViewStatus          // guarded by mu
-	watchers map[*watch]struct{} // guarded by mu
+	state    *state                // guarded by mu
+	status   ViewStatus            // guarded by mu
+	watchers map[*watcher]struct{} // guarded by mu
 
-	// Of the goroutine that applies.
-	next  *state // a snapshot that has not ended; nil where none comes
-	whole bool   // the state is all that the workers hold, in the filter's terms
+	// Used by the applying goroutine alone.
+	pending  *state // the snapshot that is being received; nil: none
+	complete bool   // the state is everything that the filter selects, so digests must match
 }
 
-// ViewStatus is how a View stands.
+// ViewStatus is the status of a View.
 type ViewStatus struct {
-	// Ready tells that a snapshot has come whole, or that the subscription began
-	// without one.
+	// Ready reports whether a snapshot has been applied, or the subscription started without one.
 	Ready bool
-	// Live tells that there is a stream; without one the View grows old.
+	// Live reports whether there is a stream. Without one the View becomes stale.
 	Live bool
-	// Position is that of the last update that had one.
+	// Position is the last position applied.
 	Position Position
-	// Snapshots is how many have come whole.
+	// Snapshots is the number of snapshots applied.
 	Snapshots uint64
-	// Compared is how many sets of blocks were compared with digests of the server, and
-	// Differed how many of them were others: they had a snapshot asked for.
+	// Compared is the number of comparisons with the server's digests, one per worker, rank
+	// and tier. Differed is how many of them differed, which led to a snapshot.
 	Compared, Differed uint64
 }
 
 // NewView returns an empty View.
 func NewView() *View {
-	return &View{now: newState(), watchers: make(map[*watch]struct{})}
+	return &View{state: newState(), watchers: make(map[*watcher]struct{})}
 }
 
-// Follow applies all updates of a subscription. It returns the error that they end
-// with, or nil where they end with their context. It is the usual way to feed a View,
-// in a goroutine of its own:
+// Follow applies all updates of a subscription. It returns the error that ends them; nil if
+// their context ends them. It usually runs in its own goroutine:
 //
 //	err := view.Follow(c.Subscribe(ctx, client.Config{Digests: true}))
 func (v *View) Follow(updates iter.Seq2[Update, error]) error {
@@ -68,103 +65,100 @@ func (v *View) Follow(updates iter.Seq2[Update, error]) error {
 	return nil
 }
 
-// Apply applies the next update of a subscription. The first of a View has to be the
-// first of a subscription, and the subscription one from a snapshot if the View is to
-// know all that the workers hold. One goroutine may call it at a time.
+// Apply applies the next update of a subscription. A View must receive all updates of one
+// subscription, which should start with a snapshot. Apply must not be called concurrently.
 //
-// Where the server tells digests (Config.Digests), Apply compares them, if the View
-// began with a snapshot or with the first entry of all. One that differs can not be
-// unless somebody lost an event: the subscription begins anew with a snapshot, and a
-// *DigestError tells of it in the next Interruption.
+// If the server sends digests (Config.Digests), Apply compares them with the state, provided that the
+// subscription started with a snapshot or with the first entry. A difference means that an event was lost: the
+// subscription starts again with a snapshot, and the next Interruption has a *DigestError.
 func (v *View) Apply(u Update) {
 	m := u.Message
 	switch {
 	case m == nil:
-		v.next = nil // its end will not come
-		v.edit(func() { v.about.Live = false })
+		v.pending = nil // its end will not come
+		v.update(func() { v.status.Live = false })
 		return
 	case m.GetAccepted() != nil:
-		v.whole = v.whole || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
+		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
 	case m.GetSnapshotBegin() != nil:
-		v.next, v.whole = newState(), false
+		v.pending, v.complete = newState(), false
 	case m.GetSnapshotEnd() != nil:
-		v.replace(u)
+		v.applySnapshot(u)
 		return
 	}
-	v.applyParts(m)
-	v.edit(func() {
-		v.about.Live = true
+	v.applyContents(m)
+	v.update(func() {
+		v.status.Live = true
 		if !u.Position.IsZero() {
-			v.about.Ready, v.about.Position = true, u.Position
+			v.status.Ready, v.status.Position = true, u.Position
 		}
-		v.now.sweep()
+		v.state.sweep()
 	})
-	if m.GetProgress() != nil && m.GetPosition() != nil && v.whole {
-		v.compare(u)
+	if m.GetProgress() != nil && m.GetPosition() != nil && v.complete {
+		v.compareDigests(u)
 	}
 }
 
-// applyParts applies what a message holds: to the snapshot that comes, which nobody
-// sees, or else to the state, an entry at a time.
-func (v *View) applyParts(m *kvcastv1.SubscribeResponse) {
-	if v.next != nil {
+// applyContents applies a message to the pending snapshot, which no query sees, or to the
+// state, one entry at a time.
+func (v *View) applyContents(m *kvcastv1.SubscribeResponse) {
+	if v.pending != nil {
 		if w := m.GetSnapshotWorker(); w != nil {
-			v.next.snapshotWorker(w)
+			v.pending.applySnapshotWorker(w)
 		}
 		for _, b := range m.GetSnapshotBlocks() {
-			v.next.snapshotBlocks(b)
+			v.pending.applySnapshotBlocks(b)
 		}
 		for _, e := range m.GetEntries() {
-			v.next.entry(e)
+			v.pending.applyEntry(e)
 		}
-		v.next.sweep()
+		v.pending.sweep()
 		return
 	}
 	for _, e := range m.GetEntries() {
-		v.edit(func() {
-			v.now.entry(e)
-			v.now.sweep()
-			v.changed(e.GetWorker())
+		v.update(func() {
+			v.state.applyEntry(e)
+			v.state.sweep()
+			v.workerChanged(e.GetWorker())
 		})
 	}
 }
 
-// replace makes the snapshot, which is whole, the state.
-func (v *View) replace(u Update) {
-	v.edit(func() {
-		for name := range v.now.workers {
-			v.changed(name)
+// applySnapshot replaces the state by the pending snapshot.
+func (v *View) applySnapshot(u Update) {
+	v.update(func() {
+		for _, st := range []*state{v.state, v.pending} {
+			for name := range st.workers {
+				v.workerChanged(name)
+			}
 		}
-		for name := range v.next.workers {
-			v.changed(name)
-		}
-		v.now, v.next, v.whole = v.next, nil, true
-		v.about.Ready, v.about.Live, v.about.Position = true, true, u.Position
-		v.about.Snapshots++
+		v.state, v.pending, v.complete = v.pending, nil, true
+		v.status.Ready, v.status.Live, v.status.Position = true, true, u.Position
+		v.status.Snapshots++
 		for w := range v.watchers {
-			w.snapshot()
+			w.change.Snapshot = true
 		}
 	})
 }
 
-// edit changes what readers see.
-func (v *View) edit(f func()) {
+// update changes what queries see, and notifies watchers.
+func (v *View) update(f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	f()
 	for w := range v.watchers {
-		w.wake(v.about)
+		w.notify(v.status)
 	}
 }
 
-// Status tells how the View stands.
+// Status returns the status of the View.
 func (v *View) Status() ViewStatus {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.about
+	return v.status
 }
 
-// WaitReady waits until the View is Ready, or ctx is done, whose error it returns.
+// WaitReady waits until the View is Ready. It returns the error of ctx if that ends first.
 func (v *View) WaitReady(ctx context.Context) error {
 	for range v.Changes(ctx) {
 		if v.Status().Ready {
@@ -172,4 +166,168 @@ func (v *View) WaitReady(ctx context.Context) error {
 		}
 	}
 	return ctx.Err()
+}
+
+// Worker is what a View knows of a worker.
+type Worker struct {
+	Name  string
+	Model string
+	// BlockSize is in tokens; 0: unknown.
+	BlockSize uint32
+	// Added has the worker's endpoint, labels and more. It is nil if the subscription started
+	// after the worker was added, and must not be modified.
+	Added *kvcastv1.WorkerAdded
+	// Ranks are the dp ranks with events, ascending.
+	Ranks []Rank
+}
+
+// Rank is what a View knows of a dp rank.
+type Rank struct {
+	Rank uint32
+	// Blocks are the digests of the held blocks, by kvcastv1.Tier.
+	Blocks [numTiers + 1]BlocksDigest
+	// Incomplete reports whether the engine's blocks may differ: events were lost, or the
+	// engine was already running when it was first read.
+	Incomplete bool
+	// Gaps is the number of gaps since the worker was added or since the last snapshot.
+	// LastGap is the last of them; nil: none. It must not be modified.
+	Gaps    uint64
+	LastGap *kvcastv1.Gap
+}
+
+// Workers returns all workers, by name.
+func (v *View) Workers() []Worker {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	out := make([]Worker, 0, len(v.state.workers))
+	for _, name := range slices.Sorted(maps.Keys(v.state.workers)) {
+		out = append(out, v.state.workers[name].export())
+	}
+	return out
+}
+
+// Worker returns a worker; ok is false if it does not exist.
+func (v *View) Worker(name string) (_ Worker, ok bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	w := v.state.workers[name]
+	if w == nil {
+		return Worker{}, false
+	}
+	return w.export(), true
+}
+
+func (w *worker) export() Worker {
+	out := Worker{Name: w.name, Model: w.model, BlockSize: w.blockSize, Added: w.added}
+	for _, n := range slices.Sorted(maps.Keys(w.ranks)) {
+		r := w.ranks[n]
+		rank := Rank{Rank: n, Incomplete: r.incomplete, Gaps: r.gaps, LastGap: r.lastGap}
+		for tier := range numTiers {
+			rank.Blocks[tier+1] = w.digest(n, tier)
+		}
+		out.Ranks = append(out.Ranks, rank)
+	}
+	return out
+}
+
+// Holds returns the tiers in which a dp rank of a worker holds a block, given by the engine's block hash.
+func (v *View) Holds(worker string, rank uint32, blockHash uint64) []kvcastv1.Tier {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	w := v.state.workers[worker]
+	if w == nil || w.ranks[rank] == nil {
+		return nil
+	}
+	_, tag, _ := w.ranks[rank].table.tag(blockHash)
+	var out []kvcastv1.Tier
+	for tier := range numTiers {
+		if tag&(1<<tier) != 0 {
+			out = append(out, kvcastv1.Tier(tier+1))
+		}
+	}
+	return out
+}
+
+// BlocksDigest is a fingerprint of a set of block hashes.
+type BlocksDigest struct {
+	// Blocks is the number of hashes.
+	Blocks uint64
+	// XOR is the XOR of splitmix64 of each hash.
+	XOR uint64
+}
+
+// DigestError reports that a View differs from the server's digest.
+type DigestError struct {
+	Worker string
+	Rank   uint32
+	Tier   kvcastv1.Tier
+	// Seq is the entry after which they were compared.
+	Seq uint64
+	// Got is the digest of the View, Want that of the server.
+	Got, Want BlocksDigest
+}
+
+func (e *DigestError) Error() string {
+	return fmt.Sprintf("the view of worker %q, rank %d, %v has %d blocks with digest %016x after entry %d, the server %d with %016x",
+		e.Worker, e.Rank, e.Tier, e.Got.Blocks, e.Got.XOR, e.Seq, e.Want.Blocks, e.Want.XOR)
+}
+
+// digest returns the digest of a rank's blocks in a tier; w may be nil.
+func (w *worker) digest(rank uint32, tier int) BlocksDigest {
+	if w == nil || w.ranks[rank] == nil {
+		return BlocksDigest{}
+	}
+	r := w.ranks[rank]
+	return BlocksDigest{r.blocks[tier], r.digests[tier]}
+}
+
+// compareDigests compares the state with the server's digests of the update's position, and
+// requests a snapshot if they differ. If the message has any digest of a worker, it has all.
+func (v *View) compareDigests(u Update) {
+	type rankTier struct {
+		rank uint32
+		tier int
+	}
+	digests := make(map[string]map[rankTier]BlocksDigest)
+	for _, d := range u.Message.GetProgress().GetWorkers() {
+		tier, ok := tierIndex(d.GetTier())
+		if !ok {
+			continue
+		}
+		if digests[d.GetWorker()] == nil {
+			digests[d.GetWorker()] = make(map[rankTier]BlocksDigest)
+		}
+		digests[d.GetWorker()][rankTier{d.GetDpRank(), tier}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
+	}
+	if len(digests) == 0 {
+		return
+	}
+	var compared, differed uint64
+	var difference *DigestError
+	for name, sets := range digests {
+		w := v.state.workers[name]
+		if w != nil {
+			for rank := range w.ranks {
+				for tier := range numTiers {
+					if at := (rankTier{rank, tier}); sets[at] == (BlocksDigest{}) {
+						sets[at] = BlocksDigest{} // without a digest it must be empty
+					}
+				}
+			}
+		}
+		for at, want := range sets {
+			compared++
+			if got := w.digest(at.rank, at.tier); got != want {
+				differed++
+				difference = &DigestError{name, at.rank, kvcastv1.Tier(at.tier + 1), u.Position.Seq, got, want}
+			}
+		}
+	}
+	v.update(func() {
+		v.status.Compared += compared
+		v.status.Differed += differed
+	})
+	if difference != nil {
+		u.Resnapshot(difference)
+	}
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// NewAdmin returns the handler of the admin port: /metrics, /healthz (the process runs),
-// /readyz (the server serves subscribers) and /debug/pprof/. It needs no credentials,
-// so it must not be exposed to clients.
+// NewAdmin returns the handler of the admin port: /metrics, /healthz (the process runs), /readyz (the server
+// serves subscribers) and /debug/pprof/. It needs no credentials, so it must not be exposed to clients.
 func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))

@@ -37,8 +37,7 @@ const (
 	maxToken = 1024
 )
 
-// Tokens are the accepted bearer tokens with their roles. They are immutable, and keep
-// only SHA-256 sums.
+// Tokens are the accepted bearer tokens with their roles. They are immutable, and keep only SHA-256 sums.
 type Tokens struct {
 	known []knownToken
 }
@@ -49,9 +48,8 @@ type knownToken struct {
 	line int
 }
 
-// ParseTokens parses a tokens file. Each line is ROLE TOKEN, blank, or a comment
-// starting with #. Errors start with the file's name and the line number, and never
-// show the line, since it may contain a token.
+// ParseTokens parses a tokens file. Each line is ROLE TOKEN, blank, or a comment starting with #. Errors start
+// with the file's name and the line number, and never show the line, since it may contain a token.
 func ParseTokens(name string, text []byte) (*Tokens, error) {
 	t := new(Tokens)
 	number := 0
@@ -94,8 +92,7 @@ func (t *Tokens) add(line string, number int) error {
 	return nil
 }
 
-// role returns the role of a token, in a time that does not depend on the accepted
-// tokens' contents.
+// role returns the role of a token, in a time that does not depend on the accepted tokens' contents.
 func (t *Tokens) role(token string) (role Role, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for i := range t.known {
@@ -106,9 +103,8 @@ func (t *Tokens) role(token string) (role Role, ok bool) {
 	return role, ok
 }
 
-// authInterceptors returns interceptors that refuse calls without a token whose role
-// permits them. Health checks and reflection are public: probes have no token, and
-// reflection returns the published contract.
+// authInterceptors returns interceptors that refuse calls without a token whose role permits them. Health
+// checks and reflection are public: probes have no token, and reflection returns the published contract.
 func (s *Server) authInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
 	private := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !isPublic(c.FullMethod()) })
 	return selector.StreamServerInterceptor(auth.StreamServerInterceptor(s.authenticate), private),
@@ -136,8 +132,7 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 	return nil, err
 }
 
-// authorize returns the role of a call's token, with an error if it does not permit
-// the call.
+// authorize returns the role of a call's token, with an error if it does not permit the call.
 func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {

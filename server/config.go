@@ -53,23 +53,19 @@ type Config struct {
 	// MaxConnectionsPerAddress bounds both per client address; default 2,048. An IPv6
 	// address counts as its /64.
 	MaxConnectionsPerAddress int
-	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay
-	// streams; default 1,024.
+	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay streams; default 1,024.
 	MaxSubscribers int
 	// StallTimeout is how long a send may make no progress because the client does not
 	// read. The stream then ends. At least 10 ms; default 30 s. A snapshot must be read
 	// at 8 MiB per StallTimeout, since others wait for its slot.
 	StallTimeout time.Duration
-	// MaxSnapshots bounds the snapshots sent at a time, by Snapshot and Subscribe;
-	// default 4. Each may hold a copy of one worker's block table. Up to MaxSubscribers
-	// more wait in FIFO order.
+	// MaxSnapshots bounds the snapshots sent at a time, by Snapshot and Subscribe; default 4. Each may hold a
+	// copy of one worker's block table. Up to MaxSubscribers more wait in FIFO order.
 	MaxSnapshots int
-	// MaxSnapshotWait is how long a snapshot may wait for a slot; at least 1 ms,
-	// default 30 s.
+	// MaxSnapshotWait is how long a snapshot may wait for a slot; at least 1 ms, default 30 s.
 	MaxSnapshotWait time.Duration
-	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still
-	// reference; default 64 MiB. Above it, streams that have been sending such entries
-	// for a second are ended as stalled.
+	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still reference; default 64
+	// MiB. Above it, streams that have been sending such entries for a second are ended as stalled.
 	MaxEvictedBytes int
 	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at
 	// least MinFilterBytes, default 64 MiB.
@@ -77,21 +73,18 @@ type Config struct {
 	// ResponseBytes is the approximate size of a response to a subscriber that is
 	// behind: 4 KiB to 512 KiB, default 64 KiB. A larger entry is still sent whole.
 	ResponseBytes int
-	// PingInterval is the shortest interval at which a client may send keepalive
-	// pings; at least 1 s, default 10 s. A client that repeatedly pings more than a
-	// tenth faster is disconnected.
+	// PingInterval is the shortest interval at which a client may send keepalive pings; at least 1 s, default
+	// 10 s. A client that repeatedly pings more than a tenth faster is disconnected.
 	PingInterval time.Duration
-	// MaxConnectionAge is the age, plus or minus a tenth, at which a client is asked to
-	// reconnect; default 0: no limit. Subscribe streams then end with
-	// MAX_CONNECTION_AGE.
+	// MaxConnectionAge is the age, plus or minus a tenth, at which a client is asked to reconnect; default 0:
+	// no limit. Subscribe streams then end with MAX_CONNECTION_AGE.
 	MaxConnectionAge time.Duration
 	// MaxConnectionAgeGrace is the time within which the Subscribe streams of such a
 	// connection end, and then the least time other calls have to finish; default 10 s.
 	MaxConnectionAgeGrace time.Duration
 	// TLS secures connections; nil: plaintext.
 	TLS *tls.Config
-	// Tokens are the accepted bearer tokens; nil: calls need none. Health checks and
-	// reflection never need one.
+	// Tokens are the accepted bearer tokens; nil: calls need none. Health checks and reflection never need one.
 	Tokens *Tokens
 	// Version is reported by GetStatus.
 	Version string

@@ -52,8 +52,7 @@ type remoteAddr struct {
 // RemoteAddr returns a remoteAddr.
 func (c *connection) RemoteAddr() net.Addr { return remoteAddr{c.Conn.RemoteAddr(), c.peer, c.opened} }
 
-// remoteAddrOf returns the remote address of a call's connection, if the connection
-// was accepted here.
+// remoteAddrOf returns the remote address of a call's connection, if the connection was accepted here.
 func remoteAddrOf(ctx context.Context) (_ remoteAddr, ok bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -163,9 +162,8 @@ func newPeerAddress(prefix netip.Prefix) *peerAddress {
 	return &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress)}
 }
 
-// peerPrefix returns the prefix that stands for a client: its IPv4 address, or the /64
-// of its IPv6 address, since one client usually has all of it. All other addresses
-// share the zero prefix.
+// peerPrefix returns the prefix that stands for a client: its IPv4 address, or the /64 of its IPv6 address,
+// since one client usually has all of it. All other addresses share the zero prefix.
 func peerPrefix(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -180,10 +178,9 @@ func peerPrefix(a net.Addr) netip.Prefix {
 	return prefix
 }
 
-// Clients reconnect now and then, so that a load balancer can move them to other
-// servers. At MaxConnectionAge gRPC sends GOAWAY, and after a grace closes the
-// connection, which its calls see as a network failure. Subscribe streams therefore
-// end by themselves in between, with a reason. From the start of the connection:
+// Clients reconnect now and then, so that a load balancer can move them to other servers. At MaxConnectionAge
+// gRPC sends GOAWAY, and after a grace closes the connection, which its calls see as a network failure.
+// Subscribe streams therefore end by themselves in between, with a reason. From the start of the connection:
 //
 //	0.9 to 1.1 age                  GOAWAY: new calls use another connection
 //	1.1 age + 0.25 to 1 grace       Subscribe streams end, spread at random

@@ -14,8 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Journal is the log that the server reads. Its methods must be safe for concurrent use
-// and must not block.
+// Journal is the log that the server reads. Its methods must be safe for concurrent use and must not block.
 type Journal interface {
 	// Bounds returns what is retained.
 	Bounds() journal.Bounds
@@ -98,8 +97,7 @@ func (c *cursor) holdsEvicted() bool {
 		j.Retained() > c.server.cfg.MaxEvictedBytes && sending < j.Bounds().Oldest
 }
 
-// recoverPanic runs the body. The recovery interceptor does not see panics in this
-// goroutine.
+// recoverPanic runs the body. The recovery interceptor does not see panics in this goroutine.
 func (c *cursor) recoverPanic(ctx context.Context, body func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -34,8 +34,7 @@ type filter struct {
 	bytes  int64 // reserved in budget
 }
 
-// parseFilter validates a request's filter and reserves its memory in the budget of all
-// filters.
+// parseFilter validates a request's filter and reserves its memory in the budget of all filters.
 func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*filter, error) {
 	if len(f.GetWorkers())+len(f.GetModels())+len(f.GetTiers()) == 0 {
 		return nil, nil
@@ -60,8 +59,7 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 	return out, nil
 }
 
-// release returns the filter's memory to the budget. The filter must not be used
-// afterwards.
+// release returns the filter's memory to the budget. The filter must not be used afterwards.
 func (f *filter) release() {
 	if f != nil {
 		f.budget.Release(f.bytes)
@@ -202,8 +200,7 @@ func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 	return out
 }
 
-// trimEntry appends an entry with only the events of some tiers, and reports whether there
-// are any.
+// trimEntry appends an entry with only the events of some tiers, and reports whether there are any.
 func trimEntry(dst, entry []byte, tiers journal.Tiers) (_ []byte, events bool) {
 	for len(entry) > 0 {
 		field, typ, n := protowire.ConsumeTag(entry)

@@ -73,8 +73,7 @@ func (l *limiter) release() {
 	l.slots.Release(1)
 }
 
-// refusal describes errQueueFull and errWaitTimeout to a client; ok is false for other
-// errors.
+// refusal describes errQueueFull and errWaitTimeout to a client; ok is false for other errors.
 func (l *limiter) refusal(err error) (description string, ok bool) {
 	switch {
 	case errors.Is(err, errQueueFull):
@@ -85,9 +84,8 @@ func (l *limiter) refusal(err error) (description string, ok bool) {
 	return "", false
 }
 
-// Limits of queries: unary calls that read all workers' tables, which competes with
-// ingest. A lookup by tokens hash reads every block of every worker that the filter
-// selects, so only one runs at a time.
+// Limits of queries: unary calls that read all workers' tables, which competes with ingest. A lookup by tokens
+// hash reads every block of every worker that the filter selects, so only one runs at a time.
 const (
 	maxTokensLookups  = 1
 	maxBlockLookups   = 4

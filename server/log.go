@@ -44,8 +44,7 @@ func logInterceptors(log *slog.Logger) (grpc.StreamServerInterceptor, grpc.Unary
 		selector.UnaryServerInterceptor(unary, own)
 }
 
-// logLevel is the level for a call that ended with a code. Only failures of the server
-// itself are errors.
+// logLevel is the level for a call that ended with a code. Only failures of the server itself are errors.
 func logLevel(c codes.Code) logging.Level {
 	switch c {
 	case codes.Unknown, codes.Internal, codes.DataLoss:

@@ -15,13 +15,11 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// A call uses memory from its headers on, and gRPC receives the request of a unary call
-// before any interceptor runs. The calls whose request is being received are therefore
-// limited in number and time. At the limit, the server stops reading from a
-// connection that starts another call until an earlier request is complete or has
-// timed out. No call is refused, and clients that send headers and request together
-// notice nothing. So that a slow address cannot stop all others, it may have at most an
-// eighth of these calls.
+// A call uses memory from its headers on, and gRPC receives the request of a unary call before any interceptor
+// runs. The calls whose request is being received are therefore limited in number and time. At the limit, the
+// server stops reading from a connection that starts another call until an earlier request is complete or has
+// timed out. No call is refused, and clients that send headers and request together notice nothing. So that a
+// slow address cannot stop all others, it may have at most an eighth of these calls.
 const (
 	maxReceiving           = 1024
 	maxReceivingPerAddress = 128

@@ -152,9 +152,8 @@ func appendPosition(b []byte, epoch string, seq, prevSeq uint64) []byte {
 	return b
 }
 
-// sendTimer measures the send in progress of one stream. A send blocks while the client
-// does not read, and keepalive does not notice: the client's transport answers pings
-// although its program does not read.
+// sendTimer measures the send in progress of one stream. A send blocks while the client does not read, and
+// keepalive does not notice: the client's transport answers pings although its program does not read.
 type sendTimer struct {
 	start atomic.Int64 // nanoseconds after processStart; 0: no send in progress
 }
@@ -181,9 +180,8 @@ const paceBytes = 8 << 20
 
 var errSlowPace = errors.New("the snapshot is read too slowly")
 
-// snapshotPace enforces a least rate at which a snapshot is read. Otherwise a client
-// that reads a little before each StallTimeout would hold a slot, and the copy of a
-// table, for hours.
+// snapshotPace enforces a least rate at which a snapshot is read. Otherwise a client that reads a little before
+// each StallTimeout would hold a slot, and the copy of a table, for hours.
 type snapshotPace struct {
 	stallTimeout time.Duration
 	bytes        int

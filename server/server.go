@@ -1,10 +1,8 @@
-// Package server serves the journal and the state that follows from it to routers over
-// gRPC.
+// Package server serves the journal and the state that follows from it to routers over gRPC.
 //
-// Requests flow in; entries flow out, in the bytes that the journal encoded once. Each
-// stream is a cursor in the journal without a queue of its own. Guarantee: a subscriber
-// receives every entry once and in order from the requested start, or an error that
-// says why not; a slow subscriber does not delay others.
+// Requests flow in; entries flow out, in the bytes that the journal encoded once. Each stream is a cursor in
+// the journal without a queue of its own. Guarantee: a subscriber receives every entry once and in order from
+// the requested start, or an error that says why not; a slow subscriber does not delay others.
 package server
 
 import (
@@ -79,9 +77,8 @@ type Server struct {
 	refusedCalls       logLimiter
 }
 
-// New returns a server that reads a journal and the state that follows from its
-// entries. Calls that need the state are refused until StartServing. New fails only
-// if its metrics are already registered.
+// New returns a server that reads a journal and the state that follows from its entries. Calls that need the
+// state are refused until StartServing. New fails only if its metrics are already registered.
 func New(cfg Config, j Journal, state State) (*Server, error) {
 	cfg = cfg.withDefaults()
 	s := &Server{
@@ -190,10 +187,9 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown ends every Subscribe stream once it has sent all entries of the journal,
-// waits for snapshots and replays, and stops the server. The caller must not append
-// to the journal any more. When ctx ends first, the streams that remain are aborted.
-// Health watches and connections without calls are closed after a second.
+// Shutdown ends every Subscribe stream once it has sent all entries of the journal, waits for snapshots and
+// replays, and stops the server. The caller must not append to the journal any more. When ctx ends first, the
+// streams that remain are aborted. Health watches and connections without calls are closed after a second.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
 	s.drain.Do(func() { close(s.draining) })
@@ -259,9 +255,8 @@ const (
 	phaseStoppedEarly              // stopped before it served: as phaseStarting
 )
 
-// StartServing answers all calls and reports SERVING to health checks from now on.
-// Before, Subscribe, Replay, Snapshot and LookupBlocks end with STARTING. It does
-// nothing after StopServing.
+// StartServing answers all calls and reports SERVING to health checks from now on. Before, Subscribe, Replay,
+// Snapshot and LookupBlocks end with STARTING. It does nothing after StopServing.
 func (s *Server) StartServing() {
 	if s.advance(phaseStarting, phaseServing) {
 		s.setHealth(healthv1.HealthCheckResponse_SERVING) // ignored after a concurrent StopServing

@@ -81,11 +81,10 @@ func (c *cursor) acquireSnapshot(ctx context.Context) error {
 
 // snapshot sends the workers' state and moves the cursor to its end:
 //
-//  1. Each worker's blocks are read separately, while entries are appended. All of
-//     them include the entries up to some seq of that worker.
-//  2. Then come the worker's entries after its seq, and all entries of workers that
-//     were added since, up to a common seq. Blocks may include entries after their seq:
-//     applying an event twice changes nothing.
+//  1. Each worker's blocks are read separately, while entries are appended. All of them include the entries up
+//     to some seq of that worker.
+//  2. Then come the worker's entries after its seq, and all entries of workers that were added since, up to a
+//     common seq. Blocks may include entries after their seq: applying an event twice changes nothing.
 func (c *cursor) snapshot(ctx context.Context) error {
 	if c.subscription != nil {
 		c.subscription.inSnapshot.Store(true)
@@ -172,8 +171,7 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 	return nil
 }
 
-// sendEntriesSince sends the entries from a snapshot's begin to its end that its blocks
-// do not include.
+// sendEntriesSince sends the entries from a snapshot's begin to its end that its blocks do not include.
 func (c *cursor) sendEntriesSince(begin, end uint64, included map[string]uint64) error {
 	filter := func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
 		if seq <= included[s.Worker] {

@@ -22,14 +22,12 @@ import (
 
 const (
 	maxLookup = 10_000 // hashes in a lookup
-	// maxHolders bounds the holders in an answer. With short names, maxResponse has room
-	// for about as many.
+	// maxHolders bounds the holders in an answer. With short names, maxResponse has room for about as many.
 	maxHolders = 25_000
 	// maxResponse is the default receive limit of gRPC clients.
 	maxResponse = 4 << 20
 
-	// Each subscriber's record is bounded, so that an answer lists as many as there may
-	// be by default.
+	// Each subscriber's record is bounded, so that an answer lists as many as there may be by default.
 	maxListedNames = 8   // of each list of the filter
 	maxListedBytes = 128 // of each name, and of the user agent
 )

@@ -252,8 +252,7 @@ type digests struct {
 	workers []*kvcastv1.WorkerDigest
 }
 
-// until returns the seq up to which the stream may read before the digests are sent;
-// 0, for nil, is the newest.
+// until returns the seq up to which the stream may read before the digests are sent; 0, for nil, is the newest.
 func (d *digests) until() uint64 {
 	if d == nil {
 		return 0
@@ -261,15 +260,13 @@ func (d *digests) until() uint64 {
 	return d.seq
 }
 
-// readDigests returns the digests at one seq, without making workers wait for each
-// other:
+// readDigests returns the digests at one seq, without making workers wait for each other:
 //
-//  1. Each worker's digests are read at a different time, with the seq of its last
-//     entry.
-//  2. The common seq is the largest of these, or the newest before them if that is
-//     larger: at or after the cursor.
-//  3. Workers with another entry up to the common seq are left out. Only entries
-//     appended since the start need to be read to find them.
+//  1. Each worker's digests are read at a different time, with the seq of its last entry.
+//  2. The common seq is the largest of these, or the newest before them if that is larger: at or after the
+//     cursor.
+//  3. Workers with another entry up to the common seq are left out. Only entries appended since the start need
+//     to be read to find them.
 func (c *cursor) readDigests(ctx context.Context) (*digests, error) {
 	j := c.server.journal
 	begin := j.Bounds().Newest

@@ -17,8 +17,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Workers adds and removes the workers that are read. Its errors are those of package
-// ingest/config.
+// Workers adds and removes the workers that are read. Its errors are those of package ingest/config.
 type Workers interface {
 	AddWorker(context.Context, config.Worker) error
 	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
@@ -71,7 +70,7 @@ func (s workers) workerError(err error, name string) error {
 		return errorf(ReasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister that worker first", name)
 	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
 		return errorf(ReasonWorkerNotFound, b,
-			"the engine of worker %q connects to a port of the server, so the worker cannot be deregistered; stop the engine, and the worker is removed after the grace time", name)
+			"worker %q cannot be deregistered: its engine connects to a port of the server by itself; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
 		return errorf(ReasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
 	case errors.Is(err, config.ErrTooManyWorkers):
@@ -166,9 +165,8 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 	return all
 }
 
-// wantEndpoint returns what is allowed in place of an endpoint; empty if it is allowed.
-// Clients must not reach sockets in the server's file system, nor hosts that the
-// operator has not allowed. ingest checks the rest.
+// wantEndpoint returns what is allowed in place of an endpoint; empty if it is allowed. Clients must not reach
+// sockets in the server's file system, nor hosts that the operator has not allowed. ingest checks the rest.
 func (s workers) wantEndpoint(endpoint string) string {
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
