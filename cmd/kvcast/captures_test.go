@@ -9,12 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/recording"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 const captures = "testdata/captures"
@@ -57,63 +57,30 @@ func sentinelAfter(last message) message {
 	return message{topic: last.topic, seq: last.seq + 1, payload: payload}
 }
 
-// publisher plays messages over a real socket, from when it has a subscriber on.
-type publisher struct {
-	ctx    *zmq4.Context
-	socket *zmq4.Socket
-}
-
-func newPublisher(t *testing.T) *publisher {
+// newEngine returns an engine that keeps every message until it is sent.
+func newEngine(t *testing.T) *enginetest.Engine {
 	t.Helper()
-	ctx, err := zmq4.NewContext()
+	e, err := enginetest.New(enginetest.Config{HighWaterMark: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An XPUB is a PUB that can be asked who subscribes.
-	socket, err := ctx.NewSocket(zmq4.XPUB)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &publisher{ctx: ctx, socket: socket}
 	t.Cleanup(func() {
-		if err := socket.Close(); err != nil {
-			t.Errorf("close publisher: %v", err)
-		}
-		if err := ctx.Term(); err != nil {
-			t.Errorf("end publisher: %v", err)
+		if err := e.Close(); err != nil {
+			t.Errorf("close engine: %v", err)
 		}
 	})
-	for _, err := range []error{socket.SetSndhwm(0), socket.SetRcvtimeo(patience)} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	return p
+	return e
 }
 
-// bind returns the endpoint to connect to.
-func (p *publisher) bind(t *testing.T) string {
+// play publishes messages once there is a subscriber.
+func play(t *testing.T, e *enginetest.Engine, messages []message) {
 	t.Helper()
-	if err := p.socket.Bind("tcp://127.0.0.1:*"); err != nil {
-		t.Fatal(err)
+	_, err := e.AwaitSubscription()
+	for i := 0; err == nil && i < len(messages); i++ {
+		err = e.Publish(messages[i].topic, messages[i].seq, messages[i].payload)
 	}
-	endpoint, err := p.socket.GetLastEndpoint()
 	if err != nil {
 		t.Fatal(err)
-	}
-	return strings.TrimRight(endpoint, "\x00")
-}
-
-func (p *publisher) play(t *testing.T, messages []message) {
-	t.Helper()
-	if _, err := p.socket.RecvBytes(0); err != nil {
-		t.Fatalf("wait for a subscriber: %v", err)
-	}
-	for _, m := range messages {
-		seq := binary.BigEndian.AppendUint64(nil, m.seq)
-		if _, err := p.socket.SendMessage(m.topic, seq, m.payload); err != nil {
-			t.Fatalf("publish seq %d: %v", m.seq, err)
-		}
 	}
 }
 
@@ -159,9 +126,13 @@ func TestRecordedTrafficBecomesTheEnginesBlocks(t *testing.T) {
 			}
 			t.Run("connect", func(t *testing.T) {
 				t.Parallel()
-				p := newPublisher(t)
-				s := serve(t, "--worker", fmt.Sprintf("name=w,model=m,engine=%s,connect=%s", c.engine, p.bind(t)))
-				p.play(t, append(messages[:len(messages):len(messages)], sentinelAfter(messages[len(messages)-1])))
+				e := newEngine(t)
+				endpoint, err := e.Bind("tcp://127.0.0.1:*")
+				if err != nil {
+					t.Fatal(err)
+				}
+				s := serve(t, "--worker", fmt.Sprintf("name=w,model=m,engine=%s,connect=%s", c.engine, endpoint))
+				play(t, e, append(messages[:len(messages):len(messages)], sentinelAfter(messages[len(messages)-1])))
 				followRecording(t, s, "w", messages, account)
 			})
 			t.Run("bind", func(t *testing.T) {
@@ -171,8 +142,8 @@ func TestRecordedTrafficBecomesTheEnginesBlocks(t *testing.T) {
 					bind += ",engine=" + c.engine
 				}
 				s := serve(t, "--bind", bind)
-				p := newPublisher(t)
-				if err := p.socket.Connect(s.endpoint()); err != nil {
+				e := newEngine(t)
+				if err := e.Connect(s.endpoint()); err != nil {
 					t.Fatal(err)
 				}
 				renamed := make([]message, len(messages))
@@ -180,7 +151,7 @@ func TestRecordedTrafficBecomesTheEnginesBlocks(t *testing.T) {
 					m.topic = []byte("kv@10.0.0.7:8000@Qwen/Qwen3-0.6B")
 					renamed[i] = m
 				}
-				p.play(t, append(renamed, sentinelAfter(renamed[len(renamed)-1])))
+				play(t, e, append(renamed, sentinelAfter(renamed[len(renamed)-1])))
 				followRecording(t, s, "10.0.0.7:8000", renamed, account)
 			})
 		})

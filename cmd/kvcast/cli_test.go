@@ -221,7 +221,7 @@ func TestSubscribeResumesByItself(t *testing.T) {
 		block++
 		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
 	}
-	e := runExample(t, program, "subscribe", "--addr", s.addr(), "--from", "earliest", "-o", "json")
+	e := runExample(t, program(t), "subscribe", "--addr", s.addr(), "--from", "earliest", "-o", "json")
 	last := uint64(0)
 	for more := 20; more > 0; {
 		var l struct {
@@ -244,7 +244,7 @@ func TestSubscribeResumesByItself(t *testing.T) {
 			more--
 		}
 	}
-	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: the connection has reached the age") {
+	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: the connection has reached its maximum age") {
 		t.Errorf("it says:\n%s", &e.errOut)
 	}
 }

@@ -5,9 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -22,28 +19,12 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 // attackTime bounds one attack.
 const attackTime = 10 * time.Second
-
-// residentMiB is the resident memory of a process, in MiB.
-func (p *process) residentMiB() int {
-	p.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		var kib int
-		if _, err := fmt.Sscanf(line, "VmRSS: %d kB", &kib); err == nil {
-			return kib >> 10
-		}
-	}
-	p.t.Fatal("no VmRSS in /proc")
-	return 0
-}
 
 // attack connects to a bound port as a publisher.
 func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
@@ -244,11 +225,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 // beside it loses nothing.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	// The race detector takes many times the memory.
-	plain := filepath.Join(t.TempDir(), "kvcast")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", plain, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build kvcast: %v\n%s", err, out)
-	}
-	s := serveBy(t, plain, "--bind", "tcp://127.0.0.1:*")
+	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
 	h := newHonest(t, s)
 	h.round()
 	for name, attack := range attacks {

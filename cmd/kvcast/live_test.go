@@ -352,7 +352,7 @@ func testLivePublisher(t *testing.T, kvEvents string) {
 // suspend stops the server, or lets it go on.
 func suspend(t *testing.T, s *process, signal syscall.Signal) {
 	t.Helper()
-	if err := s.cmd.Process.Signal(signal); err != nil {
+	if err := s.Signal(signal); err != nil {
 		t.Fatal(err)
 	}
 }

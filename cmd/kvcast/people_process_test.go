@@ -72,11 +72,11 @@ func TestCompletionWorksInBash(t *testing.T) {
 	script := kvcast(t, nil, "completion", "bash")
 	cmd := exec.CommandContext(t.Context(), bash, "-c", script.out+`complete -p kvcast && COMP_LINE='kvcast stat' eval "$(complete -p kvcast | sed "s/^complete -C '\(.*\)' kvcast$/\1/; s/'\\\\''/'/g")"`)
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.HasSuffix(string(out), "\nstatus\n") || !strings.Contains(string(out), filepath.Base(program)) {
+	if err != nil || !strings.HasSuffix(string(out), "\nstatus\n") || !strings.Contains(string(out), filepath.Base(program(t))) {
 		t.Errorf("%v: got %q after\n%s", err, out, script.out)
 	}
 	for _, shell := range []string{"zsh", "fish"} {
-		if got := kvcast(t, nil, "completion", shell); got.status != 0 || !strings.Contains(got.out, program) {
+		if got := kvcast(t, nil, "completion", shell); got.status != 0 || !strings.Contains(got.out, program(t)) {
 			t.Errorf("%s: got status %d and %q", shell, got.status, got.out)
 		}
 	}

@@ -1,9 +1,7 @@
 package main_test
 
 import (
-	"bufio"
 	"context"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -42,34 +40,6 @@ func publish(t *testing.T, p *simulator.Publisher, events ...wire.Event) {
 	t.Helper()
 	if _, err := p.Publish(events...); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// metric waits until the admin port shows a line.
-func (p *process) metric(line string) {
-	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
-	defer cancel()
-	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.admin()+"/metrics", nil)
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			p.t.Fatalf("wait for metric %s: %v", line, err)
-		}
-		found := false
-		for s := bufio.NewScanner(res.Body); s.Scan(); {
-			found = found || s.Text() == line
-		}
-		if err := res.Body.Close(); err != nil {
-			p.t.Fatal(err)
-		}
-		if found {
-			http.DefaultClient.CloseIdleConnections()
-			return
-		}
 	}
 }
 

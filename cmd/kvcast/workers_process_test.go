@@ -198,7 +198,7 @@ func TestConfiguredWorkersCanBeDeregisteredAndBoundOnesNot(t *testing.T) {
 	publish(t, bound, storedOf(2))
 	f.until("pod-0", "added m")
 	_, err := operator.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "pod-0"})
-	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "its engine connects to a port of the server by itself") {
+	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "connects to a port of the server, so the worker cannot be deregistered") {
 		t.Errorf("a bound worker: got %v", err)
 	}
 }

@@ -64,7 +64,7 @@ func openCatchUpOf(s shape, args ...string) (*rig, error) {
 		if err := r.arrive(); err != nil {
 			return nil, closeAfter(err, r)
 		}
-		m, err := scrape(context.Background(), r.server.admin)
+		m, err := r.server.metrics(context.Background())
 		if err != nil {
 			return nil, closeAfter(err, r)
 		}
@@ -105,7 +105,7 @@ func TestCatchUpIsOfTheWholeJournal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := scrape(t.Context(), r.server.admin)
+	m, err := r.server.metrics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

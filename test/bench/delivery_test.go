@@ -65,7 +65,7 @@ func TestDeliveriesAreOfEachSubscriber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := scrape(t.Context(), r.server.admin)
+	m, err := r.server.metrics(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

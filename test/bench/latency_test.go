@@ -45,7 +45,7 @@ func benchmarkLatency(b *testing.B, o *observed) {
 	b.ReportMetric(microseconds(quantile(floor, 0.5)), "floor-p50-us")
 	b.ReportMetric(microseconds(quantile(floor, 0.99)), "floor-p99-us")
 	b.ReportMetric(microseconds(quantile(floor, 1)), "floor-max-us")
-	rss, err := residentBytes(o.server.cmd.Process.Pid)
+	rss, err := o.server.residentBytes()
 	if err != nil {
 		b.Fatal(err)
 	}

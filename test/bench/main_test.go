@@ -1,56 +1,21 @@
 package bench_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/kvcast/kvcast/test/harness"
 )
-
-// scratch is a folder for this run alone.
-var scratch string
 
 // TestMain runs the tests, or, in a process that a benchmark started, its role.
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(childMain(role, os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(testMain(m))
+	os.Exit(harness.RunTests(m))
 }
-
-func testMain(m *testing.M) int {
-	var err error
-	if scratch, err = os.MkdirTemp("", "kvcast-bench-"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = os.RemoveAll(scratch) }()
-	status := m.Run()
-	if status == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			status = 1
-		}
-	}
-	return status
-}
-
-// program builds kvcast as it is released, without the race detector, once a run.
-var program = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(scratch, "kvcast")
-	build := exec.CommandContext(context.Background(), "go", "build", "-o", path, "github.com/kvcast/kvcast/cmd/kvcast")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build kvcast: %w\n%s", err, out)
-	}
-	return path, nil
-})
 
 // benchmarkWith runs a sub-benchmark on something that is opened anew for each
 // -count and then serves all its values of b.N: the first is always 1.

@@ -1,13 +1,7 @@
 package bench_test
 
 import (
-	"bufio"
-	"context"
-	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
-	"strings"
 )
 
 // metrics are values of /metrics by name, summed over labels.
@@ -41,45 +35,6 @@ var faults = []string{
 	"kvcast_pipeline_raw_event_holes_total",
 	"kvcast_pipeline_incomplete",
 	"kvcast_server_panics_total",
-}
-
-// scrape reads the metrics of an admin port.
-func scrape(ctx context.Context, admin string) (m metrics, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("read metrics: %w", err)
-		}
-	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/metrics", http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	// No connection is left behind.
-	transport := &http.Transport{DisableKeepAlives: true}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, resp.Body.Close()) }()
-	if resp.StatusCode != http.StatusOK {
-		return nil, errors.New(resp.Status)
-	}
-	m = make(metrics)
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		line := lines.Text()
-		space := strings.LastIndexByte(line, ' ')
-		if strings.HasPrefix(line, "#") || space < 0 {
-			continue
-		}
-		value, err := strconv.ParseFloat(line[space+1:], 64)
-		if err != nil {
-			return nil, err
-		}
-		name, _, _ := strings.Cut(line[:space], "{")
-		m[name] += value
-	}
-	return m, lines.Err()
 }
 
 // since is how much each has grown.

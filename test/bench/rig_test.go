@@ -31,11 +31,11 @@ type rig struct {
 
 // newRig returns a rig of that many subscribers, whose server reads the engine.
 func newRig(s shape, subscribers int, args ...string) (*rig, error) {
-	return newRigBy(nil, s, subscribers, args...)
+	return newWrappedRig(nil, s, subscribers, args...)
 }
 
-// newRigBy starts the server by way of another command.
-func newRigBy(by []string, s shape, subscribers int, args ...string) (_ *rig, err error) {
+// newWrappedRig starts the server through a wrapper command.
+func newWrappedRig(wrapper []string, s shape, subscribers int, args ...string) (_ *rig, err error) {
 	r := &rig{moved: make(chan struct{}, 1), load: newLoad(s)}
 	defer func() {
 		if err != nil {
@@ -46,7 +46,7 @@ func newRigBy(by []string, s shape, subscribers int, args ...string) (_ *rig, er
 		return nil, err
 	}
 	args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s", workerName, modelName, r.publisher.endpoint))
-	if r.server, err = serve(by, args...); err != nil {
+	if r.server, err = serve(wrapper, args...); err != nil {
 		return nil, err
 	}
 	if err = r.publisher.subscribed(); err != nil {
@@ -172,7 +172,7 @@ type figures struct {
 // that nothing went wrong.
 func (r *rig) measure(do func() error) (figures, error) {
 	ctx := context.Background()
-	before, err := scrape(ctx, r.server.admin)
+	before, err := r.server.metrics(ctx)
 	if err != nil {
 		return figures{}, err
 	}
@@ -190,7 +190,7 @@ func (r *rig) measure(do func() error) (figures, error) {
 	if err != nil {
 		return figures{}, err
 	}
-	after, err := scrape(ctx, r.server.admin)
+	after, err := r.server.metrics(ctx)
 	if err != nil {
 		return figures{}, err
 	}

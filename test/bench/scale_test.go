@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 const (
@@ -54,7 +53,7 @@ func BenchmarkScale(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			rss, err := residentBytes(s.server.cmd.Process.Pid)
+			rss, err := s.server.residentBytes()
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -87,11 +86,7 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 		return nil, err
 	}
 	// Without replay: engines that can not be asked would be waited for, some at a time.
-	config := filepath.Join(scratch, "scale.yaml")
-	if err := os.WriteFile(config, fmt.Appendf(nil, "listeners: [{bind: %q, replay_port: 0}]\n", endpoint), 0o600); err != nil {
-		return nil, fmt.Errorf("open scale: %w", err)
-	}
-	if s.server, err = serve(nil, "--config", config); err != nil {
+	if s.server, err = serve(nil, "--bind", endpoint+",replay_port=0"); err != nil {
 		return nil, err
 	}
 	for n := 0; n < workers; n += scaleEngines {
@@ -134,7 +129,7 @@ func freeEndpoint() (string, error) {
 }
 
 func (s *scale) reading() (metrics, time.Duration, error) {
-	m, err := scrape(context.Background(), s.server.admin)
+	m, err := s.server.metrics(context.Background())
 	if err != nil {
 		return nil, 0, err
 	}
@@ -164,7 +159,7 @@ type engines struct {
 }
 
 func simulateEngines(endpoint, name string, n int) (*engines, error) {
-	path, err := program()
+	path, err := harness.Program(false)
 	if err != nil {
 		return nil, err
 	}

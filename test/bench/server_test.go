@@ -11,7 +11,7 @@ var serverLoads = []struct {
 	name        string
 	shape       shape
 	subscribers int
-	by          []string // starts the server
+	wrapper     []string // starts the server
 }{
 	{"B1", shapeB1, 8, nil},
 	{"B2", shapeB2, 8, nil},
@@ -53,13 +53,13 @@ var serverLoads = []struct {
 func BenchmarkServer(b *testing.B) {
 	requireProc(b)
 	for _, l := range serverLoads {
-		if l.by != nil {
-			if _, err := exec.LookPath(l.by[0]); err != nil {
+		if l.wrapper != nil {
+			if _, err := exec.LookPath(l.wrapper[0]); err != nil {
 				b.Logf("%s skipped: %v", l.name, err)
 				continue
 			}
 		}
-		open := func() (*rig, error) { return openServer(l.by, l.shape, l.subscribers) }
+		open := func() (*rig, error) { return openServer(l.wrapper, l.shape, l.subscribers) }
 		benchmarkWith(b, l.name, open, func(b *testing.B, r *rig) {
 			b.ResetTimer()
 			own := ownUsage().cpu
@@ -74,7 +74,7 @@ func BenchmarkServer(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			rss, err := residentBytes(r.server.cmd.Process.Pid)
+			rss, err := r.server.residentBytes()
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -91,8 +91,8 @@ func BenchmarkServer(b *testing.B) {
 
 // openServer returns a rig in the state in which it is to be measured: connections
 // are warm, and an engine that evicts is full.
-func openServer(by []string, s shape, subscribers int) (*rig, error) {
-	r, err := newRigBy(by, s, subscribers)
+func openServer(wrapper []string, s shape, subscribers int) (*rig, error) {
+	r, err := newWrappedRig(wrapper, s, subscribers)
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,9 @@ type ProcessConfig struct {
 	LogLines int
 }
 
+// pollInterval is the time between two looks at metrics.
+const pollInterval = 20 * time.Millisecond
+
 // maxFaultLines bounds how many lines Process.LogFaults returns.
 const maxFaultLines = 30
 
@@ -186,6 +189,28 @@ func (p *Process) Metrics(ctx context.Context) (Metrics, error) {
 		return nil, err
 	}
 	return Scrape(ctx, admin)
+}
+
+// AwaitMetric waits until a sample, as Sample.String has it, has a value.
+func (p *Process) AwaitMetric(ctx context.Context, series string, want float64) error {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for {
+		m, err := p.Metrics(ctx)
+		if err != nil {
+			return fmt.Errorf("wait for metric %s: %w", series, err)
+		}
+		if slices.ContainsFunc(m, func(s Sample) bool { return s.Value == want && s.String() == series }) {
+			return nil
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for metric %s %v: %w", series, want, ctx.Err())
+		}
+	}
 }
 
 // PID returns the id of the process.

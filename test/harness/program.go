@@ -33,14 +33,8 @@ func Program(race bool) (string, error) {
 		}
 		programs.dir, programs.paths = dir, make(map[bool]string)
 	}
-	name := "kvcast"
-	args := []string{"build"}
-	if race {
-		name = "kvcast-race"
-		args = append(args, "-race")
-	}
-	path := filepath.Join(programs.dir, name)
-	args = append(args, "-o", path, "github.com/kvcast/kvcast/cmd/kvcast")
+	path := filepath.Join(programs.dir, fmt.Sprintf("race=%t", race), "kvcast")
+	args := []string{"build", fmt.Sprintf("-race=%t", race), "-o", path, "github.com/kvcast/kvcast/cmd/kvcast"}
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it ends by itself
 		return "", fmt.Errorf("build kvcast: %w\n%s", err, out)
 	}

@@ -1,0 +1,129 @@
+// Package enginetest has the publishing end of an engine. The test writes its messages byte
+// by byte, so that they may be what no engine sends. Package internal/simulator has
+// engines that run by themselves.
+package enginetest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// Config configures an Engine. The zero value drops messages that are more than 1,000
+// ahead of a subscriber.
+type Config struct {
+	// HighWaterMark is how many messages a subscriber may be behind; 0 means ZeroMQ's
+	// 1,000, and a negative number any number.
+	HighWaterMark int
+	// Blocking makes sending wait for a subscriber at the high-water mark instead of
+	// dropping messages.
+	Blocking bool
+}
+
+// Engine is an XPUB socket, which on the wire is a PUB socket and also receives
+// subscriptions. It is for one goroutine.
+type Engine struct {
+	context  *zmq4.Context
+	socket   *zmq4.Socket
+	seqFrame [8]byte
+}
+
+// New returns an Engine, which the caller closes.
+func New(cfg Config) (*Engine, error) {
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		return nil, fmt.Errorf("open engine: %w", err)
+	}
+	e := &Engine{context: zctx}
+	if err := e.open(cfg); err != nil {
+		return nil, errors.Join(fmt.Errorf("open engine: %w", err), e.Close())
+	}
+	return e, nil
+}
+
+func (e *Engine) open(cfg Config) (err error) {
+	if e.socket, err = e.context.NewSocket(zmq4.XPUB); err != nil {
+		return err
+	}
+	if cfg.HighWaterMark != 0 {
+		err = e.socket.SetSndhwm(max(0, cfg.HighWaterMark)) // ZeroMQ's 0 is no limit
+	}
+	return errors.Join(err,
+		e.socket.SetXpubNodrop(cfg.Blocking),
+		e.socket.SetLinger(0),
+		e.socket.SetRcvtimeo(harness.Timeout),
+		e.socket.SetSndtimeo(harness.Timeout),
+		e.socket.SetIpv6(true),
+	)
+}
+
+// Bind binds to an endpoint such as tcp://127.0.0.1:*, and returns it with its port.
+func (e *Engine) Bind(endpoint string) (string, error) {
+	if err := e.socket.Bind(endpoint); err != nil {
+		return "", fmt.Errorf("bind engine to %s: %w", endpoint, err)
+	}
+	return e.socket.GetLastEndpoint()
+}
+
+// Connect connects to an endpoint.
+func (e *Engine) Connect(endpoint string) error {
+	if err := e.socket.Connect(endpoint); err != nil {
+		return fmt.Errorf("connect engine to %s: %w", endpoint, err)
+	}
+	return nil
+}
+
+// AwaitSubscription waits for a subscriber, which receives what is sent from then on, and
+// returns the topic prefix that it subscribes to.
+func (e *Engine) AwaitSubscription() (topic string, err error) {
+	message, err := e.socket.Recv(0)
+	if err != nil {
+		return "", fmt.Errorf("await subscription: %w", err)
+	}
+	if message == "" || message[0] != 1 {
+		return "", fmt.Errorf("await subscription: got message %q", message)
+	}
+	return message[1:], nil
+}
+
+// Send sends a message of frames, which are copied.
+func (e *Engine) Send(frames ...[]byte) error {
+	for i, f := range frames {
+		flags := zmq4.SNDMORE
+		if i == len(frames)-1 {
+			flags = 0
+		}
+		if _, err := e.socket.SendBytes(f, flags); err != nil {
+			return fmt.Errorf("send frame %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// Publish sends a batch: a message of topic, seq and payload.
+func (e *Engine) Publish(topic []byte, seq uint64, payload []byte) error {
+	binary.BigEndian.PutUint64(e.seqFrame[:], seq)
+	if err := e.Send(topic, e.seqFrame[:], payload); err != nil {
+		return fmt.Errorf("publish batch %d: %w", seq, err)
+	}
+	return nil
+}
+
+// Close closes the socket. What has not been sent by then is dropped. It may be called
+// again.
+func (e *Engine) Close() error {
+	var errs []error
+	if e.socket != nil {
+		errs = append(errs, e.socket.Close())
+		e.socket = nil
+	}
+	if e.context != nil {
+		errs = append(errs, e.context.Term())
+		e.context = nil
+	}
+	return errors.Join(errs...)
+}
