@@ -9,14 +9,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -24,9 +22,10 @@ import (
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 
 // holding is a View of engines that hold the first blocks of a prompt, so many each.
 func holding(endpoint string, tokens []uint32, blocks map[string]int) *client.View {
@@ -171,9 +170,9 @@ func TestTheDemoEndsWithItsSubscription(t *testing.T) {
 
 // TestDemo has a kvcast in a process of its own.
 func TestDemo(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "kvcast")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kvcast").CombinedOutput(); err != nil {
-		t.Fatalf("build kvcast: %v\n%s", err, out)
+	program, err := harness.Program(false)
+	if err != nil {
+		t.Fatal(err)
 	}
 	hit := make(map[policy]uint64)
 	for _, p := range []policy{policyRoundRobin, policyPrefix} {

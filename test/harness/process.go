@@ -45,6 +45,8 @@ type Process struct {
 	log      []string      // lines
 	faults   []string      // lines
 	logLines int           // that log keeps; 0 keeps all
+	addr     string        // of gRPC; empty before it serves
+	admin    string        // address; empty before it serves
 	changed  chan struct{} // closed when the log grows or ends
 	complete bool          // the log has ended
 }
@@ -99,9 +101,16 @@ func (p *Process) read(stderr io.Reader) {
 	}
 }
 
+var servingLine = regexp.MustCompile(`msg=serving (grpc|admin)=(\S+)`)
+
 func (p *Process) append(line string, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if m := servingLine.FindStringSubmatch(line); m != nil && m[1] == "grpc" {
+		p.addr = m[2]
+	} else if m != nil {
+		p.admin = m[2]
+	}
 	if line != "" {
 		p.log = append(p.log, line)
 		if p.logLines > 0 && len(p.log) > p.logLines {
@@ -134,40 +143,50 @@ func (p *Process) LogFaults() []string {
 // Logged waits until a line of the log matches a pattern, and returns what its last group
 // captures. It is an error if the program ends first.
 func (p *Process) Logged(pattern *regexp.Regexp) (string, error) {
-	timeout := time.After(Timeout)
-	for searched := 0; ; {
-		p.mu.Lock()
-		lines, changed, complete := p.log, p.changed, p.complete
-		p.mu.Unlock()
+	searched := 0
+	return p.await(pattern.String(), func() string {
 		if p.logLines > 0 {
-			searched = 0 // lines move
+			searched = 0 // older lines have been dropped since
 		}
-		for ; searched < len(lines); searched++ {
-			if m := pattern.FindStringSubmatch(lines[searched]); m != nil {
-				return m[len(m)-1], nil
+		for ; searched < len(p.log); searched++ {
+			if m := pattern.FindStringSubmatch(p.log[searched]); m != nil {
+				return m[len(m)-1]
 			}
 		}
-		if complete {
-			return "", fmt.Errorf("kvcast ended before it logged %s:\n%s", pattern, p.Log())
+		return ""
+	})
+}
+
+// Addr waits until the server serves, and returns its gRPC address.
+func (p *Process) Addr() (string, error) {
+	return p.await("its gRPC address", func() string { return p.addr })
+}
+
+// Admin waits until the admin port serves, and returns its address.
+func (p *Process) Admin() (string, error) {
+	return p.await("its admin address", func() string { return p.admin })
+}
+
+// await waits until find, which is called with mu held, returns something.
+func (p *Process) await(what string, find func() string) (string, error) {
+	timeout := time.After(Timeout)
+	for {
+		p.mu.Lock()
+		found, changed, complete := find(), p.changed, p.complete
+		p.mu.Unlock()
+		switch {
+		case found != "":
+			return found, nil
+		case complete:
+			return "", fmt.Errorf("kvcast ended before it logged %s:\n%s", what, p.Log())
 		}
 		select {
 		case <-changed:
 		case <-timeout:
-			return "", fmt.Errorf("kvcast has not logged %s:\n%s", pattern, p.Log())
+			return "", fmt.Errorf("kvcast has not logged %s:\n%s", what, p.Log())
 		}
 	}
 }
-
-var (
-	grpcAddress  = regexp.MustCompile(`msg=serving grpc=(\S+)`)
-	adminAddress = regexp.MustCompile(`msg=serving admin=(\S+)`)
-)
-
-// Addr waits until the server serves, and returns its gRPC address.
-func (p *Process) Addr() (string, error) { return p.Logged(grpcAddress) }
-
-// Admin waits until the admin port serves, and returns its address.
-func (p *Process) Admin() (string, error) { return p.Logged(adminAddress) }
 
 // Get returns what a path of the admin port answers.
 func (p *Process) Get(ctx context.Context, path string) (string, error) {

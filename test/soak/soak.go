@@ -51,7 +51,7 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 		return fmt.Errorf("start engines: %w", err)
 	}
 	defer func() { err = errors.Join(err, s.fleet.stop()) }()
-	s.server, err = startServer(ctx, c.race, append(s.fleet.flags, "--ingest-silence", "2s", "--ingest-grace", "5s",
+	s.server, err = startServer(c.race, append(s.fleet.flags, "--ingest-silence", "2s", "--ingest-grace", "5s",
 		"--subscribers-progress", "1s", "--journal-max-bytes", journalBytes)...)
 	if err != nil {
 		return err
@@ -61,10 +61,10 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 	if err := s.run(ctx); err != nil {
 		return err
 	}
-	s.fail("end", errors.Join(s.server.stop(), s.server.wrong()))
+	s.fail("end", errors.Join(s.server.stop(), s.server.logFaults()))
 	s.summarise()
 	if err := errors.Join(s.failures...); err != nil {
-		return fmt.Errorf("%d checks failed:\n%w\nthe end of the server's log:\n%s", len(s.failures), err, s.server.tail())
+		return fmt.Errorf("%d checks failed:\n%w\nthe end of the server's log:\n%s", len(s.failures), err, s.server.Log())
 	}
 	return nil
 }
@@ -198,7 +198,7 @@ func (s *soaking) check(ctx context.Context) error {
 	s.say("%4.0fs  batches %d, events %d, faults %d, repairs %.0f, gaps told %d, restarts told %d | ranks equal %d, told incomplete %d (%d differ) after %.1fs | %v",
 		time.Since(s.began).Seconds(), sum.Batches, sum.Events, total(sum.Faults), s.repaired, steady.gaps, steady.restarts,
 		o.equal, o.incomplete, o.differ, time.Since(began).Seconds(), u)
-	s.fail("log", s.server.wrong())
+	s.fail("log", s.server.logFaults())
 	return nil
 }
 
