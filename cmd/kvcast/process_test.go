@@ -98,7 +98,6 @@ func (p *process) must(s string, err error) string {
 }
 
 func (p *process) addr() string     { p.t.Helper(); return p.must(p.Addr()) }
-func (p *process) admin() string    { p.t.Helper(); return p.must(p.Admin()) }
 func (p *process) endpoint() string { p.t.Helper(); return p.logged(`msg=listening endpoint=(\S+)`) }
 
 // stop stops the process, and returns its exit status.
