@@ -1,9 +1,11 @@
 package journal
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"runtime"
+	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,27 +20,27 @@ const (
 
 // Config bounds a journal in memory. The zero value means the defaults.
 type Config struct {
-	// MaxBytes bounds the memory that retained entries and their index take, at
-	// the grain of a segment (a 64th of it, at most 1 MiB). Only an entry that is
-	// larger by itself goes beyond. Memory that a reader still holds after
-	// eviction is counted by Retained.
+	// MaxBytes bounds the memory of the retained entries and their index. Eviction is by
+	// segment, a 64th of MaxBytes and at most 1 MiB. Only an entry that is larger by
+	// itself exceeds the bound. EvictedBytes counts evicted memory that readers still
+	// reference.
 	MaxBytes int
-	// MaxAge is how long an entry is retained at most, at the grain of a segment.
+	// MaxAge is how long an entry is retained at most. Eviction is by segment.
 	MaxAge time.Duration
 }
 
 const (
 	minSegmentBytes = 4 << 10
 	maxSegmentBytes = 1 << 20
-	// indexBytes is what an entry takes in its segment's index.
-	indexBytes = int(unsafe.Sizeof(indexed{}))
-	// maxScan is how many entries a filter may look at in one read, since nothing
-	// can be appended meanwhile.
+	// indexBytes is the memory of an entry in its segment's index.
+	indexBytes = int(unsafe.Sizeof(indexEntry{}))
+	// maxScan bounds how many entries one filtered read examines: appends wait meanwhile.
 	maxScan = 4096
 )
 
-// Memory is a journal in this process's memory. It is lost with the process, and
-// so each has an epoch of its own.
+// Memory is a journal in this process's memory. It is lost with the process, so each
+// has an epoch of its own. An append is acknowledged at once, never waits for a reader,
+// and fails only once the journal is closed.
 type Memory struct {
 	epoch       string
 	maxBytes    int
@@ -47,13 +49,17 @@ type Memory struct {
 
 	mu       sync.RWMutex  // guards all below
 	segments []*segment    // oldest first, seqs contiguous over them
-	bytes    int           // what the segments take
+	bytes    int           // memory of the segments and their indexes
 	newest   uint64        // seq of the last entry appended
-	retained *atomic.Int64 // evicted and not freed
-	changed  chan struct{} // closed by the next append; nil while nobody waits
+	changed  chan struct{} // closed by the next append; nil while nothing waits
+	closed   bool
+
+	evicted *atomic.Int64 // bytes evicted and not freed yet
 }
 
-// NewMemory makes an empty journal with a new epoch.
+var _ Journal = (*Memory)(nil)
+
+// NewMemory returns an empty journal with a new epoch.
 func NewMemory(cfg Config) *Memory {
 	if cfg.MaxBytes <= 0 {
 		cfg.MaxBytes = DefaultMaxBytes
@@ -67,25 +73,28 @@ func NewMemory(cfg Config) *Memory {
 		epoch:       hex.EncodeToString(name[:]),
 		maxBytes:    cfg.MaxBytes,
 		maxAge:      cfg.MaxAge,
-		retained:    new(atomic.Int64),
+		evicted:     new(atomic.Int64),
 		segmentSize: min(max(cfg.MaxBytes/64, minSegmentBytes), maxSegmentBytes),
 	}
 }
 
-// Append gives the record the next seq and makes it readable. It never fails,
-// and never waits for a reader.
-func (m *Memory) Append(r Record) Receipt {
+// Append gives the record the next seq and makes it visible.
+func (m *Memory) Append(_ context.Context, r Record) (Pending, error) {
 	now := time.Now()
 	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return Pending{}, ErrClosed
+	}
 	need := frameSize(len(r.Body))
-	s := m.last()
+	s := m.newestSegment()
 	if s == nil || s.room() < need {
-		s = m.grow(need, now)
+		s = m.addSegment(need, now)
 	}
 	m.newest++
 	m.bytes += s.append(m.newest, r)
 	s.newestAt = now
-	receipt := Receipt{m.newest}
+	pending := Acknowledged(m.newest)
 	for len(m.segments) > 1 && m.bytes > m.maxBytes {
 		m.evict() // the index of many small entries has grown
 	}
@@ -95,11 +104,11 @@ func (m *Memory) Append(r Record) Receipt {
 	if changed != nil {
 		close(changed)
 	}
-	return receipt
+	return pending, nil
 }
 
-// grow evicts what a new segment displaces, and adds it.
-func (m *Memory) grow(need int, now time.Time) *segment {
+// addSegment evicts segments until a new one has room, and adds it.
+func (m *Memory) addSegment(need int, now time.Time) *segment {
 	size := max(m.segmentSize, need)
 	m.expire(now)
 	for len(m.segments) > 0 && m.bytes+size > m.maxBytes {
@@ -118,26 +127,27 @@ func (m *Memory) expire(now time.Time) {
 	}
 }
 
-// evict lets go of the oldest segment. Its memory is freed when the last reader
-// lets go of it, and is never used again.
+// evict drops the oldest segment. Its memory is freed when no reader references it, and
+// never reused.
 func (m *Memory) evict() {
 	s := m.segments[0]
 	m.bytes -= cap(s.buf) + indexBytes*cap(s.index)
-	size, retained := int64(cap(s.buf)), m.retained
-	retained.Add(size)
-	runtime.AddCleanup(unsafe.SliceData(s.buf), func(size int64) { retained.Add(-size) }, size)
+	size, evicted := int64(cap(s.buf)), m.evicted
+	evicted.Add(size)
+	runtime.AddCleanup(unsafe.SliceData(s.buf), func(size int64) { evicted.Add(-size) }, size)
 	m.segments[0] = nil
 	m.segments = m.segments[1:]
 }
 
-func (m *Memory) last() *segment {
+// newestSegment returns the segment of the last entry; nil where none is retained.
+func (m *Memory) newestSegment() *segment {
 	if len(m.segments) == 0 {
 		return nil
 	}
 	return m.segments[len(m.segments)-1]
 }
 
-// Bounds tells what is retained now.
+// Bounds returns what is retained now.
 func (m *Memory) Bounds() Bounds {
 	m.evictExpired()
 	m.mu.RLock()
@@ -145,7 +155,7 @@ func (m *Memory) Bounds() Bounds {
 	return m.bounds()
 }
 
-// evictExpired lets entries go by age also while nothing is appended.
+// evictExpired evicts by age also while nothing is appended.
 func (m *Memory) evictExpired() {
 	now := time.Now()
 	m.mu.RLock()
@@ -166,27 +176,26 @@ func (m *Memory) bounds() Bounds {
 	return b
 }
 
-// Bytes tells what the retained entries and their index take.
+// Bytes returns the memory of the retained entries and their index.
 func (m *Memory) Bytes() int {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.bytes
 }
 
-// Retained tells what entries take that were let go of and are still in memory,
-// because a reader holds what it was given, or because the garbage collector has not
-// come by yet.
-func (m *Memory) Retained() int { return int(m.retained.Load()) }
+// EvictedBytes returns the memory of evicted entries that is not freed yet: readers
+// reference it, or the garbage collector has not run since.
+func (m *Memory) EvictedBytes() int { return int(m.evicted.Load()) }
 
-// Read returns the entries that the query asks for: as many as fit, but at least
-// one where there is one. It appends the slices to those given. The error is a
-// *PositionError. With a filter it may return before anything was found, with
-// Last moved on.
-func (m *Memory) Read(q Query, slices [][]byte) (Chunk, error) {
+// Read returns the entries that a query selects; see Journal.
+func (m *Memory) Read(_ context.Context, q Query) (Chunk, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	c := Chunk{Slices: slices, Last: q.After}
-	if err := m.bounds().check(q.After); err != nil {
+	c := Chunk{Slices: q.Slices, Last: q.After}
+	if m.closed {
+		return c, ErrClosed
+	}
+	if err := m.bounds().CheckPosition(q.After); err != nil {
 		return c, err
 	}
 	until := m.newest
@@ -207,22 +216,13 @@ func (m *Memory) Read(q Query, slices [][]byte) (Chunk, error) {
 	return c, nil
 }
 
-// find returns the index of the segment that holds a retained seq.
+// find returns the index of the segment of a retained seq.
 func (m *Memory) find(seq uint64) int {
-	lo, hi := 0, len(m.segments)
-	for hi-lo > 1 {
-		mid := (lo + hi) / 2
-		if m.segments[mid].first <= seq {
-			lo = mid
-		} else {
-			hi = mid
-		}
-	}
-	return lo
+	after := sort.Search(len(m.segments), func(i int) bool { return m.segments[i].first > seq })
+	return max(after-1, 0)
 }
 
-// Changed returns a channel that the next append closes. To miss nothing, call
-// it before the Read that finds nothing.
+// Changed returns a channel that the next append closes.
 func (m *Memory) Changed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -230,4 +230,12 @@ func (m *Memory) Changed() <-chan struct{} {
 		m.changed = make(chan struct{})
 	}
 	return m.changed
+}
+
+// Close ends appends and reads. There is nothing to flush.
+func (m *Memory) Close(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	return nil
 }

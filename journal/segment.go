@@ -2,6 +2,7 @@ package journal
 
 import (
 	"encoding/binary"
+	"sort"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -17,12 +18,12 @@ const seqSize = 1 + 8
 type segment struct {
 	first    uint64 // seq of the first entry
 	buf      []byte // framed entries; its capacity is fixed
-	index    []indexed
+	index    []indexEntry
 	newestAt time.Time
 }
 
-// indexed is what is known of an entry without decoding it.
-type indexed struct {
+// indexEntry describes an entry without decoding it.
+type indexEntry struct {
 	source *Source
 	offset uint32 // where it begins in buf
 	tiers  Tiers
@@ -34,7 +35,7 @@ func newSegment(first uint64, size int) *segment {
 
 func (s *segment) room() int { return cap(s.buf) - len(s.buf) }
 
-// frameSize is what an entry of that body takes in a segment.
+// frameSize returns the bytes of an entry in a segment.
 func frameSize(body int) int {
 	return protowire.SizeTag(kvcastv1.ResponseEntriesField) + protowire.SizeBytes(seqSize+body)
 }
@@ -42,7 +43,7 @@ func frameSize(body int) int {
 // append returns by how many bytes the index has grown.
 func (s *segment) append(seq uint64, r Record) (grown int) {
 	room := cap(s.index)
-	s.index = append(s.index, indexed{source: r.Source, offset: uint32(len(s.buf)), tiers: r.Tiers})
+	s.index = append(s.index, indexEntry{source: r.Source, offset: uint32(len(s.buf)), tiers: r.Tiers})
 	s.buf = protowire.AppendTag(s.buf, kvcastv1.ResponseEntriesField, protowire.BytesType)
 	s.buf = protowire.AppendVarint(s.buf, uint64(seqSize+len(r.Body)))
 	s.buf = protowire.AppendTag(s.buf, kvcastv1.EntrySeqField, protowire.Fixed64Type)
@@ -51,27 +52,27 @@ func (s *segment) append(seq uint64, r Record) (grown int) {
 	return indexBytes * (cap(s.index) - room)
 }
 
-// read adds to the chunk the segment's entries after its last, up to until, and
-// tells whether there may be room for more.
+// read adds the segment's entries after c.Last, up to until, to the chunk, and reports
+// whether the chunk may have room for more.
 func (s *segment) read(c *Chunk, q *Query, until uint64) bool {
 	i := int(c.Last + 1 - s.first)
 	end := min(len(s.index), int(until+1-s.first))
 	if q.Filter == nil {
 		n := s.fit(i, end, q.MaxBytes-c.Bytes, c.Entries == 0)
-		s.take(c, i, n)
+		s.addTo(c, i, n)
 		c.Last = s.first + uint64(n) - 1
 		return n == end
 	}
-	start := i // of the entries that are wanted, and follow one another
+	start := i // of a contiguous run of wanted entries
 	for ; i < end; i++ {
 		e := &s.index[i]
 		seq := s.first + uint64(i)
 		switch q.Filter(seq, e.source, e.tiers) {
 		case MatchNone:
-			s.take(c, start, i)
+			s.addTo(c, start, i)
 			start = i + 1
 		case MatchSome:
-			c.Cut = true
+			c.Partial = true
 		case MatchAll:
 		}
 		if start <= i && c.Bytes+s.end(i)-int(s.index[start].offset) > q.MaxBytes && c.Entries+i-start > 0 {
@@ -79,12 +80,12 @@ func (s *segment) read(c *Chunk, q *Query, until uint64) bool {
 		}
 		c.Last = seq
 	}
-	s.take(c, start, i)
+	s.addTo(c, start, i)
 	return i == end
 }
 
-// take adds entries i to n, without n, to the chunk.
-func (s *segment) take(c *Chunk, i, n int) {
+// addTo adds the entries from i up to n, excluding n, to the chunk.
+func (s *segment) addTo(c *Chunk, i, n int) {
 	if i >= n {
 		return
 	}
@@ -94,23 +95,15 @@ func (s *segment) take(c *Chunk, i, n int) {
 	c.Entries += n - i
 }
 
-// fit returns the end of the entries from i, before end, that fit into limit
-// bytes: at least one if atLeastOne.
+// fit returns the end of the entries from i, before end, that fit into limit bytes: at
+// least one if atLeastOne.
 func (s *segment) fit(i, end, limit int, atLeastOne bool) int {
 	start := int(s.index[i].offset)
-	lo, hi := i, end // ends grow, so search
-	for lo < hi {
-		mid := (lo + hi) / 2
-		if s.end(mid)-start <= limit {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
+	n := i + sort.Search(end-i, func(k int) bool { return s.end(i+k)-start > limit })
+	if n == i && atLeastOne {
+		n++
 	}
-	if lo == i && atLeastOne {
-		lo++
-	}
-	return lo
+	return n
 }
 
 // end returns where entry i ends.

@@ -1,6 +1,7 @@
 package pipeline_test
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"testing"
@@ -16,9 +17,9 @@ import (
 // nowhere is a journal that keeps nothing.
 type nowhere struct{ bytes int }
 
-func (n *nowhere) Append(r journal.Record) journal.Receipt {
+func (n *nowhere) Append(_ context.Context, r journal.Record) (journal.Pending, error) {
 	n.bytes += len(r.Body)
-	return journal.Receipt{}
+	return journal.Pending{}, nil
 }
 
 // poolBlocks is how many blocks the engine of a steady lane holds.

@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -76,13 +77,13 @@ func newRecorder() *recorder {
 	return &recorder{entries: make(map[string][]*kvcastv1.Entry)}
 }
 
-func (r *recorder) Append(rec journal.Record) (none journal.Receipt) {
+func (r *recorder) Append(_ context.Context, rec journal.Record) (none journal.Pending, _ error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var e kvcastv1.Entry
 	if err := proto.Unmarshal(rec.Body, &e); err != nil {
 		r.errs = append(r.errs, fmt.Errorf("decode a record: %w", err))
-		return none
+		return none, nil
 	}
 	again, err := proto.MarshalOptions{Deterministic: true}.Marshal(&e)
 	if err != nil {
@@ -99,7 +100,7 @@ func (r *recorder) Append(rec journal.Record) (none journal.Receipt) {
 		r.errs = append(r.errs, fmt.Errorf("record of %+v and tiers %b holds %v", rec.Source, rec.Tiers, &e))
 	}
 	r.entries[e.GetWorker()] = append(r.entries[e.GetWorker()], &e)
-	return none
+	return none, nil
 }
 
 // all are the entries so far, by worker.
@@ -163,7 +164,11 @@ func (s *subject) remove(worker string, reason feed.RemoveReason) {
 
 func (s *subject) gap(worker string, g feed.Gap)           { s.lanes[worker].Gap(g) }
 func (s *subject) restarted(worker string, r feed.Restart) { s.lanes[worker].Restarted(r) }
-func (s *subject) close()                                  { s.pipeline.Close() }
+func (s *subject) close() {
+	if err := s.pipeline.Close(context.Background()); err != nil {
+		panic(err)
+	}
+}
 
 // pass needs a synctest bubble.
 func (*subject) pass(d time.Duration) {

@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -27,8 +26,9 @@ type Cut struct {
 	// the caller's, see Reuse. It takes the worker's lane for short turns while it
 	// is read, and ends early when the context does. A table is copied while it is
 	// read; where others are, so that there is no room, it waits for theirs, and
-	// yields nothing (nil) each second so that the reader knows.
-	Blocks iter.Seq[[]byte]
+	// yields nothing (nil) each second so that the reader knows. It ends with an error
+	// where the blocks are not all there: the worker's entries could not be appended.
+	Blocks iter.Seq2[[]byte, error]
 	// Reuse takes the memory of a piece back, for pieces to come; nil where nobody
 	// does. Who keeps a piece does not call it.
 	Reuse func(piece []byte)
@@ -57,24 +57,30 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 		l.mu.Unlock()
 		return Cut{}, false, nil
 	}
-	receipt := l.entry.appended
+	appended, err := l.entry.appended, l.failed
 	record := l.record()
 	ranks := slices.Sorted(maps.Keys(l.ranks))
 	l.mu.Unlock()
-	seq, err := receipt.Wait(ctx)
 	if err != nil {
-		return Cut{}, false, fmt.Errorf("cut worker %s: %w", worker, err)
+		return Cut{}, false, err
 	}
-	return Cut{Seq: seq, Worker: record, Reuse: reusePiece, Blocks: func(yield func([]byte) bool) {
+	seq, err := l.wait(ctx, appended)
+	if err != nil {
+		return Cut{}, false, err
+	}
+	return Cut{Seq: seq, Worker: record, Reuse: reusePiece, Blocks: func(yield func([]byte, error) bool) {
 		for _, rank := range ranks {
 			for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 				if tiers&journal.TierBit(uint8(tier)) == 0 {
 					continue
 				}
-				if !p.tellTable(ctx, l, place{rank, tier}, yield) {
+				if !p.tellTable(ctx, l, place{rank, tier}, func(piece []byte) bool { return yield(piece, nil) }) {
 					return
 				}
 			}
+		}
+		if _, err := l.acknowledged(ctx); err != nil {
+			yield(nil, err)
 		}
 	}}, true, nil
 }

@@ -72,7 +72,10 @@ func readCut(ctx context.Context, t interface{ Fatalf(string, ...any) }, p *pipe
 		t.Fatalf("cut: %v, %v", ok, err)
 	}
 	r := make(reader)
-	for piece := range cut.Blocks {
+	for piece, err := range cut.Blocks {
+		if err != nil {
+			panic(err)
+		}
 		var m kvcastv1.SnapshotBlocks
 		if err := proto.Unmarshal(piece, &m); err != nil {
 			t.Fatalf("decode blocks: %v", err)
@@ -98,7 +101,7 @@ func readCut(ctx context.Context, t interface{ Fatalf(string, ...any) }, p *pipe
 // readJournal applies the entries after a seq.
 func readJournal(t interface{ Fatalf(string, ...any) }, j *journal.Memory, r reader, after uint64) {
 	for {
-		c, err := j.Read(journal.Query{After: after, MaxBytes: 1 << 20}, nil)
+		c, err := j.Read(context.Background(), journal.Query{After: after, MaxBytes: 1 << 20})
 		if err != nil {
 			t.Fatalf("read journal: %v", err)
 		}
@@ -205,7 +208,10 @@ func TestCutTellsParentsFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	told, events := make(map[uint64]bool), 0
-	for piece := range cut.Blocks {
+	for piece, err := range cut.Blocks {
+		if err != nil {
+			panic(err)
+		}
 		var m kvcastv1.SnapshotBlocks
 		if err := proto.Unmarshal(piece, &m); err != nil {
 			t.Fatal(err)
@@ -356,7 +362,7 @@ func TestCutThatIsInterrupted(t *testing.T) {
 func TestCutAfterClose(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
-	p.Close()
+	closePipeline(t, p)
 	if got, _ := readCut(t.Context(), t, p, 0xff); len(got) != 1 {
 		t.Errorf("got %d blocks, want the one that is held", len(got))
 	}
@@ -450,7 +456,10 @@ func BenchmarkCut(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		for piece := range cut.Blocks {
+		for piece, err := range cut.Blocks {
+			if err != nil {
+				panic(err)
+			}
 			cut.Reuse(piece)
 		}
 	}
@@ -493,7 +502,10 @@ func BenchmarkCutHoldsUp(b *testing.B) {
 				if err != nil {
 					return
 				}
-				for piece := range cut.Blocks {
+				for piece, err := range cut.Blocks {
+					if err != nil {
+						panic(err)
+					}
 					cut.Reuse(piece)
 				}
 			}

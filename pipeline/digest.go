@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
@@ -18,11 +17,15 @@ func (p *Pipeline) Digests(ctx context.Context, match func(worker, model string)
 	var all []*kvcastv1.WorkerDigest
 	for _, l := range p.matching(match) {
 		first := len(all)
-		var receipt journal.Receipt
-		all, receipt = l.digests(all, tiers)
-		seq, err := receipt.Wait(ctx)
+		var appended journal.Pending
+		var err error
+		all, appended, err = l.digests(all, tiers)
 		if err != nil {
-			return nil, fmt.Errorf("digest worker %s: %w", l.worker, err)
+			return nil, err
+		}
+		seq, err := l.wait(ctx, appended)
+		if err != nil {
+			return nil, err
 		}
 		for _, d := range all[first:] {
 			d.Seq = seq
@@ -31,14 +34,14 @@ func (p *Pipeline) Digests(ctx context.Context, match func(worker, model string)
 	return all, nil
 }
 
-// digests appends those of the lane, unless the worker is gone, with the receipt
-// of the entry that they are of: whatever has changed a table since is in no entry
+// digests appends those of the lane, unless the worker is gone, with the
+// append of the entry that they are of: whatever has changed a table since is in no entry
 // yet only while the lane is locked.
-func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, journal.Receipt) {
+func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, journal.Pending, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone {
-		return to, journal.Receipt{}
+		return to, journal.Pending{}, nil
 	}
 	names := l.rankNames()
 	if len(names) == 0 {
@@ -47,7 +50,7 @@ func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvc
 	for _, name := range names {
 		to = l.rankDigests(to, name, tiers)
 	}
-	return to, l.entry.appended
+	return to, l.entry.appended, l.failed
 }
 
 // rankDigests appends one for each tier that has held blocks, or the first tier

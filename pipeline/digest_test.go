@@ -19,7 +19,7 @@ func TestDigests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
+	t.Cleanup(func() { closePipeline(t, p) })
 	a, b := p.AddWorker(feed.Worker{Name: "a", Model: "m"}), p.AddWorker(feed.Worker{Name: "b", Model: "n"})
 	step := func(l feed.Lane, rank uint32, events ...wire.Event) {
 		l.Batch(&feed.Batch{Rank: rank, Events: events})

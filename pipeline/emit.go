@@ -90,7 +90,7 @@ func (l *Lane) flushAlone(why flushReason) {
 	}
 	l.entry.begin(l.pending.engineTime, l.pending.ingestTime)
 	l.flush(why)
-	l.entry.commit()
+	l.commit()
 }
 
 // head takes the next event id.

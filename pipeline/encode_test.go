@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
 	"math"
 	"testing"
@@ -119,7 +120,7 @@ func TestRemovedIsWhatMarshalGives(t *testing.T) {
 func entryIsWhatMarshalGives(t *rapid.T) {
 	j := journal.NewMemory(journal.Config{})
 	worker, model := rapid.StringN(1, 200, 253).Draw(t, "worker"), rapid.StringN(0, 200, -1).Draw(t, "model")
-	e := newEntry(j, worker, model)
+	e := newEntry(context.Background(), j, worker, model)
 	want := &kvcastv1.SubscribeResponse{}
 	for seq := range rapid.Uint64Range(1, 3).Draw(t, "entries") {
 		engine, ingest := rapid.Int64().Draw(t, "engine time"), rapid.Int64().Draw(t, "ingest time")
@@ -151,7 +152,7 @@ func entryIsWhatMarshalGives(t *rapid.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := j.Read(journal.Query{MaxBytes: 1 << 30}, nil)
+	c, err := j.Read(context.Background(), journal.Query{MaxBytes: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"context"
 	"encoding/binary"
 	"slices"
 
@@ -18,17 +19,21 @@ const maxEntryBytes = 3 << 20
 // entry is an entry in the making, encoded as it grows: kvcast.v1.Entry without
 // its seq.
 type entry struct {
+	ctx     context.Context // of appends
 	journal Journal
 	source  *journal.Source
 	head    []byte // worker and model, the same in all entries of a lane
 	buf     []byte
 	start   int           // where the events begin in buf
 	tiers   journal.Tiers // of the events
-	// appended is the receipt of the last append.
-	appended journal.Receipt
+	// appended is the last append, err why one failed: then there are no more.
+	appended journal.Pending
+	err      error
+	// onFailure is called when an append turns out to have failed later.
+	onFailure func(error)
 }
 
-func newEntry(j Journal, worker, model string) entry {
+func newEntry(ctx context.Context, j Journal, worker, model string) entry {
 	var head []byte
 	head = protowire.AppendTag(head, kvcastv1.EntryWorkerField, protowire.BytesType)
 	head = protowire.AppendString(head, worker)
@@ -36,7 +41,7 @@ func newEntry(j Journal, worker, model string) entry {
 		head = protowire.AppendTag(head, kvcastv1.EntryModelField, protowire.BytesType)
 		head = protowire.AppendString(head, model)
 	}
-	return entry{journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head}
+	return entry{ctx: ctx, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head}
 }
 
 // begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
@@ -91,19 +96,30 @@ func (e *entry) added(b []byte, tier journal.Tiers) {
 }
 
 func (e *entry) append(body []byte) {
-	e.appended = e.journal.Append(journal.Record{Source: e.source, Tiers: e.tiers, Body: body})
+	if e.err != nil {
+		return
+	}
+	appended, err := e.journal.Append(e.ctx, journal.Record{Source: e.source, Tiers: e.tiers, Body: body})
+	if err != nil {
+		e.err = err
+		return
+	}
+	e.appended = appended
+	appended.OnFailure(e.onFailure)
 }
 
-// commit appends the entry to the journal, if it has any event.
-func (e *entry) commit() {
+// commit appends the entry to the journal, if it has any event. The error is that of
+// this append or of an earlier one.
+func (e *entry) commit() error {
 	if len(e.buf) == e.start {
-		return
+		return e.err
 	}
 	e.append(e.buf)
 	if cap(e.buf) > maxIdleBytes {
 		e.buf = nil
 	}
 	e.buf, e.start = e.buf[:0], 0
+	return e.err
 }
 
 // maxIdleBytes is what an idle lane keeps of its buffer.

@@ -25,9 +25,11 @@ type Lane struct {
 	// tableBlocks is the budget that the tables' blocks are taken from: with dedup nil,
 	// since the trackers take them along.
 	tableBlocks *budget.Budget
+	failures    chan<- error // see Pipeline.Failed
 
 	mu          turnLock // guards all below; the journal's lock comes after it
-	closed      bool     // it takes no more
+	closed      bool     // it emits nothing more
+	failed      error    // the append that failed; the state is discarded then
 	gone        bool     // the worker was removed
 	lastEventID uint64
 	blockSize   uint32 // of the last store that had one, or configured
@@ -96,8 +98,8 @@ func (l *Lane) Batch(b *feed.Batch) {
 			l.clear(b.Rank, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 		}
 	}
-	l.wait()
-	l.entry.commit()
+	l.deferFlush()
+	l.commit()
 }
 
 // Gap reports to routers that batches are missing. From here on the rank's blocks may
@@ -108,10 +110,9 @@ func (l *Lane) Batch(b *feed.Batch) {
 func (l *Lane) Gap(g feed.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.flushAlone(flushUnmergeable); l.closed {
 		return
 	}
-	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
 	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.survives(r, g.Source) {
@@ -130,17 +131,16 @@ func (l *Lane) Gap(g feed.Gap) {
 	r.missedBatches = add(r.missedBatches, g.Missed)
 	l.counts.gaps++
 	l.counts.missedBatches = add(l.counts.missedBatches, g.Missed)
-	l.entry.commit()
+	l.commit()
 }
 
 // Restarted tells routers that the engine began anew with an empty cache.
 func (l *Lane) Restarted(r feed.Restart) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.flushAlone(flushUnmergeable); l.closed {
 		return
 	}
-	l.flushAlone(flushUnmergeable)
 	l.entry.begin(0, r.At)
 	if l.consolidation == oneSource {
 		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
@@ -149,7 +149,7 @@ func (l *Lane) Restarted(r feed.Restart) {
 		l.letGo(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 		l.flush(flushUnmergeable)
 	}
-	l.entry.commit()
+	l.commit()
 }
 
 // countRawID is the gap metric: holes in a source's raw event ids, seen before
@@ -334,9 +334,9 @@ func (l *Lane) flushFull() {
 	}
 }
 
-// wait lets the pending run wait for the next batch as long as it may, and emits
-// it where it may not.
-func (l *Lane) wait() {
+// deferFlush leaves the pending run to the next batch, for up to the timeout; without a
+// timeout it emits the run.
+func (l *Lane) deferFlush() {
 	switch {
 	case l.cfg.Timeout == 0:
 		l.flush(flushBatchEnd)

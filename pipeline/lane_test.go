@@ -223,13 +223,13 @@ func TestClosedPipelineEmitsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.AddWorker(feed.Worker{Name: "known"})
-	p.Close()
+	closePipeline(t, p)
 	before := j.bytes
 	lane := p.AddWorker(feed.Worker{Name: "late"})
 	lane.Batch(batch(store(1)).Batch)
 	p.RemoveWorker("late", feed.RemovedDiscovery)
 	p.RemoveWorker("known", feed.RemovedDiscovery)
-	p.Close()
+	closePipeline(t, p)
 	if j.bytes != before {
 		t.Errorf("%d bytes were appended after Close", j.bytes-before)
 	}

@@ -1,6 +1,9 @@
 package pipeline
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -11,11 +14,9 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Journal takes the entries.
+// Journal is what the pipeline appends to; see journal.Journal.
 type Journal interface {
-	// Append gives the record the next place in the stream, which the receipt
-	// tells. It keeps nothing of the record's body.
-	Append(journal.Record) journal.Receipt
+	Append(context.Context, journal.Record) (journal.Pending, error)
 }
 
 // Pipeline is the ingest.Sink that turns batches into entries of a journal.
@@ -23,6 +24,10 @@ type Pipeline struct {
 	cfg     Config
 	journal Journal
 	copies  limiter // for tables that are being read
+	failed  chan error
+	// appends is the context of all appends, since the calls that cause them have none.
+	appends       context.Context
+	cancelAppends context.CancelFunc
 
 	mu    sync.Mutex // guards all below; taken before any lane's
 	lanes map[string]*Lane
@@ -41,14 +46,24 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Pipeline{
+	p := &Pipeline{
 		cfg:     cfg.withDefaults(),
 		journal: j,
 		copies:  limiter{limit: maxCopies},
+		failed:  make(chan error, 1),
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
-	}, nil
+	}
+	p.appends, p.cancelAppends = context.WithCancel(context.Background())
+	return p, nil
 }
+
+// Failed returns a channel that receives the error of the first append that fails. The
+// worker's lane has discarded its state then: it emits nothing more, and nothing can be
+// read from it, since entries that routers will never see have changed it. Nobody
+// recovers it: whoever runs the pipeline must end the process or start a new pipeline,
+// so that the engines' caches are read anew.
+func (p *Pipeline) Failed() <-chan error { return p.failed }
 
 // AddWorker tells routers of a worker, and returns the Lane for its batches.
 func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
@@ -73,10 +88,16 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 		worker:    name,
 		cfg:       p.cfg,
 		ranks:     make(map[uint32]*rankState),
-		entry:     newEntry(p.journal, name, model),
+		entry:     newEntry(p.appends, p.journal, name, model),
+		failures:  p.failed,
 
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
+	}
+	l.entry.onFailure = func(err error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.fail(err)
 	}
 	if l.consolidation != dedup {
 		l.tableBlocks = p.cfg.Blocks
@@ -99,7 +120,7 @@ func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	if l == nil || p.closed {
 		return
 	}
-	l.close()
+	_ = l.close() // Failed has the error
 	l.leave(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
 		Reason: kvcastv1.WorkerRemoved_Reason(reason),
 	}}})
@@ -107,14 +128,25 @@ func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	delete(p.lanes, name)
 }
 
-// Close emits what is waiting. Nothing that comes later is taken.
-func (p *Pipeline) Close() {
+// Close emits what is pending and waits until all entries are acknowledged. Later calls
+// of lanes have no effect. When ctx is done, appends in progress are given up, and fail.
+// The error is that of every failed append.
+func (p *Pipeline) Close(ctx context.Context) error {
+	defer context.AfterFunc(ctx, p.cancelAppends)()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
-	for _, name := range slices.Sorted(maps.Keys(p.lanes)) {
-		p.lanes[name].close()
+	var errs []error
+	lanes := slices.Sorted(maps.Keys(p.lanes))
+	for _, name := range lanes {
+		errs = append(errs, p.lanes[name].close())
 	}
+	for i, name := range lanes {
+		if _, err := p.lanes[name].acknowledged(ctx); errs[i] == nil {
+			errs[i] = err
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // aboutWorker emits an event about the worker as a whole, an entry of its own.
@@ -123,7 +155,7 @@ func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 	defer l.mu.Unlock()
 	l.entry.begin(0, 0)
 	l.emit(e)
-	l.entry.commit()
+	l.commit()
 }
 
 // leave lets nobody read what the worker held, and emits the event that tells so:
@@ -135,15 +167,68 @@ func (l *Lane) leave(e *kvcastv1.RouterEvent) {
 	for _, r := range l.ranks {
 		l.drop(r)
 	}
-	l.entry.begin(0, 0)
-	l.emit(e)
-	l.entry.commit()
+	if l.failed == nil {
+		l.entry.begin(0, 0)
+		l.emit(e)
+		l.commit()
+	}
 }
 
-// close emits what is waiting, and lets the lane take no more.
-func (l *Lane) close() {
+// close emits the pending run and closes the lane. The error is that of a failed append.
+func (l *Lane) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.flushAlone(flushShutdown)
 	l.closed = true
+	return l.failed
+}
+
+// commit appends the entry that has been begun. If that fails, the lane fails.
+func (l *Lane) commit() {
+	if err := l.entry.commit(); err != nil {
+		l.fail(err)
+	}
+}
+
+// fail closes the lane and discards its state, since an append has failed: its tables
+// have changes that no router will see. It reports the failure to Pipeline.Failed.
+func (l *Lane) fail(err error) {
+	if l.failed != nil {
+		return
+	}
+	l.failed = fmt.Errorf("append an entry of worker %q: %w", l.worker, err)
+	l.closed = true
+	l.pending.reset()
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	for _, r := range l.ranks {
+		l.drop(r)
+	}
+	clear(l.ranks)
+	select {
+	case l.failures <- l.failed:
+	default: // another has failed before
+	}
+}
+
+// acknowledged waits until all entries so far are acknowledged, so that whatever was read
+// from the lane before is in the journal. It returns the seq of the last of them.
+func (l *Lane) acknowledged(ctx context.Context) (seq uint64, err error) {
+	l.mu.Lock()
+	pending, err := l.entry.appended, l.failed
+	l.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return l.wait(ctx, pending)
+}
+
+// wait waits for the acknowledgement of an append of the lane.
+func (l *Lane) wait(ctx context.Context, p journal.Pending) (seq uint64, err error) {
+	if seq, err = p.Wait(ctx); err != nil {
+		return 0, fmt.Errorf("wait for the entries of worker %q: %w", l.worker, err)
+	}
+	return seq, nil
 }

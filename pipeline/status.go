@@ -14,6 +14,7 @@ import (
 
 // Status returns the workers that a filter takes, in the order of their names,
 // with all that the pipeline knows of them: not their sources, nor how those do.
+// It does not wait for acknowledgements, so it may be ahead of the journal.
 func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus {
 	var all []*kvcastv1.WorkerStatus
 	for _, l := range p.matching(match) {
@@ -110,6 +111,9 @@ func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder
 					return nil, ErrTooManyHolders
 				}
 			}
+		}
+		if _, err := l.acknowledged(ctx); err != nil {
+			return nil, err
 		}
 	}
 	return found, nil

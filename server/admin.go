@@ -79,7 +79,7 @@ func newMetrics(s *Server) (*metrics, error) {
 	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshots.waiting.Load()) })
 	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })
 	gauge("journal_evicted_bytes", "Bytes of evicted entries still in memory, mostly because slow subscribers reference them.",
-		func() float64 { return float64(s.journal.Retained()) })
+		func() float64 { return float64(s.journal.EvictedBytes()) })
 	gauge("journal_oldest_seq", "Seq of the oldest retained entry.", func() float64 { return float64(s.journal.Bounds().Oldest) })
 	gauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) })
 	register(budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes})

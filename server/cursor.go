@@ -18,14 +18,14 @@ import (
 type Journal interface {
 	// Bounds returns what is retained.
 	Bounds() journal.Bounds
-	// Read returns entries and appends their memory to slices; see journal.Memory.
-	Read(q journal.Query, slices [][]byte) (journal.Chunk, error)
+	// Read returns entries; see journal.Journal.
+	Read(ctx context.Context, q journal.Query) (journal.Chunk, error)
 	// Changed returns a channel that is closed at the next append.
 	Changed() <-chan struct{}
 	// Bytes returns the size of the retained entries.
 	Bytes() int
-	// Retained returns the size of the evicted entries that are still referenced.
-	Retained() int
+	// EvictedBytes returns the size of the evicted entries that are still referenced.
+	EvictedBytes() int
 }
 
 // cursor is a stream's position in the journal. Nothing is queued for a stream.
@@ -94,7 +94,7 @@ func (c *cursor) run(body func(context.Context) error) error {
 func (c *cursor) holdsEvicted() bool {
 	sending, j := c.sending.Load(), c.server.journal
 	return sending != 0 && c.out.timer.exceeds(evictedSendTimeout) &&
-		j.Retained() > c.server.cfg.MaxEvictedBytes && sending < j.Bounds().Oldest
+		j.EvictedBytes() > c.server.cfg.MaxEvictedBytes && sending < j.Bounds().Oldest
 }
 
 // recoverPanic runs the body. The recovery interceptor does not see panics in this goroutine.
@@ -126,9 +126,9 @@ func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {
 // next advances the cursor up to a seq, 0 for the newest, by at most one response, and
 // sends the entries that the filter selects.
 func (c *cursor) next(ctx context.Context, until uint64) error {
-	chunk, err := c.server.journal.Read(journal.Query{
-		After: c.seq, Until: until, MaxBytes: c.server.cfg.ResponseBytes, Filter: c.filter.journal(),
-	}, c.slices[:0])
+	chunk, err := c.server.journal.Read(ctx, journal.Query{
+		After: c.seq, Until: until, MaxBytes: c.server.cfg.ResponseBytes, Filter: c.filter.journal(), Slices: c.slices[:0],
+	})
 	defer func() { clear(c.slices) }() // so that an idle stream does not reference entries
 	c.slices = chunk.Slices
 	switch {
@@ -153,7 +153,7 @@ func (c *cursor) next(ctx context.Context, until uint64) error {
 func (c *cursor) sendChunk(chunk journal.Chunk, after uint64, send func(journal.Chunk) error) error {
 	c.sending.Store(after + 1)
 	defer c.sending.Store(0)
-	if chunk.Cut {
+	if chunk.Partial {
 		chunk.Slices = [][]byte{trimEntries(chunk.Slices, c.filter.tierSet())}
 	}
 	return send(chunk)

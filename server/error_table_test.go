@@ -572,7 +572,7 @@ func filtersTooLarge(t *testing.T) (*fixture, error) {
 // brokenJournal panics when it is read.
 type brokenJournal struct{ *journal.Memory }
 
-func (brokenJournal) Read(journal.Query, [][]byte) (journal.Chunk, error) { panic("broken") }
+func (brokenJournal) Read(context.Context, journal.Query) (journal.Chunk, error) { panic("broken") }
 
 // panicsTwice shows that a panic ends one call only, and tells the client nothing
 // of the server's inside.

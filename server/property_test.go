@@ -170,7 +170,9 @@ func (m *machine) do(s step) error {
 	case "server restarts":
 		ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 		defer cancel()
-		m.h.Pipeline.Close()
+		if err := m.h.Pipeline.Close(ctx); err != nil {
+			m.t.Error(err)
+		}
 		m.h.Server.Shutdown(ctx)
 		m.serve()
 	case "subscribe":

@@ -145,7 +145,7 @@ func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 		included[name] = max(cut.Seq, begin)
 	}
 	end = c.server.journal.Bounds().Newest
-	return end, c.sendEntriesSince(begin, end, included)
+	return end, c.sendEntriesSince(ctx, begin, end, included)
 }
 
 func (c *cursor) sendCut(cut pipeline.Cut) error {
@@ -154,7 +154,10 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 		return err
 	}
 	lastSend := time.Now()
-	for blocks := range cut.Blocks {
+	for blocks, err := range cut.Blocks {
+		if err != nil {
+			return err
+		}
 		switch {
 		case len(blocks) > 0:
 			err = c.out.blocks(blocks, cut.Reuse)
@@ -172,7 +175,7 @@ func (c *cursor) sendCut(cut pipeline.Cut) error {
 }
 
 // sendEntriesSince sends the entries from a snapshot's begin to its end that its blocks do not include.
-func (c *cursor) sendEntriesSince(begin, end uint64, included map[string]uint64) error {
+func (c *cursor) sendEntriesSince(ctx context.Context, begin, end uint64, included map[string]uint64) error {
 	filter := func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
 		if seq <= included[s.Worker] {
 			return journal.MatchNone
@@ -183,7 +186,7 @@ func (c *cursor) sendEntriesSince(begin, end uint64, included map[string]uint64)
 		return c.filter.match(seq, s, tiers)
 	}
 	for after := begin; after < end; {
-		chunk, err := c.server.journal.Read(journal.Query{After: after, Until: end, MaxBytes: c.server.cfg.ResponseBytes, Filter: filter}, nil)
+		chunk, err := c.server.journal.Read(ctx, journal.Query{After: after, Until: end, MaxBytes: c.server.cfg.ResponseBytes, Filter: filter})
 		if err != nil {
 			return err
 		}

@@ -60,12 +60,12 @@ func (s countedState) Status(match func(worker, model string) bool) []*kvcastv1.
 func (s countedState) Cut(ctx context.Context, worker string, tiers journal.Tiers) (pipeline.Cut, bool, error) {
 	c, ok, err := s.Pipeline.Cut(ctx, worker, tiers)
 	blocks, reuse := c.Blocks, c.Reuse
-	c.Blocks = iter.Seq[[]byte](func(yield func([]byte) bool) {
-		blocks(func(piece []byte) bool {
+	c.Blocks = iter.Seq2[[]byte, error](func(yield func([]byte, error) bool) {
+		blocks(func(piece []byte, err error) bool {
 			if piece != nil {
 				s.lent.given.Add(1)
 			}
-			return yield(piece)
+			return yield(piece, err)
 		})
 	})
 	c.Reuse = func(piece []byte) {

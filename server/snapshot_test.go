@@ -214,10 +214,10 @@ type gatedJournal struct {
 	gate sync.RWMutex
 }
 
-func (j *gatedJournal) Read(q journal.Query, into [][]byte) (journal.Chunk, error) {
+func (j *gatedJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
 	j.gate.RLock()
 	defer j.gate.RUnlock()
-	return j.Memory.Read(q, into)
+	return j.Memory.Read(ctx, q)
 }
 
 // TestSubscriberThatFallsOffGetsASnapshotInTheSameStream has the journal let go of

@@ -287,7 +287,7 @@ func (c *cursor) readDigests(ctx context.Context) (*digests, error) {
 		return journal.MatchNone
 	}
 	for after := begin; after < out.seq; {
-		chunk, err := j.Read(journal.Query{After: after, Until: out.seq, Filter: leaveOutChanged}, nil)
+		chunk, err := j.Read(ctx, journal.Query{After: after, Until: out.seq, Filter: leaveOutChanged})
 		if errors.Is(err, journal.ErrCompacted) {
 			return &digests{seq: c.seq}, nil // which workers changed is unknown
 		}

@@ -95,6 +95,7 @@ type service struct {
 	ingest   *ingest.Ingest
 	watches  []discovery.Watch
 	wait     time.Duration // at the start, for engines that can not be reached
+	journal  journal.Journal
 	pipeline *pipeline.Pipeline
 	server   *server.Server
 	grpc     net.Listener
@@ -114,6 +115,7 @@ func (c config) open(ctx context.Context, creds credentials, log *slog.Logger) (
 	}
 	s := &service{log: log, watches: c.watches(log), wait: c.Ingest.StartWait}
 	entries := journal.NewMemory(journal.Config{MaxBytes: int(c.Journal.MaxBytes), MaxAge: c.Journal.MaxAge})
+	s.journal = entries
 	blocks, attributes := budget.New("blocks", int64(c.Ingest.MaxBlocks)), budget.New("attribute_bytes", int64(c.Ingest.MaxAttributeBytes))
 	s.pipeline, err = pipeline.New(pipeline.Config{
 		Timeout: c.Batch.Timeout, MaxBlocks: c.Batch.MaxBlocks, EmitTokenIDs: c.EmitTokenIDs,
@@ -195,6 +197,8 @@ func (s *service) run(ctx context.Context) error {
 	case failed = <-ingested:
 	case failed = <-served:
 	case failed = <-administered:
+	case failed = <-s.pipeline.Failed():
+		failed = fmt.Errorf("%w; routers would miss entries, so kvcast ends: remove the cause and start it again", failed)
 	}
 	stopStarting()
 	errs := []error{failed, <-started}
@@ -204,10 +208,13 @@ func (s *service) run(ctx context.Context) error {
 	errs = append(errs, within(lookingEnds, discovered, errors.New("stop discovery: a file of workers or a name server takes too long")))
 	stopReading()
 	errs = append(errs, within(readingEnds, ingested, errors.New("stop reading: an engine's name takes too long to resolve, or ZeroMQ hangs")))
-	s.pipeline.Close() // what is read after this goes nowhere
 	deadline, cancel := context.WithTimeout(beyond, subscribersEnd)
 	defer cancel()
+	if err := s.pipeline.Close(deadline); failed == nil { // otherwise it is the same error
+		errs = append(errs, err)
+	}
 	s.server.Shutdown(deadline)
+	errs = append(errs, s.journal.Close(deadline))
 	errs = append(errs, s.admin.Close())
 	errs = append(errs, <-served)
 	if administered != nil {

@@ -1,0 +1,231 @@
+package pipeline_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/journaltest"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+func closePipeline(t *testing.T, p *pipeline.Pipeline) {
+	t.Helper()
+	if err := p.Close(context.Background()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// delayedPipeline is a pipeline whose journal acknowledges on request, with two workers
+// that are acknowledged.
+type delayedPipeline struct {
+	*pipeline.Pipeline
+	journal *journaltest.Delayed
+	lanes   map[string]feed.Lane
+	next    uint64
+}
+
+func newDelayedPipeline(t *testing.T, cfg pipeline.Config) *delayedPipeline {
+	t.Helper()
+	j := journaltest.NewDelayed(journal.Config{}, 4, 0)
+	p, err := pipeline.New(cfg, j)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &delayedPipeline{Pipeline: p, journal: j, lanes: make(map[string]feed.Lane)}
+	for _, name := range []string{"a", "b"} {
+		d.lanes[name] = p.AddWorker(feed.Worker{Name: name})
+	}
+	j.Acknowledge(2)
+	return d
+}
+
+// store has a worker's engine store one block.
+func (d *delayedPipeline) store(worker string) {
+	d.next++
+	d.lanes[worker].Batch(&feed.Batch{Events: []wire.Event{{
+		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{d.next}, BlockSize: 16,
+	}}})
+}
+
+// readers are the ways to read from a lane, each with the error it returns.
+func (d *delayedPipeline) readers(worker string) map[string]func(context.Context) error {
+	match := func(name, _ string) bool { return name == worker }
+	return map[string]func(context.Context) error{
+		"Digests": func(ctx context.Context) error {
+			_, err := d.Digests(ctx, match, 0xff)
+			return err
+		},
+		"Lookup": func(ctx context.Context) error {
+			_, err := d.Lookup(ctx, pipeline.Query{BlockHashes: []uint64{1}, Match: match, Tiers: 0xff, Limit: 10})
+			return err
+		},
+		"Cut": func(ctx context.Context) error {
+			_, _, err := d.Cut(ctx, worker, 0xff)
+			return err
+		},
+	}
+}
+
+// wantFailed checks that the failure of worker a is reported, that nothing can be read
+// from it, and that it appends nothing more.
+func (d *delayedPipeline) wantFailed(t *testing.T, cause error) {
+	t.Helper()
+	if err := <-d.Failed(); !errors.Is(err, cause) {
+		t.Errorf("reported: got %v, want %v", err, cause)
+	}
+	for name, read := range d.readers("a") {
+		if err := read(t.Context()); !errors.Is(err, cause) {
+			t.Errorf("%s: got error %v, want %v", name, err, cause)
+		}
+	}
+	d.journal.Refuse(nil)
+	inFlight := d.journal.InFlight()
+	d.store("a")
+	d.lanes["a"].Gap(feed.Gap{Reason: feed.GapReplayUnavailable})
+	d.lanes["a"].Restarted(feed.Restart{})
+	d.RemoveWorker("a", feed.RemovedDeregistered)
+	if got := d.journal.InFlight(); got != inFlight {
+		t.Errorf("a failed lane has appended %d entries", got-inFlight)
+	}
+}
+
+func TestRefusedAppendFailsTheLane(t *testing.T) {
+	for name, cause := range map[string]error{"lease lost": journal.ErrFenced, "disk full": journal.ErrNoSpace} {
+		t.Run(name, func(t *testing.T) {
+			d := newDelayedPipeline(t, pipeline.Config{})
+			d.journal.Refuse(cause)
+			d.store("a")
+			d.wantFailed(t, cause)
+			d.store("b") // another worker goes on
+			if got := d.journal.InFlight(); got != 1 {
+				t.Errorf("in flight: got %d entries of another worker, want 1", got)
+			}
+		})
+	}
+}
+
+func TestAppendThatFailsLaterFailsTheLane(t *testing.T) {
+	d := newDelayedPipeline(t, pipeline.Config{})
+	d.store("a")
+	d.store("b")
+	d.store("a")
+	d.journal.Fail(d.journal.Source("a"), journal.ErrFenced)
+	d.wantFailed(t, journal.ErrFenced)
+	d.journal.Acknowledge(1)
+	if got := d.journal.Bounds().Newest; got != 3 {
+		t.Errorf("newest: got %d, want 3: both workers and the block of b", got)
+	}
+}
+
+// TestFailedLaneDiscardsItsPendingRun has a timer run while the append fails.
+func TestFailedLaneDiscardsItsPendingRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDelayedPipeline(t, pipeline.Config{Timeout: time.Second})
+		d.store("a")
+		d.journal.Fail(d.journal.Source("a"), journal.ErrFenced)
+		d.lanes["a"].Gap(feed.Gap{Reason: feed.GapReplayUnavailable})
+		d.wantFailed(t, journal.ErrFenced)
+		<-time.After(2 * time.Second)
+		if got := d.journal.InFlight(); got != 0 {
+			t.Errorf("a failed lane has appended %d entries", got)
+		}
+	})
+}
+
+func TestFailureWhileASnapshotIsReadEndsIt(t *testing.T) {
+	d := newDelayedPipeline(t, pipeline.Config{})
+	d.store("a")
+	d.journal.Acknowledge(1)
+	cut, ok, err := d.Cut(t.Context(), "a", 0xff)
+	if !ok || err != nil {
+		t.Fatalf("cut: %v, %v", ok, err)
+	}
+	d.journal.Refuse(journal.ErrFenced)
+	d.store("a")
+	var last error
+	for _, err := range cut.Blocks {
+		last = err
+	}
+	if !errors.Is(last, journal.ErrFenced) {
+		t.Errorf("blocks: got error %v, want ErrFenced", last)
+	}
+}
+
+func TestReadersWaitForAcknowledgement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDelayedPipeline(t, pipeline.Config{})
+		for name, read := range d.readers("a") {
+			d.store("a")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := read(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s before the acknowledgement: got error %v", name, err)
+			}
+			done := make(chan error)
+			go func() { done <- read(t.Context()) }()
+			synctest.Wait()
+			d.journal.Acknowledge(1)
+			if err := <-done; err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		all, err := d.Digests(t.Context(), func(name, _ string) bool { return name == "a" }, journal.TierBit(uint8(kvcastv1.Tier_TIER_DEVICE)))
+		if want := d.journal.Bounds().Newest; err != nil || len(all) != 1 || all[0].GetSeq() != want {
+			t.Errorf("digests: got %v, %v, want one at %d", all, err, want)
+		}
+	})
+}
+
+func TestCloseWaitsForAcknowledgements(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDelayedPipeline(t, pipeline.Config{Timeout: time.Second})
+		d.store("a")
+		done := make(chan error)
+		go func() { done <- d.Close(t.Context()) }()
+		synctest.Wait()
+		if got := d.journal.InFlight(); got != 1 {
+			t.Errorf("in flight: got %d, want the pending run", got)
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("close returned %v before the acknowledgement", err)
+		default:
+		}
+		d.journal.Acknowledge(1)
+		if err := <-done; err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+}
+
+// TestCloseGivesUpABlockedAppend has a lane wait for a journal that is stuck.
+func TestCloseGivesUpABlockedAppend(t *testing.T) {
+	d := newDelayedPipeline(t, pipeline.Config{})
+	stopped := make(chan struct{})
+	go func() {
+		for range 5 {
+			d.store("a")
+		}
+		close(stopped)
+	}()
+	for d.journal.InFlight() < 4 {
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := d.Close(ctx); err == nil {
+		t.Error("close: got no error of the append that was given up")
+	}
+	<-stopped
+	if err := <-d.Failed(); !errors.Is(err, context.Canceled) {
+		t.Errorf("reported: got %v, want the append that was given up", err)
+	}
+}
