@@ -79,7 +79,7 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 				}
 			}
 		}
-		if _, err := l.acknowledged(ctx); err != nil {
+		if err := l.acknowledged(ctx); err != nil {
 			yield(nil, err)
 		}
 	}}, true, nil

@@ -145,7 +145,9 @@ func entryIsWhatMarshalGives(t *rapid.T) {
 			}
 			entry.Events = append(entry.Events, ev)
 		}
-		e.commit()
+		if err := e.commit(); err != nil {
+			t.Fatal(err)
+		}
 		want.Entries = append(want.Entries, entry)
 	}
 	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(want)

@@ -142,7 +142,7 @@ func (p *Pipeline) Close(ctx context.Context) error {
 		errs = append(errs, p.lanes[name].close())
 	}
 	for i, name := range lanes {
-		if _, err := p.lanes[name].acknowledged(ctx); errs[i] == nil {
+		if err := p.lanes[name].acknowledged(ctx); errs[i] == nil {
 			errs[i] = err
 		}
 	}
@@ -214,15 +214,15 @@ func (l *Lane) fail(err error) {
 }
 
 // acknowledged waits until all entries so far are acknowledged, so that whatever was read
-// from the lane before is in the journal. It returns the seq of the last of them.
-func (l *Lane) acknowledged(ctx context.Context) (seq uint64, err error) {
+// from the lane before is in the journal.
+func (l *Lane) acknowledged(ctx context.Context) error {
 	l.mu.Lock()
 	pending, err := l.entry.appended, l.failed
 	l.mu.Unlock()
-	if err != nil {
-		return 0, err
+	if err == nil {
+		_, err = l.wait(ctx, pending)
 	}
-	return l.wait(ctx, pending)
+	return err
 }
 
 // wait waits for the acknowledgement of an append of the lane.

@@ -112,7 +112,7 @@ func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder
 				}
 			}
 		}
-		if _, err := l.acknowledged(ctx); err != nil {
+		if err := l.acknowledged(ctx); err != nil {
 			return nil, err
 		}
 	}
