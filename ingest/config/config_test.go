@@ -64,7 +64,7 @@ func TestValidate(t *testing.T) {
 		{"for routers", config.Config{Workers: []config.Worker{{
 			Name: "w", Endpoint: "a\tb", Labels: map[string]string{"": "x", "zone": "\xff"},
 			Sources: []config.Source{{Connect: "tcp://h:1"}},
-		}}}, []string{"Workers[0].Endpoint", "Workers[0].Labels", `Workers[0].Labels["zone"]`}},
+		}}}, []string{"Workers[0].Endpoint", `Workers[0].Labels[""]`, `Workers[0].Labels["zone"]`}},
 
 		{"engine", source(config.Source{Connect: "tcp://h:1", Engine: "vLLM"}), []string{"Workers[0].Sources[0].Engine"}},
 		{"copies", source(config.Source{Connect: "tcp://h:1", Copies: "all"}), []string{"Workers[0].Sources[0].Copies"}},
@@ -208,6 +208,19 @@ func TestFieldErrorSaysWhatIsAllowed(t *testing.T) {
 	} {
 		if err := tt.config.Validate(); err == nil || err.Error() != tt.want {
 			t.Errorf("got %v, want %s", err, tt.want)
+		}
+	}
+}
+
+func TestFieldErrorPath(t *testing.T) {
+	for field, want := range map[string]string{
+		"MaxWorkers":                   "max_workers",
+		"Workers[0].Sources[1].DPSize": "workers[0].sources[1].dp_size",
+		"Listeners[12].ReplayPort":     "listeners[12].replay_port",
+		`Workers[0].Labels["A.bC[0]"]`: `workers[0].labels["A.bC[0]"]`,
+	} {
+		if got := (&config.FieldError{Field: field}).Path(); got != want {
+			t.Errorf("%s: got %s, want %s", field, got, want)
 		}
 	}
 }

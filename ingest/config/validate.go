@@ -32,6 +32,23 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
 }
 
+// Path returns Field as files and messages name it, in snake case: workers[0].sources[1].dp_size. The key of a label stays.
+func (e *FieldError) Path() string {
+	names, label, isLabel := strings.Cut(e.Field, `["`)
+	var path strings.Builder
+	for i, c := range names {
+		isWord := i > 0 && unicode.IsUpper(c) && names[i-1] != '.' // another word of a name, or a letter of an acronym
+		if isWord && (unicode.IsLower(rune(names[i-1])) || i+1 < len(names) && unicode.IsLower(rune(names[i+1]))) {
+			path.WriteByte('_')
+		}
+		path.WriteRune(unicode.ToLower(c))
+	}
+	if isLabel {
+		path.WriteString(`["` + label)
+	}
+	return path.String()
+}
+
 // maxLabels is how many labels a worker may have.
 const maxLabels = 64
 
@@ -59,7 +76,7 @@ func (c Config) Validate() error {
 	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
 		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
 	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
-		"ReconnectMax", c.ReconnectMax, "ReconnectMin to 1 h")
+		"ReconnectMax", c.ReconnectMax, "at least the minimum, and at most 1 h")
 	for i, w := range c.Workers {
 		v.worker(fmt.Sprintf("Workers[%d]", i), w)
 	}
@@ -67,11 +84,11 @@ func (c Config) Validate() error {
 		v.listener(fmt.Sprintf("Listeners[%d]", i), l)
 	}
 	v.Check(c.MaxWorkers < 0 || len(v.Names) <= c.MaxWorkers, "Workers", len(v.Names),
-		fmt.Sprintf("with those that Listeners name at most MaxWorkers, %d", c.MaxWorkers))
+		fmt.Sprintf("at most %d, with the workers that listeners name", c.MaxWorkers))
 	v.Check(c.MaxSources <= 0 || c.sources() <= c.MaxSources || len(v.Errs) > 0, "Workers", c.sources(),
-		fmt.Sprintf("sources, ranks counted, of at most MaxSources, %d", c.MaxSources))
+		fmt.Sprintf("at most %d sources, each dp rank counted", c.MaxSources))
 	v.Check(c.sockets() <= MaxSockets, "Workers", c.sockets(),
-		fmt.Sprintf("sources, ranks counted, that with Listeners come to %d sockets at most", MaxSockets))
+		fmt.Sprintf("sources, each dp rank counted, that with the listeners use at most %d sockets", MaxSockets))
 	return errors.Join(v.Errs...)
 }
 
@@ -132,8 +149,9 @@ func (v *Validation) worker(field string, w Worker) {
 	v.Check(ValidModel(w.Model), field+".Model", w.Model, AllowedModel)
 	v.Check(ValidModel(w.Endpoint), field+".Endpoint", w.Endpoint, AllowedModel)
 	for _, key := range slices.Sorted(maps.Keys(w.Labels)) {
-		v.Check(ValidName(key), field+".Labels", key, "keys of "+AllowedName)
-		v.Check(ValidModel(w.Labels[key]), fmt.Sprintf("%s.Labels[%q]", field, key), w.Labels[key], AllowedModel)
+		label := fmt.Sprintf("%s.Labels[%q]", field, key)
+		v.Check(ValidName(key), label, key, "a key of "+AllowedName)
+		v.Check(ValidModel(w.Labels[key]), label, w.Labels[key], AllowedModel)
 	}
 	v.Check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
 	v.Check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
@@ -174,7 +192,7 @@ func (v *Validation) ranked(field, value string, s Source) {
 			fmt.Sprintf("tcp://HOST:PORT with room for %d ranks' ports below %d", s.DPSize, MaxPort+1))
 	case TransportIPC:
 		v.Check(s.DPSize <= 1 || s.Engine == feed.EngineTRTLLM, field, value,
-			"tcp where DPSize is above 1, except for the engine trtllm")
+			"tcp if there are several dp ranks, except for the engine trtllm")
 	}
 }
 
