@@ -9,25 +9,28 @@ import (
 // Summary is what an engine has done, and what it holds.
 type Summary struct {
 	// Batches and Events were published, or would have been but for faults.
-	Batches, Events uint64
+	Batches uint64 `json:"batches"`
+	Events  uint64 `json:"events"`
 	// Stored and Removed are blocks that they named.
-	Stored, Removed uint64
+	Stored  uint64 `json:"stored_blocks"`
+	Removed uint64 `json:"removed_blocks"`
 	// Cleared is the number of resets.
-	Cleared uint64
+	Cleared uint64 `json:"-"`
 	// Blocks is the number of distinct block hashes that the pool holds.
-	Blocks int
-	// Digest is the XOR of splitmix64 over them.
-	Digest uint64
+	Blocks int `json:"blocks"`
+	// Digest is the XOR of splitmix64 over them. Not every JSON parser keeps 64 bits of a number.
+	Digest uint64 `json:"digest,string"`
 	// NextSeq is the seq that the next batch would have.
-	NextSeq uint64
+	NextSeq uint64 `json:"-"`
 	// PoolStats are of all requests so far, over restarts.
 	PoolStats
 	// Refused is the number of requests whose prompt is longer than the pool, and
 	// Cut that of requests that ended before they had generated all, where the pool
 	// was full or a restart took them. Only a trace counts them.
-	Refused, Cut uint64
+	Refused uint64 `json:"refused_requests,omitempty"`
+	Cut     uint64 `json:"cut_requests,omitempty"`
 	// Faults is how often each fault has struck; nil where none has.
-	Faults map[Fault]uint64
+	Faults map[Fault]uint64 `json:"faults,omitempty"`
 }
 
 // count adds a batch.
@@ -77,10 +80,11 @@ func (s *Summary) Add(other Summary) {
 // PoolStats are what requests have asked of a Pool.
 type PoolStats struct {
 	// Requests have begun.
-	Requests uint64
+	Requests uint64 `json:"requests"`
 	// PromptTokens is the length of their prompts, and HitTokens how many of those
 	// were found in the cache, in whole blocks.
-	PromptTokens, HitTokens uint64
+	PromptTokens uint64 `json:"prompt_tokens"`
+	HitTokens    uint64 `json:"hit_tokens"`
 }
 
 // HitRate is the part of all prompt tokens that the cache had, 0 to 1: what vLLM
