@@ -9,15 +9,17 @@ import (
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
 	posener "github.com/posener/complete"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 )
 
 type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
 }
 
-// Help tells where what is printed goes.
+// Help implements kong.HelpProvider.
 func (*completionCmd) Help() string {
-	return `For this shell alone, or in its start-up file for all:
+	return `Load it in the current shell, or in the shell's start-up file:
 
   source <(kvcast completion bash)
   source <(kvcast completion zsh)
@@ -25,34 +27,29 @@ func (*completionCmd) Help() string {
 `
 }
 
-// shells have kvcast itself asked for what may come next: it finds the line in
-// COMP_LINE.
-var shells = map[string]string{
+// completionScripts make a shell call kvcast with the command line in COMP_LINE.
+var completionScripts = map[string]string{
 	"bash": "complete -C BINARY kvcast\n",
 	"zsh":  "autoload -U +X bashcompinit && bashcompinit\ncomplete -C BINARY kvcast\n",
 	"fish": "function __complete_kvcast\n    set -lx COMP_LINE (commandline -cp)\n    test -z (commandline -ct)\n    and set COMP_LINE \"$COMP_LINE \"\n    BINARY\nend\ncomplete -f -c kvcast -a '(__complete_kvcast)'\n",
 }
 
-// Run prints the shell's commands.
-func (c *completionCmd) Run(std stdio) error {
+// Run prints the script.
+func (c *completionCmd) Run(p cli.Process) error {
 	binary, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find kvcast: %w", err)
 	}
-	quoted := shellWord(binary)
+	quoted := cli.ShellWord(binary)
 	if c.Shell != "fish" {
 		quoted = strconv.Quote(quoted) // complete has a shell read it again
 	}
-	_, err = fmt.Fprint(std.out, strings.ReplaceAll(shells[c.Shell], "BINARY", quoted))
+	_, err = fmt.Fprint(p.Out, strings.ReplaceAll(completionScripts[c.Shell], "BINARY", quoted))
 	return err
 }
 
-// complete prints what may come next where a shell asks for it, and tells whether one
-// did.
-func complete(parser *kong.Kong) (asked bool, err error) {
-	if os.Getenv("COMP_LINE") == "" {
-		return false, nil
-	}
+// complete prints the possible continuations of the command line in COMP_LINE.
+func complete(parser *kong.Kong) (err error) {
 	kongcompletion.Register(parser,
 		kongcompletion.WithPredictors(map[string]posener.Predictor{
 			"file": posener.PredictFiles("*"),
@@ -60,6 +57,6 @@ func complete(parser *kong.Kong) (asked bool, err error) {
 			"from": posener.PredictSet("snapshot", "earliest", "latest"),
 		}),
 		kongcompletion.WithExitFunc(func(int) {}),
-		kongcompletion.WithErrorHandler(func(failed error) { err = failed }))
-	return true, err
+		kongcompletion.WithErrorHandler(func(failure error) { err = failure }))
+	return err
 }

@@ -93,9 +93,9 @@ func TestCheckPrintsWhatIsInForce(t *testing.T) {
 }
 
 func TestCheckTellsEveryMistake(t *testing.T) {
-	got := kvcast(t, nil, "serve", "--check", "--config", "testdata/config/mistakes.yaml", "--listen", "x")
+	got := kvcast(t, nil, "serve", "--check", "--config", "internal/config/testdata/mistakes.yaml", "--listen", "x")
 	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 49 mistakes:\n") ||
-		!strings.Contains(got.err, "\n  testdata/config/mistakes.yaml:30: discovery[0].file: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
+		!strings.Contains(got.err, "\n  internal/config/testdata/mistakes.yaml:30: discovery[0].file: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
 		t.Errorf("got status %d, %q and\n%s", got.status, got.out, got.err)
 	}
 }
@@ -109,7 +109,7 @@ func TestCheckShowsTheDefaultListener(t *testing.T) {
 	if diff := cmp.Diff(comments.ReplaceAllString(want.out, ""), comments.ReplaceAllString(got.out, "")); diff != "" || got.status != 0 || got.err != "" {
 		t.Errorf("status %d, %s\n(-want +got):\n%s", got.status, got.err, diff)
 	}
-	if line := "\n  # from the default, as nothing to read from is configured\n"; !strings.Contains(got.out, line) {
+	if line := "\n  # from the default, since nothing to read from is configured\n"; !strings.Contains(got.out, line) {
 		t.Errorf("no line %q in:\n%s", line, got.out)
 	}
 }
@@ -123,7 +123,7 @@ func TestServeWithNothingConfigured(t *testing.T) {
 	}
 	got := kvcast(t, nil, "serve", "--listen", "127.0.0.1:0", "--admin", "")
 	for _, says := range []string{
-		`level=WARN msg="nothing to read from is configured: engines may connect to the default port" bind=tcp://*:5557`,
+		`level=WARN msg="no workers, listeners or discovery configured: listening for engines at the default port" bind=tcp://*:5557`,
 		`configure="--worker, --bind, ZMQ_PORT, or a file with --config"`,
 		"\nkvcast: open listener: bind tcp://*:5557: address already in use; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config\n",
 	} {

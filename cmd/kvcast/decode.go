@@ -7,38 +7,42 @@ import (
 	"io"
 	"os"
 
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/recording"
 )
 
 type decodeCmd struct {
-	File string `arg:"" help:"A MessagePack payload; - for one at standard input; or a recording, .jsonl or .jsonl.gz, with an array of frames in hexadecimal a line, by itself or as \"frames\" of an object: then the last frame of each."`
+	File string `arg:"" help:"A MessagePack payload, - for standard input; or a recording (.jsonl, .jsonl.gz) with an array of frames in hexadecimal per line, by itself or as \"frames\" of an object, the last frame of which is decoded."`
 }
 
-// Run prints an object for each payload. It fails, after all have been printed,
-// when one of them was rejected.
-func (c *decodeCmd) Run(std stdio) error {
-	d := decodePrinter{out: bufio.NewWriter(std.out)}
-	err := c.decode(std.in, &d)
-	if err := errors.Join(err, d.out.Flush()); err != nil {
+// Help implements kong.HelpProvider.
+func (*decodeCmd) Help() string {
+	return cli.Examples("kvcast decode payload.bin", "kvcast decode recording.jsonl.gz", "cat payload.bin | kvcast decode -")
+}
+
+// Run prints an object for each payload. It fails at the end if a payload was rejected.
+func (c *decodeCmd) Run(p cli.Process) error {
+	d := decoder{out: bufio.NewWriter(p.Out)}
+	if err := errors.Join(c.decode(p.In, &d), d.out.Flush()); err != nil {
 		return err
 	}
-	if d.rejected {
-		return errSilent
+	if d.hasRejected {
+		return cli.ErrSilent
 	}
 	return nil
 }
 
-// maxPayload is what is read of a payload: more than any engine publishes.
+// maxPayload is how much of a payload is read: more than any engine publishes.
 const maxPayload = 1 << 30
 
-func (c *decodeCmd) decode(stdin io.Reader, d *decodePrinter) error {
+func (c *decodeCmd) decode(stdin io.Reader, d *decoder) error {
 	if recording.IsName(c.File) {
 		for frames, err := range recording.ReadFile(c.File) {
 			if err != nil {
 				return err
 			}
-			if err := d.payload(frames[len(frames)-1]); err != nil {
+			if err := d.decode(frames[len(frames)-1]); err != nil {
 				return err
 			}
 		}
@@ -48,7 +52,7 @@ func (c *decodeCmd) decode(stdin io.Reader, d *decodePrinter) error {
 	if c.File != "-" {
 		f, err := os.Open(c.File)
 		if err != nil {
-			return err // it says "open FILE: why"
+			return err // it names the file
 		}
 		defer func() { _ = f.Close() }()
 		in = f
@@ -57,26 +61,26 @@ func (c *decodeCmd) decode(stdin io.Reader, d *decodePrinter) error {
 	if err != nil {
 		return fmt.Errorf("read payload: %w", err)
 	}
-	return d.payload(payload)
+	return d.decode(payload)
 }
 
-// decodePrinter prints what payloads say.
-type decodePrinter struct {
-	decoder  wire.Decoder
-	out      *bufio.Writer
-	line     []byte
-	rejected bool
+// decoder prints payloads.
+type decoder struct {
+	wire        wire.Decoder
+	out         *bufio.Writer
+	line        []byte
+	hasRejected bool
 }
 
-func (d *decodePrinter) payload(payload []byte) error {
-	batch, err := d.decoder.Decode(payload)
+func (d *decoder) decode(payload []byte) error {
+	batch, err := d.wire.Decode(payload)
 	if err != nil {
-		var name wire.Error
-		if !errors.As(err, &name) {
+		var rejected wire.Error
+		if !errors.As(err, &rejected) {
 			return err
 		}
-		d.rejected = true
-		_, err = fmt.Fprintf(d.out, "{\"error\": %q}\n", name.Name())
+		d.hasRejected = true
+		_, err = fmt.Fprintf(d.out, "{\"error\": %q}\n", rejected.Name())
 		return err
 	}
 	d.line = append(batch.AppendJSON(d.line[:0]), '\n')

@@ -130,7 +130,7 @@ func TestWorkersAndStatusCommands(t *testing.T) {
 		t.Errorf("workers as JSON: got %v", all)
 	}
 	got = kvcast(t, nil, "workers", "--addr", s.addr(), "--worker", "nobody")
-	if got.out != "no worker fits --worker nobody; there are w (model \"\")\n" {
+	if got.out != "no worker matches --worker nobody; workers: w (model \"\")\n" {
 		t.Errorf("workers of another name: got %q", got.out)
 	}
 	got = kvcast(t, nil, "status", "--addr", s.addr())

@@ -1,6 +1,4 @@
 // Command kvcast relays the KV-cache events of LLM engines to routers.
-//
-// It wires: what the parts do is in their packages.
 package main
 
 import (
@@ -10,122 +8,119 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/demo"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/query"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/serve"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/simulate"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/top"
 )
 
 func main() {
-	// The signals stay caught to the end: one that comes while the program is
-	// ending anyway must not change its exit status.
+	// Signals stay caught to the end: one that comes during shutdown must not change the exit status.
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	os.Exit(exitStatus(run(ctx, os.Args[1:], stdio{os.Stdin, os.Stdout, os.Stderr}), os.Stderr))
+	p := cli.Process{Environ: os.Environ(), In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
+	os.Exit(exitStatus(run(ctx, os.Args[1:], p), os.Stderr))
 }
 
-// stdio is where a command reads and writes.
-type stdio struct {
-	in  io.Reader
-	out io.Writer
-	err io.Writer
-}
-
-// commands are what kvcast can do.
+// commands are the commands of kvcast.
 type commands struct {
-	Serve     serveCmd     `cmd:"" help:"Read engines, and serve their events to routers."`
-	Subscribe subscribeCmd `cmd:"" help:"Follow the stream of a server."`
-	Replay    replayCmd    `cmd:"" help:"Print the entries between two positions."`
-	Snapshot  snapshotCmd  `cmd:"" help:"Print what all workers hold."`
-	Workers   workersCmd   `cmd:"" help:"List the workers."`
-	Status    statusCmd    `cmd:"" help:"Show a server at a glance."`
-	Top       topCmd       `cmd:"" help:"Watch a server: workers, rates, blocks, gaps, and how far behind its subscribers are."`
-	Simulate  simulateCmd  `cmd:"" help:"Be an engine: publish the events of a simulated KV cache."`
-	Decode    decodeCmd    `cmd:"" help:"Show what a payload or a recording of an engine says."`
-	Demo      demoCmd      `cmd:"" help:"Show it all at work on this machine: engines, server, a router that is cut off and resumes."`
-	Version   versionCmd   `cmd:"" help:"Print the version."`
+	Serve      serve.Command    `cmd:"" help:"Read engines and serve their events to routers."`
+	Subscribe  query.Subscribe  `cmd:"" help:"Follow the stream of a server."`
+	Replay     query.Replay     `cmd:"" help:"Print the entries between two positions."`
+	Snapshot   query.Snapshot   `cmd:"" help:"Print the blocks of all workers."`
+	Workers    query.Workers    `cmd:"" help:"List the workers of a server."`
+	Status     query.Status     `cmd:"" help:"Print the status of a server."`
+	Top        top.Command      `cmd:"" help:"Monitor a server: workers, rates, blocks, gaps, and how far its subscribers are behind."`
+	Simulate   simulate.Command `cmd:"" help:"Publish the events of simulated engines."`
+	Decode     decodeCmd        `cmd:"" help:"Print an engine's payload or recording as JSON."`
+	Demo       demo.Command     `cmd:"" help:"Run engines, a server, and a router that is disconnected and resumes, on this machine."`
+	Version    versionCmd       `cmd:"" help:"Print the version."`
+	Completion completionCmd    `cmd:"" help:"Print a shell's completion script."`
 
-	Completion completionCmd `cmd:"" help:"Print what makes a shell complete kvcast's commands and flags."`
-
-	// EndWithStdin ends a command when its standard input does: whoever started
-	// it is gone then, however it went.
+	// EndWithStdin ends a command at the end of its standard input, for a parent process that may be killed.
 	EndWithStdin bool `hidden:""`
 }
 
-// usageError is a mistake in the command line.
-type usageError struct{ err error }
-
-func (e usageError) Error() string { return e.err.Error() }
-func (e usageError) Unwrap() error { return e.err }
-
-// errSilent ends a command with status 1 when all has been said.
-var errSilent = errors.New("failed")
-
-// exitStatus says what went wrong in one line, and returns the exit status: 0,
-// 1 for a failure, 2 for a mistake in the command line.
+// exitStatus prints an error as a line, and returns the exit status: 0, 1 for a failure, 2 for a usage error.
 func exitStatus(err error, stderr io.Writer) int {
-	var usage usageError
-	switch {
-	case err == nil:
+	if err == nil {
 		return 0
-	case errors.Is(err, errSilent):
-		return 1
-	case errors.As(err, &usage):
+	}
+	if !errors.Is(err, cli.ErrSilent) {
 		_, _ = fmt.Fprintf(stderr, "kvcast: %v\n", err)
+	}
+	var usage cli.UsageError
+	if errors.As(err, &usage) {
 		return 2
 	}
-	_, _ = fmt.Fprintf(stderr, "kvcast: %v\n", err)
 	return 1
 }
 
-// run runs one command until it is done or ctx is.
-func run(ctx context.Context, args []string, std stdio) error {
+// run runs a command until it ends or ctx is done.
+func run(ctx context.Context, args []string, p cli.Process) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var cmds commands
+	cmds := commands{Serve: serve.New()}
 	exited := false
 	parser, err := kong.New(&cmds,
 		kong.Name("kvcast"),
 		kong.Description("kvcast relays KV-cache events from LLM engines to cache-aware routers: one ordered stream that can be resumed."),
-		kong.Writers(std.out, std.err),
+		kong.Writers(p.Out, p.Err),
 		kong.Exit(func(int) { exited = true }),
 		kong.UsageOnError(),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(std),
+		kong.Bind(p),
 	)
 	if err != nil {
 		return fmt.Errorf("build command line: %w", err)
 	}
-	if completed, err := complete(parser); completed {
-		return err
+	if p.Getenv("COMP_LINE") != "" {
+		return complete(parser)
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
 	command, err := parser.Parse(args)
-	if exited { // help was asked for and given
+	if exited { // help was printed
 		return nil
 	}
 	if err != nil {
-		return usageError{fmt.Errorf("%w; see kvcast %s--help", err, commandOf(parser, args))}
+		return cli.UsageError{Err: fmt.Errorf("%w; see kvcast %s--help", err, commandName(parser, args[0]))}
 	}
 	if cmds.EndWithStdin {
 		go func() {
 			defer cancel()
-			_, _ = io.Copy(io.Discard, std.in)
+			_, _ = io.Copy(io.Discard, p.In)
 		}()
 	}
 	return command.Run()
 }
 
-// commandOf returns the command that was meant, for a hint, with a space behind.
-func commandOf(parser *kong.Kong, args []string) string {
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		for _, c := range parser.Model.Children {
-			if c.Name == args[0] {
-				return args[0] + " "
-			}
+// commandName returns the command that the first argument names, with a space after it; empty if it names none.
+func commandName(parser *kong.Kong, first string) string {
+	for _, c := range parser.Model.Children {
+		if c.Name == first {
+			return first + " "
 		}
 	}
 	return ""
+}
+
+type versionCmd struct{}
+
+// Help implements kong.HelpProvider.
+func (versionCmd) Help() string { return cli.Examples("kvcast version") }
+
+// Run prints the versions of kvcast and libzmq.
+func (versionCmd) Run(p cli.Process) error {
+	major, minor, patch := zmq4.Version()
+	_, err := fmt.Fprintf(p.Out, "kvcast %s (libzmq %d.%d.%d)\n", cli.Version(), major, minor, patch)
+	return err
 }

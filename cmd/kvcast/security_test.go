@@ -61,8 +61,8 @@ func TestServeWithTLSAndTokens(t *testing.T) {
 		says  string
 	}{
 		{"a wrong token", []string{"--ca", cert}, "UNAUTHENTICATED: the token is not among those"},
-		{"no TLS", nil, "hangs up; if it wants TLS, add --tls, or --ca FILE"},
-		{"a CA that the machine does not know", []string{"--tls"}, "is not to be trusted: certificate signed by unknown authority; name the file of its CA with --ca"},
+		{"no TLS", nil, "closes the connection; if it uses TLS, add --tls or --ca FILE"},
+		{"a CA that the machine does not know", []string{"--tls"}, "is not trusted: certificate signed by unknown authority; give the file of its CA with --ca"},
 	} {
 		got := kvcast(t, nil, append(subscribe, tt.flags...)...)
 		if got.status != 1 || strings.Count(got.err, "\n") != 1 || !strings.Contains(got.err, tt.says) {
@@ -82,13 +82,13 @@ func TestServeWithTLSAndTokens(t *testing.T) {
 func TestTokensWithoutTLS(t *testing.T) {
 	t.Parallel()
 	_, s := engine(t, "--auth-tokens", secretFile(t, "tokens", "router "+routersToken))
-	s.logged(`level=WARN msg="tokens are asked for without TLS`)
+	s.logged(`level=WARN msg="tokens without TLS can be read from the network`)
 	token := secretFile(t, "token", routersToken)
 	if got := kvcast(t, nil, "status", "--addr", s.addr(), "--token-file", token); got.status != 0 {
 		t.Errorf("a proxy may be what does TLS: got status %d and %q", got.status, got.err)
 	}
 	got := kvcast(t, nil, "status", "--addr", s.addr(), "--tls", "--token-file", token)
-	if want := "kvcast: the server at " + s.addr() + " does not speak TLS; leave out --tls and --ca\n"; got.err != want || got.status != 1 {
+	if want := "kvcast: the server at " + s.addr() + " does not use TLS; omit --tls and --ca\n"; got.err != want || got.status != 1 {
 		t.Errorf("TLS where there is none: got status %d and %q, want %q", got.status, got.err, want)
 	}
 }
@@ -112,9 +112,9 @@ func TestMistakesInFilesOfSecrets(t *testing.T) {
 		{"no key in the key's file", []string{"serve", "--tls-cert", cert, "--tls-key", other}, []string{cert, other, "key input", "want a certificate and its key, each in PEM"}},
 		{"swapped", []string{"serve", "--tls-cert", key, "--tls-key", cert}, []string{cert, key, "want a certificate and its key, each in PEM"}},
 		{"no such CA", []string{"status", "--ca", "none"}, []string{"--ca: open none: no such file"}},
-		{"no CA", []string{"status", "--ca", other}, []string{"--ca: no certificate is in " + other}},
+		{"no CA", []string{"status", "--ca", other}, []string{"--ca: " + other + " has no certificate"}},
 		{"no such token", []string{"status", "--token-file", "none"}, []string{"--token-file: open none: no such file"}},
-		{"a server's tokens", []string{"status", "--token-file", bad}, []string{"--token-file: " + bad + " is not a token: want one by itself"}},
+		{"a server's tokens", []string{"status", "--token-file", bad}, []string{"--token-file: " + bad + " is not a token: want visible ASCII"}},
 		{"no token", []string{"status", "--token-file", secretFile(t, "empty", "\n")}, []string{"is empty: want a token"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -234,7 +234,7 @@ func TestWorkersOfAFileComeAndGo(t *testing.T) {
 	f.until("a", "stored [1]")
 
 	write(item("a", "n") + "- {name: b, modell: m}\n")
-	s.logged(`those found before stay.*workers.yaml:2: workers\[1\]: key .*modell.* is not known, did you mean model`)
+	s.logged(`those found before stay.*workers.yaml:2: workers\[1\]: unknown key .*modell.*, did you mean model`)
 	publish(t, p, storedOf(2))
 	f.until("b", "stored [2]")
 	write(item("a", "n"))

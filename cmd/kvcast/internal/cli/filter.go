@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Filter is the flags that narrow what a command asks a server for.
+type Filter struct {
+	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
+	Model  []string `placeholder:"NAME" help:"Only workers with these models. Repeatable."`
+	Tier   []string `placeholder:"TIER" predictor:"tier" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
+}
+
+// Proto returns the filter; nil if it excludes nothing.
+func (f *Filter) Proto() (*kvcastv1.Filter, error) {
+	if len(f.Worker)+len(f.Model)+len(f.Tier) == 0 {
+		return nil, nil
+	}
+	out := &kvcastv1.Filter{Workers: f.Worker, Models: f.Model}
+	for _, name := range f.Tier {
+		tier := kvcastv1.Tier_value["TIER_"+strings.ToUpper(name)]
+		if tier == 0 {
+			return nil, UsageError{fmt.Errorf("--tier: %q is not allowed: want device, host_pinned, disk or external", name)}
+		}
+		out.Tiers = append(out.Tiers, kvcastv1.Tier(tier))
+	}
+	return out, nil
+}
+
+// Flags returns the flags as they were given, each with a space before it.
+func (f *Filter) Flags() string {
+	var b strings.Builder
+	for _, list := range []struct {
+		flag   string
+		values []string
+	}{{"--worker", f.Worker}, {"--model", f.Model}, {"--tier", f.Tier}} {
+		for _, v := range list.values {
+			fmt.Fprintf(&b, " %s %s", list.flag, ShellWord(v))
+		}
+	}
+	return b.String()
+}
+
+// ReportNoMatch writes whether no worker matches the filter. That may be meant, since workers come and go, so it is a
+// hint: an error of the server is left to the call that follows.
+func (f *Filter) ReportNoMatch(ctx context.Context, client kvcastv1.RouterEventServiceClient, out io.Writer) {
+	if len(f.Worker)+len(f.Model) == 0 {
+		return
+	}
+	matching, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: f.Worker, Models: f.Model}})
+	if err == nil && len(matching.GetWorkers()) == 0 {
+		_ = f.WriteNoMatch(ctx, client, out)
+	}
+}
+
+// maxListed is how many workers WriteNoMatch names.
+const maxListed = 8
+
+// WriteNoMatch writes that no worker matches the filter, and which workers there are.
+func (f *Filter) WriteNoMatch(ctx context.Context, client kvcastv1.RouterEventServiceClient, out io.Writer) error {
+	all, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
+	if err != nil {
+		return err
+	}
+	var names []string
+	for i, w := range all.GetWorkers() {
+		if i == maxListed {
+			names = append(names, fmt.Sprintf("%d more", len(all.GetWorkers())-i))
+			break
+		}
+		names = append(names, fmt.Sprintf("%s (model %q)", output.Printable(w.GetName()), w.GetModel()))
+	}
+	if names == nil {
+		names = []string{"none"}
+	}
+	_, err = fmt.Fprintf(out, "no worker matches%s; workers: %s\n", f.Flags(), strings.Join(names, ", "))
+	return err
+}
+
+// ShellWord returns a word as a shell reads it.
+func ShellWord(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+,=", r)
+	}
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool { return !plain(r) }) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}

@@ -1,0 +1,576 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/server"
+)
+
+// readText reads a configuration from a text as its file, called f.
+func readText(text string) (*Config, Origins, error) {
+	r := newReader()
+	r.file("f", []byte(text))
+	return r.finish()
+}
+
+// compare returns the differences of two configurations, unexported fields included.
+func compare(want, got *Config) string {
+	return cmp.Diff(want, got, cmp.Exporter(func(reflect.Type) bool { return true }))
+}
+
+func TestFileWithEveryKey(t *testing.T) {
+	got, _, err := Read(Sources{File: "testdata/whole.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := newConfig()
+	want.Ingest.Workers = []ingestconfig.Worker{{
+		Name: "vllm-0", Model: "Qwen/Qwen3-0.6B", BlockSize: 16, Endpoint: "10.0.0.5:8000", Consolidate: "dedup",
+		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
+		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
+	}}
+	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
+	want.Discovery = []Discovery{
+		{DNS: discovery.DNS{Host: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},
+		{DNS: discovery.DNS{Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto}, File: "workers.yaml", Interval: 5 * time.Second},
+	}
+	if diff := compare(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEmptyFileIsTheDefault(t *testing.T) {
+	for _, text := range []string{"", "# nothing\n", "---\n", "workers:\njournal:\ningest: {}\ndiscovery: []\n", "{}"} {
+		got, _, err := readText(text)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		if diff := compare(newConfig(), got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+// TestEveryMistakeIsReportedWithItsLine compares with a file of how each line is to
+// begin. What ingest allows, which is in its own words, is left out there.
+func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
+	file := "testdata/mistakes.yaml"
+	want, err := os.ReadFile("testdata/mistakes.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = Read(Sources{File: file})
+	if err == nil {
+		t.Fatal("no mistake is told")
+	}
+	got, begins := strings.Split(err.Error(), "\n"), strings.Split(strings.TrimSpace(string(want)), "\n")
+	for i := range max(len(got), len(begins)) {
+		switch {
+		case i >= len(got):
+			t.Errorf("missing: %s", begins[i])
+		case i >= len(begins):
+			t.Errorf("too much: %s", got[i])
+		case !strings.HasPrefix(got[i], begins[i]):
+			t.Errorf("got  %s\nwant %s", got[i], begins[i])
+		}
+	}
+}
+
+// TestIngestMistakesAreReportedWithTheirLine has what only ingest can judge.
+func TestIngestMistakesAreReportedWithTheirLine(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		text string
+		want string // how it begins
+	}{
+		{"missing key", "workers:\n- name: a\n  sources:\n  - engine: vllm", `f:4: workers[0].sources[0].connect: "" is not allowed: want tcp://HOST:PORT`},
+		{"name taken", "workers:\n- {name: a, sources: [{connect: \"tcp://h:1\"}]}\n- name: a\n  sources: [{connect: \"tcp://h:2\"}]", `f:3: workers[1].name: "a" is not allowed: want unique`},
+		{"ports", "workers:\n- name: a\n  sources: [{connect: \"tcp://h:65535\", dp_size: 2}]", `f:3: workers[0].sources[0].connect: "tcp://h:65535" is not allowed: want `},
+		{"pattern", "listeners:\n- bind: tcp://*:1\n  topics:\n  - kv@*\n  - \"[\"", `f:5: listeners[0].topics[1]: "[" is not allowed: want a pattern`},
+		{"too many", "ingest: {max_workers: 1}\nworkers:\n- {name: a, sources: [{connect: \"tcp://h:1\"}]}\n- {name: b, sources: [{connect: \"tcp://h:2\"}]}", `f:2: workers: 2 is not allowed: want `},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, _, err := readText(tt.text); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestConfigFileMistakes(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want string
+	}{
+		{"listen: [a]", `f:1: listen: a list is not allowed: want HOST:PORT or :PORT, such as :50051`},
+		{"listen: :50051\nlisten: :50052", `f:2: key "listen" is given twice, first in line 1`},
+		{"admin: localhost", `f:1: admin: "localhost" is not allowed: want HOST:PORT or :PORT, or nothing for no admin port`},
+		{"log_level: loud", `f:1: log_level: "loud" is not allowed: want debug, info, warn or error`},
+		{"journal: memory", `f:1: journal: "memory" is not allowed: want a mapping with kind, max_bytes or max_age`},
+		{"journal:\n  max_bytes:\n", `f:2: journal.max_bytes: has no value: want 1MiB to 1024GiB, such as 64MiB`},
+		{"journal:\n  max_bytes: 1023KiB", `f:2: journal.max_bytes: "1023KiB" is not allowed: want 1MiB to 1024GiB, such as 64MiB`},
+		{"journal:\n  max_age: 1", `f:2: journal.max_age: "1" is not allowed: want 1s or more, such as 30s`},
+		{"journal:\n  maxBytes: 1MiB", `f:2: journal: unknown key "maxBytes", did you mean max_bytes? want kind, max_bytes or max_age`},
+		{"journal:\n  color: 1", `f:2: journal: unknown key "color": want kind, max_bytes or max_age`},
+		{"lisen: \":1\"", `f:1: unknown key "lisen", did you mean listen? want listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
+		{"batch: {max_blocks: 1e2}", `f:1: batch.max_blocks: "1e2" is not allowed: want 1 to 16384`},
+		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
+		{"subscribers: {max_connection_age: 999ms}", `f:1: subscribers.max_connection_age: "999ms" is not allowed: want 0s for no limit, or 1s to 8760h`},
+		{"subscribers: {max_connection_age: 0}\nauth: off", `f:2: auth: "off" is not allowed: want a mapping with tokens`},
+		{"tls:\n  cert: c.pem", `f:2: tls.cert: "c.pem" is not allowed: want tls.key as well, or neither`},
+		{"tls: {cert: \"\", key: k.pem}", `f:1: tls.key: "k.pem" is not allowed: want tls.cert as well, or neither`},
+		{"ingest: {on_gap: foo}", `f:1: ingest.on_gap: "foo" is not allowed: want report or clear`},
+		{"emit_token_ids: 1", `f:1: emit_token_ids: "1" is not allowed: want true or false`},
+		{"workers: {name: x}", `f:1: workers: a mapping is not allowed: want a list`},
+		{"workers: [{name: x}]", `f:1: workers[0].sources: 0 is not allowed: want one source at least`},
+		{"workers: [null]", `f:1: workers[0]: "null" is not allowed: want a mapping with name, model, block_size, endpoint, consolidate, labels or sources`},
+		{labeled("zone"), `f:5: workers[0].labels: "zone" is not allowed: want a mapping of labels`},
+		{labeled("[zone]"), `f:5: workers[0].labels: a list is not allowed: want a mapping of labels`},
+		{labeled("{zone: [a]}"), `f:5: workers[0].labels["zone"]: a list is not allowed: want a text, which may be ""`},
+		{labeled("\n    zone: a\n    rack:\n"), `f:7: workers[0].labels["rack"]: has no value: want a text, which may be ""`},
+		{labeled("\n    zone: a\n    rack: b\n    zone: a\n"), `f:8: workers[0].labels: key "zone" is given twice, first in line 6`},
+		{labeled("\n    zone: a\n    [zone]: a\n"), `f:7: workers[0].labels: a list is not allowed as a label's key: want a text`},
+		{labeled("\n    zone: a\n    ~: a\n"), `f:7: workers[0].labels: "~" is not allowed as a label's key: want a text`},
+		{labeled("\n    zone: a\n    \"Model\\t\": a\n"), `f:7: workers[0].labels["Model\t"]: "Model\t" is not allowed: want a key of 1 to 253 bytes of UTF-8 without control characters`},
+		{labeled("\n    \"\": a\n    zone: a\n"), `f:6: workers[0].labels[""]: "" is not allowed: want a key of 1 to 253 bytes of UTF-8 without control characters`},
+		{labeled("\n    Model.x[0]: \"a\\tb\"\n"), `f:6: workers[0].labels["Model.x[0]"]: "a\tb" is not allowed: want at most 1024 bytes of UTF-8 without control characters`},
+		{labeled("{" + manyLabels(65) + "}"), `f:5: workers[0].labels: 65 is not allowed: want at most 64`},
+		{"listeners:\n- bind: tcp://*:1\n  topics: kv", `f:3: listeners[0].topics: "kv" is not allowed: want a list`},
+		{"ingest: {silence: 9ms}", `f:1: ingest.silence: "9ms" is not allowed: want 0s for never, or 10ms or more, such as 30s`},
+		{"ingest: {start_wait: 61m}", `f:1: ingest.start_wait: "61m" is not allowed: want 0s to 1h`},
+		{"discovery:\n- {}", `f:2: discovery[0]: names no place to find workers: want dns with port, or file`},
+		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", copies: Auto}]}]", `f:1: workers[0].sources[0].copies: "Auto" is not allowed: want auto, counted or announced-last`},
+		{"listeners: [{bind: \"tcp://*:1\", copies: set}]", `f:1: listeners[0].copies: "set" is not allowed: want auto, counted or announced-last`},
+		{"discovery: [{dns: engines, port: 1, copies: set}]", `f:1: discovery[0].copies: "set" is not allowed: want auto, counted or announced-last`},
+		{"discovery:\n- dns: engines", `f:2: discovery[0].port: is missing: want 1 to 65535, the port at which each engine publishes, such as 5557`},
+		{"discovery:\n- dns: tcp://h:5557\n  port: 1", `f:2: discovery[0].dns: "tcp://h:5557" is not allowed: want the name of a host, such as vllm.default.svc`},
+		{"discovery:\n- dns: h\n  port: 0", `f:3: discovery[0].port: "0" is not allowed: want 1 to 65535`},
+		{"discovery:\n- file: w.yaml\n  model: m", `f:3: discovery[0].model: is not allowed with file, in which each worker has its own: want file and interval`},
+		{"discovery:\n- file: w.yaml\n  interval: 99ms", `f:3: discovery[0].interval: "99ms" is not allowed: want 100ms to 1h`},
+		{"discovery: [{fil: w.yaml}]", `f:1: discovery[0]: unknown key "fil", did you mean file? want dns, port, replay_port, engine, copies, model, block_size, file or interval`},
+		{"discovery: [w.yaml]", `f:1: discovery[0]: "w.yaml" is not allowed: want a mapping with dns, port, replay_port, engine, copies, model, block_size, file or interval`},
+		{"- listen", `f:1: a list is not allowed: want a mapping with listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
+		{"listen: :1\n---\nadmin: :2", `f:2: a second document is not allowed: want one`},
+		{"listen: :1\nadmin: \"", `f: yaml: line 2: found unexpected end of stream`},
+		{"listen: *a", `f: yaml: unknown anchor 'a' referenced`},
+	} {
+		t.Run(tt.text, func(t *testing.T) {
+			if _, _, err := readText(tt.text); err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+// labeled is a file with a worker that has labels, in line 5.
+func labeled(labels string) string {
+	return "workers:\n- name: a\n  sources:\n  - connect: tcp://h:1\n  labels: " + labels
+}
+
+func manyLabels(n int) string {
+	var labels []string
+	for i := range n {
+		labels = append(labels, fmt.Sprintf("l%d: a", i))
+	}
+	return strings.Join(labels, ", ")
+}
+
+func TestLabels(t *testing.T) {
+	for _, tt := range []struct {
+		labels string
+		want   map[string]string
+	}{
+		{"", nil},
+		{"{}", nil},
+		{"~", nil},
+		{"{zone: a, rack: \"\"}", map[string]string{"zone": "a", "rack": ""}},
+		{"{1: 2, true: null-ish, \"null\": \"null\", 2001-01-01: 1e3}", map[string]string{"1": "2", "true": "null-ish", "null": "null", "2001-01-01": "1e3"}},
+		{"{\"a.b/c[d]\": \"{x}, y: z\"}", map[string]string{"a.b/c[d]": "{x}, y: z"}},
+		{"&l {zone: &z a, rack: *z}", map[string]string{"zone": "a", "rack": "a"}},
+		{"{<<: merge}", map[string]string{"<<": "merge"}},
+		{"{" + manyLabels(64) + "}", func() map[string]string {
+			all := make(map[string]string)
+			for i := range 64 {
+				all[fmt.Sprintf("l%d", i)] = "a"
+			}
+			return all
+		}()},
+	} {
+		c, _, err := readText(labeled(tt.labels))
+		if err != nil {
+			t.Errorf("%s: %v", tt.labels, err)
+			continue
+		}
+		if diff := cmp.Diff(tt.want, c.Ingest.Workers[0].Labels); diff != "" {
+			t.Errorf("%s: labels (-want +got):\n%s", tt.labels, diff)
+		}
+		if diff := cmp.Diff(tt.want, c.Ingest.Workers[0].Labels); diff != "" {
+			t.Errorf("%s: labels for ingest (-want +got):\n%s", tt.labels, diff)
+		}
+	}
+}
+
+func TestVariableAndFlagMistakes(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		from Sources
+		want string
+	}{
+		{"variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAX_BYTES=5k"}}, `KVCAST_JOURNAL_MAX_BYTES: "5k" is not allowed: want 1MiB to 1024GiB, such as 64MiB`},
+		{"empty variable", Sources{Environ: []string{"KVCAST_INGEST_MAX_WORKERS="}}, `KVCAST_INGEST_MAX_WORKERS: "" is not allowed: want 1 to 1000000`},
+		{"variable of what is not built", Sources{Environ: []string{"KVCAST_JOURNAL_KIND=file"}}, `KVCAST_JOURNAL_KIND: "file" is not allowed: want memory`},
+		{"misspelt variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAXBYTES=1GiB"}}, `KVCAST_JOURNAL_MAXBYTES: unknown variable, did you mean KVCAST_JOURNAL_MAX_BYTES?`},
+		{"misspelt variable of tokens", Sources{Environ: []string{"KVCAST_TOKENS=t", "KVCAST_TOKEN=u"}}, `KVCAST_TOKENS: unknown variable, did you mean KVCAST_AUTH_TOKENS, the file of the tokens that a server accepts, or KVCAST_TOKEN, the token that a client sends?`},
+		{"certificate alone", Sources{Environ: []string{"KVCAST_TLS_CERT=c.pem"}}, `KVCAST_TLS_CERT: "c.pem" is not allowed: want tls.key as well, or neither`},
+		{"key alone", Sources{Flags: map[string]string{"tls-key": "k.pem"}}, `--tls-key: "k.pem" is not allowed: want tls.cert as well, or neither`},
+		{"port", Sources{Environ: []string{"ZMQ_PORT=:5557"}}, `ZMQ_PORT: ":5557" is not allowed: want a port, 1 to 65535, such as 5557`},
+		{"line of a variable", Sources{Environ: []string{"KVCAST_WORKER=name=a,connect=tcp://h:1\n\nname=b,connect=h"}}, `KVCAST_WORKER, line 2: connect: "h" is not allowed: want tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH`},
+		{"flag", Sources{Flags: map[string]string{"subscribers-progress": "1ms"}}, `--subscribers-progress: "1ms" is not allowed: want 100ms to 1h`},
+		{"worker", Sources{Workers: []string{"name=,connect=tcp://h:1"}}, `--worker name=,connect=tcp://h:1: name: "" is not allowed: want 1 to 253 bytes of UTF-8 without control characters`},
+		{"worker's number", Sources{Workers: []string{"name=a,connect=tcp://h:1,dp_size=0"}}, `--worker name=a,connect=tcp://h:1,dp_size=0: dp_size: "0" is not allowed: want 1 to 1024`},
+		{"worker's copies", Sources{Workers: []string{"name=a,connect=tcp://h:1,copies=all"}}, `--worker name=a,connect=tcp://h:1,copies=all: copies: "all" is not allowed: want auto, counted or announced-last`},
+		{"listener's copies", Sources{Binds: []string{"tcp://*:1,copies="}}, `--bind tcp://*:1,copies=: copies: "" is not allowed: want auto, counted or announced-last`},
+		{"worker's engine", Sources{Workers: []string{"name=a,connect=tcp://h:1,engine=Vllm"}}, `--worker name=a,connect=tcp://h:1,engine=Vllm: engine: "Vllm" is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim`},
+		{"endpoint", Sources{Binds: []string{"tcp://h"}}, `--bind tcp://h: bind: "tcp://h" is not allowed: want tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH`},
+		{"topic", Sources{Binds: []string{"tcp://*:1,topic=["}}, `--bind tcp://*:1,topic=[: topics[0]: "[" is not allowed: want a pattern as of path.Match`},
+		{"no file", Sources{File: "testdata/none.yaml"}, `read configuration: open testdata/none.yaml: no such file or directory`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, _, err := Read(tt.from); err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}
+
+// TestEngineAliases reads each from a file and from a flag.
+func TestEngineAliases(t *testing.T) {
+	for name, want := range map[string]feed.Engine{
+		"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
+		"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,
+		"kvbm": feed.EngineKVBM, "KVBM": feed.EngineKVBM,
+		"sglang": feed.EngineSGLang, "llm-d-sim": feed.EngineLLMDSim,
+	} {
+		inFile, _, err := readText(fmt.Sprintf("workers: [{name: a, sources: [{engine: %s, connect: \"tcp://h:1\"}]}]", name))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		byFlag, _, err := Read(Sources{Workers: []string{"name=a,connect=tcp://h:1,engine=" + name}})
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		for by, c := range map[string]*Config{"file": inFile, "flag": byFlag} {
+			if got := c.Ingest.Workers[0].Sources[0].Engine; got != want {
+				t.Errorf("%s of a %s: got %s, want %s", name, by, got, want)
+			}
+		}
+	}
+	for _, name := range []string{"", "gpu", "Vllm", "Kvbm", "SGLang", "SGLANG", "tensorrt-llm", "LLM-D-SIM"} {
+		_, _, err := readText(fmt.Sprintf("workers: [{name: a, sources: [{engine: %q, connect: \"tcp://h:1\"}]}]", name))
+		if want := fmt.Sprintf("f:1: workers[0].sources[0].engine: %q is not allowed: want vllm, sglang, trtllm, kvbm or llm-d-sim", name); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+// TestVariablesOfKubernetesServicesAreIgnored has those that Kubernetes sets for a service
+// named kvcast.
+func TestVariablesOfKubernetesServicesAreIgnored(t *testing.T) {
+	_, _, err := Read(Sources{Environ: []string{
+		"KVCAST_PORT=tcp://10.0.0.1:50051", "KVCAST_SERVICE_HOST=10.0.0.1", "KVCAST_SERVICE_PORT=50051",
+		"KVCAST_PORT_50051_TCP_ADDR=10.0.0.1", "KVCAST_ADMIN_SERVICE_HOST=10.0.0.2", "KVCAST_ADMIN_PORT=tcp://10.0.0.2:9464",
+	}})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// listenerAt is a listener with the defaults.
+func listenerAt(bind string) ingestconfig.Listener {
+	var l ingestconfig.Listener
+	setDefaults(listenerFields(&l))
+	l.Bind = bind
+	return l
+}
+
+func TestFlagsOverrideVariablesOverrideFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kvcast.yaml")
+	if err := os.WriteFile(file, []byte("listen: \":1\"\nbatch: {max_blocks: 1}\nsubscribers: {max: 1}\nlisteners: [{bind: \"tcp://*:1\"}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, from, err := Read(Sources{
+		File:    file,
+		Environ: []string{"KVCAST_BATCH_MAX_BLOCKS=2", "KVCAST_SUBSCRIBERS_MAX=2", "ZMQ_PORT=2", "KVCAST_BIND=tcp://*:3"},
+		Flags:   map[string]string{"subscribers-max": "3"},
+		Binds:   []string{"tcp://*:4"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := newConfig()
+	want.Listen, want.Pipeline.MaxBlocks, want.Server.MaxSubscribers = ":1", 2, 3
+	for _, bind := range []string{"tcp://*:1", "tcp://*:3", "tcp://*:2", "tcp://*:4"} {
+		want.Ingest.Listeners = append(want.Ingest.Listeners, listenerAt(bind))
+	}
+	if diff := compare(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for path, want := range map[string]string{
+		"listen": file + ":1", "batch.max_blocks": "KVCAST_BATCH_MAX_BLOCKS", "subscribers.max": "--subscribers-max",
+		"listeners[0]": file + ":4", "listeners[2]": "ZMQ_PORT", "listeners[3]": "--bind tcp://*:4",
+	} {
+		if got := from[path].String(); got != want {
+			t.Errorf("%s is from %q, want %q", path, got, want)
+		}
+	}
+}
+
+// TestDefaultListener checks when there is one: where nothing else is to be read,
+// and no file says so on purpose.
+func TestDefaultListener(t *testing.T) {
+	bound := listenerAt("tcp://*:5557")
+	empty := filepath.Join(t.TempDir(), "kvcast.yaml")
+	if err := os.WriteFile(empty, []byte("listen: \":1\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		from Sources
+		want []ingestconfig.Listener
+	}{
+		{"nothing", Sources{}, []ingestconfig.Listener{bound}},
+		{"other things", Sources{Environ: []string{"KVCAST_BATCH_MAX_BLOCKS=2", "ZMQ_PORT=tcp://10.0.0.1:5557"}, Flags: map[string]string{"listen": ":1"}}, []ingestconfig.Listener{bound}},
+		{"an empty file", Sources{File: empty}, nil},
+		{"a worker", Sources{Workers: []string{"name=a,connect=tcp://h:1"}}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, from, err := Read(tt.from)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got.Ingest.Listeners); diff != "" {
+				t.Errorf("listeners (-want +got):\n%s", diff)
+			}
+			if byDefault := from.ListensByDefault(); byDefault != (tt.want != nil) {
+				t.Errorf("the listener is from %q", from["listeners[0]"])
+			}
+		})
+	}
+}
+
+// TestEverySettingIsAFlag has kong build the flags, and reads the default of each.
+func TestEverySettingIsAFlag(t *testing.T) {
+	var cmd struct {
+		Settings kong.Plugins `embed:""`
+	}
+	cmd.Settings = kong.Plugins{Flags()}
+	parser, err := kong.New(&cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := make(map[string]*kong.Flag)
+	for _, f := range parser.Model.Flags {
+		flags[f.Name] = f
+	}
+	c := newConfig()
+	for _, s := range c.settings() {
+		f := flags[s.flag()]
+		if f == nil {
+			t.Errorf("%s has no flag --%s", s.path, s.flag())
+			continue
+		}
+		if f.Help == "" {
+			t.Errorf("--%s has no help", s.flag())
+		}
+		if f.HasDefault && !s.set(f.Default) {
+			t.Errorf("--%s has the default %q, which is not allowed", s.flag(), f.Default)
+		}
+		if !s.set(s.text()) {
+			t.Errorf("%s does not accept its own default, %q", s.path, s.text())
+		}
+	}
+	if diff := compare(newConfig(), c); diff != "" {
+		t.Errorf("the flags have other defaults (-want +got):\n%s", diff)
+	}
+}
+
+// TestZeroDisables has the zeros that ingest takes for its defaults.
+func TestZeroDisables(t *testing.T) {
+	c, _, err := readText("ingest: {silence: 0s, grace: 0s}\nlisteners: [{bind: \"tcp://*:1\", replay_port: 0}]")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Ingest; got.Silence >= 0 || got.Grace >= 0 || got.Listeners[0].ReplayPort >= 0 {
+		t.Errorf("got silence %v, grace %v and replay port %d, want all negative", got.Silence, got.Grace, got.Listeners[0].ReplayPort)
+	}
+}
+
+func TestSettingNames(t *testing.T) {
+	s := setting{path: "ingest.max_blocks_per_rank"}
+	if s.flag() != "ingest-max-blocks-per-rank" || s.variable() != "KVCAST_INGEST_MAX_BLOCKS_PER_RANK" {
+		t.Errorf("got %s and %s", s.flag(), s.variable())
+	}
+}
+
+// TestWriteRoundTrips is what lets one save what is in force.
+func TestWriteRoundTrips(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want := drawConfig(t)
+		var written bytes.Buffer
+		if err := want.Write(&written, Origins{
+			"listen": {"f", 1}, "journal.max_age": {"KVCAST_JOURNAL_MAX_AGE", 0}, "workers[0]": {"--worker a\nb: c", 0}, "listeners[0]": {"f", 7},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		got, _, err := readText(written.String())
+		if err != nil {
+			t.Fatalf("%v in:\n%s", err, written.String())
+		}
+		if diff := compare(want, got); diff != "" {
+			t.Fatalf("(-want +got):\n%s\nof:\n%s", diff, written.String())
+		}
+	})
+}
+
+// drawConfig draws a configuration that is allowed.
+func drawConfig(t *rapid.T) *Config {
+	c := newConfig()
+	ports := rapid.IntRange(1, 60_000)
+	c.Listen = rapid.SampledFrom([]string{":0", "[::1]:1", "localhost:65535"}).Draw(t, "listen")
+	c.Admin = rapid.SampledFrom([]string{"", ":1"}).Draw(t, "admin")
+	c.LogLevel = rapid.SampledFrom([]slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}).Draw(t, "log level")
+	c.Journal.MaxBytes = int(rapid.Int64Range(minBytes, maxBytes).Draw(t, "bytes"))
+	c.Journal.MaxAge = time.Duration(rapid.Int64Range(int64(time.Second), 1<<62).Draw(t, "age"))
+	c.Pipeline.Timeout = time.Duration(rapid.Int64Range(0, int64(15*time.Second)).Draw(t, "timeout"))
+	c.Pipeline.MaxBlocks = rapid.IntRange(1, 16_384).Draw(t, "blocks")
+	c.MaxBlocks = rapid.IntRange(1, 1<<31-1).Draw(t, "blocks of all workers")
+	c.MaxAttributeBytes = (rapid.Int64Range(minBytes, maxBytes).Draw(t, "attributes"))
+	c.Ingest.Silence = rapid.SampledFrom([]time.Duration{-1, 10 * time.Millisecond, time.Hour}).Draw(t, "silence")
+	c.Ingest.Grace = rapid.SampledFrom([]time.Duration{-1, 1, 1 << 62}).Draw(t, "grace")
+	c.StartWait = rapid.SampledFrom([]time.Duration{0, 1, time.Hour}).Draw(t, "start wait")
+	c.Ingest.MaxWorkers = rapid.IntRange(100, maxCount).Draw(t, "workers")
+	c.Ingest.MaxSources = rapid.IntRange(1000, maxCount).Draw(t, "sources")
+	c.Ingest.MaxRanks = rapid.IntRange(1, maxCount).Draw(t, "ranks")
+	for _, bytes := range []*int64{&c.Ingest.WorkerBytes, &c.Ingest.SaltBytes, &c.Ingest.ReceiveBufferBytes, &c.Ingest.ReorderBufferBytes} {
+		*bytes = (rapid.Int64Range(minBytes, maxBytes).Draw(t, "bytes"))
+	}
+	c.RegisterHosts = rapid.SampledFrom([]string{"", "10.0.0.0/8,::1,*.pods"}).Draw(t, "hosts")
+	var err error
+	if c.Server.RegisterHosts, err = ingestconfig.ParseHosts(slices.DeleteFunc(strings.Split(c.RegisterHosts, ","), func(s string) bool { return s == "" })); err != nil {
+		t.Fatal(err)
+	}
+	c.Server.MaxSubscribers = rapid.IntRange(1, maxCount).Draw(t, "subscribers")
+	c.Server.MaxConnections = rapid.IntRange(1, maxCount).Draw(t, "connections")
+	c.Server.MaxConnectionsPerAddress = rapid.IntRange(1, maxCount).Draw(t, "connections of an address")
+	c.Server.MaxSnapshots = rapid.IntRange(1, 1024).Draw(t, "snapshots")
+	c.Server.MaxSnapshotWait = rapid.SampledFrom([]time.Duration{100 * time.Millisecond, time.Hour}).Draw(t, "snapshot wait")
+	c.Server.ResponseBytes = (rapid.IntRange(server.MinResponseBytes, server.MaxResponseBytes).Draw(t, "response"))
+	c.Server.MaxFilterBytes = (rapid.Int64Range(server.MinFilterBytes, maxBytes).Draw(t, "filters"))
+	c.Server.PingInterval = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "ping")
+	c.Server.MaxConnectionAge = rapid.SampledFrom([]time.Duration{0, time.Second, time.Hour, year}).Draw(t, "age")
+	c.Server.MaxConnectionAgeGrace = rapid.SampledFrom([]time.Duration{time.Second, time.Hour}).Draw(t, "grace")
+	if rapid.Bool().Draw(t, "secured") {
+		c.TokensFile, c.CertFile, c.KeyFile = "tokens", "/etc/a b/tls.crt", "1"
+	}
+	c.Pipeline.EmitTokenIDs = rapid.Bool().Draw(t, "token ids")
+	words := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
+		"1", "0x1", "1e3", "true", "yes", "null", "~", "# a", "a: b", "'", "\"", "- a", "{a", "*a", "&a", "!a", "%", "@", " a ", "2001-01-01", "\u2028", "\ufeff", "\u0085",
+	})).Filter(printable)
+	names := rapid.SliceOfNDistinct(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), 0, 4, rapid.ID).Draw(t, "names")
+	engines := rapid.SampledFrom([]feed.Engine{feed.EngineVLLM, feed.EngineSGLang, feed.EngineTRTLLM, feed.EngineKVBM, feed.EngineLLMDSim})
+	copies := rapid.SampledFrom([]ingestconfig.Copies{ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast})
+	for _, name := range names {
+		w := ingestconfig.Worker{Consolidate: feed.ConsolidateDedup}
+		w.Name, w.Model, w.Endpoint = name, words.Draw(t, "model"), words.Draw(t, "endpoint")
+		w.BlockSize = rapid.Uint32().Draw(t, "block size")
+		if labels := rapid.MapOfN(words.Filter(func(s string) bool { return s != "" && len(s) <= ingestconfig.MaxNameBytes }), words, 0, 4).Draw(t, "labels"); len(labels) > 0 {
+			w.Labels = labels
+		}
+		s := ingestconfig.Source{Engine: engines.Draw(t, "engine"), DPSize: rapid.IntRange(1, 20).Draw(t, "dp size"), Topic: words.Draw(t, "topic"), Copies: copies.Draw(t, "copies")}
+		s.Connect = fmt.Sprintf("tcp://[::1]:%d", ports.Draw(t, "port"))
+		w.Sources = []ingestconfig.Source{s}
+		if rapid.Bool().Draw(t, "a second source") {
+			s.Engine, s.Topic = engines.Draw(t, "second engine"), ""
+			w.Sources = append(w.Sources, s)
+			w.Consolidate = rapid.SampledFrom([]feed.Consolidate{feed.ConsolidateDedup, feed.ConsolidatePassthrough}).Draw(t, "consolidate")
+		}
+		c.Ingest.Workers = append(c.Ingest.Workers, w)
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "listeners") {
+		l := ingestconfig.Listener{Bind: "tcp://*:*", Engine: engines.Draw(t, "engine"), Copies: copies.Draw(t, "copies"), ReplayPort: rapid.OneOf(rapid.Just(-1), ports).Draw(t, "replay port")}
+		l.Topics = rapid.SampledFrom([][]string{nil, {"kv@*"}, {"*", "1", "a: b"}}).Draw(t, "topics")
+		c.Ingest.Listeners = append(c.Ingest.Listeners, l)
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "discovery") {
+		var d Discovery
+		setDefaults(discoveryFields(&d))
+		d.Interval = time.Duration(rapid.Int64Range(int64(100*time.Millisecond), int64(time.Hour)).Draw(t, "interval"))
+		if rapid.Bool().Draw(t, "by file") {
+			d.File = words.Filter(func(s string) bool { return s != "" }).Draw(t, "file")
+		} else {
+			d.DNS.Host = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(isHost).Draw(t, "host")
+			d.DNS.Port, d.DNS.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
+			d.DNS.Copies = copies.Draw(t, "copies")
+			d.DNS.Engine, d.DNS.Model, d.DNS.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")
+		}
+		c.Discovery = append(c.Discovery, d)
+	}
+	return c
+}
+
+// TestCorruptFilesAreReadOrRejected breaks good and bad files at any place: what is
+// still read is allowed, and reads as the same when it is written.
+func TestCorruptFilesAreReadOrRejected(t *testing.T) {
+	var files []string
+	for _, name := range []string{"whole.yaml", "mistakes.yaml"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, string(text))
+	}
+	pieces := rapid.SampledFrom([]string{
+		"", "*a", "&a ", "[", "]", "{", "}", ": ", "- ", "\n", "\n\n", "|", "~", "!!binary ", "? ", "#", "'", "\"", "\n---\n", "\n...\n", "<<: *a", "\t", "  ", "\xff", "\x00",
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.SampledFrom(append(files, "workers: &a [*a]\nlisteners: *a\n<<: *a")).Draw(t, "file")
+		for range rapid.IntRange(1, 4).Draw(t, "breaks") {
+			from := rapid.IntRange(0, len(text)).Draw(t, "from")
+			to := rapid.IntRange(from, min(from+10, len(text))).Draw(t, "to")
+			text = text[:from] + pieces.Draw(t, "piece") + text[to:]
+		}
+		c, _, err := readText(text)
+		if err != nil {
+			return
+		}
+		var written bytes.Buffer
+		if err := c.Write(&written, nil); err != nil {
+			t.Fatal(err)
+		}
+		again, _, err := readText(written.String())
+		if err != nil {
+			t.Fatalf("%v in:\n%s", err, written.String())
+		}
+		if diff := compare(c, again); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}

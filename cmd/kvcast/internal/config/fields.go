@@ -1,0 +1,205 @@
+package config
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline"
+	"github.com/kvcast/kvcast/server"
+)
+
+const (
+	// maxCount is the highest limit of workers, subscribers and the like: more than fit.
+	maxCount  = 1_000_000
+	minBytes  = 1 << 20
+	maxBytes  = 1 << 40
+	unlimited = time.Duration(math.MaxInt64)
+	year      = 365 * 24 * time.Hour
+)
+
+// mapping is the keys of a YAML mapping, in the order in which they are written.
+type mapping []field
+
+// field is a key of a mapping. A value outside lists is also a flag, which has the help, and a variable.
+type field struct {
+	key  string
+	node node
+	help string
+}
+
+// fields declares all settings.
+func (c *Config) fields() mapping {
+	return mapping{
+		{"listen", text(&c.Listen, ":50051", isAddress, "HOST:PORT or :PORT, such as :50051"),
+			"gRPC listen address."},
+		{"admin", text(&c.Admin, "127.0.0.1:9464", func(s string) bool { return s == "" || isAddress(s) }, "HOST:PORT or :PORT, or nothing for no admin port"),
+			"Admin listen address: /metrics, /healthz, /readyz, pprof. Empty disables it."},
+		{"log_level", logLevel(&c.LogLevel),
+			"Log level: debug, info, warn or error."},
+		{"journal", mapping{
+			{"kind", oneOf(&c.JournalKind, "memory"),
+				"Journal: memory."},
+			{"max_bytes", size(&c.Journal.MaxBytes, journal.DefaultMaxBytes, minBytes, maxBytes),
+				"Memory for entries that subscribers can resume from."},
+			{"max_age", duration(&c.Journal.MaxAge, journal.DefaultMaxAge, time.Second, unlimited),
+				"Maximum age of a retained entry."},
+		}, ""},
+		{"batch", mapping{
+			{"timeout", duration(&c.Pipeline.Timeout, 0, 0, pipeline.MaxBatchTimeout),
+				"How long events may wait to be merged with those of the next engine batch, 0s to 15s."},
+			{"max_blocks", number(&c.Pipeline.MaxBlocks, pipeline.DefaultMaxBlocks, 1, pipeline.MaxMaxBlocks),
+				"Maximum number of blocks in an event, 1 to 16384."},
+		}, ""},
+		{"ingest", c.ingestFields(), ""},
+		{"subscribers", c.subscriberFields(), ""},
+		{"auth", mapping{
+			{"tokens", fileName(&c.TokensFile, printable),
+				"File of the tokens that calls must carry: ROLE TOKEN per line, where ROLE is router or operator; # starts a comment. Read at start."},
+		}, ""},
+		{"tls", mapping{
+			{"cert", fileName(&c.CertFile, printable),
+				"File of the server's certificate in PEM, followed by intermediate ones. Read at start."},
+			{"key", fileName(&c.KeyFile, printable),
+				"File of the certificate's key in PEM."},
+		}, ""},
+		{"emit_token_ids", boolean(&c.Pipeline.EmitTokenIDs),
+			"Include token ids in stored events. They are users' prompts."},
+		{"workers", listOf(&c.Ingest.Workers, workerFields), ""},
+		{"listeners", listOf(&c.Ingest.Listeners, listenerFields), ""},
+		{"discovery", listOf(&c.Discovery, discoveryFields), ""},
+	}
+}
+
+func (c *Config) ingestFields() mapping {
+	in := &c.Ingest
+	return mapping{
+		{"on_gap", oneOf(&c.Pipeline.OnGap, pipeline.OnGapReport, pipeline.OnGapClear),
+			"What to do with a dp rank's blocks when batches cannot be recovered: report keeps them and emits a Gap, clear removes them."},
+		{"max_blocks_per_rank", number(&c.Pipeline.MaxBlocksPerRank, pipeline.DefaultMaxBlocksPerRank, 1, pipeline.MaxMaxBlocksPerRank),
+			"Maximum number of blocks of a dp rank. Beyond it, blocks from before the last gap are evicted; if there are none, new blocks are rejected and reported."},
+		{"max_blocks", number(&c.MaxBlocks, pipeline.DefaultBlocks, 1, pipeline.MaxMaxBlocksPerRank),
+			"Maximum number of blocks of all workers, some 50 bytes each. A block of a worker whose sources are deduplicated counts twice, and once for each source's name of it. Beyond it, new blocks are rejected and reported."},
+		{"max_attribute_bytes", size(&c.MaxAttributeBytes, pipeline.DefaultAttributeBytes, minBytes, maxBytes),
+			"Memory for LoRA adapter names and cache salts of all workers, at least 1MiB. Beyond it, blocks with new ones are rejected and reported."},
+		{"silence", zeroDuration(&in.Silence, ingestconfig.DefaultSilence, 10*time.Millisecond, unlimited, -1, "for never"),
+			"How long an engine may be silent before its connection is tested; 0s never tests."},
+		{"grace", zeroDuration(&in.Grace, ingestconfig.DefaultGrace, 0, unlimited, -1, ""),
+			"How long a worker may be disconnected before it is removed."},
+		{"start_wait", duration(&c.StartWait, 5*time.Second, 0, time.Hour),
+			"How long to wait at start for unreachable engines before serving routers; 0s does not wait, at most 1h."},
+		{"max_workers", number(&in.MaxWorkers, ingestconfig.DefaultMaxWorkers, 1, maxCount),
+			"Maximum number of workers."},
+		{"max_sources", number(&in.MaxSources, ingestconfig.DefaultMaxSources, 1, maxCount),
+			"Maximum number of sources of all workers. A source counts once per dp rank, and uses some 6 file descriptors if kvcast connects to it."},
+		{"max_ranks", number(&in.MaxRanks, ingestconfig.DefaultMaxRanks, 1, maxCount),
+			"Maximum number of dp ranks of all workers that only batches have named."},
+		{"worker_bytes", size(&in.WorkerBytes, ingestconfig.DefaultWorkerBytes, minBytes, maxBytes),
+			"Memory for names, labels and endpoints of registered workers, at least 1MiB."},
+		{"salt_bytes", size(&in.SaltBytes, ingestconfig.DefaultSaltBytes, minBytes, maxBytes),
+			"Memory for cache salts, the blocks that carry them, and attention groups, of all engines; at least 1MiB."},
+		{"receive_buffer_bytes", size(&in.ReceiveBufferBytes, ingestconfig.DefaultReceiveBufferBytes, minBytes, maxBytes),
+			"Memory for received messages that wait to be processed, of all engines; at least 1MiB. Messages that do not fit are dropped and requested again."},
+		{"reorder_buffer_bytes", size(&in.ReorderBufferBytes, ingestconfig.DefaultReorderBufferBytes, minBytes, maxBytes),
+			"Memory for live batches that wait for a replay, of all engines; at least 1MiB. Batches that do not fit are requested again."},
+		{"register_hosts", hosts(&c.RegisterHosts, &c.Server.RegisterHosts),
+			"Hosts that RegisterWorker may name, separated by commas: IP addresses, CIDRs, names, *.DOMAIN. Empty allows any."},
+	}
+}
+
+func (c *Config) subscriberFields() mapping {
+	s := &c.Server
+	return mapping{
+		{"max", number(&s.MaxSubscribers, server.DefaultMaxSubscribers, 1, maxCount),
+			"Maximum number of subscribers."},
+		{"max_connections", number(&s.MaxConnections, server.DefaultMaxConnections, 1, maxCount),
+			"Maximum number of connections to the gRPC port, and of health watches."},
+		{"max_connections_per_address", number(&s.MaxConnectionsPerAddress, server.DefaultMaxConnectionsPerAddress, 1, maxCount),
+			"Maximum number of connections, and of health watches, from one IPv4 address or IPv6 /64. Clients behind one NAT or load balancer share it."},
+		{"stall", duration(&s.StallTimeout, server.DefaultStallTimeout, time.Second, time.Hour),
+			"How long a subscriber may read nothing while data is pending, 1s to 1h. A snapshot must be read at 8 MiB in this time."},
+		{"progress", duration(&s.ProgressInterval, server.DefaultProgressInterval, 100*time.Millisecond, time.Hour),
+			"Interval of progress messages to idle subscribers."},
+		{"max_snapshots", number(&s.MaxSnapshots, server.DefaultMaxSnapshots, 1, 1024),
+			"Maximum number of concurrent snapshots, 1 to 1024. Further ones wait."},
+		{"snapshot_wait", duration(&s.MaxSnapshotWait, server.DefaultMaxSnapshotWait, 100*time.Millisecond, time.Hour),
+			"How long a snapshot may wait to start, 100ms to 1h. As many may wait as there may be subscribers."},
+		{"response_bytes", size(&s.ResponseBytes, server.DefaultResponseBytes, server.MinResponseBytes, server.MaxResponseBytes),
+			"Approximate size of a response to a subscriber that is behind, 4KiB to 512KiB."},
+		{"filter_bytes", size(&s.MaxFilterBytes, server.DefaultMaxFilterBytes, server.MinFilterBytes, maxBytes),
+			"Memory for the filters of all calls, at least 1MiB."},
+		{"ping_interval", duration(&s.PingInterval, server.DefaultPingInterval, time.Second, time.Hour),
+			"Minimum interval of clients' keepalive pings, 1s to 1h. Clients that ping more often are disconnected."},
+		{"max_connection_age", zeroDuration(&s.MaxConnectionAge, 0, time.Second, year, 0, "for no limit"),
+			"Maximum age of a connection, give or take a tenth, 1s to 8760h. Its client is then asked to reconnect, so that a load balancer can choose another server. 0s sets no limit."},
+		{"max_connection_age_grace", duration(&s.MaxConnectionAgeGrace, server.DefaultMaxConnectionAgeGrace, time.Second, time.Hour),
+			"Time over which the subscriptions of such a connection end, and which other calls have to finish, 1s to 1h."},
+	}
+}
+
+// Names, patterns and endpoints of workers and listeners are validated by ingest, which sees all of them.
+
+func workerFields(w *ingestconfig.Worker) mapping {
+	return mapping{
+		{key: "name", node: text(&w.Name, "", anything, "")},
+		{key: "model", node: text(&w.Model, "", anything, "")},
+		{key: "block_size", node: number(&w.BlockSize, 0, 1, math.MaxUint32)},
+		{key: "endpoint", node: text(&w.Endpoint, "", printable, "UTF-8 without control characters, such as 10.0.0.5:8000")},
+		{key: "consolidate", node: oneOf(&w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough)},
+		{key: "labels", node: labels{&w.Labels}},
+		{key: "sources", node: listOf(&w.Sources, sourceFields)},
+	}
+}
+
+func sourceFields(s *ingestconfig.Source) mapping {
+	return mapping{
+		{key: "engine", node: engine(&s.Engine)},
+		{key: "connect", node: endpoint(&s.Connect)},
+		{key: "replay", node: endpoint(&s.Replay)},
+		{key: "dp_size", node: number(&s.DPSize, 1, 1, feed.MaxRanks)},
+		{key: "topic", node: text(&s.Topic, "", printable, "UTF-8 without control characters, such as kv@")},
+		{key: "copies", node: copies(&s.Copies)},
+	}
+}
+
+func listenerFields(l *ingestconfig.Listener) mapping {
+	return mapping{
+		{key: "bind", node: endpoint(&l.Bind)},
+		{key: "engine", node: engine(&l.Engine)},
+		{key: "copies", node: copies(&l.Copies)},
+		{key: "replay_port", node: replayPort(&l.ReplayPort, ingestconfig.DefaultReplayPort, -1)},
+		{key: "worker", node: text(&l.Worker, "", anything, "")},
+		{key: "topics", node: listOf(&l.Topics, topic)},
+		{key: "replay_hosts", node: listOf(&l.ReplayHosts, replayHost)},
+	}
+}
+
+func topic(to *string) *value { return text(to, "", printable, "a pattern such as kv@*") }
+
+func replayHost(to *string) *value { return text(to, "", printable, "a host such as 10.0.0.0/8") }
+
+func discoveryFields(d *Discovery) mapping {
+	validModel := func(s string) bool { return printable(s) && len(s) <= ingestconfig.MaxModelBytes }
+	byDNS := mapping{
+		{key: "dns", node: text(&d.DNS.Host, "", isHost, "the name of a host, such as vllm.default.svc")},
+		{key: "port", node: number(&d.DNS.Port, 0, 1, math.MaxUint16)},
+		{key: "replay_port", node: replayPort(&d.DNS.ReplayPort, 0, 0)},
+		{key: "engine", node: engine(&d.DNS.Engine)},
+		{key: "copies", node: copies(&d.DNS.Copies)},
+		{key: "model", node: text(&d.DNS.Model, "", validModel, ingestconfig.AllowedModel)},
+		{key: "block_size", node: number(&d.DNS.BlockSize, 0, 1, math.MaxUint32)},
+	}
+	file := field{key: "file", node: fileName(&d.File, func(s string) bool { return s != "" && printable(s) })}
+	interval := field{key: "interval", node: duration(&d.Interval, discovery.DefaultInterval, 100*time.Millisecond, time.Hour)}
+	switch {
+	case d.File != "":
+		return mapping{file, interval}
+	case d.DNS.Host != "":
+		return append(byDNS, interval)
+	default:
+		return append(byDNS, file, interval)
+	}
+}

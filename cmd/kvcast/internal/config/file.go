@@ -1,0 +1,229 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// fileReader reads one file. It walks the YAML nodes rather than decode them into structs, since only a node knows its
+// line, and so every mistake is found and reported with its own.
+type fileReader struct {
+	*reader
+	name string // without control characters
+}
+
+func (f *fileReader) at(n *yaml.Node) origin { return origin{f.name, n.Line} }
+
+// file reads a configuration file.
+func (r *reader) file(name string, data []byte) {
+	r.document(name, data, func(f *fileReader, n *yaml.Node) { r.config.fields().read(f, n, "") })
+}
+
+// document reads the only document of a file, unless that is empty.
+func (r *reader) document(name string, data []byte, read func(*fileReader, *yaml.Node)) {
+	f := &fileReader{r, strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return '?'
+		}
+		return c
+	}, name)}
+	documents := yaml.NewDecoder(bytes.NewReader(data))
+	var first, second yaml.Node
+	err := documents.Decode(&first)
+	if err == nil {
+		read(f, &first)
+		err = documents.Decode(&second)
+	}
+	switch {
+	case err == nil:
+		f.wrong(f.at(&second), "", "a second document is not allowed: want one")
+	case !errors.Is(err, io.EOF):
+		f.wrong(origin{place: f.name}, "", err.Error()) // it says "yaml", mostly the line, and why
+	}
+}
+
+// read stores a value by its text: whether YAML considers it a string or a number makes no difference.
+func (v *value) read(f *fileReader, n *yaml.Node, path string) {
+	n = resolve(n)
+	want := cmp.Or(v.want, "a text")
+	switch {
+	case isNull(n):
+		f.wrong(f.at(n), path, "has no value: want "+want)
+	case n.Kind != yaml.ScalarNode:
+		f.wrong(f.at(n), path, shown(n)+" is not allowed: want "+want)
+	case !v.set(n.Value):
+		f.wrong(f.at(n), path, notAllowed(n.Value, want))
+	}
+}
+
+// read stores what stands under the keys that are given.
+func (m mapping) read(f *fileReader, n *yaml.Node, path string) {
+	n = resolve(n)
+	keys := make([]string, len(m))
+	nodes := make(map[string]node)
+	for i, known := range m {
+		keys[i], nodes[known.key] = known.key, known.node
+	}
+	if n.Kind != yaml.MappingNode {
+		if !isNull(n) || strings.HasSuffix(path, "]") {
+			f.unreadable = append(f.unreadable, path)
+			f.wrong(f.at(n), path, fmt.Sprintf("%s is not allowed: want a mapping with %s", shown(n), either(keys)))
+		}
+		return
+	}
+	lines := make(map[string]int)
+	for i := 0; i < len(n.Content); i += 2 {
+		lines[n.Content[i].Value] = n.Content[i].Line
+	}
+	seen := make(map[string]int)
+	for i := 0; i < len(n.Content); i += 2 {
+		key := n.Content[i]
+		name := key.Value
+		if f.repeated(seen, key, path) {
+			continue
+		}
+		if nodes[name] == nil {
+			meant := closest(name, keys)
+			f.wrong(f.at(key), path, unknownKey(shown(key), meant, keys))
+			if _, given := lines[meant]; meant == "" || given {
+				continue
+			}
+			name = meant // its value may be wrong as well, and the key is not missing
+		}
+		f.origins[join(path, name)] = f.at(key)
+		nodes[name].read(f, n.Content[i+1], join(path, name))
+	}
+}
+
+// repeated reports whether a key was seen before in its mapping, and if so records that.
+func (f *fileReader) repeated(seen map[string]int, key *yaml.Node, path string) bool {
+	line, repeated := seen[key.Value]
+	if repeated {
+		f.wrong(f.at(key), path, fmt.Sprintf("key %q is given twice, first in line %d", key.Value, line))
+		return true
+	}
+	seen[key.Value] = key.Line
+	return false
+}
+
+func unknownKey(name, meant string, keys []string) string {
+	if meant != "" {
+		return fmt.Sprintf("unknown key %s, did you mean %s? want %s", name, meant, either(keys))
+	}
+	return fmt.Sprintf("unknown key %s: want %s", name, either(keys))
+}
+
+// read appends the items of a sequence.
+func (l list) read(f *fileReader, n *yaml.Node, path string) {
+	n = resolve(n)
+	switch {
+	case isNull(n): // all items may be commented out
+	case n.Kind != yaml.SequenceNode:
+		f.wrong(f.at(n), path, shown(n)+" is not allowed: want a list")
+	default:
+		for i, n := range n.Content {
+			path := fmt.Sprintf("%s[%d]", path, i)
+			f.origins[path] = f.at(n)
+			l.add().read(f, n, path)
+		}
+	}
+}
+
+// read stores each label.
+func (l labels) read(f *fileReader, n *yaml.Node, path string) {
+	n = resolve(n)
+	if isNull(n) {
+		return
+	}
+	if n.Kind != yaml.MappingNode {
+		f.wrong(f.at(n), path, shown(n)+" is not allowed: want a mapping of labels")
+		return
+	}
+	seen := make(map[string]int)
+	for i := 0; i < len(n.Content); i += 2 {
+		key := resolve(n.Content[i])
+		if key.Kind != yaml.ScalarNode || isNull(key) {
+			f.wrong(f.at(key), path, shown(key)+" is not allowed as a label's key: want a text")
+			continue
+		}
+		if f.repeated(seen, key, path) {
+			continue
+		}
+		label := fmt.Sprintf("%s[%q]", path, key.Value)
+		f.origins[label] = f.at(key)
+		var labelValue string
+		text(&labelValue, "", anything, `a text, which may be ""`).read(f, n.Content[i+1], label)
+		if *l.to == nil {
+			*l.to = make(map[string]string)
+		}
+		(*l.to)[key.Value] = labelValue
+	}
+}
+
+// resolve returns what a document holds or an alias stands for.
+func resolve(n *yaml.Node) *yaml.Node {
+	for {
+		switch {
+		case n.Kind == yaml.AliasNode:
+			n = n.Alias
+		case n.Kind == yaml.DocumentNode && len(n.Content) == 1:
+			n = n.Content[0]
+		default:
+			return n
+		}
+	}
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// shown describes a node in a message.
+func shown(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a mapping"
+	case yaml.SequenceNode:
+		return "a list"
+	default:
+		return strconv.Quote(n.Value)
+	}
+}
+
+// closest returns the name that a misspelt one most likely means, or nothing.
+func closest(name string, names []string) string {
+	best, least := "", 3
+	for _, n := range names {
+		if d := editDistance(name, n); d < least && d < len(n) {
+			best, least = n, d
+		}
+	}
+	return best
+}
+
+// editDistance is the Levenshtein distance.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := diagonal
+			if a[i] != b[j] {
+				change++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(change, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}

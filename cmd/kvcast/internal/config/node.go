@@ -1,0 +1,88 @@
+package config
+
+import (
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// node is a part of the configuration in the form of its file: a *value, a mapping, a list or labels.
+type node interface {
+	// read stores what a part of the file says.
+	read(r *fileReader, n *yaml.Node, path string)
+	// write returns what is stored as a part of a file.
+	write(from Origins, path string) *yaml.Node
+}
+
+// list is a list of items that have fields, or of values.
+type list struct {
+	// items are the nodes of the items stored.
+	items func() []node
+	// add appends an item that has its defaults, and returns its node.
+	add func() node
+}
+
+func listOf[T any, N node](to *[]T, item func(*T) N) list {
+	at := func(i int) node { return item(&(*to)[i]) }
+	return list{
+		items: func() (all []node) {
+			for i := range *to {
+				all = append(all, at(i))
+			}
+			return all
+		},
+		add: func() node {
+			*to = append(*to, *new(T))
+			added := at(len(*to) - 1)
+			setDefaults(added)
+			return added
+		},
+	}
+}
+
+// labels is a mapping with any keys. Which are allowed is validated by ingest.
+type labels struct{ to *map[string]string }
+
+// setDefaults stores the default of each value of a node.
+func setDefaults(n node) {
+	switch n := n.(type) {
+	case *value:
+		n.set(n.initial) // one without a default stays zero
+	case mapping:
+		for _, f := range n {
+			setDefaults(f.node)
+		}
+	}
+}
+
+// setting is a value outside lists.
+type setting struct {
+	*value
+	path string // such as journal.max_bytes
+	help string
+}
+
+// flag and variable are the names of a setting on the command line and in the environment.
+func (s setting) flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(s.path) }
+
+func (s setting) variable() string {
+	return "KVCAST_" + strings.ToUpper(strings.ReplaceAll(s.path, ".", "_"))
+}
+
+// settings returns the values outside lists, in the order of the file.
+func (c *Config) settings() []setting { return settingsIn(c.fields(), "") }
+
+func settingsIn(m mapping, path string) (all []setting) {
+	for _, f := range m {
+		switch n := f.node.(type) {
+		case *value:
+			all = append(all, setting{n, join(path, f.key), f.help})
+		case mapping:
+			all = append(all, settingsIn(n, join(path, f.key))...)
+		}
+	}
+	return all
+}
+
+// join returns the path of a key in what has a path itself.
+func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }

@@ -1,0 +1,217 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+)
+
+// Sources are where a configuration comes from, in the order in which one overrides another.
+type Sources struct {
+	File    string            // its name; empty: none
+	Environ []string          // NAME=VALUE, as os.Environ returns them
+	Flags   map[string]string // settings given as flags, see Given
+	Workers []string          // each --worker
+	Binds   []string          // each --bind
+}
+
+// Read reads the file, the variables and the flags. Workers and listeners of all three add up. If there is no file and
+// nothing to read from, there is a listener at DefaultBind. Read returns the configuration with the origins of what was
+// given, or an error that names every mistake.
+func Read(from Sources) (*Config, Origins, error) {
+	r := newReader()
+	if from.File != "" {
+		data, err := os.ReadFile(from.File)
+		if err != nil {
+			return nil, nil, fmt.Errorf("read configuration: %w", err)
+		}
+		r.file(from.File, data)
+	}
+	r.variables(from.Environ)
+	r.flags(from)
+	if from.File == "" && r.config.ReadsNothing() {
+		r.addListener(byDefault, DefaultBind)
+	}
+	return r.finish()
+}
+
+// reader fills a Config and collects mistakes.
+type reader struct {
+	config     *Config
+	origins    Origins
+	mistakes   []mistake
+	unreadable []string // paths of items that could not be read at all
+}
+
+func newReader() *reader { return &reader{config: newConfig(), origins: make(Origins)} }
+
+// finish validates what depends on several settings, and returns the Config or all mistakes.
+func (r *reader) finish() (*Config, Origins, error) {
+	r.validateTLS()
+	r.validateDiscovery()
+	r.validateIngest()
+	switch all := r.messages(); len(all) {
+	case 0:
+		return r.config, r.origins, nil
+	case 1:
+		return nil, nil, errors.New(all[0])
+	default:
+		return nil, nil, fmt.Errorf("read configuration: %d mistakes:\n  %s", len(all), strings.Join(all, "\n  "))
+	}
+}
+
+// origin is where something was given.
+type origin struct {
+	place string // a file, a variable or a flag
+	line  int    // in the file; 0 if it is none
+}
+
+func (o origin) String() string {
+	if o.line > 0 {
+		return fmt.Sprintf("%s:%d", o.place, o.line)
+	}
+	return o.place
+}
+
+// Origins are the origins of what was given, by path: of a setting, such as journal.max_bytes, of an item, such as
+// workers[0], and of what is in an item.
+type Origins map[string]origin
+
+// byDefault is the origin of the listener at DefaultBind.
+var byDefault = origin{place: "the default, since nothing to read from is configured"}
+
+// ListensByDefault reports whether the only listener is the one at DefaultBind.
+func (o Origins) ListensByDefault() bool { return o["listeners[0]"] == byDefault }
+
+// nearest returns the origin of a path, or of the nearest thing that contains it, with the rest of the path.
+func (o Origins) nearest(path string) (_ origin, rest string) {
+	for around := path; around != ""; around = around[:max(strings.LastIndexAny(around, ".["), 0)] {
+		if at, ok := o[around]; ok {
+			return at, strings.TrimPrefix(path[len(around):], ".")
+		}
+	}
+	return origin{}, path
+}
+
+// mistake is something that is not allowed.
+type mistake struct {
+	at      origin
+	path    string // in the file
+	shown   string // the path in messages
+	problem string
+}
+
+// wrong records a mistake.
+func (r *reader) wrong(at origin, path, problem string) {
+	r.mistakes = append(r.mistakes, mistake{at, path, path, problem})
+}
+
+// wrongGiven records a mistake in what was given for a path, or for something that contains it. The message for a
+// variable or a flag does not repeat the path that the variable or flag stands for.
+func (r *reader) wrongGiven(path, problem string) {
+	at, rest := r.origins.nearest(path)
+	m := mistake{at, path, path, problem}
+	if at.line == 0 && at.place != "" {
+		m.shown = strings.TrimPrefix(rest, "sources[0].")
+	}
+	r.mistakes = append(r.mistakes, m)
+}
+
+// isWrong reports whether a mistake at the path, or a larger one that hides it, is recorded.
+func (r *reader) isWrong(path string) bool {
+	return slices.ContainsFunc(r.mistakes, func(m mistake) bool { return m.path == path }) ||
+		slices.ContainsFunc(r.unreadable, func(item string) bool { return strings.HasPrefix(path, item+".") })
+}
+
+// messages returns the mistakes as text: those of the file first, by line.
+func (r *reader) messages() []string {
+	slices.SortStableFunc(r.mistakes, func(a, b mistake) int {
+		if a.at.line == 0 || b.at.line == 0 {
+			return cmp.Compare(b.at.line, a.at.line)
+		}
+		return cmp.Compare(a.at.line, b.at.line)
+	})
+	all := make([]string, len(r.mistakes))
+	for i, m := range r.mistakes {
+		parts := slices.DeleteFunc([]string{m.at.String(), m.shown, m.problem}, func(s string) bool { return s == "" })
+		all[i] = strings.Join(parts, ": ")
+	}
+	return all
+}
+
+// notAllowed says what is wrong with a value.
+func notAllowed(v any, want string) string {
+	if s, ok := v.(string); ok {
+		v = strconv.Quote(s)
+	}
+	return fmt.Sprintf("%v is not allowed: want %s", v, want)
+}
+
+// validateTLS wants both files or neither.
+func (r *reader) validateTLS() {
+	given, file, missing := "tls.cert", r.config.CertFile, "tls.key"
+	switch {
+	case (r.config.CertFile == "") == (r.config.KeyFile == ""):
+		return
+	case file == "":
+		given, file, missing = "tls.key", r.config.KeyFile, "tls.cert"
+	}
+	if !r.isWrong(missing) {
+		r.wrongGiven(given, notAllowed(file, missing+" as well, or neither"))
+	}
+}
+
+// validateDiscovery wants either a DNS name with a port or a file in each item.
+func (r *reader) validateDiscovery() {
+	for i := range r.config.Discovery {
+		item := fmt.Sprintf("discovery[%d]", i)
+		given := func(key string) bool { _, ok := r.origins[join(item, key)]; return ok }
+		switch {
+		case given("dns") && given("file"):
+			r.wrongGiven(join(item, "file"), "is not allowed with dns: want one of the two")
+		case given("file"):
+			for _, f := range discoveryFields(new(Discovery)) {
+				if given(f.key) && f.key != "file" && f.key != "interval" {
+					r.wrongGiven(join(item, f.key), "is not allowed with file, in which each worker has its own: want file and interval")
+				}
+			}
+		case given("dns") && !given("port"):
+			r.wrong(r.origins[item], join(item, "port"), "is missing: want 1 to 65535, the port at which each engine publishes, such as 5557")
+		case !given("dns") && !r.isWrong(item) && !slices.Contains(r.unreadable, item):
+			r.wrong(r.origins[item], item, "names no place to find workers: want dns with port, or file")
+		}
+	}
+}
+
+// validateIngest has ingest validate workers, listeners and limits.
+func (r *reader) validateIngest() {
+	err := r.config.Ingest.Validate()
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // the errors that were joined, not one that is wrapped
+	if !ok {
+		return
+	}
+	for _, err := range joined.Unwrap() {
+		var field *ingestconfig.FieldError
+		if !errors.As(err, &field) {
+			r.wrong(origin{}, "", err.Error())
+			continue
+		}
+		if path := filePath(field.Path()); !r.isWrong(path) {
+			r.wrongGiven(path, notAllowed(field.Value, field.Allowed))
+		}
+	}
+}
+
+// filePath is the path in the file of a path in ingest's Config.
+func filePath(path string) string {
+	if strings.HasPrefix(path, "workers") || strings.HasPrefix(path, "listeners") {
+		return path
+	}
+	return join("ingest", path)
+}

@@ -1,0 +1,225 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/kvcast/kvcast/feed"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+)
+
+// value is a scalar of the configuration, read and written as text. What it writes reads back as the same.
+type value struct {
+	want    string            // what is allowed
+	initial string            // the default; empty if there is none
+	set     func(string) bool // stores what the text says; stores nothing and reports false if that is not allowed
+	text    func() string     // what is stored; empty if nothing is
+}
+
+func newValue[T any](to *T, initial T, want string, parse func(string) (T, bool), format func(T) string) *value {
+	return &value{
+		want: want, initial: format(initial),
+		set: func(text string) bool {
+			v, ok := parse(text)
+			if ok {
+				*to = v
+			}
+			return ok
+		},
+		text: func() string { return format(*to) },
+	}
+}
+
+func text[T ~string](to *T, initial T, allowed func(string) bool, want string) *value {
+	return newValue(to, initial, want, func(s string) (T, bool) { return T(s), allowed(s) }, func(v T) string { return string(v) })
+}
+
+// oneOf is one of several words. The first is the default.
+func oneOf[T ~string](to *T, among ...T) *value {
+	words := make([]string, len(among))
+	for i, a := range among {
+		words[i] = string(a)
+	}
+	return text(to, among[0], func(s string) bool { return slices.Contains(words, s) }, either(words))
+}
+
+// either lists alternatives.
+func either(words []string) string {
+	last := len(words) - 1
+	if last < 1 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+func boolean(to *bool) *value {
+	return newValue(to, false, "true or false", func(s string) (bool, bool) { return s == "true", s == "true" || s == "false" }, strconv.FormatBool)
+}
+
+// number is a whole number. One below the least is not set and has no text.
+func number[T int | uint32](to *T, initial, least, most T) *value {
+	parse := func(s string) (T, bool) {
+		n, err := strconv.ParseInt(s, 10, 64)
+		return T(n), err == nil && n >= int64(least) && n <= int64(most)
+	}
+	format := func(n T) string {
+		if n < least {
+			return ""
+		}
+		return strconv.FormatInt(int64(n), 10)
+	}
+	return newValue(to, initial, fmt.Sprintf("%d to %d", least, most), parse, format)
+}
+
+// replayPort is a port, or 0, which is stored as none.
+func replayPort(to *int, initial, none int) *value {
+	parse := func(s string) (int, bool) {
+		n, err := strconv.ParseUint(s, 10, 16)
+		if n == 0 {
+			return none, err == nil
+		}
+		return int(n), err == nil
+	}
+	return newValue(to, initial, "1 to 65535, or 0 for none", parse, func(n int) string { return strconv.Itoa(max(n, 0)) })
+}
+
+// duration is written as Go does, such as 1h30m.
+func duration(to *time.Duration, initial, least, most time.Duration) *value {
+	return zeroDuration(to, initial, least, most, 0, "")
+}
+
+// zeroDuration is a duration, or 0, which is stored as zero and means what meaning says, if there is one.
+func zeroDuration(to *time.Duration, initial, least, most, zero time.Duration, meaning string) *value {
+	parse := func(s string) (time.Duration, bool) {
+		d, err := time.ParseDuration(s)
+		if d == 0 && (meaning != "" || least == 0) {
+			return zero, err == nil
+		}
+		return d, err == nil && d >= least && d <= most
+	}
+	format := func(d time.Duration) string {
+		if d == zero {
+			d = 0
+		}
+		return durationText(d)
+	}
+	want := durationText(least) + " to " + durationText(most)
+	if most == math.MaxInt64 {
+		want = durationText(least) + " or more, such as 30s"
+	}
+	if meaning != "" {
+		want = "0s " + meaning + ", or " + want
+	}
+	return newValue(to, initial, want, parse, format)
+}
+
+// durationText omits the zeros that Go writes after hours and minutes.
+func durationText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+type byteUnit struct {
+	suffix string
+	bytes  int64
+}
+
+var byteUnits = []byteUnit{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"", 1}}
+
+// size is a number of bytes, such as 64MiB.
+func size[T int | int64](to *T, initial, least, most T) *value {
+	parse := func(s string) (T, bool) {
+		for _, unit := range byteUnits {
+			digits, ok := strings.CutSuffix(s, unit.suffix)
+			if !ok {
+				continue
+			}
+			n, err := strconv.ParseUint(digits, 10, 63)
+			ok = err == nil && n <= uint64(int64(most)/unit.bytes) && int64(n)*unit.bytes >= int64(least)
+			return T(int64(n) * unit.bytes), ok
+		}
+		return 0, false
+	}
+	want := sizeText(least) + " to " + sizeText(most) + ", such as " + sizeText(initial)
+	return newValue(to, initial, want, parse, sizeText)
+}
+
+// sizeText writes bytes in the largest unit that divides them.
+func sizeText[T int | int64](b T) string {
+	unit := byteUnits[slices.IndexFunc(byteUnits, func(u byteUnit) bool { return int64(b)%u.bytes == 0 })]
+	return strconv.FormatInt(int64(b)/unit.bytes, 10) + unit.suffix
+}
+
+func logLevel(to *slog.Level) *value {
+	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+	parse := func(s string) (slog.Level, bool) { l, ok := levels[s]; return l, ok }
+	return newValue(to, slog.LevelInfo, "debug, info, warn or error", parse, func(l slog.Level) string { return strings.ToLower(l.String()) })
+}
+
+// engine is an engine by one of its names. ParseEngine has them.
+func engine(to *feed.Engine) *value {
+	return newValue(to, feed.EngineVLLM, ingestconfig.AllowedEngines, ingestconfig.ParseEngine, func(e feed.Engine) string { return string(e) })
+}
+
+func copies(to *ingestconfig.Copies) *value {
+	return oneOf(to, ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast)
+}
+
+// hosts are hosts separated by commas, kept as text and parsed.
+func hosts(to *string, parsed *ingestconfig.Hosts) *value {
+	parse := func(s string) bool {
+		var list []string
+		if s != "" {
+			list = strings.Split(s, ",")
+		}
+		h, err := ingestconfig.ParseHosts(list)
+		if err == nil {
+			*parsed = h
+		}
+		return err == nil
+	}
+	return text(to, "", parse, "hosts separated by commas, each an IP address, a CIDR such as 10.0.0.0/8, a name, or *.DOMAIN; empty for any")
+}
+
+func fileName(to *string, allowed func(string) bool) *value {
+	return text(to, "", allowed, "a file's name in UTF-8 without control characters")
+}
+
+func endpoint(to *string) *value {
+	return text(to, "", printable, "tcp://HOST:PORT or ipc://PATH, in UTF-8 without control characters")
+}
+
+func anything(string) bool { return true }
+
+func printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+}
+
+// isHost reports whether s can be the name of a host.
+func isHost(s string) bool {
+	return s != "" && len(s) <= 253 && printable(s) && !strings.ContainsAny(s, " /:,[]*")
+}
+
+// isAddress reports whether s has the form of an address to listen on.
+func isAddress(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil || !printable(s) {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
+}

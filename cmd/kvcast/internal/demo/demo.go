@@ -1,0 +1,316 @@
+// Package demo is the command kvcast demo: simulated engines, a server, and routers that check what they receive, one of
+// which is disconnected and resumes.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/serve"
+	"github.com/kvcast/kvcast/internal/simulator"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/checker"
+)
+
+// Command is kvcast demo.
+type Command struct {
+	Listen string `default:"127.0.0.1:0" placeholder:"ADDR" help:"Listen address of the demo's server; port 0 means any (${default})."`
+	Stay   bool   `help:"Keep the server running at the end, to inspect it with grpcurl, until interrupted."`
+}
+
+// Help implements kong.HelpProvider.
+func (*Command) Help() string { return cli.Examples("kvcast demo") }
+
+const (
+	engineCount = 2
+	batches     = 300 // of each engine
+	batchRate   = 60  // per second
+	cacheBlocks = 512 // so few that blocks are evicted all the time
+	// networkFaults lose batches and cut them short.
+	networkFaults = "drop=0.05,truncate=0.02"
+	// disconnectAfter is how many entries the router receives first, and missedEntries how many come while it is away.
+	disconnectAfter = 150
+	missedEntries   = 150
+	// stepTimeout bounds each step.
+	stepTimeout = 2 * time.Minute
+)
+
+// Run shows how it works, and fails if a check does.
+func (c *Command) Run(ctx context.Context, p cli.Process) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d := demo{out: p.Out}
+	err := d.run(ctx, c.Listen)
+	if ctx.Err() != nil {
+		err = cli.ErrSilent // interrupted
+	}
+	switch {
+	case err != nil:
+	case c.Stay:
+		d.heading("the server runs until you interrupt this (Ctrl-C); try in another terminal")
+		d.print(grpcurl, d.addr)
+		<-ctx.Done()
+	default:
+		d.heading("try next: `make run` in one terminal, an engine and a look at the stream in others")
+		d.print("bin/kvcast simulate --connect tcp://localhost:5557 --replay tcp://127.0.0.1:5558\n"+grpcurl, "localhost:50051")
+	}
+	cancel()
+	return errors.Join(err, d.parts.Wait())
+}
+
+const grpcurl = "grpcurl -plaintext -d '{\"earliest\": {}}' %s kvcast.v1.RouterEventService/Subscribe\n(make grpcurl builds it as bin/tools/grpcurl)\n"
+
+// demo is engines, a server, and what is shown of them.
+type demo struct {
+	out     io.Writer
+	parts   errgroup.Group // what runs until the context is done
+	engines []*simulator.Engine
+	addr    string // of the server
+}
+
+func (d *demo) print(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format, args...) }
+
+func (d *demo) heading(format string, args ...any) { d.print("\n== "+format+"\n", args...) }
+
+func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
+
+func (d *demo) run(ctx context.Context, listen string) error {
+	d.heading("%d simulated engines publish their KV-cache events over ZeroMQ, which loses some", engineCount)
+	for i := range engineCount {
+		if err := d.startEngine(ctx, i); err != nil {
+			return fmt.Errorf("start %s: %w", engineName(i), err)
+		}
+	}
+	d.heading("the server reads both and serves routers over gRPC")
+	if err := d.startServer(ctx, listen); err != nil {
+		return fmt.Errorf("start server: %w", err)
+	}
+	d.print("kvcast serves at %s\n", d.addr)
+	conn, err := grpc.NewClient(d.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to server: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	return d.route(ctx, kvcastv1.NewRouterEventServiceClient(conn))
+}
+
+func (d *demo) startEngine(ctx context.Context, i int) error {
+	faults, err := simulator.ParseFaults(networkFaults)
+	if err != nil {
+		return err
+	}
+	faults.Seed = uint64(i + 1)
+	e, err := simulator.New(simulator.Config{
+		SocketConfig: simulator.SocketConfig{Mode: simulator.ModeBind, Endpoint: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"},
+		Pool:         simulator.PoolConfig{Capacity: cacheBlocks, BlockSize: 16},
+		Seed:         uint64(i + 1), Faults: faults, Batches: batches, Rate: batchRate,
+		Subscribers: 1,
+		Linger:      true, // to replay what was lost last
+	})
+	if err != nil {
+		return err
+	}
+	d.engines = append(d.engines, e)
+	d.parts.Go(func() error { return e.Run(ctx) })
+	d.print("%s publishes at %s\n", engineName(i), e.Endpoint())
+	return nil
+}
+
+func (d *demo) startServer(ctx context.Context, listen string) error {
+	from := config.Sources{Flags: map[string]string{"listen": listen, "admin": ""}}
+	for i, e := range d.engines {
+		from.Workers = append(from.Workers, fmt.Sprintf("name=%s,model=demo,block_size=16,connect=%s,replay=%s", engineName(i), e.Endpoint(), e.ReplayEndpoint()))
+	}
+	cfg, _, err := config.Read(from)
+	if err != nil {
+		return err
+	}
+	s, err := serve.Open(ctx, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	d.addr = s.Addr()
+	d.parts.Go(func() error { return s.Run(ctx) })
+	select {
+	case <-s.Serving():
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// route is what the routers do: one is disconnected for a while, beside another that is not.
+func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClient) error {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	other, router := newRouter(client), newRouter(client)
+	if err := other.connect(ctx); err != nil {
+		return err
+	}
+	defer other.disconnect()
+
+	d.heading("a router subscribes from the earliest entry: seq, time, worker, dp rank, event")
+	if err := router.connect(ctx); err != nil {
+		return err
+	}
+	if err := router.receiveUntil(func() bool { return len(router.entries) >= disconnectAfter }, d.show()); err != nil {
+		return err
+	}
+	router.disconnect()
+	at := router.checker.Position()
+	d.heading("the router is disconnected after seq %d; the engines go on", at.GetSeq())
+	if err := other.receiveUntil(func() bool { return other.seq() >= at.GetSeq()+missedEntries }, nil); err != nil {
+		return err
+	}
+	d.print("the server is at seq %d\n", other.seq())
+
+	d.heading("the router resumes after its position, %s:%d", at.GetEpoch(), at.GetSeq())
+	if err := router.connect(ctx); err != nil {
+		return err
+	}
+	defer router.disconnect()
+	if err := router.receiveUntil(func() bool { return len(router.entries) > disconnectAfter }, d.show()); err != nil {
+		return err
+	}
+
+	d.heading("the engines finish, and report what their caches hold")
+	var held []simulator.Summary
+	for i, e := range d.engines {
+		select {
+		case <-e.Finished():
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w", engineName(i), ctx.Err())
+		}
+		sum := e.Summary()
+		held = append(held, sum)
+		d.print("%s: %d batches, %d of them lost or cut short in transit; %d blocks stored, %d removed; it holds %d different ones, digest %016x\n",
+			engineName(i), sum.Batches, lost(sum), sum.Stored, sum.Removed, sum.Blocks, sum.Digest)
+	}
+	err := errors.Join(
+		router.receiveUntil(func() bool { return router.matches(held) == nil }, nil),
+		other.receiveUntil(func() bool { return other.seq() >= router.seq() }, nil))
+	if err != nil {
+		return errors.Join(d.check(router, other, nil, at.GetSeq(), held), err)
+	}
+	d.heading("a router that starts now begins with a snapshot, and may ask which workers hold a block")
+	snapshot, err := d.snapshot(ctx, client)
+	if err != nil {
+		return err
+	}
+	if err := d.lookup(ctx, client, router); err != nil {
+		return err
+	}
+	return d.check(router, other, snapshot, at.GetSeq(), held)
+}
+
+// lost returns how many of an engine's batches did not arrive as they were published.
+func lost(sum simulator.Summary) (n uint64) {
+	for _, times := range sum.Faults {
+		n += times
+	}
+	return n
+}
+
+// snapshot requests a snapshot, shows its size, and returns the checker that received it.
+func (d *demo) snapshot(ctx context.Context, client kvcastv1.RouterEventServiceClient) (*checker.Checker, error) {
+	req := &kvcastv1.SnapshotRequest{}
+	c := checker.New(checker.Options{})
+	if err := c.BeginSnapshot(req); err != nil {
+		return nil, err
+	}
+	stream, err := client.Snapshot(ctx, req)
+	for err == nil {
+		var m *kvcastv1.SnapshotResponse
+		if m, err = stream.Recv(); err == nil {
+			if err := c.ReceiveSnapshot(m); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("receive snapshot: %w", err)
+	}
+	if err := c.EndSnapshot(); err != nil {
+		return nil, err
+	}
+	for _, name := range c.View().Workers() {
+		d.print("snapshot at seq %d: %s holds %d blocks\n", c.Position().GetSeq(), name, c.View().Count(name, 0, kvcastv1.Tier_TIER_DEVICE))
+	}
+	return c, nil
+}
+
+// lookup looks up the last block that the router received.
+func (d *demo) lookup(ctx context.Context, client kvcastv1.RouterEventServiceClient, r *router) error {
+	var tokens uint64
+	for _, e := range r.entries {
+		for _, ev := range e.GetEvents() {
+			if hashes := ev.GetStored().GetTokensHashes(); len(hashes) > 0 {
+				tokens = hashes[len(hashes)-1]
+			}
+		}
+	}
+	found, err := client.LookupBlocks(ctx, &kvcastv1.LookupBlocksRequest{TokensHashes: []uint64{tokens}})
+	if err != nil {
+		return fmt.Errorf("look up block: %w", err)
+	}
+	for _, h := range found.GetHolders() {
+		d.print("tokens hash %016x: %s holds it as block %016x, dp rank %d, %s\n",
+			tokens, h.GetWorker(), h.GetBlockHash(), h.GetDpRank(), output.TierName(h.GetTier()))
+	}
+	return nil
+}
+
+// show returns a function that prints the next entries, at most a dozen lines of them.
+func (d *demo) show() func(*kvcastv1.Entry) error {
+	const maxLines = 12
+	lines, p := 0, output.NewPrinter(d.out, "text")
+	return func(e *kvcastv1.Entry) error {
+		if lines > maxLines {
+			return nil
+		}
+		if lines += len(e.GetEvents()); lines > maxLines {
+			d.print("...\n")
+			return nil
+		}
+		return p.Entry(e)
+	}
+}
+
+// check prints whether the router received what it should have. The snapshot is nil if there is none.
+func (d *demo) check(router, other *router, snapshot *checker.Checker, resumedAfter uint64, held []simulator.Summary) error {
+	d.heading("checked")
+	var failure error
+	report := func(err error, format string, args ...any) {
+		if err != nil {
+			failure = cli.ErrSilent
+			d.print("FAILED  %s: %v\n", fmt.Sprintf(format, args...), err)
+			return
+		}
+		d.print("ok      "+format+"\n", args...)
+	}
+	report(router.complete(), "the router has entries 1 to %d, each once and in order, %d before the cut and %d after", router.seq(), resumedAfter, router.seq()-resumedAfter)
+	report(router.equals(other), "they are those of a second router that was never cut off")
+	total := uint64(0)
+	for _, sum := range held {
+		total += lost(sum)
+	}
+	report(router.matches(held), "the router's view holds exactly the blocks that the engines hold: the %d batches that were lost were fetched again", total)
+	if snapshot != nil {
+		var err error
+		if diff := router.checker.View().Diff(snapshot.View()); diff != "" {
+			err = errors.New(diff)
+		}
+		report(err, "the snapshot is the same as the router's view")
+	}
+	return failure
+}

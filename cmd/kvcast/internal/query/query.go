@@ -1,0 +1,41 @@
+// Package query has the commands that read from a server: subscribe, replay, snapshot, workers and status.
+package query
+
+import (
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// flags are those of all the commands.
+type flags struct {
+	cli.Connection
+	Output string `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"Output format: text, or json for an object per line (${default})."`
+}
+
+// call calls the server over a connection that is closed afterwards.
+func (f *flags) call(p cli.Process, call func(kvcastv1.RouterEventServiceClient) error) error {
+	conn, err := f.Dial(p)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := call(kvcastv1.NewRouterEventServiceClient(conn)); err != nil {
+		return f.Error(err)
+	}
+	return nil
+}
+
+// streamFlags are those of the commands that print a stream.
+type streamFlags struct {
+	flags
+	cli.Filter
+}
+
+// given returns the flags as they were given, each with a space before it.
+func (f *streamFlags) given() string {
+	text := f.Connection.Flags()
+	if f.Output != "text" {
+		text += " -o " + f.Output
+	}
+	return text + f.Filter.Flags()
+}

@@ -1,0 +1,129 @@
+package query
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Workers is kvcast workers.
+type Workers struct {
+	flags
+	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
+	Model  []string `placeholder:"NAME" help:"Only workers with these models. Repeatable."`
+}
+
+// Help implements kong.HelpProvider.
+func (*Workers) Help() string {
+	return cli.Examples(
+		"kvcast workers",
+		"kvcast workers --model Qwen/Qwen3-0.6B",
+		"kvcast workers -o json | jq -r 'select(.state != \"WORKER_STATE_LIVE\").name'") + `
+SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. A rank that is INCOMPLETE may have blocks that kvcast does not know, or no longer have some that it knows.`
+}
+
+// Run prints a line for each dp rank and source, or an object for each worker.
+func (c *Workers) Run(ctx context.Context, std cli.Process) error {
+	return c.call(std, func(client kvcastv1.RouterEventServiceClient) error {
+		list, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{
+			Filter: &kvcastv1.Filter{Workers: c.Worker, Models: c.Model},
+		})
+		if err != nil {
+			return err
+		}
+		workers, filter := list.GetWorkers(), cli.Filter{Worker: c.Worker, Model: c.Model}
+		switch {
+		case c.Output == "text" && len(workers) > 0:
+			return writeTable(std.Out, workers)
+		case c.Output == "text" && filter.Flags() != "":
+			return filter.WriteNoMatch(ctx, client, std.Out)
+		case c.Output == "text":
+			_, err := fmt.Fprintln(std.Out, "no workers")
+			return err
+		}
+		for _, w := range workers {
+			if err := output.WriteJSON(std.Out, w); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// writeTable writes a line for each dp rank and each of its sources. ENDPOINT is the address for requests.
+func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
+	for _, w := range workers {
+		row := func(rank, source, blocks, gaps, lastSeq, readFrom string) {
+			_, _ = fmt.Fprintln(t, strings.Join([]string{
+				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.EnumName(w.GetState(), "WORKER_STATE_"),
+				rank, source, blocks, gaps, lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
+			}, "\t"))
+		}
+		ranks := output.Ranks(w)
+		for _, r := range ranks {
+			rank, blocks, gaps := output.Decimal(uint64(r.GetDpRank())), blocksByTier(r.GetBlocks()), output.Gaps(r)
+			sources := output.RankSources(w, r.GetDpRank())
+			for _, s := range sources {
+				lastSeq := "-"
+				if s.GetStarted() {
+					lastSeq = output.Decimal(s.GetLastSeq())
+				}
+				row(rank, output.EnumName(s.GetState(), "SOURCE_STATE_"), blocks, gaps, lastSeq, s.GetEndpoint())
+			}
+			if len(sources) == 0 {
+				row(rank, "-", blocks, gaps, "-", "-")
+			}
+		}
+		if len(ranks) == 0 {
+			row("-", "-", "-", "-", "-", "-")
+		}
+	}
+	return t.Flush()
+}
+
+// blocksByTier returns such as "512" or "512, disk 2048": a number without a tier is of the device.
+func blocksByTier(tiers []*kvcastv1.TierBlocks) string {
+	if len(tiers) == 0 {
+		return "0"
+	}
+	parts := make([]string, len(tiers))
+	for i, t := range tiers {
+		parts[i] = fmt.Sprintf("%s %d", output.TierName(t.GetTier()), t.GetBlocks())
+	}
+	return strings.TrimPrefix(strings.Join(parts, ", "), "device ")
+}
+
+// Status is kvcast status.
+type Status struct{ flags }
+
+// Help implements kong.HelpProvider.
+func (*Status) Help() string {
+	return cli.Examples("kvcast status", "kvcast status --addr kvcast.default.svc:50051 -o json")
+}
+
+// Run prints the server's status.
+func (c *Status) Run(ctx context.Context, std cli.Process) error {
+	return c.call(std, func(client kvcastv1.RouterEventServiceClient) error {
+		s, err := client.GetStatus(ctx, &kvcastv1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		if c.Output == "json" {
+			return output.WriteJSON(std.Out, s)
+		}
+		t := tabwriter.NewWriter(std.Out, 0, 0, 2, ' ', 0)
+		_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
+			s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
+			s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
+		return t.Flush()
+	})
+}

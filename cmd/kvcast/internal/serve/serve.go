@@ -1,0 +1,72 @@
+// Package serve is the command kvcast serve: it wires ingest, pipeline, journal and server by a configuration, starts
+// and stops them.
+package serve
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+)
+
+// Command is kvcast serve.
+type Command struct {
+	Config   string       `placeholder:"FILE" predictor:"file" help:"YAML configuration file ($KVCAST_CONFIG). Variables and flags override it."`
+	Check    bool         `help:"Print the configuration in force in the form of the file, or its mistakes, and exit."`
+	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"Engine to connect to: name=W,connect=tcp://HOST:PORT, and optionally model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT (the address for requests, passed to routers). Repeatable; added to the file's workers."`
+	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"Endpoint for engines to connect to, such as tcp://*:5557, optionally followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN, ,replay_host=HOST (a host that topics may name for replays, such as 10.0.0.0/8) or ,worker=NAME. Repeatable; added to the file's listeners."`
+	Settings kong.Plugins `embed:""`
+}
+
+// New returns the command with a flag for each setting.
+func New() Command { return Command{Settings: kong.Plugins{config.Flags()}} }
+
+// Help implements kong.HelpProvider.
+func (*Command) Help() string {
+	return cli.Examples(
+		"kvcast serve",
+		"kvcast serve --bind 'tcp://*:5557,engine=llm-d-sim'",
+		"kvcast serve --worker name=vllm-0,connect=tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558",
+		"kvcast serve --config kvcast.yaml",
+		"kvcast serve --config kvcast.yaml --check") + `
+Without a configuration file, workers and listeners, engines may connect to port 5557, as with --bind tcp://*:5557. A file may have neither, for workers that are registered by RegisterWorker.
+
+A flag overrides its variable, and that overrides the file. --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting; the other flags with a single value have variables and keys alike. KVCAST_WORKER and KVCAST_BIND have a worker or an endpoint per line, and ZMQ_PORT=5557 is --bind tcp://*:5557. To create a file: kvcast serve --check`
+}
+
+// Run serves until ctx is done.
+func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) error {
+	file := cmp.Or(c.Config, p.Getenv("KVCAST_CONFIG"))
+	cfg, from, err := config.Read(config.Sources{
+		File: file, Environ: p.Environ, Flags: config.Given(line), Workers: c.Worker, Binds: c.Bind,
+	})
+	if err == nil {
+		err = cfg.LoadCredentials()
+	}
+	if err == nil && c.Check {
+		err = cfg.CheckWorkerFiles()
+	}
+	if err != nil {
+		return cli.UsageError{Err: err}
+	}
+	if c.Check {
+		return cfg.Write(p.Out, from)
+	}
+	log := slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: cfg.LogLevel}))
+	switch {
+	case cfg.ReadsNothing():
+		log.Warn("no workers, listeners or discovery configured: waiting for RegisterWorker", "config", file)
+	case from.ListensByDefault():
+		log.Warn("no workers, listeners or discovery configured: listening for engines at the default port",
+			"bind", config.DefaultBind, "configure", "--worker, --bind, ZMQ_PORT, or a file with --config")
+	}
+	s, err := Open(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}

@@ -1,0 +1,86 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/discovery"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// watches returns a watch for each place where workers are found.
+func watches(c *config.Config, log *slog.Logger) []discovery.Watch {
+	var all []discovery.Watch
+	for _, d := range c.Discovery {
+		w := discovery.Watch{Name: d.DNS.Host, Interval: d.Interval, Grace: max(c.Ingest.Grace, 0), Find: d.DNS.Find, Logger: log}
+		if d.File != "" {
+			w.Name, w.Grace = d.File, 0 // workers are removed from a file on purpose
+			w.Find = func(context.Context) ([]ingestconfig.Worker, error) {
+				return config.ReadWorkers(d.File, c.Ingest.MaxWorkers)
+			}
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+// discover runs the watches until ctx is done. It closes discovered once each has looked.
+func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, discovered chan<- struct{}) error {
+	var running, looking sync.WaitGroup
+	errs := make([]error, len(watches))
+	looking.Add(len(watches))
+	for i, w := range watches {
+		w.Looked = sync.OnceFunc(looking.Done)
+		running.Go(func() { errs[i] = w.Run(ctx, workers) })
+	}
+	looking.Wait()
+	close(discovered)
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// sourceStates are the contract's names of ingest's states.
+var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
+	ingest.SourceConnecting: kvcastv1.SourceState_SOURCE_STATE_CONNECTING,
+	ingest.SourceCatchingUp: kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP,
+	ingest.SourceLive:       kvcastv1.SourceState_SOURCE_STATE_LIVE,
+	ingest.SourceRepairing:  kvcastv1.SourceState_SOURCE_STATE_REPAIRING,
+	ingest.SourceSuspect:    kvcastv1.SourceState_SOURCE_STATE_SUSPECT,
+	ingest.SourceStopped:    kvcastv1.SourceState_SOURCE_STATE_STOPPED,
+}
+
+// sourceStatus returns the sources of each worker.
+func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
+	all := make(map[string][]*kvcastv1.SourceStatus)
+	for _, src := range s.ingest.Sources() {
+		all[src.Worker] = append(all[src.Worker], &kvcastv1.SourceStatus{
+			Engine:         string(src.Engine),
+			Endpoint:       src.Endpoint,
+			ReplayEndpoint: src.Replay,
+			DpRank:         src.Rank,
+			State:          sourceStates[src.State],
+			Started:        src.Started,
+			LastSeq:        src.LastSeq,
+		})
+	}
+	return all
+}
+
+// workers is the server's access to ingest, which is created after the server.
+type workers struct{ *Service }
+
+// AddWorker implements server.Workers.
+func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
+	return w.ingest.AddWorker(ctx, worker)
+}
+
+// RemoveWorker implements server.Workers.
+func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
+	return w.ingest.RemoveWorker(ctx, name, why)
+}

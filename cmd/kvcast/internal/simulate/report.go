@@ -1,0 +1,159 @@
+package simulate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// started is the JSON line of an engine that was started.
+type started struct {
+	Engine   string `json:"engine"`
+	Endpoint string `json:"endpoint"`
+	Replay   string `json:"replay,omitempty"`
+}
+
+// finished is the JSON line of an engine that has published all its batches, or of all engines.
+type finished struct {
+	Engine  string `json:"engine"`
+	Engines int    `json:"engines,omitempty"` // of the line about all
+	simulator.Summary
+	HitRate float64 `json:"hit_rate"`
+}
+
+// report writes what engines do to standard output.
+type report struct {
+	out    io.Writer
+	isJSON bool
+}
+
+func (r report) started(name string, e *simulator.Engine) error {
+	if r.isJSON {
+		return json.NewEncoder(r.out).Encode(started{Engine: name, Endpoint: e.Endpoint(), Replay: e.ReplayEndpoint()})
+	}
+	replay := "no replay"
+	if e.ReplayEndpoint() != "" {
+		replay = "replay at " + e.ReplayEndpoint()
+	}
+	_, err := fmt.Fprintf(r.out, "%s publishes at %s, %s\n", name, e.Endpoint(), replay)
+	return err
+}
+
+func (r report) finished(name string, sum simulator.Summary) error {
+	if r.isJSON {
+		return json.NewEncoder(r.out).Encode(finished{Engine: name, Summary: sum, HitRate: sum.HitRate()})
+	}
+	return r.text(name, fmt.Sprintf("it holds %d blocks with digest %016x", sum.Blocks, sum.Digest), sum)
+}
+
+func (r report) total(engines []*simulator.Engine) error {
+	sum := total(engines)
+	if r.isJSON {
+		return json.NewEncoder(r.out).Encode(finished{Engine: "all", Engines: len(engines), Summary: sum, HitRate: sum.HitRate()})
+	}
+	return r.text(fmt.Sprintf("all %d engines", len(engines)), fmt.Sprintf("they hold %d blocks", sum.Blocks), sum)
+}
+
+func (r report) text(name, holds string, sum simulator.Summary) error {
+	_, err := fmt.Fprintf(r.out, "%s published %d batches with %d events: %d blocks stored, %d removed; %s; %s%s\n",
+		name, sum.Batches, sum.Events, sum.Stored, sum.Removed, holds, requestsText(sum), faultsText(sum))
+	return err
+}
+
+func total(engines []*simulator.Engine) (sum simulator.Summary) {
+	for _, e := range engines {
+		sum.Add(e.Summary())
+	}
+	return sum
+}
+
+func requestsText(sum simulator.Summary) string {
+	text := fmt.Sprintf("%d requests, hit rate %.1f%% (%d of %d prompt tokens)",
+		sum.Requests, 100*sum.HitRate(), sum.HitTokens, sum.PromptTokens)
+	if sum.Refused > 0 {
+		text += fmt.Sprintf(", %d rejected as longer than the cache", sum.Refused)
+	}
+	if sum.Cut > 0 {
+		text += fmt.Sprintf(", %d cut short", sum.Cut)
+	}
+	return text
+}
+
+func faultsText(sum simulator.Summary) string {
+	var all []string
+	for _, f := range simulator.AllFaults() {
+		if n := sum.Faults[f]; n > 0 {
+			all = append(all, fmt.Sprintf("%s %d", f, n))
+		}
+	}
+	if all == nil {
+		return ""
+	}
+	return "; faults: " + strings.Join(all, ", ")
+}
+
+// progress reports how far engines are.
+type progress struct {
+	out      io.Writer
+	engines  []*simulator.Engine
+	requests int    // of all traces; 0: none
+	batches  uint64 // after which the engines stop; 0: none
+}
+
+// barInterval is how often a bar is updated.
+const barInterval = 200 * time.Millisecond
+
+// report reports until ctx is done: with a bar on a terminal if the total is known, and else with a line per interval.
+func (p progress) report(ctx context.Context, interval time.Duration) {
+	if interval == 0 {
+		return
+	}
+	var bar *output.ProgressBar
+	if end := p.end(); end > 0 && cli.IsTerminal(p.out) {
+		bar, interval = output.NewProgressBar(p.out, end), barInterval
+		defer bar.Remove()
+	}
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		sum := total(p.engines)
+		if bar == nil {
+			_, _ = fmt.Fprintln(p.out, p.line(sum))
+			continue
+		}
+		done := sum.Batches
+		if p.requests > 0 {
+			done = sum.Requests + sum.Refused
+		}
+		bar.Update(done, fmt.Sprintf("%s batches, %s blocks held, hit rate %.1f%%", output.Grouped(sum.Batches), output.Grouped(uint64(sum.Blocks)), 100*sum.HitRate()))
+	}
+}
+
+// end returns the number of requests of the traces, or of batches; 0 if neither is known.
+func (p progress) end() uint64 {
+	if p.requests > 0 {
+		return uint64(p.requests)
+	}
+	return p.batches
+}
+
+func (p progress) line(sum simulator.Summary) string {
+	part := ""
+	if p.requests > 0 {
+		part = fmt.Sprintf("%d%% of the trace, ", (sum.Requests+sum.Refused)*100/uint64(p.requests))
+	}
+	return fmt.Sprintf("kvcast: %s%d batches, %d events, %d blocks held, %s%s",
+		part, sum.Batches, sum.Events, sum.Blocks, requestsText(sum), faultsText(sum))
+}

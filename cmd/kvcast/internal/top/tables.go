@@ -1,0 +1,295 @@
+package top
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"charm.land/lipgloss/v2"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// order is what workers are sorted by.
+type order int
+
+const (
+	byName order = iota
+	byRate
+	byBlocks
+	byGaps
+	orders
+)
+
+func (o order) String() string { return [...]string{"name", "batches", "blocks", "gaps"}[o] }
+
+// cell is a field of a table.
+type cell struct {
+	text       string
+	style      lipgloss.Style
+	alignRight bool
+}
+
+func text(text string) cell                 { return cell{text: output.Printable(text)} }
+func right(text string) cell                { return cell{text: text, alignRight: true} }
+func number(n uint64) cell                  { return right(output.Grouped(n)) }
+func (c cell) as(style lipgloss.Style) cell { c.style = style; return c }
+
+// table returns aligned rows, the first of which is the heading.
+func (s screen) table(rows [][]cell) []string {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, c := range row {
+			widths[i] = max(widths[i], lipgloss.Width(c.text))
+		}
+	}
+	lines := make([]string, len(rows))
+	for n, row := range rows {
+		cells := make([]string, len(row))
+		for i, c := range row {
+			if n == 0 {
+				c.style = output.Faint
+			}
+			padding := strings.Repeat(" ", widths[i]-lipgloss.Width(c.text))
+			switch text := s.Style(c.style, c.text); {
+			case c.alignRight:
+				cells[i] = padding + text
+			case i < len(row)-1:
+				cells[i] = text + padding
+			default:
+				cells[i] = text
+			}
+		}
+		lines[n] = s.cut(strings.Join(cells, "  "))
+	}
+	return lines
+}
+
+// cut omits what is wider than the screen.
+func (s screen) cut(line string) string {
+	if s.width == 0 {
+		return line
+	}
+	return lipgloss.NewStyle().Inline(true).MaxWidth(s.width).Render(line)
+}
+
+// summary returns two lines about the server as a whole.
+func (s screen) summary() []string {
+	now := s.now.status
+	rate, retained := 0.0, uint64(0)
+	if s.before != nil {
+		rate = s.perSecond(s.before.status.GetNewestSeq(), now.GetNewestSeq())
+	}
+	if now.GetNewestSeq() >= now.GetOldestSeq() {
+		retained = now.GetNewestSeq() - now.GetOldestSeq() + 1
+	}
+	counts := make(map[kvcastv1.WorkerState]int)
+	for _, w := range s.now.workers {
+		counts[w.GetState()]++
+	}
+	var states []string
+	for _, state := range []kvcastv1.WorkerState{
+		kvcastv1.WorkerState_WORKER_STATE_LIVE, kvcastv1.WorkerState_WORKER_STATE_CONNECTING,
+		kvcastv1.WorkerState_WORKER_STATE_DEGRADED, kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED,
+	} {
+		if n := counts[state]; n > 0 {
+			states = append(states, s.Style(stateStyle(state), fmt.Sprintf("%d %s", n, stateName(state))))
+		}
+	}
+	workers := output.Plural(len(s.now.workers), "worker")
+	if len(states) > 0 {
+		workers += " (" + strings.Join(states, ", ") + ")"
+	}
+	return []string{
+		s.cut(fmt.Sprintf("%s · %s %s · seq %s, %s/s · retains %s, %.1f MiB · epoch %s",
+			s.now.at.Format(time.TimeOnly), s.Style(output.Strong, s.addr), now.GetVersion(), output.Grouped(now.GetNewestSeq()), rateText(rate),
+			output.Grouped(retained), float64(now.GetJournalBytes())/(1<<20), now.GetEpoch())),
+		s.cut(fmt.Sprintf("%s · %s blocks · %s", workers, output.Grouped(now.GetBlocks()), output.Plural(len(s.now.subscribers), "subscriber"))),
+	}
+}
+
+// rank is a row of the workers' table.
+type rank struct {
+	worker *kvcastv1.WorkerStatus
+	status *kvcastv1.RankStatus
+	source string    // its state, or states
+	rate   float64   // of batches
+	blocks [5]uint64 // by tier
+	total  uint64
+}
+
+// workerRows returns the table of workers, with a row for each dp rank.
+func (s screen) workerRows() [][]cell {
+	heading := []cell{text("WORKER"), text("MODEL"), text("STATE"), right("RANK"), text("SOURCE"), right("BATCHES/S")}
+	ranks := s.ranks()
+	var tiers []kvcastv1.Tier // device, and those in use
+	for t := kvcastv1.Tier_TIER_DEVICE; t <= kvcastv1.Tier_TIER_EXTERNAL; t++ {
+		inUse := func(r rank) bool { return r.blocks[t] > 0 }
+		if t == kvcastv1.Tier_TIER_DEVICE || slices.ContainsFunc(ranks, inUse) {
+			tiers = append(tiers, t)
+			heading = append(heading, right(strings.ToUpper(output.TierName(t))))
+		}
+	}
+	rows := [][]cell{append(heading, text("GAPS"))}
+	for _, r := range ranks {
+		state := r.worker.GetState()
+		source, gaps := text(r.source), text(output.Gaps(r.status))
+		if r.source != "live" && r.source != "-" {
+			source.style = output.Change
+		}
+		if r.status.GetIncomplete() {
+			gaps.style = output.Bad
+		}
+		row := []cell{
+			text(r.worker.GetName()).as(output.Strong), text(cmp.Or(r.worker.GetModel(), "-")), text(stateName(state)).as(stateStyle(state)),
+			number(uint64(r.status.GetDpRank())), source, right(rateText(r.rate)),
+		}
+		for _, t := range tiers {
+			row = append(row, number(r.blocks[t]))
+		}
+		rows = append(rows, append(row, gaps))
+	}
+	return rows
+}
+
+// ranks returns the dp ranks of all workers, sorted.
+func (s screen) ranks() []rank {
+	type key struct {
+		worker, endpoint string
+		rank             uint32
+	}
+	lastSeqs := make(map[key]uint64) // of the sources, the engines' own; batches are counted by them
+	if s.before != nil {
+		for _, w := range s.before.workers {
+			for _, src := range w.GetSources() {
+				if src.GetStarted() {
+					lastSeqs[key{w.GetName(), src.GetEndpoint(), src.GetDpRank()}] = src.GetLastSeq()
+				}
+			}
+		}
+	}
+	var all []rank
+	for _, w := range s.now.workers {
+		for _, status := range output.Ranks(w) {
+			r := rank{worker: w, status: status}
+			var states []string
+			for _, src := range output.RankSources(w, status.GetDpRank()) {
+				if state := output.EnumName(src.GetState(), "SOURCE_STATE_"); !slices.Contains(states, state) {
+					states = append(states, state)
+				}
+				if last, ok := lastSeqs[key{w.GetName(), src.GetEndpoint(), src.GetDpRank()}]; ok {
+					r.rate += s.perSecond(last, src.GetLastSeq())
+				}
+			}
+			r.source = cmp.Or(strings.Join(states, ", "), "-")
+			for _, t := range status.GetBlocks() {
+				if int(t.GetTier()) < len(r.blocks) {
+					r.blocks[t.GetTier()] += t.GetBlocks()
+				}
+				r.total += t.GetBlocks()
+			}
+			all = append(all, r)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b rank) int {
+		switch s.order {
+		case byRate:
+			return cmp.Compare(b.rate, a.rate)
+		case byBlocks:
+			return cmp.Compare(b.total, a.total)
+		case byGaps:
+			return cmp.Compare(b.status.GetGaps(), a.status.GetGaps())
+		default:
+			return 0 // the server sorts them by name
+		}
+	})
+	return all
+}
+
+// subscriberRows returns the table of subscribers.
+func (s screen) subscriberRows() [][]cell {
+	rows := [][]cell{{text("SUBSCRIBER"), text("CLIENT"), right("FOR"), right("SEQ"), right("BEHIND"), right("ENTRIES/S"), text("FILTER")}}
+	for _, sub := range s.now.subscribers {
+		rate := 0.0
+		if s.before != nil {
+			i := slices.IndexFunc(s.before.subscribers, func(b *kvcastv1.SubscriberStatus) bool {
+				return b.GetPeer() == sub.GetPeer() && b.GetStartTimeUnixNano() == sub.GetStartTimeUnixNano()
+			})
+			if i >= 0 {
+				rate = s.perSecond(s.before.subscribers[i].GetSeq(), sub.GetSeq())
+			}
+		}
+		behind := number(sub.GetBehind())
+		switch {
+		case sub.GetInSnapshot():
+			behind = right("snapshot").as(output.Special)
+		case sub.GetBehind() > 0:
+			behind.style = output.Change
+		}
+		client, _, _ := strings.Cut(sub.GetUserAgent(), " ")
+		rows = append(rows, []cell{
+			text(sub.GetPeer()).as(output.Strong), text(client), right(age(s.now.at.Sub(time.Unix(0, sub.GetStartTimeUnixNano())))),
+			number(sub.GetSeq()), behind, right(rateText(rate)), text(filterText(sub.GetFilter())),
+		})
+	}
+	return rows
+}
+
+// perSecond returns the rate of a counter between the samples; 0 if it was reset.
+func (s screen) perSecond(before, now uint64) float64 {
+	if now <= before {
+		return 0
+	}
+	return float64(now-before) / max(s.now.at.Sub(s.before.at).Seconds(), 1e-3)
+}
+
+func stateName(state kvcastv1.WorkerState) string { return output.EnumName(state, "WORKER_STATE_") }
+
+func stateStyle(state kvcastv1.WorkerState) lipgloss.Style {
+	switch state {
+	case kvcastv1.WorkerState_WORKER_STATE_LIVE:
+		return output.Good
+	case kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED:
+		return output.Bad
+	default:
+		return output.Change
+	}
+}
+
+// filterText returns a filter as flags.
+func filterText(f *kvcastv1.Filter) string {
+	if f == nil {
+		return "all"
+	}
+	flags := cli.Filter{Worker: f.GetWorkers(), Model: f.GetModels()}
+	for _, t := range f.GetTiers() {
+		flags.Tier = append(flags.Tier, output.TierName(t))
+	}
+	return strings.TrimSpace(flags.Flags())
+}
+
+// rateText returns a rate, with a decimal if it is small.
+func rateText(perSecond float64) string {
+	if perSecond < 10 {
+		return fmt.Sprintf("%.1f", perSecond)
+	}
+	return output.Grouped(uint64(perSecond + 0.5))
+}
+
+// age returns a duration in its two largest units.
+func age(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
