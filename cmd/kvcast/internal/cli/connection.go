@@ -27,8 +27,8 @@ type Connection struct {
 // tokenVariable has the token that calls carry. There is no flag for it, since other users of the machine see flags.
 const tokenVariable = "KVCAST_TOKEN"
 
-// Flags returns the flags as they were given, each with a space before it.
-func (c *Connection) Flags() string {
+// ConnectionFlags returns the flags as they were given, each with a space before it.
+func (c *Connection) ConnectionFlags() string {
 	text := " --addr " + c.Addr
 	if c.TLS {
 		text += " --tls"

@@ -17,8 +17,8 @@ type Filter struct {
 	Tier   []string `placeholder:"TIER" predictor:"tier" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
 }
 
-// Proto returns the filter; nil if it excludes nothing.
-func (f *Filter) Proto() (*kvcastv1.Filter, error) {
+// ParseFilter returns the filter; nil if it excludes nothing.
+func (f *Filter) ParseFilter() (*kvcastv1.Filter, error) {
 	if len(f.Worker)+len(f.Model)+len(f.Tier) == 0 {
 		return nil, nil
 	}
@@ -33,8 +33,8 @@ func (f *Filter) Proto() (*kvcastv1.Filter, error) {
 	return out, nil
 }
 
-// Flags returns the flags as they were given, each with a space before it.
-func (f *Filter) Flags() string {
+// FilterFlags returns the flags as they were given, each with a space before it.
+func (f *Filter) FilterFlags() string {
 	var b strings.Builder
 	for _, list := range []struct {
 		flag   string
@@ -79,7 +79,7 @@ func (f *Filter) WriteNoMatch(ctx context.Context, client kvcastv1.RouterEventSe
 	if names == nil {
 		names = []string{"none"}
 	}
-	_, err = fmt.Fprintf(out, "no worker matches%s; workers: %s\n", f.Flags(), strings.Join(names, ", "))
+	_, err = fmt.Fprintf(out, "no worker matches%s; workers: %s\n", f.FilterFlags(), strings.Join(names, ", "))
 	return err
 }
 

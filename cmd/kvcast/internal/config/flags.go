@@ -118,7 +118,7 @@ func lines(text string) []string {
 
 // set stores the text of a variable or a flag.
 func (r *reader) set(s setting, at origin, text string) {
-	if !s.value.set(text) {
+	if !s.set(text) {
 		r.wrong(at, "", notAllowed(text, s.want))
 		return
 	}

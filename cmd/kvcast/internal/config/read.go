@@ -192,7 +192,7 @@ func (r *reader) validateDiscovery() {
 // validateIngest has ingest validate workers, listeners and limits.
 func (r *reader) validateIngest() {
 	err := r.config.Ingest.Validate()
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // the errors that were joined, not one that is wrapped
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return
 	}

@@ -33,9 +33,9 @@ type streamFlags struct {
 
 // given returns the flags as they were given, each with a space before it.
 func (f *streamFlags) given() string {
-	text := f.Connection.Flags()
+	text := f.ConnectionFlags()
 	if f.Output != "text" {
 		text += " -o " + f.Output
 	}
-	return text + f.Filter.Flags()
+	return text + f.FilterFlags()
 }

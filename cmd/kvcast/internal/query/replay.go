@@ -33,7 +33,7 @@ A replay that cannot be complete fails, with the entries that the server retains
 
 // Run prints the entries of a range.
 func (c *Replay) Run(ctx context.Context, std cli.Process) error {
-	filter, err := c.Filter.Proto()
+	filter, err := c.ParseFilter()
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (*Snapshot) Help() string {
 
 // Run prints the blocks of all workers.
 func (c *Snapshot) Run(ctx context.Context, std cli.Process) error {
-	filter, err := c.Filter.Proto()
+	filter, err := c.ParseFilter()
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func (*Subscribe) Help() string {
 
 // config returns the subscription.
 func (c *Subscribe) config() (client.Config, error) {
-	filter, err := c.Filter.Proto()
+	filter, err := c.ParseFilter()
 	if err != nil {
 		return client.Config{}, err
 	}

@@ -42,7 +42,7 @@ func (c *Workers) Run(ctx context.Context, std cli.Process) error {
 		switch {
 		case c.Output == "text" && len(workers) > 0:
 			return writeTable(std.Out, workers)
-		case c.Output == "text" && filter.Flags() != "":
+		case c.Output == "text" && filter.FilterFlags() != "":
 			return filter.WriteNoMatch(ctx, client, std.Out)
 		case c.Output == "text":
 			_, err := fmt.Fprintln(std.Out, "no workers")

@@ -269,7 +269,7 @@ func filterText(f *kvcastv1.Filter) string {
 	for _, t := range f.GetTiers() {
 		flags.Tier = append(flags.Tier, output.TierName(t))
 	}
-	return strings.TrimSpace(flags.Flags())
+	return strings.TrimSpace(flags.FilterFlags())
 }
 
 // rateText returns a rate, with a decimal if it is small.
