@@ -144,7 +144,7 @@ func TestForeignHostBlockSize(t *testing.T) {
 	}
 }
 
-func TestBlockSizeForgetsWhatWasLearned(t *testing.T) {
+func TestForgetResetsALearnedBlockSize(t *testing.T) {
 	for size, want := range map[wire.BlockSize]wire.BlockSize{
 		{Tokens: 4}:                   {},
 		{Tokens: 4, Configured: true}: {Tokens: 4, Configured: true},

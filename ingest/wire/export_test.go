@@ -18,22 +18,22 @@ func (r *Rules) Salted() (ranks, blocks, salts, bytes int) {
 // ScanTokens is the loop that reads tokens.
 var ScanTokens = scanTokens
 
-// Value is what readValue makes of the value at i.
-func Value(p []byte, i int) (class, n, at, fault int) {
+// ReadValue reads any value, ReadHeader nearly all by their first byte.
+func ReadValue(p []byte, i int) (class, n, end, fault int) {
 	v, f := readValue(p, i)
-	return int(v.class), v.n, v.at, int(f)
+	return int(v.class), v.n, v.end, int(f)
 }
 
-// Nest is what readNest makes of the value at i.
-func Nest(p []byte, i int) (class, n, at, fault int) {
-	c, n, at, f := readNest(p, i)
-	return int(c), n, at, int(f)
+// ReadHeader is readHeader with plain results.
+func ReadHeader(p []byte, i int) (class, n, end, fault int) {
+	c, n, end, f := readHeader(p, i)
+	return int(c), n, end, int(f)
 }
 
-// GlanceString and Glance64 tell some values by their first byte.
+// ShortText and ReadFixed64 read some values by their first byte.
 var (
-	GlanceString = glanceString
-	Glance64     = glance64
+	ShortText   = shortText
+	ReadFixed64 = readFixed64
 )
 
 // ClassStr is the class of strings.

@@ -2,9 +2,12 @@ package wire_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -119,8 +122,8 @@ func TestHashesOfBytes(t *testing.T) {
 	}
 }
 
-// TestWhatNoHashIs checks that other types are errors, as a hash and as a parent.
-func TestWhatNoHashIs(t *testing.T) {
+// TestInvalidHashesAreBadType checks that other types are errors, as a hash and as a parent.
+func TestInvalidHashesAreBadType(t *testing.T) {
 	for _, v := range []any{"5", "", 5.0, float32(5), true, []byte{}, []any{}, obj{}, raw("\xd4\x01\x05")} {
 		for _, ev := range []any{
 			[]any{"BlockRemoved", []any{v}},
@@ -178,9 +181,9 @@ func TestTimes(t *testing.T) {
 // earlier.
 var fullStore = []any{"BlockStored", []any{5, 6}, 4, []any{1, 2}, 1, 3, "CPU", "adapter", []any{nil, []any{"x"}}, 2, "full_attention", 128}
 
-// TestStopsEarly checks that an array event may stop after any field, and go on
+// TestArrayEventsMayBeShort checks that an array event may stop after any field, and go on
 // for longer than any is known.
-func TestStopsEarly(t *testing.T) {
+func TestArrayEventsMayBeShort(t *testing.T) {
 	whole := &wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{5, 6}, Parent: 4, HasParent: true, Tokens: []uint32{1, 2}, BlockSize: 1,
 		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", Raw: &wire.Raw{ExtraKeys: []byte("\x92\xc0\x91\xa1x")},
 		GroupIdx: 2, HasGroupIdx: true, SpecKind: "full_attention", Rare: &wire.Rare{SlidingWindow: 128, HasSlidingWindow: true}}
@@ -372,9 +375,9 @@ func TestMooncake(t *testing.T) {
 	}
 }
 
-// TestGroupMovedByMMInfos checks that the attention group is found by type where
+// TestMMInfosShiftTheGroup checks that the attention group is found by type where
 // block_mm_infos stand before it, whichever of all four are nil.
-func TestGroupMovedByMMInfos(t *testing.T) {
+func TestMMInfosShiftTheGroup(t *testing.T) {
 	for mask := range 16 {
 		tail := []any{[]any{nil}, 3, "mamba", 128}
 		want := wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1}
@@ -402,5 +405,84 @@ func TestGroupMovedByMMInfos(t *testing.T) {
 		if diff := cmp.Diff(&want, oneEvent(t, event)); diff != "" {
 			t.Errorf("%v: event differs (-want +got):\n%s", tail, diff)
 		}
+	}
+}
+
+// TestKeysInAnyOrder decodes map events whose keys come in ever other orders, with
+// others among them that are nearly the same, using a decoder that expects the order
+// of the event before and one that expects nothing.
+func TestKeysInAnyOrder(t *testing.T) {
+	fields := []struct {
+		key   string
+		value any
+	}{
+		{"type", "BlockStored"},
+		{"block_hashes", []any{uint64(1) << 63}},
+		{"parent_block_hash", 5},
+		{"token_ids", []any{1, 1000}},
+		{"block_size", 2},
+		{"lora_id", nil},
+		{"medium", "GPU"},
+		{"lora_name", "adapter"},
+		{"extra_keys", []any{nil}},
+		{"group_idx", 3},
+		{"kv_cache_spec_kind", "full_attention"},
+		{"kv_cache_spec_sliding_window", 128},
+		{"locality", "LOCAL"},
+		{"session_id", "s"},
+		{"cache_salt", "salt"},
+		{"model_name", "m"},
+		{"parent_block_hasi", 6},
+		{"parent_block_has", 6},
+		{"parent_block_hashes", 6},
+		{"kv_cache_spec_kinf", "mamba"},
+		{"kv_cache_spec_sliding_windox", 1},
+		{"lora_namf", "other"},
+		{"typf", "x"},
+		{"mediun", "CPU"},
+		{strings.Repeat("k", 40), 0},
+	}
+	r := rand.New(rand.NewPCG(6, 7))
+	var known wire.Decoder
+	for range 2000 {
+		r.Shuffle(r.IntN(len(fields)+1), func(i, j int) { fields[i], fields[j] = fields[j], fields[i] })
+		event := msgp.AppendMapHeader(nil, uint32(len(fields)))
+		for _, f := range fields {
+			event = msgp.AppendString(event, f.key)
+			event = append(event, pack(t, f.value)...)
+		}
+		payload := pack(t, batchOf(raw(event), raw(event)))
+		var fresh wire.Decoder
+		for _, d := range []*wire.Decoder{&known, &fresh} {
+			b, err := d.Decode(payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const event = `{"kind":"stored","block_hashes":["9223372036854775808"],"parent":"5","token_ids":[1,1000],"block_size":2,` +
+				`"medium":"GPU","lora_name":"adapter","extra_keys":[null],"group_idx":3,"spec_kind":"full_attention","sliding_window":128,` +
+				`"locality":"LOCAL","session_id":"s","cache_salt":"salt","model_name":"m"}`
+			want := parse(t, `{"ts":1.5,"dp_rank":0,"form":"array","events":[`+event+`,`+event+`]}`)
+			if diff := cmp.Diff(want, parse(t, string(b.AppendJSON(nil)))); diff != "" {
+				t.Fatalf("batch differs (-want +got):\n%s", diff)
+			}
+		}
+	}
+}
+
+// TestKeysOfOtherTypesAreSkipped decodes map events with other values in the place of
+// keys, first of all with one that looks like what stands for no key.
+func TestKeysOfOtherTypesAreSkipped(t *testing.T) {
+	for name, key := range map[string]string{
+		"negative": "\xff", "nil": "\xc0", "false": "\xc2", "list": "\x92\xff\xff", "bytes": "\xc4\x02\xff\xff",
+	} {
+		pairs := strings.Repeat(key+"\xa1x", 12)
+		b := decodeOf(t, raw("\x8d"+pairs+"\xa4type\xb0AllBlocksCleared"), raw("\x8d"+"\xa4type\xb0AllBlocksCleared"+strings.Repeat(key+"\xff", 12)))
+		if len(b.Events) != 2 || len(b.Skipped) != 0 {
+			t.Errorf("%s: batch is %s", name, b.AppendJSON(nil))
+		}
+	}
+	var d wire.Decoder
+	if _, err := d.Decode(pack(t, batchOf(raw("\x82"+strings.Repeat("\xc1", 40))))); !errors.Is(err, wire.ErrBadCode) {
+		t.Errorf("error %v, want %v", err, wire.ErrBadCode)
 	}
 }

@@ -90,10 +90,10 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// TestMemoryIsGivenBack decodes and admits a payload that takes much memory, then
+// TestMemoryOfALargeBatchIsFreed decodes and admits a payload that takes much memory, then
 // a small one, and looks at what stays. Events, hashes and the like stay up to a
 // bound each; of the payload and its long strings nothing does.
-func TestMemoryIsGivenBack(t *testing.T) {
+func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
@@ -127,9 +127,9 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestOldEventsKeepNoPayload checks that the memory of events which a batch does
+// TestUnusedEventsReferenceNoPayload checks that the memory of events which a batch does
 // not fill holds nothing of earlier payloads, be the batch smaller or bad.
-func TestOldEventsKeepNoPayload(t *testing.T) {
+func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
@@ -177,9 +177,9 @@ func TestOldEventsKeepNoPayload(t *testing.T) {
 	}
 }
 
-// TestRulesKeepNoPayload checks that a source that falls silent holds nothing of
+// TestIdleRulesReferenceNoPayload checks that a source that falls silent holds nothing of
 // its last payload, nor the memory that it took.
-func TestRulesKeepNoPayload(t *testing.T) {
+func TestIdleRulesReferenceNoPayload(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}

@@ -2,109 +2,131 @@ package wire
 
 import (
 	"maps"
+	"slices"
 	"strings"
 )
 
-// Counts counts events left out, by reason.
-type Counts [NumReasons]uint64
-
-// maxGroups is how many attention groups are remembered of one source, over all
-// its ranks. Models have a few; beyond the bound a group counts as never seen.
-const maxGroups = 8192
-
 const (
-	// maxNameBytes is the length of the longest LoRA name and cache salt. A store
-	// may be told in many events, each of which carries both.
+	// maxGroups is how many attention groups of one source are remembered, over all its
+	// ranks. Models have a few; beyond the bound a group is treated as never seen.
+	maxGroups = 8192
+	// groupCost is the size of an attention group in bytes.
+	groupCost = 48
+	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may
+	// become many router events, each of which has both.
 	maxNameBytes = 1024
-	// maxRulesKept is how much a Rules keeps from one batch to the next of each
-	// that it fills, in bytes: enough for a store of 128 K tokens.
+	// maxRulesKept is how many bytes a Rules keeps from one batch to the next of each
+	// kind of memory: enough for a store of 128 Ki tokens.
 	maxRulesKept = 1 << 20
 )
 
-// group names an attention group of an engine.
+// BlockSize is the number of tokens in the blocks of a worker.
+//
+// vLLM also stores partial blocks: single blocks of a smaller size, that of its hash
+// blocks, which divides the block size. They are not prefixes that another request
+// could reuse, and their parents need not be stored. A learned size may be theirs.
+type BlockSize struct {
+	// Tokens is 0 while the size is unknown.
+	Tokens uint32
+	// Configured reports whether the size was configured, and so never changes.
+	Configured bool
+	// offDevice reports whether the size was learned from a store of another tier: a
+	// connector's blocks, such as LMCache's, may have a size of their own.
+	offDevice bool
+}
+
+// Forget resets a learned size.
+func (s *BlockSize) Forget() {
+	if !s.Configured {
+		*s = BlockSize{}
+	}
+}
+
+// group identifies an attention group of an engine.
 type group struct {
 	rank uint32
 	idx  int64
 }
 
-// Rules decides which events of one source concern block reuse and are sound,
-// and completes those with what follows from their fields. It is not for use by
-// several goroutines at once.
+// Rules decides which events of one source concern block reuse and are valid, and
+// completes those with what follows from their fields. It is not safe for concurrent
+// use.
 //
-// It reuses its memory, of which 5 MiB at most stay after a batch, and what is
-// remembered of attention groups and of salted blocks: 44 MiB at most, and
-// nothing for a source that names no cache salt.
+// It reuses its memory, of which it keeps 5 MiB at most after a batch. It remembers
+// attention groups and salted blocks in 44 MiB at most, nothing for a source without
+// cache salts.
 type Rules struct {
 	blockSize   *BlockSize
 	foreignHost uint32 // see ForeignHostBlockSize
 	rawID       uint64
-	// groups tells of each group seen whether it is one of main attention. The
-	// last one asked for is kept beside: most models have one.
-	groups    map[group]bool
+	// groups are the attention groups seen, and whether each has main attention.
+	groups map[group]bool
+	// lastGroup caches the most recent lookup in groups: most models have one group.
 	lastGroup group
 	lastMain  bool
 	hasLast   bool
 
-	repeats repeats
-	extras  extras
-	hashes  arena[uint64]
-	salts   salts
-	// names are the salts read lately from extra keys.
+	repeatFinder repeatFinder
+	multimodal   mmReader
+	hashes       slab[uint64]
+	salts        salts
+	// names caches the salts in extra keys.
 	names  interner
-	memory memory
+	budget Budget
 }
 
-// NewRules returns the rules of a source. blockSize is the block size of its
-// worker, shared by all of the worker's sources, and learned from their stores
-// unless it is configured; it must not be nil.
+// NewRules returns the rules of a source. blockSize is the block size of its worker,
+// shared by all of the worker's sources, and learned from their stores unless it is
+// configured. It must not be nil.
 func NewRules(blockSize *BlockSize) *Rules {
 	return &Rules{
-		blockSize: blockSize,
-		groups:    make(map[group]bool),
-		repeats:   newRepeats(),
+		blockSize:    blockSize,
+		groups:       make(map[group]bool),
+		repeatFinder: newRepeatFinder(),
+		salts:        salts{budget: unlimited{}},
+		budget:       unlimited{},
 	}
 }
 
-// SetBudget bounds what the Rules remember by what they and others may together. Where
-// it is used up, a salt or a salted block counts as unknown, and an attention group as
-// never seen. To be called before the first Admit; Close returns all that was taken.
-func (r *Rules) SetBudget(b Budget) {
-	r.memory.budget, r.salts.memory.budget = b, b
-}
+// SetBudget bounds the memory for groups and salts of these Rules and others together.
+// Where it is used up, a salt or a salted block counts as unknown, and an attention
+// group as never seen. Call it before the first Admit. Close releases what was taken.
+func (r *Rules) SetBudget(b Budget) { r.budget, r.salts.budget = b, b }
 
-// Close forgets everything that was learned. Nothing may be admitted any more.
+// Close forgets what was learned. Admit must not be called afterwards.
 func (r *Rules) Close() {
-	r.memory.release(groupCost * len(r.groups))
+	r.budget.Release(int64(groupCost * len(r.groups)))
 	clear(r.groups)
 	for rank := range r.salts.ranks {
 		r.salts.clear(rank)
 	}
 }
 
-// groupCost is what an attention group takes, in bytes.
-const groupCost = 48
-
-// Reset forgets what was learned of a dp rank's engine, which began anew. Raw
-// event ids go on.
+// Reset forgets what was learned of a dp rank, whose engine restarted. Raw event ids
+// continue.
 func (r *Rules) Reset(rank uint32) {
 	before := len(r.groups)
 	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
-	r.memory.release(groupCost * (before - len(r.groups)))
+	r.budget.Release(int64(groupCost * (before - len(r.groups))))
 	r.hasLast = false
 	r.salts.clear(rank)
 }
 
-// SkipRaw uses up n raw event ids, for events that never came. Where there are
-// not so many left all that follow have MaxRawID: an engine that jumps to the
-// end of its seqs must not make ids begin again.
+// SkipRaw takes n raw event ids, for events that were lost. Where fewer are left, all
+// later events have MaxRawID: ids must not start over because an engine's seq jumps to
+// its end.
 func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 
-// Admit leaves in the batch the events to apply, which came from dp rank rank,
-// and counts the others, those skipped by the Decoder included.
+// ForeignHostBlockSize is the block size of a store in host memory that the last Admit
+// dropped because it differs from the worker's; 0 if there was none.
+func (r *Rules) ForeignHostBlockSize() uint32 { return r.foreignHost }
+
+// Admit keeps in the batch the events to apply, which are of a dp rank, and counts the
+// others, including those that the Decoder skipped.
 //
-// It sets their Tier, RawID, TokensHashes and, where extra keys hold it or the
-// store continues a salted block, their CacheSalt; it cuts a store to whole
-// blocks. TokensHashes is the Rules' memory, good until the next Admit.
+// It sets their Tier, RawID, TokensHashes and, where extra keys hold it or the store
+// continues a salted block, their CacheSalt. It cuts stores to whole blocks.
+// TokensHashes is the Rules' memory, valid until the next Admit.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	skipped := b.Skipped
 	kept := 0
@@ -112,7 +134,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
-			r.skip(skipped[0].Reason, counts)
+			r.countSkipped(skipped[0].Reason, counts)
 			skipped = skipped[1:]
 		}
 		if reason := r.ignore(ev, rank); reason != ReasonNone {
@@ -121,15 +143,14 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		}
 		r.SkipRaw(1)
 		ev.RawID = r.rawID
-		switch {
-		case ev.Kind == KindStored:
+		switch ev.Kind {
+		case KindStored:
 			if !r.admitStore(ev, rank, counts) {
 				continue
 			}
-		case !r.salts.used():
-		case ev.Kind == KindRemoved:
+		case KindRemoved:
 			r.salts.remove(ev, rank)
-		default:
+		case KindCleared:
 			r.salts.clear(rank)
 		}
 		if kept != k {
@@ -138,28 +159,26 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		kept++
 	}
 	for _, s := range skipped {
-		r.skip(s.Reason, counts)
+		r.countSkipped(s.Reason, counts)
 	}
 	b.Events = b.Events[:kept]
-	// Only now, and not with the next batch: there may be many sources, and their
-	// next batches far off.
+	// Released now, not with the next batch, which may be far off: there may be many
+	// sources.
 	r.hashes.release(maxRulesKept / 8)
-	if cap(r.extras.blocks) > 0 {
-		r.extras.release()
-	}
+	r.multimodal.release()
 }
 
-func (r *Rules) skip(reason Reason, counts *Counts) {
+func (r *Rules) countSkipped(reason Reason, counts *Counts) {
 	counts[reason]++
 	if !reason.Ignored() {
 		r.SkipRaw(1)
 	}
 }
 
-// ignore returns why the event is none of ours, and sets its tier.
+// ignore returns why the event does not concern kvcast, and sets its tier.
 func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	if ev.Kind == KindStored && ev.SpecKind != "" && ev.HasGroupIdx {
-		r.learn(group{rank, ev.GroupIdx}, mainAttention(ev.SpecKind))
+		r.learnGroup(group{rank, ev.GroupIdx}, isMainAttention(ev.SpecKind))
 	}
 	if ev.Kind != KindCleared {
 		var ok bool
@@ -167,23 +186,23 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 			return ReasonUnknownMedium
 		}
 	}
+	rare := ev.rare()
 	switch {
-	case ev.rare().Locality != "" && !strings.EqualFold(ev.rare().Locality, "LOCAL"):
+	case rare.Locality != "" && !strings.EqualFold(rare.Locality, "LOCAL"):
 		return ReasonNonLocalLocality
-	case ev.rare().Ownership != "" && ev.rare().Ownership != "kvcr":
+	case rare.Ownership != "" && rare.Ownership != "kvcr":
 		return ReasonUnsupportedOwnership
-	case ev.Tier != TierDisk && ev.Tier != TierExternal && !r.main(ev, rank):
+	case ev.Tier != TierDisk && ev.Tier != TierExternal && !r.inMainGroup(ev, rank):
 		return ReasonNonMainAttentionGroup
 	default:
 		return ReasonNone
 	}
 }
 
-// main tells whether the event is about the attention that decides the reuse of
-// prefixes.
-func (r *Rules) main(ev *Event, rank uint32) bool {
+// inMainGroup reports whether the event concerns main attention.
+func (r *Rules) inMainGroup(ev *Event, rank uint32) bool {
 	if ev.SpecKind != "" {
-		return mainAttention(ev.SpecKind)
+		return isMainAttention(ev.SpecKind)
 	}
 	if !ev.HasGroupIdx {
 		return true
@@ -200,118 +219,103 @@ func (r *Rules) main(ev *Event, rank uint32) bool {
 	return main
 }
 
-func (r *Rules) learn(g group, main bool) {
+func (r *Rules) learnGroup(g group, main bool) {
 	if r.hasLast && r.lastGroup == g && r.lastMain == main {
 		return
 	}
-	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.memory.take(groupCost)) {
+	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.budget.Take(groupCost)) {
 		return
 	}
 	r.groups[g] = main
 	r.lastGroup, r.lastMain, r.hasLast = g, main, true
 }
 
-// mainAttention tells whether caches of this kind decide the reuse of prefixes.
-func mainAttention(kind string) bool {
-	switch kind {
-	case "full_attention", "mla_attention", "sink_full_attention":
-		return true
-	default:
-		return false
-	}
+// isMainAttention reports whether caches of this kind decide the reuse of prefixes.
+func isMainAttention(kind string) bool {
+	return kind == "full_attention" || kind == "mla_attention" || kind == "sink_full_attention"
 }
 
-// admitStore checks a store, cuts it to whole blocks and hashes them. It reports
-// whether anything is left of it.
+// admitStore validates a store, cuts it to whole blocks and hashes them. It reports
+// whether any block is left.
 func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
-	// First of all: also of a store that is dropped, or cut, the engine holds the
-	// blocks, and others may continue them.
-	salt, short := noSalt, true
-	if ev.CacheSalt != "" || ev.raw().ExtraKeys != nil || r.salts.used() {
-		salt, short = r.salt(ev, rank)
-	}
-	if !short || len(ev.LoRAName) > maxNameBytes {
+	// The salt comes first: the engine holds the blocks of a store that is dropped or cut
+	// as well, and others may continue them.
+	salt, ok := r.applySalt(ev, rank)
+	if !ok || len(ev.LoRAName) > maxNameBytes {
 		counts[ReasonNameTooLong]++
 		return false
 	}
 	hashOnly := ev.hashOnly()
-	if !hashOnly && !r.fits(ev, rank) {
+	if !hashOnly && !r.fitsBlockSize(ev, rank) {
 		counts[ReasonBlockSizeMismatch]++
 		if ev.Tier == TierHostPinned {
 			r.foreignHost = ev.BlockSize
 		}
 		return false
 	}
-	if r.repeated(ev) {
+	if ev.HasParent && slices.Contains(ev.BlockHashes, ev.Parent) || r.repeatFinder.repeats(ev.BlockHashes) {
 		counts[ReasonRepeatedHash]++
 		return false
 	}
-	if !hashOnly {
-		r.settle(ev)
-	}
-	if hashOnly || ev.OpaqueTokens {
+	if hashOnly {
 		return true
 	}
-	whole := wholeBlocks(ev)
-	if whole < len(ev.BlockHashes) {
+	r.learnBlockSize(ev)
+	if ev.OpaqueTokens {
+		return true
+	}
+	size := int(ev.BlockSize)
+	overlap := 0
+	if ev.Eagle {
+		overlap = 1
+	}
+	if whole := max(0, len(ev.Tokens)-overlap) / size; whole < len(ev.BlockHashes) {
 		counts[ReasonTokensShort]++
 		if whole == 0 {
 			return false
 		}
 		ev.BlockHashes = ev.BlockHashes[:whole]
 	}
-	size := int(ev.BlockSize)
-	n := len(ev.BlockHashes) * size
-	if ev.Eagle && n > 0 {
-		n++
+	blocks := len(ev.BlockHashes)
+	if blocks == 0 {
+		overlap = 0
 	}
-	ev.Tokens = ev.Tokens[:n]
-	// An adapter without a name must not pass for the base model, nor content of
-	// an unknown namespace for that of all.
+	ev.Tokens = ev.Tokens[:blocks*size+overlap]
+	// An adapter without a name must not pass for the base model, nor content of an
+	// unknown namespace for that of all.
 	if ev.HasLoRAID && ev.LoRAName == "" || ev.CacheSalt == "" && salt == unknownSalt {
 		return true
 	}
-	room := r.hashes.reserve(len(ev.BlockHashes))
-	mm := r.extras.read(ev)
-	hashes := AppendTokensHashes(room[:0], ev.Tokens, size, BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, mm)
-	ev.TokensHashes = r.hashes.take(len(hashes))
+	seed := BlockSeed(ev.LoRAName, ev.CacheSalt)
+	hashes := r.hashes.room(blocks)
+	if hashes == nil {
+		hashes = r.hashes.grow(blocks)
+	}
+	hashes = AppendTokensHashes(hashes[:0], ev.Tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
+	ev.TokensHashes = r.hashes.allocate(len(hashes))
 	return true
 }
 
-// hashOnly tells whether a store names blocks without saying what is in them.
-func (ev *Event) hashOnly() bool {
-	return ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
-}
-
-// repeated tells whether a store's hashes repeat, or one is its own parent.
-func (r *Rules) repeated(ev *Event) bool {
-	if ev.HasParent {
-		for _, h := range ev.BlockHashes {
-			if h == ev.Parent {
-				return true
-			}
-		}
+// applySalt finds a store's cache salt, sets it, and remembers it for its blocks. ok
+// reports whether the salt is short enough to be passed on; a longer one is remembered
+// as unknown.
+func (r *Rules) applySalt(ev *Event, rank uint32) (id saltID, ok bool) {
+	if ev.CacheSalt == "" && ev.Raw == nil && !r.salts.used() {
+		return noSalt, true
 	}
-	return r.repeats.in(ev.BlockHashes)
-}
-
-// salt finds out a store's cache salt, sets it, and remembers it of its blocks. It
-// tells whether the salt is short enough to be passed on; one that is not is
-// remembered as unknown.
-func (r *Rules) salt(ev *Event, rank uint32) (id saltID, short bool) {
-	var among []byte
+	var extra []byte
 	if ev.CacheSalt == "" && ev.raw().ExtraKeys != nil {
-		among = saltOf(ev.raw().ExtraKeys, ev.LoRAName)
+		extra = saltOf(ev.raw().ExtraKeys, ev.LoRAName)
 	}
 	switch {
-	case len(ev.CacheSalt) > maxNameBytes || len(among) > maxNameBytes:
+	case len(ev.CacheSalt) > maxNameBytes || len(extra) > maxNameBytes:
 		r.salts.remember(ev, rank, unknownSalt)
 		return unknownSalt, false
-	case len(among) > 0:
-		salt, ok := r.names.string(among)
+	case len(extra) > 0:
+		salt, ok := r.names.string(extra)
 		if !ok {
-			// No UTF-8, but what the engine isolates by: hashed as it stands.
-			salt = string(among)
+			// Not UTF-8, but what the engine isolates by: hashed unchanged.
+			salt = string(extra)
 		}
 		ev.CacheSalt = salt
 		id = r.salts.id(salt)
@@ -327,11 +331,37 @@ func (r *Rules) salt(ev *Event, rank uint32) (id saltID, short bool) {
 	return id, true
 }
 
-// wholeBlocks returns how many blocks the tokens of a store fill.
-func wholeBlocks(ev *Event) int {
-	n := len(ev.Tokens)
-	if ev.Eagle && n > 0 {
-		n--
+// fitsBlockSize reports whether a store's block size is the worker's, or is to become
+// it.
+func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
+	size := r.blockSize
+	switch {
+	case ev.BlockSize == 0:
+		return false
+	case ev.BlockSize == size.Tokens:
+		return true
+	case size.Tokens == 0:
+		// Not that of a partial block, which looks like one block with a parent, by an
+		// engine that names attention groups. The parent of a whole block would have
+		// been stored before.
+		return len(ev.BlockHashes) != 1 || !ev.HasParent || ev.Parent == 0 || !ev.HasGroupIdx && ev.SpecKind == ""
+	case size.Configured || ev.Tier != TierDevice:
+		return false
+	case size.offDevice:
+		return true
+	default:
+		// A larger multiple, of a group that is known to have main attention.
+		return ev.BlockSize > size.Tokens && ev.BlockSize%size.Tokens == 0 &&
+			(ev.SpecKind != "" || ev.HasGroupIdx && r.groups[group{rank, ev.GroupIdx}])
 	}
-	return min(n/int(ev.BlockSize), len(ev.BlockHashes))
+}
+
+// learnBlockSize makes an admitted store's block size the worker's.
+func (r *Rules) learnBlockSize(ev *Event) {
+	if ev.BlockSize == r.blockSize.Tokens {
+		r.blockSize.offDevice = r.blockSize.offDevice && ev.Tier != TierDevice
+		return
+	}
+	ev.ReplacesBlockSize = r.blockSize.Tokens != 0
+	*r.blockSize = BlockSize{Tokens: ev.BlockSize, offDevice: ev.Tier != TierDevice}
 }

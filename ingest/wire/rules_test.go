@@ -200,9 +200,9 @@ func TestAdmittedStores(t *testing.T) {
 	}
 }
 
-// TestGroupsAreOfARank checks that ranks learn apart, and that a restart forgets
+// TestGroupsArePerRank checks that ranks learn apart, and that a restart forgets
 // groups but not raw ids.
-func TestGroupsAreOfARank(t *testing.T) {
+func TestGroupsArePerRank(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -279,9 +279,9 @@ func TestRawIDsNeverFall(t *testing.T) {
 	}
 }
 
-// TestBlockSizeIsTheWorkers checks that a block size learned by one source binds
+// TestBlockSizeIsSharedByTheWorkersSources checks that a block size learned by one source binds
 // the others.
-func TestBlockSizeIsTheWorkers(t *testing.T) {
+func TestBlockSizeIsSharedByTheWorkersSources(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts

@@ -1,78 +1,75 @@
 package wire
 
 const (
-	// maxSaltedBlocks is how many salted blocks are remembered of one source, over
-	// all its ranks: those of 16 Mi tokens at the usual 16 a block.
+	// maxSaltedBlocks is how many salted blocks of one source are remembered, over all
+	// its ranks: those of 16 Mi tokens at the usual 16 a block.
 	maxSaltedBlocks = 1 << 20
-	// maxSaltBytes bounds the salts themselves, saltCost being what each takes
+	// saltedBlockCost is the size of a salted block in bytes.
+	saltedBlockCost = 48
+	// maxSaltBytes bounds the size of the salts themselves, each of which takes saltCost
 	// beside its bytes.
 	maxSaltBytes = 4 << 20
 	saltCost     = 128
-	// saltedBlockCost is what a salted block takes.
-	saltedBlockCost = 48
 )
 
-// saltID names a cache salt among those remembered.
+// saltID identifies a cache salt among those remembered.
 type saltID uint32
 
 const (
-	// noSalt is that of blocks outside of all namespaces.
+	// noSalt is that of unsalted blocks.
 	noSalt saltID = iota
-	// unknownSalt is that of blocks which may have any, or none.
+	// unknownSalt is that of blocks which may have any salt, or none.
 	unknownSalt
-	// firstSalt is the first of those that have a name.
+	// firstSalt is the first that has a name.
 	firstSalt
 )
 
-// salts remembers which blocks of a source are salted, because most engines name
-// a cache salt with the first block of a request only: later stores continue it
-// by the hash of their parent. The invariant is that no store is taken for
-// another's salt, or for unsalted, where what the engine said tells otherwise:
+// salts remembers which blocks of a source are salted: most engines send a cache salt
+// with the first block of a request only, and later stores continue it by the hash of
+// their parent. Invariant: no store gets another's salt, or none, where the engine's
+// events say otherwise.
 //
-//  1. A store's own salt is its blocks'. Without one, its blocks have the salt of
+//  1. A store's own salt is that of its blocks. Without one, its blocks have the salt of
 //     its parent, if that is remembered.
-//  2. A block stored under two salts, or under one and then, in device memory,
-//     under none, has an unknown salt: the engine leaves salts out of its hashes.
-//     So has a store that names neither salt nor salted parent, but a block that
-//     is remembered. The children of such blocks are unknown as well. A store of a
-//     lower tier that names no salt is a copy, and changes nothing of the block's.
-//  3. Blocks are remembered as long as the engine holds a copy in any tier. Of each
-//     tier up to 254 are counted; where there were more, until the rank is
-//     cleared.
-//  4. A salted block for which there is no room makes its rank incomplete. There,
-//     until the rank is cleared, each store that names no salt may continue a
-//     block that is not remembered, or be a copy of one, and is unknown. Not
-//     so a first block in device memory, where an engine would have named the
-//     salt. A salt for which there is no room is remembered as unknown.
+//  2. A block that is stored under two salts, or under one and then, in device memory,
+//     under none, has an unknown salt: engines do not hash salts. So has a store with
+//     neither salt nor salted parent, but a block that is remembered. The children of
+//     such blocks are unknown as well. A store of a lower tier without a salt is a copy,
+//     and does not change the block's salt.
+//  3. Blocks are remembered while the engine holds a copy in any tier. Up to 254 copies
+//     are counted in each tier; a block that had more stays until the rank is cleared.
+//  4. A salted block for which there is no room makes its rank incomplete. Until the rank
+//     is cleared, each of its stores without a salt may continue a block that is not
+//     remembered, or be a copy of one, and is unknown; except for a first block in device
+//     memory, where an engine would have sent the salt. A salt for which there is no room
+//     is remembered as unknown.
 //
-// What it can not know is a salt that was told before the first batch read, or in
-// one that was lost: the blocks that continue it pass for unsalted.
+// A salt that was sent before the first batch, or in a lost one, is not known: the blocks
+// that continue it count as unsalted.
 //
-// Equal hashes of two ranks are two blocks. A source that never named a salt
-// costs a test of used. One that did takes 40 MiB at most for blocks and 4 MiB
-// for salts. The zero value is ready.
+// Equal hashes of two ranks are two blocks. Blocks take 40 MiB at most, salts 4 MiB, and
+// a source that never sent a salt nothing.
 type salts struct {
 	ranks  map[uint32]*saltedRank
 	blocks int
 	ids    map[string]saltID
-	// names are the salts by their ids from firstSalt on; free lists the ids that
-	// name none.
-	names []saltName
-	free  []saltID
-	bytes int
-	// maxBlocks is in place of maxSaltedBlocks where it is not 0: for tests.
+	// names are the salts by id, from firstSalt on; free are the ids without a salt.
+	names  []saltName
+	free   []saltID
+	bytes  int
+	budget Budget
+	// maxBlocks replaces maxSaltedBlocks in tests, unless it is 0.
 	maxBlocks int
-	memory    memory
 }
 
-// saltName is a salt, and how many blocks have it.
+// saltName is a salt, and the number of blocks that have it.
 type saltName struct {
 	salt   string
 	blocks int
 }
 
-// saltedRank is a dp rank that has salted blocks, or had more than there is room
-// for.
+// saltedRank is a dp rank with salted blocks; incomplete if there were more of them than
+// there is room for.
 type saltedRank struct {
 	blocks     map[uint64]saltedBlock
 	incomplete bool
@@ -84,13 +81,13 @@ type saltedBlock struct {
 	copies [NumTiers - 1]uint8
 }
 
-// manyCopies is more copies than are counted.
+// manyCopies is the count of copies that is not changed any more.
 const manyCopies = 255
 
-// used tells whether anything is remembered.
+// used reports whether any rank has salted blocks.
 func (s *salts) used() bool { return len(s.ranks) != 0 }
 
-// name returns the salt of an id, empty for one without name.
+// name returns the salt of an id, "" if it has none.
 func (s *salts) name(id saltID) string {
 	if id < firstSalt {
 		return ""
@@ -98,14 +95,13 @@ func (s *salts) name(id saltID) string {
 	return s.names[id-firstSalt].salt
 }
 
-// id returns the id of a store's own salt, for remember, which is unknownSalt
-// where there is no room for it. It is good until the next call of any other
-// method.
+// id returns the id of a store's own salt, which is unknownSalt if there is no room for
+// it. It must be passed to remember before any other method is called.
 func (s *salts) id(salt string) saltID {
 	if id, ok := s.ids[salt]; ok {
 		return id
 	}
-	if s.bytes+saltCost+len(salt) > maxSaltBytes || !s.memory.take(saltCost+len(salt)) {
+	if s.bytes+saltCost+len(salt) > maxSaltBytes || !s.budget.Take(int64(saltCost+len(salt))) {
 		return unknownSalt
 	}
 	var id saltID
@@ -125,7 +121,7 @@ func (s *salts) id(salt string) saltID {
 	return id
 }
 
-// of returns the salt of a store's blocks that names none itself.
+// of returns the salt of the blocks of a store without one.
 func (s *salts) of(ev *Event, rank uint32) saltID {
 	r := s.ranks[rank]
 	if r == nil {
@@ -150,7 +146,7 @@ func (s *salts) of(ev *Event, rank uint32) saltID {
 	return noSalt
 }
 
-// remember takes note of blocks that were stored, and have a salt.
+// remember adds the blocks of a store, and their salt.
 func (s *salts) remember(ev *Event, rank uint32, id saltID) {
 	r := s.ranks[rank]
 	if r == nil {
@@ -192,17 +188,16 @@ func (s *salts) remember(ev *Event, rank uint32, id saltID) {
 	s.drop(id)
 }
 
-// full reports whether there is no room for a further block, which otherwise counts from
-// then on.
+// full reports whether there is no room for another block. If there is, it is taken.
 func (s *salts) full() bool {
 	limit := maxSaltedBlocks
 	if s.maxBlocks != 0 {
 		limit = s.maxBlocks
 	}
-	return s.blocks >= limit || !s.memory.take(saltedBlockCost)
+	return s.blocks >= limit || !s.budget.Take(saltedBlockCost)
 }
 
-// remove takes note of copies that are gone.
+// remove removes a copy of each of a remove's blocks.
 func (s *salts) remove(ev *Event, rank uint32) {
 	r := s.ranks[rank]
 	if r == nil {
@@ -221,7 +216,7 @@ func (s *salts) remove(ev *Event, rank uint32) {
 		}
 		delete(r.blocks, h)
 		s.blocks--
-		s.memory.release(saltedBlockCost)
+		s.budget.Release(saltedBlockCost)
 		s.release(b.salt)
 	}
 	if len(r.blocks) == 0 && !r.incomplete {
@@ -229,7 +224,7 @@ func (s *salts) remove(ev *Event, rank uint32) {
 	}
 }
 
-// clear forgets a rank's blocks.
+// clear removes a rank's blocks.
 func (s *salts) clear(rank uint32) {
 	r := s.ranks[rank]
 	if r == nil {
@@ -239,11 +234,11 @@ func (s *salts) clear(rank uint32) {
 		s.release(b.salt)
 	}
 	s.blocks -= len(r.blocks)
-	s.memory.release(saltedBlockCost * len(r.blocks))
+	s.budget.Release(int64(saltedBlockCost * len(r.blocks)))
 	delete(s.ranks, rank)
 }
 
-// release takes a block from a salt.
+// release removes one block from a salt.
 func (s *salts) release(id saltID) {
 	if id < firstSalt {
 		return
@@ -252,7 +247,7 @@ func (s *salts) release(id saltID) {
 	s.drop(id)
 }
 
-// drop forgets a salt that no block has.
+// drop removes a salt that no block has.
 func (s *salts) drop(id saltID) {
 	if id < firstSalt || s.names[id-firstSalt].blocks > 0 {
 		return
@@ -260,7 +255,7 @@ func (s *salts) drop(id saltID) {
 	n := &s.names[id-firstSalt]
 	delete(s.ids, n.salt)
 	s.bytes -= saltCost + len(n.salt)
-	s.memory.release(saltCost + len(n.salt))
+	s.budget.Release(int64(saltCost + len(n.salt)))
 	*n = saltName{}
 	s.free = append(s.free, id)
 }

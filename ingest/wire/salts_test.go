@@ -20,10 +20,10 @@ func saltKey(salt string) []any { return []any{[]any{"dynamo-cache-salt:" + salt
 
 func typedSalt(salt any) []any { return []any{[]any{obj{"type": "cache_salt", "salt": salt}}} }
 
-// TestSaltsPassOn feeds batches of dp rank 0, one event each but for those that
+// TestSaltsAreInherited feeds batches of dp rank 0, one event each but for those that
 // name a rank, and compares what the last store is told to be: its salt, and
 // whether it has tokens hashes.
-func TestSaltsPassOn(t *testing.T) {
+func TestSaltsAreInherited(t *testing.T) {
 	const unknown = "unknown" // no tokens hashes
 	salted := stored(obj{"cache_salt": "s"}, 1)
 	child := func(fields obj, parent any, hashes ...any) obj {
@@ -127,9 +127,9 @@ func TestSaltsPassOn(t *testing.T) {
 	}
 }
 
-// TestSaltsAreOfARank checks that equal hashes of two ranks are two blocks, and
+// TestSaltsArePerRank checks that equal hashes of two ranks are two blocks, and
 // that clears and restarts are a rank's.
-func TestSaltsAreOfARank(t *testing.T) {
+func TestSaltsArePerRank(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -179,8 +179,8 @@ func TestUnsaltedSourcesRememberNothing(t *testing.T) {
 	}
 }
 
-// TestSaltsAreForgotten checks that nothing is left when all blocks are removed.
-func TestSaltsAreForgotten(t *testing.T) {
+// TestSaltsAreRemovedWithTheirBlocks checks that nothing is left when all blocks are removed.
+func TestSaltsAreRemovedWithTheirBlocks(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -200,9 +200,9 @@ func TestSaltsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestManyCopiesStay checks that a block of more copies than are counted is not
+// TestBlocksOfManyCopiesStay checks that a block of more copies than are counted is not
 // forgotten before its rank is cleared.
-func TestManyCopiesStay(t *testing.T) {
+func TestBlocksOfManyCopiesStay(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -221,9 +221,9 @@ func TestManyCopiesStay(t *testing.T) {
 	}
 }
 
-// TestSaltsWithoutRoom checks what is told of a rank that has more salted blocks
+// TestSaltedBlocksBeyondTheLimitAreUnknown checks what is told of a rank that has more salted blocks
 // than are remembered, and that it ends with a clear.
-func TestSaltsWithoutRoom(t *testing.T) {
+func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	const unknown = "unknown"
 	var (
 		size   wire.BlockSize

@@ -3,19 +3,53 @@ package wire
 import (
 	"encoding/binary"
 	"math"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
-// maxDepth is how many arrays and maps may stand inside one another, the batch
-// itself included. No engine nests deeper than eight.
+// maxDepth is how many arrays and maps may be nested, the batch included. No engine
+// nests deeper than eight.
 const maxDepth = 16
 
-// class is what a MessagePack value is. Integers are told apart by sign, not by
+// Depths of values: how many arrays and maps they are nested in.
+const (
+	batchDepth = 1 // a field of a batch
+	eventDepth = 2 // an event
+	fieldDepth = 3 // a field of an event
+)
+
+// fault is what a reader found wrong: nothing (0), an Error, or the Reason to leave
+// out one event. One byte for all three keeps the readers' results in registers.
+type fault uint8
+
+const reasonFault fault = 0x80
+
+const (
+	truncated     = fault(ErrTruncated)
+	badBatchShape = fault(ErrBadBatchShape)
+	badTS         = fault(ErrBadTS)
+	trailingBytes = fault(ErrTrailingBytes)
+	badCode       = fault(ErrBadCode)
+	oversize      = fault(ErrOversize)
+	tooDeep       = fault(ErrDepth)
+
+	unknownTag    = reasonFault | fault(ReasonUnknownTag)
+	badEventShape = reasonFault | fault(ReasonBadEventShape)
+	badTag        = reasonFault | fault(ReasonBadTag)
+	missingField  = reasonFault | fault(ReasonMissingField)
+	badType       = reasonFault | fault(ReasonBadType)
+	badUTF8       = reasonFault | fault(ReasonBadUTF8)
+)
+
+// reason returns the Reason of a fault that does not reject the batch.
+func (f fault) reason() Reason { return Reason(f &^ reasonFault) }
+
+// class is the kind of a MessagePack value. Integers are classified by sign, not by
 // code: engines write non-negative ones under signed codes too.
 type class uint8
 
 const (
-	classReserved class = iota
-	classNil
+	classNil class = iota + 1
 	classBool
 	classUint
 	classInt
@@ -27,58 +61,126 @@ const (
 	classMap
 )
 
-// code is what the first byte of a value tells: its class, and how many bytes
-// after it hold the number or the length.
-type code struct {
-	class class
-	width uint8
-}
-
-var codes = func() (t [256]code) {
-	for c := range t {
-		switch {
-		case c <= 0x7f:
-			t[c].class = classUint
-		case c <= 0x8f:
-			t[c].class = classMap
-		case c <= 0x9f:
-			t[c].class = classArray
-		case c <= 0xbf:
-			t[c].class = classStr
-		case c >= 0xe0:
-			t[c].class = classInt
-		}
-	}
-	for c, v := range map[int]code{
-		0xc0: {classNil, 0}, 0xc2: {classBool, 0}, 0xc3: {classBool, 0},
-		0xc4: {classBin, 1}, 0xc5: {classBin, 2}, 0xc6: {classBin, 4},
-		0xc7: {classExt, 1}, 0xc8: {classExt, 2}, 0xc9: {classExt, 4},
-		0xca: {classFloat, 4}, 0xcb: {classFloat, 8},
-		0xcc: {classUint, 1}, 0xcd: {classUint, 2}, 0xce: {classUint, 4}, 0xcf: {classUint, 8},
-		0xd0: {classInt, 1}, 0xd1: {classInt, 2}, 0xd2: {classInt, 4}, 0xd3: {classInt, 8},
-		0xd4: {classExt, 0}, 0xd5: {classExt, 0}, 0xd6: {classExt, 0}, 0xd7: {classExt, 0}, 0xd8: {classExt, 0},
-		0xd9: {classStr, 1}, 0xda: {classStr, 2}, 0xdb: {classStr, 4},
-		0xdc: {classArray, 2}, 0xdd: {classArray, 4},
-		0xde: {classMap, 2}, 0xdf: {classMap, 4},
-	} {
-		t[c] = v
-	}
-	return t
-}()
-
-// value is a MessagePack value up to its contents: a scalar whole, the extent of
-// a string, the number of elements of an array or map.
+// value is a MessagePack value; of an array or a map, its header.
 type value struct {
 	class class
-	// at is where the contents begin. A scalar has none: it ends there.
-	at int
-	// n is the length in bytes of a str, bin or ext, which lies inside the
-	// payload, or the number of an array's elements or a map's pairs, which is
-	// no more than the payload has bytes.
-	n int
 	// bits is the number: two's complement, 0 or 1, or a float64's bits.
 	bits uint64
+	// bytes are the contents of a str, bin or ext, a view of the payload.
+	bytes []byte
+	// n is the number of an array's elements or a map's pairs, which is no more than
+	// the payload has bytes.
+	n int
+	// end is where the value ends, or where the first element begins.
+	end int
 }
+
+// readValue reads the value at i.
+func readValue(p []byte, i int) (v value, f fault) {
+	if i >= len(p) {
+		return v, truncated
+	}
+	b := p[i:]
+	size := declaredSize(b)
+	if size > uint64(len(p)) {
+		return v, oversize
+	}
+	var (
+		rest []byte
+		err  error
+	)
+	switch msgp.NextType(b) {
+	case msgp.InvalidType:
+		return v, badCode
+	case msgp.NilType:
+		v.class = classNil
+		rest, err = msgp.ReadNilBytes(b)
+	case msgp.BoolType:
+		var set bool
+		v.class = classBool
+		if set, rest, err = msgp.ReadBoolBytes(b); set {
+			v.bits = 1
+		}
+	case msgp.IntType:
+		var number int64
+		number, rest, err = msgp.ReadInt64Bytes(b)
+		v.class, v.bits = classUint, uint64(number)
+		if number < 0 {
+			v.class = classInt
+		}
+	case msgp.UintType:
+		v.class = classUint
+		v.bits, rest, err = msgp.ReadUint64Bytes(b)
+	case msgp.Float32Type, msgp.Float64Type:
+		var number float64
+		number, rest, err = msgp.ReadFloat64Bytes(b)
+		v.class, v.bits = classFloat, math.Float64bits(number)
+	case msgp.StrType:
+		v.class = classStr
+		v.bytes, rest, err = msgp.ReadStringZC(b)
+	case msgp.BinType:
+		v.class = classBin
+		v.bytes, rest, err = msgp.ReadBytesZC(b)
+	case msgp.ArrayType:
+		v.class, v.n = classArray, int(size)
+		_, rest, err = msgp.ReadArrayHeaderBytes(b)
+	case msgp.MapType:
+		v.class, v.n = classMap, int(size)
+		_, rest, err = msgp.ReadMapHeaderBytes(b)
+	default: // an extension, some of which have types of their own in msgp
+		v.class = classExt
+		if rest, err = msgp.Skip(b); err == nil {
+			end := len(b) - len(rest)
+			v.bytes = b[end-int(size) : end]
+		}
+	}
+	if err != nil {
+		return v, truncated
+	}
+	v.end = len(p) - len(rest)
+	return v, 0
+}
+
+// declaredSize returns what the header of the value at the start of b declares: the
+// bytes of a str, bin or ext, the elements of an array, the pairs of a map. It is 0 for
+// other values, and where the header is cut off.
+func declaredSize(b []byte) uint64 {
+	c := b[0]
+	width := 0
+	switch {
+	case 0x80 <= c && c <= 0x9f: // fixmap, fixarray
+		return uint64(c & 0x0f)
+	case 0xa0 <= c && c <= 0xbf: // fixstr
+		return uint64(c & 0x1f)
+	case 0xd4 <= c && c <= 0xd8: // fixext
+		return 1 << (c - 0xd4)
+	case 0xc4 <= c && c <= 0xc9: // bin, ext
+		width = 1 << ((c - 0xc4) % 3)
+	case 0xd9 <= c && c <= 0xdb: // str
+		width = 1 << (c - 0xd9)
+	case 0xdc <= c && c <= 0xdf: // array, map
+		width = 2 << (c & 1)
+	}
+	if len(b) <= width {
+		return 0
+	}
+	var size uint64
+	for _, digit := range b[1 : 1+width] {
+		size = size<<8 | uint64(digit)
+	}
+	return size
+}
+
+// isNil reports whether the value at i is nil.
+func isNil(p []byte, i int) bool { return i < len(p) && p[i] == nilCode }
+
+// isArray reports whether the value at i is an array.
+func isArray(p []byte, i int) bool {
+	return i < len(p) && (p[i]>>4 == 0x90>>4 || p[i] == 0xdc || p[i] == 0xdd)
+}
+
+// hasType reports whether the value at i has that type.
+func hasType(p []byte, i int, t msgp.Type) bool { return msgp.NextType(p[i:]) == t }
 
 // float returns a number as a float64.
 func (v value) float() (float64, bool) {
@@ -94,132 +196,135 @@ func (v value) float() (float64, bool) {
 	}
 }
 
-// int returns an integer that an int64 can hold.
+// int returns an integer that an int64 can represent.
 func (v value) int() (int64, bool) {
+	return int64(v.bits), v.class == classInt || v.class == classUint && v.bits <= math.MaxInt64
+}
+
+// uint32 returns an integer that a uint32 can represent.
+func (v value) uint32() (uint32, bool) {
+	return uint32(v.bits), v.class == classUint && v.bits <= math.MaxUint32
+}
+
+// hash returns a block hash: an integer by two's complement, bytes by their last
+// eight.
+func (v value) hash() (uint64, bool) {
 	switch v.class {
-	case classUint:
-		return int64(v.bits), v.bits <= math.MaxInt64
-	case classInt:
-		return int64(v.bits), true
+	case classUint, classInt:
+		return v.bits, true
+	case classBin:
+		var h uint64
+		for _, c := range v.bytes[max(0, len(v.bytes)-8):] {
+			h = h<<8 | uint64(c)
+		}
+		return h, len(v.bytes) > 0
 	default:
 		return 0, false
 	}
 }
 
-// readValue reads the value at i.
-func readValue(p []byte, i int) (value, fault) {
-	if i >= len(p) {
-		return value{}, truncated
-	}
-	c := p[i]
-	i++
-	v := value{class: codes[c].class, at: i}
-	width := int(codes[c].width)
-	if width != 0 {
-		if len(p)-i < width {
-			return v, truncated
-		}
-		v.at += width
-		switch width {
-		case 1:
-			v.bits = uint64(p[i])
-		case 2:
-			v.bits = uint64(binary.BigEndian.Uint16(p[i:]))
-		case 4:
-			v.bits = uint64(binary.BigEndian.Uint32(p[i:]))
-		default:
-			v.bits = binary.BigEndian.Uint64(p[i:])
-		}
-	}
-	switch v.class {
-	case classReserved:
-		return v, badCode
-	case classNil:
-	case classBool:
-		v.bits = uint64(c & 1)
-	case classUint:
-		if width == 0 {
-			v.bits = uint64(c)
-		}
-	case classInt:
-		if width == 0 {
-			v.bits = uint64(int64(int8(c)))
-			break
-		}
-		shift := uint(64 - 8*width)
-		v.bits = uint64(int64(v.bits<<shift) >> shift)
-		if int64(v.bits) >= 0 {
-			v.class = classUint
-		}
-	case classFloat:
-		if width == 4 {
-			v.bits = math.Float64bits(float64(math.Float32frombits(uint32(v.bits))))
-		}
-	default:
-		return v.sized(p, c)
-	}
-	return v, 0
-}
-
-// sized completes a value that has a length, whose code is c.
-func (v value) sized(p []byte, c byte) (value, fault) {
-	if codes[c].width == 0 {
-		switch v.class {
-		case classStr:
-			v.bits = uint64(c & 0x1f)
-		case classExt:
-			v.bits = 1 << (c - 0xd4)
-		default:
-			v.bits = uint64(c & 0x0f)
-		}
-	}
-	if v.bits > uint64(len(p)) {
-		return v, oversize
-	}
-	v.n = int(v.bits)
-	if v.class == classArray || v.class == classMap {
-		return v, 0
-	}
-	if v.class == classExt {
-		v.at++ // the type of the extension
-	}
-	if len(p)-v.at < v.n {
-		return v, truncated
-	}
-	return v, 0
-}
-
-// skip returns where the value at i ends, which stands inside depth arrays and
-// maps. All that is in it is checked.
+// skip returns where the value at i ends, which is nested in depth arrays and maps.
+// Everything in it is validated.
 func skip(p []byte, i, depth int) (int, fault) {
-	var left [maxDepth + 1]int
-	outer := depth
-	for {
-		v, f := readValue(p, i)
-		if f != 0 {
-			return i, f
-		}
-		i = v.at
-		switch v.class {
-		case classStr, classBin, classExt:
-			i += v.n
-		case classArray, classMap:
-			if depth == maxDepth {
-				return i, tooDeep
-			}
-			depth++
-			left[depth] = v.n
-			if v.class == classMap {
-				left[depth] *= 2
-			}
-		default:
-		}
-		for depth > outer && left[depth] == 0 {
-			depth--
-		}
-		if depth == outer {
-			return i, 0
-		}
-		left[depth]--
+	v, f := readValue(p, i)
+	n := v.n
+	switch v.class {
+	case classMap:
+		n *= 2
+	case classArray:
+	default:
+		return v.end, f
 	}
+	if f == 0 && depth == maxDepth {
+		f = tooDeep
+	}
+	for i = v.end; n > 0 && f == 0; n-- {
+		i, f = skip(p, i, depth+1)
+	}
+	return i, f
+}
+
+// The functions below read by their first byte the values that make up nearly all of a
+// batch, and leave the others, and all faults, to readValue.
+
+// Codes that they look for.
+const (
+	maxFixint   = 0x7f
+	nilCode     = 0xc0
+	float64Code = 0xcb
+	uint64Code  = 0xcf
+)
+
+// readHeader reads the value at i, of which it returns the class and, for an array or
+// a map, how many elements or pairs it has and where they begin.
+func readHeader(p []byte, i int) (class class, n, end int, f fault) {
+	if i+3 <= len(p) {
+		c := p[i]
+		switch n := int(c & 0x0f); {
+		case n > len(p):
+		case c>>4 == 0x90>>4:
+			return classArray, n, i + 1, 0
+		case c>>4 == 0x80>>4:
+			return classMap, n, i + 1, 0
+		case c == 0xdc:
+			if n := int(binary.BigEndian.Uint16(p[i+1:])); n <= len(p) {
+				return classArray, n, i + 3, 0
+			}
+		}
+	}
+	return readAnyHeader(p, i)
+}
+
+// readAnyHeader is not part of readHeader, which would be slower with it.
+func readAnyHeader(p []byte, i int) (class class, n, end int, f fault) {
+	v, f := readValue(p, i)
+	return v.class, v.n, v.end, f
+}
+
+// readText reads the string at i. Any other value is a badType.
+func readText(p []byte, i int) (s []byte, end int, f fault) {
+	if s := shortText(p, i); s != nil {
+		return s, i + 1 + len(s), 0
+	}
+	return readAnyText(p, i)
+}
+
+func readAnyText(p []byte, i int) (s []byte, end int, f fault) {
+	v, f := readValue(p, i)
+	if f == 0 && v.class != classStr {
+		return nil, i, badType
+	}
+	return v.bytes, v.end, f
+}
+
+// readName is readText for a name, which is nil if the value is not a string: that is
+// skipped, at this depth.
+func readName(p []byte, i, depth int) (s []byte, end int, f fault) {
+	s, end, f = readText(p, i)
+	if f == badType {
+		end, f = skip(p, i, depth)
+	}
+	return s, end, f
+}
+
+// shortText returns the string at i if it has fewer than 32 bytes; nil for other
+// values and for a string that is cut off.
+func shortText(p []byte, i int) []byte {
+	if i < len(p) {
+		c := p[i]
+		i++
+		if end := i + int(c&0x1f); c>>5 == 0xa0>>5 && end <= len(p) {
+			return p[i:end]
+		}
+	}
+	return nil
+}
+
+// readFixed64 returns the eight bytes after the code at i, and whether that is the
+// given one.
+func readFixed64(p []byte, i int, code byte) (uint64, bool) {
+	if i+9 <= len(p) && p[i] == code {
+		return binary.BigEndian.Uint64(p[i+1:]), true
+	}
+	return 0, false
 }

@@ -28,8 +28,8 @@ func encode(tb interface {
 	return payload
 }
 
-// TestEncodeRefuses checks what is refused, and that the error says why.
-func TestEncodeRefuses(t *testing.T) {
+// TestEncodeRejects checks what is refused, and that the error says why.
+func TestEncodeRejects(t *testing.T) {
 	ofMap := wire.Encoder{EventForm: wire.FormMap}
 	aibrix := wire.Encoder{Producer: wire.ProducerAIBrix}
 	store := func(change func(ev *wire.Event)) *wire.Batch {
@@ -89,15 +89,15 @@ func TestEncodeRefuses(t *testing.T) {
 		{"AIBrix without a block size", aibrix, store(func(ev *wire.Event) { ev.BlockSize = 0 }), 1, "BlockSize", "is 0"},
 		{"AIBrix without tokens", aibrix, store(func(ev *wire.Event) { ev.Tokens = nil }), 1, "BlockSize", "is 16"},
 		{"AIBrix with less than a block", aibrix, store(func(ev *wire.Event) { ev.Tokens = ev.Tokens[:15] }), 1, "BlockSize", "is 16, want 1 to 15"},
-		{"salt in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.CacheSalt = "s" }), 1, "CacheSalt", "a store in an array has no such field"},
-		{"name in SGLang's array", wire.Encoder{Producer: wire.ProducerSGLang}, store(func(ev *wire.Event) { ev.LoRAName = "a" }), 1, "LoRAName", "a store in SGLang's array has no such field"},
+		{"salt in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.CacheSalt = "s" }), 1, "CacheSalt", "a stored event in vLLM's array has no such field"},
+		{"name in SGLang's array", wire.Encoder{Producer: wire.ProducerSGLang}, store(func(ev *wire.Event) { ev.LoRAName = "a" }), 1, "LoRAName", "a stored event in SGLang's array has no such field"},
 		{"mm infos in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.Raw = &wire.Raw{BlockMMInfos: []byte("\x90")} }), 1, "Raw.BlockMMInfos", "no such field"},
 		{"origin in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.Origin = wire.OriginNew }), 1, "Origin", "no such field"},
-		{"counts in an array", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a remove in an array has no such field"},
-		{"counts of a store", ofMap, store(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a store in a map has no such field"},
-		{"tokens of a remove", ofMap, remove(func(ev *wire.Event) { ev.Tokens = []uint32{1} }), 1, "Tokens", "a remove in a map has no such field"},
-		{"hashes of a clear", wire.Encoder{Mixed: true}, remove(func(ev *wire.Event) { ev.Kind = wire.KindCleared }), 1, "BlockHashes", "a clear in a map has no such field"},
-		{"medium of a clear", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Kind, ev.BlockHashes, ev.Medium = wire.KindCleared, nil, "GPU" }), 1, "Medium", "a clear in an array has no such field"},
+		{"counts in an array", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a removed event in vLLM's array has no such field"},
+		{"counts of a store", ofMap, store(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a stored event in vLLM's map has no such field"},
+		{"tokens of a remove", ofMap, remove(func(ev *wire.Event) { ev.Tokens = []uint32{1} }), 1, "Tokens", "a removed event in vLLM's map has no such field"},
+		{"hashes of a clear", wire.Encoder{Mixed: true}, remove(func(ev *wire.Event) { ev.Kind = wire.KindCleared }), 1, "BlockHashes", "a cleared event in vLLM's map has no such field"},
+		{"medium of a clear", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Kind, ev.BlockHashes, ev.Medium = wire.KindCleared, nil, "GPU" }), 1, "Medium", "a cleared event in vLLM's array has no such field"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dst := []byte("before and behind")
@@ -213,10 +213,10 @@ func drawText(t *rapid.T) string {
 	return rapid.SampledFrom([]string{"", "x", "GPU", "\xff", "ok\xc3"}).Draw(t, "text")
 }
 
-// TestEncodeDecodesToTheSameOrNamesTheField draws batches, and changes them so that
+// TestEncodeRoundTripsOrNamesTheField draws batches, and changes them so that
 // some cannot be encoded: those are refused with the name of a field that there is,
 // all others decode to what they were but for what Fields cuts off.
-func TestEncodeDecodesToTheSameOrNamesTheField(t *testing.T) {
+func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 	var d wire.Decoder
 	refused, same := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

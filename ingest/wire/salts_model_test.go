@@ -84,10 +84,10 @@ func (e *saltedEngine) name(t *rapid.T, ev *wire.Event, salt string) {
 	}
 }
 
-// TestSaltsAgainstAnEngine drives Rules with the events of engines whose every
+// TestSaltsEqualTheEnginesModel drives Rules with the events of engines whose every
 // block's salt is known. What is told of a store's contents must be true; and it
 // must be told where nothing kept the salt from being known.
-func TestSaltsAgainstAnEngine(t *testing.T) {
+func TestSaltsEqualTheEnginesModel(t *testing.T) {
 	media := map[string]wire.Tier{"GPU": wire.TierDevice, "cpu": wire.TierHostPinned, "DISK": wire.TierDisk, "REMOTE": wire.TierExternal}
 	anyMedium := rapid.SampledFrom([]string{"GPU", "GPU", "cpu", "DISK", "REMOTE"})
 	rapid.Check(t, func(t *rapid.T) {

@@ -240,9 +240,9 @@ func TestLookaheadTokensAreSkipped(t *testing.T) {
 var tails = []any{nil, true, 7, -7, uint64(math.MaxUint64), 2.5, "x", raw("\xa1\xff"), []byte{1}, []any{}, []any{nil, []any{1}}, obj{}, obj{"x": []any{1, obj{"y": nil}}},
 	raw("\xd6\xff\x00\x00\x00\x01")}
 
-// TestUnknownTailIsUnread puts elements of all types after the last one that is
+// TestUnknownElementsAreSkipped puts elements of all types after the last one that is
 // known of each array event: the event stays what it is.
-func TestUnknownTailIsUnread(t *testing.T) {
+func TestUnknownElementsAreSkipped(t *testing.T) {
 	store := func(tail ...any) []any {
 		return append([]any{"BlockStored", []any{5, 6}, 4, []any{1, 2}, 1, 3, "CPU"}, tail...)
 	}

@@ -1,0 +1,357 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"iter"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"github.com/zeebo/xxh3"
+)
+
+// hashSeed is the seed of sequence hashes, and the base of those of tokens hashes. It is
+// Dynamo's, whose routers compute the same hashes from requests.
+const hashSeed = 1337
+
+// littleEndian reports whether a []uint32 is in memory as it is hashed.
+var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+
+// BlockSeed returns the seed of the tokens hashes of blocks of a LoRA adapter and a cache
+// salt, each empty if there is none.
+func BlockSeed(lora, salt string) uint64 {
+	seed := uint64(hashSeed)
+	if lora != "" {
+		seed += xxh3.HashString(lora)
+	}
+	if salt != "" {
+		seed += xxh3.HashStringSeed(salt, 1)
+	}
+	return seed
+}
+
+// AppendTokensHashes appends the tokens hash of each whole block of tokens to dst. Blocks
+// are blockSize tokens long; there are none if it is not positive. EAGLE blocks are one
+// token longer and overlap by it. mm are the mm_hashes of each block, in any order; it may
+// be shorter than the number of blocks.
+func AppendTokensHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64, eagle bool, mm [][]uint64) []uint64 {
+	window := blockSize
+	if eagle {
+		window++
+	}
+	for n := 0; blockSize > 0 && len(tokens) >= window; n++ {
+		var h uint64
+		if n < len(mm) && len(mm[n]) > 0 {
+			h = hashMultimodal(tokens[:window], mm[n], seed)
+		} else {
+			h = hashTokens(tokens[:window], seed)
+		}
+		dst = append(dst, h)
+		tokens = tokens[blockSize:]
+	}
+	return dst
+}
+
+// SequenceHash returns the sequence hash of a block with that tokens hash, which continues
+// the block with the sequence hash parent. That of a block without parent is its tokens
+// hash.
+func SequenceHash(parent, tokens uint64) uint64 {
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], parent)
+	binary.LittleEndian.PutUint64(b[8:], tokens)
+	return xxh3.HashSeed(b[:], hashSeed)
+}
+
+func hashTokens(tokens []uint32, seed uint64) uint64 {
+	if !littleEndian {
+		return hashTokensPortable(tokens, seed)
+	}
+	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
+	return xxh3.HashSeed(b, seed)
+}
+
+// hashTokensPortable is hashTokens on any machine.
+func hashTokensPortable(tokens []uint32, seed uint64) uint64 {
+	var room [1024]byte
+	return xxh3.HashSeed(appendTokens(room[:0], tokens), seed)
+}
+
+func hashMultimodal(tokens []uint32, mm []uint64, seed uint64) uint64 {
+	var (
+		room   [1024]byte
+		sorted [16]uint64
+	)
+	b := appendTokens(room[:0], tokens)
+	hashes := append(sorted[:0], mm...)
+	slices.Sort(hashes)
+	for _, h := range hashes {
+		b = binary.LittleEndian.AppendUint64(b, h)
+	}
+	return xxh3.HashSeed(b, seed)
+}
+
+func appendTokens(b []byte, tokens []uint32) []byte {
+	for _, t := range tokens {
+		b = binary.LittleEndian.AppendUint32(b, t)
+	}
+	return b
+}
+
+// BlockDigest returns the digest of a block; that of a set of blocks is the XOR over them
+// (kvcast.v1.WorkerDigest). It is splitmix64: the first output of Vigna's generator of
+// that name seeded with the block hash, https://prng.di.unimi.it/splitmix64.c.
+func BlockDigest(blockHash uint64) uint64 {
+	x := blockHash + 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// MMHash returns the mm_hash of a multimodal input from the engine's identifier of it:
+// of 64 hexadecimal digits the first 16 as a number, of any other its XXH3-64.
+func MMHash(identifier []byte) uint64 {
+	if len(identifier) == 64 {
+		var digest [32]byte
+		if _, err := hex.Decode(digest[:], identifier); err == nil {
+			h, _ := strconv.ParseUint(string(identifier[:16]), 16, 64)
+			return h
+		}
+	}
+	return xxh3.Hash(identifier)
+}
+
+// mmReader reads the mm_hashes in a store's extra_keys, block_mm_infos or mm_keys, into
+// memory that it reuses. Values of another shape than expected are skipped, because
+// engines put much into extra keys that is not for kvcast.
+type mmReader struct {
+	// hashes are the mm_hashes of all blocks, ends where those of each block end.
+	hashes []uint64
+	ends   []int
+	// blocks are the mm_hashes of each block, views of hashes.
+	blocks [][]uint64
+}
+
+// release keeps memory of at most maxRulesKept bytes each.
+func (r *mmReader) release() {
+	r.hashes = reuse(r.hashes, maxRulesKept/8)
+	r.ends = reuse(r.ends, maxRulesKept/8)
+	r.blocks = reuse(r.blocks, maxRulesKept/24)
+	if r.hashes == nil {
+		r.blocks = nil // it refers to the hashes
+	}
+}
+
+// read returns the mm_hashes of each of the event's blocks, valid until the next read.
+// There may be fewer than there are blocks.
+func (r *mmReader) read(ev *Event) [][]uint64 {
+	// Producers that send several of the lists send the same in each.
+	switch raw := ev.raw(); {
+	case raw.BlockMMInfos != nil:
+		return r.readBlocks(raw.BlockMMInfos, len(ev.BlockHashes), r.addInfo)
+	case raw.MMKeys != nil:
+		return r.readBlocks(raw.MMKeys, len(ev.BlockHashes), r.addKeys)
+	case raw.ExtraKeys != nil && !allNil(raw.ExtraKeys):
+		return r.readBlocks(raw.ExtraKeys, len(ev.BlockHashes), r.addExtraKeys)
+	default:
+		return nil
+	}
+}
+
+// readBlocks adds with add what the list p has for each of the first n blocks.
+func (r *mmReader) readBlocks(p []byte, n int, add func(p []byte, i int)) [][]uint64 {
+	r.hashes, r.ends, r.blocks = r.hashes[:0], r.ends[:0], r.blocks[:0]
+	for i := range elements(p, 0) {
+		if len(r.ends) == n {
+			break
+		}
+		add(p, i)
+		r.ends = append(r.ends, len(r.hashes))
+	}
+	if len(r.hashes) == 0 {
+		return nil
+	}
+	start := 0
+	for _, end := range r.ends {
+		r.blocks = append(r.blocks, r.hashes[start:end])
+		start = end
+	}
+	return r.blocks
+}
+
+// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}, or the same
+// with arrays in the place of the maps: [[[number or identifier, ...]]].
+func (r *mmReader) addInfo(p []byte, i int) {
+	for i := range membersNamed(p, i, "mm_objects") {
+		for i := range elements(p, i) {
+			for i := range membersNamed(p, i, "mm_hash") {
+				if v, f := readValue(p, i); f == 0 && (v.class == classUint || v.class == classInt) {
+					r.hashes = append(r.hashes, v.bits)
+				} else {
+					r.addIdentifier(p, i)
+				}
+			}
+		}
+	}
+}
+
+// addKeys reads [{"type": "mm_key", "hash": identifier, ...}].
+func (r *mmReader) addKeys(p []byte, i int) {
+	for i := range elements(p, i) {
+		r.addTagged(p, i)
+	}
+}
+
+// addTagged reads a map of type "mm" or "mm_key".
+func (r *mmReader) addTagged(p []byte, i int) {
+	multimodal := false
+	hash := len(p)
+	for name, i := range members(p, i) {
+		switch string(name) {
+		case "type":
+			tag, _, f := readText(p, i)
+			multimodal = f == 0 && (string(tag) == "mm" || string(tag) == "mm_key")
+		case "hash", "identifier":
+			hash = i
+		}
+	}
+	if multimodal {
+		r.addIdentifier(p, hash)
+	}
+}
+
+// addExtraKeys reads a block's list of extra keys, of which pairs of an identifier and
+// an offset, and maps of type "mm", are multimodal.
+func (r *mmReader) addExtraKeys(p []byte, i int) {
+	for i := range elements(p, i) {
+		v, _ := readValue(p, i)
+		switch {
+		case v.class == classMap:
+			r.addTagged(p, i)
+		case v.class == classArray && v.n == 2:
+			_, end, f := readText(p, v.end)
+			if f != 0 {
+				continue
+			}
+			if offset, _ := readValue(p, end); offset.class == classUint || offset.class == classInt {
+				r.addIdentifier(p, v.end)
+			}
+		}
+	}
+}
+
+// addIdentifier adds the mm_hash of the identifier at i, unless that is empty.
+func (r *mmReader) addIdentifier(p []byte, i int) {
+	if id, _, f := readText(p, i); f == 0 && len(id) > 0 {
+		r.hashes = append(r.hashes, MMHash(id))
+	}
+}
+
+// saltPrefix marks a cache salt among extra keys.
+const saltPrefix = "dynamo-cache-salt:"
+
+// saltOf returns the cache salt among the extra keys p, a view of p, or nil if there is
+// none. It is a string with saltPrefix, or a map of type "cache_salt". Engines send it
+// with the first block of a request; the first one counts, whatever its block. In each
+// block the first string equal to lora is the adapter's name, whatever its prefix.
+func saltOf(p []byte, lora string) []byte {
+	if allNil(p) {
+		return nil
+	}
+	for i := range elements(p, 0) {
+		hasName := lora == ""
+		for i := range elements(p, i) {
+			var salt []byte
+			switch v, _ := readValue(p, i); {
+			case v.class == classMap:
+				salt, _ = bytes.CutPrefix(taggedSalt(p, i), []byte(saltPrefix))
+			case v.class != classStr:
+			case !hasName && string(v.bytes) == lora:
+				hasName = true
+			case bytes.HasPrefix(v.bytes, []byte(saltPrefix)):
+				salt = v.bytes[len(saltPrefix):]
+			}
+			if len(salt) > 0 {
+				return salt
+			}
+		}
+	}
+	return nil
+}
+
+// taggedSalt reads {"type": "cache_salt", "salt": string}.
+func taggedSalt(p []byte, i int) (salt []byte) {
+	tagged := false
+	for name, i := range members(p, i) {
+		s, _, f := readText(p, i)
+		switch {
+		case f != 0:
+		case string(name) == "type":
+			tagged = string(s) == "cache_salt"
+		case string(name) == "salt":
+			salt = s
+		}
+	}
+	if !tagged {
+		return nil
+	}
+	return salt
+}
+
+// allNil reports whether p is a list of nils only, as vLLM sends it for plain text.
+func allNil(p []byte) bool {
+	list, f := readValue(p, 0)
+	return f == 0 && len(bytes.Trim(p[list.end:], "\xc0")) == 0
+}
+
+// elements yields where each element of the list at i begins. Other values have none.
+func elements(p []byte, i int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		list, f := readValue(p, i)
+		if list.class != classArray {
+			return
+		}
+		i := list.end
+		for n := list.n; n > 0 && f == 0 && yield(i); n-- {
+			i, f = skip(p, i, 0)
+		}
+	}
+}
+
+// members yields each string key of the map at i, and where its value begins. Other
+// values have none.
+func members(p []byte, i int) iter.Seq2[[]byte, int] {
+	return func(yield func([]byte, int) bool) {
+		m, f := readValue(p, i)
+		if m.class != classMap {
+			return
+		}
+		i := m.end
+		for n := m.n; n > 0 && f == 0; n-- {
+			name, _ := readValue(p, i)
+			if i, f = skip(p, i, 0); f == 0 && name.class == classStr && !yield(name.bytes, i) {
+				return
+			}
+			if f == 0 {
+				i, f = skip(p, i, 0)
+			}
+		}
+	}
+}
+
+// membersNamed yields where each value of that key in the map at i begins; of an array,
+// where its first element begins.
+func membersNamed(p []byte, i int, key string) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if v, f := readValue(p, i); f == 0 && v.class == classArray && v.n > 0 {
+			yield(v.end)
+			return
+		}
+		for name, i := range members(p, i) {
+			if string(name) == key && !yield(i) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"strings"
+	"unicode/utf8"
+)
+
+var (
+	// ErrTopic is a topic of another form than kv@<pod[:port]>@<model>.
+	ErrTopic = errors.New("not kv@<pod[:port]>@<model>")
+	// ErrEpoch is a topic whose engine epoch is not a hexadecimal number.
+	ErrEpoch = errors.New("epoch is not hexadecimal")
+	// ErrReply is a message of a replay socket that is not a reply.
+	ErrReply = errors.New("not a replay reply")
+)
+
+// Topic is the topic of a publisher that connects to kvcast.
+type Topic struct {
+	// Pod names the worker, its port included where there is one.
+	Pod string
+	// Model may contain '@'.
+	Model string
+	// Epoch identifies the engine's incarnation, and Snapshot one of its snapshots; both
+	// are SGLang's, and empty where absent.
+	Epoch    string
+	Snapshot string
+}
+
+// Host returns the pod without its port.
+func (t Topic) Host() string {
+	if host, _, err := net.SplitHostPort(t.Pod); err == nil {
+		return host
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(t.Pod, "["), "]")
+}
+
+// ParseTopic parses kv@<pod[:port]>@<model>, with what SGLang appends to it. The error
+// is an ErrTopic or an ErrEpoch.
+func ParseTopic(topic []byte) (Topic, error) {
+	name, epoch, snapshot := CutTopic(topic)
+	if len(bytes.Trim(epoch, "0123456789abcdefABCDEF")) != 0 {
+		return Topic{}, fmt.Errorf("parse topic %q: %w", topic, ErrEpoch)
+	}
+	prefix, rest, _ := bytes.Cut(name, []byte("@"))
+	pod, model, _ := bytes.Cut(rest, []byte("@"))
+	if string(prefix) != "kv" || len(pod) == 0 || len(model) == 0 || !utf8.Valid(topic) {
+		return Topic{}, fmt.Errorf("parse topic %q: %w", topic, ErrTopic)
+	}
+	return Topic{Pod: string(pod), Model: string(model), Epoch: string(epoch), Snapshot: string(snapshot)}, nil
+}
+
+// CutTopic splits a topic of any form into the part before the first NUL, and the epoch
+// and snapshot that SGLang appends, empty where absent. All are views of topic. It does
+// not allocate, so that it can be called for each message.
+func CutTopic(topic []byte) (name, epoch, snapshot []byte) {
+	name, rest, _ := bytes.Cut(topic, []byte{0})
+	for len(rest) > 0 {
+		var suffix []byte
+		suffix, rest, _ = bytes.Cut(rest, []byte{0})
+		if v, ok := bytes.CutPrefix(suffix, []byte("sgl-kv-epoch=")); ok {
+			epoch = v
+		} else if v, ok := bytes.CutPrefix(suffix, []byte("sgl-kv-snapshot=")); ok {
+			snapshot = v
+		}
+	}
+	return name, epoch, snapshot
+}
+
+// ParseReply parses a message that a DEALER receives from an engine's replay socket,
+// from its last frame, because newer engines put a topic before the seq. end reports
+// whether it is the marker after the last batch, which has neither seq nor payload. The
+// payload is one of the frames.
+func ParseReply(frames [][]byte) (seq uint64, payload []byte, end bool, err error) {
+	if len(frames) < 2 {
+		return 0, nil, false, fmt.Errorf("parse reply: %d frames: %w", len(frames), ErrReply)
+	}
+	payload = frames[len(frames)-1]
+	number := frames[len(frames)-2]
+	if len(number) != 8 {
+		return 0, nil, false, fmt.Errorf("parse reply: seq of %d bytes: %w", len(number), ErrReply)
+	}
+	seq = binary.BigEndian.Uint64(number)
+	if seq == math.MaxUint64 && len(payload) == 0 {
+		return 0, nil, true, nil
+	}
+	return seq, payload, false, nil
+}

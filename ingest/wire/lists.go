@@ -1,0 +1,375 @@
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// growList makes room for the n elements of the list at i, which must be present.
+func growList[T any](s *slab[T], p []byte, i, n int) ([]T, fault) {
+	if _, f := skip(p, i, fieldDepth); f != 0 {
+		return nil, f
+	}
+	return s.grow(n), 0
+}
+
+// hashList is a list of block hashes.
+type hashList struct{}
+
+func (hashList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
+	p := d.p
+	class, n, at, f := readHeader(p, i)
+	if f != 0 {
+		return i, f
+	}
+	if class != classArray {
+		return i, badType
+	}
+	hashes := d.hashes.room(n)
+	if len(hashes) != n {
+		if hashes, f = growList(&d.hashes, p, i, n); f != 0 {
+			return i, f
+		}
+	}
+	i = at
+	for k := range hashes {
+		// Nearly all hashes are large and positive.
+		h, ok := readFixed64(p, i, uint64Code)
+		if ok {
+			hashes[k] = h
+			i += 9
+			continue
+		}
+		v, f := readValue(p, i)
+		if f != 0 {
+			return i, f
+		}
+		if hashes[k], ok = v.hash(); !ok {
+			return i, badType
+		}
+		i = v.end
+	}
+	ev.BlockHashes = d.hashes.allocate(n)
+	return i, 0
+}
+
+func (hashList) isSet(ev *Event) bool               { return len(ev.BlockHashes) > 0 }
+func (hashList) check(_ *Encoder, ev *Event) string { return checkLen(len(ev.BlockHashes)) }
+
+func (hashList) append(dst []byte, e *Encoder, ev *Event) []byte {
+	return appendList(dst, ev.BlockHashes, e.Hashes.append)
+}
+
+// copyCounts is a list of remaining copies, one number per hash. Any other value is
+// skipped: the counts are a hint, and the remove is valid without them.
+type copyCounts struct{}
+
+func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
+	if ev.Rare != nil {
+		ev.Rare.RemainingCopies = nil
+	}
+	class, n, at, f := readHeader(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	if class != classArray || n == 0 {
+		return skip(d.p, i, fieldDepth)
+	}
+	counts := d.tokens.room(n)
+	if len(counts) != n {
+		if counts, f = growList(&d.tokens, d.p, i, n); f != 0 {
+			return i, f
+		}
+	}
+	for k := range counts {
+		v, f := readValue(d.p, at)
+		if f != 0 {
+			return i, f
+		}
+		var ok bool
+		if counts[k], ok = v.uint32(); !ok {
+			return skip(d.p, i, fieldDepth)
+		}
+		at = v.end
+	}
+	d.rareOf(ev).RemainingCopies = d.tokens.allocate(n)
+	return at, 0
+}
+
+func (copyCounts) isSet(ev *Event) bool { return len(ev.rare().RemainingCopies) > 0 }
+
+func (copyCounts) check(_ *Encoder, ev *Event) string {
+	if copies := ev.rare().RemainingCopies; copies != nil && len(copies) != len(ev.BlockHashes) {
+		return fmt.Sprintf("has %d counts for %d hashes", len(copies), len(ev.BlockHashes))
+	}
+	return ""
+}
+
+func (copyCounts) append(dst []byte, _ *Encoder, ev *Event) []byte {
+	return appendList(dst, ev.rare().RemainingCopies, msgp.AppendUint32)
+}
+
+// appendList appends a list, each element with appendElement.
+func appendList[T any](dst []byte, list []T, appendElement func(dst []byte, v T) []byte) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(list)))
+	for _, v := range list {
+		dst = appendElement(dst, v)
+	}
+	return dst
+}
+
+// tokenList is a list of tokens: numbers, or lists of numbers, with strings among them
+// that are not token ids.
+type tokenList struct{}
+
+func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
+	class, n, at, f := readHeader(d.p, i)
+	if f != 0 {
+		return i, f
+	}
+	if class != classArray {
+		return i, badType
+	}
+	ev.Tokens, ev.OpaqueTokens, ev.Eagle = nil, false, false
+	d.nesting = nesting{}
+	if n > 0 && isArray(d.p, at) {
+		return d.readNestedTokens(ev, i, n, at)
+	}
+	tokens := d.tokens.room(n)
+	if len(tokens) != n {
+		if tokens, f = growList(&d.tokens, d.p, i, n); f != 0 {
+			return i, f
+		}
+	}
+	k, at := scanTokens(tokens, d.p, at)
+	if k != n {
+		at, ev.OpaqueTokens, f = readTokens(tokens[k:], n-k, d.p, at)
+		if f != 0 || ev.OpaqueTokens {
+			return at, f
+		}
+	}
+	ev.Tokens = d.tokens.allocate(n)
+	return at, 0
+}
+
+// readNestedTokens reads the tokens of the list at i, which has n lists from at on.
+func (d *Decoder) readNestedTokens(ev *Event, i, n, at int) (int, fault) {
+	_, inner, _, f := readHeader(d.p, at)
+	if f != 0 {
+		return i, f
+	}
+	d.nesting = nesting{nested: true, inner: inner, last: inner}
+	// Lists longer than the first are invalid at every producer, and not stored.
+	room := min(uint64(n)*uint64(inner), uint64(len(d.p)-at))
+	tokens := d.tokens.room(int(room))
+	if len(tokens) != int(room) {
+		end, f := skip(d.p, i, fieldDepth)
+		if f != 0 {
+			return i, f
+		}
+		tokens = d.tokens.grow(int(min(room, uint64(end-at))))
+	}
+	used := 0
+	for range n {
+		class, length, elements, f := readHeader(d.p, at)
+		if f != 0 {
+			return i, f
+		}
+		if class != classArray {
+			return i, badType
+		}
+		d.nesting.add(length)
+		room := tokens[used:min(used+length, len(tokens))]
+		if length > inner || length > len(room) {
+			room = nil
+		}
+		var opaque bool
+		at, opaque, f = readTokens(room, length, d.p, elements)
+		if f != 0 {
+			return i, f
+		}
+		used += len(room)
+		ev.OpaqueTokens = ev.OpaqueTokens || opaque
+	}
+	if !ev.OpaqueTokens {
+		ev.Tokens = d.tokens.allocate(used)
+	}
+	return at, 0
+}
+
+func (tokenList) isSet(ev *Event) bool { return len(ev.Tokens) > 0 }
+
+func (tokenList) check(_ *Encoder, ev *Event) string {
+	switch n := len(ev.Tokens); {
+	case ev.OpaqueTokens && n > 0:
+		return fmt.Sprintf("has %d tokens, want none where they are opaque", n)
+	case ev.Eagle && n < 2:
+		return fmt.Sprintf("has %d tokens, want at least 2 for EAGLE", n)
+	default:
+		return checkLen(n)
+	}
+}
+
+func (tokenList) append(dst []byte, e *Encoder, ev *Event) []byte {
+	tokens := ev.Tokens
+	switch {
+	case e.Producer == ProducerAIBrix:
+		size := int(ev.BlockSize)
+		blocks := 0
+		if size > 0 {
+			blocks = (len(tokens) + size - 1) / size
+		}
+		dst = msgp.AppendArrayHeader(dst, uint32(blocks))
+		for range blocks {
+			n := min(size, len(tokens))
+			dst = appendList(dst, tokens[:n], msgp.AppendUint32)
+			tokens = tokens[n:]
+		}
+		return dst
+	case e.Producer == ProducerMooncake && ev.hashOnly():
+		return msgp.AppendNil(dst)
+	case ev.OpaqueTokens:
+		return msgp.AppendString(msgp.AppendArrayHeader(dst, 1), "")
+	case ev.Eagle:
+		dst = msgp.AppendArrayHeader(dst, uint32(len(tokens)-1))
+		for k := range tokens[1:] {
+			dst = appendList(dst, tokens[k:k+2], msgp.AppendUint32)
+		}
+		return dst
+	default:
+		return appendList(dst, tokens, msgp.AppendUint32)
+	}
+}
+
+// readTokens reads n tokens into tokens, or only validates them if that is empty. opaque
+// reports whether there are strings among them.
+func readTokens(tokens []uint32, n int, p []byte, i int) (end int, opaque bool, f fault) {
+	for n > 0 {
+		if k, at := scanTokens(tokens, p, i); k > 0 {
+			tokens, n, i = tokens[k:], n-k, at
+			continue
+		}
+		v, f := readValue(p, i)
+		if f != 0 {
+			return i, opaque, f
+		}
+		token, ok := v.uint32()
+		if !ok && v.class != classStr {
+			return i, opaque, badType
+		}
+		opaque = opaque || !ok
+		if len(tokens) > 0 {
+			tokens[0] = token
+			tokens = tokens[1:]
+		}
+		n--
+		i = v.end
+	}
+	return i, opaque, 0
+}
+
+// nesting describes tokens that came as lists.
+type nesting struct {
+	nested bool
+	// inner is the length of the first list, last that of the last one.
+	inner, last int
+	// ragged reports whether a list other than the last has another length than the
+	// first.
+	ragged bool
+}
+
+// add adds a list of that length.
+func (n *nesting) add(length int) {
+	n.ragged = n.ragged || n.last != n.inner
+	n.last = length
+}
+
+// flattenPairs makes tokens of EAGLE's pairs (a, b), (b, c): all the firsts, and the
+// last second.
+func (n *nesting) flattenPairs(ev *Event) fault {
+	if n.inner != 2 || n.last != 2 || n.ragged {
+		return badType
+	}
+	ev.Eagle = true
+	if ev.OpaqueTokens {
+		return 0
+	}
+	t := ev.Tokens
+	pairs := len(t) / 2
+	last := t[2*pairs-1]
+	for k := range pairs {
+		t[k] = t[2*k]
+	}
+	t[pairs] = last
+	ev.Tokens = t[: pairs+1 : pairs+1]
+	return 0
+}
+
+// flattenBlocks treats the lists as blocks, whose length is the block size; the last
+// one may be shorter.
+func (n *nesting) flattenBlocks(ev *Event) fault {
+	if n.ragged || n.last > n.inner {
+		return badType
+	}
+	ev.BlockSize = uint32(n.inner)
+	return 0
+}
+
+// tokenShifts is by how many bits eight bytes that begin with a number are shifted left
+// and then right to leave the number, by its code: 0 for codes that engines do not use
+// for tokens.
+var tokenShifts = func() (t [256]struct{ left, right uint8 }) {
+	for c := range 0x80 {
+		t[c].right = 56
+	}
+	t[0xcc].left, t[0xcc].right = 8, 56
+	t[0xcd].left, t[0xcd].right = 8, 48
+	t[0xce].left, t[0xce].right = 8, 32
+	return t
+}()
+
+// manyTokens is how many tokens it takes for testing their widths first to pay.
+const manyTokens = 64
+
+// scanTokens fills tokens with the numbers from p[i] on, as long as they have one of
+// the four codes that engines use and are not at the very end of the payload. It
+// returns how many it read, and where it stopped.
+//
+// The widths of tokens vary at random, so a branch on them would be mispredicted for
+// every other token, which costs more than the rest of decoding: the width is computed
+// from the code. That makes each token wait for the one before, unless all have one
+// width, as fixed-width encoders write them.
+func scanTokens(tokens []uint32, p []byte, i int) (k, end int) {
+	for len(tokens) >= manyTokens && k+8 <= len(tokens) && i+40 <= len(p) && allWide(p[i:i+40:i+40]) {
+		for range 8 {
+			tokens[k] = binary.BigEndian.Uint32(p[i+1:])
+			k++
+			i += 5
+		}
+	}
+	for k < len(tokens) && i+8 <= len(p) {
+		w := binary.BigEndian.Uint64(p[i : i+8 : i+8])
+		c := p[i]
+		shift := tokenShifts[c]
+		if shift.right == 0 {
+			break
+		}
+		tokens[k] = uint32(w << (shift.left & 63) >> (shift.right & 63))
+		k++
+		// 1 for a number that is its own code; 2, 3 and 5 for 0xcc, 0xcd and 0xce.
+		i += 1 + int(c>>7)<<(c&3)
+	}
+	return k, i
+}
+
+// allWide reports whether the eight tokens in 40 bytes all have code 0xce.
+func allWide(p []byte) bool {
+	const codes = 0xce | 0xce<<40 // the first and the sixth of eight bytes
+	w := binary.LittleEndian.Uint64(p[0:]) ^ codes
+	w |= binary.LittleEndian.Uint64(p[10:]) ^ codes
+	w |= binary.LittleEndian.Uint64(p[20:]) ^ codes
+	w |= binary.LittleEndian.Uint64(p[30:]) ^ codes
+	return w&(0xff|0xff<<40) == 0
+}

@@ -1,0 +1,200 @@
+package wire
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"unicode/utf8"
+)
+
+// slab allocates slices that are valid until its release. A slice that does not fit is
+// allocated with its exact length, and the next batch that has one too many gets a
+// buffer for as much as the earlier one used. Doubling instead would take memory for
+// slices that never come.
+type slab[T any] struct {
+	// buf is the used part of the present buffer; its capacity is what is left.
+	buf []T
+	// full is the number of elements in earlier buffers, and wanted the most that a
+	// batch used which needed several buffers.
+	full, wanted int
+}
+
+// release frees all slices, and keeps a buffer of at most limit elements.
+func (s *slab[T]) release(limit int) {
+	if s.full != 0 {
+		s.wanted = min(max(s.wanted, s.full+len(s.buf)), limit)
+		s.full = 0
+	}
+	s.buf = reuse(s.buf, limit)
+}
+
+// clear is a release after which nothing is referenced by the elements.
+func (s *slab[T]) clear(limit int) {
+	if len(s.buf) != 0 {
+		clear(s.buf)
+		s.release(limit)
+	}
+}
+
+// room returns room for n elements, of which allocate allocates the first ones; nil if
+// that takes a new buffer.
+func (s *slab[T]) room(n int) []T {
+	used := len(s.buf)
+	if n > cap(s.buf)-used {
+		return nil
+	}
+	return s.buf[used : used+n : used+n]
+}
+
+// grow is room in a new buffer.
+func (s *slab[T]) grow(n int) []T {
+	s.full += len(s.buf)
+	s.buf = make([]T, 0, max(n, s.wanted))
+	s.wanted = 0
+	return s.buf[:n:n]
+}
+
+// allocate returns the first n elements of what was reserved last.
+func (s *slab[T]) allocate(n int) []T {
+	used := len(s.buf)
+	s.buf = s.buf[:used+n]
+	return s.buf[used : used+n : used+n]
+}
+
+// one returns one element, which is zero if every release is a clear.
+func (s *slab[T]) one() *T {
+	if s.room(1) == nil {
+		s.grow(1)
+	}
+	return &s.allocate(1)[0]
+}
+
+// reuse returns s without its elements, or nil if its capacity exceeds the limit.
+func reuse[T any](s []T, limit int) []T {
+	if cap(s) > limit {
+		return nil
+	}
+	return s[:0]
+}
+
+const (
+	// maxInterned and maxInternedBytes bound an interner: to 16 KiB of strings.
+	maxInterned      = 64
+	maxInternedBytes = 256
+)
+
+// interner caches strings, so that making them again does not allocate. The zero value
+// is ready.
+type interner struct{ strings map[string]string }
+
+// string returns b as a string, and whether it is valid UTF-8.
+func (t *interner) string(b []byte) (string, bool) {
+	if len(b) == 0 {
+		return "", true
+	}
+	if s, ok := t.strings[string(b)]; ok {
+		return s, true
+	}
+	if len(b) > maxInternedBytes || !utf8.Valid(b) {
+		return string(b), utf8.Valid(b)
+	}
+	if t.strings == nil {
+		t.strings = make(map[string]string)
+	}
+	if len(t.strings) >= maxInterned {
+		clear(t.strings)
+	}
+	s := string(b)
+	t.strings[s] = s
+	return s, true
+}
+
+// Budget bounds the bytes that all Rules of a process may use together. Package
+// internal/budget has an implementation.
+type Budget interface {
+	// Take reserves bytes and reports whether there was room.
+	Take(bytes int64) bool
+	// Release returns bytes that Take reserved.
+	Release(bytes int64)
+}
+
+// unlimited is a Budget without a bound.
+type unlimited struct{}
+
+func (unlimited) Take(int64) bool { return true }
+func (unlimited) Release(int64)   {}
+
+const (
+	// fewHashes are compared pairwise, which is cheaper than a table.
+	fewHashes = 6
+	// maxRepeatSlots is the size of the largest table that is kept: 1 MiB.
+	maxRepeatSlots = 1 << 16
+)
+
+// repeatFinder finds a hash that occurs twice in a list. It reuses its table: a slot
+// counts only if it has the generation of the present list.
+type repeatFinder struct {
+	slots      []repeatSlot
+	generation uint64
+	// mix is odd and random, so that no sender can choose hashes that collide in the
+	// table. Collisions by chance cost time alone.
+	mix uint64
+}
+
+type repeatSlot struct {
+	hash       uint64
+	generation uint64
+}
+
+func newRepeatFinder() repeatFinder { return repeatFinder{mix: rand.Uint64() | 1} }
+
+// repeats reports whether a hash occurs twice.
+func (r *repeatFinder) repeats(hashes []uint64) bool {
+	if len(hashes) <= fewHashes {
+		for k, h := range hashes {
+			for _, g := range hashes[:k] {
+				if g == h {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	// A hash may be a single byte of the payload, but few such differ: a long list gets
+	// a large table only once its first half is known not to repeat.
+	n := min(len(hashes), maxRepeatSlots/2)
+	for !r.repeatsInTable(hashes[:n]) {
+		if n == len(hashes) {
+			return false
+		}
+		n = min(len(hashes), 2*n)
+	}
+	return true
+}
+
+// repeatsInTable is repeats for a list that is not empty.
+func (r *repeatFinder) repeatsInTable(hashes []uint64) bool {
+	// Half of the slots stay empty, so that a probe is short.
+	width := bits.Len(uint(2*len(hashes) - 1))
+	if len(r.slots) < 1<<width {
+		r.slots = make([]repeatSlot, 1<<width)
+		r.generation = 0
+	}
+	slots := r.slots[:1<<width]
+	r.generation++
+	if len(r.slots) > maxRepeatSlots {
+		r.slots = nil
+	}
+	mask := len(slots) - 1
+	shift := 64 - width
+	for _, h := range hashes {
+		at := int(h * r.mix >> shift)
+		for slots[at&mask].generation == r.generation {
+			if slots[at&mask].hash == h {
+				return true
+			}
+			at++
+		}
+		slots[at&mask] = repeatSlot{hash: h, generation: r.generation}
+	}
+	return false
+}

@@ -1,0 +1,371 @@
+// Package wire decodes and encodes the KV-cache events that LLM engines publish.
+//
+// In: the MessagePack payload of a ZeroMQ message. Out: a Batch of events, in memory that
+// the Decoder reuses. Rules then drop the events that do not concern prefix reuse, and
+// complete the others with tier, raw event id and tokens hashes. The Encoder is the
+// inverse of the Decoder.
+//
+// Guarantee: the form of every known engine is decoded; it is detected for the batch and
+// for each event. Invalid input yields an Error for the batch or a Reason for the event,
+// never a panic, and memory use is proportional to the payload's size.
+//
+// A field of events is declared in Event (wire.go) and in the table fields (fields.go);
+// rules.go applies it. The forms of batches, the tags of events, and their fields by
+// position and producer, are in forms.go.
+//
+// Package msgp reads and writes MessagePack, with two exceptions in the Decoder: lists of
+// hashes and tokens (lists.go), and what is recognised by its first byte, which is array
+// and map headers, short strings, keys and common numbers (value.go, events.go). Through
+// msgp the latter alone would make decoding a batch of 16 blocks 10 % slower, and one of
+// a single block 38 % (array) or 52 % (map).
+package wire
+
+import (
+	"math"
+	"strings"
+)
+
+// Batch is one decoded payload of an engine. It and everything it points to but
+// strings is the Decoder's memory, valid until the next Decode.
+type Batch struct {
+	// Time is the engine's time of the batch in seconds since the Unix epoch, valid if
+	// HasTime.
+	Time    float64
+	HasTime bool
+	// Rank is the dp rank that the batch names, valid if HasRank.
+	Rank    uint32
+	HasRank bool
+	// PublisherID identifies the engine's incarnation, in PublisherIDBytes bytes. It is
+	// nil where the batch has none, and a view of the payload.
+	PublisherID []byte
+	// Form is how the batch itself was encoded; its events may have either form.
+	Form Form
+	// Events are the valid events, in their order in the batch. A batch without events
+	// is a heartbeat.
+	Events []Event
+	// Skipped are the other events, in their order in the batch.
+	Skipped []Skip
+}
+
+// PublisherIDBytes is the length of a publisher id.
+const PublisherIDBytes = 16
+
+// Skip is an event of a batch that was left out.
+type Skip struct {
+	// Index counts all events of the batch from 0.
+	Index  int
+	Reason Reason
+}
+
+// Event is one event of a batch.
+//
+// The fields are as in the payload, except for Tier, TokensHashes, ReplacesBlockSize
+// and RawID, which Rules.Admit sets. Admit also cuts BlockHashes and Tokens to whole
+// blocks, and sets CacheSalt where an extra key holds it or the store continues a
+// salted block.
+type Event struct {
+	// Index counts all events of the batch from 0, the skipped ones included.
+	Index int
+
+	// A batch may have very many events, of 15 bytes each. So the small fields are
+	// grouped, and those that few events have are in Raw and Rare.
+
+	Kind Kind
+	// Tier is where the blocks are; 0 for KindCleared, which concerns all tiers.
+	Tier Tier
+	// HasParent, HasLoRAID and HasGroupIdx report whether the event has that field.
+	HasParent   bool
+	HasLoRAID   bool
+	HasGroupIdx bool
+	// OpaqueTokens reports whether the tokens included placeholders that are not token
+	// ids. Tokens is then empty.
+	OpaqueTokens bool
+	// Eagle reports whether tokens came as pairs: each block is one token wider than
+	// its stride.
+	Eagle bool
+	// ReplacesBlockSize reports whether a store has another block size than the one
+	// learned, and is right: earlier stores were of partial blocks.
+	ReplacesBlockSize bool
+	// Origin is whether a store's blocks are new to the engine.
+	Origin Origin
+	// BlockSize is the number of tokens in each of a store's blocks.
+	BlockSize uint32
+
+	// BlockHashes are the engine's 64-bit names of the blocks.
+	BlockHashes []uint64
+	// Parent is the block that a store's first block continues.
+	Parent uint64
+	// Tokens are a store's tokens, block after block.
+	Tokens []uint32
+	LoRAID int64
+	// LoRAName, Medium and the other strings are empty where absent or nil. They are
+	// valid UTF-8, except for a CacheSalt set by Admit: an extra key may hold any bytes.
+	LoRAName  string
+	Medium    string
+	SpecKind  string
+	CacheSalt string
+	GroupIdx  int64
+	// Raw and Rare are nil where the event has none of their fields.
+	Raw  *Raw
+	Rare *Rare
+
+	// TokensHashes are the contents of the blocks: as long as BlockHashes, or empty
+	// where they are unknown.
+	TokensHashes []uint64
+	// RawID is the raw event id: contiguous from 1 over the events of the source that
+	// were not ignored; dropped events leave holes. It never falls: at MaxRawID it
+	// stays.
+	RawID uint64
+}
+
+// Raw are the fields of a store that are kept encoded: each a well-formed MessagePack
+// list, nil where absent or nil. They are views of the payload.
+type Raw struct {
+	ExtraKeys    []byte
+	BlockMMInfos []byte
+	MMKeys       []byte
+}
+
+// Rare are fields that few producers send.
+type Rare struct {
+	Locality  string
+	Ownership string
+	SessionID string
+	ModelName string
+	// RemainingCopies are the engine's remaining copies of each of a remove's blocks:
+	// as long as BlockHashes, or nil where they are unknown.
+	RemainingCopies []uint32
+	// Time is the event's own time in seconds since the Unix epoch.
+	Time float64
+	// SlidingWindow is the window of the attention group, in tokens.
+	SlidingWindow    int64
+	HasTime          bool
+	HasSlidingWindow bool
+}
+
+// empty reports whether none of the fields is set.
+func (r *Rare) empty() bool {
+	return r.Locality == "" && r.Ownership == "" && r.SessionID == "" && r.ModelName == "" &&
+		r.RemainingCopies == nil && !r.HasTime && !r.HasSlidingWindow
+}
+
+var (
+	noRaw  Raw
+	noRare Rare
+)
+
+// raw returns the raw fields for reading.
+func (ev *Event) raw() *Raw {
+	if ev.Raw == nil {
+		return &noRaw
+	}
+	return ev.Raw
+}
+
+// rare returns the rare fields for reading.
+func (ev *Event) rare() *Rare {
+	if ev.Rare == nil {
+		return &noRare
+	}
+	return ev.Rare
+}
+
+// hashOnly reports whether a store names blocks without their content.
+func (ev *Event) hashOnly() bool {
+	return ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
+}
+
+// MaxRawID is the largest raw event id. It can still be incremented.
+const MaxRawID = math.MaxUint64 - 1
+
+// Kind is the kind of an event.
+type Kind uint8
+
+// The kinds of events.
+const (
+	KindStored Kind = iota + 1
+	KindRemoved
+	KindCleared
+)
+
+// Origin is how an engine came by the blocks of a store. It decides whether the store
+// adds a copy of a block that the engine holds already.
+type Origin uint8
+
+// The origins.
+const (
+	// OriginUnknown is that of a store without an origin, or with an unknown one.
+	OriginUnknown Origin = iota
+	// OriginNew is a store of blocks that the engine has just computed.
+	OriginNew
+	// OriginReused is a store that announces blocks which the engine held before.
+	OriginReused
+)
+
+// String returns the origin's name, as engines write it.
+func (o Origin) String() string {
+	switch o {
+	case OriginNew:
+		return "NEW"
+	case OriginReused:
+		return "REUSED"
+	default:
+		return "UNKNOWN"
+	}
+}
+
+// originOf returns the origin with that name; OriginUnknown for any other value.
+func originOf(name value) Origin {
+	switch {
+	case name.class != classStr:
+		return OriginUnknown
+	case string(name.bytes) == OriginNew.String():
+		return OriginNew
+	case string(name.bytes) == OriginReused.String():
+		return OriginReused
+	default:
+		return OriginUnknown
+	}
+}
+
+// Form is how a batch or an event is encoded.
+type Form uint8
+
+// The forms.
+const (
+	FormArray Form = iota + 1
+	FormMap
+)
+
+// Tier is where a block is in the engine's memory hierarchy. The values are those of
+// kvcast.v1.Tier.
+type Tier uint8
+
+// The tiers, nearest first.
+const (
+	TierDevice Tier = iota + 1
+	TierHostPinned
+	TierDisk
+	TierExternal
+
+	// NumTiers is one more than the largest tier, for arrays indexed by tier.
+	NumTiers = iota + 1
+)
+
+// tierMedia are the media of each tier.
+var tierMedia = [NumTiers][]string{
+	TierDevice:     {"GPU", "DEVICE"},
+	TierHostPinned: {"CPU", "CPU_PINNED", "CPU_TIER1"},
+	TierDisk:       {"CPU_TIER2", "DISK", "NVME", "STORAGE", "FS", "OBJ"},
+	TierExternal:   {"EXTERNAL", "NETWORK", "REMOTE", "SHARED", "SHARED_STORAGE"},
+}
+
+// TierOf returns the tier of a medium, in any case, and whether the medium is known.
+func TierOf(medium string) (Tier, bool) {
+	if medium == "" {
+		return TierDevice, true
+	}
+	for tier, media := range tierMedia {
+		for _, name := range media {
+			// The lengths differ where EqualFold would fold other than ASCII.
+			if len(name) == len(medium) && strings.EqualFold(name, medium) {
+				return Tier(tier), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// Error is why a whole batch is rejected. Compare it with errors.Is.
+type Error uint8
+
+// The reasons to reject a batch.
+const (
+	// ErrTruncated is a value that runs past the end of the payload.
+	ErrTruncated Error = iota + 1
+	// ErrBadBatchShape is a payload that is not a batch.
+	ErrBadBatchShape
+	// ErrBadTS is a batch time that is not finite.
+	ErrBadTS
+	// ErrTrailingBytes is a payload that continues after the batch.
+	ErrTrailingBytes
+	// ErrBadCode is 0xc1, which MessagePack never uses.
+	ErrBadCode
+	// ErrOversize is a length prefix larger than the whole payload.
+	ErrOversize
+	// ErrDepth is nesting beyond 16 arrays and maps.
+	ErrDepth
+
+	numErrors = iota + 1
+)
+
+var errorNames = [numErrors]string{
+	"unknown", "truncated", "bad_batch_shape", "bad_ts", "trailing_bytes", "bad_code", "oversize", "depth",
+}
+
+// Errors returns all reasons to reject a batch.
+func Errors() []Error {
+	all := make([]Error, 0, numErrors-1)
+	for e := ErrTruncated; e < numErrors; e++ {
+		all = append(all, e)
+	}
+	return all
+}
+
+// Name returns the error's metric label.
+func (e Error) Name() string {
+	if e >= numErrors {
+		e = 0
+	}
+	return errorNames[e]
+}
+
+// Error describes the error.
+func (e Error) Error() string { return "decode batch: " + e.Name() }
+
+// Reason is why an event is left out.
+type Reason uint8
+
+// The reasons. An event with a reason up to ReasonNonMainAttentionGroup is ignored: it
+// does not concern kvcast, and takes no raw event id. The other reasons are defects of
+// the event, which takes an id.
+const (
+	ReasonNone Reason = iota
+	ReasonUnknownTag
+	ReasonUnknownMedium
+	ReasonNonLocalLocality
+	ReasonUnsupportedOwnership
+	ReasonNonMainAttentionGroup
+
+	ReasonBadEventShape
+	ReasonBadTag
+	ReasonMissingField
+	ReasonBadType
+	ReasonBadUTF8
+
+	ReasonBlockSizeMismatch
+	ReasonTokensShort
+	ReasonRepeatedHash
+	// ReasonNameTooLong is a store whose LoRA name or cache salt is longer than
+	// 1,024 bytes: every router event made of the store would carry it.
+	ReasonNameTooLong
+
+	NumReasons = iota
+)
+
+var reasonNames = [NumReasons]string{
+	"none", "unknown_tag", "unknown_medium", "non_local_locality", "unsupported_ownership", "non_main_attention_group",
+	"bad_event_shape", "bad_tag", "missing_field", "bad_type", "bad_utf8",
+	"block_size_mismatch", "tokens_short", "repeated_hash", "name_too_long",
+}
+
+// String returns the reason's metric label.
+func (r Reason) String() string { return reasonNames[r] }
+
+// Ignored reports whether an event left out for this reason takes no raw event id.
+func (r Reason) Ignored() bool {
+	return r >= ReasonUnknownTag && r <= ReasonNonMainAttentionGroup
+}
+
+// Counts counts events left out, by reason.
+type Counts [NumReasons]uint64
