@@ -221,3 +221,22 @@ func splitmix64(x uint64) uint64 {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
+
+// PoolStats are what requests have asked of a Pool.
+type PoolStats struct {
+	// Requests have begun.
+	Requests uint64 `json:"requests"`
+	// PromptTokens is the length of their prompts, and HitTokens how many of those
+	// were found in the cache, in whole blocks.
+	PromptTokens uint64 `json:"prompt_tokens"`
+	HitTokens    uint64 `json:"hit_tokens"`
+}
+
+// HitRate is the part of all prompt tokens that the cache had, 0 to 1: what vLLM
+// reports as its prefix cache hit rate.
+func (s PoolStats) HitRate() float64 {
+	if s.PromptTokens == 0 {
+		return 0
+	}
+	return float64(s.HitTokens) / float64(s.PromptTokens)
+}
