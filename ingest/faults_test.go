@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
 // rememberedBatches is how many batches are remembered of a publisher.
@@ -507,7 +508,7 @@ func TestRandomFaults(t *testing.T) {
 			e, err := simulator.New(simulator.Config{
 				SocketConfig: simulator.SocketConfig{Endpoint: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*", ReplayLimit: 1 + random.IntN(300)},
 				Seed:         seed, Faults: plan, Batches: 1000, Rate: 1000, Subscribers: 1, Linger: true,
-				Pool: simulator.PoolConfig{Capacity: 64},
+				Pool: blockpool.Config{Capacity: 64},
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
 // backend is a simulated engine of the demo: a cache whose events are published as
@@ -24,11 +25,11 @@ type backend struct {
 	served    chan error
 
 	mu   sync.Mutex
-	pool *simulator.Pool // guarded by mu
+	pool *blockpool.Pool // guarded by mu
 }
 
 func newBackend(ctx context.Context, name string) (*backend, error) {
-	pool, err := simulator.NewPool(simulator.PoolConfig{Capacity: demoBlocks, BlockSize: demoBlockSize})
+	pool, err := blockpool.New(blockpool.Config{Capacity: demoBlocks, BlockSize: demoBlockSize})
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +92,7 @@ func (b *backend) compute(prompt []uint32) (cached uint64, err error) {
 	return b.pool.Stats().HitTokens - before, nil
 }
 
-func (b *backend) stats() simulator.PoolStats {
+func (b *backend) stats() blockpool.Stats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.pool.Stats()

@@ -18,7 +18,8 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -39,7 +40,7 @@ const (
 // engine holds. So the outcome is the same each time; real requests overlap, and the
 // view is a millisecond behind.
 func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) error {
-	trace, err := simulator.ConversationTrace()
+	trace, err := workload.ConversationTrace()
 	if err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 		if err != nil {
 			return fmt.Errorf("policy %s: %w", p, err)
 		}
-		var all simulator.PoolStats
+		var all blockpool.Stats
 		var shares []string
 		for _, s := range stats {
 			all.PromptTokens += s.PromptTokens
@@ -68,7 +69,7 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 
 // measure runs engines, a kvcast that reads them, and a router that follows it, and
 // sends the trace through. It returns what each engine's cache was asked for.
-func measure(ctx context.Context, kvcast string, p policy, trace *simulator.Trace) (stats []simulator.PoolStats, err error) {
+func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace) (stats []blockpool.Stats, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var engines []*backend

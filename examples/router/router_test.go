@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
-	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
@@ -121,7 +121,7 @@ func TestRequestsArePassedOnWhole(t *testing.T) {
 }
 
 // talks is a trace of conversations, each of whose turns repeats all before it.
-func talks(t *testing.T, talks, turns int) *simulator.Trace {
+func talks(t *testing.T, talks, turns int) *workload.Trace {
 	t.Helper()
 	var lines strings.Builder
 	for turn := range turns {
@@ -131,10 +131,10 @@ func talks(t *testing.T, talks, turns int) *simulator.Trace {
 				ids = append(ids, strconv.Itoa(1+talk*turns+n))
 			}
 			fmt.Fprintf(&lines, `{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": [%s]}`+"\n",
-				len(ids)*simulator.TraceBlock, strings.Join(ids, ","))
+				len(ids)*workload.TraceBlock, strings.Join(ids, ","))
 		}
 	}
-	trace, err := simulator.ReadTrace("talks", strings.NewReader(lines.String()))
+	trace, err := workload.ReadTrace("talks", strings.NewReader(lines.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestDemo(t *testing.T) {
 	// Each turn but the first finds all turns before, and the first what all begin with,
 	// but for the last token's block where it would be the whole prompt, and for the few
 	// first turns that find an engine new to all.
-	if least := uint64(7 * (2 + 3 + 4 + 5) * simulator.TraceBlock); hit[policyPrefix] < least || hit[policyRoundRobin] > least/2 {
+	if least := uint64(7 * (2 + 3 + 4 + 5) * workload.TraceBlock); hit[policyPrefix] < least || hit[policyRoundRobin] > least/2 {
 		t.Errorf("the longest prefix finds %d tokens, want %d at least; round robin %d, want half of it at most",
 			hit[policyPrefix], least, hit[policyRoundRobin])
 	}

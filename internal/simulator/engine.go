@@ -8,6 +8,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 )
 
 const (
@@ -26,10 +29,10 @@ const (
 type Config struct {
 	SocketConfig
 	BatchConfig
-	Pool     PoolConfig
-	Workload WorkloadConfig
+	Pool     blockpool.Config
+	Workload workload.Config
 	// Trace are the requests to run, in the place of the workload; nil means none.
-	Trace *Trace
+	Trace *workload.Trace
 	// Speed is how much faster than the trace's the time goes; 0 means as fast as
 	// possible.
 	Speed float64
@@ -61,10 +64,10 @@ type Engine struct {
 	// mu is held while a batch is made and published: who else holds it is between
 	// two batches.
 	mu      sync.Mutex
-	pool    *Pool   // guarded by mu
-	load    load    // guarded by mu
-	summary Summary // guarded by mu
-	pause   *pause  // guarded by mu; nil where none is asked for
+	pool    *blockpool.Pool   // guarded by mu
+	load    workload.Workload // guarded by mu
+	summary Summary           // guarded by mu
+	pause   *pause            // guarded by mu; nil where none is asked for
 }
 
 // New returns an Engine with its sockets bound. It must be run or closed.
@@ -77,7 +80,7 @@ func New(cfg Config) (*Engine, error) {
 }
 
 func newEngine(cfg Config) (*Engine, error) {
-	pool, err := NewPool(cfg.Pool)
+	pool, err := blockpool.New(cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
@@ -87,13 +90,11 @@ func newEngine(cfg Config) (*Engine, error) {
 	if cfg.Faults, err = cfg.Faults.withDefaults(); err != nil {
 		return nil, err
 	}
-	var l load
+	var l workload.Workload
 	if cfg.Trace != nil {
-		l, err = newTraceLoad(cfg.Trace, pool, cfg.Speed)
+		l, err = workload.NewTraceRun(cfg.Trace, pool, cfg.Speed)
 	} else {
-		var w *Workload
-		w, err = NewWorkload(cfg.Workload, pool, cfg.Seed)
-		l = &generated{Workload: w, rate: cfg.Rate}
+		l, err = workload.NewConversations(cfg.Workload, pool, cfg.Seed, cfg.Rate)
 	}
 	if err != nil {
 		return nil, err
@@ -131,8 +132,8 @@ func (e *Engine) Summary() Summary {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.summary
-	s.Blocks, s.Digest, s.PoolStats = e.pool.Len(), e.pool.Digest(), e.pool.Stats()
-	s.Refused, s.Cut = e.load.lost()
+	s.Blocks, s.Digest, s.Stats = e.pool.Len(), e.pool.Digest(), e.pool.Stats()
+	s.Refused, s.Cut = e.load.Lost()
 	s.Faults = maps.Clone(s.Faults)
 	return s
 }
@@ -185,7 +186,7 @@ func (e *Engine) publishAll(ctx context.Context) error {
 	}
 	start := time.Now()
 	for e.cfg.Batches == 0 || e.summary.Batches < e.cfg.Batches {
-		at, more := e.load.due()
+		at, more := e.load.Due()
 		if !more {
 			break
 		}
@@ -244,7 +245,7 @@ func (e *Engine) turn() error {
 	if err := e.strike(); err != nil {
 		return err
 	}
-	events := e.load.step()
+	events := e.load.Step()
 	if len(events) == 0 {
 		return nil
 	}

@@ -14,13 +14,14 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
 // faulty returns a small engine whose replay socket remembers all.
 func faulty(batches uint64, at map[uint64][]simulator.Fault) simulator.Config {
 	return simulator.Config{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
-		Pool:         simulator.PoolConfig{Capacity: 256, BlockSize: 4},
+		Pool:         blockpool.Config{Capacity: 256, BlockSize: 4},
 		Faults:       simulator.Faults{At: at, Span: 4, Delay: 2, Late: 3, Flap: 2},
 		Batches:      batches, Subscribers: 1, Linger: true,
 	}
@@ -224,7 +225,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 		}
 		cfg := simulator.Config{
 			SocketConfig: simulator.SocketConfig{Endpoint: "inproc://live", Replay: "inproc://replay"},
-			Pool:         simulator.PoolConfig{Capacity: 64, BlockSize: 2},
+			Pool:         blockpool.Config{Capacity: 64, BlockSize: 2},
 			Seed:         rapid.Uint64().Draw(rt, "seed"),
 			Faults:       simulator.Faults{Seed: rapid.Uint64().Draw(rt, "fault_seed"), Rates: rates}, Batches: 60,
 		}
@@ -340,7 +341,7 @@ func TestAPauseThatIsNeverQuietIsWithdrawn(t *testing.T) {
 }
 
 func TestAFinishedEngineStandsStill(t *testing.T) {
-	e := newEngine(t, simulator.Config{Pool: simulator.PoolConfig{Capacity: 64}, Batches: 7})
+	e := newEngine(t, simulator.Config{Pool: blockpool.Config{Capacity: 64}, Batches: 7})
 	if err := e.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}

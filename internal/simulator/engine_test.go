@@ -7,9 +7,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 	"github.com/kvcast/kvcast/test/checker"
 )
 
@@ -39,16 +42,23 @@ func TestASubscriberReceivesWhatThePoolDoes(t *testing.T) {
 				BatchConfig: simulator.BatchConfig{
 					Rank: 3, BatchForm: tt.batch, EventForm: tt.each, FirstSeq: tt.first,
 				},
-				Pool:     simulator.PoolConfig{Capacity: 256, BlockSize: 4},
-				Workload: simulator.WorkloadConfig{ResetEvery: 150},
+				Pool:     blockpool.Config{Capacity: 256, BlockSize: 4},
+				Workload: workload.Config{ResetEvery: 150},
 				Seed:     11, Batches: batches, Subscribers: 1,
 			}
 			e := newEngine(t, cfg)
 			sub := subscribe(t, e.Endpoint())
 			run(t, e)
 
-			// The same seed in the test's own hands says what has to come.
-			workload, pool := newWorkload(t, cfg.Workload, cfg.Pool, cfg.Seed)
+			// The same seed gives the same workload here.
+			pool, err := blockpool.New(cfg.Pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conversations, err := workload.NewConversations(cfg.Workload, pool, cfg.Seed, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
 			want := simulator.Summary{Batches: batches, NextSeq: tt.first + batches}
 			last := 0.0
 			for i := range uint64(batches) {
@@ -61,14 +71,14 @@ func TestASubscriberReceivesWhatThePoolDoes(t *testing.T) {
 					t.Fatalf("batch %d: rank %d, time %f after %f", msg.seq, b.Rank, b.Time, last)
 				}
 				last = b.Time
-				events := workload.Step()
+				events := conversations.Step()
 				if diff := cmp.Diff(plain(events), plain(b.Events)); diff != "" {
 					t.Fatalf("batch %d (-pool +received):\n%s", msg.seq, diff)
 				}
 				count(&want, events)
 			}
 			finished(t, e)
-			want.Blocks, want.Digest, want.PoolStats = pool.Len(), checker.Digest(pool.Blocks()), pool.Stats()
+			want.Blocks, want.Digest, want.Stats = pool.Len(), checker.Digest(pool.Blocks()), pool.Stats()
 			if diff := cmp.Diff(want, e.Summary()); diff != "" {
 				t.Errorf("Summary (-want +got):\n%s", diff)
 			}
@@ -110,7 +120,7 @@ func TestAnEngineServesReplayAfterItsLastBatch(t *testing.T) {
 				SocketConfig: simulator.SocketConfig{
 					Topic: "kv", Replay: "tcp://127.0.0.1:*", ReplayForm: tt.form, ReplayLimit: limit,
 				},
-				Pool:    simulator.PoolConfig{Capacity: 256, BlockSize: 4},
+				Pool:    blockpool.Config{Capacity: 256, BlockSize: 4},
 				Batches: batches, Subscribers: 1, Linger: true,
 			})
 			sub := subscribe(t, e.Endpoint())
@@ -140,7 +150,7 @@ func TestAnEngineServesReplayAfterItsLastBatch(t *testing.T) {
 }
 
 func TestAnEngineKeepsItsRate(t *testing.T) {
-	e := newEngine(t, simulator.Config{Batches: 100, Rate: 500, Pool: simulator.PoolConfig{Capacity: 64}})
+	e := newEngine(t, simulator.Config{Batches: 100, Rate: 500, Pool: blockpool.Config{Capacity: 64}})
 	start := time.Now()
 	run(t, e)
 	finished(t, e)
@@ -193,7 +203,7 @@ func endsWithItsContext(t *testing.T, cfg simulator.Config) {
 }
 
 func TestAnEngineRunsOnce(t *testing.T) {
-	e := newEngine(t, simulator.Config{Batches: 1, Pool: simulator.PoolConfig{Capacity: 64}})
+	e := newEngine(t, simulator.Config{Batches: 1, Pool: blockpool.Config{Capacity: 64}})
 	if err := e.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -211,13 +221,13 @@ func TestAnEngineRunsOnce(t *testing.T) {
 
 func TestNewRefusesABadConfig(t *testing.T) {
 	for name, cfg := range map[string]simulator.Config{
-		"pool":     {Pool: simulator.PoolConfig{Capacity: -1}},
-		"workload": {Workload: simulator.WorkloadConfig{Concurrency: -1}},
+		"pool":     {Pool: blockpool.Config{Capacity: -1}},
+		"workload": {Workload: workload.Config{Concurrency: -1}},
 		"rate":     {Rate: -1},
 		"speed":    {Speed: math.NaN()},
 		"faults":   {Faults: simulator.Faults{Rates: map[simulator.Fault]float64{simulator.FaultDrop: 1.5}}},
 		"fault":    {Faults: simulator.Faults{At: map[uint64][]simulator.Fault{3: {-1}}}},
-		"trace":    {Pool: simulator.PoolConfig{BlockSize: 48}, Trace: &simulator.Trace{}},
+		"trace":    {Pool: blockpool.Config{BlockSize: 48}, Trace: &workload.Trace{}},
 		"endpoint": {SocketConfig: simulator.SocketConfig{Endpoint: "nowhere"}},
 		"replay":   {SocketConfig: simulator.SocketConfig{Replay: "tcp://256.0.0.1:1"}},
 	} {
@@ -225,5 +235,41 @@ func TestNewRefusesABadConfig(t *testing.T) {
 			t.Errorf("a bad %s was taken", name)
 			_ = e.Close()
 		}
+	}
+}
+
+func conversation(t *testing.T, requests int) *workload.Trace {
+	t.Helper()
+	trace, err := workload.ConversationTrace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &workload.Trace{Requests: trace.Requests[:requests]}
+}
+
+func TestEngineRunsATrace(t *testing.T) {
+	cfg := faulty(0, nil)
+	cfg.Trace, cfg.Pool = conversation(t, 40), blockpool.Config{Capacity: 5000, BlockSize: 64}
+	e := newEngine(t, cfg)
+	sub := subscribe(t, e.Endpoint())
+	run(t, e)
+	counts := make(map[uint64]int)
+	n := uint64(0)
+	for _, m := range receiveUntilFinished(t, e, sub) {
+		n++
+		applyCounting(counts, decode(t, m.payload).Events)
+	}
+	for sum := e.Summary(); n < sum.Batches; n++ {
+		applyCounting(counts, decode(t, receiveBatch(t, sub).payload).Events)
+	}
+	held := make(map[uint64]struct{})
+	for h := range counts {
+		held[h] = struct{}{}
+	}
+	if diff := cmp.Diff(e.Blocks(), held, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("(-pool +received):\n%s", diff)
+	}
+	if sum := e.Summary(); sum.Requests != 40 || sum.Removed == 0 {
+		t.Errorf("got %+v, want 40 requests that do not all fit", sum)
 	}
 }

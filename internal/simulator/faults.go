@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
 // Faults is a plan of what goes wrong, and when: at each batch by odds, at chosen
@@ -139,5 +141,5 @@ func (f Faults) Strike(batch uint64) []Fault {
 // draw returns a number from 0 to less than 1 that looks random and depends on these
 // three alone.
 func draw(seed, a, b uint64) float64 {
-	return float64(splitmix64(splitmix64(splitmix64(seed)^a)^b)>>11) / (1 << 53)
+	return float64(blockpool.SplitMix64(blockpool.SplitMix64(blockpool.SplitMix64(seed)^a)^b)>>11) / (1 << 53)
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
 // Summary is what an engine has done, and what it holds.
@@ -22,8 +23,8 @@ type Summary struct {
 	Digest uint64 `json:"digest,string"`
 	// NextSeq is the seq that the next batch would have.
 	NextSeq uint64 `json:"-"`
-	// PoolStats are of all requests so far, over restarts.
-	PoolStats
+	// Stats are of all requests so far, over restarts.
+	blockpool.Stats
 	// Refused is the number of requests whose prompt is longer than the pool, and
 	// Cut that of requests that ended before they had generated all, where the pool
 	// was full or a restart took them. Only a trace counts them.

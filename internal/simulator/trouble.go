@@ -129,7 +129,7 @@ func (e *Engine) restart(f Fault) error {
 		t.unheard = 0
 	}
 	t.until, t.delayed, e.feed.held = [numFaults]uint64{}, nil, nil
-	e.load.restart()
+	e.load.Restart()
 	e.feed.restart(next)
 	e.summary.NextSeq = next
 	if f == FaultRestartInPlace {

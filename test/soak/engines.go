@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 )
 
 // engine is a dp rank of a worker.
@@ -130,8 +132,8 @@ func (f *fleet) start(ctx context.Context, c config, sockets simulator.SocketCon
 	e.Engine, err = simulator.New(simulator.Config{
 		SocketConfig: sockets,
 		BatchConfig:  simulator.BatchConfig{Rank: e.rank},
-		Pool:         simulator.PoolConfig{Capacity: 512, HashSeed: e.seed},
-		Workload:     simulator.WorkloadConfig{ResetEvery: 600 + 100*len(f.engines)%700},
+		Pool:         blockpool.Config{Capacity: 512, HashSeed: e.seed},
+		Workload:     workload.Config{ResetEvery: 600 + 100*len(f.engines)%700},
 		Seed:         e.seed, Faults: faultsOf(e.seed, e.lossless), Rate: c.rate, Subscribers: 1,
 	})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/serve"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
 )
@@ -113,7 +114,7 @@ func (d *demo) startEngine(ctx context.Context, i int) error {
 	faults.Seed = uint64(i + 1)
 	e, err := simulator.New(simulator.Config{
 		SocketConfig: simulator.SocketConfig{Mode: simulator.ModeBind, Endpoint: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"},
-		Pool:         simulator.PoolConfig{Capacity: cacheBlocks, BlockSize: 16},
+		Pool:         blockpool.Config{Capacity: cacheBlocks, BlockSize: 16},
 		Seed:         uint64(i + 1), Faults: faults, Batches: batches, Rate: batchRate,
 		Subscribers: 1,
 		Linger:      true, // to replay what was lost last

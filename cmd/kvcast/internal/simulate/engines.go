@@ -14,6 +14,8 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 )
 
 const (
@@ -48,8 +50,8 @@ func (c *Command) validate() error {
 		return fmt.Errorf("--progress: %s is not allowed: want 0 or more", c.Progress)
 	case c.Trace == "" && (c.Speed != nil || c.Requests > 0 || c.Policy == "prefix"):
 		return errors.New("--speed, --requests and --policy apply to a trace: give --trace too")
-	case c.Trace != "" && simulator.TraceBlock%c.BlockSize != 0:
-		return fmt.Errorf("--block-size: %d is not allowed with --trace: want a divisor of %d", c.BlockSize, simulator.TraceBlock)
+	case c.Trace != "" && workload.TraceBlock%c.BlockSize != 0:
+		return fmt.Errorf("--block-size: %d is not allowed with --trace: want a divisor of %d", c.BlockSize, workload.TraceBlock)
 	}
 	for _, e := range []struct{ flag, endpoint string }{{"--bind", c.Bind}, {"--connect", c.Connect}, {"--replay", c.Replay}} {
 		if scheme, rest, ok := strings.Cut(e.endpoint, "://"); e.endpoint != "" && (!ok || rest == "" || scheme != "tcp" && scheme != "ipc") {
@@ -82,7 +84,7 @@ func (c *Command) configs() ([]simulator.Config, error) {
 			Faults:  faults,
 			Batches: c.Batches,
 			Rate:    orElse(c.Rate, 20),
-			Pool:    simulator.PoolConfig{Capacity: orElse(c.Blocks, 2048), BlockSize: c.BlockSize},
+			Pool:    blockpool.Config{Capacity: orElse(c.Blocks, 2048), BlockSize: c.BlockSize},
 			Linger:  c.Stay,
 		}
 		cfg.Faults.Seed = orElse(c.FaultSeed, c.Seed) + uint64(i)
@@ -102,16 +104,16 @@ func (c *Command) configs() ([]simulator.Config, error) {
 }
 
 // traces returns the requests of each engine; nil if they are generated.
-func (c *Command) traces() ([]*simulator.Trace, error) {
-	var trace *simulator.Trace
+func (c *Command) traces() ([]*workload.Trace, error) {
+	var trace *workload.Trace
 	var err error
 	switch c.Trace {
 	case "":
 		return nil, nil
 	case "conversation":
-		trace, err = simulator.ConversationTrace()
+		trace, err = workload.ConversationTrace()
 	default:
-		trace, err = simulator.OpenTrace(c.Trace)
+		trace, err = workload.OpenTrace(c.Trace)
 	}
 	if err != nil {
 		return nil, err
@@ -119,9 +121,9 @@ func (c *Command) traces() ([]*simulator.Trace, error) {
 	if c.Requests > 0 {
 		trace.Requests = trace.Requests[:min(c.Requests, len(trace.Requests))]
 	}
-	policy := simulator.PolicyRoundRobin
+	policy := workload.PolicyRoundRobin
 	if c.Policy == "prefix" {
-		policy = simulator.PolicyPrefix
+		policy = workload.PolicyPrefix
 	}
 	return trace.Split(c.Engines, policy)
 }

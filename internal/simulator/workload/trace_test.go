@@ -1,4 +1,4 @@
-package simulator_test
+package workload_test
 
 import (
 	"bytes"
@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 )
 
 const twoRequests = `{"timestamp": 0, "input_length": 513, "output_length": 3, "hash_ids": [7, 8]}
@@ -22,7 +23,7 @@ const twoRequests = `{"timestamp": 0, "input_length": 513, "output_length": 3, "
 `
 
 func TestATraceIsReadPlainAndCompressed(t *testing.T) {
-	want := &simulator.Trace{Requests: []simulator.TraceRequest{
+	want := &workload.Trace{Requests: []workload.TraceRequest{
 		{Input: 513, Output: 3, IDs: []uint64{7, 8}},
 		{At: 1500 * time.Millisecond, Input: 512, IDs: []uint64{7}},
 	}}
@@ -36,7 +37,7 @@ func TestATraceIsReadPlainAndCompressed(t *testing.T) {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := simulator.OpenTrace(path)
+		got, err := workload.OpenTrace(path)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -67,23 +68,23 @@ func TestABadTraceIsRefusedWithItsLine(t *testing.T) {
 		good + "{" + strings.Repeat(" ", 2<<20):           "t: line 2: ",
 		"\x1f\x8bnot gzip at all":                         "t: gzip",
 	} {
-		_, err := simulator.ReadTrace("t", strings.NewReader(content))
+		_, err := workload.ReadTrace("t", strings.NewReader(content))
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%.60q: got %v, want an error that says %q", content, err, says)
 		}
 	}
-	if _, err := simulator.OpenTrace("no-such-file"); err == nil || !strings.Contains(err.Error(), "no-such-file") {
+	if _, err := workload.OpenTrace("no-such-file"); err == nil || !strings.Contains(err.Error(), "no-such-file") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func conversation(t *testing.T, requests int) *simulator.Trace {
+func conversation(t *testing.T, requests int) *workload.Trace {
 	t.Helper()
-	trace, err := simulator.ConversationTrace()
+	trace, err := workload.ConversationTrace()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &simulator.Trace{Requests: trace.Requests[:requests]}
+	return &workload.Trace{Requests: trace.Requests[:requests]}
 }
 
 func TestTheConversationTraceIsWhole(t *testing.T) {
@@ -101,18 +102,18 @@ func TestTheConversationTraceIsWhole(t *testing.T) {
 func TestEqualIDsAreEqualTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ids := rapid.SliceOfN(rapid.Uint64Range(0, 3), 1, 4)
-		draw := func(name string) simulator.TraceRequest {
-			r := simulator.TraceRequest{IDs: ids.Draw(t, name)}
-			r.Input = (len(r.IDs)-1)*simulator.TraceBlock + rapid.IntRange(1, simulator.TraceBlock).Draw(t, name+" rest")
+		draw := func(name string) workload.TraceRequest {
+			r := workload.TraceRequest{IDs: ids.Draw(t, name)}
+			r.Input = (len(r.IDs)-1)*workload.TraceBlock + rapid.IntRange(1, workload.TraceBlock).Draw(t, name+" rest")
 			return r
 		}
 		a, b := draw("a"), draw("b")
 		p, q := a.Prompt(), b.Prompt()
 		for i := range min(len(p), len(q)) {
-			same := a.IDs[i/simulator.TraceBlock] == b.IDs[i/simulator.TraceBlock]
+			same := a.IDs[i/workload.TraceBlock] == b.IDs[i/workload.TraceBlock]
 			// Other ids have other tokens but by chance: compare a few.
 			if window := min(i+4, len(p), len(q)); same && p[i] != q[i] ||
-				!same && i%simulator.TraceBlock == 0 && window == i+4 && cmp.Equal(p[i:window], q[i:window]) {
+				!same && i%workload.TraceBlock == 0 && window == i+4 && cmp.Equal(p[i:window], q[i:window]) {
 				t.Fatalf("token %d is %d and %d, of ids %v and %v", i, p[i], q[i], a.IDs, b.IDs)
 			}
 		}
@@ -121,7 +122,7 @@ func TestEqualIDsAreEqualTokens(t *testing.T) {
 
 func TestEachRequestGoesToOneEngine(t *testing.T) {
 	trace := conversation(t, 2000)
-	for _, policy := range []simulator.Policy{simulator.PolicyRoundRobin, simulator.PolicyPrefix} {
+	for _, policy := range []workload.Policy{workload.PolicyRoundRobin, workload.PolicyPrefix} {
 		parts, err := trace.Split(4, policy)
 		if err != nil {
 			t.Fatal(err)
@@ -144,8 +145,8 @@ func TestEachRequestGoesToOneEngine(t *testing.T) {
 			t.Errorf("policy %d: %d requests of 2000", policy, total)
 		}
 		t.Logf("policy %d: hits %d, tokens %v", policy, hits, tokens)
-		if policy == simulator.PolicyPrefix {
-			round, _ := trace.Split(4, simulator.PolicyRoundRobin)
+		if policy == workload.PolicyPrefix {
+			round, _ := trace.Split(4, workload.PolicyRoundRobin)
 			lesser := uint64(0)
 			for _, part := range round {
 				lesser += directHits(part, 512)
@@ -157,7 +158,7 @@ func TestEachRequestGoesToOneEngine(t *testing.T) {
 			t.Errorf("round robin (-want +got):\n%s", diff)
 		}
 	}
-	if _, err := trace.Split(0, simulator.PolicyPrefix); err == nil {
+	if _, err := trace.Split(0, workload.PolicyPrefix); err == nil {
 		t.Error("split over no engine")
 	}
 	if _, err := trace.Split(1, 7); err == nil {
@@ -167,14 +168,14 @@ func TestEachRequestGoesToOneEngine(t *testing.T) {
 
 // directHits is how many prompt tokens a cache without end has, in whole blocks,
 // from the ids alone: all but the last token may come from it.
-func directHits(trace *simulator.Trace, blockSize int) (hits uint64) {
+func directHits(trace *workload.Trace, blockSize int) (hits uint64) {
 	seen := make(map[uint64]bool)
 	for _, r := range trace.Requests {
 		n := 0
 		for n < len(r.IDs) && seen[r.IDs[n]] {
 			n++
 		}
-		hits += uint64(min(n*simulator.TraceBlock, r.Input-1) / blockSize * blockSize)
+		hits += uint64(min(n*workload.TraceBlock, r.Input-1) / blockSize * blockSize)
 		for _, id := range r.IDs {
 			seen[id] = true
 		}
@@ -185,12 +186,12 @@ func directHits(trace *simulator.Trace, blockSize int) (hits uint64) {
 func TestAPoolWithoutEndHasTheHitRateOfTheIDs(t *testing.T) {
 	for _, tt := range []struct{ blockSize, requests int }{{512, 1200}, {128, 200}, {16, 80}} {
 		trace := conversation(t, tt.requests)
-		pool := newPool(t, simulator.PoolConfig{Capacity: 20_000_000 / tt.blockSize, BlockSize: tt.blockSize})
-		load := newTraceLoad(t, trace, pool)
+		pool := newPool(t, blockpool.Config{Capacity: 20_000_000 / tt.blockSize, BlockSize: tt.blockSize})
+		load := newTraceRun(t, trace, pool)
 		for more(load) {
 			load.Step()
 		}
-		want := simulator.PoolStats{Requests: uint64(tt.requests), HitTokens: directHits(trace, tt.blockSize)}
+		want := blockpool.Stats{Requests: uint64(tt.requests), HitTokens: directHits(trace, tt.blockSize)}
 		for _, r := range trace.Requests {
 			want.PromptTokens += uint64(r.Input)
 		}
@@ -201,48 +202,48 @@ func TestAPoolWithoutEndHasTheHitRateOfTheIDs(t *testing.T) {
 			t.Errorf("hit rate %v", rate)
 		}
 	}
-	if (simulator.PoolStats{}).HitRate() != 0 {
+	if (blockpool.Stats{}).HitRate() != 0 {
 		t.Error("a hit rate of nothing")
 	}
 }
 
-func newTraceLoad(t rapid.TB, trace *simulator.Trace, pool *simulator.Pool) simulator.TraceLoad {
+func newTraceRun(t rapid.TB, trace *workload.Trace, pool *blockpool.Pool) *workload.TraceRun {
 	t.Helper()
-	load, err := simulator.NewTraceLoad(trace, pool, 1)
+	load, err := workload.NewTraceRun(trace, pool, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return load
 }
 
-func more(load simulator.TraceLoad) bool {
+func more(load *workload.TraceRun) bool {
 	_, ok := load.Due()
 	return ok
 }
 
 func TestWhoCountsFollowsATraceExactly(t *testing.T) {
-	request := rapid.Custom(func(t *rapid.T) simulator.TraceRequest {
-		r := simulator.TraceRequest{
+	request := rapid.Custom(func(t *rapid.T) workload.TraceRequest {
+		r := workload.TraceRequest{
 			At:     time.Duration(rapid.IntRange(0, 3000).Draw(t, "at")) * time.Millisecond,
 			IDs:    rapid.SliceOfN(rapid.Uint64Range(0, 4), 1, 4).Draw(t, "ids"),
 			Output: rapid.IntRange(0, 300).Draw(t, "output"),
 		}
-		r.Input = (len(r.IDs)-1)*simulator.TraceBlock + rapid.IntRange(1, simulator.TraceBlock).Draw(t, "rest")
+		r.Input = (len(r.IDs)-1)*workload.TraceBlock + rapid.IntRange(1, workload.TraceBlock).Draw(t, "rest")
 		return r
 	})
 	rapid.Check(t, func(t *rapid.T) {
-		trace := &simulator.Trace{Requests: rapid.SliceOfN(request, 1, 12).Draw(t, "requests")}
+		trace := &workload.Trace{Requests: rapid.SliceOfN(request, 1, 12).Draw(t, "requests")}
 		for i := range trace.Requests[1:] { // in order
 			trace.Requests[i+1].At = max(trace.Requests[i+1].At, trace.Requests[i].At)
 		}
-		cfg := simulator.PoolConfig{
+		cfg := blockpool.Config{
 			Capacity:  rapid.IntRange(1, 40).Draw(t, "capacity"),
 			BlockSize: rapid.SampledFrom([]int{64, 128, 512}).Draw(t, "block_size"),
 		}
 		pool, again := newPool(t, cfg), newPool(t, cfg)
-		load, twin := newTraceLoad(t, trace, pool), newTraceLoad(t, trace, again)
+		load, twin := newTraceRun(t, trace, pool), newTraceRun(t, trace, again)
 		restart := rapid.IntRange(0, 200).Draw(t, "restart")
-		f := newFollower()
+		f := pooltest.NewReplica()
 		last := time.Duration(-1)
 		for step := 0; more(load); step++ {
 			due, _ := load.Due()
@@ -253,14 +254,14 @@ func TestWhoCountsFollowsATraceExactly(t *testing.T) {
 			if step == restart {
 				load.Restart()
 				twin.Restart()
-				f = newFollower()
+				f = pooltest.NewReplica()
 			}
 			events := load.Step()
 			if diff := cmp.Diff(events, twin.Step()); diff != "" {
 				t.Fatalf("the same trace gives other events:\n%s", diff)
 			}
-			f.apply(t, events)
-			f.equal(t, pool)
+			f.Apply(t, events)
+			f.Check(t, pool)
 			if pool.Copies() > cfg.Capacity {
 				t.Fatalf("%d blocks in a pool of %d", pool.Copies(), cfg.Capacity)
 			}
@@ -275,7 +276,7 @@ func TestWhoCountsFollowsATraceExactly(t *testing.T) {
 }
 
 func TestATraceHasItsTimes(t *testing.T) {
-	trace := &simulator.Trace{Requests: []simulator.TraceRequest{
+	trace := &workload.Trace{Requests: []workload.TraceRequest{
 		{At: 0, Input: 512, Output: 1, IDs: []uint64{1}},
 		{At: 10 * time.Second, Input: 512, IDs: []uint64{2}},
 	}}
@@ -284,7 +285,7 @@ func TestATraceHasItsTimes(t *testing.T) {
 		10: {0, 2500 * time.Microsecond, time.Second, 1002500 * time.Microsecond},
 		0:  {0, 0, 0, 0},
 	} {
-		load, err := simulator.NewTraceLoad(trace, newPool(t, simulator.PoolConfig{BlockSize: 512}), speed)
+		load, err := workload.NewTraceRun(trace, newPool(t, blockpool.Config{BlockSize: 512}), speed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,32 +301,5 @@ func TestATraceHasItsTimes(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("at speed %v (-want +got):\n%s", speed, diff)
 		}
-	}
-}
-
-func TestAnEngineRunsATrace(t *testing.T) {
-	cfg := faulty(0, nil)
-	cfg.Trace, cfg.Pool = conversation(t, 40), simulator.PoolConfig{Capacity: 5000, BlockSize: 64}
-	e := newEngine(t, cfg)
-	sub := subscribe(t, e.Endpoint())
-	run(t, e)
-	counts := make(map[uint64]int)
-	n := uint64(0)
-	for _, m := range receiveUntilFinished(t, e, sub) {
-		n++
-		applyCounting(counts, decode(t, m.payload).Events)
-	}
-	for sum := e.Summary(); n < sum.Batches; n++ {
-		applyCounting(counts, decode(t, receiveBatch(t, sub).payload).Events)
-	}
-	held := make(map[uint64]struct{})
-	for h := range counts {
-		held[h] = struct{}{}
-	}
-	if diff := cmp.Diff(e.Blocks(), held, cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("(-pool +received):\n%s", diff)
-	}
-	if sum := e.Summary(); sum.Requests != 40 || sum.Removed == 0 {
-		t.Errorf("got %+v, want 40 requests that do not all fit", sum)
 	}
 }

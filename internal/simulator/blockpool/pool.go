@@ -1,4 +1,8 @@
-package simulator
+// Package blockpool has the KV-cache block pool of an engine with prefix caching.
+//
+// Prompts and generated tokens flow in; the engine's store and remove events flow out.
+// Equal calls give equal events, and the blocks that the pool holds are known after each.
+package blockpool
 
 import (
 	"encoding/binary"
@@ -12,8 +16,8 @@ import (
 // medium is what vLLM calls the memory of the accelerator.
 const medium = "GPU"
 
-// PoolConfig sizes a Pool. The zero value is a small engine.
-type PoolConfig struct {
+// Config sizes a Pool. The zero value is a small engine.
+type Config struct {
 	// Capacity is in blocks; 0 means 4,096.
 	Capacity int
 	// BlockSize is in tokens; 0 means 16.
@@ -23,7 +27,7 @@ type PoolConfig struct {
 	HashSeed uint64
 }
 
-func (c PoolConfig) withDefaults() (PoolConfig, error) {
+func (c Config) withDefaults() (Config, error) {
 	if c.Capacity == 0 {
 		c.Capacity = 4096
 	}
@@ -36,28 +40,26 @@ func (c PoolConfig) withDefaults() (PoolConfig, error) {
 	return c, nil
 }
 
-// Pool is the block pool of an engine with prefix caching, as vLLM's: blocks are
-// found by the hash of all tokens up to their end, a finished request leaves its
-// blocks behind to be found again, and the least recently used of those make room
-// for new ones, the end of a request before its beginning. So a parent is there
-// when its child is stored, and leaves after it.
+// Pool is a block pool with the rules of vLLM's: a block is found by the hash of all
+// tokens up to its end, the blocks of a finished request stay cached, and the least
+// recently used of those are evicted for new ones, the end of a request before its
+// beginning. A parent is therefore present when its child is stored, and evicted after it.
 //
-// Like vLLM's it never serves a whole prompt from the cache: the last token is
-// always computed, so that a prompt of whole blocks sent again computes its last
-// block again. The pool then holds two copies of that hash, tells of both when
-// they come and when they go, and whoever follows must count.
+// As in vLLM, a prompt is never served from the cache as a whole: the last token is always
+// computed, so that a prompt of whole blocks computes its last block again. The pool then
+// holds two copies of that block and emits an event for each, which a subscriber counts.
 //
-// A Pool does no I/O and is for one goroutine.
+// A Pool is for one goroutine.
 type Pool struct {
-	cfg    PoolConfig
+	cfg    Config
 	blocks []block
 	free   freeList
 	copies map[uint64][]int // blocks by hash, the oldest copy first
 	digest uint64
 	used   int // blocks that requests hold
 	cached int // blocks with a hash
-	stats  PoolStats
-	bytes  []byte // of the tokens to be hashed
+	stats  Stats
+	buffer []byte // for the bytes of tokens to hash
 }
 
 // block is a physical block.
@@ -67,8 +69,8 @@ type block struct {
 	refs   int // requests that use it; at 0 it is in the free list
 }
 
-// NewPool returns an empty Pool.
-func NewPool(cfg PoolConfig) (*Pool, error) {
+// New returns an empty Pool.
+func New(cfg Config) (*Pool, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
@@ -81,11 +83,10 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 	}, nil
 }
 
-// Request runs a request that generates nothing: it computes what is not cached
-// of the prompt, and finishes. It returns the events of the step: a Removed for
-// each block that made room, then one Stored for the run of new blocks. It is
-// false, and nothing happens, where the prompt does not fit beside what other
-// requests hold.
+// Request runs a request that generates nothing: it computes what is not cached of the
+// prompt, and finishes. It returns the events of the step: a Removed for each evicted
+// block, then one Stored for the run of new blocks. It returns false, and does nothing,
+// where the prompt does not fit beside the blocks of running requests.
 func (p *Pool) Request(prompt []uint32) ([]wire.Event, bool) {
 	r, events, ok := p.Start(prompt)
 	if ok {
@@ -94,8 +95,8 @@ func (p *Pool) Request(prompt []uint32) ([]wire.Event, bool) {
 	return events, ok
 }
 
-// Reset empties the cache, and returns the event that says so. Like vLLM's it is
-// false, and nothing happens, while requests run.
+// Reset empties the cache, and returns its Cleared event. As in vLLM, it returns false,
+// and does nothing, while requests run.
 func (p *Pool) Reset() ([]wire.Event, bool) {
 	if !p.Restart() {
 		return nil, false
@@ -103,8 +104,8 @@ func (p *Pool) Reset() ([]wire.Event, bool) {
 	return []wire.Event{{Kind: wire.KindCleared}}, true
 }
 
-// Restart empties the cache without a word, as a new process begins. It is false,
-// and nothing happens, while requests run.
+// Restart empties the cache without an event, as a new process does. It returns false,
+// and does nothing, while requests run.
 func (p *Pool) Restart() bool {
 	if p.used > 0 {
 		return false
@@ -115,9 +116,8 @@ func (p *Pool) Restart() bool {
 	return true
 }
 
-// Stats returns what all requests so far have asked for, resets and restarts
-// notwithstanding.
-func (p *Pool) Stats() PoolStats { return p.stats }
+// Stats returns the statistics of all requests so far, over resets and restarts.
+func (p *Pool) Stats() Stats { return p.stats }
 
 // Blocks returns the hashes held.
 func (p *Pool) Blocks() map[uint64]struct{} {
@@ -128,6 +128,12 @@ func (p *Pool) Blocks() map[uint64]struct{} {
 	return blocks
 }
 
+// Capacity returns the number of blocks.
+func (p *Pool) Capacity() int { return p.cfg.Capacity }
+
+// BlockSize returns the number of tokens of a block.
+func (p *Pool) BlockSize() int { return p.cfg.BlockSize }
+
 // Len returns the number of distinct hashes held.
 func (p *Pool) Len() int { return len(p.copies) }
 
@@ -137,9 +143,9 @@ func (p *Pool) Copies() int { return p.cached }
 // Digest returns the XOR of splitmix64 over the distinct hashes held.
 func (p *Pool) Digest() uint64 { return p.digest }
 
-// take gives n blocks to a request, and returns a Removed for each hash that had
-// to go. There must be as many free.
-func (p *Pool) take(n int) (ids []int, events []wire.Event) {
+// allocate gives n blocks to a request, and returns a Removed for each cached block that
+// it evicts. At least n blocks must be free.
+func (p *Pool) allocate(n int) (ids []int, events []wire.Event) {
 	ids = make([]int, n)
 	for i := range ids {
 		id := p.free.pop()
@@ -166,7 +172,7 @@ func (p *Pool) evict(id int) wire.Event {
 	}
 	if len(ids) == 0 {
 		delete(p.copies, h)
-		p.digest ^= splitmix64(h)
+		p.digest ^= SplitMix64(h)
 	} else {
 		p.copies[h] = ids
 	}
@@ -177,12 +183,12 @@ func (p *Pool) cache(id int, h uint64) {
 	p.blocks[id].hash, p.blocks[id].cached = h, true
 	p.cached++
 	if len(p.copies[h]) == 0 {
-		p.digest ^= splitmix64(h)
+		p.digest ^= SplitMix64(h)
 	}
 	p.copies[h] = append(p.copies[h], id)
 }
 
-// touch gives a cached block to one more request.
+// touch adds a reference of a request to a cached block.
 func (p *Pool) touch(id int) {
 	if p.blocks[id].refs == 0 {
 		p.free.remove(id)
@@ -191,8 +197,8 @@ func (p *Pool) touch(id int) {
 	p.blocks[id].refs++
 }
 
-// release takes a request's blocks from it, the last one first: that is the order
-// in which they will make room.
+// release drops a request's references, the last block first: in that order they are
+// evicted.
 func (p *Pool) release(ids []int) {
 	for i := len(ids) - 1; i >= 0; i-- {
 		b := &p.blocks[ids[i]]
@@ -206,25 +212,25 @@ func (p *Pool) release(ids []int) {
 
 // hash names the block that continues parent with tokens.
 func (p *Pool) hash(parent uint64, tokens []uint32) uint64 {
-	p.bytes = p.bytes[:0]
+	p.buffer = p.buffer[:0]
 	for _, t := range tokens {
-		p.bytes = binary.LittleEndian.AppendUint32(p.bytes, t)
+		p.buffer = binary.LittleEndian.AppendUint32(p.buffer, t)
 	}
-	return xxh3.HashSeed(p.bytes, parent)
+	return xxh3.HashSeed(p.buffer, parent)
 }
 
 // splitmix64 is the first output of Vigna's generator of that name, seeded with x:
 // https://prng.di.unimi.it/splitmix64.c.
-func splitmix64(x uint64) uint64 {
+func SplitMix64(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// PoolStats are what requests have asked of a Pool.
-type PoolStats struct {
-	// Requests have begun.
+// Stats are the statistics of a Pool's requests.
+type Stats struct {
+	// Requests is how many have started.
 	Requests uint64 `json:"requests"`
 	// PromptTokens is the length of their prompts, and HitTokens how many of those
 	// were found in the cache, in whole blocks.
@@ -232,9 +238,9 @@ type PoolStats struct {
 	HitTokens    uint64 `json:"hit_tokens"`
 }
 
-// HitRate is the part of all prompt tokens that the cache had, 0 to 1: what vLLM
-// reports as its prefix cache hit rate.
-func (s PoolStats) HitRate() float64 {
+// HitRate returns the share of prompt tokens that were cached, 0 to 1, which vLLM calls
+// its prefix cache hit rate.
+func (s Stats) HitRate() float64 {
 	if s.PromptTokens == 0 {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package simulator
+package blockpool
 
 import (
 	"slices"
@@ -6,25 +6,22 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// Request is a request that runs: it holds the blocks it uses, and they stay in
-// the pool until it finishes.
+// Request is a running request. The pool does not evict its blocks until it finishes.
 type Request struct {
 	pool   *Pool
 	tokens []uint32
 	ids    []int
-	last   uint64 // hash of the last block; the pool's seed where there is none
+	last   uint64 // hash of the last block; the pool's HashSeed before the first
 }
 
-// Start begins a request with a prompt: the blocks that are cached are used again,
-// the others are computed and stored. The events are a Removed for each block that
-// made room, then one Stored for the run of new blocks. It is false, and nothing
-// happens, where the prompt does not fit beside what other requests hold.
+// Start starts a request with a prompt: cached blocks are reused, the others are computed
+// and stored. It returns events and false as Pool.Request does.
 //
-// The events' tokens are the request's memory; nobody changes them.
+// The events' tokens share the request's memory, and must not be changed.
 func (p *Pool) Start(prompt []uint32) (*Request, []wire.Event, bool) {
 	r := &Request{pool: p, tokens: slices.Clone(prompt), last: p.cfg.HashSeed}
 	size := p.cfg.BlockSize
-	idle := 0 // cached blocks that the request takes out of the free list
+	idle := 0 // reused blocks that are in the free list
 	for end := size; end < len(prompt); end += size {
 		h := p.hash(r.last, prompt[end-size:end])
 		copies := p.copies[h]
@@ -48,8 +45,8 @@ func (p *Pool) Start(prompt []uint32) (*Request, []wire.Event, bool) {
 	return r, r.compute(), true
 }
 
-// Extend adds generated tokens, and returns the events of the blocks that they
-// fill: as Start does. It is false, and nothing happens, where there is no room.
+// Extend adds generated tokens, and returns the events of the blocks that they fill. It
+// returns false, and does nothing, where there is no free block.
 func (r *Request) Extend(tokens ...uint32) ([]wire.Event, bool) {
 	if (len(r.tokens)+len(tokens))/r.pool.cfg.BlockSize-len(r.ids) > r.pool.free.len {
 		return nil, false
@@ -58,16 +55,16 @@ func (r *Request) Extend(tokens ...uint32) ([]wire.Event, bool) {
 	return r.compute(), true
 }
 
-// Finish ends the request. Its blocks stay cached until others need the room.
+// Finish ends the request. Its blocks stay cached until they are evicted.
 func (r *Request) Finish() {
 	r.pool.release(r.ids)
 	r.ids = nil
 }
 
-// Tokens returns the prompt and what was generated, to read.
+// Tokens returns the prompt and the generated tokens, which must not be changed.
 func (r *Request) Tokens() []uint32 { return slices.Clip(r.tokens) }
 
-// Hashes returns the hashes of the blocks it holds, in order.
+// Hashes returns the hashes of its blocks, in order.
 func (r *Request) Hashes() []uint64 {
 	hashes := make([]uint64, len(r.ids))
 	for i, id := range r.ids {
@@ -76,14 +73,14 @@ func (r *Request) Hashes() []uint64 {
 	return hashes
 }
 
-// compute stores every whole block that the request has no block for yet.
+// compute stores every whole block of tokens that has no block yet.
 func (r *Request) compute() []wire.Event {
 	p, size := r.pool, r.pool.cfg.BlockSize
 	first, end := len(r.ids), len(r.tokens)/size
 	if first == end {
 		return nil
 	}
-	ids, events := p.take(end - first)
+	ids, events := p.allocate(end - first)
 	store := wire.Event{
 		Kind:        wire.KindStored,
 		BlockHashes: make([]uint64, 0, end-first),

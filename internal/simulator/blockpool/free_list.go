@@ -1,7 +1,7 @@
-package simulator
+package blockpool
 
-// freeList is the order in which blocks that nobody uses make room: a ring of
-// block numbers, linked both ways, with a sentinel behind the last block.
+// freeList is the unused blocks in the order of their eviction: a doubly linked ring of
+// block numbers, with a sentinel behind the last block.
 type freeList struct {
 	prev, next []int
 	len        int
@@ -19,7 +19,7 @@ func newFreeList(n int) freeList {
 
 func (l *freeList) sentinel() int { return len(l.next) - 1 }
 
-// push puts a block at the end.
+// push appends a block.
 func (l *freeList) push(id int) {
 	s := l.sentinel()
 	last := l.prev[s]
@@ -28,14 +28,14 @@ func (l *freeList) push(id int) {
 	l.len++
 }
 
-// pop takes the first block. There must be one.
+// pop removes and returns the first block. There must be one.
 func (l *freeList) pop() int {
 	id := l.next[l.sentinel()]
 	l.remove(id)
 	return id
 }
 
-// remove takes a block out. It must be in the list.
+// remove removes a block, which must be in the list.
 func (l *freeList) remove(id int) {
 	l.next[l.prev[id]], l.prev[l.next[id]] = l.next[id], l.prev[id]
 	l.len--

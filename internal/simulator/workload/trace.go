@@ -1,4 +1,4 @@
-package simulator
+package workload
 
 import (
 	"bufio"
@@ -11,12 +11,14 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
 // TraceBlock is the number of tokens that an id of a trace stands for.
 const TraceBlock = 512
 
-// Trace are requests as they came to a service, in the order of their time.
+// Trace is the requests that a service received, in the order of their time.
 type Trace struct{ Requests []TraceRequest }
 
 // TraceRequest is a request of a trace.
@@ -25,8 +27,8 @@ type TraceRequest struct {
 	At time.Duration
 	// Input and Output are the tokens of its prompt and of what it generates.
 	Input, Output int
-	// IDs stand for the prompt, each for TraceBlock tokens but the last, which may
-	// stand for less. Equal ids are equal tokens, after equal ids.
+	// IDs stand for the prompt, each for TraceBlock tokens, the last for at most as many.
+	// Equal ids after equal ids stand for equal tokens.
 	IDs []uint64
 }
 
@@ -54,9 +56,8 @@ const maxTraceLine = 1 << 20
 
 // ReadTrace reads a trace in Mooncake's form, which may be compressed with gzip: a
 // line a request, an object with timestamp (milliseconds), input_length and
-// output_length (tokens) and hash_ids (an id for each 512 tokens of the prompt, or
-// the rest of them). Its times never go backwards. What is wrong is told with the
-// name and the line.
+// output_length (tokens) and hash_ids (an id for each 512 tokens of the prompt, and one
+// for the rest). Times never decrease. Errors give the name and the line.
 func ReadTrace(name string, r io.Reader) (*Trace, error) {
 	in := bufio.NewReader(r)
 	lines := bufio.NewScanner(in)
@@ -142,4 +143,23 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 		At:    time.Duration(*l.Timestamp) * time.Millisecond,
 		Input: *l.Input, Output: *l.Output, IDs: *l.IDs,
 	}, nil
+}
+
+// Prompt returns the tokens of the prompt, which follow from the ids alone: prompts with
+// equal first ids have equal first tokens, at any block size.
+func (r TraceRequest) Prompt() []uint32 {
+	prompt := make([]uint32, r.Input)
+	for i := range prompt {
+		prompt[i] = traceToken(r.IDs[i/TraceBlock], uint64(i%TraceBlock))
+	}
+	return prompt
+}
+
+// outputID is a bit of the ids of generated tokens, which the ids of prompts lack: they
+// count from 0.
+const outputID = 1 << 63
+
+// traceToken returns a token that an id stands for.
+func traceToken(id, at uint64) uint32 {
+	return uint32(blockpool.SplitMix64(blockpool.SplitMix64(id)^at) % vocabulary)
 }

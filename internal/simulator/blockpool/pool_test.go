@@ -1,4 +1,4 @@
-package simulator_test
+package blockpool_test
 
 import (
 	"slices"
@@ -8,85 +8,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/simulator"
-	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 )
-
-// follower is whoever reads a pool's events: it counts copies of each hash.
-type follower struct {
-	counts map[uint64]int
-	parent map[uint64]uint64 // of each hash ever stored; none for a first block
-}
-
-func newFollower() *follower {
-	return &follower{counts: make(map[uint64]int), parent: make(map[uint64]uint64)}
-}
-
-// apply applies the events of a step, and fails where the pool's order is broken.
-func (f *follower) apply(t rapid.TB, events []wire.Event) {
-	t.Helper()
-	for _, ev := range events {
-		switch ev.Kind {
-		case wire.KindCleared:
-			clear(f.counts)
-		case wire.KindRemoved:
-			if len(ev.BlockHashes) != 1 {
-				t.Fatalf("a remove of %d hashes, want 1", len(ev.BlockHashes))
-			}
-			h := ev.BlockHashes[0]
-			if f.counts[h] == 0 {
-				t.Fatalf("remove of %x, which is not held", h)
-			}
-			if f.counts[h]--; f.counts[h] == 0 {
-				delete(f.counts, h)
-			}
-			for child := range f.counts {
-				if f.counts[h] == 0 && f.parent[child] == h {
-					t.Fatalf("%x leaves before its child %x", h, child)
-				}
-			}
-		case wire.KindStored:
-			f.store(t, ev)
-		}
-	}
-}
-
-func (f *follower) store(t rapid.TB, ev wire.Event) {
-	t.Helper()
-	if len(ev.Tokens) != len(ev.BlockHashes)*int(ev.BlockSize) {
-		t.Fatalf("%d tokens in %d blocks of %d", len(ev.Tokens), len(ev.BlockHashes), ev.BlockSize)
-	}
-	if ev.HasParent && f.counts[ev.Parent] == 0 {
-		t.Fatalf("store after parent %x, which is not held", ev.Parent)
-	}
-	parent := ev.Parent
-	for _, h := range ev.BlockHashes {
-		f.counts[h]++
-		if parent != 0 {
-			f.parent[h] = parent
-		}
-		parent = h
-	}
-}
-
-// equal fails unless the follower knows what the pool holds.
-func (f *follower) equal(t rapid.TB, p *simulator.Pool) {
-	t.Helper()
-	set, copies := make(map[uint64]struct{}), 0
-	for h, n := range f.counts {
-		set[h] = struct{}{}
-		copies += n
-	}
-	if diff := cmp.Diff(p.Blocks(), set); diff != "" {
-		t.Fatalf("the events do not give what the pool holds (-pool +events):\n%s", diff)
-	}
-	if p.Copies() != copies || p.Len() != len(set) {
-		t.Fatalf("the pool counts %d blocks and %d hashes, the events %d and %d", p.Copies(), p.Len(), copies, len(set))
-	}
-	if got, want := p.Digest(), checker.Digest(set); got != want {
-		t.Fatalf("Digest() = %x, want %x", got, want)
-	}
-}
 
 // stored returns the store among events, which has to come last.
 func stored(t rapid.TB, events []wire.Event) wire.Event {
@@ -97,9 +21,9 @@ func stored(t rapid.TB, events []wire.Event) wire.Event {
 	return events[len(events)-1]
 }
 
-func newPool(t rapid.TB, cfg simulator.PoolConfig) *simulator.Pool {
+func newPool(t rapid.TB, cfg blockpool.Config) *blockpool.Pool {
 	t.Helper()
-	p, err := simulator.NewPool(cfg)
+	p, err := blockpool.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +31,7 @@ func newPool(t rapid.TB, cfg simulator.PoolConfig) *simulator.Pool {
 }
 
 func TestPoolReusesPrefixes(t *testing.T) {
-	p := newPool(t, simulator.PoolConfig{Capacity: 8, BlockSize: 2})
+	p := newPool(t, blockpool.Config{Capacity: 8, BlockSize: 2})
 	events, _ := p.Request([]uint32{1, 2, 3, 4, 5})
 	first := stored(t, events)
 	if len(events) != 1 || first.HasParent || len(first.BlockHashes) != 2 {
@@ -126,7 +50,7 @@ func TestPoolReusesPrefixes(t *testing.T) {
 }
 
 func TestPoolComputesTheLastBlockOfAWholePromptAgain(t *testing.T) {
-	p := newPool(t, simulator.PoolConfig{Capacity: 8, BlockSize: 2})
+	p := newPool(t, blockpool.Config{Capacity: 8, BlockSize: 2})
 	prompt := []uint32{1, 2, 3, 4}
 	events, _ := p.Request(prompt)
 	first := stored(t, events)
@@ -141,7 +65,7 @@ func TestPoolComputesTheLastBlockOfAWholePromptAgain(t *testing.T) {
 }
 
 func TestPoolEvictsTheLeastRecentlyUsedFromItsEnd(t *testing.T) {
-	p := newPool(t, simulator.PoolConfig{Capacity: 4, BlockSize: 1})
+	p := newPool(t, blockpool.Config{Capacity: 4, BlockSize: 1})
 	events, _ := p.Request([]uint32{1, 2})
 	old := stored(t, events).BlockHashes
 	if _, ok := p.Request([]uint32{3, 4}); !ok {
@@ -154,7 +78,7 @@ func TestPoolEvictsTheLeastRecentlyUsedFromItsEnd(t *testing.T) {
 }
 
 func TestPoolKeepsWhatRunningRequestsUse(t *testing.T) {
-	p := newPool(t, simulator.PoolConfig{Capacity: 4, BlockSize: 1})
+	p := newPool(t, blockpool.Config{Capacity: 4, BlockSize: 1})
 	r, _, _ := p.Start([]uint32{1, 2, 3})
 	if events, ok := p.Request([]uint32{7, 8}); ok || events != nil {
 		t.Errorf("two blocks beside three of four: got %v, %t", events, ok)
@@ -178,8 +102,8 @@ func TestPoolKeepsWhatRunningRequestsUse(t *testing.T) {
 }
 
 func TestPoolsWithOtherSeedsUseOtherNames(t *testing.T) {
-	a := newPool(t, simulator.PoolConfig{HashSeed: 1})
-	b := newPool(t, simulator.PoolConfig{HashSeed: 2})
+	a := newPool(t, blockpool.Config{HashSeed: 1})
+	b := newPool(t, blockpool.Config{HashSeed: 2})
 	prompt := make([]uint32, 40)
 	a.Request(prompt)
 	b.Request(prompt)
@@ -193,31 +117,31 @@ func TestPoolsWithOtherSeedsUseOtherNames(t *testing.T) {
 func TestWhoCountsFollowsThePoolExactly(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		capacity := rapid.IntRange(1, 24).Draw(t, "capacity")
-		p := newPool(t, simulator.PoolConfig{
+		p := newPool(t, blockpool.Config{
 			Capacity: capacity, BlockSize: rapid.IntRange(1, 3).Draw(t, "block_size"),
 		})
-		f := newFollower()
+		f := pooltest.NewReplica()
 		// Few token ids, so that prompts share prefixes.
 		tokens := rapid.SliceOfN(rapid.Uint32Range(0, 1), 0, 20)
-		var running []*simulator.Request
+		var running []*blockpool.Request
 		t.Repeat(map[string]func(*rapid.T){
 			"request": func(t *rapid.T) {
 				events, _ := p.Request(tokens.Draw(t, "prompt"))
-				f.apply(t, events)
+				f.Apply(t, events)
 			},
 			"start": func(t *rapid.T) {
 				r, events, ok := p.Start(tokens.Draw(t, "prompt"))
 				if ok {
 					running = append(running, r)
 				}
-				f.apply(t, events)
+				f.Apply(t, events)
 			},
 			"extend": func(t *rapid.T) {
 				if len(running) == 0 {
 					t.Skip("nothing runs")
 				}
 				events, _ := rapid.SampledFrom(running).Draw(t, "request").Extend(tokens.Draw(t, "tokens")...)
-				f.apply(t, events)
+				f.Apply(t, events)
 			},
 			"finish": func(t *rapid.T) {
 				if len(running) == 0 {
@@ -232,16 +156,16 @@ func TestWhoCountsFollowsThePoolExactly(t *testing.T) {
 				if ok == (len(running) > 0 && anyHolds(running)) {
 					t.Fatalf("reset = %t with %d requests running", ok, len(running))
 				}
-				f.apply(t, events)
+				f.Apply(t, events)
 			},
 			"": func(t *rapid.T) {
-				f.equal(t, p)
+				f.Check(t, p)
 				if p.Copies() > capacity {
 					t.Fatalf("%d blocks in a pool of %d", p.Copies(), capacity)
 				}
 				for _, r := range running {
 					for _, h := range r.Hashes() {
-						if f.counts[h] == 0 {
+						if f.Copies(h) == 0 {
 							t.Fatalf("%x was evicted from under a request", h)
 						}
 					}
@@ -251,6 +175,6 @@ func TestWhoCountsFollowsThePoolExactly(t *testing.T) {
 	})
 }
 
-func anyHolds(running []*simulator.Request) bool {
-	return slices.ContainsFunc(running, func(r *simulator.Request) bool { return len(r.Hashes()) > 0 })
+func anyHolds(running []*blockpool.Request) bool {
+	return slices.ContainsFunc(running, func(r *blockpool.Request) bool { return len(r.Hashes()) > 0 })
 }

@@ -1,18 +1,21 @@
-package simulator_test
+package workload_test
 
 import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
+	"github.com/kvcast/kvcast/internal/simulator/workload"
 )
 
-func newWorkload(t *testing.T, cfg simulator.WorkloadConfig, pool simulator.PoolConfig, seed uint64) (*simulator.Workload, *simulator.Pool) {
+func newConversations(t *testing.T, cfg workload.Config, pool blockpool.Config, seed uint64) (*workload.Conversations, *blockpool.Pool) {
 	t.Helper()
 	p := newPool(t, pool)
-	w, err := simulator.NewWorkload(cfg, p, seed)
+	w, err := workload.NewConversations(cfg, p, seed, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,20 +23,20 @@ func newWorkload(t *testing.T, cfg simulator.WorkloadConfig, pool simulator.Pool
 }
 
 func TestSameSeedSameEvents(t *testing.T) {
-	cfg := simulator.WorkloadConfig{ResetEvery: 40}
-	a, poolA := newWorkload(t, cfg, simulator.PoolConfig{Capacity: 512, BlockSize: 4}, 7)
-	b, _ := newWorkload(t, cfg, simulator.PoolConfig{Capacity: 512, BlockSize: 4}, 7)
-	other, _ := newWorkload(t, cfg, simulator.PoolConfig{Capacity: 512, BlockSize: 4}, 8)
+	cfg := workload.Config{ResetEvery: 40}
+	a, poolA := newConversations(t, cfg, blockpool.Config{Capacity: 512, BlockSize: 4}, 7)
+	b, _ := newConversations(t, cfg, blockpool.Config{Capacity: 512, BlockSize: 4}, 7)
+	other, _ := newConversations(t, cfg, blockpool.Config{Capacity: 512, BlockSize: 4}, 8)
 	differs := false
-	f := newFollower()
+	f := pooltest.NewReplica()
 	for step := range 200 {
 		want := a.Step()
 		if diff := cmp.Diff(want, b.Step()); diff != "" {
 			t.Fatalf("step %d differs:\n%s", step, diff)
 		}
 		differs = differs || !cmp.Equal(want, other.Step())
-		f.apply(t, want)
-		f.equal(t, poolA)
+		f.Apply(t, want)
+		f.Check(t, poolA)
 	}
 	if !differs {
 		t.Error("another seed gives the same events")
@@ -42,7 +45,7 @@ func TestSameSeedSameEvents(t *testing.T) {
 
 // The shape is that of batches recorded from vLLM's own publisher and pool.
 func TestWorkloadLooksLikeAnEngine(t *testing.T) {
-	w, pool := newWorkload(t, simulator.WorkloadConfig{}, simulator.PoolConfig{Capacity: 2048}, 1)
+	w, pool := newConversations(t, workload.Config{}, blockpool.Config{Capacity: 2048}, 1)
 	for pool.Copies() < 2048 {
 		w.Step()
 	}
@@ -83,32 +86,41 @@ func TestWorkloadLooksLikeAnEngine(t *testing.T) {
 func TestWorkloadRefusesWhatNeverFits(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		cfg  simulator.WorkloadConfig
-		pool simulator.PoolConfig
+		cfg  workload.Config
+		pool blockpool.Config
 	}{
-		{"a pool of one block", simulator.WorkloadConfig{}, simulator.PoolConfig{Capacity: 1}},
-		{"prompts longer than the pool", simulator.WorkloadConfig{MinPrompt: 64, MaxPrompt: 64}, simulator.PoolConfig{Capacity: 64}},
-		{"min above max", simulator.WorkloadConfig{MinPrompt: 8, MaxPrompt: 4}, simulator.PoolConfig{}},
-		{"a negative number", simulator.WorkloadConfig{Concurrency: -1}, simulator.PoolConfig{}},
+		{"a pool of one block", workload.Config{}, blockpool.Config{Capacity: 1}},
+		{"prompts longer than the pool", workload.Config{MinPrompt: 64, MaxPrompt: 64}, blockpool.Config{Capacity: 64}},
+		{"min above max", workload.Config{MinPrompt: 8, MaxPrompt: 4}, blockpool.Config{}},
+		{"a negative number", workload.Config{Concurrency: -1}, blockpool.Config{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := simulator.NewWorkload(tt.cfg, newPool(t, tt.pool), 1); err == nil {
+			if _, err := workload.NewConversations(tt.cfg, newPool(t, tt.pool), 1, 0); err == nil {
 				t.Error("taken")
 			}
 		})
 	}
-	if _, err := simulator.NewPool(simulator.PoolConfig{Capacity: -1}); err == nil {
+	if _, err := blockpool.New(blockpool.Config{Capacity: -1}); err == nil {
 		t.Error("a pool of -1 blocks was taken")
 	}
 }
 
 func TestASmallPoolStillWorks(t *testing.T) {
 	for _, capacity := range []int{3, 4, 7, 32} {
-		w, pool := newWorkload(t, simulator.WorkloadConfig{}, simulator.PoolConfig{Capacity: capacity}, 3)
-		f := newFollower()
+		w, pool := newConversations(t, workload.Config{}, blockpool.Config{Capacity: capacity}, 3)
+		f := pooltest.NewReplica()
 		for range 200 {
-			f.apply(t, w.Step())
-			f.equal(t, pool)
+			f.Apply(t, w.Step())
+			f.Check(t, pool)
 		}
 	}
+}
+
+func newPool(t rapid.TB, cfg blockpool.Config) *blockpool.Pool {
+	t.Helper()
+	p, err := blockpool.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }

@@ -1,30 +1,30 @@
-package simulator
+package workload
 
 import "fmt"
 
-// Policy is how requests are spread over engines.
+// Policy is how requests are distributed over engines.
 type Policy int
 
 // The policies.
 const (
-	// PolicyRoundRobin gives each engine one after the other.
+	// PolicyRoundRobin gives a request to one engine after the other.
 	PolicyRoundRobin Policy = iota
-	// PolicyPrefix gives a request to the engine that was given the longest part of
-	// its prompt before, or to the one with the least tokens among several; but to
-	// none that has been given a twentieth more tokens than that one, and 65,536.
-	// It is how a router goes by what it sent, not by what the engines still hold.
+	// PolicyPrefix gives a request to the engine that was given the longest part of its
+	// prompt before; of several, to the one that was given the fewest tokens. It excludes
+	// engines that were given over a twentieth and 65,536 tokens more than the least
+	// loaded one. A router decides so by what it sent, not by what engines still hold.
 	PolicyPrefix
 )
 
-// Validate returns an error for a policy that is none.
+// validate returns an error for an unknown policy.
 func (p Policy) validate() error {
 	if p != PolicyRoundRobin && p != PolicyPrefix {
-		return fmt.Errorf("split trace: policy %d is none", p)
+		return fmt.Errorf("split trace: policy %d is unknown", p)
 	}
 	return nil
 }
 
-// Split returns the requests that each of n engines gets. The times stay.
+// Split returns the requests of each of n engines, with their times unchanged.
 func (t *Trace) Split(n int, policy Policy) ([]*Trace, error) {
 	if err := policy.validate(); err != nil {
 		return nil, err
@@ -40,14 +40,14 @@ func (t *Trace) Split(n int, policy Policy) ([]*Trace, error) {
 	for i, req := range t.Requests {
 		to := i % n
 		if policy == PolicyPrefix {
-			to = s.give(req)
+			to = s.assign(req)
 		}
 		parts[to].Requests = append(parts[to].Requests, req)
 	}
 	return parts, nil
 }
 
-// splitter remembers who was given what.
+// splitter is the requests of each engine so far.
 type splitter struct {
 	given  []map[uint64]struct{} // ids, by engine
 	tokens []int                 // by engine
@@ -61,8 +61,8 @@ func newSplitter(n int) *splitter {
 	return s
 }
 
-// give returns the engine that gets a request.
-func (s *splitter) give(req TraceRequest) int {
+// assign returns the engine of the next request.
+func (s *splitter) assign(req TraceRequest) int {
 	least := 0
 	for i := range s.tokens {
 		if s.tokens[i] < s.tokens[least] {
@@ -86,7 +86,7 @@ func (s *splitter) give(req TraceRequest) int {
 	return best
 }
 
-// prefix returns how many of the first ids an engine was given.
+// prefix returns how many of the first ids of a request an engine was given before.
 func (s *splitter) prefix(engine int, req TraceRequest) int {
 	for i, id := range req.IDs {
 		if _, ok := s.given[engine][id]; !ok {
