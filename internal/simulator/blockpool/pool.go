@@ -219,7 +219,7 @@ func (p *Pool) hash(parent uint64, tokens []uint32) uint64 {
 	return xxh3.HashSeed(p.buffer, parent)
 }
 
-// splitmix64 is the first output of Vigna's generator of that name, seeded with x:
+// SplitMix64 is the first output of Vigna's generator of that name, seeded with x:
 // https://prng.di.unimi.it/splitmix64.c.
 func SplitMix64(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
