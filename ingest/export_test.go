@@ -1,6 +1,10 @@
 package ingest
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/sequence"
+)
 
 // HeldBytes returns how many bytes of live batches are held back.
 func HeldBytes(in *Ingest) int64 { return in.shared.budgets.reordered.Used() }
@@ -13,4 +17,4 @@ func SetFirstRequests(in *Ingest, reply, patience time.Duration) {
 
 // RestTime is how long a replay socket that did not answer is not asked again for a
 // gap.
-const RestTime = restTime
+const RestTime = sequence.RestTime

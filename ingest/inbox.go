@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmqio"
@@ -326,7 +327,7 @@ func (p *parcel) lose(m zmqio.Message) {
 		return // no engine's
 	}
 	topic, _, _ := wire.CutTopic(m.Frames[0])
-	if _, ok := p.lost[string(topic)]; !ok && len(topic) <= maxTopicBytes {
+	if _, ok := p.lost[string(topic)]; !ok && len(topic) <= config.MaxTopicBytes {
 		p.loseTopic(string(topic), m.FD)
 	}
 }

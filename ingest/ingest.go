@@ -170,7 +170,7 @@ func (r *running) start(ctx context.Context, w *connectedWorker) {
 	w.stop, w.done = stop, make(chan struct{})
 	r.workers[w.desc.Name] = w
 	var group sync.WaitGroup
-	w.repairIn(ctx, &group)
+	w.spawnIn(ctx, &group)
 	w.mu.Lock()
 	w.enter()
 	w.mu.Unlock()
@@ -206,11 +206,12 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			if replays {
 				about.Replay = replay.OfRank(rank).String()
 			}
-			p := newPublisher(w.worker, i, about)
-			p.copyRule = src.Copies.Rule(src.Engine)
+			l := &link{worker: w.worker, endpoint: e, replay: about.Replay, topic: src.Topic}
+			l.p = newPublisher(w.worker, i, about, l.renew)
+			l.p.copyRule = src.Copies.Rule(src.Engine)
 			// An endpoint alone says nothing of its rank; one of several does.
-			p.rankTold = src.DPSize == 1
-			w.links = append(w.links, &link{worker: w.worker, p: p, endpoint: e, topic: src.Topic})
+			l.p.otherRankLogged = src.DPSize == 1
+			w.links = append(w.links, l)
 		}
 		w.log.Info("reading source", "source", i, "connect", src.Connect, "replay", src.Replay, "ranks", src.DPSize)
 	}

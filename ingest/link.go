@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
@@ -32,6 +33,7 @@ type link struct {
 	worker   *worker
 	p        *publisher
 	endpoint config.Endpoint
+	replay   string // endpoint of the replay socket; empty where there is none
 	topic    string
 	// failures are the attempts in a row that came to no connection. It is the link's
 	// goroutine's.
@@ -41,11 +43,15 @@ type link struct {
 	// its place. The link's goroutine sets them, with the worker's mu, which guards
 	// them and what is in them.
 	current, beside *reading
+	// besideWanted reports whether a connection beside the silent one is wanted.
+	besideWanted bool
+	connections  sequence.ConnectionID // how many there were
 }
 
 // reading is one socket of a link.
 type reading struct {
 	*conn
+	id      sequence.ConnectionID
 	inbox   *inbox
 	drained chan struct{} // closed when nothing is received any more
 	address string
@@ -64,9 +70,10 @@ func (l *link) run(ctx context.Context) {
 			}
 		}
 	}
-	for _, r := range []*reading{l.current, l.beside} {
-		l.close(r)
-	}
+	current, beside := l.current, l.beside
+	l.set(nil, nil)
+	l.close(current)
+	l.close(beside)
 }
 
 // replace opens a reading, or takes the one beside, and puts it in the place of
@@ -78,7 +85,7 @@ func (l *link) replace(ctx context.Context) bool {
 		l.worker.mu.Lock()
 		if was != nil && was.up { // not any more
 			l.disconnect(was)
-			l.worker.connections()
+			l.worker.updateConnections()
 		}
 		l.worker.mu.Unlock()
 		if next = l.open(ctx, was); next == nil {
@@ -89,21 +96,27 @@ func (l *link) replace(ctx context.Context) bool {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	l.current, l.beside = next, nil
-	l.p.renew = next.socket.Interrupt
+	in := l.worker.shared.intake()
+	defer l.worker.shared.giveBack(in)
 	wasUp := was != nil && was.up
 	if wasUp {
 		l.worker.metrics.disconnections.Inc()
 	}
 	switch {
 	case wasUp && next.up:
-		l.p.heard = time.Now() // there has been a connection all the time
+		now := time.Now()
+		l.p.apply(in, now, l.p.machine.Renewed(now, l.connection(next)))
 	case next.up:
-		l.p.connect(time.Now())
+		l.p.connect(in, next.id, l.replay)
 	case wasUp:
-		l.p.disconnect()
+		l.p.disconnect(in, was.id)
 	}
-	l.worker.connections()
+	l.worker.updateConnections()
 	return true
+}
+
+func (l *link) connection(r *reading) sequence.Connection {
+	return sequence.Connection{ID: r.id, Replay: l.replay}
 }
 
 func (l *link) set(current, beside *reading) {
@@ -163,8 +176,9 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
+	l.connections++
 	r := &reading{
-		conn: c, inbox: l.worker.shared.inbox(c.socket, l.worker.desc.Name), address: address,
+		id: l.connections, conn: c, inbox: l.worker.shared.inbox(c.socket, l.worker.desc.Name), address: address,
 		watched: make(chan struct{}), drained: make(chan struct{}),
 	}
 	go func() {
@@ -211,7 +225,7 @@ func (l *link) serve(ctx context.Context) bool {
 			}
 			return false
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			l.silent(ctx)
+			l.connectBeside(ctx)
 			continue
 		case err != nil:
 			if !errors.Is(err, zmqio.ErrInterrupted) {
@@ -228,14 +242,27 @@ func (l *link) serve(ctx context.Context) bool {
 	}
 }
 
-// deadline is when the silence has lasted too long; zero if it never does.
+// deadline returns a time that has passed where a connection beside the silent one is
+// wanted; zero otherwise.
 func (l *link) deadline() time.Time {
-	if l.worker.shared.silence == 0 {
-		return time.Time{}
-	}
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
-	return l.p.heard.Add(l.worker.shared.silence)
+	if l.besideWanted {
+		return time.Unix(0, 0)
+	}
+	return time.Time{}
+}
+
+// renew has the connection made anew. The worker's mutex is held.
+func (l *link) renew(beside bool) {
+	switch {
+	case l.current == nil: // the first one is being made
+	case beside:
+		l.besideWanted = true
+		l.current.inbox.notify()
+	default:
+		l.current.socket.Interrupt()
+	}
 }
 
 // process takes some messages. What happened to the connection before them is taken
@@ -257,15 +284,14 @@ func (l *link) process(p *parcel) error {
 			continue
 		}
 		n++
-		a, why, ok := open(&in.decoder, m)
-		if !ok {
+		if why, ok := in.open(m); !ok {
 			l.worker.refuse(why, began)
 			continue
 		}
-		l.p.take(in, began, &a)
+		l.p.arrive(in, began, l.current.id)
 	}
 	if p.losses() {
-		l.p.overrun(began)
+		l.p.apply(in, began, l.p.machine.Overrun(began))
 	}
 	l.worker.metrics.messages.Add(float64(n))
 	l.worker.shared.metrics.turn(began, n)
@@ -309,8 +335,6 @@ func (l *link) breakOff() {
 	}
 	if l.current.up {
 		l.disconnect(l.current)
-	} else {
-		l.p.disconnect()
 	}
 	l.current.socket.Interrupt()
 }
@@ -320,7 +344,9 @@ func (l *link) breakOff() {
 func (l *link) disconnect(r *reading) {
 	r.up = false
 	l.worker.metrics.disconnections.Inc()
-	l.p.disconnect()
+	in := l.worker.shared.intake()
+	defer l.worker.shared.giveBack(in)
+	l.p.disconnect(in, r.id)
 }
 
 // succeed has a reading take the place of the current one, if it is still to.
@@ -379,37 +405,33 @@ func (l *link) events(r *reading) error {
 		if l.current != r {
 			continue
 		}
+		in := l.worker.shared.intake()
 		if r.up {
-			l.p.connect(time.Now())
+			l.p.connect(in, r.id, l.replay)
 		} else {
-			l.p.disconnect()
+			l.p.disconnect(in, r.id)
 		}
-		l.worker.connections()
+		l.worker.shared.giveBack(in)
+		l.worker.updateConnections()
 	}
 }
 
-// silent takes note that nothing has come for too long.
-func (l *link) silent(ctx context.Context) {
-	now := time.Now()
+// connectBeside makes a connection beside the silent one, unless one is established that
+// is about to replace it.
+func (l *link) connectBeside(ctx context.Context) {
 	l.worker.mu.Lock()
-	late := now.Sub(l.p.heard) >= l.worker.shared.silence
-	if late {
-		l.p.heard = now
-	}
-	up, beside := l.current.up, l.beside
-	alone := late && up && l.p.replay == "" && (beside == nil || !beside.up)
-	switch {
-	case !late || !up: // libzmq is at it
-	case l.p.replay != "":
-		l.p.fetch(now, causeProbe)
-	case !alone: // the one beside settles
-	case beside != nil:
-		// Nobody answers there, though this connection seems to stand.
-		l.p.suspect(now)
+	l.besideWanted = false
+	beside := l.beside
+	wanted := l.current.up && (beside == nil || !beside.up)
+	if wanted && beside != nil {
+		// Nobody answers there, though the present connection seems to be open.
+		in := l.worker.shared.intake()
+		l.p.apply(in, time.Now(), l.p.machine.RenewFailed())
+		l.worker.shared.giveBack(in)
 		l.beside = nil
 	}
 	l.worker.mu.Unlock()
-	if !alone {
+	if !wanted {
 		return
 	}
 	l.close(beside)

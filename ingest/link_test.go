@@ -3,7 +3,6 @@ package ingest
 import (
 	"log/slog"
 	"testing"
-	"time"
 
 	"github.com/kvcast/kvcast/feed"
 )
@@ -24,18 +23,19 @@ func (c *comings) RemoveWorker(string, feed.RemoveReason) {}
 // TestAConnectionBringsTheWorkerBack has a worker that was gone for too long. The next
 // connection is there before the link has put it in the place of the last one.
 func TestAConnectionBringsTheWorkerBack(t *testing.T) {
-	w := newTestWorker(&account{t: t}, slog.New(slog.DiscardHandler))
+	w := newTestWorker(quietLane{}, slog.New(slog.DiscardHandler))
 	back := &comings{lane: w.lane}
 	w.shared.sink = back
-	l := &link{worker: w, p: newPublisher(w, 0, SourceStatus{})}
-	l.p.connect(time.Now())
-	l.p.disconnect()
+	l := &link{worker: w}
+	l.p = newPublisher(w, 0, SourceStatus{}, l.renew)
+	l.p.connect(new(intake), 1, "")
+	l.p.disconnect(new(intake), 1)
 	w.remove(feed.RemovedDisconnected)
 	if w.lane != nil || back.came != 0 {
 		t.Fatalf("the worker is in the stream, it came %d times", back.came)
 	}
-	l.beside = &reading{conn: &conn{}, up: true}
-	if !l.replace(t.Context()) || !l.p.connected {
+	l.beside = &reading{id: 2, conn: &conn{}, up: true}
+	if !l.replace(t.Context()) || !l.p.machine.Connected() {
 		t.Fatal("there is no connection")
 	}
 	if w.lane == nil || back.came != 1 {

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
@@ -43,8 +43,8 @@ type listener struct {
 	workers map[string]*boundWorker
 	peers   peers
 	notices notices
-	// repairs lets a new worker's repairs run.
-	repairs func(*worker)
+	// spawnIn has a new worker's goroutines belong to the listener.
+	spawnIn func(*worker)
 }
 
 // boundTopic is the publishers of one topic: the dp ranks of one pod.
@@ -101,9 +101,9 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 
 // run reads until ctx is done, and closes the socket.
 func (l *listener) run(ctx context.Context) error {
-	var repairs sync.WaitGroup
-	defer repairs.Wait()
-	l.repairs = func(w *worker) { w.repairIn(ctx, &repairs) }
+	var requests sync.WaitGroup
+	defer requests.Wait()
+	l.spawnIn = func(w *worker) { w.spawnIn(ctx, &requests) }
 	stop := context.AfterFunc(ctx, func() {
 		l.conn.socket.Interrupt()
 		l.conn.monitor.Interrupt()
@@ -130,19 +130,13 @@ func (l *listener) run(ctx context.Context) error {
 }
 
 func (l *listener) read(ctx context.Context) error {
-	scan := l.scanned(time.Now())
 	for ctx.Err() == nil {
-		p, err := l.inbox.next(func() time.Time { return scan })
-		if p != nil {
-			l.process(p)
-			l.inbox.giveBack(p)
-		}
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		p, err := l.inbox.next(func() time.Time { return time.Time{} })
+		if err != nil {
 			return fmt.Errorf("read %s: %w", l.address, err)
 		}
-		if now := time.Now(); !scan.IsZero() && now.After(scan) {
-			scan = l.scan(now)
-		}
+		l.process(p)
+		l.inbox.giveBack(p)
 	}
 	return nil
 }
@@ -158,14 +152,14 @@ func (l *listener) watch() error {
 }
 
 // event takes what has happened to a connection.
-func (l *listener) event(e zmqio.Event, now time.Time) {
+func (l *listener) event(in *intake, e zmqio.Event) {
 	switch e.Kind {
 	case zmqio.Accepted:
 		l.peers.opened(e.Value)
 		l.shared.metrics.connections.WithLabelValues("").Inc()
 	case zmqio.Disconnected:
 		l.shared.metrics.disconnections.WithLabelValues("").Inc()
-		l.peers.closed(e.Value, now)
+		l.peers.closed(in, e.Value)
 	default: // nothing that tells where batches come from
 	}
 }
@@ -180,7 +174,7 @@ func (l *listener) process(p *parcel) {
 	events, n := p.events, 0
 	for i := range p.size() {
 		for len(events) > 0 && events[0].before <= i {
-			l.event(events[0].Event, began)
+			l.event(in, events[0].Event)
 			events = events[1:]
 		}
 		if m := p.batch.Message(i); m.Count > 0 { // else it was dropped
@@ -189,22 +183,22 @@ func (l *listener) process(p *parcel) {
 		}
 	}
 	for _, e := range events {
-		l.event(e.Event, began)
+		l.event(in, e.Event)
 	}
 	if p.losses() {
-		l.overrun(p, began)
+		l.overrun(in, p, began)
 	}
 	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
 	l.shared.metrics.turn(began, n)
 }
 
 // overrun has the publishers look for what was dropped whose messages were.
-func (l *listener) overrun(p *parcel, now time.Time) {
+func (l *listener) overrun(in *intake, p *parcel, now time.Time) {
 	for topic, t := range l.topics {
 		t.worker.mu.Lock()
 		for _, pub := range t.ranks {
-			if t.worker.lane != nil && p.losesOf(topic, pub.peer.descriptor(), pub.rival.descriptor()) {
-				pub.overrun(now)
+			if t.worker.lane != nil && p.losesOf(topic, pub.peer.descriptor(), pub.otherPeer.descriptor()) {
+				pub.apply(in, now, pub.machine.Overrun(now))
 			}
 		}
 		t.worker.mu.Unlock()
@@ -214,7 +208,7 @@ func (l *listener) overrun(p *parcel, now time.Time) {
 // peer returns the connection that a message came by; nil where that is closed. Its
 // address is learned from its first message. Who connects over ipc is on this machine.
 func (l *listener) peer(b *zmqio.Batch, i int) *peer {
-	c := l.peers[b.Message(i).FD]
+	c := l.peers.byFD[b.Message(i).FD]
 	if c != nil && !c.address.IsValid() && !c.addressless {
 		var err error
 		if c.address, err = netip.ParseAddr(b.PeerAddress(i)); l.local {
@@ -228,30 +222,30 @@ func (l *listener) peer(b *zmqio.Batch, i int) *peer {
 // message takes a message of the socket.
 func (l *listener) message(in *intake, now time.Time, b *zmqio.Batch, i int) {
 	m := b.Message(i)
-	a, why, ok := open(&in.decoder, m)
+	why, ok := in.open(m)
 	if !ok {
 		l.refuse(why, now, m.Frames[0])
 		return
 	}
-	t := l.topics[string(a.topic)]
+	t := l.topics[string(in.topic)]
 	if t == nil {
 		// A batch that does not decode is not worth a worker.
-		if a.err != nil {
-			l.shared.metrics.rejected.WithLabelValues("", rejection(a.err)).Inc()
+		if in.err != nil {
+			l.shared.metrics.rejected.WithLabelValues("", errorName(in.err)).Inc()
 			return
 		}
 		if l.shared.budgets.sources.Full() {
-			l.refuse(refusedSources, now, a.topic)
+			l.refuse(refusedSources, now, in.topic)
 			return
 		}
-		if t, why, ok = l.accept(a.topic); !ok {
-			l.refuse(why, now, a.topic)
+		if t, why, ok = l.accept(in.topic); !ok {
+			l.refuse(why, now, in.topic)
 			return
 		}
 	}
-	w := t.worker
-	if !l.deliver(in, now, t, &a, b, i) && len(t.ranks) == 0 {
-		l.drop(string(a.topic), w)
+	topic := string(in.topic)
+	if !l.deliver(in, now, t, b, i) && len(t.ranks) == 0 {
+		l.drop(topic, t.worker)
 	}
 }
 
@@ -278,33 +272,37 @@ func (l *listener) drop(topic string, w *boundWorker) {
 	}
 }
 
-// deliver hands a batch to its publisher, and reports whether that was admitted.
-func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, a *arrival, b *zmqio.Batch, i int) bool {
+// deliver gives the intake's batch to its publisher. It reports false where there may be
+// no such publisher.
+func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *zmqio.Batch, i int) bool {
 	w := t.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	p := l.publisher(t, a, now)
-	if p != nil {
-		w.enter()
-		c := l.peer(b, i)
-		a.orphaned = c == nil
-		p.come(in, c, now)
-		p.take(in, now, a)
+	if in.err != nil {
+		w.metrics.reject(errorName(in.err))
+		w.warn(noticeRejected, now, "batch rejected", "seq", in.arrival.Seq, "error", in.err)
+		return true
 	}
-	return p != nil || a.err != nil
+	p := l.publisher(t, in.batch, now)
+	if p == nil {
+		return false
+	}
+	w.enter()
+	c := l.peer(b, i)
+	p.connectedBy(in, c)
+	var via sequence.ConnectionID
+	if c != nil {
+		via = c.id
+	}
+	p.arrive(in, now, via)
+	return true
 }
 
-// publisher returns whose batch it is; nil if that can not be told, as it does
-// not decode, or it may not be.
-func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publisher {
-	if a.err != nil {
-		t.worker.metrics.reject(rejection(a.err))
-		t.worker.warn(noticeRejected, now, "batch rejected", "seq", a.seq, "error", a.err)
-		return nil
-	}
+// publisher returns the publisher of a batch; nil where there may be no further one.
+func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publisher {
 	var rank uint32
-	if a.batch.HasRank {
-		rank = a.batch.Rank
+	if b.HasRank {
+		rank = b.Rank
 	}
 	p := t.ranks[rank]
 	if p == nil {
@@ -313,8 +311,8 @@ func (l *listener) publisher(t *boundTopic, a *arrival, now time.Time) *publishe
 			return nil
 		}
 		t.worker.publishers++
-		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank})
-		p.replayAt = func(peer netip.Addr) string { return l.replayEndpoint(t, rank, peer) }
+		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
+		p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
 		p.copyRule = l.config.Copies.Rule(l.config.Engine)
 		t.ranks[rank] = p
 	}
@@ -395,7 +393,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 
 func (l *listener) addWorker(name, model string) *boundWorker {
 	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model}), model: model}
-	l.repairs(w.worker)
+	l.spawnIn(w.worker)
 	w.left = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)
 	l.workers[name] = w
@@ -420,7 +418,7 @@ func (l *listener) forget(w *boundWorker) {
 		}
 		delete(l.topics, topic)
 		for _, p := range t.ranks {
-			for _, c := range []*peer{p.peer, p.rival} {
+			for _, c := range []*peer{p.peer, p.otherPeer} {
 				if c != nil {
 					delete(c.publishers, p)
 				}
@@ -433,40 +431,13 @@ func (l *listener) forget(w *boundWorker) {
 	}
 }
 
-// scan asks the engines that have been silent for too long whether it is they that
-// are, and returns when to look next.
-func (l *listener) scan(now time.Time) time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, t := range l.topics {
-		t.worker.mu.Lock()
-		for _, p := range t.ranks {
-			if p.replay != "" && p.connected && now.Sub(p.heard) >= l.shared.silence {
-				p.heard = now
-				p.fetch(now, causeProbe)
-			}
-		}
-		t.worker.mu.Unlock()
-	}
-	return l.scanned(now)
-}
-
-// scanned returns when to look for silent engines next; never where silence is no
-// sign.
-func (l *listener) scanned(now time.Time) time.Time {
-	if l.shared.silence == 0 {
-		return time.Time{}
-	}
-	return now.Add(max(l.shared.silence/4, time.Millisecond))
-}
-
 // refuse counts a message that is not taken.
 func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
 	l.shared.metrics.refused.WithLabelValues("", why.String()).Inc()
-	if held, ok := l.notices.due(noticeOf(why), now); ok {
+	if suppressed, ok := l.notices.due(noticeOf(why), now); ok {
 		const most = 128
 		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
-			"topic", string(topic[:min(len(topic), most)]), "held_back", held)
+			"topic", string(topic[:min(len(topic), most)]), "suppressed", suppressed)
 	}
 }
 

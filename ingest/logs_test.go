@@ -69,7 +69,7 @@ func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
 	}
 	stop()
 	log.want(t, fmt.Sprintf(`level=WARN msg="stores in host memory skipped: not the worker's block size" worker=w source=0 rank=0 block_size=%d want=%d `+
-		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" held_back=0`, 4*blockSize, blockSize))
+		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" suppressed=0`, 4*blockSize, blockSize))
 }
 
 func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {
@@ -107,7 +107,7 @@ func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {
 			e.send("kv@a@m", seqFrame(0), payload(0)) // is accepted, and comes later
 			r.next()
 			stop()
-			log.want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" held_back=0")
+			log.want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" suppressed=0")
 		})
 	}
 }

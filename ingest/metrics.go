@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -39,7 +40,7 @@ type metrics struct {
 	replaysFailed   *prometheus.CounterVec
 	replayed        *prometheus.CounterVec
 	undelivered     *prometheus.CounterVec
-	unheld          *prometheus.CounterVec
+	unbuffered      *prometheus.CounterVec
 	stale           *prometheus.CounterVec
 	ambiguous       *prometheus.CounterVec
 
@@ -72,14 +73,14 @@ func newMetrics() *metrics {
 		replaysFailed:   counter("replays_failed_total", "Replays that were given up.", "worker"),
 		replayed:        counter("replayed_batches_total", "Batches that came by replay.", "worker"),
 		undelivered:     counter("receive_buffer_dropped_total", "Messages dropped because they were received faster than they could be processed; what they held is fetched again. Those of listeners count for no worker.", "worker"),
-		unheld:          counter("held_dropped_total", "Live batches that there was no room to hold back; they are fetched again.", "worker"),
+		unbuffered:      counter("reorder_buffer_dropped_total", "Live batches that did not fit into the reorder buffer. They are requested from the replay socket.", "worker"),
 		stale:           counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
-		ambiguous:       counter("ambiguous_publishers_total", "Times that two publishers were found to use one topic and rank.", "worker"),
+		ambiguous:       counter("publisher_conflicts_total", "Times that two publishers were found to use one topic and rank.", "worker"),
 
 		lastSeq:    gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
 		publishers: gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
 		turns: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_seconds",
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
 			Help:    "Time from taking a batch off its socket to having handed it on, averaged over those taken at once.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
 		}),
@@ -103,7 +104,7 @@ func (m *metrics) register(r prometheus.Registerer, more ...prometheus.Collector
 	for _, c := range append(more, m.undelivered,
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
 		m.gaps, m.missed, m.restarts, m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone,
-		m.replaysFailed, m.replayed, m.unheld, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.turns,
+		m.replaysFailed, m.replayed, m.unbuffered, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.turns,
 	) {
 		if err := r.Register(c); err != nil {
 			m.unregister(r)
@@ -148,7 +149,7 @@ func (m *metrics) forget(worker string) {
 	}{
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates, m.gaps, m.missed, m.restarts,
 		m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone, m.replaysFailed, m.replayed,
-		m.unheld, m.undelivered, m.stale, m.ambiguous, m.lastSeq,
+		m.unbuffered, m.undelivered, m.stale, m.ambiguous, m.lastSeq,
 	} {
 		v.DeletePartialMatch(of)
 	}
@@ -178,7 +179,7 @@ type workerMetrics struct {
 	replaysDone     prometheus.Counter
 	replaysFailed   prometheus.Counter
 	replayed        prometheus.Counter
-	unheld          prometheus.Counter
+	unbuffered      prometheus.Counter
 	stale           prometheus.Counter
 	ambiguous       prometheus.Counter
 
@@ -206,7 +207,7 @@ func (m *metrics) of(worker string) *workerMetrics {
 		replaysDone:     m.replaysDone.WithLabelValues(worker),
 		replaysFailed:   m.replaysFailed.WithLabelValues(worker),
 		replayed:        m.replayed.WithLabelValues(worker),
-		unheld:          m.unheld.WithLabelValues(worker),
+		unbuffered:      m.unbuffered.WithLabelValues(worker),
 		stale:           m.stale.WithLabelValues(worker),
 		ambiguous:       m.ambiguous.WithLabelValues(worker),
 	}
@@ -251,7 +252,7 @@ func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
 	*counts = wire.Counts{}
 }
 
-func (m *workerMetrics) replay(cause repairCause) {
+func (m *workerMetrics) replay(cause sequence.Cause) {
 	m.all.replays.WithLabelValues(m.worker, cause.String()).Inc()
 }
 
@@ -272,8 +273,8 @@ func (m *workerMetrics) lastSeq(source int, rank uint32) prometheus.Gauge {
 	return m.all.lastSeq.WithLabelValues(m.worker, strconv.Itoa(source), strconv.FormatUint(uint64(rank), 10))
 }
 
-// rejection is the name of why a batch does not decode, as metrics label it.
-func rejection(err error) string {
+// errorName is why a batch does not decode, as metrics label it.
+func errorName(err error) string {
 	var e wire.Error
 	switch {
 	case errors.As(err, &e):

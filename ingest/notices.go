@@ -17,11 +17,11 @@ const (
 	noticeRank
 	noticeConnect
 	noticeReplay
-	noticeReplayAgain
+	noticeReplayHole
 	noticeReplayHost
 	noticeReplayDone
 	noticeSilent
-	noticeAmbiguous
+	noticeConflict
 	noticeForeignHost
 	noticeRefused
 

@@ -247,7 +247,7 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 				}
 				c.do(c.Publish, e)
 			}
-			dropped := func() float64 { return counterOf(t, registry, "kvcast_ingest_held_dropped_total") }
+			dropped := func() float64 { return counterOf(t, registry, "kvcast_ingest_reorder_buffer_dropped_total") }
 			if tt.dropped > 0 {
 				waitFor(t, func() bool { return dropped() == tt.dropped })
 			} else {

@@ -16,7 +16,7 @@ const (
 	refusedFrames refusal = iota
 	// refusedSeq: a seq that is not 8 bytes.
 	refusedSeq
-	// refusedTopicLength: a topic of more than maxTopicBytes.
+	// refusedTopicLength: a topic of more than config.MaxTopicBytes.
 	refusedTopicLength
 	// refusedLength: a payload of more than maxMessageBytes.
 	refusedLength
@@ -58,7 +58,7 @@ var refusalNames = [numRefusals]string{
 var refusalWants = [numRefusals]string{
 	refusedFrames:      "three frames: topic, seq, payload",
 	refusedSeq:         "a seq of 8 bytes",
-	refusedTopicLength: fmt.Sprintf("a topic of at most %d bytes", maxTopicBytes),
+	refusedTopicLength: fmt.Sprintf("a topic of at most %d bytes", config.MaxTopicBytes),
 	refusedLength:      fmt.Sprintf("a payload of at most %d MiB", maxMessageBytes>>20),
 	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", feed.MaxRanks),
 	refusedTopic:       topicForm,

@@ -83,8 +83,10 @@ type replayRequest struct {
 	responsive bool
 	// patience is how long to wait for a transfer slot.
 	patience time.Duration
-	// waited is called with how long the request has waited for a slot; may be nil.
+	// waited is called with how long the request has waited for a slot, and sent before it
+	// is sent; both may be nil.
 	waited func(time.Duration)
+	sent   func()
 }
 
 // read asks an endpoint for the batches from a seq on, and calls each with those
@@ -208,6 +210,9 @@ func (x *exchange) converse(ctx context.Context, c *conn, each func(uint64, []by
 		c.monitor.Interrupt()
 		<-refused
 	}()
+	if x.sent != nil {
+		x.sent()
+	}
 	if err := c.socket.Send(nil, binary.BigEndian.AppendUint64(nil, x.from)); err != nil {
 		return err
 	}

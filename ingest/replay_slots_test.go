@@ -73,22 +73,3 @@ func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 		}
 	})
 }
-
-// A request that found no slot is not the engine's fault: what is held goes on, and the
-// socket is asked again soon.
-func TestBusyReplaysLetLiveBatchesFlow(t *testing.T) {
-	s := newScript(t)
-	s.begin("", 9)
-	s.live("", 0, 12)
-	if s.askNone(errReplayBusy) {
-		t.Fatal("asks again at once")
-	}
-	s.want("gap replay_unavailable 10-11", "batch 12 of 0")
-	s.now = s.now.Add(busyRestTime)
-	s.live("", 0, 14)
-	if s.asked == nil {
-		t.Fatal("the next gap is not repaired")
-	}
-	s.finish(0, 14)
-	s.want("batch 13 of 0", "batch 14 of 0")
-}

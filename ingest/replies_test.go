@@ -99,7 +99,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			},
 			want:   []string{"batch 0 +[10]", "batch 1 +[11]", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`replays_done_total{worker="w"}`: 1, `replayed_batches_total{worker="w"}`: 3},
-			logs:   `level=INFO msg="replay done" worker=w source=0 rank=0 cause=start batches=3 asks=1 took=`,
+			logs:   `level=INFO msg="replay done" worker=w source=0 rank=0 cause=start batches=3 requests=1 took=`,
 		},
 		{
 			name: "each twice",
@@ -123,7 +123,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			},
 			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`missed_batches_total{worker="w"}`: 1},
-			logs:   `level=INFO msg="replay has a hole: asking again" worker=w source=0 rank=0 last_seq=0 brought=1 held_back=0`,
+			logs:   `level=INFO msg="replay has a hole: requested again" worker=w source=0 rank=0 last_seq=0 batches=1 suppressed=0`,
 		},
 		{
 			name: "before what was asked for",

@@ -179,7 +179,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 				}
 			}
 			wantMetrics(t, registry, map[string]float64{
-				`ambiguous_publishers_total{worker="p"}`: 1, `restarts_total{worker="p"}`: 0,
+				`publisher_conflicts_total{worker="p"}`: 1, `restarts_total{worker="p"}`: 0,
 			})
 			// The one that is left goes on alone, and its losses are told again.
 			engines[tt.ends].close()

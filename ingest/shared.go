@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmqio"
 )
@@ -19,7 +18,7 @@ type shared struct {
 	sockets sockets
 	replays *replays
 	roster  *roster
-	board   board
+	sources sourceList
 	budgets budgets
 	metrics *metrics
 	intakes sync.Pool
@@ -27,14 +26,6 @@ type shared struct {
 	silence time.Duration // 0: it is no sign of anything
 	grace   time.Duration
 	log     *slog.Logger
-}
-
-// intake is what reading takes beside a socket. One goroutine has it for a turn;
-// nothing of it leaves that goroutine.
-type intake struct {
-	decoder wire.Decoder
-	counts  wire.Counts
-	out     feed.Batch
 }
 
 func (s *shared) intake() *intake {

@@ -51,3 +51,7 @@ func publish(t *testing.T, how publishing, hash uint64) {
 		t.Fatal(err)
 	}
 }
+
+func store(hash uint64) wire.Event {
+	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: blockSize}
+}

@@ -61,15 +61,15 @@ func (s SourceState) String() string {
 	return sourceStateNames[s]
 }
 
-// board is where publishers post how they are doing, for anybody to read.
-type board struct {
+// sourceList lists the publishers for Ingest.Sources.
+type sourceList struct {
 	mu      sync.Mutex // guards all below
-	notices []*posted
+	entries []*sourceEntry
 }
 
-// posted is what one publisher posts: about is never changed, the rest only by
-// the publisher's reader. replay takes the place of about's.
-type posted struct {
+// sourceEntry is the status of one publisher. about never changes, the rest is written by
+// the publisher alone. replay replaces that of about.
+type sourceEntry struct {
 	about   SourceStatus
 	replay  atomic.Pointer[string]
 	state   atomic.Uint32
@@ -77,35 +77,39 @@ type posted struct {
 	lastSeq atomic.Uint64
 }
 
-func (b *board) post(about SourceStatus) *posted {
-	p := &posted{about: about}
-	p.replay.Store(&about.Replay)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.notices = append(b.notices, p)
-	return p
+func (e *sourceEntry) setReplay(endpoint string) {
+	if *e.replay.Load() != endpoint {
+		e.replay.Store(&endpoint)
+	}
 }
 
-// remove takes down what a publisher posted.
-func (b *board) remove(p *posted) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.notices = slices.DeleteFunc(b.notices, func(q *posted) bool { return q == p })
+func (l *sourceList) add(about SourceStatus) *sourceEntry {
+	e := &sourceEntry{about: about}
+	e.replay.Store(&about.Replay)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.entries = append(l.entries, e)
+	return e
 }
 
-// Sources returns every source that is read, in the order in which they became
-// known.
+func (l *sourceList) remove(e *sourceEntry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.entries = slices.DeleteFunc(l.entries, func(other *sourceEntry) bool { return other == e })
+}
+
+// Sources returns every source that is read, in the order in which they were added.
 func (in *Ingest) Sources() []SourceStatus {
-	b := &in.shared.board
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	all := make([]SourceStatus, len(b.notices))
-	for i, p := range b.notices {
-		all[i] = p.about
-		all[i].Replay = *p.replay.Load()
-		all[i].State = SourceState(p.state.Load())
-		all[i].LastSeq = p.lastSeq.Load()
-		all[i].Started = p.started.Load()
+	l := &in.shared.sources
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]SourceStatus, len(l.entries))
+	for i, e := range l.entries {
+		all[i] = e.about
+		all[i].Replay = *e.replay.Load()
+		all[i].State = SourceState(e.state.Load())
+		all[i].LastSeq = e.lastSeq.Load()
+		all[i].Started = e.started.Load()
 	}
 	return all
 }

@@ -38,8 +38,9 @@ type worker struct {
 	bytes   int64
 	metrics *workerMetrics
 	notices notices
-	// fetch runs a repair, in a goroutine of its own.
-	fetch func(*publisher, *repair)
+	// spawn runs a function in a goroutine of its own, with a context that is done when the
+	// reading ends.
+	spawn func(run func(context.Context)) context.CancelFunc
 	// leaving runs while all connections are closed, and then removes the worker.
 	leaving *time.Timer
 	// left is called, without mu, when the worker has been removed for having been
@@ -68,78 +69,17 @@ func (w *worker) reset() {
 	w.blockSize = wire.BlockSize{Tokens: w.desc.BlockSize, Configured: w.desc.BlockSize != 0}
 }
 
-// repairIn lets repairs run until ctx is done, in goroutines of a group. The group
-// is not waited for before all that may begin a repair are done.
-func (w *worker) repairIn(ctx context.Context, group *sync.WaitGroup) {
-	w.fetch = func(p *publisher, r *repair) {
+// spawnIn has spawn use goroutines of a group until ctx is done. The group must not be
+// waited for before all that may spawn are done.
+func (w *worker) spawnIn(ctx context.Context, group *sync.WaitGroup) {
+	w.spawn = func(run func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
-		r.cancel = cancel
 		group.Go(func() {
 			defer cancel()
-			w.repair(ctx, p, r)
+			run(ctx)
 		})
+		return cancel
 	}
-}
-
-// repair asks a publisher's replay socket until all there is has been read.
-func (w *worker) repair(ctx context.Context, p *publisher, r *repair) {
-	for {
-		q, ok := w.request(p, r)
-		if !ok {
-			return
-		}
-		err := w.shared.replays.read(ctx, q, func(seq uint64, payload []byte) bool {
-			in := w.shared.intake()
-			defer w.shared.giveBack(in)
-			a := newArrival(&in.decoder, nil, seq, payload)
-			a.replayed = true
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return !w.closed && w.lane != nil && p.replayed(in, time.Now(), r, &a)
-		})
-		if ctx.Err() != nil {
-			return
-		}
-		wait, again := w.endOfAsk(p, r, err)
-		if !again {
-			return
-		}
-		if wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-				return
-			}
-		}
-	}
-}
-
-// request returns what to ask next.
-func (w *worker) request(p *publisher, r *repair) (q replayRequest, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	q = replayRequest{endpoint: p.replay, responsive: p.replayResponsive, patience: transferPatience}
-	if r.cause == causeStart {
-		q.patience = maxRepairTime
-	}
-	q.waited = func(d time.Duration) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		r.since = r.since.Add(d) // the engine is not to blame
-	}
-	q.from, ok = p.ask(r)
-	return q, ok
-}
-
-func (w *worker) endOfAsk(p *publisher, r *repair, err error) (wait time.Duration, again bool) {
-	in := w.shared.intake()
-	defer w.shared.giveBack(in)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed || w.lane == nil {
-		return 0, false
-	}
-	return p.asked(in, time.Now(), r, err)
 }
 
 // enter brings the worker into the stream, where it is not in it.
@@ -149,9 +89,9 @@ func (w *worker) enter() {
 	}
 }
 
-// connections tells whether the worker still has any, and lets it leave after the
-// grace time if it has none. It is called when one was opened or closed.
-func (w *worker) connections() {
+// updateConnections removes the worker after the grace time if it has no connection. It is
+// called when one was opened or closed.
+func (w *worker) updateConnections() {
 	if w.connected() {
 		w.reached = true
 		if w.leaving != nil {
@@ -170,7 +110,7 @@ func (w *worker) connections() {
 
 // connected reports whether any publisher has a connection.
 func (w *worker) connected() bool {
-	return slices.ContainsFunc(w.publishers, func(p *publisher) bool { return p.connected })
+	return slices.ContainsFunc(w.publishers, func(p *publisher) bool { return p.machine.Connected() })
 }
 
 // leave removes a worker that was gone for the grace time.
@@ -196,7 +136,7 @@ func (w *worker) remove(why feed.RemoveReason) {
 		return
 	}
 	for _, p := range w.publishers {
-		p.abandon()
+		p.reset()
 	}
 	w.lane, w.reached = nil, false
 	w.reset()
@@ -276,9 +216,9 @@ func (w *worker) inform(kind notice, now time.Time, msg string, args ...any) {
 }
 
 func (w *worker) notice(level slog.Level, kind notice, now time.Time, msg string, args ...any) bool {
-	held, ok := w.notices.due(kind, now)
+	suppressed, ok := w.notices.due(kind, now)
 	if ok {
-		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "held_back", held)...)
+		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "suppressed", suppressed)...)
 	}
 	return ok
 }

@@ -44,6 +44,9 @@ const (
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
 	MaxModelBytes = 1024
+	// MaxTopicBytes is the length of the longest topic: that of the longest names of a pod
+	// and a model with an epoch and a snapshot, and more. Topics are kept, and logged.
+	MaxTopicBytes = 2048
 )
 
 // MaxSockets is how many sockets libzmq can have in one context, less some for

@@ -1,0 +1,203 @@
+package ingest
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/sequence"
+)
+
+// apply does what the machine's actions demand, and sets the timer.
+func (p *publisher) apply(in *intake, now time.Time, actions []sequence.Action) {
+	for i := range actions {
+		p.do(in, now, &actions[i])
+	}
+	p.updateState()
+	p.schedule(now)
+}
+
+func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
+	w := p.worker
+	switch a.Kind {
+	case sequence.Deliver:
+		p.deliver(in, a.Batch)
+	case sequence.ReportGap:
+		p.reportGap(in, now, a)
+	case sequence.ReportBegin:
+		p.reportBegin(now, a)
+	case sequence.ReportRestart:
+		p.reportRestart(now, a)
+	case sequence.ReportConflict:
+		w.metrics.ambiguous.Inc()
+		w.warn(noticeConflict, now, "two publishers use one topic and rank: their batches cannot be told apart",
+			"source", p.source, "rank", p.rank)
+	case sequence.ReportSilent:
+		w.warn(noticeSilent, now, "connection is silent, and the engine does not answer", "source", p.source, "rank", p.rank)
+	case sequence.ReportAbsent:
+		w.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
+			"source", p.source, "rank", p.rank, "grace", w.shared.grace)
+	case sequence.RequestReplay:
+		p.requestReplay(*a)
+	case sequence.CancelReplay:
+		p.endReplay()
+	case sequence.RenewConnection:
+		w.warn(noticeSilent, now, "connection renewed: it was silent", "source", p.source, "rank", p.rank)
+		p.renew(false)
+	case sequence.RenewBeside:
+		p.renew(true)
+	case sequence.RepairStarted:
+		w.metrics.replay(a.Cause)
+	case sequence.RepairDone:
+		p.endRepair(nil)
+		w.metrics.replaysDone.Inc()
+		if a.Batches > 0 {
+			w.inform(noticeReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", a.Cause.String(),
+				"batches", a.Batches, "requests", a.Requests, "took", now.Sub(a.Began))
+		}
+	case sequence.RepairFailed:
+		w.metrics.replaysFailed.Inc()
+		p.endRepair(p.replayErr)
+	case sequence.RepairHole:
+		w.inform(noticeReplayHole, now, "replay has a hole: requested again", "source", p.source, "rank", p.rank,
+			"last_seq", a.Seq, "batches", a.Batches)
+	case sequence.Reject:
+		in.decode(a.Batch)
+		w.metrics.reject(errorName(in.err))
+		w.warn(noticeRejected, now, "batch rejected", "source", p.source, "rank", p.rank, "seq", a.Batch.Seq, "error", in.err)
+	case sequence.DropDuplicate:
+		w.metrics.duplicates.Inc()
+	case sequence.DropStale:
+		w.metrics.stale.Inc()
+	case sequence.DropOverflow:
+		w.metrics.unbuffered.Inc()
+	}
+}
+
+func (p *publisher) endRepair(err error) {
+	if p.repairEnded != nil {
+		p.repairEnded(err)
+	}
+}
+
+// deliver hands a batch to the lane. A malformed one was reported as lost.
+func (p *publisher) deliver(in *intake, b *sequence.Batch) {
+	p.noteSeq(b.Seq)
+	if b.Replayed {
+		p.worker.metrics.replayed.Inc()
+	}
+	if b.Malformed {
+		return
+	}
+	now := b.ReceivedAt
+	in.decode(b)
+	rank := p.rankOf(in, now)
+	if !p.addRank(now, rank) {
+		p.rules.SkipRaw(1)
+		p.worker.refuse(refusedRanks, now)
+		return
+	}
+	p.rules.Admit(in.batch, rank, &in.counts)
+	p.worker.metrics.batch(in.batch.Events, &in.counts)
+	if size := p.rules.ForeignHostBlockSize(); size != 0 {
+		p.worker.warn(noticeForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
+			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
+	}
+	in.out = feed.Batch{
+		Source:     p.source,
+		Rank:       rank,
+		Seq:        b.Seq,
+		CopyRule:   p.copyRule,
+		IngestTime: now.UnixNano(),
+		Events:     in.batch.Events,
+	}
+	if in.batch.HasTime {
+		in.out.EngineTime = unixNano(in.batch.Time)
+	}
+	p.worker.lane.Batch(&in.out)
+	in.out.Events = nil // they are the decoder's memory
+	in.decoded = nil    // Admit changes what it is given
+}
+
+// noteSeq publishes the last seq.
+func (p *publisher) noteSeq(seq uint64) {
+	if p.lastSeq == nil {
+		p.lastSeq = p.worker.metrics.lastSeq(p.source, p.rank)
+	}
+	p.lastSeq.Set(float64(seq))
+	p.status.lastSeq.Store(seq)
+	p.status.started.Store(true)
+}
+
+// reportGap reports a gap for each rank of the publisher: any may have lost the batches.
+func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
+	if len(p.ranks) == 0 {
+		rank := p.rank
+		if a.Batch != nil {
+			in.decode(a.Batch)
+			rank = p.rankOf(in, now)
+		}
+		p.addRank(now, rank)
+	}
+	p.incomplete = true
+	p.rules.SkipRaw(a.Missed)
+	p.worker.metrics.gap(a.Missed)
+	p.worker.warn(noticeGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", a.Reason.String(),
+		"missed", a.Missed, "first_seq", a.First, "last_seq", a.Last)
+	for _, r := range p.ranks {
+		p.worker.lane.Gap(feed.Gap{
+			Source:   p.source,
+			Rank:     r,
+			Reason:   a.Reason,
+			FirstSeq: a.First,
+			LastSeq:  a.Last,
+			Missed:   a.Missed,
+			At:       now.UnixNano(),
+		})
+	}
+}
+
+// reportBegin reports the first batch of an incarnation. The ranks joined late where it
+// is not the engine's first.
+func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
+	p.incomplete = a.Missed > 0
+	args := []any{"source", p.source, "rank", p.rank, "seq", a.Seq, "incomplete", p.incomplete}
+	if a.Seq == feed.EngineLLMDSim.FirstSeq() && p.incomplete {
+		args = append(args, "hint", "the engine's first batch, 0, was not received; if it is an llm-d simulator, whose first is 1, set engine to llm-d-sim")
+	}
+	p.worker.log.Info("first batch read", args...)
+	if !p.incomplete || !a.FirstContact {
+		return
+	}
+	p.before.first, p.before.last = a.First, a.Last
+	for _, r := range p.ranks {
+		p.joinedLate(now, r)
+	}
+}
+
+// reportRestart reports that the engine restarted.
+func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
+	switch a.Evidence {
+	case sequence.EvidenceBatch:
+		p.worker.warn(noticeRestart, now, "engine restarted", "source", p.source, "rank", p.rank, "seq", a.Seq)
+	case sequence.EvidenceReplay:
+		p.worker.warn(noticeRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", a.Seq)
+	case sequence.EvidenceConflict:
+	}
+	p.worker.blockSize.Forget() // the engine may have another configuration
+	p.worker.metrics.restarts.Inc()
+	for _, r := range p.ranks {
+		p.rules.Reset(r)
+		p.worker.lane.Restarted(feed.Restart{Source: p.source, Rank: r, At: now.UnixNano()})
+	}
+	p.forgetIncarnation()
+}
+
+// unixNano returns a time in nanoseconds; 0 for one that has none.
+func unixNano(seconds float64) int64 {
+	whole, fraction := math.Modf(seconds)
+	if math.Abs(whole) >= math.MaxInt64/1e9-1 {
+		return 0
+	}
+	return int64(whole)*1e9 + int64(math.Round(fraction*1e9))
+}

@@ -1,0 +1,152 @@
+package engineclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/engineclient"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+func TestClientReconnects(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	got := newLines()
+	c := connectClient(t, p, clientOf(p), got)
+	publish(t, p.Publish, 1)
+	got.want(t, "0/0 removed [1]")
+	for i := range uint64(5) {
+		publish(t, p.Drop, i) // by a connection that is about to go
+		if err := c.Reconnect(patient(t)); err != nil {
+			t.Fatal(err)
+		}
+		got.want(t, fmt.Sprintf("0/%d removed [%d]", i+1, i))
+		if s := c.Stats(); s.Connections != i+2 || s.Disconnections != i+1 || s.ConnectAttempts != i+2 || s.ConnectFailures != 0 ||
+			s.Gaps != 0 || s.Restarts != 0 {
+			t.Errorf("stats %+v", s)
+		}
+	}
+	if err := p.Subscribed(patient(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p.Publish, 7)
+	got.want(t, "0/6 removed [7]")
+	stopClient(t, c)
+	got.wantNone(t)
+}
+
+func TestClientReconnectTellsWhereThereIsNoReplay(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	got := newLines()
+	cfg := clientOf(p)
+	cfg.Replay = ""
+	c := connectClient(t, p, cfg, got)
+	publish(t, p.Publish, 1)
+	got.want(t, "0/0 removed [1]")
+	if err := c.Reconnect(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	got.want(t, "0/0 gap possible_restart from 0, 0 missed")
+}
+
+func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	for i := range uint64(5) {
+		publish(t, p.Drop, i)
+	}
+	got, hold := newLines(), make(chan struct{})
+	cfg := clientOf(p)
+	cfg.Buffer = 1
+	c := newClient(t, cfg, engineclient.HandlerFunc(func(ctx context.Context, e *engineclient.Event) error {
+		<-hold
+		return got.HandleEvent(ctx, e)
+	}))
+	if err := c.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return c.Stats().Waiting == 1 })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := c.Reconnect(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Reconnect while reading waits: %v", err)
+	}
+	close(hold)
+	got.want(t, "0/0 removed [0]", "0/1 removed [1]", "0/2 removed [2]", "0/3 removed [3]", "0/4 removed [4]")
+	waitFor(t, func() bool { return c.Stats().Connections == 2 && c.Connected() })
+	stopClient(t, c)
+	got.wantNone(t)
+}
+
+func TestClientWaitsForAConnection(t *testing.T) {
+	endpoint := "ipc://" + t.TempDir() + "/kv"
+	got := newLines()
+	c := newClient(t, engineclient.Config{
+		Connect: endpoint, ReconnectMin: 10 * time.Millisecond, PollInterval: time.Millisecond,
+	}, got)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := c.Connect(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), endpoint) {
+		t.Errorf("Connect where nobody listens: %v", err)
+	}
+	if s := c.Stats(); s.Connected || s.State != ingest.SourceConnecting || s.Connections != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	waitFor(t, func() bool { return c.Stats().ConnectFailures >= 2 })
+	if s := c.Stats(); s.ConnectAttempts < 2 {
+		t.Errorf("stats %+v", s)
+	}
+	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})
+	if err := c.WaitConnected(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Subscribed(patient(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p.Publish, 1)
+	got.want(t, "0/0 removed [1]")
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return !c.Connected() })
+	if s := c.Stats(); s.Disconnections != 1 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestClientReadsAHost(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	publish(t, p.Drop, 1)
+	port := func(endpoint string) int {
+		t.Helper()
+		n, err := strconv.Atoi(endpoint[strings.LastIndexByte(endpoint, ':')+1:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for _, host := range []string{"127.0.0.1", "localhost"} {
+		got := newLines()
+		c := newClient(t, engineclient.Config{
+			Host: host, PubPort: port(p.Endpoint()), ReplayPort: port(p.ReplayEndpoint()),
+		}, got)
+		if err := c.Connect(patient(t)); err != nil {
+			t.Fatal(err)
+		}
+		got.want(t, "0/0 removed [1]")
+	}
+	for _, host := range []string{"::1", "[::1]"} {
+		c := newClient(t, engineclient.Config{Host: host, PubPort: 1}, discard)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		enough := errors.New("enough")
+		cancel(enough)
+		if err := c.Connect(ctx); !errors.Is(err, enough) || !strings.Contains(err.Error(), "to tcp://[::1]:1:") {
+			t.Errorf("Connect to %s: %v", host, err)
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package engineclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/engineclient"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// A Client reads an engine, here a simulated one, and calls a handler with what it
+// stores and removes. The first batch was lost on the way: it is fetched.
+func ExampleClient() {
+	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	batches := [][]wire.Event{
+		{{Kind: wire.KindStored, BlockHashes: []uint64{11, 12}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2}},
+		{{Kind: wire.KindRemoved, BlockHashes: []uint64{11}}, {Kind: wire.KindCleared}},
+	}
+	if _, err := engine.Drop(batches[0]...); err != nil {
+		log.Fatal(err)
+	}
+
+	done := make(chan struct{})
+	handler := engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
+		switch e.Kind {
+		case engineclient.EventStored:
+			fmt.Println("batch", e.Seq, "of", e.Worker, "stored", e.BlockHashes, "of", e.BlockSize, "tokens")
+		case engineclient.EventRemoved:
+			fmt.Println("batch", e.Seq, "of", e.Worker, "removed", e.BlockHashes)
+		case engineclient.EventCleared:
+			fmt.Println("batch", e.Seq, "of", e.Worker, "cleared all")
+			close(done)
+		case engineclient.EventRestarted:
+			fmt.Println(e.Worker, "began anew: it holds nothing")
+		case engineclient.EventGap:
+			fmt.Println(e.Worker, "may hold what nobody told")
+		}
+		return nil
+	})
+	client, err := engineclient.New(engineclient.Config{
+		Worker:  "vllm-0",
+		Connect: engine.Endpoint(), // or Host, with vLLM's ports unless others are set
+		Replay:  engine.ReplayEndpoint(),
+	}, handler)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	if err := client.Connect(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if err := engine.Subscribed(ctx, 1); err != nil {
+		log.Fatal(err)
+	}
+	cancel()
+	if _, err := engine.Publish(batches[1]...); err != nil {
+		log.Fatal(err)
+	}
+	<-done
+	if err := errors.Join(client.Close(), engine.Close()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("handled", client.Stats().Handled, "events up to batch", client.Stats().HandledSeq)
+
+	// Output:
+	// batch 0 of vllm-0 stored [11 12] of 2 tokens
+	// batch 1 of vllm-0 removed [11]
+	// batch 1 of vllm-0 cleared all
+	// handled 3 events up to batch 1
+}
+
+// A handler may be set once there is one. What is read before waits for it.
+func ExampleClient_SetHandler() {
+	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := engine.Publish(wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{7}}); err != nil {
+		log.Fatal(err)
+	}
+
+	client, err := engineclient.New(engineclient.Config{Connect: engine.Endpoint(), Replay: engine.ReplayEndpoint()}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := client.Connect(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+
+	done := make(chan struct{})
+	err = client.SetHandler(engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
+		fmt.Println("batch", e.Seq, e.Kind, e.BlockHashes)
+		close(done)
+		return nil
+	}))
+	if err != nil {
+		log.Fatal(err)
+	}
+	<-done
+	if err := errors.Join(client.Close(), engine.Close()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(client.SetHandler(nil))
+	fmt.Println(client.Reconnect(context.Background()))
+
+	// Output:
+	// batch 0 removed [7]
+	// handler is nil
+	// client is closed
+}
+
+// What an engine remembers can be asked for at any time, from a seq on.
+func ExampleClient_ReplayFrom() {
+	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
+		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for hash := range uint64(4) {
+		if _, err := engine.Publish(wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{hash}}); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	show := engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
+		fmt.Println("batch", e.Seq, e.Kind, e.BlockHashes)
+		return nil
+	})
+	client, err := engineclient.New(engineclient.Config{Connect: engine.Endpoint(), Replay: engine.ReplayEndpoint()}, show)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	if err := errors.Join(client.ReplayFrom(ctx, 2, show), engine.Close()); err != nil {
+		log.Fatal(err)
+	}
+	cancel()
+
+	// Output:
+	// batch 2 removed [2]
+	// batch 3 removed [3]
+}
+
+// An error names each field that holds what it must not.
+func ExampleValidateConfig() {
+	fmt.Println(engineclient.ValidateConfig(engineclient.Config{Host: "10.0.0.256", PubPort: 70000}))
+
+	// Output:
+	// Host is "10.0.0.256": must be a host name, an IPv4 address, or an IPv6 address, without a port
+	// PubPort is 70000: must be 1 to 65535
+}
+
+// Package wire writes what engines publish, and reads it.
+func Example_encoder() {
+	encoder := wire.Encoder{} // arrays, as vLLM writes them
+	payload, err := encoder.AppendBatch(nil, &wire.Batch{
+		Time:    1_700_000_000,
+		HasTime: true,
+		Events: []wire.Event{
+			{Kind: wire.KindStored, BlockHashes: []uint64{7}, Tokens: []uint32{1, 2}, BlockSize: 2, Medium: "GPU"},
+			{Kind: wire.KindRemoved, BlockHashes: []uint64{5}},
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	var decoder wire.Decoder
+	batch, err := decoder.Decode(payload)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, e := range batch.Events {
+		switch e.Kind {
+		case wire.KindStored:
+			fmt.Println("stored", e.BlockHashes, "of tokens", e.Tokens, "in", e.Medium)
+		case wire.KindRemoved:
+			fmt.Println("removed", e.BlockHashes)
+		case wire.KindCleared:
+			fmt.Println("cleared")
+		}
+	}
+
+	// Output:
+	// stored [7] of tokens [1 2] in GPU
+	// removed [5]
+}

@@ -1,0 +1,123 @@
+package engineclient_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest/engineclient"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+// TestClientHandlerSetLater starts a Client without a handler: events wait in the
+// buffer, and beyond that at the engine, and none is lost.
+func TestClientHandlerSetLater(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	cfg := clientOf(p)
+	cfg.Buffer = 2
+	c := connectClient(t, p, cfg, nil)
+	if err := c.SetHandler(nil); err == nil {
+		t.Error("nil is taken for a handler")
+	}
+	var want []string
+	for i := range uint64(50) {
+		publish(t, p.Publish, i)
+		want = append(want, fmt.Sprintf("0/%d removed [%d]", i, i))
+	}
+	waitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
+	if s := c.Stats(); s.Handled != 0 || s.Batches > 3 {
+		t.Errorf("read ahead of the handler: %+v", s)
+	}
+	got := newLines()
+	if err := c.SetHandler(got); err != nil {
+		t.Fatal(err)
+	}
+	got.want(t, want...)
+
+	other := newLines()
+	if err := c.SetHandler(other); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p.Publish, 50)
+	other.want(t, "0/50 removed [50]")
+	stopClient(t, c)
+	got.wantNone(t)
+	if err := c.SetHandler(got); err != nil {
+		t.Errorf("SetHandler after Stop: %v", err)
+	}
+}
+
+// TestClientHandlerSetBeforeStart sets it between NewClient and Start.
+func TestClientHandlerSetBeforeStart(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	c := newClient(t, clientOf(p), nil)
+	got := newLines()
+	if err := c.SetHandler(got); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p.Drop, 1)
+	if err := c.Connect(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	got.want(t, "0/0 removed [1]")
+}
+
+// TestClientWithoutHandlerStops checks that what waited for one is counted.
+func TestClientWithoutHandlerStops(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	c := connectClient(t, p, clientOf(p), nil)
+	publish(t, p.Publish, 1)
+	publish(t, p.Publish, 2)
+	waitFor(t, func() bool { return c.Stats().Waiting == 2 })
+	stopClient(t, c)
+	if s := c.Stats(); s.Handled != 0 || s.Discarded != 2 || s.Waiting != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// TestClientHandlersChange sets handlers from several goroutines while events come:
+// each event is handled once.
+func TestClientHandlersChange(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	c := connectClient(t, p, clientOf(p), nil)
+	const setters, batches = 4, 200
+	var (
+		calls [setters]atomic.Uint64
+		group sync.WaitGroup
+		stop  = make(chan struct{})
+	)
+	for i := range setters {
+		group.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				err := c.SetHandler(engineclient.HandlerFunc(func(context.Context, *engineclient.Event) error {
+					calls[i].Add(1)
+					return nil
+				}))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for i := range uint64(batches) {
+		publish(t, p.Publish, i)
+	}
+	waitFor(t, func() bool { return c.Stats().Handled == batches })
+	close(stop)
+	group.Wait()
+	sum := uint64(0)
+	for i := range calls {
+		sum += calls[i].Load()
+	}
+	if sum != batches {
+		t.Errorf("%d calls for %d events", sum, batches)
+	}
+}

@@ -1,0 +1,36 @@
+package engineclient
+
+import (
+	"context"
+	"log/slog"
+)
+
+// leveled is a slog.Handler whose level can change. That of the inner handler is ignored.
+type leveled struct {
+	slog.Handler
+	level *slog.LevelVar
+}
+
+// withLevel returns a logger that drops records below a level.
+func withLevel(l *slog.Logger, level *slog.LevelVar) *slog.Logger {
+	return slog.New(leveled{l.Handler(), level})
+}
+
+// Enabled reports whether records of a level are logged.
+func (h leveled) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
+
+// WithAttrs returns a handler of the same level.
+func (h leveled) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return leveled{h.Handler.WithAttrs(attrs), h.level}
+}
+
+// WithGroup returns a handler of the same level.
+func (h leveled) WithGroup(name string) slog.Handler {
+	return leveled{h.Handler.WithGroup(name), h.level}
+}
+
+// SetLogLevel sets the lowest level that is logged.
+func (c *Client) SetLogLevel(l slog.Level) { c.level.Set(l) }
+
+// LogLevel returns the lowest level that is logged.
+func (c *Client) LogLevel() slog.Level { return c.level.Level() }

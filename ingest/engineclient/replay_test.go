@@ -1,0 +1,250 @@
+package engineclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kvcast/kvcast/ingest/engineclient"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+func TestClientReplayFrom(t *testing.T) {
+	removed := func(first, last uint64) (all []string) {
+		for seq := first; seq <= last; seq++ {
+			all = append(all, fmt.Sprintf("0/%d removed [%d]", seq, seq))
+		}
+		return all
+	}
+	join := func(parts ...[]string) (all []string) {
+		for _, p := range parts {
+			all = append(all, p...)
+		}
+		return all
+	}
+	skip := func(seqs ...uint64) func(uint64) bool {
+		return func(seq uint64) bool {
+			for _, s := range seqs {
+				if s == seq {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	tests := []struct {
+		name   string
+		config simulator.PublisherConfig
+		faults simulator.ReplayFaults
+		forget []uint64
+		from   uint64
+		want   []string
+		// timeout is that of the replay, where the engine leaves out what would end it.
+		timeout time.Duration
+	}{
+		{name: "all", from: 0, want: removed(0, 9)},
+		{name: "from the middle", from: 4, want: removed(4, 9)},
+		{name: "the last", from: 9, want: removed(9, 9)},
+		{name: "beyond the last", from: 10},
+		{name: "far beyond the last", from: math.MaxUint64},
+		{
+			name: "of an older engine", config: simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayForm: simulator.ReplayPlain}},
+			from: 8, want: removed(8, 9),
+		},
+		{
+			name: "forgotten", config: simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayLimit: 3}},
+			from: 2, want: join([]string{"0/6 gap replay_forgotten from 2, 5 missed"}, removed(7, 9)),
+		},
+		{
+			name: "holes in the memory", forget: []uint64{3, 4, 7},
+			want: join(removed(0, 2), []string{"0/4 gap replay_incomplete from 3, 2 missed"}, removed(5, 6),
+				[]string{"0/7 gap replay_incomplete from 7, 1 missed"}, removed(8, 9)),
+		},
+		{
+			name:   "a hole in one answer",
+			faults: simulator.ReplayFaults{Skip: skip(3, 4), Requests: 1}, want: removed(0, 9),
+		},
+		{
+			name:   "the first is missing in one answer",
+			faults: simulator.ReplayFaults{Skip: skip(0), Requests: 1}, want: removed(0, 9),
+		},
+		{
+			name:   "a hole in every answer",
+			faults: simulator.ReplayFaults{Skip: skip(3)},
+			want:   join(removed(0, 2), []string{"0/3 gap replay_incomplete from 3, 1 missed"}, removed(4, 9)),
+		},
+		{
+			name:   "no end in one answer",
+			faults: simulator.ReplayFaults{NoEnd: true, Requests: 1}, want: removed(0, 9), timeout: 2 * time.Second,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPublisher(t, tt.config)
+			for i := range uint64(10) {
+				publish(t, p.Drop, i)
+			}
+			if err := errors.Join(p.ForgetSeqs(tt.forget...), p.FaultReplay(tt.faults)); err != nil {
+				t.Fatal(err)
+			}
+			cfg := clientOf(p)
+			if tt.timeout > 0 {
+				cfg.ReplayTimeout = tt.timeout
+			}
+			own := newLines()
+			c := newClient(t, cfg, own)
+			got := newLines()
+			if err := c.ReplayFrom(patient(t), tt.from, got); err != nil {
+				t.Fatal(err)
+			}
+			got.want(t, tt.want...)
+			got.wantNone(t)
+			own.wantNone(t)
+			if s := c.Stats(); s.ReplayFromDone != 1 || s.ReplayFromFailed != 0 {
+				t.Errorf("stats %+v", s)
+			}
+		})
+	}
+}
+
+// TestClientReplayFromOfMany has the engine's socket drop what is read slowly, and
+// the ends of answers.
+func TestClientReplayFromOfMany(t *testing.T) {
+	const batches = 5000
+	p := newPublisher(t, simulator.PublisherConfig{})
+	for i := range uint64(batches) {
+		publish(t, p.Drop, i)
+	}
+	dropped := false
+	err := p.FaultReplay(simulator.ReplayFaults{
+		Skip: func(seq uint64) bool {
+			dropped = dropped || seq > 2500
+			return seq > 2500
+		},
+		Requests: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, clientOf(p), discard)
+	next := uint64(0)
+	err = c.ReplayFrom(patient(t), 0, engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
+		if e.Seq != next || e.Kind != engineclient.EventRemoved {
+			return fmt.Errorf("got %s, want batch %d", eventLine(e), next)
+		}
+		next++
+		return nil
+	}))
+	if err != nil || next != batches {
+		t.Errorf("%d batches, %v", next, err)
+	}
+}
+
+func TestClientReplayFromBesideTheReading(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	own := newLines()
+	c := connectClient(t, p, clientOf(p), own)
+	var want []string
+	for i := range uint64(5) {
+		publish(t, p.Publish, i)
+		want = append(want, fmt.Sprintf("0/%d removed [%d]", i, i))
+	}
+	own.want(t, want...)
+	for range 2 {
+		got := newLines()
+		if err := c.ReplayFrom(patient(t), 2, got); err != nil {
+			t.Fatal(err)
+		}
+		got.want(t, want[2:]...)
+		got.wantNone(t)
+	}
+	stopClient(t, c)
+	got := newLines()
+	if err := c.ReplayFrom(patient(t), 4, got); err != nil {
+		t.Fatalf("after Stop: %v", err)
+	}
+	got.want(t, want[4:]...)
+	own.wantNone(t)
+}
+
+func TestClientReplayFromFails(t *testing.T) {
+	p := newPublisher(t, simulator.PublisherConfig{})
+	publish(t, p.Drop, 1)
+	publish(t, p.Drop, 2)
+	mute := newPublisher(t, simulator.PublisherConfig{})
+	if err := mute.FaultReplay(simulator.ReplayFaults{Mute: true}); err != nil {
+		t.Fatal(err)
+	}
+	errFull := errors.New("full")
+	tests := []struct {
+		name    string
+		change  func(*engineclient.Config)
+		handler engineclient.Handler
+		want    string
+		is      error
+	}{
+		{
+			name:   "no socket",
+			change: func(c *engineclient.Config) { c.Replay = "" }, want: "replay from 0", is: engineclient.ErrNoReplay,
+		},
+		{
+			name:   "nobody there",
+			change: func(c *engineclient.Config) { c.Replay = "tcp://127.0.0.1:1" }, want: "nothing listens there",
+		},
+		{
+			name: "no answer",
+			change: func(c *engineclient.Config) {
+				c.Replay, c.ReplayTimeout = mute.ReplayEndpoint(), 50*time.Millisecond
+			},
+			want: "no answer for 50ms",
+		},
+		{
+			name:    "the handler fails",
+			handler: engineclient.HandlerFunc(func(context.Context, *engineclient.Event) error { return errFull }),
+			want:    "handle replayed batch 0: full", is: errFull,
+		},
+		{
+			name:    "the handler panics",
+			handler: engineclient.HandlerFunc(func(context.Context, *engineclient.Event) error { panic(errFull) }),
+			want:    "handle replayed batch 0: handler panicked: full", is: errFull,
+		},
+		{
+			name: "the context ends",
+			handler: engineclient.HandlerFunc(func(ctx context.Context, _ *engineclient.Event) error {
+				ctx.Value(cancelKey{}).(context.CancelFunc)()
+				return nil
+			}),
+			want: "replay from", is: context.Canceled,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := clientOf(p)
+			if tt.change != nil {
+				tt.change(&cfg)
+			}
+			if tt.handler == nil {
+				tt.handler = discard
+			}
+			c := newClient(t, cfg, discard)
+			ctx, cancel := context.WithCancel(patient(t))
+			defer cancel()
+			err := c.ReplayFrom(context.WithValue(ctx, cancelKey{}, cancel), 0, tt.handler)
+			if err == nil || !strings.Contains(err.Error(), tt.want) || tt.is != nil && !errors.Is(err, tt.is) {
+				t.Errorf("got %v, want %s", err, tt.want)
+			}
+			s := c.Stats()
+			if d := cmp.Diff(uint64(0), s.ReplayFromDone); d != "" {
+				t.Errorf("done (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+type cancelKey struct{}

@@ -1,0 +1,90 @@
+package ingest
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/zmqio"
+)
+
+const (
+	// messageFrames is how many frames an engine's message has: topic, seq, payload.
+	messageFrames = 3
+	// maxMessageBytes is the length of the longest payload. It is more than ten times
+	// the largest batch of an engine: a step that stores 128 K tokens takes some 700 KB.
+	maxMessageBytes = 8 << 20
+)
+
+// errTooLong is a replayed payload that is too long to be decoded.
+var errTooLong = errors.New("payload is too long")
+
+// intake decodes batches in memory that is reused. One goroutine uses it at a time.
+type intake struct {
+	decoder wire.Decoder
+	counts  wire.Counts
+	out     feed.Batch
+
+	// arrival is the message that was opened last, and topic its topic, before what an
+	// engine may append.
+	arrival sequence.Batch
+	topic   []byte
+	// decoded is the batch that batch and err are of; nil for none. batch is nil where err
+	// is set.
+	decoded *sequence.Batch
+	batch   *wire.Batch
+	err     error
+}
+
+// open makes the arrival of an engine's message. ok is false for what is none.
+func (in *intake) open(m zmqio.Message) (why refusal, ok bool) {
+	switch {
+	case m.Count != messageFrames:
+		return refusedFrames, false
+	case len(m.Frames[1]) != 8:
+		return refusedSeq, false
+	case len(m.Frames[0]) > config.MaxTopicBytes:
+		return refusedTopicLength, false
+	case len(m.Frames[2]) > maxMessageBytes:
+		return refusedLength, false
+	}
+	var epoch []byte
+	in.topic, epoch, _ = wire.CutTopic(m.Frames[0])
+	in.load(epoch, binary.BigEndian.Uint64(m.Frames[1]), m.Frames[2])
+	return 0, true
+}
+
+// load decodes a payload and makes it the arrival.
+func (in *intake) load(epoch []byte, seq uint64, payload []byte) {
+	b := &in.arrival
+	*b = sequence.Batch{Seq: seq, Epoch: epoch, Payload: payload}
+	b.Fingerprint.Hash = xxh3.Hash(payload)
+	in.decoded = nil
+	in.decode(b)
+	if in.err != nil {
+		b.Malformed = true
+		return
+	}
+	b.Fingerprint.Time = math.Float64bits(in.batch.Time)
+	b.Publisher = in.batch.PublisherID
+	b.Empty = len(in.batch.Events)+len(in.batch.Skipped) == 0
+}
+
+// decode decodes a batch unless it is the one decoded last.
+func (in *intake) decode(b *sequence.Batch) {
+	if in.decoded == b {
+		return
+	}
+	in.decoded = b
+	if len(b.Payload) > maxMessageBytes {
+		in.batch, in.err = nil, errTooLong
+		return
+	}
+	in.batch, in.err = in.decoder.Decode(b.Payload)
+}

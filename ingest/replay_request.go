@@ -1,0 +1,80 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvcast/kvcast/ingest/sequence"
+)
+
+// startPatience is how long the first request of an engine may wait for a transfer slot.
+// Nothing is known of the engine before it, so that waiting costs least.
+const startPatience = 2 * time.Minute
+
+// requestReplay sends the request that the machine demands, in a goroutine of its own.
+func (p *publisher) requestReplay(a sequence.Action) {
+	p.worker.log.Debug("requesting a replay", "source", p.source, "rank", p.rank, "cause", a.Cause.String(), "from", a.Seq)
+	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.replay(ctx, a) })
+}
+
+// replay runs a request to its end. It is called without the worker's mutex.
+func (p *publisher) replay(ctx context.Context, a sequence.Action) {
+	w := p.worker
+	q := replayRequest{endpoint: a.Endpoint, from: a.Seq, responsive: a.Answered, patience: transferPatience}
+	if a.Cause == sequence.CauseStart {
+		q.patience = startPatience
+	}
+	q.waited = func(d time.Duration) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		p.machine.Waited(a.RequestID, d) // the engine is not to blame
+	}
+	q.sent = func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		p.machine.Sent(a.RequestID)
+	}
+	err := w.shared.replays.read(ctx, q, func(seq uint64, payload []byte) bool {
+		in := w.shared.intake()
+		defer w.shared.giveBack(in)
+		in.load(nil, seq, payload)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if ctx.Err() != nil || w.closed || w.lane == nil {
+			return false
+		}
+		now := time.Now()
+		actions, more := p.machine.Reply(now, a.RequestID, &in.arrival)
+		p.apply(in, now, actions)
+		return more
+	})
+	in := w.shared.intake()
+	defer w.shared.giveBack(in)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ctx.Err() != nil || w.closed || w.lane == nil {
+		return
+	}
+	now := time.Now()
+	p.replayErr = err
+	if err != nil && !errors.Is(err, errReplayYielded) {
+		w.warn(noticeReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", a.Endpoint, "error", err)
+	}
+	p.apply(in, now, p.machine.ReplayEnded(now, a.RequestID, outcomeOf(err)))
+}
+
+func outcomeOf(err error) sequence.Outcome {
+	switch {
+	case err == nil:
+		return sequence.OutcomeComplete
+	case errors.Is(err, errReplaySilent):
+		return sequence.OutcomeSilent
+	case errors.Is(err, errReplayBusy):
+		return sequence.OutcomeBusy
+	case errors.Is(err, errReplayYielded):
+		return sequence.OutcomeYielded
+	default:
+		return sequence.OutcomeFailed
+	}
+}

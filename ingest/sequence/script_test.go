@@ -1,0 +1,180 @@
+package sequence
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// testTime is when a test starts.
+var testTime = time.Unix(1_800_000_000, 42)
+
+const replayEndpoint = "tcp://engine"
+
+// batchOf returns the batch of a seq in an incarnation of a model engine.
+func batchOf(incarnation, seq uint64) *Batch {
+	return &Batch{Seq: seq, Fingerprint: Fingerprint{Hash: blockOf(incarnation, seq)}}
+}
+
+func blockOf(incarnation, seq uint64) uint64 { return incarnation<<32 | seq }
+
+// script drives a Machine step by step, and records what it delivers and reports.
+type script struct {
+	t   testing.TB
+	m   *Machine
+	now time.Time
+	// connection counts the connections.
+	connection ConnectionID
+	// request is the one in progress; nil where none is.
+	request *Action
+	lines   []string
+	actions []Kind // all others
+}
+
+func newScript(t testing.TB) *script {
+	return &script{t: t, m: New(Config{Grace: time.Hour, Renews: true}), now: testTime}
+}
+
+// do records actions.
+func (s *script) do(actions []Action) {
+	for _, a := range actions {
+		switch a.Kind {
+		case Deliver:
+			if !a.Batch.Malformed {
+				s.lines = append(s.lines, fmt.Sprintf("batch %d of %d", a.Batch.Seq, a.Batch.Fingerprint.Hash>>32))
+			}
+		case ReportGap:
+			s.lines = append(s.lines, fmt.Sprintf("gap %v %d-%d", a.Reason, a.First, a.Last))
+		case ReportBegin:
+			if a.FirstContact && a.Missed > 0 {
+				s.lines = append(s.lines, fmt.Sprintf("joined late %d-%d", a.First, a.Last))
+			}
+		case ReportRestart:
+			s.lines = append(s.lines, "restarted")
+		case ReportConflict:
+			s.lines = append(s.lines, "conflict")
+		case RequestReplay:
+			s.request = &a
+		case CancelReplay:
+			if s.request != nil && s.request.RequestID == a.RequestID {
+				s.request = nil
+			}
+		default:
+			s.actions = append(s.actions, a.Kind)
+		}
+	}
+}
+
+// connect closes the connection, and makes another one to an engine with a replay socket.
+func (s *script) connect() { s.connectTo(replayEndpoint) }
+
+func (s *script) connectTo(replay string) {
+	s.disconnect()
+	s.connection++
+	s.do(s.m.Connect(s.now, Connection{ID: s.connection, Replay: replay}))
+}
+
+func (s *script) disconnect() {
+	if s.m.Connected() {
+		s.do(s.m.Disconnect(s.now, s.connection))
+	}
+}
+
+func (s *script) arrive(b *Batch) { s.do(s.m.Arrival(s.now, s.connection, b)) }
+
+// live has a batch of an incarnation arrive, under an epoch unless that is empty.
+func (s *script) live(epoch string, incarnation, seq uint64) {
+	b := batchOf(incarnation, seq)
+	b.Epoch = []byte(epoch)
+	s.arrive(b)
+}
+
+// silence has a silent connection verified.
+func (s *script) silence() {
+	s.m.begin()
+	s.m.startRepair(s.now, CauseSilence)
+	s.do(s.m.actions)
+}
+
+func (s *script) reply(b *Batch) (more bool) {
+	s.t.Helper()
+	if s.request == nil {
+		s.t.Fatal("nothing is requested")
+	}
+	actions, more := s.m.Reply(s.now, s.request.RequestID, b)
+	s.do(actions)
+	return more
+}
+
+// end ends the request, and reports whether another one follows, at once or after a wait,
+// which passes.
+func (s *script) end(outcome Outcome) (again bool) {
+	s.t.Helper()
+	if s.request == nil {
+		s.t.Fatal("nothing is requested")
+	}
+	id := s.request.RequestID
+	s.request = nil
+	s.now = s.now.Add(time.Second)
+	s.do(s.m.ReplayEnded(s.now, id, outcome))
+	s.retry()
+	return s.request != nil
+}
+
+// retry waits for a request that is due later.
+func (s *script) retry() {
+	if at := s.m.retryAt(); !at.IsZero() {
+		s.now = at
+		s.do(s.m.Tick(s.now, true))
+	}
+}
+
+// answer answers a request with the batches from first to last of an incarnation that are
+// not before the seq requested, and reports whether another request follows.
+func (s *script) answer(incarnation, first, last uint64, outcome Outcome) (again bool) {
+	s.t.Helper()
+	if s.request == nil {
+		s.t.Fatal("nothing is requested")
+	}
+	s.m.Sent(s.request.RequestID)
+	for seq := max(s.request.Seq, first); seq <= last; seq++ {
+		if !s.reply(batchOf(incarnation, seq)) {
+			break
+		}
+	}
+	return s.end(outcome)
+}
+
+// finish answers requests with all batches of an incarnation until none follows.
+func (s *script) finish(incarnation, last uint64) {
+	s.t.Helper()
+	for n := 0; s.request != nil; n++ {
+		if n > 20 {
+			s.t.Fatalf("still requests: %+v", s.m.repair)
+		}
+		s.answer(incarnation, 0, last, OutcomeComplete)
+	}
+}
+
+// want compares what was delivered and reported since the last call.
+func (s *script) want(lines ...string) {
+	s.t.Helper()
+	if d := cmp.Diff(lines, s.lines); d != "" {
+		s.t.Fatalf("delivered and reported (-want +got):\n%s", d)
+	}
+	s.lines = nil
+}
+
+// begin has batches 0 to last of incarnation 0 read.
+func (s *script) begin(epoch string, last uint64) {
+	s.t.Helper()
+	s.connect()
+	s.live(epoch, 0, last)
+	s.finish(0, last)
+	if s.m.State() != Live || len(s.lines) != int(last)+1 {
+		s.t.Fatalf("state %v after %v", s.m.State(), s.lines)
+	}
+	s.lines = nil
+}
