@@ -26,8 +26,8 @@ test: deps ## Run all tests with the race detector.
 	@test -f bin/live/pins || echo "SGLang's own publisher is not here, so its test is skipped: make live fetches it"
 	@# No test depends on the machine's speed. This limit is for one that hangs, on a machine ten times slower.
 	$(GO) test -race -timeout 60m ./...
-	@# What the race detector distorts: that nothing is allocated, and memory bounded.
-	$(GO) test -run 'Allocat|Memory' ./client ./ingest/... ./pipeline
+	@# What the race detector distorts or slows down: allocations, memory, small worlds explored exhaustively.
+	$(GO) test -run 'Allocat|Memory|Exhaustive' ./client ./ingest/... ./pipeline
 
 live: deps ## Test with SGLang's own publisher, which this fetches into bin/live.
 	@tools/scripts/live.sh

@@ -398,14 +398,14 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		replay, epochs bool
 		limits         limits
 	}{
-		{"losses and holes", true, false, limits{batches: 5, losses: 2, holes: 2, failures: 1}},
+		{"losses and holes", true, false, limits{batches: 4, losses: 2, holes: 2, failures: 1}},
 		{"losses", true, false, limits{batches: 6, losses: 3}},
 		{"cuts", true, false, limits{batches: 4, losses: 1, cuts: 2, failures: 1}},
 		{"restart", true, false, limits{batches: 4, losses: 1, restarts: 1, cuts: 1}},
 		{"restart and six batches", true, false, limits{batches: 6, restarts: 1}},
 		{"restart with failing replays", true, false, limits{batches: 4, restarts: 1, losses: 1, failures: 2}},
 		{"restart with epochs", true, true, limits{batches: 4, losses: 1, restarts: 1, cuts: 1}},
-		{"forgotten replays", true, false, limits{batches: 5, losses: 1, forgets: 2, cuts: 1}},
+		{"forgotten replays", true, false, limits{batches: 4, losses: 1, forgets: 2, cuts: 1}},
 		{"restart and forgotten replays", true, false, limits{batches: 4, losses: 1, forgets: 2, restarts: 1}},
 		{"silence", true, false, limits{batches: 4, losses: 2, silences: 2, restarts: 1}},
 		{"without replay", false, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
