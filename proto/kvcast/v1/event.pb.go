@@ -21,19 +21,19 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Where a block lies in the engine's memory hierarchy, nearest first.
+// A level of the engine's memory hierarchy, nearest first.
 type Tier int32
 
 const (
-	// Never sent for block events; events about a worker as a whole have no tier.
+	// Never sent with stored and removed blocks; all other events have no tier.
 	Tier_TIER_UNSPECIFIED Tier = 0
 	// Accelerator memory.
 	Tier_TIER_DEVICE Tier = 1
-	// Pinned memory of the host.
+	// Pinned host memory.
 	Tier_TIER_HOST_PINNED Tier = 2
 	// Local disk, or another local store slower than host memory.
 	Tier_TIER_DISK Tier = 3
-	// A store shared with other engines, reached over a network.
+	// A store shared with other engines, accessed over a network.
 	Tier_TIER_EXTERNAL Tier = 4
 )
 
@@ -82,23 +82,23 @@ func (Tier) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{0}
 }
 
-// Why a cache was emptied.
+// Why a cache was cleared.
 type Cleared_Reason int32
 
 const (
 	// Never sent.
 	Cleared_REASON_UNSPECIFIED Cleared_Reason = 0
-	// The engine said so, for instance when its prefix cache was reset.
+	// The engine reported it, for instance after a reset of its prefix cache.
 	Cleared_REASON_ENGINE_CLEARED Cleared_Reason = 1
-	// The engine started anew, with an empty cache.
+	// The engine restarted with an empty cache.
 	Cleared_REASON_ENGINE_RESTARTED Cleared_Reason = 2
-	// Events were lost for good, and the operator prefers an empty view to a
-	// doubtful one (ingest.on_gap: clear). What the engine holds from before is
-	// unknown: the rank is incomplete, as after a Gap. Also where one of the
-	// worker's sources let go of all it held, and events of another are missing; and,
+	// Events were lost and could not be repaired, and the operator prefers an empty
+	// view to one that may be wrong (ingest.on_gap: clear). The engine may still hold
+	// blocks from before: the rank is incomplete, as after a Gap. Also sent if one of
+	// the worker's sources cleared its cache while events of another are missing, and,
 	// with ingest.on_gap: clear, in place of a Gap with REASON_SHARED_TIER.
 	Cleared_REASON_UNREPAIRED_GAP Cleared_Reason = 3
-	// One of the worker's sources let go of all it held, and no other holds any.
+	// One of the worker's sources cleared its cache, and no other source holds blocks.
 	Cleared_REASON_SOURCE_CLEARED Cleared_Reason = 4
 )
 
@@ -153,44 +153,40 @@ type Gap_Reason int32
 const (
 	// Never sent.
 	Gap_REASON_UNSPECIFIED Gap_Reason = 0
-	// There is no replay socket to ask.
+	// There is no replay socket.
 	Gap_REASON_REPLAY_UNAVAILABLE Gap_Reason = 1
-	// The replay socket did not give everything, however often asked.
+	// The replay socket did not return all batches, despite retries.
 	Gap_REASON_REPLAY_INCOMPLETE Gap_Reason = 2
-	// The engine no longer remembers the batches.
+	// The engine does not retain the batches any more.
 	Gap_REASON_REPLAY_FORGOTTEN Gap_Reason = 3
-	// The connection was lost for a while, the engine may have started anew, and
-	// there is no replay socket to tell.
+	// The connection was interrupted, the engine may have restarted, and there is no
+	// replay socket to find out.
 	Gap_REASON_POSSIBLE_RESTART Gap_Reason = 4
-	// Two publishers use one topic and rank, and their batches can not be told
-	// apart.
+	// Two publishers use one topic and rank, so their batches cannot be told apart.
 	Gap_REASON_AMBIGUOUS_PUBLISHER Gap_Reason = 5
-	// No batch was lost, but the engine says that it holds more blocks than the
-	// server's bound for a dp rank, or all engines together more than its bound for
-	// all, and none of those that the server has of the rank is from before another
-	// Gap. New blocks beyond the bound are left out from here on, and taken again as
-	// others leave. What is in the set is right, but blocks are missing from it. Told
-	// once until the next Cleared of the rank that names no tiers. Engines that really
-	// hold so many need a higher ingest.max_blocks_per_rank or ingest.max_blocks;
-	// otherwise one stores blocks and never removes them.
+	// No batch was lost, but the engine reports more blocks than the server's limit per
+	// dp rank, or all engines together more than the total limit, and the rank has no
+	// blocks from before a Gap to remove instead. New blocks beyond the limit are left
+	// out, until others are removed. The set has no wrong blocks, but lacks some. Sent
+	// once until the rank's next Cleared that names no tiers. If engines do hold that
+	// many blocks, raise ingest.max_blocks_per_rank or ingest.max_blocks; otherwise an
+	// engine stores blocks and never removes them.
 	Gap_REASON_TOO_MANY_BLOCKS Gap_Reason = 6
-	// The server first heard of the rank when its engine had already published
-	// batches, of which first_seq to last_seq are known to be missing (both 0:
-	// unknown), and could not fetch them. Blocks stored before are not in the set
-	// unless they are stored again. missed_batches is 0: nothing was lost, since
-	// nobody was listening. Precedes every other event of the rank since the worker
-	// was added, or the first of a rank that is first heard of after a loss.
+	// The engine had published batches before the server first read it, and they could
+	// not be replayed. first_seq to last_seq are those known to be missing (both 0:
+	// unknown). Blocks stored before are not in the set unless they are stored again.
+	// missed_batches is 0. Precedes all other events of the rank since the worker was
+	// added, or the first one if the rank is first seen after a loss.
 	Gap_REASON_JOINED_LATE Gap_Reason = 7
-	// One of the worker's sources cleared its cache or started anew, and another has
-	// stored into the same tiers, so that it is not known whose blocks are whose
-	// (CONSOLIDATE_PASSTHROUGH). No event is missing, and no block is missing from the
-	// set; but blocks of the source that let go may still be in it.
+	// One of the worker's sources cleared its cache or restarted, and another has stored
+	// into the same tiers, so the owner of each block is unknown
+	// (CONSOLIDATE_PASSTHROUGH). No event is missing and the set lacks no block, but it
+	// may have blocks that the source does not hold any more.
 	Gap_REASON_SHARED_TIER Gap_Reason = 8
-	// No batch was lost, but the engine names more LoRA adapters or cache salts than
-	// the server has memory for, of all workers together (ingest.max_attribute_bytes).
-	// Blocks of new ones are left out from here on, and taken again as others leave.
-	// What is in the set is right, but blocks are missing from it. Told once until the
-	// next Cleared of the rank that names no tiers.
+	// No batch was lost, but the engines name more LoRA adapters and cache salts than
+	// the server has memory for (ingest.max_attribute_bytes). Blocks of new ones are
+	// left out, until others are removed. The set has no wrong blocks, but lacks some.
+	// Sent once until the rank's next Cleared that names no tiers.
 	Gap_REASON_TOO_MANY_ATTRIBUTES Gap_Reason = 9
 )
 
@@ -255,11 +251,11 @@ type WorkerRemoved_Reason int32
 const (
 	// Never sent.
 	WorkerRemoved_REASON_UNSPECIFIED WorkerRemoved_Reason = 0
-	// Somebody called DeregisterWorker.
+	// DeregisterWorker was called.
 	WorkerRemoved_REASON_DEREGISTERED WorkerRemoved_Reason = 1
-	// Its connection closed, and did not come back within the grace time.
+	// Its connection was closed for longer than the grace time.
 	WorkerRemoved_REASON_DISCONNECTED WorkerRemoved_Reason = 2
-	// The name or the file that it was discovered by no longer lists it.
+	// The DNS name or file that listed it does not list it any more.
 	WorkerRemoved_REASON_DISCOVERY WorkerRemoved_Reason = 3
 )
 
@@ -306,15 +302,15 @@ func (WorkerRemoved_Reason) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8, 0}
 }
 
-// A name of one point in the stream: "everything up to and with seq has been
-// applied". A router that stores the position of the last response it applied
-// can resume from it after a reconnect or a restart of its own.
+// A point in the stream: every entry up to and including seq is applied. A router
+// that stores the position of the last response it applied can resume after a
+// reconnect or a restart.
 type Position struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Random name of the journal's life. A server that lost its journal has a new
-	// epoch, and seqs of different epochs must not be compared. In a request,
-	// empty means the server's current epoch: handy by hand, but a router must
-	// send the epoch, or it will not notice that its seq is of another one.
+	// Random name of the journal's history. A server that lost its journal has a new
+	// epoch, and seqs of different epochs must not be compared. In a request, empty
+	// means the server's current epoch. That is convenient by hand, but a router must
+	// send the epoch, or it does not notice that its seq belongs to another one.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Number of the last entry applied; 0 is before the first entry.
 	Seq           uint64 `protobuf:"fixed64,2,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -366,26 +362,25 @@ func (x *Position) GetSeq() uint64 {
 	return 0
 }
 
-// What one batch of an engine came to, whole and in order: the unit of
-// resuming. All events of an entry are of one worker. A router never sees half
-// of an engine's step, with one exception: an entry that would be larger than
-// 3 MiB is cut between two events.
+// The events that result from one batch of an engine, complete and in order. All are
+// of one worker. An entry is the unit of delivery and resumption, so a router never
+// sees a part of an engine's step, with one exception: an entry larger than 3 MiB is
+// split between two events.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The entry's number: contiguous from 1 within an epoch, so a larger seq is
-	// later. This is the number to resume and to replay from.
+	// Number of the entry, contiguous from 1 within an epoch. Positions refer to it.
 	Seq uint64 `protobuf:"fixed64,1,opt,name=seq,proto3" json:"seq,omitempty"`
-	// Unique name of the worker that the events are of.
+	// Unique name of the worker.
 	Worker string `protobuf:"bytes,2,opt,name=worker,proto3" json:"worker,omitempty"`
 	// Name of the model that the worker serves.
 	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
-	// The time the engine put on the batch, in nanoseconds since the Unix epoch,
-	// of the engine's own clock and of a float's precision (some 240 ns). With
-	// batching across batches it is the last batch's. 0 where no batch is behind
-	// the entry: a worker added or removed, a gap, a restart.
+	// The engine's timestamp of the batch, in nanoseconds since the Unix epoch, by the
+	// engine's clock and with the precision of a float64 (about 240 ns). If events of
+	// several batches are merged, that of the last. 0 if the entry does not result from
+	// a batch: a worker added or removed, a gap, a restart.
 	EngineTimeUnixNano int64 `protobuf:"fixed64,4,opt,name=engine_time_unix_nano,json=engineTimeUnixNano,proto3" json:"engine_time_unix_nano,omitempty"`
-	// When kvcast read the batch, or noticed the gap or the restart, in
-	// nanoseconds since the Unix epoch. 0 for a worker added or removed.
+	// When kvcast received the batch, or noticed the gap or the restart, in nanoseconds
+	// since the Unix epoch. 0 for a worker added or removed.
 	IngestTimeUnixNano int64 `protobuf:"fixed64,5,opt,name=ingest_time_unix_nano,json=ingestTimeUnixNano,proto3" json:"ingest_time_unix_nano,omitempty"`
 	// At least one event, in the order in which to apply them.
 	Events        []*RouterEvent `protobuf:"bytes,6,rep,name=events,proto3" json:"events,omitempty"`
@@ -465,36 +460,34 @@ func (x *Entry) GetEvents() []*RouterEvent {
 	return nil
 }
 
-// One change of what a worker holds. Applying an event twice changes nothing,
-// and this is how to apply each, to a set of blocks for each worker, dp rank
-// and tier:
+// A change of a worker's state. Applying an event twice has no further effect. A router
+// keeps a set of blocks for each worker, dp rank and tier, and applies events so:
 //
-//	stored          put the blocks into the set
-//	removed         take the blocks out of the set
-//	cleared         empty the sets of this worker and dp rank, in the tiers named
-//	gap             nothing; the set may from now on be wrong as Gap describes
-//	worker_added    the worker exists; of what it holds nothing is known yet
-//	worker_removed  forget the worker and all its sets
+//	stored          add the blocks to the set
+//	removed         remove the blocks from the set
+//	cleared         empty the sets of the worker and dp rank, in the tiers named
+//	gap             nothing; the set may be wrong from now on, as Gap describes
+//	worker_added    add the worker with empty sets
+//	worker_removed  remove the worker and its sets
 //
-// A router must ignore an event of a kind that it does not know.
+// A router must ignore events of a kind that it does not know.
 type RouterEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Contiguous from 1 for each worker within an epoch, also over removal and
-	// re-adding of the worker; a hole means that an event was lost, or filtered
-	// out. 0 inside a snapshot's blocks.
+	// Contiguous from 1 per worker within an epoch, even if the worker is removed and
+	// added again. A hole means that an event was lost or filtered out. 0 in a
+	// snapshot's blocks.
 	//
-	// The server remembers the last event_id of the 16,384 workers that were
-	// removed last. Once there have been more, a worker_added of any other name
-	// may begin anywhere above, which is no loss. No event_id ever comes twice for
-	// a worker within an epoch.
+	// The server remembers the last event_id of the 16,384 workers that were removed
+	// last. Once there have been more, the worker_added of any other name may have any
+	// higher event_id, which is no loss. An event_id is never used twice for a worker
+	// within an epoch.
 	EventId uint64 `protobuf:"varint,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
-	// The data-parallel rank, an engine of its own with a cache of its own.
-	// Absent only on events about the worker as a whole.
+	// The data-parallel rank: an engine process with a cache of its own. Absent only in
+	// events about the whole worker.
 	DpRank *uint32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3,oneof" json:"dp_rank,omitempty"`
-	// The tier of stored and removed blocks. Unspecified on all other events.
+	// The tier of stored and removed blocks. Unspecified in all other events.
 	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// What happened; absent means a kind that this version of the contract does
-	// not know.
+	// The kind of event. Absent: a kind that this version of the contract does not have.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -626,12 +619,12 @@ type isRouterEvent_Event interface {
 }
 
 type RouterEvent_Stored struct {
-	// Blocks that are now in the cache.
+	// Blocks are in the cache.
 	Stored *Stored `protobuf:"bytes,4,opt,name=stored,proto3,oneof"`
 }
 
 type RouterEvent_Removed struct {
-	// Blocks that are no longer in the cache, or no longer known to be.
+	// Blocks are not in the cache any more, or not known to be.
 	Removed *Removed `protobuf:"bytes,5,opt,name=removed,proto3,oneof"`
 }
 
@@ -641,17 +634,17 @@ type RouterEvent_Cleared struct {
 }
 
 type RouterEvent_Gap struct {
-	// Batches of the engine were lost and could not be fetched again.
+	// Batches of the engine were lost and could not be repaired.
 	Gap *Gap `protobuf:"bytes,7,opt,name=gap,proto3,oneof"`
 }
 
 type RouterEvent_WorkerAdded struct {
-	// The worker is known from here on.
+	// The worker was added.
 	WorkerAdded *WorkerAdded `protobuf:"bytes,8,opt,name=worker_added,json=workerAdded,proto3,oneof"`
 }
 
 type RouterEvent_WorkerRemoved struct {
-	// The worker is gone.
+	// The worker was removed.
 	WorkerRemoved *WorkerRemoved `protobuf:"bytes,9,opt,name=worker_removed,json=workerRemoved,proto3,oneof"`
 }
 
@@ -667,32 +660,29 @@ func (*RouterEvent_WorkerAdded) isRouterEvent_Event() {}
 
 func (*RouterEvent_WorkerRemoved) isRouterEvent_Event() {}
 
-// A chain of blocks that are in the cache now: each block continues the one
-// before it, the first one continues parent_hash.
-//
-// A store may repeat blocks that are there already, which changes nothing.
+// A chain of blocks that are in the cache: each block continues the one before it, and
+// the first one continues parent_hash. It may include blocks that are already in the
+// set, which has no effect.
 type Stored struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The block that the first one continues; absent when the first block begins
-	// a prompt. A parent may be unknown to the router.
+	// The block that the first block continues; absent if the first block starts a
+	// prompt. A router may not know the parent.
 	ParentHash *uint64 `protobuf:"fixed64,1,opt,name=parent_hash,json=parentHash,proto3,oneof" json:"parent_hash,omitempty"`
-	// The engine's own names of the blocks, and the key to remove them by. They
-	// mean nothing at another worker.
+	// The engine's own names of the blocks, by which they are removed. They have no
+	// meaning at other workers.
 	BlockHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
-	// The contents of the blocks: XXH3-64 over each block's tokens as
-	// little-endian uint32, seed 1337 plus, where a LoRA adapter is set, XXH3-64
-	// of its name with seed 0, plus, where a cache salt is set, XXH3-64 of it
-	// with seed 1. The same at every engine. As long as block_hashes, or empty
-	// where the contents are unknown.
+	// The contents of the blocks: XXH3-64 over each block's tokens as little-endian
+	// uint32. The seed is 1337, plus XXH3-64 with seed 0 of the LoRA adapter's name if
+	// there is one, plus XXH3-64 with seed 1 of the cache salt if there is one. Equal at
+	// every engine. As long as block_hashes, or empty if the contents are unknown.
 	TokensHashes []uint64 `protobuf:"fixed64,3,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
-	// Tokens in each block; 0 where the engine named hashes alone.
+	// Tokens in each block; 0 if the engine sent hashes only.
 	BlockSize uint32 `protobuf:"varint,4,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Name of the LoRA adapter the blocks were computed with; absent for the base
+	// Name of the LoRA adapter with which the blocks were computed; absent for the base
 	// model.
 	LoraName *string `protobuf:"bytes,5,opt,name=lora_name,json=loraName,proto3,oneof" json:"lora_name,omitempty"`
-	// The tokens of all blocks, block_size each. These are users' prompts: empty
-	// unless the operator asked for them (--emit-token-ids), and never in
-	// snapshots.
+	// The tokens of all blocks, block_size each. These are users' prompts: empty unless
+	// the operator enables them (--emit-token-ids), and never in snapshots.
 	TokenIds      []uint32 `protobuf:"varint,6,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -770,14 +760,15 @@ func (x *Stored) GetTokenIds() []uint32 {
 	return nil
 }
 
-// Blocks that have left the cache. Where a Gap has left a dp rank in doubt and it
-// comes to have more blocks than the server's bound (ingest.max_blocks_per_rank),
-// these may also be blocks from before the Gap that were not stored again since:
-// the engine may have let go of them, or not.
+// Blocks that are not in the cache any more.
+//
+// If a Gap has made a dp rank incomplete, and the rank then exceeds the server's limit
+// of blocks (ingest.max_blocks_per_rank), the server also removes blocks from before the
+// Gap that were not stored again since. The engine may still hold those.
 type Removed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The engine's names of the blocks. A name that the router does not hold is
-	// no error.
+	// The engine's names of the blocks. They may include blocks that the router does not
+	// have.
 	BlockHashes   []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -820,12 +811,12 @@ func (x *Removed) GetBlockHashes() []uint64 {
 	return nil
 }
 
-// Everything that the dp rank held, in the tiers named, is gone.
+// All blocks of the dp rank in the tiers named are gone.
 type Cleared struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Why.
+	// Why the cache was cleared.
 	Reason Cleared_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Cleared_Reason" json:"reason,omitempty"`
-	// The tiers emptied; empty means all.
+	// The tiers that are cleared; empty means all.
 	Tiers         []Tier `protobuf:"varint,2,rep,packed,name=tiers,proto3,enum=kvcast.v1.Tier" json:"tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -875,29 +866,27 @@ func (x *Cleared) GetTiers() []Tier {
 	return nil
 }
 
-// Events between what came before and what comes after were lost, and could not
-// be fetched again. Blocks that were removed meanwhile are still in the
-// router's set, and blocks that were stored meanwhile are not. The set heals as
-// it is used (a request sent to a block that is not there makes the engine
-// compute and store it). REASON_TOO_MANY_BLOCKS, REASON_JOINED_LATE,
-// REASON_SHARED_TIER and REASON_TOO_MANY_ATTRIBUTES are of other kinds.
+// Events were lost at this point and could not be repaired. The router's set may have
+// blocks that were removed meanwhile, and lack blocks that were stored meanwhile. The
+// set heals as it is used: a request for a block that is gone makes the engine compute
+// and store it. REASON_TOO_MANY_BLOCKS, REASON_JOINED_LATE, REASON_SHARED_TIER and
+// REASON_TOO_MANY_ATTRIBUTES mean something else.
 //
-// Whatever the reason, the rank is incomplete from here on, until the next Cleared
-// of it that names no tiers and has another reason than REASON_UNREPAIRED_GAP. That
-// reason makes a rank incomplete, too, and nothing else does: what snapshots and
-// ListWorkers say of it follows from these events. Where a worker has several
-// sources, a rank whose sources are all known again, but whose blocks did not all
-// leave meanwhile, therefore stays incomplete.
+// Whatever the reason, the rank is incomplete from here on, until its next Cleared that
+// names no tiers and has a reason other than REASON_UNREPAIRED_GAP. A Cleared with that
+// reason makes a rank incomplete too, and nothing else does: what snapshots and
+// ListWorkers report follows from these events. If a worker has several sources, a rank
+// can therefore stay incomplete although all of its sources are known again.
 type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Why.
+	// Why events are missing.
 	Reason Gap_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Gap_Reason" json:"reason,omitempty"`
-	// Batches of the engine that were lost; 0 where that is unknown, for
-	// REASON_JOINED_LATE, and, like the seqs, where there are none
-	// (REASON_TOO_MANY_BLOCKS, REASON_SHARED_TIER, REASON_TOO_MANY_ATTRIBUTES).
+	// Number of lost batches; 0 if it is unknown, for REASON_JOINED_LATE, and, like the
+	// seqs, if none was lost (REASON_TOO_MANY_BLOCKS, REASON_SHARED_TIER,
+	// REASON_TOO_MANY_ATTRIBUTES).
 	MissedBatches uint64 `protobuf:"varint,2,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
-	// The engine's number of the first missing batch. These are the engine's seqs,
-	// not the journal's.
+	// The engine's number of the first missing batch. Engine seqs are unrelated to the
+	// journal's.
 	FirstSeq uint64 `protobuf:"varint,3,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
 	// The engine's number of the last missing batch.
 	LastSeq       uint64 `protobuf:"varint,4,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
@@ -963,21 +952,21 @@ func (x *Gap) GetLastSeq() uint64 {
 	return 0
 }
 
-// A worker is known from here on, and what it holds from what its events say. An
-// engine that was running before it was first heard of may hold more: a Gap with
-// REASON_JOINED_LATE says so before anything else of its rank.
+// A worker was added. Its events from here on describe what it holds. If an engine was
+// running before the server first read it, it may hold more; a Gap with
+// REASON_JOINED_LATE then precedes all other events of its rank.
 type WorkerAdded struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model that it serves.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens in a block; 0 where it is not known before the first store. The newest
-	// Stored outweighs it: an engine may restart with another one.
+	// Tokens in a block; 0 if it is not known before the first store. The newest Stored
+	// takes precedence, since an engine may restart with another block size.
 	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Where to send requests, as configured; kvcast passes it through.
+	// Where to send requests, as configured. kvcast does not interpret it.
 	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// As configured; kvcast passes them through.
+	// Labels, as configured. kvcast does not interpret them.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The dp ranks known so far. More may appear with their first event.
+	// The dp ranks known so far. Others may appear with their first event.
 	Ranks         []uint32 `protobuf:"varint,5,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1048,10 +1037,10 @@ func (x *WorkerAdded) GetRanks() []uint32 {
 	return nil
 }
 
-// A worker is gone; forget all that it held.
+// A worker was removed, with all that it held.
 type WorkerRemoved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Why.
+	// Why the worker was removed.
 	Reason        WorkerRemoved_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.WorkerRemoved_Reason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

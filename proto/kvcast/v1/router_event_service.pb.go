@@ -21,15 +21,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What to do when the stream cannot go on from the position.
+// What happens when the stream cannot continue after the position.
 type GapPolicy int32
 
 const (
 	// The same as GAP_POLICY_SNAPSHOT.
 	GapPolicy_GAP_POLICY_UNSPECIFIED GapPolicy = 0
-	// Send a snapshot in the same stream, then go on.
+	// The stream continues with a snapshot.
 	GapPolicy_GAP_POLICY_SNAPSHOT GapPolicy = 1
-	// End the stream with POSITION_COMPACTED or EPOCH_MISMATCH.
+	// The stream ends with POSITION_COMPACTED or EPOCH_MISMATCH.
 	GapPolicy_GAP_POLICY_FAIL GapPolicy = 2
 )
 
@@ -80,13 +80,13 @@ type Accepted_Mode int32
 const (
 	// Never sent.
 	Accepted_MODE_UNSPECIFIED Accepted_Mode = 0
-	// With the entry after the position that was given.
+	// With the entry after the requested position.
 	Accepted_MODE_RESUME Accepted_Mode = 1
 	// With a snapshot.
 	Accepted_MODE_SNAPSHOT Accepted_Mode = 2
 	// With the next entry.
 	Accepted_MODE_LATEST Accepted_Mode = 3
-	// With the oldest entry retained.
+	// With the oldest retained entry.
 	Accepted_MODE_EARLIEST Accepted_Mode = 4
 )
 
@@ -135,15 +135,15 @@ func (Accepted_Mode) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{6, 0}
 }
 
-// Narrows a stream. Each list that is not empty must hold the event's value;
-// an unknown name matches nothing until it appears.
+// Selects a part of a stream. An event must match each list that is not empty. Names may
+// be unknown; they match nothing until they appear.
 type Filter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names of workers.
 	Workers []string `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
 	// Names of models.
 	Models []string `protobuf:"bytes,2,rep,name=models,proto3" json:"models,omitempty"`
-	// Tiers of stored and removed blocks. Events without a tier pass.
+	// Tiers of stored and removed blocks. Events without a tier always match.
 	Tiers         []Tier `protobuf:"varint,3,rep,packed,name=tiers,proto3,enum=kvcast.v1.Tier" json:"tiers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -200,7 +200,7 @@ func (x *Filter) GetTiers() []Tier {
 	return nil
 }
 
-// Start with a snapshot of what all workers hold.
+// Start with a snapshot of all workers.
 type FromSnapshot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -237,7 +237,7 @@ func (*FromSnapshot) Descriptor() ([]byte, []int) {
 	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{1}
 }
 
-// Start with the next entry; what the workers hold already is not told.
+// Start with the next entry. The existing state is not sent.
 type FromLatest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -274,7 +274,7 @@ func (*FromLatest) Descriptor() ([]byte, []int) {
 	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{2}
 }
 
-// Start with the oldest entry that is retained.
+// Start with the oldest retained entry.
 type FromEarliest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -314,7 +314,7 @@ func (*FromEarliest) Descriptor() ([]byte, []int) {
 // Request of RouterEventService.Subscribe.
 type SubscribeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where to start; absent means a snapshot.
+	// Where to start; absent: with a snapshot.
 	//
 	// Types that are valid to be assigned to Start:
 	//
@@ -325,10 +325,10 @@ type SubscribeRequest struct {
 	Start isSubscribeRequest_Start `protobuf_oneof:"start"`
 	// Absent: everything.
 	Filter *Filter `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`
-	// What to do when the position is not, or no longer, retained.
+	// What happens when the position is not retained.
 	GapPolicy GapPolicy `protobuf:"varint,6,opt,name=gap_policy,json=gapPolicy,proto3,enum=kvcast.v1.GapPolicy" json:"gap_policy,omitempty"`
-	// Whether Progress carries the block counts and digests of the workers. It then
-	// also comes every 10 s or so while entries flow.
+	// Whether Progress has the workers' digests. It is then sent at each progress
+	// interval (10 s by default) even while entries are sent.
 	ProgressDigests bool `protobuf:"varint,7,opt,name=progress_digests,json=progressDigests,proto3" json:"progress_digests,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -433,23 +433,23 @@ type isSubscribeRequest_Start interface {
 }
 
 type SubscribeRequest_After struct {
-	// Resume: the first entry sent is the one after this position. A position is
-	// good for the filter that it was got with.
+	// Resume with the entry after this position. A position is only valid with the
+	// filter of its stream.
 	After *Position `protobuf:"bytes,1,opt,name=after,proto3,oneof"`
 }
 
 type SubscribeRequest_Snapshot struct {
-	// A snapshot first.
+	// Start with a snapshot.
 	Snapshot *FromSnapshot `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof"`
 }
 
 type SubscribeRequest_Latest struct {
-	// New entries only.
+	// Start with the next entry.
 	Latest *FromLatest `protobuf:"bytes,3,opt,name=latest,proto3,oneof"`
 }
 
 type SubscribeRequest_Earliest struct {
-	// All that is retained.
+	// Start with the oldest retained entry.
 	Earliest *FromEarliest `protobuf:"bytes,4,opt,name=earliest,proto3,oneof"`
 }
 
@@ -465,32 +465,30 @@ func (*SubscribeRequest_Earliest) isSubscribeRequest_Start() {}
 // number in ReplayResponse and SnapshotResponse.
 type SubscribeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whole entries, in order. About 64 KiB when the subscriber is behind, at once
-	// when it is not, and never above 1 MiB unless one entry is.
+	// Complete entries, in order. About 64 KiB if the subscriber is behind; sent at once
+	// if it is not. At most 1 MiB, unless a single entry is larger.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// Where the stream stands once this message has been applied, and where to
-	// resume from. Carried by entries, progress, snapshot_end, and accepted; not
-	// before the end of a snapshot, nor by an accepted that announces one, since
-	// what a router holds by then is not whole.
+	// The position once this message is applied, from which to resume. Present with
+	// entries, progress, snapshot_end and accepted. Absent in an accepted that announces
+	// a snapshot and until the snapshot's end, since the router's state is incomplete.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// With position: the seq of the position in the message before it that
-	// carried one. A difference means that a message was lost, also in a filtered
-	// stream, where seqs have holes. Where there is none before it, as in the
-	// first message, and in snapshot_end, with which all begins anew, it is the
-	// seq of the message's own position.
+	// Present with position: the seq of the previous position in the stream. If it differs
+	// from that, a message was lost; this also holds for a filtered stream, where seqs
+	// have holes. In the first position of a stream and in snapshot_end it equals the
+	// message's own seq.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	Accepted *Accepted `protobuf:"bytes,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Sent when nothing else is to be sent, every 10 s or so; with progress_digests
-	// also when there is.
+	// Sent at each progress interval in which nothing else is sent; with
+	// progress_digests at each.
 	Progress *Progress `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"`
-	// A snapshot follows: discard all that you hold.
+	// A snapshot follows: discard the state.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
 	// A worker of the snapshot.
 	SnapshotWorker *SnapshotWorker `protobuf:"bytes,7,opt,name=snapshot_worker,json=snapshotWorker,proto3" json:"snapshot_worker,omitempty"`
 	// Blocks of the snapshot.
 	SnapshotBlocks []*SnapshotBlocks `protobuf:"bytes,8,rep,name=snapshot_blocks,json=snapshotBlocks,proto3" json:"snapshot_blocks,omitempty"`
-	// The snapshot is whole.
+	// The snapshot is complete.
 	SnapshotEnd   *SnapshotEnd `protobuf:"bytes,9,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -589,24 +587,24 @@ func (x *SubscribeResponse) GetSnapshotEnd() *SnapshotEnd {
 	return nil
 }
 
-// The server's answer to the start that was asked for. The message that carries
-// it carries the start as its position, unless a snapshot is the start.
+// The start of the stream. Its message has the start as its position, unless the stream
+// starts with a snapshot.
 type Accepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Seq of the oldest entry retained; newest_seq + 1 when none is. Above 1, what
-	// came before is not told by the entries alone: a stream from the earliest
-	// then tells of blocks of workers that it never announced, event_ids begin
-	// above 1, and the view that comes of it is incomplete.
+	// Seq of the oldest retained entry; newest_seq + 1 if there is none. If it is above 1,
+	// the retained entries alone do not describe the whole state: a stream from the
+	// earliest entry has events of workers without their worker_added, event_ids start
+	// above 1, and the resulting view is incomplete.
 	OldestSeq uint64 `protobuf:"fixed64,2,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
-	// Seq of the newest entry; 0 when there has been none.
+	// Seq of the newest entry; 0 if there has been none.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// How the stream starts.
 	Mode Accepted_Mode `protobuf:"varint,4,opt,name=mode,proto3,enum=kvcast.v1.Accepted_Mode" json:"mode,omitempty"`
-	// How long the server is silent at most, in nanoseconds: whoever follows and has
-	// nothing to be told hears of Progress by then. A client that hears nothing for some
-	// times as long has lost its server.
+	// The progress interval in nanoseconds: the longest time between two messages of an
+	// idle stream. A client that receives nothing for several intervals has lost its
+	// server.
 	ProgressIntervalNano uint64 `protobuf:"varint,5,opt,name=progress_interval_nano,json=progressIntervalNano,proto3" json:"progress_interval_nano,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
@@ -677,26 +675,23 @@ func (x *Accepted) GetProgressIntervalNano() uint64 {
 	return 0
 }
 
-// The stream is alive, and everything up to the message's position has been
-// sent. It never overtakes an entry. Without a position it is a sign of life alone:
-// a snapshot that was announced, or has begun, waits for its turn.
+// The stream is alive, and everything up to the message's position has been sent.
+// Without a position it is a heartbeat while a snapshot, announced or begun, waits.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What workers that the filter takes hold; empty unless asked for. A router
-	// that has applied everything up to the message's position compares at once,
-	// with nothing to remember:
+	// Digests of workers that the filter selects; empty unless requested. A router that
+	// has applied everything up to the message's position compares its view at once:
 	//
-	//   - Whatever is named here must be in its view exactly so.
-	//   - Where a worker is named, any other of its ranks, and any other tier that
-	//     the filter takes, is empty. All of a worker is in one message.
-	//   - Where a worker is not named, nothing is said of it. It may be gone, be in
-	//     another message of the same position (there are as many as are needed for
-	//     each to be some 64 KiB, unless one worker is more), or have had an entry at
-	//     just this time: then its turn comes with another Progress.
+	//   - It must match every digest exactly.
+	//   - All digests of a worker are in one message. A rank of the worker, or a tier that
+	//     the filter selects, without a digest must be empty.
+	//   - Workers without a digest are not compared. They may be removed, be in another
+	//     message of the same position (messages have about 64 KiB, or one worker), or
+	//     have changed while the digests were read.
 	//
 	// A difference means that the view is wrong: start from a snapshot. A router that
-	// did not begin with a snapshot, or with the first entry of all, never was told of
-	// the blocks from before, and must not compare.
+	// started neither with a snapshot nor with the very first entry lacks earlier blocks,
+	// and must not compare.
 	Workers       []*WorkerDigest `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -739,10 +734,10 @@ func (x *Progress) GetWorkers() []*WorkerDigest {
 	return nil
 }
 
-// A fingerprint of what a worker holds at one dp rank and tier, to compare a
-// router's view with. There is one for each tier that has held blocks since the
-// worker was added, also where it is empty now, and for a rank where none has at
-// least one of no blocks. A worker whose ranks are not known yet has rank 0.
+// A fingerprint of the blocks that a worker holds in one dp rank and tier. There is one
+// for each tier that has held blocks since the worker was added, even if it is empty
+// now, and at least one, possibly empty, for each rank. A worker whose ranks are unknown
+// has rank 0.
 type WorkerDigest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
@@ -751,25 +746,22 @@ type WorkerDigest struct {
 	DpRank uint32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
 	// The tier.
 	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// Number of distinct block hashes present.
+	// Number of distinct block hashes.
 	Blocks uint64 `protobuf:"varint,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	// XOR of splitmix64(block_hash) over the distinct block hashes present; 0 for
-	// none. Storing a block that is there, or removing one that is not, changes
-	// nothing. splitmix64 is the first output of the generator of that name seeded
-	// with the hash: its addition of the golden gamma is included. In uint64, which
-	// wraps around:
+	// XOR of splitmix64(block_hash) over the distinct block hashes; 0 if there are none.
+	// splitmix64 is the first output of the generator of that name seeded with the hash,
+	// including its addition of the golden gamma. In wrapping uint64 arithmetic:
 	//
 	//	x += 0x9e3779b97f4a7c15
 	//	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9
 	//	x = (x ^ (x >> 27)) * 0x94d049bb133111eb
 	//	return x ^ (x >> 31)
 	//
-	// So splitmix64(0) is 0xe220a8397b1dcdaf, splitmix64(1234567) is
-	// 0x599ed017fb08fc85, and the digest of these two blocks 0xbbbe782e8015312a.
+	// Test vectors: splitmix64(0) is 0xe220a8397b1dcdaf, splitmix64(1234567) is
+	// 0x599ed017fb08fc85, and the digest of these two blocks is 0xbbbe782e8015312a.
 	Digest uint64 `protobuf:"fixed64,5,opt,name=digest,proto3" json:"digest,omitempty"`
-	// The worker's last entry, after which this is so: not above the message's
-	// position, and between the two there is no entry of this worker. A filter by
-	// tier may have left the entry out.
+	// The worker's last entry up to the message's position, after which the digest is
+	// valid. A filter by tier may have left the entry out.
 	Seq           uint64 `protobuf:"fixed64,6,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -847,11 +839,11 @@ func (x *WorkerDigest) GetSeq() uint64 {
 	return 0
 }
 
-// A snapshot follows; discard all that you hold. It comes in this order: each
-// worker, followed by its blocks; the entries, of any worker, that happened
-// while the blocks were read, to be applied like all entries; snapshot_end. It
-// may begin anew before its end, with another SnapshotBegin. Before it there may be
-// a pause, of some 30 s at most, in which other snapshots have their turn.
+// A snapshot follows; discard the state. Its order is: each worker, followed by its
+// blocks; the entries of all workers that were appended while the blocks were read, to be
+// applied like other entries; snapshot_end. A snapshot may start again before its end,
+// with another SnapshotBegin. It may be preceded by a wait for other snapshots, by
+// default of at most 30 s.
 type SnapshotBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
@@ -902,13 +894,13 @@ type SnapshotWorker struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// What WorkerAdded said of it, as it is now.
+	// Its WorkerAdded, with the current values.
 	Added *WorkerAdded `protobuf:"bytes,2,opt,name=added,proto3" json:"added,omitempty"`
-	// event_id of the worker's last event before its blocks were read; the next one
-	// that comes, within the snapshot or after it, has one more.
+	// event_id of the worker's last event before its blocks were read. The next event, in
+	// the snapshot or after it, has the next event_id.
 	LastEventId uint64 `protobuf:"varint,3,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
-	// The dp ranks whose blocks are incomplete: events were lost, or the engine
-	// was first heard of when it was already running.
+	// The dp ranks that are incomplete: events were lost, or the engine was already
+	// running when it was first read.
 	IncompleteRanks []uint32 `protobuf:"varint,4,rep,packed,name=incomplete_ranks,json=incompleteRanks,proto3" json:"incomplete_ranks,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -977,8 +969,8 @@ type SnapshotBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// Stored events without event_id. A parent comes before its children, where
-	// it is present; an absent parent keeps its hash.
+	// Stored events without event_id. A parent that is present precedes its children.
+	// Blocks whose parent is gone keep its hash.
 	Events        []*RouterEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1028,7 +1020,7 @@ func (x *SnapshotBlocks) GetEvents() []*RouterEvent {
 	return nil
 }
 
-// The snapshot is whole; the stream goes on after the position.
+// The snapshot is complete; the stream continues after the position.
 type SnapshotEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The same as the message's position.
@@ -1077,9 +1069,9 @@ func (x *SnapshotEnd) GetPosition() *Position {
 // Request of RouterEventService.Replay.
 type ReplayRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The first entry sent is the one after this; absent means from the oldest.
+	// The position before the first entry; absent: start with the oldest.
 	After *Position `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
-	// The last entry sent; absent means the newest at the time of the call.
+	// The position of the last entry; absent: the newest at the time of the call.
 	Until *Position `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
 	// Absent: everything.
 	Filter        *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
@@ -1141,12 +1133,12 @@ func (x *ReplayRequest) GetFilter() *Filter {
 // One message of a Replay stream; see SubscribeResponse.
 type ReplayResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whole entries, in order.
+	// Complete entries, in order.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// Where the replay stands once this message has been applied. The last message
-	// has the end of what was asked for, if need be without entries.
+	// The position once this message is applied. The last message has the requested end,
+	// possibly without entries.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// The seq of the position in the message before it that carried one.
+	// The seq of the previous position in the stream.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	Accepted      *Accepted `protobuf:"bytes,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
@@ -1261,21 +1253,21 @@ func (x *SnapshotRequest) GetFilter() *Filter {
 // One message of a Snapshot stream; see SubscribeResponse.
 type SnapshotResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Entries that happened while the blocks were read.
+	// Entries that were appended while the blocks were read.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// Where to follow on with Subscribe; with snapshot_end only.
+	// Where to continue with Subscribe; only with snapshot_end.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// The same seq, with snapshot_end only.
+	// The same seq; only with snapshot_end.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
-	// A sign of life while the snapshot waits, every 10 s or so.
+	// A heartbeat at each progress interval while the snapshot waits.
 	Progress *Progress `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"`
-	// First message of the stream, but for signs of life.
+	// First message of the stream, except for heartbeats.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
 	// A worker of the snapshot.
 	SnapshotWorker *SnapshotWorker `protobuf:"bytes,7,opt,name=snapshot_worker,json=snapshotWorker,proto3" json:"snapshot_worker,omitempty"`
 	// Blocks of the snapshot.
 	SnapshotBlocks []*SnapshotBlocks `protobuf:"bytes,8,rep,name=snapshot_blocks,json=snapshotBlocks,proto3" json:"snapshot_blocks,omitempty"`
-	// Last message of the stream, also when nothing is held.
+	// Last message of the stream, even if there are no workers.
 	SnapshotEnd   *SnapshotEnd `protobuf:"bytes,9,opt,name=snapshot_end,json=snapshotEnd,proto3" json:"snapshot_end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1404,22 +1396,22 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{17}
 }
 
-// The server at a glance.
+// Response of RouterEventService.GetStatus.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Seq of the oldest entry retained; newest_seq + 1 when none is.
+	// Seq of the oldest retained entry; newest_seq + 1 if there is none.
 	OldestSeq uint64 `protobuf:"fixed64,2,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
-	// Seq of the newest entry; 0 when there has been none.
+	// Seq of the newest entry; 0 if there has been none.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
-	// Bytes of the entries retained.
+	// Bytes of the retained entries.
 	JournalBytes uint64 `protobuf:"varint,4,opt,name=journal_bytes,json=journalBytes,proto3" json:"journal_bytes,omitempty"`
-	// Number of workers known.
+	// Number of workers.
 	Workers uint64 `protobuf:"varint,5,opt,name=workers,proto3" json:"workers,omitempty"`
-	// Number of blocks held, over all workers, ranks and tiers.
+	// Number of blocks, over all workers, ranks and tiers.
 	Blocks uint64 `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	// Number of Subscribe streams open.
+	// Number of open Subscribe streams.
 	Subscribers uint64 `protobuf:"varint,7,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
 	// Version of kvcast.
 	Version       string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
@@ -1559,7 +1551,7 @@ func (x *ListWorkersRequest) GetFilter() *Filter {
 	return nil
 }
 
-// Answer of RouterEventService.ListWorkers.
+// Response of RouterEventService.ListWorkers.
 type ListWorkersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The workers, by name.
@@ -1605,16 +1597,15 @@ func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
 	return nil
 }
 
-// Request of RouterEventService.LookupBlocks. At least one hash, at most 10,000
-// in all, which may lie at 25,000 places at most, and fewer where their names are
-// long: the answer has 4 MiB at most. Lookups by content read every block that the
-// filter takes, one lookup at a time.
+// Request of RouterEventService.LookupBlocks: 1 to 10,000 hashes in total. They may have
+// at most 25,000 holders, or fewer if names are long: the response has at most 4 MiB. A
+// lookup by tokens hash reads every block that the filter selects, and only one runs at
+// a time.
 type LookupBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Engines' own names of blocks. Where a worker has several sources whose blocks
-	// are told of once (CONSOLIDATE_DEDUP), each source's name of a block finds it,
-	// whether that is the name that routers know the block by or not, and whether the
-	// source still holds it or another does.
+	// Engines' own names of blocks. If a worker has several sources with
+	// CONSOLIDATE_DEDUP, a block is found by each source's name for it, even if the source
+	// does not hold it any more.
 	BlockHashes []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	// Contents of blocks, as in Stored.tokens_hashes.
 	TokensHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
@@ -1675,10 +1666,10 @@ func (x *LookupBlocksRequest) GetFilter() *Filter {
 	return nil
 }
 
-// Answer of RouterEventService.LookupBlocks.
+// Response of RouterEventService.LookupBlocks.
 type LookupBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A record for each place where one of the blocks lies.
+	// The holders of the blocks.
 	Holders       []*BlockHolder `protobuf:"bytes,1,rep,name=holders,proto3" json:"holders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1721,14 +1712,13 @@ func (x *LookupBlocksResponse) GetHolders() []*BlockHolder {
 	return nil
 }
 
-// A block at one place.
+// A block in one worker, dp rank and tier.
 type BlockHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The worker's name of the block, as in Stored.block_hashes: the one that routers
-	// know it by. It need not be among the hashes asked for: a block that was asked for
-	// by another name that one of the worker's sources has for it is here once, by this.
+	// The block's hash as in Stored.block_hashes. It is not among the requested hashes if
+	// the block was requested by another source's name for it.
 	BlockHash uint64 `protobuf:"fixed64,1,opt,name=block_hash,json=blockHash,proto3" json:"block_hash,omitempty"`
-	// Its content; absent where it is unknown.
+	// Its content; absent if it is unknown.
 	TokensHash *uint64 `protobuf:"fixed64,2,opt,name=tokens_hash,json=tokensHash,proto3,oneof" json:"tokens_hash,omitempty"`
 	// Name of the worker that holds it.
 	Worker string `protobuf:"bytes,3,opt,name=worker,proto3" json:"worker,omitempty"`
@@ -1738,9 +1728,8 @@ type BlockHolder struct {
 	DpRank uint32 `protobuf:"varint,5,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
 	// The tier that holds it.
 	Tier Tier `protobuf:"varint,6,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// Names of the worker's sources that hold it, where it has several whose blocks
-	// are told of once (CONSOLIDATE_DEDUP): their engine, such as kvbm, and where
-	// several are of the same engine also their index, such as vllm[1].
+	// The worker's sources that hold it, if there are several with CONSOLIDATE_DEDUP: by
+	// their engine, such as kvbm, or vllm[1] if several sources have the same engine.
 	Sources []string `protobuf:"bytes,7,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Name of the LoRA adapter; absent for the base model.
 	LoraName      *string `protobuf:"bytes,8,opt,name=lora_name,json=loraName,proto3,oneof" json:"lora_name,omitempty"`
@@ -1871,10 +1860,10 @@ func (*ListSubscribersRequest) Descriptor() ([]byte, []int) {
 	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
 }
 
-// Answer of RouterEventService.ListSubscribers.
+// Response of RouterEventService.ListSubscribers.
 type ListSubscribersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The streams, the one that has been open longest first.
+	// The streams, the oldest first.
 	Subscribers   []*SubscriberStatus `protobuf:"bytes,1,rep,name=subscribers,proto3" json:"subscribers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1917,26 +1906,24 @@ func (x *ListSubscribersResponse) GetSubscribers() []*SubscriberStatus {
 	return nil
 }
 
-// A Subscribe stream that is open.
+// An open Subscribe stream.
 type SubscriberStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address of its connection's other end, such as 10.0.0.7:53211; that of a
-	// proxy where there is one.
+	// Remote address of its connection, such as 10.0.0.7:53211, or that of a proxy.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
-	// What its client calls itself in the header user-agent, such as
-	// grpc-go/1.80.0, cut after 128 bytes.
+	// The client's user-agent header, such as grpc-go/1.80.0, truncated to 128 bytes.
 	UserAgent string `protobuf:"bytes,2,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
-	// The filter that it asked for, with the first 8 of each of its lists, of which
-	// names are cut after 128 bytes; absent: everything.
+	// Its filter, truncated to the first 8 elements of each list and the first 128 bytes
+	// of each name; absent: everything.
 	Filter *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
-	// When it was opened, as nanoseconds since 1970.
+	// When it was opened, in nanoseconds since the Unix epoch.
 	StartTimeUnixNano int64 `protobuf:"varint,4,opt,name=start_time_unix_nano,json=startTimeUnixNano,proto3" json:"start_time_unix_nano,omitempty"`
-	// Everything up to this entry has been given to its transport, or left out by
-	// its filter. 0 while its first snapshot is being sent.
+	// The last entry that was passed to its transport or left out by its filter. 0 while
+	// its first snapshot is being sent.
 	Seq uint64 `protobuf:"fixed64,5,opt,name=seq,proto3" json:"seq,omitempty"`
-	// How many entries it is behind the newest.
+	// Number of entries after seq.
 	Behind uint64 `protobuf:"varint,6,opt,name=behind,proto3" json:"behind,omitempty"`
-	// Whether it is being sent a snapshot, or waits for its turn.
+	// Whether it is receiving a snapshot, or waiting for one.
 	InSnapshot    bool `protobuf:"varint,7,opt,name=in_snapshot,json=inSnapshot,proto3" json:"in_snapshot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -32,76 +32,76 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// What every engine's KV cache holds, as one ordered stream.
+// The contents of all engines' KV caches, as one ordered stream.
 //
-// A router follows the stream like this:
+// How a router uses the stream:
 //
 //  1. Subscribe from a snapshot.
 //  2. Apply each response, then store its position.
-//  3. When the stream ends with an error, wait (RetryInfo says how long, where
-//     it is given; else some 1 to 30 s with jitter) and Subscribe after the
-//     stored position. gRPC itself never retries a stream that has begun.
-//  4. On SnapshotBegin, at whatever time, discard what you hold.
+//  3. When the stream ends with an error, wait and Subscribe after the stored
+//     position. RetryInfo has the delay if it is present; otherwise use an
+//     exponential backoff of 1 to 30 s with jitter. gRPC itself never retries a
+//     stream that has begun.
+//  4. At every SnapshotBegin, discard the state.
 //
-// Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
-// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
-// UNAUTHENTICATED and TOO_MANY_STREAMS, which have no metadata:
+// Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons below,
+// and metadata "epoch", "oldest" and "newest" (as decimal numbers). UNAUTHENTICATED and
+// TOO_MANY_STREAMS have no metadata.
 //
-//	code                 reason                    what to do
-//	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
-//	                                               retained: start from a snapshot
-//	OUT_OF_RANGE         POSITION_AHEAD            the position is beyond the newest
-//	                                               entry: it is of another server
-//	FAILED_PRECONDITION  EPOCH_MISMATCH            the journal was lost: start from a
-//	                                               snapshot
-//	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo); also where so
-//	                                               many replays are being sent
-//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo); so many are sent
-//	                                               at a time, others wait, and this one
-//	                                               has waited for long
-//	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
-//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES          try later (RetryInfo); so many lookups or
-//	                                               status calls run at a time, others wait,
-//	                                               and this one has waited for long
-//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE        narrow the filter: what clients take by
-//	                                               default is 4 MiB
-//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
-//	                                               reflection streams
-//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
-//	                                               filter, or try later (RetryInfo)
-//	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
-//	                                               ListWorkers are answered
-//	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
-//	UNAVAILABLE          MAX_CONNECTION_AGE        resume (RetryInfo); gRPC makes a new
-//	                                               connection, perhaps to another server
-//	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
-//	UNIMPLEMENTED        UNIMPLEMENTED             this version of the server cannot do
-//	                                               it; the message says what to use
-//	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
-//	UNAUTHENTICATED      UNAUTHENTICATED           send a token that the server knows
-//	PERMISSION_DENIED    PERMISSION_DENIED         ask for a token with the role that
-//	                                               the message names
+//	code                 reason                 what to do
+//	OUT_OF_RANGE         POSITION_COMPACTED     the position is not retained any more:
+//	                                            start from a snapshot
+//	OUT_OF_RANGE         POSITION_AHEAD         the position is beyond the newest entry,
+//	                                            so it is from another server
+//	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
+//	                                            snapshot
+//	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS   try later (RetryInfo); also for replays
+//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS     try later (RetryInfo): the server limits
+//	                                            concurrent snapshots, and the wait
+//	                                            queue is full or the wait timed out
+//	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS       look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES       try later (RetryInfo): the server limits
+//	                                            concurrent lookups and status calls, and
+//	                                            the wait queue is full or the wait timed
+//	                                            out
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter: clients accept 4 MiB
+//	                                            by default
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS       try later (RetryInfo): too many health
+//	                                            watches or reflection streams
+//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE      name fewer workers and models in the
+//	                                            filter, or try later (RetryInfo)
+//	UNAVAILABLE          STARTING               try again (RetryInfo); GetStatus and
+//	                                            ListWorkers are answered
+//	UNAVAILABLE          SHUTTING_DOWN          resume (RetryInfo)
+//	UNAVAILABLE          MAX_CONNECTION_AGE     resume (RetryInfo); gRPC opens another
+//	                                            connection, perhaps to another server
+//	INVALID_ARGUMENT     INVALID_ARGUMENT       BadRequest names the fields
+//	UNIMPLEMENTED        UNIMPLEMENTED          this server does not support the call;
+//	                                            the message says what to use
+//	INTERNAL             INTERNAL               a bug: report it; resume (RetryInfo)
+//	UNAUTHENTICATED      UNAUTHENTICATED        send a token that the server accepts
+//	PERMISSION_DENIED    PERMISSION_DENIED      ask for a token with the role that the
+//	                                            message names
 //
-// A server that asks for tokens wants one with each call, in the header
-// "authorization: Bearer TOKEN". The roles router and operator may call this
-// service.
+// If the server requires tokens, each call needs one in the header "authorization:
+// Bearer TOKEN". The roles router and operator permit this service.
 type RouterEventServiceClient interface {
-	// Streams entries as they come, from a chosen start, until the client leaves.
-	// Headers and an Accepted come at once, whether or not there are entries.
+	// Streams entries from a chosen start, until the client leaves. Headers and an
+	// Accepted are sent at once, even if there are no entries.
 	Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error)
-	// Streams the entries after one position up to another, or up to the newest at
-	// the time of the call, then ends. Fails where it cannot be complete.
+	// Streams the entries after one position up to another, or up to the newest at the
+	// time of the call. Fails if some of them are not retained.
 	Replay(ctx context.Context, in *ReplayRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReplayResponse], error)
-	// Streams what all workers hold at one position, then ends.
+	// Streams the state of all workers at one position.
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
-	// Tells the epoch, the entries retained, and some counts.
+	// Returns the epoch, the retained entries and some counts.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// Lists the workers with their sources and dp ranks.
+	// Returns the workers with their sources and dp ranks.
 	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
-	// Tells who holds given blocks.
+	// Returns the holders of blocks.
 	LookupBlocks(ctx context.Context, in *LookupBlocksRequest, opts ...grpc.CallOption) (*LookupBlocksResponse, error)
-	// Lists the Subscribe streams that are open, and how far behind each is.
+	// Returns the open Subscribe streams, and how far behind each is.
 	ListSubscribers(ctx context.Context, in *ListSubscribersRequest, opts ...grpc.CallOption) (*ListSubscribersResponse, error)
 }
 
@@ -214,76 +214,76 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 // All implementations must embed UnimplementedRouterEventServiceServer
 // for forward compatibility.
 //
-// What every engine's KV cache holds, as one ordered stream.
+// The contents of all engines' KV caches, as one ordered stream.
 //
-// A router follows the stream like this:
+// How a router uses the stream:
 //
 //  1. Subscribe from a snapshot.
 //  2. Apply each response, then store its position.
-//  3. When the stream ends with an error, wait (RetryInfo says how long, where
-//     it is given; else some 1 to 30 s with jitter) and Subscribe after the
-//     stored position. gRPC itself never retries a stream that has begun.
-//  4. On SnapshotBegin, at whatever time, discard what you hold.
+//  3. When the stream ends with an error, wait and Subscribe after the stored
+//     position. RetryInfo has the delay if it is present; otherwise use an
+//     exponential backoff of 1 to 30 s with jitter. gRPC itself never retries a
+//     stream that has begun.
+//  4. At every SnapshotBegin, discard the state.
 //
-// Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons
-// below, and metadata "epoch", "oldest" and "newest" (as decimal numbers), except
-// UNAUTHENTICATED and TOO_MANY_STREAMS, which have no metadata:
+// Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons below,
+// and metadata "epoch", "oldest" and "newest" (as decimal numbers). UNAUTHENTICATED and
+// TOO_MANY_STREAMS have no metadata.
 //
-//	code                 reason                    what to do
-//	OUT_OF_RANGE         POSITION_COMPACTED        the position is no longer
-//	                                               retained: start from a snapshot
-//	OUT_OF_RANGE         POSITION_AHEAD            the position is beyond the newest
-//	                                               entry: it is of another server
-//	FAILED_PRECONDITION  EPOCH_MISMATCH            the journal was lost: start from a
-//	                                               snapshot
-//	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER           read faster; resume (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS      try later (RetryInfo); also where so
-//	                                               many replays are being sent
-//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS        try later (RetryInfo); so many are sent
-//	                                               at a time, others wait, and this one
-//	                                               has waited for long
-//	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS          look up fewer blocks at a time
-//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES          try later (RetryInfo); so many lookups or
-//	                                               status calls run at a time, others wait,
-//	                                               and this one has waited for long
-//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE        narrow the filter: what clients take by
-//	                                               default is 4 MiB
-//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS          try later (RetryInfo): health watches or
-//	                                               reflection streams
-//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE         name fewer workers and models in the
-//	                                               filter, or try later (RetryInfo)
-//	UNAVAILABLE          STARTING                  try again (RetryInfo); GetStatus and
-//	                                               ListWorkers are answered
-//	UNAVAILABLE          SHUTTING_DOWN             resume (RetryInfo)
-//	UNAVAILABLE          MAX_CONNECTION_AGE        resume (RetryInfo); gRPC makes a new
-//	                                               connection, perhaps to another server
-//	INVALID_ARGUMENT     INVALID_ARGUMENT          BadRequest names the fields
-//	UNIMPLEMENTED        UNIMPLEMENTED             this version of the server cannot do
-//	                                               it; the message says what to use
-//	INTERNAL             INTERNAL                  a bug: report it; resume (RetryInfo)
-//	UNAUTHENTICATED      UNAUTHENTICATED           send a token that the server knows
-//	PERMISSION_DENIED    PERMISSION_DENIED         ask for a token with the role that
-//	                                               the message names
+//	code                 reason                 what to do
+//	OUT_OF_RANGE         POSITION_COMPACTED     the position is not retained any more:
+//	                                            start from a snapshot
+//	OUT_OF_RANGE         POSITION_AHEAD         the position is beyond the newest entry,
+//	                                            so it is from another server
+//	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
+//	                                            snapshot
+//	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)
+//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS   try later (RetryInfo); also for replays
+//	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS     try later (RetryInfo): the server limits
+//	                                            concurrent snapshots, and the wait
+//	                                            queue is full or the wait timed out
+//	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS       look up fewer blocks at a time
+//	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES       try later (RetryInfo): the server limits
+//	                                            concurrent lookups and status calls, and
+//	                                            the wait queue is full or the wait timed
+//	                                            out
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter: clients accept 4 MiB
+//	                                            by default
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS       try later (RetryInfo): too many health
+//	                                            watches or reflection streams
+//	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE      name fewer workers and models in the
+//	                                            filter, or try later (RetryInfo)
+//	UNAVAILABLE          STARTING               try again (RetryInfo); GetStatus and
+//	                                            ListWorkers are answered
+//	UNAVAILABLE          SHUTTING_DOWN          resume (RetryInfo)
+//	UNAVAILABLE          MAX_CONNECTION_AGE     resume (RetryInfo); gRPC opens another
+//	                                            connection, perhaps to another server
+//	INVALID_ARGUMENT     INVALID_ARGUMENT       BadRequest names the fields
+//	UNIMPLEMENTED        UNIMPLEMENTED          this server does not support the call;
+//	                                            the message says what to use
+//	INTERNAL             INTERNAL               a bug: report it; resume (RetryInfo)
+//	UNAUTHENTICATED      UNAUTHENTICATED        send a token that the server accepts
+//	PERMISSION_DENIED    PERMISSION_DENIED      ask for a token with the role that the
+//	                                            message names
 //
-// A server that asks for tokens wants one with each call, in the header
-// "authorization: Bearer TOKEN". The roles router and operator may call this
-// service.
+// If the server requires tokens, each call needs one in the header "authorization:
+// Bearer TOKEN". The roles router and operator permit this service.
 type RouterEventServiceServer interface {
-	// Streams entries as they come, from a chosen start, until the client leaves.
-	// Headers and an Accepted come at once, whether or not there are entries.
+	// Streams entries from a chosen start, until the client leaves. Headers and an
+	// Accepted are sent at once, even if there are no entries.
 	Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error
-	// Streams the entries after one position up to another, or up to the newest at
-	// the time of the call, then ends. Fails where it cannot be complete.
+	// Streams the entries after one position up to another, or up to the newest at the
+	// time of the call. Fails if some of them are not retained.
 	Replay(*ReplayRequest, grpc.ServerStreamingServer[ReplayResponse]) error
-	// Streams what all workers hold at one position, then ends.
+	// Streams the state of all workers at one position.
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error
-	// Tells the epoch, the entries retained, and some counts.
+	// Returns the epoch, the retained entries and some counts.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// Lists the workers with their sources and dp ranks.
+	// Returns the workers with their sources and dp ranks.
 	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
-	// Tells who holds given blocks.
+	// Returns the holders of blocks.
 	LookupBlocks(context.Context, *LookupBlocksRequest) (*LookupBlocksResponse, error)
-	// Lists the Subscribe streams that are open, and how far behind each is.
+	// Returns the open Subscribe streams, and how far behind each is.
 	ListSubscribers(context.Context, *ListSubscribersRequest) (*ListSubscribersResponse, error)
 	mustEmbedUnimplementedRouterEventServiceServer()
 }

@@ -21,20 +21,20 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What to make of several sources of one worker.
+// How the events of a worker's sources are combined.
 type Consolidate int32
 
 const (
 	// The same as CONSOLIDATE_DEDUP.
 	Consolidate_CONSOLIDATE_UNSPECIFIED Consolidate = 0
-	// A block is told of once, as long as any source holds it, and as one of the
-	// device, whatever the source's tier. It is known by what it is, and goes by the
-	// name that the source has for it which stored it first. Until it is gone, a parent
-	// may be named by whatever any source calls it, or has called it.
+	// A block is stored when the first source stores it and removed when the last source
+	// removes it, always in TIER_DEVICE. It is identified by its content, and named by
+	// the block hash of the source that stored it first. Until it is removed, a parent
+	// may be named by any block hash that a source uses or has used for it.
 	Consolidate_CONSOLIDATE_DEDUP Consolidate = 1
-	// Each source's events go on as they are, with their own tiers. What clears a
-	// source's cache clears the tiers that it alone has stored into. For those that
-	// another has, too, there is a Gap with REASON_SHARED_TIER.
+	// Each source's events are passed on with their own tiers. A source that clears its
+	// cache clears the tiers into which it alone has stored. For tiers that it shares
+	// with other sources, a Gap with REASON_SHARED_TIER is sent.
 	Consolidate_CONSOLIDATE_PASSTHROUGH Consolidate = 2
 )
 
@@ -79,19 +79,19 @@ func (Consolidate) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{0}
 }
 
-// What a further store of a block means that an engine holds already. An event
-// that says so itself outweighs it.
+// What a further store of a block means that an engine already holds. It does not apply
+// to events that specify it themselves.
 type Copies int32
 
 const (
 	// The same as COPIES_AUTO.
 	Copies_COPIES_UNSPECIFIED Copies = 0
-	// vllm: a copy, or an announcement of a block that a request reuses, as is found
-	// out from what the engine publishes. Any other engine: a copy.
+	// vllm: a copy, or the announcement that a request reuses the block, as detected from
+	// the engine's events. All other engines: a copy.
 	Copies_COPIES_AUTO Copies = 1
-	// One more copy, which a remove of its own takes away.
+	// Another copy, which needs a remove of its own.
 	Copies_COPIES_COUNTED Copies = 2
-	// Nothing: the engine sends a remove for the last copy only.
+	// No copy: the engine sends a remove for the last copy only.
 	Copies_COPIES_ANNOUNCED_LAST Copies = 3
 )
 
@@ -138,19 +138,19 @@ func (Copies) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{1}
 }
 
-// How a worker is doing as a whole.
+// The state of a worker.
 type WorkerState int32
 
 const (
 	// Never sent.
 	WorkerState_WORKER_STATE_UNSPECIFIED WorkerState = 0
-	// No source has been connected to and caught up with yet.
+	// No source has been connected to and caught up yet.
 	WorkerState_WORKER_STATE_CONNECTING WorkerState = 1
-	// All sources are live, though they may be silent.
+	// All sources are live. They may be idle.
 	WorkerState_WORKER_STATE_LIVE WorkerState = 2
 	// Some sources are not live.
 	WorkerState_WORKER_STATE_DEGRADED WorkerState = 3
-	// All connections are closed; it is removed when the grace time is over.
+	// All connections are closed. The worker is removed after the grace time.
 	WorkerState_WORKER_STATE_DISCONNECTED WorkerState = 4
 )
 
@@ -199,21 +199,21 @@ func (WorkerState) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{2}
 }
 
-// How a source is doing.
+// The state of a source.
 type SourceState int32
 
 const (
 	// Never sent.
 	SourceState_SOURCE_STATE_UNSPECIFIED SourceState = 0
-	// Not connected yet, or no longer.
+	// Not connected.
 	SourceState_SOURCE_STATE_CONNECTING SourceState = 1
-	// Reading the replay before the live events.
+	// Reading the replay before live events.
 	SourceState_SOURCE_STATE_CATCHING_UP SourceState = 2
-	// Events flow as they are published.
+	// Reading live events.
 	SourceState_SOURCE_STATE_LIVE SourceState = 3
-	// Fetching what was lost, while live events are held back.
+	// Requesting lost events, while live events are buffered.
 	SourceState_SOURCE_STATE_REPAIRING SourceState = 4
-	// Silent for longer than it should be; its connection is being tested.
+	// Silent for longer than expected. Its connection is being probed.
 	SourceState_SOURCE_STATE_SUSPECT SourceState = 5
 	// Ended.
 	SourceState_SOURCE_STATE_STOPPED SourceState = 6
@@ -268,7 +268,7 @@ func (SourceState) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
 }
 
-// One engine deployment as routers know it, and where to read its events.
+// An engine deployment as routers know it, and where to read its events.
 type WorkerSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique name, 1 to 253 bytes.
@@ -277,13 +277,13 @@ type WorkerSpec struct {
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
 	// Tokens in a block; 0 means that of the first store.
 	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Where routers send requests; kvcast passes it through.
+	// Where routers send requests. kvcast does not interpret it.
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// kvcast passes them through.
+	// Labels. kvcast does not interpret them.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Where to read its events: 1 to 128.
+	// Where to read its events: 1 to 128 sources.
 	Sources []*SourceSpec `protobuf:"bytes,6,rep,name=sources,proto3" json:"sources,omitempty"`
-	// What to do with several sources; see Consolidate.
+	// How the events of several sources are combined.
 	Consolidate   Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -374,18 +374,17 @@ type SourceSpec struct {
 	// vllm (or VLLM, GPU), sglang, trtllm (or TRTLLM, TensorRT-LLM), kvbm (or KVBM)
 	// or llm-d-sim; empty means vllm.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
-	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is
-	// read at port + r.
+	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is read at
+	// port + r.
 	Connect string `protobuf:"bytes,2,opt,name=connect,proto3" json:"connect,omitempty"`
-	// ZeroMQ endpoint of its replay socket; empty where there is none. dp rank r
-	// is asked at port + r.
+	// ZeroMQ endpoint of its replay socket; empty if there is none. dp rank r is at
+	// port + r.
 	Replay string `protobuf:"bytes,3,opt,name=replay,proto3" json:"replay,omitempty"`
 	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
 	// Prefix of the topics to read; empty means all.
 	Topic string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
-	// What a further store of a block means that the engine holds already; see
-	// Copies.
+	// What a further store of a block means that the engine already holds.
 	Copies        Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -463,21 +462,21 @@ func (x *SourceSpec) GetCopies() Copies {
 	return Copies_COPIES_UNSPECIFIED
 }
 
-// A worker as kvcast sees it now. One that is to be read and is not in the stream,
-// as its engine can not be reached, has its name, state and sources alone.
+// The status of a worker. A configured worker without entries, such as one whose engine
+// cannot be reached, has only name, state and sources.
 type WorkerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its unique name.
+	// Unique name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Name of the model that it serves.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens in a block; 0 where no store has told it yet.
+	// Tokens in a block; 0 if it is unknown.
 	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// Where routers send requests.
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// As configured.
+	// Labels, as configured.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// How it is doing as a whole.
+	// State of the whole worker.
 	State WorkerState `protobuf:"varint,6,opt,name=state,proto3,enum=kvcast.v1.WorkerState" json:"state,omitempty"`
 	// Its dp ranks, ascending.
 	Ranks []*RankStatus `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
@@ -582,13 +581,12 @@ func (x *WorkerStatus) GetLastEventId() uint64 {
 	return 0
 }
 
-// A dp rank as kvcast sees it now.
+// The status of a dp rank.
 type RankStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The dp rank.
 	DpRank uint32 `protobuf:"varint,1,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// Whether it may hold blocks that kvcast never heard of, or no longer hold
-	// some that it did.
+	// Whether the engine's blocks may differ from those that kvcast knows.
 	Incomplete bool `protobuf:"varint,2,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
 	// Number of gaps that could not be repaired.
 	Gaps uint64 `protobuf:"varint,3,opt,name=gaps,proto3" json:"gaps,omitempty"`
@@ -720,20 +718,20 @@ func (x *TierBlocks) GetBlocks() uint64 {
 	return 0
 }
 
-// A source of a worker as kvcast sees it now, one for each dp rank.
+// The status of a source of a worker. There is one for each dp rank.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// vllm, sglang, trtllm, kvbm or llm-d-sim.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
-	// ZeroMQ endpoint it is read at.
+	// ZeroMQ endpoint from which it is read.
 	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// ZeroMQ endpoint of its replay socket; empty where there is none.
+	// ZeroMQ endpoint of its replay socket; empty if there is none.
 	ReplayEndpoint string `protobuf:"bytes,3,opt,name=replay_endpoint,json=replayEndpoint,proto3" json:"replay_endpoint,omitempty"`
 	// Its dp rank.
 	DpRank uint32 `protobuf:"varint,4,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// How it is doing.
+	// Its state.
 	State SourceState `protobuf:"varint,5,opt,name=state,proto3,enum=kvcast.v1.SourceState" json:"state,omitempty"`
-	// Whether a batch has been read yet, so that last_seq says something.
+	// Whether a batch has been read, so that last_seq is valid.
 	Started bool `protobuf:"varint,6,opt,name=started,proto3" json:"started,omitempty"`
 	// The engine's number of the last batch applied.
 	LastSeq       uint64 `protobuf:"varint,7,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`

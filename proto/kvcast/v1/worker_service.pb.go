@@ -67,7 +67,7 @@ func (x *RegisterWorkerRequest) GetWorker() *WorkerSpec {
 	return nil
 }
 
-// Answer of WorkerService.RegisterWorker.
+// Response of WorkerService.RegisterWorker.
 type RegisterWorkerResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -107,7 +107,7 @@ func (*RegisterWorkerResponse) Descriptor() ([]byte, []int) {
 // Request of WorkerService.DeregisterWorker.
 type DeregisterWorkerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name.
+	// The worker's name.
 	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -150,7 +150,7 @@ func (x *DeregisterWorkerRequest) GetName() string {
 	return ""
 }
 
-// Answer of WorkerService.DeregisterWorker.
+// Response of WorkerService.DeregisterWorker.
 type DeregisterWorkerResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

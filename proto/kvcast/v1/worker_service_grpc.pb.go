@@ -27,42 +27,41 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Workers come and go by these calls, beside those of the configuration and of
-// discovery. A server that asks for tokens wants one with the role operator. Both
-// are answered while the server is starting, too.
+// Adds and removes workers, in addition to those of the configuration and of
+// discovery. If the server requires tokens, calls need one with the role operator.
+// Calls are also answered while the server is starting.
 //
-// Errors carry what those of RouterEventService do, and mean the same; these are
-// its reasons, and five of its own:
+// Errors have the form of those of RouterEventService. These are the reasons:
 //
 //	code                reason             what to do
-//	ALREADY_EXISTS      WORKER_EXISTS      the name is taken: choose another one, or
-//	                                       deregister the worker that has it
-//	NOT_FOUND           WORKER_NOT_FOUND   there is no such worker, or it connects by
-//	                                       itself: the message tells which
-//	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or let the
-//	                    TOO_MANY_SOURCES   server have more
+//	ALREADY_EXISTS      WORKER_EXISTS      choose another name, or deregister the
+//	                                       worker that has it
+//	NOT_FOUND           WORKER_NOT_FOUND   the worker does not exist, or its engine
+//	                                       connects to the server by itself, as the
+//	                                       message says
+//	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or raise the
+//	                    TOO_MANY_SOURCES   server's limit
 //	                    WORKERS_TOO_LARGE  use fewer labels, or as above
 //	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
 //	                                       worker.sources[0].connect
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
-//	UNIMPLEMENTED       UNIMPLEMENTED      this server's workers are not changed so
+//	UNIMPLEMENTED       UNIMPLEMENTED      this server does not register workers
 //	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
-//	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server knows
+//	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
 //	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceClient interface {
-	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken. The
-	// answer comes once the worker is in the stream, which may be before its engine
-	// can be reached: that is tried for as long as the worker is registered. A
-	// worker without a connection for the grace time leaves the stream, and is in
-	// it again when it has one. A server that starts anew knows only those of its
-	// configuration.
+	// Starts to read a worker's events. ALREADY_EXISTS if the name is in use. Returns
+	// once WorkerAdded is in the stream, which may be before the engine can be reached:
+	// the server tries to connect while the worker is registered. A worker that has no
+	// connection for the grace time is removed from the stream, and added again when it
+	// has one. A server that restarts forgets registered workers.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
-	// Stops reading a worker's events and forgets what it held: WorkerRemoved with
-	// REASON_DEREGISTERED is in the stream when the answer comes, unless the worker
-	// had left it. NOT_FOUND where there is no such worker, and for one whose engine
-	// connects to a port of the server by itself. A worker of the configuration is
-	// gone until the server starts anew, one that was discovered until it has
-	// not been found for a while and then is again.
+	// Stops reading a worker's events. Returns once WorkerRemoved with
+	// REASON_DEREGISTERED is in the stream, unless the worker had been removed from it.
+	// NOT_FOUND if the worker does not exist, or its engine connects to a port of the
+	// server by itself. A configured worker stays removed until the server restarts, a
+	// discovered one until discovery has stopped listing it for a while and lists it
+	// again.
 	DeregisterWorker(ctx context.Context, in *DeregisterWorkerRequest, opts ...grpc.CallOption) (*DeregisterWorkerResponse, error)
 }
 
@@ -98,42 +97,41 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 // All implementations must embed UnimplementedWorkerServiceServer
 // for forward compatibility.
 //
-// Workers come and go by these calls, beside those of the configuration and of
-// discovery. A server that asks for tokens wants one with the role operator. Both
-// are answered while the server is starting, too.
+// Adds and removes workers, in addition to those of the configuration and of
+// discovery. If the server requires tokens, calls need one with the role operator.
+// Calls are also answered while the server is starting.
 //
-// Errors carry what those of RouterEventService do, and mean the same; these are
-// its reasons, and five of its own:
+// Errors have the form of those of RouterEventService. These are the reasons:
 //
 //	code                reason             what to do
-//	ALREADY_EXISTS      WORKER_EXISTS      the name is taken: choose another one, or
-//	                                       deregister the worker that has it
-//	NOT_FOUND           WORKER_NOT_FOUND   there is no such worker, or it connects by
-//	                                       itself: the message tells which
-//	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or let the
-//	                    TOO_MANY_SOURCES   server have more
+//	ALREADY_EXISTS      WORKER_EXISTS      choose another name, or deregister the
+//	                                       worker that has it
+//	NOT_FOUND           WORKER_NOT_FOUND   the worker does not exist, or its engine
+//	                                       connects to the server by itself, as the
+//	                                       message says
+//	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or raise the
+//	                    TOO_MANY_SOURCES   server's limit
 //	                    WORKERS_TOO_LARGE  use fewer labels, or as above
 //	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
 //	                                       worker.sources[0].connect
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
-//	UNIMPLEMENTED       UNIMPLEMENTED      this server's workers are not changed so
+//	UNIMPLEMENTED       UNIMPLEMENTED      this server does not register workers
 //	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
-//	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server knows
+//	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
 //	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceServer interface {
-	// Starts reading a worker's events. ALREADY_EXISTS where the name is taken. The
-	// answer comes once the worker is in the stream, which may be before its engine
-	// can be reached: that is tried for as long as the worker is registered. A
-	// worker without a connection for the grace time leaves the stream, and is in
-	// it again when it has one. A server that starts anew knows only those of its
-	// configuration.
+	// Starts to read a worker's events. ALREADY_EXISTS if the name is in use. Returns
+	// once WorkerAdded is in the stream, which may be before the engine can be reached:
+	// the server tries to connect while the worker is registered. A worker that has no
+	// connection for the grace time is removed from the stream, and added again when it
+	// has one. A server that restarts forgets registered workers.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)
-	// Stops reading a worker's events and forgets what it held: WorkerRemoved with
-	// REASON_DEREGISTERED is in the stream when the answer comes, unless the worker
-	// had left it. NOT_FOUND where there is no such worker, and for one whose engine
-	// connects to a port of the server by itself. A worker of the configuration is
-	// gone until the server starts anew, one that was discovered until it has
-	// not been found for a while and then is again.
+	// Stops reading a worker's events. Returns once WorkerRemoved with
+	// REASON_DEREGISTERED is in the stream, unless the worker had been removed from it.
+	// NOT_FOUND if the worker does not exist, or its engine connects to a port of the
+	// server by itself. A configured worker stays removed until the server restarts, a
+	// discovered one until discovery has stopped listing it for a while and lists it
+	// again.
 	DeregisterWorker(context.Context, *DeregisterWorkerRequest) (*DeregisterWorkerResponse, error)
 	mustEmbedUnimplementedWorkerServiceServer()
 }
