@@ -1,5 +1,5 @@
-// Program follow keeps the view of all caches, and says who has the longest prefix of
-// each prompt that it reads: a line is a JSON list of token ids.
+// Program follow keeps a view of all KV caches. It reads prompts, one JSON list of token
+// ids per line, and prints which workers hold the longest prefixes of each.
 package main
 
 import (
@@ -20,8 +20,8 @@ import (
 )
 
 func main() {
-	addr := flag.String("addr", "localhost:50051", "the kvcast server")
-	model := flag.String("model", "", "the model that the prompts are for; all where it is not given")
+	addr := flag.String("addr", "localhost:50051", "address of the kvcast server")
+	model := flag.String("model", "", "model of the prompts; empty: all")
 	flag.Parse()
 	if err := run(context.Background(), *addr, *model, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "follow:", err)
@@ -38,19 +38,19 @@ func run(ctx context.Context, addr, model string, prompts io.Reader, out io.Writ
 	defer stop()
 	view, ended := client.NewView(), make(chan error, 2)
 	go func() {
-		// What passes by itself is logged, and mended. An error is for good, such as a
-		// token that the server does not know. Digests have the server prove the view.
+		// Interruptions are logged and the stream is resumed. An error is permanent, such as
+		// a token that the server does not accept. With Digests the view is verified.
 		ended <- view.Follow(c.Subscribe(ctx, client.Config{Digests: true, Logger: slog.Default()}))
 	}()
 	go func() { ended <- answer(ctx, view, model, prompts, out) }()
 	return <-ended
 }
 
-// answer tells of each prompt who holds how much of it.
+// answer prints the matches of each prompt.
 func answer(ctx context.Context, view *client.View, model string, prompts io.Reader, out io.Writer) error {
 	ready, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := view.WaitReady(ready); err != nil { // until the first snapshot is whole
+	if err := view.WaitReady(ready); err != nil { // for the first snapshot
 		return fmt.Errorf("wait for the first snapshot: %w", err)
 	}
 	lines := bufio.NewScanner(prompts)
@@ -61,14 +61,14 @@ func answer(ctx context.Context, view *client.View, model string, prompts io.Rea
 			return fmt.Errorf("read prompt: %w: want a JSON list of token ids", err)
 		}
 		matches := view.Match(client.Prompt{Model: model, Tokens: tokens})
-		for _, m := range matches { // who has most comes first
+		for _, m := range matches { // the longest prefix comes first
 			_, _ = fmt.Fprintf(out, "%s (%s), dp rank %d: %d blocks, %d tokens\n", m.Worker, m.Endpoint, m.Rank, m.Blocks, m.Tokens)
 		}
 		if len(matches) == 0 {
-			_, _ = fmt.Fprintln(out, "nobody has its first block")
+			_, _ = fmt.Fprintln(out, "no worker has its first block")
 		}
-		if now := view.Status(); !now.Live { // it grows old until the stream is back
-			_, _ = fmt.Fprintln(out, "the server is away; this is as it was at", now.Position)
+		if now := view.Status(); !now.Live { // stale until the stream is resumed
+			_, _ = fmt.Fprintln(out, "the server is disconnected; this is the state at", now.Position)
 		}
 	}
 	return lines.Err()

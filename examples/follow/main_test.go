@@ -28,8 +28,8 @@ func TestFollow(t *testing.T) {
 	addr := serve(t)
 	for _, tt := range []struct{ model, prompts, want, err string }{
 		{"m", "[1,2,3,4,5,6,7,8,9]\n[1,2,3,4]\n[4,3,2,1]", "vllm-0 (10.0.0.5:8000), dp rank 0: 2 blocks, 8 tokens\n" +
-			"vllm-0 (10.0.0.5:8000), dp rank 0: 1 blocks, 4 tokens\nnobody has its first block\n", ""},
-		{"another", "[1,2,3,4]", "nobody has its first block\n", ""},
+			"vllm-0 (10.0.0.5:8000), dp rank 0: 1 blocks, 4 tokens\nno worker has its first block\n", ""},
+		{"another", "[1,2,3,4]", "no worker has its first block\n", ""},
 		{"", "hello", "", "want a JSON list of token ids"},
 	} {
 		var out bytes.Buffer

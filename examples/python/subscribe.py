@@ -1,8 +1,8 @@
-"""Follows a kvcast server, and prints a line for each entry.
+"""Follows a kvcast server and prints a line per entry.
 
-A stream that ends is resumed after the last entry that was printed, so that none
-comes twice and none is missing. Started again with --after and what stands first in
-its last line, it goes on there as well. See README.md for how to run it.
+A stream that ends is resumed after the last entry printed, so that each entry is printed
+exactly once. To resume in another run, pass the first word of the last line as --after.
+See README.md for how to run it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from kvcast.v1 import event_pb2, router_event_service_pb2, router_event_service_pb2_grpc
 
-# What asking again would not change.
+# Codes that a retry would repeat.
 PERMANENT = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -29,10 +29,10 @@ PERMANENT = {
 
 
 class Follower:
-    """What a router holds: the hashes of all blocks, by worker, and by dp rank and tier."""
+    """A router's state: the hashes of all blocks by worker, dp rank and tier."""
 
     def __init__(self, after):
-        self.after = after  # a Position; None where what is held is not whole
+        self.after = after  # a Position; None: the state is incomplete
         self.entries = 0
         self.held = {}
 
@@ -46,7 +46,7 @@ class Follower:
 
     def apply(self, message):
         if message.HasField("snapshot_begin"):
-            # Whatever is held is discarded, and until the end not whole.
+            # Discard the state. It is incomplete until the snapshot's end.
             self.after = None
             self.held.clear()
         if message.HasField("snapshot_worker"):
@@ -68,7 +68,7 @@ class Follower:
             say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.held)} workers, {self.blocks()} blocks")
 
     def hold(self, worker, event):
-        """Applies an event; to do so twice changes nothing."""
+        """Applies an event. Applying it twice has no further effect."""
         places = self.held.setdefault(worker, {})
         place = (event.dp_rank, event.tier)
         kind = event.WhichOneof("event")
@@ -92,8 +92,8 @@ def say(line):
 
 
 def follow(addr, follower, count):
-    # A server allows pings every 10 s; they notice a connection that is dead. Without the
-    # last option there are two at most where nothing is sent, and a follower sends nothing.
+    # Pings detect a dead connection. Servers allow them every 10 s. Without the last option
+    # gRPC stops after two pings, since a follower sends no data.
     options = [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -112,16 +112,16 @@ def follow(addr, follower, count):
             except grpc.RpcError as error:
                 if error.code() in PERMANENT:
                     sys.exit(f"{error.code().name}: {error.details()}")
-                print(f"the stream ended ({error.code().name}: {error.details()}), and is resumed", file=sys.stderr)
-                asked = retry_after(error)
+                print(f"the stream ended ({error.code().name}: {error.details()}); resuming", file=sys.stderr)
+                requested = retry_after(error)
             else:
-                asked = 0.0
-            time.sleep(max(asked, random.uniform(wait / 2, wait)))
+                requested = 0.0
+            time.sleep(max(requested, random.uniform(wait / 2, wait)))
             wait = min(2 * wait, 30.0)
 
 
 def retry_after(error):
-    """How many seconds the server asks to be left alone."""
+    """Returns the delay in seconds that the server requests."""
     status = rpc_status.from_call(error)
     info = error_details_pb2.RetryInfo()
     for detail in status.details if status else ():
@@ -137,9 +137,9 @@ def position(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--addr", default="localhost:50051", help="the server (%(default)s)")
-    parser.add_argument("--after", type=position, metavar="EPOCH:SEQ", help="resume after this position; without, begin with a snapshot")
-    parser.add_argument("--count", type=int, default=0, metavar="N", help="end after this many entries, or the rest of their message")
+    parser.add_argument("--addr", default="localhost:50051", help="address of the server (%(default)s)")
+    parser.add_argument("--after", type=position, metavar="EPOCH:SEQ", help="resume after this position (default: start with a snapshot)")
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="stop after this many entries and the rest of their message")
     args = parser.parse_args()
     follow(args.addr, Follower(args.after), args.count)
 
@@ -149,5 +149,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # standard output was closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,8 +15,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// backend is a simulated engine of the demo: a cache whose events are published as
-// vLLM publishes them, behind an HTTP server that completes nothing.
+// backend is a simulated engine of the demo: a cache that publishes its events as vLLM
+// does, behind an HTTP server that returns empty completions.
 type backend struct {
 	name      string
 	publisher *simulator.Publisher
@@ -55,7 +55,7 @@ func (b *backend) close() error {
 	return errors.Join(err, b.publisher.Close())
 }
 
-// ServeHTTP completes a prompt of token ids with nothing, and tells how many of them
+// ServeHTTP returns an empty completion for a prompt of token ids, and how many of them
 // were cached.
 func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var c struct {
@@ -75,7 +75,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		`"usage": {"prompt_tokens": %d, "prompt_tokens_details": {"cached_tokens": %d}}}`+"\n", len(c.Prompt), cached)
 }
 
-// compute runs a prompt through the cache, and publishes what changes.
+// compute runs a prompt through the cache and publishes the changes.
 func (b *backend) compute(prompt []uint32) (cached uint64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -98,7 +98,7 @@ func (b *backend) stats() blockpool.Stats {
 	return b.pool.Stats()
 }
 
-// digest is what the cache holds.
+// digest returns the digest of the cache's blocks.
 func (b *backend) digest() client.BlocksDigest {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -27,25 +27,25 @@ const (
 	demoModel     = "demo"
 	demoEngines   = 4
 	demoBlockSize = 16
-	// demoBlocks is what an engine's cache holds: two million tokens.
+	// demoBlocks is the size of an engine's cache: two million tokens.
 	demoBlocks = 131_072
-	// demoPatience is how long a request may take, and its events to arrive.
-	demoPatience = 20 * time.Second
+	// demoTimeout bounds a request and the arrival of its events.
+	demoTimeout = 20 * time.Second
 )
 
 // runDemo sends the conversation trace through the router to simulated engines, once
 // for each policy, and prints how much of the prompts was in the caches.
 //
-// Requests go one after the other, and each waits until the router's view is what its
-// engine holds. So the outcome is the same each time; real requests overlap, and the
-// view is a millisecond behind.
+// Requests are sequential, and each waits until the router's view equals its engine's
+// cache, so that the result is reproducible. Real requests overlap, and the view is a
+// millisecond behind.
 func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) error {
 	trace, err := workload.ConversationTrace()
 	if err != nil {
 		return err
 	}
 	trace.Requests = trace.Requests[:min(requests, len(trace.Requests))]
-	_, _ = fmt.Fprintf(out, "the first %d requests of the conversation trace, %d engines that hold %d tokens each\n",
+	_, _ = fmt.Fprintf(out, "the first %d requests of the conversation trace, %d engines with %d tokens of cache each\n",
 		len(trace.Requests), demoEngines, demoBlocks*demoBlockSize)
 	for _, p := range []policy{policyRoundRobin, policyPrefix} {
 		began := time.Now()
@@ -67,8 +67,8 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 	return nil
 }
 
-// measure runs engines, a kvcast that reads them, and a router that follows it, and
-// sends the trace through. It returns what each engine's cache was asked for.
+// measure runs engines, a kvcast server that reads them and a router, and sends the trace
+// through the router. It returns the statistics of each engine's cache.
 func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace) (stats []blockpool.Stats, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -98,7 +98,7 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	routing, end := context.WithCancel(ctx)
 	go func() {
 		err := serve(routing, l, addr, p, view, slog.New(slog.DiscardHandler))
-		cancel(err) // nobody need wait for the view any longer
+		cancel(err) // ends waits for the view
 		routed <- err
 	}()
 	defer func() {
@@ -121,9 +121,9 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	return stats, nil
 }
 
-// complete sends a request, and waits until the view is what its engine then holds.
+// complete sends a request and waits until the view equals its engine's cache.
 func complete(ctx context.Context, router string, view *client.View, engines []*backend, prompt []uint32) error {
-	ctx, cancel := context.WithTimeout(ctx, demoPatience)
+	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
 	body, err := json.Marshal(map[string]any{"model": demoModel, "prompt": prompt, "max_tokens": 1})
 	if err != nil {
@@ -154,10 +154,10 @@ func complete(ctx context.Context, router string, view *client.View, engines []*
 			return len(w.Ranks) > 0 && w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE] == want
 		})
 	}
-	return errors.New("the router does not say which engine it was")
+	return errors.New("the response does not name an engine")
 }
 
-// await waits until something holds of a view, or returns why ctx is done.
+// await waits until a condition of a view holds, or returns the cause of ctx's end.
 func await(ctx context.Context, view *client.View, holds func() bool) error {
 	for range view.Changes(ctx) {
 		if holds() {
@@ -167,7 +167,7 @@ func await(ctx context.Context, view *client.View, holds func() bool) error {
 	return context.Cause(ctx)
 }
 
-// startKvcast runs a kvcast that reads the engines, and returns its address.
+// startKvcast starts a kvcast server that reads the engines, and returns its address.
 func startKvcast(ctx context.Context, program string, engines []*backend) (addr string, stop func(), err error) {
 	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", ""}
 	for _, b := range engines {
@@ -184,9 +184,9 @@ func startKvcast(ctx context.Context, program string, engines []*backend) (addr 
 		return "", nil, fmt.Errorf("start kvcast: %w", err)
 	}
 	lines := bufio.NewScanner(log)
-	var said strings.Builder
+	var output strings.Builder
 	for lines.Scan() {
-		_, _ = fmt.Fprintln(&said, lines.Text())
+		_, _ = fmt.Fprintln(&output, lines.Text())
 		if _, rest, ok := strings.Cut(lines.Text(), "msg=serving grpc="); ok {
 			addr, _, _ = strings.Cut(rest, " ")
 			break
@@ -195,16 +195,16 @@ func startKvcast(ctx context.Context, program string, engines []*backend) (addr 
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
-		_, _ = io.Copy(io.Discard, log) // to its end
+		_, _ = io.Copy(io.Discard, log)
 	}()
 	stop = func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
 		<-read
 		_ = cmd.Wait()
 	}
 	if addr == "" {
 		stop()
-		return "", nil, fmt.Errorf("start kvcast: it ended: %s", &said)
+		return "", nil, fmt.Errorf("start kvcast: the process ended: %s", &output)
 	}
 	return addr, stop, nil
 }

@@ -1,6 +1,5 @@
-// Program router is a reverse proxy for OpenAI's completions that sends each to the
-// engine whose cache has the longest prefix of its prompt, as kvcast tells. See
-// README.md; it is an example, and small.
+// Program router is an example: a reverse proxy for OpenAI's completions that sends each
+// request to the engine that holds the longest prefix of its prompt. See README.md.
 package main
 
 import (
@@ -36,11 +35,11 @@ func main() {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("router", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	addr := flags.String("kvcast", "localhost:50051", "the kvcast server")
-	listen := flags.String("listen", "localhost:8080", "where to take requests")
-	how := flags.String("policy", string(policyPrefix), "prefix, or round-robin")
-	demo := flags.String("demo", "", "run the demo instead, with this kvcast program")
-	requests := flags.Int("requests", 1200, "how many requests the demo has")
+	addr := flags.String("kvcast", "localhost:50051", "address of the kvcast server")
+	listen := flags.String("listen", "localhost:8080", "HTTP listen address")
+	how := flags.String("policy", string(policyPrefix), "routing policy: prefix or round-robin")
+	demo := flags.String("demo", "", "path of a kvcast program: run the demo with it instead")
+	requests := flags.Int("requests", 1200, "number of requests of the demo")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -56,8 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return serve(ctx, l, *addr, policy(*how), client.NewView(), log)
 }
 
-// serve routes requests until ctx is done, or the server at addr refuses to be
-// followed.
+// serve routes requests until ctx ends or the subscription at addr fails.
 func serve(ctx context.Context, l net.Listener, addr string, p policy, view *client.View, log *slog.Logger) error {
 	defer func() { _ = l.Close() }()
 	c, err := client.New(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))

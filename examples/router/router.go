@@ -17,18 +17,17 @@ import (
 )
 
 const (
-	// maxBody is the largest request taken, in bytes: a prompt of some millions of
-	// tokens.
+	// maxBody is the largest request in bytes. It has room for millions of tokens.
 	maxBody = 64 << 20
-	// slack and spread bound how unevenly engines are loaded for the sake of their
-	// caches: none is given requests that has had, beyond the least, slack tokens and a
-	// spread of those that the least has had. Without a bound all would go to the one
-	// engine that has what all prompts begin with.
+	// slack and spread bound the imbalance between engines. With least as the fewest
+	// tokens given to an engine, none that was given more than least + least/spread + slack
+	// gets a request. Without a bound, one engine that holds a prefix common to all prompts
+	// would get every request.
 	slack  = 65_536
 	spread = 20
 )
 
-// policy is how requests are spread over engines.
+// policy is how the router chooses an engine.
 type policy string
 
 const (
@@ -36,16 +35,16 @@ const (
 	policyRoundRobin policy = "round-robin"
 )
 
-// router sends each completion to the engine that has the longest prefix of its
-// prompt, by what the View says that engines hold.
+// router sends each completion to the engine that holds the longest prefix of its prompt
+// according to the View.
 type router struct {
 	view   *client.View
 	policy policy
 	proxy  *httputil.ReverseProxy
 
 	mu    sync.Mutex
-	given map[string]int // prompt tokens that had to be computed, by worker; guarded by mu
-	turn  int            // of round robin; guarded by mu
+	given map[string]int // prompt tokens to compute, by worker; guarded by mu
+	next  int            // engine of round robin; guarded by mu
 }
 
 func newRouter(view *client.View, p policy) *router {
@@ -58,16 +57,16 @@ func newRouter(view *client.View, p policy) *router {
 	}
 }
 
-// engineKey is where a request's context has the engine it goes to.
+// engineKey is the context key of a request's engine.
 type engineKey struct{}
 
-// completion is what the router reads of a request; the engine reads the rest.
+// completion has the fields of a request that the router reads.
 type completion struct {
 	Model  string          `json:"model"`
 	Prompt json.RawMessage `json:"prompt"`
 }
 
-// errNoEngine is what a request gets that no engine could have.
+// errNoEngine means that no engine serves the model.
 var errNoEngine = errors.New("there is no engine of this model")
 
 func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -81,10 +80,9 @@ func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	var c completion
-	// What is no JSON, such as an empty body, is the engine's to refuse.
-	_ = json.Unmarshal(body, &c)
-	// A prompt may be text, which would have to be cut into tokens as the model does.
-	// This router does not, and sees a prompt of which nobody has anything.
+	_ = json.Unmarshal(body, &c) // the engine reports invalid JSON
+	// A prompt of text, which this router does not tokenize, counts as one that no engine
+	// holds.
 	var tokens []uint32
 	_ = json.Unmarshal(c.Prompt, &tokens)
 	name, endpoint, err := rt.choose(c.Model, tokens)
@@ -103,13 +101,13 @@ func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	rt.proxy.ServeHTTP(w, req)
 }
 
-// engine is one that a request may go to.
+// engine is an engine that serves a request's model.
 type engine struct {
 	name, endpoint string
-	cached         int // tokens of the prompt
+	cached         int // tokens of the prompt that it holds
 }
 
-// choose returns the name and the endpoint of the engine for a prompt.
+// choose returns the name and endpoint of the engine for a prompt.
 func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, err error) {
 	engines := rt.engines(model, tokens)
 	if len(engines) == 0 {
@@ -117,9 +115,9 @@ func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, 
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	rt.meet(engines)
-	best := engines[rt.turn%len(engines)]
-	rt.turn++
+	rt.updateGiven(engines)
+	best := engines[rt.next%len(engines)]
+	rt.next++
 	if rt.policy == policyPrefix {
 		best = rt.longest(engines)
 	}
@@ -127,10 +125,10 @@ func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, 
 	return best.name, best.endpoint, nil
 }
 
-// meet has engines that were not known begin with what the least of the others of the
-// model has been given: they would get every request until they have caught up. Those
-// that have left are forgotten. mu is held.
-func (rt *router) meet(engines []engine) {
+// updateGiven adds new engines and removes those that have left. A new engine starts with
+// the least that others of the model were given; from 0, it would get every request until
+// it has caught up. mu is held.
+func (rt *router) updateGiven(engines []engine) {
 	least, known := math.MaxInt, false
 	for _, e := range engines {
 		if n, ok := rt.given[e.name]; ok {
@@ -152,8 +150,8 @@ func (rt *router) meet(engines []engine) {
 	}
 }
 
-// longest returns the engine that has most of the prompt, of those that have not been
-// given too much; of equal ones the one that has been given least. mu is held.
+// longest returns the engine with the longest prefix among those within the allowed
+// imbalance; of equal ones, that which was given the fewest tokens. mu is held.
 func (rt *router) longest(engines []engine) engine {
 	least := rt.given[engines[0].name]
 	for _, e := range engines {
@@ -171,8 +169,8 @@ func (rt *router) longest(engines []engine) engine {
 	return best
 }
 
-// engines lists the engines of a model, by name, with what each has of the prompt. A
-// worker with several dp ranks behind one endpoint counts as the best of them.
+// engines returns the engines of a model, by name. A worker with several dp ranks has the
+// longest prefix of any of them.
 func (rt *router) engines(model string, tokens []uint32) []engine {
 	cached := make(map[string]int)
 	for _, m := range rt.view.Match(client.Prompt{Model: model, Tokens: tokens}) {

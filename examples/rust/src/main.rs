@@ -1,12 +1,12 @@
-//! Subscribes to a kvcast server, and prints a line for each thing that comes:
+//! Subscribes to a kvcast server and prints a line per message and entry:
 //!
 //!     headers after 3 ms
 //!     accepted after 3 ms: epoch 4d1c65e3a6a8b5f0, MODE_EARLIEST
 //!     entry 1 of vllm-0: 1 event
 //!
-//! `cargo run -- http://localhost:50051 10` ends after 10 entries, without a number
-//! never. A tonic client does not return the stream before the headers have come, so
-//! a server that holds them back until there is an entry would leave it waiting.
+//! `cargo run -- http://localhost:50051 10` stops after 10 entries; without a number it
+//! does not stop. A tonic client returns the stream when it has received the headers, so
+//! the server must not delay them until there is an entry.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(n) => n.parse()?,
         None => u64::MAX,
     };
-    // A connection that is dead is noticed; a server allows pings every 10 s.
+    // Pings detect a dead connection. Servers allow them every 10 s.
     let channel = Endpoint::from_shared(addr)?
         .http2_keep_alive_interval(Duration::from_secs(10))
         .connect()
