@@ -139,6 +139,8 @@ func TestAdminPort(t *testing.T) {
 		"/healthz": "ok\n",
 		"/readyz":  "ok\n",
 		"/metrics": "kvcast_server_journal_newest_seq 1\n",
+
+		"/debug/pprof/goroutine?debug=1": "goroutine profile:",
 	} {
 		if code, body := get(path); code != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: got %d %q, want 200 with %q", path, code, body, want)

@@ -178,20 +178,20 @@ func (f *filter) journal() journal.Filter {
 	return f.match
 }
 
-// trimEntries returns a copy of encoded entries that has only the events of some tiers. It
-// ends at the first malformed entry.
+// trimEntries returns a copy of encoded entries that has only the events of some tiers. It ends at the first
+// malformed entry.
 func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 	var out, entry []byte
 	for _, b := range slices {
 		for len(b) > 0 {
-			_, _, n := protowire.ConsumeTag(b)
-			body, m := protowire.ConsumeBytes(b[max(n, 0):])
-			if n < 0 || m < 0 {
+			_, _, n := protowire.ConsumeField(b)
+			if n < 0 {
 				return out
 			}
-			b = b[n+m:]
 			var events bool
-			if entry, events = trimEntry(entry[:0], body, tiers); events {
+			entry, events = trimEntry(entry[:0], message(b[:n]), tiers)
+			b = b[n:]
+			if events {
 				out = protowire.AppendTag(out, kvcastv1.ResponseEntriesField, protowire.BytesType)
 				out = protowire.AppendBytes(out, entry)
 			}
@@ -203,44 +203,42 @@ func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 // trimEntry appends an entry with only the events of some tiers, and reports whether there are any.
 func trimEntry(dst, entry []byte, tiers journal.Tiers) (_ []byte, events bool) {
 	for len(entry) > 0 {
-		field, typ, n := protowire.ConsumeTag(entry)
+		number, _, n := protowire.ConsumeField(entry)
 		if n < 0 {
 			return dst, false
 		}
-		m := protowire.ConsumeFieldValue(field, typ, entry[n:])
-		if m < 0 {
-			return dst, false
-		}
-		whole := entry[:n+m]
-		entry = entry[n+m:]
-		if field == kvcastv1.EntryEventsField {
-			event, _ := protowire.ConsumeBytes(whole[n:])
-			if tiers&tierOf(event) == 0 {
+		field := entry[:n]
+		entry = entry[n:]
+		if number == kvcastv1.EntryEventsField {
+			if tiers&tierOf(message(field)) == 0 {
 				continue
 			}
 			events = true
 		}
-		dst = append(dst, whole...)
+		dst = append(dst, field...)
 	}
 	return dst, events
+}
+
+// message returns the contents of an encoded field that is a message.
+func message(field []byte) []byte {
+	_, _, n := protowire.ConsumeTag(field)
+	contents, _ := protowire.ConsumeBytes(field[n:])
+	return contents
 }
 
 // tierOf returns the set of an encoded event's tier.
 func tierOf(event []byte) journal.Tiers {
 	for len(event) > 0 {
-		field, typ, n := protowire.ConsumeTag(event)
+		number, _, n := protowire.ConsumeField(event)
 		if n < 0 {
 			break
 		}
-		if field == kvcastv1.RouterEventTierField {
-			tier, _ := protowire.ConsumeVarint(event[n:])
+		if number == kvcastv1.RouterEventTierField {
+			tier, _ := protowire.ConsumeVarint(event[protowire.SizeTag(number):])
 			return journal.TierBit(uint8(tier))
 		}
-		m := protowire.ConsumeFieldValue(field, typ, event[n:])
-		if m < 0 {
-			break
-		}
-		event = event[n+m:]
+		event = event[n:]
 	}
 	return journal.TierBit(0)
 }

@@ -26,18 +26,12 @@ const (
 	receiveTimeout         = 5 * time.Second
 )
 
-// receiving is a call whose request is being received. It ends when the request is
-// complete, when the call ends, or after receiveTimeout, which cancels the call.
-type receiving struct {
-	once         sync.Once
-	release      func()
-	stopWatching func() bool // for the end of the call
-}
+// receivedKey is the context key of a function that ends the receiving of a call's request.
+type receivedKey struct{}
 
-type receivingKey struct{}
-
-// startReceiving is gRPC's tap handle: it runs when the headers of a call are complete, in the
-// goroutine that reads the connection.
+// startReceiving is gRPC's tap handle: it runs when the headers of a call are complete, in the goroutine that
+// reads the connection. Receiving ends when the request is complete, when the call ends, or after
+// receiveTimeout, which cancels the call.
 func (s *Server) startReceiving(ctx context.Context, call *tap.Info) (context.Context, error) {
 	if isPublic(call.FullMethodName) {
 		clear(call.Header) // unused, but a stream would keep it in memory
@@ -59,20 +53,19 @@ func (s *Server) startReceiving(ctx context.Context, call *tap.Info) (context.Co
 		s.metrics.late.Inc()
 		cancel()
 	})
-	r := &receiving{release: func() {
+	release := sync.OnceFunc(func() {
 		timeout.Stop()
 		<-s.receiving
 		<-peer.receiving
-	}}
-	r.stopWatching = context.AfterFunc(ctx, func() { r.once.Do(r.release) })
-	return context.WithValue(ctx, receivingKey{}, r), nil
+	})
+	stop := context.AfterFunc(ctx, release)
+	return context.WithValue(ctx, receivedKey{}, func() { stop(); release() }), nil
 }
 
-// requestReceived ends the receiving state of a call, if it is in it.
+// requestReceived ends the receiving of a call's request. Further calls do nothing.
 func requestReceived(ctx context.Context) {
-	if r, ok := ctx.Value(receivingKey{}).(*receiving); ok {
-		r.stopWatching()
-		r.once.Do(r.release)
+	if received, ok := ctx.Value(receivedKey{}).(func()); ok {
+		received()
 	}
 }
 

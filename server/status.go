@@ -95,27 +95,19 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 
 // workerState returns the state of a worker with these sources.
 func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
-	var live, catchingUp, connecting, started int
+	count := make(map[kvcastv1.SourceState]int)
+	started := false
 	for _, s := range sources {
-		switch s.GetState() {
-		case kvcastv1.SourceState_SOURCE_STATE_LIVE:
-			live++
-		case kvcastv1.SourceState_SOURCE_STATE_CONNECTING:
-			connecting++
-		case kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP:
-			catchingUp++
-		default:
-		}
-		if s.GetStarted() {
-			started++
-		}
+		count[s.GetState()]++
+		started = started || s.GetStarted()
 	}
-	switch {
-	case started == 0 && catchingUp+connecting == len(sources):
+	connecting := count[kvcastv1.SourceState_SOURCE_STATE_CONNECTING]
+	switch all := len(sources); {
+	case !started && connecting+count[kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP] == all:
 		return kvcastv1.WorkerState_WORKER_STATE_CONNECTING
-	case live == len(sources):
+	case count[kvcastv1.SourceState_SOURCE_STATE_LIVE] == all:
 		return kvcastv1.WorkerState_WORKER_STATE_LIVE
-	case connecting == len(sources):
+	case connecting == all:
 		return kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED
 	}
 	return kvcastv1.WorkerState_WORKER_STATE_DEGRADED
