@@ -11,15 +11,15 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// mixed is a hash of a number, as blocks have.
+// mixed returns a well-distributed hash of a number.
 func mixed(n uint64) uint64 {
 	n = (n ^ n>>30) * 0xbf58476d1ce4e5b9
 	n = (n ^ n>>27) * 0x94d049bb133111eb
 	return n ^ n>>31
 }
 
-// storeChain stores blocks of a worker, a chain of prompts of length blocks each, whose
-// contents begin at a number: the same number is the same contents.
+// storeChain stores chains of length blocks of a worker. Contents are numbered: equal numbers
+// are equal contents.
 func storeChain(v *client.View, worker string, contents uint64, blocks, length int) {
 	for at := 0; at < blocks; at += length {
 		var tokens []uint64
@@ -30,8 +30,8 @@ func storeChain(v *client.View, worker string, contents uint64, blocks, length i
 	}
 }
 
-// stored is an entry that stores a prompt. Its block hashes begin at a number, and are
-// the worker's own.
+// stored returns an entry that stores a prompt. Its block hashes are the worker's own and start
+// at a number.
 func stored(worker string, names uint64, tokens []uint64) *kvcastv1.Entry {
 	s := &kvcastv1.Stored{BlockSize: 16, TokensHashes: tokens}
 	for i := range tokens {
@@ -42,7 +42,7 @@ func stored(worker string, names uint64, tokens []uint64) *kvcastv1.Entry {
 	}}}
 }
 
-// heap is what lives, in bytes.
+// heap returns the live bytes.
 func heap() uint64 {
 	runtime.GC()
 	runtime.GC()
@@ -51,7 +51,7 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// viewLoads are what a View may hold, a million blocks at 4 workers each.
+// viewLoads are contents of a View, a million blocks of each of 4 workers.
 var viewLoads = []struct {
 	name   string
 	shared bool // all workers hold the same blocks
@@ -72,8 +72,8 @@ func fillView(v *client.View, shared bool, blocks int) {
 	}
 }
 
-// BenchmarkViewMemory is what a View takes for each block and worker, at a million
-// blocks of each of 4 workers.
+// BenchmarkViewMemory measures the bytes per block and worker, with a million blocks of each of
+// 4 workers.
 func BenchmarkViewMemory(b *testing.B) {
 	for _, l := range viewLoads {
 		b.Run(l.name, func(b *testing.B) {
@@ -93,19 +93,18 @@ const (
 	promptWorkers = 64
 )
 
-// promptLoads are how 64 workers hold a prompt of 1,000 blocks.
+// promptLoads are distributions of a prompt of 1,000 blocks over 64 workers.
 var promptLoads = []struct {
 	name string
-	hold func(worker int) int // how many blocks each has of it
+	hold func(worker int) int // number of its blocks per worker
 }{
 	{"AllHoldAll", func(int) int { return promptBlocks }},
 	{"EachHoldsLess", func(w int) int { return promptBlocks - w*promptBlocks/promptWorkers }},
 	{"OneHoldsAll", func(w int) int { return max(1, promptBlocks*(1-min(w, 1))) }},
 }
 
-// BenchmarkMatch finds the longest prefixes of a prompt of 1,000 blocks over 64
-// workers that hold 100,000 other blocks each. Its hashes are given; Tokens is the
-// same with 16,000 tokens to hash.
+// BenchmarkMatch matches a prompt of 1,000 blocks over 64 workers with 100,000 other blocks
+// each, given as hashes; Tokens hashes 16,000 tokens first.
 func BenchmarkMatch(b *testing.B) {
 	for _, l := range promptLoads {
 		v := begun()
@@ -147,7 +146,7 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// BenchmarkApply stores and removes blocks of a worker among others, 16 an entry.
+// BenchmarkApply stores and removes blocks of one worker among others, 16 per entry.
 func BenchmarkApply(b *testing.B) {
 	v := begun()
 	for w := range 8 {

@@ -17,10 +17,10 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// plain is how the examples call their server: without TLS.
+// plain are the dial options of the examples: no TLS.
 func plain() grpc.DialOption { return grpc.WithTransportCredentials(insecure.NewCredentials()) }
 
-// kvcast is a server in this process, which other programs have as `kvcast serve`.
+// kvcast is a server in this process, in place of `kvcast serve`.
 type kvcast struct {
 	Addr     string
 	instance *harness.Instance
@@ -34,7 +34,7 @@ func startKvcast() *kvcast {
 	return &kvcast{Addr: i.Target, instance: i}
 }
 
-// Engine adds a worker, and returns a function that writes a batch of its engine.
+// Engine adds a worker and returns a function that publishes a batch.
 func (k *kvcast) Engine(name string) func(...wire.Event) {
 	k.instance.AddWorker(feed.Worker{Name: name, Model: "m", BlockSize: 4, Endpoint: name + ":8000"})
 	return func(events ...wire.Event) { k.instance.Batch(name, events...) }
@@ -46,8 +46,7 @@ func (k *kvcast) Stop() {
 	}
 }
 
-// prompt is a store of the blocks of a prompt, 4 tokens each, whose names begin at a
-// number.
+// prompt stores the blocks of a prompt, 4 tokens each. Their hashes start at a number.
 func prompt(name uint64, tokens ...uint32) wire.Event {
 	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, TokensHashes: client.TokensHashes(tokens, 4, "", "")}
 	for i := range e.TokensHashes {
@@ -56,8 +55,8 @@ func prompt(name uint64, tokens ...uint32) wire.Event {
 	return e
 }
 
-// A router that keeps a state of its own begins with a snapshot, which may come again
-// at any time: what is held by then is discarded.
+// A router with its own state starts with a snapshot. Another one may follow at any time, at
+// which the state is discarded.
 func ExampleClient_Subscribe() {
 	kvcast := startKvcast()
 	engine := kvcast.Engine("vllm-0")
@@ -70,7 +69,7 @@ func ExampleClient_Subscribe() {
 	blocks := make(map[string]int) // stored, by worker
 	for u, err := range c.Subscribe(context.Background(), client.Config{}) {
 		if err != nil {
-			log.Fatal(err) // for good: whatever passes by itself is none
+			log.Fatal(err) // permanent: interruptions are not errors
 		}
 		switch m := u.Message; {
 		case u.Interruption != nil:
@@ -103,8 +102,8 @@ func ExampleClient_Subscribe() {
 	// entry 3 has come: map[vllm-0:3]
 }
 
-// A program that stores its position with what it has done goes on there when it is
-// started again. The first time there is none, and it begins with a snapshot.
+// A program that stores its position together with its results resumes there in the next run.
+// The first run starts with a snapshot.
 func ExampleAfter() {
 	kvcast := startKvcast()
 	engine := kvcast.Engine("vllm-0")
@@ -138,7 +137,7 @@ func ExampleAfter() {
 				fmt.Println("run", run, "gets entry", e.GetSeq())
 			}
 			if u.Position.IsZero() {
-				continue // within a snapshot, that is not whole
+				continue // within a snapshot
 			}
 			text, err := u.Position.MarshalText()
 			if err != nil {
@@ -163,7 +162,7 @@ func ExampleAfter() {
 	// run 2 gets entry 2
 }
 
-// The View finds who has most of a prompt.
+// A View finds the workers that hold the longest prefix of a prompt.
 func ExampleView_Match() {
 	kvcast := startKvcast()
 	a, b := kvcast.Engine("vllm-a"), kvcast.Engine("vllm-b")

@@ -16,10 +16,10 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// lively is a server that says Progress soon.
+// lively has a short progress interval.
 func lively() server.Config { return server.Config{ProgressInterval: 20 * time.Millisecond} }
 
-func TestCutsAreResumed(t *testing.T) {
+func TestCutStreamsAreResumed(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -37,8 +37,8 @@ func TestCutsAreResumed(t *testing.T) {
 	}
 }
 
-// TestCutsWithinSnapshots cuts at random, in snapshots of many messages, too.
-func TestCutsWithinSnapshots(t *testing.T) {
+// TestCutSnapshotsAreRestarted cuts connections at random during large snapshots.
+func TestCutSnapshotsAreRestarted(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(2, 2))
@@ -60,14 +60,14 @@ func TestCutsWithinSnapshots(t *testing.T) {
 	f.prove()
 }
 
-func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
+func TestNewEpochIsFollowedFromSnapshot(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(3, 3))
 	h.churn(rng, 200)
 	f := follow(t, p.Addr(), quick())
 	f.reach(h)
-	for range 3 { // killed, and another one in its place
+	for range 3 { // replace the server
 		p.Retarget("")
 		p.Cut()
 		h = start(t, lively(), journal.Config{})
@@ -81,7 +81,7 @@ func TestAServerThatBeginsAnewIsFollowedFromASnapshot(t *testing.T) {
 	}
 }
 
-func TestAServerThatShutsDownIsFollowedToItsEnd(t *testing.T) {
+func TestShutdownIsFollowedToLastEntry(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(4, 4))
@@ -100,7 +100,7 @@ func TestAServerThatShutsDownIsFollowedToItsEnd(t *testing.T) {
 	f.reach(next)
 }
 
-func TestWhatWasCompactedMeanwhileIsReplacedByASnapshot(t *testing.T) {
+func TestCompactedEntriesAreReplacedBySnapshot(t *testing.T) {
 	small := journal.Config{MaxBytes: 64 << 10}
 	h := start(t, lively(), small)
 	p := harness.NewProxy(t, h.Target)
@@ -125,7 +125,7 @@ func TestWhatWasCompactedMeanwhileIsReplacedByASnapshot(t *testing.T) {
 	}
 }
 
-func TestAnotherEpochEndsWhoMayNotBeginAnew(t *testing.T) {
+func TestNewEpochEndsSubscriptionWithGapFail(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	h.churn(rand.New(rand.NewPCG(6, 6)), 10)
 	cfg := quick()
@@ -141,9 +141,8 @@ func TestAnotherEpochEndsWhoMayNotBeginAnew(t *testing.T) {
 	}
 }
 
-// TestAConnectionThatIsDeadIsReplaced has a load balancer that stops forwarding and
-// does not say so.
-func TestAConnectionThatIsDeadIsReplaced(t *testing.T) {
+// TestDeadConnectionIsReplaced stops forwarding at a proxy without closing the connection.
+func TestDeadConnectionIsReplaced(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -162,9 +161,8 @@ func TestAConnectionThatIsDeadIsReplaced(t *testing.T) {
 	}
 }
 
-// TestAStoredPositionIsResumedFrom is a router that is started again, with nothing
-// but the text of its position.
-func TestAStoredPositionIsResumedFrom(t *testing.T) {
+// TestStoredPositionIsResumed restarts a router that has only the text of its position.
+func TestStoredPositionIsResumed(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	rng := rand.New(rand.NewPCG(8, 8))
 	h.churn(rng, 50)
@@ -208,9 +206,8 @@ func TestAStoredPositionIsResumedFrom(t *testing.T) {
 	}
 }
 
-// TestOverAConnectionOfTheCallers resumes over one connection, and ends when its
-// owner closes it.
-func TestOverAConnectionOfTheCallers(t *testing.T) {
+// TestFromConn resumes over one connection, and ends when its owner closes it.
+func TestFromConn(t *testing.T) {
 	h := start(t, lively(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(9, 9))

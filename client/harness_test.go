@@ -23,20 +23,19 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// fixture is an instance whose engines' batches the test writes.
+// fixture is an instance whose batches are published by the test.
 type fixture struct {
 	*harness.Instance
 	t *testing.T
 }
 
-// start starts a server, with a journal and so an epoch of its own.
+// start starts a server with its own journal and epoch.
 func start(t *testing.T, cfg server.Config, jcfg journal.Config) *fixture {
 	t.Helper()
 	return &fixture{harness.StartInstance(t, harness.InstanceConfig{Server: cfg, Journal: jcfg}), t}
 }
 
-// batch writes a batch of a worker's engine, which becomes an entry. The first one adds
-// the worker.
+// batch publishes a batch of a worker, which becomes an entry. The first one adds the worker.
 func (h *fixture) batch(worker string, events ...wire.Event) {
 	if h.Lane(worker) == nil {
 		h.AddWorker(feed.Worker{Name: worker, Model: "m", BlockSize: 16})
@@ -44,7 +43,7 @@ func (h *fixture) batch(worker string, events ...wire.Event) {
 	h.Batch(worker, events...)
 }
 
-// storing is an event that stores blocks after a parent; 0 is none.
+// storing returns an event that stores blocks after a parent; 0: none.
 func storing(parent uint64, blocks ...uint64) wire.Event {
 	return wire.Event{
 		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
@@ -52,7 +51,7 @@ func storing(parent uint64, blocks ...uint64) wire.Event {
 	}
 }
 
-// churn lets engines store, remove and clear, so many batches.
+// churn publishes random batches of stores, removes and clears.
 func (h *fixture) churn(rng *rand.Rand, batches int) {
 	for range batches {
 		worker := fmt.Sprintf("w%d", rng.IntN(3))
@@ -68,7 +67,7 @@ func (h *fixture) churn(rng *rand.Rand, batches int) {
 	}
 }
 
-// follower is a subscription that is checked, and a View that it feeds.
+// follower is a checked subscription that feeds a View.
 type follower struct {
 	t    *testing.T
 	view *client.View
@@ -76,21 +75,20 @@ type follower struct {
 	stop context.CancelFunc
 
 	mu            sync.Mutex
-	req           *kvcastv1.SubscribeRequest // that was sent last
+	req           *kvcastv1.SubscribeRequest // last request
 	checker       *checker.Checker
-	entries       map[string]map[uint64]int // how often each came, by epoch and seq
+	entries       map[string]map[uint64]int // deliveries, by epoch and seq
 	interruptions []*client.Interruption
 	snapshots     int
 	err           error
 }
 
-// quick is a client's config that does not keep tests waiting, and has what it holds
-// proved.
+// quick returns a config with short timeouts and digests.
 func quick() client.Config {
 	return client.Config{Digests: true, BackoffMin: 5 * time.Millisecond, BackoffMax: 50 * time.Millisecond}
 }
 
-// dial makes a client without TLS.
+// dial returns a client without TLS.
 func dial(t *testing.T, addr string, options ...grpc.DialOption) *client.Client {
 	t.Helper()
 	c, err := client.New(addr, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
@@ -100,7 +98,7 @@ func dial(t *testing.T, addr string, options ...grpc.DialOption) *client.Client 
 	return c
 }
 
-// follow begins a subscription, which ends with the test at the latest.
+// follow starts a subscription, which ends with the test at the latest.
 func follow(t *testing.T, addr string, cfg client.Config) *follower {
 	t.Helper()
 	f := &follower{
@@ -132,7 +130,7 @@ func follow(t *testing.T, addr string, cfg client.Config) *follower {
 	return f
 }
 
-// intercept notes what the client asks for.
+// intercept records the requests of the client.
 func (f *follower) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := streamer(ctx, desc, cc, method, opts...)
 	return &noted{s, f}, err
@@ -150,7 +148,7 @@ func (n *noted) SendMsg(m any) error {
 	return n.ClientStream.SendMsg(m)
 }
 
-// update checks an update. An error is a broken promise.
+// update checks an update. An error is a violation.
 func (f *follower) update(u client.Update) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,7 +167,7 @@ func (f *follower) update(u client.Update) error {
 	}
 	for _, e := range m.GetEntries() {
 		if u.Position.IsZero() {
-			continue // within a snapshot, that may begin anew
+			continue // within a snapshot, which may restart
 		}
 		seqs := f.entries[u.Position.Epoch]
 		if seqs == nil {
@@ -189,8 +187,8 @@ func (f *follower) update(u client.Update) error {
 	return nil
 }
 
-// reach waits until the View is where a server's journal ends, and compares it with
-// what the server holds, and with what the checker made of the same messages.
+// reach waits until the View is at the end of a server's journal, and compares it with the
+// server's state and with that of the checker.
 func (f *follower) reach(h *fixture) {
 	f.t.Helper()
 	b := h.Journal.Bounds()
@@ -217,7 +215,7 @@ func (f *follower) reach(h *fixture) {
 	}
 }
 
-// await waits until something holds of the View.
+// await waits until a condition of the View holds.
 func (f *follower) await(what string, holds func() bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
@@ -241,7 +239,7 @@ func (f *follower) await(what string, holds func() bool) {
 	f.t.Fatalf("%s: does not come; %+v, error %v, interruptions %v", what, f.view.Status(), f.err, f.interruptions)
 }
 
-// ended waits for the end of the subscription, and returns its error.
+// ended waits for the end of the subscription and returns its error.
 func (f *follower) ended() error {
 	f.t.Helper()
 	select {
@@ -254,8 +252,8 @@ func (f *follower) ended() error {
 	return f.err
 }
 
-// prove waits until the server has proved all that the View holds, and fails where that
-// was wrong, now or before.
+// prove waits until the View has been compared with the server's digests, and fails if any
+// differed.
 func (f *follower) prove() {
 	f.t.Helper()
 	before := f.view.Status().Compared
@@ -265,7 +263,7 @@ func (f *follower) prove() {
 	}
 }
 
-// because tells whether a stream ended for a reason.
+// because reports whether a stream ended for a reason.
 func (f *follower) because(reason error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -277,7 +275,7 @@ func (f *follower) because(reason error) bool {
 	return false
 }
 
-// counts returns how many streams ended, and how many snapshots came.
+// counts returns the number of ended streams and of snapshots.
 func (f *follower) counts() (interruptions, snapshots int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// maxBlockBytes is what a block of a worker may take, and maxWaitingBytes what one
-	// may that waits for its parent.
-	maxBlockBytes   = 80
-	maxWaitingBytes = 125
+	// maxBlockBytes and maxOrphanBytes bound the memory of a block, and of one whose parent is
+	// unknown.
+	maxBlockBytes  = 80
+	maxOrphanBytes = 125
 )
 
-// TestViewMemory measures at many sizes, as tables grow by steps.
+// TestViewMemory measures at many sizes, since tables grow in steps.
 func TestViewMemory(t *testing.T) {
 	for _, l := range viewLoads {
 		t.Run(l.name, func(t *testing.T) {
@@ -37,8 +37,8 @@ func TestViewMemory(t *testing.T) {
 	}
 }
 
-// TestMemoryOfBlocksThatWait stores blocks whose parents are not known.
-func TestMemoryOfBlocksThatWait(t *testing.T) {
+// TestOrphanMemory stores blocks whose parents are unknown.
+func TestOrphanMemory(t *testing.T) {
 	for blocks := 40_000; blocks < 120_000; blocks += 7_000 {
 		before := heap()
 		v := begun()
@@ -51,19 +51,19 @@ func TestMemoryOfBlocksThatWait(t *testing.T) {
 		if w := v.Workers(); w[0].Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE].Blocks != uint64(blocks) {
 			t.Errorf("got %+v, want %d blocks", w, blocks)
 		}
-		if each > maxWaitingBytes {
-			t.Errorf("%d blocks: %.1f bytes for each, want %d at most", blocks, each, maxWaitingBytes)
+		if each > maxOrphanBytes {
+			t.Errorf("%d blocks: %.1f bytes for each, want %d at most", blocks, each, maxOrphanBytes)
 		}
 	}
 }
 
-// TestClearingTakesNoMemory has entries of what engines may send, at no cost to them.
-func TestClearingTakesNoMemory(t *testing.T) {
+// TestClearingUsesNoMemory clears a rank in entries that engines can send at no cost.
+func TestClearingUsesNoMemory(t *testing.T) {
 	const times, most = 150_000, 16 << 20
 	for name, e := range map[string]*kvcastv1.Entry{
 		"nothing":     clearing(times),
 		"a block":     clearing(times, 7),
-		"the block 0": clearing(times, 0), // which tables keep apart
+		"the block 0": clearing(times, 0), // which tables store separately
 	} {
 		v := begun()
 		var before, after runtime.MemStats
@@ -79,8 +79,8 @@ func TestClearingTakesNoMemory(t *testing.T) {
 	}
 }
 
-// TestMatchAllocatesWhatItReturns and nothing else.
-func TestMatchAllocatesWhatItReturns(t *testing.T) {
+// TestMatchAllocatesOnlyItsResult measures the allocations of Match.
+func TestMatchAllocatesOnlyItsResult(t *testing.T) {
 	v := begun()
 	tokens := []uint64{1, 2, 3}
 	for _, name := range []string{"wa", "wb", "wc"} {

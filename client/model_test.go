@@ -12,9 +12,8 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// model is a View without any index: the checker's view of what is held, and beside
-// it what is known of blocks' sequence hashes. It finds prefixes by looking at every
-// block of every rank.
+// model is a View without an index: the checker's view, and what is known of sequence hashes.
+// It matches by looking at every block of every rank.
 type model struct {
 	view  *checker.View
 	known map[place]map[uint64]*knowledge
@@ -48,7 +47,7 @@ func (m *model) apply(e *kvcastv1.Entry) {
 		if s := ev.GetStored(); s != nil {
 			m.learn(p, s)
 		}
-		// What no tier holds is forgotten.
+		// Blocks without a tier are dropped.
 		held := m.held(p)
 		maps.DeleteFunc(m.known[p], func(h uint64, _ *knowledge) bool { return !held[h] })
 	}
@@ -84,7 +83,7 @@ func (m *model) learn(p place, s *kvcastv1.Stored) {
 	}
 }
 
-// settle names all that wait for a parent that is named.
+// settle computes the sequence hashes of blocks whose parent has one.
 func (m *model) settle(known map[uint64]*knowledge) {
 	for again := true; again; {
 		again = false
@@ -107,7 +106,7 @@ func (m *model) held(p place) map[uint64]bool {
 	return held
 }
 
-// match finds the prefixes.
+// match returns the longest prefixes.
 func (m *model) match(hashes []uint64) []client.Match {
 	var out []client.Match
 	for p, known := range m.known {
@@ -149,7 +148,7 @@ func prefix(held map[uint64]bool, hashes []uint64) int {
 	return len(hashes)
 }
 
-// difference tells where a View is not the model.
+// difference describes where a View differs from the model.
 func (m *model) difference(v *client.View) error {
 	var names []string
 	for _, w := range v.Workers() {

@@ -24,8 +24,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// scripted is a server that answers its streams as a test says, the last of them
-// when all others are used up.
+// scripted is a server with scripted streams. The last script serves all further streams.
 type scripted struct {
 	kvcastv1.UnimplementedRouterEventServiceServer
 	client *client.Client
@@ -37,19 +36,18 @@ type scripted struct {
 	at      []time.Time
 }
 
-// script is what a stream sends, and the error that it ends with; nil is that it
-// stays.
+// script has the messages of a stream and its final error; nil: it stays open.
 type script struct {
 	messages []*kvcastv1.SubscribeResponse
 	err      error
 }
 
-// play serves streams in memory, so that time need not be real.
+// play serves scripts in memory, under synctest.
 func play(t *testing.T, streams ...script) *scripted {
 	t.Helper()
 	s := &scripted{streams: streams}
 	l := bufconn.Listen(1 << 20)
-	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 9 * time.Second})) // kvcast's
+	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 9 * time.Second})) // as kvcast's
 	kvcastv1.RegisterRouterEventServiceServer(g, s)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
@@ -95,24 +93,24 @@ func (s *scripted) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.Rou
 	return stream.Context().Err()
 }
 
-// requests are those that have come.
+// requests returns the requests received.
 func (s *scripted) requests() []*kvcastv1.SubscribeRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.asked
 }
 
-// times are when they came.
+// times returns the times of the requests.
 func (s *scripted) times() []time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.at
 }
 
-// at is a position of the epoch that all scripts have.
+// at returns a position of the scripts' epoch.
 func at(seq uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: "e", Seq: seq} }
 
-// accepted begins a stream after a seq.
+// accepted is the first message of a stream after a seq.
 func accepted(mode kvcastv1.Accepted_Mode, after uint64) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{
 		Accepted: &kvcastv1.Accepted{Epoch: "e", OldestSeq: 1, NewestSeq: 100, Mode: mode}, Position: at(after), PrevSeq: after,
@@ -123,14 +121,14 @@ func resumed(after uint64) *kvcastv1.SubscribeResponse {
 	return accepted(kvcastv1.Accepted_MODE_RESUME, after)
 }
 
-// announced begins a stream with a snapshot.
+// announced is the first message of a stream with a snapshot.
 func announced() *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
 		Epoch: "e", OldestSeq: 1, NewestSeq: 100, Mode: kvcastv1.Accepted_MODE_SNAPSHOT,
 	}}
 }
 
-// snapshot is one of worker w, which has had 3 events, up to a seq.
+// snapshot returns the messages of a snapshot up to a seq, of worker w with 3 events.
 func snapshot(end uint64) []*kvcastv1.SubscribeResponse {
 	return []*kvcastv1.SubscribeResponse{
 		announced(),
@@ -150,7 +148,7 @@ func store(id uint64, block uint64) *kvcastv1.RouterEvent {
 	}
 }
 
-// workerAdded and workerRemoved are events about a worker.
+// workerAdded and workerRemoved return events about a worker.
 func workerAdded(id uint64) *kvcastv1.RouterEvent {
 	return &kvcastv1.RouterEvent{EventId: id, Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{Model: "m"}}}
 }
@@ -163,7 +161,7 @@ func entryOf(seq uint64, worker string, events ...*kvcastv1.RouterEvent) *kvcast
 	return &kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: events}
 }
 
-// message has entries, and the position after the last of them.
+// message returns entries with the position after the last.
 func message(prev uint64, e ...*kvcastv1.Entry) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Entries: e, Position: at(e[len(e)-1].GetSeq()), PrevSeq: prev}
 }
@@ -172,12 +170,12 @@ func progress(seq uint64, digests ...*kvcastv1.WorkerDigest) *kvcastv1.Subscribe
 	return &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: digests}, Position: at(seq), PrevSeq: seq}
 }
 
-// alive is a sign of life while a snapshot waits for its turn.
-func alive(digests ...*kvcastv1.WorkerDigest) *kvcastv1.SubscribeResponse {
+// heartbeat is Progress without a position.
+func heartbeat(digests ...*kvcastv1.WorkerDigest) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: digests}}
 }
 
-// refusal is an error as a server makes it.
+// refusal returns an error in the form of the server's.
 func refusal(code codes.Code, reason string, retry time.Duration) error {
 	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{
 		Reason: reason, Domain: "kvcast", Metadata: map[string]string{"epoch": "e", "oldest": "5", "newest": "9"},
@@ -199,7 +197,7 @@ type outcome struct {
 	err           error
 }
 
-// collect ranges over a subscription until enough has come, or it ends.
+// collect ranges over a subscription until enough reports true, or it ends.
 func (s *scripted) collect(ctx context.Context, cfg client.Config, enough func(*outcome) bool) *outcome {
 	o := &outcome{}
 	for u, err := range s.client.Subscribe(ctx, cfg) {
@@ -218,12 +216,12 @@ func (s *scripted) collect(ctx context.Context, cfg client.Config, enough func(*
 	return o
 }
 
-// interrupted is enough after so many interruptions.
+// interrupted reports true after some interruptions.
 func interrupted(n int) func(*outcome) bool {
 	return func(o *outcome) bool { return len(o.interruptions) == n }
 }
 
-// began is enough when so many streams have been accepted.
+// began reports true after some accepted streams.
 func began(n int) func(*outcome) bool {
 	return func(o *outcome) bool {
 		accepted := 0

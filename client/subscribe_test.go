@@ -20,17 +20,17 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// earliest is a stream from the first entry on.
+// earliest returns a stream from the first entry.
 func earliest(more ...*kvcastv1.SubscribeResponse) []*kvcastv1.SubscribeResponse {
 	return append([]*kvcastv1.SubscribeResponse{accepted(kvcastv1.Accepted_MODE_EARLIEST, 0)}, more...)
 }
 
-// two are entries 1 and 2.
+// two returns entries 1 and 2.
 func two() *kvcastv1.SubscribeResponse {
 	return message(0, entryOf(1, "w", workerAdded(1)), entryOf(2, "w", store(2, 7)))
 }
 
-func TestAStreamThatEndsIsResumed(t *testing.T) {
+func TestEndedStreamIsResumed(t *testing.T) {
 	for _, end := range []error{
 		io.EOF, status.Error(codes.Unavailable, "gone"), status.Error(codes.Internal, "RST_STREAM"), status.Error(codes.Unknown, "?"),
 		status.Error(codes.Canceled, "by a proxy"), refusal(codes.ResourceExhausted, "SLOW_SUBSCRIBER", time.Second),
@@ -63,7 +63,7 @@ func TestAStreamThatEndsIsResumed(t *testing.T) {
 	}
 }
 
-func TestASnapshotThatIsCutShortBeginsAnew(t *testing.T) {
+func TestCutSnapshotRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{snapshot(9)[:4], io.EOF}, script{messages: append(snapshot(9), progress(9))})
 		o := s.collect(t.Context(), client.Config{Start: client.After(client.Position{Epoch: "e", Seq: 2})}, func(o *outcome) bool {
@@ -84,7 +84,7 @@ func TestASnapshotThatIsCutShortBeginsAnew(t *testing.T) {
 	})
 }
 
-func TestErrorsThatEndASubscription(t *testing.T) {
+func TestPermanentErrorsEndSubscription(t *testing.T) {
 	for _, tt := range []struct {
 		code   codes.Code
 		reason string
@@ -118,9 +118,9 @@ func TestErrorsThatEndASubscription(t *testing.T) {
 	}
 }
 
-func TestAPositionThatIsGoneIsReplacedByASnapshot(t *testing.T) {
+func TestLostPositionIsReplacedBySnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// As an old server would, which does not know of gap policies.
+		// A server without gap policies.
 		s := play(t, script{err: refusal(codes.OutOfRange, client.ReasonPositionCompacted, 0)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{Start: client.AfterSeq(2)}, began(1))
 		if got := s.requests(); o.err != nil || got[0].GetAfter().GetSeq() != 2 || got[1].GetSnapshot() == nil {
@@ -129,8 +129,8 @@ func TestAPositionThatIsGoneIsReplacedByASnapshot(t *testing.T) {
 	})
 }
 
-func TestTheServersWaitIsKept(t *testing.T) {
-	const asked = 47 * time.Second // more than the backoff ever is
+func TestRetryInfoIsObeyed(t *testing.T) {
+	const asked = 47 * time.Second // exceeds the backoff
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{err: refusal(codes.ResourceExhausted, "TOO_MANY_SUBSCRIBERS", asked)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{}, began(1))
@@ -141,7 +141,7 @@ func TestTheServersWaitIsKept(t *testing.T) {
 	})
 }
 
-func TestWaitsGrowToABoundAndAreForgotten(t *testing.T) {
+func TestBackoffGrowsAndResets(t *testing.T) {
 	const least, most = time.Second, 10 * time.Second
 	synctest.Test(t, func(t *testing.T) {
 		gone := script{err: status.Error(codes.Unavailable, "gone")}
@@ -159,7 +159,7 @@ func TestWaitsGrowToABoundAndAreForgotten(t *testing.T) {
 	})
 }
 
-func TestSilenceIsNoticed(t *testing.T) {
+func TestIdleStreamIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{messages: earliest(two())}, script{messages: []*kvcastv1.SubscribeResponse{resumed(2)}})
 		began := time.Now()
@@ -168,7 +168,7 @@ func TestSilenceIsNoticed(t *testing.T) {
 			if o.updates[len(o.updates)-1].Interruption != nil {
 				at = append(at, time.Since(began))
 			} else {
-				// What the caller takes is not silence of the server.
+				// The caller's time does not count.
 				<-time.After(time.Hour)
 				began = time.Now()
 			}
@@ -187,8 +187,8 @@ func TestSilenceIsNoticed(t *testing.T) {
 	})
 }
 
-// TestTheServerSaysHowLongItIsSilent has servers of several intervals.
-func TestTheServerSaysHowLongItIsSilent(t *testing.T) {
+// TestIdleTimeoutFollowsProgressInterval uses servers with several intervals.
+func TestIdleTimeoutFollowsProgressInterval(t *testing.T) {
 	for name, tt := range map[string]struct {
 		says uint64
 		set  time.Duration
@@ -222,7 +222,7 @@ func TestTheServerSaysHowLongItIsSilent(t *testing.T) {
 	}
 }
 
-func TestProgressIsNoSilence(t *testing.T) {
+func TestProgressResetsIdleTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{messages: earliest(two())})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -234,27 +234,27 @@ func TestProgressIsNoSilence(t *testing.T) {
 	})
 }
 
-// TestASnapshotMayWaitForItsTurn is announced, or begun, and says for longer than the
-// idle timeout no more than that it is alive; then it comes, or nothing does.
-func TestASnapshotMayWaitForItsTurn(t *testing.T) {
-	// Without a position there is nothing that digests could be compared at.
+// TestHeartbeatsKeepWaitingSnapshotAlive announces or begins a snapshot and then sends only
+// heartbeats for longer than the idle timeout. Then it continues, or stays silent.
+func TestHeartbeatsKeepWaitingSnapshotAlive(t *testing.T) {
+	// Digests cannot be compared without a position.
 	digest := &kvcastv1.WorkerDigest{Worker: "w", Tier: device, Blocks: 5, Digest: 1}
 	const pause = client.DefaultIdleTimeout - time.Second
 	at := client.Position{Epoch: "e", Seq: 9}
 	for name, tt := range map[string]struct {
-		start   client.Start
-		digests bool
-		before  int // so much of the snapshot
-		alive   *kvcastv1.SubscribeResponse
+		start     client.Start
+		digests   bool
+		before    int // messages of the snapshot sent before
+		heartbeat *kvcastv1.SubscribeResponse
 	}{
-		"announced":               {client.FromSnapshot(), false, 1, alive()},
-		"announced, with digests": {client.FromSnapshot(), true, 1, alive(digest)},
-		"announced, for a resume": {client.After(at), true, 1, alive()},
-		"begun":                   {client.FromSnapshot(), true, 2, alive()},
-		"begun, with digests":     {client.FromSnapshot(), true, 4, alive(digest)},
+		"announced":               {client.FromSnapshot(), false, 1, heartbeat()},
+		"announced, with digests": {client.FromSnapshot(), true, 1, heartbeat(digest)},
+		"announced, for a resume": {client.After(at), true, 1, heartbeat()},
+		"begun":                   {client.FromSnapshot(), true, 2, heartbeat()},
+		"begun, with digests":     {client.FromSnapshot(), true, 4, heartbeat(digest)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			waits := slices.Concat(snapshot(9)[:tt.before], messages{tt.alive, tt.alive, tt.alive})
+			waits := slices.Concat(snapshot(9)[:tt.before], messages{tt.heartbeat, tt.heartbeat, tt.heartbeat})
 			cfg := client.Config{Start: tt.start, Digests: tt.digests}
 			synctest.Test(t, func(t *testing.T) {
 				s, v := play(t, script{messages: slices.Concat(waits, snapshot(9)[tt.before:])}), client.NewView()
@@ -284,13 +284,13 @@ func TestASnapshotMayWaitForItsTurn(t *testing.T) {
 	}
 }
 
-// TestWaitsGrowWhereSnapshotsDoNotCome has streams in the place of one that was whole,
-// that end before the snapshot they announce.
-func TestWaitsGrowWhereSnapshotsDoNotCome(t *testing.T) {
+// TestBackoffGrowsWithoutSnapshot replaces a complete stream by streams that end before their
+// announced snapshot.
+func TestBackoffGrowsWithoutSnapshot(t *testing.T) {
 	digest := &kvcastv1.WorkerDigest{Worker: "w", Tier: device, Blocks: 5, Digest: 1}
 	synctest.Test(t, func(t *testing.T) {
 		v := client.NewView()
-		s := play(t, script{earliest(two()), io.EOF}, script{messages{announced(), alive(digest)}, io.EOF})
+		s := play(t, script{earliest(two()), io.EOF}, script{messages{announced(), heartbeat(digest)}, io.EOF})
 		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Digests: true}, func(o *outcome) bool {
 			v.Apply(o.updates[len(o.updates)-1])
 			return len(o.interruptions) == 4
@@ -301,7 +301,7 @@ func TestWaitsGrowWhereSnapshotsDoNotCome(t *testing.T) {
 	})
 }
 
-func TestTheContextEndsARangeWithoutAnError(t *testing.T) {
+func TestContextEndsRangeWithoutError(t *testing.T) {
 	for name, streams := range map[string][]script{
 		"while it follows": {{messages: earliest(two())}},
 		"while it waits":   {{err: refusal(codes.Unavailable, "STARTING", 3*time.Minute)}},
@@ -344,9 +344,9 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// TestADistrustedStateHasNoPositionLater has what is not to be trusted, and then a
-// server that has no digests.
-func TestADistrustedStateHasNoPositionLater(t *testing.T) {
+// TestViolationClearsPosition violates the contract, and then continues with a server without
+// digests.
+func TestViolationClearsPosition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{messages: earliest(two(), message(7, entryOf(9, "w", store(5, 8))))}, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Digests: true}, interrupted(2))
@@ -361,7 +361,7 @@ func TestADistrustedStateHasNoPositionLater(t *testing.T) {
 	})
 }
 
-func TestDigestsAreLeftOutWhereTheServerHasNone(t *testing.T) {
+func TestUnsupportedDigestsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{Digests: true}, began(1))

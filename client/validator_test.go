@@ -12,10 +12,10 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// messages shortens the tables below.
+// messages is the messages of a stream.
 type messages = []*kvcastv1.SubscribeResponse
 
-// violations are streams whose last message is wrong.
+// violations are streams whose last message is invalid.
 var violations = []struct {
 	name   string
 	filter *kvcastv1.Filter
@@ -71,29 +71,29 @@ var violations = []struct {
 	{"entries with an Accepted before a snapshot", nil, messages{joined(announced(), two())}},
 	{"a worker with an Accepted", nil, messages{joined(announced(), snapshot(2)[2])}},
 	{"blocks with an Accepted", nil, messages{joined(announced(), snapshot(2)[3])}},
-	{"progress with an Accepted", nil, messages{joined(accepted(kvcastv1.Accepted_MODE_EARLIEST, 0), alive())}},
+	{"progress with an Accepted", nil, messages{joined(accepted(kvcastv1.Accepted_MODE_EARLIEST, 0), heartbeat())}},
 	{"a snapshot's begin with an Accepted", nil, messages{joined(announced(), snapshot(2)[1])}},
 	{"a snapshot's end with an Accepted", nil, messages{joined(accepted(kvcastv1.Accepted_MODE_EARLIEST, 0), snapshot(0)[4])}},
 	{"entries with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], entriesWithin()))},
 	{"a worker with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], snapshot(2)[2]))},
 	{"blocks with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], snapshot(2)[3]))},
-	{"progress with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], alive()))},
+	{"progress with a snapshot's begin", nil, earliest(two(), joined(snapshot(2)[1], heartbeat()))},
 	{"a snapshot's end with its begin", nil, earliest(two(), joined(snapshot(2)[1], snapshot(2)[4]))},
 	{"entries with a snapshot's end", nil, earliest(two(), snapshot(3)[1], snapshot(3)[2], joined(entriesWithin(), snapshot(3)[4]))},
 	{"a worker with a snapshot's end", nil, earliest(two(), snapshot(2)[1], joined(snapshot(2)[2], snapshot(2)[4]))},
 	{"blocks with a snapshot's end", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2], joined(snapshot(2)[3], snapshot(2)[4]))},
-	{"progress with a snapshot's end", nil, earliest(two(), snapshot(2)[1], joined(alive(), snapshot(2)[4]))},
-	{"a sign of life outside a snapshot", nil, earliest(two(), alive())},
-	{"a sign of life after a snapshot", nil, earliest(append(snapshot(2)[1:5], alive())...)},
-	{"a sign of life with a position within a snapshot", nil, earliest(two(), snapshot(2)[1], progress(2))},
-	{"a sign of life with a prev_seq within a snapshot", nil, earliest(two(), snapshot(2)[1], &kvcastv1.SubscribeResponse{
+	{"progress with a snapshot's end", nil, earliest(two(), snapshot(2)[1], joined(heartbeat(), snapshot(2)[4]))},
+	{"a heartbeat outside a snapshot", nil, earliest(two(), heartbeat())},
+	{"a heartbeat after a snapshot", nil, earliest(append(snapshot(2)[1:5], heartbeat())...)},
+	{"a heartbeat with a position within a snapshot", nil, earliest(two(), snapshot(2)[1], progress(2))},
+	{"a heartbeat with a prev_seq within a snapshot", nil, earliest(two(), snapshot(2)[1], &kvcastv1.SubscribeResponse{
 		Progress: &kvcastv1.Progress{}, PrevSeq: 2,
 	})},
-	{"a sign of life with entries within a snapshot", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2], joined(entriesWithin(), alive()))},
+	{"a heartbeat with entries within a snapshot", nil, earliest(two(), snapshot(2)[1], snapshot(2)[2], joined(entriesWithin(), heartbeat()))},
 	{"an event missing after a snapshot", nil, earliest(append(snapshot(2)[1:5], message(2, entryOf(3, "w", store(5, 8))))...)},
 }
 
-// joined is one message of what belongs in several.
+// joined merges messages that must be separate.
 func joined(m ...*kvcastv1.SubscribeResponse) *kvcastv1.SubscribeResponse {
 	one := &kvcastv1.SubscribeResponse{}
 	for _, m := range m {
@@ -102,12 +102,12 @@ func joined(m ...*kvcastv1.SubscribeResponse) *kvcastv1.SubscribeResponse {
 	return one
 }
 
-// entriesWithin are of a snapshot of worker w.
+// entriesWithin returns entries of worker w within a snapshot.
 func entriesWithin() *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(3, "w", store(4, 8))}}
 }
 
-func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
+func TestViolationsAreNotDelivered(t *testing.T) {
 	for _, tt := range violations {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
 				})
 				for _, u := range o.updates {
 					if u.Interruption != nil && !u.Position.IsZero() {
-						t.Errorf("what is not to be trusted could be resumed after %v", u.Position)
+						t.Errorf("an invalid stream has the position %v", u.Position)
 					}
 				}
 				if o.err != nil || len(o.interruptions) != 1 {
@@ -147,15 +147,15 @@ func TestWhatIsNotToBeTrustedIsNotDelivered(t *testing.T) {
 	}
 }
 
-// ofAKindToCome is a message that has nothing that this version knows.
-func ofAKindToCome() *kvcastv1.SubscribeResponse {
+// unknownKind returns a message with an unknown field only.
+func unknownKind() *kvcastv1.SubscribeResponse {
 	m := &kvcastv1.SubscribeResponse{}
 	m.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
 	return m
 }
 
-// TestWhatAFilterLeavesOutIsNoViolation has streams that are right.
-func TestWhatAFilterLeavesOutIsNoViolation(t *testing.T) {
+// TestValidStreams has streams without violations, such as filtered ones with holes.
+func TestValidStreams(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		filter *kvcastv1.Filter
@@ -172,9 +172,9 @@ func TestWhatAFilterLeavesOutIsNoViolation(t *testing.T) {
 			message(3, entryOf(4, "w", store(4, 1))))},
 		{"a worker of a snapshot that has left", nil, earliest(two(), snapshot(3)[1],
 			&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(2, "x", workerRemoved(8))}}, snapshot(3)[4])},
-		{"signs of life of a snapshot that waits", nil, earliest(two(), snapshot(3)[1], alive(), snapshot(3)[2], alive(), snapshot(3)[1], alive(),
-			snapshot(3)[2], snapshot(3)[3], alive(), snapshot(3)[4], message(3, entryOf(4, "w", store(4, 1))))},
-		{"messages of a kind to come", nil, earliest(two(), ofAKindToCome(), message(2, entryOf(3, "w", store(3, 1))), snapshot(4)[1], ofAKindToCome(), snapshot(4)[4])},
+		{"signs of life of a snapshot that waits", nil, earliest(two(), snapshot(3)[1], heartbeat(), snapshot(3)[2], heartbeat(), snapshot(3)[1], heartbeat(),
+			snapshot(3)[2], snapshot(3)[3], heartbeat(), snapshot(3)[4], message(3, entryOf(4, "w", store(4, 1))))},
+		{"messages of a kind to come", nil, earliest(two(), unknownKind(), message(2, entryOf(3, "w", store(3, 1))), snapshot(4)[1], unknownKind(), snapshot(4)[4])},
 		{"a message of another kind", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

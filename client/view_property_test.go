@@ -21,8 +21,8 @@ const (
 	someTiers   = 2
 )
 
-// drawHash draws a block hash, or a tokens hash: few, so that all that can be
-// mistaken is, and 0 among them.
+// drawHash draws a block hash or tokens hash from a few, including 0, so that collisions are
+// frequent.
 func drawHash(t *rapid.T, label string) uint64 { return rapid.Uint64Range(0, 11).Draw(t, label) }
 
 func drawTier(t *rapid.T) kvcastv1.Tier {
@@ -78,7 +78,7 @@ func drawEntry(t *rapid.T) *kvcastv1.Entry {
 	return e
 }
 
-// begun is a View whose subscription has begun.
+// begun returns a View whose subscription has started.
 func begun() *client.View {
 	v := client.NewView()
 	v.Apply(client.Update{Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
@@ -91,8 +91,8 @@ func entries(e ...*kvcastv1.Entry) client.Update {
 	return client.Update{Message: &kvcastv1.SubscribeResponse{Entries: e}}
 }
 
-// TestViewIsThePlainModel applies the same events to both, and asks both.
-func TestViewIsThePlainModel(t *testing.T) {
+// TestViewEqualsModel applies the same events to both and compares their answers.
+func TestViewEqualsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v, m := begun(), newModel()
 		for range rapid.IntRange(1, 40).Draw(t, "entries") {
@@ -110,7 +110,7 @@ func TestViewIsThePlainModel(t *testing.T) {
 	})
 }
 
-// normal leaves out of matches what the model does not know.
+// normal removes fields of matches that the model does not have.
 func normal(found []client.Match) []client.Match {
 	for i := range found {
 		found[i].Model, found[i].Endpoint, found[i].Tokens = "", "", 0
@@ -118,16 +118,16 @@ func normal(found []client.Match) []client.Match {
 	return found
 }
 
-// TestASnapshotIsTheView takes a view apart into a snapshot, of which children may come
-// before their parents, and compares what comes of it.
-func TestASnapshotIsTheView(t *testing.T) {
+// TestSnapshotRestoresView turns a view into a snapshot, in which children may precede their
+// parents, and compares the result.
+func TestSnapshotRestoresView(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel()
 		for range rapid.IntRange(1, 30).Draw(t, "entries") {
 			m.apply(drawEntry(t))
 		}
 		v := begun()
-		old, was := drawEntry(t), newModel() // of which nothing may stay
+		old, was := drawEntry(t), newModel() // to be replaced
 		v.Apply(entries(old))
 		was.apply(old)
 		copied := newModel()
@@ -168,7 +168,7 @@ func TestASnapshotIsTheView(t *testing.T) {
 	})
 }
 
-// chains are stores of a set of blocks, one block each.
+// chains returns stores of a set of blocks, one block each.
 func chains(blocks map[uint64]checker.Block) []*kvcastv1.RouterEvent {
 	var out []*kvcastv1.RouterEvent
 	for _, h := range slices.Sorted(maps.Keys(blocks)) {

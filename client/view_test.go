@@ -17,7 +17,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// chainOf is an event that stores a chain of blocks whose contents are their names.
+// chainOf returns an event that stores a chain of blocks whose contents equal their hashes.
 func chainOf(rank uint32, tier kvcastv1.Tier, parent *uint64, blocks ...uint64) *kvcastv1.RouterEvent {
 	return &kvcastv1.RouterEvent{DpRank: &rank, Tier: tier, Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{
 		ParentHash: parent, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
@@ -39,7 +39,7 @@ const (
 	host   = kvcastv1.Tier_TIER_HOST_PINNED
 )
 
-// TestMatch has what a match is for each of several workers.
+// TestMatch matches prompts over several workers.
 func TestMatch(t *testing.T) {
 	prompt := []uint64{1, 2, 3, 4, 5}
 	two := proto.Uint64(2)
@@ -89,7 +89,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-func TestMatchIsOfAModelAndInOrder(t *testing.T) {
+func TestMatchIsFilteredAndSorted(t *testing.T) {
 	v := begun()
 	added := func(model, endpoint string) *kvcastv1.RouterEvent {
 		return &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
@@ -156,9 +156,9 @@ func TestMatchHashesTokens(t *testing.T) {
 	}
 }
 
-// TestRetiredRanksLeaveTheIndex clears and removes more than is swept at a time, and
-// lets others take the place.
-func TestRetiredRanksLeaveTheIndex(t *testing.T) {
+// TestRetiredRanksAreSwept clears and removes more than one sweep covers, and stores other
+// blocks.
+func TestRetiredRanksAreSwept(t *testing.T) {
 	const blocks = 20_000
 	v := begun()
 	for round := range 10 {
@@ -185,7 +185,7 @@ func TestRetiredRanksLeaveTheIndex(t *testing.T) {
 	}
 }
 
-// clearing has a rank cleared many times in an entry, each time after what is stored.
+// clearing returns an entry that clears a rank many times, each time after a store.
 func clearing(times int, stored ...uint64) *kvcastv1.Entry {
 	e := of("w")
 	for range times {
@@ -199,9 +199,9 @@ func clearing(times int, stored ...uint64) *kvcastv1.Entry {
 	return e
 }
 
-// TestRetiredRanksAreSweptWithinAnEntry of so many blocks each that they are not cleared
-// at once, or of workers that are added over and over.
-func TestRetiredRanksAreSweptWithinAnEntry(t *testing.T) {
+// TestRetiredRanksAreSweptWithinEntry retires many ranks in one entry, by clearing them or by
+// adding workers again.
+func TestRetiredRanksAreSweptWithinEntry(t *testing.T) {
 	const times, most = 1000, 50
 	blocks := make([]uint64, 100)
 	for i := range blocks {
@@ -227,7 +227,7 @@ func TestRetiredRanksAreSweptWithinAnEntry(t *testing.T) {
 	}
 }
 
-func TestWorkersAreTold(t *testing.T) {
+func TestWorkers(t *testing.T) {
 	v := begun()
 	gap := &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, MissedBatches: 3, FirstSeq: 1, LastSeq: 3}
 	added := &kvcastv1.WorkerAdded{Model: "m", Endpoint: "e:1", Labels: map[string]string{"zone": "a"}}
@@ -235,7 +235,7 @@ func TestWorkersAreTold(t *testing.T) {
 		&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: added}},
 		chainOf(1, host, nil, 5, 6),
 		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1), Event: &kvcastv1.RouterEvent_Gap{Gap: gap}},
-		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1)}, // of a kind that nobody knows yet
+		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1)}, // of an unknown kind
 	)))
 	want := client.Worker{Name: "w", Model: "m", BlockSize: 16, Added: added, Ranks: []client.Rank{{Rank: 1, Incomplete: true, Gaps: 1, LastGap: gap}}}
 	want.Ranks[0].Blocks[host] = client.BlocksDigest{Blocks: 2, XOR: checker.Digest(map[uint64]struct{}{5: {}, 6: {}})}
@@ -254,7 +254,7 @@ func TestWorkersAreTold(t *testing.T) {
 	}
 }
 
-func TestADigestThatDiffersHasASnapshotTaken(t *testing.T) {
+func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 	digest := func(worker string, seq uint64, blocks ...uint64) *kvcastv1.WorkerDigest {
 		set := make(map[uint64]struct{})
 		for _, h := range blocks {
@@ -309,7 +309,7 @@ func TestADigestThatDiffersHasASnapshotTaken(t *testing.T) {
 	}
 }
 
-func TestChangesAreTold(t *testing.T) {
+func TestChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := client.NewView()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -389,10 +389,9 @@ func TestWaitReady(t *testing.T) {
 	})
 }
 
-// TestReadersSeeWholeEntries asks while another goroutine applies: entries that store
-// a chain of four blocks, and others that remove it, in a View that is replaced by
-// snapshots all the time.
-func TestReadersSeeWholeEntries(t *testing.T) {
+// TestReadersSeeCompleteEntries queries a View while entries store and remove a chain of four
+// blocks and snapshots replace the state.
+func TestReadersSeeCompleteEntries(t *testing.T) {
 	const rounds = 300
 	v := begun()
 	v.Apply(entries(of("w", chainOf(0, device, nil, 1, 2, 3, 4))))
@@ -439,9 +438,9 @@ func TestReadersSeeWholeEntries(t *testing.T) {
 	readers.Wait()
 }
 
-// TestViewHasTheNewestBlockSize has an engine restart with another block size, and views
-// that follow it, or begin with a snapshot.
-func TestViewHasTheNewestBlockSize(t *testing.T) {
+// TestViewHasNewestBlockSize restarts an engine with another block size, for views that follow
+// it or start with a snapshot.
+func TestViewHasNewestBlockSize(t *testing.T) {
 	chain := func(size uint32, hash uint64) *kvcastv1.RouterEvent {
 		ev := chainOf(0, device, nil, hash)
 		ev.GetStored().BlockSize = size

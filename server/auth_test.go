@@ -66,7 +66,7 @@ func TestParseTokens(t *testing.T) {
 	}
 }
 
-// syncBuffer is a log that several goroutines write.
+// syncBuffer is a buffer for concurrent writers.
 type syncBuffer struct {
 	mu  sync.Mutex // guards all below
 	buf bytes.Buffer
@@ -84,9 +84,8 @@ func (b *syncBuffer) String() string {
 	return b.buf.String()
 }
 
-// TestRolesMayCallWhatIsTheirs leaves what they may not call to the table of
-// errors.
-func TestRolesMayCallWhatIsTheirs(t *testing.T) {
+// TestRolesPermitTheirCalls covers permitted calls. TestErrorContract covers denied ones.
+func TestRolesPermitTheirCalls(t *testing.T) {
 	var log syncBuffer
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	h := overTCP(t, server.Config{Tokens: tokens(t), Logger: logger}, journal.Config{})
@@ -98,13 +97,13 @@ func TestRolesMayCallWhatIsTheirs(t *testing.T) {
 			t.Errorf("GetStatus: %v", err)
 		}
 	}
-	// It is let in, and told that there is nothing to be had.
+	// The call is permitted and returns an error of its own.
 	_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+operatorsToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 	wantStatus(t, err, codes.Unimplemented, server.ReasonUnimplemented)
 	_, err = kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 	wantStatus(t, err, codes.PermissionDenied, server.ReasonPermissionDenied)
 	for _, says := range []string{
-		// Questions that were answered are asked all the time.
+		// Answered queries are logged at debug level.
 		`level=DEBUG msg="finished call" grpc.service=kvcast.v1.RouterEventService grpc.method=GetStatus role=router `,
 		`level=DEBUG msg="finished call" grpc.service=kvcast.v1.RouterEventService grpc.method=GetStatus role=operator `,
 		`level=INFO msg="finished call" grpc.service=kvcast.v1.WorkerService grpc.method=RegisterWorker role=operator `,
@@ -119,9 +118,9 @@ func TestRolesMayCallWhatIsTheirs(t *testing.T) {
 	}
 }
 
-// TestStrangersCannotFillTheLog has one call again and again without a token.
-func TestStrangersCannotFillTheLog(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // in which no time goes by
+// TestRefusedCallsAreLogLimited repeats a call without a token.
+func TestRefusedCallsAreLogLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // time does not pass
 		var log syncBuffer
 		h := inMemory(t, server.Config{Tokens: tokens(t), Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
 		for range 200 {
@@ -134,7 +133,7 @@ func TestStrangersCannotFillTheLog(t *testing.T) {
 	})
 }
 
-// TestProbesNeedNoToken has what a load balancer and grpcurl ask first.
+// TestProbesNeedNoToken makes the calls that load balancers and grpcurl start with.
 func TestProbesNeedNoToken(t *testing.T) {
 	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 	if _, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
@@ -152,9 +151,9 @@ func TestProbesNeedNoToken(t *testing.T) {
 	}
 }
 
-// TestRefusedSubscriberTakesNobodysPlace has one place, which is taken: who is
-// refused must hear why, and not that there is none.
-func TestRefusedSubscriberTakesNobodysPlace(t *testing.T) {
+// TestRefusedSubscriberUsesNoSlot uses the only slot: a refused subscriber must get its own
+// error, not TOO_MANY_SUBSCRIBERS.
+func TestRefusedSubscriberUsesNoSlot(t *testing.T) {
 	h := overTCP(t, server.Config{Tokens: tokens(t), MaxSubscribers: 1}, journal.Config{})
 	stranger := h.client
 	h.client = kvcastv1.NewRouterEventServiceClient(h.as("Bearer " + routersToken))

@@ -20,8 +20,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// from returns the address that a stream's connection comes from: each connection
-// has its own.
+// from returns the local address of a stream's connection, which differs between connections.
 func (s *subscription) from(t testing.TB) string {
 	t.Helper()
 	p, ok := peer.FromContext(s.stream.Context())
@@ -31,9 +30,9 @@ func (s *subscription) from(t testing.TB) string {
 	return p.LocalAddr.String()
 }
 
-// TestSubscribersOutliveTheirConnections has entries come without a pause, and
-// only now and then, while connections grow old one after the other.
-func TestSubscribersOutliveTheirConnections(t *testing.T) {
+// TestSubscribersResumeAfterConnectionAge appends entries without a pause, and rarely, while
+// one connection after the other reaches its age.
+func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		pause time.Duration
@@ -44,8 +43,8 @@ func TestSubscribersOutliveTheirConnections(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			h := overTCP(t, server.Config{
-				// A quarter of the grace is what may lie between a timer of gRPC and one of
-				// the stream, on a machine that lets neither run.
+				// A quarter of the grace is the tolerance between a timer of gRPC and one of
+				// the stream on a slow machine.
 				MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 4 * time.Second,
 			}, journal.Config{MaxBytes: 1 << 30})
 			h.addWorker()
@@ -63,7 +62,7 @@ func TestSubscribersOutliveTheirConnections(t *testing.T) {
 					}
 				}
 			}()
-			c := checker.New(checker.Options{}) // of all streams: nothing lost, nothing twice
+			c := checker.New(checker.Options{}) // of all streams
 			req := earliest()
 			connections := make(map[string]bool)
 			follow := func() {
@@ -98,9 +97,9 @@ func TestSubscribersOutliveTheirConnections(t *testing.T) {
 	}
 }
 
-// TestReplayHasTheGraceToEnd has one whose client goes on to read when the
-// subscriber beside it has been ended.
-func TestReplayHasTheGraceToEnd(t *testing.T) {
+// TestReplayContinuesDuringGrace reads a replay on after the subscriber of the same connection
+// has been ended.
+func TestReplayContinuesDuringGrace(t *testing.T) {
 	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 10 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(128) // 8 MiB, which take a moment
@@ -126,7 +125,7 @@ func TestReplayHasTheGraceToEnd(t *testing.T) {
 	}
 }
 
-// watchedConn tells when it can be read no more.
+// watchedConn closes a channel when a read fails.
 type watchedConn struct {
 	net.Conn
 	once   sync.Once
@@ -141,9 +140,8 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestGraceIsOver has a replay whose client reads nothing until its connection is
-// closed beneath it, and everything else has gone on.
-func TestGraceIsOver(t *testing.T) {
+// TestGraceEndsReplay leaves a replay unread until its connection is closed.
+func TestGraceEndsReplay(t *testing.T) {
 	h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(512)

@@ -29,8 +29,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// connect opens a connection that says nothing, from an address of this machine. It
-// returns the settings that the server greets with; none where it refuses.
+// connect opens a silent connection from a local address. It returns the settings that the
+// server sends; none if it refuses the connection.
 func (h *fixture) connect(from string) (net.Conn, map[uint16]uint32) {
 	h.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
@@ -42,7 +42,7 @@ func (h *fixture) connect(from string) (net.Conn, map[uint16]uint32) {
 	return c, settings(h.t, c)
 }
 
-// settings reads the frame that an HTTP/2 server begins with.
+// settings reads the first frame of an HTTP/2 server.
 func settings(t testing.TB, c net.Conn) map[uint16]uint32 {
 	t.Helper()
 	head := make([]byte, 9)
@@ -60,9 +60,9 @@ func settings(t testing.TB, c net.Conn) map[uint16]uint32 {
 	return all
 }
 
-// TestConnectionsOfOneAddressAreBounded has a subscriber, which stays, and further
-// connections of its address, and of another one.
-func TestConnectionsOfOneAddressAreBounded(t *testing.T) {
+// TestConnectionsPerAddressAreLimited opens connections from the address of a subscriber and
+// from another one.
+func TestConnectionsPerAddressAreLimited(t *testing.T) {
 	var log syncBuffer
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 3, Registerer: reg, Logger: slog.New(slog.NewTextHandler(&log, nil))}, journal.Config{})
@@ -88,7 +88,7 @@ func TestConnectionsOfOneAddressAreBounded(t *testing.T) {
 	h.fill(100)
 	s.until(t, 101)
 	_ = first.Close()
-	for { // the server hears of that when it reads
+	for { // the server notices when it reads
 		if _, greeted := h.connect("127.0.0.1"); greeted != nil {
 			break
 		}
@@ -98,8 +98,8 @@ func TestConnectionsOfOneAddressAreBounded(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreBoundedInAll has connections of two addresses.
-func TestConnectionsAreBoundedInAll(t *testing.T) {
+// TestConnectionsAreLimitedInTotal opens connections from two addresses.
+func TestConnectionsAreLimitedInTotal(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnections: 2, Registerer: reg}, journal.Config{})
 	h.addWorker()
@@ -120,8 +120,8 @@ func TestConnectionsAreBoundedInAll(t *testing.T) {
 	s.until(t, 101)
 }
 
-// TestSilentConnectionsMakeWay has all connections be such as never say a word.
-func TestSilentConnectionsMakeWay(t *testing.T) {
+// TestSilentConnectionsAreClosed fills the connection limit with connections that send nothing.
+func TestSilentConnectionsAreClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bufconn.Listen(1 << 20)
 		h := start(t, harness.InstanceConfig{Server: server.Config{MaxConnections: 3}, Listener: l})
@@ -152,7 +152,7 @@ func TestSilentConnectionsMakeWay(t *testing.T) {
 	})
 }
 
-// TestConnectionsAnnounceTheirLimits reads what clients are told when they connect.
+// TestConnectionsAnnounceTheirLimits reads the settings that clients receive.
 func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSubscribers: 10, MaxConnections: 7}, journal.Config{})
 	_, got := h.connect("127.0.0.1")
@@ -160,14 +160,14 @@ func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 	if got[maxConcurrentStreams] != 27 || got[maxHeaderListSize] != 16<<10 {
 		t.Errorf("settings: got %v, want 27 streams and headers of 16 KiB", got)
 	}
-	// A client that takes notice of it sends no more.
+	// A client that obeys it sends no more.
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "a", strings.Repeat("a", 17<<10))
 	if _, err := healthv1.NewHealthClient(h.conn).Check(ctx, &healthv1.HealthCheckRequest{}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "header list size") {
 		t.Errorf("large headers: got %v", err)
 	}
 }
 
-// TestLargeHeadersAreRefused has a client that takes no notice of the limit.
+// TestLargeHeadersAreRefused uses a client that ignores the announced limit.
 func TestLargeHeadersAreRefused(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	c, greeted := h.connect("127.0.0.1")
@@ -178,7 +178,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 		head := []byte{byte(len(body) >> 16), byte(len(body) >> 8), byte(len(body)), kind, flags}
 		return append(binary.BigEndian.AppendUint32(head, stream), body...)
 	}
-	literal := func(name, value string) []byte { // without Huffman code, and not to be remembered
+	literal := func(name, value string) []byte { // without Huffman coding or indexing
 		b := append([]byte{0, byte(len(name))}, name...)
 		return append(append(b, byte(len(value))), value...)
 	}
@@ -197,7 +197,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 	for {
 		head := make([]byte, 9)
 		if _, err := io.ReadFull(c, head); err != nil {
-			return // closed, which will do as well
+			return // closed, which is a refusal too
 		}
 		if _, err := io.CopyN(io.Discard, c, int64(head[0])<<16|int64(head[1])<<8|int64(head[2])); err != nil {
 			return
@@ -211,8 +211,8 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 	}
 }
 
-// TestHealthWatchesAreBounded has as many as there may be connections of an address.
-func TestHealthWatchesAreBounded(t *testing.T) {
+// TestHealthWatchesAreLimited opens as many as an address may have connections.
+func TestHealthWatchesAreLimited(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Tokens: tokens(t)}, journal.Config{})
 	health := healthv1.NewHealthClient(h.conn)
@@ -249,8 +249,8 @@ func TestHealthWatchesAreBounded(t *testing.T) {
 	}
 }
 
-// TestWatchHoldsNoLongName asks for a service whose name would be kept.
-func TestWatchHoldsNoLongName(t *testing.T) {
+// TestWatchRefusesLongName watches a service whose name would stay in memory.
+func TestWatchRefusesLongName(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	stream, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{Service: strings.Repeat("s", 257)})
 	if err := firstError(t, err, stream.Recv); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "at most 256") {
@@ -258,7 +258,7 @@ func TestWatchHoldsNoLongName(t *testing.T) {
 	}
 }
 
-func TestReflectionStreamsAreBounded(t *testing.T) {
+func TestReflectionStreamsAreLimited(t *testing.T) {
 	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 	client := reflectionv1.NewServerReflectionClient(h.conn)
 	ask := func() error {
@@ -266,7 +266,7 @@ func TestReflectionStreamsAreBounded(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// An error of Send is that the stream has ended, and Recv tells why.
+		// Send fails once the stream has ended; Recv returns the reason.
 		if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
@@ -281,13 +281,13 @@ func TestReflectionStreamsAreBounded(t *testing.T) {
 	wantStatus(t, ask(), codes.ResourceExhausted, server.ReasonTooManyStreams)
 }
 
-// TestRequestsThatDoNotArriveAreGivenUp has more calls begun than may be arriving, of
-// which none sends its request: they make way for one that does.
-func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
+// TestIncompleteRequestsTimeOut starts more calls than may be received at a time, none of which
+// sends its request, and then a complete one.
+func TestIncompleteRequestsTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		h := inMemory(t, server.Config{Registerer: reg, Tokens: tokens(t)}, journal.Config{})
-		const calls, most = 200, 128 // may be arriving from an address
+		const calls, most = 200, 128 // most: the limit per address
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		ended := make(chan error, calls)
@@ -325,10 +325,9 @@ func TestRequestsThatDoNotArriveAreGivenUp(t *testing.T) {
 	})
 }
 
-// TestSubscribersOfOneAddressMayBeAsManyAsAllowed has each over a connection of its
-// own, with a health watch, as clients behind one NAT have, and all over one, as those
-// of a proxy do.
-func TestSubscribersOfOneAddressMayBeAsManyAsAllowed(t *testing.T) {
+// TestSubscribersPerAddressReachTheLimit opens all subscribers over their own connections with
+// a health watch each, as behind a NAT, and over a single connection, as behind a proxy.
+func TestSubscribersPerAddressReachTheLimit(t *testing.T) {
 	for _, name := range []string{"of their own", "of a proxy"} {
 		t.Run("over connections "+name, func(t *testing.T) {
 			l := bufconn.Listen(64 << 10)

@@ -19,16 +19,15 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// digested asks for digests.
+// digested requests digests.
 func digested(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 	req.ProgressDigests = true
 	return req
 }
 
-// TestDigestsAreTheViewWhileEnginesWork has the checker compare every digest with
-// the view of a subscriber: in the middle of entries of many workers, and each time
-// the engines rest.
-func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
+// TestDigestsMatchTheView compares every digest with a subscriber's view: between entries of
+// many workers, and when the engines are idle.
+func TestDigestsMatchTheView(t *testing.T) {
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
 	add := func(n int) feed.Lane {
@@ -48,7 +47,7 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 	} {
 		subs = append(subs, h.subscribe(checker.New(checker.Options{}), digested(req)))
 	}
-	between := make([]int, len(subs)) // digests compared while engines worked
+	between := make([]int, len(subs)) // digests compared between entries
 	for round := range 8 {
 		var working, reading sync.WaitGroup
 		for n, e := range engines {
@@ -93,7 +92,7 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 		reading.Wait()
 	}
 	for i, s := range subs {
-		// One that began with the latest has a view of what was cleared since.
+		// A stream from the latest entry has a view of what was cleared since.
 		if got, least := s.checker.Compared(), 30; got < least && i != 1 {
 			t.Errorf("subscriber %d: compared %d digests, want %d at least", i, got, least)
 		}
@@ -101,9 +100,9 @@ func TestDigestsAreTheViewWhileEnginesWork(t *testing.T) {
 	t.Logf("compared while engines worked: %v", between)
 }
 
-// TestDigestsTellADifference has the router's view lose a block, gain one, and
-// keep some of a tier that the engine emptied.
-func TestDigestsTellADifference(t *testing.T) {
+// TestDigestsRevealDifferences removes a block from the router's view, adds one, and keeps some
+// of a cleared tier.
+func TestDigestsRevealDifferences(t *testing.T) {
 	stored := func(tier kvcastv1.Tier, hash uint64) *kvcastv1.RouterEvent {
 		return &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Tier: tier, Event: &kvcastv1.RouterEvent_Stored{
 			Stored: &kvcastv1.Stored{BlockHashes: []uint64{hash}},
@@ -149,8 +148,8 @@ func TestDigestsTellADifference(t *testing.T) {
 	}
 }
 
-// TestDigestsOfWorkersThatHoldNothing have a rank each, and the tier asked for.
-func TestDigestsOfWorkersThatHoldNothing(t *testing.T) {
+// TestDigestsOfEmptyWorkers expects one digest per rank in the selected tier.
+func TestDigestsOfEmptyWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
 		h.Pipeline.AddWorker(feed.Worker{Name: "a", Ranks: []uint32{3}})
@@ -175,9 +174,9 @@ func TestDigestsOfWorkersThatHoldNothing(t *testing.T) {
 	})
 }
 
-// TestDigestsOfManyWorkersComeInSeveralMessages has more than fit into one, and
-// one worker that is larger than that by itself.
-func TestDigestsOfManyWorkersComeInSeveralMessages(t *testing.T) {
+// TestDigestsAreSplitByWorker sends more digests than fit into a message, and a worker that
+// exceeds a message by itself.
+func TestDigestsAreSplitByWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
 		const workers = 1000

@@ -23,12 +23,11 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// failing is a call that must fail: it returns the server and the error.
+// failing makes a call that must fail. It returns the server and the error.
 type failing func(t *testing.T) (*fixture, error)
 
-// TestEveryErrorOfTheContract has a row at least for each reason that the
-// contract lists, by its name.
-func TestEveryErrorOfTheContract(t *testing.T) {
+// TestErrorContract has at least one row for each reason of the contract.
+func TestErrorContract(t *testing.T) {
 	seq := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Seq: n} }
 	feed := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: "feed", Seq: n} }
 	filter := func(tiers ...kvcastv1.Tier) *kvcastv1.Filter { return &kvcastv1.Filter{Tiers: tiers} }
@@ -38,7 +37,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 		code   codes.Code
 		says   string
 		call   failing
-		moving bool // whether entries come after the error
+		moving bool // entries are appended after the error
 	}{
 		{
 			reason: server.ReasonPositionCompacted, name: "Subscribe, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
@@ -365,7 +364,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 			}
 			for _, d := range s.Details() {
 				info, ok := d.(*errdetails.ErrorInfo)
-				if !ok || slices.Contains(open, tt.reason) {
+				if !ok || slices.Contains(publicReasons, tt.reason) {
 					continue
 				}
 				got, _ := boundsIn(info)
@@ -381,7 +380,7 @@ func TestEveryErrorOfTheContract(t *testing.T) {
 	}
 }
 
-// firstError returns the error that a stream begins with.
+// firstError returns the error of a stream's first receive.
 func firstError[M any](t *testing.T, err error, receive func() (M, error)) error {
 	t.Helper()
 	if err != nil {
@@ -391,7 +390,7 @@ func firstError[M any](t *testing.T, err error, receive func() (M, error)) error
 	return err
 }
 
-// retainsLittle is a server whose first entries are gone.
+// retainsLittle starts a server whose first entries are evicted.
 func retainsLittle(t *testing.T) *fixture {
 	t.Helper()
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
@@ -452,12 +451,12 @@ func slowSubscriber(t *testing.T) (*fixture, error) {
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
 	h.flood()
-	for h.subscribers(t) > 0 { // its handler has not returned
+	for h.subscribers(t) > 0 { // until its handler has returned
 	}
 	return h, s.end()
 }
 
-// tooManyReplays has one whose client does not read.
+// tooManyReplays starts a replay that is not read, and another.
 func tooManyReplays(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{MaxSubscribers: 1}, journal.Config{MaxBytes: 128 << 20})
 	h.addWorker()
@@ -484,7 +483,7 @@ func tooManySubscribers(t *testing.T) (*fixture, error) {
 	return h, err
 }
 
-// sendingASnapshot is a server that sends one, which is as many as it may.
+// sendingASnapshot starts a server that sends its maximum of one snapshot.
 func sendingASnapshot(t *testing.T) *fixture {
 	t.Helper()
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 20 * time.Millisecond}, journal.Config{})
@@ -512,7 +511,7 @@ func tooManyHolders(t *testing.T) (*fixture, error) {
 	return h, err
 }
 
-// holdersOfLongNames has fewer places than may be named, by names that are long.
+// holdersOfLongNames looks up fewer holders than the limit, with long names.
 func holdersOfLongNames(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	hashes := make([]uint64, 10_000)
@@ -525,7 +524,7 @@ func holdersOfLongNames(t *testing.T) (*fixture, error) {
 	return h, err
 }
 
-// tooManyQueries has one lookup more than may run and wait.
+// tooManyQueries makes one lookup more than may run and wait.
 func tooManyQueries(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	open := h.queries.close()
@@ -569,19 +568,18 @@ func filtersTooLarge(t *testing.T) (*fixture, error) {
 	return h, err
 }
 
-// brokenJournal panics when it is read.
+// brokenJournal panics in Read.
 type brokenJournal struct{ *journal.Memory }
 
 func (brokenJournal) Read(context.Context, journal.Query) (journal.Chunk, error) { panic("broken") }
 
-// panicsTwice shows that a panic ends one call only, and tells the client nothing
-// of the server's inside.
+// panicsTwice checks that a panic ends one call only and does not reveal details to the client.
 func panicsTwice(t *testing.T) (h *fixture, err error) {
 	h = start(t, harness.InstanceConfig{WrapJournal: func(j *journal.Memory) server.Journal { return brokenJournal{j} }})
 	for range 2 {
 		err = h.subscribe(checker.New(checker.Options{}), earliest()).end()
 		if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "goroutine") {
-			t.Errorf("the client was told of the server's inside: %v", err)
+			t.Errorf("the error reveals details of the panic: %v", err)
 		}
 	}
 	return h, err

@@ -22,17 +22,16 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// retried are the reasons whose errors say when to come back.
-var retried = []string{
+// retryReasons are the reasons with RetryInfo.
+var retryReasons = []string{
 	server.ReasonStarting, server.ReasonShuttingDown, server.ReasonMaxConnectionAge, server.ReasonSlowSubscriber,
 	server.ReasonTooManySubs, server.ReasonTooManySnapshots, server.ReasonFiltersTooLarge, server.ReasonTooManyStreams, server.ReasonTooManyQueries, server.ReasonInternal,
 }
 
-// open are the reasons of errors that a client without a token may get: they tell
-// nothing of the stream.
-var open = []string{server.ReasonUnauthenticated, server.ReasonTooManyStreams}
+// publicReasons are the reasons for clients that may be unauthenticated: without metadata.
+var publicReasons = []string{server.ReasonUnauthenticated, server.ReasonTooManyStreams}
 
-// wantStatus checks the code, the reason, and the details that belong to it.
+// wantStatus checks the code, the reason and the details of an error.
 func wantStatus(t testing.TB, err error, code codes.Code, reason string) {
 	t.Helper()
 	var grpcErr interface{ GRPCStatus() *status.Status }
@@ -51,7 +50,7 @@ func wantStatus(t testing.TB, err error, code codes.Code, reason string) {
 			if d.GetReason() != reason || d.GetDomain() != server.Domain {
 				t.Errorf("error info: got %s of %s, want %s of %s", d.GetReason(), d.GetDomain(), reason, server.Domain)
 			}
-			if slices.Contains(open, reason) {
+			if slices.Contains(publicReasons, reason) {
 				if len(d.GetMetadata()) > 0 {
 					t.Errorf("error info: got metadata %v, want none", d.GetMetadata())
 				}
@@ -69,7 +68,7 @@ func wantStatus(t testing.TB, err error, code codes.Code, reason string) {
 	if infos != 1 {
 		t.Errorf("got %d ErrorInfo in %v, want one", infos, err)
 	}
-	if got, want := retries == 1, slices.Contains(retried, reason); got != want {
+	if got, want := retries == 1, slices.Contains(retryReasons, reason); got != want {
 		t.Errorf("%s says when to retry: %v, want %v", reason, got, want)
 	}
 	if got, want := violations > 0, reason == server.ReasonInvalidArgument; got != want {
@@ -77,7 +76,7 @@ func wantStatus(t testing.TB, err error, code codes.Code, reason string) {
 	}
 }
 
-// boundsIn reads the metadata of an error.
+// boundsIn parses the metadata of an error.
 func boundsIn(info *errdetails.ErrorInfo) (b journal.Bounds, err error) {
 	b.Epoch = info.GetMetadata()["epoch"]
 	if b.Epoch == "" {

@@ -14,13 +14,13 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// TestStreamsThatHoldThePastMakeWay has one that reads nothing while the journal goes
-// round many times: it is ended long before the stall time, since more memory is held
-// than may be, and one that reads is not.
-func TestStreamsThatHoldThePastMakeWay(t *testing.T) {
+// TestStreamHoldingEvictedEntriesIsEnded leaves a stream unread while the journal evicts its
+// entries: it ends long before the stall timeout since MaxEvictedBytes is exceeded, and a
+// stream that is read does not.
+func TestStreamHoldingEvictedEntriesIsEnded(t *testing.T) {
 	h := overTCP(t, server.Config{StallTimeout: time.Hour, MaxEvictedBytes: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
 	h.addWorker()
-	h.load(50) // which is more than a transport holds
+	h.load(50) // more than the transport buffers
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())
 	read := make(chan error, 1)
 	last := make(chan uint64, 1)
@@ -44,14 +44,14 @@ func TestStreamsThatHoldThePastMakeWay(t *testing.T) {
 		if _, err := stalls.next(); err != nil {
 			t.Fatal(err)
 		}
-		// Entries go on until it is ended, as nothing need make way before.
+		// Append until the stream ends.
 		for ended := false; !ended; {
 			h.load(4)
 			ended = h.subscribers(t) == 1
 		}
 		err := stalls.end()
 		if status.Code(err) == codes.OutOfRange {
-			continue // the journal went round before there was anything to hold
+			continue // evicted before the stream sent any
 		}
 		wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
 		break
@@ -62,7 +62,7 @@ func TestStreamsThatHoldThePastMakeWay(t *testing.T) {
 	if err := <-read; err != nil {
 		t.Fatalf("the subscriber that reads: %v", err)
 	}
-	// It comes back, with a snapshot.
+	// It resumes with a snapshot.
 	again := h.subscribe(stalls.checker, after(stalls.checker.Position()))
 	for again.checker.Position().GetSeq() < h.Journal.Bounds().Newest {
 		if _, err := again.next(); err != nil {

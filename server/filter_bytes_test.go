@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// wide is a filter of many names: 600 KB to 1 MB in memory.
+// wide returns a filter of many names: 600 KB to 1 MB in memory.
 func wide() *kvcastv1.Filter {
 	f := &kvcastv1.Filter{Workers: []string{"w"}}
 	for n := range 9000 {
@@ -24,9 +24,8 @@ func wide() *kvcastv1.Filter {
 	return f
 }
 
-// TestFiltersOfAllCallersAreBounded has room for one wide filter, whichever call
-// brings it, until the call ends.
-func TestFiltersOfAllCallersAreBounded(t *testing.T) {
+// TestFilterBytesAreLimited has room for one wide filter, of any call, until the call ends.
+func TestFilterBytesAreLimited(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes, Registerer: reg}, journal.Config{})
 	h.addWorker()
@@ -86,7 +85,7 @@ func TestFiltersOfAllCallersAreBounded(t *testing.T) {
 		})
 	}
 	h.filterBytesAreFree(t, reg)
-	// A filter without names takes none.
+	// A filter without names uses none.
 	if _, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{}); err != nil {
 		t.Error(err)
 	}
@@ -95,8 +94,8 @@ func TestFiltersOfAllCallersAreBounded(t *testing.T) {
 	}
 }
 
-// filterBytesAreFree waits until no filter is counted: a stream's end comes to its
-// client before its handler has returned.
+// filterBytesAreFree waits until no filter is counted: a client can see the end of a stream
+// before its handler returns.
 func (h *fixture) filterBytesAreFree(t *testing.T, reg *prometheus.Registry) {
 	t.Helper()
 	for harness.Gather(t, reg).Value(t, "kvcast_budget_used", "resource", "filter_bytes") != 0 {

@@ -10,18 +10,18 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// heap returns the bytes that are in use once all garbage is collected.
+// heap returns the bytes in use after garbage collection.
 func heap() int64 {
 	runtime.GC()
-	runtime.GC() // what the first one's finalizers let go of
+	runtime.GC() // memory released by the first one's finalizers
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// TestFilterBytesAreWhatTheHeapHas makes filters of several shapes, each of which has
-// judged more sources than it remembers, and compares their count with the heap.
-func TestFilterBytesAreWhatTheHeapHas(t *testing.T) {
+// TestFilterBytesMatchTheHeap creates filters of several shapes with full caches, and compares
+// the estimate with the heap.
+func TestFilterBytesMatchTheHeap(t *testing.T) {
 	for _, tt := range []struct{ filters, names, length int }{
 		{1000, 1, 12}, {300, 100, 1}, {100, 1000, 24}, {20, 10_000, 25}, {50, 900, 250}, {10, 1, 200_000},
 	} {
@@ -55,7 +55,7 @@ func TestFilterBytesAreWhatTheHeapHas(t *testing.T) {
 	}
 }
 
-// request is a filter as it comes from a client: each name is a string of its own.
+// request returns a filter as clients send it: each name is a separate string.
 func request(names, length int) *kvcastv1.Filter {
 	f := new(kvcastv1.Filter)
 	for n := range names {
@@ -64,7 +64,7 @@ func request(names, length int) *kvcastv1.Filter {
 	return f
 }
 
-// BenchmarkFilter has one judge entries of 1,000 workers in turn.
+// BenchmarkFilter matches entries of many workers in turn.
 func BenchmarkFilter(b *testing.B) {
 	for _, workers := range []int{1, 100, 1000} {
 		for _, names := range []int{1, 1000} {

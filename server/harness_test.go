@@ -66,21 +66,21 @@ func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *f
 	return h
 }
 
-// secured is a certificate of a server at 127.0.0.1, and clients that trust it.
+// secured returns TLS configs for a server at 127.0.0.1 and for its clients.
 func secured(t testing.TB) (server, client *tls.Config) {
 	t.Helper()
-	known := httptest.NewTLSServer(nil) // it comes with a certificate, which is all that is wanted of it
+	known := httptest.NewTLSServer(nil) // for its certificate
 	defer known.Close()
 	return &tls.Config{Certificates: known.TLS.Certificates}, known.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
-// as is a client whose calls carry a value of the header authorization.
+// as returns a connection whose calls have an authorization header.
 func (h *fixture) as(authorization string) *grpc.ClientConn {
 	h.t.Helper()
 	return h.Dial(h.t, grpc.WithPerRPCCredentials(header(authorization)))
 }
 
-// header is credentials that are a value of the header authorization.
+// header is credentials with the value of the authorization header.
 type header string
 
 func (h header) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -89,18 +89,18 @@ func (h header) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (header) RequireTransportSecurity() bool { return false }
 
-// append adds an entry of the worker that stores blocks.
+// append adds an entry that stores blocks of the worker.
 func (h *fixture) append(hashes ...uint64) {
 	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 }
 
-// batch is a batch of the engine that a lane is of.
+// batch passes a batch to a lane.
 func (h *fixture) batch(l feed.Lane, events ...wire.Event) {
 	h.batches++
 	l.Batch(&feed.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
 }
 
-// addWorker adds the worker, with the entry that every stream begins with.
+// addWorker adds the worker, which is the first entry.
 func (h *fixture) addWorker() {
 	h.lane = h.Pipeline.AddWorker(feed.Worker{Name: "w", Model: "m"})
 }
@@ -113,14 +113,13 @@ func (h *fixture) fill(entries int) {
 	}
 }
 
-// flood adds more than a transport holds for a client that does not read: 64 MiB.
+// flood adds 64 MiB, more than a transport buffers for a client that does not read.
 func (h *fixture) flood() {
 	h.t.Helper()
 	h.load(1024)
 }
 
-// load adds entries of 64 KiB each, which a long name makes for less work than many
-// blocks would.
+// load adds entries of 64 KiB each. A long name takes less time than many blocks.
 func (h *fixture) load(entries int) {
 	h.t.Helper()
 	name := strings.Repeat("x", 64<<10)
@@ -131,14 +130,14 @@ func (h *fixture) load(entries int) {
 	}
 }
 
-// narrow is a client of its own, whose connection takes 64 KiB of what is not read:
-// others take more, the quicker they were read.
+// narrow returns a client whose connection buffers 64 KiB of unread data. Others adapt their
+// window.
 func (h *fixture) narrow() *fixture {
 	conn := h.Dial(h.t, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
 	return &fixture{Instance: h.Instance, t: h.t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn)}
 }
 
-// subscription is a stream that is checked as it is read.
+// subscription is a stream whose messages are checked.
 type subscription struct {
 	stream  kvcastv1.RouterEventService_SubscribeClient
 	checker *checker.Checker
@@ -159,7 +158,7 @@ func (h *fixture) subscribe(c *checker.Checker, req *kvcastv1.SubscribeRequest) 
 	return &subscription{stream: stream, checker: c, cancel: cancel}
 }
 
-// next receives a message. An error is the stream's end, or the checker's.
+// next receives a message. The error is the stream's or the checker's.
 func (s *subscription) next() (*kvcastv1.SubscribeResponse, error) {
 	m, err := s.stream.Recv()
 	if err != nil {
@@ -198,7 +197,7 @@ func (s *subscription) untilMessage(t testing.TB, is func(*kvcastv1.SubscribeRes
 func isSnapshotBegin(m *kvcastv1.SubscribeResponse) bool { return m.GetSnapshotBegin() != nil }
 func isSnapshotEnd(m *kvcastv1.SubscribeResponse) bool   { return m.GetSnapshotEnd() != nil }
 
-// end receives all that comes, and returns the error that the stream ends with.
+// end receives all messages and returns the error that ends the stream.
 func (s *subscription) end() error {
 	for {
 		if _, err := s.next(); err != nil {
@@ -207,7 +206,7 @@ func (s *subscription) end() error {
 	}
 }
 
-// subscribers asks how many there are.
+// subscribers returns the number of Subscribe streams.
 func (h *fixture) subscribers(t testing.TB) uint64 {
 	t.Helper()
 	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
@@ -225,7 +224,7 @@ func latest() *kvcastv1.SubscribeRequest {
 	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}}
 }
 
-// orFail lets a request fail where it would be answered with a snapshot.
+// orFail sets GAP_POLICY_FAIL.
 func orFail(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 	req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	return req

@@ -18,9 +18,9 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// TestPingsAreLimited has a client ping every 10 s, as those of Python and Rust do,
-// which is allowed unless the operator says otherwise.
-func TestPingsAreLimited(t *testing.T) {
+// TestPingIntervalIsEnforced pings every 10 s, as Python and Rust clients do, which is allowed
+// by default.
+func TestPingIntervalIsEnforced(t *testing.T) {
 	for name, tt := range map[string]struct {
 		interval time.Duration
 		ends     bool
@@ -54,8 +54,8 @@ func TestPingsAreLimited(t *testing.T) {
 	}
 }
 
-// TestResponsesAreAsLargeAsConfigured reads a journal that is full.
-func TestResponsesAreAsLargeAsConfigured(t *testing.T) {
+// TestResponseBytesIsTheResponseSize reads a full journal.
+func TestResponseBytesIsTheResponseSize(t *testing.T) {
 	for name, tt := range map[string]struct{ bytes, most int }{
 		"by default":           {0, server.DefaultResponseBytes},
 		"small":                {8 << 10, 8 << 10},

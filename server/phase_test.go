@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-func TestHealthFollowsTheServersLife(t *testing.T) {
+func TestHealthFollowsPhase(t *testing.T) {
 	h := startingOverTCP(t, server.Config{})
 	want := func(when string, want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
@@ -31,9 +31,9 @@ func TestHealthFollowsTheServersLife(t *testing.T) {
 	want("after all", healthv1.HealthCheckResponse_NOT_SERVING)
 }
 
-// TestStartingServerAnswersItsOperator leaves what it refuses to the table of
-// errors.
-func TestStartingServerAnswersItsOperator(t *testing.T) {
+// TestStartingServerAnswersQueries covers answered calls. TestErrorContract covers refused
+// ones.
+func TestStartingServerAnswersQueries(t *testing.T) {
 	h := startingOverTCP(t, server.Config{})
 	h.addWorker()
 	stream, err := h.client.Subscribe(t.Context(), latest())
@@ -52,8 +52,8 @@ func TestStartingServerAnswersItsOperator(t *testing.T) {
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
 }
 
-// TestLeavingServerAnswers is what lets a load balancer take its time.
-func TestLeavingServerAnswers(t *testing.T) {
+// TestStoppingServerAnswers gives load balancers time to notice.
+func TestStoppingServerAnswers(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.Server.StopServing()

@@ -15,7 +15,7 @@ import (
 type machineRouter struct {
 	checker *checker.Checker
 	req     *kvcastv1.SubscribeRequest // of its first stream
-	stream  *subscription              // nil while it is away
+	stream  *subscription              // nil: disconnected
 }
 
 func (m *machine) filter(n int) *kvcastv1.Filter {
@@ -68,7 +68,7 @@ func (r *machineRouter) leave() {
 	}
 }
 
-// resume makes a new stream, after the position where there is one.
+// resume starts a stream, after the position if there is one.
 func (m *machine) resume(r *machineRouter) error {
 	if r.stream != nil {
 		return nil
@@ -82,8 +82,8 @@ func (m *machine) resume(r *machineRouter) error {
 	return nil
 }
 
-// read takes a message. A stream may end as the contract says; then the router is
-// away, and where its position is good for nothing any more it begins anew.
+// read receives a message. A stream may end as the contract allows; the router is then
+// disconnected, and starts again if its position is lost.
 func (r *machineRouter) read() error {
 	if r.stream == nil {
 		return nil
@@ -108,7 +108,7 @@ func (r *machineRouter) read() error {
 	return err
 }
 
-// catchUp reads until the view has been proved at the newest entry.
+// catchUp reads until the view is verified at the newest entry.
 func (m *machine) catchUp(r *machineRouter) error {
 	newest := m.h.Journal.Bounds()
 	for range 100_000 {
@@ -127,11 +127,11 @@ func (m *machine) catchUp(r *machineRouter) error {
 	return fmt.Errorf("router with %v is at %v of %v, and %d digests were compared", r.req, r.checker.Position(), newest, r.checker.Compared())
 }
 
-// takes tells whether digests are to come that can be compared: a worker is there,
-// that the filter takes, and all of it was told.
+// takes reports whether comparable digests are due: the filter selects a worker, and its whole
+// state was delivered.
 func (m *machine) takes(r *machineRouter) bool {
 	if r.req.GetLatest() != nil || r.req.GetEarliest() != nil {
-		return false // what came before may not be known
+		return false // earlier state may be unknown
 	}
 	digests, err := m.h.Pipeline.Digests(m.t.Context(), func(worker, model string) bool {
 		f := r.req.GetFilter()

@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// step is something that happens to the machine; a, b and c say to whom, and how.
+// step is an action of the property test; a, b and c select its objects.
 type step struct {
 	what    string
 	a, b, c int
@@ -39,11 +39,11 @@ var steps = rapid.Custom(func(t *rapid.T) step {
 	}
 })
 
-// TestWhateverHappensStreamsAreRight has engines publish, leave and restart, the
-// journal let go, and routers of all filters come, leave, stall and resume, over
-// servers that restart, in any order. The checker follows each router over all of
-// its streams, with digests; in the end each view is what the engines hold.
-func TestWhateverHappensStreamsAreRight(t *testing.T) {
+// TestStreamsAreCorrectUnderRandomActions publishes, removes and restarts engines, evicts
+// entries, and connects, stalls and resumes routers of all filters, over restarting servers, in
+// random order. The checker follows each router over all of its streams, with digests. In the
+// end each view equals the engines' blocks.
+func TestStreamsAreCorrectUnderRandomActions(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		all := rapid.SliceOfN(steps, 1, 50).Draw(rt, "steps")
 		var err error
@@ -54,16 +54,16 @@ func TestWhateverHappensStreamsAreRight(t *testing.T) {
 	})
 }
 
-// place is where blocks lie.
+// place is a rank and tier of a worker.
 type place struct {
 	rank uint32
 	tier kvcastv1.Tier
 }
 
-// machineEngine is a worker, whether it is there, and what it holds.
+// machineEngine is a worker, present or not, with its blocks.
 type machineEngine struct {
 	name, model string
-	lane        feed.Lane // nil while it is away
+	lane        feed.Lane // nil: removed
 	held        map[place]map[uint64]struct{}
 }
 
@@ -97,7 +97,7 @@ func runMachine(t *testing.T, all []step) error {
 	return nil
 }
 
-// serve starts a server, whose engines tell it what they hold.
+// serve starts a server that the engines publish to.
 func (m *machine) serve() {
 	m.h = inMemory(m.t, server.Config{MaxSnapshots: 1}, journal.Config{MaxBytes: 256 << 10})
 	for _, e := range m.engines {
@@ -133,11 +133,11 @@ func (m *machine) do(s step) error {
 		for range 1 + s.b%30 {
 			m.publish(e, at)
 		}
-	case "evict": // the journal goes round
+	case "evict": // evicts all earlier entries
 		for range 300 + s.b {
 			m.publish(e, at)
 		}
-	case "fill": // more than a transport holds, so that snapshots of it take their time
+	case "fill": // exceeds the transport's buffers, so that snapshots take time
 		m.publish(e, at)
 		hashes := make([]uint64, 12<<10)
 		for i := range hashes {
@@ -161,7 +161,7 @@ func (m *machine) do(s step) error {
 		}
 	case "wait":
 		<-time.After(time.Duration(s.a) * 100 * time.Millisecond)
-	case "stall": // more than a transport holds, and nobody reads; it changes nothing
+	case "stall": // exceeds the transport's buffers unread; the state does not change
 		for range 40 {
 			m.publish(e, at)
 			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: wire.Tier(at.tier), BlockHashes: make([]uint64, 8<<10)})
@@ -189,8 +189,7 @@ func (m *machine) do(s step) error {
 	return nil
 }
 
-// publish stores a new block, or removes one that is held; what holds nothing comes
-// back.
+// publish stores a new block or removes one. An absent engine returns first.
 func (m *machine) publish(e *machineEngine, at place) {
 	if e.lane == nil {
 		m.arrive(e)
@@ -212,7 +211,7 @@ func (m *machine) publish(e *machineEngine, at place) {
 	m.store(e, at, m.next)
 }
 
-// snapshot takes one, and compares it.
+// snapshot requests a snapshot and compares it.
 func (m *machine) snapshot(f *kvcastv1.Filter) error {
 	c := checker.New(checker.Options{})
 	req := &kvcastv1.SnapshotRequest{Filter: f}
@@ -232,7 +231,7 @@ func (m *machine) snapshot(f *kvcastv1.Filter) error {
 			}
 			return m.compare(c, f)
 		case status.Code(err) == codes.ResourceExhausted:
-			return nil // another one was not read while this one waited
+			return nil // it waited for a slot behind an unread one
 		case err != nil:
 			return err
 		}
@@ -242,7 +241,7 @@ func (m *machine) snapshot(f *kvcastv1.Filter) error {
 	}
 }
 
-// replay reads all that there is.
+// replay reads all retained entries.
 func (m *machine) replay(f *kvcastv1.Filter) error {
 	c := checker.New(checker.Options{})
 	req := &kvcastv1.ReplayRequest{Filter: f}
@@ -267,7 +266,7 @@ func (m *machine) replay(f *kvcastv1.Filter) error {
 	}
 }
 
-// compare compares a view with what the engines hold.
+// compare compares a view with the engines' blocks.
 func (m *machine) compare(c *checker.Checker, f *kvcastv1.Filter) error {
 	for _, e := range m.engines {
 		if !among(f.GetWorkers(), e.name) || !among(f.GetModels(), e.model) {
@@ -286,7 +285,7 @@ func (m *machine) compare(c *checker.Checker, f *kvcastv1.Filter) error {
 	return nil
 }
 
-// converge has all routers come to the end.
+// converge lets all routers catch up.
 func (m *machine) converge() error {
 	for _, r := range m.routers {
 		if err := m.catchUp(r); err != nil {

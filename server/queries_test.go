@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// queryKinds are the calls that walk the workers, with how many may do so at a time.
+// queryKinds are the calls that read all workers, and how many may run at a time.
 var queryKinds = map[string]struct {
 	running int
 	call    func(*fixture, context.Context) error
@@ -39,14 +39,14 @@ var queryKinds = map[string]struct {
 		_, err := h.client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
 		return err
 	}},
-	"status": {2, func(h *fixture, ctx context.Context) error { // which is one of workers
+	"status": {2, func(h *fixture, ctx context.Context) error { // shares the limiter with ListWorkers
 		_, err := h.client.GetStatus(ctx, &kvcastv1.GetStatusRequest{})
 		return err
 	}},
 }
 
-// TestQueriesWaitForTheirTurn has more queries than may run, and more than may wait.
-func TestQueriesWaitForTheirTurn(t *testing.T) {
+// TestQueriesAreLimited makes more queries than may run and wait.
+func TestQueriesAreLimited(t *testing.T) {
 	const waiting, more = 64, 3
 	for kind, tt := range queryKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -87,9 +87,8 @@ func TestQueriesWaitForTheirTurn(t *testing.T) {
 	}
 }
 
-// TestQueriesOfOneKindDoNotWaitForAnother has lookups of tokens hashes, which take
-// long, and one of a block hash beside them.
-func TestQueriesOfOneKindDoNotWaitForAnother(t *testing.T) {
+// TestQueryKindsAreIndependent makes a lookup by block hash beside slow lookups by tokens hash.
+func TestQueryKindsAreIndependent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
 		open := h.queries.close()
@@ -110,9 +109,8 @@ func TestQueriesOfOneKindDoNotWaitForAnother(t *testing.T) {
 	})
 }
 
-// TestQueryDoesNotWaitForEver has one wait for another that takes long, and one whose
-// client leaves.
-func TestQueryDoesNotWaitForEver(t *testing.T) {
+// TestQueryWaitEnds lets one query time out behind a slow one, and cancels another.
+func TestQueryWaitEnds(t *testing.T) {
 	for kind, tt := range queryKinds {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -147,18 +145,18 @@ func TestQueryDoesNotWaitForEver(t *testing.T) {
 	}
 }
 
-// TestLookupFitsIntoWhatClientsTake has places whose names are long.
-func TestLookupFitsIntoWhatClientsTake(t *testing.T) {
+// TestLookupResponseFitsClientLimit looks up holders with long names.
+func TestLookupResponseFitsClientLimit(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	hashes := make([]uint64, 10_000)
 	for i := range hashes {
-		hashes[i] = uint64(i) + 1 // all of one size
+		hashes[i] = uint64(i) + 1 // hashes of the same encoded size
 	}
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)
-	// As many as fit, to a client that takes what clients take by default.
+	// As many as fit into the default limit of clients.
 	one, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:1]})
 	if err != nil {
 		t.Fatal(err)
@@ -171,7 +169,7 @@ func TestLookupFitsIntoWhatClientsTake(t *testing.T) {
 	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)
 }
 
-// manySources are those of workers that take more than an answer may.
+// manySources exceed the limit of a response.
 func manySources() map[string][]*kvcastv1.SourceStatus {
 	all := make(map[string][]*kvcastv1.SourceStatus)
 	for n := range 4096 {
@@ -180,7 +178,7 @@ func manySources() map[string][]*kvcastv1.SourceStatus {
 	return all
 }
 
-func TestWorkersFitIntoWhatClientsTake(t *testing.T) {
+func TestWorkersResponseFitsClientLimit(t *testing.T) {
 	h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
 	_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
 	wantStatus(t, err, codes.ResourceExhausted, server.ReasonResponseTooLarge)

@@ -21,7 +21,7 @@ import (
 
 // plainAndTLS runs a test over both.
 func plainAndTLS(t *testing.T, test func(t *testing.T, h *fixture)) {
-	// A subscriber that stalls is not to be ended for that.
+	// A stalled subscriber must not end before the shutdown.
 	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{StallTimeout: time.Hour}, journal.Config{})) })
 	t.Run("TLS", func(t *testing.T) {
 		cert, client := secured(t)
@@ -56,7 +56,7 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 	}
 }
 
-// TestShutdownBeforeServe is what a signal right after the start comes to.
+// TestShutdownBeforeServe is a signal right after the start.
 func TestShutdownBeforeServe(t *testing.T) {
 	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
 	if err != nil {
@@ -72,7 +72,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 	}
 }
 
-func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
+func TestShutdownAbortsUnreadSubscriber(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, h *fixture) {
 		h.addWorker()
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -93,10 +93,9 @@ func TestShutdownCutsOffSubscriberThatDoesNotRead(t *testing.T) {
 	})
 }
 
-// TestShutdownWaitsForNobodyElse has connections open that are no subscribers: one
-// that never says a word, one that begins a handshake and no more, and one that
-// watches the server's health.
-func TestShutdownWaitsForNobodyElse(t *testing.T) {
+// TestShutdownWaitsForStreamsOnly has a silent connection, an unfinished handshake and a health
+// watch open.
+func TestShutdownWaitsForStreamsOnly(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, h *fixture) {
 		for _, says := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02\x00\x01"} {
 			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
@@ -124,7 +123,7 @@ func TestShutdownWaitsForNobodyElse(t *testing.T) {
 	})
 }
 
-// TestOldTLSIsRefused has a client that can do no better than TLS 1.1.
+// TestOldTLSIsRefused uses a client limited to TLS 1.1.
 func TestOldTLSIsRefused(t *testing.T) {
 	cert, client := secured(t)
 	h := overTCP(t, server.Config{TLS: cert}, journal.Config{})

@@ -13,16 +13,16 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// lent counts the pieces of cuts.
+// lent counts the buffers of cuts in use.
 type lent struct{ given, back atomic.Int64 }
 
-// gate holds up what passes it while it is closed.
+// gate blocks its callers while it is closed.
 type gate struct {
-	closed atomic.Pointer[chan struct{}] // nil while it is open
-	inside atomic.Int64                  // how many are held up
+	closed atomic.Pointer[chan struct{}] // nil: open
+	inside atomic.Int64                  // blocked callers
 }
 
-// close closes the gate, and returns what opens it again.
+// close closes the gate and returns the function that opens it.
 func (g *gate) close() (open func()) {
 	c := make(chan struct{})
 	g.closed.Store(&c)
@@ -40,7 +40,7 @@ func (g *gate) pass() {
 	}
 }
 
-// countedState is a pipeline whose cuts are counted, and whose queries pass a gate.
+// countedState is a pipeline that counts the buffers of cuts, and whose queries pass a gate.
 type countedState struct {
 	*pipeline.Pipeline
 	lent    *lent
@@ -75,9 +75,9 @@ func (s countedState) Cut(ctx context.Context, worker string, tiers journal.Tier
 	return c, ok, err
 }
 
-// TestMemoryOfASnapshotIsGivenBack reads some snapshots: when the client has read one,
-// gRPC has let go of it.
-func TestMemoryOfASnapshotIsGivenBack(t *testing.T) {
+// TestSnapshotMemoryIsRecycled reads snapshots to their end, when gRPC does not reference their
+// memory any more.
+func TestSnapshotMemoryIsRecycled(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.fill(20_000)

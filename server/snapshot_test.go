@@ -31,7 +31,7 @@ func fromSnapshot(f *kvcastv1.Filter) *kvcastv1.SubscribeRequest {
 	}
 }
 
-// busyEngine makes a worker's batches at random, from a seed.
+// busyEngine generates random batches of a worker from a seed.
 type busyEngine struct {
 	lane feed.Lane
 	rng  *rand.Rand
@@ -73,9 +73,9 @@ func (e *busyEngine) step() {
 	e.lane.Batch(&b)
 }
 
-// TestSnapshotAndEntriesAfterItAreTheState has engines at work, and workers that
-// come and go, while subscribers start from snapshots again and again.
-func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
+// TestSnapshotPlusEntriesIsTheState subscribes repeatedly from snapshots while engines publish
+// and workers are added and removed.
+func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	const steps = 3000
 	var engines sync.WaitGroup
@@ -134,7 +134,7 @@ func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
 	engines.Wait()
 	newest := h.Journal.Bounds().Newest
 	for _, f := range all {
-		// What all entries come to, by the same filter.
+		// The state after all entries, with the same filter.
 		req := earliest()
 		req.Filter = f.filter
 		whole := h.subscribe(checker.New(checker.Options{}), req)
@@ -149,7 +149,7 @@ func TestSnapshotAndEntriesAfterItAreTheState(t *testing.T) {
 	}
 }
 
-// last returns the seq of the last entry that a filter takes.
+// last returns the seq of the last entry that a filter selects.
 func (h *fixture) last(t *testing.T, f *kvcastv1.Filter) (seq uint64) {
 	t.Helper()
 	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{Filter: f})
@@ -170,7 +170,7 @@ func (h *fixture) last(t *testing.T, f *kvcastv1.Filter) (seq uint64) {
 	}
 }
 
-func TestSnapshotTakesThePlaceOfEntriesThatAreGone(t *testing.T) {
+func TestSnapshotReplacesCompactedEntries(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.fill(5000)
@@ -208,7 +208,7 @@ func TestSnapshotTakesThePlaceOfEntriesThatAreGone(t *testing.T) {
 	}
 }
 
-// gatedJournal lets nobody read while its gate is locked.
+// gatedJournal blocks Read while its gate is locked.
 type gatedJournal struct {
 	*journal.Memory
 	gate sync.RWMutex
@@ -220,9 +220,9 @@ func (j *gatedJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk
 	return j.Memory.Read(ctx, q)
 }
 
-// TestSubscriberThatFallsOffGetsASnapshotInTheSameStream has the journal let go of
-// everything before the stream reads on, and then lets it read as long as it takes.
-func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
+// TestCompactedSubscriberGetsSnapshotInSameStream evicts all entries before the stream reads
+// on, and then lets it read.
+func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 	var j gatedJournal
 	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(m *journal.Memory) server.Journal {
 		j.Memory = m
@@ -259,7 +259,7 @@ func TestSubscriberThatFallsOffGetsASnapshotInTheSameStream(t *testing.T) {
 	}
 }
 
-func TestSnapshotOfNothing(t *testing.T) {
+func TestEmptySnapshot(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	s := h.subscribe(checker.New(checker.Options{}), &kvcastv1.SubscribeRequest{})
 	s.untilMessage(t, isSnapshotEnd)
@@ -292,7 +292,7 @@ func TestSnapshotOfNothing(t *testing.T) {
 	}
 }
 
-// messages receives a number of messages, or up to an error.
+// messages receives a number of messages, or until an error.
 func (s *subscription) messages(n int) (m *kvcastv1.SubscribeResponse, err error) {
 	for range n {
 		if m, err = s.next(); err != nil {
@@ -398,8 +398,8 @@ func TestStatusCalls(t *testing.T) {
 	}
 }
 
-// TestSnapshotsEndWithTheirClient has clients that leave in the middle.
-func TestSnapshotsEndWithTheirClient(t *testing.T) {
+// TestSnapshotEndsWithItsClient cancels snapshots in progress.
+func TestSnapshotEndsWithItsClient(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1}, journal.Config{})
 	h.addWorker()
 	h.fill(200_000)
@@ -419,9 +419,8 @@ func TestSnapshotsEndWithTheirClient(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfAWorkerThatIsQuiet has one whose last entry has long left the
-// journal.
-func TestSnapshotOfAWorkerThatIsQuiet(t *testing.T) {
+// TestSnapshotOfIdleWorker has a worker whose last entry is evicted.
+func TestSnapshotOfIdleWorker(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
 	h.append(1, 2, 3)
@@ -442,9 +441,8 @@ func TestSnapshotOfAWorkerThatIsQuiet(t *testing.T) {
 	}
 }
 
-// TestFilteredSubscriberHearsOfProgress has one that wants nothing of what
-// happens all the time.
-func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
+// TestFilteredSubscriberGetsProgress selects none of the entries appended.
+func TestFilteredSubscriberGetsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{ProgressInterval: time.Second}, journal.Config{})
 		h.addWorker()
@@ -482,9 +480,9 @@ func TestFilteredSubscriberHearsOfProgress(t *testing.T) {
 	})
 }
 
-// TestWhoWaitsForASnapshotSeesSignsOfLife has one that is read no further, and others
-// behind it: before a stream's first position, and after entries.
-func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
+// TestWaitingSnapshotSendsHeartbeats makes others wait behind an unread snapshot: before a
+// stream's first position, and after entries.
+func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(100_000)
@@ -520,7 +518,7 @@ func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
 		t.Fatalf("a snapshot by itself: got %v, %v", m, err)
 	}
 	leave()
-	// One that fell off the old end while it followed is still where it was.
+	// A stream that was compacted while it followed keeps its position.
 	for begun := false; !begun; {
 		m, err := follows.next()
 		if err != nil {
@@ -536,7 +534,7 @@ func TestWhoWaitsForASnapshotSeesSignsOfLife(t *testing.T) {
 	if !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	// Either of them may be the next: both are read.
+	// Either of them may be next: read both.
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, s := range []*subscription{waits, follows} {

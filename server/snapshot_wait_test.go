@@ -17,8 +17,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// hold adds more blocks than a transport holds for a client that does not read:
-// 26 MB.
+// hold adds 26 MB of blocks, more than a transport buffers for a client that does not read.
 func (h *fixture) hold() {
 	h.t.Helper()
 	hashes := make([]uint64, 8<<10)
@@ -30,7 +29,7 @@ func (h *fixture) hold() {
 	}
 }
 
-// begun subscribes from a snapshot, and returns once it has begun.
+// begun subscribes from a snapshot and returns at its SnapshotBegin.
 func (h *fixture) begun(t *testing.T) *subscription {
 	t.Helper()
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
@@ -38,9 +37,9 @@ func (h *fixture) begun(t *testing.T) *subscription {
 	return s
 }
 
-// TestTwentySnapshotsAtOnceWaitForTheirTurn has two be sent at a time: all others
-// are accepted at once, and all are whole in the end.
-func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
+// TestQueuedSnapshotsComplete queues twenty snapshots behind two: all are accepted at once and
+// complete.
+func TestQueuedSnapshotsComplete(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}, journal.Config{})
 	h.addWorker()
 	h.hold()
@@ -49,7 +48,7 @@ func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
 		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
 	}
 	store(1)
-	holding := []*subscription{h.begun(t), h.begun(t)} // and not read on
+	unread := []*subscription{h.begun(t), h.begun(t)} // not read any further
 	subs := make([]*subscription, 20)
 	for i := range subs {
 		subs[i] = h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"v"}}))
@@ -75,20 +74,20 @@ func TestTwentySnapshotsAtOnceWaitForTheirTurn(t *testing.T) {
 			}
 		})
 	}
-	for _, s := range holding {
+	for _, s := range unread {
 		s.cancel()
 	}
 	reading.Wait()
 }
 
-// TestSnapshotThatTricklesMakesWay has a client that takes something just before it
-// counts as stalled, again and again, and another that waits behind it.
-func TestSnapshotThatTricklesMakesWay(t *testing.T) {
+// TestSlowlyReadSnapshotIsEnded reads a snapshot a little before each stall timeout while
+// another waits.
+func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 5 * time.Minute}, journal.Config{})
 		h.addWorker()
 		h.hold()
-		trickles := h.begun(t)
+		slow := h.begun(t)
 		waits := make(chan error, 1)
 		go func() {
 			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
@@ -104,7 +103,7 @@ func TestSnapshotThatTricklesMakesWay(t *testing.T) {
 		began := time.Now()
 		for {
 			<-time.After(20 * time.Second)
-			if _, err := trickles.next(); err != nil {
+			if _, err := slow.next(); err != nil {
 				wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
 				break
 			}
@@ -121,8 +120,8 @@ func TestSnapshotThatTricklesMakesWay(t *testing.T) {
 	})
 }
 
-// TestShutdownEndsTheLine has a snapshot wait for its turn when the server ends.
-func TestShutdownEndsTheLine(t *testing.T) {
+// TestShutdownEndsQueuedSnapshot shuts down while a snapshot waits for a slot.
+func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour}, journal.Config{})
 		h.addWorker()

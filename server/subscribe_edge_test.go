@@ -15,12 +15,12 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// What other relays and watch services have got wrong, each by its name. A snapshot
-// of nothing is TestSnapshotOfNothing.
+// Cases that other relays and watch services got wrong. An empty snapshot is in
+// TestEmptySnapshot.
 
-// TestPositionsAtTheEdges resumes at each position that is easily off by one, of a
-// journal that has let go of its beginning.
-func TestPositionsAtTheEdges(t *testing.T) {
+// TestResumeAtBoundaryPositions resumes at each position that is easily off by one, in a
+// journal with evicted entries.
+func TestResumeAtBoundaryPositions(t *testing.T) {
 	edge := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	edge.addWorker()
 	edge.fill(5000)
@@ -38,7 +38,7 @@ func TestPositionsAtTheEdges(t *testing.T) {
 		after  uint64
 		code   codes.Code // of the error, or
 		reason string
-		first  uint64 // the first entry; 0: it is caught up, and hears of the next
+		first  uint64 // the first entry; 0: it is caught up
 	}{
 		{"equal to the newest: caught up, no error", edge, b.Newest, codes.OK, "", 0},
 		{"newest and 1: of another server", edge, b.Newest + 1, codes.OutOfRange, server.ReasonPositionAhead, 0},
@@ -73,9 +73,9 @@ func TestPositionsAtTheEdges(t *testing.T) {
 	}
 }
 
-// TestProgressOvertakesNoEntry has Progress due all the time while entries come: the
-// checker finds one that is ahead of what was delivered, with filters as well.
-func TestProgressOvertakesNoEntry(t *testing.T) {
+// TestProgressNeverOvertakesEntries sends Progress continuously while entries are appended. The
+// checker rejects one ahead of what was delivered, with filters too.
+func TestProgressNeverOvertakesEntries(t *testing.T) {
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond}, journal.Config{})
 	h.addWorker()
 	var reading sync.WaitGroup
@@ -100,10 +100,9 @@ func TestProgressOvertakesNoEntry(t *testing.T) {
 	reading.Wait()
 }
 
-// TestCompactionInTheMiddleOfAResume resumes, reads a little, and then the journal
-// lets go of what comes next: with GAP_POLICY_FAIL the stream says so, and else it
-// goes on with a snapshot. Nothing is left out in silence.
-func TestCompactionInTheMiddleOfAResume(t *testing.T) {
+// TestCompactionDuringResume evicts the next entries while a stream resumes: it ends with
+// GAP_POLICY_FAIL, and otherwise continues with a snapshot.
+func TestCompactionDuringResume(t *testing.T) {
 	for name, fails := range map[string]bool{"fails": true, "goes on with a snapshot": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -116,7 +115,7 @@ func TestCompactionInTheMiddleOfAResume(t *testing.T) {
 				}
 				s := h.subscribe(checker.New(checker.Options{}), req)
 				s.until(t, 5)
-				synctest.Wait() // what the transport holds is on its way
+				synctest.Wait() // the transport's buffers are full
 				h.load(200)
 				for s.checker.Position().GetSeq() < 251 {
 					m, err := s.next()
@@ -139,9 +138,9 @@ func TestCompactionInTheMiddleOfAResume(t *testing.T) {
 	}
 }
 
-// TestSubscriberIsNotStarvedByFastOnes has one that takes a response each time that
-// many others have read everything: it has its turn each time.
-func TestSubscriberIsNotStarvedByFastOnes(t *testing.T) {
+// TestSlowSubscriberIsNotStarved reads one response each time that many others have read
+// everything.
+func TestSlowSubscriberIsNotStarved(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	var fast []*subscription

@@ -20,7 +20,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-func TestHeadersAndAcceptedComeAtOnce(t *testing.T) {
+func TestHeadersAndAcceptedAreSentAtOnce(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	for _, req := range []*kvcastv1.SubscribeRequest{earliest(), latest(), after(&kvcastv1.Position{})} {
 		s := h.subscribe(checker.New(checker.Options{}), req)
@@ -38,7 +38,7 @@ func TestHeadersAndAcceptedComeAtOnce(t *testing.T) {
 	}
 }
 
-func TestSubscribeStartsWhereItIsAskedTo(t *testing.T) {
+func TestSubscribeStarts(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.fill(9)
@@ -81,9 +81,9 @@ func TestSubscribeStartsWhereItIsAskedTo(t *testing.T) {
 	}
 }
 
-// TestSubscribersSeeEveryEntryOnceWhateverTheyDo runs subscribers that come,
-// leave and resume at random while entries are appended.
-func TestSubscribersSeeEveryEntryOnceWhateverTheyDo(t *testing.T) {
+// TestRandomResumesDeliverEveryEntryOnce runs subscribers that connect, leave and resume at
+// random while entries are appended.
+func TestRandomResumesDeliverEveryEntryOnce(t *testing.T) {
 	const entries = 20_000
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
@@ -94,8 +94,7 @@ func TestSubscribersSeeEveryEntryOnceWhateverTheyDo(t *testing.T) {
 			req := earliest()
 			for round := 0; c.Position().GetSeq() < entries; round++ {
 				s := h.subscribe(c, req)
-				// Leave after a different number of messages each time, in the end
-				// after none at all.
+				// Leave after a different number of messages each time, finally after none.
 				for m := 0; c.Position().GetSeq() < entries && (round > 20 || m < (n*7+round*3)%11+1); m++ {
 					if _, err := s.next(); err != nil {
 						t.Errorf("subscriber %d, round %d: %v", n, round, err)
@@ -114,7 +113,7 @@ func TestSubscribersSeeEveryEntryOnceWhateverTheyDo(t *testing.T) {
 	wg.Wait()
 }
 
-func TestResponsesAreLargeWhenBehindAndAtOnceWhenNot(t *testing.T) {
+func TestResponsesAreBatchedOnlyWhenBehind(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	h.fill(4999)
@@ -144,7 +143,7 @@ func TestResponsesAreLargeWhenBehindAndAtOnceWhenNot(t *testing.T) {
 	}
 }
 
-func TestProgressComesWhileNothingElseDoes(t *testing.T) {
+func TestIdleStreamGetsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{ProgressInterval: 10 * time.Second}, journal.Config{})
 		h.addWorker()
@@ -163,7 +162,7 @@ func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 				t.Errorf("got %v, want a progress at %v", m, s.checker.Position())
 			}
 		}
-		// An entry puts the next Progress off.
+		// An entry postpones the next Progress.
 		<-time.After(7 * time.Second)
 		h.append(1)
 		began := time.Now()
@@ -178,8 +177,8 @@ func TestProgressComesWhileNothingElseDoes(t *testing.T) {
 	})
 }
 
-// TestSubscriberThatReadsNothingIsEnded has one that stalls beside one that reads.
-func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
+// TestUnreadSubscriberIsEnded stalls beside a subscriber that reads.
+func TestUnreadSubscriberIsEnded(t *testing.T) {
 	h := overTCP(t, server.Config{StallTimeout: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -199,7 +198,7 @@ func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 	if err := <-read; err != nil {
 		t.Fatalf("the subscriber that reads: %v", err)
 	}
-	for h.subscribers(t) != 1 { // its handler has returned, and its place is free
+	for h.subscribers(t) != 1 { // its handler has returned
 		if reads.stream.Context().Err() != nil {
 			t.Fatal("the stream of the subscriber that reads has ended")
 		}
@@ -214,7 +213,7 @@ func TestSubscriberThatReadsNothingIsEnded(t *testing.T) {
 	again.until(t, 1025)
 }
 
-func TestPlaceOfASubscriberThatLeftIsFree(t *testing.T) {
+func TestSlotOfCanceledSubscriberIsReleased(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSubscribers: 2}, journal.Config{})
 	first := h.subscribe(checker.New(checker.Options{}), earliest())
 	second := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -227,7 +226,7 @@ func TestPlaceOfASubscriberThatLeftIsFree(t *testing.T) {
 	if _, err := first.stream.Recv(); status.Code(err) != codes.Canceled {
 		t.Fatalf("got %v, want the stream cancelled", err)
 	}
-	// The place is free once the server has noticed.
+	// The slot is released once the server has noticed.
 	for {
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
 		if _, err := s.next(); err == nil {
@@ -238,8 +237,8 @@ func TestPlaceOfASubscriberThatLeftIsFree(t *testing.T) {
 	}
 }
 
-// TestStreamIsWhatWasAppended compares every byte with gRPC's own codec.
-func TestStreamIsWhatWasAppended(t *testing.T) {
+// TestStreamEqualsAppendedEntries compares all bytes with gRPC's own codec.
+func TestStreamEqualsAppendedEntries(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -263,8 +262,7 @@ func TestStreamIsWhatWasAppended(t *testing.T) {
 	})
 }
 
-// BenchmarkDeliver measures the time of the process, clients included, for each
-// entry and subscriber.
+// BenchmarkDeliver measures the process time per entry and subscriber, clients included.
 func BenchmarkDeliver(b *testing.B) {
 	for _, subscribers := range []int{1, 8} {
 		b.Run(fmt.Sprint("subscribers=", subscribers), func(b *testing.B) {

@@ -12,9 +12,9 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// TestSubscribersFitIntoWhatClientsTake lists as many as there may be by default, each
-// with all that is told of one, and then more.
-func TestSubscribersFitIntoWhatClientsTake(t *testing.T) {
+// TestSubscribersResponseFitsClientLimit lists the default maximum of subscribers with records
+// of maximum size, and then more.
+func TestSubscribersResponseFitsClientLimit(t *testing.T) {
 	s, err := New(Config{}, journal.NewMemory(journal.Config{}), nil)
 	if err != nil {
 		t.Fatal(err)

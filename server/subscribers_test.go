@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// listed asks who subscribes, until that is as wanted.
+// listed polls ListSubscribers until it returns what is wanted.
 func (h *fixture) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcastv1.SubscriberStatus {
 	h.t.Helper()
 	for {
@@ -27,7 +27,7 @@ func (h *fixture) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcast
 	}
 }
 
-// entries are more than a narrow connection that nobody reads takes.
+// entries exceed the buffers of a narrow connection.
 const entries = 50_000
 
 func TestSubscribersAreListed(t *testing.T) {

@@ -19,8 +19,7 @@ import (
 	"github.com/kvcast/kvcast/server"
 )
 
-// roll notes who is added and removed, or refuses with an error. It allows what
-// ingest does.
+// roll records added and removed workers, or returns an error. It validates as ingest does.
 type roll struct {
 	err     error
 	added   []config.Worker
@@ -40,7 +39,7 @@ func (r *roll) RemoveWorker(_ context.Context, name string, why feed.RemoveReaso
 	return r.err
 }
 
-// spec is a worker that may be registered.
+// spec returns a valid worker.
 func spec() *kvcastv1.WorkerSpec {
 	return &kvcastv1.WorkerSpec{Name: "v", Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://h:1"}}}
 }
@@ -64,7 +63,7 @@ func deregisterFails(err error, name string) failing {
 
 func TestRegisterAndDeregisterWorker(t *testing.T) {
 	r := &roll{}
-	h := startingOverTCP(t, server.Config{Workers: r}) // while it starts, too
+	h := startingOverTCP(t, server.Config{Workers: r}) // also while it starts
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,
@@ -88,7 +87,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	}
 }
 
-// A caller may name tcp endpoints alone, and those of hosts that are allowed.
+// Clients may use tcp endpoints only, and those of allowed hosts.
 func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 	hosts, err := config.ParseHosts([]string{"10.0.0.0/8", "*.pods"})
 	if err != nil {
@@ -97,7 +96,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 	for _, tt := range []struct {
 		hosts           config.Hosts
 		connect, replay string
-		want            []string // fields refused
+		want            []string // refused fields
 	}{
 		{connect: "tcp://192.0.2.1:1", replay: "tcp://h:2"},
 		{connect: "ipc:///run/docker.sock", want: []string{"worker.sources[0].connect"}},
@@ -148,9 +147,9 @@ func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 	}
 }
 
-// TestViolationsNameTheContractsFields has what ingest does not allow, and what
-// the contract does not know.
-func TestViolationsNameTheContractsFields(t *testing.T) {
+// TestViolationsUseContractNames has values that ingest refuses and values that the contract
+// does not have.
+func TestViolationsUseContractNames(t *testing.T) {
 	h := overTCP(t, server.Config{Workers: &roll{}}, journal.Config{})
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	source := func(change func(*kvcastv1.SourceSpec)) func(*kvcastv1.WorkerSpec) {
@@ -158,7 +157,7 @@ func TestViolationsNameTheContractsFields(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		change func(*kvcastv1.WorkerSpec)
-		want   []string // how each violation begins
+		want   []string // prefixes of the violations
 	}{
 		{func(w *kvcastv1.WorkerSpec) { w.Name = "" }, []string{`worker.name: "" is not allowed: want 1 to 253 bytes`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Name, w.Model = "a\tb", "\n" }, []string{`worker.name: "a\tb" is not allowed: want`, `worker.model: "\n" is not allowed: want`}},
@@ -204,7 +203,7 @@ func TestViolationsNameTheContractsFields(t *testing.T) {
 	}
 }
 
-// TestWorkerStates has those that a worker's sources come to.
+// TestWorkerStates derives worker states from those of sources.
 func TestWorkerStates(t *testing.T) {
 	const (
 		connecting = kvcastv1.SourceState_SOURCE_STATE_CONNECTING
