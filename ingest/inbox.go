@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // Bounds of what is received and waits to be processed.
@@ -42,12 +42,12 @@ const (
 // what comes. What does not fit is dropped, and the topics are handed on in its place:
 // the batches are missing, which is repaired like any other gap.
 type inbox struct {
-	socket *zmqio.Socket
+	socket *transport.Socket
 	// monitor is read together with the socket, so that the events of connections and
 	// their messages keep their order; nil where somebody else reads it.
-	monitor *zmqio.Monitor
+	monitor *transport.Monitor
 	budget  *budget.Budget
-	pool    *sync.Pool // of *zmqio.Batch
+	pool    *sync.Pool // of *transport.Batch
 	// shared reports whether several connections use the socket.
 	shared bool
 	// onDrop is called with the number of messages dropped.
@@ -71,8 +71,8 @@ type inbox struct {
 // parcel is some messages, and what came between and after them.
 type parcel struct {
 	events []parcelEvent
-	batch  *zmqio.Batch // nil where there are no messages
-	away   bool         // messages are being added
+	batch  *transport.Batch // nil where there are no messages
+	away   bool             // messages are being added
 	// messages, bytes and byFD are what is counted for it.
 	messages, bytes int64
 	byFD            map[*share]*counted
@@ -91,11 +91,11 @@ type counted struct{ messages, bytes int64 }
 
 // parcelEvent is what happened to a connection before the message of an index came.
 type parcelEvent struct {
-	zmqio.Event
+	transport.Event
 	before int
 }
 
-func newInbox(s *zmqio.Socket, b *budget.Budget, pool *sync.Pool, onDrop func(int)) *inbox {
+func newInbox(s *transport.Socket, b *budget.Budget, pool *sync.Pool, onDrop func(int)) *inbox {
 	return &inbox{socket: s, budget: b, pool: pool, onDrop: onDrop, wake: make(chan struct{}, 1), byFD: make(map[int]*share)}
 }
 
@@ -104,7 +104,7 @@ func newInbox(s *zmqio.Socket, b *budget.Budget, pool *sync.Pool, onDrop func(in
 func (b *inbox) drain() {
 	for {
 		err := b.socket.Wait()
-		interrupted := errors.Is(err, zmqio.ErrInterrupted)
+		interrupted := errors.Is(err, transport.ErrInterrupted)
 		for more := err == nil || interrupted; more; { // what has come is read all the same
 			var failed error
 			if more, failed = b.receive(); failed != nil {
@@ -132,7 +132,7 @@ func (b *inbox) receive() (more bool, err error) {
 
 // tail returns a batch with room: that of the last parcel, if nobody has taken it yet,
 // so that messages that come one by one share a batch; else an empty one, and nil.
-func (b *inbox) tail() (*parcel, *zmqio.Batch) {
+func (b *inbox) tail() (*parcel, *transport.Batch) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if n := len(b.parcels); n > 0 {
@@ -141,12 +141,12 @@ func (b *inbox) tail() (*parcel, *zmqio.Batch) {
 			return last, last.batch
 		}
 	}
-	return nil, b.pool.Get().(*zmqio.Batch)
+	return nil, b.pool.Get().(*transport.Batch)
 }
 
 // put adds the messages of a batch from an index on, to the parcel that it is of or a
 // new one.
-func (b *inbox) put(p *parcel, batch *zmqio.Batch, had int) {
+func (b *inbox) put(p *parcel, batch *transport.Batch, had int) {
 	there := p != nil
 	if !there {
 		p = &parcel{}
@@ -176,7 +176,7 @@ func (b *inbox) put(p *parcel, batch *zmqio.Batch, had int) {
 
 // add gives a parcel its batch, and appends it unless it is there. One that holds no
 // messages is merged into losses before it.
-func (b *inbox) add(p *parcel, batch *zmqio.Batch, there bool) {
+func (b *inbox) add(p *parcel, batch *transport.Batch, there bool) {
 	if p.messages == 0 {
 		batch.Release()
 		b.pool.Put(batch)
@@ -227,7 +227,7 @@ func (b *inbox) events(all []parcelEvent, before int) []parcelEvent {
 		if err != nil || !ok {
 			break
 		}
-		if e.Kind == zmqio.Accepted || e.Kind == zmqio.Disconnected {
+		if e.Kind == transport.Accepted || e.Kind == transport.Disconnected {
 			all = append(all, parcelEvent{e, before})
 		}
 	}
@@ -319,7 +319,7 @@ func (b *inbox) ofFD(fd int) *share {
 }
 
 // lose remembers the topic of a message that is dropped.
-func (p *parcel) lose(m zmqio.Message) {
+func (p *parcel) lose(m transport.Message) {
 	if p.lost == nil {
 		p.lost = make(map[string]int)
 	}

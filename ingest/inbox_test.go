@@ -10,8 +10,8 @@ import (
 
 	"github.com/pebbe/zmq4"
 
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // testInbox is an inbox that is drained, and a socket to send to it.
@@ -43,7 +43,7 @@ func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*inbox)) *testInb
 	if err := errors.Join(ends[0].Bind(address), ends[1].Connect(address)); err != nil {
 		t.Fatal(err)
 	}
-	socket, err := zmqio.Open(ends[0])
+	socket, err := transport.Open(ends[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 		events := p.events
 		for i := range p.size() {
 			for len(events) > 0 && events[0].before <= i {
-				if events[0].Kind == zmqio.Accepted {
+				if events[0].Kind == transport.Accepted {
 					accepted[events[0].Value] = true
 				}
 				events = events[1:]
@@ -265,7 +265,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 			n++
 		}
 		for _, e := range events {
-			if e.Kind == zmqio.Accepted {
+			if e.Kind == transport.Accepted {
 				accepted[e.Value] = true
 			}
 		}
@@ -299,7 +299,7 @@ func TestInboxGivesBackWhatItTook(t *testing.T) {
 		}
 	}()
 	for p := range admitted {
-		p.batch = zmqio.NewBatch(1)
+		p.batch = transport.NewBatch(1)
 		box.giveBack(p)
 	}
 	if used, beyond := b.Used(), beyondReserve(box.bytes.Load()); used != beyond {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // ErrStarted is returned by a second Run, or one after Close.
@@ -78,7 +78,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		changes:  make(chan func(context.Context, *running)),
 		ended:    make(chan struct{}),
 	}
-	in.shared.replays = newReplays(k, c.ReplayTimeout, func(s *zmqio.Socket) *inbox { return in.shared.inbox(s, "") })
+	in.shared.replays = newReplays(k, c.ReplayTimeout, func(s *transport.Socket) *inbox { return in.shared.inbox(s, "") })
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}

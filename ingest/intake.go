@@ -10,8 +10,8 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 const (
@@ -43,7 +43,7 @@ type intake struct {
 }
 
 // open makes the arrival of an engine's message. ok is false for what is none.
-func (in *intake) open(m zmqio.Message) (why refusal, ok bool) {
+func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	switch {
 	case m.Count != messageFrames:
 		return refusedFrames, false

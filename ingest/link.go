@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 const (
@@ -228,7 +228,7 @@ func (l *link) serve(ctx context.Context) bool {
 			l.connectBeside(ctx)
 			continue
 		case err != nil:
-			if !errors.Is(err, zmqio.ErrInterrupted) {
+			if !errors.Is(err, transport.ErrInterrupted) {
 				l.failed(err)
 			}
 			return true
@@ -359,11 +359,11 @@ func (l *link) succeed(r *reading) {
 }
 
 // unconnected says what it means that there was no connection. libzmq knows no more.
-func unconnected(k zmqio.EventKind) string {
+func unconnected(k transport.EventKind) string {
 	switch k {
-	case zmqio.HandshakeFailed:
+	case transport.HandshakeFailed:
 		return "what listens there does not speak as ZeroMQ does"
-	case zmqio.Disconnected:
+	case transport.Disconnected:
 		return "what listens there ended the connection before it spoke as ZeroMQ does"
 	default:
 		return "nothing listens there, or it can not be reached"
@@ -380,10 +380,10 @@ func (l *link) events(r *reading) error {
 		}
 		m := l.worker.metrics
 		switch e.Kind {
-		case zmqio.HandshakeSucceeded:
+		case transport.HandshakeSucceeded:
 			m.connections.Inc()
 			r.up, r.was = true, true
-		case zmqio.Disconnected, zmqio.HandshakeFailed, zmqio.ConnectRetried:
+		case transport.Disconnected, transport.HandshakeFailed, transport.ConnectRetried:
 			if r.over {
 				continue
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // listener takes the messages of a bound socket apart: publishers are told by
@@ -152,12 +152,12 @@ func (l *listener) watch() error {
 }
 
 // event takes what has happened to a connection.
-func (l *listener) event(in *intake, e zmqio.Event) {
+func (l *listener) event(in *intake, e transport.Event) {
 	switch e.Kind {
-	case zmqio.Accepted:
+	case transport.Accepted:
 		l.peers.opened(e.Value)
 		l.shared.metrics.connections.WithLabelValues("").Inc()
-	case zmqio.Disconnected:
+	case transport.Disconnected:
 		l.shared.metrics.disconnections.WithLabelValues("").Inc()
 		l.peers.closed(in, e.Value)
 	default: // nothing that tells where batches come from
@@ -207,7 +207,7 @@ func (l *listener) overrun(in *intake, p *parcel, now time.Time) {
 
 // peer returns the connection that a message came by; nil where that is closed. Its
 // address is learned from its first message. Who connects over ipc is on this machine.
-func (l *listener) peer(b *zmqio.Batch, i int) *peer {
+func (l *listener) peer(b *transport.Batch, i int) *peer {
 	c := l.peers.byFD[b.Message(i).FD]
 	if c != nil && !c.address.IsValid() && !c.addressless {
 		var err error
@@ -220,7 +220,7 @@ func (l *listener) peer(b *zmqio.Batch, i int) *peer {
 }
 
 // message takes a message of the socket.
-func (l *listener) message(in *intake, now time.Time, b *zmqio.Batch, i int) {
+func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int) {
 	m := b.Message(i)
 	why, ok := in.open(m)
 	if !ok {
@@ -274,7 +274,7 @@ func (l *listener) drop(topic string, w *boundWorker) {
 
 // deliver gives the intake's batch to its publisher. It reports false where there may be
 // no such publisher.
-func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *zmqio.Batch, i int) bool {
+func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transport.Batch, i int) bool {
 	w := t.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()

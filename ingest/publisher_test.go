@@ -13,8 +13,8 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // testTime is when everything arrives.
@@ -39,16 +39,16 @@ func newTestWorker(l feed.Lane, log *slog.Logger) *worker {
 }
 
 // message has a live message arrive.
-func (p testPublisher) message(m *zmqio.Message) { p.messageAt(testTime, m) }
+func (p testPublisher) message(m *transport.Message) { p.messageAt(testTime, m) }
 
-func (p testPublisher) messageAt(now time.Time, m *zmqio.Message) {
+func (p testPublisher) messageAt(now time.Time, m *transport.Message) {
 	if _, ok := p.in.open(*m); ok {
 		p.arrive(p.in, now, 1)
 	}
 }
 
 // testMessage is a message whose batch removes the given block.
-func testMessage(topic string, seq, hash uint64) *zmqio.Message {
+func testMessage(topic string, seq, hash uint64) *transport.Message {
 	p := msgp.AppendArrayHeader(nil, 2)
 	p = msgp.AppendFloat64(p, 1_700_000_000)
 	p = msgp.AppendArrayHeader(p, 1)
@@ -56,7 +56,7 @@ func testMessage(topic string, seq, hash uint64) *zmqio.Message {
 	p = msgp.AppendString(p, "BlockRemoved")
 	p = msgp.AppendArrayHeader(p, 1)
 	p = msgp.AppendUint64(p, hash)
-	return &zmqio.Message{
+	return &transport.Message{
 		Frames: [][]byte{[]byte(topic), binary.BigEndian.AppendUint64(nil, seq), p},
 		Count:  messageFrames,
 	}

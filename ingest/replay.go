@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 const (
@@ -55,7 +55,7 @@ var (
 type replays struct {
 	sockets sockets
 	timeout time.Duration
-	inbox   func(*zmqio.Socket) *inbox
+	inbox   func(*transport.Socket) *inbox
 	// A request of a socket that has answered before needs a transfer slot; any other
 	// one of first, which it exchanges when the first reply has come. Both are FIFO.
 	first, transfers *semaphore.Weighted
@@ -66,7 +66,7 @@ type replays struct {
 	inProgress                *prometheus.GaugeVec // by state
 }
 
-func newReplays(k sockets, timeout time.Duration, box func(*zmqio.Socket) *inbox) *replays {
+func newReplays(k sockets, timeout time.Duration, box func(*transport.Socket) *inbox) *replays {
 	return &replays{
 		sockets: k, timeout: timeout, inbox: box,
 		first: semaphore.NewWeighted(maxFirstRequests), transfers: semaphore.NewWeighted(maxTransfers),
@@ -235,7 +235,7 @@ func (x *exchange) converse(ctx context.Context, c *conn, each func(uint64, []by
 		until := time.Now().Add(silence)
 		p, err := box.next(func() time.Time { return until })
 		switch {
-		case errors.Is(err, zmqio.ErrInterrupted) && ctx.Err() == nil:
+		case errors.Is(err, transport.ErrInterrupted) && ctx.Err() == nil:
 			return errReplayRefused
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("%w for %v", errReplaySilent, silence)
@@ -299,7 +299,7 @@ func (c *conn) refused() error {
 				break
 			}
 			switch e.Kind {
-			case zmqio.ConnectRetried, zmqio.Closed, zmqio.Disconnected, zmqio.HandshakeFailed:
+			case transport.ConnectRetried, transport.Closed, transport.Disconnected, transport.HandshakeFailed:
 				c.socket.Interrupt()
 				return nil
 			default: // it is being made, or stands

@@ -8,8 +8,8 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/zmqio"
 )
 
 // shared is what all workers of an Ingest have in common.
@@ -22,7 +22,7 @@ type shared struct {
 	budgets budgets
 	metrics *metrics
 	intakes sync.Pool
-	batches sync.Pool     // of *zmqio.Batch
+	batches sync.Pool     // of *transport.Batch
 	silence time.Duration // 0: it is no sign of anything
 	grace   time.Duration
 	log     *slog.Logger
@@ -64,12 +64,12 @@ func (b budgets) all() budget.Collector {
 
 // inbox returns an inbox of a socket, of a worker or, where that is empty, of a
 // listener.
-func (s *shared) inbox(socket *zmqio.Socket, worker string) *inbox {
+func (s *shared) inbox(socket *transport.Socket, worker string) *inbox {
 	dropped := s.metrics.undelivered.WithLabelValues(worker)
 	return newInbox(socket, s.budgets.received, &s.batches, func(n int) { dropped.Add(float64(n)) })
 }
 
-func newBatch() any { return zmqio.NewBatch(inboxBatch) }
+func newBatch() any { return transport.NewBatch(inboxBatch) }
 
 // jitter returns a wait that is up to a fifth longer, so that many that began
 // together do not stay together.

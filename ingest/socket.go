@@ -8,7 +8,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // What every SUB socket has. There is no high-water mark of what is received: where
@@ -47,17 +47,17 @@ type sockets struct {
 
 // conn is a socket and what tells what happens to its connections.
 type conn struct {
-	socket  *zmqio.Socket
-	monitor *zmqio.Monitor
+	socket  *transport.Socket
+	monitor *transport.Monitor
 }
 
 // newConn takes over a socket that has not been connected or bound yet.
 func newConn(s *zmq4.Socket) (*conn, error) {
-	m, err := zmqio.NewMonitor(s)
+	m, err := transport.NewMonitor(s)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	socket, err := zmqio.Open(s)
+	socket, err := transport.Open(s)
 	if err != nil {
 		return nil, errors.Join(err, m.Stop(), s.Close(), m.Close())
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/test/bench"
 )
 
@@ -34,11 +34,11 @@ func BenchmarkReceiveBatch(b *testing.B) {
 // batchMessages is how many messages are taken at a time, at most.
 const batchMessages = 64
 
-// batchReceive is a child's loop in Go, with package zmqio.
+// batchReceive is a child's loop in Go, with package transport.
 type batchReceive struct {
 	zctx   *zmq4.Context
-	socket *zmqio.Socket
-	batch  *zmqio.Batch
+	socket *transport.Socket
+	batch  *transport.Batch
 	seq    uint64 // of the next message
 	// idle is what is done about an empty socket.
 	idle func(*batchReceive) error
@@ -54,10 +54,10 @@ func newBatchReceive(s childSetup, idle func(*batchReceive) error) (work, error)
 	if err != nil {
 		return nil, errors.Join(err, zctx.Term())
 	}
-	r := &batchReceive{zctx: zctx, batch: zmqio.NewBatch(batchMessages), idle: idle}
+	r := &batchReceive{zctx: zctx, batch: transport.NewBatch(batchMessages), idle: idle}
 	err = errors.Join(zs.SetRcvhwm(10_000), zs.SetLinger(0), zs.SetSubscribe(""), zs.Connect(s.Address))
 	if err == nil {
-		r.socket, err = zmqio.Open(zs)
+		r.socket, err = transport.Open(zs)
 	}
 	if err != nil {
 		return nil, errors.Join(err, zs.Close(), zctx.Term())

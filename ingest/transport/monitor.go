@@ -1,4 +1,4 @@
-package zmqio
+package transport
 
 import (
 	"errors"

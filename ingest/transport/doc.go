@@ -1,4 +1,4 @@
-// Package zmqio reads ZeroMQ sockets the way Go reads files: a goroutine waits
+// Package transport reads ZeroMQ sockets the way Go reads files: a goroutine waits
 // for one on the runtime's own poller, so that a thousand sockets take no
 // thousand threads and no common poll, and a deadline or another goroutine ends
 // the wait.
@@ -21,4 +21,4 @@
 //
 // No wakeup is lost: Wait returns whenever there is a message. No message is
 // split between two batches. Receive does not allocate.
-package zmqio
+package transport

@@ -1,4 +1,4 @@
-package zmqio
+package transport
 
 /*
 #cgo pkg-config: libzmq
@@ -6,16 +6,16 @@ package zmqio
 #include <stdlib.h>
 #include <zmq.h>
 
-#cgo noescape zmqio_receive
-#cgo nocallback zmqio_receive
-#cgo noescape zmqio_drop
-#cgo nocallback zmqio_drop
-#cgo noescape zmqio_peer
-#cgo nocallback zmqio_peer
-#cgo noescape zmqio_events
-#cgo nocallback zmqio_events
-#cgo noescape zmqio_release
-#cgo nocallback zmqio_release
+#cgo noescape transport_receive
+#cgo nocallback transport_receive
+#cgo noescape transport_drop
+#cgo nocallback transport_drop
+#cgo noescape transport_peer
+#cgo nocallback transport_peer
+#cgo noescape transport_events
+#cgo nocallback transport_events
+#cgo noescape transport_release
+#cgo nocallback transport_release
 
 enum { ZMQIO_KEPT = 4 };
 
@@ -27,17 +27,17 @@ typedef struct {
 		size_t size;
 	} view[ZMQIO_KEPT];
 	zmq_msg_t frame[ZMQIO_KEPT]; // short ones lie within: none may be moved
-} zmqio_message;
+} transport_message;
 
 typedef struct {
 	int room;
 	int used; // how many of the messages there are
 	size_t size; // bytes of their frames that are kept
-	zmqio_message *message;
-} zmqio_batch;
+	transport_message *message;
+} transport_batch;
 
-static zmqio_batch *zmqio_new(int room) {
-	zmqio_batch *b = malloc(sizeof *b);
+static transport_batch *transport_new(int room) {
+	transport_batch *b = malloc(sizeof *b);
 	if (b == NULL)
 		return NULL;
 	b->room = room;
@@ -51,45 +51,45 @@ static zmqio_batch *zmqio_new(int room) {
 	return b;
 }
 
-static int zmqio_kept(const zmqio_message *m) {
+static int transport_kept(const transport_message *m) {
 	return m->count < ZMQIO_KEPT ? m->count : ZMQIO_KEPT;
 }
 
-static void zmqio_close(zmqio_message *m) {
-	for (int i = 0; i < zmqio_kept(m); i++)
+static void transport_close(transport_message *m) {
+	for (int i = 0; i < transport_kept(m); i++)
 		zmq_msg_close(&m->frame[i]);
 	m->count = 0;
 }
 
-static void zmqio_release(zmqio_batch *b) {
+static void transport_release(transport_batch *b) {
 	for (int i = 0; i < b->used; i++)
-		zmqio_close(&b->message[i]);
+		transport_close(&b->message[i]);
 	b->used = 0;
 	b->size = 0;
 }
 
-// zmqio_drop gives back the frames of a message that stays in its place.
-static void zmqio_drop(zmqio_batch *b, int i) {
-	zmqio_message *m = &b->message[i];
-	for (int k = 0; k < zmqio_kept(m); k++)
+// transport_drop gives back the frames of a message that stays in its place.
+static void transport_drop(transport_batch *b, int i) {
+	transport_message *m = &b->message[i];
+	for (int k = 0; k < transport_kept(m); k++)
 		b->size -= m->view[k].size;
-	zmqio_close(m);
+	transport_close(m);
 }
 
-// zmqio_peer returns the address of the peer that sent a message, which is libzmq's
+// transport_peer returns the address of the peer that sent a message, which is libzmq's
 // memory, or NULL.
-static const char *zmqio_peer(zmqio_batch *b, int i) {
-	zmqio_message *m = &b->message[i];
+static const char *transport_peer(transport_batch *b, int i) {
+	transport_message *m = &b->message[i];
 	return m->count > 0 ? zmq_msg_gets(&m->frame[0], "Peer-Address") : NULL;
 }
 
-static void zmqio_free(zmqio_batch *b) {
-	zmqio_release(b);
+static void transport_free(transport_batch *b) {
+	transport_release(b);
 	free(b->message);
 	free(b);
 }
 
-static int zmqio_receive_frame(zmq_msg_t *frame, void *socket) {
+static int transport_receive_frame(zmq_msg_t *frame, void *socket) {
 	int rc;
 	zmq_msg_init(frame);
 	do
@@ -102,16 +102,16 @@ static int zmqio_receive_frame(zmq_msg_t *frame, void *socket) {
 	return rc < 0 ? rc : 0;
 }
 
-// zmqio_receive_message returns 0 or a negative errno; then it holds no frame.
-static int zmqio_receive_message(zmqio_message *m, void *socket) {
+// transport_receive_message returns 0 or a negative errno; then it holds no frame.
+static int transport_receive_message(transport_message *m, void *socket) {
 	zmq_msg_t dropped;
 	int more = 1;
 	m->count = 0;
 	while (more) {
 		zmq_msg_t *frame = m->count < ZMQIO_KEPT ? &m->frame[m->count] : &dropped;
-		int rc = zmqio_receive_frame(frame, socket);
+		int rc = transport_receive_frame(frame, socket);
 		if (rc < 0) {
-			zmqio_close(m);
+			transport_close(m);
 			return rc;
 		}
 		more = zmq_msg_more(frame);
@@ -127,25 +127,25 @@ static int zmqio_receive_message(zmqio_message *m, void *socket) {
 	return 0;
 }
 
-// zmqio_receive adds messages until there is no room, or their frames come to so many
+// transport_receive adds messages until there is no room, or their frames come to so many
 // bytes, and returns how many there are, or a negative errno if it added none. libzmq
 // hands messages on whole: EAGAIN is about the first frame only.
-static int zmqio_receive(zmqio_batch *b, void *socket, size_t bytes) {
+static int transport_receive(transport_batch *b, void *socket, size_t bytes) {
 	int before = b->used;
 	while (b->used < b->room && b->size < bytes) {
-		zmqio_message *m = &b->message[b->used];
-		int rc = zmqio_receive_message(m, socket);
+		transport_message *m = &b->message[b->used];
+		int rc = transport_receive_message(m, socket);
 		if (rc < 0)
 			return b->used > before || rc == -EAGAIN ? b->used : rc;
-		for (int k = 0; k < zmqio_kept(m); k++)
+		for (int k = 0; k < transport_kept(m); k++)
 			b->size += m->view[k].size;
 		b->used++;
 	}
 	return b->used;
 }
 
-// zmqio_events returns the socket's ZMQ_EVENTS, or a negative errno.
-static int zmqio_events(void *socket) {
+// transport_events returns the socket's ZMQ_EVENTS, or a negative errno.
+static int transport_events(void *socket) {
 	int events, rc;
 	size_t size = sizeof events;
 	do
@@ -184,29 +184,29 @@ var handleKnown = func() bool {
 func handle(s *zmq4.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s)) }
 
 // taken is libzmq's memory of a batch of messages.
-type taken struct{ c *C.zmqio_batch }
+type taken struct{ c *C.transport_batch }
 
 // newTaken returns memory that is given back once owner is unreachable.
 func newTaken[T any](messages int, owner *T) taken {
-	c := C.zmqio_new(C.int(messages))
+	c := C.transport_new(C.int(messages))
 	if c == nil {
 		panic("zmqio: out of memory")
 	}
-	runtime.AddCleanup(owner, func(c *C.zmqio_batch) { C.zmqio_free(c) }, c)
+	runtime.AddCleanup(owner, func(c *C.transport_batch) { C.transport_free(c) }, c)
 	return taken{c}
 }
 
-func (t taken) release() { C.zmqio_release(t.c) }
+func (t taken) release() { C.transport_release(t.c) }
 
-func (t taken) drop(i int) { C.zmqio_drop(t.c, C.int(i)) }
+func (t taken) drop(i int) { C.transport_drop(t.c, C.int(i)) }
 
-func (t taken) peer(i int) string { return C.GoString(C.zmqio_peer(t.c, C.int(i))) }
+func (t taken) peer(i int) string { return C.GoString(C.transport_peer(t.c, C.int(i))) }
 
 func (t taken) bytes() int { return int(t.c.size) }
 
 // receiveViews adds messages with one call to C, without copying.
 func (s *Socket) receiveViews(b *Batch) error {
-	n := C.zmqio_receive(b.taken.c, handle(s.zmq), MaxBatchBytes)
+	n := C.transport_receive(b.taken.c, handle(s.zmq), MaxBatchBytes)
 	runtime.KeepAlive(s.zmq)
 	if n < 0 {
 		return zmq4.Errno(-n)
@@ -229,7 +229,7 @@ func (s *Socket) events() (zmq4.State, error) {
 	if !s.views {
 		return s.zmq.GetEvents()
 	}
-	events := C.zmqio_events(handle(s.zmq))
+	events := C.transport_events(handle(s.zmq))
 	runtime.KeepAlive(s.zmq)
 	if events < 0 {
 		return 0, zmq4.Errno(-events)

@@ -1,4 +1,4 @@
-package zmqio_test
+package transport_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 func TestWaitEndsAtItsDeadline(t *testing.T) {
@@ -56,8 +56,8 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 		deadlines := make(chan error)
 		go func() { deadlines <- s.SetDeadline(time.Time{}) }() // takes nothing back
 		s.Interrupt()
-		if err := <-ended; !errors.Is(err, zmqio.ErrInterrupted) {
-			t.Fatalf("got %v, want %v", err, zmqio.ErrInterrupted)
+		if err := <-ended; !errors.Is(err, transport.ErrInterrupted) {
+			t.Fatalf("got %v, want %v", err, transport.ErrInterrupted)
 		}
 		if err := <-deadlines; err != nil {
 			t.Fatal(err)
@@ -66,10 +66,10 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 		if err := s.SetDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Wait(); !errors.Is(err, zmqio.ErrInterrupted) {
-			t.Fatalf("with a message there: got %v, want %v", err, zmqio.ErrInterrupted)
+		if err := s.Wait(); !errors.Is(err, transport.ErrInterrupted) {
+			t.Fatalf("with a message there: got %v, want %v", err, transport.ErrInterrupted)
 		}
-		if n, err := s.Receive(zmqio.NewBatch(1)); n != 1 || err != nil {
+		if n, err := s.Receive(transport.NewBatch(1)); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		closeNow(t, s)
@@ -81,7 +81,7 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 func TestOpenOfAClosedSocket(t *testing.T) {
 	zs := newSocket(t, newContext(t), zmq4.SUB)
 	closeNow(t, zs)
-	if _, err := zmqio.Open(zs); !errors.Is(err, zmq4.ErrorSocketClosed) {
+	if _, err := transport.Open(zs); !errors.Is(err, zmq4.ErrorSocketClosed) {
 		t.Errorf("got %v, want %v", err, zmq4.ErrorSocketClosed)
 	}
 }
@@ -105,7 +105,7 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 		t.Fatalf("got request %q", request)
 	}
 	sendTo(t, router, request[0], nil, []byte("1"), []byte("2"))
-	got, err := take(s, zmqio.NewBatch(8), 1)
+	got, err := take(s, transport.NewBatch(8), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,8 +117,8 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 func TestSendThatWouldBlock(t *testing.T) {
 	zctx := newContext(t)
 	alone := openers[0].mustOpen(t, newSocket(t, zctx, zmq4.DEALER))
-	if err := alone.Send(nil, nil); !errors.Is(err, zmqio.ErrWouldBlock) {
-		t.Errorf("to nobody: got %v, want %v", err, zmqio.ErrWouldBlock)
+	if err := alone.Send(nil, nil); !errors.Is(err, transport.ErrWouldBlock) {
+		t.Errorf("to nobody: got %v, want %v", err, transport.ErrWouldBlock)
 	}
 
 	dealer, router := newSocket(t, zctx, zmq4.DEALER), newSocket(t, zctx, zmq4.ROUTER)
@@ -130,7 +130,7 @@ func TestSendThatWouldBlock(t *testing.T) {
 	var sent int
 	for {
 		err := full.Send([]byte{byte(sent)}, nil, nil)
-		if errors.Is(err, zmqio.ErrWouldBlock) {
+		if errors.Is(err, transport.ErrWouldBlock) {
 			break
 		}
 		if err != nil {
@@ -152,7 +152,7 @@ func TestSendThatWouldBlock(t *testing.T) {
 
 func TestSubscriberCanNotSend(t *testing.T) {
 	s := openers[0].mustOpen(t, newSocket(t, newContext(t), zmq4.SUB))
-	if err := s.Send(nil); err == nil || errors.Is(err, zmqio.ErrWouldBlock) {
+	if err := s.Send(nil); err == nil || errors.Is(err, transport.ErrWouldBlock) {
 		t.Errorf("got %v, want that it is impossible", err)
 	}
 }
@@ -166,17 +166,17 @@ func TestSocketsLeakNoFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := zmqio.NewBatch(1)
+	b := transport.NewBatch(1)
 	for i := range 1000 {
 		zs, err := zctx.NewSocket(zmq4.SUB)
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		m, err := zmqio.NewMonitor(zs)
+		m, err := transport.NewMonitor(zs)
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		s, err := zmqio.Open(zs)
+		s, err := transport.Open(zs)
 		if err != nil {
 			t.Fatal(i, err)
 		}

@@ -1,4 +1,4 @@
-package zmqio_test
+package transport_test
 
 import (
 	"errors"
@@ -10,14 +10,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // newMonitor returns a monitor that is closed with the test; its socket must be
 // closed before.
-func newMonitor(t *testing.T, zs *zmq4.Socket) *zmqio.Monitor {
+func newMonitor(t *testing.T, zs *zmq4.Socket) *transport.Monitor {
 	t.Helper()
-	m, err := zmqio.NewMonitor(zs)
+	m, err := transport.NewMonitor(zs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func newMonitor(t *testing.T, zs *zmq4.Socket) *zmqio.Monitor {
 }
 
 // nextEvent waits for one.
-func nextEvent(t *testing.T, m *zmqio.Monitor) zmqio.Event {
+func nextEvent(t *testing.T, m *transport.Monitor) transport.Event {
 	t.Helper()
 	for {
 		e, ok, err := m.Next()
@@ -50,9 +50,9 @@ func nextEvent(t *testing.T, m *zmqio.Monitor) zmqio.Event {
 }
 
 // until returns the kinds of events up to the first of a kind, and that one.
-func until(t *testing.T, m *zmqio.Monitor, kind zmqio.EventKind) ([]zmqio.EventKind, zmqio.Event) {
+func until(t *testing.T, m *transport.Monitor, kind transport.EventKind) ([]transport.EventKind, transport.Event) {
 	t.Helper()
-	var kinds []zmqio.EventKind
+	var kinds []transport.EventKind
 	for {
 		e := nextEvent(t, m)
 		kinds = append(kinds, e.Kind)
@@ -68,15 +68,15 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 	m := newMonitor(t, sub)
 	address := bindOf(t, sub, "tcp://127.0.0.1:*")
 	s := openers[0].mustOpen(t, sub)
-	if _, e := until(t, m, zmqio.Listening); e.Address != address || e.Value <= 0 {
+	if _, e := until(t, m, transport.Listening); e.Address != address || e.Value <= 0 {
 		t.Errorf("got %+v, want address %s", e, address)
 	}
 	connectTo(t, pub, address)
-	_, accepted := until(t, m, zmqio.Accepted)
+	_, accepted := until(t, m, transport.Accepted)
 	if accepted.Address != address || accepted.Value <= 0 {
 		t.Errorf("got %+v, want address %s", accepted, address)
 	}
-	kinds, _ := until(t, m, zmqio.HandshakeSucceeded)
+	kinds, _ := until(t, m, transport.HandshakeSucceeded)
 	if len(kinds) != 1 {
 		t.Errorf("got %v before the handshake", kinds)
 	}
@@ -92,7 +92,7 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 	if err := <-waited; err != nil {
 		t.Fatal(err)
 	}
-	b := zmqio.NewBatch(1)
+	b := transport.NewBatch(1)
 	if n, err := s.Receive(b); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -101,14 +101,14 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 	}
 
 	closeNow(t, pub)
-	if _, e := until(t, m, zmqio.Disconnected); e.Value != accepted.Value {
+	if _, e := until(t, m, transport.Disconnected); e.Value != accepted.Value {
 		t.Errorf("got %+v, want of connection %d", e, accepted.Value)
 	}
 	if err := m.Close(); err == nil {
 		t.Error("Close of a monitor whose socket is open: got no error")
 	}
 	closeNow(t, s)
-	until(t, m, zmqio.Stopped)
+	until(t, m, transport.Stopped)
 	if e, ok, err := m.Next(); ok || err != nil {
 		t.Errorf("after the last event: got %+v, %v", e, err)
 	}
@@ -125,19 +125,19 @@ func TestMonitorOfASocketThatConnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	connectTo(t, sub, address)
-	kinds, _ := until(t, m, zmqio.HandshakeSucceeded)
-	want := []zmqio.EventKind{zmqio.ConnectDelayed, zmqio.Connected, zmqio.HandshakeSucceeded}
+	kinds, _ := until(t, m, transport.HandshakeSucceeded)
+	want := []transport.EventKind{transport.ConnectDelayed, transport.Connected, transport.HandshakeSucceeded}
 	if !cmp.Equal(kinds, want) {
 		t.Errorf("got %v, want %v", kinds, want)
 	}
 	closeNow(t, pub)
-	until(t, m, zmqio.Disconnected)
-	if _, e := until(t, m, zmqio.ConnectRetried); e.Address != address || e.Value < 1 {
+	until(t, m, transport.Disconnected)
+	if _, e := until(t, m, transport.ConnectRetried); e.Address != address || e.Value < 1 {
 		t.Errorf("got %+v, want of %s", e, address)
 	}
-	until(t, m, zmqio.Closed)
+	until(t, m, transport.Closed)
 	closeNow(t, s)
-	until(t, m, zmqio.Stopped)
+	until(t, m, transport.Stopped)
 }
 
 func TestMonitorOfAFailedHandshake(t *testing.T) {
@@ -157,7 +157,7 @@ func TestMonitorOfAFailedHandshake(t *testing.T) {
 	if _, err := c.Write(greeting); err != nil {
 		t.Fatal(err)
 	}
-	if _, e := until(t, m, zmqio.HandshakeFailed); e.Address != address {
+	if _, e := until(t, m, transport.HandshakeFailed); e.Address != address {
 		t.Errorf("got %+v, want of %s", e, address)
 	}
 	closeNow(t, c)
@@ -169,8 +169,8 @@ func TestMonitorIsInterrupted(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- m.Wait() }()
 	m.Interrupt()
-	if err := <-ended; !errors.Is(err, zmqio.ErrInterrupted) {
-		t.Errorf("got %v, want %v", err, zmqio.ErrInterrupted)
+	if err := <-ended; !errors.Is(err, transport.ErrInterrupted) {
+		t.Errorf("got %v, want %v", err, transport.ErrInterrupted)
 	}
 }
 
@@ -183,7 +183,7 @@ func TestMonitorOfAnEndedContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := zmqio.NewMonitor(zs)
+	m, err := transport.NewMonitor(zs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,14 +207,14 @@ func TestMonitorOfAnEndedContext(t *testing.T) {
 
 func TestEventKindsHaveNames(t *testing.T) {
 	seen := map[string]bool{}
-	for k := zmqio.Connected; k <= zmqio.Stopped; k++ {
+	for k := transport.Connected; k <= transport.Stopped; k++ {
 		if name := k.String(); name == "" || seen[name] {
 			t.Errorf("kind %d: got name %q", int(k), name)
 		} else {
 			seen[name] = true
 		}
 	}
-	if got := zmqio.EventKind(0).String(); got != "0" {
+	if got := transport.EventKind(0).String(); got != "0" {
 		t.Errorf("got %q of no kind", got)
 	}
 }

@@ -1,4 +1,4 @@
-package zmqio_test
+package transport_test
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 	"github.com/pebbe/zmq4"
 	"go.uber.org/goleak"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,14 +65,14 @@ func newSocket(t testing.TB, zctx *zmq4.Context, kind zmq4.Type) *zmq4.Socket {
 // opener is Open, or what Open does where libzmq's handle is out of reach.
 type opener struct {
 	name string
-	open func(*zmq4.Socket) (*zmqio.Socket, error)
+	open func(*zmq4.Socket) (*transport.Socket, error)
 }
 
-var openers = []opener{{"views", zmqio.Open}, {"copies", zmqio.OpenCopying}}
+var openers = []opener{{"views", transport.Open}, {"copies", transport.OpenCopying}}
 
 // mustOpen returns a socket that is closed with the test and whose Wait ends when
 // patience does.
-func (o opener) mustOpen(t testing.TB, zs *zmq4.Socket) *zmqio.Socket {
+func (o opener) mustOpen(t testing.TB, zs *zmq4.Socket) *transport.Socket {
 	t.Helper()
 	s, err := o.open(zs)
 	if err != nil {
@@ -129,7 +129,7 @@ func sendTo(t testing.TB, s *zmq4.Socket, frames ...[]byte) {
 var transports = []struct{ name, endpoint string }{
 	{"tcp", "tcp://127.0.0.1:*"},
 	{"ipc", "ipc://*"},
-	{"inproc", "inproc://zmqio-test"},
+	{"inproc", "inproc://transport-test"},
 }
 
 // pair returns both ends of a connection, the first of them to be received from.

@@ -1,4 +1,4 @@
-package zmqio_test
+package transport_test
 
 import (
 	"bytes"
@@ -13,11 +13,11 @@ import (
 	"github.com/pebbe/zmq4"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 func TestHandleIsKnown(t *testing.T) {
-	if !zmqio.HandleKnown {
+	if !transport.HandleKnown {
 		t.Error("zmq4.Socket does not begin with libzmq's handle any more: messages are copied")
 	}
 }
@@ -29,7 +29,7 @@ type received struct {
 }
 
 // take receives n messages, however many come at a time.
-func take(s *zmqio.Socket, b *zmqio.Batch, n int) ([]received, error) {
+func take(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
 	var all []received
 	for len(all) < n {
 		if err := s.Wait(); err != nil {
@@ -62,10 +62,10 @@ func frameLength() *rapid.Generator[int] {
 }
 
 func TestMessagesComeOutAsTheyWereSent(t *testing.T) {
-	for _, transport := range transports {
+	for _, over := range transports {
 		for _, o := range openers {
-			t.Run(transport.name+"/"+o.name, func(t *testing.T) {
-				receiver, sender := pair(t, newContext(t), transport.endpoint)
+			t.Run(over.name+"/"+o.name, func(t *testing.T) {
+				receiver, sender := pair(t, newContext(t), over.endpoint)
 				s := o.mustOpen(t, receiver)
 				rapid.Check(t, func(rt *rapid.T) {
 					lengths := rapid.SliceOfN(rapid.SliceOfN(frameLength(), 1, 9), 1, 12).Draw(rt, "lengths")
@@ -79,9 +79,9 @@ func TestMessagesComeOutAsTheyWereSent(t *testing.T) {
 							frames = append(frames, f)
 						}
 						sendTo(t, sender, frames...)
-						want = append(want, received{frames[:min(len(frames), zmqio.KeptFrames)], len(frames)})
+						want = append(want, received{frames[:min(len(frames), transport.KeptFrames)], len(frames)})
 					}
-					b := zmqio.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
+					b := transport.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
 					defer b.Release()
 					got, err := take(s, b, len(want))
 					if err != nil {
@@ -106,7 +106,7 @@ func TestReceiveTakesWhatThereIsUpToTheRoom(t *testing.T) {
 		t.Run(o.name, func(t *testing.T) {
 			receiver, sender := pair(t, newContext(t), "inproc://room")
 			s := o.mustOpen(t, receiver)
-			b := zmqio.NewBatch(4)
+			b := transport.NewBatch(4)
 			for i := range 10 {
 				sendTo(t, sender, []byte{byte(i)}, nil)
 			}
@@ -135,7 +135,7 @@ func TestReleaseTakesTheFramesAway(t *testing.T) {
 			s := o.mustOpen(t, receiver)
 			sendTo(t, sender, []byte("frame"))
 			sendTo(t, sender, []byte("frame"))
-			b := zmqio.NewBatch(1)
+			b := transport.NewBatch(1)
 			for range 2 {
 				if n, err := s.Receive(b); n != 1 || err != nil {
 					t.Fatal(n, err)
@@ -153,7 +153,7 @@ func TestReleaseTakesTheFramesAway(t *testing.T) {
 
 func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 	long := []byte(strings.Repeat("long", 1000))
-	hold := func() zmqio.Message {
+	hold := func() transport.Message {
 		zctx, err := zmq4.NewContext()
 		if err != nil {
 			t.Fatal(err)
@@ -168,14 +168,14 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 		}
 		connectTo(t, sender, bindOf(t, receiver, "tcp://127.0.0.1:*"))
 		sendTo(t, sender, []byte("short"), long)
-		s, err := zmqio.Open(receiver)
+		s, err := transport.Open(receiver)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		b := zmqio.NewBatch(1)
+		b := transport.NewBatch(1)
 		if n, err := s.Receive(b); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
@@ -201,7 +201,7 @@ func TestBatchesAreCollected(t *testing.T) {
 	long := make([]byte, 4000)
 	for i := range 1000 {
 		sendTo(t, sender, long, nil, long, long, long, long)
-		if n, err := s.Receive(zmqio.NewBatch(2)); n != 1 || err != nil {
+		if n, err := s.Receive(transport.NewBatch(2)); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		if i%100 == 0 {
@@ -219,7 +219,7 @@ func TestReceiveDoesNotAllocate(t *testing.T) {
 	for range (runs + 1) * burst {
 		sendTo(t, sender, []byte("topic"), make([]byte, 8), payload)
 	}
-	b := zmqio.NewBatch(burst)
+	b := transport.NewBatch(burst)
 	sum := 0
 	allocs := testing.AllocsPerRun(runs, func() {
 		if err := s.Wait(); err != nil {
@@ -258,7 +258,7 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 			if err := s.Wait(); !errors.Is(err, zmq4.ETERM) {
 				t.Errorf("Wait: got %v, want %v", err, zmq4.ETERM)
 			}
-			b := zmqio.NewBatch(1)
+			b := transport.NewBatch(1)
 			if n, err := s.Receive(b); n != 0 || !errors.Is(err, zmq4.ETERM) {
 				t.Errorf("Receive: got %d, %v, want %v", n, err, zmq4.ETERM)
 			}
@@ -283,7 +283,7 @@ func TestReceiveMoreAddsToABatch(t *testing.T) {
 			zctx := newContext(t)
 			receiver, sender := pair(t, zctx, "inproc://more")
 			s := open.mustOpen(t, receiver)
-			b := zmqio.NewBatch(4)
+			b := transport.NewBatch(4)
 			for i := range 3 {
 				sendTo(t, sender, fmt.Append(nil, i), []byte("second"))
 				if n, err := s.ReceiveMore(b); err != nil || n != i+1 {
@@ -300,7 +300,7 @@ func TestReceiveMoreAddsToABatch(t *testing.T) {
 			if got := string(b.Message(2).Frames[0]); got != "2" {
 				t.Errorf("message behind the dropped one begins with %q", got)
 			}
-			sendTo(t, sender, make([]byte, zmqio.MaxBatchBytes))
+			sendTo(t, sender, make([]byte, transport.MaxBatchBytes))
 			sendTo(t, sender, []byte("no room"))
 			if n, err := s.ReceiveMore(b); err != nil || n != 4 || !b.Full() {
 				t.Errorf("ReceiveMore = %d, %v, full %v, want 4 and full", n, err, b.Full())
@@ -322,15 +322,15 @@ func TestReceiveMoreAddsToABatch(t *testing.T) {
 func TestBatchStopsAtItsBytes(t *testing.T) {
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "inproc://bytes")
-	s, err := zmqio.Open(receiver)
+	s, err := transport.Open(receiver)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer closeNow(t, s)
 	for range 5 {
-		sendTo(t, sender, make([]byte, zmqio.MaxBatchBytes/2))
+		sendTo(t, sender, make([]byte, transport.MaxBatchBytes/2))
 	}
-	b := zmqio.NewBatch(64)
+	b := transport.NewBatch(64)
 	defer b.Release()
 	if n, err := s.Receive(b); err != nil || n != 2 || !b.Full() {
 		t.Errorf("Receive = %d, %v, full %v, want 2 and full", n, err, b.Full())
@@ -340,7 +340,7 @@ func TestBatchStopsAtItsBytes(t *testing.T) {
 func TestPeerAddress(t *testing.T) {
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "tcp://127.0.0.1:*")
-	s, err := zmqio.Open(receiver)
+	s, err := transport.Open(receiver)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +349,7 @@ func TestPeerAddress(t *testing.T) {
 	if err := s.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	b := zmqio.NewBatch(1)
+	b := transport.NewBatch(1)
 	defer b.Release()
 	if n, err := s.Receive(b); err != nil || n != 1 {
 		t.Fatal(n, err)

@@ -1,4 +1,4 @@
-package zmqio_test
+package transport_test
 
 import (
 	"encoding/binary"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/internal/zmqio"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // TestNoWakeupIsLost lets sockets of all transports wait for bursts of a few
@@ -29,20 +29,20 @@ func TestNoWakeupIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	var all sync.WaitGroup
-	for i, transport := range append(transports, transports[0]) {
-		receiver, sender := pair(t, zctx, transport.endpoint)
+	for i, over := range append(transports, transports[0]) {
+		receiver, sender := pair(t, zctx, over.endpoint)
 		s := openers[i/len(transports)].mustOpen(t, receiver)
 		arrived := make(chan uint64, 1)
 		quit := make(chan struct{})
 		all.Go(func() {
 			defer close(quit)
 			if err := count(s, arrived); err != nil {
-				t.Errorf("%s: %v", transport.name, err)
+				t.Errorf("%s: %v", over.name, err)
 			}
 		})
 		all.Go(func() {
 			if err := sendBursts(sender, more, arrived, quit); err != nil {
-				t.Errorf("%s: %v", transport.name, err)
+				t.Errorf("%s: %v", over.name, err)
 			}
 		})
 	}
@@ -57,8 +57,8 @@ var (
 )
 
 // count receives messages up to the last one, which must come in order.
-func count(s *zmqio.Socket, arrived chan<- uint64) error {
-	b := zmqio.NewBatch(3)
+func count(s *transport.Socket, arrived chan<- uint64) error {
+	b := transport.NewBatch(3)
 	renewed := time.Time{}
 	for next := uint64(0); ; {
 		if now := time.Now(); now.Sub(renewed) > time.Second {
