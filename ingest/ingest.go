@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/pebbe/zmq4"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/feed"
@@ -22,7 +21,7 @@ var ErrStarted = errors.New("ingest was started or closed before")
 type Ingest struct {
 	config    config.Config
 	shared    *shared
-	zctx      *zmq4.Context
+	sockets   *transport.Context
 	workers   []*connectedWorker // configured
 	listeners []*listener
 	endpoints []string
@@ -55,30 +54,30 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		return nil, fmt.Errorf("check config: %w", err)
 	}
 	c = c.WithDefaults()
-	zctx, err := zmq4.NewContext()
+	sockets, err := transport.NewContext(config.MaxSockets)
 	if err != nil {
-		return nil, fmt.Errorf("create ZeroMQ context: %w", err)
+		return nil, err
 	}
-	k := sockets{zctx: zctx, reconnectMin: c.ReconnectMin, reconnectMax: c.ReconnectMax}
 	in := &Ingest{
-		config: c,
-		zctx:   zctx,
+		config:  c,
+		sockets: sockets,
 		shared: &shared{
-			sink:    sink,
-			sockets: k,
-			roster:  &roster{max: c.MaxWorkers, names: make(map[string]struct{})},
-			budgets: newBudgets(c),
-			batches: sync.Pool{New: newBatch},
-			metrics: newMetrics(),
-			silence: max(c.Silence, 0),
-			grace:   max(c.Grace, 0),
-			log:     c.Logger,
+			sink:         sink,
+			sockets:      sockets,
+			reconnectMin: c.ReconnectMin,
+			reconnectMax: c.ReconnectMax,
+			roster:       &roster{max: c.MaxWorkers, names: make(map[string]struct{})},
+			budgets:      newBudgets(c),
+			metrics:      newMetrics(),
+			silence:      max(c.Silence, 0),
+			grace:        max(c.Grace, 0),
+			log:          c.Logger,
 		},
 		registry: c.Metrics,
 		changes:  make(chan func(context.Context, *running)),
 		ended:    make(chan struct{}),
 	}
-	in.shared.replays = newReplays(k, c.ReplayTimeout, func(s *transport.Socket) *inbox { return in.shared.inbox(s, "") })
+	in.shared.replays = transport.NewRequests(sockets, c.ReplayTimeout, in.shared.inbox(""), in.shared.metrics.replaysInProgress)
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
@@ -89,12 +88,9 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 func (in *Ingest) open() error {
 	c := in.config
 	if in.registry != nil {
-		if err := in.shared.metrics.register(in.registry, in.shared.budgets.all(), in.shared.replays.inProgress); err != nil {
+		if err := in.shared.metrics.register(in.registry, in.shared.budgets.all()); err != nil {
 			return err
 		}
-	}
-	if err := in.zctx.SetMaxSockets(config.MaxSockets); err != nil {
-		return fmt.Errorf("raise ZeroMQ's limit of sockets: %w", err)
 	}
 	for _, w := range c.Workers {
 		in.shared.roster.reserve(w.Name)
@@ -336,14 +332,14 @@ func (in *Ingest) Close() error {
 func (in *Ingest) closeListeners() error {
 	var errs []error
 	for _, l := range in.listeners {
-		errs = append(errs, l.conn.close())
+		errs = append(errs, l.conn.Close())
 	}
 	return errors.Join(errs...)
 }
 
 // release ends what the sockets leave behind, which are closed.
 func (in *Ingest) release() error {
-	err := in.zctx.Term()
+	err := in.sockets.Close()
 	if in.registry != nil {
 		in.shared.metrics.unregister(in.registry)
 	}

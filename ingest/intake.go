@@ -14,13 +14,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-const (
-	// messageFrames is how many frames an engine's message has: topic, seq, payload.
-	messageFrames = 3
-	// maxMessageBytes is the length of the longest payload. It is more than ten times
-	// the largest batch of an engine: a step that stores 128 K tokens takes some 700 KB.
-	maxMessageBytes = 8 << 20
-)
+// messageFrames is how many frames an engine's message has: topic, seq, payload.
+const messageFrames = 3
 
 // errTooLong is a replayed payload that is too long to be decoded.
 var errTooLong = errors.New("payload is too long")
@@ -51,7 +46,7 @@ func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 		return refusedSeq, false
 	case len(m.Frames[0]) > config.MaxTopicBytes:
 		return refusedTopicLength, false
-	case len(m.Frames[2]) > maxMessageBytes:
+	case len(m.Frames[2]) > transport.MaxPayloadBytes:
 		return refusedLength, false
 	}
 	var epoch []byte
@@ -82,7 +77,7 @@ func (in *intake) decode(b *sequence.Batch) {
 		return
 	}
 	in.decoded = b
-	if len(b.Payload) > maxMessageBytes {
+	if len(b.Payload) > transport.MaxPayloadBytes {
 		in.batch, in.err = nil, errTooLong
 		return
 	}

@@ -50,9 +50,9 @@ type link struct {
 
 // reading is one socket of a link.
 type reading struct {
-	*conn
+	*transport.Conn
 	id      sequence.ConnectionID
-	inbox   *inbox
+	inbox   *transport.Inbox
 	drained chan struct{} // closed when nothing is received any more
 	address string
 	watched chan struct{} // closed when nobody watches it any more
@@ -129,7 +129,7 @@ func (l *link) set(current, beside *reading) {
 // growing waits. Its connection is made in the background. It tries until ctx is
 // done, and then returns nil.
 func (l *link) open(ctx context.Context, was *reading) *reading {
-	k := l.worker.shared.sockets
+	shared := l.worker.shared
 	for {
 		switch {
 		case was == nil || was.was && !was.over: // the first one, or renewed on purpose
@@ -140,9 +140,9 @@ func (l *link) open(ctx context.Context, was *reading) *reading {
 			l.failures++
 		}
 		if l.failures > 0 {
-			wait := k.reconnectMin << min(l.failures-1, 20)
-			if wait > k.reconnectMax || wait <= 0 {
-				wait = k.reconnectMax
+			wait := shared.reconnectMin << min(l.failures-1, 20)
+			if wait > shared.reconnectMax || wait <= 0 {
+				wait = shared.reconnectMax
 			}
 			select {
 			case <-time.After(jitter(wait)):
@@ -172,18 +172,18 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := l.worker.shared.sockets.connect(address, l.topic)
+	c, err := l.worker.shared.sockets.Subscribe(address, l.topic)
 	if err != nil {
 		return nil, err
 	}
 	l.connections++
 	r := &reading{
-		id: l.connections, conn: c, inbox: l.worker.shared.inbox(c.socket, l.worker.desc.Name), address: address,
+		id: l.connections, Conn: c, inbox: transport.NewInbox(c, l.worker.shared.inbox(l.worker.desc.Name)), address: address,
 		watched: make(chan struct{}), drained: make(chan struct{}),
 	}
 	go func() {
 		defer close(r.drained)
-		r.inbox.drain()
+		r.inbox.Drain()
 	}()
 	return r, nil
 }
@@ -200,12 +200,12 @@ func (l *link) close(r *reading) {
 	if r == nil {
 		return
 	}
-	r.monitor.Interrupt()
+	r.Monitor.Interrupt()
 	<-r.watched
-	r.socket.Interrupt()
+	r.Socket.Interrupt()
 	<-r.drained
-	r.inbox.discard()
-	if err := r.close(); err != nil {
+	r.inbox.Discard()
+	if err := r.Close(); err != nil {
 		l.worker.log.Error("close socket", "endpoint", r.address, "error", err)
 	}
 }
@@ -214,14 +214,14 @@ func (l *link) close(r *reading) {
 // and false when ctx is done.
 func (l *link) serve(ctx context.Context) bool {
 	r := l.current
-	stop := context.AfterFunc(ctx, r.socket.Interrupt)
+	stop := context.AfterFunc(ctx, r.Socket.Interrupt)
 	defer stop()
 	for {
-		p, err := r.inbox.next(l.deadline)
+		p, err := r.inbox.Next(l.deadline)
 		switch {
 		case ctx.Err() != nil:
 			if p != nil {
-				r.inbox.giveBack(p)
+				r.inbox.Recycle(p)
 			}
 			return false
 		case errors.Is(err, os.ErrDeadlineExceeded):
@@ -234,7 +234,7 @@ func (l *link) serve(ctx context.Context) bool {
 			return true
 		}
 		err = l.process(p)
-		r.inbox.giveBack(p)
+		r.inbox.Recycle(p)
 		if err != nil {
 			l.failed(err)
 			return true
@@ -259,15 +259,15 @@ func (l *link) renew(beside bool) {
 	case l.current == nil: // the first one is being made
 	case beside:
 		l.besideWanted = true
-		l.current.inbox.notify()
+		l.current.inbox.Wake()
 	default:
-		l.current.socket.Interrupt()
+		l.current.Socket.Interrupt()
 	}
 }
 
 // process takes some messages. What happened to the connection before them is taken
 // first.
-func (l *link) process(p *parcel) error {
+func (l *link) process(c *transport.Chunk) error {
 	in := l.worker.shared.intake()
 	defer l.worker.shared.giveBack(in)
 	began := time.Now()
@@ -278,8 +278,8 @@ func (l *link) process(p *parcel) error {
 	}
 	l.worker.enter()
 	n := 0
-	for i := range p.size() {
-		m := p.batch.Message(i)
+	for i := range c.Len() {
+		m := c.Batch.Message(i)
 		if m.Count == 0 { // dropped
 			continue
 		}
@@ -290,7 +290,7 @@ func (l *link) process(p *parcel) error {
 		}
 		l.p.arrive(in, began, l.current.id)
 	}
-	if p.losses() {
+	if c.Drops != nil {
 		l.p.apply(in, began, l.p.machine.Overrun(began))
 	}
 	l.worker.metrics.messages.Add(float64(n))
@@ -304,7 +304,7 @@ func (l *link) watch(ctx context.Context, r *reading) {
 	defer close(r.watched)
 	settled := false
 	for {
-		if err := r.monitor.Wait(); err != nil {
+		if err := r.Monitor.Wait(); err != nil {
 			return
 		}
 		l.worker.mu.Lock()
@@ -313,7 +313,7 @@ func (l *link) watch(ctx context.Context, r *reading) {
 		l.worker.mu.Unlock()
 		if err != nil {
 			l.failed(err)
-			r.socket.Interrupt()
+			r.Socket.Interrupt()
 			return
 		}
 		if next && !settled {
@@ -336,7 +336,7 @@ func (l *link) breakOff() {
 	if l.current.up {
 		l.disconnect(l.current)
 	}
-	l.current.socket.Interrupt()
+	l.current.Socket.Interrupt()
 }
 
 // disconnect counts the end of a reading's connection, which is the current one, and
@@ -354,7 +354,7 @@ func (l *link) succeed(r *reading) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	if l.beside == r {
-		l.current.socket.Interrupt()
+		l.current.Socket.Interrupt()
 	}
 }
 
@@ -374,7 +374,7 @@ func unconnected(k transport.EventKind) string {
 // held.
 func (l *link) events(r *reading) error {
 	for {
-		e, ok, err := r.monitor.Next()
+		e, ok, err := r.Monitor.Next()
 		if err != nil || !ok {
 			return err
 		}
@@ -388,7 +388,7 @@ func (l *link) events(r *reading) error {
 				continue
 			}
 			r.over = true
-			r.socket.Interrupt() // what has come is read all the same
+			r.Socket.Interrupt() // what has come is read all the same
 			if r.was && !r.up {
 				continue // broken off on purpose, and counted then
 			}

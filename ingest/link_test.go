@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // comings counts how often a worker came into the stream.
@@ -34,7 +35,7 @@ func TestAConnectionBringsTheWorkerBack(t *testing.T) {
 	if w.lane != nil || back.came != 0 {
 		t.Fatalf("the worker is in the stream, it came %d times", back.came)
 	}
-	l.beside = &reading{id: 2, conn: &conn{}, up: true}
+	l.beside = &reading{id: 2, Conn: &transport.Conn{}, up: true}
 	if !l.replace(t.Context()) || !l.p.machine.Connected() {
 		t.Fatal("there is no connection")
 	}

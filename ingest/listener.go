@@ -30,8 +30,8 @@ type listener struct {
 	config   config.Listener
 	address  string
 	local    bool // bound to ipc
-	conn     *conn
-	inbox    *inbox
+	conn     *transport.Conn
+	inbox    *transport.Inbox
 	patterns []string     // of the config, as matchTopic wants them
 	hosts    config.Hosts // that replays may be requested from beside the peers themselves
 	log      *slog.Logger
@@ -75,7 +75,7 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse replay hosts: %w", err)
 	}
-	conn, address, err := s.sockets.bind(e.String())
+	conn, address, err := s.sockets.Bind(e.String())
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +91,9 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 		workers: make(map[string]*boundWorker),
 		peers:   newPeers(),
 	}
-	l.inbox = s.inbox(conn.socket, "")
-	l.inbox.monitor, l.inbox.shared = conn.monitor, true
+	inbox := s.inbox("")
+	inbox.PerConnection = true
+	l.inbox = transport.NewInbox(conn, inbox)
 	for _, p := range c.Topics {
 		l.patterns = append(l.patterns, slashless(p))
 	}
@@ -105,8 +106,8 @@ func (l *listener) run(ctx context.Context) error {
 	defer requests.Wait()
 	l.spawnIn = func(w *worker) { w.spawnIn(ctx, &requests) }
 	stop := context.AfterFunc(ctx, func() {
-		l.conn.socket.Interrupt()
-		l.conn.monitor.Interrupt()
+		l.conn.Socket.Interrupt()
+		l.conn.Monitor.Interrupt()
 	})
 	defer stop()
 	watched := make(chan error, 1)
@@ -114,29 +115,29 @@ func (l *listener) run(ctx context.Context) error {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		l.inbox.drain()
+		l.inbox.Drain()
 	}()
 	err := l.read(ctx)
-	l.conn.socket.Interrupt()
-	l.conn.monitor.Interrupt()
+	l.conn.Socket.Interrupt()
+	l.conn.Monitor.Interrupt()
 	<-drained
 	err = errors.Join(err, <-watched)
 	if ctx.Err() != nil {
 		err = nil
 	}
-	l.inbox.discard()
+	l.inbox.Discard()
 	l.close()
-	return errors.Join(err, l.conn.close())
+	return errors.Join(err, l.conn.Close())
 }
 
 func (l *listener) read(ctx context.Context) error {
 	for ctx.Err() == nil {
-		p, err := l.inbox.next(func() time.Time { return time.Time{} })
+		p, err := l.inbox.Next(func() time.Time { return time.Time{} })
 		if err != nil {
 			return fmt.Errorf("read %s: %w", l.address, err)
 		}
 		l.process(p)
-		l.inbox.giveBack(p)
+		l.inbox.Recycle(p)
 	}
 	return nil
 }
@@ -144,10 +145,10 @@ func (l *listener) read(ctx context.Context) error {
 // watch has what happens to connections noted while no messages come.
 func (l *listener) watch() error {
 	for {
-		if err := l.conn.monitor.Wait(); err != nil {
+		if err := l.conn.Monitor.Wait(); err != nil {
 			return err
 		}
-		l.inbox.note()
+		l.inbox.AddEvents()
 	}
 }
 
@@ -165,39 +166,39 @@ func (l *listener) event(in *intake, e transport.Event) {
 }
 
 // process takes some messages, and what happened to connections before each.
-func (l *listener) process(p *parcel) {
+func (l *listener) process(c *transport.Chunk) {
 	in := l.shared.intake()
 	defer l.shared.giveBack(in)
 	began := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	events, n := p.events, 0
-	for i := range p.size() {
-		for len(events) > 0 && events[0].before <= i {
+	events, n := c.Events, 0
+	for i := range c.Len() {
+		for len(events) > 0 && events[0].Before <= i {
 			l.event(in, events[0].Event)
 			events = events[1:]
 		}
-		if m := p.batch.Message(i); m.Count > 0 { // else it was dropped
-			l.message(in, began, p.batch, i)
+		if m := c.Batch.Message(i); m.Count > 0 { // else it was dropped
+			l.message(in, began, c.Batch, i)
 			n++
 		}
 	}
 	for _, e := range events {
 		l.event(in, e.Event)
 	}
-	if p.losses() {
-		l.overrun(in, p, began)
+	if c.Drops != nil {
+		l.overrun(in, c.Drops, began)
 	}
 	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
 	l.shared.metrics.turn(began, n)
 }
 
 // overrun has the publishers look for what was dropped whose messages were.
-func (l *listener) overrun(in *intake, p *parcel, now time.Time) {
+func (l *listener) overrun(in *intake, d *transport.Drops, now time.Time) {
 	for topic, t := range l.topics {
 		t.worker.mu.Lock()
 		for _, pub := range t.ranks {
-			if t.worker.lane != nil && p.losesOf(topic, pub.peer.descriptor(), pub.otherPeer.descriptor()) {
+			if t.worker.lane != nil && d.Concern(topic, pub.peer.descriptor(), pub.otherPeer.descriptor()) {
 				pub.apply(in, now, pub.machine.Overrun(now))
 			}
 		}

@@ -44,9 +44,10 @@ type metrics struct {
 	stale           *prometheus.CounterVec
 	ambiguous       *prometheus.CounterVec
 
-	lastSeq    *prometheus.GaugeVec
-	publishers *prometheus.GaugeVec
-	turns      prometheus.Histogram
+	lastSeq           *prometheus.GaugeVec
+	publishers        *prometheus.GaugeVec
+	replaysInProgress *prometheus.GaugeVec
+	turns             prometheus.Histogram
 
 	registered []prometheus.Collector
 }
@@ -77,8 +78,9 @@ func newMetrics() *metrics {
 		stale:           counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
 		ambiguous:       counter("publisher_conflicts_total", "Times that two publishers were found to use one topic and rank.", "worker"),
 
-		lastSeq:    gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
-		publishers: gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
+		lastSeq:           gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
+		publishers:        gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
+		replaysInProgress: gauge("replays_in_progress", "Requests to replay sockets, by state: waiting for a slot, for the first reply, or being read.", "state"),
 		turns: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
 			Help:    "Time from taking a batch off its socket to having handed it on, averaged over those taken at once.",
@@ -104,7 +106,7 @@ func (m *metrics) register(r prometheus.Registerer, more ...prometheus.Collector
 	for _, c := range append(more, m.undelivered,
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
 		m.gaps, m.missed, m.restarts, m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone,
-		m.replaysFailed, m.replayed, m.unbuffered, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.turns,
+		m.replaysFailed, m.replayed, m.unbuffered, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.replaysInProgress, m.turns,
 	) {
 		if err := r.Register(c); err != nil {
 			m.unregister(r)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // refusal is why a message is not taken. A refused message of a publisher that
@@ -18,7 +19,7 @@ const (
 	refusedSeq
 	// refusedTopicLength: a topic of more than config.MaxTopicBytes.
 	refusedTopicLength
-	// refusedLength: a payload of more than maxMessageBytes.
+	// refusedLength: a payload of more than transport.MaxPayloadBytes.
 	refusedLength
 	// refusedRanks: a dp rank, or a listener's publisher, beyond MaxRanks of its
 	// worker.
@@ -59,7 +60,7 @@ var refusalWants = [numRefusals]string{
 	refusedFrames:      "three frames: topic, seq, payload",
 	refusedSeq:         "a seq of 8 bytes",
 	refusedTopicLength: fmt.Sprintf("a topic of at most %d bytes", config.MaxTopicBytes),
-	refusedLength:      fmt.Sprintf("a payload of at most %d MiB", maxMessageBytes>>20),
+	refusedLength:      fmt.Sprintf("a payload of at most %d MiB", transport.MaxPayloadBytes>>20),
 	refusedRanks:       fmt.Sprintf("at most %d dp ranks a worker, and no more of all workers than MaxRanks", feed.MaxRanks),
 	refusedTopic:       topicForm,
 	refusedName:        "a POD of " + config.AllowedName + ", and a MODEL of " + config.AllowedModel,

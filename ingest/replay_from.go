@@ -31,7 +31,7 @@ func (in *Ingest) replayFrom(ctx context.Context, seq uint64) error {
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	defer stop()
-	in.shared.replays.firstReply = in.config.ReplayTimeout
+	in.shared.replays.FirstReply = in.config.ReplayTimeout
 	w := in.workers[0]
 	w.spawnIn(ctx, &requests)
 	ended := make(chan error, 1)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/sequence"
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // startPatience is how long the first request of an engine may wait for a transfer slot.
@@ -21,21 +22,21 @@ func (p *publisher) requestReplay(a sequence.Action) {
 // replay runs a request to its end. It is called without the worker's mutex.
 func (p *publisher) replay(ctx context.Context, a sequence.Action) {
 	w := p.worker
-	q := replayRequest{endpoint: a.Endpoint, from: a.Seq, responsive: a.Answered, patience: transferPatience}
+	q := transport.Request{Endpoint: a.Endpoint, From: a.Seq, Responsive: a.Answered}
 	if a.Cause == sequence.CauseStart {
-		q.patience = startPatience
+		q.Patience = startPatience
 	}
-	q.waited = func(d time.Duration) {
+	q.Waited = func(d time.Duration) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		p.machine.Waited(a.RequestID, d) // the engine is not to blame
 	}
-	q.sent = func() {
+	q.Sent = func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		p.machine.Sent(a.RequestID)
 	}
-	err := w.shared.replays.read(ctx, q, func(seq uint64, payload []byte) bool {
+	err := w.shared.replays.Replay(ctx, q, func(seq uint64, payload []byte) bool {
 		in := w.shared.intake()
 		defer w.shared.giveBack(in)
 		in.load(nil, seq, payload)
@@ -58,7 +59,7 @@ func (p *publisher) replay(ctx context.Context, a sequence.Action) {
 	}
 	now := time.Now()
 	p.replayErr = err
-	if err != nil && !errors.Is(err, errReplayYielded) {
+	if err != nil && !errors.Is(err, transport.ErrReplayYielded) {
 		w.warn(noticeReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", a.Endpoint, "error", err)
 	}
 	p.apply(in, now, p.machine.ReplayEnded(now, a.RequestID, outcomeOf(err)))
@@ -68,11 +69,11 @@ func outcomeOf(err error) sequence.Outcome {
 	switch {
 	case err == nil:
 		return sequence.OutcomeComplete
-	case errors.Is(err, errReplaySilent):
+	case errors.Is(err, transport.ErrReplaySilent):
 		return sequence.OutcomeSilent
-	case errors.Is(err, errReplayBusy):
+	case errors.Is(err, transport.ErrReplayBusy):
 		return sequence.OutcomeBusy
-	case errors.Is(err, errReplayYielded):
+	case errors.Is(err, transport.ErrReplayYielded):
 		return sequence.OutcomeYielded
 	default:
 		return sequence.OutcomeFailed

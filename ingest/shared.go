@@ -15,17 +15,19 @@ import (
 // shared is what all workers of an Ingest have in common.
 type shared struct {
 	sink    feed.Sink
-	sockets sockets
-	replays *replays
-	roster  *roster
-	sources sourceList
-	budgets budgets
-	metrics *metrics
-	intakes sync.Pool
-	batches sync.Pool     // of *transport.Batch
-	silence time.Duration // 0: it is no sign of anything
-	grace   time.Duration
-	log     *slog.Logger
+	sockets *transport.Context
+	replays *transport.Requests
+	// reconnectMin and reconnectMax bound the backoff of reconnecting.
+	reconnectMin, reconnectMax time.Duration
+	roster                     *roster
+	sources                    sourceList
+	budgets                    budgets
+	metrics                    *metrics
+	intakes                    sync.Pool
+	batches                    transport.Pool
+	silence                    time.Duration // 0: it is no sign of anything
+	grace                      time.Duration
+	log                        *slog.Logger
 }
 
 func (s *shared) intake() *intake {
@@ -62,14 +64,14 @@ func (b budgets) all() budget.Collector {
 	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules}
 }
 
-// inbox returns an inbox of a socket, of a worker or, where that is empty, of a
+// inbox returns the configuration of an inbox, of a worker or, where that is empty, of a
 // listener.
-func (s *shared) inbox(socket *transport.Socket, worker string) *inbox {
+func (s *shared) inbox(worker string) transport.InboxConfig {
 	dropped := s.metrics.undelivered.WithLabelValues(worker)
-	return newInbox(socket, s.budgets.received, &s.batches, func(n int) { dropped.Add(float64(n)) })
+	return transport.InboxConfig{
+		Budget: s.budgets.received, Pool: &s.batches, OnDrop: func(n int) { dropped.Add(float64(n)) },
+	}
 }
-
-func newBatch() any { return transport.NewBatch(inboxBatch) }
 
 // jitter returns a wait that is up to a fifth longer, so that many that began
 // together do not stay together.

@@ -1,4 +1,4 @@
-package ingest
+package transport
 
 import (
 	"errors"
@@ -9,8 +9,8 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// options are what can be read of a socket. That ZMTP heartbeats are off can not:
-// they are as libzmq leaves them.
+// options are the socket options that can be read. That ZMTP heartbeats are off cannot:
+// it is the default.
 type options struct {
 	IPv6                              bool
 	Keepalive, Idle, Interval, Count  int
@@ -39,16 +39,15 @@ func optionsOf(t *testing.T, s *zmq4.Socket) (o options) {
 }
 
 func TestSocketsHaveTheirOptions(t *testing.T) {
-	zctx, err := zmq4.NewContext()
+	c, err := NewContext(100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := zctx.Term(); err != nil {
+		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	k := sockets{zctx: zctx}
 	common := options{
 		IPv6: true, Keepalive: 1, Idle: 30, Interval: 10, Count: 3,
 		ConnectTimeout: 5 * time.Second, Handshake: 30 * time.Second, ReceiveHWM: 0,
@@ -58,9 +57,9 @@ func TestSocketsHaveTheirOptions(t *testing.T) {
 		open       func() (*zmq4.Socket, error)
 		maxMessage int64
 	}{
-		{"connected", func() (*zmq4.Socket, error) { return k.subscribe("", maxFrameBytes) }, 64 << 20},
-		{"bound", func() (*zmq4.Socket, error) { return k.subscribe("", maxMessageBytes) }, 8 << 20},
-		{"replay", k.dealing, 64 << 20},
+		{"connected", func() (*zmq4.Socket, error) { return c.sub("", maxFrameBytes) }, 64 << 20},
+		{"bound", func() (*zmq4.Socket, error) { return c.sub("", MaxPayloadBytes) }, 8 << 20},
+		{"replay", c.dealer, 64 << 20},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, err := tt.open()

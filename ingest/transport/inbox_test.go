@@ -1,4 +1,4 @@
-package ingest
+package transport
 
 import (
 	"errors"
@@ -10,13 +10,12 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // testInbox is an inbox that is drained, and a socket to send to it.
 type testInbox struct {
-	*inbox
+	*Inbox
 	t       *testing.T
 	sender  *zmq4.Socket
 	dropped atomic.Int64
@@ -24,7 +23,7 @@ type testInbox struct {
 
 var testInboxes atomic.Int64
 
-func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*inbox)) *testInbox {
+func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*Inbox)) *testInbox {
 	t.Helper()
 	zctx, err := zmq4.NewContext()
 	if err != nil {
@@ -43,24 +42,24 @@ func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*inbox)) *testInb
 	if err := errors.Join(ends[0].Bind(address), ends[1].Connect(address)); err != nil {
 		t.Fatal(err)
 	}
-	socket, err := transport.Open(ends[0])
+	socket, err := Open(ends[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	x := &testInbox{t: t, sender: ends[1]}
-	x.inbox = newInbox(socket, b, &sync.Pool{New: newBatch}, func(n int) { x.dropped.Add(int64(n)) })
+	x.Inbox = NewInbox(&Conn{Socket: socket}, InboxConfig{Budget: b, Pool: new(Pool), OnDrop: func(n int) { x.dropped.Add(int64(n)) }})
 	if prepare != nil {
-		prepare(x.inbox)
+		prepare(x.Inbox)
 	}
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		x.drain()
+		x.Drain()
 	}()
 	t.Cleanup(func() {
 		socket.Interrupt()
 		<-drained
-		x.discard()
+		x.Discard()
 		if x.bytes.Load() != 0 || x.messages.Load() != 0 || b.Used() != 0 {
 			t.Errorf("%d messages of %d bytes are left, and %d of the budget", x.messages.Load(), x.bytes.Load(), b.Used())
 		}
@@ -101,22 +100,22 @@ func (x *testInbox) read() (got map[string]int, lost map[string]int) {
 	x.t.Helper()
 	got = make(map[string]int)
 	for {
-		p, err := x.take()
+		p, err := x.pop()
 		if err != nil {
 			x.t.Fatal(err)
 		}
 		if p == nil {
 			return got, lost
 		}
-		for i := range p.size() {
-			if m := p.batch.Message(i); m.Count > 0 {
+		for i := range p.Len() {
+			if m := p.Batch.Message(i); m.Count > 0 {
 				got[string(m.Frames[0])]++
 			}
 		}
-		if p.losses() {
-			lost = p.lost
+		if p.Drops != nil {
+			lost = p.Drops.topics
 		}
-		x.giveBack(p)
+		x.Recycle(p)
 	}
 }
 
@@ -128,22 +127,22 @@ func TestInboxDropsWhatDoesNotFit(t *testing.T) {
 	tests := []struct {
 		name           string
 		budget         int64
-		prepare        func(*inbox)
+		prepare        func(*Inbox)
 		messages, size int
 		want           int
 	}{
 		{name: "messages", messages: maxInboxMessages + 500, want: maxInboxMessages},
 		{name: "bytes", messages: 200, size: 512 << 10, want: maxInboxBytes / (512 << 10)},
 		{name: "bytes of all inboxes", budget: 1 << 20, messages: 10, size: 512 << 10, want: reserve + 1},
-		{name: "a connection's share", prepare: func(b *inbox) { b.shared = true }, messages: 4000, want: maxInboxMessages / peerShare},
+		{name: "a connection's share", prepare: func(b *Inbox) { b.PerConnection = true }, messages: 4000, want: maxInboxMessages / connectionShare},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			x := newTestInbox(t, budget.New("test", tt.budget), tt.prepare)
 			x.send("a\x00suffix", tt.messages, tt.size)
 			x.mu.Lock()
-			if n := len(x.parcels); n > tt.want+1 {
-				t.Errorf("%d parcels for %d messages", n, tt.want)
+			if n := len(x.chunks); n > tt.want+1 {
+				t.Errorf("%d chunks for %d messages", n, tt.want)
 			}
 			x.mu.Unlock()
 			got, lost := x.read()
@@ -161,28 +160,28 @@ func TestInboxDropsWhatDoesNotFit(t *testing.T) {
 	}
 }
 
-// Messages that come one by one share the memory of a batch.
+// Messages that arrive one by one share the memory of a batch.
 func TestInboxFillsBatches(t *testing.T) {
 	x := newTestInbox(t, nil, nil)
-	for range 3 * inboxBatch {
+	for range 3 * batchSize {
 		x.send("a", 1, 1)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if n := len(x.parcels); n != 3 {
-		t.Errorf("%d parcels for %d messages, want 3", n, 3*inboxBatch)
+	if n := len(x.chunks); n != 3 {
+		t.Errorf("%d chunks for %d messages, want 3", n, 3*batchSize)
 	}
 }
 
-// However many topics are lost, some are remembered, and that there were more.
-func TestInboxRemembersSomeLostTopics(t *testing.T) {
-	x := newTestInbox(t, nil, func(b *inbox) { b.messages.Store(maxInboxMessages) })
-	for i := range maxLostTopics + 1 {
+// Of many dropped topics some are remembered, and of the others the connections.
+func TestDroppedTopicsAreBounded(t *testing.T) {
+	x := newTestInbox(t, nil, func(b *Inbox) { b.messages.Store(maxInboxMessages) })
+	for i := range maxDroppedTopics + 1 {
 		if _, err := x.sender.SendMessage(fmt.Sprint(i), make([]byte, 8), "p"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for deadline := time.Now().Add(testPatience); x.arrived() <= maxInboxMessages+maxLostTopics; {
+	for deadline := time.Now().Add(testPatience); x.arrived() <= maxInboxMessages+maxDroppedTopics; {
 		if time.Now().After(deadline) {
 			t.Fatal("messages are not dropped")
 		}
@@ -190,12 +189,12 @@ func TestInboxRemembersSomeLostTopics(t *testing.T) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.messages.Store(0)
-	if p := x.parcels[0]; len(x.parcels) != 1 || len(p.lost) != maxLostTopics || len(p.lostBy) != 1 {
-		t.Errorf("%d parcels, %d topics, connections %v", len(x.parcels), len(p.lost), p.lostBy)
+	if p := x.chunks[0]; len(x.chunks) != 1 || len(p.Drops.topics) != maxDroppedTopics || len(p.Drops.connections) != 1 {
+		t.Errorf("%d chunks, %d topics, connections %v", len(x.chunks), len(p.Drops.topics), p.Drops.connections)
 	}
 }
 
-// Connections come and go while messages are received: every message is handed on, none
+// Connections open and close while messages are received: every message is delivered, none
 // before the event of its connection.
 func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 	const senders, rounds = 4, 50
@@ -218,13 +217,14 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newInbox(c.socket, nil, &sync.Pool{New: newBatch}, func(int) { t.Error("messages are dropped") })
-	b.monitor, b.shared = c.monitor, true
+	b := NewInbox(c, InboxConfig{
+		Pool: new(Pool), PerConnection: true, OnDrop: func(int) { t.Error("messages are dropped") },
+	})
 	var reading sync.WaitGroup
-	reading.Go(b.drain)
+	reading.Go(b.Drain)
 	reading.Go(func() {
-		for c.monitor.Wait() == nil {
-			b.note()
+		for c.Monitor.Wait() == nil {
+			b.AddEvents()
 		}
 	})
 	var sending sync.WaitGroup
@@ -247,60 +247,59 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 	accepted := make(map[int]bool)
 	deadline := time.Now().Add(testPatience)
 	for n := 0; n < 3*senders*rounds; {
-		p, err := b.next(func() time.Time { return deadline })
+		p, err := b.Next(func() time.Time { return deadline })
 		if err != nil {
 			t.Fatalf("after %d messages: %v", n, err)
 		}
-		events := p.events
-		for i := range p.size() {
-			for len(events) > 0 && events[0].before <= i {
-				if events[0].Kind == transport.Accepted {
+		events := p.Events
+		for i := range p.Len() {
+			for len(events) > 0 && events[0].Before <= i {
+				if events[0].Kind == Accepted {
 					accepted[events[0].Value] = true
 				}
 				events = events[1:]
 			}
-			if fd := p.batch.Message(i).FD; !accepted[fd] {
+			if fd := p.Batch.Message(i).FD; !accepted[fd] {
 				t.Errorf("message of connection %d, which is not known", fd)
 			}
 			n++
 		}
 		for _, e := range events {
-			if e.Kind == transport.Accepted {
+			if e.Kind == Accepted {
 				accepted[e.Value] = true
 			}
 		}
-		b.giveBack(p)
+		b.Recycle(p)
 	}
 	sending.Wait()
-	c.socket.Interrupt()
-	c.monitor.Interrupt()
+	c.Socket.Interrupt()
+	c.Monitor.Interrupt()
 	reading.Wait()
-	b.discard()
-	if err := errors.Join(c.close(), zctx.Term()); err != nil {
+	b.Discard()
+	if err := errors.Join(c.Close(), zctx.Term()); err != nil {
 		t.Error(err)
 	}
 }
 
-// What a message takes of the budget of all is given back, whoever else takes and gives
-// meanwhile.
-func TestInboxGivesBackWhatItTook(t *testing.T) {
+// The bytes reserved of the budget are released, under concurrent use.
+func TestInboxReleasesItsBudget(t *testing.T) {
 	b := budget.New("x", 1)
-	box := newInbox(nil, b, &sync.Pool{New: newBatch}, func(int) {})
-	if !box.admit(&parcel{}, 0, inboxReserve-100) {
+	box := NewInbox(&Conn{}, InboxConfig{Budget: b, Pool: new(Pool)})
+	if !box.reserve(&Chunk{}, 0, inboxReserve-100) {
 		t.Fatal("a message within the reserve has no room")
 	}
-	admitted := make(chan *parcel, 1)
+	admitted := make(chan *Chunk, 1)
 	go func() {
 		defer close(admitted)
 		for range 20_000 {
-			if p := (&parcel{}); box.admit(p, 0, 90) {
+			if p := (&Chunk{}); box.reserve(p, 0, 90) {
 				admitted <- p
 			}
 		}
 	}()
 	for p := range admitted {
-		p.batch = transport.NewBatch(1)
-		box.giveBack(p)
+		p.Batch = NewBatch(1)
+		box.Recycle(p)
 	}
 	if used, beyond := b.Used(), beyondReserve(box.bytes.Load()); used != beyond {
 		t.Errorf("%d bytes are taken of the budget, and %d wait beyond the reserve", used, beyond)

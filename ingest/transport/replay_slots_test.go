@@ -1,4 +1,4 @@
-package ingest
+package transport
 
 import (
 	"context"
@@ -6,19 +6,21 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // A transfer that lasts long yields once others wait, and not before.
 func TestLongTransferYieldsToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newReplays(sockets{}, time.Hour, nil)
+		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
 		var all []*exchange
 		for range maxTransfers {
 			slot, err := r.acquire(t.Context(), r.transfers, 0, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, &exchange{replays: r, slot: slot, since: time.Now()})
+			all = append(all, &exchange{Requests: r, slot: slot, since: time.Now()})
 		}
 		<-time.After(2 * transferShare)
 		if all[0].yields() {
@@ -40,7 +42,7 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 			t.Error("a transfer that has just begun yields")
 		}
 		<-time.After(time.Second)
-		all[0].release()
+		all[0].slot.release()
 		if err := <-done; err != nil || took != time.Second {
 			t.Errorf("acquire: %v after %v, want a slot after 1s", err, took)
 		}
@@ -50,18 +52,18 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 // Waiting for a slot is bounded by the patience of the request, and by its context.
 func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newReplays(sockets{}, time.Hour, nil)
+		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
 		for range maxFirstRequests {
 			if _, err := r.acquire(t.Context(), r.first, 0, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
 		began := time.Now()
-		if _, err := r.acquire(t.Context(), r.first, firstRequestPatience, nil); !errors.Is(err, errReplayBusy) {
+		if _, err := r.acquire(t.Context(), r.first, slotPatience, nil); !errors.Is(err, ErrReplayBusy) {
 			t.Errorf("acquire without a free slot: %v", err)
 		}
-		if d := time.Since(began); d != firstRequestPatience {
-			t.Errorf("it took %v, want %v", d, firstRequestPatience)
+		if d := time.Since(began); d != slotPatience {
+			t.Errorf("it took %v, want %v", d, slotPatience)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()

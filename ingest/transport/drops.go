@@ -1,0 +1,70 @@
+package transport
+
+import (
+	"bytes"
+	"slices"
+)
+
+const (
+	// maxDroppedTopics is how many topics are remembered of messages that were dropped. Of
+	// others the connections are, of which there are no more than file descriptors.
+	maxDroppedTopics = 1024
+	// maxDroppedTopicBytes is the length of the longest topic that is remembered.
+	maxDroppedTopicBytes = 2048
+	// publishedFrames is how many frames an engine's message has: topic, seq, payload.
+	publishedFrames = 3
+)
+
+// Drops are messages that were dropped, as an Inbox was full.
+type Drops struct {
+	// topics are their topics, up to a NUL, each with the connection of the first.
+	topics map[string]int
+	// connections are those whose topics were too many to be remembered.
+	connections map[int]struct{}
+}
+
+func (d *Drops) add(m Message) {
+	if len(m.Frames) != publishedFrames {
+		return // no engine's
+	}
+	topic, _, _ := bytes.Cut(m.Frames[0], []byte{0})
+	if _, ok := d.topics[string(topic)]; !ok && len(topic) <= maxDroppedTopicBytes {
+		d.addTopic(string(topic), m.FD)
+	}
+}
+
+func (d *Drops) addTopic(topic string, fd int) {
+	if len(d.topics) >= maxDroppedTopics {
+		d.addConnection(fd)
+		return
+	}
+	if d.topics == nil {
+		d.topics = make(map[string]int)
+	}
+	d.topics[topic] = fd
+}
+
+func (d *Drops) addConnection(fd int) {
+	if d.connections == nil {
+		d.connections = make(map[int]struct{})
+	}
+	d.connections[fd] = struct{}{}
+}
+
+func (d *Drops) merge(other *Drops) {
+	for fd := range other.connections {
+		d.addConnection(fd)
+	}
+	for topic, fd := range other.topics {
+		d.addTopic(topic, fd)
+	}
+}
+
+// Concern reports whether a message of a topic may be among them that arrived by one of
+// these connections.
+func (d *Drops) Concern(topic string, connections ...int) bool {
+	if _, ok := d.topics[topic]; ok {
+		return true
+	}
+	return slices.ContainsFunc(connections, func(fd int) bool { _, ok := d.connections[fd]; return ok })
+}
