@@ -127,7 +127,7 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 		if role != "" {
 			attrs = append(attrs, slog.String("role", string(role)))
 		}
-		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused call", append(attrs, slog.Int("held_back", omitted))...)
+		s.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "refused call", append(attrs, slog.Int("suppressed", omitted))...)
 	}
 	return nil, err
 }

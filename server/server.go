@@ -175,7 +175,7 @@ func (s *Server) connectionRefused(from net.Addr, err error) {
 	if errors.Is(err, errAddressQuota) {
 		limit, setting = s.cfg.MaxConnectionsPerAddress, "subscribers.max_connections_per_address"
 	}
-	s.cfg.Logger.Warn("refused connection", "peer.address", from.String(), "limit", limit, "setting", setting, "held_back", omitted)
+	s.cfg.Logger.Warn("refused connection", "peer.address", from.String(), "limit", limit, "setting", setting, "suppressed", omitted)
 }
 
 // Serve accepts connections until Shutdown, and then returns nil.
