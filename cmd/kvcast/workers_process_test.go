@@ -222,7 +222,7 @@ func TestWorkersOfAFileComeAndGo(t *testing.T) {
 	}
 	// It is not there yet.
 	s := serve(t, "--config", configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file)))
-	s.logged(`workers can not be found; those found before stay.*no such file`)
+	s.logged(`discovery failed; the workers found before stay.*no such file`)
 	f := follow(t, s)
 	write(item("a", "m"))
 	f.until("a", "stored [1]")
@@ -234,7 +234,7 @@ func TestWorkersOfAFileComeAndGo(t *testing.T) {
 	f.until("a", "stored [1]")
 
 	write(item("a", "n") + "- {name: b, modell: m}\n")
-	s.logged(`those found before stay.*workers.yaml:2: workers\[1\]: unknown key .*modell.*, did you mean model`)
+	s.logged(`the workers found before stay.*workers.yaml:2: workers\[1\]: unknown key .*modell.*, did you mean model`)
 	publish(t, p, storedOf(2))
 	f.until("b", "stored [2]")
 	write(item("a", "n"))

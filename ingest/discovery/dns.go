@@ -14,8 +14,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// lookUpTimeout is how long a name server may take.
-const lookUpTimeout = 5 * time.Second
+// lookupTimeout is how long a name server may take.
+const lookupTimeout = 5 * time.Second
 
 // DNS is a name that has an address for each engine, as that of a headless service
 // does.
@@ -34,21 +34,20 @@ type DNS struct {
 	// BlockSize is in tokens; 0 means that of the first store.
 	BlockSize uint32
 
-	// lookUp is the resolver; nil means the system's.
-	lookUp func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	// lookup is the resolver; nil means the system's.
+	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// Find finds a worker at each address. Its name is ADDRESS:PORT.
-//
-// A name without addresses is no error: all engines may be gone.
+// Find returns a worker for each address, named ADDRESS:PORT. A name without addresses is no error: all engines may be
+// gone.
 func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
-	lookUp := d.lookUp
-	if lookUp == nil {
-		lookUp = net.DefaultResolver.LookupNetIP
+	lookup := d.lookup
+	if lookup == nil {
+		lookup = net.DefaultResolver.LookupNetIP
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookUpTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	addresses, err := lookUp(ctx, "ip", d.Host)
+	addresses, err := lookup(ctx, "ip", d.Host)
 	var no *net.DNSError
 	if errors.As(err, &no) && no.IsNotFound {
 		addresses, err = nil, nil

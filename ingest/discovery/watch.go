@@ -1,3 +1,8 @@
+// Package discovery finds workers while the program runs.
+//
+// What names workers flows in: a DNS name with an address for each engine, or a list in a file. Workers to add and to
+// remove flow out to an Ingest. A poll that fails changes nothing, so a broken name server or a half-written file
+// removes no worker. A worker that is no longer found is removed, after a grace time if its absence may be temporary.
 package discovery
 
 import (
@@ -13,56 +18,53 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// DefaultInterval is the time between two looks.
+// DefaultInterval is the default of Watch.Interval.
 const DefaultInterval = 5 * time.Second
 
-// Workers are what is read; *ingest.Ingest is one.
+// Workers is where workers are added and removed; *ingest.Ingest implements it.
 type Workers interface {
 	AddWorker(context.Context, config.Worker) error
 	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
 }
 
-// Watch keeps workers as they are found.
+// Watch adds and removes workers as they are found.
 type Watch struct {
-	// Name is what the log calls it.
+	// Name names the watch in the log.
 	Name string
-	// Find finds all workers that there are now, each name once. On an error those
-	// found before stay.
+	// Find returns all workers that exist now, with unique names. If it fails, the workers found before stay.
 	Find func(context.Context) ([]config.Worker, error)
-	// Interval is the time between two looks: DefaultInterval unless set.
+	// Interval is the time between two polls; 0: DefaultInterval.
 	Interval time.Duration
-	// Grace is how long a worker may not be found before it is removed; with 0 it is
-	// at the first look that does not find it.
+	// Grace is how long a worker may be missing before it is removed; 0: the first poll without it removes it.
 	Grace time.Duration
-	// Looked is called after each look, whatever came of it; nil means nobody is.
-	Looked func()
-	// Logger takes what an operator should know; nil means no one does.
+	// Polled is called after each poll, successful or not, unless it is nil.
+	Polled func()
+	// Logger may be nil.
 	Logger *slog.Logger
 }
 
-// watching is a Watch at work.
-type watching struct {
+// watcher is the state of a Watch that runs.
+type watcher struct {
 	Watch
 	workers Workers
 	// known are the workers that were added, by name.
-	known map[string]*known
-	// failed is the last error logged, so that a lasting one is not logged at every look.
-	failed string
-	// nobody tells that the last look found no workers.
-	nobody bool
-	// refused are those that could not be added, as they were then.
-	refused map[string]config.Worker
+	known map[string]*knownWorker
+	// rejected are the workers that could not be added, as they were at the last attempt.
+	rejected map[string]config.Worker
+	// lastError is the last error logged, since a lasting one is logged once.
+	lastError string
+	// isEmpty reports whether the last poll found no workers.
+	isEmpty bool
 }
 
-// known is a worker that was added.
-type known struct {
+// knownWorker is a worker that was added.
+type knownWorker struct {
 	config config.Worker
-	// missing is since when it has not been found; zero while it is.
-	missing time.Time
+	// missingSince is the time of the first poll that did not find it; zero if the last one did.
+	missingSince time.Time
 }
 
-// Run looks until ctx is done or there is nothing more to add to, and returns nil.
-// Workers that it added stay.
+// Run polls until ctx is done or the Ingest has ended, and returns nil. The workers that it added stay.
 func (w Watch) Run(ctx context.Context, workers Workers) error {
 	if w.Interval <= 0 {
 		w.Interval = DefaultInterval
@@ -71,18 +73,18 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 		w.Logger = slog.New(slog.DiscardHandler)
 	}
 	w.Logger = w.Logger.With("discovery", w.Name)
-	at := &watching{Watch: w, workers: workers, known: make(map[string]*known), refused: make(map[string]config.Worker)}
+	running := &watcher{Watch: w, workers: workers, known: make(map[string]*knownWorker), rejected: make(map[string]config.Worker)}
 	ticker := time.NewTicker(w.Interval)
 	defer ticker.Stop()
 	for {
-		err := at.look(ctx)
-		if w.Looked != nil {
-			w.Looked()
+		err := running.poll(ctx)
+		if w.Polled != nil {
+			w.Polled()
 		}
 		if errors.Is(err, config.ErrEnded) || ctx.Err() != nil {
 			return nil
 		}
-		at.log(err)
+		running.log(err)
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
@@ -91,54 +93,53 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 	}
 }
 
-// log logs an error once for as long as it lasts, and its end.
-func (w *watching) log(err error) {
+// log logs an error when it first occurs, and when it is gone.
+func (w *watcher) log(err error) {
 	switch {
-	case err == nil && w.failed != "":
-		w.failed = ""
-		w.Logger.Info("workers are found again")
-	case err != nil && err.Error() != w.failed:
-		w.failed = err.Error()
-		w.Logger.Warn("workers can not be found; those found before stay", "error", err)
+	case err == nil && w.lastError != "":
+		w.lastError = ""
+		w.Logger.Info("discovery works again")
+	case err != nil && err.Error() != w.lastError:
+		w.lastError = err.Error()
+		w.Logger.Warn("discovery failed; the workers found before stay", "error", err)
 	}
 }
 
-// look makes the workers those that are found now. The error is that of finding
-// them, or ingest.ErrEnded.
-func (w *watching) look(ctx context.Context) error {
+// poll adds and removes workers so that they are those found now. Its error is that of Find, or config.ErrEnded.
+func (w *watcher) poll(ctx context.Context) error {
 	found, err := w.Find(ctx)
 	if err != nil {
 		return err
 	}
-	if nobody := len(found) == 0; nobody != w.nobody {
-		if w.nobody = nobody; nobody {
-			w.Logger.Info("no workers are found") // which a misspelt name is a reason for
+	if isEmpty := len(found) == 0; isEmpty != w.isEmpty {
+		if w.isEmpty = isEmpty; isEmpty {
+			w.Logger.Info("no workers found") // a misspelt name is one cause
 		}
 	}
-	now := time.Now()
-	all := make(map[string]config.Worker, len(found))
+	byName := make(map[string]config.Worker, len(found))
 	for _, c := range found {
-		all[c.Name] = c
+		byName[c.Name] = c
 	}
+	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(w.known)) {
 		k := w.known[name]
-		c, ok := all[name]
+		c, ok := byName[name]
 		switch {
 		case ok && reflect.DeepEqual(c, k.config):
-			k.missing = time.Time{}
+			k.missingSince = time.Time{}
 			continue
-		case ok: // it is another now
-		case k.missing.IsZero() && w.Grace > 0:
-			k.missing = now
+		case ok: // it has changed
+		case k.missingSince.IsZero() && w.Grace > 0:
+			k.missingSince = now
 			continue
-		case now.Sub(k.missing) < w.Grace:
+		case now.Sub(k.missingSince) < w.Grace:
 			continue
 		}
 		if err := w.remove(ctx, name); err != nil {
 			return err
 		}
 	}
-	maps.DeleteFunc(w.refused, func(name string, _ config.Worker) bool { _, ok := all[name]; return !ok })
+	maps.DeleteFunc(w.rejected, func(name string, _ config.Worker) bool { _, ok := byName[name]; return !ok })
 	for _, c := range found {
 		if w.known[c.Name] != nil {
 			continue
@@ -150,34 +151,32 @@ func (w *watching) look(ctx context.Context) error {
 	return nil
 }
 
-func (w *watching) remove(ctx context.Context, name string) error {
+func (w *watcher) remove(ctx context.Context, name string) error {
 	err := w.workers.RemoveWorker(ctx, name, feed.RemovedDiscovery)
 	switch {
 	case err == nil:
 		w.Logger.Info("worker removed", "worker", name)
-	case errors.Is(err, config.ErrNoWorker): // somebody else has
-	default:
+	case !errors.Is(err, config.ErrNoWorker): // it may have been deregistered
 		return err
 	}
 	delete(w.known, name)
 	return nil
 }
 
-// add adds a worker. One that can not be is tried again at each look, and logged
-// once.
-func (w *watching) add(ctx context.Context, c config.Worker) error {
+// add adds a worker. One that cannot be added is tried again at each poll, and logged once.
+func (w *watcher) add(ctx context.Context, c config.Worker) error {
 	err := w.workers.AddWorker(ctx, c)
 	switch {
 	case err == nil:
 		w.Logger.Info("worker found", "worker", c.Name)
-		w.known[c.Name] = &known{config: c}
-		delete(w.refused, c.Name)
+		w.known[c.Name] = &knownWorker{config: c}
+		delete(w.rejected, c.Name)
 	case errors.Is(err, config.ErrEnded) || ctx.Err() != nil:
 		return err
 	default:
-		if was, ok := w.refused[c.Name]; !ok || !reflect.DeepEqual(was, c) {
-			w.Logger.Warn("worker can not be added", "worker", c.Name, "error", err)
-			w.refused[c.Name] = c
+		if was, ok := w.rejected[c.Name]; !ok || !reflect.DeepEqual(was, c) {
+			w.Logger.Warn("worker cannot be added", "worker", c.Name, "error", err)
+			w.rejected[c.Name] = c
 		}
 	}
 	return nil

@@ -1,8 +1,7 @@
 // Package recording reads recorded traffic of engines.
 //
-// A file of JSON lines flows in, gzipped if its name says so; the messages flow
-// out in their order, each with its frames as ZeroMQ delivered them. A line that
-// is no message is an error that tells which one it is.
+// A file of JSON lines flows in, gzipped if its name says so. The messages flow out in order, each with its frames as
+// ZeroMQ delivered them. A line that is not a message is an error that names the line.
 package recording
 
 import (
@@ -17,20 +16,17 @@ import (
 	"strings"
 )
 
-// IsName tells whether a file's name is that of a recording.
+// IsName reports whether a file's name is that of a recording.
 func IsName(name string) bool {
 	return strings.HasSuffix(name, ".jsonl") || strings.HasSuffix(name, ".jsonl.gz")
 }
 
-// errForm says what a line must be.
-var errForm = errors.New(`want an array of frames in hexadecimal, or an object with one as "frames"`)
-
-// ReadFile yields the messages of a file. After an error nothing more comes.
+// ReadFile yields the messages of a file. An error is the last that it yields.
 func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		f, err := os.Open(name)
 		if err != nil {
-			yield(nil, err) // it says "open FILE: why"
+			yield(nil, err) // it names the file
 			return
 		}
 		defer func() { _ = f.Close() }()
@@ -52,9 +48,8 @@ func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	}
 }
 
-// Read yields the messages of JSON lines: each an array of frames in
-// hexadecimal, by itself or as "frames" of an object. After an error nothing
-// more comes.
+// Read yields the messages of JSON lines: each an array of frames in hexadecimal, by itself or as "frames" of an object.
+// An error is the last that it yields.
 func Read(r io.Reader) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		lines := json.NewDecoder(r)
@@ -87,7 +82,7 @@ func readMessage(lines *json.Decoder) ([][]byte, error) {
 		err = json.Unmarshal(raw, &message)
 	}
 	if err != nil || len(message.Frames) == 0 {
-		return nil, errForm
+		return nil, errors.New(`want an array of frames in hexadecimal, or an object with one as "frames"`)
 	}
 	frames := make([][]byte, len(message.Frames))
 	for i, text := range message.Frames {

@@ -72,10 +72,10 @@ func TestReadFile(t *testing.T) {
 	missing := filepath.Join(dir, "b.jsonl")
 	for _, err := range recording.ReadFile(missing) {
 		if err == nil || !strings.Contains(err.Error(), missing) {
-			t.Errorf("a file that is not there: got error %v, want its name", err)
+			t.Errorf("a missing file: got error %v, want its name", err)
 		}
 	}
 	if !recording.IsName(zipped) || !recording.IsName(missing) || recording.IsName("a.msgpack") {
-		t.Error("IsName is wrong about recordings")
+		t.Error("IsName accepts or rejects the wrong names")
 	}
 }

@@ -36,7 +36,7 @@ func discover(ctx context.Context, watches []discovery.Watch, workers discovery.
 	errs := make([]error, len(watches))
 	looking.Add(len(watches))
 	for i, w := range watches {
-		w.Looked = sync.OnceFunc(looking.Done)
+		w.Polled = sync.OnceFunc(looking.Done)
 		running.Go(func() { errs[i] = w.Run(ctx, workers) })
 	}
 	looking.Wait()
