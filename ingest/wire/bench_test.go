@@ -16,7 +16,7 @@ import (
 // vocabulary is about that of Qwen 3 and its like.
 const vocabulary = 151_936
 
-// drawToken draws a token such that its code can not be foretold: one in eight is
+// drawToken draws a token whose code cannot be predicted: one in eight is
 // a number of one byte, as punctuation and digits are, one in 32 has a byte after
 // its code, and of the others nearly half have two and the rest four.
 func drawToken(r *rand.Rand) uint32 {
@@ -127,9 +127,8 @@ func BenchmarkGenericDecode(b *testing.B) {
 	})
 }
 
-// BenchmarkFloorWalk is what a decoder can not well be below: one pass over the
-// values of the payload, each told by its code, and of all that they are only the
-// tokens stored.
+// BenchmarkFloorWalk is a lower bound for a decoder: one pass over the values of the
+// payload, each recognised by its code, which stores only the tokens.
 func BenchmarkFloorWalk(b *testing.B) {
 	benchPayloads(b, func(b *testing.B, payloads [][]byte) {
 		tokens := make([]uint32, 1024)
@@ -146,8 +145,8 @@ func BenchmarkFloorWalk(b *testing.B) {
 // floorWalk stores the numbers of up to 32 bits, which are the tokens and block_size,
 // and returns how many there were. It knows no structure, and trusts the payload to
 // have only codes that vLLM uses, and in its last 8 bytes only values of one byte,
-// which it passes over. It tells numbers without a branch between their widths,
-// which mix at random, and all else by branches, which come in the same order with
+// which it passes over. It reads numbers without a branch on their widths,
+// which mix at random, and all else by branches, which are taken in the same order with
 // each payload. Either kind alone takes half as long again: a table of lengths for
 // all codes as well as a branch for each.
 func floorWalk(p []byte, tokens []uint32) int {

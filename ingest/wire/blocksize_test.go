@@ -125,7 +125,7 @@ func TestBlockSize(t *testing.T) {
 	}
 }
 
-// TestForeignHostBlockSize has stores skipped for their size, of which one tells it.
+// TestForeignHostBlockSize checks which dropped stores it reports.
 func TestForeignHostBlockSize(t *testing.T) {
 	size := wire.BlockSize{Tokens: 4}
 	r := wire.NewRules(&size)

@@ -20,8 +20,8 @@ type codec interface {
 	append(dst []byte, e *Encoder, ev *Event) []byte
 }
 
-// readCommon reads the value at i as the event's field k if it is one of two in their
-// usual form, and returns where it ends; else 0.
+// readCommon reads the value at i as the event's field k if it is one of two with a usual
+// code, and returns where it ends; else 0.
 func (ev *Event) readCommon(k key, p []byte, i int) int {
 	switch {
 	case k == keyParent && i+9 <= len(p) && p[i] == uint64Code:
@@ -42,6 +42,11 @@ func (d *Decoder) readField(ev *Event, k key, i int) (int, fault) {
 		return hashList{}.read(d, ev, k, i)
 	case keyTokens:
 		return tokenList{}.read(d, ev, k, i)
+	case keyParent: // readCommon has the usual code
+		if i < len(d.p) && d.p[i] <= maxFixint {
+			ev.Parent, ev.HasParent = uint64(d.p[i]), true
+			return i + 1, 0
+		}
 	case keyMedium:
 		if s := shortText(d.p, i); s != nil && d.last[k] == string(s) {
 			ev.Medium = d.last[k]
@@ -88,27 +93,39 @@ func (s scalar) check(e *Encoder, ev *Event) string {
 func (s scalar) append(dst []byte, e *Encoder, ev *Event) []byte { return s.get(dst, e, ev) }
 
 // number is an integer. rare reports whether the field is in Event.Rare.
-func number(field func(ev *Event) (number *int64, isSet *bool), rare bool) scalar {
-	return scalar{
-		set: func(d *Decoder, ev *Event, v value) bool {
-			if rare {
-				d.rareOf(ev)
-			}
-			n, isSet := field(ev)
-			*n, *isSet = v.int()
-			return *isSet
-		},
-		get: func(dst []byte, _ *Encoder, ev *Event) []byte {
-			if n, isSet := field(ev); *isSet {
-				return msgp.AppendInt64(dst, *n)
-			}
-			return msgp.AppendNil(dst)
-		},
-		isSetFunc: func(ev *Event) bool {
-			_, isSet := field(ev)
-			return *isSet
-		},
+type number struct {
+	field func(ev *Event) (number *int64, isSet *bool)
+	rare  bool
+}
+
+func (n number) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
+	v, f := readValue(d.p, i)
+	if f != 0 {
+		return i, f
 	}
+	if n.rare {
+		d.rareOf(ev)
+	}
+	number, isSet := n.field(ev)
+	if *number, *isSet = v.int(); !*isSet {
+		return i, badType
+	}
+	return v.end, 0
+}
+
+func (n number) isSet(ev *Event) bool {
+	_, isSet := n.field(ev)
+	return *isSet
+}
+
+func (number) check(*Encoder, *Event) string { return "" }
+
+func (n number) append(dst []byte, _ *Encoder, ev *Event) []byte {
+	number, isSet := n.field(ev)
+	if !*isSet {
+		return msgp.AppendNil(dst)
+	}
+	return msgp.AppendInt64(dst, *number)
 }
 
 // flag is a property of the tokens, which is not encoded.

@@ -301,8 +301,16 @@ func taggedSalt(p []byte, i int) (salt []byte) {
 
 // allNil reports whether p is a list of nils only, as vLLM sends it for plain text.
 func allNil(p []byte) bool {
-	list, f := readValue(p, 0)
-	return f == 0 && len(bytes.Trim(p[list.end:], "\xc0")) == 0
+	_, _, i, f := readHeader(p, 0)
+	if f != 0 {
+		return false
+	}
+	for _, c := range p[i:] {
+		if c != nilCode {
+			return false
+		}
+	}
+	return true
 }
 
 // elements yields where each element of the list at i begins. Other values have none.

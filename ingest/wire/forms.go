@@ -54,10 +54,13 @@ type tags struct {
 	hashes string
 }
 
-const vllmStored = "BlockStored"
+const (
+	vllmStored  = "BlockStored"
+	vllmRemoved = "BlockRemoved"
+)
 
 var (
-	vllmTags     = tags{"type", [...]string{"", vllmStored, "BlockRemoved", "AllBlocksCleared"}, "block_hashes"}
+	vllmTags     = tags{"type", [...]string{"", vllmStored, vllmRemoved, "AllBlocksCleared"}, "block_hashes"}
 	aibrixTags   = tags{"type", [...]string{"", "BLOCK_STORED", "BLOCK_REMOVED", "ALL_BLOCKS_CLEARED"}, "block_hashes"}
 	mooncakeTags = tags{"event_type", [...]string{"", "stored", "removed", "cleared"}, "seq_hashes"}
 )
@@ -75,8 +78,12 @@ func (t *tags) kindOf(tag []byte) Kind {
 // kindOfTag returns the kind and the producer of events with that tag in an array, or
 // with that "type" in a map. The kind is 0 if there is none.
 func kindOfTag(tag []byte) (Kind, Producer) {
-	if string(tag) == vllmStored { // a constant compares faster
+	// Constants compare faster than the names in vllmTags.
+	if string(tag) == vllmStored {
 		return KindStored, ProducerVLLM
+	}
+	if string(tag) == vllmRemoved {
+		return KindRemoved, ProducerVLLM
 	}
 	if kind := vllmTags.kindOf(tag); kind != 0 {
 		return kind, ProducerVLLM

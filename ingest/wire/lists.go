@@ -83,19 +83,14 @@ func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 			return i, f
 		}
 	}
-	for k := range counts {
-		v, f := readValue(d.p, at)
-		if f != 0 {
-			return i, f
-		}
-		var ok bool
-		if counts[k], ok = v.uint32(); !ok {
-			return skip(d.p, i, fieldDepth)
-		}
-		at = v.end
+	end, hasStrings, f := readTokens(counts, n, d.p, at)
+	if f == badType || hasStrings {
+		return skip(d.p, i, fieldDepth)
 	}
-	d.rareOf(ev).RemainingCopies = d.tokens.allocate(n)
-	return at, 0
+	if f == 0 {
+		d.rareOf(ev).RemainingCopies = d.tokens.allocate(n)
+	}
+	return end, f
 }
 
 func (copyCounts) isSet(ev *Event) bool { return len(ev.rare().RemainingCopies) > 0 }

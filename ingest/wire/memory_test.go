@@ -37,7 +37,7 @@ func TestDecodeTakesMemoryInProportion(t *testing.T) {
 		check(v.Name, v.payload)
 	}
 	for _, size := range []int{500, 2000, 8000, 30_000, 1 << 20} {
-		for name, payload := range greedy {
+		for name, payload := range oversized {
 			p := payload(t, size)
 			check(name, p)
 			check(name+", cut off", p[:len(p)-1])
@@ -76,7 +76,7 @@ func TestBoundedMemory(t *testing.T) {
 		check(v.Name, v.payload)
 	}
 	for _, size := range []int{50_000, 1 << 20} {
-		for name, payload := range greedy {
+		for name, payload := range oversized {
 			check(name, payload(t, size))
 		}
 	}
@@ -98,7 +98,7 @@ func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	small := pack(t, batchOf(stored(obj{"medium": "GPU", "extra_keys": []any{[]any{"x"}}}, 1)))
-	for name, payload := range greedy {
+	for name, payload := range oversized {
 		t.Run(name, func(t *testing.T) {
 			var (
 				size   wire.BlockSize
@@ -202,7 +202,7 @@ func TestIdleRulesReferenceNoPayload(t *testing.T) {
 	small := pack(t, batchOf(removed(nil, 1)))
 	var payloads [][]byte
 	for _, name := range []string{"extra keys beyond the blocks", "extra keys of many blocks", "many extra keys of a block"} {
-		payloads = append(payloads, greedy[name](t, 2<<20))
+		payloads = append(payloads, oversized[name](t, 2<<20))
 	}
 	take(rules[0], small)
 	before := heap()

@@ -277,8 +277,8 @@ func TestUnknownElementsAreSkipped(t *testing.T) {
 			}
 		}
 	}
-	// Nothing told which lineage it is of: an integer may be a window, but whatever
-	// stands there costs no event.
+	// The lineage is unknown here: an integer may be a window, but no value makes the
+	// event bad.
 	unset := store("adapter", nil, nil, nil, nil)
 	for _, first := range tails {
 		for _, second := range tails {

@@ -99,9 +99,9 @@ func distinct(n int) raw {
 	return list(n, b)
 }
 
-// greedy makes payloads of some n bytes that ask for much more memory than they
-// are.
-var greedy = map[string]func(tb testing.TB, n int) []byte{
+// oversized makes payloads of some n bytes that claim or need much more memory than
+// that.
+var oversized = map[string]func(tb testing.TB, n int) []byte{
 	"bad events": func(tb testing.TB, n int) []byte {
 		return pack(tb, []any{1, same(n, "\x05")})
 	},

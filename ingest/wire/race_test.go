@@ -2,5 +2,5 @@
 
 package wire_test
 
-// raceEnabled tells that the race detector is on, which allocates by itself.
+// raceEnabled reports whether the race detector is on, which allocates.
 const raceEnabled = true

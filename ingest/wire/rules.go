@@ -143,14 +143,15 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		}
 		r.SkipRaw(1)
 		ev.RawID = r.rawID
-		switch ev.Kind {
-		case KindStored:
+		switch {
+		case ev.Kind == KindStored:
 			if !r.admitStore(ev, rank, counts) {
 				continue
 			}
-		case KindRemoved:
+		case !r.salts.used():
+		case ev.Kind == KindRemoved:
 			r.salts.remove(ev, rank)
-		case KindCleared:
+		default:
 			r.salts.clear(rank)
 		}
 		if kept != k {

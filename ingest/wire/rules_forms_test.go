@@ -70,7 +70,7 @@ func TestEveryAttentionKind(t *testing.T) {
 	}
 }
 
-// TestLocality checks that what is not known to be local is none of ours.
+// TestLocality checks that events not known to be local are ignored.
 func TestLocality(t *testing.T) {
 	for locality, local := range map[any]bool{nil: true, "": true, "LOCAL": true, "local": true, "Local": true,
 		"REMOTE": false, "remote": false, "Remote": false, "SHARED": false} {
@@ -195,6 +195,8 @@ func TestMultimodalForms(t *testing.T) {
 		{"keys by identifier", obj{"mm_keys": []any{[]any{}, []any{obj{"hash": "my-image", "type": "mm_key"}}}}, [][]uint64{nil, {wire.MMHash([]byte("my-image"))}}},
 		{"63 and 65 digits", obj{"extra_keys": []any{[]any{[]any{digest[:63], 0}}, []any{[]any{digest + "0", 0}}}},
 			[][]uint64{{wire.MMHash([]byte(digest[:63]))}, {wire.MMHash([]byte(digest + "0"))}}},
+		{"no byte is UTF-8", obj{"extra_keys": raw("\x91\x91\x92\xa1\xff\xff")}, [][]uint64{{wire.MMHash([]byte("\xff"))}}},
+		{"objects twice", obj{"block_mm_infos": raw("\x91\x82\xaamm_objects\x91\x81\xa7mm_hash\x01\xaamm_objects\xa1x")}, [][]uint64{{1}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			events, _ := admit(t, stored(c.fields, 1, 2))

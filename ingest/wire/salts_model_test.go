@@ -10,8 +10,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// saltedEngine is an engine of one rank, whose hashes tell salts apart and which
-// names them with first blocks only.
+// saltedEngine is an engine of one rank, whose hashes differ by salt, and which sends
+// salts with first blocks only.
 type saltedEngine struct {
 	rank   uint32
 	next   uint64
@@ -85,8 +85,8 @@ func (e *saltedEngine) name(t *rapid.T, ev *wire.Event, salt string) {
 }
 
 // TestSaltsEqualTheEnginesModel drives Rules with the events of engines whose every
-// block's salt is known. What is told of a store's contents must be true; and it
-// must be told where nothing kept the salt from being known.
+// block's salt is known. A store's salt and tokens hashes must be right, and they must
+// be present where the salt can be known.
 func TestSaltsEqualTheEnginesModel(t *testing.T) {
 	media := map[string]wire.Tier{"GPU": wire.TierDevice, "cpu": wire.TierHostPinned, "DISK": wire.TierDisk, "REMOTE": wire.TierExternal}
 	anyMedium := rapid.SampledFrom([]string{"GPU", "GPU", "cpu", "DISK", "REMOTE"})
@@ -102,7 +102,7 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 		for _, e := range engines {
 			e.restart()
 		}
-		// admit checks what is told of an event, which is e's.
+		// admit checks the salt and the tokens hashes of an event of e.
 		admit := func(e *saltedEngine, ev wire.Event) {
 			salt := ""
 			if ev.Kind == wire.KindStored {

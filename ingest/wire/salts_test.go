@@ -21,8 +21,8 @@ func saltKey(salt string) []any { return []any{[]any{"dynamo-cache-salt:" + salt
 func typedSalt(salt any) []any { return []any{[]any{obj{"type": "cache_salt", "salt": salt}}} }
 
 // TestSaltsAreInherited feeds batches of dp rank 0, one event each but for those that
-// name a rank, and compares what the last store is told to be: its salt, and
-// whether it has tokens hashes.
+// name a rank, and compares the salt of the last store, and whether it has tokens
+// hashes.
 func TestSaltsAreInherited(t *testing.T) {
 	const unknown = "unknown" // no tokens hashes
 	salted := stored(obj{"cache_salt": "s"}, 1)
@@ -142,19 +142,19 @@ func TestSaltsArePerRank(t *testing.T) {
 		return b.Events[0].CacheSalt
 	}
 	child := stored(obj{"parent_block_hash": 1}, 2)
-	tell := func() { got = append(got, admit(0, child)+admit(1, child)) }
-	tell()
+	record := func() { got = append(got, admit(0, child)+admit(1, child)) }
+	record()
 	admit(0, stored(obj{"cache_salt": "s"}, 1))
-	tell()
+	record()
 	admit(1, stored(obj{"cache_salt": "t"}, 1))
 	admit(1, obj{"type": "AllBlocksCleared"})
 	admit(1, stored(obj{"cache_salt": "t"}, 1))
-	tell()
+	record()
 	admit(1, removed(nil, 1))
 	r.Reset(2)
-	tell()
+	record()
 	r.Reset(0)
-	tell()
+	record()
 	if diff := cmp.Diff([]string{"", "s", "st", "s", ""}, got); diff != "" {
 		t.Errorf("salts differ (-want +got):\n%s", diff)
 	}
@@ -221,8 +221,8 @@ func TestBlocksOfManyCopiesStay(t *testing.T) {
 	}
 }
 
-// TestSaltedBlocksBeyondTheLimitAreUnknown checks what is told of a rank that has more salted blocks
-// than are remembered, and that it ends with a clear.
+// TestSaltedBlocksBeyondTheLimitAreUnknown checks the salts in a rank with more salted
+// blocks than are remembered, and that a clear ends its being incomplete.
 func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	const unknown = "unknown"
 	var (
@@ -231,7 +231,7 @@ func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	)
 	r := wire.NewRules(&size)
 	r.LimitSaltedBlocks(2)
-	tell := func(rank uint32, ev obj) string {
+	saltIn := func(rank uint32, ev obj) string {
 		b := decodeOf(t, ev)
 		r.Admit(b, rank, &counts)
 		last := b.Events[0]
@@ -260,14 +260,14 @@ func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 		{1, stored(obj{"cache_salt": "s"}, 1), "s"},      // no room either
 		{1, child(7), unknown},
 	} {
-		if got := tell(c.rank, c.ev); got != c.want {
+		if got := saltIn(c.rank, c.ev); got != c.want {
 			t.Errorf("event %d: %q, want %q", k, got, c.want)
 		}
 	}
 	r.Admit(decodeOf(t, obj{"type": "AllBlocksCleared"}), 0, &counts)
 	r.Reset(1)
 	for rank := range uint32(2) {
-		if got := tell(rank, child(7)); got != "" {
+		if got := saltIn(rank, child(7)); got != "" {
 			t.Errorf("rank %d after a clear: %q, want none", rank, got)
 		}
 	}

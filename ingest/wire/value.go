@@ -76,10 +76,31 @@ type value struct {
 }
 
 // readValue reads the value at i.
-func readValue(p []byte, i int) (v value, f fault) {
+func readValue(p []byte, i int) (value, fault) {
 	if i >= len(p) {
-		return v, truncated
+		return value{}, truncated
 	}
+	switch c := p[i]; {
+	case c <= maxFixint:
+		return value{class: classUint, bits: uint64(c), end: i + 1}, 0
+	case c == nilCode:
+		return value{class: classNil, end: i + 1}, 0
+	case c&^3 == uint8Code && i+1<<(c&3) < len(p):
+		v := value{class: classUint, end: i + 1 + 1<<(c&3)}
+		for _, digit := range p[i+1 : v.end] {
+			v.bits = v.bits<<8 | uint64(digit)
+		}
+		return v, 0
+	default:
+		if s := shortText(p, i); s != nil {
+			return value{class: classStr, bytes: s, end: i + 1 + len(s)}, 0
+		}
+		return readAnyValue(p, i)
+	}
+}
+
+// readAnyValue is readValue without its fast paths, for an i inside the payload.
+func readAnyValue(p []byte, i int) (v value, f fault) {
 	b := p[i:]
 	size := declaredSize(b)
 	if size > uint64(len(p)) {
@@ -226,19 +247,22 @@ func (v value) hash() (uint64, bool) {
 // skip returns where the value at i ends, which is nested in depth arrays and maps.
 // Everything in it is validated.
 func skip(p []byte, i, depth int) (int, fault) {
-	v, f := readValue(p, i)
-	n := v.n
-	switch v.class {
+	class, n, i, f := readHeader(p, i)
+	switch class {
 	case classMap:
 		n *= 2
 	case classArray:
 	default:
-		return v.end, f
+		return i, f
 	}
 	if f == 0 && depth == maxDepth {
 		f = tooDeep
 	}
-	for i = v.end; n > 0 && f == 0; n-- {
+	for ; n > 0 && f == 0; n-- {
+		if i < len(p) && (p[i] <= maxFixint || p[i] == nilCode) {
+			i++
+			continue
+		}
 		i, f = skip(p, i, depth+1)
 	}
 	return i, f
@@ -252,6 +276,7 @@ const (
 	maxFixint   = 0x7f
 	nilCode     = 0xc0
 	float64Code = 0xcb
+	uint8Code   = 0xcc // and those of 16, 32 and 64 bits
 	uint64Code  = 0xcf
 )
 
@@ -286,10 +311,6 @@ func readText(p []byte, i int) (s []byte, end int, f fault) {
 	if s := shortText(p, i); s != nil {
 		return s, i + 1 + len(s), 0
 	}
-	return readAnyText(p, i)
-}
-
-func readAnyText(p []byte, i int) (s []byte, end int, f fault) {
 	v, f := readValue(p, i)
 	if f == 0 && v.class != classStr {
 		return nil, i, badType

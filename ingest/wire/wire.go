@@ -262,14 +262,14 @@ var tierMedia = [NumTiers][]string{
 
 // TierOf returns the tier of a medium, in any case, and whether the medium is known.
 func TierOf(medium string) (Tier, bool) {
-	if medium == "" {
+	if medium == "" || medium == "GPU" {
 		return TierDevice, true
 	}
-	for tier, media := range tierMedia {
-		for _, name := range media {
+	for tier := TierDevice; tier < NumTiers; tier++ {
+		for _, name := range tierMedia[tier] {
 			// The lengths differ where EqualFold would fold other than ASCII.
 			if len(name) == len(medium) && strings.EqualFold(name, medium) {
-				return Tier(tier), true
+				return tier, true
 			}
 		}
 	}
