@@ -119,16 +119,33 @@ func (h *fixture) flood() {
 	h.load(1024)
 }
 
-// load adds entries of 64 KiB each. A long name takes less time than many blocks.
+// load adds entries of 64 KiB each, all of one block.
 func (h *fixture) load(entries int) {
 	h.t.Helper()
-	name := strings.Repeat("x", 64<<10)
 	for range entries {
-		h.batch(h.lane, wire.Event{
-			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{0}, TokensHashes: []uint64{1}, BlockSize: 16, LoRAName: name,
-		})
+		h.largeEntry(0)
 	}
 }
+
+// hold adds blocks whose snapshot has 26 MB, more than a transport buffers for a client that
+// does not read.
+func (h *fixture) hold() {
+	h.t.Helper()
+	for n := range 400 {
+		h.largeEntry(uint64(n))
+	}
+}
+
+// largeEntry adds an entry of 64 KiB that stores a block. A long name takes less time than
+// many blocks.
+func (h *fixture) largeEntry(hash uint64) {
+	h.batch(h.lane, wire.Event{
+		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}, TokensHashes: []uint64{hash}, BlockSize: 16,
+		LoRAName: largeName,
+	})
+}
+
+var largeName = strings.Repeat("x", 64<<10)
 
 // narrow returns a client whose connection buffers 64 KiB of unread data. Others adapt their
 // window.

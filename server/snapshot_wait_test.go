@@ -17,18 +17,6 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// hold adds 26 MB of blocks, more than a transport buffers for a client that does not read.
-func (h *fixture) hold() {
-	h.t.Helper()
-	hashes := make([]uint64, 8<<10)
-	for n := range 200 {
-		for i := range hashes {
-			hashes[i] = uint64(n)<<32 + uint64(i)
-		}
-		h.append(hashes...)
-	}
-}
-
 // begun subscribes from a snapshot and returns at its SnapshotBegin.
 func (h *fixture) begun(t *testing.T) *subscription {
 	t.Helper()
