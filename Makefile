@@ -1,4 +1,4 @@
-# What each target does stands behind its ##; `make help` lists them.
+# The text after ## describes a target; `make help` lists them.
 
 GO ?= go
 TOOLS := $(CURDIR)/bin/tools
@@ -8,6 +8,9 @@ BENCH ?= .
 FUZZTIME ?= 20s
 MINUTES ?= 10
 
+# Tests that run without the race detector: it distorts memory figures, and slows down long tests of one goroutine tenfold.
+NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-router test live clients soak fuzz mutate run build bench lint fmt proto grpcurl deps clean
@@ -15,32 +18,31 @@ MINUTES ?= 10
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build ## Show the main job on this machine: engines, server, a router that is cut off and resumes.
+demo: build ## Run engines, a server and a router that reconnects and resumes, and check the result.
 	@bin/kvcast demo
 
-demo-router: build ## Route a trace of requests by the engines' caches, and beside it round robin.
+demo-router: build ## Route a trace of requests by cached prefix and round robin, and compare the hit rates.
 	$(GO) run ./examples/router -demo bin/kvcast
 
 test: deps ## Run all tests with the race detector.
-	@test -d bin/clients || echo "The examples in Python and Rust are not prepared, so their tests are skipped: make clients does it"
-	@test -f bin/live/pins || echo "SGLang's own publisher is not here, so its test is skipped: make live fetches it"
-	@# No test depends on the machine's speed. This limit is for one that hangs, on a machine ten times slower.
-	$(GO) test -race -timeout 60m ./...
-	@# What the race detector distorts or slows down: allocations, memory, small worlds explored exhaustively.
-	$(GO) test -run 'Allocat|Memory|Exhaustive' ./client ./ingest/... ./pipeline
+	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
+	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
+	@# The timeout is for a test that hangs. No test depends on the speed of the machine.
+	$(GO) test -race -skip '$(NO_RACE)' -timeout 60m ./...
+	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest/... ./pipeline ./server
 
-live: deps ## Test with SGLang's own publisher, which this fetches into bin/live.
+live: deps ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
 	$(GO) test -race -count 1 -v -run LivePublisher ./cmd/kvcast
 
-clients: deps ## Test the examples in Python and in Rust, which this prepares in bin/clients.
+clients: deps ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
 	$(GO) test -race -count 1 -v -run 'ClientIn' ./cmd/kvcast
 
-soak: deps ## Run a server under faults for MINUTES=10, and check it once a minute; ARGS=-race and others.
+soak: deps ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race.
 	$(GO) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
-fuzz: deps ## Fuzz what engines may send, and how entries are encoded, each target for FUZZTIME (20s).
+fuzz: deps ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./pipeline; do \
 		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
@@ -50,7 +52,7 @@ fuzz: deps ## Fuzz what engines may send, and how entries are encoded, each targ
 mutate: deps ## Negate conditions of journal and pipeline one at a time: some test must fail.
 	tools/scripts/mutate.sh $(ARGS)
 
-run: build ## Serve engines that connect to port 5557, until stopped.
+run: build ## Serve engines that connect to port 5557.
 	bin/kvcast serve
 
 build: bin/kvcast ## Build bin/kvcast.
@@ -58,10 +60,10 @@ build: bin/kvcast ## Build bin/kvcast.
 bin/kvcast: $(SOURCES) | deps
 	$(GO) build -o $@ ./cmd/kvcast
 
-bench: deps ## Run the benchmarks; BENCH=regexp chooses, COUNT=n repeats.
+bench: deps ## Run the benchmarks that match BENCH (.), COUNT (1) times.
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
 
-lint: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check code, contract, and that the contract breaks nobody.
+lint: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check the code and the contract, and that the contract is backward compatible.
 	$(TOOLS)/golangci-lint run ./...
 	$(TOOLS)/buf lint
 	$(TOOLS)/buf format --diff --exit-code
@@ -75,15 +77,15 @@ fmt: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
 proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Generate Go from the contract.
 	PATH="$(TOOLS):$$PATH" $(TOOLS)/buf generate
 
-grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, to call the server by hand.
+grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by hand.
 
-clean: ## Delete what was built.
+clean: ## Delete bin.
 	rm -rf bin
 
-deps: # libzmq and pkg-config, where they are missing
+deps: # Install libzmq and pkg-config if they are missing.
 	@tools/scripts/libzmq.sh
 
-# Each tool is built when it is first needed, in the version that tools/go.mod pins.
+# Tools are built on first use, in the versions that tools/go.mod pins.
 tool = $(GO) -C tools build -o $@
 
 $(TOOLS)/buf: tools/go.mod

@@ -52,7 +52,7 @@ func TestDigestsMatchTheView(t *testing.T) {
 		var working, reading sync.WaitGroup
 		for n, e := range engines {
 			working.Go(func() {
-				for range 150 {
+				for range 50 {
 					e.step()
 				}
 				switch {

@@ -65,10 +65,11 @@ func TestResponseBytesIsTheResponseSize(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := overTCP(t, server.Config{ResponseBytes: tt.bytes}, journal.Config{})
 			h.addWorker()
-			h.fill(20_000)
+			entries := tt.most / 30 // of more than 40 bytes each
+			h.fill(entries)
 			s := h.subscribe(checker.New(checker.Options{}), earliest())
 			largest := 0
-			for s.checker.Position().GetSeq() < 20_001 {
+			for s.checker.Position().GetSeq() < uint64(entries)+1 {
 				m, err := s.next()
 				if err != nil {
 					t.Fatal(err)

@@ -77,7 +77,7 @@ func (e *busyEngine) step() {
 // and workers are added and removed.
 func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
-	const steps = 3000
+	const steps = 1500
 	var engines sync.WaitGroup
 	for n := range 3 {
 		engines.Go(func() {
@@ -89,12 +89,12 @@ func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 			for i := range steps {
 				e.step()
 				switch {
-				case n == 2 && i%500 == 250:
+				case n == 2 && i%250 == 125:
 					h.Pipeline.RemoveWorker(name, feed.RemovedDiscovery)
 					e.lane, e.held = add(), nil
-				case i%700 == 699:
+				case i%350 == 349:
 					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
-				case i%900 == 899:
+				case i%450 == 449:
 					e.lane.Restarted(feed.Restart{At: 1})
 				}
 			}
@@ -485,8 +485,8 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
-	h.fill(100_000)
-	first, err := h.narrow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 1.7 MB
+	h.fill(30_000)
+	first, err := h.narrow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 500 KB
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -497,7 +497,7 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	if _, err := follows.next(); err != nil {
 		t.Fatal(err)
 	}
-	h.fill(100_000) // some 5 MB, of which the journal retains 256 KiB
+	h.fill(30_000) // some 1.5 MB, of which the journal retains 256 KiB
 	waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	for range 3 {
 		m, err := waits.next()

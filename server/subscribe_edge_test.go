@@ -148,8 +148,8 @@ func TestSlowSubscriberIsNotStarved(t *testing.T) {
 		fast = append(fast, h.subscribe(checker.New(checker.Options{}), earliest()))
 	}
 	slow := h.subscribe(checker.New(checker.Options{}), earliest())
-	for round := range uint64(20) {
-		h.fill(500)
+	for round := range uint64(8) {
+		h.fill(300)
 		newest := h.Journal.Bounds().Newest
 		var reading sync.WaitGroup
 		errs := make(chan error, len(fast))

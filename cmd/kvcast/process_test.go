@@ -21,10 +21,10 @@ func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 // patience bounds each wait for something that usually takes a second at most.
 const patience = harness.Timeout
 
-// program returns the path of kvcast, which is built with the race detector.
+// program returns the path of kvcast, built with the race detector if this test is.
 func program(t *testing.T) string {
 	t.Helper()
-	path, err := harness.Program(true)
+	path, err := harness.Program(harness.RaceEnabled)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,10 +60,10 @@ type process struct {
 	t *testing.T
 }
 
-// serve starts kvcast serve with the race detector.
+// serve starts kvcast serve, with the race detector if this test has it.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
-	return start(t, harness.ProcessConfig{Race: true, Args: args})
+	return start(t, harness.ProcessConfig{Race: harness.RaceEnabled, Args: args})
 }
 
 func start(t *testing.T, cfg harness.ProcessConfig) *process {
