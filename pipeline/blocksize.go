@@ -37,10 +37,10 @@ func (t *table) takeOtherSizes(size uint32) (gone []uint64) {
 	if !slices.ContainsFunc(t.attrs.slots, func(s attrSlot) bool { return other(s.attr) }) {
 		return nil
 	}
-	for s := range t.blocks.segments() {
-		for i := range s.slots {
-			if b := &s.slots[i]; b.flags&flagHeld != 0 && other(t.attrs.slots[b.attr].attr) {
-				gone = append(gone, b.hash)
+	for s := range t.blocks.table.Segments() {
+		for i := range s.Slots {
+			if b := &s.Slots[i]; b.Used() && other(t.attrs.slots[b.Value.attr].attr) {
+				gone = append(gone, b.Key())
 			}
 		}
 	}

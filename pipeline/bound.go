@@ -29,7 +29,7 @@ import (
 // and nothing leaves that need not.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
-		if s, i, ok := t.blocks.find(hash); ok && t.blocks.age.stale(&s.slots[i]) {
+		if s, i, ok := t.blocks.table.Find(hash); ok && t.blocks.isStale(&s.Slots[i]) {
 			t.blocks.refresh(s, i)
 		}
 	}
@@ -143,7 +143,7 @@ func (r *rankState) blocks() (n int) {
 func (r *rankState) stale() (n int) {
 	for _, t := range &r.tables {
 		if t != nil {
-			n += t.blocks.age.blocks
+			n += t.blocks.stale
 		}
 	}
 	return n

@@ -37,53 +37,66 @@ func (t *table) countChildren() bool {
 		if c.complete {
 			break
 		}
-		s := t.blocks.segment(c.upTo)
-		for i := range s.slots {
-			if b := &s.slots[i]; b.flags&(flagHeld|flagParent) == flagHeld|flagParent {
-				t.addChild(b.parent)
+		s, next := t.blocks.table.SegmentAt(c.upTo)
+		for i := range s.Slots {
+			if b := &s.Slots[i]; b.Used() && b.Value.flags&flagParent != 0 {
+				t.addChild(b.Value.parent)
 			}
 		}
-		c.upTo = s.after(c.upTo)
-		c.complete = c.upTo == 0
+		c.upTo = next
+		c.complete = next == 0
 	}
 	return c.complete
 }
 
 // counts reports whether a block is counted as its parent's child.
-func (c *childCounts) counts(b *block) bool {
-	return c.counting && b.flags&flagParent != 0 && (c.complete || mix(b.hash) < c.upTo)
+func (c *childCounts) counts(b *slot) bool {
+	return c.counting && b.Value.flags&flagParent != 0 && (c.complete || b.Hash() < c.upTo)
 }
 
-// addChild counts one more child of a block, held or not.
+// addToParent counts a block as a child of its parent.
+func (t *table) addToParent(b *slot) {
+	if t.children.counts(b) {
+		t.addChild(b.Value.parent)
+	}
+}
+
+// removeFromParent no longer counts a block as a child of its parent.
+func (t *table) removeFromParent(b *slot) {
+	if t.children.counts(b) {
+		t.dropChild(b.Value.parent)
+	}
+}
+
+// addChild counts one more child of a block, whether it exists or not.
 func (t *table) addChild(parent uint64) {
-	s, i, held := t.blocks.find(parent)
-	if !held {
+	b := t.blocks.find(parent)
+	if b == nil {
 		t.children.many[parent]++
 		return
 	}
-	b := &s.slots[i]
-	switch b.flags & flagChildren {
+	switch b.Value.flags & flagChildren {
 	case flagChildren:
 		t.children.many[parent]++
 	case 2 * oneChild:
 		t.children.many[parent] = 3
-		b.flags |= flagChildren
+		b.Value.flags |= flagChildren
 	default:
-		b.flags += oneChild
+		b.Value.flags += oneChild
 	}
 }
 
 // dropChild counts one less.
 func (t *table) dropChild(parent uint64) {
-	s, i, held := t.blocks.find(parent)
-	if held && s.slots[i].flags&flagChildren != flagChildren {
-		s.slots[i].flags -= oneChild
+	b := t.blocks.find(parent)
+	if b != nil && b.Value.flags&flagChildren != flagChildren {
+		b.Value.flags -= oneChild
 		return
 	}
 	n := t.children.many[parent] - 1
 	switch {
-	case held && n == 2:
-		s.slots[i].flags -= oneChild
+	case b != nil && n == 2:
+		b.Value.flags -= oneChild
 		delete(t.children.many, parent)
 	case n == 0:
 		delete(t.children.many, parent)
@@ -92,21 +105,21 @@ func (t *table) dropChild(parent uint64) {
 	}
 }
 
-// adoptChildren gives a block that has just come to be held its count.
-func (t *table) adoptChildren(b *block) {
-	switch n := t.children.many[b.hash]; n {
+// adoptChildren gives a new block the count of its children.
+func (t *table) adoptChildren(b *slot) {
+	switch n := t.children.many[b.Key()]; n {
 	case 0:
 	case 1, 2:
-		b.flags |= blockFlags(n) * oneChild
-		delete(t.children.many, b.hash)
+		b.Value.flags |= blockFlags(n) * oneChild
+		delete(t.children.many, b.Key())
 	default:
-		b.flags |= flagChildren
+		b.Value.flags |= flagChildren
 	}
 }
 
-// orphanChildren keeps the count of a block that is about to be held no longer.
-func (t *table) orphanChildren(b *block) {
-	if n := b.flags & flagChildren; n != 0 && n != flagChildren {
-		t.children.many[b.hash] = uint32(n / oneChild)
+// orphanChildren keeps the count of a block that is about to be removed.
+func (t *table) orphanChildren(b *slot) {
+	if n := b.Value.flags & flagChildren; n != 0 && n != flagChildren {
+		t.children.many[b.Key()] = uint32(n / oneChild)
 	}
 }

@@ -14,16 +14,16 @@ import (
 func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
 	want, got := make(map[uint64]uint32), make(map[uint64]uint32)
 	few := 0
-	table.blocks.all(func(b *block) {
+	table.blocks.all(func(b *slot) {
 		if table.children.counts(b) {
-			want[b.parent]++
+			want[b.Value.parent]++
 		}
-		switch n := b.flags & flagChildren; n {
+		switch n := b.Value.flags & flagChildren; n {
 		case 0:
 		case flagChildren:
-			got[b.hash] = table.children.many[b.hash]
+			got[b.Key()] = table.children.many[b.Key()]
 		default:
-			got[b.hash] = uint32(n / oneChild)
+			got[b.Key()] = uint32(n / oneChild)
 			few++
 		}
 	})
@@ -93,8 +93,8 @@ func TestChildrenOfALargeTableAreCountedInTurns(t *testing.T) {
 		t.Errorf("turns: got %d, want several", turns)
 	}
 	checkChildren(t, table)
-	if s, i, _ := table.blocks.find(blocks - 2); s.slots[i].flags&flagChildren != oneChild {
-		t.Errorf("children of the last parent: got flags %b, want one", s.slots[i].flags)
+	if b := table.blocks.find(blocks - 2); b.Value.flags&flagChildren != oneChild {
+		t.Errorf("children of the last parent: got flags %b, want one", b.Value.flags)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"unsafe"
+
+	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // tableCopy is a copy of a table, to be put in order. A block is a number.
@@ -35,7 +37,7 @@ const (
 )
 
 // chunk is some slots of a copy: as many as one turn copies at most.
-type chunk [turnSegments * maxSegment]block
+type chunk [turnSegments * maxSegment]slot
 
 const (
 	chunkSlots = len(chunk{})
@@ -48,13 +50,13 @@ const (
 var chunks = sync.Pool{New: func() any {
 	c := new(chunk)
 	for i := 0; i < chunkSlots; i += pageSlots {
-		c[i].flags = flagHeld // so that the page is there before a lane is held up
+		c[i].Value.flags = 1 // so that the page is there before a lane is held up
 	}
 	return c
 }}
 
 // pageSlots is how many slots fill the smallest page that systems have.
-const pageSlots = 4096 / int(unsafe.Sizeof(block{}))
+const pageSlots = 4096 / int(unsafe.Sizeof(slot{}))
 
 // copyBytes is the memory of a copy of so many slots and attributes. The last turn, and
 // the slot that comes after all, may begin a chunk each; a table of less than a
@@ -80,9 +82,9 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 		known:  make(map[attr]uint32, attrs),
 	}
 	l.turns(ctx, at, func() { c.reserve(chunkSlots) }, func(t *table, s *segment) {
-		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.slots)), depth: s.depth})
-		c.depth = max(c.depth, s.depth)
-		for rest := s.slots; len(rest) > 0; {
+		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.Slots)), depth: s.Depth()})
+		c.depth = max(c.depth, s.Depth())
+		for rest := s.Slots; len(rest) > 0; {
 			part := c.chunks[c.slots/chunkSlots][c.slots%chunkSlots:]
 			n := copy(part, rest)
 			c.number(part[:n], t.attrs.slots)
@@ -109,12 +111,12 @@ func (c *tableCopy) free() {
 }
 
 // at returns the block of a number.
-func (c *tableCopy) at(i uint32) *block {
+func (c *tableCopy) at(i uint32) *slot {
 	return &c.chunks[i/uint32(chunkSlots)][i%uint32(chunkSlots)]
 }
 
 // parts yields the slots in use, in pieces, with the number of the first of each.
-func (c *tableCopy) parts(yield func(first uint32, part []block) bool) {
+func (c *tableCopy) parts(yield func(first uint32, part []slot) bool) {
 	for k, ch := range c.chunks {
 		first := k * chunkSlots
 		if first >= c.slots || !yield(uint32(first), ch[:min(chunkSlots, c.slots-first)]) {
@@ -124,13 +126,13 @@ func (c *tableCopy) parts(yield func(first uint32, part []block) bool) {
 }
 
 // number gives the attributes of some blocks their numbers in the copy.
-func (c *tableCopy) number(blocks []block, slots []attrSlot) {
+func (c *tableCopy) number(blocks []slot, slots []attrSlot) {
 	last, id := attrNone, uint32(0)
 	for i := range blocks {
-		b := &blocks[i]
-		if b.flags&flagHeld == 0 {
+		if !blocks[i].Used() {
 			continue
 		}
+		b := &blocks[i].Value
 		if b.attr != last {
 			last = b.attr
 			var ok bool
@@ -158,7 +160,7 @@ func (c *tableCopy) index() {
 	}
 	c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: 1})
 	c.reserve(1)
-	*c.at(uint32(c.slots)) = block{}
+	*c.at(uint32(c.slots)) = slot{}
 	c.slots++
 	for len(c.dir) < 1<<c.depth {
 		c.dir = append(c.dir, uint32(len(c.segments)-1))
@@ -175,9 +177,9 @@ func (c *tableCopy) link() {
 	var links linking
 	for first, part := range c.parts {
 		for i := range part {
-			b := &part[i]
+			b := &part[i].Value
 			b.flags &= 1<<generationShift - 1
-			if b.flags&(flagHeld|flagParent) == flagHeld|flagParent && links.add(c, first+uint32(i), b.parent) {
+			if part[i].Used() && b.flags&flagParent != 0 && links.add(c, first+uint32(i), b.parent) {
 				links.resolve(c)
 			}
 		}
@@ -195,11 +197,11 @@ type linking struct {
 
 // add adds a block, and tells whether there is no room for more.
 func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
-	m := mix(parent)
+	m := hashtable.Hash(parent)
 	segment := c.dir[m>>1>>(63-c.depth)]
 	s := &c.segments[segment]
 	l.blocks[l.n], l.segment[l.n] = i, segment
-	l.at[l.n] = s.first + uint32(homeAmong(m, int(s.slots)))
+	l.at[l.n] = s.first + uint32(hashtable.Home(m, int(s.slots)))
 	l.n++
 	return l.n == inStep
 }
@@ -208,19 +210,20 @@ func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
 func (l *linking) resolve(c *tableCopy) {
 	var first [inStep]uint64
 	for k := range l.n {
-		first[k] = c.at(l.at[k]).hash // which asks for the memory of all
+		first[k] = c.at(l.at[k]).Hash() // which asks for the memory of all
 	}
 	for k := range l.n {
-		b := c.at(l.blocks[k])
+		b := &c.at(l.blocks[k]).Value
+		parent := hashtable.Hash(b.parent)
 		s := &c.segments[l.segment[k]]
 		at, hash := l.at[k], first[k]
-		for c.at(at).flags&flagHeld != 0 && hash != b.parent {
+		for hash != 0 && hash != parent {
 			if at++; at == s.first+s.slots {
 				at = s.first
 			}
-			hash = c.at(at).hash
+			hash = c.at(at).Hash()
 		}
-		if c.at(at).flags&flagHeld != 0 {
+		if hash != 0 {
 			b.parent = uint64(at)
 			b.flags |= flagLinked
 		}

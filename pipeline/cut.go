@@ -110,8 +110,8 @@ func (l *Lane) tableSize(at place) (slots, attrs int) {
 	if t == nil {
 		return 0, 0
 	}
-	for s := range t.blocks.segments() {
-		slots += len(s.slots)
+	for s := range t.blocks.table.Segments() {
+		slots += len(s.Slots)
 	}
 	return slots, len(t.attrs.slots)
 }

@@ -1,6 +1,10 @@
 package pipeline
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/kvcast/kvcast/internal/hashtable"
+)
 
 // refs is a hash table of numbers of records that lie elsewhere: extendible hashing
 // over segments with linear probing, as in blocks, but 7 to 9 bytes a record. No
@@ -27,6 +31,8 @@ type refSegment struct {
 const (
 	minRefs = 8
 	maxRefs = 2048
+	// maxRefDepth bounds the directory whatever the keys are.
+	maxRefDepth = 24
 	// refStep is by how much larger segments grow: 1 KiB of numbers.
 	refStep = 1024 / int(unsafe.Sizeof(uint32(0)))
 )
@@ -50,7 +56,7 @@ func tag(m uint64) uint8 { return uint8(m>>32) & tagMask }
 
 func tagAway(tag uint8, away int) uint8 { return tag | uint8(min(away, maxAway))<<awayShift }
 
-func (s *refSegment) home(m uint64) int { return homeAmong(m, len(s.refs)) }
+func (s *refSegment) home(m uint64) int { return hashtable.Home(m, len(s.refs)) }
 
 // find returns the record of a mixed key for which is holds; 0 where there is none.
 func (t *refs) find(m uint64, is func(ref uint32) bool) uint32 {
@@ -70,7 +76,7 @@ func (t *refs) find(m uint64, is func(ref uint32) bool) uint32 {
 func (t *refs) add(m uint64, ref uint32, key func(ref uint32) uint64) {
 	s := t.segment(m)
 	for s.n+1 > len(s.refs)-len(s.refs)/4 {
-		if len(s.refs) < maxRefs || s.depth == maxDepth {
+		if len(s.refs) < maxRefs || s.depth == maxRefDepth {
 			s.grow(key)
 			continue
 		}

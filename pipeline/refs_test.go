@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // TestRefsAreASet compares with a map, with keys that share few or many bits.
@@ -19,7 +21,7 @@ func TestRefsAreASet(t *testing.T) {
 				if next > 400 && mask != 1<<64-1 {
 					break // many equal keys make for long probes
 				}
-				keys[next] = mix(uint64(next)) & mask
+				keys[next] = hashtable.Hash(uint64(next)) & mask
 				set.add(keys[next], next, keyOf)
 			}
 			for ref := range keys {
@@ -35,7 +37,7 @@ func TestRefsAreASet(t *testing.T) {
 		for ref := range next + 1 {
 			key, there := keys[ref]
 			if !there {
-				key = mix(uint64(ref)) & mask
+				key = hashtable.Hash(uint64(ref)) & mask
 			}
 			if got := set.find(key, func(r uint32) bool { return r == ref }); (got == ref) != (there || ref == 0) {
 				t.Errorf("ref %d: got %d, there is %v", ref, got, there)
@@ -53,7 +55,7 @@ func TestSegmentOfManyEntriesSplits(t *testing.T) {
 	for _, top := range []uint64{0, half} {
 		for range 8 * maxRefs {
 			ref := uint32(len(keys))
-			keys = append(keys, mix(uint64(ref))&^half|top)
+			keys = append(keys, hashtable.Hash(uint64(ref))&^half|top)
 			set.add(keys[ref], ref, keyOf)
 		}
 	}

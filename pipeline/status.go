@@ -135,8 +135,8 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 			hashes, blocks = tr.routersNames(hashes)
 		}
 		for _, hash := range hashes {
-			if s, i, ok := t.blocks.find(hash); ok && len(found) <= limit {
-				found = append(found, l.holder(at, t, &s.slots[i], blocks[hash]))
+			if b := t.blocks.find(hash); b != nil && len(found) <= limit {
+				found = append(found, l.holder(at, t, b, blocks[hash]))
 			}
 		}
 	}
@@ -145,15 +145,15 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 		return found
 	}
 	l.turns(ctx, at, nil, func(t *table, s *segment) {
-		for i := range s.slots {
-			b := &s.slots[i]
-			if b.flags&flagHeld == 0 || b.flags&flagTokensHash == 0 {
+		for i := range s.Slots {
+			b := &s.Slots[i]
+			if !b.Used() || b.Value.flags&flagTokensHash == 0 {
 				continue
 			}
-			if _, wanted := tokens[b.tokensHash]; !wanted || len(found) > limit {
+			if _, wanted := tokens[b.Value.tokensHash]; !wanted || len(found) > limit {
 				continue
 			}
-			if _, twice := slices.BinarySearch(hashes, b.hash); !twice {
+			if _, twice := slices.BinarySearch(hashes, b.Key()); !twice {
 				found = append(found, l.holder(at, t, b, nil))
 			}
 		}
@@ -163,19 +163,19 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 
 // holder describes a block of a table; also are those of the tracker that it is, beside
 // what sources call by its hash.
-func (l *Lane) holder(at place, t *table, b *block, also []uint32) *kvcastv1.BlockHolder {
+func (l *Lane) holder(at place, t *table, b *slot, also []uint32) *kvcastv1.BlockHolder {
 	h := &kvcastv1.BlockHolder{
-		BlockHash: b.hash,
+		BlockHash: b.Key(),
 		Worker:    l.worker,
 		Model:     l.entry.source.Model,
 		DpRank:    at.rank,
 		Tier:      kvcastv1.Tier(at.tier),
-		Sources:   l.holders(at.rank, b.hash, also),
+		Sources:   l.holders(at.rank, b.Key(), also),
 	}
-	if b.flags&flagTokensHash != 0 {
-		h.TokensHash = proto.Uint64(b.tokensHash)
+	if b.Value.flags&flagTokensHash != 0 {
+		h.TokensHash = proto.Uint64(b.Value.tokensHash)
 	}
-	if lora := t.attrs.slots[b.attr].attr.lora; lora != "" {
+	if lora := t.attrs.slots[b.Value.attr].attr.lora; lora != "" {
 		h.LoraName = &lora
 	}
 	return h
@@ -215,9 +215,9 @@ func (l *Lane) turns(ctx context.Context, at place, prepare func(), visit func(t
 			return
 		}
 		for range turnSegments {
-			s := t.blocks.segment(from)
+			s, next := t.blocks.table.SegmentAt(from)
 			visit(t, s)
-			if from = s.after(from); from == 0 {
+			if from = next; from == 0 {
 				done = true
 				break
 			}

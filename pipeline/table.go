@@ -12,35 +12,6 @@ type table struct {
 	attrs    attributes
 }
 
-// block is a slot of the table. It holds no pointer, so that the garbage
-// collector need not look into the table.
-type block struct {
-	hash       uint64
-	parent     uint64
-	tokensHash uint64
-	attr       uint32 // slot in the table's attributes
-	flags      blockFlags
-}
-
-// blockFlags are some flags, and above them the block's generation.
-type blockFlags uint32
-
-const (
-	// flagHeld tells a block from an empty slot.
-	flagHeld blockFlags = 1 << iota
-	flagParent
-	flagTokensHash
-	// flagCopies says that the block may be in copies.
-	flagCopies
-	// flagTold is for a copy of the table that is being told to somebody.
-	flagTold
-
-	// childrenShift is where the number of children stands, see childCounts, and
-	// generationShift is the number of all these bits.
-	childrenShift   = iota
-	generationShift = childrenShift + 2
-)
-
 func newTable(bytes *budget.Budget) *table {
 	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount), attrs: attributes{bytes: bytes}}
 }
@@ -56,11 +27,7 @@ func (t *table) reserve(r *run) (slot uint32, ok bool) {
 
 // storeRun stores each block of a run, for which slot was reserved.
 func (t *table) storeRun(r *run, slot uint32) {
-	b := block{
-		parent: r.parent,
-		attr:   slot,
-		flags:  flagHeld | t.blocks.age.mark(),
-	}
+	b := block{parent: r.parent, attr: slot, flags: t.blocks.currentGeneration()}
 	if r.hasParent {
 		b.flags |= flagParent
 	}
@@ -68,121 +35,95 @@ func (t *table) storeRun(r *run, slot uint32) {
 		b.flags |= flagTokensHash
 	}
 	for i, hash := range r.hashes {
-		b.hash = hash
 		if r.key.hashed {
 			b.tokensHash = r.tokensHashes[i]
 		}
-		t.store(&b, r.op(i))
+		t.store(hash, &b, r.op(i))
 		b.parent = hash
 		b.flags |= flagParent
 	}
 }
 
-// store stores a block, and counts it by an operation where it is held. It is small
-// enough to be inlined.
-func (t *table) store(b *block, op copyOp) {
-	slot, held := t.blocks.put(b.hash)
-	if held {
-		t.storeAgain(slot, b, op)
+// store stores a block, and counts it by an operation where it exists. It is small enough
+// to be inlined.
+func (t *table) store(hash uint64, b *block, op copyOp) {
+	s, existed := t.blocks.put(hash)
+	if existed {
+		t.storeAgain(s, b, op)
 		return
 	}
 	t.attrs.use(b.attr)
-	*slot = *b
+	s.Value = *b
 	if t.children.counting {
-		t.enter(slot)
+		t.adoptChildren(s)
+		t.addToParent(s)
 	}
 }
 
-// storeAgain stores a block that is held. What the newest store says of a block holds,
-// but a store without tokens does not take away what is known of them.
-func (t *table) storeAgain(slot, b *block, op copyOp) {
+// storeAgain stores a block that exists. The newest store replaces what is known of it,
+// except that a store without tokens does not remove the tokens hash.
+func (t *table) storeAgain(s *slot, b *block, op copyOp) {
 	if op != addNothing {
-		c := t.copies[b.hash]
+		hash := s.Key()
+		c := t.copies[hash]
 		c.stored(op)
-		t.copies[b.hash] = c
-		slot.flags |= flagCopies
+		t.copies[hash] = c
+		s.Value.flags |= flagCopies
 	}
 	if b.flags&flagTokensHash != 0 {
 		t.attrs.use(b.attr)
-		t.attrs.release(slot.attr) // last, since it may be the same
-		moved := t.children.counting && (b.parent != slot.parent || (b.flags^slot.flags)&flagParent != 0)
+		t.attrs.release(s.Value.attr) // last, since it may be the same
+		moved := t.children.counting && (b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0)
 		if moved {
-			t.part(slot)
+			t.removeFromParent(s)
 		}
-		kept := slot.flags & (flagCopies | flagChildren)
-		*slot = *b
-		slot.flags |= kept
+		kept := s.Value.flags & (flagCopies | flagChildren)
+		s.Value = *b
+		s.Value.flags |= kept
 		if moved {
-			t.join(slot)
+			t.addToParent(s)
 		}
-	}
-}
-
-// enter gives a block that has just come its children, and its parent it; leave takes
-// them away from one that goes.
-func (t *table) enter(b *block) {
-	t.adoptChildren(b)
-	t.join(b)
-}
-
-func (t *table) leave(b *block) {
-	t.part(b)
-	t.orphanChildren(b)
-}
-
-// join counts a block as a child of its parent, part does so no longer.
-func (t *table) join(b *block) {
-	if t.children.counts(b) {
-		t.addChild(b.parent)
-	}
-}
-
-func (t *table) part(b *block) {
-	if t.children.counts(b) {
-		t.dropChild(b.parent)
 	}
 }
 
 // remove counts a remove of a block by an operation, and reports whether the block is
-// gone. A block that is not held counts as gone, unless the engine says that it has
-// copies left: the engine is right, and a router may hold it.
+// gone. An unknown block counts as gone, unless the engine says that it has copies left:
+// the engine is right, and a router may have the block.
 func (t *table) remove(hash uint64, op copyOp) (gone bool) {
-	s, i, held := t.blocks.find(hash)
-	if !held {
+	s, i, ok := t.blocks.table.Find(hash)
+	if !ok {
 		return op <= takeDownTo
 	}
-	b := &s.slots[i]
-	if b.flags&flagCopies != 0 || op > takeDownTo {
+	b := &s.Slots[i]
+	if b.Value.flags&flagCopies != 0 || op > takeDownTo {
 		c := t.copies[hash] // none if they were removed, or there was a gap
-		gone = c.removed(op, b.flags&flagChildren != 0)
+		gone = c.removed(op, b.Value.flags&flagChildren != 0)
 		if gone || c == (copyCount{}) {
 			delete(t.copies, hash)
 		} else {
 			t.copies[hash] = c
-			b.flags |= flagCopies
+			b.Value.flags |= flagCopies
 		}
 		if !gone {
-			if op > takeDownTo && t.blocks.age.stale(b) {
-				t.blocks.refresh(s, i) // the engine says that it holds the block
+			if op > takeDownTo && t.blocks.isStale(b) {
+				t.blocks.refresh(s, i) // the engine says that it has the block
 			}
 			return false
 		}
 	}
-	t.take(s, i)
+	t.delete(s, i)
 	return true
 }
 
-// take takes out a block that is held.
-func (t *table) take(s *segment, i int) {
-	b := &s.slots[i]
-	if t.blocks.age.stale(b) {
-		t.blocks.refresh(s, i)
-	}
+// delete removes the block of a slot.
+func (t *table) delete(s *segment, i int) {
+	b := &s.Slots[i]
 	if t.children.counting {
-		t.leave(b)
+		t.removeFromParent(b)
+		t.orphanChildren(b)
 	}
-	t.attrs.release(b.attr)
-	t.blocks.delete(s, i)
+	t.attrs.release(b.Value.attr)
+	t.blocks.deleteAt(s, i)
 }
 
 // gap makes every block stale, with its first copy alone: a remove of it may have
@@ -196,18 +137,14 @@ func (t *table) gap() bool {
 	return t.blocks.gap()
 }
 
-// expire takes away n stale blocks, or all if there are fewer, and appends them
-// to gone.
+// expire removes n stale blocks, or all if there are fewer, and appends them to gone.
 func (t *table) expire(n int, gone []uint64) []uint64 {
-	for range min(n, t.blocks.age.blocks) {
+	for range min(n, t.blocks.stale) {
 		s, i := t.blocks.nextStale()
-		gone = append(gone, s.slots[i].hash)
-		t.take(s, i) // it has no further copies: those before the gap are forgotten
+		gone = append(gone, s.Slots[i].Key())
+		t.delete(s, i) // it has no further copies: the gap dropped those
 	}
 	return gone
 }
 
-func (t *table) holds(hash uint64) bool {
-	_, _, held := t.blocks.find(hash)
-	return held
-}
+func (t *table) holds(hash uint64) bool { return t.blocks.find(hash) != nil }

@@ -29,20 +29,20 @@ type plainBlock struct {
 // plain writes out all of a table.
 func plain(t *table) map[uint64]plainBlock {
 	all := make(map[uint64]plainBlock)
-	t.blocks.all(func(b *block) {
+	t.blocks.all(func(b *slot) {
 		p := plainBlock{
 			Copies:    1,
-			Parent:    b.parent,
-			HasParent: b.flags&flagParent != 0,
-			Hashed:    b.flags&flagTokensHash != 0,
-			LoRA:      t.attrs.slots[b.attr].attr.lora,
-			BlockSize: t.attrs.slots[b.attr].attr.blockSize,
+			Parent:    b.Value.parent,
+			HasParent: b.Value.flags&flagParent != 0,
+			Hashed:    b.Value.flags&flagTokensHash != 0,
+			LoRA:      t.attrs.slots[b.Value.attr].attr.lora,
+			BlockSize: t.attrs.slots[b.Value.attr].attr.blockSize,
 		}
-		p.TokensHash = b.tokensHash
-		if b.flags&flagCopies != 0 {
-			p.Copies += int(t.copies[b.hash].further)
+		p.TokensHash = b.Value.tokensHash
+		if b.Value.flags&flagCopies != 0 {
+			p.Copies += int(t.copies[b.Key()].further)
 		}
-		all[b.hash] = p
+		all[b.Key()] = p
 	})
 	return all
 }
@@ -124,7 +124,7 @@ func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
 // blocks, and that the other slots are free, once each.
 func checkAttributes(t *rapid.T, table *table) {
 	used := make(map[uint32]int)
-	table.blocks.all(func(b *block) { used[b.attr]++ })
+	table.blocks.all(func(b *slot) { used[b.Value.attr]++ })
 	got := make(map[uint32]int)
 	for i, s := range table.attrs.slots {
 		if s.blocks > 0 {

@@ -68,7 +68,7 @@ func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield f
 	up := &climbs{c: c, first: first}
 	for first, part := range c.parts {
 		for i := range part {
-			if part[i].flags&(flagHeld|flagTold) != flagHeld {
+			if !part[i].Used() || part[i].Value.flags&flagEncoded != 0 {
 				continue
 			}
 			if up.begin(first + uint32(i)); up.n == inStep && !up.tell(e) {
@@ -89,8 +89,8 @@ func (s *climbs) begin(i uint32) {
 
 // reach marks a block as part of a climb, and tells whether the climb goes on.
 func (s *climbs) reach(k int, i uint32) bool {
-	up, b := &s.all[k], s.c.at(i)
-	b.flags |= flagTold | blockFlags((s.first+uint32(k))<<climbShift)
+	up, b := &s.all[k], &s.c.at(i).Value
+	b.flags |= flagEncoded | blockFlags((s.first+uint32(k))<<climbShift)
 	up.chain = append(up.chain, i)
 	up.next = uint32(b.parent)
 	return b.flags&flagLinked != 0
@@ -101,7 +101,7 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 	var going [inStep]int
 	n := 0
 	for k := range s.n {
-		if s.c.at(s.all[k].chain[0]).flags&flagLinked != 0 {
+		if s.c.at(s.all[k].chain[0]).Value.flags&flagLinked != 0 {
 			going[n] = k
 			n++
 		}
@@ -109,14 +109,14 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 	for n > 0 {
 		var flags [inStep]blockFlags
 		for j := range n {
-			flags[j] = s.c.at(s.all[going[j]].next).flags // which asks for the memory of all
+			flags[j] = s.c.at(s.all[going[j]].next).Value.flags // which asks for the memory of all
 		}
 		still := 0
 		for j := range n {
 			k := going[j]
 			up := &s.all[k]
-			f := flags[j] | s.c.at(up.next).flags // which another climb may have told just now
-			if f&flagTold != 0 {
+			f := flags[j] | s.c.at(up.next).Value.flags // which another climb may have told just now
+			if f&flagEncoded != 0 {
 				if by := (uint32(f>>climbShift) - s.first) & climbMask; by < inStep {
 					up.after = int(by)
 				}
@@ -173,7 +173,7 @@ type snapshotEncoder struct {
 
 // add adds a block of the copy, and tells whether more is wanted.
 func (e *snapshotEncoder) add(i uint32) bool {
-	b, r := e.c.at(i), &e.run
+	b, r := &e.c.at(i).Value, &e.run
 	hashed := b.flags&flagTokensHash != 0
 	joins := !r.empty() && b.flags&flagLinked != 0 && uint32(b.parent) == e.last && b.attr == e.attr && hashed == r.key.hashed && len(r.hashes) < snapshotRun
 	if !joins {
@@ -182,13 +182,13 @@ func (e *snapshotEncoder) add(i uint32) bool {
 		}
 		a, parent := e.c.attrs[b.attr], b.parent
 		if b.flags&flagLinked != 0 {
-			parent = e.c.at(uint32(parent)).hash
+			parent = e.c.at(uint32(parent)).Key()
 		}
 		r.start(runKey{kind: wire.KindStored, lora: a.lora, blockSize: a.blockSize, hashed: hashed}, parent, b.flags&flagParent != 0)
 		e.attr = b.attr
 	}
 	e.last = i
-	r.hashes = append(r.hashes, b.hash)
+	r.hashes = append(r.hashes, e.c.at(i).Key())
 	if hashed {
 		r.tokensHashes = append(r.tokensHashes, b.tokensHash)
 	}

@@ -3,6 +3,8 @@ package pipeline
 import (
 	"cmp"
 	"slices"
+
+	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // How a tracker keeps its blocks and names.
@@ -16,10 +18,12 @@ func (t *tracker) generation(source int) nameFlags {
 	return nameFlags(t.generations[source] << nameGenerationShift)
 }
 
-func contentKey(id content) uint64 { return mix(id.sequence + uint64(id.space)*0x9e3779b97f4a7c15) }
+func contentKey(id content) uint64 {
+	return hashtable.Hash(id.sequence + uint64(id.space)*0x9e3779b97f4a7c15)
+}
 
 func nameKey(source int, hash uint64) uint64 {
-	return mix(hash + uint64(source)*0x9e3779b97f4a7c15)
+	return hashtable.Hash(hash + uint64(source)*0x9e3779b97f4a7c15)
 }
 
 func (t *tracker) keyOfBlock(ref uint32) uint64 {

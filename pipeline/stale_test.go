@@ -10,41 +10,23 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// checkAge compares which blocks are stale with a set, and sees that the segments
-// count theirs, and that the search for them begins before all.
-func checkAge(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint64]bool) {
+// checkStale compares which blocks are stale with a set, and checks that none precedes
+// the search.
+func checkStale(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint64]bool) {
 	stale := 0
-	got.all(func(b *block) {
-		if got.age.stale(b) {
+	got.all(func(b *slot) {
+		if got.isStale(b) {
 			stale++
-		}
-		if got.age.stale(b) != want[b.hash] {
-			t.Fatalf("block %d: got stale %v, want %v", b.hash, got.age.stale(b), want[b.hash])
-		}
-	})
-	if stale != len(want) || got.age.blocks != len(want) {
-		t.Fatalf("stale blocks: got %d, counted %d, want %d", stale, got.age.blocks, len(want))
-	}
-	for from, done := uint64(0), false; !done; {
-		s := got.segment(from)
-		stale := 0
-		for i := range s.slots {
-			if b := &s.slots[i]; b.flags&flagHeld != 0 && got.age.stale(b) {
-				stale++
+			if b.Hash() < got.staleFrom {
+				t.Fatalf("block at %x is stale, and the search continues at %x", b.Hash(), got.staleFrom)
 			}
 		}
-		counted := int(s.stale)
-		if s.generation != got.age.generation {
-			counted = s.n
+		if got.isStale(b) != want[b.Key()] {
+			t.Fatalf("block %d: got stale %v, want %v", b.Key(), got.isStale(b), want[b.Key()])
 		}
-		if counted != stale {
-			t.Fatalf("stale blocks of segment at %x: counted %d, want %d", from, counted, stale)
-		}
-		if stale > 0 && from < got.age.from {
-			t.Fatalf("%d stale blocks at %x, the search begins at %x", stale, from, got.age.from)
-		}
-		from = s.after(from)
-		done = from == 0
+	})
+	if stale != len(want) || got.stale != len(want) {
+		t.Fatalf("stale blocks: got %d, counted %d, want %d", stale, got.stale, len(want))
 	}
 }
 
@@ -85,9 +67,9 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 					delete(got.copies, h)
 				}
 			}
-			got.blocks.all(func(b *block) { b.parent = 0 })
+			got.blocks.all(func(b *slot) { b.Value.parent = 0 })
 			checkBlocks(t, &got.blocks, held)
-			checkAge(t, &got.blocks, stale)
+			checkStale(t, &got.blocks, stale)
 			checkAttributes(t, got)
 		}
 	})
@@ -121,12 +103,12 @@ func TestGenerationsRunOut(t *testing.T) {
 		l.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes}}})
 	}
 	store(1)
-	l.ranks[0].tables[wire.TierDevice].blocks.age.generation = maxGeneration - 1
+	l.ranks[0].tables[wire.TierDevice].blocks.generation = maxGeneration - 1
 	store(1)
 	l.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
 	table := l.table(place{0, wire.TierDevice})
-	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 || table.blocks.age.generation != maxGeneration {
-		t.Fatalf("blocks after the last gap but one: got %d, %d of them stale, in generation %d", all, stale, table.blocks.age.generation)
+	if all, stale := l.ranks[0].blocks(), l.ranks[0].stale(); all != 1 || stale != 1 || table.blocks.generation != maxGeneration {
+		t.Fatalf("blocks after the last gap but one: got %d, %d of them stale, in generation %d", all, stale, table.blocks.generation)
 	}
 	store(1)
 	if b := plain(table)[1]; b.HasParent || b.Hashed || b.Copies != 2 {
@@ -162,11 +144,11 @@ func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
 		storeRun(got, r)
 		got.gap()
 		for n := blocks; n > 0; n -= 500 {
-			got.blocks.age.slot = slot
+			got.blocks.staleSlot = slot
 			for _, h := range got.expire(500, nil) {
 				delete(stale, h)
 			}
-			checkAge(t, &got.blocks, stale)
+			checkStale(t, &got.blocks, stale)
 		}
 		if len(stale) > 0 || got.blocks.len() > 0 {
 			t.Errorf("from slot %d on: %d blocks are left, %d of them in the table", slot, len(stale), got.blocks.len())
