@@ -158,7 +158,7 @@ func (st *state) match(found []candidate, model string, hashes []uint64) []candi
 		} else {
 			seq = wire.SequenceHash(seq, tokens)
 		}
-		current, ok := st.index.get(seq)
+		current, _, ok := st.index.Get(seq)
 		switch {
 		case ok && current == last:
 			continue

@@ -2,6 +2,7 @@ package client
 
 import (
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/hashtable"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -16,7 +17,7 @@ type rank struct {
 	worker *worker
 	number uint32
 	holder uint32 // its number in the index
-	table  *table
+	table  hashtable.Table[uint64, uint8]
 
 	orphans     []orphan
 	freeOrphan  int32            // first unused element of orphans, linked by next; -1: none
@@ -41,11 +42,8 @@ type orphan struct {
 	prev, next           int32 // with the same parent; -1: none
 }
 
-// rankBits is the logarithm of the number of segments in a rank's table.
-const rankBits = 6
-
-func newRank(w *worker, number, holder uint32, seed uint64) *rank {
-	return &rank{worker: w, number: number, holder: holder, table: newTable(rankBits, seed, true), freeOrphan: -1}
+func newRank(w *worker, number, holder uint32) *rank {
+	return &rank{worker: w, number: number, holder: holder, table: hashtable.New[uint64, uint8](), freeOrphan: -1}
 }
 
 // storedBlock is one block of a Stored event.
@@ -60,7 +58,7 @@ type storedBlock struct {
 // store applies a stored block.
 func (st *state) store(r *rank, tier int, b storedBlock) {
 	bit := uint8(1) << tier
-	val, tag, present := r.table.tag(b.hash)
+	val, tag, present := r.table.Get(b.hash)
 	if tag&bit == 0 {
 		r.blocks[tier]++
 		r.digests[tier] ^= wire.BlockDigest(b.hash)
@@ -74,7 +72,7 @@ func (st *state) store(r *rank, tier int, b storedBlock) {
 		tag |= tagNoContent
 	}
 	if !b.hasTokens {
-		r.table.put(b.hash, val, tag)
+		r.table.Set(b.hash, val, tag)
 		return
 	}
 	if seq, ok := r.sequenceHash(b); ok {
@@ -82,13 +80,13 @@ func (st *state) store(r *rank, tier int, b storedBlock) {
 		return
 	}
 	if hasSequence {
-		r.table.put(b.hash, val, tag)
+		r.table.Set(b.hash, val, tag)
 		return
 	}
 	if tag&tagOrphan != 0 {
 		r.removeOrphan(int32(val))
 	}
-	r.table.put(b.hash, uint64(r.addOrphan(b)), tag&^tagNoContent|tagOrphan)
+	r.table.Set(b.hash, uint64(r.addOrphan(b)), tag&^tagNoContent|tagOrphan)
 }
 
 // sequenceHash returns a block's sequence hash if its parent's is known.
@@ -96,7 +94,7 @@ func (r *rank) sequenceHash(b storedBlock) (uint64, bool) {
 	if !b.hasParent {
 		return b.tokens, true
 	}
-	parent, tag, ok := r.table.tag(b.parent)
+	parent, tag, ok := r.table.Get(b.parent)
 	if !ok || tag&(tagNoContent|tagOrphan) != 0 {
 		return 0, false
 	}
@@ -113,7 +111,7 @@ func (st *state) setSequenceHash(r *rank, hash, val uint64, tag uint8, seq uint6
 		if tag &^= tagNoContent | tagOrphan; before&tagOrphan != 0 {
 			r.removeOrphan(int32(val))
 		}
-		r.table.put(hash, seq, tag)
+		r.table.Set(hash, seq, tag)
 		switch {
 		case before != tag:
 			st.addToIndex(seq, r, tiers(tag))
@@ -133,7 +131,7 @@ func (st *state) setSequenceHash(r *rank, hash, val uint64, tag uint8, seq uint6
 			}
 			hash, seq = queue[len(queue)-1].hash, queue[len(queue)-1].seq
 			queue = queue[:len(queue)-1]
-			if val, tag, _ = r.table.tag(hash); tag&tagOrphan != 0 {
+			if val, tag, _ = r.table.Get(hash); tag&tagOrphan != 0 {
 				break
 			}
 		}
@@ -183,7 +181,7 @@ func (r *rank) removeOrphan(at int32) {
 // remove applies a removed block.
 func (st *state) remove(r *rank, tier int, hash uint64) {
 	bit := uint8(1) << tier
-	val, tag, ok := r.table.tag(hash)
+	val, tag, ok := r.table.Get(hash)
 	if !ok || tag&bit == 0 {
 		return
 	}
@@ -193,22 +191,18 @@ func (st *state) remove(r *rank, tier int, hash uint64) {
 		st.removeFromIndex(val, r, tiers(bit))
 	}
 	if tag &^= bit; tiers(tag)&allTiers != 0 {
-		r.table.put(hash, val, tag)
+		r.table.Set(hash, val, tag)
 		return
 	}
 	if tag&tagOrphan != 0 {
 		r.removeOrphan(int32(val))
 	}
-	r.table.remove(hash)
+	r.table.Remove(hash)
 }
 
 // reset frees the memory of a rank without blocks, and keeps its gaps.
 func (r *rank) reset() {
-	for i := range r.table.segments {
-		if s := &r.table.segments[i]; len(s.slots) > minSlots {
-			*s = segment{}
-		}
-	}
+	r.table.Clear()
 	r.orphans, r.firstOrphan, r.freeOrphan, r.incomplete = nil, nil, -1, false
 }
 
@@ -218,13 +212,13 @@ func (st *state) clearTier(r *rank, tier int) {
 		return
 	}
 	var hashes []uint64
-	for seg := range r.table.segments {
+	for s := range r.table.Segments() {
 		hashes = hashes[:0]
-		r.table.each(seg, func(key, _ uint64, tag uint8) {
-			if tag&(1<<tier) != 0 {
-				hashes = append(hashes, key)
+		for i := range s.Slots {
+			if s.Slots[i].Used() && s.Tags[i]&(1<<tier) != 0 {
+				hashes = append(hashes, s.Slots[i].Key())
 			}
-		})
+		}
 		for _, h := range hashes {
 			st.remove(r, tier, h)
 		}

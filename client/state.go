@@ -1,20 +1,18 @@
 package client
 
 import (
-	"math/rand/v2"
-
+	"github.com/kvcast/kvcast/internal/hashtable"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 // state is what all workers hold: a table by block hash for each dp rank, and one index by
 // sequence hash over all ranks, so that matching a prompt looks up each block once.
 type state struct {
-	seed        uint64
 	workers     map[string]*worker
-	index       *table   // sequence hash to holders
-	sets        *sets    // of the index's holders
-	ranks       []*rank  // by holder; nil: none or retired
-	freeHolders []uint32 // to be reused
+	index       hashtable.Table[uint64, struct{}] // sequence hash to holders
+	sets        *sets                             // of the index's holders
+	ranks       []*rank                           // by holder; nil: none or retired
+	freeHolders []uint32                          // to be reused
 	// duplicates count the blocks of one rank and tier with equal sequence hashes, beyond the
 	// first. Engines may distinguish blocks by more than their tokens.
 	duplicates map[duplicate]int
@@ -40,13 +38,14 @@ type duplicate struct {
 
 // retiredRank is a removed rank, and how far its table has been swept.
 type retiredRank struct {
-	rank      *rank
-	seg, slot int
+	rank *rank
+	// from is the hash that the next segment to sweep begins with, slot the next slot of it.
+	from  uint64
+	slot  int
+	swept bool
 }
 
 const (
-	// indexBits is the logarithm of the number of segments in the index.
-	indexBits = 10
 	// maxSingleClears is how many blocks are removed one by one when a rank is cleared. A
 	// larger rank is replaced, which costs about as much.
 	maxSingleClears = 64
@@ -58,9 +57,8 @@ const (
 )
 
 func newState() *state {
-	seed := rand.Uint64()
 	return &state{
-		seed: seed, workers: make(map[string]*worker), index: newTable(indexBits, seed, false), sets: newSets(),
+		workers: make(map[string]*worker), index: hashtable.New[uint64, struct{}](), sets: newSets(),
 		duplicates: make(map[duplicate]int),
 	}
 }
@@ -168,7 +166,7 @@ func (st *state) applyCleared(r *rank, c *kvcastv1.Cleared) {
 
 // clearRank removes all blocks of a rank and returns the rank that replaces it.
 func (st *state) clearRank(r *rank) *rank {
-	if r.table.n <= maxSingleClears {
+	if r.table.Len() <= maxSingleClears {
 		for tier := range numTiers {
 			st.clearTier(r, tier)
 		}
@@ -221,7 +219,7 @@ func (st *state) rank(w *worker, number uint32) *rank {
 			holder = uint32(len(st.ranks))
 			st.ranks = append(st.ranks, nil)
 		}
-		r = newRank(w, number, holder, st.seed)
+		r = newRank(w, number, holder)
 		w.ranks[number], st.ranks[holder] = r, r
 	}
 	return r
@@ -229,7 +227,7 @@ func (st *state) rank(w *worker, number uint32) *rank {
 
 // addToIndex adds a sequence hash of a rank in some tiers.
 func (st *state) addToIndex(seq uint64, r *rank, add tiers) {
-	current, _ := st.index.get(seq)
+	current, _, _ := st.index.Get(seq)
 	var buf [1]member
 	if both := tiersOf(st.sets.members(holders(current), &buf), r.holder) & add; both != 0 {
 		for tier := range uint8(numTiers) {
@@ -241,7 +239,7 @@ func (st *state) addToIndex(seq uint64, r *rank, add tiers) {
 			return
 		}
 	}
-	st.index.put(seq, uint64(st.sets.change(holders(current), r.holder, add, 0)), 0)
+	st.index.Set(seq, uint64(st.sets.change(holders(current), r.holder, add, 0)), struct{}{})
 }
 
 // removeFromIndex removes a sequence hash of a rank in some tiers.
@@ -260,14 +258,14 @@ func (st *state) removeFromIndex(seq uint64, r *rank, remove tiers) {
 			return
 		}
 	}
-	current, ok := st.index.get(seq)
+	current, _, ok := st.index.Get(seq)
 	if !ok {
 		return
 	}
 	if current = uint64(st.sets.change(holders(current), r.holder, 0, remove)); current == 0 {
-		st.index.remove(seq)
+		st.index.Remove(seq)
 	} else {
-		st.index.put(seq, current, 0)
+		st.index.Set(seq, current, struct{}{})
 	}
 }
 
@@ -295,27 +293,23 @@ func (st *state) sweep() {
 // sweep visits up to budget slots. It returns what is left of the budget, which is positive
 // exactly if all slots have been visited.
 func (g *retiredRank) sweep(st *state, budget int) int {
-	t := g.rank.table
 	drop := func(val uint64, tag uint8) {
 		if tag&(tagNoContent|tagOrphan) == 0 {
 			st.removeFromIndex(val, g.rank, tiers(tag)&allTiers)
 		}
 	}
-	if t.hasZero {
-		drop(t.zero.val, t.zeroTag)
-		t.remove(0)
-	}
-	for ; g.seg < len(t.segments); g.seg, g.slot = g.seg+1, 0 {
-		s := &t.segments[g.seg]
-		for ; g.slot < len(s.slots); g.slot++ {
+	for !g.swept {
+		s, next := g.rank.table.SegmentAt(g.from)
+		for ; g.slot < len(s.Slots); g.slot++ {
 			if budget == 0 {
 				return 0
 			}
 			budget--
-			if o := s.slots[g.slot]; o.key != 0 {
-				drop(o.val, s.tags[g.slot])
+			if s.Slots[g.slot].Used() {
+				drop(s.Slots[g.slot].Value, s.Tags[g.slot])
 			}
 		}
+		g.from, g.slot, g.swept = next, 0, next == 0
 	}
 	return max(budget, 1)
 }

@@ -238,7 +238,7 @@ func (v *View) Holds(worker string, rank uint32, blockHash uint64) []kvcastv1.Ti
 	if w == nil || w.ranks[rank] == nil {
 		return nil
 	}
-	_, tag, _ := w.ranks[rank].table.tag(blockHash)
+	_, tag, _ := w.ranks[rank].table.Get(blockHash)
 	var out []kvcastv1.Tier
 	for tier := range numTiers {
 		if tag&(1<<tier) != 0 {

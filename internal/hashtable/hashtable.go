@@ -147,6 +147,39 @@ func (t *Table[V, T]) Delete(s *Segment[V, T], i int) {
 	}
 }
 
+// Get returns a key's value and tag; ok is false where the table does not have it.
+func (t *Table[V, T]) Get(key uint64) (v V, tag T, ok bool) {
+	if s, i, ok := t.Find(key); ok {
+		return s.Slots[i].Value, s.Tags[i], true
+	}
+	return v, tag, false
+}
+
+// Set sets a key's value and tag.
+func (t *Table[V, T]) Set(key uint64, v V, tag T) {
+	s, i, _ := t.Put(key)
+	s.Slots[i].Value, s.Tags[i] = v, tag
+}
+
+// Remove deletes a key, if the table has it.
+func (t *Table[V, T]) Remove(key uint64) {
+	if s, i, ok := t.Find(key); ok {
+		t.Delete(s, i)
+	}
+}
+
+// Clear removes all keys and frees the table's memory. It allocates nothing where the
+// table is small.
+func (t *Table[V, T]) Clear() {
+	if s := t.dir[0]; len(t.dir) > 1 || len(s.Slots) > minSlots {
+		*t = New[V, T]()
+	} else {
+		clear(s.Slots)
+		clear(s.Tags)
+		s.n, s.Note, t.n = 0, 0, 0
+	}
+}
+
 // SegmentAt returns the segment of the hashes from a hash on, at which it begins, and the
 // hash that the next segment begins with: 0 after the last. The first begins with 0.
 func (t *Table[V, T]) SegmentAt(hash uint64) (s *Segment[V, T], next uint64) {
@@ -157,7 +190,8 @@ func (t *Table[V, T]) SegmentAt(hash uint64) (s *Segment[V, T], next uint64) {
 	return s, hash + 1<<(64-s.depth)
 }
 
-// Segments yields every segment once, in the order of hashes.
+// Segments yields every segment once, in the order of hashes. Keys may be deleted
+// meanwhile, which may replace the slots of their segment.
 func (t *Table[V, T]) Segments() iter.Seq[*Segment[V, T]] {
 	return func(yield func(*Segment[V, T]) bool) {
 		for i, s := range t.dir {

@@ -20,9 +20,8 @@ func check(t interface{ Fatalf(string, ...any) }, got *Table[uint64, uint8], wan
 		t.Fatalf("length: got %d, want %d", got.Len(), len(want))
 	}
 	for key, e := range want {
-		s, i, ok := got.Find(key)
-		if !ok || s.Slots[i].Key() != key || (entry{s.Slots[i].Value, s.Tags[i]}) != e {
-			t.Fatalf("key %d: got %v, want it, with %v", key, ok, e)
+		if value, tag, ok := got.Get(key); !ok || (entry{value, tag}) != e {
+			t.Fatalf("key %d: got %d, %d, %v, want %v", key, value, tag, ok, e)
 		}
 	}
 	all, at := make(map[uint64]entry), uint64(0)
@@ -80,9 +79,7 @@ func TestTableIsAMap(t *testing.T) {
 			remove := rapid.Bool().Draw(t, "remove")
 			for key := first; key < first+n; key++ {
 				if remove {
-					if s, i, ok := got.Find(key); ok {
-						got.Delete(s, i)
-					}
+					got.Remove(key)
 					delete(want, key)
 					continue
 				}
@@ -147,6 +144,19 @@ func TestSegmentOfGreatestDepthGrows(t *testing.T) {
 	for key := range uint64(keys) {
 		if _, _, ok := got.Find(key); !ok {
 			t.Fatalf("key %d is lost", key)
+		}
+	}
+}
+
+func TestClearedTableIsEmpty(t *testing.T) {
+	for _, keys := range []uint64{0, 1, 5, 10_000} {
+		got := New[uint64, uint8]()
+		for range 2 {
+			for key := range keys {
+				put(&got, key, entry{key, 1})
+			}
+			got.Clear()
+			check(t, &got, nil)
 		}
 	}
 }
