@@ -171,7 +171,7 @@ func TestHashIsOneToOne(t *testing.T) {
 }
 
 func BenchmarkTable(b *testing.B) {
-	type value struct{ a, b, c uint64 }
+	type value [3]uint64
 	for _, n := range []uint64{10_000, 3_000_000} {
 		t := New[value, struct{}]()
 		for key := range n {
