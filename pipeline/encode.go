@@ -1,14 +1,130 @@
 package pipeline
 
 import (
+	"context"
 	"encoding/binary"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
-
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
+
+// maxEntryBytes is where an entry is cut between two events: gRPC clients accept
+// messages of 4 MiB by default.
+const maxEntryBytes = 3 << 20
+
+// entry is an entry in the making, encoded as it grows: kvcast.v1.Entry without
+// its seq.
+type entry struct {
+	ctx     context.Context // of appends
+	journal Journal
+	source  *journal.Source
+	head    []byte // worker and model, the same in all entries of a lane
+	buf     []byte
+	start   int           // where the events begin in buf
+	tiers   journal.Tiers // of the events
+	// appended is the last append, err why one failed: then there are no more.
+	appended journal.Pending
+	err      error
+	// onFailure is called when an append turns out to have failed later.
+	onFailure func(error)
+}
+
+func newEntry(ctx context.Context, j Journal, worker, model string) entry {
+	var head []byte
+	head = protowire.AppendTag(head, kvcastv1.EntryWorkerField, protowire.BytesType)
+	head = protowire.AppendString(head, worker)
+	if model != "" {
+		head = protowire.AppendTag(head, kvcastv1.EntryModelField, protowire.BytesType)
+		head = protowire.AppendString(head, model)
+	}
+	return entry{ctx: ctx, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head}
+}
+
+// begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
+func (e *entry) begin(engineTime, ingestTime int64) {
+	e.buf = append(e.buf[:0], e.head...)
+	e.buf = appendTime(e.buf, kvcastv1.EntryEngineTimeUnixNanoField, engineTime)
+	e.buf = appendTime(e.buf, kvcastv1.EntryIngestTimeUnixNanoField, ingestTime)
+	e.start, e.tiers = len(e.buf), 0
+}
+
+func appendTime(b []byte, field protowire.Number, t int64) []byte {
+	if t == 0 {
+		return b
+	}
+	b = protowire.AppendTag(b, field, protowire.Fixed64Type)
+	return binary.LittleEndian.AppendUint64(b, uint64(t))
+}
+
+func (e *entry) stored(h eventHead, r *run) {
+	e.added(appendStored(e.buf, kvcastv1.EntryEventsField, h, r), journal.TierBit(uint8(h.tier)))
+}
+
+func (e *entry) removed(h eventHead, hashes []uint64) {
+	e.added(appendRemoved(e.buf, h, hashes), journal.TierBit(uint8(h.tier)))
+}
+
+// other adds an event of a kind that is rare.
+func (e *entry) other(event *kvcastv1.RouterEvent) {
+	b := protowire.AppendTag(e.buf, kvcastv1.EntryEventsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(proto.Size(event)))
+	// Equal entries are equal bytes, whatever order a map has today.
+	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)
+	if err != nil {
+		// The only cause is a string that is not UTF-8, and those that come from
+		// outside were checked where they came in.
+		panic("pipeline: encode event: " + err.Error())
+	}
+	e.added(b, journal.TierBit(0))
+}
+
+// added takes the buffer with one more event at its end, and appends what stood
+// before it to the journal if both together would be too large for one entry.
+func (e *entry) added(b []byte, tier journal.Tiers) {
+	before := len(e.buf)
+	e.buf = b
+	if len(b) <= maxEntryBytes || before == e.start {
+		e.tiers |= tier
+		return
+	}
+	e.append(b[:before])
+	e.buf, e.tiers = slices.Delete(b, e.start, before), tier
+}
+
+func (e *entry) append(body []byte) {
+	if e.err != nil {
+		return
+	}
+	appended, err := e.journal.Append(e.ctx, journal.Record{Source: e.source, Tiers: e.tiers, Body: body})
+	if err != nil {
+		e.err = err
+		return
+	}
+	e.appended = appended
+	appended.OnFailure(e.onFailure)
+}
+
+// commit appends the entry to the journal, if it has any event. The error is that of
+// this append or of an earlier one.
+func (e *entry) commit() error {
+	if len(e.buf) == e.start {
+		return e.err
+	}
+	e.append(e.buf)
+	if cap(e.buf) > maxIdleBytes {
+		e.buf = nil
+	}
+	e.buf, e.start = e.buf[:0], 0
+	return e.err
+}
+
+// maxIdleBytes is what an idle lane keeps of its buffer.
+const maxIdleBytes = 64 << 10
 
 // tagSize is that of every field number used here: all are below 16.
 const tagSize = 1

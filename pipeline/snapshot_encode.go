@@ -5,9 +5,8 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-
 	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 const (
