@@ -111,9 +111,9 @@ var live = []struct {
 	{"engines-2026-11/sglang_unified_hicache/frames", "sglang", 0},
 }
 
-// TestRecordedTrafficBecomesTheEnginesBlocks plays each recording into the real
+// TestRecordingsMatchTheEnginesBlocks plays each recording into the real
 // binary, and compares what a subscriber ends up with, after every batch.
-func TestRecordedTrafficBecomesTheEnginesBlocks(t *testing.T) {
+func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 	for _, c := range live {
 		t.Run(c.name, func(t *testing.T) {
 			messages := readMessages(t, filepath.Join(captures, c.name+".jsonl.gz"))

@@ -16,7 +16,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-func TestMistakesGetOneLineThatSaysWhatToDo(t *testing.T) {
+func TestUsageErrorsAreOneLine(t *testing.T) {
 	for _, tt := range []struct {
 		args   string
 		status int
@@ -148,7 +148,7 @@ func TestDecodeRecording(t *testing.T) {
 			t.Fatalf("got line %q", line)
 		}
 	}
-	// The end marker of a replay is no batch, and the batches before it are.
+	// The end marker of a replay is not a batch.
 	got = kvcast(t, nil, "decode", filepath.Join(captures, "vllm-array.replay.jsonl.gz"))
 	if n := strings.Count(got.out, "\n"); n != 200 || got.status != 1 || !strings.HasSuffix(got.out, "{\"error\": \"truncated\"}\n") {
 		t.Errorf("replay: got %d lines and status %d, want 200 and 1", n, got.status)
@@ -190,7 +190,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 		}
 		return lines, got
 	}
-	// The fourth event is the first of entry 3, which is finished.
+	// The fourth event is the first of entry 3, which is printed whole.
 	lines, got := read("--count", "4", "--from", "earliest")
 	if len(lines) != 6 || lines[0].Control != "accepted" || lines[1].Event.WorkerAdded == nil || lines[5].Seq != "3" {
 		t.Fatalf("got %+v", lines)
@@ -212,8 +212,8 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 	}
 }
 
-// TestSubscribeResumesByItself has the server end its streams.
-func TestSubscribeResumesByItself(t *testing.T) {
+// TestSubscribeResumesAfterConnectionAge has the server end streams by the age of their connection.
+func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")
 	block := uint64(0)
@@ -249,8 +249,8 @@ func TestSubscribeResumesByItself(t *testing.T) {
 	}
 }
 
-// TestSimulatedRanksAreOneWorkers has three engines that are ranks of one worker.
-func TestSimulatedRanksAreOneWorkers(t *testing.T) {
+// TestSimulatedRanksFormOneWorker simulates three engines that are ranks of one worker.
+func TestSimulatedRanksFormOneWorker(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
 	got := kvcast(t, nil, "simulate", "--connect", s.endpoint(), "--engines", "3", "--ranks", "--wait", "--batches", "5", "--rate", "0", "-o", "json")
@@ -268,9 +268,8 @@ func TestSimulatedRanksAreOneWorkers(t *testing.T) {
 	}
 }
 
-// TestChildrenEndWithTheirParent is what keeps a demo that is killed from leaving
-// processes behind.
-func TestChildrenEndWithTheirParent(t *testing.T) {
+// TestEndWithStdin ends a command with its standard input, so that it does not outlive a parent that is killed.
+func TestEndWithStdin(t *testing.T) {
 	t.Parallel()
 	got := kvcast(t, strings.NewReader(""), "--end-with-stdin", "simulate", "--bind", "tcp://127.0.0.1:*", "--wait")
 	if got.status != 0 || !strings.Contains(got.out, "published 0 batches") {
@@ -278,7 +277,7 @@ func TestChildrenEndWithTheirParent(t *testing.T) {
 	}
 }
 
-func TestDemoShowsAndChecks(t *testing.T) {
+func TestDemo(t *testing.T) {
 	t.Parallel()
 	got := kvcast(t, nil, "demo")
 	if got.status != 0 || strings.Count(got.out, "\nok      ") != 4 || strings.Contains(got.out, "FAILED") {

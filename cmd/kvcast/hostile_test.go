@@ -254,7 +254,7 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 // A peer that floods with PINGs between its messages and then resets the connection
 // must not end the process: libzmq aborts when input that it stopped at a high-water
 // mark goes on after an error.
-func TestPeerThatFloodsAndResetsCannotEndTheProcess(t *testing.T) {
+func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 	t.Run("bound", func(t *testing.T) {
 		s := serve(t, "--bind", "tcp://127.0.0.1:*")
 		endpoint := s.endpoint()

@@ -93,8 +93,8 @@ func TestTokensWithoutTLS(t *testing.T) {
 	}
 }
 
-// TestMistakesInFilesOfSecrets are told without what is in them.
-func TestMistakesInFilesOfSecrets(t *testing.T) {
+// TestSecretsAreNotInErrors has mistakes in files of tokens, certificates and keys.
+func TestSecretsAreNotInErrors(t *testing.T) {
 	t.Parallel()
 	cert, key := certificate(t)
 	other := secretFile(t, "other.pem", "secret-0123456789")

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// engine publishes what a test says, and is read by a server as worker w.
+// engine starts a publisher, and a server that reads it as worker w.
 func engine(t *testing.T, args ...string) (*simulator.Publisher, *process) {
 	t.Helper()
 	p, err := simulator.NewPublisher(simulator.PublisherConfig{})
@@ -43,7 +43,7 @@ func publish(t *testing.T, p *simulator.Publisher, events ...wire.Event) {
 	}
 }
 
-func TestTerminationHandsOnTheLastEntry(t *testing.T) {
+func TestShutdownDeliversTheLastEntry(t *testing.T) {
 	t.Parallel()
 	// The batch waits for another one to merge with, which never comes.
 	p, s := engine(t, "--batch-timeout", "15s")
@@ -88,7 +88,7 @@ func TestTerminationHandsOnTheLastEntry(t *testing.T) {
 	}
 }
 
-func TestTerminationDoesNotWaitForASubscriberThatDoesNotRead(t *testing.T) {
+func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t)
 	stream, err := s.client().Subscribe(t.Context(), &kvcastv1.SubscribeRequest{
@@ -119,7 +119,7 @@ func TestTerminationDoesNotWaitForASubscriberThatDoesNotRead(t *testing.T) {
 	}
 }
 
-func TestLossAndRestartAreTold(t *testing.T) {
+func TestLossAndRestartAreReported(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t)
 	stored := func(hash uint64) wire.Event {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-func TestSimulateSaysWhatIsAllowed(t *testing.T) {
+func TestSimulateUsageErrors(t *testing.T) {
 	bad := filepath.Join(t.TempDir(), "bad.jsonl")
 	line := `{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}` + "\n"
 	if err := os.WriteFile(bad, []byte(line), 0o600); err != nil {
@@ -65,7 +65,7 @@ func TestSimulateHelpNamesEveryFault(t *testing.T) {
 	}
 }
 
-// engineEnded is the line that a program reads of an engine in the end.
+// engineEnded is the JSON line of an engine that has finished.
 type engineEnded struct {
 	Engine       string                     `json:"engine"`
 	Engines      int                        `json:"engines"`
@@ -81,7 +81,7 @@ type engineEnded struct {
 	Faults       map[simulator.Fault]uint64 `json:"faults"`
 }
 
-// simulateJSON runs engines to their end, and returns what they say of it.
+// simulateJSON runs engines to their end, and returns their final lines.
 func simulateJSON(t *testing.T, args ...string) (ended []engineEnded, stderr string) {
 	t.Helper()
 	got := kvcast(t, nil, append([]string{"simulate", "--bind", "tcp://127.0.0.1:*", "-o", "json"}, args...)...)
@@ -155,7 +155,7 @@ func TestSimulateFaults(t *testing.T) {
 	}
 }
 
-func TestSimulateTellsItsProgress(t *testing.T) {
+func TestSimulateReportsProgress(t *testing.T) {
 	t.Parallel()
 	_, stderr := simulateJSON(t, "--trace", "conversation", "--requests", "4", "--speed", "5", "--progress", "100ms")
 	if !strings.Contains(stderr, "% of the trace, ") || !strings.Contains(stderr, " blocks held, ") {
@@ -167,7 +167,7 @@ func TestSimulateTellsItsProgress(t *testing.T) {
 	}
 }
 
-// TestSimulateStays has an engine that serves replay after its last batch.
+// TestSimulateStays keeps an engine running after its last batch.
 func TestSimulateStays(t *testing.T) {
 	t.Parallel()
 	got := kvcast(t, strings.NewReader(""), "--end-with-stdin", "simulate", "--bind", "tcp://127.0.0.1:*",

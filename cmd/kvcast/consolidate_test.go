@@ -15,7 +15,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// contentOf stores a block of some content by some name.
+// contentOf returns a store of a block with a content and a name.
 func contentOf(hash uint64, tokens ...uint32) wire.Event {
 	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: tokens, BlockSize: uint32(len(tokens))}
 }
@@ -24,14 +24,13 @@ func goneOf(hash uint64, medium string) wire.Event {
 	return wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{hash}, Medium: medium}
 }
 
-// inHost makes an event one of the host's memory.
+// inHost returns the event for the host pinned tier.
 func inHost(e wire.Event) wire.Event {
 	e.Medium = "CPU"
 	return e
 }
 
-// twoSources starts an engine, and what offloads its blocks beside it, and a server
-// that is configured to read both as one worker.
+// twoSources starts an engine, an offloading source beside it, and a server that reads both as one worker.
 func twoSources(t *testing.T, consolidate string) (engine, offload *simulator.Publisher, s *process) {
 	t.Helper()
 	engine, offload = publisherOf(t, simulator.SocketConfig{}), publisherOf(t, simulator.SocketConfig{})
@@ -49,7 +48,7 @@ func twoSources(t *testing.T, consolidate string) (engine, offload *simulator.Pu
 	return engine, offload, serve(t, "--config", file)
 }
 
-func TestABlockOfTwoSourcesIsToldOnce(t *testing.T) {
+func TestDedupEmitsABlockOnce(t *testing.T) {
 	t.Parallel()
 	engine, offload, s := twoSources(t, "dedup")
 	f := follow(t, s)
@@ -86,7 +85,7 @@ func TestABlockOfTwoSourcesIsToldOnce(t *testing.T) {
 	}
 }
 
-func TestTwoSourcesArePassedThrough(t *testing.T) {
+func TestPassthroughEmitsEachSource(t *testing.T) {
 	t.Parallel()
 	engine, offload, s := twoSources(t, "passthrough")
 	f := follow(t, s)

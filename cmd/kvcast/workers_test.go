@@ -20,7 +20,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// publisherOf is an engine with a replay socket that publishes what a test says.
+// publisherOf starts a publisher with a replay socket.
 func publisherOf(t *testing.T, cfg simulator.SocketConfig) *simulator.Publisher {
 	t.Helper()
 	if cfg.Replay == "" {
@@ -38,12 +38,12 @@ func publisherOf(t *testing.T, cfg simulator.SocketConfig) *simulator.Publisher 
 	return p
 }
 
-// storedOf is an event that stores a block.
+// storedOf returns a store of a block.
 func storedOf(hash uint64) wire.Event {
 	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2}, BlockSize: 2}
 }
 
-// portOf is the port of a tcp endpoint.
+// portOf returns the port of a tcp endpoint.
 func portOf(endpoint string) string { return endpoint[strings.LastIndexByte(endpoint, ':')+1:] }
 
 // following is a stream from the earliest entry, which is checked as it is read.
@@ -89,14 +89,14 @@ func (f *following) until(worker, says string) (before []string) {
 		}
 		for _, e := range m.GetEntries() {
 			for _, ev := range e.GetEvents() {
-				f.said[e.GetWorker()] = append(f.said[e.GetWorker()], told(ev))
+				f.said[e.GetWorker()] = append(f.said[e.GetWorker()], describe(ev))
 			}
 		}
 	}
 }
 
-// told says an event in a few words.
-func told(ev *kvcastv1.RouterEvent) string {
+// describe returns an event in a few words.
+func describe(ev *kvcastv1.RouterEvent) string {
 	switch e := ev.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		return "added " + e.WorkerAdded.GetModel()
@@ -130,7 +130,7 @@ func (p *process) operator() kvcastv1.WorkerServiceClient {
 	return kvcastv1.NewWorkerServiceClient(conn)
 }
 
-func TestRegisteredWorkersAreReadUntilTheyAreDeregistered(t *testing.T) {
+func TestRegisterAndDeregisterWorkers(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // which names nothing to read from
 	p := publisherOf(t, simulator.SocketConfig{})
@@ -175,7 +175,7 @@ func TestRegisteredWorkersAreReadUntilTheyAreDeregistered(t *testing.T) {
 	}
 }
 
-func TestConfiguredWorkersCanBeDeregisteredAndBoundOnesNot(t *testing.T) {
+func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t, "--bind", "tcp://127.0.0.1:*")
 	publish(t, p, storedOf(1))
@@ -203,7 +203,7 @@ func TestConfiguredWorkersCanBeDeregisteredAndBoundOnesNot(t *testing.T) {
 	}
 }
 
-func TestWorkersOfAFileComeAndGo(t *testing.T) {
+func TestDiscoveryByFile(t *testing.T) {
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1))
@@ -220,7 +220,7 @@ func TestWorkersOfAFileComeAndGo(t *testing.T) {
 	item := func(name, model string) string {
 		return fmt.Sprintf("- {name: %s, model: %s, sources: [{connect: %q, replay: %q}]}\n", name, model, p.Endpoint(), p.ReplayEndpoint())
 	}
-	// It is not there yet.
+	// The file does not exist yet.
 	s := serve(t, "--config", configFile(t, fmt.Sprintf("discovery: [{file: %q, interval: 100ms}]", file)))
 	s.logged(`discovery failed; the workers found before stay.*no such file`)
 	f := follow(t, s)
@@ -244,11 +244,11 @@ func TestWorkersOfAFileComeAndGo(t *testing.T) {
 	}
 }
 
-func TestWorkersOfADNSName(t *testing.T) {
+func TestDiscoveryByDNS(t *testing.T) {
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1))
-	// Where the name has another address as well, nobody is there.
+	// The name may have another address as well, where nothing listens.
 	s := serve(t, "--ingest-start-wait", "100ms", "--config", configFile(t, fmt.Sprintf(
 		"discovery: [{dns: localhost, port: %s, replay_port: %s, model: m}]", portOf(p.Endpoint()), portOf(p.ReplayEndpoint()))))
 	f := follow(t, s)
@@ -257,9 +257,8 @@ func TestWorkersOfADNSName(t *testing.T) {
 	f.until(worker, "stored [1]")
 }
 
-// TestABoundWorkerThatIsGoneIsRemovedAndComesBack checks with the stream that its
-// event ids go on.
-func TestABoundWorkerThatIsGoneIsRemovedAndComesBack(t *testing.T) {
+// TestDisconnectedWorkerIsRemovedAndReturns checks that its event ids continue.
+func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 	t.Parallel()
 	at := "ipc://" + filepath.Join(t.TempDir(), "kvcast")
 	engine := simulator.SocketConfig{Endpoint: at, Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m"}
@@ -292,9 +291,8 @@ func TestABoundWorkerThatIsGoneIsRemovedAndComesBack(t *testing.T) {
 	}
 }
 
-// TestAnIdleWorkerStays has one that says nothing for longer than the grace time,
-// and is asked now and then.
-func TestAnIdleWorkerStays(t *testing.T) {
+// TestIdleWorkerStays has a worker that is silent for longer than the grace time while its connection is tested.
+func TestIdleWorkerStays(t *testing.T) {
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	s := serve(t, "--ingest-grace", "100ms", "--ingest-silence", "50ms",
@@ -318,9 +316,8 @@ func TestAnIdleWorkerStays(t *testing.T) {
 	}
 }
 
-// TestRoutersAreLetInOnceTheEnginesHaveBeenRead has an engine that comes after the
-// server.
-func TestRoutersAreLetInOnceTheEnginesHaveBeenRead(t *testing.T) {
+// TestServesOnceEnginesHaveBeenRead starts the engine after the server.
+func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	at := simulator.SocketConfig{Endpoint: "ipc://" + filepath.Join(dir, "events"), Replay: "ipc://" + filepath.Join(dir, "replay")}
@@ -344,9 +341,9 @@ func TestRoutersAreLetInOnceTheEnginesHaveBeenRead(t *testing.T) {
 	}
 }
 
-func TestAServerThatStillStartsEndsAtOnce(t *testing.T) {
+func TestShutdownDuringStart(t *testing.T) {
 	t.Parallel()
-	// For an hour, which is more than stop has patience for.
+	// An hour is longer than stop waits.
 	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "nobody"))
 	s.logged(`msg=starting grpc=(\S+)`)
 	if status := s.stop(); status != 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// inspected is a server with a worker that holds three blocks, after a gap.
+// inspected returns a server with a worker that holds three blocks, after a gap.
 func inspected(t *testing.T) *process {
 	t.Helper()
 	p, s := engine(t)
@@ -24,7 +24,7 @@ func inspected(t *testing.T) *process {
 	return s
 }
 
-// objects reads an object a line.
+// objects parses an object per line.
 func objects(t *testing.T, text string) (all []map[string]any) {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -37,7 +37,7 @@ func objects(t *testing.T, text string) (all []map[string]any) {
 	return all
 }
 
-// kinds tells what lines of JSON are, in short.
+// kinds returns the kind of each line of JSON.
 func kinds(all []map[string]any) string {
 	words := make([]string, len(all))
 	for i, o := range all {
@@ -111,7 +111,6 @@ func TestSnapshotCommand(t *testing.T) {
 	if !strings.Contains(got.out, "at seq 4: 1 worker, 1 block") || !strings.Contains(got.out, "INCOMPLETE at dp ranks [0]") {
 		t.Errorf("as text, one tier: got %q", got.out)
 	}
-	// A position of another life is answered with a snapshot, then the stream.
 	got = kvcast(t, nil, "subscribe", "--addr", s.addr(), "--from", "earliest", "--count", "1")
 	if got.status != 0 {
 		t.Errorf("subscribe: %q", got.err)

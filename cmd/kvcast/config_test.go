@@ -26,9 +26,8 @@ func configFile(t *testing.T, text string) string {
 	return file
 }
 
-// TestServeFromAConfigFile has the file name an engine to read and a port for
-// others, and a limit that the stream shows.
-func TestServeFromAConfigFile(t *testing.T) {
+// TestServeReadsConfigFile configures a worker, a listener, and a limit that is visible in the stream.
+func TestServeReadsConfigFile(t *testing.T) {
 	t.Parallel()
 	p, err := simulator.NewPublisher(simulator.PublisherConfig{})
 	if err != nil {
@@ -63,7 +62,7 @@ listeners:
 	}
 }
 
-func TestCheckPrintsWhatIsInForce(t *testing.T) {
+func TestCheckPrintsConfigWithOrigins(t *testing.T) {
 	file := configFile(t, "batch: {max_blocks: 64}\nsubscribers: {max: 7}\nlisteners: [{bind: \"tcp://*:5557\"}]\n")
 	t.Setenv("KVCAST_SUBSCRIBERS_MAX", "8")
 	t.Setenv("KVCAST_CONFIG", file)
@@ -84,7 +83,7 @@ func TestCheckPrintsWhatIsInForce(t *testing.T) {
 	if first.status != 0 || first.err != "" {
 		t.Errorf("got status %d and %q", first.status, first.err)
 	}
-	// What was printed can be used, and says the same.
+	// The output is a valid file with the same content.
 	again := kvcast(t, nil, "serve", "--check", "--config", configFile(t, first.out))
 	comments := regexp.MustCompile(`(?m) *# from .*\n?`)
 	if diff := cmp.Diff(comments.ReplaceAllString(first.out, "\n"), comments.ReplaceAllString(again.out, "\n")); diff != "" || again.status != 0 {
@@ -92,7 +91,7 @@ func TestCheckPrintsWhatIsInForce(t *testing.T) {
 	}
 }
 
-func TestCheckTellsEveryMistake(t *testing.T) {
+func TestCheckReportsEveryMistake(t *testing.T) {
 	got := kvcast(t, nil, "serve", "--check", "--config", "internal/config/testdata/mistakes.yaml", "--listen", "x")
 	if got.status != 2 || got.out != "" || !strings.HasPrefix(got.err, "kvcast: read configuration: 49 mistakes:\n") ||
 		!strings.Contains(got.err, "\n  internal/config/testdata/mistakes.yaml:30: discovery[0].file: ") || !strings.Contains(got.err, "\n  --listen: \"x\" is not allowed") {
@@ -100,8 +99,7 @@ func TestCheckTellsEveryMistake(t *testing.T) {
 	}
 }
 
-// TestCheckShowsTheDefaultListener checks a server that is told nothing to read, or
-// nothing but other things.
+// TestCheckShowsTheDefaultListener checks configurations without workers, listeners and discovery.
 func TestCheckShowsTheDefaultListener(t *testing.T) {
 	comments := regexp.MustCompile(`(?m)^ *# from .*\n`)
 	want := kvcast(t, nil, "serve", "--check", "--bind", "tcp://*:5557", "--log-level", "debug")
@@ -114,9 +112,8 @@ func TestCheckShowsTheDefaultListener(t *testing.T) {
 	}
 }
 
-// TestServeWithNothingConfigured has the default port be taken: by this test, or by
-// whoever else has it.
-func TestServeWithNothingConfigured(t *testing.T) {
+// TestServeListensByDefault runs while the default port is in use, by this test or by another process.
+func TestServeListensByDefault(t *testing.T) {
 	t.Parallel()
 	if taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", ":5557"); err == nil {
 		defer func() { _ = taken.Close() }()

@@ -9,7 +9,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-func TestTopPrintsAScreenWhereThereIsNone(t *testing.T) {
+func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 	t.Parallel()
 	s := inspected(t)
 	f := follow(t, s)
@@ -25,7 +25,7 @@ func TestTopPrintsAScreenWhereThereIsNone(t *testing.T) {
 	}
 }
 
-func TestColoursAreForTerminals(t *testing.T) {
+func TestColoursOnTerminalsOnly(t *testing.T) {
 	s := inspected(t)
 	run := func() string { return kvcast(t, nil, "replay", "--addr", s.addr()).out }
 	plain := run()
@@ -44,7 +44,7 @@ func TestColoursAreForTerminals(t *testing.T) {
 	}
 }
 
-func TestShellsComplete(t *testing.T) {
+func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
 		"kvcast sub":                       "subscribe",
 		"kvcast subscribe --tier h":        "host_pinned",
@@ -62,8 +62,8 @@ func TestShellsComplete(t *testing.T) {
 	}
 }
 
-// TestCompletionWorksInBash has a real shell read what is printed.
-func TestCompletionWorksInBash(t *testing.T) {
+// TestCompletionInBash loads the script in a real shell.
+func TestCompletionInBash(t *testing.T) {
 	t.Parallel()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
