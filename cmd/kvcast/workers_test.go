@@ -46,16 +46,16 @@ func storedOf(hash uint64) wire.Event {
 // portOf returns the port of a tcp endpoint.
 func portOf(endpoint string) string { return endpoint[strings.LastIndexByte(endpoint, ':')+1:] }
 
-// following is a stream from the earliest entry, which is checked as it is read.
-type following struct {
+// eventReader reads and checks a stream from the earliest entry.
+type eventReader struct {
 	t       *testing.T
 	stream  grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
 	checker *checker.Checker
-	// said is what has been read of each worker, and not been waited for.
-	said map[string][]string
+	// pending are the events read of each worker that no until has returned.
+	pending map[string][]string
 }
 
-func follow(t *testing.T, s *process) *following {
+func follow(t *testing.T, s *process) *eventReader {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -64,32 +64,31 @@ func follow(t *testing.T, s *process) *following {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &following{t: t, stream: stream, checker: checker.New(checker.Options{}), said: make(map[string][]string)}
+	f := &eventReader{t: t, stream: stream, checker: checker.New(checker.Options{}), pending: make(map[string][]string)}
 	if err := f.checker.Begin(req); err != nil {
 		t.Fatal(err)
 	}
 	return f
 }
 
-// until reads until something has been said of a worker, and returns what was
-// said of it before, since the last call for it.
-func (f *following) until(worker, says string) (before []string) {
+// until reads until an event of a worker, and returns the worker's events before it since the last call.
+func (f *eventReader) until(worker, want string) (before []string) {
 	f.t.Helper()
 	for {
-		if i := slices.Index(f.said[worker], says); i >= 0 {
-			before, f.said[worker] = f.said[worker][:i], f.said[worker][i+1:]
+		if i := slices.Index(f.pending[worker], want); i >= 0 {
+			before, f.pending[worker] = f.pending[worker][:i], f.pending[worker][i+1:]
 			return before
 		}
 		m, err := f.stream.Recv()
 		if err != nil {
-			f.t.Fatalf("wait for %s of %s: %v; said was %q", says, worker, err, f.said)
+			f.t.Fatalf("wait for %s of %s: %v; read %q", want, worker, err, f.pending)
 		}
 		if err := f.checker.Receive(m); err != nil {
 			f.t.Fatal(err)
 		}
 		for _, e := range m.GetEntries() {
 			for _, ev := range e.GetEvents() {
-				f.said[e.GetWorker()] = append(f.said[e.GetWorker()], describe(ev))
+				f.pending[e.GetWorker()] = append(f.pending[e.GetWorker()], describe(ev))
 			}
 		}
 	}
