@@ -202,12 +202,13 @@ func (e *Encoder) checkEvent(ev *Event, k int) (field, problem string) {
 		return "Kind", fmt.Sprintf("is %d, want KindStored, KindRemoved or KindCleared", ev.Kind)
 	}
 	inMap := e.inMap(k)
+	known := e.fieldsOf(ev.Kind, inMap)
 	for k := range key(numKeys) {
 		f := &fields[k]
 		if f.codec == nil {
 			continue
 		}
-		if e.hasField(k, ev.Kind, inMap) {
+		if known.has(k) {
 			problem = f.codec.check(e, ev)
 		} else if f.codec.isSet(ev) {
 			problem = e.describe(ev.Kind, inMap) + " has no such field"

@@ -159,26 +159,30 @@ func (e *Encoder) inMap(k int) bool {
 	return producers[e.Producer].stored == nil || (e.EventForm == FormMap) != (e.Mixed && k%2 == 1)
 }
 
-// hasField reports whether events of a kind have a field in the Encoder's form.
-func (e *Encoder) hasField(k key, kind Kind, inMap bool) bool {
-	if inMap || !kindFields[kind].has(k) {
-		return kindFields[kind].has(k)
+// fieldsOf returns the fields that events of a kind have in the Encoder's form.
+func (e *Encoder) fieldsOf(kind Kind, inMap bool) keySet {
+	if inMap {
+		return kindFields[kind]
 	}
 	keys := arrayFields[kind]
+	var set keySet
 	if kind == KindStored {
 		keys = producers[e.Producer].stored
+		set.add(keyEagle)
+		set.add(keyOpaque)
 	}
-	switch {
-	case k == keyEagle || k == keyOpaque:
-		return true
-	case slices.Contains(metadataKeys[:], k) && slices.Contains(keys, keyMetadata):
-		return true
-	default:
-		return slices.Contains(keys, k)
+	for _, k := range keys {
+		set.add(k)
+		if k == keyMetadata {
+			for _, k := range metadataKeys {
+				set.add(k)
+			}
+		}
 	}
+	return set
 }
 
-// describe names the k-th event's kind and form.
+// describe names a kind of events in the Encoder's form.
 func (e *Encoder) describe(kind Kind, inMap bool) string {
 	form := "array"
 	if inMap {
