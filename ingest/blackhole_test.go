@@ -2,6 +2,7 @@ package ingest_test
 
 import (
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,7 +12,25 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
+
+// proxy is a proxy in front of an endpoint of an engine.
+type proxy struct{ *harness.Proxy }
+
+func newProxy(t *testing.T, endpoint string) *proxy {
+	t.Helper()
+	return &proxy{harness.NewProxy(t, strings.TrimPrefix(endpoint, "tcp://"))}
+}
+
+// Endpoint returns the endpoint of the proxy.
+func (p *proxy) Endpoint() string { return "tcp://" + p.Addr() }
+
+// replaced reports whether there are connections, all of which carry data.
+func (p *proxy) replaced() bool {
+	s := p.Stats()
+	return s.Alive > 0 && s.Frozen == 0
+}
 
 // holed is an engine behind a network that can become a black hole.
 type holed struct {
@@ -20,7 +39,7 @@ type holed struct {
 	t           *testing.T
 	in          *ingest.Ingest
 	registry    *prometheus.Registry
-	pub, replay *proxy
+	pub, replay *proxy // between ingest and the sockets of the engine
 }
 
 // newHoled starts to read an engine that has a few blocks.
@@ -63,14 +82,14 @@ func (h *holed) wantTold(want map[string]int) {
 // which also has what was published meanwhile, and made anew.
 func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: patience})
-	before, _ := h.pub.counts()
-	h.pub.hole()
+	before := h.pub.Stats().Accepted
+	h.pub.Partition()
 	h.store(h.Publish, 3)
 	h.evict(h.Publish)
 	h.awaitBlocks(t, h.cache.blocks)
-	waitFor(t, func() bool { n, _ := h.pub.counts(); return n > before })
-	h.pub.heal()
-	waitFor(t, func() bool { alive, dead := h.pub.paths(); return alive > 0 && dead == 0 })
+	waitFor(t, func() bool { return h.pub.Stats().Accepted > before })
+	h.pub.Heal()
+	waitFor(t, h.pub.replaced)
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	// The new connection carries live batches, without a replay for each.
 	h.must(h.Subscribed(patient(t), 1))
@@ -84,14 +103,14 @@ func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
 func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
 	awaitState(t, h.in, 0, ingest.SourceLive)
-	h.pub.hole()
-	h.replay.hole()
+	h.pub.Partition()
+	h.replay.Partition()
 	h.store(h.Publish, 3)
 	h.evict(h.Publish)
 	awaitState(t, h.in, 0, ingest.SourceSuspect)
 	h.wantTold(map[string]int{})
-	h.pub.heal()
-	h.replay.heal()
+	h.pub.Heal()
+	h.replay.Heal()
 	h.awaitBlocks(t, h.cache.blocks)
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	h.store(h.Publish, 1)
@@ -104,9 +123,9 @@ func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	h := newHoled(t, false, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
-	before, _ := h.pub.counts()
+	before := h.pub.Stats().Accepted
 	// Each fresh one takes the place of the one before once it has settled.
-	waitFor(t, func() bool { n, _ := h.pub.counts(); return n >= before+3 })
+	waitFor(t, func() bool { return h.pub.Stats().Accepted >= before+3 })
 	h.wantTold(map[string]int{})
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
@@ -119,10 +138,10 @@ func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 // An idle engine with a replay socket is asked, and left alone as well.
 func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
-	before, _ := h.pub.counts()
+	before := h.pub.Stats().Accepted
 	h.must(h.Replayed(patient(t), h.Replays()+10))
 	h.wantTold(map[string]int{})
-	if n, _ := h.pub.counts(); n != before {
+	if n := h.pub.Stats().Accepted; n != before {
 		t.Errorf("%d connections, want %d: none was dead", n, before)
 	}
 	h.store(h.Publish, 1)
@@ -135,11 +154,11 @@ func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
 	t.Parallel()
 	h := newHoled(t, false, config.Config{Silence: 10 * time.Millisecond})
-	before, _ := h.pub.counts()
+	before := h.pub.Stats().Accepted
 	publish := time.NewTicker(15 * time.Millisecond)
 	defer publish.Stop()
 	for ctx := patient(t); ; {
-		n, _ := h.pub.counts()
+		n := h.pub.Stats().Accepted
 		if n >= before+3 {
 			break
 		}
@@ -174,16 +193,16 @@ func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
 			t.Parallel()
 			h := newHoled(t, false, config.Config{Silence: 100 * time.Millisecond})
 			want := maps.Clone(h.cache.blocks)
-			h.pub.hole()
+			h.pub.Partition()
 			h.store(h.Publish, tt.missed)
 			if tt.early {
-				h.pub.heal()
+				h.pub.Heal()
 			} else {
 				awaitState(t, h.in, 0, ingest.SourceSuspect)
-				h.pub.heal()
+				h.pub.Heal()
 			}
 			// One beside the dead connection, which is closed then.
-			waitFor(t, func() bool { alive, dead := h.pub.paths(); return alive > 0 && dead == 0 })
+			waitFor(t, h.pub.replaced)
 			h.store(h.Publish, 1)
 			want[h.next] = true
 			h.awaitBlocks(t, want)

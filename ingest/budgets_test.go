@@ -12,33 +12,13 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
-
-// gaugeOf returns the gauge whose first label has this value, if there is one.
-func gaugeOf(t *testing.T, g prometheus.Gatherer, name, label string) (v float64, ok bool) {
-	t.Helper()
-	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			if f.GetName() == name && m.GetLabel()[0].GetValue() == label {
-				return m.GetGauge().GetValue(), true
-			}
-		}
-	}
-	return 0, false
-}
 
 // budgetOf returns how much of a resource is in use.
 func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
 	t.Helper()
-	used, ok := gaugeOf(t, g, "kvcast_budget_used", resource)
-	if !ok {
-		t.Fatalf("no budget %s", resource)
-	}
-	return used
+	return harness.Gather(t, g).Value(t, "kvcast_budget_used", "resource", resource)
 }
 
 // A worker that needs more sources than are left is refused, and takes nothing.
@@ -121,7 +101,7 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 	for i := range 100 {
 		e.send(fmt.Sprintf("kv@flood-%d@m", i), seqFrame(0), payload(0))
 	}
-	waitFor(t, func() bool { return counterOf(t, registry, "kvcast_ingest_messages_refused_total") == 91 })
+	waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_messages_refused_total") == 91 })
 	if n := len(in.Sources()); n != 10 {
 		t.Errorf("%d sources, want 10", n)
 	}

@@ -3,7 +3,6 @@ package ingest_test
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -13,12 +12,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pebbe/zmq4"
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // blockSize is that of the engines here.
@@ -70,89 +69,76 @@ func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*inges
 	return in, stop
 }
 
-// engine is the publishing end of an engine. Its socket is an XPUB, which sees
-// subscriptions come.
+// engine is an enginetest.Engine whose failures fail the test.
 type engine struct {
-	t      *testing.T
-	zctx   *zmq4.Context
-	socket *zmq4.Socket
-	closed bool
+	*enginetest.Engine
+	t *testing.T
 }
 
 func newEngine(t *testing.T) *engine {
 	t.Helper()
-	zctx, err := zmq4.NewContext()
-	if err != nil {
-		t.Fatalf("NewContext: %v", err)
-	}
-	s, err := zctx.NewSocket(zmq4.XPUB)
-	if err != nil {
-		t.Fatalf("NewSocket: %v", err)
-	}
-	if err := errors.Join(s.SetLinger(0), s.SetRcvtimeo(patience), s.SetIpv6(true)); err != nil {
-		t.Fatalf("set options: %v", err)
-	}
-	e := &engine{t: t, zctx: zctx, socket: s}
-	t.Cleanup(e.close)
-	return e
+	return newEngineOf(t, enginetest.Config{})
 }
 
-// close ends the engine's process, so to speak.
-func (e *engine) close() {
-	if e.closed {
-		return
+func newEngineOf(t *testing.T, cfg enginetest.Config) *engine {
+	t.Helper()
+	e, err := enginetest.New(cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
-	e.closed = true
-	if err := errors.Join(e.socket.Close(), e.zctx.Term()); err != nil {
+	t.Cleanup(func() { (&engine{e, t}).close() })
+	return &engine{e, t}
+}
+
+// close ends the engine, as the end of its process does.
+func (e *engine) close() {
+	if err := e.Close(); err != nil {
 		e.t.Errorf("close engine: %v", err)
 	}
 }
 
-// bind binds the engine and returns its endpoint.
-func (e *engine) bind(endpoint string) (string, error) {
-	if err := e.socket.Bind(endpoint); err != nil {
-		return "", err
-	}
-	return e.socket.GetLastEndpoint()
-}
-
 func (e *engine) mustBind(endpoint string) string {
 	e.t.Helper()
-	bound, err := e.bind(endpoint)
+	bound, err := e.Bind(endpoint)
 	if err != nil {
-		e.t.Fatalf("bind %s: %v", endpoint, err)
+		e.t.Fatal(err)
 	}
 	return bound
 }
 
+// connect connects to the port of an endpoint of this machine.
 func (e *engine) connect(endpoint string) {
 	e.t.Helper()
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
-	if err != nil {
-		e.t.Fatalf("endpoint %s: %v", endpoint, err)
+	if err == nil {
+		err = e.Connect("tcp://127.0.0.1:" + port)
 	}
-	if err := e.socket.Connect("tcp://127.0.0.1:" + port); err != nil {
-		e.t.Fatalf("connect: %v", err)
+	if err != nil {
+		e.t.Fatal(err)
 	}
 }
 
-// awaitSubscriber waits until what is sent will arrive.
+// awaitSubscriber waits for a subscription to a topic.
 func (e *engine) awaitSubscriber(topic string) {
 	e.t.Helper()
-	got, err := e.socket.Recv(0)
-	if err != nil {
-		e.t.Fatalf("await subscription: %v", err)
-	}
-	if got != "\x01"+topic {
-		e.t.Fatalf("subscription %q, want to %q", got, topic)
+	got, err := e.AwaitSubscription()
+	if err != nil || got != topic {
+		e.t.Fatalf("got a subscription to %q and error %v, want one to %q", got, err, topic)
 	}
 }
 
-// send sends frames as they are.
+// send sends frames, which are strings or bytes.
 func (e *engine) send(frames ...any) {
 	e.t.Helper()
-	if _, err := e.socket.SendMessage(frames...); err != nil {
-		e.t.Fatalf("send: %v", err)
+	all := make([][]byte, len(frames))
+	for i, f := range frames {
+		all[i] = fmt.Append(nil, f)
+		if b, ok := f.([]byte); ok {
+			all[i] = b
+		}
+	}
+	if err := e.Send(all...); err != nil {
+		e.t.Fatal(err)
 	}
 }
 
@@ -181,7 +167,7 @@ next:
 		for r := 1; r < n; r++ {
 			e := newEngine(t)
 			engines = append(engines, e)
-			if _, err := e.bind(fmt.Sprintf("tcp://127.0.0.1:%d", port+r)); err != nil {
+			if _, err := e.Bind(fmt.Sprintf("tcp://127.0.0.1:%d", port+r)); err != nil {
 				continue next
 			}
 		}

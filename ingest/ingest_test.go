@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // TestRunEndsSoon has Run wait for nothing that takes longer than stop has patience:
@@ -174,10 +175,7 @@ func (a *accountant) Gap(g feed.Gap) {
 }
 
 func TestOverloadIsAGap(t *testing.T) {
-	e := newEngine(t)
-	if err := e.socket.SetSndhwm(100); err != nil {
-		t.Fatal(err)
-	}
+	e := newEngineOf(t, enginetest.Config{HighWaterMark: 100})
 	a := &accountant{t: t, release: make(chan struct{}), seen: make(chan uint64, 1)}
 	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)
 	e.awaitSubscriber("")

@@ -15,43 +15,31 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-// counterOf returns the sum of a counter's values.
-func counterOf(t *testing.T, g prometheus.Gatherer, name string) (sum float64) {
+// awaitState waits until a source is in a state.
+func awaitState(t *testing.T, in *ingest.Ingest, source int, want ingest.SourceState) {
 	t.Helper()
-	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for ctx := patient(t); ; {
+		all := in.Sources()
+		if source < len(all) && all[source].State == want {
+			return
 		}
-		for _, m := range f.GetMetric() {
-			sum += m.GetCounter().GetValue()
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			t.Fatalf("state %v of source %d does not come: %+v", want, source, all)
 		}
 	}
-	return sum
 }
 
-// metricsOf returns the names of metrics that name a worker.
-func metricsOf(t *testing.T, g prometheus.Gatherer, worker string) (names []string) {
+// metricsOf returns the metrics that name a worker.
+func metricsOf(t *testing.T, g prometheus.Gatherer, worker string) harness.Metrics {
 	t.Helper()
-	families, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			for _, l := range m.GetLabel() {
-				if l.GetName() == "worker" && l.GetValue() == worker {
-					names = append(names, f.GetName())
-				}
-			}
-		}
-	}
-	return names
+	return harness.Gather(t, g).Select("", "worker", worker)
 }
 
 // wantNoMetricsOf checks that no metric names a worker.
@@ -137,7 +125,7 @@ func TestWorkerLeavesAndComesBack(t *testing.T) {
 // closing still.
 func bindAgain(t *testing.T, e *engine, endpoint string) {
 	t.Helper()
-	waitFor(t, func() bool { _, err := e.bind(endpoint); return err == nil })
+	waitFor(t, func() bool { _, err := e.Bind(endpoint); return err == nil })
 }
 
 // A worker is there as long as one of its ranks is connected.

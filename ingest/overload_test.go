@@ -15,6 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // gate is a view whose lane takes no batch before it is opened.
@@ -82,7 +83,7 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 	g.awaitBlocks(t, c.blocks)
 	// What was fetched comes live as well, late, and may be held back for a while.
 	waitFor(t, func() bool { return ingest.HeldBytes(in) == 0 && in.Sources()[0].State == ingest.SourceLive })
-	if n := counterOf(t, registry, "kvcast_ingest_replayed_batches_total"); n == 0 {
+	if n := harness.Gather(t, registry).Sum("kvcast_ingest_replayed_batches_total"); n == 0 {
 		t.Error("nothing was dropped: the buffers were not full")
 	}
 	g.mu.Lock()
@@ -95,8 +96,7 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 // replaysIn returns how many requests to replay sockets are in a state.
 func replaysIn(t *testing.T, g prometheus.Gatherer, state string) int {
 	t.Helper()
-	n, _ := gaugeOf(t, g, "kvcast_ingest_replays_in_progress", state)
-	return int(n)
+	return int(harness.Gather(t, g).Sum("kvcast_ingest_replays_in_progress", "state", state))
 }
 
 // gates are views whose lanes take no batch before all are opened together.
@@ -181,7 +181,7 @@ func TestSilentReplaySocketsStarveNobody(t *testing.T) {
 	for i := range silent {
 		c := newCache(t, simulator.PublisherConfig{})
 		hole := newProxy(t, c.ReplayEndpoint())
-		hole.hole()
+		hole.Partition()
 		name := fmt.Sprint("silent-", i)
 		vs[name] = newView()
 		healthy.must(in.AddWorker(t.Context(), config.Worker{
@@ -236,7 +236,7 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 			c.must(c.Subscribed(patient(t), 1))
 			c.caughtUp(v)
 			awaitState(t, in, 0, ingest.SourceLive)
-			replay.hole()
+			replay.Partition()
 			c.store(c.Drop, 1)
 			for range tt.batches {
 				c.next++
@@ -247,7 +247,7 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 				}
 				c.do(c.Publish, e)
 			}
-			dropped := func() float64 { return counterOf(t, registry, "kvcast_ingest_reorder_buffer_dropped_total") }
+			dropped := func() float64 { return harness.Gather(t, registry).Sum("kvcast_ingest_reorder_buffer_dropped_total") }
 			if tt.dropped > 0 {
 				waitFor(t, func() bool { return dropped() == tt.dropped })
 			} else {
@@ -256,7 +256,7 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 			if held := ingest.HeldBytes(in); held > tt.most {
 				t.Errorf("%d bytes held back, want %d at most", held, tt.most)
 			}
-			replay.heal()
+			replay.Heal()
 			v.awaitBlocks(t, c.blocks)
 			awaitState(t, in, 0, ingest.SourceLive)
 			if held := ingest.HeldBytes(in); held != 0 {

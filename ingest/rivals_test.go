@@ -13,6 +13,7 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // newBoundCache returns an engine that connects to a listener, with its replay socket
@@ -183,7 +184,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 			})
 			// The one that is left goes on alone, and its losses are told again.
 			engines[tt.ends].close()
-			waitFor(t, func() bool { return counterOf(t, registry, "kvcast_ingest_disconnections_total") == 1 })
+			waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") == 1 })
 			left := 1 - tt.ends
 			due := next[left]
 			send(left, due, 300)
@@ -235,7 +236,7 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 				gone, left = other, answers
 			}
 			gone.must(gone.Disconnect())
-			waitFor(t, func() bool { return counterOf(t, registry, "kvcast_ingest_disconnections_total") >= 1 })
+			waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") >= 1 })
 			left.store(left.Publish, 1)
 			last := left.next
 			v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })

@@ -2,7 +2,6 @@ package ingest_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 func TestConnectReadsEachRankOnItsPort(t *testing.T) {
@@ -102,22 +102,13 @@ func TestConnectRefusesMessagesTooLong(t *testing.T) {
 func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}}}, r)
-	e := newEngine(t)
-	if err := e.socket.SetXpubVerbose(1); err != nil {
-		t.Fatal(err)
-	}
+	e := newEngineOf(t, enginetest.Config{Verbose: true})
 	e.connect(in.Endpoints()[0])
 	e.awaitSubscriber("")
 	e.send("kv@p@m", seqFrame(0), largest(0))
 	r.want("add p model m block_size 0 ranks []", "p 0/0: batch 0")
 	e.send("kv@p@m", seqFrame(1), largest(1))
-	for anew := false; !anew; { // the end of the old subscription may be told first
-		got, err := e.socket.Recv(0)
-		if err != nil {
-			t.Fatalf("await subscription: %v", err)
-		}
-		anew = got == "\x01"
-	}
+	e.awaitSubscriber("")
 	e.send("kv@p@m", seqFrame(2), payload(2))
 	r.want("p 0/0: gap possible_restart 0-0, 0 missed", "p 0/0: gap 1-1, 1 missed", "p 0/0: batch 2")
 }
@@ -185,10 +176,7 @@ func TestManyWorkers(t *testing.T) {
 
 func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
 	const workers = 1100
-	e := newEngine(t)
-	if err := errors.Join(e.socket.SetXpubVerbose(1), e.socket.SetSndhwm(0)); err != nil {
-		t.Fatal(err)
-	}
+	e := newEngineOf(t, enginetest.Config{Verbose: true, HighWaterMark: -1})
 	endpoint := e.mustBind("tcp://127.0.0.1:*")
 	var c config.Config
 	for i := range workers {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // wantClosed checks that a closed Client does nothing any more.
@@ -91,9 +92,8 @@ func TestClientCloseWaits(t *testing.T) {
 	if s := c.Stats(); calls != 1 || s.Handled != 1 || s.Discarded != 1 || s.Batches != 2 || s.Connections != 1 {
 		t.Errorf("%d calls, stats %+v", calls, s)
 	}
-	families, err := registry.Gather()
-	if err != nil || len(families) != 0 {
-		t.Errorf("%d metrics are left, error %v", len(families), err)
+	if left := harness.Gather(t, registry); len(left) != 0 {
+		t.Errorf("metrics are left: %v", left)
 	}
 	wantClosed(t, c)
 }

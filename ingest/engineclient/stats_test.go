@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestClientMetrics(t *testing.T) {
@@ -30,33 +31,16 @@ func TestClientMetrics(t *testing.T) {
 		}
 	}
 	waitFor(t, func() bool { return clients[0].Stats().Handled == 1 && clients[1].Stats().Handled == 1 })
-	// samples returns the metrics that speak of a client, by its name.
-	samples := func() map[string][]string {
+	// namesOf returns the names of the metrics of a client.
+	namesOf := func(client string) []string {
 		t.Helper()
-		families, err := registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := make(map[string][]string)
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				for _, l := range m.GetLabel() {
-					if l.GetName() == "worker" {
-						all[l.GetValue()] = append(all[l.GetValue()], f.GetName())
-					}
-				}
-			}
-		}
-		return all
+		return harness.Gather(t, registry).Select("", "worker", client).Names()
 	}
-	got := samples()
-	if d := cmp.Diff(got["a"], got["b"]); d != "" || len(got["a"]) < 20 {
+	a, b := namesOf("a"), namesOf("b")
+	if d := cmp.Diff(a, b); d != "" || len(a) < 20 {
 		t.Errorf("metrics of a and b differ (-a +b):\n%s", d)
 	}
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := harness.Gather(t, registry)
 	for name, want := range map[string]float64{
 		"kvcast_ingest_connections_total":      2,
 		"kvcast_ingest_events_total":           2,
@@ -71,28 +55,19 @@ func TestClientMetrics(t *testing.T) {
 		"kvcast_ingest_messages_total":         2,
 		"kvcast_client_handler_seconds":        2,
 	} {
-		sum, found := 0.0, false
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				if f.GetName() == name {
-					found = true
-					sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
-				}
-			}
-		}
-		if !found || sum != want {
-			t.Errorf("%s comes to %v, want %v", name, sum, want)
+		if samples := all.Select(name); len(samples) == 0 || samples.Sum(name) != want {
+			t.Errorf("%s comes to %v, want %v", name, samples.Sum(name), want)
 		}
 	}
 	stopClient(t, clients[0])
-	if left := samples(); len(left["a"]) != 0 || len(left["b"]) == 0 {
-		t.Errorf("metrics after a was stopped: %v", left)
+	if a, b := namesOf("a"), namesOf("b"); len(a) != 0 || len(b) == 0 {
+		t.Errorf("metrics after a was stopped: %v of a, %v of b", a, b)
 	}
 	if s := clients[0].Stats(); s.Connections != 1 || s.Removed != 1 {
 		t.Errorf("stats of a, which was stopped: %+v", s)
 	}
 	stopClient(t, clients[1])
-	if left := samples(); len(left) != 0 {
+	if left := harness.Gather(t, registry); len(left) != 0 {
 		t.Errorf("metrics after both were stopped: %v", left)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/pebbe/zmq4"
 
@@ -22,6 +23,8 @@ type Config struct {
 	// Blocking makes sending wait for a subscriber at the high-water mark instead of
 	// dropping messages.
 	Blocking bool
+	// Verbose receives every subscription, not only the first of those to the same topic.
+	Verbose bool
 }
 
 // Engine is an XPUB socket, which on the wire is a PUB socket and also receives
@@ -54,11 +57,19 @@ func (e *Engine) open(cfg Config) (err error) {
 	}
 	return errors.Join(err,
 		e.socket.SetXpubNodrop(cfg.Blocking),
+		e.setVerbose(cfg.Verbose),
 		e.socket.SetLinger(0),
 		e.socket.SetRcvtimeo(harness.Timeout),
 		e.socket.SetSndtimeo(harness.Timeout),
 		e.socket.SetIpv6(true),
 	)
+}
+
+func (e *Engine) setVerbose(on bool) error {
+	if !on {
+		return nil
+	}
+	return e.socket.SetXpubVerbose(1)
 }
 
 // Bind binds to an endpoint such as tcp://127.0.0.1:*, and returns it with its port.
@@ -80,14 +91,16 @@ func (e *Engine) Connect(endpoint string) error {
 // AwaitSubscription waits for a subscriber, which receives what is sent from then on, and
 // returns the topic prefix that it subscribes to.
 func (e *Engine) AwaitSubscription() (topic string, err error) {
-	message, err := e.socket.Recv(0)
-	if err != nil {
-		return "", fmt.Errorf("await subscription: %w", err)
+	for {
+		message, err := e.socket.Recv(0)
+		if err != nil {
+			return "", fmt.Errorf("await subscription: %w", err)
+		}
+		if topic, ok := strings.CutPrefix(message, "\x01"); ok {
+			return topic, nil
+		}
+		// The end of a subscription may be reported before the next one.
 	}
-	if message == "" || message[0] != 1 {
-		return "", fmt.Errorf("await subscription: got message %q", message)
-	}
-	return message[1:], nil
 }
 
 // Send sends a message of frames, which are copied.
