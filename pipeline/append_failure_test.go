@@ -67,8 +67,8 @@ func (d *delayedPipeline) readers(worker string) map[string]func(context.Context
 			_, err := d.Lookup(ctx, pipeline.Query{BlockHashes: []uint64{1}, Match: match, Tiers: 0xff, Limit: 10})
 			return err
 		},
-		"Cut": func(ctx context.Context) error {
-			_, _, err := d.Cut(ctx, worker, 0xff)
+		"Snapshot": func(ctx context.Context) error {
+			_, _, err := d.Snapshot(ctx, worker, 0xff)
 			return err
 		},
 	}
@@ -144,7 +144,7 @@ func TestFailureWhileASnapshotIsReadEndsIt(t *testing.T) {
 	d := newDelayedPipeline(t, pipeline.Config{})
 	d.store("a")
 	d.journal.Acknowledge(1)
-	cut, ok, err := d.Cut(t.Context(), "a", 0xff)
+	cut, ok, err := d.Snapshot(t.Context(), "a", 0xff)
 	if !ok || err != nil {
 		t.Fatalf("cut: %v, %v", ok, err)
 	}

@@ -53,7 +53,7 @@ func (a *attributes) slot(v attr) (i uint32, ok bool) {
 		a.recent = i
 		return i, true
 	}
-	if !a.take(&v) {
+	if !a.reserve(&v) {
 		return 0, false
 	}
 	if a.index == nil {
@@ -73,7 +73,7 @@ func (a *attributes) slot(v attr) (i uint32, ok bool) {
 }
 
 // take takes the memory of a new attr from the budget.
-func (a *attributes) take(v *attr) bool {
+func (a *attributes) reserve(v *attr) bool {
 	text, slot := v.stringBytes(), int64(0)
 	if text == 0 {
 		return true

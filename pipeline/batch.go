@@ -38,7 +38,7 @@ type run struct {
 	tokensHashes []uint64
 	tokens       []uint32
 	// ops are what is done to what is counted of each block; empty where that is 0,
-	// addCopy or takeCopy, for all of them.
+	// addCopy or removeCopy, for all of them.
 	ops []copyOp
 	// The times of the last batch that contributed.
 	engineTime int64
@@ -58,8 +58,8 @@ func (r *run) op(i int) copyOp {
 	return r.ops[i]
 }
 
-// addOp notes it of n blocks, which are about to be added to the run.
-func (r *run) addOp(op copyOp, n int) {
+// appendOps notes it of n blocks, which are about to be added to the run.
+func (r *run) appendOps(op copyOp, n int) {
 	if op == 0 && len(r.ops) == 0 {
 		return
 	}
@@ -72,7 +72,7 @@ func (r *run) addOp(op copyOp, n int) {
 }
 
 // holds tells whether a block is among those waiting to be stored.
-func (r *run) holds(rank uint32, hash uint64) bool {
+func (r *run) stores(rank uint32, hash uint64) bool {
 	if r.key.kind != wire.KindStored || r.key.rank != rank {
 		return false
 	}
@@ -90,7 +90,7 @@ func (r *run) start(key runKey, parent uint64, hasParent bool) {
 }
 
 // part is a run of the blocks from i up to j, in the same memory.
-func (r *run) part(i, j int) run {
+func (r *run) slice(i, j int) run {
 	p := *r
 	p.hashes = r.hashes[i:j]
 	if len(r.ops) > 0 {
@@ -110,7 +110,7 @@ func (r *run) part(i, j int) run {
 
 // keep makes the run's strings its own, since those of a batch are the caller's
 // memory and the run outlives the batch.
-func (r *run) keep() {
+func (r *run) cloneStrings() {
 	r.key.lora, r.key.salt = strings.Clone(r.key.lora), strings.Clone(r.key.salt)
 }
 

@@ -48,26 +48,26 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 				replaced++
 			}
 			if !fits {
-				l.emitPart(r, first, i)
+				l.emitSlice(r, first, i)
 				first = i + 1
 				refused[why]++
 				continue
 			}
 			room--
 		}
-		one := r.part(i, i+1)
+		one := r.slice(i, i+1)
 		t.storeRun(&one, slot)
 	}
-	l.emitPart(r, first, len(r.hashes))
+	l.emitSlice(r, first, len(r.hashes))
 	l.expire(rank, r, min(replaced, stale))
 	for why, n := range refused {
-		l.refuse(rank, r.key.rank, refusal(why), n)
+		l.reportRefused(rank, r.key.rank, refusal(why), n)
 	}
 }
 
-// emitPart emits a run's blocks from i up to j, if there are any.
-func (l *Lane) emitPart(r *run, i, j int) {
-	part := r.part(i, j)
+// emitSlice emits a run's blocks from i up to j, if there are any.
+func (l *Lane) emitSlice(r *run, i, j int) {
+	part := r.slice(i, j)
 	l.emitStored(&part)
 }
 
@@ -108,7 +108,7 @@ var refusalNames = [numRefusals]string{
 }
 
 // told reports whether routers have been told that blocks are left out for a reason.
-func (r *rankState) told(why refusal) bool {
+func (r *rankState) gapReported(why refusal) bool {
 	if why == refusedAttribute {
 		return r.attributesLacking
 	}
@@ -118,9 +118,9 @@ func (r *rankState) told(why refusal) bool {
 // refuse tells that blocks were left out, if there are any: the rank's blocks are not
 // all that the engine has. Routers are told once, since that remains so until the rank
 // is cleared.
-func (l *Lane) refuse(rank *rankState, name uint32, why refusal, blocks int) {
+func (l *Lane) reportRefused(rank *rankState, name uint32, why refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
-	if blocks == 0 || rank.told(why) {
+	if blocks == 0 || rank.gapReported(why) {
 		return
 	}
 	reason := kvcastv1.Gap_REASON_TOO_MANY_BLOCKS
@@ -175,21 +175,21 @@ func (l *Lane) replaceBlockSize(size uint32) {
 			if t == nil {
 				continue
 			}
-			gone := t.takeOtherSizes(size)
+			gone := t.removeOtherSizes(size)
 			l.tableBlocks.Release(int64(len(gone)))
 			for part := range slices.Chunk(gone, l.cfg.MaxBlocks) {
 				l.emitRemoved(name, wire.Tier(tier), part)
 			}
 			if tr := l.tracker(name); tr != nil {
-				tr.expel(gone)
+				tr.removeAll(gone)
 			}
 		}
 	}
 }
 
-// takeOtherSizes takes out the blocks that are known to have another size, and returns
+// removeOtherSizes takes out the blocks that are known to have another size, and returns
 // them in order.
-func (t *table) takeOtherSizes(size uint32) (gone []uint64) {
+func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	other := func(a attr) bool { return a.blockSize != 0 && a.blockSize != size }
 	if !slices.ContainsFunc(t.attrs.slots, func(s attrSlot) bool { return other(s.attr) }) {
 		return nil
@@ -203,14 +203,14 @@ func (t *table) takeOtherSizes(size uint32) (gone []uint64) {
 	}
 	slices.Sort(gone)
 	for _, hash := range gone {
-		t.remove(hash, takeAll)
+		t.remove(hash, removeAllCopies)
 	}
 	return gone
 }
 
 // expel takes away the blocks that routers know by some hashes, which are in order,
 // whoever holds them. Routers are told by others.
-func (t *tracker) expel(firsts []uint64) {
+func (t *tracker) removeAll(firsts []uint64) {
 	if len(firsts) == 0 {
 		return
 	}
@@ -225,7 +225,7 @@ func (t *tracker) expel(firsts []uint64) {
 			for b.idle != 0 {
 				t.erase(b.idle)
 			}
-			t.forget(ref)
+			t.freeBlock(ref)
 		}
 		ref = next
 	}

@@ -271,7 +271,7 @@ func TestOnGapClear(t *testing.T) {
 		if diff := cmp.Diff(want, s.ranks(), protoCompare); diff != "" {
 			t.Errorf("status (-want +got):\n%s", diff)
 		}
-		cut, ok, err := s.pipeline.Cut(context.Background(), testWorker, ^journal.Tiers(0))
+		cut, ok, err := s.pipeline.Snapshot(context.Background(), testWorker, ^journal.Tiers(0))
 		if err != nil || !ok {
 			t.Fatalf("cut: %v, %v", ok, err)
 		}

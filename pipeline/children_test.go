@@ -57,7 +57,7 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 				table.expire(int(n), nil)
 			case 2, 3, 4:
 				for h := first; h < first+n; h++ {
-					table.remove(h, takeAll)
+					table.remove(h, removeAllCopies)
 				}
 			case 5, 6:
 				table.countChildren()
@@ -114,8 +114,8 @@ func TestNamesAreCountedInTurns(t *testing.T) {
 		if done {
 			break
 		}
-		tr.remove(engine, next*2+1, takeCopy)
-		tr.remove(engine, names-next*2-1, takeCopy)
+		tr.remove(engine, next*2+1, removeCopy)
+		tr.remove(engine, names-next*2-1, removeCopy)
 		tr.store(engine, new(continuing(next, storeOf(nil, names+next+1))), addCopy)
 		checkTracker(t, tr)
 		turns++

@@ -86,7 +86,7 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	switch {
 	case e.Kind == wire.KindCleared:
 		l.flush(flushUnmergeable)
-		l.letGo(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		l.releaseSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 	case e.Kind == wire.KindStored && l.consolidation == passthrough:
 		if len(e.BlockHashes) > 0 {
 			s.used[b.Source] |= journal.TierBit(uint8(e.Tier))
@@ -96,16 +96,16 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 		refused := s.tracker.counted.refused
 		rooted := !e.HasParent || e.Parent == 0 && s.tracker.resolve(b.Source, 0) == 0
 		s.tracker.store(b.Source, e, l.storeOp(b, e, rooted))
-		l.tell(b, s.tracker, e)
+		l.emitChanges(b, s.tracker, e)
 		for why, n := range s.tracker.counted.refused {
 			if n -= refused[why]; n == 0 {
 				continue
 			}
 			s.doubtful[b.Source] = true // it holds blocks that are not known
-			if !r.told(refusal(why)) {
+			if !r.gapReported(refusal(why)) {
 				l.flush(flushUnmergeable) // a Gap follows
 			}
-			l.refuse(r, b.Rank, refusal(why), int(n))
+			l.reportRefused(r, b.Rank, refusal(why), int(n))
 		}
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
@@ -114,13 +114,13 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 		for i, hash := range e.BlockHashes {
 			s.tracker.remove(b.Source, hash, removeOp(b.CopyRule, e, i, open))
 		}
-		l.tell(b, s.tracker, nil)
+		l.emitChanges(b, s.tracker, nil)
 	}
 }
 
 // tell passes on what routers are to hear of a tracker; stored is the event that it
 // was told.
-func (l *Lane) tell(b *feed.Batch, t *tracker, stored *wire.Event) {
+func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
 	out, gone := t.drain()
 	for _, o := range out {
 		if o.removed {
@@ -147,23 +147,23 @@ func (l *Lane) tell(b *feed.Batch, t *tracker, stored *wire.Event) {
 
 // letGo takes away what a source holds, which began anew or cleared its cache.
 // Nothing is pending.
-func (l *Lane) letGo(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
 	r.gates.close(b.Source)
 	l.candidates = l.candidates[:0]
 	switch {
 	case l.consolidation == passthrough:
-		l.letGoOfTiers(b, r, reason)
-	case l.shared(r).tracker.letGo(b.Source):
-		l.emptied(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
+		l.clearTiersOf(b, r, reason)
+	case l.shared(r).tracker.releaseSource(b.Source):
+		l.emitEmpty(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 	default:
-		l.tell(b, r.shared.tracker, nil) // what nobody else holds
+		l.emitChanges(b, r.shared.tracker, nil) // what nobody else holds
 	}
 }
 
 // emptied tells that none of a rank's sources holds anything. That ends what was in
 // doubt about the rank, unless it was about a source that has not let go since.
-func (l *Lane) emptied(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
+func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.drop(r)
 	if slices.Contains(r.shared.doubtful, true) {
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
@@ -171,7 +171,7 @@ func (l *Lane) emptied(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason
 	l.emitCleared(rank, reason)
 }
 
-// letGoOfTiers clears the tiers that a source alone has stored into, with passthrough.
+// clearTiersOf clears the tiers that a source alone has stored into, with passthrough.
 // Whose blocks lie in the others is not known:
 //
 //   - They stay, with a Gap: those that the source let go of mislead a router until
@@ -179,7 +179,7 @@ func (l *Lane) emptied(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason
 //     lack those of the other sources, which do not store them again as long as they
 //     hold them.
 //   - With OnGapClear, the operator wants it the other way round.
-func (l *Lane) letGoOfTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	used := r.shared.used[b.Source]
 	r.shared.used[b.Source] = 0
 	others := journal.Tiers(0)
@@ -187,7 +187,7 @@ func (l *Lane) letGoOfTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 		others |= tiers
 	}
 	if others == 0 {
-		l.emptied(b.Rank, r, reason)
+		l.emitEmpty(b.Rank, r, reason)
 		return
 	}
 	var cleared []kvcastv1.Tier
@@ -219,7 +219,7 @@ func (l *Lane) letGoOfTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 
 // survives tells whether a rank's blocks stay when events of a source were lost:
 // there may have been more gaps than can be numbered.
-func (l *Lane) survives(r *rankState, source int) bool {
+func (l *Lane) beginGap(r *rankState, source int) bool {
 	if l.consolidation == dedup {
 		return l.shared(r).tracker.gap(source)
 	}
@@ -230,7 +230,7 @@ func (l *Lane) survives(r *rankState, source int) bool {
 const everySource = -1
 
 // doubt notes that a rank may be wrong because of one of several sources.
-func (l *Lane) doubt(r *rankState, source int) {
+func (l *Lane) markDoubtful(r *rankState, source int) {
 	if l.consolidation == oneSource {
 		return
 	}

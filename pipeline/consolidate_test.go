@@ -428,7 +428,7 @@ func TestConsolidationIsCounted(t *testing.T) {
 			"consolidated_blocks":        {"dp_rank", map[string]float64{"0": 3, "1": 1}},
 			"consolidated_names":         {"source", map[string]float64{"vllm": 2, "kvbm": 4}},
 			"removes_ignored_total":      {"reason", map[string]float64{"unknown": 2, "not_held": 1}},
-			"removes_held_total":         {"worker", map[string]float64{testWorker: 1}},
+			"removes_suppressed_total":   {"worker", map[string]float64{testWorker: 1}},
 			"blocks_refused_total":       {"worker", map[string]float64{testWorker: 1}},
 			"stale_blocks_removed_total": {"worker", map[string]float64{testWorker: 1}},
 		} {

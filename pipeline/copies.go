@@ -47,14 +47,14 @@ const (
 	addNothing
 )
 
-// What a remove does to a block that is held. From takeDownTo on it leaves so many
+// What a remove does to a block that is held. From removeDownTo on it leaves so many
 // copies as the operation is larger.
 const (
-	takeCopy copyOp = iota
-	// takeAnnounced is takeCopy with an open gate.
-	takeAnnounced
-	takeAll
-	takeDownTo
+	removeCopy copyOp = iota
+	// removeAnnounced is removeCopy with an open gate.
+	removeAnnounced
+	removeAllCopies
+	removeDownTo
 )
 
 // stored counts a store of a block that is held.
@@ -70,13 +70,13 @@ func (c *copyCount) stored(op copyOp) {
 // removed counts a remove, and reports whether the block is gone with it.
 func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
 	switch {
-	case op == takeAll || op == takeDownTo:
+	case op == removeAllCopies || op == removeDownTo:
 		return true
-	case op > takeDownTo:
-		*c = copyCount{further: uint32(op-takeDownTo) - 1}
+	case op > removeDownTo:
+		*c = copyCount{further: uint32(op-removeDownTo) - 1}
 	case c.further > 0:
 		c.further--
-	case c.unsure > 0 && (op == takeCopy || hasHeldChild):
+	case c.unsure > 0 && (op == removeCopy || hasHeldChild):
 		c.unsure--
 	default:
 		return true
@@ -101,13 +101,13 @@ func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
 func removeOp(rule feed.CopyRule, e *wire.Event, i int, open bool) copyOp {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
-		return takeDownTo + copyOp(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(takeDownTo)))
+		return removeDownTo + copyOp(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(removeDownTo)))
 	case rule == feed.CopyRuleAnnouncedLast:
-		return takeAll
+		return removeAllCopies
 	case open && detects(rule, e):
-		return takeAnnounced
+		return removeAnnounced
 	default:
-		return takeCopy
+		return removeCopy
 	}
 }
 
@@ -158,7 +158,7 @@ const maxCandidates = 16
 
 // settle takes note of a store, and reports whether it makes its group's candidate an
 // announcement.
-func (c *candidates) settle(e *wire.Event, rooted bool) bool {
+func (c *candidates) confirm(e *wire.Event, rooted bool) bool {
 	for i, o := range *c {
 		if o.group == e.GroupIdx && o.hasGroup == e.HasGroupIdx {
 			*c = append((*c)[:i], (*c)[i+1:]...)

@@ -34,7 +34,7 @@ func (l *Lane) flushStores(r *run) {
 	t := l.newTable(rank, r.key.tier)
 	slot, ok := t.reserve(r)
 	if !ok {
-		l.refuse(rank, r.key.rank, refusedAttribute, len(r.hashes))
+		l.reportRefused(rank, r.key.rank, refusedAttribute, len(r.hashes))
 		return
 	}
 	before, n := t.blocks.len(), len(r.hashes)
@@ -58,7 +58,7 @@ func (l *Lane) flushRemoves(r *run) {
 		}
 	}
 	l.tableBlocks.Release(int64(before - t.blocks.len()))
-	l.counts.removesHeld += uint64(len(r.hashes) - len(gone))
+	l.counts.removesSuppressed += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
 
@@ -160,7 +160,7 @@ func (l *Lane) emitCleared(rank uint32, reason kvcastv1.Cleared_Reason, tiers ..
 
 // known tells whether a rank holds a block, in whatever tier.
 func (l *Lane) known(rank uint32, hash uint64) bool {
-	if l.pending.holds(rank, hash) {
+	if l.pending.stores(rank, hash) {
 		return true
 	}
 	for _, t := range l.rank(rank).tables {
@@ -184,7 +184,7 @@ func (l *Lane) rank(rank uint32) *rankState {
 func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	if r.tables[tier] == nil {
 		r.tables[tier] = newTable(l.cfg.AttributeBytes)
-		r.held |= journal.TierBit(uint8(tier))
+		r.usedTiers |= journal.TierBit(uint8(tier))
 	}
 	return r.tables[tier]
 }

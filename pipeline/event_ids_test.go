@@ -16,18 +16,18 @@ func TestNoEventIDComesTwice(t *testing.T) {
 		spare := maxRemovedNames - rapid.IntRange(0, 6).Draw(t, "names remembered")
 		for i := range spare {
 			name := fmt.Sprint("spare-", i)
-			got.take(name)
-			got.keep(name, 1)
+			got.resume(name)
+			got.remember(name, 1)
 		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "g", "h", "i"}).Draw(t, "name")
 			id, ok := there[name]
 			if ok {
 				delete(there, name)
-				got.keep(name, id)
+				got.remember(name, id)
 				last[name] = id
 			} else {
-				id = got.take(name)
+				id = got.resume(name)
 				if id < last[name] {
 					t.Fatalf("worker %s goes on after %d, and had %d before", name, id, last[name])
 				}
@@ -45,29 +45,29 @@ func TestEventIDsOfTheLastToGoAreExact(t *testing.T) {
 	name := func(i int) string { return fmt.Sprint("w", i) }
 	check := func(what, name string, want uint64) {
 		t.Helper()
-		if got := got.take(name); got != want {
+		if got := got.resume(name); got != want {
 			t.Errorf("%s: goes on after %d, want %d", what, got, want)
 		}
 	}
 	check("a name never heard of", "new", 0)
 	for i := range maxRemovedNames {
-		got.keep(name(i), uint64(100+i))
+		got.remember(name(i), uint64(100+i))
 	}
 	check("a name never heard of, none forgotten", "new", 0)
 	check("the first to have gone", name(0), 100)
-	got.keep(name(0), 7) // the last to have gone now
-	got.keep("one too many", 9)
+	got.remember(name(0), 7) // the last to have gone now
+	got.remember("one too many", 9)
 	check("the first to have gone now, forgotten", name(1), 101)
 	check("a name never heard of", "new", 101)
 	check("the next", name(2), 102)
 	check("one that went twice", name(0), 7)
-	got.keep("a", 1)
-	got.keep("b", 1)
-	got.keep("c", 1)
+	got.remember("a", 1)
+	got.remember("b", 1)
+	got.remember("c", 1)
 	check("the next forgotten", name(3), 103)
-	got.keep("low", 1)
+	got.remember("low", 1)
 	for i := range maxRemovedNames {
-		got.keep(fmt.Sprint("later ", i), 5)
+		got.remember(fmt.Sprint("later ", i), 5)
 	}
 	check("a name forgotten with a lower id than another", "low", 100+maxRemovedNames-1)
 }

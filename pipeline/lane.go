@@ -27,10 +27,10 @@ type Lane struct {
 	tableBlocks *budget.Budget
 	failures    chan<- error // see Pipeline.Failed
 
-	mu          turnLock // guards all below; the journal's lock comes after it
-	closed      bool     // it emits nothing more
-	failed      error    // the append that failed; the state is discarded then
-	gone        bool     // the worker was removed
+	mu          laneMutex // guards all below; the journal's lock comes after it
+	closed      bool      // it emits nothing more
+	failed      error     // the append that failed; the state is discarded then
+	gone        bool      // the worker was removed
 	lastEventID uint64
 	blockSize   uint32 // of the last store that had one, or configured
 	ranks       map[uint32]*rankState
@@ -50,11 +50,11 @@ type Lane struct {
 // rankState is one dp rank: an engine with a cache of its own.
 type rankState struct {
 	tables [wire.NumTiers]*table
-	// held are the tiers that have had a table since the worker was added.
-	held journal.Tiers
-	// incomplete tells that the tables may be wrong, overfull that routers were told of
-	// blocks left out, attributesLacking that they were told of some whose adapter or
-	// salt there is no memory for. All follow from the events emitted: see emit.
+	// usedTiers have had a table since the worker was added.
+	usedTiers journal.Tiers
+	// incomplete reports whether the tables may be wrong, overfull whether a Gap reported
+	// refused blocks, attributesLacking whether one reported blocks whose adapter or salt
+	// has no memory. All three follow from the events emitted: see emit.
 	incomplete, overfull, attributesLacking bool
 	// gaps that could not be repaired, and the batches lost in them.
 	gaps          uint64
@@ -115,11 +115,11 @@ func (l *Lane) Gap(g feed.Gap) {
 	}
 	l.entry.begin(0, g.At)
 	r := l.rank(g.Rank)
-	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.survives(r, g.Source) {
+	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.beginGap(r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
-		l.doubt(r, everySource)
+		l.markDoubtful(r, everySource)
 	} else {
-		l.doubt(r, g.Source)
+		l.markDoubtful(r, g.Source)
 		l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 			Reason:        kvcastv1.Gap_Reason(g.Reason),
 			MissedBatches: g.Missed,
@@ -146,7 +146,7 @@ func (l *Lane) Restarted(r feed.Restart) {
 		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
 		b := feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}
-		l.letGo(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		l.releaseSource(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 		l.flush(flushUnmergeable)
 	}
 	l.commit()
@@ -187,7 +187,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 		hashed: len(e.TokensHashes) == n,
 		tokens: l.cfg.EmitTokenIDs && blockTokens > 0 && blockTokens <= maxRunTokens && len(e.Tokens) >= n*blockTokens,
 	}
-	l.makeWay(&key)
+	l.flushIncompatible(&key)
 	parent, hasParent := e.Parent, e.HasParent
 	if hasParent && parent == 0 && !l.known(b.Rank, 0) {
 		// Some engines write 0 for the parent of a first block.
@@ -211,7 +211,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 			l.pending.start(key, parent, hasParent)
 		}
 		end := min(n, i+room)
-		l.pending.addOp(op, end-i)
+		l.pending.appendOps(op, end-i)
 		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
 		if key.hashed {
 			l.pending.tokensHashes = append(l.pending.tokensHashes, e.TokensHashes[i:end]...)
@@ -231,8 +231,8 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 		return
 	}
 	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
-	l.makeWay(&key)
-	op, open, varies := takeCopy, false, false
+	l.flushIncompatible(&key)
+	op, open, varies := removeCopy, false, false
 	if l.consolidation != dedup {
 		open = l.gateOpen(b, e)
 		op, varies = removeOp(b.CopyRule, e, 0, open), e.Rare != nil
@@ -251,7 +251,7 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 			end = i + 1
 			op = removeOp(b.CopyRule, e, i, open)
 		}
-		l.pending.addOp(op, end-i)
+		l.pending.appendOps(op, end-i)
 		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
 		i = end
 	}
@@ -265,7 +265,7 @@ func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copyOp {
 	if (rooted || l.announced || len(l.candidates) > 0) && detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
 		g := l.rank(b.Rank).gates.of(b.Source)
 		if !g.open() {
-			if l.candidates.settle(e, rooted) {
+			if l.candidates.confirm(e, rooted) {
 				*g++
 				l.announced = true
 			}
@@ -310,7 +310,7 @@ func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 }
 
 // makeWay emits the pending run if what comes is of another kind.
-func (l *Lane) makeWay(key *runKey) {
+func (l *Lane) flushIncompatible(key *runKey) {
 	if l.pending.empty() {
 		return
 	}
@@ -341,7 +341,7 @@ func (l *Lane) deferFlush() {
 	case l.cfg.Timeout == 0:
 		l.flush(flushBatchEnd)
 	case !l.pending.empty() && l.timer == nil:
-		l.pending.keep()
+		l.pending.cloneStrings()
 		var timer *time.Timer
 		timer = time.AfterFunc(l.cfg.Timeout, func() {
 			l.mu.Lock()

@@ -35,17 +35,17 @@ var eventsNames = [numEventsKinds]string{
 // laneCounts are plain numbers under the lane's lock, so that counting costs
 // next to nothing; they are read when the metrics are.
 type laneCounts struct {
-	events        [numEventsKinds]uint64
-	flushes       [numFlushReasons]uint64
-	rawEventHoles uint64
-	blocksStored  uint64
-	blocksRemoved uint64
-	removesHeld   uint64
-	staleRemoved  uint64
-	blocksRefused [numRefusals]uint64
-	tracker       trackerCounts
-	gaps          uint64
-	missedBatches uint64
+	events            [numEventsKinds]uint64
+	flushes           [numFlushReasons]uint64
+	rawEventHoles     uint64
+	blocksStored      uint64
+	blocksRemoved     uint64
+	removesSuppressed uint64
+	staleRemoved      uint64
+	blocksRefused     [numRefusals]uint64
+	tracker           trackerCounts
+	gaps              uint64
+	missedBatches     uint64
 }
 
 var tierNames = [wire.NumTiers]string{
@@ -56,21 +56,21 @@ var tierNames = [wire.NumTiers]string{
 }
 
 var (
-	descEvents         = workerDesc("events_total", "RouterEvents emitted.", "event")
-	descFlushes        = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
-	descRawEventHoles  = workerDesc("raw_event_holes_total", "Events of the engine that never reached the pipeline: lost, or bad.")
-	descBlocksStored   = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
-	descBlocksRemoved  = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
-	descRemovesHeld    = workerDesc("removes_held_total", "Removes of blocks held back, since the engine holds another copy, or another source of the worker holds the block.")
-	descStaleRemoved   = workerDesc("stale_blocks_removed_total", "Blocks from before a gap that left, since their dp rank had more than ingest.max_blocks_per_rank. blocks_removed_total has them, too.")
-	descBlocksRefused  = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already (rank), all workers together ingest.max_blocks (total), or LoRA adapters and cache salts ingest.max_attribute_bytes (attributes): raise it where the engines hold more.", "reason")
-	descRemovesIgnored = workerDesc("removes_ignored_total", "Removes of blocks that went nowhere, of a worker with several sources: of blocks that nobody holds (unknown), or that another source does, or the same by another name (not_held).", "reason")
-	descTracked        = workerDesc("consolidated_blocks", "Distinct blocks that the sources of a worker with several hold now.", "dp_rank")
-	descNames          = workerDesc("consolidated_names", "Names that the sources have for these blocks, or had: they are kept as long as the block.", "dp_rank", "source")
-	descGaps           = workerDesc("gaps_total", "Gaps that could not be repaired.")
-	descMissed         = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
-	descBlocks         = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
-	descIncomplete     = workerDesc("incomplete", "1 where the blocks of a dp rank may be wrong, since events were lost.", "dp_rank")
+	descEvents            = workerDesc("events_total", "RouterEvents emitted.", "event")
+	descFlushes           = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
+	descRawEventHoles     = workerDesc("raw_event_holes_total", "Events of the engine that never reached the pipeline: lost, or bad.")
+	descBlocksStored      = workerDesc("blocks_stored_total", "Blocks in stored events emitted.")
+	descBlocksRemoved     = workerDesc("blocks_removed_total", "Blocks in removed events emitted.")
+	descRemovesSuppressed = workerDesc("removes_suppressed_total", "Removes of blocks held back, since the engine holds another copy, or another source of the worker holds the block.")
+	descStaleRemoved      = workerDesc("stale_blocks_removed_total", "Blocks from before a gap that left, since their dp rank had more than ingest.max_blocks_per_rank. blocks_removed_total has them, too.")
+	descBlocksRefused     = workerDesc("blocks_refused_total", "Stores of blocks left out, since their dp rank had ingest.max_blocks_per_rank already (rank), all workers together ingest.max_blocks (total), or LoRA adapters and cache salts ingest.max_attribute_bytes (attributes): raise it where the engines hold more.", "reason")
+	descRemovesIgnored    = workerDesc("removes_ignored_total", "Removes of blocks that went nowhere, of a worker with several sources: of blocks that nobody holds (unknown), or that another source does, or the same by another name (not_held).", "reason")
+	descTracked           = workerDesc("consolidated_blocks", "Distinct blocks that the sources of a worker with several hold now.", "dp_rank")
+	descNames             = workerDesc("consolidated_names", "Names that the sources have for these blocks, or had: they are kept as long as the block.", "dp_rank", "source")
+	descGaps              = workerDesc("gaps_total", "Gaps that could not be repaired.")
+	descMissed            = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
+	descBlocks            = workerDesc("blocks", "Distinct blocks held now.", "dp_rank", "tier")
+	descIncomplete        = workerDesc("incomplete", "1 where the blocks of a dp rank may be wrong, since events were lost.", "dp_rank")
 )
 
 func workerDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -83,7 +83,7 @@ var _ prometheus.Collector = (*Pipeline)(nil)
 func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descEvents, descFlushes, descRawEventHoles, descBlocksStored, descBlocksRemoved,
-		descRemovesHeld, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descBlocks, descIncomplete, descRemovesIgnored, descTracked, descNames,
+		descRemovesSuppressed, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descBlocks, descIncomplete, descRemovesIgnored, descTracked, descNames,
 	} {
 		ch <- d
 	}
@@ -142,8 +142,8 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descRawEventHoles, prometheus.CounterValue, counts.rawEventHoles)
 	metric(descBlocksStored, prometheus.CounterValue, counts.blocksStored)
 	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
-	metric(descRemovesHeld, prometheus.CounterValue, counts.removesHeld+counts.tracker.held)
-	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.expelled)
+	metric(descRemovesSuppressed, prometheus.CounterValue, counts.removesSuppressed+counts.tracker.suppressed)
+	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.doubtedRemoved)
 	for why, n := range counts.blocksRefused {
 		metric(descBlocksRefused, prometheus.CounterValue, n, refusalNames[why])
 	}

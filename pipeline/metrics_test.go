@@ -77,7 +77,7 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 		}},
 		"blocks stored":  {"blocks_stored_total", "worker", map[string]float64{testWorker: 7}},
 		"blocks removed": {"blocks_removed_total", "worker", map[string]float64{testWorker: 2}},
-		"removes held":   {"removes_held_total", "worker", map[string]float64{testWorker: 1}},
+		"removes held":   {"removes_suppressed_total", "worker", map[string]float64{testWorker: 1}},
 		"gaps":           {"gaps_total", "worker", map[string]float64{testWorker: 2}},
 		"missed batches": {"missed_batches_total", "worker", map[string]float64{testWorker: 6}},
 		"blocks":         {"blocks", "dp_rank", map[string]float64{"1": 1}},

@@ -157,7 +157,7 @@ func (m *model) consolidated(mw *modelWorker, b feed.Batch, e wire.Event) {
 	switch {
 	case e.Kind == wire.KindCleared:
 		m.flush(mw)
-		m.letGo(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		m.releaseSource(mw, b, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 	case e.Kind == wire.KindStored && mw.mode == feed.ConsolidatePassthrough:
 		if r.used[b.Source] == nil {
 			r.used[b.Source] = make(map[wire.Tier]bool)
@@ -299,7 +299,7 @@ func (m *model) hold(
 		if block == nil {
 			units += 2
 		}
-		if m.units()+units > m.limit() && (block != nil || !m.expel(mw, b)) {
+		if m.units()+units > m.limit() && (block != nil || !m.removeAll(mw, b)) {
 			return nil, false
 		}
 		if block == nil {
@@ -322,11 +322,11 @@ func (m *model) hold(
 // roomFor reports whether the rank may have another block, for which the oldest may
 // leave that is held in doubt alone.
 func (m *model) roomFor(mw *modelWorker, b feed.Batch) bool {
-	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.expel(mw, b)
+	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.removeAll(mw, b)
 }
 
 // expel lets the oldest block leave that is held in doubt alone, if there is one.
-func (m *model) expel(mw *modelWorker, b feed.Batch) bool {
+func (m *model) removeAll(mw *modelWorker, b feed.Batch) bool {
 	r := mw.rankOf(b.Rank)
 	for _, block := range r.blocks {
 		if !r.held(block) {
@@ -381,11 +381,11 @@ func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemo
 }
 
 // letGo takes away what a source holds.
-func (m *model) letGo(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
+func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
 	delete(mw.rankOf(b.Rank).doubtful, b.Source)
 	mw.closeGates(b.Rank, b.Source)
 	if mw.mode == feed.ConsolidatePassthrough {
-		m.letGoOfTiers(mw, b, reason)
+		m.clearTiersOf(mw, b, reason)
 	} else {
 		m.letGoOfBlocks(mw, b)
 	}
@@ -393,7 +393,7 @@ func (m *model) letGo(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Rea
 
 // emptied tells that a rank of several sources is empty, and that it is known to be
 // unless a source is in doubt.
-func (m *model) emptied(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
+func (m *model) emitEmpty(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
 	m.forgetRank(mw, rank)
 	if len(mw.rankOf(rank).doubtful) > 0 {
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
@@ -407,9 +407,9 @@ func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleare
 	}})
 }
 
-// letGoOfTiers has the tiers cleared that a source alone has used. In those that
+// clearTiersOf has the tiers cleared that a source alone has used. In those that
 // others have used, too, it is not known whose blocks are whose.
-func (m *model) letGoOfTiers(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
+func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
 	r := mw.rankOf(b.Rank)
 	used := r.used[b.Source]
 	delete(r.used, b.Source)
@@ -418,7 +418,7 @@ func (m *model) letGoOfTiers(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		maps.Copy(others, tiers)
 	}
 	if len(others) == 0 {
-		m.emptied(mw, b.Rank, reason)
+		m.emitEmpty(mw, b.Rank, reason)
 		return
 	}
 	var cleared []kvcastv1.Tier
@@ -482,7 +482,7 @@ func (m *model) letGoOfBlocks(mw *modelWorker, b feed.Batch) {
 		r.forget(block)
 	}
 	if len(r.blocks) == 0 {
-		m.emptied(mw, b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
+		m.emitEmpty(mw, b.Rank, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 		return
 	}
 	for _, block := range gone {

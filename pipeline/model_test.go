@@ -190,7 +190,7 @@ func (m *model) restarted(name string, r feed.Restart) {
 	if mw.mode == "" {
 		m.clear(mw, r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
-		m.letGo(mw, feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		m.releaseSource(mw, feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 		m.flush(mw)
 	}
 	m.commit(mw, 0, r.At)

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -32,7 +34,7 @@ type Journal interface {
 type Pipeline struct {
 	cfg     Config
 	journal Journal
-	copies  limiter // for tables that are being read
+	copies  *semaphore.Weighted // bytes of copies of tables
 	failed  chan error
 	// appends is the context of all appends, since the calls that cause them have none.
 	appends       context.Context
@@ -58,7 +60,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	p := &Pipeline{
 		cfg:     cfg.withDefaults(),
 		journal: j,
-		copies:  limiter{limit: maxCopies},
+		copies:  semaphore.NewWeighted(maxCopyBytes),
 		failed:  make(chan error, 1),
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
@@ -115,7 +117,7 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 		l.closed = true
 		return l
 	}
-	l.lastEventID = p.removed.take(w.Name)
+	l.lastEventID = p.removed.resume(w.Name)
 	p.lanes[w.Name] = l
 	l.aboutWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: l.added}})
 	return l
@@ -130,10 +132,10 @@ func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 		return
 	}
 	_ = l.close() // Failed has the error
-	l.leave(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
+	l.emitRemovedWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
 		Reason: kvcastv1.WorkerRemoved_Reason(reason),
 	}}})
-	p.removed.keep(name, l.lastEventID)
+	p.removed.remember(name, l.lastEventID)
 	delete(p.lanes, name)
 }
 
@@ -169,7 +171,7 @@ func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 
 // leave lets nobody read what the worker held, and emits the event that tells so:
 // whoever finds the worker gone finds its entry as well.
-func (l *Lane) leave(e *kvcastv1.RouterEvent) {
+func (l *Lane) emitRemovedWorker(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = true
@@ -266,7 +268,7 @@ func newEventIDs() eventIDs {
 }
 
 // take returns the id after which a worker of a name goes on, and forgets it.
-func (ids *eventIDs) take(name string) uint64 {
+func (ids *eventIDs) resume(name string) uint64 {
 	e := ids.byName[name]
 	if e == nil {
 		return ids.floor
@@ -277,7 +279,7 @@ func (ids *eventIDs) take(name string) uint64 {
 
 // keep remembers the last id of a worker that has gone; take was called when it
 // came.
-func (ids *eventIDs) keep(name string, lastID uint64) {
+func (ids *eventIDs) remember(name string, lastID uint64) {
 	ids.byName[name] = ids.gone.PushBack(goneWorker{name, lastID})
 	if ids.gone.Len() > maxRemovedNames {
 		oldest := ids.gone.Remove(ids.gone.Front()).(goneWorker)

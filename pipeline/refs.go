@@ -192,7 +192,7 @@ const slabChunk = 1024
 func (s *slab[R]) at(ref uint32) *R { return &s.chunks[ref/slabChunk][ref%slabChunk] }
 
 // take returns the number of a record to write, whole: it may have been another's.
-func (s *slab[R]) take() uint32 {
+func (s *slab[R]) allocate() uint32 {
 	if n := len(s.free); n > 0 {
 		ref := s.free[n-1]
 		s.free = s.free[:n-1]
@@ -205,7 +205,7 @@ func (s *slab[R]) take() uint32 {
 	return s.last
 }
 
-func (s *slab[R]) give(ref uint32) {
+func (s *slab[R]) release(ref uint32) {
 	s.free = append(s.free, ref)
 }
 

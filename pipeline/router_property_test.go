@@ -316,7 +316,7 @@ func (s *subject) incompleteBeside(t interface{ Fatal(...any) }, r *router) stri
 	metric := s.metrics(t).byRank("kvcast_pipeline_incomplete")
 	for worker := range s.lanes {
 		want := r.incompleteRanks(worker)
-		cut, ok, err := s.pipeline.Cut(context.Background(), worker, ^journal.Tiers(0))
+		cut, ok, err := s.pipeline.Snapshot(context.Background(), worker, ^journal.Tiers(0))
 		if err != nil || !ok {
 			t.Fatal("no cut of a worker that is there: ", ok, err)
 		}

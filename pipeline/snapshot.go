@@ -5,7 +5,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -15,24 +14,22 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Cut is what a worker held at one entry, or nearly: some blocks are as they
-// were at a later one. Whoever applies the worker's entries after Seq has its
-// state exactly, since applying an event twice changes nothing.
-type Cut struct {
-	// Seq is that of the last entry that all of the cut includes.
+// Snapshot is what a worker's ranks had at one entry, or nearly: some blocks are as they
+// were at a later entry. Applying the entries after Seq to it gives the exact state, since
+// applying an event twice changes nothing.
+type Snapshot struct {
+	// Seq is that of the last entry that all of the snapshot includes.
 	Seq uint64
 	// Worker is its record at Seq.
 	Worker *kvcastv1.SnapshotWorker
-	// Blocks yields what it holds as encoded kvcast.v1.SnapshotBlocks, of some
-	// 64 KiB each, a parent before its children where it is held. The memory is
-	// the caller's, see Reuse. It takes the worker's lane for short turns while it
-	// is read, and ends early when the context does. A table is copied while it is
-	// read; where others are, so that there is no room, it waits for theirs, and
-	// yields nothing (nil) each second so that the reader knows. It ends with an error
-	// where the blocks are not all there: the worker's entries could not be appended.
+	// Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, a parent before
+	// its children where it exists. The memory is the caller's, see Reuse. While it is read
+	// it locks the worker's lane for short times, and copies one table at a time; while
+	// other copies leave no memory for that, it yields nil each second. It ends early when
+	// the context is done, and with an error where the worker's entries could not be
+	// appended.
 	Blocks iter.Seq2[[]byte, error]
-	// Reuse takes the memory of a piece back, for pieces to come; nil where nobody
-	// does. Who keeps a piece does not call it.
+	// Reuse returns the memory of a piece; calling it is optional.
 	Reuse func(piece []byte)
 }
 
@@ -45,38 +42,38 @@ func (p *Pipeline) Workers(match func(worker, model string) bool) []string {
 	return names
 }
 
-// Cut begins to read what a worker holds in the tiers given. ok is false where
-// there is no such worker, or no longer.
-func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) (c Cut, ok bool, err error) {
+// Snapshot begins to read what a worker's ranks have in some tiers. ok is false where
+// there is no such worker.
+func (p *Pipeline) Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (s Snapshot, ok bool, err error) {
 	p.mu.Lock()
 	l := p.lanes[worker]
 	p.mu.Unlock()
 	if l == nil {
-		return Cut{}, false, nil
+		return Snapshot{}, false, nil
 	}
 	l.mu.Lock()
 	if l.gone {
 		l.mu.Unlock()
-		return Cut{}, false, nil
+		return Snapshot{}, false, nil
 	}
 	appended, err := l.entry.appended, l.failed
 	record := l.record()
 	ranks := slices.Sorted(maps.Keys(l.ranks))
 	l.mu.Unlock()
 	if err != nil {
-		return Cut{}, false, err
+		return Snapshot{}, false, err
 	}
 	seq, err := l.wait(ctx, appended)
 	if err != nil {
-		return Cut{}, false, err
+		return Snapshot{}, false, err
 	}
-	return Cut{Seq: seq, Worker: record, Reuse: reusePiece, Blocks: func(yield func([]byte, error) bool) {
+	return Snapshot{Seq: seq, Worker: record, Reuse: reusePiece, Blocks: func(yield func([]byte, error) bool) {
 		for _, rank := range ranks {
 			for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 				if tiers&journal.TierBit(uint8(tier)) == 0 {
 					continue
 				}
-				if !p.tellTable(ctx, l, place{rank, tier}, func(piece []byte) bool { return yield(piece, nil) }) {
+				if !p.encodeTable(ctx, l, place{rank, tier}, func(piece []byte) bool { return yield(piece, nil) }) {
 					return
 				}
 			}
@@ -87,17 +84,17 @@ func (p *Pipeline) Cut(ctx context.Context, worker string, tiers journal.Tiers) 
 	}}, true, nil
 }
 
-// tellTable yields what a table holds, from a copy that it has room for.
-func (p *Pipeline) tellTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
+// encodeTable yields a table's blocks, from a copy.
+func (p *Pipeline) encodeTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
 	slots, attrs := l.tableSize(at)
 	if slots == 0 {
 		return true
 	}
 	bytes := copyBytes(slots, attrs)
-	if !p.copies.take(ctx, bytes, func() bool { return yield(nil) }) {
+	if !p.acquireCopy(ctx, bytes, func() bool { return yield(nil) }) {
 		return false
 	}
-	defer p.copies.give(bytes)
+	defer p.releaseCopy(bytes)
 	table := l.copyTable(ctx, at, slots, attrs)
 	defer table.free()
 	return ctx.Err() == nil && table.encode(l.worker, eventHead{rank: at.rank, tier: at.tier}, yield)
@@ -138,80 +135,40 @@ func (l *Lane) rankNames() []uint32 {
 	return slices.Compact(names)
 }
 
-// maxCopies bounds the memory of copies of tables that are being read, all together;
-// a copy of a table that is larger by itself is made alone. A million blocks take
-// some 50 MB.
-const maxCopies = 64 << 20
+// maxCopyBytes bounds the memory of all copies of tables together; a larger copy is made
+// alone. A million blocks are some 50 MB.
+const maxCopyBytes = 64 << 20
 
-// limiter gives out bytes, up to a limit, in the order in which they are asked for:
-// a large request is not overtaken for ever by small ones. Whoever asks waits, so
-// many as there are snapshots being sent.
-type limiter struct {
-	limit int
+// waitInterval is how often a snapshot that waits for memory reports it.
+const waitInterval = time.Second
 
-	mu      sync.Mutex // guards all below
-	given   int
-	waiting []*ask
-}
-
-type ask struct {
-	bytes   int
-	granted chan struct{}
-}
-
-// fits tells whether so many bytes can be given now.
-func (l *limiter) fits(bytes int) bool { return l.given == 0 || l.given+bytes <= l.limit }
-
-// waitBeat is how often whoever waits for bytes is told that it does.
-const waitBeat = time.Second
-
-// take waits for so many bytes, until ctx is done, or until waiting, which it calls
-// each waitBeat, returns false. Where it returns true, give has to give them back.
-func (l *limiter) take(ctx context.Context, bytes int, waiting func() bool) bool {
-	l.mu.Lock()
-	if len(l.waiting) == 0 && l.fits(bytes) {
-		l.given += bytes
-		l.mu.Unlock()
+// acquireCopy waits for the memory of a copy, which releaseCopy releases. While it waits it
+// calls waiting each waitInterval. It returns false where waiting does, or ctx is done.
+func (p *Pipeline) acquireCopy(ctx context.Context, bytes int, waiting func() bool) bool {
+	n := int64(min(bytes, maxCopyBytes))
+	if p.copies.TryAcquire(n) {
 		return true
 	}
-	a := &ask{bytes: bytes, granted: make(chan struct{})}
-	l.waiting = append(l.waiting, a)
-	l.mu.Unlock()
-	beats := time.NewTicker(waitBeat)
-	defer beats.Stop()
-	for wanted := true; wanted; {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	acquired := make(chan error, 1)
+	go func() { acquired <- p.copies.Acquire(ctx, n) }()
+	ticker := time.NewTicker(waitInterval)
+	defer ticker.Stop()
+	for {
 		select {
-		case <-a.granted:
-			return true
-		case <-beats.C:
-			wanted = waiting()
-		case <-ctx.Done():
-			wanted = false
+		case err := <-acquired:
+			return err == nil
+		case <-ticker.C:
+		}
+		if !waiting() {
+			cancel()
+			if err := <-acquired; err == nil {
+				p.copies.Release(n)
+			}
+			return false
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.Index(l.waiting, a)
-	if i < 0 {
-		return true // it was granted just now
-	}
-	l.waiting = slices.Delete(l.waiting, i, i+1)
-	l.grant() // what is behind it may fit
-	return false
 }
 
-// give gives bytes back.
-func (l *limiter) give(bytes int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.given -= bytes
-	l.grant()
-}
-
-func (l *limiter) grant() {
-	for len(l.waiting) > 0 && l.fits(l.waiting[0].bytes) {
-		l.given += l.waiting[0].bytes
-		close(l.waiting[0].granted)
-		l.waiting = slices.Delete(l.waiting, 0, 1)
-	}
-}
+func (p *Pipeline) releaseCopy(bytes int) { p.copies.Release(int64(min(bytes, maxCopyBytes))) }

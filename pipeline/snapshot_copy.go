@@ -32,12 +32,12 @@ type copiedSegment struct {
 // copy is linked, whether its parent is there, and when it is told by which climb.
 const (
 	// flagLinked says that the field parent is the number of a block of the copy.
-	flagLinked blockFlags = 1 << (generationShift + iota)
-	climbShift            = generationShift + 1
+	flagLinked    blockFlags = 1 << (generationShift + iota)
+	ancestryShift            = generationShift + 1
 )
 
 // chunk is some slots of a copy: as many as one turn copies at most.
-type chunk [turnSegments * maxSegment]slot
+type chunk [scanSegments * maxSegment]slot
 
 const (
 	chunkSlots = len(chunk{})
@@ -81,7 +81,7 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 		attrs:  make([]attr, 0, attrs),
 		known:  make(map[attr]uint32, attrs),
 	}
-	l.turns(ctx, at, func() { c.reserve(chunkSlots) }, func(t *table, s *segment) {
+	l.scanTable(ctx, at, func() { c.reserve(chunkSlots) }, func(t *table, s *segment) {
 		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.Slots)), depth: s.Depth()})
 		c.depth = max(c.depth, s.Depth())
 		for rest := s.Slots; len(rest) > 0; {

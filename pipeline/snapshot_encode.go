@@ -33,17 +33,17 @@ func reusePiece(piece []byte) {
 
 // climb is the way from a block up to the first ancestor whose parent is not there,
 // or has been told.
-type climb struct {
-	chain []uint32 // from the bottom up
-	next  uint32   // the parent of its top, unless it has ended
-	after int      // the climb of this step that it ended at, and that goes first; or -1
-	told  bool
+type ancestry struct {
+	chain   []uint32 // from the bottom up
+	next    uint32   // the parent of its top, unless it has ended
+	after   int      // the climb of this step that it ended at, and that goes first; or -1
+	encoded bool
 }
 
 // climbs are those that are under way at a time.
-type climbs struct {
+type ancestries struct {
 	c     *tableCopy
-	all   [inStep]climb
+	all   [inStep]ancestry
 	n     int
 	first uint32 // the number of the first of them
 }
@@ -64,39 +64,39 @@ func (c *tableCopy) encode(worker string, h eventHead, yield func([]byte) bool) 
 func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield func([]byte) bool) bool {
 	c.link()
 	e := &snapshotEncoder{c: c, worker: worker, head: h, yield: yield}
-	up := &climbs{c: c, first: first}
+	up := &ancestries{c: c, first: first}
 	for first, part := range c.parts {
 		for i := range part {
 			if !part[i].Used() || part[i].Value.flags&flagEncoded != 0 {
 				continue
 			}
-			if up.begin(first + uint32(i)); up.n == inStep && !up.tell(e) {
+			if up.begin(first + uint32(i)); up.n == inStep && !up.finish(e) {
 				return false
 			}
 		}
 	}
-	return up.tell(e) && e.flush() && e.send()
+	return up.finish(e) && e.flush() && e.send()
 }
 
 // begin begins a climb at a block.
-func (s *climbs) begin(i uint32) {
+func (s *ancestries) begin(i uint32) {
 	up := &s.all[s.n]
-	up.chain, up.after, up.told = up.chain[:0], -1, false
+	up.chain, up.after, up.encoded = up.chain[:0], -1, false
 	s.n++
-	s.reach(s.n-1, i)
+	s.mark(s.n-1, i)
 }
 
 // reach marks a block as part of a climb, and tells whether the climb goes on.
-func (s *climbs) reach(k int, i uint32) bool {
+func (s *ancestries) mark(k int, i uint32) bool {
 	up, b := &s.all[k], &s.c.at(i).Value
-	b.flags |= flagEncoded | blockFlags((s.first+uint32(k))<<climbShift)
+	b.flags |= flagEncoded | blockFlags((s.first+uint32(k))<<ancestryShift)
 	up.chain = append(up.chain, i)
 	up.next = uint32(b.parent)
 	return b.flags&flagLinked != 0
 }
 
 // tell climbs to the end, and tells of the chains.
-func (s *climbs) tell(e *snapshotEncoder) bool {
+func (s *ancestries) finish(e *snapshotEncoder) bool {
 	var going [inStep]int
 	n := 0
 	for k := range s.n {
@@ -116,10 +116,10 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 			up := &s.all[k]
 			f := flags[j] | s.c.at(up.next).Value.flags // which another climb may have told just now
 			if f&flagEncoded != 0 {
-				if by := (uint32(f>>climbShift) - s.first) & climbMask; by < inStep {
+				if by := (uint32(f>>ancestryShift) - s.first) & ancestryMask; by < inStep {
 					up.after = int(by)
 				}
-			} else if s.reach(k, up.next) {
+			} else if s.mark(k, up.next) {
 				going[still] = k
 				still++
 			}
@@ -127,7 +127,7 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 		n = still
 	}
 	for k := range s.n {
-		if !s.tellOne(k, e) {
+		if !s.encodeChain(k, e) {
 			return false
 		}
 	}
@@ -136,18 +136,18 @@ func (s *climbs) tell(e *snapshotEncoder) bool {
 	return true
 }
 
-// climbMask is the largest number of a climb, after which they begin again: by then
+// ancestryMask is the largest number of a climb, after which they begin again: by then
 // whatever has such a number was told long ago.
-const climbMask = 1<<(32-climbShift) - 1
+const ancestryMask = 1<<(32-ancestryShift) - 1
 
-// tellOne tells of a chain, after the one that it goes after.
-func (s *climbs) tellOne(k int, e *snapshotEncoder) bool {
+// encodeChain tells of a chain, after the one that it goes after.
+func (s *ancestries) encodeChain(k int, e *snapshotEncoder) bool {
 	up := &s.all[k]
-	if up.told {
+	if up.encoded {
 		return true
 	}
-	up.told = true // now, since chains may go round
-	if up.after >= 0 && !s.tellOne(up.after, e) {
+	up.encoded = true // now, since chains may go round
+	if up.after >= 0 && !s.encodeChain(up.after, e) {
 		return false
 	}
 	for i := len(up.chain) - 1; i >= 0; i-- {

@@ -98,7 +98,7 @@ func TestBlocksAreToldAfterTheirParents(t *testing.T) {
 			}
 			order, blocks[uint64(i)] = append(order, uint64(i)), b
 		}
-		first := rapid.SampledFrom([]uint32{0, climbMask &^ (inStep - 1), climbMask - 5*inStep + 1}).Draw(rt, "first climb")
+		first := rapid.SampledFrom([]uint32{0, ancestryMask &^ (inStep - 1), ancestryMask - 5*inStep + 1}).Draw(rt, "first climb")
 		told, as, _ := tellAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
 		if len(told) != n {
 			rt.Fatalf("%d blocks are told, want %d", len(told), n)

@@ -65,9 +65,9 @@ func (r reader) apply(ev *kvcastv1.RouterEvent) {
 	}
 }
 
-// readCut applies a worker's cut, and checks its form.
-func readCut(ctx context.Context, t interface{ Fatalf(string, ...any) }, p *pipeline.Pipeline, tiers journal.Tiers) (reader, pipeline.Cut) {
-	cut, ok, err := p.Cut(ctx, testWorker, tiers)
+// readSnapshot applies a worker's cut, and checks its form.
+func readSnapshot(ctx context.Context, t interface{ Fatalf(string, ...any) }, p *pipeline.Pipeline, tiers journal.Tiers) (reader, pipeline.Snapshot) {
+	cut, ok, err := p.Snapshot(ctx, testWorker, tiers)
 	if err != nil || !ok {
 		t.Fatalf("cut: %v, %v", ok, err)
 	}
@@ -156,7 +156,7 @@ func TestCutIsTheStateAtItsEntry(t *testing.T) {
 			}
 			lane.Batch(&feed.Batch{Rank: rapid.Uint32Range(0, 1).Draw(t, "rank"), Events: []wire.Event{e}})
 		}
-		got, cut := readCut(t.Context(), t, p, 0xff)
+		got, cut := readSnapshot(t.Context(), t, p, 0xff)
 		if cut.Seq != j.Bounds().Newest {
 			t.Fatalf("seq: got %d, want %d", cut.Seq, j.Bounds().Newest)
 		}
@@ -165,7 +165,7 @@ func TestCutIsTheStateAtItsEntry(t *testing.T) {
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(heldBlock{}, heldPlace{})); diff != "" {
 			t.Fatalf("blocks (-entries +cut):\n%s", diff)
 		}
-		only, _ := readCut(t.Context(), t, p, journal.TierBit(uint8(wire.TierDisk)))
+		only, _ := readSnapshot(t.Context(), t, p, journal.TierBit(uint8(wire.TierDisk)))
 		maps.DeleteFunc(want, func(p heldPlace, _ heldBlock) bool { return p.tier != kvcastv1.Tier_TIER_DISK })
 		if diff := cmp.Diff(want, only, cmp.AllowUnexported(heldBlock{}, heldPlace{})); diff != "" {
 			t.Fatalf("blocks of one tier (-entries +cut):\n%s", diff)
@@ -186,7 +186,7 @@ func TestCutHasTheNewestBlockSize(t *testing.T) {
 		{withBlockSize(64, store(3)), 64},
 	} {
 		lane.Batch(&feed.Batch{Events: []wire.Event{step.event}})
-		_, cut := readCut(t.Context(), t, p, 0xff)
+		_, cut := readSnapshot(t.Context(), t, p, 0xff)
 		if got := cut.Worker.GetAdded().GetBlockSize(); got != step.want {
 			t.Errorf("block size after %+v: got %d, want %d", step.event, got, step.want)
 		}
@@ -203,7 +203,7 @@ func TestCutTellsParentsFirst(t *testing.T) {
 			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{h}, HasParent: true, Parent: h / 3, BlockSize: 16,
 		}}})
 	}
-	cut, _, err := p.Cut(t.Context(), testWorker, 0xff)
+	cut, _, err := p.Snapshot(t.Context(), testWorker, 0xff)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,18 +244,18 @@ func TestCutOfACircleEnds(t *testing.T) {
 			Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{h + 1}, HasParent: true, Parent: (h+1)%3 + 1, BlockSize: 16,
 		}}})
 	}
-	if got, _ := readCut(t.Context(), t, p, 0xff); len(got) != 3 {
+	if got, _ := readSnapshot(t.Context(), t, p, 0xff); len(got) != 3 {
 		t.Errorf("got %d blocks, want 3", len(got))
 	}
 }
 
 func TestCutOfAnUnknownWorker(t *testing.T) {
 	p, _, _ := testPipeline(t)
-	if _, ok, err := p.Cut(t.Context(), "nobody", 0xff); ok || err != nil {
+	if _, ok, err := p.Snapshot(t.Context(), "nobody", 0xff); ok || err != nil {
 		t.Errorf("got %v, %v, want no cut", ok, err)
 	}
 	p.RemoveWorker(testWorker, feed.RemovedDiscovery)
-	if _, ok, err := p.Cut(t.Context(), testWorker, 0xff); ok || err != nil {
+	if _, ok, err := p.Snapshot(t.Context(), testWorker, 0xff); ok || err != nil {
 		t.Errorf("after removal: got %v, %v, want no cut", ok, err)
 	}
 }
@@ -299,7 +299,7 @@ func TestCutUnderLoad(t *testing.T) {
 	}
 	var all []taken
 	for range 5 {
-		r, cut := readCut(t.Context(), t, p, 0xff)
+		r, cut := readSnapshot(t.Context(), t, p, 0xff)
 		all = append(all, taken{r, cut.Seq})
 	}
 	close(stop)
@@ -343,7 +343,7 @@ func TestCutThatIsInterrupted(t *testing.T) {
 				}
 				interrupt(lane, cancel)
 			}()
-			r, cut := readCut(ctx, t, p, 0xff)
+			r, cut := readSnapshot(ctx, t, p, 0xff)
 			<-done
 			if ctx.Err() != nil {
 				return
@@ -363,7 +363,7 @@ func TestCutAfterClose(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
 	closePipeline(t, p)
-	if got, _ := readCut(t.Context(), t, p, 0xff); len(got) != 1 {
+	if got, _ := readSnapshot(t.Context(), t, p, 0xff); len(got) != 1 {
 		t.Errorf("got %d blocks, want the one that is held", len(got))
 	}
 }
@@ -443,8 +443,8 @@ func TestStatusAndLookup(t *testing.T) {
 // protoCompare compares messages by what they say.
 var protoCompare = cmp.Comparer(proto.Equal)
 
-// BenchmarkCut reads all of a table of a million blocks.
-func BenchmarkCut(b *testing.B) {
+// BenchmarkSnapshot reads all of a table of a million blocks.
+func BenchmarkSnapshot(b *testing.B) {
 	const blocks = 1_000_000
 	l := newLane(b, 100)
 	l.batch.Events = l.batch.Events[:1] // nothing leaves
@@ -452,7 +452,7 @@ func BenchmarkCut(b *testing.B) {
 		l.step()
 	}
 	for b.Loop() {
-		cut, _, err := l.pipeline.Cut(b.Context(), "vllm-0", 0xff)
+		cut, _, err := l.pipeline.Snapshot(b.Context(), "vllm-0", 0xff)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -466,10 +466,10 @@ func BenchmarkCut(b *testing.B) {
 	b.ReportMetric(float64(b.N)*blocks/b.Elapsed().Seconds(), "blocks/s")
 }
 
-// BenchmarkCutHoldsUp is the longest time that a batch of one store takes within a
+// BenchmarkSnapshotBlocksLane is the longest time that a batch of one store takes within a
 // second, while the worker's million blocks are read again and again, and, without,
 // while they are not: what the machine and the garbage collector make of it anyhow.
-func BenchmarkCutHoldsUp(b *testing.B) {
+func BenchmarkSnapshotBlocksLane(b *testing.B) {
 	const blocks = 1_000_000
 	l := newLane(b, 100)
 	l.batch.Events = l.batch.Events[:1] // nothing leaves
@@ -498,7 +498,7 @@ func BenchmarkCutHoldsUp(b *testing.B) {
 		var reading sync.WaitGroup
 		reading.Go(func() {
 			for ctx.Err() == nil {
-				cut, _, err := l.pipeline.Cut(ctx, "vllm-0", 0xff)
+				cut, _, err := l.pipeline.Snapshot(ctx, "vllm-0", 0xff)
 				if err != nil {
 					return
 				}

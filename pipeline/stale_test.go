@@ -49,7 +49,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 				expire(t, got, held, stale, rapid.SampledFrom([]int{1, 20, 400, 3000}).Draw(t, "too many"))
 			case 2:
 				for h := first; h < first+n; h++ {
-					got.remove(h, takeCopy)
+					got.remove(h, removeCopy)
 					delete(held, h)
 					delete(stale, h)
 				}

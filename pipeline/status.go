@@ -132,7 +132,7 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if t := l.table(at); t != nil {
 		var blocks map[uint64][]uint32
 		if tr := l.tracker(at.rank); tr != nil {
-			hashes, blocks = tr.routersNames(hashes)
+			hashes, blocks = tr.firstHashes(hashes)
 		}
 		for _, hash := range hashes {
 			if b := t.blocks.find(hash); b != nil && len(found) <= limit {
@@ -144,7 +144,7 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if len(tokens) == 0 {
 		return found
 	}
-	l.turns(ctx, at, nil, func(t *table, s *segment) {
+	l.scanTable(ctx, at, nil, func(t *table, s *segment) {
 		for i := range s.Slots {
 			b := &s.Slots[i]
 			if !b.Used() || b.Value.flags&flagTokensHash == 0 {
@@ -187,44 +187,6 @@ func (l *Lane) table(at place) *table {
 		return r.tables[at.tier]
 	}
 	return nil
-}
-
-// turnSegments is how many segments are looked at before the lane is let go of:
-// 512 KiB at most. What waits for the lane meanwhile waits for some tenths of a
-// millisecond.
-const turnSegments = 8
-
-// turns visits every segment of a table, under the lane's lock, which it lets go
-// of now and then. Meanwhile the table may change; it ends early where the table
-// has been cleared, which an entry since the first turn tells. Before each turn, and
-// without the lock, it calls prepare unless that is nil.
-func (l *Lane) turns(ctx context.Context, at place, prepare func(), visit func(t *table, s *segment)) {
-	var first *table
-	from, done := uint64(0), false
-	for !done && ctx.Err() == nil {
-		if prepare != nil {
-			prepare()
-		}
-		l.mu.Lock()
-		t := l.table(at)
-		if first == nil {
-			first = t
-		}
-		if t == nil || t != first {
-			l.mu.Unlock()
-			return
-		}
-		for range turnSegments {
-			s, next := t.blocks.table.SegmentAt(from)
-			visit(t, s)
-			if from = next; from == 0 {
-				done = true
-				break
-			}
-		}
-		l.mu.Unlock()
-		l.mu.giveWay()
-	}
 }
 
 // Digests tells what workers that a filter takes hold in the tiers given, those of
@@ -279,10 +241,10 @@ func (l *Lane) rankDigests(to []*kvcastv1.WorkerDigest, name uint32, tiers journ
 	if r == nil {
 		r = &rankState{}
 	}
-	told := tiers & r.held // held has no bit 0
+	used := tiers & r.usedTiers // held has no bit 0
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		bit := journal.TierBit(uint8(tier))
-		if tiers&bit == 0 || told != 0 && told&bit == 0 {
+		if tiers&bit == 0 || used != 0 && used&bit == 0 {
 			continue
 		}
 		d := &kvcastv1.WorkerDigest{Worker: l.worker, DpRank: name, Tier: kvcastv1.Tier(tier)}
@@ -290,7 +252,7 @@ func (l *Lane) rankDigests(to []*kvcastv1.WorkerDigest, name uint32, tiers journ
 			d.Blocks, d.Digest = uint64(t.blocks.len()), t.blocks.digest
 		}
 		to = append(to, d)
-		if told == 0 {
+		if used == 0 {
 			break
 		}
 	}

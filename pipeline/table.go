@@ -94,10 +94,10 @@ func (t *table) storeAgain(s *slot, b *block, op copyOp) {
 func (t *table) remove(hash uint64, op copyOp) (gone bool) {
 	s, i, ok := t.blocks.table.Find(hash)
 	if !ok {
-		return op <= takeDownTo
+		return op <= removeDownTo
 	}
 	b := &s.Slots[i]
-	if b.Value.flags&flagCopies != 0 || op > takeDownTo {
+	if b.Value.flags&flagCopies != 0 || op > removeDownTo {
 		c := t.copies[hash] // none if they were removed, or there was a gap
 		gone = c.removed(op, b.Value.flags&flagChildren != 0)
 		if gone || c == (copyCount{}) {
@@ -107,7 +107,7 @@ func (t *table) remove(hash uint64, op copyOp) (gone bool) {
 			b.Value.flags |= flagCopies
 		}
 		if !gone {
-			if op > takeDownTo && t.blocks.isStale(b) {
+			if op > removeDownTo && t.blocks.isStale(b) {
 				t.blocks.refresh(s, i) // the engine says that it has the block
 			}
 			return false
@@ -122,7 +122,7 @@ func (t *table) delete(s *segment, i int) {
 	b := &s.Slots[i]
 	if t.children.counting {
 		t.removeFromParent(b)
-		t.orphanChildren(b)
+		t.keepChildCount(b)
 	}
 	t.attrs.release(b.Value.attr)
 	t.blocks.deleteAt(s, i)
@@ -268,8 +268,8 @@ func (t *table) adoptChildren(b *slot) {
 	}
 }
 
-// orphanChildren keeps the count of a block that is about to be removed.
-func (t *table) orphanChildren(b *slot) {
+// keepChildCount keeps the count of a block that is about to be removed.
+func (t *table) keepChildCount(b *slot) {
 	if n := b.Value.flags & flagChildren; n != 0 && n != flagChildren {
 		t.children.many[b.Key()] = uint32(n / oneChild)
 	}

@@ -96,7 +96,7 @@ func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
 			case step < 9:
 				hash := rapid.Uint64Range(0, 5).Draw(t, "removed")
 				gone := want[hash].Copies <= 1
-				if got := table.remove(hash, takeCopy); got != gone {
+				if got := table.remove(hash, removeCopy); got != gone {
 					t.Fatalf("remove %d: got gone %v, want %v", hash, got, gone)
 				}
 				if b := want[hash]; gone {

@@ -57,11 +57,11 @@ type tracker struct {
 	holdings    int
 	unresolved  int
 	// oldest and newest are the ends of the list of all blocks in the order in which
-	// they came. No block before doubtFrom is held in doubt alone: none gets so but
+	// they came. No block before uncertainFrom is held in doubt alone: none gets so but
 	// by a gap, which begins from the oldest again.
-	oldest, newest, doubtFrom uint32
+	oldest, newest, uncertainFrom uint32
 	// out is what routers have not heard of yet; gone are the blocks removed in it.
-	out  []toldRange
+	out  []trackedChange
 	gone []uint64
 	// scratch is room for names.
 	scratch []uint32
@@ -129,9 +129,9 @@ func (n *blockName) source() int { return int(n.flags & nameSource) }
 // held reports whether the source holds the block by this name.
 func (n *blockName) held() bool { return n.flags&nameIdle == 0 }
 
-// toldRange is what routers are to hear: that the blocks of an event from index i
+// trackedChange is what routers are to hear: that the blocks of an event from index i
 // up to j are stored, or that those of the tracker's gone are removed.
-type toldRange struct {
+type trackedChange struct {
 	removed bool
 	i, j    int
 	// rooted tells that what is stored has no parent.
@@ -139,15 +139,15 @@ type toldRange struct {
 	parent uint64
 }
 
-// trackerCounts is what trackers count.
+// trackerCounts are the counters of trackers.
 type trackerCounts struct {
-	// held are removes that left a block with a holder, unknown those of unknown
+	// suppressed are removes that left a block with a holder, unknown those of unknown
 	// blocks, notHeld those by a source that does not hold the block by that name.
-	held, unknown, notHeld uint64
-	// expelled are blocks held in doubt that made room, refused are stores of blocks
-	// or names that there was no room for.
-	expelled uint64
-	refused  [numRefusals]uint64
+	suppressed, unknown, notHeld uint64
+	// doubtedRemoved are uncertain blocks that were removed to make room, refused are
+	// stores of blocks or names for which there was no room.
+	doubtedRemoved uint64
+	refused        [numRefusals]uint64
 }
 
 // maxTracked bounds the numbers of records.
@@ -174,15 +174,15 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 // len is the number of blocks.
 func (t *tracker) len() int { return t.blocks.len() }
 
-// maxIdleGone is how many removed blocks' memory an idle tracker keeps.
-const maxIdleGone = 8192
+// maxIdleRemoved is how many removed blocks' memory an idle tracker keeps.
+const maxIdleRemoved = 8192
 
 // drain returns what routers are to hear since the last call, in order, and the
 // blocks that are removed in it. Both are good until the tracker is called again.
-func (t *tracker) drain() (out []toldRange, gone []uint64) {
+func (t *tracker) drain() (out []trackedChange, gone []uint64) {
 	out, gone = t.out, t.gone
 	t.out, t.gone = t.out[:0], t.gone[:0]
-	if cap(gone) > maxIdleGone {
+	if cap(gone) > maxIdleRemoved {
 		t.gone = nil
 	}
 	return out, gone
@@ -231,10 +231,10 @@ func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 		default:
 			id.space = 0
 		}
-		ref, isNew := t.hold(&s, id)
+		ref, isNew := t.storeBlock(&s, id)
 		s.parent, s.rooted = hash, false
 		if isNew {
-			t.tellStored(from, i, parent)
+			t.queueStored(from, i, parent)
 		}
 		if ref == 0 { // left out
 			parent = chainLink{hash: hash}
@@ -285,13 +285,13 @@ type content struct {
 //  3. Where the name meant another block, it no longer does, and takes its copies
 //     along.
 //  4. Where there is no block, it is made, if there is room.
-func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
+func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) {
 	source, hash := s.source, s.hash
 	if id.space == 0 {
 		ref = t.resolve(source, hash)
 	} else if ref = t.find(id); t.unresolved > 0 {
 		if alone := t.resolve(source, hash); alone != 0 && t.blocks.at(alone).space == 0 {
-			ref, isNew = t.settle(alone, ref, id)
+			ref, isNew = t.identify(alone, ref, id)
 		}
 	}
 	name, held, copies := t.name(source, hash), false, copyCount{}
@@ -299,11 +299,11 @@ func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
 		held, copies = t.names.at(name).held(), t.count(name)
 	}
 	if name != 0 && t.names.at(name).block != ref {
-		t.drop(name)
+		t.dropName(name)
 		name = 0
 	}
 	if name == 0 || !t.names.at(name).held() {
-		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.room() {
+		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.makeRoom() {
 			t.counted.refused[refusedRank]++
 			return 0, false
 		}
@@ -312,10 +312,10 @@ func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
 			return 0, false
 		}
 		if ref == 0 {
-			ref, isNew = t.add(hash, id), true
+			ref, isNew = t.addBlock(hash, id), true
 		}
 		if name == 0 {
-			name = t.join(source, hash, ref)
+			name = t.addName(source, hash, ref)
 		}
 	}
 	if held {
@@ -334,11 +334,11 @@ func (t *tracker) hold(s *nameStore, id content) (ref uint32, isNew bool) {
 
 // settle makes a block that was known by its name alone that of a content, or puts
 // it into the block that is that, unless it is 0.
-func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
+func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool) {
 	b := t.blocks.at(alone)
-	t.tellGone(b.first)
+	t.queueRemoved(b.first)
 	if ref == 0 {
-		t.know(alone, id)
+		t.setContent(alone, id)
 		t.unresolved--
 		return alone, true
 	}
@@ -350,7 +350,7 @@ func (t *tracker) settle(alone, ref uint32, id content) (_ uint32, isNew bool) {
 		t.move(name, ref)
 		t.boundIdle(t.names.at(name).source(), ref)
 	}
-	t.forget(alone)
+	t.freeBlock(alone)
 	return ref, false
 }
 
@@ -371,18 +371,18 @@ func (t *tracker) remove(source int, hash uint64, op copyOp) {
 		return
 	}
 	copies := t.count(name)
-	gone := copies.removed(op, op == takeAnnounced && t.hasHeldChild(name))
+	gone := copies.removed(op, op == removeAnnounced && t.hasHeldChild(name))
 	if !gone {
 		t.setCount(name, copies)
 	}
-	if !gone || !t.lapse(name) {
-		t.counted.held++
+	if !gone || !t.releaseName(name) {
+		t.counted.suppressed++
 	}
 }
 
 // letGo takes away all that a source holds: its engine began anew, or cleared its
 // cache. It tells whether nothing is left; nobody is then told of single blocks.
-func (t *tracker) letGo(source int) (empty bool) {
+func (t *tracker) releaseSource(source int) (empty bool) {
 	defer t.refund()
 	if n := t.held[source]; 0 < n && n < t.holdings {
 		for ref := t.oldest; ref != 0; {
@@ -407,7 +407,7 @@ func (t *tracker) gap(source int) bool {
 		return false
 	}
 	t.generations[source]++
-	t.doubtFrom = t.oldest
+	t.uncertainFrom = t.oldest
 	return true
 }
 
@@ -423,7 +423,7 @@ func (t *tracker) reset() {
 }
 
 // called returns the blocks that some source calls by a hash, or has called so.
-func (t *tracker) called(hash uint64) (blocks []uint32) {
+func (t *tracker) blocksNamed(hash uint64) (blocks []uint32) {
 	for source := range t.sources {
 		if name := t.name(source, hash); name != 0 {
 			if ref := t.names.at(name).block; !slices.Contains(blocks, ref) {
@@ -434,12 +434,12 @@ func (t *tracker) called(hash uint64) (blocks []uint32) {
 	return blocks
 }
 
-// routersNames returns some hashes, which are sorted, and those by which routers know
+// firstHashes returns some hashes, which are sorted, and those by which routers know
 // the blocks that sources call so, sorted; and of the latter which blocks.
-func (t *tracker) routersNames(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
+func (t *tracker) firstHashes(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
 	known, blocks = slices.Clone(hashes), make(map[uint64][]uint32)
 	for _, hash := range hashes {
-		for _, ref := range t.called(hash) {
+		for _, ref := range t.blocksNamed(hash) {
 			if first := t.blocks.at(ref).first; first != hash {
 				known, blocks[first] = append(known, first), append(blocks[first], ref)
 			}
@@ -452,7 +452,7 @@ func (t *tracker) routersNames(hashes []uint64) (known []uint64, blocks map[uint
 // holders returns the sources that hold a block that routers know by a hash, in order.
 // also are blocks that they know so, and that need not be called so by any source.
 func (t *tracker) holders(first uint64, also ...uint32) (sources []int) {
-	for _, ref := range append(t.called(first), also...) {
+	for _, ref := range append(t.blocksNamed(first), also...) {
 		b := t.blocks.at(ref)
 		if b.first != first {
 			continue

@@ -38,7 +38,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
 			},
 			want:    []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: [numRefusals]uint64{2}, held: 2}, names: 7,
+			counted: trackerCounts{refused: [numRefusals]uint64{2}, suppressed: 2}, names: 7,
 		},
 		"a name that counts again needs room, too": {
 			steps: []trackerStep{
@@ -48,7 +48,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(offload, 16), stores(engine, storeOf(contents(1), 1)),
 			},
 			want:    []string{"store 0-1 ", "remove [1] ", "store 0-1 ", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: [numRefusals]uint64{1}, held: 2}, names: 7,
+			counted: trackerCounts{refused: [numRefusals]uint64{1}, suppressed: 2}, names: 7,
 		},
 		"the oldest that is in doubt makes room": {
 			steps: []trackerStep{
@@ -56,7 +56,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(offload, storeOf(contents(4), 14)), stores(engine, storeOf(contents(5), 5)), stores(engine, storeOf(contents(6), 6)),
 			},
 			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{expelled: 2, refused: [numRefusals]uint64{1}}, names: 3,
+			counted: trackerCounts{doubtedRemoved: 2, refused: [numRefusals]uint64{1}}, names: 3,
 		},
 		"where the oldest in doubt has left, the next makes room": {
 			steps: []trackerStep{
@@ -64,7 +64,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				losesSome(engine), removes(engine, 1), stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "remove [1] ", "store 0-1 ", "remove [2] store 0-1 "},
-			counted: trackerCounts{expelled: 1}, names: 3,
+			counted: trackerCounts{doubtedRemoved: 1}, names: 3,
 		},
 		"what was stored again since the gap, or another holds, does not": {
 			steps: []trackerStep{
@@ -73,7 +73,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{expelled: 1, refused: [numRefusals]uint64{1}}, names: 4,
+			counted: trackerCounts{doubtedRemoved: 1, refused: [numRefusals]uint64{1}}, names: 4,
 		},
 		"a further gap begins with the oldest again": {
 			steps: []trackerStep{
@@ -81,7 +81,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(4), 4)), losesSome(engine), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-3 ", "", "", "remove [2] store 0-1 ", "", "remove [1] store 0-1 "},
-			counted: trackerCounts{expelled: 2}, names: 3,
+			counted: trackerCounts{doubtedRemoved: 2}, names: 3,
 		},
 	}
 	for name, test := range tests {
@@ -135,7 +135,7 @@ func TestIdleNamesAreBounded(t *testing.T) {
 // TestRoomIsNotSoughtForLong has more blocks that may not leave before the first
 // that may than are looked at for one.
 func TestRoomIsNotSoughtForLong(t *testing.T) {
-	const blocks = doubtSteps + 2
+	const blocks = maxUncertainSteps + 2
 	tr := newTracker(2, blocks, &trackerCounts{})
 	for h := range uint64(blocks) {
 		source := offload

@@ -9,9 +9,9 @@ import (
 
 // How a tracker keeps its blocks and names.
 
-// doubtSteps is how many blocks are looked at to make room for one: a lane must
+// maxUncertainSteps is how many blocks are looked at to make room for one: a lane must
 // not be held up. The next that needs room goes on from there.
-const doubtSteps = 4096
+const maxUncertainSteps = 4096
 
 // generation is a source's present one, as a name has it.
 func (t *tracker) generation(source int) nameFlags {
@@ -84,7 +84,7 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 
 // count is what is counted of a name beside its first copy.
 func (t *tracker) count(name uint32) copyCount {
-	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.doubted(n) {
+	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.uncertain(n) {
 		return t.copies[name]
 	}
 	return copyCount{}
@@ -104,13 +104,13 @@ func (t *tracker) setCount(name uint32, c copyCount) {
 	}
 }
 
-func (t *tracker) doubted(n *blockName) bool {
+func (t *tracker) uncertain(n *blockName) bool {
 	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
 }
 
 // join gives a block a new name, which has no copy yet, and is in none of its rings.
-func (t *tracker) join(source int, hash uint64, ref uint32) uint32 {
-	name := t.names.take()
+func (t *tracker) addName(source int, hash uint64, ref uint32) uint32 {
+	name := t.names.allocate()
 	*t.names.at(name) = blockName{hash: hash, block: ref, flags: nameFlags(source) | nameIdle | t.generation(source)}
 	t.byName.add(nameKey(source, hash), name, t.keyOfName)
 	t.named[source]++
@@ -176,13 +176,13 @@ func (t *tracker) erase(name uint32) {
 		t.holdings--
 	}
 	n.block = 0
-	t.names.give(name)
+	t.names.release(name)
 	t.prepaid++
 }
 
 // idle takes a name's copies away. It still resolves, as long as it is not one of too
 // many.
-func (t *tracker) idle(name uint32) {
+func (t *tracker) makeIdle(name uint32) {
 	n := t.names.at(name)
 	ref, source := n.block, n.source()
 	t.partParent(name)
@@ -229,59 +229,59 @@ func (t *tracker) revive(name uint32) {
 }
 
 // lapse takes a name's copies away, and tells whether its block is gone with it.
-func (t *tracker) lapse(name uint32) (gone bool) {
+func (t *tracker) releaseName(name uint32) (gone bool) {
 	n := t.names.at(name)
 	ref := n.block
 	if n.next == name { // nobody else holds the block
-		t.takeOut(ref)
+		t.removeBlock(ref)
 		return true
 	}
-	t.idle(name)
-	return t.leave(ref)
+	t.makeIdle(name)
+	return t.removeUnlessHeld(ref)
 }
 
 // drop takes away a name, and its block if that was held by it and by nobody else.
-func (t *tracker) drop(name uint32) {
+func (t *tracker) dropName(name uint32) {
 	ref, held := t.names.at(name).block, t.names.at(name).held()
 	t.erase(name)
 	if held {
-		t.leave(ref)
+		t.removeUnlessHeld(ref)
 	}
 }
 
 // leave takes away a block that nobody holds beyond doubt, tells of it, and is true
 // then.
-func (t *tracker) leave(ref uint32) bool {
-	if t.heldBeyondDoubt(ref) {
+func (t *tracker) removeUnlessHeld(ref uint32) bool {
+	if t.heldForCertain(ref) {
 		return false
 	}
-	t.takeOut(ref)
+	t.removeBlock(ref)
 	return true
 }
 
-// takeOut takes away a block and its names, and tells of it.
-func (t *tracker) takeOut(ref uint32) {
+// removeBlock takes away a block and its names, and tells of it.
+func (t *tracker) removeBlock(ref uint32) {
 	b := t.blocks.at(ref)
-	t.tellGone(b.first)
+	t.queueRemoved(b.first)
 	for b.names != 0 {
 		t.erase(b.names)
 	}
 	for b.idle != 0 {
 		t.erase(b.idle)
 	}
-	t.forget(ref)
+	t.freeBlock(ref)
 }
 
-// heldBeyondDoubt leaves the ring at a name that is beyond doubt: those passed over
+// heldForCertain leaves the ring at a name that is beyond doubt: those passed over
 // are not looked at again before all the others have been.
-func (t *tracker) heldBeyondDoubt(ref uint32) bool {
+func (t *tracker) heldForCertain(ref uint32) bool {
 	b := t.blocks.at(ref)
 	if b.names == 0 {
 		return false
 	}
 	for name := b.names; ; {
 		n := t.names.at(name)
-		if !t.doubted(n) {
+		if !t.uncertain(n) {
 			b.names = name
 			return true
 		}
@@ -307,30 +307,30 @@ func (t *tracker) release(source int, ref uint32) {
 		slices.SortFunc(names, func(a, b uint32) int { return cmp.Compare(t.names.at(a).hash, t.names.at(b).hash) })
 	}
 	for _, name := range names {
-		t.idle(name)
+		t.makeIdle(name)
 	}
 	if len(names) > 0 {
-		t.leave(ref)
+		t.removeUnlessHeld(ref)
 	}
 	t.scratch = names
 }
 
 // room reports whether there may be another block, for which the oldest may leave that
 // is held in doubt alone.
-func (t *tracker) room() bool {
-	return t.len() < min(t.maxBlocks, maxTracked) || t.expelDoubted()
+func (t *tracker) makeRoom() bool {
+	return t.len() < min(t.maxBlocks, maxTracked) || t.removeDoubted()
 }
 
-// expelDoubted lets go of the oldest block that is held in doubt alone, if it is found soon.
-func (t *tracker) expelDoubted() bool {
-	for range doubtSteps {
-		ref := t.doubtFrom
+// removeDoubted lets go of the oldest block that is held in doubt alone, if it is found soon.
+func (t *tracker) removeDoubted() bool {
+	for range maxUncertainSteps {
+		ref := t.uncertainFrom
 		if ref == 0 {
 			return false
 		}
-		t.doubtFrom = t.blocks.at(ref).newer
-		if t.leave(ref) {
-			t.counted.expelled++
+		t.uncertainFrom = t.blocks.at(ref).newer
+		if t.removeUnlessHeld(ref) {
+			t.counted.doubtedRemoved++
 			return true
 		}
 	}
@@ -368,7 +368,7 @@ func (t *tracker) pay(name, block bool) bool {
 			t.prepaid = 0
 			return true
 		}
-		if !left || !t.expelDoubted() {
+		if !left || !t.removeDoubted() {
 			return false
 		}
 	}
@@ -377,8 +377,8 @@ func (t *tracker) pay(name, block bool) bool {
 }
 
 // add makes a block, the newest.
-func (t *tracker) add(first uint64, id content) uint32 {
-	ref := t.blocks.take()
+func (t *tracker) addBlock(first uint64, id content) uint32 {
+	ref := t.blocks.allocate()
 	*t.blocks.at(ref) = trackedBlock{first: first, older: t.newest}
 	if t.newest != 0 {
 		t.blocks.at(t.newest).newer = ref
@@ -387,7 +387,7 @@ func (t *tracker) add(first uint64, id content) uint32 {
 	}
 	t.newest = ref
 	if id.space != 0 {
-		t.know(ref, id)
+		t.setContent(ref, id)
 	} else {
 		t.unresolved++
 	}
@@ -395,7 +395,7 @@ func (t *tracker) add(first uint64, id content) uint32 {
 }
 
 // know makes a block known by its content.
-func (t *tracker) know(ref uint32, id content) {
+func (t *tracker) setContent(ref uint32, id content) {
 	b := t.blocks.at(ref)
 	b.space, b.sequence = id.space, id.sequence
 	t.spaces.use(id.space - 1)
@@ -403,7 +403,7 @@ func (t *tracker) know(ref uint32, id content) {
 }
 
 // forget takes away a block that has no names.
-func (t *tracker) forget(ref uint32) {
+func (t *tracker) freeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	if b.space != 0 {
 		t.byContent.remove(t.keyOfBlock(ref), ref, t.keyOfBlock)
@@ -411,8 +411,8 @@ func (t *tracker) forget(ref uint32) {
 	} else {
 		t.unresolved--
 	}
-	if t.doubtFrom == ref {
-		t.doubtFrom = b.newer
+	if t.uncertainFrom == ref {
+		t.uncertainFrom = b.newer
 	}
 	if b.older != 0 {
 		t.blocks.at(b.older).newer = b.newer
@@ -424,26 +424,26 @@ func (t *tracker) forget(ref uint32) {
 	} else {
 		t.newest = b.older
 	}
-	t.blocks.give(ref)
+	t.blocks.release(ref)
 	t.prepaid += trackedBlockUnits
 }
 
-func (t *tracker) tellGone(first uint64) {
+func (t *tracker) queueRemoved(first uint64) {
 	t.gone = append(t.gone, first)
 	end := len(t.gone)
 	if n := len(t.out); n > 0 && t.out[n-1].removed {
 		t.out[n-1].j = end
 		return
 	}
-	t.out = append(t.out, toldRange{removed: true, i: end - 1, j: end})
+	t.out = append(t.out, trackedChange{removed: true, i: end - 1, j: end})
 }
 
-// tellStored tells of the block i of an event, of which all is told from a place in
+// queueStored tells of the block i of an event, of which all is told from a place in
 // out on.
-func (t *tracker) tellStored(from, i int, parent chainLink) {
+func (t *tracker) queueStored(from, i int, parent chainLink) {
 	if n := len(t.out); n > from && !t.out[n-1].removed && t.out[n-1].j == i {
 		t.out[n-1].j++
 		return
 	}
-	t.out = append(t.out, toldRange{parent: parent.hash, rooted: parent.rooted, i: i, j: i + 1})
+	t.out = append(t.out, trackedChange{parent: parent.hash, rooted: parent.rooted, i: i, j: i + 1})
 }

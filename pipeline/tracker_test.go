@@ -47,12 +47,12 @@ func stores(source int, e wire.Event) trackerStep {
 func removes(source int, hashes ...uint64) trackerStep {
 	return func(t *tracker) {
 		for _, hash := range hashes {
-			t.remove(source, hash, takeCopy)
+			t.remove(source, hash, removeCopy)
 		}
 	}
 }
 
-func letsGo(source int) trackerStep { return func(t *tracker) { t.letGo(source) } }
+func letsGo(source int) trackerStep { return func(t *tracker) { t.releaseSource(source) } }
 
 func losesSome(source int) trackerStep { return func(t *tracker) { t.gap(source) } }
 

@@ -16,7 +16,7 @@ type State interface {
 	Workers(match func(worker, model string) bool) []string
 	// Cut starts to read a worker's blocks; ok is false if the worker does not exist.
 	// The cut includes the worker's entries up to the journal's newest at the call.
-	Cut(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Cut, ok bool, err error)
+	Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Snapshot, ok bool, err error)
 	// Digests returns the digests of the workers that match, grouped by worker, each
 	// with the seq of the worker's last entry.
 	Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error)
@@ -128,7 +128,7 @@ func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 	}
 	included := make(map[string]uint64) // by worker, the seq that its blocks include
 	for _, name := range c.server.state.Workers(c.filter.worker) {
-		cut, ok, err := c.server.state.Cut(ctx, name, c.filter.tierSet())
+		cut, ok, err := c.server.state.Snapshot(ctx, name, c.filter.tierSet())
 		if err != nil {
 			return 0, err
 		}
@@ -148,7 +148,7 @@ func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 	return end, c.sendEntriesSince(ctx, begin, end, included)
 }
 
-func (c *cursor) sendCut(cut pipeline.Cut) error {
+func (c *cursor) sendCut(cut pipeline.Snapshot) error {
 	err := c.out.messageWithin(&kvcastv1.SubscribeResponse{SnapshotWorker: cut.Worker})
 	if err != nil {
 		return err

@@ -57,8 +57,8 @@ func (s countedState) Status(match func(worker, model string) bool) []*kvcastv1.
 	return s.Pipeline.Status(match)
 }
 
-func (s countedState) Cut(ctx context.Context, worker string, tiers journal.Tiers) (pipeline.Cut, bool, error) {
-	c, ok, err := s.Pipeline.Cut(ctx, worker, tiers)
+func (s countedState) Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (pipeline.Snapshot, bool, error) {
+	c, ok, err := s.Pipeline.Snapshot(ctx, worker, tiers)
 	blocks, reuse := c.Blocks, c.Reuse
 	c.Blocks = iter.Seq2[[]byte, error](func(yield func([]byte, error) bool) {
 		blocks(func(piece []byte, err error) bool {
