@@ -40,8 +40,8 @@ type attrSlot struct {
 // index, of which a part is free after it has grown.
 const attrSlotBytes = 160
 
-// stringBytes is what an attr's strings take: an allocation each, of a size that is a
-// multiple of 16.
+// stringBytes returns the memory of an attr's strings: an allocation each, of a multiple of
+// 16 bytes.
 func (v *attr) stringBytes() int64 { return int64((len(v.lora)+15)&^15 + (len(v.salt)+15)&^15) }
 
 // slot returns the slot of an attr. ok is false where there is no memory for it.
@@ -72,7 +72,7 @@ func (a *attributes) slot(v attr) (i uint32, ok bool) {
 	return i, true
 }
 
-// take takes the memory of a new attr from the budget.
+// reserve takes the memory of a new attr from the budget. It returns false where there is none.
 func (a *attributes) reserve(v *attr) bool {
 	text, slot := v.stringBytes(), int64(0)
 	if text == 0 {

@@ -21,14 +21,13 @@ type runKey struct {
 	lora      string
 	salt      string
 	blockSize uint32
-	// hashed tells that the blocks' tokens hashes are known, tokens that their
-	// tokens are to be told.
+	// hashed reports whether the blocks' tokens hashes are known, tokens whether their
+	// tokens are emitted.
 	hashed bool
 	tokens bool
 }
 
-// run is what is waiting to be emitted: adjacent stores that continue one
-// another, or adjacent removes.
+// run is the pending event: adjacent stores that continue one another, or adjacent removes.
 type run struct {
 	key       runKey
 	parent    uint64
@@ -37,8 +36,8 @@ type run struct {
 	hashes       []uint64
 	tokensHashes []uint64
 	tokens       []uint32
-	// ops are what is done to what is counted of each block; empty where that is 0,
-	// addCopy or removeCopy, for all of them.
+	// ops are the operations on the counts of each block; empty where that is 0, addCopy or
+	// removeCopy, for all.
 	ops []copyOp
 	// The times of the last batch that contributed.
 	engineTime int64
@@ -50,7 +49,7 @@ func (r *run) empty() bool { return len(r.hashes) == 0 }
 // last is the block that a store must continue to join the run.
 func (r *run) last() uint64 { return r.hashes[len(r.hashes)-1] }
 
-// op is what is done to what is counted of the block i.
+// op returns the operation on the counts of block i.
 func (r *run) op(i int) copyOp {
 	if len(r.ops) == 0 {
 		return 0
@@ -58,7 +57,7 @@ func (r *run) op(i int) copyOp {
 	return r.ops[i]
 }
 
-// appendOps notes it of n blocks, which are about to be added to the run.
+// appendOps appends the operation of n blocks that are about to be appended to the run.
 func (r *run) appendOps(op copyOp, n int) {
 	if op == 0 && len(r.ops) == 0 {
 		return
@@ -71,7 +70,7 @@ func (r *run) appendOps(op copyOp, n int) {
 	}
 }
 
-// holds tells whether a block is among those waiting to be stored.
+// stores reports whether the run stores a block.
 func (r *run) stores(rank uint32, hash uint64) bool {
 	if r.key.kind != wire.KindStored || r.key.rank != rank {
 		return false
@@ -89,7 +88,7 @@ func (r *run) start(key runKey, parent uint64, hasParent bool) {
 	r.key, r.parent, r.hasParent = key, parent, hasParent
 }
 
-// part is a run of the blocks from i up to j, in the same memory.
+// slice returns a run of the blocks from i up to j, in the same memory.
 func (r *run) slice(i, j int) run {
 	p := *r
 	p.hashes = r.hashes[i:j]
@@ -108,8 +107,8 @@ func (r *run) slice(i, j int) run {
 	return p
 }
 
-// keep makes the run's strings its own, since those of a batch are the caller's
-// memory and the run outlives the batch.
+// cloneStrings copies the run's strings: those of a batch are the caller's memory, and the
+// run outlives the batch.
 func (r *run) cloneStrings() {
 	r.key.lora, r.key.salt = strings.Clone(r.key.lora), strings.Clone(r.key.salt)
 }
@@ -157,7 +156,7 @@ var flushNames = [numFlushReasons]string{
 	flushShutdown:    "shutdown",
 }
 
-// differs tells which of the things that must be equal differs first.
+// differs returns why runs of two keys do not merge; ok is false where they do.
 func (k *runKey) differs(o *runKey) (why flushReason, ok bool) {
 	switch {
 	case *k == *o:

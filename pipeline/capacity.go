@@ -71,8 +71,8 @@ func (l *Lane) emitSlice(r *run, i, j int) {
 	l.emitStored(&part)
 }
 
-// expire lets go of what the rank has too many, and of as many as were replaced: no
-// more than the run's blocks, whose memory it uses.
+// expire removes the rank's blocks beyond its limit, and as many stale blocks as were
+// replaced: at most as many as the run has, whose memory it uses.
 func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 	over := max(rank.blocks()-l.cfg.MaxBlocksPerRank, replaced)
 	for tier, t := range &rank.tables {
@@ -89,14 +89,14 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 	}
 }
 
-// refusal is why blocks were left out.
+// refusal is why a block was refused.
 type refusal uint8
 
 const (
-	// refusedRank is for want of room in the rank, refusedTotal in the process.
+	// refusedRank: the rank is full. refusedTotal: the process is.
 	refusedRank refusal = iota
 	refusedTotal
-	// refusedAttribute is for want of memory for their LoRA adapter or cache salt.
+	// refusedAttribute: there is no memory for the LoRA adapter or cache salt.
 	refusedAttribute
 	numRefusals
 )
@@ -107,7 +107,8 @@ var refusalNames = [numRefusals]string{
 	refusedAttribute: "attributes",
 }
 
-// told reports whether routers have been told that blocks are left out for a reason.
+// gap makes all blocks of the rank stale, with one copy each. It returns false where there
+// have been more gaps than can be numbered: 33,554,431.
 func (r *rankState) gapReported(why refusal) bool {
 	if why == refusedAttribute {
 		return r.attributesLacking
@@ -115,9 +116,8 @@ func (r *rankState) gapReported(why refusal) bool {
 	return r.overfull
 }
 
-// refuse tells that blocks were left out, if there are any: the rank's blocks are not
-// all that the engine has. Routers are told once, since that remains so until the rank
-// is cleared.
+// reportRefused counts refused blocks. The first time since the rank was cleared it emits a
+// Gap: the rank's blocks are then not all that the engine has.
 func (l *Lane) reportRefused(rank *rankState, name uint32, why refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
 	if blocks == 0 || rank.gapReported(why) {
@@ -132,7 +132,7 @@ func (l *Lane) reportRefused(rank *rankState, name uint32, why refusal, blocks i
 	}})
 }
 
-// blocks is how many blocks the rank has.
+// blocks returns the number of blocks of the rank.
 func (r *rankState) blocks() (n int) {
 	for _, t := range &r.tables {
 		if t != nil {
@@ -142,7 +142,7 @@ func (r *rankState) blocks() (n int) {
 	return n
 }
 
-// stale is how many of its blocks are from before the last gap.
+// stale returns how many of them are from before the last gap.
 func (r *rankState) stale() (n int) {
 	for _, t := range &r.tables {
 		if t != nil {
@@ -187,8 +187,8 @@ func (l *Lane) replaceBlockSize(size uint32) {
 	}
 }
 
-// removeOtherSizes takes out the blocks that are known to have another size, and returns
-// them in order.
+// removeOtherSizes removes the blocks that are known to have another size, and returns their
+// hashes in order.
 func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	other := func(a attr) bool { return a.blockSize != 0 && a.blockSize != size }
 	if !slices.ContainsFunc(t.attrs.slots, func(s attrSlot) bool { return other(s.attr) }) {
@@ -208,8 +208,8 @@ func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	return gone
 }
 
-// expel takes away the blocks that routers know by some hashes, which are in order,
-// whoever holds them. Routers are told by others.
+// removeAll removes the blocks of some hashes, as routers know them and sorted, whatever
+// sources hold them. It queues no changes.
 func (t *tracker) removeAll(firsts []uint64) {
 	if len(firsts) == 0 {
 		return

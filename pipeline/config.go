@@ -8,8 +8,8 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// Config says how events are merged, and what becomes of blocks whose removes
-// may have been lost. The zero value means the defaults.
+// Config is how events are merged, and how many blocks are kept. The zero value means the
+// defaults.
 type Config struct {
 	// Timeout is how long a run of events may wait for a further batch that
 	// continues it: 0, the default, to 15 s. With 0 each engine batch is an entry
@@ -20,30 +20,28 @@ type Config struct {
 	MaxBlocks int
 	// EmitTokenIDs adds the tokens to stored events. These are users' prompts.
 	EmitTokenIDs bool
-	// OnGap is what routers are told of batches that are lost, default
-	// OnGapReport.
+	// OnGap is what lost batches do to a rank's blocks; default OnGapReport.
 	OnGap OnGap
-	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together:
-	// 1 to 2,147,483,647, default 4,000,000, each of some 50 bytes, or 175 where two
-	// sources hold it. A rank that has more lets go of those from before its last gap,
-	// and takes no new ones where there are none: see the contract's Gap.
+	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together: 1 to
+	// 2,147,483,647, default 4,000,000. A block takes some 50 bytes, or 175 where two sources
+	// hold it. A full rank removes stale blocks, from before its last gap, and then refuses new
+	// ones: see the contract's Gap.
 	MaxBlocksPerRank int
-	// Blocks bounds the blocks of all workers together, AttributeBytes the memory for
-	// the names that engines give LoRA adapters and the cache salts that they name. What
-	// does not fit is left out: see the contract's Gap. nil means no bound. A block takes
-	// 1 of Blocks; one of a worker whose sources are told of once takes 2, and 1 for each
-	// name that they have for it, so that 1 is some 50 bytes.
+	// Blocks bounds the blocks of all workers together, and AttributeBytes the memory of the
+	// LoRA adapters and cache salts that engines name. What does not fit is refused: see the
+	// contract's Gap. nil means no bound. A block takes 1 of Blocks. One of a worker with
+	// consolidated sources takes 2, and 1 for each name it has, so that 1 is some 50 bytes.
 	Blocks, AttributeBytes *budget.Budget
 }
 
-// OnGap is what becomes of a dp rank's blocks when batches of it are lost.
+// OnGap is what happens to a dp rank's blocks when batches of it are lost.
 type OnGap string
 
 const (
-	// OnGapReport keeps them, and sends Gap: some may be gone from the engine.
+	// OnGapReport keeps them and emits Gap: the engine may have evicted some.
 	OnGapReport OnGap = "report"
-	// OnGapClear forgets them, and sends Cleared in place of Gap: the engine may
-	// still hold some.
+	// OnGapClear removes them and emits Cleared in place of Gap: the engine may still have
+	// some.
 	OnGapClear OnGap = "clear"
 )
 
@@ -60,8 +58,7 @@ const (
 	MaxMaxBlocksPerRank   = math.MaxInt32
 )
 
-// Validate tells what is wrong with a config, by the names it has in the
-// configuration.
+// Validate returns an error that names the setting which is out of bounds.
 func (c Config) Validate() error {
 	if c.Timeout < 0 || c.Timeout > MaxBatchTimeout {
 		return fmt.Errorf("batch.timeout: %v is not allowed: want 0s to %v", c.Timeout, MaxBatchTimeout)
@@ -80,7 +77,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// withDefaults gives what is not set its default.
+// withDefaults returns the config with its zero fields set to their defaults.
 func (c Config) withDefaults() Config {
 	if c.MaxBlocks == 0 {
 		c.MaxBlocks = DefaultMaxBlocks

@@ -12,21 +12,21 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// What becomes of the events of a worker that has several sources, before they are
-// merged. Those of a worker with one source do not come here.
+// Consolidation of the events of a worker with several sources, before they are merged.
+// The events of other workers skip it.
 
 // A name has room for each source that there may be.
 const _ = uint(maxNamedSources - feed.MaxSources)
 
-// consolidation is what a lane does about several sources.
+// consolidation is how a lane consolidates its sources.
 type consolidation uint8
 
 const (
-	// oneSource is that of a worker that has no several.
+	// oneSource: there is nothing to consolidate.
 	oneSource consolidation = iota
-	// dedup tells of a block once, as one of the device: each dp rank has a tracker.
+	// dedup emits a block once, in the device tier: each dp rank has a tracker.
 	dedup
-	// passthrough lets everything go on.
+	// passthrough emits the events of all sources, in their own tiers.
 	passthrough
 )
 
@@ -40,8 +40,8 @@ func consolidationOf(w feed.Worker) consolidation {
 	return dedup
 }
 
-// sourceNames are what sources are called to those who look up blocks: the engine,
-// and where several are of the same the index, too.
+// sourceNames returns the names of sources in lookups: the engine, with the index where
+// several have the same.
 func sourceNames(w feed.Worker) []string {
 	names := make([]string, len(w.Sources))
 	for i, engine := range w.Sources {
@@ -55,18 +55,18 @@ func sourceNames(w feed.Worker) []string {
 	return names
 }
 
-// sharedRank is what a dp rank of a worker with several sources has beside its
+// sharedRank is the state that a dp rank of a worker with several sources has beside its
 // tables.
 type sharedRank struct {
 	tracker *tracker // with dedup
-	// doubtful are the sources that may hold other blocks than is known: events were
-	// lost, or blocks left out, since they last let go of all that they held.
+	// doubtful are the sources that may hold other blocks than is known: events were lost, or
+	// blocks refused, since they last released all their blocks.
 	doubtful []bool
 	// used are the tiers that each source has stored into since then, with passthrough.
 	used []journal.Tiers
 }
 
-// shared returns that of a rank.
+// shared returns the state that a rank of several sources has, and makes it if need be.
 func (l *Lane) shared(r *rankState) *sharedRank {
 	if r.shared == nil {
 		n := len(l.sourceNames)
@@ -79,7 +79,7 @@ func (l *Lane) shared(r *rankState) *sharedRank {
 	return r.shared
 }
 
-// consolidate takes an event of one of several sources.
+// consolidate applies an event of one of several sources.
 func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
 	s := l.shared(r)
@@ -118,8 +118,8 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	}
 }
 
-// tell passes on what routers are to hear of a tracker; stored is the event that it
-// was told.
+// emitChanges stores and removes the blocks that a tracker's changes name; stored is the
+// event that caused them.
 func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
 	out, gone := t.drain()
 	for _, o := range out {
@@ -145,8 +145,8 @@ func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
 	l.event = wire.Event{} // it holds a batch's memory
 }
 
-// letGo takes away what a source holds, which began anew or cleared its cache.
-// Nothing is pending.
+// releaseSource removes what a source holds, since its engine restarted or cleared its
+// cache. Nothing is pending.
 func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
 	r.gates.close(b.Source)
@@ -157,12 +157,12 @@ func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleare
 	case l.shared(r).tracker.releaseSource(b.Source):
 		l.emitEmpty(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 	default:
-		l.emitChanges(b, r.shared.tracker, nil) // what nobody else holds
+		l.emitChanges(b, r.shared.tracker, nil) // blocks without another holder
 	}
 }
 
-// emptied tells that none of a rank's sources holds anything. That ends what was in
-// doubt about the rank, unless it was about a source that has not let go since.
+// emitEmpty emits Cleared where no source of a rank holds a block. The rank is complete
+// again unless a source is doubtful that has not released its blocks since.
 func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.drop(r)
 	if slices.Contains(r.shared.doubtful, true) {
@@ -171,14 +171,13 @@ func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reas
 	l.emitCleared(rank, reason)
 }
 
-// clearTiersOf clears the tiers that a source alone has stored into, with passthrough.
-// Whose blocks lie in the others is not known:
+// clearTiersOf clears the tiers that a source alone has stored into, with passthrough. It is
+// unknown which blocks of the other tiers are the source's:
 //
-//   - They stay, with a Gap: those that the source let go of mislead a router until
-//     they are stored or removed again. If they were cleared instead, the router would
-//     lack those of the other sources, which do not store them again as long as they
-//     hold them.
-//   - With OnGapClear, the operator wants it the other way round.
+//   - They are kept, with a Gap: those that the source released mislead a router until they
+//     are stored or removed again. If they were cleared, the router would lack those of the
+//     other sources, which do not store them again while they hold them.
+//   - With OnGapClear they are cleared.
 func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	used := r.shared.used[b.Source]
 	r.shared.used[b.Source] = 0
@@ -217,8 +216,8 @@ func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 	}
 }
 
-// survives tells whether a rank's blocks stay when events of a source were lost:
-// there may have been more gaps than can be numbered.
+// beginGap notes that events of a source were lost, and reports whether the rank's blocks
+// are kept: there may have been more gaps than can be numbered.
 func (l *Lane) beginGap(r *rankState, source int) bool {
 	if l.consolidation == dedup {
 		return l.shared(r).tracker.gap(source)
@@ -229,7 +228,7 @@ func (l *Lane) beginGap(r *rankState, source int) bool {
 // everySource stands for all sources where one is not known.
 const everySource = -1
 
-// doubt notes that a rank may be wrong because of one of several sources.
+// markDoubtful marks one of several sources, or every source, as doubtful.
 func (l *Lane) markDoubtful(r *rankState, source int) {
 	if l.consolidation == oneSource {
 		return
@@ -242,7 +241,7 @@ func (l *Lane) markDoubtful(r *rankState, source int) {
 	}
 }
 
-// tracker returns that of a rank; nil where it has none.
+// tracker returns the tracker of a rank; nil where it has none.
 func (l *Lane) tracker(rank uint32) *tracker {
 	if r := l.ranks[rank]; r != nil && r.shared != nil {
 		return r.shared.tracker

@@ -12,16 +12,16 @@ import (
 // (report mode full), announces with an event of the same form the blocks that the
 // request reuses, which changes nothing. Counted as a copy, an announced block would
 // stay for good; taken for a set, a block with two copies would leave with the first.
-// The rule that tells them apart, for a source of CopyRuleDetected on the device:
+// The rule that distinguishes them, for a source of CopyRuleDetected in the device tier:
 //
 //  1. A store from the root of a block that is held is unsure: it may be a copy or an
 //     announcement. It is counted beside the copies. Every other store of a held block
 //     is a copy.
-//  2. A remove takes away a copy as long as there are several. In place of the last
-//     copy it takes away an unsure store, if there is one, as long as the gate is
-//     closed, since the store may have been a copy. With the gate open it does so only
-//     where a child of the block is held: the engine lets go of the child before the
-//     last copy of its parent.
+//  2. A remove removes a copy while there are several. In place of the last copy it
+//     removes an unsure store, if there is one and the gate is closed, since the store
+//     may have been a copy. With the gate open it does so only
+//     where a child of the block is held: the engine evicts the child before the last
+//     copy of its parent.
 //  3. The gate of a rank and source opens with announcesAfter announcements that
 //     nothing else explains: root stores of at least two blocks that are all held, which
 //     the batch's next store of the same attention group continues. It closes when
@@ -156,8 +156,8 @@ type candidates []candidate
 // maxCandidates bounds the groups that are watched in a batch: models have a few.
 const maxCandidates = 16
 
-// settle takes note of a store, and reports whether it makes its group's candidate an
-// announcement.
+// confirm removes the candidate of a store's group, and reports whether the store makes it
+// an announcement.
 func (c *candidates) confirm(e *wire.Event, rooted bool) bool {
 	for i, o := range *c {
 		if o.group == e.GroupIdx && o.hasGroup == e.HasGroupIdx {

@@ -83,7 +83,7 @@ func (l *Lane) emitRemoved(rank uint32, tier wire.Tier, gone []uint64) {
 	l.counts.blocksRemoved += uint64(len(gone))
 }
 
-// flushAlone emits a run left over from earlier batches as an entry of its own.
+// flushAlone emits a run of earlier batches as an entry of its own.
 func (l *Lane) flushAlone(why flushReason) {
 	if l.pending.empty() {
 		return
@@ -93,7 +93,7 @@ func (l *Lane) flushAlone(why flushReason) {
 	l.commit()
 }
 
-// head takes the next event id.
+// head returns the head of the next event.
 func (l *Lane) head(rank uint32, tier wire.Tier) eventHead {
 	l.lastEventID++
 	return eventHead{id: l.lastEventID, rank: rank, tier: tier}
@@ -142,7 +142,7 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 	}
 }
 
-// clear empties a rank, whose blocks are then known again: there are none.
+// clear empties a rank. Its blocks are then known again: there are none.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.candidates = l.candidates[:0]
@@ -151,14 +151,14 @@ func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	l.emitCleared(rank, reason)
 }
 
-// emitCleared tells that a rank is empty, in the tiers named: in all where none is.
+// emitCleared emits that a rank is empty, in some tiers or (none) in all.
 func (l *Lane) emitCleared(rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
 		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
 	}})
 }
 
-// known tells whether a rank holds a block, in whatever tier.
+// known reports whether a rank has a block, in any tier.
 func (l *Lane) known(rank uint32, hash uint64) bool {
 	if l.pending.stores(rank, hash) {
 		return true

@@ -11,9 +11,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Lane is one worker's way through the pipeline. All its work is done by
-// whoever calls it: the reader of the worker's sources, or the timer of a run
-// that waits.
+// Lane is one worker's part of the pipeline. It has no goroutine: the reader of the worker's
+// sources calls it, and the timer of a pending run.
 type Lane struct {
 	worker string
 	added  *kvcastv1.WorkerAdded // never changed
@@ -22,8 +21,8 @@ type Lane struct {
 	// names: none where there is one.
 	consolidation consolidation
 	sourceNames   []string
-	// tableBlocks is the budget that the tables' blocks are taken from: with dedup nil,
-	// since the trackers take them along.
+	// tableBlocks is the budget of the tables' blocks; nil with dedup, where the trackers pay
+	// for them.
 	tableBlocks *budget.Budget
 	failures    chan<- error // see Pipeline.Failed
 
@@ -71,7 +70,7 @@ type sourceState struct {
 
 var _ feed.Lane = (*Lane)(nil)
 
-// Batch takes a batch of a source: what it comes to is one entry.
+// Batch applies a batch of a source. Its events become one entry.
 func (l *Lane) Batch(b *feed.Batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,11 +101,10 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.commit()
 }
 
-// Gap reports to routers that batches are missing. From here on the rank's blocks may
-// be wrong, and a lost remove must not pin a block. With OnGapClear, and when a rank
-// has had more gaps than its tables can number, the blocks are forgotten instead:
-// the rank may then lack some, and stays incomplete. A late join lost nothing that
-// was ever known, so OnGapClear does not apply to it.
+// Gap emits that batches are missing. From here on the rank is incomplete, and each block has
+// one copy: a lost remove must not pin it. With OnGapClear, and after more gaps than the
+// tables can number, the blocks are cleared instead: the rank may then lack some, and is
+// incomplete too. A late join lost nothing that was known, so OnGapClear does not apply.
 func (l *Lane) Gap(g feed.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +132,7 @@ func (l *Lane) Gap(g feed.Gap) {
 	l.commit()
 }
 
-// Restarted tells routers that the engine began anew with an empty cache.
+// Restarted emits that the engine restarted with an empty cache.
 func (l *Lane) Restarted(r feed.Restart) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,8 +150,8 @@ func (l *Lane) Restarted(r feed.Restart) {
 	l.commit()
 }
 
-// countRawID is the gap metric: holes in a source's raw event ids, seen before
-// anything is merged or held back.
+// countRawID counts holes in a source's raw event ids, before anything is merged or
+// suppressed.
 func (l *Lane) countRawID(source int, id uint64) {
 	for len(l.sources) <= source {
 		l.sources = append(l.sources, sourceState{})
@@ -165,8 +163,7 @@ func (l *Lane) countRawID(source int, id uint64) {
 	s.lastRawID = max(s.lastRawID, id)
 }
 
-// add adds to a counter, which stays at its largest value rather than fall: an
-// engine may claim any seq.
+// add adds to a counter, which saturates rather than wrap: an engine may claim any seq.
 func add(counter, n uint64) uint64 {
 	if counter > math.MaxUint64-n {
 		return math.MaxUint64
@@ -174,7 +171,7 @@ func add(counter, n uint64) uint64 {
 	return counter + n
 }
 
-// store adds a store to the pending run, and emits whatever must not wait.
+// store appends a store to the pending run, and emits what must not wait.
 func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	n := len(e.BlockHashes)
 	if n == 0 {
@@ -225,7 +222,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	l.flushFull()
 }
 
-// remove adds a remove to the pending run, and emits whatever must not wait.
+// remove appends a remove to the pending run, and emits what must not wait.
 func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
@@ -259,8 +256,8 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	l.flushFull()
 }
 
-// storeOp is what a store does to its blocks that are held. It takes note of one that
-// shows that the engine announces blocks; nothing is pending where it is rooted.
+// storeOp returns what a store does to blocks that exist. It also detects announcements;
+// nothing is pending where the store is rooted.
 func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copyOp {
 	if (rooted || l.announced || len(l.candidates) > 0) && detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
 		g := l.rank(b.Rank).gates.of(b.Source)
@@ -280,8 +277,8 @@ func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copyOp {
 	return storeOp(b.CopyRule, e, rooted)
 }
 
-// gateOpen reports whether a remove is by a source whose announcements are known for
-// what they are, and it is known which blocks have children.
+// gateOpen reports whether a remove is by a source whose announcements are recognised, and
+// all children are counted.
 func (l *Lane) gateOpen(b *feed.Batch, e *wire.Event) bool {
 	return l.announced && detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
 }
@@ -309,7 +306,7 @@ func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 	return l.newTable(l.rank(b.Rank), tier).countChildren()
 }
 
-// makeWay emits the pending run if what comes is of another kind.
+// flushIncompatible emits the pending run unless events of the key can join it.
 func (l *Lane) flushIncompatible(key *runKey) {
 	if l.pending.empty() {
 		return

@@ -1,11 +1,12 @@
 // Package pipeline turns engines' batches into the events that routers apply.
 //
-// Each worker's decoded batches flow in, in order; the same worker's
-// RouterEvents flow out to the journal, one entry for each batch. In between,
-// what several sources of a worker hold is told once, adjacent events are merged,
-// and removes of blocks that the engine still holds in another copy are held back.
-// Everything of a worker keeps its order, event ids have no holes, and the block
-// table is at any time what a router holds that has applied the entries so far.
+// Each worker's decoded batches flow in, in order; the same worker's RouterEvents flow out
+// to the journal, one entry a batch. In between, the events of several sources of a worker
+// are consolidated, adjacent events are merged, and removes of blocks that the engine still
+// has in another copy are suppressed. Guarantees: everything of a worker keeps its order,
+// event ids are contiguous, and the tables are at any time what a router has that applied
+// the entries so far. A lane whose append fails discards its state and reports it; see
+// Pipeline.Failed.
 package pipeline
 
 import (
@@ -42,7 +43,7 @@ type Pipeline struct {
 
 	mu    sync.Mutex // guards all below; taken before any lane's
 	lanes map[string]*Lane
-	// closed tells that nothing is emitted any more.
+	// closed reports whether Close was called: nothing is emitted any more.
 	closed bool
 	// removed are the workers that are gone: an event id never comes twice, even
 	// when a worker comes back.
@@ -71,12 +72,12 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 
 // Failed returns a channel that receives the error of the first append that fails. The
 // worker's lane has discarded its state then: it emits nothing more, and nothing can be
-// read from it, since entries that routers will never see have changed it. Nobody
-// recovers it: whoever runs the pipeline must end the process or start a new pipeline,
-// so that the engines' caches are read anew.
+// read from it, since entries that routers will never see have changed it. There is no
+// recovery yet: the owner of the pipeline must end the process or make a new pipeline, so
+// that the engines' caches are read again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
-// AddWorker tells routers of a worker, and returns the Lane for its batches.
+// AddWorker emits WorkerAdded and returns the Lane for the worker's batches.
 func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	// A protobuf string must be UTF-8; names that come over the wire were checked.
 	name, model := strings.ToValidUTF8(w.Name, "\uFFFD"), strings.ToValidUTF8(w.Model, "\uFFFD")
@@ -123,7 +124,7 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	return l
 }
 
-// RemoveWorker tells routers that a worker is gone, and forgets what it held.
+// RemoveWorker emits WorkerRemoved and drops the worker's state.
 func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,8 +170,8 @@ func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 	l.commit()
 }
 
-// leave lets nobody read what the worker held, and emits the event that tells so:
-// whoever finds the worker gone finds its entry as well.
+// emitRemovedWorker drops the lane's blocks and emits the event, under one lock: a reader
+// that finds the worker gone finds its entry as well.
 func (l *Lane) emitRemovedWorker(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -267,7 +268,7 @@ func newEventIDs() eventIDs {
 	return eventIDs{byName: make(map[string]*list.Element), gone: list.New()}
 }
 
-// take returns the id after which a worker of a name goes on, and forgets it.
+// resume returns the id after which a worker of that name continues, and forgets it.
 func (ids *eventIDs) resume(name string) uint64 {
 	e := ids.byName[name]
 	if e == nil {
@@ -277,8 +278,8 @@ func (ids *eventIDs) resume(name string) uint64 {
 	return ids.gone.Remove(e).(goneWorker).lastID
 }
 
-// keep remembers the last id of a worker that has gone; take was called when it
-// came.
+// remember keeps the last id of a removed worker, for which resume was called when it was
+// added.
 func (ids *eventIDs) remember(name string, lastID uint64) {
 	ids.byName[name] = ids.gone.PushBack(goneWorker{name, lastID})
 	if ids.gone.Len() > maxRemovedNames {

@@ -6,9 +6,9 @@ import (
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
-// refs is a hash table of numbers of records that lie elsewhere: extendible hashing
-// over segments with linear probing, as in blocks, but 7 to 9 bytes a record. No
-// insertion moves more than one segment's numbers, however many there are.
+// refs is a hash table of numbers of records that are stored elsewhere, in 7 to 9 bytes a
+// record: an extendible hash table as in package hashtable, but without the keys, which the
+// records have. No insertion moves more than one segment.
 type refs struct {
 	dir   []*refSegment
 	depth uint
@@ -18,10 +18,9 @@ type refs struct {
 // refSegment holds the numbers of the records whose mixed keys begin with the same
 // bits.
 type refSegment struct {
-	// refs are the numbers, 0 where there is none. In tags the low four bits are of
-	// the mixed key, so that few records are looked at in vain, and the high four are
-	// how far from its home the number is, so that seldom one has to be looked at when
-	// another before it leaves: maxAway for so far or further.
+	// refs are the numbers, 0 where a slot is empty. The low four bits of a tag are of the mixed
+	// key, so that few records are compared in vain. The high four are the distance of the slot
+	// from its home, at most maxAway, so that few records are read when another is removed.
 	refs  []uint32
 	tags  []uint8
 	n     int
@@ -58,7 +57,7 @@ func tagAway(tag uint8, away int) uint8 { return tag | uint8(min(away, maxAway))
 
 func (s *refSegment) home(m uint64) int { return hashtable.Home(m, len(s.refs)) }
 
-// find returns the record of a mixed key for which is holds; 0 where there is none.
+// find returns the record of a mixed key for which is returns true; 0 if none.
 func (t *refs) find(m uint64, is func(ref uint32) bool) uint32 {
 	s := t.segment(m)
 	for i := s.home(m); ; {
@@ -72,7 +71,7 @@ func (t *refs) find(m uint64, is func(ref uint32) bool) uint32 {
 	}
 }
 
-// add puts in a record that is not there. key returns the mixed key of any that is.
+// add adds a record that is not in the table. key returns the mixed key of any that is.
 func (t *refs) add(m uint64, ref uint32, key func(ref uint32) uint64) {
 	s := t.segment(m)
 	for s.n+1 > len(s.refs)-len(s.refs)/4 {
@@ -143,7 +142,7 @@ func (t *refs) split(s *refSegment, m uint64, key func(ref uint32) uint64) {
 	}
 }
 
-// remove takes out a record that is there.
+// remove removes a record that is in the table.
 func (t *refs) remove(m uint64, ref uint32, key func(ref uint32) uint64) {
 	s := t.segment(m)
 	hole := s.home(m)
@@ -191,7 +190,8 @@ const slabChunk = 1024
 
 func (s *slab[R]) at(ref uint32) *R { return &s.chunks[ref/slabChunk][ref%slabChunk] }
 
-// take returns the number of a record to write, whole: it may have been another's.
+// allocate returns the number of a free record, which the caller must overwrite: it may have
+// been used before.
 func (s *slab[R]) allocate() uint32 {
 	if n := len(s.free); n > 0 {
 		ref := s.free[n-1]
@@ -209,5 +209,5 @@ func (s *slab[R]) release(ref uint32) {
 	s.free = append(s.free, ref)
 }
 
-// len is how many records are in use.
+// len returns the number of records in use.
 func (s *slab[R]) len() int { return int(s.last) - len(s.free) }

@@ -28,15 +28,15 @@ type copiedSegment struct {
 	depth        uint
 }
 
-// The flags of a copied block have no generation. In its place they say, once the
-// copy is linked, whether its parent is there, and when it is told by which climb.
+// The flags of a copied block have, in place of the generation, whether the parent is
+// linked, and by which ancestry the block is encoded.
 const (
 	// flagLinked says that the field parent is the number of a block of the copy.
 	flagLinked    blockFlags = 1 << (generationShift + iota)
 	ancestryShift            = generationShift + 1
 )
 
-// chunk is some slots of a copy: as many as one turn copies at most.
+// chunk is some slots of a copy: as many as one scan step copies at most.
 type chunk [scanSegments * maxSegment]slot
 
 const (
@@ -44,9 +44,8 @@ const (
 	chunkBytes = int(unsafe.Sizeof(chunk{}))
 )
 
-// chunks are those of copies that are over, until the garbage collector takes them.
-// Fresh memory is what a copy would spend most of its time on, and others that run
-// beside it too: the system gives it page by page, and the collector has more to do.
+// chunks are chunks of earlier copies, until the garbage collector frees them. Fresh memory
+// is what a copy would spend most of its time on, and it burdens the collector.
 var chunks = sync.Pool{New: func() any {
 	c := new(chunk)
 	for i := 0; i < chunkSlots; i += pageSlots {
@@ -58,9 +57,9 @@ var chunks = sync.Pool{New: func() any {
 // pageSlots is how many slots fill the smallest page that systems have.
 const pageSlots = 4096 / int(unsafe.Sizeof(slot{}))
 
-// copyBytes is the memory of a copy of so many slots and attributes. The last turn, and
-// the slot that comes after all, may begin a chunk each; a table of less than a
-// segment is copied in one turn.
+// copyBytes returns the memory of a copy of so many slots and attributes. The last scan step,
+// and the slot after all others, may begin a chunk each; a table of less than a segment is
+// copied in one step.
 func copyBytes(slots, attrs int) int {
 	n := 1
 	if slots >= maxSegment {
@@ -73,8 +72,8 @@ func copyBytes(slots, attrs int) int {
 // name from the table.
 const attrCopyBytes = 128
 
-// copyTable copies a table, of about such a size, in short turns. Between two of them
-// it may change; the entries since the first turn tell how. The copy is to be freed.
+// copyTable copies a table of about that size. It may change meanwhile; the entries since the
+// copy began say how. The caller frees the copy.
 func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
 	c := &tableCopy{
 		chunks: make([]*chunk, 0, slots/chunkSlots+1),
@@ -102,7 +101,7 @@ func (c *tableCopy) reserve(slots int) {
 	}
 }
 
-// free gives the memory back. The copy is used no more.
+// free returns the memory to the pool. The copy must not be used any more.
 func (c *tableCopy) free() {
 	for _, ch := range c.chunks {
 		chunks.Put(ch)
@@ -125,7 +124,7 @@ func (c *tableCopy) parts(yield func(first uint32, part []slot) bool) {
 	}
 }
 
-// number gives the attributes of some blocks their numbers in the copy.
+// number replaces the attributes of some blocks by their numbers in the copy.
 func (c *tableCopy) number(blocks []slot, slots []attrSlot) {
 	last, id := attrNone, uint32(0)
 	for i := range blocks {
@@ -149,8 +148,7 @@ func (c *tableCopy) number(blocks []slot, slots []attrSlot) {
 // attrNone is no slot of attributes: there are fewer.
 const attrNone uint32 = 1<<32 - 1
 
-// index makes the directory. Where the copy ended early, what is missing is an empty
-// segment.
+// index makes the directory. Where the copy ended early, the rest is an empty segment.
 func (c *tableCopy) index() {
 	c.dir = make([]uint32, 0, 1<<c.depth)
 	for i, s := range c.segments {
@@ -167,11 +165,11 @@ func (c *tableCopy) index() {
 	}
 }
 
-// inStep is how many blocks are looked for, or climbed from, at a time: the memory
-// that they lie in is asked for together, and not one after the other.
+// inStep is how many blocks are looked up or climbed from at a time, so that their cache
+// misses overlap.
 const inStep = 16
 
-// link puts in the place of each block's parent the number of that, if it is there.
+// link replaces each block's parent by the number of that block, if the copy has it.
 func (c *tableCopy) link() {
 	c.index()
 	var links linking
@@ -187,7 +185,7 @@ func (c *tableCopy) link() {
 	links.resolve(c)
 }
 
-// linking is some blocks whose parents are looked for.
+// linking is a batch of blocks whose parents are being found.
 type linking struct {
 	n       int
 	blocks  [inStep]uint32
@@ -195,7 +193,7 @@ type linking struct {
 	segment [inStep]uint32
 }
 
-// add adds a block, and tells whether there is no room for more.
+// add adds a block, and reports whether the links are full.
 func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
 	m := hashtable.Hash(parent)
 	segment := c.dir[m>>1>>(63-c.depth)]
@@ -206,7 +204,7 @@ func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
 	return l.n == inStep
 }
 
-// resolve links those blocks.
+// resolve links the batch.
 func (l *linking) resolve(c *tableCopy) {
 	var first [inStep]uint64
 	for k := range l.n {

@@ -24,15 +24,16 @@ const pieceBytes = snapshotBytes + snapshotRun*18
 
 func newPiece() []byte { return pieces.Get().(*[pieceBytes]byte)[:0] }
 
-// reusePiece takes a piece back. One that had to grow is left to the collector.
+// reusePiece returns a piece to the pool. One that had to grow is left to the garbage
+// collector.
 func reusePiece(piece []byte) {
 	if cap(piece) == pieceBytes {
 		pieces.Put((*[pieceBytes]byte)(piece[:pieceBytes]))
 	}
 }
 
-// climb is the way from a block up to the first ancestor whose parent is not there,
-// or has been told.
+// ancestry is the path from a block up to the first ancestor whose parent is absent or
+// already encoded.
 type ancestry struct {
 	chain   []uint32 // from the bottom up
 	next    uint32   // the parent of its top, unless it has ended
@@ -40,7 +41,7 @@ type ancestry struct {
 	encoded bool
 }
 
-// climbs are those that are under way at a time.
+// ancestries are the ancestries that are built together.
 type ancestries struct {
 	c     *tableCopy
 	all   [inStep]ancestry
@@ -50,17 +51,17 @@ type ancestries struct {
 
 // encode yields the blocks, each after its parent:
 //
-//  1. From some blocks not yet told it climbs up, marking its way, so that a circle
-//     ends the climb. Those climbs go on step by step together: most of the time is
-//     spent waiting for memory.
-//  2. What each came by, from the top down, is a chain: each block's parent is the
-//     one before it. It is told as one event, or as several where the blocks differ
-//     in what an event says once for all, after the chain that its climb ended at.
+//  1. From some blocks that are not encoded it follows the parents up, and marks them, so
+//     that a cycle ends the ancestry. Those ancestries advance in step, so that their cache
+//     misses overlap.
+//  2. Each ancestry is encoded from the top down: a block's parent is the one before it. It
+//     is one event, or several where the blocks differ in an event's common fields, and it
+//     follows the ancestry that it ended at.
 func (c *tableCopy) encode(worker string, h eventHead, yield func([]byte) bool) bool {
 	return c.encodeFrom(0, worker, h, yield)
 }
 
-// encodeFrom does so with climbs that are numbered from first on.
+// encodeFrom does so with ancestries numbered from first on.
 func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield func([]byte) bool) bool {
 	c.link()
 	e := &snapshotEncoder{c: c, worker: worker, head: h, yield: yield}
@@ -78,7 +79,7 @@ func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield f
 	return up.finish(e) && e.flush() && e.send()
 }
 
-// begin begins a climb at a block.
+// begin begins an ancestry at a block.
 func (s *ancestries) begin(i uint32) {
 	up := &s.all[s.n]
 	up.chain, up.after, up.encoded = up.chain[:0], -1, false
@@ -86,7 +87,7 @@ func (s *ancestries) begin(i uint32) {
 	s.mark(s.n-1, i)
 }
 
-// reach marks a block as part of a climb, and tells whether the climb goes on.
+// mark marks a block as part of an ancestry, and reports whether the ancestry continues.
 func (s *ancestries) mark(k int, i uint32) bool {
 	up, b := &s.all[k], &s.c.at(i).Value
 	b.flags |= flagEncoded | blockFlags((s.first+uint32(k))<<ancestryShift)
@@ -95,7 +96,7 @@ func (s *ancestries) mark(k int, i uint32) bool {
 	return b.flags&flagLinked != 0
 }
 
-// tell climbs to the end, and tells of the chains.
+// finish completes the ancestries and encodes them.
 func (s *ancestries) finish(e *snapshotEncoder) bool {
 	var going [inStep]int
 	n := 0
@@ -108,13 +109,13 @@ func (s *ancestries) finish(e *snapshotEncoder) bool {
 	for n > 0 {
 		var flags [inStep]blockFlags
 		for j := range n {
-			flags[j] = s.c.at(s.all[going[j]].next).Value.flags // which asks for the memory of all
+			flags[j] = s.c.at(s.all[going[j]].next).Value.flags // starts all cache misses
 		}
 		still := 0
 		for j := range n {
 			k := going[j]
 			up := &s.all[k]
-			f := flags[j] | s.c.at(up.next).Value.flags // which another climb may have told just now
+			f := flags[j] | s.c.at(up.next).Value.flags // another ancestry may have marked it just now
 			if f&flagEncoded != 0 {
 				if by := (uint32(f>>ancestryShift) - s.first) & ancestryMask; by < inStep {
 					up.after = int(by)
@@ -136,17 +137,17 @@ func (s *ancestries) finish(e *snapshotEncoder) bool {
 	return true
 }
 
-// ancestryMask is the largest number of a climb, after which they begin again: by then
-// whatever has such a number was told long ago.
+// ancestryMask is the largest number of an ancestry, after which numbers begin again: blocks
+// with such an old number were encoded long ago.
 const ancestryMask = 1<<(32-ancestryShift) - 1
 
-// encodeChain tells of a chain, after the one that it goes after.
+// encodeChain encodes an ancestry, after the one that it ended at.
 func (s *ancestries) encodeChain(k int, e *snapshotEncoder) bool {
 	up := &s.all[k]
 	if up.encoded {
 		return true
 	}
-	up.encoded = true // now, since chains may go round
+	up.encoded = true // now, since ancestries may be cyclic
 	if up.after >= 0 && !s.encodeChain(up.after, e) {
 		return false
 	}
@@ -170,7 +171,7 @@ type snapshotEncoder struct {
 	yield      func([]byte) bool
 }
 
-// add adds a block of the copy, and tells whether more is wanted.
+// add adds a block of the copy, and reports whether to continue.
 func (e *snapshotEncoder) add(i uint32) bool {
 	b, r := &e.c.at(i).Value, &e.run
 	hashed := b.flags&flagTokensHash != 0

@@ -12,7 +12,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Status returns the workers that a filter takes, in the order of their names,
+// Status returns the workers that a filter selects, in the order of their names,
 // with all that the pipeline knows of them: not their sources, nor how those do.
 // It does not wait for acknowledgements, so it may be ahead of the journal.
 func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus {
@@ -86,7 +86,7 @@ var ErrTooManyHolders = errors.New("too many places hold the blocks")
 // Lookup returns every place where one of the blocks lies. A block that several
 // sources of a worker have names for is found by each of them, and returned once, by
 // the name that routers know it by. Tokens hashes have no index: every block of the
-// workers is looked at for them, in short turns.
+// workers is compared with them.
 func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder, error) {
 	tokens := make(map[uint64]struct{}, len(q.TokensHashes))
 	for _, h := range q.TokensHashes {
@@ -125,8 +125,7 @@ type place struct {
 	tier wire.Tier
 }
 
-// lookup looks into one table; hashes are sorted. It may find one more than the
-// limit.
+// lookup looks into one table; hashes are sorted. It may find one more than the limit.
 func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map[uint64]struct{}, limit int) (found []*kvcastv1.BlockHolder) {
 	l.mu.Lock()
 	if t := l.table(at); t != nil {
@@ -161,8 +160,8 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	return found
 }
 
-// holder describes a block of a table; also are those of the tracker that it is, beside
-// what sources call by its hash.
+// holder describes a block of a table; also are the tracker's blocks of that name beside
+// those that sources call by its hash.
 func (l *Lane) holder(at place, t *table, b *slot, also []uint32) *kvcastv1.BlockHolder {
 	h := &kvcastv1.BlockHolder{
 		BlockHash: b.Key(),
@@ -181,7 +180,7 @@ func (l *Lane) holder(at place, t *table, b *slot, also []uint32) *kvcastv1.Bloc
 	return h
 }
 
-// table returns the table at a place; nil where there is none.
+// table returns the table at a place; nil if none.
 func (l *Lane) table(at place) *table {
 	if r := l.ranks[at.rank]; r != nil {
 		return r.tables[at.tier]
@@ -189,11 +188,9 @@ func (l *Lane) table(at place) *table {
 	return nil
 }
 
-// Digests tells what workers that a filter takes hold in the tiers given, those of
-// a worker one after another, as kvcast.v1.Progress has them: each is of the
-// worker's last entry, and as it was then. Each lane is held up for itself, for as
-// long as it takes to look at its ranks, so that those of two workers are of
-// different moments.
+// Digests returns digests of the workers that a filter selects, in some tiers, those of a
+// worker one after another, as kvcast.v1.Progress has them. Each is of the worker's last
+// entry; those of two workers are of different moments.
 func (p *Pipeline) Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error) {
 	var all []*kvcastv1.WorkerDigest
 	for _, l := range p.matching(match) {
@@ -215,9 +212,8 @@ func (p *Pipeline) Digests(ctx context.Context, match func(worker, model string)
 	return all, nil
 }
 
-// digests appends those of the lane, unless the worker is gone, with the
-// append of the entry that they are of: whatever has changed a table since is in no entry
-// yet only while the lane is locked.
+// digests appends those of the lane, unless the worker is gone, and returns the append of the
+// entry that they are of: a change of a table that is in no entry yet is made under the lock.
 func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, journal.Pending, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -234,8 +230,8 @@ func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvc
 	return to, l.entry.appended, l.failed
 }
 
-// rankDigests appends one for each tier that has held blocks, or the first tier
-// that is wanted.
+// rankDigests appends one for each wanted tier that has had blocks, or one of the first
+// wanted tier.
 func (l *Lane) rankDigests(to []*kvcastv1.WorkerDigest, name uint32, tiers journal.Tiers) []*kvcastv1.WorkerDigest {
 	r := l.ranks[name]
 	if r == nil {

@@ -4,8 +4,8 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// table holds the blocks of one worker, dp rank and tier: how many copies the
-// engine has of each, and what a snapshot says of them.
+// table has the blocks of one worker, dp rank and tier: how many copies the engine has of each,
+// and what a snapshot says of them.
 type table struct {
 	blocks blocks
 	// copies are the counts of blocks that have more than a first copy: few.
@@ -18,8 +18,8 @@ func newTable(bytes *budget.Budget) *table {
 	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount), attrs: attributes{bytes: bytes}}
 }
 
-// reserve returns a slot for what the blocks of a run have in common, which stays
-// until it is released. ok is false where there is no memory for it.
+// reserve returns a slot for what the blocks of a run have in common, in use until it is
+// released. ok is false where there is no memory for it.
 func (t *table) reserve(r *run) (slot uint32, ok bool) {
 	if slot, ok = t.attrs.slot(attr{lora: r.key.lora, blockSize: r.key.blockSize}); ok {
 		t.attrs.use(slot)
@@ -128,10 +128,9 @@ func (t *table) delete(s *segment, i int) {
 	t.blocks.deleteAt(s, i)
 }
 
-// gap makes every block stale, with its first copy alone: a remove of it may have
-// been lost, and must not pin it for good. It does not look at the blocks; their
-// children are as they were. It is false where there have been more gaps than a table
-// can number.
+// gap makes every block stale, with its first copy alone: a remove of it may have been lost,
+// and must not pin it. It visits no block. It returns false where there have been more gaps
+// than can be numbered.
 func (t *table) gap() bool {
 	if len(t.copies) > 0 {
 		t.copies = make(map[uint64]copyCount) // quicker than to clear a large one
@@ -177,8 +176,7 @@ const (
 // millisecond.
 const countSegments = 4
 
-// countChildren begins to count children, or goes on to, and reports whether all are
-// counted.
+// countChildren starts or continues counting children, and reports whether all are counted.
 func (t *table) countChildren() bool {
 	c := &t.children
 	if !c.counting {

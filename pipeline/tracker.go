@@ -8,33 +8,30 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// tracker knows which of a worker's sources hold which blocks of one dp rank, so
-// that routers hear of a block once: when the first source stores it, and when
-// the last one lets go of it. What they are to hear waits until drain.
+// tracker records which of a worker's sources hold which blocks of one dp rank, so that a
+// block is emitted once: stored when the first source stores it, and removed when the last
+// one releases it. Changes to emit are queued until drain.
 //
-//   - A block is known by what it is: its LoRA adapter and cache salt, and its
-//     sequence hash. One whose sequence hash cannot be known, since its tokens or
-//     its parent's are not, is known by its name alone until it is stored in a way
-//     that tells.
-//   - A name is what a source calls a block: a source and a block hash. It means the
-//     block that it was last stored as. A name that a source never gave means what
-//     another one, the first of those that did, means by it.
-//   - A name has copies, which are counted as those of a block in a table are. A
-//     source holds a block as long as one of its names for it has one.
-//   - A name resolves until its block is gone, also an idle one, which has no copy
-//     since its source has let go: offloading engines store children of blocks that
-//     they have evicted. That goes for the names of a source that cleared its cache
-//     or restarted, too. Where hashes follow from contents, they mean the same block
-//     in the next incarnation, and other sources may still use them. Where they are
-//     random, the next incarnation does not use them. A name that its source stores
-//     as another block means that one.
-//   - A source has at most maxIdleNames idle names for a block, beside the name that
-//     routers know it by: the one released first is forgotten. So the names of an
-//     engine that renames its blocks for ever are bounded.
-//   - To routers a block goes by the name that it was first stored by.
-//   - After a gap all names of a source have one copy, and are in doubt until they are
-//     stored again: they do not keep a block that nobody else holds beyond doubt,
-//     when somebody removes it.
+//   - A block is identified by its content: LoRA adapter, cache salt and sequence hash. One
+//     whose sequence hash is unknown, since its tokens or its parent's are, is known by its
+//     name alone until a store identifies it.
+//   - A name is what a source calls a block: a source and a block hash. It refers to the
+//     block that it was last stored as. A name that a source never gave refers to what
+//     another source, the first of those that did, means by it.
+//   - A name has copies, counted as those of a block in a table are. A source holds a block
+//     while one of its names for it has a copy.
+//   - A name resolves until its block is gone, even an idle name, which has no copy since
+//     its source released it: offloading engines store children of blocks that they have
+//     evicted. The same goes for the names of a source that cleared its cache or restarted.
+//     Where hashes follow from contents, they mean the same block in the next incarnation,
+//     and other sources may still use them. Where they are random, the next incarnation does
+//     not use them. A name that its source stores as another block refers to that one.
+//   - A source has at most maxIdleNames idle names for a block, beside the name that routers
+//     know it by; the one released first is dropped. This bounds the names of an engine that
+//     keeps renaming its blocks.
+//   - Routers know a block by the name that it was first stored by.
+//   - After a gap each name of a source has one copy, and is uncertain until it is stored
+//     again: it does not keep a block without a certain holder when a source removes it.
 type tracker struct {
 	sources   int
 	maxBlocks int
@@ -56,18 +53,18 @@ type tracker struct {
 	named, held []int
 	holdings    int
 	unresolved  int
-	// oldest and newest are the ends of the list of all blocks in the order in which
-	// they came. No block before uncertainFrom is held in doubt alone: none gets so but
-	// by a gap, which begins from the oldest again.
+	// oldest and newest are the ends of the list of all blocks in the order of creation. No block
+	// before uncertainFrom has uncertain names only: only a gap makes names uncertain, and it
+	// sets uncertainFrom to the oldest.
 	oldest, newest, uncertainFrom uint32
-	// out is what routers have not heard of yet; gone are the blocks removed in it.
+	// out are the changes to emit; gone are the blocks removed in it.
 	out  []trackedChange
 	gone []uint64
 	// scratch is room for names.
 	scratch []uint32
 	counted *trackerCounts
-	// blocksLeft is the process's budget of blocks, of which a block takes
-	// trackedBlockUnits and a name one; prepaid is what is taken of it and not used.
+	// blocksLeft is the process's budget of blocks, of which a block takes trackedBlockUnits and a
+	// name one; prepaid is the part taken from it and not used.
 	blocksLeft *budget.Budget
 	prepaid    int64
 }
@@ -104,7 +101,7 @@ type blockName struct {
 // for a block, and their next incarnation another.
 const maxIdleNames = 4
 
-// maxNamedSources is how many sources nameFlags can tell apart.
+// maxNamedSources is how many sources nameFlags can have.
 const maxNamedSources = 128
 
 // nameFlags are a source, three flags, and above them the generation in which the
@@ -129,12 +126,12 @@ func (n *blockName) source() int { return int(n.flags & nameSource) }
 // held reports whether the source holds the block by this name.
 func (n *blockName) held() bool { return n.flags&nameIdle == 0 }
 
-// trackedChange is what routers are to hear: that the blocks of an event from index i
-// up to j are stored, or that those of the tracker's gone are removed.
+// trackedChange is a change to emit: the blocks of an event from index i up to j are stored,
+// or those of the tracker's gone are removed.
 type trackedChange struct {
 	removed bool
 	i, j    int
-	// rooted tells that what is stored has no parent.
+	// rooted reports whether the stored blocks have no parent.
 	rooted bool
 	parent uint64
 }
@@ -177,8 +174,8 @@ func (t *tracker) len() int { return t.blocks.len() }
 // maxIdleRemoved is how many removed blocks' memory an idle tracker keeps.
 const maxIdleRemoved = 8192
 
-// drain returns what routers are to hear since the last call, in order, and the
-// blocks that are removed in it. Both are good until the tracker is called again.
+// drain returns the changes since the last call, in order, and the blocks that they remove.
+// Both are valid until the next call of the tracker.
 func (t *tracker) drain() (out []trackedChange, gone []uint64) {
 	out, gone = t.out, t.gone
 	t.out, t.gone = t.out[:0], t.gone[:0]
@@ -195,13 +192,12 @@ type nameStore struct {
 	// parent is what the source calls the block's parent, unless it is rooted.
 	parent uint64
 	rooted bool
-	// hashed says that the store tells what is in the block.
+	// hashed reports whether the store has the block's content.
 	hashed bool
 	op     copyOp
 }
 
-// store takes a store of a source, whose blocks that it holds are counted by an
-// operation.
+// store applies a store of a source; op is its operation on blocks that the source holds.
 func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
@@ -246,7 +242,7 @@ func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 
 // chainLink is what is known of a block's parent.
 type chainLink struct {
-	rooted   bool // there is none
+	rooted   bool // it has none
 	hash     uint64
 	resolved bool
 	sequence uint64
@@ -275,15 +271,14 @@ type content struct {
 	sequence uint64
 }
 
-// hold adds to what a source holds, and returns the block, and whether routers are
-// to hear of it as stored. The block is 0 where there was no room for it:
+// storeBlock adds a block to what a source holds. It returns the block, and whether it is new
+// to routers. The block is 0 where there was no room:
 //
 //  1. The block is that of the content, or else that of the name.
-//  2. A block that was known by this name alone turns out to be that of the content:
-//     it becomes that, or one with it if there is such a block. Routers then hear of
-//     the first as removed, and of the content as stored if they have not.
-//  3. Where the name meant another block, it no longer does, and takes its copies
-//     along.
+//  2. A block that was known by this name alone turns out to be that of the content: it
+//     becomes that, or is merged with it. The first is then removed for routers, and the
+//     content stored unless they have it.
+//  3. Where the name referred to another block, it no longer does, and its copies move.
 //  4. Where there is no block, it is made, if there is room.
 func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) {
 	source, hash := s.source, s.hash
@@ -332,8 +327,8 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 	return ref, isNew
 }
 
-// settle makes a block that was known by its name alone that of a content, or puts
-// it into the block that is that, unless it is 0.
+// identify makes a block that was known by its name alone that of a content, or merges it
+// into the block ref of that content, unless ref is 0.
 func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool) {
 	b := t.blocks.at(alone)
 	t.queueRemoved(b.first)
@@ -354,7 +349,7 @@ func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool)
 	return ref, false
 }
 
-// remove takes a source's remove of a block, which is counted by an operation.
+// remove applies a remove of a block by a source.
 func (t *tracker) remove(source int, hash uint64, op copyOp) {
 	defer t.refund()
 	name := t.name(source, hash)
@@ -380,8 +375,8 @@ func (t *tracker) remove(source int, hash uint64, op copyOp) {
 	}
 }
 
-// letGo takes away all that a source holds: its engine began anew, or cleared its
-// cache. It tells whether nothing is left; nobody is then told of single blocks.
+// releaseSource removes all that a source holds: its engine restarted or cleared its cache. It
+// returns true, with no changes queued, if the rank is empty then.
 func (t *tracker) releaseSource(source int) (empty bool) {
 	defer t.refund()
 	if n := t.held[source]; 0 < n && n < t.holdings {
@@ -391,7 +386,7 @@ func (t *tracker) releaseSource(source int) (empty bool) {
 			ref = newer
 		}
 	} else if n > 0 {
-		t.reset() // nobody else holds anything
+		t.reset() // no other source holds anything
 	}
 	if t.len() > 0 {
 		return false
@@ -400,8 +395,8 @@ func (t *tracker) releaseSource(source int) (empty bool) {
 	return true
 }
 
-// gap puts all that a source holds in doubt, with one copy each. It does not
-// look at it. It is false where there have been more gaps than can be numbered.
+// gap makes all names of a source uncertain, with one copy each, without visiting them. It
+// returns false where there have been more gaps than can be numbered.
 func (t *tracker) gap(source int) bool {
 	if t.generations[source] == maxNameGeneration {
 		return false
@@ -422,7 +417,7 @@ func (t *tracker) reset() {
 	*t = *fresh
 }
 
-// called returns the blocks that some source calls by a hash, or has called so.
+// blocksNamed returns the blocks that some source calls by a hash, or has called so.
 func (t *tracker) blocksNamed(hash uint64) (blocks []uint32) {
 	for source := range t.sources {
 		if name := t.name(source, hash); name != 0 {
@@ -434,8 +429,8 @@ func (t *tracker) blocksNamed(hash uint64) (blocks []uint32) {
 	return blocks
 }
 
-// firstHashes returns some hashes, which are sorted, and those by which routers know
-// the blocks that sources call so, sorted; and of the latter which blocks.
+// firstHashes returns the given sorted hashes and those by which routers know the blocks that
+// sources call so, sorted; and which blocks the latter are.
 func (t *tracker) firstHashes(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
 	known, blocks = slices.Clone(hashes), make(map[uint64][]uint32)
 	for _, hash := range hashes {
@@ -449,8 +444,8 @@ func (t *tracker) firstHashes(hashes []uint64) (known []uint64, blocks map[uint6
 	return slices.Compact(known), blocks
 }
 
-// holders returns the sources that hold a block that routers know by a hash, in order.
-// also are blocks that they know so, and that need not be called so by any source.
+// holders returns the sources that hold a block that routers know by a hash, in order. also
+// are further blocks to consider.
 func (t *tracker) holders(first uint64, also ...uint32) (sources []int) {
 	for _, ref := range append(t.blocksNamed(first), also...) {
 		b := t.blocks.at(ref)

@@ -61,7 +61,7 @@ func (t *tracker) partParent(name uint32) {
 	}
 }
 
-// setParent gives a name the parent that a store tells.
+// setParent sets the parent of a name from a store.
 func (t *tracker) setParent(name uint32, s *nameStore) {
 	n := t.names.at(name)
 	if n.held() {

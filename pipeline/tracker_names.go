@@ -36,7 +36,7 @@ func (t *tracker) keyOfName(ref uint32) uint64 {
 	return nameKey(n.source(), n.hash)
 }
 
-// find returns the block of a content; 0 where there is none.
+// find returns the block of a content; 0 if none.
 func (t *tracker) find(id content) uint32 {
 	return t.byContent.find(contentKey(id), func(ref uint32) bool {
 		b := t.blocks.at(ref)
@@ -52,8 +52,7 @@ func (t *tracker) name(source int, hash uint64) uint32 {
 	})
 }
 
-// resolve returns the block that a source means by a hash; 0 where nobody has such
-// a name.
+// resolve returns the block that a source means by a hash; 0 if no source has such a name.
 func (t *tracker) resolve(source int, hash uint64) uint32 {
 	name := t.name(source, hash)
 	for other := 0; name == 0 && other < t.sources; other++ {
@@ -67,8 +66,8 @@ func (t *tracker) resolve(source int, hash uint64) uint32 {
 	return t.names.at(name).block
 }
 
-// nameBy returns the name by which a source holds a block: that of the lowest hash
-// where there are several, 0 where there is none.
+// nameBy returns the name by which a source holds a block: that of the lowest hash where
+// there are several, 0 if none.
 func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 	first := t.blocks.at(ref).names
 	for name := first; ; {
@@ -90,8 +89,7 @@ func (t *tracker) count(name uint32) copyCount {
 	return copyCount{}
 }
 
-// setCount gives a name a first copy and what is counted beside it, and puts it beyond
-// doubt.
+// setCount sets what is counted of a name beside its first copy, and makes it certain.
 func (t *tracker) setCount(name uint32, c copyCount) {
 	n := t.names.at(name)
 	if n.flags&nameCopies != 0 {
@@ -104,11 +102,12 @@ func (t *tracker) setCount(name uint32, c copyCount) {
 	}
 }
 
+// uncertain reports whether a name was last stored before the last gap of its source.
 func (t *tracker) uncertain(n *blockName) bool {
 	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
 }
 
-// join gives a block a new name, which has no copy yet, and is in none of its rings.
+// addName gives a block a new name without a copy, which is in none of its rings.
 func (t *tracker) addName(source int, hash uint64, ref uint32) uint32 {
 	name := t.names.allocate()
 	*t.names.at(name) = blockName{hash: hash, block: ref, flags: nameFlags(source) | nameIdle | t.generation(source)}
@@ -159,7 +158,7 @@ func (t *tracker) move(name, ref uint32) {
 	t.link(name, ref)
 }
 
-// erase takes away a name, and nothing else.
+// erase removes a name, and keeps its block.
 func (t *tracker) erase(name uint32) {
 	t.unlink(name)
 	n := t.names.at(name)
@@ -180,8 +179,7 @@ func (t *tracker) erase(name uint32) {
 	t.prepaid++
 }
 
-// idle takes a name's copies away. It still resolves, as long as it is not one of too
-// many.
+// makeIdle removes a name's copies. It still resolves, unless it is one of too many.
 func (t *tracker) makeIdle(name uint32) {
 	n := t.names.at(name)
 	ref, source := n.block, n.source()
@@ -195,9 +193,9 @@ func (t *tracker) makeIdle(name uint32) {
 	t.boundIdle(source, ref)
 }
 
-// boundIdle forgets the idle name of a source for a block that was released first,
-// where there are more than maxIdleNames. The name that routers know the block by
-// stays: that is what they call its children's parent.
+// boundIdle drops the idle name of a source for a block that was released first, where there
+// are more than maxIdleNames. The name that routers know the block by stays: it is their name
+// of its children's parent.
 func (t *tracker) boundIdle(source int, ref uint32) {
 	b := t.blocks.at(ref)
 	idle, oldest := 0, uint32(0)
@@ -215,7 +213,7 @@ func (t *tracker) boundIdle(source int, ref uint32) {
 	}
 }
 
-// revive gives a name that has none its first copy.
+// revive gives a name without a copy its first copy.
 func (t *tracker) revive(name uint32) {
 	n := t.names.at(name)
 	if n.next != 0 {
@@ -228,11 +226,11 @@ func (t *tracker) revive(name uint32) {
 	t.holdings++
 }
 
-// lapse takes a name's copies away, and tells whether its block is gone with it.
+// releaseName removes a name's copies, and reports whether its block is gone with it.
 func (t *tracker) releaseName(name uint32) (gone bool) {
 	n := t.names.at(name)
 	ref := n.block
-	if n.next == name { // nobody else holds the block
+	if n.next == name { // the block has no other holder
 		t.removeBlock(ref)
 		return true
 	}
@@ -240,7 +238,7 @@ func (t *tracker) releaseName(name uint32) (gone bool) {
 	return t.removeUnlessHeld(ref)
 }
 
-// drop takes away a name, and its block if that was held by it and by nobody else.
+// dropName erases a name, and removes its block if the name was its only holder.
 func (t *tracker) dropName(name uint32) {
 	ref, held := t.names.at(name).block, t.names.at(name).held()
 	t.erase(name)
@@ -249,8 +247,7 @@ func (t *tracker) dropName(name uint32) {
 	}
 }
 
-// leave takes away a block that nobody holds beyond doubt, tells of it, and is true
-// then.
+// removeUnlessHeld removes a block without a certain holder, and reports whether it did.
 func (t *tracker) removeUnlessHeld(ref uint32) bool {
 	if t.heldForCertain(ref) {
 		return false
@@ -259,7 +256,7 @@ func (t *tracker) removeUnlessHeld(ref uint32) bool {
 	return true
 }
 
-// removeBlock takes away a block and its names, and tells of it.
+// removeBlock removes a block and its names, and queues the change.
 func (t *tracker) removeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	t.queueRemoved(b.first)
@@ -272,8 +269,8 @@ func (t *tracker) removeBlock(ref uint32) {
 	t.freeBlock(ref)
 }
 
-// heldForCertain leaves the ring at a name that is beyond doubt: those passed over
-// are not looked at again before all the others have been.
+// heldForCertain reports whether a name of a block is certain. It leaves the ring at that
+// name: those passed over are checked again only after all others.
 func (t *tracker) heldForCertain(ref uint32) bool {
 	b := t.blocks.at(ref)
 	if b.names == 0 {
@@ -291,7 +288,7 @@ func (t *tracker) heldForCertain(ref uint32) bool {
 	}
 }
 
-// release takes away all that a source holds of a block.
+// release removes all that a source holds of a block.
 func (t *tracker) release(source int, ref uint32) {
 	names, b := t.scratch[:0], t.blocks.at(ref)
 	for name := b.names; ; {
@@ -315,13 +312,13 @@ func (t *tracker) release(source int, ref uint32) {
 	t.scratch = names
 }
 
-// room reports whether there may be another block, for which the oldest may leave that
-// is held in doubt alone.
+// makeRoom reports whether there may be another block. It may remove the oldest without a
+// certain holder.
 func (t *tracker) makeRoom() bool {
 	return t.len() < min(t.maxBlocks, maxTracked) || t.removeDoubted()
 }
 
-// removeDoubted lets go of the oldest block that is held in doubt alone, if it is found soon.
+// removeDoubted removes the oldest block without a certain holder, if it is found soon.
 func (t *tracker) removeDoubted() bool {
 	for range maxUncertainSteps {
 		ref := t.uncertainFrom
@@ -337,15 +334,15 @@ func (t *tracker) removeDoubted() bool {
 	return false
 }
 
-// prepay takes so much of the process's budget at once, if it is there. Without it each
-// record is paid for on its own.
+// prepay takes units of the process's budget at once, if it has them; otherwise each record is
+// paid for alone.
 func (t *tracker) prepay(units int) {
 	if t.blocksLeft.Take(int64(units)) {
 		t.prepaid += int64(units)
 	}
 }
 
-// refund returns what was not used, or is no longer.
+// refund returns units that are not used.
 func (t *tracker) refund() {
 	if t.prepaid > 0 {
 		t.blocksLeft.Release(t.prepaid)
@@ -353,8 +350,8 @@ func (t *tracker) refund() {
 	}
 }
 
-// pay pays for a new name, a new block, or both, for which a block that is held in
-// doubt alone may leave.
+// pay pays for a new name, a new block, or both. It may remove a block without a certain
+// holder.
 func (t *tracker) pay(name, block bool) bool {
 	units := int64(0)
 	if name {
@@ -376,7 +373,7 @@ func (t *tracker) pay(name, block bool) bool {
 	return true
 }
 
-// add makes a block, the newest.
+// addBlock makes a block, the newest.
 func (t *tracker) addBlock(first uint64, id content) uint32 {
 	ref := t.blocks.allocate()
 	*t.blocks.at(ref) = trackedBlock{first: first, older: t.newest}
@@ -394,7 +391,7 @@ func (t *tracker) addBlock(first uint64, id content) uint32 {
 	return ref
 }
 
-// know makes a block known by its content.
+// setContent makes a block known by its content.
 func (t *tracker) setContent(ref uint32, id content) {
 	b := t.blocks.at(ref)
 	b.space, b.sequence = id.space, id.sequence
@@ -402,7 +399,7 @@ func (t *tracker) setContent(ref uint32, id content) {
 	t.byContent.add(contentKey(id), ref, t.keyOfBlock)
 }
 
-// forget takes away a block that has no names.
+// freeBlock frees the record of a block without names.
 func (t *tracker) freeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	if b.space != 0 {
@@ -428,6 +425,7 @@ func (t *tracker) freeBlock(ref uint32) {
 	t.prepaid += trackedBlockUnits
 }
 
+// queueRemoved queues the removal of a block.
 func (t *tracker) queueRemoved(first uint64) {
 	t.gone = append(t.gone, first)
 	end := len(t.gone)
@@ -438,8 +436,7 @@ func (t *tracker) queueRemoved(first uint64) {
 	t.out = append(t.out, trackedChange{removed: true, i: end - 1, j: end})
 }
 
-// queueStored tells of the block i of an event, of which all is told from a place in
-// out on.
+// queueStored queues the store of block i of an event, whose changes begin at from in out.
 func (t *tracker) queueStored(from, i int, parent chainLink) {
 	if n := len(t.out); n > from && !t.out[n-1].removed && t.out[n-1].j == i {
 		t.out[n-1].j++
