@@ -1,18 +1,17 @@
 package feed
 
-// CopyRule is how a source's stores and removes are counted: Copies, decided for its
-// engine.
+// CopyRule is how the stores and removes of a source are counted.
 type CopyRule uint8
 
-// The rules. An event that says itself what it means outweighs each of them; see
-// wire.Event.Origin and wire.Rare.RemainingCopies.
+// The rules. What an event itself states has precedence; see wire.Event.Origin and
+// wire.Rare.RemainingCopies.
 const (
-	// CopyRuleCounted: a store adds a copy, a remove takes one away.
+	// CopyRuleCounted: a store adds a copy, a remove removes one.
 	CopyRuleCounted CopyRule = iota
-	// CopyRuleDetected: a store on the device from the root, of a block that is held,
-	// may be an announcement. Package pipeline says how that is decided.
+	// CopyRuleDetected: a store without a parent, of a block that the device tier has, may
+	// be an announcement. Package pipeline decides which it is.
 	CopyRuleDetected
-	// CopyRuleAnnouncedLast: a store adds nothing to a block that is held, a remove
-	// takes away all copies.
+	// CopyRuleAnnouncedLast: a store of a block that exists adds no copy, a remove removes
+	// all copies.
 	CopyRuleAnnouncedLast
 )

@@ -1,6 +1,6 @@
 package feed
 
-// Engine is what publishes events.
+// Engine is the kind of program that publishes events.
 type Engine string
 
 // The engines.
@@ -22,7 +22,7 @@ func (e Engine) Known() bool {
 	}
 }
 
-// FirstSeq is the seq of the first batch of an incarnation.
+// FirstSeq returns the seq of the first batch of an incarnation.
 func (e Engine) FirstSeq() uint64 {
 	if e == EngineLLMDSim {
 		return 1
@@ -30,13 +30,12 @@ func (e Engine) FirstSeq() uint64 {
 	return 0
 }
 
-// Consolidate is what becomes of the events of a worker's several sources.
+// Consolidate is how the events of a worker's several sources are consolidated.
 type Consolidate string
 
 const (
-	// ConsolidateDedup tells of a block once, as long as any source holds it.
+	// ConsolidateDedup emits a block once, while any source holds it.
 	ConsolidateDedup Consolidate = "dedup"
-	// ConsolidatePassthrough lets each source's events go on as they are, with their
-	// own tiers.
+	// ConsolidatePassthrough emits each source's events unchanged, in their own tiers.
 	ConsolidatePassthrough Consolidate = "passthrough"
 )

@@ -1,6 +1,6 @@
-// Package feed has the types that pass from ingest to pipeline: workers, decoded
-// batches, gaps and restarts. Package ingest calls a Sink, package pipeline implements
-// it. For each worker the calls are in the order of its engines, and do not overlap.
+// Package feed has the types that pass from ingest to pipeline: workers, decoded batches,
+// gaps and restarts. Package ingest calls a Sink, which package pipeline implements. The
+// calls for one worker are in the order of its engines and never overlap.
 package feed
 
 import (
@@ -18,28 +18,28 @@ const (
 	MaxSources = 128
 )
 
-// Sink takes what ingest reads. Its calls for one worker never overlap, nor do
-// the calls of the worker's Lane; those of different workers may.
+// Sink receives what ingest reads. Its calls for one worker never overlap, nor do those of
+// the worker's Lane; calls for different workers may.
 type Sink interface {
-	// AddWorker is called before anything of the worker is read, and again when it
-	// comes back after RemoveWorker. No worker of that name exists.
+	// AddWorker is called before anything of the worker is read, and again when it returns after
+	// RemoveWorker. There is no other worker of that name.
 	AddWorker(Worker) Lane
-	// RemoveWorker is called after the last call of the worker's Lane. A worker that
-	// is there when Run ends is not removed.
+	// RemoveWorker is called after the last call of the worker's Lane. Workers that exist when
+	// Ingest.Run ends are not removed.
 	RemoveWorker(name string, reason RemoveReason)
 }
 
-// Lane takes one worker's events in order. A call that blocks holds up the
-// reading of the worker's sources, and of others read by the same goroutine;
-// ZeroMQ then buffers up to its high-water mark.
+// Lane receives one worker's events in order. While a call blocks, the worker's sources are
+// not read, nor others that the same goroutine reads; ZeroMQ then buffers up to its
+// high-water mark.
 type Lane interface {
-	// Batch takes a batch of a source: seqs of a source grow, and each comes
-	// once. The batch is the caller's memory, and good until Batch returns.
+	// Batch receives a batch of a source. The seqs of a source grow, and each is received once.
+	// The memory is the caller's, and valid until Batch returns.
 	Batch(*Batch)
-	// Gap reports that batches of a source are missing for good: that they were lost,
-	// or that the engine published them before it was first heard of.
+	// Gap receives a run of batches of a source that cannot be had: they are lost, or precede
+	// the first batch that was read.
 	Gap(Gap)
-	// Restarted tells that a source's engine began anew, with an empty cache.
+	// Restarted receives that a source's engine restarted, with an empty cache.
 	Restarted(Restart)
 }
 
@@ -48,20 +48,20 @@ type Worker struct {
 	// Name is unique among all workers.
 	Name  string
 	Model string
-	// BlockSize is in tokens; 0 where no store has told it yet.
+	// BlockSize is in tokens; 0 until a store has one.
 	BlockSize uint32
-	// Endpoint and Labels are for routers, passed through.
+	// Endpoint and Labels are passed through to routers.
 	Endpoint string
 	Labels   map[string]string
 	// Ranks are the dp ranks known from the start.
 	Ranks []uint32
-	// Sources are what publishes the worker's events, by the index that Batch.Source
-	// has, and Consolidate is what to make of them. Both are empty where there is one.
+	// Sources are the engines of the worker's sources, indexed by Batch.Source, and Consolidate
+	// is how to consolidate them. Both are empty for a single source.
 	Sources     []Engine
 	Consolidate Consolidate
 }
 
-// Batch is what one batch of an engine came to.
+// Batch is one batch of an engine, decoded.
 type Batch struct {
 	// Source is the index of the source among its worker's.
 	Source int
@@ -69,44 +69,41 @@ type Batch struct {
 	Rank uint32
 	// Seq is the engine's number of the batch.
 	Seq uint64
-	// CopyRule is how its stores and removes are counted, the same in all batches of a
-	// source.
+	// CopyRule is how stores and removes are counted. It is the same in all batches of a source.
 	CopyRule CopyRule
-	// EngineTime and IngestTime are nanoseconds since the Unix epoch; EngineTime
-	// is 0 where the batch had none.
+	// EngineTime and IngestTime are in nanoseconds since the Unix epoch. EngineTime is 0 if the
+	// batch has none.
 	EngineTime int64
 	IngestTime int64
-	// Events are those to apply, in order, as Rules.Admit left them. May be
-	// empty.
+	// Events are the events to apply, in order. They may be empty.
 	Events []wire.Event
 }
 
-// Gap is a run of batches that are missing for good.
+// Gap is a run of missing batches that were not repaired.
 type Gap struct {
 	Source int
 	Rank   uint32
 	Reason GapReason
-	// FirstSeq and LastSeq are the engine's numbers of the first and the last
-	// batch missing; both are 0 where they are unknown.
+	// FirstSeq and LastSeq are the engine's numbers of the first and the last missing batch; both
+	// are 0 if unknown.
 	FirstSeq uint64
 	LastSeq  uint64
-	// Missed is their number; 0 where it is unknown, and for GapJoinedLate, whose
-	// batches were not lost: nobody was listening.
+	// Missed is the number of missing batches. It is 0 if unknown, and for GapJoinedLate, whose
+	// batches precede the subscription.
 	Missed uint64
-	// At is when the gap was noticed, in nanoseconds since the Unix epoch.
+	// At is when it was detected, in nanoseconds since the Unix epoch.
 	At int64
 }
 
-// Restart is the new beginning of a source's engine.
+// Restart is a restart of a source's engine.
 type Restart struct {
 	Source int
 	Rank   uint32
-	// At is when it was noticed, in nanoseconds since the Unix epoch.
+	// At is when it was detected, in nanoseconds since the Unix epoch.
 	At int64
 }
 
-// GapReason is why batches are lost. The values are those of
-// kvcast.v1.Gap.Reason.
+// GapReason is why batches are missing. The values are those of kvcast.v1.Gap.Reason.
 type GapReason uint8
 
 // The reasons of gaps. The contract has one between them that ingest never reports.
@@ -116,8 +113,8 @@ const (
 	GapReplayForgotten    GapReason = 3
 	GapPossibleRestart    GapReason = 4
 	GapAmbiguousPublisher GapReason = 5
-	// GapJoinedLate: the first batch that was read of the rank is not the engine's
-	// first. It precedes everything else of the rank.
+	// GapJoinedLate: the first batch read of the rank is not the engine's first. It precedes
+	// everything else of the rank.
 	GapJoinedLate GapReason = 7
 )
 
