@@ -30,10 +30,10 @@ func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
 		p.reportRestart(now, a)
 	case sequence.ReportConflict:
 		w.metrics.ambiguous.Inc()
-		w.warn(noticeConflict, now, "two publishers use one topic and rank: their batches cannot be told apart",
+		w.warn(logConflict, now, "two publishers use one topic and rank: their batches cannot be told apart",
 			"source", p.source, "rank", p.rank)
 	case sequence.ReportSilent:
-		w.warn(noticeSilent, now, "connection is silent, and the engine does not answer", "source", p.source, "rank", p.rank)
+		w.warn(logSilent, now, "connection is silent, and the engine does not answer", "source", p.source, "rank", p.rank)
 	case sequence.ReportAbsent:
 		w.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
 			"source", p.source, "rank", p.rank, "grace", w.shared.grace)
@@ -42,7 +42,7 @@ func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.CancelReplay:
 		p.endReplay()
 	case sequence.RenewConnection:
-		w.warn(noticeSilent, now, "connection renewed: it was silent", "source", p.source, "rank", p.rank)
+		w.warn(logSilent, now, "connection renewed: it was silent", "source", p.source, "rank", p.rank)
 		p.renew(false)
 	case sequence.RenewBeside:
 		p.renew(true)
@@ -52,19 +52,19 @@ func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
 		p.endRepair(nil)
 		w.metrics.replaysDone.Inc()
 		if a.Batches > 0 {
-			w.inform(noticeReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", a.Cause.String(),
+			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", a.Cause.String(),
 				"batches", a.Batches, "requests", a.Requests, "took", now.Sub(a.Began))
 		}
 	case sequence.RepairFailed:
 		w.metrics.replaysFailed.Inc()
 		p.endRepair(p.replayErr)
 	case sequence.RepairHole:
-		w.inform(noticeReplayHole, now, "replay has a hole: requested again", "source", p.source, "rank", p.rank,
+		w.inform(logReplayHole, now, "replay has a hole: requested again", "source", p.source, "rank", p.rank,
 			"last_seq", a.Seq, "batches", a.Batches)
 	case sequence.Reject:
 		in.decode(a.Batch)
 		w.metrics.reject(errorName(in.err))
-		w.warn(noticeRejected, now, "batch rejected", "source", p.source, "rank", p.rank, "seq", a.Batch.Seq, "error", in.err)
+		w.warn(logRejected, now, "batch rejected", "source", p.source, "rank", p.rank, "seq", a.Batch.Seq, "error", in.err)
 	case sequence.DropDuplicate:
 		w.metrics.duplicates.Inc()
 	case sequence.DropStale:
@@ -100,7 +100,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	p.rules.Admit(in.batch, rank, &in.counts)
 	p.worker.metrics.batch(in.batch.Events, &in.counts)
 	if size := p.rules.ForeignHostBlockSize(); size != 0 {
-		p.worker.warn(noticeForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
+		p.worker.warn(logForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
 			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
 	}
 	in.out = feed.Batch{
@@ -142,7 +142,7 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	p.incomplete = true
 	p.rules.SkipRaw(a.Missed)
 	p.worker.metrics.gap(a.Missed)
-	p.worker.warn(noticeGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", a.Reason.String(),
+	p.worker.warn(logGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", a.Reason.String(),
 		"missed", a.Missed, "first_seq", a.First, "last_seq", a.Last)
 	for _, r := range p.ranks {
 		p.worker.lane.Gap(feed.Gap{
@@ -179,9 +179,9 @@ func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
 func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	switch a.Evidence {
 	case sequence.EvidenceBatch:
-		p.worker.warn(noticeRestart, now, "engine restarted", "source", p.source, "rank", p.rank, "seq", a.Seq)
+		p.worker.warn(logRestart, now, "engine restarted", "source", p.source, "rank", p.rank, "seq", a.Seq)
 	case sequence.EvidenceReplay:
-		p.worker.warn(noticeRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", a.Seq)
+		p.worker.warn(logRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", a.Seq)
 	case sequence.EvidenceConflict:
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration

@@ -1,3 +1,22 @@
+// Package ingest reads engines' KV-cache events from ZeroMQ.
+//
+// Into it flow the endpoints of engines, to connect to or to bind, at any time. Out of it
+// flow each worker's decoded batches, to its feed.Lane: in the engine's order, each once.
+// Lost batches are requested from the engine's replay socket; what it does not have is
+// reported as a feed.Gap, as is a rank that joined late, and a restart of an engine as a
+// feed.Restart. A worker is removed when it has had no connection for the grace time;
+// silence alone never removes one.
+//
+// Package sequence decides about order and repair, package transport has the sockets, and
+// this package supervises both. Two goroutines serve each socket: one drains it into a
+// bounded transport.Inbox, the other processes the messages and calls the lanes. While a
+// lane blocks, the inbox fills up; messages that do not fit are dropped, and requested
+// again when the lane continues.
+//
+// What peers create (sources, ranks, buffers, names of workers) is bounded over the whole
+// process; see config.Config. Beyond a bound the newcomer is refused.
+//
+// Programs that read the events of one engine use package engineclient.
 package ingest
 
 import (
@@ -28,12 +47,12 @@ type Ingest struct {
 	registry  prometheus.Registerer
 	used      atomic.Bool
 
-	// changes are for Run to make: workers to add and to remove.
+	// changes are executed by Run: workers to add and to remove.
 	changes chan func(context.Context, *running)
-	ended   chan struct{} // closed when it makes no more
+	ended   chan struct{} // closed when Run executes no more changes
 }
 
-// running is what Run has of the workers that are connected to.
+// running is the state of Run.
 type running struct {
 	group   sync.WaitGroup
 	workers map[string]*connectedWorker
@@ -44,11 +63,11 @@ type connectedWorker struct {
 	*worker
 	links []*link
 	stop  context.CancelFunc
-	done  chan struct{} // closed when nothing of it is read any more
+	done  chan struct{} // closed when reading has ended
 }
 
-// New checks the Config and binds the listeners. What comes there waits in libzmq
-// until Run reads it. The Ingest must be Run or Closed.
+// New validates the config and binds the listeners. Messages wait in libzmq until Run reads
+// them. Run or Close must be called.
 func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
@@ -66,7 +85,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 			sockets:      sockets,
 			reconnectMin: c.ReconnectMin,
 			reconnectMax: c.ReconnectMax,
-			roster:       &roster{max: c.MaxWorkers, names: make(map[string]struct{})},
+			names:        &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
 			budgets:      newBudgets(c),
 			metrics:      newMetrics(),
 			silence:      max(c.Silence, 0),
@@ -93,13 +112,13 @@ func (in *Ingest) open() error {
 		}
 	}
 	for _, w := range c.Workers {
-		in.shared.roster.reserve(w.Name)
+		in.shared.names.reserve(w.Name)
 		in.shared.budgets.sources.Take(int64(w.Publishers())) // Validate has counted them
 		in.workers = append(in.workers, in.worker(w))
 	}
 	for _, lc := range c.Listeners {
 		if lc.Worker != "" {
-			in.shared.roster.reserve(lc.Worker)
+			in.shared.names.reserve(lc.Worker)
 		}
 		l, err := newListener(in.shared, lc)
 		if err != nil {
@@ -112,16 +131,15 @@ func (in *Ingest) open() error {
 	return nil
 }
 
-// Endpoints returns the addresses of the listeners, in their order, with the
-// ports that were chosen for those left open.
+// Endpoints returns the addresses of the listeners, in their order, with the ports that
+// were chosen.
 func (in *Ingest) Endpoints() []string {
 	return append([]string(nil), in.endpoints...)
 }
 
-// Run reads until ctx is done, and then returns nil once everything is closed:
-// no call of the Sink or a Lane is under way or will follow. It waits for a
-// Lane's call that blocks. It returns an error where ZeroMQ fails, and ErrStarted
-// if it ran before.
+// Run reads until ctx is done, and returns nil when everything is closed: no call of the
+// Sink or a Lane is in progress or follows. It waits for a call that blocks. It returns an
+// error where ZeroMQ fails, and ErrStarted if it ran before.
 func (in *Ingest) Run(ctx context.Context) error {
 	if !in.used.CompareAndSwap(false, true) {
 		return ErrStarted
@@ -160,7 +178,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	return errors.Join(append(errs, in.release())...)
 }
 
-// start begins to read a worker.
+// start starts the goroutines of a worker.
 func (r *running) start(ctx context.Context, w *connectedWorker) {
 	ctx, stop := context.WithCancel(ctx)
 	w.stop, w.done = stop, make(chan struct{})
@@ -181,7 +199,7 @@ func (r *running) start(ctx context.Context, w *connectedWorker) {
 	})
 }
 
-// worker makes a worker and the links to its engines.
+// worker returns a worker with the links to its engines.
 func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	desc := feed.Worker{
 		Name: c.Name, Model: c.Model, BlockSize: c.BlockSize, Endpoint: c.Endpoint, Labels: c.Labels, Ranks: ranksOf(c),
@@ -205,7 +223,7 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 			l := &link{worker: w.worker, endpoint: e, replay: about.Replay, topic: src.Topic}
 			l.p = newPublisher(w.worker, i, about, l.renew)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
-			// An endpoint alone says nothing of its rank; one of several does.
+			// The endpoint of a single rank does not imply which rank it is.
 			l.p.otherRankLogged = src.DPSize == 1
 			w.links = append(w.links, l)
 		}
@@ -214,8 +232,9 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	return w
 }
 
-// AddWorker begins to read a worker, while Run runs: it waits for that. It returns the error of
-// Config.Validate, ErrWorkerExists, ErrTooManyWorkers or ErrEnded.
+// AddWorker adds a worker. It waits for Run to start, or ctx to be done. It returns the
+// error of config.Config.Validate, config.ErrWorkerExists, config.ErrTooManyWorkers,
+// config.ErrTooManySources, config.ErrWorkersTooLarge, config.ErrEnded, or that of ctx.
 func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
 	only := config.Config{Workers: []config.Worker{c}}
 	if err := only.Validate(); err != nil {
@@ -234,9 +253,9 @@ func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
 	return errors.Join(err, failed)
 }
 
-// admit takes the name of a worker, and what else it takes of what all share.
+// admit reserves the name and the budgets of a worker.
 func (in *Ingest) admit(c config.Worker) error {
-	switch why, ok := in.shared.roster.claim(c.Name); {
+	switch why, ok := in.shared.names.claim(c.Name); {
 	case ok:
 	case why == refusedWorkers:
 		return config.ErrTooManyWorkers
@@ -245,20 +264,19 @@ func (in *Ingest) admit(c config.Worker) error {
 	}
 	budgets := &in.shared.budgets
 	if !budgets.workers.Take(c.Bytes()) {
-		in.shared.roster.release(c.Name)
+		in.shared.names.release(c.Name)
 		return config.ErrWorkersTooLarge
 	}
 	if !budgets.sources.Take(int64(c.Publishers())) {
 		budgets.workers.Release(c.Bytes())
-		in.shared.roster.release(c.Name)
+		in.shared.names.release(c.Name)
 		return config.ErrTooManySources
 	}
 	return nil
 }
 
-// RemoveWorker ends the reading of a worker that was configured or added, takes it
-// out of the stream for a reason, and waits for that. It returns ErrNoWorker or
-// ErrEnded.
+// RemoveWorker removes a worker of the configuration or of AddWorker from the stream, and
+// waits for that. It returns config.ErrNoWorker, config.ErrEnded, or the error of ctx.
 func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
 	var w *connectedWorker
 	removed := make(chan struct{})
@@ -292,8 +310,7 @@ func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.Remove
 	}
 }
 
-// change has Run make a change, with its own context, and waits for it, and for Run
-// to begin.
+// change has Run execute a change, and waits for it.
 func (in *Ingest) change(ctx context.Context, change func(context.Context, *running)) error {
 	done := make(chan struct{})
 	select {
@@ -320,8 +337,8 @@ func ranksOf(c config.Worker) []uint32 {
 	return ranks
 }
 
-// Close gives back what New took, for an Ingest that will not Run. Otherwise it
-// does nothing: Run closes everything itself.
+// Close closes an Ingest that was not Run. Otherwise it does nothing: Run closes everything
+// itself.
 func (in *Ingest) Close() error {
 	if !in.used.CompareAndSwap(false, true) {
 		return nil
@@ -337,7 +354,7 @@ func (in *Ingest) closeListeners() error {
 	return errors.Join(errs...)
 }
 
-// release ends what the sockets leave behind, which are closed.
+// release releases the context of the sockets, which are closed, and the metrics.
 func (in *Ingest) release() error {
 	err := in.sockets.Close()
 	if in.registry != nil {

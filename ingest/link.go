@@ -12,53 +12,62 @@ import (
 )
 
 const (
-	// lookUpTimeout is how long a host's name may take to come to addresses.
+	// lookUpTimeout is how long the resolution of a host name may take.
 	lookUpTimeout = 5 * time.Second
-	// settleTime is how long a new connection has for its subscription to reach the
-	// engine before the one that it takes the place of is closed.
+	// settleTime is how long a subscription has to reach the engine by a new connection
+	// before the old connection is closed.
 	settleTime = time.Second
 )
 
 // link keeps one publisher connected to the endpoint where its engine publishes.
 //
-// Each connection has a socket of its own: libzmq would make a broken one anew by
-// itself, but then batches of before and after it could not be told apart, which
-// may be of two lives of the engine. Nor would it look up the host's name anew
-// without holding up all other sockets meanwhile.
+// Each connection has a socket of its own. libzmq can reconnect a socket by itself, but
+// then batches of two connections, which may be of two incarnations, could not be told
+// apart, and the resolution of the host name would block all other sockets.
 //
-// A connection can be dead without TCP's noticing. The replay socket tells whether
-// it is so; without one a silent connection gets another beside it, which takes
-// its place.
+// A connection can be dead while TCP does not notice. The replay socket shows that; where
+// there is none, a second connection is made beside the silent one, and replaces it.
 type link struct {
 	worker   *worker
 	p        *publisher
 	endpoint config.Endpoint
 	replay   string // endpoint of the replay socket; empty where there is none
 	topic    string
-	// failures are the attempts in a row that came to no connection. It is the link's
-	// goroutine's.
+	// failures counts the failed attempts in a row. Only the link's goroutine uses it.
 	failures int
 
-	// current is the reading whose connection counts, beside the one that is to take
-	// its place. The link's goroutine sets them, with the worker's mu, which guards
-	// them and what is in them.
-	current, beside *reading
+	// current is the attempt whose connection is read, and beside the one that is to replace
+	// it. The link's goroutine sets them; the worker's mu guards them and their fields.
+	current, beside *attempt
 	// besideWanted reports whether a connection beside the silent one is wanted.
 	besideWanted bool
-	connections  sequence.ConnectionID // how many there were
+	attempts     sequence.ConnectionID // how many there were
 }
 
-// reading is one socket of a link.
-type reading struct {
+// attemptState is how far an attempt has come.
+type attemptState uint8
+
+const (
+	// attemptPending: the connection is being made.
+	attemptPending attemptState = iota
+	attemptEstablished
+	// attemptFailed: no connection was made.
+	attemptFailed
+	// attemptBroken: the connection was established and broke.
+	attemptBroken
+	// attemptClosed: the connection was established and closed on purpose.
+	attemptClosed
+)
+
+// attempt is one socket of a link, and its connection.
+type attempt struct {
 	*transport.Conn
 	id      sequence.ConnectionID
 	inbox   *transport.Inbox
-	drained chan struct{} // closed when nothing is received any more
+	drained chan struct{} // closed when the inbox is no longer drained
 	address string
-	watched chan struct{} // closed when nobody watches it any more
-	// up tells that there is a connection, was that there ever was one, and over that
-	// there will be none any more.
-	up, was, over bool
+	watched chan struct{} // closed when the monitor is no longer read
+	state   attemptState
 }
 
 // run reads until ctx is done.
@@ -76,14 +85,14 @@ func (l *link) run(ctx context.Context) {
 	l.close(beside)
 }
 
-// replace opens a reading, or takes the one beside, and puts it in the place of
-// the current one. It reports false where ctx is done before.
+// replace replaces the current attempt by the one beside it, or by a new one. It reports
+// false where ctx is done before.
 func (l *link) replace(ctx context.Context) bool {
 	next, was := l.beside, l.current
-	l.close(was) // it first, so that nothing comes by both
+	l.close(was) // first, so that no batch arrives by both
 	if next == nil {
 		l.worker.mu.Lock()
-		if was != nil && was.up { // not any more
+		if was != nil && was.state == attemptEstablished {
 			l.disconnect(was)
 			l.worker.updateConnections()
 		}
@@ -98,15 +107,15 @@ func (l *link) replace(ctx context.Context) bool {
 	l.current, l.beside = next, nil
 	in := l.worker.shared.intake()
 	defer l.worker.shared.giveBack(in)
-	wasUp := was != nil && was.up
+	wasUp, isUp := was != nil && was.state == attemptEstablished, next.state == attemptEstablished
 	if wasUp {
 		l.worker.metrics.disconnections.Inc()
 	}
 	switch {
-	case wasUp && next.up:
+	case wasUp && isUp:
 		now := time.Now()
 		l.p.apply(in, now, l.p.machine.Renewed(now, l.connection(next)))
-	case next.up:
+	case isUp:
 		l.p.connect(in, next.id, l.replay)
 	case wasUp:
 		l.p.disconnect(in, was.id)
@@ -115,26 +124,25 @@ func (l *link) replace(ctx context.Context) bool {
 	return true
 }
 
-func (l *link) connection(r *reading) sequence.Connection {
+func (l *link) connection(r *attempt) sequence.Connection {
 	return sequence.Connection{ID: r.id, Replay: l.replay}
 }
 
-func (l *link) set(current, beside *reading) {
+func (l *link) set(current, beside *attempt) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	l.current, l.beside = current, beside
 }
 
-// open makes a reading after the one that was, at first at once and then with
-// growing waits. Its connection is made in the background. It tries until ctx is
-// done, and then returns nil.
-func (l *link) open(ctx context.Context, was *reading) *reading {
+// open returns a new attempt after the last one, with backoff after failures. It retries
+// until ctx is done, and then returns nil.
+func (l *link) open(ctx context.Context, was *attempt) *attempt {
 	shared := l.worker.shared
 	for {
 		switch {
-		case was == nil || was.was && !was.over: // the first one, or renewed on purpose
-			l.failures = 0
-		case was.was:
+		case was == nil, was.state == attemptEstablished, was.state == attemptClosed:
+			l.failures = 0 // the first one, or renewed on purpose
+		case was.state == attemptBroken:
 			l.failures = 1
 		default:
 			l.failures++
@@ -159,12 +167,13 @@ func (l *link) open(ctx context.Context, was *reading) *reading {
 			return nil
 		}
 		l.failed(err)
-		was = &reading{}
+		was = &attempt{}
 	}
 }
 
-// try makes a reading, which is yet to be watched.
-func (l *link) try(ctx context.Context) (*reading, error) {
+// try returns a new attempt, whose connection is made in the background. The caller must
+// watch it.
+func (l *link) try(ctx context.Context) (*attempt, error) {
 	l.worker.metrics.connectAttempts.Inc()
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
 	defer cancel()
@@ -176,9 +185,9 @@ func (l *link) try(ctx context.Context) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.connections++
-	r := &reading{
-		id: l.connections, Conn: c, inbox: transport.NewInbox(c, l.worker.shared.inbox(l.worker.desc.Name)), address: address,
+	l.attempts++
+	r := &attempt{
+		id: l.attempts, Conn: c, inbox: transport.NewInbox(c, l.worker.shared.inbox(l.worker.desc.Name)), address: address,
 		watched: make(chan struct{}), drained: make(chan struct{}),
 	}
 	go func() {
@@ -192,11 +201,11 @@ func (l *link) failed(err error) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	l.worker.metrics.connectFailures.Inc()
-	l.worker.warn(noticeConnect, time.Now(), "connect failed", "endpoint", l.endpoint.String(), "error", err)
+	l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", l.endpoint.String(), "error", err)
 }
 
-// close closes a reading, if there is one.
-func (l *link) close(r *reading) {
+// close closes an attempt, if there is one.
+func (l *link) close(r *attempt) {
 	if r == nil {
 		return
 	}
@@ -210,8 +219,8 @@ func (l *link) close(r *reading) {
 	}
 }
 
-// serve reads the current reading. It reports true when that has to be replaced,
-// and false when ctx is done.
+// serve processes the messages of the current attempt. It reports true when that has to be
+// replaced, and false when ctx is done.
 func (l *link) serve(ctx context.Context) bool {
 	r := l.current
 	stop := context.AfterFunc(ctx, r.Socket.Interrupt)
@@ -256,7 +265,7 @@ func (l *link) deadline() time.Time {
 // renew has the connection made anew. The worker's mutex is held.
 func (l *link) renew(beside bool) {
 	switch {
-	case l.current == nil: // the first one is being made
+	case l.current == nil: // the first attempt is being made
 	case beside:
 		l.besideWanted = true
 		l.current.inbox.Wake()
@@ -265,8 +274,7 @@ func (l *link) renew(beside bool) {
 	}
 }
 
-// process takes some messages. What happened to the connection before them is taken
-// first.
+// process handles the events of the connection, and then messages.
 func (l *link) process(c *transport.Chunk) error {
 	in := l.worker.shared.intake()
 	defer l.worker.shared.giveBack(in)
@@ -294,13 +302,12 @@ func (l *link) process(c *transport.Chunk) error {
 		l.p.apply(in, began, l.p.machine.Overrun(began))
 	}
 	l.worker.metrics.messages.Add(float64(n))
-	l.worker.shared.metrics.turn(began, n)
+	l.worker.shared.metrics.observe(began, n)
 	return nil
 }
 
-// watch takes what happens to a reading's connection until its monitor is
-// interrupted.
-func (l *link) watch(ctx context.Context, r *reading) {
+// watch handles the events of an attempt until its monitor is interrupted.
+func (l *link) watch(ctx context.Context, r *attempt) {
 	defer close(r.watched)
 	settled := false
 	for {
@@ -309,7 +316,7 @@ func (l *link) watch(ctx context.Context, r *reading) {
 		}
 		l.worker.mu.Lock()
 		err := l.events(r)
-		next := r.up && l.beside == r
+		next := r.state == attemptEstablished && l.beside == r
 		l.worker.mu.Unlock()
 		if err != nil {
 			l.failed(err)
@@ -327,30 +334,29 @@ func (l *link) watch(ctx context.Context, r *reading) {
 	}
 }
 
-// breakOff ends the connection as if it had broken, if there is one. The worker's
-// mutex is held.
+// breakOff closes the connection, which is then made anew. The worker's mutex is held.
 func (l *link) breakOff() {
-	if l.current == nil { // the first one is being made
+	if l.current == nil { // the first attempt is being made
 		return
 	}
-	if l.current.up {
+	if l.current.state == attemptEstablished {
 		l.disconnect(l.current)
 	}
 	l.current.Socket.Interrupt()
 }
 
-// disconnect counts the end of a reading's connection, which is the current one, and
-// has the publisher know it. The worker's mutex is held.
-func (l *link) disconnect(r *reading) {
-	r.up = false
+// disconnect records that the connection of an attempt was closed on purpose. The worker's
+// mutex is held.
+func (l *link) disconnect(r *attempt) {
+	r.state = attemptClosed
 	l.worker.metrics.disconnections.Inc()
 	in := l.worker.shared.intake()
 	defer l.worker.shared.giveBack(in)
 	l.p.disconnect(in, r.id)
 }
 
-// succeed has a reading take the place of the current one, if it is still to.
-func (l *link) succeed(r *reading) {
+// succeed has the attempt beside the current one replace it.
+func (l *link) succeed(r *attempt) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	if l.beside == r {
@@ -358,7 +364,7 @@ func (l *link) succeed(r *reading) {
 	}
 }
 
-// unconnected says what it means that there was no connection. libzmq knows no more.
+// unconnected describes why an attempt has failed, as far as libzmq knows.
 func unconnected(k transport.EventKind) string {
 	switch k {
 	case transport.HandshakeFailed:
@@ -370,9 +376,8 @@ func unconnected(k transport.EventKind) string {
 	}
 }
 
-// events takes what has happened to a reading's connection. The worker's mutex is
-// held.
-func (l *link) events(r *reading) error {
+// events handles the events of an attempt. The worker's mutex is held.
+func (l *link) events(r *attempt) error {
 	for {
 		e, ok, err := r.Monitor.Next()
 		if err != nil || !ok {
@@ -382,23 +387,22 @@ func (l *link) events(r *reading) error {
 		switch e.Kind {
 		case transport.HandshakeSucceeded:
 			m.connections.Inc()
-			r.up, r.was = true, true
+			r.state = attemptEstablished
 		case transport.Disconnected, transport.HandshakeFailed, transport.ConnectRetried:
-			if r.over {
-				continue
-			}
-			r.over = true
-			r.Socket.Interrupt() // what has come is read all the same
-			if r.was && !r.up {
-				continue // broken off on purpose, and counted then
-			}
-			if !r.up {
+			switch r.state {
+			case attemptPending:
+				r.state = attemptFailed
+				r.Socket.Interrupt()
 				m.connectFailures.Inc()
-				l.worker.warn(noticeConnect, time.Now(), "connect failed", "endpoint", r.address, "error", unconnected(e.Kind))
+				l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", r.address, "error", unconnected(e.Kind))
+				continue
+			case attemptEstablished:
+				r.state = attemptBroken
+				r.Socket.Interrupt() // what was received is processed
+				m.disconnections.Inc()
+			default:
 				continue
 			}
-			m.disconnections.Inc()
-			r.up = false
 		default:
 			continue
 		}
@@ -406,7 +410,7 @@ func (l *link) events(r *reading) error {
 			continue
 		}
 		in := l.worker.shared.intake()
-		if r.up {
+		if r.state == attemptEstablished {
 			l.p.connect(in, r.id, l.replay)
 		} else {
 			l.p.disconnect(in, r.id)
@@ -422,9 +426,9 @@ func (l *link) connectBeside(ctx context.Context) {
 	l.worker.mu.Lock()
 	l.besideWanted = false
 	beside := l.beside
-	wanted := l.current.up && (beside == nil || !beside.up)
+	wanted := l.current.state == attemptEstablished && (beside == nil || beside.state != attemptEstablished)
 	if wanted && beside != nil {
-		// Nobody answers there, though the present connection seems to be open.
+		// The engine does not answer, though the present connection seems to be open.
 		in := l.worker.shared.intake()
 		l.p.apply(in, time.Now(), l.p.machine.RenewFailed())
 		l.worker.shared.giveBack(in)

@@ -35,7 +35,7 @@ func TestAConnectionBringsTheWorkerBack(t *testing.T) {
 	if w.lane != nil || back.came != 0 {
 		t.Fatalf("the worker is in the stream, it came %d times", back.came)
 	}
-	l.beside = &reading{id: 2, Conn: &transport.Conn{}, up: true}
+	l.beside = &attempt{id: 2, Conn: &transport.Conn{}, state: attemptEstablished}
 	if !l.replace(t.Context()) || !l.p.machine.Connected() {
 		t.Fatal("there is no connection")
 	}

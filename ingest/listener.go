@@ -6,25 +6,21 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
-	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// listener takes the messages of a bound socket apart: publishers are told by
-// their topic and the dp rank in the batch, workers by the topic. What names
-// them comes from the network, so all of it is checked and bounded.
+// listener reads a bound socket. A publisher is identified by its topic and the dp rank of
+// its batches, a worker by the topic. Names come from the network: they are validated, and
+// their number is bounded.
 //
-// A batch that does not decode can not say its rank. It is counted, and taken for
-// none's: the hole in its publisher's seqs tells that it is lost, with the next
-// batch. Booked to the wrong rank, it would make that rank's own batch of this
-// seq look like a restart, which empties a sound cache.
+// A malformed batch has no rank. It is counted for the worker and given to no publisher,
+// which notices the missing seq with the next batch. Given to the wrong rank, it would make
+// that rank's own batch of the same seq look like a restart.
 type listener struct {
 	shared   *shared
 	config   config.Listener
@@ -32,18 +28,17 @@ type listener struct {
 	local    bool // bound to ipc
 	conn     *transport.Conn
 	inbox    *transport.Inbox
-	patterns []string     // of the config, as matchTopic wants them
-	hosts    config.Hosts // that replays may be requested from beside the peers themselves
+	patterns []string     // of topics, for matchTopic
+	hosts    config.Hosts // hosts that replays may be requested from
 	log      *slog.Logger
 
 	mu sync.Mutex // guards all below; a worker's mu comes after it
-	// topics are those that were accepted, by what stands before the NUL.
-	topics map[string]*boundTopic
-	// workers are those of this listener, by name.
-	workers map[string]*boundWorker
-	peers   peers
-	notices notices
-	// spawnIn has a new worker's goroutines belong to the listener.
+	// topics are those that were accepted, by their part before the NUL.
+	topics     map[string]*boundTopic
+	workers    map[string]*boundWorker
+	peers      peers
+	logLimiter logLimiter
+	// spawnIn ties the goroutines of a new worker to the listener.
 	spawnIn func(*worker)
 }
 
@@ -51,7 +46,7 @@ type listener struct {
 type boundTopic struct {
 	worker *boundWorker
 	source int
-	// host is what the topic names for the replay socket; empty where it names none.
+	// host is the one that the topic names; empty where it names none.
 	host  string
 	ranks map[uint32]*publisher
 }
@@ -60,7 +55,7 @@ type boundTopic struct {
 type boundWorker struct {
 	*worker
 	model string
-	// topics and publishers count; there are MaxRanks publishers at most.
+	// topics and publishers are counts; there are feed.MaxRanks publishers at most.
 	topics     int
 	publishers int
 }
@@ -142,7 +137,7 @@ func (l *listener) read(ctx context.Context) error {
 	return nil
 }
 
-// watch has what happens to connections noted while no messages come.
+// watch adds the events of connections to the inbox while no messages arrive.
 func (l *listener) watch() error {
 	for {
 		if err := l.conn.Monitor.Wait(); err != nil {
@@ -152,7 +147,7 @@ func (l *listener) watch() error {
 	}
 }
 
-// event takes what has happened to a connection.
+// event handles an event of a connection.
 func (l *listener) event(in *intake, e transport.Event) {
 	switch e.Kind {
 	case transport.Accepted:
@@ -161,11 +156,11 @@ func (l *listener) event(in *intake, e transport.Event) {
 	case transport.Disconnected:
 		l.shared.metrics.disconnections.WithLabelValues("").Inc()
 		l.peers.closed(in, e.Value)
-	default: // nothing that tells where batches come from
+	default:
 	}
 }
 
-// process takes some messages, and what happened to connections before each.
+// process handles messages, and the events of connections before each.
 func (l *listener) process(c *transport.Chunk) {
 	in := l.shared.intake()
 	defer l.shared.giveBack(in)
@@ -190,10 +185,10 @@ func (l *listener) process(c *transport.Chunk) {
 		l.overrun(in, c.Drops, began)
 	}
 	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
-	l.shared.metrics.turn(began, n)
+	l.shared.metrics.observe(began, n)
 }
 
-// overrun has the publishers look for what was dropped whose messages were.
+// overrun tells the publishers whose messages may have been dropped.
 func (l *listener) overrun(in *intake, d *transport.Drops, now time.Time) {
 	for topic, t := range l.topics {
 		t.worker.mu.Lock()
@@ -206,8 +201,8 @@ func (l *listener) overrun(in *intake, d *transport.Drops, now time.Time) {
 	}
 }
 
-// peer returns the connection that a message came by; nil where that is closed. Its
-// address is learned from its first message. Who connects over ipc is on this machine.
+// peer returns the connection of a message; nil where that is closed. Its address is
+// learned from its first message. Peers over ipc are on this machine.
 func (l *listener) peer(b *transport.Batch, i int) *peer {
 	c := l.peers.byFD[b.Message(i).FD]
 	if c != nil && !c.address.IsValid() && !c.addressless {
@@ -220,7 +215,7 @@ func (l *listener) peer(b *transport.Batch, i int) *peer {
 	return c
 }
 
-// message takes a message of the socket.
+// message handles a message.
 func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int) {
 	m := b.Message(i)
 	why, ok := in.open(m)
@@ -230,7 +225,7 @@ func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int)
 	}
 	t := l.topics[string(in.topic)]
 	if t == nil {
-		// A batch that does not decode is not worth a worker.
+		// A malformed batch creates no worker.
 		if in.err != nil {
 			l.shared.metrics.rejected.WithLabelValues("", errorName(in.err)).Inc()
 			return
@@ -250,29 +245,6 @@ func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int)
 	}
 }
 
-// drop forgets a topic none of whose publishers was admitted, and its worker if it has
-// no other: names must not be kept for nobody.
-func (l *listener) drop(topic string, w *boundWorker) {
-	if t := l.topics[topic]; t.source == w.topics-1 {
-		w.topics-- // so that numbers do not grow with what is refused
-	}
-	delete(l.topics, topic)
-	for _, t := range l.topics {
-		if t.worker == w {
-			return
-		}
-	}
-	if w.publishers > 0 {
-		return
-	}
-	w.close()
-	delete(l.workers, w.desc.Name)
-	w.forget()
-	if l.config.Worker != "" {
-		l.shared.roster.reserve(w.desc.Name)
-	}
-}
-
 // deliver gives the intake's batch to its publisher. It reports false where there may be
 // no such publisher.
 func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transport.Batch, i int) bool {
@@ -281,7 +253,7 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transpor
 	defer w.mu.Unlock()
 	if in.err != nil {
 		w.metrics.reject(errorName(in.err))
-		w.warn(noticeRejected, now, "batch rejected", "seq", in.arrival.Seq, "error", in.err)
+		w.warn(logRejected, now, "batch rejected", "seq", in.arrival.Seq, "error", in.err)
 		return true
 	}
 	p := l.publisher(t, in.batch, now)
@@ -297,169 +269,4 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transpor
 	}
 	p.arrive(in, now, via)
 	return true
-}
-
-// publisher returns the publisher of a batch; nil where there may be no further one.
-func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publisher {
-	var rank uint32
-	if b.HasRank {
-		rank = b.Rank
-	}
-	p := t.ranks[rank]
-	if p == nil {
-		if why, ok := l.admit(t, rank); !ok {
-			t.worker.refuse(why, now)
-			return nil
-		}
-		t.worker.publishers++
-		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
-		p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
-		p.copyRule = l.config.Copies.Rule(l.config.Engine)
-		t.ranks[rank] = p
-	}
-	return p
-}
-
-// admit takes what a further publisher takes of what all share.
-func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
-	sources := l.shared.budgets.sources
-	switch {
-	case t.worker.publishers >= feed.MaxRanks:
-		return refusedRanks, false
-	case !sources.Take(1):
-		return refusedSources, false
-	case !t.worker.admitRank(rank):
-		sources.Release(1)
-		return refusedRanks, false
-	}
-	return 0, true
-}
-
-// replayEndpoint returns where a publisher is asked for a replay; empty where it is not.
-// The worker's mutex is held.
-func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) string {
-	if l.config.ReplayPort <= 0 || t.host == "" || rank >= feed.MaxRanks || l.config.ReplayPort+int(rank) > config.MaxPort {
-		return ""
-	}
-	host, ok := config.ReplayHost(t.host, peer, l.hosts)
-	if !ok {
-		t.worker.warn(noticeReplayHost, time.Now(), "no replay is requested: the topic names a host that is neither the peer's address nor allowed",
-			"rank", rank, "host", t.host, "peer", peer.String(), "hint", "allow it with the listener's replay_hosts")
-		return ""
-	}
-	return config.Endpoint{Transport: config.TransportTCP, Address: host, Port: l.config.ReplayPort}.OfRank(int(rank)).String()
-}
-
-// accept begins to read a topic, and its worker if there is none yet.
-func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
-	if !matchTopic(l.patterns, string(topic)) {
-		return nil, refusedTopic, false
-	}
-	parts, err := wire.ParseTopic(topic)
-	name := l.config.Worker
-	if name == "" {
-		if err != nil {
-			return nil, refusedTopic, false
-		}
-		name = parts.Pod
-	}
-	if !config.ValidName(name) || !config.ValidModel(parts.Model) {
-		return nil, refusedName, false
-	}
-	w := l.workers[name]
-	switch {
-	case w == nil && l.shared.budgets.ranks.Full():
-		return nil, refusedRanks, false
-	case w == nil:
-		// The name of a listener's one worker is reserved for it.
-		if l.config.Worker == "" {
-			if why, ok := l.shared.roster.claim(name); !ok {
-				return nil, why, false
-			}
-		}
-		w = l.addWorker(name, parts.Model)
-	case l.config.Worker == "" && w.model != parts.Model:
-		return nil, refusedModel, false
-	case w.publishers >= feed.MaxRanks:
-		return nil, refusedRanks, false
-	}
-	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
-	if err == nil {
-		t.host = parts.Host()
-	}
-	w.topics++
-	l.topics[string(topic)] = t
-	return t, 0, true
-}
-
-func (l *listener) addWorker(name, model string) *boundWorker {
-	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model}), model: model}
-	l.spawnIn(w.worker)
-	w.left = func() { l.forget(w) }
-	w.log.Info("worker added", "model", model)
-	l.workers[name] = w
-	return w
-}
-
-// forget lets go of a worker that was removed.
-func (l *listener) forget(w *boundWorker) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	w.mu.Lock()
-	back := w.lane != nil || w.closed
-	w.mu.Unlock()
-	if back {
-		return
-	}
-	w.close()
-	delete(l.workers, w.desc.Name)
-	for topic, t := range l.topics {
-		if t.worker != w {
-			continue
-		}
-		delete(l.topics, topic)
-		for _, p := range t.ranks {
-			for _, c := range []*peer{p.peer, p.otherPeer} {
-				if c != nil {
-					delete(c.publishers, p)
-				}
-			}
-		}
-	}
-	w.forget()
-	if l.config.Worker != "" {
-		l.shared.roster.reserve(w.desc.Name) // for the listener as long as it is there
-	}
-}
-
-// refuse counts a message that is not taken.
-func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
-	l.shared.metrics.refused.WithLabelValues("", why.String()).Inc()
-	if suppressed, ok := l.notices.due(noticeOf(why), now); ok {
-		const most = 128
-		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
-			"topic", string(topic[:min(len(topic), most)]), "suppressed", suppressed)
-	}
-}
-
-// wanted returns what is wanted here instead of what was refused.
-func (l *listener) wanted(why refusal) string {
-	patterns := strings.Join(l.config.Topics, " or ")
-	switch {
-	case why != refusedTopic || l.config.Worker == "" && patterns == config.DefaultTopics:
-		return why.wanted()
-	case l.config.Worker != "":
-		return patterns
-	default:
-		return topicForm + " that matches " + patterns
-	}
-}
-
-// close ends the reading of all workers.
-func (l *listener) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, w := range l.workers {
-		w.close()
-	}
 }

@@ -17,8 +17,7 @@ const (
 	metricsSubsystem = "ingest"
 )
 
-// metrics are those of one Ingest. What counts for no worker has an empty
-// worker label.
+// metrics are those of one Ingest. What counts for no worker has an empty worker label.
 type metrics struct {
 	batches    *prometheus.CounterVec
 	events     *prometheus.CounterVec
@@ -47,43 +46,43 @@ type metrics struct {
 	lastSeq           *prometheus.GaugeVec
 	publishers        *prometheus.GaugeVec
 	replaysInProgress *prometheus.GaugeVec
-	turns             prometheus.Histogram
+	durations         prometheus.Histogram
 
 	registered []prometheus.Collector
 }
 
 func newMetrics() *metrics {
 	return &metrics{
-		batches:    counter("batches_total", "Batches handed on.", "worker"),
-		events:     counter("events_total", "Events handed on, by kind.", "worker", "kind"),
+		batches:    counter("batches_total", "Batches delivered.", "worker"),
+		events:     counter("events_total", "Events delivered, by kind.", "worker", "kind"),
 		skipped:    counter("events_skipped_total", "Events, or the ends of stores, left out of batches, by reason.", "worker", "reason"),
 		rejected:   counter("batches_rejected_total", "Batches that do not decode, by error.", "worker", "error"),
-		refused:    counter("messages_refused_total", "Messages that were not taken, by reason.", "worker", "reason"),
-		duplicates: counter("duplicates_total", "Batches dropped because they came before.", "worker"),
-		gaps:       counter("gaps_total", "Runs of batches lost for good.", "worker"),
-		missed:     counter("missed_batches_total", "Batches lost for good.", "worker"),
-		restarts:   counter("restarts_total", "Engines that began anew.", "worker"),
+		refused:    counter("messages_refused_total", "Messages refused, by reason.", "worker", "reason"),
+		duplicates: counter("duplicates_total", "Batches dropped because they were read before.", "worker"),
+		gaps:       counter("gaps_total", "Gaps reported.", "worker"),
+		missed:     counter("missed_batches_total", "Batches lost, as reported by gaps.", "worker"),
+		restarts:   counter("restarts_total", "Restarts of engines.", "worker"),
 
-		messages:        counter("messages_total", "Messages received from engines, replies to replay requests aside. Those to listeners count for no worker.", "worker"),
-		connections:     counter("connections_total", "Connections to engines. Those to listeners count for no worker.", "worker"),
-		disconnections:  counter("disconnections_total", "Connections that broke. Those to listeners count for no worker.", "worker"),
+		messages:        counter("messages_total", "Messages received from engines, without replies of replay sockets. Those of listeners have an empty worker label.", "worker"),
+		connections:     counter("connections_total", "Connections with engines. Those to listeners have an empty worker label.", "worker"),
+		disconnections:  counter("disconnections_total", "Connections that were closed. Those to listeners have an empty worker label.", "worker"),
 		connectAttempts: counter("connect_attempts_total", "Attempts to connect to engines.", "worker"),
-		connectFailures: counter("connect_failures_total", "Attempts to connect that failed, and are repeated.", "worker"),
-		replays:         counter("replays_total", "Replays begun, by cause.", "worker", "cause"),
-		replaysDone:     counter("replays_done_total", "Replays that brought all there is.", "worker"),
-		replaysFailed:   counter("replays_failed_total", "Replays that were given up.", "worker"),
-		replayed:        counter("replayed_batches_total", "Batches that came by replay.", "worker"),
-		undelivered:     counter("receive_buffer_dropped_total", "Messages dropped because they were received faster than they could be processed; what they held is fetched again. Those of listeners count for no worker.", "worker"),
+		connectFailures: counter("connect_failures_total", "Attempts to connect that failed and are retried.", "worker"),
+		replays:         counter("replays_total", "Repairs started, by cause.", "worker", "cause"),
+		replaysDone:     counter("replays_done_total", "Repairs that brought everything.", "worker"),
+		replaysFailed:   counter("replays_failed_total", "Repairs that were abandoned.", "worker"),
+		replayed:        counter("replayed_batches_total", "Batches delivered from replays.", "worker"),
+		undelivered:     counter("receive_buffer_dropped_total", "Messages dropped because the receive buffer was full. They are requested from the replay socket. Those of listeners have an empty worker label.", "worker"),
 		unbuffered:      counter("reorder_buffer_dropped_total", "Live batches that did not fit into the reorder buffer. They are requested from the replay socket.", "worker"),
-		stale:           counter("stale_batches_total", "Live batches dropped because they are of an earlier life of the engine.", "worker"),
-		ambiguous:       counter("publisher_conflicts_total", "Times that two publishers were found to use one topic and rank.", "worker"),
+		stale:           counter("stale_batches_total", "Live batches dropped because a former incarnation sent them.", "worker"),
+		ambiguous:       counter("publisher_conflicts_total", "Conflicts: two publishers used one topic and rank.", "worker"),
 
-		lastSeq:           gauge("last_seq", "The engine's number of the last batch.", "worker", "source", "rank"),
+		lastSeq:           gauge("last_seq", "Engine seq of the last batch.", "worker", "source", "rank"),
 		publishers:        gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
 		replaysInProgress: gauge("replays_in_progress", "Requests to replay sockets, by state: waiting for a slot, for the first reply, or being read.", "state"),
-		turns: prometheus.NewHistogram(prometheus.HistogramOpts{
+		durations: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
-			Help:    "Time from taking a batch off its socket to having handed it on, averaged over those taken at once.",
+			Help:    "Time from receiving a batch to its delivery, averaged over those processed together.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
 		}),
 	}
@@ -106,7 +105,7 @@ func (m *metrics) register(r prometheus.Registerer, more ...prometheus.Collector
 	for _, c := range append(more, m.undelivered,
 		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
 		m.gaps, m.missed, m.restarts, m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone,
-		m.replaysFailed, m.replayed, m.unbuffered, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.replaysInProgress, m.turns,
+		m.replaysFailed, m.replayed, m.unbuffered, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.replaysInProgress, m.durations,
 	) {
 		if err := r.Register(c); err != nil {
 			m.unregister(r)
@@ -124,7 +123,7 @@ func (m *metrics) unregister(r prometheus.Registerer) {
 	m.registered = nil
 }
 
-// move counts a publisher in another state; none is 0.
+// move counts a publisher in another state; 0 is none.
 func (m *metrics) move(from, to SourceState) {
 	if from != 0 {
 		m.publishers.WithLabelValues(from.String()).Dec()
@@ -134,16 +133,16 @@ func (m *metrics) move(from, to SourceState) {
 	}
 }
 
-// turn counts n batches that were taken at once.
-func (m *metrics) turn(began time.Time, n int) {
+// observe records the duration of n batches that were processed together.
+func (m *metrics) observe(began time.Time, n int) {
 	if n == 0 {
 		return
 	}
 	each := time.Since(began).Seconds() / float64(n)
-	m.turns.Observe(each)
+	m.durations.Observe(each)
 }
 
-// forget forgets a worker that is gone.
+// forget deletes the metrics of a worker.
 func (m *metrics) forget(worker string) {
 	of := prometheus.Labels{"worker": worker}
 	for _, v := range []interface {
@@ -157,9 +156,8 @@ func (m *metrics) forget(worker string) {
 	}
 }
 
-// workerMetrics are one worker's, resolved once: what counts each batch is found
-// without a lookup. Those of faults are made when the first one happens, so that
-// many healthy workers have few of them.
+// workerMetrics are the metrics of one worker, resolved once, so that a batch costs no
+// lookup. Those of skipped events are created when the first one is skipped.
 type workerMetrics struct {
 	all    *metrics
 	worker string
@@ -215,8 +213,7 @@ func (m *metrics) of(worker string) *workerMetrics {
 	}
 }
 
-// batch counts a batch handed on, and what Rules.Admit counted of it, which it
-// sets to zero.
+// batch counts a delivered batch, and adds and resets the counts of Rules.Admit.
 func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
 	m.batches.Inc()
 	var stored, removed, cleared int

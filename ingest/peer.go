@@ -6,17 +6,15 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
-// peer is a connection to a listener. libzmq names it by its file descriptor, in
-// the events about it and in its messages; the number may be another connection's
-// later.
+// peer is a connection to a listener. libzmq identifies it by its file descriptor in events
+// and messages; the descriptor may be reused later.
 type peer struct {
 	id sequence.ConnectionID
 	fd int
-	// address is invalid until the first message came, and where it has none, as over
-	// ipc.
+	// address is learned from the first message; invalid before, and where there is none.
 	address     netip.Addr
 	addressless bool
-	// publishers are those that were last read by it, or before, while both are open.
+	// publishers are those for which it is peer or otherPeer.
 	publishers map[*publisher]struct{}
 }
 
@@ -26,11 +24,11 @@ type peers struct {
 	last sequence.ConnectionID // of the last connection
 }
 
-// unknown is the descriptor of all connections that libzmq does not name. They
-// count as one that never closes.
+// unknown is the descriptor of all connections that libzmq does not identify. They count as
+// one that never closes.
 const unknown = -1
 
-// noDescriptor is that of no connection.
+// noDescriptor stands for no connection.
 const noDescriptor = -2
 
 func newPeers() peers {
@@ -39,7 +37,7 @@ func newPeers() peers {
 	return ps
 }
 
-// descriptor is that of a connection; no connection's where it is nil.
+// descriptor returns the file descriptor; noDescriptor of nil.
 func (c *peer) descriptor() int {
 	if c == nil {
 		return noDescriptor

@@ -256,7 +256,7 @@ func (p *publisher) rankOf(in *intake, now time.Time) uint32 {
 	rank := in.batch.Rank
 	if rank != p.rank && !p.otherRankLogged {
 		// The batch is believed, but engines that name the same rank count as one cache.
-		p.otherRankLogged = p.worker.warn(noticeRank, now, "batch names another dp rank than its endpoint", "source", p.source,
+		p.otherRankLogged = p.worker.warn(logRank, now, "batch names another dp rank than its endpoint", "source", p.source,
 			"rank", p.rank, "batch_rank", rank, "hint", "caches of engines that name the same rank are mixed: check dp_size and the endpoint")
 	}
 	return rank

@@ -111,7 +111,7 @@ func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 			p.messageAt(now, named)
 		}
 		ranks[0].messageAt(now, testMessage("kv", seq, 1)) // names none
-		now = now.Add(noticeInterval)
+		now = now.Add(logInterval)
 	}
 	for _, rank := range []string{"rank=0 batch_rank=1", "rank=2 batch_rank=1"} {
 		if n := strings.Count(log.String(), rank); n != 1 {

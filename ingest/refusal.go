@@ -8,12 +8,12 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// refusal is why a message is not taken. A refused message of a publisher that
-// is read leaves a hole in its seqs, which is reported with its next batch.
+// refusal is why a message is refused. A refused message of a publisher leaves a gap in its
+// seqs, which is repaired or reported like any other.
 type refusal uint8
 
 const (
-	// refusedFrames: not the three frames topic, seq, payload.
+	// refusedFrames: the frames are not topic, seq, payload.
 	refusedFrames refusal = iota
 	// refusedSeq: a seq that is not 8 bytes.
 	refusedSeq
@@ -21,21 +21,19 @@ const (
 	refusedTopicLength
 	// refusedLength: a payload of more than transport.MaxPayloadBytes.
 	refusedLength
-	// refusedRanks: a dp rank, or a listener's publisher, beyond MaxRanks of its
-	// worker.
+	// refusedRanks: a dp rank beyond feed.MaxRanks of the worker, or Config.MaxRanks.
 	refusedRanks
-	// refusedTopic: a topic that matches no pattern of the listener, or is not of
-	// the form that names a worker.
+	// refusedTopic: a topic that matches no pattern of the listener, or names no worker.
 	refusedTopic
-	// refusedName: a pod or model in the topic that can not be a name.
+	// refusedName: a pod or model in the topic that is no valid name.
 	refusedName
 	// refusedModel: a second model under the pod of another.
 	refusedModel
-	// refusedTaken: a pod that has the name of a worker read elsewhere.
+	// refusedTaken: a pod with the name of another worker.
 	refusedTaken
-	// refusedWorkers: a worker beyond MaxWorkers.
+	// refusedWorkers: a worker beyond Config.MaxWorkers.
 	refusedWorkers
-	// refusedSources: a publisher beyond MaxSources.
+	// refusedSources: a source beyond Config.MaxSources.
 	refusedSources
 
 	numRefusals
@@ -55,7 +53,7 @@ var refusalNames = [numRefusals]string{
 	refusedSources:     "too_many_sources",
 }
 
-// refusalWants are what is wanted instead. Of topics a listener knows more.
+// refusalWants describe what is accepted instead. See listener.wanted for topics.
 var refusalWants = [numRefusals]string{
 	refusedFrames:      "three frames: topic, seq, payload",
 	refusedSeq:         "a seq of 8 bytes",
@@ -73,5 +71,5 @@ var refusalWants = [numRefusals]string{
 // String returns the refusal's name, as metrics label it.
 func (r refusal) String() string { return refusalNames[r] }
 
-// wanted returns what is wanted instead, for the log.
+// wanted describes what is accepted instead, for the log.
 func (r refusal) wanted() string { return refusalWants[r] }

@@ -19,13 +19,13 @@ type shared struct {
 	replays *transport.Requests
 	// reconnectMin and reconnectMax bound the backoff of reconnecting.
 	reconnectMin, reconnectMax time.Duration
-	roster                     *roster
+	names                      *nameSet
 	sources                    sourceList
 	budgets                    budgets
 	metrics                    *metrics
 	intakes                    sync.Pool
 	batches                    transport.Pool
-	silence                    time.Duration // 0: it is no sign of anything
+	silence                    time.Duration // 0: connections are not verified
 	grace                      time.Duration
 	log                        *slog.Logger
 }
@@ -39,14 +39,14 @@ func (s *shared) intake() *intake {
 
 func (s *shared) giveBack(in *intake) { s.intakes.Put(in) }
 
-// budgets bound what all publishers together may take.
+// budgets bound what all publishers together use.
 type budgets struct {
 	received  *budget.Budget // bytes of messages that wait to be processed
-	reordered *budget.Budget // bytes of batches held back for a repair
+	reordered *budget.Budget // bytes of the reorder buffers
 	sources   *budget.Budget // publishers: a source at a dp rank
-	ranks     *budget.Budget // dp ranks that only their batches have named
-	workers   *budget.Budget // bytes of what is said of workers
-	rules     *budget.Budget // bytes of what wire.Rules remember
+	ranks     *budget.Budget // dp ranks that only batches name
+	workers   *budget.Budget // bytes of workers' strings
+	rules     *budget.Budget // bytes of the state of wire.Rules
 }
 
 func newBudgets(c config.Config) budgets {
@@ -73,8 +73,44 @@ func (s *shared) inbox(worker string) transport.InboxConfig {
 	}
 }
 
-// jitter returns a wait that is up to a fifth longer, so that many that began
-// together do not stay together.
+// jitter returns a wait that is up to a fifth longer, so that many that start together
+// spread out.
 func jitter(wait time.Duration) time.Duration {
 	return wait + time.Duration(rand.Int64N(int64(wait)/5+1))
+}
+
+// nameSet has the names of all workers of an Ingest.
+type nameSet struct {
+	max int
+
+	mu    sync.Mutex // guards names
+	names map[string]struct{}
+}
+
+// claim adds a name, or returns why it is refused.
+func (r *nameSet) claim(name string) (why refusal, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, taken := r.names[name]; taken {
+		return refusedTaken, false
+	}
+	if len(r.names) >= r.max {
+		return refusedWorkers, false
+	}
+	r.names[name] = struct{}{}
+	return 0, true
+}
+
+// reserve adds a name of the configuration, which Validate has found unique.
+func (r *nameSet) reserve(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names[name] = struct{}{}
+}
+
+// release removes a name.
+func (r *nameSet) release(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.names, name)
 }

@@ -11,40 +11,40 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// worker is where the batches of one worker's publishers go.
+// worker passes the batches of its publishers to its lane.
 type worker struct {
 	shared *shared
 	desc   feed.Worker
 	log    *slog.Logger
 
-	// mu guards all below, and the publishers, which call the lane with it. Nothing
-	// of this package is locked while it is held but the board's and the roster's
-	// locks; a listener's lock comes before it.
+	// mu guards all below, and the publishers, which call the lane with it. The locks of
+	// sourceList and nameSet come after it, a listener's lock before it.
 	mu sync.Mutex
 	// lane is nil while the worker is not in the stream.
 	lane feed.Lane
-	// closed tells that it is read no longer, reached that there was ever a connection
-	// while it was in the stream.
+	// closed reports whether reading has ended, and reached whether there was a connection
+	// since the worker is in the stream.
 	closed     bool
 	reached    bool
 	publishers []*publisher
-	// blockSize is that of the worker's stores. The rules of all its sources share it.
+	// blockSize is shared by the rules of all sources.
 	blockSize wire.BlockSize
-	// rules are those of its sources, which number their events.
+	// rules are those of the sources. They number the events.
 	rules []*wire.Rules
-	// ranks are the dp ranks that have been heard of, MaxRanks at most.
+	// ranks are the known dp ranks, feed.MaxRanks at most.
 	ranks map[uint32]struct{}
-	// bytes is what is counted for what was said of the worker; 0 where nothing is.
-	bytes   int64
-	metrics *workerMetrics
-	notices notices
+	// bytes is what the worker has reserved of the budget of workers' strings.
+	bytes      int64
+	metrics    *workerMetrics
+	logLimiter logLimiter
 	// spawn runs a function in a goroutine of its own, with a context that is done when the
 	// reading ends.
 	spawn func(run func(context.Context)) context.CancelFunc
-	// leaving runs while all connections are closed, and then removes the worker.
+	// leaving is the timer of the grace time, which removes the worker; nil while there is a
+	// connection.
 	leaving *time.Timer
-	// left is called, without mu, when the worker has been removed for having been
-	// gone too long; nil where it may come back.
+	// left is called without mu when the grace time has removed the worker; nil where it can
+	// be added again.
 	left func()
 }
 
@@ -59,7 +59,7 @@ func newWorker(s *shared, w feed.Worker) *worker {
 	return n
 }
 
-// reset forgets what was learned of the worker.
+// reset forgets what was learned from batches.
 func (w *worker) reset() {
 	w.releaseRanks()
 	w.ranks = make(map[uint32]struct{}, len(w.desc.Ranks))
@@ -82,7 +82,7 @@ func (w *worker) spawnIn(ctx context.Context, group *sync.WaitGroup) {
 	}
 }
 
-// enter brings the worker into the stream, where it is not in it.
+// enter adds the worker to the stream unless it is there.
 func (w *worker) enter() {
 	if w.lane == nil {
 		w.lane = w.shared.sink.AddWorker(w.desc)
@@ -113,7 +113,7 @@ func (w *worker) connected() bool {
 	return slices.ContainsFunc(w.publishers, func(p *publisher) bool { return p.machine.Connected() })
 }
 
-// leave removes a worker that was gone for the grace time.
+// leave removes the worker after the grace time.
 func (w *worker) leave(timer *time.Timer) {
 	w.mu.Lock()
 	if w.leaving != timer || w.closed {
@@ -130,7 +130,7 @@ func (w *worker) leave(timer *time.Timer) {
 	}
 }
 
-// remove takes the worker out of the stream, where it is in it.
+// remove removes the worker from the stream if it is there.
 func (w *worker) remove(why feed.RemoveReason) {
 	if w.lane == nil {
 		return
@@ -143,7 +143,7 @@ func (w *worker) remove(why feed.RemoveReason) {
 	w.shared.sink.RemoveWorker(w.desc.Name, why)
 }
 
-// close ends the reading of the worker. What it held stays in the stream.
+// close ends the reading of the worker. Its blocks stay in the stream.
 func (w *worker) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,7 +157,7 @@ func (w *worker) close() {
 	}
 }
 
-// forget forgets that there was such a worker. It was closed.
+// forget releases what a closed worker has reserved, with its name and metrics.
 func (w *worker) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +172,7 @@ func (w *worker) forget() {
 	w.shared.budgets.workers.Release(w.bytes)
 	w.bytes = 0
 	w.shared.metrics.forget(w.desc.Name)
-	w.shared.roster.release(w.desc.Name)
+	w.shared.names.release(w.desc.Name)
 }
 
 // rulesOf returns the rules of a source.
@@ -185,14 +185,14 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 	return w.rules[source]
 }
 
-// releaseRanks gives back what admitRank has taken.
+// releaseRanks releases the budget that admitRank has reserved.
 func (w *worker) releaseRanks() {
 	if named := len(w.ranks) - len(w.desc.Ranks); named > 0 {
 		w.shared.budgets.ranks.Release(int64(named))
 	}
 }
 
-// admitRank tells whether the worker has, or may have, this dp rank.
+// admitRank adds a dp rank. It reports false where there may be no further one.
 func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
@@ -204,27 +204,27 @@ func (w *worker) admitRank(rank uint32) bool {
 	return true
 }
 
-// warn logs a line unless one of its kind was logged just before, and tells
+// warn logs a line unless one of its kind was logged less than logInterval ago, and reports
 // whether it did.
-func (w *worker) warn(kind notice, now time.Time, msg string, args ...any) bool {
+func (w *worker) warn(kind logKind, now time.Time, msg string, args ...any) bool {
 	return w.notice(slog.LevelWarn, kind, now, msg, args...)
 }
 
-// inform does so with what is as it should be.
-func (w *worker) inform(kind notice, now time.Time, msg string, args ...any) {
+// inform is warn at the level of information.
+func (w *worker) inform(kind logKind, now time.Time, msg string, args ...any) {
 	w.notice(slog.LevelInfo, kind, now, msg, args...)
 }
 
-func (w *worker) notice(level slog.Level, kind notice, now time.Time, msg string, args ...any) bool {
-	suppressed, ok := w.notices.due(kind, now)
+func (w *worker) notice(level slog.Level, kind logKind, now time.Time, msg string, args ...any) bool {
+	suppressed, ok := w.logLimiter.allow(kind, now)
 	if ok {
 		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "suppressed", suppressed)...)
 	}
 	return ok
 }
 
-// refuse counts a message that is not taken.
+// refuse counts and logs a message that is refused.
 func (w *worker) refuse(why refusal, now time.Time) {
 	w.metrics.refuse(why)
-	w.warn(noticeOf(why), now, "message refused", "reason", why.String(), "want", why.wanted())
+	w.warn(logKindOf(why), now, "message refused", "reason", why.String(), "want", why.wanted())
 }

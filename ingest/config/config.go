@@ -1,10 +1,12 @@
-// Package config says what package ingest reads: workers, sources and listeners, with
-// their defaults, limits and validation. It uses no socket, so that whoever adds
-// workers need not link libzmq.
+// Package config describes what package ingest reads: workers, sources and listeners, with
+// their defaults, limits and validation. It uses no socket, so that importing it does not
+// link libzmq.
 package config
 
 import (
+	"cmp"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,34 +14,27 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
-// Defaults and limits of a Config.
+// Defaults of a Config.
 const (
-	// DefaultMaxWorkers is how many workers there may be at a time.
-	DefaultMaxWorkers = 4096
-	// DefaultReconnectMin and DefaultReconnectMax bound the wait before a
-	// connection that broke is tried again. It doubles each time.
-	DefaultReconnectMin = time.Second
-	DefaultReconnectMax = 30 * time.Second
-	// DefaultReplayPort is the port of rank 0's replay socket, of engines that connect
-	// to a listener: vLLM's.
-	DefaultReplayPort = 5558
-	// DefaultSilence is how long an engine may say nothing before its connection is
-	// tested.
-	DefaultSilence = 30 * time.Second
-	// DefaultGrace is how long a worker may be without a connection before it is
-	// removed.
-	DefaultGrace = time.Minute
-	// DefaultReceiveBufferBytes and DefaultReorderBufferBytes are those of Config.
+	DefaultMaxWorkers         = 4096
+	DefaultMaxSources         = 4096
+	DefaultMaxRanks           = 8192
+	DefaultWorkerBytes        = 64 << 20
+	DefaultSaltBytes          = 128 << 20
 	DefaultReceiveBufferBytes = 256 << 20
 	DefaultReorderBufferBytes = 128 << 20
-	// DefaultTopics is the pattern of a listener's topics.
-	DefaultTopics = "kv@*"
-	// DefaultMaxSources, DefaultMaxRanks and DefaultWorkerBytes are those of Config.
-	DefaultMaxSources  = 4096
-	DefaultMaxRanks    = 8192
-	DefaultWorkerBytes = 64 << 20
-	// DefaultSaltBytes is that of Config.
-	DefaultSaltBytes = 128 << 20
+	DefaultReplayTimeout      = 5 * time.Second
+	DefaultSilence            = 30 * time.Second
+	DefaultGrace              = time.Minute
+	DefaultReconnectMin       = time.Second
+	DefaultReconnectMax       = 30 * time.Second
+	// DefaultReplayPort is vLLM's.
+	DefaultReplayPort = 5558
+	DefaultTopics     = "kv@*"
+)
+
+// Limits.
+const (
 	// MaxNameBytes is the length of the longest name of a worker.
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
@@ -47,148 +42,132 @@ const (
 	// MaxTopicBytes is the length of the longest topic: that of the longest names of a pod
 	// and a model with an epoch and a snapshot, and more. Topics are kept, and logged.
 	MaxTopicBytes = 2048
+	// MaxSockets is how many sockets of libzmq sources and listeners may use. libzmq allows
+	// 65,535 in a context.
+	MaxSockets = 65_000
 )
 
-// MaxSockets is how many sockets libzmq can have in one context, less some for
-// what an Ingest needs beside its sources.
-const MaxSockets = 65_000
-
-// DefaultReplayTimeout is how long a replay socket may say nothing.
-const DefaultReplayTimeout = 5 * time.Second
-
-// Config is what an Ingest reads. The zero Config reads nothing; in each field
-// the zero value stands for the default.
+// Config is what an Ingest reads. The zero Config reads nothing. The zero value of a field
+// means its default.
 type Config struct {
-	// Workers are read by connecting to their engines.
+	// Workers are the workers whose engines are connected to.
 	Workers []Worker
-	// Listeners are bound for engines to connect to.
+	// Listeners are bound, and engines connect to them.
 	Listeners []Listener
-	// MaxWorkers is how many workers there may be, configured ones included:
-	// DefaultMaxWorkers unless set. A worker beyond it is refused.
+	// MaxWorkers is the maximum number of workers, of whatever origin.
 	MaxWorkers int
-	// MaxSources is how many publishers may be read, of all workers together: a source
-	// that is connected to counts once for each of its dp ranks, an engine that connects
-	// to a listener once for each topic and rank. A source that is connected to takes some
-	// six file descriptors and three sockets of libzmq. DefaultMaxSources unless set.
+	// MaxSources is the maximum number of sources of all workers together: one that is
+	// connected to counts once for each of its dp ranks, an engine that connects to a
+	// listener once for each topic and rank. A source that is connected to uses some six
+	// file descriptors and three sockets of libzmq.
 	MaxSources int
-	// MaxRanks is how many dp ranks there may be, of all workers together, beside those
-	// of their sources: batches may name any. DefaultMaxRanks unless set.
+	// MaxRanks is the maximum number of dp ranks of all workers together that only their
+	// batches name.
 	MaxRanks int
-	// WorkerBytes bounds what is said of the workers of AddWorker, all together: their
-	// names, endpoints and labels. DefaultWorkerBytes unless set.
+	// WorkerBytes bounds the names, endpoints and labels of the workers of AddWorker
+	// together.
 	WorkerBytes int64
-	// SaltBytes bounds the cache salts, the blocks that carry them and the attention
-	// groups that are remembered, of all sources together: DefaultSaltBytes unless set. A
-	// salt that is not remembered is unknown, and its blocks have no tokens hashes.
+	// SaltBytes bounds the cache salts, the blocks that carry them and the attention groups
+	// that are remembered, of all sources together. A salt that does not fit is unknown,
+	// and its blocks have no tokens hashes.
 	SaltBytes int64
-	// ReceiveBufferBytes bounds the messages that were received and wait to be
-	// processed, of all sources together: DefaultReceiveBufferBytes unless set. Beside it
-	// each source may have 2 MiB. A message that does not fit is dropped, which is
-	// repaired like any other gap.
+	// ReceiveBufferBytes bounds the messages that wait to be processed, of all sources
+	// together, beside 2 MiB for each source. A message that does not fit is dropped, which
+	// is repaired like any other gap.
 	ReceiveBufferBytes int64
-	// ReorderBufferBytes bounds the live batches that wait for a replay, of all sources
-	// together: DefaultReorderBufferBytes unless set. A batch that does not fit is
-	// fetched once the replay is done.
+	// ReorderBufferBytes bounds the reorder buffers of all sources together. A batch that
+	// does not fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
-	// ReplayTimeout is how long a replay socket may say nothing: 10 ms to 1 h,
-	// DefaultReplayTimeout unless set.
+	// ReplayTimeout is how long a reply of a replay socket may take: 10 ms to 1 h.
 	ReplayTimeout time.Duration
-	// Silence is how long an engine may say nothing before its connection is tested:
-	// by asking its replay socket for the last batch, or else by another connection
-	// beside it. DefaultSilence unless set; negative means for ever.
+	// Silence is how long a connection may be silent before it is verified: by requesting
+	// the last batch from the replay socket, or by a second connection where there is none.
+	// At least 10 ms; negative disables it.
 	Silence time.Duration
-	// Grace is how long a worker may be without a connection, once it has had one,
-	// before it is removed: DefaultGrace unless set; negative means at once.
-	// Those of Workers and AddWorker come back when they are connected again. A
-	// source or dp rank that is gone for so long while the worker has other connections
-	// is reported by a GapPossibleRestart.
+	// Grace is how long a worker may have no connection, once it has had one, before it is
+	// removed; negative means at once. Those of Workers and AddWorker are added again when
+	// they are connected. A source or rank without a connection for so long, while its
+	// worker has others, is reported by a GapPossibleRestart.
 	Grace time.Duration
-	// ReconnectMin and ReconnectMax are in whole milliseconds; see their defaults.
+	// ReconnectMin and ReconnectMax bound the backoff of reconnecting, which doubles: 1 ms
+	// to 1 h.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
-	// Metrics is where the metrics are registered; nil means nowhere. They are
-	// unregistered when the Ingest ends.
+	// Metrics is where the metrics are registered until the Ingest ends; nil means nowhere.
 	Metrics prometheus.Registerer
-	// Logger takes what an operator should know; nil means no one does.
+	// Logger is for the operator; nil discards.
 	Logger *slog.Logger
 }
 
 // Worker is a worker whose engines are connected to.
 type Worker struct {
-	// Name is unique, 1 to MaxNameBytes bytes.
+	// Name is unique: 1 to MaxNameBytes bytes of UTF-8 without control characters.
 	Name string
-	// Model is at most MaxModelBytes bytes; empty means that it is not known.
+	// Model is at most MaxModelBytes bytes; empty means unknown.
 	Model string
-	// BlockSize is in tokens; 0 means that of the first store.
+	// BlockSize is in tokens; 0 means that it is learned from the first store.
 	BlockSize uint32
-	// Endpoint and Labels are for routers, passed through: at most MaxModelBytes
-	// each, keys MaxNameBytes, and 64 labels.
+	// Endpoint and Labels are passed on to routers: at most MaxModelBytes bytes each, keys
+	// MaxNameBytes, and 64 labels.
 	Endpoint string
 	Labels   map[string]string
-	// Sources are what publishes the worker's events: one at least, and MaxSources at
-	// most.
+	// Sources are the publishers of the worker's events: 1 to feed.MaxSources.
 	Sources []Source
-	// Consolidate is what to make of several: ConsolidateDedup unless set.
+	// Consolidate applies to several sources: feed.ConsolidateDedup unless set.
 	Consolidate feed.Consolidate
 }
 
 // Source is a publisher to connect to, or one for each dp rank.
 type Source struct {
-	// Engine is what publishes: EngineVLLM unless set.
+	// Engine is feed.EngineVLLM unless set.
 	Engine feed.Engine
-	// Connect is the publisher's endpoint: tcp://HOST:PORT, where rank r is read
-	// at PORT + r, or ipc://PATH.
+	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, where rank r is at
+	// PORT + r, or ipc://PATH.
 	Connect string
-	// Replay is the endpoint of its replay socket, in the same form; empty means
-	// that there is none, so that lost batches are told as gaps.
+	// Replay is the endpoint of the replay socket, in the same form; empty means that there
+	// is none, so that lost batches are reported as gaps.
 	Replay string
-	// DPSize is the number of dp ranks, at most MaxRanks: 1 unless set. Over ipc
-	// only EngineTRTLLM has more than one.
+	// DPSize is the number of dp ranks: 1 to feed.MaxRanks, 1 unless set. Over ipc only
+	// feed.EngineTRTLLM has more than one.
 	DPSize int
 	// Topic is the prefix of the topics to read; empty means all.
 	Topic string
-	// Copies says how its copies are counted: CopiesAuto unless set.
+	// Copies is how copies are counted: CopiesAuto unless set.
 	Copies Copies
 }
 
-// Listener is an endpoint to bind, for publishers to connect to.
+// Listener is an endpoint to bind, which publishers connect to.
 type Listener struct {
-	// Bind is the endpoint: tcp://ADDRESS:PORT, where the address may be * and
-	// the port * or 0 for any, or ipc://PATH.
+	// Bind is tcp://ADDRESS:PORT, where the address may be * and the port * or 0 for any,
+	// or ipc://PATH.
 	Bind string
-	// Engine is what publishes there: EngineVLLM unless set.
-	//
-	// It decides what the first seq of an engine's life is, and EngineLLMDSim is
-	// the one that starts at 1. Left at the default, such a simulator's ranks are
-	// reported incomplete, needlessly; the other way round the loss of an
-	// engine's first batch, which is what ZeroMQ loses most readily, would go
-	// unreported.
+	// Engine is feed.EngineVLLM unless set. It decides the first seq of an incarnation,
+	// which is 1 for feed.EngineLLMDSim. With the wrong engine the ranks of such a simulator
+	// are reported as incomplete, or the loss of an engine's first batch is not reported.
 	Engine feed.Engine
-	// Copies says how the copies of its publishers are counted: CopiesAuto unless set,
-	// which with the default engine is right for publishers of EngineSGLang, too.
+	// Copies is how copies are counted: CopiesAuto unless set, which with the default engine
+	// is right for publishers of feed.EngineSGLang, too.
 	Copies Copies
-	// Topics are patterns of the topics to accept, in the syntax of path.Match
-	// except that a slash is like any other character, as it is in models' names:
-	// DefaultTopics unless set, or every topic where Worker is set.
+	// Topics are patterns of the topics to accept, in the syntax of path.Match where a slash
+	// is an ordinary character: DefaultTopics unless set, or every topic where Worker is
+	// set.
 	Topics []string
-	// ReplayPort is the port of the replay socket of an engine's rank 0, at the host
-	// that the topic names, see ReplayHosts: DefaultReplayPort unless set; negative means
-	// that there are none.
+	// ReplayPort is the port of the replay socket of an engine's rank 0, at the host that
+	// the topic names: DefaultReplayPort unless set; negative means that there is none. See
+	// ReplayHosts.
 	ReplayPort int
-	// ReplayHosts are the hosts that topics may name for replays, as ParseHosts takes
-	// them. Without them a replay is requested from the address that the engine connects
-	// from, if the topic names that or no address, and else not at all.
+	// ReplayHosts are the hosts that topics may name for replays, as ParseHosts reads them.
+	// Beside them a replay is requested only from the address of the peer itself.
 	ReplayHosts []string
-	// Worker names the one worker that everything here belongs to. Where it is
-	// empty topics must be of the form kv@POD@MODEL, and POD names the worker.
+	// Worker names the only worker of the listener. Where it is empty topics must have the
+	// form kv@POD@MODEL, and POD names the worker.
 	Worker string
 }
 
-// AllowedEngines says in errors which engines may be named.
+// AllowedEngines describes valid engines in errors.
 const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
 
-// engineNames are the names that engines go by elsewhere, and how they are spelled
-// here.
+// engineNames are the names of engines, with those that other programs use.
 var engineNames = map[string]feed.Engine{
 	"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
 	"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,
@@ -197,95 +176,61 @@ var engineNames = map[string]feed.Engine{
 	"llm-d-sim": feed.EngineLLMDSim,
 }
 
-// ParseEngine returns the engine of a name; ok is false where there is none.
+// ParseEngine returns the engine of a name.
 func ParseEngine(name string) (e feed.Engine, ok bool) {
 	e, ok = engineNames[name]
 	return e, ok
 }
 
-// WithDefaults returns the Config with its zero fields filled in. It shares no
-// slices that are written with the caller's.
+// WithDefaults returns a copy in which zero fields have their defaults.
 func (c Config) WithDefaults() Config {
-	if c.MaxWorkers == 0 {
-		c.MaxWorkers = DefaultMaxWorkers
-	}
-	if c.MaxSources == 0 {
-		c.MaxSources = DefaultMaxSources
-	}
-	if c.MaxRanks == 0 {
-		c.MaxRanks = DefaultMaxRanks
-	}
-	if c.WorkerBytes == 0 {
-		c.WorkerBytes = DefaultWorkerBytes
-	}
-	if c.SaltBytes == 0 {
-		c.SaltBytes = DefaultSaltBytes
-	}
-	if c.ReceiveBufferBytes == 0 {
-		c.ReceiveBufferBytes = DefaultReceiveBufferBytes
-	}
-	if c.ReorderBufferBytes == 0 {
-		c.ReorderBufferBytes = DefaultReorderBufferBytes
-	}
-	if c.ReplayTimeout == 0 {
-		c.ReplayTimeout = DefaultReplayTimeout
-	}
-	if c.Silence == 0 {
-		c.Silence = DefaultSilence
-	}
-	if c.Grace == 0 {
-		c.Grace = DefaultGrace
-	}
-	if c.ReconnectMin == 0 {
-		c.ReconnectMin = DefaultReconnectMin
-	}
-	if c.ReconnectMax == 0 {
-		c.ReconnectMax = max(DefaultReconnectMax, c.ReconnectMin)
-	}
+	c.MaxWorkers = cmp.Or(c.MaxWorkers, DefaultMaxWorkers)
+	c.MaxSources = cmp.Or(c.MaxSources, DefaultMaxSources)
+	c.MaxRanks = cmp.Or(c.MaxRanks, DefaultMaxRanks)
+	c.WorkerBytes = cmp.Or(c.WorkerBytes, DefaultWorkerBytes)
+	c.SaltBytes = cmp.Or(c.SaltBytes, DefaultSaltBytes)
+	c.ReceiveBufferBytes = cmp.Or(c.ReceiveBufferBytes, DefaultReceiveBufferBytes)
+	c.ReorderBufferBytes = cmp.Or(c.ReorderBufferBytes, DefaultReorderBufferBytes)
+	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, DefaultReplayTimeout)
+	c.Silence = cmp.Or(c.Silence, DefaultSilence)
+	c.Grace = cmp.Or(c.Grace, DefaultGrace)
+	c.ReconnectMin = cmp.Or(c.ReconnectMin, DefaultReconnectMin)
+	c.ReconnectMax = cmp.Or(c.ReconnectMax, max(DefaultReconnectMax, c.ReconnectMin))
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	workers := make([]Worker, len(c.Workers))
-	for i, w := range c.Workers {
-		sources := make([]Source, len(w.Sources))
-		for j, s := range w.Sources {
-			if s.Engine == "" {
-				s.Engine = feed.EngineVLLM
-			}
-			if s.DPSize == 0 {
-				s.DPSize = 1
-			}
-			if s.Copies == "" {
-				s.Copies = CopiesAuto
-			}
-			sources[j] = s
-		}
-		w.Sources = sources
-		if w.Consolidate == "" {
-			w.Consolidate = feed.ConsolidateDedup
-		}
-		workers[i] = w
+	c.Workers = slices.Clone(c.Workers)
+	for i := range c.Workers {
+		c.Workers[i] = c.Workers[i].withDefaults()
 	}
-	c.Workers = workers
-	listeners := make([]Listener, len(c.Listeners))
-	for i, l := range c.Listeners {
-		if l.Engine == "" {
-			l.Engine = feed.EngineVLLM
-		}
-		if l.Copies == "" {
-			l.Copies = CopiesAuto
-		}
-		if l.ReplayPort == 0 {
-			l.ReplayPort = DefaultReplayPort
-		}
-		if len(l.Topics) == 0 {
-			l.Topics = []string{DefaultTopics}
-			if l.Worker != "" {
-				l.Topics = []string{"*"}
-			}
-		}
-		listeners[i] = l
+	c.Listeners = slices.Clone(c.Listeners)
+	for i := range c.Listeners {
+		c.Listeners[i] = c.Listeners[i].withDefaults()
 	}
-	c.Listeners = listeners
 	return c
+}
+
+func (w Worker) withDefaults() Worker {
+	w.Consolidate = cmp.Or(w.Consolidate, feed.ConsolidateDedup)
+	w.Sources = slices.Clone(w.Sources)
+	for i := range w.Sources {
+		s := &w.Sources[i]
+		s.Engine = cmp.Or(s.Engine, feed.EngineVLLM)
+		s.DPSize = cmp.Or(s.DPSize, 1)
+		s.Copies = cmp.Or(s.Copies, CopiesAuto)
+	}
+	return w
+}
+
+func (l Listener) withDefaults() Listener {
+	l.Engine = cmp.Or(l.Engine, feed.EngineVLLM)
+	l.Copies = cmp.Or(l.Copies, CopiesAuto)
+	l.ReplayPort = cmp.Or(l.ReplayPort, DefaultReplayPort)
+	if len(l.Topics) == 0 {
+		l.Topics = []string{DefaultTopics}
+		if l.Worker != "" {
+			l.Topics = []string{"*"}
+		}
+	}
+	return l
 }

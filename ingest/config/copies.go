@@ -2,18 +2,17 @@ package config
 
 import "github.com/kvcast/kvcast/feed"
 
-// Copies says what a further store of a block means that the engine holds already: an
-// engine may hold one block hash in several physical blocks, or only announce again
-// what a request reuses.
+// Copies is what a store of a block means that the engine holds already: one more physical
+// copy, or an announcement that a request reuses the block.
 type Copies string
 
 // The settings of Copies.
 const (
-	// CopiesAuto tells copies from announcements for EngineVLLM, whose requests can ask
-	// for announcements, and counts every store of the other engines as a copy: none
-	// of them announces.
+	// CopiesAuto distinguishes copies from announcements for feed.EngineVLLM, whose requests
+	// can ask for announcements. For other engines, which never announce, it is
+	// CopiesCounted.
 	CopiesAuto Copies = "auto"
-	// CopiesCounted counts every store as one more copy.
+	// CopiesCounted counts every store as a copy.
 	CopiesCounted Copies = "counted"
 	// CopiesAnnouncedLast is for an engine that sends a remove for the last copy only.
 	CopiesAnnouncedLast Copies = "announced-last"
@@ -30,7 +29,7 @@ func (c Copies) known() bool {
 	}
 }
 
-// Rule decides for an engine.
+// Rule returns the rule for an engine.
 func (c Copies) Rule(e feed.Engine) feed.CopyRule {
 	switch {
 	case c == CopiesAnnouncedLast:

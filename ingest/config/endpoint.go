@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Endpoint is a ZeroMQ endpoint, taken apart.
+// Endpoint is a parsed ZeroMQ endpoint.
 type Endpoint struct {
 	Transport string // tcp or ipc
 	Address   string // tcp: the host, ipc: the path
@@ -24,15 +24,14 @@ const (
 	maxIPCPath = 107
 )
 
-// AllowedConnect and AllowedBind say in errors what endpoints may be.
+// AllowedConnect and AllowedBind describe valid endpoints in errors.
 const (
 	AllowedConnect = "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH"
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// ParseEndpoint takes an endpoint apart; open tells whether its host and port
-// may be left open, as for binding. inproc is not accepted: it does not leave
-// its ZeroMQ context, and every Ingest has its own.
+// ParseEndpoint parses an endpoint. open reports whether its host and port may be left
+// open, as for binding. inproc is invalid: every Ingest has its own ZeroMQ context.
 func ParseEndpoint(s string, open bool) (Endpoint, bool) {
 	transport, address, ok := strings.Cut(s, "://")
 	if !ok || strings.ContainsAny(address, "\x00; ") {
@@ -62,7 +61,7 @@ func ParseEndpoint(s string, open bool) (Endpoint, bool) {
 	}
 }
 
-// String returns the endpoint as libzmq takes it.
+// String returns the endpoint in libzmq's form.
 func (e Endpoint) String() string {
 	if e.Transport == TransportIPC {
 		return "ipc://" + e.Address
@@ -74,9 +73,8 @@ func (e Endpoint) String() string {
 	return "tcp://" + net.JoinHostPort(e.Address, port)
 }
 
-// OfRank returns the endpoint of a dp rank. Engines put rank r on the port r
-// above rank 0's; TensorRT-LLM tells ipc paths apart by a suffix, which rank 0
-// goes without.
+// OfRank returns the endpoint of a dp rank. Rank r is on rank 0's port + r; TensorRT-LLM
+// appends _dpR to ipc paths of the ranks above 0.
 func (e Endpoint) OfRank(rank int) Endpoint {
 	switch {
 	case rank == 0:

@@ -6,20 +6,18 @@ import (
 	"strings"
 )
 
-// Hosts is a list of hosts that peers may have kvcast connect to. The zero value has
-// none.
+// Hosts is a set of hosts that kvcast may connect to at a peer's request. The zero value
+// is empty.
 type Hosts struct {
 	prefixes []netip.Prefix
 	names    map[string]struct{}
 	suffixes []string // of names, each with its leading dot
 }
 
-// allowedHosts says what ParseHosts takes.
 const allowedHosts = "an IP address, a CIDR such as 10.0.0.0/8, a name, or *.DOMAIN for all names in it"
 
-// ParseHosts reads a list of hosts: each is an IP address, a CIDR, a host's name, or
-// *.DOMAIN, which stands for every name that ends in .DOMAIN. The error is about the
-// first that is none of these.
+// ParseHosts parses hosts: each is an IP address, a CIDR, a host name, or *.DOMAIN for all
+// names that end in .DOMAIN. The error names the first that is none of these.
 func ParseHosts(hosts []string) (Hosts, error) {
 	h := Hosts{names: make(map[string]struct{})}
 	for _, s := range hosts {
@@ -55,14 +53,14 @@ func (h *Hosts) add(s string) bool {
 	return true
 }
 
-// canonicalHost returns a host's name as names are compared.
+// canonicalHost returns the form in which host names are compared.
 func canonicalHost(s string) string { return strings.TrimSuffix(strings.ToLower(s), ".") }
 
-// Empty reports whether there is none.
+// Empty reports whether the set is empty.
 func (h Hosts) Empty() bool { return len(h.prefixes)+len(h.names)+len(h.suffixes) == 0 }
 
-// Contain reports whether a host is in the list. An IP address is compared with
-// addresses, a name with names: no name is looked up.
+// Contain reports whether a host is in the set. An IP address is compared with addresses,
+// a name with names: no name is resolved.
 func (h Hosts) Contain(host string) bool {
 	if a, err := netip.ParseAddr(host); err == nil {
 		a = a.Unmap().WithZone("")
@@ -85,16 +83,15 @@ func (h Hosts) Contain(host string) bool {
 	return false
 }
 
-// ContainEndpoint reports whether the host of a tcp endpoint is in the list.
+// ContainEndpoint reports whether the host of a tcp endpoint is in the set.
 func (h Hosts) ContainEndpoint(s string) bool {
 	e, ok := ParseEndpoint(s, false)
 	return ok && e.Transport == TransportTCP && h.Contain(e.Address)
 }
 
-// ReplayHost returns the host to ask for a replay: that which a topic names, where it
-// is allowed or the peer's own address; or the peer's own address, where the topic
-// names no address. Without ok it is neither, and nothing is asked: a peer must not
-// have kvcast connect to others.
+// ReplayHost returns the host of a peer's replay socket: the one that its topic names, if
+// that is allowed or the peer's own address, and the peer's own address if the topic names
+// no address. Otherwise ok is false: a peer must not make kvcast connect to others.
 func ReplayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok bool) {
 	if allowed.Contain(named) {
 		return named, true
@@ -107,7 +104,7 @@ func ReplayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok b
 	if err != nil {
 		return peer.String(), true
 	}
-	// All loopback addresses are this machine, whichever the peer connects from.
+	// All loopback addresses are this machine.
 	if a = a.Unmap(); a == peer || a.IsLoopback() && peer.IsLoopback() {
 		return named, true
 	}

@@ -8,9 +8,8 @@ import (
 	"slices"
 )
 
-// Resolve returns an endpoint with its host's name resolved to one of its
-// addresses, of IPv4 where there is one. libzmq would do so itself, but in the
-// thread that serves all sockets, which it would hold up.
+// Resolve returns an endpoint with its host name resolved to an address, IPv4 if it has
+// one. libzmq would resolve it in the thread that serves all sockets.
 func Resolve(ctx context.Context, s string) (string, error) {
 	e, ok := ParseEndpoint(s, true)
 	if !ok {
@@ -34,8 +33,7 @@ func Resolve(ctx context.Context, s string) (string, error) {
 	return e.String(), nil
 }
 
-// named tells whether the endpoint's host is a name, which may come to other
-// addresses with time.
+// named reports whether the endpoint's host is a name.
 func (e Endpoint) named() bool {
 	if e.Transport != TransportTCP || e.Address == "*" {
 		return false

@@ -14,13 +14,13 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
-// FieldError is a field of a Config that holds what it must not.
+// FieldError is an invalid field of a Config.
 type FieldError struct {
 	// Field is its path, such as Workers[0].Sources[1].Connect.
 	Field string
-	// Value is what it holds.
+	// Value is the invalid value.
 	Value any
-	// Allowed says what it may hold.
+	// Allowed describes valid values.
 	Allowed string
 }
 
@@ -32,7 +32,8 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
 }
 
-// Path returns Field as files and messages name it, in snake case: workers[0].sources[1].dp_size. The key of a label stays.
+// Path returns Field in snake case, as in files: workers[0].sources[1].dp_size. The key of a
+// label stays.
 func (e *FieldError) Path() string {
 	names, label, isLabel := strings.Cut(e.Field, `["`)
 	var path strings.Builder
@@ -52,14 +53,13 @@ func (e *FieldError) Path() string {
 // maxLabels is how many labels a worker may have.
 const maxLabels = 64
 
-// AllowedName and AllowedModel say in errors what names may be.
+// AllowedName and AllowedModel describe valid names in errors.
 const (
 	AllowedName  = "1 to 253 bytes of UTF-8 without control characters"
 	AllowedModel = "at most 1024 bytes of UTF-8 without control characters"
 )
 
-// Validate returns a FieldError for each field that holds what it must not, all
-// joined to one error, or nil.
+// Validate returns nil, or a FieldError for each invalid field, joined.
 func (c Config) Validate() error {
 	v := &Validation{Names: make(map[string]struct{})}
 	c = c.WithDefaults()
@@ -92,16 +92,16 @@ func (c Config) Validate() error {
 	return errors.Join(v.Errs...)
 }
 
-// socketsEach is how many sockets of libzmq a source or a listener takes: its own
-// and the two of its monitor.
+// socketsEach is how many sockets of libzmq a source or a listener uses: its own and two of
+// its monitor.
 const socketsEach = 3
 
-// sockets is how many sockets the sources and listeners of c take.
+// sockets returns how many sockets the sources and listeners use.
 func (c Config) sockets() int {
 	return socketsEach * (len(c.Listeners) + c.sources())
 }
 
-// sources is how many sources there are to connect to, ranks counted.
+// sources returns the number of sources of the workers, one for each rank.
 func (c Config) sources() (n int) {
 	for _, w := range c.Workers {
 		n += w.Publishers()
@@ -109,7 +109,7 @@ func (c Config) sources() (n int) {
 	return n
 }
 
-// Publishers is how many sources a worker has, ranks counted.
+// Publishers returns the number of sources, one for each rank.
 func (w Worker) Publishers() (n int) {
 	for _, s := range w.Sources {
 		n += s.DPSize
@@ -117,8 +117,7 @@ func (w Worker) Publishers() (n int) {
 	return n
 }
 
-// Bytes is about what is kept of what is said of a worker. Each label is kept by ingest
-// and by the stream's state.
+// Bytes returns about how much memory the worker's strings take, in ingest and pipeline.
 func (w Worker) Bytes() int64 {
 	const labelOverhead = 128
 	n := len(w.Name) + len(w.Model) + len(w.Endpoint)
@@ -131,7 +130,7 @@ func (w Worker) Bytes() int64 {
 	return 2 * int64(n)
 }
 
-// Validation collects what is wrong.
+// Validation collects errors.
 type Validation struct {
 	Errs  []error
 	Names map[string]struct{} // of workers
@@ -179,7 +178,7 @@ func (v *Validation) source(field string, s Source) {
 	}
 }
 
-// ranked checks an endpoint that a source's ranks count up from.
+// ranked checks the endpoint of a source's rank 0.
 func (v *Validation) ranked(field, value string, s Source) {
 	e, ok := ParseEndpoint(value, false)
 	v.Check(ok, field, value, AllowedConnect)
@@ -215,7 +214,7 @@ func (v *Validation) listener(field string, l Listener) {
 	}
 }
 
-// Name adds an error for a field unless its value is the valid name of one worker.
+// Name adds an error for a field unless its value is a valid and unique name of a worker.
 func (v *Validation) Name(field, name string) {
 	if !ValidName(name) {
 		v.Check(false, field, name, AllowedName)
@@ -226,8 +225,8 @@ func (v *Validation) Name(field, name string) {
 	v.Names[name] = struct{}{}
 }
 
-// ValidName reports whether a worker may have this name. It goes out in protobuf
-// strings, which are UTF-8, and into logs and terminals.
+// ValidName reports whether a worker may have this name. Names appear in protobuf strings,
+// which are UTF-8, in logs and in terminals.
 func ValidName(s string) bool {
 	return s != "" && len(s) <= MaxNameBytes && Printable(s)
 }

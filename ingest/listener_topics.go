@@ -1,0 +1,218 @@
+package ingest
+
+import (
+	"net/netip"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// drop removes a topic without publishers, and its worker if that has no other: refused
+// names must not take memory.
+func (l *listener) drop(topic string, w *boundWorker) {
+	if t := l.topics[topic]; t.source == w.topics-1 {
+		w.topics-- // so that source numbers do not grow with refused topics
+	}
+	delete(l.topics, topic)
+	for _, t := range l.topics {
+		if t.worker == w {
+			return
+		}
+	}
+	if w.publishers > 0 {
+		return
+	}
+	w.close()
+	delete(l.workers, w.desc.Name)
+	w.forget()
+	if l.config.Worker != "" {
+		l.shared.names.reserve(w.desc.Name)
+	}
+}
+
+// publisher returns the publisher of a batch; nil where there may be no further one.
+func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publisher {
+	var rank uint32
+	if b.HasRank {
+		rank = b.Rank
+	}
+	p := t.ranks[rank]
+	if p == nil {
+		if why, ok := l.admit(t, rank); !ok {
+			t.worker.refuse(why, now)
+			return nil
+		}
+		t.worker.publishers++
+		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
+		p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
+		p.copyRule = l.config.Copies.Rule(l.config.Engine)
+		t.ranks[rank] = p
+	}
+	return p
+}
+
+// admit reserves the budgets of a further publisher.
+func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
+	sources := l.shared.budgets.sources
+	switch {
+	case t.worker.publishers >= feed.MaxRanks:
+		return refusedRanks, false
+	case !sources.Take(1):
+		return refusedSources, false
+	case !t.worker.admitRank(rank):
+		sources.Release(1)
+		return refusedRanks, false
+	}
+	return 0, true
+}
+
+// replayEndpoint returns the replay socket's endpoint of a publisher; empty where there is
+// none. The worker's mutex is held.
+func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) string {
+	if l.config.ReplayPort <= 0 || t.host == "" || rank >= feed.MaxRanks || l.config.ReplayPort+int(rank) > config.MaxPort {
+		return ""
+	}
+	host, ok := config.ReplayHost(t.host, peer, l.hosts)
+	if !ok {
+		t.worker.warn(logReplayHost, time.Now(), "no replay is requested: the topic names a host that is neither the peer's address nor allowed",
+			"rank", rank, "host", t.host, "peer", peer.String(), "hint", "allow it with the listener's replay_hosts")
+		return ""
+	}
+	return config.Endpoint{Transport: config.TransportTCP, Address: host, Port: l.config.ReplayPort}.OfRank(int(rank)).String()
+}
+
+// accept adds a topic, and its worker if there is none yet.
+func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
+	if !matchTopic(l.patterns, string(topic)) {
+		return nil, refusedTopic, false
+	}
+	parts, err := wire.ParseTopic(topic)
+	name := l.config.Worker
+	if name == "" {
+		if err != nil {
+			return nil, refusedTopic, false
+		}
+		name = parts.Pod
+	}
+	if !config.ValidName(name) || !config.ValidModel(parts.Model) {
+		return nil, refusedName, false
+	}
+	w := l.workers[name]
+	switch {
+	case w == nil && l.shared.budgets.ranks.Full():
+		return nil, refusedRanks, false
+	case w == nil:
+		// The name of a listener's only worker is reserved for it.
+		if l.config.Worker == "" {
+			if why, ok := l.shared.names.claim(name); !ok {
+				return nil, why, false
+			}
+		}
+		w = l.addWorker(name, parts.Model)
+	case l.config.Worker == "" && w.model != parts.Model:
+		return nil, refusedModel, false
+	case w.publishers >= feed.MaxRanks:
+		return nil, refusedRanks, false
+	}
+	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
+	if err == nil {
+		t.host = parts.Host()
+	}
+	w.topics++
+	l.topics[string(topic)] = t
+	return t, 0, true
+}
+
+func (l *listener) addWorker(name, model string) *boundWorker {
+	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model}), model: model}
+	l.spawnIn(w.worker)
+	w.left = func() { l.forget(w) }
+	w.log.Info("worker added", "model", model)
+	l.workers[name] = w
+	return w
+}
+
+// forget removes a worker that has left the stream.
+func (l *listener) forget(w *boundWorker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w.mu.Lock()
+	back := w.lane != nil || w.closed
+	w.mu.Unlock()
+	if back {
+		return
+	}
+	w.close()
+	delete(l.workers, w.desc.Name)
+	for topic, t := range l.topics {
+		if t.worker != w {
+			continue
+		}
+		delete(l.topics, topic)
+		for _, p := range t.ranks {
+			for _, c := range []*peer{p.peer, p.otherPeer} {
+				if c != nil {
+					delete(c.publishers, p)
+				}
+			}
+		}
+	}
+	w.forget()
+	if l.config.Worker != "" {
+		l.shared.names.reserve(w.desc.Name)
+	}
+}
+
+// refuse counts and logs a message that is refused.
+func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
+	l.shared.metrics.refused.WithLabelValues("", why.String()).Inc()
+	if suppressed, ok := l.logLimiter.allow(logKindOf(why), now); ok {
+		const most = 128
+		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
+			"topic", string(topic[:min(len(topic), most)]), "suppressed", suppressed)
+	}
+}
+
+// wanted describes what the listener accepts instead.
+func (l *listener) wanted(why refusal) string {
+	patterns := strings.Join(l.config.Topics, " or ")
+	switch {
+	case why != refusedTopic || l.config.Worker == "" && patterns == config.DefaultTopics:
+		return why.wanted()
+	case l.config.Worker != "":
+		return patterns
+	default:
+		return topicForm + " that matches " + patterns
+	}
+}
+
+// close ends the reading of all workers.
+func (l *listener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.workers {
+		w.close()
+	}
+}
+
+// topicForm is the form of the topics that name a worker.
+const topicForm = "kv@POD@MODEL"
+
+// matchTopic reports whether a topic matches one of the patterns, to which slashless was
+// applied.
+func matchTopic(patterns []string, topic string) bool {
+	topic = slashless(topic)
+	for _, p := range patterns {
+		if ok, err := path.Match(p, topic); err == nil && ok {
+			return true
+		}
+	}
+	return false
+}
+
+// slashless replaces slashes, which are special to path.Match, by NULs, which no topic has.
+func slashless(s string) string { return strings.ReplaceAll(s, "/", "\x00") }

@@ -1,0 +1,30 @@
+package ingest
+
+import (
+	"testing"
+	"time"
+)
+
+func TestLogLinesAreSuppressed(t *testing.T) {
+	var n logLimiter
+	at := time.Unix(1000, 0)
+	steps := []struct {
+		kind       logKind
+		after      time.Duration
+		suppressed int
+		due        bool
+	}{
+		{logGap, 0, 0, true},
+		{logGap, time.Second, 0, false},
+		{logRestart, time.Second, 0, true},
+		{logGap, logInterval - 1, 0, false},
+		{logGap, logInterval, 2, true},
+		{logGap, logInterval + 1, 0, false},
+		{logGap, 2 * logInterval, 1, true},
+	}
+	for i, s := range steps {
+		if suppressed, due := n.allow(s.kind, at.Add(s.after)); suppressed != s.suppressed || due != s.due {
+			t.Errorf("step %d: allow = %d, %v; want %d, %v", i, suppressed, due, s.suppressed, s.due)
+		}
+	}
+}
