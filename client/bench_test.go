@@ -79,7 +79,7 @@ func BenchmarkViewMemory(b *testing.B) {
 		b.Run(l.name, func(b *testing.B) {
 			for b.Loop() {
 				before := heap()
-				v := begun()
+				v := startedView()
 				fillView(v, l.shared, loadBlocks)
 				b.ReportMetric(float64(heap()-before)/(loadBlocks*loadWorkers), "bytes/block")
 				runtime.KeepAlive(v)
@@ -107,7 +107,7 @@ var promptLoads = []struct {
 // each, given as hashes; Tokens hashes 16,000 tokens first.
 func BenchmarkMatch(b *testing.B) {
 	for _, l := range promptLoads {
-		v := begun()
+		v := startedView()
 		for w := range promptWorkers {
 			name := fmt.Sprintf("w%c", 'A'+w)
 			storeChain(v, name, uint64(w+1)<<40, 100_000, 100)
@@ -148,7 +148,7 @@ func BenchmarkMatch(b *testing.B) {
 
 // BenchmarkApply stores and removes blocks of one worker among others, 16 per entry.
 func BenchmarkApply(b *testing.B) {
-	v := begun()
+	v := startedView()
 	for w := range 8 {
 		storeChain(v, fmt.Sprintf("w%d", w), uint64(w)<<40, 200_000, 100)
 	}

@@ -73,11 +73,11 @@ func ExampleClient_Subscribe() {
 		}
 		switch m := u.Message; {
 		case u.Interruption != nil:
-			fmt.Println("the stream was lost, and comes again:", u.Interruption.Err)
+			fmt.Println("the stream is interrupted:", u.Interruption.Err)
 		case m.GetSnapshotBegin() != nil:
 			clear(blocks)
 		case m.GetSnapshotEnd() != nil:
-			fmt.Println("the snapshot is whole:", blocks, "at", u.Position.Seq)
+			fmt.Println("the snapshot is complete:", blocks, "at", u.Position.Seq)
 			engine(prompt(20, 5, 6, 7, 8, 9, 10, 11, 12))
 		}
 		for _, b := range u.Message.GetSnapshotBlocks() {
@@ -91,15 +91,15 @@ func ExampleClient_Subscribe() {
 			}
 		}
 		if u.Position.Seq == 3 {
-			fmt.Println("entry 3 has come:", blocks)
+			fmt.Println("after entry 3:", blocks)
 			break
 		}
 	}
 	kvcast.Stop()
 
 	// Output:
-	// the snapshot is whole: map[vllm-0:1] at 2
-	// entry 3 has come: map[vllm-0:3]
+	// the snapshot is complete: map[vllm-0:1] at 2
+	// after entry 3: map[vllm-0:3]
 }
 
 // A program that stores its position together with its results resumes there in the next run.

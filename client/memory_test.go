@@ -25,7 +25,7 @@ func TestViewMemory(t *testing.T) {
 		t.Run(l.name, func(t *testing.T) {
 			for blocks := 40_000; blocks < 120_000; blocks += 7_000 {
 				before := heap()
-				v := begun()
+				v := startedView()
 				fillView(v, l.shared, blocks)
 				each := float64(heap()-before) / float64(blocks*loadWorkers)
 				runtime.KeepAlive(v)
@@ -41,7 +41,7 @@ func TestViewMemory(t *testing.T) {
 func TestOrphanMemory(t *testing.T) {
 	for blocks := 40_000; blocks < 120_000; blocks += 7_000 {
 		before := heap()
-		v := begun()
+		v := startedView()
 		for n := range uint64(blocks) {
 			e := stored("w0", n, []uint64{n})
 			e.Events[0].GetStored().ParentHash = proto.Uint64(mixed(n + 1<<50))
@@ -65,7 +65,7 @@ func TestClearingUsesNoMemory(t *testing.T) {
 		"a block":     clearing(times, 7),
 		"the block 0": clearing(times, 0), // which tables store separately
 	} {
-		v := begun()
+		v := startedView()
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		v.Apply(entries(e))
@@ -81,7 +81,7 @@ func TestClearingUsesNoMemory(t *testing.T) {
 
 // TestMatchAllocatesOnlyItsResult measures the allocations of Match.
 func TestMatchAllocatesOnlyItsResult(t *testing.T) {
-	v := begun()
+	v := startedView()
 	tokens := []uint64{1, 2, 3}
 	for _, name := range []string{"wa", "wb", "wc"} {
 		v.Apply(entries(stored(name, 0, tokens)))

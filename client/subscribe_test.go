@@ -70,8 +70,8 @@ func TestCutSnapshotRestarts(t *testing.T) {
 			return o.updates[len(o.updates)-1].Message.GetProgress() != nil
 		})
 		for i, u := range o.updates {
-			whole := u.Message.GetSnapshotEnd() != nil || u.Message.GetProgress() != nil
-			if u.Position.IsZero() == whole {
+			complete := u.Message.GetSnapshotEnd() != nil || u.Message.GetProgress() != nil
+			if u.Position.IsZero() == complete {
 				t.Errorf("update %d has position %v", i, u.Position)
 			}
 		}

@@ -140,7 +140,7 @@ func TestViolationsAreNotDelivered(t *testing.T) {
 				o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Filter: tt.filter, GapPolicy: client.GapFail}, interrupted(1))
 				var v *client.ViolationError
 				if !errors.As(o.err, &v) || len(s.requests()) != 1 {
-					t.Errorf("where it may not begin anew: got %v, want a violation", o.err)
+					t.Errorf("with GapFail: got %v, want a violation", o.err)
 				}
 			})
 		})
@@ -172,7 +172,7 @@ func TestValidStreams(t *testing.T) {
 			message(3, entryOf(4, "w", store(4, 1))))},
 		{"a worker of a snapshot that has left", nil, earliest(two(), snapshot(3)[1],
 			&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(2, "x", workerRemoved(8))}}, snapshot(3)[4])},
-		{"signs of life of a snapshot that waits", nil, earliest(two(), snapshot(3)[1], heartbeat(), snapshot(3)[2], heartbeat(), snapshot(3)[1], heartbeat(),
+		{"heartbeats of a waiting snapshot", nil, earliest(two(), snapshot(3)[1], heartbeat(), snapshot(3)[2], heartbeat(), snapshot(3)[1], heartbeat(),
 			snapshot(3)[2], snapshot(3)[3], heartbeat(), snapshot(3)[4], message(3, entryOf(4, "w", store(4, 1))))},
 		{"messages of a kind to come", nil, earliest(two(), unknownKind(), message(2, entryOf(3, "w", store(3, 1))), snapshot(4)[1], unknownKind(), snapshot(4)[4])},
 		{"a message of another kind", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},

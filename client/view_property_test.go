@@ -78,8 +78,8 @@ func drawEntry(t *rapid.T) *kvcastv1.Entry {
 	return e
 }
 
-// begun returns a View whose subscription has started.
-func begun() *client.View {
+// startedView returns a View whose subscription has started.
+func startedView() *client.View {
 	v := client.NewView()
 	v.Apply(client.Update{Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
 		Epoch: "e", OldestSeq: 1, Mode: kvcastv1.Accepted_MODE_EARLIEST,
@@ -94,7 +94,7 @@ func entries(e ...*kvcastv1.Entry) client.Update {
 // TestViewEqualsModel applies the same events to both and compares their answers.
 func TestViewEqualsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		v, m := begun(), newModel()
+		v, m := startedView(), newModel()
 		for range rapid.IntRange(1, 40).Draw(t, "entries") {
 			e := drawEntry(t)
 			v.Apply(entries(e))
@@ -126,7 +126,7 @@ func TestSnapshotRestoresView(t *testing.T) {
 		for range rapid.IntRange(1, 30).Draw(t, "entries") {
 			m.apply(drawEntry(t))
 		}
-		v := begun()
+		v := startedView()
 		old, was := drawEntry(t), newModel() // to be replaced
 		v.Apply(entries(old))
 		was.apply(old)

@@ -74,7 +74,7 @@ func TestMatch(t *testing.T) {
 		}}, 0, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := begun()
+			v := startedView()
 			v.Apply(entries(of("other", chainOf(0, device, nil, 1)), of("w", tt.events...)))
 			var got client.Match
 			for _, m := range v.Match(client.Prompt{TokensHashes: prompt}) {
@@ -90,7 +90,7 @@ func TestMatch(t *testing.T) {
 }
 
 func TestMatchIsFilteredAndSorted(t *testing.T) {
-	v := begun()
+	v := startedView()
 	added := func(model, endpoint string) *kvcastv1.RouterEvent {
 		return &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{
 			WorkerAdded: &kvcastv1.WorkerAdded{Model: model, Endpoint: endpoint, BlockSize: 16},
@@ -126,7 +126,7 @@ func TestMatchHashesTokens(t *testing.T) {
 	for i := range tokens {
 		tokens[i] = uint32(i * i)
 	}
-	v := begun()
+	v := startedView()
 	for name, of := range map[string]struct {
 		size       int
 		lora, salt string
@@ -160,7 +160,7 @@ func TestMatchHashesTokens(t *testing.T) {
 // blocks.
 func TestRetiredRanksAreSwept(t *testing.T) {
 	const blocks = 20_000
-	v := begun()
+	v := startedView()
 	for round := range 10 {
 		storeChain(v, "w0", 0, blocks, 1000)
 		storeChain(v, "w1", 0, blocks, 1000)
@@ -212,7 +212,7 @@ func TestRetiredRanksAreSweptWithinEntry(t *testing.T) {
 		added.Events = append(added.Events, workerAdded(1), chainOf(0, device, nil, 1))
 	}
 	for name, e := range map[string]*kvcastv1.Entry{"cleared": clearing(times, blocks...), "added again": added} {
-		v := begun()
+		v := startedView()
 		v.Apply(entries(e))
 		if got := client.Holders(v); got > most {
 			t.Errorf("%s: %d ranks at a time, want %d at most", name, got, most)
@@ -228,7 +228,7 @@ func TestRetiredRanksAreSweptWithinEntry(t *testing.T) {
 }
 
 func TestWorkers(t *testing.T) {
-	v := begun()
+	v := startedView()
 	gap := &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, MissedBatches: 3, FirstSeq: 1, LastSeq: 3}
 	added := &kvcastv1.WorkerAdded{Model: "m", Endpoint: "e:1", Labels: map[string]string{"zone": "a"}}
 	v.Apply(entries(of("w",
@@ -276,7 +276,7 @@ func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 		{"a worker more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 5, 1},
 		{"a set that is empty as it is not named", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: host, Seq: 2}}, 4, 1},
 		{"a rank that is empty as it is not named", nil, []*kvcastv1.WorkerDigest{{Worker: "w", DpRank: 1, Tier: device, Seq: 2}}, 5, 1},
-		{"of a tier that nobody knows yet", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: 9, Blocks: 1, Seq: 2}}, 0, 0},
+		{"of an unknown tier", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: 9, Blocks: 1, Seq: 2}}, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -362,7 +362,7 @@ func TestChanges(t *testing.T) {
 		n := len(got)
 		v.Apply(client.Update{Interruption: &client.Interruption{}})
 		if last(); len(got) != n {
-			t.Errorf("told of nothing: %+v", got[n:])
+			t.Errorf("a change without contents: %+v", got[n:])
 		}
 		cancel()
 		<-done
@@ -393,7 +393,7 @@ func TestWaitReady(t *testing.T) {
 // blocks and snapshots replace the state.
 func TestReadersSeeCompleteEntries(t *testing.T) {
 	const rounds = 300
-	v := begun()
+	v := startedView()
 	v.Apply(entries(of("w", chainOf(0, device, nil, 1, 2, 3, 4))))
 	done := make(chan struct{})
 	var readers sync.WaitGroup
@@ -456,7 +456,7 @@ func TestViewHasNewestBlockSize(t *testing.T) {
 			t.Errorf("match: got %+v, want %d tokens", m, size)
 		}
 	}
-	v := begun()
+	v := startedView()
 	v.Apply(entries(of("w", &kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{}}}, chain(16, 2))))
 	want(v, 16)
 	v.Apply(entries(of("w",

@@ -41,7 +41,7 @@ func TestParseTokens(t *testing.T) {
 	}{
 		{"both roles, comments, blank lines, another system's line ends", "# the gateway\r\n\r\nrouter " + good + "\r\n  \t\n  operator\t" + good + "x", ""},
 		{"any visible character", "router !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", ""},
-		{"nothing", "# nobody\n", "f: no token found: want at least one line ROLE TOKEN with the role router or operator"},
+		{"nothing", "# a comment\n", "f: no token found: want at least one line ROLE TOKEN with the role router or operator"},
 		{"a token alone", "\n" + good, "f:2: the line is not allowed: want two words, ROLE TOKEN"},
 		{"a comment behind", "router " + good + " # mine", "f:1: the line is not allowed: want two words, ROLE TOKEN"},
 		{"the token first", good + " router", "f:1: the role is not allowed: want router or operator, then the token"},

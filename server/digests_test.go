@@ -40,7 +40,7 @@ func TestDigestsMatchTheView(t *testing.T) {
 	var subs []*subscription
 	for _, req := range []*kvcastv1.SubscribeRequest{
 		earliest(), latest(), fromSnapshot(nil),
-		fromSnapshot(&kvcastv1.Filter{Workers: []string{"w1", "w2", "nobody"}}),
+		fromSnapshot(&kvcastv1.Filter{Workers: []string{"w1", "w2", "absent"}}),
 		fromSnapshot(&kvcastv1.Filter{Models: []string{"m0"}}),
 		fromSnapshot(tiers(kvcastv1.Tier_TIER_DISK)),
 		fromSnapshot(tiers(kvcastv1.Tier_TIER_DEVICE, kvcastv1.Tier_TIER_EXTERNAL)),

@@ -303,8 +303,8 @@ func TestErrorContract(t *testing.T) {
 			call: registerFails(nil, nil),
 		},
 		{
-			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `worker "nobody" does not exist; ListWorkers lists`,
-			call: deregisterFails(config.ErrNoWorker, "nobody"),
+			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `worker "absent" does not exist; ListWorkers lists`,
+			call: deregisterFails(config.ErrNoWorker, "absent"),
 		},
 		{
 			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "connects to a port of the server",
@@ -335,11 +335,11 @@ func TestErrorContract(t *testing.T) {
 			call: subscribeAs("Basic " + routersToken),
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "Subscribe with a token of nobody's", code: codes.Unauthenticated, says: "ask the server's operator for one",
+			reason: server.ReasonUnauthenticated, name: "Subscribe with an unknown token", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: subscribeAs("Bearer " + routersToken + "x"),
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "GetStatus with a part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
+			reason: server.ReasonUnauthenticated, name: "GetStatus with part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				_, err := kvcastv1.NewRouterEventServiceClient(h.as("Bearer "+routersToken[1:])).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})

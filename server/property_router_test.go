@@ -21,7 +21,7 @@ type machineRouter struct {
 func (m *machine) filter(n int) *kvcastv1.Filter {
 	return []*kvcastv1.Filter{
 		nil, nil,
-		{Workers: []string{"w1", "nobody"}},
+		{Workers: []string{"w1", "absent"}},
 		{Models: []string{"m0"}},
 		{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE, kvcastv1.Tier_TIER_DISK}},
 		{Workers: []string{"w0", "w1"}, Models: []string{"m1"}, Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_EXTERNAL}},

@@ -102,7 +102,7 @@ func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	}
 	filters := []*kvcastv1.Filter{
 		nil, nil, nil,
-		{Workers: []string{"w1", "nobody"}},
+		{Workers: []string{"w1", "absent"}},
 		{Models: []string{"m0"}},
 		{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}},
 		{Workers: []string{"w2"}, Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}},
@@ -137,12 +137,12 @@ func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 		// The state after all entries, with the same filter.
 		req := earliest()
 		req.Filter = f.filter
-		whole := h.subscribe(checker.New(checker.Options{}), req)
+		unfiltered := h.subscribe(checker.New(checker.Options{}), req)
 		last := h.last(t, f.filter)
-		whole.until(t, last)
+		unfiltered.until(t, last)
 		for i, s := range f.subs {
 			s.until(t, last)
-			if diff := whole.checker.View().Diff(s.checker.View()); diff != "" {
+			if diff := unfiltered.checker.View().Diff(s.checker.View()); diff != "" {
 				t.Errorf("filter %v, snapshot %d, at %d of %d: %s", f.filter, i, last, newest, diff)
 			}
 		}
@@ -267,7 +267,7 @@ func TestEmptySnapshot(t *testing.T) {
 	s.until(t, 1)
 
 	c := checker.New(checker.Options{})
-	req := &kvcastv1.SnapshotRequest{Filter: &kvcastv1.Filter{Workers: []string{"nobody"}}}
+	req := &kvcastv1.SnapshotRequest{Filter: &kvcastv1.Filter{Workers: []string{"absent"}}}
 	if err := c.BeginSnapshot(req); err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +318,7 @@ func TestReplay(t *testing.T) {
 		{"to a position", &kvcastv1.ReplayRequest{Until: at(4990)}, b.Oldest, 4990},
 		{"without epochs", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Seq: 4980}, Until: &kvcastv1.Position{Seq: 4981}}, 4981, 4981},
 		{"filtered", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}}}, 4991, b.Newest},
-		{"filtered to nothing", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"nobody"}}}, 0, 0},
+		{"filtered to nothing", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"absent"}}}, 0, 0},
 		{"nothing", &kvcastv1.ReplayRequest{After: at(4980), Until: at(4980)}, 0, 0},
 		{"after the newest", &kvcastv1.ReplayRequest{After: at(b.Newest)}, 0, 0},
 	} {
@@ -455,7 +455,7 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 			}
 		})
 		req := earliest()
-		req.Filter = &kvcastv1.Filter{Workers: []string{"nobody"}}
+		req.Filter = &kvcastv1.Filter{Workers: []string{"absent"}}
 		s := h.subscribe(checker.New(checker.Options{}), req)
 		if _, err := s.next(); err != nil {
 			t.Fatal(err)

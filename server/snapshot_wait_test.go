@@ -17,8 +17,8 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// begun subscribes from a snapshot and returns at its SnapshotBegin.
-func (h *fixture) begun(t *testing.T) *subscription {
+// subscribeToSnapshotBegin subscribes from a snapshot and returns at its SnapshotBegin.
+func (h *fixture) subscribeToSnapshotBegin(t *testing.T) *subscription {
 	t.Helper()
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	s.untilMessage(t, isSnapshotBegin)
@@ -36,7 +36,7 @@ func TestQueuedSnapshotsComplete(t *testing.T) {
 		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
 	}
 	store(1)
-	unread := []*subscription{h.begun(t), h.begun(t)} // not read any further
+	unread := []*subscription{h.subscribeToSnapshotBegin(t), h.subscribeToSnapshotBegin(t)} // not read any further
 	subs := make([]*subscription, 20)
 	for i := range subs {
 		subs[i] = h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"v"}}))
@@ -75,7 +75,7 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 5 * time.Minute}, journal.Config{})
 		h.addWorker()
 		h.hold()
-		slow := h.begun(t)
+		slow := h.subscribeToSnapshotBegin(t)
 		waits := make(chan error, 1)
 		go func() {
 			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
@@ -114,7 +114,7 @@ func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour}, journal.Config{})
 		h.addWorker()
 		h.hold()
-		first := h.begun(t)
+		first := h.subscribeToSnapshotBegin(t)
 		waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 		if _, err := waits.next(); err != nil {
 			t.Fatal(err)

@@ -28,9 +28,9 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 	if b.Oldest < 3 || b.Oldest >= b.Newest {
 		t.Fatalf("bounds %+v test nothing", b)
 	}
-	whole := overTCP(t, server.Config{}, journal.Config{})
-	whole.addWorker()
-	whole.fill(10)
+	unevicted := overTCP(t, server.Config{}, journal.Config{})
+	unevicted.addWorker()
+	unevicted.fill(10)
 	none := overTCP(t, server.Config{}, journal.Config{})
 	for _, tt := range []struct {
 		name   string
@@ -48,7 +48,7 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 		{"one before the oldest: nothing is missing yet", edge, b.Oldest - 1, codes.OK, "", b.Oldest},
 		{"two before the oldest", edge, b.Oldest - 2, codes.OutOfRange, server.ReasonPositionCompacted, 0},
 		{"zero, with the beginning gone", edge, 0, codes.OutOfRange, server.ReasonPositionCompacted, 0},
-		{"zero, with the beginning there", whole, 0, codes.OK, "", 1},
+		{"zero, with the first entry retained", unevicted, 0, codes.OK, "", 1},
 		{"zero of an empty journal: caught up, no error", none, 0, codes.OK, "", 0},
 		{"1 of an empty journal", none, 1, codes.OutOfRange, server.ReasonPositionAhead, 0},
 	} {
@@ -81,7 +81,7 @@ func TestProgressNeverOvertakesEntries(t *testing.T) {
 	var reading sync.WaitGroup
 	const entries = 5000
 	for _, f := range []*kvcastv1.Filter{
-		nil, {Workers: []string{"w"}}, {Workers: []string{"nobody"}}, {Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}},
+		nil, {Workers: []string{"w"}}, {Workers: []string{"absent"}}, {Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}},
 	} {
 		for _, req := range []*kvcastv1.SubscribeRequest{earliest(), digested(earliest())} {
 			req.Filter = f

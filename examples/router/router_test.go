@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 
-// holding is a View of engines that hold the first blocks of a prompt, so many each.
+// holding returns a View of engines that hold the first blocks of a prompt, by engine.
 func holding(endpoint string, tokens []uint32, blocks map[string]int) *client.View {
 	v := client.NewView()
 	apply := func(m *kvcastv1.SubscribeResponse) {
@@ -61,9 +61,9 @@ func TestChoose(t *testing.T) {
 	}{
 		{"the longest prefix", policyPrefix, nil, tokens, "b"},
 		{"of equal ones the first", policyPrefix, nil, []uint32{9}, "a"},
-		{"of equal ones who has had least", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
-		{"not who has had too much", policyPrefix, map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens, "a"},
-		{"a little more is not too much", policyPrefix, map[string]int{"a": 1, "b": slack, "c": 0}, tokens, "b"},
+		{"of equal ones the least given", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
+		{"not beyond the allowed imbalance", policyPrefix, map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens, "a"},
+		{"within the allowed imbalance", policyPrefix, map[string]int{"a": 1, "b": slack, "c": 0}, tokens, "b"},
 		{"text", policyPrefix, map[string]int{"a": 1, "b": 0, "c": 0}, nil, "b"},
 		{"round robin", policyRoundRobin, nil, tokens, "a"},
 	} {
@@ -80,8 +80,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestAnEngineThatJoinsLater has no more to catch up with than the others have.
-func TestAnEngineThatJoinsLater(t *testing.T) {
+// TestNewEngineStartsAtTheLeast adds an engine after others were given many tokens.
+func TestNewEngineStartsAtTheLeast(t *testing.T) {
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
 	rt := newRouter(holding("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), policyPrefix)
 	rt.given = map[string]int{"a": 5_000_000, "b": 4_999_000, "left": 7}
@@ -93,7 +93,7 @@ func TestAnEngineThatJoinsLater(t *testing.T) {
 	}
 }
 
-func TestRequestsArePassedOnWhole(t *testing.T) {
+func TestRequestsAreForwardedUnchanged(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
 		_, _ = io.WriteString(w, req.Method+" "+req.RequestURI+" "+string(body))
@@ -120,29 +120,29 @@ func TestRequestsArePassedOnWhole(t *testing.T) {
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
-// talks is a trace of conversations, each of whose turns repeats all before it.
-func talks(t *testing.T, talks, turns int) *workload.Trace {
+// conversations returns a trace in which each turn of a conversation repeats the earlier ones.
+func conversations(t *testing.T, number, turns int) *workload.Trace {
 	t.Helper()
 	var lines strings.Builder
 	for turn := range turns {
-		for talk := range talks {
-			ids := []string{"0"} // what all begin with
+		for c := range number {
+			ids := []string{"0"} // common prefix
 			for n := range turn + 1 {
-				ids = append(ids, strconv.Itoa(1+talk*turns+n))
+				ids = append(ids, strconv.Itoa(1+c*turns+n))
 			}
 			fmt.Fprintf(&lines, `{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": [%s]}`+"\n",
 				len(ids)*workload.TraceBlock, strings.Join(ids, ","))
 		}
 	}
-	trace, err := workload.ReadTrace("talks", strings.NewReader(lines.String()))
+	trace, err := workload.ReadTrace("conversations", strings.NewReader(lines.String()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return trace
 }
 
-// TestTheDemoEndsWithItsSubscription has a kvcast that no subscription can be had of.
-func TestTheDemoEndsWithItsSubscription(t *testing.T) {
+// TestDemoEndsWithItsSubscription uses a kvcast server without the service.
+func TestDemoEndsWithItsSubscription(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -161,14 +161,14 @@ func TestTheDemoEndsWithItsSubscription(t *testing.T) {
 		t.Fatal(err)
 	}
 	var refused *client.Error
-	if _, err := measure(t.Context(), program, policyPrefix, talks(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
+	if _, err := measure(t.Context(), program, policyPrefix, conversations(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
 		t.Errorf("got error %v, want UNIMPLEMENTED", err)
 	} else if n := strings.Count(err.Error(), refused.Error()); n != 1 {
 		t.Errorf("got error %v, which says it %d times", err, n)
 	}
 }
 
-// TestDemo has a kvcast in a process of its own.
+// TestDemo runs kvcast in a process of its own.
 func TestDemo(t *testing.T) {
 	program, err := harness.Program(false)
 	if err != nil {
@@ -176,8 +176,8 @@ func TestDemo(t *testing.T) {
 	}
 	hit := make(map[policy]uint64)
 	for _, p := range []policy{policyRoundRobin, policyPrefix} {
-		// 7 talks, so that 4 engines in turn get a talk's turns one after the other.
-		stats, err := measure(t.Context(), program, p, talks(t, 7, 5))
+		// 7 conversations, so that round robin over 4 engines spreads each conversation.
+		stats, err := measure(t.Context(), program, p, conversations(t, 7, 5))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,9 +185,7 @@ func TestDemo(t *testing.T) {
 			hit[p] += s.HitTokens
 		}
 	}
-	// Each turn but the first finds all turns before, and the first what all begin with,
-	// but for the last token's block where it would be the whole prompt, and for the few
-	// first turns that find an engine new to all.
+	// Each later turn hits all earlier turns of its conversation.
 	if least := uint64(7 * (2 + 3 + 4 + 5) * workload.TraceBlock); hit[policyPrefix] < least || hit[policyRoundRobin] > least/2 {
 		t.Errorf("the longest prefix finds %d tokens, want %d at least; round robin %d, want half of it at most",
 			hit[policyPrefix], least, hit[policyRoundRobin])
