@@ -47,16 +47,20 @@ type responses struct {
 	pace    *snapshotPace // nil: no snapshot is being sent
 }
 
-// entries sends a chunk with the position after it. gRPC may reference the chunk's memory
-// after the send; the journal never overwrites it.
+// entries sends a chunk with the position after it. gRPC may reference the chunk's memory after the send; the
+// journal never overwrites it.
 func (r *responses) entries(c journal.Chunk) error {
-	return r.send(entryBuffers(c), r.appendPosition(nil, c.Last))
+	var m kvcastv1.SubscribeResponse
+	r.setPosition(&m, c.Last)
+	position, err := protobuf.Marshal(&m)
+	if err != nil {
+		return err
+	}
+	return r.send(append(entryBuffers(c), mem.SliceBuffer(position)))
 }
 
 // entriesWithin sends a chunk without a position, as part of a snapshot.
-func (r *responses) entriesWithin(c journal.Chunk) error {
-	return r.send(entryBuffers(c), nil)
-}
+func (r *responses) entriesWithin(c journal.Chunk) error { return r.send(entryBuffers(c)) }
 
 func entryBuffers(c journal.Chunk) mem.BufferSlice {
 	data := make(mem.BufferSlice, 0, len(c.Slices)+1) // one more for the position
@@ -75,7 +79,7 @@ func (r *responses) blocks(b []byte, recycle recycler) error {
 	if recycle != nil {
 		body = mem.NewBuffer(&b, recycle)
 	}
-	return r.send(mem.BufferSlice{mem.SliceBuffer(head), body}, nil)
+	return r.send(mem.BufferSlice{mem.SliceBuffer(head), body})
 }
 
 // recycler is a mem.BufferPool that only takes memory back.
@@ -92,11 +96,8 @@ func (f recycler) Get(length int) *[]byte {
 
 // message sends a message with a position.
 func (r *responses) message(m *kvcastv1.SubscribeResponse, seq uint64) error {
-	b, err := protobuf.Marshal(m)
-	if err != nil {
-		return err
-	}
-	return r.send(nil, r.appendPosition(b, seq))
+	r.setPosition(m, seq)
+	return r.messageWithin(m)
 }
 
 // messageWithin sends a message without a position.
@@ -105,13 +106,20 @@ func (r *responses) messageWithin(m *kvcastv1.SubscribeResponse) error {
 	if err != nil {
 		return err
 	}
-	return r.send(nil, b)
+	return r.send(mem.BufferSlice{mem.SliceBuffer(b)})
 }
 
-func (r *responses) send(data mem.BufferSlice, tail []byte) error {
-	if len(tail) > 0 {
-		data = append(data, mem.SliceBuffer(tail))
+// setPosition sets the fields position and prev_seq.
+func (r *responses) setPosition(m *kvcastv1.SubscribeResponse, seq uint64) {
+	if !r.chained {
+		r.prev, r.chained = seq, true
 	}
+	m.Position = &kvcastv1.Position{Epoch: r.epoch, Seq: seq}
+	m.PrevSeq = r.prev
+	r.prev = seq
+}
+
+func (r *responses) send(data mem.BufferSlice) error {
 	size := data.Len()
 	r.timer.begin()
 	err := r.stream.SendMsg(&frame{data: data})
@@ -120,36 +128,6 @@ func (r *responses) send(data mem.BufferSlice, tail []byte) error {
 		err = r.pace.sent(size, took)
 	}
 	return err
-}
-
-// appendPosition appends the fields position and prev_seq.
-func (r *responses) appendPosition(b []byte, seq uint64) []byte {
-	if !r.chained {
-		r.prev, r.chained = seq, true
-	}
-	b = appendPosition(b, r.epoch, seq, r.prev)
-	r.prev = seq
-	return b
-}
-
-func appendPosition(b []byte, epoch string, seq, prevSeq uint64) []byte {
-	size := protowire.SizeTag(kvcastv1.PositionEpochField) + protowire.SizeBytes(len(epoch))
-	if seq != 0 {
-		size += protowire.SizeTag(kvcastv1.PositionSeqField) + protowire.SizeFixed64()
-	}
-	b = protowire.AppendTag(b, kvcastv1.ResponsePositionField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
-	b = protowire.AppendTag(b, kvcastv1.PositionEpochField, protowire.BytesType)
-	b = protowire.AppendString(b, epoch)
-	if seq != 0 {
-		b = protowire.AppendTag(b, kvcastv1.PositionSeqField, protowire.Fixed64Type)
-		b = protowire.AppendFixed64(b, seq)
-	}
-	if prevSeq != 0 {
-		b = protowire.AppendTag(b, kvcastv1.ResponsePrevSeqField, protowire.Fixed64Type)
-		b = protowire.AppendFixed64(b, prevSeq)
-	}
-	return b
 }
 
 // sendTimer measures the send in progress of one stream. A send blocks while the client does not read, and

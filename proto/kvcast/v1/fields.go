@@ -29,16 +29,11 @@ const (
 
 	RemovedBlockHashesField protowire.Number = 1
 
-	PositionEpochField protowire.Number = 1
-	PositionSeqField   protowire.Number = 2
-
 	SnapshotBlocksWorkerField protowire.Number = 1
 	SnapshotBlocksEventsField protowire.Number = 2
 
 	// SubscribeResponse, ReplayResponse and SnapshotResponse share these numbers, so
 	// that one encoding serves all three; ReplayResponse has no snapshot blocks.
 	ResponseEntriesField        protowire.Number = 1
-	ResponsePositionField       protowire.Number = 2
-	ResponsePrevSeqField        protowire.Number = 3
 	ResponseSnapshotBlocksField protowire.Number = 8
 )

@@ -13,8 +13,6 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 	type fields map[protoreflect.Name]protowire.Number
 	response := fields{
 		"entries":         kvcastv1.ResponseEntriesField,
-		"position":        kvcastv1.ResponsePositionField,
-		"prev_seq":        kvcastv1.ResponsePrevSeqField,
 		"snapshot_blocks": kvcastv1.ResponseSnapshotBlocksField,
 	}
 	for _, tt := range []struct {
@@ -45,21 +43,13 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"token_ids":     kvcastv1.StoredTokenIDsField,
 		}},
 		{&kvcastv1.Removed{}, fields{"block_hashes": kvcastv1.RemovedBlockHashesField}},
-		{&kvcastv1.Position{}, fields{
-			"epoch": kvcastv1.PositionEpochField,
-			"seq":   kvcastv1.PositionSeqField,
-		}},
 		{&kvcastv1.SnapshotBlocks{}, fields{
 			"worker": kvcastv1.SnapshotBlocksWorkerField,
 			"events": kvcastv1.SnapshotBlocksEventsField,
 		}},
 		{&kvcastv1.SubscribeResponse{}, response},
 		{&kvcastv1.SnapshotResponse{}, response},
-		{&kvcastv1.ReplayResponse{}, fields{
-			"entries":  kvcastv1.ResponseEntriesField,
-			"position": kvcastv1.ResponsePositionField,
-			"prev_seq": kvcastv1.ResponsePrevSeqField,
-		}},
+		{&kvcastv1.ReplayResponse{}, fields{"entries": kvcastv1.ResponseEntriesField}},
 	} {
 		message := tt.message.ProtoReflect().Descriptor()
 		for name, got := range tt.fields {
@@ -68,6 +58,21 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 				t.Errorf("%s has no field %s", message.FullName(), name)
 			} else if want := field.Number(); got != want {
 				t.Errorf("%s.%s: got field number %d, want %d", message.FullName(), name, got, want)
+			}
+		}
+	}
+}
+
+// TestResponsesShareFieldNumbers is what allows the server to encode all three responses as a
+// SubscribeResponse.
+func TestResponsesShareFieldNumbers(t *testing.T) {
+	shared := (&kvcastv1.SubscribeResponse{}).ProtoReflect().Descriptor().Fields()
+	for _, m := range []protoreflect.ProtoMessage{&kvcastv1.ReplayResponse{}, &kvcastv1.SnapshotResponse{}} {
+		fields := m.ProtoReflect().Descriptor().Fields()
+		for i := range fields.Len() {
+			field := fields.Get(i)
+			if want := shared.ByName(field.Name()); want == nil || field.Number() != want.Number() {
+				t.Errorf("%s has number %d, want that of %v", field.FullName(), field.Number(), want)
 			}
 		}
 	}
