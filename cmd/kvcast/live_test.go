@@ -277,7 +277,7 @@ func (r *liveRouter) holds(held []map[string][]int64) error {
 func (r *liveRouter) wantTold(what string) {
 	r.t.Helper()
 	for rank := range uint32(liveRanks) {
-		if err := r.checker.Told("w", rank); err != nil && r.removed == 0 {
+		if err := r.checker.Reported("w", rank); err != nil && r.removed == 0 {
 			r.t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -309,7 +309,7 @@ func testLivePublisher(t *testing.T, kvEvents string) {
 	r.untilHeld("before kvcast came", held)
 	r.untilHeld("live", p.publish(500))
 	for rank := range uint32(liveRanks) {
-		if r.checker.Told("w", rank) == nil {
+		if r.checker.Reported("w", rank) == nil {
 			t.Errorf("rank %d: a loss or a restart was told, and there was none", rank)
 		}
 	}

@@ -196,7 +196,7 @@ func heldAfter(t *testing.T, messages []message) map[uint64]struct{} {
 	return held
 }
 
-func TestARunThatHasPassedTheOldIsHeardAboveItAlone(t *testing.T) {
+func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
 	cfg := faulty(140, map[uint64][]simulator.Fault{60: {simulator.FaultRestartPassed}})
 	cfg.Rate = 250 // so that the subscriber is back while the run is still below
 	e := newEngine(t, cfg)
@@ -255,7 +255,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 	})
 }
 
-func TestAPauseShowsWhatASubscriberCanKnow(t *testing.T) {
+func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 	cfg := faulty(0, nil)
 	cfg.Rate = 2000
 	cfg.Faults.Rates = map[simulator.Fault]float64{
@@ -288,7 +288,7 @@ func TestAPauseShowsWhatASubscriberCanKnow(t *testing.T) {
 	}
 }
 
-func TestAPauseWaitsForTheEndOfFaults(t *testing.T) {
+func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 	const span = 50
 	drops := make(map[uint64][]simulator.Fault)
 	for batch := range uint64(span) {
@@ -317,7 +317,7 @@ func TestAPauseWaitsForTheEndOfFaults(t *testing.T) {
 	}
 }
 
-func TestAPauseThatIsNeverQuietIsWithdrawn(t *testing.T) {
+func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
 	cfg := faulty(0, nil)
 	cfg.Subscribers, cfg.Rate = 0, 500
 	cfg.Faults.Rates = map[simulator.Fault]float64{simulator.FaultDrop: 1}
@@ -340,7 +340,7 @@ func TestAPauseThatIsNeverQuietIsWithdrawn(t *testing.T) {
 	}
 }
 
-func TestAFinishedEngineStandsStill(t *testing.T) {
+func TestFinishedEngineIsPaused(t *testing.T) {
 	e := newEngine(t, simulator.Config{Pool: blockpool.Config{Capacity: 64}, Batches: 7})
 	if err := e.Run(t.Context()); err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ func newEngine(t *testing.T, cfg simulator.Config) *simulator.Engine {
 	return e
 }
 
-func TestASubscriberReceivesWhatThePoolDoes(t *testing.T) {
+func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
 	const batches = 300
 	for _, tt := range []struct {
 		name        string
@@ -103,7 +103,7 @@ func count(s *simulator.Summary, events []wire.Event) {
 	}
 }
 
-func TestAnEngineServesReplayAfterItsLastBatch(t *testing.T) {
+func TestEngineServesReplayAfterItsLastBatch(t *testing.T) {
 	const batches, limit = 120, 50
 	for _, tt := range []struct {
 		name      string
@@ -149,7 +149,7 @@ func TestAnEngineServesReplayAfterItsLastBatch(t *testing.T) {
 	}
 }
 
-func TestAnEngineKeepsItsRate(t *testing.T) {
+func TestEngineKeepsItsRate(t *testing.T) {
 	e := newEngine(t, simulator.Config{Batches: 100, Rate: 500, Pool: blockpool.Config{Capacity: 64}})
 	start := time.Now()
 	run(t, e)
@@ -160,7 +160,7 @@ func TestAnEngineKeepsItsRate(t *testing.T) {
 	}
 }
 
-func TestTheContextEndsAnEngineAtOnce(t *testing.T) {
+func TestContextEndsAnEngineAtOnce(t *testing.T) {
 	tests := map[string]simulator.Config{
 		"waiting for a subscriber": {Subscribers: 1},
 		"publishing":               {},
@@ -202,7 +202,7 @@ func endsWithItsContext(t *testing.T, cfg simulator.Config) {
 	}
 }
 
-func TestAnEngineRunsOnce(t *testing.T) {
+func TestEngineRunsOnce(t *testing.T) {
 	e := newEngine(t, simulator.Config{Batches: 1, Pool: blockpool.Config{Capacity: 64}})
 	if err := e.Run(t.Context()); err != nil {
 		t.Fatal(err)
@@ -219,7 +219,7 @@ func TestAnEngineRunsOnce(t *testing.T) {
 	}
 }
 
-func TestNewRefusesABadConfig(t *testing.T) {
+func TestNewRejectsBadConfigs(t *testing.T) {
 	for name, cfg := range map[string]simulator.Config{
 		"pool":     {Pool: blockpool.Config{Capacity: -1}},
 		"workload": {Workload: workload.Config{Concurrency: -1}},

@@ -27,7 +27,7 @@ func TestParseFaults(t *testing.T) {
 	}
 }
 
-func TestParseFaultsSaysWhatIsAllowed(t *testing.T) {
+func TestParseFaultsErrorsSayWhatIsAllowed(t *testing.T) {
 	for plan, says := range map[string]string{
 		"":                  "want one of drop, forget",
 		"bogus=0.1":         `no fault is called "bogus": want one of drop,`,
@@ -64,7 +64,7 @@ func TestFaultsHaveNames(t *testing.T) {
 	}
 }
 
-func TestFaultsStrikeAtTheirRate(t *testing.T) {
+func TestFaultsHaveTheirRate(t *testing.T) {
 	const batches = 100_000
 	for _, rate := range []float64{0, 0.001, 0.1, 0.9, 1} {
 		f := simulator.Faults{Seed: 3, Rates: map[simulator.Fault]float64{simulator.FaultMute: rate}}
@@ -79,7 +79,7 @@ func TestFaultsStrikeAtTheirRate(t *testing.T) {
 	}
 }
 
-func TestAFaultStrikesWhateverTheOthersDo(t *testing.T) {
+func TestFaultsAreIndependent(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
 		fault := rapid.SampledFrom(simulator.AllFaults()).Draw(t, "fault")
@@ -105,7 +105,7 @@ func TestAFaultStrikesWhateverTheOthersDo(t *testing.T) {
 	})
 }
 
-func TestAtMostOneFaultBefallsABatch(t *testing.T) {
+func TestAtMostOneFaultOfAKindPerBatch(t *testing.T) {
 	f := simulator.Faults{Rates: map[simulator.Fault]float64{}, At: map[uint64][]simulator.Fault{0: simulator.AllFaults()}}
 	want := []simulator.Fault{
 		simulator.FaultDrop, simulator.FaultAmnesia, simulator.FaultHoles, simulator.FaultEndless,
@@ -119,7 +119,7 @@ func TestAtMostOneFaultBefallsABatch(t *testing.T) {
 	}
 }
 
-func TestOtherSeedsStrikeElsewhere(t *testing.T) {
+func TestOtherSeedsGiveOtherFaults(t *testing.T) {
 	at := func(seed uint64) (batches []uint64) {
 		f := simulator.Faults{Seed: seed, Rates: map[simulator.Fault]float64{simulator.FaultDrop: 0.1}}
 		for i := range uint64(200) {

@@ -46,7 +46,7 @@ func replayedSeqs(t *testing.T, p *simulator.Publisher) []uint64 {
 	return seqsOf(batches)
 }
 
-func TestWhatIsHeldBackComesWhenItIsReleased(t *testing.T) {
+func TestHeldMessagesAreSentOnRelease(t *testing.T) {
 	p, sub := replaying(t)
 	for h := range uint64(4) {
 		must(t)(p.Hold(removal(h)))
@@ -62,7 +62,7 @@ func TestWhatIsHeldBackComesWhenItIsReleased(t *testing.T) {
 	wantSeqs(t, "live", []uint64{4, 2, 0, 1, 3}, received(t, sub, 5))
 }
 
-func TestATruncatedMessageIsReplayedWhole(t *testing.T) {
+func TestTruncatedMessageIsReplayedWhole(t *testing.T) {
 	p, sub := replaying(t)
 	must(t)(p.Truncate(7, removal(100)))
 	if m := receiveBatch(t, sub); len(m.payload) != 7 {
@@ -74,7 +74,7 @@ func TestATruncatedMessageIsReplayedWhole(t *testing.T) {
 	}
 }
 
-func TestASilentPublisherStillReplays(t *testing.T) {
+func TestSilentPublisherServesReplay(t *testing.T) {
 	p, sub := replaying(t)
 	must(t)(p.Publish(removal(0)))
 	err := p.Silence(true)
@@ -88,7 +88,7 @@ func TestASilentPublisherStillReplays(t *testing.T) {
 	wantSeqs(t, "live", []uint64{0, 2}, received(t, sub, 2))
 }
 
-func TestWhatIsForgottenIsNotReplayed(t *testing.T) {
+func TestForgottenBatchesAreNotReplayed(t *testing.T) {
 	p, _ := replaying(t)
 	for h := range uint64(5) {
 		must(t)(p.Publish(removal(h)))
@@ -155,7 +155,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 	}
 }
 
-func TestSocketsComeBackAtTheSamePorts(t *testing.T) {
+func TestReconnectUsesTheSamePorts(t *testing.T) {
 	for name, restart := range map[string]bool{"flap": false, "restart": true} {
 		t.Run(name, func(t *testing.T) {
 			p, sub := replaying(t)
@@ -194,7 +194,7 @@ func TestSocketsComeBackAtTheSamePorts(t *testing.T) {
 }
 
 // As at vLLM the socket says nothing of replies that a slow reader has no room for.
-func TestASlowReaderOfReplayMissesReplies(t *testing.T) {
+func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	const batches, words = 400, 20_000
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayHWM: 10},
@@ -233,7 +233,7 @@ func TestASlowReaderOfReplayMissesReplies(t *testing.T) {
 }
 
 // While it has nothing to publish, vLLM looks at its replay socket now and then.
-func TestAnIdlePublisherLooksNowAndThen(t *testing.T) {
+func TestIdlePublisherPollsReplay(t *testing.T) {
 	const poll = 60 * time.Millisecond
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayPoll: poll},

@@ -59,7 +59,7 @@ func must(t *testing.T) func(seq uint64, err error) uint64 {
 	}
 }
 
-func TestAPublisherMakesFaultsOnDemand(t *testing.T) {
+func TestPublisherInjectsFaults(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:0"},
 	})
@@ -125,7 +125,7 @@ func TestAPublisherMakesFaultsOnDemand(t *testing.T) {
 	}
 }
 
-func TestAReplayGivesWhatWasLost(t *testing.T) {
+func TestReplayReturnsLostBatches(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Topic: "t", Replay: "tcp://127.0.0.1:*"},
 	})
@@ -195,7 +195,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 }
 
 // As llm-d deploys it: the service binds, engines connect.
-func TestAPublisherConnectsToASubscriber(t *testing.T) {
+func TestPublisherConnectsToASubscriber(t *testing.T) {
 	sub := newSocket(t, zmq.SUB)
 	if err := sub.SetSubscribe("kv@"); err != nil {
 		t.Fatal(err)
@@ -269,7 +269,7 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	}
 }
 
-func TestAClosedPublisherSaysSo(t *testing.T) {
+func TestClosedPublisherReturnsErrClosed(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
@@ -303,9 +303,9 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestPublishRefusesWhatCannotBeEncoded publishes events that have no encoding: each
+// TestPublishRejectsUnencodableEvents publishes events that have no encoding: each
 // is refused, and the next batch has the seq that it would have had.
-func TestPublishRefusesWhatCannotBeEncoded(t *testing.T) {
+func TestPublishRejectsUnencodableEvents(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	for name, publish := range map[string]func(...wire.Event) (uint64, error){
 		"Publish": p.Publish, "Drop": p.Drop, "Forget": p.Forget, "PublishOnce": p.PublishOnce, "Hold": p.Hold,
@@ -322,9 +322,9 @@ func TestPublishRefusesWhatCannotBeEncoded(t *testing.T) {
 	}
 }
 
-// TestUnknownFormIsRefused checks that no sockets are opened for a form that no
+// TestUnknownFormIsRejected checks that no sockets are opened for a form that no
 // batch can have.
-func TestUnknownFormIsRefused(t *testing.T) {
+func TestUnknownFormIsRejected(t *testing.T) {
 	for _, batch := range []simulator.BatchConfig{{BatchForm: 3}, {EventForm: 3}} {
 		var refused *wire.EncodeError
 		if p, err := simulator.NewPublisher(simulator.PublisherConfig{BatchConfig: batch}); p != nil || !errors.As(err, &refused) {

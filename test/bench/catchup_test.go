@@ -98,8 +98,8 @@ func (r *rig) catchUp() (entries int, err error) {
 	return int(r.newest() - before), nil
 }
 
-// TestCatchUpIsOfTheWholeJournal has a small journal.
-func TestCatchUpIsOfTheWholeJournal(t *testing.T) {
+// TestCatchUpReadsTheWholeJournal has a small journal.
+func TestCatchUpReadsTheWholeJournal(t *testing.T) {
 	requireProc(t)
 	r, err := openCatchUp("--journal-max-bytes", "1MiB")
 	if err != nil {

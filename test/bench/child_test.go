@@ -196,7 +196,7 @@ func (c *child) Close() error {
 	return nil
 }
 
-func TestChildTellsWhatIsWrong(t *testing.T) {
+func TestChildReportsErrors(t *testing.T) {
 	if status := childMain("nothing", nil, io.Discard, io.Discard); status != 1 {
 		t.Errorf("role nothing: status %d", status)
 	}

@@ -58,8 +58,8 @@ func (r *rig) catchUpAll(subscribers int) error {
 	return errors.Join(errs...)
 }
 
-// TestDeliveriesAreOfEachSubscriber has a small journal.
-func TestDeliveriesAreOfEachSubscriber(t *testing.T) {
+// TestDeliveriesCountEverySubscriber has a small journal.
+func TestDeliveriesCountEverySubscriber(t *testing.T) {
 	requireProc(t)
 	r, err := openCatchUpOf(shapeB1, "--journal-max-bytes", "1MiB")
 	if err != nil {

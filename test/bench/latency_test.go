@@ -137,7 +137,7 @@ func (o *observed) Close() error {
 	return closeAll(o.rig, o.floor)
 }
 
-func TestLatencyIsOfEveryBatch(t *testing.T) {
+func TestLatencyMeasuresEveryBatch(t *testing.T) {
 	requireProc(t)
 	o, err := openLatency()
 	if err != nil {

@@ -206,8 +206,8 @@ func entryBytes(blocks int) int {
 	return protowire.SizeTag(kvcastv1.ResponseEntriesField) + protowire.SizeBytes(proto.Size(e))
 }
 
-// TestLoadIsWhatItSays decodes several laps and follows what the engine holds.
-func TestLoadIsWhatItSays(t *testing.T) {
+// TestLoadHasItsShape decodes several laps and follows what the engine holds.
+func TestLoadHasItsShape(t *testing.T) {
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}, {blocks: 4, evicts: true}} {
 		l := newLoad(s)
 		held := make(map[uint64]struct{})

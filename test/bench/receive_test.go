@@ -169,7 +169,7 @@ func (r *pebbeReceive) do(n int) (sum uint64, err error) {
 // Close closes the socket.
 func (r *pebbeReceive) Close() error { return errors.Join(r.socket.Close(), r.zctx.Term()) }
 
-func TestReceiversReceiveAll(t *testing.T) {
+func TestReceiversReceiveEverything(t *testing.T) {
 	for _, role := range []string{"receive", "pebbe", "batch", "wait"} {
 		r, err := newReceiving(role, shapeB1)
 		if err != nil {

@@ -182,8 +182,8 @@ func (e *engines) Close() error {
 	return err
 }
 
-// TestScaleIsWhatItSays has few of both.
-func TestScaleIsWhatItSays(t *testing.T) {
+// TestScaleStartsAllEngines has few of both.
+func TestScaleStartsAllEngines(t *testing.T) {
 	requireProc(t)
 	s, err := openScale(3, 2)
 	if err != nil {

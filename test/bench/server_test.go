@@ -109,8 +109,8 @@ func openServer(wrapper []string, s shape, subscribers int) (*rig, error) {
 	return r, nil
 }
 
-// TestALossFailsTheBenchmark loses one batch of many.
-func TestALossFailsTheBenchmark(t *testing.T) {
+// TestLossFailsTheBenchmark loses one batch of many.
+func TestLossFailsTheBenchmark(t *testing.T) {
 	requireProc(t)
 	r, err := newRig(shapeB2, 1)
 	if err != nil {
@@ -133,8 +133,8 @@ func TestALossFailsTheBenchmark(t *testing.T) {
 	}
 }
 
-// TestServerTakesAllAndDeliversAll is BenchmarkServer with few batches.
-func TestServerTakesAllAndDeliversAll(t *testing.T) {
+// TestServerDeliversEverything is BenchmarkServer with few batches.
+func TestServerDeliversEverything(t *testing.T) {
 	requireProc(t)
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}} {
 		r, err := newRig(s, 2)

@@ -73,8 +73,8 @@ func (s *besideSlow) Close() error {
 	return errors.Join(append(errs, s.observed.Close())...)
 }
 
-// TestLatencyBesideSlowIsOfEveryBatch has few batches.
-func TestLatencyBesideSlowIsOfEveryBatch(t *testing.T) {
+// TestLatencyBesideSlowSubscribersMeasuresEveryBatch has few batches.
+func TestLatencyBesideSlowSubscribersMeasuresEveryBatch(t *testing.T) {
 	requireProc(t)
 	s, err := openBesideSlow()
 	if err != nil {

@@ -212,8 +212,8 @@ func (s *snapshots) Close() error {
 	return errors.Join(err, s.rig.Close())
 }
 
-// TestSnapshotsAreWhole has few blocks.
-func TestSnapshotsAreWhole(t *testing.T) {
+// TestSnapshotsAreComplete has few blocks.
+func TestSnapshotsAreComplete(t *testing.T) {
 	requireProc(t)
 	s, err := openSnapshots(16_000)
 	if err != nil {

@@ -18,8 +18,8 @@ const (
 	callSnapshot
 )
 
-// BeginReplay takes the request of the Replay whose messages come next, like Begin.
-// Where the Checker has followed a stream before, the replay is after its Position.
+// BeginReplay starts a Replay with its request, as Begin does. If the Checker has seen a
+// stream before, the replay must begin at its Position.
 func (c *Checker) BeginReplay(req *kvcastv1.ReplayRequest) error {
 	after, until := req.GetAfter(), req.GetUntil()
 	if until != nil && until.GetSeq() < after.GetSeq() {
@@ -38,7 +38,7 @@ func (c *Checker) BeginReplay(req *kvcastv1.ReplayRequest) error {
 	return nil
 }
 
-// ReceiveReplay takes the next message of a Replay, like Receive.
+// ReceiveReplay checks the next message of a Replay, as Receive does.
 func (c *Checker) ReceiveReplay(msg *kvcastv1.ReplayResponse) error {
 	if c.err != nil {
 		return c.err
@@ -99,8 +99,7 @@ func (c *Checker) checkBound(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// BeginSnapshot takes the request of the Snapshot whose messages come next, like
-// Begin.
+// BeginSnapshot starts a Snapshot with its request, as Begin does.
 func (c *Checker) BeginSnapshot(req *kvcastv1.SnapshotRequest) error {
 	if err := c.begin(callSnapshot, &kvcastv1.SubscribeRequest{Filter: req.GetFilter()}); err != nil {
 		return fmt.Errorf("begin snapshot: %w", err)
@@ -110,7 +109,7 @@ func (c *Checker) BeginSnapshot(req *kvcastv1.SnapshotRequest) error {
 	return nil
 }
 
-// ReceiveSnapshot takes the next message of a Snapshot, like Receive.
+// ReceiveSnapshot checks the next message of a Snapshot, as Receive does.
 func (c *Checker) ReceiveSnapshot(msg *kvcastv1.SnapshotResponse) error {
 	if c.err != nil {
 		return c.err

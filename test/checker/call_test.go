@@ -142,7 +142,7 @@ func unmarshalAs(from, to proto.Message) error {
 	return proto.Unmarshal(b, to)
 }
 
-func TestAReplayGoesOnWhereAStreamEnded(t *testing.T) {
+func TestReplayContinuesAStream(t *testing.T) {
 	streams := goodStreams()
 	c, err := play(t, streams[:1])
 	wantProperty(t, err, "")
@@ -224,7 +224,7 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-func TestAStreamGoesOnAfterASnapshot(t *testing.T) {
+func TestStreamContinuesAfterASnapshot(t *testing.T) {
 	c := checker.New(checker.Options{})
 	if err := c.EndSnapshot(); err == nil {
 		t.Error("EndSnapshot without one: no error")

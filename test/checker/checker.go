@@ -1,13 +1,13 @@
-// Package checker is the judge of every test that has a stream in it.
+// Package checker checks streams of entries against the contract, for every test that
+// reads one.
 //
-// What a subscriber asked for and what it received flow in, message by message
-// and over any number of resumed streams; the first broken promise flows out, as
-// a Violation that names the Property. Beside it stands View, the state that the
-// stream amounts to, to be compared with what the engines hold.
+// Requests and received messages flow in, over any number of resumed streams; the first
+// violation flows out, with the Property that it breaks. View is the state that the
+// streams amount to, to compare with the blocks of the engines.
 //
-// It is an oracle: it follows the comments of the contract, keeps plain maps, and
-// shares no code with the server that it judges. A Checker judges the streams of
-// Subscribe, Replay and Snapshot, from any start, and with snapshots at any place.
+// The checker is an oracle: it follows the comments of the contract, keeps plain maps, and
+// shares no code with the server. It checks streams of Subscribe, Replay and Snapshot, from
+// any start, with snapshots at any place.
 package checker
 
 import (
@@ -31,25 +31,25 @@ const (
 	phaseEnded                  // nothing more may come
 )
 
-// holding is what the subscriber has of the state.
-type holding int
+// stateKind is how much of the state the subscriber has.
+type stateKind int
 
 const (
-	holdsNothing holding = iota // no stream has been accepted
-	holdsPart                   // a snapshot has begun, and not ended
-	holdsWhole                  // all up to a position, as far as its start tells
+	stateNone     stateKind = iota // no stream has been accepted
+	statePartial                   // a snapshot has begun, and not ended
+	stateComplete                  // everything up to a position that its start covers
 )
 
 // Options is what a Checker has to know of the server. The zero value is a server
 // with its defaults.
 type Options struct {
-	// Tails tells that the server batches over time (batch.timeout above 0): the
-	// tail of an engine batch may then come in an entry of its own.
+	// Tails reports whether the server batches over time (batch.timeout above 0), so that
+	// the tail of an engine batch may be an entry of its own.
 	Tails bool
 }
 
-// Checker follows what one subscriber receives, over as many streams as it takes.
-// It is for one goroutine.
+// Checker checks what one subscriber receives, over any number of streams. It is for one
+// goroutine.
 //
 // A first stream may begin anywhere. Each later one must resume at Position, with
 // the same filter, or begin anew with a snapshot: a subscriber that begins
@@ -68,21 +68,21 @@ type Checker struct {
 	snap   snapshot
 
 	// The streams since the last SnapshotBegin, or all, seen as one.
-	holding   holding
-	held      *kvcastv1.Filter // that the position was got with
-	epoch     string           // of all of them
-	fromStart bool             // they begin before seq 1
-	allTold   bool             // they told of every worker that there is
-	head      uint64           // seq of the last position
-	lastSeq   uint64           // seq of the last entry
-	streamAt  uint64           // seq at which the current stream began
-	snapAt    uint64           // seq at which the snapshot ended; 0 where there was none
-	seen      map[uint64]struct{}
-	workers   map[string]*worker
-	view      *View
+	state          stateKind
+	stateFilter    *kvcastv1.Filter // that the position was got with
+	epoch          string           // of all of them
+	fromStart      bool             // they begin before seq 1
+	allWorkersSeen bool             // they announced every worker
+	head           uint64           // seq of the last position
+	lastSeq        uint64           // seq of the last entry
+	streamAt       uint64           // seq at which the current stream began
+	snapAt         uint64           // seq at which the snapshot ended; 0 where there was none
+	seen           map[uint64]struct{}
+	workers        map[string]*worker
+	view           *View
 
 	// All streams.
-	told     map[rankKey]int
+	reported map[rankKey]int
 	compared int // digests
 	err      error
 }
@@ -90,15 +90,15 @@ type Checker struct {
 // New returns a Checker that has seen nothing.
 func New(opts Options) *Checker {
 	return &Checker{
-		opts:    opts,
-		seen:    make(map[uint64]struct{}),
-		workers: make(map[string]*worker),
-		told:    make(map[rankKey]int),
-		view:    NewView(),
+		opts:     opts,
+		seen:     make(map[uint64]struct{}),
+		workers:  make(map[string]*worker),
+		reported: make(map[rankKey]int),
+		view:     NewView(),
 	}
 }
 
-// Begin takes the request of the stream whose messages come next. An error is a
+// Begin starts a stream with its request. An error is a
 // mistake of the caller, not of the server: a start that this Checker cannot
 // follow.
 func (c *Checker) Begin(req *kvcastv1.SubscribeRequest) error {
@@ -119,25 +119,25 @@ func (c *Checker) begin(what call, req *kvcastv1.SubscribeRequest) error {
 }
 
 func (c *Checker) checkRequest(req *kvcastv1.SubscribeRequest) error {
-	if c.holding == holdsNothing || wantMode(req) == kvcastv1.Accepted_MODE_SNAPSHOT {
+	if c.state == stateNone || wantMode(req) == kvcastv1.Accepted_MODE_SNAPSHOT {
 		return nil
 	}
 	after := req.GetAfter()
 	switch {
-	case c.holding == holdsPart:
+	case c.state == statePartial:
 		return errors.New("after a part of a snapshot comes another snapshot")
 	case after == nil:
 		return errors.New("a later stream of the same subscriber is a resume, or a snapshot")
 	case after.GetSeq() != c.head || (after.GetEpoch() != "" && after.GetEpoch() != c.epoch):
 		return fmt.Errorf("resume at %s:%d, but the subscriber is at %s:%d",
 			after.GetEpoch(), after.GetSeq(), c.epoch, c.head)
-	case !proto.Equal(normal(req.GetFilter()), normal(c.held)):
+	case !proto.Equal(normal(req.GetFilter()), normal(c.stateFilter)):
 		return errors.New("a position is good for the filter it was got with")
 	}
 	return nil
 }
 
-// Receive takes the next message of the stream. The error is a *Violation; once
+// Receive checks the next message of the stream. The error is a *Violation; once
 // there is one, every further call returns it.
 func (c *Checker) Receive(msg *kvcastv1.SubscribeResponse) error {
 	if c.err == nil {
@@ -152,7 +152,7 @@ func (c *Checker) Err() error { return c.err }
 // Position returns what has been delivered: where to resume. It is nil before the
 // first stream has been accepted, and while only a part of a snapshot has come.
 func (c *Checker) Position() *kvcastv1.Position {
-	if c.holding != holdsWhole {
+	if c.state != stateComplete {
 		return nil
 	}
 	return &kvcastv1.Position{Epoch: c.epoch, Seq: c.head}

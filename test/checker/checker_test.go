@@ -86,7 +86,7 @@ func goodStreams() []stream {
 	}
 }
 
-func TestAGoodStreamPasses(t *testing.T) {
+func TestCorrectStreamPasses(t *testing.T) {
 	c, err := play(t, goodStreams())
 	wantProperty(t, err, "")
 	if got := c.Position(); !proto.Equal(got, at(12)) {
@@ -100,7 +100,7 @@ func TestAGoodStreamPasses(t *testing.T) {
 	}
 }
 
-func TestEachBrokenPromiseIsNamed(t *testing.T) {
+func TestEachViolationNamesItsProperty(t *testing.T) {
 	type msgs = []*kvcastv1.SubscribeResponse
 	tests := []struct {
 		name  string
@@ -314,7 +314,7 @@ func cutLast(m *kvcastv1.SubscribeResponse) {
 	m.Position = at(last.Seq)
 }
 
-func TestALargeBatchMayBeCut(t *testing.T) {
+func TestLargeBatchMayBeSplit(t *testing.T) {
 	streams := goodStreams()
 	m := streams[2].msgs[2]
 	cutLast(m)
@@ -327,13 +327,13 @@ func TestALargeBatchMayBeCut(t *testing.T) {
 	wantProperty(t, err, "")
 }
 
-func TestATailMayComeAlone(t *testing.T) {
+func TestBatchTailMayBeItsOwnEntry(t *testing.T) {
 	streams := goodStreams()
 	cutLast(streams[2].msgs[2])
 	wantProperty(t, playOn(t, checker.New(checker.Options{Tails: true}), streams), "")
 }
 
-func TestBeginRefusesWhatItCannotFollow(t *testing.T) {
+func TestBeginRejectsUnsupportedStarts(t *testing.T) {
 	c := checker.New(checker.Options{})
 	if err := playOn(t, c, goodStreams()[:1]); err != nil {
 		t.Fatal(err)
@@ -356,7 +356,7 @@ func TestBeginRefusesWhatItCannotFollow(t *testing.T) {
 	}
 }
 
-func TestAStreamMayBeginInTheMiddle(t *testing.T) {
+func TestStreamMayStartInTheMiddle(t *testing.T) {
 	last := goodStreams()[2]
 	latest := stream{fromLatest(), append([]*kvcastv1.SubscribeResponse{
 		accepted(kvcastv1.Accepted_MODE_LATEST, 9, 9)}, last.msgs[1:]...)}

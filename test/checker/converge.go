@@ -19,7 +19,7 @@ type Difference struct {
 	Extra []uint64
 }
 
-// Empty tells that there is none.
+// Empty reports whether there is none.
 func (d Difference) Empty() bool { return len(d.Missing) == 0 && len(d.Extra) == 0 }
 
 // String counts both sides and names a few hashes of each.
@@ -60,7 +60,7 @@ func (c *Checker) Difference(worker string, dpRank uint32, tier kvcastv1.Tier, w
 }
 
 // Converged compares the view with what an engine holds, once both are quiet. A
-// difference is a Convergent violation, unless the stream told that the rank is
+// difference is a Convergent violation, unless the stream reported that the rank is
 // incomplete, or began after the worker did: then it may lack blocks, but have
 // none too many. Difference gives what was forgiven.
 func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, want map[uint64]struct{}) error {
@@ -69,21 +69,21 @@ func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, wa
 		return nil
 	}
 	w := c.workers[worker]
-	unseen := !c.allTold && (w == nil || !c.complete(w, dpRank))
+	unseen := !c.allWorkersSeen && (w == nil || !c.complete(w, dpRank))
 	if unseen && len(d.Extra) == 0 {
 		return nil
 	}
 	return broken(Convergent, "worker %q, rank %d, %v: %v", worker, dpRank, tier, d)
 }
 
-// Told finds a loss that was kept quiet. To be called by a test that knows that
-// something of the rank can not be known: it is a violation if no Gap, no Cleared
-// for a restart or for a gap, and no snapshot has said so.
-func (c *Checker) Told(worker string, dpRank uint32) error {
-	if c.told[rankKey{worker, dpRank}] > 0 {
+// Reported finds an unreported loss. A test calls it when it knows that something of the
+// rank cannot be known: it is a violation if no Gap, no Cleared for a restart or a gap,
+// and no snapshot has reported a loss.
+func (c *Checker) Reported(worker string, dpRank uint32) error {
+	if c.reported[rankKey{worker, dpRank}] > 0 {
 		return nil
 	}
-	return broken(Told, "worker %q, rank %d lost something, and the stream does not say so", worker, dpRank)
+	return broken(Reported, "worker %q, rank %d lost something that the stream does not report", worker, dpRank)
 }
 
 // rankKey names a dp rank of a worker.
@@ -92,16 +92,16 @@ type rankKey struct {
 	rank   uint32
 }
 
-// tell remembers what an entry says about losses.
-func (c *Checker) tell(e *kvcastv1.Entry) {
+// recordLosses records the losses that an entry reports.
+func (c *Checker) recordLosses(e *kvcastv1.Entry) {
 	for _, ev := range e.GetEvents() {
 		switch ev.GetCleared().GetReason() {
 		case kvcastv1.Cleared_REASON_ENGINE_RESTARTED, kvcastv1.Cleared_REASON_UNREPAIRED_GAP:
-			c.told[rankKey{e.GetWorker(), ev.GetDpRank()}]++
+			c.reported[rankKey{e.GetWorker(), ev.GetDpRank()}]++
 		default:
 		}
 		if ev.GetGap() != nil {
-			c.told[rankKey{e.GetWorker(), ev.GetDpRank()}]++
+			c.reported[rankKey{e.GetWorker(), ev.GetDpRank()}]++
 		}
 	}
 }

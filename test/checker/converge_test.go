@@ -61,7 +61,7 @@ func TestConverged(t *testing.T) {
 	}
 }
 
-func TestADifferenceNamesHashes(t *testing.T) {
+func TestDifferenceNamesHashes(t *testing.T) {
 	c := held(t)
 	got := c.Difference("a", 0, device, set(3, 17, 16))
 	if diff := cmp.Diff(checker.Difference{Missing: []uint64{16, 17}, Extra: []uint64{1, 2}}, got); diff != "" {
@@ -93,10 +93,10 @@ func TestConvergedAfterALateStart(t *testing.T) {
 	wantProperty(t, c.Converged("a", 1, device, set(9)), checker.Convergent)
 }
 
-func TestTold(t *testing.T) {
-	wantProperty(t, held(t).Told("a", 0), checker.Told)
-	wantProperty(t, held(t, gap(0, 0)).Told("a", 0), "")
-	wantProperty(t, held(t, gap(0, 0)).Told("a", 1), checker.Told)
-	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)).Told("a", 0), "")
-	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED)).Told("a", 0), checker.Told)
+func TestReported(t *testing.T) {
+	wantProperty(t, held(t).Reported("a", 0), checker.Reported)
+	wantProperty(t, held(t, gap(0, 0)).Reported("a", 0), "")
+	wantProperty(t, held(t, gap(0, 0)).Reported("a", 1), checker.Reported)
+	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)).Reported("a", 0), "")
+	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED)).Reported("a", 0), checker.Reported)
 }

@@ -39,7 +39,7 @@ func (c *Checker) checkDigests(digests []*kvcastv1.WorkerDigest, at uint64) erro
 	return nil
 }
 
-// checkDigest judges one.
+// checkDigest checks one.
 func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 	name, n, tier, seq := d.GetWorker(), d.GetDpRank(), d.GetTier(), d.GetSeq()
 	switch {
@@ -52,8 +52,8 @@ func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 	}
 	w := c.workers[name]
 	switch {
-	case w == nil && c.allTold:
-		return broken(Convergent, "digest of worker %q, which nothing has told of", name)
+	case w == nil && c.allWorkersSeen:
+		return broken(Convergent, "digest of worker %q, which was never announced", name)
 	case w == nil:
 		return nil
 	case w.presence == presenceRemoved:
@@ -96,7 +96,7 @@ func (c *Checker) checkUnnamed(name string, named map[tierKey]struct{}) error {
 // that a test knows that it has proved something.
 func (c *Checker) Compared() int { return c.compared }
 
-// complete tells that everything that a rank holds has been seen.
+// complete reports whether everything that a rank holds has been seen.
 func (c *Checker) complete(w *worker, n uint32) bool {
 	return w.whole || w.rank(n).cleared
 }

@@ -4,7 +4,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// entries judges a message with entries, and applies it.
+// entries checks a message with entries, and applies it.
 //
 // What came twice or out of order is looked for in the whole message before what
 // is missing: a swap is a hole too, and should be called a swap.
@@ -21,22 +21,22 @@ func (c *Checker) entries(msg *kvcastv1.SubscribeResponse) error {
 	if err := c.checkBound(msg); err != nil {
 		return err
 	}
-	if err := c.take(msg.GetEntries()); err != nil {
+	if err := c.apply(msg.GetEntries()); err != nil {
 		return err
 	}
 	c.head = msg.GetPosition().GetSeq()
 	return nil
 }
 
-// take judges entries one by one, and applies them.
-func (c *Checker) take(entries []*kvcastv1.Entry) error {
+// apply checks entries one by one, and applies them to the view.
+func (c *Checker) apply(entries []*kvcastv1.Entry) error {
 	for _, e := range entries {
 		if err := c.checkEntry(e); err != nil {
 			return err
 		}
 		c.seen[e.GetSeq()] = struct{}{}
 		c.lastSeq = e.GetSeq()
-		c.tell(e)
+		c.recordLosses(e)
 		c.view.Apply(e)
 	}
 	return nil
@@ -92,7 +92,7 @@ func (c *Checker) checkHoles(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// checkEntry judges one entry: its form, what was asked for, and how it follows
+// checkEntry checks one entry: its form, what was asked for, and how it follows
 // from what its worker did before.
 func (c *Checker) checkEntry(e *kvcastv1.Entry) error {
 	if err := checkEntryForm(e); err != nil {
@@ -110,7 +110,7 @@ func (c *Checker) checkEntry(e *kvcastv1.Entry) error {
 	return c.checkWhole(w, e)
 }
 
-// progress judges a Progress message.
+// progress checks a Progress message.
 func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 	if err := c.checkLink(msg); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 	return c.checkDigests(digests, at)
 }
 
-// checkAlive judges a Progress that tells no more than that a snapshot waits.
+// checkAlive checks a Progress that only says that a snapshot waits.
 func checkAlive(msg *kvcastv1.SubscribeResponse) error {
 	if len(msg.GetProgress().GetWorkers()) > 0 {
 		return broken(Protocol, "digests where what is held is not whole")

@@ -26,7 +26,7 @@ func normal(f *kvcastv1.Filter) *kvcastv1.Filter {
 	return f
 }
 
-// all tells that every entry is asked for.
+// all reports whether every entry is asked for.
 func (f filter) all() bool {
 	return len(f.workers) == 0 && len(f.models) == 0 && len(f.tiers) == 0
 }

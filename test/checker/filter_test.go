@@ -55,7 +55,7 @@ func TestFilteredStreams(t *testing.T) {
 	}
 }
 
-func TestAWorkerMayComeBackWithTheModelAskedFor(t *testing.T) {
+func TestWorkerMayReturnWithTheFilteredModel(t *testing.T) {
 	req := fromEarliest()
 	req.Filter = &kvcastv1.Filter{Models: []string{"m-a"}}
 	// Ids 1 to 6 were under another model, and so were 9 to 11.
@@ -71,7 +71,7 @@ func TestAWorkerMayComeBackWithTheModelAskedFor(t *testing.T) {
 	wantProperty(t, err, checker.GapFree)
 }
 
-func TestAnEmptyFilterAsksForEverything(t *testing.T) {
+func TestEmptyFilterSelectsEverything(t *testing.T) {
 	streams := goodStreams()
 	streams[1].req.Filter = &kvcastv1.Filter{}
 	_, err := play(t, streams)

@@ -27,7 +27,7 @@ func checkEntryForm(e *kvcastv1.Entry) error {
 	return nil
 }
 
-// aboutWorker tells that an event is about the worker as a whole.
+// aboutWorker reports whether an event is about the worker as a whole.
 func aboutWorker(ev *kvcastv1.RouterEvent) bool {
 	return ev.GetWorkerAdded() != nil || ev.GetWorkerRemoved() != nil
 }
@@ -139,7 +139,7 @@ func storedFault(s *kvcastv1.Stored) string {
 
 func realTier(t kvcastv1.Tier) bool { return named(kvcastv1.Tier_name, t) }
 
-// named tells that an enum's value is one of the contract's, and not its zero.
+// named reports whether an enum's value is one of the contract's, and not its zero.
 func named[E ~int32](names map[int32]string, e E) bool {
 	_, ok := names[int32(e)]
 	return ok && e != 0
@@ -180,7 +180,7 @@ func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// partOfSnapshot tells that a message has its place within a snapshot alone.
+// partOfSnapshot reports whether a message has its place within a snapshot alone.
 func partOfSnapshot(msg *kvcastv1.SubscribeResponse) bool {
 	return msg.GetSnapshotWorker() != nil || len(msg.GetSnapshotBlocks()) > 0 || msg.GetSnapshotEnd() != nil
 }

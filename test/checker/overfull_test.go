@@ -7,9 +7,9 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// TestTooManyBlocksAreToldOnce follows what the contract says of
+// TestTooManyBlocksIsReportedOnce follows what the contract says of
 // REASON_TOO_MANY_BLOCKS, and of REASON_TOO_MANY_ATTRIBUTES.
-func TestTooManyBlocksAreToldOnce(t *testing.T) {
+func TestTooManyBlocksIsReportedOnce(t *testing.T) {
 	attributes := func() *kvcastv1.RouterEvent {
 		ev := overfull(0, 0)
 		ev.GetGap().Reason = kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES
@@ -45,7 +45,7 @@ func TestTooManyBlocksAreToldOnce(t *testing.T) {
 			err := playOn(t, c, []stream{{fromAfter(0), msgs}})
 			wantProperty(t, err, tt.want)
 			if err == nil {
-				wantProperty(t, c.Told("a", 0), "")
+				wantProperty(t, c.Reported("a", 0), "")
 				if got, want := c.View().Incomplete("a", 0), tt.events[len(tt.events)-1].GetGap() != nil; got != want {
 					t.Errorf("incomplete: got %v, want %v", got, want)
 				}

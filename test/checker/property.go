@@ -2,10 +2,10 @@ package checker
 
 import "fmt"
 
-// Property is a promise that the stream keeps.
+// Property is a guarantee of the stream.
 type Property string
 
-// The promises.
+// The guarantees.
 const (
 	// Ordered: the seqs of entries grow.
 	Ordered Property = "Ordered"
@@ -23,18 +23,18 @@ const (
 	// Progress: a position says what has been delivered, neither more nor less.
 	Progress Property = "Progress"
 	// Snapshot: a snapshot and the entries after it equal the state later. It
-	// tells each worker and each of its blocks once, in order, and nothing that
+	// contains each worker and each of its blocks once, in order, and nothing that
 	// its position does not cover.
 	Snapshot Property = "Snapshot"
-	// Told: what cannot be known is said to be so.
-	Told Property = "Told"
+	// Reported: what cannot be known is reported.
+	Reported Property = "Reported"
 	// Convergent: the view equals what the engine holds.
 	Convergent Property = "Convergent"
 	// Protocol: messages have the form that the contract gives them.
 	Protocol Property = "Protocol"
 )
 
-// Violation is a promise broken.
+// Violation is a broken guarantee.
 type Violation struct {
 	Property Property
 	// Detail says where and how.

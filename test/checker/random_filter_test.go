@@ -73,7 +73,7 @@ func filterStreams(t *rapid.T, f *kvcastv1.Filter, streams []stream) []stream {
 	return out
 }
 
-func TestAnyGoodFilteredStreamPasses(t *testing.T) {
+func TestRandomFilteredStreamsPass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		entries := drawTiers(t, drawEntries(t))
 		f := drawFilter(t)

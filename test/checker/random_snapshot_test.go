@@ -227,7 +227,7 @@ func drawTiers(t *rapid.T, entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 	return entries
 }
 
-func TestASnapshotAndTheEntriesAfterItEqualTheStateLater(t *testing.T) {
+func TestSnapshotPlusEntriesEqualsLaterState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		entries := drawTiers(t, drawEntries(t))
 		c, err := play(t, drawSnapshotStreams(t, nil, entries))
@@ -247,7 +247,7 @@ func TestASnapshotAndTheEntriesAfterItEqualTheStateLater(t *testing.T) {
 	})
 }
 
-func TestAnyGoodFilteredSnapshotPasses(t *testing.T) {
+func TestRandomFilteredSnapshotsPass(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		entries, filter := drawTiers(t, drawEntries(t)), drawFilter(t)
 		c, err := play(t, drawSnapshotStreams(t, filter, entries))

@@ -13,9 +13,9 @@ import (
 type snapshot struct {
 	// floor is the seq that it must not end behind.
 	floor uint64
-	// worker is the one that was told last, whose blocks come.
+	// worker is the last one announced, whose blocks follow.
 	worker string
-	// entries tells that no more workers come.
+	// entries reports whether no more workers come.
 	entries bool
 	// awaited are the parents of the worker's blocks that have not come, each with
 	// the children that have.
@@ -29,7 +29,7 @@ type blockKey struct {
 	hash uint64
 }
 
-// snapshotBegin judges a SnapshotBegin, and discards what is held.
+// snapshotBegin checks a SnapshotBegin, and discards what is held.
 func (c *Checker) snapshotBegin(msg *kvcastv1.SubscribeResponse) error {
 	if err := checkUnplaced(msg); err != nil {
 		return err
@@ -52,18 +52,18 @@ func (c *Checker) snapshotBegin(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// discard forgets what is held, as a router does on SnapshotBegin. What was told of
-// losses stays told.
+// discard discards the state, as a router does on SnapshotBegin. Reported losses stay
+// reported.
 func (c *Checker) discard() {
-	c.holding, c.held = holdsPart, nil
-	c.fromStart, c.allTold = false, false
+	c.state, c.stateFilter = statePartial, nil
+	c.fromStart, c.allWorkersSeen = false, false
 	c.head, c.lastSeq, c.streamAt, c.snapAt = 0, 0, 0, 0
 	clear(c.seen)
 	clear(c.workers)
 	c.view.Reset()
 }
 
-// snapshotPart judges a message between SnapshotBegin and SnapshotEnd, and the
+// snapshotPart checks a message between SnapshotBegin and SnapshotEnd, and the
 // latter.
 func (c *Checker) snapshotPart(msg *kvcastv1.SubscribeResponse) error {
 	if msg.GetSnapshotEnd() != nil {
@@ -110,7 +110,7 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 	w.presence, w.model, w.lastID, w.whole = presenceAdded, model, sw.GetLastEventId(), true
 	c.view.ApplyWorker(sw)
 	for _, rank := range sw.GetIncompleteRanks() {
-		c.told[rankKey{name, rank}]++
+		c.reported[rankKey{name, rank}]++
 	}
 	c.snap.worker = name
 	clear(c.snap.awaited)
@@ -140,7 +140,7 @@ func (c *Checker) snapshotBlocks(b *kvcastv1.SnapshotBlocks) error {
 	return nil
 }
 
-// snapshotStored judges blocks by those before them, and applies them.
+// snapshotStored checks blocks by those before them, and applies them.
 func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	name, stored := c.snap.worker, ev.GetStored()
 	key := blockKey{rank: ev.GetDpRank(), tier: ev.GetTier()}
@@ -173,7 +173,7 @@ func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	return nil
 }
 
-// descends tells that a block continues another one, by way of any number of
+// descends reports whether a block continues another one, by way of any number of
 // blocks. Where a parent does so to its child, there is no order to keep.
 func descends(set map[uint64]Block, hash, from uint64) bool {
 	for range set {
@@ -192,10 +192,10 @@ func (c *Checker) snapshotEntries(entries []*kvcastv1.Entry) error {
 	if err := c.checkOrder(entries); err != nil {
 		return err
 	}
-	return c.take(entries)
+	return c.apply(entries)
 }
 
-// snapshotEnd judges a SnapshotEnd, with which the view is whole.
+// snapshotEnd checks a SnapshotEnd, with which the view is whole.
 func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
 	pos, q := msg.GetPosition(), msg.GetPosition().GetSeq()
 	switch {
@@ -213,12 +213,12 @@ func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
 		return broken(Snapshot, "it ends at %d, behind position %d that it follows", q, c.snap.floor)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.workers)) {
-		if c.workers[name].presence == presenceUntold {
-			return broken(Snapshot, "worker %q is there at its end, but was neither told nor added", name)
+		if c.workers[name].presence == presenceUnannounced {
+			return broken(Snapshot, "worker %q is there at its end, but was neither announced nor added", name)
 		}
 	}
-	c.holding, c.held = holdsWhole, c.req.GetFilter()
-	c.fromStart, c.allTold = q == 0, true
+	c.state, c.stateFilter = stateComplete, c.req.GetFilter()
+	c.fromStart, c.allWorkersSeen = q == 0, true
 	c.head, c.streamAt, c.snapAt = q, q, q
 	c.phase = phaseAccepted
 	if c.call == callSnapshot {

@@ -75,7 +75,7 @@ func next(streams []stream, p spot) *response {
 	return &response{}
 }
 
-// toldBefore tells that a worker is told in the snapshot before a spot.
+// toldBefore reports whether a worker is told in the snapshot before a spot.
 func toldBefore(streams []stream, p spot, name string) bool {
 	told := false
 	for _, m := range streams[p.stream].msgs[:p.msg] {
@@ -84,7 +84,7 @@ func toldBefore(streams []stream, p spot, name string) bool {
 	return told
 }
 
-// comesAgain tells that a worker has an entry after a spot that is not discarded.
+// comesAgain reports whether a worker has an entry after a spot that is not discarded.
 func comesAgain(streams []stream, p spot, name string) bool {
 	for i := p.stream; i < len(streams); i++ {
 		msgs := streams[i].msgs
@@ -289,7 +289,7 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 	}),
 }
 
-func TestAnySingleMutationOfASnapshotIsCaught(t *testing.T) {
+func TestEverySingleSnapshotMutationIsCaught(t *testing.T) {
 	for name, mutate := range snapshotMutations {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {

@@ -55,7 +55,7 @@ func snapshotStreams() []stream {
 	}
 }
 
-func TestGoodSnapshotsPass(t *testing.T) {
+func TestCorrectSnapshotsPass(t *testing.T) {
 	s := snapshotStreams()
 	s[0].msgs = s[0].msgs[:12]
 	c, err := play(t, s[:1])
@@ -70,17 +70,17 @@ func TestGoodSnapshotsPass(t *testing.T) {
 	wantProperty(t, c.Converged("c", 0, device, set(5, 8, 9)), checker.Convergent)
 	wantProperty(t, c.Converged("z", 0, device, set(1)), checker.Convergent)
 	wantProperty(t, c.Converged("a", 1, device, set(7)), "") // incomplete
-	wantProperty(t, c.Told("a", 1), "")
-	wantProperty(t, c.Told("a", 0), checker.Told)
+	wantProperty(t, c.Reported("a", 1), "")
+	wantProperty(t, c.Reported("a", 0), checker.Reported)
 
 	c, err = play(t, snapshotStreams())
 	wantProperty(t, err, "")
 	wantProperty(t, c.Converged("a", 0, device, nil), "")
 	wantProperty(t, c.Converged("d", 0, device, set(1)), "")
-	wantProperty(t, c.Told("c", 0), "")
+	wantProperty(t, c.Reported("c", 0), "")
 }
 
-func TestAPartOfASnapshotIsNoPosition(t *testing.T) {
+func TestPartialSnapshotHasNoPosition(t *testing.T) {
 	s := snapshotStreams()[0]
 	s.msgs = s.msgs[:16]
 	c, err := play(t, []stream{s})
@@ -96,7 +96,7 @@ func TestAPartOfASnapshotIsNoPosition(t *testing.T) {
 	wantProperty(t, playOn(t, c, snapshotStreams()), "")
 }
 
-func TestTheOldViewStandsUntilSnapshotBegin(t *testing.T) {
+func TestViewIsKeptUntilSnapshotBegin(t *testing.T) {
 	c, err := play(t, goodStreams()[:1])
 	wantProperty(t, err, "")
 	if err := c.Begin(fromSnapshot()); err != nil {
@@ -109,7 +109,7 @@ func TestTheOldViewStandsUntilSnapshotBegin(t *testing.T) {
 	wantProperty(t, playOn(t, c, goodStreams()[1:]), "")
 }
 
-func TestEachBrokenSnapshotIsNamed(t *testing.T) {
+func TestEachSnapshotViolationNamesItsProperty(t *testing.T) {
 	fail := kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	drop := func(s *stream, i int) { s.msgs = slices.Delete(s.msgs, i, i+1) }
 	insert := func(s *stream, i int, m ...*kvcastv1.SubscribeResponse) { s.msgs = slices.Insert(s.msgs, i, m...) }
@@ -264,7 +264,7 @@ func TestEachBrokenSnapshotIsNamed(t *testing.T) {
 	}
 }
 
-func TestASnapshotMayBeOfAnotherEpoch(t *testing.T) {
+func TestSnapshotMayHaveAnotherEpoch(t *testing.T) {
 	s := snapshotStreams()[1]
 	s.msgs[0].Accepted.OldestSeq = 1 // nothing was lost but the journal
 	s.msgs = s.msgs[:3]
@@ -280,7 +280,7 @@ func TestASnapshotMayBeOfAnotherEpoch(t *testing.T) {
 
 // A circle of parents has no order; an engine does not make one, but a server has
 // to get out of it.
-func TestACircleOfParentsHasNoOrder(t *testing.T) {
+func TestCyclicParentsHaveNoOrder(t *testing.T) {
 	circle := func(last ...*kvcastv1.RouterEvent) error {
 		_, err := play(t, []stream{{fromSnapshot(), []*kvcastv1.SubscribeResponse{
 			announced(1, 3), snapshotBegin(), snapshotWorker("a", 2),

@@ -18,7 +18,7 @@ func wantMode(req *kvcastv1.SubscribeRequest) kvcastv1.Accepted_Mode {
 	}
 }
 
-// accept judges the answer to the start that was asked for.
+// accept checks the answer to the start that was asked for.
 func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 	acc := msg.GetAccepted()
 	oldest, newest := acc.GetOldestSeq(), acc.GetNewestSeq()
@@ -41,10 +41,10 @@ func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 		return err
 	}
 	at := msg.GetPosition().GetSeq()
-	if c.holding == holdsNothing {
-		c.holding, c.held = holdsWhole, c.req.GetFilter()
+	if c.state == stateNone {
+		c.state, c.stateFilter = stateComplete, c.req.GetFilter()
 		c.epoch, c.head = acc.GetEpoch(), at
-		c.fromStart, c.allTold = at == 0, at == 0
+		c.fromStart, c.allWorkersSeen = at == 0, at == 0
 	}
 	c.streamAt = at
 	c.phase = phaseAccepted
@@ -54,7 +54,7 @@ func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// announce judges an Accepted that a snapshot follows.
+// announce checks an Accepted that a snapshot follows.
 func (c *Checker) announce(msg *kvcastv1.SubscribeResponse) error {
 	if err := checkUnplaced(msg); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
 		return broken(Protocol, "Accepted without a position")
 	case pos.GetEpoch() != acc.GetEpoch():
 		return broken(Protocol, "Accepted of epoch %q has a position of epoch %q", acc.GetEpoch(), pos.GetEpoch())
-	case c.holding != holdsNothing && acc.GetEpoch() != c.epoch:
+	case c.state != stateNone && acc.GetEpoch() != c.epoch:
 		return broken(Protocol, "resumed in epoch %q, asked in %q", acc.GetEpoch(), c.epoch)
 	case msg.GetPrevSeq() != 0 && msg.GetPrevSeq() != at:
 		// Nothing comes before it, so it is the start or nothing.

@@ -24,7 +24,7 @@ type viewWorker struct {
 type viewRank struct {
 	tiers map[kvcastv1.Tier]map[uint64]Block
 	gaps  []*kvcastv1.Gap
-	// incomplete tells that the sets may be wrong.
+	// incomplete reports whether the sets may be wrong.
 	incomplete bool
 }
 
@@ -177,7 +177,7 @@ func (v *View) Digest(worker string, dpRank uint32, tier kvcastv1.Tier) uint64 {
 	return digest(v.set(worker, dpRank, tier))
 }
 
-// Gaps returns the gaps told of a dp rank since its worker was added, in order.
+// Gaps returns the gaps reported for a dp rank since its worker was added, in order.
 func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
 	if r := v.known(worker, dpRank); r != nil {
 		return slices.Clone(r.gaps)
@@ -185,7 +185,7 @@ func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
 	return nil
 }
 
-// Incomplete tells that the sets of a dp rank may be wrong: there was a gap, and
+// Incomplete reports whether the sets of a dp rank may be wrong: there was a gap, and
 // it has not been empty since.
 func (v *View) Incomplete(worker string, dpRank uint32) bool {
 	return v.known(worker, dpRank).isIncomplete()
@@ -219,7 +219,7 @@ type Block struct {
 	Parent     uint64
 	HasParent  bool
 	TokensHash uint64
-	// Hashed tells that TokensHash is known.
+	// Hashed reports whether TokensHash is known.
 	Hashed    bool
 	BlockSize uint32
 	// LoRA is empty for the base model.

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-func TestDiffOfViews(t *testing.T) {
+func TestDiff(t *testing.T) {
 	hashOnly := func(id uint64, hashes ...uint64) *kvcastv1.RouterEvent {
 		ev := store(id, 0, hashes...)
 		ev.GetStored().TokensHashes, ev.GetStored().BlockSize = nil, 0

@@ -64,7 +64,7 @@ func TestViewAppliesEvents(t *testing.T) {
 	want("b", 0, device, set())
 }
 
-func TestViewRemembersGapsUntilCleared(t *testing.T) {
+func TestViewKeepsGapsUntilCleared(t *testing.T) {
 	v := checker.NewView()
 	v.ApplyEvent("a", gap(1, 2))
 	if !v.Incomplete("a", 2) || v.Incomplete("a", 0) {

@@ -17,16 +17,16 @@ const (
 	cutSlack = 64
 )
 
-// presence is what the stream has told of a worker's coming and going.
+// presence is whether the stream has added or removed a worker.
 type presence int
 
 const (
 	presenceUnknown presence = iota // not heard of
 	presenceAdded
 	presenceRemoved
-	// presenceUntold is that of a worker that a snapshot does not tell of and its
+	// presenceUnannounced is that of a worker that a snapshot does not announce and its
 	// entries do: it must be removed before the snapshot ends.
-	presenceUntold
+	presenceUnannounced
 )
 
 // worker is what the Checker remembers of a worker between entries.
@@ -35,7 +35,7 @@ type worker struct {
 	model    string
 	lastID   uint64
 	lastSeq  uint64 // of its last entry that came; 0 where there was none
-	// whole tells that all it did since it was added has been seen.
+	// whole reports whether all it did since it was added has been seen.
 	whole bool
 	ranks map[uint32]*rank
 }
@@ -47,7 +47,7 @@ type rank struct {
 	engineTime int64
 	ingestTime int64
 	size       int
-	// cleared tells that it was empty once, so that all it holds has been seen.
+	// cleared reports whether it was empty once, so that all it holds has been seen.
 	cleared bool
 	// leftOut are the reasons for which a Gap said since it was cleared that blocks are
 	// left out.
@@ -73,14 +73,14 @@ func (w *worker) rank(n uint32) *rank {
 	return r
 }
 
-// follow judges an event by what its worker did before it.
+// follow checks an event by what its worker did before it.
 func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 	if err := c.followID(w, e, ev); err != nil {
 		return err
 	}
 	added := ev.GetWorkerAdded()
 	switch {
-	case added != nil && (w.presence == presenceAdded || w.presence == presenceUntold):
+	case added != nil && (w.presence == presenceAdded || w.presence == presenceUnannounced):
 		return broken(Protocol, "worker %q of entry %d is added again", e.GetWorker(), e.GetSeq())
 	case added != nil:
 		w.presence, w.model, w.whole = presenceAdded, e.GetModel(), true
@@ -88,11 +88,11 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	case w.presence == presenceRemoved:
 		return broken(Protocol, "entry %d is of worker %q, which was removed", e.GetSeq(), e.GetWorker())
 	case w.presence == presenceUnknown && c.phase == phaseSnapshot:
-		w.presence, w.model = presenceUntold, e.GetModel()
+		w.presence, w.model = presenceUnannounced, e.GetModel()
 	case w.presence == presenceUnknown && c.fromStart:
 		return broken(Protocol, "entry %d is of worker %q, which was not added", e.GetSeq(), e.GetWorker())
-	case w.presence == presenceUnknown && c.allTold:
-		return broken(Snapshot, "entry %d is of worker %q, which was neither told nor added", e.GetSeq(), e.GetWorker())
+	case w.presence == presenceUnknown && c.allWorkersSeen:
+		return broken(Snapshot, "entry %d is of worker %q, which was neither announced nor added", e.GetSeq(), e.GetWorker())
 	case w.presence == presenceUnknown:
 		w.presence, w.model = presenceAdded, e.GetModel()
 	}

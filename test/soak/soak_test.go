@@ -68,7 +68,7 @@ func TestMemoryIsFlat(t *testing.T) {
 	}
 }
 
-func TestEveryFaultStrikes(t *testing.T) {
+func TestEveryFaultHasARate(t *testing.T) {
 	all, lossless := faultsOf(1, false), faultsOf(1, true)
 	for _, f := range simulator.AllFaults() {
 		if all.Rates[f] == 0 {

@@ -77,7 +77,7 @@ func TestPoolEvictsTheLeastRecentlyUsedFromItsEnd(t *testing.T) {
 	}
 }
 
-func TestPoolKeepsWhatRunningRequestsUse(t *testing.T) {
+func TestPoolKeepsBlocksOfRunningRequests(t *testing.T) {
 	p := newPool(t, blockpool.Config{Capacity: 4, BlockSize: 1})
 	r, _, _ := p.Start([]uint32{1, 2, 3})
 	if events, ok := p.Request([]uint32{7, 8}); ok || events != nil {
@@ -101,7 +101,7 @@ func TestPoolKeepsWhatRunningRequestsUse(t *testing.T) {
 	}
 }
 
-func TestPoolsWithOtherSeedsUseOtherNames(t *testing.T) {
+func TestPoolsWithOtherSeedsUseOtherHashes(t *testing.T) {
 	a := newPool(t, blockpool.Config{HashSeed: 1})
 	b := newPool(t, blockpool.Config{HashSeed: 2})
 	prompt := make([]uint32, 40)
@@ -114,7 +114,7 @@ func TestPoolsWithOtherSeedsUseOtherNames(t *testing.T) {
 	}
 }
 
-func TestWhoCountsFollowsThePoolExactly(t *testing.T) {
+func TestReplicaEqualsThePool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		capacity := rapid.IntRange(1, 24).Draw(t, "capacity")
 		p := newPool(t, blockpool.Config{

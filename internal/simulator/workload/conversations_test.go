@@ -44,7 +44,7 @@ func TestSameSeedSameEvents(t *testing.T) {
 }
 
 // The shape is that of batches recorded from vLLM's own publisher and pool.
-func TestWorkloadLooksLikeAnEngine(t *testing.T) {
+func TestConversationsLookLikeAnEngine(t *testing.T) {
 	w, pool := newConversations(t, workload.Config{}, blockpool.Config{Capacity: 2048}, 1)
 	for pool.Copies() < 2048 {
 		w.Step()
@@ -83,7 +83,7 @@ func TestWorkloadLooksLikeAnEngine(t *testing.T) {
 		float64(events)/steps, float64(single)/float64(stores), float64(prompts)/float64(stores-single), twice)
 }
 
-func TestWorkloadRefusesWhatNeverFits(t *testing.T) {
+func TestNewConversationsRejectsPromptsThatNeverFit(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		cfg  workload.Config
@@ -105,7 +105,7 @@ func TestWorkloadRefusesWhatNeverFits(t *testing.T) {
 	}
 }
 
-func TestASmallPoolStillWorks(t *testing.T) {
+func TestSmallPoolWorks(t *testing.T) {
 	for _, capacity := range []int{3, 4, 7, 32} {
 		w, pool := newConversations(t, workload.Config{}, blockpool.Config{Capacity: capacity}, 3)
 		f := pooltest.NewReplica()

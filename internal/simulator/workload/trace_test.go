@@ -22,7 +22,7 @@ const twoRequests = `{"timestamp": 0, "input_length": 513, "output_length": 3, "
 {"timestamp": 1500, "input_length": 512, "output_length": 0, "hash_ids": [7], "more": {}}
 `
 
-func TestATraceIsReadPlainAndCompressed(t *testing.T) {
+func TestReadTracePlainAndCompressed(t *testing.T) {
 	want := &workload.Trace{Requests: []workload.TraceRequest{
 		{Input: 513, Output: 3, IDs: []uint64{7, 8}},
 		{At: 1500 * time.Millisecond, Input: 512, IDs: []uint64{7}},
@@ -47,7 +47,7 @@ func TestATraceIsReadPlainAndCompressed(t *testing.T) {
 	}
 }
 
-func TestABadTraceIsRefusedWithItsLine(t *testing.T) {
+func TestReadTraceErrorsNameTheLine(t *testing.T) {
 	const good = `{"timestamp": 10, "input_length": 5, "output_length": 3, "hash_ids": [7]}` + "\n"
 	for content, says := range map[string]string{
 		"":                                   "t: it has no request",
@@ -87,7 +87,7 @@ func conversation(t *testing.T, requests int) *workload.Trace {
 	return &workload.Trace{Requests: trace.Requests[:requests]}
 }
 
-func TestTheConversationTraceIsWhole(t *testing.T) {
+func TestConversationTraceIsComplete(t *testing.T) {
 	trace := conversation(t, 12_031)
 	input, output := 0, 0
 	for _, r := range trace.Requests {
@@ -99,7 +99,7 @@ func TestTheConversationTraceIsWhole(t *testing.T) {
 	}
 }
 
-func TestEqualIDsAreEqualTokens(t *testing.T) {
+func TestEqualIDsGiveEqualTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ids := rapid.SliceOfN(rapid.Uint64Range(0, 3), 1, 4)
 		draw := func(name string) workload.TraceRequest {
@@ -120,7 +120,7 @@ func TestEqualIDsAreEqualTokens(t *testing.T) {
 	})
 }
 
-func TestEachRequestGoesToOneEngine(t *testing.T) {
+func TestSplitAssignsEachRequestToOneEngine(t *testing.T) {
 	trace := conversation(t, 2000)
 	for _, policy := range []workload.Policy{workload.PolicyRoundRobin, workload.PolicyPrefix} {
 		parts, err := trace.Split(4, policy)
@@ -183,7 +183,7 @@ func directHits(trace *workload.Trace, blockSize int) (hits uint64) {
 	return hits
 }
 
-func TestAPoolWithoutEndHasTheHitRateOfTheIDs(t *testing.T) {
+func TestUnboundedPoolHasTheHitRateOfTheIDs(t *testing.T) {
 	for _, tt := range []struct{ blockSize, requests int }{{512, 1200}, {128, 200}, {16, 80}} {
 		trace := conversation(t, tt.requests)
 		pool := newPool(t, blockpool.Config{Capacity: 20_000_000 / tt.blockSize, BlockSize: tt.blockSize})
@@ -221,7 +221,7 @@ func more(load *workload.TraceRun) bool {
 	return ok
 }
 
-func TestWhoCountsFollowsATraceExactly(t *testing.T) {
+func TestReplicaEqualsThePoolOfATrace(t *testing.T) {
 	request := rapid.Custom(func(t *rapid.T) workload.TraceRequest {
 		r := workload.TraceRequest{
 			At:     time.Duration(rapid.IntRange(0, 3000).Draw(t, "at")) * time.Millisecond,
@@ -275,7 +275,7 @@ func TestWhoCountsFollowsATraceExactly(t *testing.T) {
 	})
 }
 
-func TestATraceHasItsTimes(t *testing.T) {
+func TestTraceRunKeepsTheTimes(t *testing.T) {
 	trace := &workload.Trace{Requests: []workload.TraceRequest{
 		{At: 0, Input: 512, Output: 1, IDs: []uint64{1}},
 		{At: 10 * time.Second, Input: 512, IDs: []uint64{2}},
