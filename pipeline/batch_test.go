@@ -297,7 +297,7 @@ func TestWithoutTimeoutEachBatchIsAnEntry(t *testing.T) {
 	})
 }
 
-func TestParentZero(t *testing.T) {
+func TestParentZeroIsNoParentUnlessKnown(t *testing.T) {
 	tests := map[string]struct {
 		calls []call
 		want  string // the last event

@@ -134,9 +134,9 @@ func BenchmarkAnnouncing(b *testing.B) {
 	}
 }
 
-// BenchmarkMakingWay is a store of 16 blocks, a batch, for which as many make way,
+// BenchmarkExpiry is a store of 16 blocks, a batch, for which as many make way,
 // and a gap whenever no others are left that may.
-func BenchmarkMakingWay(b *testing.B) {
+func BenchmarkExpiry(b *testing.B) {
 	l := newBoundedLane(b, 16, poolBlocks)
 	l.batch.Events = l.batch.Events[:1]
 	b.ReportAllocs()
@@ -161,11 +161,11 @@ func BenchmarkFull(b *testing.B) {
 	}
 }
 
-// BenchmarkHeldUp reports how long single calls hold up a lane of 4,000,000
+// BenchmarkGapLatency reports how long single calls hold up a lane of 4,000,000
 // blocks: a gap, and the batches of one block for which the last few blocks make
 // way that are from before it, all together, which is as long as one might take
 // for which the last one does.
-func BenchmarkHeldUp(b *testing.B) {
+func BenchmarkGapLatency(b *testing.B) {
 	const blocks, few = pipeline.DefaultMaxBlocksPerRank, 16
 	var gap, last time.Duration
 	for b.Loop() {

@@ -17,9 +17,9 @@ func replacing(e wire.Event) wire.Event {
 	return e
 }
 
-// TestPartialBlocksLeaveWithTheirBlockSize has a store show that the blocks so far were
+// TestPartialBlocksAreRemovedWithTheirBlockSize has a store show that the blocks so far were
 // partial ones.
-func TestPartialBlocksLeaveWithTheirBlockSize(t *testing.T) {
+func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
 	calls := []call{
 		batch(withBlockSize(4, store(3, 1)), withBlockSize(4, store(2)), withBlockSize(4, store(2))),

@@ -205,9 +205,9 @@ func TestRefusedBlocksAreCountedByReason(t *testing.T) {
 	})
 }
 
-// TestEverythingIsReturned has workers come and go at random, with little room for
+// TestBudgetsAreReleasedCompletely has workers come and go at random, with little room for
 // them.
-func TestEverythingIsReturned(t *testing.T) {
+func TestBudgetsAreReleasedCompletely(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
 		cfg.Blocks = budget.New("blocks", rapid.SampledFrom([]int64{0, 4, 9, 16, 30}).Draw(t, "blocks"))
@@ -236,8 +236,8 @@ func TestEverythingIsReturned(t *testing.T) {
 	})
 }
 
-// TestWorkersShareTheBudgetAtOnce has workers take and return blocks beside each other.
-func TestWorkersShareTheBudgetAtOnce(t *testing.T) {
+// TestConcurrentWorkersShareTheBudget has workers take and return blocks beside each other.
+func TestConcurrentWorkersShareTheBudget(t *testing.T) {
 	const limit = 40
 	cfg := pipeline.Config{Blocks: budget.New("blocks", limit)}
 	s, err := newSubject(cfg)
@@ -270,9 +270,9 @@ func TestWorkersShareTheBudgetAtOnce(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAttributesIsAccountedFor compares what is accounted for with the heap: of
+// TestMemoryOfAttributesIsWithinItsBudget compares what is accounted for with the heap: of
 // tables, and of sources that are told of once.
-func TestMemoryOfAttributesIsAccountedFor(t *testing.T) {
+func TestMemoryOfAttributesIsWithinItsBudget(t *testing.T) {
 	for _, length := range []int{8, 100, 1000} {
 		for _, sources := range []int{1, 2} {
 			t.Run(fmt.Sprintf("names of %d bytes, %d sources", length, sources), func(t *testing.T) {

@@ -172,7 +172,7 @@ func TestBlocksPerRankAreBounded(t *testing.T) {
 	}
 }
 
-func TestBoundIsCountedAndTold(t *testing.T) {
+func TestRefusedBlocksAreCountedAndReported(t *testing.T) {
 	withWorker(t, pipeline.Config{MaxBlocksPerRank: 3}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1, 2, 3, 4)), batch(store(5, 6)))
 		want := []*kvcastv1.RankStatus{{DpRank: 0, Incomplete: true, Blocks: []*kvcastv1.TierBlocks{{Tier: kvcastv1.Tier_TIER_DEVICE, Blocks: 3}}}}
@@ -197,9 +197,9 @@ func (s *subject) ranks() []*kvcastv1.RankStatus {
 	return s.pipeline.Status(func(worker, _ string) bool { return worker == testWorker })[0].GetRanks()
 }
 
-// TestLargestEventMakesWayInOne has an event of MaxBlocks blocks displace as
+// TestLargestEventExpiresStaleBlocksAtOnce has an event of MaxBlocks blocks displace as
 // many.
-func TestLargestEventMakesWayInOne(t *testing.T) {
+func TestLargestEventExpiresStaleBlocksAtOnce(t *testing.T) {
 	hashes := func(from uint64) (all []uint64) {
 		for i := range uint64(128) {
 			all = append(all, from+i)
@@ -226,8 +226,8 @@ func TestLargestEventMakesWayInOne(t *testing.T) {
 	})
 }
 
-// TestBoundKeepsWhatStandsBesideHashes has a store lose blocks in its midst.
-func TestBoundKeepsWhatStandsBesideHashes(t *testing.T) {
+// TestPartlyRefusedRunKeepsParallelFields has a store lose blocks in its midst.
+func TestPartlyRefusedRunKeepsParallelFields(t *testing.T) {
 	cfg := pipeline.Config{MaxBlocksPerRank: 3, EmitTokenIDs: true}
 	withWorker(t, cfg, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1, 2, 3)))

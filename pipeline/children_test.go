@@ -75,8 +75,8 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 	})
 }
 
-// TestChildrenOfALargeTableAreCountedInTurns has more segments than a turn counts.
-func TestChildrenOfALargeTableAreCountedInTurns(t *testing.T) {
+// TestChildrenOfALargeTableAreCountedInSteps has more segments than a turn counts.
+func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 	const blocks = 100_000
 	table := newTable(nil)
 	r := &run{key: runKey{kind: wire.KindStored}}
@@ -98,9 +98,9 @@ func TestChildrenOfALargeTableAreCountedInTurns(t *testing.T) {
 	}
 }
 
-// TestNamesAreCountedInTurns has more names than a turn counts, which come and go
+// TestNamesAreCountedInSteps has more names than a turn counts, which come and go
 // meanwhile.
-func TestNamesAreCountedInTurns(t *testing.T) {
+func TestNamesAreCountedInSteps(t *testing.T) {
 	const names = 3 * countNames
 	tr := newTracker(2, names, &trackerCounts{})
 	for h := range uint64(names) {
@@ -125,8 +125,8 @@ func TestNamesAreCountedInTurns(t *testing.T) {
 	}
 }
 
-// TestCopyCountStaysAtItsLargest has an engine store a block ever again.
-func TestCopyCountStaysAtItsLargest(t *testing.T) {
+// TestCopyCountSaturates has an engine store a block ever again.
+func TestCopyCountSaturates(t *testing.T) {
 	full := copyCount{further: 1<<32 - 1, unsure: 1<<32 - 1}
 	got := full
 	got.stored(addCopy)

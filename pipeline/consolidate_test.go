@@ -439,9 +439,9 @@ func TestConsolidationIsCounted(t *testing.T) {
 	})
 }
 
-// TestSharedRunsWaitTogether has one source continue what waits of the other, and
+// TestRunsOfSeveralSourcesMerge has one source continue what waits of the other, and
 // restarts that end what waits.
-func TestSharedRunsWaitTogether(t *testing.T) {
+func TestRunsOfSeveralSourcesMerge(t *testing.T) {
 	withSharing(t, pipeline.Config{Timeout: time.Second}, "", func(t *testing.T, s *subject) {
 		got := told(s.play(t,
 			batch(store(1)), by2(batch(named(store(1, 2), 11, 12))), batch(store(3)), restarted(0),

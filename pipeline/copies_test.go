@@ -187,9 +187,9 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestGatesAreOfASource has one of two sources announce, so that the other's stores are
+// TestEachSourceHasItsOwnGate has one of two sources announce, so that the other's stores are
 // as unsure as before.
-func TestGatesAreOfASource(t *testing.T) {
+func TestEachSourceHasItsOwnGate(t *testing.T) {
 	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
 		t.Run(string(mode), func(t *testing.T) {
 			withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {

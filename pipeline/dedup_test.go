@@ -125,7 +125,7 @@ func TestDedup(t *testing.T) {
 	}
 }
 
-func TestFlushThatLeavesNothingUsesNoEventID(t *testing.T) {
+func TestFlushWithoutBlocksUsesNoEventID(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t,
 			batch(store(1), store(1)),

@@ -157,7 +157,7 @@ func TestTokenIDs(t *testing.T) {
 	}
 }
 
-func TestRunOfTokensGoesOutAtOnceAtTheCap(t *testing.T) {
+func TestRunAtTheTokenCapIsFlushed(t *testing.T) {
 	half := func(e wire.Event) wire.Event {
 		return withBlockSize(maxRunTokens/2, withTokens(maxRunTokens/2, e))
 	}

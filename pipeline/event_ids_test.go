@@ -7,9 +7,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestNoEventIDComesTwice has workers come and go under more names than are
+// TestEventIDsAreNeverReused has workers come and go under more names than are
 // remembered.
-func TestNoEventIDComesTwice(t *testing.T) {
+func TestEventIDsAreNeverReused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		got := newEventIDs()
 		last, there := make(map[string]uint64), make(map[string]uint64)
@@ -40,7 +40,7 @@ func TestNoEventIDComesTwice(t *testing.T) {
 	})
 }
 
-func TestEventIDsOfTheLastToGoAreExact(t *testing.T) {
+func TestEventIDsOfRecentlyRemovedWorkersAreExact(t *testing.T) {
 	got := newEventIDs()
 	name := func(i int) string { return fmt.Sprint("w", i) }
 	check := func(what, name string, want uint64) {

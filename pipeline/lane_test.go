@@ -73,7 +73,7 @@ func TestDefaultCapIs128(t *testing.T) {
 	})
 }
 
-func TestEventIDsGoOnWhenAWorkerComesBack(t *testing.T) {
+func TestEventIDsContinueWhenAWorkerReturns(t *testing.T) {
 	other := call{Worker: "other", Add: &feed.Worker{Name: "other"}}
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		got := s.play(t, batch(store(1)), other, removed(), added(), batch(store(1), store(2)), removed(), added())
@@ -95,7 +95,7 @@ func TestRemoveOfAnUnknownWorkerDoesNothing(t *testing.T) {
 	})
 }
 
-func TestLaneTakesNothingAfterTheEnd(t *testing.T) {
+func TestClosedLaneIgnoresEvents(t *testing.T) {
 	tests := map[string]call{
 		"close":  {Close: true},
 		"remove": removed(),
@@ -135,7 +135,7 @@ func busyWorker(p *pipeline.Pipeline, name string, rounds int) {
 	}
 }
 
-func TestLanesDoNotDisturbOneAnother(t *testing.T) {
+func TestLanesAreIndependent(t *testing.T) {
 	tests := map[string]time.Duration{
 		"without timeout":     0,
 		"with a timer's help": 50 * time.Microsecond,
@@ -177,9 +177,9 @@ func TestLanesDoNotDisturbOneAnother(t *testing.T) {
 	}
 }
 
-// TestCloseEndsLanesAtWork closes a pipeline while batches come in: they go out
+// TestCloseDuringBatches closes a pipeline while batches come in: they go out
 // or they do not, but nothing waits any more, and nothing follows.
-func TestCloseEndsLanesAtWork(t *testing.T) {
+func TestCloseDuringBatches(t *testing.T) {
 	for range 20 {
 		s, err := newSubject(pipeline.Config{Timeout: 50 * time.Microsecond})
 		if err != nil {

@@ -167,7 +167,7 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 	}
 }
 
-func TestMetricsGoWithTheirWorker(t *testing.T) {
+func TestMetricsAreRemovedWithTheirWorker(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1)), call{Worker: "other", Add: &feed.Worker{Name: "other"}}, removed())
 		for _, sample := range s.metrics(t) {

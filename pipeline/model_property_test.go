@@ -59,7 +59,7 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 	return s.journal.check(m.entries)
 }
 
-func TestEntriesAreTheModels(t *testing.T) {
+func TestEntriesEqualTheModels(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
 		cfg.Blocks = budget.New("blocks", rapid.SampledFrom([]int64{0, 0, 4, 9, 16, 30}).Draw(t, "blocks"))
@@ -69,7 +69,7 @@ func TestEntriesAreTheModels(t *testing.T) {
 	})
 }
 
-func TestEntriesAreTheModelsWithTimeout(t *testing.T) {
+func TestEntriesEqualTheModelsWithTimeout(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout

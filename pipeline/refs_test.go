@@ -46,9 +46,9 @@ func TestRefsAreASet(t *testing.T) {
 	})
 }
 
-// TestSegmentOfManyEntriesSplits has the directory deep before a segment splits that
+// TestRefSegmentSplits has the directory deep before a segment splits that
 // many of its entries point to.
-func TestSegmentOfManyEntriesSplits(t *testing.T) {
+func TestRefSegmentSplits(t *testing.T) {
 	set, keys := newRefs(), []uint64{0}
 	keyOf := func(ref uint32) uint64 { return keys[ref] }
 	const half = 1 << 63

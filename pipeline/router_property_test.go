@@ -382,9 +382,9 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call)
 	return ""
 }
 
-// TestSnapshotSaysWhatTheStreamSaid compares, after each call, which ranks are
+// TestSnapshotEqualsTheStream compares, after each call, which ranks are
 // incomplete with what a router knows that applied all entries.
-func TestSnapshotSaysWhatTheStreamSaid(t *testing.T) {
+func TestSnapshotEqualsTheStream(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := newSubject(drawConfig(t))
 		if err != nil {
@@ -401,7 +401,7 @@ func TestSnapshotSaysWhatTheStreamSaid(t *testing.T) {
 	})
 }
 
-func TestRouterHoldsWhatEnginesHold(t *testing.T) {
+func TestRouterStateEqualsTheEngines(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		if diff := checkViews(t, drawConfig(t), drawCalls(t, false, false)); diff != "" {
 			t.Fatal(diff)
@@ -409,7 +409,7 @@ func TestRouterHoldsWhatEnginesHold(t *testing.T) {
 	})
 }
 
-func TestRouterHoldsWhatEnginesHoldWithTimeout(t *testing.T) {
+func TestRouterStateEqualsTheEnginesWithTimeout(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout

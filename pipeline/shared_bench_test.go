@@ -139,10 +139,10 @@ func sharedBytesPerBlock(tb testing.TB, blocks int) float64 {
 	return float64(bytes) / float64(blocks)
 }
 
-// BenchmarkSharedHeldUp reports how long single calls hold up a lane of 4,000,000
+// BenchmarkSharedGapLatency reports how long single calls hold up a lane of 4,000,000
 // blocks that two sources hold: the worst store of 100 blocks on the way there, a
 // gap, and a clear of one source.
-func BenchmarkSharedHeldUp(b *testing.B) {
+func BenchmarkSharedGapLatency(b *testing.B) {
 	for b.Loop() {
 		l := newSharedLane(b, 100)
 		l.batch.Events = l.batch.Events[:1]

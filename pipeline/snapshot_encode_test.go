@@ -13,8 +13,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// toldBlock is what is stored of a block, and what is told of it.
-type toldBlock struct {
+// encodedBlock is what is stored of a block, and what is told of it.
+type encodedBlock struct {
 	parent     uint64
 	hasParent  bool
 	tokensHash uint64
@@ -23,9 +23,9 @@ type toldBlock struct {
 	blockSize  uint32
 }
 
-// tellAll stores blocks in an order, and returns what is told of them, in order, and
+// encodeAll stores blocks in an order, and returns what is told of them, in order, and
 // in how many events.
-func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock, order []uint64, first uint32) (told []uint64, as map[uint64]toldBlock, events int) {
+func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedBlock, order []uint64, first uint32) (told []uint64, as map[uint64]encodedBlock, events int) {
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
 	table := l.newTable(l.ranks[0], wire.TierDevice)
 	for _, hash := range order {
@@ -43,7 +43,7 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 	slots, attrs := l.tableSize(at)
 	c := l.copyTable(context.Background(), at, slots, attrs)
 	defer c.free()
-	as = make(map[uint64]toldBlock)
+	as = make(map[uint64]encodedBlock)
 	ended := c.encodeFrom(first, "w", eventHead{tier: wire.TierDevice}, func(piece []byte) bool {
 		var m kvcastv1.SnapshotBlocks
 		if err := proto.Unmarshal(piece, &m); err != nil {
@@ -52,7 +52,7 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 		for _, e := range m.GetEvents() {
 			events++
 			s := e.GetStored()
-			b := toldBlock{parent: s.GetParentHash(), hasParent: s.ParentHash != nil, lora: s.GetLoraName(), blockSize: s.GetBlockSize()}
+			b := encodedBlock{parent: s.GetParentHash(), hasParent: s.ParentHash != nil, lora: s.GetLoraName(), blockSize: s.GetBlockSize()}
 			for i, hash := range s.GetBlockHashes() {
 				if b.hashed = len(s.GetTokensHashes()) > 0; b.hashed {
 					b.tokensHash = s.GetTokensHashes()[i]
@@ -73,17 +73,17 @@ func tellAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]toldBlock,
 	return told, as, events
 }
 
-// TestBlocksAreToldAfterTheirParents has forests, and circles, whose blocks lie
+// TestSnapshotHasParentsBeforeChildren has forests, and circles, whose blocks lie
 // anywhere: each is told once, as it was stored, and after its parent unless they go
 // round. The numbers of climbs run out in some.
-func TestBlocksAreToldAfterTheirParents(t *testing.T) {
+func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.SampledFrom([]int{1, 5, 40, 400}).Draw(rt, "blocks")
 		circles := rapid.IntRange(0, 3).Draw(rt, "circles") == 0
 		near := rapid.IntRange(1, n+1).Draw(rt, "near")
-		blocks, order := make(map[uint64]toldBlock), make([]uint64, 0, n)
+		blocks, order := make(map[uint64]encodedBlock), make([]uint64, 0, n)
 		for i := range n {
-			b := toldBlock{blockSize: 16, hashed: rapid.IntRange(0, 9).Draw(rt, "hashed") > 0}
+			b := encodedBlock{blockSize: 16, hashed: rapid.IntRange(0, 9).Draw(rt, "hashed") > 0}
 			if b.hashed {
 				b.tokensHash = uint64(1000 + i)
 			}
@@ -99,7 +99,7 @@ func TestBlocksAreToldAfterTheirParents(t *testing.T) {
 			order, blocks[uint64(i)] = append(order, uint64(i)), b
 		}
 		first := rapid.SampledFrom([]uint32{0, ancestryMask &^ (inStep - 1), ancestryMask - 5*inStep + 1}).Draw(rt, "first climb")
-		told, as, _ := tellAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
+		told, as, _ := encodeAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
 		if len(told) != n {
 			rt.Fatalf("%d blocks are told, want %d", len(told), n)
 		}
@@ -117,20 +117,20 @@ func TestBlocksAreToldAfterTheirParents(t *testing.T) {
 	})
 }
 
-// TestChainsAreToldInFewEvents has prompts of 64 blocks, and one long one.
-func TestChainsAreToldInFewEvents(t *testing.T) {
+// TestSnapshotEncodesAChainInFewEvents has prompts of 64 blocks, and one long one.
+func TestSnapshotEncodesAChainInFewEvents(t *testing.T) {
 	for _, tt := range []struct{ prompts, blocks, most int }{
 		{1, 64, 1}, {1, 1024, 1}, {1, 1025, 2}, {1, 10_000, 10}, {1000, 64, 7000},
 	} {
 		t.Run(fmt.Sprint(tt.prompts, " of ", tt.blocks), func(t *testing.T) {
-			blocks, order := make(map[uint64]toldBlock), []uint64(nil)
+			blocks, order := make(map[uint64]encodedBlock), []uint64(nil)
 			for p := range uint64(tt.prompts) {
 				for i := range uint64(tt.blocks) {
 					hash := p<<32 | i
-					blocks[hash], order = toldBlock{blockSize: 16, hashed: true, parent: hash - 1, hasParent: i > 0}, append(order, hash)
+					blocks[hash], order = encodedBlock{blockSize: 16, hashed: true, parent: hash - 1, hasParent: i > 0}, append(order, hash)
 				}
 			}
-			if told, _, events := tellAll(t, blocks, order, 0); len(told) != len(order) || events > tt.most {
+			if told, _, events := encodeAll(t, blocks, order, 0); len(told) != len(order) || events > tt.most {
 				t.Errorf("%d blocks in %d events, want %d in %d at most", len(told), events, len(order), tt.most)
 			}
 		})

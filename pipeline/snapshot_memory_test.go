@@ -36,8 +36,8 @@ func TestCopyWaitsForMemory(t *testing.T) {
 	})
 }
 
-// TestCopiesAreCounted reads a table while nothing is left for a copy.
-func TestCopiesAreCounted(t *testing.T) {
+// TestCopiesAcquireMemory reads a table while nothing is left for a copy.
+func TestCopiesAcquireMemory(t *testing.T) {
 	r := &run{key: runKey{kind: wire.KindStored}}
 	for h := range uint64(100_000) {
 		r.hashes = append(r.hashes, h)

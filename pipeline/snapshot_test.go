@@ -132,9 +132,9 @@ func testPipeline(t interface{ Fatalf(string, ...any) }) (*pipeline.Pipeline, *j
 	return p, j, p.AddWorker(feed.Worker{Name: testWorker, Model: "m", Ranks: []uint32{0}})
 }
 
-// TestCutIsTheStateAtItsEntry compares, after random batches, what a cut tells
+// TestSnapshotIsTheStateAtItsSeq compares, after random batches, what a cut tells
 // with what the entries up to it tell, and that parents come first.
-func TestCutIsTheStateAtItsEntry(t *testing.T) {
+func TestSnapshotIsTheStateAtItsSeq(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, j, lane := testPipeline(t)
 		hash := rapid.Uint64Range(0, 12)
@@ -173,8 +173,8 @@ func TestCutIsTheStateAtItsEntry(t *testing.T) {
 	})
 }
 
-// TestCutHasTheNewestBlockSize has one that is learned, before and after a restart.
-func TestCutHasTheNewestBlockSize(t *testing.T) {
+// TestSnapshotHasTheNewestBlockSize has one that is learned, before and after a restart.
+func TestSnapshotHasTheNewestBlockSize(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	for _, step := range []struct {
 		event wire.Event
@@ -194,8 +194,8 @@ func TestCutHasTheNewestBlockSize(t *testing.T) {
 	}
 }
 
-// TestCutTellsParentsFirst has a tree, stored in another order than it is told.
-func TestCutTellsParentsFirst(t *testing.T) {
+// TestSnapshotOfATreeHasParentsFirst has a tree, stored in another order than it is told.
+func TestSnapshotOfATreeHasParentsFirst(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	const n = 5000
 	for h := uint64(n); h > 0; h-- { // children first
@@ -235,9 +235,9 @@ func TestCutTellsParentsFirst(t *testing.T) {
 	}
 }
 
-// TestCutOfACircleEnds has blocks that are one another's parents, which no sane
+// TestSnapshotOfACycleEnds has blocks that are one another's parents, which no sane
 // engine stores.
-func TestCutOfACircleEnds(t *testing.T) {
+func TestSnapshotOfACycleEnds(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	for h := range uint64(3) {
 		lane.Batch(&feed.Batch{Events: []wire.Event{{
@@ -249,7 +249,7 @@ func TestCutOfACircleEnds(t *testing.T) {
 	}
 }
 
-func TestCutOfAnUnknownWorker(t *testing.T) {
+func TestSnapshotOfAnUnknownWorker(t *testing.T) {
 	p, _, _ := testPipeline(t)
 	if _, ok, err := p.Snapshot(t.Context(), "nobody", 0xff); ok || err != nil {
 		t.Errorf("got %v, %v, want no cut", ok, err)
@@ -260,9 +260,9 @@ func TestCutOfAnUnknownWorker(t *testing.T) {
 	}
 }
 
-// TestCutUnderLoad reads cuts of a large table while its engine goes on, clears
+// TestSnapshotUnderLoad reads cuts of a large table while its engine goes on, clears
 // and restarts: a cut and the entries after it are always the state.
-func TestCutUnderLoad(t *testing.T) {
+func TestSnapshotUnderLoad(t *testing.T) {
 	p, j, lane := testPipeline(t)
 	const pool = 60_000 // more than one turn copies
 	var next uint64
@@ -314,9 +314,9 @@ func TestCutUnderLoad(t *testing.T) {
 	}
 }
 
-// TestCutThatIsInterrupted has a table that is cleared while it is copied, and a
+// TestSnapshotIsCanceled has a table that is cleared while it is copied, and a
 // reader that leaves.
-func TestCutThatIsInterrupted(t *testing.T) {
+func TestSnapshotIsCanceled(t *testing.T) {
 	for name, interrupt := range map[string]func(feed.Lane, context.CancelFunc){
 		"by a clear":       func(l feed.Lane, _ context.CancelFunc) { l.Restarted(feed.Restart{}) },
 		"by its reader":    func(_ feed.Lane, cancel context.CancelFunc) { cancel() },
@@ -358,8 +358,8 @@ func TestCutThatIsInterrupted(t *testing.T) {
 	}
 }
 
-// TestCutAfterClose is a snapshot while a server ends: what is held is held.
-func TestCutAfterClose(t *testing.T) {
+// TestSnapshotAfterClose is a snapshot while a server ends: what is held is held.
+func TestSnapshotAfterClose(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
 	closePipeline(t, p)

@@ -91,9 +91,9 @@ func expire(t *rapid.T, got *table, held map[uint64]uint64, stale map[uint64]boo
 	}
 }
 
-// TestGenerationsRunOut has a rank see its last gap that can be numbered: at the
+// TestRankHasTooManyGaps has a rank see its last gap that can be numbered: at the
 // next the blocks go, and all begins again.
-func TestGenerationsRunOut(t *testing.T) {
+func TestRankHasTooManyGaps(t *testing.T) {
 	p, err := New(Config{MaxBlocksPerRank: 2}, journal.NewMemory(journal.Config{MaxBytes: 1 << 20}))
 	if err != nil {
 		t.Fatal(err)

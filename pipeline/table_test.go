@@ -84,7 +84,7 @@ func drawRun(t *rapid.T) *run {
 	return r
 }
 
-func TestTableKnowsWhatTheNewestStoreSaid(t *testing.T) {
+func TestNewestStoreReplacesABlock(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table, want := newTable(nil), make(map[uint64]plainBlock)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {

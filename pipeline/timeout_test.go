@@ -112,9 +112,9 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// TestTimeoutSparesTheRunAfter has a batch come at the very moment at which a
+// TestTimeoutAppliesToItsRunOnly has a batch come at the very moment at which a
 // timeout runs out: whichever is first, the batch's own run has all its time.
-func TestTimeoutSparesTheRunAfter(t *testing.T) {
+func TestTimeoutAppliesToItsRunOnly(t *testing.T) {
 	for range 200 {
 		withWorker(t, pipeline.Config{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {
 			s.play(t, batch(store(1)))
@@ -130,7 +130,7 @@ func TestTimeoutSparesTheRunAfter(t *testing.T) {
 	}
 }
 
-func TestTimeoutIsAReason(t *testing.T) {
+func TestTimeoutFlushesAreCounted(t *testing.T) {
 	withWorker(t, pipeline.Config{Timeout: time.Second}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1)), pass(time.Second), batch(store(2)), call{Close: true})
 		got := s.metrics(t).by("kvcast_pipeline_flushes_total", "reason")

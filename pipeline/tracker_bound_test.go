@@ -132,9 +132,9 @@ func TestIdleNamesAreBounded(t *testing.T) {
 	}
 }
 
-// TestRoomIsNotSoughtForLong has more blocks that may not leave before the first
+// TestSearchForRoomIsBounded has more blocks that may not leave before the first
 // that may than are looked at for one.
-func TestRoomIsNotSoughtForLong(t *testing.T) {
+func TestSearchForRoomIsBounded(t *testing.T) {
 	const blocks = maxUncertainSteps + 2
 	tr := newTracker(2, blocks, &trackerCounts{})
 	for h := range uint64(blocks) {
@@ -150,7 +150,7 @@ func TestRoomIsNotSoughtForLong(t *testing.T) {
 	}
 }
 
-func TestGapsOfASourceRunOut(t *testing.T) {
+func TestSourceHasTooManyGaps(t *testing.T) {
 	tr := newTracker(2, 10, &trackerCounts{})
 	tr.generations[engine] = maxNameGeneration - 1
 	tr.play(stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(1), 1)))
@@ -168,10 +168,10 @@ func TestGapsOfASourceRunOut(t *testing.T) {
 	}
 }
 
-// TestHoldersAreNamed has blocks that routers know by a name that its source let go
+// TestHoldersAreTheirSources has blocks that routers know by a name that its source let go
 // of, and by one that is another block's as well, and one that a source has two names
 // for.
-func TestHoldersAreNamed(t *testing.T) {
+func TestHoldersAreTheirSources(t *testing.T) {
 	tr := newTracker(3, 10, &trackerCounts{})
 	tr.play(
 		stores(0, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(2, storeOf(contents(1, 2), 21, 22)), stores(1, storeOf(contents(1), 11)),
@@ -231,9 +231,9 @@ func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 	}
 }
 
-// TestAdaptersAreToldApart has so many small trackers that in some of them blocks of
+// TestAdaptersAreDistinguished has so many small trackers that in some of them blocks of
 // one sequence hash lie side by side where they are looked up.
-func TestAdaptersAreToldApart(t *testing.T) {
+func TestAdaptersAreDistinguished(t *testing.T) {
 	const n = 8
 	for first := range uint64(2000) {
 		tr := newTracker(2, 100, new(trackerCounts))

@@ -80,12 +80,12 @@ func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[u
 	return wrong
 }
 
-// TestRouterHoldsTheUnionOfTheSources has two or three caches that call the same
+// TestRouterStateIsTheUnionOfTheSources has two or three caches that call the same
 // prompts by other names, and nothing that is lost: a router has, each once, the
 // prefixes that any of them holds, and each after its parent. A cache may continue a
 // block that it has let go of itself, as long as any other holds it, and call it what
 // any of them has called it.
-func TestRouterHoldsTheUnionOfTheSources(t *testing.T) {
+func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := newSubject(pipeline.Config{MaxBlocks: rapid.IntRange(1, 4).Draw(t, "max blocks")})
 		if err != nil {
