@@ -24,7 +24,7 @@ type message struct {
 	topic   []byte
 	seq     uint64
 	payload []byte
-	// restart tells that the engine began anew before it.
+	// restart reports whether the engine was restarted before it.
 	restart bool
 }
 
@@ -277,7 +277,7 @@ func followRecording(t *testing.T, s *process, worker string, messages []message
 		}
 	}
 	if gaps := c.View().Gaps(worker, 0); len(gaps) != 0 {
-		t.Errorf("gaps were told though nothing was lost: %v", gaps)
+		t.Errorf("gaps were reported though nothing was lost: %v", gaps)
 	}
 }
 

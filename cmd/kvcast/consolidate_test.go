@@ -81,7 +81,7 @@ func TestDedupEmitsABlockOnce(t *testing.T) {
 	}
 	publish(t, offload, goneOf(11, "CPU"), inHost(contentOf(14, 6, 6)))
 	if before := f.until("w", "stored [14]"); !slices.Equal(before, []string{"gone [1] TIER_DEVICE"}) {
-		t.Errorf("when the last source let go of it: got %q, want a remove by its first name", before)
+		t.Errorf("when the last source removed it: got %q, want a remove by its first name", before)
 	}
 }
 

@@ -245,12 +245,12 @@ func (r *liveRouter) until(what string, holds func() error) {
 func (r *liveRouter) untilHeld(what string, held []map[string][]int64) {
 	r.t.Helper()
 	if len(held) != liveRanks {
-		r.t.Fatalf("%s: the publisher tells what %d ranks hold", what, len(held))
+		r.t.Fatalf("%s: the publisher reports the blocks of %d ranks", what, len(held))
 	}
 	r.until(what, func() error { return r.holds(held) })
 	for rank := range uint32(liveRanks) {
 		if gaps := r.checker.View().Gaps("w", rank); len(gaps) > 0 {
-			r.t.Errorf("%s: rank %d: gaps were told though all could be fetched: %v", what, rank, gaps)
+			r.t.Errorf("%s: rank %d: gaps were reported though all could be replayed: %v", what, rank, gaps)
 		}
 		if r.checker.View().Incomplete("w", rank) {
 			r.t.Errorf("%s: rank %d is incomplete though all could be fetched", what, rank)
@@ -310,7 +310,7 @@ func testLivePublisher(t *testing.T, kvEvents string) {
 	r.untilHeld("live", p.publish(500))
 	for rank := range uint32(liveRanks) {
 		if r.checker.Reported("w", rank) == nil {
-			t.Errorf("rank %d: a loss or a restart was told, and there was none", rank)
+			t.Errorf("rank %d: a loss or a restart was reported, and there was none", rank)
 		}
 	}
 

@@ -71,7 +71,7 @@ func TestReplayCommand(t *testing.T) {
 		{"--after :1 --until :3", "accepted stored@2 gap@3"},
 		{"--after :4", "accepted"},
 		{"--tier disk", "accepted worker_added@1 gap@3 stored@4"},
-		{"--worker nobody", "accepted"}, // and the others are named on standard error
+		{"--worker nobody", "accepted"}, // existing workers are listed on standard error
 		{"--worker w --after :3", "accepted stored@4 stored@4"},
 	} {
 		got := kvcast(t, nil, append([]string{"replay", "--addr", s.addr(), "-o", "json"}, strings.Fields(tt.args)...)...)

@@ -115,7 +115,7 @@ func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 		t.Errorf("exit status: got %d, want 0", status)
 	}
 	if took := time.Since(began); took < time.Second {
-		t.Errorf("the end took %v: nobody was waited for, so that this tested nothing", took)
+		t.Errorf("shutdown took %v: it waited for no subscriber, so this tested nothing", took)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestLossAndRestartAreReported(t *testing.T) {
 	for _, w := range want {
 		_, after, ok := strings.Cut(all, w)
 		if !ok {
-			t.Fatalf("told:\n%s\nwant in this order: %v", got.out, want)
+			t.Fatalf("got:\n%s\nwant in this order: %v", got.out, want)
 		}
 		all = after
 	}

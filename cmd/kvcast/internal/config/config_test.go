@@ -77,7 +77,7 @@ func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
 	}
 	_, _, err = Read(Sources{File: file})
 	if err == nil {
-		t.Fatal("no mistake is told")
+		t.Fatal("no error")
 	}
 	got, begins := strings.Split(err.Error(), "\n"), strings.Split(strings.TrimSpace(string(want)), "\n")
 	for i := range max(len(got), len(begins)) {

@@ -64,7 +64,7 @@ func (v *value) read(f *fileReader, n *yaml.Node, path string) {
 	}
 }
 
-// read stores what stands under the keys that are given.
+// read stores the values of the keys that are given, and records unknown and repeated keys.
 func (m mapping) read(f *fileReader, n *yaml.Node, path string) {
 	n = resolve(n)
 	keys := make([]string, len(m))
@@ -168,7 +168,7 @@ func (l labels) read(f *fileReader, n *yaml.Node, path string) {
 	}
 }
 
-// resolve returns what a document holds or an alias stands for.
+// resolve returns the content of a document or the target of an alias.
 func resolve(n *yaml.Node) *yaml.Node {
 	for {
 		switch {

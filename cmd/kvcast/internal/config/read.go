@@ -113,7 +113,7 @@ func (r *reader) wrong(at origin, path, problem string) {
 }
 
 // wrongGiven records a mistake in what was given for a path, or for something that contains it. The message for a
-// variable or a flag does not repeat the path that the variable or flag stands for.
+// variable or a flag does not repeat its path.
 func (r *reader) wrongGiven(path, problem string) {
 	at, rest := r.origins.nearest(path)
 	m := mistake{at, path, path, problem}

@@ -26,11 +26,11 @@ func TestStartWaitsForEngines(t *testing.T) {
 		want       time.Duration
 		gaveUp     unread
 	}{
-		{"nobody to connect to", 5 * time.Second, 0, nil, 0, unread{}},
+		{"no engines", 5 * time.Second, 0, nil, 0, unread{}},
 		{"all are live", 5 * time.Second, 0, []step{{0, sources{live, live}}}, 0, unread{}},
 		{"one is silent, one is being repaired", 5 * time.Second, 0, []step{{0, sources{ingest.SourceSuspect, ingest.SourceRepairing}}}, 0, unread{}},
 		{"they become live", 5 * time.Second, 0, []step{{0, sources{connecting, connecting}}, {time.Second, sources{live, catchingUp}}, {3 * time.Second, sources{live, live}}}, 3 * time.Second, unread{}},
-		{"nobody is there", 5 * time.Second, 0, []step{{0, sources{connecting, live}}}, 5 * time.Second, unread{connecting: 1}},
+		{"an engine is unreachable", 5 * time.Second, 0, []step{{0, sources{connecting, live}}}, 5 * time.Second, unread{connecting: 1}},
 		{"catching up takes longer than the wait", 5 * time.Second, 0, []step{{0, sources{catchingUp, connecting}}, {9 * time.Second, sources{live, connecting}}}, 9 * time.Second, unread{connecting: 1}},
 		{"catching up does not end", 5 * time.Second, 0, []step{{0, sources{catchingUp}}}, catchUpTimeout, unread{catchingUp: 1}},
 		{"no wait", 0, never, []step{{0, sources{catchingUp, connecting}}}, 0, unread{1, 1}},

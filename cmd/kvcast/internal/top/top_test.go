@@ -133,7 +133,7 @@ func TestScreenSurvivesFailedPolls(t *testing.T) {
 	if got := s.text(); !strings.Contains(got, "w0") || !strings.HasSuffix(got, "\nno server") {
 		t.Errorf("what was seen, and why there is no more: got\n%s", got)
 	}
-	// A server that began anew counts from the start.
+	// The rates of a restarted server start at 0.
 	s = updated(s, polled{sample: sampled(1, "f", 1)})
 	if got := s.text(); !strings.Contains(got, "seq 1,000, 0.0/s") || strings.Contains(got, "no server") {
 		t.Errorf("got\n%s", got)
