@@ -3,7 +3,6 @@
 package serve
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 
@@ -40,10 +39,11 @@ A flag overrides its variable, and that overrides the file. --journal-max-bytes,
 
 // Run serves until ctx is done.
 func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) error {
-	file := cmp.Or(c.Config, p.Getenv("KVCAST_CONFIG"))
-	cfg, from, err := config.Read(config.Sources{
-		File: file, Environ: p.Environ, Flags: config.Given(line), Workers: c.Worker, Binds: c.Bind,
-	})
+	flags, file := config.Given(line), c.Config
+	if _, ok := flags["config"]; !ok {
+		file = p.Getenv("KVCAST_CONFIG")
+	}
+	cfg, from, err := config.Read(config.Sources{File: file, Environ: p.Environ, Flags: flags, Workers: c.Worker, Binds: c.Bind})
 	if err == nil {
 		err = cfg.LoadCredentials()
 	}
