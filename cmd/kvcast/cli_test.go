@@ -244,7 +244,7 @@ func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 			more--
 		}
 	}
-	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: the connection has reached its maximum age") {
+	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: the connection has reached the age limit") {
 		t.Errorf("it says:\n%s", &e.errOut)
 	}
 }
