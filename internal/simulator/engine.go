@@ -57,7 +57,7 @@ type Engine struct {
 	feed     *feed
 	endpoint string
 	replay   string
-	trouble  trouble
+	faults   faultState
 	finished chan struct{}
 	started  atomic.Bool
 
@@ -111,7 +111,7 @@ func newEngine(cfg Config) (*Engine, error) {
 		cfg: cfg, pool: pool, load: l,
 		feed:     &feed{sockets: s, encoder: enc, next: cfg.FirstSeq},
 		endpoint: s.endpoint, replay: s.replay,
-		trouble:  trouble{sound: true},
+		faults:   faultState{lastSent: true},
 		summary:  Summary{NextSeq: cfg.FirstSeq},
 		finished: make(chan struct{}),
 	}, nil
@@ -162,7 +162,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if e.started.Swap(true) {
 		return errors.New("run engine: it has been run or closed")
 	}
-	stop := context.AfterFunc(ctx, e.feed.waker.wake)
+	stop := context.AfterFunc(ctx, e.feed.wakeup.wake)
 	defer stop()
 	err := e.publishAll(ctx)
 	close(e.finished)
@@ -197,22 +197,22 @@ func (e *Engine) publishAll(ctx context.Context) error {
 		if err := e.await(ctx, due); err != nil || ctx.Err() != nil {
 			return err
 		}
-		if err := e.turn(); err != nil {
+		if err := e.step(); err != nil {
 			return err
 		}
 	}
-	return e.calm(ctx)
+	return e.endFaults(ctx)
 }
 
-// subscribed tells whether all are there who are waited for.
-func (e *Engine) subscribed() bool { return e.feed.tally.subscriptions() >= e.cfg.Subscribers }
+// subscribed reports whether there are as many subscriptions as configured.
+func (e *Engine) subscribed() bool { return e.feed.counters.subscriptions() >= e.cfg.Subscribers }
 
 // await serves the sockets until it is time, and at least once: like vLLM's
 // publisher, which looks at its replay socket before each batch. While the engine is
 // paused it is not time.
 func (e *Engine) await(ctx context.Context, due time.Time) error {
 	for {
-		if err := e.stand(ctx); err != nil {
+		if err := e.serveWhilePaused(ctx); err != nil {
 			return err
 		}
 		// Polls are of whole milliseconds: the last fraction is slept.
@@ -238,11 +238,11 @@ func (e *Engine) serveUntil(ctx context.Context, enough func() bool) error {
 	return nil
 }
 
-// turn runs a step, with the faults of its batch.
-func (e *Engine) turn() error {
+// step runs a step of the workload, with the faults of its batch.
+func (e *Engine) step() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if err := e.strike(); err != nil {
+	if err := e.applyFaults(); err != nil {
 		return err
 	}
 	events := e.load.Step()

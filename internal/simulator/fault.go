@@ -106,8 +106,8 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// befallsBatch tells whether it is one of the first five.
-func (f Fault) befallsBatch() bool { return f <= FaultTruncate }
+// affectsBatch reports whether it is one of the first five.
+func (f Fault) affectsBatch() bool { return f <= FaultTruncate }
 
-// befallsEngine tells whether it is one of the last six.
-func (f Fault) befallsEngine() bool { return f >= FaultRestart }
+// affectsEngine reports whether it is one of the last six.
+func (f Fault) affectsEngine() bool { return f >= FaultRestart }

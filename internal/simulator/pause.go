@@ -48,7 +48,7 @@ func (e *Engine) Pause(ctx context.Context) (Snapshot, error) {
 	}
 	reached := e.pause.reached
 	e.mu.Unlock()
-	e.feed.waker.wake()
+	e.feed.wakeup.wake()
 	select {
 	case <-reached:
 	case <-e.finished:
@@ -64,11 +64,11 @@ func (e *Engine) Resume() {
 	e.mu.Lock()
 	e.pause = nil
 	e.mu.Unlock()
-	e.feed.waker.wake()
+	e.feed.wakeup.wake()
 }
 
-// stand serves the sockets for as long as the engine is paused and quiet.
-func (e *Engine) stand(ctx context.Context) error {
+// serveWhilePaused serves the sockets for as long as the engine is paused and quiet.
+func (e *Engine) serveWhilePaused(ctx context.Context) error {
 	var told *pause
 	for ctx.Err() == nil {
 		e.mu.Lock()

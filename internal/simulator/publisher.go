@@ -21,7 +21,7 @@ const closeLinger = 200 * time.Millisecond
 // Replay is served all the while. Its methods may be called from any goroutine, and
 // take effect one after the other.
 type Publisher struct {
-	feed     *feed // of the goroutine serve, but for the waker and the tally
+	feed     *feed // of the goroutine serve, but for the wakeup and the counters
 	endpoint string
 	replay   string
 	commands chan command
@@ -116,7 +116,7 @@ func (p *Publisher) batch(events []wire.Event, send, remember bool) (seq uint64,
 
 // Subscribed returns once there are n subscriptions. A subscriber may have several.
 func (p *Publisher) Subscribed(ctx context.Context, n int) error {
-	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.subscriptions >= n })
+	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.subscriptions >= n })
 	if err != nil {
 		return fmt.Errorf("wait for %d subscriptions: %w", n, err)
 	}
@@ -125,7 +125,7 @@ func (p *Publisher) Subscribed(ctx context.Context, n int) error {
 
 // Unsubscribed returns once there are no subscriptions.
 func (p *Publisher) Unsubscribed(ctx context.Context) error {
-	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.subscriptions <= 0 })
+	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.subscriptions <= 0 })
 	if err != nil {
 		return fmt.Errorf("wait for no subscriptions: %w", err)
 	}
@@ -134,7 +134,7 @@ func (p *Publisher) Unsubscribed(ctx context.Context) error {
 
 // Replayed returns once n requests for replay have been answered in all.
 func (p *Publisher) Replayed(ctx context.Context, n int) error {
-	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.replays >= n })
+	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.replays >= n })
 	if err != nil {
 		return fmt.Errorf("wait for %d replays: %w", n, err)
 	}
@@ -143,7 +143,7 @@ func (p *Publisher) Replayed(ctx context.Context, n int) error {
 
 // Requested returns once n requests for replay have come in all, answered or not.
 func (p *Publisher) Requested(ctx context.Context, n int) error {
-	err := p.feed.tally.wait(ctx, p.done, func(c counts) bool { return c.requests >= n })
+	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.requests >= n })
 	if err != nil {
 		return fmt.Errorf("wait for %d requests for replay: %w", n, err)
 	}
@@ -152,7 +152,7 @@ func (p *Publisher) Requested(ctx context.Context, n int) error {
 
 // Replays returns the number of requests for replay answered so far.
 func (p *Publisher) Replays() int {
-	c, _ := p.feed.tally.now()
+	c, _ := p.feed.counters.now()
 	return c.replays
 }
 
@@ -160,7 +160,7 @@ func (p *Publisher) Replays() int {
 // 200 ms, or not at all. Closing again returns the same.
 func (p *Publisher) Close() error {
 	p.once.Do(func() { close(p.closing) })
-	p.feed.waker.wake()
+	p.feed.wakeup.wake()
 	<-p.done
 	return p.err
 }
@@ -173,7 +173,7 @@ func (p *Publisher) run(do func() error) error {
 	case <-p.done:
 		return ErrClosed
 	}
-	p.feed.waker.wake()
+	p.feed.wakeup.wake()
 	select {
 	case err := <-done:
 		return err

@@ -2,7 +2,9 @@ package simulator
 
 import (
 	"fmt"
+	"iter"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -51,9 +53,9 @@ func (s *sockets) serveReplay() error {
 		if err := s.answer(frames[0], startOf(frames[2]), faults); err != nil {
 			return err
 		}
-		s.tally.add(counts{replays: 1})
+		s.counters.add(counts{replays: 1})
 	}
-	s.tally.add(counts{requests: 1})
+	s.counters.add(counts{requests: 1})
 	return nil
 }
 
@@ -106,3 +108,55 @@ func (s *sockets) reply(reader []byte, topic string, seq uint64, payload []byte)
 	}
 	return nil
 }
+
+// replayBuffer is a ring of the last batches, which the replay socket serves. A full one
+// evicts the oldest.
+type replayBuffer struct {
+	limit int
+	ring  []batch
+	first int // index of the oldest
+}
+
+// batch is a batch as it was sent.
+type batch struct {
+	seq     uint64
+	payload []byte
+}
+
+// add remembers a batch, whose payload is the memory's from now on.
+func (m *replayBuffer) add(seq uint64, payload []byte) {
+	switch {
+	case m.limit == 0:
+	case len(m.ring) < m.limit:
+		m.ring = append(m.ring, batch{seq, payload})
+	default:
+		m.ring[m.first] = batch{seq, payload}
+		m.first = (m.first + 1) % m.limit
+	}
+}
+
+// since yields the batches with a seq of at least from, in the order in which they
+// were added.
+func (m *replayBuffer) since(from uint64) iter.Seq[batch] {
+	return func(yield func(batch) bool) {
+		for i := range m.ring {
+			b := m.ring[(m.first+i)%len(m.ring)]
+			if b.seq >= from && !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// punch forgets the batches with these seqs alone.
+func (m *replayBuffer) punch(seqs []uint64) {
+	var left []batch
+	for b := range m.since(0) {
+		if !slices.Contains(seqs, b.seq) {
+			left = append(left, b)
+		}
+	}
+	m.ring, m.first = left, 0
+}
+
+func (m *replayBuffer) clear() { m.ring, m.first = nil, 0 }

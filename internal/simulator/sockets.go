@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -14,19 +15,19 @@ import (
 // sockets are an engine's two sockets. All but wake is for the one goroutine that
 // has them.
 type sockets struct {
-	cfg    SocketConfig
-	net    *zmq.Context // of pub and router; nil while they are closed
-	pub    *zmq.Socket
-	router *zmq.Socket // nil where there is none
-	inside *zmq.Context
-	woken  *zmq.Socket
-	poller *zmq.Poller
-	waker  waker
-	tally  *tally
-	memory memory
-	faults ReplayFaults // how replay is answered
-	look   time.Time    // when the router is to be looked at next
-	silent bool         // nothing is sent live
+	cfg      SocketConfig
+	net      *zmq.Context // of pub and router; nil while they are closed
+	pub      *zmq.Socket
+	router   *zmq.Socket // nil where there is none
+	inside   *zmq.Context
+	woken    *zmq.Socket
+	poller   *zmq.Poller
+	wakeup   wakeup
+	counters *counters
+	memory   replayBuffer
+	faults   ReplayFaults // how replay is answered
+	look     time.Time    // when the router is to be looked at next
+	silent   bool         // nothing is sent live
 
 	// Where the sockets were bound at first, and are bound again.
 	endpoint string
@@ -38,10 +39,10 @@ func openSockets(cfg SocketConfig) (*sockets, error) {
 	cfg = cfg.withDefaults()
 	s := &sockets{
 		cfg: cfg, endpoint: cfg.Endpoint, replay: cfg.Replay,
-		tally: newTally(), memory: memory{limit: cfg.ReplayLimit},
+		counters: newCounters(), memory: replayBuffer{limit: cfg.ReplayLimit},
 	}
-	if err := s.openWaker(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open waker: %w", err), s.close(0))
+	if err := s.openWakeup(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open wakeup: %w", err), s.close(0))
 	}
 	if err := s.open(); err != nil {
 		return nil, errors.Join(err, s.close(0))
@@ -85,7 +86,7 @@ func (s *sockets) shut(linger time.Duration) error {
 	}
 	errs = append(errs, s.net.Term())
 	s.net, s.pub, s.router = nil, nil, nil
-	s.tally.disconnected()
+	s.counters.disconnected()
 	s.poll()
 	return errors.Join(errs...)
 }
@@ -227,16 +228,16 @@ func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
 	}
 	switch frames[0][0] {
 	case 0:
-		s.tally.add(counts{subscriptions: -1})
+		s.counters.add(counts{subscriptions: -1})
 	case 1:
-		s.tally.add(counts{subscriptions: 1})
+		s.counters.add(counts{subscriptions: 1})
 	}
 }
 
 // close closes the sockets for good. What has been published and not been sent yet
 // goes out within the linger time, or not at all.
 func (s *sockets) close(linger time.Duration) error {
-	errs := []error{s.waker.close()}
+	errs := []error{s.wakeup.close()}
 	errs = append(errs, s.shut(linger))
 	if s.woken != nil {
 		errs = append(errs, s.woken.SetLinger(0), s.woken.Close())
@@ -248,4 +249,56 @@ func (s *sockets) close(linger time.Duration) error {
 		return fmt.Errorf("close sockets: %w", err)
 	}
 	return nil
+}
+
+// wakeup ends another goroutine's poll. It may be used by any goroutine, also when
+// it is closed.
+type wakeup struct {
+	mu     sync.Mutex
+	socket *zmq.Socket // guarded by mu; nil when closed
+}
+
+// openWakeup connects the wakeup with the poller.
+func (s *sockets) openWakeup() (err error) {
+	const endpoint = "inproc://wake" // of this context alone
+	if s.inside, err = zmq.NewContext(); err != nil {
+		return err
+	}
+	// Nothing goes beyond the process, which takes no thread.
+	if err = s.inside.SetIoThreads(0); err != nil {
+		return err
+	}
+	if s.woken, err = s.inside.NewSocket(zmq.PAIR); err != nil {
+		return err
+	}
+	if err = s.woken.Bind(endpoint); err != nil {
+		return err
+	}
+	if s.wakeup.socket, err = s.inside.NewSocket(zmq.PAIR); err != nil {
+		return err
+	}
+	return s.wakeup.socket.Connect(endpoint)
+}
+
+func (w *wakeup) wake() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.socket != nil {
+		// Where there is no room, enough calls wait to be heard already.
+		_, _ = w.socket.SendBytes(nil, zmq.DONTWAIT)
+	}
+}
+
+func (w *wakeup) close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.socket == nil {
+		return nil
+	}
+	soc := w.socket
+	w.socket = nil
+	if err := soc.SetLinger(0); err != nil {
+		return err
+	}
+	return soc.Close()
 }

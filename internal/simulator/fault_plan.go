@@ -123,9 +123,9 @@ func (f Faults) Strike(batch uint64) []Fault {
 		if draw(f.Seed, batch, uint64(fault)) >= rate && !slices.Contains(f.At[batch], fault) {
 			continue
 		}
-		if fault.befallsBatch() || fault.befallsEngine() {
+		if fault.affectsBatch() || fault.affectsEngine() {
 			group := 0
-			if fault.befallsEngine() {
+			if fault.affectsEngine() {
 				group = 1
 			}
 			if befallen[group] {

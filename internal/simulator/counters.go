@@ -5,23 +5,23 @@ import (
 	"sync"
 )
 
-// counts are what others have asked of the sockets.
+// counts are the subscriptions and requests of peers.
 type counts struct {
 	subscriptions int // those that are there now
 	requests      int // for replay, so far
 	replays       int // of them answered
 }
 
-// tally keeps the counts, for goroutines to wait on.
-type tally struct {
+// counters are the counts, which goroutines can wait on.
+type counters struct {
 	mu      sync.Mutex
 	counts  counts        // guarded by mu
 	changed chan struct{} // guarded by mu; closed at the next change
 }
 
-func newTally() *tally { return &tally{changed: make(chan struct{})} }
+func newCounters() *counters { return &counters{changed: make(chan struct{})} }
 
-func (t *tally) add(more counts) {
+func (t *counters) add(more counts) {
 	t.change(func(c *counts) {
 		c.subscriptions += more.subscriptions
 		c.requests += more.requests
@@ -30,9 +30,9 @@ func (t *tally) add(more counts) {
 }
 
 // disconnected forgets the subscriptions, whose sockets are closed.
-func (t *tally) disconnected() { t.change(func(c *counts) { c.subscriptions = 0 }) }
+func (t *counters) disconnected() { t.change(func(c *counts) { c.subscriptions = 0 }) }
 
-func (t *tally) change(do func(*counts)) {
+func (t *counters) change(do func(*counts)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	do(&t.counts)
@@ -40,20 +40,20 @@ func (t *tally) change(do func(*counts)) {
 	t.changed = make(chan struct{})
 }
 
-func (t *tally) now() (counts, <-chan struct{}) {
+func (t *counters) now() (counts, <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.counts, t.changed
 }
 
-func (t *tally) subscriptions() int {
+func (t *counters) subscriptions() int {
 	c, _ := t.now()
 	return c.subscriptions
 }
 
 // wait returns once enough holds, with the context's error when that ends first,
 // or with ErrClosed when done is closed.
-func (t *tally) wait(ctx context.Context, done <-chan struct{}, enough func(counts) bool) error {
+func (t *counters) wait(ctx context.Context, done <-chan struct{}, enough func(counts) bool) error {
 	for {
 		c, changed := t.now()
 		if enough(c) {
