@@ -2,12 +2,12 @@ package transport
 
 import "runtime"
 
-// keptFrames is how many frames of a message are kept: one more than any message
-// has that is expected.
+// keptFrames is how many frames of a message are kept: one more than any expected message
+// has.
 const keptFrames = 4
 
-// MaxBatchBytes is how many bytes the frames of a batch come to before no message is
-// added any more; the last one may be larger.
+// MaxBatchBytes is the size of the frames, in bytes, from which on a batch is full. The last
+// message may exceed it.
 const MaxBatchBytes = 1 << 20
 
 // noFD is the FD of a message whose connection is unknown.
@@ -15,53 +15,51 @@ const noFD = -1
 
 // Message is one message of a Batch.
 type Message struct {
-	// Frames are the message's first four, or fewer where it has fewer. They are
-	// good until the batch's next Receive or Release, as long as the batch or
-	// the message is held, and must not be changed.
+	// Frames are the first four frames, or fewer where there are fewer. They are valid until
+	// the next Receive or Release of the batch, while the batch or message is reachable,
+	// and must not be changed.
 	Frames [][]byte
-	// Count is how many frames it has, those beyond Frames included.
+	// Count is the number of all frames.
 	Count int
-	// FD is this process's file descriptor of the connection that the message came
-	// by; -1 where it is unknown, as for inproc. It is only a name: libzmq may
-	// have closed it meanwhile, and the system given it to another connection.
+	// FD is the file descriptor of the message's connection; -1 where it is unknown, as for
+	// inproc. It only identifies the connection: libzmq may have closed it, and the system
+	// may have reused the number.
 	FD int
 
 	copied bool // whether the frames are Go's memory
 }
 
-// Batch is the memory for a number of messages. One goroutine at a time may use
-// it, with any socket. It holds libzmq's memory, which Release gives back, and
-// else the garbage collector.
+// Batch has room for a number of messages. It is not safe for concurrent use. It holds
+// memory of libzmq until Release, or until it is garbage.
 type Batch struct {
-	n        int // messages there are
+	n        int // number of messages
 	messages []Message
-	frames   [][]byte // what all Message.Frames are parts of
-	taken    taken    // the memory that frames are views of
+	frames   [][]byte // backs all Message.Frames
+	views    views    // the memory of frames that are not copies
 	copied   int      // bytes of frames that are copies
 }
 
 // NewBatch returns an empty batch with room for a number of messages, 1 or more.
 func NewBatch(messages int) *Batch {
 	b := &Batch{messages: make([]Message, messages), frames: make([][]byte, messages*keptFrames)}
-	// frames is what lives as long as any message is held.
-	b.taken = newTaken(messages, &b.frames[0])
+	// frames is reachable as long as any message is.
+	b.views = newViews(messages, &b.frames[0])
 	return b
 }
 
 // Message returns the message at an index below what Receive returned.
 func (b *Batch) Message(i int) Message { return b.messages[:b.n][i] }
 
-// Len returns how many messages there are, those dropped included.
+// Len returns the number of messages, with those dropped.
 func (b *Batch) Len() int { return b.n }
 
 // Full reports whether no message can be added.
 func (b *Batch) Full() bool { return b.n == len(b.messages) || b.Bytes() >= MaxBatchBytes }
 
-// Bytes returns how many bytes the frames of all messages hold.
-func (b *Batch) Bytes() int { return b.taken.bytes() + b.copied }
+// Bytes returns the size of the frames of all messages.
+func (b *Batch) Bytes() int { return b.views.bytes() + b.copied }
 
-// Drop gives the frames of the message at an index back. The message stays in its
-// place, without frames.
+// Drop releases the frames of the message at an index. The message stays, without frames.
 func (b *Batch) Drop(i int) {
 	m := &b.messages[:b.n][i]
 	if m.copied {
@@ -69,7 +67,7 @@ func (b *Batch) Drop(i int) {
 			b.copied -= len(f)
 		}
 	} else {
-		b.taken.drop(i)
+		b.views.drop(i)
 	}
 	clear(m.Frames)
 	*m = Message{FD: noFD}
@@ -83,25 +81,23 @@ func (b *Batch) PeerAddress(i int) string {
 		return ""
 	}
 	defer runtime.KeepAlive(b)
-	return b.taken.peer(i)
+	return b.views.peer(i)
 }
 
-// Release gives the messages back, which leaves the batch empty and good for
-// another Receive.
+// Release empties the batch for another Receive.
 func (b *Batch) Release() {
 	b.forget()
-	b.taken.release()
-	runtime.KeepAlive(b) // else it might be collected, and taken given back, meanwhile
+	b.views.release()
+	runtime.KeepAlive(b) // otherwise a finalizer might release the views meanwhile
 }
 
-// forget takes the views away, so that who still looks at one finds nothing rather
-// than memory that is another's now.
+// forget clears the frames, so that none refers to memory that was released.
 func (b *Batch) forget() {
 	clear(b.frames[:b.n*keptFrames])
 	b.n, b.copied = 0, 0
 }
 
-// kept returns where the frames of a message go.
+// kept returns the place of a message's frames.
 func (b *Batch) kept(i int) *[keptFrames][]byte {
 	return (*[keptFrames][]byte)(b.frames[i*keptFrames:])
 }

@@ -12,39 +12,38 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// EventKind is what happened to a connection.
+// EventKind is the kind of an Event of a connection.
 type EventKind int
 
-// What happens, and the Value of each event.
+// The kinds, and the Value of each.
 const (
-	// Connected: a connection was made; its file descriptor.
+	// Connected: a connection was made. Value is its file descriptor.
 	Connected EventKind = iota + 1
-	// ConnectDelayed: a connection is being made; the errno, EINPROGRESS.
+	// ConnectDelayed: a connection is being made. Value is an errno, EINPROGRESS.
 	ConnectDelayed
-	// ConnectRetried: a connection failed and is tried again; in how many
-	// milliseconds.
+	// ConnectRetried: a connection failed, and is retried in Value milliseconds.
 	ConnectRetried
-	// Listening: the socket is bound; the file descriptor.
+	// Listening: the socket is bound. Value is its file descriptor.
 	Listening
-	// Accepted: a peer connected; the connection's file descriptor.
+	// Accepted: a peer connected. Value is the connection's file descriptor.
 	Accepted
-	// AcceptFailed: a peer's connection could not be accepted; the errno.
+	// AcceptFailed: a peer's connection could not be accepted. Value is the errno.
 	AcceptFailed
-	// HandshakeSucceeded: messages can flow; 0.
+	// HandshakeSucceeded: the connection is established. Value is 0.
 	HandshakeSucceeded
-	// HandshakeFailed: the peer does not talk as ZeroMQ does, or refused; an errno,
-	// a protocol error, or a status of authentication.
+	// HandshakeFailed: the peer speaks no ZMTP, or refused. Value is an errno, a protocol
+	// error, or an authentication status.
 	HandshakeFailed
-	// Disconnected: a connection broke; what its file descriptor was.
+	// Disconnected: a connection was closed. Value was its file descriptor.
 	Disconnected
-	// Closed: a connection that was not made yet, or a bound one, is closed; what
-	// its file descriptor was.
+	// Closed: a pending connection or a bound socket was closed. Value was its file
+	// descriptor.
 	Closed
-	// Stopped: the last event there is.
+	// Stopped: the last event.
 	Stopped
 )
 
-// kinds maps libzmq's events.
+// kinds are the kinds of libzmq's events.
 var kinds = map[zmq4.Event]EventKind{
 	zmq4.EVENT_CONNECTED:                  Connected,
 	zmq4.EVENT_CONNECT_DELAYED:            ConnectDelayed,
@@ -61,7 +60,7 @@ var kinds = map[zmq4.Event]EventKind{
 	zmq4.EVENT_MONITOR_STOPPED:            Stopped,
 }
 
-// monitored is all of them.
+// monitored is the mask of all events.
 var monitored = func() (all zmq4.Event) {
 	for e := range kinds {
 		all |= e
@@ -83,42 +82,40 @@ func (k EventKind) String() string {
 	return names[k]
 }
 
-// Event is what a Monitor tells.
+// Event is an event of a connection.
 type Event struct {
 	Kind EventKind
-	// Address is the endpoint that was connected to or, of a bound socket, its own:
-	// never the peer that was accepted.
+	// Address is the endpoint that was connected to, or bound; never the address of an
+	// accepted peer.
 	Address string
-	// Value is what Kind says.
+	// Value depends on Kind.
 	Value int
 }
 
-// Monitor tells what happens to the connections of a socket. It has two sockets
-// of its own in the same context, of which ZMQ_MAX_SOCKETS must allow so many more:
-// one that libzmq's I/O threads write to and one that is read here.
+// Monitor reads the events of a socket's connections. It has two sockets of its own in the
+// same context, which count for ZMQ_MAX_SOCKETS: libzmq's I/O threads write to one, and the
+// other is read here.
 //
-// The queue between them is unbounded, as those threads would wait for room, and
-// with them all sockets of the context. Events are few and small, some 200 bytes
-// each, but a monitor must be read.
+// The queue between them is unbounded, as those threads would otherwise block, and with them
+// all sockets of the context. Events have some 200 bytes, but a monitor must be read.
 //
-// One goroutine at a time may Wait; the rest is for any, while that waits too.
+// One goroutine at a time may Wait. The other methods are safe for concurrent use.
 type Monitor struct {
 	watched *zmq4.Socket
 	socket  *Socket
 
-	mu      sync.Mutex // guards what libzmq has of socket, and stopped
+	mu      sync.Mutex // guards the libzmq socket of socket, and stopped
 	stopped bool
 }
 
-// monitors counts those that there ever were, to name the next.
+// monitors counts all monitors, to name their endpoints.
 var monitors atomic.Uint64
 
-// errWatching tells that a monitor can not be closed yet.
 var errWatching = errors.New("the socket it watches is open")
 
-// NewMonitor returns a monitor of a socket, which should not be connected or bound
-// yet for no event to be missed. A socket has one monitor at most. It must be
-// closed, after the socket is.
+// NewMonitor returns a monitor of a socket. Events from before are missed, so that the socket
+// should not be connected or bound yet. A socket has one monitor at most. It must be closed,
+// after the socket.
 func NewMonitor(watched *zmq4.Socket) (*Monitor, error) {
 	zctx, err := watched.Context()
 	if err != nil {
@@ -149,7 +146,7 @@ func NewMonitor(watched *zmq4.Socket) (*Monitor, error) {
 	return m, nil
 }
 
-// ready looks whether there is an event, while others may read them.
+// ready reports whether there is an event. Others may read it concurrently.
 func (m *Monitor) ready(fd uintptr) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -159,15 +156,14 @@ func (m *Monitor) ready(fd uintptr) bool {
 // Wait blocks until there is an event, as Socket.Wait does.
 func (m *Monitor) Wait() error { return m.socket.Wait() }
 
-// SetDeadline sets when Wait ends, as Socket.SetDeadline does.
+// SetDeadline sets the deadline of Wait, as Socket.SetDeadline does.
 func (m *Monitor) SetDeadline(t time.Time) error { return m.socket.SetDeadline(t) }
 
-// Interrupt ends Wait, now and later.
+// Interrupt ends Wait, as Socket.Interrupt does.
 func (m *Monitor) Interrupt() { m.socket.Interrupt() }
 
-// Next returns the next event, and whether there is one now. None follows
-// Stopped.
-func (m *Monitor) Next() (Event, bool, error) {
+// Next returns the next event; ok is false where there is none now. None follows Stopped.
+func (m *Monitor) Next() (e Event, ok bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.next()
@@ -189,13 +185,12 @@ func (m *Monitor) next() (Event, bool, error) {
 	}
 }
 
-// Stop ends the events: Stopped is the last. It is for the goroutine that has the
-// socket, before it closes that; Socket.Close does the same.
+// Stop ends the events with Stopped. Only the user of the socket may call it, before it
+// closes the socket; Socket.Close does the same.
 func (m *Monitor) Stop() error { return unhook(m.watched) }
 
-// Close closes the monitor, and fails before it was stopped: libzmq's I/O threads
-// wait for ever to write to a monitor that is gone. What was not read is lost.
-// Closing again does nothing.
+// Close closes the monitor. It fails before the monitor was stopped, as libzmq's I/O threads
+// would block when they write to it. Unread events are lost. Closing again does nothing.
 func (m *Monitor) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,9 +209,9 @@ func (m *Monitor) Close() error {
 	return m.socket.Close()
 }
 
-// unhook ends what monitors a socket, if anything does.
+// unhook ends the monitoring of a socket, if there is any.
 func unhook(s *zmq4.Socket) error {
-	// The context's end has done so already.
+	// The end of the context has done so already.
 	if err := s.Monitor("", 0); err != nil && !errors.Is(err, zmq4.ETERM) {
 		return fmt.Errorf("stop monitoring socket: %w", err)
 	}

@@ -20,7 +20,7 @@ package transport
 enum { ZMQIO_KEPT = 4 };
 
 typedef struct {
-	int count; // frames, those that are not kept included
+	int count; // number of all frames
 	int fd;    // of the connection
 	struct {
 		void *data;
@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
 	int room;
-	int used; // how many of the messages there are
+	int used; // number of messages
 	size_t size; // bytes of their frames that are kept
 	transport_message *message;
 } transport_batch;
@@ -68,7 +68,7 @@ static void transport_release(transport_batch *b) {
 	b->size = 0;
 }
 
-// transport_drop gives back the frames of a message that stays in its place.
+// transport_drop closes the frames of a message, which stays in the batch.
 static void transport_drop(transport_batch *b, int i) {
 	transport_message *m = &b->message[i];
 	for (int k = 0; k < transport_kept(m); k++)
@@ -76,8 +76,7 @@ static void transport_drop(transport_batch *b, int i) {
 	transport_close(m);
 }
 
-// transport_peer returns the address of the peer that sent a message, which is libzmq's
-// memory, or NULL.
+// transport_peer returns the address of a message's peer, in libzmq's memory, or NULL.
 static const char *transport_peer(transport_batch *b, int i) {
 	transport_message *m = &b->message[i];
 	return m->count > 0 ? zmq_msg_gets(&m->frame[0], "Peer-Address") : NULL;
@@ -129,7 +128,7 @@ static int transport_receive_message(transport_message *m, void *socket) {
 
 // transport_receive adds messages until there is no room, or their frames come to so many
 // bytes, and returns how many there are, or a negative errno if it added none. libzmq
-// hands messages on whole: EAGAIN is about the first frame only.
+// delivers whole messages: EAGAIN concerns the first frame only.
 static int transport_receive(transport_batch *b, void *socket, size_t bytes) {
 	int before = b->used;
 	while (b->used < b->room && b->size < bytes) {
@@ -164,11 +163,11 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// That C calls nothing of Go, as it promises above, is so because zmq4 makes no
-// message of memory with a free function of its own.
+// The C functions call no Go code, as declared above, because zmq4 creates no message with
+// a free function of its own.
 
-// handleKnown tells that a zmq4.Socket begins with libzmq's handle, which zmq4 has
-// no method for. Where it does not, messages are received with zmq4's own methods.
+// handleKnown reports whether a zmq4.Socket begins with libzmq's handle, for which zmq4 has
+// no method. Otherwise messages are received with zmq4's methods.
 var handleKnown = func() bool {
 	t := reflect.TypeFor[zmq4.Socket]()
 	if t.Kind() != reflect.Struct || t.NumField() == 0 {
@@ -178,41 +177,41 @@ var handleKnown = func() bool {
 	return f.Name == "soc" && f.Type.Kind() == reflect.UnsafePointer && f.Offset == 0
 }()
 
-// handle is libzmq's; nil once the socket is closed, which libzmq answers with
-// ENOTSOCK. The socket must be kept alive while it is used: without, its
-// finalizer closes it.
+// handle returns libzmq's handle; nil once the socket is closed, for which libzmq returns
+// ENOTSOCK. The socket must be kept alive while the handle is used, as its finalizer closes
+// it.
 func handle(s *zmq4.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s)) }
 
-// taken is libzmq's memory of a batch of messages.
-type taken struct{ c *C.transport_batch }
+// views is libzmq's memory of a batch of messages.
+type views struct{ c *C.transport_batch }
 
-// newTaken returns memory that is given back once owner is unreachable.
-func newTaken[T any](messages int, owner *T) taken {
+// newViews returns memory that is released when owner is unreachable.
+func newViews[T any](messages int, owner *T) views {
 	c := C.transport_new(C.int(messages))
 	if c == nil {
 		panic("zmqio: out of memory")
 	}
 	runtime.AddCleanup(owner, func(c *C.transport_batch) { C.transport_free(c) }, c)
-	return taken{c}
+	return views{c}
 }
 
-func (t taken) release() { C.transport_release(t.c) }
+func (t views) release() { C.transport_release(t.c) }
 
-func (t taken) drop(i int) { C.transport_drop(t.c, C.int(i)) }
+func (t views) drop(i int) { C.transport_drop(t.c, C.int(i)) }
 
-func (t taken) peer(i int) string { return C.GoString(C.transport_peer(t.c, C.int(i))) }
+func (t views) peer(i int) string { return C.GoString(C.transport_peer(t.c, C.int(i))) }
 
-func (t taken) bytes() int { return int(t.c.size) }
+func (t views) bytes() int { return int(t.c.size) }
 
 // receiveViews adds messages with one call to C, without copying.
 func (s *Socket) receiveViews(b *Batch) error {
-	n := C.transport_receive(b.taken.c, handle(s.zmq), MaxBatchBytes)
+	n := C.transport_receive(b.views.c, handle(s.zmq), MaxBatchBytes)
 	runtime.KeepAlive(s.zmq)
 	if n < 0 {
 		return zmq4.Errno(-n)
 	}
 	for i := b.n; i < int(n); i++ {
-		m := &unsafe.Slice(b.taken.c.message, n)[i]
+		m := &unsafe.Slice(b.views.c.message, n)[i]
 		kept := min(int(m.count), keptFrames)
 		frames := b.kept(i)
 		for j := range kept {
@@ -224,7 +223,7 @@ func (s *Socket) receiveViews(b *Batch) error {
 	return nil
 }
 
-// events is what libzmq says about the socket.
+// events returns the socket's ZMQ_EVENTS.
 func (s *Socket) events() (zmq4.State, error) {
 	if !s.views {
 		return s.zmq.GetEvents()

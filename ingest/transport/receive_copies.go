@@ -7,9 +7,9 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// receiveCopies is receiveViews by zmq4's own methods, which allocate and copy: what
-// receiveViews has to be equal to, the connection excepted, and what is left where
-// libzmq's handle is out of reach.
+// receiveCopies does what receiveViews does, but for the connection, with zmq4's methods,
+// which allocate and copy. It is used where libzmq's handle is unknown, and to test
+// receiveViews.
 func (s *Socket) receiveCopies(b *Batch) error {
 	before := b.n
 	for !b.Full() {

@@ -11,38 +11,36 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// ErrInterrupted is what Wait returns once Interrupt was called.
+// ErrInterrupted is returned by Wait once Interrupt was called.
 var ErrInterrupted = errors.New("wait was interrupted")
 
-// ErrWouldBlock is what Send returns where there is nobody to send to, or the
-// queues to them are full.
+// ErrWouldBlock is returned by Send where there is no peer, or the queues to all peers are
+// full.
 var ErrWouldBlock = errors.New("no peer can take the message now")
 
-// Socket is a ZeroMQ socket that is waited for on Go's poller.
+// Socket is a ZeroMQ socket on Go's poller.
 //
-// As with all ZeroMQ sockets, one goroutine at a time may use it: Wait, Receive,
-// Send and Close, and the zmq4 socket itself. SetDeadline and Interrupt are for
-// any goroutine at any time.
+// As with all ZeroMQ sockets, one goroutine at a time may use it: Wait, Receive, Send,
+// Close, and the zmq4 socket itself. SetDeadline and Interrupt are safe for concurrent use.
 type Socket struct {
 	zmq *zmq4.Socket
-	// views tells that Receive can reach libzmq's handle.
+	// views reports whether Receive can use libzmq's handle.
 	views bool
 
-	// file is a duplicate of the descriptor by which libzmq signals, and conn how
-	// it is waited for.
+	// file is a duplicate of the descriptor that libzmq signals, and conn its connection to
+	// the poller.
 	file *os.File
 	conn syscall.RawConn
-	// ready is what conn calls to look whether the wait is over, failed how that
-	// went wrong.
+	// ready is called by conn to check whether the wait is over; failed is its error.
 	ready  func(fd uintptr) bool
 	failed error
 
 	mu          sync.Mutex
-	interrupted bool // guarded by mu; once set the deadline stays in the past
+	interrupted bool // guarded by mu; once set, the deadline stays in the past
 }
 
-// Open takes over a socket, which may be connected and bound before or after.
-// On an error it stays the caller's.
+// Open returns a Socket that owns s, which may be connected or bound before or after. On an
+// error s stays the caller's.
 func Open(s *zmq4.Socket) (*Socket, error) { return open(s, handleKnown) }
 
 func open(zs *zmq4.Socket, views bool) (*Socket, error) {
@@ -50,13 +48,13 @@ func open(zs *zmq4.Socket, views bool) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up socket's file descriptor: %w", err)
 	}
-	// libzmq closes its own, and the poller wants one that is its alone.
+	// libzmq closes its own descriptor, and the poller needs one of its own.
 	if fd, err = duplicate(fd); err != nil {
 		return nil, fmt.Errorf("duplicate socket's file descriptor: %w", err)
 	}
 	s := &Socket{zmq: zs, views: views}
-	// The descriptor is in non-blocking mode already, which duplicates share, so
-	// that NewFile gives it to the poller.
+	// The descriptor is in non-blocking mode, which duplicates share, so that NewFile adds it
+	// to the poller.
 	s.file = os.NewFile(uintptr(fd), "zmq")
 	s.ready = s.receivable
 	err = s.file.SetReadDeadline(time.Time{}) // works with a poller only
@@ -80,28 +78,24 @@ func duplicate(fd int) (int, error) {
 	return fd, err
 }
 
-// Wait blocks until the socket has something to receive. It returns
-// os.ErrDeadlineExceeded once the deadline has passed and ErrInterrupted once
-// Interrupt was called, even where there is something. Who waits also does the
-// socket's own work meanwhile: a SUB socket subscribes to a peer that connects to
-// it only when somebody waits or receives.
+// Wait blocks until there is a message. It returns os.ErrDeadlineExceeded once the deadline
+// has passed, and ErrInterrupted once Interrupt was called, even if there is a message. It
+// also executes the socket's pending commands: a SUB socket subscribes to a new peer only
+// during Wait or Receive.
 //
-// The descriptor is no sign that there is a message: it is readable while
-// commands from libzmq's I/O threads wait in the socket's mailbox, and the poller
-// tells about its edges only. That none is lost:
+// A readable descriptor does not mean that there is a message. It is readable while commands
+// of libzmq's I/O threads wait in the socket's mailbox, and the poller reports its edges
+// only. No message is missed:
 //
-//  1. RawConn.Read forgets the edges so far, and then calls ready.
-//  2. ready asks for ZMQ_EVENTS, which executes all waiting commands until the
-//     mailbox is empty, and looks through the socket's pipes. Where it finds no
-//     message, mailbox and pipes are all marked as asleep, atomically with being
-//     found empty.
-//  3. Who writes to a pipe that is asleep sends a command to its reader; who
-//     sends the first command to a mailbox that is asleep signals the descriptor,
-//     and each signal is an edge, whether or not it was readable before.
-//  4. So a message that 2 did not see makes an edge after 2, thus after 1, and
-//     RawConn.Read goes back to 2: at once where the edge came before it began to
-//     wait. What Receive or Send do between two Waits can take edges away, but 2
-//     comes again before anything is waited for.
+//  1. RawConn.Read discards the edges so far, and then calls ready.
+//  2. ready reads ZMQ_EVENTS, which executes all commands until the mailbox is empty, and
+//     then checks the socket's pipes. If there is no message, mailbox and pipes are marked
+//     as asleep, atomically with being found empty.
+//  3. A writer to a pipe that is asleep sends a command to the mailbox. The first command to
+//     a mailbox that is asleep signals the descriptor, and each signal is an edge.
+//  4. So a message that step 2 did not see causes an edge after step 2, hence after step 1,
+//     and RawConn.Read repeats step 2. Receive and Send may consume edges between two calls
+//     of Wait, but step 2 always precedes the wait.
 func (s *Socket) Wait() error {
 	err := s.conn.Read(s.ready)
 	if err == nil {
@@ -118,7 +112,7 @@ func (s *Socket) Wait() error {
 	return fmt.Errorf("wait for socket: %w", err)
 }
 
-// receivable tells whether waiting is over.
+// receivable reports whether waiting is over.
 func (s *Socket) receivable(uintptr) bool {
 	events, err := s.events()
 	s.failed = nil
@@ -128,8 +122,7 @@ func (s *Socket) receivable(uintptr) bool {
 	return err != nil || events&zmq4.POLLIN != 0
 }
 
-// SetDeadline sets when Wait ends, the one under way included. The zero time is
-// none.
+// SetDeadline sets the deadline of Wait, also of a call in progress. The zero time is none.
 func (s *Socket) SetDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,26 +135,24 @@ func (s *Socket) SetDeadline(t time.Time) error {
 	return nil
 }
 
-// Interrupt ends Wait, the one under way and all that follow.
+// Interrupt ends the call of Wait in progress, and all that follow.
 func (s *Socket) Interrupt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.interrupted = true
-	// It fails once the socket is closed, when nothing is left to interrupt.
+	// It fails once the socket is closed, when there is nothing to interrupt.
 	_ = s.file.SetReadDeadline(time.Unix(1, 0))
 }
 
-// Receive takes up to as many whole messages as b has room for, without blocking.
-// Those of b's last Receive are given back first, on an error as well. It returns
-// how many there were; 0 means that there is nothing now. An error that comes
-// after messages is returned by the next call.
+// Receive releases b, and receives as many whole messages as it has room for, without
+// blocking. It returns their number; 0 means that there is none now. An error that follows
+// messages is returned by the next call.
 func (s *Socket) Receive(b *Batch) (int, error) {
 	b.Release()
 	return s.ReceiveMore(b)
 }
 
-// ReceiveMore is Receive into a batch that keeps the messages it has. It returns how
-// many there are then.
+// ReceiveMore is Receive into a batch that keeps its messages. It returns the number of all.
 func (s *Socket) ReceiveMore(b *Batch) (int, error) {
 	var err error
 	if s.views {
@@ -175,9 +166,9 @@ func (s *Socket) ReceiveMore(b *Batch) (int, error) {
 	return b.n, nil
 }
 
-// Send sends one message of one or more frames, which are copied, without
-// blocking: it is ErrWouldBlock where it would. A message is sent whole or not at
-// all; and it can be lost, as any, with the connection that it was given to.
+// Send sends a message of one or more frames, which are copied, without blocking: it returns
+// ErrWouldBlock instead. A message is sent whole or not at all, and may be lost with its
+// connection.
 func (s *Socket) Send(frames ...[]byte) error {
 	if len(frames) == 0 {
 		return errors.New("send to socket: want one frame or more")
@@ -200,8 +191,7 @@ func (s *Socket) Send(frames ...[]byte) error {
 		if i == 0 {
 			break
 		}
-		// The connection broke within the message: libzmq drops what it has of it,
-		// and the frames that follow, up to the last.
+		// The connection broke within the message: libzmq drops its frames up to the last.
 	}
 	return failed
 }
@@ -214,11 +204,11 @@ func (s *Socket) sendFrame(f []byte, flags zmq4.Flag) error {
 	}
 }
 
-// Close closes the ZeroMQ socket. A Monitor of it is told, and is still to be
-// closed. Batches stay good. Close must not be called while Wait or Receive is
-// under way: Interrupt first. Closing again does nothing.
+// Close closes the ZeroMQ socket, and stops its Monitor, which must be closed as well.
+// Batches stay valid. Close must not be called while Wait or Receive is in progress: call
+// Interrupt first. Closing again does nothing.
 func (s *Socket) Close() error {
-	// First what the poller has, so that it polls nothing that is gone.
+	// The poller's descriptor is closed first, so that it polls no closed one.
 	err := s.file.Close()
 	if errors.Is(err, os.ErrClosed) {
 		return nil
