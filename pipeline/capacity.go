@@ -10,26 +10,24 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// storeWithin applies and emits a run of stores to a rank that has not room for
-// all of it, if none of its blocks is there already. A rank has at most
-// MaxBlocksPerRank blocks, of all its tiers together, whenever an engine batch
-// has been applied, and within one at most a run's more:
+// storeWithin applies and emits a run of stores to a rank that has no room for all of it. A
+// rank has at most MaxBlocksPerRank blocks, in all its tiers together, after each engine
+// batch, and within one at most a run's more:
 //
-//  1. Blocks that the rank holds in the run's tier pass. They are stored again,
-//     and so no longer from before the last gap.
-//  2. Of the others as many pass, in the run's order, as have room beside the
-//     blocks that are not from before the last gap.
-//  3. The rest is left out: it gets into neither the table nor the journal. What
-//     follows a block left out begins a new event, with that block for its parent.
-//     The first time since the rank was last cleared a Gap says so.
-//  4. Then as many blocks from before the last gap leave as the rank has too
-//     many, with a Removed for each tier. Which of them is not promised.
+//  1. Blocks that the run's tier has already are stored again, and are no longer stale.
+//  2. Of the others as many are stored, in the run's order, as the rank has room for beside
+//     its blocks that are not stale.
+//  3. The rest is refused: it is neither in the table nor in the journal. What follows a
+//     refused block begins a new event, with that block as its parent. The first refusal
+//     since the rank was last cleared is reported by a Gap.
+//  4. Then stale blocks are removed until the rank is within its limit, with a Removed for
+//     each tier. Which of them is unspecified.
 //
-// Where the process has as many blocks as it may, of all workers together, a new block
-// passes only for one of the rank from before the last gap, which leaves then.
+// Where the process has as many blocks as it may, of all workers together, a new block is
+// stored only in place of a stale one of the rank.
 //
-// So nothing is left out while anything from before a gap is there to make way,
-// and nothing leaves that need not.
+// So nothing is refused while the rank has a stale block, and no block is removed without
+// need.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
 		if s, i, ok := t.blocks.table.Find(hash); ok && t.blocks.isStale(&s.Slots[i]) {
@@ -166,7 +164,7 @@ func (r *rankState) gap() bool {
 
 // replaceBlockSize removes the blocks of all ranks that have another size: the engine's
 // stores have shown that these are partial blocks, which are no prefix of a request.
-// There are as many as came before its first whole block, as a rule few.
+// As a rule they are few: those before its first whole block.
 func (l *Lane) replaceBlockSize(size uint32) {
 	l.flush(flushUnmergeable)
 	for _, name := range slices.Sorted(maps.Keys(l.ranks)) {

@@ -13,7 +13,7 @@ import (
 type Config struct {
 	// Timeout is how long a run of events may wait for a further batch that
 	// continues it: 0, the default, to 15 s. With 0 each engine batch is an entry
-	// of its own; otherwise the end of one may go out with the next.
+	// of its own; otherwise the end of one may be in the entry of the next.
 	Timeout time.Duration
 	// MaxBlocks is the most blocks in an event: 1 to 16,384, default 128. A
 	// larger event of an engine is split.

@@ -39,16 +39,14 @@ type copyCount struct {
 // copyOp is what a store or a remove does to what is counted of a block.
 type copyOp uint32
 
-// What a store does to a block that is held. One that is not held it gives its first
-// copy.
+// What a store does to a block that exists. A new one gets its first copy.
 const (
 	addCopy copyOp = iota
 	addUnsure
 	addNothing
 )
 
-// What a remove does to a block that is held. From removeDownTo on it leaves so many
-// copies as the operation is larger.
+// What a remove does to a block that exists. removeDownTo + n leaves n copies.
 const (
 	removeCopy copyOp = iota
 	// removeAnnounced is removeCopy with an open gate.
@@ -84,7 +82,7 @@ func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
 	return false
 }
 
-// storeOp is what a store of a source does; rooted says that it has no parent.
+// storeOp returns what a store of a source does; rooted reports whether it has no parent.
 func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
 	switch {
 	case rule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
@@ -96,8 +94,8 @@ func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
 	}
 }
 
-// removeOp is what a remove of a source does to the block i; open says that the gate
-// is.
+// removeOp returns what a remove of a source does to block i; open reports whether the gate is
+// open.
 func removeOp(rule feed.CopyRule, e *wire.Event, i int, open bool) copyOp {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):

@@ -119,9 +119,9 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
-// cleared and gapped keep up with what routers know of a rank: whether it is
-// incomplete, and whether they have heard that blocks are left out. Nothing else
-// changes that, so that a snapshot says of it what follows from the entries alone.
+// cleared and gapped track what routers know of a rank: whether it is incomplete, and whether
+// refused blocks were reported. Nothing else changes that, so that a snapshot contains what
+// follows from the entries alone.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) == 0 {
 		r.incomplete, r.overfull, r.attributesLacking = false, false, false
@@ -138,11 +138,11 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 		r.overfull = true
 	case kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
 		r.attributesLacking = true
-	default: // some blocks are wrong, and none was left out
+	default: // some blocks may be wrong, and none was refused
 	}
 }
 
-// clear empties a rank. Its blocks are then known again: there are none.
+// clear removes all blocks of a rank, which is complete again.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.candidates = l.candidates[:0]

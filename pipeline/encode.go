@@ -76,8 +76,8 @@ func (e *entry) other(event *kvcastv1.RouterEvent) {
 	// Equal entries are equal bytes, whatever order a map has today.
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)
 	if err != nil {
-		// The only cause is a string that is not UTF-8, and those that come from
-		// outside were checked where they came in.
+		// The only cause is a string that is not UTF-8, and ingest and AddWorker check those
+		// from outside.
 		panic("pipeline: encode event: " + err.Error())
 	}
 	e.added(b, journal.TierBit(0))
@@ -129,7 +129,7 @@ const maxIdleBytes = 64 << 10
 // tagSize is that of every field number used here: all are below 16.
 const tagSize = 1
 
-// eventHead is what stands before the kind of an event.
+// eventHead is an event without its kind.
 type eventHead struct {
 	id   uint64 // 0 in a snapshot
 	rank uint32

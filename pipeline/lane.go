@@ -26,14 +26,14 @@ type Lane struct {
 	tableBlocks *budget.Budget
 	failures    chan<- error // see Pipeline.Failed
 
-	mu          laneMutex // guards all below; the journal's lock comes after it
+	mu          laneMutex // guards all below; locked before the journal's
 	closed      bool      // it emits nothing more
 	failed      error     // the append that failed; the state is discarded then
 	gone        bool      // the worker was removed
 	lastEventID uint64
 	blockSize   uint32 // of the last store that had one, or configured
 	ranks       map[uint32]*rankState
-	sources     []sourceState // by source index
+	lastRawIDs  []uint64 // by source index
 	pending     run
 	timer       *time.Timer // runs while something is pending across batches
 	entry       entry
@@ -41,7 +41,7 @@ type Lane struct {
 	// event is one that consolidation makes of another.
 	event wire.Event
 	// candidates are the stores of the present batch that may be announcements, and
-	// announced reports whether there ever was one: else no gate need be looked at.
+	// announced reports whether there ever was one: otherwise all gates are closed.
 	candidates candidates
 	announced  bool
 }
@@ -61,11 +61,6 @@ type rankState struct {
 	gates         gates
 	// shared is nil where the worker has one source.
 	shared *sharedRank
-}
-
-// sourceState is one source of the worker.
-type sourceState struct {
-	lastRawID uint64
 }
 
 var _ feed.Lane = (*Lane)(nil)
@@ -153,14 +148,14 @@ func (l *Lane) Restarted(r feed.Restart) {
 // countRawID counts holes in a source's raw event ids, before anything is merged or
 // suppressed.
 func (l *Lane) countRawID(source int, id uint64) {
-	for len(l.sources) <= source {
-		l.sources = append(l.sources, sourceState{})
+	for len(l.lastRawIDs) <= source {
+		l.lastRawIDs = append(l.lastRawIDs, 0)
 	}
-	s := &l.sources[source]
-	if id > s.lastRawID+1 {
-		l.counts.rawEventHoles = add(l.counts.rawEventHoles, id-s.lastRawID-1)
+	last := &l.lastRawIDs[source]
+	if id > *last+1 {
+		l.counts.rawEventHoles = add(l.counts.rawEventHoles, id-*last-1)
 	}
-	s.lastRawID = max(s.lastRawID, id)
+	*last = max(*last, id)
 }
 
 // add adds to a counter, which saturates rather than wrap: an engine may claim any seq.
@@ -297,8 +292,8 @@ func (l *Lane) holdsAll(b *feed.Batch, e *wire.Event) bool {
 	return true
 }
 
-// countChildren goes on to count the children of a source's blocks, and reports whether
-// all are counted.
+// countChildren continues to count the children of a source's blocks, and reports whether all
+// are counted.
 func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
 		return tr.countChildren(b.Source)

@@ -45,8 +45,8 @@ type Pipeline struct {
 	lanes map[string]*Lane
 	// closed reports whether Close was called: nothing is emitted any more.
 	closed bool
-	// removed are the workers that are gone: an event id never comes twice, even
-	// when a worker comes back.
+	// removed are the removed workers: event ids are never reused, even when a worker
+	// returns.
 	removed eventIDs
 }
 
@@ -80,17 +80,18 @@ func (p *Pipeline) Failed() <-chan error { return p.failed }
 // AddWorker emits WorkerAdded and returns the Lane for the worker's batches.
 func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	// A protobuf string must be UTF-8; names that come over the wire were checked.
-	name, model := strings.ToValidUTF8(w.Name, "\uFFFD"), strings.ToValidUTF8(w.Model, "\uFFFD")
+	valid := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+	name, model := valid(w.Name), valid(w.Model)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	labels := make(map[string]string, len(w.Labels))
 	for k, v := range w.Labels {
-		labels[strings.ToValidUTF8(k, "\uFFFD")] = strings.ToValidUTF8(v, "\uFFFD")
+		labels[valid(k)] = valid(v)
 	}
 	added := &kvcastv1.WorkerAdded{
 		Model:     model,
 		BlockSize: w.BlockSize,
-		Endpoint:  strings.ToValidUTF8(w.Endpoint, "\uFFFD"),
+		Endpoint:  valid(w.Endpoint),
 		Labels:    labels,
 		Ranks:     w.Ranks,
 	}
@@ -161,7 +162,7 @@ func (p *Pipeline) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// aboutWorker emits an event about the worker as a whole, an entry of its own.
+// aboutWorker emits an event that concerns the whole worker as an entry.
 func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -245,17 +246,16 @@ func (l *Lane) wait(ctx context.Context, p journal.Pending) (seq uint64, err err
 	return seq, nil
 }
 
-// maxRemovedNames is how many workers that are gone have their last event id
-// remembered. Names come from publishers, at up to 2 KiB each.
+// maxRemovedNames bounds the removed workers whose last event id is remembered. Names come
+// from publishers, at up to 2 KiB each.
 const maxRemovedNames = 16_384
 
-// eventIDs remembers the last event ids of workers that are gone, so that no id
-// comes twice under a name. It forgets the name that went first when there are
-// too many; every name that it does not know then goes on from the largest id
-// forgotten, for it may be one of those.
+// eventIDs remembers the last event ids of removed workers, so that no id is reused under a
+// name. It forgets the worker that was removed first when there are too many; every unknown
+// name then continues from the largest id forgotten, for it may be one of those.
 type eventIDs struct {
 	byName map[string]*list.Element
-	gone   *list.List // of goneWorker, the first to have gone in front
+	gone   *list.List // of goneWorker, the first removed in front
 	floor  uint64
 }
 

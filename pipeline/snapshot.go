@@ -128,7 +128,7 @@ func (l *Lane) record() *kvcastv1.SnapshotWorker {
 	return r
 }
 
-// rankNames returns the ranks that were configured or heard of, in order.
+// rankNames returns the ranks that were configured or had an event, in order.
 func (l *Lane) rankNames() []uint32 {
 	names := slices.AppendSeq(slices.Clone(l.added.GetRanks()), maps.Keys(l.ranks))
 	slices.Sort(names)

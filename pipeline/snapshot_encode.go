@@ -37,7 +37,7 @@ func reusePiece(piece []byte) {
 type ancestry struct {
 	chain   []uint32 // from the bottom up
 	next    uint32   // the parent of its top, unless it has ended
-	after   int      // the climb of this step that it ended at, and that goes first; or -1
+	after   int      // the ancestry of this step that it ended at, encoded before it; or -1
 	encoded bool
 }
 

@@ -154,7 +154,7 @@ func (t *table) holds(hash uint64) bool { return t.blocks.find(hash) != nil }
 // an open gate asks for them, so a table begins to count when its engine first
 // announces: most never do.
 //
-// A count of up to two stands in the flags of the block itself.
+// A count of up to two is in the flags of the block itself.
 type childCounts struct {
 	// counting reports whether there are any counts.
 	counting bool

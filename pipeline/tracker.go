@@ -207,7 +207,7 @@ func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 			return
 		}
 		id.space = slot + 1
-		t.spaces.use(slot) // until the end, whatever leaves
+		t.spaces.use(slot) // until the end, whatever blocks are removed
 		defer t.spaces.release(slot)
 	}
 	t.prepay((trackedBlockUnits + 1) * len(e.BlockHashes))
@@ -232,7 +232,7 @@ func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 		if isNew {
 			t.queueStored(from, i, parent)
 		}
-		if ref == 0 { // left out
+		if ref == 0 { // refused
 			parent = chainLink{hash: hash}
 		} else {
 			parent = t.linkTo(ref)

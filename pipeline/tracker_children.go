@@ -17,8 +17,8 @@ const allNames = math.MaxUint32
 // countNames is how many names an event begins to count: some tenths of a millisecond.
 const countNames = 4096
 
-// countChildren begins to count a source's children, or goes on to, and reports whether
-// all are counted.
+// countChildren starts or continues counting a source's children, and reports whether all are
+// counted.
 func (t *tracker) countChildren(source int) bool {
 	c := &t.children[source]
 	if c.upTo == 0 {

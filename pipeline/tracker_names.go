@@ -9,8 +9,8 @@ import (
 
 // How a tracker keeps its blocks and names.
 
-// maxUncertainSteps is how many blocks are looked at to make room for one: a lane must
-// not be held up. The next that needs room goes on from there.
+// maxUncertainSteps bounds the blocks visited to make room for one: a lane must not be held
+// up. The next search continues from there.
 const maxUncertainSteps = 4096
 
 // generation is a source's present one, as a name has it.
