@@ -81,7 +81,7 @@ func TestReplayCommand(t *testing.T) {
 	}
 	for args, says := range map[string]string{
 		"--after :9":            "OUT_OF_RANGE: position 9 is beyond the newest entry 4",
-		"--after feed:1":        `FAILED_PRECONDITION: position is of epoch "feed"`,
+		"--after feed:1":        `FAILED_PRECONDITION: the position has epoch "feed"`,
 		"--after :3 --until :2": "INVALID_ARGUMENT: until: 2 is not allowed: want 3",
 		"--until :7":            "OUT_OF_RANGE: position 7 is beyond",
 	} {
