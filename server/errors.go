@@ -162,7 +162,7 @@ func positionAhead(seq uint64, b journal.Bounds) error {
 
 func epochMismatch(epoch string, b journal.Bounds) error {
 	return errorf(ReasonEpochMismatch, b,
-		"the position has epoch %.64q, the journal %q: the entries of the former are lost; start from a snapshot", epoch, b.Epoch)
+		"position is of epoch %.64q, the journal of %q: the entries of the former are lost; start from a snapshot", epoch, b.Epoch)
 }
 
 func shuttingDown(b journal.Bounds) error {
@@ -172,7 +172,7 @@ func shuttingDown(b journal.Bounds) error {
 
 func maxConnectionAge(b journal.Bounds) error {
 	return errorf(ReasonMaxConnectionAge, b,
-		"the connection has reached its maximum age; resume after the last position over a new connection")
+		"the connection has reached the age limit; resume after the last position over a new connection")
 }
 
 func tooManyHolders(b journal.Bounds, format string, args ...any) error {

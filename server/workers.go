@@ -70,7 +70,7 @@ func (s workers) workerError(err error, name string) error {
 		return errorf(ReasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister that worker first", name)
 	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
 		return errorf(ReasonWorkerNotFound, b,
-			"the engine of worker %q connects to a port of the server, so the worker cannot be deregistered; stop the engine, and the worker is removed after the grace time", name)
+			"worker %q cannot be deregistered: its engine connects to a port of the server by itself; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
 		return errorf(ReasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
 	case errors.Is(err, config.ErrTooManyWorkers):
