@@ -312,8 +312,8 @@ func TestListenersShareNoWorker(t *testing.T) {
 	})
 }
 
-// A peer does not have kvcast connect to any other host than its own, unless the
-// operator allows it.
+// A peer cannot make kvcast connect to another host than its own, unless the operator allows
+// it.
 func TestReplaysAreRequestedFromThePeerAlone(t *testing.T) {
 	tests := []struct {
 		host    string

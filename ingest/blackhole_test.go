@@ -32,7 +32,7 @@ func (p *proxy) replaced() bool {
 	return s.Alive > 0 && s.Frozen == 0
 }
 
-// holed is an engine behind a network that can become a black hole.
+// holed is an engine behind a network that can drop everything silently.
 type holed struct {
 	*cache
 	*view
@@ -42,7 +42,7 @@ type holed struct {
 	pub, replay *proxy // between ingest and the sockets of the engine
 }
 
-// newHoled starts to read an engine that has a few blocks.
+// newHoled returns an engine with a few blocks, which is being read.
 func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	t.Helper()
 	h := &holed{t: t, cache: newCache(t, simulator.PublisherConfig{}), view: newView(), registry: prometheus.NewRegistry()}
@@ -61,7 +61,7 @@ func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	return h
 }
 
-// wantTold checks what was told but for batches, and that no block came twice.
+// wantTold compares gaps and restarts, and checks that no block was stored twice.
 func (h *holed) wantTold(want map[string]int) {
 	h.t.Helper()
 	h.mu.Lock()
@@ -78,9 +78,9 @@ func (h *holed) wantTold(want map[string]int) {
 	}
 }
 
-// A connection that carries nothing any more is found out by the replay socket,
-// which also has what was published meanwhile, and made anew.
-func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
+// A dead connection is detected by the replay socket, which also has what was published
+// meanwhile, and is renewed.
+func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: patience})
 	before := h.pub.Stats().Accepted
 	h.pub.Partition()
@@ -98,8 +98,8 @@ func TestDeadConnectionIsRenewedWhenReplayTellsMore(t *testing.T) {
 	h.wantTold(map[string]int{})
 }
 
-// While the replay socket can not be reached either nobody knows: the source is
-// suspect, and neither lost nor removed.
+// While the replay socket does not answer either, the source is suspect: nothing is reported
+// as lost, and the worker stays.
 func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
 	awaitState(t, h.in, 0, ingest.SourceLive)
@@ -118,13 +118,13 @@ func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 	h.wantTold(map[string]int{})
 }
 
-// An engine that has nothing to say and no replay socket is well: it costs a fresh
-// connection now and then, and nobody is told anything.
+// An idle engine without a replay socket gets a second connection at intervals, and nothing
+// is reported.
 func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	h := newHoled(t, false, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
-	// Each fresh one takes the place of the one before once it has settled.
+	// Each new connection replaces the one before once it is established.
 	waitFor(t, func() bool { return h.pub.Stats().Accepted >= before+3 })
 	h.wantTold(map[string]int{})
 	h.store(h.Publish, 1)
@@ -135,7 +135,7 @@ func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 	})
 }
 
-// An idle engine with a replay socket is asked, and left alone as well.
+// An idle engine with a replay socket is asked, and nothing is reported.
 func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
@@ -149,8 +149,7 @@ func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 	h.wantTold(map[string]int{})
 }
 
-// Batches that come while a fresh connection takes the place of the one before
-// come once, however often that happens.
+// Batches are delivered once while new connections replace silent ones.
 func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
 	t.Parallel()
 	h := newHoled(t, false, config.Config{Silence: 10 * time.Millisecond})
@@ -173,13 +172,13 @@ func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
 	h.wantTold(map[string]int{})
 }
 
-// Without a replay socket a dead connection is replaced by a fresh one, and what
-// was published before that is told as lost.
+// Without a replay socket a dead connection is replaced by a second one, and what was
+// published meanwhile is reported as lost.
 func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
 	tests := []struct {
 		name string
-		// early heals before anybody notices, so that a fresh connection is made at once;
-		// else nobody can be reached for a while.
+		// early: the network heals before the silence is noticed, so that a new connection is made
+		// at once. Otherwise connecting fails for a while.
 		early  bool
 		missed int
 		told   map[string]int

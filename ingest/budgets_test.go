@@ -21,7 +21,7 @@ func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
 	return harness.Gather(t, g).Value(t, "kvcast_budget_used", "resource", resource)
 }
 
-// A worker that needs more sources than are left is refused, and takes nothing.
+// A worker that needs more sources than are left is refused, and reserves nothing.
 func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	in, _ := start(t, config.Config{Metrics: registry, MaxSources: 10}, views{"a": newView(), "b": newView()})
@@ -47,7 +47,7 @@ func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 	}
 }
 
-// What callers say of workers is bounded as well.
+// The strings of workers are bounded.
 func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	in, _ := start(t, config.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
@@ -76,8 +76,8 @@ func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	}
 }
 
-// A flood of names on a port is refused once there are as many publishers as there may
-// be. The engine that was there before goes on, and nothing is kept of those refused.
+// Names beyond the maximum number of publishers are refused, and take no memory. The engine
+// that was there before is not affected.
 func TestPublishersOfAPortAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	all := make(views)

@@ -17,8 +17,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// Both sockets of an engine are reached at every kind of address, and again after
-// the engine restarted.
+// Both sockets of an engine are connected at every kind of address, and again after a restart
+// of the engine.
 func TestEndpointsOfEveryKind(t *testing.T) {
 	sockets := t.TempDir()
 	tests := []struct {
@@ -49,7 +49,7 @@ func TestEndpointsOfEveryKind(t *testing.T) {
 			c.store(c.Drop, 3)
 			c.store(c.Publish, 1)
 			v.awaitBlocks(t, c.blocks)
-			c.lives()
+			c.restart()
 			c.must(c.RestartProcess(0))
 			c.store(c.Drop, 2)
 			c.must(c.Subscribed(patient(t), 1))
@@ -64,8 +64,7 @@ func TestEndpointsOfEveryKind(t *testing.T) {
 	}
 }
 
-// newMute returns the endpoint of something that takes connections and says
-// nothing.
+// newMute returns an endpoint that accepts connections and sends nothing.
 func newMute(t *testing.T) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -94,8 +93,7 @@ func newMute(t *testing.T) string {
 	return "tcp://" + l.Addr().String()
 }
 
-// What takes connections and speaks no ZMTP is no engine: nothing is read from it,
-// and it holds nobody up.
+// A peer that accepts connections and speaks no ZMTP delays no other engine.
 func TestPublisherThatSpeaksNoZMTP(t *testing.T) {
 	r := newRecorder(t)
 	c := worker(config.Source{Connect: newMute(t), Replay: newMute(t)})
@@ -114,8 +112,8 @@ func TestPublisherThatSpeaksNoZMTP(t *testing.T) {
 	r.wantNone()
 }
 
-// A replay socket that is of no use holds live batches back for a moment at first,
-// and not for each gap again; what is lost is told.
+// A replay socket that does not answer delays live batches once, and not for each gap; losses
+// are reported.
 func TestReplaySocketOfNoUse(t *testing.T) {
 	tests := []struct {
 		name    string

@@ -23,8 +23,8 @@ import (
 // blockSize is that of the engines here.
 const blockSize = 4
 
-// start runs an Ingest, and ends it with the test. The function it returns ends
-// it earlier, and checks that it ends well and soon.
+// start runs an Ingest until the test ends, or stop is called, which checks that it ends
+// without an error and in time.
 func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*ingest.Ingest)) (in *ingest.Ingest, stop func()) {
 	t.Helper()
 	c.Listeners = slices.Clone(c.Listeners)
@@ -148,8 +148,7 @@ func (e *engine) publish(seq uint64, events ...[]byte) {
 	e.send("", seqFrame(seq), payload(seq, events...))
 }
 
-// newEngines returns engines on ports one after the other, and the endpoint of
-// the first.
+// newEngines returns engines on consecutive ports, and the endpoint of the first.
 func newEngines(t *testing.T, n int) (engines []*engine, first string) {
 	t.Helper()
 	const attempts = 100
@@ -192,8 +191,7 @@ func payloadOf(rank uint32, seq uint64, events ...[]byte) []byte {
 // garbage is no batch.
 var garbage = []byte{0xc1, 'n', 'o', 't', ' ', 'a', ' ', 'b', 'a', 't', 'c', 'h'}
 
-// epochSeconds is the time of a batch: a quarter of a second each, which a
-// float has exactly.
+// epochSeconds is the time of a batch: multiples of 1/4 s, which floats represent exactly.
 func epochSeconds(seq uint64) float64 { return 1_700_000_000 + float64(seq)/4 }
 
 func engineTime(seq uint64) int64 {
@@ -211,7 +209,7 @@ func appendBatch(b []byte, elements uint32, seq uint64, events [][]byte) []byte 
 	return b
 }
 
-// stored is a store of one block after another, of blockSize tokens each.
+// stored is a store of consecutive blocks of blockSize tokens.
 func stored(hashes ...uint64) []byte { return storedBlocks(blockSize, hashes...) }
 
 func storedBlocks(size int, hashes ...uint64) []byte {
@@ -235,7 +233,7 @@ func removed(hashes ...uint64) []byte {
 	return msgp.AppendString(b, "GPU")
 }
 
-// storedIn and removedIn are of an attention group; only stores tell its kind.
+// storedIn and removedIn are of an attention group; only stores name its kind.
 func storedIn(group int, kind string, hash uint64) []byte {
 	b := stored(hash)
 	b[0] += 4 // elements: two absent, then the group and its kind

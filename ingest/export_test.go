@@ -6,15 +6,14 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
-// HeldBytes returns how many bytes of live batches are held back.
-func HeldBytes(in *Ingest) int64 { return in.shared.budgets.reordered.Used() }
+// ReorderBytes returns the size of all reorder buffers.
+func ReorderBytes(in *Ingest) int64 { return in.shared.budgets.reordered.Used() }
 
-// SetFirstRequests sets how long a replay socket that never answered is waited for, and
-// how long a request of such a one waits for its turn. To be called before Run.
+// SetFirstRequests sets how long the first reply of a replay socket may take, and how long
+// such a request waits for a slot. It must be called before Run.
 func SetFirstRequests(in *Ingest, reply, patience time.Duration) {
 	in.shared.replays.FirstReply, in.shared.replays.FirstPatience = reply, patience
 }
 
-// RestTime is how long a replay socket that did not answer is not asked again for a
-// gap.
+// RestTime is that of package sequence.
 const RestTime = sequence.RestTime

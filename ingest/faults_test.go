@@ -21,18 +21,18 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// rememberedBatches is how many batches are remembered of a publisher.
+// rememberedBatches is the size of a publisher's history.
 const rememberedBatches = 1024
 
-// view is a Sink that keeps what one worker holds by what it was told, as a
-// router would, and whether it was told that something is missing.
+// view is a Sink that keeps the blocks of one worker, as a router does, and whether a loss
+// was reported.
 type view struct {
 	mu      sync.Mutex // guards all below
 	changed chan struct{}
 	// blocks counts copies: engines store a block more than once.
 	blocks map[uint64]int
 	told   map[string]int
-	// incomplete tells that the view may be wrong, as was said.
+	// incomplete reports whether a loss was reported.
 	incomplete bool
 	workers    int
 	lastSeq    uint64
@@ -117,7 +117,7 @@ func (v *view) await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// awaitBlocks waits until the view is this.
+// awaitBlocks waits until the view has these blocks.
 func (v *view) awaitBlocks(t *testing.T, want map[uint64]bool) {
 	t.Helper()
 	what := fmt.Sprintf("a view of %d blocks", len(want))
@@ -127,7 +127,7 @@ func (v *view) awaitBlocks(t *testing.T, want map[uint64]bool) {
 	v.await(t, what, func() bool { return v.is(want) })
 }
 
-// is tells whether the view holds these blocks. Its lock is held.
+// is reports whether the view has these blocks. The caller holds its lock.
 func (v *view) is(want map[uint64]bool) bool {
 	if len(v.blocks) != len(want) {
 		return false
@@ -146,7 +146,7 @@ type cache struct {
 	t      *testing.T
 	blocks map[uint64]bool
 	next   uint64 // block, no two of which are equal
-	// connects tells that it connects, rather than being connected to.
+	// connects reports whether the engine connects to a listener.
 	connects bool
 }
 
@@ -189,7 +189,7 @@ func (c *cache) must(err error) {
 	}
 }
 
-// caughtUp publishes, and returns when no replay is under way any more.
+// caughtUp publishes, and waits until no replay is in progress.
 func (c *cache) caughtUp(v *view) {
 	c.t.Helper()
 	c.store(c.Publish, 1)
@@ -198,21 +198,21 @@ func (c *cache) caughtUp(v *view) {
 	v.awaitBlocks(c.t, c.blocks)
 }
 
-// lives begins another life of the engine.
-func (c *cache) lives() { clear(c.blocks) }
+// restart restarts the engine.
+func (c *cache) restart() { clear(c.blocks) }
 
 func (c *cache) truncated(events ...wire.Event) (uint64, error) { return c.Truncate(7, events...) }
 
-// faults are what happens between an engine and ingest. After each, what the view
-// holds is what the engine does, and what has to be told was, and nothing else.
+// faults are faults between an engine and ingest. After each the view equals the engine's
+// cache, or the loss was reported, and nothing else was.
 var faults = []struct {
 	name  string
 	first uint64 // the seq before which nothing was ever published
 	fault func(c *cache, v *view)
 	told  map[string]int
-	// lost tells that the view can not become the engine's again.
+	// lost reports whether the view cannot equal the engine's cache again.
 	lost bool
-	// mute tells that a replay is to time out: in all others, none may.
+	// mute reports whether a replay has to time out. In all others none may.
 	mute bool
 }{
 	{name: "none", fault: func(c *cache, _ *view) { c.store(c.Publish, 10); c.evict(c.Publish) }},
@@ -252,7 +252,7 @@ var faults = []struct {
 	{name: "restart", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(0))
 		c.must(c.Subscribed(c.t.Context(), 1))
 		c.store(c.Publish, 2)
@@ -260,14 +260,14 @@ var faults = []struct {
 	{name: "restart behind the same connection", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.Restart(0))
 		c.store(c.Publish, 2)
 	}},
 	{name: "restart whose first batches were dropped", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 3)
 		c.must(c.Subscribed(c.t.Context(), 1))
@@ -277,7 +277,7 @@ var faults = []struct {
 		told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
 			c.store(c.Publish, 5)
 			v.awaitBlocks(c.t, c.blocks)
-			c.lives()
+			c.restart()
 			c.must(c.RestartProcess(0))
 			c.store(c.Forget, 3)
 			c.must(c.Subscribed(c.t.Context(), 1))
@@ -286,7 +286,7 @@ var faults = []struct {
 	{name: "restart at a seq above 0", told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(3))
 		c.must(c.Subscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
@@ -294,7 +294,7 @@ var faults = []struct {
 	{name: "restart that has passed our seq", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 9)
 		c.must(c.Subscribed(c.t.Context(), 1))
@@ -303,7 +303,7 @@ var faults = []struct {
 	{name: "restart that goes on where the old one ended", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 3)
 		c.must(c.Subscribed(c.t.Context(), 1))
@@ -312,7 +312,7 @@ var faults = []struct {
 	{name: "restart after more batches than are remembered", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, rememberedBatches+100)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 100)
 		c.must(c.Subscribed(c.t.Context(), 1))
@@ -323,7 +323,7 @@ var faults = []struct {
 	{name: "restart of an engine that stays idle for a while", told: map[string]int{"possible_restart": 1, "restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
-		c.lives()
+		c.restart()
 		c.must(c.RestartProcess(0))
 		c.must(c.Subscribed(c.t.Context(), 1))
 		if !c.connects { // who binds can not tell by a connection whose it is
@@ -407,7 +407,7 @@ func TestFaults(t *testing.T) {
 						timeout = time.Second
 					}
 					c := faultyCache(t, mode, v, timeout)
-					// What was published before anybody listened counts as well.
+					// Batches published before the first connection count as well.
 					tt.fault(c, v)
 					told := maps.Clone(tt.told)
 					if c.connects {
@@ -425,7 +425,7 @@ func TestFaults(t *testing.T) {
 						}
 						return true
 					})
-					// And nothing else is told, nor changes any more.
+					// Nothing else is reported or changes.
 					c.store(c.Publish, 1)
 					last := c.next
 					v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })
@@ -433,7 +433,7 @@ func TestFaults(t *testing.T) {
 					defer v.mu.Unlock()
 					delete(v.told, "added")
 					if told["restarted"] > 0 && told["possible_restart"] == 0 {
-						// An engine may be asked before it has published anything again.
+						// The engine may be asked before it publishes again.
 						delete(v.told, "possible_restart")
 					}
 					if d := cmp.Diff(told, v.told, cmp.Transformer("empty", func(m map[string]int) map[string]int {
@@ -470,7 +470,7 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 		c.must(c.Subscribed(t.Context(), 1))
 		return c
 	}
-	// The replay port has to be known before the listener is.
+	// The listener needs the replay port.
 	port := freePort(t)
 	cfg.Listeners = []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}}
 	in, _ := start(t, cfg, v)
@@ -488,8 +488,8 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 
 var seeds = flag.Uint64("faults.seeds", 16, "how many engines TestRandomFaults lets misbehave")
 
-// TestRandomFaults lets engines misbehave in every way at once: when they have
-// come to rest the view is theirs, or it was told that it may not be.
+// TestRandomFaults combines faults at random. Once the engines are quiet each view equals the
+// engine's cache, or a loss was reported.
 func TestRandomFaults(t *testing.T) {
 	for seed := range *seeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-// TestRunEndsSoon has Run wait for nothing that takes longer than stop has patience:
-// an engine's silence, a worker's grace, an answer to a replay request.
+// TestRunEndsSoon checks that Run does not wait for an engine's silence, a worker's grace time
+// or a reply when it ends.
 func TestRunEndsSoon(t *testing.T) {
 	idle := newEngine(t)
 	c := worker(config.Source{Connect: idle.mustBind("tcp://127.0.0.1:*"), Replay: newMute(t)})
@@ -60,7 +60,7 @@ func TestRunOnce(t *testing.T) {
 	}
 }
 
-func TestCloseGivesBackWhatNewTook(t *testing.T) {
+func TestCloseReleasesWhatNewAllocated(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	c := config.Config{
 		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
@@ -139,8 +139,8 @@ func TestNewFails(t *testing.T) {
 	}
 }
 
-// accountant is a lane that blocks until it is released and then checks that
-// each seq is accounted for: in a batch or in a gap.
+// accountant is a lane that blocks until it is released, and then checks that each seq is in
+// a batch or a gap.
 type accountant struct {
 	t       *testing.T
 	release chan struct{}
@@ -179,7 +179,7 @@ func TestOverloadIsAGap(t *testing.T) {
 	a := &accountant{t: t, release: make(chan struct{}), seen: make(chan uint64, 1)}
 	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)
 	e.awaitSubscriber("")
-	// More than both ends' high-water marks and the kernel's buffers hold.
+	// More than fit into the buffers of both ends and the kernel.
 	const messages = 40_000
 	hashes := make([]uint64, 150)
 	for i := range hashes {
@@ -191,7 +191,7 @@ func TestOverloadIsAGap(t *testing.T) {
 		e.publish(seq, event)
 	}
 	close(a.release)
-	// ZeroMQ may drop those that follow as well, until there is room again.
+	// ZeroMQ may drop the following ones as well, until there is room.
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
 	timeout := time.After(patience)

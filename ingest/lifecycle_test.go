@@ -50,9 +50,9 @@ func wantNoMetricsOf(t *testing.T, g prometheus.Gatherer, worker string) {
 	}
 }
 
-// A worker whose connections are closed leaves after the grace time, and comes
-// back with its next connection, as one that nothing is known of.
-func TestWorkerLeavesAndComesBack(t *testing.T) {
+// A worker without connections is removed after the grace time, and added again with its next
+// connection, without any former state.
+func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 	tests := []struct {
 		name  string
 		bound bool
@@ -121,14 +121,13 @@ func TestWorkerLeavesAndComesBack(t *testing.T) {
 	}
 }
 
-// bindAgain binds an engine to the port of one that ended, which libzmq may be
-// closing still.
+// bindAgain binds an engine to the port of one that ended, which libzmq may still be closing.
 func bindAgain(t *testing.T, e *engine, endpoint string) {
 	t.Helper()
 	waitFor(t, func() bool { _, err := e.Bind(endpoint); return err == nil })
 }
 
-// A worker is there as long as one of its ranks is connected.
+// A worker stays as long as one of its ranks is connected.
 func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 	engines, first := newEngines(t, 2)
 	c := worker(config.Source{Connect: first, DPSize: 2})
@@ -153,8 +152,8 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 	r.wantNone()
 }
 
-// A worker that comes back within the grace time was never gone.
-func TestWorkerThatComesBackInTimeStays(t *testing.T) {
+// A worker that connects again within the grace time is not removed.
+func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	v := newView()
 	c := worker(config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()})
@@ -254,8 +253,8 @@ func TestAddWorkerBeforeRun(t *testing.T) {
 	}
 }
 
-// A worker can be removed at any time: while it waits for a replay, or for anybody
-// to listen at its endpoints.
+// A worker can be removed at any time: while a replay is in progress, or its endpoints refuse
+// connections.
 func TestRemoveWorkerThatWaits(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -292,7 +291,7 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 			}
 			r.want("add w model m block_size 0 ranks [0]", "remove w")
 			wantNoMetricsOf(t, registry, "w")
-			if held := ingest.HeldBytes(in); held != 0 || len(in.Sources()) != 0 {
+			if held := ingest.ReorderBytes(in); held != 0 || len(in.Sources()) != 0 {
 				t.Errorf("%d bytes held, sources %+v", held, in.Sources())
 			}
 			r.wantNone()
@@ -300,7 +299,7 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 	}
 }
 
-// plain is a recorder that leaves out whose a line is.
+// plain is a recorder without the names of workers.
 type plain struct{ *recorder }
 
 func (r *plain) AddWorker(w feed.Worker) feed.Lane {

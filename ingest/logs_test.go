@@ -34,7 +34,7 @@ func (l *logged) want(t *testing.T, lines ...string) {
 	}
 }
 
-func TestLogNamesWhatIsRead(t *testing.T) {
+func TestLogNamesSources(t *testing.T) {
 	var log logged
 	c := config.Config{Logger: log.logger(), Workers: []config.Worker{
 		{Name: "a", Sources: []config.Source{
@@ -52,8 +52,8 @@ func TestLogNamesWhatIsRead(t *testing.T) {
 	)
 }
 
-// TestLogNamesLMCacheWhereItsChunksAreSkipped has a connector's stores of another block
-// size than the engine's.
+// TestLogNamesLMCacheWhereItsChunksAreSkipped has stores of a connector with another block
+// size than the engine.
 func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
 	var log logged
 	e := newEngine(t)
@@ -72,7 +72,7 @@ func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
 		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" suppressed=0`, 4*blockSize, blockSize))
 }
 
-func TestLogSaysWhatIsWantedInsteadOfWhatIsRefused(t *testing.T) {
+func TestLogDescribesAcceptedTopics(t *testing.T) {
 	const names = `"a POD of 1 to 253 bytes of UTF-8 without control characters, ` +
 		`and a MODEL of at most 1024 bytes of UTF-8 without control characters"`
 	tests := []struct {

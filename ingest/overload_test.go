@@ -18,7 +18,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// gate is a view whose lane takes no batch before it is opened.
+// gate is a view whose lane blocks until it is opened.
 type gate struct {
 	*view
 	opened chan struct{}
@@ -49,9 +49,9 @@ func blockOfOne(hash uint64) wire.Event {
 	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, BlockSize: 1, Tokens: []uint32{uint32(hash)}}
 }
 
-// A lane that stands still makes the buffers between it and the engine run full,
-// and ZeroMQ drop the rest. Once it moves, all of it is fetched.
-func TestWhatALongStallDroppedIsFetched(t *testing.T) {
+// While a lane blocks, the buffers between it and the engine fill up, and ZeroMQ drops the
+// rest. Once it continues, everything is repaired.
+func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	t.Parallel()
 	const batches = 20_000
 	registry := prometheus.NewRegistry()
@@ -60,7 +60,7 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 		HWM: 100, ReplayLimit: 2 * batches, ReplayHWM: 2 * batches,
 	}})
 	cfg := worker(config.Source{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()})
-	// What is dropped last shows at the end of a silence, if no later batch shows it.
+	// If no later batch shows what was dropped last, the next verification does.
 	cfg.Metrics, cfg.Silence, cfg.ReplayTimeout = registry, 200*time.Millisecond, patience
 	in, _ := start(t, cfg, g)
 	c.must(c.Subscribed(patient(t), 1))
@@ -76,13 +76,13 @@ func TestWhatALongStallDroppedIsFetched(t *testing.T) {
 		c.blocks[c.next] = true
 		c.do(c.Publish, blockOfOne(c.next), wire.Event{Kind: wire.KindRemoved, BlockHashes: wide})
 	}
-	if held := ingest.HeldBytes(in); held > 16<<20 {
+	if held := ingest.ReorderBytes(in); held > 16<<20 {
 		t.Errorf("%d bytes held back", held)
 	}
 	close(g.opened)
 	g.awaitBlocks(t, c.blocks)
-	// What was fetched comes live as well, late, and may be held back for a while.
-	waitFor(t, func() bool { return ingest.HeldBytes(in) == 0 && in.Sources()[0].State == ingest.SourceLive })
+	// Replayed batches arrive live as well, late, and may be buffered.
+	waitFor(t, func() bool { return ingest.ReorderBytes(in) == 0 && in.Sources()[0].State == ingest.SourceLive })
 	if n := harness.Gather(t, registry).Sum("kvcast_ingest_replayed_batches_total"); n == 0 {
 		t.Error("nothing was dropped: the buffers were not full")
 	}
@@ -99,7 +99,7 @@ func replaysIn(t *testing.T, g prometheus.Gatherer, state string) int {
 	return int(harness.Gather(t, g).Sum("kvcast_ingest_replays_in_progress", "state", state))
 }
 
-// gates are views whose lanes take no batch before all are opened together.
+// gates are views whose lanes block until all are opened together.
 type gates struct {
 	views
 	opened chan struct{}
@@ -120,9 +120,9 @@ func (gs gates) AddWorker(w feed.Worker) feed.Lane {
 	return gatedLane{gs.views[w.Name], gs.opened}
 }
 
-// However many engines have to be replayed at once, some are at a time, and all in the
+// Of many engines that need a replay a bounded number is replayed at a time, and all in the
 // end.
-func TestReplaysTakeTurns(t *testing.T) {
+func TestReplaysInProgressAreBounded(t *testing.T) {
 	t.Parallel()
 	const engines, batches, most = 32, 100, 8
 	gs := gates{make(views), make(chan struct{})}
@@ -161,10 +161,9 @@ func TestReplaysTakeTurns(t *testing.T) {
 	}
 }
 
-// Replay sockets that never answered keep no other engine from its repair, and an
-// engine that is heard of among many of them is read without a replay when its
-// patience is over.
-func TestSilentReplaySocketsStarveNobody(t *testing.T) {
+// Replay sockets that never answer do not delay the repairs of other engines. A new engine
+// among many of them is read without a replay when its patience is over.
+func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 	t.Parallel()
 	const silent = 48 // more than are waited for at a time
 	registry := prometheus.NewRegistry()
@@ -210,9 +209,8 @@ func TestSilentReplaySocketsStarveNobody(t *testing.T) {
 	}
 }
 
-// Live batches that there is no room to hold back are fetched when the others have
-// been.
-func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
+// Live batches that do not fit into the reorder buffer are requested after the others.
+func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 	tests := []struct {
 		name    string
 		batches int
@@ -253,13 +251,13 @@ func TestWhatCanNotBeHeldIsFetched(t *testing.T) {
 			} else {
 				waitFor(t, func() bool { return dropped() > 0 })
 			}
-			if held := ingest.HeldBytes(in); held > tt.most {
+			if held := ingest.ReorderBytes(in); held > tt.most {
 				t.Errorf("%d bytes held back, want %d at most", held, tt.most)
 			}
 			replay.Heal()
 			v.awaitBlocks(t, c.blocks)
 			awaitState(t, in, 0, ingest.SourceLive)
-			if held := ingest.HeldBytes(in); held != 0 {
+			if held := ingest.ReorderBytes(in); held != 0 {
 				t.Errorf("%d bytes held back after all", held)
 			}
 			v.mu.Lock()

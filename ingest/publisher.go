@@ -88,7 +88,7 @@ func newPublisher(w *worker, source int, about SourceStatus, renew func(beside b
 	return p
 }
 
-// connect tells the machine of a connection. It brings the worker into the stream.
+// connect gives the machine a new connection. It adds the worker to the stream.
 func (p *publisher) connect(in *intake, id sequence.ConnectionID, replay string) {
 	p.worker.enter()
 	now := time.Now()

@@ -13,11 +13,10 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits.
 const patience = 2 * time.Minute
 
-// recorder is a Sink that writes down each call as a line. Batches are copied
-// by that, as their memory is used again.
+// recorder is a Sink that records each call as a line.
 type recorder struct {
 	t     *testing.T
 	calls chan string
@@ -82,7 +81,7 @@ func (r *recorder) wantNone() {
 	}
 }
 
-// recordedLane writes down "worker source/rank: what".
+// recordedLane records lines "worker source/rank: event".
 type recordedLane struct {
 	*recorder
 	worker string
@@ -97,7 +96,7 @@ func (l *recordedLane) write(source int, rank uint32, format string, args ...any
 	l.recorder.write("%s %d/%d: %s", l.worker, source, rank, fmt.Sprintf(format, args...))
 }
 
-// eventsLine writes down a batch's events.
+// eventsLine returns a batch's events as text.
 func eventsLine(b *feed.Batch) string {
 	var s strings.Builder
 	for _, e := range b.Events {

@@ -16,8 +16,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// newReplier returns the endpoint of a replay socket that answers with what a
-// script says, the messages after a request by the seq asked for, once it is ready.
+// newReplier returns the endpoint of a replay socket that answers a request with the messages
+// that a script has for the requested seq.
 func newReplier(t *testing.T, ready <-chan struct{}, script func(from uint64) [][]any) string {
 	t.Helper()
 	zctx, err := zmq4.NewContext()
@@ -79,8 +79,7 @@ func reply(seq, hash uint64) []any {
 	return []any{"", "topic", seqFrame(seq), payload(seq, stored(hash))}
 }
 
-// What a replay socket says may be anything. Whatever comes of it, batches go on in
-// order, and what is not had is told.
+// Whatever a replay socket answers, batches stay in order, and losses are reported.
 func TestRepliesOfAnyKind(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -188,7 +187,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			script: func(uint64) [][]any {
 				return [][]any{reply(math.MaxUint64-1, 9), reply(math.MaxUint64, 9), endOfReplay}
 			},
-			// The live batch is taken for one of before, as it is not of this life.
+			// The live batch is stale, as it is of another incarnation.
 			want:   []string{"gap joined_late 0-18446744073709551613, 0 missed", "batch 18446744073709551614 +[9]", "batch 18446744073709551615 +[9]"},
 			counts: map[string]float64{`stale_batches_total{worker="w"}`: 1},
 		},
@@ -205,16 +204,16 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			c.Metrics, c.ReplayTimeout, c.Logger = registry, patience/2, log.logger()
 			r := newRecorder(t)
 			in, stop := start(t, c, &plain{r})
-			// There is a live batch to come after what is replayed.
+			// A live batch follows the replay.
 			e.awaitSubscriber("")
 			e.publish(3, stored(13))
-			waitFor(t, func() bool { return ingest.HeldBytes(in) > 0 })
+			waitFor(t, func() bool { return ingest.ReorderBytes(in) > 0 })
 			close(ready)
 			r.want(append([]string{"add w model m block_size 0 ranks [0]"}, tt.want...)...)
 			awaitState(t, in, 0, ingest.SourceLive)
 			r.wantNone()
 			wantMetrics(t, registry, tt.counts)
-			if held := ingest.HeldBytes(in); held != 0 {
+			if held := ingest.ReorderBytes(in); held != 0 {
 				t.Errorf("%d bytes held back", held)
 			}
 			stop()
@@ -225,8 +224,8 @@ func TestRepliesOfAnyKind(t *testing.T) {
 	}
 }
 
-// TestStartIsOverWhenAllIsRead has a first replay with a hole. Until the second one has
-// come as well it is not known what the engine holds.
+// TestStartIsOverWhenAllIsRead has a hole in the first replay, so that the source catches up
+// until the second one is complete.
 func TestStartIsOverWhenAllIsRead(t *testing.T) {
 	e := newEngine(t)
 	ready := make(chan struct{})
@@ -256,9 +255,9 @@ func TestStartIsOverWhenAllIsRead(t *testing.T) {
 	awaitState(t, in, 0, ingest.SourceLive)
 }
 
-// TestReplayThatStopsIsAskedAgainSoon has one without its end marker, as where a
-// ROUTER's queue was full, of an engine that is given an hour for its first answer.
-func TestReplayThatStopsIsAskedAgainSoon(t *testing.T) {
+// TestReplayThatStopsIsRequestedAgainSoon has a replay without its end marker, as when a ROUTER's
+// queue is full, and a timeout of an hour for the first reply.
+func TestReplayThatStopsIsRequestedAgainSoon(t *testing.T) {
 	e := newEngine(t)
 	ready := make(chan struct{})
 	replay := newReplier(t, ready, func(from uint64) [][]any {

@@ -72,7 +72,7 @@ func TestConnectAgainAfterARestart(t *testing.T) {
 	r.want("w 0/0: gap possible_restart 0-0, 0 missed", "w 0/0: restarted", "w 0/0: batch 0 +[2]")
 }
 
-// largest is a batch of as many bytes as a message may have, or extra more.
+// largest is a batch of the largest size, plus extra bytes.
 func largest(extra int) []byte {
 	const most = 8 << 20
 	b := payload(0)
@@ -113,7 +113,7 @@ func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
 	r.want("p 0/0: gap possible_restart 0-0, 0 missed", "p 0/0: gap 1-1, 1 missed", "p 0/0: batch 2")
 }
 
-func TestSourcesOfAWorkerAreToldApart(t *testing.T) {
+func TestSourcesOfAWorkerAreDistinguished(t *testing.T) {
 	vllm, kvbm := newEngine(t), newEngine(t)
 	c := worker(config.Source{Connect: vllm.mustBind("tcp://127.0.0.1:*"), Topic: "kv-"})
 	c.Workers[0].Sources = append(c.Workers[0].Sources,

@@ -11,8 +11,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// TestSourcesTellTheirState has a source that nobody publishes to.
-func TestSourcesTellTheirState(t *testing.T) {
+// TestSourcesReportTheirState has a source without an engine.
+func TestSourcesReportTheirState(t *testing.T) {
 	in, err := ingest.New(config.Config{Workers: []config.Worker{{
 		Name:    "w",
 		Sources: []config.Source{{Connect: "tcp://127.0.0.1:9", Replay: "tcp://127.0.0.1:109", DPSize: 2}},

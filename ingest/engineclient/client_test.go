@@ -181,7 +181,7 @@ func TestClientReads(t *testing.T) {
 	}
 }
 
-func TestClientTellsOfEachEvent(t *testing.T) {
+func TestClientDeliversEachEvent(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{BatchConfig: simulator.BatchConfig{
 		Rank: 3, FirstSeq: 7, Now: func() time.Time { return time.Unix(1_700_000_000, 0) },
 	}})
@@ -305,7 +305,7 @@ func TestClientStopWaitsForTheHandler(t *testing.T) {
 	c := newClient(t, cfg, engineclient.HandlerFunc(func(ctx context.Context, _ *engineclient.Event) error {
 		calls++
 		close(inside)
-		<-ctx.Done() // it is told that it is to end
+		<-ctx.Done()
 		<-out
 		return ctx.Err()
 	}))

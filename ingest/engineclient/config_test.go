@@ -150,7 +150,7 @@ func TestClientConfigValidate(t *testing.T) {
 	}
 }
 
-func TestClientFieldErrorSaysWhatIsAllowed(t *testing.T) {
+func TestFieldErrorDescribesValidValues(t *testing.T) {
 	for _, tt := range []struct {
 		config engineclient.Config
 		want   string

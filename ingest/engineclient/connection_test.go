@@ -40,7 +40,7 @@ func TestClientReconnects(t *testing.T) {
 	got.wantNone(t)
 }
 
-func TestClientReconnectTellsWhereThereIsNoReplay(t *testing.T) {
+func TestClientReconnectReportsAGapWithoutReplay(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	got := newLines()
 	cfg := clientOf(p)

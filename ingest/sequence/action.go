@@ -85,7 +85,7 @@ const (
 	// EvidenceReplay: the replay socket has other batches than were read.
 	EvidenceReplay
 	// EvidenceConflict: of two publishers in conflict one is left, and the blocks of the
-	// other one cannot be told from its own.
+	// other one cannot be distinguished from its own.
 	EvidenceConflict
 )
 
@@ -115,8 +115,8 @@ const (
 	// ReportAbsent: the publisher has had no connection for the grace time.
 	ReportAbsent
 	// RequestReplay: ask the replay socket at Endpoint for the batches from Seq on.
-	// Machine.Sent is told when that is done, Machine.Reply of each reply, and
-	// Machine.ReplayEnded of the end, with RequestID.
+	// Machine.Sent is the input when that is done, Machine.Reply that for each reply, and
+	// Machine.ReplayEnded that for the end, with RequestID.
 	// Answered reports whether the socket answered when it was asked last.
 	RequestReplay
 	// CancelReplay: abandon the request RequestID.

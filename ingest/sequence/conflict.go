@@ -11,7 +11,7 @@ import (
 const conflictTimeout = time.Minute
 
 // former is where the seqs were before they jumped back, or ahead over a gap, and the
-// incarnation that was read then. A publisher that goes on there is a second one.
+// incarnation that was read then. A publisher that continues there is a second one.
 type former struct {
 	last        uint64
 	incarnation incarnation
@@ -136,8 +136,8 @@ func (m *Machine) endConflictWith(now time.Time) {
 	}
 }
 
-// endConflict goes on with the only publisher that is left, whose last seq is given.
-// Without a replay its blocks cannot be told from those of the other one.
+// endConflict continues with the remaining publisher, whose last seq is given. With a replay
+// socket its blocks are replayed; otherwise those of both stay.
 func (m *Machine) endConflict(now time.Time, last uint64) {
 	m.conflict, m.former = conflict{}, former{}
 	m.state = Live

@@ -74,7 +74,7 @@ func (m *Machine) classify(b *Batch) (verdict, seqRange) {
 
 // heartbeat reports whether a batch only says that its publisher is alive: without
 // events, and with the seq of the last batch again. The publisher must name its
-// incarnation, since a restarted engine may come to the same seq.
+// incarnation, since a restarted engine may reach the same seq.
 func (m *Machine) heartbeat(b *Batch) bool {
 	return b.Empty && len(b.Publisher) > 0 &&
 		m.order.reading() && b.Seq == m.order.last && string(b.Publisher) == m.incarnation.publisher
@@ -82,7 +82,7 @@ func (m *Machine) heartbeat(b *Batch) bool {
 
 // otherIncarnation takes a live batch that names another incarnation than the one that is
 // read, of a publisher with a replay socket. The batch is stale if it was read before, or
-// came by a connection that is closed; of a second publisher if it continues the former
+// arrived by a connection that is closed; of a second publisher if it continues the former
 // incarnation; and otherwise of an engine that restarted, whatever its seq.
 func (m *Machine) otherIncarnation(now time.Time, b *Batch, closed bool) {
 	switch {

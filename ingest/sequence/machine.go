@@ -166,9 +166,9 @@ func (m *Machine) begin() {
 
 func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
 
-// Connect tells of a new connection, before the first batch that arrives by it. The one
-// before counts as open until Disconnect tells otherwise. The engine may have missed to
-// send batches in between, or be another one.
+// Connect is the input for a new connection, before the first batch that arrives by it. The
+// connection before stays open until Disconnect. Batches may have been lost in between, and
+// the engine may be another one.
 func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.begin()
 	m.other, m.current = m.current, c
@@ -197,7 +197,7 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	return m.actions
 }
 
-// Renewed tells that a connection took the place of the silent one without a break.
+// Renewed is the input for a connection that has replaced the silent one.
 func (m *Machine) Renewed(now time.Time, c Connection) []Action {
 	m.begin()
 	m.current = c
@@ -205,14 +205,14 @@ func (m *Machine) Renewed(now time.Time, c Connection) []Action {
 	return m.actions
 }
 
-// RenewFailed tells that no connection could be made beside the silent one.
+// RenewFailed is the input when no connection was made beside the silent one.
 func (m *Machine) RenewFailed() []Action {
 	m.begin()
 	m.suspect()
 	return m.actions
 }
 
-// Disconnect tells of the end of a connection.
+// Disconnect is the input for a connection that was closed.
 func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 	m.begin()
 	switch id {
@@ -239,8 +239,8 @@ func (m *Machine) useReplay(endpoint string) {
 	}
 }
 
-// Overrun tells that messages may have been dropped after the last batch, as they arrived
-// faster than they were processed.
+// Overrun is the input when messages may have been dropped after the last batch, as they
+// arrived faster than they were processed.
 func (m *Machine) Overrun(now time.Time) []Action {
 	m.begin()
 	switch {
@@ -275,7 +275,7 @@ func (m *Machine) silentAt() time.Time {
 	return m.heardAt.Add(m.cfg.Silence)
 }
 
-// Tick tells the time. workerConnected reports whether any publisher of the worker has a
+// Tick is the input for the time at the Deadline. workerConnected reports whether any publisher of the worker has a
 // connection: a worker without any is removed, rather than each of its publishers
 // reported.
 func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
@@ -306,7 +306,7 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 // grace time.
 func (m *Machine) absent(now time.Time, workerConnected bool) {
 	if !workerConnected {
-		m.absentUntil = now.Add(m.cfg.Grace) // the worker's other publishers may come back alone
+		m.absentUntil = now.Add(m.cfg.Grace) // the other publishers may be connected again, and this one not
 		return
 	}
 	m.absentUntil = time.Time{}

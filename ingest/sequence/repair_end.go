@@ -144,7 +144,7 @@ func (m *Machine) exhausted(now time.Time, r *repair, outcome Outcome) bool {
 		m.replayEndpoint == ""
 }
 
-// startOver has a repair that was answered begin again; its counts go on.
+// startOver resets a repair that was answered, but for its counts.
 func (r *repair) startOver(since time.Time) {
 	*r = repair{cause: r.cause, began: r.began, since: since, answered: true, requests: r.requests, batches: r.batches}
 }
@@ -261,7 +261,7 @@ func (r *repair) report(k Kind) Action {
 	return Action{Kind: k, Cause: r.cause, Requests: r.requests, Batches: r.batches, Began: r.began}
 }
 
-// settle ends the repair, and goes on without one.
+// settle ends the repair and sets the state.
 func (m *Machine) settle() {
 	m.endRepair()
 	if m.state != Conflicted {
@@ -269,8 +269,7 @@ func (m *Machine) settle() {
 	}
 }
 
-// abandonRepair reports what could not be had as lost, and goes on with the buffered
-// batches. Where they show that more is missing, another repair follows.
+// abandonRepair reports what is still missing as lost, and delivers the buffered batches. Where they show that more is missing, another repair follows.
 func (m *Machine) abandonRepair(now time.Time, r *repair, outcome Outcome) {
 	m.emit(r.report(RepairFailed))
 	reason := feed.GapReplayIncomplete

@@ -13,12 +13,12 @@ const (
 	maxFailures      = 4
 	maxFirstFailures = 2
 	// RestTime is how long a replay socket that did not answer is not asked, so that live
-	// batches are not buffered in vain for each gap. busyRestTime is that of one that was
+	// batches are not buffered for each gap. busyRestTime is that of one that was
 	// not asked, as too many others were.
 	RestTime     = time.Minute
 	busyRestTime = 10 * time.Second
 	// maxRepairTime is how long a repair may take, so that live batches are not buffered
-	// for ever for an engine whose replay never catches up.
+	// without end for an engine whose replay never catches up.
 	maxRepairTime = 2 * time.Minute
 	// The wait before a request that follows one that brought nothing. It grows fourfold.
 	minRetryWait = 100 * time.Millisecond
@@ -29,7 +29,7 @@ const (
 type target uint8
 
 const (
-	// targetAll: everything, as nothing of the incarnation was read. Whatever comes first
+	// targetAll: everything, as nothing of the incarnation was read. The first reply
 	// is the beginning.
 	targetAll target = iota + 1
 	// targetRest: what follows the last batch read, that batch included. If another batch
@@ -189,7 +189,7 @@ func (m *Machine) sendRequest() {
 	})
 }
 
-// Sent tells that a request is sent now. The replies are newer than the batches that
+// Sent is the input when a request is sent. The replies are newer than the batches that
 // arrived before.
 func (m *Machine) Sent(requestID uint64) {
 	if !m.inProgress(requestID) {
@@ -202,7 +202,7 @@ func (m *Machine) Sent(requestID uint64) {
 	m.buffer.markRequested()
 }
 
-// Waited tells that a request waited for others. The wait does not count as time of the
+// Waited is the input when a request has waited for others. The wait does not count as time of the
 // repair.
 func (m *Machine) Waited(requestID uint64, d time.Duration) {
 	if m.inProgress(requestID) {
@@ -276,7 +276,7 @@ func (m *Machine) readReply(r *repair, b *Batch) (more bool) {
 	case !known || b.Seq < next:
 		return true
 	case q.replies == 1 && (q.target != targetAll || b.Seq > next):
-		// The first batch requested did not come.
+		// The first batch requested is missing.
 		if r.forgottenTo != b.Seq && !r.final {
 			r.forgottenTo, q.cut = b.Seq, cutHole
 			return false

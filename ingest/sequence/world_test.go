@@ -368,7 +368,7 @@ func explore(t *testing.T, start *world) (states int) {
 		}
 		seen[key] = struct{}{}
 		wrong := w.view.wrong
-		if w.request == nil && len(w.inFlight) == 0 { // where each order of steps comes to
+		if w.request == nil && len(w.inFlight) == 0 { // which every order of steps reaches
 			wrong = w.clone().settle()
 		}
 		if wrong != "" {

@@ -61,7 +61,7 @@ func frameLength() *rapid.Generator[int] {
 	)
 }
 
-func TestMessagesComeOutAsTheyWereSent(t *testing.T) {
+func TestMessagesAreReceivedAsSent(t *testing.T) {
 	for _, over := range transports {
 		for _, o := range openers {
 			t.Run(over.name+"/"+o.name, func(t *testing.T) {
@@ -101,7 +101,7 @@ func equal(a, b []received) bool {
 	return cmp.Equal(a, b, cmp.Comparer(bytes.Equal))
 }
 
-func TestReceiveTakesWhatThereIsUpToTheRoom(t *testing.T) {
+func TestReceiveIsBoundedByTheRoomOfTheBatch(t *testing.T) {
 	for _, o := range openers {
 		t.Run(o.name, func(t *testing.T) {
 			receiver, sender := pair(t, newContext(t), "inproc://room")
@@ -128,7 +128,7 @@ func TestReceiveTakesWhatThereIsUpToTheRoom(t *testing.T) {
 	}
 }
 
-func TestReleaseTakesTheFramesAway(t *testing.T) {
+func TestReleaseClearsTheFrames(t *testing.T) {
 	for _, o := range openers {
 		t.Run(o.name, func(t *testing.T) {
 			receiver, sender := pair(t, newContext(t), "inproc://release")

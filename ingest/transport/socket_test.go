@@ -150,7 +150,7 @@ func TestSendThatWouldBlock(t *testing.T) {
 	}
 }
 
-func TestSubscriberCanNotSend(t *testing.T) {
+func TestSubscriberCannotSend(t *testing.T) {
 	s := openers[0].mustOpen(t, newSocket(t, newContext(t), zmq4.SUB))
 	if err := s.Send(nil); err == nil || errors.Is(err, transport.ErrWouldBlock) {
 		t.Errorf("got %v, want that it is impossible", err)

@@ -107,8 +107,8 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 	}
 }
 
-// A pod that comes back by another connection is asked what it published meanwhile.
-func TestBoundPodThatComesBackIsVerified(t *testing.T) {
+// A pod that connects again is asked for what it published meanwhile.
+func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	v := newView()
 	registry := prometheus.NewRegistry()
 	port := freePort(t)
@@ -133,12 +133,12 @@ func TestBoundPodThatComesBackIsVerified(t *testing.T) {
 	})
 }
 
-// Two publishers that use one topic and rank beside each other can not be told
-// apart: that is told, and neither empties what the other holds.
+// Two publishers that use one topic and rank at the same time are reported as a conflict, and
+// neither clears the blocks of the other.
 func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 	tests := []struct {
 		name string
-		// ends is which of them ends, and last which went on last before.
+		// ends is the publisher that ends, and last the one that published last before.
 		ends, last int
 	}{
 		{"the first ends", 0, 1},
@@ -168,7 +168,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 			for seq := range uint64(5) {
 				r.want(fmt.Sprintf("batch %d +[%d]", seq, 100+seq))
 			}
-			// The other one begins, and both go on.
+			// The other one starts, and both publish.
 			send(1, 0, 200)
 			r.want("gap possible_restart 0-0, 0 missed", "gap ambiguous_publisher 0-0, 0 missed", "batch 0 +[200]")
 			next := []uint64{5, 1}
@@ -182,7 +182,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 			wantMetrics(t, registry, map[string]float64{
 				`publisher_conflicts_total{worker="p"}`: 1, `restarts_total{worker="p"}`: 0,
 			})
-			// The one that is left goes on alone, and its losses are told again.
+			// Losses of the remaining one are reported again.
 			engines[tt.ends].close()
 			waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") == 1 })
 			left := 1 - tt.ends
@@ -196,8 +196,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 	}
 }
 
-// The same of two that have a replay socket between them, which only one of them
-// answers at: its blocks must be there once it is alone.
+// Only one of the two has a replay socket. Its blocks must be complete once it is alone.
 func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 	for _, ends := range []string{"the one that answers", "the other one"} {
 		t.Run(ends, func(t *testing.T) {
