@@ -162,7 +162,7 @@ func positionAhead(seq uint64, b journal.Bounds) error {
 
 func epochMismatch(epoch string, b journal.Bounds) error {
 	return errorf(ReasonEpochMismatch, b,
-		"position is of epoch %.64q, the journal of %q: the entries of the former are lost; start from a snapshot", epoch, b.Epoch)
+		"the position has epoch %.64q, the journal %q: the entries of the former are lost; start from a snapshot", epoch, b.Epoch)
 }
 
 func shuttingDown(b journal.Bounds) error {
