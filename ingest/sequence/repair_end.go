@@ -105,6 +105,9 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 		r.startOver(now)
 		m.sendRequest()
 		return
+	case complete && m.caughtUp() && q.replies >= replyQueue && now.Sub(r.since) <= maxRepairTime:
+		m.sendRequest() // the last replies may have been dropped
+		return
 	case complete && m.caughtUp():
 		m.finishRepair(r)
 		return

@@ -392,3 +392,18 @@ func TestSilentConnectionIsVerified(t *testing.T) {
 		s.want("batch 0 of 0")
 	})
 }
+
+// A ROUTER that drops the last of many replies may still send the end marker.
+func TestManyRepliesAreFollowedByAnotherRequest(t *testing.T) {
+	s := newScript(t)
+	s.connect()
+	if again := s.answer(0, 0, replyQueue-1, OutcomeComplete); !again || s.request.Seq != replyQueue-1 {
+		t.Fatalf("request %+v after %d replies, want one from the last", s.request, replyQueue)
+	}
+	if s.answer(0, 0, replyQueue+1, OutcomeComplete) {
+		t.Error("requested again after few replies")
+	}
+	if len(s.lines) != replyQueue+2 {
+		t.Errorf("%d batches, want %d", len(s.lines), replyQueue+2)
+	}
+}

@@ -20,6 +20,9 @@ const (
 	// maxRepairTime is how long a repair may take, so that live batches are not buffered
 	// without end for an engine whose replay never catches up.
 	maxRepairTime = 2 * time.Minute
+	// replyQueue is how many replies a ROUTER socket queues by default (libzmq's ZMQ_SNDHWM).
+	// It drops what does not fit, which may be the last replies before the end marker.
+	replyQueue = 1000
 	// The wait before a request that follows one that brought nothing. It grows fourfold.
 	minRetryWait = 100 * time.Millisecond
 	maxRetryWait = 10 * time.Second
@@ -71,8 +74,9 @@ const (
 //  3. If nothing comes, everything is requested to compare it with what was read
 //     (targetPast). If there is neither a batch that was read nor one that contradicts
 //     it, a possible restart is reported.
-//  4. Replies must be contiguous. At a hole the request ends, and the next one goes on
-//     from there, as it does after an interruption.
+//  4. Replies must be contiguous. At a hole the request ends, and the next one continues
+//     from there, as it does after an interruption. So does one after so many replies that
+//     the last may have been dropped.
 //  5. Then the buffered live batches follow. They may show another hole or restart.
 //  6. When maxFailures requests in a row brought nothing, what is missing is lost.
 type repair struct {
