@@ -1,7 +1,8 @@
 // Package recording reads recorded traffic of engines.
 //
-// A file of JSON lines flows in, gzipped if its name says so. The messages flow out in order, each with its frames as
-// ZeroMQ delivered them. A line that is not a message is an error that names the line.
+// A file of JSON lines flows in, compressed with gzip if its name ends in .gz. The messages flow
+// out in order, each with its frames as ZeroMQ delivered them. A line that is not a message is an
+// error that names the line.
 package recording
 
 import (
@@ -21,7 +22,7 @@ func IsName(name string) bool {
 	return strings.HasSuffix(name, ".jsonl") || strings.HasSuffix(name, ".jsonl.gz")
 }
 
-// ReadFile yields the messages of a file. An error is the last that it yields.
+// ReadFile yields the messages of a file. After an error it yields nothing more.
 func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		f, err := os.Open(name)
@@ -48,8 +49,8 @@ func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	}
 }
 
-// Read yields the messages of JSON lines: each an array of frames in hexadecimal, by itself or as "frames" of an object.
-// An error is the last that it yields.
+// Read yields the messages of JSON lines: each is an array of hexadecimal frames, or an object with
+// that array as "frames". After an error it yields nothing more.
 func Read(r io.Reader) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		lines := json.NewDecoder(r)

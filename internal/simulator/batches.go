@@ -8,30 +8,29 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// BatchConfig says what batches look like. The zero value is that of a vLLM with one
-// dp rank.
+// BatchConfig configures the encoding of batches. The zero value is that of vLLM with one dp rank.
 type BatchConfig struct {
-	// Rank is the dp rank that batches name, unless OmitRank is set.
+	// Rank is the dp rank of batches, unless OmitRank is set.
 	Rank     uint32
 	OmitRank bool
-	// BatchForm and EventForm are how they are encoded; 0 means arrays.
+	// BatchForm and EventForm are the encodings; 0 means arrays.
 	BatchForm, EventForm wire.Form
-	// FirstSeq is the seq of the first batch: 0 at vLLM, 1 at llm-d-inference-sim.
+	// FirstSeq is the seq of the first batch: 0 in vLLM, 1 in llm-d-inference-sim.
 	FirstSeq uint64
-	// Now is the clock of batches; nil means time.Now. A batch is at least a
-	// microsecond later than the one before, whatever the clock says.
+	// Now is the clock of batches; nil means time.Now. The time of a batch is at least a
+	// microsecond after the previous one's, whatever the clock returns.
 	Now func() time.Time
 }
 
-// encoder makes payloads.
+// encoder encodes batches.
 type encoder struct {
 	cfg  BatchConfig
 	wire wire.Encoder
 	last time.Time
-	size int // of the last payload, as a guess at the next one
+	size int // of the last payload, an estimate for the next one
 }
 
-// newEncoder returns an encoder, or what no batch could be encoded for.
+// newEncoder returns an encoder, or the reason why the configuration cannot be encoded.
 func newEncoder(cfg BatchConfig) (encoder, error) {
 	if cfg.BatchForm == 0 {
 		cfg.BatchForm = wire.FormArray
@@ -47,8 +46,8 @@ func newEncoder(cfg BatchConfig) (encoder, error) {
 	return e, err
 }
 
-// encode returns a batch of events in memory of its own. Where the events cannot be
-// encoded, the error is a *wire.EncodeError, and nothing else happens.
+// encode returns an encoded batch of events in memory of its own. If the events cannot be encoded,
+// the error is a *wire.EncodeError, and the encoder does not change.
 func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	now := e.cfg.Now().Truncate(time.Microsecond)
 	if !now.After(e.last) {
@@ -68,17 +67,17 @@ func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	return payload, nil
 }
 
-// feed numbers, encodes, keeps and sends the batches of an engine, or holds them back. It is
-// for the goroutine of its sockets.
+// feed numbers, encodes and buffers the batches of an engine, and sends or delays them. Only the
+// goroutine of its sockets uses it.
 type feed struct {
 	*sockets
 	encoder encoder
-	next    uint64  // the seq of the next batch
-	held    []batch // in the order in which they were held back
+	next    uint64  // seq of the next batch
+	held    []batch // delayed batches, in the order in which they were delayed
 }
 
-// add gives events the next seq, and remembers the batch if it is to. Events that
-// cannot be encoded take no seq.
+// add assigns the next seq to events, and optionally buffers the batch for replay. Events that
+// cannot be encoded use no seq.
 func (f *feed) add(events []wire.Event, remember bool) (batch, error) {
 	payload, err := f.encoder.encode(events)
 	if err != nil {
@@ -95,11 +94,11 @@ func (f *feed) add(events []wire.Event, remember bool) (batch, error) {
 // transmit sends a batch live.
 func (f *feed) transmit(b batch) error { return f.publish(b.seq, b.payload) }
 
-// hold keeps a batch from being sent until it is released.
+// hold delays a batch until it is released.
 func (f *feed) hold(b batch) { f.held = append(f.held, b) }
 
-// release sends the batches with these seqs in this order, or all that are held in
-// theirs. Where one is not held none is sent.
+// release sends the delayed batches with these seqs in this order, or without seqs all of them in
+// the order of their seqs. If one of the seqs is not delayed, none is sent.
 func (f *feed) release(seqs ...uint64) error {
 	out, left := slices.Clone(f.held), []batch(nil)
 	if len(seqs) > 0 {
@@ -121,7 +120,7 @@ func (f *feed) release(seqs ...uint64) error {
 	return nil
 }
 
-// restart lets the engine begin anew behind the sockets as they are.
+// restart restarts the engine without closing its sockets.
 func (f *feed) restart(seq uint64) {
 	f.memory.clear()
 	f.next = seq

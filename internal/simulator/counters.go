@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// counts are the subscriptions and requests of peers.
+// counts are the numbers of subscriptions and replay requests of all peers.
 type counts struct {
-	subscriptions int // those that are there now
-	requests      int // for replay, so far
-	replays       int // of them answered
+	subscriptions int // currently
+	requests      int // replay requests so far
+	replays       int // replay requests answered
 }
 
-// counters are the counts, which goroutines can wait on.
+// counters are counts that goroutines can wait for.
 type counters struct {
 	mu      sync.Mutex
 	counts  counts        // guarded by mu
@@ -29,7 +29,7 @@ func (t *counters) add(more counts) {
 	})
 }
 
-// disconnected forgets the subscriptions, whose sockets are closed.
+// disconnected resets the subscriptions after their sockets are closed.
 func (t *counters) disconnected() { t.change(func(c *counts) { c.subscriptions = 0 }) }
 
 func (t *counters) change(do func(*counts)) {
@@ -51,8 +51,8 @@ func (t *counters) subscriptions() int {
 	return c.subscriptions
 }
 
-// wait returns once enough holds, with the context's error when that ends first,
-// or with ErrClosed when done is closed.
+// wait returns once enough returns true. It fails with the context's error if that ends first, or
+// with ErrClosed if done is closed.
 func (t *counters) wait(ctx context.Context, done <-chan struct{}, enough func(counts) bool) error {
 	for {
 		c, changed := t.now()

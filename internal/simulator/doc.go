@@ -1,13 +1,10 @@
-// Package simulator stands in for engines: it publishes KV-cache events as vLLM
-// does.
+// Package simulator simulates engines: it publishes KV-cache events as vLLM does.
 //
-// A seed and a few sizes flow in, or a trace of requests; what flows out, over real
-// ZeroMQ sockets, are the batches of an engine with a bounded block pool: a PUB
-// socket with seqs from 0, and a ROUTER socket that replays the last batches. The
-// same input gives the same events. What the pool holds is known at each batch, so
-// that a view of it can be judged.
+// A seed and a few sizes, or a trace of requests, flow in. The batches of an engine with a bounded
+// block pool flow out over real ZeroMQ sockets: a PUB socket with seqs from 0, and a ROUTER socket
+// that replays the last batches. The same input produces the same events. The contents of the pool
+// are known at each batch, so that a view of them can be verified.
 //
-// Engine runs by itself, and Faults is what goes wrong on its way, by odds from a
-// seed and at chosen batches. Publisher has the same sockets and publishes what its
-// user chooses, faults included.
+// Engine runs on its own; Faults injects faults, at random from a seed and at chosen batches.
+// Publisher has the same sockets and publishes on request, faults included.
 package simulator

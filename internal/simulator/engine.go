@@ -14,44 +14,41 @@ import (
 )
 
 const (
-	// finishLinger bounds the time that the last batches may take to go out when
-	// Run ends by itself.
+	// finishLinger bounds the time for sending the last batches when Run finishes.
 	finishLinger = time.Second
 	// cancelLinger bounds it when the context ends Run.
 	cancelLinger = 50 * time.Millisecond
-	// maxLag is how far an engine may be behind its time before it gives up on the
-	// rest: a machine that slept is not to be followed by a burst.
+	// maxLag is the lag above which an engine moves its schedule instead of catching up, so that
+	// no burst follows after the machine was suspended.
 	maxLag = time.Second
 )
 
-// Config is an engine. The zero value publishes as fast as it can until its context
-// ends.
+// Config configures an Engine. The zero value publishes as fast as possible until its context ends.
 type Config struct {
 	SocketConfig
 	BatchConfig
 	Pool     blockpool.Config
 	Workload workload.Config
-	// Trace are the requests to run, in the place of the workload; nil means none.
+	// Trace are the requests to run instead of the generated workload; nil means none.
 	Trace *workload.Trace
-	// Speed is how much faster than the trace's the time goes; 0 means as fast as
-	// possible.
+	// Speed is the factor by which the trace's time is accelerated; 0 means as fast as possible.
 	Speed float64
-	// Seed chooses the workload; the same seed gives the same events.
+	// Seed chooses the workload; the same seed produces the same events.
 	Seed uint64
-	// Faults is what goes wrong.
+	// Faults is the plan of faults.
 	Faults Faults
-	// Batches is the number to publish; 0 means no end but the trace's.
+	// Batches is the number of batches to publish; 0 means no limit except the trace's end.
 	Batches uint64
-	// Rate is in batches a second, of the workload; 0 means as fast as possible.
+	// Rate is in batches per second, of the generated workload; 0 means as fast as possible.
 	Rate float64
-	// Subscribers is the number of subscriptions to wait for before the first
-	// batch. A real engine does not wait.
+	// Subscribers is the number of subscriptions to wait for before the first batch. A real engine
+	// does not wait.
 	Subscribers int
 	// Linger makes Run serve replay after the last batch until its context ends.
 	Linger bool
 }
 
-// Engine publishes what its pool does under its workload.
+// Engine publishes the events of its pool under its workload.
 type Engine struct {
 	cfg      Config
 	feed     *feed
@@ -61,16 +58,16 @@ type Engine struct {
 	finished chan struct{}
 	started  atomic.Bool
 
-	// mu is held while a batch is made and published: who else holds it is between
+	// mu is locked while a batch is built and published, so that any other holder of mu is between
 	// two batches.
 	mu      sync.Mutex
 	pool    *blockpool.Pool   // guarded by mu
 	load    workload.Workload // guarded by mu
 	summary Summary           // guarded by mu
-	pause   *pause            // guarded by mu; nil where none is asked for
+	pause   *pause            // nil unless requested
 }
 
-// New returns an Engine with its sockets bound. It must be run or closed.
+// New returns an Engine with its sockets bound. The caller runs or closes it.
 func New(cfg Config) (*Engine, error) {
 	e, err := newEngine(cfg)
 	if err != nil {
@@ -117,17 +114,18 @@ func newEngine(cfg Config) (*Engine, error) {
 	}, nil
 }
 
-// Endpoint returns where the PUB socket is bound, with its real port, or connects to.
+// Endpoint returns the endpoint that the PUB socket is bound to, with its actual port, or connects
+// to.
 func (e *Engine) Endpoint() string { return e.endpoint }
 
-// ReplayEndpoint returns where the ROUTER socket is bound, with its real port; empty
-// where there is none.
+// ReplayEndpoint returns the endpoint that the ROUTER socket is bound to, with its actual port; it
+// is empty without replay.
 func (e *Engine) ReplayEndpoint() string { return e.replay }
 
-// Finished is closed when the last batch has been published, or when Run ends before.
+// Finished is closed when the last batch has been published, or when Run ends earlier.
 func (e *Engine) Finished() <-chan struct{} { return e.finished }
 
-// Summary returns what the engine has done so far, as of the end of a batch.
+// Summary returns the summary at the end of a batch.
 func (e *Engine) Summary() Summary {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,7 +136,7 @@ func (e *Engine) Summary() Summary {
 	return s
 }
 
-// Blocks returns the block hashes that the pool holds, as of the end of a batch.
+// Blocks returns the block hashes in the pool at the end of a batch.
 func (e *Engine) Blocks() map[uint64]struct{} { return e.Snapshot().Blocks }
 
 // Close closes the sockets of an engine that has not been run.
@@ -150,14 +148,13 @@ func (e *Engine) Close() error {
 	return e.feed.close(0)
 }
 
-// Run publishes until all batches are out, then closes the sockets; what is on its
-// way to a subscriber has a second. When the context ends, which is no error, Run
-// returns within 200 ms, and what is on its way may be lost. Run is for once.
+// Run publishes until all batches are out, then closes the sockets; messages in flight have a
+// second to be sent. When the context ends, which is no error, Run returns within 200 ms, and
+// messages in flight may be lost. Run must be called at most once.
 //
-// Faults end with the last batch: what is held back goes out, sockets that are
-// closed open, replay is answered again, and the last batch goes out live, whatever
-// was to become of it. So whoever asks for replay can have all that the engine
-// remembers, and knows that there is something to ask for.
+// Faults end with the last batch: delayed messages are sent, closed sockets are opened, replay is
+// answered again, and the last batch is sent live, whatever its faults. A subscriber therefore
+// learns of the last batch, and can request all that the engine has buffered.
 func (e *Engine) Run(ctx context.Context) error {
 	if e.started.Swap(true) {
 		return errors.New("run engine: it has been run or closed")
@@ -207,15 +204,14 @@ func (e *Engine) publishAll(ctx context.Context) error {
 // subscribed reports whether there are as many subscriptions as configured.
 func (e *Engine) subscribed() bool { return e.feed.counters.subscriptions() >= e.cfg.Subscribers }
 
-// await serves the sockets until it is time, and at least once: like vLLM's
-// publisher, which looks at its replay socket before each batch. While the engine is
-// paused it is not time.
+// await serves the sockets until the next batch is due, and at least once: like vLLM's publisher,
+// which polls its replay socket before each batch. No batch is due while the engine is paused.
 func (e *Engine) await(ctx context.Context, due time.Time) error {
 	for {
 		if err := e.serveWhilePaused(ctx); err != nil {
 			return err
 		}
-		// Polls are of whole milliseconds: the last fraction is slept.
+		// Polls have millisecond resolution: the remaining fraction is slept.
 		wait := time.Until(due)
 		if err := e.feed.serve(max(0, wait)); err != nil || ctx.Err() != nil {
 			return err
@@ -228,7 +224,7 @@ func (e *Engine) await(ctx context.Context, due time.Time) error {
 	}
 }
 
-// serveUntil serves the sockets until enough holds or the context ends.
+// serveUntil serves the sockets until enough returns true or the context ends.
 func (e *Engine) serveUntil(ctx context.Context, enough func() bool) error {
 	for !enough() && ctx.Err() == nil {
 		if err := e.feed.serve(-1); err != nil {

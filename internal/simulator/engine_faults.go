@@ -7,27 +7,27 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// FaultRestartPassed begins at most passedBy below the old seq, and the first batch that is
-// sent is passedTo above it.
+// FaultRestartPassed begins at most passedBy below the old seq, and the first batch that is sent is
+// passedTo above it.
 const (
 	passedBy = 50
 	passedTo = 2
 )
 
-// holePart is the share of replies that an answer with holes leaves out.
+// holePart is the share of replies that an answer with holes omits.
 const holePart = 0.25
 
 // faultState is the state of an engine's faults. Times are numbers of batches.
 type faultState struct {
-	drawn       uint64            // the faults of batches before it have been drawn
-	batch       []Fault           // those of the next batch
-	until       [numFaults]uint64 // the ends of lasting faults
-	lostBefore  uint64            // batches before it are lost for good
+	drawn       uint64            // faults of batches before this one have been drawn
+	batch       []Fault           // faults of the next batch
+	until       [numFaults]uint64 // ends of lasting faults
+	lostBefore  uint64            // batches before this one are lost permanently
 	closedUntil uint64            // the sockets stay closed until this seq
 	delayed     []delayed
 	last        batch
 	lastSent    bool   // the last batch was sent live, whole and to all subscribers
-	answers     uint64 // answers with holes so far
+	answers     uint64 // number of answers with holes so far
 }
 
 // delayed is a batch that is sent late.
@@ -36,16 +36,16 @@ type delayed struct{ seq, due uint64 }
 // lasts reports whether a fault is in effect at the next batch.
 func (e *Engine) lasts(f Fault) bool { return e.faults.until[f] > e.summary.Batches }
 
-// quiet reports whether a subscriber knows of all batches, and can request those that it
-// has not received.
+// quiet reports whether a subscriber knows of all batches, and can request those that it has not
+// received.
 func (e *Engine) quiet() bool {
 	f := e.feed
 	answers := !f.faults.Mute && !f.faults.NoEnd && f.faults.Skip == nil
 	return e.faults.lastSent && answers && !f.silent && f.net != nil && len(f.held) == 0
 }
 
-// applyFaults ends the faults that are over before the next batch, and applies those of the
-// engine and its connections, once per batch. mu must be held.
+// applyFaults ends the faults that are over before the next batch, and applies those of the engine
+// and its connections, once per batch. mu must be held.
 func (e *Engine) applyFaults() error {
 	t, n := &e.faults, e.summary.Batches
 	if t.drawn > n {
@@ -100,7 +100,7 @@ func (e *Engine) updateSockets() error {
 	return s.open()
 }
 
-// skip reports whether an answer leaves a batch out, other ones in each answer.
+// skip reports whether an answer omits a batch; different answers omit different ones.
 func (e *Engine) skip(seq uint64) bool {
 	e.faults.answers++
 	return draw(e.cfg.Faults.Seed, seq, e.faults.answers<<8) < holePart
@@ -138,8 +138,8 @@ func (e *Engine) restart(f Fault) error {
 	return e.feed.shut(0) // updateSockets opens them
 }
 
-// deliver sends the next batch and the delayed ones that are due, with their faults. mu must
-// be held.
+// deliver sends the next batch and the delayed ones that are due, with their faults. mu must be
+// held.
 func (e *Engine) deliver(events []wire.Event) error {
 	t, n := &e.faults, e.summary.Batches
 	heard := e.feed.net != nil && !e.feed.silent && e.subscribed()

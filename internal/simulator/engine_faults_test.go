@@ -17,7 +17,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// faulty returns a small engine whose replay socket remembers all.
+// faulty returns a small engine that buffers all batches for replay.
 func faulty(batches uint64, at map[uint64][]simulator.Fault) simulator.Config {
 	return simulator.Config{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -34,7 +34,7 @@ func seqsOf(messages []message) (seqs []uint64) {
 	return seqs
 }
 
-// upTo returns the seqs from first to last but those left out.
+// upTo returns the seqs from first to last without the excluded ones.
 func upTo(first, last uint64, but ...uint64) (seqs []uint64) {
 	for seq := first; seq <= last; seq++ {
 		if !slices.Contains(but, seq) {
@@ -44,7 +44,8 @@ func upTo(first, last uint64, but ...uint64) (seqs []uint64) {
 	return seqs
 }
 
-// As long as the sockets stay open it is certain what a subscriber receives.
+// TestFaultsOfBatches covers the faults that keep the sockets open, with which the messages that a
+// subscriber receives are deterministic.
 func TestFaultsOfBatches(t *testing.T) {
 	const batches = 20
 	for _, tt := range []struct {
@@ -62,7 +63,7 @@ func TestFaultsOfBatches(t *testing.T) {
 		{simulator.FaultSilent, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
 		{simulator.FaultDead, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
 		{simulator.FaultRestartInPlace, 5, slices.Concat(upTo(0, 4), upTo(0, 14)), upTo(0, 14)},
-		// The last batch goes out live in the end, whatever was to become of it.
+		// The last batch is sent live in the end, whatever its faults.
 		{simulator.FaultDrop, 19, upTo(0, 19), upTo(0, 19)},
 		{simulator.FaultForget, 19, upTo(0, 19), upTo(0, 18)},
 		{simulator.FaultDelay, 18, slices.Concat(upTo(0, 17), upTo(19, 19), upTo(18, 18)), upTo(0, 19)},
@@ -110,14 +111,14 @@ func TestFaultsOfBatches(t *testing.T) {
 	}
 }
 
-// What a new run remembers gives what the pool holds, and the seqs begin where they
-// should.
+// TestFaultsOfEngines checks that the batches that a new incarnation has buffered produce the
+// contents of its pool, and that its seqs begin at the right number.
 func TestFaultsOfEngines(t *testing.T) {
 	const batches = 120
 	for _, tt := range []struct {
 		fault       simulator.Fault
 		at          uint64
-		first, next uint64 // of what is remembered in the end
+		first, next uint64 // first buffered seq and next seq in the end
 		lossless    bool
 	}{
 		{simulator.FaultRestart, 20, 0, 100, true},
@@ -150,7 +151,7 @@ func TestFaultsOfEngines(t *testing.T) {
 			if got := heldAfter(t, replayed); cmp.Equal(got, e.Blocks(), cmpopts.EquateEmpty()) != tt.lossless {
 				t.Errorf("replay gives %d blocks, the pool holds %d; the same: want %t", len(got), len(e.Blocks()), tt.lossless)
 			}
-			// The last batch comes live, however late the subscriber is back.
+			// The last batch is sent live, however late the subscriber reconnects.
 			for len(live) == 0 || live[len(live)-1] != tt.next-1 {
 				live = append(live, receiveBatch(t, sub).seq)
 			}
@@ -158,8 +159,8 @@ func TestFaultsOfEngines(t *testing.T) {
 	}
 }
 
-// receiveUntilFinished returns what comes until the engine has finished. A SUB socket
-// sees to a connection that is back in calls alone.
+// receiveUntilFinished returns the messages received until the engine has finished. A SUB socket
+// processes a reconnection only during calls.
 func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *zmq.Socket) (messages []message) {
 	t.Helper()
 	poller := zmq.NewPoller()
@@ -182,7 +183,7 @@ func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *zmq.Socket) (m
 	return nil
 }
 
-// heldAfter is what is held after these batches, in a count of copies.
+// heldAfter returns the blocks present after these batches, counting copies.
 func heldAfter(t *testing.T, messages []message) map[uint64]struct{} {
 	t.Helper()
 	counts := make(map[uint64]int)
@@ -198,7 +199,7 @@ func heldAfter(t *testing.T, messages []message) map[uint64]struct{} {
 
 func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
 	cfg := faulty(140, map[uint64][]simulator.Fault{60: {simulator.FaultRestartPassed}})
-	cfg.Rate = 250 // so that the subscriber is back while the run is still below
+	cfg.Rate = 250 // so that the subscriber reconnects while the new incarnation is still below
 	e := newEngine(t, cfg)
 	sub := subscribe(t, e.Endpoint())
 	run(t, e)
@@ -206,8 +207,8 @@ func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
 	for len(live) == 0 || live[len(live)-1] != 89 {
 		live = append(live, receiveBatch(t, sub).seq)
 	}
-	// 60 batches of the old run, then the new one from 10 on, which is not heard
-	// before 62: the seq never runs backwards.
+	// 60 batches of the old incarnation, then the new one from 10 on, which is not received before
+	// 62: the seq never goes backwards.
 	for i, seq := range live {
 		if i > 0 && (seq <= live[i-1] || seq > 59 && seq < 62) {
 			t.Fatalf("received %v", live)
@@ -306,7 +307,7 @@ func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 			cfg.Faults.Delay, cfg.Faults.Span, cfg.Faults.Flap = span, span, span
 			e := newEngine(t, cfg)
 			run(t, e)
-			for e.Summary().Batches == 0 { // before the first one it is quiet
+			for e.Summary().Batches == 0 { // before the first batch it is quiet
 				runtime.Gosched()
 			}
 			still, err := e.Pause(patient(t))
@@ -324,7 +325,7 @@ func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
 	cfg.Faults.At = map[uint64][]simulator.Fault{}
 	e := newEngine(t, cfg)
 	run(t, e)
-	for e.Summary().Batches == 0 { // before the first one it is quiet
+	for e.Summary().Batches == 0 { // before the first batch it is quiet
 		runtime.Gosched()
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())

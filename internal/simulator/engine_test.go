@@ -50,7 +50,7 @@ func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
 			sub := subscribe(t, e.Endpoint())
 			run(t, e)
 
-			// The same seed gives the same workload here.
+			// The same seed produces the same workload.
 			pool, err := blockpool.New(cfg.Pool)
 			if err != nil {
 				t.Fatal(err)
@@ -154,7 +154,7 @@ func TestEngineKeepsItsRate(t *testing.T) {
 	start := time.Now()
 	run(t, e)
 	finished(t, e)
-	// The last of 100 batches is due after 99 turns of 2 ms.
+	// The last of 100 batches is due after 99 intervals of 2 ms.
 	if took := time.Since(start); took < 195*time.Millisecond {
 		t.Errorf("100 batches at 500 a second took %v, want 198ms", took)
 	}
@@ -164,7 +164,7 @@ func TestContextEndsAnEngineAtOnce(t *testing.T) {
 	tests := map[string]simulator.Config{
 		"waiting for a subscriber": {Subscribers: 1},
 		"publishing":               {},
-		"between two batches":      {Rate: 0.001}, // of a thousand seconds
+		"between two batches":      {Rate: 0.001}, // which are a thousand seconds apart
 		"serving replay":           {Batches: 1, Linger: true, SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}},
 	}
 	for name, cfg := range tests {

@@ -8,57 +8,54 @@ import (
 // Fault is something that goes wrong at a batch.
 type Fault int
 
-// The faults. Of the first five, which befall the batch itself, at most one does at a
-// batch, and so of the last six, which befall the engine and its connections right
-// before it: the first in this order. Those that last do so for Faults.Span batches.
+// The faults. The first five affect the batch itself, and at most one of them applies per batch:
+// the first in this order. The same holds for the last six, which affect the engine and its
+// connections immediately before the batch. Lasting faults last for Faults.Span batches.
 const (
-	// FaultDrop: the live message is not sent. Replay gives the batch.
+	// FaultDrop: the live message is not sent. Replay returns the batch.
 	FaultDrop Fault = iota
-	// FaultForget: the batch is neither sent nor remembered. It is lost for good.
+	// FaultForget: the batch is neither sent nor buffered, and is lost permanently.
 	FaultForget
-	// FaultTwice: the message is sent twice, one right after the other.
+	// FaultTwice: the message is sent twice in succession.
 	FaultTwice
-	// FaultDelay: the message is held back, and sent right after the message
-	// Faults.Delay batches later: with 2, seqs 4 5 6 7 go out as 5 6 4 7 where 4 is
-	// held. Replay gives it at once. A restart loses what is held back.
+	// FaultDelay: the message is delayed, and sent right after the message Faults.Delay batches
+	// later: with 2, seqs 4 5 6 7 are sent as 5 6 4 7 if 4 is delayed. Replay returns it at once. A
+	// restart discards delayed messages.
 	FaultDelay
-	// FaultTruncate: the message has the first half of the payload. Replay gives it
-	// whole.
+	// FaultTruncate: the message has only the first half of the payload. Replay returns it whole.
 	FaultTruncate
 
-	// FaultAmnesia: all that is remembered is forgotten. The engine goes on.
+	// FaultAmnesia: the replay buffer is emptied. The engine continues.
 	FaultAmnesia
-	// FaultHoles: for a while, each answer to a request for replay leaves out every
-	// fourth reply or so, others each time.
+	// FaultHoles: for a while, each answer to a replay request omits about every fourth reply,
+	// different ones each time.
 	FaultHoles
 	// FaultEndless: for a while, answers have no end marker.
 	FaultEndless
-	// FaultMute: for a while, requests for replay get no answer.
+	// FaultMute: for a while, replay requests are not answered.
 	FaultMute
-	// FaultSilent: for a while, no live message is sent. Replay gives the batches.
+	// FaultSilent: for a while, no live message is sent. Replay returns the batches.
 	FaultSilent
-	// FaultDead: for a while, no live message is sent and replay is not answered,
-	// while the connections stay.
+	// FaultDead: for a while, no live message is sent and replay requests are not answered, while
+	// the connections stay open.
 	FaultDead
 
-	// FaultRestart: the engine's process restarts. The pool is empty, nothing is
-	// remembered, the seq is the first again, and the sockets are closed and opened
-	// at the same ports.
+	// FaultRestart: the engine's process restarts. The pool and the replay buffer are empty, the
+	// seq is the first again, and the sockets are closed and reopened at the same ports.
 	FaultRestart
-	// FaultRestartInPlace: the same behind sockets that stay open.
+	// FaultRestartInPlace: FaultRestart with sockets that stay open.
 	FaultRestartInPlace
-	// FaultRestartLate: a restart whose first Faults.Late batches are lost for good.
+	// FaultRestartLate: a restart whose first Faults.Late batches are lost permanently.
 	FaultRestartLate
-	// FaultRestartAhead: a restart whose seq begins Faults.Late above the first,
-	// with no batch below it.
+	// FaultRestartAhead: a restart whose first seq is Faults.Late above the usual one, with no
+	// batch below it.
 	FaultRestartAhead
-	// FaultRestartPassed: a restart that nobody notices by the seq. The sockets
-	// stay closed until the seqs of the new run have passed those of the old one,
-	// and the new run remembers its batches. It begins at most 50 below the old seq,
-	// so as not to be away for as long as the old run took.
+	// FaultRestartPassed: a restart that the seq does not reveal. The sockets stay closed until the
+	// seqs of the new incarnation have passed those of the old one; the new incarnation buffers its
+	// batches. It begins at most 50 below the old seq, to bound the outage.
 	FaultRestartPassed
-	// FaultFlap: the sockets are closed, and opened again at the same ports
-	// Faults.Flap batches later. The engine goes on, and remembers them.
+	// FaultFlap: the sockets are closed, and reopened at the same ports Faults.Flap batches later.
+	// The engine continues, and buffers the batches.
 	FaultFlap
 
 	numFaults
@@ -87,7 +84,7 @@ func (f Fault) String() string {
 	return faultNames[f]
 }
 
-// ParseFault returns the fault of a name.
+// ParseFault returns the fault with a name.
 func ParseFault(name string) (Fault, error) {
 	for i, n := range faultNames {
 		if n == name {
@@ -106,8 +103,8 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// affectsBatch reports whether it is one of the first five.
+// affectsBatch reports whether the fault is one of the first five.
 func (f Fault) affectsBatch() bool { return f <= FaultTruncate }
 
-// affectsEngine reports whether it is one of the last six.
+// affectsEngine reports whether the fault is one of the last six.
 func (f Fault) affectsEngine() bool { return f >= FaultRestart }

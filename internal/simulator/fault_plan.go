@@ -10,33 +10,32 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// Faults is a plan of what goes wrong, and when: at each batch by odds, at chosen
-// batches, or both. The zero value is an engine and a network without fault.
+// Faults is a plan of faults: at each batch at random, at chosen batches, or both. The zero value
+// has no faults.
 //
-// Batches are numbered from 0 in the order in which the engine makes them, whatever
-// becomes of them and however often it restarts. Where a fault strikes depends on
-// the seed, the number and the fault alone: neither on other faults nor on time.
+// Batches are numbered from 0 in the order in which the engine makes them, whatever happens to them
+// and across restarts. Whether a fault occurs at a batch depends on the seed, the number and the
+// fault only: neither on other faults nor on time.
 type Faults struct {
-	// Seed chooses where rates strike.
+	// Seed chooses the batches at which rates apply.
 	Seed uint64
-	// Rates are the odds of each fault at each batch, 0 to 1.
+	// Rates are the probabilities of each fault at each batch, 0 to 1.
 	Rates map[Fault]float64
 	// At are the faults of chosen batches.
 	At map[uint64][]Fault
 
-	// Delay is how many batches a message is held back; 0 means 3.
+	// Delay is how many batches a message is delayed; 0 means 3.
 	Delay uint64
-	// Span is how many batches the faults last that last; 0 means 20.
+	// Span is how many batches lasting faults last; 0 means 20.
 	Span uint64
 	// Flap is how many batches are made while a connection is lost; 0 means 3.
 	Flap uint64
-	// Late is how many batches a late restart loses, or an early one skips; 0
-	// means 5.
+	// Late is how many batches a late restart loses, or a restart ahead skips; 0 means 5.
 	Late uint64
 }
 
-// ParseFaults reads a plan such as "drop=0.01,restart@500": rates by NAME=RATE, and
-// chosen batches by NAME@BATCH.
+// ParseFaults parses a plan such as "drop=0.01,restart@500": rates as NAME=RATE, and chosen batches
+// as NAME@BATCH.
 func ParseFaults(s string) (Faults, error) {
 	f := Faults{Rates: make(map[Fault]float64), At: make(map[uint64][]Fault)}
 	for item := range strings.SplitSeq(s, ",") {
@@ -118,7 +117,7 @@ func (f Faults) Strike(batch uint64) []Fault {
 	var all []Fault
 	befallen := [2]bool{}
 	for fault := Fault(0); fault < numFaults; fault++ {
-		// Odds of one are 1.0, which no draw reaches.
+		// A rate of 1 always applies, because draws are below 1.
 		rate := f.Rates[fault]
 		if draw(f.Seed, batch, uint64(fault)) >= rate && !slices.Contains(f.At[batch], fault) {
 			continue
@@ -138,8 +137,7 @@ func (f Faults) Strike(batch uint64) []Fault {
 	return all
 }
 
-// draw returns a number from 0 to less than 1 that looks random and depends on these
-// three alone.
+// draw returns a pseudorandom number in [0, 1) that depends only on these three.
 func draw(seed, a, b uint64) float64 {
 	return float64(blockpool.SplitMix64(blockpool.SplitMix64(blockpool.SplitMix64(seed)^a)^b)>>11) / (1 << 53)
 }

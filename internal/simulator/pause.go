@@ -5,22 +5,21 @@ import (
 	"fmt"
 )
 
-// Snapshot is what an engine holds between two batches.
+// Snapshot is the state of an engine between two batches.
 type Snapshot struct {
-	// NextSeq is the seq of the batch that comes next, and Batches how many there
-	// were before, over restarts.
+	// NextSeq is the seq of the next batch, and Batches the number of batches so far, across
+	// restarts.
 	NextSeq, Batches uint64
-	// Blocks are the block hashes that the pool holds.
+	// Blocks are the block hashes in the pool.
 	Blocks map[uint64]struct{}
-	// Digest is the XOR of splitmix64 over them.
+	// Digest is the XOR of splitmix64 over the hashes.
 	Digest uint64
 }
 
-// pause is an engine's standing still, asked for or reached.
+// pause is a pause of an engine, requested or in effect.
 type pause struct{ reached chan struct{} }
 
-// Snapshot returns what the engine holds, as of the end of a batch. It may be called
-// at any time.
+// Snapshot returns the state of the engine at the end of a batch. It may be called at any time.
 func (e *Engine) Snapshot() Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -30,17 +29,15 @@ func (e *Engine) Snapshot() Snapshot {
 	}
 }
 
-// Pause lets the engine stand still at the next quiet point, and returns what it
-// holds there. It goes on with Resume. The sockets, replay included, are served all
-// the while.
+// Pause stops the engine at the next quiet point, and returns its state there. Resume continues.
+// The sockets, replay included, are served all the time.
 //
-// A quiet point comes after a batch that went out live, whole, and to as many
-// subscriptions as Config.Subscribers says, when none is held back, the sockets are
-// open and neither they nor replay are under a fault: a subscriber then knows of
-// every batch up to NextSeq, and can ask for those it has not. Faults strike as
-// they would have without the pause, so where they always do Pause waits until its
-// context ends, which is its error, and withdraws it. An engine that has finished
-// stands still.
+// A quiet point follows a batch that was sent live, whole, and to as many subscriptions as
+// Config.Subscribers requires, when no batch is delayed, the sockets are open, and neither they nor
+// replay have a fault. A subscriber then knows of every batch up to NextSeq, and can request those
+// that it lacks. Faults occur as they would without the pause. If there is never a quiet point,
+// Pause waits until its context ends, returns the context's error, and withdraws the request. An
+// engine that has finished is quiet.
 func (e *Engine) Pause(ctx context.Context) (Snapshot, error) {
 	e.mu.Lock()
 	if e.pause == nil {
@@ -67,7 +64,7 @@ func (e *Engine) Resume() {
 	e.feed.wakeup.wake()
 }
 
-// serveWhilePaused serves the sockets for as long as the engine is paused and quiet.
+// serveWhilePaused serves the sockets while the engine is paused and quiet.
 func (e *Engine) serveWhilePaused(ctx context.Context) error {
 	var told *pause
 	for ctx.Err() == nil {

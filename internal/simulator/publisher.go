@@ -13,39 +13,36 @@ import (
 // ErrClosed is returned by a Publisher that has been closed.
 var ErrClosed = errors.New("publisher is closed")
 
-// closeLinger bounds the time that what was published may take to go out.
+// closeLinger bounds the time for sending the remaining messages.
 const closeLinger = 200 * time.Millisecond
 
-// Publisher has the sockets of an engine, and publishes what its user says when its
-// user says it, in good order or with the faults of a network and of engines.
-// Replay is served all the while. Its methods may be called from any goroutine, and
-// take effect one after the other.
+// Publisher owns the sockets of an engine, and publishes on request, correctly or with the faults
+// of a network and of engines. It serves replay all the time. Its methods are safe for concurrent
+// use, and take effect one after the other.
 type Publisher struct {
-	feed     *feed // of the goroutine serve, but for the wakeup and the counters
+	feed     *feed // used by goroutine serve only, except the wakeup and the counters
 	endpoint string
 	replay   string
 	commands chan command
 	closing  chan struct{}
 	once     sync.Once
-	done     chan struct{} // closed by serve when the sockets are
+	done     chan struct{} // closed by serve after the sockets
 	err      error         // set before done is closed
 }
 
-// command is something for the goroutine serve to do. At most a few wait; then
-// callers do.
+// command is an operation for the goroutine serve. Few are queued; then callers block.
 type command struct {
 	do   func() error
 	done chan<- error
 }
 
-// PublisherConfig says where and how to publish. The zero value binds to a free
-// port, without replay.
+// PublisherConfig configures a Publisher. The zero value binds to a free port, without replay.
 type PublisherConfig struct {
 	SocketConfig
 	BatchConfig
 }
 
-// NewPublisher returns a Publisher with its sockets bound. It must be closed.
+// NewPublisher returns a Publisher with its sockets bound. The caller closes it.
 func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 	enc, err := newEncoder(cfg.BatchConfig)
 	if err != nil {
@@ -67,34 +64,32 @@ func NewPublisher(cfg PublisherConfig) (*Publisher, error) {
 	return p, nil
 }
 
-// Endpoint returns where the PUB socket is bound, with its real port, or connects to.
+// Endpoint returns the endpoint that the PUB socket is bound to, with its actual port, or connects
+// to.
 func (p *Publisher) Endpoint() string { return p.endpoint }
 
-// ReplayEndpoint returns where the ROUTER socket is bound, with its real port; empty
-// where there is none.
+// ReplayEndpoint returns the endpoint that the ROUTER socket is bound to, with its actual port; it
+// is empty without replay.
 func (p *Publisher) ReplayEndpoint() string { return p.replay }
 
-// Publish sends a batch with these events and the next seq, which it returns, and
-// remembers it for replay. Events that cannot be encoded are refused with a
-// *wire.EncodeError, and take no seq.
+// Publish sends a batch of these events with the next seq, which it returns, and buffers the batch
+// for replay. Events that cannot be encoded are rejected with a *wire.EncodeError, and use no seq.
 func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, true)
 }
 
-// Drop does all that Publish does but send: a message that the network dropped, and
-// that replay can give.
+// Drop does what Publish does except sending: a message that the network dropped, and that replay
+// returns.
 func (p *Publisher) Drop(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, false, true)
 }
 
-// Forget does all that Publish does but send and remember: a message that is lost
-// for good.
+// Forget does what Publish does except sending and buffering: a message that is lost permanently.
 func (p *Publisher) Forget(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, false, false)
 }
 
-// PublishOnce does all that Publish does but remember: a message that no replay
-// gives again.
+// PublishOnce does what Publish does except buffering: a message that no replay returns.
 func (p *Publisher) PublishOnce(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, false)
 }
@@ -132,7 +127,7 @@ func (p *Publisher) Unsubscribed(ctx context.Context) error {
 	return nil
 }
 
-// Replayed returns once n requests for replay have been answered in all.
+// Replayed returns once n replay requests have been answered in total.
 func (p *Publisher) Replayed(ctx context.Context, n int) error {
 	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.replays >= n })
 	if err != nil {
@@ -141,7 +136,7 @@ func (p *Publisher) Replayed(ctx context.Context, n int) error {
 	return nil
 }
 
-// Requested returns once n requests for replay have come in all, answered or not.
+// Requested returns once n replay requests have been received in total, answered or not.
 func (p *Publisher) Requested(ctx context.Context, n int) error {
 	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.requests >= n })
 	if err != nil {
@@ -150,14 +145,14 @@ func (p *Publisher) Requested(ctx context.Context, n int) error {
 	return nil
 }
 
-// Replays returns the number of requests for replay answered so far.
+// Replays returns the number of replay requests answered so far.
 func (p *Publisher) Replays() int {
 	c, _ := p.feed.counters.now()
 	return c.replays
 }
 
-// Close closes the sockets, and waits for it. What was published goes out within
-// 200 ms, or not at all. Closing again returns the same.
+// Close closes the sockets, and waits for that. Published messages are sent within 200 ms, or
+// dropped. Further calls return the same error.
 func (p *Publisher) Close() error {
 	p.once.Do(func() { close(p.closing) })
 	p.feed.wakeup.wake()
@@ -165,7 +160,7 @@ func (p *Publisher) Close() error {
 	return p.err
 }
 
-// run has something done by the goroutine serve.
+// run makes the goroutine serve run a function.
 func (p *Publisher) run(do func() error) error {
 	done := make(chan error, 1)
 	select {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// Resend sends what is remembered of a seq once more, as a duplicate.
+// Resend sends the buffered batch with a seq once more, as a duplicate.
 func (p *Publisher) Resend(seq uint64) error {
 	return p.run(func() error {
 		for b := range p.feed.memory.since(seq) {
@@ -20,20 +20,20 @@ func (p *Publisher) Resend(seq uint64) error {
 	})
 }
 
-// SendPayload sends a payload under a seq, whatever they are. Neither is remembered,
-// and the next seq stays as it was.
+// SendPayload sends a payload with a seq, both unchecked. The batch is not buffered for replay, and
+// the next seq does not change.
 func (p *Publisher) SendPayload(seq uint64, payload []byte) error {
 	payload = slices.Clone(payload)
 	return p.run(func() error { return p.feed.publish(seq, payload) })
 }
 
-// SendFrames sends a message of these frames, whatever they are.
+// SendFrames sends a message of arbitrary frames.
 func (p *Publisher) SendFrames(frames ...[]byte) error {
 	return p.run(func() error { return p.feed.send(frames...) })
 }
 
-// Truncate does all that Publish does, but the message that goes out ends after n
-// bytes of the payload. Replay gives it whole.
+// Truncate does what Publish does, but truncates the live message to n bytes of payload. Replay
+// returns the whole payload.
 func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
 		b, err := p.feed.add(events, true)
@@ -46,8 +46,8 @@ func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error
 	return seq, err
 }
 
-// Hold does all that Publish does but send: the message is held back until it is
-// released. Replay gives it at once.
+// Hold does what Publish does, but delays the live message until Release. Replay returns the batch
+// at once.
 func (p *Publisher) Hold(events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
 		b, err := p.feed.add(events, true)
@@ -61,32 +61,31 @@ func (p *Publisher) Hold(events ...wire.Event) (seq uint64, err error) {
 	return seq, err
 }
 
-// Release sends the messages with these seqs, which are held back, in this order; or
-// without seqs all that are held back, in the order of their seqs. Neither a
-// restart nor a lost connection takes what is held back.
+// Release sends the delayed messages with these seqs, in this order; without seqs it sends all of
+// them in the order of their seqs. Delayed messages survive a restart and a lost connection.
 func (p *Publisher) Release(seqs ...uint64) error {
 	seqs = slices.Clone(seqs)
 	return p.run(func() error { return p.feed.release(seqs...) })
 }
 
-// Silence stops all live messages, or lets them go out again. Those of the meantime
-// are lost to the network: they are numbered and remembered as if sent.
+// Silence stops all live messages, or resumes them. Messages in the meantime are lost on the
+// network: they are numbered and buffered as if they were sent.
 func (p *Publisher) Silence(on bool) error {
 	return p.run(func() error { p.feed.silent = on; return nil })
 }
 
-// FaultReplay sets what is wrong with answers to requests for replay from now on.
+// FaultReplay sets the faults of the answers to replay requests from now on.
 func (p *Publisher) FaultReplay(f ReplayFaults) error {
 	return p.run(func() error { p.feed.faults = f; return nil })
 }
 
-// ForgetSeqs makes holes in what is remembered: no replay gives these batches again.
+// ForgetSeqs removes batches from the replay buffer, so that no replay returns them.
 func (p *Publisher) ForgetSeqs(seqs ...uint64) error {
 	seqs = slices.Clone(seqs)
 	return p.run(func() error { p.feed.memory.punch(seqs); return nil })
 }
 
-// ForgetAll empties what is remembered. The engine goes on.
+// ForgetAll empties the replay buffer. The engine continues.
 func (p *Publisher) ForgetAll() error {
 	return p.run(func() error { p.feed.memory.clear(); return nil })
 }
@@ -96,14 +95,14 @@ func (p *Publisher) SetNext(seq uint64) error {
 	return p.run(func() error { p.feed.next = seq; return nil })
 }
 
-// Restart makes the engine begin anew behind the same sockets: nothing is
-// remembered, the next seq is this one, and replay and live messages are well.
+// Restart restarts the engine without closing its sockets: the replay buffer is empty, the next seq
+// is the given one, and faults of replay and live messages end.
 func (p *Publisher) Restart(seq uint64) error {
 	return p.run(func() error { p.feed.restart(seq); return nil })
 }
 
-// RestartProcess does all that Restart does, and closes the sockets and opens them
-// again at the same ports. What a subscriber has not been sent by then is lost.
+// RestartProcess does what Restart does, and closes the sockets and reopens them at the same ports.
+// Messages that a subscriber has not been sent by then are lost.
 func (p *Publisher) RestartProcess(seq uint64) error {
 	return p.run(func() error {
 		if err := p.feed.shut(0); err != nil {
@@ -114,8 +113,8 @@ func (p *Publisher) RestartProcess(seq uint64) error {
 	})
 }
 
-// Disconnect closes the sockets. What is published from then on is remembered, and
-// nobody receives it. What a subscriber has not been sent by then is lost.
+// Disconnect closes the sockets. Batches published from then on are buffered for replay, and nobody
+// receives them live. Messages that a subscriber has not been sent by then are lost.
 func (p *Publisher) Disconnect() error {
 	return p.run(func() error {
 		if err := p.feed.shut(0); err != nil {
@@ -125,12 +124,12 @@ func (p *Publisher) Disconnect() error {
 	})
 }
 
-// Reconnect opens the sockets again at the same ports. Disconnect and Reconnect are
-// a connection that is lost and comes back, of an engine that went on. Publish
-// does not wait for subscribers to come back; Subscribed does.
+// Reconnect reopens the sockets at the same ports. Disconnect and Reconnect simulate a lost
+// connection to an engine that keeps running. Publish does not wait for subscribers to reconnect;
+// Subscribed does.
 func (p *Publisher) Reconnect() error { return p.run(p.open) }
 
-// open opens the sockets. Where it can't it leaves them closed.
+// open opens the sockets. On an error they stay closed.
 func (p *Publisher) open() error {
 	if err := p.feed.open(); err != nil {
 		return errors.Join(fmt.Errorf("reconnect: %w", err), p.feed.shut(0))

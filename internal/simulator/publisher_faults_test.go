@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// replaying returns a publisher with a replay socket and a subscriber that is there.
+// replaying returns a publisher with a replay socket, and a connected subscriber.
 func replaying(t *testing.T) (*simulator.Publisher, *zmq.Socket) {
 	t.Helper()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
@@ -118,7 +118,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 		if err := p.FaultReplay(f); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // the second one is answered well
+		for range 2 { // the second one is answered correctly
 			if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 				err = errors.Join(err, p.RestartProcess(7))
 				want = []uint64{7}
 			} else {
-				err = errors.Join(err, p.Reconnect(), p.Reconnect()) // again does nothing
+				err = errors.Join(err, p.Reconnect(), p.Reconnect()) // the second call has no effect
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -216,7 +216,7 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	if err := p.Replayed(patient(t), 1); err != nil { // before it reads any
 		t.Fatal(err)
 	}
-	// The first reply comes for sure; those that do not come any more have been dropped.
+	// The first reply always arrives; replies that do not arrive any more have been dropped.
 	n := 0
 	for timeout := patience; ; n++ {
 		if err := dealer.SetRcvtimeo(timeout); err != nil {
@@ -242,12 +242,12 @@ func TestIdlePublisherPollsReplay(t *testing.T) {
 	for range 3 {
 		replay(t, p.ReplayEndpoint(), 0)
 	}
-	// One look each, so two whole turns between the first and the last.
+	// One poll each, so two whole intervals between the first and the last.
 	if took := time.Since(start); took < 2*poll-5*time.Millisecond {
 		t.Errorf("three answers took %v, want %v or more", took, 2*poll)
 	}
-	// After each batch it looks at once: with a turn of a minute, this is the way
-	// to an answer.
+	// After each batch it polls at once: with an interval of a minute, an answer can only come from
+	// that poll.
 	slow := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayPoll: time.Minute},
 	})

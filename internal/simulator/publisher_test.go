@@ -38,12 +38,12 @@ func patient(t *testing.T) context.Context {
 	return ctx
 }
 
-// removal is an event that can be told from others.
+// removal returns an event with a unique hash.
 func removal(h uint64) wire.Event {
 	return wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{h}}
 }
 
-// hashOf returns what removal was called with.
+// hashOf returns the argument that removal was called with.
 func hashOf(t *testing.T, payload []byte) uint64 {
 	t.Helper()
 	return decode(t, payload).Events[0].BlockHashes[0]
@@ -159,8 +159,8 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 	if err := dealer.Connect(p.ReplayEndpoint()); err != nil {
 		t.Fatal(err)
 	}
-	// vLLM takes any message of three frames, the reader's name among them, for a
-	// request, and a seq of any length.
+	// vLLM accepts any message of three frames, including the reader's identity, as a request, and
+	// a seq of any length.
 	for _, frames := range [][][]byte{
 		{{}}, {{}, make([]byte, 8), {}},
 		{{7}, {1}}, {{}, bytes.Repeat([]byte{1}, 20)}, {{}, {}},
@@ -169,7 +169,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// From seq 1 on, from one that no batch has, and from 0 on.
+	// From seq 1 on, from a seq above all batches, and from 0 on.
 	for _, want := range [][]uint64{{1}, nil, {0, 1}} {
 		var got []uint64
 		for {
@@ -194,7 +194,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 	}
 }
 
-// As llm-d deploys it: the service binds, engines connect.
+// In llm-d's deployment the service binds and engines connect.
 func TestPublisherConnectsToASubscriber(t *testing.T) {
 	sub := newSocket(t, zmq.SUB)
 	if err := sub.SetSubscribe("kv@"); err != nil {
@@ -230,8 +230,8 @@ func TestPublisherConnectsToASubscriber(t *testing.T) {
 	}
 }
 
-// attend lets a socket see to its connections until there is a result: a socket
-// that binds does so in calls alone.
+// attend polls a socket, which processes connections only during calls if it binds, until there is
+// a result.
 func attend(t *testing.T, soc *zmq.Socket, result <-chan error) error {
 	t.Helper()
 	poller := zmq.NewPoller()
@@ -283,7 +283,7 @@ func TestClosedPublisherReturnsErrClosed(t *testing.T) {
 }
 
 func TestModes(t *testing.T) {
-	// Nobody listens at the port: who connects does not mind, and who binds has it.
+	// No socket listens at the port: connecting succeeds, and binding uses the port.
 	const endpoint = "tcp://127.0.0.1:1"
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})
 	if p.Endpoint() != endpoint {
@@ -303,8 +303,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestPublishRejectsUnencodableEvents publishes events that have no encoding: each
-// is refused, and the next batch has the seq that it would have had.
+// TestPublishRejectsUnencodableEvents publishes events that have no encoding: each is rejected, and
+// uses no seq.
 func TestPublishRejectsUnencodableEvents(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	for name, publish := range map[string]func(...wire.Event) (uint64, error){
@@ -322,8 +322,7 @@ func TestPublishRejectsUnencodableEvents(t *testing.T) {
 	}
 }
 
-// TestUnknownFormIsRejected checks that no sockets are opened for a form that no
-// batch can have.
+// TestUnknownFormIsRejected checks that no sockets are opened for an unknown form of batches.
 func TestUnknownFormIsRejected(t *testing.T) {
 	for _, batch := range []simulator.BatchConfig{{BatchForm: 3}, {EventForm: 3}} {
 		var refused *wire.EncodeError

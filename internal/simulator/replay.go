@@ -8,27 +8,24 @@ import (
 	"time"
 )
 
-// ReplayFaults are what is wrong with the answers of a replay socket. The zero value
-// is nothing.
+// ReplayFaults are the faults of a replay socket's answers. The zero value has none.
 type ReplayFaults struct {
-	// Mute leaves requests without any answer.
+	// Mute leaves requests unanswered.
 	Mute bool
-	// NoEnd leaves the end marker out.
+	// NoEnd omits the end marker.
 	NoEnd bool
-	// Skip tells which replies are left out, as the socket itself does towards a
-	// slow reader; nil means none. The goroutine of the sockets calls it, once for
-	// each reply in order.
+	// Skip reports whether a reply is omitted, as the socket itself does for a slow reader; nil
+	// omits none. The goroutine of the sockets calls it once per reply, in order.
 	Skip func(seq uint64) bool
-	// Requests is the number of requests that are answered so: the ones after them
-	// are answered well. 0 means all.
+	// Requests is the number of requests that the faults apply to; later ones are answered
+	// correctly. 0 means all.
 	Requests int
 }
 
 // endOfReplay is the seq of the message after the last reply.
 const endOfReplay = math.MaxUint64
 
-// serveReplay answers one request for replay, where there is one and it is time to
-// look.
+// serveReplay answers one replay request, if there is one and the socket is due to be polled.
 func (s *sockets) serveReplay() error {
 	if s.router == nil {
 		return nil
@@ -44,7 +41,7 @@ func (s *sockets) serveReplay() error {
 	if err != nil {
 		return err
 	}
-	// Reader, delimiter, seq: vLLM counts the frames and looks no closer.
+	// Reader, delimiter, seq: vLLM checks only the number of frames.
 	if len(frames) != 3 {
 		return nil
 	}
@@ -59,11 +56,11 @@ func (s *sockets) serveReplay() error {
 	return nil
 }
 
-// startOf reads the seq of a request: a big-endian number of any length.
+// startOf parses the seq of a request: a big-endian number of any length.
 func startOf(frame []byte) (seq uint64) {
 	for _, b := range frame {
 		if seq > math.MaxUint64>>8 {
-			return math.MaxUint64 // more than any batch has
+			return math.MaxUint64 // higher than the seq of any batch
 		}
 		seq = seq<<8 | uint64(b)
 	}
@@ -81,8 +78,8 @@ func (s *sockets) replayFaults() ReplayFaults {
 	return f
 }
 
-// answer replays what is remembered from a seq on to one reader, and marks the end.
-// The socket drops replies that the reader has no room for, as vLLM's does.
+// answer replays the buffered batches from a seq on to one reader, and sends the end marker. The
+// socket drops replies when the reader's queue is full, as vLLM's does.
 func (s *sockets) answer(reader []byte, from uint64, faults ReplayFaults) error {
 	for b := range s.memory.since(from) {
 		if faults.Skip != nil && faults.Skip(b.seq) {
@@ -109,12 +106,12 @@ func (s *sockets) reply(reader []byte, topic string, seq uint64, payload []byte)
 	return nil
 }
 
-// replayBuffer is a ring of the last batches, which the replay socket serves. A full one
-// evicts the oldest.
+// replayBuffer is a ring of the last batches, which the replay socket serves. A full buffer evicts
+// the oldest batch.
 type replayBuffer struct {
 	limit int
 	ring  []batch
-	first int // index of the oldest
+	first int // index of the oldest batch
 }
 
 // batch is a batch as it was sent.
@@ -123,7 +120,7 @@ type batch struct {
 	payload []byte
 }
 
-// add remembers a batch, whose payload is the memory's from now on.
+// add buffers a batch, and takes ownership of its payload.
 func (m *replayBuffer) add(seq uint64, payload []byte) {
 	switch {
 	case m.limit == 0:
@@ -135,8 +132,7 @@ func (m *replayBuffer) add(seq uint64, payload []byte) {
 	}
 }
 
-// since yields the batches with a seq of at least from, in the order in which they
-// were added.
+// since yields the batches with a seq of at least from, in the order in which they were added.
 func (m *replayBuffer) since(from uint64) iter.Seq[batch] {
 	return func(yield func(batch) bool) {
 		for i := range m.ring {
@@ -148,7 +144,7 @@ func (m *replayBuffer) since(from uint64) iter.Seq[batch] {
 	}
 }
 
-// punch forgets the batches with these seqs alone.
+// punch removes the batches with exactly these seqs.
 func (m *replayBuffer) punch(seqs []uint64) {
 	var left []batch
 	for b := range m.since(0) {

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// ReplayForm is how a replay socket answers.
+// ReplayForm is the form of a replay socket's answers.
 type ReplayForm int
 
 // The forms.
 const (
-	// ReplayTopic puts the topic before the seq: vLLM 0.26 and later,
-	// TensorRT-LLM and llm-d-inference-sim.
+	// ReplayTopic has the topic before the seq: vLLM 0.26 and later, TensorRT-LLM and
+	// llm-d-inference-sim.
 	ReplayTopic ReplayForm = iota
-	// ReplayPlain does not: vLLM before 0.26, and SGLang.
+	// ReplayPlain has no topic: vLLM before 0.26, and SGLang.
 	ReplayPlain
 )
 
@@ -22,8 +22,8 @@ type Mode int
 
 // The modes.
 const (
-	// ModeAuto is vLLM's rule: bind where the host is * or ::, or the transport
-	// is ipc or inproc, else connect. Beyond it, a port that is 0 or * binds.
+	// ModeAuto is vLLM's rule: bind if the host is * or ::, or the transport is ipc or inproc,
+	// otherwise connect. In addition, a port that is 0 or * binds.
 	ModeAuto Mode = iota
 	// ModeBind binds.
 	ModeBind
@@ -31,7 +31,7 @@ const (
 	ModeConnect
 )
 
-// binds tells what a mode comes to at an endpoint.
+// binds reports whether a mode binds at an endpoint.
 func (m Mode) binds(endpoint string) bool {
 	if m != ModeAuto {
 		return m == ModeBind
@@ -41,30 +41,29 @@ func (m Mode) binds(endpoint string) bool {
 		strings.HasSuffix(endpoint, ":0")
 }
 
-// SocketConfig says where and how events are published.
+// SocketConfig configures the sockets of an engine.
 type SocketConfig struct {
 	// Endpoint is the PUB socket's; empty means tcp://127.0.0.1:*.
 	Endpoint string
-	// Mode is whether it binds or connects.
+	// Mode is whether the PUB socket binds or connects.
 	Mode Mode
 	// Topic is the first frame of each message, such as kv@10.0.0.5@model.
 	Topic string
-	// HWM is the number of messages a subscriber may be behind before its next
-	// ones are dropped; 0 means vLLM's 100,000.
+	// HWM is the number of messages that a subscriber may be behind before further ones are
+	// dropped; 0 means vLLM's 100,000.
 	HWM int
 
 	// Replay is the endpoint that the ROUTER socket binds to; empty means none.
 	Replay string
-	// ReplayForm is how it answers.
+	// ReplayForm is the form of its answers.
 	ReplayForm ReplayForm
-	// ReplayLimit is the number of batches it remembers; 0 means vLLM's 10,000.
+	// ReplayLimit is the number of batches that it buffers; 0 means vLLM's 10,000.
 	ReplayLimit int
-	// ReplayHWM is the number of replies a reader may be behind before its next
-	// ones are dropped without a word; 0 means ZeroMQ's 1,000, as at vLLM.
+	// ReplayHWM is the number of replies that a reader may be behind before further ones are
+	// silently dropped; 0 means ZeroMQ's 1,000, as in vLLM.
 	ReplayHWM int
-	// ReplayPoll is how often a publisher that has nothing to publish looks at its
-	// ROUTER socket, for one request: 100 ms at vLLM. 0 means at once. After each
-	// batch it looks in any case.
+	// ReplayPoll is the interval at which an idle publisher polls its ROUTER socket, for one
+	// request: 100 ms in vLLM. 0 means at once. After each batch it polls in any case.
 	ReplayPoll time.Duration
 }
 

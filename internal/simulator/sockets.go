@@ -12,29 +12,29 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// sockets are an engine's two sockets. All but wake is for the one goroutine that
-// has them.
+// sockets are an engine's two sockets. Only the goroutine that owns them may call its methods,
+// except wake.
 type sockets struct {
 	cfg      SocketConfig
 	net      *zmq.Context // of pub and router; nil while they are closed
 	pub      *zmq.Socket
-	router   *zmq.Socket // nil where there is none
+	router   *zmq.Socket // nil without replay
 	inside   *zmq.Context
 	woken    *zmq.Socket
 	poller   *zmq.Poller
 	wakeup   wakeup
 	counters *counters
 	memory   replayBuffer
-	faults   ReplayFaults // how replay is answered
-	look     time.Time    // when the router is to be looked at next
+	faults   ReplayFaults // of the answers to replay requests
+	look     time.Time    // when the router is next polled
 	silent   bool         // nothing is sent live
 
-	// Where the sockets were bound at first, and are bound again.
+	// The endpoints that the sockets were first bound to, for reopening them.
 	endpoint string
 	replay   string
 }
 
-// openSockets returns sockets that are bound, or told to connect.
+// openSockets returns sockets that are bound or connecting.
 func openSockets(cfg SocketConfig) (*sockets, error) {
 	cfg = cfg.withDefaults()
 	s := &sockets{
@@ -50,7 +50,7 @@ func openSockets(cfg SocketConfig) (*sockets, error) {
 	return s, nil
 }
 
-// open opens the two sockets where they were before.
+// open opens the two sockets at their previous endpoints.
 func (s *sockets) open() error {
 	if s.net != nil {
 		return nil
@@ -72,8 +72,8 @@ func (s *sockets) open() error {
 	return nil
 }
 
-// shut closes the two sockets. Once it returns their ports are free: a context ends
-// after its sockets.
+// shut closes the two sockets. Their ports are free once it returns, because it terminates the
+// context after the sockets.
 func (s *sockets) shut(linger time.Duration) error {
 	if s.net == nil {
 		return nil
@@ -91,15 +91,15 @@ func (s *sockets) shut(linger time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// openPub opens the publisher: an XPUB socket, on the wire the same as the PUB
-// socket of an engine. It shows who subscribes.
+// openPub opens the publisher: an XPUB socket, which is a PUB socket on the wire and also receives
+// the subscriptions.
 func (s *sockets) openPub() (err error) {
 	if s.pub, err = s.net.NewSocket(zmq.XPUB); err != nil {
 		return err
 	}
 	if err = errors.Join(
 		s.pub.SetSndhwm(s.cfg.HWM),
-		// Each subscription is shown, not only the first one to a topic.
+		// Receive every subscription, not only the first one to a topic.
 		s.pub.SetXpubVerboser(1),
 		s.pub.SetIpv6(strings.Contains(s.cfg.Endpoint, "[")),
 	); err != nil {
@@ -132,8 +132,8 @@ func (s *sockets) openRouter() (err error) {
 	return err
 }
 
-// bindPatience is how long a port may be taken: one that was left a moment ago may
-// have become somebody's outgoing connection.
+// bindPatience bounds the time for which a port may be in use: a port that was closed a moment ago
+// may have become the local port of another connection.
 const bindPatience = 500 * time.Millisecond
 
 func bind(soc *zmq.Socket, endpoint string) error {
@@ -157,8 +157,8 @@ func (s *sockets) poll() {
 	}
 }
 
-// send publishes a message. A subscriber that is too far behind does not get it,
-// and nobody does while the sockets are closed or silent.
+// send publishes a message. A subscriber that is too far behind does not receive it, and no
+// subscriber does while the sockets are closed or silent.
 func (s *sockets) send(frames ...[]byte) error {
 	if s.pub == nil || s.silent {
 		return nil
@@ -177,10 +177,9 @@ func (s *sockets) publish(seq uint64, payload []byte) error {
 
 func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
-// serve waits for at most the timeout, which is rounded down to milliseconds, and
-// then takes what has come: all subscriptions, and one request for replay, which it
-// answers, as vLLM's publisher does between two batches. It returns early when
-// something comes, or when it is woken.
+// serve waits for at most the timeout, which is rounded down to milliseconds, and then processes
+// what has arrived: all subscriptions, and one replay request, which it answers, as vLLM's
+// publisher does between two batches. It returns early when a message arrives or when it is woken.
 func (s *sockets) serve(timeout time.Duration) error {
 	if s.router != nil && s.cfg.ReplayPoll > 0 {
 		if wait := max(0, time.Until(s.look)); timeout < 0 || wait < timeout {
@@ -209,7 +208,7 @@ func (s *sockets) serve(timeout time.Duration) error {
 	return s.serveReplay()
 }
 
-// receive returns a message, or nothing where there is none.
+// receive returns a message, or nil if there is none.
 func receive(soc *zmq.Socket) ([][]byte, error) {
 	frames, err := soc.RecvMessageBytes(zmq.DONTWAIT)
 	switch {
@@ -221,7 +220,7 @@ func receive(soc *zmq.Socket) ([][]byte, error) {
 	return nil, fmt.Errorf("receive message: %w", err)
 }
 
-// subscription counts what a message to the publisher says of subscriptions.
+// subscription counts the subscription or its end in a message to the publisher.
 func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
 	if from != s.pub || len(frames) != 1 || len(frames[0]) == 0 {
 		return
@@ -234,8 +233,8 @@ func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
 	}
 }
 
-// close closes the sockets for good. What has been published and not been sent yet
-// goes out within the linger time, or not at all.
+// close closes the sockets permanently. Messages that have been published and not sent are sent
+// within the linger time, or dropped.
 func (s *sockets) close(linger time.Duration) error {
 	errs := []error{s.wakeup.close()}
 	errs = append(errs, s.shut(linger))
@@ -251,8 +250,7 @@ func (s *sockets) close(linger time.Duration) error {
 	return nil
 }
 
-// wakeup ends another goroutine's poll. It may be used by any goroutine, also when
-// it is closed.
+// wakeup ends another goroutine's poll. It is safe for concurrent use, also after close.
 type wakeup struct {
 	mu     sync.Mutex
 	socket *zmq.Socket // guarded by mu; nil when closed
@@ -260,11 +258,11 @@ type wakeup struct {
 
 // openWakeup connects the wakeup with the poller.
 func (s *sockets) openWakeup() (err error) {
-	const endpoint = "inproc://wake" // of this context alone
+	const endpoint = "inproc://wake" // inproc names are local to the context
 	if s.inside, err = zmq.NewContext(); err != nil {
 		return err
 	}
-	// Nothing goes beyond the process, which takes no thread.
+	// Nothing leaves the process, so no I/O thread is needed.
 	if err = s.inside.SetIoThreads(0); err != nil {
 		return err
 	}
@@ -284,7 +282,7 @@ func (w *wakeup) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.socket != nil {
-		// Where there is no room, enough calls wait to be heard already.
+		// A full queue means that enough wakeups are pending already.
 		_, _ = w.socket.SendBytes(nil, zmq.DONTWAIT)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// patience is how long a test waits for what has to come.
+// patience bounds the waits of a test.
 const patience = 2 * time.Minute
 
 // newContext returns a ZeroMQ context that ends with the test.
@@ -31,7 +31,7 @@ func newContext(t *testing.T) *zmq.Context {
 	return ctx
 }
 
-// newSocket returns a socket that gives up after the test's patience.
+// newSocket returns a socket whose calls time out after the test's patience.
 func newSocket(t *testing.T, kind zmq.Type) *zmq.Socket {
 	t.Helper()
 	soc, err := newContext(t).NewSocket(kind)
@@ -73,7 +73,7 @@ func receive(t *testing.T, soc *zmq.Socket) [][]byte {
 	return frames
 }
 
-// message is a batch as it came.
+// message is a batch as it was received.
 type message struct {
 	topic   string
 	seq     uint64
@@ -89,8 +89,7 @@ func receiveBatch(t *testing.T, sub *zmq.Socket) message {
 	return message{string(frames[0]), binary.BigEndian.Uint64(frames[1]), frames[2]}
 }
 
-// decode returns a payload's batch, with the fields of events that the simulator
-// sets and no others.
+// decode decodes a payload, and keeps only the event fields that the simulator sets.
 func decode(t *testing.T, payload []byte) *wire.Batch {
 	t.Helper()
 	var d wire.Decoder
@@ -101,13 +100,13 @@ func decode(t *testing.T, payload []byte) *wire.Batch {
 	return b
 }
 
-// decodable returns the error that a payload is rejected with.
+// decodable returns the error with which a payload is rejected, or nil.
 func decodable(payload []byte) (*wire.Batch, error) {
 	var d wire.Decoder
 	return d.Decode(payload)
 }
 
-// applyCounting counts the copies of each hash that events leave.
+// applyCounting applies events to the copies of each hash.
 func applyCounting(counts map[uint64]int, events []wire.Event) {
 	for _, ev := range events {
 		for _, h := range ev.BlockHashes {
@@ -137,8 +136,8 @@ func plain(events []wire.Event) []wire.Event {
 	return out
 }
 
-// replay asks a replay socket for everything from a seq on. It returns the batches,
-// and the number of frames of each reply and of the end.
+// replay requests all batches from a seq on from a replay socket. It returns the batches, and the
+// number of frames of each reply and of the end marker.
 func replay(t *testing.T, endpoint string, from uint64) (batches []message, frames, endFrames int) {
 	t.Helper()
 	dealer := newSocket(t, zmq.DEALER)

@@ -7,30 +7,31 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// Summary is what an engine has done, and what it holds.
+// Summary is what an engine has done, and the contents of its pool.
 type Summary struct {
-	// Batches and Events were published, or would have been but for faults.
+	// Batches and Events count what was published, or would have been without faults.
 	Batches uint64 `json:"batches"`
 	Events  uint64 `json:"events"`
-	// Stored and Removed are blocks that they named.
+	// Stored and Removed count the blocks in those events.
 	Stored  uint64 `json:"stored_blocks"`
 	Removed uint64 `json:"removed_blocks"`
 	// Cleared is the number of resets.
 	Cleared uint64 `json:"-"`
 	// Blocks is the number of distinct block hashes that the pool holds.
 	Blocks int `json:"blocks"`
-	// Digest is the XOR of splitmix64 over them. Not every JSON parser keeps 64 bits of a number.
+	// Digest is the XOR of splitmix64 over the hashes. It is a string because not every JSON parser
+	// preserves 64-bit numbers.
 	Digest uint64 `json:"digest,string"`
-	// NextSeq is the seq that the next batch would have.
+	// NextSeq is the seq of the next batch.
 	NextSeq uint64 `json:"-"`
-	// Stats are of all requests so far, over restarts.
+	// Stats are the statistics of all requests so far, across restarts.
 	blockpool.Stats
-	// Refused is the number of requests whose prompt is longer than the pool, and
-	// Cut that of requests that ended before they had generated all, where the pool
-	// was full or a restart took them. Only a trace counts them.
+	// Refused is the number of requests whose prompt exceeds the pool, and Cut the number of
+	// requests that ended before they had generated all their tokens, because the pool was full or
+	// the engine restarted. Only a trace counts them.
 	Refused uint64 `json:"refused_requests,omitempty"`
 	Cut     uint64 `json:"cut_requests,omitempty"`
-	// Faults is how often each fault has struck; nil where none has.
+	// Faults is the number of times each fault has occurred; nil if none has.
 	Faults map[Fault]uint64 `json:"faults,omitempty"`
 }
 
@@ -51,9 +52,8 @@ func (s *Summary) count(events []wire.Event) {
 	}
 }
 
-// Add makes the Summary that of another engine as well. Where the two are engines
-// of their own, Blocks and Digest say nothing that a router could check; NextSeq
-// is the higher one.
+// Add adds the Summary of another engine. If the two are different engines, Blocks and Digest have
+// no meaning for a router; NextSeq is the higher one.
 func (s *Summary) Add(other Summary) {
 	s.Batches += other.Batches
 	s.Events += other.Events

@@ -8,16 +8,15 @@ import (
 	"time"
 )
 
-// BenchmarkCatchUp is a subscriber that begins at the oldest entry of a journal
-// that is full of B2 entries (64 MiB, some 500,000 of them), while nothing else
-// happens. b.N is how often it does so.
+// BenchmarkCatchUp measures a subscriber that starts at the oldest entry of a journal full of B2
+// entries (64 MiB, about 500,000 entries), on an otherwise idle server. b.N is repetitions.
 //
-// Included: opening the connection and the stream, and receiving. Excluded:
-// decoding, which nothing here does; the rate is that of the server and of gRPC's
-// client, which share the machine.
+// Included: opening the connection and the stream, and receiving. Excluded: decoding, since the
+// subscriber decodes nothing. The rate is that of the server and of gRPC's client, which share the
+// machine.
 //
-// The check: from the oldest to the newest entry that the server's metrics name,
-// each is there, in responses that chain.
+// Check: every entry from the oldest to the newest that the server's metrics report is present, in
+// responses whose positions chain.
 func BenchmarkCatchUp(b *testing.B) {
 	requireProc(b)
 	open := func() (*rig, error) { return openCatchUp() }
@@ -48,8 +47,7 @@ func BenchmarkCatchUp(b *testing.B) {
 	})
 }
 
-// openCatchUp returns a rig whose journal is full, so that it has let go of its
-// oldest entries.
+// openCatchUp returns a rig whose journal is full and has evicted its oldest entries.
 func openCatchUp(args ...string) (*rig, error) { return openCatchUpOf(shapeB2, args...) }
 
 func openCatchUpOf(s shape, args ...string) (*rig, error) {
@@ -74,7 +72,7 @@ func openCatchUpOf(s shape, args ...string) (*rig, error) {
 	}
 }
 
-// catchUp reads all that the journal has, and returns how many entries that is.
+// catchUp reads the whole journal, and returns the number of entries.
 func (r *rig) catchUp() (entries int, err error) {
 	moved := make(chan struct{}, 1)
 	s, err := subscribe(r.server.grpc, fromEarliest(), moved, nil)
@@ -98,7 +96,7 @@ func (r *rig) catchUp() (entries int, err error) {
 	return int(r.newest() - before), nil
 }
 
-// TestCatchUpReadsTheWholeJournal has a small journal.
+// TestCatchUpReadsTheWholeJournal runs with a small journal.
 func TestCatchUpReadsTheWholeJournal(t *testing.T) {
 	requireProc(t)
 	r, err := openCatchUp("--journal-max-bytes", "1MiB")

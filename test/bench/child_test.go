@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// roleVariable makes the test's own program, started once more, a child that does
-// one thing and measures itself. A process of its own has no CPU time but that
-// of the work and of the threads, libzmq's among them, that the work needs.
+// roleVariable is the environment variable that makes the test binary run as a child that does one
+// thing and measures itself. A process of its own has no CPU time except that of the work and of
+// the threads that the work needs, such as libzmq's.
 const roleVariable = "KVCAST_BENCH_ROLE"
 
-// work is what a child does any number of times.
+// work is an operation that a child repeats.
 type work interface {
-	// do returns the bytes that it has moved.
+	// do runs the operation n times and returns the number of bytes moved.
 	do(n int) (bytes uint64, err error)
 	io.Closer
 }
 
-// roles make the work of a child.
+// roles are the constructors of each role's work.
 var roles = map[string]func(childSetup) (work, error){
 	"receive": newBareReceive,
 	"pebbe":   newPebbeReceive,
@@ -36,30 +36,30 @@ var roles = map[string]func(childSetup) (work, error){
 
 // childSetup is the first line that a child reads.
 type childSetup struct {
-	// Address is where to connect to.
+	// Address is the address to connect to.
 	Address string
-	// Conn is where to write to.
+	// Conn is the address to write to.
 	Conn string `json:",omitempty"`
-	// EventBytes is the size of an event that is written.
+	// EventBytes is the size of an event in bytes.
 	EventBytes int `json:",omitempty"`
-	// Conns is how many connections are written to.
+	// Conns is the number of connections to write to.
 	Conns int `json:",omitempty"`
 }
 
-// childOrder is each further line: to do something n times.
+// childOrder is each further line: run the operation n times.
 type childOrder struct{ N int }
 
-// childReport is a line that a child writes: when it is ready, before it begins
-// with an order, and when it is done.
+// childReport is a line that a child writes when it is ready, before it starts an order, and when
+// the order is complete.
 type childReport struct {
 	Bytes   uint64        `json:",omitempty"`
 	CPU     time.Duration `json:",omitempty"`
-	Waits   int64         `json:",omitempty"` // times that a thread slept
+	Waits   int64         `json:",omitempty"` // number of times that a thread slept
 	Mallocs uint64        `json:",omitempty"`
 	Alloced uint64        `json:",omitempty"` // bytes
 }
 
-// usage is what this process has used so far.
+// usage returns the resources that this process has used so far.
 type usage struct {
 	cpu   time.Duration
 	waits int64
@@ -68,13 +68,13 @@ type usage struct {
 func ownUsage() usage {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		panic("getrusage of this process: " + err.Error()) // it has no reason to fail
+		panic("getrusage of this process: " + err.Error()) // cannot fail with these arguments
 	}
-	waits := int64(r.Nvcsw) //nolint:unconvert // it is an int32 where words have 32 bits
+	waits := int64(r.Nvcsw) //nolint:unconvert // an int32 on 32-bit platforms
 	return usage{cpu: time.Duration(r.Utime.Nano() + r.Stime.Nano()), waits: waits}
 }
 
-// childMain is a child's main. It ends when its input does.
+// childMain is the main function of a child. It returns at the end of its input.
 func childMain(role string, in io.Reader, out, errOut io.Writer) int {
 	if err := runChild(role, json.NewDecoder(in), json.NewEncoder(out)); err != nil {
 		_, _ = fmt.Fprintf(errOut, "%s: %v\n", role, err)
@@ -130,22 +130,22 @@ func runChild(role string, in *json.Decoder, out *json.Encoder) (err error) {
 	}
 }
 
-// child is a child process, seen from its parent.
+// child is a child process, as its parent uses it.
 type child struct {
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	orders *json.Encoder
-	told   *json.Decoder
+	cmd     *exec.Cmd
+	stdin   io.Closer
+	orders  *json.Encoder
+	reports *json.Decoder
 }
 
-// startChild returns a child that is ready.
+// startChild starts a child and returns once it is ready.
 func startChild(role string, setup childSetup) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", role, err)
 	}
 	cmd := exec.CommandContext(context.Background(), self)
-	// A program with the race detector waits a second before it exits, by default.
+	// By default, a program with the race detector sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -159,10 +159,10 @@ func startChild(role string, setup childSetup) (*child, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", role, err)
 	}
-	c := &child{cmd: cmd, stdin: in, orders: json.NewEncoder(in), told: json.NewDecoder(out)}
+	c := &child{cmd: cmd, stdin: in, orders: json.NewEncoder(in), reports: json.NewDecoder(out)}
 	err = c.orders.Encode(setup)
 	if err == nil {
-		err = c.told.Decode(&childReport{})
+		err = c.reports.Decode(&childReport{})
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", role, err), c.Close())
@@ -170,17 +170,17 @@ func startChild(role string, setup childSetup) (*child, error) {
 	return c, nil
 }
 
-// measure lets the child do its work n times while feed does the other half.
+// measure makes the child run its operation n times while feed provides the input.
 func (c *child) measure(n int, feed func() error) (r childReport, err error) {
 	err = c.orders.Encode(childOrder{N: n})
 	if err == nil {
-		err = c.told.Decode(&childReport{})
+		err = c.reports.Decode(&childReport{})
 	}
 	if err == nil {
 		err = feed()
 	}
 	if err == nil {
-		err = c.told.Decode(&r)
+		err = c.reports.Decode(&r)
 	}
 	if err != nil {
 		return r, fmt.Errorf("measure child: %w", err)
@@ -188,7 +188,7 @@ func (c *child) measure(n int, feed func() error) (r childReport, err error) {
 	return r, nil
 }
 
-// Close ends the child.
+// Close stops the child.
 func (c *child) Close() error {
 	if err := errors.Join(c.stdin.Close(), c.cmd.Wait()); err != nil {
 		return fmt.Errorf("end child: %w", err)

@@ -7,16 +7,15 @@ import (
 	"testing"
 )
 
-// BenchmarkDelivery is what it costs to deliver an entry to each of 8 or 64
-// subscribers that are behind: all begin at the oldest entry of a journal of 8 MiB, at
-// once, each with a connection of its own, while nothing else happens. b.N is how
-// often they do so. BenchmarkFloorFanout has the floor.
+// BenchmarkDelivery measures the cost of delivering an entry to each of 8 or 64 subscribers that
+// are behind: all start at the oldest entry of a journal of 8 MiB at once, each on a connection of
+// its own, on an otherwise idle server. b.N is repetitions. BenchmarkFloorFanout has the floor.
 //
-// Included in server-cpu-ns/delivery: opening connections and streams, finding out
-// what to send, gRPC, and the kernel's work for loopback TCP, which is most of the
-// receivers' part as well. Excluded: taking the entries in, and the subscribers.
+// server-cpu-ns/delivery includes opening connections and streams, selecting entries, gRPC, and the
+// kernel's work for loopback TCP, which is most of the receivers' share as well. Excluded:
+// ingesting the entries, and the subscribers.
 //
-// The check is that of BenchmarkCatchUp, for each.
+// Check: that of BenchmarkCatchUp, for each subscriber.
 func BenchmarkDelivery(b *testing.B) {
 	requireProc(b)
 	for _, s := range storeShapes {
@@ -47,7 +46,7 @@ func BenchmarkDelivery(b *testing.B) {
 	}
 }
 
-// catchUpAll has that many subscribers read all that the journal has.
+// catchUpAll makes n subscribers read the whole journal.
 func (r *rig) catchUpAll(subscribers int) error {
 	errs := make([]error, subscribers)
 	var all sync.WaitGroup
@@ -58,7 +57,7 @@ func (r *rig) catchUpAll(subscribers int) error {
 	return errors.Join(errs...)
 }
 
-// TestDeliveriesCountEverySubscriber has a small journal.
+// TestDeliveriesCountEverySubscriber runs with a small journal.
 func TestDeliveriesCountEverySubscriber(t *testing.T) {
 	requireProc(t)
 	r, err := openCatchUpOf(shapeB1, "--journal-max-bytes", "1MiB")

@@ -1,17 +1,15 @@
-// Package bench measures kvcast as it is run: the program as a process of its
-// own, engines' batches flowing in over ZeroMQ, entries flowing out over gRPC,
-// all on this machine's loopback.
+// Package bench measures kvcast as deployed: the program in a process of its own, engines' batches
+// flowing in over ZeroMQ, entries flowing out over gRPC, all on this machine's loopback.
 //
-// What flows out are the CPU time of that process alone for each batch, delivery
-// or block, and what nothing of its kind can well be below, measured in the same
-// run. CPU time is the figure to compare: on a machine that does something else
-// beside, it moves little, while wall rates are shared with the publisher, the
-// subscribers and whoever else there is.
+// It reports the CPU time of that process alone per batch, delivery or block, and a floor, measured
+// in the same run, that no implementation is likely to beat. Compare CPU time: it varies little on
+// a busy machine, while wall-clock rates depend on the publisher, the subscribers and other
+// processes.
 //
-// The guarantee: no figure is reported of work that was not done. Every batch is
-// counted where it is sent, by the server's own metrics, and at every
-// subscriber; a batch that is lost, doubled or refused fails the benchmark.
+// The guarantee: no figure is reported for work that was not done. Every batch is counted where it
+// is sent, by the server's own metrics, and at every subscriber; a lost, duplicate or rejected
+// batch fails the benchmark.
 //
-// The benchmarks are in the tests. The package itself is what they need of C:
-// a bare libzmq receiver, and a pause and a clock that are exact.
+// The benchmarks are in the tests. The package itself contains the C code that they need: a bare
+// libzmq receiver, and a precise pause and ticker.
 package bench

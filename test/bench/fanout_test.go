@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// writeBytes is about what goes into one write.
+// writeBytes is the approximate size of one write.
 const writeBytes = 20 << 10
 
-// fanouts are how many subscribers deliveries are measured with.
+// fanouts are the numbers of subscribers that deliveries are measured with.
 var fanouts = []int{8, 64}
 
-// BenchmarkFloorFanout is what delivering costs at least: one goroutine, in a
-// process of its own, writes the bytes of each entry of B1 and B2 to 8 or 64
-// connections over loopback TCP, in writes of some 20 KiB.
+// BenchmarkFloorFanout measures the minimal cost of delivery: one goroutine, in a process of its
+// own, writes the bytes of each entry of B1 and B2 to 8 or 64 connections over loopback TCP, in
+// writes of about 20 KiB.
 //
-// Included: what the kernel does for loopback when one writes, which is most of
-// the receiver's part as well, as in the server. Excluded: HTTP/2, gRPC, finding
-// out what to send, and the readers, which are in the benchmark's process.
+// Included: the kernel's work for writing to loopback, which is most of the receiver's share as
+// well, as in the server. Excluded: HTTP/2, gRPC, selecting entries, and the readers, which run in
+// the benchmark's process.
 //
-// The check: the bytes read of each connection are those written.
+// Check: the bytes read from each connection are those written.
 func BenchmarkFloorFanout(b *testing.B) {
 	for _, s := range storeShapes {
 		for _, conns := range fanouts {
@@ -44,7 +44,7 @@ func BenchmarkFloorFanout(b *testing.B) {
 	}
 }
 
-// fanningOut is readers here and a writer in a child.
+// fanningOut is the readers in this process and a writer in a child.
 type fanningOut struct {
 	child      *child
 	conns      []net.Conn
@@ -52,12 +52,12 @@ type fanningOut struct {
 }
 
 func newFanningOut(eventBytes, conns int) (_ *fanningOut, err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is there at once
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // returns at once
 	if err != nil {
 		return nil, fmt.Errorf("listen for writer: %w", err)
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	// The backlog takes its connections before they are accepted.
+	// The listen backlog accepts the child's connections before Accept is called.
 	c, err := startChild("fanout", childSetup{Address: l.Addr().String(), EventBytes: eventBytes, Conns: conns})
 	if err != nil {
 		return nil, err
@@ -73,8 +73,8 @@ func newFanningOut(eventBytes, conns int) (_ *fanningOut, err error) {
 	return f, nil
 }
 
-// measure reads n events of each connection, and returns what it took the child
-// to write them all.
+// measure reads n events from each connection, and returns the resources that the child used to
+// write them.
 func (f *fanningOut) measure(n int) (childReport, error) {
 	each := int64(n) * int64(f.eventBytes)
 	report, err := f.child.measure(n, func() error {
@@ -96,7 +96,7 @@ func (f *fanningOut) measure(n int) (childReport, error) {
 	return report, err
 }
 
-// exactly ends after so many bytes, and not before without an error.
+// exactly reads a fixed number of bytes, and fails if the connection ends before.
 type exactly struct {
 	conn net.Conn
 	left int64
@@ -114,12 +114,12 @@ func (e *exactly) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// onlyWriter discards, and has no ReadFrom with a smaller buffer of its own.
+// onlyWriter discards its input, and hides io.Discard's ReadFrom, whose buffer is smaller.
 type onlyWriter struct{}
 
 func (onlyWriter) Write(p []byte) (int, error) { return len(p), nil }
 
-// Close ends both.
+// Close closes both sides.
 func (f *fanningOut) Close() error {
 	closers := []io.Closer{f.child}
 	for _, c := range f.conns {
@@ -138,7 +138,7 @@ type fanout struct {
 func newFanout(s childSetup) (work, error) {
 	f := &fanout{eventBytes: s.EventBytes, data: make([]byte, max(1, writeBytes/s.EventBytes)*s.EventBytes)}
 	for range s.Conns {
-		conn, err := net.Dial("tcp", s.Address) //nolint:noctx // it is there at once
+		conn, err := net.Dial("tcp", s.Address) //nolint:noctx // returns at once
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
 		}

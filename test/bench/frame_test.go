@@ -16,7 +16,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Fields that all streams' messages have in common.
+// The fields that the messages of all streams have in common.
 const (
 	fieldEntries        = 1
 	fieldPosition       = 2
@@ -25,30 +25,29 @@ const (
 	fieldSnapshotEnd    = 9
 )
 
-// frame is a message of a stream of which only the top level is read, where it
-// lies: so much that nothing can be missing, and so little that the server has
-// the machine for itself.
+// frame is a message of a stream of which only the top level is parsed, in place: enough to detect
+// a missing entry, and cheap enough to leave the machine to the server.
 type frame struct {
-	// keep asks for raw.
+	// keep makes the frame keep raw.
 	keep bool
 
 	bytes    int
-	raw      []byte  // nil unless asked for
-	fields   [16]int // how often each is there
-	position uint64  // seq; 0 where there is none
+	raw      []byte  // nil unless keep is set
+	fields   [16]int // number of occurrences of each field
+	position uint64  // seq; 0 if absent
 	prevSeq  uint64
 
-	// Of the field that is being read:
+	// State of the field that is being read:
 	field  int // 0: a tag is next
 	length int
 	shift  int
-	rest   int // bytes of it to come; the length is next while 0
+	rest   int // bytes of it still to come; the length is next while 0
 	kept   []byte
 }
 
 var errFrame = errors.New("read message: not one of kvcast's")
 
-// read takes a message apart.
+// read parses a message.
 func (f *frame) read(data mem.BufferSlice) error {
 	*f = frame{keep: f.keep, kept: f.kept, bytes: data.Len()}
 	if f.keep {
@@ -65,7 +64,7 @@ func (f *frame) read(data mem.BufferSlice) error {
 	return nil
 }
 
-// part reads on, wherever the part before ended.
+// part parses the next part of a message, split at any byte.
 func (f *frame) part(p []byte) error {
 	for len(p) > 0 {
 		if f.rest > 0 {
@@ -129,7 +128,7 @@ func (f *frame) end() error {
 	return nil
 }
 
-// codec reads frames, and leaves all else to gRPC's own for protobuf.
+// codec decodes frames, and delegates everything else to gRPC's own protobuf codec.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(proto.Name)} }
@@ -142,7 +141,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// TestFrameReadsTheTopLevel compares with protobuf, wherever a message is cut.
+// TestFrameReadsTheTopLevel compares with protobuf, for a message split at every byte.
 func TestFrameReadsTheTopLevel(t *testing.T) {
 	messages := map[string]*kvcastv1.SubscribeResponse{
 		"accepted": {Accepted: &kvcastv1.Accepted{Epoch: "e", OldestSeq: 1}, Position: &kvcastv1.Position{Epoch: "e"}},

@@ -2,28 +2,26 @@ package bench_test
 
 import "testing"
 
-// pacedRate is the rate of batches that latencies are told at, a second.
+// pacedRate is the rate in batches per second at which latencies are measured.
 const pacedRate = 2_000
 
-// BenchmarkLatency is the way of an entry while little happens: an engine of 2,000
-// B2 batches a second, sent one by one, and one subscriber.
+// BenchmarkLatency measures the latency of an entry at low load: an engine of 2,000 B2 batches per
+// second, sent one by one, and one subscriber.
 //
-// Included: all from just before the batch is given to ZeroMQ to when its response
-// is in the subscriber's hands, still encoded; both are in the benchmark's process,
-// which the server shares the machine with. read-p99 is the part up to when the
-// server has read the batch. Excluded: how late the publisher was, and decoding.
-// The time of an engine is a float; this one's is cut to microseconds. b.N is
+// Included: everything from just before the batch is passed to ZeroMQ until the subscriber has
+// received the encoded response. Both run in the benchmark's process, which shares the machine with
+// the server. read-p99 is the part until the server has read the batch. Excluded: the publisher's
+// lateness, and decoding. An engine's time is a float; here it is truncated to microseconds. b.N is
 // batches.
 //
-// The floor is the same number of batches to a loop in C that writes their seqs to a
-// TCP connection, by turns with the others, a tenth of a second each: what the machine,
-// ZeroMQ and TCP take of any way. A p99 wants more than a second: -benchtime 20s.
+// The floor is the same number of batches sent to a C loop that writes their seqs to a TCP
+// connection, alternating with the server every tenth of a second: what the machine, ZeroMQ and TCP
+// cost on any path. A p99 requires more than a second: -benchtime 20s.
 //
-// B2BesideSlow is the same while one client subscribes and never reads, and another
-// takes a response every 100 ms: it is to be compared with B2, also in rss-MB, the
-// memory of the server.
+// B2BesideSlow is the same while one client subscribes and never reads, and another reads one
+// response every 100 ms. Compare it with B2, including rss-MB, the memory of the server.
 //
-// The check is that of BenchmarkServer, and a time for each batch.
+// Check: that of BenchmarkServer, and one measurement per batch.
 func BenchmarkLatency(b *testing.B) {
 	requireProc(b)
 	benchmarkWith(b, "B2", openLatency, benchmarkLatency)
@@ -38,9 +36,9 @@ func benchmarkLatency(b *testing.B, o *observed) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.ReportMetric(microseconds(quantile(t.ways, 0.5)), "p50-us")
-	b.ReportMetric(microseconds(quantile(t.ways, 0.99)), "p99-us")
-	b.ReportMetric(microseconds(quantile(t.ways, 1)), "max-us")
+	b.ReportMetric(microseconds(quantile(t.latencies, 0.5)), "p50-us")
+	b.ReportMetric(microseconds(quantile(t.latencies, 0.99)), "p99-us")
+	b.ReportMetric(microseconds(quantile(t.latencies, 1)), "max-us")
 	floor := o.floor.seen()
 	b.ReportMetric(microseconds(quantile(floor, 0.5)), "floor-p50-us")
 	b.ReportMetric(microseconds(quantile(floor, 0.99)), "floor-p99-us")
@@ -58,7 +56,7 @@ func benchmarkLatency(b *testing.B, o *observed) {
 type observed struct {
 	*rig
 	observer observer
-	floor    *relayed // or nil
+	floor    *relayed // nil if the floor is not measured
 }
 
 func openLatency() (*observed, error) {
@@ -72,8 +70,8 @@ func openLatency() (*observed, error) {
 	return o, nil
 }
 
-// warm publishes some batches: enough to fill what a transport holds, so that whoever
-// does not read is stuck.
+// warm publishes enough batches to fill the transport's buffers, so that a client that does not
+// read is blocked.
 func (o *observed) warm() error {
 	if err := o.publish(4 * window); err != nil {
 		return err
@@ -101,22 +99,22 @@ func openObserved() (*observed, error) {
 	return o, nil
 }
 
-// turnBatches is how many batches go one way before as many go the other.
-const turnBatches = pacedRate / 10
+// pathBatches is the number of batches sent on one path before switching to the other.
+const pathBatches = pacedRate / 10
 
-// measure sends n batches at the rate, and as many past the server.
+// measure sends n batches at the rate to the server, and as many on the floor's path.
 func (o *observed) measure(n int) (times, figures, error) {
 	o.observer.restart()
 	f, err := o.rig.measure(func() error {
-		for left := n; left > 0; left -= turnBatches {
-			turn := min(left, turnBatches)
-			if err := o.pace(turn); err != nil {
+		for left := n; left > 0; left -= pathBatches {
+			batches := min(left, pathBatches)
+			if err := o.pace(batches); err != nil {
 				return err
 			}
 			if err := o.arrive(); err != nil {
 				return err
 			}
-			if err := o.floor.measure(turn); err != nil {
+			if err := o.floor.measure(batches); err != nil {
 				return err
 			}
 		}
@@ -129,7 +127,7 @@ func (o *observed) measure(n int) (times, figures, error) {
 	return t, f, err
 }
 
-// Close ends all parts.
+// Close closes all parts.
 func (o *observed) Close() error {
 	if o.floor == nil {
 		return o.rig.Close()
@@ -147,16 +145,16 @@ func TestLatencyMeasuresEveryBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Times are cut to microseconds.
+	// Times are truncated to microseconds.
 	if first := got.reads[0]; first < -1000 {
 		t.Errorf("a batch was read %v before it was sent", -first)
 	}
-	if floor := o.floor.seen(); len(floor) != len(got.ways) || floor[0] <= 0 {
-		t.Errorf("the floor is %v, want %d ways", floor, len(got.ways))
+	if floor := o.floor.seen(); len(floor) != len(got.latencies) || floor[0] <= 0 {
+		t.Errorf("the floor is %v, want %d latencies", floor, len(got.latencies))
 	}
-	for k := range got.ways {
-		if got.ways[k] < got.reads[k] {
-			t.Errorf("way %d of %v is shorter than %v, the part of it to ingest", k, got.ways[k], got.reads[k])
+	for k := range got.latencies {
+		if got.latencies[k] < got.reads[k] {
+			t.Errorf("latency %d of %v is shorter than %v, the part of it to ingest", k, got.latencies[k], got.reads[k])
 		}
 	}
 	if err := o.Close(); err != nil {

@@ -19,26 +19,25 @@ const (
 	workerName = "vllm-0"
 	modelName  = "Qwen/Qwen3-0.6B"
 	blockSize  = 16
-	// vocabulary is that of current models: about half of all tokens take five
-	// bytes in a payload, and half three.
+	// vocabulary is that of current models: in a payload about half of all tokens are encoded in
+	// five bytes, and half in three.
 	vocabulary = 128_000
-	// lapBlocks are the blocks of a lap: at B1 4,096 batches, at B2 65,536. It is
-	// what an engine of the evicting loads holds.
+	// lapBlocks is the number of blocks of a lap: 4,096 batches in B1, 65,536 in B2. An engine of
+	// the evicting loads has this many blocks.
 	lapBlocks = 65_536
-	// chainBlocks is how many blocks a prompt has, of 1,024 tokens.
+	// chainBlocks is the number of blocks of a prompt of 1,024 tokens.
 	chainBlocks = 64
-	// poolBlocks is what an engine of the other loads holds before it is reset.
+	// poolBlocks is the number of blocks at which an engine of the other loads is reset.
 	poolBlocks = 1 << 20
 )
 
-// shape is what the batches of a load look like: one store of so many blocks of
-// 16 tokens each.
+// shape is the form of a load's batches: one store of this many blocks of 16 tokens each.
 type shape struct {
 	blocks int
-	// evicts says that a batch also removes as many blocks, before it stores: those
-	// stored a lap before.
+	// evicts reports whether a batch first removes as many blocks as it stores: those stored one
+	// lap earlier.
 	evicts bool
-	// endless says that the engine is never reset.
+	// endless reports whether the engine is never reset.
 	endless bool
 }
 
@@ -47,15 +46,13 @@ var (
 	shapeB2 = shape{blocks: 1}
 )
 
-// load is batches without end, as vLLM encodes them. A lap of them is encoded
-// beforehand; further laps have the same tokens and other hashes, set in place,
-// so that every block is new. A store of a block that is there already would
-// count a copy, which is another path, and seldom taken.
+// load is an endless sequence of batches, as vLLM encodes them. One lap of them is encoded in
+// advance; later laps reuse the tokens and overwrite the hashes in place, so that every block is
+// new. Storing a present block would increment its copies, which is another and rarer path.
 //
-// Prompts are of chainBlocks blocks each; the parent of a prompt's first block
-// is one that is not there. What is stored stays until the engine evicts it (if
-// the load does), or is reset once it holds poolBlocks: one batch among 65,536
-// and more clears everything.
+// Prompts have chainBlocks blocks each; the parent of a prompt's first block is unknown. Blocks
+// stay stored until the engine evicts them (if the load evicts) or is reset at poolBlocks: one
+// batch in 65,536 or more clears everything.
 type load struct {
 	shape   shape
 	batches []encoded
@@ -64,12 +61,12 @@ type load struct {
 	sent    int    // batches, resets included
 	stored  int    // blocks so far
 	removed int    // blocks so far
-	held    int    // blocks now
-	at      int    // the next of the batches
-	lap     uint64 // which they are in
+	present int    // blocks stored now
+	at      int    // index of the next batch
+	lap     uint64 // current lap
 }
 
-// encoded is a batch whose hashes stand where they can be set.
+// encoded is a batch whose hashes have known offsets, so that they can be overwritten.
 type encoded struct {
 	payload []byte
 	hashes  []hashField
@@ -78,12 +75,11 @@ type encoded struct {
 type hashField struct {
 	offset int
 	hash   uint64
-	// old says that it is of the lap before.
+	// old reports whether the hash is of the previous lap.
 	old bool
 }
 
-// timeOffset is where the time of a batch is: after the codes of an array and of
-// a float.
+// timeOffset is the offset of a batch's time: it follows the codes of an array and of a float.
 const timeOffset = 2
 
 // newLoad encodes the first lap.
@@ -94,7 +90,7 @@ func newLoad(s shape) *load {
 	encode := func(events ...wire.Event) []byte {
 		payload, err := encoder.AppendBatch(nil, &wire.Batch{Time: 1757500000.25, HasTime: true, HasRank: true, Events: events})
 		if err != nil {
-			panic(err) // the events are made here
+			panic(err) // the events are built here and always encode
 		}
 		return payload
 	}
@@ -137,20 +133,20 @@ func newLoad(s shape) *load {
 	return l
 }
 
-// newHash is one that takes nine bytes in a payload, like all but one in 4 billion.
+// newHash returns a hash of nine bytes in a payload, as all but one in 4 billion have.
 func newHash(r *rand.Rand) uint64 { return r.Uint64() | 1<<63 }
 
-// offsetOf is where a hash stands in a payload, without its code.
+// offsetOf returns the offset of a hash in a payload, after its code.
 func offsetOf(payload []byte, hash uint64) int {
 	return bytes.Index(payload, binary.BigEndian.AppendUint64([]byte{0xcf}, hash)) + 1
 }
 
-// next returns the payload of the next batch, with that time on it. It is good
-// until a lap later.
+// next returns the payload of the next batch with the given time. The payload is valid until the
+// next lap overwrites it.
 func (l *load) next(now time.Time) []byte {
 	l.sent++
-	if !l.shape.evicts && !l.shape.endless && l.held >= poolBlocks {
-		l.held = 0
+	if !l.shape.evicts && !l.shape.endless && l.present >= poolBlocks {
+		l.present = 0
 		return stamp(l.reset, now)
 	}
 	e := &l.batches[l.at]
@@ -163,11 +159,11 @@ func (l *load) next(now time.Time) []byte {
 		binary.BigEndian.PutUint64(e.payload[h.offset:], h.hash^mask)
 	}
 	l.stored += l.shape.blocks
-	l.held += l.shape.blocks
+	l.present += l.shape.blocks
 	if l.shape.evicts {
-		l.removed += l.shape.blocks // in the first lap of blocks that nobody knows
+		l.removed += l.shape.blocks // unknown blocks in the first lap
 		if l.lap > 0 {
-			l.held -= l.shape.blocks
+			l.present -= l.shape.blocks
 		}
 	}
 	if l.at++; l.at == len(l.batches) {
@@ -182,8 +178,8 @@ func stamp(payload []byte, now time.Time) []byte {
 	return payload
 }
 
-// lapMask tells the hashes of one lap from those of another. It leaves the
-// highest bit alone.
+// lapMask distinguishes the hashes of one lap from those of another. It leaves the highest bit
+// unchanged.
 func lapMask(lap uint64) uint64 {
 	// splitmix64
 	z := (lap + 1) * 0x9e3779b97f4a7c15
@@ -192,7 +188,7 @@ func lapMask(lap uint64) uint64 {
 	return (z ^ z>>31) >> 1
 }
 
-// entryBytes is what an entry of a store of so many blocks takes in a response.
+// entryBytes returns the size in a response of an entry that stores this many blocks.
 func entryBytes(blocks int) int {
 	e := &kvcastv1.Entry{
 		Seq: 1, Worker: workerName, Model: modelName, EngineTimeUnixNano: 1, IngestTimeUnixNano: 1,
@@ -206,11 +202,11 @@ func entryBytes(blocks int) int {
 	return protowire.SizeTag(kvcastv1.ResponseEntriesField) + protowire.SizeBytes(proto.Size(e))
 }
 
-// TestLoadHasItsShape decodes several laps and follows what the engine holds.
+// TestLoadHasItsShape decodes several laps and tracks the blocks of the engine.
 func TestLoadHasItsShape(t *testing.T) {
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}, {blocks: 4, evicts: true}} {
 		l := newLoad(s)
-		held := make(map[uint64]struct{})
+		present := make(map[uint64]struct{})
 		var d wire.Decoder
 		var stored, sent int
 		now := time.Unix(1757500000, 123_456_000)
@@ -225,16 +221,16 @@ func TestLoadHasItsShape(t *testing.T) {
 			}
 			for _, e := range b.Events {
 				for _, h := range e.BlockHashes {
-					_, ok := held[h]
+					_, ok := present[h]
 					switch e.Kind {
 					case wire.KindStored:
 						stored++
-						held[h] = struct{}{}
+						present[h] = struct{}{}
 						if ok {
 							t.Fatalf("%+v: batch %d stores a block that is there", s, sent)
 						}
 					default:
-						delete(held, h)
+						delete(present, h)
 						if !ok && sent > len(l.batches) {
 							t.Fatalf("%+v: batch %d removes a block that is not there", s, sent)
 						}
@@ -245,8 +241,8 @@ func TestLoadHasItsShape(t *testing.T) {
 				}
 			}
 		}
-		if sent != l.sent || stored != l.stored || len(held) != l.held {
-			t.Errorf("%+v: sent %d, stored %d, held %d; it says %d, %d, %d", s, sent, stored, len(held), l.sent, l.stored, l.held)
+		if sent != l.sent || stored != l.stored || len(present) != l.present {
+			t.Errorf("%+v: sent %d, stored %d, present %d; it says %d, %d, %d", s, sent, stored, len(present), l.sent, l.stored, l.present)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// TestMain runs the tests, or, in a process that a benchmark started, its role.
+// TestMain runs the tests, or the role of a child process that a benchmark started.
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(childMain(role, os.Stdin, os.Stdout, os.Stderr))
@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.RunTests(m))
 }
 
-// benchmarkWith runs a sub-benchmark on something that is opened anew for each
-// -count and then serves all its values of b.N: the first is always 1.
+// benchmarkWith runs a sub-benchmark on a resource that is opened once per -count and then reused
+// for all values of b.N, the first of which is always 1.
 func benchmarkWith[T io.Closer](b *testing.B, name string, open func() (T, error), bench func(*testing.B, T)) {
 	b.Helper()
 	var opened io.Closer
@@ -49,14 +49,14 @@ func benchmarkWith[T io.Closer](b *testing.B, name string, open func() (T, error
 	}
 }
 
-// reportAllocations puts what the process under test allocates in the place of
-// what this one does, which is of no interest.
+// reportAllocations replaces the allocations of this process, which are irrelevant, by those of the
+// process under test.
 func reportAllocations(b *testing.B, mallocs, bytes float64) {
 	b.ReportMetric(mallocs, "allocs/op")
 	b.ReportMetric(bytes, "B/op")
 }
 
-// closeAll closes what is not nil.
+// closeAll closes every closer that is not nil.
 func closeAll(closers ...io.Closer) error {
 	var errs []error
 	for _, c := range closers {
@@ -65,5 +65,5 @@ func closeAll(closers ...io.Closer) error {
 	return errors.Join(errs...)
 }
 
-// closeAfter closes what an error makes useless.
+// closeAfter closes a resource after an error that makes it unusable.
 func closeAfter(err error, c io.Closer) error { return errors.Join(err, c.Close()) }

@@ -4,10 +4,10 @@ import (
 	"fmt"
 )
 
-// metrics are values of /metrics by name, summed over labels.
+// metrics are the values of /metrics by name, summed over labels.
 type metrics map[string]float64
 
-// What the benchmarks ask for.
+// The metrics that the benchmarks use.
 const (
 	metricBatches       = "kvcast_ingest_batches_total"
 	metricStored        = "kvcast_pipeline_blocks_stored_total"
@@ -22,7 +22,7 @@ const (
 	metricAllocBytes    = "go_memstats_alloc_bytes_total"
 )
 
-// faults are the metrics that must be 0 where nothing is lost.
+// faults are the metrics that must be 0 when nothing is lost.
 var faults = []string{
 	"kvcast_ingest_gaps_total",
 	"kvcast_ingest_missed_batches_total",
@@ -37,7 +37,7 @@ var faults = []string{
 	"kvcast_server_panics_total",
 }
 
-// since is how much each has grown.
+// since returns the increase of each metric.
 func (m metrics) since(before metrics) metrics {
 	grown := make(metrics, len(m))
 	for name, value := range m {
@@ -46,7 +46,7 @@ func (m metrics) since(before metrics) metrics {
 	return grown
 }
 
-// faultless is an error where something went wrong, however little.
+// faultless returns an error if any fault metric increased.
 func (m metrics) faultless() error {
 	for _, name := range faults {
 		if m[name] != 0 {
@@ -56,7 +56,7 @@ func (m metrics) faultless() error {
 	return nil
 }
 
-// want is an error unless a metric has this value.
+// want returns an error unless a metric has the value.
 func (m metrics) want(name string, value int) error {
 	if got, ok := m[name]; !ok || got != float64(value) {
 		return fmt.Errorf("check metrics: %s is %.0f, want %d", name, got, value)

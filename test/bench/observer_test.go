@@ -11,17 +11,17 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// observer follows the times of entries at a subscriber. All clocks are this
-// machine's one.
+// observer measures when entries arrive at a subscriber. All times come from this machine's one
+// clock.
 type observer struct {
-	mu    sync.Mutex // guards all below
-	last  time.Time  // when the entry before came
-	gaps  []time.Duration
-	ways  []time.Duration // from just before the send to when the response was there
-	reads []time.Duration // from just before the send to when the server had read it
+	mu        sync.Mutex // guards all below
+	last      time.Time  // arrival of the previous entry
+	gaps      []time.Duration
+	latencies []time.Duration // from just before the send to the arrival of the response
+	reads     []time.Duration // from just before the send to when the server had read the batch
 }
 
-// observe is for a subscriber.
+// observe handles one message of a subscriber.
 func (o *observer) observe(raw []byte, at time.Time) error {
 	var m kvcastv1.SubscribeResponse
 	if err := proto.Unmarshal(raw, &m); err != nil {
@@ -31,7 +31,7 @@ func (o *observer) observe(raw []byte, at time.Time) error {
 	defer o.mu.Unlock()
 	for _, e := range m.GetEntries() {
 		sent := time.Unix(0, e.GetEngineTimeUnixNano())
-		o.ways = append(o.ways, at.Sub(sent))
+		o.latencies = append(o.latencies, at.Sub(sent))
 		o.reads = append(o.reads, time.Unix(0, e.GetIngestTimeUnixNano()).Sub(sent))
 		if !o.last.IsZero() {
 			o.gaps = append(o.gaps, at.Sub(o.last))
@@ -41,32 +41,32 @@ func (o *observer) observe(raw []byte, at time.Time) error {
 	return nil
 }
 
-// restart forgets what has been.
+// restart discards all measurements.
 func (o *observer) restart() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.last = time.Time{}
-	o.gaps, o.ways, o.reads = o.gaps[:0], o.ways[:0], o.reads[:0]
+	o.gaps, o.latencies, o.reads = o.gaps[:0], o.latencies[:0], o.reads[:0]
 }
 
-// times is what an observer has seen, each in order of size.
-type times struct{ gaps, ways, reads []time.Duration }
+// times are the measurements of an observer, each sorted.
+type times struct{ gaps, latencies, reads []time.Duration }
 
-// seen is an error unless there were n entries.
+// seen returns the measurements, or an error unless there were n entries.
 func (o *observer) seen(n int) (times, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.ways) != n {
-		return times{}, fmt.Errorf("check observer: it saw %d entries, want %d", len(o.ways), n)
+	if len(o.latencies) != n {
+		return times{}, fmt.Errorf("check observer: it saw %d entries, want %d", len(o.latencies), n)
 	}
-	t := times{slices.Clone(o.gaps), slices.Clone(o.ways), slices.Clone(o.reads)}
-	for _, d := range [][]time.Duration{t.gaps, t.ways, t.reads} {
+	t := times{slices.Clone(o.gaps), slices.Clone(o.latencies), slices.Clone(o.reads)}
+	for _, d := range [][]time.Duration{t.gaps, t.latencies, t.reads} {
 		slices.Sort(d)
 	}
 	return t, nil
 }
 
-// quantile is a value of a sorted list, 0 where it is empty.
+// quantile returns a quantile of a sorted list, or 0 if it is empty.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

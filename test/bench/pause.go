@@ -14,8 +14,8 @@ import "C"
 
 import "time"
 
-// Pause sleeps to some 60 µs, which is what the kernel keeps, and holds the
-// goroutine's thread; time.Sleep rounds up to a millisecond where nothing else runs.
+// Pause sleeps with a precision of about 60 µs, the kernel's timer slack, and blocks the
+// goroutine's thread; time.Sleep rounds up to a millisecond on an idle program.
 func Pause(d time.Duration) {
 	if d > 0 {
 		C.pause_for(C.longlong(d))

@@ -10,18 +10,17 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// process is a kvcast serve, without the race detector, that serves.
+// process is a running kvcast serve without the race detector.
 type process struct {
 	*harness.Process
-	grpc string // address
+	grpc string // gRPC address
 }
 
-// oneCore is a command before kvcast that keeps it, and what it counts as CPUs, to
-// the first one.
+// oneCore is the command prefix that confines kvcast to the first CPU, which is also how many CPUs
+// kvcast counts.
 var oneCore = []string{"taskset", "-c", "0"}
 
-// serve starts kvcast, by way of another command if there is one, and returns when it
-// serves.
+// serve starts kvcast, optionally through a wrapper command, and returns once it serves.
 func serve(wrapper []string, args ...string) (*process, error) {
 	p, err := harness.StartProcess(harness.ProcessConfig{Wrapper: wrapper, Args: args})
 	if err != nil {
@@ -34,10 +33,10 @@ func serve(wrapper []string, args ...string) (*process, error) {
 	return &process{p, addr}, nil
 }
 
-// cpu returns the time that the process has run.
+// cpu returns the CPU time of the process.
 func (p *process) cpu() (time.Duration, error) { return harness.CPUTime(p.PID()) }
 
-// residentBytes returns the memory of the process.
+// residentBytes returns the resident memory of the process.
 func (p *process) residentBytes() (int64, error) { return harness.ResidentBytes(p.PID()) }
 
 // metrics returns the metrics of the process, summed over labels.
@@ -53,10 +52,10 @@ func (p *process) metrics(ctx context.Context) (metrics, error) {
 	return m, nil
 }
 
-// Close stops the process, and is an error if it did not end well.
+// Close stops the process, and returns an error if it did not exit cleanly.
 func (p *process) Close() error { return p.Stop() }
 
-// requireProc skips where the CPU time of another process cannot be read.
+// requireProc skips the test if the CPU time of another process cannot be read.
 func requireProc(tb testing.TB) {
 	tb.Helper()
 	if _, err := harness.CPUTime(os.Getpid()); err != nil {

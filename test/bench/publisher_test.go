@@ -6,11 +6,11 @@ import (
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-// topic has the form of llm-d's; its length is in every message.
+// topic has the form of llm-d's; its length adds to every message.
 const topic = "kv@10.0.0.5@" + modelName
 
-// publisher publishes payloads that were encoded beforehand. Where a subscriber is too
-// slow, it waits instead of dropping.
+// publisher publishes pre-encoded payloads. It waits for a slow subscriber instead of dropping
+// messages.
 type publisher struct {
 	*enginetest.Engine
 	endpoint string

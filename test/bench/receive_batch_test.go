@@ -18,11 +18,10 @@ func init() {
 	roles["wait"] = func(s childSetup) (work, error) { return newBatchReceive(s, (*batchReceive).wait) }
 }
 
-// BenchmarkReceiveBatch is the same as BenchmarkFloorReceive with the loop of
-// ingest: batch is package zmqio, which takes many messages with one call to C and
-// copies nothing, and which leaves an empty socket alone as the floor does. wait
-// is the same woken as soon as there is a message, as ingest is: what that costs
-// depends on how many come at a time.
+// BenchmarkReceiveBatch is BenchmarkFloorReceive with the receive loop of ingest: batch uses
+// package transport, which receives many messages per C call without copying, and sleeps on an
+// empty socket as the floor does. wait is the same but wakes as soon as there is a message, as
+// ingest does; its cost depends on how many messages arrive at a time.
 func BenchmarkReceiveBatch(b *testing.B) {
 	for _, role := range []string{"batch", "wait"} {
 		for _, s := range storeShapes {
@@ -31,18 +30,18 @@ func BenchmarkReceiveBatch(b *testing.B) {
 	}
 }
 
-// batchMessages is how many messages are taken at a time, at most.
+// batchMessages is the maximum number of messages received at a time.
 const batchMessages = 64
 
-// batchReceive is a child's loop in Go, with package transport.
+// batchReceive is a child's Go loop that uses package transport.
 type batchReceive struct {
 	zctx   *zmq4.Context
 	socket *transport.Socket
 	batch  *transport.Batch
 	seq    uint64 // of the next message
-	// idle is what is done about an empty socket.
+	// idle is called when the socket is empty.
 	idle func(*batchReceive) error
-	left time.Duration // until pause gives up
+	left time.Duration // time until pause gives up
 }
 
 func newBatchReceive(s childSetup, idle func(*batchReceive) error) (work, error) {
@@ -91,7 +90,7 @@ func (r *batchReceive) do(n int) (sum uint64, err error) {
 	return sum, nil
 }
 
-// pause lets messages pile up.
+// pause sleeps so that messages accumulate.
 func (r *batchReceive) pause() error {
 	if r.left -= bench.IdlePause; r.left < 0 {
 		return errors.New("there was none for long")

@@ -13,32 +13,31 @@ import (
 	"github.com/kvcast/kvcast/test/bench"
 )
 
-// BenchmarkFloorReceive is what receiving a message of three frames costs at
-// least: a loop in C, its libzmq I/O thread included, in a process of its own.
+// BenchmarkFloorReceive measures the minimal cost of receiving a message of three frames: a C loop
+// with its libzmq I/O thread, in a process of its own.
 //
-// Included: the kernel's part of reading from loopback TCP, which the reader
-// pays. Excluded: the publisher, decoding, and being woken for a message: the
-// loop leaves an empty socket alone for 5 ms, so that it finds many. The waits/msg
-// show that: they are mostly the I/O thread's.
+// Included: the kernel's share of reading from loopback TCP, which the reader pays. Excluded: the
+// publisher, decoding, and wakeups per message: the loop sleeps for 5 ms on an empty socket, so
+// that messages accumulate. waits/msg shows that; most waits are the I/O thread's.
 //
-// The check: the loop counts messages and follows their seqs, and it has received
-// as many bytes as were published.
+// Check: the loop counts messages and verifies that their seqs are contiguous, and it received as
+// many bytes as were published.
 func BenchmarkFloorReceive(b *testing.B) {
 	for _, s := range storeShapes {
 		benchmarkReceive(b, s.name, "receive", s.shape)
 	}
 }
 
-// BenchmarkReceive is the same as BenchmarkFloorReceive with another loop:
-// pebbe is that package's RecvMessageBytes, which calls C twice for each frame
-// and copies it to memory of its own. The allocations are those of the loop.
+// BenchmarkReceive is BenchmarkFloorReceive with another loop: pebbe uses that package's
+// RecvMessageBytes, which calls C twice per frame and copies each frame. The allocations are those
+// of the loop.
 func BenchmarkReceive(b *testing.B) {
 	for _, s := range storeShapes {
 		benchmarkReceive(b, "pebbe/"+s.name, "pebbe", s.shape)
 	}
 }
 
-// storeShapes are those of batches that only store.
+// storeShapes are the shapes of batches that only store.
 var storeShapes = []struct {
 	name  string
 	shape shape
@@ -61,7 +60,7 @@ func benchmarkReceive(b *testing.B, name, role string, s shape) {
 	})
 }
 
-// receiving is a publisher here and a receiver in a child.
+// receiving is a publisher in this process and a receiver in a child.
 type receiving struct {
 	publisher *publisher
 	child     *child
@@ -84,8 +83,7 @@ func newReceiving(role string, s shape) (*receiving, error) {
 	return r, nil
 }
 
-// measure publishes n batches and returns what it took the child to receive them
-// all.
+// measure publishes n batches and returns the resources that the child used to receive them.
 func (r *receiving) measure(n int) (childReport, error) {
 	var sent uint64
 	report, err := r.child.measure(n, func() error {
@@ -104,10 +102,10 @@ func (r *receiving) measure(n int) (childReport, error) {
 	return report, err
 }
 
-// Close ends both.
+// Close closes the publisher and the child.
 func (r *receiving) Close() error { return closeAll(r.child, r.publisher) }
 
-// bareReceive is a child's loop in C.
+// bareReceive is a child's C loop.
 type bareReceive struct{ *bench.Receiver }
 
 func newBareReceive(s childSetup) (work, error) {
@@ -117,7 +115,7 @@ func newBareReceive(s childSetup) (work, error) {
 
 func (r bareReceive) do(n int) (uint64, error) { return r.Drain(n) }
 
-// pebbeReceive is a child's loop in Go.
+// pebbeReceive is a child's Go loop.
 type pebbeReceive struct {
 	zctx   *zmq4.Context
 	socket *zmq4.Socket

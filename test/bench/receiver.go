@@ -21,8 +21,7 @@ static int is_seq(zmq_msg_t *frame, uint64_t want) {
 	return seq == want;
 }
 
-// drain receives n messages. Where there is none it sleeps, 5 ms each time and
-// patience times in a row.
+// drain receives n messages. If there is none it sleeps for 5 ms, at most patience times in a row.
 static int drain(void *socket, uint64_t n, int patience, uint64_t *next, uint64_t *bytes) {
 	const struct timespec pause = {0, 5000000};
 	zmq_msg_t msg;
@@ -56,7 +55,7 @@ static int drain(void *socket, uint64_t n, int patience, uint64_t *next, uint64_
 	return failed;
 }
 
-// relay receives n messages, and writes the seq of each to a file.
+// relay receives n messages, and writes the seq of each to a file descriptor.
 static int relay(void *socket, uint64_t n, int fd, uint64_t *next) {
 	zmq_msg_t msg;
 	uint64_t got = 0;
@@ -99,28 +98,26 @@ import (
 	"unsafe"
 )
 
-// Receiver is a SUB socket that is read by a loop in C, which looks at the seqs
-// and at nothing else: what receiving costs at least. Its high-water mark is
-// that of ingest.
+// Receiver is a SUB socket that a C loop reads, checking only the seqs: the minimal cost of
+// receiving. Its high-water mark is that of ingest.
 type Receiver struct {
 	ctx, socket unsafe.Pointer
 	next        C.uint64_t // seq of the next message
 }
 
-// receiveHWM is the messages that libzmq keeps, as for ingest.
+// receiveHWM is libzmq's queue length in messages, as in ingest.
 const receiveHWM = 10_000
 
-// IdlePause is how long a receiver of this package leaves an empty socket alone,
-// so that messages pile up. A receiver that was woken for each would pay for
-// that, which one that is busy all the time never does.
+// IdlePause is how long a receiver of this package sleeps on an empty socket, so that messages
+// accumulate. Otherwise it would pay for a wakeup per message, which a permanently busy receiver
+// never does.
 const IdlePause = 5 * time.Millisecond
 
-// IdleLimit is how long a receiver waits for the next message before it gives
-// up.
+// IdleLimit is how long a receiver waits for the next message before it fails.
 const IdleLimit = 20 * time.Second
 
-// NewReceiver returns a Receiver of all topics of a publisher whose first seq is
-// 0. It must be closed.
+// NewReceiver returns a Receiver of all topics of a publisher whose first seq is 0. The caller
+// closes it.
 func NewReceiver(endpoint string) (*Receiver, error) {
 	r := &Receiver{ctx: C.zmq_ctx_new()}
 	if r.ctx == nil {
@@ -141,8 +138,8 @@ func NewReceiver(endpoint string) (*Receiver, error) {
 	return r, nil
 }
 
-// Drain receives n messages, whose seqs must follow one another, and returns the
-// bytes of their frames.
+// Drain receives n messages, whose seqs must be contiguous, and returns the total size of their
+// frames in bytes.
 func (r *Receiver) Drain(n int) (bytes uint64, err error) {
 	var sum C.uint64_t
 	patience := C.int(IdleLimit / IdlePause)
@@ -152,8 +149,8 @@ func (r *Receiver) Drain(n int) (bytes uint64, err error) {
 	return uint64(sum), nil
 }
 
-// Relay receives n messages, whose seqs must follow one another, and writes the eight
-// bytes of each one's seq to a file as soon as it is there.
+// Relay receives n messages, whose seqs must be contiguous, and writes the eight bytes of each seq
+// to a file as soon as the message arrives.
 func (r *Receiver) Relay(n, fd int) error {
 	if failed := C.relay(r.socket, C.uint64_t(n), C.int(fd), &r.next); failed != 0 {
 		return fmt.Errorf("relay message %d: %w", uint64(r.next), syscall.Errno(failed))

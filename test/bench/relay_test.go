@@ -13,19 +13,19 @@ import (
 	"github.com/kvcast/kvcast/test/bench"
 )
 
-// relayed is the least that stands between an engine and a subscriber: a child whose
-// loop in C writes the seq of each message to a TCP connection. What its ways take is
-// what the machine, ZeroMQ and TCP take of any way.
+// relayed is the minimal path between an engine and a subscriber: a child process whose C loop
+// writes the seq of each message to a TCP connection. Its latency is what the machine, ZeroMQ and
+// TCP cost on any path.
 type relayed struct {
 	publisher *publisher
 	child     *child
 	conn      net.Conn
 	load      *load
-	ways      []time.Duration
+	latencies []time.Duration
 }
 
 func newRelayed(s shape) (_ *relayed, err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is there at once
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // returns at once
 	if err != nil {
 		return nil, fmt.Errorf("listen for relay: %w", err)
 	}
@@ -34,7 +34,7 @@ func newRelayed(s shape) (_ *relayed, err error) {
 	if r.publisher, err = newPublisher(); err != nil {
 		return nil, err
 	}
-	// The backlog takes its connection before it is accepted.
+	// The listen backlog accepts the child's connection before Accept is called.
 	r.child, err = startChild("relay", childSetup{Address: r.publisher.endpoint, Conn: l.Addr().String()})
 	if err == nil {
 		r.conn, err = l.Accept()
@@ -48,7 +48,7 @@ func newRelayed(s shape) (_ *relayed, err error) {
 	return r, nil
 }
 
-// measure sends n batches at pacedRate, and is over when the last has come.
+// measure sends n batches at pacedRate, and returns once the last has arrived.
 func (r *relayed) measure(n int) error {
 	_, err := r.child.measure(n, func() error {
 		sent := make(chan time.Time, n)
@@ -66,7 +66,7 @@ func (r *relayed) measure(n int) error {
 	return err
 }
 
-// read reads a seq for each batch.
+// read reads one seq per batch.
 func (r *relayed) read(seq uint64, sent <-chan time.Time) error {
 	var b [8]byte
 	for at := range sent {
@@ -76,7 +76,7 @@ func (r *relayed) read(seq uint64, sent <-chan time.Time) error {
 		if _, err := io.ReadFull(r.conn, b[:]); err != nil {
 			return fmt.Errorf("read of relay: %w", err)
 		}
-		r.ways = append(r.ways, time.Since(at))
+		r.latencies = append(r.latencies, time.Since(at))
 		if got := binary.BigEndian.Uint64(b[:]); got != seq {
 			return fmt.Errorf("check relay: it wrote %d, want %d", got, seq)
 		}
@@ -85,14 +85,14 @@ func (r *relayed) read(seq uint64, sent <-chan time.Time) error {
 	return nil
 }
 
-// seen returns the ways since the last call, in order of size.
+// seen returns the latencies since the last call, sorted.
 func (r *relayed) seen() []time.Duration {
-	ways := slices.Sorted(slices.Values(r.ways))
-	r.ways = r.ways[:0]
-	return ways
+	latencies := slices.Sorted(slices.Values(r.latencies))
+	r.latencies = r.latencies[:0]
+	return latencies
 }
 
-// Close ends all parts.
+// Close closes all parts.
 func (r *relayed) Close() error {
 	var closers []io.Closer
 	if r.child != nil {
@@ -104,14 +104,14 @@ func (r *relayed) Close() error {
 	return closeAll(append(closers, r.publisher)...)
 }
 
-// relay is a child that writes what it reads.
+// relay is a child that writes the seq of each message that it reads.
 type relay struct {
 	receiver *bench.Receiver
 	file     *os.File
 }
 
 func newRelay(s childSetup) (work, error) {
-	conn, err := net.Dial("tcp", s.Conn) //nolint:noctx // it is there at once
+	conn, err := net.Dial("tcp", s.Conn) //nolint:noctx // returns at once
 	if err != nil {
 		return nil, err
 	}
@@ -125,5 +125,5 @@ func newRelay(s childSetup) (work, error) {
 
 func (r relay) do(n int) (uint64, error) { return 0, r.receiver.Relay(n, int(r.file.Fd())) }
 
-// Close closes both ends.
+// Close closes the receiver and the connection.
 func (r relay) Close() error { return closeAll(r.receiver, r.file) }

@@ -11,25 +11,25 @@ import (
 )
 
 const (
-	// window is how many batches the publisher may be ahead of the slowest
-	// subscriber: enough for the server to be busy all the time, and far below
-	// where ZeroMQ would drop (10,000) or the journal let go.
+	// window is how many batches the publisher may be ahead of the slowest subscriber: enough to
+	// keep the server busy, and far below the number at which ZeroMQ would drop messages (10,000)
+	// or the journal would evict entries.
 	window = 4_000
-	// stall is how long nothing may come before a run has failed.
+	// stall is the time without progress after which a run fails.
 	stall = 2 * time.Minute
 )
 
-// rig is a server, the one engine that it reads, and its subscribers.
+// rig is a server, its one engine, and its subscribers.
 type rig struct {
 	publisher   *publisher
 	server      *process
 	subscribers []*subscriber
-	moved       chan struct{} // a token when a subscriber has got something
+	moved       chan struct{} // has a token when a subscriber has received something
 	load        *load
 	sent        uint64 // batches
 }
 
-// newRig returns a rig of that many subscribers, whose server reads the engine.
+// newRig returns a rig with n subscribers.
 func newRig(s shape, subscribers int, args ...string) (*rig, error) {
 	return newWrappedRig(nil, s, subscribers, args...)
 }
@@ -69,11 +69,11 @@ func (r *rig) subscribe(observe func([]byte, time.Time) error) (*subscriber, err
 	return s, err
 }
 
-// newest is the seq of the last entry that there is to come. Each batch is an
-// entry, and before them is one that tells of the worker.
+// newest returns the seq of the last entry to expect: one entry per batch, after one for
+// WorkerAdded.
 func (r *rig) newest() uint64 { return 1 + r.sent }
 
-// slowest is the last seq that all subscribers have got.
+// slowest returns the last seq that all subscribers have received.
 func (r *rig) slowest() uint64 {
 	seq := r.newest()
 	for _, s := range r.subscribers {
@@ -82,12 +82,12 @@ func (r *rig) slowest() uint64 {
 	return seq
 }
 
-// publish sends n batches as fast as the server takes them.
+// publish sends n batches as fast as the server accepts them.
 func (r *rig) publish(n int) error {
 	slowest := r.slowest()
 	for range n {
 		if r.newest()-slowest >= window {
-			// Not for each batch anew: half of the window is free then.
+			// Wait until half of the window is free, instead of once per batch.
 			if err := r.until(r.newest() - window/2); err != nil {
 				return err
 			}
@@ -103,8 +103,7 @@ func (r *rig) publish(n int) error {
 // pace sends n batches at pacedRate.
 func (r *rig) pace(n int) error { return paced(n, r.send) }
 
-// paced calls send n times at pacedRate, each when it is due, or at once where that
-// has passed.
+// paced calls send n times at pacedRate. A call that is overdue is made at once.
 func paced(n int, send func() error) (err error) {
 	due, err := bench.NewTicks(time.Second / pacedRate)
 	if err != nil {
@@ -127,8 +126,7 @@ func (r *rig) send() error {
 	return r.publisher.send(r.load.next(time.Now()))
 }
 
-// arrive waits until every subscriber has got all that was sent, and nothing
-// more.
+// arrive waits until every subscriber has received every batch that was sent, and nothing else.
 func (r *rig) arrive() error {
 	if err := r.until(r.newest()); err != nil {
 		return err
@@ -141,7 +139,7 @@ func (r *rig) arrive() error {
 	return nil
 }
 
-// until waits until every subscriber has got a seq.
+// until waits until every subscriber has received a seq.
 func (r *rig) until(seq uint64) error {
 	timer := time.NewTimer(stall)
 	defer timer.Stop()
@@ -161,15 +159,14 @@ func (r *rig) until(seq uint64) error {
 	return nil
 }
 
-// figures are what a stretch of work has taken.
+// figures are the resources that a measured section used.
 type figures struct {
 	cpu     time.Duration // of the server
 	grown   metrics
 	elapsed time.Duration
 }
 
-// measure runs a stretch of work, and checks that the server did all of it, and
-// that nothing went wrong.
+// measure runs a section, and checks that the server did all of its work without a fault.
 func (r *rig) measure(do func() error) (figures, error) {
 	ctx := context.Background()
 	before, err := r.server.metrics(ctx)
@@ -200,12 +197,12 @@ func (r *rig) measure(do func() error) (figures, error) {
 		f.grown.want(metricBatches, r.load.sent-sent),
 		f.grown.want(metricStored, r.load.stored-stored),
 		f.grown.want(metricRemoved, r.load.removed-removed),
-		after.want(metricBlocks, r.load.held),
+		after.want(metricBlocks, r.load.present),
 		after.want(metricNewest, int(r.newest())),
 	)
 }
 
-// Close ends the parts, in an order in which none misses another.
+// Close closes the parts in order of dependency.
 func (r *rig) Close() error {
 	var closers []io.Closer
 	for _, s := range r.subscribers {

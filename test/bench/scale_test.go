@@ -17,23 +17,23 @@ import (
 const (
 	scaleWorkers     = 1000
 	scaleSubscribers = 256
-	// scaleEngines is how many engines one process simulates at most.
+	// scaleEngines is the maximum number of engines that one process simulates.
 	scaleEngines = 250
-	// scaleRate is the batches a second of each engine.
+	// scaleRate is the rate of each engine in batches per second.
 	scaleRate = 0.2
-	// scaleSeconds are two batches of each engine at least.
+	// scaleSeconds covers at least two batches of each engine.
 	scaleSeconds = 11
 )
 
-// BenchmarkScale is one server with 1,000 simulated engines that connect to it, of a
-// batch each five seconds, and 256 subscribers that get everything: some 50,000
-// deliveries a second, in bursts, as the engines of a process send at the same time.
-// b.N is seconds, of which there are scaleSeconds at least.
+// BenchmarkScale measures one server with 1,000 simulated engines that connect to it, each
+// publishing one batch every five seconds, and 256 unfiltered subscribers: about 50,000 deliveries
+// per second. Deliveries come in bursts because the engines of one process publish at the same
+// time. b.N is seconds, with a minimum of scaleSeconds.
 //
-// Included in server-cpu-s/s, the share of a core, and rss-MB: the server alone.
-// Excluded: the engines, the subscribers.
+// server-cpu-s/s (CPU seconds per second) and rss-MB cover the server process only. Excluded: the
+// engines and the subscribers.
 //
-// The check: all workers are there, and each subscriber's responses chain.
+// Check: all workers are present, and the positions of each subscriber's responses chain.
 func BenchmarkScale(b *testing.B) {
 	requireProc(b)
 	benchmarkWith(b, fmt.Sprintf("%dx%d", scaleSubscribers, scaleWorkers), func() (*scale, error) { return openScale(scaleWorkers, scaleSubscribers) },
@@ -66,14 +66,14 @@ func BenchmarkScale(b *testing.B) {
 		})
 }
 
-// scale is a server that engines connect to, with its subscribers.
+// scale is a server with its engines, which connect to it, and its subscribers.
 type scale struct {
 	server      *process
 	engines     []*engines
 	subscribers []*subscriber
 }
 
-// openScale returns when all workers are there.
+// openScale returns once all workers are present.
 func openScale(workers, subscribers int) (_ *scale, err error) {
 	s := new(scale)
 	defer func() {
@@ -85,7 +85,7 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without replay: engines that can not be asked would be waited for, some at a time.
+	// Without replay, startup does not wait for replays, which are limited in number at a time.
 	if s.server, err = serve(nil, "--bind", endpoint+",replay_port=0"); err != nil {
 		return nil, err
 	}
@@ -119,9 +119,9 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 	}
 }
 
-// freeEndpoint returns one that nothing is bound to now.
+// freeEndpoint returns an endpoint that nothing is bound to at the moment.
 func freeEndpoint() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is there at once
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // returns at once
 	if err != nil {
 		return "", fmt.Errorf("find free port: %w", err)
 	}
@@ -137,7 +137,7 @@ func (s *scale) reading() (metrics, time.Duration, error) {
 	return m, cpu, err
 }
 
-// Close ends all parts.
+// Close closes all parts.
 func (s *scale) Close() error {
 	var closers []io.Closer
 	for _, sub := range s.subscribers {
@@ -152,7 +152,7 @@ func (s *scale) Close() error {
 	return closeAll(closers...)
 }
 
-// engines is a process that simulates some.
+// engines is a process that simulates several engines.
 type engines struct {
 	cmd *exec.Cmd
 	in  io.Closer
@@ -165,7 +165,7 @@ func simulateEngines(endpoint, name string, n int) (*engines, error) {
 	}
 	cmd := exec.CommandContext(context.Background(), path, "--end-with-stdin", "simulate", "--connect", endpoint, "--name", name,
 		"--engines", fmt.Sprint(n), "--rate", fmt.Sprint(scaleRate), "--progress", "0s")
-	in, err := cmd.StdinPipe() // it ends with this process, however that does
+	in, err := cmd.StdinPipe() // EOF ends the child when this process exits for any reason
 	if err == nil {
 		err = cmd.Start()
 	}
@@ -175,14 +175,14 @@ func simulateEngines(endpoint, name string, n int) (*engines, error) {
 	return &engines{cmd: cmd, in: in}, nil
 }
 
-// Close ends the process.
+// Close stops the process.
 func (e *engines) Close() error {
 	err := e.in.Close()
-	_ = e.cmd.Wait() // it was interrupted
+	_ = e.cmd.Wait() // the process was interrupted
 	return err
 }
 
-// TestScaleStartsAllEngines has few of both.
+// TestScaleStartsAllEngines runs with few engines and subscribers.
 func TestScaleStartsAllEngines(t *testing.T) {
 	requireProc(t)
 	s, err := openScale(3, 2)

@@ -6,12 +6,12 @@ import (
 	"testing"
 )
 
-// serverLoads are what BenchmarkServer runs.
+// serverLoads are the loads that BenchmarkServer runs.
 var serverLoads = []struct {
 	name        string
 	shape       shape
 	subscribers int
-	wrapper     []string // starts the server
+	wrapper     []string // command that starts the server
 }{
 	{"B1", shapeB1, 8, nil},
 	{"B2", shapeB2, 8, nil},
@@ -23,33 +23,30 @@ var serverLoads = []struct {
 	{"B2OneCoreOneSubscriber", shapeB2, 1, oneCore},
 }
 
-// BenchmarkServer is the whole server at saturation: one engine that publishes as
-// fast as the server delivers, and 8 subscribers. B1 is a store of 16 blocks of 16
-// tokens a batch, B2 of one block; every block is new, so that the table grows
-// until the engine is reset at some million blocks. B1Evicting and B2Evicting are
-// an engine whose cache is full: each batch also removes as many blocks as it
-// stores, and the table keeps its size. Cycling through the same stores would
-// measure neither: it counts copies.
+// BenchmarkServer measures the whole server at saturation: one engine that publishes as fast as the
+// server delivers, and 8 subscribers. A B1 batch stores 16 blocks of 16 tokens, a B2 batch one
+// block. Every block is new, so the table grows until the engine is reset at several million
+// blocks. In B1Evicting and B2Evicting the engine's cache is full: each batch also removes as many
+// blocks as it stores, and the table keeps its size. Repeating the same stores would measure
+// neither, because it increments copies.
 //
-// Included in server-cpu-ns/batch: all threads of the server's process (libzmq's,
-// the garbage collector's), in user and system mode, with the kernel's work for
-// loopback TCP, which is most of the receivers' part as well. Excluded: the
-// publisher and the subscribers, which are in the benchmark's process and decode
-// nothing; what they take is bench-cpu-ns/batch. b.N is batches; a reading is some
-// 10 ms off, so that few batches tell nothing. batches/s and ns/op are the
-// machine's, publisher and subscribers included. allocs/op and B/op are the
-// server's.
+// server-cpu-ns/batch includes all threads of the server process (libzmq's and the garbage
+// collector's too), in user and system mode, with the kernel's work for loopback TCP, which is most
+// of the receivers' share as well. Excluded: the publisher and the subscribers, which run in the
+// benchmark's process and decode nothing; bench-cpu-ns/batch is their CPU time. b.N is batches. A
+// reading of CPU time has an error of about 10 ms, so few batches give no usable figure. batches/s
+// and ns/op are wall-clock rates of the whole machine, publisher and subscribers included.
+// allocs/op and B/op are the server's.
 //
-// A server that cannot keep up sends many entries in a response, and pays less for
-// each: entries/response tells. One engine is one lane, which is a core at most;
-// with others to spare, subscribers keep up with it entry by entry, and the server
-// is not saturated however fast the engine. OneCore is where it is: the process
-// is kept to one CPU, by taskset, and counts one. What a delivery costs is the
-// difference to OneCoreOneSubscriber, by 7.
+// A server that cannot keep up sends many entries per response, and pays less for each;
+// entries/response shows how many. One engine is one lane, which uses at most one core. On a
+// machine with more cores, subscribers keep up entry by entry, and the server is not saturated at
+// any publishing rate. OneCore saturates it: taskset confines the process to one CPU. The cost of a
+// delivery is the difference to OneCoreOneSubscriber, divided by 7.
 //
-// The check: every subscriber got as many entries as batches were sent, in
-// responses that chain; the server's metrics count as many batches and blocks,
-// hold as many blocks as the engine, and no gap, duplicate or refusal.
+// Check: every subscriber received one entry per batch, in responses whose positions chain; the
+// server's metrics count the same number of batches and blocks, report as many blocks as the engine
+// has, and report no gap, duplicate or rejection.
 func BenchmarkServer(b *testing.B) {
 	requireProc(b)
 	for _, l := range serverLoads {
@@ -89,8 +86,8 @@ func BenchmarkServer(b *testing.B) {
 	}
 }
 
-// openServer returns a rig in the state in which it is to be measured: connections
-// are warm, and an engine that evicts is full.
+// openServer returns a rig that is ready to measure: connections are warm, and an evicting engine
+// is full.
 func openServer(wrapper []string, s shape, subscribers int) (*rig, error) {
 	r, err := newWrappedRig(wrapper, s, subscribers)
 	if err != nil {
@@ -109,7 +106,7 @@ func openServer(wrapper []string, s shape, subscribers int) (*rig, error) {
 	return r, nil
 }
 
-// TestLossFailsTheBenchmark loses one batch of many.
+// TestLossFailsTheBenchmark drops one batch of many.
 func TestLossFailsTheBenchmark(t *testing.T) {
 	requireProc(t)
 	r, err := newRig(shapeB2, 1)
@@ -120,7 +117,7 @@ func TestLossFailsTheBenchmark(t *testing.T) {
 		if err := r.publish(100); err != nil {
 			return err
 		}
-		r.publisher.seq++ // the batch is told as a gap
+		r.publisher.seq++ // the server reports the batch as a gap
 		if err := r.publish(100); err != nil {
 			return err
 		}
@@ -133,7 +130,7 @@ func TestLossFailsTheBenchmark(t *testing.T) {
 	}
 }
 
-// TestServerDeliversEverything is BenchmarkServer with few batches.
+// TestServerDeliversEverything runs BenchmarkServer's loads with few batches.
 func TestServerDeliversEverything(t *testing.T) {
 	requireProc(t)
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}} {
@@ -157,7 +154,7 @@ func TestServerDeliversEverything(t *testing.T) {
 		if err := f.grown.want(metricEntriesSent, 2*n); err != nil {
 			t.Error(err)
 		}
-		// The floor of BenchmarkFloorFanout writes what is delivered.
+		// The floor of BenchmarkFloorFanout writes the same bytes as the server delivers.
 		if !s.evicts {
 			got := f.grown[metricEntryBytes] / f.grown[metricEntriesSent]
 			if want := float64(entryBytes(s.blocks)); got < want-2 || got > want+2 {

@@ -12,8 +12,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// besideSlow is an observed rig with two more clients: one that never reads, and one
-// that trickles. They come back when the server has ended them.
+// besideSlow is an observed rig with two more clients: one that never reads, and one that reads
+// slowly. Both return once the server has aborted them.
 type besideSlow struct {
 	*observed
 	conns  []*grpc.ClientConn
@@ -21,7 +21,7 @@ type besideSlow struct {
 	slow   sync.WaitGroup
 }
 
-// trickle is how long the one that trickles waits between two responses.
+// trickle is the pause of the slowly reading client between two responses.
 const trickle = 100 * time.Millisecond
 
 func openBesideSlow() (*besideSlow, error) {
@@ -56,13 +56,13 @@ func readSlowly(ctx context.Context, conn *grpc.ClientConn, pause time.Duration)
 		err = stream.RecvMsg(f)
 		select {
 		case <-time.After(pause):
-		case <-stream.Context().Done(): // also where the server has ended it
+		case <-stream.Context().Done(): // also when the server has aborted the stream
 			return
 		}
 	}
 }
 
-// Close ends all parts.
+// Close closes all parts.
 func (s *besideSlow) Close() error {
 	s.cancel()
 	s.slow.Wait()
@@ -73,7 +73,7 @@ func (s *besideSlow) Close() error {
 	return errors.Join(append(errs, s.observed.Close())...)
 }
 
-// TestLatencyBesideSlowSubscribersMeasuresEveryBatch has few batches.
+// TestLatencyBesideSlowSubscribersMeasuresEveryBatch runs few batches.
 func TestLatencyBesideSlowSubscribersMeasuresEveryBatch(t *testing.T) {
 	requireProc(t)
 	s, err := openBesideSlow()

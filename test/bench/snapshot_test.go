@@ -12,26 +12,26 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// snapshotBlocks is what the engine of BenchmarkSnapshot holds.
+// snapshotBlocks is the number of blocks of BenchmarkSnapshot's engine.
 const snapshotBlocks = 1_000_000
 
-// BenchmarkSnapshot is the Snapshot call of a server whose one engine holds
-// 1,000,000 blocks, in prompts of 64. b.N is snapshots, one after the other.
+// BenchmarkSnapshot measures the Snapshot call of a server whose one engine has 1,000,000 blocks,
+// in prompts of 64. b.N is consecutive snapshots.
 //
-// Quiet is while nothing else happens: the blocks a second, and the server's CPU
-// time for each. Included: the call, copying the table, putting it in order,
-// encoding and sending. Excluded: storing the blocks, and decoding. Reading CPU
-// time is some 10 ms off, of the some 100 ms that a snapshot takes.
+// Quiet measures an otherwise idle server: blocks per second, and the server's CPU time per block.
+// Included: the call, copying and sorting the table, encoding and sending. Excluded: storing the
+// blocks, and decoding. A reading of CPU time has an error of about 10 ms; a snapshot uses about
+// 100 ms.
 //
-// Engine is while the engine goes on with 2,000 B2 batches a second and a subscriber
-// follows it. max-gap is the longest time between two of its entries, max-way the
-// longest from a batch's send to the subscriber, max-read that part of it up to
-// when ingest had read the batch; and the same of as many batches without
-// snapshots, before, which is what the machine makes of it anyhow.
+// Engine measures while the engine publishes 2,000 B2 batches per second and a subscriber follows
+// it. max-gap is the longest time between two of its entries, max-way the longest time from the
+// send of a batch to its arrival at the subscriber, and max-read the part of max-way until ingest
+// has read the batch. The same figures are reported for as many batches before, without snapshots,
+// as the baseline of the machine.
 //
-// The check: the first snapshot is decoded and has each block once; those measured
-// have as many bytes and pieces (Quiet), or at least as many bytes (Engine), and end
-// with their end. For the entries it is that of BenchmarkServer.
+// Check: the first snapshot is decoded and has each block once; the measured ones have the same
+// size and number of pieces (Quiet), or at least the same size (Engine), and end with SnapshotEnd.
+// Entries are checked as in BenchmarkServer.
 func BenchmarkSnapshot(b *testing.B) {
 	requireProc(b)
 	open := func() (*snapshots, error) { return openSnapshots(snapshotBlocks) }
@@ -57,14 +57,14 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 		for suffix, t := range map[string]times{"": during, "-without": without} {
 			b.ReportMetric(milliseconds(quantile(t.gaps, 1)), "max-gap-ms"+suffix)
-			b.ReportMetric(milliseconds(quantile(t.ways, 1)), "max-way-ms"+suffix)
+			b.ReportMetric(milliseconds(quantile(t.latencies, 1)), "max-way-ms"+suffix)
 			b.ReportMetric(milliseconds(quantile(t.reads, 1)), "max-read-ms"+suffix)
 		}
 		reportAllocations(b, f.grown[metricMallocs]/float64(b.N), f.grown[metricAllocBytes]/float64(b.N))
 	})
 }
 
-// snapshots is a rig with a client for snapshots.
+// snapshots is a rig with a client that requests snapshots.
 type snapshots struct {
 	*observed
 	conn  *grpc.ClientConn
@@ -72,10 +72,10 @@ type snapshots struct {
 	other *load // B2, of the same engine
 }
 
-// switchLoad lets the engine go on with the other load.
+// switchLoad makes the engine continue with the other load.
 func (s *snapshots) switchLoad() {
 	s.load, s.other = s.other, s.load
-	s.load.held = s.other.held
+	s.load.present = s.other.present
 }
 
 func openSnapshots(blocks int) (*snapshots, error) {
@@ -90,7 +90,7 @@ func openSnapshots(blocks int) (*snapshots, error) {
 	return s, nil
 }
 
-// fill publishes the blocks, and finds out what a snapshot of them is.
+// fill publishes the blocks, and determines the size of a snapshot of them.
 func (s *snapshots) fill(blocks int) (err error) {
 	if _, err := s.subscribe(s.observer.observe); err != nil {
 		return err
@@ -106,8 +106,8 @@ func (s *snapshots) fill(blocks int) (err error) {
 	if s.conn, err = dial(s.server.grpc); err != nil {
 		return err
 	}
-	held := make(map[uint64]struct{}, blocks)
-	told := 0
+	distinct := make(map[uint64]struct{}, blocks)
+	decoded := 0
 	s.first, err = readSnapshot(context.Background(), s.conn, func(raw []byte) error {
 		var m kvcastv1.SnapshotResponse
 		if err := proto.Unmarshal(raw, &m); err != nil {
@@ -116,20 +116,20 @@ func (s *snapshots) fill(blocks int) (err error) {
 		for _, b := range m.GetSnapshotBlocks() {
 			for _, e := range b.GetEvents() {
 				for _, h := range e.GetStored().GetBlockHashes() {
-					held[h] = struct{}{}
-					told++
+					distinct[h] = struct{}{}
+					decoded++
 				}
 			}
 		}
 		return nil
 	})
-	if err == nil && (told != blocks || len(held) != blocks || s.first.end != s.newest()) {
-		err = fmt.Errorf("check snapshot: %d blocks, %d of them distinct, at %d; want %d at %d", told, len(held), s.first.end, blocks, s.newest())
+	if err == nil && (decoded != blocks || len(distinct) != blocks || s.first.end != s.newest()) {
+		err = fmt.Errorf("check snapshot: %d blocks, %d of them distinct, at %d; want %d at %d", decoded, len(distinct), s.first.end, blocks, s.newest())
 	}
 	return err
 }
 
-// measureQuiet takes n snapshots.
+// measureQuiet requests n snapshots.
 func (s *snapshots) measureQuiet(n int) (figures, error) {
 	return s.rig.measure(func() error {
 		for range n {
@@ -145,12 +145,11 @@ func (s *snapshots) measureQuiet(n int) (figures, error) {
 	})
 }
 
-// enginePacket is the engine's batches at a time, between which it looks whether
-// to end.
+// enginePacket is the number of batches that the engine sends between two checks for the end.
 const enginePacket = 200
 
-// measureEngine takes n snapshots while the engine goes on, and then lets it go on
-// as long without. The figures are those of the first part.
+// measureEngine requests n snapshots while the engine publishes, and then publishes for as long
+// without snapshots. The figures are those of the first part.
 func (s *snapshots) measureEngine(n int) (f figures, during, without times, err error) {
 	s.switchLoad()
 	defer s.switchLoad()
@@ -189,7 +188,7 @@ func (s *snapshots) measureEngine(n int) (f figures, during, without times, err 
 	return f, during, without, err
 }
 
-// takeSnapshots takes n snapshots of a table that changes.
+// takeSnapshots requests n snapshots of a changing table.
 func (s *snapshots) takeSnapshots(n int) error {
 	for range n {
 		r, err := readSnapshot(context.Background(), s.conn, nil)
@@ -203,7 +202,7 @@ func (s *snapshots) takeSnapshots(n int) error {
 	return nil
 }
 
-// Close ends all parts.
+// Close closes all parts.
 func (s *snapshots) Close() error {
 	var err error
 	if s.conn != nil {
@@ -212,7 +211,7 @@ func (s *snapshots) Close() error {
 	return errors.Join(err, s.rig.Close())
 }
 
-// TestSnapshotsAreComplete has few blocks.
+// TestSnapshotsAreComplete runs with few blocks.
 func TestSnapshotsAreComplete(t *testing.T) {
 	requireProc(t)
 	s, err := openSnapshots(16_000)
@@ -226,8 +225,8 @@ func TestSnapshotsAreComplete(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if len(during.ways) < enginePacket || len(without.ways) != len(during.ways) {
-		t.Errorf("%d entries during snapshots, and %d without", len(during.ways), len(without.ways))
+	if len(during.latencies) < enginePacket || len(without.latencies) != len(during.latencies) {
+		t.Errorf("%d entries during snapshots, and %d without", len(during.latencies), len(without.latencies))
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)

@@ -14,19 +14,19 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// subscriber is a router with a connection of its own that takes note of what it
-// gets, and decodes nothing. It ends with an error unless the positions chain and
-// each response has as many entries as its position says.
+// subscriber is a router with a connection of its own that counts what it receives, and decodes
+// nothing. It ends with an error unless the positions chain and each response has as many entries
+// as its position implies.
 type subscriber struct {
 	conn   *grpc.ClientConn
 	cancel context.CancelFunc
-	done   chan struct{} // closed when it has ended
+	done   chan struct{} // closed when the stream has ended
 	err    error         // set before done is closed
 
-	began uint64        // the position that it began after
+	began uint64        // position at which the stream started
 	seq   atomic.Uint64 // of the last position
 	moved chan<- struct{}
-	// observe, if set, is given each message, and when it was there.
+	// observe, if set, is called with each message and its arrival time.
 	observe func(raw []byte, at time.Time) error
 }
 
@@ -40,7 +40,7 @@ func dial(addr string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// openStream calls a method whose answer is a stream.
+// openStream calls a server-streaming method.
 func openStream(ctx context.Context, conn *grpc.ClientConn, method string, req any) (grpc.ClientStream, error) {
 	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err == nil {
@@ -63,8 +63,8 @@ func fromEarliest() *kvcastv1.SubscribeRequest {
 	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 }
 
-// subscribe returns a subscriber that the server has accepted. Whenever it has
-// got something, moved is given a token, if there is room.
+// subscribe returns a subscriber that the server has accepted. After each message the subscriber
+// sends to moved without blocking.
 func subscribe(addr string, req *kvcastv1.SubscribeRequest, moved chan<- struct{}, observe func([]byte, time.Time) error) (*subscriber, error) {
 	conn, err := dial(addr)
 	if err != nil {
@@ -75,7 +75,7 @@ func subscribe(addr string, req *kvcastv1.SubscribeRequest, moved chan<- struct{
 	stream, err := openStream(ctx, conn, kvcastv1.RouterEventService_Subscribe_FullMethodName, req)
 	f := &frame{keep: observe != nil}
 	if err == nil {
-		err = stream.RecvMsg(f) // Accepted, whose position is where it begins
+		err = stream.RecvMsg(f) // Accepted, whose position is the start
 	}
 	if err == nil && f.fields[fieldPosition] != 1 {
 		err = errors.New("subscribe: the first message has no position")
@@ -99,7 +99,7 @@ func (s *subscriber) follow(ctx context.Context, stream grpc.ClientStream, f *fr
 		err := stream.RecvMsg(f)
 		if err != nil {
 			select {
-			case <-ctx.Done(): // it was told to leave
+			case <-ctx.Done(): // the subscriber was closed
 				return nil
 			default:
 				return fmt.Errorf("receive entries: %w", err)
@@ -128,7 +128,7 @@ func (s *subscriber) notify() {
 	}
 }
 
-// ended is the error that the subscriber ended with, if it did.
+// ended returns the error that the subscriber ended with, or nil.
 func (s *subscriber) ended() error {
 	select {
 	case <-s.done:
@@ -141,21 +141,21 @@ func (s *subscriber) ended() error {
 	}
 }
 
-// Close leaves the stream.
+// Close cancels the stream.
 func (s *subscriber) Close() error {
 	s.cancel()
 	<-s.done
 	return errors.Join(s.err, s.conn.Close())
 }
 
-// snapshotRead is what a snapshot came to.
+// snapshotRead is the result of reading a snapshot.
 type snapshotRead struct {
 	bytes, pieces int
 	entries       int
-	end           uint64 // its position
+	end           uint64 // position
 }
 
-// readSnapshot reads a whole snapshot without decoding it, unless each is set.
+// readSnapshot reads a whole snapshot; it is decoded only if each is set.
 func readSnapshot(ctx context.Context, conn *grpc.ClientConn, each func(raw []byte) error) (r snapshotRead, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -33,16 +33,16 @@ import (
 	"time"
 )
 
-// Ticks is a clock that goes at a rate, to some 60 µs, which is what the kernel
-// keeps; time.Ticker rounds up to a millisecond where nothing else runs. Who waits
-// for it waits in Go's scheduler: in a pause in C, which holds a processor, others of
-// the program that wait for the network may do so for 10 ms longer. It needs Linux.
+// Ticks is a ticker with a precision of about 60 µs, the kernel's timer slack; time.Ticker rounds
+// up to a millisecond on an idle program. A wait blocks in Go's scheduler. A pause in C would
+// occupy a processor and delay goroutines that wait for the network by up to 10 ms. It requires
+// Linux.
 type Ticks struct {
 	file *os.File
 	owed uint64
 }
 
-// NewTicks returns a clock whose first tick is now. It must be closed.
+// NewTicks returns a ticker whose first tick is now. The caller closes it.
 func NewTicks(every time.Duration) (*Ticks, error) {
 	fd, err := C.ticks_open(C.longlong(every))
 	if fd < 0 {
@@ -51,7 +51,7 @@ func NewTicks(every time.Duration) (*Ticks, error) {
 	return &Ticks{file: os.NewFile(uintptr(fd), "timer")}, nil
 }
 
-// Wait waits for the next tick. One that is over already is not left out.
+// Wait waits for the next tick. A tick that has already passed is not skipped.
 func (t *Ticks) Wait() error {
 	var over [8]byte
 	for t.owed == 0 {
@@ -64,5 +64,5 @@ func (t *Ticks) Wait() error {
 	return nil
 }
 
-// Close ends it.
+// Close releases the ticker.
 func (t *Ticks) Close() error { return t.file.Close() }

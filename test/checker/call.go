@@ -9,7 +9,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// call is the RPC that a stream is of.
+// call is the RPC of a stream.
 type call int
 
 const (
@@ -18,8 +18,8 @@ const (
 	callSnapshot
 )
 
-// BeginReplay starts a Replay with its request, as Begin does. If the Checker has seen a
-// stream before, the replay must begin at its Position.
+// BeginReplay starts a Replay with its request, as Begin does. If the Checker has seen a stream
+// before, the replay must begin at its Position.
 func (c *Checker) BeginReplay(req *kvcastv1.ReplayRequest) error {
 	after, until := req.GetAfter(), req.GetUntil()
 	if until != nil && until.GetSeq() < after.GetSeq() {
@@ -51,8 +51,8 @@ func (c *Checker) ReceiveReplay(msg *kvcastv1.ReplayResponse) error {
 	})
 }
 
-// EndReplay is to be called when a Replay has ended without an error. It is a
-// violation if that was before the replay was complete.
+// EndReplay is called when a Replay has ended without an error. It returns a violation if the
+// replay was not complete.
 func (c *Checker) EndReplay() error {
 	switch {
 	case c.err != nil:
@@ -67,7 +67,7 @@ func (c *Checker) EndReplay() error {
 	return c.err
 }
 
-// boundReplay learns from the Accepted of a replay where it has to end.
+// boundReplay derives the end of a replay from its Accepted.
 func (c *Checker) boundReplay(acc *kvcastv1.Accepted) error {
 	if c.until == nil {
 		c.last = acc.GetNewestSeq()
@@ -83,7 +83,7 @@ func (c *Checker) boundReplay(acc *kvcastv1.Accepted) error {
 	return nil
 }
 
-// checkBound finds what goes beyond the end of a replay.
+// checkBound finds content beyond the end of a replay.
 func (c *Checker) checkBound(msg *kvcastv1.SubscribeResponse) error {
 	if c.call != callReplay {
 		return nil
@@ -104,7 +104,7 @@ func (c *Checker) BeginSnapshot(req *kvcastv1.SnapshotRequest) error {
 	if err := c.begin(callSnapshot, &kvcastv1.SubscribeRequest{Filter: req.GetFilter()}); err != nil {
 		return fmt.Errorf("begin snapshot: %w", err)
 	}
-	// There is no Accepted to wait for.
+	// A Snapshot has no Accepted to wait for.
 	c.phase, c.snap = phaseAnnounced, snapshot{}
 	return nil
 }
@@ -124,8 +124,8 @@ func (c *Checker) ReceiveSnapshot(msg *kvcastv1.SnapshotResponse) error {
 	})
 }
 
-// EndSnapshot is to be called when a Snapshot has ended without an error. It is a
-// violation if that was before SnapshotEnd.
+// EndSnapshot is called when a Snapshot has ended without an error. It returns a violation if
+// SnapshotEnd was not received.
 func (c *Checker) EndSnapshot() error {
 	switch {
 	case c.err != nil:
@@ -138,7 +138,7 @@ func (c *Checker) EndSnapshot() error {
 	return c.err
 }
 
-// checkKnown finds fields that the contract has in SubscribeResponse alone.
+// checkKnown finds fields that the contract has only in SubscribeResponse.
 func checkKnown(msg proto.Message) error {
 	if n := len(msg.ProtoReflect().GetUnknown()); n > 0 {
 		return broken(Protocol, "%d bytes of fields that the message does not have", n)

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// replayed is a Replay of entries 2 to 4 of goodStreams, and how it is asked for.
+// replayed is a Replay of entries 2 to 4 of goodStreams, and its request.
 func replayed() (*kvcastv1.ReplayRequest, []*kvcastv1.ReplayResponse) {
 	e := goodStreams()[0].msgs
 	return &kvcastv1.ReplayRequest{After: at(1), Until: at(4)}, []*kvcastv1.ReplayResponse{
@@ -112,7 +112,7 @@ func TestReplays(t *testing.T) {
 			return m
 		}},
 		{"progress", checker.Protocol, func(_ *kvcastv1.ReplayRequest, m msgs) msgs {
-			// The encodings are one; the contract has no progress here.
+			// The encodings are the same; the contract has no progress here.
 			m[2] = &kvcastv1.ReplayResponse{}
 			if err := unmarshalAs(progress(3, 3), m[2]); err != nil {
 				panic(err)
@@ -133,7 +133,7 @@ func TestReplays(t *testing.T) {
 	}
 }
 
-// unmarshalAs reads one message as another.
+// unmarshalAs decodes one message type as another.
 func unmarshalAs(from, to proto.Message) error {
 	b, err := proto.Marshal(from)
 	if err != nil {
@@ -164,8 +164,8 @@ func TestReplayContinuesAStream(t *testing.T) {
 	}
 }
 
-// told is the messages of a Snapshot, the first of snapshotStreams.
-func told() []*kvcastv1.SnapshotResponse {
+// snapshotMessages returns the messages of a Snapshot, the first of snapshotStreams.
+func snapshotMessages() []*kvcastv1.SnapshotResponse {
 	var msgs []*kvcastv1.SnapshotResponse
 	for _, m := range snapshotStreams()[0].msgs[1:10] {
 		r := &kvcastv1.SnapshotResponse{}
@@ -198,14 +198,14 @@ func TestSnapshots(t *testing.T) {
 		spoil func(m msgs) msgs
 	}{
 		{"good", "", func(m msgs) msgs { return m }},
-		{"begun anew", "", func(m msgs) msgs { return append(m[:5:5], told()...) }},
+		{"restarted", "", func(m msgs) msgs { return append(m[:5:5], snapshotMessages()...) }},
 		{"empty", "", func(m msgs) msgs { return msgs{m[0], m[8]} }},
 		{"of nothing at all", checker.Snapshot, func(_ msgs) msgs { return nil }},
 		{"without an end", checker.Snapshot, func(m msgs) msgs { return m[:8] }},
 		{"without a begin", checker.Protocol, func(m msgs) msgs { return m[1:] }},
 		{"twice", checker.Protocol, func(m msgs) msgs { return append(m, m...) }},
-		{"begun anew in another epoch", checker.Protocol, func(m msgs) msgs {
-			again := told()
+		{"restarted in another epoch", checker.Protocol, func(m msgs) msgs {
+			again := snapshotMessages()
 			again[0].SnapshotBegin.Epoch = "e2"
 			return append(m[:5:5], again...)
 		}},
@@ -219,7 +219,7 @@ func TestSnapshots(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			wantProperty(t, playSnapshot(t, checker.New(checker.Options{}), tt.spoil(told())), tt.want)
+			wantProperty(t, playSnapshot(t, checker.New(checker.Options{}), tt.spoil(snapshotMessages())), tt.want)
 		})
 	}
 }
@@ -229,7 +229,7 @@ func TestStreamContinuesAfterASnapshot(t *testing.T) {
 	if err := c.EndSnapshot(); err == nil {
 		t.Error("EndSnapshot without one: no error")
 	}
-	wantProperty(t, playSnapshot(t, c, told()), "")
+	wantProperty(t, playSnapshot(t, c, snapshotMessages()), "")
 	if got := c.Position(); !proto.Equal(got, at(12)) {
 		t.Errorf("Position() = %v, want 12", got)
 	}

@@ -1,13 +1,12 @@
-// Package checker checks streams of entries against the contract, for every test that
-// reads one.
+// Package checker verifies streams of entries against the contract, for every test that reads one.
 //
-// Requests and received messages flow in, over any number of resumed streams; the first
-// violation flows out, with the Property that it breaks. View is the state that the
-// streams amount to, to compare with the blocks of the engines.
+// Requests and received messages flow in, over any number of resumed streams; the first violation
+// flows out, with the Property that it violates. View is the resulting state, to compare with the
+// blocks of the engines.
 //
-// The checker is an oracle: it follows the comments of the contract, keeps plain maps, and
-// shares no code with the server. It checks streams of Subscribe, Replay and Snapshot, from
-// any start, with snapshots at any place.
+// The checker is an oracle: it follows the comments of the contract, uses plain maps, and shares no
+// code with the server. It checks streams of Subscribe, Replay and Snapshot, from any start, with
+// snapshots anywhere.
 package checker
 
 import (
@@ -19,41 +18,40 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// phase is how far the current stream has come.
+// phase is the progress of the current stream.
 type phase int
 
 const (
 	phaseIdle      phase = iota // no stream has begun
-	phaseAsked                  // begun, nothing received
+	phaseAsked                  // requested, nothing received
 	phaseAnnounced              // a snapshot must come next
 	phaseSnapshot               // within a snapshot
-	phaseAccepted               // whole, entries come
-	phaseEnded                  // nothing more may come
+	phaseAccepted               // complete state, entries follow
+	phaseEnded                  // no message may follow
 )
 
-// stateKind is how much of the state the subscriber has.
+// stateKind is how complete the subscriber's state is.
 type stateKind int
 
 const (
 	stateNone     stateKind = iota // no stream has been accepted
-	statePartial                   // a snapshot has begun, and not ended
-	stateComplete                  // everything up to a position that its start covers
+	statePartial                   // a snapshot is in progress
+	stateComplete                  // complete up to a position
 )
 
-// Options is what a Checker has to know of the server. The zero value is a server
-// with its defaults.
+// Options describe the server. The zero value is a server with defaults.
 type Options struct {
 	// Tails reports whether the server batches over time (batch.timeout above 0), so that
 	// the tail of an engine batch may be an entry of its own.
 	Tails bool
 }
 
-// Checker checks what one subscriber receives, over any number of streams. It is for one
-// goroutine.
+// Checker checks what one subscriber receives, over any number of streams. It is not safe for
+// concurrent use.
 //
-// A first stream may begin anywhere. Each later one must resume at Position, with
-// the same filter, or begin anew with a snapshot: a subscriber that begins
-// elsewhere is another subscriber, and gets a Checker of its own.
+// A first stream may begin anywhere. Each later one must resume at Position with the same filter,
+// or start over with a snapshot. A subscriber that begins elsewhere is another subscriber, and
+// needs a Checker of its own.
 type Checker struct {
 	opts Options
 
@@ -62,21 +60,21 @@ type Checker struct {
 	call   call
 	req    *kvcastv1.SubscribeRequest
 	filter filter
-	server string             // epoch that the server named; empty before
-	until  *kvcastv1.Position // where a replay was asked to end
-	last   uint64             // seq at which it has to
+	server string             // epoch that the server reported; empty before
+	until  *kvcastv1.Position // requested end of a replay
+	last   uint64             // seq at which the replay must end
 	snap   snapshot
 
-	// The streams since the last SnapshotBegin, or all, seen as one.
+	// The streams since the last SnapshotBegin, or all streams, as one.
 	state          stateKind
-	stateFilter    *kvcastv1.Filter // that the position was got with
-	epoch          string           // of all of them
-	fromStart      bool             // they begin before seq 1
-	allWorkersSeen bool             // they announced every worker
+	stateFilter    *kvcastv1.Filter // filter of the position
+	epoch          string           // of all these streams
+	fromStart      bool             // the streams begin before seq 1
+	allWorkersSeen bool             // the streams announced every worker
 	head           uint64           // seq of the last position
 	lastSeq        uint64           // seq of the last entry
 	streamAt       uint64           // seq at which the current stream began
-	snapAt         uint64           // seq at which the snapshot ended; 0 where there was none
+	snapAt         uint64           // seq at which the snapshot ended; 0 if there was none
 	seen           map[uint64]struct{}
 	workers        map[string]*worker
 	view           *View
@@ -87,7 +85,7 @@ type Checker struct {
 	err      error
 }
 
-// New returns a Checker that has seen nothing.
+// New returns a Checker that has seen no stream.
 func New(opts Options) *Checker {
 	return &Checker{
 		opts:     opts,
@@ -98,9 +96,8 @@ func New(opts Options) *Checker {
 	}
 }
 
-// Begin starts a stream with its request. An error is a
-// mistake of the caller, not of the server: a start that this Checker cannot
-// follow.
+// Begin starts a stream with its request. An error is a mistake of the caller, not of the server: a
+// start that this Checker cannot follow.
 func (c *Checker) Begin(req *kvcastv1.SubscribeRequest) error {
 	if err := c.begin(callSubscribe, req); err != nil {
 		return fmt.Errorf("begin stream: %w", err)
@@ -137,8 +134,8 @@ func (c *Checker) checkRequest(req *kvcastv1.SubscribeRequest) error {
 	return nil
 }
 
-// Receive checks the next message of the stream. The error is a *Violation; once
-// there is one, every further call returns it.
+// Receive checks the next message of the stream. The error is a *Violation; after the first one,
+// every call returns it.
 func (c *Checker) Receive(msg *kvcastv1.SubscribeResponse) error {
 	if c.err == nil {
 		c.err = c.receive(msg)
@@ -146,11 +143,11 @@ func (c *Checker) Receive(msg *kvcastv1.SubscribeResponse) error {
 	return c.err
 }
 
-// Err returns the first violation that was found, or nil.
+// Err returns the first violation, or nil.
 func (c *Checker) Err() error { return c.err }
 
-// Position returns what has been delivered: where to resume. It is nil before the
-// first stream has been accepted, and while only a part of a snapshot has come.
+// Position returns the position to resume from. It is nil before the first stream has been
+// accepted, and while a snapshot is in progress.
 func (c *Checker) Position() *kvcastv1.Position {
 	if c.state != stateComplete {
 		return nil
@@ -158,8 +155,7 @@ func (c *Checker) Position() *kvcastv1.Position {
 	return &kvcastv1.Position{Epoch: c.epoch, Seq: c.head}
 }
 
-// View returns the state that the streams amount to. It is the Checker's own, and
-// changes with Receive.
+// View returns the state that the streams amount to. The Checker owns it, and Receive modifies it.
 func (c *Checker) View() *View { return c.view }
 
 func (c *Checker) receive(msg *kvcastv1.SubscribeResponse) error {

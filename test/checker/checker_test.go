@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// play shows a Checker all streams, and returns it with what it found.
+// play passes all streams to a Checker, and returns it with the first violation.
 func play(t rapid.TB, streams []stream) (*checker.Checker, error) {
 	t.Helper()
 	c := checker.New(checker.Options{})
@@ -33,7 +33,7 @@ func playOn(t rapid.TB, c *checker.Checker, streams []stream) error {
 	return nil
 }
 
-// wantProperty fails unless err breaks the property; an empty one means no error.
+// wantProperty fails unless err violates the property; an empty property means no error.
 func wantProperty(t rapid.TB, err error, want checker.Property) {
 	t.Helper()
 	if want == "" {
@@ -48,8 +48,8 @@ func wantProperty(t rapid.TB, err error, want checker.Property) {
 	}
 }
 
-// goodStreams is a subscriber's life without a filter: two workers, one of them
-// removed and added again, a restart, a gap, a quiet time, and two resumes.
+// goodStreams returns the streams of one subscriber without a filter: two workers, one of them
+// removed and added again, a restart, a gap, an idle period, and two resumes.
 //
 //	stream 0: accepted | 1 2 3 | 4 | progress 4
 //	stream 1: accepted | 5 6 7 | 8 9
@@ -157,7 +157,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 				ev.EventId = uint64(5 + i)
 			}
 		}},
-		{"event_id begins anew when a worker is added again", checker.GapFree, func(s []stream) {
+		{"event_id restarts when a worker is added again", checker.GapFree, func(s []stream) {
 			s[1].msgs[1].Entries[2].Events[0].EventId = 1
 		}},
 		{"event_id begins at two", checker.GapFree, func(s []stream) { s[0].msgs[1].Entries[0].Events[0].EventId = 2 }},
@@ -303,7 +303,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 	}
 }
 
-// cutLast cuts a message's last entry of worker "a" into two, between its events.
+// cutLast cuts a message's last entry of worker "a" in two, between its events.
 func cutLast(m *kvcastv1.SubscribeResponse) {
 	first, last := m.Entries[1], m.Entries[2]
 	second := proto.CloneOf(first)
@@ -320,7 +320,7 @@ func TestLargeBatchMayBeSplit(t *testing.T) {
 	cutLast(m)
 	big := m.Entries[1].Events[0].GetStored()
 	big.TokensHashes, big.BlockHashes = nil, make([]uint64, 3<<17-16)
-	// One entry a message: together they are beyond 1 MiB.
+	// One entry per message: together they exceed 1 MiB.
 	streams[2].msgs = append(streams[2].msgs[:2:2],
 		message(9, m.Entries[0]), message(10, m.Entries[1]), message(11, m.Entries[2], m.Entries[3]))
 	_, err := play(t, streams)

@@ -8,21 +8,21 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// someHashes is how many hashes a Difference prints of each side.
+// someHashes is the maximum number of hashes that Difference prints per side.
 const someHashes = 4
 
-// Difference is where the view and an engine disagree.
+// Difference is the difference between the view and an engine.
 type Difference struct {
-	// Missing are held by the engine and not in the view, ascending.
+	// Missing are the engine's blocks that the view lacks, ascending.
 	Missing []uint64
-	// Extra are in the view and not held by the engine, ascending.
+	// Extra are the view's blocks that the engine lacks, ascending.
 	Extra []uint64
 }
 
-// Empty reports whether there is none.
+// Empty reports whether there is no difference.
 func (d Difference) Empty() bool { return len(d.Missing) == 0 && len(d.Extra) == 0 }
 
-// String counts both sides and names a few hashes of each.
+// String returns the counts of both sides and a few hashes of each.
 func (d Difference) String() string {
 	return fmt.Sprintf("%s missing, %s too many", listed(d.Missing), listed(d.Extra))
 }
@@ -40,7 +40,7 @@ func listed(hashes []uint64) string {
 	return b.String()
 }
 
-// Difference compares the view with what an engine holds.
+// Difference compares the view with the blocks of an engine.
 func (c *Checker) Difference(worker string, dpRank uint32, tier kvcastv1.Tier, want map[uint64]struct{}) Difference {
 	got := c.view.set(worker, dpRank, tier)
 	var d Difference
@@ -59,10 +59,10 @@ func (c *Checker) Difference(worker string, dpRank uint32, tier kvcastv1.Tier, w
 	return d
 }
 
-// Converged compares the view with what an engine holds, once both are quiet. A
-// difference is a Convergent violation, unless the stream reported that the rank is
-// incomplete, or began after the worker did: then it may lack blocks, but have
-// none too many. Difference gives what was forgiven.
+// Converged compares the view with the blocks of an engine once both are quiet. A difference is a
+// Convergent violation unless the rank is reported incomplete. If the stream began after the
+// worker, the view may lack blocks, but must have none in excess. Difference includes the tolerated
+// differences.
 func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, want map[uint64]struct{}) error {
 	d := c.Difference(worker, dpRank, tier, want)
 	if d.Empty() || c.view.Incomplete(worker, dpRank) {
@@ -76,9 +76,9 @@ func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, wa
 	return broken(Convergent, "worker %q, rank %d, %v: %v", worker, dpRank, tier, d)
 }
 
-// Reported finds an unreported loss. A test calls it when it knows that something of the
-// rank cannot be known: it is a violation if no Gap, no Cleared for a restart or a gap,
-// and no snapshot has reported a loss.
+// Reported finds an unreported loss. A test calls it when it knows that the state of the rank is
+// partly unknown: it is a violation if no Gap, no Cleared for a restart or a gap, and no snapshot
+// has reported a loss.
 func (c *Checker) Reported(worker string, dpRank uint32) error {
 	if c.reported[rankKey{worker, dpRank}] > 0 {
 		return nil
@@ -86,7 +86,7 @@ func (c *Checker) Reported(worker string, dpRank uint32) error {
 	return broken(Reported, "worker %q, rank %d lost something that the stream does not report", worker, dpRank)
 }
 
-// rankKey names a dp rank of a worker.
+// rankKey identifies a dp rank of a worker.
 type rankKey struct {
 	worker string
 	rank   uint32

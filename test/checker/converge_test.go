@@ -12,9 +12,9 @@ import (
 
 const device = kvcastv1.Tier_TIER_DEVICE
 
-// held is a Checker that has seen worker "a" store blocks 1, 2 and 3 at rank 0,
-// and then the events given, each in an entry.
-func held(t *testing.T, events ...*kvcastv1.RouterEvent) *checker.Checker {
+// withBlocks returns a Checker that has seen worker "a" store blocks 1, 2 and 3 at rank 0, and then the
+// given events, each in an entry.
+func withBlocks(t *testing.T, events ...*kvcastv1.RouterEvent) *checker.Checker {
 	t.Helper()
 	entries := make([]*kvcastv1.Entry, 0, 2+len(events))
 	entries = append(entries, added(1, "a", 1), entry(2, "a", store(2, 0, 1, 2, 3)))
@@ -42,8 +42,8 @@ func TestConverged(t *testing.T) {
 		{"one missing", nil, set(1, 2, 3, 4), checker.Convergent},
 		{"one too many", nil, set(1, 2), checker.Convergent},
 		{"the engine is empty", nil, nil, checker.Convergent},
-		{"a gap was told", []*kvcastv1.RouterEvent{gap(0, 0)}, set(1, 9), ""},
-		{"a gap of another rank was told", []*kvcastv1.RouterEvent{gap(0, 1)}, set(1, 9), checker.Convergent},
+		{"a gap was reported", []*kvcastv1.RouterEvent{gap(0, 0)}, set(1, 9), ""},
+		{"a gap of another rank was reported", []*kvcastv1.RouterEvent{gap(0, 1)}, set(1, 9), checker.Convergent},
 		{"healed since the gap", []*kvcastv1.RouterEvent{
 			gap(0, 0), clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED),
 		}, set(9), checker.Convergent},
@@ -56,13 +56,13 @@ func TestConverged(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			wantProperty(t, held(t, tt.events...).Converged("a", 0, device, tt.want), tt.broken)
+			wantProperty(t, withBlocks(t, tt.events...).Converged("a", 0, device, tt.want), tt.broken)
 		})
 	}
 }
 
 func TestDifferenceNamesHashes(t *testing.T) {
-	c := held(t)
+	c := withBlocks(t)
 	got := c.Difference("a", 0, device, set(3, 17, 16))
 	if diff := cmp.Diff(checker.Difference{Missing: []uint64{16, 17}, Extra: []uint64{1, 2}}, got); diff != "" {
 		t.Errorf("Difference (-want +got):\n%s", diff)
@@ -74,7 +74,7 @@ func TestDifferenceNamesHashes(t *testing.T) {
 }
 
 func TestConvergedOfAnUnknownWorker(t *testing.T) {
-	c := held(t)
+	c := withBlocks(t)
 	wantProperty(t, c.Converged("z", 0, device, set(1)), checker.Convergent)
 	wantProperty(t, c.Converged("z", 0, device, nil), "")
 }
@@ -94,9 +94,9 @@ func TestConvergedAfterALateStart(t *testing.T) {
 }
 
 func TestReported(t *testing.T) {
-	wantProperty(t, held(t).Reported("a", 0), checker.Reported)
-	wantProperty(t, held(t, gap(0, 0)).Reported("a", 0), "")
-	wantProperty(t, held(t, gap(0, 0)).Reported("a", 1), checker.Reported)
-	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)).Reported("a", 0), "")
-	wantProperty(t, held(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED)).Reported("a", 0), checker.Reported)
+	wantProperty(t, withBlocks(t).Reported("a", 0), checker.Reported)
+	wantProperty(t, withBlocks(t, gap(0, 0)).Reported("a", 0), "")
+	wantProperty(t, withBlocks(t, gap(0, 0)).Reported("a", 1), checker.Reported)
+	wantProperty(t, withBlocks(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)).Reported("a", 0), "")
+	wantProperty(t, withBlocks(t, clearAll(0, 0, kvcastv1.Cleared_REASON_ENGINE_CLEARED)).Reported("a", 0), checker.Reported)
 }

@@ -7,15 +7,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// tierKey names a tier of a dp rank.
+// tierKey identifies a tier of a dp rank.
 type tierKey struct {
 	rank uint32
 	tier kvcastv1.Tier
 }
 
-// checkDigests compares what the server says workers hold with the view, which is
-// at the same position. Of a worker that is named nothing is left out: what is not
-// named is empty.
+// checkDigests compares the server's digests with the view at the same position. The digests of a
+// worker are complete: ranks and tiers without one are empty.
 func (c *Checker) checkDigests(digests []*kvcastv1.WorkerDigest, at uint64) error {
 	named := make(map[string]map[tierKey]struct{})
 	for _, d := range digests {
@@ -39,7 +38,7 @@ func (c *Checker) checkDigests(digests []*kvcastv1.WorkerDigest, at uint64) erro
 	return nil
 }
 
-// checkDigest checks one.
+// checkDigest checks one digest.
 func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 	name, n, tier, seq := d.GetWorker(), d.GetDpRank(), d.GetTier(), d.GetSeq()
 	switch {
@@ -78,7 +77,7 @@ func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 	return nil
 }
 
-// checkUnnamed finds blocks where a worker that is named has none.
+// checkUnnamed finds blocks of a worker at ranks and tiers without a digest.
 func (c *Checker) checkUnnamed(name string, named map[tierKey]struct{}) error {
 	for _, n := range c.view.Ranks(name) {
 		for tier := range kvcastv1.Tier_name {
@@ -92,11 +91,11 @@ func (c *Checker) checkUnnamed(name string, named map[tierKey]struct{}) error {
 	return nil
 }
 
-// Compared returns how many digests have been found to be those of the view, so
-// that a test knows that it has proved something.
+// Compared returns the number of digests that were compared and matched, so that a test can verify
+// that there were any.
 func (c *Checker) Compared() int { return c.compared }
 
-// complete reports whether everything that a rank holds has been seen.
+// complete reports whether all blocks of a rank have been seen.
 func (c *Checker) complete(w *worker, n uint32) bool {
 	return w.whole || w.rank(n).cleared
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestDigestsOfProgress(t *testing.T) {
-	// What worker "a" holds after entry 2, and what comes of changing that.
+	// The blocks of worker "a" after entry 2, and digests that differ from them.
 	good := func() []*kvcastv1.WorkerDigest {
 		return []*kvcastv1.WorkerDigest{
 			{Worker: "a", Tier: device, Blocks: 3, Digest: checker.Digest(set(1, 2, 3)), Seq: 2},
@@ -22,7 +22,7 @@ func TestDigestsOfProgress(t *testing.T) {
 		spoil func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest
 	}{
 		{"good", "", func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { return d }},
-		{"of nobody", "", func([]*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { return nil }},
+		{"none", "", func([]*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { return nil }},
 		{"of an earlier entry", checker.Progress, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Seq = 1; return d }},
 		{"of an entry that did not come", checker.GapFree, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Seq = 3; return d }},
 		{"count wrong", checker.Convergent, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Blocks = 2; return d }},
@@ -40,7 +40,7 @@ func TestDigestsOfProgress(t *testing.T) {
 			d[0].Worker, d[0].Seq = "b", 3
 			return d
 		}},
-		{"of a worker that nothing told of", checker.Convergent, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest {
+		{"of an unknown worker", checker.Convergent, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest {
 			d[0].Worker = "c"
 			return d
 		}},

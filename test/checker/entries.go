@@ -6,8 +6,8 @@ import (
 
 // entries checks a message with entries, and applies it.
 //
-// What came twice or out of order is looked for in the whole message before what
-// is missing: a swap is a hole too, and should be called a swap.
+// Duplicates and reordering are checked in the whole message before holes: swapped entries also
+// cause a hole, and are to be reported as swapped.
 func (c *Checker) entries(msg *kvcastv1.SubscribeResponse) error {
 	if err := c.checkOrder(msg.GetEntries()); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (c *Checker) checkOrder(entries []*kvcastv1.Entry) error {
 	return nil
 }
 
-// checkHoles is called with entries in order, all beyond the head.
+// checkHoles checks entries that are in order and after the head.
 func (c *Checker) checkHoles(msg *kvcastv1.SubscribeResponse) error {
 	entries, pos := msg.GetEntries(), msg.GetPosition().GetSeq()
 	last := entries[len(entries)-1].GetSeq()
@@ -92,8 +92,8 @@ func (c *Checker) checkHoles(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// checkEntry checks one entry: its form, what was asked for, and how it follows
-// from what its worker did before.
+// checkEntry checks one entry: its form, the filter, and how it follows from the previous entries
+// of its worker.
 func (c *Checker) checkEntry(e *kvcastv1.Entry) error {
 	if err := checkEntryForm(e); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 	return c.checkDigests(digests, at)
 }
 
-// checkAlive checks a Progress that only says that a snapshot waits.
+// checkAlive checks a Progress that only reports that a snapshot is pending.
 func checkAlive(msg *kvcastv1.SubscribeResponse) error {
 	if len(msg.GetProgress().GetWorkers()) > 0 {
 		return broken(Protocol, "digests where what is held is not whole")

@@ -7,7 +7,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// filter is the Filter asked for, with what follows from it.
+// filter is the requested Filter, with values derived from it.
 type filter struct {
 	workers, models []string
 	tiers           []kvcastv1.Tier
@@ -17,8 +17,7 @@ func newFilter(f *kvcastv1.Filter) filter {
 	return filter{workers: f.GetWorkers(), models: f.GetModels(), tiers: f.GetTiers()}
 }
 
-// normal returns a filter that asks for everything where none is given, so that
-// the two compare equal.
+// normal returns the filter, or an empty one for nil, so that the two compare equal.
 func normal(f *kvcastv1.Filter) *kvcastv1.Filter {
 	if f == nil {
 		return &kvcastv1.Filter{}
@@ -26,12 +25,12 @@ func normal(f *kvcastv1.Filter) *kvcastv1.Filter {
 	return f
 }
 
-// all reports whether every entry is asked for.
+// all reports whether the filter passes every entry.
 func (f filter) all() bool {
 	return len(f.workers) == 0 && len(f.models) == 0 && len(f.tiers) == 0
 }
 
-// check finds what was not asked for.
+// check finds content outside the filter.
 func (f filter) check(e *kvcastv1.Entry) error {
 	if what := f.refuses(e.GetWorker(), e.GetModel()); what != "" {
 		return broken(Filtered, "entry %d is of %s", e.GetSeq(), what)
@@ -44,7 +43,7 @@ func (f filter) check(e *kvcastv1.Entry) error {
 	return nil
 }
 
-// refuses returns what of a worker was not asked for, or nothing.
+// refuses returns which part of a worker is outside the filter, or "".
 func (f filter) refuses(worker, model string) string {
 	switch {
 	case len(f.workers) > 0 && !slices.Contains(f.workers, worker):

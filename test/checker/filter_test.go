@@ -7,8 +7,8 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// filteredStream is what is left of a stream with holes where a filter took
-// something out: all is of worker "a", and its device blocks alone.
+// filteredStream is the remainder of a stream with holes where a filter removed something: only
+// worker "a", and only its device blocks.
 func filteredStream() stream {
 	req := fromEarliest()
 	req.Filter = &kvcastv1.Filter{
@@ -58,7 +58,7 @@ func TestFilteredStreams(t *testing.T) {
 func TestWorkerMayReturnWithTheFilteredModel(t *testing.T) {
 	req := fromEarliest()
 	req.Filter = &kvcastv1.Filter{Models: []string{"m-a"}}
-	// Ids 1 to 6 were under another model, and so were 9 to 11.
+	// Ids 1 to 6 and 9 to 11 were used under another model.
 	s := stream{req, []*kvcastv1.SubscribeResponse{
 		accepted(kvcastv1.Accepted_MODE_EARLIEST, 0, 9),
 		message(0, added(4, "a", 7), removed(6, "a", 8), added(9, "a", 12)),

@@ -8,7 +8,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// checkEntryForm finds what is wrong with an entry whatever came before it.
+// checkEntryForm finds errors in an entry that do not depend on previous ones.
 func checkEntryForm(e *kvcastv1.Entry) error {
 	if e.GetWorker() == "" {
 		return broken(Protocol, "entry %d names no worker", e.GetSeq())
@@ -32,7 +32,7 @@ func aboutWorker(ev *kvcastv1.RouterEvent) bool {
 	return ev.GetWorkerAdded() != nil || ev.GetWorkerRemoved() != nil
 }
 
-// eventFault returns what is wrong with an event's form, or nothing.
+// eventFault returns the error in an event's form, or "".
 func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	if ev.GetEventId() == 0 {
 		return "no event_id"
@@ -60,7 +60,7 @@ func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	return kindFault(e, ev)
 }
 
-// ofNoBatch are the reasons of gaps in which no batch is missing.
+// ofNoBatch are the reasons of gaps that miss no batch.
 var ofNoBatch = []kvcastv1.Gap_Reason{
 	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_SHARED_TIER, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES,
 }
@@ -102,8 +102,7 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	return ""
 }
 
-// blocksFault returns what is wrong with the form of an event of a snapshot's
-// blocks, or nothing.
+// blocksFault returns the error in the form of a snapshot's event of blocks, or "".
 func blocksFault(ev *kvcastv1.RouterEvent) string {
 	switch {
 	case ev.GetStored() == nil:
@@ -139,17 +138,17 @@ func storedFault(s *kvcastv1.Stored) string {
 
 func realTier(t kvcastv1.Tier) bool { return named(kvcastv1.Tier_name, t) }
 
-// named reports whether an enum's value is one of the contract's, and not its zero.
+// named reports whether an enum value is defined in the contract and not zero.
 func named[E ~int32](names map[int32]string, e E) bool {
 	_, ok := names[int32(e)]
 	return ok && e != 0
 }
 
-// maxMessage is the size in bytes that a message of more than one entry, or of digests of
-// more than one worker, keeps to.
+// maxMessage is the maximum size in bytes of a message with more than one entry, or with the
+// digests of more than one worker.
 const maxMessage = 1 << 20
 
-// checkShape finds what is wrong with a message whatever came before it.
+// checkShape finds errors in a message that do not depend on previous ones.
 func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
 	if msg == nil {
 		return broken(Protocol, "a nil message")
@@ -164,7 +163,7 @@ func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
 			parts++
 		}
 	}
-	// A ReplayResponse has no Progress: a position alone stands for it.
+	// A ReplayResponse has no Progress: a position alone has that meaning.
 	alone := c.call == callReplay && parts == 0 && msg.GetPosition() != nil
 	if parts != 1 && !alone {
 		return broken(Protocol, "a message with %d parts, not one", parts)
@@ -180,12 +179,12 @@ func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// partOfSnapshot reports whether a message has its place within a snapshot alone.
+// partOfSnapshot reports whether a message may occur only within a snapshot.
 func partOfSnapshot(msg *kvcastv1.SubscribeResponse) bool {
 	return msg.GetSnapshotWorker() != nil || len(msg.GetSnapshotBlocks()) > 0 || msg.GetSnapshotEnd() != nil
 }
 
-// checkLink finds what is wrong between a message's position and the one before.
+// checkLink finds errors between a message's position and the previous one.
 func (c *Checker) checkLink(msg *kvcastv1.SubscribeResponse) error {
 	if msg.GetPosition() == nil {
 		return broken(Protocol, "a message without a position")
@@ -199,7 +198,7 @@ func (c *Checker) checkLink(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// checkUnplaced finds a position in a message that must not carry one.
+// checkUnplaced finds a position in a message that must not have one.
 func checkUnplaced(msg *kvcastv1.SubscribeResponse) error {
 	if msg.GetPosition() != nil || msg.GetPrevSeq() != 0 {
 		return broken(Protocol, "position %d and prev_seq %d where what is held is not whole",

@@ -7,8 +7,8 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// TestTooManyBlocksIsReportedOnce follows what the contract says of
-// REASON_TOO_MANY_BLOCKS, and of REASON_TOO_MANY_ATTRIBUTES.
+// TestTooManyBlocksIsReportedOnce follows the contract of REASON_TOO_MANY_BLOCKS and
+// REASON_TOO_MANY_ATTRIBUTES.
 func TestTooManyBlocksIsReportedOnce(t *testing.T) {
 	attributes := func() *kvcastv1.RouterEvent {
 		ev := overfull(0, 0)

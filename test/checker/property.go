@@ -7,37 +7,36 @@ type Property string
 
 // The guarantees.
 const (
-	// Ordered: the seqs of entries grow.
+	// Ordered: the seqs of entries increase.
 	Ordered Property = "Ordered"
-	// Unique: no entry comes twice, over all resumed streams, and none that a
-	// snapshot before it holds.
+	// Unique: no entry is delivered twice, over all resumed streams, nor after a snapshot that
+	// covers it.
 	Unique Property = "Unique"
-	// GapFree: nothing is missing. Each position is chained to the one before,
-	// a stream begins exactly where it was asked to, seqs have no holes that a
-	// filter does not explain, and neither have the event_ids of a worker.
+	// GapFree: nothing is missing. Each position chains to the previous one, a stream begins
+	// exactly where it was requested, and neither the seqs nor the event_ids of a worker have holes
+	// that a filter does not explain.
 	GapFree Property = "GapFree"
 	// Atomic: an entry is a whole engine batch.
 	Atomic Property = "Atomic"
-	// Filtered: nothing comes that was not asked for.
+	// Filtered: nothing outside the filter is delivered.
 	Filtered Property = "Filtered"
-	// Progress: a position says what has been delivered, neither more nor less.
+	// Progress: a position covers exactly what has been delivered.
 	Progress Property = "Progress"
-	// Snapshot: a snapshot and the entries after it equal the state later. It
-	// contains each worker and each of its blocks once, in order, and nothing that
-	// its position does not cover.
+	// Snapshot: a snapshot and the entries after it amount to the later state. It contains each
+	// worker and each of its blocks once, in order, and nothing that its position does not cover.
 	Snapshot Property = "Snapshot"
 	// Reported: what cannot be known is reported.
 	Reported Property = "Reported"
-	// Convergent: the view equals what the engine holds.
+	// Convergent: the view equals the blocks of the engine.
 	Convergent Property = "Convergent"
-	// Protocol: messages have the form that the contract gives them.
+	// Protocol: messages have the form that the contract specifies.
 	Protocol Property = "Protocol"
 )
 
-// Violation is a broken guarantee.
+// Violation is a violated guarantee.
 type Violation struct {
 	Property Property
-	// Detail says where and how.
+	// Detail describes the violation and where it occurred.
 	Detail string
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// passed returns what a filter leaves of an entry, nil where that is nothing.
+// passed returns the part of an entry that passes a filter, or nil.
 func passed(f *kvcastv1.Filter, e *kvcastv1.Entry) *kvcastv1.Entry {
 	if len(f.GetWorkers()) > 0 && !slices.Contains(f.Workers, e.Worker) {
 		return nil
@@ -38,8 +38,8 @@ func drawFilter(t *rapid.T) *kvcastv1.Filter {
 	}
 }
 
-// filterStreams takes out what a filter does not let pass, as a server does: a
-// message of nothing becomes progress, or is not sent at all.
+// filterStreams removes what does not pass a filter, as a server does: a message without entries
+// becomes progress, or is omitted.
 func filterStreams(t *rapid.T, f *kvcastv1.Filter, streams []stream) []stream {
 	out := make([]stream, 0, len(streams))
 	head := uint64(0)

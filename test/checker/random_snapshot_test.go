@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// stateAt is the view of a journal's first seq entries.
+// stateAt returns the view after a journal's first seq entries.
 func stateAt(entries []*kvcastv1.Entry, seq uint64) *checker.View {
 	v := checker.NewView()
 	for _, e := range entries[:seq] {
@@ -21,7 +21,7 @@ func stateAt(entries []*kvcastv1.Entry, seq uint64) *checker.View {
 	return v
 }
 
-// recordAt is what a snapshot tells of a worker as it was at seq.
+// recordAt returns the snapshot's record of a worker as of seq.
 func recordAt(entries []*kvcastv1.Entry, seq uint64, name string) *kvcastv1.SubscribeResponse {
 	m := snapshotWorker(name, 0)
 	for _, e := range entries[:seq] {
@@ -38,9 +38,9 @@ func recordAt(entries []*kvcastv1.Entry, seq uint64, name string) *kvcastv1.Subs
 	return m
 }
 
-// drawBlocks tells blocks of one place, each after its parent, in events of random
-// length. From each block it climbs to the first ancestor that was told, or is not
-// there; it does not climb in a circle.
+// drawBlocks sends the blocks of one rank and tier, each after its parent, in events of random
+// length. From each block it climbs to the first ancestor that was sent or is absent; it does not
+// follow a cycle.
 func drawBlocks(t *rapid.T, rank uint32, tier kvcastv1.Tier, set map[uint64]checker.Block) []*kvcastv1.RouterEvent {
 	var events []*kvcastv1.RouterEvent
 	told := make(map[uint64]bool)
@@ -100,7 +100,7 @@ func (f *feed) send(m *kvcastv1.SubscribeResponse) {
 	s.msgs = append(s.msgs, proto.CloneOf(m))
 }
 
-// passed returns what passes the filter.
+// passed returns the part of an entry that passes the filter.
 func (f *feed) passed(entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 	var left []*kvcastv1.Entry
 	for _, e := range entries {
@@ -111,11 +111,11 @@ func (f *feed) passed(entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 	return left
 }
 
-// snapshot sends a snapshot, perhaps after a part of one.
+// snapshot sends a snapshot, sometimes after an aborted one.
 //
-// It lists the workers at one seq, and reads each at one of its own: the record
-// exactly there, the blocks of each rank and tier there or later. The entries after
-// that, up to the end, make it exact.
+// It lists the workers at one seq, and reads each at a seq of its own: the record exactly there,
+// the blocks of each rank and tier there or later. The entries after that, up to the end, make the
+// snapshot exact.
 func (f *feed) snapshot() {
 	t := f.t
 	f.send(snapshotBegin())
@@ -125,7 +125,7 @@ func (f *feed) snapshot() {
 		cut := rapid.Uint64Range(listed, f.newest()).Draw(t, "cut")
 		end = max(end, cut)
 		if !slices.Contains(stateAt(f.entries, cut).Workers(), name) {
-			continue // it was removed meanwhile
+			continue // removed in the meantime
 		}
 		if f.filter != nil && passed(&kvcastv1.Filter{Workers: f.filter.Workers, Models: f.filter.Models},
 			added(1, name, 1)) == nil {
@@ -146,7 +146,7 @@ func (f *feed) snapshot() {
 				}
 			}
 		}
-		if rapid.IntRange(0, 9).Draw(t, "anew") == 0 {
+		if rapid.IntRange(0, 9).Draw(t, "restart") == 0 {
 			f.snapshot()
 			return
 		}
@@ -165,7 +165,7 @@ func (f *feed) snapshot() {
 	f.head = end
 }
 
-// step delivers some more.
+// step delivers the next entries.
 func (f *feed) step() {
 	t, newest := f.t, f.newest()
 	switch rapid.IntRange(0, 11).Draw(t, "next") {
@@ -202,8 +202,8 @@ func (f *feed) step() {
 	}
 }
 
-// drawSnapshotStreams delivers entries to a subscriber with snapshots here and
-// there: at the start, in mid-stream, begun anew, and instead of resuming.
+// drawSnapshotStreams delivers entries to a subscriber with random snapshots: at the start, in
+// mid-stream, restarted, and instead of resuming.
 func drawSnapshotStreams(t *rapid.T, filter *kvcastv1.Filter, entries []*kvcastv1.Entry) []stream {
 	f := &feed{t: t, filter: filter, entries: entries}
 	f.begin(fromSnapshot(), announced(1, f.newest()))
@@ -215,7 +215,7 @@ func drawSnapshotStreams(t *rapid.T, filter *kvcastv1.Filter, entries []*kvcastv
 	return f.streams
 }
 
-// drawTiers puts some of the blocks elsewhere.
+// drawTiers moves some of the blocks to other tiers.
 func drawTiers(t *rapid.T, entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 	for _, e := range entries {
 		for _, ev := range e.Events {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// drawEntries returns a journal from seq 1: workers that come and go, each with
+// drawEntries returns a journal from seq 1 in which workers are added and removed, each with
 // event_ids of its own.
 func drawEntries(t *rapid.T) []*kvcastv1.Entry {
 	lastID := make(map[string]uint64)
@@ -53,7 +53,7 @@ func drawEvent(t *rapid.T, id uint64, rank uint32) *kvcastv1.RouterEvent {
 	case 5, 6:
 		return child(id, rank, rapid.Uint64Range(1, 20).Draw(t, "parent"), hashes...)
 	case 7:
-		ev := store(id, rank, hashes...) // the engine named hashes alone
+		ev := store(id, rank, hashes...) // event of hashes only
 		ev.GetStored().TokensHashes, ev.GetStored().BlockSize = nil, 0
 		return ev
 	default:
@@ -61,8 +61,8 @@ func drawEvent(t *rapid.T, id uint64, rank uint32) *kvcastv1.RouterEvent {
 	}
 }
 
-// drawStreams delivers entries to a subscriber that resumes now and then: in
-// messages of any length, with progress between them and a last one at the end.
+// drawStreams delivers entries to a subscriber that sometimes resumes: in messages of any length,
+// with progress between them and a last one at the end.
 func drawStreams(t *rapid.T, entries []*kvcastv1.Entry) []stream {
 	var streams []stream
 	newest, head := uint64(len(entries)), uint64(0)
@@ -115,8 +115,7 @@ func places(streams []stream) []place {
 	return p
 }
 
-// mutations each break one thing somewhere. They return false where the streams
-// have nothing to break in that way.
+// mutations each violate one rule somewhere. They return false if the streams offer no opportunity.
 var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 	"drop an entry": func(t *rapid.T, streams []stream) bool {
 		m := drawPlace(t, streams).m
@@ -183,7 +182,7 @@ var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 		second := proto.CloneOf(first)
 		first.Events, second.Events = first.Events[:1], second.Events[1:]
 		p.m.Entries = append(p.m.Entries[:i+1:i+1], append([]*kvcastv1.Entry{second}, p.m.Entries[i+1:]...)...)
-		// What comes later moves up by one, as if the journal were so.
+		// Later seqs increase by one, as if the journal had both entries.
 		shift(streams, second)
 		return true
 	},
@@ -215,9 +214,9 @@ var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 		m := drawPlace(t, streams).m
 		e := m.Entries[drawIndex(t, len(m.Entries))]
 		if len(e.Events) < 2 {
-			return false // an entry of no events is another mutation
+			return false // an entry without events is another mutation
 		}
-		// The last event of a worker is missed by nobody.
+		// Losing the last event of a worker is undetectable.
 		e.Events = e.Events[1:]
 		return true
 	},
@@ -235,7 +234,7 @@ var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 		drawPlace(t, streams).m.Position.Epoch = "e2"
 		return true
 	},
-	"take away a dp_rank": func(t *rapid.T, streams []stream) bool {
+	"remove a dp_rank": func(t *rapid.T, streams []stream) bool {
 		m := drawPlace(t, streams).m
 		ev := m.Entries[drawIndex(t, len(m.Entries))].Events[0]
 		if ev.DpRank == nil {
@@ -244,7 +243,7 @@ var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 		ev.DpRank = nil
 		return true
 	},
-	"take away a kind": func(t *rapid.T, streams []stream) bool {
+	"remove a kind": func(t *rapid.T, streams []stream) bool {
 		m := drawPlace(t, streams).m
 		m.Entries[drawIndex(t, len(m.Entries))].Events[0].Event = nil
 		return true
@@ -263,7 +262,7 @@ var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 		m := drawPlace(t, streams).m
 		e := m.Entries[drawIndex(t, len(m.Entries))]
 		if e.Events[0].GetWorkerAdded() != nil {
-			return false // a worker of that name may well have been added
+			return false // a worker with that name may exist
 		}
 		e.Worker = "z"
 		return true
@@ -284,7 +283,7 @@ func drawDelta(t *rapid.T) uint64 {
 	return 1
 }
 
-// shift adds one to every seq from the entry on, and to what is said of them.
+// shift adds one to every seq from the entry on, and to references to them.
 func shift(streams []stream, from *kvcastv1.Entry) {
 	at := from.Seq
 	for _, s := range streams {
@@ -346,8 +345,8 @@ func TestEverySingleMutationIsCaught(t *testing.T) {
 	}
 }
 
-// playToEnd is play for streams that may be so broken that a later one no longer
-// resumes where the one before ended, which is a finding too.
+// playToEnd is play for streams that may be so damaged that a later one no longer resumes at the
+// end of the previous one, which also counts as a violation.
 func playToEnd(streams []stream) error {
 	c := checker.New(checker.Options{})
 	for _, s := range streams {

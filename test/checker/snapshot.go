@@ -9,27 +9,26 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// snapshot is what the Checker remembers of the snapshot it is in.
+// snapshot is the state of the Checker within a snapshot.
 type snapshot struct {
-	// floor is the seq that it must not end behind.
+	// floor is the lowest seq that the snapshot may end at.
 	floor uint64
-	// worker is the last one announced, whose blocks follow.
+	// worker is the last announced worker, whose blocks follow.
 	worker string
-	// entries reports whether no more workers come.
+	// entries reports whether the workers are complete.
 	entries bool
-	// awaited are the parents of the worker's blocks that have not come, each with
-	// the children that have.
+	// awaited are the missing parents of the worker's blocks, each with the children received.
 	awaited map[blockKey][]uint64
 }
 
-// blockKey names a block of a worker.
+// blockKey identifies a block of a worker.
 type blockKey struct {
 	rank uint32
 	tier kvcastv1.Tier
 	hash uint64
 }
 
-// snapshotBegin checks a SnapshotBegin, and discards what is held.
+// snapshotBegin checks a SnapshotBegin, and discards the state.
 func (c *Checker) snapshotBegin(msg *kvcastv1.SubscribeResponse) error {
 	if err := checkUnplaced(msg); err != nil {
 		return err
@@ -52,8 +51,7 @@ func (c *Checker) snapshotBegin(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// discard discards the state, as a router does on SnapshotBegin. Reported losses stay
-// reported.
+// discard discards the state, as a router does on SnapshotBegin. Reported losses stay reported.
 func (c *Checker) discard() {
 	c.state, c.stateFilter = statePartial, nil
 	c.fromStart, c.allWorkersSeen = false, false
@@ -63,8 +61,7 @@ func (c *Checker) discard() {
 	c.view.Reset()
 }
 
-// snapshotPart checks a message between SnapshotBegin and SnapshotEnd, and the
-// latter.
+// snapshotPart checks a message after SnapshotBegin, up to and including SnapshotEnd.
 func (c *Checker) snapshotPart(msg *kvcastv1.SubscribeResponse) error {
 	if msg.GetSnapshotEnd() != nil {
 		return c.snapshotEnd(msg)
@@ -140,7 +137,7 @@ func (c *Checker) snapshotBlocks(b *kvcastv1.SnapshotBlocks) error {
 	return nil
 }
 
-// snapshotStored checks blocks by those before them, and applies them.
+// snapshotStored checks blocks against the previous ones, and applies them.
 func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	name, stored := c.snap.worker, ev.GetStored()
 	key := blockKey{rank: ev.GetDpRank(), tier: ev.GetTier()}
@@ -173,8 +170,8 @@ func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	return nil
 }
 
-// descends reports whether a block continues another one, by way of any number of
-// blocks. Where a parent does so to its child, there is no order to keep.
+// descends reports whether a block is a descendant of another one. If a parent descends from its
+// child, the two have no order.
 func descends(set map[uint64]Block, hash, from uint64) bool {
 	for range set {
 		b := set[hash]
@@ -195,7 +192,7 @@ func (c *Checker) snapshotEntries(entries []*kvcastv1.Entry) error {
 	return c.apply(entries)
 }
 
-// snapshotEnd checks a SnapshotEnd, with which the view is whole.
+// snapshotEnd checks a SnapshotEnd, which completes the view.
 func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
 	pos, q := msg.GetPosition(), msg.GetPosition().GetSeq()
 	switch {

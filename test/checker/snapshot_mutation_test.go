@@ -18,7 +18,7 @@ type spot struct {
 	m           *response
 }
 
-// drawSpot returns one of the messages of snapshots that fit, false where none does.
+// drawSpot returns a random message of snapshots that matches, or false if none does.
 func drawSpot(t *rapid.T, streams []stream, fits func(m *response) bool) (spot, bool) {
 	return drawSpotWhere(t, streams, func(p spot) bool { return fits(p.m) })
 }
@@ -48,7 +48,7 @@ func hasEntries(m *response) bool { return m.Entries != nil }
 func hasEnd(m *response) bool     { return m.SnapshotEnd != nil }
 func hasNoEnd(m *response) bool   { return m.SnapshotEnd == nil }
 
-// onSpot makes a mutation of a change to a message that fits.
+// onSpot returns a mutation that changes a matching message.
 func onSpot(fits func(m *response) bool, change func(t *rapid.T, m *response)) func(*rapid.T, []stream) bool {
 	return func(t *rapid.T, streams []stream) bool {
 		p, ok := drawSpot(t, streams, fits)
@@ -59,7 +59,7 @@ func onSpot(fits func(m *response) bool, change func(t *rapid.T, m *response)) f
 	}
 }
 
-// onBlocks makes a mutation of a change to an event of a snapshot's blocks.
+// onBlocks returns a mutation that changes an event of a snapshot's blocks.
 func onBlocks(change func(t *rapid.T, ev *kvcastv1.RouterEvent)) func(*rapid.T, []stream) bool {
 	return onSpot(hasBlocks, func(t *rapid.T, m *response) {
 		events := m.SnapshotBlocks[0].Events
@@ -67,7 +67,7 @@ func onBlocks(change func(t *rapid.T, ev *kvcastv1.RouterEvent)) func(*rapid.T, 
 	})
 }
 
-// next returns the message after a spot, an empty one at the end of a stream.
+// next returns the message after a spot, or an empty one at the end of a stream.
 func next(streams []stream, p spot) *response {
 	if msgs := streams[p.stream].msgs; p.msg+1 < len(msgs) {
 		return msgs[p.msg+1]
@@ -75,8 +75,8 @@ func next(streams []stream, p spot) *response {
 	return &response{}
 }
 
-// toldBefore reports whether a worker is told in the snapshot before a spot.
-func toldBefore(streams []stream, p spot, name string) bool {
+// announcedBefore reports whether a worker appears in the snapshot before a spot.
+func announcedBefore(streams []stream, p spot, name string) bool {
 	told := false
 	for _, m := range streams[p.stream].msgs[:p.msg] {
 		told = (told || m.SnapshotWorker.GetWorker() == name) && m.SnapshotBegin == nil
@@ -84,8 +84,8 @@ func toldBefore(streams []stream, p spot, name string) bool {
 	return told
 }
 
-// comesAgain reports whether a worker has an entry after a spot that is not discarded.
-func comesAgain(streams []stream, p spot, name string) bool {
+// hasLaterEntry reports whether a worker has an entry after a spot that is not discarded.
+func hasLaterEntry(streams []stream, p spot, name string) bool {
 	for i := p.stream; i < len(streams); i++ {
 		msgs := streams[i].msgs
 		if i == p.stream {
@@ -105,8 +105,8 @@ func comesAgain(streams []stream, p spot, name string) bool {
 	return false
 }
 
-// withChild returns the index of an event whose blocks the event after it
-// continues, -1 where there is none. It has no parent, so it is in no circle.
+// withChild returns the index of an event whose blocks the next event continues, or -1. The event
+// has no parent, so it is in no cycle.
 func withChild(m *response) int {
 	events := m.SnapshotBlocks[0].Events
 	for i := range len(events) - 1 {
@@ -128,21 +128,21 @@ func drop(streams []stream, p spot) {
 	s.msgs = slices.Delete(s.msgs, p.msg, p.msg+1)
 }
 
-// swap swaps a message with the one after it.
+// swap swaps a message with the next one.
 func swap(streams []stream, p spot) {
 	msgs := streams[p.stream].msgs
 	msgs[p.msg], msgs[p.msg+1] = msgs[p.msg+1], msgs[p.msg]
 }
 
-// snapshotMutations each break one thing in a snapshot. They return false where the
-// streams have nothing to break in that way.
+// snapshotMutations each violate one rule in a snapshot. They return false if the streams offer no
+// opportunity.
 var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 	"drop SnapshotBegin": func(t *rapid.T, streams []stream) bool {
 		p, _ := drawSpot(t, streams, hasBegin)
 		before := streams[p.stream].msgs[p.msg-1]
 		last := p.msg == len(streams[p.stream].msgs)-1
 		if last || hasBegin(next(streams, p)) || (before.Position == nil && before.Accepted == nil) {
-			return false // nothing came of it, or it began anew and takes nothing back
+			return false // it had no effect, or the snapshot restarted and repeats nothing
 		}
 		drop(streams, p)
 		return true
@@ -150,7 +150,7 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 	"drop SnapshotEnd": func(t *rapid.T, streams []stream) bool {
 		p, _ := drawSpot(t, streams, hasEnd)
 		if p.msg == len(streams[p.stream].msgs)-1 || hasBegin(next(streams, p)) {
-			return false // it may as well begin anew
+			return false // restarting is allowed here
 		}
 		drop(streams, p)
 		return true
@@ -158,16 +158,16 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 	"drop a worker": func(t *rapid.T, streams []stream) bool {
 		p, ok := drawSpot(t, streams, hasWorker)
 		if !ok || !hasBlocks(next(streams, p)) {
-			return false // nobody misses a worker that holds nothing
+			return false // a missing worker without blocks is undetectable
 		}
 		drop(streams, p)
 		return true
 	},
 	"drop an entry": func(t *rapid.T, streams []stream) bool {
-		// Else nobody knows what its event_ids were, or are.
+		// The loss is detectable only if the event_ids of the worker before and after are known.
 		missed := func(p spot) int {
 			return slices.IndexFunc(p.m.Entries, func(e *kvcastv1.Entry) bool {
-				return toldBefore(streams, p, e.Worker) && comesAgain(streams, p, e.Worker)
+				return announcedBefore(streams, p, e.Worker) && hasLaterEntry(streams, p, e.Worker)
 			})
 		}
 		p, ok := drawSpotWhere(t, streams, func(p spot) bool { return missed(p) >= 0 })
@@ -251,7 +251,7 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 	},
 	"shift a last_event_id": func(t *rapid.T, streams []stream) bool {
 		p, ok := drawSpotWhere(t, streams, func(p spot) bool {
-			return hasWorker(p.m) && comesAgain(streams, p, p.m.SnapshotWorker.Worker)
+			return hasWorker(p.m) && hasLaterEntry(streams, p, p.m.SnapshotWorker.Worker)
 		})
 		if ok {
 			p.m.SnapshotWorker.LastEventId += drawDelta(t)
@@ -264,7 +264,7 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 	"shift the position":        onSpot(hasEnd, func(t *rapid.T, m *response) { m.Position.Seq += drawDelta(t) }),
 	"shift prev_seq":            onSpot(hasEnd, func(t *rapid.T, m *response) { m.PrevSeq += drawDelta(t) }),
 	"rename a worker":           onSpot(hasBlocks, func(_ *rapid.T, m *response) { m.SnapshotBlocks[0].Worker = "z" }),
-	"take away a record":        onSpot(hasWorker, func(_ *rapid.T, m *response) { m.SnapshotWorker.Added = nil }),
+	"remove a record":           onSpot(hasWorker, func(_ *rapid.T, m *response) { m.SnapshotWorker.Added = nil }),
 	"empty an entry":            onSpot(hasEntries, func(_ *rapid.T, m *response) { m.Entries[0].Events = nil }),
 	"end before the entries": func(t *rapid.T, streams []stream) bool {
 		p, ok := drawSpot(t, streams, hasEntries)
@@ -273,10 +273,10 @@ var snapshotMutations = map[string]func(t *rapid.T, streams []stream) bool{
 		}
 		return ok
 	},
-	"empty blocks":        onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.GetStored().BlockHashes = nil }),
-	"an event_id":         onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.EventId = 1 }),
-	"take away a dp_rank": onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.DpRank = nil }),
-	"take away a tier":    onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.Tier = 0 }),
+	"empty blocks":     onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.GetStored().BlockHashes = nil }),
+	"an event_id":      onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.EventId = 1 }),
+	"remove a dp_rank": onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.DpRank = nil }),
+	"remove a tier":    onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) { ev.Tier = 0 }),
 	"token_ids": onBlocks(func(_ *rapid.T, ev *kvcastv1.RouterEvent) {
 		ev.GetStored().TokenIds = make([]uint32, max(1, len(ev.GetStored().BlockHashes)*int(ev.GetStored().BlockSize)))
 	}),

@@ -10,9 +10,9 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// snapshotStreams is the life of a subscriber that starts with a snapshot, gets
-// another one in mid-stream, which begins anew, and a third one instead of
-// resuming. While the first is made, worker "c" is removed and added again.
+// snapshotStreams returns the streams of a subscriber that starts with a snapshot, receives
+// another one in mid-stream, which restarts, and a third one instead of resuming. During the first
+// snapshot, worker "c" is removed and added again.
 //
 //	stream 0: 0 accepted, 1 begin, 2 worker a, 3 4 blocks, 5 worker b, 6 blocks,
 //	          7 8 entries, 9 end 12, 10 entries 13 14, 11 progress 14,
@@ -168,26 +168,26 @@ func TestEachSnapshotViolationNamesItsProperty(t *testing.T) {
 		{"a worker without its record", checker.Protocol, func(s []stream) { s[0].msgs[2].SnapshotWorker.Added = nil }},
 		{"a worker without an event_id", checker.Protocol, func(s []stream) { s[0].msgs[2].SnapshotWorker.LastEventId = 0 }},
 		{"a worker twice", checker.Snapshot, func(s []stream) { s[0].msgs[5] = snapshotWorker("a", 4) }},
-		{"a worker not told, with an entry", checker.Snapshot, func(s []stream) {
+		{"an unannounced worker, with an entry", checker.Snapshot, func(s []stream) {
 			s[0].msgs = slices.Delete(s[0].msgs, 2, 5)
 		}},
-		{"a worker not told, with an entry later", checker.Snapshot, func(s []stream) {
+		{"an unannounced worker, with an entry later", checker.Snapshot, func(s []stream) {
 			s[0].msgs = slices.Delete(s[0].msgs, 5, 7)
 		}},
-		{"a worker not told at the end, and not removed", checker.Snapshot, func(s []stream) {
+		{"a worker unannounced at the end, and not removed", checker.Snapshot, func(s []stream) {
 			s[0].msgs[7].Entries = slices.Delete(s[0].msgs[7].Entries, 1, 3)
 			drop(&s[0], 8)
 		}},
-		{"a worker not told, and added again", checker.Protocol, func(s []stream) {
+		{"an unannounced worker, added again", checker.Protocol, func(s []stream) {
 			s[0].msgs[7].Entries = slices.Delete(s[0].msgs[7].Entries, 1, 2)
 			s[0].msgs[8].Entries[0].Events[0].EventId = 6
 		}},
-		{"a worker told, and added", checker.Protocol, func(s []stream) { s[0].msgs[8].Entries[0] = added(11, "b", 3) }},
-		{"another model than told", checker.Protocol, func(s []stream) { s[0].msgs[10].Entries[0].Model = "m" }},
+		{"an announced worker, added", checker.Protocol, func(s []stream) { s[0].msgs[8].Entries[0] = added(11, "b", 3) }},
+		{"another model than announced", checker.Protocol, func(s []stream) { s[0].msgs[10].Entries[0].Model = "m" }},
 
 		{"blocks before any worker", checker.Snapshot, func(s []stream) { swap(&s[0], 2) }},
 		{"blocks of another worker", checker.Snapshot, func(s []stream) { swap(&s[0], 4) }},
-		{"blocks of a worker told before", checker.Snapshot, func(s []stream) {
+		{"blocks of an earlier worker", checker.Snapshot, func(s []stream) {
 			insert(&s[0], 7, snapshotBlocks("a", store(0, 0, 40)))
 		}},
 		{"blocks after entries", checker.Snapshot, func(s []stream) { swap(&s[0], 6) }},
@@ -266,7 +266,7 @@ func TestEachSnapshotViolationNamesItsProperty(t *testing.T) {
 
 func TestSnapshotMayHaveAnotherEpoch(t *testing.T) {
 	s := snapshotStreams()[1]
-	s.msgs[0].Accepted.OldestSeq = 1 // nothing was lost but the journal
+	s.msgs[0].Accepted.OldestSeq = 1 // only the journal was lost
 	s.msgs = s.msgs[:3]
 	s.req = fromAfter(77)
 	s.req.GetAfter().Epoch = "e0"
@@ -278,8 +278,7 @@ func TestSnapshotMayHaveAnotherEpoch(t *testing.T) {
 	wantProperty(t, err, checker.Protocol)
 }
 
-// A circle of parents has no order; an engine does not make one, but a server has
-// to get out of it.
+// A cycle of parents has no order; engines do not create one, but a server must not loop on it.
 func TestCyclicParentsHaveNoOrder(t *testing.T) {
 	circle := func(last ...*kvcastv1.RouterEvent) error {
 		_, err := play(t, []stream{{fromSnapshot(), []*kvcastv1.SubscribeResponse{

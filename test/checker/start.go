@@ -4,7 +4,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// wantMode returns how the server has to start what was asked for.
+// wantMode returns the start mode that the request requires.
 func wantMode(req *kvcastv1.SubscribeRequest) kvcastv1.Accepted_Mode {
 	switch req.GetStart().(type) {
 	case *kvcastv1.SubscribeRequest_After:
@@ -18,7 +18,7 @@ func wantMode(req *kvcastv1.SubscribeRequest) kvcastv1.Accepted_Mode {
 	}
 }
 
-// accept checks the answer to the start that was asked for.
+// accept checks the Accepted that answers a request.
 func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 	acc := msg.GetAccepted()
 	oldest, newest := acc.GetOldestSeq(), acc.GetNewestSeq()
@@ -77,7 +77,7 @@ func (c *Checker) announce(msg *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// checkStart finds what is wrong with the position of an Accepted.
+// checkStart finds errors in the position of an Accepted.
 func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
 	acc, pos := msg.GetAccepted(), msg.GetPosition()
 	oldest, newest, at := acc.GetOldestSeq(), acc.GetNewestSeq(), pos.GetSeq()
@@ -89,7 +89,7 @@ func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
 	case c.state != stateNone && acc.GetEpoch() != c.epoch:
 		return broken(Protocol, "resumed in epoch %q, asked in %q", acc.GetEpoch(), c.epoch)
 	case msg.GetPrevSeq() != 0 && msg.GetPrevSeq() != at:
-		// Nothing comes before it, so it is the start or nothing.
+		// Nothing precedes it, so the position is the start or absent.
 		return broken(GapFree, "Accepted at %d with prev_seq %d", at, msg.GetPrevSeq())
 	}
 	switch acc.GetMode() {
@@ -110,7 +110,7 @@ func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
 			return broken(GapFree, "earliest begins at %d, the oldest is %d", at, oldest)
 		}
 	default:
-		// There is no other that has a position.
+		// No other start has a position.
 	}
 	if at < oldest-1 || at > newest {
 		return broken(Protocol, "accepted at %d, outside of %d to %d", at, oldest, newest)

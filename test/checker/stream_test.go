@@ -10,7 +10,7 @@ import (
 
 const epoch = "e1"
 
-// stream is a request and what came of it.
+// stream is a request and its responses.
 type stream struct {
 	req  *kvcastv1.SubscribeRequest
 	msgs []*kvcastv1.SubscribeResponse
@@ -150,7 +150,7 @@ func snapshotEnd(seq uint64) *kvcastv1.SubscribeResponse {
 	}
 }
 
-// child is a store that continues a block.
+// child returns a store that continues a block.
 func child(id uint64, rank uint32, parent uint64, hashes ...uint64) *kvcastv1.RouterEvent {
 	ev := store(id, rank, hashes...)
 	ev.GetStored().ParentHash = proto.Uint64(parent)
@@ -162,7 +162,7 @@ func onDisk(ev *kvcastv1.RouterEvent) *kvcastv1.RouterEvent {
 	return ev
 }
 
-// overfull says that a rank has too many blocks.
+// overfull returns the Gap of a rank with too many blocks.
 func overfull(id uint64, rank uint32) *kvcastv1.RouterEvent {
 	return &kvcastv1.RouterEvent{EventId: id, DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
 		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},

@@ -7,20 +7,20 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// View is what a router knows that has applied a stream as the contract says: for
-// each worker, dp rank and tier a set of blocks. It is for one goroutine.
+// View is the state of a router that has applied a stream as the contract specifies: for each
+// worker, dp rank and tier a set of blocks. It is not safe for concurrent use.
 type View struct {
 	workers map[string]*viewWorker
 }
 
-// viewWorker is what is known of a worker.
+// viewWorker is the state of a worker.
 type viewWorker struct {
-	// added is nil where nothing has said that the worker was added.
+	// added is nil if no event has announced the worker.
 	added *kvcastv1.WorkerAdded
 	ranks map[uint32]*viewRank
 }
 
-// viewRank is what is known of a dp rank.
+// viewRank is the state of a dp rank.
 type viewRank struct {
 	tiers map[kvcastv1.Tier]map[uint64]Block
 	gaps  []*kvcastv1.Gap
@@ -28,12 +28,12 @@ type viewRank struct {
 	incomplete bool
 }
 
-// NewView returns a View of nothing.
+// NewView returns an empty View.
 func NewView() *View {
 	return &View{workers: make(map[string]*viewWorker)}
 }
 
-// Reset empties the view, as SnapshotBegin asks for.
+// Reset empties the view, as SnapshotBegin requires.
 func (v *View) Reset() { clear(v.workers) }
 
 // ApplyWorker applies a worker of a snapshot.
@@ -90,7 +90,7 @@ func (r *viewRank) clear(c *kvcastv1.Cleared) {
 		r.incomplete = false
 	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
-		// The view is empty now; the engine is not.
+		// The view is now empty; the engine is not.
 		r.incomplete = true
 	}
 }
@@ -122,7 +122,7 @@ func (r *viewRank) tier(t kvcastv1.Tier) map[uint64]Block {
 	return set
 }
 
-// known returns what is known of a dp rank, nil where that is nothing.
+// known returns the state of a dp rank, or nil if there is none.
 func (v *View) known(worker string, dpRank uint32) *viewRank {
 	if w := v.workers[worker]; w != nil {
 		return w.ranks[dpRank]
@@ -130,7 +130,7 @@ func (v *View) known(worker string, dpRank uint32) *viewRank {
 	return nil
 }
 
-// set returns a set to read, nil where there is none.
+// set returns a read-only set, or nil if there is none.
 func (v *View) set(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]Block {
 	if r := v.known(worker, dpRank); r != nil {
 		return r.tiers[tier]
@@ -138,10 +138,10 @@ func (v *View) set(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]
 	return nil
 }
 
-// Workers returns the names of the workers that are known, ascending.
+// Workers returns the names of the known workers, ascending.
 func (v *View) Workers() []string { return slices.Sorted(maps.Keys(v.workers)) }
 
-// Ranks returns the dp ranks of a worker that an event has named, ascending.
+// Ranks returns the dp ranks of a worker that events have named, ascending.
 func (v *View) Ranks(worker string) []uint32 {
 	w := v.workers[worker]
 	if w == nil {
@@ -150,7 +150,7 @@ func (v *View) Ranks(worker string) []uint32 {
 	return slices.Sorted(maps.Keys(w.ranks))
 }
 
-// Blocks returns a copy of the set of blocks at one place.
+// Blocks returns a copy of the set of blocks of a rank and tier.
 func (v *View) Blocks(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]struct{} {
 	blocks := make(map[uint64]struct{})
 	for h := range v.set(worker, dpRank, tier) {
@@ -159,20 +159,19 @@ func (v *View) Blocks(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint
 	return blocks
 }
 
-// Contents returns a copy of the blocks at one place, with all that is known of
-// each.
+// Contents returns a copy of the blocks of a rank and tier, with all their attributes.
 func (v *View) Contents(worker string, dpRank uint32, tier kvcastv1.Tier) map[uint64]Block {
 	blocks := make(map[uint64]Block)
 	maps.Copy(blocks, v.set(worker, dpRank, tier))
 	return blocks
 }
 
-// Count returns the number of blocks at one place.
+// Count returns the number of blocks of a rank and tier.
 func (v *View) Count(worker string, dpRank uint32, tier kvcastv1.Tier) int {
 	return len(v.set(worker, dpRank, tier))
 }
 
-// Digest returns the digest of the blocks at one place, as WorkerDigest has it.
+// Digest returns the digest of the blocks of a rank and tier, as in WorkerDigest.
 func (v *View) Digest(worker string, dpRank uint32, tier kvcastv1.Tier) uint64 {
 	return digest(v.set(worker, dpRank, tier))
 }
@@ -185,16 +184,16 @@ func (v *View) Gaps(worker string, dpRank uint32) []*kvcastv1.Gap {
 	return nil
 }
 
-// Incomplete reports whether the sets of a dp rank may be wrong: there was a gap, and
-// it has not been empty since.
+// Incomplete reports whether the sets of a dp rank may be wrong: a gap was reported, and the rank
+// has not been empty since.
 func (v *View) Incomplete(worker string, dpRank uint32) bool {
 	return v.known(worker, dpRank).isIncomplete()
 }
 
-// isIncomplete is false for a rank of which nothing is known.
+// isIncomplete is false for an unknown rank.
 func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete }
 
-// Digest returns the XOR of splitmix64 over a set of block hashes; 0 for none.
+// Digest returns the XOR of splitmix64 over a set of block hashes; 0 if the set is empty.
 func Digest(blocks map[uint64]struct{}) uint64 { return digest(blocks) }
 
 func digest[V any](blocks map[uint64]V) uint64 {
@@ -214,7 +213,7 @@ func splitmix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// Block is what stores have said of a block besides its hash.
+// Block has the attributes of a block, as stores reported them.
 type Block struct {
 	Parent     uint64
 	HasParent  bool
@@ -226,8 +225,8 @@ type Block struct {
 	LoRA string
 }
 
-// storeBlocks puts blocks into a set. What the newest store says of a block holds,
-// but one without tokens_hashes leaves what is known of a block as it is.
+// storeBlocks puts blocks into a set. The newest store of a block determines its attributes, but a
+// store without tokens_hashes leaves the known ones unchanged.
 func storeBlocks(set map[uint64]Block, s *kvcastv1.Stored) {
 	b := Block{
 		Parent: s.GetParentHash(), HasParent: s.ParentHash != nil,

@@ -9,15 +9,13 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Diff compares two views: the workers, what was said when each was added, where
-// both know it, and at each dp rank and tier the blocks, with all that is known of
-// each. It returns a line for each difference, "-" for what v alone has and "+" for
-// what other alone has; nothing where they are equal.
+// Diff compares two views: the workers, their WorkerAdded if both know it, and for each dp rank and
+// tier the blocks with all their attributes. It returns one line per difference, "-" for what only
+// v has and "+" for what only other has, and nothing if the views are equal.
 //
-// Whether a rank is incomplete is compared where both views know that the worker was
-// added: what a snapshot says follows from the entries. Its gaps are not, which a
-// snapshot does not list, nor a worker's block_size and ranks, which a snapshot has as
-// they have become.
+// Whether a rank is incomplete is compared if both views have seen its worker added: the entries
+// imply what a snapshot reports. Not compared are a rank's gaps, which a snapshot does not list,
+// and a worker's block_size and ranks, whose current values a snapshot has.
 func (v *View) Diff(other *View) string {
 	var b strings.Builder
 	for _, name := range union(v.workers, other.workers) {

@@ -29,7 +29,7 @@ func TestDiff(t *testing.T) {
 		{"nothing", nil, nil, true},
 		{"in another order", events{store(0, 0, 1), store(0, 0, 3)}, events{store(0, 0, 3), store(0, 0, 1)}, true},
 		{"in one chain or two", events{store(0, 0, 1, 2)}, events{store(0, 0, 1), child(0, 0, 1, 2)}, true},
-		{"told twice", events{store(0, 0, 1, 2)}, events{store(0, 0, 1, 2), store(0, 0, 1, 2)}, true},
+		{"stored twice", events{store(0, 0, 1, 2)}, events{store(0, 0, 1, 2), store(0, 0, 1, 2)}, true},
 		{"hashes after contents", events{store(0, 0, 1)}, events{store(0, 0, 1), hashOnly(0, 1)}, true},
 		{"contents after hashes", events{child(0, 0, 7, 1)}, events{hashOnly(0, 1), child(0, 0, 7, 1)}, true},
 		{"a rank without blocks", events{store(0, 1, 1), remove(0, 1, 1)}, nil, true},
@@ -78,7 +78,7 @@ func TestDiffNamesEachDifference(t *testing.T) {
 		t.Errorf("Diff (-want +got):\n%s", diff)
 	}
 
-	// A worker that nobody announced may have been added in any way.
+	// An unannounced worker may have been added with any attributes.
 	one, two = checker.NewView(), checker.NewView()
 	one.Apply(added(1, "a", 1))
 	two.ApplyEvent("a", gap(1, 0))

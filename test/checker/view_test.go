@@ -21,7 +21,7 @@ func TestViewAppliesEvents(t *testing.T) {
 	v.Apply(entry(2, "a", store(2, 0, 1, 2, 3), onDisk, store(3, 1, 4)))
 	v.Apply(entry(3, "a", remove(4, 0, 2, 77), store(5, 0, 3)))
 	v.ApplyEvent("b", store(1, 0, 9))
-	v.ApplyEvent("b", &kvcastv1.RouterEvent{EventId: 2, DpRank: proto.Uint32(0)}) // a kind of a later contract
+	v.ApplyEvent("b", &kvcastv1.RouterEvent{EventId: 2, DpRank: proto.Uint32(0)}) // a kind of event of a later contract
 
 	want := func(worker string, rank uint32, tier kvcastv1.Tier, blocks map[uint64]struct{}) {
 		t.Helper()

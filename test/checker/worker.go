@@ -9,9 +9,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxEntry is the size in bytes above which an entry is cut between two events.
-// What the server counts beside the events (the seq is set late) may differ by
-// cutSlack.
+// maxEntry is the size in bytes above which an entry is cut between two events. The server's own
+// count may differ by cutSlack, because it includes more than the events (the seq is set late).
 const (
 	maxEntry = 3 << 20
 	cutSlack = 64
@@ -21,40 +20,39 @@ const (
 type presence int
 
 const (
-	presenceUnknown presence = iota // not heard of
+	presenceUnknown presence = iota // no event of the worker was seen
 	presenceAdded
 	presenceRemoved
-	// presenceUnannounced is that of a worker that a snapshot does not announce and its
-	// entries do: it must be removed before the snapshot ends.
+	// presenceUnannounced is that of a worker that a snapshot does not announce but its entries
+	// name: it must be removed before the snapshot ends.
 	presenceUnannounced
 )
 
-// worker is what the Checker remembers of a worker between entries.
+// worker is the state of a worker between entries.
 type worker struct {
 	presence presence
 	model    string
 	lastID   uint64
-	lastSeq  uint64 // of its last entry that came; 0 where there was none
-	// whole reports whether all it did since it was added has been seen.
+	lastSeq  uint64 // of its last delivered entry; 0 if there is none
+	// whole reports whether every event since it was added has been seen.
 	whole bool
 	ranks map[uint32]*rank
 }
 
-// rank is what the Checker remembers of a dp rank.
+// rank is the state of a dp rank.
 type rank struct {
-	// The last entry that was of this rank.
+	// The last entry of this rank.
 	seq        uint64
 	engineTime int64
 	ingestTime int64
 	size       int
-	// cleared reports whether it was empty once, so that all it holds has been seen.
+	// cleared reports whether the rank was empty once, so that all its blocks have been seen.
 	cleared bool
-	// leftOut are the reasons for which a Gap said since it was cleared that blocks are
-	// left out.
+	// leftOut are the reasons of Gaps since it was cleared that report left-out blocks.
 	leftOut []kvcastv1.Gap_Reason
 }
 
-// worker returns what is remembered of a worker, to be changed.
+// worker returns the state of a worker, for modification.
 func (c *Checker) worker(name string) *worker {
 	w := c.workers[name]
 	if w == nil {
@@ -73,7 +71,7 @@ func (w *worker) rank(n uint32) *rank {
 	return r
 }
 
-// follow checks an event by what its worker did before it.
+// follow checks an event against the previous events of its worker.
 func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 	if err := c.followID(w, e, ev); err != nil {
 		return err
@@ -122,8 +120,8 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 
 func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 	id, want := ev.GetEventId(), w.lastID+1
-	// A worker that was there under another model may have used ids before. That a
-	// server forgets ids after 16,384 workers is not allowed for: no test has so many.
+	// A worker that was present under another model may have used ids before. That a server forgets
+	// ids after 16,384 workers is not taken into account: no test has so many.
 	hidden := len(c.filter.models) > 0 && ev.GetWorkerAdded() != nil
 	holes := len(c.filter.tiers) > 0 && w.lastID > 0
 	first := w.lastID == 0 && !c.fromStart
@@ -135,8 +133,8 @@ func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEven
 		id, e.GetWorker(), e.GetSeq(), want)
 }
 
-// checkWhole finds an engine batch that was cut in two without need, and one that
-// was not cut where it had to be.
+// checkWhole finds an engine batch that was cut in two without need, and one that should have been
+// cut.
 func (c *Checker) checkWhole(w *worker, e *kvcastv1.Entry) error {
 	size := proto.Size(e)
 	if len(e.GetEvents()) > 1 && size > maxEntry+cutSlack {
@@ -147,7 +145,7 @@ func (c *Checker) checkWhole(w *worker, e *kvcastv1.Entry) error {
 		return nil
 	}
 	r := w.rank(first.GetDpRank())
-	// A filter by tier takes away the bytes that would explain a cut.
+	// A filter by tier removes the bytes that would explain a cut.
 	if !c.opts.Tails && len(c.filter.tiers) == 0 && r.seq != 0 && e.GetEngineTimeUnixNano() != 0 &&
 		r.engineTime == e.GetEngineTimeUnixNano() && r.ingestTime == e.GetIngestTimeUnixNano() {
 		next := protowire.SizeTag(kvcastv1.EntryEventsField) + protowire.SizeBytes(proto.Size(first))

@@ -57,7 +57,7 @@ func TestGatherAndScrapeReadTheSame(t *testing.T) {
 	}
 }
 
-// echo starts a server that echoes, and returns its address.
+// echo starts an echo server, and returns its address.
 func echo(t *testing.T) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -85,7 +85,7 @@ func echo(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// call sends a byte to an address, and reports whether it comes back in time.
+// call sends a byte to an address, and reports whether it is echoed in time.
 func call(t *testing.T, c net.Conn, wait time.Duration) bool {
 	t.Helper()
 	if _, err := c.Write([]byte{1}); err != nil {
@@ -99,7 +99,7 @@ func call(t *testing.T, c net.Conn, wait time.Duration) bool {
 }
 
 func TestProxy(t *testing.T) {
-	const short = 20 * time.Millisecond // after which nothing is expected to come
+	const short = 20 * time.Millisecond // after which no echo is expected
 	p := harness.NewProxy(t, echo(t))
 	dial := func() net.Conn {
 		t.Helper()

@@ -24,26 +24,25 @@ import (
 type InstanceConfig struct {
 	Server  server.Config
 	Journal journal.Config
-	// InMemory replaces TCP by buffers in memory, as testing/synctest requires.
+	// InMemory replaces TCP by in-memory buffers, as testing/synctest requires.
 	InMemory bool
-	// Listener replaces TCP where it is not nil. Clients use its method DialContext, as
-	// bufconn.Listener has it, or else its address.
+	// Listener, if not nil, replaces TCP. Clients use its DialContext method if it has one, as
+	// bufconn.Listener does, and its address otherwise.
 	Listener net.Listener
-	// Starting leaves the server in the state in which it rejects subscribers until
-	// Server.StartServing is called.
+	// Starting keeps the server rejecting subscribers until Server.StartServing is called.
 	Starting bool
-	// WrapJournal and WrapState replace what the server reads; nil replaces nothing.
+	// WrapJournal and WrapState replace the server's journal and state; nil replaces nothing.
 	WrapJournal func(*journal.Memory) server.Journal
 	WrapState   func(*pipeline.Pipeline) server.State
 }
 
-// Instance is kvcast in this process, without engines: the test writes their batches
-// into the pipeline.
+// Instance is kvcast in this process, without engines: the test writes batches directly into the
+// pipeline.
 type Instance struct {
 	Journal  *journal.Memory
 	Pipeline *pipeline.Pipeline
 	Server   *server.Server
-	// Target is what clients dial, such as 127.0.0.1:1234.
+	// Target is the address that clients dial, such as 127.0.0.1:1234.
 	Target string
 
 	dialOptions []grpc.DialOption
@@ -98,7 +97,7 @@ func NewInstance(cfg InstanceConfig) (*Instance, error) {
 	return i, nil
 }
 
-// listen returns the listener of a config, and sets how clients reach it.
+// listen returns the listener of a config, and sets how clients connect to it.
 func (i *Instance) listen(cfg InstanceConfig) (net.Listener, error) {
 	l := cfg.Listener
 	switch {
@@ -122,7 +121,7 @@ func (i *Instance) listen(cfg InstanceConfig) (net.Listener, error) {
 	return l, nil
 }
 
-// Stop shuts the server down gracefully and waits for it. Further calls return the same.
+// Stop shuts the server down gracefully and waits for it. Further calls return the same error.
 func (i *Instance) Stop() error { return i.stop() }
 
 func (i *Instance) shutdown() error {
@@ -135,8 +134,8 @@ func (i *Instance) shutdown() error {
 	return nil
 }
 
-// Dial returns a connection to the server, which is closed with the test and before the
-// server stops. It is without TLS unless the options say otherwise.
+// Dial returns a connection to the server, which is closed when the test ends, before the server
+// stops. It has no TLS unless the options set it.
 func (i *Instance) Dial(t testing.TB, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	return Dial(t, i.Target, append(i.dialOptions[:len(i.dialOptions):len(i.dialOptions)], opts...)...)
@@ -148,8 +147,8 @@ func (i *Instance) Client(t testing.TB, opts ...grpc.DialOption) kvcastv1.Router
 	return kvcastv1.NewRouterEventServiceClient(i.Dial(t, opts...))
 }
 
-// Dial returns a connection to a server, which is closed with the test. It is without TLS
-// unless the options say otherwise.
+// Dial returns a connection to a server, which is closed when the test ends. It has no TLS unless
+// the options set it.
 func Dial(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	opts = append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, opts...)
@@ -168,11 +167,11 @@ func Dial(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientConn
 // AddWorker adds a worker, whose batches Batch writes.
 func (i *Instance) AddWorker(w feed.Worker) { i.lanes[w.Name] = i.Pipeline.AddWorker(w) }
 
-// Lane returns the lane of a worker that was added.
+// Lane returns the lane of an added worker.
 func (i *Instance) Lane(worker string) feed.Lane { return i.lanes[worker] }
 
-// Batch writes a batch of a worker's engine. The times of the server's batches are 1, 2,
-// 3 and so on, in nanoseconds.
+// Batch writes a batch of a worker's engine. The times of the server's batches are 1, 2, 3 and so
+// on, in nanoseconds.
 func (i *Instance) Batch(worker string, events ...wire.Event) {
 	i.batches++
 	i.lanes[worker].Batch(&feed.Batch{EngineTime: i.batches, IngestTime: i.batches, Events: events})

@@ -16,17 +16,17 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Metrics are the samples of a registry at one moment.
+// Metrics are the samples of a registry at one time.
 type Metrics []Sample
 
-// Sample is a value of a metric. That of a histogram or summary is its count.
+// Sample is a value of a metric. The value of a histogram or summary is its count.
 type Sample struct {
 	Name   string
 	Labels map[string]string
 	Value  float64
 }
 
-// String returns the name and labels as Prometheus writes them.
+// String returns the name and labels in the Prometheus text format.
 func (s Sample) String() string {
 	if len(s.Labels) == 0 {
 		return s.Name
@@ -58,8 +58,8 @@ func Gather(t fataler, g prometheus.Gatherer) Metrics {
 	return m
 }
 
-// GatherFrom returns the samples of one collector, and checks that it describes and
-// collects consistently.
+// GatherFrom returns the samples of one collector, and checks that it describes and collects
+// consistently.
 func GatherFrom(t fataler, c prometheus.Collector) Metrics {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -94,7 +94,7 @@ func scrape(ctx context.Context, admin string) (m Metrics, err error) {
 	return m, nil
 }
 
-// Get returns what a URL answers with status 200. It leaves no connection open.
+// Get returns the body of a URL that answers with status 200. It leaves no connection open.
 func Get(ctx context.Context, url string) (body string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -128,8 +128,8 @@ func (m Metrics) add(f *dto.MetricFamily) Metrics {
 	return m
 }
 
-// Select returns the samples of a metric whose labels have the given values; want are
-// names and values in turn. An empty name selects every metric.
+// Select returns the samples of a metric whose labels have the given values; want alternates names
+// and values. An empty name selects every metric.
 func (m Metrics) Select(name string, want ...string) (selected Metrics) {
 	for _, s := range m {
 		matches := name == "" || s.Name == name
@@ -143,7 +143,7 @@ func (m Metrics) Select(name string, want ...string) (selected Metrics) {
 	return selected
 }
 
-// Sum returns the sum of the samples that Select returns, 0 if there are none.
+// Sum returns the sum of the samples that Select returns, or 0 if there are none.
 func (m Metrics) Sum(name string, want ...string) (sum float64) {
 	for _, s := range m.Select(name, want...) {
 		sum += s.Value
@@ -151,8 +151,7 @@ func (m Metrics) Sum(name string, want ...string) (sum float64) {
 	return sum
 }
 
-// Value returns the one sample that Select returns; it fails the test if there is
-// another number of them.
+// Value returns the one sample that Select returns; it fails the test unless there is exactly one.
 func (m Metrics) Value(t fataler, name string, want ...string) float64 {
 	t.Helper()
 	selected := m.Select(name, want...)

@@ -18,41 +18,41 @@ import (
 
 // ProcessConfig configures a Process.
 type ProcessConfig struct {
-	// Race runs the program that has the race detector.
+	// Race runs the program built with the race detector.
 	Race bool
 	// Wrapper is a command that runs the program, such as taskset -c 0.
 	Wrapper []string
-	// Args follow "serve", which listens on ports of its own.
+	// Args follow "serve". The harness adds listen addresses with free ports.
 	Args []string
-	// LogLines is how many of the last lines of the log to keep; 0 keeps all.
+	// LogLines is the number of last log lines to keep; 0 keeps all.
 	LogLines int
 }
 
-// pollInterval is the time between two looks at metrics.
+// pollInterval is the time between two reads of the metrics.
 const pollInterval = 20 * time.Millisecond
 
-// maxFaultLines bounds how many lines Process.LogFaults returns.
+// maxFaultLines bounds the number of lines that Process.LogFaults returns.
 const maxFaultLines = 30
 
-// Process is kvcast serve as a program of its own. It ends with this process, however
-// that ends.
+// Process is kvcast serve as a separate program. It exits with this process, however this process
+// exits.
 type Process struct {
 	cmd   *exec.Cmd
 	stop  func() error
-	ended chan struct{} // closed when the program has ended
+	ended chan struct{} // closed when the program has exited
 
 	mu       sync.Mutex    // guards all below
 	log      []string      // lines
 	faults   []string      // lines
-	logLines int           // that log keeps; 0 keeps all
+	logLines int           // maximum length of log; 0 means no limit
 	addr     string        // of gRPC; empty before it serves
 	admin    string        // address; empty before it serves
 	changed  chan struct{} // closed when the log grows or ends
 	complete bool          // the log has ended
 }
 
-// StartProcess starts kvcast serve, which the caller stops. It returns before the server
-// serves: Addr and Admin wait for that.
+// StartProcess starts kvcast serve, which the caller stops. It returns before the server serves:
+// Addr and Admin wait for that.
 func StartProcess(cfg ProcessConfig) (*Process, error) {
 	p, err := startProcess(cfg)
 	if err != nil {
@@ -73,7 +73,7 @@ func startProcess(cfg ProcessConfig) (*Process, error) {
 		ended: make(chan struct{}), changed: make(chan struct{}), logLines: cfg.LogLines,
 	}
 	p.stop = sync.OnceValue(p.terminate)
-	if _, err := p.cmd.StdinPipe(); err != nil { // open until either process ends
+	if _, err := p.cmd.StdinPipe(); err != nil { // open until either process exits
 		return nil, err
 	}
 	stderr, err := p.cmd.StderrPipe()
@@ -87,7 +87,7 @@ func startProcess(cfg ProcessConfig) (*Process, error) {
 	return p, nil
 }
 
-// read collects the log, and waits for the end of the program.
+// read collects the log, and waits for the program to exit.
 func (p *Process) read(stderr io.Reader) {
 	defer close(p.ended)
 	lines := bufio.NewReader(stderr)
@@ -116,7 +116,7 @@ func (p *Process) append(line string, last bool) {
 		if p.logLines > 0 && len(p.log) > p.logLines {
 			p.log = p.log[1:]
 		}
-		// The runtime and the race detector do not write in the form of the log.
+		// The runtime and the race detector do not write in the log's format.
 		if fault := strings.Contains(line, "level=ERROR") || !strings.HasPrefix(line, "time="); fault && len(p.faults) < maxFaultLines {
 			p.faults = append(p.faults, line)
 		}
@@ -133,15 +133,15 @@ func (p *Process) Log() string {
 	return strings.Join(p.log, "\n")
 }
 
-// LogFaults returns the first lines of the log that report an error or a crash.
+// LogFaults returns the first log lines that report an error or a crash.
 func (p *Process) LogFaults() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.faults)
 }
 
-// Logged waits until a line of the log matches a pattern, and returns what its last group
-// captures. It is an error if the program ends first.
+// Logged waits until a log line matches a pattern, and returns the match of its last group. It
+// returns an error if the program exits first.
 func (p *Process) Logged(pattern *regexp.Regexp) (string, error) {
 	searched := 0
 	return p.await(pattern.String(), func() string {
@@ -167,7 +167,7 @@ func (p *Process) Admin() (string, error) {
 	return p.await("its admin address", func() string { return p.admin })
 }
 
-// await waits until find, which is called with mu held, returns something.
+// await waits until find, which is called with mu held, returns a value.
 func (p *Process) await(what string, find func() string) (string, error) {
 	timeout := time.After(Timeout)
 	for {
@@ -188,7 +188,7 @@ func (p *Process) await(what string, find func() string) (string, error) {
 	}
 }
 
-// Get returns what a path of the admin port answers.
+// Get returns the body of a path of the admin port.
 func (p *Process) Get(ctx context.Context, path string) (string, error) {
 	admin, err := p.Admin()
 	if err != nil {
@@ -210,7 +210,7 @@ func (p *Process) Metrics(ctx context.Context) (Metrics, error) {
 	return Scrape(ctx, admin)
 }
 
-// AwaitMetric waits until a sample, as Sample.String has it, has a value.
+// AwaitMetric waits until a sample, named as by Sample.String, has a value.
 func (p *Process) AwaitMetric(ctx context.Context, series string, want float64) error {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -238,12 +238,12 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Signal sends a signal to the process.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Stop sends SIGTERM and waits for the end of the process. It is an error if the process
-// does not end within Timeout, or not with status 0. Further calls return the same.
+// Stop sends SIGTERM and waits for the process to exit. It returns an error if the process does not
+// exit within Timeout, or not with status 0. Further calls return the same error.
 func (p *Process) Stop() error { return p.stop() }
 
 func (p *Process) terminate() error {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have exited already
 	var late error
 	select {
 	case <-p.ended:

@@ -18,8 +18,8 @@ var programs struct {
 	paths map[bool]string // guarded by mu; by whether it has the race detector
 }
 
-// Program returns the path of kvcast as it is released, or with the race detector. The
-// first call of either kind in a process builds it; RemovePrograms deletes both.
+// Program returns the path of a build of kvcast, with or without the race detector. The first call
+// of either kind in a process builds it; RemovePrograms deletes both.
 func Program(race bool) (string, error) {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()
@@ -35,26 +35,26 @@ func Program(race bool) (string, error) {
 	}
 	path := filepath.Join(programs.dir, fmt.Sprintf("race=%t", race), "kvcast")
 	args := []string{"build", fmt.Sprintf("-race=%t", race), "-o", path, "github.com/kvcast/kvcast/cmd/kvcast"}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it ends by itself
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil { //nolint:noctx // it terminates
 		return "", fmt.Errorf("build kvcast: %w\n%s", err, out)
 	}
 	programs.paths[race] = path
 	return path, nil
 }
 
-// RemovePrograms deletes what Program built.
+// RemovePrograms deletes the builds of Program.
 func RemovePrograms() error {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()
 	dir := programs.dir
 	programs.dir, programs.paths = "", nil
-	return os.RemoveAll(dir) // nothing where it is empty
+	return os.RemoveAll(dir) // an empty path removes nothing
 }
 
-// RunTests runs the tests of a package that uses Program, checks that no goroutine is
-// left, and returns the exit status: TestMain is os.Exit(harness.RunTests(m)).
+// RunTests runs the tests of a package that uses Program, checks that no goroutine is left, and
+// returns the exit status: TestMain is os.Exit(harness.RunTests(m)).
 func RunTests(m *testing.M) int {
-	// A program with the race detector sleeps a second before it exits, by default.
+	// By default, a program with the race detector sleeps for a second before it exits.
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 		return failed(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Proxy is a TCP proxy that breaks connections as networks do. Its methods are safe for
-// concurrent use.
+// Proxy is a TCP proxy that breaks connections as networks do. Its methods are safe for concurrent
+// use.
 type Proxy struct {
 	listener net.Listener
 	group    sync.WaitGroup
@@ -33,12 +33,13 @@ type link struct {
 type ProxyStats struct {
 	// Accepted is the number of connections so far, rejected ones included.
 	Accepted int
-	// Alive and Frozen are the open ones that carry data, and those that never will again.
+	// Alive and Frozen are the numbers of open connections that carry data, and that no longer
+	// will.
 	Alive, Frozen int
 }
 
-// NewProxy returns a proxy in front of a TCP address. With an empty target it rejects
-// every connection. It closes with the test.
+// NewProxy returns a proxy in front of a TCP address. With an empty target it rejects every
+// connection. It closes when the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -72,8 +73,7 @@ func (p *Proxy) Cut() {
 	})
 }
 
-// Freeze makes the open connections carry no data any more, without closing them. New
-// connections work.
+// Freeze stops the data of the open connections without closing them. New connections work.
 func (p *Proxy) Freeze() { p.update(p.freeze) }
 
 func (p *Proxy) freeze() {
@@ -82,7 +82,7 @@ func (p *Proxy) freeze() {
 	}
 }
 
-// Partition does what Freeze does, and holds the data of new connections until Heal.
+// Partition does what Freeze does, and blocks the data of new connections until Heal.
 func (p *Proxy) Partition() {
 	p.update(func() {
 		p.freeze()
@@ -93,7 +93,7 @@ func (p *Proxy) Partition() {
 // Heal ends a Partition. Connections that it froze stay frozen.
 func (p *Proxy) Heal() { p.update(func() { p.partitioned = false }) }
 
-// Stats returns the counts so far.
+// Stats returns the current counts.
 func (p *Proxy) Stats() ProxyStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,8 +164,8 @@ func (l *link) close() {
 	}
 }
 
-// copy copies from one end to the other. It reads on, and discards, what a frozen link
-// receives: the sender must not notice.
+// copy copies from one end to the other. It continues to read from a frozen link and discards the
+// data: the sender must not notice.
 func (p *Proxy) copy(l *link, to, from net.Conn) {
 	defer func() {
 		_ = to.Close()

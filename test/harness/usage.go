@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// CPUTick is the resolution of CPUTime, 1/USER_HZ s: Linux has the same on every
-// architecture that Go supports.
+// CPUTick is the resolution of CPUTime, 1/USER_HZ s, which is the same on every Linux architecture
+// that Go supports.
 const CPUTick = 10 * time.Millisecond
 
-// CPUTime returns the time that a process has run so far, in user and system mode, on all
-// its threads, including those that have ended. It reads /proc.
+// CPUTime returns the CPU time of a process, in user and system mode, over all its threads,
+// including those that have ended. It reads /proc.
 func CPUTime(pid int) (time.Duration, error) {
 	stat, err := os.ReadFile(procFile(pid, "stat"))
 	if err != nil {
@@ -23,7 +23,7 @@ func CPUTime(pid int) (time.Duration, error) {
 	// The second field is the command in parentheses, which may contain spaces.
 	text := string(stat)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	const utime, stime = 14 - 3, 15 - 3 // the third field is the first one here
+	const utime, stime = 14 - 3, 15 - 3 // stat(5) counts from 1, and the first field here is the third
 	if len(fields) <= stime {
 		return 0, fmt.Errorf("read CPU time: %d fields", len(fields))
 	}
@@ -53,8 +53,8 @@ func ResidentBytes(pid int) (int64, error) {
 	return 0, fmt.Errorf("read resident memory: %s has no VmRSS", procFile(pid, "status"))
 }
 
-// Descriptors returns how many file descriptors a process has open, and how many of them
-// are sockets. It reads /proc.
+// Descriptors returns the number of open file descriptors of a process, and how many of them are
+// sockets. It reads /proc.
 func Descriptors(pid int) (all, sockets int, err error) {
 	dir := procFile(pid, "fd")
 	entries, err := os.ReadDir(dir)
@@ -64,7 +64,7 @@ func Descriptors(pid int) (all, sockets int, err error) {
 	for _, entry := range entries {
 		target, err := os.Readlink(filepath.Join(dir, entry.Name()))
 		if err != nil {
-			continue // it was closed meanwhile
+			continue // closed in the meantime
 		}
 		all++
 		if strings.HasPrefix(target, "socket:") {

@@ -1,6 +1,6 @@
-// Package rawzmtp is the sending side of ZMTP 3.1 (RFC 37) over plain TCP, for tests
-// that send what no well-behaved publisher sends: commands between messages, messages
-// without an end, and connections that are reset.
+// Package rawzmtp implements the sending side of ZMTP 3.1 (RFC 37) over plain TCP, for tests that
+// send what no well-behaved publisher sends: commands between messages, unterminated messages, and
+// connection resets.
 package rawzmtp
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Flags of a frame.
+// Frame flags.
 const (
 	flagMore    = 1
 	flagLong    = 2
@@ -22,7 +22,7 @@ const (
 // greetingBytes is the length of the greeting of either side.
 const greetingBytes = 64
 
-// Conn is a connection of a PUB socket that has shaken hands with a SUB socket. Its
+// Conn is a connection of a PUB socket that has completed the handshake with a SUB socket. Its
 // methods append to a buffer, which Flush writes.
 type Conn struct {
 	tcp *net.TCPConn
@@ -38,7 +38,7 @@ func Publish(address string, timeout time.Duration) (*Conn, error) {
 	return handshake(conn.(*net.TCPConn), timeout)
 }
 
-// Accept shakes hands with a SUB socket that connected to a listener.
+// Accept completes the handshake with a SUB socket that connects to a listener.
 func Accept(l *net.TCPListener, timeout time.Duration) (*Conn, error) {
 	if err := l.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, fmt.Errorf("set deadline: %w", err)
@@ -59,8 +59,7 @@ func handshake(tcp *net.TCPConn, timeout time.Duration) (*Conn, error) {
 	return c, tcp.SetDeadline(time.Time{})
 }
 
-// greet exchanges greetings and READY commands, and reads the subscription to all
-// topics.
+// greet exchanges greetings and READY commands, and reads the subscription to all topics.
 func (c *Conn) greet() error {
 	greeting := make([]byte, greetingBytes)
 	greeting[0], greeting[9], greeting[10], greeting[11] = 0xff, 0x7f, 3, 1
@@ -101,7 +100,7 @@ func (c *Conn) Command(name string, body []byte) {
 	c.frame(flagCommand, append(append([]byte{byte(len(name))}, name...), body...))
 }
 
-// Ping appends a PING with a time to live and a context of the largest size, 16 bytes.
+// Ping appends a PING with a TTL and a context of the maximum size, 16 bytes.
 func (c *Conn) Ping() { c.Command("PING", append([]byte{0, 100}, make([]byte, 16)...)) }
 
 // Message appends a message.
@@ -115,7 +114,7 @@ func (c *Conn) Message(frames ...[]byte) {
 	}
 }
 
-// More appends a frame of a message that goes on.
+// More appends a frame that has the MORE flag set.
 func (c *Conn) More(body []byte) { c.frame(flagMore, body) }
 
 func (c *Conn) frame(flags byte, body []byte) {
@@ -128,10 +127,10 @@ func (c *Conn) frame(flags byte, body []byte) {
 	c.buf = append(c.buf, body...)
 }
 
-// Buffered returns how many bytes wait for Flush.
+// Buffered returns the number of bytes that Flush will write.
 func (c *Conn) Buffered() int { return len(c.buf) }
 
-// Flush writes what was appended.
+// Flush writes the buffer.
 func (c *Conn) Flush() error {
 	_, err := c.tcp.Write(c.buf)
 	c.buf = c.buf[:0]
@@ -141,15 +140,14 @@ func (c *Conn) Flush() error {
 // SetWriteDeadline bounds how long Flush may take.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadline(t) }
 
-// Drain reads and discards what the peer sends, such as PONGs, until the connection
-// ends.
+// Drain reads and discards what the peer sends, such as PONGs, until the connection ends.
 func (c *Conn) Drain() { _, _ = io.Copy(io.Discard, c.tcp) }
 
-// LocalAddr returns this side's address.
+// LocalAddr returns the local address.
 func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 
 // Reset ends the connection with an RST.
 func (c *Conn) Reset() error { return errors.Join(c.tcp.SetLinger(0), c.tcp.Close()) }
 
-// Close ends the connection in good order.
+// Close closes the connection gracefully.
 func (c *Conn) Close() error { return c.tcp.Close() }

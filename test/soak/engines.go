@@ -20,29 +20,30 @@ type engine struct {
 	*simulator.Engine
 	worker string
 	rank   uint32
-	// lossless tells that its faults leave all to be fetched.
+	// lossless reports whether every batch remains available for replay under its faults.
 	lossless bool
 	seed     uint64
 	ended    chan error
 }
 
-// name is what a log calls it.
+// name identifies the engine in logs.
 func (e *engine) name() string { return fmt.Sprintf("%s, rank %d, seed %d", e.worker, e.rank, e.seed) }
 
-// Odds a batch. Those of a second kind, which last or cost a connection, are lower.
+// Probabilities per batch. Faults that last or close a connection are rarer.
 const (
 	batchOdds  = 0.002
 	engineOdds = 0.0005
 )
 
-// faultsOf are the faults of an engine: all, or those that leave all to be fetched.
+// faultsOf returns the faults of an engine: all, or only those after which every batch remains
+// available for replay.
 func faultsOf(seed uint64, lossless bool) simulator.Faults {
 	f := simulator.Faults{Seed: seed, Rates: make(map[simulator.Fault]float64)}
 	for _, fault := range simulator.AllFaults() {
 		switch fault {
 		case simulator.FaultForget, simulator.FaultAmnesia, simulator.FaultRestartLate, simulator.FaultRestartAhead,
 			simulator.FaultHoles, simulator.FaultEndless, simulator.FaultMute, simulator.FaultDead:
-			// The last four may outlast the server's asking.
+			// The last four may outlast the server's replay retries.
 			if !lossless {
 				f.Rates[fault] = engineOdds
 			}
@@ -55,14 +56,14 @@ func faultsOf(seed uint64, lossless bool) simulator.Faults {
 	return f
 }
 
-// fleet is all engines, and how a server is told to read them.
+// fleet is all engines, and the server flags that connect to them.
 type fleet struct {
 	engines []*engine
 	flags   []string
 	cancel  context.CancelFunc
 }
 
-// ranksOf is how many ranks the next worker has: every fourth has three.
+// ranksOf returns the number of ranks of the next worker: every fourth worker has three.
 func ranksOf(worker, left int) int {
 	if worker%4 == 3 {
 		return min(3, left)
@@ -70,7 +71,8 @@ func ranksOf(worker, left int) int {
 	return 1
 }
 
-// newFleet starts engines. Of four workers three are connected to, and one connects.
+// newFleet starts the engines. The server connects to three of four workers; the fourth connects to
+// the server.
 func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &fleet{cancel: cancel}
@@ -155,13 +157,13 @@ func (f *fleet) stop() error {
 	return errors.Join(errs...)
 }
 
-// state is what an engine holds while it stands still.
+// state is the contents of a paused engine.
 type state struct {
 	*engine
 	blocks map[uint64]struct{}
 }
 
-// pause lets all engines stand still, and returns what they hold.
+// pause pauses all engines, and returns their contents.
 func (f *fleet) pause(ctx context.Context, patience time.Duration) ([]state, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("it does not come to a quiet point"))
 	defer cancel()
@@ -186,7 +188,7 @@ func (f *fleet) resume() {
 	}
 }
 
-// summary is what all have done.
+// summary returns the sum of all engines' summaries.
 func (f *fleet) summary() (sum simulator.Summary) {
 	for _, e := range f.engines {
 		sum.Add(e.Summary())
@@ -194,8 +196,8 @@ func (f *fleet) summary() (sum simulator.Summary) {
 	return sum
 }
 
-// ports hands out ports that are free, below those that outgoing connections take:
-// an engine that closes its own for a while must find them free again.
+// ports allocates free ports below the range of outgoing connections: an engine that closes its
+// ports for a while must find them free again.
 type ports struct{ next int }
 
 const (
@@ -207,7 +209,7 @@ func newPorts(seed uint64) *ports {
 	return &ports{firstPort + rand.New(rand.NewPCG(seed, 1)).IntN(endPort-firstPort)}
 }
 
-// take returns the first of n ports in a row.
+// take returns the first of n consecutive ports.
 func (p *ports) take(ctx context.Context, n int) (int, error) {
 	for range endPort - firstPort {
 		if p.next+n > endPort {

@@ -23,21 +23,20 @@ func main() {
 	}
 }
 
-// config is a soak. All fields are wanted.
+// config configures a soak. All fields are required.
 type config struct {
-	// total is how long faults go on, checks included, and every how often all is
-	// checked.
+	// total is the duration of the soak, checks included, and every is the interval of the checks.
 	total, every time.Duration
 	engines      int
-	rate         float64 // batches a second of an engine
+	rate         float64 // batches per second of an engine
 	seed         uint64
 	race         bool
-	// patience is how long a check waits for what must come.
+	// patience bounds each wait of a check.
 	patience time.Duration
 }
 
-// run runs a soak as its arguments say. An error is a check that failed, or a soak
-// that could not be run.
+// run runs a soak as configured by its arguments. It returns an error if a check failed, or if the
+// soak could not run.
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.SetOutput(out)

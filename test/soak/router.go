@@ -21,35 +21,35 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// temper is how a subscriber behaves.
+// temper is the behavior of a subscriber.
 type temper struct {
 	name string
-	// workers are those that it wants; nil means all.
+	// workers is the filter; nil means all.
 	workers []string
-	// cut is how long its streams last, at the most; 0 means for ever.
+	// cut is the maximum duration of a stream; 0 means no limit.
 	cut time.Duration
-	// slow is how long it takes for each message.
+	// slow is the delay after each message.
 	slow time.Duration
 }
 
-// received is what a router has been told.
+// received counts what a router has received.
 type received struct {
 	entries, gaps, restarts, removed, resumes, snapshots, stalls uint64
 }
 
-// router is a subscriber that the checker judges.
+// router is a subscriber whose streams the checker verifies.
 type router struct {
 	temper
 	conn   *grpc.ClientConn
 	client kvcastv1.RouterEventServiceClient
 	rng    *rand.Rand
-	// calm lets it behave well for a while.
+	// calm suspends its cut and slow while set.
 	calm atomic.Bool
 
 	mu      sync.Mutex
 	checker *checker.Checker // guarded by mu
 	view    *client.View     // guarded by mu; of the same messages
-	told    received         // guarded by mu
+	counts  received         // guarded by mu
 	changed chan struct{}    // guarded by mu; closed at the next message
 }
 
@@ -75,7 +75,7 @@ func (r *router) wants(worker string) bool {
 	return r.workers == nil || slices.Contains(r.workers, worker)
 }
 
-// run follows the stream until the context ends. An error is a broken promise.
+// run follows the stream until the context ends. It returns an error if a guarantee is violated.
 func (r *router) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := r.follow(ctx); err != nil && ctx.Err() == nil {
@@ -120,16 +120,16 @@ func (r *router) follow(ctx context.Context) error {
 		}
 	}
 	if r.slow > 0 && status.Code(err) == codes.ResourceExhausted {
-		// It was too slow, as it is told, and resumes.
+		// It was too slow, as the status says, and resumes.
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.told.stalls++
+		r.counts.stalls++
 		return nil
 	}
 	return fmt.Errorf("the stream ends: %w", err)
 }
 
-// begin asks to go on where the last stream ended, or from a snapshot.
+// begin requests a stream from the position of the last one, or else from a snapshot.
 func (r *router) begin() (*kvcastv1.SubscribeRequest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,7 +138,7 @@ func (r *router) begin() (*kvcastv1.SubscribeRequest, error) {
 	}
 	if at := r.checker.Position(); at != nil {
 		req.Start = &kvcastv1.SubscribeRequest_After{After: at}
-		r.told.resumes++
+		r.counts.resumes++
 	}
 	return req, r.checker.Begin(req)
 }
@@ -147,18 +147,18 @@ func (r *router) receive(m *kvcastv1.SubscribeResponse) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.GetSnapshotEnd() != nil {
-		r.told.snapshots++
+		r.counts.snapshots++
 	}
 	for _, e := range m.GetEntries() {
-		r.told.entries++
+		r.counts.entries++
 		for _, ev := range e.GetEvents() {
 			switch {
 			case ev.GetGap() != nil:
-				r.told.gaps++
+				r.counts.gaps++
 			case ev.GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED:
-				r.told.restarts++
+				r.counts.restarts++
 			case ev.GetWorkerRemoved() != nil:
-				r.told.removed++
+				r.counts.removed++
 			}
 		}
 	}
@@ -167,19 +167,18 @@ func (r *router) receive(m *kvcastv1.SubscribeResponse) error {
 	if err := r.checker.Receive(m); err != nil {
 		return err
 	}
-	at := r.checker.Position() // nil while what it holds is not whole
+	at := r.checker.Position() // nil while the state is partial
 	r.view.Apply(client.Update{Message: m, Position: client.Position{Epoch: at.GetEpoch(), Seq: at.GetSeq()}})
 	return nil
 }
 
-func (r *router) so() received {
+func (r *router) totals() received {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.told
+	return r.counts
 }
 
-// await waits until the view is what the engines hold, where it does not say that it
-// may be another.
+// await waits until the view equals the engines, except at ranks that are reported incomplete.
 func (r *router) await(ctx context.Context, states []state) (o outcome, err error) {
 	for {
 		r.mu.Lock()
@@ -199,17 +198,17 @@ func (r *router) await(ctx context.Context, states []state) (o outcome, err erro
 	}
 }
 
-// outcome is how views and engines compare.
+// outcome is the result of comparing a view with the engines.
 type outcome struct {
 	equal int
-	// incomplete ranks may be wrong, as was told; differ tells how many are.
+	// incomplete counts the ranks reported incomplete, and differ those of them that do differ.
 	incomplete, differ int
-	// needless are those of them whose faults leave all to be fetched.
+	// needless are the incomplete ranks of lossless engines.
 	needless []string
 }
 
-// compare compares a view that began with a snapshot with what the engines hold. The
-// error names those that differ and are not told to.
+// compare compares a view that began with a snapshot with the engines. The error names the ranks
+// that differ and are not reported incomplete.
 func compare(c *checker.Checker, states []state, wants func(string) bool) (o outcome, err error) {
 	const tier = kvcastv1.Tier_TIER_DEVICE
 	if c.Position() == nil {
@@ -221,26 +220,26 @@ func compare(c *checker.Checker, states []state, wants func(string) bool) (o out
 			continue
 		}
 		d := c.Difference(s.worker, s.rank, tier, s.blocks)
-		told := c.View().Incomplete(s.worker, s.rank)
+		incomplete := c.View().Incomplete(s.worker, s.rank)
 		switch {
-		case !told && !d.Empty():
-			errs = append(errs, fmt.Errorf("%s: %v, and nothing was told", s.name(), d))
-		case told && !d.Empty():
+		case !incomplete && !d.Empty():
+			errs = append(errs, fmt.Errorf("%s: %v, not reported incomplete", s.name(), d))
+		case incomplete && !d.Empty():
 			o.incomplete++
 			o.differ++
-		case told:
+		case incomplete:
 			o.incomplete++
 		default:
 			o.equal++
 		}
-		if told && s.lossless {
+		if incomplete && s.lossless {
 			o.needless = append(o.needless, s.name())
 		}
 	}
 	return o, errors.Join(errs...)
 }
 
-// same tells whether package client's view is the checker's.
+// same returns an error unless package client's view equals the checker's.
 func same(v *client.View, want *checker.View) error {
 	var names []string
 	for _, w := range v.Workers() {
@@ -263,7 +262,7 @@ func same(v *client.View, want *checker.View) error {
 	return nil
 }
 
-// snapshot compares a new snapshot with what the engines hold.
+// snapshot compares a new snapshot with the engines.
 func (r *router) snapshot(ctx context.Context, states []state) error {
 	c, req := checker.New(checker.Options{}), &kvcastv1.SnapshotRequest{}
 	if err := c.BeginSnapshot(req); err != nil {

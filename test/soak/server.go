@@ -10,10 +10,10 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// logLines is how many of the last lines of the server's log a failed soak prints.
+// logLines is the number of last lines of the server's log that a failed soak prints.
 const logLines = 30
 
-// server is a kvcast serve as a process of its own.
+// server is kvcast serve in a process of its own.
 type server struct {
 	*harness.Process
 	addr string
@@ -35,7 +35,7 @@ func startServer(race bool, flags ...string) (*server, error) {
 	return s, nil
 }
 
-// logFaults returns the errors and crashes that the server logged.
+// logFaults returns an error with the errors and crashes in the server's log.
 func (s *server) logFaults() error {
 	if lines := s.LogFaults(); len(lines) > 0 {
 		return fmt.Errorf("the server logged:\n%s", strings.Join(lines, "\n"))
@@ -43,18 +43,18 @@ func (s *server) logFaults() error {
 	return nil
 }
 
-// stop stops the server. It is an error if it does not end, or not well.
+// stop stops the server. It returns an error if the server does not exit, or not with status 0.
 func (s *server) stop() error { return errors.Join(s.Stop(), harness.RemovePrograms()) }
 
-// usage is what the server uses.
+// usage is the resources that the server uses.
 type usage struct {
 	rss         int64 // bytes
 	goroutines  int
 	descriptors int
-	sockets     int // of the descriptors
+	sockets     int // included in descriptors
 }
 
-// String formats it for the log of the soak.
+// String formats the usage for the log of the soak.
 func (u usage) String() string {
 	return fmt.Sprintf("rss %d MiB, goroutines %d, fds %d of which sockets %d", u.rss>>20, u.goroutines, u.descriptors, u.sockets)
 }

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	// warmUp is the part of the checks after which memory must be flat.
+	// warmUp is the share of the checks after which memory must be flat.
 	warmUp = 0.25
-	// rssFactor and rssMore bound what the server's memory may grow to from then on.
+	// rssFactor and rssMore bound the growth of the server's memory after the warm-up.
 	rssFactor, rssMore = 1.25, 32 << 20
-	// fewChecks is the number below which memory is not judged.
+	// fewChecks is the number of checks below which memory is not judged.
 	fewChecks = 4
-	// mostFailures is how many failures end a soak early.
+	// mostFailures is the number of failures that ends a soak early.
 	mostFailures = 3
-	// journalBytes is small, so that it is full when the warm-up ends, and the slow
-	// subscriber falls out of it.
+	// journalBytes is small, so that the journal is full when the warm-up ends, and evicts entries
+	// before the slow subscriber has read them.
 	journalBytes = "4MiB"
 )
 
-// soaking is a soak under way.
+// soaking is a soak in progress.
 type soaking struct {
 	config
 	out     io.Writer
@@ -32,18 +32,18 @@ type soaking struct {
 	fleet   *fleet
 	server  *server
 	routers []*router
-	broken  chan error // what ended a router
+	broken  chan error // errors that ended a router
 
-	alone, followed usage // baselines: without routers, and with them
-	rss             []int64
-	repairs         map[string]float64 // of each worker, as last seen
-	repaired        float64
-	checks          int
-	equal, told     int // ranks, over all checks
-	failures        []error
+	alone, followed   usage // baselines: without routers, and with them
+	rss               []int64
+	repairs           map[string]float64 // by worker, at the last check
+	repaired          float64
+	checks            int
+	equal, incomplete int // ranks, over all checks
+	failures          []error
 }
 
-// soak runs a soak. The error has every check that failed.
+// soak runs a soak. The error contains every check that failed.
 func soak(ctx context.Context, c config, out io.Writer) (err error) {
 	s := &soaking{config: c, out: out, broken: make(chan error, 16), repairs: make(map[string]float64)}
 	s.say("soak for %v: %d engines, %v batches a second each, seed %d", c.total, c.engines, c.rate, c.seed)
@@ -71,7 +71,7 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 
 func (s *soaking) say(format string, args ...any) { _, _ = fmt.Fprintf(s.out, format+"\n", args...) }
 
-// fail notes a check that failed, if it did.
+// fail records the failure of a check unless err is nil.
 func (s *soaking) fail(check string, err error) {
 	if err == nil {
 		return
@@ -81,8 +81,8 @@ func (s *soaking) fail(check string, err error) {
 	s.say("FAILED %v", err)
 }
 
-// run runs the soak between two measurements of a server that nobody follows. An
-// error is that it could not go on.
+// run runs the soak between two measurements of a server without subscribers. It returns an error
+// if the soak cannot continue.
 func (s *soaking) run(ctx context.Context) error {
 	if _, err := s.fleet.pause(ctx, s.patience); err != nil {
 		return fmt.Errorf("pause engines: %w", err)
@@ -127,7 +127,7 @@ func (s *soaking) run(ctx context.Context) error {
 	return s.last(ctx, stop, &all)
 }
 
-// last ends the routers, and has the server be as it was before them.
+// last stops the routers, and waits until the server's usage is back at the baseline without them.
 func (s *soaking) last(ctx context.Context, stop func(), all *sync.WaitGroup) error {
 	stop()
 	all.Wait()
@@ -143,8 +143,8 @@ func (s *soaking) last(ctx context.Context, stop func(), all *sync.WaitGroup) er
 	return s.leaks(ctx, "left behind", s.alone)
 }
 
-// tempers are the subscribers: one that stays, one that is cut off again and again,
-// one that is slow, and one that wants a part.
+// tempers are the behaviors of the subscribers: one stays, one reconnects repeatedly, one is slow,
+// and one has a filter.
 func (s *soaking) tempers() []temper {
 	var half []string
 	for i, e := range s.fleet.engines {
@@ -160,8 +160,8 @@ func (s *soaking) tempers() []temper {
 	}
 }
 
-// check lets the engines stand still, and compares all there is to compare. They
-// still do when it returns. An error is that the soak can not go on.
+// check pauses the engines and compares everything. The engines are still paused when it returns.
+// It returns an error if the soak cannot continue.
 func (s *soaking) check(ctx context.Context) error {
 	began := time.Now()
 	for _, r := range s.routers {
@@ -193,17 +193,16 @@ func (s *soaking) check(ctx context.Context) error {
 	if err := s.countRepairs(ctx); err != nil {
 		return err
 	}
-	s.equal, s.told = s.equal+o.equal, s.told+o.incomplete
-	sum, steady := s.fleet.summary(), s.routers[0].so()
-	s.say("%4.0fs  batches %d, events %d, faults %d, repairs %.0f, gaps told %d, restarts told %d | ranks equal %d, told incomplete %d (%d differ) after %.1fs | %v",
+	s.equal, s.incomplete = s.equal+o.equal, s.incomplete+o.incomplete
+	sum, steady := s.fleet.summary(), s.routers[0].totals()
+	s.say("%4.0fs  batches %d, events %d, faults %d, repairs %.0f, gaps reported %d, restarts reported %d | ranks equal %d, incomplete %d (%d differ) after %.1fs | %v",
 		time.Since(s.began).Seconds(), sum.Batches, sum.Events, total(sum.Faults), s.repaired, steady.gaps, steady.restarts,
 		o.equal, o.incomplete, o.differ, time.Since(began).Seconds(), u)
 	s.fail("log", s.server.logFaults())
 	return nil
 }
 
-// converge waits until every view is what the engines hold, and returns what the
-// steady router's comes to.
+// converge waits until every view equals the engines, and returns the outcome of the steady router.
 func (s *soaking) converge(ctx context.Context, states []state) (steady outcome) {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -224,12 +223,12 @@ func (s *soaking) converge(ctx context.Context, states []state) (steady outcome)
 		s.fail("convergent", s.routers[0].snapshot(ctx, states))
 	}
 	if needless := outcomes[0].needless; len(needless) > 0 {
-		s.fail("complete", fmt.Errorf("told incomplete, though all could be fetched: %s", strings.Join(needless, "; ")))
+		s.fail("complete", fmt.Errorf("reported incomplete, though every batch was available for replay: %s", strings.Join(needless, "; ")))
 	}
 	return outcomes[0]
 }
 
-// leaks waits until the server is back at a baseline.
+// leaks waits until the server's usage is back at a baseline.
 func (s *soaking) leaks(ctx context.Context, check string, baseline usage) error {
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
@@ -253,8 +252,8 @@ func (s *soaking) leaks(ctx context.Context, check string, baseline usage) error
 	}
 }
 
-// countRepairs adds what has been repaired since it was last called. A worker that
-// was removed counts from nought again.
+// countRepairs adds the repairs since the last call. The count of a removed worker restarts at
+// zero.
 func (s *soaking) countRepairs(ctx context.Context) error {
 	now, err := s.server.repairs(ctx)
 	if err != nil {
@@ -270,7 +269,7 @@ func (s *soaking) countRepairs(ctx context.Context) error {
 	return nil
 }
 
-// flat tells whether the server's memory stayed within its bound after the warm-up.
+// flat returns an error if the server's memory exceeded its bound after the warm-up.
 func flat(rss []int64) error {
 	if len(rss) < fewChecks {
 		return nil

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestSoak is a soak of some 20 s.
+// TestSoak runs a soak of about 20 s.
 func TestSoak(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("a soak reads /proc")
@@ -55,7 +55,7 @@ func TestMemoryIsFlat(t *testing.T) {
 		rss  []int64
 		want bool
 	}{
-		{"too few to tell", []int64{1 * mib, 2 * mib, 900 * mib}, true},
+		{"too few checks", []int64{1 * mib, 2 * mib, 900 * mib}, true},
 		{"flat", []int64{10 * mib, 90 * mib, 100 * mib, 95 * mib, 99 * mib}, true},
 		{"grows during the warm-up", []int64{1 * mib, 10 * mib, 100 * mib, 100 * mib, 100 * mib, 100 * mib, 100 * mib, 100 * mib}, true},
 		{"within the bound", []int64{10 * mib, 100 * mib, 157 * mib, 100 * mib}, true},
@@ -80,29 +80,29 @@ func TestEveryFaultHasARate(t *testing.T) {
 	}
 }
 
-// TestCompareFindsADifference takes a view that is an engine's, one that is not, and
-// one that was told to be incomplete.
+// TestCompareFindsADifference compares a view that equals the engine, one that differs, and one
+// that is reported incomplete.
 func TestCompareFindsADifference(t *testing.T) {
-	everybody := func(string) bool { return true }
+	everyWorker := func(string) bool { return true }
 	states := []state{{&engine{worker: "w", lossless: true}, map[uint64]struct{}{}}}
 	c := checker.New(checker.Options{})
-	if _, err := compare(c, states, everybody); err == nil {
+	if _, err := compare(c, states, everyWorker); err == nil {
 		t.Error("no snapshot has come: no error")
 	}
 	c = snapshotOf(t)
-	if o, err := compare(c, states, everybody); err != nil || o.equal != 1 {
+	if o, err := compare(c, states, everyWorker); err != nil || o.equal != 1 {
 		t.Errorf("equal: got %+v, %v", o, err)
 	}
 	states[0].blocks[7] = struct{}{}
-	if _, err := compare(c, states, everybody); err == nil {
+	if _, err := compare(c, states, everyWorker); err == nil {
 		t.Error("a block is missing: no error")
 	}
 	if _, err := compare(c, states, func(string) bool { return false }); err != nil {
 		t.Errorf("it is not wanted: got %v", err)
 	}
 	c = snapshotOf(t, 0)
-	if o, err := compare(c, states, everybody); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.needless) != 1 {
-		t.Errorf("told incomplete: got %+v, %v", o, err)
+	if o, err := compare(c, states, everyWorker); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.needless) != 1 {
+		t.Errorf("incomplete: got %+v, %v", o, err)
 	}
 }
 

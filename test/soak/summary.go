@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// summarise writes what the soak came to.
+// summarise prints the summary of the soak.
 func (s *soaking) summarise() {
 	s.fail("memory", flat(s.rss))
 	sum := s.fleet.summary()
@@ -20,16 +20,16 @@ func (s *soaking) summarise() {
 	}
 	s.say("faults: %d: %s", total(sum.Faults), strings.Join(faults, ", "))
 	for _, r := range s.routers {
-		got := r.so()
-		s.say("subscriber %s: %d entries, %d gaps told, %d restarts told, %d workers removed, %d resumes, %d snapshots, %d times too slow",
+		got := r.totals()
+		s.say("subscriber %s: %d entries, %d gaps reported, %d restarts reported, %d workers removed, %d resumes, %d snapshots, %d times too slow",
 			r.name, got.entries, got.gaps, got.restarts, got.removed, got.resumes, got.snapshots, got.stalls)
 	}
-	s.say("ranks compared in %d checks: %d equal, %d told incomplete; %.0f repairs", s.checks, s.equal, s.told, s.repaired)
+	s.say("ranks compared in %d checks: %d equal, %d incomplete; %.0f repairs", s.checks, s.equal, s.incomplete, s.repaired)
 	if len(s.rss) > 0 {
-		s.say("server: rss %d to %d MiB; at first %v; before anybody followed %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.followed, s.alone)
+		s.say("server: rss %d to %d MiB; at first %v; without subscribers %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.followed, s.alone)
 	}
 	if len(s.rss) < fewChecks {
-		s.say("memory was not judged: that takes %d checks", fewChecks)
+		s.say("memory was not judged: it requires %d checks", fewChecks)
 	}
 }
 

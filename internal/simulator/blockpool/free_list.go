@@ -1,13 +1,13 @@
 package blockpool
 
-// freeList is the unused blocks in the order of their eviction: a doubly linked ring of
-// block numbers, with a sentinel behind the last block.
+// freeList is the list of unused blocks in eviction order: a doubly linked ring of block numbers,
+// with a sentinel after the last block.
 type freeList struct {
 	prev, next []int
 	len        int
 }
 
-// newFreeList returns a list of n blocks in their order.
+// newFreeList returns a list of n blocks in ascending order.
 func newFreeList(n int) freeList {
 	l := freeList{prev: make([]int, n+1), next: make([]int, n+1)}
 	l.prev[n], l.next[n] = n, n
@@ -28,7 +28,7 @@ func (l *freeList) push(id int) {
 	l.len++
 }
 
-// pop removes and returns the first block. There must be one.
+// pop removes and returns the first block. The list must not be empty.
 func (l *freeList) pop() int {
 	id := l.next[l.sentinel()]
 	l.remove(id)

@@ -1,7 +1,7 @@
-// Package blockpool has the KV-cache block pool of an engine with prefix caching.
+// Package blockpool implements the KV-cache block pool of an engine with prefix caching.
 //
-// Prompts and generated tokens flow in; the engine's store and remove events flow out.
-// Equal calls give equal events, and the blocks that the pool holds are known after each.
+// Prompts and generated tokens flow in; the engine's store and remove events flow out. Equal calls
+// produce equal events, and the contents of the pool are known after each.
 package blockpool
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// medium is what vLLM calls the memory of the accelerator.
+// medium is vLLM's name for the accelerator's memory.
 const medium = "GPU"
 
 // Config sizes a Pool. The zero value is a small engine.
@@ -22,8 +22,8 @@ type Config struct {
 	Capacity int
 	// BlockSize is in tokens; 0 means 16.
 	BlockSize int
-	// HashSeed is what a first block's hash begins with: engines with different
-	// seeds name the same content differently.
+	// HashSeed is the parent hash of first blocks: engines with different seeds have different
+	// hashes for the same content.
 	HashSeed uint64
 }
 
@@ -40,26 +40,26 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Pool is a block pool with the rules of vLLM's: a block is found by the hash of all
-// tokens up to its end, the blocks of a finished request stay cached, and the least
-// recently used of those are evicted for new ones, the end of a request before its
-// beginning. A parent is therefore present when its child is stored, and evicted after it.
+// Pool is a block pool with the rules of vLLM's: a block is found by the hash of all tokens up to
+// its end, the blocks of a finished request stay cached, and the least recently used of those are
+// evicted for new ones, the end of a request before its beginning. A parent is therefore present
+// when its child is stored, and evicted after it.
 //
-// As in vLLM, a prompt is never served from the cache as a whole: the last token is always
-// computed, so that a prompt of whole blocks computes its last block again. The pool then
-// holds two copies of that block and emits an event for each, which a subscriber counts.
+// As in vLLM, a prompt is never served entirely from the cache: the last token is always computed,
+// so a prompt of whole blocks computes its last block again. The pool then has two copies of that
+// block and emits an event for each, which a subscriber counts.
 //
-// A Pool is for one goroutine.
+// A Pool is not safe for concurrent use.
 type Pool struct {
 	cfg    Config
 	blocks []block
 	free   freeList
 	copies map[uint64][]int // blocks by hash, the oldest copy first
 	digest uint64
-	used   int // blocks that requests hold
+	used   int // number of blocks that requests reference
 	cached int // blocks with a hash
 	stats  Stats
-	buffer []byte // for the bytes of tokens to hash
+	buffer []byte // reused for the bytes of the tokens to hash
 }
 
 // block is a physical block.
@@ -83,10 +83,10 @@ func New(cfg Config) (*Pool, error) {
 	}, nil
 }
 
-// Request runs a request that generates nothing: it computes what is not cached of the
-// prompt, and finishes. It returns the events of the step: a Removed for each evicted
-// block, then one Stored for the run of new blocks. It returns false, and does nothing,
-// where the prompt does not fit beside the blocks of running requests.
+// Request runs a request that generates nothing: it computes the part of the prompt that is not
+// cached, and finishes. It returns the events of the step: a Removed for each evicted block, then
+// one Stored for the run of new blocks. It returns false, without effect, if the prompt does not
+// fit beside the blocks of running requests.
 func (p *Pool) Request(prompt []uint32) ([]wire.Event, bool) {
 	r, events, ok := p.Start(prompt)
 	if ok {
@@ -95,8 +95,8 @@ func (p *Pool) Request(prompt []uint32) ([]wire.Event, bool) {
 	return events, ok
 }
 
-// Reset empties the cache, and returns its Cleared event. As in vLLM, it returns false,
-// and does nothing, while requests run.
+// Reset empties the cache, and returns its Cleared event. As in vLLM, it returns false, without
+// effect, while requests run.
 func (p *Pool) Reset() ([]wire.Event, bool) {
 	if !p.Restart() {
 		return nil, false
@@ -104,8 +104,8 @@ func (p *Pool) Reset() ([]wire.Event, bool) {
 	return []wire.Event{{Kind: wire.KindCleared}}, true
 }
 
-// Restart empties the cache without an event, as a new process does. It returns false,
-// and does nothing, while requests run.
+// Restart empties the cache without an event, as a new process does. It returns false, without
+// effect, while requests run.
 func (p *Pool) Restart() bool {
 	if p.used > 0 {
 		return false
@@ -116,10 +116,10 @@ func (p *Pool) Restart() bool {
 	return true
 }
 
-// Stats returns the statistics of all requests so far, over resets and restarts.
+// Stats returns the statistics of all requests so far, across resets and restarts.
 func (p *Pool) Stats() Stats { return p.stats }
 
-// Blocks returns the hashes held.
+// Blocks returns the hashes in the pool.
 func (p *Pool) Blocks() map[uint64]struct{} {
 	blocks := make(map[uint64]struct{}, len(p.copies))
 	for h := range p.copies {
@@ -131,20 +131,20 @@ func (p *Pool) Blocks() map[uint64]struct{} {
 // Capacity returns the number of blocks.
 func (p *Pool) Capacity() int { return p.cfg.Capacity }
 
-// BlockSize returns the number of tokens of a block.
+// BlockSize returns the block size in tokens.
 func (p *Pool) BlockSize() int { return p.cfg.BlockSize }
 
-// Len returns the number of distinct hashes held.
+// Len returns the number of distinct hashes in the pool.
 func (p *Pool) Len() int { return len(p.copies) }
 
-// Copies returns the number of blocks that hold them, at most the capacity.
+// Copies returns the number of blocks with a hash, at most the capacity.
 func (p *Pool) Copies() int { return p.cached }
 
-// Digest returns the XOR of splitmix64 over the distinct hashes held.
+// Digest returns the XOR of splitmix64 over the distinct hashes in the pool.
 func (p *Pool) Digest() uint64 { return p.digest }
 
-// allocate gives n blocks to a request, and returns a Removed for each cached block that
-// it evicts. At least n blocks must be free.
+// allocate assigns n blocks to a request, and returns a Removed for each cached block that it
+// evicts. At least n blocks must be free.
 func (p *Pool) allocate(n int) (ids []int, events []wire.Event) {
 	ids = make([]int, n)
 	for i := range ids {
@@ -188,7 +188,7 @@ func (p *Pool) cache(id int, h uint64) {
 	p.copies[h] = append(p.copies[h], id)
 }
 
-// touch adds a reference of a request to a cached block.
+// touch adds a request's reference to a cached block.
 func (p *Pool) touch(id int) {
 	if p.blocks[id].refs == 0 {
 		p.free.remove(id)
@@ -197,8 +197,7 @@ func (p *Pool) touch(id int) {
 	p.blocks[id].refs++
 }
 
-// release drops a request's references, the last block first: in that order they are
-// evicted.
+// release drops a request's references, the last block first: they are evicted in that order.
 func (p *Pool) release(ids []int) {
 	for i := len(ids) - 1; i >= 0; i-- {
 		b := &p.blocks[ids[i]]
@@ -210,7 +209,7 @@ func (p *Pool) release(ids []int) {
 	}
 }
 
-// hash names the block that continues parent with tokens.
+// hash returns the hash of the block that continues parent with tokens.
 func (p *Pool) hash(parent uint64, tokens []uint32) uint64 {
 	p.buffer = p.buffer[:0]
 	for _, t := range tokens {
@@ -230,16 +229,16 @@ func SplitMix64(x uint64) uint64 {
 
 // Stats are the statistics of a Pool's requests.
 type Stats struct {
-	// Requests is how many have started.
+	// Requests is the number of requests started.
 	Requests uint64 `json:"requests"`
-	// PromptTokens is the length of their prompts, and HitTokens how many of those
-	// were found in the cache, in whole blocks.
+	// PromptTokens is the total length of their prompts in tokens, and HitTokens the part of it
+	// that was found in the cache, in whole blocks.
 	PromptTokens uint64 `json:"prompt_tokens"`
 	HitTokens    uint64 `json:"hit_tokens"`
 }
 
-// HitRate returns the share of prompt tokens that were cached, 0 to 1, which vLLM calls
-// its prefix cache hit rate.
+// HitRate returns the share of prompt tokens that were cached, 0 to 1, which vLLM calls its prefix
+// cache hit rate.
 func (s Stats) HitRate() float64 {
 	if s.PromptTokens == 0 {
 		return 0

@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 )
 
-// stored returns the store among events, which has to come last.
+// stored returns the store among events, which must be the last one.
 func stored(t rapid.TB, events []wire.Event) wire.Event {
 	t.Helper()
 	if len(events) == 0 || events[len(events)-1].Kind != wire.KindStored {

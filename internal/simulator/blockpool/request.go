@@ -14,10 +14,10 @@ type Request struct {
 	last   uint64 // hash of the last block; the pool's HashSeed before the first
 }
 
-// Start starts a request with a prompt: cached blocks are reused, the others are computed
-// and stored. It returns events and false as Pool.Request does.
+// Start starts a request with a prompt: cached blocks are reused, the others are computed and
+// stored. It returns events and false as Pool.Request does.
 //
-// The events' tokens share the request's memory, and must not be changed.
+// The events' tokens share the request's memory, and must not be modified.
 func (p *Pool) Start(prompt []uint32) (*Request, []wire.Event, bool) {
 	r := &Request{pool: p, tokens: slices.Clone(prompt), last: p.cfg.HashSeed}
 	size := p.cfg.BlockSize
@@ -45,8 +45,8 @@ func (p *Pool) Start(prompt []uint32) (*Request, []wire.Event, bool) {
 	return r, r.compute(), true
 }
 
-// Extend adds generated tokens, and returns the events of the blocks that they fill. It
-// returns false, and does nothing, where there is no free block.
+// Extend adds generated tokens, and returns the events of the blocks that they fill. It returns
+// false, without effect, if no block is free.
 func (r *Request) Extend(tokens ...uint32) ([]wire.Event, bool) {
 	if (len(r.tokens)+len(tokens))/r.pool.cfg.BlockSize-len(r.ids) > r.pool.free.len {
 		return nil, false
@@ -61,10 +61,10 @@ func (r *Request) Finish() {
 	r.ids = nil
 }
 
-// Tokens returns the prompt and the generated tokens, which must not be changed.
+// Tokens returns the prompt and the generated tokens, which must not be modified.
 func (r *Request) Tokens() []uint32 { return slices.Clip(r.tokens) }
 
-// Hashes returns the hashes of its blocks, in order.
+// Hashes returns the hashes of the request's blocks, in order.
 func (r *Request) Hashes() []uint64 {
 	hashes := make([]uint64, len(r.ids))
 	for i, id := range r.ids {

@@ -10,24 +10,22 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// Config configures Conversations. The zero value is a chat service whose
-// steps look like those of vLLM's own pool: two thirds of the stores carry one
-// block, most others 33 to 128, and a step has some twenty-five events once the
-// pool is full.
+// Config configures Conversations. The zero value is a chat service whose steps look like those of
+// vLLM's own pool: two thirds of the stores have one block, most others 33 to 128, and a step has
+// about twenty-five events once the pool is full.
 type Config struct {
-	// Conversations is how many are open at a time; 0 means 64.
+	// Conversations is the number of open conversations; 0 means 64.
 	Conversations int
-	// SystemPrompts is the number of prompts they begin with; 0 means 4.
+	// SystemPrompts is the number of system prompts they begin with; 0 means 4.
 	SystemPrompts int
-	// Concurrency is the most requests that run at a time; 0 means 8.
+	// Concurrency is the maximum number of running requests; 0 means 8.
 	Concurrency int
-	// MinPrompt and MaxPrompt bound the length of a user's message, in blocks; 0 means 33
-	// and 128, or less where the pool is too small for that.
+	// MinPrompt and MaxPrompt bound the length of a user's message, in blocks; 0 means 33 and 128,
+	// or less if the pool is too small.
 	MinPrompt, MaxPrompt int
-	// MaxAnswer is the longest answer in blocks; 0 means 5.
+	// MaxAnswer is the maximum length of an answer in blocks; 0 means 5.
 	MaxAnswer int
-	// ResetEvery is the number of steps after which the cache is reset; 0 means
-	// never.
+	// ResetEvery is the number of steps between resets of the cache; 0 means never.
 	ResetEvery int
 }
 
@@ -51,18 +49,18 @@ func (c Config) withDefaults(pool *blockpool.Pool) (Config, error) {
 	if c.MinPrompt > c.MaxPrompt {
 		return c, errors.New("configure workload: min_prompt is larger than max_prompt")
 	}
-	// The shortest prompt of all must fit, or no step might ever have an event:
-	// both its parts may end within a block.
+	// The shortest prompt must fit, otherwise a step might never have an event: both of its parts
+	// may end within a block.
 	if c.MinPrompt+c.maxSystem()+1 > pool.Capacity() {
 		return c, errors.New("configure workload: no prompt fits the pool: lower min_prompt or raise the capacity")
 	}
 	return c, nil
 }
 
-// maxSystem is the length of the longest system prompt in whole blocks.
+// maxSystem is the maximum length of a system prompt in whole blocks.
 func (c Config) maxSystem() int { return max(1, c.MinPrompt/2) }
 
-// Probabilities in a step.
+// Probabilities per step.
 const (
 	arrivalOdds = 0.03 // a request arrives, if fewer than Concurrency run
 	repeatOdds  = 0.1  // it repeats the last request of its conversation
@@ -72,7 +70,7 @@ const (
 // vocabulary is the number of token ids.
 const vocabulary = 128_000
 
-// Conversations is a Workload of chats at a steady rate, without end.
+// Conversations is an endless Workload of chats at a steady rate.
 type Conversations struct {
 	cfg     Config
 	pool    *blockpool.Pool
@@ -81,11 +79,11 @@ type Conversations struct {
 	systems [][]uint32
 	chats   []*conversation
 	running []*answer
-	rate    float64 // in steps a second; 0 means as fast as possible
+	rate    float64 // in steps per second; 0 means as fast as possible
 	steps   int
 }
 
-// conversation is a sequence of requests, each of which begins with all before it.
+// conversation is a sequence of requests, each of which begins with all previous ones.
 type conversation struct {
 	tokens []uint32 // of all requests and answers so far
 	prompt []uint32 // of the last request
@@ -99,14 +97,14 @@ type answer struct {
 	left    int // tokens to generate
 }
 
-// NewConversations returns the workload of a seed, at a rate in steps a second; 0 means as
-// fast as possible.
+// NewConversations returns the workload of a seed, at a rate in steps per second; 0 means as fast
+// as possible.
 func NewConversations(cfg Config, pool *blockpool.Pool, seed uint64, rate float64) (*Conversations, error) {
 	cfg, err := cfg.withDefaults(pool)
 	if err != nil {
 		return nil, err
 	}
-	// The second word distinguishes this use of the seed from others.
+	// The second word separates this use of the seed from others.
 	rng := rand.New(rand.NewPCG(seed, 0x6b76636173742e31))
 	w := &Conversations{
 		cfg: cfg, pool: pool, rng: rng, rate: rate,
@@ -152,7 +150,7 @@ func (w *Conversations) Step() []wire.Event {
 	return events
 }
 
-// Restart implements Workload. The conversations go on.
+// Restart implements Workload. The conversations continue.
 func (w *Conversations) Restart() {
 	w.stop()
 	w.pool.Restart()
@@ -174,7 +172,7 @@ func (w *Conversations) arrive() []wire.Event {
 		return nil
 	}
 	if chat.prompt == nil || w.rng.Float64() >= repeatOdds {
-		// The smaller of two draws: short messages are more frequent.
+		// The minimum of two draws: short messages are more frequent.
 		choices := w.cfg.MaxPrompt - w.cfg.MinPrompt + 1
 		blocks := w.cfg.MinPrompt + min(w.rng.IntN(choices), w.rng.IntN(choices))
 		if len(chat.tokens)+blocks*w.pool.BlockSize() > w.maxTokens() {
@@ -193,7 +191,7 @@ func (w *Conversations) arrive() []wire.Event {
 	return events
 }
 
-// generate adds a few tokens, less than a block, to every running request.
+// generate generates a few tokens, less than a block, for every running request.
 func (w *Conversations) generate() []wire.Event {
 	var events []wire.Event
 	unfinished := w.running[:0]
@@ -219,19 +217,19 @@ func (w *Conversations) finish(a *answer) {
 	a.request.Finish()
 }
 
-// open returns a new conversation, which has a system prompt only.
+// open returns a new conversation, which consists of a system prompt.
 func (w *Conversations) open() *conversation {
 	return &conversation{tokens: w.systems[w.rng.IntN(len(w.systems))]}
 }
 
-// maxTokens returns the length beyond which a conversation is replaced by a new one:
-// Concurrency requests must fit the pool together.
+// maxTokens returns the length above which a conversation is replaced by a new one: Concurrency
+// requests must fit the pool together.
 func (w *Conversations) maxTokens() int {
 	return w.pool.Capacity() * w.pool.BlockSize() / (w.cfg.Concurrency + 1)
 }
 
-// message returns new tokens of about the given number of blocks, to follow the given
-// tokens. With alignedOdds both together end at the end of a block.
+// message returns new tokens of about the given number of blocks that follow the given tokens. With
+// a probability of alignedOdds both together end at the end of a block.
 func (w *Conversations) message(before []uint32, blocks int) []uint32 {
 	size := w.pool.BlockSize()
 	n := blocks*size - len(before)%size

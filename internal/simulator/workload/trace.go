@@ -15,20 +15,20 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// TraceBlock is the number of tokens that an id of a trace stands for.
+// TraceBlock is the number of tokens that an id of a trace represents.
 const TraceBlock = 512
 
-// Trace is the requests that a service received, in the order of their time.
+// Trace is the requests that a service received, ordered by time.
 type Trace struct{ Requests []TraceRequest }
 
 // TraceRequest is a request of a trace.
 type TraceRequest struct {
-	// At is its time since the beginning of the trace.
+	// At is the request's time since the start of the trace.
 	At time.Duration
-	// Input and Output are the tokens of its prompt and of what it generates.
+	// Input and Output are the numbers of tokens of its prompt and of its output.
 	Input, Output int
-	// IDs stand for the prompt, each for TraceBlock tokens, the last for at most as many.
-	// Equal ids after equal ids stand for equal tokens.
+	// IDs represent the prompt, each TraceBlock tokens, the last at most as many. Equal ids after
+	// equal ids represent equal tokens.
 	IDs []uint64
 }
 
@@ -51,13 +51,13 @@ func OpenTrace(path string) (*Trace, error) {
 	return t, errors.Join(err, f.Close())
 }
 
-// maxTraceLine bounds a line, in bytes: a prompt of some 50 million tokens.
+// maxTraceLine bounds a line, in bytes: a prompt of about 50 million tokens.
 const maxTraceLine = 1 << 20
 
-// ReadTrace reads a trace in Mooncake's form, which may be compressed with gzip: a
-// line a request, an object with timestamp (milliseconds), input_length and
-// output_length (tokens) and hash_ids (an id for each 512 tokens of the prompt, and one
-// for the rest). Times never decrease. Errors give the name and the line.
+// ReadTrace reads a trace in Mooncake's format, which may be compressed with gzip: one request per
+// line, an object with timestamp (milliseconds), input_length and output_length (tokens) and
+// hash_ids (one id per 512 tokens of the prompt, and one for the rest). Times never decrease.
+// Errors name the file and the line.
 func ReadTrace(name string, r io.Reader) (*Trace, error) {
 	in := bufio.NewReader(r)
 	lines := bufio.NewScanner(in)
@@ -145,8 +145,8 @@ func parseTraceLine(line []byte) (TraceRequest, error) {
 	}, nil
 }
 
-// Prompt returns the tokens of the prompt, which follow from the ids alone: prompts with
-// equal first ids have equal first tokens, at any block size.
+// Prompt returns the tokens of the prompt, which depend on the ids only: prompts with equal first
+// ids have equal first tokens, at any block size.
 func (r TraceRequest) Prompt() []uint32 {
 	prompt := make([]uint32, r.Input)
 	for i := range prompt {
@@ -155,11 +155,11 @@ func (r TraceRequest) Prompt() []uint32 {
 	return prompt
 }
 
-// outputID is a bit of the ids of generated tokens, which the ids of prompts lack: they
-// count from 0.
+// outputID is a bit that is set in the ids of generated tokens only: the ids of prompts count from
+// 0.
 const outputID = 1 << 63
 
-// traceToken returns a token that an id stands for.
+// traceToken returns one token of an id.
 func traceToken(id, at uint64) uint32 {
 	return uint32(blockpool.SplitMix64(blockpool.SplitMix64(id)^at) % vocabulary)
 }

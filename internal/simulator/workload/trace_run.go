@@ -8,22 +8,22 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// traceTick is the duration of an engine's step in the time of a trace: each running
-// request generates a token.
+// traceTick is the duration of an engine's step in trace time: each running request generates a
+// token.
 const traceTick = 25 * time.Millisecond
 
-// maxRunning is the most requests that run at a time, the usual max_num_seqs of vLLM. The
-// others wait.
+// maxRunning is the maximum number of running requests, the usual max_num_seqs of vLLM. Further
+// requests wait.
 const maxRunning = 256
 
-// TraceRun is a Workload of a trace: its requests start in order once they are due and fit
-// beside the running ones, generate a token a tick, and finish.
+// TraceRun is a Workload that runs a trace: its requests start in order once they are due and fit
+// beside the running ones, generate a token per tick, and finish.
 type TraceRun struct {
 	pool    *blockpool.Pool
 	speed   float64
 	trace   *Trace
 	arrived int   // requests that wait, run or have ended
-	begun   int   // requests that do not wait any more
+	begun   int   // requests that no longer wait
 	tick    int64 // of the next step
 	running []*traceRequest
 	blocked bool // the next request does not fit until a running one finishes
@@ -39,8 +39,8 @@ type traceRequest struct {
 	want    int    // tokens to generate
 }
 
-// NewTraceRun returns the workload of a trace, with the time sped up by a factor; 0 means
-// as fast as possible. The pool's block size must divide TraceBlock.
+// NewTraceRun returns the workload of a trace, with the time accelerated by a factor; 0 means as
+// fast as possible. The pool's block size must divide TraceBlock.
 func NewTraceRun(trace *Trace, pool *blockpool.Pool, speed float64) (*TraceRun, error) {
 	if TraceBlock%pool.BlockSize() != 0 {
 		return nil, fmt.Errorf("configure trace: a block_size of %d does not divide %d, the trace's", pool.BlockSize(), TraceBlock)
@@ -48,7 +48,7 @@ func NewTraceRun(trace *Trace, pool *blockpool.Pool, speed float64) (*TraceRun, 
 	return &TraceRun{pool: pool, speed: speed, trace: trace}, nil
 }
 
-// Due implements Workload. It skips the time in which no request runs.
+// Due implements Workload. It skips the time during which no request runs.
 func (l *TraceRun) Due() (time.Duration, bool) {
 	tick := l.tick
 	if len(l.running) == 0 && l.begun == l.arrived {
@@ -101,7 +101,7 @@ func (l *TraceRun) begin() []wire.Event {
 	return events
 }
 
-// generate gives every running request a token, and finishes those that have all.
+// generate generates a token for every running request, and finishes those that have all.
 func (l *TraceRun) generate() []wire.Event {
 	var events []wire.Event
 	unfinished := l.running[:0]
@@ -128,7 +128,7 @@ func (l *TraceRun) generate() []wire.Event {
 	return events
 }
 
-// Restart implements Workload. Running requests are cut.
+// Restart implements Workload. Running requests count as cut.
 func (l *TraceRun) Restart() {
 	for _, r := range l.running {
 		r.request.Finish()
@@ -139,6 +139,6 @@ func (l *TraceRun) Restart() {
 	l.pool.Restart()
 }
 
-// Lost implements Workload: refused requests have a prompt longer than the pool, and cut
-// ones ended before they had generated all their tokens.
+// Lost implements Workload: refused requests have a prompt that exceeds the pool, and cut ones
+// ended before they had generated all their tokens.
 func (l *TraceRun) Lost() (refused, cut uint64) { return l.refused, l.cut }

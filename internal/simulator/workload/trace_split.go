@@ -7,12 +7,12 @@ type Policy int
 
 // The policies.
 const (
-	// PolicyRoundRobin gives a request to one engine after the other.
+	// PolicyRoundRobin assigns requests to the engines in turn.
 	PolicyRoundRobin Policy = iota
-	// PolicyPrefix gives a request to the engine that was given the longest part of its
-	// prompt before; of several, to the one that was given the fewest tokens. It excludes
-	// engines that were given over a twentieth and 65,536 tokens more than the least
-	// loaded one. A router decides so by what it sent, not by what engines still hold.
+	// PolicyPrefix assigns a request to the engine that was assigned the longest prefix of its
+	// prompt before; on a tie, to the one with the fewest tokens. It excludes engines with over a
+	// twentieth and 65,536 tokens more than the least loaded one. A router decides in this way by
+	// what it sent, not by what engines still have cached.
 	PolicyPrefix
 )
 
@@ -47,7 +47,7 @@ func (t *Trace) Split(n int, policy Policy) ([]*Trace, error) {
 	return parts, nil
 }
 
-// splitter is the requests of each engine so far.
+// splitter tracks the requests assigned to each engine so far.
 type splitter struct {
 	given  []map[uint64]struct{} // ids, by engine
 	tokens []int                 // by engine
@@ -86,7 +86,7 @@ func (s *splitter) assign(req TraceRequest) int {
 	return best
 }
 
-// prefix returns how many of the first ids of a request an engine was given before.
+// prefix returns how many of the first ids of a request an engine was assigned before.
 func (s *splitter) prefix(engine int, req TraceRequest) int {
 	for i, id := range req.IDs {
 		if _, ok := s.given[engine][id]; !ok {

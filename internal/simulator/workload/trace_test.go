@@ -111,7 +111,7 @@ func TestEqualIDsGiveEqualTokens(t *testing.T) {
 		p, q := a.Prompt(), b.Prompt()
 		for i := range min(len(p), len(q)) {
 			same := a.IDs[i/workload.TraceBlock] == b.IDs[i/workload.TraceBlock]
-			// Other ids have other tokens but by chance: compare a few.
+			// Different ids share tokens only by chance: compare a few.
 			if window := min(i+4, len(p), len(q)); same && p[i] != q[i] ||
 				!same && i%workload.TraceBlock == 0 && window == i+4 && cmp.Equal(p[i:window], q[i:window]) {
 				t.Fatalf("token %d is %d and %d, of ids %v and %v", i, p[i], q[i], a.IDs, b.IDs)
@@ -166,8 +166,8 @@ func TestSplitAssignsEachRequestToOneEngine(t *testing.T) {
 	}
 }
 
-// directHits is how many prompt tokens a cache without end has, in whole blocks,
-// from the ids alone: all but the last token may come from it.
+// directHits returns the number of prompt tokens that an unbounded cache has, in whole blocks, from
+// the ids alone: all but the last token may be cached.
 func directHits(trace *workload.Trace, blockSize int) (hits uint64) {
 	seen := make(map[uint64]bool)
 	for _, r := range trace.Requests {

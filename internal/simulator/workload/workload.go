@@ -1,7 +1,7 @@
-// Package workload decides what a simulated engine computes, and when.
+// Package workload generates the requests of a simulated engine.
 //
-// A seed, or a trace of requests, flows in; requests to a block pool and their events flow
-// out, step by step. Equal input gives equal steps.
+// A seed, or a trace of requests, flows in; requests to a block pool and their events flow out,
+// step by step. Equal input produces equal steps.
 package workload
 
 import (
@@ -10,16 +10,15 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// Workload runs requests on a block pool. It is for one goroutine.
+// Workload runs requests on a block pool. It is not safe for concurrent use.
 type Workload interface {
-	// Due returns the time of the next step since the start, and false where there is no
-	// further step.
+	// Due returns the time of the next step since the start, and false if there is no further step.
 	Due() (time.Duration, bool)
-	// Step runs the next step, and returns its events, of which there may be none.
+	// Step runs the next step, and returns its events, possibly none.
 	Step() []wire.Event
-	// Restart ends all running requests and empties the pool, as the end of the engine's
-	// process does.
+	// Restart ends all running requests and empties the pool, as the end of the engine's process
+	// does.
 	Restart()
-	// Lost returns how many requests were refused, and how many were cut.
+	// Lost returns the numbers of refused and of cut requests.
 	Lost() (refused, cut uint64)
 }

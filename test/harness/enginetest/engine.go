@@ -1,6 +1,6 @@
-// Package enginetest has the publishing end of an engine. The test writes its messages byte
-// by byte, so that they may be what no engine sends. Package internal/simulator has
-// engines that run by themselves.
+// Package enginetest implements the publishing side of an engine. The test writes messages byte by
+// byte, including ones that no engine sends. The engines of package internal/simulator run on their
+// own.
 package enginetest
 
 import (
@@ -14,28 +14,28 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// Config configures an Engine. The zero value drops messages that are more than 1,000
-// ahead of a subscriber.
+// Config configures an Engine. The zero value drops messages to a subscriber that is more than
+// 1,000 messages behind.
 type Config struct {
-	// HighWaterMark is how many messages a subscriber may be behind; 0 means ZeroMQ's
-	// 1,000, and a negative number any number.
+	// HighWaterMark is the number of messages that a subscriber may be behind; 0 means ZeroMQ's
+	// 1,000, and a negative number no limit.
 	HighWaterMark int
 	// Blocking makes sending wait for a subscriber at the high-water mark instead of
 	// dropping messages.
 	Blocking bool
-	// Verbose receives every subscription, not only the first of those to the same topic.
+	// Verbose delivers every subscription, not only the first one to each topic.
 	Verbose bool
 }
 
-// Engine is an XPUB socket, which on the wire is a PUB socket and also receives
-// subscriptions. It is for one goroutine.
+// Engine is an XPUB socket, which is a PUB socket on the wire and also receives subscriptions. It
+// is not safe for concurrent use.
 type Engine struct {
 	context  *zmq4.Context
 	socket   *zmq4.Socket
 	seqFrame [8]byte
 }
 
-// New returns an Engine, which the caller closes.
+// New returns an Engine. The caller closes it.
 func New(cfg Config) (*Engine, error) {
 	zctx, err := zmq4.NewContext()
 	if err != nil {
@@ -53,7 +53,7 @@ func (e *Engine) open(cfg Config) (err error) {
 		return err
 	}
 	if cfg.HighWaterMark != 0 {
-		err = e.socket.SetSndhwm(max(0, cfg.HighWaterMark)) // ZeroMQ's 0 is no limit
+		err = e.socket.SetSndhwm(max(0, cfg.HighWaterMark)) // 0 means no limit in ZeroMQ
 	}
 	return errors.Join(err,
 		e.socket.SetXpubNodrop(cfg.Blocking),
@@ -72,7 +72,7 @@ func (e *Engine) setVerbose(on bool) error {
 	return e.socket.SetXpubVerbose(1)
 }
 
-// Bind binds to an endpoint such as tcp://127.0.0.1:*, and returns it with its port.
+// Bind binds to an endpoint such as tcp://127.0.0.1:*, and returns it with its actual port.
 func (e *Engine) Bind(endpoint string) (string, error) {
 	if err := e.socket.Bind(endpoint); err != nil {
 		return "", fmt.Errorf("bind engine to %s: %w", endpoint, err)
@@ -88,8 +88,8 @@ func (e *Engine) Connect(endpoint string) error {
 	return nil
 }
 
-// AwaitSubscription waits for a subscriber, which receives what is sent from then on, and
-// returns the topic prefix that it subscribes to.
+// AwaitSubscription waits for a subscriber, which receives everything sent from then on, and
+// returns the topic prefix of its subscription.
 func (e *Engine) AwaitSubscription() (topic string, err error) {
 	for {
 		message, err := e.socket.Recv(0)
@@ -99,7 +99,7 @@ func (e *Engine) AwaitSubscription() (topic string, err error) {
 		if topic, ok := strings.CutPrefix(message, "\x01"); ok {
 			return topic, nil
 		}
-		// The end of a subscription may be reported before the next one.
+		// The end of a subscription may arrive before the next one.
 	}
 }
 
@@ -126,8 +126,8 @@ func (e *Engine) Publish(topic []byte, seq uint64, payload []byte) error {
 	return nil
 }
 
-// Close closes the socket. What has not been sent by then is dropped. It may be called
-// again.
+// Close closes the socket, and drops messages that have not been sent. Further calls have no
+// effect.
 func (e *Engine) Close() error {
 	var errs []error
 	if e.socket != nil {

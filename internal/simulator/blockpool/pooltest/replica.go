@@ -10,10 +10,10 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// Replica is what a subscriber makes of a pool's events: the copies of each hash.
+// Replica is the state that a subscriber derives from a pool's events: the copies of each hash.
 type Replica struct {
 	counts map[uint64]int
-	parent map[uint64]uint64 // of each hash ever stored; none for a first block
+	parent map[uint64]uint64 // of each hash ever stored; no key for a first block
 }
 
 // NewReplica returns the Replica of an empty pool.
@@ -21,8 +21,7 @@ func NewReplica() *Replica {
 	return &Replica{counts: make(map[uint64]int), parent: make(map[uint64]uint64)}
 }
 
-// Apply applies the events of a step, and fails the test where they break an order that
-// the pool keeps.
+// Apply applies the events of a step, and fails the test if they violate the pool's order.
 func (r *Replica) Apply(t rapid.TB, events []wire.Event) {
 	t.Helper()
 	for _, ev := range events {
