@@ -73,7 +73,7 @@ type feed struct {
 	*sockets
 	encoder encoder
 	next    uint64  // seq of the next batch
-	held    []batch // delayed batches, in the order in which they were delayed
+	delayed []batch // delayed batches, in the order in which they were delayed
 }
 
 // add assigns the next seq to events, and optionally buffers the batch for replay. Events that
@@ -95,23 +95,23 @@ func (f *feed) add(events []wire.Event, remember bool) (batch, error) {
 func (f *feed) transmit(b batch) error { return f.publish(b.seq, b.payload) }
 
 // hold delays a batch until it is released.
-func (f *feed) hold(b batch) { f.held = append(f.held, b) }
+func (f *feed) hold(b batch) { f.delayed = append(f.delayed, b) }
 
 // release sends the delayed batches with these seqs in this order, or without seqs all of them in
 // the order of their seqs. If one of the seqs is not delayed, none is sent.
 func (f *feed) release(seqs ...uint64) error {
-	out, left := slices.Clone(f.held), []batch(nil)
+	out, left := slices.Clone(f.delayed), []batch(nil)
 	if len(seqs) > 0 {
-		out, left = nil, slices.Clone(f.held)
+		out, left = nil, slices.Clone(f.delayed)
 		for _, seq := range seqs {
 			i := slices.IndexFunc(left, func(b batch) bool { return b.seq == seq })
 			if i < 0 {
-				return fmt.Errorf("release batch %d: it is not held back", seq)
+				return fmt.Errorf("release batch %d: it is not delayed", seq)
 			}
 			out, left = append(out, left[i]), slices.Delete(left, i, i+1)
 		}
 	}
-	f.held = left
+	f.delayed = left
 	for _, b := range out {
 		if err := f.transmit(b); err != nil {
 			return err

@@ -41,7 +41,7 @@ func (e *Engine) lasts(f Fault) bool { return e.faults.until[f] > e.summary.Batc
 func (e *Engine) quiet() bool {
 	f := e.feed
 	answers := !f.faults.Mute && !f.faults.NoEnd && f.faults.Skip == nil
-	return e.faults.lastSent && answers && !f.silent && f.net != nil && len(f.held) == 0
+	return e.faults.lastSent && answers && !f.silent && f.net != nil && len(f.delayed) == 0
 }
 
 // applyFaults ends the faults that are over before the next batch, and applies those of the engine
@@ -128,7 +128,7 @@ func (e *Engine) restart(f Fault) error {
 	if f != FaultRestartPassed {
 		t.closedUntil = 0
 	}
-	t.until, t.delayed, e.feed.held = [numFaults]uint64{}, nil, nil
+	t.until, t.delayed, e.feed.delayed = [numFaults]uint64{}, nil, nil
 	e.load.Restart()
 	e.feed.restart(next)
 	e.summary.NextSeq = next
@@ -181,7 +181,7 @@ func (e *Engine) endFaults(ctx context.Context) error {
 		return nil
 	}
 	t.until, t.closedUntil = [numFaults]uint64{}, 0
-	if err := e.updateSockets(); err != nil || t.lastSent && len(e.feed.held) == 0 {
+	if err := e.updateSockets(); err != nil || t.lastSent && len(e.feed.delayed) == 0 {
 		return err
 	}
 	e.mu.Unlock()
@@ -190,7 +190,7 @@ func (e *Engine) endFaults(ctx context.Context) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	out := t.lastSent || slices.ContainsFunc(e.feed.held, func(b batch) bool { return b.seq == t.last.seq })
+	out := t.lastSent || slices.ContainsFunc(e.feed.delayed, func(b batch) bool { return b.seq == t.last.seq })
 	if err := e.feed.release(); err != nil || out {
 		return err
 	}

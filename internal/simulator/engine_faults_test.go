@@ -148,7 +148,7 @@ func TestFaultsOfEngines(t *testing.T) {
 			if diff := cmp.Diff(upTo(tt.first, tt.next-1), seqsOf(replayed)); diff != "" {
 				t.Errorf("replayed (-want +got):\n%s", diff)
 			}
-			if got := heldAfter(t, replayed); cmp.Equal(got, e.Blocks(), cmpopts.EquateEmpty()) != tt.lossless {
+			if got := blocksAfter(t, replayed); cmp.Equal(got, e.Blocks(), cmpopts.EquateEmpty()) != tt.lossless {
 				t.Errorf("replay gives %d blocks, the pool holds %d; the same: want %t", len(got), len(e.Blocks()), tt.lossless)
 			}
 			// The last batch is sent live, however late the subscriber reconnects.
@@ -183,18 +183,18 @@ func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *zmq.Socket) (m
 	return nil
 }
 
-// heldAfter returns the blocks present after these batches, counting copies.
-func heldAfter(t *testing.T, messages []message) map[uint64]struct{} {
+// blocksAfter returns the blocks present after these batches, counting copies.
+func blocksAfter(t *testing.T, messages []message) map[uint64]struct{} {
 	t.Helper()
 	counts := make(map[uint64]int)
 	for _, m := range messages {
 		applyCounting(counts, decode(t, m.payload).Events)
 	}
-	held := make(map[uint64]struct{})
+	present := make(map[uint64]struct{})
 	for h := range counts {
-		held[h] = struct{}{}
+		present[h] = struct{}{}
 	}
-	return held
+	return present
 }
 
 func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
@@ -279,7 +279,7 @@ func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 		if diff := cmp.Diff(upTo(0, still.NextSeq-1), seqsOf(replayed), cmpopts.EquateEmpty()); diff != "" {
 			t.Fatalf("replayed (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(still.Blocks, heldAfter(t, replayed)); diff != "" {
+		if diff := cmp.Diff(still.Blocks, blocksAfter(t, replayed)); diff != "" {
 			t.Fatalf("(-paused +replayed):\n%s", diff)
 		}
 		if diff := cmp.Diff(still, e.Snapshot()); diff != "" {

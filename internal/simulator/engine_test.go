@@ -262,11 +262,11 @@ func TestEngineRunsATrace(t *testing.T) {
 	for sum := e.Summary(); n < sum.Batches; n++ {
 		applyCounting(counts, decode(t, receiveBatch(t, sub).payload).Events)
 	}
-	held := make(map[uint64]struct{})
+	present := make(map[uint64]struct{})
 	for h := range counts {
-		held[h] = struct{}{}
+		present[h] = struct{}{}
 	}
-	if diff := cmp.Diff(e.Blocks(), held, cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(e.Blocks(), present, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-pool +received):\n%s", diff)
 	}
 	if sum := e.Summary(); sum.Requests != 40 || sum.Removed == 0 {

@@ -53,7 +53,7 @@ func TestHeldMessagesAreSentOnRelease(t *testing.T) {
 	}
 	must(t)(p.Publish(removal(4)))
 	if p.Release(9) == nil || p.Release(1, 1) == nil {
-		t.Error("released what is not held back")
+		t.Error("released a batch that is not delayed")
 	}
 	wantSeqs(t, "replayed", upTo(0, 4), replayedSeqs(t, p))
 	if err := errors.Join(p.Release(2, 0), p.Release()); err != nil {
@@ -193,7 +193,8 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 	}
 }
 
-// As at vLLM the socket says nothing of replies that a slow reader has no room for.
+// TestSlowReplayReaderMissesReplies checks that replies beyond a slow reader's queue are dropped
+// silently, as in vLLM.
 func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	const batches, words = 400, 20_000
 	p := newPublisher(t, simulator.PublisherConfig{
@@ -232,7 +233,8 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	}
 }
 
-// While it has nothing to publish, vLLM looks at its replay socket now and then.
+// TestIdlePublisherPollsReplay checks that an idle publisher polls its replay socket at intervals,
+// as in vLLM.
 func TestIdlePublisherPollsReplay(t *testing.T) {
 	const poll = 60 * time.Millisecond
 	p := newPublisher(t, simulator.PublisherConfig{

@@ -194,7 +194,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 	}
 }
 
-// In llm-d's deployment the service binds and engines connect.
+// TestPublisherConnectsToASubscriber covers llm-d's deployment: the service binds, engines connect.
 func TestPublisherConnectsToASubscriber(t *testing.T) {
 	sub := newSocket(t, zmq.SUB)
 	if err := sub.SetSubscribe("kv@"); err != nil {

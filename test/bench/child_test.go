@@ -59,7 +59,7 @@ type childReport struct {
 	Alloced uint64        `json:",omitempty"` // bytes
 }
 
-// usage returns the resources that this process has used so far.
+// usage is the resources that this process has used so far.
 type usage struct {
 	cpu   time.Duration
 	waits int64

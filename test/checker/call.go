@@ -57,7 +57,7 @@ func (c *Checker) EndReplay() error {
 	switch {
 	case c.err != nil:
 	case c.call != callReplay || c.phase == phaseIdle || c.phase == phaseEnded:
-		return errors.New("end replay: none has begun")
+		return errors.New("end replay: no replay is in progress")
 	case c.phase == phaseAsked:
 		c.err = broken(Protocol, "a replay that ends before its Accepted")
 	case c.head != c.last:
@@ -130,7 +130,7 @@ func (c *Checker) EndSnapshot() error {
 	switch {
 	case c.err != nil:
 	case c.call != callSnapshot:
-		return errors.New("end snapshot: none has begun")
+		return errors.New("end snapshot: no snapshot is in progress")
 	case c.phase != phaseEnded:
 		c.err = broken(Snapshot, "the stream ends before SnapshotEnd")
 	}

@@ -48,7 +48,7 @@ func TestReplays(t *testing.T) {
 			req.After, m[0].Accepted.Mode, m[0].Accepted.OldestSeq = nil, kvcastv1.Accepted_MODE_EARLIEST, 2
 			return m
 		}},
-		{"of nothing", "", func(req *kvcastv1.ReplayRequest, m msgs) msgs {
+		{"empty", "", func(req *kvcastv1.ReplayRequest, m msgs) msgs {
 			req.Until.Seq = 1
 			return m[:1]
 		}},
@@ -86,15 +86,15 @@ func TestReplays(t *testing.T) {
 			m[1].Entries = m[1].Entries[1:]
 			return m
 		}},
-		{"begins elsewhere", checker.GapFree, func(_ *kvcastv1.ReplayRequest, m msgs) msgs {
+		{"starts elsewhere", checker.GapFree, func(_ *kvcastv1.ReplayRequest, m msgs) msgs {
 			m[0].Position.Seq = 0
 			return m
 		}},
-		{"begins with a snapshot", checker.Protocol, func(_ *kvcastv1.ReplayRequest, m msgs) msgs {
+		{"starts with a snapshot", checker.Protocol, func(_ *kvcastv1.ReplayRequest, m msgs) msgs {
 			m[0].Accepted = announced(3, 9).Accepted
 			return m
 		}},
-		{"begins after its end", checker.Protocol, func(req *kvcastv1.ReplayRequest, m msgs) msgs {
+		{"starts after its end", checker.Protocol, func(req *kvcastv1.ReplayRequest, m msgs) msgs {
 			req.After, m[0].Accepted.Mode, m[0].Accepted.OldestSeq = nil, kvcastv1.Accepted_MODE_EARLIEST, 6
 			m[0].Position.Seq = 5
 			return m
@@ -200,7 +200,7 @@ func TestSnapshots(t *testing.T) {
 		{"good", "", func(m msgs) msgs { return m }},
 		{"restarted", "", func(m msgs) msgs { return append(m[:5:5], snapshotMessages()...) }},
 		{"empty", "", func(m msgs) msgs { return msgs{m[0], m[8]} }},
-		{"of nothing at all", checker.Snapshot, func(_ msgs) msgs { return nil }},
+		{"no messages", checker.Snapshot, func(_ msgs) msgs { return nil }},
 		{"without an end", checker.Snapshot, func(m msgs) msgs { return m[:8] }},
 		{"without a begin", checker.Protocol, func(m msgs) msgs { return m[1:] }},
 		{"twice", checker.Protocol, func(m msgs) msgs { return append(m, m...) }},

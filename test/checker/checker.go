@@ -122,9 +122,9 @@ func (c *Checker) checkRequest(req *kvcastv1.SubscribeRequest) error {
 	after := req.GetAfter()
 	switch {
 	case c.state == statePartial:
-		return errors.New("after a part of a snapshot comes another snapshot")
+		return errors.New("an interrupted snapshot must be followed by another snapshot")
 	case after == nil:
-		return errors.New("a later stream of the same subscriber is a resume, or a snapshot")
+		return errors.New("a later stream of the same subscriber must resume or request a snapshot")
 	case after.GetSeq() != c.head || (after.GetEpoch() != "" && after.GetEpoch() != c.epoch):
 		return fmt.Errorf("resume at %s:%d, but the subscriber is at %s:%d",
 			after.GetEpoch(), after.GetSeq(), c.epoch, c.head)
@@ -164,7 +164,7 @@ func (c *Checker) receive(msg *kvcastv1.SubscribeResponse) error {
 	}
 	switch {
 	case c.phase == phaseIdle:
-		return broken(Protocol, "a message, and no stream has begun")
+		return broken(Protocol, "a message before any stream was started")
 	case c.phase == phaseEnded:
 		return broken(Protocol, "a message after the last one")
 	case c.phase == phaseAsked && msg.GetAccepted() == nil:
@@ -178,11 +178,11 @@ func (c *Checker) receive(msg *kvcastv1.SubscribeResponse) error {
 	case c.phase == phaseAnnounced && msg.GetProgress() != nil:
 		return errors.Join(checkUnplaced(msg), checkAlive(msg))
 	case c.phase == phaseAnnounced:
-		return broken(Protocol, "no SnapshotBegin where a snapshot was to come")
+		return broken(Protocol, "no SnapshotBegin where one was expected")
 	case c.phase == phaseSnapshot:
 		return c.snapshotPart(msg)
 	case partOfSnapshot(msg):
-		return broken(Protocol, "part of a snapshot that has not begun")
+		return broken(Protocol, "part of a snapshot without SnapshotBegin")
 	case len(msg.GetEntries()) > 0:
 		return c.entries(msg)
 	default:

@@ -128,7 +128,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"a message twice", checker.Unique, func(s []stream) {
 			s[0].msgs = append(s[0].msgs, s[0].msgs[2])
 		}},
-		{"an entry again after a resume", checker.Unique, func(s []stream) {
+		{"duplicate entry after a resume", checker.Unique, func(s []stream) {
 			m := s[1].msgs[1]
 			m.Entries = append([]*kvcastv1.Entry{s[0].msgs[2].Entries[0]}, m.Entries...)
 		}},
@@ -151,7 +151,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"prev_seq ignores the progress before", checker.GapFree, func(s []stream) { s[2].msgs[2].PrevSeq = 8 }},
 		{"position beyond the last entry", checker.GapFree, func(s []stream) { s[0].msgs[1].Position.Seq = 4 }},
 		{"event_id skips one", checker.GapFree, func(s []stream) { s[0].msgs[1].Entries[1].Events[1].EventId = 4 }},
-		{"event_id comes again", checker.GapFree, func(s []stream) { s[0].msgs[1].Entries[1].Events[1].EventId = 2 }},
+		{"duplicate event_id", checker.GapFree, func(s []stream) { s[0].msgs[1].Entries[1].Events[1].EventId = 2 }},
 		{"event_id skips one over a resume", checker.GapFree, func(s []stream) {
 			for i, ev := range s[1].msgs[1].Entries[0].Events {
 				ev.EventId = uint64(5 + i)
@@ -160,9 +160,9 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"event_id restarts when a worker is added again", checker.GapFree, func(s []stream) {
 			s[1].msgs[1].Entries[2].Events[0].EventId = 1
 		}},
-		{"event_id begins at two", checker.GapFree, func(s []stream) { s[0].msgs[1].Entries[0].Events[0].EventId = 2 }},
-		{"resumed later than asked", checker.GapFree, func(s []stream) { s[1].msgs[0].Position.Seq = 5 }},
-		{"resumed earlier than asked", checker.GapFree, func(s []stream) { s[1].msgs[0].Position.Seq = 3 }},
+		{"event_id starts at two", checker.GapFree, func(s []stream) { s[0].msgs[1].Entries[0].Events[0].EventId = 2 }},
+		{"resumed later than requested", checker.GapFree, func(s []stream) { s[1].msgs[0].Position.Seq = 5 }},
+		{"resumed earlier than requested", checker.GapFree, func(s []stream) { s[1].msgs[0].Position.Seq = 3 }},
 		{"earliest is not the oldest", checker.GapFree, func(s []stream) { s[0].msgs[0].Position.Seq = 1 }},
 
 		{"an entry without events", checker.Atomic, func(s []stream) { s[0].msgs[1].Entries[1].Events = nil }},
@@ -184,7 +184,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"progress behind", checker.Progress, func(s []stream) { s[0].msgs[3].Position.Seq = 3 }},
 		{"position behind its entries", checker.Progress, func(s []stream) { s[0].msgs[1].Position.Seq = 2 }},
 
-		{"digests not asked for", checker.Filtered, func(s []stream) {
+		{"digests not requested", checker.Filtered, func(s []stream) {
 			s[0].msgs[3].Progress.Workers = []*kvcastv1.WorkerDigest{{Worker: "a"}}
 		}},
 
@@ -246,7 +246,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"a tier on a gap", checker.Protocol, func(s []stream) {
 			s[2].msgs[2].Entries[0].Events[0].Tier = kvcastv1.Tier_TIER_DEVICE
 		}},
-		{"a store of nothing", checker.Protocol, func(s []stream) {
+		{"an empty store", checker.Protocol, func(s []stream) {
 			s[0].msgs[1].Entries[1].Events[0].GetStored().BlockHashes = nil
 		}},
 		{"too few tokens_hashes", checker.Protocol, func(s []stream) {
@@ -261,7 +261,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"an empty lora_name", checker.Protocol, func(s []stream) {
 			s[0].msgs[1].Entries[1].Events[0].GetStored().LoraName = proto.String("")
 		}},
-		{"a remove of nothing", checker.Protocol, func(s []stream) {
+		{"an empty remove", checker.Protocol, func(s []stream) {
 			s[0].msgs[1].Entries[1].Events[1].GetRemoved().BlockHashes = nil
 		}},
 		{"cleared without a reason", checker.Protocol, func(s []stream) {
@@ -273,7 +273,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 		{"a gap without a reason", checker.Protocol, func(s []stream) {
 			s[2].msgs[2].Entries[0].Events[0].GetGap().Reason = 0
 		}},
-		{"a gap that ends before it begins", checker.Protocol, func(s []stream) {
+		{"a gap that ends before its start", checker.Protocol, func(s []stream) {
 			s[2].msgs[2].Entries[0].Events[0].GetGap().LastSeq = 6
 		}},
 		{"too many blocks, with seqs", checker.Protocol, func(s []stream) {

@@ -60,7 +60,7 @@ func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 	case seq < w.lastSeq:
 		return broken(Progress, "digest of worker %q at %d, behind its entry %d", name, seq, w.lastSeq)
 	case seq > max(w.lastSeq, c.streamAt) && len(c.filter.tiers) == 0:
-		return broken(GapFree, "digest of worker %q at %d, and its last entry to come was %d", name, seq, w.lastSeq)
+		return broken(GapFree, "digest of worker %q at %d, but the last entry received was %d", name, seq, w.lastSeq)
 	}
 	if what := c.filter.refuses(name, w.model); what != "" {
 		return broken(Filtered, "digest of %s", what)

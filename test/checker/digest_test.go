@@ -24,7 +24,7 @@ func TestDigestsOfProgress(t *testing.T) {
 		{"good", "", func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { return d }},
 		{"none", "", func([]*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { return nil }},
 		{"of an earlier entry", checker.Progress, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Seq = 1; return d }},
-		{"of an entry that did not come", checker.GapFree, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Seq = 3; return d }},
+		{"of an entry that was not received", checker.GapFree, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Seq = 3; return d }},
 		{"count wrong", checker.Convergent, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Blocks = 2; return d }},
 		{"digest wrong", checker.Convergent, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[0].Digest++; return d }},
 		{"blocks where the view has none", checker.Convergent, func(d []*kvcastv1.WorkerDigest) []*kvcastv1.WorkerDigest { d[1].Blocks = 1; return d }},

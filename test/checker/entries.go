@@ -53,7 +53,7 @@ func (c *Checker) checkOrder(entries []*kvcastv1.Entry) error {
 		case seq == 0:
 			return broken(Protocol, "an entry without a seq")
 		case before || now:
-			return broken(Unique, "entry %d comes again", seq)
+			return broken(Unique, "entry %d is a duplicate", seq)
 		case seq <= c.snapAt:
 			return broken(Unique, "entry %d after a snapshot at %d, which holds it", seq, c.snapAt)
 		case seq <= last:
@@ -83,7 +83,7 @@ func (c *Checker) checkHoles(msg *kvcastv1.SubscribeResponse) error {
 	for _, e := range entries {
 		want++
 		if e.GetSeq() != want {
-			return broken(GapFree, "entry %d where %d was to come", e.GetSeq(), want)
+			return broken(GapFree, "entry %d, want %d", e.GetSeq(), want)
 		}
 	}
 	if pos != last {
@@ -127,7 +127,7 @@ func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 	}
 	digests := msg.GetProgress().GetWorkers()
 	if len(digests) > 0 && !c.req.GetProgressDigests() {
-		return broken(Filtered, "progress with digests that were not asked for")
+		return broken(Filtered, "progress with digests that were not requested")
 	}
 	c.head = at
 	return c.checkDigests(digests, at)
@@ -136,7 +136,7 @@ func (c *Checker) progress(msg *kvcastv1.SubscribeResponse) error {
 // checkAlive checks a Progress that only reports that a snapshot is pending.
 func checkAlive(msg *kvcastv1.SubscribeResponse) error {
 	if len(msg.GetProgress().GetWorkers()) > 0 {
-		return broken(Protocol, "digests where what is held is not whole")
+		return broken(Protocol, "digests while the state is partial")
 	}
 	return nil
 }

@@ -41,9 +41,9 @@ func TestFilteredStreams(t *testing.T) {
 		{"position behind its entries", checker.Progress, func(s *stream) { s.msgs[1].Position.Seq = 4 }},
 		{"a message missing", checker.GapFree, func(s *stream) { s.msgs = append(s.msgs[:1:1], s.msgs[2:]...) }},
 		{"event_ids run backwards", checker.GapFree, func(s *stream) { s.msgs[3].Entries[0].Events[0].EventId = 4 }},
-		{"an entry again", checker.Unique, func(s *stream) { s.msgs[3].Entries[0].Seq = 5 }},
+		{"duplicate entry", checker.Unique, func(s *stream) { s.msgs[3].Entries[0].Seq = 5 }},
 		{"an older entry", checker.Ordered, func(s *stream) { s.msgs[3].Entries[0].Seq = 4 }},
-		{"event_ids have a hole, all tiers asked for", checker.GapFree, func(s *stream) { s.req.Filter.Tiers = nil }},
+		{"event_ids have a hole, all tiers requested", checker.GapFree, func(s *stream) { s.req.Filter.Tiers = nil }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

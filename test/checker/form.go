@@ -201,7 +201,7 @@ func (c *Checker) checkLink(msg *kvcastv1.SubscribeResponse) error {
 // checkUnplaced finds a position in a message that must not have one.
 func checkUnplaced(msg *kvcastv1.SubscribeResponse) error {
 	if msg.GetPosition() != nil || msg.GetPrevSeq() != 0 {
-		return broken(Protocol, "position %d and prev_seq %d where what is held is not whole",
+		return broken(Protocol, "position %d and prev_seq %d while the state is partial",
 			msg.GetPosition().GetSeq(), msg.GetPrevSeq())
 	}
 	return nil

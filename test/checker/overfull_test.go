@@ -22,16 +22,16 @@ func TestTooManyBlocksIsReportedOnce(t *testing.T) {
 		events []*kvcastv1.RouterEvent
 		want   checker.Property
 	}{
-		"once":                       {[]*kvcastv1.RouterEvent{overfull(0, 0)}, ""},
-		"twice":                      {[]*kvcastv1.RouterEvent{overfull(0, 0), store(0, 0, 4), overfull(0, 0)}, checker.Protocol},
-		"of two ranks":               {[]*kvcastv1.RouterEvent{overfull(0, 0), overfull(0, 1)}, ""},
-		"again after a clear":        {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_ENGINE_CLEARED), overfull(0, 0)}, ""},
-		"again after a cleared gap":  {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_UNREPAIRED_GAP), overfull(0, 0)}, ""},
-		"again after a clear of one": {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_SOURCE_CLEARED, device), overfull(0, 0)}, checker.Protocol},
-		"of both reasons":            {[]*kvcastv1.RouterEvent{overfull(0, 0), attributes()}, ""},
-		"twice of the second":        {[]*kvcastv1.RouterEvent{attributes(), overfull(0, 0), attributes()}, checker.Protocol},
-		"the second after a clear":   {[]*kvcastv1.RouterEvent{attributes(), all(kvcastv1.Cleared_REASON_ENGINE_CLEARED), attributes()}, ""},
-		"again after a gap":          {[]*kvcastv1.RouterEvent{overfull(0, 0), gap(0, 0), overfull(0, 0)}, checker.Protocol},
+		"once":                          {[]*kvcastv1.RouterEvent{overfull(0, 0)}, ""},
+		"twice":                         {[]*kvcastv1.RouterEvent{overfull(0, 0), store(0, 0, 4), overfull(0, 0)}, checker.Protocol},
+		"of two ranks":                  {[]*kvcastv1.RouterEvent{overfull(0, 0), overfull(0, 1)}, ""},
+		"repeated after a clear":        {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_ENGINE_CLEARED), overfull(0, 0)}, ""},
+		"repeated after a cleared gap":  {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_UNREPAIRED_GAP), overfull(0, 0)}, ""},
+		"repeated after a clear of one": {[]*kvcastv1.RouterEvent{overfull(0, 0), all(kvcastv1.Cleared_REASON_SOURCE_CLEARED, device), overfull(0, 0)}, checker.Protocol},
+		"of both reasons":               {[]*kvcastv1.RouterEvent{overfull(0, 0), attributes()}, ""},
+		"twice of the second":           {[]*kvcastv1.RouterEvent{attributes(), overfull(0, 0), attributes()}, checker.Protocol},
+		"the second after a clear":      {[]*kvcastv1.RouterEvent{attributes(), all(kvcastv1.Cleared_REASON_ENGINE_CLEARED), attributes()}, ""},
+		"repeated after a gap":          {[]*kvcastv1.RouterEvent{overfull(0, 0), gap(0, 0), overfull(0, 0)}, checker.Protocol},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -94,7 +94,7 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 	case name == "":
 		return broken(Protocol, "a worker of the snapshot without a name")
 	case sw.GetAdded() == nil:
-		return broken(Protocol, "worker %q of the snapshot without what was said when it was added", name)
+		return broken(Protocol, "worker %q of the snapshot without its WorkerAdded", name)
 	case sw.GetLastEventId() == 0:
 		return broken(Protocol, "worker %q of the snapshot without a last_event_id", name)
 	case c.workers[name] != nil:

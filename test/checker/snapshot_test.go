@@ -244,7 +244,7 @@ func TestEachSnapshotViolationNamesItsProperty(t *testing.T) {
 		}},
 		{"an event_id missing within", checker.GapFree, func(s []stream) { s[0].msgs[2].SnapshotWorker.LastEventId = 3 }},
 		{"an event_id missing after it", checker.GapFree, func(s []stream) { s[0].msgs[5].SnapshotWorker.LastEventId = 1 }},
-		{"an event_id again after it", checker.GapFree, func(s []stream) { s[0].msgs[10].Entries[1].Events[0].EventId = 8 }},
+		{"duplicate event_id after it", checker.GapFree, func(s []stream) { s[0].msgs[10].Entries[1].Events[0].EventId = 8 }},
 		{"event_ids of a removed worker", checker.GapFree, func(s []stream) { s[0].msgs[7].Entries[1].Events[0].EventId = 7 }},
 		{"an entry without events within", checker.Atomic, func(s []stream) { s[0].msgs[7].Entries[2].Events = nil }},
 		{"the end behind an entry", checker.Snapshot, func(s []stream) { s[0].msgs[9] = snapshotEnd(11) }},
@@ -278,7 +278,8 @@ func TestSnapshotMayHaveAnotherEpoch(t *testing.T) {
 	wantProperty(t, err, checker.Protocol)
 }
 
-// A cycle of parents has no order; engines do not create one, but a server must not loop on it.
+// TestCyclicParentsHaveNoOrder covers a cycle of parents, which engines do not create, but on which
+// a server must not loop.
 func TestCyclicParentsHaveNoOrder(t *testing.T) {
 	circle := func(last ...*kvcastv1.RouterEvent) error {
 		_, err := play(t, []stream{{fromSnapshot(), []*kvcastv1.SubscribeResponse{
@@ -306,7 +307,7 @@ func TestFilteredSnapshots(t *testing.T) {
 		{"another worker's entry", checker.Filtered, func(s *stream) { s.msgs[4].Entries[0].Worker = "b" }},
 		{"another tier's entry", checker.Filtered, func(s *stream) { onDisk(s.msgs[4].Entries[0].Events[0]) }},
 		{"another tier's entry afterwards", checker.Filtered, func(s *stream) { onDisk(s.msgs[6].Entries[0].Events[0]) }},
-		{"an event_id comes again", checker.GapFree, func(s *stream) { s.msgs[4].Entries[0].Events[0].EventId = 2 }},
+		{"duplicate event_id", checker.GapFree, func(s *stream) { s.msgs[4].Entries[0].Events[0].EventId = 2 }},
 		{"an entry from before the end", checker.Unique, func(s *stream) { s.msgs[6].Entries[0].Seq = 9 }},
 	}
 	for _, tt := range tests {

@@ -31,7 +31,7 @@ func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 	mode, want := acc.GetMode(), wantMode(c.req)
 	instead := mode == kvcastv1.Accepted_MODE_SNAPSHOT && want == kvcastv1.Accepted_MODE_RESUME
 	if mode != want && !instead {
-		return broken(Protocol, "Accepted with mode %v, asked for %v", mode, want)
+		return broken(Protocol, "Accepted with mode %v, requested %v", mode, want)
 	}
 	c.server = acc.GetEpoch()
 	if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
@@ -87,7 +87,7 @@ func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
 	case pos.GetEpoch() != acc.GetEpoch():
 		return broken(Protocol, "Accepted of epoch %q has a position of epoch %q", acc.GetEpoch(), pos.GetEpoch())
 	case c.state != stateNone && acc.GetEpoch() != c.epoch:
-		return broken(Protocol, "resumed in epoch %q, asked in %q", acc.GetEpoch(), c.epoch)
+		return broken(Protocol, "resumed in epoch %q, requested in %q", acc.GetEpoch(), c.epoch)
 	case msg.GetPrevSeq() != 0 && msg.GetPrevSeq() != at:
 		// Nothing precedes it, so the position is the start or absent.
 		return broken(GapFree, "Accepted at %d with prev_seq %d", at, msg.GetPrevSeq())
@@ -96,10 +96,10 @@ func (c *Checker) checkStart(msg *kvcastv1.SubscribeResponse) error {
 	case kvcastv1.Accepted_MODE_RESUME:
 		after := c.req.GetAfter()
 		if after.GetEpoch() != "" && after.GetEpoch() != acc.GetEpoch() {
-			return broken(Protocol, "resumed in epoch %q, asked in %q", acc.GetEpoch(), after.GetEpoch())
+			return broken(Protocol, "resumed in epoch %q, requested in %q", acc.GetEpoch(), after.GetEpoch())
 		}
 		if at != after.GetSeq() {
-			return broken(GapFree, "resumed at %d, asked for %d", at, after.GetSeq())
+			return broken(GapFree, "resumed at %d, requested %d", at, after.GetSeq())
 		}
 	case kvcastv1.Accepted_MODE_LATEST:
 		if at != newest {

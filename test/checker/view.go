@@ -236,7 +236,7 @@ func storeBlocks(set map[uint64]Block, s *kvcastv1.Stored) {
 		if b.Hashed = i < len(s.GetTokensHashes()); b.Hashed {
 			b.TokensHash = s.GetTokensHashes()[i]
 		}
-		if _, held := set[h]; !held || b.Hashed {
+		if _, present := set[h]; !present || b.Hashed {
 			set[h] = b
 		}
 		b.Parent, b.HasParent = h, true

@@ -26,7 +26,7 @@ func TestDiff(t *testing.T) {
 		one, more events
 		same      bool
 	}{
-		{"nothing", nil, nil, true},
+		{"empty", nil, nil, true},
 		{"in another order", events{store(0, 0, 1), store(0, 0, 3)}, events{store(0, 0, 3), store(0, 0, 1)}, true},
 		{"in one chain or two", events{store(0, 0, 1, 2)}, events{store(0, 0, 1), child(0, 0, 1, 2)}, true},
 		{"stored twice", events{store(0, 0, 1, 2)}, events{store(0, 0, 1, 2), store(0, 0, 1, 2)}, true},

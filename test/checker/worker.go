@@ -109,7 +109,7 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	if reason == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS || reason == kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES {
 		r := w.rank(ev.GetDpRank())
 		if slices.Contains(r.leftOut, reason) {
-			return broken(Protocol, "entry %d says %v again of worker %q, rank %d",
+			return broken(Protocol, "entry %d repeats %v of worker %q, rank %d",
 				e.GetSeq(), reason, e.GetWorker(), ev.GetDpRank())
 		}
 		r.leftOut = append(r.leftOut, reason)
@@ -129,7 +129,7 @@ func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEven
 	if id == want || (id > want && (hidden || holes || first)) {
 		return nil
 	}
-	return broken(GapFree, "event_id %d of worker %q in entry %d where %d was to come",
+	return broken(GapFree, "event_id %d of worker %q in entry %d, want %d",
 		id, e.GetWorker(), e.GetSeq(), want)
 }
 

@@ -212,7 +212,7 @@ type outcome struct {
 func compare(c *checker.Checker, states []state, wants func(string) bool) (o outcome, err error) {
 	const tier = kvcastv1.Tier_TIER_DEVICE
 	if c.Position() == nil {
-		return o, errors.New("no snapshot has come whole")
+		return o, errors.New("no snapshot is complete")
 	}
 	var errs []error
 	for _, s := range states {

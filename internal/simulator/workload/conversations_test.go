@@ -43,7 +43,7 @@ func TestSameSeedSameEvents(t *testing.T) {
 	}
 }
 
-// The expected shape is that of batches recorded from vLLM's own publisher and pool.
+// TestConversationsLookLikeAnEngine expects the shape of batches recorded from vLLM's own publisher and pool.
 func TestConversationsLookLikeAnEngine(t *testing.T) {
 	w, pool := newConversations(t, workload.Config{}, blockpool.Config{Capacity: 2048}, 1)
 	for pool.Copies() < 2048 {

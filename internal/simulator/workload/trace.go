@@ -78,7 +78,7 @@ func ReadTrace(name string, r io.Reader) (*Trace, error) {
 		}
 		req, err := parseTraceLine(lines.Bytes())
 		if err == nil && len(t.Requests) > 0 && req.At < t.Requests[len(t.Requests)-1].At {
-			err = fmt.Errorf("timestamp: %d comes before that of the request before: want them in order", req.At.Milliseconds())
+			err = fmt.Errorf("timestamp: %d comes before that of the previous request: want them in order", req.At.Milliseconds())
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read trace: %s: line %d: %w", name, n, err)

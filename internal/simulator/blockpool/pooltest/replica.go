@@ -34,7 +34,7 @@ func (r *Replica) Apply(t rapid.TB, events []wire.Event) {
 			}
 			h := ev.BlockHashes[0]
 			if r.counts[h] == 0 {
-				t.Fatalf("remove of %x, which is not held", h)
+				t.Fatalf("remove of %x, which is not in the pool", h)
 			}
 			if r.counts[h]--; r.counts[h] == 0 {
 				delete(r.counts, h)
@@ -56,7 +56,7 @@ func (r *Replica) store(t rapid.TB, ev wire.Event) {
 		t.Fatalf("%d tokens in %d blocks of %d", len(ev.Tokens), len(ev.BlockHashes), ev.BlockSize)
 	}
 	if ev.HasParent && r.counts[ev.Parent] == 0 {
-		t.Fatalf("store after parent %x, which is not held", ev.Parent)
+		t.Fatalf("store after parent %x, which is not in the pool", ev.Parent)
 	}
 	parent := ev.Parent
 	for _, h := range ev.BlockHashes {
