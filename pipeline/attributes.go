@@ -6,27 +6,26 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// attr is what many blocks have in common.
+// attr are attributes that many blocks share.
 type attr struct {
 	lora string
-	// salt is the cache salt; only trackers care for it.
+	// salt is the cache salt, used by trackers only.
 	salt      string
 	blockSize uint32
 }
 
-// attributes gives each attr in use a slot, so that a block need only hold a
-// number. A slot is free again when no block uses it. Its memory is taken from a
-// budget of the process: that of the strings as long as an attr is in use, and that of
-// slots until none is, since neither the slots nor their index shrink before. An attr
-// without strings takes nothing: a worker has one block size, and blocks of it or of
-// none.
+// attributes assigns each attr in use a slot, so that a block stores only the slot's number.
+// A slot is freed when no block uses it. The memory is reserved in a budget of the process:
+// that of the strings while the attr is in use, and that of the slots until all are free,
+// since neither the slots nor their index shrink before. An attr without strings is not
+// accounted: there are at most two, with the worker's block size and with none.
 type attributes struct {
 	slots []attrSlot
 	index map[attr]uint32
 	free  []uint32
-	// recent is the slot that was asked for last, mostly the one asked for next.
+	// recent caches the most recently requested slot, which is usually requested next.
 	recent uint32
-	// bytes is the budget; slotBytes and stringBytes are what is taken from it.
+	// bytes is the budget; slotBytes and stringBytes are reserved in it.
 	bytes                  *budget.Budget
 	slotBytes, stringBytes int64
 }
@@ -36,8 +35,8 @@ type attrSlot struct {
 	blocks int
 }
 
-// attrSlotBytes is what a slot takes: 48 bytes, and as much or twice as much in the
-// index, of which a part is free after it has grown.
+// attrSlotBytes bounds the size of a slot: 48 bytes, and up to twice as much in the index,
+// part of which is free after it has grown.
 const attrSlotBytes = 160
 
 // stringBytes returns the memory of an attr's strings: an allocation each, of a multiple of
@@ -72,7 +71,7 @@ func (a *attributes) slot(v attr) (i uint32, ok bool) {
 	return i, true
 }
 
-// reserve takes the memory of a new attr from the budget. It returns false where there is none.
+// reserve reserves the memory of a new attr in the budget, and reports whether there was room.
 func (a *attributes) reserve(v *attr) bool {
 	text, slot := v.stringBytes(), int64(0)
 	if text == 0 {
@@ -113,7 +112,7 @@ func (a *attributes) tidy(i uint32) {
 	}
 }
 
-// drop forgets all slots.
+// drop frees all slots.
 func (a *attributes) drop() {
 	a.bytes.Release(a.slotBytes + a.stringBytes)
 	*a = attributes{bytes: a.bytes}

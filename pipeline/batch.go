@@ -13,7 +13,7 @@ const maxRunTokens = 1 << 19
 // maxIdleTokens is how many tokens' memory an idle run keeps.
 const maxIdleTokens = 16 << 10
 
-// runKey is what the events that merge into one run have in common.
+// runKey are the fields that are equal in all events of a run.
 type runKey struct {
 	kind      wire.Kind
 	rank      uint32
@@ -39,7 +39,7 @@ type run struct {
 	// ops are the operations on the counts of each block; empty where that is 0, addCopy or
 	// removeCopy, for all.
 	ops []copyOp
-	// The times of the last batch that contributed.
+	// Times of the last batch that contributed.
 	engineTime int64
 	ingestTime int64
 }

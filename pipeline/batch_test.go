@@ -214,31 +214,31 @@ func TestFlush(t *testing.T) {
 		},
 		"a clear ends a run": {
 			calls:   []call{batch(store(1), cleared())},
-			flushed: [][]string{{"store [1]", toldCleared}},
+			flushed: [][]string{{"store [1]", textCleared}},
 			why:     map[string]float64{"unmergeable": 1},
 		},
 		"a clear of another rank ends a run": {
 			calls:   []call{batch(store(1)), rankBatch(1, cleared())},
-			flushed: [][]string{{"store [1]", "rank 1 " + toldCleared}},
+			flushed: [][]string{{"store [1]", "rank 1 " + textCleared}},
 			why:     map[string]float64{"unmergeable": 1},
 		},
 		"a clear with nothing pending flushes nothing": {
 			calls:   []call{batch(cleared())},
-			flushed: [][]string{{toldCleared}},
+			flushed: [][]string{{textCleared}},
 		},
 		"a gap ends a run, which is an entry of its own": {
 			calls:   []call{batch(store(1)), gap(0)},
-			flushed: [][]string{{"store [1]"}, {toldGap}},
+			flushed: [][]string{{"store [1]"}, {textGap}},
 			why:     map[string]float64{"unmergeable": 1},
 		},
 		"a gap of another rank ends a run": {
 			calls:   []call{batch(store(1)), gap(1)},
-			flushed: [][]string{{"store [1]"}, {"rank 1 " + toldGap}},
+			flushed: [][]string{{"store [1]"}, {"rank 1 " + textGap}},
 			why:     map[string]float64{"unmergeable": 1},
 		},
 		"a restart ends a run, which is an entry of its own": {
 			calls:   []call{batch(store(1)), restarted(0)},
-			flushed: [][]string{{"store [1]"}, {toldRestarted}},
+			flushed: [][]string{{"store [1]"}, {textRestarted}},
 			why:     map[string]float64{"unmergeable": 1},
 		},
 		"an event without blocks ends nothing": {
@@ -257,13 +257,13 @@ func TestFlush(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			test.cfg.Timeout = pipeline.MaxBatchTimeout
 			withWorker(t, test.cfg, func(t *testing.T, s *subject) {
-				if diff := cmp.Diff(test.flushed, told(s.play(t, test.calls...)), cmpopts.EquateEmpty()); diff != "" {
+				if diff := cmp.Diff(test.flushed, describe(s.play(t, test.calls...)), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("flushed (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(test.why, s.metrics(t).by("kvcast_pipeline_flushes_total", "reason")); diff != "" {
 					t.Errorf("reasons (-want +got):\n%s", diff)
 				}
-				if diff := cmp.Diff(test.left, told(s.play(t, call{Close: true})), cmpopts.EquateEmpty()); diff != "" {
+				if diff := cmp.Diff(test.left, describe(s.play(t, call{Close: true})), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("left (-want +got):\n%s", diff)
 				}
 			})
@@ -282,9 +282,9 @@ func TestWithoutTimeoutEachBatchIsAnEntry(t *testing.T) {
 		want := [][]string{
 			{"store [1 2]", "remove [8 9]"},
 			{"store [3] after 2"},
-			{"remove [7]", toldCleared, "store [1]"},
+			{"remove [7]", textCleared, "store [1]"},
 		}
-		if diff := cmp.Diff(want, told(got)); diff != "" {
+		if diff := cmp.Diff(want, describe(got)); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff([][2]int64{{10, 11}, {20, 21}, {0, 1}}, times(got)); diff != "" {
@@ -358,7 +358,7 @@ func TestParentZeroIsNoParentUnlessKnown(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
-				entries := told(s.play(t, test.calls...))
+				entries := describe(s.play(t, test.calls...))
 				last := entries[len(entries)-1]
 				if got := last[len(last)-1]; got != test.want {
 					t.Errorf("last event: got %s, want %s", got, test.want)

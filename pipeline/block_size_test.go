@@ -33,11 +33,11 @@ func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
 		want := [][]string{{
 			"store [9] block size 4", "remove [1 2]", "remove [3 9]", "HOST_PINNED remove [5]", "rank 1 remove [7]", "store [10 11]",
 		}}
-		if diff := cmp.Diff(want, told(s.play(t, next))); diff != "" {
-			t.Errorf("told (-want +got):\n%s", diff)
+		if diff := cmp.Diff(want, describe(s.play(t, next))); diff != "" {
+			t.Errorf("entries (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([][]string{{"remove [2]"}}, told(s.play(t, batch(remove(2))))); diff != "" {
-			t.Errorf("told of a remove of a partial block (-want +got):\n%s", diff)
+		if diff := cmp.Diff([][]string{{"remove [2]"}}, describe(s.play(t, batch(remove(2))))); diff != "" {
+			t.Errorf("entries of a remove of a partial block (-want +got):\n%s", diff)
 		}
 	})
 	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
@@ -49,9 +49,9 @@ func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
 				if diff := cmp.Diff([]uint64{8, 10, 11}, slices.Sorted(maps.Keys(r.heldIn(wire.TierDevice)))); diff != "" {
 					t.Errorf("blocks held (-want +got):\n%s", diff)
 				}
-				again := told(s.play(t, batch(withBlockSize(16, store(1)), remove(1))))
+				again := describe(s.play(t, batch(withBlockSize(16, store(1)), remove(1))))
 				if diff := cmp.Diff([][]string{{"store [1]", "remove [1]"}}, again); diff != "" {
-					t.Errorf("told of a block that comes again (-want +got):\n%s", diff)
+					t.Errorf("entries of a block that is stored again (-want +got):\n%s", diff)
 				}
 			})
 		})

@@ -30,8 +30,8 @@ type (
 	segment = hashtable.Segment[block, struct{}]
 )
 
-// block is what is known of a block beside its hash. It has no pointer, so that the
-// garbage collector does not scan the table.
+// block is a block's record, without its hash. It has no pointer, so that the garbage
+// collector does not scan the table.
 type block struct {
 	parent     uint64
 	tokensHash uint64
@@ -42,15 +42,15 @@ type block struct {
 // maxSegment is the number of slots of a full segment.
 const maxSegment = hashtable.SegmentBytes / int(unsafe.Sizeof(slot{}))
 
-// blockFlags are some flags, and above them the block's generation.
+// blockFlags are flags in the low bits and the block's generation above them.
 type blockFlags uint32
 
 const (
 	flagParent blockFlags = 1 << iota
 	flagTokensHash
-	// flagCopies says that the block may be in table.copies.
+	// flagCopies is set if the block may be in table.copies.
 	flagCopies
-	// flagEncoded is for a copy of the table: the block is in a snapshot's event.
+	// flagEncoded is set in a copy of the table: the block is in a snapshot's event.
 	flagEncoded
 
 	// childrenShift is where the number of children begins, see childCounts, and
@@ -120,8 +120,8 @@ func (t *blocks) gap() bool {
 	return true
 }
 
-// refresh makes a stale block stale no longer. It is rarely needed, and inlining it would
-// slow down put.
+// refresh marks a stale block as stored in the current generation. It is rarely needed, and
+// inlining it would slow down put.
 //
 //go:noinline
 func (t *blocks) refresh(s *segment, i int) {
@@ -132,9 +132,9 @@ func (t *blocks) refresh(s *segment, i int) {
 	t.stale--
 }
 
-// countStale brings the note of a segment to the present generation: the generation plus
-// one, and in the low 32 bits how many of its blocks are stale. A gap does not visit
-// segments: what was in one that has not changed since is stale, unless it was split.
+// countStale updates a segment's note for the current generation: the generation plus one,
+// and in the low 32 bits how many of its blocks are stale. A gap does not visit segments:
+// what was in one that has not changed since is stale, unless it was split.
 func (t *blocks) countStale(s *segment, unchanged int) {
 	switch s.Note >> 32 {
 	case uint64(t.generation) + 1:

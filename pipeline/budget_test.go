@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	toldTooMany     = "gap TOO_MANY_BLOCKS 0: 0-0"
-	toldTooManyAttr = "gap TOO_MANY_ATTRIBUTES 0: 0-0"
+	textTooMany     = "gap TOO_MANY_BLOCKS 0: 0-0"
+	textTooManyAttr = "gap TOO_MANY_ATTRIBUTES 0: 0-0"
 )
 
 // of makes a call one of another worker.
@@ -38,13 +38,13 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 		want  [][]string
 		used  int64
 	}{
-		"a block beyond the bound is left out, which is told once": {
+		"a block beyond the limit is refused, which is reported once": {
 			limit: 4, calls: []call{other(batch(store(1, 2))), batch(store(1, 2, 3, 4)), batch(store(5))},
-			want: [][]string{{"store [1 2]", toldTooMany}}, used: 4,
+			want: [][]string{{"store [1 2]", textTooMany}}, used: 4,
 		},
-		"blocks that are held pass": {
+		"stored blocks pass": {
 			limit: 4, calls: []call{other(batch(store(1, 2))), batch(store(1, 2)), batch(store(2, 3, 1))},
-			want: [][]string{{"store [1 2]"}, {"store [2]", "store [1] after 3", toldTooMany}}, used: 4,
+			want: [][]string{{"store [1 2]"}, {"store [2]", "store [1] after 3", textTooMany}}, used: 4,
 		},
 		"a second copy takes nothing": {
 			limit: 4, calls: []call{batch(store(1)), batch(store(1)), batch(store(1)), batch(store(1)), batch(store(2, 3, 4))},
@@ -52,33 +52,33 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 		},
 		"what another worker removes is free": {
 			limit: 2, calls: []call{other(batch(store(1, 2))), batch(store(1)), other(batch(remove(1, 2, 9))), batch(store(3, 4, 5))},
-			want: [][]string{{toldTooMany}, {"store [3 4]"}}, used: 2,
+			want: [][]string{{textTooMany}, {"store [3 4]"}}, used: 2,
 		},
 		"so is what a clear empties": {
 			limit: 2, calls: []call{other(batch(store(1, 2))), other(batch(cleared())), batch(store(3, 4))},
 			want: [][]string{{"store [3 4]"}}, used: 2,
 		},
-		"so is what a worker held that is gone": {
+		"removed workers release their blocks": {
 			limit: 2, calls: []call{other(batch(store(1, 2))), other(removed()), batch(store(3, 4))},
 			want: [][]string{{"store [3 4]"}}, used: 2,
 		},
 		"after a gap the rank's own old blocks make room": {
 			limit: 2, calls: []call{other(batch(store(1))), batch(store(1)), gap(0), batch(store(3, 4))},
-			want: [][]string{{"store [1]"}, {toldGap}, {"store [3]", "remove [1]", toldTooMany}}, used: 2,
+			want: [][]string{{"store [1]"}, {textGap}, {"store [3]", "remove [1]", textTooMany}}, used: 2,
 		},
 		"one that leaves for a block in a full rank is the one that makes room": {
 			limit: 2, cfg: pipeline.Config{MaxBlocksPerRank: 1},
 			calls: []call{batch(store(1)), gap(0), other(batch(store(1))), batch(store(2))},
-			want:  [][]string{{"store [1]"}, {toldGap}, {"store [2]", "remove [1]"}}, used: 2,
+			want:  [][]string{{"store [1]"}, {textGap}, {"store [2]", "remove [1]"}}, used: 2,
 		},
 		"one that leaves a full rank is free": {
 			limit: 3, cfg: pipeline.Config{MaxBlocksPerRank: 1},
 			calls: []call{batch(store(1)), gap(0), other(batch(store(1))), batch(store(2))},
-			want:  [][]string{{"store [1]"}, {toldGap}, {"store [2]", "remove [1]"}}, used: 2,
+			want:  [][]string{{"store [1]"}, {textGap}, {"store [2]", "remove [1]"}}, used: 2,
 		},
 		"of two sources a block takes more, and a name too": {
 			limit: 7, mode: feed.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(named(store(1, 2), 11, 12)))},
-			want: [][]string{{"store [1 2]"}, {toldTooMany}}, used: 7,
+			want: [][]string{{"store [1 2]"}, {textTooMany}}, used: 7,
 		},
 		"what the last source removes is free": {
 			limit: 4, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(remove(1)), by2(batch(remove(11))), batch(store(2))},
@@ -86,7 +86,7 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 		},
 		"what sources clear is free": {
 			limit: 4, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(cleared()), by2(batch(cleared())), batch(store(2))},
-			want: [][]string{{"store [1]"}, {toldSourceCleared}, {"store [2]"}}, used: 3,
+			want: [][]string{{"store [1]"}, {textSourceCleared}, {"store [2]"}}, used: 3,
 		},
 		"so is what one clears that another does not hold": {
 			limit: 9, mode: feed.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(store(3))), batch(cleared())},
@@ -99,12 +99,12 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 		},
 		"a block in doubt makes room": {
 			limit: 6, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), batch(store(2)), gap(0), batch(store(3)), by2(batch(store(4))), by2(batch(store(5)))},
-			want: [][]string{{"store [1]"}, {"store [2]"}, {toldGap}, {"remove [1]", "store [3]"}, {"remove [2]", "store [4]"}, {toldTooMany}}, used: 6,
+			want: [][]string{{"store [1]"}, {"store [2]"}, {textGap}, {"remove [1]", "store [3]"}, {"remove [2]", "store [4]"}, {textTooMany}}, used: 6,
 		},
 		"passed through, each source's blocks take one": {
 			limit: 2, mode: feed.ConsolidatePassthrough,
 			calls: []call{batch(store(1)), by2(batch(inTier(wire.TierDisk, store(1)))), batch(store(2)), by2(batch(cleared())), batch(store(3))},
-			want:  [][]string{{"store [1]"}, {"DISK store [1]"}, {toldTooMany}, {"cleared [TIER_DISK] ENGINE_CLEARED"}, {"store [3]"}}, used: 2,
+			want:  [][]string{{"store [1]"}, {"DISK store [1]"}, {textTooMany}, {"cleared [TIER_DISK] ENGINE_CLEARED"}, {"store [3]"}}, used: 2,
 		},
 	}
 	for name, test := range tests {
@@ -115,7 +115,7 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 					s.play(t, removed(), sharing(test.mode, feed.EngineVLLM, feed.EngineKVBM))
 				}
 				call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
-				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
+				if diff := cmp.Diff(test.want, describe(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 				if got := test.cfg.Blocks.Used(); got != test.used {
@@ -137,9 +137,9 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 		want  [][]string
 		used  int64
 	}{
-		"an adapter beyond the bound is left out, which is told once": {
+		"an adapter beyond the limit is refused, which is reported once": {
 			calls: append(both, batch(withLoRA("b", store(2, 3))), batch(withLoRA("c", store(4)))),
-			want:  [][]string{{`store [1] lora "a"`}, {toldTooManyAttr}}, used: 2 * oneName,
+			want:  [][]string{{`store [1] lora "a"`}, {textTooManyAttr}}, used: 2 * oneName,
 		},
 		"one that is known passes, and so does the base model": {
 			calls: append(both, batch(withLoRA("a", store(2))), batch(store(3))),
@@ -155,11 +155,11 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 		},
 		"so is what a clear empties": {
 			calls: append(both, batch(cleared()), batch(withLoRA("b", store(2)))),
-			want:  [][]string{{`store [1] lora "a"`}, {toldCleared}, {`store [2] lora "b"`}}, used: 2 * oneName,
+			want:  [][]string{{`store [1] lora "a"`}, {textCleared}, {`store [2] lora "b"`}}, used: 2 * oneName,
 		},
-		"what is left out is told again after a clear": {
+		"a refusal after a clear is reported again": {
 			calls: append(both, batch(withLoRA("b", store(2))), batch(cleared()), batch(withLoRA("b", store(2))), batch(withLoRA("c", store(3)))),
-			want:  [][]string{{`store [1] lora "a"`}, {toldTooManyAttr}, {toldCleared}, {`store [2] lora "b"`}, {toldTooManyAttr}}, used: 2 * oneName,
+			want:  [][]string{{`store [1] lora "a"`}, {textTooManyAttr}, {textCleared}, {`store [2] lora "b"`}, {textTooManyAttr}}, used: 2 * oneName,
 		},
 		"the slot stays until the last name has gone": {
 			calls: []call{batch(withLoRA("a", store(1))), batch(withLoRA("b", store(2))), batch(remove(2))},
@@ -169,10 +169,10 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 			calls: []call{batch(withLoRA("a", store(1))), batch(withLoRA("b", store(2))), batch(remove(2)), batch(withLoRA("c", store(3)))},
 			want:  [][]string{{`store [1] lora "a"`}, {`store [2] lora "b"`}, {"remove [2]"}, {`store [3] lora "c"`}}, used: 2 * oneName,
 		},
-		"several sources have one for what is told, and one for salts, too": {
+		"consolidated sources use an attribute for emitted blocks and one for salts": {
 			mode:  feed.ConsolidateDedup,
 			calls: []call{batch(withLoRA("a", store(1))), batch(withSalt("b", store(2))), by2(batch(store(3))), batch(remove(1))},
-			want:  [][]string{{`store [1] lora "a"`}, {toldTooManyAttr}, {"store [3]"}, {"remove [1]"}}, used: 2 * 160,
+			want:  [][]string{{`store [1] lora "a"`}, {textTooManyAttr}, {"store [3]"}, {"remove [1]"}}, used: 2 * 160,
 		},
 	}
 	for name, test := range tests {
@@ -183,7 +183,7 @@ func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 					s.play(t, removed(), sharing(test.mode, feed.EngineVLLM, feed.EngineKVBM))
 				}
 				call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
-				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
+				if diff := cmp.Diff(test.want, describe(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 				if got := cfg.AttributeBytes.Used(); got != test.used {
@@ -271,7 +271,7 @@ func TestConcurrentWorkersShareTheBudget(t *testing.T) {
 }
 
 // TestMemoryOfAttributesIsWithinItsBudget compares what is accounted for with the heap: of
-// tables, and of sources that are told of once.
+// tables and for consolidated sources.
 func TestMemoryOfAttributesIsWithinItsBudget(t *testing.T) {
 	for _, length := range []int{8, 100, 1000} {
 		for _, sources := range []int{1, 2} {

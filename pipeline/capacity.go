@@ -23,7 +23,7 @@ import (
 //  4. Then stale blocks are removed until the rank is within its limit, with a Removed for
 //     each tier. Which of them is unspecified.
 //
-// Where the process has as many blocks as it may, of all workers together, a new block is
+// Where the process has reached its block limit, over all workers together, a new block is
 // stored only in place of a stale one of the rank.
 //
 // So nothing is refused while the rank has a stale block, and no block is removed without
@@ -81,7 +81,7 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 		l.emitRemoved(r.key.rank, wire.Tier(tier), gone)
 		l.counts.staleRemoved += uint64(len(gone))
 		over -= len(gone)
-		kept := min(replaced, len(gone)) // for those that took their place
+		kept := min(replaced, len(gone)) // for the blocks that replaced them
 		replaced -= kept
 		l.tableBlocks.Release(int64(len(gone) - kept))
 	}
@@ -105,8 +105,8 @@ var refusalNames = [numRefusals]string{
 	refusedAttribute: "attributes",
 }
 
-// gap makes all blocks of the rank stale, with one copy each. It returns false where there
-// have been more gaps than can be numbered: 33,554,431.
+// gapReported reports whether a Gap for this reason was emitted since the rank was last
+// cleared.
 func (r *rankState) gapReported(why refusal) bool {
 	if why == refusedAttribute {
 		return r.attributesLacking
@@ -150,7 +150,7 @@ func (r *rankState) stale() (n int) {
 	return n
 }
 
-// gap makes all blocks of the rank stale, and lets each count once. It is false
+// gap makes all blocks of the rank stale, with one copy each. It returns false
 // where there have been more gaps than can be numbered: 33,554,431.
 func (r *rankState) gap() bool {
 	numbered := true

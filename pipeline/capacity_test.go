@@ -14,10 +14,10 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// toldOverfull and toldForgotten are the texts of told.
+// Results of describe for events of full and emptied ranks.
 const (
-	toldOverfull  = "gap TOO_MANY_BLOCKS 0: 0-0"
-	toldForgotten = "cleared [] UNREPAIRED_GAP"
+	textOverfull  = "gap TOO_MANY_BLOCKS 0: 0-0"
+	textForgotten = "cleared [] UNREPAIRED_GAP"
 )
 
 // inOrder puts the blocks of removes in order, where which goes first is the
@@ -42,124 +42,124 @@ func TestBlocksPerRankAreBounded(t *testing.T) {
 			calls: []call{batch(store(1, 2)), batch(store(3))},
 			want:  [][]string{{"store [1 2]"}, {"store [3]"}},
 		},
-		"blocks beyond are left out, which is told": {
+		"blocks beyond the limit are refused, which is reported": {
 			calls: []call{batch(store(1, 2, 3, 4))},
-			want:  [][]string{{"store [1 2 3]", toldOverfull}},
+			want:  [][]string{{"store [1 2 3]", textOverfull}},
 		},
-		"which is told once, and then nothing": {
+		"the refusal is reported only once": {
 			calls: []call{full, batch(store(4)), batch(store(5)), batch(store(6))},
-			want:  [][]string{{"store [1 2 3]"}, {toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {textOverfull}},
 		},
 		"blocks that are there pass": {
 			calls: []call{full, batch(store(3)), batch(store(1, 2))},
 			want:  [][]string{{"store [1 2 3]"}, {"store [3]"}, {"store [1 2]"}},
 		},
-		"they pass between blocks left out, and continue those": {
+		"they pass between refused blocks, and continue those": {
 			calls: []call{full, batch(after(9, store(7, 1, 2, 8))), batch(after(9, store(1, 7, 2)))},
-			want:  [][]string{{"store [1 2 3]"}, {"store [1 2] after 7", toldOverfull}, {"store [1] after 9", "store [2] after 7"}},
+			want:  [][]string{{"store [1 2 3]"}, {"store [1 2] after 7", textOverfull}, {"store [1] after 9", "store [2] after 7"}},
 		},
 		"they count as copies": {
 			calls: []call{full, batch(store(1, 4)), batch(remove(1)), batch(remove(1))},
-			want:  [][]string{{"store [1 2 3]"}, {"store [1]", toldOverfull}, {"remove [1]"}},
+			want:  [][]string{{"store [1 2 3]"}, {"store [1]", textOverfull}, {"remove [1]"}},
 		},
 		"a block twice in a store takes one place": {
 			calls: []call{batch(store(1, 1, 2, 2)), batch(store(3, 3, 4, 4))},
-			want:  [][]string{{"store [1 1 2 2]"}, {"store [3 3]", toldOverfull}},
+			want:  [][]string{{"store [1 1 2 2]"}, {"store [3 3]", textOverfull}},
 		},
 		"where blocks left others get in": {
 			calls: []call{full, batch(store(4)), batch(remove(2)), batch(store(5, 6)), batch(remove(1, 3)), batch(store(6, 7, 8))},
 			want: [][]string{
-				{"store [1 2 3]"}, {toldOverfull}, {"remove [2]"}, {"store [5]"}, {"remove [1 3]"}, {"store [6 7]"},
+				{"store [1 2 3]"}, {textOverfull}, {"remove [2]"}, {"store [5]"}, {"remove [1 3]"}, {"store [6 7]"},
 			},
 		},
-		"a remove of a block left out passes": {
+		"a remove of a refused block passes": {
 			calls: []call{batch(store(1, 2, 3, 4)), batch(remove(4))},
-			want:  [][]string{{"store [1 2 3]", toldOverfull}, {"remove [4]"}},
+			want:  [][]string{{"store [1 2 3]", textOverfull}, {"remove [4]"}},
 		},
 		"tiers count together": {
 			calls: []call{batch(store(1, 2)), batch(host(store(2, 1)))},
-			want:  [][]string{{"store [1 2]"}, {"HOST_PINNED store [2]", toldOverfull}},
+			want:  [][]string{{"store [1 2]"}, {"HOST_PINNED store [2]", textOverfull}},
 		},
 		"ranks count apart": {
 			calls: []call{full, rankBatch(1, store(4, 5, 6)), rankBatch(1, store(7))},
-			want:  [][]string{{"store [1 2 3]"}, {"rank 1 store [4 5 6]"}, {"rank 1 " + toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {"rank 1 store [4 5 6]"}, {"rank 1 " + textOverfull}},
 		},
-		"a cleared rank is told of again": {
+		"a cleared rank reports a refusal again": {
 			calls: []call{full, batch(store(4)), batch(cleared()), batch(store(5, 6, 7, 8))},
-			want:  [][]string{{"store [1 2 3]"}, {toldOverfull}, {toldCleared}, {"store [5 6 7]", toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {textOverfull}, {textCleared}, {"store [5 6 7]", textOverfull}},
 		},
-		"a gap does not make it be told of again": {
+		"a gap does not repeat the report": {
 			calls: []call{full, batch(store(4)), gap(0), batch(store(5, 6, 7, 8))},
-			want:  [][]string{{"store [1 2 3]"}, {toldOverfull}, {toldGap}, {"store [5 6 7]", "remove [1 2 3]"}},
+			want:  [][]string{{"store [1 2 3]"}, {textOverfull}, {textGap}, {"store [5 6 7]", "remove [1 2 3]"}},
 		},
 		"blocks from before a gap stay while there is room": {
 			calls: []call{batch(store(1)), gap(0), batch(store(2, 3))},
-			want:  [][]string{{"store [1]"}, {toldGap}, {"store [2 3]"}},
+			want:  [][]string{{"store [1]"}, {textGap}, {"store [2 3]"}},
 		},
-		"blocks from before a gap make way": {
+		"blocks from before a gap are evicted": {
 			calls: []call{full, gap(0), batch(store(4, 5, 6))},
-			want:  [][]string{{"store [1 2 3]"}, {toldGap}, {"store [4 5 6]", "remove [1 2 3]"}},
+			want:  [][]string{{"store [1 2 3]"}, {textGap}, {"store [4 5 6]", "remove [1 2 3]"}},
 		},
 		"no more of them than need": {
 			calls: []call{full, gap(0), batch(store(2, 3)), batch(store(4)), batch(store(5))},
-			want:  [][]string{{"store [1 2 3]"}, {toldGap}, {"store [2 3]"}, {"store [4]", "remove [1]"}, {toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {textGap}, {"store [2 3]"}, {"store [4]", "remove [1]"}, {textOverfull}},
 		},
 		"those of all tiers do": {
 			calls: []call{batch(store(1)), batch(host(store(2))), gap(0), batch(host(store(3, 4, 5)))},
 			want: [][]string{
-				{"store [1]"}, {"HOST_PINNED store [2]"}, {toldGap},
+				{"store [1]"}, {"HOST_PINNED store [2]"}, {textGap},
 				{"HOST_PINNED store [3 4 5]", "remove [1]", "HOST_PINNED remove [2]"},
 			},
 		},
 		"those of a further tier only then": {
 			calls: []call{batch(store(1)), batch(host(store(2))), gap(0), batch(store(3)), batch(store(4)), batch(store(5))},
 			want: [][]string{
-				{"store [1]"}, {"HOST_PINNED store [2]"}, {toldGap},
+				{"store [1]"}, {"HOST_PINNED store [2]"}, {textGap},
 				{"store [3]"}, {"store [4]", "remove [1]"}, {"store [5]", "HOST_PINNED remove [2]"},
 			},
 		},
 		"those of other ranks do not": {
 			calls: []call{full, gap(1), batch(store(4))},
-			want:  [][]string{{"store [1 2 3]"}, {"rank 1 " + toldGap}, {toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {"rank 1 " + textGap}, {textOverfull}},
 		},
 		"a block that is stored again is not from before": {
 			calls: []call{full, gap(0), batch(after(1, hashOnly(store(2)))), batch(store(1)), batch(store(4)), batch(store(5))},
 			want: [][]string{
-				{"store [1 2 3]"}, {toldGap}, {"store [2] after 1 hash only"}, {"store [1]"}, {"store [4]", "remove [3]"}, {toldOverfull},
+				{"store [1 2 3]"}, {textGap}, {"store [2] after 1 hash only"}, {"store [1]"}, {"store [4]", "remove [3]"}, {textOverfull},
 			},
 		},
 		"nor is one that is stored again further on": {
 			calls: []call{full, gap(0), batch(store(4, 1, 2, 3))},
-			want:  [][]string{{"store [1 2 3]"}, {toldGap}, {"store [1 2 3] after 4", toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {textGap}, {"store [1 2 3] after 4", textOverfull}},
 		},
 		"after a second gap all are from before": {
 			calls: []call{full, gap(0), batch(store(1, 2, 3)), gap(0), batch(store(4, 5, 6))},
-			want:  [][]string{{"store [1 2 3]"}, {toldGap}, {"store [1 2 3]"}, {toldGap}, {"store [4 5 6]", "remove [1 2 3]"}},
+			want:  [][]string{{"store [1 2 3]"}, {textGap}, {"store [1 2 3]"}, {textGap}, {"store [4 5 6]", "remove [1 2 3]"}},
 		},
 		"a remove of a block that made way passes": {
 			calls: []call{batch(store(1)), gap(0), batch(store(4, 5, 6)), batch(remove(1))},
-			want:  [][]string{{"store [1]"}, {toldGap}, {"store [4 5 6]", "remove [1]"}, {"remove [1]"}},
+			want:  [][]string{{"store [1]"}, {textGap}, {"store [4 5 6]", "remove [1]"}, {"remove [1]"}},
 		},
 		"copies from before a gap hold nothing": {
 			calls: []call{batch(store(1), store(1)), gap(0), batch(store(4, 5, 6)), batch(remove(4)), batch(store(1)), batch(remove(1))},
 			want: [][]string{
-				{"store [1]", "store [1]"}, {toldGap}, {"store [4 5 6]", "remove [1]"}, {"remove [4]"}, {"store [1]"}, {"remove [1]"},
+				{"store [1]", "store [1]"}, {textGap}, {"store [4 5 6]", "remove [1]"}, {"remove [4]"}, {"store [1]"}, {"remove [1]"},
 			},
 		},
 		"a remove of one from before makes room": {
 			calls: []call{full, gap(0), batch(remove(2)), batch(store(4)), batch(store(1, 3)), batch(store(5))},
-			want:  [][]string{{"store [1 2 3]"}, {toldGap}, {"remove [2]"}, {"store [4]"}, {"store [1 3]"}, {toldOverfull}},
+			want:  [][]string{{"store [1 2 3]"}, {textGap}, {"remove [2]"}, {"store [4]"}, {"store [1 3]"}, {textOverfull}},
 		},
 		"each event of a batch finds room by itself": {
 			calls: []call{full, batch(store(4), remove(1), store(5))},
-			want:  [][]string{{"store [1 2 3]"}, {toldOverfull, "remove [1]", "store [5]"}},
+			want:  [][]string{{"store [1 2 3]"}, {textOverfull, "remove [1]", "store [5]"}},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{MaxBlocksPerRank: 3}, func(t *testing.T, s *subject) {
 				got := s.play(t, test.calls...)
-				if diff := cmp.Diff(test.want, told(inOrder(got))); diff != "" {
+				if diff := cmp.Diff(test.want, describe(inOrder(got))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 				for i, id := range eventIDs(got) {
@@ -254,9 +254,9 @@ func TestOnGapClear(t *testing.T) {
 			lost := call{Worker: testWorker, Gap: &feed.Gap{Rank: 1, Reason: reason, At: 7}}
 			got := s.play(t, rankBatch(1, store(1), inTier(wire.TierDisk, store(2))), rankBatch(0, store(1)), lost, rankBatch(1, remove(1)))
 			want := [][]string{
-				{"rank 1 store [1]", "rank 1 DISK store [2]"}, {"store [1]"}, {"rank 1 " + toldForgotten}, {"rank 1 remove [1]"},
+				{"rank 1 store [1]", "rank 1 DISK store [2]"}, {"store [1]"}, {"rank 1 " + textForgotten}, {"rank 1 remove [1]"},
 			}
-			if diff := cmp.Diff(want, told(got)); diff != "" {
+			if diff := cmp.Diff(want, describe(got)); diff != "" {
 				t.Errorf("entries after a gap of reason %d (-want +got):\n%s", reason, diff)
 			}
 			if diff := cmp.Diff([2]int64{0, 7}, times(got)[2]); diff != "" {
@@ -284,7 +284,7 @@ func TestOnGapClear(t *testing.T) {
 				t.Errorf("%s: got %v, want %v", metric, got, want)
 			}
 		}
-		if diff := cmp.Diff([][]string{{"rank 1 " + toldRestarted}}, told(s.play(t, restarted(1)))); diff != "" {
+		if diff := cmp.Diff([][]string{{"rank 1 " + textRestarted}}, describe(s.play(t, restarted(1)))); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
 		if s.ranks()[1].GetIncomplete() {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// Config is how events are merged, and how many blocks are kept. The zero value means the
+// Config sets how events are merged and how many blocks are kept. The zero value means the
 // defaults.
 type Config struct {
 	// Timeout is how long a run of events may wait for a further batch that
@@ -20,21 +20,22 @@ type Config struct {
 	MaxBlocks int
 	// EmitTokenIDs adds the tokens to stored events. These are users' prompts.
 	EmitTokenIDs bool
-	// OnGap is what lost batches do to a rank's blocks; default OnGapReport.
+	// OnGap is the effect of lost batches on a rank's blocks; default OnGapReport.
 	OnGap OnGap
 	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together: 1 to
-	// 2,147,483,647, default 4,000,000. A block takes some 50 bytes, or 175 where two sources
-	// hold it. A full rank removes stale blocks, from before its last gap, and then refuses new
-	// ones: see the contract's Gap.
+	// 2,147,483,647, default 4,000,000. A block uses some 50 bytes, or 175 where two sources
+	// hold it. A full rank removes stale blocks, from before its last gap, and then refuses
+	// new ones: see the contract's Gap.
 	MaxBlocksPerRank int
 	// Blocks bounds the blocks of all workers together, and AttributeBytes the memory of the
-	// LoRA adapters and cache salts that engines name. What does not fit is refused: see the
-	// contract's Gap. nil means no bound. A block takes 1 of Blocks. One of a worker with
-	// consolidated sources takes 2, and 1 for each name it has, so that 1 is some 50 bytes.
+	// LoRA adapters and cache salts that engines name. Blocks beyond either bound are
+	// refused: see the contract's Gap. nil means no bound. A block uses 1 unit of Blocks, of
+	// some 50 bytes. One of a worker with consolidated sources uses 2, and 1 for each of its
+	// names.
 	Blocks, AttributeBytes *budget.Budget
 }
 
-// OnGap is what happens to a dp rank's blocks when batches of it are lost.
+// OnGap selects what happens to a dp rank's blocks when batches are lost.
 type OnGap string
 
 const (
@@ -51,7 +52,7 @@ const (
 	DefaultMaxBlocks        = 128
 	MaxMaxBlocks            = 16_384
 	DefaultMaxBlocksPerRank = 4_000_000
-	// DefaultBlocks and DefaultAttributeBytes are what to give Config.Blocks and
+	// DefaultBlocks and DefaultAttributeBytes are the recommended sizes of Config.Blocks and
 	// Config.AttributeBytes: 800 MB of blocks.
 	DefaultBlocks         = 16_000_000
 	DefaultAttributeBytes = 64 << 20

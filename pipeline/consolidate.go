@@ -22,7 +22,7 @@ const _ = uint(maxNamedSources - feed.MaxSources)
 type consolidation uint8
 
 const (
-	// oneSource: there is nothing to consolidate.
+	// oneSource disables consolidation.
 	oneSource consolidation = iota
 	// dedup emits a block once, in the device tier: each dp rank has a tracker.
 	dedup
@@ -55,8 +55,7 @@ func sourceNames(w feed.Worker) []string {
 	return names
 }
 
-// sharedRank is the state that a dp rank of a worker with several sources has beside its
-// tables.
+// sharedRank is the additional state of a dp rank with several sources.
 type sharedRank struct {
 	tracker *tracker // with dedup
 	// doubtful are the sources that may hold other blocks than is known: events were lost, or
@@ -66,7 +65,7 @@ type sharedRank struct {
 	used []journal.Tiers
 }
 
-// shared returns the state that a rank of several sources has, and makes it if need be.
+// shared returns the state of a rank with several sources, and creates it if necessary.
 func (l *Lane) shared(r *rankState) *sharedRank {
 	if r.shared == nil {
 		n := len(l.sourceNames)
@@ -101,7 +100,7 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 			if n -= refused[why]; n == 0 {
 				continue
 			}
-			s.doubtful[b.Source] = true // it holds blocks that are not known
+			s.doubtful[b.Source] = true // it may hold unknown blocks
 			if !r.gapReported(refusal(why)) {
 				l.flush(flushUnmergeable) // a Gap follows
 			}
@@ -145,8 +144,8 @@ func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
 	l.event = wire.Event{} // it holds a batch's memory
 }
 
-// releaseSource removes what a source holds, since its engine restarted or cleared its
-// cache. Nothing is pending.
+// releaseSource removes all blocks of a source whose engine restarted or cleared its cache.
+// No run must be pending.
 func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
 	r.gates.close(b.Source)
@@ -216,8 +215,8 @@ func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 	}
 }
 
-// beginGap notes that events of a source were lost, and reports whether the rank's blocks
-// are kept: there may have been more gaps than can be numbered.
+// beginGap records that events of a source were lost, and reports whether the rank's blocks
+// are kept. They are not once gap numbers are exhausted.
 func (l *Lane) beginGap(r *rankState, source int) bool {
 	if l.consolidation == dedup {
 		return l.shared(r).tracker.gap(source)

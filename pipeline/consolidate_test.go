@@ -54,8 +54,8 @@ func named(e wire.Event, hashes ...uint64) wire.Event {
 }
 
 const (
-	toldSourceCleared = "cleared [] SOURCE_CLEARED"
-	toldSharedTier    = "gap SHARED_TIER 0: 0-0"
+	textSourceCleared = "cleared [] SOURCE_CLEARED"
+	textSharedTier    = "gap SHARED_TIER 0: 0-0"
 )
 
 func TestConsolidateDedup(t *testing.T) {
@@ -71,7 +71,7 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: []call{by2(batch(disk(store(1, 2)))), by2(batch(host(remove(1, 2))))},
 			want:  [][]string{{"store [1 2]"}, {"remove [1 2]"}},
 		},
-		"what a second source stores is not told": {
+		"a second store by another source is not emitted": {
 			calls: append(both, batch(remove(1, 2)), by2(batch(host(remove(11, 12))))),
 			want:  [][]string{{"store [1 2]"}, {"remove [1 2]"}},
 		},
@@ -79,7 +79,7 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: []call{batch(withLoRA("a", store(1))), by2(batch(store(1))), batch(remove(1)), by2(batch(remove(1)))},
 			want:  [][]string{{`store [1] lora "a"`}, {"store [1]"}, {"remove [1]"}},
 		},
-		"the tokens of what is told go through": {
+		"the tokens of emitted blocks go through": {
 			cfg: pipeline.Config{EmitTokenIDs: true},
 			calls: []call{
 				batch(withTokens(32, store(1, 2))),
@@ -99,13 +99,13 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: []call{
 				batch(store(1)), by2(rankBatch(1, store(1))), by2(rankBatch(1, remove(1))), by2(batch(remove(1))), by2(rankBatch(1, cleared())), batch(remove(1)),
 			},
-			want: [][]string{{"store [1]"}, {"rank 1 store [1]"}, {"rank 1 remove [1]"}, {"rank 1 " + toldSourceCleared}, {"remove [1]"}},
+			want: [][]string{{"store [1]"}, {"rank 1 store [1]"}, {"rank 1 remove [1]"}, {"rank 1 " + textSourceCleared}, {"remove [1]"}},
 		},
-		"a store whose parent is unknown is told as it is": {
+		"a store with an unknown parent is emitted unchanged": {
 			calls: []call{batch(after(9, store(1, 2)))},
 			want:  [][]string{{"store [1 2] after 9"}},
 		},
-		"hash-only stores are told as such": {
+		"hash-only stores are emitted as such": {
 			calls: []call{batch(withBlockSize(0, hashOnly(store(1, 2)))), by2(batch(withBlockSize(0, hashOnly(store(2, 3))))), batch(remove(1, 2))},
 			want:  [][]string{{"store [1 2] block size 0 hash only"}, {"store [3] after 2 block size 0 hash only"}, {"remove [1]"}},
 		},
@@ -117,54 +117,54 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: append(both, batch(store(3)), batch(cleared(), store(4)), by2(batch(remove(11)))),
 			want:  [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [3]", "store [4]"}, {"remove [1]"}},
 		},
-		"a clear of the last source that holds any is told as a clear": {
+		"a clear of the last holder is emitted as Cleared": {
 			calls: append(both, by2(batch(cleared())), batch(cleared()), batch(store(1))),
-			want:  [][]string{{"store [1 2]"}, {toldSourceCleared}, {"store [1]"}},
+			want:  [][]string{{"store [1 2]"}, {textSourceCleared}, {"store [1]"}},
 		},
-		"a clear where nobody holds any is told": {
+		"a clear of an empty rank is emitted": {
 			calls: []call{batch(cleared())},
-			want:  [][]string{{toldSourceCleared}},
+			want:  [][]string{{textSourceCleared}},
 		},
 		"a restart of one source removes what no other holds": {
 			calls: append(both, batch(store(3)), restarted(0), batch(store(3)), by2(restarted(0)), restarted(0)),
-			want:  [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [3]"}, {"store [3]"}, {"remove [1 2]"}, {toldSourceCleared}},
+			want:  [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [3]"}, {"store [3]"}, {"remove [1 2]"}, {textSourceCleared}},
 		},
 		"a gap of one source does not pin another's blocks": {
 			calls: append(both, gap(0), by2(batch(remove(11))), batch(remove(2)), by2(batch(remove(12)))),
-			want:  [][]string{{"store [1 2]"}, {toldGap}, {"remove [1]"}, {"remove [2]"}},
+			want:  [][]string{{"store [1 2]"}, {textGap}, {"remove [1]"}, {"remove [2]"}},
 		},
 		"a clear that leaves nothing does not end the doubt about another source": {
 			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
-			want:  [][]string{{"store [1]"}, {toldGap}, {"cleared [] UNREPAIRED_GAP"}, {toldSourceCleared}},
+			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textSourceCleared}},
 		},
 		"a gap with on_gap clear empties the rank": {
 			cfg:   pipeline.Config{OnGap: pipeline.OnGapClear},
 			calls: append(both, by2(gap(0)), batch(remove(1)), batch(store(1))),
 			want:  [][]string{{"store [1 2]"}, {"cleared [] UNREPAIRED_GAP"}, {"store [1]"}},
 		},
-		"blocks beyond the bound are left out, which is told once": {
+		"blocks beyond the limit are refused, which is reported once": {
 			cfg:   pipeline.Config{MaxBlocksPerRank: 2},
 			calls: append(both, batch(store(3, 4)), by2(batch(store(5))), batch(remove(1)), by2(batch(remove(11))), batch(store(5)), batch(store(6))),
 			want:  [][]string{{"store [1 2]"}, {"gap TOO_MANY_BLOCKS 0: 0-0"}, {"remove [1]"}, {"store [5]"}},
 		},
-		"a full rank that is emptied tells again": {
+		"a full rank that was emptied reports again": {
 			cfg:   pipeline.Config{MaxBlocksPerRank: 1},
 			calls: []call{batch(store(1, 2)), batch(store(3)), batch(cleared()), batch(store(1, 2))},
 			want: [][]string{
-				{"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"}, {toldSourceCleared}, {"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"},
+				{"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"}, {textSourceCleared}, {"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"},
 			},
 		},
 		"blocks in doubt make room": {
 			cfg:   pipeline.Config{MaxBlocksPerRank: 3},
 			calls: []call{batch(store(1, 2)), by2(batch(store(7))), gap(0), by2(batch(store(3, 4)))},
-			want:  [][]string{{"store [1 2]"}, {"store [7]"}, {toldGap}, {"remove [1]", "store [3]", "remove [2]", "store [4] after 3"}},
+			want:  [][]string{{"store [1 2]"}, {"store [7]"}, {textGap}, {"remove [1]", "store [3]", "remove [2]", "store [4] after 3"}},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			withSharing(t, test.cfg, feed.ConsolidateDedup, func(t *testing.T, s *subject) {
 				got := s.play(t, test.calls...)
-				if diff := cmp.Diff(test.want, told(got)); diff != "" {
+				if diff := cmp.Diff(test.want, describe(got)); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 				for i, id := range eventIDs(got) {
@@ -209,23 +209,23 @@ func TestConsolidatePassthrough(t *testing.T) {
 		"so does a restart": {
 			calls: []call{batch(store(1)), by2(batch(host(store(1)))), restarted(0), by2(restarted(0))},
 			want: [][]string{
-				{"store [1]"}, {"HOST_PINNED store [1]"}, {"cleared [TIER_DEVICE] ENGINE_RESTARTED"}, {toldRestarted},
+				{"store [1]"}, {"HOST_PINNED store [1]"}, {"cleared [TIER_DEVICE] ENGINE_RESTARTED"}, {textRestarted},
 			},
 		},
 		"what another has in a tier stays, in doubt, and the rest is cleared": {
 			calls: []call{batch(store(1)), by2(batch(store(2), host(store(3)))), by2(restarted(0)), batch(remove(1)), restarted(0)},
 			want: [][]string{
-				{"store [1]"}, {"store [2]", "HOST_PINNED store [3]"}, {"cleared [TIER_HOST_PINNED] ENGINE_RESTARTED", toldSharedTier},
-				{"remove [1]"}, {toldRestarted},
+				{"store [1]"}, {"store [2]", "HOST_PINNED store [3]"}, {"cleared [TIER_HOST_PINNED] ENGINE_RESTARTED", textSharedTier},
+				{"remove [1]"}, {textRestarted},
 			},
 		},
-		"the copies of one that let go pin nothing": {
+		"the copies of a released source pin no block": {
 			calls: []call{batch(store(1)), by2(batch(store(1))), batch(cleared()), by2(batch(remove(1)))},
-			want:  [][]string{{"store [1]"}, {"store [1]"}, {toldSharedTier}, {"remove [1]"}},
+			want:  [][]string{{"store [1]"}, {"store [1]"}, {textSharedTier}, {"remove [1]"}},
 		},
 		"a source that has stored nothing since leaves a tier to the other": {
 			calls: []call{batch(store(1)), by2(batch(store(2))), batch(cleared()), batch(cleared()), by2(batch(cleared()))},
-			want:  [][]string{{"store [1]"}, {"store [2]"}, {toldSharedTier}, {toldCleared}},
+			want:  [][]string{{"store [1]"}, {"store [2]"}, {textSharedTier}, {textCleared}},
 		},
 		"a tier without blocks is in no doubt": {
 			calls: []call{batch(store(1)), by2(batch(store(2))), batch(remove(1, 2)), batch(cleared())},
@@ -238,12 +238,12 @@ func TestConsolidatePassthrough(t *testing.T) {
 			},
 			want: [][]string{
 				{"store [1]", "DISK store [5]"}, {"store [2]", "HOST_PINNED store [3]"}, {"cleared [TIER_DEVICE TIER_HOST_PINNED] UNREPAIRED_GAP"},
-				{"remove [1]"}, {toldRestarted},
+				{"remove [1]"}, {textRestarted},
 			},
 		},
 		"a clear of all that is left does not end the doubt about another source": {
 			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
-			want:  [][]string{{"store [1]"}, {toldGap}, {"cleared [] UNREPAIRED_GAP"}, {toldCleared}},
+			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textCleared}},
 		},
 		"a clear by a source that has used no tier is not one of all": {
 			calls: []call{batch(store(1)), by2(batch(cleared(), remove(7))), by2(rankBatch(1, host(store(1)))), by2(batch(cleared())), batch(remove(1))},
@@ -251,13 +251,13 @@ func TestConsolidatePassthrough(t *testing.T) {
 		},
 		"a gap lets each block count once": {
 			calls: []call{batch(store(1)), by2(batch(store(1))), gap(0), batch(remove(1))},
-			want:  [][]string{{"store [1]"}, {"store [1]"}, {toldGap}, {"remove [1]"}},
+			want:  [][]string{{"store [1]"}, {"store [1]"}, {textGap}, {"remove [1]"}},
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			withSharing(t, test.cfg, feed.ConsolidatePassthrough, func(t *testing.T, s *subject) {
-				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
+				if diff := cmp.Diff(test.want, describe(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 				if got := s.metrics(t).by("kvcast_pipeline_consolidated_blocks", "worker"); got != nil {
@@ -274,8 +274,8 @@ func TestOneSourceIsNotConsolidated(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.play(t, removed(), sharing(feed.ConsolidateDedup, feed.EngineVLLM))
 		host := inTier(wire.TierHostPinned, store(1))
-		got := told(s.play(t, batch(host), by2(batch(host)), batch(cleared())))
-		if diff := cmp.Diff([][]string{{"HOST_PINNED store [1]"}, {"HOST_PINNED store [1]"}, {toldCleared}}, got); diff != "" {
+		got := describe(s.play(t, batch(host), by2(batch(host)), batch(cleared())))
+		if diff := cmp.Diff([][]string{{"HOST_PINNED store [1]"}, {"HOST_PINNED store [1]"}, {textCleared}}, got); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
 	})
@@ -307,7 +307,7 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 		"too many blocks":                     {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, by2(batch(cleared()))}, want: true},
 		"gap and clear, another holds blocks": {calls: []call{gap(0), by2(batch(store(7))), batch(cleared())}, want: true},
 		"then that clears, too":               {calls: []call{gap(0), by2(batch(store(7))), batch(cleared()), by2(batch(cleared()))}},
-		"blocks left out, the others removed": {
+		"blocks refused, the others removed": {
 			cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(remove(1)), by2(batch(cleared()))}, want: true,
 		},
 		"passed through: a tier of two": {
@@ -443,11 +443,11 @@ func TestConsolidationIsCounted(t *testing.T) {
 // restarts that end what waits.
 func TestRunsOfSeveralSourcesMerge(t *testing.T) {
 	withSharing(t, pipeline.Config{Timeout: time.Second}, "", func(t *testing.T, s *subject) {
-		got := told(s.play(t,
+		got := describe(s.play(t,
 			batch(store(1)), by2(batch(named(store(1, 2), 11, 12))), batch(store(3)), restarted(0),
 			by2(batch(remove(11))), by2(restarted(0)), pass(time.Minute),
 		))
-		want := [][]string{{"store [1 12]"}, {"store [3]"}, {"remove [3]"}, {"remove [1]"}, {toldSourceCleared}}
+		want := [][]string{{"store [1 12]"}, {"store [3]"}, {"remove [3]"}, {"remove [1]"}, {textSourceCleared}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}

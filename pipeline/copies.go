@@ -7,11 +7,11 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// How copies are counted. An engine may hold a block in several physical copies, each
-// stored and removed by an event of its own; and vLLM, where a request asks for it
-// (report mode full), announces with an event of the same form the blocks that the
-// request reuses, which changes nothing. Counted as a copy, an announced block would
-// stay for good; taken for a set, a block with two copies would leave with the first.
+// How copies are counted. An engine may hold a block in several physical copies, each stored
+// and removed by an event of its own. vLLM also announces the blocks that a request reuses,
+// if the request asks for it (report mode full): with an event of the same form, which
+// changes nothing. If announcements counted as copies, announced blocks would never be
+// removed; if blocks were a set, a block with two copies would be removed with the first.
 // The rule that distinguishes them, for a source of CopyRuleDetected in the device tier:
 //
 //  1. A store from the root of a block that is held is unsure: it may be a copy or an
@@ -27,26 +27,26 @@ import (
 //     the batch's next store of the same attention group continues. It closes when
 //     the engine restarts or clears its cache.
 
-// announcesAfter is how many announcements open the gate.
+// announcesAfter is the number of announcements that open the gate.
 const announcesAfter = 3
 
-// copyCount is what is counted of a block that is held, beside its first copy.
+// copyCount counts the copies of a stored block beyond the first.
 type copyCount struct {
 	further uint32
 	unsure  uint32
 }
 
-// copyOp is what a store or a remove does to what is counted of a block.
+// copyOp is the effect of a store or a remove on a block's counts.
 type copyOp uint32
 
-// What a store does to a block that exists. A new one gets its first copy.
+// Effects of a store on a block that exists. A new block gets its first copy.
 const (
 	addCopy copyOp = iota
 	addUnsure
 	addNothing
 )
 
-// What a remove does to a block that exists. removeDownTo + n leaves n copies.
+// Effects of a remove on a block that exists. removeDownTo + n leaves n copies.
 const (
 	removeCopy copyOp = iota
 	// removeAnnounced is removeCopy with an open gate.
@@ -55,7 +55,7 @@ const (
 	removeDownTo
 )
 
-// stored counts a store of a block that is held.
+// stored counts a store of a block that exists.
 func (c *copyCount) stored(op copyOp) {
 	switch {
 	case op == addCopy && c.further < math.MaxUint32:
@@ -65,7 +65,7 @@ func (c *copyCount) stored(op copyOp) {
 	}
 }
 
-// removed counts a remove, and reports whether the block is gone with it.
+// removed counts a remove, and reports whether it removed the block.
 func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
 	switch {
 	case op == removeAllCopies || op == removeDownTo:
@@ -82,7 +82,8 @@ func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
 	return false
 }
 
-// storeOp returns what a store of a source does; rooted reports whether it has no parent.
+// storeOp returns the effect of a source's store; rooted reports whether the store has no
+// parent.
 func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
 	switch {
 	case rule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
@@ -94,8 +95,8 @@ func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
 	}
 }
 
-// removeOp returns what a remove of a source does to block i; open reports whether the gate is
-// open.
+// removeOp returns the effect of a source's remove on block i; open reports whether the gate
+// is open.
 func removeOp(rule feed.CopyRule, e *wire.Event, i int, open bool) copyOp {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
@@ -122,7 +123,7 @@ func (g gate) open() bool { return g >= announcesAfter }
 // gates are those of a rank's sources, by their indexes.
 type gates []gate
 
-// of returns the gate of a source, good until the next call.
+// of returns the gate of a source, valid until the next call.
 func (g *gates) of(source int) *gate {
 	for len(*g) <= source {
 		*g = append(*g, 0)
@@ -137,7 +138,7 @@ func (g gates) close(source int) {
 	}
 }
 
-// open reports whether that of a source is.
+// open reports whether a source's gate is open.
 func (g gates) open(source int) bool { return source < len(g) && g[source].open() }
 
 // candidate is a root store of the present batch that is an announcement if the next
@@ -148,10 +149,10 @@ type candidate struct {
 	last     uint64 // its last block
 }
 
-// candidates are those of a batch, one for each attention group at most.
+// candidates are the candidates of a batch, at most one per attention group.
 type candidates []candidate
 
-// maxCandidates bounds the groups that are watched in a batch: models have a few.
+// maxCandidates bounds the groups tracked in a batch. Models have a few.
 const maxCandidates = 16
 
 // confirm removes the candidate of a store's group, and reports whether the store makes it

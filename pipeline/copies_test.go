@@ -139,10 +139,10 @@ func TestCopies(t *testing.T) {
 		"a reused block is not": {
 			calls: []call{batch(store(1)), batch(ofOrigin(wire.OriginReused, store(1))), batch(remove(1))},
 		},
-		"a reused block that is not held is now": {
+		"a reused block that is unknown is stored": {
 			calls: []call{batch(ofOrigin(wire.OriginReused, store(1)))}, want: []uint64{1},
 		},
-		"an announcement that says so opens nothing": {
+		"an explicit announcement does not open the gate": {
 			before: opened[:3], calls: []call{
 				detected(batch(ofOrigin(wire.OriginReused, store(1, 2)), after(2, store(4)), remove(4))), detected(batch(remove(3), remove(2))),
 			}, want: []uint64{1, 2},
@@ -196,10 +196,10 @@ func TestEachSourceHasItsOwnGate(t *testing.T) {
 				announces := func() call { return detected(batch(store(1, 2), after(2, store(4)), remove(4))) }
 				s.play(t, announces(), announces(), announces(), announces())
 				second := by2(detected(batch(store(8, 9), store(8, 9), remove(9))))
-				got := told(s.play(t, second))
+				got := describe(s.play(t, second))
 				for _, events := range got {
 					if slices.Contains(events, "remove [9]") {
-						t.Errorf("told of the second source: got %v, want no remove", got)
+						t.Errorf("entries of the second source: got %v, want no remove", got)
 					}
 				}
 			})

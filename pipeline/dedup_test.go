@@ -44,11 +44,11 @@ func TestDedup(t *testing.T) {
 			calls: []call{batch(store(1), store(1)), batch(remove(1)), batch(remove(1))},
 			want:  [][]string{{"store [1]", "store [1]"}, {"remove [1]"}},
 		},
-		"a block that left and came back counts anew": {
+		"a block that was removed and stored again starts with one copy": {
 			calls: []call{batch(store(1), store(1), remove(1, 1), store(1)), batch(remove(1))},
 			want:  [][]string{{"store [1]", "store [1]", "remove [1]", "store [1]"}, {"remove [1]"}},
 		},
-		"a third copy holds back two removes": {
+		"a third copy suppresses two removes": {
 			calls: []call{batch(store(1), store(1), store(1)), batch(remove(1)), batch(remove(1)), batch(remove(1))},
 			want:  [][]string{{"store [1]", "store [1]", "store [1]"}, {"remove [1]"}},
 		},
@@ -62,19 +62,19 @@ func TestDedup(t *testing.T) {
 		},
 		"after a gap each block counts once": {
 			calls: []call{batch(store(1), store(1), store(1)), gap(0), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]", "store [1]"}, {toldGap}, {"remove [1]"}},
+			want:  [][]string{{"store [1]", "store [1]", "store [1]"}, {textGap}, {"remove [1]"}},
 		},
 		"after a gap each tier's blocks count once": {
 			calls: []call{batch(host(store(1)), host(store(1))), gap(0), batch(host(remove(1)))},
-			want:  [][]string{{"HOST_PINNED store [1]", "HOST_PINNED store [1]"}, {toldGap}, {"HOST_PINNED remove [1]"}},
+			want:  [][]string{{"HOST_PINNED store [1]", "HOST_PINNED store [1]"}, {textGap}, {"HOST_PINNED remove [1]"}},
 		},
 		"a store after a gap adds a copy": {
 			calls: []call{batch(store(1), store(1)), gap(0), batch(store(1)), batch(remove(1)), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]"}, {toldGap}, {"store [1]"}, {"remove [1]"}},
+			want:  [][]string{{"store [1]", "store [1]"}, {textGap}, {"store [1]"}, {"remove [1]"}},
 		},
 		"a gap of another rank changes nothing": {
 			calls: []call{batch(store(1), store(1)), gap(1), batch(remove(1)), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldGap}, {"remove [1]"}},
+			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + textGap}, {"remove [1]"}},
 		},
 		"a clear empties all tiers": {
 			calls: []call{
@@ -82,33 +82,33 @@ func TestDedup(t *testing.T) {
 				batch(store(1), host(store(1))), batch(remove(1)), batch(host(remove(1))),
 			},
 			want: [][]string{
-				{"store [1]", "store [1]", "HOST_PINNED store [1]", "HOST_PINNED store [1]", toldCleared},
+				{"store [1]", "store [1]", "HOST_PINNED store [1]", "HOST_PINNED store [1]", textCleared},
 				{"store [1]", "HOST_PINNED store [1]"}, {"remove [1]"}, {"HOST_PINNED remove [1]"},
 			},
 		},
 		"a clear of another rank changes nothing": {
 			calls: []call{batch(store(1), store(1)), rankBatch(1, cleared()), batch(remove(1)), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldCleared}, {"remove [1]"}},
+			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + textCleared}, {"remove [1]"}},
 		},
 		"a clear of an empty rank passes": {
 			calls: []call{batch(cleared()), batch(cleared())},
-			want:  [][]string{{toldCleared}, {toldCleared}},
+			want:  [][]string{{textCleared}, {textCleared}},
 		},
 		"a restart empties the rank": {
 			calls: []call{batch(store(1), store(1)), restarted(0), batch(store(1)), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]"}, {toldRestarted}, {"store [1]"}, {"remove [1]"}},
+			want:  [][]string{{"store [1]", "store [1]"}, {textRestarted}, {"store [1]"}, {"remove [1]"}},
 		},
 		"a restart of another rank changes nothing": {
 			calls: []call{batch(store(1), store(1)), restarted(1), batch(remove(1)), batch(remove(1))},
-			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + toldRestarted}, {"remove [1]"}},
+			want:  [][]string{{"store [1]", "store [1]"}, {"rank 1 " + textRestarted}, {"remove [1]"}},
 		},
-		"a worker that comes back holds nothing": {
+		"a worker that returns has no blocks": {
 			calls: []call{batch(store(1), store(1)), removed(), added(), batch(store(1)), batch(remove(1))},
 			want: [][]string{
 				{"store [1]", "store [1]"}, {"removed DISCOVERY"}, {"added"}, {"store [1]"}, {"remove [1]"},
 			},
 		},
-		"the blocks that were held back count for the cap": {
+		"suppressed blocks count for the cap": {
 			// The cap bounds the work of a flush, which is known before it.
 			calls: []call{batch(store(1), store(1)), batch(remove(1, 2, 3, 4, 5))},
 			want:  [][]string{{"store [1]", "store [1]"}, {"remove [2 3 4]", "remove [5]"}},
@@ -117,7 +117,7 @@ func TestDedup(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{MaxBlocks: 4}, func(t *testing.T, s *subject) {
-				if diff := cmp.Diff(test.want, told(s.play(t, test.calls...))); diff != "" {
+				if diff := cmp.Diff(test.want, describe(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 			})
@@ -133,7 +133,7 @@ func TestFlushWithoutBlocksUsesNoEventID(t *testing.T) {
 			batch(store(2), store(2), remove(2), store(3)),
 		)
 		want := [][]string{{"store [1]", "store [1]"}, {"store [2]", "store [2]", "store [3]"}}
-		if diff := cmp.Diff(want, told(got)); diff != "" {
+		if diff := cmp.Diff(want, describe(got)); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff([]uint64{2, 3, 4, 5, 6}, eventIDs(got)); diff != "" {
@@ -150,10 +150,10 @@ func TestWorkersAreCountedApart(t *testing.T) {
 		}
 		call{Worker: "other", Add: &feed.Worker{Name: "other"}}.on(s)
 		got := s.play(t, batch(store(1)), other(batch(store(1))), other(batch(store(1))), batch(remove(1)), other(batch(remove(1))))
-		if diff := cmp.Diff([][]string{{"store [1]"}, {"remove [1]"}}, told(got)); diff != "" {
+		if diff := cmp.Diff([][]string{{"store [1]"}, {"remove [1]"}}, describe(got)); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([][]string{{"added"}, {"store [1]"}, {"store [1]"}}, told(s.journal.all()["other"])); diff != "" {
+		if diff := cmp.Diff([][]string{{"added"}, {"store [1]"}, {"store [1]"}}, describe(s.journal.all()["other"])); diff != "" {
 			t.Errorf("entries of the other worker (-want +got):\n%s", diff)
 		}
 	})

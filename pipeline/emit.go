@@ -6,8 +6,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// flush emits the pending run into the entry that has been begun: the table
-// first, so that table and journal see the same events in the same order.
+// flush applies the pending run and adds its event to the current entry: the table first, so
+// that table and journal see the same events in the same order.
 func (l *Lane) flush(why flushReason) {
 	r := &l.pending
 	if r.empty() {
@@ -42,7 +42,7 @@ func (l *Lane) flushStores(r *run) {
 		l.storeWithin(rank, t, r, slot)
 	} else {
 		t.storeRun(r, slot)
-		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // those that were there
+		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // the blocks that existed
 		l.emitStored(r)
 	}
 	t.attrs.release(slot)
@@ -62,7 +62,7 @@ func (l *Lane) flushRemoves(r *run) {
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
 }
 
-// emitStored adds an event of blocks that the table has, if there are any.
+// emitStored adds an event for stored blocks, if there are any.
 func (l *Lane) emitStored(r *run) {
 	if r.empty() {
 		return
@@ -72,8 +72,7 @@ func (l *Lane) emitStored(r *run) {
 	l.counts.blocksStored += uint64(len(r.hashes))
 }
 
-// emitRemoved adds an event of blocks that the table has no longer, if there are
-// any.
+// emitRemoved adds an event for removed blocks, if there are any.
 func (l *Lane) emitRemoved(rank uint32, tier wire.Tier, gone []uint64) {
 	if len(gone) == 0 {
 		return
@@ -99,8 +98,8 @@ func (l *Lane) head(rank uint32, tier wire.Tier) eventHead {
 	return eventHead{id: l.lastEventID, rank: rank, tier: tier}
 }
 
-// emit adds an event other than stored and removed to the entry that has been
-// begun, with the next event id.
+// emit adds an event other than stored and removed to the current entry, with the next event
+// id.
 func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	l.lastEventID++
 	e.EventId = l.lastEventID
@@ -119,9 +118,9 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
-// cleared and gapped track what routers know of a rank: whether it is incomplete, and whether
-// refused blocks were reported. Nothing else changes that, so that a snapshot contains what
-// follows from the entries alone.
+// cleared and gapped track what routers know of a rank: whether it is incomplete, and
+// whether refused blocks were reported. No other method changes this state, so that a
+// snapshot follows from the entries alone.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) == 0 {
 		r.incomplete, r.overfull, r.attributesLacking = false, false, false
@@ -151,7 +150,7 @@ func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	l.emitCleared(rank, reason)
 }
 
-// emitCleared emits that a rank is empty, in some tiers or (none) in all.
+// emitCleared emits that a rank is empty in the given tiers; none means all.
 func (l *Lane) emitCleared(rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
 		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
@@ -180,7 +179,7 @@ func (l *Lane) rank(rank uint32) *rankState {
 	return r
 }
 
-// newTable returns the table of a rank's tier, a new one if need be.
+// newTable returns the table of a rank's tier, and creates it if necessary.
 func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	if r.tables[tier] == nil {
 		r.tables[tier] = newTable(l.cfg.AttributeBytes)
@@ -189,7 +188,7 @@ func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	return r.tables[tier]
 }
 
-// dropTable forgets the blocks of a rank's tier.
+// dropTable drops the blocks of a rank's tier.
 func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
 	if t := r.tables[tier]; t != nil {
 		l.tableBlocks.Release(int64(t.blocks.len()))
@@ -198,7 +197,7 @@ func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
 	}
 }
 
-// drop forgets the blocks of a rank, and what its sources hold.
+// drop drops the blocks of a rank and the state of its sources.
 func (l *Lane) drop(r *rankState) {
 	for tier := range r.tables {
 		l.dropTable(r, wire.Tier(tier))

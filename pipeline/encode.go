@@ -13,12 +13,12 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxEntryBytes is where an entry is cut between two events: gRPC clients accept
-// messages of 4 MiB by default.
+// maxEntryBytes is the size above which an entry is split between two events: gRPC clients
+// accept messages of 4 MiB by default.
 const maxEntryBytes = 3 << 20
 
-// entry is an entry in the making, encoded as it grows: kvcast.v1.Entry without
-// its seq.
+// entry is the entry being built, encoded as events are added: kvcast.v1.Entry without its
+// seq.
 type entry struct {
 	ctx     context.Context // of appends
 	journal Journal
@@ -27,10 +27,11 @@ type entry struct {
 	buf     []byte
 	start   int           // where the events begin in buf
 	tiers   journal.Tiers // of the events
-	// appended is the last append, err why one failed: then there are no more.
+	// appended is the last append. err is the error of a failed append, after which there
+	// are no more.
 	appended journal.Pending
 	err      error
-	// onFailure is called when an append turns out to have failed later.
+	// onFailure is called when an append fails asynchronously.
 	onFailure func(error)
 }
 
@@ -69,11 +70,11 @@ func (e *entry) removed(h eventHead, hashes []uint64) {
 	e.added(appendRemoved(e.buf, h, hashes), journal.TierBit(uint8(h.tier)))
 }
 
-// other adds an event of a kind that is rare.
+// other adds an event of a rare kind.
 func (e *entry) other(event *kvcastv1.RouterEvent) {
 	b := protowire.AppendTag(e.buf, kvcastv1.EntryEventsField, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(proto.Size(event)))
-	// Equal entries are equal bytes, whatever order a map has today.
+	// Equal entries encode to equal bytes, independent of map order.
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)
 	if err != nil {
 		// The only cause is a string that is not UTF-8, and ingest and AddWorker check those
@@ -83,8 +84,8 @@ func (e *entry) other(event *kvcastv1.RouterEvent) {
 	e.added(b, journal.TierBit(0))
 }
 
-// added takes the buffer with one more event at its end, and appends what stood
-// before it to the journal if both together would be too large for one entry.
+// added accepts the buffer extended by one event. If the entry is now too large, it first
+// appends the previous events to the journal as an entry.
 func (e *entry) added(b []byte, tier journal.Tiers) {
 	before := len(e.buf)
 	e.buf = b
@@ -123,7 +124,7 @@ func (e *entry) commit() error {
 	return e.err
 }
 
-// maxIdleBytes is what an idle lane keeps of its buffer.
+// maxIdleBytes bounds the buffer that an idle lane keeps.
 const maxIdleBytes = 64 << 10
 
 // tagSize is that of every field number used here: all are below 16.
@@ -203,8 +204,7 @@ func appendRemoved(b []byte, h eventHead, hashes []uint64) []byte {
 	return appendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
 }
 
-// appendEventStart appends all of an element of the field events up to the body
-// of its kind.
+// appendEventStart appends an element of the field events up to the body of its kind.
 func appendEventStart(b []byte, events protowire.Number, h eventHead, kind protowire.Number, body int) []byte {
 	b = protowire.AppendTag(b, events, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(h.size()+tagSize+protowire.SizeBytes(body)))

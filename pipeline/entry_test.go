@@ -131,7 +131,7 @@ func TestTokenIDs(t *testing.T) {
 				"store [3] after 2 block size 200000 200000 tokens",
 			}},
 		},
-		"of a block above the cap are left out": {
+		"of a block above the cap are omitted": {
 			emit, withBlockSize(maxRunTokens+1, withTokens(maxRunTokens+1, store(1))),
 			[][]string{{"store [1] block size 524289"}},
 		},
@@ -140,7 +140,7 @@ func TestTokenIDs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{EmitTokenIDs: test.emit}, func(t *testing.T, s *subject) {
 				got := s.play(t, batch(test.event))
-				if diff := cmp.Diff(test.want, told(got)); diff != "" {
+				if diff := cmp.Diff(test.want, describe(got)); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
 				next := uint32(0)
@@ -163,7 +163,7 @@ func TestRunAtTheTokenCapIsFlushed(t *testing.T) {
 	}
 	cfg := pipeline.Config{EmitTokenIDs: true, Timeout: pipeline.MaxBatchTimeout}
 	withWorker(t, cfg, func(t *testing.T, s *subject) {
-		got := told(s.play(t, batch(half(store(1)), half(after(1, store(2))))))
+		got := describe(s.play(t, batch(half(store(1)), half(after(1, store(2))))))
 		if diff := cmp.Diff([][]string{{"store [1 2] block size 262144 524288 tokens"}}, got); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
@@ -211,7 +211,7 @@ func TestNamesAreMadeUTF8(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.pipeline.RemoveWorker("w\xff", feed.RemovedDeregistered)
-	if got, want := told(s.journal.all()["w\uFFFD"]), [][]string{{"added"}, {"removed DEREGISTERED"}}; !cmp.Equal(got, want) {
+	if got, want := describe(s.journal.all()["w\uFFFD"]), [][]string{{"added"}, {"removed DEREGISTERED"}}; !cmp.Equal(got, want) {
 		t.Errorf("entries: got %v, want %v", got, want)
 	}
 }

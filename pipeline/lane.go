@@ -17,8 +17,8 @@ type Lane struct {
 	worker string
 	added  *kvcastv1.WorkerAdded // never changed
 	cfg    Config
-	// consolidation is what it does about its sources, and sourceNames are their
-	// names: none where there is one.
+	// consolidation is how its sources are consolidated. sourceNames are their names, empty
+	// for a single source.
 	consolidation consolidation
 	sourceNames   []string
 	// tableBlocks is the budget of the tables' blocks; nil with dedup, where the trackers pay
@@ -26,8 +26,8 @@ type Lane struct {
 	tableBlocks *budget.Budget
 	failures    chan<- error // see Pipeline.Failed
 
-	mu          laneMutex // guards all below; locked before the journal's
-	closed      bool      // it emits nothing more
+	mu          laneMutex // guards the fields below; locked before the journal's
+	closed      bool      // no further events are emitted
 	failed      error     // the append that failed; the state is discarded then
 	gone        bool      // the worker was removed
 	lastEventID uint64
@@ -38,15 +38,15 @@ type Lane struct {
 	timer       *time.Timer // runs while something is pending across batches
 	entry       entry
 	counts      laneCounts
-	// event is one that consolidation makes of another.
+	// event is the scratch event that consolidation derives from another.
 	event wire.Event
-	// candidates are the stores of the present batch that may be announcements, and
-	// announced reports whether there ever was one: otherwise all gates are closed.
+	// candidates are the stores of the current batch that may be announcements. announced
+	// reports whether there ever was an announcement; if not, all gates are closed.
 	candidates candidates
 	announced  bool
 }
 
-// rankState is one dp rank: an engine with a cache of its own.
+// rankState is the state of one dp rank: an engine with its own cache.
 type rankState struct {
 	tables [wire.NumTiers]*table
 	// usedTiers have had a table since the worker was added.
@@ -55,7 +55,7 @@ type rankState struct {
 	// refused blocks, attributesLacking whether one reported blocks whose adapter or salt
 	// has no memory. All three follow from the events emitted: see emit.
 	incomplete, overfull, attributesLacking bool
-	// gaps that could not be repaired, and the batches lost in them.
+	// gaps and the batches lost in them, without those repaired.
 	gaps          uint64
 	missedBatches uint64
 	gates         gates
@@ -251,8 +251,8 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	l.flushFull()
 }
 
-// storeOp returns what a store does to blocks that exist. It also detects announcements;
-// nothing is pending where the store is rooted.
+// storeOp returns the effect of a store on blocks that exist. It also detects announcements.
+// No run may be pending if the store is rooted.
 func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copyOp {
 	if (rooted || l.announced || len(l.candidates) > 0) && detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
 		g := l.rank(b.Rank).gates.of(b.Source)
@@ -278,7 +278,7 @@ func (l *Lane) gateOpen(b *feed.Batch, e *wire.Event) bool {
 	return l.announced && detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
 }
 
-// holdsAll reports whether a source holds all blocks of a store already.
+// holdsAll reports whether a source already holds all blocks of a store.
 func (l *Lane) holdsAll(b *feed.Batch, e *wire.Event) bool {
 	t, tr := l.rank(b.Rank).tables[e.Tier], l.tracker(b.Rank)
 	for _, hash := range e.BlockHashes {
@@ -311,7 +311,8 @@ func (l *Lane) flushIncompatible(key *runKey) {
 	}
 }
 
-// room is how many more blocks may join the pending run, of that key or empty.
+// room returns how many more blocks may join the pending run, which has that key or is
+// empty.
 func (l *Lane) room(key *runKey) int {
 	room := l.cfg.MaxBlocks - len(l.pending.hashes)
 	if key.tokens {

@@ -45,7 +45,7 @@ func TestConfig(t *testing.T) {
 				case test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)):
 					t.Errorf("%s: got error %v, want %s...", by, err, test.want)
 				case err != nil && !strings.Contains(err.Error(), " is not allowed: want "):
-					t.Errorf("%s: got error %v, want one that tells what is allowed", by, err)
+					t.Errorf("%s: got error %v, want one that names the allowed values", by, err)
 				}
 			}
 		})
@@ -110,7 +110,7 @@ func TestClosedLaneIgnoresEvents(t *testing.T) {
 					batch(store(1), cleared()), gap(0), restarted(0), joinedLate(0), pass(time.Minute), call{Close: true},
 				)
 				if len(got) > 0 {
-					t.Errorf("entries: got %v, want none", told(got))
+					t.Errorf("entries: got %v, want none", describe(got))
 				}
 			})
 		})
@@ -168,7 +168,7 @@ func TestLanesAreIndependent(t *testing.T) {
 						t.Fatalf("event id of %s: got %d, want %d", worker, id, want)
 					}
 				}
-				all := told(entries)
+				all := describe(entries)
 				if got, want := all[len(all)-1][0], "removed DISCOVERY"; got != want {
 					t.Errorf("last event of %s: got %s, want %s", worker, got, want)
 				}

@@ -32,8 +32,8 @@ var eventsNames = [numEventsKinds]string{
 	eventsWorkerRemoved: "worker_removed",
 }
 
-// laneCounts are plain numbers under the lane's lock, so that counting costs
-// next to nothing; they are read when the metrics are.
+// laneCounts are plain numbers under the lane's lock, since atomic counters cost more.
+// Collect reads them.
 type laneCounts struct {
 	events            [numEventsKinds]uint64
 	flushes           [numFlushReasons]uint64
@@ -89,7 +89,7 @@ func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. A worker's metrics go with it.
+// Collect implements prometheus.Collector. A worker's metrics are removed with it.
 func (p *Pipeline) Collect(ch chan<- prometheus.Metric) {
 	p.mu.Lock()
 	lanes := slices.Collect(maps.Values(p.lanes))

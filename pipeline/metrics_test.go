@@ -133,7 +133,7 @@ func TestRawEventHolesDoNotAffectBatching(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		first, second := store(1), after(1, store(2))
 		first.RawID, second.RawID = 1, 5
-		if diff := cmp.Diff([][]string{{"store [1 2]"}}, told(s.play(t, batch(first, second)))); diff != "" {
+		if diff := cmp.Diff([][]string{{"store [1 2]"}}, describe(s.play(t, batch(first, second)))); diff != "" {
 			t.Errorf("entries (-want +got):\n%s", diff)
 		}
 	})

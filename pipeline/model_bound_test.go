@@ -52,7 +52,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	}
 	m.expire(mw, p.key.rank, replaced)
 	if slices.Contains(passes, false) {
-		m.tellOverfull(mw, p.key.rank)
+		m.emitOverfull(mw, p.key.rank)
 	}
 }
 
@@ -64,8 +64,8 @@ func (p *modelRun) parentOf(i int) *uint64 {
 	return p.parent
 }
 
-// tellOverfull tells, once, that a rank has more blocks than it may.
-func (m *model) tellOverfull(mw *modelWorker, rank uint32) {
+// emitOverfull tells, once, that a rank has more blocks than it may.
+func (m *model) emitOverfull(mw *modelWorker, rank uint32) {
 	if !mw.overfull[rank] {
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
 			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_TOO_MANY_BLOCKS},

@@ -240,7 +240,7 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 		if !mw.overfull[b.Rank] {
 			m.flush(mw)
 		}
-		m.tellOverfull(mw, b.Rank)
+		m.emitOverfull(mw, b.Rank)
 	}
 }
 
@@ -387,7 +387,7 @@ func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cle
 	if mw.mode == feed.ConsolidatePassthrough {
 		m.clearTiersOf(mw, b, reason)
 	} else {
-		m.letGoOfBlocks(mw, b)
+		m.removeBlocksOf(mw, b)
 	}
 }
 
@@ -459,8 +459,8 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 	}})
 }
 
-// letGoOfBlocks has the blocks removed that a source alone holds.
-func (m *model) letGoOfBlocks(mw *modelWorker, b feed.Batch) {
+// removeBlocksOf has the blocks removed that a source alone holds.
+func (m *model) removeBlocksOf(mw *modelWorker, b feed.Batch) {
 	r := mw.rankOf(b.Rank)
 	var gone []*modelTracked
 	for _, block := range r.blocks {

@@ -41,9 +41,9 @@ type Pipeline struct {
 	appends       context.Context
 	cancelAppends context.CancelFunc
 
-	mu    sync.Mutex // guards all below; taken before any lane's
+	mu    sync.Mutex // guards the fields below; locked before any lane's
 	lanes map[string]*Lane
-	// closed reports whether Close was called: nothing is emitted any more.
+	// closed reports whether Close was called. No events are emitted afterwards.
 	closed bool
 	// removed are the removed workers: event ids are never reused, even when a worker
 	// returns.
@@ -71,10 +71,10 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 }
 
 // Failed returns a channel that receives the error of the first append that fails. The
-// worker's lane has discarded its state then: it emits nothing more, and nothing can be
-// read from it, since entries that routers will never see have changed it. There is no
-// recovery yet: the owner of the pipeline must end the process or make a new pipeline, so
-// that the engines' caches are read again.
+// worker's lane has then discarded its state, which includes changes that routers will never
+// see: it emits no further events, and reads of it fail. Recovery is not implemented: the
+// owner of the pipeline must end the process or make a new pipeline, so that the engines'
+// caches are read again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
 // AddWorker emits WorkerAdded and returns the Lane for the worker's batches.
@@ -141,9 +141,9 @@ func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	delete(p.lanes, name)
 }
 
-// Close emits what is pending and waits until all entries are acknowledged. Later calls
-// of lanes have no effect. When ctx is done, appends in progress are given up, and fail.
-// The error is that of every failed append.
+// Close emits what is pending and waits until all entries are acknowledged. Later calls of
+// lanes have no effect. When ctx is done, appends in progress are canceled, and fail. The
+// error is that of every failed append.
 func (p *Pipeline) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, p.cancelAppends)()
 	p.mu.Lock()
@@ -196,7 +196,7 @@ func (l *Lane) close() error {
 	return l.failed
 }
 
-// commit appends the entry that has been begun. If that fails, the lane fails.
+// commit appends the current entry. If that fails, the lane fails.
 func (l *Lane) commit() {
 	if err := l.entry.commit(); err != nil {
 		l.fail(err)
@@ -226,8 +226,8 @@ func (l *Lane) fail(err error) {
 	}
 }
 
-// acknowledged waits until all entries so far are acknowledged, so that whatever was read
-// from the lane before is in the journal.
+// acknowledged waits until all entries so far are acknowledged, so that all state read from
+// the lane before is in the journal.
 func (l *Lane) acknowledged(ctx context.Context) error {
 	l.mu.Lock()
 	pending, err := l.entry.appended, l.failed
@@ -250,9 +250,9 @@ func (l *Lane) wait(ctx context.Context, p journal.Pending) (seq uint64, err err
 // from publishers, at up to 2 KiB each.
 const maxRemovedNames = 16_384
 
-// eventIDs remembers the last event ids of removed workers, so that no id is reused under a
-// name. It forgets the worker that was removed first when there are too many; every unknown
-// name then continues from the largest id forgotten, for it may be one of those.
+// eventIDs keeps the last event ids of removed workers, so that no id is reused under a
+// name. Beyond maxRemovedNames it evicts the worker removed first. Every unknown name then
+// continues from the largest evicted id, since it may be one of the evicted.
 type eventIDs struct {
 	byName map[string]*list.Element
 	gone   *list.List // of goneWorker, the first removed in front
@@ -268,7 +268,7 @@ func newEventIDs() eventIDs {
 	return eventIDs{byName: make(map[string]*list.Element), gone: list.New()}
 }
 
-// resume returns the id after which a worker of that name continues, and forgets it.
+// resume returns the id after which a worker of that name continues, and deletes it.
 func (ids *eventIDs) resume(name string) uint64 {
 	e := ids.byName[name]
 	if e == nil {

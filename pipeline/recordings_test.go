@@ -244,7 +244,7 @@ func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, conf
 		}
 		want := pool.apply(t, b, blockSize)
 		if len(want) != b.oracle.Len || blocksDigest(want) != b.oracle.SHA256 {
-			t.Fatalf("the labels do not come to what the engine held after seq %d", b.seq)
+			t.Fatalf("the labels do not yield the engine's blocks after seq %d", b.seq)
 		}
 		s.add(want, got)
 	}

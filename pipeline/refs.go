@@ -30,9 +30,9 @@ type refSegment struct {
 const (
 	minRefs = 8
 	maxRefs = 2048
-	// maxRefDepth bounds the directory whatever the keys are.
+	// maxRefDepth bounds the directory for any keys.
 	maxRefDepth = 24
-	// refStep is by how much larger segments grow: 1 KiB of numbers.
+	// refStep is the growth of larger segments: 1 KiB of numbers.
 	refStep = 1024 / int(unsafe.Sizeof(uint32(0)))
 )
 
@@ -185,7 +185,7 @@ type slab[R any] struct {
 	free []uint32
 }
 
-// slabChunk is how many records are made at once.
+// slabChunk is the number of records allocated together.
 const slabChunk = 1024
 
 func (s *slab[R]) at(ref uint32) *R { return &s.chunks[ref/slabChunk][ref%slabChunk] }

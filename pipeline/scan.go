@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// laneMutex is a mutex for work that is done in many short parts, beside work that must
-// not wait long. A sync.Mutex goes to the goroutine that locks it while it is free, which
-// is the one that has just unlocked it: the others wait for up to a millisecond.
+// laneMutex is a mutex for long work in many short critical sections that must not delay
+// other goroutines. A sync.Mutex would usually be relocked by the goroutine that has just
+// unlocked it, while the others wait for up to a millisecond.
 type laneMutex struct {
 	mu sync.Mutex
-	// waited counts the goroutines that began to wait for it, acquired those of them that
-	// got it.
+	// waited counts the goroutines that have waited for it, acquired those of them that have
+	// locked it.
 	waited, acquired atomic.Uint64
 }
 
-// maxYield bounds how long yield waits for others. The lock is then waited for as the
-// others do, which have precedence by now.
+// maxYield bounds the wait of yield. A sync.Mutex prefers goroutines that have waited longer
+// than this.
 const maxYield = time.Millisecond
 
-// Lock locks it.
+// Lock locks the mutex.
 func (l *laneMutex) Lock() {
 	if l.mu.TryLock() {
 		return
@@ -32,11 +32,11 @@ func (l *laneMutex) Lock() {
 	l.acquired.Add(1)
 }
 
-// Unlock unlocks it.
+// Unlock unlocks the mutex.
 func (l *laneMutex) Unlock() { l.mu.Unlock() }
 
-// yield waits until as many goroutines have locked it as wait for it now. The caller has
-// not locked it.
+// yield waits until as many goroutines have locked the mutex as are waiting now. The caller
+// must not have locked it.
 func (l *laneMutex) yield() {
 	waited := l.waited.Load()
 	if l.acquired.Load() >= waited {
@@ -47,8 +47,8 @@ func (l *laneMutex) yield() {
 	}
 }
 
-// scanSegments is how many segments are visited under one lock, 512 KiB at most: the lane
-// waits for some tenths of a millisecond.
+// scanSegments is the number of segments visited under one lock, at most 512 KiB: it blocks
+// the lane for some tenths of a millisecond.
 const scanSegments = 8
 
 // scanTable visits every segment of a table under the lane's lock, which it unlocks after

@@ -135,17 +135,17 @@ func withWorker(t *testing.T, cfg pipeline.Config, f func(*testing.T, *subject))
 
 // told writes entries out, an event a string. Only what is unusual is mentioned:
 // rank 0, the device tier, tokens hashes and the usual block size are not.
-func told(entries []*kvcastv1.Entry) [][]string {
+func describe(entries []*kvcastv1.Entry) [][]string {
 	all := make([][]string, len(entries))
 	for i, entry := range entries {
 		for _, e := range entry.GetEvents() {
-			all[i] = append(all[i], toldEvent(e))
+			all[i] = append(all[i], textEvent(e))
 		}
 	}
 	return all
 }
 
-func toldEvent(e *kvcastv1.RouterEvent) string {
+func textEvent(e *kvcastv1.RouterEvent) string {
 	var b strings.Builder
 	if e.GetDpRank() != 0 {
 		fmt.Fprintf(&b, "rank %d ", e.GetDpRank())
@@ -189,9 +189,9 @@ func toldEvent(e *kvcastv1.RouterEvent) string {
 
 // The texts of told for the calls above.
 const (
-	toldGap       = "gap REPLAY_FORGOTTEN 3: 5-7"
-	toldRestarted = "cleared [] ENGINE_RESTARTED"
-	toldCleared   = "cleared [] ENGINE_CLEARED"
+	textGap       = "gap REPLAY_FORGOTTEN 3: 5-7"
+	textRestarted = "cleared [] ENGINE_RESTARTED"
+	textCleared   = "cleared [] ENGINE_CLEARED"
 )
 
 // times are the engine and ingest times of entries.

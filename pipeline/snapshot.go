@@ -14,11 +14,11 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Snapshot is what a worker's ranks had at one entry, or nearly: some blocks are as they
-// were at a later entry. Applying the entries after Seq to it gives the exact state, since
+// Snapshot is the state of a worker's ranks at one entry, except that some blocks may be as
+// of a later entry. Applying the entries after Seq to it gives the exact state, since
 // applying an event twice changes nothing.
 type Snapshot struct {
-	// Seq is that of the last entry that all of the snapshot includes.
+	// Seq is the seq of the last entry that is included completely.
 	Seq uint64
 	// Worker is its record at Seq.
 	Worker *kvcastv1.SnapshotWorker
@@ -33,7 +33,7 @@ type Snapshot struct {
 	Reuse func(piece []byte)
 }
 
-// Workers returns the names of the workers that a filter takes, in order.
+// Workers returns the names of the workers that a filter selects, in order.
 func (p *Pipeline) Workers(match func(worker, model string) bool) []string {
 	var names []string
 	for _, l := range p.matching(match) {
@@ -42,8 +42,8 @@ func (p *Pipeline) Workers(match func(worker, model string) bool) []string {
 	return names
 }
 
-// Snapshot begins to read what a worker's ranks have in some tiers. ok is false where
-// there is no such worker.
+// Snapshot begins to read the blocks of a worker's ranks in some tiers. ok is false if there
+// is no such worker.
 func (p *Pipeline) Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (s Snapshot, ok bool, err error) {
 	p.mu.Lock()
 	l := p.lanes[worker]
@@ -100,8 +100,7 @@ func (p *Pipeline) encodeTable(ctx context.Context, l *Lane, at place, yield fun
 	return ctx.Err() == nil && table.encode(l.worker, eventHead{rank: at.rank, tier: at.tier}, yield)
 }
 
-// tableSize is what is copied of a table: how many slots it has, and how many
-// attributes.
+// tableSize returns the numbers of slots and attributes of a table to copy.
 func (l *Lane) tableSize(at place) (slots, attrs int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +114,7 @@ func (l *Lane) tableSize(at place) (slots, attrs int) {
 	return slots, len(t.attrs.slots)
 }
 
-// record is the worker's record as it is now.
+// record returns the worker's current record.
 func (l *Lane) record() *kvcastv1.SnapshotWorker {
 	added := proto.CloneOf(l.added)
 	added.Ranks, added.BlockSize = l.rankNames(), l.blockSize

@@ -8,7 +8,8 @@ import (
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
-// tableCopy is a copy of a table, to be put in order. A block is a number.
+// tableCopy is a copy of a table for ordering its blocks. A block is identified by its
+// number.
 type tableCopy struct {
 	chunks   []*chunk
 	slots    int // that are in use
@@ -31,7 +32,7 @@ type copiedSegment struct {
 // The flags of a copied block have, in place of the generation, whether the parent is
 // linked, and by which ancestry the block is encoded.
 const (
-	// flagLinked says that the field parent is the number of a block of the copy.
+	// flagLinked is set if the field parent is the number of a block of the copy.
 	flagLinked    blockFlags = 1 << (generationShift + iota)
 	ancestryShift            = generationShift + 1
 )
@@ -49,7 +50,7 @@ const (
 var chunks = sync.Pool{New: func() any {
 	c := new(chunk)
 	for i := 0; i < chunkSlots; i += pageSlots {
-		c[i].Value.flags = 1 // so that the page is there before a lane is held up
+		c[i].Value.flags = 1 // faults the page in before the lane is locked
 	}
 	return c
 }}
@@ -57,9 +58,9 @@ var chunks = sync.Pool{New: func() any {
 // pageSlots is how many slots fill the smallest page that systems have.
 const pageSlots = 4096 / int(unsafe.Sizeof(slot{}))
 
-// copyBytes returns the memory of a copy of so many slots and attributes. The last scan step,
-// and the slot after all others, may begin a chunk each; a table of less than a segment is
-// copied in one step.
+// copyBytes returns the memory of a copy of this many slots and attributes. The last scan
+// step, and the slot after all others, may begin a chunk each; a table of less than a
+// segment is copied in one step.
 func copyBytes(slots, attrs int) int {
 	n := 1
 	if slots >= maxSegment {
@@ -68,12 +69,12 @@ func copyBytes(slots, attrs int) int {
 	return n*chunkBytes + attrs*attrCopyBytes
 }
 
-// attrCopyBytes is about what a LoRA adapter of a table takes in a copy, which has its
-// name from the table.
+// attrCopyBytes is the approximate size of a LoRA adapter in a copy, which shares its name
+// with the table.
 const attrCopyBytes = 128
 
-// copyTable copies a table of about that size. It may change meanwhile; the entries since the
-// copy began say how. The caller frees the copy.
+// copyTable copies a table of about that size. The table may change meanwhile; the entries
+// since the copy began contain the changes. The caller frees the copy.
 func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
 	c := &tableCopy{
 		chunks: make([]*chunk, 0, slots/chunkSlots+1),
@@ -94,7 +95,7 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 	return c
 }
 
-// reserve makes room for so many slots more.
+// reserve makes room for this many more slots.
 func (c *tableCopy) reserve(slots int) {
 	for len(c.chunks)*chunkSlots < c.slots+slots {
 		c.chunks = append(c.chunks, chunks.Get().(*chunk))
@@ -145,7 +146,7 @@ func (c *tableCopy) number(blocks []slot, slots []attrSlot) {
 	}
 }
 
-// attrNone is no slot of attributes: there are fewer.
+// attrNone marks a block without attributes. No slot has this number.
 const attrNone uint32 = 1<<32 - 1
 
 // index makes the directory. Where the copy ended early, the rest is an empty segment.
@@ -165,7 +166,7 @@ func (c *tableCopy) index() {
 	}
 }
 
-// inStep is how many blocks are looked up or climbed from at a time, so that their cache
+// inStep is the number of blocks looked up or climbed from in parallel, so that their cache
 // misses overlap.
 const inStep = 16
 
@@ -189,7 +190,7 @@ func (c *tableCopy) link() {
 type linking struct {
 	n       int
 	blocks  [inStep]uint32
-	at      [inStep]uint32 // where the search for the parent goes on
+	at      [inStep]uint32 // where the search for the parent continues
 	segment [inStep]uint32
 }
 

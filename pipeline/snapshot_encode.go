@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// snapshotRun is the most blocks in an event of a snapshot.
+	// snapshotRun is the maximum number of blocks in an event of a snapshot.
 	snapshotRun = 1024
-	// snapshotBytes is about the size of the pieces that a snapshot is sent in.
+	// snapshotBytes is the approximate size of a snapshot's pieces.
 	snapshotBytes = 64 << 10
 )
 
-// pieces are the memory of those that are sent, until the garbage collector takes it.
+// pieces recycles the memory of sent pieces until the garbage collector frees it.
 var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
 
-// pieceBytes is a piece with the event that is over its size.
+// pieceBytes is the size of a piece including the event that exceeds snapshotBytes.
 const pieceBytes = snapshotBytes + snapshotRun*18
 
 func newPiece() []byte { return pieces.Get().(*[pieceBytes]byte)[:0] }
@@ -61,7 +61,7 @@ func (c *tableCopy) encode(worker string, h eventHead, yield func([]byte) bool) 
 	return c.encodeFrom(0, worker, h, yield)
 }
 
-// encodeFrom does so with ancestries numbered from first on.
+// encodeFrom is encode with ancestries numbered from first on.
 func (c *tableCopy) encodeFrom(first uint32, worker string, h eventHead, yield func([]byte) bool) bool {
 	c.link()
 	e := &snapshotEncoder{c: c, worker: worker, head: h, yield: yield}

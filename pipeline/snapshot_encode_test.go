@@ -58,7 +58,7 @@ func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedB
 					b.tokensHash = s.GetTokensHashes()[i]
 				}
 				if _, twice := as[hash]; twice {
-					t.Fatalf("block %d is told twice", hash)
+					t.Fatalf("block %d is encoded twice", hash)
 				}
 				told, as[hash] = append(told, hash), b
 				b.parent, b.hasParent = hash, true
@@ -101,16 +101,16 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 		first := rapid.SampledFrom([]uint32{0, ancestryMask &^ (inStep - 1), ancestryMask - 5*inStep + 1}).Draw(rt, "first climb")
 		told, as, _ := encodeAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
 		if len(told) != n {
-			rt.Fatalf("%d blocks are told, want %d", len(told), n)
+			rt.Fatalf("%d blocks are encoded, want %d", len(told), n)
 		}
 		before := make(map[uint64]bool)
 		for _, hash := range told {
 			b := blocks[hash]
 			if as[hash] != b {
-				rt.Fatalf("block %d is told as %+v, want %+v", hash, as[hash], b)
+				rt.Fatalf("block %d is encoded as %+v, want %+v", hash, as[hash], b)
 			}
 			if _, there := blocks[b.parent]; there && b.hasParent && !before[b.parent] && !circles {
-				rt.Fatalf("block %d is told before its parent %d", hash, b.parent)
+				rt.Fatalf("block %d is encoded before its parent %d", hash, b.parent)
 			}
 			before[hash] = true
 		}

@@ -402,7 +402,7 @@ func TestStatusAndLookup(t *testing.T) {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
 	if got := p.Status(func(string, string) bool { return false }); len(got) != 0 {
-		t.Errorf("status of nobody: got %v", got)
+		t.Errorf("status of unknown worker: got %v", got)
 	}
 	a := "a"
 	one := &kvcastv1.BlockHolder{

@@ -12,9 +12,9 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Status returns the workers that a filter selects, in the order of their names,
-// with all that the pipeline knows of them: not their sources, nor how those do.
-// It does not wait for acknowledgements, so it may be ahead of the journal.
+// Status returns the workers that a filter selects, in the order of their names, without the
+// status of their sources, which the pipeline does not know. It does not wait for
+// acknowledgements, so it may be ahead of the journal.
 func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus {
 	var all []*kvcastv1.WorkerStatus
 	for _, l := range p.matching(match) {
@@ -23,8 +23,8 @@ func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.Wor
 	return all
 }
 
-// matching returns the lanes of the workers that a filter takes, in the order of
-// their names.
+// matching returns the lanes of the workers that a filter selects, in the order of their
+// names.
 func (p *Pipeline) matching(match func(worker, model string) bool) []*Lane {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,14 +69,14 @@ func (l *Lane) status() *kvcastv1.WorkerStatus {
 	return s
 }
 
-// Query says which blocks to look up, and where.
+// Query selects the blocks to look up, and where.
 type Query struct {
 	BlockHashes  []uint64
 	TokensHashes []uint64
-	// Match takes the workers to look at, Tiers are those to look into.
+	// Match selects the workers, Tiers the tiers.
 	Match func(worker, model string) bool
 	Tiers journal.Tiers
-	// Limit is how many places may be found.
+	// Limit bounds the number of places found.
 	Limit int
 }
 

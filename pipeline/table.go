@@ -4,8 +4,8 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// table has the blocks of one worker, dp rank and tier: how many copies the engine has of each,
-// and what a snapshot says of them.
+// table contains the blocks of one worker, dp rank and tier: the number of the engine's copies of each, and
+// their attributes for snapshots.
 type table struct {
 	blocks blocks
 	// copies are the counts of blocks that have more than a first copy: few.
@@ -18,8 +18,8 @@ func newTable(bytes *budget.Budget) *table {
 	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount), attrs: attributes{bytes: bytes}}
 }
 
-// reserve returns a slot for what the blocks of a run have in common, in use until it is
-// released. ok is false where there is no memory for it.
+// reserve returns a slot for the attributes of a run's blocks, in use until it is released.
+// ok is false if there is no memory for it.
 func (t *table) reserve(r *run) (slot uint32, ok bool) {
 	if slot, ok = t.attrs.slot(attr{lora: r.key.lora, blockSize: r.key.blockSize}); ok {
 		t.attrs.use(slot)
@@ -62,8 +62,8 @@ func (t *table) store(hash uint64, b *block, op copyOp) {
 	}
 }
 
-// storeAgain stores a block that exists. The newest store replaces what is known of it,
-// except that a store without tokens does not remove the tokens hash.
+// storeAgain stores a block that exists. The newest store replaces its attributes, except
+// that a store without tokens keeps the tokens hash.
 func (t *table) storeAgain(s *slot, b *block, op copyOp) {
 	if op != addNothing {
 		hash := s.Key()
@@ -88,9 +88,9 @@ func (t *table) storeAgain(s *slot, b *block, op copyOp) {
 	}
 }
 
-// remove counts a remove of a block by an operation, and reports whether the block is
-// gone. An unknown block counts as gone, unless the engine says that it has copies left:
-// the engine is right, and a router may have the block.
+// remove counts a remove of a block by an operation, and reports whether the block is gone.
+// An unknown block counts as gone, unless the engine reports remaining copies: the engine is
+// right, and a router may have the block.
 func (t *table) remove(hash uint64, op copyOp) (gone bool) {
 	s, i, ok := t.blocks.table.Find(hash)
 	if !ok {
@@ -108,7 +108,7 @@ func (t *table) remove(hash uint64, op copyOp) (gone bool) {
 		}
 		if !gone {
 			if op > removeDownTo && t.blocks.isStale(b) {
-				t.blocks.refresh(s, i) // the engine says that it has the block
+				t.blocks.refresh(s, i) // the engine reports remaining copies
 			}
 			return false
 		}
@@ -162,7 +162,8 @@ type childCounts struct {
 	// children, and all of them once complete is set.
 	upTo     uint64
 	complete bool
-	// many are the counts of blocks with more than two, and of those that are not held.
+	// many are the counts of blocks with more than two, and of blocks that are not in the
+	// table.
 	many map[uint64]uint32
 }
 
@@ -172,7 +173,7 @@ const (
 	oneChild     blockFlags = 1 << childrenShift
 )
 
-// countSegments is how many segments an event begins to count: some tenths of a
+// countSegments is the number of segments that one event counts, in some tenths of a
 // millisecond.
 const countSegments = 4
 
@@ -210,7 +211,7 @@ func (t *table) addToParent(b *slot) {
 	}
 }
 
-// removeFromParent no longer counts a block as a child of its parent.
+// removeFromParent stops counting a block as a child of its parent.
 func (t *table) removeFromParent(b *slot) {
 	if t.children.counts(b) {
 		t.dropChild(b.Value.parent)
@@ -235,7 +236,7 @@ func (t *table) addChild(parent uint64) {
 	}
 }
 
-// dropChild counts one less.
+// dropChild counts one child less.
 func (t *table) dropChild(parent uint64) {
 	b := t.blocks.find(parent)
 	if b != nil && b.Value.flags&flagChildren != flagChildren {

@@ -46,7 +46,7 @@ func TestTimeout(t *testing.T) {
 			{call: timedBatch(10, 0, store(1))},
 			{call: pass(time.Second)},
 			{call: timedBatch(20, 0, remove(7), cleared(), store(2)),
-				want: [][]string{{"store [1]", "remove [7]", toldCleared}}, times: [][2]int64{{20, 21}}},
+				want: [][]string{{"store [1]", "remove [7]", textCleared}}, times: [][2]int64{{20, 21}}},
 			{call: pass(10 * time.Second), want: [][]string{{"store [2]"}}, times: [][2]int64{{20, 21}}},
 		},
 		"a new run has all the time": {
@@ -59,19 +59,19 @@ func TestTimeout(t *testing.T) {
 		"a clear leaves no old timeout behind": {
 			{call: timedBatch(10, 0, store(1))},
 			{call: pass(6 * time.Second)},
-			{call: timedBatch(20, 0, cleared()), want: [][]string{{"store [1]", toldCleared}}, times: [][2]int64{{20, 21}}},
+			{call: timedBatch(20, 0, cleared()), want: [][]string{{"store [1]", textCleared}}, times: [][2]int64{{20, 21}}},
 			{call: timedBatch(30, 0, store(2))},
 			{call: pass(10*time.Second - just)},
 			{call: pass(just), want: [][]string{{"store [2]"}}, times: [][2]int64{{30, 31}}},
 		},
 		"what is left before a gap has its own times": {
 			{call: timedBatch(10, 0, store(1))},
-			{call: gap(0), want: [][]string{{"store [1]"}, {toldGap}}, times: [][2]int64{{10, 11}, {0, 99}}},
+			{call: gap(0), want: [][]string{{"store [1]"}, {textGap}}, times: [][2]int64{{10, 11}, {0, 99}}},
 			{call: pass(time.Hour)},
 		},
 		"what is left before a restart has its own times": {
 			{call: timedBatch(10, 0, store(1))},
-			{call: restarted(0), want: [][]string{{"store [1]"}, {toldRestarted}}, times: [][2]int64{{10, 11}, {0, 98}}},
+			{call: restarted(0), want: [][]string{{"store [1]"}, {textRestarted}}, times: [][2]int64{{10, 11}, {0, 98}}},
 			{call: pass(time.Hour)},
 		},
 		"what is left before the worker goes has its own times": {
@@ -87,7 +87,7 @@ func TestTimeout(t *testing.T) {
 			{call: pass(time.Hour)},
 			{call: call{Close: true}},
 		},
-		"a run that is held back whole is no entry": {
+		"a run that is suppressed completely makes no entry": {
 			{call: timedBatch(10, 0, store(1), store(1)), want: [][]string{{"store [1]"}}, times: [][2]int64{{10, 11}}},
 			{call: timedBatch(20, 0, remove(1)), want: [][]string{{"store [1]"}}, times: [][2]int64{{20, 21}}},
 			{call: pass(10 * time.Second)},
@@ -100,7 +100,7 @@ func TestTimeout(t *testing.T) {
 			withWorker(t, pipeline.Config{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {
 				for i, step := range steps {
 					got := s.play(t, step.call)
-					if diff := cmp.Diff(step.want, told(got), cmpopts.EquateEmpty()); diff != "" {
+					if diff := cmp.Diff(step.want, describe(got), cmpopts.EquateEmpty()); diff != "" {
 						t.Errorf("entries of step %d (-want +got):\n%s", i, diff)
 					}
 					if diff := cmp.Diff(step.times, times(got), cmpopts.EquateEmpty()); diff != "" {
@@ -120,10 +120,10 @@ func TestTimeoutAppliesToItsRunOnly(t *testing.T) {
 			s.play(t, batch(store(1)))
 			<-time.After(10 * time.Second)
 			s.play(t, batch(store(2)))
-			if got := told(s.play(t, pass(10*time.Second-1))); len(got) > 1 || len(got) == 1 && got[0][0] != "store [1]" {
+			if got := describe(s.play(t, pass(10*time.Second-1))); len(got) > 1 || len(got) == 1 && got[0][0] != "store [1]" {
 				t.Fatalf("entries before the second timeout: got %v, want none of the second run", got)
 			}
-			if diff := cmp.Diff([][]string{{"store [2]"}}, told(s.play(t, pass(1)))); diff != "" {
+			if diff := cmp.Diff([][]string{{"store [2]"}}, describe(s.play(t, pass(1)))); diff != "" {
 				t.Fatalf("entries at the second timeout (-want +got):\n%s", diff)
 			}
 		})

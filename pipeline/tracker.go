@@ -47,8 +47,8 @@ type tracker struct {
 	children []nameChildren
 	// generations are the sources' numbers of gaps; see blockName.
 	generations []uint32
-	// named are the sources' numbers of names, held those of the names that count, and
-	// holdings is their sum. unresolved is the number of the blocks that are known by
+	// named are the numbers of names by source, held those of names with copies, and
+	// holdings is the sum of held. unresolved is the number of the blocks that are known by
 	// their names alone.
 	named, held []int
 	holdings    int
@@ -60,17 +60,17 @@ type tracker struct {
 	// out are the changes to emit; gone are the blocks removed in it.
 	out  []trackedChange
 	gone []uint64
-	// scratch is room for names.
+	// scratch is a reusable buffer for names.
 	scratch []uint32
 	counted *trackerCounts
-	// blocksLeft is the process's budget of blocks, of which a block takes trackedBlockUnits and a
-	// name one; prepaid is the part taken from it and not used.
+	// blocksLeft is the process's budget of blocks, of which a block uses trackedBlockUnits
+	// and a name one; prepaid is the reserved part that is not used.
 	blocksLeft *budget.Budget
 	prepaid    int64
 }
 
-// trackedBlockUnits is what a block takes of the budget: one for its record, and one
-// for its place in the table of what routers know.
+// trackedBlockUnits is a block's use of the budget: one for its record, and one for its
+// place in the routers' table.
 const trackedBlockUnits = 2
 
 // trackedBlock is a block that some source holds.
@@ -78,8 +78,8 @@ type trackedBlock struct {
 	sequence uint64
 	// first is the block hash that routers know it by.
 	first uint64
-	// names are those that count, in a ring; this is one of them. idle are the others,
-	// also in a ring; this is the one released last. 0 where there are none.
+	// names is one of the names with copies, which form a ring; idle is the most recently
+	// released of the idle names, which form another. 0 means an empty ring.
 	names, idle uint32
 	// space is the slot of its LoRA adapter and salt, counted from 1; 0 where the
 	// block is known by its name alone.
@@ -87,10 +87,10 @@ type trackedBlock struct {
 	older, newer uint32
 }
 
-// blockName is what a source calls a block.
+// blockName is a source's name of a block.
 type blockName struct {
 	hash uint64
-	// parent is what the source calls the block's parent.
+	// parent is the source's name of the block's parent.
 	parent     uint64
 	block      uint32 // 0 where the record is not in use
 	next, prev uint32 // in one of the block's rings; 0 in none
@@ -101,18 +101,17 @@ type blockName struct {
 // for a block, and their next incarnation another.
 const maxIdleNames = 4
 
-// maxNamedSources is how many sources nameFlags can have.
+// maxNamedSources is the number of sources that nameFlags can represent.
 const maxNamedSources = 128
 
-// nameFlags are a source, three flags, and above them the generation in which the
-// name was last stored: where that is not the source's present one, the name is
-// in doubt.
+// nameFlags are a source, three flags, and above them the generation in which the name was
+// last stored: if that is not the source's current one, the name is uncertain.
 type nameFlags uint32
 
 const (
 	nameSource nameFlags = maxNamedSources - 1
-	// nameIdle says that the name has no copy, nameCopies that it may be in copies, and
-	// nameParent that the block has a parent.
+	// nameIdle is set if the name has no copy, nameCopies if it may be in copies, and
+	// nameParent if the block has a parent.
 	nameIdle   nameFlags = 1 << 7
 	nameCopies nameFlags = 1 << 8
 	nameParent nameFlags = 1 << 9
@@ -150,9 +149,8 @@ type trackerCounts struct {
 // maxTracked bounds the numbers of records.
 const maxTracked = math.MaxUint32 - 2*slabChunk
 
-// newTracker makes a tracker of sources, up to maxNamedSources, that takes up to
-// maxBlocks blocks, and as many names that count of each source, and adds to what
-// counted counts.
+// newTracker makes a tracker of up to maxNamedSources sources, with at most maxBlocks blocks
+// and as many names with copies per source. It adds to counted.
 func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 	return &tracker{
 		sources:     sources,
@@ -168,10 +166,10 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 	}
 }
 
-// len is the number of blocks.
+// len returns the number of blocks.
 func (t *tracker) len() int { return t.blocks.len() }
 
-// maxIdleRemoved is how many removed blocks' memory an idle tracker keeps.
+// maxIdleRemoved is the number of removed blocks for which an idle tracker keeps memory.
 const maxIdleRemoved = 8192
 
 // drain returns the changes since the last call, in order, and the blocks that they remove.
@@ -189,7 +187,7 @@ func (t *tracker) drain() (out []trackedChange, gone []uint64) {
 type nameStore struct {
 	source int
 	hash   uint64
-	// parent is what the source calls the block's parent, unless it is rooted.
+	// parent is the source's name of the block's parent, unless the store is rooted.
 	parent uint64
 	rooted bool
 	// hashed reports whether the store has the block's content.
@@ -240,7 +238,7 @@ func (t *tracker) store(source int, e *wire.Event, op copyOp) {
 	}
 }
 
-// chainLink is what is known of a block's parent.
+// chainLink describes a block's parent.
 type chainLink struct {
 	rooted   bool // it has none
 	hash     uint64
@@ -265,19 +263,19 @@ func (t *tracker) linkTo(ref uint32) chainLink {
 	return chainLink{hash: b.first, resolved: b.space != 0, sequence: b.sequence}
 }
 
-// content is what a block is; space is 0 where that is not known.
+// content identifies a block by its content; space is 0 if that is unknown.
 type content struct {
 	space    uint32
 	sequence uint64
 }
 
-// storeBlock adds a block to what a source holds. It returns the block, and whether it is new
-// to routers. The block is 0 where there was no room:
+// storeBlock stores a block for a source. It returns the block, and whether it is new to
+// routers. The block is 0 if there was no room:
 //
 //  1. The block is that of the content, or else that of the name.
-//  2. A block that was known by this name alone turns out to be that of the content: it
-//     becomes that, or is merged with it. The first is then removed for routers, and the
-//     content stored unless they have it.
+//  2. A block known only by this name is identified with the content: it gets that content,
+//     or is merged into the block that has it. The former is then removed for routers, and
+//     the content stored unless they have it.
 //  3. Where the name referred to another block, it no longer does, and its copies move.
 //  4. Where there is no block, it is made, if there is room.
 func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) {
@@ -327,8 +325,8 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 	return ref, isNew
 }
 
-// identify makes a block that was known by its name alone that of a content, or merges it
-// into the block ref of that content, unless ref is 0.
+// identify assigns a content to a block known only by its name or, unless ref is 0, merges
+// it into the block ref of that content.
 func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool) {
 	b := t.blocks.at(alone)
 	t.queueRemoved(b.first)
@@ -375,8 +373,8 @@ func (t *tracker) remove(source int, hash uint64, op copyOp) {
 	}
 }
 
-// releaseSource removes all that a source holds: its engine restarted or cleared its cache. It
-// returns true, with no changes queued, if the rank is empty then.
+// releaseSource removes all blocks of a source whose engine restarted or cleared its cache.
+// It returns true, with no changes queued, if the rank is then empty.
 func (t *tracker) releaseSource(source int) (empty bool) {
 	defer t.refund()
 	if n := t.held[source]; 0 < n && n < t.holdings {
@@ -386,7 +384,7 @@ func (t *tracker) releaseSource(source int) (empty bool) {
 			ref = newer
 		}
 	} else if n > 0 {
-		t.reset() // no other source holds anything
+		t.reset() // no other source holds a block
 	}
 	if t.len() > 0 {
 		return false
@@ -406,7 +404,7 @@ func (t *tracker) gap(source int) bool {
 	return true
 }
 
-// reset forgets all blocks and names.
+// reset deletes all blocks and names.
 func (t *tracker) reset() {
 	t.prepaid += int64(trackedBlockUnits*t.blocks.len() + t.names.len())
 	t.refund()
@@ -417,7 +415,7 @@ func (t *tracker) reset() {
 	*t = *fresh
 }
 
-// blocksNamed returns the blocks that some source calls by a hash, or has called so.
+// blocksNamed returns the blocks that have a hash as a current or former name.
 func (t *tracker) blocksNamed(hash uint64) (blocks []uint32) {
 	for source := range t.sources {
 		if name := t.name(source, hash); name != 0 {

@@ -16,7 +16,7 @@ func TestTrackerIsBounded(t *testing.T) {
 		counted trackerCounts
 		names   int
 	}{
-		"a block beyond the bound is left out, and its child's parent is not known": {
+		"a block beyond the limit is refused, and its child's parent is not known": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 1), stores(engine, continuing(4, storeOf(contents(5), 5))),
 			},
@@ -30,7 +30,7 @@ func TestTrackerIsBounded(t *testing.T) {
 			want:    []string{"store 0-3 ", ""},
 			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 6,
 		},
-		"a name beyond the bound is left out": {
+		"a name beyond the limit is refused": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(1), 2)), stores(engine, storeOf(contents(1), 3)),
 				stores(engine, storeOf(contents(1), 4)), stores(engine, storeOf(contents(1), 5)), stores(engine, storeOf(contents(1), 6)),

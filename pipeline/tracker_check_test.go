@@ -24,7 +24,7 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 			t.Errorf("block %d is found as %d", ref, got)
 		}
 		if b.names == 0 {
-			t.Errorf("block %d is held by nobody", ref)
+			t.Errorf("block %d has no holder", ref)
 		}
 		idle := make([]int, tr.sources)
 		for _, ring := range []uint32{b.names, b.idle} {

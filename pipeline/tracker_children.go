@@ -14,7 +14,7 @@ type nameChildren struct {
 // allNames is an upTo beyond all names.
 const allNames = math.MaxUint32
 
-// countNames is how many names an event begins to count: some tenths of a millisecond.
+// countNames is the number of names that one event counts, in some tenths of a millisecond.
 const countNames = 4096
 
 // countChildren starts or continues counting a source's children, and reports whether all are
@@ -41,7 +41,7 @@ func (t *tracker) countChildren(source int) bool {
 	return false
 }
 
-// joinParent counts a name as a child of its parent, partParent does so no longer.
+// joinParent counts a name as a child of its parent, partParent stops counting it.
 func (t *tracker) joinParent(name uint32) {
 	n := t.names.at(name)
 	if c := &t.children[n.source()]; n.flags&nameParent != 0 && name < c.upTo {
@@ -76,8 +76,7 @@ func (t *tracker) setParent(name uint32, s *nameStore) {
 	}
 }
 
-// hasHeldChild reports whether the source of a name holds a child of the block that it
-// calls so.
+// hasHeldChild reports whether the source of a name holds a child of the block so named.
 func (t *tracker) hasHeldChild(name uint32) bool {
 	n := t.names.at(name)
 	return t.children[n.source()].of[n.hash] > 0

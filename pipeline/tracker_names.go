@@ -9,11 +9,11 @@ import (
 
 // How a tracker keeps its blocks and names.
 
-// maxUncertainSteps bounds the blocks visited to make room for one: a lane must not be held
-// up. The next search continues from there.
+// maxUncertainSteps bounds the blocks visited to make room for one, since the search blocks
+// the lane. The next search continues where it stopped.
 const maxUncertainSteps = 4096
 
-// generation is a source's present one, as a name has it.
+// generation returns a source's current generation, in a name's form.
 func (t *tracker) generation(source int) nameFlags {
 	return nameFlags(t.generations[source] << nameGenerationShift)
 }
@@ -52,7 +52,7 @@ func (t *tracker) name(source int, hash uint64) uint32 {
 	})
 }
 
-// resolve returns the block that a source means by a hash; 0 if no source has such a name.
+// resolve returns the block that a source's hash names; 0 if no source has such a name.
 func (t *tracker) resolve(source int, hash uint64) uint32 {
 	name := t.name(source, hash)
 	for other := 0; name == 0 && other < t.sources; other++ {
@@ -81,7 +81,7 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 	}
 }
 
-// count is what is counted of a name beside its first copy.
+// count returns the counts of a name beyond its first copy.
 func (t *tracker) count(name uint32) copyCount {
 	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.uncertain(n) {
 		return t.copies[name]
@@ -89,7 +89,7 @@ func (t *tracker) count(name uint32) copyCount {
 	return copyCount{}
 }
 
-// setCount sets what is counted of a name beside its first copy, and makes it certain.
+// setCount sets the counts of a name beyond its first copy, and makes the name certain.
 func (t *tracker) setCount(name uint32, c copyCount) {
 	n := t.names.at(name)
 	if n.flags&nameCopies != 0 {
@@ -116,7 +116,7 @@ func (t *tracker) addName(source int, hash uint64, ref uint32) uint32 {
 	return name
 }
 
-// ring returns which of a block's rings a name belongs into.
+// ring returns the ring of a block that a name belongs to.
 func (b *trackedBlock) ring(n *blockName) *uint32 {
 	if n.flags&nameIdle != 0 {
 		return &b.idle
@@ -124,7 +124,7 @@ func (b *trackedBlock) ring(n *blockName) *uint32 {
 	return &b.names
 }
 
-// link puts a name into a block's ring, in front.
+// link adds a name at the front of a block's ring.
 func (t *tracker) link(name, ref uint32) {
 	n := t.names.at(name)
 	front := t.blocks.at(ref).ring(n)
@@ -138,7 +138,7 @@ func (t *tracker) link(name, ref uint32) {
 	*front = name
 }
 
-// unlink takes a name out of its block's ring.
+// unlink removes a name from its block's ring.
 func (t *tracker) unlink(name uint32) {
 	n := t.names.at(name)
 	front := t.blocks.at(n.block).ring(n)
@@ -152,7 +152,7 @@ func (t *tracker) unlink(name uint32) {
 	}
 }
 
-// move makes a name one of another block.
+// move assigns a name to another block.
 func (t *tracker) move(name, ref uint32) {
 	t.unlink(name)
 	t.link(name, ref)
@@ -269,8 +269,8 @@ func (t *tracker) removeBlock(ref uint32) {
 	t.freeBlock(ref)
 }
 
-// heldForCertain reports whether a name of a block is certain. It leaves the ring at that
-// name: those passed over are checked again only after all others.
+// heldForCertain reports whether a name of a block is certain. It rotates the ring to that
+// name, so that the names passed over are checked again last.
 func (t *tracker) heldForCertain(ref uint32) bool {
 	b := t.blocks.at(ref)
 	if b.names == 0 {
@@ -288,7 +288,7 @@ func (t *tracker) heldForCertain(ref uint32) bool {
 	}
 }
 
-// release removes all that a source holds of a block.
+// release drops the copies of all of a source's names for a block.
 func (t *tracker) release(source int, ref uint32) {
 	names, b := t.scratch[:0], t.blocks.at(ref)
 	for name := b.names; ; {
@@ -300,7 +300,7 @@ func (t *tracker) release(source int, ref uint32) {
 			break
 		}
 	}
-	if len(names) > maxIdleNames { // which ones stay must not depend on the ring
+	if len(names) > maxIdleNames { // the names that are kept must not depend on the ring's order
 		slices.SortFunc(names, func(a, b uint32) int { return cmp.Compare(t.names.at(a).hash, t.names.at(b).hash) })
 	}
 	for _, name := range names {
@@ -312,8 +312,8 @@ func (t *tracker) release(source int, ref uint32) {
 	t.scratch = names
 }
 
-// makeRoom reports whether there may be another block. It may remove the oldest without a
-// certain holder.
+// makeRoom reports whether there is room for another block. It may remove the oldest block
+// without a certain holder.
 func (t *tracker) makeRoom() bool {
 	return t.len() < min(t.maxBlocks, maxTracked) || t.removeDoubted()
 }
@@ -334,8 +334,8 @@ func (t *tracker) removeDoubted() bool {
 	return false
 }
 
-// prepay takes units of the process's budget at once, if it has them; otherwise each record is
-// paid for alone.
+// prepay reserves units of the process's budget together if they are available; otherwise
+// each record reserves its own.
 func (t *tracker) prepay(units int) {
 	if t.blocksLeft.Take(int64(units)) {
 		t.prepaid += int64(units)
@@ -350,8 +350,8 @@ func (t *tracker) refund() {
 	}
 }
 
-// pay pays for a new name, a new block, or both. It may remove a block without a certain
-// holder.
+// pay reserves the budget of a new name, a new block, or both. It may remove a block without
+// a certain holder.
 func (t *tracker) pay(name, block bool) bool {
 	units := int64(0)
 	if name {
@@ -391,7 +391,7 @@ func (t *tracker) addBlock(first uint64, id content) uint32 {
 	return ref
 }
 
-// setContent makes a block known by its content.
+// setContent sets a block's content.
 func (t *tracker) setContent(ref uint32, id content) {
 	b := t.blocks.at(ref)
 	b.space, b.sequence = id.space, id.sequence

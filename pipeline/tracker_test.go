@@ -193,7 +193,7 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"a remove by another source's name lets go of what the source itself holds": {
+		"a remove by another source's name releases the block that the source itself holds": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(engine, 2), removes(offload, 1),
 			},
@@ -252,7 +252,7 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-1 after 9 ", "store 0-1 after 9 ", ""},
 			blocks: 2,
 		},
-		"a parent of 0 that nobody knows is none": {
+		"an unknown parent of 0 means no parent": {
 			steps: []trackerStep{stores(engine, continuing(0, storeOf(one, 1))), stores(offload, storeOf(one, 2))},
 			want:  []string{"store 0-1 ", ""}, blocks: 1,
 		},
@@ -310,14 +310,14 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-2 ", "store 2-3 after 2 ", "remove [13] "},
 			blocks: 2,
 		},
-		"a clear of a source lets go of every count": {
+		"a clear of a source releases every copy": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), stores(offload, storeOf(one, 3)),
 				letsGo(engine), removes(offload, 3),
 			},
 			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
 		},
-		"a clear that leaves nothing tells of no blocks": {
+		"a clear that empties the rank removes no blocks singly": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(offload, 2), letsGo(engine),
 			},
