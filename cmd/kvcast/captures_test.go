@@ -84,8 +84,8 @@ func play(t *testing.T, e *enginetest.Engine, messages []message) {
 	}
 }
 
-// live are the recordings of live traffic, with the engine of each, and how many blocks
-// may be missing where it announces blocks again.
+// live are the recordings of live traffic, with the engine of each, and the number of blocks
+// that may be missing where it announces reused blocks.
 var live = []struct {
 	name    string
 	engine  string
@@ -111,8 +111,8 @@ var live = []struct {
 	{"engines-2026-11/sglang_unified_hicache/frames", "sglang", 0},
 }
 
-// TestRecordingsMatchTheEnginesBlocks plays each recording into the real
-// binary, and compares what a subscriber ends up with, after every batch.
+// TestRecordingsMatchTheEnginesBlocks plays each recording into the real binary, and
+// compares a subscriber's blocks after every batch.
 func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 	for _, c := range live {
 		t.Run(c.name, func(t *testing.T) {
@@ -158,28 +158,28 @@ func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 	}
 }
 
-// account is what is known of what an engine held beside what it published.
+// account is the information about an engine's blocks besides its events.
 type account struct {
 	checkpoints []checkpoint // after each batch; nil where there are none
 	blockSize   int
-	// missing is how many blocks the view may lack, at most.
+	// missing is the maximum number of blocks that the view may lack.
 	missing int
 }
 
-// follower compares a worker's view with what the engine held, batch by batch.
+// follower compares a worker's view with the engine's blocks, batch by batch.
 type follower struct {
 	account
 	t         *testing.T
 	worker    string
 	messages  []message
 	times     []int64 // engine time of each
-	restartAt int     // the first batch of the engine's second life
+	restartAt int     // the first batch of the engine's second incarnation
 	view      *checker.View
 	oracle    *oracle
 	next      int // the batch to compare next
 }
 
-// compare compares the view as it is with the state after the next batch.
+// compare compares the current view with the state after the next batch.
 func (f *follower) compare() {
 	f.t.Helper()
 	if f.next == f.restartAt {
@@ -208,8 +208,8 @@ func (f *follower) compare() {
 	f.next++
 }
 
-// entry applies an entry, with the comparisons due before and after it. Batches
-// that came to nothing have no entry, and left the view as it was.
+// entry applies an entry, with the comparisons due before and after it. Batches without
+// effect have no entry, and do not change the view.
 func (f *follower) entry(e *kvcastv1.Entry) {
 	f.t.Helper()
 	at := e.GetEngineTimeUnixNano()

@@ -212,7 +212,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 	}
 }
 
-// TestSubscribeResumesAfterConnectionAge has the server end streams by the age of their connection.
+// TestSubscribeResumesAfterConnectionAge lets the server end streams by the age of their connection.
 func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")

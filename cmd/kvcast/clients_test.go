@@ -29,7 +29,7 @@ type example struct {
 	errOut said
 }
 
-// said is what a process has written to standard error so far.
+// said buffers a process's standard error.
 type said struct {
 	mu   sync.Mutex
 	text strings.Builder // guarded by mu
@@ -103,8 +103,8 @@ func (e *example) end() {
 	}
 }
 
-// TestClientInPython kills examples/python while it follows, starts it again at its
-// position, and has the server end its streams all the time.
+// TestClientInPython kills examples/python while it follows, and restarts it at its
+// position, while the server ends its streams continually.
 func TestClientInPython(t *testing.T) {
 	t.Parallel()
 	script, err := filepath.Abs(clientsFolder + "/python/subscribe.py")
@@ -154,7 +154,7 @@ func TestClientInPython(t *testing.T) {
 			take(e.next())
 		}
 		publishSome()
-		// A line that the kill has cut short was not printed.
+		// A line truncated by the kill does not count as printed.
 		for _, text := range e.kill() {
 			if line.MatchString(text) {
 				take(text)
@@ -180,8 +180,8 @@ func TestClientInPython(t *testing.T) {
 	}
 }
 
-// TestClientInRust is that a tonic client has its stream at once, from a server that
-// is idle and empty: tonic waits for the headers, and what they hold back it never sees.
+// TestClientInRust checks that a tonic client gets its stream immediately from an idle,
+// empty server: tonic waits for the headers before it returns the stream.
 func TestClientInRust(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")

@@ -42,7 +42,7 @@ func (c *completionCmd) Run(p cli.Process) error {
 	}
 	quoted := cli.ShellWord(binary)
 	if c.Shell != "fish" {
-		quoted = strconv.Quote(quoted) // complete has a shell read it again
+		quoted = strconv.Quote(quoted) // a shell parses it again
 	}
 	_, err = fmt.Fprint(p.Out, strings.ReplaceAll(completionScripts[c.Shell], "BINARY", quoted))
 	return err

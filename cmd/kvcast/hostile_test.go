@@ -48,8 +48,8 @@ func batchOf(t *testing.T, hash uint64) []byte {
 	return payload
 }
 
-// flood sends messages as fast as they are taken, each followed by a PING, until the
-// time is over or the peer takes no more.
+// flood sends messages as fast as the peer reads them, each followed by a PING, until the
+// time is over or the peer stops reading.
 func flood(t *testing.T, c *rawzmtp.Conn, topic string) {
 	t.Helper()
 	go c.Drain()
@@ -70,7 +70,7 @@ func flood(t *testing.T, c *rawzmtp.Conn, topic string) {
 	}
 }
 
-// honest is an engine beside an attack, and a router that reads it.
+// honest is a correct engine during an attack, and a router that reads it.
 type honest struct {
 	t         *testing.T
 	publisher *simulator.Publisher
@@ -105,8 +105,8 @@ func newHonest(t *testing.T, s *process) *honest {
 	return h
 }
 
-// round publishes a batch, and waits until the router has it. Whatever an attack makes
-// of it on the way, nothing may be reported lost.
+// round publishes a batch, and waits until the router has it. No loss may be reported,
+// whatever the attack.
 func (h *honest) round() {
 	h.t.Helper()
 	h.last++
@@ -133,7 +133,7 @@ func (h *honest) round() {
 	}
 }
 
-// freePort returns a port that was free just now.
+// freePort returns a port that was free when it was checked.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -144,8 +144,7 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// The attacks that go on beside an honest engine. Each goes on until the context is
-// done.
+// attacks run concurrently with a correct engine. Each runs until the context is done.
 var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
@@ -193,7 +192,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 		health := healthv1.NewHealthClient(conn)
 		for i := 0; ctx.Err() == nil; i++ {
 			watching := ctx
-			if i%2 == 0 { // else as many as may be
+			if i%2 == 0 { // otherwise as many as possible
 				watching = metadata.AppendToOutgoingContext(ctx, "x-large", strings.Repeat("x", 8<<20))
 			}
 			if stream, err := health.Watch(watching, &healthv1.HealthCheckRequest{}); err == nil {
@@ -221,10 +220,10 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	},
 }
 
-// Whatever one peer does, the process goes on, within bounded memory, and an engine
-// beside it loses nothing.
+// A hostile peer cannot end the process, exceed its memory bounds, or cause loss for another
+// engine.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
-	// The race detector takes many times the memory.
+	// The race detector multiplies memory use.
 	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
 	h := newHonest(t, s)
 	h.round()

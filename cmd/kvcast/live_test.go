@@ -26,7 +26,7 @@ const (
 	liveRanks  = 2
 	// liveGrace is how long a worker may be without a connection.
 	liveGrace = 4 * time.Second
-	// livePatience is how long a view may take to become the engine's.
+	// livePatience bounds the time until a view equals the engine's blocks.
 	livePatience = 2 * time.Minute
 )
 
@@ -46,7 +46,7 @@ type livePublisher struct {
 	log   *bytes.Buffer
 }
 
-// liveAnswer is what the process says.
+// liveAnswer is an answer of the process.
 type liveAnswer struct {
 	Ready bool
 	Burst int
@@ -111,7 +111,7 @@ func newLivePublisher(t *testing.T, kvEvents string) (p *livePublisher, worker s
 		liveRanks, port, port+liveRanks)
 }
 
-// start begins another life at the same ports.
+// start starts another incarnation at the same ports.
 func (p *livePublisher) start() {
 	p.t.Helper()
 	p.lives++
@@ -138,7 +138,7 @@ func (p *livePublisher) start() {
 	}
 }
 
-// kill ends the process in whatever it does.
+// kill kills the process at any point of its work.
 func (p *livePublisher) kill() {
 	if p.cmd.ProcessState != nil {
 		return
@@ -148,7 +148,7 @@ func (p *livePublisher) kill() {
 	_ = p.stdin.Close()
 }
 
-// answer waits for what the process says next.
+// answer waits for the process's next answer.
 func (p *livePublisher) answer() (a liveAnswer) {
 	p.t.Helper()
 	stop := time.AfterFunc(livePatience, func() { _ = p.cmd.Process.Kill() })
@@ -171,15 +171,15 @@ func (p *livePublisher) command(format string, args ...any) {
 	}
 }
 
-// publish publishes batches of each rank, and returns what each holds after them.
+// publish publishes batches of each rank, and returns the blocks of each afterwards.
 func (p *livePublisher) publish(batches int) []map[string][]int64 {
 	p.t.Helper()
 	p.command("publish %d", batches)
 	return p.answer().Held
 }
 
-// burstAndDie publishes at least so many batches of each rank, and is killed while it
-// goes on.
+// burstAndDie publishes at least this many batches of each rank, and is killed while it
+// publishes more.
 func (p *livePublisher) burstAndDie(batches int) {
 	p.t.Helper()
 	p.command("burst")
@@ -189,7 +189,7 @@ func (p *livePublisher) burstAndDie(batches int) {
 	p.kill()
 }
 
-// liveRouter is a subscriber whose view is compared with what an engine holds.
+// liveRouter is a subscriber whose view is compared with an engine's blocks.
 type liveRouter struct {
 	t       *testing.T
 	checker *checker.Checker
@@ -213,7 +213,7 @@ func newLiveRouter(t *testing.T, s *process) *liveRouter {
 	return r
 }
 
-// until receives until something holds.
+// until receives until holds returns nil.
 func (r *liveRouter) until(what string, holds func() error) {
 	r.t.Helper()
 	// A view that stays wrong is found by progress, which comes every 100 ms.
@@ -240,8 +240,8 @@ func (r *liveRouter) until(what string, holds func() error) {
 	}
 }
 
-// untilHeld receives until the view is what the engine holds, and fails where it was
-// told that it may be another.
+// untilHeld receives until the view equals the engine's blocks, and fails if the server
+// reports that they may differ.
 func (r *liveRouter) untilHeld(what string, held []map[string][]int64) {
 	r.t.Helper()
 	if len(held) != liveRanks {
@@ -273,7 +273,7 @@ func (r *liveRouter) holds(held []map[string][]int64) error {
 	return nil
 }
 
-// wantTold fails unless every rank was cleared, or the worker has left.
+// wantTold fails unless every rank was cleared or the worker was removed.
 func (r *liveRouter) wantTold(what string) {
 	r.t.Helper()
 	for rank := range uint32(liveRanks) {
@@ -327,7 +327,7 @@ func testLivePublisher(t *testing.T, kvEvents string) {
 	p.start()
 	r.untilHeld("killed in a burst, and started again", p.publish(3_000))
 
-	// What the old life said lies unread when the new one has begun.
+	// Batches of the old incarnation are still unread when the new one has started.
 	for _, batches := range []int{300, 6_000} {
 		suspend(t, s, syscall.SIGSTOP)
 		p.burstAndDie(2_500)
@@ -349,7 +349,7 @@ func testLivePublisher(t *testing.T, kvEvents string) {
 	r.untilHeld("live in the end", p.publish(1))
 }
 
-// suspend stops the server, or lets it go on.
+// suspend stops or continues the server process.
 func suspend(t *testing.T, s *process, signal syscall.Signal) {
 	t.Helper()
 	if err := s.Signal(signal); err != nil {

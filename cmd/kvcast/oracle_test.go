@@ -21,11 +21,10 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// oracle is what an engine holds on the device, by a second reading of what it
-// published: a generic decoder, and plain counts. It knows the forms that the
-// recordings have, and no more.
+// oracle derives the blocks of an engine's device tier independently of kvcast: with a
+// generic decoder and plain counts. It supports only the forms in the recordings.
 type oracle struct {
-	// blockSize is that of the blocks that count; 0 for any.
+	// blockSize is the size of the blocks to count; 0 means any.
 	blockSize int
 	counts    map[uint64]int
 	mainKind  map[any]bool // attention groups seen, and whether they count
@@ -35,11 +34,11 @@ func newOracle(blockSize int) *oracle {
 	return &oracle{blockSize: blockSize, counts: make(map[uint64]int), mainKind: make(map[any]bool)}
 }
 
-// restart forgets everything, as an engine does.
+// restart clears the oracle, as a restarted engine's cache is empty.
 func (o *oracle) restart() { *o = *newOracle(o.blockSize) }
 
-// apply takes a payload, whose events the engine itself has labelled unless labels are
-// empty, and returns its time.
+// apply applies a payload and returns its time. labels are the engine's own labels of the
+// events, if not empty.
 func (o *oracle) apply(payload []byte, labels string) (ts float64, err error) {
 	v, _, err := msgp.ReadIntfBytes(payload)
 	if err != nil {
@@ -65,7 +64,7 @@ func (o *oracle) apply(payload []byte, labels string) (ts float64, err error) {
 	return ts, nil
 }
 
-// announced is the label of a store that changed nothing.
+// announced is the label of a store that announces existing blocks.
 const announced = 'a'
 
 func (o *oracle) event(e any) {
@@ -127,7 +126,7 @@ func fields(e any) map[string]any {
 	return m
 }
 
-// identity is the 64 bits of a block hash.
+// identity returns the 64 bits of a block hash.
 func identity(h any) uint64 {
 	switch v := h.(type) {
 	case int64:
@@ -148,14 +147,14 @@ func (o *oracle) blocks() map[uint64]struct{} {
 	return set
 }
 
-// engineTime is a batch's time as entries have it: exact to what a float of that
-// size can say, which ts * 1e9 is not.
+// engineTime returns a batch's time as in entries. It keeps the precision of the float,
+// which ts * 1e9 does not.
 func engineTime(ts float64) int64 {
 	seconds := math.Floor(ts)
 	return int64(seconds)*1e9 + int64(math.Round((ts-seconds)*1e9))
 }
 
-// checkpoint is what a pool held after a batch, by its own account.
+// checkpoint is a pool's own report of its blocks after a batch.
 type checkpoint struct {
 	Incarnation int    `json:"incarnation"`
 	AfterSeq    uint64 `json:"after_seq"`
@@ -164,8 +163,8 @@ type checkpoint struct {
 	Labels      string `json:"labels"`
 }
 
-// readCheckpoints reads those of the one engine in a file, oracle.json or
-// oracle.json.gz, and its block size.
+// readCheckpoints reads the checkpoints and the block size of the only engine in oracle.json
+// or oracle.json.gz.
 func readCheckpoints(dir string) (_ []checkpoint, blockSize int, err error) {
 	var r io.ReadCloser
 	if r, err = os.Open(filepath.Join(dir, "oracle.json")); errors.Is(err, fs.ErrNotExist) {
@@ -195,7 +194,7 @@ func readCheckpoints(dir string) (_ []checkpoint, blockSize int, err error) {
 	return nil, 0, fmt.Errorf("read oracle of %s: no engine", dir)
 }
 
-// digest is that of a checkpoint for a set of blocks.
+// digest returns a checkpoint's digest of a set of blocks.
 func digest(blocks map[uint64]struct{}) string {
 	ids := make([]string, 0, len(blocks))
 	for _, h := range slices.Sorted(maps.Keys(blocks)) {

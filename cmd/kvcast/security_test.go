@@ -14,7 +14,7 @@ import (
 // CA, and its key.
 func certificate(t *testing.T) (cert, key string) {
 	t.Helper()
-	known := httptest.NewTLSServer(nil) // it comes with a certificate, which is all that is wanted of it
+	known := httptest.NewTLSServer(nil) // used for its certificate only
 	defer known.Close()
 	pair := known.TLS.Certificates[0]
 	der, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
@@ -93,7 +93,7 @@ func TestTokensWithoutTLS(t *testing.T) {
 	}
 }
 
-// TestSecretsAreNotInErrors has mistakes in files of tokens, certificates and keys.
+// TestSecretsAreNotInErrors covers mistakes in files of tokens, certificates and keys.
 func TestSecretsAreNotInErrors(t *testing.T) {
 	t.Parallel()
 	cert, key := certificate(t)

@@ -45,7 +45,7 @@ func publish(t *testing.T, p *simulator.Publisher, events ...wire.Event) {
 
 func TestShutdownDeliversTheLastEntry(t *testing.T) {
 	t.Parallel()
-	// The batch waits for another one to merge with, which never comes.
+	// The batch waits for another one to merge with, which is never sent.
 	p, s := engine(t, "--batch-timeout", "15s")
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 	stream, err := s.client().Subscribe(t.Context(), req)
@@ -100,7 +100,7 @@ func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 	if _, err := stream.Header(); err != nil {
 		t.Fatal(err)
 	}
-	// Far more than a transport holds: 32 MiB.
+	// Far more than a transport buffers: 32 MiB.
 	const batches, blocks = 256, 16 << 10
 	hashes := make([]uint64, blocks)
 	for i := range hashes {
@@ -152,7 +152,7 @@ func TestLossAndRestartAreReported(t *testing.T) {
 	}
 	for _, m := range []string{
 		`kvcast_pipeline_gaps_total{worker="w"} 1`,
-		`kvcast_pipeline_incomplete{dp_rank="0",worker="w"} 0`, // the restart made it known again
+		`kvcast_pipeline_incomplete{dp_rank="0",worker="w"} 0`, // the restart resolved it
 		`kvcast_ingest_duplicates_total{worker="w"} 1`,
 		`kvcast_ingest_restarts_total{worker="w"} 1`,
 		`kvcast_pipeline_blocks{dp_rank="0",tier="device",worker="w"} 1`,

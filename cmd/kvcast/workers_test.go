@@ -133,7 +133,7 @@ func TestRegisterAndDeregisterWorkers(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // which names nothing to read from
 	p := publisherOf(t, simulator.SocketConfig{})
-	publish(t, p, storedOf(1)) // before anybody listens
+	publish(t, p, storedOf(1)) // before the port is open
 	f, operator := follow(t, s), s.operator()
 	spec := &kvcastv1.WorkerSpec{Name: "w", Model: "m", Sources: []*kvcastv1.SourceSpec{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}}
 	register := func() error {
@@ -290,7 +290,7 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 	}
 }
 
-// TestIdleWorkerStays has a worker that is silent for longer than the grace time while its connection is tested.
+// TestIdleWorkerStays keeps a worker silent for longer than the grace time while its connection is probed.
 func TestIdleWorkerStays(t *testing.T) {
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})

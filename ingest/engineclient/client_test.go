@@ -18,10 +18,10 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// discard is a handler that wants nothing.
+// discard is a handler that ignores all events.
 var discard = engineclient.HandlerFunc(func(context.Context, *engineclient.Event) error { return nil })
 
-// lines is a handler that writes down each event as a line.
+// lines is a handler that formats each event as a line.
 type lines chan string
 
 func newLines() lines { return make(lines, 10_000) }
@@ -72,7 +72,7 @@ func (l lines) wantNone(t *testing.T) {
 	}
 }
 
-// patient returns a context that is done when a test has waited long enough.
+// patient returns a context with a test's timeout.
 func patient(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -80,7 +80,7 @@ func patient(t *testing.T) context.Context {
 	return ctx
 }
 
-// clientOf is the configuration of a Client that reads a publisher.
+// clientOf returns the configuration of a Client that reads a publisher.
 func clientOf(p *simulator.Publisher) engineclient.Config {
 	return engineclient.Config{
 		Worker:        "w",
@@ -94,7 +94,7 @@ func clientOf(p *simulator.Publisher) engineclient.Config {
 	}
 }
 
-// newClient returns a Client that is stopped with the test, if not before.
+// newClient returns a Client that is stopped at the end of the test.
 func newClient(t *testing.T, c engineclient.Config, h engineclient.Handler) *engineclient.Client {
 	t.Helper()
 	client, err := engineclient.New(c, h)
@@ -105,7 +105,7 @@ func newClient(t *testing.T, c engineclient.Config, h engineclient.Handler) *eng
 	return client
 }
 
-// connectClient returns a Client that is connected, with its publisher knowing it.
+// connectClient returns a Client whose connection the publisher has accepted.
 func connectClient(t *testing.T, p *simulator.Publisher, c engineclient.Config, h engineclient.Handler) *engineclient.Client {
 	t.Helper()
 	client := newClient(t, c, h)
@@ -186,8 +186,8 @@ func TestClientDeliversEachEvent(t *testing.T) {
 		Rank: 3, FirstSeq: 7, Now: func() time.Time { return time.Unix(1_700_000_000, 0) },
 	}})
 	events := make(chan *engineclient.Event, 10)
-	// Before there is a client, whose first batch may come live, by replay, or after a
-	// replay that had nothing.
+	// Published before the client starts: its first batch may arrive live, by replay, or
+	// after an empty replay.
 	if _, err := p.Publish(store(5)); err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +261,7 @@ func TestClientStartsOnce(t *testing.T) {
 	if !c.Connected() {
 		t.Error("not connected after Connect")
 	}
-	cancel() // as good as Stop, but for waiting
+	cancel() // like Stop, without waiting
 	stopClient(t, c)
 	if c.Connected() {
 		t.Error("connected after Stop")
@@ -291,8 +291,8 @@ func TestClientStopsBeforeStart(t *testing.T) {
 	}
 }
 
-// TestClientStopWaitsForTheHandler also checks that no call follows, and that what
-// the handler was not given is counted.
+// TestClientStopWaitsForTheHandler also checks that no call follows, and that undelivered
+// events are counted.
 func TestClientStopWaitsForTheHandler(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	const batches = 20

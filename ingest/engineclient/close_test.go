@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// wantClosed checks that a closed Client does nothing any more.
+// wantClosed checks that a closed Client has stopped all work.
 func wantClosed(t *testing.T, c *engineclient.Client) {
 	t.Helper()
 	for name, call := range map[string]func(context.Context) error{
@@ -52,8 +52,8 @@ func TestClientCloseAfterStop(t *testing.T) {
 	wantClosed(t, c)
 }
 
-// TestClientCloseWaits closes a Client while its handler is called: every Close
-// waits for the call, no other follows, and the metrics are gone, the stats not.
+// TestClientCloseWaits closes a Client during a handler call: every Close waits for the
+// call, no other call follows, and the metrics are unregistered while the stats remain.
 func TestClientCloseWaits(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	registry := prometheus.NewRegistry()
@@ -98,7 +98,7 @@ func TestClientCloseWaits(t *testing.T) {
 	wantClosed(t, c)
 }
 
-// TestClientCloseEndsReplayFrom closes a Client while it replays for its user.
+// TestClientCloseEndsReplayFrom closes a Client while ReplayFrom is in progress.
 func TestClientCloseEndsReplayFrom(t *testing.T) {
 	for name, start := range map[string]bool{"started": true, "never started": false} {
 		t.Run(name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestClientCloseEndsReplayFrom(t *testing.T) {
 	}
 }
 
-// TestClientCloseWhileWaiting closes a Client that somebody waits for.
+// TestClientCloseWhileWaiting closes a Client while a goroutine waits for it.
 func TestClientCloseWhileWaiting(t *testing.T) {
 	c := newClient(t, engineclient.Config{Connect: "ipc://" + t.TempDir() + "/nobody"}, discard)
 	if err := c.Start(t.Context()); err != nil {

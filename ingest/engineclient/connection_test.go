@@ -21,7 +21,7 @@ func TestClientReconnects(t *testing.T) {
 	publish(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
 	for i := range uint64(5) {
-		publish(t, p.Drop, i) // by a connection that is about to go
+		publish(t, p.Drop, i) // by a connection that is about to close
 		if err := c.Reconnect(patient(t)); err != nil {
 			t.Fatal(err)
 		}

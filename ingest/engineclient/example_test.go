@@ -12,8 +12,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// A Client reads an engine, here a simulated one, and calls a handler with what it
-// stores and removes. The first batch was lost on the way: it is fetched.
+// A Client reads an engine, here a simulated one, and calls a handler with its events. The
+// first batch was lost, so the Client requests a replay.
 func ExampleClient() {
 	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -78,7 +78,7 @@ func ExampleClient() {
 	// handled 3 events up to batch 1
 }
 
-// A handler may be set once there is one. What is read before waits for it.
+// A handler may be set later. Events read before are buffered.
 func ExampleClient_SetHandler() {
 	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -120,7 +120,7 @@ func ExampleClient_SetHandler() {
 	// client is closed
 }
 
-// What an engine remembers can be asked for at any time, from a seq on.
+// An engine's replay buffer can be read at any time, from a seq on.
 func ExampleClient_ReplayFrom() {
 	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -153,7 +153,7 @@ func ExampleClient_ReplayFrom() {
 	// batch 3 removed [3]
 }
 
-// An error names each field that holds what it must not.
+// An error names each invalid field.
 func ExampleValidateConfig() {
 	fmt.Println(engineclient.ValidateConfig(engineclient.Config{Host: "10.0.0.256", PubPort: 70000}))
 
@@ -162,7 +162,7 @@ func ExampleValidateConfig() {
 	// PubPort is 70000: must be 1 to 65535
 }
 
-// Package wire writes what engines publish, and reads it.
+// Package wire encodes and decodes what engines publish.
 func Example_encoder() {
 	encoder := wire.Encoder{} // arrays, as vLLM writes them
 	payload, err := encoder.AppendBatch(nil, &wire.Batch{

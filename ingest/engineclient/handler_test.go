@@ -11,8 +11,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// TestClientHandlerSetLater starts a Client without a handler: events wait in the
-// buffer, and beyond that at the engine, and none is lost.
+// TestClientHandlerSetLater starts a Client without a handler: events are buffered, by the
+// Client and then by the engine, and none is lost.
 func TestClientHandlerSetLater(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	cfg := clientOf(p)
@@ -49,7 +49,7 @@ func TestClientHandlerSetLater(t *testing.T) {
 	}
 }
 
-// TestClientHandlerSetBeforeStart sets it between NewClient and Start.
+// TestClientHandlerSetBeforeStart sets the handler between NewClient and Start.
 func TestClientHandlerSetBeforeStart(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), nil)
@@ -64,7 +64,7 @@ func TestClientHandlerSetBeforeStart(t *testing.T) {
 	got.want(t, "0/0 removed [1]")
 }
 
-// TestClientWithoutHandlerStops checks that what waited for one is counted.
+// TestClientWithoutHandlerStops checks that events that waited for a handler are counted.
 func TestClientWithoutHandlerStops(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), nil)
@@ -77,8 +77,8 @@ func TestClientWithoutHandlerStops(t *testing.T) {
 	}
 }
 
-// TestClientHandlersChange sets handlers from several goroutines while events come:
-// each event is handled once.
+// TestClientHandlersChange sets handlers from several goroutines while events arrive: each
+// event is handled once.
 func TestClientHandlersChange(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), nil)

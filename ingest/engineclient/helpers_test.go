@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// patience is how long a test waits for what must happen.
+// patience bounds each wait of a test.
 const patience = 2 * time.Minute
 
 const blockSize = 4
@@ -54,7 +54,7 @@ func remove(hash uint64) wire.Event {
 	return wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{hash}}
 }
 
-// publish has a publisher do something with a batch that removes a block.
+// publish passes a batch that removes a block to a publisher's method.
 func publish(t *testing.T, how publishing, hash uint64) {
 	t.Helper()
 	if _, err := how(remove(hash)); err != nil {

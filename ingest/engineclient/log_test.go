@@ -9,8 +9,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// TestClientLogLevel sets the level while the Client runs. The Logger's own level
-// is not asked for.
+// TestClientLogLevel sets the level while the Client runs. The Logger's own level is
+// ignored.
 func TestClientLogLevel(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	var log logged

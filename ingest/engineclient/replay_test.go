@@ -45,7 +45,7 @@ func TestClientReplayFrom(t *testing.T) {
 		forget []uint64
 		from   uint64
 		want   []string
-		// timeout is that of the replay, where the engine leaves out what would end it.
+		// timeout is the replay timeout, for engines that omit the end marker.
 		timeout time.Duration
 	}{
 		{name: "all", from: 0, want: removed(0, 9)},
@@ -113,8 +113,8 @@ func TestClientReplayFrom(t *testing.T) {
 	}
 }
 
-// TestClientReplayFromOfMany has the engine's socket drop what is read slowly, and
-// the ends of answers.
+// TestClientReplayFromOfMany lets the engine's socket drop replies that are read slowly,
+// including end markers.
 func TestClientReplayFromOfMany(t *testing.T) {
 	const batches = 5000
 	p := newPublisher(t, simulator.PublisherConfig{})

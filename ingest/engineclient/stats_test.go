@@ -72,8 +72,8 @@ func TestClientMetrics(t *testing.T) {
 	}
 }
 
-// TestClientCountsMessages checks that every message counts, also one that is no
-// batch, or has come before.
+// TestClientCountsMessages checks that every message counts, including invalid and repeated
+// ones.
 func TestClientCountsMessages(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	got := newLines()

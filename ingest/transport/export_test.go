@@ -2,11 +2,11 @@ package transport
 
 import "github.com/pebbe/zmq4"
 
-// OpenCopying is Open where libzmq's handle is out of reach.
+// OpenCopying is Open without access to libzmq's handle.
 func OpenCopying(s *zmq4.Socket) (*Socket, error) { return open(s, false) }
 
-// KeptFrames is how many frames of a message are kept.
+// KeptFrames is the number of frames of a message that are kept.
 const KeptFrames = keptFrames
 
-// HandleKnown tells whether Open reaches libzmq's handle.
+// HandleKnown reports whether Open can access libzmq's handle.
 var HandleKnown = handleKnown

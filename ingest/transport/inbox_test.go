@@ -94,8 +94,8 @@ func (x *testInbox) arrived() int {
 	return int(x.messages.Load() + x.dropped.Load())
 }
 
-// read takes everything that is there, and returns how many messages of each topic
-// there were, and which topics were lost after them.
+// read drains the inbox, and returns the number of messages by topic, and the topics dropped
+// after them.
 func (x *testInbox) read() (got map[string]int, lost map[string]int) {
 	x.t.Helper()
 	got = make(map[string]int)
@@ -119,7 +119,7 @@ func (x *testInbox) read() (got map[string]int, lost map[string]int) {
 	}
 }
 
-// testPatience is how long a test waits for what must come.
+// testPatience bounds each wait of a test.
 const testPatience = 2 * time.Minute
 
 func TestInboxDropsWhatDoesNotFit(t *testing.T) {
@@ -173,7 +173,7 @@ func TestInboxFillsBatches(t *testing.T) {
 	}
 }
 
-// Of many dropped topics some are remembered, and of the others the connections.
+// Of many dropped topics, some are recorded by name, the others by connection.
 func TestDroppedTopicsAreBounded(t *testing.T) {
 	x := newTestInbox(t, nil, func(b *Inbox) { b.messages.Store(maxInboxMessages) })
 	for i := range maxDroppedTopics + 1 {

@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is after which a test gives up waiting for what comes within milliseconds:
-// also on a machine that is a hundred times slower.
+// patience bounds each wait of a test. It exceeds the expected milliseconds by far, for slow
+// machines.
 const patience = 2 * time.Minute
 
 const wouldBlock = zmq4.Errno(syscall.EAGAIN)
@@ -62,7 +62,7 @@ func newSocket(t testing.TB, zctx *zmq4.Context, kind zmq4.Type) *zmq4.Socket {
 	return s
 }
 
-// opener is Open, or what Open does where libzmq's handle is out of reach.
+// opener is Open, with or without access to libzmq's handle.
 type opener struct {
 	name string
 	open func(*zmq4.Socket) (*transport.Socket, error)
@@ -124,15 +124,15 @@ func sendTo(t testing.TB, s *zmq4.Socket, frames ...[]byte) {
 	}
 }
 
-// transports are those that a descriptor's edges come by in different ways: from
-// libzmq's I/O thread, and from the sender itself.
+// transports differ in the origin of a descriptor's edges: libzmq's I/O thread, or the
+// sender itself.
 var transports = []struct{ name, endpoint string }{
 	{"tcp", "tcp://127.0.0.1:*"},
 	{"ipc", "ipc://*"},
 	{"inproc", "inproc://transport-test"},
 }
 
-// pair returns both ends of a connection, the first of them to be received from.
+// pair returns both ends of a connection; the first receives.
 func pair(t testing.TB, zctx *zmq4.Context, endpoint string) (receiver, sender *zmq4.Socket) {
 	t.Helper()
 	receiver, sender = newSocket(t, zctx, zmq4.PAIR), newSocket(t, zctx, zmq4.PAIR)
@@ -140,7 +140,7 @@ func pair(t testing.TB, zctx *zmq4.Context, endpoint string) (receiver, sender *
 	return receiver, sender
 }
 
-// closeNow closes before the test ends.
+// closeNow closes c before the test ends.
 func closeNow(t testing.TB, c interface{ Close() error }) {
 	t.Helper()
 	if err := c.Close(); err != nil {
@@ -148,7 +148,8 @@ func closeNow(t testing.TB, c interface{ Close() error }) {
 	}
 }
 
-// openFiles is how many this process has; the test is skipped where nothing tells.
+// openFiles returns the number of open files of the process. It skips the test where the
+// number is not available.
 func openFiles(t *testing.T) int {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")

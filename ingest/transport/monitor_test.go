@@ -32,7 +32,7 @@ func newMonitor(t *testing.T, zs *zmq4.Socket) *transport.Monitor {
 	return m
 }
 
-// nextEvent waits for one.
+// nextEvent waits for an event.
 func nextEvent(t *testing.T, m *transport.Monitor) transport.Event {
 	t.Helper()
 	for {
@@ -81,8 +81,8 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 		t.Errorf("got %v before the handshake", kinds)
 	}
 
-	// A message tells which connection it came by. The subscription is sent by who
-	// waits for one.
+	// A message identifies its connection. The goroutine that waits for it sends the
+	// subscription.
 	waited := make(chan error)
 	go func() { waited <- s.Wait() }()
 	if _, err := pub.RecvBytes(0); err != nil {
@@ -150,7 +150,7 @@ func TestMonitorOfAFailedHandshake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A greeting of ZMTP 3 with a mechanism that there is not.
+	// A greeting of ZMTP 3 with an unknown mechanism.
 	greeting := make([]byte, 64)
 	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
 	copy(greeting[12:], "NOTHING")

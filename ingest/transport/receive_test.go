@@ -24,11 +24,11 @@ func TestHandleIsKnown(t *testing.T) {
 
 // received is a message, copied.
 type received struct {
-	Frames [][]byte // those that are kept
+	Frames [][]byte // the kept frames
 	Count  int
 }
 
-// take receives n messages, however many come at a time.
+// take receives n messages, in any number of batches.
 func take(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
 	var all []received
 	for len(all) < n {
@@ -96,7 +96,7 @@ func TestMessagesAreReceivedAsSent(t *testing.T) {
 	}
 }
 
-// equal does not tell a nil frame from an empty one, as nobody does.
+// equal compares messages. A nil frame equals an empty one.
 func equal(a, b []received) bool {
 	return cmp.Equal(a, b, cmp.Comparer(bytes.Equal))
 }
@@ -194,7 +194,7 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 	runtime.KeepAlive(m)
 }
 
-// TestBatchesAreCollected lets many that hold messages go.
+// TestBatchesAreCollected drops the references to many batches that contain messages.
 func TestBatchesAreCollected(t *testing.T) {
 	receiver, sender := pair(t, newContext(t), "inproc://collected")
 	s := openers[0].mustOpen(t, receiver)
@@ -254,7 +254,7 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 			}
 			s := o.mustOpen(t, zs)
 			ended := make(chan error)
-			go func() { ended <- zctx.Term() }() // it waits for the socket's end
+			go func() { ended <- zctx.Term() }() // it waits for the socket to close
 			if err := s.Wait(); !errors.Is(err, zmq4.ETERM) {
 				t.Errorf("Wait: got %v, want %v", err, zmq4.ETERM)
 			}
@@ -276,7 +276,7 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 	}
 }
 
-// A batch takes more messages beside those it has, until it is full.
+// ReceiveMore appends messages to a batch until it is full.
 func TestReceiveMoreAddsToABatch(t *testing.T) {
 	for _, open := range openers {
 		t.Run(open.name, func(t *testing.T) {

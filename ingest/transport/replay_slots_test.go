@@ -49,7 +49,7 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 	})
 }
 
-// Waiting for a slot is bounded by the patience of the request, and by its context.
+// Waiting for a slot is bounded by the request's timeout and by its context.
 func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))

@@ -54,7 +54,7 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- s.Wait() }()
 		deadlines := make(chan error)
-		go func() { deadlines <- s.SetDeadline(time.Time{}) }() // takes nothing back
+		go func() { deadlines <- s.SetDeadline(time.Time{}) }() // retracts nothing
 		s.Interrupt()
 		if err := <-ended; !errors.Is(err, transport.ErrInterrupted) {
 			t.Fatalf("got %v, want %v", err, transport.ErrInterrupted)
@@ -138,7 +138,7 @@ func TestSendThatWouldBlock(t *testing.T) {
 		}
 		sent++
 	}
-	// Whatever was not refused arrives whole.
+	// Every message that was accepted arrives complete.
 	for i := range sent {
 		m, err := router.RecvMessageBytes(zmq4.DONTWAIT)
 		if err != nil || len(m) != 4 || m[1][0] != byte(i) {

@@ -13,11 +13,10 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// TestNoWakeupIsLost lets sockets of all transports wait for bursts of a few
-// messages. A sender often, but not always, stops until its last burst has
-// arrived: a wakeup that is lost would then be the last, and Wait end by its
-// deadline. That is set anew now and then, so that no machine is too slow for all of
-// the messages; one that is slow sends fewer.
+// TestNoWakeupIsLost lets sockets of all transports wait for bursts of a few messages. A
+// sender often pauses until its last burst has arrived: if a wakeup was lost, no other
+// follows, and Wait ends by its deadline. The deadline is extended regularly, so that slow
+// machines do not exceed it; they send fewer messages.
 func TestNoWakeupIsLost(t *testing.T) {
 	const fewest, most, enough = 20_000, 400_000, 20 * time.Second
 	began := time.Now()
@@ -49,8 +48,8 @@ func TestNoWakeupIsLost(t *testing.T) {
 	all.Wait()
 }
 
-// ackFrame is the second frame of a message whose arrival its sender waits for,
-// lastFrame that of the last message, whose arrival it waits for as well.
+// ackFrame is the second frame of a message whose arrival the sender waits for, lastFrame
+// that of the last message, for which it also waits.
 var (
 	ackFrame  = []byte{1}
 	lastFrame = []byte{1, 1}
@@ -70,7 +69,7 @@ func count(s *transport.Socket, arrived chan<- uint64) error {
 		if err := s.Wait(); err != nil {
 			return fmt.Errorf("wait for message %d: %w", next, err)
 		}
-		// Seldom more than once: what is left makes no new edge.
+		// Seldom more than once: remaining messages cause no new edge.
 		got, err := s.Receive(b)
 		if err != nil {
 			return err
@@ -95,7 +94,7 @@ func count(s *transport.Socket, arrived chan<- uint64) error {
 	}
 }
 
-// sendBursts sends messages in bursts of one to four, as long as there are to be more.
+// sendBursts sends messages in bursts of one to four while more returns true.
 func sendBursts(s *zmq4.Socket, more func(sent int) bool, arrived <-chan uint64, quit <-chan struct{}) error {
 	random := rand.New(rand.NewPCG(1, 2))
 	for seq, last := 0, false; !last; {

@@ -1,5 +1,5 @@
-// Package cli has what kvcast's commands share: the process they run in, the errors that decide its exit status, and the
-// flags with which they reach a server.
+// Package cli contains what kvcast's commands share: the process they run in, the errors that decide its exit
+// status, and the flags with which they reach a server.
 package cli
 
 import (
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// Process is what a command has of the process it runs in.
+// Process gives a command access to the process it runs in.
 type Process struct {
 	Environ []string // NAME=VALUE, as os.Environ returns them
 	In      io.Reader

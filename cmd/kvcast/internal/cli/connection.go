@@ -24,7 +24,8 @@ type Connection struct {
 	TokenFile string `placeholder:"FILE" predictor:"file" help:"File of the token to send ($KVCAST_TOKEN is the token itself)."`
 }
 
-// tokenVariable has the token that calls carry. There is no flag for it, since other users of the machine see flags.
+// tokenVariable is the variable with the token of calls. There is no flag for it, since other users of the
+// machine can see flags.
 const tokenVariable = "KVCAST_TOKEN"
 
 // ConnectionFlags returns the flags as they were given, each with a space before it.

@@ -67,8 +67,8 @@ func TestEmptyFileIsTheDefault(t *testing.T) {
 	}
 }
 
-// TestEveryMistakeIsReportedWithItsLine compares with a file of how each line is to
-// begin. What ingest allows, which is in its own words, is left out there.
+// TestEveryMistakeIsReportedWithItsLine compares the messages with a file of their
+// beginnings, without the allowed values that ingest names.
 func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
 	file := "testdata/mistakes.yaml"
 	want, err := os.ReadFile("testdata/mistakes.txt")
@@ -92,7 +92,7 @@ func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
 	}
 }
 
-// TestIngestMistakesAreReportedWithTheirLine has what only ingest can judge.
+// TestIngestMistakesAreReportedWithTheirLine covers mistakes that only ingest detects.
 func TestIngestMistakesAreReportedWithTheirLine(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -259,7 +259,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 	}
 }
 
-// TestEngineAliases reads each from a file and from a flag.
+// TestEngineAliases reads each alias from a file and from a flag.
 func TestEngineAliases(t *testing.T) {
 	for name, want := range map[string]feed.Engine{
 		"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
@@ -291,8 +291,8 @@ func TestEngineAliases(t *testing.T) {
 	}
 }
 
-// TestVariablesOfKubernetesServicesAreIgnored has those that Kubernetes sets for a service
-// named kvcast.
+// TestVariablesOfKubernetesServicesAreIgnored sets the variables that Kubernetes sets for a
+// service named kvcast.
 func TestVariablesOfKubernetesServicesAreIgnored(t *testing.T) {
 	_, _, err := Read(Sources{Environ: []string{
 		"KVCAST_PORT=tcp://10.0.0.1:50051", "KVCAST_SERVICE_HOST=10.0.0.1", "KVCAST_SERVICE_PORT=50051",
@@ -343,8 +343,8 @@ func TestFlagsOverrideVariablesOverrideFile(t *testing.T) {
 	}
 }
 
-// TestDefaultListener checks when there is one: where nothing else is to be read,
-// and no file says so on purpose.
+// TestDefaultListener checks that there is one only if no other source is configured and
+// there is no file.
 func TestDefaultListener(t *testing.T) {
 	bound := listenerAt("tcp://*:5557")
 	empty := filepath.Join(t.TempDir(), "kvcast.yaml")
@@ -376,7 +376,7 @@ func TestDefaultListener(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsAFlag has kong build the flags, and reads the default of each.
+// TestEverySettingIsAFlag builds the flags with kong, and reads the default of each.
 func TestEverySettingIsAFlag(t *testing.T) {
 	var cmd struct {
 		Settings kong.Plugins `embed:""`
@@ -412,7 +412,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 	}
 }
 
-// TestZeroDisables has the zeros that ingest takes for its defaults.
+// TestZeroDisables covers the zeros that ingest would replace by its defaults.
 func TestZeroDisables(t *testing.T) {
 	c, _, err := readText("ingest: {silence: 0s, grace: 0s}\nlisteners: [{bind: \"tcp://*:1\", replay_port: 0}]")
 	if err != nil {
@@ -430,7 +430,7 @@ func TestSettingNames(t *testing.T) {
 	}
 }
 
-// TestWriteRoundTrips is what lets one save what is in force.
+// TestWriteRoundTrips checks that written configurations can be saved and read back.
 func TestWriteRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawConfig(t)
@@ -450,7 +450,7 @@ func TestWriteRoundTrips(t *testing.T) {
 	})
 }
 
-// drawConfig draws a configuration that is allowed.
+// drawConfig draws a valid configuration.
 func drawConfig(t *rapid.T) *Config {
 	c := newConfig()
 	ports := rapid.IntRange(1, 60_000)
@@ -536,8 +536,8 @@ func drawConfig(t *rapid.T) *Config {
 	return c
 }
 
-// TestCorruptFilesAreReadOrRejected breaks good and bad files at any place: what is
-// still read is allowed, and reads as the same when it is written.
+// TestCorruptFilesAreReadOrRejected corrupts valid and invalid files anywhere: a file that
+// is still accepted is valid, and round-trips.
 func TestCorruptFilesAreReadOrRejected(t *testing.T) {
 	var files []string
 	for _, name := range []string{"whole.yaml", "mistakes.yaml"} {

@@ -46,7 +46,7 @@ func (r *reader) document(name string, data []byte, read func(*fileReader, *yaml
 	case err == nil:
 		f.wrong(f.at(&second), "", "a second document is not allowed: want one")
 	case !errors.Is(err, io.EOF):
-		f.wrong(origin{place: f.name}, "", err.Error()) // it says "yaml", mostly the line, and why
+		f.wrong(origin{place: f.name}, "", err.Error()) // it contains "yaml", usually the line, and the cause
 	}
 }
 
@@ -196,7 +196,7 @@ func shown(n *yaml.Node) string {
 	}
 }
 
-// closest returns the name that a misspelt one most likely means, or nothing.
+// closest returns the name that a misspelt one most likely means; empty if there is none.
 func closest(name string, names []string) string {
 	best, least := "", 3
 	for _, n := range names {

@@ -57,11 +57,11 @@ func (r *reader) flags(from Sources) {
 	}
 }
 
-// TokenVariable has the token that a client's calls carry. serve does not read it.
+// TokenVariable is the variable with the token of a client's calls. serve does not read it.
 const TokenVariable = "KVCAST_TOKEN"
 
-// variables reads the variables of the environment. Unknown ones are ignored, since others set some that begin like
-// kvcast's own: Kubernetes does for a service named kvcast. One that is nearly right is a mistake.
+// variables reads the variables of the environment. Unknown ones are ignored, since some with kvcast's prefix
+// are set by others, such as Kubernetes for a service named kvcast. A misspelt one is a mistake.
 func (r *reader) variables(environ []string) {
 	values := make(map[string]string)
 	for _, variable := range environ {

@@ -8,7 +8,7 @@ import (
 
 // node is a part of the configuration in the form of its file: a *value, a mapping, a list or labels.
 type node interface {
-	// read stores what a part of the file says.
+	// read stores the values of a part of the file.
 	read(r *fileReader, n *yaml.Node, path string)
 	// write returns what is stored as a part of a file.
 	write(from Origins, path string) *yaml.Node
@@ -47,7 +47,7 @@ type labels struct{ to *map[string]string }
 func setDefaults(n node) {
 	switch n := n.(type) {
 	case *value:
-		n.set(n.initial) // one without a default stays zero
+		n.set(n.initial) // a value without a default stays zero
 	case mapping:
 		for _, f := range n {
 			setDefaults(f.node)
@@ -84,5 +84,5 @@ func settingsIn(m mapping, path string) (all []setting) {
 	return all
 }
 
-// join returns the path of a key in what has a path itself.
+// join returns the path of a key within a path.
 func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }

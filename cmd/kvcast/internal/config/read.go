@@ -145,7 +145,7 @@ func (r *reader) messages() []string {
 	return all
 }
 
-// notAllowed says what is wrong with a value.
+// notAllowed describes a value that is not allowed.
 func notAllowed(v any, want string) string {
 	if s, ok := v.(string); ok {
 		v = strconv.Quote(s)
@@ -153,7 +153,7 @@ func notAllowed(v any, want string) string {
 	return fmt.Sprintf("%v is not allowed: want %s", v, want)
 }
 
-// validateTLS wants both files or neither.
+// validateTLS requires both files or neither.
 func (r *reader) validateTLS() {
 	given, file, missing := "tls.cert", r.config.CertFile, "tls.key"
 	switch {
@@ -167,7 +167,7 @@ func (r *reader) validateTLS() {
 	}
 }
 
-// validateDiscovery wants either a DNS name with a port or a file in each item.
+// validateDiscovery requires either a DNS name with a port or a file in each item.
 func (r *reader) validateDiscovery() {
 	for i := range r.config.Discovery {
 		item := fmt.Sprintf("discovery[%d]", i)
@@ -189,7 +189,7 @@ func (r *reader) validateDiscovery() {
 	}
 }
 
-// validateIngest has ingest validate workers, listeners and limits.
+// validateIngest validates workers, listeners and limits with ingest's rules.
 func (r *reader) validateIngest() {
 	err := r.config.Ingest.Validate()
 	joined, ok := err.(interface{ Unwrap() []error })

@@ -20,8 +20,8 @@ import (
 type value struct {
 	want    string            // what is allowed
 	initial string            // the default; empty if there is none
-	set     func(string) bool // stores what the text says; stores nothing and reports false if that is not allowed
-	text    func() string     // what is stored; empty if nothing is
+	set     func(string) bool // stores the text's value; stores nothing and reports false if it is not allowed
+	text    func() string     // the stored value as text; empty if there is none
 }
 
 func newValue[T any](to *T, initial T, want string, parse func(string) (T, bool), format func(T) string) *value {

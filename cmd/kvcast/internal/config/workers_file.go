@@ -23,9 +23,9 @@ func (c *Config) CheckWorkerFiles() error {
 	return errors.Join(errs...)
 }
 
-// ReadWorkers reads a file that lists workers, at most so many: a list in the form that the configuration has it, or a
-// mapping with that list under workers. An empty file is a mistake, since somebody may be writing it; a file for no
-// workers has an empty list.
+// ReadWorkers reads a file that lists workers, up to a limit: a list as in the configuration, or a mapping
+// with that list under workers. An empty file is a mistake, since it may be incompletely written; a file for
+// no workers has an empty list.
 func ReadWorkers(file string, most int) ([]ingestconfig.Worker, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

@@ -62,5 +62,5 @@ func EnumName(value fmt.Stringer, prefix string) string {
 	return strings.ToLower(strings.TrimPrefix(value.String(), prefix))
 }
 
-// TierName returns the name of a tier as --tier takes it.
+// TierName returns the name of a tier as --tier accepts it.
 func TierName(t kvcastv1.Tier) string { return EnumName(t, "TIER_") }

@@ -77,7 +77,7 @@ func (p *Printer) Entry(e *kvcastv1.Entry) error {
 	return nil
 }
 
-// control prints what is no event.
+// control prints a message without events.
 func (p *Printer) control(m *kvcastv1.SubscribeResponse) error {
 	l := line{Control: "progress"}
 	if at := m.GetPosition(); at != nil {

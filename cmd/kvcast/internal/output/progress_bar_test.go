@@ -16,7 +16,7 @@ func TestProgressBarRedrawsItsLine(t *testing.T) {
 		b.Update(50, "50 blocks")
 		b.Update(60, "too soon")
 		<-time.After(progressInterval)
-		b.Update(300, "300 blocks") // more than was thought
+		b.Update(300, "300 blocks") // more than the total
 		b.Remove()
 		drawn := strings.Split(out.String(), "\r")
 		if len(drawn) != 4 || !strings.Contains(drawn[1], " 25%  50 blocks\x1b[K") || !strings.Contains(drawn[2], "100%  300 blocks\x1b[K") || drawn[3] != "\x1b[K" {

@@ -38,7 +38,8 @@ func (s Styler) Style(style lipgloss.Style, text string) string {
 	return style.Render(text)
 }
 
-// Printable replaces the characters of a name that could control a terminal or begin another line. Others choose names.
+// Printable replaces the characters of a name that could control a terminal or begin another line. Names are
+// untrusted.
 func Printable(name string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

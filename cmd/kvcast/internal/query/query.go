@@ -1,4 +1,5 @@
-// Package query has the commands that read from a server: subscribe, replay, snapshot, workers and status.
+// Package query contains the commands that read from a server: subscribe, replay, snapshot, workers and
+// status.
 package query
 
 import (

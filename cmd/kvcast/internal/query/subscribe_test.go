@@ -12,7 +12,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// TestSubscribeReportsWhyASnapshotComes has streams that do not go on where they should.
+// TestSubscribeReportsWhyASnapshotComes covers streams that cannot resume at the requested
+// position.
 func TestSubscribeReportsWhyASnapshotComes(t *testing.T) {
 	accepted := func(mode kvcastv1.Accepted_Mode) client.Update {
 		return client.Update{Message: &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{Epoch: "now", OldestSeq: 100, NewestSeq: 200, Mode: mode}}}
@@ -25,7 +26,7 @@ func TestSubscribeReportsWhyASnapshotComes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		after   *client.Position
 		updates []client.Update
-		want    string // "" is nothing
+		want    string // "" prints nothing
 	}{
 		"a snapshot that was asked for": {nil, []client.Update{snapshot, begin}, ""},
 		"another epoch": {&client.Position{Epoch: "then", Seq: 150}, []client.Update{snapshot, begin},

@@ -115,8 +115,8 @@ func (s *Service) Addr() string { return s.grpcPort.Addr().String() }
 // Serving returns a channel that is closed once routers are served.
 func (s *Service) Serving() <-chan struct{} { return s.serving }
 
-// Run runs the parts until ctx is done or one of them fails. It then stops them in the order in which events flow, so
-// that each passes on everything it has.
+// Run runs the parts until ctx is done or one of them fails. It then stops them in the order in which events
+// flow, so that each forwards all its events.
 func (s *Service) Run(ctx context.Context) error {
 	beyond := context.WithoutCancel(ctx)
 	starting, stopStarting := context.WithCancel(ctx)

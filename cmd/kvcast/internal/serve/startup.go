@@ -10,16 +10,16 @@ import (
 const (
 	// startPollInterval is how often a starting server checks whether the engines have been read.
 	startPollInterval = 10 * time.Millisecond
-	// catchUpTimeout bounds the wait for engines that are being read: one whose replay never ends must not keep routers
-	// from all others.
+	// catchUpTimeout bounds the wait for engines that are being read, so that a replay that never ends does
+	// not delay serving all others.
 	catchUpTimeout = time.Minute
 )
 
-// startup is what a server waits for before it serves routers: that all reachable engines have been read.
+// startup is the wait before a server serves routers, until all reachable engines have been read.
 type startup struct {
 	sources    func() []ingest.SourceStatus
-	discovered <-chan struct{} // closed once discovery has looked everywhere
-	wait       time.Duration   // for discovery and unreachable engines; 0: nothing is waited for
+	discovered <-chan struct{} // closed once every watch has completed once
+	wait       time.Duration   // for discovery and unreachable engines; 0: no wait
 }
 
 // unread counts the sources whose blocks are not known yet.
@@ -38,8 +38,9 @@ func (s startup) unread() (u unread) {
 	return u
 }
 
-// run waits until discovery has looked and every source has been read, for the wait time, or up to catchUpTimeout for
-// sources that are being read. It returns those that have not been read, and false if ctx was done before.
+// run waits until discovery has completed once and every source has been read, for the wait time, or up to
+// catchUpTimeout for sources that are being read. It returns those that have not been read, and false if ctx
+// was done before.
 func (s startup) run(ctx context.Context) (unread, bool) {
 	if s.wait == 0 {
 		return s.unread(), ctx.Err() == nil

@@ -30,7 +30,8 @@ func watches(c *config.Config, log *slog.Logger) []discovery.Watch {
 	return all
 }
 
-// discover runs the watches until ctx is done. It closes discovered once each has looked.
+// discover runs the watches until ctx is done. It closes discovered once each has completed
+// once.
 func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, discovered chan<- struct{}) error {
 	var running, looking sync.WaitGroup
 	errs := make([]error, len(watches))

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestEnginesAreNamedAfterTheirReplayHost has engines that connect, of which
-// kvcast knows no more than their topic.
+// TestEnginesAreNamedAfterTheirReplayHost covers engines that connect, which kvcast knows
+// only by their topic.
 func TestEnginesAreNamedAfterTheirReplayHost(t *testing.T) {
 	const connect = "tcp://localhost:5557"
 	for _, tt := range []struct {

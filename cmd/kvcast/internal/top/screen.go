@@ -15,7 +15,7 @@ import (
 // screen is a tea.Model.
 type screen struct {
 	output.Styler
-	ctx      context.Context //nolint:containedctx // a tea.Cmd has no other way to it
+	ctx      context.Context //nolint:containedctx // a tea.Cmd cannot get it otherwise
 	addr     string
 	interval time.Duration
 	poll     func(context.Context) (*sample, error)

@@ -14,7 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// order is what workers are sorted by.
+// order is the sort key of workers.
 type order int
 
 const (

@@ -17,8 +17,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// sampled is a server some seconds after the start of 2026, of whose workers each
-// has published rate batches a second, and whose subscriber follows close.
+// sampled returns a server's state some seconds after the start of 2026. Each worker has
+// published rate batches a second, and the subscriber is not behind.
 func sampled(second int, epoch string, rates ...uint64) *sample {
 	at := time.Date(2026, 1, 1, 0, 0, second, 0, time.Local)
 	s := &sample{at: at, status: &kvcastv1.GetStatusResponse{Epoch: epoch, OldestSeq: 1, NewestSeq: 1000 * uint64(second), Blocks: 1234567, Version: "v1", JournalBytes: 3 << 19}}
@@ -148,8 +148,8 @@ func TestOnceFailsWithoutAServer(t *testing.T) {
 	}
 }
 
-// TestNamesCannotControlTheTerminal has a subscriber, which anybody may be, that
-// would write to the operator's terminal.
+// TestNamesCannotControlTheTerminal covers subscriber names, which clients choose, with
+// terminal control characters.
 func TestNamesCannotControlTheTerminal(t *testing.T) {
 	s := sampled(1, "e", 10)
 	s.subscribers[0].Filter = &kvcastv1.Filter{Workers: []string{"x\x1b]0;owned\x07\x1b[2J\nw0  m  live"}}
