@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// vocabulary is about that of Qwen 3 and its like.
+// vocabulary is the approximate size of Qwen 3's vocabulary.
 const vocabulary = 151_936
 
 // drawToken draws a token whose code cannot be predicted: one in eight is
@@ -55,10 +55,10 @@ func drawStore(r *rand.Rand, blocks int) *wire.Batch {
 
 var formNames = map[wire.Form]string{wire.FormArray: "array", wire.FormMap: "map"}
 
-// benchPayloads calls bench for B1 and B2, one store of 16 blocks and of one, in
-// both forms. Each has payloads of 32,768 tokens in all, of which no two are the
-// same: as few as a thousand tokens, a branch predictor learns by heart, and a loop
-// that branches on their codes would look twice as fast as it is.
+// benchPayloads calls bench for B1 and B2, one store of 16 blocks and of one, in both forms.
+// Each has payloads of 32,768 tokens in all, of which no two are the same: a branch
+// predictor would learn as few as a thousand tokens, and a loop that branches on their codes
+// would appear twice as fast.
 func benchPayloads(b *testing.B, bench func(b *testing.B, payloads [][]byte)) {
 	for _, size := range []struct {
 		name   string
@@ -114,8 +114,8 @@ func BenchmarkDecodeAdmit(b *testing.B) {
 	})
 }
 
-// BenchmarkGenericDecode is what a general MessagePack package takes to decode the
-// same payloads into interfaces.
+// BenchmarkGenericDecode measures a general MessagePack package that decodes the same
+// payloads into interfaces.
 func BenchmarkGenericDecode(b *testing.B) {
 	benchPayloads(b, func(b *testing.B, payloads [][]byte) {
 		for n := 0; b.Loop(); n++ {

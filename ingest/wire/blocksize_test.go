@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// sized is a store of blocks of a size by a main attention group.
+// sized returns a store of blocks of this size by a main attention group.
 func sized(size int, fields obj, hashes ...any) obj {
 	tokens := make([]any, size*len(hashes))
 	for k := range tokens {
@@ -28,16 +28,16 @@ func without(ev obj, keys ...string) obj {
 	return ev
 }
 
-// TestBlockSize has stores of several sizes: which are admitted, and which of those
-// replace the size that was learned before.
+// TestBlockSize checks which stores of several sizes are admitted, and which of those
+// replace the learned size.
 func TestBlockSize(t *testing.T) {
 	group := []string{"group_idx", "kv_cache_spec_kind"}
 	for _, c := range []struct {
 		name   string
 		size   wire.BlockSize
 		events []any
-		// admitted are the first blocks of the stores that are left, replaced those that
-		// replace the size.
+		// admitted are the first blocks of the admitted stores, replaced those of the stores
+		// that replace the size.
 		admitted, replaced []uint64
 		want               wire.BlockSize
 	}{

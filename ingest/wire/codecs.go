@@ -165,7 +165,7 @@ func (t text) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
 		d.rareOf(ev)
 	}
 	s := t.get(ev)
-	// Mostly the string is that of the previous event.
+	// Usually the string is that of the previous event.
 	if last := d.last[k]; last == string(b) {
 		*s = last
 		return end, 0

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// decimal is a uint64 that JSON holds as a string.
+// decimal is a uint64 encoded in JSON as a string.
 type decimal uint64
 
 func (d *decimal) UnmarshalJSON(b []byte) error {
@@ -122,8 +122,8 @@ func TestMMHash(t *testing.T) {
 	}
 }
 
-// TestMultimodalStores checks that each way to name a multimodal input comes to
-// the same tokens hashes, block by block.
+// TestMultimodalStores checks that all forms of a multimodal input yield the same tokens
+// hashes, block by block.
 func TestMultimodalStores(t *testing.T) {
 	const id = "00000000000000ffaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	tokens := []any{1, 2, 3, 4}
@@ -168,7 +168,8 @@ func TestMultimodalStores(t *testing.T) {
 	}
 }
 
-// TestBlockDigest has what the author's code gives, https://prng.di.unimi.it/splitmix64.c.
+// TestBlockDigest compares with the output of the author's code,
+// https://prng.di.unimi.it/splitmix64.c.
 func TestBlockDigest(t *testing.T) {
 	for hash, want := range map[uint64]uint64{0: 0xe220a8397b1dcdaf, 1234567: 6457827717110365317} {
 		if got := wire.BlockDigest(hash); got != want {

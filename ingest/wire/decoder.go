@@ -6,11 +6,11 @@ import (
 
 // Decoder decodes batches. The zero value is ready. It is not safe for concurrent use.
 //
-// It reuses its memory, which grows to what the batches need and never on the word of
-// a length prefix: a list that does not fit is allocated once its elements are known to
-// be present. Once grown, decoding allocates nothing but strings not seen lately. A
-// batch larger than any engine's takes more, at worst 16 bytes per byte of the payload,
-// which the next Decode frees: 18 MiB at most are kept.
+// It reuses its memory, which grows to what the batches need and never on the word of a
+// length prefix: a list that does not fit is allocated once its elements are known to be
+// present. Once grown, decoding allocates nothing but strings not seen lately. A batch
+// larger than any engine's needs more, at worst 16 bytes per byte of the payload, which the
+// next Decode frees: at most 18 MiB are kept.
 type Decoder struct {
 	p     []byte
 	batch Batch
@@ -30,7 +30,7 @@ type Decoder struct {
 	// after is the key that followed each key most recently, in maps: an engine always
 	// writes them in the same order.
 	after [numKeys]key
-	// nesting is that of the present event's tokens.
+	// nesting is the nesting of the current event's tokens.
 	nesting nesting
 }
 

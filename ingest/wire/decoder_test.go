@@ -132,10 +132,10 @@ func parse(t *testing.T, s string) any {
 	return v
 }
 
-// nested is n arrays inside one another.
+// nested returns n nested arrays.
 func nested(n int) raw { return append(bytes.Repeat([]byte{0x91}, n-1), 0x90) }
 
-// TestDecodeBatch decodes batches that are odd as a whole.
+// TestDecodeBatch decodes unusual and invalid batches.
 func TestDecodeBatch(t *testing.T) {
 	const clear = `"events":[{"kind":"cleared"}]}`
 	for _, c := range []struct {
@@ -207,8 +207,8 @@ func TestDecodeBatch(t *testing.T) {
 	}
 }
 
-// TestEveryPrefixIsTruncated cuts each good vector at every byte: no prefix may
-// pass for a batch, and none be held for anything but cut off.
+// TestEveryPrefixIsTruncated cuts each valid vector at every byte: every prefix must be
+// rejected as truncated.
 func TestEveryPrefixIsTruncated(t *testing.T) {
 	var d wire.Decoder
 	for _, v := range readVectors(t) {
@@ -216,7 +216,7 @@ func TestEveryPrefixIsTruncated(t *testing.T) {
 			continue
 		}
 		for n := range v.payload {
-			// A prefix has fewer bytes than some of its lengths say.
+			// A length in a prefix may exceed its remaining bytes.
 			if _, err := d.Decode(v.payload[:n]); !errors.Is(err, wire.ErrTruncated) && !errors.Is(err, wire.ErrOversize) {
 				t.Errorf("%s: %d bytes of %d: error %v, want truncated", v.Name, n, len(v.payload), err)
 			}
@@ -224,7 +224,7 @@ func TestEveryPrefixIsTruncated(t *testing.T) {
 	}
 }
 
-// TestStringsOutliveTheBatch checks that strings, unlike all else, may be kept.
+// TestStringsOutliveTheBatch checks that only strings remain valid after the next Decode.
 func TestStringsOutliveTheBatch(t *testing.T) {
 	var d wire.Decoder
 	payload := pack(t, batchOf(obj{"type": "BlockRemoved", "block_hashes": []any{1}, "medium": "CPU", "session_id": "one"}))

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// encode is AppendBatch of what can be encoded.
+// encode calls AppendBatch for a batch that can be encoded.
 func encode(tb interface {
 	Helper()
 	Fatal(args ...any)
@@ -28,7 +28,7 @@ func encode(tb interface {
 	return payload
 }
 
-// TestEncodeRejects checks what is refused, and that the error says why.
+// TestEncodeRejects checks which batches are refused, and the reason in the error.
 func TestEncodeRejects(t *testing.T) {
 	ofMap := wire.Encoder{EventForm: wire.FormMap}
 	aibrix := wire.Encoder{Producer: wire.ProducerAIBrix}
@@ -113,7 +113,7 @@ func TestEncodeRejects(t *testing.T) {
 	}
 }
 
-// TestEncodeErrorText checks what the error says.
+// TestEncodeErrorText checks the text of errors.
 func TestEncodeErrorText(t *testing.T) {
 	var e wire.Encoder
 	_, err := e.AppendBatch(nil, &wire.Batch{Events: []wire.Event{{Kind: wire.KindCleared}, {}}})
@@ -127,8 +127,7 @@ func TestEncodeErrorText(t *testing.T) {
 	}
 }
 
-// changes are what may be done to a batch that can be encoded so that it no longer
-// can be, or not in every form.
+// changes are edits after which a batch cannot be encoded, or not in every form.
 var changes = []func(t *rapid.T, e *wire.Encoder, b *wire.Batch, ev *wire.Event){
 	func(t *rapid.T, e *wire.Encoder, _ *wire.Batch, _ *wire.Event) {
 		e.BatchForm = wire.Form(rapid.Uint8().Draw(t, "x"))
@@ -213,9 +212,9 @@ func drawText(t *rapid.T) string {
 	return rapid.SampledFrom([]string{"", "x", "GPU", "\xff", "ok\xc3"}).Draw(t, "text")
 }
 
-// TestEncodeRoundTripsOrNamesTheField draws batches, and changes them so that
-// some cannot be encoded: those are refused with the name of a field that there is,
-// all others decode to what they were but for what Fields cuts off.
+// TestEncodeRoundTripsOrNamesTheField draws batches, and changes them so that some cannot be
+// encoded: those are refused with the name of an existing field, all others round-trip
+// except for what Fields omits.
 func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 	var d wire.Decoder
 	refused, same := 0, 0
@@ -293,8 +292,8 @@ func checkRefusal(t *rapid.T, b *wire.Batch, err error) {
 	}
 }
 
-// cutOff returns the k-th event without what an older version's arrays do not have,
-// nor what says nothing.
+// cutOff returns the k-th event without the fields that an older version's arrays lack, and
+// without empty ones.
 func cutOff(e wire.Encoder, k int, ev wire.Event) wire.Event {
 	ev.Parent = zeroUnless(ev.HasParent, ev.Parent)
 	ev.LoRAID = zeroUnless(ev.HasLoRAID, ev.LoRAID)
@@ -355,8 +354,8 @@ func zeroUnless[T any](has bool, v T) T {
 	return *new(T)
 }
 
-// TestMapEventOfAllKeys encodes events with every field that there is, in maps of
-// more keys than a header of one byte counts.
+// TestMapEventOfAllKeys encodes events with every field, in maps with more keys than a
+// one-byte header can count.
 func TestMapEventOfAllKeys(t *testing.T) {
 	list := []byte("\x91\xc0")
 	rare := wire.Rare{Locality: "LOCAL", Ownership: "kvcr", SessionID: "session", ModelName: "model", Time: 1, HasTime: true,

@@ -27,8 +27,8 @@ var encoders = rapid.Custom(func(t *rapid.T) wire.Encoder {
 	}
 })
 
-// carries is what an encoder can say of an event of a kind: all its fields in a
-// map, and in an array those up to a position.
+// carries are the fields that an encoder can write for a kind of event: all in a map, and
+// those up to a position in an array.
 type carries struct {
 	e      wire.Encoder
 	asMap  bool
@@ -39,7 +39,7 @@ func (c carries) since(length int) bool {
 	return c.asMap || c.e.Fields == 0 || c.e.Fields >= length
 }
 
-// drawEvent draws an event that the encoder can carry.
+// drawEvent draws an event that the encoder can encode.
 func drawEvent(t *rapid.T, index int, e wire.Encoder) wire.Event {
 	text := rapid.StringN(0, 40, -1)
 	hash := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 300), rapid.Uint64Range(1<<63, 1<<63+300))
@@ -194,7 +194,7 @@ func TestDecodeIsTheInverseOfEncode(t *testing.T) {
 	})
 }
 
-// TestEncodeAppends checks that AppendBatch leaves what stands before alone.
+// TestEncodeAppends checks that AppendBatch keeps the existing bytes of dst.
 func TestEncodeAppends(t *testing.T) {
 	var e wire.Encoder
 	got, err := e.AppendBatch([]byte("before"), store(1))
@@ -206,7 +206,7 @@ func TestEncodeAppends(t *testing.T) {
 	}
 }
 
-// TestEncodeAsEngines compares with the shapes that engines give their events.
+// TestEncodeAsEngines compares with the events of engines.
 func TestEncodeAsEngines(t *testing.T) {
 	b := &wire.Batch{Time: 1.5, HasTime: true, Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Medium: "GPU"},
@@ -266,7 +266,7 @@ func TestEncodeAsEngines(t *testing.T) {
 	}
 }
 
-// bothInts and sameInt make nothing of msgp's choice of int64 or uint64.
+// bothInts and sameInt ignore msgp's choice of int64 or uint64.
 func bothInts(a, b any) bool {
 	_, okA := toInt(a)
 	_, okB := toInt(b)

@@ -45,7 +45,7 @@ type Encoder struct {
 	// and Mooncake are maps whatever EventForm is.
 	BatchForm Form
 	EventForm Form
-	// Mixed gives every second event the other form.
+	// Mixed writes every second event in the other form.
 	Mixed    bool
 	Producer Producer
 	Hashes   HashForm

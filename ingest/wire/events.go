@@ -83,8 +83,8 @@ func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end
 }
 
 // readMapEvent reads {"type": tag, ...}. known are the fields to read; the others are
-// skipped. The tag may be anywhere, and decides which fields the event has: a bad one
-// counts only once the tag is known.
+// skipped. The tag may be anywhere, and decides which fields the event has: a bad field is
+// reported only once the tag is known.
 func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 	var (
 		seen keySet
@@ -96,7 +96,7 @@ func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 	previous := keyUnknown
 	for range n {
 		var f fault
-		// Mostly the key is the one that followed last time.
+		// Usually the key is the one that followed last time.
 		k := d.after[previous]
 		head := &keyHeads[k]
 		at := i + head.size
@@ -206,7 +206,7 @@ func (m *mapEvent) kind() (kind Kind, producer Producer, f fault) {
 	case kind == 0:
 		return 0, 0, unknownTagFault(name)
 	case producer == ProducerVLLM && m.eventType != nil && mooncakeTags.kindOf(m.eventType) == kind:
-		producer = ProducerMooncake // which may name its events in vLLM's words as well
+		producer = ProducerMooncake // which may also use vLLM's names for its events
 	}
 	return kind, producer, 0
 }

@@ -1,16 +1,16 @@
 package wire
 
-// HashTokensPortable is the path that big-endian machines take.
+// HashTokensPortable is the implementation for big-endian machines.
 var HashTokensPortable = hashTokensPortable
 
-// MaxSaltedBlocks is how many salted blocks are remembered of a source.
+// MaxSaltedBlocks bounds the salted blocks remembered per source.
 const MaxSaltedBlocks = maxSaltedBlocks
 
-// LimitSaltedBlocks has the rules remember fewer salted blocks.
+// LimitSaltedBlocks lowers the number of salted blocks that the rules remember.
 func (r *Rules) LimitSaltedBlocks(most int) { r.salts.maxBlocks = most }
 
-// Salted returns how many ranks, blocks and salts are remembered, and the bytes
-// that the salts are counted for.
+// Salted returns the numbers of remembered ranks, blocks and salts, and the accounted bytes
+// of the salts.
 func (r *Rules) Salted() (ranks, blocks, salts, bytes int) {
 	return len(r.salts.ranks), r.salts.blocks, len(r.salts.ids), r.salts.bytes
 }

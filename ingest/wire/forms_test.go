@@ -27,7 +27,7 @@ func oneEvent(tb testing.TB, event any) *wire.Event {
 	return &b.Events[0]
 }
 
-// integers returns every encoding of a number.
+// integers returns all encodings of a number.
 func integers(v int64) (all []raw) {
 	wide := func(code byte, n int) {
 		var b [8]byte
@@ -50,8 +50,8 @@ func integers(v int64) (all []raw) {
 	return all
 }
 
-// TestEveryWidthOfIntegers checks that numbers are the same under every code that
-// holds them, wherever an event has one: engines do not write the shortest.
+// TestEveryWidthOfIntegers checks that every encoding of a number decodes to it, in every
+// field: engines do not always write the shortest.
 func TestEveryWidthOfIntegers(t *testing.T) {
 	for _, v := range []int64{0, 1, 127, 128, 255, 256, 32767, 32768, 65535, 65536, math.MaxInt32, math.MaxUint32, math.MaxInt64} {
 		for _, code := range integers(v) {
@@ -100,8 +100,7 @@ func inSeconds(v int64) float64 {
 	return float64(v)
 }
 
-// TestHashesOfBytes checks all lengths up to those of digests, under every code
-// of bytes.
+// TestHashesOfBytes checks all lengths up to those of digests, with every code for bytes.
 func TestHashesOfBytes(t *testing.T) {
 	for n := 1; n <= 40; n++ {
 		b := make([]byte, n)
@@ -177,12 +176,11 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// fullStore has every field of an array store. That of an older version stops
-// earlier.
+// fullStore has every field of an array store. Older versions have fewer.
 var fullStore = []any{"BlockStored", []any{5, 6}, 4, []any{1, 2}, 1, 3, "CPU", "adapter", []any{nil, []any{"x"}}, 2, "full_attention", 128}
 
-// TestArrayEventsMayBeShort checks that an array event may stop after any field, and go on
-// for longer than any is known.
+// TestArrayEventsMayBeShort checks that an array event may end after any field, and may have
+// more elements than are known.
 func TestArrayEventsMayBeShort(t *testing.T) {
 	whole := &wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{5, 6}, Parent: 4, HasParent: true, Tokens: []uint32{1, 2}, BlockSize: 1,
 		LoRAID: 3, HasLoRAID: true, Medium: "CPU", LoRAName: "adapter", Raw: &wire.Raw{ExtraKeys: []byte("\x92\xc0\x91\xa1x")},
@@ -232,8 +230,8 @@ func TestArrayEventsMayBeShort(t *testing.T) {
 	}
 }
 
-// TestNilFields sets each field of a store to nil, in both forms: it is as if
-// absent, and only four must be there.
+// TestNilFields sets each field of a store to nil, in both forms: nil means absent, and only
+// four fields are required.
 func TestNilFields(t *testing.T) {
 	names := []string{"", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
 		"group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"}
@@ -312,7 +310,7 @@ func TestMapsInAnyOrder(t *testing.T) {
 	})
 }
 
-// TestDuplicateKeys checks that of two values the last one counts.
+// TestDuplicateKeys checks that the last of two values is used.
 func TestDuplicateKeys(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -336,8 +334,8 @@ func TestDuplicateKeys(t *testing.T) {
 	}
 }
 
-// TestMooncake checks its events, with and without the words of vLLM that it may
-// send as well.
+// TestMooncake checks Mooncake's events, with and without vLLM's names, which it may also
+// send.
 func TestMooncake(t *testing.T) {
 	event := func(kind string, more obj) obj {
 		ev := obj{"event_id": 1, "timestamp": uint64(1770000000000), "event_type": kind, "model_name": nil, "block_size": nil,
@@ -375,8 +373,8 @@ func TestMooncake(t *testing.T) {
 	}
 }
 
-// TestMMInfosShiftTheGroup checks that the attention group is found by type where
-// block_mm_infos stand before it, whichever of all four are nil.
+// TestMMInfosShiftTheGroup checks that the attention group is found by type if
+// block_mm_infos precede it, whichever of the four fields are nil.
 func TestMMInfosShiftTheGroup(t *testing.T) {
 	for mask := range 16 {
 		tail := []any{[]any{nil}, 3, "mamba", 128}
@@ -408,9 +406,8 @@ func TestMMInfosShiftTheGroup(t *testing.T) {
 	}
 }
 
-// TestKeysInAnyOrder decodes map events whose keys come in ever other orders, with
-// others among them that are nearly the same, using a decoder that expects the order
-// of the event before and one that expects nothing.
+// TestKeysInAnyOrder decodes map events with permuted keys and similar unknown keys, using a
+// decoder that expects the previous event's order and a fresh one.
 func TestKeysInAnyOrder(t *testing.T) {
 	fields := []struct {
 		key   string
@@ -469,8 +466,8 @@ func TestKeysInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestKeysOfOtherTypesAreSkipped decodes map events with other values in the place of
-// keys, first of all with one that looks like what stands for no key.
+// TestKeysOfOtherTypesAreSkipped decodes map events with values of other types as keys,
+// including one that resembles the internal value for no key.
 func TestKeysOfOtherTypesAreSkipped(t *testing.T) {
 	for name, key := range map[string]string{
 		"negative": "\xff", "nil": "\xc0", "false": "\xc2", "list": "\x92\xff\xff", "bytes": "\xc4\x02\xff\xff",

@@ -63,7 +63,7 @@ func TestCutTopic(t *testing.T) {
 	}
 }
 
-// FuzzParseTopic checks that a topic that parses is made of its parts.
+// FuzzParseTopic checks that a parsed topic consists of its parts.
 func FuzzParseTopic(f *testing.F) {
 	for _, s := range []string{"kv@10.0.0.1:8000@org/m@v2", "kv-events", "kv@[::1]:1@m", "kv@p@m\x00sgl-kv-epoch=ff\x00sgl-kv-snapshot=s"} {
 		f.Add([]byte(s))
@@ -119,7 +119,7 @@ func TestParseReply(t *testing.T) {
 	}
 }
 
-// FuzzParseReply checks that what parses stands in the last two frames.
+// FuzzParseReply checks that a parsed reply comes from the last two frames.
 func FuzzParseReply(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x00\x00\x00\x00\x07"), []byte("p"), true)
 	f.Add(bytes.Repeat([]byte{0xff}, 8), []byte(nil), false)

@@ -61,8 +61,8 @@ func readCapture(tb testing.TB, file string) (payloads [][]byte) {
 	return payloads
 }
 
-// TestCaptures checks that engines' own traffic decodes without a bad event, and
-// that nothing of it is dropped.
+// TestCaptures checks that recorded traffic decodes without bad events, and that none are
+// dropped.
 func TestCaptures(t *testing.T) {
 	for name, payloads := range readCaptures(t) {
 		t.Run(name, func(t *testing.T) {
@@ -78,9 +78,9 @@ func TestCaptures(t *testing.T) {
 	}
 }
 
-// reencode checks that a batch comes through the encoder and back. A time above 1e11
-// even after division by 1000, and EAGLE tokens that are opaque, are all that decodes
-// but has no encoding that says the same.
+// reencode checks that a batch survives encoding and decoding. Only two decoded values have
+// no equivalent encoding: a time above 1e11 even after division by 1000, and opaque EAGLE
+// tokens.
 func reencode(t *testing.T, b *wire.Batch) {
 	t.Helper()
 	encodable := b.Time <= 1e11
@@ -110,8 +110,8 @@ func reencode(t *testing.T, b *wire.Batch) {
 	}
 }
 
-// FuzzDecode checks that nothing panics, that a batch that decodes comes through
-// the encoder and back, and what Admit promises.
+// FuzzDecode checks that nothing panics, that a decoded batch survives encoding and
+// decoding, and Admit's guarantees.
 func FuzzDecode(f *testing.F) {
 	for _, v := range readVectors(f) {
 		if len(v.payload) < 10_000 {

@@ -325,7 +325,7 @@ var tokenShifts = func() (t [256]struct{ left, right uint8 }) {
 	return t
 }()
 
-// manyTokens is how many tokens it takes for testing their widths first to pay.
+// manyTokens is the length from which testing the tokens' widths first is faster.
 const manyTokens = 64
 
 // scanTokens fills tokens with the numbers from p[i] on, as long as they have one of

@@ -10,7 +10,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// plainScan is ScanTokens without what makes it fast, up to the payload's end.
+// plainScan is ScanTokens without optimizations, up to the payload's end.
 func plainScan(tokens []uint32, p []byte, i int) (k, end int) {
 	for ; k < len(tokens) && i < len(p); k++ {
 		if c := p[i]; c > 0x7f && c != 0xcc && c != 0xcd && c != 0xce {

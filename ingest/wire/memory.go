@@ -7,11 +7,11 @@ import (
 )
 
 // slab allocates slices that are valid until its release. A slice that does not fit is
-// allocated with its exact length, and the next batch that has one too many gets a
-// buffer for as much as the earlier one used. Doubling instead would take memory for
-// slices that never come.
+// allocated with its exact length, and the next batch that has one too many gets a buffer
+// for as much as the earlier one used. Doubling instead would reserve memory that may never
+// be used.
 type slab[T any] struct {
-	// buf is the used part of the present buffer; its capacity is what is left.
+	// buf is the used part of the current buffer; its spare capacity is available.
 	buf []T
 	// full is the number of elements in earlier buffers, and wanted the most that a
 	// batch used which needed several buffers.
@@ -135,8 +135,8 @@ const (
 type repeatFinder struct {
 	slots      []repeatSlot
 	generation uint64
-	// mix is odd and random, so that no sender can choose hashes that collide in the
-	// table. Collisions by chance cost time alone.
+	// mix is odd and random, so that no sender can choose hashes that collide in the table.
+	// Collisions by chance cost only time.
 	mix uint64
 }
 

@@ -10,14 +10,14 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// perByte is how many bytes a fresh Decoder takes for one of the payload at most,
-// beside 64 KiB: worst are bad events of one byte, which take 16 each, and events
-// of 15 bytes, which take 208, and 16 more where they may have to be skipped.
+// perByte bounds the bytes that a fresh Decoder allocates per byte of payload, in addition
+// to 64 KiB. The worst cases are bad events of one byte, which use 16 bytes each, and events
+// of 15 bytes, which use 208, and 16 more if they may be skipped.
 const perByte = 16
 
-// TestDecodeTakesMemoryInProportion decodes payloads that ask for much more than
-// they are, each with a fresh Decoder. All that it allocates is counted, what it
-// gives up for something larger included.
+// TestDecodeTakesMemoryInProportion decodes payloads that claim to be much larger than they
+// are, each with a fresh Decoder. All allocations count, including buffers replaced by
+// larger ones.
 func TestDecodeTakesMemoryInProportion(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -45,11 +45,10 @@ func TestDecodeTakesMemoryInProportion(t *testing.T) {
 	}
 }
 
-// TestBoundedMemory decodes and admits payloads that ask for much more than they
-// are, each with a fresh Decoder and Rules. All that they allocate is counted, 40
-// bytes for one of the payload at most; what is held at a time is less. Worst are
-// events of 15 bytes, which take 208 each, and lists of identifiers of 3 bytes,
-// which double as they grow.
+// TestBoundedMemory decodes and admits payloads that claim to be much larger than they are,
+// each with a fresh Decoder and Rules. All allocations count, at most 40 bytes per byte of
+// payload; fewer are live at a time. The worst cases are events of 15 bytes, which use 208
+// each, and lists of identifiers of 3 bytes, which double as they grow.
 func TestBoundedMemory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -90,9 +89,9 @@ func heap() int {
 	return int(m.HeapAlloc)
 }
 
-// TestMemoryOfALargeBatchIsFreed decodes and admits a payload that takes much memory, then
-// a small one, and looks at what stays. Events, hashes and the like stay up to a
-// bound each; of the payload and its long strings nothing does.
+// TestMemoryOfALargeBatchIsFreed decodes and admits a large payload, then a small one, and
+// measures the memory that remains. Buffers of events, hashes and tokens are kept up to a
+// bound each; the payload and its long strings are not.
 func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -127,8 +126,8 @@ func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 	}
 }
 
-// TestUnusedEventsReferenceNoPayload checks that the memory of events which a batch does
-// not fill holds nothing of earlier payloads, be the batch smaller or bad.
+// TestUnusedEventsReferenceNoPayload checks that unused event memory references no earlier
+// payload, after a smaller batch and after an invalid one.
 func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -152,8 +151,8 @@ func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 			)
 			rules := wire.NewRules(&sized)
 			before := heap()
-			// Each payload has one event more than the next, so that its last one is
-			// the last to use its place.
+			// Each payload has one event more than the next, so that no later batch
+			// overwrites its last event.
 			for k := payloads; k > 0; k-- {
 				key := []any{[]any{[]byte(strings.Repeat("x", size))}}
 				events := make([]any, k)
@@ -177,8 +176,8 @@ func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 	}
 }
 
-// TestIdleRulesReferenceNoPayload checks that a source that falls silent holds nothing of
-// its last payload, nor the memory that it took.
+// TestIdleRulesReferenceNoPayload checks that the rules of an idle source retain neither its
+// last payload nor the memory used for it.
 func TestIdleRulesReferenceNoPayload(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

@@ -55,8 +55,8 @@ func TestPublisherID(t *testing.T) {
 	}
 }
 
-// TestPublisherIDIsAView checks that the id is part of the payload, and is
-// forgotten with the next batch.
+// TestPublisherIDIsAView checks that the id is a view of the payload, and is reset by the
+// next batch.
 func TestPublisherIDIsAView(t *testing.T) {
 	var d wire.Decoder
 	payload := pack(t, []any{1.5, []any{}, nil, publisherID})
@@ -72,7 +72,7 @@ func TestPublisherIDIsAView(t *testing.T) {
 	}
 }
 
-// TestHeartbeat checks that a batch without events is one.
+// TestHeartbeat checks that a batch without events is valid.
 func TestHeartbeat(t *testing.T) {
 	for _, batch := range []any{
 		[]any{1.5, []any{}, 2, publisherID},
@@ -98,7 +98,7 @@ func TestTruncatedPublisherID(t *testing.T) {
 	}
 }
 
-// TestOrigin checks where a store says that its blocks come from.
+// TestOrigin checks the origin of a store's blocks.
 func TestOrigin(t *testing.T) {
 	for _, c := range []struct {
 		origin any
@@ -149,8 +149,8 @@ func TestOriginString(t *testing.T) {
 	}
 }
 
-// TestRemainingCopies checks how many copies a remove says are left: one number a
-// hash, or nothing at all.
+// TestRemainingCopies checks a remove's numbers of remaining copies: one per hash, or none
+// at all.
 func TestRemainingCopies(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -224,8 +224,8 @@ func withHash(ev obj, counts any) obj {
 	return whole
 }
 
-// TestLookaheadTokensAreSkipped checks that vLLM's list for each hash is read over,
-// and what follows it is not.
+// TestLookaheadTokensAreSkipped checks that vLLM's list for each hash is skipped, and the
+// fields after it are read.
 func TestLookaheadTokensAreSkipped(t *testing.T) {
 	for _, lookahead := range []any{[]any{}, []any{1, 2}, []any{[]any{1}, nil}, nil, "x"} {
 		got := oneEvent(t, stored(obj{"lookahead_token_ids": lookahead, "medium": "GPU", "parent_block_hash": 4}, 5))
@@ -240,8 +240,8 @@ func TestLookaheadTokensAreSkipped(t *testing.T) {
 var tails = []any{nil, true, 7, -7, uint64(math.MaxUint64), 2.5, "x", raw("\xa1\xff"), []byte{1}, []any{}, []any{nil, []any{1}}, obj{}, obj{"x": []any{1, obj{"y": nil}}},
 	raw("\xd6\xff\x00\x00\x00\x01")}
 
-// TestUnknownElementsAreSkipped puts elements of all types after the last one that is
-// known of each array event: the event stays what it is.
+// TestUnknownElementsAreSkipped appends elements of all types after the last known one of
+// each array event: the event does not change.
 func TestUnknownElementsAreSkipped(t *testing.T) {
 	store := func(tail ...any) []any {
 		return append([]any{"BlockStored", []any{5, 6}, 4, []any{1, 2}, 1, 3, "CPU"}, tail...)
@@ -290,15 +290,14 @@ func TestUnknownElementsAreSkipped(t *testing.T) {
 	}
 }
 
-// TestEventStaysSmall checks the size of an event, of which a batch may have very
-// many.
+// TestEventStaysSmall bounds the size of Event, since a batch may have very many.
 func TestEventStaysSmall(t *testing.T) {
 	if got := unsafe.Sizeof(wire.Event{}); got > 208 {
 		t.Errorf("an event takes %d bytes, want 208 at most", got)
 	}
 }
 
-// TestNewerFieldsAsJSON checks that they show where present alone.
+// TestNewerFieldsAsJSON checks that newer fields appear only where present.
 func TestNewerFieldsAsJSON(t *testing.T) {
 	b := &wire.Batch{Form: wire.FormArray, PublisherID: []byte("\x00\x01\xfe\xff456789abcdef"), Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Origin: wire.OriginReused},
@@ -316,7 +315,7 @@ func TestNewerFieldsAsJSON(t *testing.T) {
 	}
 }
 
-// TestEncodeNewerFields compares with the shapes that engines give them.
+// TestEncodeNewerFields compares with the encoding by engines.
 func TestEncodeNewerFields(t *testing.T) {
 	b := &wire.Batch{Time: 1.5, HasTime: true, PublisherID: publisherID, Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Medium: "GPU", Origin: wire.OriginNew},

@@ -15,7 +15,7 @@ import (
 // obj is a MessagePack map; arr would be []any.
 type obj map[string]any
 
-// raw is MessagePack as it stands.
+// raw is encoded MessagePack.
 type raw []byte
 
 // pack encodes v. The keys of maps go in alphabetical order.
@@ -70,7 +70,7 @@ func decodeOf(tb testing.TB, events ...any) *wire.Batch {
 	return b
 }
 
-// admit returns what new Rules leave of events, and what they count.
+// admit returns the events that new Rules admit, and the counts of the others.
 func admit(tb testing.TB, events ...any) ([]wire.Event, wire.Counts) {
 	tb.Helper()
 	var (
@@ -82,15 +82,15 @@ func admit(tb testing.TB, events ...any) ([]wire.Event, wire.Counts) {
 	return b.Events, counts
 }
 
-// list is a list of n elements, which are as they stand.
+// list returns a list of n encoded elements.
 func list(n int, elements []byte) raw {
 	return append(msgp.AppendArrayHeader(nil, uint32(n)), elements...)
 }
 
-// same is a list of n times the same element.
+// same returns a list of n equal elements.
 func same(n int, element string) raw { return list(n, bytes.Repeat([]byte(element), n)) }
 
-// distinct is a list of n hashes that differ, as small as they can be.
+// distinct returns a list of n distinct hashes in the shortest encoding.
 func distinct(n int) raw {
 	var b []byte
 	for k := range n {

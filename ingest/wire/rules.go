@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// maxGroups is how many attention groups of one source are remembered, over all its
-	// ranks. Models have a few; beyond the bound a group is treated as never seen.
+	// maxGroups bounds the attention groups remembered per source, over all its ranks.
+	// Models have a few; beyond the bound a group is treated as never seen.
 	maxGroups = 8192
 	// groupCost is the size of an attention group in bytes.
 	groupCost = 48
@@ -88,9 +88,9 @@ func NewRules(blockSize *BlockSize) *Rules {
 	}
 }
 
-// SetBudget bounds the memory for groups and salts of these Rules and others together.
-// Where it is used up, a salt or a salted block counts as unknown, and an attention
-// group as never seen. Call it before the first Admit. Close releases what was taken.
+// SetBudget bounds the memory for groups and salts of these Rules and others together. Where
+// it is used up, a salt or a salted block counts as unknown, and an attention group as never
+// seen. Call it before the first Admit. Close releases what was reserved.
 func (r *Rules) SetBudget(b Budget) { r.budget, r.salts.budget = b, b }
 
 // Close forgets what was learned. Admit must not be called afterwards.

@@ -45,8 +45,8 @@ func TestMediaInAnyCase(t *testing.T) {
 	})
 }
 
-// TestEveryAttentionKind checks which kinds count, for each medium, in both
-// forms, and that a kind decides over the group.
+// TestEveryAttentionKind checks which kinds are main attention, for each medium, in both
+// forms, and that the kind overrides the group.
 func TestEveryAttentionKind(t *testing.T) {
 	main := map[string]bool{"full_attention": true, "mla_attention": true, "sink_full_attention": true,
 		"sliding_window": false, "sliding_window_mla": false, "mamba": false, "chunked_local_attention": false,
@@ -85,8 +85,8 @@ func TestLocality(t *testing.T) {
 	}
 }
 
-// TestStoresAreCutToWholeBlocks checks, for plain and for EAGLE tokens, how many
-// blocks are left of a store of three, and their hashes.
+// TestStoresAreCutToWholeBlocks checks, for plain and for EAGLE tokens, how many blocks of a
+// store of three are admitted, and their hashes.
 func TestStoresAreCutToWholeBlocks(t *testing.T) {
 	for _, eagle := range []bool{false, true} {
 		for n := range 11 {
@@ -120,7 +120,7 @@ func TestStoresAreCutToWholeBlocks(t *testing.T) {
 	}
 }
 
-// TestSaltsAmongExtraKeys checks what passes for a cache salt, and where.
+// TestSaltsAmongExtraKeys checks which extra keys are cache salts.
 func TestSaltsAmongExtraKeys(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -174,7 +174,7 @@ func TestSaltsAmongExtraKeys(t *testing.T) {
 	}
 }
 
-// TestMultimodalForms checks forms beside those of TestMultimodalStores.
+// TestMultimodalForms checks further forms than TestMultimodalStores.
 func TestMultimodalForms(t *testing.T) {
 	const digest = "00000000000000ffaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	for _, c := range []struct {
@@ -211,7 +211,7 @@ func TestMultimodalForms(t *testing.T) {
 	}
 }
 
-// TestBlockSizeIsLearned checks which store teaches the worker's block size.
+// TestBlockSizeIsLearned checks from which store the worker's block size is learned.
 func TestBlockSizeIsLearned(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -241,9 +241,8 @@ func TestBlockSizeIsLearned(t *testing.T) {
 	}
 }
 
-// TestHashOnlyStoresHaveNoContents checks that they go through whatever the
-// worker's block size is, without tokens hashes, and that theirs must not repeat
-// either.
+// TestHashOnlyStoresHaveNoContents checks that hash-only stores are admitted for any block
+// size of the worker, without tokens hashes, and that their hashes must not repeat.
 func TestHashOnlyStoresHaveNoContents(t *testing.T) {
 	only := obj{"block_size": 0, "token_ids": []any{}}
 	with := func(more obj) obj {

@@ -33,7 +33,7 @@ func removed(fields obj, hashes ...any) obj {
 	return ev
 }
 
-// counted is Counts of one event for each reason.
+// counted returns Counts with one event for each reason.
 func counted(reasons ...wire.Reason) wire.Counts {
 	var c wire.Counts
 	for _, r := range reasons {
@@ -42,8 +42,8 @@ func counted(reasons ...wire.Reason) wire.Counts {
 	return c
 }
 
-// TestAdmit feeds events to new Rules and compares the raw ids of those admitted
-// and what is counted: ignored events leave no hole in the ids, dropped ones do.
+// TestAdmit passes events to new Rules, and compares the raw ids of the admitted ones and
+// the counts: dropped events leave a hole in the ids, ignored ones do not.
 func TestAdmit(t *testing.T) {
 	good := stored(nil, 1)
 	longest := strings.Repeat("n", 1024)
@@ -143,7 +143,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestAdmittedStores compares what is left of a store.
+// TestAdmittedStores compares the admitted part of a store.
 func TestAdmittedStores(t *testing.T) {
 	hashes := func(lora, salt string, tokens ...uint32) []uint64 {
 		return wire.AppendTokensHashes(nil, tokens, 2, wire.BlockSeed(lora, salt), false, nil)
@@ -200,7 +200,7 @@ func TestAdmittedStores(t *testing.T) {
 	}
 }
 
-// TestGroupsArePerRank checks that ranks learn apart, and that a restart forgets
+// TestGroupsArePerRank checks that ranks learn groups separately, and that a restart resets
 // groups but not raw ids.
 func TestGroupsArePerRank(t *testing.T) {
 	var (
@@ -230,8 +230,7 @@ func TestGroupsArePerRank(t *testing.T) {
 	}
 }
 
-// TestGroupsAreBounded checks that groups without end do not take memory without
-// end.
+// TestGroupsAreBounded checks that memory is bounded for any number of groups.
 func TestGroupsAreBounded(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -253,7 +252,7 @@ func TestGroupsAreBounded(t *testing.T) {
 	}
 }
 
-// TestRawIDsNeverFall checks that raw ids stay where they can not go on.
+// TestRawIDsNeverFall checks that raw ids saturate.
 func TestRawIDsNeverFall(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -279,8 +278,8 @@ func TestRawIDsNeverFall(t *testing.T) {
 	}
 }
 
-// TestBlockSizeIsSharedByTheWorkersSources checks that a block size learned by one source binds
-// the others.
+// TestBlockSizeIsSharedByTheWorkersSources checks that a block size learned from one source applies to the
+// others.
 func TestBlockSizeIsSharedByTheWorkersSources(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -298,7 +297,7 @@ func TestBlockSizeIsSharedByTheWorkersSources(t *testing.T) {
 	}
 }
 
-// TestRepeatedHashes compares with a map, for lists of all sizes.
+// TestRepeatedHashes compares repeatFinder with a map, for lists of all sizes.
 func TestRepeatedHashes(t *testing.T) {
 	var (
 		size = wire.BlockSize{Tokens: 1}

@@ -1,13 +1,13 @@
 package wire
 
 const (
-	// maxSaltedBlocks is how many salted blocks of one source are remembered, over all
-	// its ranks: those of 16 Mi tokens at the usual 16 a block.
+	// maxSaltedBlocks bounds the salted blocks remembered per source, over all its ranks:
+	// those of 16 Mi tokens at the usual 16 a block.
 	maxSaltedBlocks = 1 << 20
 	// saltedBlockCost is the size of a salted block in bytes.
 	saltedBlockCost = 48
-	// maxSaltBytes bounds the size of the salts themselves, each of which takes saltCost
-	// beside its bytes.
+	// maxSaltBytes bounds the memory of the salts themselves, each accounted as its bytes
+	// plus saltCost.
 	maxSaltBytes = 4 << 20
 	saltCost     = 128
 )
@@ -121,7 +121,7 @@ func (s *salts) id(salt string) saltID {
 	return id
 }
 
-// of returns the salt of the blocks of a store without one.
+// of returns the salt that the blocks of a store without a salt inherit.
 func (s *salts) of(ev *Event, rank uint32) saltID {
 	r := s.ranks[rank]
 	if r == nil {
@@ -188,7 +188,8 @@ func (s *salts) remember(ev *Event, rank uint32, id saltID) {
 	s.drop(id)
 }
 
-// full reports whether there is no room for another block. If there is, it is taken.
+// full reports whether there is no room for another block. If there is room, full reserves
+// it.
 func (s *salts) full() bool {
 	limit := maxSaltedBlocks
 	if s.maxBlocks != 0 {

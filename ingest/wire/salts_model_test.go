@@ -16,7 +16,7 @@ type saltedEngine struct {
 	rank   uint32
 	next   uint64
 	blocks map[uint64]*saltedEngineBlock
-	// held are the hashes of the blocks that have copies.
+	// held are the hashes of the blocks with copies.
 	held []uint64
 }
 
@@ -40,7 +40,7 @@ func (e *saltedEngine) hold(tier wire.Tier, hashes ...uint64) {
 	}
 }
 
-// drop takes a copy that is there.
+// drop removes an existing copy.
 func (e *saltedEngine) drop(tier wire.Tier, hash uint64) {
 	b := e.blocks[hash]
 	if b.copies[tier]--; b.copies == [wire.NumTiers]int{} {
@@ -69,7 +69,7 @@ func (e *saltedEngine) event(medium string, hashes []uint64) wire.Event {
 	return ev
 }
 
-// name puts the salt of a first block where the engine may put it.
+// name sets the salt of a first block in a field that the engine may use.
 func (e *saltedEngine) name(t *rapid.T, ev *wire.Event, salt string) {
 	if salt == "" {
 		return
@@ -156,7 +156,7 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 				if !ev.HasParent {
 					e.name(t, &ev, e.blocks[at].salt)
 				} else if e.blocks[ev.Parent].copies == [wire.NumTiers]int{} {
-					return // its parent is gone: no engine computes it
+					return // its parent was evicted: no engine computes it
 				}
 				e.hold(wire.TierDevice, at)
 				admit(e, ev)

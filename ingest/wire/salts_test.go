@@ -14,15 +14,14 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// saltKey is extra keys whose first block has a salt, as Dynamo marks it for
-// vLLM, and typedSalt as vLLM's typed ones have it.
+// saltKey returns extra keys whose first block has a salt, marked as Dynamo does for vLLM,
+// and typedSalt in the form of vLLM's typed extra keys.
 func saltKey(salt string) []any { return []any{[]any{"dynamo-cache-salt:" + salt}} }
 
 func typedSalt(salt any) []any { return []any{[]any{obj{"type": "cache_salt", "salt": salt}}} }
 
-// TestSaltsAreInherited feeds batches of dp rank 0, one event each but for those that
-// name a rank, and compares the salt of the last store, and whether it has tokens
-// hashes.
+// TestSaltsAreInherited admits batches of one event, of dp rank 0 unless they name another,
+// and compares the salt of the last store, and whether it has tokens hashes.
 func TestSaltsAreInherited(t *testing.T) {
 	const unknown = "unknown" // no tokens hashes
 	salted := stored(obj{"cache_salt": "s"}, 1)
@@ -127,8 +126,8 @@ func TestSaltsAreInherited(t *testing.T) {
 	}
 }
 
-// TestSaltsArePerRank checks that equal hashes of two ranks are two blocks, and
-// that clears and restarts are a rank's.
+// TestSaltsArePerRank checks that equal hashes of two ranks are two blocks, and that clears
+// and restarts affect one rank.
 func TestSaltsArePerRank(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -164,8 +163,8 @@ func TestSaltsArePerRank(t *testing.T) {
 	}
 }
 
-// TestUnsaltedSourcesRememberNothing checks that neither plain traffic nor that
-// with extra keys takes memory.
+// TestUnsaltedSourcesRememberNothing checks that traffic without salts uses no memory, with
+// or without extra keys.
 func TestUnsaltedSourcesRememberNothing(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -200,8 +199,8 @@ func TestSaltsAreRemovedWithTheirBlocks(t *testing.T) {
 	}
 }
 
-// TestBlocksOfManyCopiesStay checks that a block of more copies than are counted is not
-// forgotten before its rank is cleared.
+// TestBlocksOfManyCopiesStay checks that a block with more copies than are counted is kept
+// until its rank is cleared.
 func TestBlocksOfManyCopiesStay(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -222,7 +221,7 @@ func TestBlocksOfManyCopiesStay(t *testing.T) {
 }
 
 // TestSaltedBlocksBeyondTheLimitAreUnknown checks the salts in a rank with more salted
-// blocks than are remembered, and that a clear ends its being incomplete.
+// blocks than are remembered, and that the rank is complete after a clear.
 func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	const unknown = "unknown"
 	var (
@@ -251,7 +250,7 @@ func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 		{0, stored(obj{"cache_salt": "s"}, 3), "s"}, // not remembered
 		{0, child(3), unknown},
 		{0, child(2), "s"},
-		{0, child(7), unknown}, // may be such
+		{0, child(7), unknown}, // may be a forgotten block
 		{0, stored(obj{"parent_block_hash": 7, "cache_salt": "t"}, 8), "t"},
 		{0, stored(nil, 20), ""},                         // a first block
 		{0, stored(obj{"parent_block_hash": 0}, 21), ""}, // likewise
@@ -273,8 +272,8 @@ func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	}
 }
 
-// TestSaltBytesAreBounded checks that salts without end take no memory without
-// end, and that those without room pass for unknown, not for none.
+// TestSaltBytesAreBounded checks that memory is bounded for any number of salts, and that
+// salts beyond the bound count as unknown, not as absent.
 func TestSaltBytesAreBounded(t *testing.T) {
 	var (
 		size   = wire.BlockSize{Tokens: 1}
@@ -300,7 +299,7 @@ func TestSaltBytesAreBounded(t *testing.T) {
 	}
 }
 
-// TestSaltedBlocksAreBounded fills the memory of a source and measures it.
+// TestSaltedBlocksAreBounded fills a source's memory of salted blocks and measures it.
 func TestSaltedBlocksAreBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a million blocks")
@@ -336,8 +335,8 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// What is remembered of salts and groups is bounded by what all Rules may together, and
-// given back: by removes, a reset, and Close.
+// The memory for salts and groups is bounded by the budget of all Rules together, and
+// released by removes, a reset, and Close.
 func TestRulesShareABudget(t *testing.T) {
 	b := budget.New("test", 10_000)
 	var size wire.BlockSize

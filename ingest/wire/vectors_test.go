@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// vector is a payload as an engine sends it, and what it decodes to.
+// vector is a payload as an engine sends it, and its decoded form.
 type vector struct {
 	Name    string
 	File    string
@@ -42,8 +42,8 @@ func readVectors(tb testing.TB) []vector {
 	return index.Vectors
 }
 
-// TestVectors decodes each vector with a decoder of its own, and then all with
-// one, forwards and backwards: memory used again must not show.
+// TestVectors decodes each vector with a fresh decoder, and then all with one, in both
+// orders: reused memory must not affect the result.
 func TestVectors(t *testing.T) {
 	vectors := readVectors(t)
 	if len(vectors) < 57 {
