@@ -22,8 +22,8 @@ func TestSteadyLaneAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestFullLaneAllocatesNothing has first all blocks of a batch left out, and then,
-// after a gap, others make way for all of them.
+// TestFullLaneAllocatesNothing covers a batch whose blocks are all refused and, after a gap,
+// a batch whose blocks all displace stale ones.
 func TestFullLaneAllocatesNothing(t *testing.T) {
 	l := newBoundedLane(t, 16, poolBlocks)
 	l.batch.Events = l.batch.Events[:1]
@@ -34,7 +34,7 @@ func TestFullLaneAllocatesNothing(t *testing.T) {
 		t.Errorf("allocations per batch left out: got %v, want 0", got)
 	}
 	l.lane.Gap(feed.Gap{Reason: feed.GapReplayForgotten})
-	for range 100 { // makes room for an entry as large as these
+	for range 100 { // grows the buffer to the size of these entries
 		l.step()
 	}
 	if got := testing.AllocsPerRun(100, l.step); got != 0 {
@@ -42,7 +42,7 @@ func TestFullLaneAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestSteadySharedLaneAllocatesNothing has two sources.
+// TestSteadySharedLaneAllocatesNothing covers a worker with two sources.
 func TestSteadySharedLaneAllocatesNothing(t *testing.T) {
 	for _, blocks := range []int{1, 16} {
 		t.Run(fmt.Sprint("blocks=", blocks), func(t *testing.T) {
@@ -54,8 +54,8 @@ func TestSteadySharedLaneAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAMillionBlocks is of the table alone, and of a worker two of whose
-// sources hold each block by a name of its own.
+// TestMemoryOfAMillionBlocks measures the table alone, and a worker with two sources that
+// each store every block under a different name.
 func TestMemoryOfAMillionBlocks(t *testing.T) {
 	const million = 1_000_000
 	if got := bytesPerBlock(t, million); got > 64 {

@@ -23,8 +23,8 @@ func closePipeline(t *testing.T, p *pipeline.Pipeline) {
 	}
 }
 
-// delayedPipeline is a pipeline whose journal acknowledges on request, with two workers
-// that are acknowledged.
+// delayedPipeline is a pipeline whose journal acknowledges on request. It starts with two
+// acknowledged workers.
 type delayedPipeline struct {
 	*pipeline.Pipeline
 	journal *journaltest.Delayed
@@ -47,7 +47,7 @@ func newDelayedPipeline(t *testing.T, cfg pipeline.Config) *delayedPipeline {
 	return d
 }
 
-// store has a worker's engine store one block.
+// store sends a batch that stores one block.
 func (d *delayedPipeline) store(worker string) {
 	d.next++
 	d.lanes[worker].Batch(&feed.Batch{Events: []wire.Event{{
@@ -104,7 +104,7 @@ func TestRefusedAppendFailsTheLane(t *testing.T) {
 			d.journal.Refuse(cause)
 			d.store("a")
 			d.wantFailed(t, cause)
-			d.store("b") // another worker goes on
+			d.store("b") // the other worker is unaffected
 			if got := d.journal.InFlight(); got != 1 {
 				t.Errorf("in flight: got %d entries of another worker, want 1", got)
 			}
@@ -125,7 +125,7 @@ func TestAppendThatFailsLaterFailsTheLane(t *testing.T) {
 	}
 }
 
-// TestFailedLaneDiscardsItsPendingRun has a timer run while the append fails.
+// TestFailedLaneDiscardsItsPendingRun fails the append while the batching timer runs.
 func TestFailedLaneDiscardsItsPendingRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDelayedPipeline(t, pipeline.Config{Timeout: time.Second})
@@ -206,7 +206,7 @@ func TestCloseWaitsForAcknowledgements(t *testing.T) {
 	})
 }
 
-// TestCloseGivesUpABlockedAppend has a lane wait for a journal that is stuck.
+// TestCloseGivesUpABlockedAppend closes the pipeline while the journal blocks an append.
 func TestCloseGivesUpABlockedAppend(t *testing.T) {
 	d := newDelayedPipeline(t, pipeline.Config{})
 	stopped := make(chan struct{})

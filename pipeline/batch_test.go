@@ -10,17 +10,17 @@ import (
 	"github.com/kvcast/kvcast/pipeline"
 )
 
-// TestFlush has every reason to flush on its own: time stands still, so that
-// nothing but the rule at hand ends a run.
+// TestFlush covers each flush reason alone. Time stands still, so that only the rule under
+// test ends a run.
 func TestFlush(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
 	tests := map[string]struct {
 		cfg   pipeline.Config
 		calls []call
-		// flushed is what the calls give, left what is still waiting then.
+		// flushed are the events emitted by the calls, left those still pending afterwards.
 		flushed [][]string
 		left    [][]string
-		// why are the flushes before what is left.
+		// why counts the flushes by reason, without the flush of left.
 		why map[string]float64
 	}{
 		"a store that continues the last one joins it": {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvcast/kvcast/pipeline"
 )
 
-// nowhere is a journal that keeps nothing.
+// nowhere is a journal that discards all entries.
 type nowhere struct{ bytes int }
 
 func (n *nowhere) Append(_ context.Context, r journal.Record) (journal.Pending, error) {
@@ -22,11 +22,11 @@ func (n *nowhere) Append(_ context.Context, r journal.Record) (journal.Pending, 
 	return journal.Pending{}, nil
 }
 
-// poolBlocks is how many blocks the engine of a steady lane holds.
+// poolBlocks is the cache size in blocks of a steady lane's engine.
 const poolBlocks = 10_000
 
-// benchLane is a lane each of whose batches stores a chain of some blocks, of 16
-// tokens each, and evicts as many: those that came poolBlocks earlier.
+// benchLane is a lane under benchmark. Each batch stores a chain of blocks of 16 tokens and
+// evicts as many, which were stored poolBlocks earlier.
 type benchLane struct {
 	pipeline *pipeline.Pipeline
 	lane     feed.Lane
@@ -40,7 +40,7 @@ type benchLane struct {
 func newSteadyLane(tb testing.TB, blocks int) *benchLane {
 	tb.Helper()
 	l := newLane(tb, blocks)
-	// Twice the pool, so that the table has seen evictions.
+	// Fill the pool twice, so that the table has evicted blocks.
 	for range 2 * poolBlocks / blocks {
 		l.step()
 	}
@@ -53,13 +53,13 @@ func newLane(tb testing.TB, blocks int) *benchLane {
 	return newBoundedLane(tb, blocks, 0)
 }
 
-// newBoundedLane makes one whose rank may have some blocks.
+// newBoundedLane makes a lane with a limit of blocks per rank.
 func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 	tb.Helper()
 	l := &benchLane{journal: &nowhere{}, blocks: blocks}
 	p, err := pipeline.New(pipeline.Config{
 		MaxBlocksPerRank: maxBlocks,
-		Blocks:           budget.New("blocks", 1<<40), // whose bookkeeping is to be measured
+		Blocks:           budget.New("blocks", 1<<40), // the benchmark includes its bookkeeping
 		AttributeBytes:   budget.New("attribute_bytes", pipeline.DefaultAttributeBytes),
 	}, l.journal)
 	if err != nil {
@@ -77,7 +77,7 @@ func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 	return l
 }
 
-// hash is the name of the nth block.
+// hash returns the hash of the nth block.
 func (*benchLane) hash(n uint64) uint64 { return n * 0x9e3779b97f4a7c15 }
 
 func (l *benchLane) step() {
@@ -103,16 +103,15 @@ func benchmarkLane(b *testing.B, blocks int) {
 	b.ReportMetric(float64(l.journal.bytes)/float64(b.N), "journal-B/op")
 }
 
-// BenchmarkLaneB1 is a store of 16 blocks of 16 tokens and the eviction of as
-// many, a batch.
+// BenchmarkLaneB1 measures batches that each store 16 blocks of 16 tokens and evict 16.
 func BenchmarkLaneB1(b *testing.B) { benchmarkLane(b, 16) }
 
-// BenchmarkLaneB2 is a store of one block and the eviction of another, a batch.
+// BenchmarkLaneB2 measures batches that each store one block and evict another.
 func BenchmarkLaneB2(b *testing.B) { benchmarkLane(b, 1) }
 
-// BenchmarkAnnouncing is B1 by an engine that announces blocks: each batch announces the
-// 16 blocks that the one before stored, stores 16 that continue them, and evicts the 16
-// oldest, children first.
+// BenchmarkAnnouncing is B1 with an engine that announces reused blocks: each batch
+// announces the 16 blocks that the one before stored, stores 16 that continue them, and
+// evicts the 16 oldest, children first.
 func BenchmarkAnnouncing(b *testing.B) {
 	l := newSteadyLane(b, 16)
 	again := l.batch.Events[0]
@@ -134,8 +133,8 @@ func BenchmarkAnnouncing(b *testing.B) {
 	}
 }
 
-// BenchmarkExpiry is a store of 16 blocks, a batch, for which as many make way,
-// and a gap whenever no others are left that may.
+// BenchmarkExpiry measures batches that each store 16 blocks and displace 16 stale ones. A
+// gap follows when no stale block is left.
 func BenchmarkExpiry(b *testing.B) {
 	l := newBoundedLane(b, 16, poolBlocks)
 	l.batch.Events = l.batch.Events[:1]
@@ -148,7 +147,8 @@ func BenchmarkExpiry(b *testing.B) {
 	}
 }
 
-// BenchmarkFull is a store of 16 blocks, a batch, none of which has room.
+// BenchmarkFull measures batches that each store 16 blocks, all refused since the rank is
+// full.
 func BenchmarkFull(b *testing.B) {
 	l := newBoundedLane(b, 16, poolBlocks)
 	l.batch.Events = l.batch.Events[:1]
@@ -161,10 +161,9 @@ func BenchmarkFull(b *testing.B) {
 	}
 }
 
-// BenchmarkGapLatency reports how long single calls hold up a lane of 4,000,000
-// blocks: a gap, and the batches of one block for which the last few blocks make
-// way that are from before it, all together, which is as long as one might take
-// for which the last one does.
+// BenchmarkGapLatency reports how long single calls block a lane of 4,000,000 blocks: a gap,
+// and the one-block batches that displace the last few stale blocks. The sum of those
+// batches bounds the slowest one.
 func BenchmarkGapLatency(b *testing.B) {
 	const blocks, few = pipeline.DefaultMaxBlocksPerRank, 16
 	var gap, last time.Duration
@@ -204,8 +203,8 @@ func BenchmarkGapLatency(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkTableMemory reports what a block takes in the table, for tables of
-// several sizes: it takes more just after segments have grown or split.
+// BenchmarkTableMemory reports the table's bytes per block at several sizes. They peak just
+// after segments have grown or split.
 func BenchmarkTableMemory(b *testing.B) {
 	for _, blocks := range []int{100_000, 1_000_000, 1_800_000} {
 		b.Run(fmt.Sprint("blocks=", blocks), func(b *testing.B) {
@@ -222,7 +221,7 @@ func BenchmarkTableMemory(b *testing.B) {
 func bytesPerBlock(tb testing.TB, blocks int) float64 {
 	tb.Helper()
 	l := newLane(tb, 100)
-	l.batch.Events = l.batch.Events[:1] // nothing leaves
+	l.batch.Events = l.batch.Events[:1] // no block is evicted
 	before := heap()
 	for range blocks / l.blocks {
 		l.step()

@@ -17,8 +17,8 @@ func replacing(e wire.Event) wire.Event {
 	return e
 }
 
-// TestPartialBlocksAreRemovedWithTheirBlockSize has a store show that the blocks so far were
-// partial ones.
+// TestPartialBlocksAreRemovedWithTheirBlockSize sends a store which reveals that the blocks
+// so far were partial.
 func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
 	calls := []call{

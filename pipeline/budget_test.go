@@ -21,18 +21,18 @@ const (
 	textTooManyAttr = "gap TOO_MANY_ATTRIBUTES 0: 0-0"
 )
 
-// of makes a call one of another worker.
+// of returns the call, made for another worker.
 func of(worker string, c call) call {
 	c.Worker = worker
 	return c
 }
 
-// TestBlocksOfAllWorkersAreBounded has another worker take a part of what there is.
+// TestBlocksOfAllWorkersAreBounded fills part of the budget with another worker's blocks.
 func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 	other := func(c call) call { return of("other", c) }
 	tests := map[string]struct {
 		limit int64
-		mode  feed.Consolidate // of two sources; none: of one
+		mode  feed.Consolidate // for two sources; empty for one
 		cfg   pipeline.Config
 		calls []call
 		want  [][]string
@@ -126,13 +126,13 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 	}
 }
 
-// TestAttributesOfAllWorkersAreBounded has room for two adapters' names.
+// TestAttributesOfAllWorkersAreBounded has a budget for two adapter names.
 func TestAttributesOfAllWorkersAreBounded(t *testing.T) {
 	const oneName = 16 + 160 // its bytes, and its slot
 	other := func(c call) call { return of("other", c) }
 	both := []call{batch(withLoRA("a", store(1))), other(batch(withLoRA("a", store(1))))}
 	tests := map[string]struct {
-		mode  feed.Consolidate // of two sources; none: of one
+		mode  feed.Consolidate // for two sources; empty for one
 		calls []call
 		want  [][]string
 		used  int64
@@ -205,8 +205,7 @@ func TestRefusedBlocksAreCountedByReason(t *testing.T) {
 	})
 }
 
-// TestBudgetsAreReleasedCompletely has workers come and go at random, with little room for
-// them.
+// TestBudgetsAreReleasedCompletely adds and removes workers at random, with small budgets.
 func TestBudgetsAreReleasedCompletely(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := drawConfig(t)
@@ -236,7 +235,7 @@ func TestBudgetsAreReleasedCompletely(t *testing.T) {
 	})
 }
 
-// TestConcurrentWorkersShareTheBudget has workers take and return blocks beside each other.
+// TestConcurrentWorkersShareTheBudget reserves and releases blocks concurrently.
 func TestConcurrentWorkersShareTheBudget(t *testing.T) {
 	const limit = 40
 	cfg := pipeline.Config{Blocks: budget.New("blocks", limit)}
@@ -270,7 +269,7 @@ func TestConcurrentWorkersShareTheBudget(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAttributesIsWithinItsBudget compares what is accounted for with the heap: of
+// TestMemoryOfAttributesIsWithinItsBudget compares the accounted bytes with the heap, for
 // tables and for consolidated sources.
 func TestMemoryOfAttributesIsWithinItsBudget(t *testing.T) {
 	for _, length := range []int{8, 100, 1000} {

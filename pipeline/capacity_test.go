@@ -20,8 +20,7 @@ const (
 	textForgotten = "cleared [] UNREPAIRED_GAP"
 )
 
-// inOrder puts the blocks of removes in order, where which goes first is the
-// table's choice.
+// inOrder sorts the blocks of removes, whose order depends on the table's layout.
 func inOrder(entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 	for _, entry := range entries {
 		for _, e := range entry.GetEvents() {
@@ -192,13 +191,13 @@ func TestRefusedBlocksAreCountedAndReported(t *testing.T) {
 	})
 }
 
-// ranks is the status of the worker's ranks.
+// ranks returns the status of the worker's ranks.
 func (s *subject) ranks() []*kvcastv1.RankStatus {
 	return s.pipeline.Status(func(worker, _ string) bool { return worker == testWorker })[0].GetRanks()
 }
 
-// TestLargestEventExpiresStaleBlocksAtOnce has an event of MaxBlocks blocks displace as
-// many.
+// TestLargestEventExpiresStaleBlocksAtOnce sends an event of MaxBlocks blocks that displaces
+// as many.
 func TestLargestEventExpiresStaleBlocksAtOnce(t *testing.T) {
 	hashes := func(from uint64) (all []uint64) {
 		for i := range uint64(128) {
@@ -226,7 +225,7 @@ func TestLargestEventExpiresStaleBlocksAtOnce(t *testing.T) {
 	})
 }
 
-// TestPartlyRefusedRunKeepsParallelFields has a store lose blocks in its midst.
+// TestPartlyRefusedRunKeepsParallelFields refuses blocks in the middle of a store.
 func TestPartlyRefusedRunKeepsParallelFields(t *testing.T) {
 	cfg := pipeline.Config{MaxBlocksPerRank: 3, EmitTokenIDs: true}
 	withWorker(t, cfg, func(t *testing.T, s *subject) {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// checkChildren compares the counts of children with a count of all blocks.
+// checkChildren compares the counts of children with a recount over all blocks.
 func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
 	want, got := make(map[uint64]uint32), make(map[uint64]uint32)
 	few := 0
@@ -41,8 +41,8 @@ func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
 	}
 }
 
-// TestChildrenAreCountedWhileTheTableChanges has blocks come and go, with parents that
-// are held or not, while their children are counted a few segments at a time.
+// TestChildrenAreCountedWhileTheTableChanges stores and removes blocks, with and without
+// parents in the table, while children are counted a few segments at a time.
 func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table := newTable(nil)
@@ -75,7 +75,7 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 	})
 }
 
-// TestChildrenOfALargeTableAreCountedInSteps has more segments than a turn counts.
+// TestChildrenOfALargeTableAreCountedInSteps has more segments than one step counts.
 func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 	const blocks = 100_000
 	table := newTable(nil)
@@ -98,8 +98,8 @@ func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 	}
 }
 
-// TestNamesAreCountedInSteps has more names than a turn counts, which come and go
-// meanwhile.
+// TestNamesAreCountedInSteps has more names than one step counts, and changes them between
+// steps.
 func TestNamesAreCountedInSteps(t *testing.T) {
 	const names = 3 * countNames
 	tr := newTracker(2, names, &trackerCounts{})
@@ -125,7 +125,7 @@ func TestNamesAreCountedInSteps(t *testing.T) {
 	}
 }
 
-// TestCopyCountSaturates has an engine store a block ever again.
+// TestCopyCountSaturates stores a block more often than its count can represent.
 func TestCopyCountSaturates(t *testing.T) {
 	full := copyCount{further: 1<<32 - 1, unsure: 1<<32 - 1}
 	got := full

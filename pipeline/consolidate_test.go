@@ -15,7 +15,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// by2 makes a call one of the worker's second source.
+// by2 returns the call, made by the worker's second source.
 func by2(c call) call {
 	switch {
 	case c.Batch != nil:
@@ -28,12 +28,12 @@ func by2(c call) call {
 	return c
 }
 
-// sharing makes the worker one of several sources.
+// sharing adds a worker with several sources.
 func sharing(mode feed.Consolidate, sources ...feed.Engine) call {
 	return call{Worker: testWorker, Add: &feed.Worker{Name: testWorker, Model: "m", Sources: sources, Consolidate: mode}}
 }
 
-// withSharing runs a test on a pipeline that has one worker with two sources.
+// withSharing runs a test on a pipeline with one worker of two sources.
 func withSharing(t *testing.T, cfg pipeline.Config, mode feed.Consolidate, f func(*testing.T, *subject)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -47,7 +47,7 @@ func withSharing(t *testing.T, cfg pipeline.Config, mode feed.Consolidate, f fun
 	})
 }
 
-// named gives the blocks of a store other names.
+// named returns the store with other block hashes.
 func named(e wire.Event, hashes ...uint64) wire.Event {
 	e.BlockHashes = hashes
 	return e
@@ -268,8 +268,8 @@ func TestConsolidatePassthrough(t *testing.T) {
 	}
 }
 
-// TestOneSourceIsNotConsolidated has a mode set all the same, and events that name
-// another source.
+// TestOneSourceIsNotConsolidated sets a consolidation mode for a single source, and sends
+// events that name another source.
 func TestOneSourceIsNotConsolidated(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.play(t, removed(), sharing(feed.ConsolidateDedup, feed.EngineVLLM))
@@ -281,9 +281,9 @@ func TestOneSourceIsNotConsolidated(t *testing.T) {
 	})
 }
 
-// TestSharedRankIsIncompleteUntilItsSourcesAreKnown tells when a rank of several
-// sources is no longer incomplete: when each that was in doubt began anew, and
-// nothing was left, so that routers could be told.
+// TestSharedRankIsIncompleteUntilItsSourcesAreKnown checks that a rank with several sources
+// becomes complete only when each uncertain source has restarted and the rank is empty,
+// which Cleared reports to routers.
 func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 	held := batch(store(1), store(2))
 	tests := map[string]struct {
@@ -372,12 +372,12 @@ func TestLookupNamesTheSources(t *testing.T) {
 	}
 }
 
-// TestLookupFindsABlockByAnyName asks for blocks by what each source calls them, or
-// has called them, of which some share a name.
+// TestLookupFindsABlockByAnyName looks blocks up by each source's current and former names,
+// some of which are ambiguous.
 func TestLookupFindsABlockByAnyName(t *testing.T) {
 	calls := []call{
 		batch(store(1, 2, 3)), by2(batch(named(store(1, 2), 11, 12))), batch(remove(2)),
-		batch(named(store(9), 1)), // what the first calls 1 is now another block
+		batch(named(store(9), 1)), // the first source's 1 is now another block
 	}
 	tests := map[string]struct {
 		hashes []uint64
@@ -439,8 +439,8 @@ func TestConsolidationIsCounted(t *testing.T) {
 	})
 }
 
-// TestRunsOfSeveralSourcesMerge has one source continue what waits of the other, and
-// restarts that end what waits.
+// TestRunsOfSeveralSourcesMerge continues one source's pending run by the other, and ends
+// pending runs by restarts.
 func TestRunsOfSeveralSourcesMerge(t *testing.T) {
 	withSharing(t, pipeline.Config{Timeout: time.Second}, "", func(t *testing.T, s *subject) {
 		got := describe(s.play(t,

@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/pipeline"
 )
 
-// detected makes a batch one of a source whose announcements are told from copies.
+// detected returns the batch, made by a source with CopyRuleDetect.
 func detected(c call) call { return byRule(feed.CopyRuleDetected, c) }
 
 func byRule(rule feed.CopyRule, c call) call {
@@ -32,20 +32,20 @@ func ofOrigin(o wire.Origin, e wire.Event) wire.Event {
 	return e
 }
 
-// leaving is a remove that says how many copies are left.
+// leaving is a remove with a count of remaining copies.
 func leaving(copies uint32, hash uint64) wire.Event {
 	e := remove(hash)
 	e.Rare = &wire.Rare{RemainingCopies: []uint32{copies}}
 	return e
 }
 
-// TestCopies has the only source of a worker, or one of two, store and remove blocks,
-// and says which are held at the end.
+// TestCopies stores and removes blocks, by a worker's only source or by one of two, and
+// checks which blocks remain.
 func TestCopies(t *testing.T) {
 	host := func(e wire.Event) wire.Event { return inTier(wire.TierHostPinned, e) }
 	prompt := batch(store(1, 2), after(2, store(3)))
 	announces := detected(batch(store(1, 2), after(2, store(4)), remove(4)))
-	// opened is an engine whose gate is open, and that holds 1, 2 and 3.
+	// opened opens the gate of an engine, and stores 1, 2 and 3.
 	opened := []call{detected(prompt), announces, announces, announces}
 	last := func(e ...wire.Event) call { return byRule(feed.CopyRuleAnnouncedLast, batch(e...)) }
 	tests := map[string]struct {
@@ -187,8 +187,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestEachSourceHasItsOwnGate has one of two sources announce, so that the other's stores are
-// as unsure as before.
+// TestEachSourceHasItsOwnGate lets one of two sources announce blocks: the other's stores
+// stay ambiguous.
 func TestEachSourceHasItsOwnGate(t *testing.T) {
 	for _, mode := range []feed.Consolidate{feed.ConsolidatePassthrough, feed.ConsolidateDedup} {
 		t.Run(string(mode), func(t *testing.T) {

@@ -109,7 +109,7 @@ func TestDedup(t *testing.T) {
 			},
 		},
 		"suppressed blocks count for the cap": {
-			// The cap bounds the work of a flush, which is known before it.
+			// The cap bounds the work of a flush before it starts.
 			calls: []call{batch(store(1), store(1)), batch(remove(1, 2, 3, 4, 5))},
 			want:  [][]string{{"store [1]", "store [1]"}, {"remove [2 3 4]", "remove [5]"}},
 		},

@@ -48,7 +48,7 @@ func TestDigests(t *testing.T) {
 	const (
 		all            = journal.Tiers(0xff)
 		device, disk   = kvcastv1.Tier_TIER_DEVICE, kvcastv1.Tier_TIER_DISK
-		ofZero, ofMany = 0xe220a8397b1dcdaf, 6457827717110365317 // splitmix64 of 0 and of 1234567, as its author's code has them
+		ofZero, ofMany = 0xe220a8397b1dcdaf, 6457827717110365317 // splitmix64 of 0 and of 1234567, from its author's code
 	)
 	is("workers that hold nothing", digests(all), digest("a", 0, device, 1, 0, 0), digest("b", 0, device, 2, 0, 0))
 

@@ -16,7 +16,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// These tests look inside, since event ids of ten bytes take too long to come by.
+// These tests are internal, since counting up to event ids of ten bytes takes too long.
 
 // drawVarint draws numbers of each encoded length.
 func drawVarint(t *rapid.T, label string, bits int) uint64 {
@@ -30,14 +30,14 @@ func drawVarint(t *rapid.T, label string, bits int) uint64 {
 
 func drawHead(t *rapid.T) eventHead {
 	return eventHead{
-		// An event id is never 0, which proto.Marshal leaves out.
+		// An event id is never 0, which proto.Marshal omits.
 		id:   max(1, drawVarint(t, "event id", 64)),
 		rank: uint32(drawVarint(t, "rank", 32)),
 		tier: wire.Tier(rapid.IntRange(1, wire.NumTiers-1).Draw(t, "tier")),
 	}
 }
 
-// hashesOf makes as many different hashes as asked for.
+// hashesOf returns n distinct hashes.
 func hashesOf(n int) []uint64 {
 	hashes := make([]uint64, n)
 	for i := range hashes {
@@ -46,10 +46,10 @@ func hashesOf(n int) []uint64 {
 	return hashes
 }
 
-// sizes are such that length prefixes of one, two and three bytes come.
+// sizes cover length prefixes of one, two and three bytes.
 var sizes = rapid.SampledFrom([]int{1, 2, 15, 16, 17, 127, 128, 2047, 2048, 2049})
 
-// marshal is what the events encoded by hand are compared with.
+// marshal returns the reference encoding of an event.
 func marshal(t interface{ Fatal(...any) }, e *kvcastv1.RouterEvent) []byte {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&kvcastv1.Entry{Events: []*kvcastv1.RouterEvent{e}})
 	if err != nil {
@@ -58,7 +58,7 @@ func marshal(t interface{ Fatal(...any) }, e *kvcastv1.RouterEvent) []byte {
 	return b
 }
 
-// drawStored draws a run, and what it is as a message.
+// drawStored draws a run, and the equivalent message.
 func drawStored(t *rapid.T) (*run, *kvcastv1.Stored) {
 	r := &run{
 		key: runKey{
@@ -115,8 +115,8 @@ func TestRemovedIsWhatMarshalGives(t *testing.T) {
 	})
 }
 
-// entryIsWhatMarshalGives has whole entries go through the journal, as a response
-// has them: with worker, model, times, events of all kinds, and the seq set late.
+// entryIsWhatMarshalGives compares whole entries, as a response contains them, with
+// proto.Marshal: worker, model, times, events of all kinds, and the seq that is set last.
 func entryIsWhatMarshalGives(t *rapid.T) {
 	j := journal.NewMemory(journal.Config{})
 	worker, model := rapid.StringN(1, 200, 253).Draw(t, "worker"), rapid.StringN(0, 200, -1).Draw(t, "model")
@@ -165,10 +165,10 @@ func entryIsWhatMarshalGives(t *rapid.T) {
 
 func TestEntryIsWhatMarshalGives(t *testing.T) { rapid.Check(t, entryIsWhatMarshalGives) }
 
-// FuzzEntry is the same with what a fuzzer draws.
+// FuzzEntry makes the same comparison with fuzzed input.
 func FuzzEntry(f *testing.F) { f.Fuzz(rapid.MakeFuzz(entryIsWhatMarshalGives)) }
 
-// TestBytes has the bytes themselves: routers have them from other releases.
+// TestBytes pins the encoded bytes, since routers of other releases read them.
 func TestBytes(t *testing.T) {
 	head := eventHead{id: 300, rank: 0, tier: wire.TierDevice}
 	tests := map[string]struct {
@@ -192,7 +192,7 @@ func TestBytes(t *testing.T) {
 				parent: 0, hasParent: true, hashes: []uint64{1}, tokensHashes: []uint64{2}, tokens: []uint32{3, 128},
 			}),
 			"32" + "30" + "08ac02" + "1000" + "1801" +
-				"2227" + "090000000000000000" + // parent_hash 0, which is not none
+				"2227" + "090000000000000000" + // parent_hash 0, which is present
 				"1208" + "0100000000000000" + "1a08" + "0200000000000000" +
 				"2010" + "2a0161" + "3203" + "038001", // block_size, lora_name, token_ids
 		},

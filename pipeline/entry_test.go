@@ -12,7 +12,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// largeStores are n events of 256 KiB and a bit each.
+// largeStores returns n events of slightly more than 256 KiB each.
 func largeStores(n int) []wire.Event {
 	events := make([]wire.Event, n)
 	for i := range events {
@@ -53,8 +53,8 @@ func TestEntryAbove3MiBIsCutBetweenEvents(t *testing.T) {
 	})
 }
 
-// TestEntryIsCutAtAByteMoreThan3MiB makes an entry of just the size, by the
-// length of the last event's LoRA name.
+// TestEntryIsCutAtAByteMoreThan3MiB reaches the exact size through the length of the last
+// event's LoRA name.
 func TestEntryIsCutAtAByteMoreThan3MiB(t *testing.T) {
 	cfg := pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}
 	entries := func(t *testing.T, padding int) []*kvcastv1.Entry {
@@ -64,7 +64,7 @@ func TestEntryIsCutAtAByteMoreThan3MiB(t *testing.T) {
 		})
 		return got
 	}
-	// With this much padding the length prefixes are as long as at the edge.
+	// With this padding the length prefixes are as long as at the limit.
 	const guess = 200_000
 	first := entries(t, guess)
 	if len(first) != 1 {
@@ -197,7 +197,7 @@ func TestEntryNamesWorkerAndModel(t *testing.T) {
 	}
 }
 
-// TestNamesAreMadeUTF8 matters, since protobuf refuses strings that are not.
+// TestNamesAreMadeUTF8 checks that invalid UTF-8, which protobuf rejects, is replaced.
 func TestNamesAreMadeUTF8(t *testing.T) {
 	s, err := newSubject(pipeline.Config{})
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestEventIDsAreNeverReused has workers come and go under more names than are
-// remembered.
+// TestEventIDsAreNeverReused adds and removes workers under more names than the pipeline
+// remembers.
 func TestEventIDsAreNeverReused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		got := newEventIDs()
@@ -55,7 +55,7 @@ func TestEventIDsOfRecentlyRemovedWorkersAreExact(t *testing.T) {
 	}
 	check("a name never heard of, none forgotten", "new", 0)
 	check("the first to have gone", name(0), 100)
-	got.remember(name(0), 7) // the last to have gone now
+	got.remember(name(0), 7) // now the most recently removed
 	got.remember("one too many", 9)
 	check("the first to have gone now, forgotten", name(1), 101)
 	check("a name never heard of", "new", 101)

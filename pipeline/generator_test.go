@@ -10,26 +10,25 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// Time passes in steps, and a timeout is never a whole number of them: so
-// nothing ever happens at the very moment at which a timeout runs out.
+// Time passes in steps, and no timeout is a multiple of a step, so that no call coincides
+// with a timeout.
 const (
 	generatorStep    = 4 * time.Millisecond
 	generatorTimeout = 10 * time.Millisecond
 )
 
-// generator draws calls as engines might make them, in a world so small that
-// blocks meet again and again.
+// generator draws calls as engines make them, with so few distinct blocks that they collide
+// often.
 type generator struct {
 	t       *rapid.T
 	time    int64
 	workers map[string]*generatorWorker
 	names   []string
-	// copies says that sources count copies by any rule, and not all by the plain one.
+	// copies reports whether sources use any copy rule, rather than only the default.
 	copies bool
 }
 
-// generatorWorker remembers how the last event looked, since merging needs
-// events that are alike.
+// generatorWorker records the last event, since only similar events merge.
 type generatorWorker struct {
 	there  bool
 	rank   uint32
@@ -37,16 +36,16 @@ type generatorWorker struct {
 	last   uint64
 	stored []uint64
 	rawIDs map[int]uint64
-	// sources is 0 where the worker has no several.
+	// sources is 0 for a worker with one source.
 	sources int
-	// rules are how the copies of each source are counted.
+	// rules are the copy rules by source.
 	rules map[int]feed.CopyRule
-	// prompt is what the last root store of several blocks stored.
+	// prompt are the blocks of the last root store of several blocks.
 	prompt []uint64
 }
 
-// drawCalls draws calls of 1 to 3 workers; passing lets time go by between them, and
-// copies has engines announce again what they hold.
+// drawCalls draws calls of 1 to 3 workers. With passing, time passes between them; with
+// copies, engines announce blocks that they reuse.
 func drawCalls(t *rapid.T, passing, copies bool) []call {
 	g := &generator{t: t, copies: copies, workers: make(map[string]*generatorWorker)}
 	for i := range rapid.IntRange(1, 3).Draw(t, "workers") {
@@ -61,7 +60,7 @@ func drawCalls(t *rapid.T, passing, copies bool) []call {
 	return append(calls, call{Close: true})
 }
 
-// chance is true in 1 of n cases.
+// chance returns true in 1 of n cases.
 func (g *generator) chance(n int, label string) bool {
 	return rapid.IntRange(0, n-1).Draw(g.t, label) == n-1
 }
@@ -122,12 +121,12 @@ func (g *generator) add(name string, w *generatorWorker) call {
 	return call{Worker: name, Add: &worker}
 }
 
-// source is one of the worker's.
+// source draws one of the worker's sources.
 func (g *generator) source(w *generatorWorker) int {
 	return rapid.IntRange(0, max(0, w.sources-1)).Draw(g.t, "source")
 }
 
-// rank is mostly the one that it was before.
+// rank draws a rank, mostly the previous one.
 func (g *generator) rank(w *generatorWorker) uint32 {
 	if g.chance(5, "other rank") {
 		w.rank = rapid.SampledFrom([]uint32{0, 1, 200}).Draw(g.t, "rank")
@@ -165,7 +164,7 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 	return b
 }
 
-// rule is how the copies of a source are counted.
+// rule returns the copy rule of a source.
 func (g *generator) rule(w *generatorWorker, source int) feed.CopyRule {
 	if !g.copies {
 		return feed.CopyRuleCounted
@@ -179,8 +178,8 @@ func (g *generator) rule(w *generatorWorker, source int) feed.CopyRule {
 	return w.rules[source]
 }
 
-// announcement is what an engine sends that announces what a request reuses, or
-// something like it: a store of a prompt from the root, and one that continues it.
+// announcement draws the events of an engine that announces reused blocks, or similar ones:
+// a store of a prompt from the root, and a store that continues it.
 func (g *generator) announcement(w *generatorWorker) []wire.Event {
 	again := w.like
 	again.Kind, again.Tier = wire.KindStored, wire.TierDevice
@@ -205,8 +204,7 @@ func (g *generator) announcement(w *generatorWorker) []wire.Event {
 	return append(events, next)
 }
 
-// say has an event say, now and then, of which group and origin its blocks are, or how
-// many copies are left.
+// say sometimes sets an event's group, origin or remaining copies.
 func (g *generator) say(e *wire.Event) {
 	if !g.copies {
 		return
@@ -243,7 +241,7 @@ func (g *generator) event(w *generatorWorker) wire.Event {
 	return g.store(w)
 }
 
-// store continues the last one more often than not.
+// store draws a store, which usually continues the last one.
 func (g *generator) store(w *generatorWorker) wire.Event {
 	e := w.like
 	e.Kind = wire.KindStored
@@ -285,7 +283,7 @@ func (g *generator) store(w *generatorWorker) wire.Event {
 	return e
 }
 
-// contents are the tokens hashes of a store's blocks.
+// contents draws the tokens hashes of a store's blocks.
 func (*generator) contents(w *generatorWorker, e wire.Event) (all []uint64) {
 	for _, h := range e.BlockHashes {
 		if w.sources > 0 && h < 8 {
@@ -296,8 +294,7 @@ func (*generator) contents(w *generatorWorker, e wire.Event) (all []uint64) {
 	return all
 }
 
-// vary changes one of the things that events must have in common to merge, now
-// and then.
+// vary sometimes changes one of the fields that must be equal for events to merge.
 func (g *generator) vary(like *wire.Event) {
 	switch rapid.IntRange(0, 29).Draw(g.t, "vary") {
 	case 23, 24, 25:
@@ -313,7 +310,7 @@ func (g *generator) vary(like *wire.Event) {
 	}
 }
 
-// hash is a block's name, 0 among them.
+// hash draws a block hash, which may be 0.
 func (g *generator) hash() uint64 {
 	h := rapid.Uint64Range(0, 15).Draw(g.t, "hash")
 	if h == 15 {
@@ -322,7 +319,7 @@ func (g *generator) hash() uint64 {
 	return h
 }
 
-// known is mostly a block that was stored once.
+// known draws a block hash, mostly of a block that was stored before.
 func (g *generator) known(w *generatorWorker) uint64 {
 	if len(w.stored) == 0 || g.chance(6, "any hash") {
 		return g.hash()

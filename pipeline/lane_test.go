@@ -17,7 +17,7 @@ import (
 func TestConfig(t *testing.T) {
 	tests := map[string]struct {
 		cfg  pipeline.Config
-		want string // what the error begins with; "" for none
+		want string // prefix of the error; "" for none
 	}{
 		"zero":                   {},
 		"smallest cap":           {cfg: pipeline.Config{MaxBlocks: 1}},
@@ -117,7 +117,7 @@ func TestClosedLaneIgnoresEvents(t *testing.T) {
 	}
 }
 
-// busyWorker comes and goes, and makes batches of runs that continue one
+// busyWorker adds and removes a worker repeatedly, and sends batches whose runs continue one
 // another.
 func busyWorker(p *pipeline.Pipeline, name string, rounds int) {
 	for range rounds {
@@ -177,8 +177,8 @@ func TestLanesAreIndependent(t *testing.T) {
 	}
 }
 
-// TestCloseDuringBatches closes a pipeline while batches come in: they go out
-// or they do not, but nothing waits any more, and nothing follows.
+// TestCloseDuringBatches closes a pipeline while batches arrive. A batch is emitted or
+// dropped, but no call blocks, and nothing is emitted after Close.
 func TestCloseDuringBatches(t *testing.T) {
 	for range 20 {
 		s, err := newSubject(pipeline.Config{Timeout: 50 * time.Microsecond})

@@ -20,8 +20,7 @@ type sample struct {
 
 type samples []sample
 
-// metrics gathers what the pipeline has to say, and checks that it is a
-// well-behaved collector.
+// metrics gathers the pipeline's metrics, and checks that it is a valid collector.
 func (s *subject) metrics(t interface{ Fatal(...any) }) samples {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(s.pipeline)
@@ -97,7 +96,7 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 	raw := func(source int, ids ...uint64) call {
 		b := &feed.Batch{Source: source}
 		for _, id := range ids {
-			// An event that does nothing is none the less one that came.
+			// An event without effect still counts as received.
 			b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, RawID: id})
 		}
 		return call{Worker: testWorker, Batch: b}

@@ -11,7 +11,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// flushStored says which blocks of a run get in, and which leave for them.
+// flushStored decides which blocks of a run are admitted, and which stale blocks they
+// displace.
 func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	at := func(h uint64) modelBlock { return modelBlock{p.key.rank, p.key.tier, h} }
 	for _, h := range p.hashes {
@@ -21,7 +22,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	replaced, stale := 0, len(mw.staleOf(p.key.rank))
 	passes := make([]bool, len(p.hashes))
 	for i, h := range p.hashes {
-		// With dedup the sources' blocks have had their place before this.
+		// With dedup, room for the sources' blocks was reserved earlier.
 		fits := mw.mode == feed.ConsolidateDedup || m.units()-replaced < m.limit()
 		switch {
 		case mw.held[at(h)] != nil:
@@ -56,7 +57,7 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	}
 }
 
-// parentOf is the parent of the block i of a run; nil for none.
+// parentOf returns the parent of block i of a run; nil if it has none.
 func (p *modelRun) parentOf(i int) *uint64 {
 	if i > 0 {
 		return &p.hashes[i-1]
@@ -64,7 +65,7 @@ func (p *modelRun) parentOf(i int) *uint64 {
 	return p.parent
 }
 
-// emitOverfull tells, once, that a rank has more blocks than it may.
+// emitOverfull reports, once, that a rank exceeds its block limit.
 func (m *model) emitOverfull(mw *modelWorker, rank uint32) {
 	if !mw.overfull[rank] {
 		m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_Gap{
@@ -94,8 +95,8 @@ func (m *model) emitStored(mw *modelWorker, p *modelRun, i, j int) {
 	})
 }
 
-// units is what the blocks of all workers take of the process's budget: one each, or,
-// where several sources are told of once, two and one for each name.
+// units returns the use of the process's block budget: one per block or, for consolidated
+// sources, two per block and one per name.
 func (m *model) units() (n int) {
 	for _, mw := range m.workers {
 		if mw.mode != feed.ConsolidateDedup {
@@ -108,7 +109,7 @@ func (m *model) units() (n int) {
 	return n
 }
 
-// limit is the process's budget.
+// limit returns the process's block budget.
 func (m *model) limit() int {
 	if n := m.cfg.Blocks.Limit(); n > 0 {
 		return int(n)
@@ -116,9 +117,8 @@ func (m *model) limit() int {
 	return math.MaxInt
 }
 
-// expire lets stale blocks leave as long as the rank has too many, or for those that
-// took the place of as many in the process's budget. Which of a tier's leave, the
-// pipeline chooses.
+// expire evicts stale blocks while the rank exceeds its limit, and as many as replaced
+// reports for the process's budget. The pipeline chooses which blocks of a tier are evicted.
 func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
 	over := max(mw.blocks(rank)-m.cfg.MaxBlocksPerRank, replaced)
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
@@ -136,7 +136,7 @@ func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
 		gone := m.chosen(mw.name, m.lastIDs[mw.name]+1)
 		if !subset(gone, stale) || len(gone) != n {
 			slices.Sort(stale)
-			gone = stale[:n] // for want of a choice that is allowed
+			gone = stale[:n] // fallback: the pipeline's choice is invalid
 		}
 		for _, h := range gone {
 			delete(mw.held, modelBlock{rank, tier, h})
@@ -147,7 +147,7 @@ func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
 	}
 }
 
-// subset tells that all of some hashes are among others, each once.
+// subset reports whether some has no duplicates and is a subset of all.
 func subset(some, all []uint64) bool {
 	seen := make(map[uint64]bool)
 	for _, h := range some {
@@ -159,7 +159,7 @@ func subset(some, all []uint64) bool {
 	return true
 }
 
-// blocks is how many blocks a rank has.
+// blocks returns the number of blocks of a rank.
 func (mw *modelWorker) blocks(rank uint32) (n int) {
 	for b := range mw.held {
 		if b.rank == rank {
@@ -169,7 +169,7 @@ func (mw *modelWorker) blocks(rank uint32) (n int) {
 	return n
 }
 
-// staleOf are a rank's stale blocks.
+// staleOf returns a rank's stale blocks.
 func (mw *modelWorker) staleOf(rank uint32) (all []modelBlock) {
 	for b := range mw.stale {
 		if b.rank == rank {
@@ -179,7 +179,7 @@ func (mw *modelWorker) staleOf(rank uint32) (all []modelBlock) {
 	return all
 }
 
-// count counts something of each worker; it is absent where that is 0.
+// count applies of to each worker, and omits results of 0.
 func (m *model) count(of func(*modelWorker) int) map[string]float64 {
 	var all map[string]float64
 	for name, mw := range m.workers {

@@ -13,17 +13,16 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// modelRank is what a model knows of the sources of one dp rank of a worker that
-// has several.
+// modelRank is the model's state of one dp rank of a worker with several sources.
 type modelRank struct {
-	// names are what each source calls blocks, or called them: a name resolves until
-	// its block is gone. blocks are in the order in which they came.
+	// names are the current and former names of blocks by source: a name resolves until its
+	// block is removed. blocks are in order of arrival.
 	names  map[modelName]*modelHolding
 	blocks []*modelTracked
 	// releases counts the names that were released.
 	releases int
-	// doubtful are the sources that may hold other blocks than is known; used are the
-	// tiers that each has stored into since it last let go of all it held.
+	// doubtful are the sources whose blocks are uncertain; used are the tiers that each
+	// source has stored into since it was last released.
 	doubtful map[int]bool
 	used     map[int]map[wire.Tier]bool
 }
@@ -33,9 +32,9 @@ type modelName struct {
 	hash   uint64
 }
 
-// modelHolding is how often a name counts, for which block. It is sure unless
-// there was a gap since it was stored. Of those that do not count, the one with the
-// lowest number was released first.
+// modelHolding is a name's block and count of copies. It is certain unless a gap followed
+// its last store. Of the names with no copies, the one with the lowest number was released
+// first.
 type modelHolding struct {
 	modelCopies
 	block    *modelTracked
@@ -43,11 +42,11 @@ type modelHolding struct {
 	released int
 }
 
-// modelIdleNames is how many names that do not count a source may have for a block,
-// beside the one that routers know it by.
+// modelIdleNames bounds the names without copies per block and source, not counting the name
+// that routers know.
 const modelIdleNames = 4
 
-// modelTracked is a block, known by its content unless it is known by name alone.
+// modelTracked is a block, identified by its content or, where that is unknown, by its name.
 type modelTracked struct {
 	content *modelContent
 	first   uint64
@@ -58,8 +57,7 @@ type modelContent struct {
 	sequence   uint64
 }
 
-// modelMode is what is done about a worker's sources: "" where there are not
-// several.
+// modelMode returns a worker's consolidation mode: "" for a single source.
 func modelMode(w feed.Worker) feed.Consolidate {
 	if len(w.Sources) < 2 {
 		return ""
@@ -76,7 +74,7 @@ func (mw *modelWorker) rankOf(rank uint32) *modelRank {
 	return mw.ranks[rank]
 }
 
-// resolve is what a source means by a hash.
+// resolve returns the block that a source's hash names.
 func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTracked {
 	if h := r.names[modelName{source, hash}]; h != nil {
 		return h.block
@@ -89,7 +87,7 @@ func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTrac
 	return nil
 }
 
-// held tells whether somebody holds a block beyond doubt.
+// held reports whether any source certainly holds a block.
 func (r *modelRank) held(b *modelTracked) bool {
 	for _, h := range r.names {
 		if h.block == b && h.copies > 0 && h.sure {
@@ -99,7 +97,7 @@ func (r *modelRank) held(b *modelTracked) bool {
 	return false
 }
 
-// holding is how many names count.
+// holding returns the number of names that have copies.
 func (r *modelRank) holding() (n int) {
 	for _, h := range r.names {
 		if h.copies > 0 {
@@ -109,8 +107,8 @@ func (r *modelRank) holding() (n int) {
 	return n
 }
 
-// release lets a name count no more. It still resolves, unless its source has too
-// many such names for the block: then the one that was released first does not.
+// release drops a name's copies. The name still resolves, unless its source has too many
+// such names for the block: then the earliest released is deleted.
 func (r *modelRank) release(name modelName) {
 	released := r.names[name]
 	r.releases++
@@ -126,7 +124,7 @@ func (r *modelRank) release(name modelName) {
 	}
 }
 
-// merge puts a block's names into another block, since it turned out to be that.
+// merge moves a block's names to another block that has proved to be the same.
 func (r *modelRank) merge(from, into *modelTracked) {
 	var idle []modelName
 	for n, h := range r.names {
@@ -145,13 +143,13 @@ func (r *modelRank) merge(from, into *modelTracked) {
 	}
 }
 
-// forget takes away a block and its names.
+// forget deletes a block and its names.
 func (r *modelRank) forget(b *modelTracked) {
 	maps.DeleteFunc(r.names, func(_ modelName, h *modelHolding) bool { return h.block == b })
 	r.blocks = slices.DeleteFunc(r.blocks, func(other *modelTracked) bool { return other == b })
 }
 
-// consolidated takes an event of one of several sources.
+// consolidated applies an event of one of several sources.
 func (m *model) consolidated(mw *modelWorker, b feed.Batch, e wire.Event) {
 	r := mw.rankOf(b.Rank)
 	switch {
@@ -178,7 +176,7 @@ func (m *model) consolidated(mw *modelWorker, b feed.Batch, e wire.Event) {
 	}
 }
 
-// track says what routers hear of a store, a block at a time.
+// track applies a store block by block, and emits what changes for routers.
 func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 	r := mw.rankOf(b.Rank)
 	hashed := len(e.TokensHashes) > 0
@@ -247,12 +245,12 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 // modelStore is a source's store of one block.
 type modelStore struct {
 	op modelStoreOp
-	// parent is what the source calls the block's parent; nil for none.
+	// parent is the source's name of the block's parent; nil if it has none.
 	parent *uint64
 	hashed bool
 }
 
-// hold adds to what a source holds. The block is nil where there is no room.
+// hold adds a block to a source. It returns a nil block if there is no room.
 func (m *model) hold(
 	mw *modelWorker, b feed.Batch, hash uint64, content *modelContent, s modelStore,
 ) (block *modelTracked, isNew bool) {
@@ -266,7 +264,7 @@ func (m *model) hold(
 				block = other
 			}
 		}
-		if meant != nil && meant.content == nil { // it turns out what it is
+		if meant != nil && meant.content == nil { // its content becomes known
 			m.removed(mw, b, wire.TierDevice, nil, meant.first)
 			if block == nil {
 				meant.content = content
@@ -281,7 +279,7 @@ func (m *model) hold(
 	var copies modelCopies
 	if h := r.names[name]; h != nil {
 		copies = h.modelCopies
-		if h.block != block { // it means another block now
+		if h.block != block { // the name is another block's now
 			delete(r.names, name)
 			if h.copies > 0 && !r.held(h.block) {
 				m.leaves(mw, b, h.block)
@@ -319,13 +317,13 @@ func (m *model) hold(
 	return block, isNew
 }
 
-// roomFor reports whether the rank may have another block, for which the oldest may
-// leave that is held in doubt alone.
+// roomFor reports whether the rank has room for another block, after evicting the oldest
+// uncertain block if necessary.
 func (m *model) roomFor(mw *modelWorker, b feed.Batch) bool {
 	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.removeAll(mw, b)
 }
 
-// expel lets the oldest block leave that is held in doubt alone, if there is one.
+// expel evicts the oldest block that all its sources hold uncertainly, if there is one.
 func (m *model) removeAll(mw *modelWorker, b feed.Batch) bool {
 	r := mw.rankOf(b.Rank)
 	for _, block := range r.blocks {
@@ -343,7 +341,7 @@ func (m *model) leaves(mw *modelWorker, b feed.Batch, block *modelTracked) {
 	m.removed(mw, b, wire.TierDevice, nil, block.first)
 }
 
-// untrack says what routers hear of a remove of a block.
+// untrack applies a remove of one block, and emits what changes for routers.
 func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemoveOp) {
 	r := mw.rankOf(b.Rank)
 	name := modelName{b.Source, hash}
@@ -371,7 +369,7 @@ func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemo
 	}
 	h := r.names[name]
 	if !h.remove(op, r.hasHeldChild(name)) {
-		h.sure = h.sure || op.remaining != nil // the engine says that it holds the block
+		h.sure = h.sure || op.remaining != nil // the engine reports remaining copies
 		return
 	}
 	r.release(name)
@@ -380,7 +378,7 @@ func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemo
 	}
 }
 
-// letGo takes away what a source holds.
+// releaseSource deletes all names of a source.
 func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
 	delete(mw.rankOf(b.Rank).doubtful, b.Source)
 	mw.closeGates(b.Rank, b.Source)
@@ -391,8 +389,8 @@ func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cle
 	}
 }
 
-// emptied tells that a rank of several sources is empty, and that it is known to be
-// unless a source is in doubt.
+// emitEmpty emits Cleared if no source of the rank holds a block. The rank is then complete
+// unless a source is uncertain.
 func (m *model) emitEmpty(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
 	m.forgetRank(mw, rank)
 	if len(mw.rankOf(rank).doubtful) > 0 {
@@ -407,8 +405,8 @@ func (m *model) emitCleared(mw *modelWorker, rank uint32, reason kvcastv1.Cleare
 	}})
 }
 
-// clearTiersOf has the tiers cleared that a source alone has used. In those that
-// others have used, too, it is not known whose blocks are whose.
+// clearTiersOf emits Cleared for the tiers that only this source has used. In shared tiers,
+// the owner of a block is unknown.
 func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
 	r := mw.rankOf(b.Rank)
 	used := r.used[b.Source]
@@ -459,7 +457,7 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 	}})
 }
 
-// removeBlocksOf has the blocks removed that a source alone holds.
+// removeBlocksOf removes the blocks that only this source holds.
 func (m *model) removeBlocksOf(mw *modelWorker, b feed.Batch) {
 	r := mw.rankOf(b.Rank)
 	var gone []*modelTracked
@@ -490,7 +488,8 @@ func (m *model) removeBlocksOf(mw *modelWorker, b feed.Batch) {
 	}
 }
 
-// gapOf notes which source lost events, or each where that is all the same.
+// gapOf records which source lost events, or all sources where the mode does not distinguish
+// them.
 func (mw *modelWorker) gapOf(rank uint32, source int) {
 	if mw.mode == "" {
 		return
@@ -503,8 +502,7 @@ func (mw *modelWorker) gapOf(rank uint32, source int) {
 	}
 }
 
-// tracked are the numbers of blocks, and of names of each source, that a worker
-// with several has.
+// tracked returns the number of blocks, or of names, by worker with several sources.
 func (m *model) tracked(names bool) map[string]float64 {
 	return m.count(func(w *modelWorker) (n int) {
 		for _, r := range w.ranks {
@@ -518,7 +516,7 @@ func (m *model) tracked(names bool) map[string]float64 {
 	})
 }
 
-// ignoredRemoves are the removes that went nowhere, by why.
+// ignoredRemoves returns the number of ignored removes by reason.
 func (m *model) ignoredRemoves() (all map[string]float64) {
 	for _, w := range m.workers {
 		for why, n := range w.ignored {

@@ -7,18 +7,18 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// modelCopies is what is counted of a block, or of a source's name for one.
+// modelCopies counts the copies of a block, or of a source's name for one.
 type modelCopies struct {
 	copies int
-	// unsure are the stores that were copies or announcements.
+	// unsure counts the stores that are either copies or announcements.
 	unsure int
-	// parent is what the last store with content called the parent, nil for none, and
-	// blockSize what it had.
+	// parent and blockSize are those of the last store with content; parent is nil if it had
+	// none.
 	parent    *uint64
 	blockSize uint32
 }
 
-// modelStoreOp is what a store is to a block that is held.
+// modelStoreOp is the effect of a store on a block that is already stored.
 type modelStoreOp int
 
 const (
@@ -27,17 +27,17 @@ const (
 	modelReuse
 )
 
-// modelRemoveOp is what a remove says.
+// modelRemoveOp describes a remove.
 type modelRemoveOp struct {
-	// gateOpen says that the rank's announcements are known for what they are.
+	// gateOpen reports whether the rank's announcements are recognized.
 	gateOpen bool
-	// last says that it is the remove of all copies.
+	// last reports whether the remove is of all copies.
 	last bool
-	// remaining is how many copies the engine has left; nil where it does not say.
+	// remaining is the engine's number of remaining copies; nil if it is not given.
 	remaining *uint32
 }
 
-// store counts a store of a block that is held.
+// store counts a store of a block that is already stored.
 func (c *modelCopies) store(op modelStoreOp) {
 	switch op {
 	case modelCopy:
@@ -48,7 +48,7 @@ func (c *modelCopies) store(op modelStoreOp) {
 	}
 }
 
-// remove counts a remove, and reports whether the block is gone.
+// remove counts a remove, and reports whether it removed the last copy.
 func (c *modelCopies) remove(op modelRemoveOp, hasHeldChild bool) (gone bool) {
 	switch {
 	case op.remaining != nil:
@@ -71,15 +71,15 @@ type modelEngine struct {
 	source int
 }
 
-// modelCandidate is a root store of the present batch of at least two blocks, all
-// held.
+// modelCandidate is a root store of the current batch of at least two blocks, all already
+// stored.
 type modelCandidate struct {
 	last uint64
 }
 
-// sawStore says what a store is to its blocks that are held, and takes note of it if
-// it shows that the engine announces: if it continues the last store of its group in
-// this batch, and that was a root store of at least two blocks that were all held.
+// sawStore returns the effect of a store on blocks that are already stored. It also detects
+// an engine that announces reused blocks: the store continues the last store of its group in
+// this batch, which was a root store of at least two blocks that were all already stored.
 func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, held func(hash uint64) bool) modelStoreOp {
 	if b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice {
 		group := e.GroupIdx
@@ -107,7 +107,7 @@ func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, held fu
 	return modelCopy
 }
 
-// removeOps says what a remove of each block is.
+// removeOps returns the operation of a remove for each block.
 func (mw *modelWorker) removeOps(b feed.Batch, e wire.Event) (ops []modelRemoveOp) {
 	for i := range e.BlockHashes {
 		op := modelRemoveOp{
@@ -122,8 +122,7 @@ func (mw *modelWorker) removeOps(b feed.Batch, e wire.Event) (ops []modelRemoveO
 	return ops
 }
 
-// closeGates forgets what announcements a rank's engines made: that of one source, or
-// of all.
+// closeGates resets the announcements of one source of a rank, or of all.
 func (mw *modelWorker) closeGates(rank uint32, source int) {
 	clear(mw.candidates)
 	maps.DeleteFunc(mw.announcements, func(e modelEngine, _ int) bool {
@@ -134,7 +133,7 @@ func (mw *modelWorker) closeGates(rank uint32, source int) {
 // everySource stands for all sources.
 const everySource = -1
 
-// hasHeldChild reports whether a block of the same place has it for its parent.
+// hasHeldChild reports whether the block is the parent of another in the same place.
 func (mw *modelWorker) hasHeldChild(b modelBlock) bool {
 	for other, c := range mw.held {
 		if other.rank == b.rank && other.tier == b.tier && c.parent != nil && *c.parent == b.hash {
@@ -144,8 +143,7 @@ func (mw *modelWorker) hasHeldChild(b modelBlock) bool {
 	return false
 }
 
-// hasHeldChild reports whether a source holds, by some name, a block whose parent it
-// calls by this one.
+// hasHeldChild reports whether the source holds a block whose parent has this name.
 func (r *modelRank) hasHeldChild(name modelName) bool {
 	for other, h := range r.names {
 		if other.source == name.source && h.copies > 0 && h.parent != nil && *h.parent == name.hash {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/pipeline"
 )
 
-// drawConfig draws a config whose runs end soon, and whose ranks are full soon.
+// drawConfig draws a config with small limits, so that runs end and ranks fill soon.
 func drawConfig(t *rapid.T) pipeline.Config {
 	return pipeline.Config{
 		MaxBlocks:    rapid.SampledFrom([]int{0, 1, 2, 3, 4, 5}).Draw(t, "max blocks"),
@@ -24,8 +24,8 @@ func drawConfig(t *rapid.T) pipeline.Config {
 	}
 }
 
-// compare makes the same calls on a pipeline and on the model, and returns how
-// their entries, or what they count, differ.
+// compare makes the same calls on a pipeline and on the model, and returns the difference of
+// their entries and metrics.
 func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) string {
 	s, err := newSubject(cfg)
 	if err != nil {

@@ -20,59 +20,58 @@ const (
 	maxRunTokens = 1 << 19
 )
 
-// model says what a pipeline must put into its journal: slowly, block by block,
-// with a fresh message for everything.
+// model is a plain reference implementation of the pipeline: it works block by block, and
+// allocates each message.
 type model struct {
 	cfg     pipeline.Config
 	now     time.Duration
 	workers map[string]*modelWorker
-	// lastIDs and entries are by worker, since the order of different workers'
-	// entries is nobody's promise.
+	// lastIDs and entries are by worker, since entries of different workers have no defined
+	// order.
 	lastIDs map[string]uint64
 	entries map[string][]*kvcastv1.Entry
-	// chosen is what the pipeline removed with an event, where the choice is its
-	// own.
+	// chosen returns the blocks that the pipeline removed with an event, where it may
+	// choose.
 	chosen func(worker string, eventID uint64) []uint64
 }
 
-// modelWorker is a worker that is there.
+// modelWorker is a worker that was added.
 type modelWorker struct {
 	name, modelName string
-	// held are the blocks that are held, and what is counted of each.
+	// held are the blocks and their copies.
 	held map[modelBlock]*modelCopies
 	// stale are those of held that were not stored since the last gap.
 	stale map[modelBlock]bool
-	// incomplete are the ranks that are, overfull those of which that was told
-	// since they have too many blocks.
+	// incomplete are the incomplete ranks, overfull those reported for exceeding the block
+	// limit.
 	incomplete, overfull map[uint32]bool
-	// expired and refused count blocks.
+	// expired and refused are numbers of blocks.
 	expired, refused int
 	pending          *modelRun
 	// out are the events emitted by the current call.
 	out []*kvcastv1.RouterEvent
-	// rawIDs are those of each source that came, each once.
+	// rawIDs are the distinct raw event ids received, by source.
 	rawIDs map[int][]uint64
-	// mode and the number of sources are those of a worker with several, and so are
-	// ranks and the removes that were ignored, by why.
+	// mode, sources, ranks and the ignored removes by reason are set for a worker with
+	// several sources.
 	mode    feed.Consolidate
 	sources int
 	ranks   map[uint32]*modelRank
 	ignored map[string]int
-	// announcements are the stores that showed that an engine announces blocks again;
-	// candidates are, by attention group, those of the present batch that may turn out
-	// to be.
+	// announcements counts the stores which showed that an engine announces reused blocks;
+	// candidates are the possible ones of the current batch, by attention group.
 	announcements map[modelEngine]int
 	candidates    map[int64]modelCandidate
 }
 
-// modelBlock is what copies are counted of.
+// modelBlock identifies a block whose copies are counted.
 type modelBlock struct {
 	rank uint32
 	tier wire.Tier
 	hash uint64
 }
 
-// modelRunKey is what must be equal for two events to merge.
+// modelRunKey are the fields that must be equal for two events to merge.
 type modelRunKey struct {
 	kind       wire.Kind
 	rank       uint32
@@ -89,7 +88,7 @@ type modelRun struct {
 	parent               *uint64
 	hashes, tokensHashes []uint64
 	tokenIDs             []uint32
-	// storeOps or removeOps are what is done to each block.
+	// storeOps or removeOps are the operations by block.
 	storeOps  []modelStoreOp
 	removeOps []modelRemoveOp
 	// engineTime and ingestTime are those of the last batch that contributed.
@@ -145,7 +144,7 @@ func (m *model) close() {
 	}
 }
 
-// pass lets time go by.
+// pass advances time.
 func (m *model) pass(d time.Duration) {
 	m.now += d
 	for _, mw := range m.workers {
@@ -222,7 +221,7 @@ func (m *model) batch(name string, b feed.Batch) {
 	m.commit(mw, b.EngineTime, b.IngestTime)
 }
 
-// replaceBlockSize removes the blocks that have another size.
+// replaceBlockSize removes the blocks of another size.
 func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 	m.flush(mw)
 	gone := make(map[modelBlock]bool)
@@ -255,8 +254,7 @@ func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 	}
 }
 
-// removed adds removes to the pending run. Where ops is nil they are of blocks with
-// one copy.
+// removed adds removes to the pending run. A nil ops means blocks with one copy.
 func (m *model) removed(mw *modelWorker, b feed.Batch, tier wire.Tier, ops []modelRemoveOp, hashes ...uint64) {
 	for i, h := range hashes {
 		var op modelRemoveOp
@@ -274,7 +272,8 @@ func (m *model) removed(mw *modelWorker, b feed.Batch, tier wire.Tier, ops []mod
 	}
 }
 
-// holes are the raw event ids that never came, of each worker that has some.
+// holes returns the number of missing raw event ids by worker; workers without any are
+// absent.
 func (m *model) holes() map[string]float64 {
 	var all map[string]float64
 	for name, mw := range m.workers {
@@ -290,8 +289,8 @@ func (m *model) holes() map[string]float64 {
 	return all
 }
 
-// store treats a store of many blocks as so many stores of one block, each of
-// which continues the one before.
+// store treats a store of many blocks as a sequence of stores of one block, each continuing
+// the previous one.
 func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
@@ -304,13 +303,13 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 		withTokens: m.cfg.EmitTokenIDs && size > 0 && size <= maxRunTokens && len(e.Tokens) >= len(e.BlockHashes)*size,
 	}
 	if p := mw.pending; p != nil && p.key != key {
-		m.flush(mw) // so that it is known whether a block 0 is there
+		m.flush(mw) // knowsZero depends on the flushed state
 	}
 	if e.HasParent && (e.Parent != 0 || m.knowsZero(mw, b.Rank)) {
 		parent = &e.Parent
 	}
 	if parent == nil {
-		m.flush(mw) // so that it is known what is held
+		m.flush(mw) // the operations depend on the flushed state
 	}
 	op := modelCopy
 	if mw.mode != feed.ConsolidateDedup {
@@ -336,8 +335,7 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 	}
 }
 
-// contributed notes that the pending run grew by a block, and ends it at the
-// cap.
+// contributed records that the pending run grew by a block, and flushes it at the cap.
 func (m *model) contributed(mw *modelWorker, b feed.Batch) {
 	p := mw.pending
 	p.engineTime, p.ingestTime = b.EngineTime, b.IngestTime
@@ -350,8 +348,8 @@ func (m *model) contributed(mw *modelWorker, b feed.Batch) {
 	}
 }
 
-// knowsZero tells whether a block named 0 is there, or about to be: if not, a
-// parent of 0 means no parent.
+// knowsZero reports whether a block with hash 0 is stored or pending. If not, a parent of 0
+// means no parent.
 func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		if mw.held[modelBlock{rank, tier, 0}] != nil {
@@ -377,7 +375,7 @@ func (m *model) clear(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reas
 	}}})
 }
 
-// flush ends the pending run and emits what of it routers must know.
+// flush ends the pending run and emits its changes for routers.
 func (m *model) flush(mw *modelWorker) {
 	p := mw.pending
 	mw.pending = nil
@@ -393,7 +391,7 @@ func (m *model) flush(mw *modelWorker) {
 		b, op := modelBlock{p.key.rank, p.key.tier, h}, p.removeOps[i]
 		if c := mw.held[b]; c != nil && !c.remove(op, mw.hasHeldChild(b)) || c == nil && op.remaining != nil && *op.remaining > 0 {
 			if op.remaining != nil {
-				delete(mw.stale, b) // the engine says that it holds the block
+				delete(mw.stale, b) // the engine reports remaining copies
 			}
 			continue
 		}
@@ -441,8 +439,8 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 	}
 }
 
-// commit makes an entry of the events of the call, or several where one would be
-// too large.
+// commit puts the events of the call into an entry, or into several if one would be too
+// large.
 func (m *model) commit(mw *modelWorker, engineTime, ingestTime int64) {
 	var entry *kvcastv1.Entry
 	for _, e := range mw.out {

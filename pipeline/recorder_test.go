@@ -23,7 +23,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// call is one call that ingest makes. One of the fields after Worker is set.
+// call is one call by ingest. Exactly one field after Worker is set.
 type call struct {
 	Worker    string
 	Add       *feed.Worker
@@ -35,7 +35,7 @@ type call struct {
 	Close     bool
 }
 
-// target is what calls are made on: the pipeline, or its model.
+// target receives calls: the pipeline or its model.
 type target interface {
 	add(feed.Worker)
 	batch(worker string, b feed.Batch)
@@ -65,10 +65,10 @@ func (c call) on(t target) {
 	}
 }
 
-// recorder is a journal that decodes what it gets, and checks that its bytes are
-// just what proto.Marshal makes of it.
+// recorder is a journal that decodes its records, and checks that their bytes equal the
+// encoding by proto.Marshal.
 type recorder struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	entries map[string][]*kvcastv1.Entry
 	errs    []error
 }
@@ -103,7 +103,7 @@ func (r *recorder) Append(_ context.Context, rec journal.Record) (none journal.P
 	return none, nil
 }
 
-// all are the entries so far, by worker.
+// all returns the entries so far by worker.
 func (r *recorder) all() map[string][]*kvcastv1.Entry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,15 +122,15 @@ func (r *recorder) removedBy(worker string, eventID uint64) []uint64 {
 	return nil
 }
 
-// err returns what is wrong with the records themselves.
+// err describes the invalid records.
 func (r *recorder) err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return errors.Join(r.errs...)
 }
 
-// check returns what is wrong with the records, or with how they differ from the
-// entries wanted, by worker; "" if nothing.
+// check describes invalid records, or the difference from the entries wanted by worker; ""
+// if there is none.
 func (r *recorder) check(want map[string][]*kvcastv1.Entry) string {
 	if err := r.err(); err != nil {
 		return err.Error()
@@ -141,8 +141,8 @@ func (r *recorder) check(want map[string][]*kvcastv1.Entry) string {
 	return ""
 }
 
-// subject is a pipeline that calls are made on. Memory that it is lent is
-// overwritten as soon as the call returns.
+// subject is a pipeline under test. It overwrites the memory passed to a call as soon as the
+// call returns.
 type subject struct {
 	pipeline *pipeline.Pipeline
 	lanes    map[string]feed.Lane

@@ -22,8 +22,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// recordingsDir is where the recordings are whose oracle says after every batch what
-// the engine held.
+// recordingsDir contains the recordings, each with an oracle of the engine's blocks after
+// every batch.
 const recordingsDir = "../cmd/kvcast/testdata/captures/engines-2026-11"
 
 // recordedBatch is one batch of a recording.
@@ -35,7 +35,7 @@ type recordedBatch struct {
 	oracle  recordedState
 }
 
-// recordedState is what the engine held after a batch, by its own account.
+// recordedState is the engine's own report of its blocks after a batch.
 type recordedState struct {
 	Len    int    `json:"len"`
 	SHA256 string `json:"sha256"`
@@ -87,7 +87,7 @@ func readRecording(t *testing.T, name string) (batches []recordedBatch, blockSiz
 	return batches, oracle.BlockSize
 }
 
-// blocksDigest is the digest of a set of blocks as the oracle has it.
+// blocksDigest returns the digest of a set of blocks in the oracle's form.
 func blocksDigest(blocks map[uint64]bool) string {
 	var ids []string
 	for _, h := range slices.Sorted(maps.Keys(blocks)) {
@@ -97,10 +97,10 @@ func blocksDigest(blocks map[uint64]bool) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// labelledPool is a vLLM pool's main attention group, played by the labels.
+// labelledPool is a vLLM pool's main attention group, replayed by the labels.
 type labelledPool struct{ copies map[uint64]int }
 
-// apply applies a batch, and reports what the pool holds.
+// apply applies a batch, and returns the pool's blocks.
 func (p *labelledPool) apply(t *testing.T, b recordedBatch, blockSize uint32) map[uint64]bool {
 	t.Helper()
 	if p.copies == nil || b.restart {
@@ -138,8 +138,7 @@ func (p *labelledPool) apply(t *testing.T, b recordedBatch, blockSize uint32) ma
 	return held
 }
 
-// score compares what is held by a reading of a recording with what the engine
-// held, batch by batch.
+// score compares the blocks derived from a recording with the engine's own, batch by batch.
 type score struct {
 	batches, exact        int
 	missing, missingAtEnd int // at most
@@ -171,8 +170,8 @@ func (s score) String() string {
 		s.exact, s.batches, s.missing, s.missingAtEnd, s.extra, s.extraAtEnd)
 }
 
-// recordingPlayer feeds the batches of a recording, as ingest reads them, to a
-// target.
+// recordingPlayer passes the batches of a recording to a target, in the form that ingest
+// decodes.
 type recordingPlayer struct {
 	target
 	decoder   wire.Decoder
@@ -180,7 +179,7 @@ type recordingPlayer struct {
 	blockSize wire.BlockSize
 }
 
-// newRecordingPlayer adds the worker whose first source, of some, the recording is.
+// newRecordingPlayer adds a worker whose first source is the recording.
 func newRecordingPlayer(to target, blockSize wire.BlockSize, sources ...feed.Engine) *recordingPlayer {
 	p := &recordingPlayer{target: to, blockSize: blockSize}
 	p.rules = wire.NewRules(&p.blockSize)
@@ -203,13 +202,13 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 	p.batch(testWorker, feed.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: feed.CopyRuleDetected, Events: batch.Events})
 }
 
-// heldIn returns the blocks that a router holds of the test's worker in a tier.
+// heldIn returns the router's blocks of the test's worker in a tier.
 func (r *router) heldIn(tier wire.Tier) map[uint64]bool {
 	return r.holdings[place{testWorker, 0, kvcastv1.Tier(tier)}]
 }
 
-// playRecording plays a recording into a pipeline, and scores what a router holds
-// after each batch. The block size is the engine's; it may be configured, or learned.
+// playRecording plays a recording into a pipeline, and scores a router's blocks after each
+// batch. The block size is the engine's; it may be configured, or learned.
 func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, configured bool, sources ...feed.Engine) (s score) {
 	t.Helper()
 	subject, err := newSubject(pipeline.Config{})
@@ -254,7 +253,7 @@ func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, conf
 	return s
 }
 
-// addExact scores a batch of which only the digest of what the engine held is known.
+// addExact scores a batch for which only the digest of the engine's blocks is known.
 func (s *score) addExact(b recordedBatch, device, host map[uint64]bool) {
 	same := len(device) == b.oracle.Len && blocksDigest(device) == b.oracle.SHA256
 	if b.oracle.HostSHA256 != "" {
@@ -266,9 +265,9 @@ func (s *score) addExact(b recordedBatch, device, host map[uint64]bool) {
 	s.batches++
 }
 
-// recordings are those that are played, and what may be missing of them: where an
-// engine announces blocks, what cannot be told from an announcement. There must never
-// be a block that the engine does not hold.
+// recordings are the recordings to play and the blocks that may be missing: copies that
+// cannot be distinguished from an announcement. A block that the engine does not hold is
+// always an error.
 var recordings = []struct {
 	name                 string
 	exact                bool
@@ -287,9 +286,8 @@ var recordings = []struct {
 	{name: "sglang_unified_hicache", exact: true},
 }
 
-// TestRecordingsBecomeTheEnginesBlocks plays recordings of engines, all by the rule
-// for vLLM, and compares what a router holds with what the engine held, after every
-// batch.
+// TestRecordingsBecomeTheEnginesBlocks plays recordings of engines, all with vLLM's copy
+// rule, and compares a router's blocks with the engine's after every batch.
 func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 	for _, r := range recordings {
 		t.Run(r.name, func(t *testing.T) {
@@ -300,7 +298,7 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 			if configured := playRecording(t, batches, blockSize, true); configured != s {
 				t.Errorf("with the block size configured: got %v, want as where it is learned: %v", configured, s)
 			}
-			if batches[0].oracle.Labels != "" { // else it has a host tier, which consolidation makes one with the device
+			if batches[0].oracle.Labels != "" { // otherwise it has a host tier, which consolidation merges with the device tier
 				consolidated := playRecording(t, batches, blockSize, false, feed.EngineVLLM, feed.EngineKVBM)
 				if consolidated != s {
 					t.Errorf("with a second source: got %v, want as without: %v", consolidated, s)

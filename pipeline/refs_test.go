@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
-// TestRefsAreASet compares with a map, with keys that share few or many bits.
+// TestRefsAreASet compares refs with a map, for keys that share few or many bits.
 func TestRefsAreASet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		keys := map[uint32]uint64{}
@@ -19,7 +19,7 @@ func TestRefsAreASet(t *testing.T) {
 			for range rapid.SampledFrom([]int{1, 10, 500, 3000}).Draw(t, "more") {
 				next++
 				if next > 400 && mask != 1<<64-1 {
-					break // many equal keys make for long probes
+					break // many equal keys cause long probes
 				}
 				keys[next] = hashtable.Hash(uint64(next)) & mask
 				set.add(keys[next], next, keyOf)
@@ -46,8 +46,8 @@ func TestRefsAreASet(t *testing.T) {
 	})
 }
 
-// TestRefSegmentSplits has the directory deep before a segment splits that
-// many of its entries point to.
+// TestRefSegmentSplits deepens the directory, then splits a segment that many directory
+// entries share.
 func TestRefSegmentSplits(t *testing.T) {
 	set, keys := newRefs(), []uint64{0}
 	keyOf := func(ref uint32) uint64 { return keys[ref] }

@@ -20,7 +20,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// place is where blocks lie.
+// place is a rank's tier.
 type place struct {
 	worker string
 	rank   uint32
@@ -33,7 +33,7 @@ type holdings map[place]map[uint64]bool
 // router applies entries as the contract says.
 type router struct {
 	holdings holdings
-	// incomplete are the ranks that are, of each worker.
+	// incomplete are the incomplete ranks by worker.
 	incomplete map[string]map[uint32]bool
 	applied    map[string]int // entries, by worker
 }
@@ -42,7 +42,7 @@ func newRouter() *router {
 	return &router{holdings: make(holdings), incomplete: make(map[string]map[uint32]bool), applied: make(map[string]int)}
 }
 
-// mark notes whether a rank is incomplete.
+// mark records whether a rank is incomplete.
 func (r *router) mark(worker string, rank uint32, incomplete bool) {
 	if r.incomplete[worker] == nil {
 		r.incomplete[worker] = make(map[uint32]bool)
@@ -50,7 +50,7 @@ func (r *router) mark(worker string, rank uint32, incomplete bool) {
 	r.incomplete[worker][rank] = incomplete
 }
 
-// incompleteRanks are those of a worker, in order.
+// incompleteRanks returns a worker's incomplete ranks in order.
 func (r *router) incompleteRanks(worker string) (ranks []uint32) {
 	for rank, incomplete := range r.incomplete[worker] {
 		if incomplete {
@@ -114,8 +114,8 @@ func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
 	}
 }
 
-// engines count what the calls say that the engines hold, as far as it can be
-// known, with no thought of runs, flushes and bounds.
+// engines counts the engines' blocks according to the calls, as far as they are known,
+// ignoring runs, flushes and limits.
 type engines map[place]map[uint64]int
 
 func (s engines) clear(worker string, rank uint32) {
@@ -182,7 +182,7 @@ func (s engines) apply(c call, onGap pipeline.OnGap) {
 	}
 }
 
-// held are the blocks that the engines hold at least once.
+// held returns the blocks with at least one copy.
 func (s engines) held() holdings {
 	all := make(holdings)
 	for p, counts := range s {
@@ -198,7 +198,7 @@ func (s engines) held() holdings {
 	return all
 }
 
-// blocks is how many blocks a rank holds.
+// blocks returns the number of blocks of a rank.
 func (h holdings) blocks(worker string, rank uint32) (n int) {
 	for p, blocks := range h {
 		if p.worker == worker && p.rank == rank {
@@ -208,9 +208,9 @@ func (h holdings) blocks(worker string, rank uint32) (n int) {
 	return n
 }
 
-// beside says what is wrong with a router's blocks beside the engines': it holds
-// none that they do not, and lacks one only where it was told that it may, and
-// the pipeline counted why.
+// beside describes how a router's blocks violate the contract: the router has no block that
+// the engines lack, and lacks a block only where its rank is incomplete and the pipeline
+// counted the reason.
 func (h holdings) beside(engines holdings, counted samples) string {
 	for p, blocks := range h {
 		for hash := range blocks {
@@ -235,14 +235,14 @@ func (h holdings) beside(engines holdings, counted samples) string {
 	return ""
 }
 
-// without leaves out some workers.
+// without returns the holdings except those of some workers.
 func (h holdings) without(workers map[string]bool) holdings {
 	rest := maps.Clone(h)
 	maps.DeleteFunc(rest, func(p place, _ map[uint64]bool) bool { return workers[p.worker] })
 	return rest
 }
 
-// byRank are the workers and ranks for which a metric is not 0.
+// byRank returns the nonzero values of a metric by worker and rank.
 func (s samples) byRank(name string) map[string]map[uint32]bool {
 	all := make(map[string]map[uint32]bool)
 	for _, sample := range s {
@@ -257,8 +257,7 @@ func (s samples) byRank(name string) map[string]map[uint32]bool {
 	return all
 }
 
-// tables are the blocks that the pipeline's tables have of those that a generator
-// draws.
+// tables returns the generator's blocks that the pipeline's tables contain.
 func (s *subject) tables(t interface{ Fatal(...any) }) holdings {
 	q := pipeline.Query{
 		Match: func(string, string) bool { return true },
@@ -283,7 +282,7 @@ func (s *subject) tables(t interface{ Fatal(...any) }) holdings {
 	return all
 }
 
-// sizes are the numbers of blocks in each place.
+// sizes returns the number of blocks in each place.
 func (h holdings) sizes() map[string]float64 {
 	all := make(map[string]float64)
 	for p, blocks := range h {
@@ -292,7 +291,7 @@ func (h holdings) sizes() map[string]float64 {
 	return all
 }
 
-// tableSizes are the numbers of blocks in each place, as the gauge has them.
+// tableSizes returns the number of blocks in each place according to the gauge.
 func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
 	tiers := map[string]kvcastv1.Tier{
 		"device":      kvcastv1.Tier_TIER_DEVICE,
@@ -310,8 +309,8 @@ func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
 	return all
 }
 
-// incompleteBeside returns how what snapshots, ListWorkers and the metrics say of
-// incomplete ranks differs from what a router knows that applied all entries.
+// incompleteBeside returns how the incomplete ranks of snapshots, ListWorkers and the
+// metrics differ from those of a router that applied all entries.
 func (s *subject) incompleteBeside(t interface{ Fatal(...any) }, r *router) string {
 	metric := s.metrics(t).byRank("kvcast_pipeline_incomplete")
 	for worker := range s.lanes {
@@ -341,10 +340,9 @@ func (s *subject) incompleteBeside(t interface{ Fatal(...any) }, r *router) stri
 	return ""
 }
 
-// checkViews makes calls, and returns how what a router knows that applied all
-// entries differs from the pipeline's tables at any time, where it is more than
-// it may be, and how it differs from what the engines hold whenever nothing
-// waits.
+// checkViews makes calls, and returns how the blocks of a router that applied all entries
+// differ: from the pipeline's tables after each call, and from the engines' blocks whenever
+// no run is pending.
 func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) string {
 	s, err := newSubject(cfg)
 	if err != nil {
@@ -352,7 +350,7 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call)
 	}
 	r := newRouter()
 	want := make(engines)
-	shared := make(map[string]bool) // workers of several sources, whose blocks are not simply the engines'
+	shared := make(map[string]bool) // workers with several sources, whose blocks are consolidated
 	for i, c := range calls {
 		c.on(s)
 		if c.Add != nil {
@@ -382,8 +380,8 @@ func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call)
 	return ""
 }
 
-// TestSnapshotEqualsTheStream compares, after each call, which ranks are
-// incomplete with what a router knows that applied all entries.
+// TestSnapshotEqualsTheStream compares, after each call, the incomplete ranks with those of
+// a router that applied all entries.
 func TestSnapshotEqualsTheStream(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := newSubject(drawConfig(t))

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// TestYieldLetsWaitingGoroutinesLock locks again at once: a goroutine that waits has locked
-// the lock by then. Time stands still, so that yield waits as long as it takes.
+// TestYieldLetsWaitingGoroutinesLock locks again immediately after yield: a waiting
+// goroutine must have locked before. Time stands still, so that yield has no deadline.
 func TestYieldLetsWaitingGoroutinesLock(t *testing.T) {
 	synctest.Test(t, yieldLetsWaitingGoroutinesLock)
 }
@@ -44,7 +44,7 @@ func yieldLetsWaitingGoroutinesLock(t *testing.T) {
 	}
 }
 
-// TestYieldIsBounded has so many goroutines lock that one always waits.
+// TestYieldIsBounded runs so many goroutines that one always waits for the lock.
 func TestYieldIsBounded(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var (
@@ -64,7 +64,7 @@ func TestYieldIsBounded(t *testing.T) {
 				l.Lock()
 				locks.Add(1)
 				for range 10 {
-					runtime.Gosched() // as one who holds it and is not let run
+					runtime.Gosched() // like a lock holder that is not scheduled
 				}
 				l.Unlock()
 			}
@@ -73,13 +73,13 @@ func TestYieldIsBounded(t *testing.T) {
 	most := uint64(0)
 	for range 50 {
 		for l.waited.Load() == l.acquired.Load() {
-			runtime.Gosched() // until somebody waits
+			runtime.Gosched() // until a goroutine waits
 		}
 		before := locks.Load()
 		l.yield()
 		most = max(most, locks.Load()-before)
 		l.Lock()
-		l.Unlock() //nolint:staticcheck // it is locked for nothing
+		l.Unlock() //nolint:staticcheck // empty critical section
 	}
 	close(over)
 	others.Wait()

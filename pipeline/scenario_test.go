@@ -14,10 +14,10 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// testBlockSize is that of all events made here, unless they say otherwise.
+// testBlockSize is the default block size of test events.
 const testBlockSize = 16
 
-// store is an event of the device tier, whose blocks' contents are known.
+// store returns a store in the device tier, with tokens hashes.
 func store(hashes ...uint64) wire.Event {
 	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: testBlockSize, BlockHashes: hashes}
 	for _, h := range hashes {
@@ -57,7 +57,7 @@ func withBlockSize(n uint32, e wire.Event) wire.Event {
 	return e
 }
 
-// withTokens gives the event n tokens: 0 to 99, and again.
+// withTokens sets n tokens, which repeat 0 to 99.
 func withTokens(n int, e wire.Event) wire.Event {
 	e.Tokens = make([]uint32, n)
 	for i := range e.Tokens {
@@ -73,17 +73,17 @@ func hashOnly(e wire.Event) wire.Event {
 
 const testWorker = "w"
 
-// added makes the worker.
+// added returns the call that adds the worker.
 func added() call { return call{Worker: testWorker, Add: &feed.Worker{Name: testWorker, Model: "m"}} }
 
-// batch is one of the worker's rank 0.
+// batch returns a batch of the worker's rank 0.
 func batch(events ...wire.Event) call { return rankBatch(0, events...) }
 
 func rankBatch(rank uint32, events ...wire.Event) call {
 	return timedBatch(0, rank, events...)
 }
 
-// timedBatch has an engine time, and an ingest time 1 later.
+// timedBatch returns a batch with an engine time, and an ingest time 1 later.
 func timedBatch(engineTime int64, rank uint32, events ...wire.Event) call {
 	return call{Worker: testWorker, Batch: &feed.Batch{
 		Rank: rank, EngineTime: engineTime, IngestTime: engineTime + 1, Events: events,
@@ -106,7 +106,7 @@ func joinedLate(rank uint32) call {
 
 func removed() call { return call{Worker: testWorker, Remove: feed.RemovedDiscovery} }
 
-// play makes calls on the pipeline, and returns what they added to the journal.
+// play makes calls on the pipeline, and returns the entries that they appended.
 func (s *subject) play(t *testing.T, calls ...call) []*kvcastv1.Entry {
 	t.Helper()
 	before := len(s.journal.all()[testWorker])
@@ -119,7 +119,7 @@ func (s *subject) play(t *testing.T, calls ...call) []*kvcastv1.Entry {
 	return s.journal.all()[testWorker][before:]
 }
 
-// withWorker runs a test in time of its own, on a pipeline that has one worker.
+// withWorker runs a test in a synctest bubble, on a pipeline with one worker.
 func withWorker(t *testing.T, cfg pipeline.Config, f func(*testing.T, *subject)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -133,8 +133,8 @@ func withWorker(t *testing.T, cfg pipeline.Config, f func(*testing.T, *subject))
 	})
 }
 
-// told writes entries out, an event a string. Only what is unusual is mentioned:
-// rank 0, the device tier, tokens hashes and the usual block size are not.
+// describe formats entries, one string per event. It omits defaults: rank 0, the device
+// tier, tokens hashes and testBlockSize.
 func describe(entries []*kvcastv1.Entry) [][]string {
 	all := make([][]string, len(entries))
 	for i, entry := range entries {
@@ -187,14 +187,14 @@ func textEvent(e *kvcastv1.RouterEvent) string {
 	return b.String()
 }
 
-// The texts of told for the calls above.
+// Results of describe for the calls above.
 const (
 	textGap       = "gap REPLAY_FORGOTTEN 3: 5-7"
 	textRestarted = "cleared [] ENGINE_RESTARTED"
 	textCleared   = "cleared [] ENGINE_CLEARED"
 )
 
-// times are the engine and ingest times of entries.
+// times returns the engine and ingest times of entries.
 func times(entries []*kvcastv1.Entry) [][2]int64 {
 	all := make([][2]int64, len(entries))
 	for i, e := range entries {
@@ -203,7 +203,7 @@ func times(entries []*kvcastv1.Entry) [][2]int64 {
 	return all
 }
 
-// lengths are the numbers of events in entries.
+// lengths returns the number of events in each entry.
 func lengths(entries []*kvcastv1.Entry) []int {
 	all := make([]int, len(entries))
 	for i, e := range entries {
@@ -212,7 +212,7 @@ func lengths(entries []*kvcastv1.Entry) []int {
 	return all
 }
 
-// eventIDs are those of all events of entries.
+// eventIDs returns the ids of all events in entries.
 func eventIDs(entries []*kvcastv1.Entry) []uint64 {
 	var ids []uint64
 	for _, entry := range entries {
@@ -223,5 +223,5 @@ func eventIDs(entries []*kvcastv1.Entry) []uint64 {
 	return ids
 }
 
-// size is that of an entry as the journal gets it.
+// size returns the encoded size of an entry.
 func size(e *kvcastv1.Entry) int { return proto.Size(e) }

@@ -19,8 +19,7 @@ func newSharedLane(tb testing.TB, blocks int) *benchLane {
 	return l
 }
 
-// second makes the second source say in its own words what the first has just
-// said.
+// second sends the first source's last batch by the second source, with other block hashes.
 func (l *benchLane) second() {
 	l.batch.Source = 1
 	rename := func(hashes []uint64) {
@@ -41,7 +40,7 @@ func (l *benchLane) second() {
 	l.batch.Source = 0
 }
 
-// newSteadySharedLane makes one whose caches are full.
+// newSteadySharedLane makes a lane of two sources whose caches are full.
 func newSteadySharedLane(tb testing.TB, blocks int) *benchLane {
 	tb.Helper()
 	l := newSharedLane(tb, blocks)
@@ -71,16 +70,15 @@ func benchmarkSharedLane(b *testing.B, blocks int) {
 	}
 }
 
-// BenchmarkSharedLaneB1 and B2 are as BenchmarkLaneB1 and B2 for a worker with two
-// sources: one of which alone speaks, so that everything is told, or both say the
-// same in words of their own.
+// BenchmarkSharedLaneB1 and B2 are BenchmarkLaneB1 and B2 for a worker with two sources.
+// Either one source sends all batches, and every block is emitted, or both store the same
+// blocks under different hashes.
 func BenchmarkSharedLaneB1(b *testing.B) { benchmarkSharedLane(b, 16) }
 
 func BenchmarkSharedLaneB2(b *testing.B) { benchmarkSharedLane(b, 1) }
 
-// BenchmarkLastRemove is the last remove of a block, and its store by both sources
-// again, beside ever more blocks that are known: it costs the same, but for what
-// memory further off costs.
+// BenchmarkLastRemove measures the last remove of a block, and its store by both sources
+// again, in lanes of increasing size. The cost is constant except for cache misses.
 func BenchmarkLastRemove(b *testing.B) {
 	for _, known := range []int{10_000, 100_000, 1_000_000, 4_000_000} {
 		b.Run(fmt.Sprint("known=", known), func(b *testing.B) {
@@ -101,11 +99,11 @@ func BenchmarkLastRemove(b *testing.B) {
 	}
 }
 
-// filledSharedLane has so many blocks, held by both sources.
+// filledSharedLane makes a lane with a number of blocks, all stored by both sources.
 func filledSharedLane(tb testing.TB, blocks int) *benchLane {
 	tb.Helper()
 	l := newSharedLane(tb, 100)
-	l.batch.Events = l.batch.Events[:1] // nothing leaves
+	l.batch.Events = l.batch.Events[:1] // no block is evicted
 	l.batch.Events[0].HasParent = false
 	for range blocks / l.blocks {
 		l.step()
@@ -115,8 +113,8 @@ func filledSharedLane(tb testing.TB, blocks int) *benchLane {
 	return l
 }
 
-// BenchmarkSharedMemory reports what a block takes that two sources hold, each by a
-// name of its own: in the table, and beside it.
+// BenchmarkSharedMemory reports the bytes per block that two sources store under different
+// names: in the table, and outside it.
 func BenchmarkSharedMemory(b *testing.B) {
 	for _, blocks := range []int{100_000, 1_000_000, 1_300_000, 1_800_000} {
 		b.Run(fmt.Sprint("blocks=", blocks), func(b *testing.B) {
@@ -139,9 +137,9 @@ func sharedBytesPerBlock(tb testing.TB, blocks int) float64 {
 	return float64(bytes) / float64(blocks)
 }
 
-// BenchmarkSharedGapLatency reports how long single calls hold up a lane of 4,000,000
-// blocks that two sources hold: the worst store of 100 blocks on the way there, a
-// gap, and a clear of one source.
+// BenchmarkSharedGapLatency reports how long single calls block a lane of 4,000,000 blocks
+// of two sources: the slowest store of 100 blocks while filling it, a gap, and a clear of
+// one source.
 func BenchmarkSharedGapLatency(b *testing.B) {
 	for b.Loop() {
 		l := newSharedLane(b, 100)

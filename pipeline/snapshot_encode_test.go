@@ -13,7 +13,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// encodedBlock is what is stored of a block, and what is told of it.
+// encodedBlock is a block as stored and as encoded.
 type encodedBlock struct {
 	parent     uint64
 	hasParent  bool
@@ -23,8 +23,8 @@ type encodedBlock struct {
 	blockSize  uint32
 }
 
-// encodeAll stores blocks in an order, and returns what is told of them, in order, and
-// in how many events.
+// encodeAll stores blocks in the given order, and returns the encoded blocks in order and
+// the number of events.
 func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedBlock, order []uint64, first uint32) (told []uint64, as map[uint64]encodedBlock, events int) {
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
 	table := l.newTable(l.ranks[0], wire.TierDevice)
@@ -73,9 +73,9 @@ func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedB
 	return told, as, events
 }
 
-// TestSnapshotHasParentsBeforeChildren has forests, and circles, whose blocks lie
-// anywhere: each is told once, as it was stored, and after its parent unless they go
-// round. The numbers of climbs run out in some.
+// TestSnapshotHasParentsBeforeChildren draws forests and cycles. Each block is encoded once,
+// as it was stored, and after its parent unless it is in a cycle. Some exceed the limit of
+// climbs.
 func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.SampledFrom([]int{1, 5, 40, 400}).Draw(rt, "blocks")
@@ -91,7 +91,7 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 				b.lora = rapid.SampledFrom([]string{"a", "b"}).Draw(rt, "lora")
 			}
 			if b.hasParent = rapid.IntRange(0, 9).Draw(rt, "has parent") > 0; b.hasParent {
-				b.parent = uint64(i - rapid.IntRange(-5, near).Draw(rt, "parent")) // of which those below 0 are nobody's
+				b.parent = uint64(i - rapid.IntRange(-5, near).Draw(rt, "parent")) // negative: no such block
 				if !circles && b.parent >= uint64(i) {
 					b.parent = uint64(i - 1)
 				}
@@ -117,7 +117,7 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 	})
 }
 
-// TestSnapshotEncodesAChainInFewEvents has prompts of 64 blocks, and one long one.
+// TestSnapshotEncodesAChainInFewEvents covers prompts of 64 blocks, and one long one.
 func TestSnapshotEncodesAChainInFewEvents(t *testing.T) {
 	for _, tt := range []struct{ prompts, blocks, most int }{
 		{1, 64, 1}, {1, 1024, 1}, {1, 1025, 2}, {1, 10_000, 10}, {1000, 64, 7000},
@@ -137,7 +137,7 @@ func TestSnapshotEncodesAChainInFewEvents(t *testing.T) {
 	}
 }
 
-// TestMemoryOfACopyOfManyAdapters has a name for each block, which engines choose.
+// TestMemoryOfACopyOfManyAdapters gives each block another adapter name.
 func TestMemoryOfACopyOfManyAdapters(t *testing.T) {
 	const blocks = 100_000
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// TestCopyWaitsForMemory has a copy wait that is given up, and then one that is not.
+// TestCopyWaitsForMemory covers a wait that is canceled, and one that succeeds.
 func TestCopyWaitsForMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pipeline{copies: semaphore.NewWeighted(maxCopyBytes)}
@@ -36,7 +36,7 @@ func TestCopyWaitsForMemory(t *testing.T) {
 	})
 }
 
-// TestCopiesAcquireMemory reads a table while nothing is left for a copy.
+// TestCopiesAcquireMemory reads a table while the copy budget is exhausted.
 func TestCopiesAcquireMemory(t *testing.T) {
 	r := &run{key: runKey{kind: wire.KindStored}}
 	for h := range uint64(100_000) {

@@ -19,7 +19,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// heldBlock is what a reader knows of a block.
+// heldBlock is a reader's record of a block.
 type heldBlock struct {
 	parent     uint64
 	hasParent  bool
@@ -29,14 +29,14 @@ type heldBlock struct {
 	lora       string
 }
 
-// heldPlace is where a block is.
+// heldPlace identifies a block in a rank and tier.
 type heldPlace struct {
 	rank uint32
 	tier kvcastv1.Tier
 	hash uint64
 }
 
-// reader applies a worker's events as a router does that keeps all it is told.
+// reader applies a worker's events like a router that records every field.
 type reader map[heldPlace]heldBlock
 
 func (r reader) apply(ev *kvcastv1.RouterEvent) {
@@ -132,8 +132,8 @@ func testPipeline(t interface{ Fatalf(string, ...any) }) (*pipeline.Pipeline, *j
 	return p, j, p.AddWorker(feed.Worker{Name: testWorker, Model: "m", Ranks: []uint32{0}})
 }
 
-// TestSnapshotIsTheStateAtItsSeq compares, after random batches, what a cut tells
-// with what the entries up to it tell, and that parents come first.
+// TestSnapshotIsTheStateAtItsSeq compares, after random batches, a cut with the entries up
+// to its seq, and checks that parents come first.
 func TestSnapshotIsTheStateAtItsSeq(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, j, lane := testPipeline(t)
@@ -173,7 +173,7 @@ func TestSnapshotIsTheStateAtItsSeq(t *testing.T) {
 	})
 }
 
-// TestSnapshotHasTheNewestBlockSize has one that is learned, before and after a restart.
+// TestSnapshotHasTheNewestBlockSize covers a learned block size, before and after a restart.
 func TestSnapshotHasTheNewestBlockSize(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	for _, step := range []struct {
@@ -194,7 +194,7 @@ func TestSnapshotHasTheNewestBlockSize(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfATreeHasParentsFirst has a tree, stored in another order than it is told.
+// TestSnapshotOfATreeHasParentsFirst stores a tree in another order than the snapshot's.
 func TestSnapshotOfATreeHasParentsFirst(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	const n = 5000
@@ -235,8 +235,8 @@ func TestSnapshotOfATreeHasParentsFirst(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfACycleEnds has blocks that are one another's parents, which no sane
-// engine stores.
+// TestSnapshotOfACycleEnds stores blocks that are each other's parents, as no correct engine
+// does.
 func TestSnapshotOfACycleEnds(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	for h := range uint64(3) {
@@ -260,11 +260,11 @@ func TestSnapshotOfAnUnknownWorker(t *testing.T) {
 	}
 }
 
-// TestSnapshotUnderLoad reads cuts of a large table while its engine goes on, clears
-// and restarts: a cut and the entries after it are always the state.
+// TestSnapshotUnderLoad reads cuts of a large table while its engine stores, clears and
+// restarts: a cut followed by the entries after it always equals the state.
 func TestSnapshotUnderLoad(t *testing.T) {
 	p, j, lane := testPipeline(t)
-	const pool = 60_000 // more than one turn copies
+	const pool = 60_000 // more than one step copies
 	var next uint64
 	step := func(i int) {
 		stored := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 16, BlockHashes: make([]uint64, 64)}
@@ -314,8 +314,7 @@ func TestSnapshotUnderLoad(t *testing.T) {
 	}
 }
 
-// TestSnapshotIsCanceled has a table that is cleared while it is copied, and a
-// reader that leaves.
+// TestSnapshotIsCanceled clears a table while it is copied, and cancels a reader.
 func TestSnapshotIsCanceled(t *testing.T) {
 	for name, interrupt := range map[string]func(feed.Lane, context.CancelFunc){
 		"by a clear":       func(l feed.Lane, _ context.CancelFunc) { l.Restarted(feed.Restart{}) },
@@ -338,7 +337,7 @@ func TestSnapshotIsCanceled(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				for range 3 { // at whatever moment of the copy
+				for range 3 { // at any time during the copy
 					lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
 				}
 				interrupt(lane, cancel)
@@ -358,7 +357,7 @@ func TestSnapshotIsCanceled(t *testing.T) {
 	}
 }
 
-// TestSnapshotAfterClose is a snapshot while a server ends: what is held is held.
+// TestSnapshotAfterClose checks that a closed pipeline still serves snapshots.
 func TestSnapshotAfterClose(t *testing.T) {
 	p, _, lane := testPipeline(t)
 	lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
@@ -440,14 +439,14 @@ func TestStatusAndLookup(t *testing.T) {
 	}
 }
 
-// protoCompare compares messages by what they say.
+// protoCompare compares messages by proto.Equal.
 var protoCompare = cmp.Comparer(proto.Equal)
 
 // BenchmarkSnapshot reads all of a table of a million blocks.
 func BenchmarkSnapshot(b *testing.B) {
 	const blocks = 1_000_000
 	l := newLane(b, 100)
-	l.batch.Events = l.batch.Events[:1] // nothing leaves
+	l.batch.Events = l.batch.Events[:1] // no block is evicted
 	for range blocks / l.blocks {
 		l.step()
 	}
@@ -466,13 +465,13 @@ func BenchmarkSnapshot(b *testing.B) {
 	b.ReportMetric(float64(b.N)*blocks/b.Elapsed().Seconds(), "blocks/s")
 }
 
-// BenchmarkSnapshotBlocksLane is the longest time that a batch of one store takes within a
-// second, while the worker's million blocks are read again and again, and, without,
-// while they are not: what the machine and the garbage collector make of it anyhow.
+// BenchmarkSnapshotBlocksLane reports the slowest batch of one store within a second while
+// the worker's million blocks are read repeatedly and, as the baseline of machine and
+// garbage collector, while they are not.
 func BenchmarkSnapshotBlocksLane(b *testing.B) {
 	const blocks = 1_000_000
 	l := newLane(b, 100)
-	l.batch.Events = l.batch.Events[:1] // nothing leaves
+	l.batch.Events = l.batch.Events[:1] // no block is evicted
 	for range blocks / l.blocks {
 		l.step()
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// checkStale compares which blocks are stale with a set, and checks that none precedes
-// the search.
+// checkStale compares the stale blocks with a set, and checks that none precedes the search
+// position.
 func checkStale(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uint64]bool) {
 	stale := 0
 	got.all(func(b *slot) {
@@ -30,8 +30,8 @@ func checkStale(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uin
 	}
 }
 
-// TestStaleBlocksAreThoseNotStoredSinceTheGap has blocks come and go, and gaps,
-// and blocks that leave for being stale, in tables of one segment and of many.
+// TestStaleBlocksAreThoseNotStoredSinceTheGap draws stores, removes, gaps and evictions of
+// stale blocks, in tables of one segment and of many.
 func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		got := newTable(nil)
@@ -63,7 +63,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 					delete(stale, h)
 				}
 				storeRun(got, r)
-				for h := range got.copies { // of which this test has none
+				for h := range got.copies { // absent in this test
 					delete(got.copies, h)
 				}
 			}
@@ -75,7 +75,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 	})
 }
 
-// expire lets n stale blocks leave the table, and the maps.
+// expire evicts n stale blocks from the table and the maps.
 func expire(t *rapid.T, got *table, held map[uint64]uint64, stale map[uint64]bool, n int) {
 	want := min(n, len(stale))
 	gone := got.expire(n, nil)
@@ -91,8 +91,8 @@ func expire(t *rapid.T, got *table, held map[uint64]uint64, stale map[uint64]boo
 	}
 }
 
-// TestRankHasTooManyGaps has a rank see its last gap that can be numbered: at the
-// next the blocks go, and all begins again.
+// TestRankHasTooManyGaps exhausts a rank's gap numbers: the next gap removes all blocks, and
+// numbering restarts.
 func TestRankHasTooManyGaps(t *testing.T) {
 	p, err := New(Config{MaxBlocksPerRank: 2}, journal.NewMemory(journal.Config{MaxBytes: 1 << 20}))
 	if err != nil {
@@ -129,8 +129,8 @@ func TestRankHasTooManyGaps(t *testing.T) {
 	}
 }
 
-// TestStaleBlocksAreFoundFromAnySlotOn has the search in a segment begin behind
-// stale blocks, as it does where they have moved.
+// TestStaleBlocksAreFoundFromAnySlotOn starts the search of a segment behind stale blocks,
+// as happens after they have moved.
 func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
 	const blocks = 5000
 	for _, slot := range []int{0, 700, maxSegment - 1, maxSegment, 2 * maxSegment} {

@@ -12,10 +12,10 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// These tests look inside, at what a table knows of a block besides its hash:
-// no event tells it, snapshots do.
+// These tests are internal: they inspect the attributes of blocks, which snapshots contain
+// and events do not.
 
-// plainBlock is all that a table knows of a block, written out.
+// plainBlock contains all attributes of a block.
 type plainBlock struct {
 	Copies     int
 	Parent     uint64
@@ -26,7 +26,7 @@ type plainBlock struct {
 	BlockSize  uint32
 }
 
-// plain writes out all of a table.
+// plain returns all blocks of a table.
 func plain(t *table) map[uint64]plainBlock {
 	all := make(map[uint64]plainBlock)
 	t.blocks.all(func(b *slot) {
@@ -47,7 +47,7 @@ func plain(t *table) map[uint64]plainBlock {
 	return all
 }
 
-// storePlain is what storing a run means.
+// storePlain is the reference implementation of storing a run.
 func storePlain(all map[uint64]plainBlock, r *run) {
 	parent, hasParent := r.parent, r.hasParent
 	for i, hash := range r.hashes {
@@ -120,8 +120,8 @@ func TestNewestStoreReplacesABlock(t *testing.T) {
 	})
 }
 
-// checkAttributes sees that each attr in use has one slot, which counts its
-// blocks, and that the other slots are free, once each.
+// checkAttributes checks that each attr in use has one slot, which counts its blocks, and
+// that every other slot is free exactly once.
 func checkAttributes(t *rapid.T, table *table) {
 	used := make(map[uint32]int)
 	table.blocks.all(func(b *slot) { used[b.Value.attr]++ })
@@ -208,7 +208,7 @@ func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
 	}
 }
 
-// storeRun stores a run, as a lane does that has memory for what it needs.
+// storeRun stores a run as a lane with sufficient budget does.
 func storeRun(t *table, r *run) {
 	slot, _ := t.reserve(r)
 	t.storeRun(r, slot)

@@ -12,8 +12,7 @@ import (
 
 func pass(d time.Duration) call { return call{Pass: d} }
 
-// TestTimeout has a timeout of 10 s, in time that passes only where a test says
-// so.
+// TestTimeout uses a timeout of 10 s, in time that advances only on request.
 func TestTimeout(t *testing.T) {
 	const just = time.Nanosecond
 	type step struct {
@@ -112,8 +111,8 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// TestTimeoutAppliesToItsRunOnly has a batch come at the very moment at which a
-// timeout runs out: whichever is first, the batch's own run has all its time.
+// TestTimeoutAppliesToItsRunOnly sends a batch at the moment a timeout expires: whichever is
+// first, the batch's own run gets its full timeout.
 func TestTimeoutAppliesToItsRunOnly(t *testing.T) {
 	for range 200 {
 		withWorker(t, pipeline.Config{Timeout: 10 * time.Second}, func(t *testing.T, s *subject) {

@@ -99,9 +99,8 @@ func TestTrackerIsBounded(t *testing.T) {
 	}
 }
 
-// TestIdleNamesAreBounded has a source rename, again and again, a block that another
-// holds by a name that routers know, and that the first source released before all
-// others.
+// TestIdleNamesAreBounded renames one source's block repeatedly, while another source holds
+// it by the name that routers know, which the first source released earliest.
 func TestIdleNamesAreBounded(t *testing.T) {
 	const renames = 3 * maxIdleNames
 	tr := newTracker(2, 100, &trackerCounts{})
@@ -132,8 +131,8 @@ func TestIdleNamesAreBounded(t *testing.T) {
 	}
 }
 
-// TestSearchForRoomIsBounded has more blocks that may not leave before the first
-// that may than are looked at for one.
+// TestSearchForRoomIsBounded puts more certain blocks before the first uncertain one than a
+// search visits.
 func TestSearchForRoomIsBounded(t *testing.T) {
 	const blocks = maxUncertainSteps + 2
 	tr := newTracker(2, blocks, &trackerCounts{})
@@ -168,9 +167,8 @@ func TestSourceHasTooManyGaps(t *testing.T) {
 	}
 }
 
-// TestHoldersAreTheirSources has blocks that routers know by a name that its source let go
-// of, and by one that is another block's as well, and one that a source has two names
-// for.
+// TestHoldersAreTheirSources covers a block known to routers by a released name, one known
+// by a name that is also another block's, and one with two names of one source.
 func TestHoldersAreTheirSources(t *testing.T) {
 	tr := newTracker(3, 10, &trackerCounts{})
 	tr.play(
@@ -187,7 +185,7 @@ func TestHoldersAreTheirSources(t *testing.T) {
 	}
 }
 
-// TestTrackerKeepsNoStringOfABatch has a batch's memory overwritten.
+// TestTrackerKeepsNoStringOfABatch overwrites a batch's memory after the call.
 func TestTrackerKeepsNoStringOfABatch(t *testing.T) {
 	tr := newTracker(2, 10, &trackerCounts{})
 	b := []byte("adapter")
@@ -199,7 +197,7 @@ func TestTrackerKeepsNoStringOfABatch(t *testing.T) {
 	}
 }
 
-// TestHashesAreDeterministicAndSensitive is of what a block is known by.
+// TestHashesAreDeterministicAndSensitive covers the hash that identifies a block.
 func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 	hash := func(lora, salt string, tokens ...uint32) uint64 {
 		return wire.AppendTokensHashes(nil, tokens, len(tokens), wire.BlockSeed(lora, salt), false, nil)[0]
@@ -231,8 +229,8 @@ func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 	}
 }
 
-// TestAdaptersAreDistinguished has so many small trackers that in some of them blocks of
-// one sequence hash lie side by side where they are looked up.
+// TestAdaptersAreDistinguished makes so many small trackers that in some of them blocks of
+// equal sequence hash are neighbors in the lookup table.
 func TestAdaptersAreDistinguished(t *testing.T) {
 	const n = 8
 	for first := range uint64(2000) {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// checkTracker checks what holds of a tracker at any time.
+// checkTracker checks a tracker's invariants.
 func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	blocks, names, alone := 0, 0, 0
 	named, held := make([]int, tr.sources), make([]int, tr.sources)

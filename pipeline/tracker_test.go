@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// trackerStep is a call of a tracker by a source.
+// trackerStep is one call of a tracker by a source.
 type trackerStep func(*tracker)
 
 // engine and offload are the sources of these tests.
@@ -18,7 +18,7 @@ const (
 	offload
 )
 
-// storeOf is a store of blocks of some contents by some names.
+// storeOf returns a store of blocks with these contents and hashes.
 func storeOf(contents []uint64, hashes ...uint64) wire.Event {
 	return wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1, BlockHashes: hashes, TokensHashes: contents}
 }
@@ -58,7 +58,7 @@ func losesSome(source int) trackerStep { return func(t *tracker) { t.gap(source)
 
 func clearAll(t *tracker) { t.reset() }
 
-// play makes calls, and writes out what each one has routers hear.
+// play makes calls, and describes the events that each one emits.
 func (t *tracker) play(steps ...trackerStep) (heard []string) {
 	for _, step := range steps {
 		step(t)
@@ -83,8 +83,8 @@ func TestTracker(t *testing.T) {
 	one := contents(100)
 	tests := map[string]struct {
 		steps  []trackerStep
-		want   []string // what routers hear of each step
-		blocks int      // known at the end
+		want   []string // emitted events by step
+		blocks int      // tracked at the end
 	}{
 		"the first store publishes": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1))},

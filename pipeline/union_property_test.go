@@ -15,17 +15,16 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// cache is what one source of a worker holds: prompts' prefixes, each written as
-// the contents of its blocks. Each source has names of its own for them, and each of
-// its incarnations others, or the same.
+// cache is the cache of one of a worker's sources: prefixes of prompts, each written as the
+// contents of its blocks. Names differ by source, and may differ by incarnation.
 type cache struct {
 	source, incarnation int
 	held                map[string]int // how often
-	// named is what it has called prefixes, as long as anybody holds them.
+	// named are its current and former names of prefixes, as long as any cache holds them.
 	named map[string]uint64
 }
 
-// name is what the source calls a prefix.
+// name returns the source's name of a prefix.
 func (c *cache) name(names map[uint64]string, prefix string) uint64 {
 	h := uint64(c.source+1)<<32 + uint64(c.incarnation)<<48
 	for _, b := range []byte(prefix) {
@@ -35,8 +34,8 @@ func (c *cache) name(names map[uint64]string, prefix string) uint64 {
 	return h
 }
 
-// stored is the event that a source sends when it caches a prompt from a block on,
-// whose parent it calls by a name.
+// stored returns the event that a source sends when it caches a prompt from a block on, with
+// the name of that block's parent.
 func (c *cache) stored(names map[uint64]string, prompt string, from int, parent uint64) wire.Event {
 	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 1}
 	if from > 0 {
@@ -50,7 +49,7 @@ func (c *cache) stored(names map[uint64]string, prompt string, from int, parent 
 	return e
 }
 
-// union is what any of some caches holds.
+// union returns the prefixes that any of the caches holds.
 func union(caches []*cache) map[string]int {
 	all := make(map[string]int)
 	for _, c := range caches {
@@ -61,8 +60,8 @@ func union(caches []*cache) map[string]int {
 	return all
 }
 
-// wrongParents says which blocks are stored after another than their parent, or
-// after one that a router has by another name.
+// wrongParents returns the blocks stored with a wrong parent, or with a name of the parent
+// that the router does not have.
 func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[uint64]bool) (wrong []string) {
 	for _, entry := range entries {
 		for _, e := range entry.GetEvents() {
@@ -80,11 +79,10 @@ func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[u
 	return wrong
 }
 
-// TestRouterStateIsTheUnionOfTheSources has two or three caches that call the same
-// prompts by other names, and nothing that is lost: a router has, each once, the
-// prefixes that any of them holds, and each after its parent. A cache may continue a
-// block that it has let go of itself, as long as any other holds it, and call it what
-// any of them has called it.
+// TestRouterStateIsTheUnionOfTheSources draws two or three caches with different names for
+// the same prompts, and no loss: a router has exactly the union of their prefixes, each once
+// and after its parent. A cache may continue a block that it has evicted itself, by any name
+// that a cache has used, as long as another cache holds it.
 func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := newSubject(pipeline.Config{MaxBlocks: rapid.IntRange(1, 4).Draw(t, "max blocks")})
@@ -123,8 +121,8 @@ func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 				next = batch(remove(c.name(names, prefix)))
 			default:
 				prompt := rapid.StringMatching("[ab]{1,5}").Draw(t, "prompt")
-				// It may begin after any block that some cache holds, and be called what any
-				// of them has called that.
+				// It may begin after any block that some cache holds, under any name that a
+				// cache has used.
 				froms, parents := []int{0}, []uint64{0}
 				for from := range len(prompt) - 1 {
 					for _, other := range caches {
