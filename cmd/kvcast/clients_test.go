@@ -147,7 +147,7 @@ func TestClientInPython(t *testing.T) {
 		}
 		e := runExample(t, python, args...)
 		// Until its connection was too old, and it has resumed by itself.
-		for !strings.Contains(e.errOut.String(), "and is resumed") || last < int(block) {
+		for !strings.Contains(e.errOut.String(), "; resuming") || last < int(block) {
 			if last >= int(block) {
 				publishSome()
 			}
