@@ -327,7 +327,7 @@ func (l *link) watch(ctx context.Context, r *attempt) {
 			settled = true
 			select {
 			case <-time.After(settleTime):
-				l.succeed(r)
+				l.replaceCurrent(r)
 			case <-ctx.Done():
 			}
 		}
@@ -355,8 +355,8 @@ func (l *link) disconnect(r *attempt) {
 	l.p.disconnect(in, r.id)
 }
 
-// succeed has the attempt beside the current one replace it.
-func (l *link) succeed(r *attempt) {
+// replaceCurrent has the attempt beside the current one take its place.
+func (l *link) replaceCurrent(r *attempt) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	if l.beside == r {

@@ -1,4 +1,4 @@
-// Package server serves the journal and the state that follows from it to routers over gRPC.
+// Package server serves routers over gRPC: the journal, and the state derived from it.
 //
 // Requests flow in; entries flow out, in the bytes that the journal encoded once. Each stream is a cursor in
 // the journal without a queue of its own. Guarantee: a subscriber receives every entry once and in order from

@@ -81,8 +81,8 @@ type Config struct {
 	// ReplayTimeout is how long a reply of a replay socket may take: 10 ms to 1 h.
 	ReplayTimeout time.Duration
 	// Silence is how long a connection may be silent before it is verified: by requesting
-	// the last batch from the replay socket, or by a second connection where there is none.
-	// At least 10 ms; negative disables it.
+	// the last batch from the replay socket or, if the engine has no replay socket, by
+	// opening a second connection. At least 10 ms; a negative value disables the check.
 	Silence time.Duration
 	// Grace is how long a worker may have no connection, once it has had one, before it is
 	// removed; negative means at once. Those of Workers and AddWorker are added again when

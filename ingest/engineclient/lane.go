@@ -8,8 +8,8 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
-// queueLane is the feed.Sink and feed.Lane of a Client's worker. It puts events into the
-// queue of the delivery, and waits for room.
+// queueLane is the feed.Sink and feed.Lane of a Client's worker. It appends events
+// to the Client's queue, and blocks while the queue is full.
 type queueLane struct {
 	*delivery
 	stopping <-chan struct{} // closed when the Client is stopped

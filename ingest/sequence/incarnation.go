@@ -1,7 +1,8 @@
 package sequence
 
-// incarnation is what an engine says of its incarnation beside its seqs: an epoch in the
-// topic (SGLang), a publisher id in the batch (proposed for vLLM), both or neither.
+// incarnation identifies one run of an engine by what its messages carry besides seqs: an
+// epoch in the topic (SGLang), a publisher id in the batch (proposed for vLLM), both, or
+// neither.
 type incarnation struct {
 	epoch      string
 	publisher  string

@@ -195,8 +195,8 @@ func (m *Machine) restart(e Evidence, seq uint64) {
 	m.forgetIncarnation()
 }
 
-// reportGap reports batches that are lost, and makes the last of them the last one read.
-// An empty range says that something may be lost.
+// reportGap reports the batches of a range as lost, and advances the last read seq to its
+// end. An empty range means that batches may be lost, but not which.
 func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch) {
 	m.emit(Action{
 		Kind: ReportGap, Reason: reason, Batch: next,

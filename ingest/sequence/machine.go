@@ -95,8 +95,8 @@ type Machine struct {
 	// former is the incarnation before the present one, or the seqs before a gap.
 	former former
 
-	// current is the connection that batches arrive by, and other one that they arrived
-	// by before and that is still open. connections counts those there were.
+	// current is the connection on which batches arrive. other is an earlier connection that
+	// is still open, if any. connections is the number of connections so far.
 	current, other Connection
 	connections    uint32
 	heardAt        time.Time // of the last message or connection
@@ -144,8 +144,8 @@ func (m *Machine) State() State { return m.state }
 // Connected reports whether there is a connection.
 func (m *Machine) Connected() bool { return m.current.ID != 0 }
 
-// Connections returns the connection that batches arrive by, and another one that they
-// arrived by before and that is still open; 0 where there is none.
+// Connections returns the connection on which batches arrive, and an earlier connection that
+// is still open; 0 means none.
 func (m *Machine) Connections() (current, other ConnectionID) { return m.current.ID, m.other.ID }
 
 // Replaying reports whether a replay is in progress, so that live batches are buffered.

@@ -59,7 +59,7 @@ const (
 //  3. A batch whose seq is not above the last is a duplicate if it is among the last
 //     historySize batches, with the same fingerprint. Otherwise the engine restarted.
 //
-// Every batch that is no duplicate uses its seq, malformed ones included.
+// Every batch that is not a duplicate, even a malformed one, advances the last seq.
 type order struct {
 	first    uint64 // seq of an incarnation's first batch
 	progress progress

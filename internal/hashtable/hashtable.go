@@ -114,8 +114,8 @@ func (t *Table[V, T]) Find(key uint64) (s *Segment[V, T], i int, ok bool) {
 	return s, i, ok
 }
 
-// Put returns where a key is, valid until the next Put or Delete, and whether the table
-// had it. Otherwise it adds the key, with the zero value and tag.
+// Put adds a key with the zero value and tag, if the table does not have it. It returns the
+// key's place, valid until the next Put or Delete, and whether the key already existed.
 func (t *Table[V, T]) Put(key uint64) (s *Segment[V, T], i int, existed bool) {
 	h := Hash(key)
 	s = t.dir[t.index(h)]
