@@ -257,8 +257,11 @@ func (m *Machine) Overrun(now time.Time) []Action {
 
 // Deadline returns when Tick is due; zero where there is nothing to wait for.
 func (m *Machine) Deadline() time.Time {
-	var first time.Time
-	for _, t := range [...]time.Time{m.silentAt(), m.absentUntil, m.overrunUntil, m.retryAt()} {
+	first := m.silentAt()
+	if m.repair == nil && m.absentUntil.IsZero() && m.overrunUntil.IsZero() {
+		return first // as after most batches
+	}
+	for _, t := range [...]time.Time{m.absentUntil, m.overrunUntil, m.retryAt()} {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
 			first = t
 		}
