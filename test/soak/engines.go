@@ -42,8 +42,10 @@ func faultsOf(seed uint64, lossless bool) simulator.Faults {
 	for _, fault := range simulator.AllFaults() {
 		switch fault {
 		case simulator.FaultForget, simulator.FaultAmnesia, simulator.FaultRestartLate, simulator.FaultRestartAhead,
-			simulator.FaultHoles, simulator.FaultEndless, simulator.FaultMute, simulator.FaultDead:
-			// The last four may outlast the server's replay retries.
+			simulator.FaultHoles, simulator.FaultEndless, simulator.FaultMute, simulator.FaultDead,
+			simulator.FaultRestartPassed:
+			// Four of these may outlast the server's replay retries. The last one may outlast the
+			// grace time, so that the worker is added again and has joined late.
 			if !lossless {
 				f.Rates[fault] = engineOdds
 			}
