@@ -144,10 +144,6 @@ func (m *Machine) State() State { return m.state }
 // Connected reports whether there is a connection.
 func (m *Machine) Connected() bool { return m.current.ID != 0 }
 
-// Connections returns the connection on which batches arrive, and an earlier connection that
-// is still open; 0 means none.
-func (m *Machine) Connections() (current, other ConnectionID) { return m.current.ID, m.other.ID }
-
 // Replaying reports whether a replay is in progress, so that live batches are buffered.
 func (m *Machine) Replaying() bool { return m.repair != nil }
 
