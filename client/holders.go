@@ -75,8 +75,8 @@ func (s *sets) members(h holders, buf *[1]member) []member {
 	return s.all[uint32(h)].members
 }
 
-// change removes and adds tiers of one holder of a block. It replaces the reference to h by
-// one to the holders that it returns.
+// change removes and adds tiers of one holder in the set h, and returns the set that results.
+// It releases the caller's reference to h, and the caller gets one to the result.
 func (s *sets) change(h holders, holder uint32, add, remove tiers) holders {
 	s.scratch = append(s.scratch[:0], s.members(h, &s.single)...)
 	members := s.scratch

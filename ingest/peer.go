@@ -14,7 +14,7 @@ type peer struct {
 	// address is learned from the first message; invalid before, and where there is none.
 	address     netip.Addr
 	addressless bool
-	// publishers are those for which it is peer or otherPeer.
+	// publishers are the publishers whose batches arrive, or arrived last, by this connection.
 	publishers map[*publisher]struct{}
 }
 

@@ -72,9 +72,9 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 
 // Failed returns a channel that receives the error of the first append that fails. The
 // worker's lane has then discarded its state, which includes changes that routers will never
-// see: it emits no further events, and reads of it fail. Recovery is not implemented: the
-// owner of the pipeline must end the process or make a new pipeline, so that the engines'
-// caches are read again.
+// see: it emits no further events, and reads of it fail. The pipeline cannot continue: its
+// owner must end the process or make a new pipeline, so that the engines' caches are read
+// again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
 // AddWorker emits WorkerAdded and returns the Lane for the worker's batches.

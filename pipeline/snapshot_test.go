@@ -465,9 +465,9 @@ func BenchmarkSnapshot(b *testing.B) {
 	b.ReportMetric(float64(b.N)*blocks/b.Elapsed().Seconds(), "blocks/s")
 }
 
-// BenchmarkSnapshotBlocksLane reports the slowest batch of one store within a second while
-// the worker's million blocks are read repeatedly and, as the baseline of machine and
-// garbage collector, while they are not.
+// BenchmarkSnapshotBlocksLane reports the slowest batch of one store within a second, once
+// while the worker's 1,000,000 blocks are read and once while they are not. The second figure
+// is the delay that the machine and the garbage collector cause by themselves.
 func BenchmarkSnapshotBlocksLane(b *testing.B) {
 	const blocks = 1_000_000
 	l := newLane(b, 100)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// wantLimiter checks how many slots are in use and how many callers wait.
+// wantLimiter checks the number of slots in use and the number of waiting callers.
 func wantLimiter(t *testing.T, l *limiter, inUse, waiting int64) {
 	t.Helper()
 	if gotInUse, gotWaiting := l.inUse.Load(), l.waiting.Load(); gotInUse != inUse || gotWaiting != waiting {

@@ -26,8 +26,8 @@ const (
 
 // salts remembers which blocks of a source are salted: most engines send a cache salt
 // with the first block of a request only, and later stores continue it by the hash of
-// their parent. Invariant: no store gets another's salt, or none, where the engine's
-// events say otherwise.
+// their parent. Invariant: if the engine's events determine the salt of
+// a store, the store gets that salt.
 //
 //  1. A store's own salt is that of its blocks. Without one, its blocks have the salt of
 //     its parent, if that is remembered.

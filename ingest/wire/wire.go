@@ -154,7 +154,7 @@ var (
 	noRare Rare
 )
 
-// raw returns the raw fields for reading.
+// raw returns ev.Raw, or an empty Raw if that is nil. The caller must not change it.
 func (ev *Event) raw() *Raw {
 	if ev.Raw == nil {
 		return &noRaw
@@ -162,7 +162,7 @@ func (ev *Event) raw() *Raw {
 	return ev.Raw
 }
 
-// rare returns the rare fields for reading.
+// rare returns ev.Rare, or an empty Rare if that is nil. The caller must not change it.
 func (ev *Event) rare() *Rare {
 	if ev.Rare == nil {
 		return &noRare

@@ -39,7 +39,7 @@ func (p *process) cpu() (time.Duration, error) { return harness.CPUTime(p.PID())
 // residentBytes returns the resident memory of the process.
 func (p *process) residentBytes() (int64, error) { return harness.ResidentBytes(p.PID()) }
 
-// metrics returns the metrics of the process, summed over labels.
+// metrics returns the value of each metric of the process, summed over its label values.
 func (p *process) metrics(ctx context.Context) (metrics, error) {
 	samples, err := p.Metrics(ctx)
 	if err != nil {

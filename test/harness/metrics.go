@@ -120,7 +120,7 @@ func (m Metrics) add(f *dto.MetricFamily) Metrics {
 		for _, l := range metric.GetLabel() {
 			s.Labels[l.GetName()] = l.GetValue()
 		}
-		// All but one of these are nil, which counts as 0.
+		// A metric has one of these types. The getters of the others return 0.
 		s.Value = metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + metric.GetUntyped().GetValue() +
 			float64(metric.GetHistogram().GetSampleCount()+metric.GetSummary().GetSampleCount())
 		m = append(m, s)
