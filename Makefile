@@ -2,6 +2,8 @@
 
 GO ?= go
 TOOLS := $(CURDIR)/bin/tools
+# The shared cache can contain issues of other checkouts.
+export GOLANGCI_LINT_CACHE := $(CURDIR)/bin/lint-cache
 SOURCES := $(shell git ls-files -co --exclude-standard '*.go' go.mod go.sum 2>/dev/null || echo go.mod)
 COUNT ?= 1
 BENCH ?= .

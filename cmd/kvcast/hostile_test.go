@@ -29,7 +29,7 @@ const attackTime = 10 * time.Second
 // attack connects to a bound port as a publisher.
 func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
 	t.Helper()
-	c, err := rawzmtp.Publish(strings.TrimPrefix(endpoint, "tcp://"), patience)
+	c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(endpoint, "tcp://"), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func freePort(t *testing.T) int {
 var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Publish(strings.TrimPrefix(s.endpoint(), "tcp://"), patience)
+			c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(s.endpoint(), "tcp://"), patience)
 			if err != nil {
 				t.Error(err)
 				return

@@ -4,6 +4,7 @@
 package rawzmtp
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -29,9 +30,10 @@ type Conn struct {
 	buf []byte
 }
 
-// Publish connects to a bound SUB socket.
-func Publish(address string, timeout time.Duration) (*Conn, error) {
-	conn, err := net.DialTimeout("tcp", address, timeout) //nolint:noctx // it has a timeout
+// Publish connects to a bound SUB socket. Connecting and the handshake may each take timeout.
+func Publish(ctx context.Context, address string, timeout time.Duration) (*Conn, error) {
+	dialer := net.Dialer{Timeout: timeout}
+	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
