@@ -55,7 +55,7 @@ func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	c.Metrics = h.registry
 	c.Workers = []config.Worker{{Name: "w", Sources: []config.Source{source}}}
 	h.in, _ = start(t, c, h.view)
-	h.must(h.Subscribed(patient(t), 1))
+	h.must(h.WaitSubscribed(patient(t), 1))
 	h.store(h.Publish, 3)
 	h.awaitBlocks(t, h.cache.blocks)
 	return h
@@ -92,7 +92,7 @@ func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
 	waitFor(t, h.pub.replaced)
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	// The new connection carries live batches, without a replay for each.
-	h.must(h.Subscribed(patient(t), 1))
+	h.must(h.WaitSubscribed(patient(t), 1))
 	h.store(h.Publish, 2)
 	h.awaitBlocks(t, h.cache.blocks)
 	h.wantTold(map[string]int{})
@@ -139,7 +139,7 @@ func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
-	h.must(h.Replayed(patient(t), h.Replays()+10))
+	h.must(h.WaitReplays(patient(t), h.Replays()+10))
 	h.wantTold(map[string]int{})
 	if n := h.pub.Stats().Accepted; n != before {
 		t.Errorf("%d connections, want %d: none was dead", n, before)

@@ -91,7 +91,7 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 	honest := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 		Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
 	}})
-	honest.must(honest.Subscribed(patient(t), 1))
+	honest.must(honest.WaitSubscribed(patient(t), 1))
 	honest.store(honest.Publish, 1)
 	all["127.0.0.1"].awaitBlocks(t, honest.blocks)
 

@@ -28,7 +28,7 @@ func newBoundCache(t *testing.T, in *ingest.Ingest, host string, replayPort int,
 		BatchConfig: simulator.BatchConfig{Rank: rank},
 	})
 	c.connects = true
-	c.must(c.Subscribed(patient(t), 1))
+	c.must(c.WaitSubscribed(patient(t), 1))
 	return c
 }
 
@@ -122,7 +122,7 @@ func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	c.must(c.Disconnect())
 	awaitState(t, in, 0, ingest.SourceConnecting)
 	c.must(c.Reconnect())
-	c.must(c.Subscribed(patient(t), 1))
+	c.must(c.WaitSubscribed(patient(t), 1))
 	c.store(c.Publish, 1) // its seq alone shows nothing
 	v.awaitBlocks(t, c.blocks)
 	awaitState(t, in, 0, ingest.SourceLive)
@@ -215,7 +215,7 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 			other := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 				Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
 			}})
-			other.must(other.Subscribed(patient(t), 1))
+			other.must(other.WaitSubscribed(patient(t), 1))
 			other.next = 1000
 			waitFor(t, func() bool {
 				other.store(other.Publish, 1)

@@ -193,7 +193,7 @@ func (c *cache) must(err error) {
 func (c *cache) caughtUp(v *view) {
 	c.t.Helper()
 	c.store(c.Publish, 1)
-	c.must(c.Replayed(c.t.Context(), 1))
+	c.must(c.WaitReplays(c.t.Context(), 1))
 	c.store(c.Publish, 1) // after what was replayed
 	v.awaitBlocks(c.t, c.blocks)
 }
@@ -224,7 +224,7 @@ var faults = []struct {
 	}},
 	{name: "batches lost for good", lost: true, told: map[string]int{"replay_incomplete": 1}, fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 3)
-		c.store(c.Forget, 2)
+		c.store(c.Lose, 2)
 		c.store(c.Publish, 1)
 	}},
 	{name: "a batch twice", fault: func(c *cache, _ *view) {
@@ -235,9 +235,9 @@ var faults = []struct {
 	}},
 	{name: "batches out of order", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 2)
-		c.store(c.Hold, 2)
+		c.store(c.PublishDelayed, 2)
 		c.store(c.Publish, 2)
-		c.must(c.Release())
+		c.must(c.SendDelayed())
 		c.store(c.Publish, 2)
 	}},
 	{name: "a batch cut short", fault: func(c *cache, _ *view) {
@@ -254,7 +254,7 @@ var faults = []struct {
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
 		c.must(c.RestartProcess(0))
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 2)
 	}},
 	{name: "restart behind the same connection", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
@@ -270,7 +270,7 @@ var faults = []struct {
 		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 3)
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
 	{name: "restart whose first batches are forgotten", lost: true,
@@ -279,8 +279,8 @@ var faults = []struct {
 			v.awaitBlocks(c.t, c.blocks)
 			c.restart()
 			c.must(c.RestartProcess(0))
-			c.store(c.Forget, 3)
-			c.must(c.Subscribed(c.t.Context(), 1))
+			c.store(c.Lose, 3)
+			c.must(c.WaitSubscribed(c.t.Context(), 1))
 			c.store(c.Publish, 1)
 		}},
 	{name: "restart at a seq above 0", told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
@@ -288,7 +288,7 @@ var faults = []struct {
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
 		c.must(c.RestartProcess(3))
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
 	{name: "restart that has passed our seq", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
@@ -297,7 +297,7 @@ var faults = []struct {
 		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 9)
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
 	{name: "restart that goes on where the old one ended", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
@@ -306,7 +306,7 @@ var faults = []struct {
 		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 3)
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
 	{name: "restart after more batches than are remembered", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
@@ -315,7 +315,7 @@ var faults = []struct {
 		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 100)
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		if c.connects { // who binds learns of it with the next batch
 			c.store(c.Publish, 1)
 		}
@@ -325,7 +325,7 @@ var faults = []struct {
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
 		c.must(c.RestartProcess(0))
-		c.must(c.Subscribed(c.t.Context(), 1))
+		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		if !c.connects { // who binds can not tell by a connection whose it is
 			v.await(c.t, "that it may have restarted", func() bool { return v.told["possible_restart"] > 0 })
 		}
@@ -335,45 +335,45 @@ var faults = []struct {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
 		c.store(c.Drop, 3)
-		c.must(c.ForgetAll())
+		c.must(c.ClearReplay())
 		c.store(c.Publish, 3)
 	}},
 	{name: "replay with holes, twice", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
-		c.must(c.FaultReplay(simulator.ReplayFaults{Skip: func(seq uint64) bool { return seq == 4 || seq == 7 }, Requests: 2}))
+		c.must(c.SetReplayFaults(simulator.ReplayFaults{Skip: func(seq uint64) bool { return seq == 4 || seq == 7 }, Requests: 2}))
 		c.store(c.Drop, 9)
 		c.store(c.Publish, 1)
 	}},
 	{name: "replay with a hole for ever", told: map[string]int{"replay_incomplete": 1}, lost: true, fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
-		c.must(c.FaultReplay(simulator.ReplayFaults{Skip: func(seq uint64) bool { return seq == 4 }}))
+		c.must(c.SetReplayFaults(simulator.ReplayFaults{Skip: func(seq uint64) bool { return seq == 4 }}))
 		c.store(c.Drop, 9)
 		c.store(c.Publish, 1)
 	}},
 	{name: "replay without an end", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
-		c.must(c.FaultReplay(simulator.ReplayFaults{NoEnd: true}))
+		c.must(c.SetReplayFaults(simulator.ReplayFaults{NoEnd: true}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
 	{name: "replay that does not answer", told: map[string]int{"replay_unavailable": 1}, lost: true, mute: true, fault: func(c *cache, v *view) {
 		c.caughtUp(v)
-		c.must(c.FaultReplay(simulator.ReplayFaults{Mute: true}))
+		c.must(c.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
 	{name: "replay that does not answer at once", mute: true, fault: func(c *cache, v *view) {
 		c.caughtUp(v)
-		c.must(c.FaultReplay(simulator.ReplayFaults{Mute: true, Requests: 2}))
+		c.must(c.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true, Requests: 2}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
 	{name: "silent live stream", fault: func(c *cache, v *view) {
 		c.store(c.Publish, 1)
-		c.must(c.Silence(true))
+		c.must(c.SetSilent(true))
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks) // by the probe
-		c.must(c.Silence(false))
+		c.must(c.SetSilent(false))
 		c.store(c.Publish, 1)
 	}},
 	{name: "connection lost and made again", fault: func(c *cache, v *view) {
@@ -384,7 +384,7 @@ var faults = []struct {
 		c.evict(c.Publish)
 		c.must(c.Reconnect())
 		if c.connects { // who binds learns of it with the next batch
-			c.must(c.Subscribed(c.t.Context(), 1))
+			c.must(c.WaitSubscribed(c.t.Context(), 1))
 			c.store(c.Publish, 1)
 		}
 	}},
@@ -467,7 +467,7 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 			{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()},
 		}}}
 		start(t, cfg, v)
-		c.must(c.Subscribed(t.Context(), 1))
+		c.must(c.WaitSubscribed(t.Context(), 1))
 		return c
 	}
 	// The listener needs the replay port.
@@ -482,7 +482,7 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 	c.connects = true
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	c.must(c.Subscribed(ctx, 1))
+	c.must(c.WaitSubscribed(ctx, 1))
 	return c
 }
 
@@ -498,7 +498,7 @@ func TestRandomFaults(t *testing.T) {
 			plan := simulator.Faults{Seed: seed, Span: 1 + random.Uint64N(20), Delay: 1 + random.Uint64N(6), Rates: make(map[simulator.Fault]float64)}
 			for _, f := range simulator.AllFaults() {
 				odds := 3
-				if f == simulator.FaultForget || f == simulator.FaultAmnesia {
+				if f == simulator.FaultLose || f == simulator.FaultClearReplay {
 					odds = 12 // after which nearly anything may be missing
 				}
 				if random.IntN(odds) == 0 {

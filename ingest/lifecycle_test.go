@@ -160,7 +160,7 @@ func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
 	c.Grace = time.Hour
 	in, _ := start(t, c, v)
 	for range 3 {
-		if err := p.Subscribed(patient(t), 1); err != nil {
+		if err := p.WaitSubscribed(patient(t), 1); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := p.Publish(store(1)); err != nil {
@@ -262,7 +262,7 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 		read  func(*testing.T, *simulator.Publisher) config.Source
 	}{
 		{"for a replay", ingest.SourceCatchingUp, func(t *testing.T, p *simulator.Publisher) config.Source {
-			if err := p.FaultReplay(simulator.ReplayFaults{Mute: true}); err != nil {
+			if err := p.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true}); err != nil {
 				t.Fatal(err)
 			}
 			return config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}
@@ -280,7 +280,7 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 			r := newRecorder(t)
 			in, _ := start(t, c, r)
 			if tt.state == ingest.SourceCatchingUp {
-				if err := p.Requested(patient(t), 1); err != nil {
+				if err := p.WaitReplayRequests(patient(t), 1); err != nil {
 					t.Fatal(err)
 				}
 				publish(t, p.Publish, 1) // held back

@@ -63,7 +63,7 @@ func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	// If no later batch shows what was dropped last, the next verification does.
 	cfg.Metrics, cfg.Silence, cfg.ReplayTimeout = registry, 200*time.Millisecond, patience
 	in, _ := start(t, cfg, g)
-	c.must(c.Subscribed(patient(t), 1))
+	c.must(c.WaitSubscribed(patient(t), 1))
 	c.store(c.Publish, 1)
 	select {
 	case <-g.waits:
@@ -142,7 +142,7 @@ func TestReplaysInProgressAreBounded(t *testing.T) {
 	}
 	start(t, cfg, gs)
 	for _, c := range caches {
-		c.must(c.Subscribed(patient(t), 1))
+		c.must(c.WaitSubscribed(patient(t), 1))
 		c.store(c.Publish, 1) // held back
 	}
 	waitFor(t, func() bool { return replaysIn(t, registry, "waiting") == engines-most })
@@ -175,7 +175,7 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 			Name: "healthy", Sources: []config.Source{{Connect: healthy.Endpoint(), Replay: healthy.ReplayEndpoint()}},
 		}},
 	}, vs, func(in *ingest.Ingest) { ingest.SetFirstRequests(in, time.Hour, 50*time.Millisecond) })
-	healthy.must(healthy.Subscribed(patient(t), 1))
+	healthy.must(healthy.WaitSubscribed(patient(t), 1))
 	healthy.caughtUp(vs["healthy"])
 	for i := range silent {
 		c := newCache(t, simulator.PublisherConfig{})
@@ -198,7 +198,7 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 	healthy.must(in.AddWorker(t.Context(), config.Worker{
 		Name: "late", Sources: []config.Source{{Connect: late.Endpoint(), Replay: late.ReplayEndpoint()}},
 	}))
-	late.must(late.Subscribed(patient(t), 1))
+	late.must(late.WaitSubscribed(patient(t), 1))
 	late.store(late.Publish, 1)
 	v := vs["late"]
 	v.await(t, "the live batch", func() bool { return len(v.blocks) == len(late.blocks)-before })
@@ -231,7 +231,7 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 			cfg := worker(config.Source{Connect: c.Endpoint(), Replay: replay.Endpoint()})
 			cfg.Metrics, cfg.ReplayTimeout = registry, time.Hour
 			in, _ := start(t, cfg, v)
-			c.must(c.Subscribed(patient(t), 1))
+			c.must(c.WaitSubscribed(patient(t), 1))
 			c.caughtUp(v)
 			awaitState(t, in, 0, ingest.SourceLive)
 			replay.Partition()

@@ -50,7 +50,7 @@ listeners:
 	s.endpoint() // it listens
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := p.Subscribed(ctx, 1); err != nil {
+	if err := p.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2, 3}, Tokens: []uint32{1, 2, 3}, BlockSize: 1})

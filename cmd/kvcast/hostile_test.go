@@ -89,7 +89,7 @@ func newHonest(t *testing.T, s *process) *honest {
 	})}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
-	if err := h.publisher.Subscribed(ctx, 1); err != nil {
+	if err := h.publisher.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	reading, stop := context.WithTimeout(t.Context(), 10*patience) // of all attacks

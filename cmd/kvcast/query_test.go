@@ -14,7 +14,7 @@ func inspected(t *testing.T) *process {
 	t.Helper()
 	p, s := engine(t)
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
-	if _, err := p.Forget(); err != nil {
+	if _, err := p.Lose(); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, p,

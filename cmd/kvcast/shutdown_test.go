@@ -30,7 +30,7 @@ func engine(t *testing.T, args ...string) (*simulator.Publisher, *process) {
 	s := serve(t, append([]string{"--worker", "name=w,connect=" + p.Endpoint()}, args...)...)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := p.Subscribed(ctx, 1); err != nil {
+	if err := p.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	return p, s
@@ -126,7 +126,7 @@ func TestLossAndRestartAreReported(t *testing.T) {
 		return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2}, BlockSize: 2}
 	}
 	publish(t, p, stored(1), stored(1), stored(2))
-	if _, err := p.Forget(stored(3)); err != nil {
+	if _, err := p.Lose(stored(3)); err != nil {
 		t.Fatal(err)
 	}
 	// After a gap one remove is enough, though the block was stored twice.

@@ -23,7 +23,7 @@ func TestSimulateUsageErrors(t *testing.T) {
 		status int
 		says   string
 	}{
-		{"--faults bogus=0.1", 2, `--faults: no fault is called "bogus": want one of drop, forget,`},
+		{"--faults bogus=0.1", 2, `--faults: "bogus" is no fault: want one of drop, forget,`},
 		{"--faults drop=2", 2, "--faults: drop=2 is not allowed: want a rate of 0 to 1"},
 		{"--faults drop", 2, "want NAME=RATE or NAME@BATCH"},
 		{"--trace conversation --block-size 48", 2, "want a divisor of 512"},
@@ -137,7 +137,7 @@ func TestSimulateFaults(t *testing.T) {
 		return got[0].Faults
 	}
 	got := run("7")
-	if got[simulator.FaultRestart] != 1 || got[simulator.FaultFlap] != 1 || got[simulator.FaultDrop] < 10 || got[simulator.FaultTwice] == 0 {
+	if got[simulator.FaultRestart] != 1 || got[simulator.FaultFlap] != 1 || got[simulator.FaultDrop] < 10 || got[simulator.FaultDuplicate] == 0 {
 		t.Errorf("got %v", got)
 	}
 	if diff := cmp.Diff(got, run("7")); diff != "" {

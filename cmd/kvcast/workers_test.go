@@ -191,7 +191,7 @@ func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := bound.Subscribed(ctx, 1); err != nil {
+	if err := bound.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, bound, storedOf(2))
@@ -269,7 +269,7 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 	defer cancel()
 	for life := range uint64(2) {
 		publish(t, p, storedOf(10*life+1)) // perhaps before it is connected
-		if err := p.Subscribed(ctx, 1); err != nil {
+		if err := p.WaitSubscribed(ctx, 1); err != nil {
 			t.Fatal(err)
 		}
 		publish(t, p, storedOf(10*life+2))
@@ -302,7 +302,7 @@ func TestIdleWorkerStays(t *testing.T) {
 	f.until("w", "stored [1]")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := p.Replayed(ctx, p.Replays()+5); err != nil {
+	if err := p.WaitReplays(ctx, p.Replays()+5); err != nil {
 		t.Fatal(err)
 	}
 	got := kvcast(t, nil, "workers", "--addr", s.addr())

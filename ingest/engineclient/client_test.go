@@ -112,7 +112,7 @@ func connectClient(t *testing.T, p *simulator.Publisher, c engineclient.Config, 
 	if err := client.Connect(patient(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Subscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(patient(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	return client
@@ -146,7 +146,7 @@ func TestClientReads(t *testing.T) {
 	publish(t, p.Drop, 5)
 	publish(t, p.Publish, 6)
 	got.want(t, "0/4 removed [5]", "0/5 removed [6]")
-	publish(t, p.Forget, 7)
+	publish(t, p.Lose, 7)
 	publish(t, p.Publish, 8)
 	got.want(t, "0/6 gap replay_incomplete from 6, 1 missed", "0/7 removed [8]")
 	if err := p.Restart(0); err != nil {

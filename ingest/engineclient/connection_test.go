@@ -31,7 +31,7 @@ func TestClientReconnects(t *testing.T) {
 			t.Errorf("stats %+v", s)
 		}
 	}
-	if err := p.Subscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(patient(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, p.Publish, 7)
@@ -105,7 +105,7 @@ func TestClientWaitsForAConnection(t *testing.T) {
 	if err := c.WaitConnected(patient(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Subscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(patient(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, p.Publish, 1)

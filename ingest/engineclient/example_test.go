@@ -58,7 +58,7 @@ func ExampleClient() {
 	if err := client.Connect(ctx); err != nil {
 		log.Fatal(err)
 	}
-	if err := engine.Subscribed(ctx, 1); err != nil {
+	if err := engine.WaitSubscribed(ctx, 1); err != nil {
 		log.Fatal(err)
 	}
 	cancel()

@@ -90,7 +90,7 @@ func TestClientReplayFrom(t *testing.T) {
 			for i := range uint64(10) {
 				publish(t, p.Drop, i)
 			}
-			if err := errors.Join(p.ForgetSeqs(tt.forget...), p.FaultReplay(tt.faults)); err != nil {
+			if err := errors.Join(p.RemoveFromReplay(tt.forget...), p.SetReplayFaults(tt.faults)); err != nil {
 				t.Fatal(err)
 			}
 			cfg := clientOf(p)
@@ -122,7 +122,7 @@ func TestClientReplayFromOfMany(t *testing.T) {
 		publish(t, p.Drop, i)
 	}
 	dropped := false
-	err := p.FaultReplay(simulator.ReplayFaults{
+	err := p.SetReplayFaults(simulator.ReplayFaults{
 		Skip: func(seq uint64) bool {
 			dropped = dropped || seq > 2500
 			return seq > 2500
@@ -178,7 +178,7 @@ func TestClientReplayFromFails(t *testing.T) {
 	publish(t, p.Drop, 1)
 	publish(t, p.Drop, 2)
 	mute := newPublisher(t, simulator.PublisherConfig{})
-	if err := mute.FaultReplay(simulator.ReplayFaults{Mute: true}); err != nil {
+	if err := mute.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true}); err != nil {
 		t.Fatal(err)
 	}
 	errFull := errors.New("full")

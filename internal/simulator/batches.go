@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// BatchConfig configures the encoding of batches. The zero value is that of vLLM with one dp rank.
+// BatchConfig configures the encoding of batches. The zero value encodes as vLLM does for one dp rank.
 type BatchConfig struct {
 	// Rank is the dp rank of batches, unless OmitRank is set.
 	Rank     uint32
@@ -67,26 +67,26 @@ func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	return payload, nil
 }
 
-// feed numbers, encodes and buffers the batches of an engine, and sends or delays them. Only the
-// goroutine of its sockets uses it.
+// feed numbers, encodes, buffers, sends and delays the batches of an engine. Only the goroutine that owns the sockets
+// uses it.
 type feed struct {
 	*sockets
 	encoder encoder
 	next    uint64  // seq of the next batch
-	delayed []batch // delayed batches, in the order in which they were delayed
+	delayed []batch // in the order of the calls of delay
 }
 
-// add assigns the next seq to events, and optionally buffers the batch for replay. Events that
-// cannot be encoded use no seq.
-func (f *feed) add(events []wire.Event, remember bool) (batch, error) {
+// add encodes events as the batch with the next seq, and optionally buffers it for replay. An encoding error uses no
+// seq.
+func (f *feed) add(events []wire.Event, buffer bool) (batch, error) {
 	payload, err := f.encoder.encode(events)
 	if err != nil {
 		return batch{}, err
 	}
 	b := batch{f.next, payload}
 	f.next++
-	if remember {
-		f.memory.add(b.seq, b.payload)
+	if buffer {
+		f.replayBuffer.add(b.seq, b.payload)
 	}
 	return b, nil
 }
@@ -94,19 +94,19 @@ func (f *feed) add(events []wire.Event, remember bool) (batch, error) {
 // transmit sends a batch live.
 func (f *feed) transmit(b batch) error { return f.publish(b.seq, b.payload) }
 
-// hold delays a batch until it is released.
-func (f *feed) hold(b batch) { f.delayed = append(f.delayed, b) }
+// delay keeps a batch until sendDelayed.
+func (f *feed) delay(b batch) { f.delayed = append(f.delayed, b) }
 
-// release sends the delayed batches with these seqs in this order, or without seqs all of them in
-// the order of their seqs. If one of the seqs is not delayed, none is sent.
-func (f *feed) release(seqs ...uint64) error {
+// sendDelayed sends the delayed batches with the given seqs, in the given order; without seqs, all delayed batches in
+// the order of the calls of delay. It sends nothing if a seq is not delayed.
+func (f *feed) sendDelayed(seqs ...uint64) error {
 	out, left := slices.Clone(f.delayed), []batch(nil)
 	if len(seqs) > 0 {
 		out, left = nil, slices.Clone(f.delayed)
 		for _, seq := range seqs {
 			i := slices.IndexFunc(left, func(b batch) bool { return b.seq == seq })
 			if i < 0 {
-				return fmt.Errorf("release batch %d: it is not delayed", seq)
+				return fmt.Errorf("send batch %d: it is not delayed", seq)
 			}
 			out, left = append(out, left[i]), slices.Delete(left, i, i+1)
 		}
@@ -122,7 +122,7 @@ func (f *feed) release(seqs ...uint64) error {
 
 // restart restarts the engine without closing its sockets.
 func (f *feed) restart(seq uint64) {
-	f.memory.clear()
+	f.replayBuffer.clear()
 	f.next = seq
 	f.silent, f.faults = false, ReplayFaults{}
 }

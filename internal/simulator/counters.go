@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// counts are the numbers of subscriptions and replay requests of all peers.
+// counts are numbers of subscriptions and replay requests, of all peers.
 type counts struct {
 	subscriptions int // currently
 	requests      int // replay requests so far
@@ -29,7 +29,7 @@ func (t *counters) add(more counts) {
 	})
 }
 
-// disconnected resets the subscriptions after their sockets are closed.
+// disconnected sets the number of subscriptions to 0.
 func (t *counters) disconnected() { t.change(func(c *counts) { c.subscriptions = 0 }) }
 
 func (t *counters) change(do func(*counts)) {
@@ -51,8 +51,8 @@ func (t *counters) subscriptions() int {
 	return c.subscriptions
 }
 
-// wait returns once enough returns true. It fails with the context's error if that ends first, or
-// with ErrClosed if done is closed.
+// wait returns once enough returns true. It returns the context's error if the context ends first, and ErrClosed if done
+// is closed first.
 func (t *counters) wait(ctx context.Context, done <-chan struct{}, enough func(counts) bool) error {
 	for {
 		c, changed := t.now()

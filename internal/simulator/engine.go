@@ -108,7 +108,7 @@ func newEngine(cfg Config) (*Engine, error) {
 		cfg: cfg, pool: pool, load: l,
 		feed:     &feed{sockets: s, encoder: enc, next: cfg.FirstSeq},
 		endpoint: s.endpoint, replay: s.replay,
-		faults:   faultState{lastSent: true},
+		faults:   faultState{lastSentLive: true},
 		summary:  Summary{NextSeq: cfg.FirstSeq},
 		finished: make(chan struct{}),
 	}, nil
@@ -131,7 +131,7 @@ func (e *Engine) Summary() Summary {
 	defer e.mu.Unlock()
 	s := e.summary
 	s.Blocks, s.Digest, s.Stats = e.pool.Len(), e.pool.Digest(), e.pool.Stats()
-	s.Refused, s.Cut = e.load.Lost()
+	s.Rejected, s.CutShort = e.load.Lost()
 	s.Faults = maps.Clone(s.Faults)
 	return s
 }

@@ -7,61 +7,60 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// FaultRestartPassed begins at most passedBy below the old seq, and the first batch that is sent is
-// passedTo above it.
 const (
-	passedBy = 50
-	passedTo = 2
+	// maxPassedSeqs is how far below the old seq an incarnation after FaultRestartPassed begins at most.
+	maxPassedSeqs = 50
+	// passedSeqs is how far above the old seq its first live batch is.
+	passedSeqs = 2
 )
 
-// holePart is the share of replies that an answer with holes omits.
-const holePart = 0.25
+// omittedShare is the share of the replies that FaultPartialReplay omits.
+const omittedShare = 0.25
 
-// faultState is the state of an engine's faults. Times are numbers of batches.
+// faultState is the state of an engine's faults. Batches are counted across restarts, from 0.
 type faultState struct {
-	drawn       uint64            // faults of batches before this one have been drawn
-	batch       []Fault           // faults of the next batch
-	until       [numFaults]uint64 // ends of lasting faults
-	lostBefore  uint64            // batches before this one are lost permanently
-	closedUntil uint64            // the sockets stay closed until this seq
-	delayed     []delayed
-	last        batch
-	lastSent    bool   // the last batch was sent live, whole and to all subscribers
-	answers     uint64 // number of answers with holes so far
+	drawn        uint64            // number of batches whose faults are determined
+	batch        []Fault           // faults of the next batch
+	until        [numFaults]uint64 // batch before which a lasting fault ends
+	lostBefore   uint64            // batches below this number are lost permanently
+	closedUntil  uint64            // the sockets stay closed until this seq
+	delayed      []delayed
+	last         batch
+	lastSentLive bool   // the last batch was sent live, whole and to all subscribers
+	omitted      uint64 // number of replies that FaultPartialReplay has considered
 }
 
-// delayed is a batch that is sent late.
+// delayed is a batch to send right after batch number due.
 type delayed struct{ seq, due uint64 }
 
-// lasts reports whether a fault is in effect at the next batch.
+// lasts reports whether a lasting fault applies to the next batch.
 func (e *Engine) lasts(f Fault) bool { return e.faults.until[f] > e.summary.Batches }
 
-// quiet reports whether a subscriber knows of all batches, and can request those that it has not
-// received.
-func (e *Engine) quiet() bool {
+// isQuiet reports whether a subscriber knows the last seq, and can request every batch that it has not received.
+func (e *Engine) isQuiet() bool {
 	f := e.feed
-	answers := !f.faults.Mute && !f.faults.NoEnd && f.faults.Skip == nil
-	return e.faults.lastSent && answers && !f.silent && f.net != nil && len(f.delayed) == 0
+	answers := !f.faults.NoAnswer && !f.faults.NoEnd && f.faults.Skip == nil
+	return e.faults.lastSentLive && answers && !f.silent && f.net != nil && len(f.delayed) == 0
 }
 
-// applyFaults ends the faults that are over before the next batch, and applies those of the engine
-// and its connections, once per batch. mu must be held.
+// applyFaults applies the faults of the next batch, except those of its message, and ends lasting faults. A
+// second call for the same batch has no effect. The caller has locked mu.
 func (e *Engine) applyFaults() error {
 	t, n := &e.faults, e.summary.Batches
 	if t.drawn > n {
 		return nil
 	}
 	t.drawn, t.batch = n+1, nil
-	for _, f := range e.cfg.Faults.Strike(n) {
+	for _, f := range e.cfg.Faults.OfBatch(n) {
 		e.countFault(f)
 		switch {
 		case f.affectsBatch():
 			t.batch = append(t.batch, f)
-		case f == FaultAmnesia:
-			e.feed.memory.clear()
+		case f == FaultClearReplay:
+			e.feed.replayBuffer.clear()
 		case f == FaultFlap:
 			t.until[f] = n + e.cfg.Faults.Flap
-			if err := e.feed.shut(0); err != nil {
+			if err := e.feed.closePorts(0); err != nil {
 				return err
 			}
 		case f.affectsEngine():
@@ -85,25 +84,25 @@ func (e *Engine) countFault(f Fault) {
 // updateSockets applies the lasting faults to the sockets.
 func (e *Engine) updateSockets() error {
 	s := e.feed.sockets
-	s.silent = e.lasts(FaultSilent) || e.lasts(FaultDead)
+	s.silent = e.lasts(FaultSilent) || e.lasts(FaultUnresponsive)
 	s.faults = ReplayFaults{
-		Mute:  e.lasts(FaultMute) || e.lasts(FaultDead),
-		NoEnd: e.lasts(FaultEndless),
+		NoAnswer: e.lasts(FaultNoReplay) || e.lasts(FaultUnresponsive),
+		NoEnd:    e.lasts(FaultReplayWithoutEnd),
 	}
-	if e.lasts(FaultHoles) {
+	if e.lasts(FaultPartialReplay) {
 		s.faults.Skip = e.skip
 	}
 	if e.lasts(FaultFlap) || e.feed.next < e.faults.closedUntil {
 		return nil
 	}
 	e.faults.closedUntil = 0
-	return s.open()
+	return s.openPorts()
 }
 
-// skip reports whether an answer omits a batch; different answers omit different ones.
+// skip reports whether FaultPartialReplay omits a reply. Each replay omits different replies.
 func (e *Engine) skip(seq uint64) bool {
-	e.faults.answers++
-	return draw(e.cfg.Faults.Seed, seq, e.faults.answers<<8) < holePart
+	e.faults.omitted++
+	return draw(e.cfg.Faults.Seed, seq, e.faults.omitted<<8) < omittedShare
 }
 
 // restart restarts the engine, and ends its lasting faults.
@@ -116,9 +115,9 @@ func (e *Engine) restart(f Fault) error {
 	case FaultRestartAhead:
 		next += faults.Late
 	case FaultRestartPassed:
-		t.closedUntil = e.feed.next + passedTo
-		if e.feed.next > next+passedBy {
-			next = e.feed.next - passedBy
+		t.closedUntil = e.feed.next + passedSeqs
+		if e.feed.next > next+maxPassedSeqs {
+			next = e.feed.next - maxPassedSeqs
 		}
 	default:
 	}
@@ -135,38 +134,37 @@ func (e *Engine) restart(f Fault) error {
 	if f == FaultRestartInPlace {
 		return nil
 	}
-	return e.feed.shut(0) // updateSockets opens them
+	return e.feed.closePorts(0) // updateSockets opens them
 }
 
-// deliver sends the next batch and the delayed ones that are due, with their faults. mu must be
-// held.
+// deliver sends the next batch with its faults, and the delayed batches that are due. The caller has locked mu.
 func (e *Engine) deliver(events []wire.Event) error {
 	t, n := &e.faults, e.summary.Batches
-	heard := e.feed.net != nil && !e.feed.silent && e.subscribed()
-	lost := n < t.lostBefore || slices.Contains(t.batch, FaultForget)
+	toAll := e.feed.net != nil && !e.feed.silent && e.subscribed()
+	lost := n < t.lostBefore || slices.Contains(t.batch, FaultLose)
 	b, err := e.feed.add(events, e.cfg.Replay != "" && !lost)
 	if err != nil {
 		return err
 	}
-	t.last, t.lastSent = b, false
+	t.last, t.lastSentLive = b, false
 	switch {
 	case lost, slices.Contains(t.batch, FaultDrop):
 	case slices.Contains(t.batch, FaultDelay):
-		e.feed.hold(b)
+		e.feed.delay(b)
 		t.delayed = append(t.delayed, delayed{b.seq, n + e.cfg.Faults.Delay})
 	case slices.Contains(t.batch, FaultTruncate):
 		err = e.feed.publish(b.seq, b.payload[:len(b.payload)/2])
-	case slices.Contains(t.batch, FaultTwice):
+	case slices.Contains(t.batch, FaultDuplicate):
 		if err = e.feed.transmit(b); err == nil {
 			err = e.feed.transmit(b)
 		}
-		t.lastSent = heard
+		t.lastSentLive = toAll
 	default:
 		err = e.feed.transmit(b)
-		t.lastSent = heard
+		t.lastSentLive = toAll
 	}
 	for err == nil && len(t.delayed) > 0 && t.delayed[0].due <= n {
-		err = e.feed.release(t.delayed[0].seq)
+		err = e.feed.sendDelayed(t.delayed[0].seq)
 		t.delayed = t.delayed[1:]
 	}
 	return err
@@ -181,7 +179,7 @@ func (e *Engine) endFaults(ctx context.Context) error {
 		return nil
 	}
 	t.until, t.closedUntil = [numFaults]uint64{}, 0
-	if err := e.updateSockets(); err != nil || t.lastSent && len(e.feed.delayed) == 0 {
+	if err := e.updateSockets(); err != nil || t.lastSentLive && len(e.feed.delayed) == 0 {
 		return err
 	}
 	e.mu.Unlock()
@@ -190,8 +188,8 @@ func (e *Engine) endFaults(ctx context.Context) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	out := t.lastSent || slices.ContainsFunc(e.feed.delayed, func(b batch) bool { return b.seq == t.last.seq })
-	if err := e.feed.release(); err != nil || out {
+	out := t.lastSentLive || slices.ContainsFunc(e.feed.delayed, func(b batch) bool { return b.seq == t.last.seq })
+	if err := e.feed.sendDelayed(); err != nil || out {
 		return err
 	}
 	return e.feed.transmit(t.last)

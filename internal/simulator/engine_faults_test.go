@@ -55,23 +55,23 @@ func TestFaultsOfBatches(t *testing.T) {
 		replay []uint64
 	}{
 		{simulator.FaultDrop, 5, upTo(0, 19, 5), upTo(0, 19)},
-		{simulator.FaultForget, 5, upTo(0, 19, 5), upTo(0, 19, 5)},
-		{simulator.FaultTwice, 5, slices.Concat(upTo(0, 5), upTo(5, 19)), upTo(0, 19)},
+		{simulator.FaultLose, 5, upTo(0, 19, 5), upTo(0, 19, 5)},
+		{simulator.FaultDuplicate, 5, slices.Concat(upTo(0, 5), upTo(5, 19)), upTo(0, 19)},
 		{simulator.FaultDelay, 5, slices.Concat(upTo(0, 4), upTo(6, 7), upTo(5, 5), upTo(8, 19)), upTo(0, 19)},
 		{simulator.FaultTruncate, 5, upTo(0, 19), upTo(0, 19)},
-		{simulator.FaultAmnesia, 5, upTo(0, 19), upTo(5, 19)},
+		{simulator.FaultClearReplay, 5, upTo(0, 19), upTo(5, 19)},
 		{simulator.FaultSilent, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
-		{simulator.FaultDead, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
+		{simulator.FaultUnresponsive, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
 		{simulator.FaultRestartInPlace, 5, slices.Concat(upTo(0, 4), upTo(0, 14)), upTo(0, 14)},
 		// The last batch is sent live in the end, whatever its faults.
 		{simulator.FaultDrop, 19, upTo(0, 19), upTo(0, 19)},
-		{simulator.FaultForget, 19, upTo(0, 19), upTo(0, 18)},
+		{simulator.FaultLose, 19, upTo(0, 19), upTo(0, 18)},
 		{simulator.FaultDelay, 18, slices.Concat(upTo(0, 17), upTo(19, 19), upTo(18, 18)), upTo(0, 19)},
 		{simulator.FaultDelay, 19, upTo(0, 19), upTo(0, 19)},
 		{simulator.FaultSilent, 17, slices.Concat(upTo(0, 16), upTo(19, 19)), upTo(0, 19)},
-		{simulator.FaultMute, 18, upTo(0, 19), upTo(0, 19)},
-		{simulator.FaultEndless, 18, upTo(0, 19), upTo(0, 19)},
-		{simulator.FaultHoles, 18, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultNoReplay, 18, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultReplayWithoutEnd, 18, upTo(0, 19), upTo(0, 19)},
+		{simulator.FaultPartialReplay, 18, upTo(0, 19), upTo(0, 19)},
 	} {
 		t.Run(tt.fault.String(), func(t *testing.T) {
 			e := newEngine(t, faulty(batches, map[uint64][]simulator.Fault{tt.at: {tt.fault}}))
@@ -246,7 +246,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 		}
 		want := map[simulator.Fault]uint64{}
 		for batch := range cfg.Batches {
-			for _, f := range cfg.Faults.Strike(batch) {
+			for _, f := range cfg.Faults.OfBatch(batch) {
 				want[f]++
 			}
 		}
@@ -260,8 +260,8 @@ func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 	cfg := faulty(0, nil)
 	cfg.Rate = 2000
 	cfg.Faults.Rates = map[simulator.Fault]float64{
-		simulator.FaultDrop: 0.1, simulator.FaultTwice: 0.1, simulator.FaultDelay: 0.1, simulator.FaultTruncate: 0.1,
-		simulator.FaultMute: 0.02, simulator.FaultHoles: 0.02, simulator.FaultEndless: 0.02, simulator.FaultSilent: 0.02,
+		simulator.FaultDrop: 0.1, simulator.FaultDuplicate: 0.1, simulator.FaultDelay: 0.1, simulator.FaultTruncate: 0.1,
+		simulator.FaultNoReplay: 0.02, simulator.FaultPartialReplay: 0.02, simulator.FaultReplayWithoutEnd: 0.02, simulator.FaultSilent: 0.02,
 		simulator.FaultRestartInPlace: 0.01,
 	}
 	e := newEngine(t, cfg)
@@ -297,9 +297,9 @@ func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 	}
 	at := func(f simulator.Fault) map[uint64][]simulator.Fault { return map[uint64][]simulator.Fault{0: {f}} }
 	for name, plan := range map[string]map[uint64][]simulator.Fault{
-		"drop": drops, "delay": at(simulator.FaultDelay), "holes": at(simulator.FaultHoles),
-		"endless": at(simulator.FaultEndless), "mute": at(simulator.FaultMute), "silent": at(simulator.FaultSilent),
-		"dead": at(simulator.FaultDead), "flap": at(simulator.FaultFlap),
+		"drop": drops, "delay": at(simulator.FaultDelay), "holes": at(simulator.FaultPartialReplay),
+		"endless": at(simulator.FaultReplayWithoutEnd), "mute": at(simulator.FaultNoReplay), "silent": at(simulator.FaultSilent),
+		"dead": at(simulator.FaultUnresponsive), "flap": at(simulator.FaultFlap),
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := faulty(0, plan)

@@ -5,57 +5,52 @@ import (
 	"strings"
 )
 
-// Fault is something that goes wrong at a batch.
+// Fault is a failure of the network or the engine at a batch.
 type Fault int
 
-// The faults. The first five affect the batch itself, and at most one of them applies per batch:
-// the first in this order. The same holds for the last six, which affect the engine and its
-// connections immediately before the batch. Lasting faults last for Faults.Span batches.
+// The faults. At most one fault from FaultDrop to FaultTruncate, and one from FaultRestart to FaultFlap, applies to a
+// batch: the first in this order. FaultPartialReplay to FaultUnresponsive last for Faults.Span batches.
 const (
-	// FaultDrop: the live message is not sent. Replay returns the batch.
+	// FaultDrop does not send the live message. Replay returns the batch.
 	FaultDrop Fault = iota
-	// FaultForget: the batch is neither sent nor buffered, and is lost permanently.
-	FaultForget
-	// FaultTwice: the message is sent twice in succession.
-	FaultTwice
-	// FaultDelay: the message is delayed, and sent right after the message Faults.Delay batches
-	// later: with 2, seqs 4 5 6 7 are sent as 5 6 4 7 if 4 is delayed. Replay returns it at once. A
-	// restart discards delayed messages.
+	// FaultLose neither sends nor buffers the batch: it is lost permanently.
+	FaultLose
+	// FaultDuplicate sends the message twice in succession.
+	FaultDuplicate
+	// FaultDelay sends the message right after the message Faults.Delay batches later: with 2, and a fault at seq 4,
+	// seqs 4 5 6 7 are sent as 5 6 4 7. Replay returns the batch at once. A restart discards delayed messages.
 	FaultDelay
-	// FaultTruncate: the message has only the first half of the payload. Replay returns it whole.
+	// FaultTruncate sends the first half of the payload. Replay returns the whole payload.
 	FaultTruncate
 
-	// FaultAmnesia: the replay buffer is emptied. The engine continues.
-	FaultAmnesia
-	// FaultHoles: for a while, each answer to a replay request omits about every fourth reply,
-	// different ones each time.
-	FaultHoles
-	// FaultEndless: for a while, answers have no end marker.
-	FaultEndless
-	// FaultMute: for a while, replay requests are not answered.
-	FaultMute
-	// FaultSilent: for a while, no live message is sent. Replay returns the batches.
+	// FaultClearReplay empties the replay buffer. The engine continues.
+	FaultClearReplay
+	// FaultPartialReplay omits about a quarter of the replies of each replay, different ones each time.
+	FaultPartialReplay
+	// FaultReplayWithoutEnd omits the end marker of replays.
+	FaultReplayWithoutEnd
+	// FaultNoReplay leaves replay requests unanswered.
+	FaultNoReplay
+	// FaultSilent sends no live message. Replay returns the batches.
 	FaultSilent
-	// FaultDead: for a while, no live message is sent and replay requests are not answered, while
-	// the connections stay open.
-	FaultDead
+	// FaultUnresponsive combines FaultSilent and FaultNoReplay. The connections stay open.
+	FaultUnresponsive
 
-	// FaultRestart: the engine's process restarts. The pool and the replay buffer are empty, the
-	// seq is the first again, and the sockets are closed and reopened at the same ports.
+	// FaultRestart restarts the engine process before the batch. The pool and the replay buffer are empty, the seq is
+	// Config.FirstSeq again, and the sockets are closed and reopened at the same ports.
 	FaultRestart
-	// FaultRestartInPlace: FaultRestart with sockets that stay open.
+	// FaultRestartInPlace is FaultRestart with sockets that stay open.
 	FaultRestartInPlace
-	// FaultRestartLate: a restart whose first Faults.Late batches are lost permanently.
+	// FaultRestartLate is FaultRestart, after which the first Faults.Late batches are lost permanently.
 	FaultRestartLate
-	// FaultRestartAhead: a restart whose first seq is Faults.Late above the usual one, with no
-	// batch below it.
+	// FaultRestartAhead is FaultRestart with a first seq that is Faults.Late higher.
 	FaultRestartAhead
-	// FaultRestartPassed: a restart that the seq does not reveal. The sockets stay closed until the
-	// seqs of the new incarnation have passed those of the old one; the new incarnation buffers its
-	// batches. It begins at most 50 below the old seq, to bound the outage.
+	// FaultRestartPassed is a restart that the seq does not reveal: the sockets stay closed until the seqs of the new
+	// incarnation have passed the seqs of the old incarnation. The new incarnation buffers its batches. It begins at most
+	// 50 below the old seq, which bounds the outage.
 	FaultRestartPassed
-	// FaultFlap: the sockets are closed, and reopened at the same ports Faults.Flap batches later.
-	// The engine continues, and buffers the batches.
+	// FaultFlap closes the sockets before the batch, and reopens them at the same ports Faults.Flap batches later. The
+	// engine continues, and buffers the batches.
 	FaultFlap
 
 	numFaults
@@ -63,7 +58,7 @@ const (
 
 var faultNames = [numFaults]string{
 	"drop", "forget", "twice", "delay", "truncate",
-	"amnesia", "holes", "endless", "mute", "silent", "dead",
+	"clear-replay", "holes", "endless", "mute", "silent", "dead",
 	"restart", "restart-in-place", "restart-late", "restart-ahead", "restart-passed", "flap",
 }
 
@@ -91,7 +86,7 @@ func ParseFault(name string) (Fault, error) {
 			return Fault(i), nil
 		}
 	}
-	return 0, fmt.Errorf("no fault is called %q: want one of %s", name, strings.Join(faultNames[:], ", "))
+	return 0, fmt.Errorf("%q is no fault: want one of %s", name, strings.Join(faultNames[:], ", "))
 }
 
 // MarshalText returns the name.
@@ -103,8 +98,8 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// affectsBatch reports whether the fault is one of the first five.
+// affectsBatch reports whether the fault is about the message of the batch.
 func (f Fault) affectsBatch() bool { return f <= FaultTruncate }
 
-// affectsEngine reports whether the fault is one of the last six.
+// affectsEngine reports whether the fault restarts the engine or closes its sockets.
 func (f Fault) affectsEngine() bool { return f >= FaultRestart }

@@ -10,27 +10,25 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// Faults is a plan of faults: at each batch at random, at chosen batches, or both. The zero value
-// has no faults.
+// Faults is a plan of faults, at random batches, chosen batches, or both. The zero value has no faults.
 //
-// Batches are numbered from 0 in the order in which the engine makes them, whatever happens to them
-// and across restarts. Whether a fault occurs at a batch depends on the seed, the number and the
-// fault only: neither on other faults nor on time.
+// Batches are numbered from 0, across restarts, and including lost batches. The seed and the batch number alone decide
+// whether a fault occurs; other faults and time do not matter.
 type Faults struct {
-	// Seed chooses the batches at which rates apply.
+	// Seed determines the random batches.
 	Seed uint64
 	// Rates are the probabilities of each fault at each batch, 0 to 1.
 	Rates map[Fault]float64
-	// At are the faults of chosen batches.
+	// At are the faults of chosen batches, by batch number.
 	At map[uint64][]Fault
 
 	// Delay is how many batches a message is delayed; 0 means 3.
 	Delay uint64
-	// Span is how many batches lasting faults last; 0 means 20.
+	// Span is the duration of lasting faults in batches; 0 means 20.
 	Span uint64
-	// Flap is how many batches are made while a connection is lost; 0 means 3.
+	// Flap is the duration of FaultFlap in batches; 0 means 3.
 	Flap uint64
-	// Late is how many batches a late restart loses, or a restart ahead skips; 0 means 5.
+	// Late is the number of batches that FaultRestartLate loses, and of seqs that FaultRestartAhead skips; 0 means 5.
 	Late uint64
 }
 
@@ -64,7 +62,7 @@ func ParseFaults(s string) (Faults, error) {
 			return Faults{}, fmt.Errorf("%s is given two rates: want one", fault)
 		}
 		rate, err := strconv.ParseFloat(value, 64)
-		if err != nil || !isOdds(rate) {
+		if err != nil || !isProbability(rate) {
 			return Faults{}, fmt.Errorf("%s=%s is not allowed: want a rate of 0 to 1 a batch", fault, value)
 		}
 		f.Rates[fault] = rate
@@ -72,7 +70,7 @@ func ParseFaults(s string) (Faults, error) {
 	return f, nil
 }
 
-func isOdds(x float64) bool { return x >= 0 && x <= 1 }
+func isProbability(x float64) bool { return x >= 0 && x <= 1 }
 
 func (f Faults) withDefaults() (Faults, error) {
 	orElse := func(field *uint64, value uint64) {
@@ -86,7 +84,7 @@ func (f Faults) withDefaults() (Faults, error) {
 	orElse(&f.Late, 5)
 	known := func(fault Fault) error {
 		if fault < 0 || fault >= numFaults {
-			return fmt.Errorf("configure faults: %s is none", fault)
+			return fmt.Errorf("configure faults: %s is no fault", fault)
 		}
 		return nil
 	}
@@ -94,7 +92,7 @@ func (f Faults) withDefaults() (Faults, error) {
 		if err := known(fault); err != nil {
 			return f, err
 		}
-		if !isOdds(rate) {
+		if !isProbability(rate) {
 			return f, fmt.Errorf("configure faults: %s=%v is not allowed: want a rate of 0 to 1 a batch", fault, rate)
 		}
 	}
@@ -109,35 +107,30 @@ func (f Faults) withDefaults() (Faults, error) {
 	return f, nil
 }
 
-// Strike returns the faults of a batch, in their order and each once.
-func (f Faults) Strike(batch uint64) []Fault {
+// OfBatch returns the faults of a batch, without repetition, in the order of their constants.
+func (f Faults) OfBatch(batch uint64) []Fault {
 	if len(f.Rates) == 0 && len(f.At) == 0 {
 		return nil
 	}
 	var all []Fault
-	befallen := [2]bool{}
+	hasBatchFault, hasEngineFault := false, false
 	for fault := Fault(0); fault < numFaults; fault++ {
 		// A rate of 1 always applies, because draws are below 1.
 		rate := f.Rates[fault]
 		if draw(f.Seed, batch, uint64(fault)) >= rate && !slices.Contains(f.At[batch], fault) {
 			continue
 		}
-		if fault.affectsBatch() || fault.affectsEngine() {
-			group := 0
-			if fault.affectsEngine() {
-				group = 1
-			}
-			if befallen[group] {
-				continue
-			}
-			befallen[group] = true
+		if fault.affectsBatch() && hasBatchFault || fault.affectsEngine() && hasEngineFault {
+			continue
 		}
+		hasBatchFault = hasBatchFault || fault.affectsBatch()
+		hasEngineFault = hasEngineFault || fault.affectsEngine()
 		all = append(all, fault)
 	}
 	return all
 }
 
-// draw returns a pseudorandom number in [0, 1) that depends only on these three.
+// draw returns a pseudorandom number in [0, 1) that depends only on its arguments.
 func draw(seed, a, b uint64) float64 {
 	return float64(blockpool.SplitMix64(blockpool.SplitMix64(blockpool.SplitMix64(seed)^a)^b)>>11) / (1 << 53)
 }

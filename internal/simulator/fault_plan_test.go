@@ -17,7 +17,7 @@ func TestParseFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := simulator.Faults{
-		Rates: map[simulator.Fault]float64{simulator.FaultDrop: 0.25, simulator.FaultTwice: 1, simulator.FaultMute: 0},
+		Rates: map[simulator.Fault]float64{simulator.FaultDrop: 0.25, simulator.FaultDuplicate: 1, simulator.FaultNoReplay: 0},
 		At: map[uint64][]simulator.Fault{
 			7: {simulator.FaultDrop, simulator.FaultFlap}, 500: {simulator.FaultRestart},
 		},
@@ -30,7 +30,7 @@ func TestParseFaults(t *testing.T) {
 func TestParseFaultsErrorsSayWhatIsAllowed(t *testing.T) {
 	for plan, says := range map[string]string{
 		"":                  "want one of drop, forget",
-		"bogus=0.1":         `no fault is called "bogus": want one of drop,`,
+		"bogus=0.1":         `"bogus" is no fault: want one of drop,`,
 		"Drop=0.1":          "want one of",
 		"drop":              "want NAME=RATE or NAME@BATCH",
 		"drop=":             "want a rate of 0 to 1",
@@ -67,10 +67,10 @@ func TestFaultsHaveNames(t *testing.T) {
 func TestFaultsHaveTheirRate(t *testing.T) {
 	const batches = 100_000
 	for _, rate := range []float64{0, 0.001, 0.1, 0.9, 1} {
-		f := simulator.Faults{Seed: 3, Rates: map[simulator.Fault]float64{simulator.FaultMute: rate}}
+		f := simulator.Faults{Seed: 3, Rates: map[simulator.Fault]float64{simulator.FaultNoReplay: rate}}
 		n := 0
 		for i := range uint64(batches) {
-			n += len(f.Strike(i))
+			n += len(f.OfBatch(i))
 		}
 		// Six standard deviations.
 		if off := math.Abs(float64(n) - rate*batches); off > 6*math.Sqrt(rate*(1-rate)*batches) {
@@ -92,13 +92,13 @@ func TestFaultsAreIndependent(t *testing.T) {
 		}
 		for batch := range uint64(100) {
 			strikes := func(f simulator.Faults) bool {
-				all := f.Strike(batch)
+				all := f.OfBatch(batch)
 				return len(all) > 0 && all[0] == fault
 			}
 			if strikes(alone) != strikes(both) {
 				t.Fatalf("%s strikes at batch %d or not, as others do", fault, batch)
 			}
-			if diff := cmp.Diff(both.Strike(batch), both.Strike(batch)); diff != "" {
+			if diff := cmp.Diff(both.OfBatch(batch), both.OfBatch(batch)); diff != "" {
 				t.Fatal(diff)
 			}
 		}
@@ -108,13 +108,13 @@ func TestFaultsAreIndependent(t *testing.T) {
 func TestAtMostOneFaultOfAKindPerBatch(t *testing.T) {
 	f := simulator.Faults{Rates: map[simulator.Fault]float64{}, At: map[uint64][]simulator.Fault{0: simulator.AllFaults()}}
 	want := []simulator.Fault{
-		simulator.FaultDrop, simulator.FaultAmnesia, simulator.FaultHoles, simulator.FaultEndless,
-		simulator.FaultMute, simulator.FaultSilent, simulator.FaultDead, simulator.FaultRestart,
+		simulator.FaultDrop, simulator.FaultClearReplay, simulator.FaultPartialReplay, simulator.FaultReplayWithoutEnd,
+		simulator.FaultNoReplay, simulator.FaultSilent, simulator.FaultUnresponsive, simulator.FaultRestart,
 	}
-	if diff := cmp.Diff(want, f.Strike(0)); diff != "" {
+	if diff := cmp.Diff(want, f.OfBatch(0)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got := f.Strike(1); got != nil {
+	if got := f.OfBatch(1); got != nil {
 		t.Errorf("batch 1: got %v, want none", got)
 	}
 }
@@ -123,7 +123,7 @@ func TestOtherSeedsGiveOtherFaults(t *testing.T) {
 	at := func(seed uint64) (batches []uint64) {
 		f := simulator.Faults{Seed: seed, Rates: map[simulator.Fault]float64{simulator.FaultDrop: 0.1}}
 		for i := range uint64(200) {
-			if f.Strike(i) != nil {
+			if f.OfBatch(i) != nil {
 				batches = append(batches, i)
 			}
 		}

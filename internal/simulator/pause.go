@@ -7,7 +7,7 @@ import (
 
 // Snapshot is the state of an engine between two batches.
 type Snapshot struct {
-	// NextSeq is the seq of the next batch, and Batches the number of batches so far, across
+	// NextSeq is the seq of the next batch. Batches is the number of batches so far, across
 	// restarts.
 	NextSeq, Batches uint64
 	// Blocks are the block hashes in the pool.
@@ -16,10 +16,12 @@ type Snapshot struct {
 	Digest uint64
 }
 
-// pause is a pause of an engine, requested or in effect.
-type pause struct{ reached chan struct{} }
+// pause is a requested pause.
+type pause struct {
+	reached chan struct{} // closed when the engine is paused
+}
 
-// Snapshot returns the state of the engine at the end of a batch. It may be called at any time.
+// Snapshot returns the state of the engine at the end of a batch. It is safe for concurrent use.
 func (e *Engine) Snapshot() Snapshot {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -32,12 +34,12 @@ func (e *Engine) Snapshot() Snapshot {
 // Pause stops the engine at the next quiet point, and returns its state there. Resume continues.
 // The sockets, replay included, are served all the time.
 //
-// A quiet point follows a batch that was sent live, whole, and to as many subscriptions as
-// Config.Subscribers requires, when no batch is delayed, the sockets are open, and neither they nor
-// replay have a fault. A subscriber then knows of every batch up to NextSeq, and can request those
-// that it lacks. Faults occur as they would without the pause. If there is never a quiet point,
-// Pause waits until its context ends, returns the context's error, and withdraws the request. An
-// engine that has finished is quiet.
+// The engine is at a quiet point if its last batch was sent live, whole, and to at least
+// Config.Subscribers subscriptions, no batch is delayed, the sockets are open, and neither live
+// messages nor replay have a fault. A subscriber then knows that batches up to NextSeq exist, and
+// can request the batches that it lacks. The pause does not change the faults. If the engine
+// reaches no quiet point, Pause returns the error of its context, and the pause does not take
+// effect later. An engine that has finished is at a quiet point.
 func (e *Engine) Pause(ctx context.Context) (Snapshot, error) {
 	e.mu.Lock()
 	if e.pause == nil {
@@ -66,17 +68,17 @@ func (e *Engine) Resume() {
 
 // serveWhilePaused serves the sockets while the engine is paused and quiet.
 func (e *Engine) serveWhilePaused(ctx context.Context) error {
-	var told *pause
+	var reached *pause
 	for ctx.Err() == nil {
 		e.mu.Lock()
-		asked := e.pause
+		requested := e.pause
 		e.mu.Unlock()
-		if asked == nil || !e.quiet() {
+		if requested == nil || !e.isQuiet() {
 			return nil
 		}
-		if asked != told {
-			close(asked.reached)
-			told = asked
+		if requested != reached {
+			close(requested.reached)
+			reached = requested
 		}
 		if err := e.feed.serve(-1); err != nil {
 			return err

@@ -16,9 +16,9 @@ var ErrClosed = errors.New("publisher is closed")
 // closeLinger bounds the time for sending the remaining messages.
 const closeLinger = 200 * time.Millisecond
 
-// Publisher owns the sockets of an engine, and publishes on request, correctly or with the faults
-// of a network and of engines. It serves replay all the time. Its methods are safe for concurrent
-// use, and take effect one after the other.
+// Publisher owns the sockets of an engine, and publishes batches on request, correctly or with faults of the network
+// and the engine. It answers replay requests from NewPublisher to Close. Its methods are safe for concurrent use, and
+// take effect one after the other.
 type Publisher struct {
 	feed     *feed // used by goroutine serve only, except the wakeup and the counters
 	endpoint string
@@ -78,25 +78,24 @@ func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, true)
 }
 
-// Drop does what Publish does except sending: a message that the network dropped, and that replay
-// returns.
+// Drop does what Publish does, except that the network drops the message. Replay returns the batch.
 func (p *Publisher) Drop(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, false, true)
 }
 
-// Forget does what Publish does except sending and buffering: a message that is lost permanently.
-func (p *Publisher) Forget(events ...wire.Event) (seq uint64, err error) {
+// Lose assigns the next seq to a batch that is neither sent nor buffered.
+func (p *Publisher) Lose(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, false, false)
 }
 
-// PublishOnce does what Publish does except buffering: a message that no replay returns.
-func (p *Publisher) PublishOnce(events ...wire.Event) (seq uint64, err error) {
+// PublishUnbuffered does what Publish does without buffering the batch for replay.
+func (p *Publisher) PublishUnbuffered(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, false)
 }
 
-func (p *Publisher) batch(events []wire.Event, send, remember bool) (seq uint64, err error) {
+func (p *Publisher) batch(events []wire.Event, send, buffer bool) (seq uint64, err error) {
 	err = p.run(func() error {
-		b, err := p.feed.add(events, remember)
+		b, err := p.feed.add(events, buffer)
 		if err != nil {
 			return err
 		}
@@ -109,38 +108,29 @@ func (p *Publisher) batch(events []wire.Event, send, remember bool) (seq uint64,
 	return seq, err
 }
 
-// Subscribed returns once there are n subscriptions. A subscriber may have several.
-func (p *Publisher) Subscribed(ctx context.Context, n int) error {
-	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.subscriptions >= n })
-	if err != nil {
-		return fmt.Errorf("wait for %d subscriptions: %w", n, err)
-	}
-	return nil
+// WaitSubscribed returns once there are at least n subscriptions. A subscriber may have several.
+func (p *Publisher) WaitSubscribed(ctx context.Context, n int) error {
+	return p.wait(ctx, fmt.Sprintf("%d subscriptions", n), func(c counts) bool { return c.subscriptions >= n })
 }
 
-// Unsubscribed returns once there are no subscriptions.
-func (p *Publisher) Unsubscribed(ctx context.Context) error {
-	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.subscriptions <= 0 })
-	if err != nil {
-		return fmt.Errorf("wait for no subscriptions: %w", err)
-	}
-	return nil
+// WaitUnsubscribed returns once there are no subscriptions.
+func (p *Publisher) WaitUnsubscribed(ctx context.Context) error {
+	return p.wait(ctx, "no subscriptions", func(c counts) bool { return c.subscriptions <= 0 })
 }
 
-// Replayed returns once n replay requests have been answered in total.
-func (p *Publisher) Replayed(ctx context.Context, n int) error {
-	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.replays >= n })
-	if err != nil {
-		return fmt.Errorf("wait for %d replays: %w", n, err)
-	}
-	return nil
+// WaitReplays returns once n replay requests have been answered in total.
+func (p *Publisher) WaitReplays(ctx context.Context, n int) error {
+	return p.wait(ctx, fmt.Sprintf("%d replays", n), func(c counts) bool { return c.replays >= n })
 }
 
-// Requested returns once n replay requests have been received in total, answered or not.
-func (p *Publisher) Requested(ctx context.Context, n int) error {
-	err := p.feed.counters.wait(ctx, p.done, func(c counts) bool { return c.requests >= n })
-	if err != nil {
-		return fmt.Errorf("wait for %d requests for replay: %w", n, err)
+// WaitReplayRequests returns once n replay requests have been received in total, answered or not.
+func (p *Publisher) WaitReplayRequests(ctx context.Context, n int) error {
+	return p.wait(ctx, fmt.Sprintf("%d requests for replay", n), func(c counts) bool { return c.requests >= n })
+}
+
+func (p *Publisher) wait(ctx context.Context, what string, enough func(counts) bool) error {
+	if err := p.feed.counters.wait(ctx, p.done, enough); err != nil {
+		return fmt.Errorf("wait for %s: %w", what, err)
 	}
 	return nil
 }
@@ -151,8 +141,7 @@ func (p *Publisher) Replays() int {
 	return c.replays
 }
 
-// Close closes the sockets, and waits for that. Published messages are sent within 200 ms, or
-// dropped. Further calls return the same error.
+// Close closes the sockets. Messages that cannot be sent within 200 ms are dropped. Further calls return the same error.
 func (p *Publisher) Close() error {
 	p.once.Do(func() { close(p.closing) })
 	p.feed.wakeup.wake()
@@ -160,7 +149,7 @@ func (p *Publisher) Close() error {
 	return p.err
 }
 
-// run makes the goroutine serve run a function.
+// run calls do on the goroutine of serve, and returns its error.
 func (p *Publisher) run(do func() error) error {
 	done := make(chan error, 1)
 	select {

@@ -11,12 +11,12 @@ import (
 // Resend sends the buffered batch with a seq once more, as a duplicate.
 func (p *Publisher) Resend(seq uint64) error {
 	return p.run(func() error {
-		for b := range p.feed.memory.since(seq) {
+		for b := range p.feed.replayBuffer.since(seq) {
 			if b.seq == seq {
 				return p.feed.publish(seq, b.payload)
 			}
 		}
-		return fmt.Errorf("resend batch %d: it is not remembered", seq)
+		return fmt.Errorf("resend batch %d: it is not buffered", seq)
 	})
 }
 
@@ -46,66 +46,65 @@ func (p *Publisher) Truncate(n int, events ...wire.Event) (seq uint64, err error
 	return seq, err
 }
 
-// Hold does what Publish does, but delays the live message until Release. Replay returns the batch
-// at once.
-func (p *Publisher) Hold(events ...wire.Event) (seq uint64, err error) {
+// PublishDelayed does what Publish does, but sends the live message only on SendDelayed. Replay returns the batch at
+// once.
+func (p *Publisher) PublishDelayed(events ...wire.Event) (seq uint64, err error) {
 	err = p.run(func() error {
 		b, err := p.feed.add(events, true)
 		if err != nil {
 			return err
 		}
 		seq = b.seq
-		p.feed.hold(b)
+		p.feed.delay(b)
 		return nil
 	})
 	return seq, err
 }
 
-// Release sends the delayed messages with these seqs, in this order; without seqs it sends all of
-// them in the order of their seqs. Delayed messages survive a restart and a lost connection.
-func (p *Publisher) Release(seqs ...uint64) error {
+// SendDelayed sends the delayed messages with the given seqs, in the given order; without seqs, all delayed messages in
+// the order in which they were delayed. Delayed messages survive Restart and Disconnect.
+func (p *Publisher) SendDelayed(seqs ...uint64) error {
 	seqs = slices.Clone(seqs)
-	return p.run(func() error { return p.feed.release(seqs...) })
+	return p.run(func() error { return p.feed.sendDelayed(seqs...) })
 }
 
-// Silence stops all live messages, or resumes them. Messages in the meantime are lost on the
-// network: they are numbered and buffered as if they were sent.
-func (p *Publisher) Silence(on bool) error {
+// SetSilent stops or resumes live messages. Batches that are published in the meantime get a seq and are buffered.
+func (p *Publisher) SetSilent(on bool) error {
 	return p.run(func() error { p.feed.silent = on; return nil })
 }
 
-// FaultReplay sets the faults of the answers to replay requests from now on.
-func (p *Publisher) FaultReplay(f ReplayFaults) error {
+// SetReplayFaults sets the faults of the answers to replay requests from now on.
+func (p *Publisher) SetReplayFaults(f ReplayFaults) error {
 	return p.run(func() error { p.feed.faults = f; return nil })
 }
 
-// ForgetSeqs removes batches from the replay buffer, so that no replay returns them.
-func (p *Publisher) ForgetSeqs(seqs ...uint64) error {
+// RemoveFromReplay removes batches from the replay buffer, so that no replay returns them.
+func (p *Publisher) RemoveFromReplay(seqs ...uint64) error {
 	seqs = slices.Clone(seqs)
-	return p.run(func() error { p.feed.memory.punch(seqs); return nil })
+	return p.run(func() error { p.feed.replayBuffer.remove(seqs); return nil })
 }
 
-// ForgetAll empties the replay buffer. The engine continues.
-func (p *Publisher) ForgetAll() error {
-	return p.run(func() error { p.feed.memory.clear(); return nil })
+// ClearReplay empties the replay buffer. The engine continues.
+func (p *Publisher) ClearReplay() error {
+	return p.run(func() error { p.feed.replayBuffer.clear(); return nil })
 }
 
-// SetNext sets the seq of the next batch.
-func (p *Publisher) SetNext(seq uint64) error {
+// SetNextSeq sets the seq of the next batch.
+func (p *Publisher) SetNextSeq(seq uint64) error {
 	return p.run(func() error { p.feed.next = seq; return nil })
 }
 
 // Restart restarts the engine without closing its sockets: the replay buffer is empty, the next seq
-// is the given one, and faults of replay and live messages end.
+// is the given seq, and SetSilent and SetReplayFaults are reset.
 func (p *Publisher) Restart(seq uint64) error {
 	return p.run(func() error { p.feed.restart(seq); return nil })
 }
 
 // RestartProcess does what Restart does, and closes the sockets and reopens them at the same ports.
-// Messages that a subscriber has not been sent by then are lost.
+// Messages in the send queue are lost.
 func (p *Publisher) RestartProcess(seq uint64) error {
 	return p.run(func() error {
-		if err := p.feed.shut(0); err != nil {
+		if err := p.feed.closePorts(0); err != nil {
 			return fmt.Errorf("restart process: %w", err)
 		}
 		p.feed.restart(seq)
@@ -114,25 +113,24 @@ func (p *Publisher) RestartProcess(seq uint64) error {
 }
 
 // Disconnect closes the sockets. Batches published from then on are buffered for replay, and nobody
-// receives them live. Messages that a subscriber has not been sent by then are lost.
+// receives them live. Messages in the send queue are lost.
 func (p *Publisher) Disconnect() error {
 	return p.run(func() error {
-		if err := p.feed.shut(0); err != nil {
+		if err := p.feed.closePorts(0); err != nil {
 			return fmt.Errorf("disconnect: %w", err)
 		}
 		return nil
 	})
 }
 
-// Reconnect reopens the sockets at the same ports. Disconnect and Reconnect simulate a lost
-// connection to an engine that keeps running. Publish does not wait for subscribers to reconnect;
-// Subscribed does.
+// Reconnect reopens the sockets at the same ports. Disconnect and Reconnect simulate a lost connection to an engine that
+// keeps running. Use WaitSubscribed to wait for subscribers to reconnect.
 func (p *Publisher) Reconnect() error { return p.run(p.open) }
 
 // open opens the sockets. On an error they stay closed.
 func (p *Publisher) open() error {
-	if err := p.feed.open(); err != nil {
-		return errors.Join(fmt.Errorf("reconnect: %w", err), p.feed.shut(0))
+	if err := p.feed.openPorts(); err != nil {
+		return errors.Join(fmt.Errorf("reconnect: %w", err), p.feed.closePorts(0))
 	}
 	return nil
 }

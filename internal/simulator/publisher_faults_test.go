@@ -18,7 +18,7 @@ func replaying(t *testing.T) (*simulator.Publisher, *zmq.Socket) {
 	t.Helper()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
 	sub := subscribe(t, p.Endpoint())
-	if err := p.Subscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(patient(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	return p, sub
@@ -49,14 +49,14 @@ func replayedSeqs(t *testing.T, p *simulator.Publisher) []uint64 {
 func TestHeldMessagesAreSentOnRelease(t *testing.T) {
 	p, sub := replaying(t)
 	for h := range uint64(4) {
-		must(t)(p.Hold(removal(h)))
+		must(t)(p.PublishDelayed(removal(h)))
 	}
 	must(t)(p.Publish(removal(4)))
-	if p.Release(9) == nil || p.Release(1, 1) == nil {
+	if p.SendDelayed(9) == nil || p.SendDelayed(1, 1) == nil {
 		t.Error("released a batch that is not delayed")
 	}
 	wantSeqs(t, "replayed", upTo(0, 4), replayedSeqs(t, p))
-	if err := errors.Join(p.Release(2, 0), p.Release()); err != nil {
+	if err := errors.Join(p.SendDelayed(2, 0), p.SendDelayed()); err != nil {
 		t.Fatal(err)
 	}
 	wantSeqs(t, "live", []uint64{4, 2, 0, 1, 3}, received(t, sub, 5))
@@ -77,10 +77,10 @@ func TestTruncatedMessageIsReplayedWhole(t *testing.T) {
 func TestSilentPublisherServesReplay(t *testing.T) {
 	p, sub := replaying(t)
 	must(t)(p.Publish(removal(0)))
-	err := p.Silence(true)
+	err := p.SetSilent(true)
 	must(t)(p.Publish(removal(1)))
 	wantSeqs(t, "replayed", upTo(0, 1), replayedSeqs(t, p))
-	err = errors.Join(err, p.Silence(false))
+	err = errors.Join(err, p.SetSilent(false))
 	must(t)(p.Publish(removal(2)))
 	if err != nil {
 		t.Fatal(err)
@@ -93,11 +93,11 @@ func TestForgottenBatchesAreNotReplayed(t *testing.T) {
 	for h := range uint64(5) {
 		must(t)(p.Publish(removal(h)))
 	}
-	if err := p.ForgetSeqs(1, 3, 77); err != nil {
+	if err := p.RemoveFromReplay(1, 3, 77); err != nil {
 		t.Fatal(err)
 	}
 	wantSeqs(t, "with holes", []uint64{0, 2, 4}, replayedSeqs(t, p))
-	if err := p.ForgetAll(); err != nil {
+	if err := p.ClearReplay(); err != nil {
 		t.Fatal(err)
 	}
 	must(t)(p.Publish(removal(5)))
@@ -115,7 +115,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 	}
 	ask := func(asked int, f simulator.ReplayFaults) {
 		t.Helper()
-		if err := p.FaultReplay(f); err != nil {
+		if err := p.SetReplayFaults(f); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // the second one is answered correctly
@@ -123,7 +123,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := p.Requested(patient(t), asked); err != nil {
+		if err := p.WaitReplayRequests(patient(t), asked); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -144,7 +144,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 	}
 	well := []uint64{0, 1, 2, 3, end}
 
-	ask(2, simulator.ReplayFaults{Mute: true, Requests: 1})
+	ask(2, simulator.ReplayFaults{NoAnswer: true, Requests: 1})
 	wantSeqs(t, "mute", well, read(5))
 	ask(4, simulator.ReplayFaults{NoEnd: true, Requests: 1})
 	wantSeqs(t, "endless", append([]uint64{0, 1, 2, 3}, well...), read(9))
@@ -164,7 +164,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 			wantSeqs(t, "before", []uint64{0}, received(t, sub, 1))
 			err := p.Disconnect()
 			must(t)(p.Publish(removal(1)))
-			if p.Subscribed(t.Context(), 0) != nil || p.Unsubscribed(patient(t)) != nil {
+			if p.WaitSubscribed(t.Context(), 0) != nil || p.WaitUnsubscribed(patient(t)) != nil {
 				t.Error("subscriptions outlast their sockets")
 			}
 			want := []uint64{0, 1, 2}
@@ -179,7 +179,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 			}
 			back := make(chan error, 1)
 			ctx := patient(t)
-			go func() { back <- p.Subscribed(ctx, 1) }()
+			go func() { back <- p.WaitSubscribed(ctx, 1) }()
 			if err := attend(t, sub, back); err != nil {
 				t.Fatal(err)
 			}
@@ -214,7 +214,7 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Replayed(patient(t), 1); err != nil { // before it reads any
+	if err := p.WaitReplays(patient(t), 1); err != nil { // before it reads any
 		t.Fatal(err)
 	}
 	// The first reply always arrives; replies that do not arrive any more have been dropped.

@@ -64,13 +64,13 @@ func TestPublisherInjectsFaults(t *testing.T) {
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:0"},
 	})
 	sub := subscribe(t, p.Endpoint())
-	if err := p.Subscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(patient(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	must(t)(p.Publish(removal(100)))
 	must(t)(p.Drop(removal(101)))
-	must(t)(p.Forget(removal(102)))
-	must(t)(p.PublishOnce(removal(103)))
+	must(t)(p.Lose(removal(102)))
+	must(t)(p.PublishUnbuffered(removal(103)))
 	if seq := must(t)(p.Publish(removal(104))); seq != 4 {
 		t.Errorf("Publish = seq %d, want 4", seq)
 	}
@@ -81,7 +81,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 		p.Restart(0),
 	}
 	must(t)(p.Publish(removal(105)))
-	steps = append(steps, p.SetNext(9))
+	steps = append(steps, p.SetNextSeq(9))
 	must(t)(p.Publish(removal(106)))
 	if err := errors.Join(steps...); err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 	if diff := cmp.Diff([]uint64{0, 9}, seqs); diff != "" {
 		t.Errorf("replay after the restart (-want +got):\n%s", diff)
 	}
-	if err := p.Replayed(patient(t), 1); err != nil || p.Replays() != 1 {
+	if err := p.WaitReplays(patient(t), 1); err != nil || p.Replays() != 1 {
 		t.Errorf("Replayed: %v, Replays() = %d, want 1", err, p.Replays())
 	}
 }
@@ -131,7 +131,7 @@ func TestReplayReturnsLostBatches(t *testing.T) {
 	})
 	for h := range uint64(5) {
 		if h == 2 {
-			must(t)(p.Forget(removal(h)))
+			must(t)(p.Lose(removal(h)))
 			continue
 		}
 		must(t)(p.Drop(removal(h)))
@@ -186,7 +186,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 			t.Errorf("replayed (-want +got):\n%s", diff)
 		}
 	}
-	if err := p.Replayed(patient(t), 3); err != nil {
+	if err := p.WaitReplays(patient(t), 3); err != nil {
 		t.Error(err)
 	}
 	if p.Replays() != 3 {
@@ -213,7 +213,7 @@ func TestPublisherConnectsToASubscriber(t *testing.T) {
 			SocketConfig: simulator.SocketConfig{Endpoint: endpoint, Topic: topic},
 		})
 		ctx, connected := patient(t), make(chan error, 1)
-		go func() { connected <- p.Subscribed(ctx, 1) }()
+		go func() { connected <- p.WaitSubscribed(ctx, 1) }()
 		if err := attend(t, sub, connected); err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +251,7 @@ func attend(t *testing.T, soc *zmq.Socket, result <-chan error) error {
 func TestSubscriptionsAreCounted(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	first, second := subscribe(t, p.Endpoint()), subscribe(t, p.Endpoint())
-	if err := p.Subscribed(patient(t), 2); err != nil {
+	if err := p.WaitSubscribed(patient(t), 2); err != nil {
 		t.Fatal(err)
 	}
 	for _, sub := range []*zmq.Socket{first, second} {
@@ -259,12 +259,12 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := p.Unsubscribed(patient(t)); err != nil {
+	if err := p.WaitUnsubscribed(patient(t)); err != nil {
 		t.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.Subscribed(ended, 1); !errors.Is(err, context.Canceled) {
+	if err := p.WaitSubscribed(ended, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("Subscribed with an ended context: %v", err)
 	}
 }
@@ -277,7 +277,7 @@ func TestClosedPublisherReturnsErrClosed(t *testing.T) {
 	if _, err := p.Publish(removal(1)); !errors.Is(err, simulator.ErrClosed) {
 		t.Errorf("Publish: %v, want ErrClosed", err)
 	}
-	if err := p.Subscribed(t.Context(), 1); !errors.Is(err, simulator.ErrClosed) {
+	if err := p.WaitSubscribed(t.Context(), 1); !errors.Is(err, simulator.ErrClosed) {
 		t.Errorf("Subscribed: %v, want ErrClosed", err)
 	}
 }
@@ -308,7 +308,7 @@ func TestModes(t *testing.T) {
 func TestPublishRejectsUnencodableEvents(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	for name, publish := range map[string]func(...wire.Event) (uint64, error){
-		"Publish": p.Publish, "Drop": p.Drop, "Forget": p.Forget, "PublishOnce": p.PublishOnce, "Hold": p.Hold,
+		"Publish": p.Publish, "Drop": p.Drop, "Forget": p.Lose, "PublishOnce": p.PublishUnbuffered, "Hold": p.PublishDelayed,
 		"Truncate": func(events ...wire.Event) (uint64, error) { return p.Truncate(1, events...) },
 	} {
 		_, err := publish(removal(1), wire.Event{})

@@ -10,12 +10,12 @@ import (
 
 // ReplayFaults are the faults of a replay socket's answers. The zero value has none.
 type ReplayFaults struct {
-	// Mute leaves requests unanswered.
-	Mute bool
+	// NoAnswer leaves requests unanswered.
+	NoAnswer bool
 	// NoEnd omits the end marker.
 	NoEnd bool
-	// Skip reports whether a reply is omitted, as the socket itself does for a slow reader; nil
-	// omits none. The goroutine of the sockets calls it once per reply, in order.
+	// Skip reports whether to omit a reply; nil omits none. It is called once per reply, in order,
+	// by the goroutine that owns the sockets.
 	Skip func(seq uint64) bool
 	// Requests is the number of requests that the faults apply to; later ones are answered
 	// correctly. 0 means all.
@@ -25,29 +25,29 @@ type ReplayFaults struct {
 // endOfReplay is the seq of the message after the last reply.
 const endOfReplay = math.MaxUint64
 
-// serveReplay answers one replay request, if there is one and the socket is due to be polled.
+// serveReplay answers one replay request, if a request is pending and ReplayPoll has passed since the last poll.
 func (s *sockets) serveReplay() error {
 	if s.router == nil {
 		return nil
 	}
 	if s.cfg.ReplayPoll > 0 {
 		now := time.Now()
-		if now.Before(s.look) {
+		if now.Before(s.nextReplayPoll) {
 			return nil
 		}
-		s.look = now.Add(s.cfg.ReplayPoll)
+		s.nextReplayPoll = now.Add(s.cfg.ReplayPoll)
 	}
 	frames, err := receive(s.router)
 	if err != nil {
 		return err
 	}
-	// Reader, delimiter, seq: vLLM checks only the number of frames.
+	// The frames are reader, delimiter and seq. Like vLLM, check only their number.
 	if len(frames) != 3 {
 		return nil
 	}
 	faults := s.replayFaults()
-	if !faults.Mute {
-		if err := s.answer(frames[0], startOf(frames[2]), faults); err != nil {
+	if !faults.NoAnswer {
+		if err := s.answer(frames[0], parseSeq(frames[2]), faults); err != nil {
 			return err
 		}
 		s.counters.add(counts{replays: 1})
@@ -56,11 +56,11 @@ func (s *sockets) serveReplay() error {
 	return nil
 }
 
-// startOf parses the seq of a request: a big-endian number of any length.
-func startOf(frame []byte) (seq uint64) {
+// parseSeq parses the seq of a request: a big-endian number of any length.
+func parseSeq(frame []byte) (seq uint64) {
 	for _, b := range frame {
 		if seq > math.MaxUint64>>8 {
-			return math.MaxUint64 // higher than the seq of any batch
+			return math.MaxUint64 // no batch has this seq
 		}
 		seq = seq<<8 | uint64(b)
 	}
@@ -81,7 +81,7 @@ func (s *sockets) replayFaults() ReplayFaults {
 // answer replays the buffered batches from a seq on to one reader, and sends the end marker. The
 // socket drops replies when the reader's queue is full, as vLLM's does.
 func (s *sockets) answer(reader []byte, from uint64, faults ReplayFaults) error {
-	for b := range s.memory.since(from) {
+	for b := range s.replayBuffer.since(from) {
 		if faults.Skip != nil && faults.Skip(b.seq) {
 			continue
 		}
@@ -144,8 +144,8 @@ func (m *replayBuffer) since(from uint64) iter.Seq[batch] {
 	}
 }
 
-// punch removes the batches with exactly these seqs.
-func (m *replayBuffer) punch(seqs []uint64) {
+// remove removes the batches with the given seqs.
+func (m *replayBuffer) remove(seqs []uint64) {
 	var left []batch
 	for b := range m.since(0) {
 		if !slices.Contains(seqs, b.seq) {

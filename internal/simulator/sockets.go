@@ -12,22 +12,22 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// sockets are an engine's two sockets. Only the goroutine that owns them may call its methods,
-// except wake.
+// sockets are an engine's two sockets. Only one goroutine may call its methods, except wake, which
+// is safe for concurrent use.
 type sockets struct {
-	cfg      SocketConfig
-	net      *zmq.Context // of pub and router; nil while they are closed
-	pub      *zmq.Socket
-	router   *zmq.Socket // nil without replay
-	inside   *zmq.Context
-	woken    *zmq.Socket
-	poller   *zmq.Poller
-	wakeup   wakeup
-	counters *counters
-	memory   replayBuffer
-	faults   ReplayFaults // of the answers to replay requests
-	look     time.Time    // when the router is next polled
-	silent   bool         // nothing is sent live
+	cfg            SocketConfig
+	net            *zmq.Context // of pub and router; nil while they are closed
+	pub            *zmq.Socket
+	router         *zmq.Socket // nil without replay
+	wakeupContext  *zmq.Context
+	wakeupReceiver *zmq.Socket
+	poller         *zmq.Poller
+	wakeup         wakeup
+	counters       *counters
+	replayBuffer   replayBuffer
+	faults         ReplayFaults // of the answers to replay requests
+	nextReplayPoll time.Time    // when the router is next polled
+	silent         bool         // nothing is sent live
 
 	// The endpoints that the sockets were first bound to, for reopening them.
 	endpoint string
@@ -39,19 +39,19 @@ func openSockets(cfg SocketConfig) (*sockets, error) {
 	cfg = cfg.withDefaults()
 	s := &sockets{
 		cfg: cfg, endpoint: cfg.Endpoint, replay: cfg.Replay,
-		counters: newCounters(), memory: replayBuffer{limit: cfg.ReplayLimit},
+		counters: newCounters(), replayBuffer: replayBuffer{limit: cfg.ReplayLimit},
 	}
 	if err := s.openWakeup(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open wakeup: %w", err), s.close(0))
 	}
-	if err := s.open(); err != nil {
+	if err := s.openPorts(); err != nil {
 		return nil, errors.Join(err, s.close(0))
 	}
 	return s, nil
 }
 
-// open opens the two sockets at their previous endpoints.
-func (s *sockets) open() error {
+// openPorts opens the two sockets, at their previous ports if they were open before.
+func (s *sockets) openPorts() error {
 	if s.net != nil {
 		return nil
 	}
@@ -72,9 +72,9 @@ func (s *sockets) open() error {
 	return nil
 }
 
-// shut closes the two sockets. Their ports are free once it returns, because it terminates the
-// context after the sockets.
-func (s *sockets) shut(linger time.Duration) error {
+// closePorts closes the two sockets. Their ports are free once it returns, because terminating the
+// context waits for that.
+func (s *sockets) closePorts(linger time.Duration) error {
 	if s.net == nil {
 		return nil
 	}
@@ -132,12 +132,12 @@ func (s *sockets) openRouter() (err error) {
 	return err
 }
 
-// bindPatience bounds the time for which a port may be in use: a port that was closed a moment ago
-// may have become the local port of another connection.
-const bindPatience = 500 * time.Millisecond
+// bindTimeout bounds the wait for a port in use: the system may have assigned a port that was closed
+// a moment ago to another connection.
+const bindTimeout = 500 * time.Millisecond
 
 func bind(soc *zmq.Socket, endpoint string) error {
-	for until := time.Now().Add(bindPatience); ; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(bindTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := soc.Bind(endpoint)
 		if zmq.AsErrno(err) != zmq.Errno(syscall.EADDRINUSE) || time.Now().After(until) {
 			return err
@@ -145,10 +145,10 @@ func bind(soc *zmq.Socket, endpoint string) error {
 	}
 }
 
-// poll chooses the sockets that serve waits for.
+// poll sets the sockets that serve polls.
 func (s *sockets) poll() {
 	s.poller = zmq.NewPoller()
-	s.poller.Add(s.woken, zmq.POLLIN)
+	s.poller.Add(s.wakeupReceiver, zmq.POLLIN)
 	if s.pub != nil {
 		s.poller.Add(s.pub, zmq.POLLIN)
 	}
@@ -171,7 +171,7 @@ func (s *sockets) send(frames ...[]byte) error {
 
 // publish sends a batch in the usual three frames.
 func (s *sockets) publish(seq uint64, payload []byte) error {
-	s.look = time.Time{}
+	s.nextReplayPoll = time.Time{}
 	return s.send([]byte(s.cfg.Topic), seqFrame(seq), payload)
 }
 
@@ -182,7 +182,7 @@ func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq
 // publisher does between two batches. It returns early when a message arrives or when it is woken.
 func (s *sockets) serve(timeout time.Duration) error {
 	if s.router != nil && s.cfg.ReplayPoll > 0 {
-		if wait := max(0, time.Until(s.look)); timeout < 0 || wait < timeout {
+		if wait := max(0, time.Until(s.nextReplayPoll)); timeout < 0 || wait < timeout {
 			timeout = wait
 		}
 	}
@@ -237,12 +237,12 @@ func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
 // within the linger time, or dropped.
 func (s *sockets) close(linger time.Duration) error {
 	errs := []error{s.wakeup.close()}
-	errs = append(errs, s.shut(linger))
-	if s.woken != nil {
-		errs = append(errs, s.woken.SetLinger(0), s.woken.Close())
+	errs = append(errs, s.closePorts(linger))
+	if s.wakeupReceiver != nil {
+		errs = append(errs, s.wakeupReceiver.SetLinger(0), s.wakeupReceiver.Close())
 	}
-	if s.inside != nil {
-		errs = append(errs, s.inside.Term())
+	if s.wakeupContext != nil {
+		errs = append(errs, s.wakeupContext.Term())
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close sockets: %w", err)
@@ -259,20 +259,20 @@ type wakeup struct {
 // openWakeup connects the wakeup with the poller.
 func (s *sockets) openWakeup() (err error) {
 	const endpoint = "inproc://wake" // inproc names are local to the context
-	if s.inside, err = zmq.NewContext(); err != nil {
+	if s.wakeupContext, err = zmq.NewContext(); err != nil {
 		return err
 	}
 	// Nothing leaves the process, so no I/O thread is needed.
-	if err = s.inside.SetIoThreads(0); err != nil {
+	if err = s.wakeupContext.SetIoThreads(0); err != nil {
 		return err
 	}
-	if s.woken, err = s.inside.NewSocket(zmq.PAIR); err != nil {
+	if s.wakeupReceiver, err = s.wakeupContext.NewSocket(zmq.PAIR); err != nil {
 		return err
 	}
-	if err = s.woken.Bind(endpoint); err != nil {
+	if err = s.wakeupReceiver.Bind(endpoint); err != nil {
 		return err
 	}
-	if s.wakeup.socket, err = s.inside.NewSocket(zmq.PAIR); err != nil {
+	if s.wakeup.socket, err = s.wakeupContext.NewSocket(zmq.PAIR); err != nil {
 		return err
 	}
 	return s.wakeup.socket.Connect(endpoint)

@@ -29,8 +29,8 @@ type Summary struct {
 	// Refused is the number of requests whose prompt exceeds the pool, and Cut the number of
 	// requests that ended before they had generated all their tokens, because the pool was full or
 	// the engine restarted. Only a trace counts them.
-	Refused uint64 `json:"refused_requests,omitempty"`
-	Cut     uint64 `json:"cut_requests,omitempty"`
+	Rejected uint64 `json:"refused_requests,omitempty"`
+	CutShort uint64 `json:"cut_requests,omitempty"`
 	// Faults is the number of times each fault has occurred; nil if none has.
 	Faults map[Fault]uint64 `json:"faults,omitempty"`
 }
@@ -66,8 +66,8 @@ func (s *Summary) Add(other Summary) {
 	s.Requests += other.Requests
 	s.PromptTokens += other.PromptTokens
 	s.HitTokens += other.HitTokens
-	s.Refused += other.Refused
-	s.Cut += other.Cut
+	s.Rejected += other.Rejected
+	s.CutShort += other.CutShort
 	faults := maps.Clone(s.Faults)
 	for fault, n := range other.Faults {
 		if faults == nil {

@@ -41,15 +41,15 @@ func faultsOf(seed uint64, lossless bool) simulator.Faults {
 	f := simulator.Faults{Seed: seed, Rates: make(map[simulator.Fault]float64)}
 	for _, fault := range simulator.AllFaults() {
 		switch fault {
-		case simulator.FaultForget, simulator.FaultAmnesia, simulator.FaultRestartLate, simulator.FaultRestartAhead,
-			simulator.FaultHoles, simulator.FaultEndless, simulator.FaultMute, simulator.FaultDead,
+		case simulator.FaultLose, simulator.FaultClearReplay, simulator.FaultRestartLate, simulator.FaultRestartAhead,
+			simulator.FaultPartialReplay, simulator.FaultReplayWithoutEnd, simulator.FaultNoReplay, simulator.FaultUnresponsive,
 			simulator.FaultRestartPassed:
 			// Four of these may outlast the server's replay retries. The last one may outlast the
 			// grace time, so that the worker is added again and has joined late.
 			if !lossless {
 				f.Rates[fault] = engineOdds
 			}
-		case simulator.FaultDrop, simulator.FaultTwice, simulator.FaultDelay, simulator.FaultTruncate:
+		case simulator.FaultDrop, simulator.FaultDuplicate, simulator.FaultDelay, simulator.FaultTruncate:
 			f.Rates[fault] = batchOdds
 		default:
 			f.Rates[fault] = engineOdds

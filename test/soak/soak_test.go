@@ -75,7 +75,7 @@ func TestEveryFaultHasARate(t *testing.T) {
 			t.Errorf("%v never strikes", f)
 		}
 	}
-	if lossless.Rates[simulator.FaultForget] > 0 || lossless.Rates[simulator.FaultDrop] == 0 {
+	if lossless.Rates[simulator.FaultLose] > 0 || lossless.Rates[simulator.FaultDrop] == 0 {
 		t.Errorf("of an engine that loses nothing: %v", lossless.Rates)
 	}
 }

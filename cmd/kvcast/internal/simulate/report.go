@@ -77,11 +77,11 @@ func total(engines []*simulator.Engine) (sum simulator.Summary) {
 func requestsText(sum simulator.Summary) string {
 	text := fmt.Sprintf("%d requests, hit rate %.1f%% (%d of %d prompt tokens)",
 		sum.Requests, 100*sum.HitRate(), sum.HitTokens, sum.PromptTokens)
-	if sum.Refused > 0 {
-		text += fmt.Sprintf(", %d rejected as longer than the cache", sum.Refused)
+	if sum.Rejected > 0 {
+		text += fmt.Sprintf(", %d rejected as longer than the cache", sum.Rejected)
 	}
-	if sum.Cut > 0 {
-		text += fmt.Sprintf(", %d cut short", sum.Cut)
+	if sum.CutShort > 0 {
+		text += fmt.Sprintf(", %d cut short", sum.CutShort)
 	}
 	return text
 }
@@ -135,7 +135,7 @@ func (p progress) report(ctx context.Context, interval time.Duration) {
 		}
 		done := sum.Batches
 		if p.requests > 0 {
-			done = sum.Requests + sum.Refused
+			done = sum.Requests + sum.Rejected
 		}
 		bar.Update(done, fmt.Sprintf("%s batches, %s blocks held, hit rate %.1f%%", output.Grouped(sum.Batches), output.Grouped(uint64(sum.Blocks)), 100*sum.HitRate()))
 	}
@@ -152,7 +152,7 @@ func (p progress) end() uint64 {
 func (p progress) line(sum simulator.Summary) string {
 	part := ""
 	if p.requests > 0 {
-		part = fmt.Sprintf("%d%% of the trace, ", (sum.Requests+sum.Refused)*100/uint64(p.requests))
+		part = fmt.Sprintf("%d%% of the trace, ", (sum.Requests+sum.Rejected)*100/uint64(p.requests))
 	}
 	return fmt.Sprintf("kvcast: %s%d batches, %d events, %d blocks held, %s%s",
 		part, sum.Batches, sum.Events, sum.Blocks, requestsText(sum), faultsText(sum))

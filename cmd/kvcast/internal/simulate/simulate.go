@@ -34,7 +34,7 @@ type Command struct {
 	Requests int      `placeholder:"N" help:"Run the first N requests of the trace; 0 runs all."`
 	Policy   string   `enum:"round-robin,prefix" default:"round-robin" help:"Which engine gets a request of the trace: round-robin, or prefix for the one that has had most of its prompt before (${default})."`
 
-	Faults    string  `placeholder:"PLAN" help:"Faults as NAME=RATE (0 to 1 per batch) or NAME@BATCH (a batch's number, from 0), separated by commas: drop=0.01,restart@500. Names: drop, forget, twice, delay, truncate, amnesia, holes, endless, mute, silent, dead, restart, restart-in-place, restart-late, restart-ahead, restart-passed, flap."`
+	Faults    string  `placeholder:"PLAN" help:"Faults as NAME=RATE (0 to 1 per batch) or NAME@BATCH (a batch's number, from 0), separated by commas: drop=0.01,restart@500. Names: drop, forget, twice, delay, truncate, clear-replay, holes, endless, mute, silent, dead, restart, restart-in-place, restart-late, restart-ahead, restart-passed, flap."`
 	FaultSeed *uint64 `placeholder:"N" help:"Seed of the faults with a rate (--seed)."`
 
 	Wait     bool          `help:"Publish nothing until somebody subscribes, so that nothing is lost. Real engines do not wait."`
