@@ -203,6 +203,24 @@ var walkShifts = func() (t [256]struct{ left, right uint8 }) {
 	return t
 }()
 
+func BenchmarkEncode(b *testing.B) {
+	for _, blocks := range []int{1, 16} {
+		batch := store(blocks)
+		for form, name := range formNames {
+			b.Run(fmt.Sprintf("%d/%s", blocks, name), func(b *testing.B) {
+				e := wire.Encoder{BatchForm: form, EventForm: form}
+				payload := encode(b, e, batch)
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := e.AppendBatch(payload[:0], batch); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
 func BenchmarkTokensHashes(b *testing.B) {
 	tokens := store(16).Events[0].Tokens
 	hashes := make([]uint64, 0, 16)

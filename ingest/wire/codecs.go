@@ -13,15 +13,18 @@ type codec interface {
 	// read reads the value at i, which is not nil, and returns where it ends.
 	read(d *Decoder, ev *Event, k key, i int) (int, fault)
 	isSet(ev *Event) bool
-	// check returns what makes the value of a valid kind of event impossible to encode,
-	// or "".
-	check(e *Encoder, ev *Event) string
-	// append appends the value in MessagePack; nil, or an empty value, if it is not set.
-	append(dst []byte, e *Encoder, ev *Event) []byte
+	// append appends the value in MessagePack: nil or an empty value if it is not set.
+	append(dst []byte, ev *Event) []byte
 }
 
-// readCommon reads the value at i as the event's field k if it is one of two with a usual
-// code, and returns where it ends; else 0.
+// checker is a codec whose field may have values that cannot be encoded.
+type checker interface {
+	// check returns why the value cannot be encoded, or "".
+	check(ev *Event) string
+}
+
+// readCommon reads the value at i as the field k if k and the value's code are among the
+// most common ones, and returns where the value ends; otherwise 0.
 func (ev *Event) readCommon(k key, p []byte, i int) int {
 	switch {
 	case k == keyParent && i+9 <= len(p) && p[i] == uint64Code:
@@ -34,15 +37,15 @@ func (ev *Event) readCommon(k key, p []byte, i int) int {
 	return 0
 }
 
-// readField reads the value at i, which is not nil, as the event's field k. The fields
-// of nearly all events, in their usual form, do without the table.
+// readField reads the value at i, which is not nil, as the event's field k. It reads
+// common encodings of common fields without the table.
 func (d *Decoder) readField(ev *Event, k key, i int) (int, fault) {
 	switch k {
 	case keyHashes:
 		return hashList{}.read(d, ev, k, i)
 	case keyTokens:
 		return tokenList{}.read(d, ev, k, i)
-	case keyParent: // readCommon has the usual code
+	case keyParent:
 		if i < len(d.p) && d.p[i] <= maxFixint {
 			ev.Parent, ev.HasParent = uint64(d.p[i]), true
 			return i + 1, 0
@@ -59,12 +62,12 @@ func (d *Decoder) readField(ev *Event, k key, i int) (int, fault) {
 
 // scalar is a value that is not a list.
 type scalar struct {
-	// set sets the field, and reports whether the value has the right type.
-	set       func(d *Decoder, ev *Event, v value) bool
-	get       func(dst []byte, e *Encoder, ev *Event) []byte
-	isSetFunc func(ev *Event) bool
-	// checkFunc is nil where every value can be encoded.
-	checkFunc func(e *Encoder, ev *Event) string
+	// setFunc sets the field, and reports whether the value has a valid type.
+	setFunc    func(d *Decoder, ev *Event, v value) bool
+	isSetFunc  func(ev *Event) bool
+	appendFunc func(dst []byte, ev *Event) []byte
+	// checkFunc is nil if every value can be encoded.
+	checkFunc func(ev *Event) string
 }
 
 func (s scalar) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
@@ -72,7 +75,7 @@ func (s scalar) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if f != 0 {
 		return i, f
 	}
-	if !s.set(d, ev, v) {
+	if !s.setFunc(d, ev, v) {
 		return i, badType
 	}
 	if v.class >= classArray {
@@ -83,19 +86,28 @@ func (s scalar) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 
 func (s scalar) isSet(ev *Event) bool { return s.isSetFunc(ev) }
 
-func (s scalar) check(e *Encoder, ev *Event) string {
+func (s scalar) append(dst []byte, ev *Event) []byte { return s.appendFunc(dst, ev) }
+
+func (s scalar) check(ev *Event) string {
 	if s.checkFunc == nil {
 		return ""
 	}
-	return s.checkFunc(e, ev)
+	return s.checkFunc(ev)
 }
 
-func (s scalar) append(dst []byte, e *Encoder, ev *Event) []byte { return s.get(dst, e, ev) }
+// flag is a property of the tokens. It is written in JSON only.
+func flag(get func(ev *Event) bool) scalar {
+	return scalar{
+		isSetFunc:  get,
+		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendBool(dst, get(ev)) },
+	}
+}
 
-// number is an integer. rare reports whether the field is in Event.Rare.
+// number is an integer.
 type number struct {
 	field func(ev *Event) (number *int64, isSet *bool)
-	rare  bool
+	// rare reports whether the field is in Event.Rare.
+	rare bool
 }
 
 func (n number) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
@@ -118,9 +130,7 @@ func (n number) isSet(ev *Event) bool {
 	return *isSet
 }
 
-func (number) check(*Encoder, *Event) string { return "" }
-
-func (n number) append(dst []byte, _ *Encoder, ev *Event) []byte {
+func (n number) append(dst []byte, ev *Event) []byte {
 	number, isSet := n.field(ev)
 	if !*isSet {
 		return msgp.AppendNil(dst)
@@ -128,31 +138,13 @@ func (n number) append(dst []byte, _ *Encoder, ev *Event) []byte {
 	return msgp.AppendInt64(dst, *number)
 }
 
-// flag is a property of the tokens, which is not encoded.
-func flag(get func(ev *Event) bool) scalar {
-	return scalar{
-		get:       func(dst []byte, _ *Encoder, ev *Event) []byte { return msgp.AppendBool(dst, get(ev)) },
-		isSetFunc: get,
-		checkFunc: func(e *Encoder, ev *Event) string {
-			switch {
-			case get(ev) && e.Producer == ProducerAIBrix:
-				return "is set, but AIBrix has no such field"
-			case ev.Eagle && ev.OpaqueTokens:
-				return "is set, but opaque tokens are not in pairs"
-			default:
-				return ""
-			}
-		},
-	}
-}
-
 // text is a string. It is set if it is not empty.
 type text struct {
 	get func(ev *Event) *string
 	// rare reports whether the field is in Event.Rare.
 	rare bool
-	// perRequest reports whether the string changes with the request. Such strings are
-	// cached apart, since they would evict the others.
+	// perRequest reports whether the string changes with the request. Such strings have
+	// a cache of their own, because they would evict the others.
 	perRequest bool
 }
 
@@ -165,7 +157,7 @@ func (t text) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
 		d.rareOf(ev)
 	}
 	s := t.get(ev)
-	// Usually the string is that of the previous event.
+	// The string is usually the same as in the previous event.
 	if last := d.last[k]; last == string(b) {
 		*s = last
 		return end, 0
@@ -187,41 +179,29 @@ func (t text) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
 
 func (t text) isSet(ev *Event) bool { return *t.get(ev) != "" }
 
-func (t text) check(_ *Encoder, ev *Event) string {
-	s := *t.get(ev)
-	if !utf8.ValidString(s) {
-		return "is not UTF-8"
-	}
-	return checkLen(len(s))
-}
-
-func (t text) append(dst []byte, _ *Encoder, ev *Event) []byte {
+func (t text) append(dst []byte, ev *Event) []byte {
 	if !t.isSet(ev) {
 		return msgp.AppendNil(dst)
 	}
 	return msgp.AppendString(dst, *t.get(ev))
 }
 
-// loraName is a text, or SGLang's map in its place.
+func (t text) check(ev *Event) string {
+	if !utf8.ValidString(*t.get(ev)) {
+		return "is not UTF-8"
+	}
+	return ""
+}
+
+// loraName is a text. SGLang 0.5.18 sends a map of cache salt and session id instead.
 type loraName struct{ text }
 
 func (n loraName) read(d *Decoder, ev *Event, k key, i int) (int, fault) {
-	if hasType(d.p, i, msgp.MapType) {
-		return metadata{}.read(d, ev, k, i)
+	if !isMap(d.p, i) {
+		return n.text.read(d, ev, k, i)
 	}
-	return n.text.read(d, ev, k, i)
-}
-
-// metadata is the map that SGLang 0.5.18 puts in the place of the LoRA name, of two
-// other fields.
-type metadata struct{}
-
-var metadataKeys = [...]key{keyCacheSalt, keySessionID}
-
-func (metadata) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
-	_, n, i, f := readHeader(d.p, i)
-	for ; n > 0 && f == 0; n-- {
-		var k key
+	_, pairs, i, f := readHeader(d.p, i)
+	for ; pairs > 0 && f == 0; pairs-- {
 		if k, i, f = readKey(d.p, i, fieldDepth+1); f != 0 {
 			break
 		}
@@ -234,24 +214,11 @@ func (metadata) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	return i, f
 }
 
-func (metadata) isSet(*Event) bool             { return false }
-func (metadata) check(*Encoder, *Event) string { return "" }
-
-func (metadata) append(dst []byte, e *Encoder, ev *Event) []byte {
-	var keys []key
-	for _, k := range metadataKeys {
-		if fields[k].codec.isSet(ev) {
-			keys = append(keys, k)
-		}
-	}
-	return e.appendMembers(msgp.AppendMapHeader(dst, uint32(len(keys))), keys, ev)
-}
-
 // rawList is a list that is kept encoded.
 type rawList struct{ get func(r *Raw) *[]byte }
 
 func (l rawList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
-	if !hasType(d.p, i, msgp.ArrayType) {
+	if !isArray(d.p, i) {
 		return i, badType
 	}
 	end, f := skip(d.p, i, fieldDepth)
@@ -263,18 +230,18 @@ func (l rawList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 
 func (l rawList) isSet(ev *Event) bool { return *l.get(ev.raw()) != nil }
 
-func (l rawList) check(_ *Encoder, ev *Event) string {
-	p := *l.get(ev.raw())
-	end, f := skip(p, 0, fieldDepth)
-	if p != nil && (f != 0 || end != len(p) || !hasType(p, 0, msgp.ArrayType)) {
-		return fmt.Sprintf("is not one MessagePack list, of at most %d nested arrays and maps", maxDepth-fieldDepth)
-	}
-	return ""
-}
-
-func (l rawList) append(dst []byte, _ *Encoder, ev *Event) []byte {
+func (l rawList) append(dst []byte, ev *Event) []byte {
 	if !l.isSet(ev) {
 		return msgp.AppendNil(dst)
 	}
 	return append(dst, *l.get(ev.raw())...)
+}
+
+func (l rawList) check(ev *Event) string {
+	p := *l.get(ev.raw())
+	end, f := skip(p, 0, fieldDepth)
+	if p != nil && (f != 0 || end != len(p) || !isArray(p, 0)) {
+		return fmt.Sprintf("is not one MessagePack list, of at most %d nested arrays and maps", maxDepth-fieldDepth)
+	}
+	return ""
 }

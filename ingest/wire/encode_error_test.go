@@ -31,7 +31,6 @@ func encode(tb interface {
 // TestEncodeRejects checks which batches are refused, and the reason in the error.
 func TestEncodeRejects(t *testing.T) {
 	ofMap := wire.Encoder{EventForm: wire.FormMap}
-	aibrix := wire.Encoder{Producer: wire.ProducerAIBrix}
 	store := func(change func(ev *wire.Event)) *wire.Batch {
 		b := store(1)
 		b.Events = append([]wire.Event{{Kind: wire.KindCleared}}, b.Events...)
@@ -54,11 +53,6 @@ func TestEncodeRejects(t *testing.T) {
 		{"no batch", wire.Encoder{}, nil, -1, "Batch", "is nil"},
 		{"batch form", wire.Encoder{BatchForm: 3}, store(func(*wire.Event) {}), -1, "Encoder.BatchForm", "is 3, want FormArray or FormMap"},
 		{"event form", wire.Encoder{EventForm: 255}, store(func(*wire.Event) {}), -1, "Encoder.EventForm", "is 255"},
-		{"producer", wire.Encoder{Producer: 5}, store(func(*wire.Event) {}), -1, "Encoder.Producer", "is 5"},
-		{"form of hashes", wire.Encoder{Hashes: 3}, store(func(*wire.Event) {}), -1, "Encoder.Hashes", "is 3"},
-		{"too few fields", wire.Encoder{Fields: 4}, store(func(*wire.Event) {}), -1, "Encoder.Fields", "is 4, want 0 or 5 to 13"},
-		{"negative fields", wire.Encoder{Fields: -1}, store(func(*wire.Event) {}), -1, "Encoder.Fields", "is -1"},
-		{"too many fields", wire.Encoder{Fields: 14}, store(func(*wire.Event) {}), -1, "Encoder.Fields", "is 14"},
 		{"time is no number", wire.Encoder{}, &wire.Batch{HasTime: true, Time: math.NaN()}, -1, "Time", "is NaN"},
 		{"time is infinite", wire.Encoder{BatchForm: wire.FormMap}, &wire.Batch{HasTime: true, Time: math.Inf(-1)}, -1, "Time", "is -Inf"},
 		{"time in milliseconds", wire.Encoder{}, &wire.Batch{HasTime: true, Time: 1.7e12}, -1, "Time", "is 1.7e+12, want at most 1e+11"},
@@ -82,22 +76,16 @@ func TestEncodeRejects(t *testing.T) {
 		{"fewer counts than hashes", ofMap, remove(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{}} }), 1, "Rare.RemainingCopies", "has 0 counts for 1 hashes"},
 		{"more counts than hashes", ofMap, remove(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1, 2}} }), 1, "Rare.RemainingCopies", "has 2 counts for 1 hashes"},
 		{"EAGLE without a pair", wire.Encoder{}, store(func(ev *wire.Event) { ev.Eagle, ev.Tokens = true, ev.Tokens[:1] }), 1, "Tokens", "has 1 tokens, want at least 2 for EAGLE"},
-		{"EAGLE and opaque", ofMap, store(func(ev *wire.Event) { ev.Eagle, ev.OpaqueTokens, ev.Tokens = true, true, nil }), 1, "Eagle", "opaque"},
+		{"EAGLE and opaque", ofMap, store(func(ev *wire.Event) { ev.Eagle, ev.OpaqueTokens, ev.Tokens = true, true, nil }), 1, "Tokens", "opaque"},
 		{"opaque with tokens", ofMap, store(func(ev *wire.Event) { ev.OpaqueTokens = true }), 1, "Tokens", "opaque"},
-		{"EAGLE of AIBrix", aibrix, store(func(ev *wire.Event) { ev.Eagle = true }), 1, "Eagle", "no such field"},
-		{"opaque tokens of AIBrix", aibrix, store(func(ev *wire.Event) { ev.OpaqueTokens, ev.Tokens = true, nil }), 1, "OpaqueTokens", "no such field"},
-		{"AIBrix without a block size", aibrix, store(func(ev *wire.Event) { ev.BlockSize = 0 }), 1, "BlockSize", "is 0"},
-		{"AIBrix without tokens", aibrix, store(func(ev *wire.Event) { ev.Tokens = nil }), 1, "BlockSize", "is 16"},
-		{"AIBrix with less than a block", aibrix, store(func(ev *wire.Event) { ev.Tokens = ev.Tokens[:15] }), 1, "BlockSize", "is 16, want 1 to 15"},
-		{"salt in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.CacheSalt = "s" }), 1, "CacheSalt", "a stored event in vLLM's array has no such field"},
-		{"name in SGLang's array", wire.Encoder{Producer: wire.ProducerSGLang}, store(func(ev *wire.Event) { ev.LoRAName = "a" }), 1, "LoRAName", "a stored event in SGLang's array has no such field"},
+		{"salt in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.CacheSalt = "s" }), 1, "CacheSalt", "a stored event in an array has no such field"},
 		{"mm infos in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.Raw = &wire.Raw{BlockMMInfos: []byte("\x90")} }), 1, "Raw.BlockMMInfos", "no such field"},
 		{"origin in an array", wire.Encoder{}, store(func(ev *wire.Event) { ev.Origin = wire.OriginNew }), 1, "Origin", "no such field"},
-		{"counts in an array", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a removed event in vLLM's array has no such field"},
-		{"counts of a store", ofMap, store(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a stored event in vLLM's map has no such field"},
-		{"tokens of a remove", ofMap, remove(func(ev *wire.Event) { ev.Tokens = []uint32{1} }), 1, "Tokens", "a removed event in vLLM's map has no such field"},
-		{"hashes of a clear", wire.Encoder{Mixed: true}, remove(func(ev *wire.Event) { ev.Kind = wire.KindCleared }), 1, "BlockHashes", "a cleared event in vLLM's map has no such field"},
-		{"medium of a clear", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Kind, ev.BlockHashes, ev.Medium = wire.KindCleared, nil, "GPU" }), 1, "Medium", "a cleared event in vLLM's array has no such field"},
+		{"counts in an array", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a removed event in an array has no such field"},
+		{"counts of a store", ofMap, store(func(ev *wire.Event) { ev.Rare = &wire.Rare{RemainingCopies: []uint32{1}} }), 1, "Rare.RemainingCopies", "a stored event in a map has no such field"},
+		{"tokens of a remove", ofMap, remove(func(ev *wire.Event) { ev.Tokens = []uint32{1} }), 1, "Tokens", "a removed event in a map has no such field"},
+		{"hashes of a clear", ofMap, remove(func(ev *wire.Event) { ev.Kind = wire.KindCleared }), 1, "BlockHashes", "a cleared event in a map has no such field"},
+		{"medium of a clear", wire.Encoder{}, remove(func(ev *wire.Event) { ev.Kind, ev.BlockHashes, ev.Medium = wire.KindCleared, nil, "GPU" }), 1, "Medium", "a cleared event in an array has no such field"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dst := []byte("before and behind")
@@ -135,16 +123,6 @@ var changes = []func(t *rapid.T, e *wire.Encoder, b *wire.Batch, ev *wire.Event)
 	func(t *rapid.T, e *wire.Encoder, _ *wire.Batch, _ *wire.Event) {
 		e.EventForm = wire.Form(rapid.Uint8Range(0, 3).Draw(t, "x"))
 	},
-	func(t *rapid.T, e *wire.Encoder, _ *wire.Batch, _ *wire.Event) {
-		e.Producer = wire.Producer(rapid.Uint8Range(0, 6).Draw(t, "x"))
-	},
-	func(t *rapid.T, e *wire.Encoder, _ *wire.Batch, _ *wire.Event) {
-		e.Hashes = wire.HashForm(rapid.Uint8Range(0, 4).Draw(t, "x"))
-	},
-	func(t *rapid.T, e *wire.Encoder, _ *wire.Batch, _ *wire.Event) {
-		e.Fields = rapid.IntRange(-2, 20).Draw(t, "x")
-	},
-	func(_ *rapid.T, e *wire.Encoder, _ *wire.Batch, _ *wire.Event) { e.Mixed = !e.Mixed },
 	func(t *rapid.T, _ *wire.Encoder, b *wire.Batch, _ *wire.Event) {
 		b.Time, b.HasTime = rapid.Float64().Draw(t, "x"), true
 	},
@@ -213,14 +191,14 @@ func drawText(t *rapid.T) string {
 }
 
 // TestEncodeRoundTripsOrNamesTheField draws batches, and changes them so that some cannot be
-// encoded: those are refused with the name of an existing field, all others round-trip
-// except for what Fields omits.
+// encoded: those are rejected with the name of an existing field, all others round-trip.
 func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 	var d wire.Decoder
 	refused, same := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		e := encoders.Draw(t, "encoder")
-		b := drawBatch(t, e)
+		f := plainForms.Draw(t, "form")
+		e := wire.Encoder{BatchForm: f.batchForm, EventForm: f.eventForm}
+		b := drawBatch(t, f)
 		for range rapid.IntRange(0, 3).Draw(t, "changes") {
 			ev := new(wire.Event)
 			if len(b.Events) > 0 {
@@ -248,8 +226,8 @@ func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 			want.Form = wire.FormArray
 		}
 		want.Events = nil
-		for k, ev := range b.Events {
-			want.Events = append(want.Events, cutOff(e, k, ev))
+		for _, ev := range b.Events {
+			want.Events = append(want.Events, withoutUnset(ev))
 		}
 		if diff := cmp.Diff(&want, got, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("batch differs (-want +got):\n%s", diff)
@@ -292,9 +270,8 @@ func checkRefusal(t *rapid.T, b *wire.Batch, err error) {
 	}
 }
 
-// cutOff returns the k-th event without the fields that an older version's arrays lack, and
-// without empty ones.
-func cutOff(e wire.Encoder, k int, ev wire.Event) wire.Event {
+// withoutUnset returns the event with the values of unset fields cleared.
+func withoutUnset(ev wire.Event) wire.Event {
 	ev.Parent = zeroUnless(ev.HasParent, ev.Parent)
 	ev.LoRAID = zeroUnless(ev.HasLoRAID, ev.LoRAID)
 	ev.GroupIdx = zeroUnless(ev.HasGroupIdx, ev.GroupIdx)
@@ -310,32 +287,6 @@ func cutOff(e wire.Encoder, k int, ev wire.Event) wire.Event {
 	}
 	if len(rare.RemainingCopies) == 0 {
 		rare.RemainingCopies = nil
-	}
-	asMap := (e.EventForm == wire.FormMap) != (e.Mixed && k%2 == 1) || e.Producer >= wire.ProducerAIBrix
-	if c := (carries{e: e, asMap: asMap}); ev.Kind != wire.KindCleared {
-		shift := 0
-		if e.Producer == wire.ProducerDynamo && ev.Kind == wire.KindStored {
-			shift = 1
-		}
-		for length, cut := range map[int]func(){
-			6:          func() { ev.LoRAID, ev.HasLoRAID = 0, false },
-			7:          func() { ev.Medium = "" },
-			8:          func() { ev.LoRAName = "" },
-			9:          func() { raws.ExtraKeys = nil },
-			10 + shift: func() { ev.GroupIdx, ev.HasGroupIdx = 0, false },
-			11 + shift: func() { ev.SpecKind = "" },
-			12 + shift: func() { rare.SlidingWindow, rare.HasSlidingWindow = 0, false },
-		} {
-			if !c.since(length) {
-				cut()
-			}
-		}
-		if shift == 1 && !c.since(10) {
-			raws.BlockMMInfos = nil
-		}
-		if e.Producer == wire.ProducerSGLang && !c.since(8) {
-			ev.CacheSalt, rare.SessionID = "", ""
-		}
 	}
 	ev.Raw, ev.Rare = nil, nil
 	if raws.ExtraKeys != nil || raws.BlockMMInfos != nil || raws.MMKeys != nil {

@@ -75,7 +75,7 @@ func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end
 		if i, f = d.readField(ev, k, i); f != 0 {
 			return n, i, f
 		}
-		if k == keyLoRAName && hasType(p, at, msgp.MapType) {
+		if k == keyLoRAName && isMap(p, at) {
 			return n + 1, i, 0
 		}
 	}
@@ -141,7 +141,7 @@ func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 		return d.readMapEvent(ev, n, start, kindFields[kind])
 	}
 	ev.Kind = kind
-	if producer == ProducerMooncake && m.seqHashes != 0 && kind != KindCleared && !seen.has(keyHashes) {
+	if producer == producerMooncake && m.seqHashes != 0 && kind != KindCleared && !seen.has(keyHashes) {
 		seen.add(keyHashes)
 		if _, f := d.readField(ev, keyHashes, m.seqHashes); f != 0 {
 			return i, f
@@ -192,21 +192,21 @@ func (m *mapEvent) addFault(k key, f fault) {
 }
 
 // kind returns the event's kind and producer.
-func (m *mapEvent) kind() (kind Kind, producer Producer, f fault) {
+func (m *mapEvent) kind() (kind Kind, producer producer, f fault) {
 	name := m.tag
 	if m.hasTag {
 		kind, producer = kindOfTag(name)
 	} else {
 		name = m.eventType
-		kind, producer = mooncakeTags.kindOf(name), ProducerMooncake
+		kind, producer = mooncakeTags.kindOf(name), producerMooncake
 	}
 	switch {
 	case name == nil:
 		return 0, 0, badTag
 	case kind == 0:
 		return 0, 0, unknownTagFault(name)
-	case producer == ProducerVLLM && m.eventType != nil && mooncakeTags.kindOf(m.eventType) == kind:
-		producer = ProducerMooncake // which may also use vLLM's names for its events
+	case producer == producerVLLM && m.eventType != nil && mooncakeTags.kindOf(m.eventType) == kind:
+		producer = producerMooncake // Mooncake may send vLLM's tag beside its own.
 	}
 	return kind, producer, 0
 }
@@ -273,7 +273,7 @@ func unknownTagFault(tag []byte) fault {
 
 // finishEvent checks that an event has the fields that its kind requires, and flattens
 // nested tokens.
-func (d *Decoder) finishEvent(ev *Event, producer Producer, seen keySet) fault {
+func (d *Decoder) finishEvent(ev *Event, producer producer, seen keySet) fault {
 	if ev.Rare != nil {
 		if len(ev.Rare.RemainingCopies) != len(ev.BlockHashes) {
 			ev.Rare.RemainingCopies = nil
@@ -292,8 +292,8 @@ func (d *Decoder) finishEvent(ev *Event, producer Producer, seen keySet) fault {
 		return 0
 	}
 	nested := d.nesting.nested
-	if producer != ProducerMooncake {
-		impliedSize := producer == ProducerAIBrix && (nested || len(ev.Tokens) == 0 && !ev.OpaqueTokens)
+	if producer != producerMooncake {
+		impliedSize := producer == producerAIBrix && (nested || len(ev.Tokens) == 0 && !ev.OpaqueTokens)
 		if !seen.has(keyTokens) || !seen.has(keyBlockSize) && !impliedSize {
 			return missingField
 		}
@@ -301,7 +301,7 @@ func (d *Decoder) finishEvent(ev *Event, producer Producer, seen keySet) fault {
 	switch {
 	case !nested:
 		return 0
-	case producer == ProducerAIBrix:
+	case producer == producerAIBrix:
 		return d.nesting.flattenBlocks(ev)
 	default:
 		return d.nesting.flattenPairs(ev)

@@ -38,3 +38,6 @@ var (
 
 // ClassStr is the class of strings.
 const ClassStr = int(classStr)
+
+// TierOf is tierOf.
+var TierOf = tierOf

@@ -6,36 +6,35 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// key identifies a field of events. Of several bad fields in a map event, the first in
-// this order is reported.
+// key identifies a field of events. Map events and JSON are written in this order, and of
+// several bad fields in a map event, the first in this order is reported.
 type key uint8
 
 const (
 	keyUnknown key = iota
 	keyHashes
+	keyRemainingCopies
 	keyParent
+	keyTokens
 	keyEagle
 	keyOpaque
-	keyTokens
 	keyBlockSize
 	keyLoRAID
+	keyOrigin
 	keyMedium
 	keyLoRAName
-	keyMetadata
 	keyExtraKeys
 	keyGroupIdx
 	keySpecKind
 	keySlidingWindow
 	keyLocality
 	keyOwnership
-	keySessionID
 	keyCacheSalt
-	keyTime
-	keyModelName
+	keySessionID
 	keyMMInfos
 	keyMMKeys
-	keyOrigin
-	keyRemainingCopies
+	keyTime
+	keyModelName
 	// Keys of map events that are not fields of Event.
 	keyType
 	keyEventType
@@ -52,7 +51,7 @@ func (s *keySet) add(k key)     { *s |= 1 << (k & 31) }
 
 // field declares a field of events. Its positions in array events are in forms.go.
 type field struct {
-	// mapKey is the key in map events, jsonKey that in the output of AppendJSON, and
+	// mapKey is the key in map events, jsonKey the key in the output of AppendJSON, and
 	// goName the name in an EncodeError.
 	mapKey, jsonKey, goName string
 	// kinds are the kinds of events that have the field.
@@ -74,9 +73,9 @@ const (
 type presence uint8
 
 const (
-	// optional fields are written where set.
+	// optional fields are written if they are set.
 	optional presence = iota
-	// nullable fields are written in map events always, and in JSON where set.
+	// nullable fields are always written in map events, and in JSON if they are set.
 	nullable
 	// required fields are always written.
 	required
@@ -84,44 +83,52 @@ const (
 
 // fields are the fields of events.
 var fields = [numKeys]field{
-	keyHashes: {"block_hashes", "block_hashes", "BlockHashes", stores | removes, required, hashList{}},
+	keyHashes:          {"block_hashes", "block_hashes", "BlockHashes", stores | removes, required, hashList{}},
+	keyRemainingCopies: {"remaining_copy_counts", "remaining_copy_counts", "Rare.RemainingCopies", removes, optional, copyCounts{}},
 	keyParent: {"parent_block_hash", "parent", "Parent", stores, required, scalar{
-		set: func(_ *Decoder, ev *Event, v value) bool {
+		setFunc: func(_ *Decoder, ev *Event, v value) bool {
 			ev.Parent, ev.HasParent = v.hash()
 			return ev.HasParent
 		},
-		get: func(dst []byte, e *Encoder, ev *Event) []byte {
+		isSetFunc: func(ev *Event) bool { return ev.HasParent },
+		appendFunc: func(dst []byte, ev *Event) []byte {
 			if !ev.HasParent {
 				return msgp.AppendNil(dst)
 			}
-			return e.Hashes.append(dst, ev.Parent)
+			return msgp.AppendUint64(dst, ev.Parent)
 		},
-		isSetFunc: func(ev *Event) bool { return ev.HasParent },
 	}},
+	keyTokens: {"token_ids", "token_ids", "Tokens", stores, required, tokenList{}},
 	keyEagle:  {"", "is_eagle", "Eagle", stores, optional, flag(func(ev *Event) bool { return ev.Eagle })},
 	keyOpaque: {"", "opaque_tokens", "OpaqueTokens", stores, optional, flag(func(ev *Event) bool { return ev.OpaqueTokens })},
-	keyTokens: {"token_ids", "token_ids", "Tokens", stores, required, tokenList{}},
 	keyBlockSize: {"block_size", "block_size", "BlockSize", stores, required, scalar{
-		set: func(_ *Decoder, ev *Event, v value) (ok bool) {
+		setFunc: func(_ *Decoder, ev *Event, v value) (ok bool) {
 			ev.BlockSize, ok = v.uint32()
 			return ok
 		},
-		get: func(dst []byte, e *Encoder, ev *Event) []byte {
-			if e.Producer == ProducerMooncake && ev.hashOnly() {
-				return msgp.AppendNil(dst)
-			}
-			return msgp.AppendUint32(dst, ev.BlockSize)
-		},
-		isSetFunc: func(ev *Event) bool { return ev.BlockSize != 0 },
-		checkFunc: checkBlockSize,
+		isSetFunc:  func(ev *Event) bool { return ev.BlockSize != 0 },
+		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendUint32(dst, ev.BlockSize) },
 	}},
 	keyLoRAID: {"lora_id", "lora_id", "LoRAID", stores, nullable,
 		number{field: func(ev *Event) (*int64, *bool) { return &ev.LoRAID, &ev.HasLoRAID }}},
+	keyOrigin: {"origin", "origin", "Origin", stores, optional, scalar{
+		setFunc: func(_ *Decoder, ev *Event, v value) bool {
+			ev.Origin = originOf(v)
+			return true
+		},
+		isSetFunc:  func(ev *Event) bool { return ev.Origin != OriginUnknown },
+		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendString(dst, originNames[ev.Origin]) },
+		checkFunc: func(ev *Event) string {
+			if ev.Origin > OriginReused {
+				return fmt.Sprintf("is %d, want OriginUnknown, OriginNew or OriginReused", ev.Origin)
+			}
+			return ""
+		},
+	}},
 	keyMedium: {"medium", "medium", "Medium", stores | removes, nullable,
 		text{get: func(ev *Event) *string { return &ev.Medium }}},
 	keyLoRAName: {"lora_name", "lora_name", "LoRAName", stores, nullable,
 		loraName{text{get: func(ev *Event) *string { return &ev.LoRAName }}}},
-	keyMetadata: {codec: metadata{}},
 	keyExtraKeys: {"extra_keys", "extra_keys", "Raw.ExtraKeys", stores, optional,
 		rawList{get: func(r *Raw) *[]byte { return &r.ExtraKeys }}},
 	keyGroupIdx: {"group_idx", "group_idx", "GroupIdx", stores | removes, optional,
@@ -134,12 +141,16 @@ var fields = [numKeys]field{
 		text{get: func(ev *Event) *string { return &ev.rare().Locality }, rare: true}},
 	keyOwnership: {"ownership", "ownership", "Rare.Ownership", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.rare().Ownership }, rare: true}},
-	keySessionID: {"session_id", "session_id", "Rare.SessionID", anyKind, optional,
-		text{get: func(ev *Event) *string { return &ev.rare().SessionID }, rare: true, perRequest: true}},
 	keyCacheSalt: {"cache_salt", "cache_salt", "CacheSalt", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.CacheSalt }, perRequest: true}},
+	keySessionID: {"session_id", "session_id", "Rare.SessionID", anyKind, optional,
+		text{get: func(ev *Event) *string { return &ev.rare().SessionID }, rare: true, perRequest: true}},
+	keyMMInfos: {"block_mm_infos", "block_mm_infos", "Raw.BlockMMInfos", stores, optional,
+		rawList{get: func(r *Raw) *[]byte { return &r.BlockMMInfos }}},
+	keyMMKeys: {"mm_keys", "mm_keys", "Raw.MMKeys", stores, optional,
+		rawList{get: func(r *Raw) *[]byte { return &r.MMKeys }}},
 	keyTime: {"timestamp", "ts", "Rare.Time", anyKind, optional, scalar{
-		set: func(d *Decoder, ev *Event, v value) bool {
+		setFunc: func(d *Decoder, ev *Event, v value) bool {
 			t, ok := v.float()
 			if ok {
 				t, ok = seconds(t)
@@ -150,63 +161,39 @@ var fields = [numKeys]field{
 			}
 			return ok
 		},
-		get:       func(dst []byte, _ *Encoder, ev *Event) []byte { return msgp.AppendFloat64(dst, ev.rare().Time) },
-		isSetFunc: func(ev *Event) bool { return ev.rare().HasTime },
-		checkFunc: func(_ *Encoder, ev *Event) string { return checkTime(ev.rare().Time) },
+		isSetFunc:  func(ev *Event) bool { return ev.rare().HasTime },
+		appendFunc: func(dst []byte, ev *Event) []byte { return msgp.AppendFloat64(dst, ev.rare().Time) },
+		checkFunc:  func(ev *Event) string { return checkTime(ev.rare().Time) },
 	}},
 	keyModelName: {"model_name", "model_name", "Rare.ModelName", anyKind, optional,
 		text{get: func(ev *Event) *string { return &ev.rare().ModelName }, rare: true}},
-	keyMMInfos: {"block_mm_infos", "block_mm_infos", "Raw.BlockMMInfos", stores, optional,
-		rawList{get: func(r *Raw) *[]byte { return &r.BlockMMInfos }}},
-	keyMMKeys: {"mm_keys", "mm_keys", "Raw.MMKeys", stores, optional,
-		rawList{get: func(r *Raw) *[]byte { return &r.MMKeys }}},
-	keyOrigin: {"origin", "origin", "Origin", stores, optional, scalar{
-		set: func(_ *Decoder, ev *Event, v value) bool {
-			ev.Origin = originOf(v)
-			return true
-		},
-		get:       func(dst []byte, _ *Encoder, ev *Event) []byte { return msgp.AppendString(dst, ev.Origin.String()) },
-		isSetFunc: func(ev *Event) bool { return ev.Origin != OriginUnknown },
-		checkFunc: func(_ *Encoder, ev *Event) string {
-			if ev.Origin > OriginReused {
-				return fmt.Sprintf("is %d, want OriginUnknown, OriginNew or OriginReused", ev.Origin)
-			}
-			return ""
-		},
-	}},
-	keyRemainingCopies: {"remaining_copy_counts", "remaining_copy_counts", "Rare.RemainingCopies", removes, optional, copyCounts{}},
-	keyType:            {mapKey: "type"},
-	keyEventType:       {mapKey: "event_type"},
-	keySeqHashes:       {mapKey: "seq_hashes"},
+	keyType:      {mapKey: "type"},
+	keyEventType: {mapKey: "event_type"},
+	keySeqHashes: {mapKey: "seq_hashes"},
 }
 
-// jsonOrder is the order of the fields in JSON.
-var jsonOrder = [...]key{
-	keyHashes, keyRemainingCopies, keyParent, keyTokens, keyEagle, keyOpaque, keyBlockSize, keyLoRAID, keyOrigin, keyMedium,
-	keyLoRAName, keyExtraKeys, keyGroupIdx, keySpecKind, keySlidingWindow, keyLocality, keyOwnership, keyCacheSalt,
-	keySessionID, keyMMInfos, keyMMKeys, keyTime, keyModelName,
-}
-
-// Indexes over fields.
-var (
-	// kindFields are the fields of each kind, allFields those of any.
-	kindFields [KindCleared + 1]keySet
-	allFields  keySet
-	// keysByName are the keys of map events by their names.
-	keysByName = make(map[string]key)
-)
-
-func init() {
-	for k := range key(numKeys) {
-		f := &fields[k]
-		for kind := KindStored; kind <= KindCleared; kind++ {
-			if f.kinds&(1<<kind) != 0 {
-				kindFields[kind].add(k)
-				allFields.add(k)
+// kindFields are the fields of each kind of events.
+var kindFields = func() (all [KindCleared + 1]keySet) {
+	for kind := KindStored; kind <= KindCleared; kind++ {
+		for k := range key(numKeys) {
+			if fields[k].kinds&(1<<kind) != 0 {
+				all[kind].add(k)
 			}
-		}
-		if f.mapKey != "" {
-			keysByName[f.mapKey] = k
 		}
 	}
-}
+	return all
+}()
+
+// allFields are the fields of any kind of events.
+var allFields = kindFields[KindStored] | kindFields[KindRemoved] | kindFields[KindCleared]
+
+// keysByName are the keys of map events by their names.
+var keysByName = func() map[string]key {
+	all := make(map[string]key)
+	for k := range key(numKeys) {
+		if name := fields[k].mapKey; name != "" {
+			all[name] = k
+		}
+	}
+	return all
+}()

@@ -1,58 +1,29 @@
 package wire
 
 import (
-	"fmt"
 	"math"
 	"slices"
 
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Producer is the engine or library whose form of events an Encoder writes.
-type Producer uint8
+// producer is an engine or library with tags of its own.
+type producer uint8
 
-// The producers.
 const (
-	// ProducerVLLM is vLLM, and all that adopted its form unchanged.
-	ProducerVLLM Producer = iota
-	// ProducerSGLang is SGLang 0.5.18, whose array stores end with a map of cache salt
-	// and session id in the place of the LoRA name. Its map events are vLLM's.
-	ProducerSGLang
-	// ProducerDynamo is the lineage of Dynamo, whose array stores have block_mm_infos
-	// before the attention group. Its map events are vLLM's.
-	ProducerDynamo
-	// ProducerAIBrix is AIBrix's own encoder: map events only, the tokens in one list
-	// per block, whose length is the block size.
-	ProducerAIBrix
-	// ProducerMooncake is Mooncake: map events only, with seq_hashes, and nil for
-	// absent tokens and block size.
-	ProducerMooncake
-
-	numProducers = iota
+	// producerVLLM is vLLM, and every engine that uses its tags.
+	producerVLLM producer = iota
+	// producerAIBrix sends map events only, with one list of tokens per block. The length
+	// of the first list is the block size.
+	producerAIBrix
+	// producerMooncake sends map events only, with seq_hashes, and without tokens and
+	// block size where they are unknown.
+	producerMooncake
 )
 
-// producers are the forms of events by producer.
-var producers = [numProducers]struct {
-	name string
-	tags *tags
-	// stored are the fields of array stores by position, after the tag. It is nil where
-	// all events are maps.
-	stored []key
-}{
-	ProducerVLLM:     {"vLLM", &vllmTags, slices.Concat(arrayFields[KindStored], groupFields)},
-	ProducerSGLang:   {"SGLang", &vllmTags, append(arrayFields[KindStored][:6:6], keyMetadata)},
-	ProducerDynamo:   {"Dynamo", &vllmTags, slices.Concat(arrayFields[KindStored], mmGroupFields)},
-	ProducerAIBrix:   {"AIBrix", &aibrixTags, nil},
-	ProducerMooncake: {"Mooncake", &mooncakeTags, nil},
-}
-
-// tags are the names of events: in arrays the first element, in maps the value of key.
-type tags struct {
-	key   string
-	kinds [KindCleared + 1]string
-	// hashes is the key of the block hashes in maps.
-	hashes string
-}
+// tags are the names of events by kind: the first element of an array event; in a map event
+// the value of "type", or Mooncake's "event_type".
+type tags [KindCleared + 1]string
 
 const (
 	vllmStored  = "BlockStored"
@@ -60,47 +31,59 @@ const (
 )
 
 var (
-	vllmTags     = tags{"type", [...]string{"", vllmStored, vllmRemoved, "AllBlocksCleared"}, "block_hashes"}
-	aibrixTags   = tags{"type", [...]string{"", "BLOCK_STORED", "BLOCK_REMOVED", "ALL_BLOCKS_CLEARED"}, "block_hashes"}
-	mooncakeTags = tags{"event_type", [...]string{"", "stored", "removed", "cleared"}, "seq_hashes"}
+	vllmTags     = tags{"", vllmStored, vllmRemoved, "AllBlocksCleared"}
+	aibrixTags   = tags{"", "BLOCK_STORED", "BLOCK_REMOVED", "ALL_BLOCKS_CLEARED"}
+	mooncakeTags = tags{"", "stored", "removed", "cleared"}
+
+	// kindNames are the kinds in JSON and errors.
+	kindNames = mooncakeTags
 )
 
-// kindOf returns the kind of events with that tag, 0 if there is none.
+// kindOf returns the kind of events with a tag, or 0 if there is none.
 func (t *tags) kindOf(tag []byte) Kind {
 	for kind := KindStored; kind <= KindCleared; kind++ {
-		if string(tag) == t.kinds[kind] {
+		if string(tag) == t[kind] {
 			return kind
 		}
 	}
 	return 0
 }
 
-// kindOfTag returns the kind and the producer of events with that tag in an array, or
-// with that "type" in a map. The kind is 0 if there is none.
-func kindOfTag(tag []byte) (Kind, Producer) {
+// kindOfTag returns the kind and the producer of events with a tag in an array, or with a
+// "type" in a map. The kind is 0 if the tag is unknown.
+func kindOfTag(tag []byte) (Kind, producer) {
 	// Constants compare faster than the names in vllmTags.
 	if string(tag) == vllmStored {
-		return KindStored, ProducerVLLM
+		return KindStored, producerVLLM
 	}
 	if string(tag) == vllmRemoved {
-		return KindRemoved, ProducerVLLM
+		return KindRemoved, producerVLLM
 	}
 	if kind := vllmTags.kindOf(tag); kind != 0 {
-		return kind, ProducerVLLM
+		return kind, producerVLLM
 	}
-	return aibrixTags.kindOf(tag), ProducerAIBrix
+	return aibrixTags.kindOf(tag), producerAIBrix
 }
 
-// The fields of array events by position, after the tag, as far as they are the same at
-// all producers, and those of stores that follow.
+// Fields of array events by position, after the tag.
 var (
+	// arrayFields are the fields that all producers have in the same positions.
 	arrayFields = [...][]key{
 		KindStored:  {keyHashes, keyParent, keyTokens, keyBlockSize, keyLoRAID, keyMedium, keyLoRAName, keyExtraKeys},
 		KindRemoved: {keyHashes, keyMedium, keyGroupIdx},
 		KindCleared: {},
 	}
+	// groupFields follow in stores. Producers of Dynamo's lineage send mmGroupFields
+	// instead.
 	groupFields   = []key{keyGroupIdx, keySpecKind, keySlidingWindow}
 	mmGroupFields = slices.Concat([]key{keyMMInfos}, groupFields)
+
+	// vllmArrays are the fields of vLLM's array events.
+	vllmArrays = [...][]key{
+		KindStored:  slices.Concat(arrayFields[KindStored], groupFields),
+		KindRemoved: arrayFields[KindRemoved],
+		KindCleared: arrayFields[KindCleared],
+	}
 )
 
 // groupFieldsAt returns the fields of the values from i on, which follow a store's
@@ -124,71 +107,6 @@ func groupFieldsAt(p []byte, i, nils int) []key {
 		return mmGroupFields
 	}
 	return groupFields
-}
-
-// Encoder.Fields: the number of elements in stores of the versions that added these
-// fields to removes, and its bounds.
-const (
-	withMedium = 7
-	withGroup  = 10
-
-	minFields = 5
-	maxFields = 13
-)
-
-// arrayFields returns the fields that the Encoder writes into array events of a kind.
-func (e *Encoder) arrayFields(kind Kind) []key {
-	keys := arrayFields[kind]
-	limit := e.Fields - 1 // the tag is one
-	switch {
-	case kind == KindStored:
-		keys = producers[e.Producer].stored
-	case e.Fields < withMedium:
-		limit = 1
-	case e.Fields < withGroup:
-		limit = 2
-	}
-	if e.Fields == 0 {
-		return keys
-	}
-	return keys[:min(len(keys), limit)]
-}
-
-// inMap reports whether the Encoder writes the k-th event of a batch as a map.
-func (e *Encoder) inMap(k int) bool {
-	return producers[e.Producer].stored == nil || (e.EventForm == FormMap) != (e.Mixed && k%2 == 1)
-}
-
-// fieldsOf returns the fields that events of a kind have in the Encoder's form.
-func (e *Encoder) fieldsOf(kind Kind, inMap bool) keySet {
-	if inMap {
-		return kindFields[kind]
-	}
-	keys := arrayFields[kind]
-	var set keySet
-	if kind == KindStored {
-		keys = producers[e.Producer].stored
-		set.add(keyEagle)
-		set.add(keyOpaque)
-	}
-	for _, k := range keys {
-		set.add(k)
-		if k == keyMetadata {
-			for _, k := range metadataKeys {
-				set.add(k)
-			}
-		}
-	}
-	return set
-}
-
-// describe names a kind of events in the Encoder's form.
-func (e *Encoder) describe(kind Kind, inMap bool) string {
-	form := "array"
-	if inMap {
-		form = "map"
-	}
-	return fmt.Sprintf("a %s event in %s's %s", mooncakeTags.kinds[kind], producers[e.Producer].name, form)
 }
 
 // readBatch reads the batch and returns where it ends.

@@ -79,10 +79,10 @@ func (ev *Event) appendJSON(dst []byte) []byte {
 	if kind != KindStored && kind != KindRemoved {
 		kind = KindCleared
 	}
-	dst = append(dst, `{"kind":"`+mooncakeTags.kinds[kind]+`"`...)
-	for _, k := range jsonOrder {
+	dst = append(dst, `{"kind":"`+kindNames[kind]+`"`...)
+	for k := range key(numKeys) {
 		f := &fields[k]
-		if f.presence == required && kindFields[kind].has(k) || f.codec.isSet(ev) {
+		if f.codec != nil && (f.presence == required && kindFields[kind].has(k) || f.codec.isSet(ev)) {
 			dst = append(dst, `,"`+f.jsonKey+`":`...)
 			dst = ev.appendJSONField(dst, k)
 		}
@@ -96,8 +96,7 @@ func (ev *Event) appendJSONField(dst []byte, k key) []byte {
 	if k == keyTokens {
 		plain.Eagle, plain.OpaqueTokens = false, false // neither pairs nor a placeholder
 	}
-	var e Encoder
-	p := fields[k].codec.append(nil, &e, &plain)
+	p := fields[k].codec.append(nil, &plain)
 	j := jsonWriter{
 		quoteNumbers: k == keyHashes || k == keyParent,
 		dropType:     k == keyMMKeys,

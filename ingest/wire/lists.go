@@ -7,8 +7,12 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// growList makes room for the n elements of the list at i, which must be present.
-func growList[T any](s *slab[T], p []byte, i, n int) ([]T, fault) {
+// reserveList reserves memory for the n elements of the list at i. It allocates memory only
+// after the elements are known to be present.
+func reserveList[T any](s *slab[T], p []byte, i, n int) ([]T, fault) {
+	if list := s.room(n); len(list) == n {
+		return list, 0
+	}
 	if _, f := skip(p, i, fieldDepth); f != 0 {
 		return nil, f
 	}
@@ -27,11 +31,9 @@ func (hashList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if class != classArray {
 		return i, badType
 	}
-	hashes := d.hashes.room(n)
-	if len(hashes) != n {
-		if hashes, f = growList(&d.hashes, p, i, n); f != 0 {
-			return i, f
-		}
+	hashes, f := reserveList(&d.hashes, p, i, n)
+	if f != 0 {
+		return i, f
 	}
 	i = at
 	for k := range hashes {
@@ -55,11 +57,10 @@ func (hashList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	return i, 0
 }
 
-func (hashList) isSet(ev *Event) bool               { return len(ev.BlockHashes) > 0 }
-func (hashList) check(_ *Encoder, ev *Event) string { return checkLen(len(ev.BlockHashes)) }
+func (hashList) isSet(ev *Event) bool { return len(ev.BlockHashes) > 0 }
 
-func (hashList) append(dst []byte, e *Encoder, ev *Event) []byte {
-	return appendList(dst, ev.BlockHashes, e.Hashes.append)
+func (hashList) append(dst []byte, ev *Event) []byte {
+	return appendList(dst, ev.BlockHashes, msgp.AppendUint64)
 }
 
 // copyCounts is a list of remaining copies, one number per hash. Any other value is
@@ -77,11 +78,9 @@ func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if class != classArray || n == 0 {
 		return skip(d.p, i, fieldDepth)
 	}
-	counts := d.tokens.room(n)
-	if len(counts) != n {
-		if counts, f = growList(&d.tokens, d.p, i, n); f != 0 {
-			return i, f
-		}
+	counts, f := reserveList(&d.tokens, d.p, i, n)
+	if f != 0 {
+		return i, f
 	}
 	end, hasStrings, f := readTokens(counts, n, d.p, at)
 	if f == badType || hasStrings {
@@ -95,14 +94,14 @@ func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 
 func (copyCounts) isSet(ev *Event) bool { return len(ev.rare().RemainingCopies) > 0 }
 
-func (copyCounts) check(_ *Encoder, ev *Event) string {
+func (copyCounts) check(ev *Event) string {
 	if copies := ev.rare().RemainingCopies; copies != nil && len(copies) != len(ev.BlockHashes) {
 		return fmt.Sprintf("has %d counts for %d hashes", len(copies), len(ev.BlockHashes))
 	}
 	return ""
 }
 
-func (copyCounts) append(dst []byte, _ *Encoder, ev *Event) []byte {
+func (copyCounts) append(dst []byte, ev *Event) []byte {
 	return appendList(dst, ev.rare().RemainingCopies, msgp.AppendUint32)
 }
 
@@ -132,11 +131,9 @@ func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if n > 0 && isArray(d.p, at) {
 		return d.readNestedTokens(ev, i, n, at)
 	}
-	tokens := d.tokens.room(n)
-	if len(tokens) != n {
-		if tokens, f = growList(&d.tokens, d.p, i, n); f != 0 {
-			return i, f
-		}
+	tokens, f := reserveList(&d.tokens, d.p, i, n)
+	if f != 0 {
+		return i, f
 	}
 	k, at := scanTokens(tokens, d.p, at)
 	if k != n {
@@ -196,35 +193,22 @@ func (d *Decoder) readNestedTokens(ev *Event, i, n, at int) (int, fault) {
 
 func (tokenList) isSet(ev *Event) bool { return len(ev.Tokens) > 0 }
 
-func (tokenList) check(_ *Encoder, ev *Event) string {
+func (tokenList) check(ev *Event) string {
 	switch n := len(ev.Tokens); {
+	case ev.OpaqueTokens && ev.Eagle:
+		return "are opaque, but only pairs of token ids can be EAGLE's"
 	case ev.OpaqueTokens && n > 0:
-		return fmt.Sprintf("has %d tokens, want none where they are opaque", n)
+		return fmt.Sprintf("has %d tokens, want none because they are opaque", n)
 	case ev.Eagle && n < 2:
 		return fmt.Sprintf("has %d tokens, want at least 2 for EAGLE", n)
 	default:
-		return checkLen(n)
+		return ""
 	}
 }
 
-func (tokenList) append(dst []byte, e *Encoder, ev *Event) []byte {
+func (tokenList) append(dst []byte, ev *Event) []byte {
 	tokens := ev.Tokens
 	switch {
-	case e.Producer == ProducerAIBrix:
-		size := int(ev.BlockSize)
-		blocks := 0
-		if size > 0 {
-			blocks = (len(tokens) + size - 1) / size
-		}
-		dst = msgp.AppendArrayHeader(dst, uint32(blocks))
-		for range blocks {
-			n := min(size, len(tokens))
-			dst = appendList(dst, tokens[:n], msgp.AppendUint32)
-			tokens = tokens[n:]
-		}
-		return dst
-	case e.Producer == ProducerMooncake && ev.hashOnly():
-		return msgp.AppendNil(dst)
 	case ev.OpaqueTokens:
 		return msgp.AppendString(msgp.AppendArrayHeader(dst, 1), "")
 	case ev.Eagle:

@@ -140,15 +140,6 @@ func TestOrigin(t *testing.T) {
 	}
 }
 
-// TestOriginString checks the names, which are those on the wire.
-func TestOriginString(t *testing.T) {
-	for o, want := range map[wire.Origin]string{wire.OriginUnknown: "UNKNOWN", wire.OriginNew: "NEW", wire.OriginReused: "REUSED", 9: "UNKNOWN"} {
-		if got := o.String(); got != want {
-			t.Errorf("origin %d is %q, want %q", o, got, want)
-		}
-	}
-}
-
 // TestRemainingCopies checks a remove's numbers of remaining copies: one per hash, or none
 // at all.
 func TestRemainingCopies(t *testing.T) {

@@ -183,7 +183,7 @@ func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	}
 	if ev.Kind != KindCleared {
 		var ok bool
-		if ev.Tier, ok = TierOf(ev.Medium); !ok {
+		if ev.Tier, ok = tierOf(ev.Medium); !ok {
 			return ReasonUnknownMedium
 		}
 	}

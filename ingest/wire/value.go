@@ -200,8 +200,8 @@ func isArray(p []byte, i int) bool {
 	return i < len(p) && (p[i]>>4 == 0x90>>4 || p[i] == 0xdc || p[i] == 0xdd)
 }
 
-// hasType reports whether the value at i has that type.
-func hasType(p []byte, i int, t msgp.Type) bool { return msgp.NextType(p[i:]) == t }
+// isMap reports whether the value at i is a map.
+func isMap(p []byte, i int) bool { return msgp.NextType(p[i:]) == msgp.MapType }
 
 // float returns a number as a float64.
 func (v value) float() (float64, bool) {

@@ -202,30 +202,17 @@ const (
 	OriginReused
 )
 
-// String returns the origin's name, as engines write it.
-func (o Origin) String() string {
-	switch o {
-	case OriginNew:
-		return "NEW"
-	case OriginReused:
-		return "REUSED"
-	default:
-		return "UNKNOWN"
-	}
-}
+// originNames are the origins as engines write them.
+var originNames = [...]string{OriginUnknown: "UNKNOWN", OriginNew: "NEW", OriginReused: "REUSED"}
 
-// originOf returns the origin with that name; OriginUnknown for any other value.
+// originOf returns the origin with a name. Any other value is OriginUnknown.
 func originOf(name value) Origin {
-	switch {
-	case name.class != classStr:
-		return OriginUnknown
-	case string(name.bytes) == OriginNew.String():
-		return OriginNew
-	case string(name.bytes) == OriginReused.String():
-		return OriginReused
-	default:
-		return OriginUnknown
+	for o, s := range originNames {
+		if name.class == classStr && string(name.bytes) == s {
+			return Origin(o)
+		}
 	}
+	return OriginUnknown
 }
 
 // Form is how a batch or an event is encoded.
@@ -260,8 +247,8 @@ var tierMedia = [NumTiers][]string{
 	TierExternal:   {"EXTERNAL", "NETWORK", "REMOTE", "SHARED", "SHARED_STORAGE"},
 }
 
-// TierOf returns the tier of a medium, in any case, and whether the medium is known.
-func TierOf(medium string) (Tier, bool) {
+// tierOf returns the tier of a medium, in any case, and whether the medium is known.
+func tierOf(medium string) (Tier, bool) {
 	if medium == "" || medium == "GPU" {
 		return TierDevice, true
 	}
@@ -301,15 +288,6 @@ const (
 
 var errorNames = [numErrors]string{
 	"unknown", "truncated", "bad_batch_shape", "bad_ts", "trailing_bytes", "bad_code", "oversize", "depth",
-}
-
-// Errors returns all reasons to reject a batch.
-func Errors() []Error {
-	all := make([]Error, 0, numErrors-1)
-	for e := ErrTruncated; e < numErrors; e++ {
-		all = append(all, e)
-	}
-	return all
 }
 
 // Name returns the error's metric label.
