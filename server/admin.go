@@ -6,13 +6,12 @@ import (
 	_ "net/http/pprof" // registers /debug/pprof/ with http.DefaultServeMux
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // NewAdmin returns the handler of the admin port: /metrics, /healthz (the process runs), /readyz (the server
-// serves subscribers) and /debug/pprof/. It needs no credentials, so it must not be exposed to clients.
+// accepts subscribers) and /debug/pprof/. It needs no credentials, so clients must not be able to reach it.
 func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -20,13 +19,13 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 		_, _ = fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		switch s.currentPhase() {
-		case phaseServing:
-			_, _ = fmt.Fprintln(w, "ok")
-		case phaseStarting:
+		switch {
+		case s.stopping.Load():
+			http.Error(w, "shutting down", http.StatusServiceUnavailable)
+		case !s.started.Load():
 			http.Error(w, "starting", http.StatusServiceUnavailable)
 		default:
-			http.Error(w, "shutting down", http.StatusServiceUnavailable)
+			_, _ = fmt.Fprintln(w, "ok")
 		}
 	})
 	mux.Handle("GET /debug/pprof/", http.DefaultServeMux)
@@ -44,23 +43,24 @@ type metrics struct {
 	late      prometheus.Counter
 }
 
-// newMetrics creates the server's metrics and registers them.
-func newMetrics(s *Server) (*metrics, error) {
-	var err error
-	register := func(c prometheus.Collector) {
-		if err == nil {
-			err = s.cfg.Registerer.Register(c)
-		}
-	}
+// newMetrics registers the server's metrics, except for those of its limiters and quotas.
+func (s *Server) newMetrics(all promauto.Factory) *metrics {
 	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: "kvcast", Subsystem: "server", Name: name, Help: help})
-		register(c)
-		return c
+		return all.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	gauge := func(name, help string, value func() float64) {
-		register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "kvcast", Subsystem: "server", Name: name, Help: help}, value))
+		all.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
-	m := &metrics{
+	gauge("receiving_requests", "Calls whose request is being received.", func() float64 { return float64(len(s.receiving)) })
+	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.subscribers.inUse()) })
+	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.inUse()) })
+	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshots.waiting()) })
+	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })
+	gauge("journal_evicted_bytes", "Bytes of evicted entries still in memory, mostly because slow subscribers reference them.",
+		func() float64 { return float64(s.journal.EvictedBytes()) })
+	gauge("journal_oldest_seq", "Seq of the oldest retained entry.", func() float64 { return float64(s.journal.Bounds().Oldest) })
+	gauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) })
+	return &metrics{
 		responses: counter("responses_sent_total", "Responses with entries sent to subscribers."),
 		entries:   counter("entries_sent_total", "Entries sent to subscribers."),
 		bytes:     counter("entry_bytes_sent_total", "Bytes of entries sent to subscribers."),
@@ -69,23 +69,4 @@ func newMetrics(s *Server) (*metrics, error) {
 		late:      counter("late_requests_total", "Calls canceled because their request was not received in time."),
 		panics:    counter("panics_total", "Calls ended by a panic; the log has the stack."),
 	}
-	gauge("receiving_requests", "Calls whose request is being received.", func() float64 { return float64(len(s.receiving)) })
-	gauge("subscribers", "Open Subscribe streams.", func() float64 { return float64(s.subscribers.inUse.Load()) })
-	gauge("snapshots", "Snapshots being sent.", func() float64 { return float64(s.snapshots.inUse.Load()) })
-	gauge("snapshots_waiting", "Snapshots waiting for a slot.", func() float64 { return float64(s.snapshots.waiting.Load()) })
-	gauge("journal_bytes", "Bytes of the retained entries.", func() float64 { return float64(s.journal.Bytes()) })
-	gauge("journal_evicted_bytes", "Bytes of evicted entries still in memory, mostly because slow subscribers reference them.",
-		func() float64 { return float64(s.journal.EvictedBytes()) })
-	gauge("journal_oldest_seq", "Seq of the oldest retained entry.", func() float64 { return float64(s.journal.Bounds().Oldest) })
-	gauge("journal_newest_seq", "Seq of the newest entry.", func() float64 { return float64(s.journal.Bounds().Newest) })
-	register(budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes})
-	for _, q := range []*quota{s.connections.quota, s.watches, s.reflections} {
-		register(q.refused)
-	}
-	for _, q := range []*queryLimiter{s.tokensLookups, s.blockLookups, s.workersQueries} {
-		for _, c := range q.collectors() {
-			register(c)
-		}
-	}
-	return m, err
 }

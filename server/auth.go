@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/selector"
@@ -106,9 +105,8 @@ func (t *Tokens) role(token string) (role Role, ok bool) {
 // authInterceptors returns interceptors that refuse calls without a token whose role permits them. Health
 // checks and reflection are public: probes have no token, and reflection returns the published contract.
 func (s *Server) authInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
-	private := selector.MatchFunc(func(_ context.Context, c interceptors.CallMeta) bool { return !isPublic(c.FullMethod()) })
-	return selector.StreamServerInterceptor(auth.StreamServerInterceptor(s.authenticate), private),
-		selector.UnaryServerInterceptor(auth.UnaryServerInterceptor(s.authenticate), private)
+	return selector.StreamServerInterceptor(auth.StreamServerInterceptor(s.authenticate), needsToken),
+		selector.UnaryServerInterceptor(auth.UnaryServerInterceptor(s.authenticate), needsToken)
 }
 
 // authenticate is an auth.AuthFunc. It logs refused calls, since the logging
@@ -136,15 +134,15 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
-		return "", errorf(ReasonUnauthenticated, journal.Bounds{}, "the call has no token; send it in the header authorization: Bearer TOKEN")
+		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the call has no token; send it in the header authorization: Bearer TOKEN")
 	}
 	role, ok := s.cfg.Tokens.role(token)
 	if !ok {
-		return "", errorf(ReasonUnauthenticated, journal.Bounds{}, "the token is not among those that the server read at its start; ask the server's operator for one")
+		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the token is not among those that the server read at its start; ask the server's operator for one")
 	}
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	if role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName {
-		return role, errorf(ReasonPermissionDenied, s.journal.Bounds(),
+		return role, errorf(reasonPermissionDenied, s.journal.Bounds(),
 			"the token's role is %s, which may not call %s; ask the server's operator for a token with the role %s", role, service, RoleOperator)
 	}
 	return role, nil

@@ -76,7 +76,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 				} else {
 					connections[at] = true
 				}
-				wantStatus(t, s.end(), codes.Unavailable, server.ReasonMaxConnectionAge)
+				wantStatus(t, s.end(), codes.Unavailable, "MAX_CONNECTION_AGE")
 				if took := time.Since(began); took < 100*time.Millisecond {
 					t.Errorf("the stream ended after %v, when its connection was not old", took)
 				}
@@ -108,7 +108,7 @@ func TestReplayContinuesDuringGrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := h.subscribe(checker.New(checker.Options{}), latest())
-	wantStatus(t, s.end(), codes.Unavailable, server.ReasonMaxConnectionAge)
+	wantStatus(t, s.end(), codes.Unavailable, "MAX_CONNECTION_AGE")
 	last := uint64(0)
 	for {
 		m, err := stream.Recv()

@@ -14,23 +14,20 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// connections tracks the open connections of a listener and bounds their number. It
-// can close them even where gRPC would wait, as during a handshake.
+// connections tracks the open connections of a server and bounds their number. It can close a connection
+// during its handshake, while gRPC would wait for the handshake to end.
 type connections struct {
 	quota   *quota
 	refused func(from net.Addr, err error) // called for each refused connection
 
 	mu     sync.Mutex // guards all below
 	open   map[*connection]struct{}
-	peers  map[netip.Prefix]*peerAddress // those with open connections
+	peers  map[netip.Prefix]*peerAddress // peers with open connections
 	closed bool
 }
 
 func newConnections(q *quota, refused func(net.Addr, error)) *connections {
-	return &connections{
-		quota: q, refused: refused,
-		open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress),
-	}
+	return &connections{quota: q, refused: refused, open: make(map[*connection]struct{}), peers: make(map[netip.Prefix]*peerAddress)}
 }
 
 // connection is an accepted connection. Close releases its quota.
@@ -41,33 +38,20 @@ type connection struct {
 	opened time.Time
 }
 
-// remoteAddr is a connection's remote address. It is all of the connection that gRPC
-// passes on to calls, so it carries what they need to know of it.
+// remoteAddr is the remote address of a connection. gRPC passes only the address to calls, so it carries the
+// connection.
 type remoteAddr struct {
 	net.Addr
-	peer   *peerAddress
-	opened time.Time
+	conn *connection
 }
 
 // RemoteAddr returns a remoteAddr.
-func (c *connection) RemoteAddr() net.Addr { return remoteAddr{c.Conn.RemoteAddr(), c.peer, c.opened} }
+func (c *connection) RemoteAddr() net.Addr { return remoteAddr{c.Conn.RemoteAddr(), c} }
 
-// remoteAddrOf returns the remote address of a call's connection, if the connection was accepted here.
-func remoteAddrOf(ctx context.Context) (_ remoteAddr, ok bool) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return remoteAddr{}, false
-	}
-	a, ok := p.Addr.(remoteAddr)
-	return a, ok
-}
-
-// peerOf returns the peer address of a call.
-func (s *Server) peerOf(ctx context.Context) *peerAddress {
-	if a, ok := remoteAddrOf(ctx); ok {
-		return a.peer
-	}
-	return s.unknownPeer
+// connectionOf returns the connection of a call.
+func connectionOf(ctx context.Context) *connection {
+	p, _ := peer.FromContext(ctx)
+	return p.Addr.(remoteAddr).conn // all connections are accepted by trackedListener
 }
 
 // Close closes the connection.
@@ -76,17 +60,14 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// listen wraps a listener so that its connections are tracked.
-func (c *connections) listen(l net.Listener) net.Listener { return trackedListener{l, c} }
-
+// trackedListener adds the connections that it accepts to connections.
 type trackedListener struct {
 	net.Listener
 	connections *connections
 }
 
-// Accept implements net.Listener. It closes a connection beyond the limit without an
-// answer: an HTTP/2 error would count as an established connection, after which the
-// client would reconnect at once instead of backing off.
+// Accept implements net.Listener. It closes a connection beyond the limit without an answer. After an HTTP/2
+// error, the client would consider the connection established and reconnect at once instead of backing off.
 func (l trackedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -104,7 +85,7 @@ func (l trackedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// add tracks a connection. The error is net.ErrClosed or that of the quota.
+// add tracks a connection. The error is net.ErrClosed or an error of the quota.
 func (c *connections) add(conn net.Conn) (*connection, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,7 +95,7 @@ func (c *connections) add(conn net.Conn) (*connection, error) {
 	prefix := peerPrefix(conn.RemoteAddr())
 	p := c.peers[prefix]
 	if p == nil {
-		p = newPeerAddress(prefix)
+		p = &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress)}
 	}
 	if err := c.quota.acquire(&p.connections); err != nil {
 		return nil, err
@@ -149,21 +130,17 @@ func (c *connections) close() {
 	}
 }
 
-// peerAddress is a client address, and what its clients use of each limited resource.
+// peerAddress is a client address, with the number of instances that its clients use of each limited resource.
 type peerAddress struct {
 	prefix      netip.Prefix
 	connections atomic.Int64
 	watches     atomic.Int64
 	reflections atomic.Int64
-	receiving   chan struct{} // one element per call whose request is being received
+	receiving   chan struct{} // has one element per call whose request is being received
 }
 
-func newPeerAddress(prefix netip.Prefix) *peerAddress {
-	return &peerAddress{prefix: prefix, receiving: make(chan struct{}, maxReceivingPerAddress)}
-}
-
-// peerPrefix returns the prefix that stands for a client: its IPv4 address, or the /64 of its IPv6 address,
-// since one client usually has all of it. All other addresses share the zero prefix.
+// peerPrefix returns the prefix that identifies a client: its IPv4 address, or the /64 of its IPv6 address,
+// since one client usually has a whole /64. All other addresses share the zero prefix.
 func peerPrefix(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -174,39 +151,37 @@ func peerPrefix(a net.Addr) netip.Prefix {
 	if ip.Is6() {
 		bits = 64
 	}
-	prefix, _ := ip.Prefix(bits) // fails for an invalid address, which gets the zero prefix
+	prefix, _ := ip.Prefix(bits) // the zero prefix if the address is invalid
 	return prefix
 }
 
-// Clients reconnect now and then, so that a load balancer can move them to other servers. At MaxConnectionAge
-// gRPC sends GOAWAY, and after a grace closes the connection, which its calls see as a network failure.
-// Subscribe streams therefore end by themselves in between, with a reason. From the start of the connection:
+// Clients reconnect at MaxConnectionAge, so that a load balancer can move them to other servers. gRPC sends
+// GOAWAY at that age and closes the connection after a grace time, which calls see as a network failure. The
+// server ends Subscribe streams between the two, with a reason. Measured from the accept:
 //
-//	0.9 to 1.1 age                  GOAWAY: new calls use another connection
-//	1.1 age + 0.25 to 1 grace       Subscribe streams end, spread at random
-//	at least 1 grace after that     gRPC closes the connection
+//	0.9 to 1.1 age                GOAWAY: new calls use another connection
+//	1.1 age + 0.25 to 1 grace     Subscribe streams end, at random times
+//	at least 1 grace later        gRPC closes the connection
 //
-// A stream must not end before the GOAWAY, or its client resumes over the same
-// connection. gRPC measures the age from the end of the handshake, streams measure it
-// from the accept; a quarter of the grace covers the difference.
+// A stream must not end before the GOAWAY, or its client resumes over the same connection. gRPC measures the
+// age from the end of the handshake; a quarter of the grace time covers the difference.
 
-// keepaliveParams returns gRPC's part of the connection age limit.
+// keepaliveParams returns gRPC's keepalive settings and connection age limit.
 func (s *Server) keepaliveParams() keepalive.ServerParameters {
 	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}
 	if age := s.cfg.MaxConnectionAge; age > 0 {
 		p.MaxConnectionAge = age
-		p.MaxConnectionAgeGrace = age/5 + 2*s.cfg.MaxConnectionAgeGrace // counts from the GOAWAY, as early as 0.9 age
+		p.MaxConnectionAgeGrace = age/5 + 2*s.cfg.MaxConnectionAgeGrace // from the GOAWAY, which may be at 0.9 age
 	}
 	return p
 }
 
-// connectionAgeTimer returns a timer for the end of a Subscribe stream; nil: no limit.
+// connectionAgeTimer returns a timer that fires when a Subscribe stream must end; nil: no limit.
 func (s *Server) connectionAgeTimer(ctx context.Context) *time.Timer {
 	age, grace := s.cfg.MaxConnectionAge, s.cfg.MaxConnectionAgeGrace
-	addr, ok := remoteAddrOf(ctx)
-	if age == 0 || !ok {
+	if age == 0 {
 		return nil
 	}
-	end := addr.opened.Add(age + age/10 + grace/4 + rand.N(grace*3/4+1))
+	end := connectionOf(ctx).opened.Add(age + age/10 + grace/4 + rand.N(grace*3/4+1))
 	return time.NewTimer(time.Until(end))
 }

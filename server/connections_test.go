@@ -232,7 +232,7 @@ func TestHealthWatchesAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = watch(t.Context())
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyStreams)
+	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_STREAMS")
 	if got := harness.Gather(t, reg).Value(t, "kvcast_server_address_refused_total", "resource", "health_watches"); got != 1 {
 		t.Errorf("%v refusals are counted, want 1", got)
 	}
@@ -241,7 +241,7 @@ func TestHealthWatchesAreLimited(t *testing.T) {
 	}
 	leave()
 	for _, err = watch(t.Context()); err != nil; _, err = watch(t.Context()) {
-		wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyStreams)
+		wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_STREAMS")
 	}
 	h.Server.StopServing()
 	if m, err := first.Recv(); err != nil || m.GetStatus() != healthv1.HealthCheckResponse_NOT_SERVING {
@@ -278,7 +278,7 @@ func TestReflectionStreamsAreLimited(t *testing.T) {
 			t.Fatalf("stream %d: %v", n, err)
 		}
 	}
-	wantStatus(t, ask(), codes.ResourceExhausted, server.ReasonTooManyStreams)
+	wantStatus(t, ask(), codes.ResourceExhausted, "TOO_MANY_STREAMS")
 }
 
 // TestIncompleteRequestsTimeOut starts more calls than may be received at a time, none of which

@@ -16,7 +16,7 @@ import (
 
 // Journal is the log that the server reads. Its methods must be safe for concurrent use and must not block.
 type Journal interface {
-	// Bounds returns what is retained.
+	// Bounds returns the epoch and the range of retained entries.
 	Bounds() journal.Bounds
 	// Read returns entries; see journal.Journal.
 	Read(ctx context.Context, q journal.Query) (journal.Chunk, error)
@@ -24,37 +24,41 @@ type Journal interface {
 	Changed() <-chan struct{}
 	// Bytes returns the size of the retained entries.
 	Bytes() int
-	// EvictedBytes returns the size of the evicted entries that are still referenced.
+	// EvictedBytes returns the size of the evicted entries that streams still reference.
 	EvictedBytes() int
 }
 
-// cursor is a stream's position in the journal. Nothing is queued for a stream.
+// cursor is a stream's position in the journal. The server queues nothing for a stream.
 type cursor struct {
 	server       *Server
 	out          responses
-	seq          uint64 // the last entry read
-	filter       *filter
-	snapshots    bool        // a snapshot may replace entries that are not retained
-	digests      bool        // Progress carries digests
-	subscription *subscriber // nil for Snapshot and Replay
-	slices       [][]byte    // reused by next
-	// sending is at most the seq of the first entry that is being sent; 0: none.
+	bounds       journal.Bounds // when the stream was opened
+	seq          uint64         // the last entry read
+	filter       *filter        // the caller of openCursor releases it
+	snapshots    bool           // a snapshot may replace entries that are not retained
+	digests      bool           // Progress carries digests
+	subscription *subscriber    // nil for Snapshot and Replay
+	slices       [][]byte       // reused by next
+	// sending is at most the seq of the first entry in the send in progress; 0: none.
 	sending atomic.Uint64
 }
 
-func newCursor(s *Server, stream grpc.ServerStream, epoch string, after uint64, f *filter) *cursor {
-	return &cursor{server: s, out: responses{stream: stream, epoch: epoch}, seq: after, filter: f}
+// openCursor returns a cursor before the first entry.
+func (s *Server) openCursor(stream grpc.ServerStream, f *kvcastv1.Filter) (*cursor, error) {
+	b := s.journal.Bounds()
+	filter, err := parseFilter(f, b, s.filterBytes)
+	return &cursor{server: s, out: responses{stream: stream, epoch: b.Epoch}, bounds: b, filter: filter}, err
 }
 
-// evictedSendTimeout is how long a send may reference evicted entries while all streams
-// reference more than MaxEvictedBytes of them.
+// evictedSendTimeout is the time limit of a send of evicted entries while the streams together reference more
+// than MaxEvictedBytes of evicted entries.
 const evictedSendTimeout = time.Second
 
-// run sends the headers and runs the body of a stream. It sends the headers first since
-// gRPC would delay them until the first message, and some clients wait for them.
+// run sends the headers and calls body, which sends the messages. gRPC would delay the headers until the first
+// message, and some clients wait for them.
 //
-// It returns when the body has returned or a send has stalled. Only the end of the call
-// interrupts a stalled send; the body then returns later, in its own goroutine.
+// run returns when body returns, or when a send stalls. A stalled send blocks until the end of the call, so body
+// runs in a goroutine that may end after run.
 func (c *cursor) run(body func(context.Context) error) error {
 	ctx := c.out.stream.Context()
 	if err := c.out.stream.SendHeader(metadata.MD{}); err != nil {
@@ -70,34 +74,35 @@ func (c *cursor) run(body func(context.Context) error) error {
 	for {
 		select {
 		case err := <-ended:
-			if cause := ctx.Err(); cause != nil { // the client left, whatever the interrupted send returned
+			if cause := ctx.Err(); cause != nil { // the client ended the call; the error of the interrupted send says less
 				return status.FromContextError(cause).Err()
 			}
 			return err
 		case <-check.C:
 			switch {
-			case c.out.timer.exceeds(timeout):
+			case c.out.sendExceeds(timeout):
 				s.metrics.stalled.Inc()
-				return errorf(ReasonSlowSubscriber, s.journal.Bounds(),
+				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
 					"the client did not read for %v, which is the limit; resume after the last position, and read faster", timeout)
-			case c.holdsEvicted():
+			case c.referencesEvicted():
 				s.metrics.stalled.Inc()
-				return errorf(ReasonSlowSubscriber, s.journal.Bounds(),
-					"the client did not read for %v while slow clients hold too much memory of evicted entries; start from a snapshot, and read faster", evictedSendTimeout)
+				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
+					"the client did not read for %v while evicted entries that slow clients have not read use too much memory; start from a snapshot, and read faster", evictedSendTimeout)
 			}
 		}
 	}
 }
 
-// holdsEvicted reports whether the stream must end because evicted entries that streams
-// are sending use too much memory, and this stream is sending some.
-func (c *cursor) holdsEvicted() bool {
+// referencesEvicted reports whether the stream must end, since evicted entries use too much memory and this
+// stream is sending evicted entries.
+func (c *cursor) referencesEvicted() bool {
 	sending, j := c.sending.Load(), c.server.journal
-	return sending != 0 && c.out.timer.exceeds(evictedSendTimeout) &&
+	return sending != 0 && c.out.sendExceeds(evictedSendTimeout) &&
 		j.EvictedBytes() > c.server.cfg.MaxEvictedBytes && sending < j.Bounds().Oldest
 }
 
-// recoverPanic runs the body. The recovery interceptor does not see panics in this goroutine.
+// recoverPanic calls body and converts a panic to an error. The recovery interceptor recovers only panics in the
+// goroutine of the handler.
 func (c *cursor) recoverPanic(ctx context.Context, body func(context.Context) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -108,28 +113,28 @@ func (c *cursor) recoverPanic(ctx context.Context, body func(context.Context) er
 }
 
 // accept sends the first message of a Subscribe or Replay stream.
-func (c *cursor) accept(mode kvcastv1.Accepted_Mode, b journal.Bounds) error {
+func (c *cursor) accept(mode kvcastv1.Accepted_Mode) error {
 	m := &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
-		Epoch:     b.Epoch,
-		OldestSeq: b.Oldest,
-		NewestSeq: b.Newest,
+		Epoch:     c.bounds.Epoch,
+		OldestSeq: c.bounds.Oldest,
+		NewestSeq: c.bounds.Newest,
 		Mode:      mode,
 
 		ProgressIntervalNano: uint64(c.server.cfg.ProgressInterval),
 	}}
 	if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
-		return c.out.messageWithin(m)
+		return c.out.sendUnpositioned(m)
 	}
-	return c.out.message(m, c.seq)
+	return c.out.sendPositioned(m, c.seq)
 }
 
-// next advances the cursor up to a seq, 0 for the newest, by at most one response, and
-// sends the entries that the filter selects.
+// next reads entries up to the seq until, or the newest if until is 0, and sends those that the filter selects
+// in at most one response. If the next entry is not retained, next may send a snapshot instead.
 func (c *cursor) next(ctx context.Context, until uint64) error {
 	chunk, err := c.server.journal.Read(ctx, journal.Query{
 		After: c.seq, Until: until, MaxBytes: c.server.cfg.ResponseBytes, Filter: c.filter.journal(), Slices: c.slices[:0],
 	})
-	defer func() { clear(c.slices) }() // so that an idle stream does not reference entries
+	defer func() { clear(c.slices) }() // an idle stream must not reference entries
 	c.slices = chunk.Slices
 	switch {
 	case errors.Is(err, journal.ErrCompacted) && c.snapshots:
@@ -146,15 +151,15 @@ func (c *cursor) next(ctx context.Context, until uint64) error {
 	m.responses.Inc()
 	m.entries.Add(float64(chunk.Entries))
 	m.bytes.Add(float64(chunk.Bytes))
-	return c.sendChunk(chunk, before, c.out.entries)
+	return c.sendChunk(chunk, before, c.out.sendEntries)
 }
 
-// sendChunk sends entries after a seq, without the events that the filter leaves out.
+// sendChunk sends the entries of a chunk, which are after the seq, without the events that the filter excludes.
 func (c *cursor) sendChunk(chunk journal.Chunk, after uint64, send func(journal.Chunk) error) error {
 	c.sending.Store(after + 1)
 	defer c.sending.Store(0)
 	if chunk.Partial {
-		chunk.Slices = [][]byte{trimEntries(chunk.Slices, c.filter.tierSet())}
+		chunk.Slices = [][]byte{trimEntries(chunk.Slices, c.filter.tiers)}
 	}
 	return send(chunk)
 }

@@ -40,77 +40,77 @@ func TestErrorContract(t *testing.T) {
 		moving bool // entries are appended after the error
 	}{
 		{
-			reason: server.ReasonPositionCompacted, name: "Subscribe, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_COMPACTED", name: "Subscribe, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(b.Oldest - 2))) }),
 		},
 		{
-			reason: server.ReasonPositionCompacted, name: "Subscribe, in mid-stream", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_COMPACTED", name: "Subscribe, in mid-stream", code: codes.OutOfRange, says: "start from a snapshot",
 			call: compactedInMidStream, moving: true,
 		},
 		{
-			reason: server.ReasonPositionCompacted, name: "Replay, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_COMPACTED", name: "Replay, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{After: seq(b.Oldest - 2)}
 			}),
 		},
 		{
-			reason: server.ReasonPositionCompacted, name: "Replay, until no longer retained", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_COMPACTED", name: "Replay, until no longer retained", code: codes.OutOfRange, says: "start from a snapshot",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{Until: seq(b.Oldest - 2)}
 			}),
 		},
 		{
-			reason: server.ReasonPositionAhead, name: "Subscribe, one beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			reason: "POSITION_AHEAD", name: "Subscribe, one beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return after(seq(b.Newest + 1)) }),
 		},
 		{
-			reason: server.ReasonPositionAhead, name: "Subscribe, the largest seq", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_AHEAD", name: "Subscribe, the largest seq", code: codes.OutOfRange, says: "start from a snapshot",
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(1<<64 - 1))) }),
 		},
 		{
-			reason: server.ReasonPositionAhead, name: "Replay, one beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			reason: "POSITION_AHEAD", name: "Replay, one beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{After: seq(b.Newest + 1)}
 			}),
 		},
 		{
-			reason: server.ReasonPositionAhead, name: "Replay, until beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			reason: "POSITION_AHEAD", name: "Replay, until beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{Until: seq(b.Newest + 1)}
 			}),
 		},
 		{
-			reason: server.ReasonEpochMismatch, name: "Subscribe", code: codes.FailedPrecondition, says: `"feed"`,
+			reason: "EPOCH_MISMATCH", name: "Subscribe", code: codes.FailedPrecondition, says: `"feed"`,
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(feed(b.Newest))) }),
 		},
 		{
-			reason: server.ReasonEpochMismatch, name: "Subscribe, a very long epoch", code: codes.FailedPrecondition, says: "start from a snapshot",
+			reason: "EPOCH_MISMATCH", name: "Subscribe, a very long epoch", code: codes.FailedPrecondition, says: "start from a snapshot",
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
 				return orFail(after(&kvcastv1.Position{Epoch: strings.Repeat("e", 1<<16)}))
 			}),
 		},
 		{
-			reason: server.ReasonEpochMismatch, name: "Replay", code: codes.FailedPrecondition, says: `"feed"`,
+			reason: "EPOCH_MISMATCH", name: "Replay", code: codes.FailedPrecondition, says: `"feed"`,
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{After: feed(0)} }),
 		},
 		{
-			reason: server.ReasonEpochMismatch, name: "Replay, until", code: codes.FailedPrecondition, says: `"feed"`,
+			reason: "EPOCH_MISMATCH", name: "Replay, until", code: codes.FailedPrecondition, says: `"feed"`,
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{Until: feed(0)} }),
 		},
 		{
-			reason: server.ReasonSlowSubscriber, name: "Subscribe", code: codes.ResourceExhausted, says: "resume after the last position, and read faster",
+			reason: "SLOW_SUBSCRIBER", name: "Subscribe", code: codes.ResourceExhausted, says: "resume after the last position, and read faster",
 			call: slowSubscriber, moving: true,
 		},
 		{
-			reason: server.ReasonTooManySubs, name: "Subscribe", code: codes.ResourceExhausted, says: "2 subscribers are connected, which is the limit; try again later",
+			reason: "TOO_MANY_SUBSCRIBERS", name: "Subscribe", code: codes.ResourceExhausted, says: "2 subscribers are connected, which is the limit; try again later",
 			call: tooManySubscribers,
 		},
 		{
-			reason: server.ReasonTooManySubs, name: "Replay", code: codes.ResourceExhausted, says: "1 replays are being sent, which is the limit; try again later",
+			reason: "TOO_MANY_SUBSCRIBERS", name: "Replay", code: codes.ResourceExhausted, says: "1 replays are being sent, which is the limit; try again later",
 			call: tooManyReplays,
 		},
 		{
-			reason: server.ReasonTooManySnapshots, name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has ended within 20ms; try again later",
+			reason: "TOO_MANY_SNAPSHOTS", name: "Snapshot", code: codes.ResourceExhausted, says: "1 snapshots are being sent, which is the limit, and none has ended within 20ms; try again later",
 			call: func(t *testing.T) (*fixture, error) {
 				h := sendingASnapshot(t)
 				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
@@ -118,7 +118,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonTooManySnapshots, name: "Subscribe from a snapshot", code: codes.ResourceExhausted, says: "or resume after a position",
+			reason: "TOO_MANY_SNAPSHOTS", name: "Subscribe from a snapshot", code: codes.ResourceExhausted, says: "or resume after a position",
 			call: func(t *testing.T) (*fixture, error) {
 				h := sendingASnapshot(t)
 				_, err := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil)).messages(2)
@@ -126,19 +126,19 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonTooManyHolders, name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 holders, which is the limit; ask for fewer blocks",
+			reason: "TOO_MANY_HOLDERS", name: "LookupBlocks", code: codes.ResourceExhausted, says: "more than 25000 holders, which is the limit; ask for fewer blocks",
 			call: tooManyHolders,
 		},
 		{
-			reason: server.ReasonTooManyHolders, name: "LookupBlocks, of long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB, which is the limit; ask for fewer blocks",
+			reason: "TOO_MANY_HOLDERS", name: "LookupBlocks, of long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB, which is the limit; ask for fewer blocks",
 			call: holdersOfLongNames,
 		},
 		{
-			reason: server.ReasonTooManyQueries, name: "LookupBlocks by content", code: codes.ResourceExhausted, says: "1 queries of this kind are running, which is the limit, and 64 more are waiting; try again later",
+			reason: "TOO_MANY_QUERIES", name: "LookupBlocks by content", code: codes.ResourceExhausted, says: "1 queries of this kind are running, which is the limit, and 64 more are waiting; try again later",
 			call: tooManyQueries,
 		},
 		{
-			reason: server.ReasonResponseTooLarge, name: "ListWorkers", code: codes.ResourceExhausted, says: "narrow the filter to a model, or to some of the workers",
+			reason: "RESPONSE_TOO_LARGE", name: "ListWorkers", code: codes.ResourceExhausted, says: "narrow the filter to a model, or to some of the workers",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
 				_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
@@ -146,19 +146,19 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonTooManyStreams, name: "Watch", code: codes.ResourceExhausted, says: "1 health watches are open from this address, which is the limit; try again later, or raise the limit",
+			reason: "TOO_MANY_STREAMS", name: "Watch", code: codes.ResourceExhausted, says: "1 health watches are open from this address, which is the limit; try again later, or raise the limit",
 			call: tooManyWatches(server.Config{MaxConnectionsPerAddress: 1}),
 		},
 		{
-			reason: server.ReasonTooManyStreams, name: "Watch, of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
+			reason: "TOO_MANY_STREAMS", name: "Watch, of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
 			call: tooManyWatches(server.Config{MaxConnections: 1}),
 		},
 		{
-			reason: server.ReasonFiltersTooLarge, name: "ListWorkers beside a subscriber", code: codes.ResourceExhausted, says: "name fewer workers and models",
+			reason: "FILTERS_TOO_LARGE", name: "ListWorkers beside a subscriber", code: codes.ResourceExhausted, says: "name fewer workers and models",
 			call: filtersTooLarge,
 		},
 		{
-			reason: server.ReasonStarting, name: "Subscribe", code: codes.Unavailable, says: "try again",
+			reason: "STARTING", name: "Subscribe", code: codes.Unavailable, says: "try again",
 			call: func(t *testing.T) (*fixture, error) {
 				h := startingOverTCP(t, server.Config{})
 				stream, err := h.client.Subscribe(t.Context(), latest())
@@ -166,7 +166,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonStarting, name: "Replay", code: codes.Unavailable, says: "try again",
+			reason: "STARTING", name: "Replay", code: codes.Unavailable, says: "try again",
 			call: func(t *testing.T) (*fixture, error) {
 				h := startingOverTCP(t, server.Config{})
 				stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
@@ -174,7 +174,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonStarting, name: "Snapshot", code: codes.Unavailable, says: "try again",
+			reason: "STARTING", name: "Snapshot", code: codes.Unavailable, says: "try again",
 			call: func(t *testing.T) (*fixture, error) {
 				h := startingOverTCP(t, server.Config{})
 				stream, err := h.client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{})
@@ -182,7 +182,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonStarting, name: "LookupBlocks", code: codes.Unavailable, says: "try again",
+			reason: "STARTING", name: "LookupBlocks", code: codes.Unavailable, says: "try again",
 			call: func(t *testing.T) (*fixture, error) {
 				h := startingOverTCP(t, server.Config{})
 				_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}})
@@ -190,7 +190,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonShuttingDown, name: "Subscribe", code: codes.Unavailable, says: "resume after it when a server is back",
+			reason: "SHUTTING_DOWN", name: "Subscribe", code: codes.Unavailable, says: "resume after it when a server is back",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				s := h.subscribe(checker.New(checker.Options{}), earliest())
@@ -203,7 +203,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonShuttingDown, name: "Subscribe, at one that never served", code: codes.Unavailable, says: "resume after it when a server is back",
+			reason: "SHUTTING_DOWN", name: "Subscribe, at one that never served", code: codes.Unavailable, says: "resume after it when a server is back",
 			call: func(t *testing.T) (*fixture, error) {
 				h := startingOverTCP(t, server.Config{})
 				h.Server.StopServing()
@@ -213,7 +213,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonMaxConnectionAge, name: "Subscribe", code: codes.Unavailable, says: "resume after the last position",
+			reason: "MAX_CONNECTION_AGE", name: "Subscribe", code: codes.Unavailable, says: "resume after the last position",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: time.Second}, journal.Config{})
 				_, err := h.subscribe(checker.New(checker.Options{}), earliest()).messages(2)
@@ -221,45 +221,45 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "Subscribe, an unknown gap policy", code: codes.InvalidArgument, says: "GAP_POLICY_FAIL",
+			reason: "INVALID_ARGUMENT", name: "Subscribe, an unknown gap policy", code: codes.InvalidArgument, says: "GAP_POLICY_FAIL",
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest { return &kvcastv1.SubscribeRequest{GapPolicy: 9} }),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "Subscribe, an unknown tier", code: codes.InvalidArgument, says: "filter.tiers[1]: 7 is not allowed: want TIER_DEVICE",
+			reason: "INVALID_ARGUMENT", name: "Subscribe, an unknown tier", code: codes.InvalidArgument, says: "filter.tiers[1]: 7 is not allowed: want TIER_DEVICE",
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
 				return &kvcastv1.SubscribeRequest{Filter: filter(1, 7)}
 			}),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "Subscribe, too many names", code: codes.InvalidArgument, says: "at most 10000",
+			reason: "INVALID_ARGUMENT", name: "Subscribe, too many names", code: codes.InvalidArgument, says: "at most 10000",
 			call: subscribeFails(func(journal.Bounds) *kvcastv1.SubscribeRequest {
 				return &kvcastv1.SubscribeRequest{Filter: &kvcastv1.Filter{Workers: make([]string, 10_001)}}
 			}),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "Replay, backwards", code: codes.InvalidArgument, says: "until: 4980 is not allowed: want 4990",
+			reason: "INVALID_ARGUMENT", name: "Replay, backwards", code: codes.InvalidArgument, says: "until: 4980 is not allowed: want 4990",
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{After: seq(4990), Until: seq(4980)}
 			}),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "Replay, no tier", code: codes.InvalidArgument, says: "filter.tiers[0]: TIER_UNSPECIFIED is not allowed",
+			reason: "INVALID_ARGUMENT", name: "Replay, no tier", code: codes.InvalidArgument, says: "filter.tiers[0]: TIER_UNSPECIFIED is not allowed",
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{Filter: filter(0)} }),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "LookupBlocks of nothing", code: codes.InvalidArgument, says: "no hash is given",
+			reason: "INVALID_ARGUMENT", name: "LookupBlocks of nothing", code: codes.InvalidArgument, says: "no hash is given",
 			call: lookupFails(&kvcastv1.LookupBlocksRequest{}),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "LookupBlocks of too much", code: codes.InvalidArgument, says: "at most 10000",
+			reason: "INVALID_ARGUMENT", name: "LookupBlocks of too much", code: codes.InvalidArgument, says: "at most 10000",
 			call: lookupFails(&kvcastv1.LookupBlocksRequest{BlockHashes: make([]uint64, 10_001)}),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "LookupBlocks, an unknown tier", code: codes.InvalidArgument, says: "filter.tiers[0]: 9 is not allowed",
+			reason: "INVALID_ARGUMENT", name: "LookupBlocks, an unknown tier", code: codes.InvalidArgument, says: "filter.tiers[0]: 9 is not allowed",
 			call: lookupFails(&kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1}, Filter: filter(9)}),
 		},
 		{
-			reason: server.ReasonUnimplemented, name: "RegisterWorker", code: codes.Unimplemented, says: "name the worker in its configuration",
+			reason: "UNIMPLEMENTED", name: "RegisterWorker", code: codes.Unimplemented, says: "name the worker in its configuration",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
@@ -267,7 +267,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonUnimplemented, name: "DeregisterWorker", code: codes.Unimplemented, says: "start it without the worker",
+			reason: "UNIMPLEMENTED", name: "DeregisterWorker", code: codes.Unimplemented, says: "start it without the worker",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{})
@@ -275,55 +275,55 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonWorkerExists, name: "RegisterWorker", code: codes.AlreadyExists, says: `worker "v" exists`,
+			reason: "WORKER_EXISTS", name: "RegisterWorker", code: codes.AlreadyExists, says: `worker "v" exists`,
 			call: registerFails(config.ErrWorkerExists, spec()),
 		},
 		{
-			reason: server.ReasonTooManyWorkers, name: "RegisterWorker", code: codes.ResourceExhausted, says: "deregister another",
+			reason: "TOO_MANY_WORKERS", name: "RegisterWorker", code: codes.ResourceExhausted, says: "deregister another",
 			call: registerFails(config.ErrTooManyWorkers, spec()),
 		},
 		{
-			reason: server.ReasonTooManySources, name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-max-sources",
+			reason: "TOO_MANY_SOURCES", name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-max-sources",
 			call: registerFails(config.ErrTooManySources, spec()),
 		},
 		{
-			reason: server.ReasonWorkersTooLarge, name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-worker-bytes",
+			reason: "WORKERS_TOO_LARGE", name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-worker-bytes",
 			call: registerFails(config.ErrWorkersTooLarge, spec()),
 		},
 		{
-			reason: server.ReasonShuttingDown, name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",
+			reason: "SHUTTING_DOWN", name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",
 			call: registerFails(config.ErrEnded, spec()),
 		},
 		{
-			reason: server.ReasonInternal, name: "RegisterWorker", code: codes.Internal, says: "see its log",
+			reason: "INTERNAL", name: "RegisterWorker", code: codes.Internal, says: "see its log",
 			call: registerFails(errors.New("broken"), spec()),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "RegisterWorker, no worker", code: codes.InvalidArgument, says: "worker: is missing",
+			reason: "INVALID_ARGUMENT", name: "RegisterWorker, no worker", code: codes.InvalidArgument, says: "worker: is missing",
 			call: registerFails(nil, nil),
 		},
 		{
-			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker", code: codes.NotFound, says: `worker "absent" does not exist; ListWorkers lists`,
+			reason: "WORKER_NOT_FOUND", name: "DeregisterWorker", code: codes.NotFound, says: `worker "absent" does not exist; ListWorkers lists`,
 			call: deregisterFails(config.ErrNoWorker, "absent"),
 		},
 		{
-			reason: server.ReasonWorkerNotFound, name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "connects to a port of the server",
+			reason: "WORKER_NOT_FOUND", name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "connects to a port of the server",
 			call: deregisterFails(config.ErrNoWorker, "w"),
 		},
 		{
-			reason: server.ReasonShuttingDown, name: "DeregisterWorker", code: codes.Unavailable, says: "shutting down",
+			reason: "SHUTTING_DOWN", name: "DeregisterWorker", code: codes.Unavailable, says: "shutting down",
 			call: deregisterFails(config.ErrEnded, "w"),
 		},
 		{
-			reason: server.ReasonInvalidArgument, name: "DeregisterWorker without a name", code: codes.InvalidArgument, says: "name: is missing",
+			reason: "INVALID_ARGUMENT", name: "DeregisterWorker without a name", code: codes.InvalidArgument, says: "name: is missing",
 			call: deregisterFails(nil, ""),
 		},
 		{
-			reason: server.ReasonInternal, name: "Subscribe, and again", code: codes.Internal, says: "see its log",
+			reason: "INTERNAL", name: "Subscribe, and again", code: codes.Internal, says: "see its log",
 			call: panicsTwice,
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it in the header authorization: Bearer TOKEN",
+			reason: "UNAUTHENTICATED", name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it in the header authorization: Bearer TOKEN",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				stream, err := h.client.Subscribe(t.Context(), latest())
@@ -331,15 +331,15 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "Subscribe with a password", code: codes.Unauthenticated, says: "authorization: Bearer TOKEN",
+			reason: "UNAUTHENTICATED", name: "Subscribe with a password", code: codes.Unauthenticated, says: "authorization: Bearer TOKEN",
 			call: subscribeAs("Basic " + routersToken),
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "Subscribe with an unknown token", code: codes.Unauthenticated, says: "ask the server's operator for one",
+			reason: "UNAUTHENTICATED", name: "Subscribe with an unknown token", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: subscribeAs("Bearer " + routersToken + "x"),
 		},
 		{
-			reason: server.ReasonUnauthenticated, name: "GetStatus with part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
+			reason: "UNAUTHENTICATED", name: "GetStatus with part of a token", code: codes.Unauthenticated, says: "ask the server's operator for one",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				_, err := kvcastv1.NewRouterEventServiceClient(h.as("Bearer "+routersToken[1:])).GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
@@ -347,7 +347,7 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: server.ReasonPermissionDenied, name: "RegisterWorker by a router", code: codes.PermissionDenied, says: "role is router, which may not call kvcast.v1.WorkerService; ask",
+			reason: "PERMISSION_DENIED", name: "RegisterWorker by a router", code: codes.PermissionDenied, says: "role is router, which may not call kvcast.v1.WorkerService; ask",
 			call: func(t *testing.T) (*fixture, error) {
 				h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 				_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})

@@ -53,7 +53,7 @@ func TestStreamHoldingEvictedEntriesIsEnded(t *testing.T) {
 		if status.Code(err) == codes.OutOfRange {
 			continue // evicted before the stream sent any
 		}
-		wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
+		wantStatus(t, err, codes.ResourceExhausted, "SLOW_SUBSCRIBER")
 		break
 	}
 	h.append(1)

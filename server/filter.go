@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"math/bits"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -11,36 +10,36 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// allTiers is every tier, and bit 0 for events without one.
+// allTiers is the set of all tiers and of bit 0, which is the bit of events without a tier.
 const allTiers journal.Tiers = 0xff
 
-// maxFilterNames bounds the names in a filter.
+// maxFilterNames bounds the workers and models in a filter.
 const maxFilterNames = 10_000
 
-// maxKnownSources bounds a filter's cache. A larger one would use more memory per stream
-// than it saves time: a lookup without it takes some 100 ns.
+// maxKnownSources bounds the sources in a filter's cache. A lookup in the sets of names takes some 100 ns, so a
+// larger cache is not worth its memory per stream.
 const maxKnownSources = 256
 
-// filter is a parsed Filter. The nil filter selects everything. A filter belongs to one
-// call, which releases it at its end.
+// filter is a parsed Filter of one call, which releases it at its end.
 type filter struct {
 	workers map[string]struct{} // nil: all
 	models  map[string]struct{} // nil: all
-	tiers   journal.Tiers       // with bit 0: events without a tier always pass
-	// known caches whether a source is selected; nil: all are.
+	tiers   journal.Tiers       // includes bit 0, since events without a tier are always selected
+	// known caches whether a source is selected; nil: all sources are.
 	known map[*journal.Source]bool
 
-	budget *budget.Budget
-	bytes  int64 // reserved in budget
+	budget *budget.Budget // nil if bytes is 0
+	bytes  int64          // reserved in budget
 }
 
 // parseFilter validates a request's filter and reserves its memory in the budget of all filters.
 func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*filter, error) {
-	if len(f.GetWorkers())+len(f.GetModels())+len(f.GetTiers()) == 0 {
-		return nil, nil
+	names := len(f.GetWorkers()) + len(f.GetModels())
+	if names+len(f.GetTiers()) == 0 {
+		return &filter{tiers: allTiers}, nil
 	}
-	if n := len(f.GetWorkers()) + len(f.GetModels()); n > maxFilterNames {
-		return nil, invalidField(b, "filter", "%d names are too many: at most %d are allowed", n, maxFilterNames)
+	if names > maxFilterNames {
+		return nil, invalidField(b, "filter", "%d names are too many: at most %d are allowed", names, maxFilterNames)
 	}
 	tiers, err := tierSet(f.GetTiers(), b)
 	if err != nil {
@@ -48,53 +47,40 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 	}
 	out := &filter{tiers: tiers, budget: bytes, bytes: filterBytes(f)}
 	if !bytes.Take(out.bytes) {
-		return nil, errorf(ReasonFiltersTooLarge, b,
-			"the filter needs %d bytes, and with those of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)",
+		return nil, errorf(reasonFiltersTooLarge, b,
+			"the filter needs %d bytes, and with the filters of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)",
 			out.bytes, bytes.Limit())
 	}
-	out.workers, out.models = set(f.GetWorkers()), set(f.GetModels())
-	if out.workers != nil || out.models != nil {
+	out.workers, out.models = nameSet(f.GetWorkers()), nameSet(f.GetModels())
+	if names > 0 {
 		out.known = make(map[*journal.Source]bool)
 	}
 	return out, nil
 }
 
 // release returns the filter's memory to the budget. The filter must not be used afterwards.
-func (f *filter) release() {
-	if f != nil {
-		f.budget.Release(f.bytes)
-	}
-}
+func (f *filter) release() { f.budget.Release(f.bytes) }
 
-// filterBytes estimates the memory of a filter: its names, its sets of them, and its full
-// cache. Duplicate names count twice.
+// filterBytes estimates the memory of a filter: its sets of names and its full cache. Duplicate names count twice.
 func filterBytes(f *kvcastv1.Filter) int64 {
 	const (
-		fixed      = 128
-		stringSlot = 16 + 1 // a string, and the map's control byte
-		sourceSlot = 16 + 1 // a pointer, a padded bool, and the map's control byte
+		fixed  = 128
+		known  = maxKnownSources * 2 * 17 // a map slot has a pointer, a bool and a control byte; half of the slots are empty
+		byName = 40                       // a map slot has a string and a control byte, and some slots are empty
 	)
-	bytes := fixed + slots(len(f.GetWorkers()))*stringSlot + slots(len(f.GetModels()))*stringSlot
-	if len(f.GetWorkers())+len(f.GetModels()) > 0 {
-		bytes += slots(maxKnownSources) * sourceSlot
-	}
+	bytes := fixed
 	for _, names := range [][]string{f.GetWorkers(), f.GetModels()} {
 		for _, name := range names {
-			bytes += (len(name) + 15) &^ 15 // the allocator's size class, or more
+			bytes += byName + len(name)
 		}
+	}
+	if bytes > fixed {
+		bytes += known
 	}
 	return int64(bytes)
 }
 
-// slots returns the slots of a map of n entries: a power of two, at most 7/8 filled.
-func slots(n int) int {
-	if n == 0 {
-		return 0
-	}
-	return max(8, 1<<bits.Len(uint(n*8/7)))
-}
-
-// tierSet returns the tiers that a filter selects, with bit 0.
+// tierSet returns the tiers of a Filter and bit 0.
 func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (journal.Tiers, error) {
 	if len(tiers) == 0 {
 		return allTiers, nil
@@ -110,7 +96,7 @@ func tierSet(tiers []kvcastv1.Tier, b journal.Bounds) (journal.Tiers, error) {
 	return set, nil
 }
 
-func set(names []string) map[string]struct{} {
+func nameSet(names []string) map[string]struct{} {
 	if len(names) == 0 {
 		return nil
 	}
@@ -123,9 +109,6 @@ func set(names []string) map[string]struct{} {
 
 // worker reports whether the filter selects a worker.
 func (f *filter) worker(name, model string) bool {
-	if f == nil {
-		return true
-	}
 	return contains(f.workers, name) && contains(f.models, model)
 }
 
@@ -134,19 +117,10 @@ func contains(s map[string]struct{}, name string) bool {
 	return ok || s == nil
 }
 
-// tierSet returns the tiers whose blocks are selected.
-func (f *filter) tierSet() journal.Tiers {
-	if f == nil {
-		return allTiers
-	}
-	return f.tiers
-}
-
 // match implements journal.Filter.
 func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
-	selected := f.selects(s)
 	switch {
-	case !selected || tiers&f.tiers == 0:
+	case !f.selects(s) || tiers&f.tiers == 0:
 		return journal.MatchNone
 	case tiers&^f.tiers != 0:
 		return journal.MatchSome
@@ -154,7 +128,7 @@ func (f *filter) match(_ uint64, s *journal.Source, tiers journal.Tiers) journal
 	return journal.MatchAll
 }
 
-// selects reports whether the filter selects a source, in some tier.
+// selects reports whether the filter selects a source's worker.
 func (f *filter) selects(s *journal.Source) bool {
 	if f.known == nil {
 		return true
@@ -163,23 +137,23 @@ func (f *filter) selects(s *journal.Source) bool {
 	if !ok {
 		selected = f.worker(s.Worker, s.Model)
 		if len(f.known) >= maxKnownSources {
-			clear(f.known) // it may be full of sources that are gone
+			clear(f.known) // sources may have been removed
 		}
 		f.known[s] = selected
 	}
 	return selected
 }
 
-// journal returns the filter for a journal.Query.
+// journal returns the filter for a journal.Query. A nil filter makes reads faster.
 func (f *filter) journal() journal.Filter {
-	if f == nil {
+	if f.known == nil && f.tiers == allTiers {
 		return nil
 	}
 	return f.match
 }
 
-// trimEntries returns a copy of encoded entries that has only the events of some tiers. It ends at the first
-// malformed entry.
+// trimEntries returns a copy of encoded entries without the events of other tiers, and without entries that have
+// no event left. It ends at the first malformed entry.
 func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 	var out, entry []byte
 	for _, b := range slices {
@@ -200,7 +174,7 @@ func trimEntries(slices [][]byte, tiers journal.Tiers) []byte {
 	return out
 }
 
-// trimEntry appends an entry with only the events of some tiers, and reports whether there are any.
+// trimEntry appends an entry without the events of other tiers, and reports whether it has an event left.
 func trimEntry(dst, entry []byte, tiers journal.Tiers) (_ []byte, events bool) {
 	for len(entry) > 0 {
 		number, _, n := protowire.ConsumeField(entry)
@@ -220,14 +194,14 @@ func trimEntry(dst, entry []byte, tiers journal.Tiers) (_ []byte, events bool) {
 	return dst, events
 }
 
-// message returns the contents of an encoded field that is a message.
+// message returns the contents of an encoded field whose type is a message.
 func message(field []byte) []byte {
 	_, _, n := protowire.ConsumeTag(field)
 	contents, _ := protowire.ConsumeBytes(field[n:])
 	return contents
 }
 
-// tierOf returns the set of an encoded event's tier.
+// tierOf returns the bit of an encoded event's tier.
 func tierOf(event []byte) journal.Tiers {
 	for len(event) > 0 {
 		number, _, n := protowire.ConsumeField(event)

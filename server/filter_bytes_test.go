@@ -68,7 +68,7 @@ func TestFilterBytesAreLimited(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name+" beside another", func(t *testing.T) {
 			err := call(t.Context())
-			wantStatus(t, err, codes.ResourceExhausted, server.ReasonFiltersTooLarge)
+			wantStatus(t, err, codes.ResourceExhausted, "FILTERS_TOO_LARGE")
 		})
 	}
 	if first.cancel(); first.end() == nil {

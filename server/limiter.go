@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/internal/budget"
@@ -23,29 +24,31 @@ var (
 	errTotalQuota   = errors.New("the total quota is used up")
 )
 
-// limiter is a FIFO semaphore with a bounded wait queue. When the queue is full, or a
-// caller has waited for maxWait, acquire fails.
+// limiter is a FIFO semaphore with a bounded wait queue: acquire fails if the queue is full, or after maxWait.
+// Blocked senders of a Go channel are served in FIFO order.
 type limiter struct {
-	capacity   int
+	slots      chan struct{} // one element per slot in use
 	maxWaiting int
 	maxWait    time.Duration
-
-	slots   *semaphore.Weighted
-	inUse   atomic.Int64
-	waiting atomic.Int64
+	queued     atomic.Int64
 }
 
 func newLimiter(capacity, maxWaiting int, maxWait time.Duration) *limiter {
-	return &limiter{capacity: capacity, maxWaiting: maxWaiting, maxWait: maxWait, slots: semaphore.NewWeighted(int64(capacity))}
+	return &limiter{slots: make(chan struct{}, capacity), maxWaiting: maxWaiting, maxWait: maxWait}
 }
 
-// tryAcquire acquires a slot if one is free and reports whether it did.
+func (l *limiter) inUse() int { return len(l.slots) }
+
+func (l *limiter) waiting() int { return int(l.queued.Load()) }
+
+// tryAcquire acquires a slot and reports whether one was free.
 func (l *limiter) tryAcquire() bool {
-	ok := l.slots.TryAcquire(1)
-	if ok {
-		l.inUse.Add(1)
+	select {
+	case l.slots <- struct{}{}:
+		return true
+	default:
+		return false
 	}
-	return ok
 }
 
 // acquire waits for a slot. The error is errQueueFull, errWaitTimeout or the cause of
@@ -54,24 +57,21 @@ func (l *limiter) acquire(ctx context.Context) error {
 	if l.tryAcquire() {
 		return nil
 	}
-	defer l.waiting.Add(-1)
-	if l.waiting.Add(1) > int64(l.maxWaiting) {
+	defer l.queued.Add(-1)
+	if l.queued.Add(1) > int64(l.maxWaiting) {
 		return errQueueFull
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, l.maxWait, errWaitTimeout)
-	defer cancel()
-	if l.slots.Acquire(ctx, 1) != nil {
+	select {
+	case l.slots <- struct{}{}:
+		return nil
+	case <-time.After(l.maxWait):
+		return errWaitTimeout
+	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	l.inUse.Add(1)
-	return nil
 }
 
-// release returns a slot. The first in the queue gets it.
-func (l *limiter) release() {
-	l.inUse.Add(-1)
-	l.slots.Release(1)
-}
+func (l *limiter) release() { <-l.slots }
 
 // refusal describes errQueueFull and errWaitTimeout to a client; ok is false for other errors.
 func (l *limiter) refusal(err error) (description string, ok bool) {
@@ -84,12 +84,12 @@ func (l *limiter) refusal(err error) (description string, ok bool) {
 	return "", false
 }
 
-// Limits of queries: unary calls that read all workers' tables, which competes with ingest. A lookup by tokens
-// hash reads every block of every worker that the filter selects, so only one runs at a time.
+// Limits of queries: unary calls that read the block tables of all workers, which delays ingest. A lookup by
+// tokens hash reads every block of every worker that the filter selects, so only one runs at a time.
 const (
 	maxTokensLookups  = 1
 	maxBlockLookups   = 4
-	maxWorkersQueries = 2 // ListWorkers and GetStatus
+	maxWorkersQueries = 2 // ListWorkers and GetStatus together
 	maxQueriesWaiting = 64
 	maxQueryWait      = 5 * time.Second
 )
@@ -97,20 +97,19 @@ const (
 // queryLimiter limits the queries of one kind.
 type queryLimiter struct {
 	*limiter
-	kind    string
 	refused prometheus.Counter
 }
 
-func newQueryLimiter(kind string, capacity int) *queryLimiter {
-	return &queryLimiter{
-		limiter: newLimiter(capacity, maxQueriesWaiting, maxQueryWait),
-		kind:    kind,
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: "kvcast", Subsystem: "server", Name: "queries_refused_total",
-			Help:        "Queries refused because the wait queue was full or the wait timed out, by kind.",
-			ConstLabels: prometheus.Labels{"kind": kind},
-		}),
-	}
+func newQueryLimiter(metrics promauto.Factory, kind string, capacity int) *queryLimiter {
+	l := newLimiter(capacity, maxQueriesWaiting, maxQueryWait)
+	labels := prometheus.Labels{"kind": kind}
+	metrics.NewGaugeFunc(prometheus.GaugeOpts{Name: "queries_running", Help: "Queries running, by kind.", ConstLabels: labels},
+		func() float64 { return float64(l.inUse()) })
+	metrics.NewGaugeFunc(prometheus.GaugeOpts{Name: "queries_waiting", Help: "Queries waiting for a slot, by kind.", ConstLabels: labels},
+		func() float64 { return float64(l.waiting()) })
+	return &queryLimiter{l, metrics.NewCounter(prometheus.CounterOpts{
+		Name: "queries_refused_total", Help: "Queries refused because the wait queue was full or the wait timed out, by kind.", ConstLabels: labels,
+	})}
 }
 
 // acquire waits until a query may run, or returns the client's error.
@@ -121,50 +120,36 @@ func (q *queryLimiter) acquire(ctx context.Context, b journal.Bounds) error {
 	}
 	if why, ok := q.refusal(err); ok {
 		q.refused.Inc()
-		return errorf(ReasonTooManyQueries, b, "%d queries of this kind are running, which is the limit, and %s; try again later", q.capacity, why)
+		return errorf(reasonTooManyQueries, b, "%d queries of this kind are running, which is the limit, and %s; try again later", cap(q.slots), why)
 	}
 	return status.FromContextError(ctx.Err()).Err()
 }
 
-// collectors returns the limiter's metrics.
-func (q *queryLimiter) collectors() []prometheus.Collector {
-	gauge := func(name, help string, value *atomic.Int64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: "kvcast", Subsystem: "server", Name: name, Help: help, ConstLabels: prometheus.Labels{"kind": q.kind},
-		}, func() float64 { return float64(value.Load()) })
-	}
-	return []prometheus.Collector{
-		q.refused,
-		gauge("queries_running", "Queries running, by kind.", &q.inUse),
-		gauge("queries_waiting", "Queries waiting for a slot, by kind.", &q.waiting),
-	}
-}
-
-// quota bounds how many instances of a resource all client addresses use, and each.
+// quota bounds how many instances of a resource one client address uses, and all addresses together.
 type quota struct {
-	total      *budget.Budget
-	perAddress int64
-	refused    prometheus.Counter // because of perAddress; the budget counts the others
+	total          *budget.Budget
+	perAddress     int64
+	addressRefused prometheus.Counter // refusals because of perAddress; total counts its own
 }
 
-func newQuota(resource string, total, perAddress int) *quota {
+func newQuota(metrics promauto.Factory, resource string, total, perAddress int) *quota {
 	return &quota{
 		total:      budget.New(resource, int64(total)),
 		perAddress: int64(perAddress),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: "kvcast", Subsystem: "server", Name: "address_refused_total",
+		addressRefused: metrics.NewCounter(prometheus.CounterOpts{
+			Name:        "address_refused_total",
 			Help:        "Requests for a resource that were refused because the quota of the client's address was used up, by resource.",
 			ConstLabels: prometheus.Labels{"resource": resource},
 		}),
 	}
 }
 
-// acquire takes one instance, for an address that uses inUse of them. The error is
+// acquire acquires one instance for an address. inUse counts the instances that the address uses. The error is
 // errAddressQuota or errTotalQuota.
 func (q *quota) acquire(inUse *atomic.Int64) error {
 	if inUse.Add(1) > q.perAddress {
 		inUse.Add(-1)
-		q.refused.Inc()
+		q.addressRefused.Inc()
 		return errAddressQuota
 	}
 	if !q.total.Take(1) {
@@ -174,8 +159,38 @@ func (q *quota) acquire(inUse *atomic.Int64) error {
 	return nil
 }
 
-// release returns what acquire took.
+// release releases one instance of an address.
 func (q *quota) release(inUse *atomic.Int64) {
 	q.total.Release(1)
 	inUse.Add(-1)
+}
+
+// A logLimiter allows logBurst records per logInterval.
+const (
+	logBurst    = 20
+	logInterval = 10 * time.Second
+)
+
+// logLimiter limits the log records of one kind, since clients can cause any number of them.
+type logLimiter struct {
+	mu      sync.Mutex // guards all below
+	start   time.Time  // of the current interval
+	logged  int        // records in the current interval
+	omitted int        // records omitted since the last allowed record
+}
+
+// allow reports whether a record may be logged, and how many were omitted since the last allowed record.
+func (l *logLimiter) allow() (omitted int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now := time.Now(); now.Sub(l.start) >= logInterval {
+		l.start, l.logged = now, 0
+	}
+	if l.logged >= logBurst {
+		l.omitted++
+		return 0, false
+	}
+	l.logged++
+	omitted, l.omitted = l.omitted, 0
+	return omitted, true
 }

@@ -10,13 +10,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
 	"github.com/kvcast/kvcast/journal"
 )
 
 // wantLimiter checks the number of slots in use and the number of waiting callers.
-func wantLimiter(t *testing.T, l *limiter, inUse, waiting int64) {
+func wantLimiter(t *testing.T, l *limiter, inUse, waiting int) {
 	t.Helper()
-	if gotInUse, gotWaiting := l.inUse.Load(), l.waiting.Load(); gotInUse != inUse || gotWaiting != waiting {
+	if gotInUse, gotWaiting := l.inUse(), l.waiting(); gotInUse != inUse || gotWaiting != waiting {
 		t.Errorf("got %d slots in use and %d waiting, want %d and %d", gotInUse, gotWaiting, inUse, waiting)
 	}
 }
@@ -92,7 +94,7 @@ func TestLimiterWaitEnds(t *testing.T) {
 // A process that was suspended for longer than maxWait finds every timer expired.
 func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 	for range 20 {
-		q := newQueryLimiter("lookup", 1)
+		q := newQueryLimiter(promauto.With(nil), "lookup", 1)
 		q.maxWait = 1
 		if err := q.acquire(t.Context(), journal.Bounds{}); err != nil {
 			t.Fatal(err)
@@ -106,7 +108,7 @@ func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 }
 
 func TestQuotaLimitsEachAddressAndTotal(t *testing.T) {
-	q := newQuota("things", 3, 2)
+	q := newQuota(promauto.With(nil), "things", 3, 2)
 	var a, b atomic.Int64
 	for i, step := range []struct {
 		inUse *atomic.Int64

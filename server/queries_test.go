@@ -67,7 +67,7 @@ func TestQueriesAreLimited(t *testing.T) {
 					t.Errorf("%d queries have ended, want %d", len(ended), more)
 				}
 				for range len(ended) {
-					wantStatus(t, <-ended, codes.ResourceExhausted, server.ReasonTooManyQueries)
+					wantStatus(t, <-ended, codes.ResourceExhausted, "TOO_MANY_QUERIES")
 				}
 				label := strings.Replace(kind, "status", "workers", 1)
 				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_waiting", "kind", label); got != waiting {
@@ -126,7 +126,7 @@ func TestQueryWaitEnds(t *testing.T) {
 				}
 				synctest.Wait()
 				began := time.Now()
-				wantStatus(t, tt.call(h, t.Context()), codes.ResourceExhausted, server.ReasonTooManyQueries)
+				wantStatus(t, tt.call(h, t.Context()), codes.ResourceExhausted, "TOO_MANY_QUERIES")
 				if took := time.Since(began); took != 5*time.Second {
 					t.Errorf("it waited for %v, want 5s", took)
 				}
@@ -155,7 +155,7 @@ func TestLookupResponseFitsClientLimit(t *testing.T) {
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)
+	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_HOLDERS")
 	// As many as fit into the default limit of clients.
 	one, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:1]})
 	if err != nil {
@@ -166,7 +166,7 @@ func TestLookupResponseFitsClientLimit(t *testing.T) {
 		t.Errorf("%d places: %v", n, err)
 	}
 	_, err = h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:n+1]})
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonTooManyHolders)
+	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_HOLDERS")
 }
 
 // manySources exceed the limit of a response.
@@ -181,7 +181,7 @@ func manySources() map[string][]*kvcastv1.SourceStatus {
 func TestWorkersResponseFitsClientLimit(t *testing.T) {
 	h := overTCP(t, server.Config{Sources: manySources}, journal.Config{})
 	_, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{})
-	wantStatus(t, err, codes.ResourceExhausted, server.ReasonResponseTooLarge)
+	wantStatus(t, err, codes.ResourceExhausted, "RESPONSE_TOO_LARGE")
 	list, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: []string{"worker-1", "worker-2"}}})
 	if err != nil || len(list.GetWorkers()) != 2 {
 		t.Errorf("with a filter: got %v, %v", list, err)

@@ -17,11 +17,9 @@ import (
 )
 
 // frame is an encoded message.
-type frame struct {
-	data mem.BufferSlice
-}
+type frame mem.BufferSlice
 
-// codec sends frames as they are, and all other messages with gRPC's protobuf codec.
+// codec sends frames unchanged, and encodes all other messages with gRPC's protobuf codec.
 type codec struct {
 	encoding.CodecV2
 }
@@ -30,26 +28,27 @@ func newCodec() codec { return codec{CodecV2: encoding.GetCodecV2(proto.Name)} }
 
 // Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
-	if f, ok := v.(*frame); ok {
-		return f.data, nil
+	if f, ok := v.(frame); ok {
+		return mem.BufferSlice(f), nil
 	}
 	return c.CodecV2.Marshal(v)
 }
 
 // responses encodes and sends the messages of one stream. Each position that it sends
-// carries the previous one as prev_seq.
+// carries the previous position as prev_seq.
 type responses struct {
 	stream  grpc.ServerStream
 	epoch   string
 	prev    uint64 // seq of the last position sent
 	chained bool   // prev is set
-	timer   sendTimer
-	pace    *snapshotPace // nil: no snapshot is being sent
+	// sendStart is the start of the send in progress, in nanoseconds after processStart; 0: no send.
+	sendStart atomic.Int64
+	pace      *snapshotPace // nil: no snapshot is being sent
 }
 
-// entries sends a chunk with the position after it. gRPC may reference the chunk's memory after the send; the
-// journal never overwrites it.
-func (r *responses) entries(c journal.Chunk) error {
+// sendEntries sends a chunk with the position after it. gRPC may reference the chunk's memory after the send,
+// which is safe since the journal never overwrites it.
+func (r *responses) sendEntries(c journal.Chunk) error {
 	var m kvcastv1.SubscribeResponse
 	r.setPosition(&m, c.Last)
 	position, err := protobuf.Marshal(&m)
@@ -59,8 +58,8 @@ func (r *responses) entries(c journal.Chunk) error {
 	return r.send(append(entryBuffers(c), mem.SliceBuffer(position)))
 }
 
-// entriesWithin sends a chunk without a position, as part of a snapshot.
-func (r *responses) entriesWithin(c journal.Chunk) error { return r.send(entryBuffers(c)) }
+// sendSnapshotEntries sends a chunk without a position, as part of a snapshot.
+func (r *responses) sendSnapshotEntries(c journal.Chunk) error { return r.send(entryBuffers(c)) }
 
 func entryBuffers(c journal.Chunk) mem.BufferSlice {
 	data := make(mem.BufferSlice, 0, len(c.Slices)+1) // one more for the position
@@ -70,9 +69,9 @@ func entryBuffers(c journal.Chunk) mem.BufferSlice {
 	return data
 }
 
-// blocks sends encoded blocks of a snapshot. If recycle is not nil, it receives the
-// memory of b when gRPC no longer references it.
-func (r *responses) blocks(b []byte, recycle recycler) error {
+// sendBlocks sends encoded blocks of a snapshot. If recycle is not nil, it is called with b when gRPC does not
+// reference the memory any more.
+func (r *responses) sendBlocks(b []byte, recycle recycler) error {
 	head := protowire.AppendTag(nil, kvcastv1.ResponseSnapshotBlocksField, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(len(b)))
 	body := mem.Buffer(mem.SliceBuffer(b))
@@ -82,7 +81,7 @@ func (r *responses) blocks(b []byte, recycle recycler) error {
 	return r.send(mem.BufferSlice{mem.SliceBuffer(head), body})
 }
 
-// recycler is a mem.BufferPool that only takes memory back.
+// recycler is a mem.BufferPool that passes released memory to a function.
 type recycler func(b []byte)
 
 // Put implements mem.BufferPool.
@@ -94,14 +93,14 @@ func (f recycler) Get(length int) *[]byte {
 	return &b
 }
 
-// message sends a message with a position.
-func (r *responses) message(m *kvcastv1.SubscribeResponse, seq uint64) error {
+// sendPositioned sends a message with the position at seq.
+func (r *responses) sendPositioned(m *kvcastv1.SubscribeResponse, seq uint64) error {
 	r.setPosition(m, seq)
-	return r.messageWithin(m)
+	return r.sendUnpositioned(m)
 }
 
-// messageWithin sends a message without a position.
-func (r *responses) messageWithin(m *kvcastv1.SubscribeResponse) error {
+// sendUnpositioned sends a message without setting a position.
+func (r *responses) sendUnpositioned(m *kvcastv1.SubscribeResponse) error {
 	b, err := protobuf.Marshal(m)
 	if err != nil {
 		return err
@@ -119,58 +118,46 @@ func (r *responses) setPosition(m *kvcastv1.SubscribeResponse, seq uint64) {
 	r.prev = seq
 }
 
+// processStart is the origin of monotonic times.
+var processStart = time.Now()
+
 func (r *responses) send(data mem.BufferSlice) error {
-	size := data.Len()
-	r.timer.begin()
-	err := r.stream.SendMsg(&frame{data: data})
-	took := r.timer.end()
+	size, start := data.Len(), time.Since(processStart)
+	r.sendStart.Store(int64(start))
+	err := r.stream.SendMsg(frame(data))
+	r.sendStart.Store(0)
 	if err == nil && r.pace != nil {
-		err = r.pace.sent(size, took)
+		err = r.pace.sent(size, time.Since(processStart)-start)
 	}
 	return err
 }
 
-// sendTimer measures the send in progress of one stream. A send blocks while the client does not read, and
-// keepalive does not notice: the client's transport answers pings although its program does not read.
-type sendTimer struct {
-	start atomic.Int64 // nanoseconds after processStart; 0: no send in progress
-}
-
-// processStart is the origin of monotonic times.
-var processStart = time.Now()
-
-func (t *sendTimer) begin() { t.start.Store(int64(time.Since(processStart))) }
-
-// end returns the duration of the send.
-func (t *sendTimer) end() time.Duration {
-	return time.Since(processStart) - time.Duration(t.start.Swap(0))
-}
-
-// exceeds reports whether a send has been in progress for longer than d.
-func (t *sendTimer) exceeds(d time.Duration) bool {
-	start := t.start.Load()
+// sendExceeds reports whether a send has been in progress for longer than d. A send blocks while the client
+// does not read. Keepalive does not detect that, since the client's transport still answers pings.
+func (r *responses) sendExceeds(d time.Duration) bool {
+	start := r.sendStart.Load()
 	return start != 0 && time.Since(processStart)-time.Duration(start) > d
 }
 
-// paceBytes is how much of a snapshot must be read per StallTimeout: with 30 s some
-// 280 KB/s, far below the bandwidth between routers and their server.
-const paceBytes = 8 << 20
+// minPaceBytes is how many bytes of a snapshot a client must read per StallTimeout: some 280 KB/s with 30 s, far
+// below the bandwidth between routers and their server.
+const minPaceBytes = 8 << 20
 
 var errSlowPace = errors.New("the snapshot is read too slowly")
 
-// snapshotPace enforces a least rate at which a snapshot is read. Otherwise a client that reads a little before
-// each StallTimeout would hold a slot, and the copy of a table, for hours.
+// snapshotPace enforces the minimum rate at which a client reads a snapshot. Without it, a client that reads a
+// little before each StallTimeout occupies a snapshot slot, and the copy of a block table, for hours.
 type snapshotPace struct {
 	stallTimeout time.Duration
 	bytes        int
-	sending      time.Duration
+	sending      time.Duration // time in which sends were in progress
 }
 
-// sent records a send. It returns errSlowPace when the rate is too low.
+// sent records a send. It returns errSlowPace if the rate is too low.
 func (p *snapshotPace) sent(bytes int, took time.Duration) error {
 	p.bytes += bytes
 	p.sending += took
-	if allowed := float64(p.stallTimeout) * (1 + float64(p.bytes)/paceBytes); float64(p.sending) > allowed {
+	if allowed := float64(p.stallTimeout) * (1 + float64(p.bytes)/minPaceBytes); float64(p.sending) > allowed {
 		return errSlowPace
 	}
 	return nil

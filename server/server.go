@@ -1,8 +1,8 @@
-// Package server serves routers over gRPC: the journal, and the state derived from it.
+// Package server serves the journal, and the state that follows from its entries, to routers over gRPC.
 //
-// Requests flow in; entries flow out, in the bytes that the journal encoded once. Each stream is a cursor in
-// the journal without a queue of its own. Guarantee: a subscriber receives every entry once and in order from
-// the requested start, or an error that says why not; a slow subscriber does not delay others.
+// Requests flow in; entries flow out, as the bytes that the journal encoded once. Each stream is a cursor in
+// the journal and has no queue. Guarantee: a subscriber receives every entry after the requested start once and
+// in order, or an error with the reason; a slow subscriber does not delay others.
 package server
 
 import (
@@ -12,13 +12,14 @@ import (
 	"fmt"
 	"math"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
@@ -31,8 +32,8 @@ import (
 )
 
 const (
-	// A connection without traffic is pinged after keepaliveTime, and closed when no
-	// answer arrives within keepaliveTimeout.
+	// A connection without traffic is pinged after keepaliveTime, and closed if the ping is not acknowledged
+	// within keepaliveTimeout.
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	handshakeTimeout = 5 * time.Second
@@ -40,8 +41,7 @@ const (
 	gracefulStopTimeout = time.Second
 	maxRequestBytes     = 256 << 10
 	maxHeaderBytes      = 16 << 10 // as HTTP/2 counts them; several times the largest token
-	// receiveWindow is fixed: the window that gRPC adapts to a fast client grows to
-	// 16 MiB, and requests are small.
+	// receiveWindow in bytes is fixed, since requests are small. A window that gRPC adapts grows to 16 MiB.
 	receiveWindow = 64 << 10
 )
 
@@ -54,20 +54,20 @@ type Server struct {
 	connections *connections
 	health      *health.Server
 	metrics     *metrics
-	phase       atomic.Int32 // a phase
+	started     atomic.Bool // StartServing was called, before StopServing
+	stopping    atomic.Bool // StopServing was called
 
 	subscribers *subscribers
 	replays     *limiter
-	snapshots   *limiter      // of Snapshot and Subscribe
-	openStreams atomic.Int64  // of Subscribe, Snapshot and Replay
+	snapshots   *limiter      // snapshots sent by Snapshot and Subscribe
+	openStreams atomic.Int64  // Subscribe, Snapshot and Replay streams
 	noStreams   chan struct{} // has an element when openStreams has become 0
 	draining    chan struct{} // closed when nothing more will be appended
-	drain       sync.Once
+	drain       func()        // closes draining, once
 
-	watches        *quota // of gRPC health
-	reflections    *quota
-	receiving      chan struct{} // has an element per call whose request is being received
-	unknownPeer    *peerAddress  // of calls over connections that were not accepted here
+	watches        *quota        // health watches
+	reflections    *quota        // reflection streams
+	receiving      chan struct{} // has one element per call whose request is being received
 	filterBytes    *budget.Budget
 	tokensLookups  *queryLimiter
 	blockLookups   *queryLimiter
@@ -77,43 +77,40 @@ type Server struct {
 	refusedCalls       logLimiter
 }
 
-// New returns a server that reads a journal and the state that follows from its entries. Calls that need the
-// state are refused until StartServing. New fails only if its metrics are already registered.
-func New(cfg Config, j Journal, state State) (*Server, error) {
+// New returns a server of a journal and of the state that follows from its entries. Until StartServing, calls
+// that need the state are refused. New panics if its metrics are already registered.
+func New(cfg Config, j Journal, state State) *Server {
 	cfg = cfg.withDefaults()
+	all := promauto.With(prometheus.WrapRegistererWithPrefix("kvcast_server_", cfg.Registerer))
+	draining := make(chan struct{})
 	s := &Server{
 		cfg: cfg, journal: j, state: state, health: health.NewServer(),
 		subscribers: newSubscribers(cfg.MaxSubscribers),
 		replays:     newLimiter(cfg.MaxSubscribers, 0, 0),
 		snapshots:   newLimiter(cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait),
 		noStreams:   make(chan struct{}, 1),
-		draining:    make(chan struct{}),
+		draining:    draining,
+		drain:       sync.OnceFunc(func() { close(draining) }),
 
-		watches:        newQuota("health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
-		reflections:    newQuota("reflection_streams", maxReflections, maxReflectionsPerAddress),
+		watches:        newQuota(all, "health_watches", cfg.MaxConnections, cfg.MaxConnectionsPerAddress),
+		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
 		receiving:      make(chan struct{}, maxReceiving),
-		unknownPeer:    newPeerAddress(netip.Prefix{}),
 		filterBytes:    budget.New("filter_bytes", cfg.MaxFilterBytes),
-		tokensLookups:  newQueryLimiter("tokens_lookup", maxTokensLookups),
-		blockLookups:   newQueryLimiter("block_lookup", maxBlockLookups),
-		workersQueries: newQueryLimiter("workers", maxWorkersQueries),
+		tokensLookups:  newQueryLimiter(all, "tokens_lookup", maxTokensLookups),
+		blockLookups:   newQueryLimiter(all, "block_lookup", maxBlockLookups),
+		workersQueries: newQueryLimiter(all, "workers", maxWorkersQueries),
 	}
-	s.connections = newConnections(newQuota("connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
-	var err error
-	if s.metrics, err = newMetrics(s); err != nil {
-		return nil, fmt.Errorf("register server metrics: %w", err)
-	}
+	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
+	s.metrics = s.newMetrics(all)
 	calls := grpcprom.NewServerMetrics()
-	if err := cfg.Registerer.Register(calls); err != nil {
-		return nil, fmt.Errorf("register call metrics: %w", err)
-	}
+	cfg.Registerer.MustRegister(calls, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes})
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
 	healthv1.RegisterHealthServer(s.grpc, healthService{s.health})
 	reflection.Register(s.grpc)
 	s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
-	return s, nil
+	return s
 }
 
 // routerEvents implements kvcast.v1.RouterEventService.
@@ -122,8 +119,8 @@ type routerEvents struct {
 	*Server
 }
 
-// options returns gRPC's options. Interceptors run in the order of their lists, so
-// that a refused call costs as little as possible.
+// options returns gRPC's options. Interceptors run in the order of their lists: those that refuse calls at low
+// cost come first.
 func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 	stream := []grpc.StreamServerInterceptor{streamReceived, calls.StreamServerInterceptor(), s.limitPublicStreams}
 	unary := []grpc.UnaryServerInterceptor{unaryReceived, calls.UnaryServerInterceptor()}
@@ -159,13 +156,12 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 	return options
 }
 
-// maxConcurrentStreams has room for a proxy that multiplexes all subscribers, replays
-// and health watches over one connection.
+// maxConcurrentStreams returns the limit of streams per connection. It allows a proxy to multiplex all
+// subscribers, replays and health watches over one connection.
 func (s *Server) maxConcurrentStreams() uint32 {
 	return uint32(min(2*s.cfg.MaxSubscribers+min(s.cfg.MaxConnections, s.cfg.MaxConnectionsPerAddress), math.MaxInt32))
 }
 
-// connectionRefused logs a refused connection.
 func (s *Server) connectionRefused(from net.Addr, err error) {
 	omitted, ok := s.refusedConnections.allow()
 	if !ok {
@@ -180,19 +176,19 @@ func (s *Server) connectionRefused(from net.Addr, err error) {
 
 // Serve accepts connections until Shutdown, and then returns nil.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.grpc.Serve(s.connections.listen(l))
+	err := s.grpc.Serve(trackedListener{l, s.connections})
 	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve gRPC: %w", err)
 	}
 	return nil
 }
 
-// Shutdown ends every Subscribe stream once it has sent all entries of the journal, waits for snapshots and
-// replays, and stops the server. The caller must not append to the journal any more. When ctx ends first, the
-// streams that remain are aborted. Health watches and connections without calls are closed after a second.
+// Shutdown ends each Subscribe stream when it has sent all entries of the journal, waits for Snapshot and Replay
+// streams, and stops the server. The caller must not append to the journal any more. When ctx ends, the open
+// streams are aborted. Health watches and connections without calls are closed after a second.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.StopServing()
-	s.drain.Do(func() { close(s.draining) })
+	s.drain()
 	s.waitForStreams(ctx)
 	ctx, cancel := context.WithTimeout(ctx, gracefulStopTimeout)
 	defer cancel()
@@ -208,15 +204,6 @@ func (s *Server) Shutdown(ctx context.Context) {
 		s.connections.close()
 		s.grpc.Stop()
 		<-stopped
-	}
-}
-
-func (s *Server) isDraining() bool {
-	select {
-	case <-s.draining:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -245,49 +232,31 @@ func (s *Server) signalNoStreams() {
 	}
 }
 
-// phase is the state of a server. It only advances.
-type phase int32
-
-const (
-	phaseStarting     phase = iota // the engines' state is not known yet: calls that need it are refused
-	phaseServing                   // all calls are answered
-	phaseStopping                  // as phaseServing, but health checks say NOT_SERVING
-	phaseStoppedEarly              // stopped before it served: as phaseStarting
-)
-
-// StartServing answers all calls and reports SERVING to health checks from now on. Before, Subscribe, Replay,
-// Snapshot and LookupBlocks end with STARTING. It does nothing after StopServing.
+// StartServing makes the server answer all calls and report SERVING to health checks. Before StartServing,
+// Subscribe, Replay, Snapshot and LookupBlocks end with STARTING. After StopServing, it does nothing.
 func (s *Server) StartServing() {
-	if s.advance(phaseStarting, phaseServing) {
+	if !s.stopping.Load() {
+		s.started.Store(true)
 		s.setHealth(healthv1.HealthCheckResponse_SERVING) // ignored after a concurrent StopServing
 	}
 }
 
-// StopServing reports NOT_SERVING to health checks from now on, so that load balancers
-// send new clients elsewhere. All calls are still answered.
+// StopServing makes the server report NOT_SERVING to health checks, so that load balancers send new clients
+// elsewhere. Calls are still answered.
 func (s *Server) StopServing() {
-	if !s.advance(phaseServing, phaseStopping) && !s.advance(phaseStarting, phaseStoppedEarly) {
-		s.advance(phaseServing, phaseStopping) // StartServing was called between the two
-	}
+	s.stopping.Store(true)
 	s.health.Shutdown()
 }
 
-func (s *Server) advance(from, to phase) bool {
-	return s.phase.CompareAndSwap(int32(from), int32(to))
-}
-
-func (s *Server) currentPhase() phase { return phase(s.phase.Load()) }
-
-// checkServing returns an error for a call that needs the state while it is not known.
+// checkServing returns an error for a call that needs the engines' state, if StartServing was not called.
 func (s *Server) checkServing() error {
-	switch s.currentPhase() {
-	case phaseStarting:
-		return errorf(ReasonStarting, s.journal.Bounds(), "the server is starting and does not know the engines' caches yet; try again")
-	case phaseStoppedEarly:
-		return shuttingDown(s.journal.Bounds())
-	default:
+	switch {
+	case s.started.Load():
 		return nil
+	case s.stopping.Load():
+		return shuttingDown(s.journal.Bounds())
 	}
+	return errorf(reasonStarting, s.journal.Bounds(), "the server is starting and does not know the engines' caches yet; try again")
 }
 
 // setHealth sets the health of the server and of each of its services.

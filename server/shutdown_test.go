@@ -46,7 +46,7 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 	for err == nil {
 		_, err = s.next()
 	}
-	wantStatus(t, err, codes.Unavailable, server.ReasonShuttingDown)
+	wantStatus(t, err, codes.Unavailable, "SHUTTING_DOWN")
 	if got := s.checker.Position().GetSeq(); got != 5001 {
 		t.Errorf("last position: got %d, want 5001", got)
 	}
@@ -58,10 +58,7 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 
 // TestShutdownBeforeServe is a signal right after the start.
 func TestShutdownBeforeServe(t *testing.T) {
-	s, err := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
 	s.Shutdown(t.Context())
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -10,24 +10,25 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// State is the workers' state that follows from the journal's entries.
+// State is the state of all workers that follows from the journal's entries. The match functions select workers.
+// Its methods must be safe for concurrent use.
 type State interface {
-	// Workers returns the names of the workers that match, ascending.
+	// Workers returns the names of the matching workers, ascending.
 	Workers(match func(worker, model string) bool) []string
-	// Cut starts to read a worker's blocks; ok is false if the worker does not exist.
-	// The cut includes the worker's entries up to the journal's newest at the call.
+	// Snapshot starts to read a worker's blocks; ok is false if the worker does not exist. The snapshot includes
+	// the worker's entries up to the newest entry of the journal at the call.
 	Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Snapshot, ok bool, err error)
-	// Digests returns the digests of the workers that match, grouped by worker, each
-	// with the seq of the worker's last entry.
+	// Digests returns the digests of the matching workers, grouped by worker. Each has the seq of the worker's
+	// last entry.
 	Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error)
-	// Status returns the workers that match.
+	// Status returns the status of the matching workers, without their sources.
 	Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus
 	// Lookup returns the holders of blocks.
 	Lookup(ctx context.Context, q pipeline.Query) ([]*kvcastv1.BlockHolder, error)
 }
 
-// snapshotAttempts is how often a snapshot is started if the journal evicts the entries
-// since its start before the client has read it.
+// snapshotAttempts is how many times a snapshot is started. It starts again if the journal evicts entries that the
+// end of the snapshot needs, because the client reads slowly.
 const snapshotAttempts = 3
 
 // Snapshot implements kvcastv1.RouterEventServiceServer.
@@ -35,18 +36,16 @@ func (s routerEvents) Snapshot(req *kvcastv1.SnapshotRequest, stream kvcastv1.Ro
 	if err := s.checkServing(); err != nil {
 		return err
 	}
-	b := s.journal.Bounds()
-	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
+	c, err := s.openCursor(stream, req.GetFilter())
 	if err != nil {
 		return err
 	}
-	defer filter.release()
-	c := newCursor(s.Server, stream, b.Epoch, 0, filter)
+	defer c.filter.release()
 	return c.run(c.snapshot)
 }
 
-// acquireSnapshot waits for a snapshot slot. It sends a heartbeat now and then, since
-// clients give up streams that are silent for long.
+// acquireSnapshot waits for a snapshot slot. Meanwhile it sends a heartbeat at each progress interval, since
+// clients replace streams that are silent for several intervals.
 func (c *cursor) acquireSnapshot(ctx context.Context) error {
 	s := c.server
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -60,13 +59,13 @@ func (c *cursor) acquireSnapshot(ctx context.Context) error {
 		select {
 		case err := <-acquired:
 			if why, ok := s.snapshots.refusal(err); ok {
-				return errorf(ReasonTooManySnapshots, s.journal.Bounds(),
+				return errorf(reasonTooManySnapshots, s.journal.Bounds(),
 					"%d snapshots are being sent, which is the limit, and %s; try again later, or resume after a position", s.cfg.MaxSnapshots, why)
 			}
 			return err
 		case <-heartbeat.C:
 			send := c.sendHeartbeat
-			if c.out.chained { // the stream has followed entries, and is still at its position
+			if c.out.chained { // the stream has sent a position, at which it still is
 				send = func() error { return c.sendProgress(nil) }
 			}
 			if err := send(); err != nil {
@@ -79,12 +78,12 @@ func (c *cursor) acquireSnapshot(ctx context.Context) error {
 	}
 }
 
-// snapshot sends the workers' state and moves the cursor to its end:
+// snapshot sends the state of all workers at one seq and moves the cursor to that seq:
 //
-//  1. Each worker's blocks are read separately, while entries are appended. All of them include the entries up
-//     to some seq of that worker.
-//  2. Then come the worker's entries after its seq, and all entries of workers that were added since, up to a
-//     common seq. Blocks may include entries after their seq: applying an event twice changes nothing.
+//  1. It reads the blocks of one worker after the other, while entries are appended. The blocks include the
+//     worker's entries up to a seq of that worker.
+//  2. It sends each worker's entries from that seq up to a common seq, and all entries of workers that were added
+//     meanwhile. The blocks may include some of these entries: applying an event twice has no further effect.
 func (c *cursor) snapshot(ctx context.Context) error {
 	if c.subscription != nil {
 		c.subscription.inSnapshot.Store(true)
@@ -103,68 +102,69 @@ func (c *cursor) snapshot(ctx context.Context) error {
 	}
 	switch {
 	case errors.Is(err, journal.ErrCompacted):
-		return errorf(ReasonSlowSubscriber, c.server.journal.Bounds(),
+		return errorf(reasonSlowSubscriber, c.server.journal.Bounds(),
 			"the snapshot was read so slowly that the entries since its start are no longer retained; read faster, or let the server retain more (--journal-max-bytes)")
 	case errors.Is(err, errSlowPace):
 		c.server.metrics.stalled.Inc()
-		return errorf(ReasonSlowSubscriber, c.server.journal.Bounds(),
-			"the snapshot was read at less than %d MiB in %v, while others may be waiting; read faster", paceBytes>>20, c.server.cfg.StallTimeout)
+		return errorf(reasonSlowSubscriber, c.server.journal.Bounds(),
+			"the snapshot was read at less than %d MiB in %v, while others may be waiting; read faster", minPaceBytes>>20, c.server.cfg.StallTimeout)
 	case err != nil:
 		return err
 	}
 	c.seq = end
 	c.out.chained = false
-	return c.out.message(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
+	return c.out.sendPositioned(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
 		Position: &kvcastv1.Position{Epoch: c.out.epoch, Seq: end},
 	}}, end)
 }
 
-// sendState sends a snapshot without its SnapshotEnd, whose seq it returns.
+// sendState sends a snapshot without its SnapshotEnd, and returns the seq at which the snapshot ends.
 func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 	begin := c.server.journal.Bounds().Newest
-	err = c.out.messageWithin(&kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: c.out.epoch}})
+	err = c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotBegin: &kvcastv1.SnapshotBegin{Epoch: c.out.epoch}})
 	if err != nil {
 		return 0, err
 	}
-	included := make(map[string]uint64) // by worker, the seq that its blocks include
+	included := make(map[string]uint64) // the last seq that a worker's blocks include, by worker
 	for _, name := range c.server.state.Workers(c.filter.worker) {
-		cut, ok, err := c.server.state.Snapshot(ctx, name, c.filter.tierSet())
+		snapshot, ok, err := c.server.state.Snapshot(ctx, name, c.filter.tiers)
 		if err != nil {
 			return 0, err
 		}
-		if !ok || !c.filter.worker(name, cut.Worker.GetAdded().GetModel()) {
-			continue // an entry since begin removed or replaced it
+		if !ok || !c.filter.worker(name, snapshot.Worker.GetAdded().GetModel()) {
+			continue // an entry after begin removed or replaced the worker
 		}
-		if err := c.sendCut(cut); err != nil {
+		if err := c.sendWorker(snapshot); err != nil {
 			return 0, err
 		}
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		// cut.Seq may be old and evicted. The worker has no entry from there to begin.
-		included[name] = max(cut.Seq, begin)
+		// The worker has no entry between snapshot.Seq and begin. The entries after snapshot.Seq may be evicted.
+		included[name] = max(snapshot.Seq, begin)
 	}
 	end = c.server.journal.Bounds().Newest
 	return end, c.sendEntriesSince(ctx, begin, end, included)
 }
 
-func (c *cursor) sendCut(cut pipeline.Snapshot) error {
-	err := c.out.messageWithin(&kvcastv1.SubscribeResponse{SnapshotWorker: cut.Worker})
+// sendWorker sends a worker and its blocks.
+func (c *cursor) sendWorker(snapshot pipeline.Snapshot) error {
+	err := c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotWorker: snapshot.Worker})
 	if err != nil {
 		return err
 	}
 	lastSend := time.Now()
-	for blocks, err := range cut.Blocks {
+	for blocks, err := range snapshot.Blocks {
 		if err != nil {
 			return err
 		}
 		switch {
 		case len(blocks) > 0:
-			err = c.out.blocks(blocks, cut.Reuse)
+			err = c.out.sendBlocks(blocks, snapshot.Reuse)
 		case time.Since(lastSend) >= c.progressDelay():
 			err = c.sendHeartbeat()
 		default:
-			continue // the cut is waiting for the worker
+			continue // the snapshot waits for the worker's lane
 		}
 		if err != nil {
 			return err
@@ -180,9 +180,6 @@ func (c *cursor) sendEntriesSince(ctx context.Context, begin, end uint64, includ
 		if seq <= included[s.Worker] {
 			return journal.MatchNone
 		}
-		if c.filter == nil {
-			return journal.MatchAll
-		}
 		return c.filter.match(seq, s, tiers)
 	}
 	for after := begin; after < end; {
@@ -191,7 +188,7 @@ func (c *cursor) sendEntriesSince(ctx context.Context, begin, end uint64, includ
 			return err
 		}
 		if chunk.Entries > 0 {
-			if err := c.sendChunk(chunk, after, c.out.entriesWithin); err != nil {
+			if err := c.sendChunk(chunk, after, c.out.sendSnapshotEntries); err != nil {
 				return err
 			}
 		}

@@ -92,7 +92,7 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 		for {
 			<-time.After(20 * time.Second)
 			if _, err := slow.next(); err != nil {
-				wantStatus(t, err, codes.ResourceExhausted, server.ReasonSlowSubscriber)
+				wantStatus(t, err, codes.ResourceExhausted, "SLOW_SUBSCRIBER")
 				break
 			}
 			if time.Since(began) > 20*time.Minute {
@@ -127,8 +127,8 @@ func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 			defer cancel()
 			h.Server.Shutdown(ctx)
 		}()
-		wantStatus(t, waits.end(), codes.Unavailable, server.ReasonShuttingDown)
-		wantStatus(t, first.end(), codes.Unavailable, server.ReasonShuttingDown)
+		wantStatus(t, waits.end(), codes.Unavailable, "SHUTTING_DOWN")
+		wantStatus(t, first.end(), codes.Unavailable, "SHUTTING_DOWN")
 		<-down
 	})
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,15 +22,15 @@ import (
 )
 
 const (
-	maxLookup = 10_000 // hashes in a lookup
-	// maxHolders bounds the holders in an answer. With short names, maxResponse has room for about as many.
+	maxLookup = 10_000 // hashes in a LookupBlocksRequest
+	// maxHolders bounds the holders in a response. About as many with short names fit into maxResponse.
 	maxHolders = 25_000
-	// maxResponse is the default receive limit of gRPC clients.
+	// maxResponse is the default receive limit of gRPC clients, in bytes.
 	maxResponse = 4 << 20
 
-	// Each subscriber's record is bounded, so that an answer lists as many as there may be by default.
-	maxListedNames = 8   // of each list of the filter
-	maxListedBytes = 128 // of each name, and of the user agent
+	// Bounds of a SubscriberStatus. A response then has room for DefaultMaxSubscribers of them.
+	maxListedNames = 8   // elements of each list of the filter
+	maxListedBytes = 128 // bytes of each name, and of the user agent
 )
 
 // fits reports whether clients accept a response.
@@ -47,10 +48,10 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 		OldestSeq:    b.Oldest,
 		NewestSeq:    b.Newest,
 		JournalBytes: uint64(s.journal.Bytes()),
-		Subscribers:  uint64(s.subscribers.inUse.Load()),
+		Subscribers:  uint64(s.subscribers.inUse()),
 		Version:      s.cfg.Version,
 	}
-	for _, w := range s.state.Status((*filter)(nil).worker) {
+	for _, w := range s.state.Status(func(_, _ string) bool { return true }) {
 		out.Workers++
 		for _, r := range w.GetRanks() {
 			for _, t := range r.GetBlocks() {
@@ -80,7 +81,7 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 			w.State = workerState(w.GetSources())
 			delete(sources, w.GetName())
 		}
-		for _, name := range slices.Sorted(maps.Keys(sources)) { // those without entries
+		for _, name := range slices.Sorted(maps.Keys(sources)) { // the workers without entries
 			if filter.worker(name, "") {
 				out.Workers = append(out.Workers, &kvcastv1.WorkerStatus{Name: name, State: workerState(sources[name]), Sources: sources[name]})
 			}
@@ -142,7 +143,7 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),
 		Match:        filter.worker,
-		Tiers:        filter.tierSet(),
+		Tiers:        filter.tiers,
 		Limit:        maxHolders,
 	})
 	switch {
@@ -160,18 +161,9 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 
 // ListSubscribers implements kvcastv1.RouterEventServiceServer.
 func (s routerEvents) ListSubscribers(context.Context, *kvcastv1.ListSubscribersRequest) (*kvcastv1.ListSubscribersResponse, error) {
-	out := new(kvcastv1.ListSubscribersResponse)
-	for _, sub := range s.subscribers.list() {
-		seq := sub.seq.Load()
-		out.Subscribers = append(out.Subscribers, &kvcastv1.SubscriberStatus{
-			Peer:              sub.peer,
-			UserAgent:         sub.userAgent,
-			Filter:            sub.filter,
-			StartTimeUnixNano: sub.start.UnixNano(),
-			Seq:               seq,
-			Behind:            s.journal.Bounds().Newest - seq, // read after seq, so not less
-			InSnapshot:        sub.inSnapshot.Load(),
-		})
+	out := &kvcastv1.ListSubscribersResponse{Subscribers: s.subscribers.list()}
+	for _, sub := range out.GetSubscribers() {
+		sub.Behind = s.journal.Bounds().Newest - sub.GetSeq() // the newest seq is read after sub.Seq, so it is not less
 	}
 	if !fits(out) {
 		return nil, responseTooLarge(s.journal.Bounds(), fmt.Sprintf("the %d subscribers with their filters", len(out.GetSubscribers())),
@@ -190,10 +182,8 @@ type subscribers struct {
 
 // subscriber is the record of an open Subscribe stream.
 type subscriber struct {
-	peer, userAgent string
-	filter          *kvcastv1.Filter
-	start           time.Time
-	// seq is the stream's last entry read. Only the stream writes it and inSnapshot.
+	status *kvcastv1.SubscriberStatus // immutable; without the fields below
+	// seq is the last entry that the stream has read. Only the stream writes seq and inSnapshot.
 	seq        atomic.Uint64
 	inSnapshot atomic.Bool
 }
@@ -204,12 +194,12 @@ func newSubscribers(capacity int) *subscribers {
 
 // add lists a stream that has acquired a slot.
 func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter) *subscriber {
-	sub := &subscriber{filter: truncateFilter(f), start: time.Now()}
+	sub := &subscriber{status: &kvcastv1.SubscriberStatus{Filter: truncateFilter(f), StartTimeUnixNano: time.Now().UnixNano()}}
 	if p, ok := peer.FromContext(ctx); ok {
-		sub.peer = p.Addr.String()
+		sub.status.Peer = p.Addr.String()
 	}
 	if agent := metadata.ValueFromIncomingContext(ctx, "user-agent"); len(agent) > 0 {
-		sub.userAgent = truncate(agent[0])
+		sub.status.UserAgent = truncate(agent[0])
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,18 +207,27 @@ func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter) *subscriber {
 	return sub
 }
 
-// remove takes a stream off the list.
+// remove removes a stream from the list.
 func (s *subscribers) remove(sub *subscriber) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.open, sub)
 }
 
-// list returns the open streams, the oldest first.
-func (s *subscribers) list() []*subscriber {
+// list returns the status of the open streams, without the field behind. The oldest stream comes first.
+func (s *subscribers) list() []*kvcastv1.SubscriberStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(s.open), func(a, b *subscriber) int { return a.start.Compare(b.start) })
+	var out []*kvcastv1.SubscriberStatus
+	for sub := range s.open {
+		status := proto.CloneOf(sub.status)
+		status.Seq, status.InSnapshot = sub.seq.Load(), sub.inSnapshot.Load()
+		out = append(out, status)
+	}
+	slices.SortFunc(out, func(a, b *kvcastv1.SubscriberStatus) int {
+		return cmp.Compare(a.GetStartTimeUnixNano(), b.GetStartTimeUnixNano())
+	})
+	return out
 }
 
 func truncateFilter(f *kvcastv1.Filter) *kvcastv1.Filter {

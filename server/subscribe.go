@@ -18,27 +18,26 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return err
 	}
 	if !s.subscribers.tryAcquire() {
-		return errorf(ReasonTooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
+		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
 	defer s.subscribers.release()
-	b := s.journal.Bounds()
-	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
+	c, err := s.openCursor(stream, req.GetFilter())
 	if err != nil {
 		return err
 	}
-	defer filter.release()
-	mode, after, err := subscribeStart(req, b)
+	defer c.filter.release()
+	mode, after, err := subscribeStart(req, c.bounds)
 	if err != nil {
 		return err
 	}
-	c := newCursor(s.Server, stream, b.Epoch, after, filter)
+	c.seq = after
 	c.subscription = s.subscribers.add(stream.Context(), req.GetFilter())
 	defer s.subscribers.remove(c.subscription)
 	c.subscription.seq.Store(c.seq)
 	c.snapshots = req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	c.digests = req.GetProgressDigests()
 	return c.run(func(ctx context.Context) error {
-		if err := c.accept(mode, b); err != nil {
+		if err := c.accept(mode); err != nil {
 			return err
 		}
 		if mode == kvcastv1.Accepted_MODE_SNAPSHOT {
@@ -50,7 +49,7 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 	})
 }
 
-// subscribeStart returns how a stream starts, and after which entry.
+// subscribeStart returns the mode in which a stream starts and the seq before its first entry.
 func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvcastv1.Accepted_Mode, after uint64, err error) {
 	if _, ok := kvcastv1.GapPolicy_name[int32(req.GetGapPolicy())]; !ok {
 		return 0, 0, invalidField(b, "gap_policy", "%d is not allowed: want GAP_POLICY_SNAPSHOT or GAP_POLICY_FAIL", req.GetGapPolicy())
@@ -62,7 +61,7 @@ func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvca
 		return kvcastv1.Accepted_MODE_EARLIEST, b.Oldest - 1, nil
 	case *kvcastv1.SubscribeRequest_After:
 		err := checkPosition(from.After, b)
-		if hasReason(err, ReasonPositionCompacted, ReasonEpochMismatch) && req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL {
+		if hasReason(err, reasonPositionCompacted, reasonEpochMismatch) && req.GetGapPolicy() != kvcastv1.GapPolicy_GAP_POLICY_FAIL {
 			return kvcastv1.Accepted_MODE_SNAPSHOT, 0, nil
 		}
 		return kvcastv1.Accepted_MODE_RESUME, from.After.GetSeq(), err
@@ -72,16 +71,10 @@ func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvca
 
 // checkPosition returns an error unless the entries after a position are retained.
 func checkPosition(p *kvcastv1.Position, b journal.Bounds) error {
-	seq := p.GetSeq()
-	switch epoch := p.GetEpoch(); {
-	case epoch != "" && epoch != b.Epoch:
+	if epoch := p.GetEpoch(); epoch != "" && epoch != b.Epoch {
 		return epochMismatch(epoch, b)
-	case seq > b.Newest:
-		return positionAhead(seq, b)
-	case seq+1 < b.Oldest:
-		return positionCompacted(seq, b)
 	}
-	return nil
+	return readError(b.CheckPosition(p.GetSeq()))
 }
 
 // Replay implements kvcastv1.RouterEventServiceServer.
@@ -90,26 +83,25 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 		return err
 	}
 	if !s.replays.tryAcquire() {
-		return errorf(ReasonTooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
+		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
 	defer s.replays.release()
-	b := s.journal.Bounds()
-	filter, err := parseFilter(req.GetFilter(), b, s.filterBytes)
+	c, err := s.openCursor(stream, req.GetFilter())
 	if err != nil {
 		return err
 	}
-	defer filter.release()
-	after, until, err := replayRange(req, b)
+	defer c.filter.release()
+	after, until, err := replayRange(req, c.bounds)
 	if err != nil {
 		return err
 	}
-	c := newCursor(s.Server, stream, b.Epoch, after, filter)
+	c.seq = after
+	mode := kvcastv1.Accepted_MODE_RESUME
+	if req.GetAfter() == nil {
+		mode = kvcastv1.Accepted_MODE_EARLIEST
+	}
 	return c.run(func(ctx context.Context) error {
-		mode := kvcastv1.Accepted_MODE_RESUME
-		if req.GetAfter() == nil {
-			mode = kvcastv1.Accepted_MODE_EARLIEST
-		}
-		if err := c.accept(mode, b); err != nil {
+		if err := c.accept(mode); err != nil {
 			return err
 		}
 		for c.seq < until {
@@ -120,12 +112,12 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 		if c.out.prev == until {
 			return nil
 		}
-		// The filter left out the last entries: send the position without them.
-		return c.out.message(&kvcastv1.SubscribeResponse{}, until)
+		// The filter excludes the last entries, so no message has the position at until yet.
+		return c.out.sendPositioned(&kvcastv1.SubscribeResponse{}, until)
 	})
 }
 
-// replayRange returns the seq before the first entry of a replay, and that of the last.
+// replayRange returns the seq before the first entry of a replay and the seq of the last entry.
 func replayRange(req *kvcastv1.ReplayRequest, b journal.Bounds) (after, until uint64, err error) {
 	after, until = b.Oldest-1, b.Newest
 	if p := req.GetAfter(); p != nil {
@@ -152,8 +144,8 @@ func replayRange(req *kvcastv1.ReplayRequest, b journal.Bounds) (after, until ui
 	return after, until, nil
 }
 
-// follow sends the entries after the cursor until the client leaves, its connection
-// reaches its maximum age, or the server shuts down and all entries are sent.
+// follow sends the entries after the cursor until the client ends the call, the connection reaches its maximum
+// age, or the server shuts down and all entries are sent.
 func (c *cursor) follow(ctx context.Context) (err error) {
 	s, j := c.server, c.server.journal
 	idle := time.NewTimer(c.progressDelay())
@@ -166,7 +158,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 	var due *digests // to be sent when the cursor reaches their seq
 	for {
 		if due != nil && c.seq >= due.seq {
-			if c.seq == due.seq { // not beyond, as after a snapshot
+			if c.seq == due.seq { // a snapshot may have moved the cursor beyond
 				if err := c.sendDigests(due.workers); err != nil {
 					return err
 				}
@@ -174,7 +166,12 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 			due = nil
 			idle.Reset(c.progressDelay())
 		}
-		draining := s.isDraining() // before the read: when it is set and nothing is read, all entries are sent
+		draining := false // if draining is true before a read that returns no entry, all entries are sent
+		select {
+		case <-s.draining:
+			draining = true
+		default:
+		}
 		before, prev := c.seq, c.out.prev
 		c.subscription.seq.Store(c.seq)
 		if err := c.next(ctx, due.until()); err != nil {
@@ -184,8 +181,8 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 			idle.Reset(c.progressDelay())
 		}
 		if c.seq != before {
-			// Progress may still be due: the filter may have left out all entries, and
-			// digests do not wait for an idle stream.
+			// Progress may be due between entries: the filter may have excluded all of them, and digests are
+			// sent even while the stream is not idle.
 			select {
 			case <-aged:
 				return maxConnectionAge(j.Bounds())
@@ -201,7 +198,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 			return shuttingDown(j.Bounds())
 		}
 		changed := j.Changed()
-		if j.Bounds().Newest != c.seq { // appended before Changed
+		if j.Bounds().Newest != c.seq { // an entry was appended before the call of Changed
 			continue
 		}
 		select {
@@ -219,14 +216,13 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 	}
 }
 
-// progressDelay is how long to be idle before the next Progress. Jitter spreads the
-// messages to many subscribers.
+// progressDelay returns the time until the next Progress. Jitter spreads the messages to many subscribers.
 func (c *cursor) progressDelay() time.Duration {
 	p := c.server.cfg.ProgressInterval
 	return p - time.Duration(rand.Int64N(int64(p)/5+1))
 }
 
-// progress sends Progress. With digests it reads them instead, to be sent later.
+// progress sends Progress, or returns the digests to send later if the client requested digests.
 func (c *cursor) progress(ctx context.Context, idle *time.Timer) (*digests, error) {
 	if c.digests {
 		return c.readDigests(ctx)
@@ -237,13 +233,13 @@ func (c *cursor) progress(ctx context.Context, idle *time.Timer) (*digests, erro
 
 func (c *cursor) sendProgress(workers []*kvcastv1.WorkerDigest) error {
 	c.server.metrics.progress.Inc()
-	return c.out.message(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: workers}}, c.seq)
+	return c.out.sendPositioned(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: workers}}, c.seq)
 }
 
 // sendHeartbeat sends Progress without a position.
 func (c *cursor) sendHeartbeat() error {
 	c.server.metrics.progress.Inc()
-	return c.out.messageWithin(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}})
+	return c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}})
 }
 
 // digests are the workers' digests at a seq.
@@ -252,7 +248,8 @@ type digests struct {
 	workers []*kvcastv1.WorkerDigest
 }
 
-// until returns the seq up to which the stream may read before the digests are sent; 0, for nil, is the newest.
+// until returns the last seq that the stream may read before it sends the digests; 0, for nil digests, means
+// the newest.
 func (d *digests) until() uint64 {
 	if d == nil {
 		return 0
@@ -260,28 +257,28 @@ func (d *digests) until() uint64 {
 	return d.seq
 }
 
-// readDigests returns the digests at one seq, without making workers wait for each other:
+// readDigests returns the digests at one seq, although it reads the workers at different times:
 //
-//  1. Each worker's digests are read at a different time, with the seq of its last entry.
-//  2. The common seq is the largest of these, or the newest before them if that is larger: at or after the
-//     cursor.
-//  3. Workers with another entry up to the common seq are left out. Only entries appended since the start need
-//     to be read to find them.
+//  1. It reads each worker's digests, with the seq of the worker's last entry.
+//  2. The common seq is the largest of these seqs, or the newest seq before the first read if that is larger. It
+//     is at or after the cursor.
+//  3. It leaves out workers that have another entry up to the common seq. Only the entries appended since the
+//     first read can be such entries.
 func (c *cursor) readDigests(ctx context.Context) (*digests, error) {
 	j := c.server.journal
 	begin := j.Bounds().Newest
-	all, err := c.server.state.Digests(ctx, c.filter.worker, c.filter.tierSet())
+	all, err := c.server.state.Digests(ctx, c.filter.worker, c.filter.tiers)
 	if err != nil {
 		return nil, err
 	}
 	out := &digests{seq: begin}
-	last := make(map[string]uint64) // by worker, the seq of its digests
+	last := make(map[string]uint64) // the seq of a worker's digests, by worker
 	for _, d := range all {
 		last[d.GetWorker()] = d.GetSeq()
 		out.seq = max(out.seq, d.GetSeq())
 	}
 	leaveOutChanged := func(seq uint64, s *journal.Source, _ journal.Tiers) journal.Match {
-		if of, ok := last[s.Worker]; ok && seq > of {
+		if digestSeq, ok := last[s.Worker]; ok && seq > digestSeq {
 			delete(last, s.Worker)
 		}
 		return journal.MatchNone
@@ -289,7 +286,7 @@ func (c *cursor) readDigests(ctx context.Context) (*digests, error) {
 	for after := begin; after < out.seq; {
 		chunk, err := j.Read(ctx, journal.Query{After: after, Until: out.seq, Filter: leaveOutChanged})
 		if errors.Is(err, journal.ErrCompacted) {
-			return &digests{seq: c.seq}, nil // which workers changed is unknown
+			return &digests{seq: c.seq}, nil // none, since the workers that changed are unknown
 		}
 		if err != nil {
 			return nil, err
@@ -304,8 +301,8 @@ func (c *cursor) readDigests(ctx context.Context) (*digests, error) {
 	return out, nil
 }
 
-// sendDigests sends at least one Progress, and more if the digests exceed the size of a
-// response. A worker's digests are always in one message.
+// sendDigests sends the digests in one Progress, or in several if they exceed the size of a response. All digests
+// of a worker are in one message.
 func (c *cursor) sendDigests(workers []*kvcastv1.WorkerDigest) error {
 	first, bytes := 0, 0
 	for i, d := range workers {

@@ -203,7 +203,7 @@ func TestUnreadSubscriberIsEnded(t *testing.T) {
 			t.Fatal("the stream of the subscriber that reads has ended")
 		}
 	}
-	wantStatus(t, stalls.end(), codes.ResourceExhausted, server.ReasonSlowSubscriber)
+	wantStatus(t, stalls.end(), codes.ResourceExhausted, "SLOW_SUBSCRIBER")
 	// It resumes where it was.
 	at := stalls.checker.Position()
 	if at.GetSeq() >= 1025 {

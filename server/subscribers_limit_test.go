@@ -15,10 +15,7 @@ import (
 // TestSubscribersResponseFitsClientLimit lists the default maximum of subscribers with records
 // of maximum size, and then more.
 func TestSubscribersResponseFitsClientLimit(t *testing.T) {
-	s, err := New(Config{}, journal.NewMemory(journal.Config{}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := New(Config{}, journal.NewMemory(journal.Config{}), nil)
 	var f kvcastv1.Filter
 	for n := range maxListedNames {
 		f.Workers = append(f.Workers, fmt.Sprintf("%0*d", maxListedBytes, n))
@@ -26,7 +23,7 @@ func TestSubscribersResponseFitsClientLimit(t *testing.T) {
 	f.Models = f.GetWorkers()
 	add := func(n int) {
 		for range n {
-			s.subscribers.add(t.Context(), &f).userAgent = strings.Repeat("a", maxListedBytes)
+			s.subscribers.add(t.Context(), &f).status.UserAgent = strings.Repeat("a", maxListedBytes)
 		}
 	}
 	add(DefaultMaxSubscribers)

@@ -32,7 +32,7 @@ type workers struct {
 // RegisterWorker implements kvcastv1.WorkerServiceServer.
 func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorkerRequest) (*kvcastv1.RegisterWorkerResponse, error) {
 	if s.cfg.Workers == nil {
-		return nil, errorf(ReasonUnimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
+		return nil, errorf(reasonUnimplemented, s.journal.Bounds(), "this server does not register workers; name the worker in its configuration")
 	}
 	spec := req.GetWorker()
 	if violations := s.validate(spec); len(violations) > 0 {
@@ -47,7 +47,7 @@ func (s workers) RegisterWorker(ctx context.Context, req *kvcastv1.RegisterWorke
 // DeregisterWorker implements kvcastv1.WorkerServiceServer.
 func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterWorkerRequest) (*kvcastv1.DeregisterWorkerResponse, error) {
 	if s.cfg.Workers == nil {
-		return nil, errorf(ReasonUnimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
+		return nil, errorf(reasonUnimplemented, s.journal.Bounds(), "this server does not deregister workers; start it without the worker")
 	}
 	name := req.GetName()
 	if name == "" {
@@ -67,20 +67,20 @@ func (s workers) workerError(err error, name string) error {
 	}
 	switch {
 	case errors.Is(err, config.ErrWorkerExists):
-		return errorf(ReasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister that worker first", name)
+		return errorf(reasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister that worker first", name)
 	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
-		return errorf(ReasonWorkerNotFound, b,
+		return errorf(reasonWorkerNotFound, b,
 			"worker %q cannot be deregistered: its engine connects to a port of the server by itself; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
-		return errorf(ReasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
+		return errorf(reasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
 	case errors.Is(err, config.ErrTooManyWorkers):
-		return errorf(ReasonTooManyWorkers, b, "the number of workers has reached its limit; deregister another worker, or raise the limit (--ingest-max-workers)")
+		return errorf(reasonTooManyWorkers, b, "the number of workers has reached its limit; deregister another worker, or raise the limit (--ingest-max-workers)")
 	case errors.Is(err, config.ErrTooManySources):
-		return errorf(ReasonTooManySources, b, "the worker's sources, counted per dp rank, exceed the limit of all sources; deregister another worker, or raise the limit (--ingest-max-sources)")
+		return errorf(reasonTooManySources, b, "the worker's sources, counted per dp rank, exceed the limit of all sources; deregister another worker, or raise the limit (--ingest-max-sources)")
 	case errors.Is(err, config.ErrWorkersTooLarge):
-		return errorf(ReasonWorkersTooLarge, b, "the labels and names of all registered workers exceed their memory limit; use fewer labels, deregister another worker, or raise the limit (--ingest-worker-bytes)")
+		return errorf(reasonWorkersTooLarge, b, "the labels and names of all registered workers exceed their memory limit; use fewer labels, deregister another worker, or raise the limit (--ingest-worker-bytes)")
 	case errors.Is(err, config.ErrEnded):
-		return errorf(ReasonShuttingDown, b, "the server is shutting down; try again when a server is back")
+		return errorf(reasonShuttingDown, b, "the server is shutting down; try again when a server is back")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return status.FromContextError(err).Err()
 	}

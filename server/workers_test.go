@@ -182,7 +182,7 @@ func TestViolationsUseContractNames(t *testing.T) {
 		spec := spec()
 		tt.change(spec)
 		_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
-		wantStatus(t, err, codes.InvalidArgument, server.ReasonInvalidArgument)
+		wantStatus(t, err, codes.InvalidArgument, "INVALID_ARGUMENT")
 		var got []string
 		for _, d := range status.Convert(err).Details() {
 			if bad, ok := d.(*errdetails.BadRequest); ok {

@@ -83,9 +83,7 @@ func NewInstance(cfg InstanceConfig) (*Instance, error) {
 	if cfg.WrapState != nil {
 		state = cfg.WrapState(i.Pipeline)
 	}
-	if i.Server, err = server.New(cfg.Server, entries, state); err != nil {
-		return nil, fmt.Errorf("start server: %w", err)
-	}
+	i.Server = server.New(cfg.Server, entries, state)
 	l, err := i.listen(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)

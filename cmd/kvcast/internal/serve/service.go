@@ -65,9 +65,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	c.Server.MaxEvictedBytes = c.Journal.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, registry
 	c.Server.Sources, c.Server.Workers = s.sourceStatus, workers{s}
-	if s.server, err = server.New(c.Server, entries, s.pipeline); err != nil {
-		return nil, err
-	}
+	s.server = server.New(c.Server, entries, s.pipeline)
 	s.admin = &http.Server{Handler: s.server.NewAdmin(registry), ReadHeaderTimeout: 5 * time.Second}
 
 	defer func() {
