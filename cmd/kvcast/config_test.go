@@ -122,7 +122,7 @@ func TestServeListensByDefault(t *testing.T) {
 	for _, says := range []string{
 		`level=WARN msg="no workers, listeners or discovery configured: listening for engines at the default port" bind=tcp://*:5557`,
 		`configure="--worker, --bind, ZMQ_PORT, or a file with --config"`,
-		"\nkvcast: open listener: bind tcp://*:5557: address already in use; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config\n",
+		"bind tcp://*:5557: address already in use; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config\n",
 	} {
 		if !strings.Contains(got.err, says) {
 			t.Errorf("no %q in:\n%s", says, got.err)
