@@ -260,7 +260,7 @@ func TestFlush(t *testing.T) {
 				if diff := cmp.Diff(test.flushed, describe(s.play(t, test.calls...)), cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("flushed (-want +got):\n%s", diff)
 				}
-				if diff := cmp.Diff(test.why, s.metrics(t).by("kvcast_pipeline_flushes_total", "reason")); diff != "" {
+				if diff := cmp.Diff(test.why, s.metrics(t).By("kvcast_pipeline_flushes_total", "reason")); diff != "" {
 					t.Errorf("reasons (-want +got):\n%s", diff)
 				}
 				if diff := cmp.Diff(test.left, describe(s.play(t, call{Close: true})), cmpopts.EquateEmpty()); diff != "" {
@@ -291,7 +291,7 @@ func TestWithoutTimeoutEachBatchIsAnEntry(t *testing.T) {
 			t.Errorf("times (-want +got):\n%s", diff)
 		}
 		why := map[string]float64{"kind": 1, "batch_end": 3, "unmergeable": 1}
-		if diff := cmp.Diff(why, s.metrics(t).by("kvcast_pipeline_flushes_total", "reason")); diff != "" {
+		if diff := cmp.Diff(why, s.metrics(t).By("kvcast_pipeline_flushes_total", "reason")); diff != "" {
 			t.Errorf("reasons (-want +got):\n%s", diff)
 		}
 	})

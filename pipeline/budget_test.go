@@ -199,7 +199,7 @@ func TestRefusedBlocksAreCountedByReason(t *testing.T) {
 	withWorker(t, cfg, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1, 2, 3)), rankBatch(1, withLoRA("a", store(1, 2))), rankBatch(2, store(1, 2)), rankBatch(3, store(1, 2, 3)))
 		want := map[string]float64{"rank": 1, "attributes": 2, "total": 3}
-		if diff := cmp.Diff(want, s.metrics(t).by("kvcast_pipeline_blocks_refused_total", "reason")); diff != "" {
+		if diff := cmp.Diff(want, s.metrics(t).By("kvcast_pipeline_blocks_refused_total", "reason")); diff != "" {
 			t.Errorf("blocks left out (-want +got):\n%s", diff)
 		}
 	})

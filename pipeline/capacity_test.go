@@ -184,7 +184,7 @@ func TestRefusedBlocksAreCountedAndReported(t *testing.T) {
 			"blocks_refused_total": 3, "stale_blocks_removed_total": 2, "blocks_removed_total": 2,
 			"blocks_stored_total": 5, "gaps_total": 1, "incomplete": 1, "blocks": 3,
 		} {
-			if got := got.by("kvcast_pipeline_"+metric, "worker")[testWorker]; got != want {
+			if got := got.By("kvcast_pipeline_"+metric, "worker")[testWorker]; got != want {
 				t.Errorf("%s: got %v, want %v", metric, got, want)
 			}
 		}
@@ -279,7 +279,7 @@ func TestOnGapClear(t *testing.T) {
 		}
 		got := s.metrics(t)
 		for metric, want := range map[string]float64{"gaps_total": 6, "missed_batches_total": 3} {
-			if got := got.by("kvcast_pipeline_"+metric, "worker")[testWorker]; got != want {
+			if got := got.By("kvcast_pipeline_"+metric, "worker")[testWorker]; got != want {
 				t.Errorf("%s: got %v, want %v", metric, got, want)
 			}
 		}

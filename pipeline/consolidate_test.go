@@ -260,7 +260,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 				if diff := cmp.Diff(test.want, describe(s.play(t, test.calls...))); diff != "" {
 					t.Errorf("entries (-want +got):\n%s", diff)
 				}
-				if got := s.metrics(t).by("kvcast_pipeline_consolidated_blocks", "worker"); got != nil {
+				if got := s.metrics(t).By("kvcast_pipeline_consolidated_blocks", "worker"); got != nil {
 					t.Errorf("blocks counted: got %v, want none", got)
 				}
 			})
@@ -432,7 +432,7 @@ func TestConsolidationIsCounted(t *testing.T) {
 			"blocks_refused_total":       {"worker", map[string]float64{testWorker: 1}},
 			"stale_blocks_removed_total": {"worker", map[string]float64{testWorker: 1}},
 		} {
-			if diff := cmp.Diff(want.values, got.by("kvcast_pipeline_"+metric, want.label)); diff != "" {
+			if diff := cmp.Diff(want.values, got.By("kvcast_pipeline_"+metric, want.label)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", metric, diff)
 			}
 		}

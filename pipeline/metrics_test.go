@@ -4,60 +4,21 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-// sample is a value of a metric.
-type sample struct {
-	name   string
-	labels map[string]string
-	value  float64
-}
-
-type samples []sample
-
 // metrics gathers the pipeline's metrics, and checks that it is a valid collector.
-func (s *subject) metrics(t interface{ Fatal(...any) }) samples {
-	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(s.pipeline)
-	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all samples
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			labels := make(map[string]string)
-			for _, l := range m.GetLabel() {
-				labels[l.GetName()] = l.GetValue()
-			}
-			all = append(all, sample{f.GetName(), labels, m.GetCounter().GetValue() + m.GetGauge().GetValue()})
-		}
-	}
-	return all
-}
-
-// by returns the samples of a metric that are not 0, by one of their labels; nil
-// if there are none.
-func (s samples) by(name, label string) map[string]float64 {
-	var m map[string]float64
-	for _, sample := range s {
-		if sample.name == name && sample.value != 0 {
-			if m == nil {
-				m = make(map[string]float64)
-			}
-			m[sample.labels[label]] += sample.value
-		}
-	}
-	return m
+func (s *subject) metrics(t harness.Fataler) harness.Metrics {
+	t.Helper()
+	return harness.GatherFrom(t, s.pipeline)
 }
 
 func TestMetricsCountWhatIsEmitted(t *testing.T) {
-	var got samples
+	var got harness.Metrics
 	withWorker(t, pipeline.Config{MaxBlocks: 4}, func(t *testing.T, s *subject) {
 		s.play(t,
 			batch(store(1, 2, 3, 4, 5), store(1)),
@@ -85,7 +46,7 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, got.by("kvcast_pipeline_"+test.metric, test.label)); diff != "" {
+			if diff := cmp.Diff(test.want, got.By("kvcast_pipeline_"+test.metric, test.label)); diff != "" {
 				t.Errorf("samples (-want +got):\n%s", diff)
 			}
 		})
@@ -119,7 +80,7 @@ func TestRawEventHolesAreCountedPerSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 				s.play(t, test.calls...)
-				got := s.metrics(t).by("kvcast_pipeline_raw_event_holes_total", "worker")
+				got := s.metrics(t).By("kvcast_pipeline_raw_event_holes_total", "worker")
 				if diff := cmp.Diff(test.want, got); diff != "" {
 					t.Errorf("holes (-want +got):\n%s", diff)
 				}
@@ -143,8 +104,8 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 		calls []call
 		want  map[string]float64
 	}{
-		"at first not":         {[]call{batch(store(1))}, nil},
-		"when told":            {[]call{joinedLate(2)}, map[string]float64{"2": 1}},
+		"not before a gap":     {[]call{batch(store(1))}, nil},
+		"after a late join":    {[]call{joinedLate(2)}, map[string]float64{"2": 1}},
 		"after a gap":          {[]call{gap(2)}, map[string]float64{"2": 1}},
 		"after stores still":   {[]call{gap(0), batch(store(1))}, map[string]float64{"0": 1}},
 		"not after a clear":    {[]call{gap(0), batch(cleared())}, nil},
@@ -157,7 +118,7 @@ func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 				s.play(t, test.calls...)
-				got := s.metrics(t).by("kvcast_pipeline_incomplete", "dp_rank")
+				got := s.metrics(t).By("kvcast_pipeline_incomplete", "dp_rank")
 				if diff := cmp.Diff(test.want, got); diff != "" {
 					t.Errorf("incomplete ranks (-want +got):\n%s", diff)
 				}
@@ -170,8 +131,8 @@ func TestMetricsAreRemovedWithTheirWorker(t *testing.T) {
 	withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1)), call{Worker: "other", Add: &feed.Worker{Name: "other"}}, removed())
 		for _, sample := range s.metrics(t) {
-			if got, want := sample.labels["worker"], "other"; got != want {
-				t.Errorf("worker of %s: got %s, want %s", sample.name, got, want)
+			if got, want := sample.Labels["worker"], "other"; got != want {
+				t.Errorf("worker of %s: got %s, want %s", sample.Name, got, want)
 			}
 		}
 		s.play(t, call{Worker: "other", Remove: feed.RemovedDisconnected})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/pipeline"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // drawConfig draws a config with small limits, so that runs end and ranks fill soon.
@@ -26,7 +27,7 @@ func drawConfig(t *rapid.T) pipeline.Config {
 
 // compare makes the same calls on a pipeline and on the model, and returns the difference of
 // their entries and metrics.
-func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) string {
+func compare(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 	s, err := newSubject(cfg)
 	if err != nil {
 		return err.Error()
@@ -49,11 +50,11 @@ func compare(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) st
 		"consolidated_blocks":        m.tracked(false),
 		"consolidated_names":         m.tracked(true),
 	} {
-		if diff := cmp.Diff(want, counted.by("kvcast_pipeline_"+metric, "worker")); diff != "" {
+		if diff := cmp.Diff(want, counted.By("kvcast_pipeline_"+metric, "worker")); diff != "" {
 			return metric + " (-want +got):\n" + diff
 		}
 	}
-	if diff := cmp.Diff(m.ignoredRemoves(), counted.by("kvcast_pipeline_removes_ignored_total", "reason")); diff != "" {
+	if diff := cmp.Diff(m.ignoredRemoves(), counted.By("kvcast_pipeline_removes_ignored_total", "reason")); diff != "" {
 		return "removes ignored (-want +got):\n" + diff
 	}
 	return s.journal.check(m.entries)

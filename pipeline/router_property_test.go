@@ -18,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // place is a rank's tier.
@@ -211,7 +212,7 @@ func (h holdings) blocks(worker string, rank uint32) (n int) {
 // beside describes how a router's blocks violate the contract: the router has no block that
 // the engines lack, and lacks a block only where its rank is incomplete and the pipeline
 // counted the reason.
-func (h holdings) beside(engines holdings, counted samples) string {
+func (h holdings) beside(engines holdings, counted harness.Metrics) string {
 	for p, blocks := range h {
 		for hash := range blocks {
 			if !engines[p][hash] {
@@ -219,8 +220,8 @@ func (h holdings) beside(engines holdings, counted samples) string {
 			}
 		}
 	}
-	incomplete := counted.byRank("kvcast_pipeline_incomplete")
-	refused, expired := counted.by("kvcast_pipeline_blocks_refused_total", "worker"), counted.by("kvcast_pipeline_stale_blocks_removed_total", "worker")
+	incomplete := metricByRank(counted, "kvcast_pipeline_incomplete")
+	refused, expired := counted.By("kvcast_pipeline_blocks_refused_total", "worker"), counted.By("kvcast_pipeline_stale_blocks_removed_total", "worker")
 	for p, blocks := range engines {
 		for hash := range blocks {
 			switch {
@@ -242,23 +243,23 @@ func (h holdings) without(workers map[string]bool) holdings {
 	return rest
 }
 
-// byRank returns the nonzero values of a metric by worker and rank.
-func (s samples) byRank(name string) map[string]map[uint32]bool {
+// metricByRank returns the nonzero values of a metric by worker and rank.
+func metricByRank(m harness.Metrics, name string) map[string]map[uint32]bool {
 	all := make(map[string]map[uint32]bool)
-	for _, sample := range s {
-		if sample.name == name && sample.value != 0 {
-			rank, _ := strconv.ParseUint(sample.labels["dp_rank"], 10, 32)
-			if all[sample.labels["worker"]] == nil {
-				all[sample.labels["worker"]] = make(map[uint32]bool)
+	for _, sample := range m.Select(name) {
+		if sample.Value != 0 {
+			rank, _ := strconv.ParseUint(sample.Labels["dp_rank"], 10, 32)
+			if all[sample.Labels["worker"]] == nil {
+				all[sample.Labels["worker"]] = make(map[uint32]bool)
 			}
-			all[sample.labels["worker"]][uint32(rank)] = true
+			all[sample.Labels["worker"]][uint32(rank)] = true
 		}
 	}
 	return all
 }
 
 // tables returns the generator's blocks that the pipeline's tables contain.
-func (s *subject) tables(t interface{ Fatal(...any) }) holdings {
+func (s *subject) tables(t harness.Fataler) holdings {
 	q := pipeline.Query{
 		Match: func(string, string) bool { return true },
 		Tiers: ^journal.Tiers(0), Limit: 1 << 20,
@@ -292,7 +293,7 @@ func (h holdings) sizes() map[string]float64 {
 }
 
 // tableSizes returns the number of blocks in each place according to the gauge.
-func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
+func (s *subject) tableSizes(t harness.Fataler) map[string]float64 {
 	tiers := map[string]kvcastv1.Tier{
 		"device":      kvcastv1.Tier_TIER_DEVICE,
 		"host_pinned": kvcastv1.Tier_TIER_HOST_PINNED,
@@ -301,9 +302,9 @@ func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
 	}
 	all := make(map[string]float64)
 	for _, sample := range s.metrics(t) {
-		if sample.name == "kvcast_pipeline_blocks" && sample.value > 0 {
-			l := sample.labels
-			all[l["worker"]+" "+l["dp_rank"]+" "+strconv.Itoa(int(tiers[l["tier"]]))] = sample.value
+		if sample.Name == "kvcast_pipeline_blocks" && sample.Value > 0 {
+			l := sample.Labels
+			all[l["worker"]+" "+l["dp_rank"]+" "+strconv.Itoa(int(tiers[l["tier"]]))] = sample.Value
 		}
 	}
 	return all
@@ -311,8 +312,8 @@ func (s *subject) tableSizes(t interface{ Fatal(...any) }) map[string]float64 {
 
 // incompleteBeside returns how the incomplete ranks of snapshots, ListWorkers and the
 // metrics differ from those of a router that applied all entries.
-func (s *subject) incompleteBeside(t interface{ Fatal(...any) }, r *router) string {
-	metric := s.metrics(t).byRank("kvcast_pipeline_incomplete")
+func (s *subject) incompleteBeside(t harness.Fataler, r *router) string {
+	metric := metricByRank(s.metrics(t), "kvcast_pipeline_incomplete")
 	for worker := range s.lanes {
 		want := r.incompleteRanks(worker)
 		cut, ok, err := s.pipeline.Snapshot(context.Background(), worker, ^journal.Tiers(0))
@@ -343,7 +344,7 @@ func (s *subject) incompleteBeside(t interface{ Fatal(...any) }, r *router) stri
 // checkViews makes calls, and returns how the blocks of a router that applied all entries
 // differ: from the pipeline's tables after each call, and from the engines' blocks whenever
 // no run is pending.
-func checkViews(t interface{ Fatal(...any) }, cfg pipeline.Config, calls []call) string {
+func checkViews(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 	s, err := newSubject(cfg)
 	if err != nil {
 		return err.Error()

@@ -132,7 +132,7 @@ func TestTimeoutAppliesToItsRunOnly(t *testing.T) {
 func TestTimeoutFlushesAreCounted(t *testing.T) {
 	withWorker(t, pipeline.Config{Timeout: time.Second}, func(t *testing.T, s *subject) {
 		s.play(t, batch(store(1)), pass(time.Second), batch(store(2)), call{Close: true})
-		got := s.metrics(t).by("kvcast_pipeline_flushes_total", "reason")
+		got := s.metrics(t).By("kvcast_pipeline_flushes_total", "reason")
 		if diff := cmp.Diff(map[string]float64{"timeout": 1, "shutdown": 1}, got); diff != "" {
 			t.Errorf("reasons (-want +got):\n%s", diff)
 		}

@@ -34,7 +34,11 @@ func TestClientMetrics(t *testing.T) {
 	// namesOf returns the names of the metrics of a client.
 	namesOf := func(client string) []string {
 		t.Helper()
-		return harness.Gather(t, registry).Select("", "worker", client).Names()
+		var names []string
+		for _, s := range harness.Gather(t, registry).Select("", "worker", client) {
+			names = append(names, s.Name)
+		}
+		return names
 	}
 	a, b := namesOf("a"), namesOf("b")
 	if d := cmp.Diff(a, b); d != "" || len(a) < 20 {

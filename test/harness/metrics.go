@@ -38,14 +38,14 @@ func (s Sample) String() string {
 	return s.Name + "{" + strings.Join(labels, ",") + "}"
 }
 
-// fataler is a *testing.T, *testing.B or *rapid.T.
-type fataler interface {
+// Fataler is a *testing.T, *testing.B or *rapid.T.
+type Fataler interface {
 	Helper()
 	Fatal(args ...any)
 }
 
 // Gather returns the samples of a registry.
-func Gather(t fataler, g prometheus.Gatherer) Metrics {
+func Gather(t Fataler, g prometheus.Gatherer) Metrics {
 	t.Helper()
 	families, err := g.Gather()
 	if err != nil {
@@ -60,7 +60,7 @@ func Gather(t fataler, g prometheus.Gatherer) Metrics {
 
 // GatherFrom returns the samples of one collector, and checks that it describes and collects
 // consistently.
-func GatherFrom(t fataler, c prometheus.Collector) Metrics {
+func GatherFrom(t Fataler, c prometheus.Collector) Metrics {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
 	if err := registry.Register(c); err != nil {
@@ -152,7 +152,7 @@ func (m Metrics) Sum(name string, want ...string) (sum float64) {
 }
 
 // Value returns the one sample that Select returns; it fails the test unless there is exactly one.
-func (m Metrics) Value(t fataler, name string, want ...string) float64 {
+func (m Metrics) Value(t Fataler, name string, want ...string) float64 {
 	t.Helper()
 	selected := m.Select(name, want...)
 	if len(selected) != 1 {
@@ -161,19 +161,16 @@ func (m Metrics) Value(t fataler, name string, want ...string) float64 {
 	return selected[0].Value
 }
 
-// By returns the sums of a metric by the values of a label.
-func (m Metrics) By(name, label string) map[string]float64 {
-	sums := make(map[string]float64)
+// By returns the sums of the nonzero samples of a metric by the values of a label; nil if there are none.
+func (m Metrics) By(name, label string) (sums map[string]float64) {
 	for _, s := range m.Select(name) {
+		if s.Value == 0 {
+			continue
+		}
+		if sums == nil {
+			sums = make(map[string]float64)
+		}
 		sums[s.Labels[label]] += s.Value
 	}
 	return sums
-}
-
-// Names returns the name of each sample, in order.
-func (m Metrics) Names() (names []string) {
-	for _, s := range m {
-		names = append(names, s.Name)
-	}
-	return names
 }
