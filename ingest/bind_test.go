@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 func TestBind(t *testing.T) {
@@ -328,11 +329,11 @@ func TestReplaysAreRequestedFromThePeerAlone(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprint(tt.host, tt.allowed), func(t *testing.T) {
-			var log logged
-			port := freePort(t)
+			var log harness.Log
+			port := freePorts(t, 1)
 			r := newRecorder(t)
 			in, stop := start(t, config.Config{
-				Logger:    log.logger(),
+				Logger:    log.Logger(),
 				Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port, ReplayHosts: tt.allowed}},
 			}, r)
 			e := newEngine(t)

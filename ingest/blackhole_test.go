@@ -55,7 +55,7 @@ func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	c.Metrics = h.registry
 	c.Workers = []config.Worker{{Name: "w", Sources: []config.Source{source}}}
 	h.in, _ = start(t, c, h.view)
-	h.must(h.WaitSubscribed(patient(t), 1))
+	h.must(h.WaitSubscribed(harness.Context(t), 1))
 	h.store(h.Publish, 3)
 	h.awaitBlocks(t, h.cache.blocks)
 	return h
@@ -81,18 +81,18 @@ func (h *holed) wantTold(want map[string]int) {
 // A dead connection is detected by the replay socket, which also has what was published
 // meanwhile, and is renewed.
 func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
-	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: patience})
+	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: harness.Timeout})
 	before := h.pub.Stats().Accepted
 	h.pub.Partition()
 	h.store(h.Publish, 3)
 	h.evict(h.Publish)
 	h.awaitBlocks(t, h.cache.blocks)
-	waitFor(t, func() bool { return h.pub.Stats().Accepted > before })
+	harness.WaitFor(t, func() bool { return h.pub.Stats().Accepted > before })
 	h.pub.Heal()
-	waitFor(t, h.pub.replaced)
+	harness.WaitFor(t, h.pub.replaced)
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	// The new connection carries live batches, without a replay for each.
-	h.must(h.WaitSubscribed(patient(t), 1))
+	h.must(h.WaitSubscribed(harness.Context(t), 1))
 	h.store(h.Publish, 2)
 	h.awaitBlocks(t, h.cache.blocks)
 	h.wantTold(map[string]int{})
@@ -125,7 +125,7 @@ func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 	h := newHoled(t, false, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
 	// Each new connection replaces the one before once it is established.
-	waitFor(t, func() bool { return h.pub.Stats().Accepted >= before+3 })
+	harness.WaitFor(t, func() bool { return h.pub.Stats().Accepted >= before+3 })
 	h.wantTold(map[string]int{})
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
@@ -139,7 +139,7 @@ func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
 func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
-	h.must(h.WaitReplays(patient(t), h.Replays()+10))
+	h.must(h.WaitReplays(harness.Context(t), h.Replays()+10))
 	h.wantTold(map[string]int{})
 	if n := h.pub.Stats().Accepted; n != before {
 		t.Errorf("%d connections, want %d: none was dead", n, before)
@@ -156,7 +156,7 @@ func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
 	before := h.pub.Stats().Accepted
 	publish := time.NewTicker(15 * time.Millisecond)
 	defer publish.Stop()
-	for ctx := patient(t); ; {
+	for ctx := harness.Context(t); ; {
 		n := h.pub.Stats().Accepted
 		if n >= before+3 {
 			break
@@ -201,7 +201,7 @@ func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
 				h.pub.Heal()
 			}
 			// One beside the dead connection, which is closed then.
-			waitFor(t, h.pub.replaced)
+			harness.WaitFor(t, h.pub.replaced)
 			h.store(h.Publish, 1)
 			want[h.next] = true
 			h.awaitBlocks(t, want)

@@ -91,7 +91,7 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 	honest := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 		Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
 	}})
-	honest.must(honest.WaitSubscribed(patient(t), 1))
+	honest.must(honest.WaitSubscribed(harness.Context(t), 1))
 	honest.store(honest.Publish, 1)
 	all["127.0.0.1"].awaitBlocks(t, honest.blocks)
 
@@ -101,7 +101,7 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 	for i := range 100 {
 		e.send(fmt.Sprintf("kv@flood-%d@m", i), seqFrame(0), payload(0))
 	}
-	waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_messages_refused_total") == 91 })
+	harness.WaitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_messages_refused_total") == 91 })
 	if n := len(in.Sources()); n != 10 {
 		t.Errorf("%d sources, want 10", n)
 	}

@@ -28,7 +28,7 @@ func newBoundCache(t *testing.T, in *ingest.Ingest, host string, replayPort int,
 		BatchConfig: simulator.BatchConfig{Rank: rank},
 	})
 	c.connects = true
-	c.must(c.WaitSubscribed(patient(t), 1))
+	c.must(c.WaitSubscribed(harness.Context(t), 1))
 	return c
 }
 
@@ -111,7 +111,7 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	v := newView()
 	registry := prometheus.NewRegistry()
-	port := freePort(t)
+	port := freePorts(t, 1)
 	in, _ := start(t, config.Config{
 		Metrics: registry, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 	}, v)
@@ -122,7 +122,7 @@ func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	c.must(c.Disconnect())
 	awaitState(t, in, 0, ingest.SourceConnecting)
 	c.must(c.Reconnect())
-	c.must(c.WaitSubscribed(patient(t), 1))
+	c.must(c.WaitSubscribed(harness.Context(t), 1))
 	c.store(c.Publish, 1) // its seq alone shows nothing
 	v.awaitBlocks(t, c.blocks)
 	awaitState(t, in, 0, ingest.SourceLive)
@@ -184,7 +184,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 			})
 			// Losses of the remaining one are reported again.
 			engines[tt.ends].close()
-			waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") == 1 })
+			harness.WaitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") == 1 })
 			left := 1 - tt.ends
 			due := next[left]
 			send(left, due, 300)
@@ -202,10 +202,10 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 		t.Run(ends, func(t *testing.T) {
 			t.Parallel()
 			v := newView()
-			port := freePort(t)
+			port := freePorts(t, 1)
 			registry := prometheus.NewRegistry()
 			in, _ := start(t, config.Config{
-				Metrics: registry, ReplayTimeout: patience,
+				Metrics: registry, ReplayTimeout: harness.Timeout,
 				Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}},
 			}, v)
 			answers := newBoundCache(t, in, "127.0.0.1", port, 0)
@@ -215,9 +215,9 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 			other := newCache(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{
 				Endpoint: in.Endpoints()[0], Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
 			}})
-			other.must(other.WaitSubscribed(patient(t), 1))
+			other.must(other.WaitSubscribed(harness.Context(t), 1))
 			other.next = 1000
-			waitFor(t, func() bool {
+			harness.WaitFor(t, func() bool {
 				other.store(other.Publish, 1)
 				answers.store(answers.Publish, 1)
 				v.mu.Lock()
@@ -235,7 +235,7 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 				gone, left = other, answers
 			}
 			gone.must(gone.Disconnect())
-			waitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") >= 1 })
+			harness.WaitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") >= 1 })
 			left.store(left.Publish, 1)
 			last := left.next
 			v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })

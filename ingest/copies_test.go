@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // ruleSink passes on the copy rule of each batch.
@@ -23,7 +24,7 @@ func (s ruleSink) wantRule(t *testing.T, want feed.CopyRule) {
 		if got != want {
 			t.Errorf("copy rule: got %d, want %d", got, want)
 		}
-	case <-time.After(patience):
+	case <-time.After(harness.Timeout):
 		t.Error("no batch came")
 	}
 }

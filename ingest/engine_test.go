@@ -17,6 +17,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
@@ -58,7 +59,7 @@ func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*inges
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(harness.Timeout):
 			t.Fatal("Run does not return")
 		}
 		if r, ok := sink.(*recorder); ok {

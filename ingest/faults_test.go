@@ -19,6 +19,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // rememberedBatches is the size of a publisher's history.
@@ -99,7 +101,7 @@ func (v *view) Restarted(feed.Restart) {
 // await waits until a condition holds.
 func (v *view) await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	limit := time.After(patience)
+	limit := time.After(harness.Timeout)
 	for {
 		v.mu.Lock()
 		ok, changed := holds(), v.changed
@@ -151,13 +153,11 @@ type cache struct {
 }
 
 func newCache(t *testing.T, c simulator.PublisherConfig) *cache {
-	return &cache{Publisher: newPublisher(t, c), t: t, blocks: make(map[uint64]bool)}
+	return &cache{Publisher: enginetest.NewSimulated(t, c), t: t, blocks: make(map[uint64]bool)}
 }
 
-type publishing func(events ...wire.Event) (uint64, error)
-
 // store stores some blocks, a batch for each.
-func (c *cache) store(how publishing, n int) {
+func (c *cache) store(how enginetest.Method, n int) {
 	c.t.Helper()
 	for range n {
 		c.next++
@@ -167,14 +167,14 @@ func (c *cache) store(how publishing, n int) {
 }
 
 // evict removes the block stored first.
-func (c *cache) evict(how publishing) {
+func (c *cache) evict(how enginetest.Method) {
 	c.t.Helper()
 	first := slices.Min(slices.Collect(maps.Keys(c.blocks)))
 	delete(c.blocks, first)
-	c.do(how, remove(first))
+	c.do(how, enginetest.Removed(first))
 }
 
-func (c *cache) do(how publishing, events ...wire.Event) {
+func (c *cache) do(how enginetest.Method, events ...wire.Event) {
 	c.t.Helper()
 	if _, err := how(events...); err != nil {
 		c.t.Fatal(err)
@@ -402,7 +402,7 @@ func TestFaults(t *testing.T) {
 				t.Run(tt.name, func(t *testing.T) {
 					t.Parallel()
 					v := newView()
-					timeout := patience
+					timeout := harness.Timeout
 					if tt.mute {
 						timeout = time.Second
 					}
@@ -471,7 +471,7 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 		return c
 	}
 	// The listener needs the replay port.
-	port := freePort(t)
+	port := freePorts(t, 1)
 	cfg.Listeners = []config.Listener{{Bind: "tcp://127.0.0.1:*", ReplayPort: port}}
 	in, _ := start(t, cfg, v)
 	socket := simulator.SocketConfig{
@@ -480,7 +480,7 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 	}
 	c := newCache(t, simulator.PublisherConfig{SocketConfig: socket})
 	c.connects = true
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.Timeout)
 	defer cancel()
 	c.must(c.WaitSubscribed(ctx, 1))
 	return c
@@ -530,7 +530,7 @@ func TestRandomFaults(t *testing.T) {
 			defer stop()
 			select {
 			case <-e.Finished():
-			case <-time.After(patience):
+			case <-time.After(harness.Timeout):
 				t.Fatalf("the engine does not come to its end: %+v, sources %+v", e.Summary(), in.Sources())
 			}
 			want := make(map[uint64]bool)

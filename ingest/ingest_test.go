@@ -12,6 +12,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
@@ -194,7 +195,7 @@ func TestOverloadIsAGap(t *testing.T) {
 	// ZeroMQ may drop the following ones as well, until there is room.
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
-	timeout := time.After(patience)
+	timeout := time.After(harness.Timeout)
 	for done := false; !done; {
 		select {
 		case <-again.C:

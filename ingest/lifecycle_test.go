@@ -16,6 +16,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // awaitState waits until a source is in a state.
@@ -23,7 +24,7 @@ func awaitState(t *testing.T, in *ingest.Ingest, source int, want ingest.SourceS
 	t.Helper()
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
-	for ctx := patient(t); ; {
+	for ctx := harness.Context(t); ; {
 		all := in.Sources()
 		if source < len(all) && all[source].State == want {
 			return
@@ -61,7 +62,7 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 	}{
 		{name: "configured", added: "add w model m block_size 0 ranks [0]"},
 		{name: "added", added: "add w model m block_size 0 ranks [0]", read: func(t *testing.T, in *ingest.Ingest, c config.Worker) {
-			if err := in.AddWorker(patient(t), c); err != nil {
+			if err := in.AddWorker(harness.Context(t), c); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -112,7 +113,7 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 					e.close()
 					r.want("remove w")
 					if tt.bound {
-						waitFor(t, func() bool { return len(in.Sources()) == 0 && len(metricsOf(t, registry, "w")) == 0 })
+						harness.WaitFor(t, func() bool { return len(in.Sources()) == 0 && len(metricsOf(t, registry, "w")) == 0 })
 					}
 				}
 				r.wantNone()
@@ -124,7 +125,7 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 // bindAgain binds an engine to the port of one that ended, which libzmq may still be closing.
 func bindAgain(t *testing.T, e *engine, endpoint string) {
 	t.Helper()
-	waitFor(t, func() bool { _, err := e.Bind(endpoint); return err == nil })
+	harness.WaitFor(t, func() bool { _, err := e.Bind(endpoint); return err == nil })
 }
 
 // A worker stays as long as one of its ranks is connected.
@@ -154,16 +155,16 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 
 // A worker that connects again within the grace time is not removed.
 func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	v := newView()
 	c := worker(config.Source{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()})
 	c.Grace = time.Hour
 	in, _ := start(t, c, v)
 	for range 3 {
-		if err := p.WaitSubscribed(patient(t), 1); err != nil {
+		if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.Publish(store(1)); err != nil {
+		if _, err := p.Publish(enginetest.Stored(1)); err != nil {
 			t.Fatal(err)
 		}
 		if err := p.Disconnect(); err != nil {
@@ -184,8 +185,8 @@ func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
 }
 
 func TestAddAndRemoveWorkers(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
-	publish(t, p.Publish, 1)
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	enginetest.Remove(t, p.Publish, 1)
 	source := []config.Source{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}
 	named := func(name string) config.Worker { return config.Worker{Name: name, Sources: source} }
 	registry := prometheus.NewRegistry()
@@ -196,13 +197,13 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	}, r)
 	add := func(name string, want error) {
 		t.Helper()
-		if err := in.AddWorker(patient(t), named(name)); !errors.Is(err, want) {
+		if err := in.AddWorker(harness.Context(t), named(name)); !errors.Is(err, want) {
 			t.Errorf("AddWorker of %s: %v, want %v", name, err, want)
 		}
 	}
 	drop := func(name string, want error) {
 		t.Helper()
-		if err := in.RemoveWorker(patient(t), name, feed.RemovedDeregistered); !errors.Is(err, want) {
+		if err := in.RemoveWorker(harness.Context(t), name, feed.RemovedDeregistered); !errors.Is(err, want) {
 			t.Errorf("RemoveWorker of %s: %v, want %v", name, err, want)
 		}
 	}
@@ -226,7 +227,7 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	lines.want("remove configured")
 	add("configured", nil)
 	lines.want("add configured model  block_size 0 ranks [0]", "batch 0 -[1]")
-	if err := in.AddWorker(patient(t), config.Worker{Name: "no sources"}); err == nil {
+	if err := in.AddWorker(harness.Context(t), config.Worker{Name: "no sources"}); err == nil {
 		t.Error("AddWorker without sources: no error")
 	}
 	stop()
@@ -273,20 +274,20 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := newPublisher(t, simulator.PublisherConfig{})
+			p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 			c := worker(tt.read(t, p))
 			registry := prometheus.NewRegistry()
 			c.Metrics, c.ReplayTimeout = registry, time.Hour
 			r := newRecorder(t)
 			in, _ := start(t, c, r)
 			if tt.state == ingest.SourceCatchingUp {
-				if err := p.WaitReplayRequests(patient(t), 1); err != nil {
+				if err := p.WaitReplayRequests(harness.Context(t), 1); err != nil {
 					t.Fatal(err)
 				}
-				publish(t, p.Publish, 1) // held back
+				enginetest.Remove(t, p.Publish, 1) // held back
 			}
 			awaitState(t, in, 0, tt.state)
-			if err := in.RemoveWorker(patient(t), "w", feed.RemovedDiscovery); err != nil {
+			if err := in.RemoveWorker(harness.Context(t), "w", feed.RemovedDiscovery); err != nil {
 				t.Fatal(err)
 			}
 			r.want("add w model m block_size 0 ranks [0]", "remove w")

@@ -1,42 +1,17 @@
 package ingest_test
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
-// logged is a log without times, to be read once nothing writes to it.
-type logged struct{ bytes.Buffer }
-
-func (l *logged) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{
-		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		},
-	}))
-}
-
-// want checks that each of these lines was logged, once.
-func (l *logged) want(t *testing.T, lines ...string) {
-	t.Helper()
-	for _, line := range lines {
-		if n := strings.Count("\n"+l.String(), "\n"+line+"\n"); n != 1 {
-			t.Errorf("logged %d times: %s\nin:\n%s", n, line, l.String())
-		}
-	}
-}
-
 func TestLogNamesSources(t *testing.T) {
-	var log logged
-	c := config.Config{Logger: log.logger(), Workers: []config.Worker{
+	var log harness.Log
+	c := config.Config{Logger: log.Logger(), Workers: []config.Worker{
 		{Name: "a", Sources: []config.Source{
 			{Connect: "tcp://127.0.0.1:1", Replay: "tcp://127.0.0.1:3", DPSize: 2},
 			{Connect: "tcp://127.0.0.1:5", Replay: "tcp://127.0.0.1:6"},
@@ -45,7 +20,7 @@ func TestLogNamesSources(t *testing.T) {
 	}}
 	_, stop := start(t, c, newRecorder(t))
 	stop()
-	log.want(t,
+	log.Want(t,
 		`level=INFO msg="reading source" worker=a source=0 connect=tcp://127.0.0.1:1 replay=tcp://127.0.0.1:3 ranks=2`,
 		`level=INFO msg="reading source" worker=a source=1 connect=tcp://127.0.0.1:5 replay=tcp://127.0.0.1:6 ranks=1`,
 		`level=INFO msg="reading source" worker=b source=0 connect=tcp://127.0.0.1:7 replay="" ranks=1`,
@@ -55,10 +30,10 @@ func TestLogNamesSources(t *testing.T) {
 // TestLogNamesLMCacheWhereItsChunksAreSkipped has stores of a connector with another block
 // size than the engine.
 func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
-	var log logged
+	var log harness.Log
 	e := newEngine(t)
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
-	c.Logger = log.logger()
+	c.Logger = log.Logger()
 	r := newRecorder(t)
 	_, stop := start(t, c, r)
 	e.awaitSubscriber("")
@@ -68,7 +43,7 @@ func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
 	for !strings.Contains(r.next(), "batch") {
 	}
 	stop()
-	log.want(t, fmt.Sprintf(`level=WARN msg="stores in host memory skipped: not the worker's block size" worker=w source=0 rank=0 block_size=%d want=%d `+
+	log.Want(t, fmt.Sprintf(`level=WARN msg="stores in host memory skipped: not the worker's block size" worker=w source=0 rank=0 block_size=%d want=%d `+
 		`hint="LMCache stores chunks: set its chunk_size to the worker's block size" suppressed=0`, 4*blockSize, blockSize))
 }
 
@@ -93,12 +68,12 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var log logged
+			var log harness.Log
 			tt.listener.Bind = "tcp://127.0.0.1:*"
 			r := newRecorder(t)
 			in, stop := start(t, config.Config{
 				Listeners: []config.Listener{tt.listener},
-				Logger:    log.logger(),
+				Logger:    log.Logger(),
 			}, r)
 			e := newEngine(t)
 			e.connect(in.Endpoints()[0])
@@ -107,7 +82,7 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 			e.send("kv@a@m", seqFrame(0), payload(0)) // is accepted, and comes later
 			r.next()
 			stop()
-			log.want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" suppressed=0")
+			log.Want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" suppressed=0")
 		})
 	}
 }

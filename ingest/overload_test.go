@@ -61,13 +61,13 @@ func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	}})
 	cfg := worker(config.Source{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()})
 	// If no later batch shows what was dropped last, the next verification does.
-	cfg.Metrics, cfg.Silence, cfg.ReplayTimeout = registry, 200*time.Millisecond, patience
+	cfg.Metrics, cfg.Silence, cfg.ReplayTimeout = registry, 200*time.Millisecond, harness.Timeout
 	in, _ := start(t, cfg, g)
-	c.must(c.WaitSubscribed(patient(t), 1))
+	c.must(c.WaitSubscribed(harness.Context(t), 1))
 	c.store(c.Publish, 1)
 	select {
 	case <-g.waits:
-	case <-time.After(patience):
+	case <-time.After(harness.Timeout):
 		t.Fatal("nothing is read")
 	}
 	wide := slices.Repeat([]uint64{math.MaxUint64}, 300) // so that the kernel's buffers run full as well
@@ -82,7 +82,7 @@ func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	close(g.opened)
 	g.awaitBlocks(t, c.blocks)
 	// Replayed batches arrive live as well, late, and may be buffered.
-	waitFor(t, func() bool { return ingest.ReorderBytes(in) == 0 && in.Sources()[0].State == ingest.SourceLive })
+	harness.WaitFor(t, func() bool { return ingest.ReorderBytes(in) == 0 && in.Sources()[0].State == ingest.SourceLive })
 	if n := harness.Gather(t, registry).Sum("kvcast_ingest_replayed_batches_total"); n == 0 {
 		t.Error("nothing was dropped: the buffers were not full")
 	}
@@ -142,10 +142,10 @@ func TestReplaysInProgressAreBounded(t *testing.T) {
 	}
 	start(t, cfg, gs)
 	for _, c := range caches {
-		c.must(c.WaitSubscribed(patient(t), 1))
+		c.must(c.WaitSubscribed(harness.Context(t), 1))
 		c.store(c.Publish, 1) // held back
 	}
-	waitFor(t, func() bool { return replaysIn(t, registry, "waiting") == engines-most })
+	harness.WaitFor(t, func() bool { return replaysIn(t, registry, "waiting") == engines-most })
 	if n := replaysIn(t, registry, "transferring"); n != most {
 		t.Errorf("%d replays at a time, want %d", n, most)
 	}
@@ -175,7 +175,7 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 			Name: "healthy", Sources: []config.Source{{Connect: healthy.Endpoint(), Replay: healthy.ReplayEndpoint()}},
 		}},
 	}, vs, func(in *ingest.Ingest) { ingest.SetFirstRequests(in, time.Hour, 50*time.Millisecond) })
-	healthy.must(healthy.WaitSubscribed(patient(t), 1))
+	healthy.must(healthy.WaitSubscribed(harness.Context(t), 1))
 	healthy.caughtUp(vs["healthy"])
 	for i := range silent {
 		c := newCache(t, simulator.PublisherConfig{})
@@ -187,7 +187,7 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 			Name: name, Sources: []config.Source{{Connect: c.Endpoint(), Replay: hole.Endpoint()}},
 		}))
 	}
-	waitFor(t, func() bool { return replaysIn(t, registry, "asking") == 32 })
+	harness.WaitFor(t, func() bool { return replaysIn(t, registry, "asking") == 32 })
 
 	healthy.store(healthy.Drop, 3)
 	healthy.store(healthy.Publish, 1)
@@ -198,7 +198,7 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 	healthy.must(in.AddWorker(t.Context(), config.Worker{
 		Name: "late", Sources: []config.Source{{Connect: late.Endpoint(), Replay: late.ReplayEndpoint()}},
 	}))
-	late.must(late.WaitSubscribed(patient(t), 1))
+	late.must(late.WaitSubscribed(harness.Context(t), 1))
 	late.store(late.Publish, 1)
 	v := vs["late"]
 	v.await(t, "the live batch", func() bool { return len(v.blocks) == len(late.blocks)-before })
@@ -231,7 +231,7 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 			cfg := worker(config.Source{Connect: c.Endpoint(), Replay: replay.Endpoint()})
 			cfg.Metrics, cfg.ReplayTimeout = registry, time.Hour
 			in, _ := start(t, cfg, v)
-			c.must(c.WaitSubscribed(patient(t), 1))
+			c.must(c.WaitSubscribed(harness.Context(t), 1))
 			c.caughtUp(v)
 			awaitState(t, in, 0, ingest.SourceLive)
 			replay.Partition()
@@ -247,9 +247,9 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 			}
 			dropped := func() float64 { return harness.Gather(t, registry).Sum("kvcast_ingest_reorder_buffer_dropped_total") }
 			if tt.dropped > 0 {
-				waitFor(t, func() bool { return dropped() == tt.dropped })
+				harness.WaitFor(t, func() bool { return dropped() == tt.dropped })
 			} else {
-				waitFor(t, func() bool { return dropped() > 0 })
+				harness.WaitFor(t, func() bool { return dropped() > 0 })
 			}
 			if held := ingest.ReorderBytes(in); held > tt.most {
 				t.Errorf("%d bytes held back, want %d at most", held, tt.most)

@@ -11,10 +11,8 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/test/harness"
 )
-
-// patience is how long a test waits.
-const patience = 2 * time.Minute
 
 // recorder is a Sink that records each call as a line.
 type recorder struct {
@@ -50,7 +48,7 @@ func (r *recorder) next() string {
 	select {
 	case line := <-r.calls:
 		return line
-	case <-time.After(patience):
+	case <-time.After(harness.Timeout):
 		r.t.Fatal("calls stopped coming")
 		return ""
 	}

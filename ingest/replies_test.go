@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // newReplier returns the endpoint of a replay socket that answers a request with the messages
@@ -200,14 +201,14 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			replay := newReplier(t, ready, tt.script)
 			registry := prometheus.NewRegistry()
 			c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
-			var log logged
-			c.Metrics, c.ReplayTimeout, c.Logger = registry, patience/2, log.logger()
+			var log harness.Log
+			c.Metrics, c.ReplayTimeout, c.Logger = registry, harness.Timeout/2, log.Logger()
 			r := newRecorder(t)
 			in, stop := start(t, c, &plain{r})
 			// A live batch follows the replay.
 			e.awaitSubscriber("")
 			e.publish(3, stored(13))
-			waitFor(t, func() bool { return ingest.ReorderBytes(in) > 0 })
+			harness.WaitFor(t, func() bool { return ingest.ReorderBytes(in) > 0 })
 			close(ready)
 			r.want(append([]string{"add w model m block_size 0 ranks [0]"}, tt.want...)...)
 			awaitState(t, in, 0, ingest.SourceLive)
@@ -240,13 +241,13 @@ func TestStartIsOverWhenAllIsRead(t *testing.T) {
 		return [][]any{reply(0, 10), reply(1, 11), reply(2, 12), endOfReplay}
 	})
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
-	c.ReplayTimeout = patience / 2
+	c.ReplayTimeout = harness.Timeout / 2
 	r := newRecorder(t)
 	in, _ := start(t, c, &plain{r})
 	e.awaitSubscriber("")
 	close(ready)
 	r.want("add w model m block_size 0 ranks [0]", "batch 0 +[10]")
-	waitFor(t, func() bool { return len(asked) == 2 })
+	harness.WaitFor(t, func() bool { return len(asked) == 2 })
 	if got := in.Sources()[0].State; got != ingest.SourceCatchingUp {
 		t.Errorf("before the second replay it is %v, want %v", got, ingest.SourceCatchingUp)
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // discard is a handler that ignores all events.
@@ -54,7 +56,7 @@ func (l lines) want(t *testing.T, want ...string) {
 		select {
 		case line := <-l:
 			got = append(got, line)
-		case <-time.After(patience):
+		case <-time.After(harness.Timeout):
 			t.Fatalf("events stopped coming (-want +got):\n%s", cmp.Diff(want, got))
 		}
 		if got[i] != want[i] {
@@ -72,14 +74,6 @@ func (l lines) wantNone(t *testing.T) {
 	}
 }
 
-// patient returns a context with a test's timeout.
-func patient(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // clientOf returns the configuration of a Client that reads a publisher.
 func clientOf(p *simulator.Publisher) engineclient.Config {
 	return engineclient.Config{
@@ -87,7 +81,7 @@ func clientOf(p *simulator.Publisher) engineclient.Config {
 		Model:         "m",
 		Connect:       p.Endpoint(),
 		Replay:        p.ReplayEndpoint(),
-		ReplayTimeout: patience,
+		ReplayTimeout: harness.Timeout,
 		ReconnectMin:  10 * time.Millisecond,
 		ReconnectMax:  20 * time.Millisecond,
 		PollInterval:  time.Millisecond,
@@ -109,10 +103,10 @@ func newClient(t *testing.T, c engineclient.Config, h engineclient.Handler) *eng
 func connectClient(t *testing.T, p *simulator.Publisher, c engineclient.Config, h engineclient.Handler) *engineclient.Client {
 	t.Helper()
 	client := newClient(t, c, h)
-	if err := client.Connect(patient(t)); err != nil {
+	if err := client.Connect(harness.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.WaitSubscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	return client
@@ -125,34 +119,30 @@ func stopClient(t *testing.T, c *engineclient.Client) {
 	}
 }
 
-func store(hash uint64) wire.Event {
-	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: blockSize}
-}
-
 func TestClientReads(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
-	publish(t, p.Drop, 1)
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	enginetest.Remove(t, p.Drop, 1)
 	got := newLines()
 	c := connectClient(t, p, clientOf(p), got)
 	got.want(t, "0/0 removed [1]")
-	if _, err := p.Publish(store(2), store(3), wire.Event{Kind: wire.KindCleared}); err != nil {
+	if _, err := p.Publish(enginetest.Stored(2), enginetest.Stored(3), wire.Event{Kind: wire.KindCleared}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Publish(); err != nil { // a batch without events
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 4)
+	enginetest.Remove(t, p.Publish, 4)
 	got.want(t, "0/1 stored [2] ...", "0/1 stored [3] ...", "0/1 cleared []", "0/3 removed [4]")
-	publish(t, p.Drop, 5)
-	publish(t, p.Publish, 6)
+	enginetest.Remove(t, p.Drop, 5)
+	enginetest.Remove(t, p.Publish, 6)
 	got.want(t, "0/4 removed [5]", "0/5 removed [6]")
-	publish(t, p.Lose, 7)
-	publish(t, p.Publish, 8)
+	enginetest.Remove(t, p.Lose, 7)
+	enginetest.Remove(t, p.Publish, 8)
 	got.want(t, "0/6 gap replay_incomplete from 6, 1 missed", "0/7 removed [8]")
 	if err := p.Restart(0); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 9)
+	enginetest.Remove(t, p.Publish, 9)
 	got.want(t, "0 restarted", "0/0 removed [9]")
 	stopClient(t, c)
 	got.wantNone(t)
@@ -182,16 +172,16 @@ func TestClientReads(t *testing.T) {
 }
 
 func TestClientDeliversEachEvent(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{BatchConfig: simulator.BatchConfig{
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{BatchConfig: simulator.BatchConfig{
 		Rank: 3, FirstSeq: 7, Now: func() time.Time { return time.Unix(1_700_000_000, 0) },
 	}})
 	events := make(chan *engineclient.Event, 10)
 	// Published before the client starts: its first batch may arrive live, by replay, or
 	// after an empty replay.
-	if _, err := p.Publish(store(5)); err != nil {
+	if _, err := p.Publish(enginetest.Stored(5)); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 6)
+	enginetest.Remove(t, p.Publish, 6)
 	connectClient(t, p, clientOf(p), engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
 		events <- e
 		return nil
@@ -218,7 +208,7 @@ func TestClientDeliversEachEvent(t *testing.T) {
 		{
 			Kind: engineclient.EventStored, Worker: "w", Model: "m", Rank: 3, Seq: 7, EngineTime: time.Unix(1_700_000_000, 1000),
 			Event: wire.Event{
-				Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: blockSize,
+				Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: enginetest.BlockSize,
 				BlockHashes: []uint64{5}, Tokens: []uint32{1, 2, 3, 4},
 			},
 		},
@@ -237,7 +227,7 @@ func TestClientDeliversEachEvent(t *testing.T) {
 }
 
 func TestClientStartsOnce(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), discard)
 	if err := c.WaitConnected(t.Context()); !errors.Is(err, engineclient.ErrNotStarted) {
 		t.Errorf("WaitConnected before Start: %v", err)
@@ -255,7 +245,7 @@ func TestClientStartsOnce(t *testing.T) {
 	if err := c.Start(ctx); !errors.Is(err, engineclient.ErrStarted) {
 		t.Errorf("Start while it runs: %v", err)
 	}
-	if err := c.Connect(patient(t)); err != nil {
+	if err := c.Connect(harness.Context(t)); err != nil {
 		t.Errorf("Connect while it runs: %v", err)
 	}
 	if !c.Connected() {
@@ -279,7 +269,7 @@ func TestClientStartsOnce(t *testing.T) {
 }
 
 func TestClientStopsBeforeStart(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), discard)
 	stopClient(t, c)
 	stopClient(t, c)
@@ -294,10 +284,10 @@ func TestClientStopsBeforeStart(t *testing.T) {
 // TestClientStopWaitsForTheHandler also checks that no call follows, and that undelivered
 // events are counted.
 func TestClientStopWaitsForTheHandler(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	const batches = 20
 	for i := range uint64(batches) {
-		publish(t, p.Drop, i)
+		enginetest.Remove(t, p.Drop, i)
 	}
 	inside, calls, out := make(chan struct{}), 0, make(chan struct{})
 	cfg := clientOf(p)
@@ -313,7 +303,7 @@ func TestClientStopWaitsForTheHandler(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-inside
-	waitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
+	harness.WaitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
 	stopped := make(chan error, 2)
 	for range 2 {
 		go func() { stopped <- c.Stop() }()
@@ -339,7 +329,7 @@ func TestClientStopWaitsForTheHandler(t *testing.T) {
 }
 
 func TestClientSlowHandlerLosesNothing(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got, hold := newLines(), make(chan struct{})
 	cfg := clientOf(p)
 	cfg.Buffer = 1
@@ -350,10 +340,10 @@ func TestClientSlowHandlerLosesNothing(t *testing.T) {
 	const batches = 200
 	var want []string
 	for i := range uint64(batches) {
-		publish(t, p.Publish, i)
+		enginetest.Remove(t, p.Publish, i)
 		want = append(want, fmt.Sprintf("0/%d removed [%d]", i, i))
 	}
-	waitFor(t, func() bool { return c.Stats().Waiting == 1 })
+	harness.WaitFor(t, func() bool { return c.Stats().Waiting == 1 })
 	if s := c.Stats(); s.Handled != 0 || s.Batches > 3 {
 		t.Errorf("read ahead of the handler: %+v", s)
 	}
@@ -363,11 +353,11 @@ func TestClientSlowHandlerLosesNothing(t *testing.T) {
 }
 
 func TestClientHandlerFails(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
-	var log logged
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	var log harness.Log
 	got := newLines()
 	cfg := clientOf(p)
-	cfg.Logger = log.logger()
+	cfg.Logger = log.Logger()
 	c := connectClient(t, p, cfg, engineclient.HandlerFunc(func(ctx context.Context, e *engineclient.Event) error {
 		switch e.BlockHashes[0] {
 		case 1:
@@ -381,14 +371,14 @@ func TestClientHandlerFails(t *testing.T) {
 		return got.HandleEvent(ctx, e)
 	}))
 	for i := range uint64(5) {
-		publish(t, p.Publish, i)
+		enginetest.Remove(t, p.Publish, i)
 	}
 	got.want(t, "0/0 removed [0]", "0/4 removed [4]")
 	stopClient(t, c)
 	if s := c.Stats(); s.Handled != 5 || s.HandlerErrors != 1 || s.HandlerPanics != 2 || s.HandledSeq != 4 {
 		t.Errorf("stats %+v", s)
 	}
-	log.want(t, `level=ERROR msg="handler failed" worker=w rank=0 seq=1 kind=removed error="no room" suppressed=0`)
+	log.Want(t, `level=ERROR msg="handler failed" worker=w rank=0 seq=1 kind=removed error="no room" suppressed=0`)
 	if strings.Contains(log.String(), "at sea") {
 		t.Errorf("each failure is logged:\n%s", log.String())
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // wantClosed checks that a closed Client has stopped all work.
@@ -34,7 +35,7 @@ func wantClosed(t *testing.T, c *engineclient.Client) {
 }
 
 func TestClientCloseBeforeStart(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), discard)
 	if err := c.Close(); err != nil {
 		t.Error(err)
@@ -43,7 +44,7 @@ func TestClientCloseBeforeStart(t *testing.T) {
 }
 
 func TestClientCloseAfterStop(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), discard)
 	stopClient(t, c)
 	if err := c.Close(); err != nil {
@@ -55,7 +56,7 @@ func TestClientCloseAfterStop(t *testing.T) {
 // TestClientCloseWaits closes a Client during a handler call: every Close waits for the
 // call, no other call follows, and the metrics are unregistered while the stats remain.
 func TestClientCloseWaits(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	registry := prometheus.NewRegistry()
 	cfg := clientOf(p)
 	cfg.Metrics = registry
@@ -68,16 +69,16 @@ func TestClientCloseWaits(t *testing.T) {
 		<-out
 		return nil
 	}))
-	publish(t, p.Publish, 1)
-	publish(t, p.Publish, 2)
+	enginetest.Remove(t, p.Publish, 1)
+	enginetest.Remove(t, p.Publish, 2)
 	<-inside
-	waitFor(t, func() bool { return c.Stats().Waiting == 1 })
+	harness.WaitFor(t, func() bool { return c.Stats().Waiting == 1 })
 	const closers = 3
 	closed := make(chan error, closers)
 	for range closers {
 		go func() { closed <- c.Close() }()
 	}
-	waitFor(t, func() bool { return errors.Is(c.Start(t.Context()), engineclient.ErrClosed) })
+	harness.WaitFor(t, func() bool { return errors.Is(c.Start(t.Context()), engineclient.ErrClosed) })
 	select {
 	case <-closed:
 		t.Error("Close returned while the handler was called")
@@ -102,19 +103,19 @@ func TestClientCloseWaits(t *testing.T) {
 func TestClientCloseEndsReplayFrom(t *testing.T) {
 	for name, start := range map[string]bool{"started": true, "never started": false} {
 		t.Run(name, func(t *testing.T) {
-			p := newPublisher(t, simulator.PublisherConfig{})
-			publish(t, p.Drop, 1)
-			publish(t, p.Drop, 2)
+			p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+			enginetest.Remove(t, p.Drop, 1)
+			enginetest.Remove(t, p.Drop, 2)
 			c := newClient(t, clientOf(p), discard)
 			if start {
-				if err := c.Connect(patient(t)); err != nil {
+				if err := c.Connect(harness.Context(t)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			inside, ended := make(chan struct{}), false
 			replayed := make(chan error, 1)
 			go func() {
-				replayed <- c.ReplayFrom(patient(t), 0, engineclient.HandlerFunc(func(ctx context.Context, _ *engineclient.Event) error {
+				replayed <- c.ReplayFrom(harness.Context(t), 0, engineclient.HandlerFunc(func(ctx context.Context, _ *engineclient.Event) error {
 					close(inside)
 					<-ctx.Done()
 					ended = true
@@ -146,7 +147,7 @@ func TestClientCloseWhileWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	waited := make(chan error, 1)
-	go func() { waited <- c.WaitConnected(patient(t)) }()
+	go func() { waited <- c.WaitConnected(harness.Context(t)) }()
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}

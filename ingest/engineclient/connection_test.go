@@ -12,17 +12,19 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 func TestClientReconnects(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got := newLines()
 	c := connectClient(t, p, clientOf(p), got)
-	publish(t, p.Publish, 1)
+	enginetest.Remove(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
 	for i := range uint64(5) {
-		publish(t, p.Drop, i) // by a connection that is about to close
-		if err := c.Reconnect(patient(t)); err != nil {
+		enginetest.Remove(t, p.Drop, i) // by a connection that is about to close
+		if err := c.Reconnect(harness.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		got.want(t, fmt.Sprintf("0/%d removed [%d]", i+1, i))
@@ -31,33 +33,33 @@ func TestClientReconnects(t *testing.T) {
 			t.Errorf("stats %+v", s)
 		}
 	}
-	if err := p.WaitSubscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 7)
+	enginetest.Remove(t, p.Publish, 7)
 	got.want(t, "0/6 removed [7]")
 	stopClient(t, c)
 	got.wantNone(t)
 }
 
 func TestClientReconnectReportsAGapWithoutReplay(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got := newLines()
 	cfg := clientOf(p)
 	cfg.Replay = ""
 	c := connectClient(t, p, cfg, got)
-	publish(t, p.Publish, 1)
+	enginetest.Remove(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
-	if err := c.Reconnect(patient(t)); err != nil {
+	if err := c.Reconnect(harness.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	got.want(t, "0/0 gap possible_restart from 0, 0 missed")
 }
 
 func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	for i := range uint64(5) {
-		publish(t, p.Drop, i)
+		enginetest.Remove(t, p.Drop, i)
 	}
 	got, hold := newLines(), make(chan struct{})
 	cfg := clientOf(p)
@@ -69,7 +71,7 @@ func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
 	if err := c.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return c.Stats().Waiting == 1 })
+	harness.WaitFor(t, func() bool { return c.Stats().Waiting == 1 })
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if err := c.Reconnect(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -77,7 +79,7 @@ func TestClientReconnectWhileTheHandlerIsCalled(t *testing.T) {
 	}
 	close(hold)
 	got.want(t, "0/0 removed [0]", "0/1 removed [1]", "0/2 removed [2]", "0/3 removed [3]", "0/4 removed [4]")
-	waitFor(t, func() bool { return c.Stats().Connections == 2 && c.Connected() })
+	harness.WaitFor(t, func() bool { return c.Stats().Connections == 2 && c.Connected() })
 	stopClient(t, c)
 	got.wantNone(t)
 }
@@ -97,31 +99,31 @@ func TestClientWaitsForAConnection(t *testing.T) {
 	if s := c.Stats(); s.Connected || s.State != ingest.SourceConnecting || s.Connections != 0 {
 		t.Errorf("stats %+v", s)
 	}
-	waitFor(t, func() bool { return c.Stats().ConnectFailures >= 2 })
+	harness.WaitFor(t, func() bool { return c.Stats().ConnectFailures >= 2 })
 	if s := c.Stats(); s.ConnectAttempts < 2 {
 		t.Errorf("stats %+v", s)
 	}
-	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})
-	if err := c.WaitConnected(patient(t)); err != nil {
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: endpoint}})
+	if err := c.WaitConnected(harness.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.WaitSubscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(harness.Context(t), 1); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 1)
+	enginetest.Remove(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return !c.Connected() })
+	harness.WaitFor(t, func() bool { return !c.Connected() })
 	if s := c.Stats(); s.Disconnections != 1 {
 		t.Errorf("stats %+v", s)
 	}
 }
 
 func TestClientReadsAHost(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
-	publish(t, p.Drop, 1)
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	enginetest.Remove(t, p.Drop, 1)
 	port := func(endpoint string) int {
 		t.Helper()
 		n, err := strconv.Atoi(endpoint[strings.LastIndexByte(endpoint, ':')+1:])
@@ -135,7 +137,7 @@ func TestClientReadsAHost(t *testing.T) {
 		c := newClient(t, engineclient.Config{
 			Host: host, PubPort: port(p.Endpoint()), ReplayPort: port(p.ReplayEndpoint()),
 		}, got)
-		if err := c.Connect(patient(t)); err != nil {
+		if err := c.Connect(harness.Context(t)); err != nil {
 			t.Fatal(err)
 		}
 		got.want(t, "0/0 removed [1]")

@@ -9,12 +9,14 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 // TestClientHandlerSetLater starts a Client without a handler: events are buffered, by the
 // Client and then by the engine, and none is lost.
 func TestClientHandlerSetLater(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	cfg := clientOf(p)
 	cfg.Buffer = 2
 	c := connectClient(t, p, cfg, nil)
@@ -23,10 +25,10 @@ func TestClientHandlerSetLater(t *testing.T) {
 	}
 	var want []string
 	for i := range uint64(50) {
-		publish(t, p.Publish, i)
+		enginetest.Remove(t, p.Publish, i)
 		want = append(want, fmt.Sprintf("0/%d removed [%d]", i, i))
 	}
-	waitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
+	harness.WaitFor(t, func() bool { return c.Stats().Waiting == cfg.Buffer })
 	if s := c.Stats(); s.Handled != 0 || s.Batches > 3 {
 		t.Errorf("read ahead of the handler: %+v", s)
 	}
@@ -40,7 +42,7 @@ func TestClientHandlerSetLater(t *testing.T) {
 	if err := c.SetHandler(other); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 50)
+	enginetest.Remove(t, p.Publish, 50)
 	other.want(t, "0/50 removed [50]")
 	stopClient(t, c)
 	got.wantNone(t)
@@ -51,14 +53,14 @@ func TestClientHandlerSetLater(t *testing.T) {
 
 // TestClientHandlerSetBeforeStart sets the handler between NewClient and Start.
 func TestClientHandlerSetBeforeStart(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), nil)
 	got := newLines()
 	if err := c.SetHandler(got); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Drop, 1)
-	if err := c.Connect(patient(t)); err != nil {
+	enginetest.Remove(t, p.Drop, 1)
+	if err := c.Connect(harness.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	got.want(t, "0/0 removed [1]")
@@ -66,11 +68,11 @@ func TestClientHandlerSetBeforeStart(t *testing.T) {
 
 // TestClientWithoutHandlerStops checks that events that waited for a handler are counted.
 func TestClientWithoutHandlerStops(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), nil)
-	publish(t, p.Publish, 1)
-	publish(t, p.Publish, 2)
-	waitFor(t, func() bool { return c.Stats().Waiting == 2 })
+	enginetest.Remove(t, p.Publish, 1)
+	enginetest.Remove(t, p.Publish, 2)
+	harness.WaitFor(t, func() bool { return c.Stats().Waiting == 2 })
 	stopClient(t, c)
 	if s := c.Stats(); s.Handled != 0 || s.Discarded != 2 || s.Waiting != 0 {
 		t.Errorf("stats %+v", s)
@@ -80,7 +82,7 @@ func TestClientWithoutHandlerStops(t *testing.T) {
 // TestClientHandlersChange sets handlers from several goroutines while events arrive: each
 // event is handled once.
 func TestClientHandlersChange(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := connectClient(t, p, clientOf(p), nil)
 	const setters, batches = 4, 200
 	var (
@@ -108,9 +110,9 @@ func TestClientHandlersChange(t *testing.T) {
 		})
 	}
 	for i := range uint64(batches) {
-		publish(t, p.Publish, i)
+		enginetest.Remove(t, p.Publish, i)
 	}
-	waitFor(t, func() bool { return c.Stats().Handled == batches })
+	harness.WaitFor(t, func() bool { return c.Stats().Handled == batches })
 	close(stop)
 	group.Wait()
 	sum := uint64(0)

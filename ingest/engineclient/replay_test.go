@@ -13,6 +13,8 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 func TestClientReplayFrom(t *testing.T) {
@@ -86,9 +88,9 @@ func TestClientReplayFrom(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := newPublisher(t, tt.config)
+			p := enginetest.NewSimulated(t, tt.config)
 			for i := range uint64(10) {
-				publish(t, p.Drop, i)
+				enginetest.Remove(t, p.Drop, i)
 			}
 			if err := errors.Join(p.RemoveFromReplay(tt.forget...), p.SetReplayFaults(tt.faults)); err != nil {
 				t.Fatal(err)
@@ -100,7 +102,7 @@ func TestClientReplayFrom(t *testing.T) {
 			own := newLines()
 			c := newClient(t, cfg, own)
 			got := newLines()
-			if err := c.ReplayFrom(patient(t), tt.from, got); err != nil {
+			if err := c.ReplayFrom(harness.Context(t), tt.from, got); err != nil {
 				t.Fatal(err)
 			}
 			got.want(t, tt.want...)
@@ -117,9 +119,9 @@ func TestClientReplayFrom(t *testing.T) {
 // including end markers.
 func TestClientReplayFromOfMany(t *testing.T) {
 	const batches = 5000
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	for i := range uint64(batches) {
-		publish(t, p.Drop, i)
+		enginetest.Remove(t, p.Drop, i)
 	}
 	dropped := false
 	err := p.SetReplayFaults(simulator.ReplayFaults{
@@ -134,7 +136,7 @@ func TestClientReplayFromOfMany(t *testing.T) {
 	}
 	c := newClient(t, clientOf(p), discard)
 	next := uint64(0)
-	err = c.ReplayFrom(patient(t), 0, engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
+	err = c.ReplayFrom(harness.Context(t), 0, engineclient.HandlerFunc(func(_ context.Context, e *engineclient.Event) error {
 		if e.Seq != next || e.Kind != engineclient.EventRemoved {
 			return fmt.Errorf("got %s, want batch %d", eventLine(e), next)
 		}
@@ -147,18 +149,18 @@ func TestClientReplayFromOfMany(t *testing.T) {
 }
 
 func TestClientReplayFromBesideTheReading(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	own := newLines()
 	c := connectClient(t, p, clientOf(p), own)
 	var want []string
 	for i := range uint64(5) {
-		publish(t, p.Publish, i)
+		enginetest.Remove(t, p.Publish, i)
 		want = append(want, fmt.Sprintf("0/%d removed [%d]", i, i))
 	}
 	own.want(t, want...)
 	for range 2 {
 		got := newLines()
-		if err := c.ReplayFrom(patient(t), 2, got); err != nil {
+		if err := c.ReplayFrom(harness.Context(t), 2, got); err != nil {
 			t.Fatal(err)
 		}
 		got.want(t, want[2:]...)
@@ -166,7 +168,7 @@ func TestClientReplayFromBesideTheReading(t *testing.T) {
 	}
 	stopClient(t, c)
 	got := newLines()
-	if err := c.ReplayFrom(patient(t), 4, got); err != nil {
+	if err := c.ReplayFrom(harness.Context(t), 4, got); err != nil {
 		t.Fatalf("after Stop: %v", err)
 	}
 	got.want(t, want[4:]...)
@@ -174,10 +176,10 @@ func TestClientReplayFromBesideTheReading(t *testing.T) {
 }
 
 func TestClientReplayFromFails(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
-	publish(t, p.Drop, 1)
-	publish(t, p.Drop, 2)
-	mute := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
+	enginetest.Remove(t, p.Drop, 1)
+	enginetest.Remove(t, p.Drop, 2)
+	mute := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	if err := mute.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +235,7 @@ func TestClientReplayFromFails(t *testing.T) {
 				tt.handler = discard
 			}
 			c := newClient(t, cfg, discard)
-			ctx, cancel := context.WithCancel(patient(t))
+			ctx, cancel := context.WithCancel(harness.Context(t))
 			defer cancel()
 			err := c.ReplayFrom(context.WithValue(ctx, cancelKey{}, cancel), 0, tt.handler)
 			if err == nil || !strings.Contains(err.Error(), tt.want) || tt.is != nil && !errors.Is(err, tt.is) {

@@ -11,18 +11,19 @@ import (
 	"github.com/kvcast/kvcast/ingest/engineclient"
 	"github.com/kvcast/kvcast/internal/simulator"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
 func TestClientMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	var clients []*engineclient.Client
 	for _, name := range []string{"a", "b"} {
-		p := newPublisher(t, simulator.PublisherConfig{})
+		p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 		got := newLines()
 		cfg := clientOf(p)
 		cfg.Worker, cfg.Metrics = name, registry
 		clients = append(clients, connectClient(t, p, cfg, got))
-		publish(t, p.Publish, 1)
+		enginetest.Remove(t, p.Publish, 1)
 		got.want(t, "0/0 removed [1]")
 
 		again := newClient(t, cfg, discard)
@@ -30,7 +31,7 @@ func TestClientMetrics(t *testing.T) {
 			t.Errorf("Start of a second Client %s: %v", name, err)
 		}
 	}
-	waitFor(t, func() bool { return clients[0].Stats().Handled == 1 && clients[1].Stats().Handled == 1 })
+	harness.WaitFor(t, func() bool { return clients[0].Stats().Handled == 1 && clients[1].Stats().Handled == 1 })
 	// namesOf returns the names of the metrics of a client.
 	namesOf := func(client string) []string {
 		t.Helper()
@@ -79,16 +80,16 @@ func TestClientMetrics(t *testing.T) {
 // TestClientCountsMessages checks that every message counts, including invalid and repeated
 // ones.
 func TestClientCountsMessages(t *testing.T) {
-	p := newPublisher(t, simulator.PublisherConfig{})
+	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	got := newLines()
 	c := connectClient(t, p, clientOf(p), got)
-	publish(t, p.Publish, 1)
+	enginetest.Remove(t, p.Publish, 1)
 	if err := errors.Join(p.SendFrames([]byte("kv"), []byte("no batch")), p.SendPayload(1, []byte{0xc1})); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, p.Publish, 2)
+	enginetest.Remove(t, p.Publish, 2)
 	got.want(t, "0/0 removed [1]")
-	waitFor(t, func() bool { return c.Stats().Messages == 4 })
+	harness.WaitFor(t, func() bool { return c.Stats().Messages == 4 })
 	if s := c.Stats(); s.Refused != 1 || s.Rejected == 0 {
 		t.Errorf("stats %+v", s)
 	}

@@ -1,6 +1,6 @@
 // Package harness starts what tests of several packages need: kvcast in this process (Instance) or
-// as a separate program (Process), a TCP proxy that breaks connections (Proxy), and a reader of
-// metrics (Metrics). Package enginetest has an engine.
+// as a separate program (Process), a TCP proxy that breaks connections (Proxy), a reader of metrics
+// (Metrics), and a log (Log). WaitFor polls a condition. Package enginetest has an engine.
 //
 // Nothing here needs cgo. Every wait ends after Timeout at the latest, which is ample on a machine
 // a hundred times slower than usual.
