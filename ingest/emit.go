@@ -38,29 +38,29 @@ func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
 		w.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
 			"source", p.source, "rank", p.rank, "grace", w.shared.grace)
 	case sequence.RequestReplay:
-		p.requestReplay(*a)
+		p.requestReplay(*a.Request)
 	case sequence.CancelReplay:
 		p.endReplay()
-	case sequence.RenewConnection:
+	case sequence.Reconnect:
 		w.warn(logSilent, now, "connection renewed: it was silent", "source", p.source, "rank", p.rank)
 		p.renew(false)
-	case sequence.RenewBeside:
+	case sequence.OpenReplacement:
 		p.renew(true)
 	case sequence.RepairStarted:
-		w.metrics.replay(a.Cause)
+		w.metrics.replay(a.Repair.Cause)
 	case sequence.RepairDone:
 		p.endRepair(nil)
 		w.metrics.replaysDone.Inc()
-		if a.Batches > 0 {
-			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", a.Cause.String(),
-				"batches", a.Batches, "requests", a.Requests, "took", now.Sub(a.Began))
+		if r := a.Repair; r.Batches > 0 {
+			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.Cause.String(),
+				"batches", r.Batches, "requests", r.Requests, "took", now.Sub(r.Began))
 		}
 	case sequence.RepairFailed:
 		w.metrics.replaysFailed.Inc()
 		p.endRepair(p.replayErr)
 	case sequence.RepairHole:
 		w.inform(logReplayHole, now, "replay has a hole: requested again", "source", p.source, "rank", p.rank,
-			"last_seq", a.Seq, "batches", a.Batches)
+			"last_seq", a.Seq, "batches", a.Repair.Batches)
 	case sequence.Reject:
 		in.decode(a.Batch)
 		w.metrics.reject(errorName(in.err))

@@ -114,7 +114,7 @@ func (l *link) replace(ctx context.Context) bool {
 	switch {
 	case wasUp && isUp:
 		now := time.Now()
-		l.p.apply(in, now, l.p.machine.Renewed(now, l.connection(next)))
+		l.p.apply(in, now, l.p.machine.Replaced(now, l.connection(next)))
 	case isUp:
 		l.p.connect(in, next.id, l.replay)
 	case wasUp:
@@ -430,7 +430,7 @@ func (l *link) connectBeside(ctx context.Context) {
 	if wanted && beside != nil {
 		// The engine does not answer, though the present connection seems to be open.
 		in := l.worker.shared.intake()
-		l.p.apply(in, time.Now(), l.p.machine.RenewFailed())
+		l.p.apply(in, time.Now(), l.p.machine.ReplacementFailed())
 		l.worker.shared.giveBack(in)
 		l.beside = nil
 	}

@@ -80,7 +80,7 @@ func newPublisher(w *worker, source int, about SourceStatus, renew func(beside b
 		renew:  renew,
 		machine: sequence.New(sequence.Config{
 			FirstSeq: about.Engine.FirstSeq(), Silence: w.shared.silence, Grace: w.shared.grace,
-			Renews: renew != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
+			CanReconnect: renew != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
 		}),
 	}
 	p.updateState()

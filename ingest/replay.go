@@ -18,27 +18,27 @@ import (
 const startPatience = 2 * time.Minute
 
 // requestReplay sends the request that the machine demands, in a goroutine of its own.
-func (p *publisher) requestReplay(a sequence.Action) {
-	p.worker.log.Debug("requesting a replay", "source", p.source, "rank", p.rank, "cause", a.Cause.String(), "from", a.Seq)
-	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.replay(ctx, a) })
+func (p *publisher) requestReplay(r sequence.Request) {
+	p.worker.log.Debug("requesting a replay", "source", p.source, "rank", p.rank, "cause", r.Cause.String(), "from", r.From)
+	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.replay(ctx, r) })
 }
 
 // replay runs a request to its end. It is called without the worker's mutex.
-func (p *publisher) replay(ctx context.Context, a sequence.Action) {
+func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 	w := p.worker
-	q := transport.Request{Endpoint: a.Endpoint, From: a.Seq, Responsive: a.Answered}
-	if a.Cause == sequence.CauseStart {
+	q := transport.Request{Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered}
+	if r.Cause == sequence.CauseStart {
 		q.Patience = startPatience
 	}
 	q.Waited = func(d time.Duration) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		p.machine.Waited(a.RequestID, d) // the engine is not to blame
+		p.machine.Waited(r.ID, d) // the engine is not to blame
 	}
 	q.Sent = func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		p.machine.Sent(a.RequestID)
+		p.machine.Sent(r.ID)
 	}
 	err := w.shared.replays.Replay(ctx, q, func(seq uint64, payload []byte) bool {
 		in := w.shared.intake()
@@ -50,7 +50,7 @@ func (p *publisher) replay(ctx context.Context, a sequence.Action) {
 			return false
 		}
 		now := time.Now()
-		actions, more := p.machine.Reply(now, a.RequestID, &in.arrival)
+		actions, more := p.machine.Reply(now, r.ID, &in.arrival)
 		p.apply(in, now, actions)
 		return more
 	})
@@ -64,9 +64,9 @@ func (p *publisher) replay(ctx context.Context, a sequence.Action) {
 	now := time.Now()
 	p.replayErr = err
 	if err != nil && !errors.Is(err, transport.ErrReplayYielded) {
-		w.warn(logReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", a.Endpoint, "error", err)
+		w.warn(logReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", r.Endpoint, "error", err)
 	}
-	p.apply(in, now, p.machine.ReplayEnded(now, a.RequestID, outcomeOf(err)))
+	p.apply(in, now, p.machine.ReplayEnded(now, r.ID, outcomeOf(err)))
 }
 
 func outcomeOf(err error) sequence.Outcome {

@@ -10,50 +10,50 @@ import (
 type Batch struct {
 	Seq         uint64
 	Fingerprint Fingerprint
-	// Epoch is that of the topic, and Publisher the publisher id of the batch; empty
-	// where the engine sends none. The machine copies what it keeps.
+	// Epoch is the epoch in the topic, and Publisher the publisher id in the payload; each is
+	// empty if the engine does not send it. The machine copies the bytes that it keeps.
 	Epoch     []byte
 	Publisher []byte
-	// Payload is opaque to the machine.
+	// Payload is not interpreted by the machine.
 	Payload []byte
 	// Replayed reports whether the batch came from the replay socket.
 	Replayed bool
 	// Malformed reports whether the payload does not decode.
 	Malformed bool
-	// Empty reports whether the payload decodes, and has no events.
+	// Empty reports whether the payload decodes and has no events.
 	Empty bool
 	// ReceivedAt is set by the machine.
 	ReceivedAt time.Time
 
-	connection uint32 // the number of the connection by which it arrived
+	connection uint32 // Machine.connections when the batch arrived
 }
 
-// ConnectionID names a connection; 0 is none.
+// ConnectionID identifies a connection; 0 means no connection.
 type ConnectionID uint64
 
 // Connection is a connection to a publisher.
 type Connection struct {
 	ID ConnectionID
-	// Replay is the endpoint of the replay socket behind it; empty where there is none.
+	// Replay is the endpoint of the publisher's replay socket; empty if it has none.
 	Replay string
 }
 
-// Cause is why the replay socket is asked.
+// Cause is why batches are requested from the replay socket.
 type Cause uint8
 
 // The causes.
 const (
-	// CauseStart: nothing of this incarnation has been read.
+	// CauseStart: no batch of this incarnation has been read.
 	CauseStart Cause = iota + 1
-	// CauseGap: a live batch shows that batches before it are missing.
+	// CauseGap: a live batch shows that earlier batches are missing.
 	CauseGap
 	// CauseReconnect: batches may have been missed while there was no connection.
 	CauseReconnect
-	// CauseSilence: nothing has arrived for a while.
+	// CauseSilence: no message has arrived for Config.Silence.
 	CauseSilence
 )
 
-// String returns the cause's name, as metrics label it.
+// String returns the cause's name in metrics.
 func (c Cause) String() string {
 	return [...]string{CauseStart: "start", CauseGap: "gap", CauseReconnect: "reconnect", CauseSilence: "silence"}[c]
 }
@@ -63,106 +63,114 @@ type Outcome uint8
 
 // The outcomes.
 const (
-	// OutcomeComplete: the end marker came, or Reply returned false.
+	// OutcomeComplete: the end marker arrived, or Reply returned false.
 	OutcomeComplete Outcome = iota + 1
-	// OutcomeSilent: no reply, or no further one, came in time.
+	// OutcomeSilent: no reply, or no further reply, arrived in time.
 	OutcomeSilent
-	// OutcomeBusy: the request was not sent, as too many others are in progress.
+	// OutcomeBusy: the request was not sent because too many others are in progress.
 	OutcomeBusy
-	// OutcomeYielded: the request was interrupted in favour of others, after some replies.
+	// OutcomeYielded: the request was interrupted after some replies to let others proceed.
 	OutcomeYielded
-	// OutcomeFailed: anything else.
+	// OutcomeFailed: any other failure.
 	OutcomeFailed
 )
 
-// Evidence is what shows a restart.
+// Evidence is how a restart was detected.
 type Evidence uint8
 
-// The evidence.
+// The kinds of evidence.
 const (
-	// EvidenceBatch: a live batch.
+	// EvidenceBatch: a live batch is of another incarnation.
 	EvidenceBatch Evidence = iota + 1
-	// EvidenceReplay: the replay socket has other batches than were read.
+	// EvidenceReplay: the replay socket has other batches under seqs that were read.
 	EvidenceReplay
-	// EvidenceConflict: of two publishers in conflict one is left, and the blocks of the
-	// other one cannot be distinguished from its own.
+	// EvidenceConflict: a conflict of two publishers ended. The blocks of the publisher that
+	// left cannot be distinguished from the remaining publisher's.
 	EvidenceConflict
 )
 
-// Kind is what an Action demands or reports.
+// Kind is what an Action requests or reports.
 type Kind uint8
 
-// The kinds. Unless a kind says otherwise only Action.Kind is set.
+// The kinds. Their comments name the fields that are set beside Action.Kind.
 const (
-	// Deliver: Batch is the next one in order. Of a malformed batch only the seq counts:
-	// it was reported as lost.
+	// Deliver: Batch is the next batch in order. A malformed batch was reported as lost before;
+	// only its seq counts.
 	Deliver Kind = iota + 1
-	// ReportGap: batches are lost, or may be. Reason, First, Last and Missed are set;
-	// Batch is the one that follows the gap, where that is known.
+	// ReportGap: batches are or may be lost. Reason, First, Last and Missed are set. Batch is
+	// the batch after the gap, or nil if that is unknown.
 	ReportGap
-	// ReportBegin: Batch is the first that was read of an incarnation. First, Last and
-	// Missed are the seqs that the engine published before. FirstContact reports whether
-	// it is the first incarnation that was read: then the seqs are not lost, as nobody was
-	// connected, and no ReportGap follows.
+	// ReportBegin: Batch, of seq Seq, is the first batch read of an incarnation. First, Last and
+	// Missed are the earlier seqs of the incarnation. FirstContact reports whether it is the
+	// first incarnation read: its earlier seqs are not lost, because they were published before
+	// kvcast connected, and no ReportGap follows.
 	ReportBegin
-	// ReportRestart: the engine restarted with an empty cache. Evidence is set, and Seq:
-	// that of the batch that shows it, otherwise the last one read before.
+	// ReportRestart: the engine restarted with an empty cache. Evidence is set. Seq is the seq
+	// of the batch that shows the restart, or else the last seq read before the restart.
 	ReportRestart
-	// ReportConflict: two publishers use one topic and rank.
+	// ReportConflict: two publishers use the same topic and rank.
 	ReportConflict
-	// ReportSilent: the connection is silent, and the engine does not answer.
+	// ReportSilent: the connection is silent, and the engine does not reply.
 	ReportSilent
-	// ReportAbsent: the publisher has had no connection for the grace time.
+	// ReportAbsent: the publisher has had no connection for Config.Grace.
 	ReportAbsent
-	// RequestReplay: ask the replay socket at Endpoint for the batches from Seq on.
-	// Machine.Sent is the input when that is done, Machine.Reply that for each reply, and
-	// Machine.ReplayEnded that for the end, with RequestID.
-	// Answered reports whether the socket answered when it was asked last.
+	// RequestReplay: send Request to the replay socket. The caller then calls Machine.Sent,
+	// Machine.Reply for each reply, and Machine.ReplayEnded.
 	RequestReplay
-	// CancelReplay: abandon the request RequestID.
+	// CancelReplay: abandon the request in progress.
 	CancelReplay
-	// RenewConnection: close the connection and make another.
-	RenewConnection
-	// RenewBeside: make another connection beside the silent one, which it replaces once
-	// it is established.
-	RenewBeside
-	// RepairStarted, RepairDone, RepairFailed and RepairHole report the progress of a
-	// repair. Cause, Requests, Batches and Began are set; for RepairHole Seq is the last
-	// seq that was read.
+	// Reconnect: close the connection and open another.
+	Reconnect
+	// OpenReplacement: open a second connection, which replaces the silent one once it is
+	// established.
+	OpenReplacement
+	// RepairStarted, RepairDone, RepairFailed and RepairHole report the progress of a repair:
+	// Repair is set. For RepairHole, Seq is the last seq read.
 	RepairStarted
 	RepairDone
 	RepairFailed
 	RepairHole
-	// Reject: Batch is malformed. It is counted here; its loss is reported apart.
+	// Reject: Batch is malformed. Another action reports its loss.
 	Reject
-	// DropDuplicate: a batch was dropped that was read before.
+	// DropDuplicate: a batch that was read before was dropped.
 	DropDuplicate
-	// DropStale: a batch was dropped that a former incarnation sent.
+	// DropStale: a batch of an earlier incarnation was dropped.
 	DropStale
-	// DropOverflow: a live batch did not fit into the reorder buffer. It is requested
-	// later.
+	// DropOverflow: a live batch did not fit into the reorder buffer. It is requested later.
 	DropOverflow
 )
 
-// Action is something to do, in the order in which the machine returns them. It is valid
-// until the machine's next input.
+// Action is something that the caller does. Actions are returned in the order in which they are to
+// be done, and are valid until the machine's next input.
 type Action struct {
-	Kind     Kind
-	Reason   feed.GapReason
-	Cause    Cause
-	Evidence Evidence
-	// Answered and FirstContact: see the kinds.
-	Answered     bool
+	Kind         Kind
+	Reason       feed.GapReason
+	Evidence     Evidence
 	FirstContact bool
 	Batch        *Batch
-	// First and Last are seqs, both included; both 0 where they are unknown. Missed is
-	// their number; 0 where it is unknown.
+	// First and Last are seqs, both included; both are 0 if unknown. Missed is the number of
+	// seqs in the range; 0 if unknown.
 	First, Last, Missed uint64
 	Seq                 uint64
-	RequestID           uint64
-	Endpoint            string
-	// Requests and Batches are how many requests a repair took, and how many batches it
-	// brought. Began is when it started.
+	Request             *Request
+	Repair              *Repair
+}
+
+// Request is a request to a replay socket.
+type Request struct {
+	ID       uint64
+	Cause    Cause
+	Endpoint string
+	// From is the first seq requested.
+	From uint64
+	// Answered reports whether the socket answered the previous request.
+	Answered bool
+}
+
+// Repair is the progress of a repair.
+type Repair struct {
+	Cause Cause
+	Began time.Time
+	// Requests is the number of requests sent, and Batches the number of replies delivered.
 	Requests, Batches uint64
-	Began             time.Time
 }

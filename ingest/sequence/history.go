@@ -2,30 +2,30 @@ package sequence
 
 import "sort"
 
-// historySize is how many batches are remembered, to tell a duplicate from a batch of a
+// historySize is how many batches are remembered to distinguish a duplicate from a batch of a
 // restarted engine.
 const historySize = 1024
 
-// Fingerprint distinguishes batches of equal seq.
+// Fingerprint distinguishes batches with the same seq.
 type Fingerprint struct {
-	Time uint64 // the bits of the batch's timestamp; 0 where it has none
+	Time uint64 // the bits of the batch's timestamp; 0 if it has none
 	Hash uint64 // XXH3-64 of the payload
 }
 
-// pastBatch has 24 bytes, so that a full history has 24 KiB.
+// pastBatch has 24 bytes: a full history has 24 KiB.
 type pastBatch struct {
 	seq uint64
 	Fingerprint
 }
 
-// history is the last batches of an incarnation, in the order of their seqs. The ring
-// grows as it fills, since most publishers may be idle.
+// history is a ring of the last historySize batches of an incarnation, in ascending order of
+// seq. It is allocated as it fills, because most publishers may be idle.
 type history struct {
 	ring []pastBatch
 	next int // index of the oldest batch once the ring is full
 }
 
-// add records a batch, in the place of the oldest. Its seq is above all others'.
+// add records a batch, in place of the oldest. Its seq is above all others.
 func (h *history) add(seq uint64, fp Fingerprint) {
 	if len(h.ring) < historySize {
 		h.ring = append(h.ring, pastBatch{seq, fp})
@@ -35,36 +35,20 @@ func (h *history) add(seq uint64, fp Fingerprint) {
 	h.next = (h.next + 1) % historySize
 }
 
-// contains reports whether a batch is in the history, with this fingerprint.
-func (h *history) contains(seq uint64, fp Fingerprint) bool {
-	b, ok := h.find(seq)
-	return ok && b == pastBatch{seq, fp}
-}
-
-// containsSeq reports whether the history has a batch of this seq.
-func (h *history) containsSeq(seq uint64) bool {
-	b, ok := h.find(seq)
-	return ok && b.seq == seq
-}
-
-// contradicts reports whether the history has another batch of this seq.
-func (h *history) contradicts(seq uint64, fp Fingerprint) bool {
-	return h.containsSeq(seq) && !h.contains(seq, fp)
-}
-
-// startsAfter reports whether seq is below all that the history has.
-func (h *history) startsAfter(seq uint64) bool {
-	return len(h.ring) > 0 && seq < h.ring[h.next].seq
-}
-
-// find returns the batch of this seq, or of the next one above it.
-func (h *history) find(seq uint64) (pastBatch, bool) {
+// find returns the fingerprint of the batch with this seq.
+func (h *history) find(seq uint64) (fp Fingerprint, ok bool) {
 	n := len(h.ring)
 	i := sort.Search(n, func(i int) bool { return h.ring[(h.next+i)%n].seq >= seq })
 	if i == n {
-		return pastBatch{}, false
+		return Fingerprint{}, false
 	}
-	return h.ring[(h.next+i)%n], true
+	b := h.ring[(h.next+i)%n]
+	return b.Fingerprint, b.seq == seq
+}
+
+// startsAfter reports whether all batches in the history have seqs above seq.
+func (h *history) startsAfter(seq uint64) bool {
+	return len(h.ring) > 0 && seq < h.ring[h.next].seq
 }
 
 // reset empties the history and keeps its memory.

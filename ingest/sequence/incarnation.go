@@ -1,31 +1,29 @@
 package sequence
 
-// incarnation identifies one run of an engine by what its messages carry besides seqs: an
-// epoch in the topic (SGLang), a publisher id in the batch (proposed for vLLM), both, or
-// neither.
+// incarnation identifies one run of an engine by the identifiers in its messages: an epoch in the
+// topic (SGLang), a publisher id in the batch (proposed for vLLM), both, or none.
 type incarnation struct {
 	epoch      string
 	publisher  string
-	epochKnown bool // reports whether a live batch was read: an empty epoch counts
+	epochKnown bool // reports whether a live batch was read; its epoch may be empty
 }
 
-// contradicts reports whether a batch is of another incarnation. Replayed batches have
-// no topic, and any batch may lack a publisher id: what a batch lacks contradicts
-// nothing.
+// contradicts reports whether a batch is of another incarnation. An identifier that the batch lacks
+// is not compared: replayed batches have no topic, and any batch may lack a publisher id.
 func (i *incarnation) contradicts(b *Batch) bool {
 	return !b.Replayed && i.epochKnown && string(b.Epoch) != i.epoch ||
 		i.publisher != "" && len(b.Publisher) > 0 && string(b.Publisher) != i.publisher
 }
 
-// matches reports whether a live batch names this incarnation, rather than merely not
-// contradicting it.
+// matches reports whether a live batch has an identifier, and all its identifiers are those of
+// this incarnation.
 func (i *incarnation) matches(b *Batch) bool {
-	named := len(b.Epoch) > 0 || len(b.Publisher) > 0
-	return named && !i.contradicts(b)
+	identified := len(b.Epoch) > 0 || len(b.Publisher) > 0
+	return identified && !i.contradicts(b)
 }
 
-// learn adds what a batch of this incarnation says of it.
-func (i *incarnation) learn(b *Batch) {
+// record adds the identifiers of a batch of this incarnation.
+func (i *incarnation) record(b *Batch) {
 	if !b.Replayed && !i.epochKnown {
 		i.epoch, i.epochKnown = string(b.Epoch), true
 	}

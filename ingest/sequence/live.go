@@ -6,8 +6,8 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
-// Arrival takes the next live batch. via is the connection by which it arrived; 0 where
-// that is closed and may have been another publisher's.
+// Arrival is the input for the next live batch. via is its connection; 0 if that connection is
+// closed, and may have been another publisher's.
 func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.begin()
 	m.arriveBy(now, via)
@@ -24,19 +24,19 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 			m.endConflict(now, last)
 		}
 	}
-	if m.state != Conflicted && !m.incarnation.contradicts(b) {
-		m.incarnation.learn(b)
+	if m.state == Conflicted {
+		m.deliverUnordered(b)
+		return m.actions
+	}
+	contradicts := m.incarnation.contradicts(b)
+	if !contradicts {
+		m.incarnation.record(b)
 	}
 	switch {
-	case m.state == Conflicted:
-		m.deliverUnordered(b)
-	case !m.replayable(now) && m.secondPublisher(b):
-		m.beginConflict(now, b.Seq)
-		m.deliverUnordered(b)
 	case !m.replayable(now):
-		m.deliverWithoutReplay(b)
-	case m.incarnation.contradicts(b):
-		m.otherIncarnation(now, b, via == 0)
+		m.arriveWithoutReplay(now, b)
+	case contradicts:
+		m.arriveOfOther(now, b, via == 0)
 	case m.repair != nil:
 		m.bufferLive(b)
 	case m.order.progress == progressUnknown:
@@ -52,8 +52,8 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	return m.actions
 }
 
-// arriveBy notes the connection of a batch. Where it is the one of before, two publishers
-// take turns.
+// arriveBy records the connection of a batch. If it is the earlier of two open connections, two
+// publishers alternate: a conflict.
 func (m *Machine) arriveBy(now time.Time, via ConnectionID) {
 	switch {
 	case via == 0 && m.connections == 0:
@@ -72,25 +72,30 @@ func (m *Machine) classify(b *Batch) (verdict, seqRange) {
 	return m.order.classify(b.Seq, b.Fingerprint, m.incarnation.contradicts(b))
 }
 
-// heartbeat reports whether a batch only says that its publisher is alive: without
-// events, and with the seq of the last batch again. The publisher must name its
-// incarnation, since a restarted engine may reach the same seq.
+func (m *Machine) verdictOf(b *Batch) verdict {
+	v, _ := m.classify(b)
+	return v
+}
+
+// heartbeat reports whether a batch repeats the last seq without events, to show that the publisher
+// is alive. The publisher must identify its incarnation, because a restarted engine may reach the
+// same seq.
 func (m *Machine) heartbeat(b *Batch) bool {
 	return b.Empty && len(b.Publisher) > 0 &&
 		m.order.reading() && b.Seq == m.order.last && string(b.Publisher) == m.incarnation.publisher
 }
 
-// otherIncarnation takes a live batch that names another incarnation than the one that is
-// read, of a publisher with a replay socket. The batch is stale if it was read before, or
-// arrived by a connection that is closed; of a second publisher if it continues the former
-// incarnation; and otherwise of an engine that restarted, whatever its seq.
-func (m *Machine) otherIncarnation(now time.Time, b *Batch, closed bool) {
+// arriveOfOther handles a live batch that identifies another incarnation than the current one. The
+// publisher has a replay socket. If the batch identifies the former incarnation, it is stale when
+// it was read before or its connection is closed, and of a second publisher otherwise. Any other
+// batch shows a restart, whatever its seq.
+func (m *Machine) arriveOfOther(now time.Time, b *Batch, closed bool) {
 	switch {
-	case !m.former.names(b):
+	case !m.former.matches(b):
 		m.restart(EvidenceBatch, b.Seq)
 		m.endRepair() // its replies may be of either incarnation
-		m.incarnation.learn(b)
-		m.buffer.keepOnly(&m.incarnation)
+		m.incarnation.record(b)
+		m.buffer.removeIf(m.incarnation.contradicts)
 		m.bufferLive(b)
 		m.startRepair(now, CauseStart)
 	case closed || b.Seq <= m.former.last:
@@ -101,8 +106,8 @@ func (m *Machine) otherIncarnation(now time.Time, b *Batch, closed bool) {
 	}
 }
 
-// bufferLive keeps a live batch until those before it are read. The replay may have a
-// malformed one whole.
+// bufferLive buffers a live batch until the batches before it are read. A malformed batch is
+// requested instead: the replay socket may have it intact.
 func (m *Machine) bufferLive(b *Batch) {
 	switch {
 	case b.Malformed:
@@ -118,18 +123,13 @@ func (m *Machine) bufferLive(b *Batch) {
 	}
 }
 
-// deliverInOrder delivers a live batch of a publisher with a replay socket, if nothing is
-// missing before it. Otherwise it reports false: whether the engine restarted is for its
-// replay to show, as the batch may be late, or another publisher's.
+// deliverInOrder delivers a live batch of a publisher with a replay socket if no batch is missing
+// before it. Otherwise it returns false: only a replay shows whether the engine restarted, because
+// the batch may be late, or of another publisher.
 func (m *Machine) deliverInOrder(b *Batch) bool {
-	switch v, missing := m.classify(b); {
+	switch v := m.verdictOf(b); {
 	case v == verdictDuplicate:
 		m.emit(Action{Kind: DropDuplicate})
-	case v == verdictFirst:
-		if missing = m.beginIncarnation(b.Seq, missing, b); missing.count > 0 {
-			m.reportGap(missing, feed.GapReplayUnavailable, b)
-		}
-		m.read(b)
 	case v == verdictNext && !b.Malformed:
 		m.read(b)
 	default:
@@ -138,11 +138,20 @@ func (m *Machine) deliverInOrder(b *Batch) bool {
 	return true
 }
 
-// deliverWithoutReplay takes a batch of a publisher without a replay socket: a restart is
-// reported, then what is missing as one gap, with the batch itself if it is malformed, and
-// then it is delivered.
-func (m *Machine) deliverWithoutReplay(b *Batch) {
+// arriveWithoutReplay handles a live batch of a publisher whose replay socket cannot be asked.
+func (m *Machine) arriveWithoutReplay(now time.Time, b *Batch) {
 	v, missing := m.classify(b)
+	if v == verdictRestart && m.fromSecondPublisher(b) {
+		m.beginConflict(now, b.Seq)
+		m.deliverUnordered(b)
+		return
+	}
+	m.deliverWithoutReplay(b, v, missing)
+}
+
+// deliverWithoutReplay reports a restart if a batch shows it, then the missing batches as one gap,
+// which includes the batch if it is malformed, and then delivers the batch.
+func (m *Machine) deliverWithoutReplay(b *Batch, v verdict, missing seqRange) {
 	switch v {
 	case verdictDuplicate:
 		m.emit(Action{Kind: DropDuplicate})
@@ -166,11 +175,11 @@ func (m *Machine) deliverWithoutReplay(b *Batch) {
 	m.read(b)
 }
 
-// beginIncarnation makes the batch at seq the first of an incarnation, and returns what
-// has to be reported as lost of it. At first contact that is nothing: nobody was connected
-// when the engine published it.
+// beginIncarnation makes the batch at seq the first of an incarnation, and returns the seqs to
+// report as lost. At first contact there are none: kvcast was not connected when the engine
+// published them.
 func (m *Machine) beginIncarnation(seq uint64, missing seqRange, b *Batch) seqRange {
-	m.order.beginEmpty()
+	m.order.progress = progressEmpty
 	if m.repair == nil {
 		m.state = Live
 	}
@@ -186,17 +195,17 @@ func (m *Machine) beginIncarnation(seq uint64, missing seqRange, b *Batch) seqRa
 	return missing
 }
 
-// restart reports that the engine restarted, and forgets the incarnation of before.
+// restart reports that the engine restarted, and forgets the incarnation that ended.
 func (m *Machine) restart(e Evidence, seq uint64) {
 	m.emit(Action{Kind: ReportRestart, Evidence: e, Seq: seq})
 	m.former = former{last: m.order.last, incarnation: m.incarnation, known: true}
-	m.buffer.dropBefore(m.connections)
+	m.buffer.removeIf(func(b *Batch) bool { return b.connection != m.connections })
 	m.hasUnbuffered = false
 	m.forgetIncarnation()
 }
 
-// reportGap reports the batches of a range as lost, and advances the last read seq to its
-// end. An empty range means that batches may be lost, but not which.
+// reportGap reports a range of batches as lost, and advances the last seq to its end. An empty
+// range means that unknown batches may be lost.
 func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch) {
 	m.emit(Action{
 		Kind: ReportGap, Reason: reason, Batch: next,
@@ -207,8 +216,8 @@ func (m *Machine) reportGap(missing seqRange, reason feed.GapReason, next *Batch
 	}
 }
 
-// reportPossibleRestart reports that the engine may have restarted, once for as long as
-// nothing new is read.
+// reportPossibleRestart reports that the engine may have restarted, at most once between two
+// batches that are read.
 func (m *Machine) reportPossibleRestart() {
 	if !m.possibleRestartReported {
 		m.possibleRestartReported = true
@@ -216,16 +225,16 @@ func (m *Machine) reportPossibleRestart() {
 	}
 }
 
-// read makes a batch the last one read, and delivers it.
+// read delivers a batch, and makes it the last one read.
 func (m *Machine) read(b *Batch) {
 	m.order.advance(b.Seq, b.Fingerprint)
 	m.possibleRestartReported = false
 	m.overrunPending, m.overrunUntil = false, time.Time{}
-	m.incarnation.learn(b)
+	m.incarnation.record(b)
 	m.emit(Action{Kind: Deliver, Batch: b})
 }
 
-// suspect records that the connection seems to be dead.
+// suspect reports that the connection seems to be dead.
 func (m *Machine) suspect() {
 	m.emit(Action{Kind: ReportSilent})
 	m.state = Suspect

@@ -1,17 +1,17 @@
 // Package sequence puts the batches of one publisher in order.
 //
-// Into a Machine flow the batches of an engine's dp rank as they arrive, the replies of
-// its replay socket, what happens to its connections, and the time. Out of it flow
-// actions: deliver a batch, report a gap, a restart or a conflict, request a replay,
-// renew the connection.
+// Inputs of a Machine are the live batches of one dp rank of an engine, the replies of its replay
+// socket, changes of its connections, and the time. Outputs are actions: deliver a batch, report a
+// gap, a restart or a conflict, request a replay, reconnect.
 //
-// The guarantee: for every seq of an incarnation up to the last one read there is a
-// Deliver or a ReportGap that covers it, in order and once; for those before first
-// contact the ReportBegin. What can be had from the replay socket is not reported as
-// lost. Where it cannot be known whether the engine restarted, that is reported.
+// A batch is read when it is delivered, or reported as lost because it is malformed. For every seq
+// of an incarnation up to the last seq read, exactly one Deliver or ReportGap covers it, in order;
+// for the seqs before first contact, ReportBegin does. No batch is reported as lost that the replay
+// socket still has. If a restart of the engine can be neither confirmed nor excluded, a possible
+// restart is reported.
 //
-// A Machine is pure: it uses no socket, clock, lock, log or metric, and its inputs decide
-// everything. It is not safe for concurrent use.
+// A Machine is pure: it uses no socket, clock, lock, log or metric, and its inputs determine its
+// outputs. It is not safe for concurrent use.
 package sequence
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
-// State is what a Machine does with the next live batch.
+// State is how a Machine handles the next live batch.
 type State uint8
 
 // The states.
 const (
-	// Starting: nothing of the incarnation has been read. With a replay socket a full
+	// Starting: no batch of the incarnation has been read. If there is a replay socket, a full
 	// replay is in progress, and live batches are buffered.
 	Starting State = iota
 	// Live: batches are delivered as they arrive.
 	Live
-	// Repairing: a replay is in progress from the last batch read, and live batches are
+	// Repairing: a replay from the last batch read is in progress, and live batches are
 	// buffered.
 	Repairing
 	// Verifying: after a silence the last batch is requested, to find out whether the
@@ -39,8 +39,8 @@ const (
 	// Conflicted: two publishers share the topic and rank. Batches are delivered as they
 	// arrive, in no order.
 	Conflicted
-	// Suspect: the connection was silent, and the engine did not answer. Otherwise as
-	// Live, or as Verifying while it is asked again.
+	// Suspect: the connection was silent, and the engine did not reply. Live batches are
+	// buffered while the engine is asked again, and delivered as they arrive otherwise.
 	Suspect
 )
 
@@ -49,54 +49,55 @@ func (s State) String() string {
 	return [...]string{"starting", "live", "repairing", "verifying", "conflicted", "suspect"}[s]
 }
 
-// Config is what a Machine needs to know.
+// Config configures a Machine.
 type Config struct {
 	// FirstSeq is the seq of an incarnation's first batch.
 	FirstSeq uint64
-	// FromFirst reports whether the first batch to read is that of FirstSeq: those missing
-	// from there on are lost. Otherwise it is the first one that arrives.
+	// FromFirst makes FirstSeq the first seq to read: if it is missing, it is reported as lost.
+	// Otherwise the first batch that arrives is the first to read.
 	FromFirst bool
-	// Silence is how long a connection may be silent before it is verified; 0 means for
-	// ever.
+	// Silence is how long a connection may be silent before it is verified; 0 disables the
+	// check.
 	Silence time.Duration
-	// Grace is how long a publisher may have no connection before that is reported.
+	// Grace is how long a publisher may have no connection before its absence is reported.
 	Grace time.Duration
-	// Renews reports whether connections can be renewed; otherwise the engine makes them.
-	Renews bool
-	// Budget bounds the reorder buffer together with others; nil means unlimited.
+	// CanReconnect reports whether the caller can open connections. Otherwise the engine opens
+	// them.
+	CanReconnect bool
+	// Budget limits this machine's reorder buffer together with others; nil means unlimited.
 	Budget Budget
-	// Jitter varies the wait before a request is repeated; nil leaves it.
+	// Jitter varies the wait before a request is repeated; nil means no jitter.
 	Jitter func(time.Duration) time.Duration
 }
 
-// overrunPatience is how long the next batch has to show what was dropped before it.
-const overrunPatience = 5 * time.Second
+// overrunTimeout is how long after an overrun the next batch may arrive, which shows the seqs that
+// were dropped. After it a gap of unknown seqs is reported.
+const overrunTimeout = 5 * time.Second
 
-// replayHealth is how a replay socket has answered so far.
+// replayHealth is how a replay socket has replied so far.
 type replayHealth uint8
 
 const (
-	// replayUntried: it has never answered.
+	// replayUntried: it has never replied.
 	replayUntried replayHealth = iota
-	// replayResponsive: it answered when it was asked last.
+	// replayResponsive: it replied to the last request.
 	replayResponsive
-	// replayUnresponsive: it has answered before, and did not when it was asked last.
+	// replayUnresponsive: it has replied before, but not to the last request.
 	replayUnresponsive
 )
 
-// Machine orders the batches of one publisher. The zero Machine is not ready: see New.
+// Machine orders the batches of one publisher. Use New to create one.
 type Machine struct {
 	cfg         Config
 	state       State
 	order       order
 	incarnation incarnation
-	// restarts counts the incarnations before the present one.
-	restarts uint64
-	// former is the incarnation before the present one, or the seqs before a gap.
+	restarts    uint64 // number of incarnations before the current one
+	// former is the incarnation before the current one, or the seqs before a gap.
 	former former
 
-	// current is the connection on which batches arrive. other is an earlier connection that
-	// is still open, if any. connections is the number of connections so far.
+	// current is the connection on which batches arrive. other is an earlier connection that is
+	// still open, if any. connections is the number of connections so far.
 	current, other Connection
 	connections    uint32
 	heardAt        time.Time // of the last message or connection
@@ -104,8 +105,8 @@ type Machine struct {
 
 	replayEndpoint string
 	replayHealth   replayHealth
-	restUntil      time.Time // before then the replay socket is not asked
-	repair         *repair   // nil where none is in progress
+	restUntil      time.Time // no request is sent to the replay socket before
+	repair         *repair   // nil if none is in progress
 	requestID      uint64    // of the last request
 	buffer         reorderBuffer
 	// unbuffered is the highest seq that arrived and is neither read nor buffered.
@@ -113,23 +114,23 @@ type Machine struct {
 	hasUnbuffered bool
 
 	conflict conflict
-	// overrunPending reports whether messages were dropped since the last batch that was
-	// read; overrunUntil is when that is reported, unless a batch shows what they were.
+	// overrunPending reports whether messages were dropped since the last batch that was read.
+	// At overrunUntil a gap is reported, unless a batch shows before which seqs were dropped.
 	overrunPending bool
 	overrunUntil   time.Time
-	// possibleRestartReported reports whether a possible restart was reported since the
-	// last batch that was read.
+	// possibleRestartReported reports whether a possible restart was reported since the last
+	// batch that was read.
 	possibleRestartReported bool
 
 	actions []Action
 }
 
-// New returns a Machine that knows nothing of its engine.
+// New returns a Machine in state Starting.
 func New(c Config) *Machine {
 	m := &Machine{cfg: c}
 	m.order.first = c.FirstSeq
 	if c.FromFirst {
-		m.order.beginEmpty()
+		m.order.progress = progressEmpty
 	}
 	m.buffer.budget = c.Budget
 	if m.cfg.Jitter == nil {
@@ -138,22 +139,26 @@ func New(c Config) *Machine {
 	return m
 }
 
-// State returns the present state.
+// State returns the current state.
 func (m *Machine) State() State { return m.state }
 
 // Connected reports whether there is a connection.
 func (m *Machine) Connected() bool { return m.current.ID != 0 }
 
-// Replaying reports whether a replay is in progress, so that live batches are buffered.
+// Connections returns the connection on which batches arrive, and an earlier connection that is still
+// open. Each is 0 if there is none.
+func (m *Machine) Connections() (current, other ConnectionID) { return m.current.ID, m.other.ID }
+
+// Replaying reports whether a replay is in progress; live batches are then buffered.
 func (m *Machine) Replaying() bool { return m.repair != nil }
 
-// ReplayEndpoint returns the endpoint of the replay socket; empty where there is none.
+// ReplayEndpoint returns the endpoint of the replay socket; empty if there is none.
 func (m *Machine) ReplayEndpoint() string { return m.replayEndpoint }
 
-// begin starts an input.
+// begin discards the actions of the previous input.
 func (m *Machine) begin() {
-	const keep = 64 // a long flush must not keep its memory
-	if cap(m.actions) > keep {
+	const maxKept = 64 // the memory of more actions, from a long flush, is released
+	if cap(m.actions) > maxKept {
 		m.actions = nil
 	}
 	clear(m.actions)
@@ -162,9 +167,8 @@ func (m *Machine) begin() {
 
 func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
 
-// Connect is the input for a new connection, before the first batch that arrives by it. The
-// connection before stays open until Disconnect. Batches may have been lost in between, and
-// the engine may be another one.
+// Connect is the input for a new connection, before its first batch. The previous connection stays
+// open until Disconnect. Batches may have been lost in between, and the engine may be another one.
 func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.begin()
 	m.other, m.current = m.current, c
@@ -180,7 +184,7 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 		m.state = m.settledState()
 	}
 	if !m.order.reading() {
-		m.hasUnbuffered = false // it may be of another incarnation
+		m.hasUnbuffered = false // the batch may be of another incarnation
 	}
 	switch {
 	case m.replayEndpoint != "" && first:
@@ -193,16 +197,16 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	return m.actions
 }
 
-// Renewed is the input for a connection that has replaced the silent one.
-func (m *Machine) Renewed(now time.Time, c Connection) []Action {
+// Replaced is the input for a connection of OpenReplacement that has replaced the silent one.
+func (m *Machine) Replaced(now time.Time, c Connection) []Action {
 	m.begin()
 	m.current = c
 	m.heardAt = now
 	return m.actions
 }
 
-// RenewFailed is the input when no connection was made beside the silent one.
-func (m *Machine) RenewFailed() []Action {
+// ReplacementFailed is the input when OpenReplacement led to no connection.
+func (m *Machine) ReplacementFailed() []Action {
 	m.begin()
 	m.suspect()
 	return m.actions
@@ -215,7 +219,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 	case 0:
 	case m.other.ID:
 		m.other = Connection{}
-		m.endConflictWith(now)
+		m.disconnectPublisher(now)
 	case m.current.ID:
 		m.current, m.other = m.other, Connection{}
 		if m.current.ID == 0 {
@@ -223,20 +227,20 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 			break
 		}
 		m.useReplay(m.current.Replay)
-		m.endConflictWith(now)
+		m.disconnectPublisher(now)
 	}
 	return m.actions
 }
 
-// useReplay makes an endpoint the one that is asked.
+// useReplay sets the endpoint of the replay socket.
 func (m *Machine) useReplay(endpoint string) {
 	if endpoint != m.replayEndpoint {
 		m.replayEndpoint, m.replayHealth = endpoint, replayUntried
 	}
 }
 
-// Overrun is the input when messages may have been dropped after the last batch, as they
-// arrived faster than they were processed.
+// Overrun is the input when messages may have been dropped after the last batch, because they arrived
+// faster than they were processed.
 func (m *Machine) Overrun(now time.Time) []Action {
 	m.begin()
 	switch {
@@ -246,16 +250,16 @@ func (m *Machine) Overrun(now time.Time) []Action {
 	case m.replayable(now):
 		m.startRepair(now, CauseGap)
 	case m.order.reading():
-		m.overrunPending, m.overrunUntil = true, now.Add(overrunPatience)
+		m.overrunPending, m.overrunUntil = true, now.Add(overrunTimeout)
 	}
 	return m.actions
 }
 
-// Deadline returns when Tick is due; zero where there is nothing to wait for.
+// Deadline returns when Tick is due; zero if no timeout is running.
 func (m *Machine) Deadline() time.Time {
 	first := m.silentAt()
 	if m.repair == nil && m.absentUntil.IsZero() && m.overrunUntil.IsZero() {
-		return first // as after most batches
+		return first // the common case
 	}
 	for _, t := range [...]time.Time{m.absentUntil, m.overrunUntil, m.retryAt()} {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
@@ -265,18 +269,18 @@ func (m *Machine) Deadline() time.Time {
 	return first
 }
 
-// silentAt returns when the connection has been silent for too long; zero where it never
-// has.
+// silentAt returns when the connection will have been silent for Config.Silence; zero if silence is
+// not checked.
 func (m *Machine) silentAt() time.Time {
-	if m.cfg.Silence <= 0 || !m.Connected() || m.replayEndpoint == "" && !m.cfg.Renews {
+	if m.cfg.Silence <= 0 || !m.Connected() || m.replayEndpoint == "" && !m.cfg.CanReconnect {
 		return time.Time{}
 	}
 	return m.heardAt.Add(m.cfg.Silence)
 }
 
-// Tick is the input for the time at the Deadline. workerConnected reports whether any publisher of the worker has a
-// connection: a worker without any is removed, rather than each of its publishers
-// reported.
+// Tick is the input when the Deadline has passed. workerConnected reports whether any publisher of the
+// worker has a connection. If none has, the worker will be removed, and the absence of this publisher
+// is not reported.
 func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	m.begin()
 	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
@@ -295,17 +299,17 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 		if m.replayEndpoint != "" {
 			m.startRepair(now, CauseSilence)
 		} else {
-			m.emit(Action{Kind: RenewBeside})
+			m.emit(Action{Kind: OpenReplacement})
 		}
 	}
 	return m.actions
 }
 
-// absent reports that the engine may have restarted, as it has had no connection for the
-// grace time.
+// absent reports that the engine may have restarted, because it has had no connection for the grace
+// time.
 func (m *Machine) absent(now time.Time, workerConnected bool) {
 	if !workerConnected {
-		m.absentUntil = now.Add(m.cfg.Grace) // the other publishers may be connected again, and this one not
+		m.absentUntil = now.Add(m.cfg.Grace) // others may reconnect while this publisher does not
 		return
 	}
 	m.absentUntil = time.Time{}
@@ -315,7 +319,7 @@ func (m *Machine) absent(now time.Time, workerConnected bool) {
 	}
 }
 
-// Reset forgets the engine, whose worker left the stream. Its connections stay.
+// Reset forgets everything except the connections. It is called when the worker is removed.
 func (m *Machine) Reset() []Action {
 	m.begin()
 	m.endRepair()
@@ -337,7 +341,7 @@ func (m *Machine) forgetIncarnation() {
 	m.possibleRestartReported = false
 }
 
-// settledState is the state while no replay is in progress.
+// settledState returns the state that follows from the repair in progress and the order.
 func (m *Machine) settledState() State {
 	switch {
 	case m.repair != nil:

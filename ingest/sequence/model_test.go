@@ -222,15 +222,15 @@ func (e *modelEngine) restart(first uint64) {
 func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := newView(t)
-		m := New(Config{Renews: true})
-		var request *Action
+		m := New(Config{CanReconnect: true})
+		var request *Request
 		do := func(actions []Action) {
 			v.do(actions)
 			for _, a := range actions {
 				switch {
 				case a.Kind == RequestReplay:
-					request = &a
-				case a.Kind == CancelReplay && request != nil && request.RequestID == a.RequestID:
+					request = a.Request
+				case a.Kind == CancelReplay:
 					request = nil
 				}
 			}
@@ -275,14 +275,14 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 		answer := func(sound bool) {
 			q := *request
 			request = nil
-			m.Sent(q.RequestID)
+			m.Sent(q.ID)
 			outcome, fault := OutcomeComplete, 0
 			if !sound {
 				fault = rapid.IntRange(0, 6).Draw(t, "replay")
 			}
 			incarnation := e.incarnation
 			for i, seq := range append([]uint64(nil), e.stored...) {
-				if seq < q.Seq || e.forgotten[seq] || fault == 1 && rapid.Bool().Draw(t, "hole") {
+				if seq < q.From || e.forgotten[seq] || fault == 1 && rapid.Bool().Draw(t, "hole") {
 					continue
 				}
 				if fault == 2 && rapid.Bool().Draw(t, "interrupted") || fault == 3 {
@@ -295,7 +295,7 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 				if fault == 6 && e.incarnation == incarnation && rapid.IntRange(0, 3).Draw(t, "restart between") == 0 {
 					restart()
 				}
-				actions, more := m.Reply(now, q.RequestID, batchOf(incarnation, seq))
+				actions, more := m.Reply(now, q.ID, batchOf(incarnation, seq))
 				if do(actions); !more {
 					break
 				}
@@ -307,7 +307,7 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 				outcome = OutcomeFailed // no end marker
 			}
 			now = now.Add(time.Second)
-			do(m.ReplayEnded(now, q.RequestID, outcome))
+			do(m.ReplayEnded(now, q.ID, outcome))
 			if at := m.retryAt(); !at.IsZero() {
 				now = at
 				do(m.Tick(now, true))

@@ -1,6 +1,6 @@
 package sequence
 
-// verdict is the relation of a batch to those before it.
+// verdict is the relation of a batch to the batches before it.
 type verdict uint8
 
 const (
@@ -8,7 +8,7 @@ const (
 	verdictFirst verdict = iota + 1
 	// verdictNext: the batch with the next seq.
 	verdictNext
-	// verdictGap: a later batch; those between are missing.
+	// verdictGap: a later batch; the seqs between are missing.
 	verdictGap
 	// verdictDuplicate: the batch was read before.
 	verdictDuplicate
@@ -16,14 +16,14 @@ const (
 	verdictRestart
 )
 
-// seqRange is a range of seqs, both ends included; empty where count is 0. The range of
-// all 2^64 seqs has the count 2^64-1.
+// seqRange is a range of seqs, both ends included; empty if count is 0. The range of all 2^64
+// seqs has the count 2^64-1.
 type seqRange struct {
 	first, last uint64
 	count       uint64
 }
 
-// through returns the range extended by seq, which is the one after its last.
+// through returns the range extended by seq, the seq after its last.
 func (r seqRange) through(seq uint64) seqRange {
 	if r.count == 0 {
 		r.first = seq
@@ -31,8 +31,8 @@ func (r seqRange) through(seq uint64) seqRange {
 	return seqRange{first: r.first, last: seq, count: max(r.count, r.count+1)}
 }
 
-// rangeBetween returns the range from first to end, without end. It is empty unless
-// first is below end.
+// rangeBetween returns the range from first to end, without end. It is empty unless first is below
+// end.
 func rangeBetween(first, end uint64) seqRange {
 	if end <= first {
 		return seqRange{}
@@ -44,9 +44,9 @@ func rangeBetween(first, end uint64) seqRange {
 type progress uint8
 
 const (
-	// progressUnknown: nothing; the next batch is the beginning, whatever its seq.
+	// progressUnknown: nothing is known; the next batch is the first, whatever its seq.
 	progressUnknown progress = iota
-	// progressEmpty: the engine has published nothing yet; its first seq is next.
+	// progressEmpty: the engine has not published yet; its first seq is next.
 	progressEmpty
 	// progressReading: the seq of the last batch is known.
 	progressReading
@@ -54,23 +54,23 @@ const (
 
 // order classifies the batches of one incarnation by their seqs.
 //
-//  1. The first batch is the beginning, whatever its seq.
-//  2. The seq after the last is next. A larger one leaves a gap.
-//  3. A batch whose seq is not above the last is a duplicate if it is among the last
-//     historySize batches, with the same fingerprint. Otherwise the engine restarted.
+//  1. The first batch may have any seq.
+//  2. The seq after the last is next. A larger seq leaves a gap.
+//  3. A batch whose seq is not above the last is a duplicate if the history has it with the same
+//     fingerprint. Otherwise the engine restarted.
 //
-// Every batch that is not a duplicate, even a malformed one, advances the last seq.
+// Every batch that is not a duplicate advances the last seq, even a malformed batch.
 type order struct {
 	first    uint64 // seq of an incarnation's first batch
 	progress progress
-	last     uint64 // valid while reading
+	last     uint64 // valid if progress is progressReading
 	history  history
 }
 
 func (o *order) reading() bool { return o.progress == progressReading }
 
-// next returns the seq of the next batch. ok is false where nothing is known, or no seq
-// is left.
+// next returns the seq of the next batch. ok is false if it is unknown, or the last seq was the
+// largest.
 func (o *order) next() (seq uint64, ok bool) {
 	switch o.progress {
 	case progressEmpty:
@@ -82,10 +82,9 @@ func (o *order) next() (seq uint64, ok bool) {
 	}
 }
 
-// classify returns a batch's verdict, and the seqs that are missing before it: for
-// verdictGap those between, for verdictFirst and verdictRestart those from the first of
-// the incarnation. otherIncarnation reports whether the batch itself says that it is of
-// another incarnation.
+// classify returns a batch's verdict, and the seqs missing before it: for verdictGap the seqs
+// after the last, for verdictFirst and verdictRestart the seqs from the incarnation's first.
+// otherIncarnation reports whether the batch itself identifies another incarnation.
 func (o *order) classify(seq uint64, fp Fingerprint, otherIncarnation bool) (verdict, seqRange) {
 	switch {
 	case o.progress == progressUnknown:
@@ -100,11 +99,11 @@ func (o *order) classify(seq uint64, fp Fingerprint, otherIncarnation bool) (ver
 		return verdictNext, seqRange{}
 	case seq > o.last:
 		return verdictGap, rangeBetween(o.last+1, seq)
-	case o.history.contains(seq, fp):
-		return verdictDuplicate, seqRange{}
-	default:
-		return verdictRestart, rangeBetween(o.first, seq)
 	}
+	if known, ok := o.history.find(seq); ok && known == fp {
+		return verdictDuplicate, seqRange{}
+	}
+	return verdictRestart, rangeBetween(o.first, seq)
 }
 
 // advance makes a batch the last one. Its seq is above the last.
@@ -113,13 +112,10 @@ func (o *order) advance(seq uint64, fp Fingerprint) {
 	o.history.add(seq, fp)
 }
 
-// skipTo makes seq the last one; its batch is lost.
+// skipTo makes seq the last one, without a batch: the batch is lost.
 func (o *order) skipTo(seq uint64) {
 	o.progress, o.last = progressReading, seq
 }
-
-// beginEmpty records that the engine has published nothing yet.
-func (o *order) beginEmpty() { o.progress = progressEmpty }
 
 // reset makes the next batch the first of another incarnation.
 func (o *order) reset() {

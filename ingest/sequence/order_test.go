@@ -163,7 +163,7 @@ func TestOrderOfAnEngineThatHasPublishedNothing(t *testing.T) {
 			if _, ok := s.next(); ok {
 				t.Error("a seq is next before anything is known")
 			}
-			s.beginEmpty()
+			s.progress = progressEmpty
 			if next, ok := s.next(); next != 1 || !ok {
 				t.Errorf("next is %d, %v; want 1", next, ok)
 			}

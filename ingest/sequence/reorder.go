@@ -5,16 +5,16 @@ import (
 	"unsafe"
 )
 
-// Limits of one publisher's reorder buffer. Config.Budget bounds those of all
-// publishers together.
+// Limits of one publisher's reorder buffer. Config.Budget limits the buffers of all publishers
+// together.
 const (
-	// maxBufferedBatches is as many batches as an engine replays by default.
+	// maxBufferedBatches is the number of batches that an engine replays by default.
 	maxBufferedBatches = 10_000
 	maxBufferedBytes   = 16 << 20
 )
 
-// batchOverhead is what a buffered batch takes beside its bytes: its place in a slice
-// that doubles as it grows, and what the allocator rounds up for each of its parts.
+// batchOverhead is the memory of a buffered batch beside its bytes: an element of a slice that
+// doubles as it grows, and the allocator's rounding for each byte slice.
 const batchOverhead = 2*int(unsafe.Sizeof(Batch{})) + 3*16
 
 // size is the memory of a buffered batch, in bytes.
@@ -22,17 +22,16 @@ func (b *Batch) size() int {
 	return len(b.Epoch) + len(b.Publisher) + len(b.Payload) + batchOverhead
 }
 
-// Budget bounds the reorder buffers of all machines together, in bytes. Its methods
-// neither block nor call the machine.
+// Budget limits the bytes in the reorder buffers of all machines together. Its methods neither
+// block nor call the machine.
 type Budget interface {
-	// Take reserves n bytes. It reports false, and reserves nothing, where they do not fit.
+	// Take reserves n bytes. It returns false and reserves nothing if they do not fit.
 	Take(n int64) bool
 	Release(n int64)
 }
 
-// reorderBuffer keeps live batches while a replay is in progress, in the order in which
-// they arrived. When it is full, a batch is refused, and the caller requests it from the
-// replay socket later.
+// reorderBuffer keeps live batches while a replay is in progress, in the order of their arrival. A
+// batch that does not fit is refused; the machine requests it from the replay socket later.
 type reorderBuffer struct {
 	batches []Batch
 	bytes   int
@@ -41,7 +40,7 @@ type reorderBuffer struct {
 	budget    Budget // nil means unlimited
 }
 
-// add buffers a copy of a batch. It reports false where there is no room.
+// add buffers a copy of a batch. It returns false if the batch does not fit.
 func (r *reorderBuffer) add(b *Batch) bool {
 	n := b.size()
 	if len(r.batches) >= maxBufferedBatches || r.bytes+n > maxBufferedBytes || r.budget != nil && !r.budget.Take(int64(n)) {
@@ -57,7 +56,7 @@ func (r *reorderBuffer) add(b *Batch) bool {
 // markRequested records that a request is sent now.
 func (r *reorderBuffer) markRequested() { r.requested = len(r.batches) }
 
-// head returns the batch that arrived first; nil where the buffer is empty.
+// head returns the batch that arrived first; nil if the buffer is empty.
 func (r *reorderBuffer) head() *Batch {
 	if len(r.batches) == 0 {
 		return nil
@@ -65,7 +64,7 @@ func (r *reorderBuffer) head() *Batch {
 	return &r.batches[0]
 }
 
-// pop removes the head. The batch stays valid until it is dropped by its holder.
+// pop removes the head and returns it.
 func (r *reorderBuffer) pop() *Batch {
 	b := r.batches[0]
 	r.release(&b)
@@ -85,29 +84,18 @@ func (r *reorderBuffer) release(b *Batch) {
 	}
 }
 
-// dropBefore removes the batches at the head that arrived by an earlier connection.
-func (r *reorderBuffer) dropBefore(connection uint32) {
-	for b := r.head(); b != nil && b.connection != connection; b = r.head() {
-		r.pop()
-	}
-}
-
-// keepOnly removes the batches of other incarnations.
-func (r *reorderBuffer) keepOnly(i *incarnation) {
+// removeIf removes the batches for which remove returns true.
+func (r *reorderBuffer) removeIf(remove func(*Batch) bool) {
 	all := r.batches
 	r.batches, r.requested = nil, 0
-	for k := range all {
-		if i.contradicts(&all[k]) {
-			r.release(&all[k])
+	for i := range all {
+		if remove(&all[i]) {
+			r.release(&all[i])
 		} else {
-			r.batches = append(r.batches, all[k])
+			r.batches = append(r.batches, all[i])
 		}
 	}
 }
 
 // clear removes all batches.
-func (r *reorderBuffer) clear() {
-	for r.head() != nil {
-		r.pop()
-	}
-}
+func (r *reorderBuffer) clear() { r.removeIf(func(*Batch) bool { return true }) }

@@ -6,27 +6,29 @@ import (
 	"github.com/kvcast/kvcast/feed"
 )
 
-// ReplayEnded takes the end of a request.
+// ReplayEnded is the input for the end of a request.
 //
-//  1. A complete request that brought nothing is followed by one for targetPast. One that
-//     shows a restart is followed by one for everything.
-//  2. Buffered live batches are delivered as far as they follow what was read.
-//  3. If nothing is missing then, the repair is done. Otherwise another request follows,
-//     after a wait where this one brought nothing, until there were too many.
+//  1. If a complete request brought nothing, a request for targetPast follows. If a request shows a
+//     restart, a request for all batches follows.
+//  2. Buffered live batches are delivered as far as they follow the last batch read.
+//  3. If nothing is missing then, the repair is done. Otherwise another request follows, after a
+//     wait if this one brought nothing, until maxFailures or maxRepairTime is reached.
 func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) []Action {
 	m.begin()
 	if !m.inProgress(requestID) {
 		return nil
 	}
 	r := m.repair
-	complete := outcome == OutcomeComplete
-	r.answered = r.answered || complete
-	m.noteHealth(r, outcome)
-	if complete && r.request.cut == cutNone && m.requestsAgain(r) {
-		m.sendRequest()
-		return m.actions
+	q := &r.request
+	m.recordHealth(r, outcome)
+	if outcome == OutcomeComplete {
+		r.answered = true
+		if q.cut == cutNone && m.requestsAgain(r) {
+			m.sendRequest()
+			return m.actions
+		}
 	}
-	if r.request.cut == cutRestart {
+	if q.cut == cutRestart {
 		m.restart(EvidenceReplay, m.order.last)
 		reconnected := r.recheck == recheckReconnect
 		r.startOver(r.since)
@@ -36,16 +38,23 @@ func (m *Machine) ReplayEnded(now time.Time, requestID uint64, outcome Outcome) 
 		m.sendRequest()
 		return m.actions
 	}
+	complete := outcome == OutcomeComplete && q.cut == cutNone
 	buffered := len(m.buffer.batches)
-	m.flushAfter(r, complete && r.request.cut == cutNone)
+	if complete {
+		m.dropStale(q.connection)
+	}
+	// Without any of these conditions, buffered batches may be of another incarnation than the replies.
+	if q.target == targetAll || q.sameIncarnation || q.target == targetPast && complete {
+		m.flush(q)
+	}
 	if m.repair == r {
 		m.continueRepair(now, r, outcome, len(m.buffer.batches) < buffered)
 	}
 	return m.actions
 }
 
-// noteHealth records how the replay socket answered.
-func (m *Machine) noteHealth(r *repair, outcome Outcome) {
+// recordHealth records whether the replay socket replied.
+func (m *Machine) recordHealth(r *repair, outcome Outcome) {
 	switch {
 	case outcome == OutcomeBusy:
 	case r.request.replies > 0 || outcome == OutcomeComplete:
@@ -55,16 +64,15 @@ func (m *Machine) noteHealth(r *repair, outcome Outcome) {
 	}
 }
 
-// requestsAgain draws the conclusions from a complete request, and reports whether another
-// one follows at once.
+// requestsAgain evaluates a complete request, and reports whether another follows at once.
 func (m *Machine) requestsAgain(r *repair) bool {
 	q := &r.request
 	switch {
 	case q.target == targetPast && q.sameIncarnation:
 		r.comparePast = false
 	case q.target == targetPast:
-		// It has nothing of what was read, where an engine that did not restart would
-		// remember its last batch. If batches arrived meanwhile it may have them now.
+		// The engine has no batch that was read, though an engine that did not restart
+		// would have its last. It may have later batches now, if some arrived meanwhile.
 		m.reportPossibleRestart()
 		again := !r.pastUnknown && (m.bufferHead() != nil || m.hasUnbuffered)
 		r.comparePast, r.pastUnknown = false, true
@@ -75,50 +83,36 @@ func (m *Machine) requestsAgain(r *repair) bool {
 		r.comparePast = true
 		return true
 	case m.order.progress == progressUnknown:
-		m.order.beginEmpty()
+		m.order.progress = progressEmpty
 	}
 	return false
 }
 
-// flushAfter delivers buffered batches after a request, unless they may be of another
-// incarnation than the replies.
-func (m *Machine) flushAfter(r *repair, complete bool) {
-	q := &r.request
-	if complete {
-		m.dropStale(q.connection)
-	}
-	if q.target == targetAll || q.sameIncarnation || q.target == targetPast && complete {
-		m.flush(q)
-	}
-}
-
-// continueRepair ends the repair or sends the next request. flushed reports whether
-// buffered batches were delivered.
+// continueRepair ends the repair or sends the next request. flushed reports whether buffered batches
+// were delivered.
 func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flushed bool) {
 	q := &r.request
-	complete := outcome == OutcomeComplete
-	if outcome == OutcomeSilent && q.sameIncarnation && !q.advanced && m.caughtUp() {
-		complete = true // an engine that repeats the last batch alone, without an end marker
+	// Some engines repeat only the last batch, without an end marker.
+	onlyLast := outcome == OutcomeSilent && q.sameIncarnation && !q.advanced
+	if (outcome == OutcomeComplete || onlyLast) && q.cut == cutNone && m.caughtUp() {
+		switch {
+		case r.recheck != recheckNone:
+			r.startOver(now)
+			m.sendRequest()
+		case q.replies >= replyQueue && now.Sub(r.since) <= maxRepairTime:
+			m.sendRequest() // the last replies may have been dropped
+		default:
+			m.finishRepair(r)
+		}
+		return
 	}
-	switch complete = complete && q.cut == cutNone; {
-	case complete && m.caughtUp() && r.recheck != recheckNone:
-		r.startOver(now)
-		m.sendRequest()
-		return
-	case complete && m.caughtUp() && q.replies >= replyQueue && now.Sub(r.since) <= maxRepairTime:
-		m.sendRequest() // the last replies may have been dropped
-		return
-	case complete && m.caughtUp():
-		m.finishRepair(r)
-		return
-	case q.advanced || flushed:
+	if q.advanced || flushed {
 		r.failures = 0
-	case outcome == OutcomeYielded:
-	default:
+	} else if outcome != OutcomeYielded {
 		r.failures++
 	}
-	if r.cause == CauseSilence && m.gapKnown() {
-		r.cause = CauseGap
+	if r.Cause == CauseSilence && m.gapKnown() {
+		r.Cause = CauseGap
 	}
 	exhausted := m.exhausted(now, r, outcome)
 	if exhausted && (outcome == OutcomeBusy || r.final || q.cut != cutHole) {
@@ -127,7 +121,7 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 	}
 	r.final = exhausted
 	if q.cut == cutHole {
-		m.emit(Action{Kind: RepairHole, Cause: r.cause, Seq: m.order.last, Batches: r.batches})
+		m.reportRepair(RepairHole)
 	}
 	if r.failures == 0 || r.final {
 		m.sendRequest()
@@ -136,23 +130,23 @@ func (m *Machine) continueRepair(now time.Time, r *repair, outcome Outcome, flus
 	r.retryAt = now.Add(m.cfg.Jitter(retryWait(r.failures)))
 }
 
-// exhausted reports whether the repair has tried enough.
+// exhausted reports whether no further request may follow.
 func (m *Machine) exhausted(now time.Time, r *repair, outcome Outcome) bool {
 	untried := m.replayHealth == replayUntried
 	return r.failures >= maxFailures ||
 		now.Sub(r.since) > maxRepairTime ||
-		r.cause == CauseSilence && !r.answered ||
+		r.Cause == CauseSilence && !r.answered ||
 		untried && (r.failures >= maxFirstFailures || outcome == OutcomeSilent) ||
 		outcome == OutcomeBusy ||
 		m.replayEndpoint == ""
 }
 
-// startOver resets a repair that was answered, but for its counts.
+// startOver resets an answered repair, except for its report.
 func (r *repair) startOver(since time.Time) {
-	*r = repair{cause: r.cause, began: r.began, since: since, answered: true, requests: r.requests, batches: r.batches}
+	*r = repair{Repair: r.Repair, since: since, answered: true}
 }
 
-// retryWait returns how long to wait after so many failures.
+// retryWait returns the wait after a number of failures.
 func retryWait(failures int) time.Duration {
 	wait := minRetryWait
 	for range failures - 1 {
@@ -161,7 +155,7 @@ func retryWait(failures int) time.Duration {
 	return wait
 }
 
-// caughtUp reports whether nothing is missing as far as is known.
+// caughtUp reports whether no live batch shows that a batch is missing.
 func (m *Machine) caughtUp() bool {
 	next, ok := m.order.next()
 	return m.order.progress != progressUnknown && m.bufferHead() == nil &&
@@ -174,20 +168,15 @@ func (m *Machine) gapKnown() bool {
 	return m.hasUnbuffered || b != nil && m.verdictOf(b) == verdictGap
 }
 
-// bufferContradicts reports whether the first buffered batch is of another incarnation
-// than was read.
+// bufferContradicts reports whether the first buffered batch is of another incarnation than the
+// batches that were read.
 func (m *Machine) bufferContradicts() bool {
 	b := m.bufferHead()
 	return b != nil && m.verdictOf(b) == verdictRestart
 }
 
-func (m *Machine) verdictOf(b *Batch) verdict {
-	v, _ := m.classify(b)
-	return v
-}
-
-// bufferHead returns the first buffered batch. It drops the heartbeats before it: the
-// batch whose seq they repeat has been read.
+// bufferHead returns the first buffered batch. It drops the heartbeats before that batch: they repeat
+// the seq of a batch that was read.
 func (m *Machine) bufferHead() *Batch {
 	for {
 		b := m.buffer.head()
@@ -199,9 +188,8 @@ func (m *Machine) bufferHead() *Batch {
 	}
 }
 
-// dropStale drops the buffered batches that arrived by a connection before the one of a
-// complete request, apart from those read meanwhile: had they been of the incarnation
-// that was replayed, the replay would have had them.
+// dropStale drops the buffered batches of connections before the given one, on which a request
+// completed. They are duplicates, or of an earlier incarnation: the replay has all later batches.
 func (m *Machine) dropStale(connection uint32) {
 	for b := m.bufferHead(); b != nil && b.connection < connection; b = m.bufferHead() {
 		if m.verdictOf(b) == verdictDuplicate {
@@ -213,10 +201,10 @@ func (m *Machine) dropStale(connection uint32) {
 	}
 }
 
-// flush delivers the buffered batches as far as they follow what was read. A batch that
-// arrived before the request and contradicts the incarnation that the replies confirmed
-// is stale, or of another engine. One that arrived since may be of the next incarnation,
-// which the next request shows.
+// flush delivers the buffered batches as far as they follow the last batch read. If the replies
+// confirmed the incarnation, a batch that contradicts it and arrived before the request is stale, or
+// of another engine. A contradicting batch that arrived later may be of the next incarnation; the
+// next request shows that.
 func (m *Machine) flush(q *request) {
 	for b := m.bufferHead(); b != nil && b.connection >= q.connection && m.order.progress != progressUnknown; b = m.bufferHead() {
 		if q.sameIncarnation && m.buffer.requested > 0 && m.verdictOf(b) == verdictRestart {
@@ -232,8 +220,8 @@ func (m *Machine) flush(q *request) {
 	}
 }
 
-// flushWithoutReplay delivers the buffered batches by what they say themselves, up to a
-// gap. Between two connections the engine may have restarted.
+// flushWithoutReplay delivers the buffered batches up to a gap, without comparing them with a replay.
+// The engine may have restarted between two connections.
 func (m *Machine) flushWithoutReplay() {
 	var connection uint32
 	b := m.bufferHead()
@@ -242,26 +230,24 @@ func (m *Machine) flushWithoutReplay() {
 			m.reportPossibleRestart()
 		}
 		connection = b.connection
-		m.deliverWithoutReplay(m.buffer.pop())
+		b = m.buffer.pop()
+		v, missing := m.classify(b)
+		m.deliverWithoutReplay(b, v, missing)
 	}
 	if b == nil && connection != 0 && connection != m.connections {
 		m.reportPossibleRestart()
 	}
 }
 
-// finishRepair ends a repair that brought everything.
+// finishRepair ends a repair after which nothing is missing.
 func (m *Machine) finishRepair(r *repair) {
-	m.emit(r.report(RepairDone))
-	if r.cause == CauseSilence && r.request.advanced && m.cfg.Renews {
-		// Batches were published that did not arrive by the connection: it is dead.
-		m.emit(Action{Kind: RenewConnection})
+	m.reportRepair(RepairDone)
+	if r.Cause == CauseSilence && r.request.advanced && m.cfg.CanReconnect {
+		// The replay had batches that did not arrive on the connection: it is dead.
+		m.emit(Action{Kind: Reconnect})
 	}
 	m.hasUnbuffered = false
 	m.settle()
-}
-
-func (r *repair) report(k Kind) Action {
-	return Action{Kind: k, Cause: r.cause, Requests: r.requests, Batches: r.batches, Began: r.began}
 }
 
 // settle ends the repair and sets the state.
@@ -272,30 +258,30 @@ func (m *Machine) settle() {
 	}
 }
 
-// abandonRepair reports what is still missing as lost, and delivers the buffered batches. Where they show that more is missing, another repair follows.
+// abandonRepair reports the missing batches as lost, and delivers the buffered batches. If they show
+// that more is missing, another repair follows.
 func (m *Machine) abandonRepair(now time.Time, r *repair, outcome Outcome) {
-	m.emit(r.report(RepairFailed))
+	m.reportRepair(RepairFailed)
 	reason := feed.GapReplayIncomplete
-	if r.answered {
+	switch {
+	case r.answered:
 		m.dropStale(r.request.connection)
-	} else {
+	case outcome == OutcomeBusy:
+		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(busyRestTime)
+	case r.Cause != CauseSilence:
+		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(RestTime)
+	default:
 		reason = feed.GapReplayUnavailable
-		switch {
-		case outcome == OutcomeBusy:
-			m.restUntil = now.Add(busyRestTime)
-		case r.cause != CauseSilence:
-			m.restUntil = now.Add(RestTime)
-		}
 	}
 	target, wanted := m.unbuffered+1, m.hasUnbuffered
 	if b := m.bufferHead(); b != nil {
 		target, wanted = b.Seq, true
 	}
 	if m.order.progress == progressEmpty {
-		m.order.reset() // the first batch is the beginning all the same
+		m.order.reset() // the next batch is the first, whatever its seq
 	}
-	if m.order.reading() && (r.cause == CauseReconnect || r.recheck == recheckReconnect) {
-		m.reportPossibleRestart() // the engine that is connected now was not asked
+	if m.order.reading() && (r.Cause == CauseReconnect || r.recheck == recheckReconnect) {
+		m.reportPossibleRestart() // the engine was not asked since it was reconnected
 	}
 	if !wanted {
 		m.abandonProbe(r)
@@ -311,26 +297,26 @@ func (m *Machine) abandonRepair(now time.Time, r *repair, outcome Outcome) {
 	case m.caughtUp():
 		m.settle()
 	default:
-		*r = repair{cause: CauseGap, began: now, since: now, recheck: r.recheck}
+		*r = repair{Repair: Repair{Cause: CauseGap, Began: now}, since: now, recheck: r.recheck}
 		m.sendRequest()
 	}
 }
 
-// abandonProbe ends a repair without which nothing is known to be missing.
+// abandonProbe abandons a repair when no batch is known to be missing.
 func (m *Machine) abandonProbe(r *repair) {
 	m.settle()
 	switch {
-	case r.cause == CauseSilence:
+	case r.Cause == CauseSilence:
 		m.suspect()
-		if m.cfg.Renews {
-			m.emit(Action{Kind: RenewConnection})
+		if m.cfg.CanReconnect {
+			m.emit(Action{Kind: Reconnect})
 		}
 	case m.order.progress != progressUnknown:
 		m.reportPossibleRestart()
 	}
 }
 
-// skipMissing reports the seqs before target that were not read as lost.
+// skipMissing reports the unread seqs before target as lost.
 func (m *Machine) skipMissing(target uint64, reason feed.GapReason) {
 	next, _ := m.order.next()
 	missing := rangeBetween(next, target)

@@ -94,10 +94,10 @@ func TestNewEpochIsARestart(t *testing.T) {
 		s := newScript(t)
 		s.begin("1", 9)
 		s.live("1", 0, 11) // 10 is missing
-		first := s.request.RequestID
+		first := s.request.ID
 		s.connect()
 		s.live("2", 1, 2)
-		if s.request.RequestID == first {
+		if s.request.ID == first {
 			t.Fatal("the repair of the former incarnation goes on")
 		}
 		s.finish(1, 2)
@@ -199,14 +199,14 @@ func TestHeartbeatBehindARepairIsNotARestart(t *testing.T) {
 // There is one request in progress at most: each restart cancels the one before.
 func TestEachRestartCancelsTheRequestBefore(t *testing.T) {
 	s := newScript(t)
-	inProgress := make(map[uint64]bool)
+	inProgress := 0
 	do := func(actions []Action) {
 		for _, a := range actions {
 			switch a.Kind {
 			case RequestReplay:
-				inProgress[a.RequestID] = true
+				inProgress++
 			case CancelReplay:
-				delete(inProgress, a.RequestID)
+				inProgress--
 			default:
 			}
 		}
@@ -214,13 +214,13 @@ func TestEachRestartCancelsTheRequestBefore(t *testing.T) {
 	do(s.m.Connect(s.now, Connection{ID: 1, Replay: replayEndpoint}))
 	for i := range 100 {
 		do(s.m.Arrival(s.now, 1, publisherBatch(byte(i), uint64(i), 1)))
-		if len(inProgress) > 1 {
-			t.Fatalf("%d requests are in progress after %d restarts", len(inProgress), i)
+		if inProgress > 1 {
+			t.Fatalf("%d requests are in progress after %d restarts", inProgress, i)
 		}
 	}
 	do(s.m.Reset())
-	if len(inProgress) != 0 {
-		t.Errorf("%d requests are in progress after Reset", len(inProgress))
+	if inProgress != 0 {
+		t.Errorf("%d requests are in progress after Reset", inProgress)
 	}
 }
 
@@ -229,7 +229,7 @@ func TestReplaySocketThatIsGoneEndsTheRepair(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 3)
 	s.live("", 0, 6)
-	s.do(s.m.Renewed(s.now, Connection{ID: 9}))
+	s.do(s.m.Replaced(s.now, Connection{ID: 9}))
 	s.m.useReplay("")
 	s.live("", 0, 7)
 	s.end(OutcomeSilent)
@@ -335,7 +335,7 @@ func TestSilentConnectionIsVerified(t *testing.T) {
 		}
 		s.now = at
 		s.do(s.m.Tick(s.now, true))
-		if s.request == nil || s.request.Seq != 3 || s.m.State() != Verifying {
+		if s.request == nil || s.request.From != 3 || s.m.State() != Verifying {
 			t.Fatalf("request %+v in state %v, want one of batch 3", s.request, s.m.State())
 		}
 		return s
@@ -350,14 +350,14 @@ func TestSilentConnectionIsVerified(t *testing.T) {
 		s := start(t)
 		s.finish(0, 3)
 		s.want()
-		if s.m.State() != Live || has(s, RenewConnection) {
+		if s.m.State() != Live || has(s, Reconnect) {
 			t.Errorf("state %v after %v, want live", s.m.State(), s.actions)
 		}
 	})
 	t.Run("the engine is gone", func(t *testing.T) {
 		s := start(t)
 		s.end(OutcomeSilent)
-		if s.m.State() != Suspect || !has(s, RenewConnection) {
+		if s.m.State() != Suspect || !has(s, Reconnect) {
 			t.Errorf("state %v after %v, want suspect and a new connection", s.m.State(), s.actions)
 		}
 		s.live("", 0, 4)
@@ -369,7 +369,7 @@ func TestSilentConnectionIsVerified(t *testing.T) {
 		s := start(t)
 		s.finish(0, 5)
 		s.want("batch 4 of 0", "batch 5 of 0")
-		if !has(s, RenewConnection) {
+		if !has(s, Reconnect) {
 			t.Errorf("%v, want a new connection", s.actions)
 		}
 	})
@@ -381,14 +381,14 @@ func TestSilentConnectionIsVerified(t *testing.T) {
 		s.actions = nil
 		s.now = s.m.Deadline()
 		s.do(s.m.Tick(s.now, true))
-		if !has(s, RenewBeside) {
+		if !has(s, OpenReplacement) {
 			t.Fatalf("%v, want a connection beside the silent one", s.actions)
 		}
-		s.do(s.m.RenewFailed())
+		s.do(s.m.ReplacementFailed())
 		if s.m.State() != Suspect {
 			t.Errorf("state %v, want suspect", s.m.State())
 		}
-		s.do(s.m.Renewed(s.now, Connection{ID: 2}))
+		s.do(s.m.Replaced(s.now, Connection{ID: 2}))
 		s.want("batch 0 of 0")
 	})
 }
@@ -397,7 +397,7 @@ func TestSilentConnectionIsVerified(t *testing.T) {
 func TestManyRepliesAreFollowedByAnotherRequest(t *testing.T) {
 	s := newScript(t)
 	s.connect()
-	if again := s.answer(0, 0, replyQueue-1, OutcomeComplete); !again || s.request.Seq != replyQueue-1 {
+	if again := s.answer(0, 0, replyQueue-1, OutcomeComplete); !again || s.request.From != replyQueue-1 {
 		t.Fatalf("request %+v after %d replies, want one from the last", s.request, replyQueue)
 	}
 	if s.answer(0, 0, replyQueue+1, OutcomeComplete) {

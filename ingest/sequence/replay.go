@@ -7,81 +7,80 @@ import (
 )
 
 const (
-	// maxFailures is how many requests in a row may bring nothing before what is missing
-	// counts as lost. Of a replay socket that has never answered they are fewer, and one
-	// that stays silent is not asked twice.
+	// maxFailures is how many requests in a row may bring nothing before the missing batches
+	// count as lost. For a replay socket that has never replied the limit is
+	// maxFirstFailures, or 1 if it stays silent.
 	maxFailures      = 4
 	maxFirstFailures = 2
-	// RestTime is how long a replay socket that did not answer is not asked, so that live
-	// batches are not buffered for each gap. busyRestTime is that of one that was
-	// not asked, as too many others were.
+	// RestTime is how long no request is sent to a replay socket that did not reply, so that
+	// live batches are not buffered at each gap. busyRestTime applies instead if the request
+	// was not sent because too many others were in progress.
 	RestTime     = time.Minute
 	busyRestTime = 10 * time.Second
-	// maxRepairTime is how long a repair may take, so that live batches are not buffered
-	// without end for an engine whose replay never catches up.
+	// maxRepairTime bounds a repair, and so how long live batches are buffered for an engine
+	// whose replay never catches up.
 	maxRepairTime = 2 * time.Minute
 	// replyQueue is how many replies a ROUTER socket queues by default (libzmq's ZMQ_SNDHWM).
-	// It drops what does not fit, which may be the last replies before the end marker.
+	// It drops the replies that do not fit, which may be the last before the end marker.
 	replyQueue = 1000
-	// The wait before a request that follows one that brought nothing. It grows fourfold.
+	// minRetryWait is the wait after the first request that brings nothing. Each further such
+	// request quadruples the wait, up to maxRetryWait.
 	minRetryWait = 100 * time.Millisecond
 	maxRetryWait = 10 * time.Second
 )
 
-// target is what a request asks for.
+// target is the range of batches that a request asks for.
 type target uint8
 
 const (
-	// targetAll: everything, as nothing of the incarnation was read. The first reply
-	// is the beginning.
+	// targetAll: all batches, because none of the incarnation was read. The first reply is the
+	// first batch.
 	targetAll target = iota + 1
-	// targetRest: what follows the last batch read, that batch included. If another batch
-	// of its seq comes back, the engine restarted.
+	// targetRest: the last batch read and all later ones. If another batch with the last seq is
+	// returned, the engine restarted.
 	targetRest
-	// targetPast: everything, after targetRest brought nothing, not even the last batch. A
-	// batch that is not as it was read shows that the engine restarted, and one that is,
-	// that it did not.
+	// targetPast: all batches, after targetRest returned none, not even the last batch. A batch
+	// with the fingerprint that was read shows that the engine did not restart; one with another
+	// fingerprint shows that it did.
 	targetPast
 )
 
-// recheck is why one more request has to follow a complete one.
+// recheck is why another request has to follow a complete one.
 type recheck uint8
 
 const (
 	recheckNone recheck = iota
-	// recheckOverrun: live messages were dropped meanwhile.
+	// recheckOverrun: live messages were dropped during the repair.
 	recheckOverrun
-	// recheckReconnect: the connection was lost meanwhile.
+	// recheckReconnect: the connection was replaced during the repair.
 	recheckReconnect
 )
 
-// cut is why a request was ended before its end marker.
+// cut is why the machine ended a request before its end marker.
 type cut uint8
 
 const (
 	cutNone cut = iota
 	// cutHole: a batch is missing in the replies.
 	cutHole
-	// cutRestart: the replies are of another incarnation than was read.
+	// cutRestart: the replies are of another incarnation than the batches that were read.
 	cutRestart
 )
 
-// repair fetches what is missing from the replay socket, by one or more requests:
+// repair fetches missing batches from the replay socket with one or more requests:
 //
-//  1. Where nothing of the incarnation was read, everything is requested (targetAll).
-//  2. Otherwise the last batch and what follows (targetRest). If later batches come first,
-//     twice the same, the engine has forgotten those between.
-//  3. If nothing comes, everything is requested to compare it with what was read
-//     (targetPast). If there is neither a batch that was read nor one that contradicts
-//     it, a possible restart is reported.
-//  4. Replies must be contiguous. At a hole the request ends, and the next one continues
-//     from there, as it does after an interruption. So does one after so many replies that
-//     the last may have been dropped.
-//  5. Then the buffered live batches follow. They may show another hole or restart.
-//  6. When maxFailures requests in a row brought nothing, what is missing is lost.
+//  1. If no batch of the incarnation was read, all batches are requested (targetAll).
+//  2. Otherwise the last batch and the later ones are requested (targetRest). If the replies begin
+//     with a later batch, twice the same, the engine no longer has the batches before it.
+//  3. If there is no reply, all batches are requested and compared with the batches that were read
+//     (targetPast). If none has a seq that was read, a possible restart is reported.
+//  4. Replies must be contiguous. At a hole the machine ends the request, and the next request
+//     continues from the hole. A request also continues after an interruption, and after so many
+//     replies that the last ones may have been dropped.
+//  5. Then the buffered live batches are delivered. They may show another hole or a restart.
+//  6. After maxFailures requests in a row that brought nothing, the missing batches are lost.
 type repair struct {
-	cause Cause
-	began time.Time
+	Repair
 	// since is the start of maxRepairTime.
 	since time.Time
 	// answered reports whether any request was answered.
@@ -90,25 +89,23 @@ type repair struct {
 	recheck  recheck
 	// comparePast reports whether the next request is for targetPast.
 	comparePast bool
-	// pastUnknown reports whether one for targetPast had nothing of what was read.
+	// pastUnknown reports whether a request for targetPast returned no batch that was read.
 	pastUnknown bool
-	// final reports whether the request is the last one: holes in it are losses.
+	// final reports whether the request is the last one: holes in its replies are losses.
 	final bool
-	// forgottenTo is the first seq of the last replies that did not begin with the seq
-	// requested; 0 if there were none.
+	// forgottenTo is the first seq of the last replies that did not begin with the requested
+	// seq; 0 if all did.
 	forgottenTo uint64
-	// requests counts the requests, and batches those that were read of their replies.
-	requests, batches uint64
-	retryAt           time.Time // of the next request; zero while one is in progress
+	retryAt     time.Time // of the next request; zero while a request is in progress
 
 	request request
 }
 
-// request is the one in progress, or the last one.
+// request is the request in progress, or the last one.
 type request struct {
 	id     uint64
 	target target
-	// connection is the number of the connection when the request was sent.
+	// connection is Machine.connections when the request was sent.
 	connection uint32
 	// sameIncarnation reports whether a reply shows that the engine did not restart.
 	sameIncarnation bool
@@ -118,12 +115,12 @@ type request struct {
 	cut      cut
 }
 
-// replayable reports whether the replay socket can be asked, or is being asked.
+// replayable reports whether a replay is in progress, or may be requested now.
 func (m *Machine) replayable(now time.Time) bool {
 	return m.repair != nil || m.replayEndpoint != "" && !now.Before(m.restUntil)
 }
 
-// retryAt returns when the next request is due; zero where none waits.
+// retryAt returns when the next request is due; zero if no retry is pending.
 func (m *Machine) retryAt() time.Time {
 	if m.repair == nil {
 		return time.Time{}
@@ -131,51 +128,56 @@ func (m *Machine) retryAt() time.Time {
 	return m.repair.retryAt
 }
 
-// startRepair starts a repair, or has the one in progress check once more.
+// startRepair starts a repair. If one is in progress, a reconnect makes it send another request.
 func (m *Machine) startRepair(now time.Time, cause Cause) {
 	if r := m.repair; r != nil {
 		if cause == CauseReconnect {
 			r.recheck = recheckReconnect
-			if r.cause == CauseSilence {
-				r.cause = cause
+			if r.Cause == CauseSilence {
+				r.Cause = cause
 			}
 			m.state = m.repairState()
 		}
 		return
 	}
-	m.repair = &repair{cause: cause, began: now, since: now}
-	m.emit(Action{Kind: RepairStarted, Cause: cause})
+	m.repair = &repair{Repair: Repair{Cause: cause, Began: now}, since: now}
+	m.reportRepair(RepairStarted)
 	m.sendRequest()
 }
 
-// endRepair ends the repair in progress, if there is one. The caller sets the state.
-func (m *Machine) endRepair() {
-	if m.repair == nil {
-		return
-	}
-	m.emit(Action{Kind: CancelReplay, RequestID: m.repair.request.id})
-	m.repair = nil
+// reportRepair reports the progress of the repair.
+func (m *Machine) reportRepair(k Kind) {
+	report := m.repair.Repair
+	m.emit(Action{Kind: k, Seq: m.order.last, Repair: &report})
 }
 
-// repairState is the state during the repair in progress.
+// endRepair ends the repair in progress, if any. The caller sets the state.
+func (m *Machine) endRepair() {
+	if m.repair != nil {
+		m.emit(Action{Kind: CancelReplay})
+		m.repair = nil
+	}
+}
+
+// repairState returns the state during the repair in progress.
 func (m *Machine) repairState() State {
 	switch r := m.repair; {
-	case m.state == Suspect && r.cause == CauseSilence:
+	case m.state == Suspect && r.Cause == CauseSilence:
 		return Suspect
-	case r.cause == CauseSilence:
+	case r.Cause == CauseSilence:
 		return Verifying
-	case r.cause == CauseStart, r.request.target == targetAll:
+	case r.Cause == CauseStart, r.request.target == targetAll:
 		return Starting
 	default:
 		return Repairing
 	}
 }
 
-// sendRequest requests what the repair needs next.
+// sendRequest sends the repair's next request.
 func (m *Machine) sendRequest() {
 	r := m.repair
 	m.requestID++
-	r.requests++
+	r.Requests++
 	r.retryAt = time.Time{}
 	r.request = request{id: m.requestID, target: targetRest, connection: m.connections}
 	from := m.order.last
@@ -187,27 +189,26 @@ func (m *Machine) sendRequest() {
 	}
 	m.buffer.markRequested()
 	m.state = m.repairState()
-	m.emit(Action{
-		Kind: RequestReplay, Cause: r.cause, RequestID: r.request.id, Seq: from,
-		Endpoint: m.replayEndpoint, Answered: m.replayHealth == replayResponsive,
-	})
+	m.emit(Action{Kind: RequestReplay, Request: &Request{
+		ID: m.requestID, Cause: r.Cause, Endpoint: m.replayEndpoint, From: from, Answered: m.replayHealth == replayResponsive,
+	}})
 }
 
-// Sent is the input when a request is sent. The replies are newer than the batches that
-// arrived before.
+// Sent is the input when a request has been sent. Its replies are newer than the batches that arrived
+// before.
 func (m *Machine) Sent(requestID uint64) {
 	if !m.inProgress(requestID) {
 		return
 	}
 	m.repair.request.connection = m.connections
 	if !m.Connected() {
-		m.repair.request.connection++ // all batches of connections so far are older
+		m.repair.request.connection++ // the batches of all connections so far are older
 	}
 	m.buffer.markRequested()
 }
 
-// Waited is the input when a request has waited for others. The wait does not count as time of the
-// repair.
+// Waited is the input when a request has waited for other requests. The wait does not count towards
+// maxRepairTime.
 func (m *Machine) Waited(requestID uint64, d time.Duration) {
 	if m.inProgress(requestID) {
 		m.repair.since = m.repair.since.Add(d)
@@ -218,7 +219,8 @@ func (m *Machine) inProgress(requestID uint64) bool {
 	return m.repair != nil && m.repair.request.id == requestID && m.repair.retryAt.IsZero()
 }
 
-// Reply takes the next reply to a request, and reports whether more are wanted.
+// Reply is the input for the next reply to a request. more reports whether the caller should read
+// further replies.
 func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Action, more bool) {
 	m.begin()
 	if !m.inProgress(requestID) {
@@ -233,42 +235,39 @@ func (m *Machine) Reply(now time.Time, requestID uint64, b *Batch) (actions []Ac
 		r.request.cut = cutRestart
 		return m.actions, false
 	}
-	if done, more := m.compare(r, b); done {
-		return m.actions, more
+	if m.compare(&r.request, b) {
+		return m.actions, r.request.cut == cutNone
 	}
 	return m.actions, m.readReply(r, b)
 }
 
-// compare compares a reply with what was read. done is false for one that follows it.
-func (m *Machine) compare(r *repair, b *Batch) (done, more bool) {
-	q := &r.request
-	past := &m.order.history
+// compare compares a reply with the batches that were read, and cuts the request if it shows a
+// restart. It returns false for a batch after them.
+func (m *Machine) compare(q *request, b *Batch) bool {
+	known, remembered := m.order.history.find(b.Seq)
 	switch {
 	case q.target == targetPast && b.Seq <= m.order.last:
 		switch {
-		case past.contains(b.Seq, b.Fingerprint):
+		case remembered && known == b.Fingerprint:
 			q.sameIncarnation = true
-		case past.containsSeq(b.Seq) || past.startsAfter(b.Seq):
-			// An engine that did not restart would have forgotten one so old long before the
-			// last.
+		case remembered, m.order.history.startsAfter(b.Seq):
+			// The engine has a batch older than the history. If it had not restarted, it
+			// would have the last batch, too, and targetPast would not have been requested.
 			q.cut = cutRestart
-			return true, false
 		}
-		return true, true
-	case q.target == targetRest && !q.sameIncarnation && b.Seq == m.order.last:
-		if past.contradicts(b.Seq, b.Fingerprint) {
+	case q.target == targetRest && b.Seq == m.order.last && !q.sameIncarnation:
+		if remembered && known != b.Fingerprint {
 			q.cut = cutRestart
-			return true, false
+		} else {
+			q.sameIncarnation = true
 		}
-		q.sameIncarnation = true
-		return true, true
-	case q.target == targetRest && b.Seq < m.order.last:
-		return true, true // it was not requested
+	default:
+		return q.target == targetRest && b.Seq < m.order.last // it was not requested
 	}
-	return false, false
+	return true
 }
 
-// readReply reads a reply that follows what was read, and reports whether more are wanted.
+// readReply reads a reply after the last batch read, and reports whether more replies are wanted.
 func (m *Machine) readReply(r *repair, b *Batch) (more bool) {
 	q := &r.request
 	next, known := m.order.next()
@@ -298,7 +297,7 @@ func (m *Machine) readReply(r *repair, b *Batch) (more bool) {
 		m.reportGap(rangeBetween(next, b.Seq), feed.GapReplayIncomplete, b)
 	}
 	q.advanced = true
-	r.batches++
+	r.Batches++
 	if b.Malformed {
 		m.emit(Action{Kind: Reject, Batch: b})
 		m.reportGap(seqRange{}.through(b.Seq), feed.GapReplayIncomplete, b)

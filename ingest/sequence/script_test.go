@@ -28,13 +28,13 @@ type script struct {
 	// connection counts the connections.
 	connection ConnectionID
 	// request is the one in progress; nil where none is.
-	request *Action
+	request *Request
 	lines   []string
 	actions []Kind // all others
 }
 
 func newScript(t testing.TB) *script {
-	return &script{t: t, m: New(Config{Grace: time.Hour, Renews: true}), now: testTime}
+	return &script{t: t, m: New(Config{Grace: time.Hour, CanReconnect: true}), now: testTime}
 }
 
 // do records actions.
@@ -56,11 +56,9 @@ func (s *script) do(actions []Action) {
 		case ReportConflict:
 			s.lines = append(s.lines, "conflict")
 		case RequestReplay:
-			s.request = &a
+			s.request = a.Request
 		case CancelReplay:
-			if s.request != nil && s.request.RequestID == a.RequestID {
-				s.request = nil
-			}
+			s.request = nil
 		default:
 			s.actions = append(s.actions, a.Kind)
 		}
@@ -103,7 +101,7 @@ func (s *script) reply(b *Batch) (more bool) {
 	if s.request == nil {
 		s.t.Fatal("nothing is requested")
 	}
-	actions, more := s.m.Reply(s.now, s.request.RequestID, b)
+	actions, more := s.m.Reply(s.now, s.request.ID, b)
 	s.do(actions)
 	return more
 }
@@ -115,7 +113,7 @@ func (s *script) end(outcome Outcome) (again bool) {
 	if s.request == nil {
 		s.t.Fatal("nothing is requested")
 	}
-	id := s.request.RequestID
+	id := s.request.ID
 	s.request = nil
 	s.now = s.now.Add(time.Second)
 	s.do(s.m.ReplayEnded(s.now, id, outcome))
@@ -138,8 +136,8 @@ func (s *script) answer(incarnation, first, last uint64, outcome Outcome) (again
 	if s.request == nil {
 		s.t.Fatal("nothing is requested")
 	}
-	s.m.Sent(s.request.RequestID)
-	for seq := max(s.request.Seq, first); seq <= last; seq++ {
+	s.m.Sent(s.request.ID)
+	for seq := max(s.request.From, first); seq <= last; seq++ {
 		if !s.reply(batchOf(incarnation, seq)) {
 			break
 		}

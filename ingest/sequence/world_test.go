@@ -32,7 +32,7 @@ type world struct {
 	connection  ConnectionID
 	inFlight    []Batch // live batches that were sent and have not arrived
 
-	request  *Action
+	request  *Request
 	sent     bool
 	replies  []Batch   // of the request that was sent
 	lossless bool      // nothing has happened after which something may be reported as lost
@@ -75,7 +75,7 @@ func (v *worldView) do(a *Action) {
 }
 
 func newWorld(l limits, replay, epochs bool) *world {
-	w := &world{m: New(Config{Grace: time.Hour, Renews: true}), epochs: epochs, replay: replay, left: l, lossless: true}
+	w := &world{m: New(Config{Grace: time.Hour, CanReconnect: true}), epochs: epochs, replay: replay, left: l, lossless: true}
 	return w
 }
 
@@ -122,7 +122,7 @@ func (w *world) key() uint64 {
 	batches(w.inFlight)
 	batches(w.replies)
 	if w.request != nil {
-		num(w.request.Seq)
+		num(w.request.From)
 	}
 	num(uint64(m.state), uint64(m.order.progress), m.order.last, min(m.restarts, 1), m.former.last,
 		uint64(m.current.ID), uint64(m.connections), uint64(m.replayHealth), m.unbuffered, uint64(m.buffer.requested))
@@ -136,7 +136,7 @@ func (w *world) key() uint64 {
 	batches(m.buffer.batches)
 	if r := m.repair; r != nil {
 		q := r.request
-		num(uint64(r.cause), uint64(r.failures), uint64(r.recheck), r.forgottenTo, min(r.batches, 1),
+		num(uint64(r.Cause), uint64(r.failures), uint64(r.recheck), r.forgottenTo, min(r.Batches, 1),
 			uint64(q.target), uint64(q.connection), uint64(min(q.replies, 2)), uint64(q.cut))
 		flag(r.answered, r.comparePast, r.pastUnknown, r.final, r.retryAt.IsZero(), q.sameIncarnation, q.advanced)
 	}
@@ -152,12 +152,9 @@ func (w *world) do(actions []Action) {
 		}
 		switch a.Kind {
 		case RequestReplay:
-			request := *a
-			w.request, w.sent, w.replies = &request, false, nil
+			w.request, w.sent, w.replies = a.Request, false, nil
 		case CancelReplay:
-			if w.request != nil && w.request.RequestID == a.RequestID {
-				w.request, w.replies = nil, nil
-			}
+			w.request, w.replies = nil, nil
 		case RepairFailed:
 			w.lossless = false
 		default:
@@ -177,7 +174,7 @@ func describe(a *Action) string {
 		s += fmt.Sprintf(" gap %v %d-%d", a.Reason, a.First, a.Last)
 	}
 	if a.Kind == RequestReplay {
-		s += fmt.Sprintf(" request from %d because of %v", a.Seq, a.Cause)
+		s += fmt.Sprintf(" request from %d because of %v", a.Request.From, a.Request.Cause)
 	}
 	return s
 }
@@ -223,8 +220,8 @@ func (w *world) arrive() {
 // send has the engine receive the request, and answer it.
 func (w *world) send() {
 	w.sent = true
-	w.m.Sent(w.request.RequestID)
-	for seq := max(w.request.Seq, w.firstStored); seq < w.next; seq++ {
+	w.m.Sent(w.request.ID)
+	for seq := max(w.request.From, w.firstStored); seq < w.next; seq++ {
 		b := w.batch(seq)
 		b.Epoch = nil
 		w.replies = append(w.replies, b)
@@ -234,16 +231,16 @@ func (w *world) send() {
 func (w *world) reply() {
 	b := w.replies[0]
 	w.replies = w.replies[1:]
-	id := w.request.RequestID
+	id := w.request.ID
 	actions, more := w.m.Reply(testTime, id, &b)
 	w.do(actions)
-	if !more && w.request != nil && w.request.RequestID == id {
+	if !more && w.request != nil && w.request.ID == id {
 		w.end(OutcomeComplete)
 	}
 }
 
 func (w *world) end(o Outcome) {
-	id := w.request.RequestID
+	id := w.request.ID
 	w.request, w.sent, w.replies = nil, false, nil
 	w.do(w.m.ReplayEnded(testTime, id, o))
 }
