@@ -30,7 +30,8 @@ func NewSimulated(t testing.TB, cfg simulator.PublisherConfig) *simulator.Publis
 	return p
 }
 
-// Method is a method of simulator.Publisher that takes a batch: Publish, Drop or Forget.
+// Method is a method of simulator.Publisher that takes a batch: Publish, Drop, Lose or
+// PublishUnbuffered.
 type Method func(events ...wire.Event) (seq uint64, err error)
 
 // Remove passes a batch that removes one block to a method of a simulated engine.
