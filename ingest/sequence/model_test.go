@@ -227,11 +227,12 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 		do := func(actions []Action) {
 			v.do(actions)
 			for _, a := range actions {
-				switch {
-				case a.Kind == RequestReplay:
+				switch a.Kind {
+				case RequestReplay:
 					request = a.Request
-				case a.Kind == CancelReplay:
+				case CancelReplay:
 					request = nil
+				default:
 				}
 			}
 		}
