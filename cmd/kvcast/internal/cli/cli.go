@@ -1,5 +1,5 @@
-// Package cli contains what kvcast's commands share: the process they run in, the errors that decide its exit
-// status, and the flags with which they reach a server.
+// Package cli contains what kvcast's commands share: standard streams and environment, the errors that determine the exit
+// status, and the flags for connecting to a server.
 package cli
 
 import (
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// Process gives a command access to the process it runs in.
+// Process contains the environment and the standard streams of a command.
 type Process struct {
 	Environ []string // NAME=VALUE, as os.Environ returns them
 	In      io.Reader
@@ -36,21 +36,21 @@ func IsTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// UsageError is a mistake in the command line or the configuration: exit status 2.
+// UsageError is a mistake in the command line or the configuration. The exit status is 2.
 type UsageError struct{ Err error }
 
 func (e UsageError) Error() string { return e.Err.Error() }
 func (e UsageError) Unwrap() error { return e.Err }
 
-// ErrSilent is a failure that has been reported already: exit status 1, without a message.
+// ErrSilent is a failure that the command has reported already. The exit status is 1, without a message.
 var ErrSilent = errors.New("failed")
 
-// Examples returns command lines for a command's help.
+// Examples returns the section of a command's help with example command lines.
 func Examples(lines ...string) string {
 	return "Examples:\n\n  " + strings.Join(lines, "\n  ") + "\n"
 }
 
-// version is set when a release is built.
+// version is set by the linker in releases.
 var version = ""
 
 // Version returns kvcast's version.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 
+	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpccredentials "google.golang.org/grpc/credentials"
@@ -16,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Connection is the flags of a command that calls a server.
+// Connection contains the flags of a command that calls a server.
 type Connection struct {
 	Addr      string `default:"localhost:50051" placeholder:"ADDR" help:"Server address (${default})."`
 	TLS       bool   `name:"tls" help:"Use TLS with the system's CAs."`
@@ -24,11 +25,11 @@ type Connection struct {
 	TokenFile string `placeholder:"FILE" predictor:"file" help:"File of the token to send ($KVCAST_TOKEN is the token itself)."`
 }
 
-// tokenVariable is the variable with the token of calls. There is no flag for it, since other users of the
-// machine can see flags.
-const tokenVariable = "KVCAST_TOKEN"
+// TokenVariable is the environment variable with the token that calls send. A flag would be visible to other users of the
+// machine.
+const TokenVariable = "KVCAST_TOKEN"
 
-// ConnectionFlags returns the flags as they were given, each with a space before it.
+// ConnectionFlags returns the flags as on a command line, each after a space.
 func (c *Connection) ConnectionFlags() string {
 	text := " --addr " + c.Addr
 	if c.TLS {
@@ -43,7 +44,7 @@ func (c *Connection) ConnectionFlags() string {
 	return text
 }
 
-// Dial returns a connection, which its first call opens.
+// Dial returns a connection. Its first call connects.
 func (c *Connection) Dial(p Process) (*grpc.ClientConn, error) {
 	options, err := c.DialOptions(p)
 	if err != nil {
@@ -56,7 +57,7 @@ func (c *Connection) Dial(p Process) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// DialOptions returns what connections are made with.
+// DialOptions returns the options of connections: TLS and the token.
 func (c *Connection) DialOptions(p Process) ([]grpc.DialOption, error) {
 	if _, port, err := net.SplitHostPort(c.Addr); err != nil || port == "" {
 		return nil, UsageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT, without a scheme", c.Addr)}
@@ -96,9 +97,9 @@ func (c *Connection) transport() (grpccredentials.TransportCredentials, error) {
 	return grpccredentials.NewTLS(cfg), nil
 }
 
-// token returns the token to send; empty if there is none. Errors do not show it.
+// token returns the token to send; empty if none is given. Errors do not contain the token.
 func (c *Connection) token(p Process) (string, error) {
-	text, from := p.Getenv(tokenVariable), tokenVariable
+	text, from := p.Getenv(TokenVariable), TokenVariable
 	if c.TokenFile != "" {
 		file, err := os.ReadFile(c.TokenFile)
 		if err != nil {
@@ -115,7 +116,7 @@ func (c *Connection) token(p Process) (string, error) {
 	return text, nil
 }
 
-// bearer is a token that every call carries, also without TLS, which a proxy beside the client may add.
+// bearer is a token that every call sends, also without TLS: a proxy beside the client may add TLS.
 type bearer string
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
@@ -126,7 +127,7 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // RequireTransportSecurity implements credentials.PerRPCCredentials.
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// Error returns the error of a failed call as one line that says what to do. Other errors it returns as they are.
+// Error returns the gRPC error of a failed call as one line that says what to do. It returns any other error unchanged.
 func (c *Connection) Error(err error) error {
 	s, ok := status.FromError(err)
 	switch {
@@ -135,12 +136,12 @@ func (c *Connection) Error(err error) error {
 	case s.Code() == codes.Unavailable && len(s.Details()) == 0:
 		return c.connectionError(s.Message())
 	case s.Code() == codes.Unauthenticated:
-		return fmt.Errorf("%s: %s (--token-file FILE, or the variable %s)", codeName(s.Code()), s.Message(), tokenVariable)
+		return fmt.Errorf("%s: %s (--token-file FILE, or the variable %s)", code.Code(s.Code()), s.Message(), TokenVariable)
 	}
-	return fmt.Errorf("%s: %s", codeName(s.Code()), s.Message())
+	return fmt.Errorf("%s: %s", code.Code(s.Code()), s.Message())
 }
 
-// connectionError explains why there is no connection. gRPC has the reason in its message only.
+// connectionError returns why a connection failed. Only the message of the gRPC error has the reason.
 func (c *Connection) connectionError(message string) error {
 	message = strings.TrimSuffix(message, `"`)
 	_, certificate, isCertificate := strings.Cut(message, "x509: ")
@@ -161,16 +162,4 @@ func (c *Connection) connectionError(message string) error {
 		cause = ": " + strings.Trim(dial[strings.LastIndex(dial, ": ")+1:], ` :"`)
 	}
 	return fmt.Errorf("no kvcast server at %s%s; start one with kvcast serve, or give another with --addr", c.Addr, cause)
-}
-
-// codeName returns a code as the contract writes it, such as OUT_OF_RANGE.
-func codeName(c codes.Code) string {
-	var b strings.Builder
-	for i, r := range c.String() {
-		if i > 0 && r >= 'A' && r <= 'Z' {
-			b.WriteByte('_')
-		}
-		b.WriteRune(r)
-	}
-	return strings.ToUpper(b.String())
 }

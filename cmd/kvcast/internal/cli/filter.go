@@ -10,14 +10,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Filter is the flags that narrow what a command asks a server for.
+// Filter contains the flags that select workers, models and tiers.
 type Filter struct {
 	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
 	Model  []string `placeholder:"NAME" help:"Only workers with these models. Repeatable."`
 	Tier   []string `placeholder:"TIER" predictor:"tier" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
 }
 
-// ParseFilter returns the filter; nil if it excludes nothing.
+// ParseFilter returns the filter of a request; nil without flags.
 func (f *Filter) ParseFilter() (*kvcastv1.Filter, error) {
 	if len(f.Worker)+len(f.Model)+len(f.Tier) == 0 {
 		return nil, nil
@@ -33,7 +33,7 @@ func (f *Filter) ParseFilter() (*kvcastv1.Filter, error) {
 	return out, nil
 }
 
-// FilterFlags returns the flags as they were given, each with a space before it.
+// FilterFlags returns the flags as on a command line, each after a space.
 func (f *Filter) FilterFlags() string {
 	var b strings.Builder
 	for _, list := range []struct {
@@ -47,8 +47,8 @@ func (f *Filter) FilterFlags() string {
 	return b.String()
 }
 
-// ReportNoMatch writes whether no worker matches the filter. That may be meant, since workers come and go, so it is a
-// hint: an error of the server is left to the call that follows.
+// ReportNoMatch writes a hint if no worker matches the filter. This is no error, since a worker may come later. Errors of
+// the server are ignored: the caller's next call reports them.
 func (f *Filter) ReportNoMatch(ctx context.Context, client kvcastv1.RouterEventServiceClient, out io.Writer) {
 	if len(f.Worker)+len(f.Model) == 0 {
 		return
@@ -59,10 +59,10 @@ func (f *Filter) ReportNoMatch(ctx context.Context, client kvcastv1.RouterEventS
 	}
 }
 
-// maxListed is how many workers WriteNoMatch names.
+// maxListed is the number of workers that WriteNoMatch lists at most.
 const maxListed = 8
 
-// WriteNoMatch writes that no worker matches the filter, and which workers there are.
+// WriteNoMatch writes that no worker matches the filter, and lists the existing workers.
 func (f *Filter) WriteNoMatch(ctx context.Context, client kvcastv1.RouterEventServiceClient, out io.Writer) error {
 	all, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
 	if err != nil {
@@ -83,7 +83,7 @@ func (f *Filter) WriteNoMatch(ctx context.Context, client kvcastv1.RouterEventSe
 	return err
 }
 
-// ShellWord returns a word as a shell reads it.
+// ShellWord quotes a word for a shell, if necessary.
 func ShellWord(word string) string {
 	plain := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@%+,=", r)

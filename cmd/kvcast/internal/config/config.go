@@ -1,8 +1,8 @@
 // Package config is the configuration of kvcast serve.
 //
-// A YAML file, KVCAST_ variables and flags flow in, each over the one before. A Config flows out, made of the
-// configuration of each part, or an error that names every mistake with its origin (file and line, variable or flag) and
-// what is allowed. A Config does not change after Read.
+// A YAML file, KVCAST_ variables and flags flow in; variables override the file, and flags override both. A Config flows
+// out, or an error that lists every mistake with its origin (file and line, variable or flag) and the allowed values. A
+// Config does not change after Read.
 //
 // Each setting is declared once, in fields.go: its key, field, default, bounds and help. The file's form, the variables,
 // the flags, their help and what Write prints follow from that.
@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/server"
 )
 
-// Config is the configuration of a server. What a part reads is in that part's own Config.
+// Config is the configuration of a server. It contains the Config of each package that kvcast serve wires.
 type Config struct {
 	Listen   string // address of the gRPC port
 	Admin    string // address of the admin port; empty: none
@@ -35,26 +35,26 @@ type Config struct {
 	Discovery   []Discovery
 	Server      server.Config
 
-	// MaxBlocks and MaxAttributeBytes are the budgets of all workers together.
+	// MaxBlocks and MaxAttributeBytes are limits for all workers together.
 	MaxBlocks         int
 	MaxAttributeBytes int64
-	// StartWait is how long routers are kept waiting at the start for engines that cannot be reached.
+	// StartWait is how long the server waits at start for unreachable engines before it serves routers.
 	StartWait time.Duration
 
-	// RegisterHosts is the text of Server.RegisterHosts.
+	// RegisterHosts is Server.RegisterHosts as text.
 	RegisterHosts string
 	// TokensFile, CertFile and KeyFile are read by LoadCredentials; empty: none.
 	TokensFile, CertFile, KeyFile string
 }
 
-// Discovery is where workers are found: by a DNS name, or in a file if File is set.
+// Discovery finds workers by a DNS name, or in a file if File is set.
 type Discovery struct {
 	DNS      discovery.DNS
 	File     string
 	Interval time.Duration
 }
 
-// DefaultBind is the endpoint of the listener that a server has if nothing else to read from is configured.
+// DefaultBind is the endpoint of the listener of a server without a file, workers, listeners and discovery.
 const DefaultBind = "tcp://*:5557"
 
 // newConfig returns the configuration in which every setting has its default.
@@ -69,8 +69,8 @@ func (c *Config) ReadsNothing() bool {
 	return len(c.Ingest.Workers)+len(c.Ingest.Listeners)+len(c.Discovery) == 0
 }
 
-// LoadCredentials reads the files of tokens, certificate and key into the server's configuration. They are read once:
-// to replace them, restart the server.
+// LoadCredentials reads the files of tokens, certificate and key into the server's configuration. Changes of the files
+// take effect at the next start.
 func (c *Config) LoadCredentials() error {
 	if c.TokensFile != "" {
 		text, err := os.ReadFile(c.TokensFile)
@@ -84,15 +84,7 @@ func (c *Config) LoadCredentials() error {
 	if c.CertFile == "" {
 		return nil
 	}
-	cert, err := os.ReadFile(c.CertFile)
-	if err != nil {
-		return fmt.Errorf("tls.cert: %w", err)
-	}
-	key, err := os.ReadFile(c.KeyFile)
-	if err != nil {
-		return fmt.Errorf("tls.key: %w", err)
-	}
-	pair, err := tls.X509KeyPair(cert, key)
+	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 	if err != nil {
 		return fmt.Errorf("tls.cert %s with tls.key %s: %w; want a certificate and its key, each in PEM", c.CertFile, c.KeyFile, err)
 	}

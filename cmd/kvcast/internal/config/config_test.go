@@ -154,7 +154,7 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"listeners:\n- bind: tcp://*:1\n  topics: kv", `f:3: listeners[0].topics: "kv" is not allowed: want a list`},
 		{"ingest: {silence: 9ms}", `f:1: ingest.silence: "9ms" is not allowed: want 0s for never, or 10ms or more, such as 30s`},
 		{"ingest: {start_wait: 61m}", `f:1: ingest.start_wait: "61m" is not allowed: want 0s to 1h`},
-		{"discovery:\n- {}", `f:2: discovery[0]: names no place to find workers: want dns with port, or file`},
+		{"discovery:\n- {}", `f:2: discovery[0]: has neither dns nor file: want dns with port, or file`},
 		{"workers: [{name: a, sources: [{connect: \"tcp://h:1\", copies: Auto}]}]", `f:1: workers[0].sources[0].copies: "Auto" is not allowed: want auto, counted or announced-last`},
 		{"listeners: [{bind: \"tcp://*:1\", copies: set}]", `f:1: listeners[0].copies: "set" is not allowed: want auto, counted or announced-last`},
 		{"discovery: [{dns: engines, port: 1, copies: set}]", `f:1: discovery[0].copies: "set" is not allowed: want auto, counted or announced-last`},
@@ -391,7 +391,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 		flags[f.Name] = f
 	}
 	c := newConfig()
-	for _, s := range c.settings() {
+	for _, s := range c.fields().settings("") {
 		f := flags[s.flag()]
 		if f == nil {
 			t.Errorf("%s has no flag --%s", s.path, s.flag())

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxCount is the highest limit of workers, subscribers and the like: more than fit.
+	// maxCount is the highest limit of workers, sources, subscribers and the like.
 	maxCount  = 1_000_000
 	minBytes  = 1 << 20
 	maxBytes  = 1 << 40
@@ -24,7 +24,7 @@ const (
 // mapping is the keys of a YAML mapping, in the order in which they are written.
 type mapping []field
 
-// field is a key of a mapping. A value outside lists is also a flag, which has the help, and a variable.
+// field is a key of a mapping. A value outside lists is also a variable, and a flag with the given help.
 type field struct {
 	key  string
 	node node

@@ -13,59 +13,54 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fileReader reads one file. It walks the YAML nodes rather than decode them into structs, since only a node knows its
-// line, and so every mistake is found and reported with its own.
-type fileReader struct {
-	*reader
-	name string // without control characters
-}
-
-func (f *fileReader) at(n *yaml.Node) origin { return origin{f.name, n.Line} }
-
-// file reads a configuration file.
+// file reads a configuration file. It walks the YAML nodes rather than decode them into structs, because only nodes have
+// line numbers, with which every mistake is reported.
 func (r *reader) file(name string, data []byte) {
-	r.document(name, data, func(f *fileReader, n *yaml.Node) { r.config.fields().read(f, n, "") })
+	r.document(name, data, func(n *yaml.Node) { r.config.fields().read(r, n, "") })
 }
 
-// document reads the only document of a file, unless that is empty.
-func (r *reader) document(name string, data []byte, read func(*fileReader, *yaml.Node)) {
-	f := &fileReader{r, strings.Map(func(c rune) rune {
+// document reads the only document of a file, unless the file is empty.
+func (r *reader) document(name string, data []byte, read func(*yaml.Node)) {
+	r.fileName = strings.Map(func(c rune) rune {
 		if unicode.IsControl(c) {
 			return '?'
 		}
 		return c
-	}, name)}
+	}, name)
 	documents := yaml.NewDecoder(bytes.NewReader(data))
 	var first, second yaml.Node
 	err := documents.Decode(&first)
 	if err == nil {
-		read(f, &first)
+		read(&first)
 		err = documents.Decode(&second)
 	}
 	switch {
 	case err == nil:
-		f.wrong(f.at(&second), "", "a second document is not allowed: want one")
+		r.wrong(r.at(&second), "", "a second document is not allowed: want one")
 	case !errors.Is(err, io.EOF):
-		f.wrong(origin{place: f.name}, "", err.Error()) // it contains "yaml", usually the line, and the cause
+		r.wrong(origin{place: r.fileName}, "", err.Error()) // the text has "yaml", the cause, and usually the line
 	}
 }
 
-// read stores a value by its text: whether YAML considers it a string or a number makes no difference.
-func (v *value) read(f *fileReader, n *yaml.Node, path string) {
+// at returns the origin of a node of the file.
+func (r *reader) at(n *yaml.Node) origin { return origin{r.fileName, n.Line} }
+
+// read stores the text of a scalar. YAML's distinction of strings, numbers and booleans has no effect.
+func (v *value) read(r *reader, n *yaml.Node, path string) {
 	n = resolve(n)
 	want := cmp.Or(v.want, "a text")
 	switch {
 	case isNull(n):
-		f.wrong(f.at(n), path, "has no value: want "+want)
+		r.wrong(r.at(n), path, "has no value: want "+want)
 	case n.Kind != yaml.ScalarNode:
-		f.wrong(f.at(n), path, shown(n)+" is not allowed: want "+want)
+		r.wrong(r.at(n), path, shown(n)+" is not allowed: want "+want)
 	case !v.set(n.Value):
-		f.wrong(f.at(n), path, notAllowed(n.Value, want))
+		r.wrong(r.at(n), path, notAllowed(n.Value, want))
 	}
 }
 
 // read stores the values of the keys that are given, and records unknown and repeated keys.
-func (m mapping) read(f *fileReader, n *yaml.Node, path string) {
+func (m mapping) read(r *reader, n *yaml.Node, path string) {
 	n = resolve(n)
 	keys := make([]string, len(m))
 	nodes := make(map[string]node)
@@ -74,8 +69,8 @@ func (m mapping) read(f *fileReader, n *yaml.Node, path string) {
 	}
 	if n.Kind != yaml.MappingNode {
 		if !isNull(n) || strings.HasSuffix(path, "]") {
-			f.unreadable = append(f.unreadable, path)
-			f.wrong(f.at(n), path, fmt.Sprintf("%s is not allowed: want a mapping with %s", shown(n), either(keys)))
+			r.unreadable = append(r.unreadable, path)
+			r.wrong(r.at(n), path, fmt.Sprintf("%s is not allowed: want a mapping with %s", shown(n), either(keys)))
 		}
 		return
 	}
@@ -87,27 +82,27 @@ func (m mapping) read(f *fileReader, n *yaml.Node, path string) {
 	for i := 0; i < len(n.Content); i += 2 {
 		key := n.Content[i]
 		name := key.Value
-		if f.repeated(seen, key, path) {
+		if r.repeated(seen, key, path) {
 			continue
 		}
 		if nodes[name] == nil {
 			meant := closest(name, keys)
-			f.wrong(f.at(key), path, unknownKey(shown(key), meant, keys))
+			r.wrong(r.at(key), path, unknownKey(shown(key), meant, keys))
 			if _, given := lines[meant]; meant == "" || given {
 				continue
 			}
-			name = meant // its value may be wrong as well, and the key is not missing
+			name = meant // validate the value too, and do not report the key as missing
 		}
-		f.origins[join(path, name)] = f.at(key)
-		nodes[name].read(f, n.Content[i+1], join(path, name))
+		r.origins[join(path, name)] = r.at(key)
+		nodes[name].read(r, n.Content[i+1], join(path, name))
 	}
 }
 
-// repeated reports whether a key was seen before in its mapping, and if so records that.
-func (f *fileReader) repeated(seen map[string]int, key *yaml.Node, path string) bool {
+// repeated reports whether a key was seen before in its mapping, and records that as a mistake.
+func (r *reader) repeated(seen map[string]int, key *yaml.Node, path string) bool {
 	line, repeated := seen[key.Value]
 	if repeated {
-		f.wrong(f.at(key), path, fmt.Sprintf("key %q is given twice, first in line %d", key.Value, line))
+		r.wrong(r.at(key), path, fmt.Sprintf("key %q is given twice, first in line %d", key.Value, line))
 		return true
 	}
 	seen[key.Value] = key.Line
@@ -122,45 +117,45 @@ func unknownKey(name, meant string, keys []string) string {
 }
 
 // read appends the items of a sequence.
-func (l list) read(f *fileReader, n *yaml.Node, path string) {
+func (l list) read(r *reader, n *yaml.Node, path string) {
 	n = resolve(n)
 	switch {
-	case isNull(n): // all items may be commented out
+	case isNull(n): // allowed, since all items may be commented out
 	case n.Kind != yaml.SequenceNode:
-		f.wrong(f.at(n), path, shown(n)+" is not allowed: want a list")
+		r.wrong(r.at(n), path, shown(n)+" is not allowed: want a list")
 	default:
 		for i, n := range n.Content {
 			path := fmt.Sprintf("%s[%d]", path, i)
-			f.origins[path] = f.at(n)
-			l.add().read(f, n, path)
+			r.origins[path] = r.at(n)
+			l.add().read(r, n, path)
 		}
 	}
 }
 
 // read stores each label.
-func (l labels) read(f *fileReader, n *yaml.Node, path string) {
+func (l labels) read(r *reader, n *yaml.Node, path string) {
 	n = resolve(n)
 	if isNull(n) {
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		f.wrong(f.at(n), path, shown(n)+" is not allowed: want a mapping of labels")
+		r.wrong(r.at(n), path, shown(n)+" is not allowed: want a mapping of labels")
 		return
 	}
 	seen := make(map[string]int)
 	for i := 0; i < len(n.Content); i += 2 {
 		key := resolve(n.Content[i])
 		if key.Kind != yaml.ScalarNode || isNull(key) {
-			f.wrong(f.at(key), path, shown(key)+" is not allowed as a label's key: want a text")
+			r.wrong(r.at(key), path, shown(key)+" is not allowed as a label's key: want a text")
 			continue
 		}
-		if f.repeated(seen, key, path) {
+		if r.repeated(seen, key, path) {
 			continue
 		}
 		label := fmt.Sprintf("%s[%q]", path, key.Value)
-		f.origins[label] = f.at(key)
+		r.origins[label] = r.at(key)
 		var labelValue string
-		text(&labelValue, "", anything, `a text, which may be ""`).read(f, n.Content[i+1], label)
+		text(&labelValue, "", anything, `a text, which may be ""`).read(r, n.Content[i+1], label)
 		if *l.to == nil {
 			*l.to = make(map[string]string)
 		}
@@ -196,7 +191,7 @@ func shown(n *yaml.Node) string {
 	}
 }
 
-// closest returns the name that a misspelt one most likely means; empty if there is none.
+// closest returns the name that is nearest to a misspelt name, with an edit distance of at most 2; empty if none is.
 func closest(name string, names []string) string {
 	best, least := "", 3
 	for _, n := range names {

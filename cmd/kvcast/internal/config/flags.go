@@ -10,14 +10,15 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
-// Flags returns a pointer to a struct with a flag for each setting, to be embedded into a kong command. Their texts are
-// validated by Read.
+// Flags returns a pointer to a struct with a flag for each setting, to be embedded into a kong command. Read validates
+// the texts of the flags.
 func Flags() any {
 	var fields []reflect.StructField
-	for i, s := range newConfig().settings() {
+	for i, s := range newConfig().fields().settings("") {
 		tag := fmt.Sprintf("name:%q help:%q", s.flag(), s.help)
 		kind := reflect.TypeFor[string]()
 		switch s.initial {
@@ -44,7 +45,7 @@ func Given(line *kong.Context) map[string]string {
 }
 
 func (r *reader) flags(from Sources) {
-	for _, s := range r.config.settings() {
+	for _, s := range r.config.fields().settings("") {
 		if text, ok := from.Flags[s.flag()]; ok {
 			r.set(s, origin{place: "--" + s.flag()}, text)
 		}
@@ -57,19 +58,16 @@ func (r *reader) flags(from Sources) {
 	}
 }
 
-// TokenVariable is the variable with the token of a client's calls. serve does not read it.
-const TokenVariable = "KVCAST_TOKEN"
-
-// variables reads the variables of the environment. Unknown ones are ignored, since some with kvcast's prefix
-// are set by others, such as Kubernetes for a service named kvcast. A misspelt one is a mistake.
+// variables reads the variables of the environment. A misspelt variable is a mistake. Other unknown variables are
+// ignored, since Kubernetes sets variables with the prefix KVCAST_ for a service named kvcast.
 func (r *reader) variables(environ []string) {
 	values := make(map[string]string)
 	for _, variable := range environ {
 		name, text, _ := strings.Cut(variable, "=")
 		values[name] = text
 	}
-	known := []string{"KVCAST_CONFIG", "KVCAST_WORKER", "KVCAST_BIND", "ZMQ_PORT", TokenVariable}
-	for _, s := range r.config.settings() {
+	known := []string{"KVCAST_CONFIG", "KVCAST_WORKER", "KVCAST_BIND", "ZMQ_PORT", cli.TokenVariable}
+	for _, s := range r.config.fields().settings("") {
 		known = append(known, s.variable())
 		if text, ok := values[s.variable()]; ok {
 			r.set(s, origin{place: s.variable()}, text)
@@ -81,7 +79,7 @@ func (r *reader) variables(environ []string) {
 	for i, line := range lines(values["KVCAST_BIND"]) {
 		r.addListener(origin{place: fmt.Sprintf("KVCAST_BIND, line %d", i+1)}, line)
 	}
-	// For a service named zmq Kubernetes sets ZMQ_PORT=tcp://ADDRESS:PORT, which is not meant for kvcast.
+	// Kubernetes sets ZMQ_PORT=tcp://ADDRESS:PORT for a service named zmq. Ignore that.
 	if port, ok := values["ZMQ_PORT"]; ok && !strings.HasPrefix(port, "tcp://") {
 		at := origin{place: "ZMQ_PORT"}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
@@ -96,16 +94,16 @@ func (r *reader) variables(environ []string) {
 		}
 		switch meant := closest(name, known); meant {
 		case "":
-		case TokenVariable:
+		case cli.TokenVariable:
 			r.wrong(origin{place: name}, "", "unknown variable, did you mean KVCAST_AUTH_TOKENS, the file of the tokens that a server accepts, or "+
-				TokenVariable+", the token that a client sends?")
+				cli.TokenVariable+", the token that a client sends?")
 		default:
 			r.wrong(origin{place: name}, "", "unknown variable, did you mean "+meant+"?")
 		}
 	}
 }
 
-// lines returns the lines of a text that are not blank.
+// lines returns the nonblank lines of a text, trimmed.
 func lines(text string) []string {
 	var all []string
 	for line := range strings.Lines(text) {
@@ -116,7 +114,7 @@ func lines(text string) []string {
 	return all
 }
 
-// set stores the text of a variable or a flag.
+// set stores the text of a variable or a flag, and its origin.
 func (r *reader) set(s setting, at origin, text string) {
 	if !s.set(text) {
 		r.wrong(at, "", notAllowed(text, s.want))
@@ -125,7 +123,7 @@ func (r *reader) set(s setting, at origin, text string) {
 	r.origins[s.path] = at
 }
 
-// addWorker adds the worker of a --worker: one with one source.
+// addWorker adds a worker in the form of the flag --worker. It has one source.
 func (r *reader) addWorker(at origin, text string) {
 	w := ingestconfig.Worker{Sources: make([]ingestconfig.Source, 1)}
 	if err := setPairs(text, append(workerFields(&w), sourceFields(&w.Sources[0])...)); err != nil {
@@ -136,7 +134,7 @@ func (r *reader) addWorker(at origin, text string) {
 	r.config.Ingest.Workers = append(r.config.Ingest.Workers, w)
 }
 
-// addListener adds the listener of a --bind: an endpoint, and further keys.
+// addListener adds a listener in the form of the flag --bind: an endpoint, and optionally KEY=VALUE pairs.
 func (r *reader) addListener(at origin, endpoint string) {
 	var l ingestconfig.Listener
 	var topics, replayHosts [1]string
@@ -155,7 +153,7 @@ func (r *reader) addListener(at origin, endpoint string) {
 	r.config.Ingest.Listeners = append(r.config.Ingest.Listeners, l)
 }
 
-// setPairs stores the values of fields that KEY=VALUE pairs separated by commas give, and the defaults of the others.
+// setPairs stores the defaults of fields, and then the values in KEY=VALUE pairs separated by commas.
 func setPairs(text string, fields mapping) error {
 	setDefaults(fields)
 	byKey := make(map[string]*value)

@@ -8,17 +8,17 @@ import (
 
 // node is a part of the configuration in the form of its file: a *value, a mapping, a list or labels.
 type node interface {
-	// read stores the values of a part of the file.
-	read(r *fileReader, n *yaml.Node, path string)
-	// write returns what is stored as a part of a file.
+	// read stores the values of a part of the file, and records mistakes.
+	read(r *reader, n *yaml.Node, path string)
+	// write returns the stored values as a part of a file.
 	write(from Origins, path string) *yaml.Node
 }
 
-// list is a list of items that have fields, or of values.
+// list is a list of mappings or of values.
 type list struct {
-	// items are the nodes of the items stored.
+	// items returns the nodes of the stored items.
 	items func() []node
-	// add appends an item that has its defaults, and returns its node.
+	// add appends an item with default values, and returns its node.
 	add func() node
 }
 
@@ -40,7 +40,7 @@ func listOf[T any, N node](to *[]T, item func(*T) N) list {
 	}
 }
 
-// labels is a mapping with any keys. Which are allowed is validated by ingest.
+// labels is a mapping with any keys. Package ingest validates them.
 type labels struct{ to *map[string]string }
 
 // setDefaults stores the default of each value of a node.
@@ -70,15 +70,13 @@ func (s setting) variable() string {
 }
 
 // settings returns the values outside lists, in the order of the file.
-func (c *Config) settings() []setting { return settingsIn(c.fields(), "") }
-
-func settingsIn(m mapping, path string) (all []setting) {
+func (m mapping) settings(path string) (all []setting) {
 	for _, f := range m {
 		switch n := f.node.(type) {
 		case *value:
 			all = append(all, setting{n, join(path, f.key), f.help})
 		case mapping:
-			all = append(all, settingsIn(n, join(path, f.key))...)
+			all = append(all, n.settings(join(path, f.key))...)
 		}
 	}
 	return all

@@ -25,7 +25,7 @@ func (c *Config) Write(to io.Writer, from Origins) error {
 	return nil
 }
 
-// write returns the text, without quotes if YAML reads it as the same text.
+// write returns the text. It is unquoted if YAML reads it as a string, an integer or a boolean.
 func (v *value) write(from Origins, path string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Value: v.text()}
 	if tag := n.ShortTag(); tag != "!!int" && tag != "!!bool" {
@@ -37,7 +37,7 @@ func (v *value) write(from Origins, path string) *yaml.Node {
 	return n
 }
 
-// write omits keys of items that have no value, and empty lists and labels.
+// write omits empty lists and labels, and within list items also keys without a value.
 func (m mapping) write(from Origins, path string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode}
 	for _, f := range m {
@@ -77,7 +77,7 @@ func (l labels) write(Origins, string) *yaml.Node {
 	return n
 }
 
-// inItem reports whether a path is within a list's item.
+// inItem reports whether a path is within a list item.
 func inItem(path string) bool { return strings.Contains(path, "[") }
 
 func comment(from Origins, path string) string {

@@ -12,18 +12,18 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
-// Sources are where a configuration comes from, in the order in which one overrides another.
+// Sources are the sources of a configuration. Environ overrides File, and Flags overrides both.
 type Sources struct {
-	File    string            // its name; empty: none
-	Environ []string          // NAME=VALUE, as os.Environ returns them
-	Flags   map[string]string // settings given as flags, see Given
-	Workers []string          // each --worker
-	Binds   []string          // each --bind
+	File    string            // name of the YAML file; empty: none
+	Environ []string          // NAME=VALUE, as os.Environ returns
+	Flags   map[string]string // settings by the name of their flag, as Given returns
+	Workers []string          // values of --worker
+	Binds   []string          // values of --bind
 }
 
-// Read reads the file, the variables and the flags. Workers and listeners of all three add up. If there is no file and
-// nothing to read from, there is a listener at DefaultBind. Read returns the configuration with the origins of what was
-// given, or an error that names every mistake.
+// Read reads the file, the variables and the flags. Workers and listeners of all three add up. Without a file, workers,
+// listeners and discovery, the configuration has a listener at DefaultBind. Read returns the configuration and the origin
+// of each value that is not a default, or an error that lists every mistake.
 func Read(from Sources) (*Config, Origins, error) {
 	r := newReader()
 	if from.File != "" {
@@ -45,8 +45,9 @@ func Read(from Sources) (*Config, Origins, error) {
 type reader struct {
 	config     *Config
 	origins    Origins
+	fileName   string // of the file being read, without control characters
 	mistakes   []mistake
-	unreadable []string // paths of items that could not be read at all
+	unreadable []string // paths of items that are not mappings
 }
 
 func newReader() *reader { return &reader{config: newConfig(), origins: make(Origins)} }
@@ -66,10 +67,10 @@ func (r *reader) finish() (*Config, Origins, error) {
 	}
 }
 
-// origin is where something was given.
+// origin is the place where a value was given.
 type origin struct {
 	place string // a file, a variable or a flag
-	line  int    // in the file; 0 if it is none
+	line  int    // in the file; 0 for a variable or a flag
 }
 
 func (o origin) String() string {
@@ -79,17 +80,18 @@ func (o origin) String() string {
 	return o.place
 }
 
-// Origins are the origins of what was given, by path: of a setting, such as journal.max_bytes, of an item, such as
-// workers[0], and of what is in an item.
+// Origins are the origins of given values by path. Examples of paths are journal.max_bytes, workers[0] and
+// workers[0].name.
 type Origins map[string]origin
 
 // byDefault is the origin of the listener at DefaultBind.
-var byDefault = origin{place: "the default, since nothing to read from is configured"}
+var byDefault = origin{place: "the default, since no workers, listeners or discovery are configured"}
 
 // ListensByDefault reports whether the only listener is the one at DefaultBind.
 func (o Origins) ListensByDefault() bool { return o["listeners[0]"] == byDefault }
 
-// nearest returns the origin of a path, or of the nearest thing that contains it, with the rest of the path.
+// nearest returns the origin of a path, or of the nearest part of the configuration that contains the path. It also
+// returns the rest of the path.
 func (o Origins) nearest(path string) (_ origin, rest string) {
 	for around := path; around != ""; around = around[:max(strings.LastIndexAny(around, ".["), 0)] {
 		if at, ok := o[around]; ok {
@@ -99,11 +101,11 @@ func (o Origins) nearest(path string) (_ origin, rest string) {
 	return origin{}, path
 }
 
-// mistake is something that is not allowed.
+// mistake is a part of the configuration that is not allowed.
 type mistake struct {
 	at      origin
-	path    string // in the file
-	shown   string // the path in messages
+	path    string // as in Origins
+	shown   string // the part of the path that the message includes
 	problem string
 }
 
@@ -112,8 +114,8 @@ func (r *reader) wrong(at origin, path, problem string) {
 	r.mistakes = append(r.mistakes, mistake{at, path, path, problem})
 }
 
-// wrongGiven records a mistake in what was given for a path, or for something that contains it. The message for a
-// variable or a flag does not repeat its path.
+// wrongGiven records a mistake at a path, with the nearest origin. The message for a variable or a flag omits the part of
+// the path that the variable or flag stands for.
 func (r *reader) wrongGiven(path, problem string) {
 	at, rest := r.origins.nearest(path)
 	m := mistake{at, path, path, problem}
@@ -123,13 +125,13 @@ func (r *reader) wrongGiven(path, problem string) {
 	r.mistakes = append(r.mistakes, m)
 }
 
-// isWrong reports whether a mistake at the path, or a larger one that hides it, is recorded.
+// isWrong reports whether a mistake at the path is recorded, or the item that contains the path is not a mapping.
 func (r *reader) isWrong(path string) bool {
 	return slices.ContainsFunc(r.mistakes, func(m mistake) bool { return m.path == path }) ||
 		slices.ContainsFunc(r.unreadable, func(item string) bool { return strings.HasPrefix(path, item+".") })
 }
 
-// messages returns the mistakes as text: those of the file first, by line.
+// messages returns the mistakes as text. Mistakes in the file come first, by line.
 func (r *reader) messages() []string {
 	slices.SortStableFunc(r.mistakes, func(a, b mistake) int {
 		if a.at.line == 0 || b.at.line == 0 {
@@ -184,7 +186,7 @@ func (r *reader) validateDiscovery() {
 		case given("dns") && !given("port"):
 			r.wrong(r.origins[item], join(item, "port"), "is missing: want 1 to 65535, the port at which each engine publishes, such as 5557")
 		case !given("dns") && !r.isWrong(item) && !slices.Contains(r.unreadable, item):
-			r.wrong(r.origins[item], item, "names no place to find workers: want dns with port, or file")
+			r.wrong(r.origins[item], item, "has neither dns nor file: want dns with port, or file")
 		}
 	}
 }
@@ -208,7 +210,7 @@ func (r *reader) validateIngest() {
 	}
 }
 
-// filePath is the path in the file of a path in ingest's Config.
+// filePath returns the path in the file that corresponds to a path in ingestconfig.Config.
 func filePath(path string) string {
 	if strings.HasPrefix(path, "workers") || strings.HasPrefix(path, "listeners") {
 		return path

@@ -16,12 +16,12 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
-// value is a scalar of the configuration, read and written as text. What it writes reads back as the same.
+// value is a scalar of the configuration, read and written as text. Reading the written text restores the value.
 type value struct {
-	want    string            // what is allowed
+	want    string            // describes the allowed texts
 	initial string            // the default; empty if there is none
-	set     func(string) bool // stores the text's value; stores nothing and reports false if it is not allowed
-	text    func() string     // the stored value as text; empty if there is none
+	set     func(string) bool // parses and stores a text; reports false and stores nothing if the text is not allowed
+	text    func() string     // the stored value as text; empty if no value is stored
 }
 
 func newValue[T any](to *T, initial T, want string, parse func(string) (T, bool), format func(T) string) *value {
@@ -42,7 +42,7 @@ func text[T ~string](to *T, initial T, allowed func(string) bool, want string) *
 	return newValue(to, initial, want, func(s string) (T, bool) { return T(s), allowed(s) }, func(v T) string { return string(v) })
 }
 
-// oneOf is one of several words. The first is the default.
+// oneOf is one of several words, with the first word as the default.
 func oneOf[T ~string](to *T, among ...T) *value {
 	words := make([]string, len(among))
 	for i, a := range among {
@@ -51,20 +51,20 @@ func oneOf[T ~string](to *T, among ...T) *value {
 	return text(to, among[0], func(s string) bool { return slices.Contains(words, s) }, either(words))
 }
 
-// either lists alternatives.
+// either returns words as alternatives, such as "a, b or c".
 func either(words []string) string {
-	last := len(words) - 1
-	if last < 1 {
-		return strings.Join(words, "")
+	if last := len(words) - 1; last > 0 {
+		return strings.Join(words[:last], ", ") + " or " + words[last]
 	}
-	return strings.Join(words[:last], ", ") + " or " + words[last]
+	return strings.Join(words, "")
 }
 
 func boolean(to *bool) *value {
-	return newValue(to, false, "true or false", func(s string) (bool, bool) { return s == "true", s == "true" || s == "false" }, strconv.FormatBool)
+	parse := func(s string) (bool, bool) { return s == "true", s == "true" || s == "false" }
+	return newValue(to, false, "true or false", parse, strconv.FormatBool)
 }
 
-// number is a whole number. One below the least is not set and has no text.
+// number is an integer. A stored number below least means that no value is stored.
 func number[T int | uint32](to *T, initial, least, most T) *value {
 	parse := func(s string) (T, bool) {
 		n, err := strconv.ParseInt(s, 10, 64)
@@ -79,7 +79,7 @@ func number[T int | uint32](to *T, initial, least, most T) *value {
 	return newValue(to, initial, fmt.Sprintf("%d to %d", least, most), parse, format)
 }
 
-// replayPort is a port, or 0, which is stored as none.
+// replayPort is a port. The text 0 is stored as the number none.
 func replayPort(to *int, initial, none int) *value {
 	parse := func(s string) (int, bool) {
 		n, err := strconv.ParseUint(s, 10, 16)
@@ -91,12 +91,12 @@ func replayPort(to *int, initial, none int) *value {
 	return newValue(to, initial, "1 to 65535, or 0 for none", parse, func(n int) string { return strconv.Itoa(max(n, 0)) })
 }
 
-// duration is written as Go does, such as 1h30m.
+// duration is a duration in the syntax of time.ParseDuration, such as 1h30m.
 func duration(to *time.Duration, initial, least, most time.Duration) *value {
 	return zeroDuration(to, initial, least, most, 0, "")
 }
 
-// zeroDuration is a duration, or 0, which is stored as zero and means what meaning says, if there is one.
+// zeroDuration is a duration. The text 0s is stored as zero; meaning is its effect, if 0s is not an ordinary duration.
 func zeroDuration(to *time.Duration, initial, least, most, zero time.Duration, meaning string) *value {
 	parse := func(s string) (time.Duration, bool) {
 		d, err := time.ParseDuration(s)
@@ -121,7 +121,7 @@ func zeroDuration(to *time.Duration, initial, least, most, zero time.Duration, m
 	return newValue(to, initial, want, parse, format)
 }
 
-// durationText omits the zeros that Go writes after hours and minutes.
+// durationText returns 1h for 1h0m0s, and 1m for 1m0s.
 func durationText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -170,7 +170,7 @@ func logLevel(to *slog.Level) *value {
 	return newValue(to, slog.LevelInfo, "debug, info, warn or error", parse, func(l slog.Level) string { return strings.ToLower(l.String()) })
 }
 
-// engine is an engine by one of its names. ParseEngine has them.
+// engine is the name or an alias of an engine.
 func engine(to *feed.Engine) *value {
 	return newValue(to, feed.EngineVLLM, ingestconfig.AllowedEngines, ingestconfig.ParseEngine, func(e feed.Engine) string { return string(e) })
 }
@@ -179,7 +179,7 @@ func copies(to *ingestconfig.Copies) *value {
 	return oneOf(to, ingestconfig.CopiesAuto, ingestconfig.CopiesCounted, ingestconfig.CopiesAnnouncedLast)
 }
 
-// hosts are hosts separated by commas, kept as text and parsed.
+// hosts is a list of hosts separated by commas, stored as text and parsed.
 func hosts(to *string, parsed *ingestconfig.Hosts) *value {
 	parse := func(s string) bool {
 		var list []string

@@ -11,7 +11,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 )
 
-// CheckWorkerFiles returns what is wrong with the files in which discovery finds workers.
+// CheckWorkerFiles returns the mistakes in the files of discovery.
 func (c *Config) CheckWorkerFiles() error {
 	var errs []error
 	for _, d := range c.Discovery {
@@ -23,9 +23,9 @@ func (c *Config) CheckWorkerFiles() error {
 	return errors.Join(errs...)
 }
 
-// ReadWorkers reads a file that lists workers, up to a limit: a list as in the configuration, or a mapping
-// with that list under workers. An empty file is a mistake, since it may be incompletely written; a file for
-// no workers has an empty list.
+// ReadWorkers reads a file with at most the given number of workers. The file is a list as under the key workers of the
+// configuration, or a mapping with that key alone. An empty file is an error, since it may be incompletely written; use []
+// for no workers.
 func ReadWorkers(file string, most int) ([]ingestconfig.Worker, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -34,16 +34,16 @@ func ReadWorkers(file string, most int) ([]ingestconfig.Worker, error) {
 	r := newReader()
 	r.config.Ingest.MaxWorkers = most
 	isList := false
-	r.document(file, data, func(f *fileReader, n *yaml.Node) {
+	r.document(file, data, func(n *yaml.Node) {
 		workers := listOf(&r.config.Ingest.Workers, workerFields)
 		n = resolve(n)
 		if isList = n.Kind == yaml.SequenceNode; isList {
-			f.origins["workers"] = f.at(n)
-			workers.read(f, n, "workers")
+			r.origins["workers"] = r.at(n)
+			workers.read(r, n, "workers")
 			return
 		}
 		isList = n.Kind == yaml.MappingNode && len(n.Content) == 2 && resolve(n.Content[1]).Kind == yaml.SequenceNode
-		mapping{{key: "workers", node: workers}}.read(f, n, "")
+		mapping{{key: "workers", node: workers}}.read(r, n, "")
 	})
 	if !isList && len(r.mistakes) == 0 {
 		r.wrong(origin{place: file}, "", "names no workers: want a list of them, by itself or under workers; [] if there are none")

@@ -14,7 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// JSON returns a message as compact JSON with the contract's field names. protojson varies its white space on purpose.
+// JSON returns a message as compact JSON with proto field names. It removes white space, which protojson varies.
 func JSON(m proto.Message) (json.RawMessage, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	var compact bytes.Buffer
@@ -37,7 +37,7 @@ func WriteJSON(out io.Writer, m proto.Message) error {
 	return err
 }
 
-// Plural returns a number of things.
+// Plural returns a number with a noun, such as "2 workers".
 func Plural(n int, thing string) string {
 	if n != 1 {
 		thing += "s"

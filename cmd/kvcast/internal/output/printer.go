@@ -13,21 +13,19 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Printer writes a stream: a line for each event, and for each message that has none.
+// Printer writes a stream: a line for each event, and for each message without events.
 type Printer struct {
 	Styler
 	out    io.Writer
 	isJSON bool
 	epoch  string
 
-	// At is the position to resume from; zero until there is one.
-	At client.Position
-	// Events counts the events printed, without a snapshot's; Blocks the blocks of the last snapshot.
-	Events uint64
-	Blocks int
+	At     client.Position // to resume after; zero before the first
+	Events uint64          // number of printed events, without snapshots
+	Blocks int             // number of blocks in the last snapshot
 
 	inSnapshot bool
-	workers    int // of the last snapshot
+	workers    int // number of workers in the last snapshot
 }
 
 // NewPrinter returns a Printer for the format text or json.
@@ -35,7 +33,7 @@ func NewPrinter(out io.Writer, format string) *Printer {
 	return &Printer{Styler: NewStyler(out), out: out, isJSON: format == "json"}
 }
 
-// Message prints a message, but no entries after the one with which limit events have been printed; 0: no limit.
+// Message prints a message. It prints no further entry once p.Events has reached limit; 0 means no limit.
 func (p *Printer) Message(m *kvcastv1.SubscribeResponse, limit uint64) error {
 	if err := p.control(m); err != nil {
 		return err
@@ -119,7 +117,7 @@ type line struct {
 	Record  json.RawMessage `json:"record,omitempty"` // with snapshot_worker
 }
 
-// write writes a line as JSON, or as text unless that is empty.
+// write writes a line as JSON or as text. It omits empty text.
 func (p *Printer) write(l line, text string) error {
 	if p.isJSON {
 		l.Epoch = p.epoch
@@ -177,7 +175,7 @@ func (p *Printer) snapshotWorkerText(w *kvcastv1.SnapshotWorker) string {
 		p.Style(Strong, fmt.Sprintf("%-10s", Printable(w.GetWorker()))), w.GetAdded().GetModel(), w.GetLastEventId(), incomplete)
 }
 
-// clock returns when an entry was ingested; blanks if that is not known.
+// clock returns the ingest time of an entry; blanks if it is unknown.
 func clock(e *kvcastv1.Entry) string {
 	const layout = "15:04:05.000"
 	if t := e.GetIngestTimeUnixNano(); t != 0 {
@@ -224,11 +222,11 @@ func eventText(ev *kvcastv1.RouterEvent) string {
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		return rank + fmt.Sprintf("worker removed (%s)", reasonText(e.WorkerRemoved.GetReason()))
 	default:
-		return rank + "an event of a kind that this version does not know"
+		return rank + "event of a kind that is unknown to this version"
 	}
 }
 
-// blocksText returns how many blocks there are, and the first and last hash.
+// blocksText returns the number of blocks, and the first and last hash.
 func blocksText(hashes []uint64) string {
 	switch n := len(hashes); n {
 	case 0:

@@ -19,10 +19,10 @@ type ProgressBar struct {
 	drawn time.Time
 }
 
-// progressInterval is the shortest time between two redraws.
+// progressInterval is the minimum time between two redraws.
 const progressInterval = 100 * time.Millisecond
 
-// NewProgressBar returns a bar for so much work.
+// NewProgressBar returns a bar that is full when the work done reaches total.
 func NewProgressBar(out io.Writer, total uint64) *ProgressBar {
 	return &ProgressBar{
 		out: colorprofile.NewWriter(out, os.Environ()), total: total,
@@ -30,7 +30,7 @@ func NewProgressBar(out io.Writer, total uint64) *ProgressBar {
 	}
 }
 
-// Update redraws the bar for the work done, unless it was just drawn.
+// Update redraws the bar, at most once per progressInterval.
 func (b *ProgressBar) Update(done uint64, text string) {
 	if b == nil || time.Since(b.drawn) < progressInterval {
 		return

@@ -1,4 +1,4 @@
-// Package output writes what commands show: for people as text that stands out on a terminal, for programs as JSON lines.
+// Package output formats the output of commands: text with styles for terminals, and JSON lines for programs.
 package output
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/charmbracelet/colorprofile"
 )
 
-// Styler styles text for a terminal. The zero Styler returns it as it is.
+// Styler styles text for a terminal. The zero Styler returns text unchanged.
 type Styler struct{ enabled bool }
 
 // NewStyler returns a Styler that is enabled if w is a terminal with colours and NO_COLOR is not set, or
@@ -20,7 +20,7 @@ func NewStyler(w io.Writer) Styler {
 	return Styler{colorprofile.Detect(w, os.Environ()) > colorprofile.Ascii}
 }
 
-// The styles use the terminal's own sixteen colours, which its user has chosen to be readable.
+// The styles use the sixteen colours of the terminal's theme.
 var (
 	Faint   = lipgloss.NewStyle().Faint(true)
 	Strong  = lipgloss.NewStyle().Bold(true)
@@ -30,7 +30,7 @@ var (
 	Special = lipgloss.NewStyle().Foreground(lipgloss.Cyan)
 )
 
-// Style returns the text with a style.
+// Style renders text with a style, if the Styler is enabled.
 func (s Styler) Style(style lipgloss.Style, text string) string {
 	if !s.enabled || text == "" {
 		return text
@@ -38,8 +38,7 @@ func (s Styler) Style(style lipgloss.Style, text string) string {
 	return style.Render(text)
 }
 
-// Printable replaces the characters of a name that could control a terminal or begin another line. Names are
-// untrusted.
+// Printable replaces control characters and line breaks in a name. Names come from clients and engines, and are untrusted.
 func Printable(name string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

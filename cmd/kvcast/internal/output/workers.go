@@ -8,7 +8,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Ranks returns the dp ranks of a worker in order, including those that have a source and no blocks yet.
+// Ranks returns the dp ranks of a worker in order, including ranks that have a source but no blocks.
 func Ranks(w *kvcastv1.WorkerStatus) []*kvcastv1.RankStatus {
 	ranks := slices.Clone(w.GetRanks())
 	for _, s := range w.GetSources() {
@@ -30,7 +30,7 @@ func RankSources(w *kvcastv1.WorkerStatus, rank uint32) (all []*kvcastv1.SourceS
 	return all
 }
 
-// Gaps returns how many gaps a dp rank had, with the batches they missed and whether its blocks may be wrong.
+// Gaps returns the number of gaps and missed batches of a dp rank, and whether the rank is incomplete.
 func Gaps(r *kvcastv1.RankStatus) string {
 	text := Decimal(r.GetGaps())
 	if r.GetGaps() > 0 {

@@ -7,13 +7,13 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// flags are those of all the commands.
+// flags are the flags of every command in this package.
 type flags struct {
 	cli.Connection
 	Output string `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"Output format: text, or json for an object per line (${default})."`
 }
 
-// call calls the server over a connection that is closed afterwards.
+// call runs a function with a connection to the server.
 func (f *flags) call(p cli.Process, call func(kvcastv1.RouterEventServiceClient) error) error {
 	conn, err := f.Dial(p)
 	if err != nil {
@@ -26,13 +26,13 @@ func (f *flags) call(p cli.Process, call func(kvcastv1.RouterEventServiceClient)
 	return nil
 }
 
-// streamFlags are those of the commands that print a stream.
+// streamFlags are the flags of the commands that print a stream.
 type streamFlags struct {
 	flags
 	cli.Filter
 }
 
-// given returns the flags as they were given, each with a space before it.
+// given returns the flags as on a command line, each after a space.
 func (f *streamFlags) given() string {
 	text := f.ConnectionFlags()
 	if f.Output != "text" {

@@ -100,7 +100,8 @@ func (c *Snapshot) Run(ctx context.Context, std cli.Process) error {
 		err = printAll(p, stream.Recv, func(*kvcastv1.SubscribeResponse) {
 			bar.Update(uint64(p.Blocks), fmt.Sprintf("%s blocks", output.Grouped(uint64(p.Blocks))))
 		})
-		if bar.Remove(); err != nil {
+		bar.Remove()
+		if err != nil {
 			return err
 		}
 		_, err = fmt.Fprintf(std.Err, "follow on with: kvcast subscribe%s --after %s\n", c.given(), p.At)
@@ -108,10 +109,11 @@ func (c *Snapshot) Run(ctx context.Context, std cli.Process) error {
 	})
 }
 
-// hasRoomForBar reports whether standard error is a terminal that standard output does not scroll.
+// hasRoomForBar reports whether standard error is a terminal and standard output is not: output on the same terminal would
+// scroll the bar away.
 func hasRoomForBar(std cli.Process) bool { return cli.IsTerminal(std.Err) && !cli.IsTerminal(std.Out) }
 
-// countBlocks returns the number of blocks that match a filter now.
+// countBlocks returns the current number of blocks that match a filter.
 func countBlocks(ctx context.Context, client kvcastv1.RouterEventServiceClient, f *kvcastv1.Filter) (n uint64, err error) {
 	workers, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: f})
 	for _, w := range workers.GetWorkers() {
@@ -126,8 +128,8 @@ func countBlocks(ctx context.Context, client kvcastv1.RouterEventServiceClient, 
 	return n, err
 }
 
-// printAll prints a stream to its end, and calls printed after each message. The messages of the stream have the field
-// numbers of SubscribeResponse, and are converted to it.
+// printAll prints a stream to its end, and calls printed after each message. It converts messages to SubscribeResponse,
+// which has the same field numbers.
 func printAll[M proto.Message](p *output.Printer, receive func() (M, error), printed func(*kvcastv1.SubscribeResponse)) error {
 	for {
 		m, err := receive()

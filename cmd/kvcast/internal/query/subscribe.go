@@ -57,8 +57,8 @@ func (c *Subscribe) config() (client.Config, error) {
 	return cfg, nil
 }
 
-// Run prints the stream until ctx is done, enough events have come, or the server rejects the subscription. A stream
-// that ends is resumed; one that never began is an error.
+// Run prints the stream until ctx is done, --count events are printed, or the server rejects the subscription. It resumes
+// an interrupted stream, but fails if the first connection does.
 func (c *Subscribe) Run(ctx context.Context, std cli.Process) error {
 	cfg, err := c.config()
 	if err != nil {
@@ -84,11 +84,11 @@ func (c *Subscribe) Run(ctx context.Context, std cli.Process) error {
 	return err
 }
 
-// print prints updates until they end or enough events have come.
+// print prints updates until they end or --count events are printed. It reports interruptions on stderr.
 func (c *Subscribe) print(updates iter.Seq2[client.Update, error], p *output.Printer, stderr io.Writer) error {
 	report := func(format string, args ...any) { _, _ = fmt.Fprintf(stderr, format+"\n", args...) }
 	accepted, following := false, false
-	after := c.After // the position that the stream is to resume after; nil: none
+	after := c.After // the position to resume after; nil: none
 	for u, err := range updates {
 		if err != nil {
 			return c.Error(err)
@@ -129,10 +129,10 @@ func (c *Subscribe) print(updates iter.Seq2[client.Update, error], p *output.Pri
 	return nil
 }
 
-// notResumed returns why a stream does not resume after a position.
+// notResumed returns why a stream starts from a snapshot instead of resuming after a position.
 func notResumed(after client.Position, a *kvcastv1.Accepted) string {
 	if after.Epoch != "" && after.Epoch != a.GetEpoch() {
-		return fmt.Sprintf("%s is of another epoch than the server's, %s (it was restarted, or is another server)", after, a.GetEpoch())
+		return fmt.Sprintf("%s has another epoch than the server, %s: the server was restarted, or is another server", after, a.GetEpoch())
 	}
 	return fmt.Sprintf("the entries after seq %d are no longer retained (the oldest is %d)", after.Seq, a.GetOldestSeq())
 }

@@ -30,7 +30,7 @@ func TestSubscribeReportsWhyASnapshotComes(t *testing.T) {
 	}{
 		"a snapshot that was asked for": {nil, []client.Update{snapshot, begin}, ""},
 		"another epoch": {&client.Position{Epoch: "then", Seq: 150}, []client.Update{snapshot, begin},
-			"then:150 is of another epoch than the server's, now (it was restarted, or is another server): starting from a snapshot\n"},
+			"then:150 has another epoch than the server, now: the server was restarted, or is another server: starting from a snapshot\n"},
 		"too old": {&client.Position{Epoch: "now", Seq: 5}, []client.Update{snapshot, begin},
 			"the entries after seq 5 are no longer retained (the oldest is 100): starting from a snapshot\n"},
 		"too old, by the seq alone": {&client.Position{Seq: 5}, []client.Update{snapshot, begin},

@@ -26,7 +26,7 @@ func (*Workers) Help() string {
 		"kvcast workers",
 		"kvcast workers --model Qwen/Qwen3-0.6B",
 		"kvcast workers -o json | jq -r 'select(.state != \"WORKER_STATE_LIVE\").name'") + `
-SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. A rank that is INCOMPLETE may have blocks that kvcast does not know, or no longer have some that it knows.`
+SOURCE is the state of the connection to an engine: connecting, catching_up (its replay is being read), live, repairing (a replay after a gap), suspect (silent for long), stopped. The blocks that kvcast lists for an INCOMPLETE rank may differ from the engine's.`
 }
 
 // Run prints a line for each dp rank and source, or an object for each worker.
@@ -57,7 +57,7 @@ func (c *Workers) Run(ctx context.Context, std cli.Process) error {
 	})
 }
 
-// writeTable writes a line for each dp rank and each of its sources. ENDPOINT is the address for requests.
+// writeTable writes a line for each source of each dp rank.
 func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "WORKER\tMODEL\tSTATE\tRANK\tSOURCE\tBLOCKS\tGAPS\tLAST SEQ\tREAD FROM\tENDPOINT")
@@ -90,7 +90,7 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	return t.Flush()
 }
 
-// blocksByTier returns such as "512" or "512, disk 2048": a number without a tier is of the device.
+// blocksByTier returns numbers of blocks such as "512, disk 2048". The tier device is omitted.
 func blocksByTier(tiers []*kvcastv1.TierBlocks) string {
 	if len(tiers) == 0 {
 		return "0"

@@ -20,7 +20,7 @@ type screen struct {
 	interval time.Duration
 	poll     func(context.Context) (*sample, error)
 
-	now, before *sample // of the last two polls that succeeded
+	now, before *sample // of the last two successful polls
 	err         error   // of the last poll
 	order       order
 	scroll      int
@@ -28,14 +28,14 @@ type screen struct {
 	height      int
 }
 
-// polled is the result of a poll; tick means that the next is due.
-type (
-	polled struct {
-		sample *sample
-		err    error
-	}
-	tick struct{}
-)
+// polled is the result of a poll.
+type polled struct {
+	sample *sample
+	err    error
+}
+
+// tick means that the next poll is due.
+type tick struct{}
 
 // Init implements tea.Model.
 func (s screen) Init() tea.Cmd { return s.pollCmd }
@@ -77,7 +77,7 @@ func (s screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return s, nil
 }
 
-// polled returns the screen after a poll. One that failed leaves the samples as they are.
+// polled returns the screen after a poll. A failed poll does not change the samples.
 func (s screen) polled(p polled) screen {
 	if s.err = p.err; p.err != nil {
 		return s
@@ -118,10 +118,10 @@ func (s screen) once(ctx context.Context, out io.Writer) error {
 	}
 }
 
-// fixedLines is how many lines of the screen do not scroll: two of the summary, an empty one, and the hint.
+// fixedLines is the number of lines that do not scroll: two of the summary, an empty line, and the hint.
 const fixedLines = 4
 
-// text returns the screen: the summary, as much of the tables as fits, and a hint about keys or the last error.
+// text returns the screen: the summary, the visible lines of the tables, and a hint about keys or the last error.
 func (s screen) text() string {
 	if s.now == nil {
 		if s.err != nil {
@@ -150,7 +150,7 @@ func (s screen) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// body returns the lines that scroll: the two tables.
+// body returns the lines of the two tables, which scroll.
 func (s screen) body() []string {
 	if s.now == nil {
 		return nil

@@ -39,7 +39,7 @@ func right(text string) cell                { return cell{text: text, alignRight
 func number(n uint64) cell                  { return right(output.Grouped(n)) }
 func (c cell) as(style lipgloss.Style) cell { c.style = style; return c }
 
-// table returns aligned rows, the first of which is the heading.
+// table returns the lines of an aligned table. The first row is the heading.
 func (s screen) table(rows [][]cell) []string {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
@@ -69,7 +69,7 @@ func (s screen) table(rows [][]cell) []string {
 	return lines
 }
 
-// cut omits what is wider than the screen.
+// cut truncates a line to the width of the screen.
 func (s screen) cut(line string) string {
 	if s.width == 0 {
 		return line
@@ -77,7 +77,7 @@ func (s screen) cut(line string) string {
 	return lipgloss.NewStyle().Inline(true).MaxWidth(s.width).Render(line)
 }
 
-// summary returns two lines about the server as a whole.
+// summary returns two lines about the whole server.
 func (s screen) summary() []string {
 	now := s.now.status
 	rate, retained := 0.0, uint64(0)
@@ -116,8 +116,8 @@ func (s screen) summary() []string {
 type rank struct {
 	worker *kvcastv1.WorkerStatus
 	status *kvcastv1.RankStatus
-	source string    // its state, or states
-	rate   float64   // of batches
+	source string    // states of the sources
+	rate   float64   // batches per second
 	blocks [5]uint64 // by tier
 	total  uint64
 }
@@ -126,7 +126,7 @@ type rank struct {
 func (s screen) workerRows() [][]cell {
 	heading := []cell{text("WORKER"), text("MODEL"), text("STATE"), right("RANK"), text("SOURCE"), right("BATCHES/S")}
 	ranks := s.ranks()
-	var tiers []kvcastv1.Tier // device, and those in use
+	var tiers []kvcastv1.Tier // device, and the tiers in use
 	for t := kvcastv1.Tier_TIER_DEVICE; t <= kvcastv1.Tier_TIER_EXTERNAL; t++ {
 		inUse := func(r rank) bool { return r.blocks[t] > 0 }
 		if t == kvcastv1.Tier_TIER_DEVICE || slices.ContainsFunc(ranks, inUse) {
@@ -162,7 +162,7 @@ func (s screen) ranks() []rank {
 		worker, endpoint string
 		rank             uint32
 	}
-	lastSeqs := make(map[key]uint64) // of the sources, the engines' own; batches are counted by them
+	lastSeqs := make(map[key]uint64) // engine seqs of the sources at the previous poll
 	if s.before != nil {
 		for _, w := range s.before.workers {
 			for _, src := range w.GetSources() {
@@ -239,7 +239,7 @@ func (s screen) subscriberRows() [][]cell {
 	return rows
 }
 
-// perSecond returns the rate of a counter between the samples; 0 if it was reset.
+// perSecond returns the rate of a counter between the two samples; 0 if the counter was reset.
 func (s screen) perSecond(before, now uint64) float64 {
 	if now <= before {
 		return 0
@@ -260,7 +260,7 @@ func stateStyle(state kvcastv1.WorkerState) lipgloss.Style {
 	}
 }
 
-// filterText returns a filter as flags.
+// filterText returns a filter as flags, or all.
 func filterText(f *kvcastv1.Filter) string {
 	if f == nil {
 		return "all"
@@ -272,7 +272,7 @@ func filterText(f *kvcastv1.Filter) string {
 	return strings.TrimSpace(flags.FilterFlags())
 }
 
-// rateText returns a rate, with a decimal if it is small.
+// rateText returns a rate, with one decimal if it is below 10.
 func rateText(perSecond float64) string {
 	if perSecond < 10 {
 		return fmt.Sprintf("%.1f", perSecond)

@@ -1,5 +1,5 @@
-// Package top is the command kvcast top: it polls a server's status, workers and subscribers, and shows them with the
-// rates since the poll before, as a screen on a terminal or once as text.
+// Package top is the command kvcast top: it polls a server's status, workers and subscribers, and shows them with rates, as
+// a screen on a terminal or once as text.
 package top
 
 import (
@@ -30,10 +30,10 @@ func (*Command) Help() string {
 		"kvcast top --once | head -20") + `
 Keys: q quits, s sorts by the next column (name, batches, blocks, gaps), arrow and page keys scroll.
 
-BEHIND is the number of entries after the last one that a subscriber's connection has taken.`
+BEHIND is the number of entries that have not been sent to a subscriber.`
 }
 
-// pollTimeout is how long a server may take to answer.
+// pollTimeout is how long a poll may take, unless the interval is longer.
 const pollTimeout = 5 * time.Second
 
 // Run shows the server until ctx is done or the user quits.
@@ -69,7 +69,7 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	return nil
 }
 
-// sample is the state of a server at a time.
+// sample is the result of a successful poll.
 type sample struct {
 	at          time.Time
 	status      *kvcastv1.GetStatusResponse
