@@ -13,7 +13,7 @@ import (
 )
 
 type decodeCmd struct {
-	File string `arg:"" help:"A MessagePack payload, - for standard input; or a recording (.jsonl, .jsonl.gz) with an array of frames in hexadecimal per line, by itself or as \"frames\" of an object, the last frame of which is decoded."`
+	File string `arg:"" help:"File with a MessagePack payload, or - for standard input. A recording (.jsonl, .jsonl.gz) has a line per message: an array of frames in hexadecimal, or an object with this array under \"frames\"; the last frame of each message is decoded."`
 }
 
 // Help implements kong.HelpProvider.
@@ -33,7 +33,7 @@ func (c *decodeCmd) Run(p cli.Process) error {
 	return nil
 }
 
-// maxPayload is how much of a payload is read: more than any engine publishes.
+// maxPayload is the number of bytes read at most. Payloads of engines are much smaller.
 const maxPayload = 1 << 30
 
 func (c *decodeCmd) decode(stdin io.Reader, d *decoder) error {
@@ -52,7 +52,7 @@ func (c *decodeCmd) decode(stdin io.Reader, d *decoder) error {
 	if c.File != "-" {
 		f, err := os.Open(c.File)
 		if err != nil {
-			return err // it names the file
+			return err // contains the file name
 		}
 		defer func() { _ = f.Close() }()
 		in = f

@@ -22,13 +22,12 @@ import (
 )
 
 func main() {
-	// Signals stay caught to the end: one that comes during shutdown must not change the exit status.
+	// The signal handler is never removed, so that a signal during shutdown does not change the exit status.
 	ctx, _ := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	p := cli.Process{Environ: os.Environ(), In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
 	os.Exit(exitStatus(run(ctx, os.Args[1:], p), os.Stderr))
 }
 
-// commands are the commands of kvcast.
 type commands struct {
 	Serve      serve.Command    `cmd:"" help:"Read engines and serve their events to routers."`
 	Subscribe  query.Subscribe  `cmd:"" help:"Follow the stream of a server."`
@@ -43,11 +42,11 @@ type commands struct {
 	Version    versionCmd       `cmd:"" help:"Print the version."`
 	Completion completionCmd    `cmd:"" help:"Print a shell's completion script."`
 
-	// EndWithStdin ends a command at the end of its standard input, for a parent process that may be killed.
+	// EndWithStdin ends a command at the end of its standard input, so that it ends with a parent process that is killed.
 	EndWithStdin bool `hidden:""`
 }
 
-// exitStatus prints an error as a line, and returns the exit status: 0, 1 for a failure, 2 for a usage error.
+// exitStatus prints an error, and returns the exit status: 0 without an error, 2 for a usage error, otherwise 1.
 func exitStatus(err error, stderr io.Writer) int {
 	if err == nil {
 		return 0
@@ -103,7 +102,7 @@ func run(ctx context.Context, args []string, p cli.Process) error {
 	return command.Run()
 }
 
-// commandName returns the command that the first argument names, with a space after it; empty if it names none.
+// commandName returns the first argument and a space, if it is a command; otherwise an empty string.
 func commandName(parser *kong.Kong, first string) string {
 	for _, c := range parser.Model.Children {
 		if c.Name == first {

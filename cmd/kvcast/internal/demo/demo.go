@@ -1,5 +1,5 @@
-// Package demo is the command kvcast demo: simulated engines, a server, and routers that check what they receive, one of
-// which is disconnected and resumes.
+// Package demo is the command kvcast demo: simulated engines, a server, and routers that check the stream. One router is
+// disconnected and resumes.
 package demo
 
 import (
@@ -35,19 +35,20 @@ func (*Command) Help() string { return cli.Examples("kvcast demo") }
 
 const (
 	engineCount = 2
-	batches     = 300 // of each engine
-	batchRate   = 60  // per second
-	cacheBlocks = 512 // so few that blocks are evicted all the time
-	// networkFaults lose batches and cut them short.
+	batches     = 300 // per engine
+	batchRate   = 60  // per engine and second
+	cacheBlocks = 512 // few enough for constant eviction
+	// networkFaults drops 5 % of the batches, and truncates 2 %.
 	networkFaults = "drop=0.05,truncate=0.02"
-	// disconnectAfter is how many entries the router receives first, and missedEntries how many come while it is away.
+	// disconnectAfter is the number of entries that the router receives before it disconnects. missedEntries is the number
+	// of entries while it is disconnected.
 	disconnectAfter = 150
 	missedEntries   = 150
 	// stepTimeout bounds each step.
 	stepTimeout = 2 * time.Minute
 )
 
-// Run shows how it works, and fails if a check does.
+// Run runs the demo. It fails if a check does.
 func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -72,10 +73,10 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 
 const grpcurl = "grpcurl -plaintext -d '{\"earliest\": {}}' %s kvcast.v1.RouterEventService/Subscribe\n(make grpcurl builds it as bin/tools/grpcurl)\n"
 
-// demo is engines, a server, and what is shown of them.
+// demo contains the engines and the server.
 type demo struct {
 	out     io.Writer
-	parts   errgroup.Group // what runs until the context is done
+	parts   errgroup.Group // engines and server, which run until the context is done
 	engines []*simulator.Engine
 	addr    string // of the server
 }
@@ -87,7 +88,7 @@ func (d *demo) heading(format string, args ...any) { d.print("\n== "+format+"\n"
 func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
 
 func (d *demo) run(ctx context.Context, listen string) error {
-	d.heading("%d simulated engines publish their KV-cache events over ZeroMQ, which loses some", engineCount)
+	d.heading("%d simulated engines publish their KV-cache events over ZeroMQ, and some messages are lost", engineCount)
 	for i := range engineCount {
 		if err := d.startEngine(ctx, i); err != nil {
 			return fmt.Errorf("start %s: %w", engineName(i), err)
@@ -117,7 +118,7 @@ func (d *demo) startEngine(ctx context.Context, i int) error {
 		Pool:         blockpool.Config{Capacity: cacheBlocks, BlockSize: 16},
 		Seed:         uint64(i + 1), Faults: faults, Batches: batches, Rate: batchRate,
 		Subscribers: 1,
-		Linger:      true, // to replay what was lost last
+		Linger:      true, // replay batches after the last batch too
 	})
 	if err != nil {
 		return err
@@ -150,7 +151,7 @@ func (d *demo) startServer(ctx context.Context, listen string) error {
 	return nil
 }
 
-// route is what the routers do: one is disconnected for a while, beside another that is not.
+// route runs two routers. One is disconnected for a while, the other is not.
 func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClient) error {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -169,7 +170,7 @@ func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClie
 	}
 	router.disconnect()
 	at := router.checker.Position()
-	d.heading("the router is disconnected after seq %d; the engines go on", at.GetSeq())
+	d.heading("the router is disconnected after seq %d; the engines continue", at.GetSeq())
 	if err := other.receiveUntil(func() bool { return other.seq() >= at.GetSeq()+missedEntries }, nil); err != nil {
 		return err
 	}
@@ -184,8 +185,8 @@ func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClie
 		return err
 	}
 
-	d.heading("the engines finish, and report what their caches hold")
-	var held []simulator.Summary
+	d.heading("the engines finish, and report the contents of their caches")
+	var summaries []simulator.Summary
 	for i, e := range d.engines {
 		select {
 		case <-e.Finished():
@@ -193,15 +194,15 @@ func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClie
 			return fmt.Errorf("wait for %s: %w", engineName(i), ctx.Err())
 		}
 		sum := e.Summary()
-		held = append(held, sum)
-		d.print("%s: %d batches, %d of them lost or cut short in transit; %d blocks stored, %d removed; it holds %d different ones, digest %016x\n",
+		summaries = append(summaries, sum)
+		d.print("%s: %d batches, %d of them lost or cut short in transit; %d blocks stored, %d removed; its cache has %d distinct blocks, digest %016x\n",
 			engineName(i), sum.Batches, lost(sum), sum.Stored, sum.Removed, sum.Blocks, sum.Digest)
 	}
 	err := errors.Join(
-		router.receiveUntil(func() bool { return router.matches(held) == nil }, nil),
+		router.receiveUntil(func() bool { return router.matches(summaries) == nil }, nil),
 		other.receiveUntil(func() bool { return other.seq() >= router.seq() }, nil))
 	if err != nil {
-		return errors.Join(d.check(router, other, nil, at.GetSeq(), held), err)
+		return errors.Join(err, router.matches(summaries))
 	}
 	d.heading("a router that starts now begins with a snapshot, and may ask which workers hold a block")
 	snapshot, err := d.snapshot(ctx, client)
@@ -211,10 +212,10 @@ func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClie
 	if err := d.lookup(ctx, client, router); err != nil {
 		return err
 	}
-	return d.check(router, other, snapshot, at.GetSeq(), held)
+	return d.check(router, other, snapshot, at.GetSeq(), summaries)
 }
 
-// lost returns how many of an engine's batches did not arrive as they were published.
+// lost returns the number of batches of an engine that were dropped or truncated.
 func lost(sum simulator.Summary) (n uint64) {
 	for _, times := range sum.Faults {
 		n += times
@@ -222,7 +223,7 @@ func lost(sum simulator.Summary) (n uint64) {
 	return n
 }
 
-// snapshot requests a snapshot, shows its size, and returns the checker that received it.
+// snapshot requests a snapshot, prints its size, and returns the checker that received it.
 func (d *demo) snapshot(ctx context.Context, client kvcastv1.RouterEventServiceClient) (*checker.Checker, error) {
 	req := &kvcastv1.SnapshotRequest{}
 	c := checker.New(checker.Options{})
@@ -233,9 +234,7 @@ func (d *demo) snapshot(ctx context.Context, client kvcastv1.RouterEventServiceC
 	for err == nil {
 		var m *kvcastv1.SnapshotResponse
 		if m, err = stream.Recv(); err == nil {
-			if err := c.ReceiveSnapshot(m); err != nil {
-				return nil, err
-			}
+			err = c.ReceiveSnapshot(m)
 		}
 	}
 	if !errors.Is(err, io.EOF) {
@@ -271,7 +270,7 @@ func (d *demo) lookup(ctx context.Context, client kvcastv1.RouterEventServiceCli
 	return nil
 }
 
-// show returns a function that prints the next entries, at most a dozen lines of them.
+// show returns a function that prints entries, up to a dozen lines in total.
 func (d *demo) show() func(*kvcastv1.Entry) error {
 	const maxLines = 12
 	lines, p := 0, output.NewPrinter(d.out, "text")
@@ -287,8 +286,8 @@ func (d *demo) show() func(*kvcastv1.Entry) error {
 	}
 }
 
-// check prints whether the router received what it should have. The snapshot is nil if there is none.
-func (d *demo) check(router, other *router, snapshot *checker.Checker, resumedAfter uint64, held []simulator.Summary) error {
+// check prints whether the router, the other router, the snapshot and the engines agree.
+func (d *demo) check(router, other *router, snapshot *checker.Checker, resumedAfter uint64, engines []simulator.Summary) error {
 	d.heading("checked")
 	var failure error
 	report := func(err error, format string, args ...any) {
@@ -299,19 +298,17 @@ func (d *demo) check(router, other *router, snapshot *checker.Checker, resumedAf
 		}
 		d.print("ok      "+format+"\n", args...)
 	}
-	report(router.complete(), "the router has entries 1 to %d, each once and in order, %d before the cut and %d after", router.seq(), resumedAfter, router.seq()-resumedAfter)
-	report(router.equals(other), "they are those of a second router that was never cut off")
+	report(router.complete(), "the router has entries 1 to %d, each once and in order, %d before it was disconnected and %d after", router.seq(), resumedAfter, router.seq()-resumedAfter)
+	report(router.equals(other), "a second router, which was never disconnected, received the same entries")
 	total := uint64(0)
-	for _, sum := range held {
+	for _, sum := range engines {
 		total += lost(sum)
 	}
-	report(router.matches(held), "the router's view holds exactly the blocks that the engines hold: the %d batches that were lost were fetched again", total)
-	if snapshot != nil {
-		var err error
-		if diff := router.checker.View().Diff(snapshot.View()); diff != "" {
-			err = errors.New(diff)
-		}
-		report(err, "the snapshot is the same as the router's view")
+	report(router.matches(engines), "the router's view has exactly the blocks in the engines' caches: the %d lost batches were replayed", total)
+	var err error
+	if diff := router.checker.View().Diff(snapshot.View()); diff != "" {
+		err = errors.New(diff)
 	}
+	report(err, "the snapshot is the same as the router's view")
 	return failure
 }

@@ -2,7 +2,6 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
@@ -12,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// router keeps every entry that it receives, and checks each message.
+// router checks each message that it receives, and keeps the entries.
 type router struct {
 	client  kvcastv1.RouterEventServiceClient
 	checker *checker.Checker
@@ -26,7 +25,7 @@ func newRouter(client kvcastv1.RouterEventServiceClient) *router {
 	return &router{client: client, checker: checker.New(checker.Options{})}
 }
 
-// connect subscribes: from the earliest entry first, and later after the position reached.
+// connect subscribes: first from the earliest entry, later after the last position.
 func (r *router) connect(ctx context.Context) error {
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 	if at := r.checker.Position(); at != nil {
@@ -42,7 +41,7 @@ func (r *router) connect(ctx context.Context) error {
 
 func (r *router) disconnect() { r.cancel() }
 
-// receiveUntil receives until done, and shows each entry unless show is nil.
+// receiveUntil receives messages until done returns true. It calls show for each entry, unless show is nil.
 func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error) error {
 	for !done() {
 		m, err := r.stream.Recv()
@@ -67,8 +66,8 @@ func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error
 
 func (r *router) seq() uint64 { return r.checker.Position().GetSeq() }
 
-// complete returns an error unless entries 1 to the position were received, each once and in order, and nothing else was
-// wrong with the streams.
+// complete returns an error unless the router received every entry from 1 to its position once and in order, and all
+// messages were valid.
 func (r *router) complete() error {
 	for i, e := range r.entries {
 		if want := uint64(i + 1); e.GetSeq() != want {
@@ -84,7 +83,7 @@ func (r *router) complete() error {
 // equals returns an error unless another router received the same entries.
 func (r *router) equals(other *router) error {
 	if len(other.entries) < len(r.entries) {
-		return fmt.Errorf("%d entries, the other has %d", len(r.entries), len(other.entries))
+		return fmt.Errorf("%d entries, the other router has %d", len(r.entries), len(other.entries))
 	}
 	for i, e := range r.entries {
 		if !proto.Equal(e, other.entries[i]) {
@@ -94,16 +93,13 @@ func (r *router) equals(other *router) error {
 	return nil
 }
 
-// matches returns an error unless the router's view equals what the engines hold.
-func (r *router) matches(held []simulator.Summary) error {
-	if len(held) == 0 {
-		return errors.New("no engine has reported what it holds")
-	}
-	for i, want := range held {
+// matches returns an error unless the router's view equals the engines' caches.
+func (r *router) matches(engines []simulator.Summary) error {
+	for i, want := range engines {
 		blocks := r.checker.View().Count(engineName(i), 0, kvcastv1.Tier_TIER_DEVICE)
 		digest := r.checker.View().Digest(engineName(i), 0, kvcastv1.Tier_TIER_DEVICE)
 		if blocks != want.Blocks || digest != want.Digest {
-			return fmt.Errorf("of %s it holds %d blocks with digest %016x, the engine %d with %016x",
+			return fmt.Errorf("%s: the view has %d blocks with digest %016x, the engine %d with %016x",
 				engineName(i), blocks, digest, want.Blocks, want.Digest)
 		}
 	}

@@ -1,5 +1,5 @@
-// Package serve is the command kvcast serve: it wires ingest, pipeline, journal and server by a configuration, starts
-// and stops them.
+// Package serve is the command kvcast serve: it creates ingest, pipeline, journal and server from a configuration, runs
+// them, and stops them.
 package serve
 
 import (
@@ -15,9 +15,9 @@ import (
 // Command is kvcast serve.
 type Command struct {
 	Config   string       `placeholder:"FILE" predictor:"file" help:"YAML configuration file ($KVCAST_CONFIG). Variables and flags override it."`
-	Check    bool         `help:"Print the configuration in force in the form of the file, or its mistakes, and exit."`
+	Check    bool         `help:"Print the resulting configuration as a configuration file, or its mistakes, and exit."`
 	Worker   []string     `sep:"none" placeholder:"KEY=VALUE,..." help:"Engine to connect to: name=W,connect=tcp://HOST:PORT, and optionally model=M, engine=vllm, block_size=16, replay=tcp://HOST:PORT, dp_size=1, topic=PREFIX, endpoint=HOST:PORT (the address for requests, passed to routers). Repeatable; added to the file's workers."`
-	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"Endpoint for engines to connect to, such as tcp://*:5557, optionally followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN, ,replay_host=HOST (a host that topics may name for replays, such as 10.0.0.0/8) or ,worker=NAME. Repeatable; added to the file's listeners."`
+	Bind     []string     `sep:"none" placeholder:"ENDPOINT" help:"Endpoint for engines to connect to, such as tcp://*:5557, optionally followed by ,engine=llm-d-sim, ,replay_port=PORT (0 for none), ,topic=PATTERN, ,replay_host=HOST (host or CIDR at which replays may be requested, such as 10.0.0.0/8) or ,worker=NAME. Repeatable; added to the file's listeners."`
 	Settings kong.Plugins `embed:""`
 }
 
@@ -32,9 +32,9 @@ func (*Command) Help() string {
 		"kvcast serve --worker name=vllm-0,connect=tcp://10.0.0.5:5557,replay=tcp://10.0.0.5:5558",
 		"kvcast serve --config kvcast.yaml",
 		"kvcast serve --config kvcast.yaml --check") + `
-Without a configuration file, workers and listeners, engines may connect to port 5557, as with --bind tcp://*:5557. A file may have neither, for workers that are registered by RegisterWorker.
+Without a configuration file, workers and listeners, the default is --bind tcp://*:5557. With a configuration file that has no workers and no listeners, the server waits for RegisterWorker calls.
 
-A flag overrides its variable, and that overrides the file. --journal-max-bytes, KVCAST_JOURNAL_MAX_BYTES and, in the file, max_bytes under journal are one setting; the other flags with a single value have variables and keys alike. KVCAST_WORKER and KVCAST_BIND have a worker or an endpoint per line, and ZMQ_PORT=5557 is --bind tcp://*:5557. To create a file: kvcast serve --check`
+Flags override environment variables, and variables override the file. The flag --journal-max-bytes, the variable KVCAST_JOURNAL_MAX_BYTES and the key max_bytes under journal are the same setting; other settings are named in the same way. KVCAST_WORKER has a value of --worker per line, and KVCAST_BIND a value of --bind per line. ZMQ_PORT=5557 means --bind tcp://*:5557. To create a file: kvcast serve --check > kvcast.yaml`
 }
 
 // Run serves until ctx is done.

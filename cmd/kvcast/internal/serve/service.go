@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/server"
 )
 
-// Time limits of the parts to stop, in total less than the 10 s that operators are promised.
+// Time limits for stopping the parts. The documented limit for the shutdown is 10 s.
 const (
 	discoveryStopTimeout  = 500 * time.Millisecond
 	ingestStopTimeout     = 2 * time.Second
@@ -32,7 +32,7 @@ const (
 // Service is a server and all its parts.
 type Service struct {
 	log       *slog.Logger
-	serving   chan struct{} // closed once routers are served
+	serving   chan struct{} // closed when the server starts to serve routers
 	startWait time.Duration
 	ingest    *ingest.Ingest
 	watches   []discovery.Watch
@@ -44,7 +44,8 @@ type Service struct {
 	adminPort net.Listener // nil: none
 }
 
-// Open creates the parts and opens their ports, or returns an error and leaves none open. It completes the configuration.
+// Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
+// budgets in the configuration.
 func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, err error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -93,7 +94,7 @@ func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) {
-			err = op.Err // without the address, which the message has
+			err = op.Err // omits the address, which the message below contains
 		}
 		return nil, fmt.Errorf("listen at %s: %w; choose another address with %s", addr, err, flag)
 	}
@@ -110,11 +111,11 @@ func closePort(l net.Listener) error {
 // Addr returns the address of the gRPC port.
 func (s *Service) Addr() string { return s.grpcPort.Addr().String() }
 
-// Serving returns a channel that is closed once routers are served.
+// Serving returns a channel that is closed when the server starts to serve routers.
 func (s *Service) Serving() <-chan struct{} { return s.serving }
 
-// Run runs the parts until ctx is done or one of them fails. It then stops them in the order in which events
-// flow, so that each forwards all its events.
+// Run runs the parts until ctx is done or a part fails. It then stops the parts in the order of the event flow, from
+// discovery to the server, so that each part forwards all its events.
 func (s *Service) Run(ctx context.Context) error {
 	beyond := context.WithoutCancel(ctx)
 	starting, stopStarting := context.WithCancel(ctx)
@@ -128,7 +129,7 @@ func (s *Service) Run(ctx context.Context) error {
 	ingestDone := background(func() error { return s.ingest.Run(ingesting) })
 	discoveryDone := background(func() error { return discover(discovering, s.watches, s.ingest, discovered) })
 	grpcDone := background(func() error { return s.server.Serve(s.grpcPort) })
-	var adminDone <-chan error // nil, and so never ready, without an admin port
+	var adminDone <-chan error // nil without an admin port: receiving blocks
 	if s.adminPort != nil {
 		adminDone = background(s.serveAdmin)
 	}
@@ -141,7 +142,7 @@ func (s *Service) Run(ctx context.Context) error {
 	case failure = <-grpcDone:
 	case failure = <-adminDone:
 	case failure = <-s.pipeline.Failed():
-		failure = fmt.Errorf("%w; routers would miss entries, so kvcast exits: remove the cause and restart it", failure)
+		failure = fmt.Errorf("%w; kvcast exits, because routers would miss entries: remove the cause and restart kvcast", failure)
 	}
 	stopStarting()
 	errs := []error{failure, <-startDone}
@@ -153,7 +154,7 @@ func (s *Service) Run(ctx context.Context) error {
 	errs = append(errs, within(ingestStopTimeout, ingestDone, errors.New("stop ingest: resolving an engine's name takes too long, or ZeroMQ hangs")))
 	deadline, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
 	defer cancel()
-	if err := s.pipeline.Close(deadline); failure == nil { // else it is the same error
+	if err := s.pipeline.Close(deadline); failure == nil { // otherwise Close may return the same error
 		errs = append(errs, err)
 	}
 	s.server.Shutdown(deadline)
@@ -165,7 +166,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// start serves routers once the engines have been read, unless ctx is done before.
+// start starts serving routers once the engines have been read, unless ctx is done first.
 func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
 	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, wait: s.startWait}.run(ctx)
@@ -190,7 +191,7 @@ func (s *Service) serveAdmin() error {
 	return nil
 }
 
-// background runs a part, and returns a channel of its error, which is closed then.
+// background runs a function in a goroutine. The returned channel receives its error, if any, and is then closed.
 func background(run func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -202,7 +203,7 @@ func background(run func() error) <-chan error {
 	return done
 }
 
-// within waits for a part to stop, and returns late if it takes too long.
+// within waits for a part to stop, at most for d. It returns the error of the part, or late after d.
 func within(d time.Duration, done <-chan error, late error) error {
 	select {
 	case err := <-done:

@@ -8,21 +8,21 @@ import (
 )
 
 const (
-	// startPollInterval is how often a starting server checks whether the engines have been read.
+	// startPollInterval is the interval at which a starting server checks whether the engines have been read.
 	startPollInterval = 10 * time.Millisecond
-	// catchUpTimeout bounds the wait for engines that are being read, so that a replay that never ends does
-	// not delay serving all others.
+	// catchUpTimeout bounds the wait for the initial replays of engines. A replay that never ends must not keep the
+	// server from serving.
 	catchUpTimeout = time.Minute
 )
 
-// startup is the wait before a server serves routers, until all reachable engines have been read.
+// startup waits until all reachable engines have been read, before the server serves routers.
 type startup struct {
 	sources    func() []ingest.SourceStatus
-	discovered <-chan struct{} // closed once every watch has completed once
+	discovered <-chan struct{} // closed after the first poll of every watch
 	wait       time.Duration   // for discovery and unreachable engines; 0: no wait
 }
 
-// unread counts the sources whose blocks are not known yet.
+// unread contains numbers of sources whose blocks are unknown.
 type unread struct{ connecting, catchingUp int }
 
 func (s startup) unread() (u unread) {
@@ -38,9 +38,9 @@ func (s startup) unread() (u unread) {
 	return u
 }
 
-// run waits until discovery has completed once and every source has been read, for the wait time, or up to
-// catchUpTimeout for sources that are being read. It returns those that have not been read, and false if ctx
-// was done before.
+// run waits until discovery has polled once and every source has been read. It waits at most s.wait for discovery and
+// connections, and at most catchUpTimeout for replays. It returns the sources that have not been read, and false if ctx is
+// done first.
 func (s startup) run(ctx context.Context) (unread, bool) {
 	if s.wait == 0 {
 		return s.unread(), ctx.Err() == nil

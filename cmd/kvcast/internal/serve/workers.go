@@ -14,13 +14,13 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// watches returns a watch for each place where workers are found.
+// watches returns a watch for each DNS name and file of the configuration.
 func watches(c *config.Config, log *slog.Logger) []discovery.Watch {
 	var all []discovery.Watch
 	for _, d := range c.Discovery {
 		w := discovery.Watch{Name: d.DNS.Host, Interval: d.Interval, Grace: max(c.Ingest.Grace, 0), Find: d.DNS.Find, Logger: log}
 		if d.File != "" {
-			w.Name, w.Grace = d.File, 0 // workers are removed from a file on purpose
+			w.Name, w.Grace = d.File, 0 // a worker missing in a file is removed at once
 			w.Find = func(context.Context) ([]ingestconfig.Worker, error) {
 				return config.ReadWorkers(d.File, c.Ingest.MaxWorkers)
 			}
@@ -30,23 +30,22 @@ func watches(c *config.Config, log *slog.Logger) []discovery.Watch {
 	return all
 }
 
-// discover runs the watches until ctx is done. It closes discovered once each has completed
-// once.
+// discover runs the watches until ctx is done. It closes discovered after the first poll of every watch.
 func discover(ctx context.Context, watches []discovery.Watch, workers discovery.Workers, discovered chan<- struct{}) error {
-	var running, looking sync.WaitGroup
+	var running, polling sync.WaitGroup
 	errs := make([]error, len(watches))
-	looking.Add(len(watches))
+	polling.Add(len(watches))
 	for i, w := range watches {
-		w.Polled = sync.OnceFunc(looking.Done)
+		w.Polled = sync.OnceFunc(polling.Done)
 		running.Go(func() { errs[i] = w.Run(ctx, workers) })
 	}
-	looking.Wait()
+	polling.Wait()
 	close(discovered)
 	running.Wait()
 	return errors.Join(errs...)
 }
 
-// sourceStates are the contract's names of ingest's states.
+// sourceStates maps the states of package ingest to the states of the gRPC contract.
 var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 	ingest.SourceConnecting: kvcastv1.SourceState_SOURCE_STATE_CONNECTING,
 	ingest.SourceCatchingUp: kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP,
@@ -73,7 +72,7 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	return all
 }
 
-// workers is the server's access to ingest, which is created after the server.
+// workers gives the server access to ingest, which is created after the server.
 type workers struct{ *Service }
 
 // AddWorker implements server.Workers.

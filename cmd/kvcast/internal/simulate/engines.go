@@ -25,7 +25,7 @@ const (
 	replayPoll = 100 * time.Millisecond
 )
 
-// orElse returns the value of a flag; another one if it is not given.
+// orElse returns the value of a flag, or the given value if flag is nil.
 func orElse[T any](flag *T, value T) T {
 	if flag != nil {
 		return *flag
@@ -33,14 +33,14 @@ func orElse[T any](flag *T, value T) T {
 	return value
 }
 
-// validate returns the first mistake in the flags.
+// validate returns the first mistake in the flags, except --faults and --trace.
 func (c *Command) validate() error {
 	switch {
 	case c.Engines < 1 || c.Engines > maxEngines:
 		return fmt.Errorf("--engines: %d is not allowed: want 1 to %d", c.Engines, maxEngines)
 	case orElse(c.Blocks, 1) < 1 || c.BlockSize < 1:
 		return errors.New("--blocks and --block-size: want 1 or more")
-	case !(orElse(c.Rate, 0) >= 0): // NaN is not either
+	case !(orElse(c.Rate, 0) >= 0): // rejects NaN too
 		return fmt.Errorf("--rate: %v is not allowed: want 0 or more batches per second", *c.Rate)
 	case !(orElse(c.Speed, 0) >= 0):
 		return fmt.Errorf("--speed: %v is not allowed: want 0 or more", *c.Speed)
@@ -103,7 +103,7 @@ func (c *Command) configs() ([]simulator.Config, error) {
 	return configs, nil
 }
 
-// traces returns the requests of each engine; nil if they are generated.
+// traces returns the requests of each engine; nil without --trace.
 func (c *Command) traces() ([]*workload.Trace, error) {
 	var trace *workload.Trace
 	var err error
@@ -138,7 +138,7 @@ func countRequests(configs []simulator.Config) (n int) {
 	return n
 }
 
-// setSockets sets where and in which form engine i publishes and serves replays.
+// setSockets sets the endpoints, topic, dp rank and encoding of engine i.
 func (c *Command) setSockets(cfg *simulator.Config, i int) (err error) {
 	cfg.BatchForm, cfg.EventForm = wire.FormArray, wire.FormArray
 	if c.Form == "map" {
@@ -186,8 +186,8 @@ func (c *Command) worker(i int) string {
 	return cmp.Or(c.Name, "sim")
 }
 
-// replayHost returns the host by which engine i is named, so that kvcast requests replays from where they are served;
-// false if it is named otherwise.
+// replayHost returns the host that is the name of engine i. kvcast requests replays from the host in the topic. It returns
+// false if the engine has another name.
 func (c *Command) replayHost(i int) (host string, ok bool) {
 	if c.Connect == "" || c.Replay == "" || c.Name != "" {
 		return "", false
@@ -210,11 +210,11 @@ func (c *Command) replayHost(i int) (host string, ok bool) {
 	return netip.AddrFrom4(b).String(), true
 }
 
-// sharesHost reports whether one host is enough for all engines.
+// sharesHost reports whether all engines have the same replay host.
 func (c *Command) sharesHost() bool { return c.Engines == 1 || c.Ranks }
 
-// addToPort returns a tcp endpoint with a port that is n higher. A port that the system chooses (* or 0), and any other
-// endpoint if n is 0, stays as it is.
+// addToPort returns a tcp endpoint with a port that is n higher. It returns the endpoint unchanged if the system chooses the
+// port (* or 0), or n is 0.
 func addToPort(endpoint string, n int) (string, error) {
 	i := strings.LastIndexByte(endpoint, ':')
 	port := endpoint[i+1:]

@@ -20,15 +20,15 @@ type started struct {
 	Replay   string `json:"replay,omitempty"`
 }
 
-// finished is the JSON line of an engine that has published all its batches, or of all engines.
+// finished is the JSON line of an engine that has published all its batches, or the total of all engines.
 type finished struct {
 	Engine  string `json:"engine"`
-	Engines int    `json:"engines,omitempty"` // of the line about all
+	Engines int    `json:"engines,omitempty"` // only in the total
 	simulator.Summary
 	HitRate float64 `json:"hit_rate"`
 }
 
-// report writes what engines do to standard output.
+// report writes the start and the result of engines to standard output.
 type report struct {
 	out    io.Writer
 	isJSON bool
@@ -99,18 +99,19 @@ func faultsText(sum simulator.Summary) string {
 	return "; faults: " + strings.Join(all, ", ")
 }
 
-// progress reports how far engines are.
+// progress reports the progress of engines.
 type progress struct {
 	out      io.Writer
 	engines  []*simulator.Engine
-	requests int    // of all traces; 0: none
-	batches  uint64 // after which the engines stop; 0: none
+	requests int    // number of requests in the traces; 0 without a trace
+	batches  uint64 // total number of batches to publish; 0 means no limit
 }
 
-// barInterval is how often a bar is updated.
+// barInterval is the interval at which a bar is updated.
 const barInterval = 200 * time.Millisecond
 
-// report reports until ctx is done: with a bar on a terminal if the total is known, and else with a line per interval.
+// report reports until ctx is done. It draws a bar on a terminal if the total is known, and otherwise writes a line per
+// interval.
 func (p progress) report(ctx context.Context, interval time.Duration) {
 	if interval == 0 {
 		return

@@ -1,4 +1,4 @@
-// Package simulate is the command kvcast simulate: it runs simulated engines, and reports what they publish and hold.
+// Package simulate is the command kvcast simulate: it runs simulated engines, and reports their events and caches.
 package simulate
 
 import (
@@ -16,31 +16,31 @@ import (
 type Command struct {
 	Bind    string `placeholder:"ENDPOINT" xor:"endpoint" help:"Bind the publisher to this endpoint, for kvcast serve --worker to connect to (tcp://127.0.0.1:5557 unless --connect is given). Several engines use consecutive ports."`
 	Connect string `placeholder:"ENDPOINT" xor:"endpoint" help:"Connect the publisher to this endpoint, where kvcast serve --bind listens."`
-	Replay  string `placeholder:"ENDPOINT" help:"Bind the replay socket to this endpoint. Several engines use consecutive ports. With --connect and without --name, its host is the engine's name, since that is where kvcast requests replays, by default at port 5558; several engines then use consecutive IPv4 addresses."`
+	Replay  string `placeholder:"ENDPOINT" help:"Bind the replay socket to this endpoint. Several engines use consecutive ports. With --connect and without --name, its host is the engine's name, because kvcast requests replays from the host in the topic, by default at port 5558; several engines then use consecutive IPv4 addresses."`
 	Engines int    `default:"1" help:"Number of engines, 1 to 256."`
 	Name    string `help:"Name of the engines, followed by - and a number (sim). With --connect the topic is kv@NAME@MODEL."`
 	Model   string `default:"sim-model" help:"Model of the engines."`
-	Form    string `enum:"array,map" default:"array" help:"Encoding of batches and events: array or map."`
+	Form    string `enum:"array,map" default:"array" help:"Encoding of batches and events: array or map (${default})."`
 	Ranks   bool   `help:"Make the engines the dp ranks of one worker, as --worker ...,dp_size=N reads them: each batch names its rank."`
 
 	Blocks    *int     `placeholder:"N" help:"Blocks in each cache (2048; with --trace 65536)."`
 	BlockSize int      `default:"16" help:"Tokens in a block; with --trace a divisor of 512."`
-	Batches   uint64   `default:"0" placeholder:"N" help:"Stop after this many batches of each engine; 0 never stops, or at the end of the trace (${default})."`
+	Batches   uint64   `default:"0" placeholder:"N" help:"Number of batches per engine; 0 means no limit, or up to the end of the trace (${default})."`
 	Rate      *float64 `placeholder:"N" xor:"pace" help:"Batches per second of each engine; 0 is as fast as possible (20). A trace has its own times."`
 	Seed      uint64   `default:"1" help:"Seed of the generated requests; the same seed gives the same events."`
 
 	Trace    string   `placeholder:"TRACE" xor:"pace" help:"Run the requests of a trace: conversation, which is built in (12,031 requests of one hour), or a file in its form (JSON lines, also with gzip)."`
 	Speed    *float64 `placeholder:"X" help:"Speed of the trace: 10 runs an hour in six minutes, 0 as fast as possible (1)."`
 	Requests int      `placeholder:"N" help:"Run the first N requests of the trace; 0 runs all."`
-	Policy   string   `enum:"round-robin,prefix" default:"round-robin" help:"Which engine gets a request of the trace: round-robin, or prefix for the one that has had most of its prompt before (${default})."`
+	Policy   string   `enum:"round-robin,prefix" default:"round-robin" help:"How requests of the trace are assigned to engines: round-robin, or prefix for the engine with the longest prefix of the prompt (${default})."`
 
 	Faults    string  `placeholder:"PLAN" help:"Faults as NAME=RATE (0 to 1 per batch) or NAME@BATCH (a batch's number, from 0), separated by commas: drop=0.01,restart@500. Names: drop, forget, twice, delay, truncate, clear-replay, holes, endless, mute, silent, dead, restart, restart-in-place, restart-late, restart-ahead, restart-passed, flap."`
 	FaultSeed *uint64 `placeholder:"N" help:"Seed of the faults with a rate (--seed)."`
 
-	Wait     bool          `help:"Publish nothing until somebody subscribes, so that nothing is lost. Real engines do not wait."`
+	Wait     bool          `help:"Wait for a subscriber before the first batch, so that no batch is lost. Real engines do not wait."`
 	Stay     bool          `help:"Serve replays after the last batch, until interrupted."`
 	Progress time.Duration `default:"10s" help:"Interval of progress reports on standard error; 0 disables them (${default})."`
-	Output   string        `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"Output format: text, or json for an object per line (${default}). The hit rate at the end is the part of all prompt tokens that were in the cache, in whole blocks, as vLLM counts it."`
+	Output   string        `short:"o" enum:"text,json" default:"text" placeholder:"FORMAT" help:"Output format: text, or json for an object per line (${default}). The hit rate is the share of prompt tokens in cached blocks, as vLLM counts it."`
 }
 
 // Help implements kong.HelpProvider.
@@ -52,7 +52,7 @@ func (*Command) Help() string {
 		"kvcast simulate --replay tcp://127.0.0.1:5558 --faults drop=0.01,restart@500")
 }
 
-// Run publishes until all batches are published or ctx is done. It then reports what each engine holds.
+// Run publishes until all batches are published or ctx is done. It then reports the cache of each engine.
 func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	configs, err := c.configs()
 	if err != nil {
