@@ -388,7 +388,7 @@ func (l *link) events(r *attempt) error {
 		case transport.HandshakeSucceeded:
 			m.connections.Inc()
 			r.state = attemptEstablished
-		case transport.Disconnected, transport.HandshakeFailed, transport.ConnectRetried:
+		case transport.Disconnected, transport.HandshakeFailed, transport.ConnectFailed:
 			switch r.state {
 			case attemptPending:
 				r.state = attemptFailed

@@ -151,11 +151,11 @@ func (l *listener) watch() error {
 func (l *listener) event(in *intake, e transport.Event) {
 	switch e.Kind {
 	case transport.Accepted:
-		l.peers.opened(e.Value)
+		l.peers.opened(e.FD)
 		l.shared.metrics.connections.WithLabelValues("").Inc()
 	case transport.Disconnected:
 		l.shared.metrics.disconnections.WithLabelValues("").Inc()
-		l.peers.closed(in, e.Value)
+		l.peers.closed(in, e.FD)
 	default:
 	}
 }
@@ -193,7 +193,7 @@ func (l *listener) overrun(in *intake, d *transport.Drops, now time.Time) {
 	for topic, t := range l.topics {
 		t.worker.mu.Lock()
 		for _, pub := range t.ranks {
-			if t.worker.lane != nil && d.Concern(topic, pub.peer.descriptor(), pub.otherPeer.descriptor()) {
+			if t.worker.lane != nil && d.MayInclude(topic, pub.peer.descriptor(), pub.otherPeer.descriptor()) {
 				pub.apply(in, now, pub.machine.Overrun(now))
 			}
 		}

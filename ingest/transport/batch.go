@@ -2,41 +2,47 @@ package transport
 
 import "runtime"
 
-// keptFrames is how many frames of a message are kept: one more than any expected message
-// has.
+// keptFrames is how many frames of a message are kept: one more than an engine's messages
+// and replies have.
 const keptFrames = 4
 
-// MaxBatchBytes is the size of the frames, in bytes, from which on a batch is full. The last
-// message may exceed it.
-const MaxBatchBytes = 1 << 20
-
-// noFD is the FD of a message whose connection is unknown.
-const noFD = -1
+const (
+	// MaxPayloadBytes is the length of the longest payload. It is more than ten times the
+	// largest batch of an engine: a step that stores 128 K tokens takes some 700 KB.
+	MaxPayloadBytes = 8 << 20
+	// MaxBatchBytes is the size of the frames, in bytes, from which on a batch is full. The
+	// last message may exceed it.
+	MaxBatchBytes = 1 << 20
+)
 
 // Message is one message of a Batch.
 type Message struct {
-	// Frames are the first four frames, or fewer where there are fewer. They are valid until
-	// the next Receive or Release of the batch, while the batch or message is reachable,
-	// and must not be changed.
+	// Frames are the first four frames, or all if there are fewer. They are valid until
+	// the batch's next Release, while the batch or the message is reachable, and must not
+	// be changed.
 	Frames [][]byte
-	// Count is the number of all frames.
+	// Count is the number of all frames; 0 for a dropped message.
 	Count int
-	// FD is the file descriptor of the message's connection; -1 where it is unknown, as for
-	// inproc. It only identifies the connection: libzmq may have closed it, and the system
-	// may have reused the number.
+	// FD is the file descriptor of the message's connection; -1 if it is unknown, as for
+	// inproc. It only identifies the connection, which may be closed by now. The system
+	// may then reuse the number.
 	FD int
-
-	copied bool // whether the frames are Go's memory
 }
 
-// Batch has room for a number of messages. It is not safe for concurrent use. It holds
-// memory of libzmq until Release, or until it is garbage.
+func (m Message) bytes() (n int) {
+	for _, f := range m.Frames {
+		n += len(f)
+	}
+	return n
+}
+
+// Batch has room for a number of messages. It is not safe for concurrent use. Its memory
+// is libzmq's, and freed by Release or the garbage collector.
 type Batch struct {
 	n        int // number of messages
 	messages []Message
 	frames   [][]byte // backs all Message.Frames
-	views    views    // the memory of frames that are not copies
-	copied   int      // bytes of frames that are copies
+	views    views    // the memory that frames refer to
 }
 
 // NewBatch returns an empty batch with room for a number of messages, 1 or more.
@@ -47,57 +53,38 @@ func NewBatch(messages int) *Batch {
 	return b
 }
 
-// Message returns the message at an index below what Receive returned.
+// Message returns the message at an index below Len.
 func (b *Batch) Message(i int) Message { return b.messages[:b.n][i] }
 
-// Len returns the number of messages, with those dropped.
+// Len returns the number of messages, the dropped ones included.
 func (b *Batch) Len() int { return b.n }
 
 // Full reports whether no message can be added.
 func (b *Batch) Full() bool { return b.n == len(b.messages) || b.Bytes() >= MaxBatchBytes }
 
 // Bytes returns the size of the frames of all messages.
-func (b *Batch) Bytes() int { return b.views.bytes() + b.copied }
+func (b *Batch) Bytes() int { return b.views.bytes() }
 
-// Drop releases the frames of the message at an index. The message stays, without frames.
+// Drop frees the frames of the message at an index. The message stays, without frames.
 func (b *Batch) Drop(i int) {
 	m := &b.messages[:b.n][i]
-	if m.copied {
-		for _, f := range m.Frames {
-			b.copied -= len(f)
-		}
-	} else {
-		b.views.drop(i)
-	}
+	b.views.drop(i)
 	clear(m.Frames)
-	*m = Message{FD: noFD}
+	*m = Message{FD: -1}
 	runtime.KeepAlive(b)
 }
 
-// PeerAddress returns the IP address of the peer that sent the message at an index, as
-// libzmq knows it: empty where the transport has none, or the message was copied.
+// PeerAddress returns the IP address of the peer that sent the message at an index. It is
+// empty if the message was dropped or its transport has no IP addresses.
 func (b *Batch) PeerAddress(i int) string {
-	if b.messages[:b.n][i].copied {
-		return ""
-	}
 	defer runtime.KeepAlive(b)
 	return b.views.peer(i)
 }
 
-// Release empties the batch for another Receive.
+// Release empties the batch.
 func (b *Batch) Release() {
-	b.forget()
+	clear(b.frames[:b.n*keptFrames]) // they refer to memory that is freed next
+	b.n = 0
 	b.views.release()
-	runtime.KeepAlive(b) // otherwise a finalizer might release the views meanwhile
-}
-
-// forget clears the frames, so that none refers to memory that was released.
-func (b *Batch) forget() {
-	clear(b.frames[:b.n*keptFrames])
-	b.n, b.copied = 0, 0
-}
-
-// kept returns the place of a message's frames.
-func (b *Batch) kept(i int) *[keptFrames][]byte {
-	return (*[keptFrames][]byte)(b.frames[i*keptFrames:])
+	runtime.KeepAlive(b) // otherwise a cleanup might free the views meanwhile
 }

@@ -57,9 +57,9 @@ func TestSocketsHaveTheirOptions(t *testing.T) {
 		open       func() (*zmq4.Socket, error)
 		maxMessage int64
 	}{
-		{"connected", func() (*zmq4.Socket, error) { return c.sub("", maxFrameBytes) }, 64 << 20},
-		{"bound", func() (*zmq4.Socket, error) { return c.sub("", MaxPayloadBytes) }, 8 << 20},
-		{"replay", c.dealer, 64 << 20},
+		{"connected", func() (*zmq4.Socket, error) { return c.socket(zmq4.SUB, maxFrameBytes, "") }, 64 << 20},
+		{"bound", func() (*zmq4.Socket, error) { return c.socket(zmq4.SUB, MaxPayloadBytes, "") }, 8 << 20},
+		{"replay", func() (*zmq4.Socket, error) { return c.socket(zmq4.DEALER, maxFrameBytes, "") }, 64 << 20},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, err := tt.open()

@@ -6,26 +6,27 @@ import (
 )
 
 const (
-	// maxDroppedTopics is how many topics are remembered of messages that were dropped. Of
-	// others the connections are, of which there are no more than file descriptors.
+	// maxDroppedTopics is how many topics of dropped messages are recorded. For other
+	// messages the connection is recorded: there are no more of them than file descriptors.
 	maxDroppedTopics = 1024
-	// maxDroppedTopicBytes is the length of the longest topic that is remembered.
+	// maxDroppedTopicBytes is the length of the longest topic that is recorded.
 	maxDroppedTopicBytes = 2048
 	// publishedFrames is how many frames an engine's message has: topic, seq, payload.
 	publishedFrames = 3
 )
 
-// Drops are messages that were dropped, as an Inbox was full.
+// Drops are messages that were dropped because an Inbox was full.
 type Drops struct {
-	// topics are their topics, up to a NUL, each with the connection of the first.
+	// topics are the messages' topics, up to a NUL, each with the connection of the first
+	// message.
 	topics map[string]int
-	// connections are those whose topics were too many to be remembered.
+	// connections are the connections whose topics were too many to be recorded.
 	connections map[int]struct{}
 }
 
 func (d *Drops) add(m Message) {
 	if len(m.Frames) != publishedFrames {
-		return // no engine's
+		return // not an engine's message
 	}
 	topic, _, _ := bytes.Cut(m.Frames[0], []byte{0})
 	if _, ok := d.topics[string(topic)]; !ok && len(topic) <= maxDroppedTopicBytes {
@@ -60,9 +61,9 @@ func (d *Drops) merge(other *Drops) {
 	}
 }
 
-// Concern reports whether a message of a topic may be among them that arrived by one of
-// these connections.
-func (d *Drops) Concern(topic string, connections ...int) bool {
+// MayInclude reports whether a message of a topic that arrived by one of these connections
+// may have been dropped.
+func (d *Drops) MayInclude(topic string, connections ...int) bool {
 	if _, ok := d.topics[topic]; ok {
 		return true
 	}

@@ -2,49 +2,25 @@ package transport
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// Bounds of what is received and waits to be processed.
+// Bounds of an Inbox.
 const (
-	// maxInboxMessages and maxInboxBytes are those of one socket: as many batches as an
-	// engine replays by default.
+	// maxInboxMessages and maxInboxBytes are the bounds of one socket: as many batches as
+	// an engine replays by default.
 	maxInboxMessages = 10_000
 	maxInboxBytes    = 64 << 20
-	// connectionShare is the part of an inbox, 1/4, that one connection may fill where a
+	// connectionShare is the part of an inbox, 1/4, that one connection may fill if a
 	// socket has several, so that one that floods leaves room for the others.
 	connectionShare = 4
-	// batchSize is how many messages a chunk has at most, and batchOverhead about what
-	// libzmq's and Go's descriptions of so many take.
-	batchSize     = 64
-	batchOverhead = 32 << 10
-	// inboxReserve is what each inbox may hold whatever the others hold: a batch's worth.
+	// inboxReserve is what each inbox may hold without the budget: a batch's worth.
 	inboxReserve = 2 << 20
-	// maxIdleUsages is how many connections without waiting messages are counted before
-	// they are forgotten.
-	maxIdleUsages = 1024
 )
-
-// Pool has the memory of batches that inboxes share. The zero Pool is ready.
-type Pool struct{ batches sync.Pool }
-
-func (p *Pool) get() *Batch {
-	if b, ok := p.batches.Get().(*Batch); ok {
-		return b
-	}
-	return NewBatch(batchSize)
-}
-
-func (p *Pool) put(b *Batch) {
-	b.Release()
-	p.batches.Put(b)
-}
 
 // InboxConfig is the configuration of an Inbox.
 type InboxConfig struct {
@@ -53,192 +29,186 @@ type InboxConfig struct {
 	Budget *budget.Budget
 	// Pool is shared by inboxes.
 	Pool *Pool
-	// PerConnection reports whether the socket has several connections, of which each may
-	// fill a quarter of the inbox. The events of the connections then come with the chunks.
+	// PerConnection reports whether the socket has several connections. Each may then fill
+	// a quarter of the inbox, and chunks have the events of the connections.
 	PerConnection bool
 	// OnDrop is called with the number of messages that were dropped; nil for nothing.
 	OnDrop func(n int)
 }
 
-// Inbox drains a socket into a bounded buffer, in a goroutine of its own: see Drain.
-// libzmq must never stop reading a connection, as it does at a high-water mark: when such a
+// Inbox is a bounded buffer of the messages of a socket. One goroutine calls Drain, another
+// one Next.
+//
+// libzmq must never stop reading a connection, as it does at a high-water mark: if such a
 // connection then fails, libzmq 4.3 ends the process (assertion _io_error). So the sockets
-// have no high-water mark, and are drained whether or not the messages are processed. A
-// message that does not fit is dropped, and its Chunk says so; the missing batches are
-// repaired like any other gap.
+// have no high-water mark, and are drained even if nobody calls Next. A message that does
+// not fit is dropped and recorded in its Chunk. The missing batches are repaired like any
+// other gap.
 type Inbox struct {
 	socket  *Socket
 	monitor *Monitor // nil unless per connection
-	InboxConfig
+	config  InboxConfig
+	wake    chan struct{}
 
-	// What waits: the drain adds, the reader subtracts. They share no lock for it, as a
-	// drain under load would keep the reader from it.
-	messages atomic.Int64
-	bytes    atomic.Int64
-	usages   map[int]*usage // by file descriptor, where per connection; the drain's
+	// order is locked from receiving messages or events until they are in chunks. It is
+	// locked before mu.
+	order sync.Mutex
 
-	order sync.Mutex // held from receiving messages or events until they are added; before mu
-	mu    sync.Mutex // guards all below
-	// chunks are those that wait, the first one first.
-	chunks []*Chunk
-	err    error // why draining ended; nil before
-	wake   chan struct{}
-	timer  *time.Timer // the reader's
+	mu     sync.Mutex // guards all below
+	chunks []*Chunk   // oldest first
+	usage  usage
+	// connections are the usages of connections with messages, by file descriptor, if the
+	// inbox is per connection.
+	connections map[int]usage
+	err         error // why Drain ended; nil before
 }
 
-// usage is what waits of one connection.
-type usage struct{ messages, bytes atomic.Int64 }
+// usage counts messages and bytes in an inbox.
+type usage struct{ messages, bytes int }
 
-// Chunk is some messages in the order in which they arrived, and what happened between
-// and after them.
-type Chunk struct {
-	// Batch has the messages. One that was dropped has no frames. It is nil where there
-	// are none.
-	Batch *Batch
-	// Events are the events of connections, where the inbox is per connection.
-	Events []ChunkEvent
-	// Drops are the messages that were dropped after those of Batch; nil where none were.
-	Drops *Drops
-
-	filling         bool // the drain is adding messages
-	messages, bytes int64
-	byConnection    map[*usage]*tally
+func (u usage) add(messages, bytes int) usage {
+	return usage{u.messages + messages, u.bytes + bytes}
 }
 
-type tally struct{ messages, bytes int64 }
-
-// ChunkEvent is an event of a connection before the message of index Before arrived.
-type ChunkEvent struct {
-	Event
-	Before int
+// fits reports whether the usage is within a part of the bounds of an inbox.
+func (u usage) fits(part int) bool {
+	return u.messages <= maxInboxMessages/part && u.bytes <= maxInboxBytes/part
 }
 
-// Len returns how many messages there are, with those dropped among them.
-func (c *Chunk) Len() int {
-	if c.Batch == nil {
-		return 0
-	}
-	return c.Batch.Len()
-}
+// budgeted returns the bytes that count for the budget.
+func (u usage) budgeted() int64 { return int64(max(0, u.bytes-inboxReserve)) }
 
 // NewInbox returns the inbox of a connection's socket.
-func NewInbox(c *Conn, cfg InboxConfig) *Inbox {
-	b := &Inbox{socket: c.Socket, InboxConfig: cfg, wake: make(chan struct{}, 1), usages: make(map[int]*usage)}
-	if cfg.PerConnection {
+func NewInbox(c *Conn, config InboxConfig) *Inbox {
+	b := &Inbox{socket: c.Socket, config: config, wake: make(chan struct{}, 1), connections: make(map[int]usage)}
+	if config.PerConnection {
 		b.monitor = c.Monitor
-	}
-	if b.OnDrop == nil {
-		b.OnDrop = func(int) {}
 	}
 	return b
 }
 
-// Drain reads the socket until it is interrupted or fails. It is the only user of the
-// socket meanwhile.
+// Drain reads the socket until it is interrupted or fails. Nothing else may use the socket
+// meanwhile.
 func (b *Inbox) Drain() {
 	for {
 		err := b.socket.Wait()
 		interrupted := errors.Is(err, ErrInterrupted)
-		for more := err == nil || interrupted; more; { // what was received is kept
+		for more := err == nil || interrupted; more; { // messages that arrived before are kept
 			var failed error
 			if more, failed = b.receive(); failed != nil {
 				err = failed
 			}
 		}
 		if err != nil {
-			b.end(err)
+			b.mu.Lock()
+			b.err = err
+			b.mu.Unlock()
+			b.Wake()
 			return
 		}
 	}
 }
 
-// receive receives what there is, up to a batch, and reports whether there may be more.
+// receive adds messages to a chunk, and reports whether there may be more.
 func (b *Inbox) receive() (more bool, err error) {
 	b.order.Lock()
 	defer b.order.Unlock()
-	c, batch := b.lastChunk()
-	before := batch.Len()
-	_, err = b.socket.ReceiveMore(batch)
-	more = err == nil && batch.Full()
-	b.admit(c, batch, before)
+	c, isNew := b.fillingChunk()
+	before := c.Len()
+	err = b.socket.Receive(c.Batch)
+	more = err == nil && c.Batch.Full()
+	c.Events = b.appendEvents(c.Events, before)
+	b.mu.Lock()
+	dropped := b.admit(c, before)
+	c.filling = false
+	if c.messages == 0 {
+		b.config.Pool.put(c.Batch)
+		c.Batch = nil
+	}
+	if isNew {
+		b.append(c)
+	}
+	b.mu.Unlock()
+	if dropped > 0 && b.config.OnDrop != nil {
+		b.config.OnDrop(dropped)
+	}
+	b.Wake()
 	return more, err
 }
 
-// lastChunk returns the last chunk and its batch if that has room, so that messages that
-// arrive one by one share a batch; otherwise nil and an empty batch.
-func (b *Inbox) lastChunk() (*Chunk, *Batch) {
+// fillingChunk returns the last chunk if that has room, so that messages that arrive one by
+// one share a batch, or a new one.
+func (b *Inbox) fillingChunk() (c *Chunk, isNew bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if n := len(b.chunks); n > 0 {
-		if c := b.chunks[n-1]; c.Batch != nil && c.Drops == nil && !c.Batch.Full() {
-			c.filling = true
-			return c, c.Batch
-		}
+	if c = b.last(); c == nil || c.Batch == nil || c.Drops != nil || c.Batch.Full() {
+		return &Chunk{Batch: b.config.Pool.get()}, true
 	}
-	return nil, b.Pool.get()
+	c.filling = true
+	return c, false
 }
 
-// admit adds the messages of a batch from an index on to its chunk, or to a new one where
-// that is nil, and drops those that do not fit.
-func (b *Inbox) admit(c *Chunk, batch *Batch, from int) {
-	waiting := c != nil
-	if !waiting {
-		c = &Chunk{}
+// last returns the last chunk; nil if there is none.
+func (b *Inbox) last() *Chunk {
+	if len(b.chunks) == 0 {
+		return nil
 	}
-	c.Events = b.appendEvents(c.Events, from)
-	dropped := 0
-	for i := from; i < batch.Len(); i++ {
-		m := batch.Message(i)
-		size := 0
-		for _, f := range m.Frames {
-			size += len(f)
-		}
-		if c.bytes == 0 {
-			size += batchOverhead
-		}
-		if !b.reserve(c, m.FD, int64(size)) {
-			c.drops().add(m)
-			batch.Drop(i)
+	return b.chunks[len(b.chunks)-1]
+}
+
+// admit counts the messages of a chunk from an index on, and drops those that do not fit.
+// The caller holds mu.
+func (b *Inbox) admit(c *Chunk, from int) (dropped int) {
+	for i := from; i < c.Len(); i++ {
+		m := c.Batch.Message(i)
+		if !b.reserve(c, m) {
+			if c.Drops == nil {
+				c.Drops = new(Drops)
+			}
+			c.Drops.add(m)
+			c.Batch.Drop(i)
 			dropped++
 		}
 	}
-	if dropped > 0 {
-		b.OnDrop(dropped)
-	}
-	b.put(c, batch, waiting)
+	return dropped
 }
 
-func (c *Chunk) drops() *Drops {
-	if c.Drops == nil {
-		c.Drops = new(Drops)
+// reserve counts a message of a chunk. It reports false if there is no room.
+func (b *Inbox) reserve(c *Chunk, m Message) bool {
+	size := m.bytes()
+	connection := b.connections[m.FD].add(1, size)
+	if b.config.PerConnection && !connection.fits(connectionShare) {
+		return false
 	}
-	return c.Drops
+	if c.bytes == 0 {
+		size += batchOverhead
+	}
+	after := b.usage.add(1, size)
+	if !after.fits(1) || !b.config.Budget.Take(after.budgeted()-b.usage.budgeted()) {
+		return false
+	}
+	b.usage = after
+	c.bytes += size
+	c.messages++
+	if b.config.PerConnection {
+		b.connections[m.FD] = connection
+	}
+	return true
 }
 
-// put gives a chunk its batch, and appends it unless it waits already. Drops without
-// messages are merged into the chunk before.
-func (b *Inbox) put(c *Chunk, batch *Batch, waiting bool) {
-	if c.messages == 0 {
-		b.Pool.put(batch)
-		batch = nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	c.Batch, c.filling = batch, false
-	n := len(b.chunks)
+// append appends a chunk if there is anything in it. Drops without messages or events are
+// merged into the drops of the chunk before. The caller holds mu.
+func (b *Inbox) append(c *Chunk) {
+	last := b.last()
 	switch {
-	case waiting:
-	case c.messages > 0, len(c.Events) > 0:
+	case c.messages > 0 || len(c.Events) > 0:
 		b.chunks = append(b.chunks, c)
 	case c.Drops == nil:
-		return
-	case n > 0 && b.chunks[n-1].Drops != nil:
-		b.chunks[n-1].Drops.merge(c.Drops)
-		return
+	case last != nil && last.Drops != nil:
+		last.Drops.merge(c.Drops)
 	default:
 		b.chunks = append(b.chunks, c)
 	}
-	b.Wake()
 }
 
 // AddEvents adds the events of connections that happened while no messages arrived.
@@ -246,21 +216,18 @@ func (b *Inbox) AddEvents() {
 	b.order.Lock()
 	defer b.order.Unlock()
 	events := b.appendEvents(nil, 0)
-	if len(events) == 0 {
-		return
-	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if n := len(b.chunks); n > 0 && b.chunks[n-1].messages == 0 && b.chunks[n-1].Drops == nil {
-		b.chunks[n-1].Events = append(b.chunks[n-1].Events, events...)
+	if last := b.last(); last != nil && last.Batch == nil && last.Drops == nil {
+		last.Events = append(last.Events, events...)
 	} else {
-		b.chunks = append(b.chunks, &Chunk{Events: events})
+		b.append(&Chunk{Events: events})
 	}
+	b.mu.Unlock()
 	b.Wake()
 }
 
 // appendEvents appends the monitor's events, which happened before the message at an
-// index. An error of the monitor is left to its other reader.
+// index. An error of the monitor is returned by Monitor.Wait as well.
 func (b *Inbox) appendEvents(all []ChunkEvent, before int) []ChunkEvent {
 	for b.monitor != nil {
 		e, ok, err := b.monitor.Next()
@@ -274,76 +241,7 @@ func (b *Inbox) appendEvents(all []ChunkEvent, before int) []ChunkEvent {
 	return all
 }
 
-// reserve counts a message for a chunk. It reports false where there is no room for it.
-func (b *Inbox) reserve(c *Chunk, fd int, size int64) bool {
-	if b.messages.Load() >= maxInboxMessages || b.bytes.Load()+size > maxInboxBytes {
-		return false
-	}
-	var u *usage
-	if b.PerConnection {
-		u = b.usageOf(fd)
-		if u.messages.Load() >= maxInboxMessages/connectionShare || u.bytes.Load()+size > maxInboxBytes/connectionShare {
-			return false
-		}
-	}
-	after := b.bytes.Add(size)
-	over := beyondReserve(after) - beyondReserve(after-size)
-	if !b.Budget.Take(over) {
-		// The reader may have subtracted meanwhile: then less is beyond the reserve now.
-		after = b.bytes.Add(-size)
-		b.Budget.Release(beyondReserve(after+size) - beyondReserve(after) - over)
-		return false
-	}
-	b.messages.Add(1)
-	c.messages++
-	c.bytes += size
-	if u != nil {
-		u.messages.Add(1)
-		u.bytes.Add(size)
-		c.count(u, size)
-	}
-	return true
-}
-
-// count adds a message to the chunk's part of a connection's usage.
-func (c *Chunk) count(u *usage, size int64) {
-	if c.byConnection == nil {
-		c.byConnection = make(map[*usage]*tally)
-	}
-	t := c.byConnection[u]
-	if t == nil {
-		t = new(tally)
-		c.byConnection[u] = t
-	}
-	t.messages++
-	t.bytes += size
-}
-
-// beyondReserve is the part of an inbox's bytes that counts for the budget.
-func beyondReserve(bytes int64) int64 { return max(0, bytes-inboxReserve) }
-
-// usageOf returns the usage of a connection.
-func (b *Inbox) usageOf(fd int) *usage {
-	u := b.usages[fd]
-	if u == nil {
-		if len(b.usages) >= maxIdleUsages {
-			maps.DeleteFunc(b.usages, func(_ int, u *usage) bool { return u.messages.Load() == 0 })
-		}
-		u = new(usage)
-		b.usages[fd] = u
-	}
-	return u
-}
-
-// end records why draining ended, and wakes the reader.
-func (b *Inbox) end(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.err = err
-	b.Wake()
-}
-
-// Wake has Next ask for its deadline again.
+// Wake makes Next call its deadline function again.
 func (b *Inbox) Wake() {
 	select {
 	case b.wake <- struct{}{}:
@@ -351,10 +249,10 @@ func (b *Inbox) Wake() {
 	}
 }
 
-// Next waits for the next chunk, which has to be given to Recycle. It returns
+// Next waits for the next chunk, which the caller must pass to Recycle. It returns
 // os.ErrDeadlineExceeded when the time that deadline returns has passed; a zero time means
-// no deadline. Once draining has ended and no chunk is left, it returns the error that
-// ended it. One goroutine may call it.
+// no deadline. After Drain has ended and no chunk is left, it returns the error that ended
+// Drain.
 func (b *Inbox) Next(deadline func() time.Time) (*Chunk, error) {
 	for {
 		c, err := b.pop()
@@ -367,12 +265,7 @@ func (b *Inbox) Next(deadline func() time.Time) (*Chunk, error) {
 			if wait <= 0 {
 				return nil, os.ErrDeadlineExceeded
 			}
-			if b.timer == nil {
-				b.timer = time.NewTimer(wait)
-			} else {
-				b.timer.Reset(wait)
-			}
-			due = b.timer.C
+			due = time.After(wait)
 		}
 		select {
 		case <-b.wake:
@@ -381,7 +274,8 @@ func (b *Inbox) Next(deadline func() time.Time) (*Chunk, error) {
 	}
 }
 
-// pop removes the first chunk; nil where there is none, or messages are being added to it.
+// pop removes the first chunk. It returns nil if there is none, or if messages are being
+// added to it.
 func (b *Inbox) pop() (*Chunk, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -404,18 +298,27 @@ func (b *Inbox) Recycle(c *Chunk) {
 	if c.Batch == nil {
 		return
 	}
-	b.Pool.put(c.Batch)
-	c.Batch = nil
-	after := b.bytes.Add(-c.bytes)
-	b.Budget.Release(beyondReserve(after+c.bytes) - beyondReserve(after))
-	b.messages.Add(-c.messages)
-	for u, t := range c.byConnection {
-		u.bytes.Add(-t.bytes)
-		u.messages.Add(-t.messages)
+	b.mu.Lock()
+	after := b.usage.add(-c.messages, -c.bytes)
+	b.config.Budget.Release(b.usage.budgeted() - after.budgeted())
+	b.usage = after
+	for i := 0; b.config.PerConnection && i < c.Len(); i++ {
+		m := c.Batch.Message(i)
+		if m.Count == 0 { // dropped
+			continue
+		}
+		u := b.connections[m.FD].add(-1, -m.bytes())
+		b.connections[m.FD] = u
+		if u.messages == 0 {
+			delete(b.connections, m.FD)
+		}
 	}
+	b.mu.Unlock()
+	b.config.Pool.put(c.Batch)
+	c.Batch = nil
 }
 
-// Discard releases all chunks. Draining has ended.
+// Discard releases all chunks. Drain must have ended.
 func (b *Inbox) Discard() {
 	for {
 		c, _ := b.pop()

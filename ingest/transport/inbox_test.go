@@ -60,8 +60,8 @@ func newTestInbox(t *testing.T, b *budget.Budget, prepare func(*Inbox)) *testInb
 		socket.Interrupt()
 		<-drained
 		x.Discard()
-		if x.bytes.Load() != 0 || x.messages.Load() != 0 || b.Used() != 0 {
-			t.Errorf("%d messages of %d bytes are left, and %d of the budget", x.messages.Load(), x.bytes.Load(), b.Used())
+		if x.usage != (usage{}) || len(x.connections) != 0 || b.Used() != 0 {
+			t.Errorf("left: %+v, connections %v, %d bytes of the budget", x.usage, x.connections, b.Used())
 		}
 		if err := errors.Join(socket.Close(), ends[1].Close(), zctx.Term()); err != nil {
 			t.Error(err)
@@ -91,7 +91,9 @@ func (x *testInbox) send(topic string, n, size int) {
 func (x *testInbox) arrived() int {
 	x.order.Lock() // not while messages are being added
 	defer x.order.Unlock()
-	return int(x.messages.Load() + x.dropped.Load())
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.usage.messages + int(x.dropped.Load())
 }
 
 // read drains the inbox, and returns the number of messages by topic, and the topics dropped
@@ -134,7 +136,7 @@ func TestInboxDropsWhatDoesNotFit(t *testing.T) {
 		{name: "messages", messages: maxInboxMessages + 500, want: maxInboxMessages},
 		{name: "bytes", messages: 200, size: 512 << 10, want: maxInboxBytes / (512 << 10)},
 		{name: "bytes of all inboxes", budget: 1 << 20, messages: 10, size: 512 << 10, want: reserve + 1},
-		{name: "a connection's share", prepare: func(b *Inbox) { b.PerConnection = true }, messages: 4000, want: maxInboxMessages / connectionShare},
+		{name: "a connection's share", prepare: func(b *Inbox) { b.config.PerConnection = true }, messages: 4000, want: maxInboxMessages / connectionShare},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -175,7 +177,7 @@ func TestInboxFillsBatches(t *testing.T) {
 
 // Of many dropped topics, some are recorded by name, the others by connection.
 func TestDroppedTopicsAreBounded(t *testing.T) {
-	x := newTestInbox(t, nil, func(b *Inbox) { b.messages.Store(maxInboxMessages) })
+	x := newTestInbox(t, nil, func(b *Inbox) { b.usage.messages = maxInboxMessages })
 	for i := range maxDroppedTopics + 1 {
 		if _, err := x.sender.SendMessage(fmt.Sprint(i), make([]byte, 8), "p"); err != nil {
 			t.Fatal(err)
@@ -188,7 +190,7 @@ func TestDroppedTopicsAreBounded(t *testing.T) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.messages.Store(0)
+	x.usage.messages = 0
 	if p := x.chunks[0]; len(x.chunks) != 1 || len(p.Drops.topics) != maxDroppedTopics || len(p.Drops.connections) != 1 {
 		t.Errorf("%d chunks, %d topics, connections %v", len(x.chunks), len(p.Drops.topics), p.Drops.connections)
 	}
@@ -255,7 +257,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 		for i := range p.Len() {
 			for len(events) > 0 && events[0].Before <= i {
 				if events[0].Kind == Accepted {
-					accepted[events[0].Value] = true
+					accepted[events[0].FD] = true
 				}
 				events = events[1:]
 			}
@@ -266,7 +268,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 		}
 		for _, e := range events {
 			if e.Kind == Accepted {
-				accepted[e.Value] = true
+				accepted[e.FD] = true
 			}
 		}
 		b.Recycle(p)
@@ -281,27 +283,26 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 	}
 }
 
-// The bytes reserved of the budget are released, under concurrent use.
 func TestInboxReleasesItsBudget(t *testing.T) {
-	b := budget.New("x", 1)
+	b := budget.New("x", 1000)
 	box := NewInbox(&Conn{}, InboxConfig{Budget: b, Pool: new(Pool)})
-	if !box.reserve(&Chunk{}, 0, inboxReserve-100) {
-		t.Fatal("a message within the reserve has no room")
-	}
-	admitted := make(chan *Chunk, 1)
-	go func() {
-		defer close(admitted)
-		for range 20_000 {
-			if p := (&Chunk{}); box.reserve(p, 0, 90) {
-				admitted <- p
-			}
+	var chunks []*Chunk
+	for _, size := range []int{inboxReserve - batchOverhead, 500, 600} {
+		c := &Chunk{Batch: NewBatch(1), bytes: 1} // not the first message of its chunk
+		if len(chunks) == 0 {
+			c.bytes = 0
 		}
-	}()
-	for p := range admitted {
-		p.Batch = NewBatch(1)
-		box.Recycle(p)
+		if box.reserve(c, Message{Frames: [][]byte{make([]byte, size)}, Count: 1}) {
+			chunks = append(chunks, c)
+		}
 	}
-	if used, beyond := b.Used(), beyondReserve(box.bytes.Load()); used != beyond {
-		t.Errorf("%d bytes are taken of the budget, and %d wait beyond the reserve", used, beyond)
+	if len(chunks) != 2 || b.Used() != 500 {
+		t.Errorf("%d of 3 messages are admitted, with %d bytes of the budget; want 2 and 500", len(chunks), b.Used())
+	}
+	for _, c := range chunks {
+		box.Recycle(c)
+	}
+	if b.Used() != 0 {
+		t.Errorf("%d bytes of the budget are in use after all was recycled", b.Used())
 	}
 }

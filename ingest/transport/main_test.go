@@ -3,7 +3,6 @@ package transport_test
 import (
 	"errors"
 	"os"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,8 +17,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds each wait of a test. It exceeds the expected milliseconds by far, for slow
 // machines.
 const patience = 2 * time.Minute
-
-const wouldBlock = zmq4.Errno(syscall.EAGAIN)
 
 // newContext returns a context that ends with the test.
 func newContext(t testing.TB) *zmq4.Context {
@@ -62,31 +59,29 @@ func newSocket(t testing.TB, zctx *zmq4.Context, kind zmq4.Type) *zmq4.Socket {
 	return s
 }
 
-// opener is Open, with or without access to libzmq's handle.
-type opener struct {
-	name string
-	open func(*zmq4.Socket) (*transport.Socket, error)
-}
-
-var openers = []opener{{"views", transport.Open}, {"copies", transport.OpenCopying}}
-
-// mustOpen returns a socket that is closed with the test and whose Wait ends when
-// patience does.
-func (o opener) mustOpen(t testing.TB, zs *zmq4.Socket) *transport.Socket {
+// mustOpen returns a socket that is closed with the test. Its Wait is interrupted after
+// patience.
+func mustOpen(t testing.TB, zs *zmq4.Socket) *transport.Socket {
 	t.Helper()
-	s, err := o.open(zs)
+	s, err := transport.Open(zs)
 	if err != nil {
 		t.Fatal(err)
 	}
+	timer := time.AfterFunc(patience, s.Interrupt)
 	t.Cleanup(func() {
+		timer.Stop()
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := s.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
 	return s
+}
+
+// receive releases the batch and receives messages. It returns their number.
+func receive(s *transport.Socket, b *transport.Batch) (int, error) {
+	b.Release()
+	err := s.Receive(b)
+	return b.Len(), err
 }
 
 // bindOf binds a socket to an endpoint and returns its address.

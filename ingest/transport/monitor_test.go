@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/transport"
@@ -21,10 +20,9 @@ func newMonitor(t *testing.T, zs *zmq4.Socket) *transport.Monitor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.SetDeadline(time.Now().Add(patience)); err != nil {
-		t.Fatal(err)
-	}
+	timer := time.AfterFunc(patience, m.Interrupt)
 	t.Cleanup(func() {
+		timer.Stop()
 		if err := errors.Join(m.Stop(), m.Close()); err != nil && !errors.Is(err, zmq4.ErrorSocketClosed) {
 			t.Error(err)
 		}
@@ -49,7 +47,7 @@ func nextEvent(t *testing.T, m *transport.Monitor) transport.Event {
 	}
 }
 
-// until returns the kinds of events up to the first of a kind, and that one.
+// until returns the kinds of events up to the first event of a kind, and that event.
 func until(t *testing.T, m *transport.Monitor, kind transport.EventKind) ([]transport.EventKind, transport.Event) {
 	t.Helper()
 	var kinds []transport.EventKind
@@ -67,14 +65,11 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 	sub, pub := newSocket(t, zctx, zmq4.SUB), newSocket(t, zctx, zmq4.XPUB)
 	m := newMonitor(t, sub)
 	address := bindOf(t, sub, "tcp://127.0.0.1:*")
-	s := openers[0].mustOpen(t, sub)
-	if _, e := until(t, m, transport.Listening); e.Address != address || e.Value <= 0 {
-		t.Errorf("got %+v, want address %s", e, address)
-	}
+	s := mustOpen(t, sub)
 	connectTo(t, pub, address)
 	_, accepted := until(t, m, transport.Accepted)
-	if accepted.Address != address || accepted.Value <= 0 {
-		t.Errorf("got %+v, want address %s", accepted, address)
+	if accepted.FD <= 0 {
+		t.Errorf("got %+v, want a file descriptor", accepted)
 	}
 	kinds, _ := until(t, m, transport.HandshakeSucceeded)
 	if len(kinds) != 1 {
@@ -93,22 +88,22 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := transport.NewBatch(1)
-	if n, err := s.Receive(b); n != 1 || err != nil {
+	if n, err := receive(s, b); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	if got := b.Message(0).FD; got != accepted.Value {
-		t.Errorf("got a message of connection %d, want %d", got, accepted.Value)
+	if got := b.Message(0).FD; got != accepted.FD {
+		t.Errorf("got a message of connection %d, want %d", got, accepted.FD)
 	}
 
 	closeNow(t, pub)
-	if _, e := until(t, m, transport.Disconnected); e.Value != accepted.Value {
-		t.Errorf("got %+v, want of connection %d", e, accepted.Value)
+	if _, e := until(t, m, transport.Disconnected); e.FD != accepted.FD {
+		t.Errorf("got %+v, want of connection %d", e, accepted.FD)
 	}
 	if err := m.Close(); err == nil {
 		t.Error("Close of a monitor whose socket is open: got no error")
 	}
 	closeNow(t, s)
-	until(t, m, transport.Stopped)
+	until(t, m, 0)
 	if e, ok, err := m.Next(); ok || err != nil {
 		t.Errorf("after the last event: got %+v, %v", e, err)
 	}
@@ -120,24 +115,17 @@ func TestMonitorOfASocketThatConnects(t *testing.T) {
 	pub, sub := newSocket(t, zctx, zmq4.PUB), newSocket(t, zctx, zmq4.SUB)
 	address := bindOf(t, pub, "tcp://127.0.0.1:*")
 	m := newMonitor(t, sub)
-	s := openers[0].mustOpen(t, sub)
+	s := mustOpen(t, sub)
 	if err := sub.SetReconnectIvl(time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	connectTo(t, sub, address)
-	kinds, _ := until(t, m, transport.HandshakeSucceeded)
-	want := []transport.EventKind{transport.ConnectDelayed, transport.Connected, transport.HandshakeSucceeded}
-	if !cmp.Equal(kinds, want) {
-		t.Errorf("got %v, want %v", kinds, want)
-	}
+	until(t, m, transport.HandshakeSucceeded)
 	closeNow(t, pub)
 	until(t, m, transport.Disconnected)
-	if _, e := until(t, m, transport.ConnectRetried); e.Address != address || e.Value < 1 {
-		t.Errorf("got %+v, want of %s", e, address)
-	}
-	until(t, m, transport.Closed)
+	until(t, m, transport.ConnectFailed)
 	closeNow(t, s)
-	until(t, m, transport.Stopped)
+	until(t, m, 0)
 }
 
 func TestMonitorOfAFailedHandshake(t *testing.T) {
@@ -145,7 +133,7 @@ func TestMonitorOfAFailedHandshake(t *testing.T) {
 	sub := newSocket(t, zctx, zmq4.SUB)
 	m := newMonitor(t, sub)
 	address := bindOf(t, sub, "tcp://127.0.0.1:*")
-	s := openers[0].mustOpen(t, sub)
+	s := mustOpen(t, sub)
 	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(address, "tcp://"))
 	if err != nil {
 		t.Fatal(err)
@@ -157,9 +145,7 @@ func TestMonitorOfAFailedHandshake(t *testing.T) {
 	if _, err := c.Write(greeting); err != nil {
 		t.Fatal(err)
 	}
-	if _, e := until(t, m, transport.HandshakeFailed); e.Address != address {
-		t.Errorf("got %+v, want of %s", e, address)
-	}
+	until(t, m, transport.HandshakeFailed)
 	closeNow(t, c)
 	closeNow(t, s)
 }
@@ -187,7 +173,7 @@ func TestMonitorOfAnEndedContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := openers[0].mustOpen(t, zs)
+	s := mustOpen(t, zs)
 	ended := make(chan error)
 	go func() { ended <- zctx.Term() }()
 	for err == nil {
@@ -202,19 +188,5 @@ func TestMonitorOfAnEndedContext(t *testing.T) {
 	closeNow(t, m)
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestEventKindsHaveNames(t *testing.T) {
-	seen := map[string]bool{}
-	for k := transport.Connected; k <= transport.Stopped; k++ {
-		if name := k.String(); name == "" || seen[name] {
-			t.Errorf("kind %d: got name %q", int(k), name)
-		} else {
-			seen[name] = true
-		}
-	}
-	if got := transport.EventKind(0).String(); got != "0" {
-		t.Errorf("got %q of no kind", got)
 	}
 }

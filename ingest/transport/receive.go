@@ -17,7 +17,7 @@ package transport
 #cgo noescape transport_release
 #cgo nocallback transport_release
 
-enum { ZMQIO_KEPT = 4 };
+enum { KEPT_FRAMES = 4 }; // keptFrames
 
 typedef struct {
 	int count; // number of all frames
@@ -25,34 +25,19 @@ typedef struct {
 	struct {
 		void *data;
 		size_t size;
-	} view[ZMQIO_KEPT];
-	zmq_msg_t frame[ZMQIO_KEPT]; // short ones lie within: none may be moved
+	} view[KEPT_FRAMES];
+	zmq_msg_t frame[KEPT_FRAMES]; // has the data of short frames inside: must not be moved
 } transport_message;
 
 typedef struct {
 	int room;
-	int used; // number of messages
-	size_t size; // bytes of their frames that are kept
+	int used;    // number of messages
+	size_t size; // bytes of all kept frames
 	transport_message *message;
 } transport_batch;
 
-static transport_batch *transport_new(int room) {
-	transport_batch *b = malloc(sizeof *b);
-	if (b == NULL)
-		return NULL;
-	b->room = room;
-	b->used = 0;
-	b->size = 0;
-	b->message = malloc(room * sizeof *b->message);
-	if (b->message == NULL) {
-		free(b);
-		return NULL;
-	}
-	return b;
-}
-
 static int transport_kept(const transport_message *m) {
-	return m->count < ZMQIO_KEPT ? m->count : ZMQIO_KEPT;
+	return m->count < KEPT_FRAMES ? m->count : KEPT_FRAMES;
 }
 
 static void transport_close(transport_message *m) {
@@ -82,43 +67,38 @@ static const char *transport_peer(transport_batch *b, int i) {
 	return m->count > 0 ? zmq_msg_gets(&m->frame[0], "Peer-Address") : NULL;
 }
 
-static void transport_free(transport_batch *b) {
-	transport_release(b);
-	free(b->message);
-	free(b);
-}
-
+// transport_receive_frame returns 0, or an errno and a frame that is closed.
 static int transport_receive_frame(zmq_msg_t *frame, void *socket) {
-	int rc;
 	zmq_msg_init(frame);
-	do
-		rc = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-	while (rc < 0 && errno == EINTR);
-	if (rc < 0)
-		rc = -errno;
-	if (rc < 0)
-		zmq_msg_close(frame);
-	return rc < 0 ? rc : 0;
+	while (zmq_msg_recv(frame, socket, ZMQ_DONTWAIT) < 0) {
+		int err = errno;
+		if (err != EINTR) {
+			zmq_msg_close(frame);
+			return err;
+		}
+	}
+	return 0;
 }
 
-// transport_receive_message returns 0 or a negative errno; then it holds no frame.
+// transport_receive_message returns 0, or an errno and a message without frames.
 static int transport_receive_message(transport_message *m, void *socket) {
-	zmq_msg_t dropped;
+	zmq_msg_t extra;
 	int more = 1;
 	m->count = 0;
 	while (more) {
-		zmq_msg_t *frame = m->count < ZMQIO_KEPT ? &m->frame[m->count] : &dropped;
-		int rc = transport_receive_frame(frame, socket);
-		if (rc < 0) {
+		int kept = m->count < KEPT_FRAMES;
+		zmq_msg_t *frame = kept ? &m->frame[m->count] : &extra;
+		int err = transport_receive_frame(frame, socket);
+		if (err != 0) {
 			transport_close(m);
-			return rc;
+			return err;
 		}
 		more = zmq_msg_more(frame);
-		if (frame == &dropped) {
-			zmq_msg_close(frame);
-		} else {
+		if (kept) {
 			m->view[m->count].data = zmq_msg_data(frame);
 			m->view[m->count].size = zmq_msg_size(frame);
+		} else {
+			zmq_msg_close(frame);
 		}
 		m->count++;
 	}
@@ -126,21 +106,21 @@ static int transport_receive_message(transport_message *m, void *socket) {
 	return 0;
 }
 
-// transport_receive adds messages until there is no room, or their frames come to so many
-// bytes, and returns how many there are, or a negative errno if it added none. libzmq
-// delivers whole messages: EAGAIN concerns the first frame only.
+// transport_receive adds messages until there is no room, or their frames have that many
+// bytes. It returns an errno if it added none. libzmq delivers whole messages: only a first
+// frame can yield EAGAIN.
 static int transport_receive(transport_batch *b, void *socket, size_t bytes) {
 	int before = b->used;
 	while (b->used < b->room && b->size < bytes) {
 		transport_message *m = &b->message[b->used];
-		int rc = transport_receive_message(m, socket);
-		if (rc < 0)
-			return b->used > before || rc == -EAGAIN ? b->used : rc;
+		int err = transport_receive_message(m, socket);
+		if (err != 0)
+			return b->used > before || err == EAGAIN ? 0 : err;
 		for (int k = 0; k < transport_kept(m); k++)
 			b->size += m->view[k].size;
 		b->used++;
 	}
-	return b->used;
+	return 0;
 }
 
 // transport_events returns the socket's ZMQ_EVENTS, or a negative errno.
@@ -156,6 +136,7 @@ static int transport_events(void *socket) {
 import "C"
 
 import (
+	"errors"
 	"reflect"
 	"runtime"
 	"unsafe"
@@ -163,19 +144,18 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// The C functions call no Go code, as declared above, because zmq4 creates no message with
-// a free function of its own.
+// The C functions call no Go code, as declared above: zmq4 creates no message with a free
+// function of its own.
 
-// handleKnown reports whether a zmq4.Socket begins with libzmq's handle, for which zmq4 has
-// no method. Otherwise messages are received with zmq4's methods.
-var handleKnown = func() bool {
-	t := reflect.TypeFor[zmq4.Socket]()
-	if t.Kind() != reflect.Struct || t.NumField() == 0 {
-		return false
+// checkHandle returns an error unless a zmq4.Socket begins with libzmq's handle, for which
+// zmq4 has no method.
+func checkHandle() error {
+	f := reflect.TypeFor[zmq4.Socket]().Field(0)
+	if f.Name != "soc" || f.Type.Kind() != reflect.UnsafePointer {
+		return errors.New("open socket: unknown layout of zmq4.Socket; want github.com/pebbe/zmq4 v1.4.0")
 	}
-	f := t.Field(0)
-	return f.Name == "soc" && f.Type.Kind() == reflect.UnsafePointer && f.Offset == 0
-}()
+	return nil
+}
 
 // handle returns libzmq's handle; nil once the socket is closed, for which libzmq returns
 // ENOTSOCK. The socket must be kept alive while the handle is used, as its finalizer closes
@@ -185,49 +165,48 @@ func handle(s *zmq4.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Po
 // views is libzmq's memory of a batch of messages.
 type views struct{ c *C.transport_batch }
 
-// newViews returns memory that is released when owner is unreachable.
+// newViews returns memory that is freed when owner is unreachable.
 func newViews[T any](messages int, owner *T) views {
-	c := C.transport_new(C.int(messages))
-	if c == nil {
-		panic("zmqio: out of memory")
+	c := (*C.transport_batch)(C.malloc(C.sizeof_transport_batch + C.size_t(messages)*C.sizeof_transport_message))
+	*c = C.transport_batch{
+		room:    C.int(messages),
+		message: (*C.transport_message)(unsafe.Add(unsafe.Pointer(c), C.sizeof_transport_batch)),
 	}
-	runtime.AddCleanup(owner, func(c *C.transport_batch) { C.transport_free(c) }, c)
+	runtime.AddCleanup(owner, func(c *C.transport_batch) {
+		C.transport_release(c)
+		C.free(unsafe.Pointer(c))
+	}, c)
 	return views{c}
 }
 
-func (t views) release() { C.transport_release(t.c) }
+func (v views) release() { C.transport_release(v.c) }
 
-func (t views) drop(i int) { C.transport_drop(t.c, C.int(i)) }
+func (v views) drop(i int) { C.transport_drop(v.c, C.int(i)) }
 
-func (t views) peer(i int) string { return C.GoString(C.transport_peer(t.c, C.int(i))) }
+func (v views) peer(i int) string { return C.GoString(C.transport_peer(v.c, C.int(i))) }
 
-func (t views) bytes() int { return int(t.c.size) }
+func (v views) bytes() int { return int(v.c.size) }
 
-// receiveViews adds messages with one call to C, without copying.
-func (s *Socket) receiveViews(b *Batch) error {
-	n := C.transport_receive(b.views.c, handle(s.zmq), MaxBatchBytes)
+// receive adds messages with one call to C, without copying.
+func (s *Socket) receive(b *Batch) error {
+	err := C.transport_receive(b.views.c, handle(s.zmq), MaxBatchBytes)
 	runtime.KeepAlive(s.zmq)
-	if n < 0 {
-		return zmq4.Errno(-n)
+	if err != 0 {
+		return zmq4.Errno(err)
 	}
-	for i := b.n; i < int(n); i++ {
-		m := &unsafe.Slice(b.views.c.message, n)[i]
-		kept := min(int(m.count), keptFrames)
-		frames := b.kept(i)
-		for j := range kept {
-			frames[j] = unsafe.Slice((*byte)(m.view[j].data), m.view[j].size)
+	for n := int(b.views.c.used); b.n < n; b.n++ {
+		m := &unsafe.Slice(b.views.c.message, n)[b.n]
+		frames := b.frames[b.n*keptFrames:][:min(int(m.count), keptFrames):keptFrames]
+		for k := range frames {
+			frames[k] = unsafe.Slice((*byte)(m.view[k].data), m.view[k].size)
 		}
-		b.messages[i] = Message{Frames: frames[:kept:kept], Count: int(m.count), FD: int(m.fd)}
+		b.messages[b.n] = Message{Frames: frames, Count: int(m.count), FD: int(m.fd)}
 	}
-	b.n = int(n)
 	return nil
 }
 
 // events returns the socket's ZMQ_EVENTS.
 func (s *Socket) events() (zmq4.State, error) {
-	if !s.views {
-		return s.zmq.GetEvents()
-	}
 	events := C.transport_events(handle(s.zmq))
 	runtime.KeepAlive(s.zmq)
 	if events < 0 {

@@ -16,12 +16,6 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-func TestHandleIsKnown(t *testing.T) {
-	if !transport.HandleKnown {
-		t.Error("zmq4.Socket does not begin with libzmq's handle any more: messages are copied")
-	}
-}
-
 // received is a message, copied.
 type received struct {
 	Frames [][]byte // the kept frames
@@ -35,7 +29,7 @@ func take(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
 		if err := s.Wait(); err != nil {
 			return all, fmt.Errorf("after %d messages: %w", len(all), err)
 		}
-		got, err := s.Receive(b)
+		got, err := receive(s, b)
 		if err != nil {
 			return all, err
 		}
@@ -63,36 +57,34 @@ func frameLength() *rapid.Generator[int] {
 
 func TestMessagesAreReceivedAsSent(t *testing.T) {
 	for _, over := range transports {
-		for _, o := range openers {
-			t.Run(over.name+"/"+o.name, func(t *testing.T) {
-				receiver, sender := pair(t, newContext(t), over.endpoint)
-				s := o.mustOpen(t, receiver)
-				rapid.Check(t, func(rt *rapid.T) {
-					lengths := rapid.SliceOfN(rapid.SliceOfN(frameLength(), 1, 9), 1, 12).Draw(rt, "lengths")
-					random := rand.NewChaCha8([32]byte{rapid.Byte().Draw(rt, "seed")})
-					var want []received
-					for _, message := range lengths {
-						var frames [][]byte
-						for _, n := range message {
-							f := make([]byte, n)
-							_, _ = random.Read(f) // it never fails
-							frames = append(frames, f)
-						}
-						sendTo(t, sender, frames...)
-						want = append(want, received{frames[:min(len(frames), transport.KeptFrames)], len(frames)})
+		t.Run(over.name, func(t *testing.T) {
+			receiver, sender := pair(t, newContext(t), over.endpoint)
+			s := mustOpen(t, receiver)
+			rapid.Check(t, func(rt *rapid.T) {
+				lengths := rapid.SliceOfN(rapid.SliceOfN(frameLength(), 1, 9), 1, 12).Draw(rt, "lengths")
+				random := rand.NewChaCha8([32]byte{rapid.Byte().Draw(rt, "seed")})
+				var want []received
+				for _, message := range lengths {
+					var frames [][]byte
+					for _, n := range message {
+						f := make([]byte, n)
+						_, _ = random.Read(f) // it never fails
+						frames = append(frames, f)
 					}
-					b := transport.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
-					defer b.Release()
-					got, err := take(s, b, len(want))
-					if err != nil {
-						rt.Fatal(err)
-					}
-					if !equal(got, want) {
-						rt.Fatalf("got another %d messages of lengths %v", len(got), lengths)
-					}
-				})
+					sendTo(t, sender, frames...)
+					want = append(want, received{frames[:min(len(frames), transport.KeptFrames)], len(frames)})
+				}
+				b := transport.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
+				defer b.Release()
+				got, err := take(s, b, len(want))
+				if err != nil {
+					rt.Fatal(err)
+				}
+				if !equal(got, want) {
+					rt.Fatalf("got another %d messages of lengths %v", len(got), lengths)
+				}
 			})
-		}
+		})
 	}
 }
 
@@ -102,52 +94,44 @@ func equal(a, b []received) bool {
 }
 
 func TestReceiveIsBoundedByTheRoomOfTheBatch(t *testing.T) {
-	for _, o := range openers {
-		t.Run(o.name, func(t *testing.T) {
-			receiver, sender := pair(t, newContext(t), "inproc://room")
-			s := o.mustOpen(t, receiver)
-			b := transport.NewBatch(4)
-			for i := range 10 {
-				sendTo(t, sender, []byte{byte(i)}, nil)
+	receiver, sender := pair(t, newContext(t), "inproc://room")
+	s := mustOpen(t, receiver)
+	b := transport.NewBatch(4)
+	for i := range 10 {
+		sendTo(t, sender, []byte{byte(i)}, nil)
+	}
+	next := byte(0)
+	for _, want := range []int{4, 4, 2, 0, 0} {
+		n, err := receive(s, b)
+		if n != want || err != nil {
+			t.Fatalf("after %d messages: got %d more, %v; want %d", next, n, err, want)
+		}
+		for i := range n {
+			m := b.Message(i)
+			if m.Count != 2 || m.FD != -1 || m.Frames[0][0] != next || len(m.Frames[1]) != 0 {
+				t.Errorf("message %d: got %+v", next, m)
 			}
-			next := byte(0)
-			for _, want := range []int{4, 4, 2, 0, 0} {
-				n, err := s.Receive(b)
-				if n != want || err != nil {
-					t.Fatalf("after %d messages: got %d more, %v; want %d", next, n, err, want)
-				}
-				for i := range n {
-					m := b.Message(i)
-					if m.Count != 2 || m.FD != -1 || m.Frames[0][0] != next || len(m.Frames[1]) != 0 {
-						t.Errorf("message %d: got %+v", next, m)
-					}
-					next++
-				}
-			}
-		})
+			next++
+		}
 	}
 }
 
 func TestReleaseClearsTheFrames(t *testing.T) {
-	for _, o := range openers {
-		t.Run(o.name, func(t *testing.T) {
-			receiver, sender := pair(t, newContext(t), "inproc://release")
-			s := o.mustOpen(t, receiver)
-			sendTo(t, sender, []byte("frame"))
-			sendTo(t, sender, []byte("frame"))
-			b := transport.NewBatch(1)
-			for range 2 {
-				if n, err := s.Receive(b); n != 1 || err != nil {
-					t.Fatal(n, err)
-				}
-				m := b.Message(0)
-				b.Release()
-				b.Release()
-				if len(m.Frames) != 1 || m.Frames[0] != nil {
-					t.Errorf("got frames %q of a message that was given back", m.Frames)
-				}
-			}
-		})
+	receiver, sender := pair(t, newContext(t), "inproc://release")
+	s := mustOpen(t, receiver)
+	sendTo(t, sender, []byte("frame"))
+	sendTo(t, sender, []byte("frame"))
+	b := transport.NewBatch(1)
+	for range 2 {
+		if n, err := receive(s, b); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		m := b.Message(0)
+		b.Release()
+		b.Release()
+		if len(m.Frames) != 1 || m.Frames[0] != nil {
+			t.Errorf("got frames %q of a message that was given back", m.Frames)
+		}
 	}
 }
 
@@ -176,7 +160,7 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		b := transport.NewBatch(1)
-		if n, err := s.Receive(b); n != 1 || err != nil {
+		if n, err := receive(s, b); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		if err := errors.Join(s.Close(), sender.Close(), zctx.Term()); err != nil {
@@ -197,11 +181,11 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 // TestBatchesAreCollected drops the references to many batches that contain messages.
 func TestBatchesAreCollected(t *testing.T) {
 	receiver, sender := pair(t, newContext(t), "inproc://collected")
-	s := openers[0].mustOpen(t, receiver)
+	s := mustOpen(t, receiver)
 	long := make([]byte, 4000)
 	for i := range 1000 {
 		sendTo(t, sender, long, nil, long, long, long, long)
-		if n, err := s.Receive(transport.NewBatch(2)); n != 1 || err != nil {
+		if n, err := receive(s, transport.NewBatch(2)); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		if i%100 == 0 {
@@ -213,7 +197,7 @@ func TestBatchesAreCollected(t *testing.T) {
 
 func TestReceiveDoesNotAllocate(t *testing.T) {
 	receiver, sender := pair(t, newContext(t), "inproc://allocate")
-	s := openers[0].mustOpen(t, receiver)
+	s := mustOpen(t, receiver)
 	const runs, burst = 200, 8
 	payload := make([]byte, 1300)
 	for range (runs + 1) * burst {
@@ -225,7 +209,7 @@ func TestReceiveDoesNotAllocate(t *testing.T) {
 		if err := s.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		n, err := s.Receive(b)
+		n, err := receive(s, b)
 		if n != burst || err != nil {
 			t.Fatal(n, err)
 		}
@@ -242,80 +226,71 @@ func TestReceiveDoesNotAllocate(t *testing.T) {
 }
 
 func TestErrorsOfAnEndedContext(t *testing.T) {
-	for _, o := range openers {
-		t.Run(o.name, func(t *testing.T) {
-			zctx, err := zmq4.NewContext()
-			if err != nil {
-				t.Fatal(err)
-			}
-			zs, err := zctx.NewSocket(zmq4.SUB)
-			if err != nil {
-				t.Fatal(err)
-			}
-			s := o.mustOpen(t, zs)
-			ended := make(chan error)
-			go func() { ended <- zctx.Term() }() // it waits for the socket to close
-			if err := s.Wait(); !errors.Is(err, zmq4.ETERM) {
-				t.Errorf("Wait: got %v, want %v", err, zmq4.ETERM)
-			}
-			b := transport.NewBatch(1)
-			if n, err := s.Receive(b); n != 0 || !errors.Is(err, zmq4.ETERM) {
-				t.Errorf("Receive: got %d, %v, want %v", n, err, zmq4.ETERM)
-			}
-			closeNow(t, s)
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			if n, err := s.Receive(b); n != 0 || err == nil {
-				t.Errorf("Receive of a closed socket: got %d, %v", n, err)
-			}
-			if err := s.Wait(); err == nil {
-				t.Error("Wait for a closed socket: got no error")
-			}
-		})
+	zctx, err := zmq4.NewContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	zs, err := zctx.NewSocket(zmq4.SUB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, zs)
+	ended := make(chan error)
+	go func() { ended <- zctx.Term() }() // it waits for the socket to close
+	if err := s.Wait(); !errors.Is(err, zmq4.ETERM) {
+		t.Errorf("Wait: got %v, want %v", err, zmq4.ETERM)
+	}
+	b := transport.NewBatch(1)
+	if n, err := receive(s, b); n != 0 || !errors.Is(err, zmq4.ETERM) {
+		t.Errorf("Receive: got %d, %v, want %v", n, err, zmq4.ETERM)
+	}
+	closeNow(t, s)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if n, err := receive(s, b); n != 0 || err == nil {
+		t.Errorf("Receive of a closed socket: got %d, %v", n, err)
+	}
+	if err := s.Wait(); err == nil {
+		t.Error("Wait for a closed socket: got no error")
 	}
 }
 
-// ReceiveMore appends messages to a batch until it is full.
-func TestReceiveMoreAddsToABatch(t *testing.T) {
-	for _, open := range openers {
-		t.Run(open.name, func(t *testing.T) {
-			zctx := newContext(t)
-			receiver, sender := pair(t, zctx, "inproc://more")
-			s := open.mustOpen(t, receiver)
-			b := transport.NewBatch(4)
-			for i := range 3 {
-				sendTo(t, sender, fmt.Append(nil, i), []byte("second"))
-				if n, err := s.ReceiveMore(b); err != nil || n != i+1 {
-					t.Fatalf("ReceiveMore = %d, %v, want %d", n, err, i+1)
-				}
-			}
-			if b.Len() != 3 || b.Full() || b.Bytes() != 3*(1+len("second")) {
-				t.Errorf("Len %d, Full %v, Bytes %d", b.Len(), b.Full(), b.Bytes())
-			}
-			b.Drop(1)
-			if m := b.Message(1); m.Count != 0 || len(m.Frames) != 0 || b.Bytes() != 2*(1+len("second")) {
-				t.Errorf("dropped message %+v, %d bytes left", m, b.Bytes())
-			}
-			if got := string(b.Message(2).Frames[0]); got != "2" {
-				t.Errorf("message behind the dropped one begins with %q", got)
-			}
-			sendTo(t, sender, make([]byte, transport.MaxBatchBytes))
-			sendTo(t, sender, []byte("no room"))
-			if n, err := s.ReceiveMore(b); err != nil || n != 4 || !b.Full() {
-				t.Errorf("ReceiveMore = %d, %v, full %v, want 4 and full", n, err, b.Full())
-			}
-			if n, err := s.ReceiveMore(b); err != nil || n != 4 {
-				t.Errorf("ReceiveMore into a full batch = %d, %v", n, err)
-			}
-			b.Release()
-			if b.Len() != 0 || b.Bytes() != 0 {
-				t.Errorf("released batch has %d messages, %d bytes", b.Len(), b.Bytes())
-			}
-			if n, err := s.Receive(b); err != nil || n != 1 || string(b.Message(0).Frames[0]) != "no room" {
-				t.Errorf("Receive after Release = %d, %v", n, err)
-			}
-		})
+func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
+	zctx := newContext(t)
+	receiver, sender := pair(t, zctx, "inproc://more")
+	s := mustOpen(t, receiver)
+	b := transport.NewBatch(4)
+	for i := range 3 {
+		sendTo(t, sender, fmt.Append(nil, i), []byte("second"))
+		if err := s.Receive(b); err != nil || b.Len() != i+1 {
+			t.Fatalf("Receive: %v, %d messages, want %d", err, b.Len(), i+1)
+		}
+	}
+	if b.Len() != 3 || b.Full() || b.Bytes() != 3*(1+len("second")) {
+		t.Errorf("Len %d, Full %v, Bytes %d", b.Len(), b.Full(), b.Bytes())
+	}
+	b.Drop(1)
+	if m := b.Message(1); m.Count != 0 || len(m.Frames) != 0 || b.Bytes() != 2*(1+len("second")) {
+		t.Errorf("dropped message %+v, %d bytes left", m, b.Bytes())
+	}
+	if got := string(b.Message(2).Frames[0]); got != "2" {
+		t.Errorf("message behind the dropped one begins with %q", got)
+	}
+	sendTo(t, sender, make([]byte, transport.MaxBatchBytes))
+	sendTo(t, sender, []byte("no room"))
+	if err := s.Receive(b); err != nil || b.Len() != 4 || !b.Full() {
+		t.Errorf("Receive: %v, %d messages, full %v, want 4 and full", err, b.Len(), b.Full())
+	}
+	if err := s.Receive(b); err != nil || b.Len() != 4 {
+		t.Errorf("Receive into a full batch: %v, %d messages", err, b.Len())
+	}
+	b.Release()
+	if b.Len() != 0 || b.Bytes() != 0 {
+		t.Errorf("released batch has %d messages, %d bytes", b.Len(), b.Bytes())
+	}
+	if n, err := receive(s, b); err != nil || n != 1 || string(b.Message(0).Frames[0]) != "no room" {
+		t.Errorf("Receive after Release = %d, %v", n, err)
 	}
 }
 
@@ -332,7 +307,7 @@ func TestBatchStopsAtItsBytes(t *testing.T) {
 	}
 	b := transport.NewBatch(64)
 	defer b.Release()
-	if n, err := s.Receive(b); err != nil || n != 2 || !b.Full() {
+	if n, err := receive(s, b); err != nil || n != 2 || !b.Full() {
 		t.Errorf("Receive = %d, %v, full %v, want 2 and full", n, err, b.Full())
 	}
 }
@@ -351,7 +326,7 @@ func TestPeerAddress(t *testing.T) {
 	}
 	b := transport.NewBatch(1)
 	defer b.Release()
-	if n, err := s.Receive(b); err != nil || n != 1 {
+	if n, err := receive(s, b); err != nil || n != 1 {
 		t.Fatal(n, err)
 	}
 	if got := b.PeerAddress(0); got != "127.0.0.1" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,20 +18,20 @@ import (
 )
 
 const (
-	// maxTransfers is how many replays are read at a time. An engine answers one from the
-	// thread that publishes, and the replies are buffered until they are applied.
+	// maxTransfers is how many replays are read at a time. An engine answers a request from
+	// the thread that publishes, and the replies are buffered until they are applied.
 	maxTransfers = 8
-	// maxFirstRequests is how many sockets that have never answered are waited for at a
-	// time, and firstReplyTimeout how long each at most. They have slots of their own, so
-	// that silent ones keep no other engine from a repair.
+	// maxFirstRequests is how many sockets that did not answer the last request are waited
+	// for at a time, and firstReplyTimeout how long each at most. These requests have slots
+	// of their own, so that silent sockets do not delay the repairs of other engines.
 	maxFirstRequests  = 32
 	firstReplyTimeout = time.Second
 	// transferShare is how long one replay is read while others wait. It is resumed after
 	// them.
 	transferShare = 3 * time.Second
-	// replayPause is how long a reply may take that follows another. An engine sends all at
-	// once, and its socket drops those beyond its high-water mark, with the end marker;
-	// what is missing is requested again.
+	// replayPause is how long the next reply may take after the first one. An engine sends
+	// all at once, and its socket drops replies beyond its high-water mark, with the end
+	// marker. Missing batches are requested again.
 	replayPause = time.Second
 	// slotPatience is how long a request waits for a slot.
 	slotPatience = 10 * time.Second
@@ -38,15 +39,18 @@ const (
 
 // Errors of Requests.Replay.
 var (
-	// ErrReplayRefused: nothing listens at the endpoint.
+	// ErrReplayRefused means that nothing listens at the endpoint.
 	ErrReplayRefused = errors.New("nothing listens there")
-	// ErrReplaySilent: no reply, or no further one, came in time.
+	// ErrReplaySilent means that no reply, or no further one, came in time.
 	ErrReplaySilent = errors.New("no answer")
-	// ErrReplayBusy: the request was not sent, as too many others are in progress.
+	// ErrReplayBusy means that the request was not sent, because too many others are in
+	// progress.
 	ErrReplayBusy = errors.New("too many replays are in progress")
-	// ErrReplayYielded: the request was interrupted after some replies, as others wait.
+	// ErrReplayYielded means that the request was interrupted after some replies, because
+	// others wait.
 	ErrReplayYielded = errors.New("interrupted: others are waiting")
-	// ErrReplayOverrun: replies were dropped, as they came faster than they were applied.
+	// ErrReplayOverrun means that replies were dropped, because they came faster than they
+	// were applied.
 	ErrReplayOverrun = errors.New("replies were dropped")
 )
 
@@ -56,11 +60,10 @@ type Requests struct {
 	context *Context
 	timeout time.Duration
 	inbox   InboxConfig
-	// A request to a socket that answered the last one needs a slot of transfers. Any other
-	// needs one of first, which it exchanges when the first reply has come. Both are FIFO.
-	first, transfers *semaphore.Weighted
-	queued           atomic.Int64         // requests that wait for a transfer slot
-	inProgress       *prometheus.GaugeVec // by state: waiting, asking, transferring
+	// A request to a socket that answered the last request needs a slot of transfers. Any
+	// other needs a slot of first, and exchanges it when the first reply has come.
+	first, transfers *slots
+	waiting          prometheus.Gauge
 
 	// FirstReply is how long the first reply of a socket may take that did not answer the
 	// last request, and FirstPatience how long such a request waits for a slot.
@@ -68,13 +71,27 @@ type Requests struct {
 }
 
 // NewRequests returns Requests whose replies may each take timeout. inProgress has the
-// label state.
+// label state: waiting, asking or transferring.
 func NewRequests(c *Context, timeout time.Duration, inbox InboxConfig, inProgress *prometheus.GaugeVec) *Requests {
 	return &Requests{
-		context: c, timeout: timeout, inbox: inbox, inProgress: inProgress,
-		first: semaphore.NewWeighted(maxFirstRequests), transfers: semaphore.NewWeighted(maxTransfers),
+		context: c, timeout: timeout, inbox: inbox,
+		first:      &slots{semaphore: semaphore.NewWeighted(maxFirstRequests), used: inProgress.WithLabelValues("asking")},
+		transfers:  &slots{semaphore: semaphore.NewWeighted(maxTransfers), used: inProgress.WithLabelValues("transferring")},
+		waiting:    inProgress.WithLabelValues("waiting"),
 		FirstReply: firstReplyTimeout, FirstPatience: slotPatience,
 	}
+}
+
+// slots is a FIFO semaphore of requests.
+type slots struct {
+	semaphore *semaphore.Weighted
+	used      prometheus.Gauge
+	queued    atomic.Int64 // requests that wait
+}
+
+func (s *slots) release() {
+	s.used.Dec()
+	s.semaphore.Release(1)
 }
 
 // Request is a request for the batches from a seq on.
@@ -91,25 +108,24 @@ type Request struct {
 	Sent   func()
 }
 
-// Replay sends a request, and calls each with every batch of the replies until it returns
-// false. It returns nil then, and when the end marker has come.
+// Replay sends a request, and calls each with every batch of the replies until each returns
+// false. It returns nil then, and after the end marker.
 //
-// Each request has a socket of its own, so that its replies cannot be confused with those
-// to another one.
+// Each request has a socket of its own, so that its replies cannot be confused with the
+// replies to another request.
 func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, payload []byte) bool) error {
 	if q.Patience == 0 {
 		q.Patience = slotPatience
 	}
+	x := &exchange{Requests: r, Request: q}
 	slots, patience := r.transfers, q.Patience
 	if !q.Responsive {
 		slots, patience = r.first, r.FirstPatience
 	}
-	s, err := r.acquire(ctx, slots, patience, q.Waited)
-	if err != nil {
+	if err := x.acquire(ctx, slots, patience); err != nil {
 		return err
 	}
-	x := &exchange{Requests: r, Request: q, slot: s}
-	defer func() { x.slot.release() }()
+	defer x.release()
 	resolving, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	address, err := config.Resolve(resolving, q.Endpoint)
@@ -130,90 +146,69 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 	return nil
 }
 
-// slot is held by a request until it is released; nil is none.
-type slot struct {
-	semaphore *semaphore.Weighted
-	state     prometheus.Gauge
-}
-
-func (s *slot) release() {
-	if s != nil {
-		s.state.Dec()
-		s.semaphore.Release(1)
-	}
-}
-
-// acquire waits for a slot, and returns ErrReplayBusy where none is free in time.
-func (r *Requests) acquire(ctx context.Context, slots *semaphore.Weighted, patience time.Duration, waited func(time.Duration)) (*slot, error) {
-	state := r.inProgress.WithLabelValues("transferring")
-	if slots == r.first {
-		state = r.inProgress.WithLabelValues("asking")
-	}
-	if !slots.TryAcquire(1) {
-		waiting := r.inProgress.WithLabelValues("waiting")
-		waiting.Inc()
-		if slots == r.transfers {
-			r.queued.Add(1)
-			defer r.queued.Add(-1)
-		}
-		began := time.Now()
-		bounded, cancel := context.WithTimeout(ctx, patience)
-		err := slots.Acquire(bounded, 1)
-		cancel()
-		waiting.Dec()
-		if waited != nil {
-			waited(time.Since(began))
-		}
-		if err != nil && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if err != nil {
-			return nil, ErrReplayBusy
-		}
-	}
-	state.Inc()
-	return &slot{semaphore: slots, state: state}, nil
-}
-
 // exchange is one request and its replies.
 type exchange struct {
 	*Requests
 	Request
-	slot     *slot
+	slots    *slots    // of the acquired slot; nil if there is none
 	since    time.Time // when the transfer slot was acquired
 	answered bool
+}
+
+// acquire waits for a slot. It returns ErrReplayBusy if none is free in time.
+func (x *exchange) acquire(ctx context.Context, s *slots, patience time.Duration) error {
+	if !s.semaphore.TryAcquire(1) {
+		began := time.Now()
+		x.waiting.Inc()
+		s.queued.Add(1)
+		bounded, cancel := context.WithTimeout(ctx, patience)
+		err := s.semaphore.Acquire(bounded, 1)
+		cancel()
+		s.queued.Add(-1)
+		x.waiting.Dec()
+		if x.Waited != nil {
+			x.Waited(time.Since(began))
+		}
+		if err != nil && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return ErrReplayBusy
+		}
+	}
+	s.used.Inc()
+	x.slots = s
+	return nil
+}
+
+// release releases the acquired slot, if there is one.
+func (x *exchange) release() {
+	if x.slots != nil {
+		x.slots.release()
+		x.slots = nil
+	}
 }
 
 // run sends the request and reads the replies.
 func (x *exchange) run(ctx context.Context, conn *Conn, each func(uint64, []byte) bool) error {
 	stop := context.AfterFunc(ctx, conn.Socket.Interrupt)
 	defer stop()
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		conn.interruptOnFailure()
-	}()
+	inbox := NewInbox(conn, x.inbox)
+	var group sync.WaitGroup
 	defer func() {
 		conn.Monitor.Interrupt()
-		<-watched
+		conn.Socket.Interrupt()
+		group.Wait()
+		inbox.Discard()
 	}()
+	group.Go(conn.interruptOnFailure)
 	if x.Sent != nil {
 		x.Sent()
 	}
-	if err := conn.Socket.Send(nil, binary.BigEndian.AppendUint64(nil, x.From)); err != nil {
+	if err := conn.Socket.send([]byte{}, binary.BigEndian.AppendUint64(nil, x.From)); err != nil {
 		return err
 	}
-	inbox := NewInbox(conn, x.inbox)
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		inbox.Drain()
-	}()
-	defer func() {
-		conn.Socket.Interrupt()
-		<-drained
-		inbox.Discard()
-	}()
+	group.Go(inbox.Drain)
 	silence := x.timeout
 	if !x.Responsive {
 		silence = min(silence, x.FirstReply)
@@ -264,25 +259,23 @@ func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte)
 	switch {
 	case c.Drops != nil:
 		return false, ErrReplayOverrun
-	case x.yields():
+	case x.mustYield():
 		return false, ErrReplayYielded
 	}
 	return true, nil
 }
 
-// yields reports whether the transfer is interrupted in favour of others.
-func (x *exchange) yields() bool {
-	return x.queued.Load() > 0 && time.Since(x.since) >= transferShare
+// mustYield reports whether the transfer has used its share while others wait.
+func (x *exchange) mustYield() bool {
+	return x.transfers.queued.Load() > 0 && time.Since(x.since) >= transferShare
 }
 
-// startTransfer exchanges the slot of a first request for one of a transfer.
+// startTransfer exchanges the slot of a first request for a transfer slot.
 func (x *exchange) startTransfer(ctx context.Context) error {
 	x.answered = true
 	if !x.Responsive {
-		x.slot.release()
-		x.slot = nil
-		var err error
-		if x.slot, err = x.acquire(ctx, x.transfers, x.Patience, x.Waited); err != nil {
+		x.release()
+		if err := x.acquire(ctx, x.transfers, x.Patience); err != nil {
 			return err
 		}
 	}
@@ -294,20 +287,12 @@ func (x *exchange) startTransfer(ctx context.Context) error {
 // when the monitor is interrupted.
 func (c *Conn) interruptOnFailure() {
 	for c.Monitor.Wait() == nil {
-		for {
-			e, ok, err := c.Monitor.Next()
-			if err != nil {
-				return
-			}
-			if !ok {
-				break
-			}
-			switch e.Kind {
-			case ConnectRetried, Closed, Disconnected, HandshakeFailed:
-				c.Socket.Interrupt()
-				return
-			default: // it is being made, or established
-			}
+		e, _, _ := c.Monitor.Next() // an error ends Wait as well
+		switch e.Kind {
+		case ConnectFailed, Disconnected, HandshakeFailed:
+			c.Socket.Interrupt()
+			return
+		default:
 		}
 	}
 }

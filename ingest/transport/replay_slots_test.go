@@ -16,33 +16,34 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
 		var all []*exchange
 		for range maxTransfers {
-			slot, err := r.acquire(t.Context(), r.transfers, 0, nil)
-			if err != nil {
+			x := &exchange{Requests: r, since: time.Now()}
+			if err := x.acquire(t.Context(), r.transfers, 0); err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, &exchange{Requests: r, slot: slot, since: time.Now()})
+			all = append(all, x)
 		}
 		<-time.After(2 * transferShare)
-		if all[0].yields() {
+		if all[0].mustYield() {
 			t.Error("a transfer yields though nobody waits")
 		}
 		var took time.Duration
 		done := make(chan error, 1)
 		go func() {
-			slot, err := r.acquire(t.Context(), r.transfers, time.Hour, func(d time.Duration) { took = d })
-			slot.release()
+			x := &exchange{Requests: r, Request: Request{Waited: func(d time.Duration) { took = d }}}
+			err := x.acquire(t.Context(), r.transfers, time.Hour)
+			x.release()
 			done <- err
 		}()
 		synctest.Wait()
-		if !all[0].yields() {
+		if !all[0].mustYield() {
 			t.Error("a long transfer does not yield to who waits")
 		}
 		all[0].since = time.Now()
-		if all[0].yields() {
+		if all[0].mustYield() {
 			t.Error("a transfer that has just begun yields")
 		}
 		<-time.After(time.Second)
-		all[0].slot.release()
+		all[0].release()
 		if err := <-done; err != nil || took != time.Second {
 			t.Errorf("acquire: %v after %v, want a slot after 1s", err, took)
 		}
@@ -53,13 +54,16 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
+		acquire := func(ctx context.Context, s *slots, patience time.Duration) error {
+			return (&exchange{Requests: r}).acquire(ctx, s, patience)
+		}
 		for range maxFirstRequests {
-			if _, err := r.acquire(t.Context(), r.first, 0, nil); err != nil {
+			if err := acquire(t.Context(), r.first, 0); err != nil {
 				t.Fatal(err)
 			}
 		}
 		began := time.Now()
-		if _, err := r.acquire(t.Context(), r.first, slotPatience, nil); !errors.Is(err, ErrReplayBusy) {
+		if err := acquire(t.Context(), r.first, slotPatience); !errors.Is(err, ErrReplayBusy) {
 			t.Errorf("acquire without a free slot: %v", err)
 		}
 		if d := time.Since(began); d != slotPatience {
@@ -67,10 +71,10 @@ func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := r.acquire(ctx, r.first, time.Hour, nil); !errors.Is(err, context.Canceled) {
+		if err := acquire(ctx, r.first, time.Hour); !errors.Is(err, context.Canceled) {
 			t.Errorf("acquire with a context that is done: %v", err)
 		}
-		if _, err := r.acquire(t.Context(), r.transfers, 0, nil); err != nil {
+		if err := acquire(t.Context(), r.transfers, 0); err != nil {
 			t.Errorf("acquire of the other kind: %v", err)
 		}
 	})

@@ -67,10 +67,11 @@ func newBatchReceive(s childSetup, idle func(*batchReceive) error) (work, error)
 func (r *batchReceive) do(n int) (sum uint64, err error) {
 	r.left = bench.IdleLimit
 	for got := 0; got < n; {
-		taken, err := r.socket.Receive(r.batch)
-		if err != nil {
+		r.batch.Release()
+		if err := r.socket.Receive(r.batch); err != nil {
 			return 0, fmt.Errorf("receive message %d: %w", r.seq, err)
 		}
+		taken := r.batch.Len()
 		for i := range taken {
 			m := r.batch.Message(i)
 			if m.Count != 3 || len(m.Frames[1]) != 8 || binary.BigEndian.Uint64(m.Frames[1]) != r.seq {
@@ -100,9 +101,8 @@ func (r *batchReceive) pause() error {
 }
 
 func (r *batchReceive) wait() error {
-	if err := r.socket.SetDeadline(time.Now().Add(bench.IdleLimit)); err != nil {
-		return err
-	}
+	timer := time.AfterFunc(bench.IdleLimit, r.socket.Interrupt)
+	defer timer.Stop()
 	return r.socket.Wait()
 }
 
