@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -21,24 +20,24 @@ func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 // patience bounds each wait for something that usually takes a second at most.
 const patience = harness.Timeout
 
-// program returns the path of kvcast, built with the race detector if this test is.
+// program returns the path of kvcast, which is built with the race detector if this test is.
 func program(t *testing.T) string {
 	t.Helper()
-	path, err := harness.Program(harness.RaceEnabled)
+	path, err := harness.Program(harness.RaceEnabled())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-// result is how a command ended.
+// result is the output and the exit status of a command.
 type result struct {
 	out    string
 	err    string
 	status int
 }
 
-// kvcast runs a command that ends by itself.
+// kvcast runs a command until it exits.
 func kvcast(t *testing.T, stdin io.Reader, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -60,10 +59,10 @@ type process struct {
 	t *testing.T
 }
 
-// serve starts kvcast serve, with the race detector if this test has it.
+// serve starts kvcast serve. It is built with the race detector if this test is.
 func serve(t *testing.T, args ...string) *process {
 	t.Helper()
-	return start(t, harness.ProcessConfig{Race: harness.RaceEnabled, Args: args})
+	return start(t, harness.ProcessConfig{Race: harness.RaceEnabled(), Args: args})
 }
 
 func start(t *testing.T, cfg harness.ProcessConfig) *process {
@@ -76,14 +75,13 @@ func start(t *testing.T, cfg harness.ProcessConfig) *process {
 		if err := p.Stop(); err != nil {
 			t.Error(err)
 		} else if t.Failed() {
-			t.Logf("the log of kvcast:\n%s", p.Log())
+			t.Logf("the log of kvcast:\n%s", strings.Join(p.Log(), "\n"))
 		}
 	})
 	return &process{p, t}
 }
 
-// logged waits until the log has a line that matches, and returns what the pattern's last
-// group captures.
+// logged waits until a log line matches a pattern, and returns the match of the pattern's last group.
 func (p *process) logged(pattern string) string {
 	p.t.Helper()
 	return p.must(p.Logged(regexp.MustCompile(pattern)))
@@ -102,7 +100,7 @@ func (p *process) endpoint() string { p.t.Helper(); return p.logged(`msg=listeni
 
 // stop stops the process, and returns its exit status.
 func (p *process) stop() int {
-	_ = p.Stop() // the test's end reports the error
+	_ = p.Stop() // the cleanup of start reports the error
 	return p.ExitStatus()
 }
 
@@ -125,12 +123,7 @@ func (p *process) residentMiB() int {
 // metric waits until the admin port shows a line such as name{label="x"} 1.
 func (p *process) metric(line string) {
 	p.t.Helper()
-	series, value, _ := strings.Cut(line, " ")
-	want, err := strconv.ParseFloat(value, 64)
-	if err == nil {
-		err = p.AwaitMetric(p.t.Context(), series, want)
-	}
-	if err != nil {
+	if err := p.AwaitMetric(p.t.Context(), line); err != nil {
 		p.t.Fatal(err)
 	}
 }

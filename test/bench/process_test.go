@@ -59,6 +59,6 @@ func (p *process) Close() error { return p.Stop() }
 func requireProc(tb testing.TB) {
 	tb.Helper()
 	if _, err := harness.CPUTime(os.Getpid()); err != nil {
-		tb.Skipf("skipped: it measures another process through /proc, as Linux has it: %v", err)
+		tb.Skipf("skipped: measuring another process requires /proc: %v", err)
 	}
 }

@@ -139,7 +139,7 @@ func (i *Instance) Dial(t testing.TB, opts ...grpc.DialOption) *grpc.ClientConn 
 	return Dial(t, i.Target, append(i.dialOptions[:len(i.dialOptions):len(i.dialOptions)], opts...)...)
 }
 
-// Client returns a client with a connection of its own, as Dial does.
+// Client returns a client with a new connection, as Dial does.
 func (i *Instance) Client(t testing.TB, opts ...grpc.DialOption) kvcastv1.RouterEventServiceClient {
 	t.Helper()
 	return kvcastv1.NewRouterEventServiceClient(i.Dial(t, opts...))
@@ -168,8 +168,7 @@ func (i *Instance) AddWorker(w feed.Worker) { i.lanes[w.Name] = i.Pipeline.AddWo
 // Lane returns the lane of an added worker.
 func (i *Instance) Lane(worker string) feed.Lane { return i.lanes[worker] }
 
-// Batch writes a batch of a worker's engine. The times of the server's batches are 1, 2, 3 and so
-// on, in nanoseconds.
+// Batch writes a batch of a worker's engine. The engine and ingest times of batches are 1 ns, 2 ns, 3 ns and so on.
 func (i *Instance) Batch(worker string, events ...wire.Event) {
 	i.batches++
 	i.lanes[worker].Batch(&feed.Batch{EngineTime: i.batches, IngestTime: i.batches, Events: events})

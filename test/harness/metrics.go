@@ -69,24 +69,15 @@ func GatherFrom(t Fataler, c prometheus.Collector) Metrics {
 	return Gather(t, registry)
 }
 
-// Scrape returns the samples of the admin port at an address.
-func Scrape(ctx context.Context, admin string) (Metrics, error) {
-	m, err := scrape(ctx, admin)
-	if err != nil {
-		return nil, fmt.Errorf("scrape metrics: %w", err)
-	}
-	return m, nil
-}
+// metricsPath is the path of the metrics at the admin port.
+const metricsPath = "/metrics"
 
-func scrape(ctx context.Context, admin string) (m Metrics, err error) {
-	body, err := Get(ctx, "http://"+admin+"/metrics")
-	if err != nil {
-		return nil, err
-	}
+// parseMetrics parses metrics in the Prometheus text format.
+func parseMetrics(text string) (m Metrics, err error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(body))
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("parse metrics: %w", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(families)) {
 		m = m.add(families[name])
@@ -94,21 +85,21 @@ func scrape(ctx context.Context, admin string) (m Metrics, err error) {
 	return m, nil
 }
 
-// Get returns the body of a URL that answers with status 200. It leaves no connection open.
-func Get(ctx context.Context, url string) (body string, err error) {
+// get returns the body of a URL that answers with status 200. It leaves no connection open.
+func get(ctx context.Context, url string) (body string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return "", err
 	}
-	res, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, res.Body.Close()) }()
 	if res.StatusCode != http.StatusOK {
-		return "", errors.New(res.Status)
+		return "", fmt.Errorf("get %s: %s", url, res.Status)
 	}
 	text, err := io.ReadAll(res.Body)
 	return string(text), err

@@ -1,25 +1,28 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-// programs are the builds of kvcast that this process has made.
+// programs are the builds of kvcast by this process.
 var programs struct {
 	mu    sync.Mutex
 	dir   string          // guarded by mu; empty before the first build
-	paths map[bool]string // guarded by mu; by whether it has the race detector
+	paths map[bool]string // guarded by mu; the key reports whether the build has the race detector
 }
 
-// Program returns the path of a build of kvcast, with or without the race detector. The first call
-// of either kind in a process builds it; RemovePrograms deletes both.
+// Program returns the path of a build of kvcast, with or without the race detector. The first call for each builds
+// kvcast. RemovePrograms deletes both builds.
 func Program(race bool) (string, error) {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()
@@ -48,7 +51,7 @@ func RemovePrograms() error {
 	defer programs.mu.Unlock()
 	dir := programs.dir
 	programs.dir, programs.paths = "", nil
-	return os.RemoveAll(dir) // an empty path removes nothing
+	return os.RemoveAll(dir) // no effect if dir is empty
 }
 
 // RunTests runs the tests of a package that uses Program, checks that no goroutine is left, and
@@ -56,21 +59,22 @@ func RemovePrograms() error {
 func RunTests(m *testing.M) int {
 	// By default, a program with the race detector sleeps for a second before it exits.
 	if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
-		return failed(err)
+		panic(err)
 	}
 	status := m.Run()
-	if err := RemovePrograms(); err != nil {
-		return failed(err)
-	}
+	err := RemovePrograms()
 	if status == 0 {
-		if err := goleak.Find(); err != nil {
-			return failed(err)
-		}
+		err = errors.Join(err, goleak.Find())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	return status
 }
 
-func failed(err error) int {
-	fmt.Fprintln(os.Stderr, err)
-	return 1
+// RaceEnabled reports whether this program is built with the race detector.
+func RaceEnabled() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }

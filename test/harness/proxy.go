@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// Proxy is a TCP proxy that breaks connections as networks do. Its methods are safe for concurrent
-// use.
+// Proxy is a TCP proxy that simulates network faults. Its methods are safe for concurrent use.
 type Proxy struct {
 	listener net.Listener
 	group    sync.WaitGroup
@@ -31,15 +30,14 @@ type link struct {
 
 // ProxyStats counts connections.
 type ProxyStats struct {
-	// Accepted is the number of connections so far, rejected ones included.
+	// Accepted is the number of connections so far, including rejected connections.
 	Accepted int
-	// Alive and Frozen are the numbers of open connections that carry data, and that no longer
-	// will.
+	// Alive is the number of open connections that are not frozen, and Frozen of open connections that are.
 	Alive, Frozen int
 }
 
-// NewProxy returns a proxy in front of a TCP address. With an empty target it rejects every
-// connection. It closes when the test ends.
+// NewProxy returns a proxy that forwards connections to a TCP address. With an empty target it rejects
+// connections. It closes when the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -61,7 +59,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 // Addr returns the address that clients connect to.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Retarget leads new connections to another address; an empty one rejects them.
+// Retarget forwards new connections to another address. An empty address rejects them.
 func (p *Proxy) Retarget(target string) { p.update(func() { p.target = target }) }
 
 // Cut closes all connections.
@@ -73,7 +71,7 @@ func (p *Proxy) Cut() {
 	})
 }
 
-// Freeze stops the data of the open connections without closing them. New connections work.
+// Freeze discards all further data of the open connections without closing them. New connections work.
 func (p *Proxy) Freeze() { p.update(p.freeze) }
 
 func (p *Proxy) freeze() {
@@ -90,7 +88,7 @@ func (p *Proxy) Partition() {
 	})
 }
 
-// Heal ends a Partition. Connections that it froze stay frozen.
+// Heal ends a Partition. Frozen connections stay frozen.
 func (p *Proxy) Heal() { p.update(func() { p.partitioned = false }) }
 
 // Stats returns the current counts.
@@ -164,8 +162,8 @@ func (l *link) close() {
 	}
 }
 
-// copy copies from one end to the other. It continues to read from a frozen link and discards the
-// data: the sender must not notice.
+// copy copies from one end to the other. It reads and discards the data of a frozen link, so that the sender does not
+// block.
 func (p *Proxy) copy(l *link, to, from net.Conn) {
 	defer func() {
 		_ = to.Close()
@@ -189,7 +187,7 @@ func (p *Proxy) copy(l *link, to, from net.Conn) {
 	}
 }
 
-// passes waits for the end of a partition, and reports whether the link carries data.
+// passes waits for the end of a partition. It reports whether the link is neither frozen nor closed.
 func (p *Proxy) passes(l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

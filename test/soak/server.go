@@ -21,7 +21,7 @@ type server struct {
 
 // startServer builds kvcast, starts it, and waits until it serves.
 func startServer(race bool, flags ...string) (*server, error) {
-	p, err := harness.StartProcess(harness.ProcessConfig{Race: race, Args: flags, LogLines: logLines})
+	p, err := harness.StartProcess(harness.ProcessConfig{Race: race, Args: flags})
 	if err != nil {
 		return nil, errors.Join(err, harness.RemovePrograms())
 	}
@@ -41,6 +41,12 @@ func (s *server) logFaults() error {
 		return fmt.Errorf("the server logged:\n%s", strings.Join(lines, "\n"))
 	}
 	return nil
+}
+
+// logEnd returns the last lines of the log.
+func (s *server) logEnd() string {
+	lines := s.Log()
+	return strings.Join(lines[max(0, len(lines)-logLines):], "\n")
 }
 
 // stop stops the server. It returns an error if the server does not exit, or not with status 0.

@@ -64,7 +64,7 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 	s.fail("end", errors.Join(s.server.stop(), s.server.logFaults()))
 	s.summarise()
 	if err := errors.Join(s.failures...); err != nil {
-		return fmt.Errorf("%d checks failed:\n%w\nthe end of the server's log:\n%s", len(s.failures), err, s.server.Log())
+		return fmt.Errorf("%d checks failed:\n%w\nthe end of the server's log:\n%s", len(s.failures), err, s.server.logEnd())
 	}
 	return nil
 }

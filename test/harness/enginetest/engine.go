@@ -55,21 +55,16 @@ func (e *Engine) open(cfg Config) (err error) {
 	if cfg.HighWaterMark != 0 {
 		err = e.socket.SetSndhwm(max(0, cfg.HighWaterMark)) // 0 means no limit in ZeroMQ
 	}
+	if cfg.Verbose {
+		err = errors.Join(err, e.socket.SetXpubVerbose(1))
+	}
 	return errors.Join(err,
 		e.socket.SetXpubNodrop(cfg.Blocking),
-		e.setVerbose(cfg.Verbose),
 		e.socket.SetLinger(0),
 		e.socket.SetRcvtimeo(harness.Timeout),
 		e.socket.SetSndtimeo(harness.Timeout),
 		e.socket.SetIpv6(true),
 	)
-}
-
-func (e *Engine) setVerbose(on bool) error {
-	if !on {
-		return nil
-	}
-	return e.socket.SetXpubVerbose(1)
 }
 
 // Bind binds to an endpoint such as tcp://127.0.0.1:*, and returns it with its actual port.
@@ -99,7 +94,7 @@ func (e *Engine) AwaitSubscription() (topic string, err error) {
 		if topic, ok := strings.CutPrefix(message, "\x01"); ok {
 			return topic, nil
 		}
-		// The end of a subscription may arrive before the next one.
+		// Ignore the end of an earlier subscription.
 	}
 }
 

@@ -1,6 +1,0 @@
-//go:build !race
-
-package harness
-
-// RaceEnabled reports whether the race detector is on.
-const RaceEnabled = false
