@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // maxRunTokens bounds the token ids of one event, so that an entry stays within
@@ -36,9 +37,9 @@ type run struct {
 	hashes       []uint64
 	tokensHashes []uint64
 	tokens       []uint32
-	// ops are the operations on the counts of each block; empty where that is 0, addCopy or
-	// removeCopy, for all.
-	ops []copyOp
+	// ops are the operations on the counts of each block; empty where that is 0, copies.Add or
+	// copies.Remove, for all.
+	ops []copies.Op
 	// Times of the last batch that contributed.
 	engineTime int64
 	ingestTime int64
@@ -50,7 +51,7 @@ func (r *run) empty() bool { return len(r.hashes) == 0 }
 func (r *run) last() uint64 { return r.hashes[len(r.hashes)-1] }
 
 // op returns the operation on the counts of block i.
-func (r *run) op(i int) copyOp {
+func (r *run) op(i int) copies.Op {
 	if len(r.ops) == 0 {
 		return 0
 	}
@@ -58,7 +59,7 @@ func (r *run) op(i int) copyOp {
 }
 
 // appendOps appends the operation of n blocks that are about to be appended to the run.
-func (r *run) appendOps(op copyOp, n int) {
+func (r *run) appendOps(op copies.Op, n int) {
 	if op == 0 && len(r.ops) == 0 {
 		return
 	}

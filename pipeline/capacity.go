@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -201,7 +202,7 @@ func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	}
 	slices.Sort(gone)
 	for _, hash := range gone {
-		t.remove(hash, removeAllCopies)
+		t.remove(hash, copies.RemoveAll)
 	}
 	return gone
 }

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // checkChildren compares the counts of children with a recount over all blocks.
@@ -57,7 +58,7 @@ func TestChildrenAreCountedWhileTheTableChanges(t *testing.T) {
 				table.expire(int(n), nil)
 			case 2, 3, 4:
 				for h := first; h < first+n; h++ {
-					table.remove(h, removeAllCopies)
+					table.remove(h, copies.RemoveAll)
 				}
 			case 5, 6:
 				table.countChildren()
@@ -104,7 +105,7 @@ func TestNamesAreCountedInSteps(t *testing.T) {
 	const names = 3 * countNames
 	tr := newTracker(2, names, &trackerCounts{})
 	for h := range uint64(names) {
-		tr.store(int(h%2), new(continuing(h/3, storeOf(nil, h+1))), addCopy)
+		tr.store(int(h%2), new(continuing(h/3, storeOf(nil, h+1))), copies.Add)
 	}
 	turns := 0
 	for next := uint64(0); ; next++ {
@@ -114,27 +115,13 @@ func TestNamesAreCountedInSteps(t *testing.T) {
 		if done {
 			break
 		}
-		tr.remove(engine, next*2+1, removeCopy)
-		tr.remove(engine, names-next*2-1, removeCopy)
-		tr.store(engine, new(continuing(next, storeOf(nil, names+next+1))), addCopy)
+		tr.remove(engine, next*2+1, copies.Remove)
+		tr.remove(engine, names-next*2-1, copies.Remove)
+		tr.store(engine, new(continuing(next, storeOf(nil, names+next+1))), copies.Add)
 		checkTracker(t, tr)
 		turns++
 	}
 	if turns < 2 {
 		t.Errorf("turns: got %d, want several", turns)
-	}
-}
-
-// TestCopyCountSaturates stores a block more often than its count can represent.
-func TestCopyCountSaturates(t *testing.T) {
-	full := copyCount{further: 1<<32 - 1, unsure: 1<<32 - 1}
-	got := full
-	got.stored(addCopy)
-	got.stored(addUnsure)
-	if got != full {
-		t.Errorf("count: got %+v, want %+v", got, full)
-	}
-	if got.removed(removeOp(0, &wire.Event{BlockHashes: make([]uint64, 1), Rare: &wire.Rare{RemainingCopies: []uint32{1<<32 - 1}}}, 0, false), false) {
-		t.Error("block with the most copies left: got gone, want held")
 	}
 }

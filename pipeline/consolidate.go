@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -111,7 +112,7 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	case e.Kind == wire.KindRemoved:
 		open := l.gateOpen(b, e)
 		for i, hash := range e.BlockHashes {
-			s.tracker.remove(b.Source, hash, removeOp(b.CopyRule, e, i, open))
+			s.tracker.remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, open))
 		}
 		l.emitChanges(b, s.tracker, nil)
 	}
@@ -148,7 +149,7 @@ func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
 // No run must be pending.
 func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
-	r.gates.close(b.Source)
+	r.gates.Close(b.Source)
 	l.candidates = l.candidates[:0]
 	switch {
 	case l.consolidation == passthrough:

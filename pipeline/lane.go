@@ -7,6 +7,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/pipeline/copies"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -42,7 +43,7 @@ type Lane struct {
 	event wire.Event
 	// candidates are the stores of the current batch that may be announcements. announced
 	// reports whether there ever was an announcement; if not, all gates are closed.
-	candidates candidates
+	candidates copies.Candidates
 	announced  bool
 }
 
@@ -58,7 +59,7 @@ type rankState struct {
 	// gaps and the batches lost in them, without those repaired.
 	gaps          uint64
 	missedBatches uint64
-	gates         gates
+	gates         copies.Gates
 	// shared is nil where the worker has one source.
 	shared *sharedRank
 }
@@ -188,7 +189,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	if !l.pending.empty() && (!hasParent || parent != l.pending.last()) {
 		l.flush(flushParent)
 	}
-	op := addCopy
+	op := copies.Add
 	if l.consolidation != dedup {
 		op = l.storeOp(b, e, !hasParent)
 	}
@@ -224,10 +225,10 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	}
 	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
 	l.flushIncompatible(&key)
-	op, open, varies := removeCopy, false, false
+	op, open, varies := copies.Remove, false, false
 	if l.consolidation != dedup {
 		open = l.gateOpen(b, e)
-		op, varies = removeOp(b.CopyRule, e, 0, open), e.Rare != nil
+		op, varies = copies.RemoveOp(b.CopyRule, e, 0, open), e.Rare != nil
 	}
 	for i := 0; i < len(e.BlockHashes); {
 		room := l.room(&key)
@@ -241,7 +242,7 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 		end := min(i+room, len(e.BlockHashes))
 		if varies {
 			end = i + 1
-			op = removeOp(b.CopyRule, e, i, open)
+			op = copies.RemoveOp(b.CopyRule, e, i, open)
 		}
 		l.pending.appendOps(op, end-i)
 		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
@@ -253,29 +254,29 @@ func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 
 // storeOp returns the effect of a store on blocks that exist. It also detects announcements.
 // No run may be pending if the store is rooted.
-func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copyOp {
-	if (rooted || l.announced || len(l.candidates) > 0) && detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
-		g := l.rank(b.Rank).gates.of(b.Source)
-		if !g.open() {
-			if l.candidates.confirm(e, rooted) {
+func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
+	if (rooted || l.announced || len(l.candidates) > 0) && copies.Detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
+		g := l.rank(b.Rank).gates.Of(b.Source)
+		if !g.Open() {
+			if l.candidates.Confirm(e, rooted) {
 				*g++
 				l.announced = true
 			}
-			if mayAnnounce(e, rooted) && l.holdsAll(b, e) {
-				l.candidates.add(e)
+			if copies.MayAnnounce(e, rooted) && l.holdsAll(b, e) {
+				l.candidates.Add(e)
 			}
 		}
 		if *g > 0 {
 			l.countChildren(b, e.Tier)
 		}
 	}
-	return storeOp(b.CopyRule, e, rooted)
+	return copies.StoreOp(b.CopyRule, e, rooted)
 }
 
 // gateOpen reports whether a remove is by a source whose announcements are recognised, and
 // all children are counted.
 func (l *Lane) gateOpen(b *feed.Batch, e *wire.Event) bool {
-	return l.announced && detects(b.CopyRule, e) && l.rank(b.Rank).gates.open(b.Source) && l.countChildren(b, e.Tier)
+	return l.announced && copies.Detects(b.CopyRule, e) && l.rank(b.Rank).gates.Open(b.Source) && l.countChildren(b, e.Tier)
 }
 
 // holdsAll reports whether a source already holds all blocks of a store.

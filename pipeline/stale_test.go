@@ -8,6 +8,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // checkStale compares the stale blocks with a set, and checks that none precedes the search
@@ -49,7 +50,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 				expire(t, got, held, stale, rapid.SampledFrom([]int{1, 20, 400, 3000}).Draw(t, "too many"))
 			case 2:
 				for h := first; h < first+n; h++ {
-					got.remove(h, removeCopy)
+					got.remove(h, copies.Remove)
 					delete(held, h)
 					delete(stale, h)
 				}

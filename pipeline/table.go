@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // table contains the blocks of one worker, dp rank and tier: the number of the engine's copies of each, and
@@ -9,13 +10,13 @@ import (
 type table struct {
 	blocks blocks
 	// copies are the counts of blocks that have more than a first copy: few.
-	copies   map[uint64]copyCount
+	copies   map[uint64]copies.Count
 	children childCounts
 	attrs    attributes
 }
 
 func newTable(bytes *budget.Budget) *table {
-	return &table{blocks: newBlocks(), copies: make(map[uint64]copyCount), attrs: attributes{bytes: bytes}}
+	return &table{blocks: newBlocks(), copies: make(map[uint64]copies.Count), attrs: attributes{bytes: bytes}}
 }
 
 // reserve returns a slot for the attributes of a run's blocks, in use until it is released.
@@ -48,7 +49,7 @@ func (t *table) storeRun(r *run, slot uint32) {
 
 // store stores a block, and counts it by an operation where it exists. It is small enough
 // to be inlined.
-func (t *table) store(hash uint64, b *block, op copyOp) {
+func (t *table) store(hash uint64, b *block, op copies.Op) {
 	s, existed := t.blocks.put(hash)
 	if existed {
 		t.storeAgain(s, b, op)
@@ -64,11 +65,11 @@ func (t *table) store(hash uint64, b *block, op copyOp) {
 
 // storeAgain stores a block that exists. The newest store replaces its attributes, except
 // that a store without tokens keeps the tokens hash.
-func (t *table) storeAgain(s *slot, b *block, op copyOp) {
-	if op != addNothing {
+func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
+	if op != copies.AddNothing {
 		hash := s.Key()
 		c := t.copies[hash]
-		c.stored(op)
+		c.Stored(op)
 		t.copies[hash] = c
 		s.Value.flags |= flagCopies
 	}
@@ -91,23 +92,23 @@ func (t *table) storeAgain(s *slot, b *block, op copyOp) {
 // remove counts a remove of a block by an operation, and reports whether the block is gone.
 // An unknown block counts as gone, unless the engine reports remaining copies: the engine is
 // right, and a router may have the block.
-func (t *table) remove(hash uint64, op copyOp) (gone bool) {
+func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 	s, i, ok := t.blocks.table.Find(hash)
 	if !ok {
-		return op <= removeDownTo
+		return op <= copies.RemoveDownTo
 	}
 	b := &s.Slots[i]
-	if b.Value.flags&flagCopies != 0 || op > removeDownTo {
+	if b.Value.flags&flagCopies != 0 || op > copies.RemoveDownTo {
 		c := t.copies[hash] // none if they were removed, or there was a gap
-		gone = c.removed(op, b.Value.flags&flagChildren != 0)
-		if gone || c == (copyCount{}) {
+		gone = c.Removed(op, b.Value.flags&flagChildren != 0)
+		if gone || c == (copies.Count{}) {
 			delete(t.copies, hash)
 		} else {
 			t.copies[hash] = c
 			b.Value.flags |= flagCopies
 		}
 		if !gone {
-			if op > removeDownTo && t.blocks.isStale(b) {
+			if op > copies.RemoveDownTo && t.blocks.isStale(b) {
 				t.blocks.refresh(s, i) // the engine reports remaining copies
 			}
 			return false
@@ -133,7 +134,7 @@ func (t *table) delete(s *segment, i int) {
 // than can be numbered.
 func (t *table) gap() bool {
 	if len(t.copies) > 0 {
-		t.copies = make(map[uint64]copyCount) // quicker than to clear a large one
+		t.copies = make(map[uint64]copies.Count) // quicker than to clear a large one
 	}
 	return t.blocks.gap()
 }

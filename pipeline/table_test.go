@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // These tests are internal: they inspect the attributes of blocks, which snapshots contain
@@ -40,7 +41,7 @@ func plain(t *table) map[uint64]plainBlock {
 		}
 		p.TokensHash = b.Value.tokensHash
 		if b.Value.flags&flagCopies != 0 {
-			p.Copies += int(t.copies[b.Key()].further)
+			p.Copies += int(t.copies[b.Key()].Further)
 		}
 		all[b.Key()] = p
 	})
@@ -96,7 +97,7 @@ func TestNewestStoreReplacesABlock(t *testing.T) {
 			case step < 9:
 				hash := rapid.Uint64Range(0, 5).Draw(t, "removed")
 				gone := want[hash].Copies <= 1
-				if got := table.remove(hash, removeCopy); got != gone {
+				if got := table.remove(hash, copies.Remove); got != gone {
 					t.Fatalf("remove %d: got gone %v, want %v", hash, got, gone)
 				}
 				if b := want[hash]; gone {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // tracker records which of a worker's sources hold which blocks of one dp rank, so that a
@@ -42,7 +43,7 @@ type tracker struct {
 	byContent, byName refs
 	spaces            attributes
 	// copies are the counts of names that have more than a first copy: few.
-	copies map[uint32]copyCount
+	copies map[uint32]copies.Count
 	// children are the sources' numbers of held children.
 	children []nameChildren
 	// generations are the sources' numbers of gaps; see blockName.
@@ -158,7 +159,7 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 		counted:     counted,
 		byContent:   newRefs(),
 		byName:      newRefs(),
-		copies:      make(map[uint32]copyCount),
+		copies:      make(map[uint32]copies.Count),
 		children:    make([]nameChildren, sources),
 		generations: make([]uint32, sources),
 		named:       make([]int, sources),
@@ -192,11 +193,11 @@ type nameStore struct {
 	rooted bool
 	// hashed reports whether the store has the block's content.
 	hashed bool
-	op     copyOp
+	op     copies.Op
 }
 
 // store applies a store of a source; op is its operation on blocks that the source holds.
-func (t *tracker) store(source int, e *wire.Event, op copyOp) {
+func (t *tracker) store(source int, e *wire.Event, op copies.Op) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
 		slot, ok := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
@@ -287,9 +288,9 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 			ref, isNew = t.identify(alone, ref, id)
 		}
 	}
-	name, held, copies := t.name(source, hash), false, copyCount{}
+	name, held, count := t.name(source, hash), false, copies.Count{}
 	if name != 0 {
-		held, copies = t.names.at(name).held(), t.count(name)
+		held, count = t.names.at(name).held(), t.count(name)
 	}
 	if name != 0 && t.names.at(name).block != ref {
 		t.dropName(name)
@@ -312,7 +313,7 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 		}
 	}
 	if held {
-		copies.stored(s.op)
+		count.Stored(s.op)
 	}
 	comes := !t.names.at(name).held()
 	if comes || s.hashed {
@@ -321,7 +322,7 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 	if comes {
 		t.revive(name)
 	}
-	t.setCount(name, copies)
+	t.setCount(name, count)
 	return ref, isNew
 }
 
@@ -348,7 +349,7 @@ func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool)
 }
 
 // remove applies a remove of a block by a source.
-func (t *tracker) remove(source int, hash uint64, op copyOp) {
+func (t *tracker) remove(source int, hash uint64, op copies.Op) {
 	defer t.refund()
 	name := t.name(source, hash)
 	if name == 0 {
@@ -363,10 +364,10 @@ func (t *tracker) remove(source int, hash uint64, op copyOp) {
 		t.counted.notHeld++
 		return
 	}
-	copies := t.count(name)
-	gone := copies.removed(op, op == removeAnnounced && t.hasHeldChild(name))
+	count := t.count(name)
+	gone := count.Removed(op, op == copies.RemoveAnnounced && t.hasHeldChild(name))
 	if !gone {
-		t.setCount(name, copies)
+		t.setCount(name, count)
 	}
 	if !gone || !t.releaseName(name) {
 		t.counted.suppressed++

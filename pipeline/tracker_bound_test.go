@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 func TestTrackerIsBounded(t *testing.T) {
@@ -240,7 +241,7 @@ func TestAdaptersAreDistinguished(t *testing.T) {
 			for i := range uint64(n) {
 				hashes, tokens = append(hashes, i+uint64(lora)*n+1), append(tokens, first*n+i)
 			}
-			tr.store(engine, new(ofLoRA(name, storeOf(tokens, hashes...))), addCopy)
+			tr.store(engine, new(ofLoRA(name, storeOf(tokens, hashes...))), copies.Add)
 		}
 		if tr.len() != 3*n {
 			t.Fatalf("tracker %d: got %d blocks, want those of three adapters: %d", first, tr.len(), 3*n)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvcast/kvcast/internal/hashtable"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // How a tracker keeps its blocks and names.
@@ -82,21 +83,21 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 }
 
 // count returns the counts of a name beyond its first copy.
-func (t *tracker) count(name uint32) copyCount {
+func (t *tracker) count(name uint32) copies.Count {
 	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.uncertain(n) {
 		return t.copies[name]
 	}
-	return copyCount{}
+	return copies.Count{}
 }
 
 // setCount sets the counts of a name beyond its first copy, and makes the name certain.
-func (t *tracker) setCount(name uint32, c copyCount) {
+func (t *tracker) setCount(name uint32, c copies.Count) {
 	n := t.names.at(name)
 	if n.flags&nameCopies != 0 {
 		delete(t.copies, name)
 	}
 	n.flags = n.flags&(nameSource|nameParent) | t.generation(n.source())
-	if c != (copyCount{}) {
+	if c != (copies.Count{}) {
 		n.flags |= nameCopies
 		t.copies[name] = c
 	}
@@ -184,7 +185,7 @@ func (t *tracker) makeIdle(name uint32) {
 	n := t.names.at(name)
 	ref, source := n.block, n.source()
 	t.partParent(name)
-	t.setCount(name, copyCount{})
+	t.setCount(name, copies.Count{})
 	t.unlink(name)
 	n.flags |= nameIdle
 	t.link(name, ref)

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
 // trackerStep is one call of a tracker by a source.
@@ -41,13 +42,13 @@ func ofSalt(salt string, e wire.Event) wire.Event {
 }
 
 func stores(source int, e wire.Event) trackerStep {
-	return func(t *tracker) { t.store(source, &e, addCopy) }
+	return func(t *tracker) { t.store(source, &e, copies.Add) }
 }
 
 func removes(source int, hashes ...uint64) trackerStep {
 	return func(t *tracker) {
 		for _, hash := range hashes {
-			t.remove(source, hash, removeCopy)
+			t.remove(source, hash, copies.Remove)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package pipeline
+package copies
 
 import (
 	"math"
@@ -30,101 +30,101 @@ import (
 // announcesAfter is the number of announcements that open the gate.
 const announcesAfter = 3
 
-// copyCount counts the copies of a stored block beyond the first.
-type copyCount struct {
-	further uint32
-	unsure  uint32
+// Count counts the copies of a stored block beyond the first.
+type Count struct {
+	Further uint32
+	Unsure  uint32
 }
 
-// copyOp is the effect of a store or a remove on a block's counts.
-type copyOp uint32
+// Op is the effect of a store or a remove on a block's counts.
+type Op uint32
 
 // Effects of a store on a block that exists. A new block gets its first copy.
 const (
-	addCopy copyOp = iota
-	addUnsure
-	addNothing
+	Add Op = iota
+	AddUnsure
+	AddNothing
 )
 
-// Effects of a remove on a block that exists. removeDownTo + n leaves n copies.
+// Effects of a remove on a block that exists. RemoveDownTo + n leaves n copies.
 const (
-	removeCopy copyOp = iota
-	// removeAnnounced is removeCopy with an open gate.
-	removeAnnounced
-	removeAllCopies
-	removeDownTo
+	Remove Op = iota
+	// RemoveAnnounced is Remove with an open gate.
+	RemoveAnnounced
+	RemoveAll
+	RemoveDownTo
 )
 
 // stored counts a store of a block that exists.
-func (c *copyCount) stored(op copyOp) {
+func (c *Count) Stored(op Op) {
 	switch {
-	case op == addCopy && c.further < math.MaxUint32:
-		c.further++
-	case op == addUnsure && c.unsure < math.MaxUint32:
-		c.unsure++
+	case op == Add && c.Further < math.MaxUint32:
+		c.Further++
+	case op == AddUnsure && c.Unsure < math.MaxUint32:
+		c.Unsure++
 	}
 }
 
 // removed counts a remove, and reports whether it removed the block.
-func (c *copyCount) removed(op copyOp, hasHeldChild bool) (gone bool) {
+func (c *Count) Removed(op Op, hasHeldChild bool) (gone bool) {
 	switch {
-	case op == removeAllCopies || op == removeDownTo:
+	case op == RemoveAll || op == RemoveDownTo:
 		return true
-	case op > removeDownTo:
-		*c = copyCount{further: uint32(op-removeDownTo) - 1}
-	case c.further > 0:
-		c.further--
-	case c.unsure > 0 && (op == removeCopy || hasHeldChild):
-		c.unsure--
+	case op > RemoveDownTo:
+		*c = Count{Further: uint32(op-RemoveDownTo) - 1}
+	case c.Further > 0:
+		c.Further--
+	case c.Unsure > 0 && (op == Remove || hasHeldChild):
+		c.Unsure--
 	default:
 		return true
 	}
 	return false
 }
 
-// storeOp returns the effect of a source's store; rooted reports whether the store has no
+// StoreOp returns the effect of a source's store; rooted reports whether the store has no
 // parent.
-func storeOp(rule feed.CopyRule, e *wire.Event, rooted bool) copyOp {
+func StoreOp(rule feed.CopyRule, e *wire.Event, rooted bool) Op {
 	switch {
 	case rule == feed.CopyRuleAnnouncedLast || e.Origin == wire.OriginReused:
-		return addNothing
-	case rooted && e.Origin == wire.OriginUnknown && detects(rule, e):
-		return addUnsure
+		return AddNothing
+	case rooted && e.Origin == wire.OriginUnknown && Detects(rule, e):
+		return AddUnsure
 	default:
-		return addCopy
+		return Add
 	}
 }
 
-// removeOp returns the effect of a source's remove on block i; open reports whether the gate
+// RemoveOp returns the effect of a source's remove on block i; open reports whether the gate
 // is open.
-func removeOp(rule feed.CopyRule, e *wire.Event, i int, open bool) copyOp {
+func RemoveOp(rule feed.CopyRule, e *wire.Event, i int, open bool) Op {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
-		return removeDownTo + copyOp(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(removeDownTo)))
+		return RemoveDownTo + Op(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(RemoveDownTo)))
 	case rule == feed.CopyRuleAnnouncedLast:
-		return removeAllCopies
-	case open && detects(rule, e):
-		return removeAnnounced
+		return RemoveAll
+	case open && Detects(rule, e):
+		return RemoveAnnounced
 	default:
-		return removeCopy
+		return Remove
 	}
 }
 
-// detects reports whether an event's stores may be announcements.
-func detects(rule feed.CopyRule, e *wire.Event) bool {
+// Detects reports whether an event's stores may be announcements.
+func Detects(rule feed.CopyRule, e *wire.Event) bool {
 	return rule == feed.CopyRuleDetected && e.Tier == wire.TierDevice
 }
 
 // gate counts the announcements of a source's dp rank, up to those that open it.
-type gate uint8
+type Gate uint8
 
-func (g gate) open() bool { return g >= announcesAfter }
+func (g Gate) Open() bool { return g >= announcesAfter }
 
-// gates are those of a rank's sources, by their indexes.
-type gates []gate
+// Gates are those of a rank's sources, by their indexes.
+type Gates []Gate
 
 // of returns the gate of a source, valid until the next call.
-func (g *gates) of(source int) *gate {
+func (g *Gates) Of(source int) *Gate {
 	for len(*g) <= source {
 		*g = append(*g, 0)
 	}
@@ -132,14 +132,14 @@ func (g *gates) of(source int) *gate {
 }
 
 // close closes the gate of a source.
-func (g gates) close(source int) {
+func (g Gates) Close(source int) {
 	if source < len(g) {
 		g[source] = 0
 	}
 }
 
 // open reports whether a source's gate is open.
-func (g gates) open(source int) bool { return source < len(g) && g[source].open() }
+func (g Gates) Open(source int) bool { return source < len(g) && g[source].Open() }
 
 // candidate is a root store of the present batch that is an announcement if the next
 // store of its attention group continues it.
@@ -150,14 +150,14 @@ type candidate struct {
 }
 
 // candidates are the candidates of a batch, at most one per attention group.
-type candidates []candidate
+type Candidates []candidate
 
 // maxCandidates bounds the groups tracked in a batch. Models have a few.
 const maxCandidates = 16
 
 // confirm removes the candidate of a store's group, and reports whether the store makes it
 // an announcement.
-func (c *candidates) confirm(e *wire.Event, rooted bool) bool {
+func (c *Candidates) Confirm(e *wire.Event, rooted bool) bool {
 	for i, o := range *c {
 		if o.group == e.GroupIdx && o.hasGroup == e.HasGroupIdx {
 			*c = append((*c)[:i], (*c)[i+1:]...)
@@ -167,14 +167,14 @@ func (c *candidates) confirm(e *wire.Event, rooted bool) bool {
 	return false
 }
 
-// mayAnnounce reports whether a store may be an announcement of its blocks if they are
+// MayAnnounce reports whether a store may be an announcement of its blocks if they are
 // all held.
-func mayAnnounce(e *wire.Event, rooted bool) bool {
+func MayAnnounce(e *wire.Event, rooted bool) bool {
 	return rooted && len(e.BlockHashes) >= 2 && e.Origin == wire.OriginUnknown
 }
 
 // add makes a store its group's candidate.
-func (c *candidates) add(e *wire.Event) {
+func (c *Candidates) Add(e *wire.Event) {
 	if len(*c) < maxCandidates {
 		*c = append(*c, candidate{e.GroupIdx, e.HasGroupIdx, e.BlockHashes[len(e.BlockHashes)-1]})
 	}
