@@ -84,11 +84,6 @@ func (r *run) stores(rank uint32, hash uint64) bool {
 	return false
 }
 
-// start begins a run; it must be empty.
-func (r *run) start(key runKey, parent uint64, hasParent bool) {
-	r.key, r.parent, r.hasParent = key, parent, hasParent
-}
-
 // slice returns a run of the blocks from i up to j, in the same memory.
 func (r *run) slice(i, j int) run {
 	p := *r

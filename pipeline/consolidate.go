@@ -110,9 +110,9 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
 	case e.Kind == wire.KindRemoved:
-		open := l.gateOpen(b, e)
+		announces := l.announces(b, e)
 		for i, hash := range e.BlockHashes {
-			s.tracker.remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, open))
+			s.tracker.remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, announces))
 		}
 		l.emitChanges(b, s.tracker, nil)
 	}
@@ -149,8 +149,7 @@ func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
 // No run must be pending.
 func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.shared(r).doubtful[b.Source] = false
-	r.gates.Close(b.Source)
-	l.candidates = l.candidates[:0]
+	l.announcements.Reset(b.Rank, b.Source)
 	switch {
 	case l.consolidation == passthrough:
 		l.clearTiersOf(b, r, reason)

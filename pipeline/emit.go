@@ -144,9 +144,9 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 // clear removes all blocks of a rank, which is complete again.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
-	l.candidates = l.candidates[:0]
+	l.announcements.ResetRank(rank)
 	l.drop(r)
-	r.shared, r.gates = nil, nil
+	r.shared = nil
 	l.emitCleared(rank, reason)
 }
 

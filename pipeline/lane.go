@@ -7,8 +7,8 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/pipeline/copies"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -40,11 +40,8 @@ type Lane struct {
 	entry       entry
 	counts      laneCounts
 	// event is the scratch event that consolidation derives from another.
-	event wire.Event
-	// candidates are the stores of the current batch that may be announcements. announced
-	// reports whether there ever was an announcement; if not, all gates are closed.
-	candidates copies.Candidates
-	announced  bool
+	event         wire.Event
+	announcements copies.Detector
 }
 
 // rankState is the state of one dp rank: an engine with its own cache.
@@ -59,7 +56,6 @@ type rankState struct {
 	// gaps and the batches lost in them, without those repaired.
 	gaps          uint64
 	missedBatches uint64
-	gates         copies.Gates
 	// shared is nil where the worker has one source.
 	shared *sharedRank
 }
@@ -74,7 +70,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 		return
 	}
 	l.entry.begin(b.EngineTime, b.IngestTime)
-	l.candidates = l.candidates[:0]
+	l.announcements.BeginBatch()
 	for i := range b.Events {
 		e := &b.Events[i]
 		l.countRawID(b.Source, e.RawID)
@@ -167,7 +163,7 @@ func add(counter, n uint64) uint64 {
 	return counter + n
 }
 
-// store appends a store to the pending run, and emits what must not wait.
+// store appends a store to the pending run, and emits the run if it is full.
 func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 	n := len(e.BlockHashes)
 	if n == 0 {
@@ -181,106 +177,94 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 		tokens: l.cfg.EmitTokenIDs && blockTokens > 0 && blockTokens <= maxRunTokens && len(e.Tokens) >= n*blockTokens,
 	}
 	l.flushIncompatible(&key)
-	parent, hasParent := e.Parent, e.HasParent
-	if hasParent && parent == 0 && !l.known(b.Rank, 0) {
-		// Some engines write 0 for the parent of a first block.
-		hasParent = false
-	}
-	if !l.pending.empty() && (!hasParent || parent != l.pending.last()) {
+	// Some engines write 0 for the parent of a first block.
+	hasParent := e.HasParent && (e.Parent != 0 || l.known(b.Rank, 0))
+	if !l.pending.empty() && (!hasParent || e.Parent != l.pending.last()) {
 		l.flush(flushParent)
 	}
 	op := copies.Add
 	if l.consolidation != dedup {
 		op = l.storeOp(b, e, !hasParent)
 	}
-	for i := 0; i < n; {
-		room := l.room(&key)
-		if room <= 0 {
-			parent, hasParent = l.pending.last(), true
-			l.flush(flushMaxBlocks)
-			continue
-		}
-		if l.pending.empty() {
-			l.pending.start(key, parent, hasParent)
-		}
-		end := min(n, i+room)
-		l.pending.appendOps(op, end-i)
-		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
-		if key.hashed {
-			l.pending.tokensHashes = append(l.pending.tokensHashes, e.TokensHashes[i:end]...)
-		}
-		if key.tokens {
-			l.pending.tokens = append(l.pending.tokens, e.Tokens[i*blockTokens:end*blockTokens]...)
-		}
-		i = end
-	}
-	l.pending.engineTime, l.pending.ingestTime = b.EngineTime, b.IngestTime
-	l.flushFull()
+	l.extendRun(b, &key, e, hasParent, op)
 }
 
-// remove appends a remove to the pending run, and emits what must not wait.
+// remove appends a remove to the pending run, and emits the run if it is full.
 func (l *Lane) remove(b *feed.Batch, e *wire.Event) {
 	if len(e.BlockHashes) == 0 {
 		return
 	}
 	key := runKey{kind: wire.KindRemoved, rank: b.Rank, tier: e.Tier}
 	l.flushIncompatible(&key)
-	op, open, varies := copies.Remove, false, false
-	if l.consolidation != dedup {
-		open = l.gateOpen(b, e)
-		op, varies = copies.RemoveOp(b.CopyRule, e, 0, open), e.Rare != nil
+	if l.consolidation == dedup {
+		l.extendRun(b, &key, e, false, copies.Remove)
+		return
 	}
-	for i := 0; i < len(e.BlockHashes); {
-		room := l.room(&key)
-		if room <= 0 {
-			l.flush(flushMaxBlocks)
-			continue
-		}
-		if l.pending.empty() {
-			l.pending.start(key, 0, false)
-		}
-		end := min(i+room, len(e.BlockHashes))
-		if varies {
-			end = i + 1
-			op = copies.RemoveOp(b.CopyRule, e, i, open)
-		}
-		l.pending.appendOps(op, end-i)
-		l.pending.hashes = append(l.pending.hashes, e.BlockHashes[i:end]...)
-		i = end
+	announces := l.announces(b, e)
+	if e.Rare == nil {
+		l.extendRun(b, &key, e, false, copies.RemoveOp(b.CopyRule, e, 0, announces))
+		return
 	}
-	l.pending.engineTime, l.pending.ingestTime = b.EngineTime, b.IngestTime
-	l.flushFull()
+	for i := range e.BlockHashes { // the operations may differ
+		one := wire.Event{BlockHashes: e.BlockHashes[i : i+1]}
+		l.extendRun(b, &key, &one, false, copies.RemoveOp(b.CopyRule, e, i, announces))
+	}
 }
 
-// storeOp returns the effect of a store on blocks that exist. It also detects announcements.
-// No run may be pending if the store is rooted.
-func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
-	if (rooted || l.announced || len(l.candidates) > 0) && copies.Detects(b.CopyRule, e) && len(e.BlockHashes) > 0 {
-		g := l.rank(b.Rank).gates.Of(b.Source)
-		if !g.Open() {
-			if l.candidates.Confirm(e, rooted) {
-				*g++
-				l.announced = true
-			}
-			if copies.MayAnnounce(e, rooted) && l.holdsAll(b, e) {
-				l.candidates.Add(e)
-			}
+// extendRun appends an event's blocks to the pending run, which has that key or is empty. It
+// emits the run whenever it is full, so that a pending run has room for a block.
+func (l *Lane) extendRun(b *feed.Batch, key *runKey, e *wire.Event, hasParent bool, op copies.Op) {
+	r, parent, size := &l.pending, e.Parent, int(key.blockSize)
+	for i, n := 0, len(e.BlockHashes); i < n; {
+		if r.empty() {
+			r.key, r.parent, r.hasParent = *key, parent, hasParent
 		}
-		if *g > 0 {
+		end := min(n, i+l.room())
+		r.appendOps(op, end-i)
+		r.hashes = append(r.hashes, e.BlockHashes[i:end]...)
+		if key.hashed {
+			r.tokensHashes = append(r.tokensHashes, e.TokensHashes[i:end]...)
+		}
+		if key.tokens {
+			r.tokens = append(r.tokens, e.Tokens[i*size:end*size]...)
+		}
+		i, parent, hasParent = end, r.last(), true
+		if l.room() == 0 {
+			l.flush(flushMaxBlocks)
+		}
+	}
+	r.engineTime, r.ingestTime = b.EngineTime, b.IngestTime
+}
+
+// room returns how many more blocks may join the pending run.
+func (l *Lane) room() int {
+	room := l.cfg.MaxBlocks - len(l.pending.hashes)
+	if l.pending.key.tokens {
+		room = min(room, (maxRunTokens-len(l.pending.tokens))/int(l.pending.key.blockSize))
+	}
+	return room
+}
+
+// storeOp returns the effect of a store on blocks that exist, and lets the detector of
+// announcements examine the store. No run may be pending if the store is rooted.
+func (l *Lane) storeOp(b *feed.Batch, e *wire.Event, rooted bool) copies.Op {
+	if copies.Detects(b.CopyRule, e) {
+		allPresent := func() bool { return l.hasAll(b, e) }
+		if l.announcements.Store(b.Rank, b.Source, e, rooted, allPresent) {
 			l.countChildren(b, e.Tier)
 		}
 	}
 	return copies.StoreOp(b.CopyRule, e, rooted)
 }
 
-// gateOpen reports whether a remove is by a source whose announcements are recognised, and
-// all children are counted.
-func (l *Lane) gateOpen(b *feed.Batch, e *wire.Event) bool {
-	return l.announced && copies.Detects(b.CopyRule, e) && l.rank(b.Rank).gates.Open(b.Source) && l.countChildren(b, e.Tier)
+// announces reports whether a remove is by an engine that announces blocks, and the children
+// of all its blocks are counted.
+func (l *Lane) announces(b *feed.Batch, e *wire.Event) bool {
+	return copies.Detects(b.CopyRule, e) && l.announcements.Announces(b.Rank, b.Source) && l.countChildren(b, e.Tier)
 }
 
-// holdsAll reports whether a source already holds all blocks of a store.
-func (l *Lane) holdsAll(b *feed.Batch, e *wire.Event) bool {
+// hasAll reports whether a source already has all blocks of a store.
+func (l *Lane) hasAll(b *feed.Batch, e *wire.Event) bool {
 	t, tr := l.rank(b.Rank).tables[e.Tier], l.tracker(b.Rank)
 	for _, hash := range e.BlockHashes {
 		switch {
@@ -309,22 +293,6 @@ func (l *Lane) flushIncompatible(key *runKey) {
 	}
 	if why, differs := l.pending.key.differs(key); differs {
 		l.flush(why)
-	}
-}
-
-// room returns how many more blocks may join the pending run, which has that key or is
-// empty.
-func (l *Lane) room(key *runKey) int {
-	room := l.cfg.MaxBlocks - len(l.pending.hashes)
-	if key.tokens {
-		room = min(room, (maxRunTokens-len(l.pending.tokens))/int(key.blockSize))
-	}
-	return room
-}
-
-func (l *Lane) flushFull() {
-	if l.room(&l.pending.key) <= 0 {
-		l.flush(flushMaxBlocks)
 	}
 }
 

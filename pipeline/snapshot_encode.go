@@ -184,7 +184,8 @@ func (e *snapshotEncoder) add(i uint32) bool {
 		if b.flags&flagLinked != 0 {
 			parent = e.c.at(uint32(parent)).Key()
 		}
-		r.start(runKey{kind: wire.KindStored, lora: a.lora, blockSize: a.blockSize, hashed: hashed}, parent, b.flags&flagParent != 0)
+		r.key = runKey{kind: wire.KindStored, lora: a.lora, blockSize: a.blockSize, hashed: hashed}
+		r.parent, r.hasParent = parent, b.flags&flagParent != 0
 		e.attr = b.attr
 	}
 	e.last = i

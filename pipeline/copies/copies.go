@@ -1,3 +1,24 @@
+// Package copies decides how many physical copies of a block an engine has.
+//
+// An engine's store and remove events flow in; the effect of each on a block's count flows out.
+// A block counts as removed when its engine removed the last copy, whether or not the engine
+// also announces blocks that it reuses.
+//
+// An engine may have a block in several physical copies, each stored and removed by its own
+// event. vLLM also announces the blocks that a request reuses, if the request asks for it
+// (report mode full). An announcement is a store event of the same form that adds no copy. If
+// announcements counted as copies, announced blocks would never be removed. If blocks were a
+// set, a block with two copies would be removed with the first copy. The rules for a source
+// with CopyRuleDetected, in the device tier:
+//
+//  1. A store of a present block without a parent is unsure: it is a copy or an announcement.
+//     Unsure stores are counted apart from the copies. Every other store of a present block
+//     is a copy.
+//  2. A remove removes a copy while there are several. At the last copy, a remove uses up one
+//     unsure store instead, if the block has any and the engine does not announce blocks. If
+//     the engine does, this applies only while the engine has a child of the block: it
+//     evicts the child before the last copy of the parent.
+//  3. A [Detector] finds out whether an engine announces blocks.
 package copies
 
 import (
@@ -7,55 +28,32 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// How copies are counted. An engine may hold a block in several physical copies, each stored
-// and removed by an event of its own. vLLM also announces the blocks that a request reuses,
-// if the request asks for it (report mode full): with an event of the same form, which
-// changes nothing. If announcements counted as copies, announced blocks would never be
-// removed; if blocks were a set, a block with two copies would be removed with the first.
-// The rule that distinguishes them, for a source of CopyRuleDetected in the device tier:
-//
-//  1. A store from the root of a block that is held is unsure: it may be a copy or an
-//     announcement. It is counted beside the copies. Every other store of a held block
-//     is a copy.
-//  2. A remove removes a copy while there are several. In place of the last copy it
-//     removes an unsure store, if there is one and the gate is closed, since the store
-//     may have been a copy. With the gate open it does so only
-//     where a child of the block is held: the engine evicts the child before the last
-//     copy of its parent.
-//  3. The gate of a rank and source opens with announcesAfter announcements that
-//     nothing else explains: root stores of at least two blocks that are all held, which
-//     the batch's next store of the same attention group continues. It closes when
-//     the engine restarts or clears its cache.
-
-// announcesAfter is the number of announcements that open the gate.
-const announcesAfter = 3
-
-// Count counts the copies of a stored block beyond the first.
+// Count counts the copies of a block beyond the first.
 type Count struct {
 	Further uint32
 	Unsure  uint32
 }
 
-// Op is the effect of a store or a remove on a block's counts.
+// Op is the effect of a store or a remove on a block's count.
 type Op uint32
 
-// Effects of a store on a block that exists. A new block gets its first copy.
+// Effects of a store of a present block. A new block gets its first copy.
 const (
 	Add Op = iota
 	AddUnsure
 	AddNothing
 )
 
-// Effects of a remove on a block that exists. RemoveDownTo + n leaves n copies.
+// Effects of a remove of a present block. RemoveDownTo + n leaves n copies.
 const (
 	Remove Op = iota
-	// RemoveAnnounced is Remove with an open gate.
+	// RemoveAnnounced is Remove by an engine that announces blocks.
 	RemoveAnnounced
 	RemoveAll
 	RemoveDownTo
 )
 
-// stored counts a store of a block that exists.
+// Stored counts a store of a present block.
 func (c *Count) Stored(op Op) {
 	switch {
 	case op == Add && c.Further < math.MaxUint32:
@@ -65,8 +63,9 @@ func (c *Count) Stored(op Op) {
 	}
 }
 
-// removed counts a remove, and reports whether it removed the block.
-func (c *Count) Removed(op Op, hasHeldChild bool) (gone bool) {
+// Removed counts a remove, and reports whether no copy is left. hasChild reports whether the
+// engine has a child of the block; only RemoveAnnounced uses it.
+func (c *Count) Removed(op Op, hasChild bool) (gone bool) {
 	switch {
 	case op == RemoveAll || op == RemoveDownTo:
 		return true
@@ -74,7 +73,7 @@ func (c *Count) Removed(op Op, hasHeldChild bool) (gone bool) {
 		*c = Count{Further: uint32(op-RemoveDownTo) - 1}
 	case c.Further > 0:
 		c.Further--
-	case c.Unsure > 0 && (op == Remove || hasHeldChild):
+	case c.Unsure > 0 && (op == Remove || hasChild):
 		c.Unsure--
 	default:
 		return true
@@ -82,7 +81,7 @@ func (c *Count) Removed(op Op, hasHeldChild bool) (gone bool) {
 	return false
 }
 
-// StoreOp returns the effect of a source's store; rooted reports whether the store has no
+// StoreOp returns the effect of a store event. rooted reports whether its first block has no
 // parent.
 func StoreOp(rule feed.CopyRule, e *wire.Event, rooted bool) Op {
 	switch {
@@ -95,87 +94,22 @@ func StoreOp(rule feed.CopyRule, e *wire.Event, rooted bool) Op {
 	}
 }
 
-// RemoveOp returns the effect of a source's remove on block i; open reports whether the gate
-// is open.
-func RemoveOp(rule feed.CopyRule, e *wire.Event, i int, open bool) Op {
+// RemoveOp returns the effect of a remove event on its block i. announces reports whether the
+// engine announces blocks.
+func RemoveOp(rule feed.CopyRule, e *wire.Event, i int, announces bool) Op {
 	switch {
 	case e.Rare != nil && len(e.Rare.RemainingCopies) == len(e.BlockHashes):
 		return RemoveDownTo + Op(min(e.Rare.RemainingCopies[i], math.MaxUint32-uint32(RemoveDownTo)))
 	case rule == feed.CopyRuleAnnouncedLast:
 		return RemoveAll
-	case open && Detects(rule, e):
+	case announces && Detects(rule, e):
 		return RemoveAnnounced
 	default:
 		return Remove
 	}
 }
 
-// Detects reports whether an event's stores may be announcements.
+// Detects reports whether a Detector examines an event.
 func Detects(rule feed.CopyRule, e *wire.Event) bool {
 	return rule == feed.CopyRuleDetected && e.Tier == wire.TierDevice
-}
-
-// gate counts the announcements of a source's dp rank, up to those that open it.
-type Gate uint8
-
-func (g Gate) Open() bool { return g >= announcesAfter }
-
-// Gates are those of a rank's sources, by their indexes.
-type Gates []Gate
-
-// of returns the gate of a source, valid until the next call.
-func (g *Gates) Of(source int) *Gate {
-	for len(*g) <= source {
-		*g = append(*g, 0)
-	}
-	return &(*g)[source]
-}
-
-// close closes the gate of a source.
-func (g Gates) Close(source int) {
-	if source < len(g) {
-		g[source] = 0
-	}
-}
-
-// open reports whether a source's gate is open.
-func (g Gates) Open(source int) bool { return source < len(g) && g[source].Open() }
-
-// candidate is a root store of the present batch that is an announcement if the next
-// store of its attention group continues it.
-type candidate struct {
-	group    int64
-	hasGroup bool
-	last     uint64 // its last block
-}
-
-// candidates are the candidates of a batch, at most one per attention group.
-type Candidates []candidate
-
-// maxCandidates bounds the groups tracked in a batch. Models have a few.
-const maxCandidates = 16
-
-// confirm removes the candidate of a store's group, and reports whether the store makes it
-// an announcement.
-func (c *Candidates) Confirm(e *wire.Event, rooted bool) bool {
-	for i, o := range *c {
-		if o.group == e.GroupIdx && o.hasGroup == e.HasGroupIdx {
-			*c = append((*c)[:i], (*c)[i+1:]...)
-			return !rooted && e.Parent == o.last
-		}
-	}
-	return false
-}
-
-// MayAnnounce reports whether a store may be an announcement of its blocks if they are
-// all held.
-func MayAnnounce(e *wire.Event, rooted bool) bool {
-	return rooted && len(e.BlockHashes) >= 2 && e.Origin == wire.OriginUnknown
-}
-
-// add makes a store its group's candidate.
-func (c *Candidates) Add(e *wire.Event) {
-	if len(*c) < maxCandidates {
-		*c = append(*c, candidate{e.GroupIdx, e.HasGroupIdx, e.BlockHashes[len(e.BlockHashes)-1]})
-	}
 }
