@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -189,13 +190,13 @@ func (l *Lane) replaceBlockSize(size uint32) {
 // removeOtherSizes removes the blocks that are known to have another size, and returns their
 // hashes in order.
 func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
-	other := func(a attr) bool { return a.blockSize != 0 && a.blockSize != size }
-	if !slices.ContainsFunc(t.attrs.slots, func(s attrSlot) bool { return other(s.attr) }) {
+	other := func(a attribute.Set) bool { return a.BlockSize != 0 && a.BlockSize != size }
+	if !slices.ContainsFunc(slices.Collect(t.attrs.All()), other) {
 		return nil
 	}
 	for s := range t.blocks.table.Segments() {
 		for i := range s.Slots {
-			if b := &s.Slots[i]; b.Used() && other(t.attrs.slots[b.Value.attr].attr) {
+			if b := &s.Slots[i]; b.Used() && other(t.attrs.At(b.Value.attr)) {
 				gone = append(gone, b.Key())
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -73,7 +74,7 @@ func (l *Lane) shared(r *rankState) *sharedRank {
 		r.shared = &sharedRank{doubtful: make([]bool, n), used: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
 			r.shared.tracker = newTracker(n, l.cfg.MaxBlocksPerRank, &l.counts.tracker)
-			r.shared.tracker.blocksLeft, r.shared.tracker.spaces.bytes = l.cfg.Blocks, l.cfg.AttributeBytes
+			r.shared.tracker.blocksLeft, r.shared.tracker.spaces = l.cfg.Blocks, attribute.NewInterner(l.cfg.AttributeBytes)
 		}
 	}
 	return r.shared

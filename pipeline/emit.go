@@ -45,7 +45,7 @@ func (l *Lane) flushStores(r *run) {
 		l.tableBlocks.Release(int64(before + n - t.blocks.len())) // the blocks that existed
 		l.emitStored(r)
 	}
-	t.attrs.release(slot)
+	t.attrs.Release(slot)
 }
 
 func (l *Lane) flushRemoves(r *run) {
@@ -192,7 +192,7 @@ func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 func (l *Lane) dropTable(r *rankState, tier wire.Tier) {
 	if t := r.tables[tier]; t != nil {
 		l.tableBlocks.Release(int64(t.blocks.len()))
-		t.attrs.drop()
+		t.attrs.Reset()
 		r.tables[tier] = nil
 	}
 }

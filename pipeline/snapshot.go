@@ -111,7 +111,7 @@ func (l *Lane) tableSize(at place) (slots, attrs int) {
 	for s := range t.blocks.table.Segments() {
 		slots += len(s.Slots)
 	}
-	return slots, len(t.attrs.slots)
+	return slots, t.attrs.Slots()
 }
 
 // record returns the worker's current record.

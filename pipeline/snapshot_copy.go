@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/kvcast/kvcast/internal/hashtable"
+	"github.com/kvcast/kvcast/pipeline/attribute"
 )
 
 // tableCopy is a copy of a table for ordering its blocks. A block is identified by its
@@ -19,8 +20,8 @@ type tableCopy struct {
 	depth uint
 	// attrs are those of its blocks, which have their numbers here: the table's slots
 	// are used again.
-	attrs []attr
-	known map[attr]uint32
+	attrs []attribute.Set
+	known map[attribute.Set]uint32
 }
 
 // copiedSegment is the part of a copy that was a segment of the table.
@@ -78,8 +79,8 @@ const attrCopyBytes = 128
 func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
 	c := &tableCopy{
 		chunks: make([]*chunk, 0, slots/chunkSlots+1),
-		attrs:  make([]attr, 0, attrs),
-		known:  make(map[attr]uint32, attrs),
+		attrs:  make([]attribute.Set, 0, attrs),
+		known:  make(map[attribute.Set]uint32, attrs),
 	}
 	l.scanTable(ctx, at, func() { c.reserve(chunkSlots) }, func(t *table, s *segment) {
 		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.Slots)), depth: s.Depth()})
@@ -87,7 +88,7 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 		for rest := s.Slots; len(rest) > 0; {
 			part := c.chunks[c.slots/chunkSlots][c.slots%chunkSlots:]
 			n := copy(part, rest)
-			c.number(part[:n], t.attrs.slots)
+			c.number(part[:n], &t.attrs)
 			c.slots += n
 			rest = rest[n:]
 		}
@@ -126,7 +127,7 @@ func (c *tableCopy) parts(yield func(first uint32, part []slot) bool) {
 }
 
 // number replaces the attributes of some blocks by their numbers in the copy.
-func (c *tableCopy) number(blocks []slot, slots []attrSlot) {
+func (c *tableCopy) number(blocks []slot, attrs *attribute.Interner) {
 	last, id := attrNone, uint32(0)
 	for i := range blocks {
 		if !blocks[i].Used() {
@@ -135,11 +136,11 @@ func (c *tableCopy) number(blocks []slot, slots []attrSlot) {
 		b := &blocks[i].Value
 		if b.attr != last {
 			last = b.attr
-			var ok bool
-			if id, ok = c.known[slots[last].attr]; !ok {
+			set, ok := attrs.At(last), false
+			if id, ok = c.known[set]; !ok {
 				id = uint32(len(c.attrs))
-				c.attrs = append(c.attrs, slots[last].attr)
-				c.known[slots[last].attr] = id
+				c.attrs = append(c.attrs, set)
+				c.known[set] = id
 			}
 		}
 		b.attr = id

@@ -184,7 +184,7 @@ func (e *snapshotEncoder) add(i uint32) bool {
 		if b.flags&flagLinked != 0 {
 			parent = e.c.at(uint32(parent)).Key()
 		}
-		r.key = runKey{kind: wire.KindStored, lora: a.lora, blockSize: a.blockSize, hashed: hashed}
+		r.key = runKey{kind: wire.KindStored, lora: a.LoRA, blockSize: a.BlockSize, hashed: hashed}
 		r.parent, r.hasParent = parent, b.flags&flagParent != 0
 		e.attr = b.attr
 	}

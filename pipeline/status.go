@@ -174,7 +174,7 @@ func (l *Lane) holder(at place, t *table, b *slot, also []uint32) *kvcastv1.Bloc
 	if b.Value.flags&flagTokensHash != 0 {
 		h.TokensHash = proto.Uint64(b.Value.tokensHash)
 	}
-	if lora := t.attrs.slots[b.Value.attr].attr.lora; lora != "" {
+	if lora := t.attrs.At(b.Value.attr).LoRA; lora != "" {
 		h.LoraName = &lora
 	}
 	return h

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -12,20 +13,17 @@ type table struct {
 	// copies are the counts of blocks that have more than a first copy: few.
 	copies   map[uint64]copies.Count
 	children childCounts
-	attrs    attributes
+	attrs    attribute.Interner
 }
 
 func newTable(bytes *budget.Budget) *table {
-	return &table{blocks: newBlocks(), copies: make(map[uint64]copies.Count), attrs: attributes{bytes: bytes}}
+	return &table{blocks: newBlocks(), copies: make(map[uint64]copies.Count), attrs: attribute.NewInterner(bytes)}
 }
 
 // reserve returns a slot for the attributes of a run's blocks, in use until it is released.
 // ok is false if there is no memory for it.
 func (t *table) reserve(r *run) (slot uint32, ok bool) {
-	if slot, ok = t.attrs.slot(attr{lora: r.key.lora, blockSize: r.key.blockSize}); ok {
-		t.attrs.use(slot)
-	}
-	return slot, ok
+	return t.attrs.Acquire(attribute.Set{LoRA: r.key.lora, BlockSize: r.key.blockSize})
 }
 
 // storeRun stores each block of a run, for which slot was reserved.
@@ -55,7 +53,7 @@ func (t *table) store(hash uint64, b *block, op copies.Op) {
 		t.storeAgain(s, b, op)
 		return
 	}
-	t.attrs.use(b.attr)
+	t.attrs.Use(b.attr)
 	s.Value = *b
 	if t.children.counting {
 		t.adoptChildren(s)
@@ -74,8 +72,8 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
 		s.Value.flags |= flagCopies
 	}
 	if b.flags&flagTokensHash != 0 {
-		t.attrs.use(b.attr)
-		t.attrs.release(s.Value.attr) // last, since it may be the same
+		t.attrs.Use(b.attr)
+		t.attrs.Release(s.Value.attr) // last, since it may be the same
 		moved := t.children.counting && (b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0)
 		if moved {
 			t.removeFromParent(s)
@@ -125,7 +123,7 @@ func (t *table) delete(s *segment, i int) {
 		t.removeFromParent(b)
 		t.keepChildCount(b)
 	}
-	t.attrs.release(b.Value.attr)
+	t.attrs.Release(b.Value.attr)
 	t.blocks.deleteAt(s, i)
 }
 

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -36,8 +37,8 @@ func plain(t *table) map[uint64]plainBlock {
 			Parent:    b.Value.parent,
 			HasParent: b.Value.flags&flagParent != 0,
 			Hashed:    b.Value.flags&flagTokensHash != 0,
-			LoRA:      t.attrs.slots[b.Value.attr].attr.lora,
-			BlockSize: t.attrs.slots[b.Value.attr].attr.blockSize,
+			LoRA:      t.attrs.At(b.Value.attr).LoRA,
+			BlockSize: t.attrs.At(b.Value.attr).BlockSize,
 		}
 		p.TokensHash = b.Value.tokensHash
 		if b.Value.flags&flagCopies != 0 {
@@ -121,35 +122,17 @@ func TestNewestStoreReplacesABlock(t *testing.T) {
 	})
 }
 
-// checkAttributes checks that each attr in use has one slot, which counts its blocks, and
-// that every other slot is free exactly once.
+// checkAttributes checks that the blocks' attributes are all that is interned.
 func checkAttributes(t *rapid.T, table *table) {
-	used := make(map[uint32]int)
-	table.blocks.all(func(b *slot) { used[b.Value.attr]++ })
-	got := make(map[uint32]int)
-	for i, s := range table.attrs.slots {
-		if s.blocks > 0 {
-			got[uint32(i)] = s.blocks
-			if j, ok := table.attrs.index[s.attr]; !ok || j != uint32(i) {
-				t.Fatalf("index of %+v: got %d, %v, want %d", s.attr, j, ok, i)
-			}
+	used := make(map[attribute.Set]bool)
+	table.blocks.all(func(b *slot) { used[table.attrs.At(b.Value.attr)] = true })
+	got := maps.Collect(func(yield func(attribute.Set, bool) bool) {
+		for set := range table.attrs.All() {
+			yield(set, true)
 		}
-	}
-	if diff := cmp.Diff(used, got); diff != "" {
-		t.Fatalf("blocks of each slot (-want +got):\n%s", diff)
-	}
-	if got, want := len(table.attrs.index), len(used); got != want {
-		t.Fatalf("attributes in use: got %d, want %d", got, want)
-	}
-	free := slices.Sorted(slices.Values(table.attrs.free))
-	want := []uint32{}
-	for i := range table.attrs.slots {
-		if used[uint32(i)] == 0 {
-			want = append(want, uint32(i))
-		}
-	}
-	if !slices.Equal(free, want) {
-		t.Fatalf("free slots: got %v, want %v", free, want)
+	})
+	if diff := cmp.Diff(used, got); diff != "" || len(used) != table.attrs.Len() {
+		t.Fatalf("attributes in use: %d, (-want +got):\n%s", table.attrs.Len(), diff)
 	}
 }
 
@@ -161,8 +144,8 @@ func TestTableKeepsNoStringOfABatch(t *testing.T) {
 	if got, want := plain(table)[1].LoRA, "adapter"; got != want {
 		t.Errorf("LoRA of the block once the batch's memory is used again: got %q, want %q", got, want)
 	}
-	if _, ok := table.attrs.index[attr{lora: "adapter"}]; !ok {
-		t.Errorf("attributes in use: got %v, want adapter", slices.Collect(maps.Keys(table.attrs.index)))
+	if got := slices.Collect(table.attrs.All()); !slices.Equal(got, []attribute.Set{{LoRA: "adapter"}}) {
+		t.Errorf("attributes in use: got %v, want adapter", got)
 	}
 }
 
@@ -213,5 +196,5 @@ func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
 func storeRun(t *table, r *run) {
 	slot, _ := t.reserve(r)
 	t.storeRun(r, slot)
-	t.attrs.release(slot)
+	t.attrs.Release(slot)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
@@ -41,7 +42,7 @@ type tracker struct {
 	names  slab[blockName]
 	// byContent finds the blocks whose sequence hash is known, byName the names.
 	byContent, byName refs
-	spaces            attributes
+	spaces            attribute.Interner
 	// copies are the counts of names that have more than a first copy: few.
 	copies map[uint32]copies.Count
 	// children are the sources' numbers of held children.
@@ -200,14 +201,13 @@ type nameStore struct {
 func (t *tracker) store(source int, e *wire.Event, op copies.Op) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
-		slot, ok := t.spaces.slot(attr{lora: e.LoRAName, salt: e.CacheSalt})
+		slot, ok := t.spaces.Acquire(attribute.Set{LoRA: e.LoRAName, Salt: e.CacheSalt})
 		if !ok {
 			t.counted.refused[refusedAttribute] += uint64(len(e.BlockHashes))
 			return
 		}
 		id.space = slot + 1
-		t.spaces.use(slot) // until the end, whatever blocks are removed
-		defer t.spaces.release(slot)
+		defer t.spaces.Release(slot)
 	}
 	t.prepay((trackedBlockUnits + 1) * len(e.BlockHashes))
 	defer t.refund()
@@ -409,7 +409,7 @@ func (t *tracker) gap(source int) bool {
 func (t *tracker) reset() {
 	t.prepaid += int64(trackedBlockUnits*t.blocks.len() + t.names.len())
 	t.refund()
-	t.spaces.drop()
+	t.spaces.Reset()
 	fresh := newTracker(t.sources, t.maxBlocks, t.counted)
 	fresh.out, fresh.gone, fresh.generations = t.out, t.gone, t.generations
 	fresh.blocksLeft, fresh.spaces = t.blocksLeft, t.spaces

@@ -76,7 +76,7 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 	if tr.byName.n != names || tr.byContent.n != blocks-alone {
 		t.Errorf("found by name %d and by content %d, want %d and %d", tr.byName.n, tr.byContent.n, names, blocks-alone)
 	}
-	if uses := len(tr.spaces.index); blocks == alone && uses != 0 {
+	if uses := tr.spaces.Len(); blocks == alone && uses != 0 {
 		t.Errorf("%d adapters and salts of no block", uses)
 	}
 	if len(tr.copies) > names {

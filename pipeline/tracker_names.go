@@ -396,7 +396,7 @@ func (t *tracker) addBlock(first uint64, id content) uint32 {
 func (t *tracker) setContent(ref uint32, id content) {
 	b := t.blocks.at(ref)
 	b.space, b.sequence = id.space, id.sequence
-	t.spaces.use(id.space - 1)
+	t.spaces.Use(id.space - 1)
 	t.byContent.add(contentKey(id), ref, t.keyOfBlock)
 }
 
@@ -405,7 +405,7 @@ func (t *tracker) freeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	if b.space != 0 {
 		t.byContent.remove(t.keyOfBlock(ref), ref, t.keyOfBlock)
-		t.spaces.release(b.space - 1)
+		t.spaces.Release(b.space - 1)
 	} else {
 		t.unresolved--
 	}

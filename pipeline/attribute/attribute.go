@@ -1,0 +1,156 @@
+// Package attribute stores each combination of LoRA adapter, cache salt and block size once, so
+// that a block needs only the number of its combination.
+//
+// Combinations flow in, numbers of slots flow out. The memory of all slots and strings is
+// reserved in a budget of the process, since engines choose the strings.
+package attribute
+
+import (
+	"iter"
+	"strings"
+
+	"github.com/kvcast/kvcast/internal/budget"
+)
+
+// Set is a combination of attributes that many blocks share.
+type Set struct {
+	LoRA string
+	// Salt is the cache salt; empty where the owner's blocks do not depend on it.
+	Salt string
+	// BlockSize is in tokens; 0 if unknown.
+	BlockSize uint32
+}
+
+// Interner gives each set in use the number of a slot, and frees the slot when nothing uses it.
+// Numbers of free slots are used again.
+//
+// Memory of strings is reserved while their set is in use. Memory of slots is reserved until
+// all slots are free, since neither the slots nor their index shrink before. A set without
+// strings needs no reservation: an owner has at most two, with its block size and with none.
+type Interner struct {
+	slots []slot
+	index map[Set]uint32
+	free  []uint32
+	// recent is the most recently acquired slot, which is usually acquired next.
+	recent                 uint32
+	budget                 *budget.Budget
+	slotBytes, stringBytes int64 // reserved in budget
+}
+
+type slot struct {
+	set  Set
+	uses int
+}
+
+// slotBytes bounds the memory of a slot: 48 bytes, and up to twice as much in the index, which
+// is partly unused after it has grown.
+const slotBytes = 160
+
+// NewInterner returns an empty interner whose memory is reserved in a budget, in bytes. A nil
+// budget is unlimited.
+func NewInterner(b *budget.Budget) Interner { return Interner{budget: b} }
+
+// stringBytes returns the memory of a set's strings: an allocation each, of a multiple of
+// 16 bytes.
+func (s *Set) stringBytes() int64 { return int64((len(s.LoRA)+15)&^15 + (len(s.Salt)+15)&^15) }
+
+// Acquire returns the slot of a set, and counts a use of it. It copies the strings of a new set.
+// ok is false if the budget has no memory left.
+func (in *Interner) Acquire(set Set) (i uint32, ok bool) {
+	if i := int(in.recent); i < len(in.slots) && in.slots[i].uses > 0 && in.slots[i].set == set {
+		in.slots[i].uses++
+		return in.recent, true
+	}
+	if i, ok = in.index[set]; !ok {
+		if !in.reserve(&set) {
+			return 0, false
+		}
+		i = in.add(set)
+	}
+	in.recent = i
+	in.slots[i].uses++
+	return i, true
+}
+
+// reserve reserves the memory of a new set, and reports whether the budget had it.
+func (in *Interner) reserve(set *Set) bool {
+	text, slot := set.stringBytes(), int64(0)
+	if text == 0 {
+		return true
+	}
+	if len(in.free) == 0 {
+		slot = slotBytes
+	}
+	if !in.budget.Take(text + slot) {
+		return false
+	}
+	in.stringBytes += text
+	in.slotBytes += slot
+	return true
+}
+
+func (in *Interner) add(set Set) (i uint32) {
+	if in.index == nil {
+		in.index = make(map[Set]uint32)
+	}
+	set.LoRA, set.Salt = strings.Clone(set.LoRA), strings.Clone(set.Salt)
+	if n := len(in.free); n > 0 {
+		i, in.free = in.free[n-1], in.free[:n-1]
+	} else {
+		i = uint32(len(in.slots))
+		in.slots = append(in.slots, slot{})
+	}
+	in.slots[i].set = set
+	in.index[set] = i
+	return i
+}
+
+// Use counts one more use of a slot in use.
+func (in *Interner) Use(i uint32) { in.slots[i].uses++ }
+
+// Release ends a use of a slot.
+func (in *Interner) Release(i uint32) {
+	in.slots[i].uses--
+	if in.slots[i].uses == 0 {
+		in.freeSlot(i)
+	}
+}
+
+func (in *Interner) freeSlot(i uint32) {
+	s := &in.slots[i]
+	text := s.set.stringBytes()
+	in.stringBytes -= text
+	in.budget.Release(text)
+	delete(in.index, s.set)
+	*s = slot{}
+	in.free = append(in.free, i)
+	if len(in.index) == 0 && in.slotBytes > 0 {
+		in.Reset()
+	}
+}
+
+// Reset frees all slots, whatever uses they have.
+func (in *Interner) Reset() {
+	in.budget.Release(in.slotBytes + in.stringBytes)
+	*in = NewInterner(in.budget)
+}
+
+// At returns the set of a slot; the empty set if the slot is free.
+func (in *Interner) At(i uint32) Set { return in.slots[i].set }
+
+// Slots returns the number of slots, free ones included.
+func (in *Interner) Slots() int { return len(in.slots) }
+
+// Len returns the number of sets in use.
+func (in *Interner) Len() int { return len(in.index) }
+
+// All yields the sets in use.
+func (in *Interner) All() iter.Seq[Set] {
+	return func(yield func(Set) bool) {
+		for i := range in.slots {
+			if in.slots[i].uses > 0 && !yield(in.slots[i].set) {
+				return
+			}
+		}
+	}
+}
