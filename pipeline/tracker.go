@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
@@ -41,7 +42,7 @@ type tracker struct {
 	blocks slab[trackedBlock]
 	names  slab[blockName]
 	// byContent finds the blocks whose sequence hash is known, byName the names.
-	byContent, byName refs
+	byContent, byName hashtable.Index
 	spaces            attribute.Interner
 	// copies are the counts of names that have more than a first copy: few.
 	copies map[uint32]copies.Count
@@ -158,8 +159,8 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 		sources:     sources,
 		maxBlocks:   maxBlocks,
 		counted:     counted,
-		byContent:   newRefs(),
-		byName:      newRefs(),
+		byContent:   hashtable.NewIndex(),
+		byName:      hashtable.NewIndex(),
 		copies:      make(map[uint32]copies.Count),
 		children:    make([]nameChildren, sources),
 		generations: make([]uint32, sources),

@@ -73,8 +73,8 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 		t.Errorf("%d blocks up to %d, %d of them known by name alone, and names %v, want %d up to %d, %d and %v (%d)",
 			blocks, last, alone, named, tr.len(), tr.newest, tr.unresolved, tr.named, tr.names.len())
 	}
-	if tr.byName.n != names || tr.byContent.n != blocks-alone {
-		t.Errorf("found by name %d and by content %d, want %d and %d", tr.byName.n, tr.byContent.n, names, blocks-alone)
+	if tr.byName.Len() != names || tr.byContent.Len() != blocks-alone {
+		t.Errorf("found by name %d and by content %d, want %d and %d", tr.byName.Len(), tr.byContent.Len(), names, blocks-alone)
 	}
 	if uses := tr.spaces.Len(); blocks == alone && uses != 0 {
 		t.Errorf("%d adapters and salts of no block", uses)

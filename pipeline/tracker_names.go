@@ -27,19 +27,9 @@ func nameKey(source int, hash uint64) uint64 {
 	return hashtable.Hash(hash + uint64(source)*0x9e3779b97f4a7c15)
 }
 
-func (t *tracker) keyOfBlock(ref uint32) uint64 {
-	b := t.blocks.at(ref)
-	return contentKey(content{space: b.space, sequence: b.sequence})
-}
-
-func (t *tracker) keyOfName(ref uint32) uint64 {
-	n := t.names.at(ref)
-	return nameKey(n.source(), n.hash)
-}
-
 // find returns the block of a content; 0 if none.
 func (t *tracker) find(id content) uint32 {
-	return t.byContent.find(contentKey(id), func(ref uint32) bool {
+	return t.byContent.Find(contentKey(id), func(ref uint32) bool {
 		b := t.blocks.at(ref)
 		return b.sequence == id.sequence && b.space == id.space
 	})
@@ -47,7 +37,7 @@ func (t *tracker) find(id content) uint32 {
 
 // name returns a source's own name; 0 where it has none.
 func (t *tracker) name(source int, hash uint64) uint32 {
-	return t.byName.find(nameKey(source, hash), func(ref uint32) bool {
+	return t.byName.Find(nameKey(source, hash), func(ref uint32) bool {
 		n := t.names.at(ref)
 		return n.hash == hash && n.source() == source
 	})
@@ -112,7 +102,7 @@ func (t *tracker) uncertain(n *blockName) bool {
 func (t *tracker) addName(source int, hash uint64, ref uint32) uint32 {
 	name := t.names.allocate()
 	*t.names.at(name) = blockName{hash: hash, block: ref, flags: nameFlags(source) | nameIdle | t.generation(source)}
-	t.byName.add(nameKey(source, hash), name, t.keyOfName)
+	t.byName.Add(nameKey(source, hash), name)
 	t.named[source]++
 	return name
 }
@@ -169,7 +159,7 @@ func (t *tracker) erase(name uint32) {
 	if n.flags&nameCopies != 0 {
 		delete(t.copies, name)
 	}
-	t.byName.remove(nameKey(n.source(), n.hash), name, t.keyOfName)
+	t.byName.Remove(nameKey(n.source(), n.hash), name)
 	t.named[n.source()]--
 	if n.held() {
 		t.held[n.source()]--
@@ -397,14 +387,14 @@ func (t *tracker) setContent(ref uint32, id content) {
 	b := t.blocks.at(ref)
 	b.space, b.sequence = id.space, id.sequence
 	t.spaces.Use(id.space - 1)
-	t.byContent.add(contentKey(id), ref, t.keyOfBlock)
+	t.byContent.Add(contentKey(id), ref)
 }
 
 // freeBlock frees the record of a block without names.
 func (t *tracker) freeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	if b.space != 0 {
-		t.byContent.remove(t.keyOfBlock(ref), ref, t.keyOfBlock)
+		t.byContent.Remove(contentKey(content{space: b.space, sequence: b.sequence}), ref)
 		t.spaces.Release(b.space - 1)
 	} else {
 		t.unresolved--

@@ -1,14 +1,14 @@
-// Package hashtable has a hash table of 64-bit keys for millions of entries whose
-// writer must never stop for long.
+// Package hashtable has hash tables for millions of entries in which no insertion takes long:
+// Table maps 64-bit keys to values, and Index finds records that are stored elsewhere.
 //
-// It is an extendible hash table: a directory of segments with linear probing. A segment
-// grows by small steps and then splits, so that no insertion moves more than one
-// segment's entries. Segments are 60 to 75 % full once they have some hundred entries,
-// where a Go map takes up to twice the memory just after it has grown. Without pointers
-// in its values the garbage collector does not scan the table.
+// Both are extendible hash tables: a directory of segments with linear probing. A segment grows
+// by small steps and then splits, so that an insertion moves the entries of one segment at most.
+// Segments with more than some hundred entries are 60 to 75 % full; a Go map takes up to twice
+// the memory just after it has grown. The garbage collector does not scan a table whose values
+// have no pointers.
 //
-// Engines may name blocks 1, 2, 3, and strangers choose prompts: keys are spread by a
-// hash with a random seed of the process.
+// Hashes depend on a random seed of the process, since engines choose block hashes, some
+// counting from 1, and users choose prompts.
 package hashtable
 
 import (
@@ -17,35 +17,35 @@ import (
 	"unsafe"
 )
 
-// Table maps keys to values of type V, each with a tag of type T. Tags are kept apart from
-// the values, so that they are not padded: struct{} where there are none. A Table is made
-// by New. It is not safe for concurrent use.
+// Table maps keys to values of type V, each with a tag of type T. Tags are stored apart from
+// the values, so that small tags need no padding; T is struct{} for a table without tags. New
+// makes a table. A table is not safe for concurrent use.
 type Table[V, T any] struct {
-	// dir has a segment for each value of the first depth bits of a hash. Several entries
-	// have the same segment where that is less deep.
+	// dir has the segment of each value of the first depth bits of a hash. Adjacent elements
+	// are the same segment if its own depth is smaller.
 	dir   []*Segment[V, T]
 	depth uint
 	n     int
 }
 
-// Segment is the part of a table with all hashes that begin with the same bits.
+// Segment is the part of a table with all hashes that begin with the same depth bits.
 type Segment[V, T any] struct {
-	// Slots may be empty; see Slot.Used. Tags are parallel to them.
+	// Slots are the segment's slots, used and empty; Tags are their tags, at the same indexes.
 	Slots []Slot[V]
 	Tags  []T
-	// Note is for the owner of the table: 0 in a new segment and after a split.
+	// Note is free for use by the table's owner; it is 0 in a new segment and after a split.
 	Note  uint64
 	n     int
-	depth uint // number of the bits
+	depth uint
 }
 
 // Len returns the number of keys.
 func (s *Segment[V, T]) Len() int { return s.n }
 
-// Slot is the place of one key.
+// Slot has one key or is empty.
 type Slot[V any] struct {
-	hash  uint64 // 0 where the slot is empty
-	Value V
+	Value V      // first, since a zero-size last field would be padded
+	hash  uint64 // 0 if the slot is empty
 }
 
 // Used reports whether the slot has a key.
@@ -57,21 +57,21 @@ func (s *Slot[V]) Key() uint64 { return unhash(s.hash) }
 // Hash returns the hash of the slot's key.
 func (s *Slot[V]) Hash() uint64 { return s.hash }
 
-// SegmentBytes is the size of the slots of a full segment: what an insertion moves at most.
+// SegmentBytes is the largest size of a segment's slots, which bounds the bytes that an insertion
+// moves.
 const SegmentBytes = 64 << 10
 
 const (
 	minSlots  = 8
-	pageBytes = 8192 // a size that Go's allocator does not round up
-	// maxDepth bounds the directory whatever the hashes are: 2^24 segments are many more
-	// than memory has room for.
+	pageBytes = 8192 // growth step; Go's allocator does not round this size up
+	// maxDepth bounds the directory for any hashes: 2^24 full segments exceed any memory.
 	maxDepth = 24
 )
 
 var seed = rand.Uint64()
 
-// Hash returns the hash of a key: splitmix64 of the key and the process's seed. It is one
-// to one, but never 0: two of all keys, which depend on the seed, have the same hash.
+// Hash returns the hash of a key, never 0: splitmix64 of the key and the process's seed.
+// Distinct keys have distinct hashes, except for one pair of keys that depends on the seed.
 func Hash(key uint64) uint64 {
 	x := key ^ seed
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -89,9 +89,10 @@ func unhash(x uint64) uint64 {
 	return x ^ x>>30 ^ x>>60 ^ seed
 }
 
-// Home returns where the probes of a hash begin among some slots: its last 32 bits,
-// scaled.
-func Home(hash uint64, slots int) int { return int(uint64(uint32(hash)) * uint64(slots) >> 32) }
+// Home returns the index at which probes for a hash begin in a segment of that many slots. It
+// depends on bits 32 to 47 of the hash: the directory uses the bits above, an Index replaces
+// the bits below.
+func Home(hash uint64, slots int) int { return int(uint64(uint16(hash>>32)) * uint64(slots) >> 16) }
 
 // New returns an empty table.
 func New[V, T any]() Table[V, T] {
@@ -105,8 +106,8 @@ func newSegment[V, T any](slots int, depth uint) *Segment[V, T] {
 // Len returns the number of keys.
 func (t *Table[V, T]) Len() int { return t.n }
 
-// Find returns where a key is, valid until the next Put or Delete. ok is false, and the
-// place meaningless, where the table does not have it.
+// Find returns the segment and slot index of a key, valid until the next Put or Delete. If the
+// table does not have the key, ok is false and the index has no meaning.
 func (t *Table[V, T]) Find(key uint64) (s *Segment[V, T], i int, ok bool) {
 	h := Hash(key)
 	s = t.dir[t.index(h)]
@@ -114,10 +115,14 @@ func (t *Table[V, T]) Find(key uint64) (s *Segment[V, T], i int, ok bool) {
 	return s, i, ok
 }
 
-// Put adds a key with the zero value and tag, if the table does not have it. It returns the
-// key's place, valid until the next Put or Delete, and whether the key already existed.
+// Put adds a key with the zero value and tag, unless the table has the key. It returns the
+// key's segment and slot index, valid until the next Put or Delete, and whether the table had
+// the key.
 func (t *Table[V, T]) Put(key uint64) (s *Segment[V, T], i int, existed bool) {
-	h := Hash(key)
+	return t.put(Hash(key))
+}
+
+func (t *Table[V, T]) put(h uint64) (s *Segment[V, T], i int, existed bool) {
 	s = t.dir[t.index(h)]
 	i, ok := s.find(h)
 	if ok {
@@ -138,7 +143,7 @@ func (t *Table[V, T]) Put(key uint64) (s *Segment[V, T], i int, existed bool) {
 	return s, i, false
 }
 
-// Delete removes the key that Find or Put returned the place of.
+// Delete removes the key of a slot that Find or Put returned.
 func (t *Table[V, T]) Delete(s *Segment[V, T], i int) {
 	s.delete(i)
 	t.n--
@@ -147,7 +152,7 @@ func (t *Table[V, T]) Delete(s *Segment[V, T], i int) {
 	}
 }
 
-// Get returns a key's value and tag; ok is false where the table does not have it.
+// Get returns the value and tag of a key; ok is false if the table does not have the key.
 func (t *Table[V, T]) Get(key uint64) (v V, tag T, ok bool) {
 	if s, i, ok := t.Find(key); ok {
 		return s.Slots[i].Value, s.Tags[i], true
@@ -168,8 +173,8 @@ func (t *Table[V, T]) Remove(key uint64) {
 	}
 }
 
-// Clear removes all keys and frees the table's memory. It allocates nothing where the
-// table is small.
+// Clear removes all keys and frees the table's memory. It reuses the memory of a table of minimum
+// size.
 func (t *Table[V, T]) Clear() {
 	if s := t.dir[0]; len(t.dir) > 1 || len(s.Slots) > minSlots {
 		*t = New[V, T]()
@@ -180,8 +185,8 @@ func (t *Table[V, T]) Clear() {
 	}
 }
 
-// SegmentAt returns the segment of the hashes from a hash on, at which it begins, and the
-// hash that the next segment begins with: 0 after the last. The first begins with 0.
+// SegmentAt returns the segment of a hash, and the smallest hash of the next segment: 0 if there
+// is none. The smallest hash of the first segment is 0.
 func (t *Table[V, T]) SegmentAt(hash uint64) (s *Segment[V, T], next uint64) {
 	s = t.dir[t.index(hash)]
 	if s.depth == 0 {
@@ -190,8 +195,8 @@ func (t *Table[V, T]) SegmentAt(hash uint64) (s *Segment[V, T], next uint64) {
 	return s, hash + 1<<(64-s.depth)
 }
 
-// Segments yields every segment once, in the order of hashes. Keys may be deleted
-// meanwhile, which may replace the slots of their segment.
+// Segments yields every segment once, in the order of hashes. The caller may delete keys between
+// two segments; a deletion may replace the Slots of the key's segment.
 func (t *Table[V, T]) Segments() iter.Seq[*Segment[V, T]] {
 	return func(yield func(*Segment[V, T]) bool) {
 		for i, s := range t.dir {
@@ -202,13 +207,13 @@ func (t *Table[V, T]) Segments() iter.Seq[*Segment[V, T]] {
 	}
 }
 
-// Depth returns how many first bits the segment's hashes have in common.
+// Depth returns how many leading bits all the segment's hashes share.
 func (s *Segment[V, T]) Depth() uint { return s.depth }
 
-// index returns that of a hash in the directory: its first depth bits.
+// index returns the directory index of a hash: its first depth bits.
 func (t *Table[V, T]) index(hash uint64) uint64 { return hash >> 1 >> (63 - t.depth) }
 
-// split divides a full segment, which has the hash h, by the next bit.
+// split divides a full segment, to which the hash h belongs, by the next bit of the hashes.
 func (t *Table[V, T]) split(s *Segment[V, T], h uint64) {
 	if s.depth == t.depth {
 		dir := make([]*Segment[V, T], 2*len(t.dir))
@@ -229,7 +234,7 @@ func (t *Table[V, T]) split(s *Segment[V, T], h uint64) {
 			half.add(s, i)
 		}
 	}
-	// The directory's entries of s are adjacent. Those of the second half have the bit.
+	// The directory elements of s are adjacent; in the second half of them the bit is 1.
 	span := uint64(1) << (t.depth - s.depth)
 	first := t.index(h) &^ (span - 1)
 	for i := range span {
@@ -245,11 +250,11 @@ func pages[V any](slots int) int {
 	return (slots + page - 1) / page * page
 }
 
-// full reports whether one more key would leave too few empty slots for short probes:
-// fewer than a quarter.
+// full reports whether one more key would leave fewer than a quarter of the slots empty, which
+// would make probes long.
 func (s *Segment[V, T]) full() bool { return s.n+1 > len(s.Slots)-len(s.Slots)/4 }
 
-// find returns where a hash is, or where it would be put.
+// find returns the slot index of a hash and true, or the index to insert the hash at and false.
 func (s *Segment[V, T]) find(hash uint64) (int, bool) {
 	slots := s.Slots
 	for i := Home(hash, len(slots)); ; {
@@ -265,14 +270,14 @@ func (s *Segment[V, T]) find(hash uint64) (int, bool) {
 	}
 }
 
-// add copies an entry of another segment that is not here and that there is room for.
+// add copies the entry i of another segment, whose hash s does not have. s must not be full.
 func (s *Segment[V, T]) add(from *Segment[V, T], i int) {
 	k, _ := s.find(from.Slots[i].hash)
 	s.Slots[k], s.Tags[k] = from.Slots[i], from.Tags[i]
 	s.n++
 }
 
-// grow adds slots: it doubles them while they are few, and then adds a page.
+// grow doubles the slots if they are less than a page, and otherwise adds a page.
 func (s *Segment[V, T]) grow() {
 	s.resize(min(2*len(s.Slots), pages[V](len(s.Slots)+1)))
 }
@@ -288,7 +293,7 @@ func (s *Segment[V, T]) resize(slots int) {
 	}
 }
 
-// delete empties a slot, and moves the entries back that were probed past it.
+// delete empties a slot, and moves back each entry whose probes passed the slot.
 func (s *Segment[V, T]) delete(hole int) {
 	slots := s.Slots
 	for i := hole; ; {
@@ -298,7 +303,7 @@ func (s *Segment[V, T]) delete(hole int) {
 		if slots[i].hash == 0 {
 			break
 		}
-		// The entry may fill the hole unless its home lies behind the hole, cyclically.
+		// An entry whose home is after the hole stays: its probes do not pass the hole.
 		if home := Home(slots[i].hash, len(slots)); between(hole, home, i) {
 			continue
 		}
