@@ -181,7 +181,7 @@ func (l *Lane) replaceBlockSize(size uint32) {
 				l.emitRemoved(name, wire.Tier(tier), part)
 			}
 			if tr := l.tracker(name); tr != nil {
-				tr.removeAll(gone)
+				tr.RemoveBlocks(gone)
 			}
 		}
 	}
@@ -206,27 +206,4 @@ func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 		t.remove(hash, copies.RemoveAll)
 	}
 	return gone
-}
-
-// removeAll removes the blocks of some hashes, as routers know them and sorted, whatever
-// sources hold them. It queues no changes.
-func (t *tracker) removeAll(firsts []uint64) {
-	if len(firsts) == 0 {
-		return
-	}
-	defer t.refund()
-	for ref := t.oldest; ref != 0; {
-		b := t.blocks.at(ref)
-		next := b.newer
-		if _, gone := slices.BinarySearch(firsts, b.first); gone {
-			for b.names != 0 {
-				t.erase(b.names)
-			}
-			for b.idle != 0 {
-				t.erase(b.idle)
-			}
-			t.freeBlock(ref)
-		}
-		ref = next
-	}
 }

@@ -98,30 +98,3 @@ func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 		t.Errorf("children of the last parent: got flags %b, want one", b.Value.flags)
 	}
 }
-
-// TestNamesAreCountedInSteps has more names than one step counts, and changes them between
-// steps.
-func TestNamesAreCountedInSteps(t *testing.T) {
-	const names = 3 * countNames
-	tr := newTracker(2, names, &trackerCounts{})
-	for h := range uint64(names) {
-		tr.store(int(h%2), new(continuing(h/3, storeOf(nil, h+1))), copies.Add)
-	}
-	turns := 0
-	for next := uint64(0); ; next++ {
-		done := tr.countChildren(engine)
-		done = tr.countChildren(offload) && done
-		checkTracker(t, tr)
-		if done {
-			break
-		}
-		tr.remove(engine, next*2+1, copies.Remove)
-		tr.remove(engine, names-next*2-1, copies.Remove)
-		tr.store(engine, new(continuing(next, storeOf(nil, names+next+1))), copies.Add)
-		checkTracker(t, tr)
-		turns++
-	}
-	if turns < 2 {
-		t.Errorf("turns: got %d, want several", turns)
-	}
-}

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline/attribute"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -18,7 +18,7 @@ import (
 // The events of other workers skip it.
 
 // A name has room for each source that there may be.
-const _ = uint(maxNamedSources - feed.MaxSources)
+const _ = uint(consolidate.MaxSources - feed.MaxSources)
 
 // consolidation is how a lane consolidates its sources.
 type consolidation uint8
@@ -59,7 +59,7 @@ func sourceNames(w feed.Worker) []string {
 
 // sharedRank is the additional state of a dp rank with several sources.
 type sharedRank struct {
-	tracker *tracker // with dedup
+	tracker *consolidate.Tracker // with dedup
 	// doubtful are the sources that may hold other blocks than is known: events were lost, or
 	// blocks refused, since they last released all their blocks.
 	doubtful []bool
@@ -73,8 +73,7 @@ func (l *Lane) shared(r *rankState) *sharedRank {
 		n := len(l.sourceNames)
 		r.shared = &sharedRank{doubtful: make([]bool, n), used: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
-			r.shared.tracker = newTracker(n, l.cfg.MaxBlocksPerRank, &l.counts.tracker)
-			r.shared.tracker.blocksLeft, r.shared.tracker.spaces = l.cfg.Blocks, attribute.NewInterner(l.cfg.AttributeBytes)
+			r.shared.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker.Counts)
 		}
 	}
 	return r.shared
@@ -94,11 +93,11 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 		}
 		l.store(b, e)
 	case e.Kind == wire.KindStored:
-		refused := s.tracker.counted.refused
-		rooted := !e.HasParent || e.Parent == 0 && s.tracker.resolve(b.Source, 0) == 0
-		s.tracker.store(b.Source, e, l.storeOp(b, e, rooted))
+		refused := l.counts.tracker.refused()
+		rooted := !e.HasParent || e.Parent == 0 && !s.tracker.Knows(b.Source, 0)
+		s.tracker.Store(b.Source, e, l.storeOp(b, e, rooted))
 		l.emitChanges(b, s.tracker, e)
-		for why, n := range s.tracker.counted.refused {
+		for why, n := range l.counts.tracker.refused() {
 			if n -= refused[why]; n == 0 {
 				continue
 			}
@@ -113,7 +112,7 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	case e.Kind == wire.KindRemoved:
 		announces := l.announces(b, e)
 		for i, hash := range e.BlockHashes {
-			s.tracker.remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, announces))
+			s.tracker.Remove(b.Source, hash, copies.RemoveOp(b.CopyRule, e, i, announces))
 		}
 		l.emitChanges(b, s.tracker, nil)
 	}
@@ -121,25 +120,25 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 
 // emitChanges stores and removes the blocks that a tracker's changes name; stored is the
 // event that caused them.
-func (l *Lane) emitChanges(b *feed.Batch, t *tracker, stored *wire.Event) {
-	out, gone := t.drain()
+func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.Event) {
+	out, gone := t.Drain()
 	for _, o := range out {
-		if o.removed {
-			l.event = wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: gone[o.i:o.j]}
+		if o.Removed {
+			l.event = wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: gone[o.I:o.J]}
 			l.remove(b, &l.event)
 			continue
 		}
 		e := &l.event
 		*e = *stored
 		e.Tier = wire.TierDevice
-		e.HasParent, e.Parent = !o.rooted, o.parent
-		e.BlockHashes = stored.BlockHashes[o.i:o.j]
+		e.HasParent, e.Parent = !o.Rooted, o.Parent
+		e.BlockHashes = stored.BlockHashes[o.I:o.J]
 		if len(stored.TokensHashes) == len(stored.BlockHashes) {
-			e.TokensHashes = stored.TokensHashes[o.i:o.j]
+			e.TokensHashes = stored.TokensHashes[o.I:o.J]
 		}
 		e.Tokens = nil
 		if size := int(e.BlockSize); len(stored.Tokens) >= size*len(stored.BlockHashes) {
-			e.Tokens = stored.Tokens[size*o.i : size*o.j]
+			e.Tokens = stored.Tokens[size*o.I : size*o.J]
 		}
 		l.store(b, e)
 	}
@@ -154,7 +153,7 @@ func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleare
 	switch {
 	case l.consolidation == passthrough:
 		l.clearTiersOf(b, r, reason)
-	case l.shared(r).tracker.releaseSource(b.Source):
+	case l.shared(r).tracker.ClearSource(b.Source):
 		l.emitEmpty(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 	default:
 		l.emitChanges(b, r.shared.tracker, nil) // blocks without another holder
@@ -220,7 +219,7 @@ func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 // are kept. They are not once gap numbers are exhausted.
 func (l *Lane) beginGap(r *rankState, source int) bool {
 	if l.consolidation == dedup {
-		return l.shared(r).tracker.gap(source)
+		return l.shared(r).tracker.Gap(source)
 	}
 	return r.gap()
 }
@@ -242,17 +241,17 @@ func (l *Lane) markDoubtful(r *rankState, source int) {
 }
 
 // tracker returns the tracker of a rank; nil where it has none.
-func (l *Lane) tracker(rank uint32) *tracker {
+func (l *Lane) tracker(rank uint32) *consolidate.Tracker {
 	if r := l.ranks[rank]; r != nil && r.shared != nil {
 		return r.shared.tracker
 	}
 	return nil
 }
 
-// holders returns the names of the sources that hold a block; see tracker.holders.
+// holders returns the names of the sources that hold a block; see Tracker.Holders.
 func (l *Lane) holders(rank uint32, hash uint64, also []uint32) (names []string) {
 	if t := l.tracker(rank); t != nil {
-		for _, source := range t.holders(hash, also...) {
+		for _, source := range t.Holders(hash, also...) {
 			names = append(names, l.sourceNames[source])
 		}
 	}

@@ -203,6 +203,6 @@ func (l *Lane) drop(r *rankState) {
 		l.dropTable(r, wire.Tier(tier))
 	}
 	if r.shared != nil && r.shared.tracker != nil {
-		r.shared.tracker.reset()
+		r.shared.tracker.Reset()
 	}
 }

@@ -268,7 +268,7 @@ func (l *Lane) hasAll(b *feed.Batch, e *wire.Event) bool {
 	t, tr := l.rank(b.Rank).tables[e.Tier], l.tracker(b.Rank)
 	for _, hash := range e.BlockHashes {
 		switch {
-		case tr != nil && tr.holds(b.Source, hash):
+		case tr != nil && tr.Has(b.Source, hash):
 		case tr == nil && t != nil && t.holds(hash):
 		default:
 			return false
@@ -281,7 +281,7 @@ func (l *Lane) hasAll(b *feed.Batch, e *wire.Event) bool {
 // are counted.
 func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
-		return tr.countChildren(b.Source)
+		return tr.CountChildren(b.Source)
 	}
 	return l.newTable(l.rank(b.Rank), tier).countChildren()
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
 )
 
 // eventsKind indexes laneCounts.events.
@@ -46,6 +47,14 @@ type laneCounts struct {
 	tracker           trackerCounts
 	gaps              uint64
 	missedBatches     uint64
+}
+
+// trackerCounts are the counts of a lane's trackers.
+type trackerCounts struct{ consolidate.Counts }
+
+// refused returns the refused blocks by reason.
+func (c *trackerCounts) refused() [numRefusals]uint64 {
+	return [numRefusals]uint64{refusedRank: c.RefusedRank, refusedTotal: c.RefusedTotal, refusedAttribute: c.RefusedAttributes}
 }
 
 var tierNames = [wire.NumTiers]string{
@@ -124,7 +133,7 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 			incomplete[name] = 1
 		}
 		if t := l.tracker(rank); t != nil {
-			trackers = append(trackers, trackerSize{name, t.len(), slices.Clone(t.named)})
+			trackers = append(trackers, trackerSize{name, t.Len(), t.Names()})
 		}
 		for tier, t := range r.tables {
 			if t != nil {
@@ -142,8 +151,8 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descRawEventHoles, prometheus.CounterValue, counts.rawEventHoles)
 	metric(descBlocksStored, prometheus.CounterValue, counts.blocksStored)
 	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
-	metric(descRemovesSuppressed, prometheus.CounterValue, counts.removesSuppressed+counts.tracker.suppressed)
-	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.doubtedRemoved)
+	metric(descRemovesSuppressed, prometheus.CounterValue, counts.removesSuppressed+counts.tracker.Suppressed)
+	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.UncertainRemoved)
 	for why, n := range counts.blocksRefused {
 		metric(descBlocksRefused, prometheus.CounterValue, n, refusalNames[why])
 	}
@@ -153,8 +162,8 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		metric(descBlocks, prometheus.GaugeValue, uint64(s.blocks), s.rank, s.tier)
 	}
 	if l.consolidation == dedup {
-		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.unknown, "unknown")
-		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.notHeld, "not_held")
+		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.Unknown, "unknown")
+		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.NotHeld, "not_held")
 	}
 	for _, s := range trackers {
 		metric(descTracked, prometheus.GaugeValue, uint64(s.blocks), s.rank)

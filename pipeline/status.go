@@ -131,7 +131,7 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if t := l.table(at); t != nil {
 		var blocks map[uint64][]uint32
 		if tr := l.tracker(at.rank); tr != nil {
-			hashes, blocks = tr.firstHashes(hashes)
+			hashes, blocks = tr.FirstHashes(hashes)
 		}
 		for _, hash := range hashes {
 			if b := t.blocks.find(hash); b != nil && len(found) <= limit {

@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 import (
 	"math"
@@ -35,7 +35,7 @@ import (
 //   - Routers know a block by the name that it was first stored by.
 //   - After a gap each name of a source has one copy, and is uncertain until it is stored
 //     again: it does not keep a block without a certain holder when a source removes it.
-type tracker struct {
+type Tracker struct {
 	sources   int
 	maxBlocks int
 
@@ -61,11 +61,11 @@ type tracker struct {
 	// sets uncertainFrom to the oldest.
 	oldest, newest, uncertainFrom uint32
 	// out are the changes to emit; gone are the blocks removed in it.
-	out  []trackedChange
+	out  []Change
 	gone []uint64
 	// scratch is a reusable buffer for names.
 	scratch []uint32
-	counted *trackerCounts
+	counted *Counts
 	// blocksLeft is the process's budget of blocks, of which a block uses trackedBlockUnits
 	// and a name one; prepaid is the reserved part that is not used.
 	blocksLeft *budget.Budget
@@ -104,15 +104,15 @@ type blockName struct {
 // for a block, and their next incarnation another.
 const maxIdleNames = 4
 
-// maxNamedSources is the number of sources that nameFlags can represent.
-const maxNamedSources = 128
+// MaxSources is the number of sources that nameFlags can represent.
+const MaxSources = 128
 
 // nameFlags are a source, three flags, and above them the generation in which the name was
 // last stored: if that is not the source's current one, the name is uncertain.
 type nameFlags uint32
 
 const (
-	nameSource nameFlags = maxNamedSources - 1
+	nameSource nameFlags = MaxSources - 1
 	// nameIdle is set if the name has no copy, nameCopies if it may be in copies, and
 	// nameParent if the block has a parent.
 	nameIdle   nameFlags = 1 << 7
@@ -128,34 +128,37 @@ func (n *blockName) source() int { return int(n.flags & nameSource) }
 // held reports whether the source holds the block by this name.
 func (n *blockName) held() bool { return n.flags&nameIdle == 0 }
 
-// trackedChange is a change to emit: the blocks of an event from index i up to j are stored,
+// Change is a change to emit: the blocks of an event from index i up to j are stored,
 // or those of the tracker's gone are removed.
-type trackedChange struct {
-	removed bool
-	i, j    int
-	// rooted reports whether the stored blocks have no parent.
-	rooted bool
-	parent uint64
+type Change struct {
+	Removed bool
+	I, J    int
+	// Rooted reports whether the stored blocks have no parent.
+	Rooted bool
+	Parent uint64
 }
 
-// trackerCounts are the counters of trackers.
-type trackerCounts struct {
-	// suppressed are removes that left a block with a holder, unknown those of unknown
-	// blocks, notHeld those by a source that does not hold the block by that name.
-	suppressed, unknown, notHeld uint64
-	// doubtedRemoved are uncertain blocks that were removed to make room, refused are
-	// stores of blocks or names for which there was no room.
-	doubtedRemoved uint64
-	refused        [numRefusals]uint64
+// Counts are the counters of trackers.
+type Counts struct {
+	// Suppressed are removes that left a block with a holder, Unknown those of unknown
+	// blocks, NotHeld those by a source that does not hold the block by that name.
+	Suppressed, Unknown, NotHeld uint64
+	// UncertainRemoved are uncertain blocks that were removed to make room.
+	UncertainRemoved uint64
+	// Stores of blocks or names that were refused, by the bound.
+	RefusedRank, RefusedTotal, RefusedAttributes uint64
 }
 
 // maxTracked bounds the numbers of records.
 const maxTracked = math.MaxUint32 - 2*slabChunk
 
-// newTracker makes a tracker of up to maxNamedSources sources, with at most maxBlocks blocks
+// New makes a tracker of up to MaxSources sources, with at most maxBlocks blocks
 // and as many names with copies per source. It adds to counted.
-func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
-	return &tracker{
+// It reserves blocks and attributes in budgets, which may be nil.
+func New(sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counted *Counts) *Tracker {
+	return &Tracker{
+		blocksLeft:  blocks,
+		spaces:      attribute.NewInterner(attributeBytes),
 		sources:     sources,
 		maxBlocks:   maxBlocks,
 		counted:     counted,
@@ -170,14 +173,14 @@ func newTracker(sources, maxBlocks int, counted *trackerCounts) *tracker {
 }
 
 // len returns the number of blocks.
-func (t *tracker) len() int { return t.blocks.len() }
+func (t *Tracker) Len() int { return t.blocks.len() }
 
 // maxIdleRemoved is the number of removed blocks for which an idle tracker keeps memory.
 const maxIdleRemoved = 8192
 
 // drain returns the changes since the last call, in order, and the blocks that they remove.
 // Both are valid until the next call of the tracker.
-func (t *tracker) drain() (out []trackedChange, gone []uint64) {
+func (t *Tracker) Drain() (out []Change, gone []uint64) {
 	out, gone = t.out, t.gone
 	t.out, t.gone = t.out[:0], t.gone[:0]
 	if cap(gone) > maxIdleRemoved {
@@ -199,12 +202,12 @@ type nameStore struct {
 }
 
 // store applies a store of a source; op is its operation on blocks that the source holds.
-func (t *tracker) store(source int, e *wire.Event, op copies.Op) {
+func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
 	var id content
 	if len(e.TokensHashes) == len(e.BlockHashes) {
 		slot, ok := t.spaces.Acquire(attribute.Set{LoRA: e.LoRAName, Salt: e.CacheSalt})
 		if !ok {
-			t.counted.refused[refusedAttribute] += uint64(len(e.BlockHashes))
+			t.counted.RefusedAttributes += uint64(len(e.BlockHashes))
 			return
 		}
 		id.space = slot + 1
@@ -248,7 +251,7 @@ type chainLink struct {
 	sequence uint64
 }
 
-func (t *tracker) parentOf(source int, e *wire.Event) chainLink {
+func (t *Tracker) parentOf(source int, e *wire.Event) chainLink {
 	if !e.HasParent {
 		return chainLink{rooted: true}
 	}
@@ -260,7 +263,7 @@ func (t *tracker) parentOf(source int, e *wire.Event) chainLink {
 	return t.linkTo(ref)
 }
 
-func (t *tracker) linkTo(ref uint32) chainLink {
+func (t *Tracker) linkTo(ref uint32) chainLink {
 	b := t.blocks.at(ref)
 	return chainLink{hash: b.first, resolved: b.space != 0, sequence: b.sequence}
 }
@@ -280,7 +283,7 @@ type content struct {
 //     the content stored unless they have it.
 //  3. Where the name referred to another block, it no longer does, and its copies move.
 //  4. Where there is no block, it is made, if there is room.
-func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) {
+func (t *Tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) {
 	source, hash := s.source, s.hash
 	if id.space == 0 {
 		ref = t.resolve(source, hash)
@@ -299,11 +302,11 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 	}
 	if name == 0 || !t.names.at(name).held() {
 		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.makeRoom() {
-			t.counted.refused[refusedRank]++
+			t.counted.RefusedRank++
 			return 0, false
 		}
 		if !t.pay(name == 0, ref == 0) {
-			t.counted.refused[refusedTotal]++
+			t.counted.RefusedTotal++
 			return 0, false
 		}
 		if ref == 0 {
@@ -329,7 +332,7 @@ func (t *tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) 
 
 // identify assigns a content to a block known only by its name or, unless ref is 0, merges
 // it into the block ref of that content.
-func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool) {
+func (t *Tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool) {
 	b := t.blocks.at(alone)
 	t.queueRemoved(b.first)
 	if ref == 0 {
@@ -350,19 +353,19 @@ func (t *tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool)
 }
 
 // remove applies a remove of a block by a source.
-func (t *tracker) remove(source int, hash uint64, op copies.Op) {
+func (t *Tracker) Remove(source int, hash uint64, op copies.Op) {
 	defer t.refund()
 	name := t.name(source, hash)
 	if name == 0 {
 		ref := t.resolve(source, hash)
 		if ref == 0 {
-			t.counted.unknown++
+			t.counted.Unknown++
 			return
 		}
 		name = t.nameBy(source, ref)
 	}
 	if name == 0 || !t.names.at(name).held() {
-		t.counted.notHeld++
+		t.counted.NotHeld++
 		return
 	}
 	count := t.count(name)
@@ -371,13 +374,13 @@ func (t *tracker) remove(source int, hash uint64, op copies.Op) {
 		t.setCount(name, count)
 	}
 	if !gone || !t.releaseName(name) {
-		t.counted.suppressed++
+		t.counted.Suppressed++
 	}
 }
 
 // releaseSource removes all blocks of a source whose engine restarted or cleared its cache.
 // It returns true, with no changes queued, if the rank is then empty.
-func (t *tracker) releaseSource(source int) (empty bool) {
+func (t *Tracker) ClearSource(source int) (empty bool) {
 	defer t.refund()
 	if n := t.held[source]; 0 < n && n < t.holdings {
 		for ref := t.oldest; ref != 0; {
@@ -386,9 +389,9 @@ func (t *tracker) releaseSource(source int) (empty bool) {
 			ref = newer
 		}
 	} else if n > 0 {
-		t.reset() // no other source holds a block
+		t.Reset() // no other source holds a block
 	}
-	if t.len() > 0 {
+	if t.Len() > 0 {
 		return false
 	}
 	t.out, t.gone = t.out[:0], t.gone[:0]
@@ -397,7 +400,7 @@ func (t *tracker) releaseSource(source int) (empty bool) {
 
 // gap makes all names of a source uncertain, with one copy each, without visiting them. It
 // returns false where there have been more gaps than can be numbered.
-func (t *tracker) gap(source int) bool {
+func (t *Tracker) Gap(source int) bool {
 	if t.generations[source] == maxNameGeneration {
 		return false
 	}
@@ -407,18 +410,17 @@ func (t *tracker) gap(source int) bool {
 }
 
 // reset deletes all blocks and names.
-func (t *tracker) reset() {
+func (t *Tracker) Reset() {
 	t.prepaid += int64(trackedBlockUnits*t.blocks.len() + t.names.len())
 	t.refund()
 	t.spaces.Reset()
-	fresh := newTracker(t.sources, t.maxBlocks, t.counted)
-	fresh.out, fresh.gone, fresh.generations = t.out, t.gone, t.generations
-	fresh.blocksLeft, fresh.spaces = t.blocksLeft, t.spaces
+	fresh := New(t.sources, t.maxBlocks, t.blocksLeft, nil, t.counted)
+	fresh.out, fresh.gone, fresh.generations, fresh.spaces = t.out, t.gone, t.generations, t.spaces
 	*t = *fresh
 }
 
 // blocksNamed returns the blocks that have a hash as a current or former name.
-func (t *tracker) blocksNamed(hash uint64) (blocks []uint32) {
+func (t *Tracker) blocksNamed(hash uint64) (blocks []uint32) {
 	for source := range t.sources {
 		if name := t.name(source, hash); name != 0 {
 			if ref := t.names.at(name).block; !slices.Contains(blocks, ref) {
@@ -431,7 +433,7 @@ func (t *tracker) blocksNamed(hash uint64) (blocks []uint32) {
 
 // firstHashes returns the given sorted hashes and those by which routers know the blocks that
 // sources call so, sorted; and which blocks the latter are.
-func (t *tracker) firstHashes(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
+func (t *Tracker) FirstHashes(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
 	known, blocks = slices.Clone(hashes), make(map[uint64][]uint32)
 	for _, hash := range hashes {
 		for _, ref := range t.blocksNamed(hash) {
@@ -446,7 +448,7 @@ func (t *tracker) firstHashes(hashes []uint64) (known []uint64, blocks map[uint6
 
 // holders returns the sources that hold a block that routers know by a hash, in order. also
 // are further blocks to consider.
-func (t *tracker) holders(first uint64, also ...uint32) (sources []int) {
+func (t *Tracker) Holders(first uint64, also ...uint32) (sources []int) {
 	for _, ref := range append(t.blocksNamed(first), also...) {
 		b := t.blocks.at(ref)
 		if b.first != first {
@@ -464,3 +466,9 @@ func (t *tracker) holders(first uint64, also ...uint32) (sources []int) {
 	slices.Sort(sources)
 	return sources
 }
+
+// Knows reports whether a hash names a block, by the name of this or of another source.
+func (t *Tracker) Knows(source int, hash uint64) bool { return t.resolve(source, hash) != 0 }
+
+// Names returns the numbers of names by source.
+func (t *Tracker) Names() []int { return slices.Clone(t.named) }

@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 import (
 	"maps"
@@ -6,7 +6,7 @@ import (
 )
 
 // checkTracker checks a tracker's invariants.
-func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
+func checkTracker(t interface{ Errorf(string, ...any) }, tr *Tracker) {
 	blocks, names, alone := 0, 0, 0
 	named, held := make([]int, tr.sources), make([]int, tr.sources)
 	children := make([]map[uint64]uint32, tr.sources)
@@ -69,9 +69,9 @@ func checkTracker(t interface{ Errorf(string, ...any) }, tr *tracker) {
 			t.Errorf("children of source %d: got %v, want %v", source, c.of, children[source])
 		}
 	}
-	if last != tr.newest || blocks != tr.len() || names != tr.names.len() || alone != tr.unresolved || !slices.Equal(named, tr.named) {
+	if last != tr.newest || blocks != tr.Len() || names != tr.names.len() || alone != tr.unresolved || !slices.Equal(named, tr.named) {
 		t.Errorf("%d blocks up to %d, %d of them known by name alone, and names %v, want %d up to %d, %d and %v (%d)",
-			blocks, last, alone, named, tr.len(), tr.newest, tr.unresolved, tr.named, tr.names.len())
+			blocks, last, alone, named, tr.Len(), tr.newest, tr.unresolved, tr.named, tr.names.len())
 	}
 	if tr.byName.Len() != names || tr.byContent.Len() != blocks-alone {
 		t.Errorf("found by name %d and by content %d, want %d and %d", tr.byName.Len(), tr.byContent.Len(), names, blocks-alone)

@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 import (
 	"testing"
@@ -14,7 +14,7 @@ func TestTrackerIsBounded(t *testing.T) {
 	tests := map[string]struct {
 		steps   []trackerStep
 		want    []string
-		counted trackerCounts
+		counted Counts
 		names   int
 	}{
 		"a block beyond the limit is refused, and its child's parent is not known": {
@@ -22,14 +22,14 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 1), stores(engine, continuing(4, storeOf(contents(5), 5))),
 			},
 			want:    []string{"store 0-3 ", "remove [1] ", "store 0-1 after 4 "},
-			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 3,
+			counted: Counts{RefusedRank: 1}, names: 3,
 		},
 		"a block that is known needs no room": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1, 2, 3, 4), 11, 12, 13, 14)),
 			},
 			want:    []string{"store 0-3 ", ""},
-			counted: trackerCounts{refused: [numRefusals]uint64{1}}, names: 6,
+			counted: Counts{RefusedRank: 1}, names: 6,
 		},
 		"a name beyond the limit is refused": {
 			steps: []trackerStep{
@@ -39,7 +39,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
 			},
 			want:    []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: [numRefusals]uint64{2}, suppressed: 2}, names: 7,
+			counted: Counts{RefusedRank: 2, Suppressed: 2}, names: 7,
 		},
 		"a name that counts again needs room, too": {
 			steps: []trackerStep{
@@ -49,7 +49,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				removes(offload, 16), stores(engine, storeOf(contents(1), 1)),
 			},
 			want:    []string{"store 0-1 ", "remove [1] ", "store 0-1 ", "", "", "", "", "", "", "", "", "", ""},
-			counted: trackerCounts{refused: [numRefusals]uint64{1}, suppressed: 2}, names: 7,
+			counted: Counts{RefusedRank: 1, Suppressed: 2}, names: 7,
 		},
 		"the oldest that is in doubt makes room": {
 			steps: []trackerStep{
@@ -57,7 +57,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(offload, storeOf(contents(4), 14)), stores(engine, storeOf(contents(5), 5)), stores(engine, storeOf(contents(6), 6)),
 			},
 			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{doubtedRemoved: 2, refused: [numRefusals]uint64{1}}, names: 3,
+			counted: Counts{UncertainRemoved: 2, RefusedRank: 1}, names: 3,
 		},
 		"where the oldest in doubt has left, the next makes room": {
 			steps: []trackerStep{
@@ -65,7 +65,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				losesSome(engine), removes(engine, 1), stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "remove [1] ", "store 0-1 ", "remove [2] store 0-1 "},
-			counted: trackerCounts{doubtedRemoved: 1}, names: 3,
+			counted: Counts{UncertainRemoved: 1}, names: 3,
 		},
 		"what was stored again since the gap, or another holds, does not": {
 			steps: []trackerStep{
@@ -74,7 +74,7 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
-			counted: trackerCounts{doubtedRemoved: 1, refused: [numRefusals]uint64{1}}, names: 4,
+			counted: Counts{UncertainRemoved: 1, RefusedRank: 1}, names: 4,
 		},
 		"a further gap begins with the oldest again": {
 			steps: []trackerStep{
@@ -82,13 +82,13 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(4), 4)), losesSome(engine), stores(engine, storeOf(contents(5), 5)),
 			},
 			want:    []string{"store 0-3 ", "", "", "remove [2] store 0-1 ", "", "remove [1] store 0-1 "},
-			counted: trackerCounts{doubtedRemoved: 2}, names: 3,
+			counted: Counts{UncertainRemoved: 2}, names: 3,
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			var counted trackerCounts
-			tr := newTracker(2, 3, &counted)
+			var counted Counts
+			tr := New(2, 3, nil, nil, &counted)
 			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
 				t.Errorf("heard (-want +got):\n%s", diff)
 			}
@@ -104,7 +104,7 @@ func TestTrackerIsBounded(t *testing.T) {
 // it by the name that routers know, which the first source released earliest.
 func TestIdleNamesAreBounded(t *testing.T) {
 	const renames = 3 * maxIdleNames
-	tr := newTracker(2, 100, &trackerCounts{})
+	tr := New(2, 100, nil, nil, &Counts{})
 	tr.play(stores(engine, storeOf(contents(7), 1)), stores(offload, storeOf(contents(7), 11)), stores(offload, storeOf(contents(7), 12)))
 	tr.play(stores(offload, storeOf(contents(7), 1)), removes(offload, 1), removes(engine, 1), removes(offload, 12))
 	for h := range uint64(renames) {
@@ -136,7 +136,7 @@ func TestIdleNamesAreBounded(t *testing.T) {
 // search visits.
 func TestSearchForRoomIsBounded(t *testing.T) {
 	const blocks = maxUncertainSteps + 2
-	tr := newTracker(2, blocks, &trackerCounts{})
+	tr := New(2, blocks, nil, nil, &Counts{})
 	for h := range uint64(blocks) {
 		source := offload
 		if h == blocks-1 {
@@ -151,19 +151,19 @@ func TestSearchForRoomIsBounded(t *testing.T) {
 }
 
 func TestSourceHasTooManyGaps(t *testing.T) {
-	tr := newTracker(2, 10, &trackerCounts{})
+	tr := New(2, 10, nil, nil, &Counts{})
 	tr.generations[engine] = maxNameGeneration - 1
 	tr.play(stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(1), 1)))
-	if !tr.gap(engine) {
+	if !tr.Gap(engine) {
 		t.Error("the last gap that can be numbered was not")
 	}
 	if got := tr.play(removes(offload, 1)); got[0] != "remove [1] " {
 		t.Errorf("remove after the last gap: got %q", got[0])
 	}
-	if tr.gap(engine) {
+	if tr.Gap(engine) {
 		t.Error("a gap was numbered that cannot be")
 	}
-	if !tr.gap(offload) {
+	if !tr.Gap(offload) {
 		t.Error("a gap of another source was not numbered")
 	}
 }
@@ -171,14 +171,14 @@ func TestSourceHasTooManyGaps(t *testing.T) {
 // TestHoldersAreTheirSources covers a block known to routers by a released name, one known
 // by a name that is also another block's, and one with two names of one source.
 func TestHoldersAreTheirSources(t *testing.T) {
-	tr := newTracker(3, 10, &trackerCounts{})
+	tr := New(3, 10, nil, nil, &Counts{})
 	tr.play(
 		stores(0, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(2, storeOf(contents(1, 2), 21, 22)), stores(1, storeOf(contents(1), 11)),
 		removes(0, 2), stores(1, storeOf(contents(9), 3)), stores(2, storeOf(contents(1), 31)), losesSome(1),
 	)
 	got := make(map[uint64][]int)
 	for _, hash := range []uint64{1, 2, 3, 11, 22, 4} {
-		got[hash] = tr.holders(hash)
+		got[hash] = tr.Holders(hash)
 	}
 	want := map[uint64][]int{1: {0, 1, 2}, 2: {2}, 3: {0, 1}, 11: nil, 22: nil, 4: nil}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -188,7 +188,7 @@ func TestHoldersAreTheirSources(t *testing.T) {
 
 // TestTrackerKeepsNoStringOfABatch overwrites a batch's memory after the call.
 func TestTrackerKeepsNoStringOfABatch(t *testing.T) {
-	tr := newTracker(2, 10, &trackerCounts{})
+	tr := New(2, 10, nil, nil, &Counts{})
 	b := []byte("adapter")
 	e := ofLoRA(unsafe.String(&b[0], len(b)), storeOf(contents(1), 1))
 	tr.play(stores(engine, e))
@@ -205,7 +205,7 @@ func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 	}
 	first := hash("", "", 1, 2, 3, 4)
 	sequence := func(contents ...uint64) uint64 {
-		tr := newTracker(2, 10, &trackerCounts{})
+		tr := New(2, 10, nil, nil, &Counts{})
 		tr.play(stores(engine, storeOf(contents, []uint64{1, 2, 3}[:len(contents)]...)))
 		return tr.blocks.at(tr.newest).sequence
 	}
@@ -235,16 +235,16 @@ func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 func TestAdaptersAreDistinguished(t *testing.T) {
 	const n = 8
 	for first := range uint64(2000) {
-		tr := newTracker(2, 100, new(trackerCounts))
+		tr := New(2, 100, nil, nil, new(Counts))
 		for lora, name := range []string{"", "a", "b"} {
 			var hashes, tokens []uint64
 			for i := range uint64(n) {
 				hashes, tokens = append(hashes, i+uint64(lora)*n+1), append(tokens, first*n+i)
 			}
-			tr.store(engine, new(ofLoRA(name, storeOf(tokens, hashes...))), copies.Add)
+			tr.Store(engine, new(ofLoRA(name, storeOf(tokens, hashes...))), copies.Add)
 		}
-		if tr.len() != 3*n {
-			t.Fatalf("tracker %d: got %d blocks, want those of three adapters: %d", first, tr.len(), 3*n)
+		if tr.Len() != 3*n {
+			t.Fatalf("tracker %d: got %d blocks, want those of three adapters: %d", first, tr.Len(), 3*n)
 		}
 	}
 }

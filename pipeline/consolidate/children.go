@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 import "math"
 
@@ -19,7 +19,7 @@ const countNames = 4096
 
 // countChildren starts or continues counting a source's children, and reports whether all are
 // counted.
-func (t *tracker) countChildren(source int) bool {
+func (t *Tracker) CountChildren(source int) bool {
 	c := &t.children[source]
 	if c.upTo == 0 {
 		*c = nameChildren{upTo: 1, of: make(map[uint64]uint32)}
@@ -42,14 +42,14 @@ func (t *tracker) countChildren(source int) bool {
 }
 
 // joinParent counts a name as a child of its parent, partParent stops counting it.
-func (t *tracker) joinParent(name uint32) {
+func (t *Tracker) joinParent(name uint32) {
 	n := t.names.at(name)
 	if c := &t.children[n.source()]; n.flags&nameParent != 0 && name < c.upTo {
 		c.of[n.parent]++
 	}
 }
 
-func (t *tracker) partParent(name uint32) {
+func (t *Tracker) partParent(name uint32) {
 	n := t.names.at(name)
 	c := &t.children[n.source()]
 	switch {
@@ -62,7 +62,7 @@ func (t *tracker) partParent(name uint32) {
 }
 
 // setParent sets the parent of a name from a store.
-func (t *tracker) setParent(name uint32, s *nameStore) {
+func (t *Tracker) setParent(name uint32, s *nameStore) {
 	n := t.names.at(name)
 	if n.held() {
 		t.partParent(name)
@@ -77,13 +77,13 @@ func (t *tracker) setParent(name uint32, s *nameStore) {
 }
 
 // hasHeldChild reports whether the source of a name holds a child of the block so named.
-func (t *tracker) hasHeldChild(name uint32) bool {
+func (t *Tracker) hasHeldChild(name uint32) bool {
 	n := t.names.at(name)
 	return t.children[n.source()].of[n.hash] > 0
 }
 
 // holds reports whether a source holds a block by this name.
-func (t *tracker) holds(source int, hash uint64) bool {
+func (t *Tracker) Has(source int, hash uint64) bool {
 	name := t.name(source, hash)
 	return name != 0 && t.names.at(name).held()
 }

@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 // slab holds records by their numbers, from 1, in chunks: a new record moves no
 // other.

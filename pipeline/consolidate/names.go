@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 const maxUncertainSteps = 4096
 
 // generation returns a source's current generation, in a name's form.
-func (t *tracker) generation(source int) nameFlags {
+func (t *Tracker) generation(source int) nameFlags {
 	return nameFlags(t.generations[source] << nameGenerationShift)
 }
 
@@ -28,7 +28,7 @@ func nameKey(source int, hash uint64) uint64 {
 }
 
 // find returns the block of a content; 0 if none.
-func (t *tracker) find(id content) uint32 {
+func (t *Tracker) find(id content) uint32 {
 	return t.byContent.Find(contentKey(id), func(ref uint32) bool {
 		b := t.blocks.at(ref)
 		return b.sequence == id.sequence && b.space == id.space
@@ -36,7 +36,7 @@ func (t *tracker) find(id content) uint32 {
 }
 
 // name returns a source's own name; 0 where it has none.
-func (t *tracker) name(source int, hash uint64) uint32 {
+func (t *Tracker) name(source int, hash uint64) uint32 {
 	return t.byName.Find(nameKey(source, hash), func(ref uint32) bool {
 		n := t.names.at(ref)
 		return n.hash == hash && n.source() == source
@@ -44,7 +44,7 @@ func (t *tracker) name(source int, hash uint64) uint32 {
 }
 
 // resolve returns the block that a source's hash names; 0 if no source has such a name.
-func (t *tracker) resolve(source int, hash uint64) uint32 {
+func (t *Tracker) resolve(source int, hash uint64) uint32 {
 	name := t.name(source, hash)
 	for other := 0; name == 0 && other < t.sources; other++ {
 		if other != source {
@@ -59,7 +59,7 @@ func (t *tracker) resolve(source int, hash uint64) uint32 {
 
 // nameBy returns the name by which a source holds a block: that of the lowest hash where
 // there are several, 0 if none.
-func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
+func (t *Tracker) nameBy(source int, ref uint32) (by uint32) {
 	first := t.blocks.at(ref).names
 	for name := first; ; {
 		n := t.names.at(name)
@@ -73,7 +73,7 @@ func (t *tracker) nameBy(source int, ref uint32) (by uint32) {
 }
 
 // count returns the counts of a name beyond its first copy.
-func (t *tracker) count(name uint32) copies.Count {
+func (t *Tracker) count(name uint32) copies.Count {
 	if n := t.names.at(name); n.flags&nameCopies != 0 && !t.uncertain(n) {
 		return t.copies[name]
 	}
@@ -81,7 +81,7 @@ func (t *tracker) count(name uint32) copies.Count {
 }
 
 // setCount sets the counts of a name beyond its first copy, and makes the name certain.
-func (t *tracker) setCount(name uint32, c copies.Count) {
+func (t *Tracker) setCount(name uint32, c copies.Count) {
 	n := t.names.at(name)
 	if n.flags&nameCopies != 0 {
 		delete(t.copies, name)
@@ -94,12 +94,12 @@ func (t *tracker) setCount(name uint32, c copies.Count) {
 }
 
 // uncertain reports whether a name was last stored before the last gap of its source.
-func (t *tracker) uncertain(n *blockName) bool {
+func (t *Tracker) uncertain(n *blockName) bool {
 	return n.flags>>nameGenerationShift != nameFlags(t.generations[n.source()])
 }
 
 // addName gives a block a new name without a copy, which is in none of its rings.
-func (t *tracker) addName(source int, hash uint64, ref uint32) uint32 {
+func (t *Tracker) addName(source int, hash uint64, ref uint32) uint32 {
 	name := t.names.allocate()
 	*t.names.at(name) = blockName{hash: hash, block: ref, flags: nameFlags(source) | nameIdle | t.generation(source)}
 	t.byName.Add(nameKey(source, hash), name)
@@ -116,7 +116,7 @@ func (b *trackedBlock) ring(n *blockName) *uint32 {
 }
 
 // link adds a name at the front of a block's ring.
-func (t *tracker) link(name, ref uint32) {
+func (t *Tracker) link(name, ref uint32) {
 	n := t.names.at(name)
 	front := t.blocks.at(ref).ring(n)
 	n.block, n.next, n.prev = ref, name, name
@@ -130,7 +130,7 @@ func (t *tracker) link(name, ref uint32) {
 }
 
 // unlink removes a name from its block's ring.
-func (t *tracker) unlink(name uint32) {
+func (t *Tracker) unlink(name uint32) {
 	n := t.names.at(name)
 	front := t.blocks.at(n.block).ring(n)
 	if n.next == name {
@@ -144,13 +144,13 @@ func (t *tracker) unlink(name uint32) {
 }
 
 // move assigns a name to another block.
-func (t *tracker) move(name, ref uint32) {
+func (t *Tracker) move(name, ref uint32) {
 	t.unlink(name)
 	t.link(name, ref)
 }
 
 // erase removes a name, and keeps its block.
-func (t *tracker) erase(name uint32) {
+func (t *Tracker) erase(name uint32) {
 	t.unlink(name)
 	n := t.names.at(name)
 	if n.held() {
@@ -171,7 +171,7 @@ func (t *tracker) erase(name uint32) {
 }
 
 // makeIdle removes a name's copies. It still resolves, unless it is one of too many.
-func (t *tracker) makeIdle(name uint32) {
+func (t *Tracker) makeIdle(name uint32) {
 	n := t.names.at(name)
 	ref, source := n.block, n.source()
 	t.partParent(name)
@@ -187,7 +187,7 @@ func (t *tracker) makeIdle(name uint32) {
 // boundIdle drops the idle name of a source for a block that was released first, where there
 // are more than maxIdleNames. The name that routers know the block by stays: it is their name
 // of its children's parent.
-func (t *tracker) boundIdle(source int, ref uint32) {
+func (t *Tracker) boundIdle(source int, ref uint32) {
 	b := t.blocks.at(ref)
 	idle, oldest := 0, uint32(0)
 	for name := b.idle; ; {
@@ -205,7 +205,7 @@ func (t *tracker) boundIdle(source int, ref uint32) {
 }
 
 // revive gives a name without a copy its first copy.
-func (t *tracker) revive(name uint32) {
+func (t *Tracker) revive(name uint32) {
 	n := t.names.at(name)
 	if n.next != 0 {
 		t.unlink(name)
@@ -218,7 +218,7 @@ func (t *tracker) revive(name uint32) {
 }
 
 // releaseName removes a name's copies, and reports whether its block is gone with it.
-func (t *tracker) releaseName(name uint32) (gone bool) {
+func (t *Tracker) releaseName(name uint32) (gone bool) {
 	n := t.names.at(name)
 	ref := n.block
 	if n.next == name { // the block has no other holder
@@ -230,7 +230,7 @@ func (t *tracker) releaseName(name uint32) (gone bool) {
 }
 
 // dropName erases a name, and removes its block if the name was its only holder.
-func (t *tracker) dropName(name uint32) {
+func (t *Tracker) dropName(name uint32) {
 	ref, held := t.names.at(name).block, t.names.at(name).held()
 	t.erase(name)
 	if held {
@@ -239,7 +239,7 @@ func (t *tracker) dropName(name uint32) {
 }
 
 // removeUnlessHeld removes a block without a certain holder, and reports whether it did.
-func (t *tracker) removeUnlessHeld(ref uint32) bool {
+func (t *Tracker) removeUnlessHeld(ref uint32) bool {
 	if t.heldForCertain(ref) {
 		return false
 	}
@@ -248,7 +248,7 @@ func (t *tracker) removeUnlessHeld(ref uint32) bool {
 }
 
 // removeBlock removes a block and its names, and queues the change.
-func (t *tracker) removeBlock(ref uint32) {
+func (t *Tracker) removeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	t.queueRemoved(b.first)
 	for b.names != 0 {
@@ -262,7 +262,7 @@ func (t *tracker) removeBlock(ref uint32) {
 
 // heldForCertain reports whether a name of a block is certain. It rotates the ring to that
 // name, so that the names passed over are checked again last.
-func (t *tracker) heldForCertain(ref uint32) bool {
+func (t *Tracker) heldForCertain(ref uint32) bool {
 	b := t.blocks.at(ref)
 	if b.names == 0 {
 		return false
@@ -280,7 +280,7 @@ func (t *tracker) heldForCertain(ref uint32) bool {
 }
 
 // release drops the copies of all of a source's names for a block.
-func (t *tracker) release(source int, ref uint32) {
+func (t *Tracker) release(source int, ref uint32) {
 	names, b := t.scratch[:0], t.blocks.at(ref)
 	for name := b.names; ; {
 		n := t.names.at(name)
@@ -305,12 +305,12 @@ func (t *tracker) release(source int, ref uint32) {
 
 // makeRoom reports whether there is room for another block. It may remove the oldest block
 // without a certain holder.
-func (t *tracker) makeRoom() bool {
-	return t.len() < min(t.maxBlocks, maxTracked) || t.removeDoubted()
+func (t *Tracker) makeRoom() bool {
+	return t.Len() < min(t.maxBlocks, maxTracked) || t.removeDoubted()
 }
 
 // removeDoubted removes the oldest block without a certain holder, if it is found soon.
-func (t *tracker) removeDoubted() bool {
+func (t *Tracker) removeDoubted() bool {
 	for range maxUncertainSteps {
 		ref := t.uncertainFrom
 		if ref == 0 {
@@ -318,7 +318,7 @@ func (t *tracker) removeDoubted() bool {
 		}
 		t.uncertainFrom = t.blocks.at(ref).newer
 		if t.removeUnlessHeld(ref) {
-			t.counted.doubtedRemoved++
+			t.counted.UncertainRemoved++
 			return true
 		}
 	}
@@ -327,14 +327,14 @@ func (t *tracker) removeDoubted() bool {
 
 // prepay reserves units of the process's budget together if they are available; otherwise
 // each record reserves its own.
-func (t *tracker) prepay(units int) {
+func (t *Tracker) prepay(units int) {
 	if t.blocksLeft.Take(int64(units)) {
 		t.prepaid += int64(units)
 	}
 }
 
 // refund returns units that are not used.
-func (t *tracker) refund() {
+func (t *Tracker) refund() {
 	if t.prepaid > 0 {
 		t.blocksLeft.Release(t.prepaid)
 		t.prepaid = 0
@@ -343,7 +343,7 @@ func (t *tracker) refund() {
 
 // pay reserves the budget of a new name, a new block, or both. It may remove a block without
 // a certain holder.
-func (t *tracker) pay(name, block bool) bool {
+func (t *Tracker) pay(name, block bool) bool {
 	units := int64(0)
 	if name {
 		units++
@@ -365,7 +365,7 @@ func (t *tracker) pay(name, block bool) bool {
 }
 
 // addBlock makes a block, the newest.
-func (t *tracker) addBlock(first uint64, id content) uint32 {
+func (t *Tracker) addBlock(first uint64, id content) uint32 {
 	ref := t.blocks.allocate()
 	*t.blocks.at(ref) = trackedBlock{first: first, older: t.newest}
 	if t.newest != 0 {
@@ -383,7 +383,7 @@ func (t *tracker) addBlock(first uint64, id content) uint32 {
 }
 
 // setContent sets a block's content.
-func (t *tracker) setContent(ref uint32, id content) {
+func (t *Tracker) setContent(ref uint32, id content) {
 	b := t.blocks.at(ref)
 	b.space, b.sequence = id.space, id.sequence
 	t.spaces.Use(id.space - 1)
@@ -391,7 +391,7 @@ func (t *tracker) setContent(ref uint32, id content) {
 }
 
 // freeBlock frees the record of a block without names.
-func (t *tracker) freeBlock(ref uint32) {
+func (t *Tracker) freeBlock(ref uint32) {
 	b := t.blocks.at(ref)
 	if b.space != 0 {
 		t.byContent.Remove(contentKey(content{space: b.space, sequence: b.sequence}), ref)
@@ -417,21 +417,44 @@ func (t *tracker) freeBlock(ref uint32) {
 }
 
 // queueRemoved queues the removal of a block.
-func (t *tracker) queueRemoved(first uint64) {
+func (t *Tracker) queueRemoved(first uint64) {
 	t.gone = append(t.gone, first)
 	end := len(t.gone)
-	if n := len(t.out); n > 0 && t.out[n-1].removed {
-		t.out[n-1].j = end
+	if n := len(t.out); n > 0 && t.out[n-1].Removed {
+		t.out[n-1].J = end
 		return
 	}
-	t.out = append(t.out, trackedChange{removed: true, i: end - 1, j: end})
+	t.out = append(t.out, Change{Removed: true, I: end - 1, J: end})
 }
 
 // queueStored queues the store of block i of an event, whose changes begin at from in out.
-func (t *tracker) queueStored(from, i int, parent chainLink) {
-	if n := len(t.out); n > from && !t.out[n-1].removed && t.out[n-1].j == i {
-		t.out[n-1].j++
+func (t *Tracker) queueStored(from, i int, parent chainLink) {
+	if n := len(t.out); n > from && !t.out[n-1].Removed && t.out[n-1].J == i {
+		t.out[n-1].J++
 		return
 	}
-	t.out = append(t.out, trackedChange{parent: parent.hash, rooted: parent.rooted, i: i, j: i + 1})
+	t.out = append(t.out, Change{Parent: parent.hash, Rooted: parent.rooted, I: i, J: i + 1})
+}
+
+// removeAll removes the blocks of some hashes, as routers know them and sorted, whatever
+// sources hold them. It queues no changes.
+func (t *Tracker) RemoveBlocks(firsts []uint64) {
+	if len(firsts) == 0 {
+		return
+	}
+	defer t.refund()
+	for ref := t.oldest; ref != 0; {
+		b := t.blocks.at(ref)
+		next := b.newer
+		if _, gone := slices.BinarySearch(firsts, b.first); gone {
+			for b.names != 0 {
+				t.erase(b.names)
+			}
+			for b.idle != 0 {
+				t.erase(b.idle)
+			}
+			t.freeBlock(ref)
+		}
+		ref = next
+	}
 }

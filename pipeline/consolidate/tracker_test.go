@@ -1,4 +1,4 @@
-package pipeline
+package consolidate
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 )
 
 // trackerStep is one call of a tracker by a source.
-type trackerStep func(*tracker)
+type trackerStep func(*Tracker)
 
 // engine and offload are the sources of these tests.
 const (
@@ -42,37 +42,37 @@ func ofSalt(salt string, e wire.Event) wire.Event {
 }
 
 func stores(source int, e wire.Event) trackerStep {
-	return func(t *tracker) { t.store(source, &e, copies.Add) }
+	return func(t *Tracker) { t.Store(source, &e, copies.Add) }
 }
 
 func removes(source int, hashes ...uint64) trackerStep {
-	return func(t *tracker) {
+	return func(t *Tracker) {
 		for _, hash := range hashes {
-			t.remove(source, hash, copies.Remove)
+			t.Remove(source, hash, copies.Remove)
 		}
 	}
 }
 
-func letsGo(source int) trackerStep { return func(t *tracker) { t.releaseSource(source) } }
+func letsGo(source int) trackerStep { return func(t *Tracker) { t.ClearSource(source) } }
 
-func losesSome(source int) trackerStep { return func(t *tracker) { t.gap(source) } }
+func losesSome(source int) trackerStep { return func(t *Tracker) { t.Gap(source) } }
 
-func clearAll(t *tracker) { t.reset() }
+func clearAll(t *Tracker) { t.Reset() }
 
 // play makes calls, and describes the events that each one emits.
-func (t *tracker) play(steps ...trackerStep) (heard []string) {
+func (t *Tracker) play(steps ...trackerStep) (heard []string) {
 	for _, step := range steps {
 		step(t)
-		out, gone := t.drain()
+		out, gone := t.Drain()
 		text := ""
 		for _, o := range out {
 			switch {
-			case o.removed:
-				text += fmt.Sprintf("remove %v ", gone[o.i:o.j])
-			case o.rooted:
-				text += fmt.Sprintf("store %d-%d ", o.i, o.j)
+			case o.Removed:
+				text += fmt.Sprintf("remove %v ", gone[o.I:o.J])
+			case o.Rooted:
+				text += fmt.Sprintf("store %d-%d ", o.I, o.J)
 			default:
-				text += fmt.Sprintf("store %d-%d after %d ", o.i, o.j, o.parent)
+				text += fmt.Sprintf("store %d-%d after %d ", o.I, o.J, o.Parent)
 			}
 		}
 		heard = append(heard, text)
@@ -451,11 +451,11 @@ func TestTracker(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			tr := newTracker(2, 100, &trackerCounts{})
+			tr := New(2, 100, nil, nil, &Counts{})
 			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
 				t.Errorf("heard (-want +got):\n%s", diff)
 			}
-			if got := tr.len(); got != test.blocks {
+			if got := tr.Len(); got != test.blocks {
 				t.Errorf("blocks: got %d, want %d", got, test.blocks)
 			}
 			checkTracker(t, tr)
