@@ -61,7 +61,7 @@ func TestMemoryOfAMillionBlocks(t *testing.T) {
 	if got := bytesPerBlock(t, million); got > 64 {
 		t.Errorf("bytes of a block: got %.1f, want at most 64", got)
 	}
-	if got := sharedBytesPerBlock(t, million); got > 180 {
-		t.Errorf("bytes of a block of two sources: got %.1f, want at most 180", got)
+	if got := sharedBytesPerBlock(t, million); got > 195 {
+		t.Errorf("bytes of a block of two sources: got %.1f, want at most 195", got)
 	}
 }

@@ -23,7 +23,7 @@ type Config struct {
 	// OnGap is the effect of lost batches on a rank's blocks; default OnGapReport.
 	OnGap OnGap
 	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together: 1 to
-	// 2,147,483,647, default 4,000,000. A block uses some 50 bytes, or 175 where two sources
+	// 2,147,483,647, default 4,000,000. A block uses some 50 bytes, or 190 where two sources
 	// hold it. A full rank removes stale blocks, from before its last gap, and then refuses
 	// new ones: see the contract's Gap.
 	MaxBlocksPerRank int
