@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline/attribute"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -39,12 +40,12 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	stale := rank.stale()
 	room := l.cfg.MaxBlocksPerRank - (rank.blocks() - stale)
 	first, replaced := 0, 0
-	var refused [numRefusals]int
+	var refused [consolidate.NumRefusals]int
 	for i, hash := range r.hashes {
 		if !t.holds(hash) {
-			why, fits := refusedRank, room > 0
+			why, fits := consolidate.RefusedRank, room > 0
 			if fits && !l.tableBlocks.Take(1) {
-				why, fits = refusedTotal, replaced < stale
+				why, fits = consolidate.RefusedTotal, replaced < stale
 				replaced++
 			}
 			if !fits {
@@ -61,7 +62,7 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	l.emitSlice(r, first, len(r.hashes))
 	l.expire(rank, r, min(replaced, stale))
 	for why, n := range refused {
-		l.reportRefused(rank, r.key.rank, refusal(why), n)
+		l.reportRefused(rank, r.key.rank, consolidate.Refusal(why), n)
 	}
 }
 
@@ -89,28 +90,16 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 	}
 }
 
-// refusal is why a block was refused.
-type refusal uint8
-
-const (
-	// refusedRank: the rank is full. refusedTotal: the process is.
-	refusedRank refusal = iota
-	refusedTotal
-	// refusedAttribute: there is no memory for the LoRA adapter or cache salt.
-	refusedAttribute
-	numRefusals
-)
-
-var refusalNames = [numRefusals]string{
-	refusedRank:      "rank",
-	refusedTotal:     "total",
-	refusedAttribute: "attributes",
+var refusalNames = [consolidate.NumRefusals]string{
+	consolidate.RefusedRank:       "rank",
+	consolidate.RefusedTotal:      "total",
+	consolidate.RefusedAttributes: "attributes",
 }
 
 // gapReported reports whether a Gap for this reason was emitted since the rank was last
 // cleared.
-func (r *rankState) gapReported(why refusal) bool {
-	if why == refusedAttribute {
+func (r *rankState) gapReported(why consolidate.Refusal) bool {
+	if why == consolidate.RefusedAttributes {
 		return r.attributesLacking
 	}
 	return r.overfull
@@ -118,13 +107,13 @@ func (r *rankState) gapReported(why refusal) bool {
 
 // reportRefused counts refused blocks. The first time since the rank was cleared it emits a
 // Gap: the rank's blocks are then not all that the engine has.
-func (l *Lane) reportRefused(rank *rankState, name uint32, why refusal, blocks int) {
+func (l *Lane) reportRefused(rank *rankState, name uint32, why consolidate.Refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
 	if blocks == 0 || rank.gapReported(why) {
 		return
 	}
 	reason := kvcastv1.Gap_REASON_TOO_MANY_BLOCKS
-	if why == refusedAttribute {
+	if why == consolidate.RefusedAttributes {
 		reason = kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES
 	}
 	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(name), Event: &kvcastv1.RouterEvent_Gap{

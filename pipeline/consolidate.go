@@ -14,17 +14,14 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Consolidation of the events of a worker with several sources, before they are merged.
-// The events of other workers skip it.
-
-// A name has room for each source that there may be.
+// A tracker can represent all sources of a worker.
 const _ = uint(consolidate.MaxSources - feed.MaxSources)
 
-// consolidation is how a lane consolidates its sources.
+// consolidation is how a lane consolidates its sources, before events are merged.
 type consolidation uint8
 
 const (
-	// oneSource disables consolidation.
+	// oneSource is for a worker with one source: events are not consolidated.
 	oneSource consolidation = iota
 	// dedup emits a block once, in the device tier: each dp rank has a tracker.
 	dedup
@@ -42,71 +39,59 @@ func consolidationOf(w feed.Worker) consolidation {
 	return dedup
 }
 
-// sourceNames returns the names of sources in lookups: the engine, with the index where
-// several have the same.
+// sourceNames returns the sources' names in lookups: the engine, followed by the source's index
+// if several sources have the same engine.
 func sourceNames(w feed.Worker) []string {
-	names := make([]string, len(w.Sources))
+	names, engines := make([]string, len(w.Sources)), make(map[feed.Engine]int)
+	for _, engine := range w.Sources {
+		engines[engine]++
+	}
 	for i, engine := range w.Sources {
 		names[i] = string(engine)
-		for k, other := range w.Sources {
-			if k != i && other == engine {
-				names[i] = fmt.Sprintf("%s[%d]", engine, i)
-			}
+		if engines[engine] > 1 {
+			names[i] = fmt.Sprintf("%s[%d]", engine, i)
 		}
 	}
 	return names
 }
 
-// sharedRank is the additional state of a dp rank with several sources.
-type sharedRank struct {
-	tracker *consolidate.Tracker // with dedup
-	// doubtful are the sources that may hold other blocks than is known: events were lost, or
-	// blocks refused, since they last released all their blocks.
-	doubtful []bool
-	// used are the tiers that each source has stored into since then, with passthrough.
-	used []journal.Tiers
+// rankSources is the state of a dp rank with several sources. Slices are indexed by source.
+type rankSources struct {
+	tracker *consolidate.Tracker // for dedup; nil for passthrough
+	// incomplete reports whether events of the source were lost or its blocks refused since the
+	// source last cleared its cache or restarted.
+	incomplete []bool
+	// tiers are the tiers that the source has stored into since then, for passthrough.
+	tiers []journal.Tiers
 }
 
-// shared returns the state of a rank with several sources, and creates it if necessary.
-func (l *Lane) shared(r *rankState) *sharedRank {
-	if r.shared == nil {
+// sources returns the state of a rank's sources, and creates it if necessary.
+func (l *Lane) sources(r *rankState) *rankSources {
+	if r.sources == nil {
 		n := len(l.sourceNames)
-		r.shared = &sharedRank{doubtful: make([]bool, n), used: make([]journal.Tiers, n)}
+		r.sources = &rankSources{incomplete: make([]bool, n), tiers: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
-			r.shared.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker.Counts)
+			r.sources.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker)
 		}
 	}
-	return r.shared
+	return r.sources
 }
 
 // consolidate applies an event of one of several sources.
 func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
-	s := l.shared(r)
+	s := l.sources(r)
 	switch {
 	case e.Kind == wire.KindCleared:
 		l.flush(flushUnmergeable)
-		l.releaseSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
+		l.clearSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 	case e.Kind == wire.KindStored && l.consolidation == passthrough:
 		if len(e.BlockHashes) > 0 {
-			s.used[b.Source] |= journal.TierBit(uint8(e.Tier))
+			s.tiers[b.Source] |= journal.TierBit(uint8(e.Tier))
 		}
 		l.store(b, e)
 	case e.Kind == wire.KindStored:
-		refused := l.counts.tracker.refused()
-		rooted := !e.HasParent || e.Parent == 0 && !s.tracker.Knows(b.Source, 0)
-		s.tracker.Store(b.Source, e, l.storeOp(b, e, rooted))
-		l.emitChanges(b, s.tracker, e)
-		for why, n := range l.counts.tracker.refused() {
-			if n -= refused[why]; n == 0 {
-				continue
-			}
-			s.doubtful[b.Source] = true // it may hold unknown blocks
-			if !r.gapReported(refusal(why)) {
-				l.flush(flushUnmergeable) // a Gap follows
-			}
-			l.reportRefused(r, b.Rank, refusal(why), int(n))
-		}
+		l.consolidateStore(b, e, r)
 	case e.Kind == wire.KindRemoved && l.consolidation == passthrough:
 		l.remove(b, e)
 	case e.Kind == wire.KindRemoved:
@@ -118,70 +103,89 @@ func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	}
 }
 
-// emitChanges stores and removes the blocks that a tracker's changes name; stored is the
-// event that caused them.
-func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.Event) {
-	out, gone := t.Drain()
-	for _, o := range out {
-		if o.Removed {
-			l.event = wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: gone[o.I:o.J]}
-			l.remove(b, &l.event)
+func (l *Lane) consolidateStore(b *feed.Batch, e *wire.Event, r *rankState) {
+	before := l.counts.tracker.Refused
+	tracker := r.sources.tracker
+	rooted := !e.HasParent || e.Parent == 0 && !tracker.Resolves(b.Source, 0)
+	tracker.Store(b.Source, e, l.storeOp(b, e, rooted))
+	l.emitChanges(b, tracker, e)
+	for why, n := range l.counts.tracker.Refused {
+		if n == before[why] {
 			continue
 		}
+		r.sources.incomplete[b.Source] = true
+		if !r.gapReported(consolidate.Refusal(why)) {
+			l.flush(flushUnmergeable) // a Gap follows
+		}
+		l.reportRefused(r, b.Rank, consolidate.Refusal(why), int(n-before[why]))
+	}
+}
+
+// emitChanges stores and removes the blocks of a tracker's changes. stored is the store event
+// that caused them, if it was one.
+func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.Event) {
+	changes, removed := t.Drain()
+	for _, c := range changes {
 		e := &l.event
+		if c.Removed {
+			*e = wire.Event{Kind: wire.KindRemoved, Tier: wire.TierDevice, BlockHashes: removed[c.I:c.J]}
+			l.remove(b, e)
+			continue
+		}
 		*e = *stored
 		e.Tier = wire.TierDevice
-		e.HasParent, e.Parent = !o.Rooted, o.Parent
-		e.BlockHashes = stored.BlockHashes[o.I:o.J]
+		e.HasParent, e.Parent = !c.Rooted, c.Parent
+		e.BlockHashes = stored.BlockHashes[c.I:c.J]
 		if len(stored.TokensHashes) == len(stored.BlockHashes) {
-			e.TokensHashes = stored.TokensHashes[o.I:o.J]
+			e.TokensHashes = stored.TokensHashes[c.I:c.J]
 		}
 		e.Tokens = nil
 		if size := int(e.BlockSize); len(stored.Tokens) >= size*len(stored.BlockHashes) {
-			e.Tokens = stored.Tokens[size*o.I : size*o.J]
+			e.Tokens = stored.Tokens[size*c.I : size*c.J]
 		}
 		l.store(b, e)
 	}
-	l.event = wire.Event{} // it holds a batch's memory
+	l.event = wire.Event{} // drops references to the batch's memory
 }
 
-// releaseSource removes all blocks of a source whose engine restarted or cleared its cache.
-// No run must be pending.
-func (l *Lane) releaseSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
-	l.shared(r).doubtful[b.Source] = false
+// clearSource removes all blocks of a source whose engine restarted or cleared its cache. No run
+// may be pending.
+func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+	s := l.sources(r)
+	s.incomplete[b.Source] = false
 	l.announcements.Reset(b.Rank, b.Source)
 	switch {
 	case l.consolidation == passthrough:
-		l.clearTiersOf(b, r, reason)
-	case l.shared(r).tracker.ClearSource(b.Source):
+		l.clearTiers(b, r, reason)
+	case s.tracker.ClearSource(b.Source):
 		l.emitEmpty(b.Rank, r, kvcastv1.Cleared_REASON_SOURCE_CLEARED)
 	default:
-		l.emitChanges(b, r.shared.tracker, nil) // blocks without another holder
+		l.emitChanges(b, s.tracker, nil)
 	}
 }
 
-// emitEmpty emits Cleared where no source of a rank holds a block. The rank is complete
-// again unless a source is doubtful that has not released its blocks since.
+// emitEmpty emits Cleared for a rank of which no source has a block. The rank is complete again
+// unless a source is incomplete.
 func (l *Lane) emitEmpty(rank uint32, r *rankState, reason kvcastv1.Cleared_Reason) {
 	l.drop(r)
-	if slices.Contains(r.shared.doubtful, true) {
+	if slices.Contains(r.sources.incomplete, true) {
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
 	l.emitCleared(rank, reason)
 }
 
-// clearTiersOf clears the tiers that a source alone has stored into, with passthrough. It is
-// unknown which blocks of the other tiers are the source's:
+// clearTiers clears the tiers that only this source has stored into, for passthrough. In a tier
+// that other sources have stored into as well, it is unknown which source has which blocks:
 //
-//   - They are kept, with a Gap: those that the source released mislead a router until they
-//     are stored or removed again. If they were cleared, the router would lack those of the
-//     other sources, which do not store them again while they hold them.
-//   - With OnGapClear they are cleared.
-func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
-	used := r.shared.used[b.Source]
-	r.shared.used[b.Source] = 0
+//   - With OnGapReport the blocks stay, and a Gap is emitted. Blocks that the source no longer
+//     has mislead a router until they are stored or removed again. If the tier were cleared, the
+//     router would lack the other sources' blocks, which they do not store again.
+//   - With OnGapClear the tier is cleared.
+func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
+	used := r.sources.tiers[b.Source]
+	r.sources.tiers[b.Source] = 0
 	others := journal.Tiers(0)
-	for _, tiers := range r.shared.used {
+	for _, tiers := range r.sources.tiers {
 		others |= tiers
 	}
 	if others == 0 {
@@ -192,20 +196,23 @@ func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 	kept := false
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		bit, t := journal.TierBit(uint8(tier)), r.tables[tier]
-		switch {
-		case used&bit == 0 || others&bit != 0 && (t == nil || t.blocks.len() == 0):
+		if used&bit == 0 {
 			continue
-		case others&bit == 0:
-		case l.cfg.OnGap != OnGapClear && t.gap():
-			kept = true
-			continue
-		default:
+		}
+		if others&bit != 0 {
+			if t == nil || t.blocks.len() == 0 {
+				continue
+			}
+			if l.cfg.OnGap != OnGapClear && t.gap() {
+				kept = true
+				continue
+			}
 			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 		}
 		cleared = append(cleared, kvcastv1.Tier(tier))
 		l.dropTable(r, tier)
 	}
-	if len(cleared) > 0 { // none would mean all
+	if len(cleared) > 0 { // Cleared without tiers means all tiers
 		l.emitCleared(b.Rank, reason, cleared...)
 	}
 	if kept {
@@ -215,45 +222,35 @@ func (l *Lane) clearTiersOf(b *feed.Batch, r *rankState, reason kvcastv1.Cleared
 	}
 }
 
-// beginGap records that events of a source were lost, and reports whether the rank's blocks
-// are kept. They are not once gap numbers are exhausted.
+// beginGap makes the blocks of a source stale. It returns false if the source has no further
+// generation; the blocks must then be cleared.
 func (l *Lane) beginGap(r *rankState, source int) bool {
 	if l.consolidation == dedup {
-		return l.shared(r).tracker.Gap(source)
+		return l.sources(r).tracker.Gap(source)
 	}
 	return r.gap()
 }
 
-// everySource stands for all sources where one is not known.
-const everySource = -1
+// allSources is all sources of a worker, in place of a source's index.
+const allSources = -1
 
-// markDoubtful marks one of several sources, or every source, as doubtful.
-func (l *Lane) markDoubtful(r *rankState, source int) {
+// markIncomplete marks a source, or allSources, as incomplete.
+func (l *Lane) markIncomplete(r *rankState, source int) {
 	if l.consolidation == oneSource {
 		return
 	}
-	doubtful := l.shared(r).doubtful
-	for i := range doubtful {
-		if source == everySource || i == source {
-			doubtful[i] = true
+	incomplete := l.sources(r).incomplete
+	for i := range incomplete {
+		if source == allSources || i == source {
+			incomplete[i] = true
 		}
 	}
 }
 
-// tracker returns the tracker of a rank; nil where it has none.
+// tracker returns the tracker of a rank; nil if there is none.
 func (l *Lane) tracker(rank uint32) *consolidate.Tracker {
-	if r := l.ranks[rank]; r != nil && r.shared != nil {
-		return r.shared.tracker
+	if r := l.ranks[rank]; r != nil && r.sources != nil {
+		return r.sources.tracker
 	}
 	return nil
-}
-
-// holders returns the names of the sources that hold a block; see Tracker.Holders.
-func (l *Lane) holders(rank uint32, hash uint64, also []uint32) (names []string) {
-	if t := l.tracker(rank); t != nil {
-		for _, source := range t.Holders(hash, also...) {
-			names = append(names, l.sourceNames[source])
-		}
-	}
-	return names
 }

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -34,7 +35,7 @@ func (l *Lane) flushStores(r *run) {
 	t := l.newTable(rank, r.key.tier)
 	slot, ok := t.reserve(r)
 	if !ok {
-		l.reportRefused(rank, r.key.rank, refusedAttribute, len(r.hashes))
+		l.reportRefused(rank, r.key.rank, consolidate.RefusedAttributes, len(r.hashes))
 		return
 	}
 	before, n := t.blocks.len(), len(r.hashes)
@@ -146,7 +147,7 @@ func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.announcements.ResetRank(rank)
 	l.drop(r)
-	r.shared = nil
+	r.sources = nil
 	l.emitCleared(rank, reason)
 }
 
@@ -202,7 +203,7 @@ func (l *Lane) drop(r *rankState) {
 	for tier := range r.tables {
 		l.dropTable(r, wire.Tier(tier))
 	}
-	if r.shared != nil && r.shared.tracker != nil {
-		r.shared.tracker.Reset()
+	if r.sources != nil && r.sources.tracker != nil {
+		r.sources.tracker.Reset()
 	}
 }

@@ -56,8 +56,8 @@ type rankState struct {
 	// gaps and the batches lost in them, without those repaired.
 	gaps          uint64
 	missedBatches uint64
-	// shared is nil where the worker has one source.
-	shared *sharedRank
+	// sources is nil for a worker with one source.
+	sources *rankSources
 }
 
 var _ feed.Lane = (*Lane)(nil)
@@ -107,9 +107,9 @@ func (l *Lane) Gap(g feed.Gap) {
 	r := l.rank(g.Rank)
 	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.beginGap(r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
-		l.markDoubtful(r, everySource)
+		l.markIncomplete(r, allSources)
 	} else {
-		l.markDoubtful(r, g.Source)
+		l.markIncomplete(r, g.Source)
 		l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 			Reason:        kvcastv1.Gap_Reason(g.Reason),
 			MissedBatches: g.Missed,
@@ -136,7 +136,7 @@ func (l *Lane) Restarted(r feed.Restart) {
 		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
 		b := feed.Batch{Source: r.Source, Rank: r.Rank, IngestTime: r.At}
-		l.releaseSource(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
+		l.clearSource(&b, l.rank(r.Rank), kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 		l.flush(flushUnmergeable)
 	}
 	l.commit()

@@ -43,18 +43,10 @@ type laneCounts struct {
 	blocksRemoved     uint64
 	removesSuppressed uint64
 	staleRemoved      uint64
-	blocksRefused     [numRefusals]uint64
-	tracker           trackerCounts
+	blocksRefused     [consolidate.NumRefusals]uint64
+	tracker           consolidate.Counts
 	gaps              uint64
 	missedBatches     uint64
-}
-
-// trackerCounts are the counts of a lane's trackers.
-type trackerCounts struct{ consolidate.Counts }
-
-// refused returns the refused blocks by reason.
-func (c *trackerCounts) refused() [numRefusals]uint64 {
-	return [numRefusals]uint64{refusedRank: c.RefusedRank, refusedTotal: c.RefusedTotal, refusedAttribute: c.RefusedAttributes}
 }
 
 var tierNames = [wire.NumTiers]string{
@@ -152,7 +144,7 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric(descBlocksStored, prometheus.CounterValue, counts.blocksStored)
 	metric(descBlocksRemoved, prometheus.CounterValue, counts.blocksRemoved)
 	metric(descRemovesSuppressed, prometheus.CounterValue, counts.removesSuppressed+counts.tracker.Suppressed)
-	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.UncertainRemoved)
+	metric(descStaleRemoved, prometheus.CounterValue, counts.staleRemoved+counts.tracker.StaleRemoved)
 	for why, n := range counts.blocksRefused {
 		metric(descBlocksRefused, prometheus.CounterValue, n, refusalNames[why])
 	}
@@ -162,8 +154,8 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		metric(descBlocks, prometheus.GaugeValue, uint64(s.blocks), s.rank, s.tier)
 	}
 	if l.consolidation == dedup {
-		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.Unknown, "unknown")
-		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.NotHeld, "not_held")
+		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.UnknownRemoves, "unknown")
+		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.IdleRemoves, "not_held")
 	}
 	for _, s := range trackers {
 		metric(descTracked, prometheus.GaugeValue, uint64(s.blocks), s.rank)

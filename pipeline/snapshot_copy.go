@@ -136,12 +136,14 @@ func (c *tableCopy) number(blocks []slot, attrs *attribute.Interner) {
 		b := &blocks[i].Value
 		if b.attr != last {
 			last = b.attr
-			set, ok := attrs.At(last), false
-			if id, ok = c.known[set]; !ok {
-				id = uint32(len(c.attrs))
+			set := attrs.At(last)
+			known, ok := c.known[set]
+			if !ok {
+				known = uint32(len(c.attrs))
 				c.attrs = append(c.attrs, set)
-				c.known[set] = id
+				c.known[set] = known
 			}
+			id = known
 		}
 		b.attr = id
 	}

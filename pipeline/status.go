@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -125,17 +126,21 @@ type place struct {
 	tier wire.Tier
 }
 
-// lookup looks into one table; hashes are sorted. It may find one more than the limit.
+// lookup returns the holders in one table of blocks with sorted block hashes or with tokens
+// hashes. It may return one more than the limit.
 func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map[uint64]struct{}, limit int) (found []*kvcastv1.BlockHolder) {
 	l.mu.Lock()
 	if t := l.table(at); t != nil {
-		var blocks map[uint64][]uint32
+		var sources map[uint64][]int
 		if tr := l.tracker(at.rank); tr != nil {
-			hashes, blocks = tr.FirstHashes(hashes)
+			sources = tr.Lookup(hashes...)
+			hashes = slices.AppendSeq(slices.Clone(hashes), maps.Keys(sources))
+			slices.Sort(hashes)
+			hashes = slices.Compact(hashes)
 		}
 		for _, hash := range hashes {
 			if b := t.blocks.find(hash); b != nil && len(found) <= limit {
-				found = append(found, l.holder(at, t, b, blocks[hash]))
+				found = append(found, l.holder(at, t, b, sources[hash]))
 			}
 		}
 	}
@@ -152,24 +157,31 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 			if _, wanted := tokens[b.Value.tokensHash]; !wanted || len(found) > limit {
 				continue
 			}
-			if _, twice := slices.BinarySearch(hashes, b.Key()); !twice {
-				found = append(found, l.holder(at, t, b, nil))
+			if _, twice := slices.BinarySearch(hashes, b.Key()); twice {
+				continue
 			}
+			var sources []int
+			if tr := l.tracker(at.rank); tr != nil {
+				sources = tr.Lookup(b.Key())[b.Key()]
+			}
+			found = append(found, l.holder(at, t, b, sources))
 		}
 	})
 	return found
 }
 
-// holder describes a block of a table; also are the tracker's blocks of that name beside
-// those that sources call by its hash.
-func (l *Lane) holder(at place, t *table, b *slot, also []uint32) *kvcastv1.BlockHolder {
+// holder describes a block of a table. sources are the indexes of the sources that have the
+// block, for a worker with several sources.
+func (l *Lane) holder(at place, t *table, b *slot, sources []int) *kvcastv1.BlockHolder {
 	h := &kvcastv1.BlockHolder{
 		BlockHash: b.Key(),
 		Worker:    l.worker,
 		Model:     l.entry.source.Model,
 		DpRank:    at.rank,
 		Tier:      kvcastv1.Tier(at.tier),
-		Sources:   l.holders(at.rank, b.Key(), also),
+	}
+	for _, source := range sources {
+		h.Sources = append(h.Sources, l.sourceNames[source])
 	}
 	if b.Value.flags&flagTokensHash != 0 {
 		h.TokensHash = proto.Uint64(b.Value.tokensHash)

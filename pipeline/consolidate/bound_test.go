@@ -12,24 +12,24 @@ import (
 
 func TestTrackerIsBounded(t *testing.T) {
 	tests := map[string]struct {
-		steps   []trackerStep
-		want    []string
-		counted Counts
-		names   int
+		steps  []trackerStep
+		want   []string
+		counts Counts
+		names  int
 	}{
-		"a block beyond the limit is refused, and its child's parent is not known": {
+		"a block beyond the limit is refused, and its child has an unknown parent": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 1), stores(engine, continuing(4, storeOf(contents(5), 5))),
 			},
-			want:    []string{"store 0-3 ", "remove [1] ", "store 0-1 after 4 "},
-			counted: Counts{RefusedRank: 1}, names: 3,
+			want:   []string{"store 0-3 ", "remove [1] ", "store 0-1 after 4 "},
+			counts: Counts{Refused: [NumRefusals]uint64{1}}, names: 3,
 		},
-		"a block that is known needs no room": {
+		"a present block needs no room": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1, 2, 3, 4), 11, 12, 13, 14)),
 			},
-			want:    []string{"store 0-3 ", ""},
-			counted: Counts{RefusedRank: 1}, names: 6,
+			want:   []string{"store 0-3 ", ""},
+			counts: Counts{Refused: [NumRefusals]uint64{1}}, names: 6,
 		},
 		"a name beyond the limit is refused": {
 			steps: []trackerStep{
@@ -38,70 +38,70 @@ func TestTrackerIsBounded(t *testing.T) {
 				stores(engine, storeOf(contents(1), 7)), stores(engine, storeOf(contents(1), 6)), removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
 				removes(engine, 6), stores(engine, storeOf(contents(1), 7)),
 			},
-			want:    []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
-			counted: Counts{RefusedRank: 2, Suppressed: 2}, names: 7,
+			want:   []string{"store 0-1 ", "", "", "", "", "", "", "", "", "", "", ""},
+			counts: Counts{Refused: [NumRefusals]uint64{2}, Suppressed: 2}, names: 7,
 		},
-		"a name that counts again needs room, too": {
+		"an idle name that becomes live needs room": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1), 1)), removes(engine, 1), stores(offload, storeOf(contents(1), 11)), stores(engine, storeOf(contents(1), 1)),
 				removes(engine, 1), stores(offload, storeOf(contents(1), 12)), stores(offload, storeOf(contents(1), 13)), stores(offload, storeOf(contents(1), 14)),
 				stores(offload, storeOf(contents(1), 15)), stores(offload, storeOf(contents(1), 16)), stores(engine, storeOf(contents(1), 1)),
 				removes(offload, 16), stores(engine, storeOf(contents(1), 1)),
 			},
-			want:    []string{"store 0-1 ", "remove [1] ", "store 0-1 ", "", "", "", "", "", "", "", "", "", ""},
-			counted: Counts{RefusedRank: 1, Suppressed: 2}, names: 7,
+			want:   []string{"store 0-1 ", "remove [1] ", "store 0-1 ", "", "", "", "", "", "", "", "", "", ""},
+			counts: Counts{Refused: [NumRefusals]uint64{1}, Suppressed: 2}, names: 7,
 		},
-		"the oldest that is in doubt makes room": {
+		"the oldest stale block is removed to make room": {
 			steps: []trackerStep{
-				stores(offload, storeOf(contents(1), 11)), stores(engine, storeOf(contents(2, 3), 2, 3)), losesSome(engine),
+				stores(offload, storeOf(contents(1), 11)), stores(engine, storeOf(contents(2, 3), 2, 3)), losesBatches(engine),
 				stores(offload, storeOf(contents(4), 14)), stores(engine, storeOf(contents(5), 5)), stores(engine, storeOf(contents(6), 6)),
 			},
-			want:    []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
-			counted: Counts{UncertainRemoved: 2, RefusedRank: 1}, names: 3,
+			want:   []string{"store 0-1 ", "store 0-2 ", "", "remove [2] store 0-1 ", "remove [3] store 0-1 ", ""},
+			counts: Counts{StaleRemoved: 2, Refused: [NumRefusals]uint64{1}}, names: 3,
 		},
-		"where the oldest in doubt has left, the next makes room": {
+		"the next stale block is removed if the oldest is gone": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(2), 2)), stores(engine, storeOf(contents(3), 3)),
-				losesSome(engine), removes(engine, 1), stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
+				losesBatches(engine), removes(engine, 1), stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
-			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "remove [1] ", "store 0-1 ", "remove [2] store 0-1 "},
-			counted: Counts{UncertainRemoved: 1}, names: 3,
+			want:   []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "remove [1] ", "store 0-1 ", "remove [2] store 0-1 "},
+			counts: Counts{StaleRemoved: 1}, names: 3,
 		},
-		"what was stored again since the gap, or another holds, does not": {
+		"a block is not stale that was stored since the gap or that another source has": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1), 1)), stores(engine, storeOf(contents(2), 2)), stores(engine, storeOf(contents(3), 3)),
-				losesSome(engine), stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(2), 12)),
+				losesBatches(engine), stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(2), 12)),
 				stores(engine, storeOf(contents(4), 4)), stores(engine, storeOf(contents(5), 5)),
 			},
-			want:    []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
-			counted: Counts{UncertainRemoved: 1, RefusedRank: 1}, names: 4,
+			want:   []string{"store 0-1 ", "store 0-1 ", "store 0-1 ", "", "", "", "remove [3] store 0-1 ", ""},
+			counts: Counts{StaleRemoved: 1, Refused: [NumRefusals]uint64{1}}, names: 4,
 		},
-		"a further gap begins with the oldest again": {
+		"after another gap the oldest block is stale again": {
 			steps: []trackerStep{
-				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), losesSome(engine), stores(engine, storeOf(contents(1), 1)),
-				stores(engine, storeOf(contents(4), 4)), losesSome(engine), stores(engine, storeOf(contents(5), 5)),
+				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), losesBatches(engine), stores(engine, storeOf(contents(1), 1)),
+				stores(engine, storeOf(contents(4), 4)), losesBatches(engine), stores(engine, storeOf(contents(5), 5)),
 			},
-			want:    []string{"store 0-3 ", "", "", "remove [2] store 0-1 ", "", "remove [1] store 0-1 "},
-			counted: Counts{UncertainRemoved: 2}, names: 3,
+			want:   []string{"store 0-3 ", "", "", "remove [2] store 0-1 ", "", "remove [1] store 0-1 "},
+			counts: Counts{StaleRemoved: 2}, names: 3,
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			var counted Counts
-			tr := New(2, 3, nil, nil, &counted)
+			var counts Counts
+			tr := New(2, 3, nil, nil, &counts)
 			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
-				t.Errorf("heard (-want +got):\n%s", diff)
+				t.Errorf("changes (-want +got):\n%s", diff)
 			}
-			if counted != test.counted || tr.names.len() != test.names {
-				t.Errorf("got %+v and %d names, want %+v and %d", counted, tr.names.len(), test.counted, test.names)
+			if counts != test.counts || tr.names.len() != test.names {
+				t.Errorf("got %+v and %d names, want %+v and %d", counts, tr.names.len(), test.counts, test.names)
 			}
 			checkTracker(t, tr)
 		})
 	}
 }
 
-// TestIdleNamesAreBounded renames one source's block repeatedly, while another source holds
-// it by the name that routers know, which the first source released earliest.
+// TestIdleNamesAreBounded renames a block of one source repeatedly. Another source has the block;
+// the block's router hash is the first source's oldest idle name.
 func TestIdleNamesAreBounded(t *testing.T) {
 	const renames = 3 * maxIdleNames
 	tr := New(2, 100, nil, nil, &Counts{})
@@ -125,17 +125,16 @@ func TestIdleNamesAreBounded(t *testing.T) {
 		t.Errorf("names that resolve (-want +got):\n%s", diff)
 	}
 	if tr.name(engine, 1) == 0 || tr.name(offload, 1) == 0 {
-		t.Error("a source has lost its name of the block that routers know it by")
+		t.Error("a source's name with the router hash was dropped")
 	}
 	if _, gone := tr.play(removes(offload, 11)), tr.names.len(); gone != 0 {
-		t.Errorf("names of no block: got %d, want 0", gone)
+		t.Errorf("names after the last remove: got %d, want 0", gone)
 	}
 }
 
-// TestSearchForRoomIsBounded puts more certain blocks before the first uncertain one than a
-// search visits.
+// TestSearchForRoomIsBounded has more blocks before the first stale block than one search visits.
 func TestSearchForRoomIsBounded(t *testing.T) {
-	const blocks = maxUncertainSteps + 2
+	const blocks = maxStaleSteps + 2
 	tr := New(2, blocks, nil, nil, &Counts{})
 	for h := range uint64(blocks) {
 		source := offload
@@ -144,50 +143,52 @@ func TestSearchForRoomIsBounded(t *testing.T) {
 		}
 		tr.play(stores(source, storeOf(contents(h), h)))
 	}
-	got := tr.play(losesSome(engine), stores(engine, storeOf(contents(1<<40), 1<<40)), stores(engine, storeOf(contents(1<<41), 1<<41)))
+	got := tr.play(losesBatches(engine), stores(engine, storeOf(contents(1<<40), 1<<40)), stores(engine, storeOf(contents(1<<41), 1<<41)))
 	if diff := cmp.Diff([]string{"", "", "remove [4097] store 0-1 "}, got); diff != "" {
-		t.Errorf("heard (-want +got):\n%s", diff)
+		t.Errorf("changes (-want +got):\n%s", diff)
 	}
 }
 
-func TestSourceHasTooManyGaps(t *testing.T) {
+func TestGapFailsWithoutAFurtherGeneration(t *testing.T) {
 	tr := New(2, 10, nil, nil, &Counts{})
-	tr.generations[engine] = maxNameGeneration - 1
+	tr.generations[engine] = maxGeneration - 1
 	tr.play(stores(engine, storeOf(contents(1), 1)), stores(offload, storeOf(contents(1), 1)))
 	if !tr.Gap(engine) {
-		t.Error("the last gap that can be numbered was not")
+		t.Error("the last gap: got false")
 	}
 	if got := tr.play(removes(offload, 1)); got[0] != "remove [1] " {
 		t.Errorf("remove after the last gap: got %q", got[0])
 	}
 	if tr.Gap(engine) {
-		t.Error("a gap was numbered that cannot be")
+		t.Error("a gap after the last: got true")
 	}
 	if !tr.Gap(offload) {
-		t.Error("a gap of another source was not numbered")
+		t.Error("another source's gap: got false")
 	}
 }
 
-// TestHoldersAreTheirSources covers a block known to routers by a released name, one known
-// by a name that is also another block's, and one with two names of one source.
-func TestHoldersAreTheirSources(t *testing.T) {
+// TestLookupReturnsTheSourcesOfBlocks covers a block whose router hash is an idle name, a block
+// whose router hash also names another block, and a block with two names of one source.
+func TestLookupReturnsTheSourcesOfBlocks(t *testing.T) {
 	tr := New(3, 10, nil, nil, &Counts{})
 	tr.play(
 		stores(0, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(2, storeOf(contents(1, 2), 21, 22)), stores(1, storeOf(contents(1), 11)),
-		removes(0, 2), stores(1, storeOf(contents(9), 3)), stores(2, storeOf(contents(1), 31)), losesSome(1),
+		removes(0, 2), stores(1, storeOf(contents(9), 3)), stores(2, storeOf(contents(1), 31)), losesBatches(1),
 	)
-	got := make(map[uint64][]int)
-	for _, hash := range []uint64{1, 2, 3, 11, 22, 4} {
-		got[hash] = tr.Holders(hash)
+	for hash, want := range map[uint64]map[uint64][]int{
+		1: {1: {0, 1, 2}}, 2: {2: {2}}, 3: {3: {0, 1}}, 11: {1: {0, 1, 2}}, 22: {2: {2}}, 4: {},
+	} {
+		if diff := cmp.Diff(want, tr.Lookup(hash)); diff != "" {
+			t.Errorf("hash %d (-want +got):\n%s", hash, diff)
+		}
 	}
-	want := map[uint64][]int{1: {0, 1, 2}, 2: {2}, 3: {0, 1}, 11: nil, 22: nil, 4: nil}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	if got := tr.Lookup(22, 3, 4); len(got) != 2 {
+		t.Errorf("several hashes: got %v, want blocks 2 and 3", got)
 	}
 }
 
-// TestTrackerKeepsNoStringOfABatch overwrites a batch's memory after the call.
-func TestTrackerKeepsNoStringOfABatch(t *testing.T) {
+// TestStoreCopiesStrings overwrites the memory of an event's string after the call.
+func TestStoreCopiesStrings(t *testing.T) {
 	tr := New(2, 10, nil, nil, &Counts{})
 	b := []byte("adapter")
 	e := ofLoRA(unsafe.String(&b[0], len(b)), storeOf(contents(1), 1))
@@ -198,8 +199,8 @@ func TestTrackerKeepsNoStringOfABatch(t *testing.T) {
 	}
 }
 
-// TestHashesAreDeterministicAndSensitive covers the hash that identifies a block.
-func TestHashesAreDeterministicAndSensitive(t *testing.T) {
+// TestSequenceHashDependsOnAllTokensBefore covers the hash that identifies a block.
+func TestSequenceHashDependsOnAllTokensBefore(t *testing.T) {
 	hash := func(lora, salt string, tokens ...uint32) uint64 {
 		return wire.AppendTokensHashes(nil, tokens, len(tokens), wire.BlockSeed(lora, salt), false, nil)[0]
 	}
@@ -207,7 +208,7 @@ func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 	sequence := func(contents ...uint64) uint64 {
 		tr := New(2, 10, nil, nil, &Counts{})
 		tr.play(stores(engine, storeOf(contents, []uint64{1, 2, 3}[:len(contents)]...)))
-		return tr.blocks.at(tr.newest).sequence
+		return tr.blocks.at(tr.newest).content.sequence
 	}
 	if got := sequence(first); got != first {
 		t.Errorf("sequence hash of a first block: got %x, want its tokens hash %x", got, first)
@@ -216,23 +217,23 @@ func TestHashesAreDeterministicAndSensitive(t *testing.T) {
 		t.Errorf("sequence hash of a second block: got %x, want %x", got, wire.SequenceHash(first, 7))
 	}
 	seen := map[uint64]string{first: "1 2 3 4"}
-	for what, h := range map[string]uint64{
+	for input, h := range map[string]uint64{
 		"1 2 3 5": hash("", "", 1, 2, 3, 5), "2 1 3 4": hash("", "", 2, 1, 3, 4), "1 2 3": hash("", "", 1, 2, 3), "LoRA": hash("a", "", 1, 2, 3, 4), "salt": hash("", "a", 1, 2, 3, 4),
 		"after itself": sequence(first, first), "after another": sequence(7, first), "before another": sequence(first, 7), "third": sequence(7, 7, first),
 	} {
 		if other, twice := seen[h]; twice {
-			t.Errorf("%s and %s have the same hash", what, other)
+			t.Errorf("%s and %s have the same hash", input, other)
 		}
-		seen[h] = what
+		seen[h] = input
 	}
 	if first != hash("", "", 1, 2, 3, 4) {
 		t.Error("the same tokens have two hashes")
 	}
 }
 
-// TestAdaptersAreDistinguished makes so many small trackers that in some of them blocks of
-// equal sequence hash are neighbors in the lookup table.
-func TestAdaptersAreDistinguished(t *testing.T) {
+// TestBlocksOfAdaptersAreDistinct makes enough small trackers that in some of them blocks with
+// equal sequence hashes are neighbors in byContent.
+func TestBlocksOfAdaptersAreDistinct(t *testing.T) {
 	const n = 8
 	for first := range uint64(2000) {
 		tr := New(2, 100, nil, nil, new(Counts))

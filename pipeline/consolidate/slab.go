@@ -1,26 +1,25 @@
 package consolidate
 
-// slab holds records by their numbers, from 1, in chunks: a new record moves no
-// other.
+// slab stores records in chunks, so that adding a record moves no other. Records are identified
+// by numbers from 1.
 type slab[R any] struct {
 	chunks [][]R
-	// last is the highest number given out; free are the numbers given back.
-	last uint32
-	free []uint32
+	last   uint32   // highest number allocated so far
+	free   []uint32 // released numbers
 }
 
 // slabChunk is the number of records allocated together.
 const slabChunk = 1024
 
-func (s *slab[R]) at(ref uint32) *R { return &s.chunks[ref/slabChunk][ref%slabChunk] }
+func (s *slab[R]) at(id uint32) *R { return &s.chunks[id/slabChunk][id%slabChunk] }
 
-// allocate returns the number of a free record, which the caller must overwrite: it may have
-// been used before.
+// allocate returns the number of a free record. The caller must overwrite the record, which may
+// have its previous value.
 func (s *slab[R]) allocate() uint32 {
 	if n := len(s.free); n > 0 {
-		ref := s.free[n-1]
+		id := s.free[n-1]
 		s.free = s.free[:n-1]
-		return ref
+		return id
 	}
 	s.last++
 	if int(s.last/slabChunk) >= len(s.chunks) {
@@ -29,9 +28,7 @@ func (s *slab[R]) allocate() uint32 {
 	return s.last
 }
 
-func (s *slab[R]) release(ref uint32) {
-	s.free = append(s.free, ref)
-}
+func (s *slab[R]) release(id uint32) { s.free = append(s.free, id) }
 
-// len returns the number of records in use.
+// len returns the number of allocated records.
 func (s *slab[R]) len() int { return int(s.last) - len(s.free) }

@@ -1,3 +1,8 @@
+// Package consolidate merges the blocks of several engine sources of one worker, such as vLLM
+// and an offloading engine beside it, into one view.
+//
+// Each source's stores and removes flow in. The changes that routers apply flow out: a block is
+// stored when the first source stores it, and removed when the last source removes it.
 package consolidate
 
 import (
@@ -11,464 +16,396 @@ import (
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
-// tracker records which of a worker's sources hold which blocks of one dp rank, so that a
-// block is emitted once: stored when the first source stores it, and removed when the last
-// one releases it. Changes to emit are queued until drain.
+// Tracker records which of a worker's sources have which blocks of one dp rank. It queues
+// changes for routers until Drain. A Tracker is not safe for concurrent use.
 //
-//   - A block is identified by its content: LoRA adapter, cache salt and sequence hash. One
-//     whose sequence hash is unknown, since its tokens or its parent's are, is known by its
-//     name alone until a store identifies it.
-//   - A name is what a source calls a block: a source and a block hash. It refers to the
-//     block that it was last stored as. A name that a source never gave refers to what
-//     another source, the first of those that did, means by it.
-//   - A name has copies, counted as those of a block in a table are. A source holds a block
-//     while one of its names for it has a copy.
-//   - A name resolves until its block is gone, even an idle name, which has no copy since
-//     its source released it: offloading engines store children of blocks that they have
-//     evicted. The same goes for the names of a source that cleared its cache or restarted.
-//     Where hashes follow from contents, they mean the same block in the next incarnation,
-//     and other sources may still use them. Where they are random, the next incarnation does
-//     not use them. A name that its source stores as another block refers to that one.
-//   - A source has at most maxIdleNames idle names for a block, beside the name that routers
-//     know it by; the one released first is dropped. This bounds the names of an engine that
-//     keeps renaming its blocks.
-//   - Routers know a block by the name that it was first stored by.
-//   - After a gap each name of a source has one copy, and is uncertain until it is stored
-//     again: it does not keep a block without a certain holder when a source removes it.
+//   - The content of a block is its scope, which is a LoRA adapter and cache salt, and its
+//     sequence hash. A block is identified by its content. The sequence hash is unknown if the
+//     block's tokens or its parent's sequence hash are unknown; only its names identify such a
+//     block, until a store provides its content.
+//   - A name is what one source calls a block: the source and a block hash. It refers to the
+//     block that the source last stored by it. A hash that is no name of the source itself
+//     refers to the block that it names for another source, the one of lowest index.
+//   - A live name has one copy of the block or more, counted as in package copies. An idle name
+//     has none, since its source removed the block, cleared its cache or restarted. A source
+//     has a block while one of its names for the block is live. A block has a live name.
+//   - Idle names resolve as long as the block exists: offloading engines store children of
+//     blocks that they have evicted. After a restart, the hashes of engines that derive them
+//     from contents name the same blocks, and other sources may use them as well. Engines with
+//     random hashes do not use them again. A name that its source stores as another block
+//     refers to that block from then on.
+//   - A source has at most maxIdleNames idle names for a block, apart from the block's router
+//     hash; the name that became idle first is dropped. This bounds the names of an engine
+//     that keeps renaming its blocks.
+//   - Routers know a block by its router hash: the hash of its first store.
+//   - A gap of a source makes its names stale, with one copy each, until it stores them
+//     again. A block with only stale names is removed when any source removes it, or to make
+//     room.
 type Tracker struct {
 	sources   int
 	maxBlocks int
 
-	blocks slab[trackedBlock]
-	names  slab[blockName]
-	// byContent finds the blocks whose sequence hash is known, byName the names.
+	blocks slab[block]
+	names  slab[name]
+	// byContent has the blocks whose content is known, byName all names.
 	byContent, byName hashtable.Index
-	spaces            attribute.Interner
-	// copies are the counts of names that have more than a first copy: few.
+	scopes            attribute.Interner
+	// copies are the counts of the few names with more than one copy.
 	copies map[uint32]copies.Count
-	// children are the sources' numbers of held children.
-	children []nameChildren
-	// generations are the sources' numbers of gaps; see blockName.
-	generations []uint32
-	// named are the numbers of names by source, held those of names with copies, and
-	// holdings is the sum of held. unresolved is the number of the blocks that are known by
-	// their names alone.
-	named, held []int
-	holdings    int
-	unresolved  int
-	// oldest and newest are the ends of the list of all blocks in the order of creation. No block
-	// before uncertainFrom has uncertain names only: only a gap makes names uncertain, and it
-	// sets uncertainFrom to the oldest.
-	oldest, newest, uncertainFrom uint32
-	// out are the changes to emit; gone are the blocks removed in it.
-	out  []Change
-	gone []uint64
-	// scratch is a reusable buffer for names.
-	scratch []uint32
-	counted *Counts
-	// blocksLeft is the process's budget of blocks, of which a block uses trackedBlockUnits
-	// and a name one; prepaid is the reserved part that is not used.
-	blocksLeft *budget.Budget
-	prepaid    int64
+	// Indexed by source.
+	children    []childCounts
+	generations []uint32 // number of gaps
+	named, live []int    // numbers of names and of live names
+
+	liveNames int // of all sources
+	// unidentified is the number of blocks whose content is unknown.
+	unidentified int
+	// oldest and newest are the ends of the list of blocks in the order of creation. The
+	// blocks before staleFrom have a name that is not stale.
+	oldest, newest, staleFrom uint32
+	changes                   []Change
+	removed                   []uint64 // router hashes of the blocks removed in changes
+	scratch                   []uint32 // reused by clearBlock
+	counts                    *Counts
+	// budget bounds the blocks of the process: a block uses unitsPerBlock, a name one unit.
+	// reserved units are not used yet.
+	budget   *budget.Budget
+	reserved int64
 }
-
-// trackedBlockUnits is a block's use of the budget: one for its record, and one for its
-// place in the routers' table.
-const trackedBlockUnits = 2
-
-// trackedBlock is a block that some source holds.
-type trackedBlock struct {
-	sequence uint64
-	// first is the block hash that routers know it by.
-	first uint64
-	// names is one of the names with copies, which form a ring; idle is the most recently
-	// released of the idle names, which form another. 0 means an empty ring.
-	names, idle uint32
-	// space is the slot of its LoRA adapter and salt, counted from 1; 0 where the
-	// block is known by its name alone.
-	space        uint32
-	older, newer uint32
-}
-
-// blockName is a source's name of a block.
-type blockName struct {
-	hash uint64
-	// parent is the source's name of the block's parent.
-	parent     uint64
-	block      uint32 // 0 where the record is not in use
-	next, prev uint32 // in one of the block's rings; 0 in none
-	flags      nameFlags
-}
-
-// maxIdleNames bounds a source's idle names for a block. Most sources have one name
-// for a block, and their next incarnation another.
-const maxIdleNames = 4
-
-// MaxSources is the number of sources that nameFlags can represent.
-const MaxSources = 128
-
-// nameFlags are a source, three flags, and above them the generation in which the name was
-// last stored: if that is not the source's current one, the name is uncertain.
-type nameFlags uint32
 
 const (
-	nameSource nameFlags = MaxSources - 1
-	// nameIdle is set if the name has no copy, nameCopies if it may be in copies, and
-	// nameParent if the block has a parent.
-	nameIdle   nameFlags = 1 << 7
-	nameCopies nameFlags = 1 << 8
-	nameParent nameFlags = 1 << 9
-
-	nameGenerationShift = 10
-	maxNameGeneration   = 1<<(32-nameGenerationShift) - 1
+	// unitsPerBlock is one for the block's record and one for its entry in the lane's table.
+	unitsPerBlock = 2
+	// MaxSources is the number of sources that a name can represent.
+	MaxSources = int(flagsSource) + 1
+	// maxIdleNames bounds a source's idle names for a block. Most sources have one name for a
+	// block, and another after a restart.
+	maxIdleNames = 4
+	// maxRecords bounds the blocks, and the names.
+	maxRecords = math.MaxUint32 - 2*slabChunk
+	// maxIdleRemoved is the largest capacity of Tracker.removed that Drain keeps.
+	maxIdleRemoved = 8192
 )
 
-func (n *blockName) source() int { return int(n.flags & nameSource) }
-
-// held reports whether the source holds the block by this name.
-func (n *blockName) held() bool { return n.flags&nameIdle == 0 }
-
-// Change is a change to emit: the blocks of an event from index i up to j are stored,
-// or those of the tracker's gone are removed.
+// Change is a change that routers apply. If Removed is set, the hashes that Drain returns are
+// removed from index I up to J. Otherwise the blocks of the stored event are stored from index I
+// up to J, after Parent, or without a parent if Rooted is set.
 type Change struct {
 	Removed bool
 	I, J    int
-	// Rooted reports whether the stored blocks have no parent.
-	Rooted bool
-	Parent uint64
+	Rooted  bool
+	Parent  uint64
 }
+
+// Refusal is the bound that a refused store would have exceeded.
+type Refusal uint8
+
+const (
+	// RefusedRank is the bound on the blocks of the rank.
+	RefusedRank Refusal = iota
+	// RefusedTotal is the bound on the blocks of the process.
+	RefusedTotal
+	// RefusedAttributes is the bound on the memory of LoRA adapters and cache salts.
+	RefusedAttributes
+	// NumRefusals is the number of refusals.
+	NumRefusals
+)
 
 // Counts are the counters of trackers.
 type Counts struct {
-	// Suppressed are removes that left a block with a holder, Unknown those of unknown
-	// blocks, NotHeld those by a source that does not hold the block by that name.
-	Suppressed, Unknown, NotHeld uint64
-	// UncertainRemoved are uncertain blocks that were removed to make room.
-	UncertainRemoved uint64
-	// Stores of blocks or names that were refused, by the bound.
-	RefusedRank, RefusedTotal, RefusedAttributes uint64
+	// Suppressed are removes of blocks that a source has afterwards, UnknownRemoves removes of
+	// unknown blocks, IdleRemoves removes by a source that does not have the block.
+	Suppressed, UnknownRemoves, IdleRemoves uint64
+	// StaleRemoved are stale blocks that were removed to make room.
+	StaleRemoved uint64
+	// Refused are stored blocks that were refused, by the bound.
+	Refused [NumRefusals]uint64
 }
 
-// maxTracked bounds the numbers of records.
-const maxTracked = math.MaxUint32 - 2*slabChunk
-
-// New makes a tracker of up to MaxSources sources, with at most maxBlocks blocks
-// and as many names with copies per source. It adds to counted.
-// It reserves blocks and attributes in budgets, which may be nil.
-func New(sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counted *Counts) *Tracker {
+// New makes a tracker of up to MaxSources sources, with at most maxBlocks blocks, and as many
+// live names per source on average. It reserves blocks and the bytes of attributes in budgets,
+// which may be nil, and adds to counts.
+func New(sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counts *Counts) *Tracker {
 	return &Tracker{
-		blocksLeft:  blocks,
-		spaces:      attribute.NewInterner(attributeBytes),
 		sources:     sources,
 		maxBlocks:   maxBlocks,
-		counted:     counted,
+		budget:      blocks,
+		scopes:      attribute.NewInterner(attributeBytes),
+		counts:      counts,
 		byContent:   hashtable.NewIndex(),
 		byName:      hashtable.NewIndex(),
 		copies:      make(map[uint32]copies.Count),
-		children:    make([]nameChildren, sources),
+		children:    make([]childCounts, sources),
 		generations: make([]uint32, sources),
 		named:       make([]int, sources),
-		held:        make([]int, sources),
+		live:        make([]int, sources),
 	}
 }
 
-// len returns the number of blocks.
+// Len returns the number of blocks.
 func (t *Tracker) Len() int { return t.blocks.len() }
 
-// maxIdleRemoved is the number of removed blocks for which an idle tracker keeps memory.
-const maxIdleRemoved = 8192
-
-// drain returns the changes since the last call, in order, and the blocks that they remove.
-// Both are valid until the next call of the tracker.
-func (t *Tracker) Drain() (out []Change, gone []uint64) {
-	out, gone = t.out, t.gone
-	t.out, t.gone = t.out[:0], t.gone[:0]
-	if cap(gone) > maxIdleRemoved {
-		t.gone = nil
+// Drain returns the changes since the last call, in order, and the router hashes of the blocks
+// that they remove. Both are valid until the next call of a method.
+func (t *Tracker) Drain() (changes []Change, removed []uint64) {
+	changes, removed = t.changes, t.removed
+	t.changes, t.removed = t.changes[:0], t.removed[:0]
+	if cap(removed) > maxIdleRemoved {
+		t.removed = nil
 	}
-	return out, gone
+	return changes, removed
 }
 
-// nameStore is a source's store of one block.
-type nameStore struct {
+// blockStore is a source's store of one block.
+type blockStore struct {
 	source int
 	hash   uint64
-	// parent is the source's name of the block's parent, unless the store is rooted.
-	parent uint64
-	rooted bool
-	// hashed reports whether the store has the block's content.
-	hashed bool
-	op     copies.Op
+	// parent is the source's hash of the parent, unless the block is rooted: has no parent.
+	parent    uint64
+	rooted    bool
+	hasTokens bool
+	op        copies.Op
 }
 
-// store applies a store of a source; op is its operation on blocks that the source holds.
+// Store applies a store event of a source. op is its effect on blocks that the source has.
 func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
-	var id content
+	var scope uint32
 	if len(e.TokensHashes) == len(e.BlockHashes) {
-		slot, ok := t.spaces.Acquire(attribute.Set{LoRA: e.LoRAName, Salt: e.CacheSalt})
+		slot, ok := t.scopes.Acquire(attribute.Set{LoRA: e.LoRAName, Salt: e.CacheSalt})
 		if !ok {
-			t.counted.RefusedAttributes += uint64(len(e.BlockHashes))
+			t.counts.Refused[RefusedAttributes] += uint64(len(e.BlockHashes))
 			return
 		}
-		id.space = slot + 1
-		defer t.spaces.Release(slot)
+		defer t.scopes.Release(slot)
+		scope = slot + 1
 	}
-	t.prepay((trackedBlockUnits + 1) * len(e.BlockHashes))
-	defer t.refund()
-	from := len(t.out)
+	t.reserve((unitsPerBlock + 1) * len(e.BlockHashes))
+	defer t.unreserve()
+	firstChange := len(t.changes)
 	parent := t.parentOf(source, e)
-	s := nameStore{source: source, parent: e.Parent, rooted: parent.rooted, hashed: id.space != 0, op: op}
+	s := blockStore{source: source, parent: e.Parent, rooted: parent.rooted, hasTokens: scope != 0, op: op}
 	for i, hash := range e.BlockHashes {
 		s.hash = hash
-		id := id
-		switch {
-		case id.space == 0:
-		case parent.rooted:
-			id.sequence = e.TokensHashes[i]
-		case parent.resolved:
-			id.sequence = wire.SequenceHash(parent.sequence, e.TokensHashes[i])
-		default:
-			id.space = 0
+		var c content
+		if scope != 0 && parent.rooted {
+			c = content{scope, e.TokensHashes[i]}
+		} else if scope != 0 && parent.identified {
+			c = content{scope, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
 		}
-		ref, isNew := t.storeBlock(&s, id)
+		id, isNew := t.storeBlock(&s, c)
 		s.parent, s.rooted = hash, false
 		if isNew {
-			t.queueStored(from, i, parent)
+			t.queueStored(firstChange, i, parent)
 		}
-		if ref == 0 { // refused
-			parent = chainLink{hash: hash}
+		if id == 0 { // refused
+			parent = parentBlock{hash: hash}
 		} else {
-			parent = t.linkTo(ref)
+			parent = t.parentBlock(id)
 		}
 	}
 }
 
-// chainLink describes a block's parent.
-type chainLink struct {
-	rooted   bool // it has none
-	hash     uint64
-	resolved bool
-	sequence uint64
+// parentBlock describes the parent of a stored block.
+type parentBlock struct {
+	rooted     bool   // there is no parent
+	hash       uint64 // router hash, or the source's hash of an unknown block
+	identified bool   // sequence is known
+	sequence   uint64
 }
 
-func (t *Tracker) parentOf(source int, e *wire.Event) chainLink {
+func (t *Tracker) parentOf(source int, e *wire.Event) parentBlock {
 	if !e.HasParent {
-		return chainLink{rooted: true}
+		return parentBlock{rooted: true}
 	}
-	ref := t.resolve(source, e.Parent)
-	if ref == 0 {
+	id := t.resolve(source, e.Parent)
+	if id == 0 {
 		// Some engines write 0 for the parent of a first block.
-		return chainLink{rooted: e.Parent == 0, hash: e.Parent}
+		return parentBlock{rooted: e.Parent == 0, hash: e.Parent}
 	}
-	return t.linkTo(ref)
+	return t.parentBlock(id)
 }
 
-func (t *Tracker) linkTo(ref uint32) chainLink {
-	b := t.blocks.at(ref)
-	return chainLink{hash: b.first, resolved: b.space != 0, sequence: b.sequence}
+func (t *Tracker) parentBlock(id uint32) parentBlock {
+	b := t.blocks.at(id)
+	return parentBlock{hash: b.routerHash, identified: b.content.scope != 0, sequence: b.content.sequence}
 }
 
-// content identifies a block by its content; space is 0 if that is unknown.
-type content struct {
-	space    uint32
-	sequence uint64
-}
-
-// storeBlock stores a block for a source. It returns the block, and whether it is new to
-// routers. The block is 0 if there was no room:
+// storeBlock stores a block for a source. It returns the block, and whether the block is new to
+// routers. The block is 0 if it was refused:
 //
-//  1. The block is that of the content, or else that of the name.
-//  2. A block known only by this name is identified with the content: it gets that content,
-//     or is merged into the block that has it. The former is then removed for routers, and
-//     the content stored unless they have it.
-//  3. Where the name referred to another block, it no longer does, and its copies move.
-//  4. Where there is no block, it is made, if there is room.
-func (t *Tracker) storeBlock(s *nameStore, id content) (ref uint32, isNew bool) {
-	source, hash := s.source, s.hash
-	if id.space == 0 {
-		ref = t.resolve(source, hash)
-	} else if ref = t.find(id); t.unresolved > 0 {
-		if alone := t.resolve(source, hash); alone != 0 && t.blocks.at(alone).space == 0 {
-			ref, isNew = t.identify(alone, ref, id)
+//  1. Find the block by its content if that is known, else by its name.
+//  2. If the name refers to an unidentified block and the content is known, identify the
+//     block: it gets the content, or is merged into the block of that content. Routers
+//     remove the unidentified block, and store the identified block unless they have it.
+//  3. If the name refers to another block, move the name and its copies to this block.
+//  4. If there is no block or name, add it if there is room.
+func (t *Tracker) storeBlock(s *blockStore, c content) (id uint32, isNew bool) {
+	if c.scope == 0 {
+		id = t.resolve(s.source, s.hash)
+	} else if id = t.find(c); t.unidentified > 0 {
+		if other := t.resolve(s.source, s.hash); other != 0 && t.blocks.at(other).content.scope == 0 {
+			id, isNew = t.identify(other, id, c)
 		}
 	}
-	name, held, count := t.name(source, hash), false, copies.Count{}
-	if name != 0 {
-		held, count = t.names.at(name).held(), t.count(name)
+	nameID, live, count := t.name(s.source, s.hash), false, copies.Count{}
+	if nameID != 0 {
+		live, count = t.names.at(nameID).live(), t.count(nameID)
+		if t.names.at(nameID).block != id {
+			t.dropName(nameID)
+			nameID = 0
+		}
 	}
-	if name != 0 && t.names.at(name).block != ref {
-		t.dropName(name)
-		name = 0
-	}
-	if name == 0 || !t.names.at(name).held() {
-		if t.holdings >= t.sources*t.maxBlocks || name == 0 && t.names.len() >= maxTracked || ref == 0 && !t.makeRoom() {
-			t.counted.RefusedRank++
+	if nameID == 0 || !t.names.at(nameID).live() {
+		if t.liveNames >= t.sources*t.maxBlocks || nameID == 0 && t.names.len() >= maxRecords || id == 0 && !t.makeRoom() {
+			t.counts.Refused[RefusedRank]++
 			return 0, false
 		}
-		if !t.pay(name == 0, ref == 0) {
-			t.counted.RefusedTotal++
+		if !t.use(nameID == 0, id == 0) {
+			t.counts.Refused[RefusedTotal]++
 			return 0, false
 		}
-		if ref == 0 {
-			ref, isNew = t.addBlock(hash, id), true
+		if id == 0 {
+			id, isNew = t.addBlock(s.hash, c), true
 		}
-		if name == 0 {
-			name = t.addName(source, hash, ref)
+		if nameID == 0 {
+			nameID = t.addName(s.source, s.hash, id)
 		}
 	}
-	if held {
+	if live {
 		count.Stored(s.op)
 	}
-	comes := !t.names.at(name).held()
-	if comes || s.hashed {
-		t.setParent(name, s)
+	becomesLive := !t.names.at(nameID).live()
+	if becomesLive || s.hasTokens {
+		t.setParent(nameID, s)
 	}
-	if comes {
-		t.revive(name)
+	if becomesLive {
+		t.makeLive(nameID)
 	}
-	t.setCount(name, count)
-	return ref, isNew
+	t.setCount(nameID, count)
+	return id, isNew
 }
 
-// identify assigns a content to a block known only by its name or, unless ref is 0, merges
-// it into the block ref of that content.
-func (t *Tracker) identify(alone, ref uint32, id content) (_ uint32, isNew bool) {
-	b := t.blocks.at(alone)
-	t.queueRemoved(b.first)
-	if ref == 0 {
-		t.setContent(alone, id)
-		t.unresolved--
-		return alone, true
+// identify gives an unidentified block its content or, unless into is 0, merges the block into
+// the block of that content. It returns the identified block, and whether it is new to routers.
+func (t *Tracker) identify(id, into uint32, c content) (_ uint32, isNew bool) {
+	b := t.blocks.at(id)
+	t.queueRemoved(b.routerHash)
+	if into == 0 {
+		t.setContent(id, c)
+		t.unidentified--
+		return id, true
 	}
-	for b.names != 0 {
-		t.move(b.names, ref)
+	for b.live != 0 {
+		t.move(b.live, into)
 	}
-	for b.idle != 0 { // from the one released first
-		name := t.names.at(b.idle).prev
-		t.move(name, ref)
-		t.boundIdle(t.names.at(name).source(), ref)
+	for b.idle != 0 {
+		first := t.names.at(b.idle).prev // the name that became idle first
+		t.move(first, into)
+		t.boundIdle(t.names.at(first).source(), into)
 	}
-	t.freeBlock(alone)
-	return ref, false
+	t.freeBlock(id)
+	return into, false
 }
 
-// remove applies a remove of a block by a source.
+// Remove applies a remove of a block by a source.
 func (t *Tracker) Remove(source int, hash uint64, op copies.Op) {
-	defer t.refund()
-	name := t.name(source, hash)
-	if name == 0 {
-		ref := t.resolve(source, hash)
-		if ref == 0 {
-			t.counted.Unknown++
+	defer t.unreserve()
+	nameID := t.name(source, hash)
+	if nameID == 0 {
+		id := t.resolve(source, hash)
+		if id == 0 {
+			t.counts.UnknownRemoves++
 			return
 		}
-		name = t.nameBy(source, ref)
+		nameID = t.liveName(source, id)
 	}
-	if name == 0 || !t.names.at(name).held() {
-		t.counted.NotHeld++
+	if nameID == 0 || !t.names.at(nameID).live() {
+		t.counts.IdleRemoves++
 		return
 	}
-	count := t.count(name)
-	gone := count.Removed(op, op == copies.RemoveAnnounced && t.hasHeldChild(name))
+	count := t.count(nameID)
+	gone := count.Removed(op, op == copies.RemoveAnnounced && t.hasLiveChild(nameID))
 	if !gone {
-		t.setCount(name, count)
+		t.setCount(nameID, count)
 	}
-	if !gone || !t.releaseName(name) {
-		t.counted.Suppressed++
+	if !gone || !t.removeName(nameID) {
+		t.counts.Suppressed++
 	}
 }
 
-// releaseSource removes all blocks of a source whose engine restarted or cleared its cache.
-// It returns true, with no changes queued, if the rank is then empty.
+// ClearSource removes all blocks of a source whose engine restarted or cleared its cache. If no
+// source has a block afterwards, it returns true and queues no changes.
 func (t *Tracker) ClearSource(source int) (empty bool) {
-	defer t.refund()
-	if n := t.held[source]; 0 < n && n < t.holdings {
-		for ref := t.oldest; ref != 0; {
-			newer := t.blocks.at(ref).newer
-			t.release(source, ref)
-			ref = newer
+	defer t.unreserve()
+	if n := t.live[source]; 0 < n && n < t.liveNames {
+		for id := t.oldest; id != 0; {
+			newer := t.blocks.at(id).newer
+			t.clearBlock(source, id)
+			id = newer
 		}
 	} else if n > 0 {
-		t.Reset() // no other source holds a block
+		t.Reset() // no other source has a block
 	}
 	if t.Len() > 0 {
 		return false
 	}
-	t.out, t.gone = t.out[:0], t.gone[:0]
+	t.changes, t.removed = t.changes[:0], t.removed[:0]
 	return true
 }
 
-// gap makes all names of a source uncertain, with one copy each, without visiting them. It
-// returns false where there have been more gaps than can be numbered.
+// Gap makes all names of a source stale, with one copy each, without visiting them. It returns
+// false if the source has had maxGeneration gaps.
 func (t *Tracker) Gap(source int) bool {
-	if t.generations[source] == maxNameGeneration {
+	if t.generations[source] == maxGeneration {
 		return false
 	}
 	t.generations[source]++
-	t.uncertainFrom = t.oldest
+	t.staleFrom = t.oldest
 	return true
 }
 
-// reset deletes all blocks and names.
+// RemoveBlocks removes the blocks of sorted router hashes, whichever sources have them. It
+// queues no changes.
+func (t *Tracker) RemoveBlocks(routerHashes []uint64) {
+	if len(routerHashes) == 0 {
+		return
+	}
+	defer t.unreserve()
+	for id := t.oldest; id != 0; {
+		newer := t.blocks.at(id).newer
+		if _, found := slices.BinarySearch(routerHashes, t.blocks.at(id).routerHash); found {
+			t.eraseBlock(id)
+		}
+		id = newer
+	}
+}
+
+// Reset removes all blocks and names. It queues no changes.
 func (t *Tracker) Reset() {
-	t.prepaid += int64(trackedBlockUnits*t.blocks.len() + t.names.len())
-	t.refund()
-	t.spaces.Reset()
-	fresh := New(t.sources, t.maxBlocks, t.blocksLeft, nil, t.counted)
-	fresh.out, fresh.gone, fresh.generations, fresh.spaces = t.out, t.gone, t.generations, t.spaces
-	*t = *fresh
+	t.reserved += int64(unitsPerBlock*t.blocks.len() + t.names.len())
+	t.unreserve()
+	t.scopes.Reset()
+	empty := New(t.sources, t.maxBlocks, t.budget, nil, t.counts)
+	empty.changes, empty.removed, empty.generations, empty.scopes = t.changes, t.removed, t.generations, t.scopes
+	*t = *empty
 }
 
-// blocksNamed returns the blocks that have a hash as a current or former name.
-func (t *Tracker) blocksNamed(hash uint64) (blocks []uint32) {
-	for source := range t.sources {
-		if name := t.name(source, hash); name != 0 {
-			if ref := t.names.at(name).block; !slices.Contains(blocks, ref) {
-				blocks = append(blocks, ref)
-			}
-		}
+// queueRemoved queues the removal of a block.
+func (t *Tracker) queueRemoved(routerHash uint64) {
+	t.removed = append(t.removed, routerHash)
+	end := len(t.removed)
+	if n := len(t.changes); n > 0 && t.changes[n-1].Removed {
+		t.changes[n-1].J = end
+		return
 	}
-	return blocks
+	t.changes = append(t.changes, Change{Removed: true, I: end - 1, J: end})
 }
 
-// firstHashes returns the given sorted hashes and those by which routers know the blocks that
-// sources call so, sorted; and which blocks the latter are.
-func (t *Tracker) FirstHashes(hashes []uint64) (known []uint64, blocks map[uint64][]uint32) {
-	known, blocks = slices.Clone(hashes), make(map[uint64][]uint32)
-	for _, hash := range hashes {
-		for _, ref := range t.blocksNamed(hash) {
-			if first := t.blocks.at(ref).first; first != hash {
-				known, blocks[first] = append(known, first), append(blocks[first], ref)
-			}
-		}
+// queueStored queues the store of block i of an event, whose first change has the index first.
+func (t *Tracker) queueStored(first, i int, parent parentBlock) {
+	if n := len(t.changes); n > first && !t.changes[n-1].Removed && t.changes[n-1].J == i {
+		t.changes[n-1].J++
+		return
 	}
-	slices.Sort(known)
-	return slices.Compact(known), blocks
+	t.changes = append(t.changes, Change{I: i, J: i + 1, Rooted: parent.rooted, Parent: parent.hash})
 }
-
-// holders returns the sources that hold a block that routers know by a hash, in order. also
-// are further blocks to consider.
-func (t *Tracker) Holders(first uint64, also ...uint32) (sources []int) {
-	for _, ref := range append(t.blocksNamed(first), also...) {
-		b := t.blocks.at(ref)
-		if b.first != first {
-			continue
-		}
-		for n := b.names; ; {
-			if s := t.names.at(n); !slices.Contains(sources, s.source()) {
-				sources = append(sources, s.source())
-			}
-			if n = t.names.at(n).next; n == b.names {
-				break
-			}
-		}
-	}
-	slices.Sort(sources)
-	return sources
-}
-
-// Knows reports whether a hash names a block, by the name of this or of another source.
-func (t *Tracker) Knows(source int, hash uint64) bool { return t.resolve(source, hash) != 0 }
-
-// Names returns the numbers of names by source.
-func (t *Tracker) Names() []int { return slices.Clone(t.named) }

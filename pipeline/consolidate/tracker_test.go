@@ -53,71 +53,71 @@ func removes(source int, hashes ...uint64) trackerStep {
 	}
 }
 
-func letsGo(source int) trackerStep { return func(t *Tracker) { t.ClearSource(source) } }
+func clears(source int) trackerStep { return func(t *Tracker) { t.ClearSource(source) } }
 
-func losesSome(source int) trackerStep { return func(t *Tracker) { t.Gap(source) } }
+func losesBatches(source int) trackerStep { return func(t *Tracker) { t.Gap(source) } }
 
-func clearAll(t *Tracker) { t.Reset() }
+func resetAll(t *Tracker) { t.Reset() }
 
-// play makes calls, and describes the events that each one emits.
-func (t *Tracker) play(steps ...trackerStep) (heard []string) {
+// play makes calls, and returns the changes that each queues as text.
+func (t *Tracker) play(steps ...trackerStep) (changes []string) {
 	for _, step := range steps {
 		step(t)
-		out, gone := t.Drain()
+		queued, removed := t.Drain()
 		text := ""
-		for _, o := range out {
+		for _, o := range queued {
 			switch {
 			case o.Removed:
-				text += fmt.Sprintf("remove %v ", gone[o.I:o.J])
+				text += fmt.Sprintf("remove %v ", removed[o.I:o.J])
 			case o.Rooted:
 				text += fmt.Sprintf("store %d-%d ", o.I, o.J)
 			default:
 				text += fmt.Sprintf("store %d-%d after %d ", o.I, o.J, o.Parent)
 			}
 		}
-		heard = append(heard, text)
+		changes = append(changes, text)
 	}
-	return heard
+	return changes
 }
 
 func TestTracker(t *testing.T) {
 	one := contents(100)
 	tests := map[string]struct {
 		steps  []trackerStep
-		want   []string // emitted events by step
-		blocks int      // tracked at the end
+		want   []string // changes by step
+		blocks int      // at the end
 	}{
-		"the first store publishes": {
+		"the first store of a block is emitted": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1))},
 			want:   []string{"store 0-1 "},
 			blocks: 1,
 		},
-		"a second store by the same source does not": {
+		"a second store by the same source is not emitted": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1))},
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"a store by another source under another hash does not": {
+		"a store by another source under another hash is not emitted": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2))},
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"a store by another source under the same hash does not": {
+		"a store by another source under the same hash is not emitted": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 1))},
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"a remove by the only source publishes": {
+		"a remove by the only source is emitted": {
 			steps: []trackerStep{stores(engine, storeOf(one, 1)), removes(engine, 1)},
 			want:  []string{"store 0-1 ", "remove [1] "},
 		},
-		"a remove by one of two sources does not, by the last it does": {
+		"of two sources, only the last remove is emitted": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(offload, 2), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "", "", "remove [1] "},
 		},
-		"the last source removes by its own name, routers by the first": {
+		"the last remove is emitted with the router hash": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(engine, 1), removes(offload, 2),
 			},
@@ -129,7 +129,7 @@ func TestTracker(t *testing.T) {
 			},
 			want: []string{"store 0-1 ", "", "", "remove [1] "},
 		},
-		"sources may call different blocks by one hash": {
+		"one hash names different blocks for two sources": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(contents(200), 1)), removes(engine, 1), removes(offload, 1),
 			},
@@ -147,14 +147,14 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-2 ", "store 0-2 "},
 			blocks: 4,
 		},
-		"a child by a second source whose parent the first named is the same block": {
+		"a second source's store names the parent by the first source's hash": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(100, 200), 1, 2)), stores(offload, continuing(1, storeOf(contents(200), 7))),
 			},
 			want:   []string{"store 0-2 ", ""},
 			blocks: 2,
 		},
-		"a source's own name goes before another's": {
+		"a source's own name takes precedence over another's": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(100), 1)), stores(offload, storeOf(contents(200), 1)),
 				stores(offload, continuing(1, storeOf(contents(300), 2))), stores(engine, continuing(1, storeOf(contents(300), 3))),
@@ -162,14 +162,14 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-1 ", "store 0-1 ", "store 0-1 after 1 ", "store 0-1 after 1 "},
 			blocks: 4,
 		},
-		"the parent goes by its first name": {
+		"the parent is emitted with its router hash": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(contents(100, 200), 11, 12)),
 			},
 			want:   []string{"store 0-1 ", "store 1-2 after 1 "},
 			blocks: 2,
 		},
-		"only what is new of a store goes out, in pieces": {
+		"only the new blocks of a store are emitted, in parts": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3, 4), 1, 2, 3, 4)), removes(engine, 2, 4),
 				stores(offload, storeOf(contents(1, 2, 3, 4, 5), 11, 12, 13, 14, 15)),
@@ -177,24 +177,24 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-4 ", "remove [2 4] ", "store 1-2 after 1 store 3-5 after 3 "},
 			blocks: 5,
 		},
-		"a clear of all empties blocks and names": {
+		"a reset removes blocks and names": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), clearAll, removes(engine, 1),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), resetAll, removes(engine, 1),
 				stores(offload, continuing(1, storeOf(contents(200), 5))), stores(offload, storeOf(one, 2)),
 			},
 			want:   []string{"store 0-1 ", "", "", "", "store 0-1 after 1 ", "store 0-1 "},
 			blocks: 2,
 		},
-		"a remove of an unknown block publishes nothing": {
+		"a remove of an unknown block is not emitted": {
 			steps: []trackerStep{removes(engine, 1)},
 			want:  []string{""},
 		},
-		"a remove by a source that does not hold the block publishes nothing": {
+		"a remove by a source without the block is not emitted": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1)), removes(offload, 1)},
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"a remove by another source's name releases the block that the source itself holds": {
+		"a remove by another source's name removes the source's own block": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(engine, 2), removes(offload, 1),
 			},
@@ -215,18 +215,18 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-1 ", "store 0-1 ", "", "store 0-1 "},
 			blocks: 3,
 		},
-		"two stores and one remove by a source keep the block": {
+		"a block stored twice and removed once remains": {
 			steps:  []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), removes(engine, 1)},
 			want:   []string{"store 0-1 ", "", ""},
 			blocks: 1,
 		},
-		"a block of two names by one source is kept until both are removed": {
+		"a block with two names of one source remains until both are removed": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), removes(engine, 1), removes(engine, 2),
 			},
 			want: []string{"store 0-1 ", "", "", "remove [1] "},
 		},
-		"a name that is removed twice does not take another's count": {
+		"a second remove by the later name does not count for the first name": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), removes(engine, 2), removes(engine, 2),
 			},
@@ -245,7 +245,7 @@ func TestTracker(t *testing.T) {
 			want:   []string{"store 0-2 after 9 "},
 			blocks: 2,
 		},
-		"a block after an unknown parent goes by name": {
+		"a block after an unknown parent is known by its names": {
 			steps: []trackerStep{
 				stores(engine, continuing(9, storeOf(one, 1))), stores(offload, continuing(9, storeOf(one, 2))),
 				stores(offload, continuing(8, storeOf(contents(300), 1))),
@@ -257,183 +257,183 @@ func TestTracker(t *testing.T) {
 			steps: []trackerStep{stores(engine, continuing(0, storeOf(one, 1))), stores(offload, storeOf(one, 2))},
 			want:  []string{"store 0-1 ", ""}, blocks: 1,
 		},
-		"a parent of 0 that somebody knows is one": {
+		"a parent of 0 that is a block's hash is that block": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 0)), stores(engine, continuing(0, storeOf(one, 1))), stores(offload, storeOf(contents(100, 100), 5, 6)),
 			},
 			want: []string{"store 0-1 ", "store 0-1 after 0 ", ""}, blocks: 2,
 		},
-		"hash-only stores go by name": {
+		"hash-only stores are known by their names": {
 			steps: []trackerStep{
 				stores(engine, storeOf(nil, 1, 2)), stores(offload, storeOf(nil, 2)), removes(engine, 1, 2), removes(offload, 2),
 			},
 			want: []string{"store 0-2 ", "", "remove [1] ", "remove [2] "},
 		},
-		"a hash-only store adds to what the name means": {
+		"a hash-only store by a known name adds a copy": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), stores(engine, storeOf(nil, 2)),
 				removes(engine, 1), removes(offload, 2), removes(engine, 2),
 			},
 			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
 		},
-		"a block known by name is known by content once it is stored so": {
+		"a block known by name is identified by a store with content": {
 			steps: []trackerStep{
 				stores(engine, storeOf(nil, 1)), stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)),
 				removes(offload, 2), removes(engine, 1), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "remove [1] store 0-1 ", "", "", "", "remove [1] "},
 		},
-		"a block known by name becomes one with what it turns out to be": {
+		"a block known by name is merged into the block of its content": {
 			steps: []trackerStep{
 				stores(engine, storeOf(nil, 1)), stores(offload, storeOf(one, 2)), stores(engine, storeOf(one, 1)),
 				removes(offload, 2), removes(engine, 1), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "store 0-1 ", "remove [1] ", "", "", "remove [2] "},
 		},
-		"a name stored as another block leaves the first": {
+		"a name stored as another block no longer names the first": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), stores(engine, storeOf(contents(200), 1)),
 				removes(offload, 2), removes(engine, 1), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "", "store 0-1 ", "remove [1] ", "", "remove [1] "},
 		},
-		"a clear of one source keeps what the other holds": {
+		"a clear of one source keeps the other's blocks": {
 			steps: []trackerStep{
 				stores(engine, storeOf(contents(1, 2, 3), 1, 2, 3)), stores(offload, storeOf(contents(1), 11)),
-				letsGo(engine), removes(offload, 11),
+				clears(engine), removes(offload, 11),
 			},
 			want: []string{"store 0-3 ", "", "remove [2 3] ", "remove [1] "},
 		},
-		"a clear of the source that came second keeps what the first holds": {
+		"a clear of the second source keeps the first source's blocks": {
 			steps: []trackerStep{
-				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1, 2, 3), 11, 12, 13)), letsGo(offload),
+				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1, 2, 3), 11, 12, 13)), clears(offload),
 			},
 			want:   []string{"store 0-2 ", "store 2-3 after 2 ", "remove [13] "},
 			blocks: 2,
 		},
-		"a clear of a source releases every copy": {
+		"a clear of a source removes every copy": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), stores(offload, storeOf(one, 3)),
-				letsGo(engine), removes(offload, 3),
+				clears(engine), removes(offload, 3),
 			},
 			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
 		},
-		"a clear that empties the rank removes no blocks singly": {
+		"a clear that empties the rank emits no removes": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(offload, 2), letsGo(engine),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), removes(offload, 2), clears(engine),
 			},
 			want: []string{"store 0-1 ", "", "", ""},
 		},
-		"a clear of a source without anything changes nothing": {
-			steps:  []trackerStep{stores(engine, storeOf(one, 1)), letsGo(offload)},
+		"a clear of a source without blocks changes nothing": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), clears(offload)},
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"a new life's names are its own": {
+		"a new incarnation stores the same blocks by new names": {
 			steps: []trackerStep{
-				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1, 2), 11, 12)), letsGo(engine),
+				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1, 2), 11, 12)), clears(engine),
 				stores(engine, storeOf(contents(1, 2), 21, 22)), removes(offload, 11, 12), removes(engine, 22, 21),
 			},
 			want: []string{"store 0-2 ", "", "", "", "", "remove [2 1] "},
 		},
-		"after a gap of one source the other's last remove publishes": {
+		"after a gap of one source the other's last remove is emitted": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), removes(offload, 2), removes(engine, 1),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesBatches(engine), removes(offload, 2), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "", "", "remove [1] ", ""},
 		},
-		"after a gap of one source its own remove does not": {
+		"after a gap of one source its own remove is not emitted": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), removes(engine, 1), removes(offload, 2),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesBatches(engine), removes(engine, 1), removes(offload, 2),
 			},
 			want: []string{"store 0-1 ", "", "", "", "remove [1] "},
 		},
-		"after a gap a source's blocks count once": {
-			steps: []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), losesSome(engine), removes(engine, 1)},
+		"after a gap a source's blocks have one copy": {
+			steps: []trackerStep{stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 1)), losesBatches(engine), removes(engine, 1)},
 			want:  []string{"store 0-1 ", "", "", "remove [1] "},
 		},
-		"a gap lets a block stay that only its source holds": {
-			steps:  []trackerStep{stores(engine, storeOf(one, 1)), losesSome(engine)},
+		"after a gap the blocks of its source remain": {
+			steps:  []trackerStep{stores(engine, storeOf(one, 1)), losesBatches(engine)},
 			want:   []string{"store 0-1 ", ""},
 			blocks: 1,
 		},
-		"what is stored after a gap holds a block again": {
+		"a name stored after a gap is not stale": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), stores(engine, storeOf(one, 1)),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesBatches(engine), stores(engine, storeOf(one, 1)),
 				removes(offload, 2), removes(engine, 1), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "", "", "", "", "", "remove [1] "},
 		},
-		"a gap of every source leaves nothing that holds a block": {
+		"after a gap of every source any remove is emitted": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesSome(engine), losesSome(offload), removes(offload, 2),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 2)), losesBatches(engine), losesBatches(offload), removes(offload, 2),
 			},
 			want: []string{"store 0-1 ", "", "", "", "remove [1] "},
 		},
-		"a clear after another's gap takes what is in doubt along": {
+		"a clear of one source removes blocks that are stale for the other": {
 			steps: []trackerStep{
-				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1), 11)), losesSome(engine), letsGo(offload),
+				stores(engine, storeOf(contents(1, 2), 1, 2)), stores(offload, storeOf(contents(1), 11)), losesBatches(engine), clears(offload),
 			},
 			want: []string{"store 0-2 ", "", "", "remove [1] "}, blocks: 1,
 		},
-		"a parent that its source has removed resolves as long as another holds it": {
+		"an idle name resolves as parent as long as another source has the block": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), removes(offload, 101),
 				stores(offload, continuing(101, storeOf(contents(200), 102))), stores(engine, continuing(1, storeOf(contents(200), 2))),
 			},
 			want: []string{"store 0-1 ", "", "", "store 0-1 after 1 ", ""}, blocks: 2,
 		},
-		"so does a parent by a name that another source gave and released": {
+		"another source's idle name resolves as parent": {
 			steps: []trackerStep{
 				stores(offload, storeOf(one, 101)), stores(engine, storeOf(one, 1)), removes(engine, 1),
 				stores(offload, continuing(1, storeOf(contents(200), 102))), stores(engine, storeOf(contents(100, 200), 1, 2)),
 			},
 			want: []string{"store 0-1 ", "", "", "store 0-1 after 101 ", ""}, blocks: 2,
 		},
-		"a name is gone with its block": {
+		"a name is removed with its block": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), removes(offload, 101), removes(engine, 1),
 				stores(offload, continuing(101, storeOf(contents(200), 102))), removes(offload, 101),
 			},
 			want: []string{"store 0-1 ", "", "", "remove [1] ", "store 0-1 after 101 ", ""}, blocks: 1,
 		},
-		"a source that cleared its cache or restarted may use its names": {
+		"the names of a source that cleared its cache resolve for itself": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), letsGo(offload),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), clears(offload),
 				stores(offload, continuing(101, storeOf(contents(200), 102))), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "", "", "store 0-1 after 1 ", "remove [1] "}, blocks: 1,
 		},
-		"so may another source": {
+		"the names of a source that cleared its cache resolve for others": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), letsGo(engine),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), clears(engine),
 				stores(offload, continuing(1, storeOf(contents(200), 102))),
 			},
 			want: []string{"store 0-1 ", "", "", "store 0-1 after 1 "}, blocks: 2,
 		},
-		"a name of a new incarnation means what that stores by it": {
+		"a name stored by a new incarnation names the new block": {
 			steps: []trackerStep{
-				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), letsGo(offload),
+				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), clears(offload),
 				stores(offload, storeOf(contents(200), 101)), stores(offload, continuing(101, storeOf(contents(300), 102))),
 				removes(offload, 101), removes(engine, 1),
 			},
 			want: []string{"store 0-1 ", "", "", "store 0-1 ", "store 0-1 after 101 ", "remove [101] ", "remove [1] "}, blocks: 1,
 		},
-		"a released name that is stored again counts once": {
+		"an idle name that is stored again has one copy": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), stores(offload, storeOf(one, 101)),
 				removes(offload, 101, 101), stores(offload, storeOf(one, 101)), removes(engine, 1), removes(offload, 101),
 			},
 			want: []string{"store 0-1 ", "", "", "", "", "", "remove [1] "},
 		},
-		"a hash-only store by a released name holds its block again": {
+		"a hash-only store by an idle name makes it live": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(offload, storeOf(one, 101)), removes(offload, 101),
 				stores(offload, storeOf(nil, 101)), removes(engine, 1), removes(offload, 101),
 			},
 			want: []string{"store 0-1 ", "", "", "", "", "remove [1] "},
 		},
-		"the names of a block that becomes one with another resolve": {
+		"the names of a merged block resolve": {
 			steps: []trackerStep{
 				stores(engine, storeOf(nil, 1)), stores(offload, storeOf(nil, 1)), removes(offload, 1),
 				stores(offload, storeOf(one, 102)), stores(engine, storeOf(one, 1)), stores(engine, storeOf(contents(300), 1)),
@@ -441,7 +441,7 @@ func TestTracker(t *testing.T) {
 			},
 			want: []string{"store 0-1 ", "", "", "store 0-1 ", "remove [1] ", "store 0-1 ", "store 0-1 after 102 "}, blocks: 3,
 		},
-		"the first name that is removed twice does not take another's count": {
+		"a second remove by the first name does not count for the later name": {
 			steps: []trackerStep{
 				stores(engine, storeOf(one, 1)), stores(engine, storeOf(one, 2)), removes(engine, 1), removes(engine, 1),
 			},
@@ -453,7 +453,7 @@ func TestTracker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tr := New(2, 100, nil, nil, &Counts{})
 			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
-				t.Errorf("heard (-want +got):\n%s", diff)
+				t.Errorf("changes (-want +got):\n%s", diff)
 			}
 			if got := tr.Len(); got != test.blocks {
 				t.Errorf("blocks: got %d, want %d", got, test.blocks)
