@@ -100,6 +100,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 // TestReplayContinuesDuringGrace reads a replay on after the subscriber of the same connection
 // has been ended.
 func TestReplayContinuesDuringGrace(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 10 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.load(128) // 8 MiB, which take a moment

@@ -179,6 +179,7 @@ func TestIdleStreamGetsProgress(t *testing.T) {
 
 // TestUnreadSubscriberIsEnded stalls beside a subscriber that reads.
 func TestUnreadSubscriberIsEnded(t *testing.T) {
+	t.Parallel()
 	h := overTCP(t, server.Config{StallTimeout: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	reads := h.subscribe(checker.New(checker.Options{}), earliest())

@@ -23,8 +23,8 @@ import (
 	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
-// attackTime bounds one attack.
-const attackTime = 10 * time.Second
+// floodTimeout bounds one flood of messages.
+const floodTimeout = 10 * time.Second
 
 // attack connects to a bound port as a publisher.
 func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
@@ -33,11 +33,11 @@ func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() }) // most are reset by then
+	t.Cleanup(func() { _ = c.Close() }) // the test may have reset it
 	return c
 }
 
-// batchOf is the payload of a batch that stores a block.
+// batchOf returns the payload of a batch that stores a block.
 func batchOf(t *testing.T, hash uint64) []byte {
 	t.Helper()
 	var e wire.Encoder
@@ -53,7 +53,7 @@ func batchOf(t *testing.T, hash uint64) []byte {
 func flood(t *testing.T, c *rawzmtp.Conn, topic string) {
 	t.Helper()
 	go c.Drain()
-	end := time.Now().Add(attackTime)
+	end := time.Now().Add(floodTimeout)
 	payload := batchOf(t, 1)
 	for seq := uint64(0); seq < 400_000; seq++ {
 		c.Message([]byte(topic), binary.BigEndian.AppendUint64(nil, seq), payload)
@@ -192,15 +192,15 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 		health := healthv1.NewHealthClient(conn)
 		for i := 0; ctx.Err() == nil; i++ {
 			watching := ctx
-			if i%2 == 0 { // otherwise as many as possible
+			if i%2 == 0 { // the other watches are small, to open as many as possible
 				watching = metadata.AppendToOutgoingContext(ctx, "x-large", strings.Repeat("x", 8<<20))
 			}
 			if stream, err := health.Watch(watching, &healthv1.HealthCheckRequest{}); err == nil {
-				_, _ = stream.Recv() // an error is the limit
+				_, _ = stream.Recv() // fails once the limit is reached
 			}
 		}
 	},
-	"connections that say nothing": func(_ *testing.T, ctx context.Context, s *process) {
+	"silent connections": func(_ *testing.T, ctx context.Context, s *process) {
 		var open []net.Conn
 		defer func() {
 			for _, c := range open {
@@ -220,8 +220,8 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	},
 }
 
-// A hostile peer cannot end the process, exceed its memory bounds, or cause loss for another
-// engine.
+// TestHonestEngineBesideHostilePeers checks that hostile peers cannot end the process, exceed its memory bounds, or cause
+// loss for another engine.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	// The race detector multiplies memory use.
 	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
@@ -229,11 +229,12 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	h.round()
 	for name, attack := range attacks {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			var group sync.WaitGroup
 			group.Go(func() { attack(t, ctx, s) })
 			h.took = nil
+			h.round()
 			for ctx.Err() == nil {
 				h.round()
 			}
@@ -241,7 +242,7 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 			slices.Sort(h.took)
 			n := len(h.took)
 			rss := s.residentMiB()
-			t.Logf("%d batches beside it: p50 %v, p99 %v, most %v; %d MiB resident", n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss)
+			t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v; %d MiB resident", n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss)
 			if rss > 1024 {
 				t.Errorf("%d MiB resident", rss)
 			}
@@ -250,9 +251,8 @@ func TestHonestEngineBesideHostilePeers(t *testing.T) {
 	h.round()
 }
 
-// A peer that floods with PINGs between its messages and then resets the connection
-// must not end the process: libzmq aborts when input that it stopped at a high-water
-// mark goes on after an error.
+// TestFloodingPeerCannotEndTheProcess sends PINGs between messages and then resets the connection. libzmq aborts the
+// process if it stopped the input at a high-water mark and resumes it after an error.
 func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 	t.Run("bound", func(t *testing.T) {
 		s := serve(t, "--bind", "tcp://127.0.0.1:*")
