@@ -42,8 +42,7 @@ func readMessages(t *testing.T, file string) []message {
 	return all
 }
 
-// sentinel is a block that no recording has; a batch that stores it marks the
-// end of one.
+// sentinel is the hash of a block that is in no recording. A batch that stores the block marks the end of a recording.
 const sentinel = 0x5e47_1e1a_11e4_d00d
 
 func sentinelAfter(last message) message {
@@ -52,12 +51,12 @@ func sentinelAfter(last message) message {
 		Kind: wire.KindStored, BlockHashes: []uint64{sentinel}, Medium: "GPU",
 	}}})
 	if err != nil {
-		panic(err) // the batch is always the same
+		panic(err) // the batch is constant
 	}
 	return message{topic: last.topic, seq: last.seq + 1, payload: payload}
 }
 
-// newEngine returns an engine that keeps every message until it is sent.
+// newEngine returns an engine without a high-water mark, which drops no message.
 func newEngine(t *testing.T) *enginetest.Engine {
 	t.Helper()
 	e, err := enginetest.New(enginetest.Config{HighWaterMark: -1})
@@ -72,7 +71,7 @@ func newEngine(t *testing.T) *enginetest.Engine {
 	return e
 }
 
-// play publishes messages once there is a subscriber.
+// play waits for a subscriber, and then publishes messages.
 func play(t *testing.T, e *enginetest.Engine, messages []message) {
 	t.Helper()
 	_, err := e.AwaitSubscription()
@@ -84,8 +83,8 @@ func play(t *testing.T, e *enginetest.Engine, messages []message) {
 	}
 }
 
-// live are the recordings of live traffic, with the engine of each, and the number of blocks
-// that may be missing where it announces reused blocks.
+// live lists the recordings of live traffic with their engines. If an engine announces reused blocks, the view may lack
+// some blocks; their maximum number is given.
 var live = []struct {
 	name    string
 	engine  string
@@ -138,7 +137,7 @@ func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 			t.Run("bind", func(t *testing.T) {
 				t.Parallel()
 				bind := "tcp://127.0.0.1:*"
-				if c.engine != "sglang" { // which is read as the default engine just as well
+				if c.engine != "sglang" { // the default engine, vllm, reads it too
 					bind += ",engine=" + c.engine
 				}
 				s := serve(t, "--bind", bind)
@@ -160,7 +159,7 @@ func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 
 // account is the information about an engine's blocks besides its events.
 type account struct {
-	checkpoints []checkpoint // after each batch; nil where there are none
+	checkpoints []checkpoint // after each batch; nil if the recording has no checkpoints
 	blockSize   int
 	// missing is the maximum number of blocks that the view may lack.
 	missing int
@@ -195,7 +194,7 @@ func (f *follower) compare() {
 	got, want := f.view.Blocks(f.worker, 0, kvcastv1.Tier_TIER_DEVICE), f.oracle.blocks()
 	if f.checkpoints != nil {
 		if pool := f.checkpoints[f.next]; len(want) != pool.Len || digest(want) != pool.SHA256 {
-			f.t.Fatalf("after batch %d: the oracle has %d blocks with digest %s, the pool held %d with %s",
+			f.t.Fatalf("after batch %d: the oracle has %d blocks with digest %s, the pool had %d with %s",
 				f.next, len(want), digest(want), pool.Len, pool.SHA256)
 		}
 	}
@@ -208,8 +207,8 @@ func (f *follower) compare() {
 	f.next++
 }
 
-// entry applies an entry, with the comparisons due before and after it. Batches without
-// effect have no entry, and do not change the view.
+// entry applies an entry, and compares the view before and after it. Batches without effect have no entry, and do not
+// change the view.
 func (f *follower) entry(e *kvcastv1.Entry) {
 	f.t.Helper()
 	at := e.GetEngineTimeUnixNano()
@@ -235,7 +234,7 @@ func (f *follower) entry(e *kvcastv1.Entry) {
 }
 
 // followRecording subscribes, and after each batch compares the worker's blocks
-// with the oracle's, and with the pool's own account where there is one.
+// with the oracle's blocks, and with the pool's checkpoints, if any.
 func followRecording(t *testing.T, s *process, worker string, messages []message, account account) {
 	t.Helper()
 	if n := len(account.checkpoints); n != 0 && n != len(messages) {

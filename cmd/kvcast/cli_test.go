@@ -67,7 +67,7 @@ func TestAddressInUse(t *testing.T) {
 	port := p.endpoint()[strings.LastIndexByte(p.endpoint(), ':'):]
 	got = kvcast(t, nil, "serve", "--bind", "tcp://127.0.0.1"+port, "--listen", "127.0.0.1:0", "--admin", "")
 	if got.status != 1 || !strings.Contains(got.err, "address already in use") || !strings.Contains(got.err, port) {
-		t.Errorf("a bound port that is taken: got status %d and %q", got.status, got.err)
+		t.Errorf("a port in use: got status %d and %q", got.status, got.err)
 	}
 }
 
@@ -190,7 +190,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 		}
 		return lines, got
 	}
-	// The fourth event is the first of entry 3, which is printed whole.
+	// The fourth event is the first event of entry 3. Entries are printed whole.
 	lines, got := read("--count", "4", "--from", "earliest")
 	if len(lines) != 6 || lines[0].Control != "accepted" || lines[1].Event.WorkerAdded == nil || lines[5].Seq != "3" {
 		t.Fatalf("got %+v", lines)
@@ -212,7 +212,7 @@ func TestSubscribeAsJSONAndResume(t *testing.T) {
 	}
 }
 
-// TestSubscribeResumesAfterConnectionAge lets the server end streams by the age of their connection.
+// TestSubscribeResumesAfterConnectionAge uses a server that limits the age of connections.
 func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 	t.Parallel()
 	p, s := engine(t, "--subscribers-max-connection-age", "1s", "--subscribers-max-connection-age-grace", "1s")
@@ -237,7 +237,7 @@ func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 		if err != nil || seq != last+1 {
 			t.Fatalf("entry %q after %d", l.Seq, last)
 		}
-		if last = seq; last > block { // the first is of the worker
+		if last = seq; last > block { // entry 1 adds the worker
 			publishOne()
 		}
 		if strings.Contains(e.errOut.String(), "resuming after ") {
@@ -245,7 +245,7 @@ func TestSubscribeResumesAfterConnectionAge(t *testing.T) {
 		}
 	}
 	if !strings.Contains(e.errOut.String(), "UNAVAILABLE: ") {
-		t.Errorf("it says:\n%s", &e.errOut)
+		t.Errorf("standard error:\n%s", &e.errOut)
 	}
 }
 
@@ -281,9 +281,9 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	got := kvcast(t, nil, "demo")
 	if got.status != 0 || strings.Count(got.out, "\nok      ") != 4 || strings.Contains(got.out, "FAILED") {
-		t.Errorf("status %d, and four checks were wanted:\n%s%s", got.status, got.out, got.err)
+		t.Errorf("status %d, want 0 and four successful checks:\n%s%s", got.status, got.out, got.err)
 	}
 	if !strings.Contains(got.out, "grpcurl -plaintext -d") {
-		t.Error("no grpcurl line to try next")
+		t.Error("the output has no grpcurl command")
 	}
 }

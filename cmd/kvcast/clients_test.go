@@ -18,36 +18,36 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// clientsFolder is where make clients puts the examples that are not written in Go.
+// clientsFolder contains the Python and Rust examples, as make clients prepares them.
 const clientsFolder = "../../bin/clients"
 
-// example is a client that runs in a process of its own.
+// example is a client in a separate process.
 type example struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	lines  *bufio.Scanner
-	errOut said
+	errOut lockedBuffer
 }
 
-// said buffers a process's standard error.
-type said struct {
+// lockedBuffer buffers a process's standard error.
+type lockedBuffer struct {
 	mu   sync.Mutex
 	text strings.Builder // guarded by mu
 }
 
-func (s *said) Write(b []byte) (int, error) {
+func (s *lockedBuffer) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.Write(b)
 }
 
-func (s *said) String() string {
+func (s *lockedBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.text.String()
 }
 
-// runExample starts a client that make clients has prepared, or skips the test.
+// runExample starts a client. It skips the test if make clients has not prepared the client.
 func runExample(t *testing.T, program string, args ...string) *example {
 	t.Helper()
 	if _, err := os.Stat(program); err != nil {
@@ -79,7 +79,7 @@ func (e *example) next() string {
 	return e.lines.Text()
 }
 
-// kill ends the client, and returns the whole lines that it had printed.
+// kill kills the client, and returns the complete lines that it printed.
 func (e *example) kill() (lines []string) {
 	if e.cmd.ProcessState != nil {
 		return nil
@@ -88,11 +88,11 @@ func (e *example) kill() (lines []string) {
 	for e.lines.Scan() {
 		lines = append(lines, e.lines.Text())
 	}
-	_ = e.cmd.Wait() // with the status of one that was killed
+	_ = e.cmd.Wait() // returns an error, since the process was killed
 	return lines
 }
 
-// end waits until the client has ended by itself.
+// end waits until the client exits.
 func (e *example) end() {
 	e.t.Helper()
 	for e.lines.Scan() {
@@ -103,8 +103,8 @@ func (e *example) end() {
 	}
 }
 
-// TestClientInPython kills examples/python while it follows, and restarts it at its
-// position, while the server ends its streams continually.
+// TestClientInPython kills examples/python while it follows a stream, and restarts it at its position. The server limits
+// the age of connections.
 func TestClientInPython(t *testing.T) {
 	t.Parallel()
 	script, err := filepath.Abs(clientsFolder + "/python/subscribe.py")
@@ -146,7 +146,7 @@ func TestClientInPython(t *testing.T) {
 			args = append(args, "--after", at)
 		}
 		e := runExample(t, python, args...)
-		// Until its connection was too old, and it has resumed by itself.
+		// Continue until the connection has reached its maximum age, and the client has resumed.
 		for !strings.Contains(e.errOut.String(), "; resuming") || last < int(block) {
 			if last >= int(block) {
 				publishSome()
@@ -154,7 +154,7 @@ func TestClientInPython(t *testing.T) {
 			take(e.next())
 		}
 		publishSome()
-		// A line truncated by the kill does not count as printed.
+		// Ignore a line truncated by the kill.
 		for _, text := range e.kill() {
 			if line.MatchString(text) {
 				take(text)
@@ -163,7 +163,7 @@ func TestClientInPython(t *testing.T) {
 		publishSome()
 	}
 	if snapshots != 1 {
-		t.Errorf("%d snapshots, want the first alone", snapshots)
+		t.Errorf("got %d snapshots, want only the first", snapshots)
 	}
 	s.metric(fmt.Sprintf(`kvcast_ingest_batches_total{worker="w"} %d`, block))
 	wrong := runExample(t, python, script, "--addr", s.addr(), "--after", "another:1", "--count", "1")
@@ -186,7 +186,7 @@ func TestClientInRust(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--bind", "tcp://127.0.0.1:*")
 	e := runExample(t, clientsFolder+"/rust/debug/kvcast-subscribe", "http://"+s.addr(), "2")
-	const atOnce = 2000 // ms; Progress would come after 8,000
+	const atOnce = 2000 // ms; the first Progress is sent after 8,000 ms
 	for _, what := range []string{"headers", "accepted"} {
 		var ms int
 		got := e.next()

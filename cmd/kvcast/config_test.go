@@ -47,7 +47,7 @@ workers:
 listeners:
   - {bind: "tcp://127.0.0.1:*", worker: other}
 `, p.Endpoint())))
-	s.endpoint() // it listens
+	s.endpoint() // waits for the listener
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := p.WaitSubscribed(ctx, 1); err != nil {

@@ -30,7 +30,7 @@ func inHost(e wire.Event) wire.Event {
 	return e
 }
 
-// twoSources starts an engine, an offloading source beside it, and a server that reads both as one worker.
+// twoSources starts an engine, an offloading source, and a server that reads both as one worker.
 func twoSources(t *testing.T, consolidate string) (engine, offload *simulator.Publisher, s *process) {
 	t.Helper()
 	engine, offload = publisherOf(t, simulator.SocketConfig{}), publisherOf(t, simulator.SocketConfig{})
@@ -56,7 +56,7 @@ func TestDedupEmitsABlockOnce(t *testing.T) {
 	f.until("w", "stored [1]")
 	publish(t, offload, inHost(contentOf(11, 7, 8)), inHost(contentOf(12, 9, 9)))
 	if before := f.until("w", "stored [12]"); len(before) > 0 {
-		t.Errorf("before the block that is new: got %q, want nothing", before)
+		t.Errorf("before the new block: got %q, want nothing", before)
 	}
 	found, err := s.client().LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: []uint64{1, 12}})
 	if err != nil {
@@ -77,11 +77,11 @@ func TestDedupEmitsABlockOnce(t *testing.T) {
 	}
 	publish(t, engine, goneOf(1, ""), contentOf(3, 5, 5))
 	if before := f.until("w", "stored [3]"); len(before) > 0 {
-		t.Errorf("while one source holds the block: got %q, want nothing", before)
+		t.Errorf("while one source has the block: got %q, want nothing", before)
 	}
 	publish(t, offload, goneOf(11, "CPU"), inHost(contentOf(14, 6, 6)))
 	if before := f.until("w", "stored [14]"); !slices.Equal(before, []string{"gone [1] TIER_DEVICE"}) {
-		t.Errorf("when the last source removed it: got %q, want a remove by its first name", before)
+		t.Errorf("after the last source removed the block: got %q, want a remove with the first block hash", before)
 	}
 }
 

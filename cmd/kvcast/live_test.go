@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// liveFolder is where make live puts a Python, and SGLang's publishers.
+	// liveFolder contains Python and SGLang's publishers, as make live prepares them.
 	liveFolder = "../../bin/live"
 	liveRanks  = 2
-	// liveGrace is how long a worker may be without a connection.
+	// liveGrace is the server's grace time for a worker without a connection.
 	liveGrace = 4 * time.Second
 	// livePatience bounds the time until a view equals the engine's blocks.
 	livePatience = 2 * time.Minute
@@ -37,24 +37,24 @@ var liveTiers = map[string]kvcastv1.Tier{
 
 // livePublisher is a process that publishes with SGLang's code.
 type livePublisher struct {
-	t     *testing.T
-	args  []string
-	lives int // begun
-	cmd   *exec.Cmd
-	stdin *os.File
-	out   *bufio.Reader
-	log   *bytes.Buffer
+	t            *testing.T
+	args         []string
+	incarnations int // number of starts
+	cmd          *exec.Cmd
+	stdin        *os.File
+	out          *bufio.Reader
+	log          *bytes.Buffer
 }
 
-// liveAnswer is an answer of the process.
+// liveAnswer is an answer of the publisher process.
 type liveAnswer struct {
 	Ready bool
 	Burst int
-	// Held are the blocks of each rank and medium.
+	// Held contains the blocks of each rank and medium.
 	Held []map[string][]int64
 }
 
-// freePorts returns the first of some neighbouring ports that are free.
+// freePorts returns the first of n consecutive free ports.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	listen := func(port int) net.Listener {
@@ -92,7 +92,7 @@ func freePorts(t *testing.T, n int) int {
 	return 0
 }
 
-// newLivePublisher starts one of SGLang's publishers. The flag makes kvcast read it.
+// newLivePublisher starts one of SGLang's publishers, and returns the --worker flag for kvcast.
 func newLivePublisher(t *testing.T, kvEvents string) (p *livePublisher, worker string) {
 	t.Helper()
 	port := freePorts(t, 2*liveRanks)
@@ -104,18 +104,18 @@ func newLivePublisher(t *testing.T, kvEvents string) (p *livePublisher, worker s
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
-			t.Logf("the publisher said:\n%s", p.log)
+			t.Logf("output of the publisher:\n%s", p.log)
 		}
 	})
 	return p, fmt.Sprintf("name=w,model=m,engine=sglang,dp_size=%d,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d",
 		liveRanks, port, port+liveRanks)
 }
 
-// start starts another incarnation at the same ports.
+// start starts the next incarnation at the same ports.
 func (p *livePublisher) start() {
 	p.t.Helper()
-	p.lives++
-	p.cmd = exec.Command(filepath.Join(liveFolder, "venv/bin/python"), append(p.args, "--seed", strconv.Itoa(p.lives))...) //nolint:noctx // it is killed
+	p.incarnations++
+	p.cmd = exec.Command(filepath.Join(liveFolder, "venv/bin/python"), append(p.args, "--seed", strconv.Itoa(p.incarnations))...) //nolint:noctx // it is killed
 	p.log = new(bytes.Buffer)
 	p.cmd.Stderr = p.log
 	out, err := p.cmd.StdoutPipe()
@@ -129,7 +129,7 @@ func (p *livePublisher) start() {
 	}
 	p.cmd.Stdin, p.stdin = stdin, write
 	err = p.cmd.Start()
-	_ = stdin.Close() // it is the process's own
+	_ = stdin.Close() // the process has its own copy
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -138,13 +138,13 @@ func (p *livePublisher) start() {
 	}
 }
 
-// kill kills the process at any point of its work.
+// kill kills the process with SIGKILL.
 func (p *livePublisher) kill() {
 	if p.cmd.ProcessState != nil {
 		return
 	}
-	_ = p.cmd.Process.Kill() // it may have ended by itself
-	_ = p.cmd.Wait()         // with the status of one that was killed
+	_ = p.cmd.Process.Kill() // fails if it has exited already
+	_ = p.cmd.Wait()         // returns an error, since the process was killed
 	_ = p.stdin.Close()
 }
 
@@ -213,10 +213,10 @@ func newLiveRouter(t *testing.T, s *process) *liveRouter {
 	return r
 }
 
-// until receives until holds returns nil.
+// until receives messages until the given function returns nil.
 func (r *liveRouter) until(what string, holds func() error) {
 	r.t.Helper()
-	// A view that stays wrong is found by progress, which comes every 100 ms.
+	// Progress messages, which arrive every 100 ms, end the wait if the view stays wrong.
 	for deadline := time.Now().Add(livePatience); ; {
 		wrong := holds()
 		if wrong == nil {
@@ -240,9 +240,9 @@ func (r *liveRouter) until(what string, holds func() error) {
 	}
 }
 
-// untilHeld receives until the view equals the engine's blocks, and fails if the server
-// reports that they may differ.
-func (r *liveRouter) untilHeld(what string, held []map[string][]int64) {
+// untilEqual receives messages until the view equals the engine's blocks. It fails if the server reports that they may
+// differ.
+func (r *liveRouter) untilEqual(what string, held []map[string][]int64) {
 	r.t.Helper()
 	if len(held) != liveRanks {
 		r.t.Fatalf("%s: the publisher reports the blocks of %d ranks", what, len(held))
@@ -250,10 +250,10 @@ func (r *liveRouter) untilHeld(what string, held []map[string][]int64) {
 	r.until(what, func() error { return r.holds(held) })
 	for rank := range uint32(liveRanks) {
 		if gaps := r.checker.View().Gaps("w", rank); len(gaps) > 0 {
-			r.t.Errorf("%s: rank %d: gaps were reported though all could be replayed: %v", what, rank, gaps)
+			r.t.Errorf("%s: rank %d: gaps were reported, although all batches could be replayed: %v", what, rank, gaps)
 		}
 		if r.checker.View().Incomplete("w", rank) {
-			r.t.Errorf("%s: rank %d is incomplete though all could be fetched", what, rank)
+			r.t.Errorf("%s: rank %d is incomplete, although all batches could be replayed", what, rank)
 		}
 	}
 }
@@ -273,8 +273,8 @@ func (r *liveRouter) holds(held []map[string][]int64) error {
 	return nil
 }
 
-// wantTold fails unless every rank was cleared or the worker was removed.
-func (r *liveRouter) wantTold(what string) {
+// wantCleared fails unless every rank was cleared or the worker was removed.
+func (r *liveRouter) wantCleared(what string) {
 	r.t.Helper()
 	for rank := range uint32(liveRanks) {
 		if err := r.checker.Reported("w", rank); err != nil && r.removed == 0 {
@@ -283,7 +283,7 @@ func (r *liveRouter) wantTold(what string) {
 	}
 }
 
-// TestLivePublisher reads SGLang's own publisher, which is killed and started again.
+// TestLivePublisher reads SGLang's publisher, which the test kills and restarts.
 func TestLivePublisher(t *testing.T) {
 	found, err := filepath.Glob(filepath.Join(liveFolder, "sglang-*", "kv_events.py"))
 	if err != nil {
@@ -302,51 +302,51 @@ func TestLivePublisher(t *testing.T) {
 
 func testLivePublisher(t *testing.T, kvEvents string) {
 	p, worker := newLivePublisher(t, kvEvents)
-	// More than the thousand replies that ZeroMQ keeps of an answer.
+	// ZeroMQ queues at most a thousand replies.
 	held := p.publish(2_500)
 	s := serve(t, "--worker", worker, "--ingest-silence", "1s", "--ingest-grace", liveGrace.String(), "--subscribers-progress", "100ms")
 	r := newLiveRouter(t, s)
-	r.untilHeld("before kvcast came", held)
-	r.untilHeld("live", p.publish(500))
+	r.untilEqual("before kvcast came", held)
+	r.untilEqual("live", p.publish(500))
 	for rank := range uint32(liveRanks) {
 		if r.checker.Reported("w", rank) == nil {
-			t.Errorf("rank %d: a loss or a restart was reported, and there was none", rank)
+			t.Errorf("rank %d: an event reports a loss or a restart that did not occur", rank)
 		}
 	}
 
 	p.kill()
 	p.start()
-	r.untilHeld("after a restart", p.publish(200))
-	r.wantTold("after a restart")
+	r.untilEqual("after a restart", p.publish(200))
+	r.wantCleared("after a restart")
 
 	p.kill()
 	p.start()
-	r.untilHeld("after a restart that has passed the old seq", p.publish(900))
+	r.untilEqual("after a restart that has passed the old seq", p.publish(900))
 
 	p.burstAndDie(2_000)
 	p.start()
-	r.untilHeld("killed in a burst, and started again", p.publish(3_000))
+	r.untilEqual("killed in a burst, and started again", p.publish(3_000))
 
-	// Batches of the old incarnation are still unread when the new one has started.
+	// kvcast has not read all batches of the old incarnation when the next incarnation starts.
 	for _, batches := range []int{300, 6_000} {
 		suspend(t, s, syscall.SIGSTOP)
 		p.burstAndDie(2_500)
 		p.start()
 		held = p.publish(batches)
 		suspend(t, s, syscall.SIGCONT)
-		r.untilHeld(fmt.Sprintf("killed in a burst that was unread, and started again with %d batches", batches), held)
+		r.untilEqual(fmt.Sprintf("killed in a burst that was unread, and started again with %d batches", batches), held)
 	}
 
 	p.burstAndDie(1_000)
 	r.until("away for longer than the grace time", func() error {
 		if workers := r.checker.View().Workers(); len(workers) > 0 {
-			return fmt.Errorf("the router knows %s", strings.Join(workers, ", "))
+			return fmt.Errorf("the router has the workers %s", strings.Join(workers, ", "))
 		}
 		return nil
 	})
 	p.start()
-	r.untilHeld("back after the grace time", p.publish(100))
-	r.untilHeld("live in the end", p.publish(1))
+	r.untilEqual("back after the grace time", p.publish(100))
+	r.untilEqual("live in the end", p.publish(1))
 }
 
 // suspend stops or continues the server process.

@@ -27,7 +27,7 @@ type oracle struct {
 	// blockSize is the size of the blocks to count; 0 means any.
 	blockSize int
 	counts    map[uint64]int
-	mainKind  map[any]bool // attention groups seen, and whether they count
+	mainKind  map[any]bool // by attention group: whether its blocks count
 }
 
 func newOracle(blockSize int) *oracle {
@@ -37,8 +37,7 @@ func newOracle(blockSize int) *oracle {
 // restart clears the oracle, as a restarted engine's cache is empty.
 func (o *oracle) restart() { *o = *newOracle(o.blockSize) }
 
-// apply applies a payload and returns its time. labels are the engine's own labels of the
-// events, if not empty.
+// apply applies a payload and returns its time. labels are the engine's labels of the events; empty means no labels.
 func (o *oracle) apply(payload []byte, labels string) (ts float64, err error) {
 	v, _, err := msgp.ReadIntfBytes(payload)
 	if err != nil {
@@ -106,7 +105,7 @@ func (o *oracle) counted(group any) bool {
 	return known || (!ok && fmt.Sprint(group) == "0")
 }
 
-// fields names the fields of an event, whichever its form.
+// fields returns the fields of an event by name, for events in array and map form.
 func fields(e any) map[string]any {
 	if m, ok := e.(map[string]any); ok {
 		return m
@@ -147,14 +146,13 @@ func (o *oracle) blocks() map[uint64]struct{} {
 	return set
 }
 
-// engineTime returns a batch's time as in entries. It keeps the precision of the float,
-// which ts * 1e9 does not.
+// engineTime returns the time of a batch in nanoseconds, as in entries. It keeps the precision of ts, unlike ts * 1e9.
 func engineTime(ts float64) int64 {
 	seconds := math.Floor(ts)
 	return int64(seconds)*1e9 + int64(math.Round((ts-seconds)*1e9))
 }
 
-// checkpoint is a pool's own report of its blocks after a batch.
+// checkpoint is a pool's report of its blocks after a batch.
 type checkpoint struct {
 	Incarnation int    `json:"incarnation"`
 	AfterSeq    uint64 `json:"after_seq"`

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// inspected returns a server with a worker that holds three blocks, after a gap.
+// inspected returns a server with a worker that has three blocks, after a gap.
 func inspected(t *testing.T) *process {
 	t.Helper()
 	p, s := engine(t)

@@ -85,11 +85,11 @@ func TestTokensWithoutTLS(t *testing.T) {
 	s.logged(`level=WARN msg="tokens without TLS can be read from the network`)
 	token := secretFile(t, "token", routersToken)
 	if got := kvcast(t, nil, "status", "--addr", s.addr(), "--token-file", token); got.status != 0 {
-		t.Errorf("a proxy may be what does TLS: got status %d and %q", got.status, got.err)
+		t.Errorf("TLS that a proxy terminates: got status %d and %q", got.status, got.err)
 	}
 	got := kvcast(t, nil, "status", "--addr", s.addr(), "--tls", "--token-file", token)
 	if want := "kvcast: the server at " + s.addr() + " does not use TLS; omit --tls and --ca\n"; got.err != want || got.status != 1 {
-		t.Errorf("TLS where there is none: got status %d and %q, want %q", got.status, got.err, want)
+		t.Errorf("TLS to a server without TLS: got status %d and %q, want %q", got.status, got.err, want)
 	}
 }
 

@@ -45,7 +45,7 @@ func publish(t *testing.T, p *simulator.Publisher, events ...wire.Event) {
 
 func TestShutdownDeliversTheLastEntry(t *testing.T) {
 	t.Parallel()
-	// The batch waits for another one to merge with, which is never sent.
+	// The batch waits to be merged with a further batch, which is never sent.
 	p, s := engine(t, "--batch-timeout", "15s")
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 	stream, err := s.client().Subscribe(t.Context(), req)
@@ -84,7 +84,7 @@ func TestShutdownDeliversTheLastEntry(t *testing.T) {
 		t.Errorf("end of the stream: got %v, want UNAVAILABLE", err)
 	}
 	if got := c.View().Blocks("w", 0, kvcastv1.Tier_TIER_DEVICE); len(got) != 1 {
-		t.Errorf("blocks: got %v, want the one that was waiting", got)
+		t.Errorf("blocks: got %v, want the block of the waiting batch", got)
 	}
 }
 
@@ -100,7 +100,7 @@ func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 	if _, err := stream.Header(); err != nil {
 		t.Fatal(err)
 	}
-	// Far more than a transport buffers: 32 MiB.
+	// 32 MiB, more than the transport buffers.
 	const batches, blocks = 256, 16 << 10
 	hashes := make([]uint64, blocks)
 	for i := range hashes {
@@ -115,7 +115,7 @@ func TestShutdownDoesNotWaitForASlowSubscriber(t *testing.T) {
 		t.Errorf("exit status: got %d, want 0", status)
 	}
 	if took := time.Since(began); took < time.Second {
-		t.Errorf("shutdown took %v: it waited for no subscriber, so this tested nothing", took)
+		t.Errorf("shutdown took %v: want it to wait for the subscriber, else this test has no effect", took)
 	}
 }
 
@@ -129,9 +129,9 @@ func TestLossAndRestartAreReported(t *testing.T) {
 	if _, err := p.Lose(stored(3)); err != nil {
 		t.Fatal(err)
 	}
-	// After a gap one remove is enough, though the block was stored twice.
+	// After a gap every block has one copy, so that one remove removes the block, which was stored twice.
 	publish(t, p, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{1}})
-	if err := p.Resend(0); err != nil { // the network's, not the engine's
+	if err := p.Resend(0); err != nil { // a duplicate by the network
 		t.Fatal(err)
 	}
 	publish(t, p, stored(4))

@@ -51,7 +51,7 @@ type eventReader struct {
 	t       *testing.T
 	stream  grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
 	checker *checker.Checker
-	// pending are the events read of each worker that no until has returned.
+	// pending are the events of each worker that until has read and not returned.
 	pending map[string][]string
 }
 
@@ -71,7 +71,7 @@ func follow(t *testing.T, s *process) *eventReader {
 	return f
 }
 
-// until reads until an event of a worker, and returns the worker's events before it since the last call.
+// until reads until an event of a worker. It returns the worker's earlier events since the last call.
 func (f *eventReader) until(worker, want string) (before []string) {
 	f.t.Helper()
 	for {
@@ -131,9 +131,9 @@ func (p *process) operator() kvcastv1.WorkerServiceClient {
 
 func TestRegisterAndDeregisterWorkers(t *testing.T) {
 	t.Parallel()
-	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // which names nothing to read from
+	s := serve(t, "--config", configFile(t, "ingest: {max_workers: 2}")) // without workers and listeners
 	p := publisherOf(t, simulator.SocketConfig{})
-	publish(t, p, storedOf(1)) // before the port is open
+	publish(t, p, storedOf(1)) // before kvcast connects
 	f, operator := follow(t, s), s.operator()
 	spec := &kvcastv1.WorkerSpec{Name: "w", Model: "m", Sources: []*kvcastv1.SourceSpec{{Connect: p.Endpoint(), Replay: p.ReplayEndpoint()}}}
 	register := func() error {
@@ -169,7 +169,7 @@ func TestRegisterAndDeregisterWorkers(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		spec.Name = name
 		if got, want := status.Code(register()), map[string]codes.Code{"c": codes.ResourceExhausted}[name]; got != want {
-			t.Errorf("register %s where two may be: got %v, want %v", name, got, want)
+			t.Errorf("register %s with a limit of two workers: got %v, want %v", name, got, want)
 		}
 	}
 }
@@ -239,7 +239,7 @@ func TestDiscoveryByFile(t *testing.T) {
 	write(item("a", "n"))
 	f.until("b", "removed DISCOVERY")
 	if before := f.until("a", "stored [2]"); len(before) > 0 {
-		t.Errorf("a had %q, though nothing was said of it", before)
+		t.Errorf("worker a: got %q, want no events", before)
 	}
 }
 
@@ -247,7 +247,7 @@ func TestDiscoveryByDNS(t *testing.T) {
 	t.Parallel()
 	p := publisherOf(t, simulator.SocketConfig{})
 	publish(t, p, storedOf(1))
-	// The name may have another address as well, where nothing listens.
+	// The name may have a further address at which nothing listens.
 	s := serve(t, "--ingest-start-wait", "100ms", "--config", configFile(t, fmt.Sprintf(
 		"discovery: [{dns: localhost, port: %s, replay_port: %s, model: m}]", portOf(p.Endpoint()), portOf(p.ReplayEndpoint()))))
 	f := follow(t, s)
@@ -262,13 +262,13 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 	at := "ipc://" + filepath.Join(t.TempDir(), "kvcast")
 	engine := simulator.SocketConfig{Endpoint: at, Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m"}
 	p := publisherOf(t, engine)
-	engine.Replay = p.ReplayEndpoint() // the next one has the same
+	engine.Replay = p.ReplayEndpoint() // the next incarnation uses the same endpoint
 	s := serve(t, "--ingest-grace", "100ms", "--bind", at+",replay_port="+portOf(p.ReplayEndpoint()))
 	f := follow(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for life := range uint64(2) {
-		publish(t, p, storedOf(10*life+1)) // perhaps before it is connected
+		publish(t, p, storedOf(10*life+1)) // may be sent before kvcast connects
 		if err := p.WaitSubscribed(ctx, 1); err != nil {
 			t.Fatal(err)
 		}
@@ -282,7 +282,7 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 		}
 		f.until("127.0.0.1", "removed DISCONNECTED")
 		if got := f.checker.View().Workers(); len(got) > 0 {
-			t.Errorf("workers left: %q", got)
+			t.Errorf("remaining workers: %q", got)
 		}
 		if life == 0 {
 			p = publisherOf(t, engine)
@@ -311,7 +311,7 @@ func TestIdleWorkerStays(t *testing.T) {
 	}
 	publish(t, p, storedOf(2))
 	if before := f.until("w", "stored [2]"); len(before) > 0 {
-		t.Errorf("the worker had %q while it was idle", before)
+		t.Errorf("the idle worker: got %q, want no events", before)
 	}
 }
 
@@ -342,10 +342,10 @@ func TestServesOnceEnginesHaveBeenRead(t *testing.T) {
 
 func TestShutdownDuringStart(t *testing.T) {
 	t.Parallel()
-	// An hour is longer than stop waits.
-	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "nobody"))
+	// stop does not wait for an hour.
+	s := serve(t, "--ingest-start-wait", "1h", "--worker", "name=w,connect=ipc://"+filepath.Join(t.TempDir(), "no-engine"))
 	s.logged(`msg=starting grpc=(\S+)`)
 	if status := s.stop(); status != 0 {
-		t.Errorf("it ended with status %d", status)
+		t.Errorf("exit status: got %d, want 0", status)
 	}
 }

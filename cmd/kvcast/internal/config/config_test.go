@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/server"
 )
 
-// readText reads a configuration from a text as its file, called f.
+// readText reads a configuration from a file named f with the given text.
 func readText(text string) (*Config, Origins, error) {
 	r := newReader()
 	r.file("f", []byte(text))
@@ -67,8 +67,8 @@ func TestEmptyFileIsTheDefault(t *testing.T) {
 	}
 }
 
-// TestEveryMistakeIsReportedWithItsLine compares the messages with a file of their
-// beginnings, without the allowed values that ingest names.
+// TestEveryMistakeIsReportedWithItsLine compares the beginnings of the messages with a file. The end of a message may
+// depend on package ingest.
 func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
 	file := "testdata/mistakes.yaml"
 	want, err := os.ReadFile("testdata/mistakes.txt")
@@ -85,7 +85,7 @@ func TestEveryMistakeIsReportedWithItsLine(t *testing.T) {
 		case i >= len(got):
 			t.Errorf("missing: %s", begins[i])
 		case i >= len(begins):
-			t.Errorf("too much: %s", got[i])
+			t.Errorf("unexpected: %s", got[i])
 		case !strings.HasPrefix(got[i], begins[i]):
 			t.Errorf("got  %s\nwant %s", got[i], begins[i])
 		}
@@ -97,7 +97,7 @@ func TestIngestMistakesAreReportedWithTheirLine(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		text string
-		want string // how it begins
+		want string // beginning of the message
 	}{
 		{"missing key", "workers:\n- name: a\n  sources:\n  - engine: vllm", `f:4: workers[0].sources[0].connect: "" is not allowed: want tcp://HOST:PORT`},
 		{"name taken", "workers:\n- {name: a, sources: [{connect: \"tcp://h:1\"}]}\n- name: a\n  sources: [{connect: \"tcp://h:2\"}]", `f:3: workers[1].name: "a" is not allowed: want unique`},
@@ -234,7 +234,7 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 	}{
 		{"variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAX_BYTES=5k"}}, `KVCAST_JOURNAL_MAX_BYTES: "5k" is not allowed: want 1MiB to 1024GiB, such as 64MiB`},
 		{"empty variable", Sources{Environ: []string{"KVCAST_INGEST_MAX_WORKERS="}}, `KVCAST_INGEST_MAX_WORKERS: "" is not allowed: want 1 to 1000000`},
-		{"variable of what is not built", Sources{Environ: []string{"KVCAST_JOURNAL_KIND=file"}}, `KVCAST_JOURNAL_KIND: "file" is not allowed: want memory`},
+		{"journal that is not built in", Sources{Environ: []string{"KVCAST_JOURNAL_KIND=file"}}, `KVCAST_JOURNAL_KIND: "file" is not allowed: want memory`},
 		{"misspelt variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAXBYTES=1GiB"}}, `KVCAST_JOURNAL_MAXBYTES: unknown variable, did you mean KVCAST_JOURNAL_MAX_BYTES?`},
 		{"misspelt variable of tokens", Sources{Environ: []string{"KVCAST_TOKENS=t", "KVCAST_TOKEN=u"}}, `KVCAST_TOKENS: unknown variable, did you mean KVCAST_AUTH_TOKENS, the file of the tokens that a server accepts, or KVCAST_TOKEN, the token that a client sends?`},
 		{"certificate alone", Sources{Environ: []string{"KVCAST_TLS_CERT=c.pem"}}, `KVCAST_TLS_CERT: "c.pem" is not allowed: want tls.key as well, or neither`},
@@ -343,8 +343,7 @@ func TestFlagsOverrideVariablesOverrideFile(t *testing.T) {
 	}
 }
 
-// TestDefaultListener checks that there is one only if no other source is configured and
-// there is no file.
+// TestDefaultListener checks that only a configuration without a file, workers, listeners and discovery has a listener.
 func TestDefaultListener(t *testing.T) {
 	bound := listenerAt("tcp://*:5557")
 	empty := filepath.Join(t.TempDir(), "kvcast.yaml")
@@ -370,7 +369,7 @@ func TestDefaultListener(t *testing.T) {
 				t.Errorf("listeners (-want +got):\n%s", diff)
 			}
 			if byDefault := from.ListensByDefault(); byDefault != (tt.want != nil) {
-				t.Errorf("the listener is from %q", from["listeners[0]"])
+				t.Errorf("origin of the listener: got %q", from["listeners[0]"])
 			}
 		})
 	}
@@ -412,7 +411,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 	}
 }
 
-// TestZeroDisables covers the zeros that ingest would replace by its defaults.
+// TestZeroDisables covers settings for which package ingest treats 0 as its default.
 func TestZeroDisables(t *testing.T) {
 	c, _, err := readText("ingest: {silence: 0s, grace: 0s}\nlisteners: [{bind: \"tcp://*:1\", replay_port: 0}]")
 	if err != nil {
@@ -536,8 +535,7 @@ func drawConfig(t *rapid.T) *Config {
 	return c
 }
 
-// TestCorruptFilesAreReadOrRejected corrupts valid and invalid files anywhere: a file that
-// is still accepted is valid, and round-trips.
+// TestCorruptFilesAreReadOrRejected corrupts files at random positions. A file that is accepted must round-trip.
 func TestCorruptFilesAreReadOrRejected(t *testing.T) {
 	var files []string
 	for _, name := range []string{"whole.yaml", "mistakes.yaml"} {

@@ -33,7 +33,7 @@ func TestReadWorkers(t *testing.T) {
 		{"[]", nil, ""},
 		{"workers: []", nil, ""},
 		{"", nil, file + ": names no workers: want a list"},
-		{"# nobody\n", nil, file + ": names no workers: want a list"},
+		{"# none\n", nil, file + ": names no workers: want a list"},
 		{"workers:\n", nil, file + ": names no workers: want a list"},
 		{"{}", nil, file + ": names no workers: want a list"},
 		{"workers: {}", nil, file + ":1: workers: a mapping is not allowed: want a list"},
@@ -56,6 +56,6 @@ func TestReadWorkers(t *testing.T) {
 		}
 	}
 	if _, err := ReadWorkers(file+"x", 2); err == nil {
-		t.Error("a file that is not there is no error")
+		t.Error("a missing file: want an error")
 	}
 }

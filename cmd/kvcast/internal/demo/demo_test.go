@@ -14,7 +14,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// received makes a follower that was sent a worker and some blocks.
+// received returns a router that has received a worker and some blocks.
 func received(t *testing.T, blocks int) *router {
 	t.Helper()
 	f := &router{checker: checker.New(checker.Options{})}
@@ -51,14 +51,14 @@ func received(t *testing.T, blocks int) *router {
 	return f
 }
 
-// TestCheckFails breaks what each check looks at.
+// TestCheckFails breaks each check.
 func TestCheckFails(t *testing.T) {
 	const blocks = 5
 	digest := received(t, blocks).checker.View().Digest("engine-0", 0, kvcastv1.Tier_TIER_DEVICE)
-	held := func() []simulator.Summary { return []simulator.Summary{{Blocks: blocks, Digest: digest}} }
+	engines := func() []simulator.Summary { return []simulator.Summary{{Blocks: blocks, Digest: digest}} }
 	for _, tt := range []struct {
 		name  string
-		spoil func(router, other *router, held []simulator.Summary)
+		spoil func(router, other *router, engines []simulator.Summary)
 		fails int
 	}{
 		{"nothing is wrong", func(_, _ *router, _ []simulator.Summary) {}, 0},
@@ -71,17 +71,17 @@ func TestCheckFails(t *testing.T) {
 		{"the last entry is missing", func(router, _ *router, _ []simulator.Summary) {
 			router.entries = router.entries[:5]
 		}, 1},
-		{"the other router got something else", func(_, other *router, _ []simulator.Summary) {
+		{"the other router received another entry", func(_, other *router, _ []simulator.Summary) {
 			other.entries[3].Worker = "engine-1"
 		}, 1},
-		{"the engine holds another number of blocks", func(_, _ *router, held []simulator.Summary) { held[0].Blocks++ }, 1},
-		{"the engine holds other blocks", func(_, _ *router, held []simulator.Summary) { held[0].Digest++ }, 1},
+		{"the engine has another number of blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Blocks++ }, 1},
+		{"the engine has other blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Digest++ }, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			router, other, held := received(t, blocks), received(t, blocks), held()
-			tt.spoil(router, other, held)
+			router, other, engines := received(t, blocks), received(t, blocks), engines()
+			tt.spoil(router, other, engines)
 			var out bytes.Buffer
-			err := (&demo{out: &out}).check(router, other, received(t, blocks).checker, 3, held)
+			err := (&demo{out: &out}).check(router, other, received(t, blocks).checker, 3, engines)
 			if got := strings.Count(out.String(), "FAILED  "); got != tt.fails {
 				t.Errorf("%d checks failed, want %d:\n%s", got, tt.fails, &out)
 			}

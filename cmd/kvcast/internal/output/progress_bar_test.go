@@ -9,7 +9,7 @@ import (
 )
 
 func TestProgressBarRedrawsItsLine(t *testing.T) {
-	t.Setenv("CLICOLOR_FORCE", "1") // a buffer is no terminal
+	t.Setenv("CLICOLOR_FORCE", "1") // enables styles although out is no terminal
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		b := NewProgressBar(&out, 200)
@@ -28,7 +28,7 @@ func TestProgressBarRedrawsItsLine(t *testing.T) {
 			(*ProgressBar)(nil).Remove()
 		}
 		if out.Len() > 0 {
-			t.Errorf("nothing was drawn, and then %q", out.String())
+			t.Errorf("removing a bar that was never drawn wrote %q", out.String())
 		}
 	})
 }

@@ -28,7 +28,7 @@ func TestSubscribeReportsWhyASnapshotComes(t *testing.T) {
 		updates []client.Update
 		want    string // "" prints nothing
 	}{
-		"a snapshot that was asked for": {nil, []client.Update{snapshot, begin}, ""},
+		"a requested snapshot": {nil, []client.Update{snapshot, begin}, ""},
 		"another epoch": {&client.Position{Epoch: "then", Seq: 150}, []client.Update{snapshot, begin},
 			"then:150 has another epoch than the server, now: the server was restarted, or is another server: starting from a snapshot\n"},
 		"too old": {&client.Position{Epoch: "now", Seq: 5}, []client.Update{snapshot, begin},
@@ -39,7 +39,7 @@ func TestSubscribeReportsWhyASnapshotComes(t *testing.T) {
 			"fell behind: the next entries are no longer retained: continuing from a snapshot\n"},
 		"too old after an interruption": {nil, []client.Update{snapshot, begin, ended(client.Position{Epoch: "now", Seq: 7}), snapshot, begin},
 			"stream ended: the server ended the stream; resuming after now:7 in 0s\nthe entries after seq 7 are no longer retained (the oldest is 100): starting from a snapshot\n"},
-		"a snapshot that was announced": {&client.Position{Seq: 150}, []client.Update{resumed, ended(client.Position{}), snapshot, begin},
+		"a snapshot after an interruption": {&client.Position{Seq: 150}, []client.Update{resumed, ended(client.Position{}), snapshot, begin},
 			"stream ended: the server ended the stream; resuming with a snapshot in 0s\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestSubscribeReportsWhyASnapshotComes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := strings.ReplaceAll(stderr.String(), client.ErrEnded.Error(), "the server ended the stream"); got != tt.want {
-				t.Errorf("it says\n%swant\n%s", got, tt.want)
+				t.Errorf("got\n%swant\n%s", got, tt.want)
 			}
 		})
 	}

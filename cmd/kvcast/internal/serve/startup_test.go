@@ -63,7 +63,7 @@ func TestStartWaitsForEngines(t *testing.T) {
 					return all
 				}}.run(ctx)
 				if took := time.Since(began); took < tt.want || took > tt.want+2*startPollInterval || gaveUp != tt.gaveUp || !ok {
-					t.Errorf("served after %v, giving up %+v (%v); want %v and %+v", took, gaveUp, ok, tt.want, tt.gaveUp)
+					t.Errorf("served after %v without %+v (%v); want %v and %+v", took, gaveUp, ok, tt.want, tt.gaveUp)
 				}
 			})
 		})
@@ -82,7 +82,7 @@ func TestStartEndsWithItsContext(t *testing.T) {
 				return []ingest.SourceStatus{{State: ingest.SourceConnecting}}
 			}}.run(ctx)
 			if ok {
-				t.Error("routers are served")
+				t.Error("got true after the context ended")
 			}
 		}
 	})

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestEnginesAreNamedAfterTheirReplayHost covers engines that connect, which kvcast knows
-// only by their topic.
+// TestEnginesAreNamedAfterTheirReplayHost covers engines that connect to kvcast. Their name is in the topic.
 func TestEnginesAreNamedAfterTheirReplayHost(t *testing.T) {
 	const connect = "tcp://localhost:5557"
 	for _, tt := range []struct {
@@ -38,7 +37,7 @@ func TestEnginesAreNamedAfterTheirReplayHost(t *testing.T) {
 			t.Errorf("%+v: got %q, want %q", tt.cmd, got, tt.want)
 		}
 		if topic := last.Topic; topic != "" && !strings.HasPrefix(topic, "kv@"+tt.cmd.worker(tt.cmd.Engines-1)+"@") {
-			t.Errorf("%+v: it is called %s", tt.cmd, tt.cmd.worker(tt.cmd.Engines-1))
+			t.Errorf("%+v: got worker name %s", tt.cmd, tt.cmd.worker(tt.cmd.Engines-1))
 		}
 	}
 }

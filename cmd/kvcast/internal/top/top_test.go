@@ -44,7 +44,7 @@ func sampled(second int, epoch string, rates ...uint64) *sample {
 	return s
 }
 
-// updated gives a screen messages.
+// updated returns a screen after it has processed messages.
 func updated(s screen, messages ...tea.Msg) screen {
 	for _, m := range messages {
 		next, _ := s.Update(m)
@@ -107,9 +107,9 @@ func TestSortAndScroll(t *testing.T) {
 		{"s", []string{"WORKER", "w1", "w2"}}, // by blocks
 		{"s", []string{"WORKER", "w1", "w0"}}, // by gaps
 		{"s", []string{"WORKER", "w0", "w1"}}, // by name again
-		{"k", []string{"WORKER", "w0", "w1"}}, // above the first line is none
+		{"k", []string{"WORKER", "w0", "w1"}}, // stops at the first line
 		{"j", []string{"w0", "w1", "w2"}},
-		{"jjjjjjjjj", []string{"", "SUBSCRIBER", "10.0.0.1:7"}}, // and none below the last
+		{"jjjjjjjjj", []string{"", "SUBSCRIBER", "10.0.0.1:7"}}, // stops at the last line
 		{"kkkk", []string{"WORKER", "w0", "w1"}},
 	} {
 		for _, k := range step.keys {
@@ -120,18 +120,18 @@ func TestSortAndScroll(t *testing.T) {
 		}
 	}
 	if _, cmd := s.Update(key("q")); cmd == nil || cmd() != (tea.QuitMsg{}) {
-		t.Error("q does not end it")
+		t.Error("q does not quit")
 	}
 }
 
 func TestScreenSurvivesFailedPolls(t *testing.T) {
 	s := updated(screen{addr: "h:1"}, polled{err: errors.New("no server")})
 	if got := s.text(); got != "no server" {
-		t.Errorf("before there ever was one: got %q", got)
+		t.Errorf("before the first sample: got %q", got)
 	}
 	s = updated(s, polled{sample: sampled(2, "e", 5)}, polled{err: errors.New("no server")})
 	if got := s.text(); !strings.Contains(got, "w0") || !strings.HasSuffix(got, "\nno server") {
-		t.Errorf("what was seen, and why there is no more: got\n%s", got)
+		t.Errorf("after a failed poll: got\n%s", got)
 	}
 	// The rates of a restarted server start at 0.
 	s = updated(s, polled{sample: sampled(1, "f", 1)})
@@ -160,6 +160,6 @@ func TestNamesCannotControlTheTerminal(t *testing.T) {
 		t.Errorf("got %q", text)
 	}
 	if !strings.Contains(text, "--worker 'x\uFFFD]0;owned\uFFFD\uFFFD[2J\uFFFDw0  m  live'") {
-		t.Errorf("got %q, want the name with what can be shown of it, quoted", text)
+		t.Errorf("got %q, want the quoted name with replaced control characters", text)
 	}
 }
