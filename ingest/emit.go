@@ -8,16 +8,23 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
-// apply does what the machine's actions demand, and sets the timer.
-func (p *publisher) apply(in *intake, now time.Time, actions []sequence.Action) {
+// apply executes actions that follow from another input than a message.
+func (p *publisher) apply(now time.Time, actions []sequence.Action) {
+	in := p.worker.shared.intake()
+	defer p.worker.shared.recycle(in)
+	p.applyWith(in, now, actions)
+}
+
+// applyWith executes actions, and updates the status and the timer. It decodes batches in the intake.
+func (p *publisher) applyWith(in *intake, now time.Time, actions []sequence.Action) {
 	for i := range actions {
-		p.do(in, now, &actions[i])
+		p.execute(in, now, &actions[i])
 	}
-	p.updateState()
+	p.updateStatus()
 	p.schedule(now)
 }
 
-func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
+func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	w := p.worker
 	switch a.Kind {
 	case sequence.Deliver:
@@ -29,11 +36,10 @@ func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.ReportRestart:
 		p.reportRestart(now, a)
 	case sequence.ReportConflict:
-		w.metrics.ambiguous.Inc()
-		w.warn(logConflict, now, "two publishers use one topic and rank: their batches cannot be told apart",
-			"source", p.source, "rank", p.rank)
+		w.metrics.inc(conflictsTotal)
+		p.warn(logConflict, now, "two publishers use one topic and rank: their batches cannot be told apart")
 	case sequence.ReportSilent:
-		w.warn(logSilent, now, "connection is silent, and the engine does not answer", "source", p.source, "rank", p.rank)
+		p.warn(logSilent, now, "connection is silent, and the engine does not answer")
 	case sequence.ReportAbsent:
 		w.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
 			"source", p.source, "rank", p.rank, "grace", w.shared.grace)
@@ -42,35 +48,34 @@ func (p *publisher) do(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.CancelReplay:
 		p.endReplay()
 	case sequence.Reconnect:
-		w.warn(logSilent, now, "connection renewed: it was silent", "source", p.source, "rank", p.rank)
-		p.renew(false)
+		p.warn(logSilent, now, "connection renewed: it was silent")
+		p.reconnect(false)
 	case sequence.OpenReplacement:
-		p.renew(true)
+		p.reconnect(true)
 	case sequence.RepairStarted:
-		w.metrics.replay(a.Repair.Cause)
+		w.metrics.labeled(replaysTotal, a.Repair.Cause.String()).Inc()
 	case sequence.RepairDone:
+		w.metrics.inc(replaysDoneTotal)
 		p.endRepair(nil)
-		w.metrics.replaysDone.Inc()
 		if r := a.Repair; r.Batches > 0 {
 			w.inform(logReplayDone, now, "replay done", "source", p.source, "rank", p.rank, "cause", r.Cause.String(),
 				"batches", r.Batches, "requests", r.Requests, "took", now.Sub(r.Began))
 		}
 	case sequence.RepairFailed:
-		w.metrics.replaysFailed.Inc()
+		w.metrics.inc(replaysFailedTotal)
 		p.endRepair(p.replayErr)
 	case sequence.RepairHole:
 		w.inform(logReplayHole, now, "replay has a hole: requested again", "source", p.source, "rank", p.rank,
 			"last_seq", a.Seq, "batches", a.Repair.Batches)
 	case sequence.Reject:
 		in.decode(a.Batch)
-		w.metrics.reject(errorName(in.err))
-		w.warn(logRejected, now, "batch rejected", "source", p.source, "rank", p.rank, "seq", a.Batch.Seq, "error", in.err)
+		w.reject(in, now, "source", p.source, "rank", p.rank, "seq", a.Batch.Seq)
 	case sequence.DropDuplicate:
-		w.metrics.duplicates.Inc()
+		w.metrics.inc(duplicatesTotal)
 	case sequence.DropStale:
-		w.metrics.stale.Inc()
+		w.metrics.inc(staleTotal)
 	case sequence.DropOverflow:
-		w.metrics.unbuffered.Inc()
+		w.metrics.inc(reorderDropsTotal)
 	}
 }
 
@@ -80,11 +85,11 @@ func (p *publisher) endRepair(err error) {
 	}
 }
 
-// deliver hands a batch to the lane. A malformed one was reported as lost.
+// deliver passes a batch to the lane. A malformed batch was reported as lost.
 func (p *publisher) deliver(in *intake, b *sequence.Batch) {
-	p.noteSeq(b.Seq)
+	p.recordSeq(b.Seq)
 	if b.Replayed {
-		p.worker.metrics.replayed.Inc()
+		p.worker.metrics.inc(replayedTotal)
 	}
 	if b.Malformed {
 		return
@@ -115,21 +120,23 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		in.out.EngineTime = unixNano(in.batch.Time)
 	}
 	p.worker.lane.Batch(&in.out)
-	in.out.Events = nil // they are the decoder's memory
-	in.decoded = nil    // Admit changes what it is given
+	in.out.Events = nil // the decoder reuses their memory
+	in.decoded = nil    // Admit has changed the decoded batch
 }
 
-// noteSeq publishes the last seq.
-func (p *publisher) noteSeq(seq uint64) {
+// recordSeq updates the last seq in the metrics and the status.
+func (p *publisher) recordSeq(seq uint64) {
 	if p.lastSeq == nil {
 		p.lastSeq = p.worker.metrics.lastSeq(p.source, p.rank)
 	}
 	p.lastSeq.Set(float64(seq))
 	p.status.lastSeq.Store(seq)
-	p.status.started.Store(true)
+	if !p.status.started.Load() { // a load is cheaper than a store
+		p.status.started.Store(true)
+	}
 }
 
-// reportGap reports a gap for each rank of the publisher: any may have lost the batches.
+// reportGap reports a gap for each rank of the publisher, because each may have lost the batches.
 func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	if len(p.ranks) == 0 {
 		rank := p.rank
@@ -141,8 +148,9 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	}
 	p.incomplete = true
 	p.rules.SkipRaw(a.Missed)
-	p.worker.metrics.gap(a.Missed)
-	p.worker.warn(logGap, now, "batches lost", "source", p.source, "rank", p.rank, "reason", a.Reason.String(),
+	p.worker.metrics.inc(gapsTotal)
+	p.worker.metrics.counters[missedTotal].Add(float64(a.Missed))
+	p.warn(logGap, now, "batches lost", "reason", a.Reason.String(),
 		"missed", a.Missed, "first_seq", a.First, "last_seq", a.Last)
 	for _, r := range p.ranks {
 		p.worker.lane.Gap(feed.Gap{
@@ -157,8 +165,8 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	}
 }
 
-// reportBegin reports the first batch of an incarnation. The ranks joined late where it
-// is not the engine's first.
+// reportBegin reports the first batch read of an incarnation. If earlier batches were published before
+// first contact, the ranks joined late.
 func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
 	p.incomplete = a.Missed > 0
 	args := []any{"source", p.source, "rank", p.rank, "seq", a.Seq, "incomplete", p.incomplete}
@@ -171,7 +179,7 @@ func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
 	}
 	p.before.first, p.before.last = a.First, a.Last
 	for _, r := range p.ranks {
-		p.joinedLate(now, r)
+		p.reportJoinedLate(now, r)
 	}
 }
 
@@ -179,13 +187,13 @@ func (p *publisher) reportBegin(now time.Time, a *sequence.Action) {
 func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	switch a.Evidence {
 	case sequence.EvidenceBatch:
-		p.worker.warn(logRestart, now, "engine restarted", "source", p.source, "rank", p.rank, "seq", a.Seq)
+		p.warn(logRestart, now, "engine restarted", "seq", a.Seq)
 	case sequence.EvidenceReplay:
-		p.worker.warn(logRestart, now, "engine restarted, as its replay shows", "source", p.source, "rank", p.rank, "seq", a.Seq)
+		p.warn(logRestart, now, "engine restarted, as its replay shows", "seq", a.Seq)
 	case sequence.EvidenceConflict:
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration
-	p.worker.metrics.restarts.Inc()
+	p.worker.metrics.inc(restartsTotal)
 	for _, r := range p.ranks {
 		p.rules.Reset(r)
 		p.worker.lane.Restarted(feed.Restart{Source: p.source, Rank: r, At: now.UnixNano()})
@@ -193,7 +201,7 @@ func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	p.forgetIncarnation()
 }
 
-// unixNano returns a time in nanoseconds; 0 for one that has none.
+// unixNano converts seconds to nanoseconds. It returns 0 if they do not fit into an int64.
 func unixNano(seconds float64) int64 {
 	whole, fraction := math.Modf(seconds)
 	if math.Abs(whole) >= math.MaxInt64/1e9-1 {

@@ -1,20 +1,19 @@
 // Package ingest reads engines' KV-cache events from ZeroMQ.
 //
-// Into it flow the endpoints of engines, to connect to or to bind, at any time. Out of it
-// flow each worker's decoded batches, to its feed.Lane: in the engine's order, each once.
-// Lost batches are requested from the engine's replay socket; what it does not have is
-// reported as a feed.Gap, as is a rank that joined late, and a restart of an engine as a
-// feed.Restart. A worker is removed when it has had no connection for the grace time;
-// silence alone never removes one.
+// Inputs are the endpoints of engines, to connect to or to bind, which may be added at any time. Outputs
+// are calls of each worker's feed.Lane: each decoded batch once, in the engine's order. Lost batches are
+// requested from the engine's replay socket. Batches that it no longer has, and batches that were
+// published before the first connection, are reported as a feed.Gap, and a restart of an engine as a
+// feed.Restart. A worker is removed when it has had no connection for the grace time; silence alone
+// never removes a worker.
 //
-// Package sequence decides about order and repair, package transport has the sockets, and
-// this package supervises both. Two goroutines serve each socket: one drains it into a
-// bounded transport.Inbox, the other processes the messages and calls the lanes. While a
-// lane blocks, the inbox fills up; messages that do not fit are dropped, and requested
-// again when the lane continues.
+// Package sequence decides about order and repair, package transport has the sockets, and this package
+// supervises both. Two goroutines serve each socket: one drains it into a bounded transport.Inbox, the
+// other processes the messages and calls the lanes. While a lane blocks, the inbox fills up; messages
+// that do not fit are dropped, and requested again when the lane returns.
 //
-// What peers create (sources, ranks, buffers, names of workers) is bounded over the whole
-// process; see config.Config. Beyond a bound the newcomer is refused.
+// The number of sources, ranks and workers, and the size of buffers, are bounded over the whole process;
+// see config.Config. A message or worker that would exceed a bound is refused.
 //
 // Programs that read the events of one engine use package engineclient.
 package ingest
@@ -23,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -33,7 +33,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// ErrStarted is returned by a second Run, or one after Close.
+// ErrStarted is returned by Run after an earlier Run or Close.
 var ErrStarted = errors.New("ingest was started or closed before")
 
 // Ingest reads the engines of a Config into a Sink.
@@ -44,10 +44,11 @@ type Ingest struct {
 	workers   []*connectedWorker // configured
 	listeners []*listener
 	endpoints []string
-	registry  prometheus.Registerer
-	used      atomic.Bool
+	// metrics are registered until the Ingest ends; nil if the Config has no Registerer.
+	metrics prometheus.Collector
+	used    atomic.Bool // reports whether Run or Close was called
 
-	// changes are executed by Run: workers to add and to remove.
+	// changes add and remove workers. Run executes them.
 	changes chan func(context.Context, *running)
 	ended   chan struct{} // closed when Run executes no more changes
 }
@@ -66,8 +67,8 @@ type connectedWorker struct {
 	done  chan struct{} // closed when reading has ended
 }
 
-// New validates the config and binds the listeners. Messages wait in libzmq until Run reads
-// them. Run or Close must be called.
+// New validates the config and binds the listeners. Messages stay in libzmq until Run reads them. The
+// caller must call Run or Close.
 func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
@@ -92,9 +93,8 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 			grace:        max(c.Grace, 0),
 			log:          c.Logger,
 		},
-		registry: c.Metrics,
-		changes:  make(chan func(context.Context, *running)),
-		ended:    make(chan struct{}),
+		changes: make(chan func(context.Context, *running)),
+		ended:   make(chan struct{}),
 	}
 	in.shared.replays = transport.NewRequests(sockets, c.ReplayTimeout, in.shared.inbox(""), in.shared.metrics.replaysInProgress)
 	if err := in.open(); err != nil {
@@ -106,10 +106,12 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 // open binds the listeners and reserves the names of the workers.
 func (in *Ingest) open() error {
 	c := in.config
-	if in.registry != nil {
-		if err := in.shared.metrics.register(in.registry, in.shared.budgets.all()); err != nil {
-			return err
+	if c.Metrics != nil {
+		all := append(in.shared.metrics.collectors(), in.shared.budgets.all())
+		if err := c.Metrics.Register(all); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
 		}
+		in.metrics = all
 	}
 	for _, w := range c.Workers {
 		in.shared.names.reserve(w.Name)
@@ -131,15 +133,13 @@ func (in *Ingest) open() error {
 	return nil
 }
 
-// Endpoints returns the addresses of the listeners, in their order, with the ports that
-// were chosen.
-func (in *Ingest) Endpoints() []string {
-	return append([]string(nil), in.endpoints...)
-}
+// Endpoints returns the addresses of the listeners, in the order of the Config, with the ports that the
+// system chose.
+func (in *Ingest) Endpoints() []string { return slices.Clone(in.endpoints) }
 
-// Run reads until ctx is done, and returns nil when everything is closed: no call of the
-// Sink or a Lane is in progress or follows. It waits for a call that blocks. It returns an
-// error where ZeroMQ fails, and ErrStarted if it ran before.
+// Run reads until ctx is done, and returns nil when everything is closed: no call of the Sink or a Lane
+// is in progress or follows. It waits for a call that blocks. It returns an error if ZeroMQ fails, and
+// ErrStarted after an earlier Run or Close.
 func (in *Ingest) Run(ctx context.Context) error {
 	if !in.used.CompareAndSwap(false, true) {
 		return ErrStarted
@@ -213,18 +213,18 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	w := &connectedWorker{worker: newWorker(in.shared, desc)}
 	for i, src := range c.Sources {
 		connect, _ := config.ParseEndpoint(src.Connect, false)
-		replay, replays := config.ParseEndpoint(src.Replay, false)
+		replay, hasReplay := config.ParseEndpoint(src.Replay, false)
 		for rank := range src.DPSize {
 			e := connect.OfRank(rank)
-			about := SourceStatus{Engine: src.Engine, Endpoint: e.String(), Rank: uint32(rank)}
-			if replays {
-				about.Replay = replay.OfRank(rank).String()
+			status := SourceStatus{Engine: src.Engine, Endpoint: e.String(), Rank: uint32(rank)}
+			if hasReplay {
+				status.Replay = replay.OfRank(rank).String()
 			}
-			l := &link{worker: w.worker, endpoint: e, replay: about.Replay, topic: src.Topic}
-			l.p = newPublisher(w.worker, i, about, l.renew)
+			l := &link{worker: w.worker, endpoint: e, replay: status.Replay, topic: src.Topic}
+			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
-			// The endpoint of a single rank does not imply which rank it is.
-			l.p.otherRankLogged = src.DPSize == 1
+			// A source with a single rank may be any rank of the worker.
+			l.p.rankMismatchLogged = src.DPSize == 1
 			w.links = append(w.links, l)
 		}
 		w.log.Info("reading source", "source", i, "connect", src.Connect, "replay", src.Replay, "ranks", src.DPSize)
@@ -232,9 +232,9 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 	return w
 }
 
-// AddWorker adds a worker. It waits for Run to start, or ctx to be done. It returns the
-// error of config.Config.Validate, config.ErrWorkerExists, config.ErrTooManyWorkers,
-// config.ErrTooManySources, config.ErrWorkersTooLarge, config.ErrEnded, or that of ctx.
+// AddWorker adds a worker. It waits until Run is called, or ctx is done. It returns the error of
+// config.Config.Validate, config.ErrWorkerExists, config.ErrTooManyWorkers, config.ErrTooManySources,
+// config.ErrWorkersTooLarge, config.ErrEnded, or the error of ctx.
 func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
 	only := config.Config{Workers: []config.Worker{c}}
 	if err := only.Validate(); err != nil {
@@ -275,8 +275,8 @@ func (in *Ingest) admit(c config.Worker) error {
 	return nil
 }
 
-// RemoveWorker removes a worker of the configuration or of AddWorker from the stream, and
-// waits for that. It returns config.ErrNoWorker, config.ErrEnded, or the error of ctx.
+// RemoveWorker removes a worker of the Config or of AddWorker from the stream, and returns when it is
+// removed. It returns config.ErrNoWorker, config.ErrEnded, or the error of ctx.
 func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
 	var w *connectedWorker
 	removed := make(chan struct{})
@@ -291,7 +291,7 @@ func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.Remove
 			w.mu.Lock()
 			w.remove(why)
 			w.mu.Unlock()
-			w.forget()
+			w.release()
 			w.log.Info("worker removed", "reason", why.String())
 			close(removed)
 		})
@@ -310,7 +310,7 @@ func (in *Ingest) RemoveWorker(ctx context.Context, name string, why feed.Remove
 	}
 }
 
-// change has Run execute a change, and waits for it.
+// change makes Run execute a change, and waits until it is done.
 func (in *Ingest) change(ctx context.Context, change func(context.Context, *running)) error {
 	done := make(chan struct{})
 	select {
@@ -326,19 +326,19 @@ func (in *Ingest) change(ctx context.Context, change func(context.Context, *runn
 
 // ranksOf returns the dp ranks of a worker's sources.
 func ranksOf(c config.Worker) []uint32 {
-	most := 0
+	n := 0
 	for _, s := range c.Sources {
-		most = max(most, s.DPSize)
+		n = max(n, s.DPSize)
 	}
-	ranks := make([]uint32, most)
+	ranks := make([]uint32, n)
 	for i := range ranks {
 		ranks[i] = uint32(i)
 	}
 	return ranks
 }
 
-// Close closes an Ingest that was not Run. Otherwise it does nothing: Run closes everything
-// itself.
+// Close closes an Ingest whose Run was not called. Otherwise it does nothing, because Run closes
+// everything.
 func (in *Ingest) Close() error {
 	if !in.used.CompareAndSwap(false, true) {
 		return nil
@@ -354,11 +354,11 @@ func (in *Ingest) closeListeners() error {
 	return errors.Join(errs...)
 }
 
-// release releases the context of the sockets, which are closed, and the metrics.
+// release closes the sockets' context and unregisters the metrics. All sockets are closed before.
 func (in *Ingest) release() error {
 	err := in.sockets.Close()
-	if in.registry != nil {
-		in.shared.metrics.unregister(in.registry)
+	if in.metrics != nil {
+		in.config.Metrics.Unregister(in.metrics)
 	}
 	return err
 }

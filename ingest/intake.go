@@ -14,30 +14,29 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// messageFrames is how many frames an engine's message has: topic, seq, payload.
+// messageFrames is the number of frames in an engine's message: topic, seq, payload.
 const messageFrames = 3
 
-// errTooLong is a replayed payload that is too long to be decoded.
+// errTooLong is returned for a replayed payload of more than transport.MaxPayloadBytes.
 var errTooLong = errors.New("payload is too long")
 
-// intake decodes batches in memory that is reused. One goroutine uses it at a time.
+// intake decodes batches in reused memory. It is not safe for concurrent use.
 type intake struct {
 	decoder wire.Decoder
 	counts  wire.Counts
 	out     feed.Batch
 
-	// arrival is the message that was opened last, and topic its topic, before what an
-	// engine may append.
+	// arrival is the message opened last. topic is its topic without the epoch.
 	arrival sequence.Batch
 	topic   []byte
-	// decoded is the batch that batch and err are of; nil for none. batch is nil where err
-	// is set.
+	// decoded is the batch whose result batch and err are; nil for none. batch is nil if err is
+	// set.
 	decoded *sequence.Batch
 	batch   *wire.Batch
 	err     error
 }
 
-// open makes the arrival of an engine's message. ok is false for what is none.
+// open makes an engine's message the arrival. ok is false if it has not the form of one.
 func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	switch {
 	case m.Count != messageFrames:
@@ -71,7 +70,7 @@ func (in *intake) load(epoch []byte, seq uint64, payload []byte) {
 	b.Empty = len(in.batch.Events)+len(in.batch.Skipped) == 0
 }
 
-// decode decodes a batch unless it is the one decoded last.
+// decode decodes a batch unless it is the batch decoded last.
 func (in *intake) decode(b *sequence.Batch) {
 	if in.decoded == b {
 		return

@@ -28,14 +28,14 @@ func TestAConnectionBringsTheWorkerBack(t *testing.T) {
 	back := &additions{lane: w.lane}
 	w.shared.sink = back
 	l := &link{worker: w}
-	l.p = newPublisher(w, 0, SourceStatus{}, l.renew)
-	l.p.connect(new(intake), 1, "")
-	l.p.disconnect(new(intake), 1)
+	l.p = newPublisher(w, 0, SourceStatus{}, l.reconnect)
+	l.p.connect(1, "")
+	l.p.disconnect(1)
 	w.remove(feed.RemovedDisconnected)
 	if w.lane != nil || back.added != 0 {
 		t.Fatalf("the worker is in the stream, it added %d times", back.added)
 	}
-	l.beside = &attempt{id: 2, Conn: &transport.Conn{}, state: attemptEstablished}
+	l.replacement = &attempt{id: 2, Conn: &transport.Conn{}, state: attemptEstablished}
 	if !l.replace(t.Context()) || !l.p.machine.Connected() {
 		t.Fatal("there is no connection")
 	}

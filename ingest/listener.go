@@ -10,43 +10,42 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
-	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// listener reads a bound socket. A publisher is identified by its topic and the dp rank of
-// its batches, a worker by the topic. Names come from the network: they are validated, and
-// their number is bounded.
+// listener reads a bound socket, which engines connect to. The topic identifies a worker, and the topic
+// with the dp rank in a batch a publisher. Topics are validated, and their number is bounded, because
+// any peer can send them.
 //
-// A malformed batch has no rank. It is counted for the worker and given to no publisher,
-// which notices the missing seq with the next batch. Given to the wrong rank, it would make
-// that rank's own batch of the same seq look like a restart.
+// A malformed batch has no rank. It is counted for the worker and not passed to a publisher, because the
+// batch of that seq would look like a restart to the publisher of another rank. Its own publisher
+// notices the missing seq with the next batch.
 type listener struct {
 	shared   *shared
 	config   config.Listener
 	address  string
-	local    bool // bound to ipc
+	local    bool // reports whether it is bound to ipc
 	conn     *transport.Conn
 	inbox    *transport.Inbox
-	patterns []string     // of topics, for matchTopic
-	hosts    config.Hosts // hosts that replays may be requested from
+	patterns []string     // patterns of topics, for matchTopic
+	hosts    config.Hosts // hosts that may be asked for replays
 	log      *slog.Logger
 
-	mu sync.Mutex // guards all below; a worker's mu comes after it
-	// topics are those that were accepted, by their part before the NUL.
+	mu sync.Mutex // guards the fields below; locked before a worker's mutex
+	// topics are the accepted topics, without their epochs.
 	topics     map[string]*boundTopic
 	workers    map[string]*boundWorker
 	peers      peers
 	logLimiter logLimiter
-	// spawnIn ties the goroutines of a new worker to the listener.
+	// spawnIn makes a new worker's goroutines end before the listener's run returns.
 	spawnIn func(*worker)
 }
 
-// boundTopic is the publishers of one topic: the dp ranks of one pod.
+// boundTopic has the publishers of one topic: the dp ranks of one pod.
 type boundTopic struct {
 	worker *boundWorker
 	source int
-	// host is the one that the topic names; empty where it names none.
+	// host is the host in the topic; empty if it has none.
 	host  string
 	ranks map[uint32]*publisher
 }
@@ -55,7 +54,7 @@ type boundTopic struct {
 type boundWorker struct {
 	*worker
 	model string
-	// topics and publishers are counts; there are feed.MaxRanks publishers at most.
+	// topics and publishers are counts. There are at most feed.MaxRanks publishers.
 	topics     int
 	publishers int
 }
@@ -137,7 +136,7 @@ func (l *listener) read(ctx context.Context) error {
 	return nil
 }
 
-// watch adds the events of connections to the inbox while no messages arrive.
+// watch adds connection events to the inbox when no messages arrive.
 func (l *listener) watch() error {
 	for {
 		if err := l.conn.Monitor.Wait(); err != nil {
@@ -147,62 +146,63 @@ func (l *listener) watch() error {
 	}
 }
 
-// event handles an event of a connection.
-func (l *listener) event(in *intake, e transport.Event) {
+// handleEvent handles a connection event.
+func (l *listener) handleEvent(e transport.Event) {
 	switch e.Kind {
 	case transport.Accepted:
-		l.peers.opened(e.FD)
-		l.shared.metrics.connections.WithLabelValues("").Inc()
+		l.peers.open(e.FD)
+		l.shared.metrics.count(connectionsTotal, "", 1)
 	case transport.Disconnected:
-		l.shared.metrics.disconnections.WithLabelValues("").Inc()
-		l.peers.closed(in, e.FD)
+		l.shared.metrics.count(disconnectionsTotal, "", 1)
+		l.peers.close(e.FD)
 	default:
 	}
 }
 
-// process handles messages, and the events of connections before each.
+// process handles the messages of a chunk, each after the connection events before it.
 func (l *listener) process(c *transport.Chunk) {
 	in := l.shared.intake()
-	defer l.shared.giveBack(in)
+	defer l.shared.recycle(in)
 	began := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	events, n := c.Events, 0
 	for i := range c.Len() {
 		for len(events) > 0 && events[0].Before <= i {
-			l.event(in, events[0].Event)
+			l.handleEvent(events[0].Event)
 			events = events[1:]
 		}
-		if m := c.Batch.Message(i); m.Count > 0 { // else it was dropped
+		if m := c.Batch.Message(i); m.Count > 0 { // otherwise it was dropped
 			l.message(in, began, c.Batch, i)
 			n++
 		}
 	}
 	for _, e := range events {
-		l.event(in, e.Event)
+		l.handleEvent(e.Event)
 	}
 	if c.Drops != nil {
-		l.overrun(in, c.Drops, began)
+		l.overrun(c.Drops, began)
 	}
-	l.shared.metrics.messages.WithLabelValues("").Add(float64(n))
+	l.shared.metrics.count(messagesTotal, "", n)
 	l.shared.metrics.observe(began, n)
 }
 
-// overrun tells the publishers whose messages may have been dropped.
-func (l *listener) overrun(in *intake, d *transport.Drops, now time.Time) {
+// overrun reports an overrun to the publishers whose messages may have been dropped.
+func (l *listener) overrun(d *transport.Drops, now time.Time) {
 	for topic, t := range l.topics {
 		t.worker.mu.Lock()
-		for _, pub := range t.ranks {
-			if t.worker.lane != nil && d.MayInclude(topic, pub.peer.descriptor(), pub.otherPeer.descriptor()) {
-				pub.apply(in, now, pub.machine.Overrun(now))
+		for _, p := range t.ranks {
+			current, other := p.machine.Connections()
+			if t.worker.lane != nil && d.MayInclude(topic, l.peers.descriptor(current), l.peers.descriptor(other)) {
+				p.apply(now, p.machine.Overrun(now))
 			}
 		}
 		t.worker.mu.Unlock()
 	}
 }
 
-// peer returns the connection of a message; nil where that is closed. Its address is
-// learned from its first message. Peers over ipc are on this machine.
+// peer returns the connection of a message; nil if it is closed. The first message sets the peer's
+// address. Peers over ipc are on this host.
 func (l *listener) peer(b *transport.Batch, i int) *peer {
 	c := l.peers.byFD[b.Message(i).FD]
 	if c != nil && !c.address.IsValid() && !c.addressless {
@@ -215,7 +215,6 @@ func (l *listener) peer(b *transport.Batch, i int) *peer {
 	return c
 }
 
-// message handles a message.
 func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int) {
 	m := b.Message(i)
 	why, ok := in.open(m)
@@ -227,7 +226,7 @@ func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int)
 	if t == nil {
 		// A malformed batch creates no worker.
 		if in.err != nil {
-			l.shared.metrics.rejected.WithLabelValues("", errorName(in.err)).Inc()
+			l.shared.metrics.counters[rejectedTotal].WithLabelValues("", errorName(in.err)).Inc()
 			return
 		}
 		if l.shared.budgets.sources.Full() {
@@ -241,19 +240,17 @@ func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int)
 	}
 	topic := string(in.topic)
 	if !l.deliver(in, now, t, b, i) && len(t.ranks) == 0 {
-		l.drop(topic, t.worker)
+		l.dropTopic(topic, t.worker)
 	}
 }
 
-// deliver gives the intake's batch to its publisher. It reports false where there may be
-// no such publisher.
+// deliver passes the intake's batch to its publisher. It returns false if that publisher is refused.
 func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transport.Batch, i int) bool {
 	w := t.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if in.err != nil {
-		w.metrics.reject(errorName(in.err))
-		w.warn(logRejected, now, "batch rejected", "seq", in.arrival.Seq, "error", in.err)
+		w.reject(in, now, "seq", in.arrival.Seq)
 		return true
 	}
 	p := l.publisher(t, in.batch, now)
@@ -261,12 +258,6 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transpor
 		return false
 	}
 	w.enter()
-	c := l.peer(b, i)
-	p.connectedBy(in, c)
-	var via sequence.ConnectionID
-	if c != nil {
-		via = c.id
-	}
-	p.arrive(in, now, via)
+	l.peers.arrive(p, l.peer(b, i), in, now)
 	return true
 }

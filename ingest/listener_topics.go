@@ -1,6 +1,7 @@
 package ingest
 
 import (
+	"maps"
 	"net/netip"
 	"path"
 	"strings"
@@ -11,9 +12,9 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// drop removes a topic without publishers, and its worker if that has no other: refused
-// names must not take memory.
-func (l *listener) drop(topic string, w *boundWorker) {
+// dropTopic removes a topic without publishers, and its worker if it has no other topic, so that refused
+// topics take no memory.
+func (l *listener) dropTopic(topic string, w *boundWorker) {
 	if t := l.topics[topic]; t.source == w.topics-1 {
 		w.topics-- // so that source numbers do not grow with refused topics
 	}
@@ -26,15 +27,20 @@ func (l *listener) drop(topic string, w *boundWorker) {
 	if w.publishers > 0 {
 		return
 	}
+	l.removeWorker(w)
+}
+
+// removeWorker removes a worker without topics. The name of a listener's only worker stays reserved.
+func (l *listener) removeWorker(w *boundWorker) {
 	w.close()
 	delete(l.workers, w.desc.Name)
-	w.forget()
+	w.release()
 	if l.config.Worker != "" {
 		l.shared.names.reserve(w.desc.Name)
 	}
 }
 
-// publisher returns the publisher of a batch; nil where there may be no further one.
+// publisher returns the publisher of a batch; nil if it is refused.
 func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publisher {
 	var rank uint32
 	if b.HasRank {
@@ -55,7 +61,7 @@ func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publi
 	return p
 }
 
-// admit reserves the budgets of a further publisher.
+// admit reserves the budgets of another publisher.
 func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
 	sources := l.shared.budgets.sources
 	switch {
@@ -70,8 +76,8 @@ func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
 	return 0, true
 }
 
-// replayEndpoint returns the replay socket's endpoint of a publisher; empty where there is
-// none. The worker's mutex is held.
+// replayEndpoint returns the endpoint of a publisher's replay socket; empty if there is none or it is
+// not allowed. The worker's mutex is held.
 func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) string {
 	if l.config.ReplayPort <= 0 || t.host == "" || rank >= feed.MaxRanks || l.config.ReplayPort+int(rank) > config.MaxPort {
 		return ""
@@ -85,7 +91,7 @@ func (l *listener) replayEndpoint(t *boundTopic, rank uint32, peer netip.Addr) s
 	return config.Endpoint{Transport: config.TransportTCP, Address: host, Port: l.config.ReplayPort}.OfRank(int(rank)).String()
 }
 
-// accept adds a topic, and its worker if there is none yet.
+// accept adds a topic, and its worker unless it exists.
 func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	if !matchTopic(l.patterns, string(topic)) {
 		return nil, refusedTopic, false
@@ -106,7 +112,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	case w == nil && l.shared.budgets.ranks.Full():
 		return nil, refusedRanks, false
 	case w == nil:
-		// The name of a listener's only worker is reserved for it.
+		// The name of a listener's only worker is reserved already.
 		if l.config.Worker == "" {
 			if why, ok := l.shared.names.claim(name); !ok {
 				return nil, why, false
@@ -130,54 +136,37 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 func (l *listener) addWorker(name, model string) *boundWorker {
 	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model}), model: model}
 	l.spawnIn(w.worker)
-	w.left = func() { l.forget(w) }
+	w.onRemoved = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)
 	l.workers[name] = w
 	return w
 }
 
-// forget removes a worker that has left the stream.
+// forget removes a worker that the grace time has removed from the stream.
 func (l *listener) forget(w *boundWorker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w.mu.Lock()
-	back := w.lane != nil || w.closed
+	removed := w.lane == nil && !w.closed
 	w.mu.Unlock()
-	if back {
+	if !removed { // a connection has added it again, or the listener is closing
 		return
 	}
-	w.close()
-	delete(l.workers, w.desc.Name)
-	for topic, t := range l.topics {
-		if t.worker != w {
-			continue
-		}
-		delete(l.topics, topic)
-		for _, p := range t.ranks {
-			for _, c := range []*peer{p.peer, p.otherPeer} {
-				if c != nil {
-					delete(c.publishers, p)
-				}
-			}
-		}
-	}
-	w.forget()
-	if l.config.Worker != "" {
-		l.shared.names.reserve(w.desc.Name)
-	}
+	maps.DeleteFunc(l.topics, func(_ string, t *boundTopic) bool { return t.worker == w })
+	l.removeWorker(w)
 }
 
 // refuse counts and logs a message that is refused.
 func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
-	l.shared.metrics.refused.WithLabelValues("", why.String()).Inc()
+	l.shared.metrics.counters[refusedTotal].WithLabelValues("", why.String()).Inc()
 	if suppressed, ok := l.logLimiter.allow(logKindOf(why), now); ok {
-		const most = 128
+		const maxLogged = 128
 		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),
-			"topic", string(topic[:min(len(topic), most)]), "suppressed", suppressed)
+			"topic", string(topic[:min(len(topic), maxLogged)]), "suppressed", suppressed)
 	}
 }
 
-// wanted describes what the listener accepts instead.
+// wanted describes what the listener accepts instead of a refused message.
 func (l *listener) wanted(why refusal) string {
 	patterns := strings.Join(l.config.Topics, " or ")
 	switch {
@@ -190,7 +179,7 @@ func (l *listener) wanted(why refusal) string {
 	}
 }
 
-// close ends the reading of all workers.
+// close stops the reading of all workers.
 func (l *listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,11 +188,10 @@ func (l *listener) close() {
 	}
 }
 
-// topicForm is the form of the topics that name a worker.
+// topicForm is the form of a topic that names a worker.
 const topicForm = "kv@POD@MODEL"
 
-// matchTopic reports whether a topic matches one of the patterns, to which slashless was
-// applied.
+// matchTopic reports whether a topic matches one of the patterns, which are results of slashless.
 func matchTopic(patterns []string, topic string) bool {
 	topic = slashless(topic)
 	for _, p := range patterns {
@@ -214,5 +202,5 @@ func matchTopic(patterns []string, topic string) bool {
 	return false
 }
 
-// slashless replaces slashes, which are special to path.Match, by NULs, which no topic has.
+// slashless replaces slashes, which are special to path.Match, by NULs, which topics do not contain.
 func slashless(s string) string { return strings.ReplaceAll(s, "/", "\x00") }

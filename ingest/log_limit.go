@@ -2,8 +2,7 @@ package ingest
 
 import "time"
 
-// logInterval is the shortest time between two log lines of one kind, of a worker or
-// listener.
+// logInterval is the minimum time between two log lines of one kind, of one worker or listener.
 const logInterval = 10 * time.Second
 
 // logKind is a kind of log line that a faulty engine could cause with every batch.
@@ -24,7 +23,7 @@ const (
 	logForeignHost
 	logRefused
 
-	// One kind for each refusal of a listener.
+	// Each refusal is a kind, from logRefused on.
 	numLogKinds = logRefused + logKind(numRefusals)
 )
 
@@ -32,20 +31,19 @@ func logKindOf(r refusal) logKind { return logRefused + logKind(r) }
 
 // logLimiter suppresses log lines. It is not safe for concurrent use.
 type logLimiter [numLogKinds]struct {
-	next time.Time
-	held int
+	next       time.Time
+	suppressed int
 }
 
-// allow reports whether a line may be logged now, and how many of its kind were suppressed
-// since the last.
-func (n *logLimiter) allow(kind logKind, now time.Time) (held int, ok bool) {
-	e := &n[kind]
+// allow reports whether a line may be logged now. suppressed is how many lines of its kind were not
+// logged since the last.
+func (l *logLimiter) allow(kind logKind, now time.Time) (suppressed int, ok bool) {
+	e := &l[kind]
 	if now.Before(e.next) {
-		e.held++
+		e.suppressed++
 		return 0, false
 	}
-	held = e.held
-	e.held = 0
-	e.next = now.Add(logInterval)
-	return held, true
+	suppressed = e.suppressed
+	e.suppressed, e.next = 0, now.Add(logInterval)
+	return suppressed, true
 }

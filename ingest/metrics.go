@@ -2,13 +2,11 @@ package ingest
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
@@ -17,81 +15,93 @@ const (
 	metricsSubsystem = "ingest"
 )
 
-// metrics are those of one Ingest. What counts for no worker has an empty worker label.
+// counterID identifies a counter.
+type counterID uint8
+
+const (
+	batchesTotal counterID = iota
+	eventsTotal
+	skippedTotal
+	rejectedTotal
+	refusedTotal
+	duplicatesTotal
+	gapsTotal
+	missedTotal
+	restartsTotal
+	messagesTotal
+	connectionsTotal
+	disconnectionsTotal
+	connectAttemptsTotal
+	connectFailuresTotal
+	replaysTotal
+	replaysDoneTotal
+	replaysFailedTotal
+	replayedTotal
+	receiveDropsTotal
+	reorderDropsTotal
+	staleTotal
+	conflictsTotal
+
+	numCounters
+)
+
+// counterOpts describe the counters. Each has the label worker, which is empty for a message or
+// connection of no worker, and the label named here, unless that is empty.
+var counterOpts = [numCounters]struct{ name, label, help string }{
+	batchesTotal:         {"batches_total", "", "Batches delivered."},
+	eventsTotal:          {"events_total", "kind", "Events delivered, by kind."},
+	skippedTotal:         {"events_skipped_total", "reason", "Events, or the ends of stores, left out of batches, by reason."},
+	rejectedTotal:        {"batches_rejected_total", "error", "Batches that do not decode, by error."},
+	refusedTotal:         {"messages_refused_total", "reason", "Messages refused, by reason."},
+	duplicatesTotal:      {"duplicates_total", "", "Batches dropped because they were read before."},
+	gapsTotal:            {"gaps_total", "", "Gaps reported."},
+	missedTotal:          {"missed_batches_total", "", "Batches lost, as reported by gaps."},
+	restartsTotal:        {"restarts_total", "", "Restarts of engines."},
+	messagesTotal:        {"messages_total", "", "Messages received from engines, without replies of replay sockets. Messages to listeners have an empty worker label."},
+	connectionsTotal:     {"connections_total", "", "Connections with engines. Connections to listeners have an empty worker label."},
+	disconnectionsTotal:  {"disconnections_total", "", "Connections that were closed. Connections to listeners have an empty worker label."},
+	connectAttemptsTotal: {"connect_attempts_total", "", "Attempts to connect to engines."},
+	connectFailuresTotal: {"connect_failures_total", "", "Attempts to connect that failed and are retried."},
+	replaysTotal:         {"replays_total", "cause", "Repairs started, by cause."},
+	replaysDoneTotal:     {"replays_done_total", "", "Repairs that brought everything."},
+	replaysFailedTotal:   {"replays_failed_total", "", "Repairs that were abandoned."},
+	replayedTotal:        {"replayed_batches_total", "", "Batches delivered from replays."},
+	receiveDropsTotal:    {"receive_buffer_dropped_total", "", "Messages dropped because the receive buffer was full. They are requested from the replay socket. Messages to listeners have an empty worker label."},
+	reorderDropsTotal:    {"reorder_buffer_dropped_total", "", "Live batches that did not fit into the reorder buffer. They are requested from the replay socket."},
+	staleTotal:           {"stale_batches_total", "", "Live batches dropped because an earlier incarnation sent them."},
+	conflictsTotal:       {"publisher_conflicts_total", "", "Conflicts: two publishers used the same topic and rank."},
+}
+
+// metrics are the metrics of one Ingest.
 type metrics struct {
-	batches    *prometheus.CounterVec
-	events     *prometheus.CounterVec
-	skipped    *prometheus.CounterVec
-	rejected   *prometheus.CounterVec
-	refused    *prometheus.CounterVec
-	duplicates *prometheus.CounterVec
-	gaps       *prometheus.CounterVec
-	missed     *prometheus.CounterVec
-	restarts   *prometheus.CounterVec
-
-	messages        *prometheus.CounterVec
-	connections     *prometheus.CounterVec
-	disconnections  *prometheus.CounterVec
-	connectAttempts *prometheus.CounterVec
-	connectFailures *prometheus.CounterVec
-	replays         *prometheus.CounterVec
-	replaysDone     *prometheus.CounterVec
-	replaysFailed   *prometheus.CounterVec
-	replayed        *prometheus.CounterVec
-	undelivered     *prometheus.CounterVec
-	unbuffered      *prometheus.CounterVec
-	stale           *prometheus.CounterVec
-	ambiguous       *prometheus.CounterVec
-
+	counters          [numCounters]*prometheus.CounterVec
 	lastSeq           *prometheus.GaugeVec
 	publishers        *prometheus.GaugeVec
 	replaysInProgress *prometheus.GaugeVec
 	durations         prometheus.Histogram
-
-	registered []prometheus.Collector
 }
 
 func newMetrics() *metrics {
-	return &metrics{
-		batches:    counter("batches_total", "Batches delivered.", "worker"),
-		events:     counter("events_total", "Events delivered, by kind.", "worker", "kind"),
-		skipped:    counter("events_skipped_total", "Events, or the ends of stores, left out of batches, by reason.", "worker", "reason"),
-		rejected:   counter("batches_rejected_total", "Batches that do not decode, by error.", "worker", "error"),
-		refused:    counter("messages_refused_total", "Messages refused, by reason.", "worker", "reason"),
-		duplicates: counter("duplicates_total", "Batches dropped because they were read before.", "worker"),
-		gaps:       counter("gaps_total", "Gaps reported.", "worker"),
-		missed:     counter("missed_batches_total", "Batches lost, as reported by gaps.", "worker"),
-		restarts:   counter("restarts_total", "Restarts of engines.", "worker"),
-
-		messages:        counter("messages_total", "Messages received from engines, without replies of replay sockets. Those of listeners have an empty worker label.", "worker"),
-		connections:     counter("connections_total", "Connections with engines. Those to listeners have an empty worker label.", "worker"),
-		disconnections:  counter("disconnections_total", "Connections that were closed. Those to listeners have an empty worker label.", "worker"),
-		connectAttempts: counter("connect_attempts_total", "Attempts to connect to engines.", "worker"),
-		connectFailures: counter("connect_failures_total", "Attempts to connect that failed and are retried.", "worker"),
-		replays:         counter("replays_total", "Repairs started, by cause.", "worker", "cause"),
-		replaysDone:     counter("replays_done_total", "Repairs that brought everything.", "worker"),
-		replaysFailed:   counter("replays_failed_total", "Repairs that were abandoned.", "worker"),
-		replayed:        counter("replayed_batches_total", "Batches delivered from replays.", "worker"),
-		undelivered:     counter("receive_buffer_dropped_total", "Messages dropped because the receive buffer was full. They are requested from the replay socket. Those of listeners have an empty worker label.", "worker"),
-		unbuffered:      counter("reorder_buffer_dropped_total", "Live batches that did not fit into the reorder buffer. They are requested from the replay socket.", "worker"),
-		stale:           counter("stale_batches_total", "Live batches dropped because a former incarnation sent them.", "worker"),
-		ambiguous:       counter("publisher_conflicts_total", "Conflicts: two publishers used one topic and rank.", "worker"),
-
+	m := &metrics{
 		lastSeq:           gauge("last_seq", "Engine seq of the last batch.", "worker", "source", "rank"),
 		publishers:        gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
-		replaysInProgress: gauge("replays_in_progress", "Requests to replay sockets, by state: waiting for a slot, for the first reply, or being read.", "state"),
+		replaysInProgress: gauge("replays_in_progress", "Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.", "state"),
 		durations: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
-			Help:    "Time from receiving a batch to its delivery, averaged over those processed together.",
+			Help:    "Time from receiving a batch to its delivery, averaged over batches that were processed together.",
 			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
 		}),
 	}
-}
-
-func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{
-		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: name, Help: help,
-	}, labels)
+	for i, o := range counterOpts {
+		labels := []string{"worker", o.label}
+		if o.label == "" {
+			labels = labels[:1]
+		}
+		m.counters[i] = prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: o.name, Help: o.help,
+		}, labels)
+	}
+	return m
 }
 
 func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
@@ -100,31 +110,38 @@ func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
 	}, labels)
 }
 
-// register registers all or none.
-func (m *metrics) register(r prometheus.Registerer, more ...prometheus.Collector) error {
-	for _, c := range append(more, m.undelivered,
-		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates,
-		m.gaps, m.missed, m.restarts, m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone,
-		m.replaysFailed, m.replayed, m.unbuffered, m.stale, m.ambiguous, m.lastSeq, m.publishers, m.replaysInProgress, m.durations,
-	) {
-		if err := r.Register(c); err != nil {
-			m.unregister(r)
-			return fmt.Errorf("register metrics: %w", err)
-		}
-		m.registered = append(m.registered, c)
+// collectors export several collectors as one, which is registered completely or not at all.
+type collectors []prometheus.Collector
+
+// Describe implements prometheus.Collector.
+func (cs collectors) Describe(descs chan<- *prometheus.Desc) {
+	for _, c := range cs {
+		c.Describe(descs)
 	}
-	return nil
 }
 
-func (m *metrics) unregister(r prometheus.Registerer) {
-	for _, c := range m.registered {
-		r.Unregister(c)
+// Collect implements prometheus.Collector.
+func (cs collectors) Collect(values chan<- prometheus.Metric) {
+	for _, c := range cs {
+		c.Collect(values)
 	}
-	m.registered = nil
 }
 
-// move counts a publisher in another state; 0 is none.
-func (m *metrics) move(from, to SourceState) {
+func (m *metrics) collectors() collectors {
+	all := collectors{m.lastSeq, m.publishers, m.replaysInProgress, m.durations}
+	for _, c := range m.counters {
+		all = append(all, c)
+	}
+	return all
+}
+
+// count adds n to a counter without a label beside worker.
+func (m *metrics) count(id counterID, worker string, n int) {
+	m.counters[id].WithLabelValues(worker).Add(float64(n))
+}
+
+// changeState counts a publisher under another state; 0 means that it is not counted.
+func (m *metrics) changeState(from, to SourceState) {
 	if from != 0 {
 		m.publishers.WithLabelValues(from.String()).Dec()
 	}
@@ -135,87 +152,56 @@ func (m *metrics) move(from, to SourceState) {
 
 // observe records the duration of n batches that were processed together.
 func (m *metrics) observe(began time.Time, n int) {
-	if n == 0 {
-		return
+	if n > 0 {
+		m.durations.Observe(time.Since(began).Seconds() / float64(n))
 	}
-	each := time.Since(began).Seconds() / float64(n)
-	m.durations.Observe(each)
 }
 
 // forget deletes the metrics of a worker.
 func (m *metrics) forget(worker string) {
-	of := prometheus.Labels{"worker": worker}
-	for _, v := range []interface {
-		DeletePartialMatch(prometheus.Labels) int
-	}{
-		m.batches, m.events, m.skipped, m.rejected, m.refused, m.duplicates, m.gaps, m.missed, m.restarts,
-		m.messages, m.connections, m.disconnections, m.connectAttempts, m.connectFailures, m.replays, m.replaysDone, m.replaysFailed, m.replayed,
-		m.unbuffered, m.undelivered, m.stale, m.ambiguous, m.lastSeq,
-	} {
-		v.DeletePartialMatch(of)
+	labels := prometheus.Labels{"worker": worker}
+	for _, c := range m.counters {
+		c.DeletePartialMatch(labels)
 	}
+	m.lastSeq.DeletePartialMatch(labels)
 }
 
-// workerMetrics are the metrics of one worker, resolved once, so that a batch costs no
-// lookup. Those of skipped events are created when the first one is skipped.
+// workerMetrics are the metrics of one worker. Its counters are looked up once, which keeps lookups
+// out of the hot path.
 type workerMetrics struct {
 	all    *metrics
 	worker string
-
-	batches    prometheus.Counter
-	stored     prometheus.Counter
-	removed    prometheus.Counter
-	cleared    prometheus.Counter
-	duplicates prometheus.Counter
-	gaps       prometheus.Counter
-	missed     prometheus.Counter
-	restarts   prometheus.Counter
-
-	messages        prometheus.Counter
-	connections     prometheus.Counter
-	disconnections  prometheus.Counter
-	connectAttempts prometheus.Counter
-	connectFailures prometheus.Counter
-	replaysDone     prometheus.Counter
-	replaysFailed   prometheus.Counter
-	replayed        prometheus.Counter
-	unbuffered      prometheus.Counter
-	stale           prometheus.Counter
-	ambiguous       prometheus.Counter
-
+	// counters are the counters without a label beside worker; the others are nil.
+	counters                 [numCounters]prometheus.Counter
+	stored, removed, cleared prometheus.Counter
+	// skipped are nil until an event is skipped for the reason.
 	skipped [wire.NumReasons]prometheus.Counter
 }
 
 func (m *metrics) of(worker string) *workerMetrics {
-	return &workerMetrics{
-		all:        m,
-		worker:     worker,
-		batches:    m.batches.WithLabelValues(worker),
-		stored:     m.events.WithLabelValues(worker, "stored"),
-		removed:    m.events.WithLabelValues(worker, "removed"),
-		cleared:    m.events.WithLabelValues(worker, "cleared"),
-		duplicates: m.duplicates.WithLabelValues(worker),
-		gaps:       m.gaps.WithLabelValues(worker),
-		missed:     m.missed.WithLabelValues(worker),
-		restarts:   m.restarts.WithLabelValues(worker),
-
-		messages:        m.messages.WithLabelValues(worker),
-		connections:     m.connections.WithLabelValues(worker),
-		disconnections:  m.disconnections.WithLabelValues(worker),
-		connectAttempts: m.connectAttempts.WithLabelValues(worker),
-		connectFailures: m.connectFailures.WithLabelValues(worker),
-		replaysDone:     m.replaysDone.WithLabelValues(worker),
-		replaysFailed:   m.replaysFailed.WithLabelValues(worker),
-		replayed:        m.replayed.WithLabelValues(worker),
-		unbuffered:      m.unbuffered.WithLabelValues(worker),
-		stale:           m.stale.WithLabelValues(worker),
-		ambiguous:       m.ambiguous.WithLabelValues(worker),
+	w := &workerMetrics{all: m, worker: worker}
+	for i, o := range counterOpts {
+		if o.label == "" {
+			w.counters[i] = m.counters[i].WithLabelValues(worker)
+		}
 	}
+	w.stored = w.labeled(eventsTotal, "stored")
+	w.removed = w.labeled(eventsTotal, "removed")
+	w.cleared = w.labeled(eventsTotal, "cleared")
+	return w
 }
 
-// batch counts a delivered batch, and adds and resets the counts of Rules.Admit.
+// inc increments a counter without a label beside worker.
+func (m *workerMetrics) inc(id counterID) { m.counters[id].Inc() }
+
+// labeled returns a counter with a label beside worker.
+func (m *workerMetrics) labeled(id counterID, value string) prometheus.Counter {
+	return m.all.counters[id].WithLabelValues(m.worker, value)
+}
+
+// batch counts a delivered batch. It adds the counts of Rules.Admit, and resets them.
 func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
-	m.batches.Inc()
+	m.inc(batchesTotal)
 	var stored, removed, cleared int
 	for i := range events {
 		switch events[i].Kind {
@@ -244,35 +230,18 @@ func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
 			continue
 		}
 		if m.skipped[reason] == nil {
-			m.skipped[reason] = m.all.skipped.WithLabelValues(m.worker, wire.Reason(reason).String())
+			m.skipped[reason] = m.labeled(skippedTotal, wire.Reason(reason).String())
 		}
 		m.skipped[reason].Add(float64(n))
 	}
 	*counts = wire.Counts{}
 }
 
-func (m *workerMetrics) replay(cause sequence.Cause) {
-	m.all.replays.WithLabelValues(m.worker, cause.String()).Inc()
-}
-
-func (m *workerMetrics) gap(missed uint64) {
-	m.gaps.Inc()
-	m.missed.Add(float64(missed))
-}
-
-func (m *workerMetrics) reject(name string) {
-	m.all.rejected.WithLabelValues(m.worker, name).Inc()
-}
-
-func (m *workerMetrics) refuse(r refusal) {
-	m.all.refused.WithLabelValues(m.worker, r.String()).Inc()
-}
-
 func (m *workerMetrics) lastSeq(source int, rank uint32) prometheus.Gauge {
 	return m.all.lastSeq.WithLabelValues(m.worker, strconv.Itoa(source), strconv.FormatUint(uint64(rank), 10))
 }
 
-// errorName is why a batch does not decode, as metrics label it.
+// errorName returns the metric label for an error of wire.Decoder, or for errTooLong.
 func errorName(err error) string {
 	var e wire.Error
 	switch {

@@ -12,144 +12,106 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// publisher runs the sequence.Machine of a source's engine at one dp rank: it gives the
-// machine what arrives, and does what its actions demand. Batches, gaps and restarts go to
-// the worker's lane.
+// publisher runs the sequence.Machine of a source at one dp rank: it passes inputs to the machine and
+// executes the machine's actions. Batches, gaps and restarts go to the worker's lane.
 //
-// All its methods are called with the worker's mutex held.
+// All its methods except tick are called with the worker's mutex held.
 type publisher struct {
 	worker *worker
 	source int
-	// rank is that of batches that name none.
+	// rank is the dp rank of batches that do not name one.
 	rank     uint32
 	copyRule feed.CopyRule
 	machine  *sequence.Machine
-	// rules are the source's, shared by the publishers of its ranks.
+	// rules are shared by the publishers of the source's ranks.
 	rules *wire.Rules
 
-	// ranks are those of its batches: one as a rule. Where there are more, a gap may
-	// concern each of them.
+	// ranks are the ranks of its batches, usually one. If there are more, a gap is reported for
+	// each of them.
 	ranks []uint32
-	// otherRankLogged reports whether batches may name another rank than rank, or it was
-	// logged that they do.
-	otherRankLogged bool
-	// incomplete reports whether batches of this incarnation are missing. They may be of a
-	// rank that is yet to be named.
+	// rankMismatchLogged reports whether no log line is needed when a batch names another rank
+	// than rank.
+	rankMismatchLogged bool
+	// incomplete reports whether batches of this incarnation are missing. A rank that is named
+	// later is then reported as joined late.
 	incomplete bool
 	// before are the seqs that were published before first contact.
 	before struct{ first, last uint64 }
 
-	// peer is a listener's connection that batches arrive by, and otherPeer another one
-	// that they arrived by before, and that is still open; nil where there is none.
-	peer, otherPeer *peer
-	// replayOf returns the replay endpoint behind a listener's peer; empty where there is
-	// none.
+	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
+	// unless the engine connects to a listener.
 	replayOf func(*peer) string
-	// renew has the connection made anew: in the place of the present one, or beside it.
-	// It is nil where the engine makes the connections.
-	renew func(beside bool)
-	// cancelReplay ends the replay request in progress; nil where there is none.
+	// reconnect closes the connection and opens another, or opens a replacement first. It is nil
+	// if the engine opens the connections.
+	reconnect func(replacement bool)
+	// cancelReplay ends the replay request in progress; nil if there is none.
 	cancelReplay context.CancelFunc
 
-	// replayErr is why the last request failed; nil if it did not. repairEnded is called
-	// with it when a repair ends that failed, and with nil when one is done; nil where
-	// nobody wants to know.
+	// replayErr is the error of the last request; nil if it succeeded. repairEnded, if not nil, is
+	// called when a repair ends: with nil after success, and with replayErr otherwise.
 	replayErr   error
 	repairEnded func(error)
 
-	// timer calls the machine's Tick. It is due at timerAt, or not before the machine's
-	// deadline.
+	// timer calls tick at timerAt, which is not after the machine's deadline. timerAt is zero if
+	// the timer is not running.
 	timer   *time.Timer
 	timerAt time.Time
 
-	state   SourceState
-	status  *sourceEntry
-	lastSeq prometheus.Gauge // nil until a batch was read
+	state          SourceState
+	replayEndpoint string // the endpoint in status
+	status         *sourceEntry
+	lastSeq        prometheus.Gauge // nil until a batch was read
 }
 
-// newPublisher adds the publisher of a source at a dp rank to a worker. renew is nil
-// where the engine makes the connections.
-func newPublisher(w *worker, source int, about SourceStatus, renew func(beside bool)) *publisher {
-	about.Worker = w.desc.Name
+// newPublisher adds the publisher of a source at a dp rank to a worker. reconnect is nil if the engine
+// opens the connections.
+func newPublisher(w *worker, source int, status SourceStatus, reconnect func(replacement bool)) *publisher {
+	status.Worker = w.desc.Name
 	p := &publisher{
-		worker: w,
-		source: source,
-		rank:   about.Rank,
-		status: w.shared.sources.add(about),
-		rules:  w.rulesOf(source),
-		renew:  renew,
+		worker:    w,
+		source:    source,
+		rank:      status.Rank,
+		status:    w.shared.sources.add(status),
+		rules:     w.rulesOf(source),
+		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
-			FirstSeq: about.Engine.FirstSeq(), Silence: w.shared.silence, Grace: w.shared.grace,
-			CanReconnect: renew != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
+			FirstSeq: status.Engine.FirstSeq(), Silence: w.shared.silence, Grace: w.shared.grace,
+			CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
 		}),
 	}
-	p.updateState()
+	p.updateStatus()
 	w.publishers = append(w.publishers, p)
 	return p
 }
 
-// connect gives the machine a new connection. It adds the worker to the stream.
-func (p *publisher) connect(in *intake, id sequence.ConnectionID, replay string) {
+// connect passes a new connection to the machine. It adds the worker to the stream if needed.
+func (p *publisher) connect(id sequence.ConnectionID, replay string) {
 	p.worker.enter()
 	now := time.Now()
-	p.apply(in, now, p.machine.Connect(now, sequence.Connection{ID: id, Replay: replay}))
-	p.status.setReplay(p.machine.ReplayEndpoint())
+	p.apply(now, p.machine.Connect(now, sequence.Connection{ID: id, Replay: replay}))
 }
 
-func (p *publisher) disconnect(in *intake, id sequence.ConnectionID) {
+func (p *publisher) disconnect(id sequence.ConnectionID) {
 	now := time.Now()
-	p.apply(in, now, p.machine.Disconnect(now, id))
-	p.status.setReplay(p.machine.ReplayEndpoint())
+	p.apply(now, p.machine.Disconnect(now, id))
 }
 
-// arrive gives the machine the batch that the intake has decoded.
+// arrive passes the batch that the intake has opened to the machine.
 func (p *publisher) arrive(in *intake, now time.Time, via sequence.ConnectionID) {
-	p.apply(in, now, p.machine.Arrival(now, via, &in.arrival))
+	p.applyWith(in, now, p.machine.Arrival(now, via, &in.arrival))
 }
 
-// connectedBy notes the connection of a listener's message, before its batch arrives; nil
-// is one that is closed.
-func (p *publisher) connectedBy(in *intake, c *peer) {
-	switch c {
-	case nil:
-		if !p.machine.Connected() {
-			p.worker.reached = true
-			p.worker.updateConnections()
-		}
-	case p.peer:
-	case p.otherPeer:
-		p.peer, p.otherPeer = p.otherPeer, p.peer
-	default:
-		if p.otherPeer != nil {
-			delete(p.otherPeer.publishers, p)
-		}
-		c.publishers[p] = struct{}{}
-		p.peer, p.otherPeer = c, p.peer
-		p.connect(in, c.id, p.replayOf(c))
-		p.worker.updateConnections()
-	}
-}
-
-// closedBy notes that a listener's connection is closed.
-func (p *publisher) closedBy(in *intake, c *peer) {
-	switch c {
-	case p.otherPeer:
-		p.otherPeer = nil
-	case p.peer:
-		p.peer, p.otherPeer = p.otherPeer, nil
-	default:
-		return
-	}
-	p.disconnect(in, c.id)
-	p.worker.updateConnections()
-}
-
-// updateState publishes the state for Ingest.Sources and the metrics.
-func (p *publisher) updateState() {
+// updateStatus updates the state and the replay endpoint for Ingest.Sources and the metrics.
+func (p *publisher) updateStatus() {
 	p.setState(sourceState(p.machine))
+	if endpoint := p.machine.ReplayEndpoint(); endpoint != p.replayEndpoint {
+		p.replayEndpoint = endpoint
+		stored := endpoint // endpoint itself must not escape to the heap with every batch
+		p.status.replay.Store(&stored)
+	}
 }
 
-// sourceState returns what a machine's state is called outside.
+// sourceState returns the SourceState of a machine.
 func sourceState(m *sequence.Machine) SourceState {
 	switch s := m.State(); {
 	case s == sequence.Suspect:
@@ -169,13 +131,13 @@ func (p *publisher) setState(s SourceState) {
 	if p.state == s || p.state == SourceStopped {
 		return
 	}
-	p.worker.shared.metrics.move(p.state, s)
+	p.worker.shared.metrics.changeState(p.state, s)
 	p.state = s
 	p.status.state.Store(uint32(s))
 }
 
-// schedule sets the timer for the machine's deadline. A timer that is due earlier is left:
-// most deadlines move with every batch.
+// schedule sets the timer for the machine's deadline. A timer that fires earlier is kept, because most
+// deadlines move with every batch.
 func (p *publisher) schedule(now time.Time) {
 	at := p.machine.Deadline()
 	if at.IsZero() || !p.timerAt.IsZero() && !at.Before(p.timerAt) {
@@ -191,19 +153,17 @@ func (p *publisher) schedule(now time.Time) {
 
 // tick is called by the timer, without the worker's mutex.
 func (p *publisher) tick() {
-	in := p.worker.shared.intake()
-	defer p.worker.shared.giveBack(in)
 	p.worker.mu.Lock()
 	defer p.worker.mu.Unlock()
 	p.timerAt = time.Time{}
-	if p.worker.closed || p.worker.lane == nil {
-		return
+	if p.worker.inStream() {
+		now := time.Now()
+		p.apply(now, p.machine.Tick(now, p.worker.connected()))
 	}
-	now := time.Now()
-	p.apply(in, now, p.machine.Tick(now, p.worker.connected()))
 }
 
-// reset forgets the engine, whose worker has left the stream.
+// reset forgets everything about the engine except its connections, because the worker has left the
+// stream.
 func (p *publisher) reset() {
 	p.machine.Reset()
 	p.endReplay()
@@ -213,7 +173,7 @@ func (p *publisher) reset() {
 	p.ranks = nil
 	p.forgetIncarnation()
 	p.status.started.Store(false)
-	p.updateState()
+	p.updateStatus()
 }
 
 func (p *publisher) forgetIncarnation() {
@@ -221,7 +181,7 @@ func (p *publisher) forgetIncarnation() {
 	p.before.first, p.before.last = 0, 0
 }
 
-// stop ends the reading of the publisher.
+// stop stops the reading of the publisher.
 func (p *publisher) stop() {
 	p.machine.Reset()
 	p.endReplay()
@@ -231,9 +191,9 @@ func (p *publisher) stop() {
 	p.setState(SourceStopped)
 }
 
-// forget removes a stopped publisher from what is counted and listed.
-func (p *publisher) forget() {
-	p.worker.shared.metrics.move(p.state, 0)
+// release removes a stopped publisher from the metrics, Ingest.Sources and the budget.
+func (p *publisher) release() {
+	p.worker.shared.metrics.changeState(p.state, 0)
 	p.worker.shared.sources.remove(p.status)
 	p.worker.shared.budgets.sources.Release(1)
 }
@@ -245,7 +205,7 @@ func (p *publisher) endReplay() {
 	}
 }
 
-// rankOf returns the dp rank of the intake's batch.
+// rankOf returns the dp rank of the batch that the intake has decoded.
 func (p *publisher) rankOf(in *intake, now time.Time) uint32 {
 	switch {
 	case in.err != nil && len(p.ranks) > 0:
@@ -254,16 +214,15 @@ func (p *publisher) rankOf(in *intake, now time.Time) uint32 {
 		return p.rank
 	}
 	rank := in.batch.Rank
-	if rank != p.rank && !p.otherRankLogged {
-		// The batch is believed, but engines that name the same rank count as one cache.
-		p.otherRankLogged = p.worker.warn(logRank, now, "batch names another dp rank than its endpoint", "source", p.source,
-			"rank", p.rank, "batch_rank", rank, "hint", "caches of engines that name the same rank are mixed: check dp_size and the endpoint")
+	if rank != p.rank && !p.rankMismatchLogged {
+		// The rank in the batch is used, but engines that name the same rank count as one cache.
+		p.rankMismatchLogged = p.warn(logRank, now, "batch names another dp rank than its endpoint",
+			"batch_rank", rank, "hint", "caches of engines that name the same rank are mixed: check dp_size and the endpoint")
 	}
 	return rank
 }
 
-// addRank adds a rank to those of the publisher. It reports false where the worker may
-// have no more.
+// addRank adds a rank to the publisher's. It returns false if the worker may not have more ranks.
 func (p *publisher) addRank(now time.Time, rank uint32) bool {
 	if slices.Contains(p.ranks, rank) {
 		return true
@@ -273,15 +232,21 @@ func (p *publisher) addRank(now time.Time, rank uint32) bool {
 	}
 	p.ranks = append(p.ranks, rank)
 	if p.incomplete {
-		p.joinedLate(now, rank)
+		p.reportJoinedLate(now, rank)
 	}
 	return true
 }
 
-// joinedLate reports that a rank may hold blocks of batches that were not read.
-func (p *publisher) joinedLate(now time.Time, rank uint32) {
+// reportJoinedLate reports that a rank may have blocks of batches that were not read.
+func (p *publisher) reportJoinedLate(now time.Time, rank uint32) {
 	p.worker.lane.Gap(feed.Gap{
 		Source: p.source, Rank: rank, Reason: feed.GapJoinedLate,
 		FirstSeq: p.before.first, LastSeq: p.before.last, At: now.UnixNano(),
 	})
+}
+
+// warn logs a warning about the publisher, at most once every logInterval for each kind, and reports
+// whether it was logged.
+func (p *publisher) warn(kind logKind, now time.Time, msg string, args ...any) bool {
+	return p.worker.warn(kind, now, msg, append([]any{"source", p.source, "rank", p.rank}, args...)...)
 }

@@ -102,7 +102,7 @@ func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 	}
 	ranks := []testPublisher{add(0, 0), add(0, 1), add(0, 2)}
 	alone := add(1, 0)
-	alone.otherRankLogged = true
+	alone.rankMismatchLogged = true
 	for seq := range uint64(3) {
 		for _, p := range append(ranks, alone) {
 			named := testMessage("kv", seq, 1)

@@ -13,60 +13,55 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// startPatience is how long the first request of an engine may wait for a transfer slot.
-// Nothing is known of the engine before it, so that waiting costs least.
+// startPatience is how long the first request to an engine may wait for a transfer slot. It may wait
+// longest: no live batches depend on it.
 const startPatience = 2 * time.Minute
 
-// requestReplay sends the request that the machine demands, in a goroutine of its own.
+// requestReplay sends a request in a goroutine of its own.
 func (p *publisher) requestReplay(r sequence.Request) {
 	p.worker.log.Debug("requesting a replay", "source", p.source, "rank", p.rank, "cause", r.Cause.String(), "from", r.From)
 	p.cancelReplay = p.worker.spawn(func(ctx context.Context) { p.replay(ctx, r) })
 }
 
-// replay runs a request to its end. It is called without the worker's mutex.
+// replay sends a request, and passes its replies and its end to the machine. It is called without the
+// worker's mutex.
 func (p *publisher) replay(ctx context.Context, r sequence.Request) {
 	w := p.worker
-	q := transport.Request{Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered}
+	locked := func(f func()) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if ctx.Err() == nil && w.inStream() {
+			f()
+		}
+	}
+	q := transport.Request{
+		Endpoint: r.Endpoint, From: r.From, Responsive: r.Answered,
+		Waited: func(d time.Duration) { locked(func() { p.machine.Waited(r.ID, d) }) },
+		Sent:   func() { locked(func() { p.machine.Sent(r.ID) }) },
+	}
 	if r.Cause == sequence.CauseStart {
 		q.Patience = startPatience
 	}
-	q.Waited = func(d time.Duration) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		p.machine.Waited(r.ID, d) // the engine is not to blame
-	}
-	q.Sent = func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		p.machine.Sent(r.ID)
-	}
-	err := w.shared.replays.Replay(ctx, q, func(seq uint64, payload []byte) bool {
+	err := w.shared.replays.Replay(ctx, q, func(seq uint64, payload []byte) (more bool) {
 		in := w.shared.intake()
-		defer w.shared.giveBack(in)
+		defer w.shared.recycle(in)
 		in.load(nil, seq, payload)
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if ctx.Err() != nil || w.closed || w.lane == nil {
-			return false
-		}
-		now := time.Now()
-		actions, more := p.machine.Reply(now, r.ID, &in.arrival)
-		p.apply(in, now, actions)
+		locked(func() {
+			now := time.Now()
+			var actions []sequence.Action
+			actions, more = p.machine.Reply(now, r.ID, &in.arrival)
+			p.applyWith(in, now, actions)
+		})
 		return more
 	})
-	in := w.shared.intake()
-	defer w.shared.giveBack(in)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if ctx.Err() != nil || w.closed || w.lane == nil {
-		return
-	}
-	now := time.Now()
-	p.replayErr = err
-	if err != nil && !errors.Is(err, transport.ErrReplayYielded) {
-		w.warn(logReplay, now, "replay failed", "source", p.source, "rank", p.rank, "endpoint", r.Endpoint, "error", err)
-	}
-	p.apply(in, now, p.machine.ReplayEnded(now, r.ID, outcomeOf(err)))
+	locked(func() {
+		now := time.Now()
+		p.replayErr = err
+		if err != nil && !errors.Is(err, transport.ErrReplayYielded) {
+			p.warn(logReplay, now, "replay failed", "endpoint", r.Endpoint, "error", err)
+		}
+		p.apply(now, p.machine.ReplayEnded(now, r.ID, outcomeOf(err)))
+	})
 }
 
 func outcomeOf(err error) sequence.Outcome {
@@ -84,11 +79,10 @@ func outcomeOf(err error) sequence.Outcome {
 	}
 }
 
-// ReplayFrom requests the batches that an engine remembers from seq on, up to its newest,
-// and gives them to the lane, in order and each once. c has one worker with one source,
-// which has a replay socket; its rank 0 is read. Batches that the engine does not send are
-// reported by Lane.Gap. ReplayFrom returns an error where the replay socket does not
-// answer, or c is invalid, and that of ctx when ctx is done before.
+// ReplayFrom requests the batches that an engine still has from seq on, up to its newest, and passes
+// each to the lane once, in order. The config has one worker with one source, which has a replay
+// socket; its rank 0 is read. Batches that the engine does not send are reported by Lane.Gap. ReplayFrom
+// returns an error if the replay socket does not reply, the config is invalid, or ctx is done first.
 func ReplayFrom(ctx context.Context, c config.Config, seq uint64, lane feed.Lane) error {
 	in, err := New(c, laneSink{lane})
 	if err != nil {
@@ -114,7 +108,7 @@ func (in *Ingest) replayFrom(ctx context.Context, seq uint64) error {
 		Jitter: func(time.Duration) time.Duration { return 0 },
 	})
 	p.repairEnded = func(err error) { ended <- err }
-	p.connect(new(intake), 1, w.links[0].replay)
+	p.connect(1, w.links[0].replay)
 	w.mu.Unlock()
 	var err error
 	select {
@@ -129,7 +123,7 @@ func (in *Ingest) replayFrom(ctx context.Context, seq uint64) error {
 	return nil
 }
 
-// laneSink is a sink of one worker.
+// laneSink is a Sink with one worker, whose lane is given.
 type laneSink struct{ lane feed.Lane }
 
 func (s laneSink) AddWorker(feed.Worker) feed.Lane { return s.lane }

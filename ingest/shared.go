@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// shared is what all workers of an Ingest have in common.
+// shared has what all workers of an Ingest use.
 type shared struct {
 	sink    feed.Sink
 	sockets *transport.Context
@@ -37,15 +37,15 @@ func (s *shared) intake() *intake {
 	return new(intake)
 }
 
-func (s *shared) giveBack(in *intake) { s.intakes.Put(in) }
+func (s *shared) recycle(in *intake) { s.intakes.Put(in) }
 
-// budgets bound what all publishers together use.
+// budgets limit the resources of all publishers together.
 type budgets struct {
 	received  *budget.Budget // bytes of messages that wait to be processed
 	reordered *budget.Budget // bytes of the reorder buffers
-	sources   *budget.Budget // publishers: a source at a dp rank
-	ranks     *budget.Budget // dp ranks that only batches name
-	workers   *budget.Budget // bytes of workers' strings
+	sources   *budget.Budget // publishers: one for each source and dp rank
+	ranks     *budget.Budget // dp ranks that are known only from batches
+	workers   *budget.Budget // bytes of the strings in workers' configs
 	rules     *budget.Budget // bytes of the state of wire.Rules
 }
 
@@ -64,22 +64,20 @@ func (b budgets) all() budget.Collector {
 	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules}
 }
 
-// inbox returns the configuration of an inbox, of a worker or, where that is empty, of a
-// listener.
+// inbox returns the configuration of a worker's inbox. The name is empty for an inbox of no worker.
 func (s *shared) inbox(worker string) transport.InboxConfig {
-	dropped := s.metrics.undelivered.WithLabelValues(worker)
+	dropped := s.metrics.counters[receiveDropsTotal].WithLabelValues(worker)
 	return transport.InboxConfig{
 		Budget: s.budgets.received, Pool: &s.batches, OnDrop: func(n int) { dropped.Add(float64(n)) },
 	}
 }
 
-// jitter returns a wait that is up to a fifth longer, so that many that start together
-// spread out.
+// jitter returns a wait that is up to a fifth longer, so that waits that start together end apart.
 func jitter(wait time.Duration) time.Duration {
 	return wait + time.Duration(rand.Int64N(int64(wait)/5+1))
 }
 
-// nameSet has the names of all workers of an Ingest.
+// nameSet is the set of the names of an Ingest's workers.
 type nameSet struct {
 	max int
 
@@ -87,7 +85,7 @@ type nameSet struct {
 	names map[string]struct{}
 }
 
-// claim adds a name, or returns why it is refused.
+// claim adds a name. If ok is false, why is the reason.
 func (r *nameSet) claim(name string) (why refusal, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +99,7 @@ func (r *nameSet) claim(name string) (why refusal, ok bool) {
 	return 0, true
 }
 
-// reserve adds a name of the configuration, which Validate has found unique.
+// reserve adds a name of the configuration, which is unique.
 func (r *nameSet) reserve(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

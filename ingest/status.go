@@ -16,14 +16,14 @@ import (
 type SourceStatus struct {
 	Worker string
 	Engine feed.Engine
-	// Endpoint is that of the publisher, or the listener, and Replay that of the replay
-	// socket; empty where there is none.
+	// Endpoint is the endpoint of the publisher or the listener. Replay is the endpoint of the replay
+	// socket; empty if there is none.
 	Endpoint string
 	Replay   string
-	// Rank is the configured dp rank, or that of the first batch.
+	// Rank is the dp rank in the configuration or, for a listener, in the first batch.
 	Rank  uint32
 	State SourceState
-	// Started reports whether a batch was read; LastSeq is that of the last.
+	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
 	Started bool
 	LastSeq uint64
 }
@@ -39,9 +39,9 @@ const (
 	SourceCatchingUp
 	// SourceLive: batches are delivered as they arrive.
 	SourceLive
-	// SourceRepairing: a replay of what is or may be missing is in progress.
+	// SourceRepairing: a replay of batches that are or may be missing is in progress.
 	SourceRepairing
-	// SourceSuspect: the connection is silent, and the engine does not answer.
+	// SourceSuspect: the connection is silent, and the engine does not reply.
 	SourceSuspect
 	// SourceStopped: reading has ended.
 	SourceStopped
@@ -56,7 +56,7 @@ var sourceStateNames = [...]string{
 	SourceStopped:    "stopped",
 }
 
-// String returns the state's name, as metrics label it.
+// String returns the state's name in metrics.
 func (s SourceState) String() string {
 	if s < SourceConnecting || s > SourceStopped {
 		return "unknown"
@@ -66,29 +66,23 @@ func (s SourceState) String() string {
 
 // sourceList lists the publishers for Ingest.Sources.
 type sourceList struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards entries
 	entries []*sourceEntry
 }
 
-// sourceEntry is the status of one publisher. about never changes, the rest is written by
-// the publisher alone. replay replaces that of about.
+// sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which
+// replace those of initial.
 type sourceEntry struct {
-	about   SourceStatus
+	initial SourceStatus
 	replay  atomic.Pointer[string]
 	state   atomic.Uint32
 	started atomic.Bool
 	lastSeq atomic.Uint64
 }
 
-func (e *sourceEntry) setReplay(endpoint string) {
-	if *e.replay.Load() != endpoint {
-		e.replay.Store(&endpoint)
-	}
-}
-
-func (l *sourceList) add(about SourceStatus) *sourceEntry {
-	e := &sourceEntry{about: about}
-	e.replay.Store(&about.Replay)
+func (l *sourceList) add(initial SourceStatus) *sourceEntry {
+	e := &sourceEntry{initial: initial}
+	e.replay.Store(&initial.Replay)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entries = append(l.entries, e)
@@ -101,14 +95,14 @@ func (l *sourceList) remove(e *sourceEntry) {
 	l.entries = slices.DeleteFunc(l.entries, func(other *sourceEntry) bool { return other == e })
 }
 
-// Sources returns every source that is read, in the order in which they were added.
+// Sources returns the status of every source at every dp rank, in the order in which they were added.
 func (in *Ingest) Sources() []SourceStatus {
 	l := &in.shared.sources
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := make([]SourceStatus, len(l.entries))
 	for i, e := range l.entries {
-		all[i] = e.about
+		all[i] = e.initial
 		all[i].Replay = *e.replay.Load()
 		all[i].State = SourceState(e.state.Load())
 		all[i].LastSeq = e.lastSeq.Load()
@@ -117,77 +111,85 @@ func (in *Ingest) Sources() []SourceStatus {
 	return all
 }
 
-// WorkerStats is what was counted for a worker since it was added.
+// WorkerStats counts what happened to a worker since it was added.
 type WorkerStats struct {
-	// ConnectAttempts counts the attempts to connect, Connections those that
-	// succeeded, ConnectFailures those that failed and are repeated. Disconnections
-	// counts the connections that broke, or were closed by Reconnect.
+	// ConnectAttempts counts the attempts to connect, Connections the successful attempts, and
+	// ConnectFailures the failed attempts, each of which is retried. Disconnections counts the
+	// connections that broke or were closed by Reconnect.
 	ConnectAttempts uint64
 	Connections     uint64
 	ConnectFailures uint64
 	Disconnections  uint64
 
-	// Messages counts those received from the publishers. Replies to replay requests are
-	// not among them.
+	// Messages counts the messages received from publishers, without replies of replay sockets.
 	Messages uint64
-	// Batches counts those delivered, live and by replay, each once. Of their events
-	// Stored, Removed and Cleared count those of each kind, Skipped those left out.
+	// Batches counts the batches delivered, live or by replay. Stored, Removed and Cleared count
+	// their events, and Skipped the events left out of them.
 	Batches uint64
 	Stored  uint64
 	Removed uint64
 	Cleared uint64
 	Skipped uint64
-	// Duplicates counts batches that were read before, Rejected those that do not decode,
-	// Refused messages that are no batch.
+	// Duplicates counts batches that were read before, Rejected batches that do not decode, and
+	// Refused messages that have not the form of a batch.
 	Duplicates uint64
 	Rejected   uint64
 	Refused    uint64
-	// Gaps counts the gaps reported, Missed the batches that they lack.
+	// Gaps counts the gaps reported, and Missed the batches in them.
 	Gaps   uint64
 	Missed uint64
 	// Restarts counts restarts of engines.
 	Restarts uint64
-	// Replays counts the repairs started, ReplaysDone and ReplaysFailed those that ended,
-	// Replayed the batches that they brought.
+	// Replays counts the repairs started, ReplaysDone the successful repairs, ReplaysFailed the
+	// abandoned repairs, and Replayed the batches delivered from replays.
 	Replays       uint64
 	ReplaysDone   uint64
 	ReplaysFailed uint64
 	Replayed      uint64
 }
 
-// Stats returns what was counted for a configured worker. ok is false where there is none
-// of that name.
+// Stats returns the counts of a configured worker. ok is false if no worker has that name.
 func (in *Ingest) Stats(worker string) (s WorkerStats, ok bool) {
+	w := in.configured(worker)
+	if w == nil {
+		return WorkerStats{}, false
+	}
+	return w.metrics.stats(), true
+}
+
+// configured returns the worker of the configuration with this name; nil if there is none.
+func (in *Ingest) configured(name string) *connectedWorker {
 	for _, w := range in.workers {
-		if w.desc.Name == worker {
-			return w.metrics.stats(), true
+		if w.desc.Name == name {
+			return w
 		}
 	}
-	return WorkerStats{}, false
+	return nil
 }
 
 func (m *workerMetrics) stats() WorkerStats {
+	counted := func(id counterID) uint64 { return value(m.counters[id]) }
 	return WorkerStats{
-		ConnectAttempts: value(m.connectAttempts),
-		Connections:     value(m.connections),
-		ConnectFailures: value(m.connectFailures),
-		Disconnections:  value(m.disconnections),
-		Messages:        value(m.messages),
-		Batches:         value(m.batches),
+		ConnectAttempts: counted(connectAttemptsTotal),
+		Connections:     counted(connectionsTotal),
+		ConnectFailures: counted(connectFailuresTotal),
+		Disconnections:  counted(disconnectionsTotal),
+		Messages:        counted(messagesTotal),
+		Batches:         counted(batchesTotal),
 		Stored:          value(m.stored),
 		Removed:         value(m.removed),
 		Cleared:         value(m.cleared),
-		Skipped:         m.sum(m.all.skipped),
-		Duplicates:      value(m.duplicates),
-		Rejected:        m.sum(m.all.rejected),
-		Refused:         m.sum(m.all.refused),
-		Gaps:            value(m.gaps),
-		Missed:          value(m.missed),
-		Restarts:        value(m.restarts),
-		Replays:         m.sum(m.all.replays),
-		ReplaysDone:     value(m.replaysDone),
-		ReplaysFailed:   value(m.replaysFailed),
-		Replayed:        value(m.replayed),
+		Skipped:         m.sum(skippedTotal),
+		Duplicates:      counted(duplicatesTotal),
+		Rejected:        m.sum(rejectedTotal),
+		Refused:         m.sum(refusedTotal),
+		Gaps:            counted(gapsTotal),
+		Missed:          counted(missedTotal),
+		Restarts:        counted(restartsTotal),
+		Replays:         m.sum(replaysTotal),
+		ReplaysDone:     counted(replaysDoneTotal),
+		ReplaysFailed:   counted(replaysFailedTotal),
+		Replayed:        counted(replayedTotal),
 	}
 }
 
@@ -199,12 +201,12 @@ func value(m prometheus.Metric) uint64 {
 	return uint64(d.GetCounter().GetValue())
 }
 
-// sum returns what a vector has counted for the worker, over its other labels.
-func (m *workerMetrics) sum(v *prometheus.CounterVec) (total uint64) {
+// sum returns the worker's total of a counter, over the values of its other label.
+func (m *workerMetrics) sum(id counterID) (total uint64) {
 	all := make(chan prometheus.Metric)
 	go func() {
 		defer close(all)
-		v.Collect(all)
+		m.all.counters[id].Collect(all)
 	}()
 	for metric := range all {
 		var d dto.Metric
@@ -220,21 +222,19 @@ func (m *workerMetrics) sum(v *prometheus.CounterVec) (total uint64) {
 	return total
 }
 
-// Reconnect closes the connections to a configured worker, which are then made anew as if
-// they had broken. It may have to wait for a call of the worker's lane. It returns how
-// many connections there were before; ok is false where there is no such worker.
+// Reconnect closes the connections to a configured worker, which are then opened again as if they had
+// broken. It may wait for a call of the worker's lane. It returns the number of connections that had
+// been established before; ok is false if no worker has that name.
 func (in *Ingest) Reconnect(worker string) (connections uint64, ok bool) {
-	for _, w := range in.workers {
-		if w.desc.Name != worker {
-			continue
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		connections = value(w.metrics.connections) // none is counted while the mutex is held
-		for _, l := range w.links {
-			l.breakOff()
-		}
-		return connections, true
+	w := in.configured(worker)
+	if w == nil {
+		return 0, false
 	}
-	return 0, false
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	connections = value(w.metrics.counters[connectionsTotal]) // does not change while the mutex is held
+	for _, l := range w.links {
+		l.breakOff()
+	}
+	return connections, true
 }

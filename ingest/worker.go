@@ -17,35 +17,33 @@ type worker struct {
 	desc   feed.Worker
 	log    *slog.Logger
 
-	// mu guards all below, and the publishers, which call the lane with it. The locks of
-	// sourceList and nameSet come after it, a listener's lock before it.
+	// mu guards the fields below and the publishers. Calls of the lane hold it. It is locked after a
+	// listener's mutex, and before the mutexes of sourceList and nameSet.
 	mu sync.Mutex
 	// lane is nil while the worker is not in the stream.
 	lane feed.Lane
-	// closed reports whether reading has ended, and reached whether there was a connection
-	// since the worker is in the stream.
-	closed     bool
-	reached    bool
-	publishers []*publisher
+	// closed reports whether reading has ended.
+	closed bool
+	// hasConnected reports whether there was a connection since the worker is in the stream.
+	hasConnected bool
+	publishers   []*publisher
 	// blockSize is shared by the rules of all sources.
 	blockSize wire.BlockSize
-	// rules are those of the sources. They number the events.
+	// rules are the rules of each source. They number its events.
 	rules []*wire.Rules
-	// ranks are the known dp ranks, feed.MaxRanks at most.
+	// ranks are the known dp ranks, at most feed.MaxRanks.
 	ranks map[uint32]struct{}
-	// bytes is what the worker has reserved of the budget of workers' strings.
+	// bytes is the amount reserved of budgets.workers.
 	bytes      int64
 	metrics    *workerMetrics
 	logLimiter logLimiter
-	// spawn runs a function in a goroutine of its own, with a context that is done when the
-	// reading ends.
+	// spawn runs a function in a goroutine, with a context that is done when reading ends.
 	spawn func(run func(context.Context)) context.CancelFunc
-	// leaving is the timer of the grace time, which removes the worker; nil while there is a
-	// connection.
-	leaving *time.Timer
-	// left is called without mu when the grace time has removed the worker; nil where it can
-	// be added again.
-	left func()
+	// graceTimer removes the worker after the grace time; nil while there is a connection.
+	graceTimer *time.Timer
+	// onRemoved is called without mu after the grace time has removed the worker; nil if a
+	// connection adds it to the stream again.
+	onRemoved func()
 }
 
 func newWorker(s *shared, w feed.Worker) *worker {
@@ -59,7 +57,7 @@ func newWorker(s *shared, w feed.Worker) *worker {
 	return n
 }
 
-// reset forgets what was learned from batches.
+// reset forgets the ranks and the block size that batches have shown.
 func (w *worker) reset() {
 	w.releaseRanks()
 	w.ranks = make(map[uint32]struct{}, len(w.desc.Ranks))
@@ -69,8 +67,8 @@ func (w *worker) reset() {
 	w.blockSize = wire.BlockSize{Tokens: w.desc.BlockSize, Configured: w.desc.BlockSize != 0}
 }
 
-// spawnIn has spawn use goroutines of a group until ctx is done. The group must not be
-// waited for before all that may spawn are done.
+// spawnIn makes spawn use goroutines of a group until ctx is done. The group must not be waited for
+// while a goroutine may still call spawn.
 func (w *worker) spawnIn(ctx context.Context, group *sync.WaitGroup) {
 	w.spawn = func(run func(context.Context)) context.CancelFunc {
 		ctx, cancel := context.WithCancel(ctx)
@@ -82,6 +80,9 @@ func (w *worker) spawnIn(ctx context.Context, group *sync.WaitGroup) {
 	}
 }
 
+// inStream reports whether the worker is in the stream and still read.
+func (w *worker) inStream() bool { return w.lane != nil && !w.closed }
+
 // enter adds the worker to the stream unless it is there.
 func (w *worker) enter() {
 	if w.lane == nil {
@@ -89,23 +90,27 @@ func (w *worker) enter() {
 	}
 }
 
-// updateConnections removes the worker after the grace time if it has no connection. It is
-// called when one was opened or closed.
+// updateConnections starts the grace time if the worker has no connection, and stops it otherwise. It
+// is called when a connection was opened or closed.
 func (w *worker) updateConnections() {
 	if w.connected() {
-		w.reached = true
-		if w.leaving != nil {
-			w.leaving.Stop()
-			w.leaving = nil
-		}
+		w.hasConnected = true
+		w.stopGraceTimer()
 		return
 	}
-	if w.leaving != nil || w.closed || w.lane == nil || !w.reached {
+	if w.graceTimer != nil || !w.inStream() || !w.hasConnected {
 		return
 	}
 	made := make(chan *time.Timer, 1)
-	w.leaving = time.AfterFunc(w.shared.grace, func() { w.leave(<-made) })
-	made <- w.leaving
+	w.graceTimer = time.AfterFunc(w.shared.grace, func() { w.leave(<-made) })
+	made <- w.graceTimer
+}
+
+func (w *worker) stopGraceTimer() {
+	if w.graceTimer != nil {
+		w.graceTimer.Stop()
+		w.graceTimer = nil
+	}
 }
 
 // connected reports whether any publisher has a connection.
@@ -113,20 +118,21 @@ func (w *worker) connected() bool {
 	return slices.ContainsFunc(w.publishers, func(p *publisher) bool { return p.machine.Connected() })
 }
 
-// leave removes the worker after the grace time.
+// leave removes the worker after the grace time. timer is the timer that calls it; it may have been
+// stopped too late.
 func (w *worker) leave(timer *time.Timer) {
 	w.mu.Lock()
-	if w.leaving != timer || w.closed {
+	if w.graceTimer != timer || w.closed {
 		w.mu.Unlock()
 		return
 	}
-	w.leaving = nil
+	w.graceTimer = nil
 	w.log.Info("worker removed: all its connections have been closed for the grace time", "grace", w.shared.grace)
 	w.remove(feed.RemovedDisconnected)
-	left := w.left
+	onRemoved := w.onRemoved
 	w.mu.Unlock()
-	if left != nil {
-		left()
+	if onRemoved != nil {
+		onRemoved()
 	}
 }
 
@@ -138,31 +144,28 @@ func (w *worker) remove(why feed.RemoveReason) {
 	for _, p := range w.publishers {
 		p.reset()
 	}
-	w.lane, w.reached = nil, false
+	w.lane, w.hasConnected = nil, false
 	w.reset()
 	w.shared.sink.RemoveWorker(w.desc.Name, why)
 }
 
-// close ends the reading of the worker. Its blocks stay in the stream.
+// close stops the reading of the worker. Its blocks stay in the stream.
 func (w *worker) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	if w.leaving != nil {
-		w.leaving.Stop()
-		w.leaving = nil
-	}
+	w.stopGraceTimer()
 	for _, p := range w.publishers {
 		p.stop()
 	}
 }
 
-// forget releases what a closed worker has reserved, with its name and metrics.
-func (w *worker) forget() {
+// release releases the name, the budgets and the metrics of a closed worker.
+func (w *worker) release() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.publishers {
-		p.forget()
+		p.release()
 	}
 	for _, r := range w.rules {
 		r.Close()
@@ -192,7 +195,7 @@ func (w *worker) releaseRanks() {
 	}
 }
 
-// admitRank adds a dp rank. It reports false where there may be no further one.
+// admitRank adds a dp rank. It returns false if the worker may not have more ranks.
 func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
@@ -204,18 +207,18 @@ func (w *worker) admitRank(rank uint32) bool {
 	return true
 }
 
-// warn logs a line unless one of its kind was logged less than logInterval ago, and reports
-// whether it did.
+// warn logs a warning, at most once every logInterval for each kind, and reports whether it was
+// logged.
 func (w *worker) warn(kind logKind, now time.Time, msg string, args ...any) bool {
-	return w.notice(slog.LevelWarn, kind, now, msg, args...)
+	return w.logLimited(slog.LevelWarn, kind, now, msg, args)
 }
 
-// inform is warn at the level of information.
+// inform logs at level info, as warn does at level warn.
 func (w *worker) inform(kind logKind, now time.Time, msg string, args ...any) {
-	w.notice(slog.LevelInfo, kind, now, msg, args...)
+	w.logLimited(slog.LevelInfo, kind, now, msg, args)
 }
 
-func (w *worker) notice(level slog.Level, kind logKind, now time.Time, msg string, args ...any) bool {
+func (w *worker) logLimited(level slog.Level, kind logKind, now time.Time, msg string, args []any) bool {
 	suppressed, ok := w.logLimiter.allow(kind, now)
 	if ok {
 		w.log.Log(context.Background(), level, msg, append(slices.Clip(args), "suppressed", suppressed)...)
@@ -225,6 +228,12 @@ func (w *worker) notice(level slog.Level, kind logKind, now time.Time, msg strin
 
 // refuse counts and logs a message that is refused.
 func (w *worker) refuse(why refusal, now time.Time) {
-	w.metrics.refuse(why)
+	w.metrics.labeled(refusedTotal, why.String()).Inc()
 	w.warn(logKindOf(why), now, "message refused", "reason", why.String(), "want", why.wanted())
+}
+
+// reject counts and logs the malformed batch that the intake has decoded.
+func (w *worker) reject(in *intake, now time.Time, args ...any) {
+	w.metrics.labeled(rejectedTotal, errorName(in.err)).Inc()
+	w.warn(logRejected, now, "batch rejected", append(args, "error", in.err)...)
 }
