@@ -1,6 +1,5 @@
-// Package config describes what package ingest reads: workers, sources and listeners, with
-// their defaults, limits and validation. It uses no socket, so that importing it does not
-// link libzmq.
+// Package config has the configuration of package ingest: workers, sources and listeners, with their
+// defaults, limits and validation. It does not link libzmq.
 package config
 
 import (
@@ -28,7 +27,7 @@ const (
 	DefaultGrace              = time.Minute
 	DefaultReconnectMin       = time.Second
 	DefaultReconnectMax       = 30 * time.Second
-	// DefaultReplayPort is vLLM's.
+	// DefaultReplayPort is vLLM's default.
 	DefaultReplayPort = 5558
 	DefaultTopics     = "kv@*"
 )
@@ -39,63 +38,62 @@ const (
 	MaxNameBytes = 253
 	// MaxModelBytes is the length of the longest name of a model.
 	MaxModelBytes = 1024
-	// MaxTopicBytes is the length of the longest topic: that of the longest names of a pod
-	// and a model with an epoch and a snapshot, and more. Topics are kept, and logged.
+	// MaxTopicBytes is the length of the longest topic. It has room for the longest names of a pod
+	// and a model, an epoch and a snapshot. Topics are kept in memory, and logged.
 	MaxTopicBytes = 2048
-	// MaxSockets is how many sockets of libzmq sources and listeners may use. libzmq allows
-	// 65,535 in a context.
+	// MaxSockets is the maximum number of libzmq sockets of sources and listeners. libzmq allows
+	// 65,535 sockets in a context.
 	MaxSockets = 65_000
 )
 
-// Config is what an Ingest reads. The zero Config reads nothing. The zero value of a field
-// means its default.
+// Config configures an Ingest. The zero Config reads nothing. The zero value of a field means its
+// default.
 type Config struct {
 	// Workers are the workers whose engines are connected to.
 	Workers []Worker
 	// Listeners are bound, and engines connect to them.
 	Listeners []Listener
-	// MaxWorkers is the maximum number of workers, of whatever origin.
+	// MaxWorkers is the maximum number of workers, of Workers, Listeners and AddWorker together.
 	MaxWorkers int
-	// MaxSources is the maximum number of sources of all workers together: one that is
-	// connected to counts once for each of its dp ranks, an engine that connects to a
-	// listener once for each topic and rank. A source that is connected to uses some six
-	// file descriptors and three sockets of libzmq.
+	// MaxSources is the maximum number of sources of all workers together. A source in Workers or
+	// AddWorker counts once for each of its dp ranks, and uses about six file descriptors and three
+	// libzmq sockets. An engine that connects to a listener counts once for each topic and rank.
 	MaxSources int
-	// MaxRanks is the maximum number of dp ranks of all workers together that only their
-	// batches name.
+	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from
+	// batches.
 	MaxRanks int
-	// WorkerBytes bounds the names, endpoints and labels of the workers of AddWorker
+	// WorkerBytes limits the memory for the names, endpoints and labels of the workers of AddWorker
 	// together.
 	WorkerBytes int64
-	// SaltBytes bounds the cache salts, the blocks that carry them and the attention groups
-	// that are remembered, of all sources together. A salt that does not fit is unknown,
-	// and its blocks have no tokens hashes.
+	// SaltBytes limits the memory for cache salts, blocks with a salt, and attention groups, of all
+	// sources together. Blocks of a salt that does not fit have no tokens hashes.
 	SaltBytes int64
-	// ReceiveBufferBytes bounds the messages that wait to be processed, of all sources
-	// together, beside 2 MiB for each source. A message that does not fit is dropped, which
-	// is repaired like any other gap.
+	// ReceiveBufferBytes limits the received messages that are not processed yet, of all sources
+	// together, beside 2 MiB for each source. A message that does not fit is dropped, which is
+	// repaired like any other gap.
 	ReceiveBufferBytes int64
-	// ReorderBufferBytes bounds the reorder buffers of all sources together. A batch that
-	// does not fit is requested when the replay in progress is done.
+	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
+	// fit is requested when the replay in progress is done.
 	ReorderBufferBytes int64
-	// ReplayTimeout is how long a reply of a replay socket may take: 10 ms to 1 h.
+	// ReplayTimeout is the maximum time until a reply of a replay socket arrives: 10 ms to 1 h.
 	ReplayTimeout time.Duration
 	// Silence is how long a connection may be silent before it is verified: by requesting
 	// the last batch from the replay socket or, if the engine has no replay socket, by
 	// opening a second connection. At least 10 ms; a negative value disables the check.
 	Silence time.Duration
-	// Grace is how long a worker may have no connection, once it has had one, before it is
-	// removed; negative means at once. Those of Workers and AddWorker are added again when
-	// they are connected. A source or rank without a connection for so long, while its
-	// worker has others, is reported by a GapPossibleRestart.
+	// Grace is how long a worker that was connected may have no connection before it is removed;
+	// negative means that it is removed at once. A worker of Workers or AddWorker is added again
+	// when it is connected. If only some of a worker's sources or ranks have no connection for this
+	// time, GapPossibleRestart is reported for them.
 	Grace time.Duration
-	// ReconnectMin and ReconnectMax bound the backoff of reconnecting, which doubles: 1 ms
-	// to 1 h.
+	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between attempts to
+	// connect, which doubles: 1 ms to 1 h.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
-	// Metrics is where the metrics are registered until the Ingest ends; nil means nowhere.
+	// Metrics has the metrics registered until the Ingest ends; nil means that they are not
+	// registered.
 	Metrics prometheus.Registerer
-	// Logger is for the operator; nil discards.
+	// Logger is optional.
 	Logger *slog.Logger
 }
 
@@ -105,69 +103,66 @@ type Worker struct {
 	Name string
 	// Model is at most MaxModelBytes bytes; empty means unknown.
 	Model string
-	// BlockSize is in tokens; 0 means that it is learned from the first store.
+	// BlockSize is in tokens; 0 means the block size of the first store.
 	BlockSize uint32
-	// Endpoint and Labels are passed on to routers: at most MaxModelBytes bytes each, keys
-	// MaxNameBytes, and 64 labels.
+	// Endpoint and Labels are passed to routers. The endpoint and each label's value have at most
+	// MaxModelBytes bytes, and each key at most MaxNameBytes. There are at most 64 labels.
 	Endpoint string
 	Labels   map[string]string
 	// Sources are the publishers of the worker's events: 1 to feed.MaxSources.
 	Sources []Source
-	// Consolidate applies to several sources: feed.ConsolidateDedup unless set.
+	// Consolidate applies if there are several sources. The default is feed.ConsolidateDedup.
 	Consolidate feed.Consolidate
 }
 
-// Source is a publisher to connect to, or one for each dp rank.
+// Source is a publisher to connect to, or a publisher for each dp rank.
 type Source struct {
-	// Engine is feed.EngineVLLM unless set.
+	// Engine defaults to feed.EngineVLLM.
 	Engine feed.Engine
-	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, where rank r is at
-	// PORT + r, or ipc://PATH.
+	// Connect is the endpoint of the PUB socket: tcp://HOST:PORT, with rank r on PORT + r, or
+	// ipc://PATH.
 	Connect string
-	// Replay is the endpoint of the replay socket, in the same form; empty means that there
-	// is none, so that lost batches are reported as gaps.
+	// Replay is the endpoint of the replay socket, in the same form. If it is empty, lost batches
+	// are reported as gaps.
 	Replay string
-	// DPSize is the number of dp ranks: 1 to feed.MaxRanks, 1 unless set. Over ipc only
-	// feed.EngineTRTLLM has more than one.
+	// DPSize is the number of dp ranks: 1 to feed.MaxRanks, default 1. Over ipc only
+	// feed.EngineTRTLLM may have more than one.
 	DPSize int
-	// Topic is the prefix of the topics to read; empty means all.
+	// Topic is the prefix of the topics to read; empty means all topics.
 	Topic string
-	// Copies is how copies are counted: CopiesAuto unless set.
+	// Copies is how copies are counted. The default is CopiesAuto.
 	Copies Copies
 }
 
 // Listener is an endpoint to bind, which publishers connect to.
 type Listener struct {
-	// Bind is tcp://ADDRESS:PORT, where the address may be * and the port * or 0 for any,
-	// or ipc://PATH.
+	// Bind is tcp://ADDRESS:PORT or ipc://PATH. The address may be *, and the port * or 0, for any.
 	Bind string
-	// Engine is feed.EngineVLLM unless set. It decides the first seq of an incarnation,
-	// which is 1 for feed.EngineLLMDSim. With the wrong engine the ranks of such a simulator
-	// are reported as incomplete, or the loss of an engine's first batch is not reported.
+	// Engine defaults to feed.EngineVLLM. The first seq of an incarnation is 1 for
+	// feed.EngineLLMDSim and 0 for the others. With the wrong engine, ranks of an llm-d simulator
+	// are reported as incomplete, or the loss of another engine's first batch is not reported.
 	Engine feed.Engine
-	// Copies is how copies are counted: CopiesAuto unless set, which with the default engine
-	// is right for publishers of feed.EngineSGLang, too.
+	// Copies is how copies are counted. The default is CopiesAuto, which together with the default
+	// engine also suits publishers of feed.EngineSGLang.
 	Copies Copies
-	// Topics are patterns of the topics to accept, in the syntax of path.Match where a slash
-	// is an ordinary character: DefaultTopics unless set, or every topic where Worker is
-	// set.
+	// Topics are patterns of the topics to accept, in the syntax of path.Match, except that a slash
+	// is an ordinary character. The default is DefaultTopics, or every topic if Worker is set.
 	Topics []string
-	// ReplayPort is the port of the replay socket of an engine's rank 0, at the host that
-	// the topic names: DefaultReplayPort unless set; negative means that there is none. See
-	// ReplayHosts.
+	// ReplayPort is the port of the replay socket of an engine's rank 0, on the host in the topic.
+	// The default is DefaultReplayPort; negative means that there is none. See ReplayHosts.
 	ReplayPort int
-	// ReplayHosts are the hosts that topics may name for replays, as ParseHosts reads them.
-	// Beside them a replay is requested only from the address of the peer itself.
+	// ReplayHosts are the hosts in topics that may be asked for replays, in the form of ParseHosts.
+	// A host that is not among them is asked only if it is the peer's own address.
 	ReplayHosts []string
-	// Worker names the only worker of the listener. Where it is empty topics must have the
-	// form kv@POD@MODEL, and POD names the worker.
+	// Worker names the only worker of the listener. If it is empty, topics must have the form
+	// kv@POD@MODEL, and POD names the worker.
 	Worker string
 }
 
 // AllowedEngines describes valid engines in errors.
 const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
 
-// engineNames are the names of engines, with those that other programs use.
+// engineNames has the names of engines in kvcast's configuration and in those of other programs.
 var engineNames = map[string]feed.Engine{
 	"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
 	"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,
@@ -176,7 +171,7 @@ var engineNames = map[string]feed.Engine{
 	"llm-d-sim": feed.EngineLLMDSim,
 }
 
-// ParseEngine returns the engine of a name.
+// ParseEngine returns the engine with a name.
 func ParseEngine(name string) (e feed.Engine, ok bool) {
 	e, ok = engineNames[name]
 	return e, ok

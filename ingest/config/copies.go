@@ -2,19 +2,18 @@ package config
 
 import "github.com/kvcast/kvcast/feed"
 
-// Copies is what a store of a block means that the engine holds already: one more physical
-// copy, or an announcement that a request reuses the block.
+// Copies is the meaning of a store of a block that the engine has already: another physical copy, or an
+// announcement that a request reuses the block.
 type Copies string
 
 // The settings of Copies.
 const (
-	// CopiesAuto distinguishes copies from announcements for feed.EngineVLLM, whose requests
-	// can ask for announcements. For other engines, which never announce, it is
-	// CopiesCounted.
+	// CopiesAuto distinguishes copies from announcements for feed.EngineVLLM, which announces on
+	// request. For other engines, which never announce, it means CopiesCounted.
 	CopiesAuto Copies = "auto"
 	// CopiesCounted counts every store as a copy.
 	CopiesCounted Copies = "counted"
-	// CopiesAnnouncedLast is for an engine that sends a remove for the last copy only.
+	// CopiesAnnouncedLast is for an engine that sends a remove only for the last copy.
 	CopiesAnnouncedLast Copies = "announced-last"
 )
 
@@ -29,7 +28,7 @@ func (c Copies) known() bool {
 	}
 }
 
-// Rule returns the rule for an engine.
+// Rule returns the rule that counts the copies of an engine.
 func (c Copies) Rule(e feed.Engine) feed.CopyRule {
 	switch {
 	case c == CopiesAnnouncedLast:

@@ -11,16 +11,16 @@ import (
 type Endpoint struct {
 	Transport string // tcp or ipc
 	Address   string // tcp: the host, ipc: the path
-	Port      int    // tcp only; 0 means any
+	Port      int    // tcp only; 0 means any free port
 }
 
-// The transports of endpoints, and bounds of their addresses.
+// The transports of endpoints, and limits of their addresses.
 const (
 	TransportTCP = "tcp"
 	TransportIPC = "ipc"
 
 	MaxPort = 65535
-	// maxIPCPath is the longest path of a Unix socket that Linux takes.
+	// maxIPCPath is the length of the longest path of a Unix socket on Linux.
 	maxIPCPath = 107
 )
 
@@ -30,9 +30,9 @@ const (
 	AllowedBind    = "tcp://ADDRESS:PORT with a port of 1 to 65535, or 0 or * for any, or ipc://PATH"
 )
 
-// ParseEndpoint parses an endpoint. open reports whether its host and port may be left
-// open, as for binding. inproc is invalid: every Ingest has its own ZeroMQ context.
-func ParseEndpoint(s string, open bool) (Endpoint, bool) {
+// ParseEndpoint parses an endpoint. bind reports whether the endpoint is to be bound: its host may then
+// be *, and its port * or 0. inproc is invalid, because every Ingest has its own ZeroMQ context.
+func ParseEndpoint(s string, bind bool) (Endpoint, bool) {
 	transport, address, ok := strings.Cut(s, "://")
 	if !ok || strings.ContainsAny(address, "\x00; ") {
 		return Endpoint{}, false
@@ -45,14 +45,14 @@ func ParseEndpoint(s string, open bool) (Endpoint, bool) {
 		return Endpoint{Transport: TransportIPC, Address: address}, true
 	case TransportTCP:
 		host, p, err := net.SplitHostPort(address)
-		if err != nil || host == "" || (host == "*" && !open) {
+		if err != nil || host == "" || host == "*" && !bind {
 			return Endpoint{}, false
 		}
 		if p == "*" {
 			p = "0"
 		}
 		port, err := strconv.ParseUint(p, 10, 16)
-		if err != nil || (port == 0 && !open) {
+		if err != nil || port == 0 && !bind {
 			return Endpoint{}, false
 		}
 		return Endpoint{Transport: TransportTCP, Address: host, Port: int(port)}, true
@@ -73,8 +73,8 @@ func (e Endpoint) String() string {
 	return "tcp://" + net.JoinHostPort(e.Address, port)
 }
 
-// OfRank returns the endpoint of a dp rank. Rank r is on rank 0's port + r; TensorRT-LLM
-// appends _dpR to ipc paths of the ranks above 0.
+// OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0. Over tcp rank r has that port
+// + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0.
 func (e Endpoint) OfRank(rank int) Endpoint {
 	switch {
 	case rank == 0:

@@ -2,7 +2,7 @@ package config
 
 import "errors"
 
-// Errors of AddWorker and RemoveWorker.
+// Errors of Ingest.AddWorker and Ingest.RemoveWorker.
 var (
 	// ErrWorkerExists: another worker has that name.
 	ErrWorkerExists = errors.New("a worker of that name exists")

@@ -3,21 +3,22 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
-// Hosts is a set of hosts that kvcast may connect to at a peer's request. The zero value
-// is empty.
+// Hosts is a set of hosts that kvcast may connect to at a peer's request. The zero value is the empty
+// set.
 type Hosts struct {
 	prefixes []netip.Prefix
 	names    map[string]struct{}
-	suffixes []string // of names, each with its leading dot
+	suffixes []string // of names, each with a leading dot
 }
 
 const allowedHosts = "an IP address, a CIDR such as 10.0.0.0/8, a name, or *.DOMAIN for all names in it"
 
-// ParseHosts parses hosts: each is an IP address, a CIDR, a host name, or *.DOMAIN for all
-// names that end in .DOMAIN. The error names the first that is none of these.
+// ParseHosts parses hosts: each is an IP address, a CIDR, a host name, or *.DOMAIN for all names that
+// end in .DOMAIN. The error names the first invalid host.
 func ParseHosts(hosts []string) (Hosts, error) {
 	h := Hosts{names: make(map[string]struct{})}
 	for _, s := range hosts {
@@ -53,34 +54,26 @@ func (h *Hosts) add(s string) bool {
 	return true
 }
 
-// canonicalHost returns the form in which host names are compared.
+// canonicalHost returns a host name in the form for comparisons.
 func canonicalHost(s string) string { return strings.TrimSuffix(strings.ToLower(s), ".") }
 
 // Empty reports whether the set is empty.
 func (h Hosts) Empty() bool { return len(h.prefixes)+len(h.names)+len(h.suffixes) == 0 }
 
-// Contain reports whether a host is in the set. An IP address is compared with addresses,
-// a name with names: no name is resolved.
+// Contain reports whether a host is in the set. An IP address is compared with addresses, and a name with
+// names; names are not resolved.
 func (h Hosts) Contain(host string) bool {
 	if a, err := netip.ParseAddr(host); err == nil {
 		a = a.Unmap().WithZone("")
-		for _, p := range h.prefixes {
-			if p.Contains(a) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(h.prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	name := canonicalHost(host)
 	if _, ok := h.names[name]; ok {
 		return true
 	}
-	for _, suffix := range h.suffixes {
-		if strings.HasSuffix(name, suffix) && len(name) > len(suffix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(h.suffixes, func(suffix string) bool {
+		return strings.HasSuffix(name, suffix) && len(name) > len(suffix)
+	})
 }
 
 // ContainEndpoint reports whether the host of a tcp endpoint is in the set.
@@ -89,9 +82,10 @@ func (h Hosts) ContainEndpoint(s string) bool {
 	return ok && e.Transport == TransportTCP && h.Contain(e.Address)
 }
 
-// ReplayHost returns the host of a peer's replay socket: the one that its topic names, if
-// that is allowed or the peer's own address, and the peer's own address if the topic names
-// no address. Otherwise ok is false: a peer must not make kvcast connect to others.
+// ReplayHost returns the host of a peer's replay socket. named is the host in the peer's topic. It is
+// returned if it is allowed, or is the peer's own address. If it is a name that is not allowed, the
+// peer's own address is returned. Otherwise ok is false: a peer must not make kvcast connect to other
+// hosts.
 func ReplayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok bool) {
 	if allowed.Contain(named) {
 		return named, true
@@ -104,7 +98,7 @@ func ReplayHost(named string, peer netip.Addr, allowed Hosts) (host string, ok b
 	if err != nil {
 		return peer.String(), true
 	}
-	// All loopback addresses are this machine.
+	// All loopback addresses are this host.
 	if a = a.Unmap(); a == peer || a.IsLoopback() && peer.IsLoopback() {
 		return named, true
 	}

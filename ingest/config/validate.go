@@ -32,14 +32,14 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s is %v: must be %s", e.Field, e.Value, e.Allowed)
 }
 
-// Path returns Field in snake case, as in files: workers[0].sources[1].dp_size. The key of a
-// label stays.
+// Path returns Field in snake case, as in configuration files: workers[0].sources[1].dp_size. The key of
+// a label is not changed.
 func (e *FieldError) Path() string {
 	names, label, isLabel := strings.Cut(e.Field, `["`)
 	var path strings.Builder
 	for i, c := range names {
-		isWord := i > 0 && unicode.IsUpper(c) && names[i-1] != '.' // another word of a name, or a letter of an acronym
-		if isWord && (unicode.IsLower(rune(names[i-1])) || i+1 < len(names) && unicode.IsLower(rune(names[i+1]))) {
+		isUpper := i > 0 && unicode.IsUpper(c) && names[i-1] != '.' // a new word, or a letter of an acronym
+		if isUpper && (unicode.IsLower(rune(names[i-1])) || i+1 < len(names) && unicode.IsLower(rune(names[i+1]))) {
 			path.WriteByte('_')
 		}
 		path.WriteRune(unicode.ToLower(c))
@@ -61,7 +61,7 @@ const (
 
 // Validate returns nil, or a FieldError for each invalid field, joined.
 func (c Config) Validate() error {
-	v := &Validation{Names: make(map[string]struct{})}
+	var v Validation
 	c = c.WithDefaults()
 	v.Check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
 	v.Check(c.MaxSources > 0, "MaxSources", c.MaxSources, "above 0")
@@ -70,38 +70,25 @@ func (c Config) Validate() error {
 	v.Check(c.SaltBytes > 0, "SaltBytes", c.SaltBytes, "above 0")
 	v.Check(c.ReceiveBufferBytes > 0, "ReceiveBufferBytes", c.ReceiveBufferBytes, "above 0")
 	v.Check(c.ReorderBufferBytes > 0, "ReorderBufferBytes", c.ReorderBufferBytes, "above 0")
-	v.Check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
-		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
-	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
-	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
-		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
-	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
-		"ReconnectMax", c.ReconnectMax, "at least the minimum, and at most 1 h")
+	v.Durations(c)
 	for i, w := range c.Workers {
 		v.worker(fmt.Sprintf("Workers[%d]", i), w)
 	}
 	for i, l := range c.Listeners {
 		v.listener(fmt.Sprintf("Listeners[%d]", i), l)
 	}
-	v.Check(c.MaxWorkers < 0 || len(v.Names) <= c.MaxWorkers, "Workers", len(v.Names),
+	v.Check(c.MaxWorkers < 0 || len(v.names) <= c.MaxWorkers, "Workers", len(v.names),
 		fmt.Sprintf("at most %d, with the workers that listeners name", c.MaxWorkers))
-	v.Check(c.MaxSources <= 0 || c.sources() <= c.MaxSources || len(v.Errs) > 0, "Workers", c.sources(),
+	v.Check(c.MaxSources <= 0 || c.sources() <= c.MaxSources || v.errs != nil, "Workers", c.sources(),
 		fmt.Sprintf("at most %d sources, each dp rank counted", c.MaxSources))
-	v.Check(c.sockets() <= MaxSockets, "Workers", c.sockets(),
+	const socketsEach = 3 // libzmq sockets of a source or listener: its own and two of its monitor
+	sockets := socketsEach * (len(c.Listeners) + c.sources())
+	v.Check(sockets <= MaxSockets, "Workers", sockets,
 		fmt.Sprintf("sources, each dp rank counted, that with the listeners use at most %d sockets", MaxSockets))
-	return errors.Join(v.Errs...)
+	return v.Err()
 }
 
-// socketsEach is how many sockets of libzmq a source or a listener uses: its own and two of
-// its monitor.
-const socketsEach = 3
-
-// sockets returns how many sockets the sources and listeners use.
-func (c Config) sockets() int {
-	return socketsEach * (len(c.Listeners) + c.sources())
-}
-
-// sources returns the number of sources of the workers, one for each rank.
+// sources returns the number of sources of the workers, each counted once for each dp rank.
 func (c Config) sources() (n int) {
 	for _, w := range c.Workers {
 		n += w.Publishers()
@@ -109,7 +96,7 @@ func (c Config) sources() (n int) {
 	return n
 }
 
-// Publishers returns the number of sources, one for each rank.
+// Publishers returns the number of sources, each counted once for each dp rank.
 func (w Worker) Publishers() (n int) {
 	for _, s := range w.Sources {
 		n += s.DPSize
@@ -117,7 +104,8 @@ func (w Worker) Publishers() (n int) {
 	return n
 }
 
-// Bytes returns about how much memory the worker's strings take, in ingest and pipeline.
+// Bytes returns the approximate memory of the worker's strings, in bytes. Ingest and pipeline each have a
+// copy.
 func (w Worker) Bytes() int64 {
 	const labelOverhead = 128
 	n := len(w.Name) + len(w.Model) + len(w.Endpoint)
@@ -130,17 +118,31 @@ func (w Worker) Bytes() int64 {
 	return 2 * int64(n)
 }
 
-// Validation collects errors.
+// Validation collects the errors of a config. The zero Validation is ready to use.
 type Validation struct {
-	Errs  []error
-	Names map[string]struct{} // of workers
+	errs  []error
+	names map[string]bool // names of workers
 }
 
-// Check adds an error for a field unless its value is ok.
+// Err returns the errors, joined; nil if there are none.
+func (v *Validation) Err() error { return errors.Join(v.errs...) }
+
+// Check adds an error for a field if ok is false.
 func (v *Validation) Check(ok bool, field string, value any, allowed string) {
 	if !ok {
-		v.Errs = append(v.Errs, &FieldError{Field: field, Value: value, Allowed: allowed})
+		v.errs = append(v.errs, &FieldError{Field: field, Value: value, Allowed: allowed})
 	}
+}
+
+// Durations checks the durations of a config, except Grace.
+func (v *Validation) Durations(c Config) {
+	v.Check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
+		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
+	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
+		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
+	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
+		"ReconnectMax", c.ReconnectMax, "at least the minimum, and at most 1 h")
+	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
 }
 
 func (v *Validation) worker(field string, w Worker) {
@@ -155,16 +157,13 @@ func (v *Validation) worker(field string, w Worker) {
 	v.Check(len(w.Labels) <= maxLabels, field+".Labels", len(w.Labels), fmt.Sprintf("at most %d", maxLabels))
 	v.Check(len(w.Sources) > 0, field+".Sources", len(w.Sources), "one source at least")
 	v.Check(len(w.Sources) <= feed.MaxSources, field+".Sources", len(w.Sources), fmt.Sprintf("at most %d", feed.MaxSources))
-	switch w.Consolidate {
-	case feed.ConsolidateDedup, feed.ConsolidatePassthrough:
-	default:
-		v.Check(false, field+".Consolidate", string(w.Consolidate), "dedup or passthrough")
-	}
+	v.Check(w.Consolidate == feed.ConsolidateDedup || w.Consolidate == feed.ConsolidatePassthrough,
+		field+".Consolidate", string(w.Consolidate), "dedup or passthrough")
 	for i, s := range w.Sources {
 		v.source(fmt.Sprintf("%s.Sources[%d]", field, i), s)
 	}
-	single := slices.ContainsFunc(w.Sources, func(s Source) bool { return s.DPSize > feed.MaxRanks })
-	v.Check(single || w.Publishers() <= feed.MaxRanks, field+".Sources", w.Publishers(), fmt.Sprintf("at most %d, ranks counted", feed.MaxRanks))
+	tooManyInOne := slices.ContainsFunc(w.Sources, func(s Source) bool { return s.DPSize > feed.MaxRanks })
+	v.Check(tooManyInOne || w.Publishers() <= feed.MaxRanks, field+".Sources", w.Publishers(), fmt.Sprintf("at most %d, ranks counted", feed.MaxRanks))
 }
 
 func (v *Validation) source(field string, s Source) {
@@ -172,14 +171,14 @@ func (v *Validation) source(field string, s Source) {
 	v.Check(s.Copies.known(), field+".Copies", string(s.Copies), allowedCopies)
 	v.Check(s.DPSize >= 1 && s.DPSize <= feed.MaxRanks, field+".DPSize", s.DPSize, fmt.Sprintf("1 to %d", feed.MaxRanks))
 	v.Check(ValidModel(s.Topic), field+".Topic", s.Topic, AllowedModel)
-	v.ranked(field+".Connect", s.Connect, s)
+	v.endpoint(field+".Connect", s.Connect, s)
 	if s.Replay != "" {
-		v.ranked(field+".Replay", s.Replay, s)
+		v.endpoint(field+".Replay", s.Replay, s)
 	}
 }
 
-// ranked checks the endpoint of a source's rank 0.
-func (v *Validation) ranked(field, value string, s Source) {
+// endpoint checks an endpoint of a source's rank 0, and the endpoints of its other ranks.
+func (v *Validation) endpoint(field, value string, s Source) {
 	e, ok := ParseEndpoint(value, false)
 	v.Check(ok, field, value, AllowedConnect)
 	if !ok || s.DPSize > feed.MaxRanks {
@@ -214,19 +213,21 @@ func (v *Validation) listener(field string, l Listener) {
 	}
 }
 
-// Name adds an error for a field unless its value is a valid and unique name of a worker.
+// Name checks that the value of a field is a valid and unique name of a worker.
 func (v *Validation) Name(field, name string) {
 	if !ValidName(name) {
 		v.Check(false, field, name, AllowedName)
 		return
 	}
-	_, taken := v.Names[name]
-	v.Check(!taken, field, name, "unique: another worker has it")
-	v.Names[name] = struct{}{}
+	v.Check(!v.names[name], field, name, "unique: another worker has it")
+	if v.names == nil {
+		v.names = make(map[string]bool)
+	}
+	v.names[name] = true
 }
 
-// ValidName reports whether a worker may have this name. Names appear in protobuf strings,
-// which are UTF-8, in logs and in terminals.
+// ValidName reports whether a worker may have this name. Names appear in protobuf strings, which are
+// UTF-8, in logs and on terminals.
 func ValidName(s string) bool {
 	return s != "" && len(s) <= MaxNameBytes && Printable(s)
 }
