@@ -44,9 +44,9 @@ type Ingest struct {
 	workers   []*connectedWorker // configured
 	listeners []*listener
 	endpoints []string
-	// metrics are registered until the Ingest ends; nil if the Config has no Registerer.
-	metrics prometheus.Collector
-	used    atomic.Bool // reports whether Run or Close was called
+	used      atomic.Bool // reports whether Run or Close was called
+	// registerer has the metrics registered until the Ingest ends; nil if they are not registered.
+	registerer prometheus.Registerer
 
 	// changes add and remove workers. Run executes them.
 	changes chan func(context.Context, *running)
@@ -96,6 +96,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),
 	}
+	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
 	in.shared.replays = transport.NewRequests(sockets, c.ReplayTimeout, in.shared.inbox(""), in.shared.metrics.replaysInProgress)
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
@@ -107,11 +108,10 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 func (in *Ingest) open() error {
 	c := in.config
 	if c.Metrics != nil {
-		all := append(in.shared.metrics.collectors(), in.shared.budgets.all())
-		if err := c.Metrics.Register(all); err != nil {
+		if err := c.Metrics.Register(in.shared.metrics.registry); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}
-		in.metrics = all
+		in.registerer = c.Metrics
 	}
 	for _, w := range c.Workers {
 		in.shared.names.reserve(w.Name)
@@ -357,8 +357,8 @@ func (in *Ingest) closeListeners() error {
 // release closes the sockets' context and unregisters the metrics. All sockets are closed before.
 func (in *Ingest) release() error {
 	err := in.sockets.Close()
-	if in.metrics != nil {
-		in.config.Metrics.Unregister(in.metrics)
+	if in.registerer != nil {
+		in.registerer.Unregister(in.shared.metrics.registry)
 	}
 	return err
 }

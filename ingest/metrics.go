@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
@@ -74,6 +75,7 @@ var counterOpts = [numCounters]struct{ name, label, help string }{
 
 // metrics are the metrics of one Ingest.
 type metrics struct {
+	registry          *prometheus.Registry // has all of them
 	counters          [numCounters]*prometheus.CounterVec
 	lastSeq           *prometheus.GaugeVec
 	publishers        *prometheus.GaugeVec
@@ -82,57 +84,32 @@ type metrics struct {
 }
 
 func newMetrics() *metrics {
-	m := &metrics{
-		lastSeq:           gauge("last_seq", "Engine seq of the last batch.", "worker", "source", "rank"),
-		publishers:        gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state"),
-		replaysInProgress: gauge("replays_in_progress", "Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.", "state"),
-		durations: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
-			Help:    "Time from receiving a batch to its delivery, averaged over batches that were processed together.",
-			Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
-		}),
-	}
+	m := &metrics{registry: prometheus.NewRegistry()}
+	factory := promauto.With(m.registry)
 	for i, o := range counterOpts {
 		labels := []string{"worker", o.label}
 		if o.label == "" {
 			labels = labels[:1]
 		}
-		m.counters[i] = prometheus.NewCounterVec(prometheus.CounterOpts{
+		m.counters[i] = factory.NewCounterVec(prometheus.CounterOpts{
 			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: o.name, Help: o.help,
 		}, labels)
 	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return factory.NewGaugeVec(prometheus.GaugeOpts{
+			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: name, Help: help,
+		}, labels)
+	}
+	m.lastSeq = gauge("last_seq", "Engine seq of the last batch.", "worker", "source", "rank")
+	m.publishers = gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state")
+	m.replaysInProgress = gauge("replays_in_progress",
+		"Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.", "state")
+	m.durations = factory.NewHistogram(prometheus.HistogramOpts{
+		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
+		Help:    "Time from receiving a batch to its delivery, averaged over batches that were processed together.",
+		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
+	})
 	return m
-}
-
-func gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: name, Help: help,
-	}, labels)
-}
-
-// collectors export several collectors as one, which is registered completely or not at all.
-type collectors []prometheus.Collector
-
-// Describe implements prometheus.Collector.
-func (cs collectors) Describe(descs chan<- *prometheus.Desc) {
-	for _, c := range cs {
-		c.Describe(descs)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (cs collectors) Collect(values chan<- prometheus.Metric) {
-	for _, c := range cs {
-		c.Collect(values)
-	}
-}
-
-func (m *metrics) collectors() collectors {
-	all := collectors{m.lastSeq, m.publishers, m.replaysInProgress, m.durations}
-	for _, c := range m.counters {
-		all = append(all, c)
-	}
-	return all
 }
 
 // count adds n to a counter without a label beside worker.

@@ -1,9 +1,8 @@
-// Package engineclient reads one engine, for programs with their own use for its events.
+// Package engineclient reads one engine, for programs that use its events directly.
 //
-// Into a Client flow the engine's batches, out of it calls of a Handler: one event a call,
-// in the engine's order, each once. What was lost on the way is requested from the
-// engine's replay socket, or reported as an EventGap. For many engines in one stream see
-// package ingest, on which this runs.
+// A Client calls a Handler with each event of the engine once, in the engine's order. Lost batches are
+// requested from the engine's replay socket, or reported as an EventGap. To read many engines as one
+// stream, use package ingest, which this package is built on.
 package engineclient
 
 import (
@@ -22,15 +21,16 @@ import (
 )
 
 var (
-	// ErrStarted is returned by Start when it was called before, or Stop was.
+	// ErrStarted is returned by Start after an earlier Start or Stop.
 	ErrStarted = ingest.ErrStarted
 	// ErrNotStarted is returned by WaitConnected and Reconnect before Start.
 	ErrNotStarted = errors.New("client was not started")
-	// ErrEnded is returned by WaitConnected and Reconnect once the Client has ended.
+	// ErrEnded is returned by WaitConnected and Reconnect after Stop, and after the context of
+	// Start is done.
 	ErrEnded = config.ErrEnded
-	// ErrClosed is returned by the methods of a Client that was closed.
+	// ErrClosed is returned by methods after Close.
 	ErrClosed = errors.New("client is closed")
-	// ErrNoReplay is returned by ReplayFrom where there is no replay socket.
+	// ErrNoReplay is returned by ReplayFrom if there is no replay socket.
 	ErrNoReplay = errors.New("there is no replay socket")
 )
 
@@ -38,12 +38,12 @@ var errNoHandler = errors.New("handler is nil")
 
 // Client reads one engine and calls a handler with its events.
 //
-// Its methods may be called from any goroutine. Stop and Close wait for the handler, and
-// must not be called by it.
+// Its methods are safe for concurrent use. The handler must not call Stop or Close, which wait for it.
 type Client struct {
 	config   Config
 	delivery *delivery
 	level    *slog.LevelVar
+	metrics  *prometheus.Registry // the Client's own, without those of ingest
 
 	replaysDone   atomic.Uint64 // calls of ReplayFrom
 	replaysFailed atomic.Uint64
@@ -52,7 +52,7 @@ type Client struct {
 	closing context.Context // done when the Client is closed
 	cancel  context.CancelCauseFunc
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards the fields below
 	state state
 	run   *run // nil before it is started
 }
@@ -66,7 +66,7 @@ const (
 	stateClosed
 )
 
-// run is a Client that was started. It stays when the Client has ended, for Stats.
+// run is the run of a Client from Start on. It remains after its end, for Stats.
 type run struct {
 	in   *ingest.Ingest
 	stop context.CancelFunc
@@ -74,9 +74,8 @@ type run struct {
 	err  error         // why it ended; set before done is closed
 }
 
-// New checks the config and returns a Client, which does nothing before it is started. The
-// error is that of Config.Validate. A nil handler has to be set later, by SetHandler;
-// until then events wait as for a slow one.
+// New checks the config and returns a Client, which does nothing before Start. The error is that of
+// Config.Validate. If the handler is nil, events wait in the buffer until SetHandler is called.
 func New(c Config, h Handler) (*Client, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("check config: %w", err)
@@ -86,15 +85,15 @@ func New(c Config, h Handler) (*Client, error) {
 	client.level.Set(c.LogLevel)
 	client.config.Logger = withLevel(client.config.Logger, client.level)
 	client.delivery = newDelivery(&client.config)
+	client.metrics = client.newMetrics()
 	if h != nil {
 		client.delivery.setHandler(h)
 	}
 	return client, nil
 }
 
-// SetHandler replaces the handler from the next event on; a call in progress goes on.
-// Where there was none, the events that wait come first: Config.Buffer at most, as the
-// Client reads no more than that ahead of its handler. It returns an error where the
+// SetHandler replaces the handler from the next event on; a call in progress is not interrupted. If there
+// was none, the handler is called with the buffered events first. SetHandler returns an error if the
 // handler is nil, and ErrClosed after Close.
 func (c *Client) SetHandler(h Handler) error {
 	if h == nil {
@@ -112,10 +111,10 @@ func (c *Client) SetHandler(h Handler) error {
 // Config returns the config with its defaults.
 func (c *Client) Config() Config { return c.config }
 
-// Start connects in the background, reads what the engine remembers, and then what it
-// publishes, until ctx is done or Stop is called. It returns ErrStarted if it was called
-// before, or Stop was, ErrClosed after Close, and an error where the metrics cannot be
-// registered: another Client of that name may have them.
+// Start connects in the background. It reads the batches that the engine still has, and then the batches
+// that it publishes, until ctx is done or Stop is called. It returns ErrStarted after an earlier Start or
+// Stop, ErrClosed after Close, and an error if the metrics cannot be registered, for example because
+// another Client has the same Worker and Registerer.
 func (c *Client) Start(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -134,16 +133,17 @@ func (c *Client) Start(ctx context.Context) error {
 }
 
 func (c *Client) start(ctx context.Context) error {
-	unregister, err := c.register()
-	if err != nil {
-		return err
+	cfg := c.config.ingest()
+	unregister := func() {}
+	if user := c.config.Metrics; user != nil {
+		cfg.Metrics = prometheus.WrapRegistererWith(prometheus.Labels{"client": c.config.Worker}, user)
+		if err := user.Register(c.metrics); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+		unregister = func() { user.Unregister(c.metrics) }
 	}
 	ctx, stop := context.WithCancel(ctx)
-	cfg := c.config.ingest()
-	if c.config.Metrics != nil {
-		cfg.Metrics = prometheus.WrapRegistererWith(prometheus.Labels{"client": c.config.Worker}, c.config.Metrics)
-	}
-	in, err := ingest.New(cfg, &queueLane{c.delivery, ctx.Done()})
+	in, err := ingest.New(cfg, lane{&c.config, func(e *Event) { c.delivery.put(ctx, e) }})
 	if err != nil {
 		stop()
 		unregister()
@@ -160,16 +160,15 @@ func (c *Client) start(ctx context.Context) error {
 		r.err = in.Run(ctx)
 		stop()
 		handler.Wait()
-		c.delivery.end()
+		c.delivery.discardQueue()
 		c.config.Logger.Info("client stopped", "worker", c.config.Worker, "discarded", c.delivery.discarded.Load())
 	}()
 	return nil
 }
 
-// Stop ends the reading, and waits for it and for the handler's call in progress: no call
-// follows. Events that wait are not handled, and counted as discarded. It may be called
-// more than once, and before Start, which then fails. It returns why the reading failed,
-// if it did.
+// Stop stops reading, and waits for the handler's call in progress: no call follows. Buffered events are
+// discarded and counted. Stop may be called more than once, and before Start, which then fails. It
+// returns the error that ended the reading, if any.
 func (c *Client) Stop() error {
 	c.mu.Lock()
 	if c.state != stateClosed {
@@ -185,11 +184,10 @@ func (c *Client) Stop() error {
 	return r.err
 }
 
-// Close stops the Client as Stop does, ends the calls of ReplayFrom in progress with
-// ErrClosed, and waits for both: when it returns, nothing of the Client runs, no socket is
-// open, and no metric is registered. It may be called more than once, and returns what
-// Stop does. After it every method but Stop, Stats, Config and those of the log level
-// returns ErrClosed, or false.
+// Close stops the Client as Stop does, ends the calls of ReplayFrom in progress with ErrClosed, and waits
+// for both. After it the Client has no goroutine, open socket or registered metric. Close may be called
+// more than once, and returns the error of Stop. After Close, Connected returns false, and all other
+// methods that return an error return ErrClosed, except Stop and Close.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.state = stateClosed
@@ -200,16 +198,11 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Connect starts the Client, to run until Stop, unless it was started, and waits until
-// there is a connection. If ctx is done before, the Client continues to try.
+// Connect starts the Client unless it was started, to run until Stop, and waits until there is a
+// connection. If ctx is done first, the Client continues to connect.
 func (c *Client) Connect(ctx context.Context) error {
-	c.mu.Lock()
-	fresh := c.state == stateNew
-	c.mu.Unlock()
-	if fresh {
-		if err := c.Start(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrStarted) {
-			return err
-		}
+	if err := c.Start(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrStarted) {
+		return err
 	}
 	return c.WaitConnected(ctx)
 }
@@ -220,9 +213,8 @@ func (c *Client) Connected() bool {
 	return err == nil && r.connected()
 }
 
-// WaitConnected waits until there is a connection. It returns ErrNotStarted before Start,
-// ErrEnded once the Client has ended, ErrClosed after Close, and an error that is that of
-// ctx when ctx is done before.
+// WaitConnected waits until there is a connection. It returns ErrNotStarted before Start, ErrEnded after
+// Stop, ErrClosed after Close, and an error that wraps the cause of ctx if ctx is done first.
 func (c *Client) WaitConnected(ctx context.Context) error {
 	r, err := c.current()
 	if err != nil {
@@ -231,10 +223,9 @@ func (c *Client) WaitConnected(ctx context.Context) error {
 	return c.wait(ctx, r, r.connected)
 }
 
-// Reconnect closes the connection, makes another one, and waits for it as WaitConnected
-// does; when ctx is done before, the Client continues to try. What is published meanwhile
-// is requested from the replay socket; where there is none a gap is reported. It may have
-// to wait for the handler.
+// Reconnect closes the connection, opens another, and waits for it as WaitConnected does. If ctx is done
+// first, the Client continues to connect. Batches published in between are requested from the replay
+// socket; without one a gap is reported. Reconnect may have to wait for the handler.
 func (c *Client) Reconnect(ctx context.Context) error {
 	r, err := c.current()
 	if err != nil {
@@ -247,7 +238,7 @@ func (c *Client) Reconnect(ctx context.Context) error {
 	}()
 	select {
 	case before := <-closed:
-		return c.wait(ctx, r, func() bool { return r.connected() && r.stats(c.config.Worker).Connections > before })
+		return c.wait(ctx, r, func() bool { return r.connected() && c.Stats().Connections > before })
 	case <-r.done:
 		return c.ended()
 	case <-ctx.Done():
@@ -255,7 +246,7 @@ func (c *Client) Reconnect(ctx context.Context) error {
 	}
 }
 
-// wait polls until a condition is true.
+// wait polls every Config.PollInterval until a condition is true.
 func (c *Client) wait(ctx context.Context, r *run, condition func() bool) error {
 	poll := time.NewTicker(c.config.PollInterval)
 	defer poll.Stop()
@@ -280,7 +271,8 @@ func (c *Client) ended() error {
 	return err
 }
 
-// current returns the run with nil, ErrEnded or ErrClosed, or ErrNotStarted.
+// current returns the run, which may have ended; nil if there is none. The error is nil while the Client
+// reads.
 func (c *Client) current() (*run, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -300,24 +292,25 @@ func (c *Client) current() (*run, error) {
 	}
 }
 
-// source returns the status of the source, of which there is one always.
+// source returns the status of the only source.
 func (r *run) source() ingest.SourceStatus { return r.in.Sources()[0] }
 
-func (r *run) connected() bool { return connected(r.source().State) }
-
-func (r *run) stats(worker string) ingest.WorkerStats {
-	s, _ := r.in.Stats(worker)
-	return s
+func (r *run) connected() bool {
+	switch r.source().State {
+	case ingest.SourceCatchingUp, ingest.SourceLive, ingest.SourceRepairing:
+		return true
+	default:
+		return false
+	}
 }
 
-// ReplayFrom requests the batches that the engine remembers from a seq on, up to its
-// newest, and calls h with their events, in order and each once. Batches that the engine
-// does not send, which includes those that it has forgotten, are reported by an EventGap.
+// ReplayFrom requests the batches that the engine still has from a seq on, up to its newest, and calls h
+// with each of their events once, in order. Batches that the engine does not send, or no longer has, are
+// reported by an EventGap.
 //
-// It has a connection of its own: it needs no Start, is ended by Close but not by Stop,
-// and is independent of what the Client reads meanwhile. It returns nil once everything
-// was read, and otherwise the error, or the panic as a PanicError, of h; ErrNoReplay;
-// ErrClosed; or why the engine does not answer.
+// ReplayFrom uses its own connection. It does not need Start, Stop does not end it but Close does, and it
+// does not affect the other events. It returns nil after all batches were read. Otherwise it returns the
+// error of h, or its panic as a PanicError; ErrNoReplay; ErrClosed; or why the engine does not reply.
 func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h Handler) (err error) {
 	if c.config.replay() == "" {
 		return fmt.Errorf("replay from %d: %w", seq, ErrNoReplay)
@@ -337,8 +330,15 @@ func (c *Client) ReplayFrom(ctx context.Context, seq uint64, h Handler) (err err
 	defer cancel(nil)
 	stop := context.AfterFunc(c.closing, func() { cancel(ErrClosed) })
 	defer stop()
-	lane := &handlerLane{config: &c.config, ctx: ctx, handler: h, cancel: cancel}
-	if err := ingest.ReplayFrom(ctx, c.config.ingest(), seq, lane); err != nil {
+	emit := func(e *Event) {
+		if ctx.Err() != nil {
+			return
+		}
+		if err := handle(ctx, h, e); err != nil {
+			cancel(fmt.Errorf("handle replayed batch %d: %w", e.Seq, err))
+		}
+	}
+	if err := ingest.ReplayFrom(ctx, c.config.ingest(), seq, lane{&c.config, emit}); err != nil {
 		c.replaysFailed.Add(1)
 		return err
 	}

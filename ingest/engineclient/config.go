@@ -1,12 +1,14 @@
 package engineclient
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
 	"net"
 	"net/netip"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,9 +19,9 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// Defaults and limits of a Config, beside those of package config.
+// Defaults and limits of a Config. Package config has the others.
 const (
-	// DefaultPubPort is the port where an engine publishes: vLLM's.
+	// DefaultPubPort is the port of vLLM's PUB socket.
 	DefaultPubPort = 5557
 	// DefaultBuffer is how many events may wait for the handler.
 	DefaultBuffer = 1000
@@ -30,85 +32,80 @@ const (
 	MaxBuffer = 1_000_000
 )
 
-// Config is the engine that a Client reads. Host or Connect is required; the zero value of
-// every other field means its default.
+// Config configures a Client. Host or Connect is required; the zero value of every other field means its
+// default.
 type Config struct {
-	// Worker names the engine in events, logs and metrics: 1 to config.MaxNameBytes bytes;
-	// the host and port, or the path of the socket, unless set.
+	// Worker names the engine in events, logs and metrics: 1 to config.MaxNameBytes bytes. The
+	// default is the host and port, or the path of the socket.
 	Worker string
 	// Model is at most config.MaxModelBytes bytes; empty means unknown.
 	Model string
-	// BlockSize is in tokens; 0 means that it is learned from the first store.
+	// BlockSize is in tokens; 0 means the block size of the first store.
 	BlockSize uint32
-	// Engine is feed.EngineVLLM unless set.
+	// Engine defaults to feed.EngineVLLM.
 	Engine feed.Engine
 
-	// Host is a host name, an IPv4 address, or an IPv6 address with or without
-	// brackets. A name is looked up again for each new connection.
+	// Host is a host name, an IPv4 address, or an IPv6 address with or without brackets. A name is
+	// resolved again for each new connection.
 	Host string
-	// PubPort is the port of the engine's PUB socket: DefaultPubPort unless set.
+	// PubPort is the port of the engine's PUB socket. The default is DefaultPubPort.
 	PubPort int
-	// ReplayPort is the port of its replay socket: config.DefaultReplayPort unless set;
-	// negative means that there is none, so that lost batches are reported as gaps.
+	// ReplayPort is the port of its replay socket. The default is config.DefaultReplayPort. A
+	// negative value means that there is none: lost batches are then reported as gaps.
 	ReplayPort int
-	// Connect is the endpoint of the PUB socket, tcp://HOST:PORT or ipc://PATH, in place of
-	// Host and the ports. Replay is that of the replay socket; empty means that there is
-	// none.
+	// Connect is the endpoint of the PUB socket, tcp://HOST:PORT or ipc://PATH, instead of Host and
+	// the ports. Replay is the endpoint of the replay socket; empty means that there is none.
 	Connect string
 	Replay  string
-	// Topic is the prefix of the topics to read; empty means all.
+	// Topic is the prefix of the topics to read; empty means all topics.
 	Topic string
 
-	// ReplayTimeout is how long a reply of the replay socket may take: 10 ms to 1 h,
-	// config.DefaultReplayTimeout unless set.
+	// ReplayTimeout is the maximum time until a reply of the replay socket arrives: 10 ms to 1 h. The
+	// default is config.DefaultReplayTimeout.
 	ReplayTimeout time.Duration
-	// ReconnectMin and ReconnectMax bound the backoff of reconnecting, which doubles:
-	// config.DefaultReconnectMin and config.DefaultReconnectMax unless set.
+	// ReconnectMin and ReconnectMax are the minimum and maximum backoff between attempts to connect,
+	// which doubles. The defaults are config.DefaultReconnectMin and config.DefaultReconnectMax.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
-	// Silence is how long a connection may be silent before it is verified:
-	// config.DefaultSilence unless set; negative disables it.
+	// Silence is how long a connection may be silent before it is verified. The default is
+	// config.DefaultSilence; a negative value disables the check.
 	Silence time.Duration
-	// PollInterval is how often Connect, WaitConnected and Reconnect check the connection:
-	// 1 ms to 1 min, DefaultPollInterval unless set. Events are not polled for.
+	// PollInterval is how often Connect, WaitConnected and Reconnect check the connection: 1 ms to
+	// 1 min. The default is DefaultPollInterval. Events are not polled for.
 	PollInterval time.Duration
-	// Buffer is how many events may wait for the handler: DefaultBuffer unless set,
-	// MaxBuffer at most. While it is full nothing is read; what ZeroMQ then drops is
-	// requested from the replay socket, or reported as a gap where there is none.
+	// Buffer is how many events may wait for the handler, at most MaxBuffer. The default is
+	// DefaultBuffer. While the buffer is full nothing is read. Messages that ZeroMQ then drops are
+	// requested from the replay socket, or reported as a gap if there is none.
 	Buffer int
 
-	// Metrics is where the metrics are registered while the Client runs; nil means
-	// nowhere. Those of package ingest get the label client with the value of Worker, so
-	// that many Clients can share a Registerer, but not with an Ingest.
+	// Metrics has the metrics registered while the Client runs; nil means that they are not
+	// registered. The metrics of package ingest get the label client with the value of Worker, so
+	// that many Clients can share a Registerer. An Ingest needs another Registerer.
 	Metrics prometheus.Registerer
-	// Logger is for the operator; nil discards. Its level is ignored: LogLevel decides.
+	// Logger is optional. Its level is ignored: LogLevel is used instead.
 	Logger *slog.Logger
-	// LogLevel is the lowest level that is logged, until SetLogLevel.
+	// LogLevel is the lowest level that is logged, until SetLogLevel is called.
 	LogLevel slog.Level
 }
 
-// DefaultConfig returns the Config of an engine at a host, with every
-// default filled in.
+// DefaultConfig returns the Config of an engine at a host, with all defaults set.
 func DefaultConfig(worker, host, model string) Config {
 	return Config{Worker: worker, Host: host, Model: model}.withDefaults()
 }
 
-// ValidateConfig is Config.Validate, as a function.
-func ValidateConfig(c Config) error { return c.Validate() }
-
-// withDefaults returns the Config with its zero fields filled in.
+// withDefaults returns the Config with defaults in place of zero fields.
 func (c Config) withDefaults() Config {
-	fill(&c.Engine, feed.EngineVLLM)
+	c.Engine = cmp.Or(c.Engine, feed.EngineVLLM)
 	if c.Connect == "" {
-		fill(&c.PubPort, DefaultPubPort)
-		fill(&c.ReplayPort, config.DefaultReplayPort)
+		c.PubPort = cmp.Or(c.PubPort, DefaultPubPort)
+		c.ReplayPort = cmp.Or(c.ReplayPort, config.DefaultReplayPort)
 	}
-	fill(&c.ReplayTimeout, config.DefaultReplayTimeout)
-	fill(&c.ReconnectMin, config.DefaultReconnectMin)
-	fill(&c.ReconnectMax, max(config.DefaultReconnectMax, c.ReconnectMin))
-	fill(&c.Silence, config.DefaultSilence)
-	fill(&c.PollInterval, DefaultPollInterval)
-	fill(&c.Buffer, DefaultBuffer)
+	c.ReplayTimeout = cmp.Or(c.ReplayTimeout, config.DefaultReplayTimeout)
+	c.ReconnectMin = cmp.Or(c.ReconnectMin, config.DefaultReconnectMin)
+	c.ReconnectMax = cmp.Or(c.ReconnectMax, max(config.DefaultReconnectMax, c.ReconnectMin))
+	c.Silence = cmp.Or(c.Silence, config.DefaultSilence)
+	c.PollInterval = cmp.Or(c.PollInterval, DefaultPollInterval)
+	c.Buffer = cmp.Or(c.Buffer, DefaultBuffer)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -121,14 +118,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func fill[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
-
-// connect returns the publisher's endpoint; empty where the config says none.
+// connect returns the endpoint of the PUB socket; empty if neither Host nor Connect is set.
 func (c Config) connect() string {
 	if c.Connect != "" || c.Host == "" {
 		return c.Connect
@@ -136,7 +126,7 @@ func (c Config) connect() string {
 	return tcpEndpoint(c.Host, c.PubPort)
 }
 
-// replay returns the replay socket's endpoint; empty where there is none.
+// replay returns the endpoint of the replay socket; empty if there is none.
 func (c Config) replay() string {
 	if c.Connect != "" || c.Host == "" || c.ReplayPort < 0 {
 		return c.Replay
@@ -148,8 +138,7 @@ func tcpEndpoint(host string, port int) string {
 	return "tcp://" + net.JoinHostPort(unbracketed(host), strconv.Itoa(port))
 }
 
-// unbracketed returns an IPv6 address without its brackets, and any other host as
-// it is.
+// unbracketed returns a host without the brackets of an IPv6 address.
 func unbracketed(host string) string {
 	if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
 		return strings.TrimSuffix(inner, "]")
@@ -157,7 +146,8 @@ func unbracketed(host string) string {
 	return host
 }
 
-// ingest returns the config of package ingest. The worker is never removed.
+// ingest returns the config of package ingest. Its grace time is so long that the worker is never
+// removed.
 func (c Config) ingest() config.Config {
 	return config.Config{
 		Workers: []config.Worker{{
@@ -180,10 +170,9 @@ const (
 	allowedPort = "1 to 65535"
 )
 
-// Validate returns a FieldError for each field that holds what it must not, all
-// joined to one error, or nil.
+// Validate returns nil, or a FieldError for each invalid field, joined.
 func (c Config) Validate() error {
-	v := &config.Validation{Names: make(map[string]struct{})}
+	var v config.Validation
 	given := c
 	c = c.withDefaults()
 	if given.Worker != "" || given.Connect != "" {
@@ -192,35 +181,24 @@ func (c Config) Validate() error {
 	v.Check(config.ValidModel(c.Model), "Model", c.Model, config.AllowedModel)
 	v.Check(c.Engine.Known(), "Engine", string(c.Engine), config.AllowedEngines)
 	if given.Connect != "" {
-		checkEndpoints(v, given)
+		checkEndpoints(&v, given)
 	} else {
-		checkHost(v, given, c)
+		v.Check(validHost(c.Host), "Host", c.Host, allowedHost)
+		v.Check(c.PubPort >= 1 && c.PubPort <= config.MaxPort, "PubPort", c.PubPort, allowedPort)
+		v.Check(c.ReplayPort <= config.MaxPort, "ReplayPort", c.ReplayPort, allowedPort+", or negative for none")
+		v.Check(c.ReplayPort != c.PubPort, "ReplayPort", c.ReplayPort, "another port than PubPort")
+		v.Check(given.Replay == "", "Replay", given.Replay, "empty unless Connect is set")
 	}
 	v.Check(len(c.Topic) <= config.MaxTopicBytes && config.Printable(c.Topic), "Topic", c.Topic,
 		fmt.Sprintf("at most %d bytes of UTF-8 without control characters", config.MaxTopicBytes))
-	v.Check(c.ReplayTimeout >= 10*time.Millisecond && c.ReplayTimeout <= time.Hour,
-		"ReplayTimeout", c.ReplayTimeout, "10 ms to 1 h")
-	v.Check(c.ReconnectMin >= time.Millisecond && c.ReconnectMin <= time.Hour,
-		"ReconnectMin", c.ReconnectMin, "1 ms to 1 h")
-	v.Check(c.ReconnectMax >= c.ReconnectMin && c.ReconnectMax <= time.Hour,
-		"ReconnectMax", c.ReconnectMax, "ReconnectMin to 1 h")
-	v.Check(c.Silence < 0 || c.Silence >= 10*time.Millisecond, "Silence", c.Silence, "10 ms or more, or negative for never")
+	v.Durations(c.ingest())
 	v.Check(c.PollInterval >= time.Millisecond && c.PollInterval <= time.Minute,
 		"PollInterval", c.PollInterval, "1 ms to 1 min")
 	v.Check(c.Buffer >= 1 && c.Buffer <= MaxBuffer, "Buffer", c.Buffer, fmt.Sprintf("1 to %d", MaxBuffer))
-	return errors.Join(v.Errs...)
+	return v.Err()
 }
 
-// checkHost checks Host and the ports.
-func checkHost(v *config.Validation, given, c Config) {
-	v.Check(validHost(c.Host), "Host", c.Host, allowedHost)
-	v.Check(c.PubPort >= 1 && c.PubPort <= config.MaxPort, "PubPort", c.PubPort, allowedPort)
-	v.Check(c.ReplayPort <= config.MaxPort, "ReplayPort", c.ReplayPort, allowedPort+", or negative for none")
-	v.Check(c.ReplayPort != c.PubPort, "ReplayPort", c.ReplayPort, "another port than PubPort")
-	v.Check(given.Replay == "", "Replay", given.Replay, "empty unless Connect is set")
-}
-
-// checkEndpoints checks Connect and Replay.
+// checkEndpoints checks Connect and Replay, and that Host and the ports are not set.
 func checkEndpoints(v *config.Validation, given Config) {
 	const unused = " where Connect is set"
 	v.Check(given.Host == "", "Host", given.Host, "empty"+unused)
@@ -241,43 +219,24 @@ func checkEndpoint(v *config.Validation, field, value string) {
 	}
 }
 
-// The lengths of host names, of RFC 1035.
-const (
-	maxHostBytes  = 253
-	maxLabelBytes = 63
-)
+// maxHostBytes is the length of the longest host name (RFC 1035).
+const maxHostBytes = 253
 
-// validHost reports whether a host is an address, other than the unspecified one, or a
-// name as of RFC 1123, which may have underscores, as the names of containers do.
+// labelForm is the form of a label of a host name (RFC 1123): 1 to 63 letters, digits and hyphens,
+// without a hyphen at either end. Underscores are also valid, because names of containers have them.
+var labelForm = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+
+// validHost reports whether a host is a host name, or an address other than the unspecified address.
 func validHost(host string) bool {
 	if a, err := netip.ParseAddr(unbracketed(host)); err == nil {
-		return !a.IsUnspecified() && (a.Is6() || host == unbracketed(host)) && (a.Zone() == "" || validLabel(a.Zone()))
+		return !a.IsUnspecified() && (a.Is6() || host == unbracketed(host)) && (a.Zone() == "" || labelForm.MatchString(a.Zone()))
 	}
 	name := strings.TrimSuffix(host, ".")
-	if name == "" || len(name) > maxHostBytes {
-		return false
-	}
 	labels := strings.Split(name, ".")
-	for _, label := range labels {
-		if !validLabel(label) {
-			return false
-		}
+	if len(name) > maxHostBytes || slices.ContainsFunc(labels, func(l string) bool { return !labelForm.MatchString(l) }) {
+		return false
 	}
 	// A name that ends in a number is a malformed IPv4 address.
 	_, err := strconv.ParseUint(labels[len(labels)-1], 10, 64)
 	return err != nil
-}
-
-func validLabel(label string) bool {
-	if label == "" || len(label) > maxLabelBytes || label[0] == '-' || label[len(label)-1] == '-' {
-		return false
-	}
-	for i := range len(label) {
-		switch c := label[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
-		default:
-			return false
-		}
-	}
-	return true
 }

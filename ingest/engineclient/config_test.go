@@ -127,7 +127,7 @@ func TestClientConfigValidate(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
-			if err := engineclient.ValidateConfig(tt.config); err != nil {
+			if err := tt.config.Validate(); err != nil {
 				for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
 					var field *config.FieldError
 					if !errors.As(err, &field) {
@@ -176,7 +176,7 @@ func TestFieldErrorDescribesValidValues(t *testing.T) {
 			`Buffer is -1: must be 1 to 1000000`,
 		},
 	} {
-		if err := engineclient.ValidateConfig(tt.config); err == nil || err.Error() != tt.want {
+		if err := tt.config.Validate(); err == nil || err.Error() != tt.want {
 			t.Errorf("got %v, want %s", err, tt.want)
 		}
 	}

@@ -12,12 +12,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// logInterval is the time between log lines of a failing handler.
+// logInterval is the minimum time between log lines about a failing handler.
 const logInterval = 10 * time.Second
 
 // PanicError is a panic of a Handler.
 type PanicError struct {
-	// Value is that of the panic, and Stack its stack trace.
+	// Value is the argument of panic, and Stack the stack trace.
 	Value any
 	Stack []byte
 }
@@ -25,7 +25,7 @@ type PanicError struct {
 // Error returns the value as text.
 func (e *PanicError) Error() string { return fmt.Sprintf("handler panicked: %v", e.Value) }
 
-// Unwrap returns the value where it is an error.
+// Unwrap returns the value if it is an error.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err
@@ -41,46 +41,37 @@ func handle(ctx context.Context, h Handler, e *Event) (err error) {
 	return h.HandleEvent(ctx, e)
 }
 
-// delivery calls the handler with the events that were read, in order and each once.
+// delivery calls the handler with each event once, in order.
 //
-// Its queue has room for Config.Buffer events. While it is full reading waits, and nothing
-// is dropped: ZeroMQ buffers, and what it drops is requested from the replay socket, or
-// reported as a gap. Events that wait when the Client is stopped are counted as discarded.
+// Its queue has room for Config.Buffer events. While the queue is full, reading is blocked: ZeroMQ
+// buffers messages, and those that it drops are requested from the replay socket, or reported as a gap.
+// Events in the queue when the Client is stopped are counted as discarded.
 type delivery struct {
 	config *Config
 	queue  chan *Event
-	// handler is nil until ready is closed.
-	handler  atomic.Pointer[Handler]
+
+	handler atomic.Pointer[Handler]
+	// ready is closed once there is a handler.
 	ready    chan struct{}
 	setReady sync.Once
 
-	// logAfter is when the next failure may be logged, and suppressed how many were not.
-	// They belong to the goroutine of run.
+	// logAfter is when the next failure may be logged, and suppressed the number of failures that
+	// were not logged since the last. Only run uses them.
 	logAfter   time.Time
 	suppressed int
 
 	handled   atomic.Uint64
-	failed    atomic.Uint64 // of those handled, by an error
-	panicked  atomic.Uint64 // of those handled
+	failed    atomic.Uint64 // handled events whose handler returned an error
+	panicked  atomic.Uint64 // handled events whose handler panicked
 	discarded atomic.Uint64
-	spent     atomic.Int64 // in the handler, in nanoseconds
+	spent     atomic.Int64 // time in the handler, in nanoseconds
 	latency   prometheus.Histogram
-	started   atomic.Bool // whether seq is set
+	started   atomic.Bool // reports whether seq is set
 	seq       atomic.Uint64
 }
 
 func newDelivery(c *Config) *delivery {
-	return &delivery{
-		config: c,
-		queue:  make(chan *Event, c.Buffer),
-		ready:  make(chan struct{}),
-		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: namespace, Subsystem: subsystem, Name: "handler_seconds",
-			Help:        "Time of the handler for an event.",
-			Buckets:     prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 µs to 4.2 s
-			ConstLabels: prometheus.Labels{"worker": c.Worker},
-		}),
-	}
+	return &delivery{config: c, queue: make(chan *Event, c.Buffer), ready: make(chan struct{})}
 }
 
 // setHandler replaces the handler from the next event on.
@@ -89,7 +80,21 @@ func (d *delivery) setHandler(h Handler) {
 	d.setReady.Do(func() { close(d.ready) })
 }
 
-// run calls the handler, once there is one, until ctx is done.
+// put adds an event to the queue, and blocks while the queue is full. It discards the event once ctx is
+// done.
+func (d *delivery) put(ctx context.Context, e *Event) {
+	if ctx.Err() == nil {
+		select {
+		case d.queue <- e:
+			return
+		case <-ctx.Done():
+		}
+	}
+	d.discarded.Add(1)
+}
+
+// run calls the handler with the events in the queue until ctx is done. It waits until there is a
+// handler.
 func (d *delivery) run(ctx context.Context) {
 	select {
 	case <-d.ready:
@@ -120,14 +125,14 @@ func (d *delivery) deliver(ctx context.Context, e *Event) {
 		d.started.Store(true)
 	}
 	if err != nil {
-		d.fail(e, err)
+		d.recordFailure(e, err)
 	}
 }
 
-// fail counts and logs a failure of the handler.
-func (d *delivery) fail(e *Event, err error) {
+// recordFailure counts and logs a failure of the handler.
+func (d *delivery) recordFailure(e *Event, err error) {
 	args := []any{"worker", e.Worker, "rank", e.Rank, "seq", e.Seq, "kind", e.Kind.String(), "error", err}
-	if p, ok := err.(*PanicError); ok { //nolint:errorlint // only the panic of this call is one
+	if p, ok := err.(*PanicError); ok { //nolint:errorlint // a wrapped PanicError is an error of the handler
 		d.panicked.Add(1)
 		args = append(args, slog.String("stack", string(p.Stack)))
 	} else {
@@ -142,14 +147,11 @@ func (d *delivery) fail(e *Event, err error) {
 	d.logAfter, d.suppressed = now.Add(logInterval), 0
 }
 
-// end counts the events that are left. Nothing is read or handled any more.
-func (d *delivery) end() {
-	for {
-		select {
-		case <-d.queue:
-			d.discarded.Add(1)
-		default:
-			return
-		}
+// discardQueue counts the events in the queue as discarded. It is called when no event is added or
+// handled any more.
+func (d *delivery) discardQueue() {
+	for len(d.queue) > 0 {
+		<-d.queue
+		d.discarded.Add(1)
 	}
 }

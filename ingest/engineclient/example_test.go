@@ -12,8 +12,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// A Client reads an engine, here a simulated one, and calls a handler with its events. The
-// first batch was lost, so the Client requests a replay.
+// A Client reads a simulated engine, and calls a handler with its events. The first batch was lost, so
+// the Client requests a replay.
 func ExampleClient() {
 	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -40,9 +40,9 @@ func ExampleClient() {
 			fmt.Println("batch", e.Seq, "of", e.Worker, "cleared all")
 			close(done)
 		case engineclient.EventRestarted:
-			fmt.Println(e.Worker, "began anew: it holds nothing")
+			fmt.Println(e.Worker, "restarted: its cache is empty")
 		case engineclient.EventGap:
-			fmt.Println(e.Worker, "may hold what nobody told")
+			fmt.Println("batches", e.Gap.FirstSeq, "to", e.Gap.LastSeq, "of", e.Worker, "are lost")
 		}
 		return nil
 	})
@@ -78,7 +78,7 @@ func ExampleClient() {
 	// handled 3 events up to batch 1
 }
 
-// A handler may be set later. Events read before are buffered.
+// A handler may be set after Connect. Events read before are buffered.
 func ExampleClient_SetHandler() {
 	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -120,7 +120,7 @@ func ExampleClient_SetHandler() {
 	// client is closed
 }
 
-// An engine's replay buffer can be read at any time, from a seq on.
+// ReplayFrom reads an engine's replay buffer from a seq on.
 func ExampleClient_ReplayFrom() {
 	engine, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
@@ -153,9 +153,9 @@ func ExampleClient_ReplayFrom() {
 	// batch 3 removed [3]
 }
 
-// An error names each invalid field.
-func ExampleValidateConfig() {
-	fmt.Println(engineclient.ValidateConfig(engineclient.Config{Host: "10.0.0.256", PubPort: 70000}))
+// The error names each invalid field.
+func ExampleConfig_Validate() {
+	fmt.Println(engineclient.Config{Host: "10.0.0.256", PubPort: 70000}.Validate())
 
 	// Output:
 	// Host is "10.0.0.256": must be a host name, an IPv4 address, or an IPv6 address, without a port

@@ -5,7 +5,7 @@ import (
 	"log/slog"
 )
 
-// leveled is a slog.Handler whose level can change. That of the inner handler is ignored.
+// leveled is a slog.Handler whose level can change. The level of the inner handler is ignored.
 type leveled struct {
 	slog.Handler
 	level *slog.LevelVar
@@ -16,15 +16,15 @@ func withLevel(l *slog.Logger, level *slog.LevelVar) *slog.Logger {
 	return slog.New(leveled{l.Handler(), level})
 }
 
-// Enabled reports whether records of a level are logged.
+// Enabled implements slog.Handler.
 func (h leveled) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
 
-// WithAttrs returns a handler of the same level.
+// WithAttrs implements slog.Handler.
 func (h leveled) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return leveled{h.Handler.WithAttrs(attrs), h.level}
 }
 
-// WithGroup returns a handler of the same level.
+// WithGroup implements slog.Handler.
 func (h leveled) WithGroup(name string) slog.Handler {
 	return leveled{h.Handler.WithGroup(name), h.level}
 }

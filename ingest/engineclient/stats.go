@@ -1,10 +1,10 @@
 package engineclient
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvcast/kvcast/ingest"
 )
@@ -14,35 +14,35 @@ const (
 	subsystem = "client"
 )
 
-// Stats is the state of a Client. Counts are since Start, and stay after Stop.
+// Stats is the state of a Client. Counts begin at Start, and remain after Stop.
 type Stats struct {
-	// State is that of the source; 0 before Start.
+	// State is the state of the source; 0 before Start.
 	State ingest.SourceState
-	// Connected reports whether there is a connection. One that broke during a replay
-	// counts until the replay has ended; one that seems to be dead does not.
+	// Connected reports whether there is a connection. A connection that broke during a replay
+	// counts until the replay has ended. A connection that seems to be dead does not count.
 	Connected bool
-	// Started reports whether a batch was read; LastSeq is that of the last.
+	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
 	Started bool
 	LastSeq uint64
-	// WorkerStats are the counts of what was read. ReplayFrom does not count there.
+	// WorkerStats counts what was read, without the calls of ReplayFrom.
 	ingest.WorkerStats
-	// ReplayFromDone and ReplayFromFailed count the calls of ReplayFrom that ended.
+	// ReplayFromDone counts the successful calls of ReplayFrom, and ReplayFromFailed the others.
 	ReplayFromDone   uint64
 	ReplayFromFailed uint64
 
-	// Waiting is how many events wait for the handler.
+	// Waiting is the number of events that wait for the handler.
 	Waiting int
-	// Handled counts the calls of the handler; it returned an error in HandlerErrors of
-	// them, and panicked in HandlerPanics. HandlerTime is the time of all.
+	// Handled counts the calls of the handler. HandlerErrors counts the calls that returned an error,
+	// and HandlerPanics the calls that panicked. HandlerTime is the total time of the calls.
 	Handled       uint64
 	HandlerErrors uint64
 	HandlerPanics uint64
 	HandlerTime   time.Duration
-	// HandledSeq is the seq of the last batch of which all events were handled;
-	// HandledAny reports whether there was one. ReplayFrom has what follows it.
+	// HandledAny reports whether all events of any batch were handled. HandledSeq is the seq of the
+	// last such batch; ReplayFrom(HandledSeq+1) reads the batches after it.
 	HandledAny bool
 	HandledSeq uint64
-	// Discarded counts the events that were not handled, as the Client was stopped.
+	// Discarded counts the events that were not handled because the Client was stopped.
 	Discarded uint64
 }
 
@@ -61,90 +61,54 @@ func (c *Client) Stats() Stats {
 		HandledSeq:       d.seq.Load(),
 		Discarded:        d.discarded.Load(),
 	}
-	if r, _ := c.current(); r != nil { // also one that has ended
+	if r, _ := c.current(); r != nil { // the run may have ended
 		source := r.source()
 		s.State, s.Started, s.LastSeq = source.State, source.Started, source.LastSeq
-		s.Connected = connected(source.State)
-		s.WorkerStats = r.stats(c.config.Worker)
+		s.Connected = r.connected()
+		s.WorkerStats, _ = r.in.Stats(c.config.Worker)
 	}
 	return s
 }
 
-// connected reports whether a source in this state has a connection.
-func connected(s ingest.SourceState) bool {
-	switch s {
-	case ingest.SourceCatchingUp, ingest.SourceLive, ingest.SourceRepairing:
-		return true
-	default:
-		return false
-	}
-}
-
-// collectors returns the Client's own metrics.
-func (c *Client) collectors() []prometheus.Collector {
+// newMetrics returns a registry with the Client's own metrics, and creates the handler's histogram.
+func (c *Client) newMetrics() *prometheus.Registry {
+	registry := prometheus.NewRegistry()
+	factory := promauto.With(registry)
 	d := c.delivery
-	labels := func(more ...string) prometheus.Labels {
-		l := prometheus.Labels{"worker": c.config.Worker}
-		if len(more) == 2 {
-			l[more[0]] = more[1]
+	counter := func(name, help, label, labelValue string, value func() uint64) {
+		labels := prometheus.Labels{"worker": c.config.Worker}
+		if label != "" {
+			labels[label] = labelValue
 		}
-		return l
+		factory.NewCounterFunc(prometheus.CounterOpts{
+			Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, ConstLabels: labels,
+		}, func() float64 { return float64(value()) })
 	}
-	counter := func(name, help string, l prometheus.Labels, value func() float64) prometheus.Collector {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, ConstLabels: l,
-		}, value)
-	}
-	gauge := func(name, help string, value func() float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, ConstLabels: labels(),
-		}, value)
-	}
-	const (
-		failures = "Failures of the handler, by type."
-		replays  = "Calls of ReplayFrom that ended, by result."
-	)
-	return []prometheus.Collector{
-		counter("events_handled_total", "Events handled.", labels(),
-			func() float64 { return float64(d.handled.Load()) }),
-		counter("handler_errors_total", failures, labels("type", "error"),
-			func() float64 { return float64(d.failed.Load()) }),
-		counter("handler_errors_total", failures, labels("type", "panic"),
-			func() float64 { return float64(d.panicked.Load()) }),
-		d.latency,
-		counter("replays_total", replays, labels("result", "done"),
-			func() float64 { return float64(c.replaysDone.Load()) }),
-		counter("replays_total", replays, labels("result", "failed"),
-			func() float64 { return float64(c.replaysFailed.Load()) }),
-		gauge("events_waiting", "Events that wait for the handler.",
-			func() float64 { return float64(len(d.queue)) }),
-		gauge("connected", "1 while there is a connection, else 0.", func() float64 {
-			if c.Connected() {
-				return 1
-			}
-			return 0
-		}),
-	}
-}
-
-// register registers the Client's own metrics, all or none.
-func (c *Client) register() (unregister func(), err error) {
-	user := c.config.Metrics
-	if user == nil {
-		return func() {}, nil
-	}
-	var done []prometheus.Collector
-	unregister = func() {
-		for _, m := range done {
-			user.Unregister(m)
+	counter("events_handled_total", "Events handled.", "", "", d.handled.Load)
+	const failures = "Failures of the handler, by type."
+	counter("handler_errors_total", failures, "type", "error", d.failed.Load)
+	counter("handler_errors_total", failures, "type", "panic", d.panicked.Load)
+	const replays = "Calls of ReplayFrom that ended, by result."
+	counter("replays_total", replays, "result", "done", c.replaysDone.Load)
+	counter("replays_total", replays, "result", "failed", c.replaysFailed.Load)
+	worker := prometheus.Labels{"worker": c.config.Worker}
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: "events_waiting", ConstLabels: worker,
+		Help: "Events that wait for the handler.",
+	}, func() float64 { return float64(len(d.queue)) })
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: "connected", ConstLabels: worker,
+		Help: "1 while there is a connection, else 0.",
+	}, func() float64 {
+		if c.Connected() {
+			return 1
 		}
-	}
-	for _, m := range c.collectors() {
-		if err := user.Register(m); err != nil {
-			unregister()
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
-		done = append(done, m)
-	}
-	return unregister, nil
+		return 0
+	})
+	d.latency = factory.NewHistogram(prometheus.HistogramOpts{
+		Namespace: namespace, Subsystem: subsystem, Name: "handler_seconds", ConstLabels: worker,
+		Help:    "Time of the handler for an event.",
+		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 µs to 4.2 s
+	})
+	return registry
 }
