@@ -91,7 +91,11 @@ func run(ctx context.Context, args []string, p cli.Process) error {
 		return nil
 	}
 	if err != nil {
-		return cli.UsageError{Err: fmt.Errorf("%w; see kvcast %s--help", err, commandName(parser, args[0]))}
+		command := parser.Model.Name
+		if parsed := new(kong.ParseError); errors.As(err, &parsed) && parsed.Context.Selected() != nil {
+			command = parsed.Context.Selected().FullPath()
+		}
+		return cli.UsageError{Err: fmt.Errorf("%w; see %s --help", err, command)}
 	}
 	if cmds.EndWithStdin {
 		go func() {
@@ -100,16 +104,6 @@ func run(ctx context.Context, args []string, p cli.Process) error {
 		}()
 	}
 	return command.Run()
-}
-
-// commandName returns the first argument and a space, if it is a command; otherwise an empty string.
-func commandName(parser *kong.Kong, first string) string {
-	for _, c := range parser.Model.Children {
-		if c.Name == first {
-			return first + " "
-		}
-	}
-	return ""
 }
 
 type versionCmd struct{}

@@ -1,7 +1,6 @@
 package output
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,27 +13,20 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// JSON returns a message as compact JSON with proto field names. It removes white space, which protojson varies.
+// JSON returns a message as JSON with proto field names. protojson varies the white space, which json.Marshal removes.
 func JSON(m proto.Message) (json.RawMessage, error) {
-	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
-	var compact bytes.Buffer
-	if err == nil {
-		err = json.Compact(&compact, raw)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("write JSON: %w", err)
-	}
-	return compact.Bytes(), nil
+	return protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 }
 
-// WriteJSON writes a message as a line of JSON.
+// WriteJSON writes a message as a line of compact JSON.
 func WriteJSON(out io.Writer, m proto.Message) error {
 	raw, err := JSON(m)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s\n", raw)
-	return err
+	line := json.NewEncoder(out)
+	line.SetEscapeHTML(false)
+	return line.Encode(raw)
 }
 
 // Plural returns a number with a noun, such as "2 workers".
@@ -45,12 +37,9 @@ func Plural(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// Decimal returns a number without separators.
-func Decimal(n uint64) string { return strconv.FormatUint(n, 10) }
-
 // Grouped returns a number with commas.
 func Grouped(n uint64) string {
-	digits := Decimal(n)
+	digits := strconv.FormatUint(n, 10)
 	for i := len(digits) - 3; i > 0; i -= 3 {
 		digits = digits[:i] + "," + digits[i:]
 	}

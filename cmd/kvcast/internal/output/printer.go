@@ -79,7 +79,7 @@ func (p *Printer) Entry(e *kvcastv1.Entry) error {
 func (p *Printer) control(m *kvcastv1.SubscribeResponse) error {
 	l := line{Control: "progress"}
 	if at := m.GetPosition(); at != nil {
-		l.Seq = Decimal(at.GetSeq())
+		l.Seq = fmt.Sprint(at.GetSeq())
 	}
 	text := ""
 	switch {
@@ -137,7 +137,7 @@ func (p *Printer) write(l line, text string) error {
 func (p *Printer) event(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 	l := line{Worker: e.GetWorker()}
 	if e.GetSeq() != 0 {
-		l.Seq = Decimal(e.GetSeq())
+		l.Seq = fmt.Sprint(e.GetSeq())
 	}
 	if !p.isJSON {
 		return p.write(l, fmt.Sprintf("%s  %s %s", p.Style(Faint, fmt.Sprintf("%-7s %s", l.Seq, clock(e))),
@@ -154,7 +154,7 @@ func acceptedText(m *kvcastv1.SubscribeResponse) string {
 	a := m.GetAccepted()
 	from := "from a snapshot"
 	if m.GetPosition() != nil {
-		from = "after seq " + Decimal(m.GetPosition().GetSeq())
+		from = "after seq " + fmt.Sprint(m.GetPosition().GetSeq())
 	}
 	retained := "no entries yet"
 	switch {

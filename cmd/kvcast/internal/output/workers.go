@@ -32,7 +32,7 @@ func RankSources(w *kvcastv1.WorkerStatus, rank uint32) (all []*kvcastv1.SourceS
 
 // Gaps returns the number of gaps and missed batches of a dp rank, and whether the rank is incomplete.
 func Gaps(r *kvcastv1.RankStatus) string {
-	text := Decimal(r.GetGaps())
+	text := fmt.Sprint(r.GetGaps())
 	if r.GetGaps() > 0 {
 		text += fmt.Sprintf(" (%d batches)", r.GetMissedBatches())
 	}

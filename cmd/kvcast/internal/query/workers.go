@@ -70,12 +70,12 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 		}
 		ranks := output.Ranks(w)
 		for _, r := range ranks {
-			rank, blocks, gaps := output.Decimal(uint64(r.GetDpRank())), blocksByTier(r.GetBlocks()), output.Gaps(r)
+			rank, blocks, gaps := fmt.Sprint(r.GetDpRank()), blocksByTier(r.GetBlocks()), output.Gaps(r)
 			sources := output.RankSources(w, r.GetDpRank())
 			for _, s := range sources {
 				lastSeq := "-"
 				if s.GetStarted() {
-					lastSeq = output.Decimal(s.GetLastSeq())
+					lastSeq = fmt.Sprint(s.GetLastSeq())
 				}
 				row(rank, output.EnumName(s.GetState(), "SOURCE_STATE_"), blocks, gaps, lastSeq, s.GetEndpoint())
 			}

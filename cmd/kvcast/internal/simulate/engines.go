@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -205,9 +204,10 @@ func (c *Command) replayHost(i int) (host string, ok bool) {
 	case !first.Is4():
 		return "", false
 	}
-	b := first.As4()
-	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(i))
-	return netip.AddrFrom4(b).String(), true
+	for range i {
+		first = first.Next()
+	}
+	return first.String(), true
 }
 
 // sharesHost reports whether all engines have the same replay host.

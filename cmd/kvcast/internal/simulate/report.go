@@ -46,24 +46,17 @@ func (r report) started(name string, e *simulator.Engine) error {
 	return err
 }
 
-func (r report) finished(name string, sum simulator.Summary) error {
+// finished writes the result of an engine, or the total of several engines.
+func (r report) finished(name string, engines int, sum simulator.Summary) error {
 	if r.isJSON {
-		return json.NewEncoder(r.out).Encode(finished{Engine: name, Summary: sum, HitRate: sum.HitRate()})
+		return json.NewEncoder(r.out).Encode(finished{Engine: name, Engines: engines, Summary: sum, HitRate: sum.HitRate()})
 	}
-	return r.text(name, fmt.Sprintf("it holds %d blocks with digest %016x", sum.Blocks, sum.Digest), sum)
-}
-
-func (r report) total(engines []*simulator.Engine) error {
-	sum := total(engines)
-	if r.isJSON {
-		return json.NewEncoder(r.out).Encode(finished{Engine: "all", Engines: len(engines), Summary: sum, HitRate: sum.HitRate()})
+	cache := fmt.Sprintf("it holds %d blocks with digest %016x", sum.Blocks, sum.Digest)
+	if engines > 0 {
+		name, cache = fmt.Sprintf("all %d engines", engines), fmt.Sprintf("they hold %d blocks", sum.Blocks)
 	}
-	return r.text(fmt.Sprintf("all %d engines", len(engines)), fmt.Sprintf("they hold %d blocks", sum.Blocks), sum)
-}
-
-func (r report) text(name, holds string, sum simulator.Summary) error {
 	_, err := fmt.Fprintf(r.out, "%s published %d batches with %d events: %d blocks stored, %d removed; %s; %s%s\n",
-		name, sum.Batches, sum.Events, sum.Stored, sum.Removed, holds, requestsText(sum), faultsText(sum))
+		name, sum.Batches, sum.Events, sum.Stored, sum.Removed, cache, requestsText(sum), faultsText(sum))
 	return err
 }
 
@@ -117,7 +110,7 @@ func (p progress) report(ctx context.Context, interval time.Duration) {
 		return
 	}
 	var bar *output.ProgressBar
-	if end := p.end(); end > 0 && cli.IsTerminal(p.out) {
+	if _, end := p.done(simulator.Summary{}); end > 0 && cli.IsTerminal(p.out) {
 		bar, interval = output.NewProgressBar(p.out, end), barInterval
 		defer bar.Remove()
 	}
@@ -134,20 +127,18 @@ func (p progress) report(ctx context.Context, interval time.Duration) {
 			_, _ = fmt.Fprintln(p.out, p.line(sum))
 			continue
 		}
-		done := sum.Batches
-		if p.requests > 0 {
-			done = sum.Requests + sum.Rejected
-		}
+		done, _ := p.done(sum)
 		bar.Update(done, fmt.Sprintf("%s batches, %s blocks held, hit rate %.1f%%", output.Grouped(sum.Batches), output.Grouped(uint64(sum.Blocks)), 100*sum.HitRate()))
 	}
 }
 
-// end returns the number of requests of the traces, or of batches; 0 if neither is known.
-func (p progress) end() uint64 {
+// done returns the numbers of finished requests and of all requests of the traces; without traces, of batches. The end
+// is 0 if it is unknown.
+func (p progress) done(sum simulator.Summary) (done, end uint64) {
 	if p.requests > 0 {
-		return uint64(p.requests)
+		return sum.Requests + sum.Rejected, uint64(p.requests)
 	}
-	return p.batches
+	return sum.Batches, p.batches
 }
 
 func (p progress) line(sum simulator.Summary) string {

@@ -95,10 +95,10 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	reporting.Wait()
 	var reported error
 	for i, e := range engines {
-		reported = errors.Join(reported, report.finished(c.name(i), e.Summary()))
+		reported = errors.Join(reported, report.finished(c.name(i), 0, e.Summary()))
 	}
 	if len(engines) > 1 {
-		reported = errors.Join(reported, report.total(engines))
+		reported = errors.Join(reported, report.finished("all", len(engines), total(engines)))
 	}
 	running.Wait()
 	return errors.Join(append(errs, reported)...)
