@@ -14,8 +14,8 @@ import "C"
 
 import "time"
 
-// Pause sleeps with a precision of about 60 µs, the kernel's timer slack, and blocks the
-// goroutine's thread; time.Sleep rounds up to a millisecond on an idle program.
+// Pause sleeps with a precision of about 60 µs, the kernel's timer slack, and blocks the goroutine's thread. time.Sleep
+// rounds up to a millisecond in an idle program.
 func Pause(d time.Duration) {
 	if d > 0 {
 		C.pause_for(C.longlong(d))

@@ -98,8 +98,8 @@ import (
 	"unsafe"
 )
 
-// Receiver is a SUB socket that a C loop reads, checking only the seqs: the minimal cost of
-// receiving. Its high-water mark is that of ingest.
+// Receiver is a SUB socket that a C loop reads. The loop checks only the seqs, so that it has the minimum cost of
+// receiving.
 type Receiver struct {
 	ctx, socket unsafe.Pointer
 	next        C.uint64_t // seq of the next message
@@ -108,9 +108,8 @@ type Receiver struct {
 // receiveHWM is libzmq's queue length in messages, as in ingest.
 const receiveHWM = 10_000
 
-// IdlePause is how long a receiver of this package sleeps on an empty socket, so that messages
-// accumulate. Otherwise it would pay for a wakeup per message, which a permanently busy receiver
-// never does.
+// IdlePause is how long a receiver of this package sleeps when its socket is empty, so that messages accumulate. Without
+// the pause, it would have the cost of a wakeup per message, unlike a receiver that is always busy.
 const IdlePause = 5 * time.Millisecond
 
 // IdleLimit is how long a receiver waits for the next message before it fails.

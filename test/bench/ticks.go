@@ -33,13 +33,12 @@ import (
 	"time"
 )
 
-// Ticks is a ticker with a precision of about 60 µs, the kernel's timer slack; time.Ticker rounds
-// up to a millisecond on an idle program. A wait blocks in Go's scheduler. A pause in C would
-// occupy a processor and delay goroutines that wait for the network by up to 10 ms. It requires
-// Linux.
+// Ticks is a ticker with a precision of about 60 µs, the kernel's timer slack. time.Ticker rounds up to a millisecond in
+// an idle program. Wait blocks in Go's scheduler; a pause in C would occupy a processor, and delay goroutines that wait
+// for the network by up to 10 ms. Ticks requires Linux.
 type Ticks struct {
-	file *os.File
-	owed uint64
+	file    *os.File
+	pending uint64 // ticks that have passed and not been returned
 }
 
 // NewTicks returns a ticker whose first tick is now. The caller closes it.
@@ -54,13 +53,13 @@ func NewTicks(every time.Duration) (*Ticks, error) {
 // Wait waits for the next tick. A tick that has already passed is not skipped.
 func (t *Ticks) Wait() error {
 	var over [8]byte
-	for t.owed == 0 {
+	for t.pending == 0 {
 		if _, err := t.file.Read(over[:]); err != nil {
 			return fmt.Errorf("wait for timer: %w", err)
 		}
-		t.owed = binary.NativeEndian.Uint64(over[:])
+		t.pending = binary.NativeEndian.Uint64(over[:])
 	}
-	t.owed--
+	t.pending--
 	return nil
 }
 

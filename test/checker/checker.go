@@ -1,4 +1,4 @@
-// Package checker verifies streams of entries against the contract, for every test that reads one.
+// Package checker verifies streams of entries against the contract.
 //
 // Requests and received messages flow in, over any number of resumed streams; the first violation
 // flows out, with the Property that it violates. View is the resulting state, to compare with the
@@ -49,9 +49,8 @@ type Options struct {
 // Checker checks what one subscriber receives, over any number of streams. It is not safe for
 // concurrent use.
 //
-// A first stream may begin anywhere. Each later one must resume at Position with the same filter,
-// or start over with a snapshot. A subscriber that begins elsewhere is another subscriber, and
-// needs a Checker of its own.
+// The first stream may begin anywhere. Each later stream must resume at Position with the same filter, or start with a
+// snapshot. Use another Checker for a stream that begins elsewhere.
 type Checker struct {
 	opts Options
 
@@ -65,7 +64,7 @@ type Checker struct {
 	last   uint64             // seq at which the replay must end
 	snap   snapshot
 
-	// The streams since the last SnapshotBegin, or all streams, as one.
+	// State of all streams since the last SnapshotBegin.
 	state          stateKind
 	stateFilter    *kvcastv1.Filter // filter of the position
 	epoch          string           // of all these streams
@@ -73,8 +72,8 @@ type Checker struct {
 	allWorkersSeen bool             // the streams announced every worker
 	head           uint64           // seq of the last position
 	lastSeq        uint64           // seq of the last entry
-	streamAt       uint64           // seq at which the current stream began
-	snapAt         uint64           // seq at which the snapshot ended; 0 if there was none
+	streamStartSeq uint64           // seq at which the current stream began
+	snapshotSeq    uint64           // seq at which the snapshot ended; 0 if there was none
 	seen           map[uint64]struct{}
 	workers        map[string]*worker
 	view           *View
@@ -128,7 +127,7 @@ func (c *Checker) checkRequest(req *kvcastv1.SubscribeRequest) error {
 	case after.GetSeq() != c.head || (after.GetEpoch() != "" && after.GetEpoch() != c.epoch):
 		return fmt.Errorf("resume at %s:%d, but the subscriber is at %s:%d",
 			after.GetEpoch(), after.GetSeq(), c.epoch, c.head)
-	case !proto.Equal(normal(req.GetFilter()), normal(c.stateFilter)):
+	case !proto.Equal(orEmpty(req.GetFilter()), orEmpty(c.stateFilter)):
 		return errors.New("a position is good for the filter it was got with")
 	}
 	return nil
@@ -155,7 +154,7 @@ func (c *Checker) Position() *kvcastv1.Position {
 	return &kvcastv1.Position{Epoch: c.epoch, Seq: c.head}
 }
 
-// View returns the state that the streams amount to. The Checker owns it, and Receive modifies it.
+// View returns the state after the received messages. The Checker owns the view, and Receive modifies it.
 func (c *Checker) View() *View { return c.view }
 
 func (c *Checker) receive(msg *kvcastv1.SubscribeResponse) error {

@@ -8,8 +8,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// someHashes is the maximum number of hashes that Difference prints per side.
-const someHashes = 4
+// maxPrintedHashes is the maximum number of hashes that Difference prints per side.
+const maxPrintedHashes = 4
 
 // Difference is the difference between the view and an engine.
 type Difference struct {
@@ -31,7 +31,7 @@ func listed(hashes []uint64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d", len(hashes))
 	for i, h := range hashes {
-		if i == someHashes {
+		if i == maxPrintedHashes {
 			b.WriteString(" ...")
 			break
 		}
@@ -76,9 +76,8 @@ func (c *Checker) Converged(worker string, dpRank uint32, tier kvcastv1.Tier, wa
 	return broken(Convergent, "worker %q, rank %d, %v: %v", worker, dpRank, tier, d)
 }
 
-// Reported finds an unreported loss. A test calls it when it knows that the state of the rank is
-// partly unknown: it is a violation if no Gap, no Cleared for a restart or a gap, and no snapshot
-// has reported a loss.
+// Reported finds an unreported loss. A test calls it for a rank that has lost batches. It returns a violation if no Gap,
+// no Cleared for a restart or a gap, and no snapshot has reported a loss.
 func (c *Checker) Reported(worker string, dpRank uint32) error {
 	if c.reported[rankKey{worker, dpRank}] > 0 {
 		return nil

@@ -59,10 +59,10 @@ func (c *Checker) checkDigest(d *kvcastv1.WorkerDigest, at uint64) error {
 		return broken(Convergent, "digest of worker %q, which was removed", name)
 	case seq < w.lastSeq:
 		return broken(Progress, "digest of worker %q at %d, behind its entry %d", name, seq, w.lastSeq)
-	case seq > max(w.lastSeq, c.streamAt) && len(c.filter.tiers) == 0:
+	case seq > max(w.lastSeq, c.streamStartSeq) && len(c.filter.tiers) == 0:
 		return broken(GapFree, "digest of worker %q at %d, but the last entry received was %d", name, seq, w.lastSeq)
 	}
-	if what := c.filter.refuses(name, w.model); what != "" {
+	if what := c.filter.excludedPart(name, w.model); what != "" {
 		return broken(Filtered, "digest of %s", what)
 	}
 	if !c.complete(w, n) {

@@ -54,12 +54,12 @@ func (c *Checker) checkOrder(entries []*kvcastv1.Entry) error {
 			return broken(Protocol, "an entry without a seq")
 		case before || now:
 			return broken(Unique, "entry %d is a duplicate", seq)
-		case seq <= c.snapAt:
-			return broken(Unique, "entry %d after a snapshot at %d, which holds it", seq, c.snapAt)
+		case seq <= c.snapshotSeq:
+			return broken(Unique, "entry %d after a snapshot at %d, which holds it", seq, c.snapshotSeq)
 		case seq <= last:
 			return broken(Ordered, "entry %d after entry %d", seq, last)
-		case seq <= c.head && c.head == c.streamAt:
-			return broken(GapFree, "entry %d in a stream that begins after %d", seq, c.streamAt)
+		case seq <= c.head && c.head == c.streamStartSeq:
+			return broken(GapFree, "entry %d in a stream that begins after %d", seq, c.streamStartSeq)
 		case seq <= c.head:
 			return broken(Progress, "entry %d after position %d was announced", seq, c.head)
 		}

@@ -17,8 +17,8 @@ func newFilter(f *kvcastv1.Filter) filter {
 	return filter{workers: f.GetWorkers(), models: f.GetModels(), tiers: f.GetTiers()}
 }
 
-// normal returns the filter, or an empty one for nil, so that the two compare equal.
-func normal(f *kvcastv1.Filter) *kvcastv1.Filter {
+// orEmpty returns the filter, or an empty filter for nil.
+func orEmpty(f *kvcastv1.Filter) *kvcastv1.Filter {
 	if f == nil {
 		return &kvcastv1.Filter{}
 	}
@@ -32,7 +32,7 @@ func (f filter) all() bool {
 
 // check finds content outside the filter.
 func (f filter) check(e *kvcastv1.Entry) error {
-	if what := f.refuses(e.GetWorker(), e.GetModel()); what != "" {
+	if what := f.excludedPart(e.GetWorker(), e.GetModel()); what != "" {
 		return broken(Filtered, "entry %d is of %s", e.GetSeq(), what)
 	}
 	for _, ev := range e.GetEvents() {
@@ -43,8 +43,8 @@ func (f filter) check(e *kvcastv1.Entry) error {
 	return nil
 }
 
-// refuses returns which part of a worker is outside the filter, or "".
-func (f filter) refuses(worker, model string) string {
+// excludedPart returns the part of a worker that is outside the filter; empty if the filter includes the worker.
+func (f filter) excludedPart(worker, model string) string {
 	switch {
 	case len(f.workers) > 0 && !slices.Contains(f.workers, worker):
 		return fmt.Sprintf("worker %q", worker)

@@ -32,7 +32,7 @@ func aboutWorker(ev *kvcastv1.RouterEvent) bool {
 	return ev.GetWorkerAdded() != nil || ev.GetWorkerRemoved() != nil
 }
 
-// eventFault returns the error in an event's form, or "".
+// eventFault returns the error in the form of an event; empty if it has none.
 func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	if ev.GetEventId() == 0 {
 		return "no event_id"
@@ -60,8 +60,8 @@ func eventFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	return kindFault(e, ev)
 }
 
-// ofNoBatch are the reasons of gaps that miss no batch.
-var ofNoBatch = []kvcastv1.Gap_Reason{
+// reasonsWithoutBatches are the reasons of gaps without missing batches.
+var reasonsWithoutBatches = []kvcastv1.Gap_Reason{
 	kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, kvcastv1.Gap_REASON_SHARED_TIER, kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES,
 }
 
@@ -76,18 +76,18 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 	case *kvcastv1.RouterEvent_Cleared:
 		tiers := kind.Cleared.GetTiers()
 		switch {
-		case !named(kvcastv1.Cleared_Reason_name, kind.Cleared.GetReason()):
+		case !isDefined(kvcastv1.Cleared_Reason_name, kind.Cleared.GetReason()):
 			return "cleared without a reason"
 		case slices.ContainsFunc(tiers, func(t kvcastv1.Tier) bool { return !realTier(t) }):
 			return "cleared of no tier"
 		}
 	case *kvcastv1.RouterEvent_Gap:
 		switch {
-		case !named(kvcastv1.Gap_Reason_name, kind.Gap.GetReason()):
+		case !isDefined(kvcastv1.Gap_Reason_name, kind.Gap.GetReason()):
 			return "a gap without a reason"
 		case kind.Gap.GetFirstSeq() > kind.Gap.GetLastSeq():
 			return "a gap that ends before it begins"
-		case slices.Contains(ofNoBatch, kind.Gap.GetReason()) && (kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
+		case slices.Contains(reasonsWithoutBatches, kind.Gap.GetReason()) && (kind.Gap.GetMissedBatches() > 0 || kind.Gap.GetLastSeq() > 0):
 			return "a gap where no batch is missing, and batches that are"
 		}
 	case *kvcastv1.RouterEvent_WorkerAdded:
@@ -95,14 +95,14 @@ func kindFault(e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) string {
 			return "added with another model than the entry's"
 		}
 	case *kvcastv1.RouterEvent_WorkerRemoved:
-		if !named(kvcastv1.WorkerRemoved_Reason_name, kind.WorkerRemoved.GetReason()) {
+		if !isDefined(kvcastv1.WorkerRemoved_Reason_name, kind.WorkerRemoved.GetReason()) {
 			return "removed without a reason"
 		}
 	}
 	return ""
 }
 
-// blocksFault returns the error in the form of a snapshot's event of blocks, or "".
+// blocksFault returns the error in the form of an event of snapshot blocks; empty if it has none.
 func blocksFault(ev *kvcastv1.RouterEvent) string {
 	switch {
 	case ev.GetStored() == nil:
@@ -136,10 +136,10 @@ func storedFault(s *kvcastv1.Stored) string {
 	return ""
 }
 
-func realTier(t kvcastv1.Tier) bool { return named(kvcastv1.Tier_name, t) }
+func realTier(t kvcastv1.Tier) bool { return isDefined(kvcastv1.Tier_name, t) }
 
-// named reports whether an enum value is defined in the contract and not zero.
-func named[E ~int32](names map[int32]string, e E) bool {
+// isDefined reports whether an enum value is defined in the contract and not zero.
+func isDefined[E ~int32](names map[int32]string, e E) bool {
 	_, ok := names[int32(e)]
 	return ok && e != 0
 }
@@ -163,7 +163,7 @@ func (c *Checker) checkShape(msg *kvcastv1.SubscribeResponse) error {
 			parts++
 		}
 	}
-	// A ReplayResponse has no Progress: a position alone has that meaning.
+	// ReplayResponse has no Progress: a position alone has the same meaning.
 	alone := c.call == callReplay && parts == 0 && msg.GetPosition() != nil
 	if parts != 1 && !alone {
 		return broken(Protocol, "a message with %d parts, not one", parts)

@@ -9,8 +9,8 @@ type Property string
 const (
 	// Ordered: the seqs of entries increase.
 	Ordered Property = "Ordered"
-	// Unique: no entry is delivered twice, over all resumed streams, nor after a snapshot that
-	// covers it.
+	// Unique: over all resumed streams, no entry is delivered twice, or after a snapshot that
+	// includes it.
 	Unique Property = "Unique"
 	// GapFree: nothing is missing. Each position chains to the previous one, a stream begins
 	// exactly where it was requested, and neither the seqs nor the event_ids of a worker have holes
@@ -22,10 +22,10 @@ const (
 	Filtered Property = "Filtered"
 	// Progress: a position covers exactly what has been delivered.
 	Progress Property = "Progress"
-	// Snapshot: a snapshot and the entries after it amount to the later state. It contains each
-	// worker and each of its blocks once, in order, and nothing that its position does not cover.
+	// Snapshot: a snapshot and the entries after it result in the later state. A snapshot contains
+	// each worker and each of its blocks once, in order, and nothing from after its position.
 	Snapshot Property = "Snapshot"
-	// Reported: what cannot be known is reported.
+	// Reported: every loss is reported.
 	Reported Property = "Reported"
 	// Convergent: the view equals the blocks of the engine.
 	Convergent Property = "Convergent"

@@ -11,14 +11,14 @@ import (
 
 // snapshot is the state of the Checker within a snapshot.
 type snapshot struct {
-	// floor is the lowest seq that the snapshot may end at.
-	floor uint64
+	// minEndSeq is the lowest seq at which the snapshot may end.
+	minEndSeq uint64
 	// worker is the last announced worker, whose blocks follow.
 	worker string
-	// entries reports whether the workers are complete.
+	// entries reports whether all workers have been received, so that entries follow.
 	entries bool
-	// awaited are the missing parents of the worker's blocks, each with the children received.
-	awaited map[blockKey][]uint64
+	// missingParents are the parents that have not been received, with their received children.
+	missingParents map[blockKey][]uint64
 }
 
 // blockKey identifies a block of a worker.
@@ -42,20 +42,20 @@ func (c *Checker) snapshotBegin(msg *kvcastv1.SubscribeResponse) error {
 	case c.phase == phaseAccepted && c.req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_FAIL:
 		return broken(Protocol, "a snapshot where the stream had to go on or to fail")
 	case c.phase == phaseAccepted:
-		c.snap.floor = c.head
+		c.snap.minEndSeq = c.head
 	}
-	c.snap = snapshot{floor: c.snap.floor, awaited: make(map[blockKey][]uint64)}
+	c.snap = snapshot{minEndSeq: c.snap.minEndSeq, missingParents: make(map[blockKey][]uint64)}
 	c.phase, c.server = phaseSnapshot, epoch
 	c.discard()
 	c.epoch = epoch
 	return nil
 }
 
-// discard discards the state, as a router does on SnapshotBegin. Reported losses stay reported.
+// discard discards the state, as a router does on SnapshotBegin, except the reported losses.
 func (c *Checker) discard() {
 	c.state, c.stateFilter = statePartial, nil
 	c.fromStart, c.allWorkersSeen = false, false
-	c.head, c.lastSeq, c.streamAt, c.snapAt = 0, 0, 0, 0
+	c.head, c.lastSeq, c.streamStartSeq, c.snapshotSeq = 0, 0, 0, 0
 	clear(c.seen)
 	clear(c.workers)
 	c.view.Reset()
@@ -100,7 +100,7 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 	case c.workers[name] != nil:
 		return broken(Snapshot, "worker %q twice", name)
 	}
-	if what := c.filter.refuses(name, model); what != "" {
+	if what := c.filter.excludedPart(name, model); what != "" {
 		return broken(Filtered, "the snapshot holds %s", what)
 	}
 	w := c.worker(name)
@@ -110,7 +110,7 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 		c.reported[rankKey{name, rank}]++
 	}
 	c.snap.worker = name
-	clear(c.snap.awaited)
+	clear(c.snap.missingParents)
 	return nil
 }
 
@@ -153,19 +153,19 @@ func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	}
 	if _, ok := set[stored.GetParentHash()]; stored.ParentHash != nil && !ok {
 		key.hash = stored.GetParentHash()
-		c.snap.awaited[key] = append(c.snap.awaited[key], stored.GetBlockHashes()[0])
+		c.snap.missingParents[key] = append(c.snap.missingParents[key], stored.GetBlockHashes()[0])
 	}
 	c.view.ApplyEvent(name, ev)
 	set = c.view.set(name, key.rank, key.tier)
 	for _, h := range stored.GetBlockHashes() {
 		key.hash = h
-		for _, child := range c.snap.awaited[key] {
+		for _, child := range c.snap.missingParents[key] {
 			if !descends(set, h, child) {
 				return broken(Snapshot, "block %016x of worker %q, rank %d, %v, after its child %016x",
 					h, name, key.rank, key.tier, child)
 			}
 		}
-		delete(c.snap.awaited, key)
+		delete(c.snap.missingParents, key)
 	}
 	return nil
 }
@@ -206,8 +206,8 @@ func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
 		return broken(GapFree, "SnapshotEnd at %d with prev_seq %d", q, msg.GetPrevSeq())
 	case q < c.lastSeq:
 		return broken(Snapshot, "it ends at %d, behind its entry %d", q, c.lastSeq)
-	case q < c.snap.floor:
-		return broken(Snapshot, "it ends at %d, behind position %d that it follows", q, c.snap.floor)
+	case q < c.snap.minEndSeq:
+		return broken(Snapshot, "it ends at %d, behind position %d that it follows", q, c.snap.minEndSeq)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.workers)) {
 		if c.workers[name].presence == presenceUnannounced {
@@ -216,7 +216,7 @@ func (c *Checker) snapshotEnd(msg *kvcastv1.SubscribeResponse) error {
 	}
 	c.state, c.stateFilter = stateComplete, c.req.GetFilter()
 	c.fromStart, c.allWorkersSeen = q == 0, true
-	c.head, c.streamAt, c.snapAt = q, q, q
+	c.head, c.streamStartSeq, c.snapshotSeq = q, q, q
 	c.phase = phaseAccepted
 	if c.call == callSnapshot {
 		c.phase = phaseEnded

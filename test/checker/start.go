@@ -46,7 +46,7 @@ func (c *Checker) accept(msg *kvcastv1.SubscribeResponse) error {
 		c.epoch, c.head = acc.GetEpoch(), at
 		c.fromStart, c.allWorkersSeen = at == 0, at == 0
 	}
-	c.streamAt = at
+	c.streamStartSeq = at
 	c.phase = phaseAccepted
 	if c.call == callReplay {
 		return c.boundReplay(acc)
@@ -70,7 +70,7 @@ func (c *Checker) announce(msg *kvcastv1.SubscribeResponse) error {
 			return broken(Protocol, "a snapshot instead of resuming at %d, with %d the oldest",
 				after.GetSeq(), acc.GetOldestSeq())
 		case same:
-			c.snap.floor = after.GetSeq()
+			c.snap.minEndSeq = after.GetSeq()
 		}
 	}
 	c.phase = phaseAnnounced

@@ -13,9 +13,9 @@ import (
 // tier the blocks with all their attributes. It returns one line per difference, "-" for what only
 // v has and "+" for what only other has, and nothing if the views are equal.
 //
-// Whether a rank is incomplete is compared if both views have seen its worker added: the entries
-// imply what a snapshot reports. Not compared are a rank's gaps, which a snapshot does not list,
-// and a worker's block_size and ranks, whose current values a snapshot has.
+// Diff compares whether a rank is incomplete if both views have the WorkerAdded of its worker. It ignores the gaps of a
+// rank, which a snapshot does not list, and the block_size and ranks of a worker, which a snapshot reports with current
+// values.
 func (v *View) Diff(other *View) string {
 	var b strings.Builder
 	for _, name := range union(v.workers, other.workers) {

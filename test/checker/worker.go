@@ -23,8 +23,8 @@ const (
 	presenceUnknown presence = iota // no event of the worker was seen
 	presenceAdded
 	presenceRemoved
-	// presenceUnannounced is that of a worker that a snapshot does not announce but its entries
-	// name: it must be removed before the snapshot ends.
+	// presenceUnannounced: the snapshot did not announce the worker, but its entries name it. The
+	// worker must be removed before the snapshot ends.
 	presenceUnannounced
 )
 
@@ -48,8 +48,8 @@ type rank struct {
 	size       int
 	// cleared reports whether the rank was empty once, so that all its blocks have been seen.
 	cleared bool
-	// leftOut are the reasons of Gaps since it was cleared that report left-out blocks.
-	leftOut []kvcastv1.Gap_Reason
+	// omissions are the reasons of the Gaps since the rank was cleared that report omitted blocks.
+	omissions []kvcastv1.Gap_Reason
 }
 
 // worker returns the state of a worker, for modification.
@@ -103,16 +103,16 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	if cl := ev.GetCleared(); cl != nil && len(cl.GetTiers()) == 0 {
 		r := w.rank(ev.GetDpRank())
 		r.cleared = r.cleared || cl.GetReason() != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
-		r.leftOut = nil
+		r.omissions = nil
 	}
 	reason := ev.GetGap().GetReason()
 	if reason == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS || reason == kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES {
 		r := w.rank(ev.GetDpRank())
-		if slices.Contains(r.leftOut, reason) {
+		if slices.Contains(r.omissions, reason) {
 			return broken(Protocol, "entry %d repeats %v of worker %q, rank %d",
 				e.GetSeq(), reason, e.GetWorker(), ev.GetDpRank())
 		}
-		r.leftOut = append(r.leftOut, reason)
+		r.omissions = append(r.omissions, reason)
 	}
 	w.lastSeq = e.GetSeq()
 	return nil
@@ -120,8 +120,8 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 
 func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
 	id, want := ev.GetEventId(), w.lastID+1
-	// A worker that was present under another model may have used ids before. That a server forgets
-	// ids after 16,384 workers is not taken into account: no test has so many.
+	// A worker that was present with another model may have used ids before. The server keeps the
+	// ids of 16,384 removed workers, more than any test has.
 	hidden := len(c.filter.models) > 0 && ev.GetWorkerAdded() != nil
 	holes := len(c.filter.tiers) > 0 && w.lastID > 0
 	first := w.lastID == 0 && !c.fromStart
@@ -133,8 +133,7 @@ func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEven
 		id, e.GetWorker(), e.GetSeq(), want)
 }
 
-// checkWhole finds an engine batch that was cut in two without need, and one that should have been
-// cut.
+// checkWhole finds entries that are part of an engine batch although the whole batch fits, and entries that are too large.
 func (c *Checker) checkWhole(w *worker, e *kvcastv1.Entry) error {
 	size := proto.Size(e)
 	if len(e.GetEvents()) > 1 && size > maxEntry+cutSlack {

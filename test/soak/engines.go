@@ -20,7 +20,7 @@ type engine struct {
 	*simulator.Engine
 	worker string
 	rank   uint32
-	// lossless reports whether every batch remains available for replay under its faults.
+	// lossless reports whether the engine's faults leave every batch available for replay.
 	lossless bool
 	seed     uint64
 	ended    chan error
@@ -35,8 +35,8 @@ const (
 	engineOdds = 0.0005
 )
 
-// faultsOf returns the faults of an engine: all, or only those after which every batch remains
-// available for replay.
+// faultsOf returns the faults of an engine. A lossless engine has only faults after which every batch remains available
+// for replay.
 func faultsOf(seed uint64, lossless bool) simulator.Faults {
 	f := simulator.Faults{Seed: seed, Rates: make(map[simulator.Fault]float64)}
 	for _, fault := range simulator.AllFaults() {
@@ -58,7 +58,7 @@ func faultsOf(seed uint64, lossless bool) simulator.Faults {
 	return f
 }
 
-// fleet is all engines, and the server flags that connect to them.
+// fleet contains the engines, and the server flags for reading them.
 type fleet struct {
 	engines []*engine
 	flags   []string
@@ -84,12 +84,12 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 		}
 	}()
 	ports := newPorts(c.seed)
-	listener, err := ports.take(ctx, 1)
+	listener, err := ports.allocate(ctx, 1)
 	if err != nil {
 		return f, err
 	}
 	const mostRanks = 3
-	replay, err := ports.take(ctx, mostRanks)
+	replay, err := ports.allocate(ctx, mostRanks)
 	if err != nil {
 		return f, err
 	}
@@ -100,7 +100,7 @@ func newFleet(ctx context.Context, c config) (_ *fleet, err error) {
 		name, base := fmt.Sprintf("worker-%d", w), 0
 		if connects {
 			name = fmt.Sprintf("127.0.1.%d", w+1)
-		} else if base, err = ports.take(ctx, 2*ranks); err != nil {
+		} else if base, err = ports.allocate(ctx, 2*ranks); err != nil {
 			return f, err
 		}
 		for rank := range ranks {
@@ -159,7 +159,7 @@ func (f *fleet) stop() error {
 	return errors.Join(errs...)
 }
 
-// state is the contents of a paused engine.
+// state is the state of a paused engine.
 type state struct {
 	*engine
 	blocks map[uint64]struct{}
@@ -198,8 +198,8 @@ func (f *fleet) summary() (sum simulator.Summary) {
 	return sum
 }
 
-// ports allocates free ports below the range of outgoing connections: an engine that closes its
-// ports for a while must find them free again.
+// ports allocates free ports below the range of outgoing connections. An engine that closes its ports temporarily must
+// be able to bind them again.
 type ports struct{ next int }
 
 const (
@@ -211,8 +211,8 @@ func newPorts(seed uint64) *ports {
 	return &ports{firstPort + rand.New(rand.NewPCG(seed, 1)).IntN(endPort-firstPort)}
 }
 
-// take returns the first of n consecutive ports.
-func (p *ports) take(ctx context.Context, n int) (int, error) {
+// allocate returns the first of n consecutive ports.
+func (p *ports) allocate(ctx context.Context, n int) (int, error) {
 	for range endPort - firstPort {
 		if p.next+n > endPort {
 			p.next = firstPort

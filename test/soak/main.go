@@ -25,10 +25,10 @@ func main() {
 
 // config configures a soak. All fields are required.
 type config struct {
-	// total is the duration of the soak, checks included, and every is the interval of the checks.
+	// total is the duration of the soak, including checks. every is the interval of the checks.
 	total, every time.Duration
 	engines      int
-	rate         float64 // batches per second of an engine
+	rate         float64 // batches per second of each engine
 	seed         uint64
 	race         bool
 	// patience bounds each wait of a check.
@@ -41,11 +41,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.SetOutput(out)
 	c := config{patience: 3 * time.Minute}
-	minutes := flags.Float64("minutes", 10, "how long")
+	minutes := flags.Float64("minutes", 10, "duration in minutes")
 	flags.DurationVar(&c.every, "every", time.Minute, "time between checks")
 	flags.IntVar(&c.engines, "engines", 50, "number of simulated engines, 10 or more")
-	flags.Float64Var(&c.rate, "rate", 10, "batches a second of each engine")
-	flags.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "chooses workloads and faults; the default is another one each time")
+	flags.Float64Var(&c.rate, "rate", 10, "batches per second of each engine")
+	flags.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "seed of workloads and faults; by default the current time")
 	flags.BoolVar(&c.race, "race", false, "build the server with the race detector")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if !(*minutes > 0) || *minutes > math.MaxInt32 || c.every <= 0 || c.engines < 10 || !(c.rate > 0) || flags.NArg() > 0 {
-		return errors.New("minutes, every and rate must be above 0, engines 10 or more, and nothing else is taken")
+		return errors.New("minutes, every and rate must be above 0, engines 10 or more, and there are no further arguments")
 	}
 	c.total = time.Duration(*minutes * float64(time.Minute))
 	return soak(ctx, c, out)

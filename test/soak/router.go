@@ -21,15 +21,15 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// temper is the behavior of a subscriber.
-type temper struct {
+// behavior is the behavior of a subscriber.
+type behavior struct {
 	name string
-	// workers is the filter; nil means all.
+	// workers is the filter of the subscription; nil means no filter.
 	workers []string
-	// cut is the maximum duration of a stream; 0 means no limit.
-	cut time.Duration
-	// slow is the delay after each message.
-	slow time.Duration
+	// maxStream is the maximum duration of a stream; 0 means no limit.
+	maxStream time.Duration
+	// delay is the delay after each message.
+	delay time.Duration
 }
 
 // received counts what a router has received.
@@ -39,27 +39,27 @@ type received struct {
 
 // router is a subscriber whose streams the checker verifies.
 type router struct {
-	temper
+	behavior
 	conn   *grpc.ClientConn
 	client kvcastv1.RouterEventServiceClient
 	rng    *rand.Rand
-	// calm suspends its cut and slow while set.
-	calm atomic.Bool
+	// uninterrupted, while true, suspends maxStream and delay.
+	uninterrupted atomic.Bool
 
 	mu      sync.Mutex
 	checker *checker.Checker // guarded by mu
-	view    *client.View     // guarded by mu; of the same messages
+	view    *client.View     // guarded by mu; has applied the same messages as checker
 	counts  received         // guarded by mu
 	changed chan struct{}    // guarded by mu; closed at the next message
 }
 
-func newRouter(addr string, t temper, seed uint64) (*router, error) {
+func newRouter(addr string, t behavior, seed uint64) (*router, error) {
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
 	return &router{
-		temper: t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn), rng: rand.New(rand.NewPCG(seed, 2)),
+		behavior: t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn), rng: rand.New(rand.NewPCG(seed, 2)),
 		checker: checker.New(checker.Options{}), view: client.NewView(), changed: make(chan struct{}),
 	}, nil
 }
@@ -71,7 +71,7 @@ func (r *router) filter() *kvcastv1.Filter {
 	return &kvcastv1.Filter{Workers: r.workers}
 }
 
-func (r *router) wants(worker string) bool {
+func (r *router) includes(worker string) bool {
 	return r.workers == nil || slices.Contains(r.workers, worker)
 }
 
@@ -85,13 +85,13 @@ func (r *router) run(ctx context.Context) error {
 	return nil
 }
 
-// follow follows one stream until it is cut off.
+// follow receives one stream, for at most maxStream.
 func (r *router) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var until time.Time
-	if r.cut > 0 {
-		until = time.Now().Add(time.Duration(r.rng.Int64N(int64(r.cut))))
+	if r.maxStream > 0 {
+		until = time.Now().Add(time.Duration(r.rng.Int64N(int64(r.maxStream))))
 	}
 	req, err := r.begin()
 	if err != nil {
@@ -106,30 +106,30 @@ func (r *router) follow(ctx context.Context) error {
 		if err := r.receive(m); err != nil {
 			return err
 		}
-		if r.calm.Load() {
+		if r.uninterrupted.Load() {
 			continue
 		}
-		if r.cut > 0 && time.Now().After(until) {
+		if r.maxStream > 0 && time.Now().After(until) {
 			return nil
 		}
-		if r.slow > 0 {
+		if r.delay > 0 {
 			select {
-			case <-time.After(r.slow):
+			case <-time.After(r.delay):
 			case <-ctx.Done():
 			}
 		}
 	}
-	if r.slow > 0 && status.Code(err) == codes.ResourceExhausted {
-		// It was too slow, as the status says, and resumes.
+	if r.delay > 0 && status.Code(err) == codes.ResourceExhausted {
+		// The server ended the stream, because the delay is too long. run resumes.
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.counts.stalls++
 		return nil
 	}
-	return fmt.Errorf("the stream ends: %w", err)
+	return fmt.Errorf("the stream ended: %w", err)
 }
 
-// begin requests a stream from the position of the last one, or else from a snapshot.
+// begin returns the request of the next stream: after the last position, or from a snapshot.
 func (r *router) begin() (*kvcastv1.SubscribeRequest, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -167,7 +167,7 @@ func (r *router) receive(m *kvcastv1.SubscribeResponse) error {
 	if err := r.checker.Receive(m); err != nil {
 		return err
 	}
-	at := r.checker.Position() // nil while the state is partial
+	at := r.checker.Position() // nil within a snapshot
 	r.view.Apply(client.Update{Message: m, Position: client.Position{Epoch: at.GetEpoch(), Seq: at.GetSeq()}})
 	return nil
 }
@@ -182,8 +182,8 @@ func (r *router) totals() received {
 func (r *router) await(ctx context.Context, states []state) (o outcome, err error) {
 	for {
 		r.mu.Lock()
-		if o, err = compare(r.checker, states, r.wants); err == nil {
-			err = same(r.view, r.checker.View())
+		if o, err = compare(r.checker, states, r.includes); err == nil {
+			err = compareClientView(r.view, r.checker.View())
 		}
 		changed := r.changed
 		r.mu.Unlock()
@@ -201,10 +201,10 @@ func (r *router) await(ctx context.Context, states []state) (o outcome, err erro
 // outcome is the result of comparing a view with the engines.
 type outcome struct {
 	equal int
-	// incomplete counts the ranks reported incomplete, and differ those of them that do differ.
+	// incomplete is the number of ranks reported incomplete. differ is the number of incomplete ranks whose blocks differ.
 	incomplete, differ int
-	// needless are the incomplete ranks of lossless engines.
-	needless []string
+	// falselyIncomplete lists the incomplete ranks of lossless engines.
+	falselyIncomplete []string
 }
 
 // compare compares a view that began with a snapshot with the engines. The error names the ranks
@@ -233,14 +233,14 @@ func compare(c *checker.Checker, states []state, wants func(string) bool) (o out
 			o.equal++
 		}
 		if incomplete && s.lossless {
-			o.needless = append(o.needless, s.name())
+			o.falselyIncomplete = append(o.falselyIncomplete, s.name())
 		}
 	}
 	return o, errors.Join(errs...)
 }
 
-// same returns an error unless package client's view equals the checker's.
-func same(v *client.View, want *checker.View) error {
+// compareClientView returns an error unless package client's view equals the checker's.
+func compareClientView(v *client.View, want *checker.View) error {
 	var names []string
 	for _, w := range v.Workers() {
 		names = append(names, w.Name)
@@ -250,19 +250,19 @@ func same(v *client.View, want *checker.View) error {
 					Blocks: uint64(want.Count(w.Name, r.Rank, tier)), XOR: want.Digest(w.Name, r.Rank, tier),
 				}
 				if got := r.Blocks[tier]; got != should || r.Incomplete != want.Incomplete(w.Name, r.Rank) {
-					return fmt.Errorf("%s, rank %d, %v: client's view has %+v, incomplete %t, and should have %+v",
+					return fmt.Errorf("%s, rank %d, %v: client's view has %+v, incomplete %t, want %+v",
 						w.Name, r.Rank, tier, got, r.Incomplete, should)
 				}
 			}
 		}
 	}
 	if should := want.Workers(); !slices.Equal(names, should) {
-		return fmt.Errorf("client's view has workers %v, and should have %v", names, should)
+		return fmt.Errorf("client's view has workers %v, want %v", names, should)
 	}
 	return nil
 }
 
-// snapshot compares a new snapshot with the engines.
+// snapshot requests a snapshot, and compares it with the engines.
 func (r *router) snapshot(ctx context.Context, states []state) error {
 	c, req := checker.New(checker.Options{}), &kvcastv1.SnapshotRequest{}
 	if err := c.BeginSnapshot(req); err != nil {

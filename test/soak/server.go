@@ -13,7 +13,7 @@ import (
 // logLines is the number of last lines of the server's log that a failed soak prints.
 const logLines = 30
 
-// server is kvcast serve in a process of its own.
+// server is kvcast serve in a separate process.
 type server struct {
 	*harness.Process
 	addr string
@@ -49,10 +49,10 @@ func (s *server) logEnd() string {
 	return strings.Join(lines[max(0, len(lines)-logLines):], "\n")
 }
 
-// stop stops the server. It returns an error if the server does not exit, or not with status 0.
+// stop stops the server. It returns an error unless the server exits with status 0.
 func (s *server) stop() error { return errors.Join(s.Stop(), harness.RemovePrograms()) }
 
-// usage is the resources that the server uses.
+// usage contains the resources that the server uses.
 type usage struct {
 	rss         int64 // bytes
 	goroutines  int

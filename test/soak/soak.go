@@ -15,38 +15,38 @@ const (
 	warmUp = 0.25
 	// rssFactor and rssMore bound the growth of the server's memory after the warm-up.
 	rssFactor, rssMore = 1.25, 32 << 20
-	// fewChecks is the number of checks below which memory is not judged.
-	fewChecks = 4
-	// mostFailures is the number of failures that ends a soak early.
-	mostFailures = 3
+	// minMemoryChecks is the number of checks below which the growth of memory is not checked.
+	minMemoryChecks = 4
+	// maxFailures is the number of failures that ends a soak early.
+	maxFailures = 3
 	// journalBytes is small, so that the journal is full when the warm-up ends, and evicts entries
 	// before the slow subscriber has read them.
 	journalBytes = "4MiB"
 )
 
-// soaking is a soak in progress.
-type soaking struct {
+// soakRun is a soak in progress.
+type soakRun struct {
 	config
-	out     io.Writer
-	began   time.Time
-	fleet   *fleet
-	server  *server
-	routers []*router
-	broken  chan error // errors that ended a router
+	out          io.Writer
+	began        time.Time
+	fleet        *fleet
+	server       *server
+	routers      []*router
+	routerErrors chan error // errors that ended a router
 
-	alone, followed   usage // baselines: without routers, and with them
-	rss               []int64
-	repairs           map[string]float64 // by worker, at the last check
-	repaired          float64
-	checks            int
-	equal, incomplete int // ranks, over all checks
-	failures          []error
+	baselineAlone, baselineRouters usage // before the routers subscribe, and at the first check
+	rss                            []int64
+	repairs                        map[string]float64 // by worker, at the last check
+	repaired                       float64
+	checks                         int
+	equal, incomplete              int // ranks, over all checks
+	failures                       []error
 }
 
 // soak runs a soak. The error contains every check that failed.
 func soak(ctx context.Context, c config, out io.Writer) (err error) {
-	s := &soaking{config: c, out: out, broken: make(chan error, 16), repairs: make(map[string]float64)}
-	s.say("soak for %v: %d engines, %v batches a second each, seed %d", c.total, c.engines, c.rate, c.seed)
+	s := &soakRun{config: c, out: out, routerErrors: make(chan error, 16), repairs: make(map[string]float64)}
+	s.logf("soak for %v: %d engines, %v batches a second each, seed %d", c.total, c.engines, c.rate, c.seed)
 	if s.fleet, err = newFleet(ctx, c); err != nil {
 		return fmt.Errorf("start engines: %w", err)
 	}
@@ -69,33 +69,33 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 	return nil
 }
 
-func (s *soaking) say(format string, args ...any) { _, _ = fmt.Fprintf(s.out, format+"\n", args...) }
+func (s *soakRun) logf(format string, args ...any) { _, _ = fmt.Fprintf(s.out, format+"\n", args...) }
 
 // fail records the failure of a check unless err is nil.
-func (s *soaking) fail(check string, err error) {
+func (s *soakRun) fail(check string, err error) {
 	if err == nil {
 		return
 	}
 	err = fmt.Errorf("%s: %w", check, err)
 	s.failures = append(s.failures, err)
-	s.say("FAILED %v", err)
+	s.logf("FAILED %v", err)
 }
 
 // run runs the soak between two measurements of a server without subscribers. It returns an error
 // if the soak cannot continue.
-func (s *soaking) run(ctx context.Context) error {
+func (s *soakRun) run(ctx context.Context) error {
 	if _, err := s.fleet.pause(ctx, s.patience); err != nil {
 		return fmt.Errorf("pause engines: %w", err)
 	}
 	var err error
-	if s.alone, err = s.server.usage(ctx); err != nil {
+	if s.baselineAlone, err = s.server.usage(ctx); err != nil {
 		return err
 	}
 	following, stop := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer stop()
-	for i, t := range s.tempers() {
+	for i, t := range s.behaviors() {
 		r, err := newRouter(s.server.addr, t, s.seed+uint64(i))
 		if err != nil {
 			return err
@@ -103,7 +103,7 @@ func (s *soaking) run(ctx context.Context) error {
 		s.routers = append(s.routers, r)
 		all.Go(func() {
 			if err := r.run(following); err != nil {
-				s.broken <- err
+				s.routerErrors <- err
 			}
 		})
 	}
@@ -111,24 +111,24 @@ func (s *soaking) run(ctx context.Context) error {
 		if err := s.check(ctx); err != nil {
 			return err
 		}
-		if !time.Now().Before(end) || len(s.failures) >= mostFailures {
+		if !time.Now().Before(end) || len(s.failures) >= maxFailures {
 			break
 		}
 		s.fleet.resume()
 		select {
-		case err := <-s.broken:
+		case err := <-s.routerErrors:
 			s.fail("checker", err)
-			return s.last(ctx, stop, &all)
+			return s.stopRouters(ctx, stop, &all)
 		case <-time.After(min(s.every, time.Until(end))):
 		case <-ctx.Done():
 			return errors.New("interrupted")
 		}
 	}
-	return s.last(ctx, stop, &all)
+	return s.stopRouters(ctx, stop, &all)
 }
 
-// last stops the routers, and waits until the server's usage is back at the baseline without them.
-func (s *soaking) last(ctx context.Context, stop func(), all *sync.WaitGroup) error {
+// stopRouters stops the routers, and waits until the server's usage is back at the baseline without them.
+func (s *soakRun) stopRouters(ctx context.Context, stop func(), all *sync.WaitGroup) error {
 	stop()
 	all.Wait()
 	for _, r := range s.routers {
@@ -140,33 +140,32 @@ func (s *soaking) last(ctx context.Context, stop func(), all *sync.WaitGroup) er
 		s.fail("pause", err)
 		return nil
 	}
-	return s.leaks(ctx, "left behind", s.alone)
+	return s.waitForBaseline(ctx, "left behind", s.baselineAlone)
 }
 
-// tempers are the behaviors of the subscribers: one stays, one reconnects repeatedly, one is slow,
-// and one has a filter.
-func (s *soaking) tempers() []temper {
+// behaviors returns the behaviors of the subscribers: steady, reconnecting, slow, and filtered.
+func (s *soakRun) behaviors() []behavior {
 	var half []string
 	for i, e := range s.fleet.engines {
 		if i%2 == 0 && e.rank == 0 {
 			half = append(half, e.worker)
 		}
 	}
-	return []temper{
+	return []behavior{
 		{name: "steady"},
-		{name: "cut off", cut: 3 * time.Second},
-		{name: "slow", slow: 100 * time.Millisecond},
-		{name: "filtered and cut off", cut: 10 * time.Second, workers: half},
+		{name: "reconnecting", maxStream: 3 * time.Second},
+		{name: "slow", delay: 100 * time.Millisecond},
+		{name: "filtered and reconnecting", maxStream: 10 * time.Second, workers: half},
 	}
 }
 
 // check pauses the engines and compares everything. The engines are still paused when it returns.
 // It returns an error if the soak cannot continue.
-func (s *soaking) check(ctx context.Context) error {
+func (s *soakRun) check(ctx context.Context) error {
 	began := time.Now()
 	for _, r := range s.routers {
-		r.calm.Store(true)
-		defer r.calm.Store(false)
+		r.uninterrupted.Store(true)
+		defer r.uninterrupted.Store(false)
 	}
 	states, err := s.fleet.pause(ctx, s.patience)
 	if ctx.Err() != nil {
@@ -178,9 +177,9 @@ func (s *soaking) check(ctx context.Context) error {
 	}
 	o := s.converge(ctx, states)
 	if s.checks++; s.checks == 1 {
-		s.followed, err = s.server.usage(ctx)
+		s.baselineRouters, err = s.server.usage(ctx)
 	} else {
-		err = s.leaks(ctx, "leak", s.followed)
+		err = s.waitForBaseline(ctx, "leak", s.baselineRouters)
 	}
 	if err != nil {
 		return err
@@ -195,7 +194,7 @@ func (s *soaking) check(ctx context.Context) error {
 	}
 	s.equal, s.incomplete = s.equal+o.equal, s.incomplete+o.incomplete
 	sum, steady := s.fleet.summary(), s.routers[0].totals()
-	s.say("%4.0fs  batches %d, events %d, faults %d, repairs %.0f, gaps reported %d, restarts reported %d | ranks equal %d, incomplete %d (%d differ) after %.1fs | %v",
+	s.logf("%4.0fs  batches %d, events %d, faults %d, repairs %.0f, gaps reported %d, restarts reported %d | ranks equal %d, incomplete %d (%d differ) after %.1fs | %v",
 		time.Since(s.began).Seconds(), sum.Batches, sum.Events, total(sum.Faults), s.repaired, steady.gaps, steady.restarts,
 		o.equal, o.incomplete, o.differ, time.Since(began).Seconds(), u)
 	s.fail("log", s.server.logFaults())
@@ -203,7 +202,7 @@ func (s *soaking) check(ctx context.Context) error {
 }
 
 // converge waits until every view equals the engines, and returns the outcome of the steady router.
-func (s *soaking) converge(ctx context.Context, states []state) (steady outcome) {
+func (s *soakRun) converge(ctx context.Context, states []state) (steady outcome) {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
 	outcomes, errs := make([]outcome, len(s.routers)), make([]error, len(s.routers))
@@ -213,7 +212,7 @@ func (s *soaking) converge(ctx context.Context, states []state) (steady outcome)
 	}
 	all.Wait()
 	select {
-	case err := <-s.broken:
+	case err := <-s.routerErrors:
 		s.fail("checker", err)
 	default:
 	}
@@ -222,14 +221,14 @@ func (s *soaking) converge(ctx context.Context, states []state) (steady outcome)
 	if err == nil {
 		s.fail("convergent", s.routers[0].snapshot(ctx, states))
 	}
-	if needless := outcomes[0].needless; len(needless) > 0 {
+	if needless := outcomes[0].falselyIncomplete; len(needless) > 0 {
 		s.fail("complete", fmt.Errorf("reported incomplete, though every batch was available for replay: %s", strings.Join(needless, "; ")))
 	}
 	return outcomes[0]
 }
 
-// leaks waits until the server's usage is back at a baseline.
-func (s *soaking) leaks(ctx context.Context, check string, baseline usage) error {
+// waitForBaseline waits until the server's usage is back at a baseline.
+func (s *soakRun) waitForBaseline(ctx context.Context, check string, baseline usage) error {
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
 	for deadline := time.Now().Add(s.patience); ; {
@@ -254,7 +253,7 @@ func (s *soaking) leaks(ctx context.Context, check string, baseline usage) error
 
 // countRepairs adds the repairs since the last call. The count of a removed worker restarts at
 // zero.
-func (s *soaking) countRepairs(ctx context.Context) error {
+func (s *soakRun) countRepairs(ctx context.Context) error {
 	now, err := s.server.repairs(ctx)
 	if err != nil {
 		return err
@@ -269,9 +268,9 @@ func (s *soaking) countRepairs(ctx context.Context) error {
 	return nil
 }
 
-// flat returns an error if the server's memory exceeded its bound after the warm-up.
-func flat(rss []int64) error {
-	if len(rss) < fewChecks {
+// checkMemory returns an error if the server's memory exceeded its bound after the warm-up.
+func checkMemory(rss []int64) error {
+	if len(rss) < minMemoryChecks {
 		return nil
 	}
 	first := max(1, int(float64(len(rss))*warmUp))

@@ -28,7 +28,7 @@ func TestSoak(t *testing.T) {
 	}
 	for _, want := range []string{
 		`(?m)^ +\d+s  batches \d+, events \d+, faults [1-9]\d*, repairs [1-9]\d*, .* ranks equal [1-9]`,
-		`(?m)^subscriber cut off: \d+ entries, .* [1-9]\d* resumes`,
+		`(?m)^subscriber reconnecting: \d+ entries, .* [1-9]\d* resumes`,
 		`(?m)^server: rss [1-9]`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
@@ -62,7 +62,7 @@ func TestMemoryIsFlat(t *testing.T) {
 		{"beyond the bound", []int64{10 * mib, 100 * mib, 158 * mib, 100 * mib}, false},
 		{"beyond the bound at the end", []int64{100 * mib, 100 * mib, 110 * mib, 120 * mib, 130 * mib, 170 * mib}, false},
 	} {
-		if err := flat(tt.rss); (err == nil) != tt.want {
+		if err := checkMemory(tt.rss); (err == nil) != tt.want {
 			t.Errorf("%s: got %v", tt.name, err)
 		}
 	}
@@ -101,7 +101,7 @@ func TestCompareFindsADifference(t *testing.T) {
 		t.Errorf("it is not wanted: got %v", err)
 	}
 	c = snapshotOf(t, 0)
-	if o, err := compare(c, states, everyWorker); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.needless) != 1 {
+	if o, err := compare(c, states, everyWorker); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.falselyIncomplete) != 1 {
 		t.Errorf("incomplete: got %+v, %v", o, err)
 	}
 }

@@ -10,26 +10,26 @@ import (
 )
 
 // summarise prints the summary of the soak.
-func (s *soaking) summarise() {
-	s.fail("memory", flat(s.rss))
+func (s *soakRun) summarise() {
+	s.fail("memory", checkMemory(s.rss))
 	sum := s.fleet.summary()
-	s.say("in all: %d batches, %d events, %d blocks stored, %d removed, %d clears", sum.Batches, sum.Events, sum.Stored, sum.Removed, sum.Cleared)
+	s.logf("in all: %d batches, %d events, %d blocks stored, %d removed, %d clears", sum.Batches, sum.Events, sum.Stored, sum.Removed, sum.Cleared)
 	var faults []string
 	for _, f := range simulator.AllFaults() {
 		faults = append(faults, fmt.Sprintf("%s %d", f, sum.Faults[f]))
 	}
-	s.say("faults: %d: %s", total(sum.Faults), strings.Join(faults, ", "))
+	s.logf("faults: %d: %s", total(sum.Faults), strings.Join(faults, ", "))
 	for _, r := range s.routers {
 		got := r.totals()
-		s.say("subscriber %s: %d entries, %d gaps reported, %d restarts reported, %d workers removed, %d resumes, %d snapshots, %d times too slow",
+		s.logf("subscriber %s: %d entries, %d gaps reported, %d restarts reported, %d workers removed, %d resumes, %d snapshots, %d times too slow",
 			r.name, got.entries, got.gaps, got.restarts, got.removed, got.resumes, got.snapshots, got.stalls)
 	}
-	s.say("ranks compared in %d checks: %d equal, %d incomplete; %.0f repairs", s.checks, s.equal, s.incomplete, s.repaired)
+	s.logf("ranks compared in %d checks: %d equal, %d incomplete; %.0f repairs", s.checks, s.equal, s.incomplete, s.repaired)
 	if len(s.rss) > 0 {
-		s.say("server: rss %d to %d MiB; at first %v; without subscribers %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.followed, s.alone)
+		s.logf("server: rss %d to %d MiB; at first %v; without subscribers %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.baselineRouters, s.baselineAlone)
 	}
-	if len(s.rss) < fewChecks {
-		s.say("memory was not judged: it requires %d checks", fewChecks)
+	if len(s.rss) < minMemoryChecks {
+		s.logf("memory was not checked: this requires %d checks", minMemoryChecks)
 	}
 }
 
