@@ -1,10 +1,9 @@
-// Package journal keeps every worker's entries in one replayable log.
+// Package journal keeps the entries of all workers in one replayable log.
 //
-// Encoded entries flow in, are acknowledged and get the next seq; they flow out in
-// order to any number of readers, from any seq that is still retained. A journal is
-// append-only and contiguous, and bounded in bytes and age. An entry is visible only
-// once it is acknowledged, and what a reader was given is never written again.
-// Package journaltest has the tests that every implementation passes.
+// Encoded entries flow in. Each gets the next seq and is acknowledged. Entries flow out to any number of readers,
+// in order, from any retained seq. Guarantee: seqs are contiguous; a reader sees only acknowledged entries; memory
+// returned to a reader is never overwritten; the log is bounded in bytes and age. Package journaltest has the
+// tests that every implementation must pass.
 package journal
 
 import (
@@ -13,61 +12,58 @@ import (
 	"fmt"
 )
 
-// Journal is the contract of every implementation. All methods are safe for
-// concurrent use.
+// Journal is a log of entries. All methods are safe for concurrent use.
 type Journal interface {
-	// Append adds an entry. The appends of one Source take effect in the order of their
-	// calls. The number of appends in flight, which are not acknowledged yet, is
-	// bounded: Append blocks while it is reached, until ctx is done. It returns an error
-	// where it knows at once that the entry is not appended; otherwise the Pending
-	// tells. Once an append of a Source has failed, either way, all later ones of that
-	// Source fail: an entry is never visible without those before it.
+	// Append starts to append an entry. The entries of one Source are appended in the order of the calls. The
+	// number of appends that are not acknowledged yet is bounded: at the bound, Append blocks until ctx ends.
+	// Append returns an error if the append has failed at once; otherwise Pending.Wait returns the result. After
+	// a failed append, all later appends of the Source fail, so that no entry is visible without the earlier
+	// entries of its Source.
 	Append(ctx context.Context, r Record) (Pending, error)
-	// Read returns the entries that a query selects: as many as fit, but at least one
-	// where there is one. With a filter it may return before any was found, with
-	// Chunk.Last advanced. A position that cannot be read from is a *PositionError.
+	// Read returns the first entries that a query selects: as many as fit into Query.MaxBytes, but at least one
+	// if there is one. It does not wait for entries. With a filter, it may return no entry and a larger
+	// Chunk.Last, after it has examined many entries. The error is a *PositionError if the entry after
+	// Query.After is not retained.
 	Read(ctx context.Context, q Query) (Chunk, error)
-	// Bounds returns what is retained now. It never blocks on a network or a disk.
+	// Bounds returns the epoch and the range of retained entries. It never blocks on a network or a disk.
 	Bounds() Bounds
-	// Changed returns a channel that is closed when Bounds().Newest next grows. To miss
-	// nothing, call it before the Read that finds nothing. It never blocks.
+	// Changed returns a channel that is closed when Bounds().Newest next grows. A reader that waits for entries
+	// calls Changed before Read, so that it misses no entry. Changed never blocks.
 	Changed() <-chan struct{}
-	// Close waits until every append is acknowledged or has failed, or until ctx is
-	// done, and then releases the journal's resources. Append and Read return ErrClosed
-	// from then on.
+	// Close waits until every append is acknowledged or has failed, or until ctx ends, and then releases the
+	// journal's resources. Append and Read then return ErrClosed.
 	Close(ctx context.Context) error
 }
 
-// Causes of failed appends. Other errors are those of the storage.
+// Causes of failed appends. All other errors come from the storage.
 var (
 	// ErrClosed means that Close was called.
 	ErrClosed = errors.New("journal is closed")
-	// ErrFenced means that another instance has taken over the lease of the worker.
+	// ErrFenced means that another instance now has the worker's lease.
 	ErrFenced = errors.New("lease lost: another instance appends for the worker")
 	// ErrNoSpace means that the storage is full.
 	ErrNoSpace = errors.New("storage of the journal is full")
 )
 
-// Record is an entry that has no seq yet.
+// Record is an entry to append, without its seq.
 type Record struct {
-	// Source is the worker whose events they are. The journal keeps the pointer.
+	// Source is the worker that the events belong to. The journal keeps the pointer.
 	Source *Source
-	// Tiers are those of the events.
+	// Tiers is the set of the events' tiers.
 	Tiers Tiers
-	// Body is a kvcast.v1.Entry in protobuf's wire format, without its field seq. It is
-	// the caller's again when Append returns.
+	// Body is an encoded kvcast.v1.Entry without the field seq. The caller may reuse the memory when Append
+	// returns.
 	Body []byte
 }
 
-// Source is a worker as entries name it. It is immutable. One that is appended for
-// anew, after a failure, gets a new Source.
+// Source is a worker in entries. It is immutable. After a failed append, the appends of the worker need a new
+// Source.
 type Source struct {
 	Worker string
 	Model  string
 }
 
-// Tiers is a set of tiers: bit n stands for tier n of kvcast.v1.Tier, and bit 0 for
-// events without a tier.
+// Tiers is a set of tiers: bit n is tier n of kvcast.v1.Tier, and bit 0 means events without a tier.
 type Tiers uint8
 
 // TierBit returns the set of one tier.
@@ -75,56 +71,55 @@ func TierBit(tier uint8) Tiers { return 1 << tier }
 
 // Query selects what to read.
 type Query struct {
-	// After is the seq before the first entry wanted.
+	// After is the seq before the first entry to read.
 	After uint64
-	// Until is the last seq wanted; 0 means the newest.
+	// Until is the last seq to read; 0 means the newest.
 	Until uint64
-	// MaxBytes bounds the bytes returned. One entry is returned whatever its size.
+	// MaxBytes bounds Chunk.Bytes, except for a single entry that is larger.
 	MaxBytes int
-	// Filter selects among the entries; nil selects all. It may be called under the
-	// journal's lock: it must be quick, and not call the journal.
+	// Filter selects entries; nil selects all. Read may call it while it holds the journal's lock, so it must be
+	// fast and must not call the journal.
 	Filter Filter
-	// Slices is memory for Chunk.Slices, which are appended to it; it may be nil.
+	// Slices is memory for Chunk.Slices: Read appends to it. It may be nil.
 	Slices [][]byte
 }
 
-// Filter reports what of an entry is wanted.
+// Filter reports whether an entry is selected, given the tiers of its events.
 type Filter func(seq uint64, source *Source, tiers Tiers) Match
 
-// Match is what a Filter reports of an entry.
+// Match is the part of an entry that a Filter selects: no event, all events, or some events.
 type Match uint8
 
-// What is wanted of an entry: nothing, all of it, or some of its events.
+// The values of Match.
 const (
 	MatchNone Match = iota
 	MatchAll
 	MatchSome
 )
 
-// Bounds are what a journal retains.
+// Bounds is the range of entries that a journal retains.
 type Bounds struct {
 	// Epoch is the random name of the journal's history.
 	Epoch string
-	// Oldest is the seq of the oldest entry retained, and Newest that of the newest
-	// acknowledged. An empty journal has 1 and 0; one that has evicted every entry has
-	// Newest + 1 and Newest.
+	// Oldest is the seq of the oldest retained entry, and Newest the seq of the newest acknowledged entry. If no
+	// entry is retained, Oldest is Newest + 1. A new journal has Oldest 1 and Newest 0.
 	Oldest uint64
 	Newest uint64
 }
 
-// Chunk is a run of entries, contiguous except for those that a filter excluded.
+// Chunk has the entries that one Read returned. They are contiguous except for entries that a filter excluded.
 type Chunk struct {
-	// Last is the seq up to which was read, and Query.After where nothing was.
+	// Last is the seq of the last entry that was examined; Query.After if none was.
 	Last uint64
 	// Entries is the number of entries.
 	Entries int
-	// Partial reports whether a filter returned MatchSome for any of them.
+	// Partial reports whether the filter returned MatchSome for one of the entries.
 	Partial bool
-	// Slices contain, one after another, the entries as elements of the field entries of
-	// a response of kvcast.v1, tag and length included. The memory is the journal's: it
-	// is never written again, and freed when nothing references it.
+	// Slices are, joined, the encoded field entries of a kvcast.v1.SubscribeResponse: each entry with its tag and
+	// length. Readers must not modify the memory. The journal never overwrites it, and it is freed when nothing
+	// references it.
 	Slices [][]byte
-	// Bytes is the length of the slices together.
+	// Bytes is the total length of the slices.
 	Bytes int
 }
 
@@ -135,18 +130,17 @@ var (
 	ErrAhead = errors.New("position is beyond the newest entry")
 )
 
-// PositionError is a position that cannot be read from. It unwraps to ErrCompacted or
-// ErrAhead.
+// PositionError reports a seq after which the journal cannot be read. It unwraps to ErrCompacted or ErrAhead.
 type PositionError struct {
-	// After is the seq that was asked for.
+	// After is the requested seq.
 	After uint64
-	// Bounds are what was retained at that time.
+	// Bounds is the retained range at the time of the error.
 	Bounds Bounds
 	// Err is ErrCompacted or ErrAhead.
 	Err error
 }
 
-// Error returns the seq and what is retained.
+// Error implements error.
 func (e *PositionError) Error() string {
 	return fmt.Sprintf("read after seq %d: %v (oldest %d, newest %d)", e.After, e.Err, e.Bounds.Oldest, e.Bounds.Newest)
 }
@@ -154,8 +148,7 @@ func (e *PositionError) Error() string {
 // Unwrap returns ErrCompacted or ErrAhead.
 func (e *PositionError) Unwrap() error { return e.Err }
 
-// CheckPosition returns a *PositionError unless a reader that has everything up to
-// after can continue.
+// CheckPosition returns a *PositionError unless a reader of all entries up to after can read the next one.
 func (b Bounds) CheckPosition(after uint64) error {
 	switch {
 	case after > b.Newest:

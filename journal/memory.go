@@ -20,12 +20,11 @@ const (
 
 // Config bounds a journal in memory. The zero value means the defaults.
 type Config struct {
-	// MaxBytes bounds the memory of the retained entries and their index. Eviction is by
-	// segment, a 64th of MaxBytes and at most 1 MiB. Only an entry that is larger by
-	// itself exceeds the bound. EvictedBytes counts evicted memory that readers still
-	// reference.
+	// MaxBytes bounds the memory of the retained entries and their index; default 64 MiB. Entries are evicted in
+	// segments of a 64th of MaxBytes, at least 4 KiB and at most 1 MiB. Only a single entry larger than MaxBytes
+	// exceeds the bound. EvictedBytes counts the memory of evicted entries that readers still reference.
 	MaxBytes int
-	// MaxAge is how long an entry is retained at most. Eviction is by segment.
+	// MaxAge is the maximum age of a retained entry; default 1 h. Entries are evicted in segments.
 	MaxAge time.Duration
 }
 
@@ -34,13 +33,13 @@ const (
 	maxSegmentBytes = 1 << 20
 	// indexBytes is the memory of an entry in its segment's index.
 	indexBytes = int(unsafe.Sizeof(indexEntry{}))
-	// maxScan bounds how many entries one filtered read examines: appends wait meanwhile.
+	// maxScan bounds the entries that one filtered read examines, since appends wait for the read.
 	maxScan = 4096
 )
 
-// Memory is a journal in this process's memory. It is lost with the process, so each
-// has an epoch of its own. An append is acknowledged at once, never waits for a reader,
-// and fails only once the journal is closed.
+// Memory is a journal in the memory of this process. Each Memory has a different epoch, since its entries are lost
+// when the process ends. An append is acknowledged at once, never waits for a slow reader, and fails only after
+// Close.
 type Memory struct {
 	epoch       string
 	maxBytes    int
@@ -48,13 +47,13 @@ type Memory struct {
 	segmentSize int
 
 	mu       sync.RWMutex  // guards all below
-	segments []*segment    // oldest first, seqs contiguous over them
+	segments []*segment    // oldest first; each starts with the seq after the previous segment's last seq
 	bytes    int           // memory of the segments and their indexes
 	newest   uint64        // seq of the last entry appended
-	changed  chan struct{} // closed by the next append; nil while nothing waits
+	changed  chan struct{} // closed by the next append; nil if no reader waits
 	closed   bool
 
-	evicted *atomic.Int64 // bytes evicted and not freed yet
+	evicted *atomic.Int64 // evicted bytes that are not freed yet
 }
 
 var _ Journal = (*Memory)(nil)
@@ -68,7 +67,7 @@ func NewMemory(cfg Config) *Memory {
 		cfg.MaxAge = DefaultMaxAge
 	}
 	var name [8]byte
-	_, _ = rand.Read(name[:]) // never fails, by its own documentation
+	_, _ = rand.Read(name[:]) // rand.Read never returns an error
 	return &Memory{
 		epoch:       hex.EncodeToString(name[:]),
 		maxBytes:    cfg.MaxBytes,
@@ -96,7 +95,7 @@ func (m *Memory) Append(_ context.Context, r Record) (Pending, error) {
 	s.newestAt = now
 	pending := Acknowledged(m.newest)
 	for len(m.segments) > 1 && m.bytes > m.maxBytes {
-		m.evict() // the index of many small entries has grown
+		m.evict() // the index of small entries may be larger than the entries
 	}
 	changed := m.changed
 	m.changed = nil
@@ -127,8 +126,7 @@ func (m *Memory) expire(now time.Time) {
 	}
 }
 
-// evict drops the oldest segment. Its memory is freed when no reader references it, and
-// never reused.
+// evict removes the oldest segment. Its memory is freed when no reader references it, and never reused.
 func (m *Memory) evict() {
 	s := m.segments[0]
 	m.bytes -= cap(s.buf) + indexBytes*cap(s.index)
@@ -139,7 +137,7 @@ func (m *Memory) evict() {
 	m.segments = m.segments[1:]
 }
 
-// newestSegment returns the segment of the last entry; nil where none is retained.
+// newestSegment returns the segment of the newest entry; nil if no entry is retained.
 func (m *Memory) newestSegment() *segment {
 	if len(m.segments) == 0 {
 		return nil
@@ -147,7 +145,7 @@ func (m *Memory) newestSegment() *segment {
 	return m.segments[len(m.segments)-1]
 }
 
-// Bounds returns what is retained now.
+// Bounds returns the epoch and the range of retained entries.
 func (m *Memory) Bounds() Bounds {
 	m.evictExpired()
 	m.mu.RLock()
@@ -155,7 +153,7 @@ func (m *Memory) Bounds() Bounds {
 	return m.bounds()
 }
 
-// evictExpired evicts by age also while nothing is appended.
+// evictExpired evicts entries by age. Append does the same, but there may be no appends.
 func (m *Memory) evictExpired() {
 	now := time.Now()
 	m.mu.RLock()
@@ -183,8 +181,8 @@ func (m *Memory) Bytes() int {
 	return m.bytes
 }
 
-// EvictedBytes returns the memory of evicted entries that is not freed yet: readers
-// reference it, or the garbage collector has not run since.
+// EvictedBytes returns the memory of evicted entries that is not freed yet: readers reference it, or no garbage
+// collection has run since.
 func (m *Memory) EvictedBytes() int { return int(m.evicted.Load()) }
 
 // Read returns the entries that a query selects; see Journal.
@@ -232,7 +230,7 @@ func (m *Memory) Changed() <-chan struct{} {
 	return m.changed
 }
 
-// Close ends appends and reads. There is nothing to flush.
+// Close makes later appends and reads fail. It never blocks, since no append is in flight.
 func (m *Memory) Close(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

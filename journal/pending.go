@@ -5,18 +5,17 @@ import (
 	"sync"
 )
 
-// Pending is an append whose acknowledgement may be outstanding. The zero value is no
-// append: it is acknowledged, with seq 0.
+// Pending is the result of an append, which may be in flight. The zero Pending is acknowledged with seq 0.
 type Pending struct {
 	seq uint64
-	ack *Ack // nil where the append is acknowledged already
+	ack *Ack // nil if seq is final
 }
 
-// Acknowledged returns the Pending of an append that has its seq already.
+// Acknowledged returns the Pending of an append that is acknowledged with a seq.
 func Acknowledged(seq uint64) Pending { return Pending{seq: seq} }
 
-// Wait returns the seq of the entry once it is acknowledged, or why the append failed.
-// It blocks until then, or until ctx is done.
+// Wait waits until the append is acknowledged or has failed, or until ctx ends. It returns the entry's seq or the
+// error.
 func (p Pending) Wait(ctx context.Context) (seq uint64, err error) {
 	if p.ack == nil {
 		return p.seq, nil
@@ -29,7 +28,7 @@ func (p Pending) Wait(ctx context.Context) (seq uint64, err error) {
 	}
 }
 
-// OnFailure calls f, in a goroutine of its own, if the append fails or has failed.
+// OnFailure calls f in another goroutine if the append fails or has failed.
 func (p Pending) OnFailure(f func(error)) {
 	a := p.ack
 	if a == nil {
@@ -44,9 +43,9 @@ func (p Pending) OnFailure(f func(error)) {
 	}
 }
 
-// Ack is the journal's side of a Pending whose acknowledgement comes later.
+// Ack resolves a Pending. A journal creates one for each append in flight.
 type Ack struct {
-	done chan struct{} // closed once seq and err are final
+	done chan struct{} // closed when seq and err are final
 	seq  uint64
 	err  error
 
@@ -58,11 +57,11 @@ type Ack struct {
 // NewAck returns the Ack of an append in flight.
 func NewAck() *Ack { return &Ack{done: make(chan struct{})} }
 
-// Pending returns what Append returns to the caller.
+// Pending returns the Pending that the Ack resolves.
 func (a *Ack) Pending() Pending { return Pending{ack: a} }
 
-// Resolve acknowledges the append, with the seq of its entry, or fails it. It is called
-// once, and after the entry is visible.
+// Resolve acknowledges the append with the seq of its entry, or fails it with err. It must be called once, after
+// the entry is visible to readers.
 func (a *Ack) Resolve(seq uint64, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

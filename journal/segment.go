@@ -10,22 +10,22 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// seqSize is what the field Entry.seq takes with its tag.
+// seqSize is the encoded size of the field Entry.seq, with its tag.
 const seqSize = 1 + 8
 
-// segment is a run of entries in one piece of memory that never moves: what has
-// been appended is never written again, so readers need no lock for it.
+// segment is a run of consecutive entries in one buffer, which is never reallocated. Appended bytes are never
+// overwritten, so readers need no lock for them.
 type segment struct {
 	first    uint64 // seq of the first entry
-	buf      []byte // framed entries; its capacity is fixed
+	buf      []byte // the entries as returned to readers; the capacity is fixed
 	index    []indexEntry
 	newestAt time.Time
 }
 
-// indexEntry describes an entry without decoding it.
+// indexEntry has the properties of an entry that reads and filters need.
 type indexEntry struct {
 	source *Source
-	offset uint32 // where it begins in buf
+	offset uint32 // of the entry's first byte in buf
 	tiers  Tiers
 }
 
@@ -35,12 +35,12 @@ func newSegment(first uint64, size int) *segment {
 
 func (s *segment) room() int { return cap(s.buf) - len(s.buf) }
 
-// frameSize returns the bytes of an entry in a segment.
+// frameSize returns the size of an entry in a segment.
 func frameSize(body int) int {
 	return protowire.SizeTag(kvcastv1.ResponseEntriesField) + protowire.SizeBytes(seqSize+body)
 }
 
-// append returns by how many bytes the index has grown.
+// append appends an entry and returns the growth of the index's memory in bytes.
 func (s *segment) append(seq uint64, r Record) (grown int) {
 	room := cap(s.index)
 	s.index = append(s.index, indexEntry{source: r.Source, offset: uint32(len(s.buf)), tiers: r.Tiers})
@@ -52,8 +52,8 @@ func (s *segment) append(seq uint64, r Record) (grown int) {
 	return indexBytes * (cap(s.index) - room)
 }
 
-// read adds the segment's entries after c.Last, up to until, to the chunk, and reports
-// whether the chunk may have room for more.
+// read adds the entries after c.Last and up to until to the chunk. It reports whether it has examined all of them
+// that the segment has, so that the next segment may be read.
 func (s *segment) read(c *Chunk, q *Query, until uint64) bool {
 	i := int(c.Last + 1 - s.first)
 	end := min(len(s.index), int(until+1-s.first))
@@ -63,7 +63,7 @@ func (s *segment) read(c *Chunk, q *Query, until uint64) bool {
 		c.Last = s.first + uint64(n) - 1
 		return n == end
 	}
-	start := i // of a contiguous run of wanted entries
+	start := i // of a run of selected entries
 	for ; i < end; i++ {
 		e := &s.index[i]
 		seq := s.first + uint64(i)
@@ -95,8 +95,8 @@ func (s *segment) addTo(c *Chunk, i, n int) {
 	c.Entries += n - i
 }
 
-// fit returns the end of the entries from i, before end, that fit into limit bytes: at
-// least one if atLeastOne.
+// fit returns the index after the last entry, from i and before end, that fits into limit bytes. If atLeastOne is
+// set, the range from i has at least one entry.
 func (s *segment) fit(i, end, limit int, atLeastOne bool) int {
 	start := int(s.index[i].offset)
 	n := i + sort.Search(end-i, func(k int) bool { return s.end(i+k)-start > limit })
@@ -106,7 +106,7 @@ func (s *segment) fit(i, end, limit int, atLeastOne bool) int {
 	return n
 }
 
-// end returns where entry i ends.
+// end returns the offset after the last byte of entry i.
 func (s *segment) end(i int) int {
 	if i+1 < len(s.index) {
 		return int(s.index[i+1].offset)

@@ -117,7 +117,7 @@ func TestAppendThatFailsLaterFailsTheLane(t *testing.T) {
 	d.store("a")
 	d.store("b")
 	d.store("a")
-	d.journal.Fail(d.journal.Source("a"), journal.ErrFenced)
+	d.journal.Fail("a", journal.ErrFenced)
 	d.wantFailed(t, journal.ErrFenced)
 	d.journal.Acknowledge(1)
 	if got := d.journal.Bounds().Newest; got != 3 {
@@ -130,7 +130,7 @@ func TestFailedLaneDiscardsItsPendingRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDelayedPipeline(t, pipeline.Config{Timeout: time.Second})
 		d.store("a")
-		d.journal.Fail(d.journal.Source("a"), journal.ErrFenced)
+		d.journal.Fail("a", journal.ErrFenced)
 		d.lanes["a"].Gap(feed.Gap{Reason: feed.GapReplayUnavailable})
 		d.wantFailed(t, journal.ErrFenced)
 		<-time.After(2 * time.Second)

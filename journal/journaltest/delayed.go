@@ -3,29 +3,29 @@ package journaltest
 import (
 	"bytes"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/journal"
 )
 
-// Delayed is a journal in memory that acknowledges late and fails on request, as one on
-// a network or a disk does.
+// Delayed is a journal in memory that acknowledges late and fails on request, as a journal on a network or a
+// disk does.
 type Delayed struct {
-	*journal.Memory // the entries acknowledged
+	*journal.Memory // the acknowledged entries
 
 	delay time.Duration
-	slots chan struct{} // one for each append in flight
+	slots chan struct{} // has one element per append in flight
 
 	mu       sync.Mutex // guards all below
 	closed   bool
-	refusal  error
+	refusal  error // returned by all appends; nil: none
 	inFlight []inFlightAppend
 	failed   map[*journal.Source]error
-	sources  map[string]*journal.Source // by worker, of its last append
+	sources  map[string]*journal.Source // the source of a worker's last append, by worker
 }
 
-// inFlightAppend is an append in flight.
 type inFlightAppend struct {
 	record journal.Record
 	ack    *journal.Ack
@@ -33,8 +33,8 @@ type inFlightAppend struct {
 
 var _ journal.Journal = (*Delayed)(nil)
 
-// NewDelayed returns a journal that acknowledges each append after a delay, or with a
-// delay of 0 when Acknowledge is called. maxInFlight bounds the appends in flight.
+// NewDelayed returns a journal that acknowledges each append after a delay, or when Acknowledge is called if the
+// delay is 0. At most maxInFlight appends are in flight.
 func NewDelayed(cfg journal.Config, maxInFlight int, delay time.Duration) *Delayed {
 	return &Delayed{
 		Memory:  journal.NewMemory(cfg),
@@ -45,7 +45,7 @@ func NewDelayed(cfg journal.Config, maxInFlight int, delay time.Duration) *Delay
 	}
 }
 
-// Append puts a record in flight. It blocks while there are maxInFlight.
+// Append starts an append. It blocks while maxInFlight appends are in flight.
 func (d *Delayed) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
 	select {
 	case d.slots <- struct{}{}:
@@ -97,26 +97,20 @@ func (d *Delayed) Acknowledge(n int) {
 	}
 }
 
-// Fail fails the appends in flight of a source, and all later ones.
-func (d *Delayed) Fail(s *journal.Source, err error) {
+// Fail fails all appends of the source of a worker's last append: those in flight and all later ones.
+func (d *Delayed) Fail(worker string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	s := d.sources[worker]
 	d.failed[s] = err
 	d.failInFlight(err, func(a inFlightAppend) bool { return a.record.Source == s })
 }
 
-// Refuse makes Append return err, until it is called with nil.
+// Refuse makes Append return err; nil ends that.
 func (d *Delayed) Refuse(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refusal = err
-}
-
-// Source returns the source of a worker's last append in flight or acknowledged.
-func (d *Delayed) Source(worker string) *journal.Source {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.sources[worker]
 }
 
 // InFlight returns the number of appends in flight.
@@ -126,7 +120,7 @@ func (d *Delayed) InFlight() int {
 	return len(d.inFlight)
 }
 
-// failInFlight fails the appends in flight for which match is true. d.mu is locked.
+// failInFlight fails the appends in flight for which match returns true. The caller must hold d.mu.
 func (d *Delayed) failInFlight(err error, match func(inFlightAppend) bool) {
 	var rest []inFlightAppend
 	for _, a := range d.inFlight {
@@ -140,31 +134,19 @@ func (d *Delayed) failInFlight(err error, match func(inFlightAppend) bool) {
 	d.inFlight = rest
 }
 
-// Close waits until nothing is in flight. Appends still in flight when ctx is done fail.
+// Close waits until no append is in flight. When ctx ends, the appends in flight fail.
 func (d *Delayed) Close(ctx context.Context) error {
 	d.mu.Lock()
-	wasClosed := d.closed
 	d.closed = true
+	inFlight := slices.Clone(d.inFlight)
 	d.mu.Unlock()
-	if wasClosed {
-		return nil
-	}
-	acquired := 0
-	defer func() {
-		for range acquired {
-			<-d.slots // appends return ErrClosed rather than block
+	for _, a := range inFlight {
+		if _, err := a.ack.Pending().Wait(ctx); err != nil && ctx.Err() != nil {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.failInFlight(ctx.Err(), func(inFlightAppend) bool { return true })
+			return ctx.Err()
 		}
-	}()
-	for ; acquired < cap(d.slots); acquired++ {
-		select {
-		case d.slots <- struct{}{}:
-			continue
-		case <-ctx.Done():
-		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.failInFlight(ctx.Err(), func(inFlightAppend) bool { return true })
-		return ctx.Err()
 	}
 	return d.Memory.Close(ctx)
 }

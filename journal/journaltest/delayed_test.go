@@ -16,7 +16,7 @@ func TestDelayedConforms(t *testing.T) {
 		Open: func(_ *testing.T, maxBytes int) journal.Journal {
 			return journaltest.NewDelayed(journal.Config{MaxBytes: maxBytes}, 16, time.Microsecond)
 		},
-		Fail: func(j journal.Journal, s *journal.Source, err error) { j.(*journaltest.Delayed).Fail(s, err) },
+		Fail: func(j journal.Journal, s *journal.Source, err error) { j.(*journaltest.Delayed).Fail(s.Worker, err) },
 	})
 }
 
@@ -33,7 +33,7 @@ func TestUnacknowledgedEntriesAreInvisible(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := p.Wait(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("wait that is canceled: got %v", err)
+		t.Errorf("canceled wait: got %v", err)
 	}
 	d.Acknowledge(1)
 	<-changed
@@ -68,7 +68,7 @@ func TestAppendBlocksWhileTooManyAreInFlight(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := d.Append(ctx, journaltest.Record(3, 10)); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("append until the context is done: got %v", err)
+			t.Errorf("append with a deadline: got %v", err)
 		}
 		if got := d.InFlight(); got != 2 {
 			t.Errorf("in flight: got %d, want 2", got)

@@ -1,6 +1,5 @@
-// Package journaltest is the conformance suite of package journal: every implementation
-// runs it. It also has a journal that acknowledges late and fails on request, to test
-// those that append.
+// Package journaltest is the conformance suite of package journal. Every implementation of journal.Journal runs
+// it. Delayed is a journal for tests of its callers: it acknowledges late, and fails on request.
 package journaltest
 
 import (
@@ -14,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/journal"
@@ -22,32 +22,28 @@ import (
 
 // Harness opens the journals to test.
 type Harness struct {
-	// Open returns an empty journal that retains about maxBytes, and no entry of which
-	// expires by age within the test. The suite closes it.
+	// Open returns an empty journal that retains about maxBytes. No entry expires by age during the test. The
+	// suite closes the journal.
 	Open func(t *testing.T, maxBytes int) journal.Journal
-	// Fail makes the appends in flight of a source fail with err, and all later ones,
-	// as a lost lease does; nil where appends cannot fail.
+	// Fail makes all appends of a source fail with err, those in flight and all later ones. It is nil if
+	// appends cannot fail.
 	Fail func(j journal.Journal, s *journal.Source, err error)
 }
 
 // Run runs the suite.
 func Run(t *testing.T, h Harness) {
-	for _, tt := range []struct {
-		name string
-		run  func(*testing.T, Harness)
-	}{
-		{"AppendedEntriesCanBeRead", testAppendedEntriesCanBeRead},
-		{"UnreadablePositionsAreErrors", testUnreadablePositionsAreErrors},
-		{"ReadsAreContiguousAndBounded", testReadsAreContiguousAndBounded},
-		{"FiltersSelectEntries", testFiltersSelectEntries},
-		{"ReadersFollowTheNewestEntry", testReadersFollowTheNewestEntry},
-		{"MemoryOfReadersIsNeverWritten", testMemoryOfReadersIsNeverWritten},
-		{"AppendsOfASourceKeepTheirOrder", testAppendsOfASourceKeepTheirOrder},
-		{"AcknowledgedEntriesAreVisible", testAcknowledgedEntriesAreVisible},
-		{"CloseFlushes", testCloseFlushes},
-		{"FailedAppendFailsItsSource", testFailedAppendFailsItsSource},
+	for name, test := range map[string]func(*testing.T, Harness){
+		"BoundsAreThoseOfTheEntries":     testBounds,
+		"UnreadablePositionsAreErrors":   testUnreadablePositionsAreErrors,
+		"ReadsAreContiguousAndBounded":   testReads,
+		"ReadersFollowTheNewestEntry":    testReadersFollowTheNewestEntry,
+		"MemoryOfReadersIsNeverWritten":  testMemoryOfReadersIsNeverWritten,
+		"AppendsOfASourceKeepTheirOrder": testAppendsOfASourceKeepTheirOrder,
+		"AcknowledgedEntriesAreVisible":  testAcknowledgedEntriesAreVisible,
+		"CloseFlushes":                   testCloseFlushes,
+		"FailedAppendFailsItsSource":     testFailedAppendFailsItsSource,
 	} {
-		t.Run(tt.name, func(t *testing.T) { tt.run(t, h) })
+		t.Run(name, func(t *testing.T) { test(t, h) })
 	}
 }
 
@@ -58,32 +54,19 @@ type fataler interface {
 	Fatalf(format string, args ...any)
 }
 
-// tester is a journal under test and what is appended to it.
-type tester struct {
-	journal.Journal
-	t fataler
-}
-
 const defaultBytes = 64 << 20
 
-func open(t *testing.T, h Harness) tester {
-	t.Helper()
-	return openWithin(t, t, h, defaultBytes)
-}
-
-// openWithin opens a journal that retains maxBytes. The test of it may be a part of t.
-func openWithin(t *testing.T, part fataler, h Harness, maxBytes int) tester {
+func open(t *testing.T, h Harness, maxBytes int) journal.Journal {
 	t.Helper()
 	j := h.Open(t, maxBytes)
 	t.Cleanup(func() { _ = j.Close(context.Background()) })
-	return tester{j, part}
+	return j
 }
 
-// Record returns an entry of worker w followed by n, with a model of some bytes.
+// Record returns a record of worker w<n>, such as w7, whose model has modelBytes bytes.
 func Record(n, modelBytes int) journal.Record {
-	return record(&journal.Source{Worker: fmt.Sprintf("w%d", n)}, &kvcastv1.Entry{
-		Worker: fmt.Sprintf("w%d", n), Model: strings.Repeat("m", modelBytes),
-	})
+	name := fmt.Sprintf("w%d", n)
+	return record(&journal.Source{Worker: name}, &kvcastv1.Entry{Worker: name, Model: strings.Repeat("m", modelBytes)})
 }
 
 func record(s *journal.Source, e *kvcastv1.Entry) journal.Record {
@@ -97,101 +80,113 @@ func record(s *journal.Source, e *kvcastv1.Entry) journal.Record {
 // Decode returns the entries of a chunk as a subscriber decodes them.
 func Decode(t fataler, c journal.Chunk) []*kvcastv1.Entry {
 	t.Helper()
-	var m kvcastv1.SubscribeResponse
-	if err := proto.Unmarshal(bytes.Join(c.Slices, nil), &m); err != nil {
+	entries, err := decode(c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return m.GetEntries()
+	return entries
 }
 
-// append appends records and waits until all are acknowledged.
-func (j tester) append(records ...journal.Record) {
-	j.t.Helper()
+func decode(c journal.Chunk) ([]*kvcastv1.Entry, error) {
+	var m kvcastv1.SubscribeResponse
+	encoded := bytes.Join(c.Slices, nil)
+	if err := proto.Unmarshal(encoded, &m); err != nil {
+		return nil, err
+	}
+	if entries := len(m.GetEntries()); c.Entries != entries || c.Bytes != len(encoded) {
+		return nil, fmt.Errorf("chunk reports %d entries of %d bytes, and has %d of %d bytes", c.Entries, c.Bytes, entries, len(encoded))
+	}
+	return m.GetEntries(), nil
+}
+
+// appendAll appends records and waits until all are acknowledged.
+func appendAll(t fataler, j journal.Journal, records ...journal.Record) {
+	t.Helper()
 	pending := make([]journal.Pending, len(records))
 	for i, r := range records {
 		var err error
 		if pending[i], err = j.Append(context.Background(), r); err != nil {
-			j.t.Fatalf("append %d of %d: %v", i+1, len(records), err)
+			t.Fatalf("append %d of %d: %v", i+1, len(records), err)
 		}
 	}
 	for i, p := range pending {
 		if _, err := p.Wait(context.Background()); err != nil {
-			j.t.Fatalf("wait for append %d of %d: %v", i+1, len(records), err)
+			t.Fatalf("wait for append %d of %d: %v", i+1, len(records), err)
 		}
 	}
 }
 
-// read reads a chunk and returns its entries.
-func (j tester) read(q journal.Query) (journal.Chunk, []*kvcastv1.Entry) {
-	j.t.Helper()
-	c, err := j.Read(context.Background(), q)
-	if err != nil {
-		j.t.Fatal(err)
+// readTo reads the first entries of a journal up to a seq, and waits for those that are not appended yet.
+func readTo(ctx context.Context, j journal.Journal, until uint64) ([]*kvcastv1.Entry, error) {
+	var all []*kvcastv1.Entry
+	for after := uint64(0); after < until; {
+		changed := j.Changed()
+		c, err := j.Read(ctx, journal.Query{After: after, MaxBytes: 4096})
+		if err != nil {
+			return nil, err
+		}
+		if c.Last == after {
+			<-changed
+			continue
+		}
+		entries, err := decode(c)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if after++; e.GetSeq() != after {
+				return nil, fmt.Errorf("got entry %d, want %d", e.GetSeq(), after)
+			}
+		}
+		all = append(all, entries...)
 	}
-	entries := Decode(j.t, c)
-	if c.Entries != len(entries) {
-		j.t.Fatalf("chunk has %d entries, and reports %d", len(entries), c.Entries)
-	}
-	if got := len(bytes.Join(c.Slices, nil)); c.Bytes != got {
-		j.t.Fatalf("chunk has %d bytes, and reports %d", got, c.Bytes)
-	}
-	return c, entries
+	return all, nil
 }
 
-func testAppendedEntriesCanBeRead(t *testing.T, h Harness) {
-	j := open(t, h)
+func testBounds(t *testing.T, h Harness) {
+	j := open(t, h, defaultBytes)
 	b := j.Bounds()
 	if b.Epoch == "" || b.Oldest != 1 || b.Newest != 0 {
 		t.Errorf("bounds of an empty journal: got %+v, want an epoch, oldest 1 and newest 0", b)
 	}
-	j.append(Record(1, 10), Record(2, 10), Record(3, 10))
+	appendAll(t, j, Record(1, 10), Record(2, 10), Record(3, 10))
 	if got, want := j.Bounds(), (journal.Bounds{Epoch: b.Epoch, Oldest: 1, Newest: 3}); got != want {
 		t.Errorf("bounds: got %+v, want %+v", got, want)
 	}
 	into := make([][]byte, 0, 4)
-	c, entries := j.read(journal.Query{After: 1, MaxBytes: 1 << 20, Slices: into})
-	var got []string
-	for _, e := range entries {
-		got = append(got, fmt.Sprintf("%d:%s", e.GetSeq(), e.GetWorker()))
-	}
-	if diff := cmp.Diff([]string{"2:w2", "3:w3"}, got); diff != "" {
-		t.Errorf("entries after 1 (-want +got):\n%s", diff)
-	}
-	if c.Last != 3 || c.Partial {
-		t.Errorf("chunk: got %+v, want it to end at 3", c)
+	c, err := j.Read(t.Context(), journal.Query{After: 1, MaxBytes: 1 << 20, Slices: into})
+	if err != nil || c.Last != 3 || c.Partial {
+		t.Fatalf("read after 1: got %+v, %v, want a chunk that ends at 3", c, err)
 	}
 	if &c.Slices[:1][0] != &into[:1][0] {
-		t.Error("the query's slices are not reused")
-	}
-	if c, entries := j.read(journal.Query{After: 3, MaxBytes: 1}); c.Last != 3 || len(entries) != 0 {
-		t.Errorf("a reader that has everything: got %d entries, to %d", len(entries), c.Last)
+		t.Error("the slices of the query are not reused")
 	}
 }
 
 func testUnreadablePositionsAreErrors(t *testing.T, h Harness) {
-	j := openWithin(t, t, h, 16<<10)
+	j := open(t, h, 16<<10)
 	var records []journal.Record
 	for n := 1; n <= 200; n++ {
 		records = append(records, Record(n, 500))
 	}
-	j.append(records...)
+	appendAll(t, j, records...)
 	b := j.Bounds()
 	if b.Oldest < 3 || b.Newest != 200 {
-		t.Fatalf("bounds: got %+v, want some evicted and newest 200", b)
+		t.Fatalf("bounds: got %+v, want some entries evicted and newest 200", b)
 	}
 	for _, tt := range []struct {
 		name  string
 		after uint64
 		want  error
-		first uint64
+		first uint64 // seq of the first entry; 0: none
 	}{
-		{"caught up", 200, nil, 0},
+		{"the newest entry", 200, nil, 0},
 		{"one beyond the newest", 201, journal.ErrAhead, 0},
-		{"the newest entry", 199, nil, 200},
-		{"just before the oldest retained", b.Oldest - 1, nil, b.Oldest},
-		{"one before that", b.Oldest - 2, journal.ErrCompacted, 0},
-		{"the beginning", 0, journal.ErrCompacted, 0},
-		{"the largest number", 1<<64 - 1, journal.ErrAhead, 0},
+		{"one before the newest", 199, nil, 200},
+		{"one before the oldest retained", b.Oldest - 1, nil, b.Oldest},
+		{"two before the oldest retained", b.Oldest - 2, journal.ErrCompacted, 0},
+		{"the first entry", 0, journal.ErrCompacted, 0},
+		{"the largest seq", 1<<64 - 1, journal.ErrAhead, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := j.Read(t.Context(), journal.Query{After: tt.after, MaxBytes: 1 << 20})
@@ -210,72 +205,43 @@ func testUnreadablePositionsAreErrors(t *testing.T, h Harness) {
 	}
 }
 
-// testReadsAreContiguousAndBounded compares with a plain slice.
-func testReadsAreContiguousAndBounded(t *testing.T, h Harness) {
-	rapid.Check(t, func(rt *rapid.T) {
-		j := openWithin(t, rt, h, rapid.IntRange(1, 100<<10).Draw(rt, "max bytes"))
-		var all []*kvcastv1.Entry
-		for n, size := range rapid.SliceOfN(rapid.IntRange(0, 3000), 0, 100).Draw(rt, "sizes") {
-			j.append(Record(n, size))
-			all = append(all, &kvcastv1.Entry{Seq: uint64(n + 1), Worker: fmt.Sprintf("w%d", n), Model: strings.Repeat("m", size)})
-		}
-		b := j.Bounds()
-		if b.Newest != uint64(len(all)) {
-			rt.Fatalf("newest: got %d, want %d", b.Newest, len(all))
-		}
-		after := rapid.Uint64Range(b.Oldest-1, b.Newest).Draw(rt, "after")
-		limit := rapid.IntRange(1, 20_000).Draw(rt, "limit")
-		for after < b.Newest {
-			c, got := j.read(journal.Query{After: after, MaxBytes: limit})
-			if len(got) == 0 || c.Last != after+uint64(len(got)) {
-				rt.Fatalf("read after %d: got %d entries, to %d", after, len(got), c.Last)
-			}
-			if len(got) > 1 && c.Bytes > limit {
-				rt.Fatalf("read after %d: %d bytes in %d entries, want at most %d", after, c.Bytes, len(got), limit)
-			}
-			for i, e := range got {
-				if !proto.Equal(e, all[int(after)+i]) {
-					rt.Fatalf("entry %d differs from what was appended", e.GetSeq())
-				}
-			}
-			after = c.Last
-		}
-	})
-}
-
-// testFiltersSelectEntries compares filtered reads with a plain loop.
-func testFiltersSelectEntries(t *testing.T, h Harness) {
+// testReads compares filtered and unfiltered reads with a loop over a slice of all entries.
+func testReads(t *testing.T, h Harness) {
 	sources := []*journal.Source{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}}
-	type appended struct {
-		source int
-		tiers  journal.Tiers
-	}
-	entry := rapid.Custom(func(t *rapid.T) appended {
-		return appended{rapid.IntRange(0, 2).Draw(t, "source"), journal.Tiers(rapid.IntRange(1, 7).Draw(t, "tiers"))}
-	})
 	rapid.Check(t, func(rt *rapid.T) {
-		j := openWithin(t, rt, h, defaultBytes)
-		all := rapid.SliceOfN(entry, 0, 60).Draw(rt, "entries")
-		// Sometimes more than one read examines.
-		copies := rapid.SampledFrom([]int{1, 1, 1, 200}).Draw(rt, "copies")
+		j := open(t, h, rapid.SampledFrom([]int{1 << 10, 100 << 10, defaultBytes}).Draw(rt, "max bytes"))
 		var records []journal.Record
-		for n, a := range all {
-			for range copies {
-				r := Record(n, rapid.SampledFrom([]int{0, 500}).Draw(rt, "size"))
-				r.Source, r.Tiers = sources[a.source], a.tiers
+		var entries []*kvcastv1.Entry
+		for _, n := range rapid.SliceOfN(rapid.IntRange(0, 1<<10), 0, 60).Draw(rt, "entries") {
+			// Many copies exceed the number of entries that one read examines.
+			for range rapid.SampledFrom([]int{1, 1, 1, 1, 200}).Draw(rt, "copies") {
+				r := Record(n, rapid.SampledFrom([]int{0, 500, 3000}).Draw(rt, "size"))
+				r.Source, r.Tiers = sources[n%3], journal.Tiers(1+n%7)
+				var e kvcastv1.Entry
+				if err := proto.Unmarshal(r.Body, &e); err != nil {
+					rt.Fatal(err)
+				}
 				records = append(records, r)
+				e.Seq = uint64(len(records))
+				entries = append(entries, &e)
 			}
 		}
-		j.append(records...)
-		newest := uint64(len(all) * copies)
-		wanted := journal.Tiers(rapid.IntRange(0, 7).Draw(rt, "wanted"))
+		appendAll(rt, j, records...)
+		b := j.Bounds()
+		if b.Newest != uint64(len(records)) {
+			rt.Fatalf("newest: got %d, want %d", b.Newest, len(records))
+		}
 		q := journal.Query{
-			After:    rapid.Uint64Range(0, newest).Draw(rt, "after"),
-			Until:    rapid.Uint64Range(0, newest+2).Draw(rt, "until"),
-			MaxBytes: rapid.IntRange(1, 3000).Draw(rt, "max bytes"),
-			Filter: func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
-				if a := all[(seq-1)/uint64(copies)]; sources[a.source] != s || a.tiers != tiers {
-					rt.Fatalf("filter is called for entry %d with %v and %b", seq, s, tiers)
+			After:    rapid.Uint64Range(b.Oldest-1, b.Newest).Draw(rt, "after"),
+			Until:    rapid.Uint64Range(0, b.Newest+2).Draw(rt, "until"),
+			MaxBytes: rapid.IntRange(1, 20_000).Draw(rt, "max bytes of a read"),
+		}
+		match := func(uint64, *journal.Source, journal.Tiers) journal.Match { return journal.MatchAll }
+		if rapid.Bool().Draw(rt, "filter") {
+			wanted := journal.Tiers(rapid.IntRange(0, 7).Draw(rt, "wanted tiers"))
+			match = func(seq uint64, s *journal.Source, tiers journal.Tiers) journal.Match {
+				if r := records[seq-1]; r.Source != s || r.Tiers != tiers {
+					rt.Fatalf("the filter is called for entry %d with %v and %b", seq, s, tiers)
 				}
 				switch {
 				case s.Worker == "b" || tiers&wanted == 0:
@@ -284,78 +250,63 @@ func testFiltersSelectEntries(t *testing.T, h Harness) {
 					return journal.MatchSome
 				}
 				return journal.MatchAll
-			},
+			}
+			q.Filter = match
 		}
-		until := newest
+		until := b.Newest
 		if q.Until != 0 {
 			until = min(until, q.Until)
 		}
-		var want []uint64
-		for seq := q.After + 1; seq <= until; seq++ {
-			if a := all[(seq-1)/uint64(copies)]; a.source != 1 && a.tiers&wanted != 0 {
-				want = append(want, seq)
-			}
-		}
-		var got []uint64
 		for q.After < until {
-			c, entries := j.read(q)
-			if c.Last <= q.After || c.Last > until {
-				rt.Fatalf("read after %d to %d: got %d entries, to %d", q.After, until, len(entries), c.Last)
+			c, err := j.Read(context.Background(), q)
+			if err != nil || c.Last <= q.After || c.Last > until {
+				rt.Fatalf("read after %d to %d: got a chunk to %d, error %v", q.After, until, c.Last, err)
 			}
-			if len(entries) > 1 && c.Bytes > q.MaxBytes {
-				rt.Fatalf("%d bytes in %d entries, want at most %d", c.Bytes, len(entries), q.MaxBytes)
+			var want []*kvcastv1.Entry
+			partial := false
+			for seq := q.After + 1; seq <= c.Last; seq++ {
+				m := match(seq, records[seq-1].Source, records[seq-1].Tiers)
+				if m != journal.MatchNone {
+					want = append(want, entries[seq-1])
+				}
+				partial = partial || m == journal.MatchSome
 			}
-			some := false
-			for _, e := range entries {
-				got = append(got, e.GetSeq())
-				some = some || all[(e.GetSeq()-1)/uint64(copies)].tiers&^wanted != 0
+			if diff := cmp.Diff(want, Decode(rt, c), protocmp.Transform()); diff != "" {
+				rt.Fatalf("entries after %d (-want +got):\n%s", q.After, diff)
 			}
-			if some && !c.Partial {
-				rt.Fatal("an entry matches in part, and the chunk does not report it")
+			if q.Filter == nil && len(want) == 0 {
+				rt.Fatalf("read after %d: got no entry", q.After)
+			}
+			if len(want) > 1 && c.Bytes > q.MaxBytes {
+				rt.Fatalf("read after %d: %d bytes in %d entries, want at most %d", q.After, c.Bytes, len(want), q.MaxBytes)
+			}
+			if partial && !c.Partial {
+				rt.Fatalf("read after %d: the chunk does not report that an entry matches partially", q.After)
 			}
 			q.After = c.Last
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			rt.Fatalf("entries (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// testReadersFollowTheNewestEntry runs readers against an appender. Changed alone wakes
-// them.
+// testReadersFollowTheNewestEntry runs four readers while entries are appended.
 func testReadersFollowTheNewestEntry(t *testing.T, h Harness) {
 	const entries = 2000
-	j := open(t, h)
+	j := open(t, h, defaultBytes)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for after := uint64(0); after < entries; {
-				changed := j.Changed()
-				c, err := j.Read(t.Context(), journal.Query{After: after, MaxBytes: 4096})
-				if err != nil {
-					t.Errorf("read: %v", err)
-					return
-				}
-				if c.Last == after {
-					<-changed
-					continue
-				}
-				var m kvcastv1.SubscribeResponse
-				if err := proto.Unmarshal(bytes.Join(c.Slices, nil), &m); err != nil {
-					t.Error(err)
-					return
-				}
-				for _, e := range m.GetEntries() {
-					after++
-					if e.GetSeq() != after || e.GetWorker() != fmt.Sprintf("w%d", after) {
-						t.Errorf("got entry %d of %s, want %d", e.GetSeq(), e.GetWorker(), after)
-						return
-					}
+			all, err := readTo(t.Context(), j, entries)
+			if err != nil {
+				t.Errorf("read: %v", err)
+			}
+			for i, e := range all {
+				if want := fmt.Sprintf("w%d", i); e.GetWorker() != want {
+					t.Errorf("entry %d: got worker %s, want %s", e.GetSeq(), e.GetWorker(), want)
 				}
 			}
 		})
 	}
-	for n := 1; n <= entries; n++ {
+	for n := range entries {
 		if _, err := j.Append(t.Context(), Record(n, n%100)); err != nil {
 			t.Fatal(err)
 		}
@@ -364,61 +315,56 @@ func testReadersFollowTheNewestEntry(t *testing.T, h Harness) {
 }
 
 func testMemoryOfReadersIsNeverWritten(t *testing.T, h Harness) {
-	j := openWithin(t, t, h, 64<<10)
-	j.append(Record(1, 10))
-	c, _ := j.read(journal.Query{MaxBytes: 1 << 20})
+	j := open(t, h, 64<<10)
+	appendAll(t, j, Record(1, 10))
+	c, err := j.Read(t.Context(), journal.Query{MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
 	was := bytes.Join(c.Slices, nil)
 	var records []journal.Record
-	for n := range 1000 { // evicts the entry many times over
+	for n := range 1000 { // some 15 times the size of the journal
 		records = append(records, Record(n, 1000))
 	}
-	j.append(records...)
+	appendAll(t, j, records...)
 	if !bytes.Equal(was, bytes.Join(c.Slices, nil)) {
 		t.Error("memory that a reader references was written again")
 	}
 }
 
-// testAppendsOfASourceKeepTheirOrder appends for several sources at a time.
+// testAppendsOfASourceKeepTheirOrder appends for four sources concurrently.
 func testAppendsOfASourceKeepTheirOrder(t *testing.T, h Harness) {
 	const sources, entries = 4, 200
-	j := open(t, h)
+	j := open(t, h, defaultBytes)
 	var wg sync.WaitGroup
 	for i := range sources {
 		wg.Go(func() {
 			source := &journal.Source{Worker: fmt.Sprintf("w%d", i)}
-			var last journal.Pending
 			for n := range entries {
-				r := record(source, &kvcastv1.Entry{Worker: source.Worker, EngineTimeUnixNano: int64(n)})
-				var err error
-				if last, err = j.Append(t.Context(), r); err != nil {
+				if _, err := j.Append(t.Context(), record(source, &kvcastv1.Entry{Worker: source.Worker, EngineTimeUnixNano: int64(n)})); err != nil {
 					t.Errorf("append: %v", err)
-					return
 				}
-			}
-			if _, err := last.Wait(t.Context()); err != nil {
-				t.Errorf("wait: %v", err)
 			}
 		})
 	}
 	wg.Wait()
+	all, err := readTo(t.Context(), j, sources*entries)
+	if err != nil {
+		t.Fatal(err)
+	}
 	next := make(map[string]int64)
-	seq := uint64(0)
-	for seq < sources*entries {
-		_, got := j.read(journal.Query{After: seq, MaxBytes: 4096})
-		for _, e := range got {
-			seq++
-			if e.GetSeq() != seq || e.GetEngineTimeUnixNano() != next[e.GetWorker()] {
-				t.Fatalf("got entry %d, %d of %s; want %d, %d", e.GetSeq(), e.GetEngineTimeUnixNano(), e.GetWorker(), seq, next[e.GetWorker()])
-			}
-			next[e.GetWorker()]++
+	for _, e := range all {
+		if e.GetEngineTimeUnixNano() != next[e.GetWorker()] {
+			t.Fatalf("entry %d: got append %d of %s, want %d", e.GetSeq(), e.GetEngineTimeUnixNano(), e.GetWorker(), next[e.GetWorker()])
 		}
+		next[e.GetWorker()]++
 	}
 }
 
 func testAcknowledgedEntriesAreVisible(t *testing.T, h Harness) {
-	j := open(t, h)
+	j := open(t, h, defaultBytes)
 	if seq, err := (journal.Pending{}).Wait(t.Context()); seq != 0 || err != nil {
-		t.Errorf("wait for no append: got %d, %v, want 0", seq, err)
+		t.Errorf("wait of the zero Pending: got %d, %v, want 0", seq, err)
 	}
 	for want := uint64(1); want < 4; want++ {
 		changed := j.Changed()
@@ -431,17 +377,17 @@ func testAcknowledgedEntriesAreVisible(t *testing.T, h Harness) {
 			t.Errorf("wait: got %d, %v, want %d", seq, err, want)
 		}
 		if got := j.Bounds().Newest; got != want {
-			t.Errorf("newest of an acknowledged append: got %d, want %d", got, want)
+			t.Errorf("newest after the acknowledgement: got %d, want %d", got, want)
 		}
 		<-changed
-		if _, entries := j.read(journal.Query{After: want - 1, MaxBytes: 1}); len(entries) != 1 {
-			t.Errorf("got %d entries, want the one acknowledged", len(entries))
+		if c, err := j.Read(t.Context(), journal.Query{After: want - 1, MaxBytes: 1}); err != nil || c.Entries != 1 {
+			t.Errorf("got %d entries, error %v, want the acknowledged entry", c.Entries, err)
 		}
 	}
 }
 
 func testCloseFlushes(t *testing.T, h Harness) {
-	j := open(t, h)
+	j := open(t, h, defaultBytes)
 	var pending []journal.Pending
 	for n := range 10 {
 		p, err := j.Append(t.Context(), Record(n, 10))
@@ -455,7 +401,7 @@ func testCloseFlushes(t *testing.T, h Harness) {
 	}
 	for i, p := range pending {
 		if seq, err := p.Wait(t.Context()); seq != uint64(i+1) || err != nil {
-			t.Errorf("append %d: got %d, %v, want it to be flushed", i+1, seq, err)
+			t.Errorf("append %d: got seq %d, error %v, want an acknowledgement", i+1, seq, err)
 		}
 	}
 	if _, err := j.Append(t.Context(), Record(1, 10)); !errors.Is(err, journal.ErrClosed) {
@@ -465,7 +411,7 @@ func testCloseFlushes(t *testing.T, h Harness) {
 		t.Errorf("read after close: got %v, want ErrClosed", err)
 	}
 	if err := j.Close(t.Context()); err != nil {
-		t.Errorf("close again: %v", err)
+		t.Errorf("second close: %v", err)
 	}
 }
 
@@ -473,10 +419,10 @@ func testFailedAppendFailsItsSource(t *testing.T, h Harness) {
 	if h.Fail == nil {
 		t.Skip("appends of this journal cannot fail")
 	}
-	j := open(t, h)
+	j := open(t, h, defaultBytes)
 	failing, other := Record(1, 10), Record(2, 10)
-	j.append(failing, other)
-	h.Fail(j.Journal, failing.Source, journal.ErrFenced)
+	appendAll(t, j, failing, other)
+	h.Fail(j, failing.Source, journal.ErrFenced)
 	for i := range 3 {
 		p, err := j.Append(t.Context(), failing)
 		if err == nil {
@@ -489,19 +435,19 @@ func testFailedAppendFailsItsSource(t *testing.T, h Harness) {
 		if !errors.Is(err, journal.ErrFenced) {
 			t.Errorf("append %d of the failed source: got %v, want ErrFenced", i+1, err)
 		}
-		j.append(other)
+		appendAll(t, j, other)
 	}
 	failing.Source = &journal.Source{Worker: failing.Source.Worker}
-	j.append(failing)
+	appendAll(t, j, failing)
+	all, err := readTo(t.Context(), j, 6)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var got []string
-	for after := uint64(0); after < j.Bounds().Newest; {
-		c, entries := j.read(journal.Query{After: after, MaxBytes: 1 << 20})
-		for _, e := range entries {
-			got = append(got, e.GetWorker())
-		}
-		after = c.Last
+	for _, e := range all {
+		got = append(got, e.GetWorker())
 	}
 	if diff := cmp.Diff([]string{"w1", "w2", "w2", "w2", "w2", "w1"}, got); diff != "" {
-		t.Errorf("entries (-want +got):\n%s", diff)
+		t.Errorf("workers of the entries (-want +got):\n%s", diff)
 	}
 }
