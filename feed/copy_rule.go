@@ -1,17 +1,15 @@
 package feed
 
-// CopyRule is how the stores and removes of a source are counted.
+// CopyRule is how the pipeline counts the copies of a source's blocks.
 type CopyRule uint8
 
-// The rules. What an event itself states has precedence; see wire.Event.Origin and
-// wire.Rare.RemainingCopies.
+// The copy rules. The fields wire.Event.Origin and wire.Rare.RemainingCopies of an event take precedence.
 const (
 	// CopyRuleCounted: a store adds a copy, a remove removes one.
 	CopyRuleCounted CopyRule = iota
-	// CopyRuleDetected: a store without a parent, of a block that the device tier has, may
-	// be an announcement. Package pipeline decides which it is.
+	// CopyRuleDetected: as CopyRuleCounted, but a store without a parent of a block that is in the device tier
+	// may instead announce that a request reuses the block. Package pipeline decides by the engine's events.
 	CopyRuleDetected
-	// CopyRuleAnnouncedLast: a store of a block that exists adds no copy, a remove removes
-	// all copies.
+	// CopyRuleAnnouncedLast: a store of an existing block adds no copy, and a remove removes all copies.
 	CopyRuleAnnouncedLast
 )

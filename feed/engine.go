@@ -3,7 +3,7 @@ package feed
 // Engine is the kind of program that publishes events.
 type Engine string
 
-// The engines.
+// The known engines.
 const (
 	EngineVLLM    Engine = "vllm"
 	EngineSGLang  Engine = "sglang"
@@ -12,7 +12,7 @@ const (
 	EngineLLMDSim Engine = "llm-d-sim"
 )
 
-// Known reports whether e is one of the engines above.
+// Known reports whether the engine is one of the constants.
 func (e Engine) Known() bool {
 	switch e {
 	case EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim:
@@ -22,7 +22,7 @@ func (e Engine) Known() bool {
 	}
 }
 
-// FirstSeq returns the seq of the first batch of an incarnation.
+// FirstSeq returns the engine seq of the first batch after a start of the engine.
 func (e Engine) FirstSeq() uint64 {
 	if e == EngineLLMDSim {
 		return 1
@@ -30,12 +30,13 @@ func (e Engine) FirstSeq() uint64 {
 	return 0
 }
 
-// Consolidate is how the events of a worker's several sources are consolidated.
+// Consolidate is how the pipeline combines the events of a worker with several sources.
 type Consolidate string
 
 const (
-	// ConsolidateDedup emits a block once, while any source holds it.
+	// ConsolidateDedup emits a store when the first source stores a block, and a remove when the last source
+	// removes it.
 	ConsolidateDedup Consolidate = "dedup"
-	// ConsolidatePassthrough emits each source's events unchanged, in their own tiers.
+	// ConsolidatePassthrough emits the events of each source unchanged.
 	ConsolidatePassthrough Consolidate = "passthrough"
 )

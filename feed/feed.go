@@ -1,45 +1,39 @@
-// Package feed has the types that pass from ingest to pipeline: workers, decoded batches,
-// gaps and restarts. Package ingest calls a Sink, which package pipeline implements. The
-// calls for one worker are in the order of its engines and never overlap.
+// Package feed has the types that package ingest passes to package pipeline: workers, decoded batches, gaps and
+// restarts. Ingest calls a Sink, which pipeline implements. The calls for one worker are in the order of the
+// engine's batches and never overlap.
 package feed
 
-import (
-	"strconv"
-
-	"github.com/kvcast/kvcast/ingest/wire"
-)
+import "github.com/kvcast/kvcast/ingest/wire"
 
 // Limits of a worker.
 const (
-	// MaxRanks is how many dp ranks a worker may have, and how many sources, those of
-	// all its ranks counted.
+	// MaxRanks bounds the dp ranks of a worker, and its sources if each is counted once per dp rank.
 	MaxRanks = 1024
-	// MaxSources is how many sources a worker may have.
+	// MaxSources bounds the sources of a worker.
 	MaxSources = 128
 )
 
-// Sink receives what ingest reads. Its calls for one worker never overlap, nor do those of
-// the worker's Lane; calls for different workers may.
+// Sink receives the workers that ingest reads. The calls of a Sink and of a Lane for one worker never overlap.
+// Calls for different workers may be concurrent.
 type Sink interface {
-	// AddWorker is called before anything of the worker is read, and again when it returns after
-	// RemoveWorker. There is no other worker of that name.
+	// AddWorker adds a worker before its first batch is read. No other worker has the name. After RemoveWorker,
+	// a worker with the name may be added again.
 	AddWorker(Worker) Lane
-	// RemoveWorker is called after the last call of the worker's Lane. Workers that exist when
-	// Ingest.Run ends are not removed.
+	// RemoveWorker removes a worker after the last call of its Lane. Workers that exist when Ingest.Run ends are
+	// not removed.
 	RemoveWorker(name string, reason RemoveReason)
 }
 
-// Lane receives one worker's events in order. While a call blocks, the worker's sources are
-// not read, nor others that the same goroutine reads; ZeroMQ then buffers up to its
-// high-water mark.
+// Lane receives the events of one worker in order. While a call blocks, ingest does not read the worker's sources
+// or the other sources of the same goroutine. ZeroMQ then buffers messages up to its high-water mark.
 type Lane interface {
-	// Batch receives a batch of a source. The seqs of a source grow, and each is received once.
-	// The memory is the caller's, and valid until Batch returns.
+	// Batch receives a batch of a source. The seqs of a source grow between restarts. The Batch and its memory
+	// are only valid until Batch returns.
 	Batch(*Batch)
-	// Gap receives a run of batches of a source that cannot be had: they are lost, or precede
-	// the first batch that was read.
+	// Gap receives a run of batches of a source that could not be read: they are lost, or the engine published
+	// them before the first batch that ingest has read.
 	Gap(Gap)
-	// Restarted receives that a source's engine restarted, with an empty cache.
+	// Restarted reports that the engine of a source has restarted with an empty cache.
 	Restarted(Restart)
 }
 
@@ -48,34 +42,34 @@ type Worker struct {
 	// Name is unique among all workers.
 	Name  string
 	Model string
-	// BlockSize is in tokens; 0 until a store has one.
+	// BlockSize is in tokens; 0 if it is not known before the first store.
 	BlockSize uint32
-	// Endpoint and Labels are passed through to routers.
+	// Endpoint and Labels are passed to routers unchanged.
 	Endpoint string
 	Labels   map[string]string
 	// Ranks are the dp ranks known from the start.
 	Ranks []uint32
-	// Sources are the engines of the worker's sources, indexed by Batch.Source, and Consolidate
-	// is how to consolidate them. Both are empty for a single source.
+	// Sources are the engines of the worker's sources, indexed by Batch.Source. Sources and Consolidate are
+	// empty if the worker has one source.
 	Sources     []Engine
 	Consolidate Consolidate
 }
 
 // Batch is one batch of an engine, decoded.
 type Batch struct {
-	// Source is the index of the source among its worker's.
+	// Source is the index of the source in Worker.Sources; 0 if the worker has one source.
 	Source int
 	// Rank is the dp rank.
 	Rank uint32
-	// Seq is the engine's number of the batch.
+	// Seq is the engine seq of the batch.
 	Seq uint64
-	// CopyRule is how stores and removes are counted. It is the same in all batches of a source.
+	// CopyRule is the same in all batches of a source.
 	CopyRule CopyRule
-	// EngineTime and IngestTime are in nanoseconds since the Unix epoch. EngineTime is 0 if the
-	// batch has none.
+	// EngineTime is the time in the batch, or 0 if it has none, and IngestTime the time of its receipt, in
+	// nanoseconds since the Unix epoch.
 	EngineTime int64
 	IngestTime int64
-	// Events are the events to apply, in order. They may be empty.
+	// Events are the events to apply, in order. There may be none.
 	Events []wire.Event
 }
 
@@ -84,14 +78,12 @@ type Gap struct {
 	Source int
 	Rank   uint32
 	Reason GapReason
-	// FirstSeq and LastSeq are the engine's numbers of the first and the last missing batch; both
-	// are 0 if unknown.
+	// FirstSeq and LastSeq are the engine seqs of the first and the last missing batch; both are 0 if unknown.
 	FirstSeq uint64
 	LastSeq  uint64
-	// Missed is the number of missing batches. It is 0 if unknown, and for GapJoinedLate, whose
-	// batches precede the subscription.
+	// Missed is the number of missing batches; 0 if it is unknown, and for GapJoinedLate.
 	Missed uint64
-	// At is when it was detected, in nanoseconds since the Unix epoch.
+	// At is the time when the gap was detected, in nanoseconds since the Unix epoch.
 	At int64
 }
 
@@ -99,22 +91,22 @@ type Gap struct {
 type Restart struct {
 	Source int
 	Rank   uint32
-	// At is when it was detected, in nanoseconds since the Unix epoch.
+	// At is the time when the restart was detected, in nanoseconds since the Unix epoch.
 	At int64
 }
 
 // GapReason is why batches are missing. The values are those of kvcast.v1.Gap.Reason.
 type GapReason uint8
 
-// The reasons of gaps. The contract has one between them that ingest never reports.
+// The reasons for which ingest reports gaps. The contract has further reasons.
 const (
 	GapReplayUnavailable  GapReason = 1
 	GapReplayIncomplete   GapReason = 2
 	GapReplayForgotten    GapReason = 3
 	GapPossibleRestart    GapReason = 4
 	GapAmbiguousPublisher GapReason = 5
-	// GapJoinedLate: the first batch read of the rank is not the engine's first. It precedes
-	// everything else of the rank.
+	// GapJoinedLate: the first batch that ingest has read of the rank is not the engine's first batch. The gap
+	// precedes all batches of the rank.
 	GapJoinedLate GapReason = 7
 )
 
@@ -127,16 +119,10 @@ var gapReasonNames = [...]string{
 	GapJoinedLate:         "joined_late",
 }
 
-// String returns the reason's name, as metrics label it.
-func (r GapReason) String() string {
-	if int(r) >= len(gapReasonNames) || gapReasonNames[r] == "" {
-		return "unknown"
-	}
-	return gapReasonNames[r]
-}
+// String returns the reason's name, which is also its metric label.
+func (r GapReason) String() string { return reasonName(gapReasonNames[:], int(r)) }
 
-// RemoveReason is why a worker was removed. The values are those of
-// kvcast.v1.WorkerRemoved.Reason.
+// RemoveReason is why a worker was removed. The values are those of kvcast.v1.WorkerRemoved.Reason.
 type RemoveReason uint8
 
 // The reasons of removal.
@@ -146,11 +132,19 @@ const (
 	RemovedDiscovery
 )
 
+var removeReasonNames = [...]string{
+	RemovedDeregistered: "deregistered",
+	RemovedDisconnected: "disconnected",
+	RemovedDiscovery:    "discovery",
+}
+
 // String returns the reason's name.
-func (r RemoveReason) String() string {
-	names := [...]string{RemovedDeregistered: "deregistered", RemovedDisconnected: "disconnected", RemovedDiscovery: "discovery"}
-	if r < RemovedDeregistered || r > RemovedDiscovery {
-		return strconv.Itoa(int(r))
+func (r RemoveReason) String() string { return reasonName(removeReasonNames[:], int(r)) }
+
+// reasonName returns the name of a reason, or unknown for one without a name.
+func reasonName(names []string, reason int) string {
+	if reason >= len(names) || names[reason] == "" {
+		return "unknown"
 	}
-	return names[r]
+	return names[reason]
 }

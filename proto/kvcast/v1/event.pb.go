@@ -25,7 +25,7 @@ const (
 type Tier int32
 
 const (
-	// Never sent with stored and removed blocks; all other events have no tier.
+	// No tier. Stored and removed events always have a tier, other events never.
 	Tier_TIER_UNSPECIFIED Tier = 0
 	// Accelerator memory.
 	Tier_TIER_DEVICE Tier = 1
@@ -88,15 +88,15 @@ type Cleared_Reason int32
 const (
 	// Never sent.
 	Cleared_REASON_UNSPECIFIED Cleared_Reason = 0
-	// The engine reported it, for instance after a reset of its prefix cache.
+	// The engine cleared its cache, for instance when its prefix cache was reset.
 	Cleared_REASON_ENGINE_CLEARED Cleared_Reason = 1
 	// The engine restarted with an empty cache.
 	Cleared_REASON_ENGINE_RESTARTED Cleared_Reason = 2
-	// Events were lost and could not be repaired, and the operator prefers an empty
-	// view to one that may be wrong (ingest.on_gap: clear). The engine may still hold
-	// blocks from before: the rank is incomplete, as after a Gap. Also sent if one of
-	// the worker's sources cleared its cache while events of another are missing, and,
-	// with ingest.on_gap: clear, in place of a Gap with REASON_SHARED_TIER.
+	// Events were lost and could not be repaired, and the operator prefers empty sets
+	// to sets that may be wrong (ingest.on_gap: clear). The engine may still hold
+	// earlier blocks: the rank is incomplete, as after a Gap. The reason is also sent if
+	// one of the worker's sources cleared its cache while events of another source are
+	// missing, and, with ingest.on_gap: clear, instead of a Gap with REASON_SHARED_TIER.
 	Cleared_REASON_UNREPAIRED_GAP Cleared_Reason = 3
 	// One of the worker's sources cleared its cache, and no other source holds blocks.
 	Cleared_REASON_SOURCE_CLEARED Cleared_Reason = 4
@@ -166,27 +166,29 @@ const (
 	Gap_REASON_AMBIGUOUS_PUBLISHER Gap_Reason = 5
 	// No batch was lost, but the engine reports more blocks than the server's limit per
 	// dp rank, or all engines together more than the total limit, and the rank has no
-	// blocks from before a Gap to remove instead. New blocks beyond the limit are left
-	// out, until others are removed. The set has no wrong blocks, but lacks some. Sent
-	// once until the rank's next Cleared that names no tiers. If engines do hold that
-	// many blocks, raise ingest.max_blocks_per_rank or ingest.max_blocks; otherwise an
-	// engine stores blocks and never removes them.
+	// blocks from before a Gap that could be removed. The server omits new blocks until
+	// other blocks are removed: the set lacks blocks, but has no wrong blocks. Sent at
+	// most once until the rank's next Cleared that names no tiers. If engines hold that
+	// many blocks, raise ingest.max_blocks_per_rank or ingest.max_blocks. Otherwise an
+	// engine reports stores without the removes.
 	Gap_REASON_TOO_MANY_BLOCKS Gap_Reason = 6
 	// The engine had published batches before the server first read it, and they could
-	// not be replayed. first_seq to last_seq are those known to be missing (both 0:
-	// unknown). Blocks stored before are not in the set unless they are stored again.
-	// missed_batches is 0. Precedes all other events of the rank since the worker was
-	// added, or the first one if the rank is first seen after a loss.
+	// not be replayed. first_seq to last_seq is the known range of missing batches (both
+	// 0: unknown), and missed_batches is 0. The set lacks the blocks that were stored in
+	// the missing batches. The Gap precedes all other events of the rank since the
+	// worker was added. If the rank was not known when the worker was added, it precedes
+	// the rank's first event.
 	Gap_REASON_JOINED_LATE Gap_Reason = 7
-	// One of the worker's sources cleared its cache or restarted, and another has stored
-	// into the same tiers, so the owner of each block is unknown
-	// (CONSOLIDATE_PASSTHROUGH). No event is missing and the set lacks no block, but it
-	// may have blocks that the source does not hold any more.
+	// One of the worker's sources cleared its cache or restarted, and another source has
+	// stored into the same tiers, so the source of each block is unknown
+	// (CONSOLIDATE_PASSTHROUGH). No event is missing. The set lacks no block, but may
+	// have blocks that no source holds any more.
 	Gap_REASON_SHARED_TIER Gap_Reason = 8
 	// No batch was lost, but the engines name more LoRA adapters and cache salts than
-	// the server has memory for (ingest.max_attribute_bytes). Blocks of new ones are
-	// left out, until others are removed. The set has no wrong blocks, but lacks some.
-	// Sent once until the rank's next Cleared that names no tiers.
+	// the server has memory for (ingest.max_attribute_bytes). The server omits blocks
+	// with new adapters or salts until others are removed: the set lacks blocks, but has
+	// no wrong blocks. Sent at most once until the rank's next Cleared that names no
+	// tiers.
 	Gap_REASON_TOO_MANY_ATTRIBUTES Gap_Reason = 9
 )
 
@@ -253,9 +255,9 @@ const (
 	WorkerRemoved_REASON_UNSPECIFIED WorkerRemoved_Reason = 0
 	// DeregisterWorker was called.
 	WorkerRemoved_REASON_DEREGISTERED WorkerRemoved_Reason = 1
-	// Its connection was closed for longer than the grace time.
+	// kvcast had no connection to the worker for the grace time (ingest.grace).
 	WorkerRemoved_REASON_DISCONNECTED WorkerRemoved_Reason = 2
-	// The DNS name or file that listed it does not list it any more.
+	// The DNS name or file that listed the worker does not list it any more.
 	WorkerRemoved_REASON_DISCOVERY WorkerRemoved_Reason = 3
 )
 
@@ -308,9 +310,9 @@ func (WorkerRemoved_Reason) EnumDescriptor() ([]byte, []int) {
 type Position struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Random name of the journal's history. A server that lost its journal has a new
-	// epoch, and seqs of different epochs must not be compared. In a request, empty
-	// means the server's current epoch. That is convenient by hand, but a router must
-	// send the epoch, or it does not notice that its seq belongs to another one.
+	// epoch. Seqs of different epochs must not be compared. In a request, an empty epoch
+	// means the server's current epoch. A router must send the epoch: otherwise it does
+	// not notice that its seq belongs to another epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Number of the last entry applied; 0 is before the first entry.
 	Seq           uint64 `protobuf:"fixed64,2,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -362,10 +364,10 @@ func (x *Position) GetSeq() uint64 {
 	return 0
 }
 
-// The events that result from one batch of an engine, complete and in order. All are
-// of one worker. An entry is the unit of delivery and resumption, so a router never
-// sees a part of an engine's step, with one exception: an entry larger than 3 MiB is
-// split between two events.
+// All events that result from one batch of an engine, in order. They belong to one
+// worker. An entry is the unit of delivery and resumption: a router receives all events
+// of a batch together. The only exception is an entry larger than 3 MiB, which is split
+// into several entries, between two events.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the entry, contiguous from 1 within an epoch. Positions refer to it.
@@ -376,13 +378,13 @@ type Entry struct {
 	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
 	// The engine's timestamp of the batch, in nanoseconds since the Unix epoch, by the
 	// engine's clock and with the precision of a float64 (about 240 ns). If events of
-	// several batches are merged, that of the last. 0 if the entry does not result from
-	// a batch: a worker added or removed, a gap, a restart.
+	// several batches are merged, the timestamp of the last batch. 0 if the entry does
+	// not result from a batch but from a worker added or removed, a gap or a restart.
 	EngineTimeUnixNano int64 `protobuf:"fixed64,4,opt,name=engine_time_unix_nano,json=engineTimeUnixNano,proto3" json:"engine_time_unix_nano,omitempty"`
-	// When kvcast received the batch, or noticed the gap or the restart, in nanoseconds
-	// since the Unix epoch. 0 for a worker added or removed.
+	// The time when kvcast received the batch, or detected the gap or the restart, in
+	// nanoseconds since the Unix epoch. 0 for a worker added or removed.
 	IngestTimeUnixNano int64 `protobuf:"fixed64,5,opt,name=ingest_time_unix_nano,json=ingestTimeUnixNano,proto3" json:"ingest_time_unix_nano,omitempty"`
-	// At least one event, in the order in which to apply them.
+	// At least one event. A router must apply the events in this order.
 	Events        []*RouterEvent `protobuf:"bytes,6,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -461,12 +463,12 @@ func (x *Entry) GetEvents() []*RouterEvent {
 }
 
 // A change of a worker's state. Applying an event twice has no further effect. A router
-// keeps a set of blocks for each worker, dp rank and tier, and applies events so:
+// keeps a set of blocks for each worker, dp rank and tier, and applies events as follows:
 //
 //	stored          add the blocks to the set
 //	removed         remove the blocks from the set
 //	cleared         empty the sets of the worker and dp rank, in the tiers named
-//	gap             nothing; the set may be wrong from now on, as Gap describes
+//	gap             change nothing; the set may be wrong from now on, see Gap
 //	worker_added    add the worker with empty sets
 //	worker_removed  remove the worker and its sets
 //
@@ -478,16 +480,16 @@ type RouterEvent struct {
 	// snapshot's blocks.
 	//
 	// The server remembers the last event_id of the 16,384 workers that were removed
-	// last. Once there have been more, the worker_added of any other name may have any
-	// higher event_id, which is no loss. An event_id is never used twice for a worker
-	// within an epoch.
+	// last. If an earlier removed worker is added again, its worker_added may have any
+	// higher event_id, which does not mean a loss. An event_id is never used twice for a
+	// worker within an epoch.
 	EventId uint64 `protobuf:"varint,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
-	// The data-parallel rank: an engine process with a cache of its own. Absent only in
-	// events about the whole worker.
+	// The data-parallel rank: one engine process with its own cache. Absent only in
+	// worker_added and worker_removed.
 	DpRank *uint32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3,oneof" json:"dp_rank,omitempty"`
 	// The tier of stored and removed blocks. Unspecified in all other events.
 	Tier Tier `protobuf:"varint,3,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// The kind of event. Absent: a kind that this version of the contract does not have.
+	// The kind of event. Absent if this version of the contract does not have the kind.
 	//
 	// Types that are valid to be assigned to Event:
 	//
@@ -624,7 +626,7 @@ type RouterEvent_Stored struct {
 }
 
 type RouterEvent_Removed struct {
-	// Blocks are not in the cache any more, or not known to be.
+	// Blocks are not in the cache any more, or kvcast does not know whether they are.
 	Removed *Removed `protobuf:"bytes,5,opt,name=removed,proto3,oneof"`
 }
 
@@ -660,29 +662,31 @@ func (*RouterEvent_WorkerAdded) isRouterEvent_Event() {}
 
 func (*RouterEvent_WorkerRemoved) isRouterEvent_Event() {}
 
-// A chain of blocks that are in the cache: each block continues the one before it, and
-// the first one continues parent_hash. It may include blocks that are already in the
-// set, which has no effect.
+// A chain of blocks that are in the cache: each block continues the previous block, and
+// the first block continues parent_hash. Blocks that are already in the set have no
+// effect.
 type Stored struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The block that the first block continues; absent if the first block starts a
-	// prompt. A router may not know the parent.
+	// prompt. The parent may be absent from the router's set.
 	ParentHash *uint64 `protobuf:"fixed64,1,opt,name=parent_hash,json=parentHash,proto3,oneof" json:"parent_hash,omitempty"`
-	// The engine's own names of the blocks, by which they are removed. They have no
-	// meaning at other workers.
+	// The engine's own hashes of the blocks. Removed has the same hashes. Block hashes of
+	// different workers must not be compared.
 	BlockHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	// The contents of the blocks: XXH3-64 over each block's tokens as little-endian
 	// uint32. The seed is 1337, plus XXH3-64 with seed 0 of the LoRA adapter's name if
-	// there is one, plus XXH3-64 with seed 1 of the cache salt if there is one. Equal at
-	// every engine. As long as block_hashes, or empty if the contents are unknown.
+	// there is one, plus XXH3-64 with seed 1 of the cache salt if there is one. Equal
+	// contents have equal hashes on all engines. One for each of block_hashes, or empty if
+	// the contents are unknown.
 	TokensHashes []uint64 `protobuf:"fixed64,3,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
 	// Tokens in each block; 0 if the engine sent hashes only.
 	BlockSize uint32 `protobuf:"varint,4,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	// Name of the LoRA adapter with which the blocks were computed; absent for the base
 	// model.
 	LoraName *string `protobuf:"bytes,5,opt,name=lora_name,json=loraName,proto3,oneof" json:"lora_name,omitempty"`
-	// The tokens of all blocks, block_size each. These are users' prompts: empty unless
-	// the operator enables them (--emit-token-ids), and never in snapshots.
+	// The tokens of all blocks, block_size per block. They are users' prompts, so they
+	// are only sent if the operator enables them (--emit-token-ids), and never in
+	// snapshots.
 	TokenIds      []uint32 `protobuf:"varint,6,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -763,12 +767,11 @@ func (x *Stored) GetTokenIds() []uint32 {
 // Blocks that are not in the cache any more.
 //
 // If a Gap has made a dp rank incomplete, and the rank then exceeds the server's limit
-// of blocks (ingest.max_blocks_per_rank), the server also removes blocks from before the
-// Gap that were not stored again since. The engine may still hold those.
+// of blocks (ingest.max_blocks_per_rank), the server also removes blocks that were
+// stored before the Gap and not again after it. The engine may still hold these blocks.
 type Removed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The engine's names of the blocks. They may include blocks that the router does not
-	// have.
+	// The engine's hashes of the blocks. Blocks that are not in the set have no effect.
 	BlockHashes   []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -867,28 +870,28 @@ func (x *Cleared) GetTiers() []Tier {
 }
 
 // Events were lost at this point and could not be repaired. The router's set may have
-// blocks that were removed meanwhile, and lack blocks that were stored meanwhile. The
-// set heals as it is used: a request for a block that is gone makes the engine compute
-// and store it. REASON_TOO_MANY_BLOCKS, REASON_JOINED_LATE, REASON_SHARED_TIER and
-// REASON_TOO_MANY_ATTRIBUTES mean something else.
+// blocks that the engine has removed, and lack blocks that the engine has stored. The
+// set becomes correct with use: a request for a removed block makes the engine compute
+// and store the block. REASON_TOO_MANY_BLOCKS, REASON_JOINED_LATE, REASON_SHARED_TIER
+// and REASON_TOO_MANY_ATTRIBUTES have other meanings, described at each.
 //
-// Whatever the reason, the rank is incomplete from here on, until its next Cleared that
-// names no tiers and has a reason other than REASON_UNREPAIRED_GAP. A Cleared with that
-// reason makes a rank incomplete too, and nothing else does: what snapshots and
-// ListWorkers report follows from these events. If a worker has several sources, a rank
-// can therefore stay incomplete although all of its sources are known again.
+// After a Gap with any reason, the rank is incomplete until its next Cleared that names
+// no tiers and has a reason other than REASON_UNREPAIRED_GAP. A Cleared with
+// REASON_UNREPAIRED_GAP also makes a rank incomplete. Nothing else does, so a router
+// can derive the incomplete ranks that snapshots and ListWorkers report. If a worker has
+// several sources, a rank can stay incomplete although all of its sources are known.
 type Gap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why events are missing.
 	Reason Gap_Reason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvcast.v1.Gap_Reason" json:"reason,omitempty"`
-	// Number of lost batches; 0 if it is unknown, for REASON_JOINED_LATE, and, like the
-	// seqs, if none was lost (REASON_TOO_MANY_BLOCKS, REASON_SHARED_TIER,
-	// REASON_TOO_MANY_ATTRIBUTES).
+	// Number of lost batches. 0 if the number is unknown, for REASON_JOINED_LATE, and for
+	// the reasons without a lost batch: REASON_TOO_MANY_BLOCKS, REASON_SHARED_TIER and
+	// REASON_TOO_MANY_ATTRIBUTES.
 	MissedBatches uint64 `protobuf:"varint,2,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
-	// The engine's number of the first missing batch. Engine seqs are unrelated to the
-	// journal's.
+	// The engine's sequence number of the first missing batch; 0 if it is unknown or no
+	// batch was lost. It is unrelated to Entry.seq.
 	FirstSeq uint64 `protobuf:"varint,3,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
-	// The engine's number of the last missing batch.
+	// The engine's sequence number of the last missing batch; 0 as first_seq.
 	LastSeq       uint64 `protobuf:"varint,4,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -952,21 +955,22 @@ func (x *Gap) GetLastSeq() uint64 {
 	return 0
 }
 
-// A worker was added. Its events from here on describe what it holds. If an engine was
-// running before the server first read it, it may hold more; a Gap with
-// REASON_JOINED_LATE then precedes all other events of its rank.
+// A worker was added. Its later events describe the blocks that it holds. If an engine
+// was already running when the server first read it, the engine may hold further
+// blocks; a Gap with REASON_JOINED_LATE then precedes all other events of its rank.
 type WorkerAdded struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the model that it serves.
+	// Name of the model that the worker serves.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens in a block; 0 if it is not known before the first store. The newest Stored
-	// takes precedence, since an engine may restart with another block size.
+	// Tokens per block; 0 if the size is not known before the first store. The newest
+	// Stored takes precedence, since an engine may restart with another block size.
 	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Where to send requests, as configured. kvcast does not interpret it.
+	// The address to which routers send requests, as configured. kvcast does not
+	// interpret it.
 	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Labels, as configured. kvcast does not interpret them.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The dp ranks known so far. Others may appear with their first event.
+	// The dp ranks that are already known. Further ranks may appear in later events.
 	Ranks         []uint32 `protobuf:"varint,5,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1037,7 +1041,7 @@ func (x *WorkerAdded) GetRanks() []uint32 {
 	return nil
 }
 
-// A worker was removed, with all that it held.
+// A worker was removed, with all its blocks.
 type WorkerRemoved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why the worker was removed.

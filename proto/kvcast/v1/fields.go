@@ -1,11 +1,11 @@
-// Package kvcastv1 is the gRPC contract kvcast.v1: messages and services that buf generates from
-// the .proto files beside it, and the numbers of the fields that are encoded by hand.
+// Package kvcastv1 is the gRPC contract kvcast.v1. buf generates the messages and services from the .proto files in
+// this folder. fields.go has the numbers of the fields that kvcast encodes without generated code.
 package kvcastv1
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Field numbers of the messages that are encoded or read by hand on the hot path.
-// A test compares them with the descriptors.
+// Field numbers of messages that the hot path encodes or reads without generated code. A test compares them with
+// the descriptors.
 const (
 	EntrySeqField                protowire.Number = 1
 	EntryWorkerField             protowire.Number = 2
@@ -32,8 +32,8 @@ const (
 	SnapshotBlocksWorkerField protowire.Number = 1
 	SnapshotBlocksEventsField protowire.Number = 2
 
-	// SubscribeResponse, ReplayResponse and SnapshotResponse share these numbers, so
-	// that one encoding serves all three; ReplayResponse has no snapshot blocks.
+	// The numbers are the same in SubscribeResponse, ReplayResponse and SnapshotResponse, so that the server
+	// encodes entries once for all three. ReplayResponse has no snapshot blocks.
 	ResponseEntriesField        protowire.Number = 1
 	ResponseSnapshotBlocksField protowire.Number = 8
 )

@@ -63,7 +63,7 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 	}
 }
 
-// TestResponsesShareFieldNumbers is what allows the server to encode all three responses as a
+// TestResponsesShareFieldNumbers compares the fields of the responses. The server encodes all responses as a
 // SubscribeResponse.
 func TestResponsesShareFieldNumbers(t *testing.T) {
 	shared := (&kvcastv1.SubscribeResponse{}).ProtoReflect().Descriptor().Fields()
@@ -72,7 +72,7 @@ func TestResponsesShareFieldNumbers(t *testing.T) {
 		for i := range fields.Len() {
 			field := fields.Get(i)
 			if want := shared.ByName(field.Name()); want == nil || field.Number() != want.Number() {
-				t.Errorf("%s has number %d, want that of %v", field.FullName(), field.Number(), want)
+				t.Errorf("%s: got field number %d, want that of %v", field.FullName(), field.Number(), want)
 			}
 		}
 	}

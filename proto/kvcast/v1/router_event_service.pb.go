@@ -21,15 +21,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What happens when the stream cannot continue after the position.
+// What the server does if the entries after the position are not retained, or belong to
+// another epoch, at the start of the stream or later.
 type GapPolicy int32
 
 const (
 	// The same as GAP_POLICY_SNAPSHOT.
 	GapPolicy_GAP_POLICY_UNSPECIFIED GapPolicy = 0
-	// The stream continues with a snapshot.
+	// It sends a snapshot in the same stream and continues after the snapshot.
 	GapPolicy_GAP_POLICY_SNAPSHOT GapPolicy = 1
-	// The stream ends with POSITION_COMPACTED or EPOCH_MISMATCH.
+	// It ends the stream with POSITION_COMPACTED or EPOCH_MISMATCH.
 	GapPolicy_GAP_POLICY_FAIL GapPolicy = 2
 )
 
@@ -135,8 +136,9 @@ func (Accepted_Mode) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{6, 0}
 }
 
-// Selects a part of a stream. An event must match each list that is not empty. Names may
-// be unknown; they match nothing until they appear.
+// Selects events. An event is selected if it matches each list that is not empty. A name
+// may be unknown to the server: it matches as soon as a worker has it. The workers and
+// models together may have at most 10,000 names.
 type Filter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names of workers.
@@ -314,7 +316,7 @@ func (*FromEarliest) Descriptor() ([]byte, []int) {
 // Request of RouterEventService.Subscribe.
 type SubscribeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where to start; absent: with a snapshot.
+	// Where the stream starts; absent: with a snapshot.
 	//
 	// Types that are valid to be assigned to Start:
 	//
@@ -323,12 +325,12 @@ type SubscribeRequest struct {
 	//	*SubscribeRequest_Latest
 	//	*SubscribeRequest_Earliest
 	Start isSubscribeRequest_Start `protobuf_oneof:"start"`
-	// Absent: everything.
+	// The events to send; absent: all events.
 	Filter *Filter `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`
-	// What happens when the position is not retained.
+	// What to do if the entries after the position are not available.
 	GapPolicy GapPolicy `protobuf:"varint,6,opt,name=gap_policy,json=gapPolicy,proto3,enum=kvcast.v1.GapPolicy" json:"gap_policy,omitempty"`
-	// Whether Progress has the workers' digests. It is then sent at each progress
-	// interval (10 s by default) even while entries are sent.
+	// Whether Progress has digests of the workers. If so, Progress is sent at each progress
+	// interval (10 s by default), even if entries are sent in the interval.
 	ProgressDigests bool `protobuf:"varint,7,opt,name=progress_digests,json=progressDigests,proto3" json:"progress_digests,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -433,8 +435,8 @@ type isSubscribeRequest_Start interface {
 }
 
 type SubscribeRequest_After struct {
-	// Resume with the entry after this position. A position is only valid with the
-	// filter of its stream.
+	// Resume with the entry after this position. The request must have the same filter
+	// as the stream that sent the position.
 	After *Position `protobuf:"bytes,1,opt,name=after,proto3,oneof"`
 }
 
@@ -461,28 +463,30 @@ func (*SubscribeRequest_Latest) isSubscribeRequest_Start() {}
 
 func (*SubscribeRequest_Earliest) isSubscribeRequest_Start() {}
 
-// One message of a Subscribe stream. Fields of the same name have the same
-// number in ReplayResponse and SnapshotResponse.
+// One message of a Subscribe stream. ReplayResponse and SnapshotResponse have a subset of
+// these fields, with the same names and numbers.
 type SubscribeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Complete entries, in order. About 64 KiB if the subscriber is behind; sent at once
-	// if it is not. At most 1 MiB, unless a single entry is larger.
+	// Complete entries, in order. A message has one entry or a few if the subscriber has
+	// received all earlier entries, and about 64 KiB if it is behind. At most 1 MiB, except
+	// for a single larger entry.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// The position once this message is applied, from which to resume. Present with
-	// entries, progress, snapshot_end and accepted. Absent in an accepted that announces
-	// a snapshot and until the snapshot's end, since the router's state is incomplete.
+	// The position from which to resume when this message is applied. Present with
+	// entries, progress, snapshot_end and accepted. Absent from an accepted with
+	// MODE_SNAPSHOT, or a snapshot_begin, until snapshot_end, since the router's state is
+	// incomplete.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// Present with position: the seq of the previous position in the stream. If it differs
-	// from that, a message was lost; this also holds for a filtered stream, where seqs
-	// have holes. In the first position of a stream and in snapshot_end it equals the
-	// message's own seq.
+	// The seq of the previous position in the stream; present with position. If prev_seq
+	// differs from the position that the router has, a message was lost: start from a
+	// snapshot. This is the only check for streams with a filter, where seqs have holes.
+	// With the first position of a stream and in snapshot_end, prev_seq is position.seq.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// First message of the stream.
 	Accepted *Accepted `protobuf:"bytes,4,opt,name=accepted,proto3" json:"accepted,omitempty"`
-	// Sent at each progress interval in which nothing else is sent; with
-	// progress_digests at each.
+	// Sent at each progress interval in which nothing else is sent; with progress_digests,
+	// at each progress interval.
 	Progress *Progress `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"`
-	// A snapshot follows: discard the state.
+	// A snapshot begins: discard the state.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
 	// A worker of the snapshot.
 	SnapshotWorker *SnapshotWorker `protobuf:"bytes,7,opt,name=snapshot_worker,json=snapshotWorker,proto3" json:"snapshot_worker,omitempty"`
@@ -587,24 +591,24 @@ func (x *SubscribeResponse) GetSnapshotEnd() *SnapshotEnd {
 	return nil
 }
 
-// The start of the stream. Its message has the start as its position, unless the stream
-// starts with a snapshot.
+// The first message of a stream. Unless the stream starts with a snapshot, the message
+// has the position at which the stream starts.
 type Accepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Seq of the oldest retained entry; newest_seq + 1 if there is none. If it is above 1,
-	// the retained entries alone do not describe the whole state: a stream from the
-	// earliest entry has events of workers without their worker_added, event_ids start
+	// Seq of the oldest retained entry; newest_seq + 1 if no entry is retained. If it is
+	// above 1, the retained entries do not describe the whole state: in a stream with
+	// MODE_EARLIEST, workers may have events without a worker_added, event_ids may start
 	// above 1, and the resulting view is incomplete.
 	OldestSeq uint64 `protobuf:"fixed64,2,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
-	// Seq of the newest entry; 0 if there has been none.
+	// Seq of the newest entry; 0 if there was no entry yet.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// How the stream starts.
 	Mode Accepted_Mode `protobuf:"varint,4,opt,name=mode,proto3,enum=kvcast.v1.Accepted_Mode" json:"mode,omitempty"`
 	// The progress interval in nanoseconds: the longest time between two messages of an
-	// idle stream. A client that receives nothing for several intervals has lost its
-	// server.
+	// idle stream. A client that receives no message for several intervals must assume that
+	// the connection is lost, and resume.
 	ProgressIntervalNano uint64 `protobuf:"varint,5,opt,name=progress_interval_nano,json=progressIntervalNano,proto3" json:"progress_interval_nano,omitempty"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
@@ -675,22 +679,23 @@ func (x *Accepted) GetProgressIntervalNano() uint64 {
 	return 0
 }
 
-// The stream is alive, and everything up to the message's position has been sent.
-// Without a position it is a heartbeat while a snapshot, announced or begun, waits.
+// The stream is alive, and all entries up to the message's position have been sent. While
+// a snapshot waits to begin or to continue, Progress has no position and is a heartbeat.
 type Progress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Digests of workers that the filter selects; empty unless requested. A router that
-	// has applied everything up to the message's position compares its view at once:
+	// Digests of workers that the filter selects; empty without progress_digests. A router
+	// compares them with its view when it has applied all entries up to the message's
+	// position, and before it applies a later entry:
 	//
-	//   - It must match every digest exactly.
-	//   - All digests of a worker are in one message. A rank of the worker, or a tier that
-	//     the filter selects, without a digest must be empty.
-	//   - Workers without a digest are not compared. They may be removed, be in another
-	//     message of the same position (messages have about 64 KiB, or one worker), or
-	//     have changed while the digests were read.
+	//   - The view must match every digest exactly.
+	//   - All digests of a worker are in one message. If a worker has a digest, its other
+	//     ranks and tiers that the filter selects must be empty in the view.
+	//   - A worker without a digest is not compared. The worker may be removed, its digests
+	//     may be in another message with the same position, or it may have changed while
+	//     the digests were read. A message has about 64 KiB, or one worker.
 	//
-	// A difference means that the view is wrong: start from a snapshot. A router that
-	// started neither with a snapshot nor with the very first entry lacks earlier blocks,
+	// A difference means that the view is wrong: start from a snapshot. A router whose
+	// first stream started neither with a snapshot nor with entry 1 lacks earlier blocks,
 	// and must not compare.
 	Workers       []*WorkerDigest `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -734,10 +739,10 @@ func (x *Progress) GetWorkers() []*WorkerDigest {
 	return nil
 }
 
-// A fingerprint of the blocks that a worker holds in one dp rank and tier. There is one
-// for each tier that has held blocks since the worker was added, even if it is empty
-// now, and at least one, possibly empty, for each rank. A worker whose ranks are unknown
-// has rank 0.
+// A fingerprint of the blocks that a worker holds in one dp rank and tier. A rank has a
+// digest for each tier that has held blocks since the worker was added, even if the tier
+// is empty now, and at least one digest, possibly of an empty tier. A worker without
+// known ranks has a digest of rank 0.
 type WorkerDigest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
@@ -760,8 +765,8 @@ type WorkerDigest struct {
 	// Test vectors: splitmix64(0) is 0xe220a8397b1dcdaf, splitmix64(1234567) is
 	// 0x599ed017fb08fc85, and the digest of these two blocks is 0xbbbe782e8015312a.
 	Digest uint64 `protobuf:"fixed64,5,opt,name=digest,proto3" json:"digest,omitempty"`
-	// The worker's last entry up to the message's position, after which the digest is
-	// valid. A filter by tier may have left the entry out.
+	// Seq of the worker's last entry up to the message's position. The digest describes the
+	// blocks after this entry. A filter by tier may have excluded the entry.
 	Seq           uint64 `protobuf:"fixed64,6,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -839,11 +844,11 @@ func (x *WorkerDigest) GetSeq() uint64 {
 	return 0
 }
 
-// A snapshot follows; discard the state. Its order is: each worker, followed by its
-// blocks; the entries of all workers that were appended while the blocks were read, to be
-// applied like other entries; snapshot_end. A snapshot may start again before its end,
-// with another SnapshotBegin. It may be preceded by a wait for other snapshots, by
-// default of at most 30 s.
+// A snapshot begins: discard the state. Its messages have, in this order: each worker,
+// followed by the worker's blocks; entries that were appended while the blocks were read,
+// to be applied like other entries; snapshot_end. A snapshot may start again before its
+// end, with another SnapshotBegin. Before it begins, it may wait for other snapshots, by
+// default for at most 30 s.
 type SnapshotBegin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
@@ -894,13 +899,13 @@ type SnapshotWorker struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// Its WorkerAdded, with the current values.
+	// The worker's properties, as in its worker_added event but with the current values.
 	Added *WorkerAdded `protobuf:"bytes,2,opt,name=added,proto3" json:"added,omitempty"`
-	// event_id of the worker's last event before its blocks were read. The next event, in
-	// the snapshot or after it, has the next event_id.
+	// event_id of the worker's last event that its blocks include. The worker's next event,
+	// in the snapshot or after it, has the next event_id.
 	LastEventId uint64 `protobuf:"varint,3,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
-	// The dp ranks that are incomplete: events were lost, or the engine was already
-	// running when it was first read.
+	// The incomplete dp ranks, see Gap: events were lost, or the engine was already running
+	// when the server first read it.
 	IncompleteRanks []uint32 `protobuf:"varint,4,rep,packed,name=incomplete_ranks,json=incompleteRanks,proto3" json:"incomplete_ranks,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -969,8 +974,8 @@ type SnapshotBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the worker.
 	Worker string `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
-	// Stored events without event_id. A parent that is present precedes its children.
-	// Blocks whose parent is gone keep its hash.
+	// Stored events without event_id. A parent that the worker holds precedes its children.
+	// A block whose parent was removed still has the parent_hash.
 	Events        []*RouterEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1020,7 +1025,7 @@ func (x *SnapshotBlocks) GetEvents() []*RouterEvent {
 	return nil
 }
 
-// The snapshot is complete; the stream continues after the position.
+// The snapshot is complete. The stream continues after the position.
 type SnapshotEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The same as the message's position.
@@ -1069,11 +1074,11 @@ func (x *SnapshotEnd) GetPosition() *Position {
 // Request of RouterEventService.Replay.
 type ReplayRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The position before the first entry; absent: start with the oldest.
+	// The position before the first entry; absent: start with the oldest retained entry.
 	After *Position `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
-	// The position of the last entry; absent: the newest at the time of the call.
+	// The position of the last entry; absent: the newest entry at the time of the call.
 	Until *Position `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
-	// Absent: everything.
+	// The events to send; absent: all events.
 	Filter        *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1135,8 +1140,8 @@ type ReplayResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Complete entries, in order.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// The position once this message is applied. The last message has the requested end,
-	// possibly without entries.
+	// The position when this message is applied. The last message has the position of the
+	// requested end, and possibly no entries.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// The seq of the previous position in the stream.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
@@ -1207,7 +1212,7 @@ func (x *ReplayResponse) GetAccepted() *Accepted {
 // Request of RouterEventService.Snapshot.
 type SnapshotRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Absent: everything.
+	// The workers and blocks to send; absent: all.
 	Filter        *Filter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1255,13 +1260,13 @@ type SnapshotResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Entries that were appended while the blocks were read.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
-	// Where to continue with Subscribe; only with snapshot_end.
+	// The position after which Subscribe continues; only with snapshot_end.
 	Position *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
-	// The same seq; only with snapshot_end.
+	// Equal to position.seq; only with snapshot_end.
 	PrevSeq uint64 `protobuf:"fixed64,3,opt,name=prev_seq,json=prevSeq,proto3" json:"prev_seq,omitempty"`
 	// A heartbeat at each progress interval while the snapshot waits.
 	Progress *Progress `protobuf:"bytes,5,opt,name=progress,proto3" json:"progress,omitempty"`
-	// First message of the stream, except for heartbeats.
+	// First message of the stream, after heartbeats.
 	SnapshotBegin *SnapshotBegin `protobuf:"bytes,6,opt,name=snapshot_begin,json=snapshotBegin,proto3" json:"snapshot_begin,omitempty"`
 	// A worker of the snapshot.
 	SnapshotWorker *SnapshotWorker `protobuf:"bytes,7,opt,name=snapshot_worker,json=snapshotWorker,proto3" json:"snapshot_worker,omitempty"`
@@ -1401,15 +1406,15 @@ type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The server's current epoch.
 	Epoch string `protobuf:"bytes,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Seq of the oldest retained entry; newest_seq + 1 if there is none.
+	// Seq of the oldest retained entry; newest_seq + 1 if no entry is retained.
 	OldestSeq uint64 `protobuf:"fixed64,2,opt,name=oldest_seq,json=oldestSeq,proto3" json:"oldest_seq,omitempty"`
-	// Seq of the newest entry; 0 if there has been none.
+	// Seq of the newest entry; 0 if there was no entry yet.
 	NewestSeq uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
 	// Bytes of the retained entries.
 	JournalBytes uint64 `protobuf:"varint,4,opt,name=journal_bytes,json=journalBytes,proto3" json:"journal_bytes,omitempty"`
 	// Number of workers.
 	Workers uint64 `protobuf:"varint,5,opt,name=workers,proto3" json:"workers,omitempty"`
-	// Number of blocks, over all workers, ranks and tiers.
+	// Number of blocks of all workers, dp ranks and tiers.
 	Blocks uint64 `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Number of open Subscribe streams.
 	Subscribers uint64 `protobuf:"varint,7,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
@@ -1508,7 +1513,7 @@ func (x *GetStatusResponse) GetVersion() string {
 // Request of RouterEventService.ListWorkers.
 type ListWorkersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Absent: all workers. Tiers are ignored.
+	// The workers to return; absent: all. The tiers of the filter are ignored.
 	Filter        *Filter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1597,19 +1602,19 @@ func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
 	return nil
 }
 
-// Request of RouterEventService.LookupBlocks: 1 to 10,000 hashes in total. They may have
-// at most 25,000 holders, or fewer if names are long: the response has at most 4 MiB. A
-// lookup by tokens hash reads every block that the filter selects, and only one runs at
-// a time.
+// Request of RouterEventService.LookupBlocks: 1 to 10,000 hashes in total. If the blocks
+// have more than 25,000 holders, or the response would exceed 4 MiB, the call fails with
+// TOO_MANY_HOLDERS. A lookup by tokens hash is slow: it reads every block of the selected
+// workers, and the server runs one such lookup at a time.
 type LookupBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Engines' own names of blocks. If a worker has several sources with
-	// CONSOLIDATE_DEDUP, a block is found by each source's name for it, even if the source
-	// does not hold it any more.
+	// Block hashes, as in Stored.block_hashes. If a worker has several sources with
+	// CONSOLIDATE_DEDUP, a block is found by the hash that any of the sources has used for
+	// it, even if that source does not hold the block any more.
 	BlockHashes []uint64 `protobuf:"fixed64,1,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
-	// Contents of blocks, as in Stored.tokens_hashes.
+	// Hashes of the contents of blocks, as in Stored.tokens_hashes.
 	TokensHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
-	// Absent: everything.
+	// The workers and tiers to search; absent: all.
 	Filter        *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1669,7 +1674,7 @@ func (x *LookupBlocksRequest) GetFilter() *Filter {
 // Response of RouterEventService.LookupBlocks.
 type LookupBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The holders of the blocks.
+	// The holders of the requested blocks. Blocks that no worker holds have no element.
 	Holders       []*BlockHolder `protobuf:"bytes,1,rep,name=holders,proto3" json:"holders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1712,13 +1717,13 @@ func (x *LookupBlocksResponse) GetHolders() []*BlockHolder {
 	return nil
 }
 
-// A block in one worker, dp rank and tier.
+// One block that is held in one worker, dp rank and tier.
 type BlockHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The block's hash as in Stored.block_hashes. It is not among the requested hashes if
-	// the block was requested by another source's name for it.
+	// The block hash, as in Stored.block_hashes. It may differ from the requested hash if
+	// the sources of the worker have different hashes for the block.
 	BlockHash uint64 `protobuf:"fixed64,1,opt,name=block_hash,json=blockHash,proto3" json:"block_hash,omitempty"`
-	// Its content; absent if it is unknown.
+	// The tokens hash; absent if the block's content is unknown.
 	TokensHash *uint64 `protobuf:"fixed64,2,opt,name=tokens_hash,json=tokensHash,proto3,oneof" json:"tokens_hash,omitempty"`
 	// Name of the worker that holds it.
 	Worker string `protobuf:"bytes,3,opt,name=worker,proto3" json:"worker,omitempty"`
@@ -1728,8 +1733,9 @@ type BlockHolder struct {
 	DpRank uint32 `protobuf:"varint,5,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
 	// The tier that holds it.
 	Tier Tier `protobuf:"varint,6,opt,name=tier,proto3,enum=kvcast.v1.Tier" json:"tier,omitempty"`
-	// The worker's sources that hold it, if there are several with CONSOLIDATE_DEDUP: by
-	// their engine, such as kvbm, or vllm[1] if several sources have the same engine.
+	// The sources that hold the block, if the worker has several with CONSOLIDATE_DEDUP. A
+	// source is named by its engine, such as kvbm, or by engine and index, such as vllm[1],
+	// if several sources have the same engine.
 	Sources []string `protobuf:"bytes,7,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Name of the LoRA adapter; absent for the base model.
 	LoraName      *string `protobuf:"bytes,8,opt,name=lora_name,json=loraName,proto3,oneof" json:"lora_name,omitempty"`
@@ -1909,21 +1915,22 @@ func (x *ListSubscribersResponse) GetSubscribers() []*SubscriberStatus {
 // An open Subscribe stream.
 type SubscriberStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Remote address of its connection, such as 10.0.0.7:53211, or that of a proxy.
+	// Remote address of the stream's connection, such as 10.0.0.7:53211. It may be the
+	// address of a proxy.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
 	// The client's user-agent header, such as grpc-go/1.80.0, truncated to 128 bytes.
 	UserAgent string `protobuf:"bytes,2,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
-	// Its filter, truncated to the first 8 elements of each list and the first 128 bytes
-	// of each name; absent: everything.
+	// The stream's filter, truncated to the first 8 elements of each list and the first 128
+	// bytes of each name; absent: all events.
 	Filter *Filter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
-	// When it was opened, in nanoseconds since the Unix epoch.
+	// The time when the stream was opened, in nanoseconds since the Unix epoch.
 	StartTimeUnixNano int64 `protobuf:"varint,4,opt,name=start_time_unix_nano,json=startTimeUnixNano,proto3" json:"start_time_unix_nano,omitempty"`
-	// The last entry that was passed to its transport or left out by its filter. 0 while
-	// its first snapshot is being sent.
+	// Seq of the last entry that was passed to the transport or excluded by the filter. 0
+	// while the first snapshot is being sent.
 	Seq uint64 `protobuf:"fixed64,5,opt,name=seq,proto3" json:"seq,omitempty"`
 	// Number of entries after seq.
 	Behind uint64 `protobuf:"varint,6,opt,name=behind,proto3" json:"behind,omitempty"`
-	// Whether it is receiving a snapshot, or waiting for one.
+	// Whether a snapshot is being sent to the stream, or waits to be sent.
 	InSnapshot    bool `protobuf:"varint,7,opt,name=in_snapshot,json=inSnapshot,proto3" json:"in_snapshot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

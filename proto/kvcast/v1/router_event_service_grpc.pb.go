@@ -32,16 +32,16 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// The contents of all engines' KV caches, as one ordered stream.
+// Streams the contents of all engines' KV caches as ordered entries.
 //
 // How a router uses the stream:
 //
 //  1. Subscribe from a snapshot.
 //  2. Apply each response, then store its position.
-//  3. When the stream ends with an error, wait and Subscribe after the stored
-//     position. RetryInfo has the delay if it is present; otherwise use an
-//     exponential backoff of 1 to 30 s with jitter. gRPC itself never retries a
-//     stream that has begun.
+//  3. When the stream ends, wait and Subscribe after the stored position. Wait for the
+//     delay in RetryInfo if the error has RetryInfo; otherwise use an exponential
+//     backoff of 1 to 30 s with jitter. gRPC itself does not retry a stream that has
+//     begun.
 //  4. At every SnapshotBegin, discard the state.
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons below,
@@ -52,11 +52,13 @@ const (
 //	OUT_OF_RANGE         POSITION_COMPACTED     the position is not retained any more:
 //	                                            start from a snapshot
 //	OUT_OF_RANGE         POSITION_AHEAD         the position is beyond the newest entry,
-//	                                            so it is from another server
+//	                                            so another server has sent it: start
+//	                                            from a snapshot
 //	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
 //	                                            snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS   try later (RetryInfo); also for replays
+//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS   too many Subscribe or Replay streams: try
+//	                                            later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS     try later (RetryInfo): the server limits
 //	                                            concurrent snapshots, and the wait
 //	                                            queue is full or the wait timed out
@@ -87,21 +89,21 @@ const (
 // If the server requires tokens, each call needs one in the header "authorization:
 // Bearer TOKEN". The roles router and operator permit this service.
 type RouterEventServiceClient interface {
-	// Streams entries from a chosen start, until the client leaves. Headers and an
-	// Accepted are sent at once, even if there are no entries.
+	// Streams entries from the requested start until the client cancels the call. The
+	// server sends headers and an Accepted at once, even if there are no entries.
 	Subscribe(ctx context.Context, in *SubscribeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SubscribeResponse], error)
-	// Streams the entries after one position up to another, or up to the newest at the
-	// time of the call. Fails if some of them are not retained.
+	// Streams the entries after one position up to another, or up to the newest entry at
+	// the time of the call. Fails if some of these entries are not retained.
 	Replay(ctx context.Context, in *ReplayRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReplayResponse], error)
 	// Streams the state of all workers at one position.
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotResponse], error)
-	// Returns the epoch, the retained entries and some counts.
+	// Returns the epoch, the range of retained entries, and counts.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// Returns the workers with their sources and dp ranks.
 	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
-	// Returns the holders of blocks.
+	// Returns the workers, dp ranks and tiers that hold the requested blocks.
 	LookupBlocks(ctx context.Context, in *LookupBlocksRequest, opts ...grpc.CallOption) (*LookupBlocksResponse, error)
-	// Returns the open Subscribe streams, and how far behind each is.
+	// Returns the open Subscribe streams, with the number of entries that each lags behind.
 	ListSubscribers(ctx context.Context, in *ListSubscribersRequest, opts ...grpc.CallOption) (*ListSubscribersResponse, error)
 }
 
@@ -214,16 +216,16 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 // All implementations must embed UnimplementedRouterEventServiceServer
 // for forward compatibility.
 //
-// The contents of all engines' KV caches, as one ordered stream.
+// Streams the contents of all engines' KV caches as ordered entries.
 //
 // How a router uses the stream:
 //
 //  1. Subscribe from a snapshot.
 //  2. Apply each response, then store its position.
-//  3. When the stream ends with an error, wait and Subscribe after the stored
-//     position. RetryInfo has the delay if it is present; otherwise use an
-//     exponential backoff of 1 to 30 s with jitter. gRPC itself never retries a
-//     stream that has begun.
+//  3. When the stream ends, wait and Subscribe after the stored position. Wait for the
+//     delay in RetryInfo if the error has RetryInfo; otherwise use an exponential
+//     backoff of 1 to 30 s with jitter. gRPC itself does not retry a stream that has
+//     begun.
 //  4. At every SnapshotBegin, discard the state.
 //
 // Errors carry google.rpc.ErrorInfo with domain "kvcast", one of the reasons below,
@@ -234,11 +236,13 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 //	OUT_OF_RANGE         POSITION_COMPACTED     the position is not retained any more:
 //	                                            start from a snapshot
 //	OUT_OF_RANGE         POSITION_AHEAD         the position is beyond the newest entry,
-//	                                            so it is from another server
+//	                                            so another server has sent it: start
+//	                                            from a snapshot
 //	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
 //	                                            snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)
-//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS   try later (RetryInfo); also for replays
+//	RESOURCE_EXHAUSTED   TOO_MANY_SUBSCRIBERS   too many Subscribe or Replay streams: try
+//	                                            later (RetryInfo)
 //	RESOURCE_EXHAUSTED   TOO_MANY_SNAPSHOTS     try later (RetryInfo): the server limits
 //	                                            concurrent snapshots, and the wait
 //	                                            queue is full or the wait timed out
@@ -269,21 +273,21 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 // If the server requires tokens, each call needs one in the header "authorization:
 // Bearer TOKEN". The roles router and operator permit this service.
 type RouterEventServiceServer interface {
-	// Streams entries from a chosen start, until the client leaves. Headers and an
-	// Accepted are sent at once, even if there are no entries.
+	// Streams entries from the requested start until the client cancels the call. The
+	// server sends headers and an Accepted at once, even if there are no entries.
 	Subscribe(*SubscribeRequest, grpc.ServerStreamingServer[SubscribeResponse]) error
-	// Streams the entries after one position up to another, or up to the newest at the
-	// time of the call. Fails if some of them are not retained.
+	// Streams the entries after one position up to another, or up to the newest entry at
+	// the time of the call. Fails if some of these entries are not retained.
 	Replay(*ReplayRequest, grpc.ServerStreamingServer[ReplayResponse]) error
 	// Streams the state of all workers at one position.
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotResponse]) error
-	// Returns the epoch, the retained entries and some counts.
+	// Returns the epoch, the range of retained entries, and counts.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// Returns the workers with their sources and dp ranks.
 	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
-	// Returns the holders of blocks.
+	// Returns the workers, dp ranks and tiers that hold the requested blocks.
 	LookupBlocks(context.Context, *LookupBlocksRequest) (*LookupBlocksResponse, error)
-	// Returns the open Subscribe streams, and how far behind each is.
+	// Returns the open Subscribe streams, with the number of entries that each lags behind.
 	ListSubscribers(context.Context, *ListSubscribersRequest) (*ListSubscribersResponse, error)
 	mustEmbedUnimplementedRouterEventServiceServer()
 }

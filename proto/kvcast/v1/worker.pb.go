@@ -21,20 +21,21 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How the events of a worker's sources are combined.
+// How kvcast combines the events of a worker's sources.
 type Consolidate int32
 
 const (
 	// The same as CONSOLIDATE_DEDUP.
 	Consolidate_CONSOLIDATE_UNSPECIFIED Consolidate = 0
 	// A block is stored when the first source stores it and removed when the last source
-	// removes it, always in TIER_DEVICE. It is identified by its content, and named by
-	// the block hash of the source that stored it first. Until it is removed, a parent
-	// may be named by any block hash that a source uses or has used for it.
+	// removes it, always in TIER_DEVICE. Blocks with the same content are the same block.
+	// Its block hash in events is the hash of the source that stored it first. In the
+	// sources' events, a parent may have any block hash that a source has used for the
+	// block since it was stored.
 	Consolidate_CONSOLIDATE_DEDUP Consolidate = 1
-	// Each source's events are passed on with their own tiers. A source that clears its
-	// cache clears the tiers into which it alone has stored. For tiers that it shares
-	// with other sources, a Gap with REASON_SHARED_TIER is sent.
+	// The events of each source are sent with their own tiers. If a source clears its
+	// cache, the tiers into which no other source has stored are cleared. For the other
+	// tiers, a Gap with REASON_SHARED_TIER is sent.
 	Consolidate_CONSOLIDATE_PASSTHROUGH Consolidate = 2
 )
 
@@ -79,19 +80,19 @@ func (Consolidate) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{0}
 }
 
-// What a further store of a block means that an engine already holds. It does not apply
-// to events that specify it themselves.
+// The meaning of a store of a block that the engine already holds. An event that states
+// its own number of copies takes precedence.
 type Copies int32
 
 const (
 	// The same as COPIES_AUTO.
 	Copies_COPIES_UNSPECIFIED Copies = 0
-	// vllm: a copy, or the announcement that a request reuses the block, as detected from
-	// the engine's events. All other engines: a copy.
+	// For vllm: another copy, or the announcement that a request reuses the block. kvcast
+	// detects the meaning from the engine's events. For all other engines: another copy.
 	Copies_COPIES_AUTO Copies = 1
-	// Another copy, which needs a remove of its own.
+	// Another copy. The engine sends a remove for each copy.
 	Copies_COPIES_COUNTED Copies = 2
-	// No copy: the engine sends a remove for the last copy only.
+	// No copy. The engine sends a remove for the last copy only.
 	Copies_COPIES_ANNOUNCED_LAST Copies = 3
 )
 
@@ -144,13 +145,14 @@ type WorkerState int32
 const (
 	// Never sent.
 	WorkerState_WORKER_STATE_UNSPECIFIED WorkerState = 0
-	// No source has been connected to and caught up yet.
+	// No batch has been read yet, and each source is connecting or catching up.
 	WorkerState_WORKER_STATE_CONNECTING WorkerState = 1
-	// All sources are live. They may be idle.
+	// All sources are live, although they may be idle.
 	WorkerState_WORKER_STATE_LIVE WorkerState = 2
 	// Some sources are not live.
 	WorkerState_WORKER_STATE_DEGRADED WorkerState = 3
-	// All connections are closed. The worker is removed after the grace time.
+	// Batches have been read, and no source is connected. The worker is removed after the
+	// grace time (ingest.grace).
 	WorkerState_WORKER_STATE_DISCONNECTED WorkerState = 4
 )
 
@@ -211,11 +213,11 @@ const (
 	SourceState_SOURCE_STATE_CATCHING_UP SourceState = 2
 	// Reading live events.
 	SourceState_SOURCE_STATE_LIVE SourceState = 3
-	// Requesting lost events, while live events are buffered.
+	// Requesting lost events from the replay socket. Live events are buffered.
 	SourceState_SOURCE_STATE_REPAIRING SourceState = 4
-	// Silent for longer than expected. Its connection is being probed.
+	// No event for longer than ingest.silence. kvcast tests the connection.
 	SourceState_SOURCE_STATE_SUSPECT SourceState = 5
-	// Ended.
+	// Not read any more.
 	SourceState_SOURCE_STATE_STOPPED SourceState = 6
 )
 
@@ -268,22 +270,22 @@ func (SourceState) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
 }
 
-// An engine deployment as routers know it, and where to read its events.
+// A worker: an engine deployment, and the sources from which kvcast reads its events.
 type WorkerSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique name, 1 to 253 bytes.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Name of the model that it serves, at most 1024 bytes.
+	// Name of the model that the worker serves, at most 1024 bytes.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens in a block; 0 means that of the first store.
+	// Tokens per block; 0 means the block size of the first store.
 	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Where routers send requests. kvcast does not interpret it.
+	// The address to which routers send requests. kvcast does not interpret it.
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Labels. kvcast does not interpret them.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Where to read its events: 1 to 128 sources.
+	// The sources of the worker's events, 1 to 128.
 	Sources []*SourceSpec `protobuf:"bytes,6,rep,name=sources,proto3" json:"sources,omitempty"`
-	// How the events of several sources are combined.
+	// How kvcast combines the events of several sources.
 	Consolidate   Consolidate `protobuf:"varint,7,opt,name=consolidate,proto3,enum=kvcast.v1.Consolidate" json:"consolidate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -377,14 +379,14 @@ type SourceSpec struct {
 	// ZeroMQ endpoint of the publisher, such as tcp://10.0.0.5:5557. dp rank r is read at
 	// port + r.
 	Connect string `protobuf:"bytes,2,opt,name=connect,proto3" json:"connect,omitempty"`
-	// ZeroMQ endpoint of its replay socket; empty if there is none. dp rank r is at
-	// port + r.
+	// ZeroMQ endpoint of the publisher's replay socket; empty if it has none. dp rank r is
+	// at port + r.
 	Replay string `protobuf:"bytes,3,opt,name=replay,proto3" json:"replay,omitempty"`
 	// Number of dp ranks, at most 1024; 0 means 1.
 	DpSize uint32 `protobuf:"varint,4,opt,name=dp_size,json=dpSize,proto3" json:"dp_size,omitempty"`
 	// Prefix of the topics to read; empty means all.
 	Topic string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
-	// What a further store of a block means that the engine already holds.
+	// The meaning of a store of a block that the engine already holds.
 	Copies        Copies `protobuf:"varint,6,opt,name=copies,proto3,enum=kvcast.v1.Copies" json:"copies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -462,27 +464,27 @@ func (x *SourceSpec) GetCopies() Copies {
 	return Copies_COPIES_UNSPECIFIED
 }
 
-// The status of a worker. A configured worker without entries, such as one whose engine
-// cannot be reached, has only name, state and sources.
+// The status of a worker. A configured worker without entries, for instance because its
+// engine cannot be reached, has only name, state and sources.
 type WorkerStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unique name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Name of the model that it serves.
+	// Name of the model that the worker serves.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
-	// Tokens in a block; 0 if it is unknown.
+	// Tokens per block; 0 if the size is unknown.
 	BlockSize uint32 `protobuf:"varint,3,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Where routers send requests.
+	// The address to which routers send requests, as configured.
 	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Labels, as configured.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// State of the whole worker.
+	// The state of the worker, which follows from the states of its sources.
 	State WorkerState `protobuf:"varint,6,opt,name=state,proto3,enum=kvcast.v1.WorkerState" json:"state,omitempty"`
-	// Its dp ranks, ascending.
+	// The dp ranks, ascending.
 	Ranks []*RankStatus `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
-	// Its sources.
+	// The sources, one element for each dp rank of each source.
 	Sources []*SourceStatus `protobuf:"bytes,8,rep,name=sources,proto3" json:"sources,omitempty"`
-	// event_id of its last event.
+	// event_id of the worker's last event.
 	LastEventId   uint64 `protobuf:"varint,9,opt,name=last_event_id,json=lastEventId,proto3" json:"last_event_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -586,11 +588,11 @@ type RankStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The dp rank.
 	DpRank uint32 `protobuf:"varint,1,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// Whether the engine's blocks may differ from those that kvcast knows.
+	// Whether the blocks that kvcast knows may differ from the engine's blocks.
 	Incomplete bool `protobuf:"varint,2,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
-	// Number of gaps that could not be repaired.
+	// Number of gaps that were not repaired.
 	Gaps uint64 `protobuf:"varint,3,opt,name=gaps,proto3" json:"gaps,omitempty"`
-	// Number of batches lost in them.
+	// Number of batches lost in these gaps, as far as it is known.
 	MissedBatches uint64 `protobuf:"varint,4,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
 	// Blocks held, by tier.
 	Blocks        []*TierBlocks `protobuf:"bytes,5,rep,name=blocks,proto3" json:"blocks,omitempty"`
@@ -723,17 +725,17 @@ type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// vllm, sglang, trtllm, kvbm or llm-d-sim.
 	Engine string `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
-	// ZeroMQ endpoint from which it is read.
+	// ZeroMQ endpoint of the publisher.
 	Endpoint string `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// ZeroMQ endpoint of its replay socket; empty if there is none.
+	// ZeroMQ endpoint of the replay socket; empty if there is none.
 	ReplayEndpoint string `protobuf:"bytes,3,opt,name=replay_endpoint,json=replayEndpoint,proto3" json:"replay_endpoint,omitempty"`
-	// Its dp rank.
+	// The dp rank.
 	DpRank uint32 `protobuf:"varint,4,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// Its state.
+	// The state.
 	State SourceState `protobuf:"varint,5,opt,name=state,proto3,enum=kvcast.v1.SourceState" json:"state,omitempty"`
 	// Whether a batch has been read, so that last_seq is valid.
 	Started bool `protobuf:"varint,6,opt,name=started,proto3" json:"started,omitempty"`
-	// The engine's number of the last batch applied.
+	// The engine's sequence number of the last applied batch.
 	LastSeq       uint64 `protobuf:"varint,7,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -27,18 +27,18 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Adds and removes workers, in addition to those of the configuration and of
-// discovery. If the server requires tokens, calls need one with the role operator.
-// Calls are also answered while the server is starting.
+// Adds and removes workers, in addition to configured and discovered workers. If the
+// server requires tokens, a call needs a token with the role operator. The server
+// answers calls even while it is starting.
 //
-// Errors have the form of those of RouterEventService. These are the reasons:
+// Errors have the same form as the errors of RouterEventService. These are the reasons:
 //
 //	code                reason             what to do
 //	ALREADY_EXISTS      WORKER_EXISTS      choose another name, or deregister the
-//	                                       worker that has it
+//	                                       worker with the name
 //	NOT_FOUND           WORKER_NOT_FOUND   the worker does not exist, or its engine
-//	                                       connects to the server by itself, as the
-//	                                       message says
+//	                                       connects to a port of the server; the
+//	                                       message says which
 //	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or raise the
 //	                    TOO_MANY_SOURCES   server's limit
 //	                    WORKERS_TOO_LARGE  use fewer labels, or as above
@@ -50,18 +50,16 @@ const (
 //	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
 //	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceClient interface {
-	// Starts to read a worker's events. ALREADY_EXISTS if the name is in use. Returns
-	// once WorkerAdded is in the stream, which may be before the engine can be reached:
-	// the server tries to connect while the worker is registered. A worker that has no
-	// connection for the grace time is removed from the stream, and added again when it
-	// has one. A server that restarts forgets registered workers.
+	// Starts to read a worker's events. Returns when the worker_added event is in the
+	// journal, even if the engine cannot be reached: the server tries to connect while the
+	// worker is registered. If a worker has no connection for the grace time, it gets a
+	// worker_removed event, and a worker_added event when it has a connection again. A
+	// server that restarts forgets registered workers: register them again.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
-	// Stops reading a worker's events. Returns once WorkerRemoved with
-	// REASON_DEREGISTERED is in the stream, unless the worker had been removed from it.
-	// NOT_FOUND if the worker does not exist, or its engine connects to a port of the
-	// server by itself. A configured worker stays removed until the server restarts, a
-	// discovered one until discovery has stopped listing it for a while and lists it
-	// again.
+	// Stops reading a worker's events. Returns when a worker_removed event with
+	// REASON_DEREGISTERED is in the journal, unless the worker was removed before. A
+	// configured worker stays removed until the server restarts. A discovered worker stays
+	// removed until discovery has not listed it for some time and lists it again.
 	DeregisterWorker(ctx context.Context, in *DeregisterWorkerRequest, opts ...grpc.CallOption) (*DeregisterWorkerResponse, error)
 }
 
@@ -97,18 +95,18 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 // All implementations must embed UnimplementedWorkerServiceServer
 // for forward compatibility.
 //
-// Adds and removes workers, in addition to those of the configuration and of
-// discovery. If the server requires tokens, calls need one with the role operator.
-// Calls are also answered while the server is starting.
+// Adds and removes workers, in addition to configured and discovered workers. If the
+// server requires tokens, a call needs a token with the role operator. The server
+// answers calls even while it is starting.
 //
-// Errors have the form of those of RouterEventService. These are the reasons:
+// Errors have the same form as the errors of RouterEventService. These are the reasons:
 //
 //	code                reason             what to do
 //	ALREADY_EXISTS      WORKER_EXISTS      choose another name, or deregister the
-//	                                       worker that has it
+//	                                       worker with the name
 //	NOT_FOUND           WORKER_NOT_FOUND   the worker does not exist, or its engine
-//	                                       connects to the server by itself, as the
-//	                                       message says
+//	                                       connects to a port of the server; the
+//	                                       message says which
 //	RESOURCE_EXHAUSTED  TOO_MANY_WORKERS   deregister another worker, or raise the
 //	                    TOO_MANY_SOURCES   server's limit
 //	                    WORKERS_TOO_LARGE  use fewer labels, or as above
@@ -120,18 +118,16 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 //	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
 //	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceServer interface {
-	// Starts to read a worker's events. ALREADY_EXISTS if the name is in use. Returns
-	// once WorkerAdded is in the stream, which may be before the engine can be reached:
-	// the server tries to connect while the worker is registered. A worker that has no
-	// connection for the grace time is removed from the stream, and added again when it
-	// has one. A server that restarts forgets registered workers.
+	// Starts to read a worker's events. Returns when the worker_added event is in the
+	// journal, even if the engine cannot be reached: the server tries to connect while the
+	// worker is registered. If a worker has no connection for the grace time, it gets a
+	// worker_removed event, and a worker_added event when it has a connection again. A
+	// server that restarts forgets registered workers: register them again.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)
-	// Stops reading a worker's events. Returns once WorkerRemoved with
-	// REASON_DEREGISTERED is in the stream, unless the worker had been removed from it.
-	// NOT_FOUND if the worker does not exist, or its engine connects to a port of the
-	// server by itself. A configured worker stays removed until the server restarts, a
-	// discovered one until discovery has stopped listing it for a while and lists it
-	// again.
+	// Stops reading a worker's events. Returns when a worker_removed event with
+	// REASON_DEREGISTERED is in the journal, unless the worker was removed before. A
+	// configured worker stays removed until the server restarts. A discovered worker stays
+	// removed until discovery has not listed it for some time and lists it again.
 	DeregisterWorker(context.Context, *DeregisterWorkerRequest) (*DeregisterWorkerResponse, error)
 	mustEmbedUnimplementedWorkerServiceServer()
 }
