@@ -7,29 +7,29 @@ import (
 	"slices"
 )
 
-// Change is what has changed in a View since the previous Change.
+// Change describes how a View has changed since the previous Change.
 type Change struct {
-	// Status is the newest status.
+	// Status is the current status.
 	Status ViewStatus
-	// Workers are the names of the workers with entries, ascending, including removed
-	// workers. It is empty if only the Status changed.
+	// Workers are the names of the workers that have changed, ascending, including removed workers. It is empty
+	// if only the Status has changed.
 	Workers []string
 	// Snapshot reports whether a snapshot has replaced the state.
 	Snapshot bool
 }
 
-// watcher collects the changes for one range over Changes. They are merged until the range
-// receives them, so a slow one needs no queue.
+// watcher collects the changes for one range over Changes. Changes are merged until the range receives them, so
+// that a slow range needs no queue.
 type watcher struct {
-	signal chan struct{} // of size 1; has an element when a change is to be received
+	signal chan struct{} // has one element if there is a change to receive
 
-	// Guarded by the View's mu.
+	// Guarded by View.mu.
 	change    Change
 	workers   map[string]struct{}
 	signalled bool
 }
 
-// notify signals the watcher if there is a change.
+// notify signals the watcher if there is a change. The caller must hold View.mu.
 func (w *watcher) notify(s ViewStatus) {
 	if s == w.change.Status && len(w.workers) == 0 && !w.change.Snapshot {
 		return
@@ -41,15 +41,15 @@ func (w *watcher) notify(s ViewStatus) {
 	}
 }
 
-// workerChanged records a change of a worker for all watchers. mu is held.
+// workerChanged records a change of a worker for all watchers. The caller must hold v.mu.
 func (v *View) workerChanged(name string) {
 	for w := range v.watchers {
 		w.workers[name] = struct{}{}
 	}
 }
 
-// Changes returns the changes of the View until ctx ends. The first comes at once, with the
-// current status. A slow caller misses none: changes are merged until it continues.
+// Changes returns the changes of the View until ctx ends. The first Change has the current status and comes at
+// once. If the caller is slow, further changes are merged into one Change.
 func (v *View) Changes(ctx context.Context) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		w := &watcher{signal: make(chan struct{}, 1), workers: make(map[string]struct{}), signalled: true}

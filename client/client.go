@@ -1,10 +1,10 @@
-// Package client is the Go client for routers: a subscription that resumes by itself, and a
-// view of all KV caches that follows from it.
+// Package client is the Go client for routers: a subscription that resumes, and a View of all KV caches.
 //
-// Subscribe streams of kvcast.v1 flow in; updates flow out, each with the position to resume from once it is
-// applied. Guarantee: since the last SnapshotBegin, every entry is delivered once and in order, over any number
-// of streams; otherwise the caller is told why not, and a snapshot follows. A stream that ends, is silent for
-// too long or violates the contract is replaced by another that continues after it.
+// Subscribe streams of kvcast.v1 flow in. Updates flow out, each with the position from which to resume when it
+// is applied. Guarantee: since the last SnapshotBegin, every entry is delivered once and in order, over any
+// number of streams. If that is impossible, the caller gets the reason, and a snapshot follows. A stream that
+// ends, sends no message within a timeout, or violates the contract is replaced by another stream that resumes
+// after the last position.
 //
 //	c, err := client.New("kvcast:50051", grpc.WithTransportCredentials(insecure.NewCredentials()))
 //	...
@@ -15,9 +15,9 @@
 //		// m.Worker has the first m.Blocks blocks of the prompt.
 //	}
 //
-// A caller with its own state ranges over Subscribe instead. It discards its state at each
-// SnapshotBegin, and stores a position only together with the state up to it. Between
-// SnapshotBegin and SnapshotEnd the state is incomplete, and updates have no position.
+// A caller with its own state ranges over Subscribe instead. It discards its state at each SnapshotBegin, and
+// stores a position only together with the state that includes it. Between SnapshotBegin and SnapshotEnd the
+// state is incomplete, and updates have no position.
 //
 // The package needs neither cgo nor libzmq.
 package client
@@ -36,27 +36,27 @@ import (
 )
 
 const (
-	// pingInterval is the shortest that grpc-go allows. kvcast servers allow it too.
+	// pingInterval is the shortest interval that grpc-go allows. Servers allow it by default.
 	pingInterval = 10 * time.Second
 	pingTimeout  = 10 * time.Second
-	// maxMessage exceeds every response: they have at most 1 MiB, or a single entry of
-	// about 3 MiB unless one event is larger.
+	// maxMessage in bytes is larger than any response: a response has at most 1 MiB or a single entry, and an
+	// entry has at most about 3 MiB or a single event.
 	maxMessage = 64 << 20
 )
 
-// Client subscribes to a server. It holds no connection between streams and needs no Close.
-// It is safe for concurrent use.
+// Client subscribes to a server. It has no connection between streams and needs no Close. It is safe for
+// concurrent use.
 type Client struct {
 	target  string
 	options []grpc.DialOption
 	conn    grpc.ClientConnInterface // nil: each stream opens a connection
 }
 
-// New returns a client for a server. Target and options are those of grpc.NewClient; the
-// options must include transport credentials. New does not connect.
+// New returns a client for a server, with the target and options of grpc.NewClient. The options must include
+// transport credentials. New does not connect.
 //
-// Each stream opens its own connection, so that after a failure the name is resolved and a
-// load balancer chooses a server again. Connections are pinged after 10 s without traffic.
+// Each stream opens its own connection. After a failure, the target is therefore resolved again, and a load
+// balancer can choose another server. A connection without traffic for 10 s is pinged.
 func New(target string, options ...grpc.DialOption) (*Client, error) {
 	c := &Client{target: target, options: append([]grpc.DialOption{
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingInterval, Timeout: pingTimeout}),
@@ -70,8 +70,8 @@ func New(target string, options ...grpc.DialOption) (*Client, error) {
 	return c, nil
 }
 
-// FromConn returns a client that uses a connection owned by the caller. A stream that is silent for too long is
-// replaced over the same connection, so the connection should use keepalive.
+// FromConn returns a client that uses a connection owned by the caller. All streams use the connection, even
+// after an ErrIdle, so the connection should use keepalive.
 func FromConn(conn grpc.ClientConnInterface) *Client { return &Client{conn: conn} }
 
 // connect returns a connection and the function that closes it.
@@ -83,7 +83,7 @@ func (c *Client) connect() (grpc.ClientConnInterface, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return conn, func() { _ = conn.Close() }, nil // fails only if it is already closed
+	return conn, func() { _ = conn.Close() }, nil // an error means that the connection is already closed
 }
 
 // connClosed reports whether the caller has closed its connection.
@@ -92,14 +92,19 @@ func (c *Client) connClosed() bool {
 	return ok && conn.GetState() == connectivity.Shutdown
 }
 
-// Subscribe returns the updates of a subscription. Each range over it is a new subscription. It starts no
-// goroutine that outlives the range, and reads no further than the caller does.
+// Subscribe returns the updates of a subscription. Each range over the result is a new subscription. Subscribe
+// starts no goroutine that outlives the range, and does not read ahead of the caller.
 //
-// The range ends when ctx ends, without an error; when the caller leaves it; or with an
-// error, which is the last element: a *ConfigError; an *Error that a retry would repeat
-// (INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED, OUT_OF_RANGE such as
-// a position ahead of the server, FAILED_PRECONDITION); with GapFail, an error that a snapshot
-// would have repaired; or ErrConnClosed. All other errors are Interruptions.
+// The range ends without an error when ctx ends or when the caller breaks the loop. Otherwise its last element
+// has the error that ended it:
+//
+//   - a *ConfigError;
+//   - an *Error that a retry would repeat: INVALID_ARGUMENT, UNAUTHENTICATED, PERMISSION_DENIED, UNIMPLEMENTED,
+//     OUT_OF_RANGE (such as a position beyond the server's newest entry) or FAILED_PRECONDITION;
+//   - with GapFail, an error after which GapSnapshot would continue with a snapshot;
+//   - ErrConnClosed.
+//
+// All other errors are reported as an Interruption.
 func (c *Client) Subscribe(ctx context.Context, cfg Config) iter.Seq2[Update, error] {
 	return func(yield func(Update, error) bool) {
 		s, err := newSubscription(c, cfg)
@@ -112,31 +117,30 @@ func (c *Client) Subscribe(ctx context.Context, cfg Config) iter.Seq2[Update, er
 	}
 }
 
-// Update is a step of a subscription: a message from the server or an Interruption.
+// Update is a message from the server or an Interruption.
 type Update struct {
-	// Message is the message as the contract describes it; nil with an Interruption. The
-	// caller may keep it but must not modify it, since a View may reference it.
+	// Message is a message of the contract; nil with an Interruption. The caller may keep the message but must
+	// not modify it, since a View may reference it.
 	//
-	// The first message of each stream has an Accepted. Messages from SnapshotBegin, at which
-	// the caller discards its state, to SnapshotEnd are parts of a snapshot.
+	// The first message of each stream has an Accepted. The messages from SnapshotBegin to SnapshotEnd are a
+	// snapshot: the caller discards its state at SnapshotBegin.
 	Message *kvcastv1.SubscribeResponse
-	// Position is where to resume once this and all earlier updates are applied. It is zero
-	// while the delivered state is incomplete: before the first position, from SnapshotBegin
-	// to SnapshotEnd, and with an Interruption that is followed by a snapshot.
+	// Position is the position from which to resume when this and all earlier updates are applied. It is zero
+	// while the delivered state is incomplete: before the first position, between SnapshotBegin and SnapshotEnd,
+	// and with an Interruption whose Snapshot is true.
 	Position Position
-	// Interruption is set when a stream has ended and another follows. The caller need not do anything.
+	// Interruption is set when a stream has ended and another follows. The caller may ignore it.
 	Interruption *Interruption
 
 	subscription *subscription
 }
 
-// Interruption is the time between two streams.
+// Interruption describes the end of a stream that another stream replaces.
 type Interruption struct {
-	// Err is why the stream ended or failed to start: an *Error, a *ViolationError, ErrIdle,
-	// ErrEnded, or the cause passed to Resnapshot.
+	// Err is why the stream ended or failed to start: an *Error, a *ViolationError, ErrIdle, ErrEnded, or the
+	// cause passed to Resnapshot.
 	Err error
-	// Snapshot reports whether the next stream starts with a snapshot because what was
-	// delivered cannot be continued.
+	// Snapshot reports whether the next stream starts with a snapshot.
 	Snapshot bool
 	// Wait is the time until the next stream starts.
 	Wait time.Duration
@@ -144,9 +148,9 @@ type Interruption struct {
 	Failures int
 }
 
-// Resnapshot makes the subscription start again with a snapshot, because the caller found
-// its state to be wrong. It must be called before the next update is requested, which is then
-// an Interruption with the cause. With GapFail the cause ends the subscription instead.
+// Resnapshot ends the current stream and starts another stream with a snapshot. The caller uses it when its state
+// is wrong, and must call it before it requests the next update, which is then an Interruption with the cause.
+// With GapFail, the cause ends the subscription instead.
 func (u Update) Resnapshot(cause error) {
 	if u.subscription != nil {
 		u.subscription.rejected = cause

@@ -13,27 +13,27 @@ import (
 const (
 	// DefaultIdleTimeout is three times the server's default progress interval.
 	DefaultIdleTimeout = 30 * time.Second
-	// IdleIntervals times the progress interval that the server announces is the idle
-	// timeout if the Config has none, but at least LeastIdleTimeout.
+	// If Config.IdleTimeout is 0, the idle timeout is IdleIntervals times the server's progress interval, but at
+	// least LeastIdleTimeout.
 	IdleIntervals    = 3
 	LeastIdleTimeout = 5 * time.Second
 	// MinIdleTimeout is the shortest IdleTimeout allowed.
 	MinIdleTimeout = 10 * time.Millisecond
-	// DefaultBackoffMin and DefaultBackoffMax are what the contract asks of clients.
+	// DefaultBackoffMin and DefaultBackoffMax are the bounds that the contract requires.
 	DefaultBackoffMin = time.Second
 	DefaultBackoffMax = 30 * time.Second
 	// MaxRetryDelay bounds the delay that a server may request with RetryInfo.
 	MaxRetryDelay = 5 * time.Minute
 )
 
-// GapPolicy is what happens when the stream cannot continue after the position.
+// GapPolicy is what a subscription does when it cannot continue after its position.
 type GapPolicy uint8
 
 const (
 	// GapSnapshot continues with a snapshot.
 	GapSnapshot GapPolicy = iota
-	// GapFail ends the subscription: with an *Error whose reason is
-	// ReasonPositionCompacted or ReasonEpochMismatch, or with a *ViolationError.
+	// GapFail ends the subscription with an *Error whose reason is ReasonPositionCompacted or
+	// ReasonEpochMismatch, with a *ViolationError, or with the cause passed to Resnapshot.
 	GapFail
 )
 
@@ -41,32 +41,33 @@ const (
 type Config struct {
 	// Start is where the subscription starts; default FromSnapshot.
 	Start Start
-	// Filter selects a part of the stream; nil selects all. It is copied.
+	// Filter selects events; nil selects all. Subscribe copies it.
 	Filter *kvcastv1.Filter
-	// GapPolicy applies when the position is not retained any more, the journal was lost,
-	// or a stream violates the contract.
+	// GapPolicy applies if the server does not retain the entries after the position, if it has lost its
+	// journal, or if a stream violates the contract.
 	GapPolicy GapPolicy
-	// IdleTimeout is how long to wait for a message, connecting included, before the stream is replaced; at
-	// least MinIdleTimeout, and it should be several progress intervals of the server (--subscribers-progress,
-	// 10 s by default). Negative: no limit. Default: IdleIntervals times the interval that the server
-	// announces, DefaultIdleTimeout before it has. The time that the caller spends on an update does not count.
+	// IdleTimeout is the time limit to connect and to receive the next message. After it, the stream is
+	// replaced. The time in which the caller processes an update does not count. It is at least MinIdleTimeout,
+	// and should be several progress intervals of the server (--subscribers-progress, 10 s by default);
+	// negative: no limit. Default: DefaultIdleTimeout until the stream is accepted, then IdleIntervals times the
+	// progress interval of the server.
 	IdleTimeout time.Duration
-	// BackoffMin and BackoffMax bound the wait before another stream. It doubles with each failure, and up to a
-	// half is subtracted at random. If the server requests a longer delay with RetryInfo, that applies, up to
-	// MaxRetryDelay. Defaults: DefaultBackoffMin and DefaultBackoffMax.
+	// BackoffMin and BackoffMax bound the wait before another stream. The wait doubles with each failure, and up
+	// to half of it is subtracted at random. A longer delay that the server requests with RetryInfo takes
+	// precedence, up to MaxRetryDelay. Defaults: DefaultBackoffMin and DefaultBackoffMax.
 	BackoffMin, BackoffMax time.Duration
-	// Digests requests digests from the server, with which View.Apply verifies its state. If
-	// the server does not support them, this is logged and the stream continues without.
+	// Digests requests digests from the server, which View.Apply compares with its state. If the server does not
+	// support digests, the subscription continues without them.
 	Digests bool
 	// Logger receives a record for each stream that starts or ends; nil: none.
 	Logger *slog.Logger
 }
 
-// ConfigError is an invalid field of a Config.
+// ConfigError reports an invalid field of a Config.
 type ConfigError struct {
 	// Field is the field's name.
 	Field string
-	// Problem is the field's value and what is allowed.
+	// Problem describes the value and the allowed values.
 	Problem string
 }
 

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Reasons of an Error. The contract lists all.
+// Reasons of an Error after which a snapshot or another position helps. The contract lists all reasons.
 const (
 	ReasonPositionCompacted = "POSITION_COMPACTED"
 	ReasonPositionAhead     = "POSITION_AHEAD"
@@ -22,9 +22,9 @@ const (
 const errorDomain = "kvcast"
 
 var (
-	// ErrIdle interrupts a stream without messages for the IdleTimeout.
+	// ErrIdle is the Interruption of a stream that received no message within the idle timeout.
 	ErrIdle = errors.New("no message was received within the idle timeout")
-	// ErrEnded interrupts a stream that the server ended without an error.
+	// ErrEnded is the Interruption of a stream that the server ended without an error.
 	ErrEnded = errors.New("the server ended the stream")
 	// ErrConnClosed ends a subscription whose connection was closed by its owner.
 	ErrConnClosed = errors.New("the connection was closed by its owner")
@@ -34,15 +34,15 @@ var (
 type Error struct {
 	// Code is the gRPC code.
 	Code codes.Code
-	// Reason is one of the contract's; empty if the error is not from a kvcast server.
+	// Reason is the contract's reason; empty if the error does not come from a kvcast server.
 	Reason string
-	// Message says what is wrong and what to do.
+	// Message describes the problem and what to do.
 	Message string
-	// Epoch, Oldest and Newest describe the server's journal; empty and 0 if the error does
-	// not, as for UNAUTHENTICATED.
+	// Epoch, Oldest and Newest are the epoch and the range of retained seqs of the server's journal. They are
+	// empty and 0 if the error has no such metadata, as UNAUTHENTICATED.
 	Epoch          string
 	Oldest, Newest uint64
-	// RetryAfter is the delay that the server requests; 0: none.
+	// RetryAfter is the delay that the server requests before a retry; 0: none.
 	RetryAfter time.Duration
 
 	status *status.Status
@@ -69,7 +69,7 @@ func newError(err error) *Error {
 				continue
 			}
 			e.Reason, e.Epoch = d.GetReason(), d.GetMetadata()["epoch"]
-			// 0 if it is not a number.
+			// A value that is not a number becomes 0.
 			e.Oldest, _ = strconv.ParseUint(d.GetMetadata()["oldest"], 10, 64)
 			e.Newest, _ = strconv.ParseUint(d.GetMetadata()["newest"], 10, 64)
 		case *errdetails.RetryInfo:
@@ -79,7 +79,7 @@ func newError(err error) *Error {
 	return e
 }
 
-// permanent reports whether a retry would fail in the same way.
+// permanent reports whether a retry would fail with the same code.
 func (e *Error) permanent() bool {
 	switch e.Code {
 	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented,
@@ -90,17 +90,17 @@ func (e *Error) permanent() bool {
 	}
 }
 
-// positionLost reports whether a snapshot can replace the entries after the position.
+// positionLost reports whether the entries after the position are not available, so that only a snapshot helps.
 func (e *Error) positionLost() bool {
 	return e.Reason == ReasonPositionCompacted || e.Reason == ReasonEpochMismatch
 }
 
-// ViolationError is a violation of the contract by a stream, such as a missing or duplicate
-// message. The message that violates it was not delivered.
+// ViolationError is a violation of the contract by the server, such as a missing or duplicate message. The
+// violating message is not delivered.
 type ViolationError struct {
 	// At is the last valid position.
 	At Position
-	// What is the violation.
+	// What describes the violation.
 	What string
 }
 

@@ -7,7 +7,7 @@ import (
 	"unsafe"
 )
 
-// tiers is a set of tiers. Bit 0 is the device.
+// tiers is a set of tiers. Bit n is tier n+1 of kvcastv1.Tier, so bit 0 is TIER_DEVICE.
 type tiers uint8
 
 const (
@@ -15,19 +15,19 @@ const (
 	allTiers = tiers(1<<numTiers - 1)
 )
 
-// member is a holder of a block, below 1<<28, and the tiers in which it holds the block.
+// member is the number of a holder, which is below 1<<28, and the tiers in which the holder has a block.
 type member uint32
 
 func newMember(holder uint32, t tiers) member { return member(holder)<<numTiers | member(t) }
 func (m member) holder() uint32               { return uint32(m >> numTiers) }
 func (m member) tiers() tiers                 { return tiers(m) & allTiers }
 
-// findMember returns the index of a holder in ascending members, or where to insert it.
+// findMember returns the index of a holder in ascending members, or the index at which to insert it.
 func findMember(members []member, holder uint32) (_ int, found bool) {
 	return slices.BinarySearchFunc(members, holder, func(m member, holder uint32) int { return cmp.Compare(m.holder(), holder) })
 }
 
-// tiersOf returns the tiers in which a holder holds a block.
+// tiersOf returns the tiers of a holder; none if it is not a member.
 func tiersOf(members []member, holder uint32) tiers {
 	if i, ok := findMember(members, holder); ok {
 		return members[i].tiers()
@@ -35,35 +35,35 @@ func tiersOf(members []member, holder uint32) tiers {
 	return 0
 }
 
-// holders are the holders of a block: 0 for none, a member for one, and the number of a set
-// with setBit for several. Equal holders have equal values, so that the blocks of a shared
-// prefix are matched without looking at each holder.
+// holders encodes the holders of a block: 0 for none, a member for one holder, and setBit with an index of
+// sets.all for several. Equal holders have equal values, so that matching compares one value per block of a shared
+// prefix instead of all holders.
 type holders uint64
 
 const setBit holders = 1 << 63
 
-// sets are the distinct sets of several holders, with reference counts.
+// sets has the distinct sets of two or more holders, with reference counts.
 type sets struct {
 	seed    maphash.Seed
 	all     []holderSet
-	free    []uint32 // unused numbers
-	byHash  map[uint64]uint32
-	scratch []member
-	single  [1]member
+	free    []uint32          // unused indexes of all
+	byHash  map[uint64]uint32 // index in all, by hash of the members
+	scratch []member          // reused by change
+	single  [1]member         // reused by change
 }
 
 type holderSet struct {
 	members []member // ascending by holder
-	blocks  int      // references
-	hash    uint64
+	blocks  int      // number of blocks with these holders
+	hash    uint64   // key in byHash
 }
 
 func newSets() *sets {
 	return &sets{seed: maphash.MakeSeed(), byHash: make(map[uint64]uint32)}
 }
 
-// members returns the ascending members of holders, in buf if there is one. They are valid
-// until the next change and must not be modified.
+// members returns the members of h, ascending. A single member is stored in buf. The result is valid until the
+// next change and must not be modified.
 func (s *sets) members(h holders, buf *[1]member) []member {
 	switch {
 	case h == 0:
@@ -75,8 +75,8 @@ func (s *sets) members(h holders, buf *[1]member) []member {
 	return s.all[uint32(h)].members
 }
 
-// change removes and adds tiers of one holder in the set h, and returns the set that results.
-// It releases the caller's reference to h, and the caller gets one to the result.
+// change removes and adds tiers of one holder, and returns the new holders. It releases a reference to h and adds
+// a reference to the result.
 func (s *sets) change(h holders, holder uint32, add, remove tiers) holders {
 	s.scratch = append(s.scratch[:0], s.members(h, &s.single)...)
 	members := s.scratch
@@ -99,7 +99,7 @@ func (s *sets) change(h holders, holder uint32, add, remove tiers) holders {
 	return out
 }
 
-// reference returns the holders with these members, with one more reference.
+// reference returns the holders with these members, and adds a reference.
 func (s *sets) reference(members []member) holders {
 	switch len(members) {
 	case 0:

@@ -9,40 +9,39 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Prompt is a prompt to match: its tokens, or the hashes of its blocks.
+// Prompt is a prompt to match, given by its tokens or by the hashes of its blocks.
 type Prompt struct {
-	// Model restricts the match to the model's workers; empty: all. It should be set if there
-	// are several models, since equal tokens mean different text.
+	// Model restricts the match to workers of the model; empty: all workers. It should be set if there are
+	// several models, since equal token ids of different models are different text.
 	Model string
-	// Tokens are the token ids. Those after the last full block are ignored.
+	// Tokens are the token ids. Tokens after the last full block are ignored.
 	Tokens []uint32
-	// BlockSize is the number of tokens in a block; 0: each block size of the model's workers.
+	// BlockSize is the number of tokens per block; 0: the prompt is matched with the block size of each worker.
 	BlockSize int
-	// LoRA is the name of the adapter and Salt the cache salt; empty: none.
+	// LoRA is the name of the LoRA adapter, and Salt the cache salt; empty: none.
 	LoRA, Salt string
-	// Eagle is set for SGLang engines with EAGLE decoding, whose blocks are hashed with one more token.
+	// Eagle must be set for SGLang engines with EAGLE decoding: the hash of a block then includes the next token.
 	Eagle bool
-	// TokensHashes are the hashes of the blocks. If they are set, Tokens and the fields that
-	// say how to hash them are ignored.
+	// TokensHashes are the tokens hashes of the blocks. If set, only TokensHashes and Model are used.
 	TokensHashes []uint64
 }
 
-// TokensHashes returns the hashes of a prompt's blocks, for Prompt.TokensHashes: XXH3-64 of
-// each block's tokens, as the contract describes. An empty lora or salt means none.
+// TokensHashes returns the tokens hashes of a prompt's full blocks, as Stored.tokens_hashes of the contract
+// describes. An empty lora or salt means none.
 func TokensHashes(tokens []uint32, blockSize int, lora, salt string) []uint64 {
 	return wire.AppendTokensHashes(nil, tokens, blockSize, wire.BlockSeed(lora, salt), false, nil)
 }
 
-// Match is the longest prefix of a prompt that a dp rank of a worker holds.
+// Match is the longest prefix of a prompt that one dp rank of a worker holds.
 type Match struct {
-	// Worker is the worker's name, Model its model, and Endpoint where to send requests, as configured.
+	// Worker is the worker's name, Model its model, and Endpoint the configured address for requests.
 	Worker, Model, Endpoint string
 	// Rank is the dp rank.
 	Rank uint32
-	// Blocks is the length of the prefix whose blocks are each held in some tier.
+	// Blocks is the number of blocks in the longest prefix. Each block is held in at least one tier.
 	Blocks int
-	// TierBlocks are the lengths of the prefixes held in a single tier, by kvcastv1.Tier. Those
-	// of TierBlocks[kvcastv1.Tier_TIER_DEVICE] need no loading.
+	// TierBlocks is the number of blocks in the longest prefix held in one tier, by kvcastv1.Tier. The engine
+	// does not need to load the blocks of TierBlocks[kvcastv1.Tier_TIER_DEVICE].
 	TierBlocks [numTiers + 1]int
 	// Tokens is the number of tokens in Blocks; 0 if the prompt was given as hashes and the
 	// worker's block size is unknown.
@@ -51,12 +50,11 @@ type Match struct {
 	Incomplete bool
 }
 
-// Match returns the dp ranks that hold at least the first block of a prompt: those with the
-// longest prefix first, then by the prefix on the device, then by name and rank.
+// Match returns the dp ranks that hold at least the first block of a prompt, ordered by the length of the prefix,
+// then by the length of the prefix in the device tier, both descending, then by worker and rank.
 //
-// Blocks are matched by sequence hash, which covers the contents of the block and of all
-// blocks before it. A block without known content is never matched. A prefix ends at the
-// first missing block, even if later blocks are held.
+// Blocks are matched by sequence hash, which covers the contents of the block and of all blocks before it. Blocks
+// with unknown content are not matched. A prefix ends at the first missing block, even if later blocks are held.
 func (v *View) Match(p Prompt) []Match {
 	var out []Match
 	if p.TokensHashes != nil {
@@ -100,15 +98,15 @@ func (v *View) blockSizes(model string) []int {
 type candidate struct {
 	rank       *rank
 	holder     uint32
-	live       tiers // those that hold all blocks so far
-	blocks     int
-	tierBlocks [numTiers]int
+	live       tiers         // tiers that hold all blocks matched so far
+	blocks     int           // length of the prefix, when it has ended
+	tierBlocks [numTiers]int // lengths of the prefixes by tier, when they have ended
 }
 
-// candidatePool has slices of candidates to be reused.
+// candidatePool reuses slices of candidates, so that Match allocates only its result.
 var candidatePool = sync.Pool{New: func() any { return new([]candidate) }}
 
-// appendMatches appends the matches of blocks of a size, 0 for any.
+// appendMatches appends the matches of blocks with size tokens; 0: the size is unknown.
 func (v *View) appendMatches(out []Match, model string, hashes []uint64, size int) []Match {
 	buf := candidatePool.Get().(*[]candidate)
 	defer candidatePool.Put(buf)
@@ -140,16 +138,16 @@ func (c *candidate) match(size int) Match {
 // match looks up the blocks of a prompt in the index:
 //
 //  1. The holders of the first block become candidates, ordered by holder.
-//  2. Each further block is looked up once. If its holders are those of the block before it, as is most
-//     frequent, nothing changes.
-//  3. Otherwise candidates that are not among the holders end at this block, and so do tiers of candidates.
+//  2. It looks up each further block once. Most blocks have the same holders as the block before, which changes
+//     nothing.
+//  3. Otherwise, the prefixes of candidates and tiers that do not hold the block end.
 //
 // The result uses the memory of found.
 func (st *state) match(found []candidate, model string, hashes []uint64) []candidate {
 	var (
 		buf   [1]member
 		seq   uint64
-		last  uint64 // holders of the block before
+		last  uint64 // holders of the previous block
 		ended []candidate
 	)
 	for i, tokens := range hashes {
@@ -208,7 +206,7 @@ func (st *state) appendCandidates(found []candidate, model string, members []mem
 	return found
 }
 
-// endAll ends all candidates after some blocks.
+// endAll ends the prefixes of all candidates after a number of blocks.
 func endAll(found []candidate, blocks int) []candidate {
 	for i := range found {
 		found[i].end(found[i].live, blocks)
@@ -217,7 +215,7 @@ func endAll(found []candidate, blocks int) []candidate {
 	return found
 }
 
-// end ends tiers of a candidate after some blocks.
+// end ends the prefixes of a candidate in tiers t after a number of blocks.
 func (c *candidate) end(t tiers, blocks int) {
 	for i := range numTiers {
 		if t&(1<<i) != 0 {

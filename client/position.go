@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -8,20 +9,20 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Position is a point in the stream: all entries up to and including Seq are applied. It is
-// only valid with the filter of its subscription. The zero Position means none.
+// Position is a point in the stream: all entries up to and including Seq are applied. It is only valid for a
+// subscription with the same filter. The zero Position means that there is no position.
 type Position struct {
-	// Epoch is the random name of the journal's history. Empty means the server's current
-	// epoch; the loss of a journal then goes unnoticed.
+	// Epoch is the random name of the journal's history. Empty means the server's current epoch; a subscription
+	// then cannot detect that the server has lost its journal.
 	Epoch string
 	// Seq is the number of the last entry applied; 0 is before the first entry.
 	Seq uint64
 }
 
-// IsZero reports whether the position is none.
+// IsZero reports whether the position is the zero Position.
 func (p Position) IsZero() bool { return p == Position{} }
 
-// String returns EPOCH:SEQ, which ParsePosition and kvcast's --after accept.
+// String returns EPOCH:SEQ, the form that ParsePosition and kvcast subscribe --after accept.
 func (p Position) String() string { return p.Epoch + ":" + strconv.FormatUint(p.Seq, 10) }
 
 // ParsePosition parses EPOCH:SEQ, or :SEQ for an empty epoch.
@@ -61,7 +62,7 @@ func (p Position) Proto() *kvcastv1.Position {
 
 // Start is where a subscription starts. The zero Start is FromSnapshot.
 type Start struct {
-	mode  kvcastv1.Accepted_Mode // the mode in which the server accepts it; 0: MODE_SNAPSHOT
+	mode  kvcastv1.Accepted_Mode // 0: MODE_SNAPSHOT
 	after Position
 }
 
@@ -74,8 +75,7 @@ func FromLatest() Start { return Start{mode: kvcastv1.Accepted_MODE_LATEST} }
 // FromEarliest starts with the oldest retained entry.
 func FromEarliest() Start { return Start{mode: kvcastv1.Accepted_MODE_EARLIEST} }
 
-// After resumes after a position. After the zero Position, which a caller has stored that
-// never ran, it is FromSnapshot.
+// After resumes after a position. After(Position{}) is FromSnapshot, for callers that have not stored a position.
 func After(p Position) Start {
 	if p.IsZero() {
 		return FromSnapshot()
@@ -83,21 +83,15 @@ func After(p Position) Start {
 	return Start{mode: kvcastv1.Accepted_MODE_RESUME, after: p}
 }
 
-// AfterSeq resumes after a seq of the server's current epoch, for use by people who only know
-// the number. 0 is before the first entry.
+// AfterSeq resumes after a seq of the server's current epoch; 0 is before the first entry. Programs should use
+// After, which detects another epoch.
 func AfterSeq(seq uint64) Start {
 	return Start{mode: kvcastv1.Accepted_MODE_RESUME, after: Position{Seq: seq}}
 }
 
-// isSnapshot reports whether the start is FromSnapshot.
-func (s Start) isSnapshot() bool { return s.acceptedMode() == kvcastv1.Accepted_MODE_SNAPSHOT }
-
 // acceptedMode returns the mode in which the server accepts the start.
 func (s Start) acceptedMode() kvcastv1.Accepted_Mode {
-	if s.mode == kvcastv1.Accepted_MODE_UNSPECIFIED {
-		return kvcastv1.Accepted_MODE_SNAPSHOT
-	}
-	return s.mode
+	return cmp.Or(s.mode, kvcastv1.Accepted_MODE_SNAPSHOT)
 }
 
 // setOn sets the start of a request.

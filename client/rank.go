@@ -6,40 +6,40 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// rank is the state of a dp rank of a worker. Its table maps each block hash that is present
-// in any tier to the block's sequence hash, with the tiers and tag bits.
+// rank is the state of a dp rank of a worker. Its table maps each block hash that is held in a tier to the block's
+// sequence hash, with the tiers and tag bits.
 //
-// A block's sequence hash is computed when the block is stored, if it starts a prompt or its parent's sequence
-// hash is known; otherwise the block is an orphan until its parent has one. The block keeps it while any tier
-// holds the block, with or without the parent: it stands for all tokens up to the block's end. A store without
-// content, or with an unknown parent, does not change a known sequence hash; any other store replaces it.
+// The sequence hash is known if the block starts a prompt or its parent's sequence hash is known. Otherwise the
+// block is an orphan until its parent's sequence hash is known. A known sequence hash stays while a tier holds the
+// block, even if the parent is removed. A store without content, or with an unknown parent, does not change a known
+// sequence hash; any other store replaces it.
 type rank struct {
 	worker *worker
 	number uint32
-	holder uint32 // its number in the index
+	holder uint32 // the rank's number in the index
 	table  hashtable.Table[uint64, uint8]
 
 	orphans     []orphan
 	freeOrphan  int32            // first unused element of orphans, linked by next; -1: none
-	firstOrphan map[uint64]int32 // first orphan by the parent's hash
-	blocks      [numTiers]uint64 // distinct block hashes
-	digests     [numTiers]uint64 // XOR of splitmix64 of them
+	firstOrphan map[uint64]int32 // index of the first orphan, by the parent's block hash
+	blocks      [numTiers]uint64 // number of distinct block hashes
+	digests     [numTiers]uint64 // XOR of splitmix64 of the block hashes
 
 	incomplete bool
 	gaps       uint64
 	lastGap    *kvcastv1.Gap
 }
 
-// Tag bits of a block, above those of its tiers.
+// Tag bits of a block, above the bits of its tiers.
 const (
-	tagNoContent uint8 = 1 << 4 // the content is unknown; the value is undefined
-	tagOrphan    uint8 = 1 << 5 // the parent is unknown; the value is an index into orphans
+	tagNoContent uint8 = 1 << 4 // the content is unknown; the table's value is undefined
+	tagOrphan    uint8 = 1 << 5 // the parent's sequence hash is unknown; the table's value is an index into orphans
 )
 
 // orphan is a block whose parent's sequence hash is unknown.
 type orphan struct {
 	hash, tokens, parent uint64
-	prev, next           int32 // with the same parent; -1: none
+	prev, next           int32 // indexes of orphans with the same parent; -1: none
 }
 
 func newRank(w *worker, number, holder uint32) *rank {
@@ -89,8 +89,8 @@ func (st *state) store(r *rank, tier int, b storedBlock) {
 	r.table.Set(b.hash, uint64(r.addOrphan(b)), tag&^tagNoContent|tagOrphan)
 }
 
-// sequenceHash returns a block's sequence hash if its parent's is known.
-func (r *rank) sequenceHash(b storedBlock) (uint64, bool) {
+// sequenceHash returns a block's sequence hash; ok is false if the parent's sequence hash is unknown.
+func (r *rank) sequenceHash(b storedBlock) (_ uint64, ok bool) {
 	if !b.hasParent {
 		return b.tokens, true
 	}
@@ -101,8 +101,8 @@ func (r *rank) sequenceHash(b storedBlock) (uint64, bool) {
 	return wire.SequenceHash(parent, b.tokens), true
 }
 
-// setSequenceHash sets the sequence hash of a block with the table entry val and tag, and
-// then those of its orphaned descendants.
+// setSequenceHash sets the sequence hash of a block, whose table entry has val and tag, and of all orphans that
+// descend from the block.
 func (st *state) setSequenceHash(r *rank, hash, val uint64, tag uint8, seq uint64) {
 	type adopted struct{ hash, seq uint64 }
 	var queue []adopted
@@ -125,7 +125,7 @@ func (st *state) setSequenceHash(r *rank, hash, val uint64, tag uint8, seq uint6
 				queue = append(queue, adopted{o.hash, wire.SequenceHash(seq, o.tokens)})
 			}
 		}
-		for { // the next that is still an orphan: one may be queued twice
+		for { // take the next block that is still an orphan, since a block may be queued twice
 			if len(queue) == 0 {
 				return
 			}
@@ -138,7 +138,7 @@ func (st *state) setSequenceHash(r *rank, hash, val uint64, tag uint8, seq uint6
 	}
 }
 
-// addOrphan returns the index of a new orphan.
+// addOrphan adds an orphan and returns its index.
 func (r *rank) addOrphan(b storedBlock) int32 {
 	if r.firstOrphan == nil {
 		r.firstOrphan = make(map[uint64]int32)
@@ -200,7 +200,7 @@ func (st *state) remove(r *rank, tier int, hash uint64) {
 	r.table.Remove(hash)
 }
 
-// reset frees the memory of a rank without blocks, and keeps its gaps.
+// reset frees the memory of a rank without blocks. The gaps stay.
 func (r *rank) reset() {
 	r.table.Clear()
 	r.orphans, r.firstOrphan, r.freeOrphan, r.incomplete = nil, nil, -1, false

@@ -5,20 +5,20 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// state is what all workers hold: a table by block hash for each dp rank, and one index by
-// sequence hash over all ranks, so that matching a prompt looks up each block once.
+// state is the blocks of all workers. Each dp rank has a table by block hash. One index by sequence hash has the
+// blocks of all ranks, so that matching a prompt looks up each block once.
 type state struct {
 	workers     map[string]*worker
-	index       hashtable.Table[uint64, struct{}] // sequence hash to holders
-	sets        *sets                             // of the index's holders
-	ranks       []*rank                           // by holder; nil: none or retired
-	freeHolders []uint32                          // to be reused
-	// duplicates count the blocks of one rank and tier with equal sequence hashes, beyond the
-	// first. Engines may distinguish blocks by more than their tokens.
+	index       hashtable.Table[uint64, struct{}] // holders, by sequence hash
+	sets        *sets                             // sets of several holders in index
+	ranks       []*rank                           // by holder; nil: unused or retired
+	freeHolders []uint32                          // unused holders
+	// duplicates counts the blocks of one rank and tier with equal sequence hashes, without the first block.
+	// Engines may distinguish blocks by more than their tokens.
 	duplicates map[duplicate]int
-	// retired are removed ranks whose blocks are still in the index, where they are invisible.
+	// retired are removed ranks whose blocks are still in the index. Match ignores them.
 	retired []*retiredRank
-	stored  int // blocks since the last sweep
+	stored  int // blocks stored since the last sweep
 }
 
 // worker is the state of a worker.
@@ -36,23 +36,22 @@ type duplicate struct {
 	tier   uint8
 }
 
-// retiredRank is a removed rank, and how far its table has been swept.
+// retiredRank is a removed rank and the progress of the sweep of its table.
 type retiredRank struct {
-	rank *rank
-	// from is the hash that the next segment to sweep begins with, slot the next slot of it.
-	from  uint64
-	slot  int
-	swept bool
+	rank  *rank
+	from  uint64 // identifies the next segment to sweep, see hashtable.Table.SegmentAt
+	slot  int    // next slot of the segment
+	swept bool   // the sweep is complete
 }
 
 const (
-	// maxSingleClears is how many blocks are removed one by one when a rank is cleared. A
-	// larger rank is replaced, which costs about as much.
+	// maxSingleClears bounds the blocks that are removed one by one when a rank is cleared. A rank with more
+	// blocks is replaced, which costs as much as some 64 removes.
 	maxSingleClears = 64
-	// maxRetired is how many retired ranks there may be before an entry sweeps them while it
-	// is applied. One entry may retire any number.
+	// maxRetired bounds the retired ranks: beyond it, each event sweeps. Otherwise only entries sweep, and one
+	// entry could retire any number of ranks.
 	maxRetired = 32
-	// minSweep is the least number of slots swept at a time.
+	// minSweep is the minimum number of slots that one sweep visits.
 	minSweep = 1024
 )
 
@@ -63,7 +62,6 @@ func newState() *state {
 	}
 }
 
-// applyEntry applies an entry.
 func (st *state) applyEntry(e *kvcastv1.Entry) {
 	for _, ev := range e.GetEvents() {
 		st.applyEvent(e.GetWorker(), e.GetModel(), ev)
@@ -78,8 +76,8 @@ func (st *state) applySnapshotWorker(s *kvcastv1.SnapshotWorker) {
 	}
 }
 
-// applySnapshotBlocks applies blocks of a snapshot. Since they are in no particular order,
-// the worker keeps the block size of the snapshot.
+// applySnapshotBlocks applies blocks of a snapshot. The worker keeps the block size of its SnapshotWorker, since
+// the last block is not necessarily the newest.
 func (st *state) applySnapshotBlocks(b *kvcastv1.SnapshotBlocks) {
 	w := st.worker(b.GetWorker(), "")
 	size := w.blockSize
@@ -91,8 +89,7 @@ func (st *state) applySnapshotBlocks(b *kvcastv1.SnapshotBlocks) {
 	}
 }
 
-// applyEvent applies an event of a worker as the contract describes. It ignores events and
-// tiers that this version does not know.
+// applyEvent applies an event of a worker. It ignores events and tiers that this version does not know.
 func (st *state) applyEvent(name, model string, ev *kvcastv1.RouterEvent) {
 	if len(st.retired) > maxRetired {
 		st.sweep()
@@ -127,7 +124,7 @@ func (st *state) applyEvent(name, model string, ev *kvcastv1.RouterEvent) {
 	}
 }
 
-// tierIndex returns the index of a tier; ok is false for one that this version does not know.
+// tierIndex returns the bit of a tier in tiers; ok is false if this version does not know the tier.
 func tierIndex(t kvcastv1.Tier) (_ int, ok bool) {
 	i := int(t) - 1
 	return i, i >= 0 && i < numTiers
@@ -135,7 +132,7 @@ func tierIndex(t kvcastv1.Tier) (_ int, ok bool) {
 
 func (st *state) applyStored(r *rank, tier int, s *kvcastv1.Stored) {
 	if size := s.GetBlockSize(); size != 0 {
-		r.worker.blockSize = size // an engine may restart with another
+		r.worker.blockSize = size // an engine may restart with another block size
 	}
 	b := storedBlock{parent: s.GetParentHash(), hasParent: s.ParentHash != nil}
 	tokens := s.GetTokensHashes()
@@ -164,7 +161,7 @@ func (st *state) applyCleared(r *rank, c *kvcastv1.Cleared) {
 	}
 }
 
-// clearRank removes all blocks of a rank and returns the rank that replaces it.
+// clearRank removes all blocks of a rank, and returns the rank or its replacement.
 func (st *state) clearRank(r *rank) *rank {
 	if r.table.Len() <= maxSingleClears {
 		for tier := range numTiers {
@@ -180,7 +177,7 @@ func (st *state) clearRank(r *rank) *rank {
 	return empty
 }
 
-// worker returns a worker, and creates it if it does not exist.
+// worker returns the worker with a name, and creates it if it does not exist.
 func (st *state) worker(name, model string) *worker {
 	w := st.workers[name]
 	if w == nil {
@@ -190,7 +187,7 @@ func (st *state) worker(name, model string) *worker {
 	return w
 }
 
-// addWorker adds a worker without blocks, or replaces it by one.
+// addWorker adds a worker without blocks, or replaces the existing worker.
 func (st *state) addWorker(name string, added *kvcastv1.WorkerAdded) *worker {
 	st.removeWorker(name)
 	w := st.worker(name, added.GetModel())
@@ -198,7 +195,6 @@ func (st *state) addWorker(name string, added *kvcastv1.WorkerAdded) *worker {
 	return w
 }
 
-// removeWorker removes a worker and all its blocks.
 func (st *state) removeWorker(name string) {
 	if w := st.workers[name]; w != nil {
 		for _, r := range w.ranks {
@@ -269,14 +265,14 @@ func (st *state) removeFromIndex(seq uint64, r *rank, remove tiers) {
 	}
 }
 
-// retire hides a rank at once, however many blocks it has.
+// retire removes a rank from all matches at once. Later sweeps remove its blocks from the index.
 func (st *state) retire(r *rank) {
 	st.ranks[r.holder] = nil
 	st.retired = append(st.retired, &retiredRank{rank: r})
 }
 
-// sweep removes blocks of retired ranks from the index: more than were stored since the last
-// sweep, so that it keeps up.
+// sweep removes blocks of retired ranks from the index. It visits twice as many slots as blocks were stored since
+// the last sweep, so that retired blocks cannot accumulate.
 func (st *state) sweep() {
 	budget := minSweep + 2*st.stored
 	st.stored = 0
@@ -290,14 +286,9 @@ func (st *state) sweep() {
 	}
 }
 
-// sweep visits up to budget slots. It returns what is left of the budget, which is positive
-// exactly if all slots have been visited.
+// sweep visits up to budget slots. It returns the rest of the budget, which is positive exactly if the sweep of
+// the rank is complete.
 func (g *retiredRank) sweep(st *state, budget int) int {
-	drop := func(val uint64, tag uint8) {
-		if tag&(tagNoContent|tagOrphan) == 0 {
-			st.removeFromIndex(val, g.rank, tiers(tag)&allTiers)
-		}
-	}
 	for !g.swept {
 		s, next := g.rank.table.SegmentAt(g.from)
 		for ; g.slot < len(s.Slots); g.slot++ {
@@ -305,8 +296,8 @@ func (g *retiredRank) sweep(st *state, budget int) int {
 				return 0
 			}
 			budget--
-			if s.Slots[g.slot].Used() {
-				drop(s.Slots[g.slot].Value, s.Tags[g.slot])
+			if tag := s.Tags[g.slot]; s.Slots[g.slot].Used() && tag&(tagNoContent|tagOrphan) == 0 {
+				st.removeFromIndex(s.Slots[g.slot].Value, g.rank, tiers(tag)&allTiers)
 			}
 		}
 		g.from, g.slot, g.swept = next, 0, next == 0

@@ -214,7 +214,7 @@ func TestIdleTimeoutFollowsProgressInterval(t *testing.T) {
 				if got := time.Since(began); got != tt.want || !errors.Is(o.interruptions[0].Err, client.ErrIdle) {
 					t.Errorf("%v after %v, want ErrIdle after %v", o.interruptions, got, tt.want)
 				}
-				if warned := strings.Contains(log.String(), "replaced needlessly"); warned != (tt.set == time.Second) {
+				if warned := strings.Contains(log.String(), "the idle timeout does not exceed"); warned != (tt.set == time.Second) {
 					t.Errorf("logged:\n%s", log.String())
 				}
 			})

@@ -14,7 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// subscription is one range over updates: a sequence of streams, run by the goroutine that ranges.
+// subscription is the state of one range over updates: a sequence of streams, read by the caller's goroutine.
 type subscription struct {
 	client    *Client
 	cfg       Config
@@ -22,16 +22,16 @@ type subscription struct {
 	digests   bool
 
 	needSnapshot bool      // the next stream must start with a snapshot
-	rejected     error     // set by Resnapshot; nil: none
-	progressed   bool      // the current stream has delivered more than heartbeats
-	streamStart  time.Time // of the current stream
+	rejected     error     // set by Resnapshot until the stream has ended; nil: none
+	progressed   bool      // the current stream has delivered entries or Progress with a position
+	streamStart  time.Time // when the current stream was requested
 
-	backoff         backoff // between streams
-	snapshotBackoff backoff // between streams after violations
+	backoff         backoff // before all streams
+	snapshotBackoff backoff // before streams that follow a violation
 }
 
-// errStopped means that the caller has left the range.
-var errStopped = errors.New("the caller left the range")
+// errStopped means that the caller has broken the loop.
+var errStopped = errors.New("the caller has broken the loop")
 
 func newSubscription(c *Client, cfg Config) (*subscription, error) {
 	cfg, err := cfg.withDefaults()
@@ -73,13 +73,14 @@ func (s *subscription) run(ctx context.Context, deliver func(Update) bool) error
 	return nil
 }
 
-// isDone reports whether a context has ended. The server also knows its deadline and may report it first.
+// isDone reports whether a context has ended or its deadline has passed. The server receives the deadline and may
+// report it before the context ends.
 func isDone(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// stream delivers one stream and returns why it ended.
+// stream delivers the messages of one stream and returns the error that ended it.
 func (s *subscription) stream(ctx context.Context, deliver func(Update) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -100,7 +101,7 @@ func (s *subscription) stream(ctx context.Context, deliver func(Update) bool) er
 		if m, err = stream.Recv(); err != nil {
 			break
 		}
-		idle.Stop() // the caller may take any time
+		idle.Stop() // the time in which the caller processes the message does not count
 		if err := s.deliver(m, deliver); err != nil {
 			return err
 		}
@@ -118,7 +119,7 @@ func (s *subscription) stream(ctx context.Context, deliver func(Update) bool) er
 	return newError(err)
 }
 
-// idleTimeout returns the timeout for a stream; a is nil until it is accepted.
+// idleTimeout returns the idle timeout of a stream; a is nil until the stream is accepted.
 func (s *subscription) idleTimeout(a *kvcastv1.Accepted) time.Duration {
 	interval := time.Duration(min(a.GetProgressIntervalNano(), math.MaxInt64/IdleIntervals))
 	switch t := s.cfg.IdleTimeout; {
@@ -126,7 +127,7 @@ func (s *subscription) idleTimeout(a *kvcastv1.Accepted) time.Duration {
 		return math.MaxInt64
 	case t > 0:
 		if t <= interval {
-			s.cfg.Logger.Warn("IdleTimeout does not exceed the server's progress interval, so idle streams will be replaced needlessly",
+			s.cfg.Logger.Warn("the idle timeout does not exceed the server's progress interval, so idle streams will be replaced; raise IdleTimeout",
 				"idle_timeout", t, "progress_interval", interval)
 		}
 		return t
@@ -172,67 +173,57 @@ func (s *subscription) deliver(m *kvcastv1.SubscribeResponse, deliver func(Updat
 	if !deliver(Update{Message: m, Position: s.validator.position(), subscription: s}) {
 		return errStopped
 	}
-	if err := s.rejected; err != nil {
-		s.rejected = nil
-		return &rejection{err}
-	}
-	return nil
+	return s.rejected
 }
 
-// rejection is the cause that was passed to Resnapshot.
-type rejection struct{ cause error }
-
-func (r *rejection) Error() string { return r.cause.Error() }
-func (r *rejection) Unwrap() error { return r.cause }
-
-// interruption decides how to continue after a stream ended with an error. The error that it
-// returns ends the subscription.
+// interruption decides how to continue after a stream has ended with an error. If it returns an error, the
+// subscription ends.
 func (s *subscription) interruption(err error) (*Interruption, error) {
 	i := &Interruption{Err: err}
-	var (
-		answer     *Error
-		violation  *ViolationError
-		rejected   *rejection
-		retryAfter time.Duration
-	)
 	if s.progressed {
 		s.backoff.failures = 0
 		if time.Since(s.streamStart) > s.cfg.BackoffMax {
 			s.snapshotBackoff.failures = 0
 		}
 	}
+	var (
+		answer     *Error
+		violation  *ViolationError
+		retryAfter time.Duration
+	)
 	switch {
-	case errors.As(err, &answer):
-		switch {
-		case s.client.connClosed():
-			return nil, ErrConnClosed
-		case answer.positionLost() && s.cfg.GapPolicy == GapSnapshot:
-			s.needSnapshot = true
-		case answer.Code == codes.Unimplemented && s.digests:
-			// The server may not support digests: continue without them, at once.
-			s.digests, i.Failures, i.Snapshot = false, s.backoff.failures, s.nextStart().isSnapshot()
-			return i, nil
-		case answer.permanent():
-			return nil, answer
-		}
-		retryAfter = answer.RetryAfter
-	case errors.As(err, &violation), errors.As(err, &rejected):
-		if rejected != nil {
-			i.Err = rejected.cause
-		}
+	case s.rejected != nil, errors.As(err, &violation):
+		s.rejected = nil
 		if s.cfg.GapPolicy == GapFail {
-			return nil, i.Err
+			return nil, err
 		}
 		s.needSnapshot = true
-		// Snapshots are expensive, so the first message does not reset this backoff.
+		// Snapshots are expensive, so only a stream longer than BackoffMax resets this backoff.
 		i.Wait = s.snapshotBackoff.next(0)
 	case errors.Is(err, ErrIdle), errors.Is(err, ErrEnded):
+	case !errors.As(err, &answer):
+		return nil, err // an error of grpc.NewClient
+	case s.client.connClosed():
+		return nil, ErrConnClosed
+	case answer.positionLost() && s.cfg.GapPolicy == GapSnapshot:
+		s.needSnapshot = true
+	case answer.Code == codes.Unimplemented && s.digests:
+		// The server may not support digests: request a stream without digests at once.
+		s.digests, i.Failures, i.Snapshot = false, s.backoff.failures, s.startsWithSnapshot()
+		return i, nil
+	case answer.permanent():
+		return nil, answer
 	default:
-		return nil, err // of grpc.NewClient, which accepted the same options in New
+		retryAfter = answer.RetryAfter
 	}
 	i.Wait = max(i.Wait, s.backoff.next(retryAfter))
-	i.Failures, i.Snapshot = s.backoff.failures, s.nextStart().isSnapshot()
+	i.Failures, i.Snapshot = s.backoff.failures, s.startsWithSnapshot()
 	return i, nil
+}
+
+// startsWithSnapshot reports whether the next stream starts with a snapshot.
+func (s *subscription) startsWithSnapshot() bool {
+	return s.nextStart().acceptedMode() == kvcastv1.Accepted_MODE_SNAPSHOT
 }
 
 // backoff is an exponential backoff with jitter.
@@ -241,8 +232,8 @@ type backoff struct {
 	failures int
 }
 
-// next returns the wait after another failure. If the server requests a longer delay, the
-// wait is that delay, and up to a quarter more, since it requests the same of many clients.
+// next counts a failure and returns the wait after it. If the server requests a longer delay, the wait is the
+// requested delay plus up to a quarter at random, since the server requests the same delay from many clients.
 func (b *backoff) next(requested time.Duration) time.Duration {
 	wait := b.min
 	for range b.failures {

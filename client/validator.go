@@ -6,50 +6,50 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// delivered is how much of the state has been delivered.
+// delivered is the part of the state that has been delivered.
 type delivered uint8
 
 const (
 	deliveredNothing delivered = iota // no stream has been accepted
-	deliveredPart                     // a snapshot has begun and not ended
-	deliveredAll                      // everything up to a position
+	deliveredPart                     // a part of a snapshot
+	deliveredAll                      // the state at a position
 )
 
-// streamPhase is which messages are valid next in the current stream.
+// streamPhase is the phase of a stream. It determines which messages are valid next.
 type streamPhase uint8
 
 const (
-	phaseStart            streamPhase = iota // Accepted
-	phaseAwaitingSnapshot                    // SnapshotBegin, and heartbeats before it
-	phaseSnapshot                            // parts of a snapshot, and heartbeats
-	phaseFollowing                           // entries and Progress
+	phaseStart            streamPhase = iota // valid: Accepted
+	phaseAwaitingSnapshot                    // valid: heartbeats and SnapshotBegin
+	phaseSnapshot                            // valid: parts of a snapshot and heartbeats
+	phaseFollowing                           // valid: entries, Progress and SnapshotBegin
 )
 
-// validator checks that each message continues what was delivered before, over all streams of a subscription:
+// validator checks that no message is missing, duplicate or out of order, over all streams of a subscription:
 //
 //   - prev_seq is the seq of the previous position. Seqs of entries are contiguous; with a filter they grow.
-//   - event_ids of a worker are contiguous, unless a filter by tier leaves events out.
-//   - After a snapshot, or from the first entry on, workers have events only after they were added.
-//   - A position is that of the last entry before it, and its epoch does not change.
-//   - Accepted, SnapshotBegin and SnapshotEnd share their message with a position only.
+//   - The event_ids of a worker are contiguous; with a filter by tier they grow.
+//   - After a snapshot or the first entry, a worker has no event before its worker_added.
+//   - A position has the seq of the last entry before it and the epoch of the stream.
+//   - Accepted, SnapshotBegin and SnapshotEnd are in a message of their own, with a position at most.
 //
-// While a snapshot is announced or in progress, Progress without a position is a heartbeat.
+// Before and within a snapshot, Progress without a position is a heartbeat.
 //
-// The event_ids of a removed worker say nothing about those after it is added again, since
-// the server remembers a bounded number of workers. The seqs show that no entry is missing.
+// The event_ids of a worker that is removed and added again are not compared, since the server remembers the
+// event_ids of a bounded number of removed workers. The seqs still show that no entry is missing.
 type validator struct {
 	filtered      bool // seqs may have holes
 	tierFiltered  bool // event_ids may have holes
-	failOnGap     bool // no snapshot may replace entries
+	failOnGap     bool // GapFail: a snapshot must not replace entries
 	delivered     delivered
 	epoch         string
-	seq           uint64            // of the last position
-	snapshotSeq   uint64            // of the last entry of a snapshot
+	seq           uint64            // seq of the last position
+	snapshotSeq   uint64            // seq of the last entry in a snapshot
 	workersKnown  bool              // all existing workers were delivered
-	lastEventIDs  map[string]uint64 // by worker
+	lastEventIDs  map[string]uint64 // last event_id, by worker
 	phase         streamPhase
-	start         Start  // of the current stream
-	acceptedEpoch string // of the current stream
+	start         Start  // requested for the current stream
+	acceptedEpoch string // epoch of the current stream's Accepted
 }
 
 func newValidator(f *kvcastv1.Filter, p GapPolicy) *validator {
@@ -61,7 +61,7 @@ func newValidator(f *kvcastv1.Filter, p GapPolicy) *validator {
 	}
 }
 
-// position returns where to resume; zero if the delivered state is incomplete.
+// position returns the position from which to resume; zero if the delivered state is incomplete.
 func (v *validator) position() Position {
 	if v.delivered != deliveredAll {
 		return Position{}
@@ -69,10 +69,10 @@ func (v *validator) position() Position {
 	return Position{Epoch: v.epoch, Seq: v.seq}
 }
 
-// startStream prepares for the first message of another stream.
+// startStream makes an Accepted the only valid next message.
 func (v *validator) startStream(s Start) { v.phase, v.start, v.acceptedEpoch = phaseStart, s, "" }
 
-// validate accepts the next message of the stream, or returns a *ViolationError.
+// validate checks the next message of the stream. The error is a *ViolationError.
 func (v *validator) validate(m *kvcastv1.SubscribeResponse) error {
 	at := v.position()
 	if violation := v.message(m); violation != "" {
@@ -81,7 +81,7 @@ func (v *validator) validate(m *kvcastv1.SubscribeResponse) error {
 	return nil
 }
 
-// message accepts a message, or describes its violation. The other methods that return a string do the same.
+// message checks a message and returns a description of its violation, as the methods below do; empty: none.
 func (v *validator) message(m *kvcastv1.SubscribeResponse) string {
 	switch {
 	case v.phase != phaseStart && isUnknownKind(m):
@@ -99,9 +99,9 @@ func (v *validator) message(m *kvcastv1.SubscribeResponse) string {
 	case v.phase != phaseFollowing && isHeartbeat(m):
 		return ""
 	case v.phase == phaseAwaitingSnapshot:
-		return "another message in place of the announced snapshot"
+		return "another message instead of the announced snapshot"
 	case m.GetProgress() != nil && v.phase == phaseSnapshot:
-		return "Progress within a snapshot that is no heartbeat"
+		return "Progress within a snapshot that is not a heartbeat"
 	case v.phase == phaseSnapshot:
 		return v.snapshotPart(m)
 	case m.GetSnapshotEnd() != nil, m.GetSnapshotWorker() != nil, len(m.GetSnapshotBlocks()) > 0:
@@ -110,25 +110,21 @@ func (v *validator) message(m *kvcastv1.SubscribeResponse) string {
 	return v.follow(m)
 }
 
-// isMixed reports whether an Accepted, SnapshotBegin or SnapshotEnd shares its message with
-// anything but a position. Each changes the meaning of the rest.
+// isMixed reports whether a message has an Accepted, SnapshotBegin or SnapshotEnd, and another field except for the
+// position.
 func isMixed(m *kvcastv1.SubscribeResponse) bool {
-	marks := 0
-	for _, has := range [...]bool{m.GetAccepted() != nil, m.GetSnapshotBegin() != nil, m.GetSnapshotEnd() != nil} {
-		if has {
-			marks++
-		}
-	}
-	return marks > 1 || marks == 1 && (hasContents(m) || m.GetProgress() != nil)
+	accepted, begin, end := m.GetAccepted() != nil, m.GetSnapshotBegin() != nil, m.GetSnapshotEnd() != nil
+	others := hasContents(m) || m.GetProgress() != nil
+	return accepted && (begin || end || others) || begin && (end || others) || end && others
 }
 
-// hasContents reports whether a message has entries or contents of a snapshot.
+// hasContents reports whether a message has entries, or a worker or blocks of a snapshot.
 func hasContents(m *kvcastv1.SubscribeResponse) bool {
 	return len(m.GetEntries()) > 0 || m.GetSnapshotWorker() != nil || len(m.GetSnapshotBlocks()) > 0
 }
 
-// isUnknownKind reports whether a message is of a kind that only later versions of the
-// contract have. It can be ignored since it has no position.
+// isUnknownKind reports whether a message has only fields of later versions of the contract. The message can be
+// ignored since it has no position.
 func isUnknownKind(m *kvcastv1.SubscribeResponse) bool {
 	return len(m.ProtoReflect().GetUnknown()) > 0 && m.GetPosition() == nil && m.GetPrevSeq() == 0 &&
 		m.GetAccepted() == nil && m.GetProgress() == nil && m.GetSnapshotBegin() == nil && m.GetSnapshotEnd() == nil && !hasContents(m)
@@ -171,7 +167,7 @@ func (v *validator) beginSnapshot(b *kvcastv1.SnapshotBegin) string {
 	case b.GetEpoch() != v.acceptedEpoch:
 		return fmt.Sprintf("a snapshot of epoch %q in a stream of epoch %q", b.GetEpoch(), v.acceptedEpoch)
 	case v.phase == phaseFollowing && v.failOnGap:
-		return "a snapshot where the stream had to continue or fail"
+		return "a snapshot in a stream that must continue or fail"
 	}
 	v.phase, v.delivered, v.epoch = phaseSnapshot, deliveredPart, v.acceptedEpoch
 	v.seq, v.snapshotSeq, v.workersKnown = 0, 0, false
@@ -209,7 +205,7 @@ func (v *validator) snapshotPart(m *kvcastv1.SubscribeResponse) string {
 	return ""
 }
 
-// follow accepts entries and Progress.
+// follow checks entries and Progress.
 func (v *validator) follow(m *kvcastv1.SubscribeResponse) string {
 	at := m.GetPosition()
 	switch {
@@ -235,7 +231,7 @@ func (v *validator) follow(m *kvcastv1.SubscribeResponse) string {
 	return ""
 }
 
-// events accepts the event_ids of an entry.
+// events checks the event_ids of an entry.
 func (v *validator) events(e *kvcastv1.Entry) string {
 	name := e.GetWorker()
 	last, known := v.lastEventIDs[name]
@@ -247,7 +243,7 @@ func (v *validator) events(e *kvcastv1.Entry) string {
 		case known && id <= last:
 			return fmt.Sprintf("event %d of worker %q in entry %d after event %d", id, name, e.GetSeq(), last)
 		case known && id != last+1 && !v.tierFiltered && !added:
-			return fmt.Sprintf("event %d of worker %q in entry %d in place of event %d", id, name, e.GetSeq(), last+1)
+			return fmt.Sprintf("event %d of worker %q in entry %d instead of event %d", id, name, e.GetSeq(), last+1)
 		}
 		last, known = ev.GetEventId(), ev.GetWorkerRemoved() == nil
 	}

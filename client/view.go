@@ -11,38 +11,38 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// View is what all workers hold according to one subscription. One goroutine applies the
-// updates; any number may query it at the same time. They see each entry entirely or not at
-// all, and wait for one entry at most, not for a response or a snapshot.
+// View is the state of all workers according to one subscription. One goroutine applies the updates. Any number of
+// goroutines may query the View concurrently: a query sees all events of an entry or none, and waits while one entry
+// is applied, but not for a whole message or snapshot.
 //
-// A block of one worker takes at most 80 bytes, or 125 while one of its ancestors is unknown.
-// Blocks that several workers hold take less.
+// A block of one worker takes at most 80 bytes, or 125 bytes while an ancestor of the block is unknown. Blocks that
+// several workers hold take less per worker.
 //
-// While a snapshot replaces the state, as after the loss of the journal, queries are answered from the old
-// state, and both use memory. Before the first snapshot is complete, the View is empty and Ready is false.
+// While a snapshot is received, queries use the previous state, and both states take memory. Until the first
+// snapshot is complete, the View is empty and ViewStatus.Ready is false.
 type View struct {
 	mu       sync.RWMutex
 	state    *state                // guarded by mu
 	status   ViewStatus            // guarded by mu
 	watchers map[*watcher]struct{} // guarded by mu
 
-	// Used by the applying goroutine alone.
-	pending  *state // the snapshot that is being received; nil: none
-	complete bool   // the state is everything that the filter selects, so digests must match
+	// Used only by the goroutine that applies updates.
+	pending  *state // the state of the snapshot that is being received; nil: none
+	complete bool   // the state has all blocks that the filter selects, so digests must match
 }
 
 // ViewStatus is the status of a View.
 type ViewStatus struct {
-	// Ready reports whether a snapshot has been applied, or the subscription started without one.
+	// Ready reports whether a snapshot has been applied, or the subscription has started without a snapshot.
 	Ready bool
-	// Live reports whether there is a stream. Without one the View becomes stale.
+	// Live reports whether there is a stream. Without a stream, the View becomes outdated.
 	Live bool
 	// Position is the last position applied.
 	Position Position
 	// Snapshots is the number of snapshots applied.
 	Snapshots uint64
-	// Compared is the number of comparisons with the server's digests, one per worker, rank
-	// and tier. Differed is how many of them differed, which led to a snapshot.
+	// Compared is the number of comparisons with the server's digests, one per worker, rank and tier. Differed is
+	// the number of comparisons with a difference, after which a snapshot was requested.
 	Compared, Differed uint64
 }
 
@@ -51,8 +51,8 @@ func NewView() *View {
 	return &View{state: newState(), watchers: make(map[*watcher]struct{})}
 }
 
-// Follow applies all updates of a subscription. It returns the error that ends them; nil if
-// their context ends them. It usually runs in its own goroutine:
+// Follow applies all updates of a subscription. It returns the error that ended the subscription; nil if the
+// subscription's context has ended. It usually runs in its own goroutine:
 //
 //	err := view.Follow(c.Subscribe(ctx, client.Config{Digests: true}))
 func (v *View) Follow(updates iter.Seq2[Update, error]) error {
@@ -65,17 +65,17 @@ func (v *View) Follow(updates iter.Seq2[Update, error]) error {
 	return nil
 }
 
-// Apply applies the next update of a subscription. A View must receive all updates of one
-// subscription, which should start with a snapshot. Apply must not be called concurrently.
+// Apply applies the next update of a subscription. The caller must apply all updates of one subscription, which
+// should start with a snapshot. Apply must not be called concurrently.
 //
-// If the server sends digests (Config.Digests), Apply compares them with the state, provided that the
-// subscription started with a snapshot or with the first entry. A difference means that an event was lost: the
-// subscription starts again with a snapshot, and the next Interruption has a *DigestError.
+// Apply compares the state with the server's digests if the update has digests (Config.Digests) and the
+// subscription has started with a snapshot or with entry 1. A difference means that an event was lost:
+// the subscription requests a snapshot, and the next update has an Interruption with a *DigestError.
 func (v *View) Apply(u Update) {
 	m := u.Message
 	switch {
 	case m == nil:
-		v.pending = nil // its end will not come
+		v.pending = nil // the next stream starts another snapshot
 		v.update(func() { v.status.Live = false })
 		return
 	case m.GetAccepted() != nil:
@@ -99,8 +99,7 @@ func (v *View) Apply(u Update) {
 	}
 }
 
-// applyContents applies a message to the pending snapshot, which no query sees, or to the
-// state, one entry at a time.
+// applyContents applies a message to the pending state, which queries do not see, or entry by entry to the state.
 func (v *View) applyContents(m *kvcastv1.SubscribeResponse) {
 	if v.pending != nil {
 		if w := m.GetSnapshotWorker(); w != nil {
@@ -124,7 +123,7 @@ func (v *View) applyContents(m *kvcastv1.SubscribeResponse) {
 	}
 }
 
-// applySnapshot replaces the state by the pending snapshot.
+// applySnapshot replaces the state with the pending state.
 func (v *View) applySnapshot(u Update) {
 	v.update(func() {
 		for _, st := range []*state{v.state, v.pending} {
@@ -141,7 +140,7 @@ func (v *View) applySnapshot(u Update) {
 	})
 }
 
-// update changes what queries see, and notifies watchers.
+// update calls f while no query runs, and notifies watchers.
 func (v *View) update(f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -168,34 +167,34 @@ func (v *View) WaitReady(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Worker is what a View knows of a worker.
+// Worker is the state of a worker in a View.
 type Worker struct {
 	Name  string
 	Model string
-	// BlockSize is in tokens; 0: unknown.
+	// BlockSize is the number of tokens per block; 0: unknown.
 	BlockSize uint32
-	// Added has the worker's endpoint, labels and more. It is nil if the subscription started
-	// after the worker was added, and must not be modified.
+	// Added has the worker's endpoint, labels and other properties. It is nil if the subscription started after
+	// the worker was added. It must not be modified.
 	Added *kvcastv1.WorkerAdded
-	// Ranks are the dp ranks with events, ascending.
+	// Ranks are the dp ranks that have had events, ascending.
 	Ranks []Rank
 }
 
-// Rank is what a View knows of a dp rank.
+// Rank is the state of a dp rank in a View.
 type Rank struct {
 	Rank uint32
-	// Blocks are the digests of the held blocks, by kvcastv1.Tier.
+	// Blocks are the digests of the blocks, by kvcastv1.Tier.
 	Blocks [numTiers + 1]BlocksDigest
-	// Incomplete reports whether the engine's blocks may differ: events were lost, or the
-	// engine was already running when it was first read.
+	// Incomplete reports whether the engine's blocks may differ, because events were lost, or because the engine
+	// was already running when kvcast first read it.
 	Incomplete bool
-	// Gaps is the number of gaps since the worker was added or since the last snapshot.
-	// LastGap is the last of them; nil: none. It must not be modified.
+	// Gaps is the number of Gap events since the worker was added or since the last snapshot. LastGap is the last
+	// of these events; nil: none. It must not be modified.
 	Gaps    uint64
 	LastGap *kvcastv1.Gap
 }
 
-// Workers returns all workers, by name.
+// Workers returns all workers, ordered by name.
 func (v *View) Workers() []Worker {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -230,7 +229,7 @@ func (w *worker) export() Worker {
 	return out
 }
 
-// Holds returns the tiers in which a dp rank of a worker holds a block, given by the engine's block hash.
+// Holds returns the tiers in which a dp rank of a worker holds the block with the engine's block hash.
 func (v *View) Holds(worker string, rank uint32, blockHash uint64) []kvcastv1.Tier {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -252,18 +251,18 @@ func (v *View) Holds(worker string, rank uint32, blockHash uint64) []kvcastv1.Ti
 type BlocksDigest struct {
 	// Blocks is the number of hashes.
 	Blocks uint64
-	// XOR is the XOR of splitmix64 of each hash.
+	// XOR is the XOR of splitmix64 of all hashes, as WorkerDigest.digest of the contract describes.
 	XOR uint64
 }
 
-// DigestError reports that a View differs from the server's digest.
+// DigestError reports that the blocks of a View differ from a digest of the server.
 type DigestError struct {
 	Worker string
 	Rank   uint32
 	Tier   kvcastv1.Tier
-	// Seq is the entry after which they were compared.
+	// Seq is the position at which the digests were compared.
 	Seq uint64
-	// Got is the digest of the View, Want that of the server.
+	// Got is the digest of the View, and Want the digest of the server.
 	Got, Want BlocksDigest
 }
 
@@ -281,53 +280,43 @@ func (w *worker) digest(rank uint32, tier int) BlocksDigest {
 	return BlocksDigest{r.blocks[tier], r.digests[tier]}
 }
 
-// compareDigests compares the state with the server's digests of the update's position, and
-// requests a snapshot if they differ. If the message has any digest of a worker, it has all.
+// compareDigests compares the state with the server's digests at the update's position, and requests a snapshot if
+// they differ. If the message has a digest of a worker, the worker's ranks and tiers without a digest must be empty.
 func (v *View) compareDigests(u Update) {
-	type rankTier struct {
-		rank uint32
-		tier int
+	type place struct {
+		worker string
+		rank   uint32
+		tier   int
 	}
-	digests := make(map[string]map[rankTier]BlocksDigest)
+	want := make(map[place]BlocksDigest)
+	names := make(map[string]struct{})
 	for _, d := range u.Message.GetProgress().GetWorkers() {
-		tier, ok := tierIndex(d.GetTier())
-		if !ok {
-			continue
+		if tier, ok := tierIndex(d.GetTier()); ok {
+			want[place{d.GetWorker(), d.GetDpRank(), tier}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
+			names[d.GetWorker()] = struct{}{}
 		}
-		if digests[d.GetWorker()] == nil {
-			digests[d.GetWorker()] = make(map[rankTier]BlocksDigest)
-		}
-		digests[d.GetWorker()][rankTier{d.GetDpRank(), tier}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
 	}
-	if len(digests) == 0 {
-		return
-	}
-	var compared, differed uint64
-	var difference *DigestError
-	for name, sets := range digests {
-		w := v.state.workers[name]
-		if w != nil {
+	for name := range names {
+		if w := v.state.workers[name]; w != nil {
 			for rank := range w.ranks {
 				for tier := range numTiers {
-					if at := (rankTier{rank, tier}); sets[at] == (BlocksDigest{}) {
-						sets[at] = BlocksDigest{} // without a digest it must be empty
-					}
+					at := place{name, rank, tier}
+					want[at] = want[at] // empty without a digest
 				}
 			}
 		}
-		for at, want := range sets {
-			compared++
-			if got := w.digest(at.rank, at.tier); got != want {
-				differed++
-				difference = &DigestError{name, at.rank, kvcastv1.Tier(at.tier + 1), u.Position.Seq, got, want}
-			}
+	}
+	var differed uint64
+	for at, want := range want {
+		if got := v.state.workers[at.worker].digest(at.rank, at.tier); got != want {
+			differed++
+			u.Resnapshot(&DigestError{at.worker, at.rank, kvcastv1.Tier(at.tier + 1), u.Position.Seq, got, want})
 		}
 	}
-	v.update(func() {
-		v.status.Compared += compared
-		v.status.Differed += differed
-	})
-	if difference != nil {
-		u.Resnapshot(difference)
+	if len(want) > 0 {
+		v.update(func() {
+			v.status.Compared += uint64(len(want))
+			v.status.Differed += differed
+		})
 	}
 }
