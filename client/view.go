@@ -300,8 +300,9 @@ func (v *View) compareDigests(u Update) {
 		if w := v.state.workers[name]; w != nil {
 			for rank := range w.ranks {
 				for tier := range numTiers {
-					at := place{name, rank, tier}
-					want[at] = want[at] // empty without a digest
+					if at := (place{name, rank, tier}); want[at] == (BlocksDigest{}) {
+						want[at] = BlocksDigest{} // no digest: the tier must be empty
+					}
 				}
 			}
 		}

@@ -39,22 +39,22 @@ func TestParseTokens(t *testing.T) {
 		text string
 		want string // the error; empty: none
 	}{
-		{"both roles, comments, blank lines, another system's line ends", "# the gateway\r\n\r\nrouter " + good + "\r\n  \t\n  operator\t" + good + "x", ""},
+		{"both roles, comments, blank lines, CRLF", "# the gateway\r\n\r\nrouter " + good + "\r\n  \t\n  operator\t" + good + "x", ""},
 		{"any visible character", "router !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", ""},
-		{"nothing", "# a comment\n", "f: no token found: want at least one line ROLE TOKEN with the role router or operator"},
-		{"a token alone", "\n" + good, "f:2: the line is not allowed: want two words, ROLE TOKEN"},
-		{"a comment behind", "router " + good + " # mine", "f:1: the line is not allowed: want two words, ROLE TOKEN"},
-		{"the token first", good + " router", "f:1: the role is not allowed: want router or operator, then the token"},
-		{"another role", "router " + good + "\nadmin " + good + "x", "f:2: the role is not allowed: want router or operator, then the token"},
+		{"no token", "# a comment\n", "f: no token found: want at least one line ROLE TOKEN with the role router or operator"},
+		{"no role", "\n" + good, "f:2: the line is not allowed: want two words, ROLE TOKEN"},
+		{"a comment after the token", "router " + good + " # mine", "f:1: the line is not allowed: want two words, ROLE TOKEN"},
+		{"token before role", good + " router", "f:1: the role is not allowed: want router or operator, then the token"},
+		{"unknown role", "router " + good + "\nadmin " + good + "x", "f:2: the role is not allowed: want router or operator, then the token"},
 		{"a short token", "router " + good[1:], "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
 		{"a long token", "router " + strings.Repeat("a", 1025), "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
-		{"what no header carries", "router " + good + "é", "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
-		{"one of each role", "router " + good + "\n\noperator " + good, "f:3: the token is a duplicate of the one in line 1"},
+		{"a token with a non-ASCII character", "router " + good + "é", "f:1: the token is not allowed: want 16 to 1024 visible ASCII characters"},
+		{"a token with both roles", "router " + good + "\n\noperator " + good, "f:3: the token is a duplicate of the one in line 1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := server.ParseTokens("f", []byte(tt.text))
 			if (err == nil) != (got != nil) {
-				t.Fatalf("got %v and %v, want one of them", got, err)
+				t.Fatalf("got tokens %v and error %v, want exactly one", got, err)
 			}
 			if err == nil && tt.want != "" || err != nil && err.Error() != tt.want {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
@@ -84,7 +84,7 @@ func (b *syncBuffer) String() string {
 	return b.buf.String()
 }
 
-// TestRolesPermitTheirCalls covers permitted calls. TestErrorContract covers denied ones.
+// TestRolesPermitTheirCalls makes calls that are permitted. TestErrorContract makes calls that are denied.
 func TestRolesPermitTheirCalls(t *testing.T) {
 	var log syncBuffer
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -97,7 +97,7 @@ func TestRolesPermitTheirCalls(t *testing.T) {
 			t.Errorf("GetStatus: %v", err)
 		}
 	}
-	// The call is permitted and returns an error of its own.
+	// The call is permitted, and fails since the server registers no workers.
 	_, err := kvcastv1.NewWorkerServiceClient(h.as("Bearer "+operatorsToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
 	wantStatus(t, err, codes.Unimplemented, "UNIMPLEMENTED")
 	_, err = kvcastv1.NewWorkerServiceClient(h.as("Bearer "+routersToken)).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{})
@@ -118,7 +118,7 @@ func TestRolesPermitTheirCalls(t *testing.T) {
 	}
 }
 
-// TestRefusedCallsAreLogLimited repeats a call without a token.
+// TestRefusedCallsAreLogLimited repeats a call without a token 200 times.
 func TestRefusedCallsAreLogLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // time does not pass
 		var log syncBuffer
@@ -133,7 +133,7 @@ func TestRefusedCallsAreLogLimited(t *testing.T) {
 	})
 }
 
-// TestProbesNeedNoToken makes the calls that load balancers and grpcurl start with.
+// TestProbesNeedNoToken makes the calls of load balancers and grpcurl.
 func TestProbesNeedNoToken(t *testing.T) {
 	h := overTCP(t, server.Config{Tokens: tokens(t)}, journal.Config{})
 	if _, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
@@ -151,8 +151,8 @@ func TestProbesNeedNoToken(t *testing.T) {
 	}
 }
 
-// TestRefusedSubscriberUsesNoSlot uses the only slot: a refused subscriber must get its own
-// error, not TOO_MANY_SUBSCRIBERS.
+// TestRefusedSubscriberUsesNoSlot subscribes without a token while the only slot is in use. The error must be
+// UNAUTHENTICATED, not TOO_MANY_SUBSCRIBERS.
 func TestRefusedSubscriberUsesNoSlot(t *testing.T) {
 	h := overTCP(t, server.Config{Tokens: tokens(t), MaxSubscribers: 1}, journal.Config{})
 	stranger := h.client
@@ -163,6 +163,6 @@ func TestRefusedSubscriberUsesNoSlot(t *testing.T) {
 	stream, err := stranger.Subscribe(t.Context(), latest())
 	wantStatus(t, firstError(t, err, stream.Recv), codes.Unauthenticated, "UNAUTHENTICATED")
 	if got := h.subscribers(t); got != 1 {
-		t.Errorf("subscribers: got %d, want the one that was let in", got)
+		t.Errorf("subscribers: got %d, want the one with a token", got)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// from returns the local address of a stream's connection, which differs between connections.
+// from returns the client's address of a stream's connection, which identifies the connection.
 func (s *subscription) from(t testing.TB) string {
 	t.Helper()
 	p, ok := peer.FromContext(s.stream.Context())
@@ -30,8 +30,8 @@ func (s *subscription) from(t testing.TB) string {
 	return p.LocalAddr.String()
 }
 
-// TestSubscribersResumeAfterConnectionAge appends entries without a pause, and rarely, while
-// one connection after the other reaches its age.
+// TestSubscribersResumeAfterConnectionAge appends entries, with and without pauses, while several connections in
+// sequence reach their maximum age.
 func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -43,8 +43,8 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			h := overTCP(t, server.Config{
-				// A quarter of the grace is the tolerance between a timer of gRPC and one of
-				// the stream on a slow machine.
+				// On a slow machine, the timers of gRPC and of the stream may differ by up to a quarter of the
+				// grace time.
 				MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 4 * time.Second,
 			}, journal.Config{MaxBytes: 1 << 30})
 			h.addWorker()
@@ -62,7 +62,7 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 					}
 				}
 			}()
-			c := checker.New(checker.Options{}) // of all streams
+			c := checker.New(checker.Options{}) // checks all streams in sequence
 			req := earliest()
 			connections := make(map[string]bool)
 			follow := func() {
@@ -72,13 +72,13 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 					t.Fatal(err)
 				}
 				if at := s.from(t); connections[at] {
-					t.Errorf("the stream came over %s, where another has ended", at)
+					t.Errorf("the stream uses the connection from %s, on which an earlier stream has ended", at)
 				} else {
 					connections[at] = true
 				}
 				wantStatus(t, s.end(), codes.Unavailable, "MAX_CONNECTION_AGE")
 				if took := time.Since(began); took < 100*time.Millisecond {
-					t.Errorf("the stream ended after %v, when its connection was not old", took)
+					t.Errorf("the stream ended after %v, before its connection had the maximum age", took)
 				}
 				req = after(c.Position())
 			}
@@ -97,13 +97,12 @@ func TestSubscribersResumeAfterConnectionAge(t *testing.T) {
 	}
 }
 
-// TestReplayContinuesDuringGrace reads a replay on after the subscriber of the same connection
-// has been ended.
+// TestReplayContinuesDuringGrace reads a replay after the subscriber on the same connection has been ended.
 func TestReplayContinuesDuringGrace(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{MaxConnectionAge: 100 * time.Millisecond, MaxConnectionAgeGrace: 10 * time.Second}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
-	h.load(128) // 8 MiB, which take a moment
+	h.load(128) // 8 MiB
 	stream, err := h.client.Replay(t.Context(), &kvcastv1.ReplayRequest{})
 	if err := firstError(t, err, stream.Recv); err != nil {
 		t.Fatal(err)
@@ -141,7 +140,7 @@ func (c *watchedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestGraceEndsReplay leaves a replay unread until its connection is closed.
+// TestGraceEndsReplay does not read a replay until its connection is closed.
 func TestGraceEndsReplay(t *testing.T) {
 	h := overTCP(t, server.Config{MaxConnectionAge: 50 * time.Millisecond, MaxConnectionAgeGrace: 100 * time.Millisecond}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
@@ -164,6 +163,6 @@ func TestGraceEndsReplay(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	if errors.Is(err, io.EOF) {
-		t.Error("the replay came to its end, so that this tested nothing")
+		t.Error("the replay was complete, so the test had no effect")
 	}
 }

@@ -29,8 +29,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// connect opens a silent connection from a local address. It returns the settings that the
-// server sends; none if it refuses the connection.
+// connect opens a connection from a local address, and sends nothing. It returns the HTTP/2 settings that the server
+// sends; nil if the server refuses the connection.
 func (h *fixture) connect(from string) (net.Conn, map[uint16]uint32) {
 	h.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
@@ -39,11 +39,11 @@ func (h *fixture) connect(from string) (net.Conn, map[uint16]uint32) {
 		h.t.Skipf("this machine has no address %s: %v", from, err)
 	}
 	h.t.Cleanup(func() { _ = c.Close() })
-	return c, settings(h.t, c)
+	return c, readSettings(h.t, c)
 }
 
-// settings reads the first frame of an HTTP/2 server.
-func settings(t testing.TB, c net.Conn) map[uint16]uint32 {
+// readSettings reads the first frame of an HTTP/2 server. It returns nil if the server closes the connection.
+func readSettings(t testing.TB, c net.Conn) map[uint16]uint32 {
 	t.Helper()
 	head := make([]byte, 9)
 	if _, err := io.ReadFull(c, head); err != nil {
@@ -69,18 +69,18 @@ func TestConnectionsPerAddressAreLimited(t *testing.T) {
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
-	first, greeted := h.connect("127.0.0.1")
-	if greeted == nil {
+	first, settings := h.connect("127.0.0.1")
+	if settings == nil {
 		t.Fatal("the second connection is refused")
 	}
-	if _, greeted := h.connect("127.0.0.1"); greeted == nil {
+	if _, settings := h.connect("127.0.0.1"); settings == nil {
 		t.Fatal("the third connection is refused")
 	}
-	if _, greeted := h.connect("127.0.0.1"); greeted != nil {
-		t.Error("a fourth connection is let in")
+	if _, settings := h.connect("127.0.0.1"); settings != nil {
+		t.Error("the fourth connection is accepted")
 	}
 	if got := harness.Gather(t, reg).Value(t, "kvcast_server_address_refused_total", "resource", "connections"); got != 1 {
-		t.Errorf("%v refusals are counted, want 1", got)
+		t.Errorf("address_refused_total: got %v, want 1", got)
 	}
 	if says := `msg="refused connection" peer.address=127.0.0.1:`; !strings.Contains(log.String(), says) {
 		t.Errorf("no %q in the log:\n%s", says, log.String())
@@ -88,13 +88,13 @@ func TestConnectionsPerAddressAreLimited(t *testing.T) {
 	h.fill(100)
 	s.until(t, 101)
 	_ = first.Close()
-	for { // the server notices when it reads
-		if _, greeted := h.connect("127.0.0.1"); greeted != nil {
+	for { // the server has not read the end of the first connection yet
+		if _, settings := h.connect("127.0.0.1"); settings != nil {
 			break
 		}
 	}
-	if _, greeted := h.connect("127.0.0.2"); greeted == nil {
-		t.Error("a connection of another address is refused")
+	if _, settings := h.connect("127.0.0.2"); settings == nil {
+		t.Error("a connection from another address is refused")
 	}
 }
 
@@ -105,12 +105,12 @@ func TestConnectionsAreLimitedInTotal(t *testing.T) {
 	h.addWorker()
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
-	if _, greeted := h.connect("127.0.0.2"); greeted == nil {
+	if _, settings := h.connect("127.0.0.2"); settings == nil {
 		t.Fatal("the second connection is refused")
 	}
 	for _, from := range []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"} {
-		if _, greeted := h.connect(from); greeted != nil {
-			t.Errorf("a third connection, from %s, is let in", from)
+		if _, settings := h.connect(from); settings != nil {
+			t.Errorf("the third connection, from %s, is accepted", from)
 		}
 	}
 	if used, refused := harness.Gather(t, reg).Value(t, "kvcast_budget_used", "resource", "connections"), harness.Gather(t, reg).Value(t, "kvcast_budget_refused_total", "resource", "connections"); used != 2 || refused != 3 {
@@ -132,8 +132,8 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = c.Close() }()
-			if settings(t, c) == nil {
-				t.Fatal("a silent connection is refused")
+			if readSettings(t, c) == nil {
+				t.Fatal("a connection is refused")
 			}
 		}
 		began := time.Now()
@@ -147,7 +147,7 @@ func TestSilentConnectionsAreClosed(t *testing.T) {
 			}
 		}
 		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("a client was let in after %v, want that soon after 5s", took)
+			t.Errorf("a client was accepted after %v, want at most a few seconds more than 5s", took)
 		}
 	})
 }
@@ -160,7 +160,7 @@ func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 	if got[maxConcurrentStreams] != 27 || got[maxHeaderListSize] != 16<<10 {
 		t.Errorf("settings: got %v, want 27 streams and headers of 16 KiB", got)
 	}
-	// A client that obeys it sends no more.
+	// A client that obeys the limit fails the call itself.
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "a", strings.Repeat("a", 17<<10))
 	if _, err := healthv1.NewHealthClient(h.conn).Check(ctx, &healthv1.HealthCheckRequest{}); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "header list size") {
 		t.Errorf("large headers: got %v", err)
@@ -170,8 +170,8 @@ func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 // TestLargeHeadersAreRefused uses a client that ignores the announced limit.
 func TestLargeHeadersAreRefused(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
-	c, greeted := h.connect("127.0.0.1")
-	if greeted == nil {
+	c, first := h.connect("127.0.0.1")
+	if first == nil {
 		t.Fatal("the connection is refused")
 	}
 	frame := func(kind, flags byte, stream uint32, body []byte) []byte {
@@ -187,17 +187,17 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 		fields = append(fields, literal("a", strings.Repeat("a", 100))...)
 	}
 	const data, headers, rst, settings, continuation, endHeaders = 0, 1, 3, 4, 9, 4
-	said := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-	said = append(said, frame(settings, 0, 0, nil)...)
-	said = append(said, frame(headers, 0, 1, fields[:16<<10])...)
-	said = append(said, frame(continuation, endHeaders, 1, fields[16<<10:])...)
-	if _, err := c.Write(said); err != nil {
+	request := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	request = append(request, frame(settings, 0, 0, nil)...)
+	request = append(request, frame(headers, 0, 1, fields[:16<<10])...)
+	request = append(request, frame(continuation, endHeaders, 1, fields[16<<10:])...)
+	if _, err := c.Write(request); err != nil {
 		t.Fatal(err)
 	}
 	for {
 		head := make([]byte, 9)
 		if _, err := io.ReadFull(c, head); err != nil {
-			return // closed, which is a refusal too
+			return // the server has closed the connection
 		}
 		if _, err := io.CopyN(io.Discard, c, int64(head[0])<<16|int64(head[1])<<8|int64(head[2])); err != nil {
 			return
@@ -211,7 +211,7 @@ func TestLargeHeadersAreRefused(t *testing.T) {
 	}
 }
 
-// TestHealthWatchesAreLimited opens as many as an address may have connections.
+// TestHealthWatchesAreLimited opens one health watch more than one address may have.
 func TestHealthWatchesAreLimited(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxConnectionsPerAddress: 2, Registerer: reg, Tokens: tokens(t)}, journal.Config{})
@@ -234,10 +234,10 @@ func TestHealthWatchesAreLimited(t *testing.T) {
 	_, err = watch(t.Context())
 	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_STREAMS")
 	if got := harness.Gather(t, reg).Value(t, "kvcast_server_address_refused_total", "resource", "health_watches"); got != 1 {
-		t.Errorf("%v refusals are counted, want 1", got)
+		t.Errorf("address_refused_total: got %v, want 1", got)
 	}
 	if _, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
-		t.Errorf("a probe: %v", err)
+		t.Errorf("health check: %v", err)
 	}
 	leave()
 	for _, err = watch(t.Context()); err != nil; _, err = watch(t.Context()) {
@@ -249,7 +249,7 @@ func TestHealthWatchesAreLimited(t *testing.T) {
 	}
 }
 
-// TestWatchRefusesLongName watches a service whose name would stay in memory.
+// TestWatchRefusesLongName watches a service with a name that is longer than allowed.
 func TestWatchRefusesLongName(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	stream, err := healthv1.NewHealthClient(h.conn).Watch(t.Context(), &healthv1.HealthCheckRequest{Service: strings.Repeat("s", 257)})
@@ -281,13 +281,13 @@ func TestReflectionStreamsAreLimited(t *testing.T) {
 	wantStatus(t, ask(), codes.ResourceExhausted, "TOO_MANY_STREAMS")
 }
 
-// TestIncompleteRequestsTimeOut starts more calls than may be received at a time, none of which
-// sends its request, and then a complete one.
+// TestIncompleteRequestsTimeOut starts more calls without a request than the server receives concurrently, and then
+// a call with a request.
 func TestIncompleteRequestsTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		h := inMemory(t, server.Config{Registerer: reg, Tokens: tokens(t)}, journal.Config{})
-		const calls, most = 200, 128 // most: the limit per address
+		const calls, most = 200, 128 // most is the limit per address
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		ended := make(chan error, calls)
@@ -301,32 +301,32 @@ func TestIncompleteRequestsTimeOut(t *testing.T) {
 		}
 		synctest.Wait()
 		if got := harness.Gather(t, reg).Value(t, "kvcast_server_receiving_requests"); got != most {
-			t.Errorf("%v requests are arriving, want %d", got, most)
+			t.Errorf("receiving_requests: got %v, want %d", got, most)
 		}
 		began := time.Now()
 		if _, err := healthv1.NewHealthClient(h.conn).Check(ctx, &healthv1.HealthCheckRequest{}); err != nil {
-			t.Errorf("a request that arrives: %v", err)
+			t.Errorf("the complete request: %v", err)
 		}
 		if took := time.Since(began); took > 11*time.Second {
-			t.Errorf("it was answered after %v", took)
+			t.Errorf("the complete request was answered after %v", took)
 		}
 		for range calls {
 			if err := <-ended; status.Code(err) != codes.Canceled {
-				t.Errorf("a request that does not arrive: got %v", err)
+				t.Errorf("an incomplete request: got %v", err)
 			}
 		}
 		synctest.Wait()
 		if got := harness.Gather(t, reg).Value(t, "kvcast_server_receiving_requests"); got != 0 {
-			t.Errorf("%v requests are still arriving", got)
+			t.Errorf("receiving_requests: got %v, want 0", got)
 		}
 		if got := harness.Gather(t, reg).Value(t, "kvcast_server_late_requests_total"); got != calls {
-			t.Errorf("%v requests are counted as late, want %d", got, calls)
+			t.Errorf("late_requests_total: got %v, want %d", got, calls)
 		}
 	})
 }
 
-// TestSubscribersPerAddressReachTheLimit opens all subscribers over their own connections with
-// a health watch each, as behind a NAT, and over a single connection, as behind a proxy.
+// TestSubscribersPerAddressReachTheLimit opens the maximum number of subscribers from one address: over separate
+// connections with a health watch each, as behind a NAT, and over one connection, as behind a proxy.
 func TestSubscribersPerAddressReachTheLimit(t *testing.T) {
 	for _, name := range []string{"of their own", "of a proxy"} {
 		t.Run("over connections "+name, func(t *testing.T) {

@@ -19,14 +19,14 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// digested requests digests.
+// digested adds progress_digests to a request.
 func digested(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 	req.ProgressDigests = true
 	return req
 }
 
-// TestDigestsMatchTheView compares every digest with a subscriber's view: between entries of
-// many workers, and when the engines are idle.
+// TestDigestsMatchTheView compares all digests with the subscribers' views, while entries of several workers are
+// appended and while the engines are idle.
 func TestDigestsMatchTheView(t *testing.T) {
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond, MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	engines := make([]*busyEngine, 6)
@@ -47,7 +47,7 @@ func TestDigestsMatchTheView(t *testing.T) {
 	} {
 		subs = append(subs, h.subscribe(checker.New(checker.Options{}), digested(req)))
 	}
-	between := make([]int, len(subs)) // digests compared between entries
+	between := make([]int, len(subs)) // digests compared while entries were appended, by subscriber
 	for round := range 8 {
 		var working, reading sync.WaitGroup
 		for n, e := range engines {
@@ -92,16 +92,16 @@ func TestDigestsMatchTheView(t *testing.T) {
 		reading.Wait()
 	}
 	for i, s := range subs {
-		// A stream from the latest entry has a view of what was cleared since.
+		// The view of a stream from the latest entry is complete only after each rank was cleared.
 		if got, least := s.checker.Compared(), 30; got < least && i != 1 {
-			t.Errorf("subscriber %d: compared %d digests, want %d at least", i, got, least)
+			t.Errorf("subscriber %d: compared %d digests, want at least %d", i, got, least)
 		}
 	}
-	t.Logf("compared while engines worked: %v", between)
+	t.Logf("digests compared while entries were appended: %v", between)
 }
 
-// TestDigestsRevealDifferences removes a block from the router's view, adds one, and keeps some
-// of a cleared tier.
+// TestDigestsRevealDifferences makes views wrong: a block is missing, a block is added, or blocks of a cleared tier
+// remain.
 func TestDigestsRevealDifferences(t *testing.T) {
 	stored := func(tier kvcastv1.Tier, hash uint64) *kvcastv1.RouterEvent {
 		return &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Tier: tier, Event: &kvcastv1.RouterEvent_Stored{
@@ -174,8 +174,8 @@ func TestDigestsOfEmptyWorkers(t *testing.T) {
 	})
 }
 
-// TestDigestsAreSplitByWorker sends more digests than fit into a message, and a worker that
-// exceeds a message by itself.
+// TestDigestsAreSplitByWorker requests more digests than fit into a message, with one worker whose digests alone
+// exceed a message.
 func TestDigestsAreSplitByWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})

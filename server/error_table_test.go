@@ -23,7 +23,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// failing makes a call that must fail. It returns the server and the error.
+// failing makes a call that must fail. It returns the fixture of the server and the error.
 type failing func(t *testing.T) (*fixture, error)
 
 // TestErrorContract has at least one row for each reason of the contract.
@@ -44,7 +44,7 @@ func TestErrorContract(t *testing.T) {
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(b.Oldest - 2))) }),
 		},
 		{
-			reason: "POSITION_COMPACTED", name: "Subscribe, in mid-stream", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_COMPACTED", name: "Subscribe, entries evicted while streaming", code: codes.OutOfRange, says: "start from a snapshot",
 			call: compactedInMidStream, moving: true,
 		},
 		{
@@ -54,7 +54,7 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
-			reason: "POSITION_COMPACTED", name: "Replay, until no longer retained", code: codes.OutOfRange, says: "start from a snapshot",
+			reason: "POSITION_COMPACTED", name: "Replay, until a seq that is not retained", code: codes.OutOfRange, says: "start from a snapshot",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{Until: seq(b.Oldest - 2)}
 			}),
@@ -74,7 +74,7 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
-			reason: "POSITION_AHEAD", name: "Replay, until beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
+			reason: "POSITION_AHEAD", name: "Replay, until a seq beyond the newest", code: codes.OutOfRange, says: "newest entry 5001",
 			call: replayFails(func(b journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{Until: seq(b.Newest + 1)}
 			}),
@@ -94,7 +94,7 @@ func TestErrorContract(t *testing.T) {
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{After: feed(0)} }),
 		},
 		{
-			reason: "EPOCH_MISMATCH", name: "Replay, until", code: codes.FailedPrecondition, says: `"feed"`,
+			reason: "EPOCH_MISMATCH", name: "Replay, until a position of another epoch", code: codes.FailedPrecondition, says: `"feed"`,
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{Until: feed(0)} }),
 		},
 		{
@@ -130,11 +130,11 @@ func TestErrorContract(t *testing.T) {
 			call: tooManyHolders,
 		},
 		{
-			reason: "TOO_MANY_HOLDERS", name: "LookupBlocks, of long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB, which is the limit; ask for fewer blocks",
+			reason: "TOO_MANY_HOLDERS", name: "LookupBlocks, holders with long names", code: codes.ResourceExhausted, says: "which take more than 4 MiB, which is the limit; ask for fewer blocks",
 			call: holdersOfLongNames,
 		},
 		{
-			reason: "TOO_MANY_QUERIES", name: "LookupBlocks by content", code: codes.ResourceExhausted, says: "1 queries of this kind are running, which is the limit, and 64 more are waiting; try again later",
+			reason: "TOO_MANY_QUERIES", name: "LookupBlocks by tokens hash", code: codes.ResourceExhausted, says: "1 queries of this kind are running, which is the limit, and 64 more are waiting; try again later",
 			call: tooManyQueries,
 		},
 		{
@@ -150,11 +150,11 @@ func TestErrorContract(t *testing.T) {
 			call: tooManyWatches(server.Config{MaxConnectionsPerAddress: 1}),
 		},
 		{
-			reason: "TOO_MANY_STREAMS", name: "Watch, of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
+			reason: "TOO_MANY_STREAMS", name: "Watch, limit of all addresses", code: codes.ResourceExhausted, says: "1 health watches are open, which is the limit; try again later, or raise the limit",
 			call: tooManyWatches(server.Config{MaxConnections: 1}),
 		},
 		{
-			reason: "FILTERS_TOO_LARGE", name: "ListWorkers beside a subscriber", code: codes.ResourceExhausted, says: "name fewer workers and models",
+			reason: "FILTERS_TOO_LARGE", name: "ListWorkers while a subscriber has a large filter", code: codes.ResourceExhausted, says: "name fewer workers and models",
 			call: filtersTooLarge,
 		},
 		{
@@ -203,11 +203,11 @@ func TestErrorContract(t *testing.T) {
 			},
 		},
 		{
-			reason: "SHUTTING_DOWN", name: "Subscribe, at one that never served", code: codes.Unavailable, says: "resume after it when a server is back",
+			reason: "SHUTTING_DOWN", name: "Subscribe, stopped before it served", code: codes.Unavailable, says: "resume after it when a server is back",
 			call: func(t *testing.T) (*fixture, error) {
 				h := startingOverTCP(t, server.Config{})
 				h.Server.StopServing()
-				h.Server.StartServing() // too late
+				h.Server.StartServing() // no effect after StopServing
 				stream, err := h.client.Subscribe(t.Context(), latest())
 				return h, firstError(t, err, stream.Recv)
 			},
@@ -237,7 +237,7 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
-			reason: "INVALID_ARGUMENT", name: "Replay, backwards", code: codes.InvalidArgument, says: "until: 4980 is not allowed: want 4990",
+			reason: "INVALID_ARGUMENT", name: "Replay, until before after", code: codes.InvalidArgument, says: "until: 4980 is not allowed: want 4990",
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest {
 				return &kvcastv1.ReplayRequest{After: seq(4990), Until: seq(4980)}
 			}),
@@ -247,11 +247,11 @@ func TestErrorContract(t *testing.T) {
 			call: replayFails(func(journal.Bounds) *kvcastv1.ReplayRequest { return &kvcastv1.ReplayRequest{Filter: filter(0)} }),
 		},
 		{
-			reason: "INVALID_ARGUMENT", name: "LookupBlocks of nothing", code: codes.InvalidArgument, says: "no hash is given",
+			reason: "INVALID_ARGUMENT", name: "LookupBlocks, no hash", code: codes.InvalidArgument, says: "no hash is given",
 			call: lookupFails(&kvcastv1.LookupBlocksRequest{}),
 		},
 		{
-			reason: "INVALID_ARGUMENT", name: "LookupBlocks of too much", code: codes.InvalidArgument, says: "at most 10000",
+			reason: "INVALID_ARGUMENT", name: "LookupBlocks, too many hashes", code: codes.InvalidArgument, says: "at most 10000",
 			call: lookupFails(&kvcastv1.LookupBlocksRequest{BlockHashes: make([]uint64, 10_001)}),
 		},
 		{
@@ -307,7 +307,7 @@ func TestErrorContract(t *testing.T) {
 			call: deregisterFails(config.ErrNoWorker, "absent"),
 		},
 		{
-			reason: "WORKER_NOT_FOUND", name: "DeregisterWorker, one that connects by itself", code: codes.NotFound, says: "connects to a port of the server",
+			reason: "WORKER_NOT_FOUND", name: "DeregisterWorker, an engine that connects to the server", code: codes.NotFound, says: "connects to a port of the server",
 			call: deregisterFails(config.ErrNoWorker, "w"),
 		},
 		{
@@ -319,8 +319,8 @@ func TestErrorContract(t *testing.T) {
 			call: deregisterFails(nil, ""),
 		},
 		{
-			reason: "INTERNAL", name: "Subscribe, and again", code: codes.Internal, says: "see its log",
-			call: panicsTwice,
+			reason: "INTERNAL", name: "Subscribe, a panic", code: codes.Internal, says: "see its log",
+			call: panicsInTwoCalls,
 		},
 		{
 			reason: "UNAUTHENTICATED", name: "Subscribe without a token", code: codes.Unauthenticated, says: "send it in the header authorization: Bearer TOKEN",
@@ -360,7 +360,7 @@ func TestErrorContract(t *testing.T) {
 			wantStatus(t, err, tt.code, tt.reason)
 			s, _ := status.FromError(err)
 			if !strings.Contains(s.Message(), tt.says) {
-				t.Errorf("message: got %q, want it to say %q", s.Message(), tt.says)
+				t.Errorf("message: got %q, want %q in it", s.Message(), tt.says)
 			}
 			for _, d := range s.Details() {
 				info, ok := d.(*errdetails.ErrorInfo)
@@ -397,7 +397,7 @@ func retainsLittle(t *testing.T) *fixture {
 	h.addWorker()
 	h.fill(5000)
 	if b := h.Journal.Bounds(); b.Oldest < 3 {
-		t.Fatalf("oldest entry: got %d, want some evicted", b.Oldest)
+		t.Fatalf("oldest entry: got %d, want evicted entries", b.Oldest)
 	}
 	return h
 }
@@ -451,12 +451,12 @@ func slowSubscriber(t *testing.T) (*fixture, error) {
 	s := h.subscribe(checker.New(checker.Options{}), earliest())
 	s.until(t, 1)
 	h.flood()
-	for h.subscribers(t) > 0 { // until its handler has returned
+	for h.subscribers(t) > 0 { // the handler has not returned yet
 	}
 	return h, s.end()
 }
 
-// tooManyReplays starts a replay that is not read, and another.
+// tooManyReplays starts a replay that the client does not read, and a second replay.
 func tooManyReplays(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{MaxSubscribers: 1}, journal.Config{MaxBytes: 128 << 20})
 	h.addWorker()
@@ -488,7 +488,7 @@ func sendingASnapshot(t *testing.T) *fixture {
 	t.Helper()
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 20 * time.Millisecond}, journal.Config{})
 	h.addWorker()
-	h.hold()
+	h.storeLargeBlocks()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	stream, err := h.client.Snapshot(ctx, &kvcastv1.SnapshotRequest{})
@@ -524,7 +524,7 @@ func holdersOfLongNames(t *testing.T) (*fixture, error) {
 	return h, err
 }
 
-// tooManyQueries makes one lookup more than may run and wait.
+// tooManyQueries starts one lookup more than may run and wait.
 func tooManyQueries(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	open := h.queries.close()
@@ -573,8 +573,8 @@ type brokenJournal struct{ *journal.Memory }
 
 func (brokenJournal) Read(context.Context, journal.Query) (journal.Chunk, error) { panic("broken") }
 
-// panicsTwice checks that a panic ends one call only and does not reveal details to the client.
-func panicsTwice(t *testing.T) (h *fixture, err error) {
+// panicsInTwoCalls checks that a panic ends only its call, and that the error does not describe the panic.
+func panicsInTwoCalls(t *testing.T) (h *fixture, err error) {
 	h = start(t, harness.InstanceConfig{WrapJournal: func(j *journal.Memory) server.Journal { return brokenJournal{j} }})
 	for range 2 {
 		err = h.subscribe(checker.New(checker.Options{}), earliest()).end()

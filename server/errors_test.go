@@ -28,7 +28,7 @@ var retryReasons = []string{
 	"TOO_MANY_SUBSCRIBERS", "TOO_MANY_SNAPSHOTS", "FILTERS_TOO_LARGE", "TOO_MANY_STREAMS", "TOO_MANY_QUERIES", "INTERNAL",
 }
 
-// publicReasons are the reasons for clients that may be unauthenticated: without metadata.
+// publicReasons are the reasons without metadata, since clients without a token may receive them.
 var publicReasons = []string{"UNAUTHENTICATED", "TOO_MANY_STREAMS"}
 
 // wantStatus checks the code, the reason and the details of an error.
@@ -69,10 +69,10 @@ func wantStatus(t testing.TB, err error, code codes.Code, reason string) {
 		t.Errorf("got %d ErrorInfo in %v, want one", infos, err)
 	}
 	if got, want := retries == 1, slices.Contains(retryReasons, reason); got != want {
-		t.Errorf("%s says when to retry: %v, want %v", reason, got, want)
+		t.Errorf("%s has RetryInfo: %v, want %v", reason, got, want)
 	}
 	if got, want := violations > 0, reason == "INVALID_ARGUMENT"; got != want {
-		t.Errorf("%s names fields: %v, want %v", reason, got, want)
+		t.Errorf("%s has field violations: %v, want %v", reason, got, want)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestReflectionListsTheServices(t *testing.T) {
 	}
 	for _, want := range []string{"kvcast.v1.RouterEventService", "kvcast.v1.WorkerService", "grpc.health.v1.Health"} {
 		if !slices.Contains(got, want) {
-			t.Errorf("services: got %v, want %s among them", got, want)
+			t.Errorf("services: got %v, want %s in it", got, want)
 		}
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// TestStreamHoldingEvictedEntriesIsEnded leaves a stream unread while the journal evicts its
-// entries: it ends long before the stall timeout since MaxEvictedBytes is exceeded, and a
-// stream that is read does not.
-func TestStreamHoldingEvictedEntriesIsEnded(t *testing.T) {
+// TestStreamThatReferencesEvictedEntriesIsEnded has one client that does not read and one that reads, while the
+// journal evicts entries. The unread stream ends long before the stall timeout, since MaxEvictedBytes is exceeded.
+// The other stream continues.
+func TestStreamThatReferencesEvictedEntriesIsEnded(t *testing.T) {
 	h := overTCP(t, server.Config{StallTimeout: time.Hour, MaxEvictedBytes: 1 << 20}, journal.Config{MaxBytes: 4 << 20})
 	h.addWorker()
 	h.load(50) // more than the transport buffers
@@ -51,7 +51,7 @@ func TestStreamHoldingEvictedEntriesIsEnded(t *testing.T) {
 		}
 		err := stalls.end()
 		if status.Code(err) == codes.OutOfRange {
-			continue // evicted before the stream sent any
+			continue // the entries were evicted before the stream sent one
 		}
 		wantStatus(t, err, codes.ResourceExhausted, "SLOW_SUBSCRIBER")
 		break
@@ -60,9 +60,9 @@ func TestStreamHoldingEvictedEntriesIsEnded(t *testing.T) {
 	last <- h.Journal.Bounds().Newest
 	h.append(2)
 	if err := <-read; err != nil {
-		t.Fatalf("the subscriber that reads: %v", err)
+		t.Fatalf("the subscriber whose client reads: %v", err)
 	}
-	// It resumes with a snapshot.
+	// The ended subscriber resumes with a snapshot.
 	again := h.subscribe(stalls.checker, after(stalls.checker.Position()))
 	for again.checker.Position().GetSeq() < h.Journal.Bounds().Newest {
 		if _, err := again.next(); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// wide returns a filter of many names: 600 KB to 1 MB in memory.
+// wide returns a filter with 9,001 names, which takes 500 KB to 1 MB of memory.
 func wide() *kvcastv1.Filter {
 	f := &kvcastv1.Filter{Workers: []string{"w"}}
 	for n := range 9000 {
@@ -24,7 +24,7 @@ func wide() *kvcastv1.Filter {
 	return f
 }
 
-// TestFilterBytesAreLimited has room for one wide filter, of any call, until the call ends.
+// TestFilterBytesAreLimited sets a limit that admits one wide filter at a time.
 func TestFilterBytesAreLimited(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	h := overTCP(t, server.Config{MaxFilterBytes: server.MinFilterBytes, Registerer: reg}, journal.Config{})
@@ -66,17 +66,17 @@ func TestFilterBytesAreLimited(t *testing.T) {
 		},
 	}
 	for name, call := range calls {
-		t.Run(name+" beside another", func(t *testing.T) {
+		t.Run(name+" while another call has a filter", func(t *testing.T) {
 			err := call(t.Context())
 			wantStatus(t, err, codes.ResourceExhausted, "FILTERS_TOO_LARGE")
 		})
 	}
 	if first.cancel(); first.end() == nil {
-		t.Fatal("the first stream goes on")
+		t.Fatal("the first stream has not ended")
 	}
 	for name, call := range calls {
-		t.Run(name+" alone", func(t *testing.T) {
-			h.filterBytesAreFree(t, reg)
+		t.Run(name+" without another call", func(t *testing.T) {
+			h.awaitNoFilterBytes(t, reg)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if err := call(ctx); err != nil {
@@ -84,19 +84,19 @@ func TestFilterBytesAreLimited(t *testing.T) {
 			}
 		})
 	}
-	h.filterBytesAreFree(t, reg)
-	// A filter without names uses none.
+	h.awaitNoFilterBytes(t, reg)
+	// A call without a filter reserves no memory.
 	if _, err := h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{}); err != nil {
 		t.Error(err)
 	}
 	if got := harness.Gather(t, reg).Value(t, "kvcast_budget_refused_total", "resource", "filter_bytes"); got != 5 {
-		t.Errorf("%v refusals are counted, want 5", got)
+		t.Errorf("refused_total: got %v, want 5", got)
 	}
 }
 
-// filterBytesAreFree waits until no filter is counted: a client can see the end of a stream
-// before its handler returns.
-func (h *fixture) filterBytesAreFree(t *testing.T, reg *prometheus.Registry) {
+// awaitNoFilterBytes waits until no memory is reserved for filters. The handler of a call may return after the client
+// has received the end of the stream.
+func (h *fixture) awaitNoFilterBytes(t *testing.T, reg *prometheus.Registry) {
 	t.Helper()
 	for harness.Gather(t, reg).Value(t, "kvcast_budget_used", "resource", "filter_bytes") != 0 {
 		if err := t.Context().Err(); err != nil {

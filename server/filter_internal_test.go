@@ -13,14 +13,14 @@ import (
 // heap returns the bytes in use after garbage collection.
 func heap() int64 {
 	runtime.GC()
-	runtime.GC() // memory released by the first one's finalizers
+	runtime.GC() // frees memory that finalizers of the first collection have released
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// TestFilterBytesMatchTheHeap creates filters of several shapes with full caches, and compares
-// the estimate with the heap.
+// TestFilterBytesMatchTheHeap creates filters with different numbers and lengths of names, fills their caches, and
+// compares the estimate with the growth of the heap.
 func TestFilterBytesMatchTheHeap(t *testing.T) {
 	for _, tt := range []struct{ filters, names, length int }{
 		{1000, 1, 12}, {300, 100, 1}, {100, 1000, 24}, {20, 10_000, 25}, {50, 900, 250}, {10, 1, 200_000},
@@ -42,20 +42,20 @@ func TestFilterBytesMatchTheHeap(t *testing.T) {
 			}
 			got, counted := heap()-before, bytes.Used()
 			if got > 2*counted || counted > 2*got {
-				t.Errorf("the heap grew by %d bytes, %d were counted", got, counted)
+				t.Errorf("the heap grew by %d bytes, the estimate is %d", got, counted)
 			}
 			for _, f := range kept {
 				f.release()
 			}
 			if bytes.Used() != 0 {
-				t.Errorf("%d bytes are still counted", bytes.Used())
+				t.Errorf("%d bytes are still reserved", bytes.Used())
 			}
 			runtime.KeepAlive(sources)
 		})
 	}
 }
 
-// request returns a filter as clients send it: each name is a separate string.
+// request returns a filter whose names are separate strings, as in a decoded request.
 func request(names, length int) *kvcastv1.Filter {
 	f := new(kvcastv1.Filter)
 	for n := range names {
@@ -64,7 +64,7 @@ func request(names, length int) *kvcastv1.Filter {
 	return f
 }
 
-// BenchmarkFilter matches entries of many workers in turn.
+// BenchmarkFilter matches entries of several workers alternately.
 func BenchmarkFilter(b *testing.B) {
 	for _, workers := range []int{1, 100, 1000} {
 		for _, names := range []int{1, 1000} {

@@ -24,26 +24,26 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is an instance with a client, and a worker whose entries the test writes.
+// fixture is a server with a client. The test appends entries of one worker, w.
 type fixture struct {
 	*harness.Instance
 	t      testing.TB
 	conn   *grpc.ClientConn
 	client kvcastv1.RouterEventServiceClient
 
-	lane    feed.Lane // of the worker
+	lane    feed.Lane // lane of worker w
 	batches int64
-	lent    lent // of the cuts of its state
-	queries gate // of its state
+	buffers bufferCount // buffers of snapshots
+	queries gate        // blocks queries
 }
 
-// overTCP starts a server on a TCP port of its own.
+// overTCP starts a server on a TCP port.
 func overTCP(t testing.TB, cfg server.Config, jcfg journal.Config) *fixture {
 	t.Helper()
 	return start(t, harness.InstanceConfig{Server: cfg, Journal: jcfg})
 }
 
-// startingOverTCP starts a server that stays in its starting state.
+// startingOverTCP starts a server without calling StartServing.
 func startingOverTCP(t testing.TB, cfg server.Config) *fixture {
 	t.Helper()
 	return start(t, harness.InstanceConfig{Server: cfg, Starting: true})
@@ -55,11 +55,11 @@ func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *fixture {
 	return start(t, harness.InstanceConfig{Server: cfg, Journal: jcfg, InMemory: true})
 }
 
-// start starts a server, and a client with the given options.
+// start starts a server, and a client with the options.
 func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *fixture {
 	t.Helper()
 	h := &fixture{t: t}
-	cfg.WrapState = func(p *pipeline.Pipeline) server.State { return countedState{p, &h.lent, &h.queries} }
+	cfg.WrapState = func(p *pipeline.Pipeline) server.State { return countedState{p, &h.buffers, &h.queries} }
 	h.Instance = harness.StartInstance(t, cfg)
 	h.conn = h.Dial(t, opts...)
 	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)
@@ -69,18 +69,18 @@ func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *f
 // secured returns TLS configs for a server at 127.0.0.1 and for its clients.
 func secured(t testing.TB) (server, client *tls.Config) {
 	t.Helper()
-	known := httptest.NewTLSServer(nil) // for its certificate
+	known := httptest.NewTLSServer(nil) // has a certificate for 127.0.0.1
 	defer known.Close()
 	return &tls.Config{Certificates: known.TLS.Certificates}, known.Client().Transport.(*http.Transport).TLSClientConfig
 }
 
-// as returns a connection whose calls have an authorization header.
+// as returns a connection that sends the authorization header with each call.
 func (h *fixture) as(authorization string) *grpc.ClientConn {
 	h.t.Helper()
 	return h.Dial(h.t, grpc.WithPerRPCCredentials(header(authorization)))
 }
 
-// header is credentials with the value of the authorization header.
+// header is the value of an authorization header, as gRPC credentials.
 type header string
 
 func (h header) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -89,7 +89,7 @@ func (h header) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (header) RequireTransportSecurity() bool { return false }
 
-// append adds an entry that stores blocks of the worker.
+// append appends an entry in which worker w stores blocks.
 func (h *fixture) append(hashes ...uint64) {
 	h.batch(h.lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 }
@@ -100,12 +100,12 @@ func (h *fixture) batch(l feed.Lane, events ...wire.Event) {
 	l.Batch(&feed.Batch{EngineTime: h.batches, IngestTime: h.batches, Events: events})
 }
 
-// addWorker adds the worker, which is the first entry.
+// addWorker adds worker w, which appends the first entry.
 func (h *fixture) addWorker() {
 	h.lane = h.Pipeline.AddWorker(feed.Worker{Name: "w", Model: "m"})
 }
 
-// fill adds entries of one block each.
+// fill appends entries that store one block each.
 func (h *fixture) fill(entries int) {
 	h.t.Helper()
 	for n := range entries {
@@ -113,13 +113,13 @@ func (h *fixture) fill(entries int) {
 	}
 }
 
-// flood adds 64 MiB, more than a transport buffers for a client that does not read.
+// flood appends 64 MiB of entries, more than a transport buffers for a client that does not read.
 func (h *fixture) flood() {
 	h.t.Helper()
 	h.load(1024)
 }
 
-// load adds entries of 64 KiB each, all of one block.
+// load appends entries of 64 KiB each, which store the same block.
 func (h *fixture) load(entries int) {
 	h.t.Helper()
 	for range entries {
@@ -127,17 +127,17 @@ func (h *fixture) load(entries int) {
 	}
 }
 
-// hold adds blocks whose snapshot has 26 MB, more than a transport buffers for a client that
-// does not read.
-func (h *fixture) hold() {
+// storeLargeBlocks stores blocks whose snapshot has 26 MB, more than a transport buffers for a client that does not
+// read.
+func (h *fixture) storeLargeBlocks() {
 	h.t.Helper()
 	for n := range 400 {
 		h.largeEntry(uint64(n))
 	}
 }
 
-// largeEntry adds an entry of 64 KiB that stores a block. A long name takes less time than
-// many blocks.
+// largeEntry appends an entry of 64 KiB that stores one block with a long LoRA name, which is faster than many
+// blocks.
 func (h *fixture) largeEntry(hash uint64) {
 	h.batch(h.lane, wire.Event{
 		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}, TokensHashes: []uint64{hash}, BlockSize: 16,
@@ -147,9 +147,8 @@ func (h *fixture) largeEntry(hash uint64) {
 
 var largeName = strings.Repeat("x", 64<<10)
 
-// narrow returns a client whose connection buffers 64 KiB of unread data. Others adapt their
-// window.
-func (h *fixture) narrow() *fixture {
+// withSmallWindow returns a client whose connection buffers 64 KiB of unread data. Other clients adapt their window.
+func (h *fixture) withSmallWindow() *fixture {
 	conn := h.Dial(h.t, grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
 	return &fixture{Instance: h.Instance, t: h.t, conn: conn, client: kvcastv1.NewRouterEventServiceClient(conn)}
 }
@@ -175,7 +174,7 @@ func (h *fixture) subscribe(c *checker.Checker, req *kvcastv1.SubscribeRequest) 
 	return &subscription{stream: stream, checker: c, cancel: cancel}
 }
 
-// next receives a message. The error is the stream's or the checker's.
+// next receives and checks a message. The error comes from the stream or from the checker.
 func (s *subscription) next() (*kvcastv1.SubscribeResponse, error) {
 	m, err := s.stream.Recv()
 	if err != nil {
@@ -187,7 +186,7 @@ func (s *subscription) next() (*kvcastv1.SubscribeResponse, error) {
 	return m, nil
 }
 
-// until receives up to a seq.
+// until receives messages up to a position.
 func (s *subscription) until(t testing.TB, seq uint64) {
 	t.Helper()
 	for s.checker.Position().GetSeq() < seq {
@@ -197,7 +196,7 @@ func (s *subscription) until(t testing.TB, seq uint64) {
 	}
 }
 
-// untilMessage receives up to a message of a kind.
+// untilMessage receives messages until is returns true.
 func (s *subscription) untilMessage(t testing.TB, is func(*kvcastv1.SubscribeResponse) bool) {
 	t.Helper()
 	for {
@@ -214,7 +213,7 @@ func (s *subscription) untilMessage(t testing.TB, is func(*kvcastv1.SubscribeRes
 func isSnapshotBegin(m *kvcastv1.SubscribeResponse) bool { return m.GetSnapshotBegin() != nil }
 func isSnapshotEnd(m *kvcastv1.SubscribeResponse) bool   { return m.GetSnapshotEnd() != nil }
 
-// end receives all messages and returns the error that ends the stream.
+// end receives messages until the stream ends, and returns the error.
 func (s *subscription) end() error {
 	for {
 		if _, err := s.next(); err != nil {
@@ -241,7 +240,7 @@ func latest() *kvcastv1.SubscribeRequest {
 	return &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Latest{Latest: &kvcastv1.FromLatest{}}}
 }
 
-// orFail sets GAP_POLICY_FAIL.
+// orFail adds GAP_POLICY_FAIL to a request.
 func orFail(req *kvcastv1.SubscribeRequest) *kvcastv1.SubscribeRequest {
 	req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_FAIL
 	return req

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// wantLimiter checks the number of slots in use and the number of waiting callers.
+// wantLimiter checks the numbers of used slots and of waiting callers.
 func wantLimiter(t *testing.T, l *limiter, inUse, waiting int) {
 	t.Helper()
 	if gotInUse, gotWaiting := l.inUse(), l.waiting(); gotInUse != inUse || gotWaiting != waiting {
@@ -23,7 +23,7 @@ func wantLimiter(t *testing.T, l *limiter, inUse, waiting int) {
 	}
 }
 
-// TestLimiterIsFIFO queues five callers for two slots, one of which gives up.
+// TestLimiterIsFIFO queues five callers for two slots. One of the callers is canceled.
 func TestLimiterIsFIFO(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLimiter(2, 5, time.Minute)
@@ -91,7 +91,7 @@ func TestLimiterWaitEnds(t *testing.T) {
 	})
 }
 
-// A process that was suspended for longer than maxWait finds every timer expired.
+// TestLimiterGrantsFreeSlotAfterSuspension has expired timers, as after a suspension of the process.
 func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 	for range 20 {
 		q := newQueryLimiter(promauto.With(nil), "lookup", 1)

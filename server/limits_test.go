@@ -18,15 +18,14 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// TestPingIntervalIsEnforced pings every 10 s, as Python and Rust clients do, which is allowed
-// by default.
+// TestPingIntervalIsEnforced pings every 10 s, as clients in Python and Rust do. Servers allow that by default.
 func TestPingIntervalIsEnforced(t *testing.T) {
 	for name, tt := range map[string]struct {
 		interval time.Duration
 		ends     bool
 	}{
-		"by default":    {0, false},
-		"to one a hour": {time.Hour, true},
+		"default":  {0, false},
+		"one hour": {time.Hour, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -44,7 +43,7 @@ func TestPingIntervalIsEnforced(t *testing.T) {
 					}
 				case <-time.After(10 * time.Minute):
 					if tt.ends {
-						t.Error("the stream goes on")
+						t.Error("the stream has not ended")
 					}
 					s.cancel()
 					<-ended
@@ -54,10 +53,10 @@ func TestPingIntervalIsEnforced(t *testing.T) {
 	}
 }
 
-// TestResponseBytesIsTheResponseSize reads a full journal.
+// TestResponseBytesIsTheResponseSize reads many entries from the start.
 func TestResponseBytesIsTheResponseSize(t *testing.T) {
 	for name, tt := range map[string]struct{ bytes, most int }{
-		"by default":           {0, server.DefaultResponseBytes},
+		"default":              {0, server.DefaultResponseBytes},
 		"small":                {8 << 10, 8 << 10},
 		"smaller than allowed": {1, server.MinResponseBytes},
 		"larger than allowed":  {1 << 30, server.MaxResponseBytes},
@@ -65,7 +64,7 @@ func TestResponseBytesIsTheResponseSize(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := overTCP(t, server.Config{ResponseBytes: tt.bytes}, journal.Config{})
 			h.addWorker()
-			entries := tt.most / 30 // of more than 40 bytes each
+			entries := tt.most / 30 // each entry has more than 40 bytes
 			h.fill(entries)
 			s := h.subscribe(checker.New(checker.Options{}), earliest())
 			largest := 0

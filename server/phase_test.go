@@ -28,17 +28,17 @@ func TestHealthFollowsPhase(t *testing.T) {
 	h.Server.StopServing()
 	want("after StopServing", healthv1.HealthCheckResponse_NOT_SERVING)
 	h.Server.StartServing()
-	want("after all", healthv1.HealthCheckResponse_NOT_SERVING)
+	want("after a second StartServing", healthv1.HealthCheckResponse_NOT_SERVING)
 }
 
-// TestStartingServerAnswersQueries covers answered calls. TestErrorContract covers refused
-// ones.
+// TestStartingServerAnswersQueries makes the calls that a starting server answers. TestErrorContract makes the calls
+// that it refuses.
 func TestStartingServerAnswersQueries(t *testing.T) {
 	h := startingOverTCP(t, server.Config{})
 	h.addWorker()
 	stream, err := h.client.Subscribe(t.Context(), latest())
 	if err := firstError(t, err, stream.Recv); err == nil {
-		t.Fatal("a subscriber was let in")
+		t.Fatal("a subscriber was accepted")
 	}
 	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
 	if err != nil || s.GetWorkers() != 1 || s.GetSubscribers() != 0 {
@@ -52,7 +52,7 @@ func TestStartingServerAnswersQueries(t *testing.T) {
 	h.subscribe(checker.New(checker.Options{}), earliest()).until(t, 1)
 }
 
-// TestStoppingServerAnswers gives load balancers time to notice.
+// TestStoppingServerAnswers subscribes after StopServing, as clients do until load balancers react.
 func TestStoppingServerAnswers(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()

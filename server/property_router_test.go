@@ -11,10 +11,10 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// machineRouter is a subscriber over all of its streams.
+// machineRouter is a router with one stream after another.
 type machineRouter struct {
 	checker *checker.Checker
-	req     *kvcastv1.SubscribeRequest // of its first stream
+	req     *kvcastv1.SubscribeRequest // request of the first stream
 	stream  *subscription              // nil: disconnected
 }
 
@@ -68,7 +68,7 @@ func (r *machineRouter) leave() {
 	}
 }
 
-// resume starts a stream, after the position if there is one.
+// resume starts a stream after the router's position, or with a snapshot without a position.
 func (m *machine) resume(r *machineRouter) error {
 	if r.stream != nil {
 		return nil
@@ -82,8 +82,8 @@ func (m *machine) resume(r *machineRouter) error {
 	return nil
 }
 
-// read receives a message. A stream may end as the contract allows; the router is then
-// disconnected, and starts again if its position is lost.
+// read receives a message. If the stream ends with an error that the contract allows, the router is disconnected. If
+// its position is lost, its next stream may start with a snapshot.
 func (r *machineRouter) read() error {
 	if r.stream == nil {
 		return nil
@@ -108,7 +108,7 @@ func (r *machineRouter) read() error {
 	return err
 }
 
-// catchUp reads until the view is verified at the newest entry.
+// catchUp reads until the view was compared with digests at the newest entry.
 func (m *machine) catchUp(r *machineRouter) error {
 	newest := m.h.Journal.Bounds()
 	for range 100_000 {
@@ -120,18 +120,18 @@ func (m *machine) catchUp(r *machineRouter) error {
 			return err
 		}
 		p := r.checker.Position()
-		if p.GetEpoch() == newest.Epoch && p.GetSeq() >= newest.Newest && (r.checker.Compared() > before || !m.takes(r)) {
+		if p.GetEpoch() == newest.Epoch && p.GetSeq() >= newest.Newest && (r.checker.Compared() > before || !m.expectsDigests(r)) {
 			return nil
 		}
 	}
-	return fmt.Errorf("router with %v is at %v of %v, and %d digests were compared", r.req, r.checker.Position(), newest, r.checker.Compared())
+	return fmt.Errorf("router with request %v: position %v, bounds %+v, %d digests compared", r.req, r.checker.Position(), newest, r.checker.Compared())
 }
 
-// takes reports whether comparable digests are due: the filter selects a worker, and its whole
-// state was delivered.
-func (m *machine) takes(r *machineRouter) bool {
+// expectsDigests reports whether the router receives digests that it can compare: the filter selects a worker, and the
+// router has received the worker's whole state.
+func (m *machine) expectsDigests(r *machineRouter) bool {
 	if r.req.GetLatest() != nil || r.req.GetEarliest() != nil {
-		return false // earlier state may be unknown
+		return false // the router may lack earlier blocks
 	}
 	digests, err := m.h.Pipeline.Digests(m.t.Context(), func(worker, model string) bool {
 		f := r.req.GetFilter()

@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// step is an action of the property test; a, b and c select its objects.
+// step is an action of the property test. The numbers a, b and c select the objects of the action.
 type step struct {
 	what    string
 	a, b, c int
@@ -39,10 +39,9 @@ var steps = rapid.Custom(func(t *rapid.T) step {
 	}
 })
 
-// TestStreamsAreCorrectUnderRandomActions publishes, removes and restarts engines, evicts
-// entries, and connects, stalls and resumes routers of all filters, over restarting servers, in
-// random order. The checker follows each router over all of its streams, with digests. In the
-// end each view equals the engines' blocks.
+// TestStreamsAreCorrectUnderRandomActions executes random actions: engines publish, restart and are removed, entries
+// are evicted, routers with different filters connect, stall and resume, and servers restart. A checker checks all
+// streams of each router and compares digests. At the end, each view must equal the engines' blocks.
 func TestStreamsAreCorrectUnderRandomActions(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		all := rapid.SliceOfN(steps, 1, 50).Draw(rt, "steps")
@@ -60,7 +59,7 @@ type place struct {
 	tier kvcastv1.Tier
 }
 
-// machineEngine is a worker, present or not, with its blocks.
+// machineEngine is a worker with its blocks. It may be removed.
 type machineEngine struct {
 	name, model string
 	lane        feed.Lane // nil: removed
@@ -89,7 +88,7 @@ func runMachine(t *testing.T, all []step) error {
 		}
 	}
 	if err := m.converge(); err != nil {
-		return fmt.Errorf("in the end: %w", err)
+		return fmt.Errorf("at the end: %w", err)
 	}
 	for _, r := range m.routers {
 		r.leave()
@@ -97,7 +96,7 @@ func runMachine(t *testing.T, all []step) error {
 	return nil
 }
 
-// serve starts a server that the engines publish to.
+// serve starts a server and adds all engines to it.
 func (m *machine) serve() {
 	m.h = inMemory(m.t, server.Config{MaxSnapshots: 1}, journal.Config{MaxBytes: 256 << 10})
 	for _, e := range m.engines {
@@ -137,7 +136,7 @@ func (m *machine) do(s step) error {
 		for range 300 + s.b {
 			m.publish(e, at)
 		}
-	case "fill": // exceeds the transport's buffers, so that snapshots take time
+	case "fill": // exceeds the transport's buffers, so that a snapshot is not sent at once
 		m.publish(e, at)
 		hashes := make([]uint64, 12<<10)
 		for i := range hashes {
@@ -161,7 +160,7 @@ func (m *machine) do(s step) error {
 		}
 	case "wait":
 		<-time.After(time.Duration(s.a) * 100 * time.Millisecond)
-	case "stall": // exceeds the transport's buffers unread; the state does not change
+	case "stall": // exceeds the transport's buffers with entries that do not change the state
 		for range 40 {
 			m.publish(e, at)
 			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: wire.Tier(at.tier), BlockHashes: make([]uint64, 8<<10)})
@@ -189,7 +188,7 @@ func (m *machine) do(s step) error {
 	return nil
 }
 
-// publish stores a new block or removes one. An absent engine returns first.
+// publish stores a new block or removes a block. It adds the engine if it was removed.
 func (m *machine) publish(e *machineEngine, at place) {
 	if e.lane == nil {
 		m.arrive(e)
@@ -211,7 +210,7 @@ func (m *machine) publish(e *machineEngine, at place) {
 	m.store(e, at, m.next)
 }
 
-// snapshot requests a snapshot and compares it.
+// snapshot requests a snapshot and compares it with the engines' blocks.
 func (m *machine) snapshot(f *kvcastv1.Filter) error {
 	c := checker.New(checker.Options{})
 	req := &kvcastv1.SnapshotRequest{Filter: f}
@@ -231,7 +230,7 @@ func (m *machine) snapshot(f *kvcastv1.Filter) error {
 			}
 			return m.compare(c, f)
 		case status.Code(err) == codes.ResourceExhausted:
-			return nil // it waited for a slot behind an unread one
+			return nil // the snapshot timed out while another, which is not read, used the slot
 		case err != nil:
 			return err
 		}
@@ -285,7 +284,7 @@ func (m *machine) compare(c *checker.Checker, f *kvcastv1.Filter) error {
 	return nil
 }
 
-// converge lets all routers catch up.
+// converge makes all routers catch up with the newest entry.
 func (m *machine) converge() error {
 	for _, r := range m.routers {
 		if err := m.catchUp(r); err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// queryKinds are the calls that read all workers, and how many may run at a time.
+// queryKinds are the limited calls, with the number that may run concurrently.
 var queryKinds = map[string]struct {
 	running int
 	call    func(*fixture, context.Context) error
@@ -45,9 +45,9 @@ var queryKinds = map[string]struct {
 	}},
 }
 
-// TestQueriesAreLimited makes more queries than may run and wait.
+// TestQueriesAreLimited starts more queries than may run and wait.
 func TestQueriesAreLimited(t *testing.T) {
-	const waiting, more = 64, 3
+	const waiting, excess = 64, 3
 	for kind, tt := range queryKinds {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -56,22 +56,22 @@ func TestQueriesAreLimited(t *testing.T) {
 				h.addWorker()
 				open := h.queries.close()
 				ended := make(chan error, 100)
-				for range tt.running + waiting + more {
+				for range tt.running + waiting + excess {
 					go func() { ended <- tt.call(h, t.Context()) }()
 				}
 				synctest.Wait()
 				if got := h.queries.inside.Load(); got != int64(tt.running) {
 					t.Errorf("%d queries run, want %d", got, tt.running)
 				}
-				if len(ended) != more {
-					t.Errorf("%d queries have ended, want %d", len(ended), more)
+				if len(ended) != excess {
+					t.Errorf("%d queries have ended, want %d", len(ended), excess)
 				}
 				for range len(ended) {
 					wantStatus(t, <-ended, codes.ResourceExhausted, "TOO_MANY_QUERIES")
 				}
 				label := strings.Replace(kind, "status", "workers", 1)
 				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_waiting", "kind", label); got != waiting {
-					t.Errorf("%v queries are counted as waiting, want %d", got, waiting)
+					t.Errorf("queries_waiting: got %v, want %d", got, waiting)
 				}
 				open()
 				for range tt.running + waiting {
@@ -79,15 +79,15 @@ func TestQueriesAreLimited(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_refused_total", "kind", label); got != more {
-					t.Errorf("%v queries are counted as refused, want %d", got, more)
+				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_refused_total", "kind", label); got != excess {
+					t.Errorf("queries_refused_total: got %v, want %d", got, excess)
 				}
 			})
 		})
 	}
 }
 
-// TestQueryKindsAreIndependent makes a lookup by block hash beside slow lookups by tokens hash.
+// TestQueryKindsAreIndependent runs queries of each kind while a query of another kind blocks its kind.
 func TestQueryKindsAreIndependent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
@@ -109,7 +109,7 @@ func TestQueryKindsAreIndependent(t *testing.T) {
 	})
 }
 
-// TestQueryWaitEnds lets one query time out behind a slow one, and cancels another.
+// TestQueryWaitEnds has one query time out while others run, and cancels another query.
 func TestQueryWaitEnds(t *testing.T) {
 	for kind, tt := range queryKinds {
 		t.Run(kind, func(t *testing.T) {
@@ -128,17 +128,17 @@ func TestQueryWaitEnds(t *testing.T) {
 				began := time.Now()
 				wantStatus(t, tt.call(h, t.Context()), codes.ResourceExhausted, "TOO_MANY_QUERIES")
 				if took := time.Since(began); took != 5*time.Second {
-					t.Errorf("it waited for %v, want 5s", took)
+					t.Errorf("the query waited for %v, want 5s", took)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if err := tt.call(h, ctx); err == nil {
-					t.Error("a query whose client left was answered")
+					t.Error("a canceled query was answered")
 				}
 				open()
 				running.Wait()
 				if err := tt.call(h, t.Context()); err != nil {
-					t.Errorf("later: %v", err)
+					t.Errorf("query after the others: %v", err)
 				}
 			})
 		})
@@ -150,26 +150,26 @@ func TestLookupResponseFitsClientLimit(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	hashes := make([]uint64, 10_000)
 	for i := range hashes {
-		hashes[i] = uint64(i) + 1 // hashes of the same encoded size
+		hashes[i] = uint64(i) + 1 // no 0, so that all hashes have the same encoded size
 	}
 	lane := h.Pipeline.AddWorker(feed.Worker{Name: strings.Repeat("w", config.MaxNameBytes), Model: strings.Repeat("m", config.MaxModelBytes)})
 	h.batch(lane, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: hashes, BlockSize: 16})
 	_, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes})
 	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_HOLDERS")
-	// As many as fit into the default limit of clients.
+	// n holders fit into the default limit of clients.
 	one, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:1]})
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := 4 << 20 / proto.Size(one)
 	if _, err := h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:n]}); err != nil {
-		t.Errorf("%d places: %v", n, err)
+		t.Errorf("%d holders: %v", n, err)
 	}
 	_, err = h.client.LookupBlocks(t.Context(), &kvcastv1.LookupBlocksRequest{BlockHashes: hashes[:n+1]})
 	wantStatus(t, err, codes.ResourceExhausted, "TOO_MANY_HOLDERS")
 }
 
-// manySources exceed the limit of a response.
+// manySources returns sources whose encoding exceeds the size limit of a response.
 func manySources() map[string][]*kvcastv1.SourceStatus {
 	all := make(map[string][]*kvcastv1.SourceStatus)
 	for n := range 4096 {

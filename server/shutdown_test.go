@@ -19,9 +19,9 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// plainAndTLS runs a test over both.
+// plainAndTLS runs a test over plaintext and over TLS.
 func plainAndTLS(t *testing.T, test func(t *testing.T, h *fixture)) {
-	// A stalled subscriber must not end before the shutdown.
+	// With the default StallTimeout, a stalled subscriber might end before the shutdown.
 	t.Run("plain", func(t *testing.T) { test(t, overTCP(t, server.Config{StallTimeout: time.Hour}, journal.Config{})) })
 	t.Run("TLS", func(t *testing.T) {
 		cert, client := secured(t)
@@ -52,11 +52,11 @@ func TestShutdownEndsStreamsAfterTheLastEntry(t *testing.T) {
 	}
 	<-done
 	if ctx.Err() != nil {
-		t.Error("shutdown waited for its deadline though every subscriber read")
+		t.Error("shutdown waited until its deadline, although each subscriber has read all entries")
 	}
 }
 
-// TestShutdownBeforeServe is a signal right after the start.
+// TestShutdownBeforeServe calls Shutdown before Serve, as after a signal during the start.
 func TestShutdownBeforeServe(t *testing.T) {
 	s := server.New(server.Config{}, journal.NewMemory(journal.Config{}), nil)
 	s.Shutdown(t.Context())
@@ -82,25 +82,25 @@ func TestShutdownAbortsUnreadSubscriber(t *testing.T) {
 		select {
 		case <-done:
 		case <-time.After(harness.Timeout):
-			t.Fatal("shutdown goes on after its deadline")
+			t.Fatal("shutdown continues after its deadline")
 		}
 		if ctx.Err() == nil {
-			t.Error("shutdown ended before its deadline, so that this tested nothing")
+			t.Error("shutdown ended before its deadline, so the test had no effect")
 		}
 	})
 }
 
-// TestShutdownWaitsForStreamsOnly has a silent connection, an unfinished handshake and a health
-// watch open.
+// TestShutdownWaitsForStreamsOnly opens connections without a call, connections with an incomplete handshake, and a
+// health watch.
 func TestShutdownWaitsForStreamsOnly(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, h *fixture) {
-		for _, says := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02\x00\x01"} {
+		for _, sent := range []string{"", "PRI * HTTP/2.0\r\n", "\x16\x03\x01\x02\x00\x01"} {
 			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", h.conn.Target())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = c.Close() }()
-			if _, err := c.Write([]byte(says)); err != nil {
+			if _, err := c.Write([]byte(sent)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -115,7 +115,7 @@ func TestShutdownWaitsForStreamsOnly(t *testing.T) {
 		defer cancel()
 		h.Server.Shutdown(ctx)
 		if ctx.Err() != nil {
-			t.Error("shutdown waited for its deadline")
+			t.Error("shutdown waited until its deadline")
 		}
 	})
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// lent counts the buffers of cuts in use.
-type lent struct{ given, back atomic.Int64 }
+// bufferCount counts the buffers that snapshots have passed to the server, and those that it has returned.
+type bufferCount struct{ taken, returned atomic.Int64 }
 
-// gate blocks its callers while it is closed.
+// gate blocks the callers of pass while it is closed.
 type gate struct {
 	closed atomic.Pointer[chan struct{}] // nil: open
-	inside atomic.Int64                  // blocked callers
+	inside atomic.Int64                  // number of blocked callers
 }
 
 // close closes the gate and returns the function that opens it.
@@ -40,10 +40,10 @@ func (g *gate) pass() {
 	}
 }
 
-// countedState is a pipeline that counts the buffers of cuts, and whose queries pass a gate.
+// countedState is a pipeline that counts the buffers of snapshots, and whose queries pass a gate.
 type countedState struct {
 	*pipeline.Pipeline
-	lent    *lent
+	buffers *bufferCount
 	queries *gate
 }
 
@@ -63,20 +63,19 @@ func (s countedState) Snapshot(ctx context.Context, worker string, tiers journal
 	c.Blocks = iter.Seq2[[]byte, error](func(yield func([]byte, error) bool) {
 		blocks(func(piece []byte, err error) bool {
 			if piece != nil {
-				s.lent.given.Add(1)
+				s.buffers.taken.Add(1)
 			}
 			return yield(piece, err)
 		})
 	})
 	c.Reuse = func(piece []byte) {
-		s.lent.back.Add(1)
+		s.buffers.returned.Add(1)
 		reuse(piece)
 	}
 	return c, ok, err
 }
 
-// TestSnapshotMemoryIsRecycled reads snapshots to their end, when gRPC does not reference their
-// memory any more.
+// TestSnapshotMemoryIsRecycled reads snapshots to their end. gRPC then does not reference their memory any more.
 func TestSnapshotMemoryIsRecycled(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
@@ -84,8 +83,8 @@ func TestSnapshotMemoryIsRecycled(t *testing.T) {
 	for range 3 {
 		s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 		s.untilMessage(t, isSnapshotEnd)
-		if given, back := h.lent.given.Load(), h.lent.back.Load(); given == 0 || back != given {
-			t.Errorf("%d pieces were sent, and the memory of %d is back", given, back)
+		if taken, returned := h.buffers.taken.Load(), h.buffers.returned.Load(); taken == 0 || returned != taken {
+			t.Errorf("%d buffers were taken, %d returned", taken, returned)
 		}
 	}
 }

@@ -73,8 +73,8 @@ func (e *busyEngine) step() {
 	e.lane.Batch(&b)
 }
 
-// TestSnapshotPlusEntriesIsTheState subscribes repeatedly from snapshots while engines publish
-// and workers are added and removed.
+// TestSnapshotPlusEntriesIsTheState subscribes repeatedly from snapshots, while engines publish and workers are added
+// and removed.
 func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 8}, journal.Config{MaxBytes: 1 << 30})
 	const steps = 1500
@@ -134,7 +134,7 @@ func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 	engines.Wait()
 	newest := h.Journal.Bounds().Newest
 	for _, f := range all {
-		// The state after all entries, with the same filter.
+		// want is the state after all entries, with the same filter.
 		req := earliest()
 		req.Filter = f.filter
 		unfiltered := h.subscribe(checker.New(checker.Options{}), req)
@@ -186,7 +186,7 @@ func TestSnapshotReplacesCompactedEntries(t *testing.T) {
 				t.Fatal(err)
 			}
 			if m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT || m.GetPosition() != nil {
-				t.Errorf("accepted: got %v, want a snapshot, and no position", m)
+				t.Errorf("accepted: got %v, want MODE_SNAPSHOT and no position", m)
 			}
 			s.until(t, 5002)
 			if got := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE); got != 5001 {
@@ -220,8 +220,8 @@ func (j *gatedJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk
 	return j.Memory.Read(ctx, q)
 }
 
-// TestCompactedSubscriberGetsSnapshotInSameStream evicts all entries before the stream reads
-// on, and then lets it read.
+// TestCompactedSubscriberGetsSnapshotInSameStream blocks the reads of a stream, evicts all entries, and unblocks the
+// reads.
 func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 	var j gatedJournal
 	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(m *journal.Memory) server.Journal {
@@ -252,7 +252,7 @@ func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 		begun = begun || m.GetSnapshotBegin() != nil
 	}
 	if !begun {
-		t.Error("no snapshot came, so that this tested nothing")
+		t.Error("there was no snapshot, so the test had no effect")
 	}
 	if got, want := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE), len(hashes)+1; got != want {
 		t.Errorf("got %d blocks, want %d", got, want)
@@ -292,7 +292,7 @@ func TestEmptySnapshot(t *testing.T) {
 	}
 }
 
-// messages receives a number of messages, or until an error.
+// messages receives n messages, or fewer if there is an error, and returns the last message.
 func (s *subscription) messages(n int) (m *kvcastv1.SubscribeResponse, err error) {
 	for range n {
 		if m, err = s.next(); err != nil {
@@ -383,7 +383,7 @@ func TestStatusCalls(t *testing.T) {
 		t.Fatalf("workers: got %v, %v", list, err)
 	}
 	if w := list.GetWorkers()[1]; w.GetName() != "absent" || w.GetState() != kvcastv1.WorkerState_WORKER_STATE_CONNECTING || len(w.GetSources()) != 1 {
-		t.Errorf("a worker that is not in the stream: got %v", w)
+		t.Errorf("a worker without entries: got %v", w)
 	}
 	list, err = h.client.ListWorkers(t.Context(), &kvcastv1.ListWorkersRequest{Filter: &kvcastv1.Filter{Workers: []string{"w"}}})
 	if err != nil || len(list.GetWorkers()) != 1 {
@@ -413,13 +413,13 @@ func TestSnapshotEndsWithItsClient(t *testing.T) {
 				break
 			}
 			if status.Code(err) != codes.ResourceExhausted || time.Now().After(deadline) {
-				t.Fatalf("the place of a snapshot whose client left is not free: %v", err)
+				t.Fatalf("the slot of the canceled snapshot was not released: %v", err)
 			}
 		}
 	}
 }
 
-// TestSnapshotOfIdleWorker has a worker whose last entry is evicted.
+// TestSnapshotOfIdleWorker reads the blocks of a worker whose last entry is evicted.
 func TestSnapshotOfIdleWorker(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	h.addWorker()
@@ -429,19 +429,19 @@ func TestSnapshotOfIdleWorker(t *testing.T) {
 		h.batch(busy, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{n % 10}})
 	}
 	if h.Journal.Bounds().Oldest < 10 {
-		t.Fatal("nothing has left the journal, so that this tests nothing")
+		t.Fatal("no entry was evicted, so the test has no effect")
 	}
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	s.until(t, h.Journal.Bounds().Newest)
 	if got := s.checker.View().Count("w", 0, kvcastv1.Tier_TIER_DEVICE); got != 3 {
-		t.Errorf("the quiet worker: got %d blocks, want 3", got)
+		t.Errorf("the idle worker: got %d blocks, want 3", got)
 	}
 	if got := s.checker.View().Count("busy", 0, kvcastv1.Tier_TIER_DEVICE); got != 10 {
-		t.Errorf("the other: got %d blocks, want 10", got)
+		t.Errorf("the other worker: got %d blocks, want 10", got)
 	}
 }
 
-// TestFilteredSubscriberGetsProgress selects none of the entries appended.
+// TestFilteredSubscriberGetsProgress appends entries that the filter excludes.
 func TestFilteredSubscriberGetsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{ProgressInterval: time.Second}, journal.Config{})
@@ -467,11 +467,11 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 				t.Fatal(err)
 			}
 			if took := time.Since(began); m.GetProgress() == nil || took > 1100*time.Millisecond || took < 700*time.Millisecond {
-				t.Errorf("got %v after %v, want progress after some second", m, took)
+				t.Errorf("got %v after %v, want Progress after about a second", m, took)
 			}
 		}
 		if s.checker.Position().GetSeq() < 20 {
-			t.Errorf("the position is %v though much more was passed", s.checker.Position())
+			t.Errorf("the position is %v, although the stream has read further entries", s.checker.Position())
 		}
 		cancel()
 		busy.Wait()
@@ -480,24 +480,24 @@ func TestFilteredSubscriberGetsProgress(t *testing.T) {
 	})
 }
 
-// TestWaitingSnapshotSendsHeartbeats makes others wait behind an unread snapshot: before a
-// stream's first position, and after entries.
+// TestWaitingSnapshotSendsHeartbeats makes two streams wait for a snapshot slot while the only slot is in use: one
+// before its first position, one after entries.
 func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour, StallTimeout: time.Hour, ProgressInterval: 10 * time.Millisecond}, journal.Config{MaxBytes: 256 << 10})
 	h.addWorker()
 	h.fill(30_000)
-	first, err := h.narrow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // some 500 KB
+	first, err := h.withSmallWindow().client.Snapshot(t.Context(), &kvcastv1.SnapshotRequest{}) // the snapshot has some 500 KB
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := first.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	follows := h.narrow().subscribe(checker.New(checker.Options{}), latest())
+	follows := h.withSmallWindow().subscribe(checker.New(checker.Options{}), latest())
 	if _, err := follows.next(); err != nil {
 		t.Fatal(err)
 	}
-	h.fill(30_000) // some 1.5 MB, of which the journal retains 256 KiB
+	h.fill(30_000) // some 1.5 MB; the journal retains 256 KiB
 	waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	for range 3 {
 		m, err := waits.next()
@@ -505,7 +505,7 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m.GetAccepted() == nil && (m.GetProgress() == nil || m.GetPosition() != nil) {
-			t.Fatalf("got %v, want a progress without a position", m)
+			t.Fatalf("got %v, want Progress without a position", m)
 		}
 	}
 	ctx, leave := context.WithCancel(t.Context())
@@ -515,26 +515,26 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m, err := alone.Recv(); err != nil || m.GetProgress() == nil || m.GetPosition() != nil {
-		t.Fatalf("a snapshot by itself: got %v, %v", m, err)
+		t.Fatalf("Snapshot: got %v, %v", m, err)
 	}
 	leave()
-	// A stream that was compacted while it followed keeps its position.
+	// The heartbeats of a stream that needs a snapshot after entries have its position.
 	for begun := false; !begun; {
 		m, err := follows.next()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if begun = m.GetProgress() != nil && m.GetPosition() != nil; m.GetSnapshotBegin() != nil {
-			t.Fatal("it did not wait")
+			t.Fatal("the snapshot did not wait")
 		}
 	}
-	for err == nil { // the first is read to its end
+	for err == nil { // reads the first snapshot to its end
 		_, err = first.Recv()
 	}
 	if !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	// Either of them may be next: read both.
+	// Either stream may get the slot next, so both are read.
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, s := range []*subscription{waits, follows} {

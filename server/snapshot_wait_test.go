@@ -17,7 +17,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// subscribeToSnapshotBegin subscribes from a snapshot and returns at its SnapshotBegin.
+// subscribeToSnapshotBegin subscribes from a snapshot, and returns when SnapshotBegin is received.
 func (h *fixture) subscribeToSnapshotBegin(t *testing.T) *subscription {
 	t.Helper()
 	s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
@@ -25,26 +25,26 @@ func (h *fixture) subscribeToSnapshotBegin(t *testing.T) *subscription {
 	return s
 }
 
-// TestQueuedSnapshotsComplete queues twenty snapshots behind two: all are accepted at once and
-// complete.
+// TestQueuedSnapshotsComplete requests twenty snapshots while two use all slots. All streams are accepted at once, and
+// all snapshots complete.
 func TestQueuedSnapshotsComplete(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSnapshots: 2, MaxSnapshotWait: 10 * time.Minute}, journal.Config{})
 	h.addWorker()
-	h.hold()
+	h.storeLargeBlocks()
 	v := h.Pipeline.AddWorker(feed.Worker{Name: "v", Model: "m"})
 	store := func(hash uint64) {
 		h.batch(v, wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{hash}})
 	}
 	store(1)
-	unread := []*subscription{h.subscribeToSnapshotBegin(t), h.subscribeToSnapshotBegin(t)} // not read any further
+	unread := []*subscription{h.subscribeToSnapshotBegin(t), h.subscribeToSnapshotBegin(t)} // use the slots until they are read
 	subs := make([]*subscription, 20)
 	for i := range subs {
 		subs[i] = h.subscribe(checker.New(checker.Options{}), fromSnapshot(&kvcastv1.Filter{Workers: []string{"v"}}))
 		if m, err := subs[i].next(); err != nil || m.GetAccepted().GetMode() != kvcastv1.Accepted_MODE_SNAPSHOT {
-			t.Fatalf("subscriber %d: got %v, %v, want Accepted while it waits", i, m, err)
+			t.Fatalf("subscriber %d: got %v, %v, want Accepted before the snapshot", i, m, err)
 		}
 	}
-	for hash := range uint64(1000) { // entries go on meanwhile
+	for hash := range uint64(1000) { // entries are appended while the snapshots wait
 		store(hash)
 	}
 	newest := h.Journal.Bounds().Newest
@@ -68,13 +68,13 @@ func TestQueuedSnapshotsComplete(t *testing.T) {
 	reading.Wait()
 }
 
-// TestSlowlyReadSnapshotIsEnded reads a snapshot a little before each stall timeout while
-// another waits.
+// TestSlowlyReadSnapshotIsEnded reads a little of a snapshot before each stall timeout, while another snapshot
+// waits.
 func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: 5 * time.Minute}, journal.Config{})
 		h.addWorker()
-		h.hold()
+		h.storeLargeBlocks()
 		slow := h.subscribeToSnapshotBegin(t)
 		waits := make(chan error, 1)
 		go func() {
@@ -96,14 +96,14 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 				break
 			}
 			if time.Since(began) > 20*time.Minute {
-				t.Fatal("the snapshot still goes on")
+				t.Fatal("the slowly read snapshot has not ended")
 			}
 		}
 		if err := <-waits; err != nil {
-			t.Errorf("the one that waited: %v", err)
+			t.Errorf("the waiting snapshot: %v", err)
 		}
 		if took := time.Since(began); took > 5*time.Minute {
-			t.Errorf("it took %v", took)
+			t.Errorf("the waiting snapshot took %v", took)
 		}
 	})
 }
@@ -113,7 +113,7 @@ func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{MaxSnapshots: 1, MaxSnapshotWait: time.Hour}, journal.Config{})
 		h.addWorker()
-		h.hold()
+		h.storeLargeBlocks()
 		first := h.subscribeToSnapshotBegin(t)
 		waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 		if _, err := waits.next(); err != nil {

@@ -15,18 +15,17 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// Cases that other relays and watch services got wrong. An empty snapshot is in
-// TestEmptySnapshot.
+// The tests in this file are cases with known bugs in other relays and watch services. TestEmptySnapshot is another.
 
-// TestResumeAtBoundaryPositions resumes at each position that is easily off by one, in a
-// journal with evicted entries.
+// TestResumeAtBoundaryPositions resumes at the first and last valid positions, and one beyond them, in a journal with
+// evicted entries.
 func TestResumeAtBoundaryPositions(t *testing.T) {
 	edge := overTCP(t, server.Config{}, journal.Config{MaxBytes: 64 << 10})
 	edge.addWorker()
 	edge.fill(5000)
 	b := edge.Journal.Bounds()
 	if b.Oldest < 3 || b.Oldest >= b.Newest {
-		t.Fatalf("bounds %+v test nothing", b)
+		t.Fatalf("bounds %+v: no entry was evicted, so the test has no effect", b)
 	}
 	unevicted := overTCP(t, server.Config{}, journal.Config{})
 	unevicted.addWorker()
@@ -36,9 +35,9 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 		name   string
 		h      *fixture
 		after  uint64
-		code   codes.Code // of the error, or
+		code   codes.Code // code of the error; OK: none
 		reason string
-		first  uint64 // the first entry; 0: it is caught up
+		first  uint64 // seq of the first entry; 0: there is none
 	}{
 		{"equal to the newest: caught up, no error", edge, b.Newest, codes.OK, "", 0},
 		{"newest and 1: of another server", edge, b.Newest + 1, codes.OutOfRange, "POSITION_AHEAD", 0},
@@ -73,8 +72,8 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 	}
 }
 
-// TestProgressNeverOvertakesEntries sends Progress continuously while entries are appended. The
-// checker rejects one ahead of what was delivered, with filters too.
+// TestProgressNeverOvertakesEntries sends Progress every millisecond while entries are appended. The checker rejects a
+// Progress whose position is beyond the delivered entries.
 func TestProgressNeverOvertakesEntries(t *testing.T) {
 	h := overTCP(t, server.Config{ProgressInterval: time.Millisecond}, journal.Config{})
 	h.addWorker()
@@ -100,8 +99,8 @@ func TestProgressNeverOvertakesEntries(t *testing.T) {
 	reading.Wait()
 }
 
-// TestCompactionDuringResume evicts the next entries while a stream resumes: it ends with
-// GAP_POLICY_FAIL, and otherwise continues with a snapshot.
+// TestCompactionDuringResume evicts the next entries while a stream resumes. With GAP_POLICY_FAIL, the stream ends;
+// otherwise it continues with a snapshot.
 func TestCompactionDuringResume(t *testing.T) {
 	for name, fails := range map[string]bool{"fails": true, "goes on with a snapshot": false} {
 		t.Run(name, func(t *testing.T) {
@@ -127,19 +126,19 @@ func TestCompactionDuringResume(t *testing.T) {
 						return
 					}
 					if m.GetSnapshotBegin() != nil && fails {
-						t.Fatal("a snapshot came")
+						t.Fatal("got a snapshot with GAP_POLICY_FAIL")
 					}
 				}
 				if fails {
-					t.Error("nothing was compacted, so that this tested nothing")
+					t.Error("no entry was evicted, so the test had no effect")
 				}
 			})
 		})
 	}
 }
 
-// TestSlowSubscriberIsNotStarved reads one response each time that many others have read
-// everything.
+// TestSlowSubscriberIsNotStarved has one subscriber read one response per round, while many others read all entries of
+// the round.
 func TestSlowSubscriberIsNotStarved(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
@@ -164,7 +163,7 @@ func TestSlowSubscriberIsNotStarved(t *testing.T) {
 			})
 		}
 		if _, err := slow.next(); err != nil {
-			t.Fatalf("the slow one, in round %d: %v", round, err)
+			t.Fatalf("the slow subscriber, round %d: %v", round, err)
 		}
 		reading.Wait()
 		close(errs)

@@ -81,8 +81,8 @@ func TestSubscribeStarts(t *testing.T) {
 	}
 }
 
-// TestRandomResumesDeliverEveryEntryOnce runs subscribers that connect, leave and resume at
-// random while entries are appended.
+// TestRandomResumesDeliverEveryEntryOnce runs subscribers that disconnect and resume at random while entries are
+// appended.
 func TestRandomResumesDeliverEveryEntryOnce(t *testing.T) {
 	const entries = 20_000
 	h := overTCP(t, server.Config{}, journal.Config{})
@@ -94,7 +94,7 @@ func TestRandomResumesDeliverEveryEntryOnce(t *testing.T) {
 			req := earliest()
 			for round := 0; c.Position().GetSeq() < entries; round++ {
 				s := h.subscribe(c, req)
-				// Leave after a different number of messages each time, finally after none.
+				// Disconnect after a different number of messages in each round, in the last round after none.
 				for m := 0; c.Position().GetSeq() < entries && (round > 20 || m < (n*7+round*3)%11+1); m++ {
 					if _, err := s.next(); err != nil {
 						t.Errorf("subscriber %d, round %d: %v", n, round, err)
@@ -129,7 +129,7 @@ func TestResponsesAreBatchedOnlyWhenBehind(t *testing.T) {
 		}
 	}
 	if responses > 10 {
-		t.Errorf("5,000 entries of some 70 bytes came in %d responses, want at most 10", responses)
+		t.Errorf("5,000 entries of some 70 bytes were sent in %d responses, want at most 10", responses)
 	}
 	for n := range 20 {
 		h.append(uint64(10_000 + n))
@@ -138,7 +138,7 @@ func TestResponsesAreBatchedOnlyWhenBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(m.GetEntries()) != 1 {
-			t.Fatalf("at the head: got %d entries, want the one that was appended", len(m.GetEntries()))
+			t.Fatalf("not behind: got %d entries, want the one that was appended", len(m.GetEntries()))
 		}
 	}
 }
@@ -159,7 +159,7 @@ func TestIdleStreamGetsProgress(t *testing.T) {
 				t.Errorf("progress %d came after %v, want 8s to 10s", round, idle)
 			}
 			if m.GetProgress() == nil || m.GetPosition().GetSeq() != s.checker.Position().GetSeq() {
-				t.Errorf("got %v, want a progress at %v", m, s.checker.Position())
+				t.Errorf("got %v, want Progress at %v", m, s.checker.Position())
 			}
 		}
 		// An entry postpones the next Progress.
@@ -170,14 +170,14 @@ func TestIdleStreamGetsProgress(t *testing.T) {
 			t.Fatalf("got %v, %v after %v; want the entry at once", m, err, time.Since(began))
 		}
 		if m, err := s.next(); err != nil || m.GetProgress() == nil || time.Since(began) < 8*time.Second {
-			t.Errorf("got %v, %v after %v; want progress 8 s after the entry at the soonest", m, err, time.Since(began))
+			t.Errorf("got %v, %v after %v; want Progress at least 8 s after the entry", m, err, time.Since(began))
 		}
 		s.cancel()
 		_, _ = s.stream.Recv()
 	})
 }
 
-// TestUnreadSubscriberIsEnded stalls beside a subscriber that reads.
+// TestUnreadSubscriberIsEnded has one client that does not read and one that reads.
 func TestUnreadSubscriberIsEnded(t *testing.T) {
 	t.Parallel()
 	h := overTCP(t, server.Config{StallTimeout: 5 * time.Second}, journal.Config{MaxBytes: 1 << 30})
@@ -197,18 +197,18 @@ func TestUnreadSubscriberIsEnded(t *testing.T) {
 	}()
 	h.flood()
 	if err := <-read; err != nil {
-		t.Fatalf("the subscriber that reads: %v", err)
+		t.Fatalf("the subscriber whose client reads: %v", err)
 	}
-	for h.subscribers(t) != 1 { // its handler has returned
+	for h.subscribers(t) != 1 { // the handler of the ended stream has not returned yet
 		if reads.stream.Context().Err() != nil {
-			t.Fatal("the stream of the subscriber that reads has ended")
+			t.Fatal("the stream whose client reads has ended")
 		}
 	}
 	wantStatus(t, stalls.end(), codes.ResourceExhausted, "SLOW_SUBSCRIBER")
-	// It resumes where it was.
+	// The ended subscriber resumes after its position.
 	at := stalls.checker.Position()
 	if at.GetSeq() >= 1025 {
-		t.Fatal("everything was delivered, so that this tested nothing")
+		t.Fatal("all entries were delivered, so the test had no effect")
 	}
 	again := h.subscribe(stalls.checker, after(at))
 	again.until(t, 1025)
@@ -227,7 +227,7 @@ func TestSlotOfCanceledSubscriberIsReleased(t *testing.T) {
 	if _, err := first.stream.Recv(); status.Code(err) != codes.Canceled {
 		t.Fatalf("got %v, want the stream cancelled", err)
 	}
-	// The slot is released once the server has noticed.
+	// The server releases the slot when it has received the cancellation.
 	for {
 		s := h.subscribe(checker.New(checker.Options{}), earliest())
 		if _, err := s.next(); err == nil {
@@ -238,7 +238,7 @@ func TestSlotOfCanceledSubscriberIsReleased(t *testing.T) {
 	}
 }
 
-// TestStreamEqualsAppendedEntries compares all bytes with gRPC's own codec.
+// TestStreamEqualsAppendedEntries compares the entries that a client decodes with the appended entries.
 func TestStreamEqualsAppendedEntries(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{})
 	h.addWorker()
@@ -263,7 +263,7 @@ func TestStreamEqualsAppendedEntries(t *testing.T) {
 	})
 }
 
-// BenchmarkDeliver measures the process time per entry and subscriber, clients included.
+// BenchmarkDeliver measures the CPU time of the process per entry and subscriber, which includes the clients.
 func BenchmarkDeliver(b *testing.B) {
 	for _, subscribers := range []int{1, 8} {
 		b.Run(fmt.Sprint("subscribers=", subscribers), func(b *testing.B) {

@@ -12,8 +12,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// TestSubscribersResponseFitsClientLimit lists the default maximum of subscribers with records
-// of maximum size, and then more.
+// TestSubscribersResponseFitsClientLimit lists as many subscribers as are allowed by default, with records of maximum
+// size, and then twice as many.
 func TestSubscribersResponseFitsClientLimit(t *testing.T) {
 	s := New(Config{}, journal.NewMemory(journal.Config{}), nil)
 	var f kvcastv1.Filter
@@ -29,7 +29,7 @@ func TestSubscribersResponseFitsClientLimit(t *testing.T) {
 	add(DefaultMaxSubscribers)
 	all, err := routerEvents{Server: s}.ListSubscribers(t.Context(), nil)
 	if err != nil || len(all.GetSubscribers()) != DefaultMaxSubscribers {
-		t.Fatalf("as many as by default: got %d, %v", len(all.GetSubscribers()), err)
+		t.Fatalf("default maximum: got %d, %v", len(all.GetSubscribers()), err)
 	}
 	add(DefaultMaxSubscribers)
 	if _, err = (routerEvents{Server: s}).ListSubscribers(t.Context(), nil); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "GetStatus") {

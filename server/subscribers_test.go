@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// listed polls ListSubscribers until it returns what is wanted.
+// listed polls ListSubscribers until done returns true for the result.
 func (h *fixture) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcastv1.SubscriberStatus {
 	h.t.Helper()
 	for {
@@ -27,7 +27,7 @@ func (h *fixture) listed(done func([]*kvcastv1.SubscriberStatus) bool) []*kvcast
 	}
 }
 
-// entries exceed the buffers of a narrow connection.
+// entries is the number of entries that exceed the buffers of a connection withSmallWindow.
 const entries = 50_000
 
 func TestSubscribersAreListed(t *testing.T) {
@@ -38,17 +38,17 @@ func TestSubscribersAreListed(t *testing.T) {
 	reads.until(t, 1)
 	req := earliest()
 	req.Filter = &kvcastv1.Filter{Workers: []string{strings.Repeat("é", 100), "w"}, Models: strings.Split("m,b,c,d,e,f,g,h,i", ",")}
-	stalls := h.narrow().subscribe(checker.New(checker.Options{}), req)
+	stalls := h.withSmallWindow().subscribe(checker.New(checker.Options{}), req)
 	stalls.until(t, 1)
 	h.fill(entries - 1)
 	reads.until(t, entries)
 
 	all := h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return len(all) == 2 && all[0].GetSeq() == entries })
 	if all[0].GetBehind() != 0 || all[0].GetFilter() != nil || all[0].GetInSnapshot() {
-		t.Errorf("the one that has read all: got %v, want it not behind, without a filter", all[0])
+		t.Errorf("the subscriber that has read all: got %v, want behind 0 and no filter", all[0])
 	}
 	if at := all[1].GetSeq(); at == 0 || at >= entries || all[1].GetBehind() != entries-at {
-		t.Errorf("the one that reads nothing: got %v, want it behind by the rest", all[1])
+		t.Errorf("the subscriber that reads nothing: got %v, want behind the rest of the entries", all[1])
 	}
 	want := &kvcastv1.Filter{Workers: []string{strings.Repeat("é", 64), "w"}, Models: strings.Split("m,b,c,d,e,f,g,h", ",")}
 	if got := all[1].GetFilter(); !proto.Equal(got, want) {
@@ -57,7 +57,7 @@ func TestSubscribersAreListed(t *testing.T) {
 	for i, one := range all {
 		if !strings.HasPrefix(one.GetPeer(), "127.0.0.1:") || !strings.HasPrefix(one.GetUserAgent(), "grpc-go/") ||
 			one.GetStartTimeUnixNano() < before || one.GetStartTimeUnixNano() > time.Now().UnixNano() {
-			t.Errorf("subscriber %d: got %v, want its address, client and time", i, one)
+			t.Errorf("subscriber %d: got %v, want its address, user agent and start time", i, one)
 		}
 	}
 	reads.cancel()
@@ -65,11 +65,11 @@ func TestSubscribersAreListed(t *testing.T) {
 	h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return len(all) == 0 })
 }
 
-func TestSubscriberInASnapshotIsListedSo(t *testing.T) {
+func TestListedSubscriberIsInSnapshot(t *testing.T) {
 	h := overTCP(t, server.Config{}, journal.Config{MaxBytes: 1 << 30})
 	h.addWorker()
 	h.fill(entries - 1)
-	s := h.narrow().subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+	s := h.withSmallWindow().subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return len(all) == 1 && all[0].GetInSnapshot() })
 	s.until(t, entries)
 	h.listed(func(all []*kvcastv1.SubscriberStatus) bool { return !all[0].GetInSnapshot() && all[0].GetBehind() == 0 })

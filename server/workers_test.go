@@ -19,14 +19,14 @@ import (
 	"github.com/kvcast/kvcast/server"
 )
 
-// roll records added and removed workers, or returns an error. It validates as ingest does.
-type roll struct {
+// recordedWorkers records added and removed workers, or returns an error. It validates workers as ingest does.
+type recordedWorkers struct {
 	err     error
 	added   []config.Worker
 	removed []string
 }
 
-func (r *roll) AddWorker(_ context.Context, c config.Worker) error {
+func (r *recordedWorkers) AddWorker(_ context.Context, c config.Worker) error {
 	if err := (config.Config{Workers: []config.Worker{c}}).Validate(); err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func (r *roll) AddWorker(_ context.Context, c config.Worker) error {
 	return errors.Join(nil, r.err)
 }
 
-func (r *roll) RemoveWorker(_ context.Context, name string, why feed.RemoveReason) error {
+func (r *recordedWorkers) RemoveWorker(_ context.Context, name string, why feed.RemoveReason) error {
 	r.removed = append(r.removed, fmt.Sprint(name, " ", why))
 	return r.err
 }
@@ -46,7 +46,7 @@ func spec() *kvcastv1.WorkerSpec {
 
 func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
 	return func(t *testing.T) (*fixture, error) {
-		h := overTCP(t, server.Config{Workers: &roll{err: err}}, journal.Config{})
+		h := overTCP(t, server.Config{Workers: &recordedWorkers{err: err}}, journal.Config{})
 		_, err := kvcastv1.NewWorkerServiceClient(h.conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: spec})
 		return h, err
 	}
@@ -54,7 +54,7 @@ func registerFails(err error, spec *kvcastv1.WorkerSpec) failing {
 
 func deregisterFails(err error, name string) failing {
 	return func(t *testing.T) (*fixture, error) {
-		h := overTCP(t, server.Config{Workers: &roll{err: err}}, journal.Config{})
+		h := overTCP(t, server.Config{Workers: &recordedWorkers{err: err}}, journal.Config{})
 		h.addWorker()
 		_, err := kvcastv1.NewWorkerServiceClient(h.conn).DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: name})
 		return h, err
@@ -62,8 +62,8 @@ func deregisterFails(err error, name string) failing {
 }
 
 func TestRegisterAndDeregisterWorker(t *testing.T) {
-	r := &roll{}
-	h := startingOverTCP(t, server.Config{Workers: r}) // also while it starts
+	r := &recordedWorkers{}
+	h := startingOverTCP(t, server.Config{Workers: r}) // a starting server registers workers
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	if _, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 		Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"}, Consolidate: kvcastv1.Consolidate_CONSOLIDATE_DEDUP,
@@ -74,7 +74,7 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 	if _, err := client.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "v"}); err != nil {
 		t.Fatal(err)
 	}
-	want := &roll{
+	want := &recordedWorkers{
 		added: []config.Worker{{
 			Name: "v", Model: "m", BlockSize: 16, Endpoint: "h:8000", Labels: map[string]string{"zone": "a"},
 			Sources:     []config.Source{{Engine: feed.EngineSGLang, Connect: "tcp://h:1", Replay: "tcp://h:9", DPSize: 2, Topic: "kv", Copies: config.CopiesCounted}},
@@ -82,12 +82,12 @@ func TestRegisterAndDeregisterWorker(t *testing.T) {
 		}},
 		removed: []string{fmt.Sprint("v ", feed.RemovedDeregistered)},
 	}
-	if diff := cmp.Diff(want, r, cmp.AllowUnexported(roll{})); diff != "" {
+	if diff := cmp.Diff(want, r, cmp.AllowUnexported(recordedWorkers{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// Clients may use tcp endpoints only, and those of allowed hosts.
+// TestRegisteredEndpointsAreRestricted registers endpoints that are not TCP, or whose hosts are not allowed.
 func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 	hosts, err := config.ParseHosts([]string{"10.0.0.0/8", "*.pods"})
 	if err != nil {
@@ -105,7 +105,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 		{hosts: hosts, connect: "tcp://169.254.169.254:80", want: []string{"worker.sources[0].connect"}},
 		{hosts: hosts, connect: "tcp://10.1.2.3:1", replay: "tcp://localhost:2", want: []string{"worker.sources[0].replay"}},
 	} {
-		r := &roll{}
+		r := &recordedWorkers{}
 		client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{Workers: r, RegisterHosts: tt.hosts}, journal.Config{}).conn)
 		_, err := client.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
 			Name: "v", Sources: []*kvcastv1.SourceSpec{{Connect: tt.connect, Replay: tt.replay}},
@@ -125,7 +125,7 @@ func TestRegisteredEndpointsAreRestricted(t *testing.T) {
 }
 
 func TestRegisterWorkerWithSeveralSources(t *testing.T) {
-	r := &roll{}
+	r := &recordedWorkers{}
 	client := kvcastv1.NewWorkerServiceClient(overTCP(t, server.Config{Workers: r}, journal.Config{}).conn)
 	for c, want := range map[kvcastv1.Consolidate]feed.Consolidate{
 		kvcastv1.Consolidate_CONSOLIDATE_UNSPECIFIED: feed.ConsolidateDedup,
@@ -147,10 +147,9 @@ func TestRegisterWorkerWithSeveralSources(t *testing.T) {
 	}
 }
 
-// TestViolationsUseContractNames has values that ingest refuses and values that the contract
-// does not have.
+// TestViolationsUseContractNames registers values that ingest refuses, and values that the contract does not have.
 func TestViolationsUseContractNames(t *testing.T) {
-	h := overTCP(t, server.Config{Workers: &roll{}}, journal.Config{})
+	h := overTCP(t, server.Config{Workers: &recordedWorkers{}}, journal.Config{})
 	client := kvcastv1.NewWorkerServiceClient(h.conn)
 	source := func(change func(*kvcastv1.SourceSpec)) func(*kvcastv1.WorkerSpec) {
 		return func(w *kvcastv1.WorkerSpec) { change(w.GetSources()[0]) }
@@ -203,7 +202,7 @@ func TestViolationsUseContractNames(t *testing.T) {
 	}
 }
 
-// TestWorkerStates derives worker states from those of sources.
+// TestWorkerStates derives the state of a worker from the states of its sources.
 func TestWorkerStates(t *testing.T) {
 	const (
 		connecting = kvcastv1.SourceState_SOURCE_STATE_CONNECTING
@@ -241,7 +240,7 @@ func TestWorkerStates(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := list.GetWorkers()[0].GetState(); got != tt.want {
-			t.Errorf("%v, heard of: %v: got %v, want %v", tt.states, tt.started, got, tt.want)
+			t.Errorf("%v, started: %v: got %v, want %v", tt.states, tt.started, got, tt.want)
 		}
 	}
 }
