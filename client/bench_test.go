@@ -18,8 +18,8 @@ func mixed(n uint64) uint64 {
 	return n ^ n>>31
 }
 
-// storeChain stores chains of length blocks of a worker. Contents are numbered: equal numbers
-// are equal contents.
+// storeChain stores blocks of a worker in chains of the given length. The contents of the blocks are numbered from
+// contents+1; equal numbers are equal contents.
 func storeChain(v *client.View, worker string, contents uint64, blocks, length int) {
 	for at := 0; at < blocks; at += length {
 		var tokens []uint64
@@ -30,19 +30,19 @@ func storeChain(v *client.View, worker string, contents uint64, blocks, length i
 	}
 }
 
-// stored returns an entry that stores a prompt. Its block hashes are the worker's own and start
-// at a number.
-func stored(worker string, names uint64, tokens []uint64) *kvcastv1.Entry {
+// stored returns an entry that stores a chain of blocks. The block hashes differ between workers and follow from
+// first.
+func stored(worker string, first uint64, tokens []uint64) *kvcastv1.Entry {
 	s := &kvcastv1.Stored{BlockSize: 16, TokensHashes: tokens}
 	for i := range tokens {
-		s.BlockHashes = append(s.BlockHashes, mixed(names+uint64(i)+1)^mixed(uint64(worker[1])))
+		s.BlockHashes = append(s.BlockHashes, mixed(first+uint64(i)+1)^mixed(uint64(worker[1])))
 	}
 	return &kvcastv1.Entry{Worker: worker, Events: []*kvcastv1.RouterEvent{{
 		DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE, Event: &kvcastv1.RouterEvent_Stored{Stored: s},
 	}}}
 }
 
-// heap returns the live bytes.
+// heap returns the bytes in use after a garbage collection.
 func heap() uint64 {
 	runtime.GC()
 	runtime.GC()
@@ -51,14 +51,14 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// viewLoads are contents of a View, a million blocks of each of 4 workers.
+// viewLoads are contents of a View with 4 workers.
 var viewLoads = []struct {
 	name   string
 	shared bool // all workers hold the same blocks
 }{{"Distinct", false}, {"Shared", true}}
 
 const (
-	loadBlocks  = 1_000_000 // of each worker
+	loadBlocks  = 1_000_000 // blocks per worker
 	loadWorkers = 4
 )
 
@@ -72,8 +72,7 @@ func fillView(v *client.View, shared bool, blocks int) {
 	}
 }
 
-// BenchmarkViewMemory measures the bytes per block and worker, with a million blocks of each of
-// 4 workers.
+// BenchmarkViewMemory measures the bytes per block and worker. Each of 4 workers has a million blocks.
 func BenchmarkViewMemory(b *testing.B) {
 	for _, l := range viewLoads {
 		b.Run(l.name, func(b *testing.B) {
@@ -96,15 +95,15 @@ const (
 // promptLoads are distributions of a prompt of 1,000 blocks over 64 workers.
 var promptLoads = []struct {
 	name string
-	hold func(worker int) int // number of its blocks per worker
+	hold func(worker int) int // number of the prompt's blocks that a worker holds
 }{
 	{"AllHoldAll", func(int) int { return promptBlocks }},
 	{"EachHoldsLess", func(w int) int { return promptBlocks - w*promptBlocks/promptWorkers }},
 	{"OneHoldsAll", func(w int) int { return max(1, promptBlocks*(1-min(w, 1))) }},
 }
 
-// BenchmarkMatch matches a prompt of 1,000 blocks over 64 workers with 100,000 other blocks
-// each, given as hashes; Tokens hashes 16,000 tokens first.
+// BenchmarkMatch matches a prompt of 1,000 blocks with 64 workers that also hold 100,000 other blocks each. The
+// prompt is given as hashes, or in Tokens as 16,000 tokens.
 func BenchmarkMatch(b *testing.B) {
 	for _, l := range promptLoads {
 		v := startedView()
@@ -146,7 +145,7 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// BenchmarkApply stores and removes blocks of one worker among others, 16 per entry.
+// BenchmarkApply stores and removes 16 blocks of one worker per entry. The View has 8 workers.
 func BenchmarkApply(b *testing.B) {
 	v := startedView()
 	for w := range 8 {

@@ -17,10 +17,10 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// plain are the dial options of the examples: no TLS.
+// plain returns the dial option of the examples: no TLS.
 func plain() grpc.DialOption { return grpc.WithTransportCredentials(insecure.NewCredentials()) }
 
-// kvcast is a server in this process, in place of `kvcast serve`.
+// kvcast is a server in this process, instead of `kvcast serve`.
 type kvcast struct {
 	Addr     string
 	instance *harness.Instance
@@ -46,7 +46,8 @@ func (k *kvcast) Stop() {
 	}
 }
 
-// prompt stores the blocks of a prompt, 4 tokens each. Their hashes start at a number.
+// prompt returns an event that stores the blocks of a prompt with 4 tokens per block. The block hashes are name, name+1
+// and so on.
 func prompt(name uint64, tokens ...uint32) wire.Event {
 	e := wire.Event{Kind: wire.KindStored, Tier: wire.TierDevice, BlockSize: 4, TokensHashes: client.TokensHashes(tokens, 4, "", "")}
 	for i := range e.TokensHashes {
@@ -55,8 +56,8 @@ func prompt(name uint64, tokens ...uint32) wire.Event {
 	return e
 }
 
-// A router with its own state starts with a snapshot. Another one may follow at any time, at
-// which the state is discarded.
+// A router with its own state starts with a snapshot. Another snapshot may follow at any time; the router then discards
+// its state.
 func ExampleClient_Subscribe() {
 	kvcast := startKvcast()
 	engine := kvcast.Engine("vllm-0")
@@ -66,10 +67,10 @@ func ExampleClient_Subscribe() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	blocks := make(map[string]int) // stored, by worker
+	blocks := make(map[string]int) // number of stored blocks, by worker
 	for u, err := range c.Subscribe(context.Background(), client.Config{}) {
 		if err != nil {
-			log.Fatal(err) // permanent: interruptions are not errors
+			log.Fatal(err) // a permanent error
 		}
 		switch m := u.Message; {
 		case u.Interruption != nil:
@@ -102,8 +103,8 @@ func ExampleClient_Subscribe() {
 	// after entry 3: map[vllm-0:3]
 }
 
-// A program that stores its position together with its results resumes there in the next run.
-// The first run starts with a snapshot.
+// A program that stores its position together with its results resumes after the position in the next run. The first
+// run starts with a snapshot.
 func ExampleAfter() {
 	kvcast := startKvcast()
 	engine := kvcast.Engine("vllm-0")
@@ -137,7 +138,7 @@ func ExampleAfter() {
 				fmt.Println("run", run, "gets entry", e.GetSeq())
 			}
 			if u.Position.IsZero() {
-				continue // within a snapshot
+				continue // the snapshot is not complete
 			}
 			text, err := u.Position.MarshalText()
 			if err != nil {

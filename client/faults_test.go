@@ -16,11 +16,11 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// lively has a short progress interval.
-func lively() server.Config { return server.Config{ProgressInterval: 20 * time.Millisecond} }
+// frequentProgress returns a config with a short progress interval.
+func frequentProgress() server.Config { return server.Config{ProgressInterval: 20 * time.Millisecond} }
 
 func TestCutStreamsAreResumed(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(1, 1))
 	h.churn(rng, 100)
@@ -30,16 +30,16 @@ func TestCutStreamsAreResumed(t *testing.T) {
 		p.Cut()
 		h.churn(rng, 50)
 		f.reach(h)
-		f.prove()
+		f.compareDigests()
 	}
 	if cuts, snapshots := f.counts(); cuts == 0 || snapshots != 1 {
-		t.Errorf("%d interruptions and %d snapshots, want some and the first", cuts, snapshots)
+		t.Errorf("%d interruptions and %d snapshots, want interruptions and 1 snapshot", cuts, snapshots)
 	}
 }
 
-// TestCutSnapshotsAreRestarted cuts connections at random during large snapshots.
+// TestCutSnapshotsAreRestarted cuts connections at random times during large snapshots.
 func TestCutSnapshotsAreRestarted(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(2, 2))
 	for n := range uint64(100) { // some MB
@@ -57,11 +57,11 @@ func TestCutSnapshotsAreRestarted(t *testing.T) {
 		p.Cut()
 	}
 	f.reach(h)
-	f.prove()
+	f.compareDigests()
 }
 
 func TestNewEpochIsFollowedFromSnapshot(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(3, 3))
 	h.churn(rng, 200)
@@ -70,19 +70,19 @@ func TestNewEpochIsFollowedFromSnapshot(t *testing.T) {
 	for range 3 { // replace the server
 		p.Retarget("")
 		p.Cut()
-		h = start(t, lively(), journal.Config{})
+		h = start(t, frequentProgress(), journal.Config{})
 		h.churn(rng, 100)
 		p.Retarget(h.Target)
 		f.reach(h)
-		f.prove()
+		f.compareDigests()
 	}
 	if _, snapshots := f.counts(); snapshots != 4 {
-		t.Errorf("%d snapshots, want the first, and one of each server", snapshots)
+		t.Errorf("%d snapshots, want the first, and one for each new server", snapshots)
 	}
 }
 
 func TestShutdownIsFollowedToLastEntry(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(4, 4))
 	h.churn(rng, 200)
@@ -94,7 +94,7 @@ func TestShutdownIsFollowedToLastEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.reach(h)
-	next := start(t, lively(), journal.Config{})
+	next := start(t, frequentProgress(), journal.Config{})
 	next.churn(rng, 10)
 	p.Retarget(next.Target)
 	f.reach(next)
@@ -102,7 +102,7 @@ func TestShutdownIsFollowedToLastEntry(t *testing.T) {
 
 func TestCompactedEntriesAreReplacedBySnapshot(t *testing.T) {
 	small := journal.Config{MaxBytes: 64 << 10}
-	h := start(t, lively(), small)
+	h := start(t, frequentProgress(), small)
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(5, 5))
 	h.churn(rng, 50)
@@ -121,12 +121,12 @@ func TestCompactedEntriesAreReplacedBySnapshot(t *testing.T) {
 	}
 	var e *client.Error
 	if err := failing.ended(); !errors.As(err, &e) || e.Code != codes.OutOfRange || e.Reason != client.ReasonPositionCompacted || e.Oldest == 0 {
-		t.Errorf("where a snapshot may not come: got %v, want POSITION_COMPACTED", err)
+		t.Errorf("with GapFail: got %v, want POSITION_COMPACTED", err)
 	}
 }
 
 func TestNewEpochEndsSubscriptionWithGapFail(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	h.churn(rand.New(rand.NewPCG(6, 6)), 10)
 	cfg := quick()
 	cfg.GapPolicy, cfg.Start = client.GapFail, client.After(client.Position{Epoch: "another", Seq: 3})
@@ -143,7 +143,7 @@ func TestNewEpochEndsSubscriptionWithGapFail(t *testing.T) {
 
 // TestDeadConnectionIsReplaced stops forwarding at a proxy without closing the connection.
 func TestDeadConnectionIsReplaced(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(7, 7))
 	h.churn(rng, 100)
@@ -156,14 +156,14 @@ func TestDeadConnectionIsReplaced(t *testing.T) {
 		h.churn(rng, 100)
 		f.reach(h)
 	}
-	if _, snapshots := f.counts(); snapshots != 1 || !f.because(client.ErrIdle) {
-		t.Errorf("%d snapshots, want 1; interruptions %v, want ErrIdle among them", snapshots, f.interruptions)
+	if _, snapshots := f.counts(); snapshots != 1 || !f.interruptedBy(client.ErrIdle) {
+		t.Errorf("%d snapshots, want 1; interruptions %v, want ErrIdle in them", snapshots, f.interruptions)
 	}
 }
 
-// TestStoredPositionIsResumed restarts a router that has only the text of its position.
+// TestStoredPositionIsResumed restarts a router that has stored only the text of its position.
 func TestStoredPositionIsResumed(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	rng := rand.New(rand.NewPCG(8, 8))
 	h.churn(rng, 50)
 	var text string
@@ -198,7 +198,7 @@ func TestStoredPositionIsResumed(t *testing.T) {
 	newest := h.Journal.Bounds().Newest
 	for seq := uint64(1); seq <= newest; seq++ {
 		if seqs[seq] != 1 {
-			t.Fatalf("entry %d came %d times", seq, seqs[seq])
+			t.Fatalf("entry %d was delivered %d times", seq, seqs[seq])
 		}
 	}
 	if uint64(len(seqs)) != newest {
@@ -206,9 +206,9 @@ func TestStoredPositionIsResumed(t *testing.T) {
 	}
 }
 
-// TestFromConn resumes over one connection, and ends when its owner closes it.
+// TestFromConn resumes over one connection. The subscription ends when the caller closes the connection.
 func TestFromConn(t *testing.T) {
-	h := start(t, lively(), journal.Config{})
+	h := start(t, frequentProgress(), journal.Config{})
 	p := harness.NewProxy(t, h.Target)
 	rng := rand.New(rand.NewPCG(9, 9))
 	h.churn(rng, 50)

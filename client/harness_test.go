@@ -23,19 +23,19 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// fixture is an instance whose batches are published by the test.
+// fixture is a server whose workers' batches the test publishes.
 type fixture struct {
 	*harness.Instance
 	t *testing.T
 }
 
-// start starts a server with its own journal and epoch.
+// start starts a server with a new journal.
 func start(t *testing.T, cfg server.Config, jcfg journal.Config) *fixture {
 	t.Helper()
 	return &fixture{harness.StartInstance(t, harness.InstanceConfig{Server: cfg, Journal: jcfg}), t}
 }
 
-// batch publishes a batch of a worker, which becomes an entry. The first one adds the worker.
+// batch publishes a batch of a worker, which becomes an entry. The first batch of a worker adds the worker.
 func (h *fixture) batch(worker string, events ...wire.Event) {
 	if h.Lane(worker) == nil {
 		h.AddWorker(feed.Worker{Name: worker, Model: "m", BlockSize: 16})
@@ -43,7 +43,7 @@ func (h *fixture) batch(worker string, events ...wire.Event) {
 	h.Batch(worker, events...)
 }
 
-// storing returns an event that stores blocks after a parent; 0: none.
+// storing returns an event that stores a chain of blocks after a parent; 0: no parent.
 func storing(parent uint64, blocks ...uint64) wire.Event {
 	return wire.Event{
 		Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: blocks, TokensHashes: blocks, BlockSize: 16,
@@ -51,7 +51,7 @@ func storing(parent uint64, blocks ...uint64) wire.Event {
 	}
 }
 
-// churn publishes random batches of stores, removes and clears.
+// churn publishes batches with random stores, removes and clears.
 func (h *fixture) churn(rng *rand.Rand, batches int) {
 	for range batches {
 		worker := fmt.Sprintf("w%d", rng.IntN(3))
@@ -67,7 +67,7 @@ func (h *fixture) churn(rng *rand.Rand, batches int) {
 	}
 }
 
-// follower is a checked subscription that feeds a View.
+// follower is a subscription whose updates are checked and applied to a View.
 type follower struct {
 	t    *testing.T
 	view *client.View
@@ -77,7 +77,7 @@ type follower struct {
 	mu            sync.Mutex
 	req           *kvcastv1.SubscribeRequest // last request
 	checker       *checker.Checker
-	entries       map[string]map[uint64]int // deliveries, by epoch and seq
+	entries       map[string]map[uint64]int // number of deliveries, by epoch and seq
 	interruptions []*client.Interruption
 	snapshots     int
 	err           error
@@ -98,7 +98,7 @@ func dial(t *testing.T, addr string, options ...grpc.DialOption) *client.Client 
 	return c
 }
 
-// follow starts a subscription, which ends with the test at the latest.
+// follow starts a subscription. It ends when the test ends, or before.
 func follow(t *testing.T, addr string, cfg client.Config) *follower {
 	t.Helper()
 	f := &follower{
@@ -133,22 +133,22 @@ func follow(t *testing.T, addr string, cfg client.Config) *follower {
 // intercept records the requests of the client.
 func (f *follower) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := streamer(ctx, desc, cc, method, opts...)
-	return &noted{s, f}, err
+	return &recordedStream{s, f}, err
 }
 
-type noted struct {
+type recordedStream struct {
 	grpc.ClientStream
 	f *follower
 }
 
-func (n *noted) SendMsg(m any) error {
-	n.f.mu.Lock()
-	n.f.req = proto.CloneOf(m.(*kvcastv1.SubscribeRequest))
-	n.f.mu.Unlock()
-	return n.ClientStream.SendMsg(m)
+func (r *recordedStream) SendMsg(m any) error {
+	r.f.mu.Lock()
+	r.f.req = proto.CloneOf(m.(*kvcastv1.SubscribeRequest))
+	r.f.mu.Unlock()
+	return r.ClientStream.SendMsg(m)
 }
 
-// update checks an update. An error is a violation.
+// update records and checks an update.
 func (f *follower) update(u client.Update) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -167,7 +167,7 @@ func (f *follower) update(u client.Update) error {
 	}
 	for _, e := range m.GetEntries() {
 		if u.Position.IsZero() {
-			continue // within a snapshot, which may restart
+			continue // a snapshot may start again and repeat entries
 		}
 		seqs := f.entries[u.Position.Epoch]
 		if seqs == nil {
@@ -175,7 +175,7 @@ func (f *follower) update(u client.Update) error {
 			f.entries[u.Position.Epoch] = seqs
 		}
 		if seqs[e.GetSeq()]++; seqs[e.GetSeq()] > 1 {
-			return fmt.Errorf("entry %d of epoch %s came twice", e.GetSeq(), u.Position.Epoch)
+			return fmt.Errorf("entry %d of epoch %s was delivered twice", e.GetSeq(), u.Position.Epoch)
 		}
 	}
 	if err := f.checker.Receive(m); err != nil {
@@ -187,8 +187,8 @@ func (f *follower) update(u client.Update) error {
 	return nil
 }
 
-// reach waits until the View is at the end of a server's journal, and compares it with the
-// server's state and with that of the checker.
+// reach waits until the View is at the newest entry of a server's journal. It compares the View with the server's state
+// and with the checker's view.
 func (f *follower) reach(h *fixture) {
 	f.t.Helper()
 	b := h.Journal.Bounds()
@@ -201,21 +201,21 @@ func (f *follower) reach(h *fixture) {
 	m := newModel()
 	m.view = f.checker.View()
 	if err := m.difference(f.view); err != nil {
-		f.t.Fatalf("the view is not the checker's: %v", err)
+		f.t.Fatalf("the view differs from the checker's view: %v", err)
 	}
 	for _, status := range h.Pipeline.Status(func(string, string) bool { return true }) {
 		w, ok := f.view.Worker(status.GetName())
 		for _, r := range status.GetRanks() {
 			for _, tier := range r.GetBlocks() {
 				if got := w.Ranks[r.GetDpRank()].Blocks[tier.GetTier()].Blocks; !ok || got != tier.GetBlocks() {
-					f.t.Fatalf("of %s the view has %d blocks, the server %d", status.GetName(), got, tier.GetBlocks())
+					f.t.Fatalf("worker %s has %d blocks in the view, %d in the server", status.GetName(), got, tier.GetBlocks())
 				}
 			}
 		}
 	}
 }
 
-// await waits until a condition of the View holds.
+// await waits until a condition is true. It is checked after each change of the View.
 func (f *follower) await(what string, holds func() bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
@@ -236,7 +236,7 @@ func (f *follower) await(what string, holds func() bool) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.t.Fatalf("%s: does not come; %+v, error %v, interruptions %v", what, f.view.Status(), f.err, f.interruptions)
+	f.t.Fatalf("%s: not reached; %+v, error %v, interruptions %v", what, f.view.Status(), f.err, f.interruptions)
 }
 
 // ended waits for the end of the subscription and returns its error.
@@ -245,26 +245,25 @@ func (f *follower) ended() error {
 	select {
 	case <-f.done:
 	case <-time.After(harness.Timeout):
-		f.t.Fatal("the subscription does not end")
+		f.t.Fatal("the subscription has not ended")
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.err
 }
 
-// prove waits until the View has been compared with the server's digests, and fails if any
-// differed.
-func (f *follower) prove() {
+// compareDigests waits until the View has been compared with the server's digests. It fails if a digest differed.
+func (f *follower) compareDigests() {
 	f.t.Helper()
 	before := f.view.Status().Compared
 	f.await("digests", func() bool { return f.view.Status().Compared > before })
 	if s := f.view.Status(); s.Differed > 0 {
-		f.t.Fatalf("%d of %d sets of blocks were not the server's; interruptions %v", s.Differed, s.Compared, f.interruptions)
+		f.t.Fatalf("%d of %d digests differed; interruptions %v", s.Differed, s.Compared, f.interruptions)
 	}
 }
 
-// because reports whether a stream ended for a reason.
-func (f *follower) because(reason error) bool {
+// interruptedBy reports whether a stream ended with an error.
+func (f *follower) interruptedBy(reason error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, i := range f.interruptions {
@@ -275,7 +274,7 @@ func (f *follower) because(reason error) bool {
 	return false
 }
 
-// counts returns the number of ended streams and of snapshots.
+// counts returns the numbers of interruptions and of snapshots.
 func (f *follower) counts() (interruptions, snapshots int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -13,13 +13,12 @@ import (
 )
 
 const (
-	// maxBlockBytes and maxOrphanBytes bound the memory of a block, and of one whose parent is
-	// unknown.
+	// maxBlockBytes bounds the memory of a block, and maxOrphanBytes of a block whose parent is unknown.
 	maxBlockBytes  = 80
 	maxOrphanBytes = 125
 )
 
-// TestViewMemory measures at many sizes, since tables grow in steps.
+// TestViewMemory measures Views of several sizes, since tables grow in steps.
 func TestViewMemory(t *testing.T) {
 	for _, l := range viewLoads {
 		t.Run(l.name, func(t *testing.T) {
@@ -30,7 +29,7 @@ func TestViewMemory(t *testing.T) {
 				each := float64(heap()-before) / float64(blocks*loadWorkers)
 				runtime.KeepAlive(v)
 				if each > maxBlockBytes {
-					t.Errorf("%d blocks: %.1f bytes for each, want %d at most", blocks, each, maxBlockBytes)
+					t.Errorf("%d blocks: %.1f bytes per block, want at most %d", blocks, each, maxBlockBytes)
 				}
 			}
 		})
@@ -52,18 +51,18 @@ func TestOrphanMemory(t *testing.T) {
 			t.Errorf("got %+v, want %d blocks", w, blocks)
 		}
 		if each > maxOrphanBytes {
-			t.Errorf("%d blocks: %.1f bytes for each, want %d at most", blocks, each, maxOrphanBytes)
+			t.Errorf("%d blocks: %.1f bytes per block, want at most %d", blocks, each, maxOrphanBytes)
 		}
 	}
 }
 
-// TestClearingUsesNoMemory clears a rank in entries that engines can send at no cost.
+// TestClearingUsesNoMemory clears a rank 150,000 times in one entry, as an engine could send it at low cost.
 func TestClearingUsesNoMemory(t *testing.T) {
 	const times, most = 150_000, 16 << 20
 	for name, e := range map[string]*kvcastv1.Entry{
 		"nothing":     clearing(times),
 		"a block":     clearing(times, 7),
-		"the block 0": clearing(times, 0), // which tables store separately
+		"the block 0": clearing(times, 0), // tables store the key 0 separately
 	} {
 		v := startedView()
 		var before, after runtime.MemStats
@@ -71,7 +70,7 @@ func TestClearingUsesNoMemory(t *testing.T) {
 		v.Apply(entries(e))
 		runtime.ReadMemStats(&after)
 		if got := after.TotalAlloc - before.TotalAlloc; got > most {
-			t.Errorf("%s: %d bytes allocated, want %d at most", name, got, most)
+			t.Errorf("%s: %d bytes allocated, want at most %d", name, got, most)
 		}
 		if w := v.Workers(); len(w) != 1 || len(w[0].Ranks) != 1 || w[0].Ranks[0] != (client.Rank{}) || client.Indexed(v) != 0 {
 			t.Errorf("%s: got %+v and %d sequence hashes, want an empty rank", name, w, client.Indexed(v))
@@ -79,7 +78,7 @@ func TestClearingUsesNoMemory(t *testing.T) {
 	}
 }
 
-// TestMatchAllocatesOnlyItsResult measures the allocations of Match.
+// TestMatchAllocatesOnlyItsResult counts the allocations of Match.
 func TestMatchAllocatesOnlyItsResult(t *testing.T) {
 	v := startedView()
 	tokens := []uint64{1, 2, 3}

@@ -12,11 +12,11 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// model is a View without an index: the checker's view, and what is known of sequence hashes.
-// It matches by looking at every block of every rank.
+// model is a simple reference implementation of View: the checker's view, and the sequence hashes of its blocks. It
+// matches by reading every block of every rank.
 type model struct {
 	view  *checker.View
-	known map[place]map[uint64]*knowledge
+	known map[place]map[uint64]*block // by block hash
 }
 
 type place struct {
@@ -24,16 +24,16 @@ type place struct {
 	rank   uint32
 }
 
-// knowledge is what is known of a block.
-type knowledge struct {
+// block is a block's sequence hash, or what is needed to compute it.
+type block struct {
 	seq            uint64
-	named          bool
+	hasSeq         bool
 	tokens, parent uint64
-	waits          bool
+	orphan         bool // tokens and parent are set; the parent's sequence hash is unknown
 }
 
 func newModel() *model {
-	return &model{view: checker.NewView(), known: make(map[place]map[uint64]*knowledge)}
+	return &model{view: checker.NewView(), known: make(map[place]map[uint64]*block)}
 }
 
 func (m *model) apply(e *kvcastv1.Entry) {
@@ -41,62 +41,62 @@ func (m *model) apply(e *kvcastv1.Entry) {
 		m.view.ApplyEvent(e.GetWorker(), ev)
 		p := place{e.GetWorker(), ev.GetDpRank()}
 		if ev.GetWorkerAdded() != nil || ev.GetWorkerRemoved() != nil {
-			maps.DeleteFunc(m.known, func(q place, _ map[uint64]*knowledge) bool { return q.worker == p.worker })
+			maps.DeleteFunc(m.known, func(q place, _ map[uint64]*block) bool { return q.worker == p.worker })
 			continue
 		}
 		if s := ev.GetStored(); s != nil {
-			m.learn(p, s)
+			m.store(p, s)
 		}
-		// Blocks without a tier are dropped.
-		held := m.held(p)
-		maps.DeleteFunc(m.known[p], func(h uint64, _ *knowledge) bool { return !held[h] })
+		// Remove blocks that are in no tier.
+		held := m.blocks(p)
+		maps.DeleteFunc(m.known[p], func(h uint64, _ *block) bool { return !held[h] })
 	}
 }
 
-func (m *model) learn(p place, s *kvcastv1.Stored) {
+func (m *model) store(p place, s *kvcastv1.Stored) {
 	known := m.known[p]
 	if known == nil {
-		known = make(map[uint64]*knowledge)
+		known = make(map[uint64]*block)
 		m.known[p] = known
 	}
 	parent, root := s.GetParentHash(), s.ParentHash == nil
 	for i, h := range s.GetBlockHashes() {
 		k := known[h]
 		if k == nil {
-			k = new(knowledge)
+			k = new(block)
 			known[h] = k
 		}
 		if len(s.GetTokensHashes()) > 0 {
 			tokens := s.GetTokensHashes()[i]
-			over := known[parent]
+			parentBlock := known[parent]
 			switch {
 			case root:
-				*k = knowledge{named: true, seq: tokens}
-			case over != nil && over.named:
-				*k = knowledge{named: true, seq: wire.SequenceHash(over.seq, tokens)}
-			case !k.named:
-				*k = knowledge{waits: true, tokens: tokens, parent: parent}
+				*k = block{hasSeq: true, seq: tokens}
+			case parentBlock != nil && parentBlock.hasSeq:
+				*k = block{hasSeq: true, seq: wire.SequenceHash(parentBlock.seq, tokens)}
+			case !k.hasSeq:
+				*k = block{orphan: true, tokens: tokens, parent: parent}
 			}
 		}
-		m.settle(known)
+		m.adopt(known)
 		parent, root = h, false
 	}
 }
 
-// settle computes the sequence hashes of blocks whose parent has one.
-func (m *model) settle(known map[uint64]*knowledge) {
+// adopt computes the sequence hashes of orphans whose parent has a sequence hash.
+func (m *model) adopt(known map[uint64]*block) {
 	for again := true; again; {
 		again = false
 		for _, k := range known {
-			if over := known[k.parent]; k.waits && over != nil && over.named {
-				*k = knowledge{named: true, seq: wire.SequenceHash(over.seq, k.tokens)}
+			if parentBlock := known[k.parent]; k.orphan && parentBlock != nil && parentBlock.hasSeq {
+				*k = block{hasSeq: true, seq: wire.SequenceHash(parentBlock.seq, k.tokens)}
 				again = true
 			}
 		}
 	}
 }
 
-func (m *model) held(p place) map[uint64]bool {
+func (m *model) blocks(p place) map[uint64]bool {
 	held := make(map[uint64]bool)
 	for tier := range kvcastv1.Tier_name {
 		for h := range m.view.Blocks(p.worker, p.rank, kvcastv1.Tier(tier)) {
@@ -106,7 +106,7 @@ func (m *model) held(p place) map[uint64]bool {
 	return held
 }
 
-// match returns the longest prefixes.
+// match returns the longest prefixes, in the order of View.Match.
 func (m *model) match(hashes []uint64) []client.Match {
 	var out []client.Match
 	for p, known := range m.known {
@@ -114,7 +114,7 @@ func (m *model) match(hashes []uint64) []client.Match {
 		for tier := kvcastv1.Tier_TIER_DEVICE; tier <= kvcastv1.Tier_TIER_EXTERNAL; tier++ {
 			tiers[tier] = make(map[uint64]bool)
 			for h := range m.view.Blocks(p.worker, p.rank, tier) {
-				if k := known[h]; k != nil && k.named {
+				if k := known[h]; k != nil && k.hasSeq {
 					tiers[tier][k.seq] = true
 					tiers[0][k.seq] = true
 				}
@@ -148,7 +148,7 @@ func prefix(held map[uint64]bool, hashes []uint64) int {
 	return len(hashes)
 }
 
-// difference describes where a View differs from the model.
+// difference returns an error that describes how a View differs from the model; nil: it does not.
 func (m *model) difference(v *client.View) error {
 	var names []string
 	for _, w := range v.Workers() {

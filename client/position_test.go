@@ -21,7 +21,7 @@ func TestPositions(t *testing.T) {
 	}
 	for _, text := range []string{"", "5", "e:", "e:-1", "e:18446744073709551616", "e:x", "e:5 "} {
 		if got, err := client.ParsePosition(text); err == nil {
-			t.Errorf("%q is taken for %v", text, got)
+			t.Errorf("%q is parsed as %v, want an error", text, got)
 		}
 	}
 	var stored struct{ None, Some client.Position }

@@ -24,7 +24,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// scripted is a server with scripted streams. The last script serves all further streams.
+// scripted is a server that plays a script per stream. It plays the last script for all further streams.
 type scripted struct {
 	kvcastv1.UnimplementedRouterEventServiceServer
 	client *client.Client
@@ -36,18 +36,18 @@ type scripted struct {
 	at      []time.Time
 }
 
-// script has the messages of a stream and its final error; nil: it stays open.
+// script has the messages of a stream and the error that ends it; nil: the stream stays open.
 type script struct {
 	messages []*kvcastv1.SubscribeResponse
 	err      error
 }
 
-// play serves scripts in memory, under synctest.
+// play starts a server without a network, for tests under synctest.
 func play(t *testing.T, streams ...script) *scripted {
 	t.Helper()
 	s := &scripted{streams: streams}
 	l := bufconn.Listen(1 << 20)
-	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 9 * time.Second})) // as kvcast's
+	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 9 * time.Second})) // as in kvcast servers
 	kvcastv1.RegisterRouterEventServiceServer(g, s)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()
@@ -93,24 +93,24 @@ func (s *scripted) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.Rou
 	return stream.Context().Err()
 }
 
-// requests returns the requests received.
+// requests returns the requests that the server has received.
 func (s *scripted) requests() []*kvcastv1.SubscribeRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.asked
 }
 
-// times returns the times of the requests.
+// times returns the times at which the server has received the requests.
 func (s *scripted) times() []time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.at
 }
 
-// at returns a position of the scripts' epoch.
+// at returns a position of epoch e, which all scripts have.
 func at(seq uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: "e", Seq: seq} }
 
-// accepted is the first message of a stream after a seq.
+// accepted returns the first message of a stream that starts after a seq.
 func accepted(mode kvcastv1.Accepted_Mode, after uint64) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{
 		Accepted: &kvcastv1.Accepted{Epoch: "e", OldestSeq: 1, NewestSeq: 100, Mode: mode}, Position: at(after), PrevSeq: after,
@@ -121,14 +121,14 @@ func resumed(after uint64) *kvcastv1.SubscribeResponse {
 	return accepted(kvcastv1.Accepted_MODE_RESUME, after)
 }
 
-// announced is the first message of a stream with a snapshot.
+// announced returns the first message of a stream that starts with a snapshot.
 func announced() *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Accepted: &kvcastv1.Accepted{
 		Epoch: "e", OldestSeq: 1, NewestSeq: 100, Mode: kvcastv1.Accepted_MODE_SNAPSHOT,
 	}}
 }
 
-// snapshot returns the messages of a snapshot up to a seq, of worker w with 3 events.
+// snapshot returns the messages of a snapshot up to a seq. It has worker w with last_event_id 3.
 func snapshot(end uint64) []*kvcastv1.SubscribeResponse {
 	return []*kvcastv1.SubscribeResponse{
 		announced(),
@@ -161,7 +161,7 @@ func entryOf(seq uint64, worker string, events ...*kvcastv1.RouterEvent) *kvcast
 	return &kvcastv1.Entry{Seq: seq, Worker: worker, Model: "m", Events: events}
 }
 
-// message returns entries with the position after the last.
+// message returns a message with entries and the position of the last entry.
 func message(prev uint64, e ...*kvcastv1.Entry) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Entries: e, Position: at(e[len(e)-1].GetSeq()), PrevSeq: prev}
 }
@@ -170,12 +170,12 @@ func progress(seq uint64, digests ...*kvcastv1.WorkerDigest) *kvcastv1.Subscribe
 	return &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: digests}, Position: at(seq), PrevSeq: seq}
 }
 
-// heartbeat is Progress without a position.
+// heartbeat returns Progress without a position.
 func heartbeat(digests ...*kvcastv1.WorkerDigest) *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{Workers: digests}}
 }
 
-// refusal returns an error in the form of the server's.
+// refusal returns an error as a server sends it.
 func refusal(code codes.Code, reason string, retry time.Duration) error {
 	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{
 		Reason: reason, Domain: "kvcast", Metadata: map[string]string{"epoch": "e", "oldest": "5", "newest": "9"},
@@ -190,14 +190,14 @@ func refusal(code codes.Code, reason string, retry time.Duration) error {
 	return s.Err()
 }
 
-// outcome is what a subscription delivered.
+// outcome has the updates that a subscription delivered, and the error that ended it.
 type outcome struct {
 	updates       []client.Update
 	interruptions []*client.Interruption
 	err           error
 }
 
-// collect ranges over a subscription until enough reports true, or it ends.
+// collect ranges over a subscription until enough returns true or the subscription ends.
 func (s *scripted) collect(ctx context.Context, cfg client.Config, enough func(*outcome) bool) *outcome {
 	o := &outcome{}
 	for u, err := range s.client.Subscribe(ctx, cfg) {
@@ -216,12 +216,12 @@ func (s *scripted) collect(ctx context.Context, cfg client.Config, enough func(*
 	return o
 }
 
-// interrupted reports true after some interruptions.
+// interrupted returns a condition for collect: n interruptions.
 func interrupted(n int) func(*outcome) bool {
 	return func(o *outcome) bool { return len(o.interruptions) == n }
 }
 
-// began reports true after some accepted streams.
+// began returns a condition for collect: n accepted streams.
 func began(n int) func(*outcome) bool {
 	return func(o *outcome) bool {
 		accepted := 0

@@ -20,12 +20,12 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// earliest returns a stream from the first entry.
+// earliest returns the messages of a stream from the first entry.
 func earliest(more ...*kvcastv1.SubscribeResponse) []*kvcastv1.SubscribeResponse {
 	return append([]*kvcastv1.SubscribeResponse{accepted(kvcastv1.Accepted_MODE_EARLIEST, 0)}, more...)
 }
 
-// two returns entries 1 and 2.
+// two returns a message with entries 1 and 2.
 func two() *kvcastv1.SubscribeResponse {
 	return message(0, entryOf(1, "w", workerAdded(1)), entryOf(2, "w", store(2, 7)))
 }
@@ -79,7 +79,7 @@ func TestCutSnapshotRestarts(t *testing.T) {
 			t.Errorf("got interruptions %v, error %v", i, o.err)
 		}
 		if got := s.requests(); got[0].GetAfter().GetSeq() != 2 || got[1].GetSnapshot() == nil {
-			t.Errorf("asked for %v", got)
+			t.Errorf("requests: %v", got)
 		}
 	})
 }
@@ -108,7 +108,7 @@ func TestPermanentErrorsEndSubscription(t *testing.T) {
 					t.Errorf("got %+v, want %v with reason %s", o.err, tt.code, tt.reason)
 				}
 				if status.Code(o.err) != tt.code {
-					t.Errorf("its status is %v, want %v", status.Code(o.err), tt.code)
+					t.Errorf("status: got %v, want %v", status.Code(o.err), tt.code)
 				}
 				if n := len(s.requests()); n != 1 || len(o.updates) > 0 {
 					t.Errorf("%d requests and updates %v, want 1 and none", n, o.updates)
@@ -120,23 +120,23 @@ func TestPermanentErrorsEndSubscription(t *testing.T) {
 
 func TestLostPositionIsReplacedBySnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// A server without gap policies.
+		// The server ignores the gap policy.
 		s := play(t, script{err: refusal(codes.OutOfRange, client.ReasonPositionCompacted, 0)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{Start: client.AfterSeq(2)}, began(1))
 		if got := s.requests(); o.err != nil || got[0].GetAfter().GetSeq() != 2 || got[1].GetSnapshot() == nil {
-			t.Errorf("error %v; asked for %v", o.err, got)
+			t.Errorf("error %v; requests %v", o.err, got)
 		}
 	})
 }
 
 func TestRetryInfoIsObeyed(t *testing.T) {
-	const asked = 47 * time.Second // exceeds the backoff
+	const requested = 47 * time.Second // exceeds the backoff
 	synctest.Test(t, func(t *testing.T) {
-		s := play(t, script{err: refusal(codes.ResourceExhausted, "TOO_MANY_SUBSCRIBERS", asked)}, script{messages: snapshot(9)})
+		s := play(t, script{err: refusal(codes.ResourceExhausted, "TOO_MANY_SUBSCRIBERS", requested)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{}, began(1))
 		times := s.times()
-		if waited := times[1].Sub(times[0]); waited < asked || waited > asked*5/4 || o.interruptions[0].Wait != waited {
-			t.Errorf("waited %v, said %v, want %v and a quarter more at most", waited, o.interruptions[0].Wait, asked)
+		if waited := times[1].Sub(times[0]); waited < requested || waited > requested*5/4 || o.interruptions[0].Wait != waited {
+			t.Errorf("waited %v, Interruption.Wait %v, want %v to a quarter more", waited, o.interruptions[0].Wait, requested)
 		}
 	})
 }
@@ -168,7 +168,7 @@ func TestIdleStreamIsReplaced(t *testing.T) {
 			if o.updates[len(o.updates)-1].Interruption != nil {
 				at = append(at, time.Since(began))
 			} else {
-				// The caller's time does not count.
+				// The time in which the caller processes an update does not count.
 				<-time.After(time.Hour)
 				began = time.Now()
 			}
@@ -176,7 +176,7 @@ func TestIdleStreamIsReplaced(t *testing.T) {
 		})
 		for _, got := range at {
 			if got != client.DefaultIdleTimeout {
-				t.Errorf("noticed after %v, want %v", got, client.DefaultIdleTimeout)
+				t.Errorf("replaced after %v, want %v", got, client.DefaultIdleTimeout)
 			}
 		}
 		for _, i := range o.interruptions {
@@ -187,20 +187,20 @@ func TestIdleStreamIsReplaced(t *testing.T) {
 	})
 }
 
-// TestIdleTimeoutFollowsProgressInterval uses servers with several intervals.
+// TestIdleTimeoutFollowsProgressInterval uses servers with different progress intervals.
 func TestIdleTimeoutFollowsProgressInterval(t *testing.T) {
 	for name, tt := range map[string]struct {
 		says uint64
 		set  time.Duration
 		want time.Duration
 	}{
-		"a server that does not say": {0, 0, client.DefaultIdleTimeout},
-		"the default":                {uint64(10 * time.Second), 0, 30 * time.Second},
-		"seldom":                     {uint64(time.Hour), 0, 3 * time.Hour},
-		"very often":                 {uint64(time.Millisecond), 0, client.LeastIdleTimeout},
-		"set":                        {uint64(10 * time.Second), 15 * time.Second, 15 * time.Second},
-		"set too short":              {uint64(10 * time.Second), time.Second, time.Second},
-		"more than there is":         {math.MaxUint64, time.Second, time.Second},
+		"no interval":              {0, 0, client.DefaultIdleTimeout},
+		"default interval":         {uint64(10 * time.Second), 0, 30 * time.Second},
+		"long interval":            {uint64(time.Hour), 0, 3 * time.Hour},
+		"short interval":           {uint64(time.Millisecond), 0, client.LeastIdleTimeout},
+		"timeout is set":           {uint64(10 * time.Second), 15 * time.Second, 15 * time.Second},
+		"timeout is set too short": {uint64(10 * time.Second), time.Second, time.Second},
+		"largest interval":         {math.MaxUint64, time.Second, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -229,29 +229,29 @@ func TestProgressResetsIdleTimeout(t *testing.T) {
 		defer cancel()
 		o := s.collect(ctx, client.Config{Start: client.FromEarliest(), IdleTimeout: -1}, interrupted(1))
 		if o.err != nil || len(o.interruptions) > 0 || len(s.requests()) != 1 {
-			t.Errorf("an hour of silence that is allowed: error %v, interruptions %v", o.err, o.interruptions)
+			t.Errorf("idle for an hour with Progress: error %v, interruptions %v", o.err, o.interruptions)
 		}
 	})
 }
 
-// TestHeartbeatsKeepWaitingSnapshotAlive announces or begins a snapshot and then sends only
-// heartbeats for longer than the idle timeout. Then it continues, or stays silent.
+// TestHeartbeatsKeepWaitingSnapshotAlive announces or begins a snapshot, and then sends only heartbeats for longer than
+// the idle timeout. The snapshot then continues, or the stream has no further message.
 func TestHeartbeatsKeepWaitingSnapshotAlive(t *testing.T) {
-	// Digests cannot be compared without a position.
+	// The digests of a heartbeat must not be compared, since it has no position.
 	digest := &kvcastv1.WorkerDigest{Worker: "w", Tier: device, Blocks: 5, Digest: 1}
 	const pause = client.DefaultIdleTimeout - time.Second
 	at := client.Position{Epoch: "e", Seq: 9}
 	for name, tt := range map[string]struct {
 		start     client.Start
 		digests   bool
-		before    int // messages of the snapshot sent before
+		before    int // number of messages before the heartbeats
 		heartbeat *kvcastv1.SubscribeResponse
 	}{
-		"announced":               {client.FromSnapshot(), false, 1, heartbeat()},
-		"announced, with digests": {client.FromSnapshot(), true, 1, heartbeat(digest)},
-		"announced, for a resume": {client.After(at), true, 1, heartbeat()},
-		"begun":                   {client.FromSnapshot(), true, 2, heartbeat()},
-		"begun, with digests":     {client.FromSnapshot(), true, 4, heartbeat(digest)},
+		"announced":                {client.FromSnapshot(), false, 1, heartbeat()},
+		"announced, with digests":  {client.FromSnapshot(), true, 1, heartbeat(digest)},
+		"announced after a resume": {client.After(at), true, 1, heartbeat()},
+		"begun":                    {client.FromSnapshot(), true, 2, heartbeat()},
+		"begun, with digests":      {client.FromSnapshot(), true, 4, heartbeat(digest)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			waits := slices.Concat(snapshot(9)[:tt.before], messages{tt.heartbeat, tt.heartbeat, tt.heartbeat})
@@ -277,15 +277,15 @@ func TestHeartbeatsKeepWaitingSnapshotAlive(t *testing.T) {
 				o := s.collect(t.Context(), cfg, interrupted(1))
 				want := time.Duration(len(waits))*pause + client.DefaultIdleTimeout
 				if got := time.Since(began); got != want || len(o.interruptions) != 1 || !errors.Is(o.interruptions[0].Err, client.ErrIdle) {
-					t.Errorf("then silence: error %v, interruptions %v after %v, want ErrIdle after %v", o.err, o.interruptions, got, want)
+					t.Errorf("no further message: error %v, interruptions %v after %v, want ErrIdle after %v", o.err, o.interruptions, got, want)
 				}
 			})
 		})
 	}
 }
 
-// TestBackoffGrowsWithoutSnapshot replaces a complete stream by streams that end before their
-// announced snapshot.
+// TestBackoffGrowsWithoutSnapshot has one stream with a complete snapshot, and then streams that end between the
+// Accepted and the snapshot.
 func TestBackoffGrowsWithoutSnapshot(t *testing.T) {
 	digest := &kvcastv1.WorkerDigest{Worker: "w", Tier: device, Blocks: 5, Digest: 1}
 	synctest.Test(t, func(t *testing.T) {
@@ -303,8 +303,8 @@ func TestBackoffGrowsWithoutSnapshot(t *testing.T) {
 
 func TestContextEndsRangeWithoutError(t *testing.T) {
 	for name, streams := range map[string][]script{
-		"while it follows": {{messages: earliest(two())}},
-		"while it waits":   {{err: refusal(codes.Unavailable, "STARTING", 3*time.Minute)}},
+		"while a stream is open": {{messages: earliest(two())}},
+		"during the backoff":     {{err: refusal(codes.Unavailable, "STARTING", 3*time.Minute)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -336,7 +336,7 @@ func TestConfigErrors(t *testing.T) {
 			}
 		}
 		if n != 1 {
-			t.Errorf("%s: %d updates, want the error alone", field, n)
+			t.Errorf("%s: %d updates, want only the error", field, n)
 		}
 	}
 	if _, err := client.New("localhost:1"); err == nil {
@@ -344,15 +344,14 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// TestViolationClearsPosition violates the contract, and then continues with a server without
-// digests.
+// TestViolationClearsPosition violates the contract. The server then refuses digests.
 func TestViolationClearsPosition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{messages: earliest(two(), message(7, entryOf(9, "w", store(5, 8))))}, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{Start: client.FromEarliest(), Digests: true}, interrupted(2))
 		for _, u := range o.updates {
 			if u.Interruption != nil && (!u.Interruption.Snapshot || !u.Position.IsZero()) {
-				t.Errorf("%+v, to be resumed after %v, want a snapshot", u.Interruption, u.Position)
+				t.Errorf("%+v with position %v, want Snapshot without a position", u.Interruption, u.Position)
 			}
 		}
 		if len(o.interruptions) != 2 {
@@ -361,13 +360,13 @@ func TestViolationClearsPosition(t *testing.T) {
 	})
 }
 
-func TestUnsupportedDigestsAreDropped(t *testing.T) {
+func TestSubscriptionContinuesWithoutDigests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := play(t, script{err: refusal(codes.Unimplemented, "UNIMPLEMENTED", 0)}, script{messages: snapshot(9)})
 		o := s.collect(t.Context(), client.Config{Digests: true}, began(1))
 		got := s.requests()
 		if o.err != nil || len(got) != 2 || !got[0].GetProgressDigests() || got[1].GetProgressDigests() {
-			t.Errorf("error %v; asked for %v", o.err, got)
+			t.Errorf("error %v; requests %v", o.err, got)
 		}
 		if waited := s.times()[1].Sub(s.times()[0]); waited != 0 {
 			t.Errorf("waited %v", waited)

@@ -12,10 +12,10 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// messages is the messages of a stream.
+// messages are the messages of a stream.
 type messages = []*kvcastv1.SubscribeResponse
 
-// violations are streams whose last message is invalid.
+// violations are streams whose last message violates the contract.
 var violations = []struct {
 	name   string
 	filter *kvcastv1.Filter
@@ -93,7 +93,7 @@ var violations = []struct {
 	{"an event missing after a snapshot", nil, earliest(append(snapshot(2)[1:5], message(2, entryOf(3, "w", store(5, 8))))...)},
 }
 
-// joined merges messages that must be separate.
+// joined merges messages into one.
 func joined(m ...*kvcastv1.SubscribeResponse) *kvcastv1.SubscribeResponse {
 	one := &kvcastv1.SubscribeResponse{}
 	for _, m := range m {
@@ -102,7 +102,7 @@ func joined(m ...*kvcastv1.SubscribeResponse) *kvcastv1.SubscribeResponse {
 	return one
 }
 
-// entriesWithin returns entries of worker w within a snapshot.
+// entriesWithin returns a message with an entry of worker w without a position, as within a snapshot.
 func entriesWithin() *kvcastv1.SubscribeResponse {
 	return &kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(3, "w", store(4, 8))}}
 }
@@ -117,7 +117,7 @@ func TestViolationsAreNotDelivered(t *testing.T) {
 				})
 				for _, u := range o.updates {
 					if u.Interruption != nil && !u.Position.IsZero() {
-						t.Errorf("an invalid stream has the position %v", u.Position)
+						t.Errorf("an interruption by a violation has the position %v", u.Position)
 					}
 				}
 				if o.err != nil || len(o.interruptions) != 1 {
@@ -132,7 +132,7 @@ func TestViolationsAreNotDelivered(t *testing.T) {
 					t.Errorf("got %v after %d updates, want a violation after %d", i.Err, delivered, want)
 				}
 				if got := s.requests()[1]; got.GetSnapshot() == nil {
-					t.Errorf("then asked for %v, want a snapshot", got)
+					t.Errorf("next request: got %v, want a snapshot", got)
 				}
 			})
 			synctest.Test(t, func(t *testing.T) {
@@ -147,35 +147,35 @@ func TestViolationsAreNotDelivered(t *testing.T) {
 	}
 }
 
-// unknownKind returns a message with an unknown field only.
+// unknownKind returns a message that has only a field of a later version of the contract.
 func unknownKind() *kvcastv1.SubscribeResponse {
 	m := &kvcastv1.SubscribeResponse{}
 	m.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
 	return m
 }
 
-// TestValidStreams has streams without violations, such as filtered ones with holes.
+// TestValidStreams delivers streams without violations, such as filtered streams with holes.
 func TestValidStreams(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		filter *kvcastv1.Filter
 		stream messages
 	}{
-		{"nothing", nil, earliest(two(), message(2, entryOf(3, "x", workerAdded(5)), entryOf(4, "x", store(6, 1))), progress(4))},
-		{"added again", nil, earliest(two(), message(2, entryOf(3, "w", workerRemoved(3)), entryOf(4, "w", workerAdded(9)), entryOf(5, "w", store(10, 1))))},
-		{"workers", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(), message(2, entryOf(9, "w", store(3, 8))))},
-		{"tiers", &kvcastv1.Filter{Tiers: []kvcastv1.Tier{1}}, earliest(two(), message(2, entryOf(9, "w", store(7, 8), store(9, 9))))},
-		{"models", &kvcastv1.Filter{Models: []string{"m"}}, earliest(two(), message(2, entryOf(9, "w", workerAdded(7))))},
-		{"progress", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(),
+		{"no filter", nil, earliest(two(), message(2, entryOf(3, "x", workerAdded(5)), entryOf(4, "x", store(6, 1))), progress(4))},
+		{"a worker added again", nil, earliest(two(), message(2, entryOf(3, "w", workerRemoved(3)), entryOf(4, "w", workerAdded(9)), entryOf(5, "w", store(10, 1))))},
+		{"filter by worker", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(), message(2, entryOf(9, "w", store(3, 8))))},
+		{"filter by tier", &kvcastv1.Filter{Tiers: []kvcastv1.Tier{1}}, earliest(two(), message(2, entryOf(9, "w", store(7, 8), store(9, 9))))},
+		{"filter by model", &kvcastv1.Filter{Models: []string{"m"}}, earliest(two(), message(2, entryOf(9, "w", workerAdded(7))))},
+		{"Progress after excluded entries", &kvcastv1.Filter{Workers: []string{"w"}}, earliest(two(),
 			&kvcastv1.SubscribeResponse{Progress: &kvcastv1.Progress{}, Position: at(50), PrevSeq: 2}, message(50, entryOf(51, "w", store(3, 8))))},
 		{"a snapshot that begins twice", nil, earliest(two(), snapshot(3)[1], snapshot(3)[2], snapshot(3)[1], snapshot(3)[2], snapshot(3)[3], snapshot(3)[4],
 			message(3, entryOf(4, "w", store(4, 1))))},
-		{"a worker of a snapshot that has left", nil, earliest(two(), snapshot(3)[1],
+		{"a worker removed within a snapshot", nil, earliest(two(), snapshot(3)[1],
 			&kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{entryOf(2, "x", workerRemoved(8))}}, snapshot(3)[4])},
 		{"heartbeats of a waiting snapshot", nil, earliest(two(), snapshot(3)[1], heartbeat(), snapshot(3)[2], heartbeat(), snapshot(3)[1], heartbeat(),
 			snapshot(3)[2], snapshot(3)[3], heartbeat(), snapshot(3)[4], message(3, entryOf(4, "w", store(4, 1))))},
-		{"messages of a kind to come", nil, earliest(two(), unknownKind(), message(2, entryOf(3, "w", store(3, 1))), snapshot(4)[1], unknownKind(), snapshot(4)[4])},
-		{"a message of another kind", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},
+		{"messages of a later version", nil, earliest(two(), unknownKind(), message(2, entryOf(3, "w", store(3, 1))), snapshot(4)[1], unknownKind(), snapshot(4)[4])},
+		{"a message with only a position", nil, earliest(two(), &kvcastv1.SubscribeResponse{Position: at(2), PrevSeq: 2})},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -188,7 +188,7 @@ func TestValidStreams(t *testing.T) {
 				}
 				for i, u := range o.updates {
 					if !proto.Equal(u.Message, tt.stream[i]) {
-						t.Errorf("update %d is %v, want %v", i, u.Message, tt.stream[i])
+						t.Errorf("update %d: got %v, want %v", i, u.Message, tt.stream[i])
 					}
 				}
 			})

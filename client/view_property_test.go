@@ -21,8 +21,7 @@ const (
 	someTiers   = 2
 )
 
-// drawHash draws a block hash or tokens hash from a few, including 0, so that collisions are
-// frequent.
+// drawHash draws a block hash or tokens hash from 0 to 11, so that equal hashes are frequent.
 func drawHash(t *rapid.T, label string) uint64 { return rapid.Uint64Range(0, 11).Draw(t, label) }
 
 func drawTier(t *rapid.T) kvcastv1.Tier {
@@ -91,7 +90,7 @@ func entries(e ...*kvcastv1.Entry) client.Update {
 	return client.Update{Message: &kvcastv1.SubscribeResponse{Entries: e}}
 }
 
-// TestViewEqualsModel applies the same events to both and compares their answers.
+// TestViewEqualsModel applies the same events to a View and a model, and compares their state and matches.
 func TestViewEqualsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v, m := startedView(), newModel()
@@ -110,7 +109,7 @@ func TestViewEqualsModel(t *testing.T) {
 	})
 }
 
-// normal removes fields of matches that the model does not have.
+// normal clears the fields of matches that the model does not have.
 func normal(found []client.Match) []client.Match {
 	for i := range found {
 		found[i].Model, found[i].Endpoint, found[i].Tokens = "", "", 0
@@ -118,8 +117,8 @@ func normal(found []client.Match) []client.Match {
 	return found
 }
 
-// TestSnapshotRestoresView turns a view into a snapshot, in which children may precede their
-// parents, and compares the result.
+// TestSnapshotRestoresView converts a model to a snapshot, in which children may precede their parents, and compares
+// the View of the snapshot with the model.
 func TestSnapshotRestoresView(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel()
@@ -127,7 +126,7 @@ func TestSnapshotRestoresView(t *testing.T) {
 			m.apply(drawEntry(t))
 		}
 		v := startedView()
-		old, was := drawEntry(t), newModel() // to be replaced
+		old, was := drawEntry(t), newModel() // the state before the snapshot
 		v.Apply(entries(old))
 		was.apply(old)
 		copied := newModel()
@@ -153,7 +152,7 @@ func TestSnapshotRestoresView(t *testing.T) {
 			}
 		}
 		if err := was.difference(v); err != nil {
-			t.Fatalf("within the snapshot: %v", err)
+			t.Fatalf("before SnapshotEnd: %v", err)
 		}
 		v.Apply(client.Update{Position: client.Position{Epoch: "e", Seq: 9}, Message: &kvcastv1.SubscribeResponse{
 			Position: &kvcastv1.Position{Epoch: "e", Seq: 9}, SnapshotEnd: &kvcastv1.SnapshotEnd{},
@@ -168,7 +167,7 @@ func TestSnapshotRestoresView(t *testing.T) {
 	})
 }
 
-// chains returns stores of a set of blocks, one block each.
+// chains returns Stored events of one block each.
 func chains(blocks map[uint64]checker.Block) []*kvcastv1.RouterEvent {
 	var out []*kvcastv1.RouterEvent
 	for _, h := range slices.Sorted(maps.Keys(blocks)) {

@@ -39,7 +39,7 @@ const (
 	host   = kvcastv1.Tier_TIER_HOST_PINNED
 )
 
-// TestMatch matches prompts over several workers.
+// TestMatch matches a prompt of five blocks with one rank.
 func TestMatch(t *testing.T) {
 	prompt := []uint64{1, 2, 3, 4, 5}
 	two := proto.Uint64(2)
@@ -49,26 +49,26 @@ func TestMatch(t *testing.T) {
 		blocks       int
 		device, host int
 	}{
-		{"all", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 3, 4, 5)}, 5, 5, 0},
-		{"the beginning", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 9)}, 2, 2, 0},
-		{"a hole", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 3, 4, 5), removed(0, device, 3)}, 2, 2, 0},
-		{"a hole that was filled", []*kvcastv1.RouterEvent{
+		{"all blocks", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 3, 4, 5)}, 5, 5, 0},
+		{"the first blocks", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 9)}, 2, 2, 0},
+		{"a removed block", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2, 3, 4, 5), removed(0, device, 3)}, 2, 2, 0},
+		{"a block removed and stored again", []*kvcastv1.RouterEvent{
 			chainOf(0, device, nil, 1, 2, 3, 4, 5), removed(0, device, 3), chainOf(0, device, two, 3),
 		}, 5, 5, 0},
-		{"a hole in one tier", []*kvcastv1.RouterEvent{
+		{"a block removed from one tier", []*kvcastv1.RouterEvent{
 			chainOf(0, device, nil, 1, 2, 3, 4, 5), chainOf(0, host, nil, 1, 2, 3), removed(0, device, 3),
 		}, 5, 2, 3},
-		{"the end in another tier", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2), chainOf(0, host, two, 3, 4)}, 4, 2, 0},
-		{"a child before its parent", []*kvcastv1.RouterEvent{chainOf(0, device, two, 3, 4), chainOf(0, device, nil, 1, 2)}, 4, 4, 0},
-		{"a parent that is gone when its child comes", []*kvcastv1.RouterEvent{
+		{"the last blocks in another tier", []*kvcastv1.RouterEvent{chainOf(0, device, nil, 1, 2), chainOf(0, host, two, 3, 4)}, 4, 2, 0},
+		{"a child stored before its parent", []*kvcastv1.RouterEvent{chainOf(0, device, two, 3, 4), chainOf(0, device, nil, 1, 2)}, 4, 4, 0},
+		{"a parent removed before its child is stored", []*kvcastv1.RouterEvent{
 			chainOf(0, device, nil, 1, 2), removed(0, device, 2), chainOf(0, device, two, 3),
 		}, 1, 1, 0},
-		{"a parent that is gone when its child comes, and comes again", []*kvcastv1.RouterEvent{
+		{"a parent removed before its child is stored, and stored again", []*kvcastv1.RouterEvent{
 			chainOf(0, device, nil, 1, 2), removed(0, device, 2), chainOf(0, device, two, 3), chainOf(0, device, proto.Uint64(1), 2),
 		}, 3, 3, 0},
-		{"a child whose parent is another rank's", []*kvcastv1.RouterEvent{chainOf(1, host, nil, 8, 2), chainOf(0, device, two, 3)}, 0, 0, 0},
-		{"the same contents elsewhere", []*kvcastv1.RouterEvent{chainOf(0, device, proto.Uint64(77), 1, 2, 3)}, 0, 0, 0},
-		{"no contents", []*kvcastv1.RouterEvent{{
+		{"a parent in another rank", []*kvcastv1.RouterEvent{chainOf(1, host, nil, 8, 2), chainOf(0, device, two, 3)}, 0, 0, 0},
+		{"the same contents after an unknown parent", []*kvcastv1.RouterEvent{chainOf(0, device, proto.Uint64(77), 1, 2, 3)}, 0, 0, 0},
+		{"unknown contents", []*kvcastv1.RouterEvent{{
 			DpRank: proto.Uint32(0), Tier: device,
 			Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{1, 2}}},
 		}}, 0, 0, 0},
@@ -112,7 +112,7 @@ func TestMatchIsFilteredAndSorted(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if got := v.Match(client.Prompt{TokensHashes: []uint64{1, 2, 3, 4}}); len(got) != 5 || got[0].Worker != "x" {
-		t.Errorf("of any model: got %+v", got)
+		t.Errorf("any model: got %+v", got)
 	}
 	for _, none := range []client.Prompt{{}, {Model: "no", TokensHashes: []uint64{1}}, {TokensHashes: []uint64{9}}, {TokensHashes: []uint64{}}, {Tokens: []uint32{1}}} {
 		if got := v.Match(none); len(got) > 0 {
@@ -156,8 +156,7 @@ func TestMatchHashesTokens(t *testing.T) {
 	}
 }
 
-// TestRetiredRanksAreSwept clears and removes more than one sweep covers, and stores other
-// blocks.
+// TestRetiredRanksAreSwept clears and removes ranks with more blocks than one sweep visits, and stores other blocks.
 func TestRetiredRanksAreSwept(t *testing.T) {
 	const blocks = 20_000
 	v := startedView()
@@ -173,7 +172,7 @@ func TestRetiredRanksAreSwept(t *testing.T) {
 		v.Apply(entries(of(name, event)))
 		found := v.Match(client.Prompt{TokensHashes: []uint64{mixed(1), mixed(2)}})
 		if len(found) != 1 || found[0].Worker == name {
-			t.Fatalf("round %d, of %s nothing should be left: %+v", round, name, found)
+			t.Fatalf("round %d: %s still matches: %+v", round, name, found)
 		}
 	}
 	v.Apply(entries(of("w0", workerRemoved(2)), of("w1", workerRemoved(3))))
@@ -181,11 +180,11 @@ func TestRetiredRanksAreSwept(t *testing.T) {
 		v.Apply(client.Update{Message: progress(0)})
 	}
 	if got := client.Indexed(v); got != 0 {
-		t.Errorf("%d sequence hashes are left in the index, want none", got)
+		t.Errorf("%d sequence hashes in the index, want none", got)
 	}
 }
 
-// clearing returns an entry that clears a rank many times, each time after a store.
+// clearing returns an entry that stores blocks and clears the rank, many times.
 func clearing(times int, stored ...uint64) *kvcastv1.Entry {
 	e := of("w")
 	for range times {
@@ -199,8 +198,7 @@ func clearing(times int, stored ...uint64) *kvcastv1.Entry {
 	return e
 }
 
-// TestRetiredRanksAreSweptWithinEntry retires many ranks in one entry, by clearing them or by
-// adding workers again.
+// TestRetiredRanksAreSweptWithinEntry retires many ranks in one entry, by clears or by adding workers again.
 func TestRetiredRanksAreSweptWithinEntry(t *testing.T) {
 	const times, most = 1000, 50
 	blocks := make([]uint64, 100)
@@ -215,14 +213,14 @@ func TestRetiredRanksAreSweptWithinEntry(t *testing.T) {
 		v := startedView()
 		v.Apply(entries(e))
 		if got := client.Holders(v); got > most {
-			t.Errorf("%s: %d ranks at a time, want %d at most", name, got, most)
+			t.Errorf("%s: %d ranks, want at most %d", name, got, most)
 		}
 		v.Apply(entries(of("w", workerRemoved(1))))
 		for range most {
 			v.Apply(client.Update{Message: progress(0)})
 		}
 		if got := client.Indexed(v); got != 0 {
-			t.Errorf("%s: %d sequence hashes are left in the index, want none", name, got)
+			t.Errorf("%s: %d sequence hashes in the index, want none", name, got)
 		}
 	}
 }
@@ -244,10 +242,10 @@ func TestWorkers(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if _, ok := v.Worker("x"); ok {
-		t.Error("there is a worker x")
+		t.Error("worker x exists")
 	}
 	if got := v.Holds("w", 1, 6); !slices.Equal(got, []kvcastv1.Tier{host}) {
-		t.Errorf("block 6 is in %v, want the host", got)
+		t.Errorf("block 6 is in %v, want TIER_HOST_PINNED", got)
 	}
 	if got := append(v.Holds("w", 0, 6), v.Holds("x", 0, 6)...); len(got) > 0 {
 		t.Errorf("got %v, want nothing", got)
@@ -268,15 +266,15 @@ func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 		digests           []*kvcastv1.WorkerDigest
 		compared, differs uint64
 	}{
-		{"none", nil, nil, 0, 0},
+		{"no digests", nil, nil, 0, 0},
 		{"equal", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7)}, 4, 0},
-		{"of a worker that holds nothing", nil, []*kvcastv1.WorkerDigest{digest("x", 2)}, 1, 0},
-		{"a block more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7, 8)}, 4, 1},
+		{"a worker without blocks", nil, []*kvcastv1.WorkerDigest{digest("x", 2)}, 1, 0},
+		{"one more block", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7, 8)}, 4, 1},
 		{"another block", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 8)}, 4, 1},
-		{"a worker more", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 5, 1},
-		{"a set that is empty as it is not named", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: host, Seq: 2}}, 4, 1},
-		{"a rank that is empty as it is not named", nil, []*kvcastv1.WorkerDigest{{Worker: "w", DpRank: 1, Tier: device, Seq: 2}}, 5, 1},
-		{"of an unknown tier", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: 9, Blocks: 1, Seq: 2}}, 0, 0},
+		{"one more worker", nil, []*kvcastv1.WorkerDigest{digest("w", 2, 7), digest("x", 1, 7)}, 5, 1},
+		{"no digest of a tier with blocks", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: host, Seq: 2}}, 4, 1},
+		{"no digest of a rank with blocks", nil, []*kvcastv1.WorkerDigest{{Worker: "w", DpRank: 1, Tier: device, Seq: 2}}, 5, 1},
+		{"an unknown tier", nil, []*kvcastv1.WorkerDigest{{Worker: "w", Tier: 9, Blocks: 1, Seq: 2}}, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -299,10 +297,10 @@ func TestDigestDifferenceRequestsSnapshot(t *testing.T) {
 				}
 				got := v.Status()
 				if got.Compared != tt.compared || got.Differed != tt.differs {
-					t.Errorf("got %+v, want %d compared, %d that differ", got, tt.compared, tt.differs)
+					t.Errorf("got %+v, want %d compared, %d differed", got, tt.compared, tt.differs)
 				}
 				if tt.differs > 0 && (cause == nil || got.Snapshots != 1 || s.requests()[1].GetSnapshot() == nil) {
-					t.Errorf("cause %v, %+v; asked for %v", cause, got, s.requests())
+					t.Errorf("cause %v, %+v; requests %v", cause, got, s.requests())
 				}
 			})
 		})
@@ -362,7 +360,7 @@ func TestChanges(t *testing.T) {
 		n := len(got)
 		v.Apply(client.Update{Interruption: &client.Interruption{}})
 		if last(); len(got) != n {
-			t.Errorf("a change without contents: %+v", got[n:])
+			t.Errorf("an empty change: %+v", got[n:])
 		}
 		cancel()
 		<-done
@@ -389,8 +387,8 @@ func TestWaitReady(t *testing.T) {
 	})
 }
 
-// TestReadersSeeCompleteEntries queries a View while entries store and remove a chain of four
-// blocks and snapshots replace the state.
+// TestReadersSeeCompleteEntries queries a View concurrently with entries that store or remove a chain of four blocks,
+// and with snapshots.
 func TestReadersSeeCompleteEntries(t *testing.T) {
 	const rounds = 300
 	v := startedView()
@@ -407,7 +405,7 @@ func TestReadersSeeCompleteEntries(t *testing.T) {
 				}
 				for _, m := range v.Match(client.Prompt{TokensHashes: []uint64{1, 2, 3, 4}}) {
 					if m.Blocks != 4 {
-						t.Errorf("got %+v, want all or nothing", m)
+						t.Errorf("got %+v, want all blocks or none", m)
 						return
 					}
 				}
@@ -438,8 +436,8 @@ func TestReadersSeeCompleteEntries(t *testing.T) {
 	readers.Wait()
 }
 
-// TestViewHasNewestBlockSize restarts an engine with another block size, for views that follow
-// it or start with a snapshot.
+// TestViewHasNewestBlockSize restarts an engine with another block size. One View follows the entries, another starts
+// with a snapshot afterwards.
 func TestViewHasNewestBlockSize(t *testing.T) {
 	chain := func(size uint32, hash uint64) *kvcastv1.RouterEvent {
 		ev := chainOf(0, device, nil, hash)
@@ -471,7 +469,7 @@ func TestViewHasNewestBlockSize(t *testing.T) {
 	for _, m := range []*kvcastv1.SubscribeResponse{
 		{SnapshotBegin: &kvcastv1.SnapshotBegin{}},
 		{SnapshotWorker: &kvcastv1.SnapshotWorker{Worker: "w", Added: &kvcastv1.WorkerAdded{BlockSize: 32}}},
-		// Another rank has not restarted yet.
+		// A snapshot may have blocks of a rank that has not restarted yet.
 		{SnapshotBlocks: []*kvcastv1.SnapshotBlocks{{Worker: "w", Events: []*kvcastv1.RouterEvent{chain(32, 2), chain(16, 3)}}}},
 		{SnapshotEnd: &kvcastv1.SnapshotEnd{}},
 	} {
