@@ -1,5 +1,5 @@
 // Program follow keeps a view of all KV caches. It reads prompts, one JSON list of token
-// ids per line, and prints which workers hold the longest prefixes of each.
+// ids per line, and prints the workers that hold the longest prefixes of each prompt.
 package main
 
 import (
@@ -38,8 +38,8 @@ func run(ctx context.Context, addr, model string, prompts io.Reader, out io.Writ
 	defer stop()
 	view, ended := client.NewView(), make(chan error, 2)
 	go func() {
-		// Interruptions are logged and the stream is resumed. An error is permanent, such as
-		// a token that the server does not accept. With Digests the view is verified.
+		// Subscribe logs interruptions and resumes. An error is permanent, such as a token
+		// that the server does not accept. With Digests, the view is compared with the server's.
 		ended <- view.Follow(c.Subscribe(ctx, client.Config{Digests: true, Logger: slog.Default()}))
 	}()
 	go func() { ended <- answer(ctx, view, model, prompts, out) }()
@@ -50,7 +50,7 @@ func run(ctx context.Context, addr, model string, prompts io.Reader, out io.Writ
 func answer(ctx context.Context, view *client.View, model string, prompts io.Reader, out io.Writer) error {
 	ready, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := view.WaitReady(ready); err != nil { // for the first snapshot
+	if err := view.WaitReady(ready); err != nil {
 		return fmt.Errorf("wait for the first snapshot: %w", err)
 	}
 	lines := bufio.NewScanner(prompts)
@@ -67,7 +67,7 @@ func answer(ctx context.Context, view *client.View, model string, prompts io.Rea
 		if len(matches) == 0 {
 			_, _ = fmt.Fprintln(out, "no worker has its first block")
 		}
-		if now := view.Status(); !now.Live { // stale until the stream is resumed
+		if now := view.Status(); !now.Live {
 			_, _ = fmt.Fprintln(out, "the server is disconnected; this is the state at", now.Position)
 		}
 	}

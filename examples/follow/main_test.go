@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// serve starts a server with a worker that holds two blocks of four tokens.
+// serve starts a server with one worker, which holds two blocks of four tokens.
 func serve(t *testing.T) (addr string) {
 	t.Helper()
 	i := harness.StartInstance(t, harness.InstanceConfig{})
@@ -40,7 +40,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestGuideShowsTheProgram keeps the program in docs/client.md equal to the one tested here.
+// TestGuideShowsTheProgram compares the program in docs/client.md with main.go.
 func TestGuideShowsTheProgram(t *testing.T) {
 	program, err := os.ReadFile("main.go")
 	if err != nil {
@@ -51,6 +51,6 @@ func TestGuideShowsTheProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(guide), "```go\n"+string(program)+"```\n") {
-		t.Error("docs/client.md has another program than main.go")
+		t.Error("the program in docs/client.md differs from main.go")
 	}
 }

@@ -1,7 +1,7 @@
 """Follows a kvcast server and prints a line per entry.
 
-A stream that ends is resumed after the last entry printed, so that each entry is printed
-exactly once. To resume in another run, pass the first word of the last line as --after.
+When a stream ends, the program resumes after the last printed entry, so that each entry is
+printed exactly once. To resume in another run, pass the first word of the last line as --after.
 See README.md for how to run it.
 """
 
@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from kvcast.v1 import event_pb2, router_event_service_pb2, router_event_service_pb2_grpc
 
-# Codes that a retry would repeat.
+# Codes of errors that a retry would repeat.
 PERMANENT = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -34,7 +34,7 @@ class Follower:
     def __init__(self, after):
         self.after = after  # a Position; None: the state is incomplete
         self.entries = 0
-        self.held = {}
+        self.workers = {}  # sets of block hashes by dp rank and tier, by worker
 
     def request(self):
         request = router_event_service_pb2.SubscribeRequest()
@@ -46,17 +46,17 @@ class Follower:
 
     def apply(self, message):
         if message.HasField("snapshot_begin"):
-            # Discard the state. It is incomplete until the snapshot's end.
+            # Discard the state. The new state is incomplete until snapshot_end.
             self.after = None
-            self.held.clear()
+            self.workers.clear()
         if message.HasField("snapshot_worker"):
-            self.held.setdefault(message.snapshot_worker.worker, {})
+            self.workers.setdefault(message.snapshot_worker.worker, {})
         for blocks in message.snapshot_blocks:
             for event in blocks.events:
-                self.hold(blocks.worker, event)
+                self.apply_event(blocks.worker, event)
         for entry in message.entries:
             for event in entry.events:
-                self.hold(entry.worker, event)
+                self.apply_event(entry.worker, event)
             if self.after is not None:
                 self.after.seq = entry.seq
                 self.entries += 1
@@ -65,26 +65,26 @@ class Follower:
         if message.HasField("position"):
             self.after = message.position
         if message.HasField("snapshot_end"):
-            say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.held)} workers, {self.blocks()} blocks")
+            say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.workers)} workers, {self.blocks()} blocks")
 
-    def hold(self, worker, event):
+    def apply_event(self, worker, event):
         """Applies an event. Applying it twice has no further effect."""
-        places = self.held.setdefault(worker, {})
-        place = (event.dp_rank, event.tier)
+        sets = self.workers.setdefault(worker, {})
+        key = (event.dp_rank, event.tier)
         kind = event.WhichOneof("event")
         if kind == "stored":
-            places.setdefault(place, set()).update(event.stored.block_hashes)
+            sets.setdefault(key, set()).update(event.stored.block_hashes)
         elif kind == "removed":
-            places.get(place, set()).difference_update(event.removed.block_hashes)
+            sets.get(key, set()).difference_update(event.removed.block_hashes)
         elif kind == "cleared":
-            for rank, tier in list(places):
+            for rank, tier in list(sets):
                 if rank == event.dp_rank and (not event.cleared.tiers or tier in event.cleared.tiers):
-                    del places[rank, tier]
+                    del sets[rank, tier]
         elif kind == "worker_removed":
-            del self.held[worker]
+            del self.workers[worker]
 
     def blocks(self):
-        return sum(len(hashes) for places in self.held.values() for hashes in places.values())
+        return sum(len(hashes) for sets in self.workers.values() for hashes in sets.values())
 
 
 def say(line):
@@ -92,8 +92,8 @@ def say(line):
 
 
 def follow(addr, follower, count):
-    # Pings detect a dead connection. Servers allow them every 10 s. Without the last option
-    # gRPC stops after two pings, since a follower sends no data.
+    # Pings detect a dead connection. Servers allow a ping every 10 s. Without the last option,
+    # gRPC would stop after two pings, since the client sends no data.
     options = [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -149,5 +149,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # standard output was closed
+    except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

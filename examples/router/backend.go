@@ -15,8 +15,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// backend is a simulated engine of the demo: a cache that publishes its events as vLLM
-// does, behind an HTTP server that returns empty completions.
+// backend is a simulated engine of the demo: a block pool that publishes events as vLLM does, and an HTTP server that
+// returns empty completions.
 type backend struct {
 	name      string
 	publisher *simulator.Publisher
@@ -55,14 +55,13 @@ func (b *backend) close() error {
 	return errors.Join(err, b.publisher.Close())
 }
 
-// ServeHTTP returns an empty completion for a prompt of token ids, and how many of them
-// were cached.
+// ServeHTTP returns an empty completion for a prompt of token ids, and the number of cached tokens.
 func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var c struct {
 		Prompt []uint32 `json:"prompt"`
 	}
 	if err := json.NewDecoder(req.Body).Decode(&c); err != nil {
-		http.Error(w, fmt.Sprintf("want token ids for the prompt: %v", err), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("read request: %v; want a prompt of token ids", err), http.StatusBadRequest)
 		return
 	}
 	cached, err := b.compute(c.Prompt)
@@ -75,14 +74,14 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		`"usage": {"prompt_tokens": %d, "prompt_tokens_details": {"cached_tokens": %d}}}`+"\n", len(c.Prompt), cached)
 }
 
-// compute runs a prompt through the cache and publishes the changes.
+// compute stores the blocks of a prompt in the pool, publishes the changes, and returns the number of cached tokens.
 func (b *backend) compute(prompt []uint32) (cached uint64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := b.pool.Stats().HitTokens
 	events, ok := b.pool.Request(prompt)
 	if !ok {
-		return 0, errors.New("the prompt does not fit the cache")
+		return 0, errors.New("the prompt does not fit into the cache")
 	}
 	if len(events) > 0 {
 		if _, err := b.publisher.Publish(events...); err != nil {
@@ -98,7 +97,7 @@ func (b *backend) stats() blockpool.Stats {
 	return b.pool.Stats()
 }
 
-// digest returns the digest of the cache's blocks.
+// digest returns the digest of the pool's blocks.
 func (b *backend) digest() client.BlocksDigest {
 	b.mu.Lock()
 	defer b.mu.Unlock()

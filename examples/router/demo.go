@@ -27,18 +27,17 @@ const (
 	demoModel     = "demo"
 	demoEngines   = 4
 	demoBlockSize = 16
-	// demoBlocks is the size of an engine's cache: two million tokens.
+	// demoBlocks is the number of blocks in an engine's cache: two million tokens.
 	demoBlocks = 131_072
-	// demoTimeout bounds a request and the arrival of its events.
+	// demoTimeout bounds a request, including the wait for its events.
 	demoTimeout = 20 * time.Second
 )
 
-// runDemo sends the conversation trace through the router to simulated engines, once
-// for each policy, and prints how much of the prompts was in the caches.
+// runDemo sends the conversation trace through the router to simulated engines, once per policy, and prints the share of
+// prompt tokens that were cached.
 //
-// Requests are sequential, and each waits until the router's view equals its engine's
-// cache, so that the result is reproducible. Real requests overlap, and the view is a
-// millisecond behind.
+// Requests are sequential. After each, the demo waits until the router's view equals the engine's cache, so that the
+// result is reproducible. Real requests overlap, and the view is about a millisecond behind.
 func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) error {
 	trace, err := workload.ConversationTrace()
 	if err != nil {
@@ -67,8 +66,8 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 	return nil
 }
 
-// measure runs engines, a kvcast server that reads them and a router, and sends the trace
-// through the router. It returns the statistics of each engine's cache.
+// measure starts engines, a kvcast server that reads them and a router, and sends the trace through the router. It
+// returns the statistics of each engine's cache.
 func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace) (stats []blockpool.Stats, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -98,7 +97,7 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	routing, end := context.WithCancel(ctx)
 	go func() {
 		err := serve(routing, l, addr, p, view, slog.New(slog.DiscardHandler))
-		cancel(err) // ends waits for the view
+		cancel(err) // ends calls of await
 		routed <- err
 	}()
 	defer func() {
@@ -121,7 +120,7 @@ func measure(ctx context.Context, kvcast string, p policy, trace *workload.Trace
 	return stats, nil
 }
 
-// complete sends a request and waits until the view equals its engine's cache.
+// complete sends a request and waits until the view equals the cache of the engine that got it.
 func complete(ctx context.Context, router string, view *client.View, engines []*backend, prompt []uint32) error {
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
@@ -157,10 +156,10 @@ func complete(ctx context.Context, router string, view *client.View, engines []*
 	return errors.New("the response does not name an engine")
 }
 
-// await waits until a condition of a view holds, or returns the cause of ctx's end.
-func await(ctx context.Context, view *client.View, holds func() bool) error {
+// await waits until a condition is true, which it checks after each change of a view, or returns the cause of ctx's end.
+func await(ctx context.Context, view *client.View, condition func() bool) error {
 	for range view.Changes(ctx) {
-		if holds() {
+		if condition() {
 			return nil
 		}
 	}
@@ -198,7 +197,7 @@ func startKvcast(ctx context.Context, program string, engines []*backend) (addr 
 		_, _ = io.Copy(io.Discard, log)
 	}()
 	stop = func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // an error means that the process has ended
 		<-read
 		_ = cmd.Wait()
 	}

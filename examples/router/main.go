@@ -1,5 +1,5 @@
-// Program router is an example: a reverse proxy for OpenAI's completions that sends each
-// request to the engine that holds the longest prefix of its prompt. See README.md.
+// Program router is an example: a reverse proxy for OpenAI's completions API. It sends each request to the engine that
+// holds the longest prefix of the prompt. See README.md.
 package main
 
 import (
@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return serve(ctx, l, *addr, policy(*how), client.NewView(), log)
 }
 
-// serve routes requests until ctx ends or the subscription at addr fails.
+// serve routes requests until ctx ends or the subscription to the server at addr fails.
 func serve(ctx context.Context, l net.Listener, addr string, p policy, view *client.View, log *slog.Logger) error {
 	defer func() { _ = l.Close() }()
 	c, err := client.New(addr, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -17,12 +17,11 @@ import (
 )
 
 const (
-	// maxBody is the largest request in bytes. It has room for millions of tokens.
+	// maxBody bounds a request in bytes. It allows millions of tokens.
 	maxBody = 64 << 20
-	// slack and spread bound the imbalance between engines. With least as the fewest
-	// tokens given to an engine, none that was given more than least + least/spread + slack
-	// gets a request. Without a bound, one engine that holds a prefix common to all prompts
-	// would get every request.
+	// slack and spread bound the imbalance between engines. If the least loaded engine has computed n tokens, an
+	// engine with more than n + n/spread + slack gets no request. Without a bound, an engine that holds the common
+	// prefix of all prompts would get all requests.
 	slack  = 65_536
 	spread = 20
 )
@@ -35,21 +34,20 @@ const (
 	policyRoundRobin policy = "round-robin"
 )
 
-// router sends each completion to the engine that holds the longest prefix of its prompt
-// according to the View.
+// router sends each completion request to an engine by its policy.
 type router struct {
 	view   *client.View
 	policy policy
 	proxy  *httputil.ReverseProxy
 
-	mu    sync.Mutex
-	given map[string]int // prompt tokens to compute, by worker; guarded by mu
-	next  int            // engine of round robin; guarded by mu
+	mu       sync.Mutex     // guards all below
+	computed map[string]int // prompt tokens that were not cached, by worker
+	next     int            // next engine of round robin
 }
 
 func newRouter(view *client.View, p policy) *router {
 	return &router{
-		view: view, policy: p, given: make(map[string]int),
+		view: view, policy: p, computed: make(map[string]int),
 		proxy: &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(r.In.Context().Value(engineKey{}).(*url.URL))
 			r.SetXForwarded()
@@ -66,7 +64,6 @@ type completion struct {
 	Prompt json.RawMessage `json:"prompt"`
 }
 
-// errNoEngine means that no engine serves the model.
 var errNoEngine = errors.New("there is no engine of this model")
 
 func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -81,8 +78,7 @@ func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	var c completion
 	_ = json.Unmarshal(body, &c) // the engine reports invalid JSON
-	// A prompt of text, which this router does not tokenize, counts as one that no engine
-	// holds.
+	// This router does not tokenize text. A prompt of text is routed as if no engine held a block of it.
 	var tokens []uint32
 	_ = json.Unmarshal(c.Prompt, &tokens)
 	name, endpoint, err := rt.choose(c.Model, tokens)
@@ -104,7 +100,7 @@ func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // engine is an engine that serves a request's model.
 type engine struct {
 	name, endpoint string
-	cached         int // tokens of the prompt that it holds
+	cached         int // tokens of the prompt in its cache
 }
 
 // choose returns the name and endpoint of the engine for a prompt.
@@ -115,62 +111,60 @@ func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, 
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	rt.updateGiven(engines)
+	rt.updateComputed(engines)
 	best := engines[rt.next%len(engines)]
 	rt.next++
 	if rt.policy == policyPrefix {
-		best = rt.longest(engines)
+		best = rt.longestPrefix(engines)
 	}
-	rt.given[best.name] += len(tokens) - best.cached
+	rt.computed[best.name] += len(tokens) - best.cached
 	return best.name, best.endpoint, nil
 }
 
-// updateGiven adds new engines and removes those that have left. A new engine starts with
-// the least that others of the model were given; from 0, it would get every request until
-// it has caught up. mu is held.
-func (rt *router) updateGiven(engines []engine) {
-	least, known := math.MaxInt, false
+// updateComputed adds new engines to computed and deletes removed engines. A new engine starts with the minimum of the
+// model's other engines; starting with 0, it would get all requests for some time. The caller must hold mu.
+func (rt *router) updateComputed(engines []engine) {
+	least := math.MaxInt
 	for _, e := range engines {
-		if n, ok := rt.given[e.name]; ok {
-			least, known = min(least, n), true
+		if n, ok := rt.computed[e.name]; ok {
+			least = min(least, n)
 		}
 	}
-	if !known {
-		least = 0
+	if least == math.MaxInt {
+		least = 0 // all engines are new
 	}
 	for _, e := range engines {
-		if _, ok := rt.given[e.name]; !ok {
-			rt.given[e.name] = least
+		if _, ok := rt.computed[e.name]; !ok {
+			rt.computed[e.name] = least
 		}
 	}
-	for name := range rt.given {
+	for name := range rt.computed {
 		if _, ok := rt.view.Worker(name); !ok {
-			delete(rt.given, name)
+			delete(rt.computed, name)
 		}
 	}
 }
 
-// longest returns the engine with the longest prefix among those within the allowed
-// imbalance; of equal ones, that which was given the fewest tokens. mu is held.
-func (rt *router) longest(engines []engine) engine {
-	least := rt.given[engines[0].name]
+// longestPrefix returns the engine with the longest cached prefix among the engines within the allowed imbalance. If
+// prefixes are equal, it returns the engine with the fewest computed tokens. The caller must hold mu.
+func (rt *router) longestPrefix(engines []engine) engine {
+	least := rt.computed[engines[0].name]
 	for _, e := range engines {
-		least = min(least, rt.given[e.name])
+		least = min(least, rt.computed[e.name])
 	}
 	var best engine
 	for _, e := range engines {
-		if rt.given[e.name] > least+least/spread+slack {
+		if rt.computed[e.name] > least+least/spread+slack {
 			continue
 		}
-		if best.name == "" || e.cached > best.cached || e.cached == best.cached && rt.given[e.name] < rt.given[best.name] {
+		if best.name == "" || e.cached > best.cached || e.cached == best.cached && rt.computed[e.name] < rt.computed[best.name] {
 			best = e
 		}
 	}
 	return best
 }
 
-// engines returns the engines of a model, by name. A worker with several dp ranks has the
-// longest prefix of any of them.
+// engines returns the engines of a model, ordered by name. cached is the longest prefix over the worker's dp ranks.
 func (rt *router) engines(model string, tokens []uint32) []engine {
 	cached := make(map[string]int)
 	for _, m := range rt.view.Match(client.Prompt{Model: model, Tokens: tokens}) {

@@ -27,8 +27,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 
-// holding returns a View of engines that hold the first blocks of a prompt, by engine.
-func holding(endpoint string, tokens []uint32, blocks map[string]int) *client.View {
+// viewOf returns a View of engines that hold the first blocks of a prompt. blocks has their number, by engine.
+func viewOf(endpoint string, tokens []uint32, blocks map[string]int) *client.View {
 	v := client.NewView()
 	apply := func(m *kvcastv1.SubscribeResponse) {
 		v.Apply(client.Update{Message: m, Position: client.Position{Epoch: "e", Seq: 1}})
@@ -53,23 +53,23 @@ func holding(endpoint string, tokens []uint32, blocks map[string]int) *client.Vi
 func TestChoose(t *testing.T) {
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
 	for _, tt := range []struct {
-		name   string
-		policy policy
-		given  map[string]int
-		tokens []uint32
-		want   string
+		name     string
+		policy   policy
+		computed map[string]int
+		tokens   []uint32
+		want     string
 	}{
 		{"the longest prefix", policyPrefix, nil, tokens, "b"},
-		{"of equal ones the first", policyPrefix, nil, []uint32{9}, "a"},
-		{"of equal ones the least given", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
-		{"not beyond the allowed imbalance", policyPrefix, map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens, "a"},
+		{"equal prefixes and load", policyPrefix, nil, []uint32{9}, "a"},
+		{"equal prefixes", policyPrefix, map[string]int{"a": 9, "b": 8, "c": 7}, []uint32{9}, "c"},
+		{"beyond the allowed imbalance", policyPrefix, map[string]int{"a": 0, "b": slack + 1, "c": 0}, tokens, "a"},
 		{"within the allowed imbalance", policyPrefix, map[string]int{"a": 1, "b": slack, "c": 0}, tokens, "b"},
-		{"text", policyPrefix, map[string]int{"a": 1, "b": 0, "c": 0}, nil, "b"},
+		{"a prompt of text", policyPrefix, map[string]int{"a": 1, "b": 0, "c": 0}, nil, "b"},
 		{"round robin", policyRoundRobin, nil, tokens, "a"},
 	} {
-		rt := newRouter(holding("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), tt.policy)
-		for name, n := range tt.given {
-			rt.given[name] = n
+		rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), tt.policy)
+		for name, n := range tt.computed {
+			rt.computed[name] = n
 		}
 		if got, _, err := rt.choose("m", tt.tokens); err != nil || got != tt.want {
 			t.Errorf("%s: got %s, error %v; want %s", tt.name, got, err, tt.want)
@@ -80,16 +80,16 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestNewEngineStartsAtTheLeast adds an engine after others were given many tokens.
-func TestNewEngineStartsAtTheLeast(t *testing.T) {
+// TestNewEngineStartsWithTheMinimum adds an engine when other engines have computed many tokens.
+func TestNewEngineStartsWithTheMinimum(t *testing.T) {
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
-	rt := newRouter(holding("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), policyPrefix)
-	rt.given = map[string]int{"a": 5_000_000, "b": 4_999_000, "left": 7}
+	rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), policyPrefix)
+	rt.computed = map[string]int{"a": 5_000_000, "b": 4_999_000, "left": 7}
 	if got, _, err := rt.choose("m", tokens); err != nil || got != "a" {
-		t.Errorf("got %s, error %v; want a, which has the prompt", got, err)
+		t.Errorf("got %s, error %v; want a, which holds the prompt", got, err)
 	}
-	if want := (map[string]int{"a": 5_000_000, "b": 4_999_000, "new": 4_999_000}); !maps.Equal(rt.given, want) {
-		t.Errorf("given is %v, want %v", rt.given, want)
+	if want := (map[string]int{"a": 5_000_000, "b": 4_999_000, "new": 4_999_000}); !maps.Equal(rt.computed, want) {
+		t.Errorf("computed is %v, want %v", rt.computed, want)
 	}
 }
 
@@ -99,12 +99,12 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 		_, _ = io.WriteString(w, req.Method+" "+req.RequestURI+" "+string(body))
 	}))
 	defer engine.Close()
-	view := holding(strings.TrimPrefix(engine.URL, "http://"), []uint32{1, 2, 3, 4}, map[string]int{"a": 1})
+	view := viewOf(strings.TrimPrefix(engine.URL, "http://"), []uint32{1, 2, 3, 4}, map[string]int{"a": 1})
 	for _, tt := range []struct {
 		view         *client.View
 		method, body string
 		status       int
-		says         string
+		response     string
 	}{
 		{view, "POST", `{"model": "m", "prompt": [1, 2, 3, 4], "x": 1}`, 200, `POST /v1/completions?q=1 {"model": "m", "prompt": [1, 2, 3, 4], "x": 1}`},
 		{view, "POST", `{"model": "m", "prompt": "text"}`, 200, `"text"`},
@@ -113,20 +113,20 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		newRouter(tt.view, policyPrefix).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), tt.method, "/v1/completions?q=1", strings.NewReader(tt.body)))
-		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.says) {
-			t.Errorf("%s: got %d %q, want %d %q", tt.body, w.Code, w.Body, tt.status, tt.says)
+		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.response) {
+			t.Errorf("%s: got %d %q, want %d %q", tt.body, w.Code, w.Body, tt.status, tt.response)
 		}
 	}
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
 
-// conversations returns a trace in which each turn of a conversation repeats the earlier ones.
+// conversations returns a trace in which each prompt of a conversation repeats the earlier prompts.
 func conversations(t *testing.T, number, turns int) *workload.Trace {
 	t.Helper()
 	var lines strings.Builder
 	for turn := range turns {
 		for c := range number {
-			ids := []string{"0"} // common prefix
+			ids := []string{"0"} // the common prefix of all prompts
 			for n := range turn + 1 {
 				ids = append(ids, strconv.Itoa(1+c*turns+n))
 			}
@@ -141,7 +141,7 @@ func conversations(t *testing.T, number, turns int) *workload.Trace {
 	return trace
 }
 
-// TestDemoEndsWithItsSubscription uses a kvcast server without the service.
+// TestDemoEndsWithItsSubscription uses a gRPC server without kvcast's service.
 func TestDemoEndsWithItsSubscription(t *testing.T) {
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -164,11 +164,11 @@ func TestDemoEndsWithItsSubscription(t *testing.T) {
 	if _, err := measure(t.Context(), program, policyPrefix, conversations(t, 1, 1)); !errors.As(err, &refused) || refused.Code != codes.Unimplemented {
 		t.Errorf("got error %v, want UNIMPLEMENTED", err)
 	} else if n := strings.Count(err.Error(), refused.Error()); n != 1 {
-		t.Errorf("got error %v, which says it %d times", err, n)
+		t.Errorf("got error %v, which contains the cause %d times", err, n)
 	}
 }
 
-// TestDemo runs kvcast in a process of its own.
+// TestDemo runs the demo with a kvcast process.
 func TestDemo(t *testing.T) {
 	program, err := harness.Program(false)
 	if err != nil {
@@ -185,9 +185,9 @@ func TestDemo(t *testing.T) {
 			hit[p] += s.HitTokens
 		}
 	}
-	// Each later turn hits all earlier turns of its conversation.
+	// Each later prompt hits all earlier prompts of its conversation.
 	if least := uint64(7 * (2 + 3 + 4 + 5) * workload.TraceBlock); hit[policyPrefix] < least || hit[policyRoundRobin] > least/2 {
-		t.Errorf("the longest prefix finds %d tokens, want %d at least; round robin %d, want half of it at most",
+		t.Errorf("policy prefix hits %d tokens, want at least %d; round robin hits %d, want at most half as many",
 			hit[policyPrefix], least, hit[policyRoundRobin])
 	}
 	var out strings.Builder

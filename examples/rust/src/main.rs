@@ -4,9 +4,9 @@
 //!     accepted after 3 ms: epoch 4d1c65e3a6a8b5f0, MODE_EARLIEST
 //!     entry 1 of vllm-0: 1 event
 //!
-//! `cargo run -- http://localhost:50051 10` stops after 10 entries; without a number it
-//! does not stop. A tonic client returns the stream when it has received the headers, so
-//! the server must not delay them until there is an entry.
+//! `cargo run -- http://localhost:50051 10` stops after 10 entries. Without a number, the
+//! program does not stop. A tonic client returns the stream when it has received the headers,
+//! so the server must not delay the headers until there is an entry.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(n) => n.parse()?,
         None => u64::MAX,
     };
-    // Pings detect a dead connection. Servers allow them every 10 s.
+    // Pings detect a dead connection. Servers allow a ping every 10 s.
     let channel = Endpoint::from_shared(addr)?
         .http2_keep_alive_interval(Duration::from_secs(10))
         .connect()
