@@ -42,13 +42,14 @@ func AppendTokensHashes(dst []uint64, tokens []uint32, blockSize int, seed uint6
 		window++
 	}
 	for n := 0; blockSize > 0 && len(tokens) >= window; n++ {
-		var h uint64
-		if n < len(mm) && len(mm[n]) > 0 {
-			h = hashMultimodal(tokens[:window], mm[n], seed)
-		} else {
-			h = hashTokens(tokens[:window], seed)
+		switch {
+		case n < len(mm) && len(mm[n]) > 0:
+			dst = append(dst, hashCopied(tokens[:window], mm[n], seed))
+		case littleEndian:
+			dst = append(dst, hashInPlace(tokens[:window], seed))
+		default:
+			dst = append(dst, hashCopied(tokens[:window], nil, seed))
 		}
-		dst = append(dst, h)
 		tokens = tokens[blockSize:]
 	}
 	return dst
@@ -64,39 +65,28 @@ func SequenceHash(parent, tokens uint64) uint64 {
 	return xxh3.HashSeed(b[:], hashSeed)
 }
 
-func hashTokens(tokens []uint32, seed uint64) uint64 {
-	if !littleEndian {
-		return hashTokensPortable(tokens, seed)
-	}
+// hashInPlace hashes tokens on a little-endian machine.
+func hashInPlace(tokens []uint32, seed uint64) uint64 {
 	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))
 	return xxh3.HashSeed(b, seed)
 }
 
-// hashTokensPortable is hashTokens on any machine.
-func hashTokensPortable(tokens []uint32, seed uint64) uint64 {
-	var room [1024]byte
-	return xxh3.HashSeed(appendTokens(room[:0], tokens), seed)
-}
-
-func hashMultimodal(tokens []uint32, mm []uint64, seed uint64) uint64 {
+// hashCopied hashes tokens and mm_hashes on any machine.
+func hashCopied(tokens []uint32, mm []uint64, seed uint64) uint64 {
 	var (
 		room   [1024]byte
 		sorted [16]uint64
 	)
-	b := appendTokens(room[:0], tokens)
+	b := room[:0]
+	for _, t := range tokens {
+		b = binary.LittleEndian.AppendUint32(b, t)
+	}
 	hashes := append(sorted[:0], mm...)
 	slices.Sort(hashes)
 	for _, h := range hashes {
 		b = binary.LittleEndian.AppendUint64(b, h)
 	}
 	return xxh3.HashSeed(b, seed)
-}
-
-func appendTokens(b []byte, tokens []uint32) []byte {
-	for _, t := range tokens {
-		b = binary.LittleEndian.AppendUint32(b, t)
-	}
-	return b
 }
 
 // BlockDigest returns the digest of a block; that of a set of blocks is the XOR over them

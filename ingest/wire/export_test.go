@@ -1,7 +1,7 @@
 package wire
 
-// HashTokensPortable is the implementation for big-endian machines.
-var HashTokensPortable = hashTokensPortable
+// HashCopied is the implementation for big-endian machines and multimodal blocks.
+var HashCopied = hashCopied
 
 // MaxSaltedBlocks bounds the salted blocks remembered per source.
 const MaxSaltedBlocks = maxSaltedBlocks

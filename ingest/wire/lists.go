@@ -7,16 +7,14 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// reserveList reserves memory for the n elements of the list at i. It allocates memory only
-// after the elements are known to be present.
-func reserveList[T any](s *slab[T], p []byte, i, n int) ([]T, fault) {
-	if list := s.room(n); len(list) == n {
-		return list, 0
+// growList makes room for the n elements of the list at i, after checking that they are
+// present.
+func growList[T any](s *slab[T], p []byte, i, n int) fault {
+	_, f := skip(p, i, fieldDepth)
+	if f == 0 {
+		s.grow(n)
 	}
-	if _, f := skip(p, i, fieldDepth); f != 0 {
-		return nil, f
-	}
-	return s.grow(n), 0
+	return f
 }
 
 // hashList is a list of block hashes.
@@ -31,10 +29,12 @@ func (hashList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if class != classArray {
 		return i, badType
 	}
-	hashes, f := reserveList(&d.hashes, p, i, n)
-	if f != 0 {
-		return i, f
+	if !d.hashes.fits(n) {
+		if f = growList(&d.hashes, p, i, n); f != 0 {
+			return i, f
+		}
 	}
+	hashes := d.hashes.room(n)
 	i = at
 	for k := range hashes {
 		// Nearly all hashes are large and positive.
@@ -78,11 +78,13 @@ func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	if class != classArray || n == 0 {
 		return skip(d.p, i, fieldDepth)
 	}
-	counts, f := reserveList(&d.tokens, d.p, i, n)
-	if f != 0 {
-		return i, f
+	if !d.tokens.fits(n) {
+		if f = growList(&d.tokens, d.p, i, n); f != 0 {
+			return i, f
+		}
 	}
-	end, hasStrings, f := readTokens(counts, n, d.p, at)
+	counts := d.tokens.room(n)
+	end, hasStrings, f := readTokens(counts, d.p, at)
 	if f == badType || hasStrings {
 		return skip(d.p, i, fieldDepth)
 	}
@@ -129,15 +131,17 @@ func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	ev.Tokens, ev.OpaqueTokens, ev.Eagle = nil, false, false
 	d.nesting = nesting{}
 	if n > 0 && isArray(d.p, at) {
-		return d.readNestedTokens(ev, i, n, at)
+		return d.readNestedTokens(ev, n, at)
 	}
-	tokens, f := reserveList(&d.tokens, d.p, i, n)
-	if f != 0 {
-		return i, f
+	if !d.tokens.fits(n) {
+		if f = growList(&d.tokens, d.p, i, n); f != 0 {
+			return i, f
+		}
 	}
+	tokens := d.tokens.room(n)
 	k, at := scanTokens(tokens, d.p, at)
 	if k != n {
-		at, ev.OpaqueTokens, f = readTokens(tokens[k:], n-k, d.p, at)
+		at, ev.OpaqueTokens, f = readTokens(tokens[k:], d.p, at)
 		if f != 0 || ev.OpaqueTokens {
 			return at, f
 		}
@@ -146,49 +150,42 @@ func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	return at, 0
 }
 
-// readNestedTokens reads the tokens of the list at i, which has n lists from at on.
-func (d *Decoder) readNestedTokens(ev *Event, i, n, at int) (int, fault) {
-	_, inner, _, f := readHeader(d.p, at)
-	if f != 0 {
-		return i, f
-	}
-	d.nesting = nesting{nested: true, inner: inner, last: inner}
-	// Lists longer than the first are invalid at every producer, and not stored.
-	room := min(uint64(n)*uint64(inner), uint64(len(d.p)-at))
-	tokens := d.tokens.room(int(room))
-	if len(tokens) != int(room) {
-		end, f := skip(d.p, i, fieldDepth)
-		if f != 0 {
-			return i, f
+// readNestedTokens reads the n lists of tokens from i on. It stores no tokens of lists that are
+// invalid at every producer.
+func (d *Decoder) readNestedTokens(ev *Event, n, i int) (int, fault) {
+	p := d.p
+	total, end := 0, i
+	for k := range n {
+		class, length, _, f := readHeader(p, end)
+		if f == 0 && class != classArray {
+			f = badType
 		}
-		tokens = d.tokens.grow(int(min(room, uint64(end-at))))
+		if f == 0 {
+			d.nesting.add(k, length)
+			total += length
+			end, f = skip(p, end, fieldDepth+1)
+		}
+		if f != 0 {
+			return end, f
+		}
 	}
-	used := 0
+	if d.nesting.ragged || d.nesting.last > d.nesting.inner {
+		return end, 0
+	}
+	tokens := d.tokens.reserve(total)
 	for range n {
-		class, length, elements, f := readHeader(d.p, at)
-		if f != 0 {
+		_, length, at, _ := readHeader(p, i)
+		opaque, f := false, fault(0)
+		if i, opaque, f = readTokens(tokens[:length], p, at); f != 0 {
 			return i, f
 		}
-		if class != classArray {
-			return i, badType
-		}
-		d.nesting.add(length)
-		room := tokens[used:min(used+length, len(tokens))]
-		if length > inner || length > len(room) {
-			room = nil
-		}
-		var opaque bool
-		at, opaque, f = readTokens(room, length, d.p, elements)
-		if f != 0 {
-			return i, f
-		}
-		used += len(room)
 		ev.OpaqueTokens = ev.OpaqueTokens || opaque
+		tokens = tokens[length:]
 	}
 	if !ev.OpaqueTokens {
-		ev.Tokens = d.tokens.allocate(used)
+		ev.Tokens = d.tokens.allocate(total)
 	}
-	return at, 0
+	return end, 0
 }
 
 func (tokenList) isSet(ev *Event) bool { return len(ev.Tokens) > 0 }
@@ -222,12 +219,12 @@ func (tokenList) append(dst []byte, ev *Event) []byte {
 	}
 }
 
-// readTokens reads n tokens into tokens, or only validates them if that is empty. opaque
-// reports whether there are strings among them.
-func readTokens(tokens []uint32, n int, p []byte, i int) (end int, opaque bool, f fault) {
-	for n > 0 {
+// readTokens fills tokens with the numbers from p[i] on. opaque reports whether there are
+// strings among them.
+func readTokens(tokens []uint32, p []byte, i int) (end int, opaque bool, f fault) {
+	for len(tokens) > 0 {
 		if k, at := scanTokens(tokens, p, i); k > 0 {
-			tokens, n, i = tokens[k:], n-k, at
+			tokens, i = tokens[k:], at
 			continue
 		}
 		v, f := readValue(p, i)
@@ -239,28 +236,27 @@ func readTokens(tokens []uint32, n int, p []byte, i int) (end int, opaque bool, 
 			return i, opaque, badType
 		}
 		opaque = opaque || !ok
-		if len(tokens) > 0 {
-			tokens[0] = token
-			tokens = tokens[1:]
-		}
-		n--
+		tokens[0] = token
+		tokens = tokens[1:]
 		i = v.end
 	}
 	return i, opaque, 0
 }
 
-// nesting describes tokens that came as lists.
+// nesting describes tokens that are encoded as lists.
 type nesting struct {
 	nested bool
-	// inner is the length of the first list, last that of the last one.
+	// inner is the length of the first list, and last the length of the last list.
 	inner, last int
-	// ragged reports whether a list other than the last has another length than the
-	// first.
+	// ragged reports whether a list other than the last has another length than the first.
 	ragged bool
 }
 
-// add adds a list of that length.
-func (n *nesting) add(length int) {
+// add adds the k-th list.
+func (n *nesting) add(k, length int) {
+	if k == 0 {
+		*n = nesting{nested: true, inner: length, last: length}
+	}
 	n.ragged = n.ragged || n.last != n.inner
 	n.last = length
 }

@@ -35,25 +35,31 @@ func (s *slab[T]) clear(limit int) {
 	}
 }
 
-// room returns room for n elements, of which allocate allocates the first ones; nil if
-// that takes a new buffer.
-func (s *slab[T]) room(n int) []T {
-	used := len(s.buf)
-	if n > cap(s.buf)-used {
-		return nil
-	}
-	return s.buf[used : used+n : used+n]
-}
+// fits reports whether the current buffer has room for n elements.
+func (s *slab[T]) fits(n int) bool { return n <= cap(s.buf)-len(s.buf) }
 
-// grow is room in a new buffer.
-func (s *slab[T]) grow(n int) []T {
+// grow replaces the buffer by a new one with room for n elements.
+func (s *slab[T]) grow(n int) {
 	s.full += len(s.buf)
 	s.buf = make([]T, 0, max(n, s.wanted))
 	s.wanted = 0
-	return s.buf[:n:n]
 }
 
-// allocate returns the first n elements of what was reserved last.
+// room returns the room for n elements, which must fit. allocate allocates the first ones.
+func (s *slab[T]) room(n int) []T {
+	used := len(s.buf)
+	return s.buf[used : used+n : used+n]
+}
+
+// reserve is room for any number of elements.
+func (s *slab[T]) reserve(n int) []T {
+	if !s.fits(n) {
+		s.grow(n)
+	}
+	return s.room(n)
+}
+
+// allocate returns the first n elements of the memory that was reserved last.
 func (s *slab[T]) allocate(n int) []T {
 	used := len(s.buf)
 	s.buf = s.buf[:used+n]
@@ -62,9 +68,7 @@ func (s *slab[T]) allocate(n int) []T {
 
 // one returns one element, which is zero if every release is a clear.
 func (s *slab[T]) one() *T {
-	if s.room(1) == nil {
-		s.grow(1)
-	}
+	s.reserve(1)
 	return &s.allocate(1)[0]
 }
 

@@ -288,11 +288,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		return true
 	}
 	seed := BlockSeed(ev.LoRAName, ev.CacheSalt)
-	hashes := r.hashes.room(blocks)
-	if hashes == nil {
-		hashes = r.hashes.grow(blocks)
-	}
-	hashes = AppendTokensHashes(hashes[:0], ev.Tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
+	hashes := AppendTokensHashes(r.hashes.reserve(blocks)[:0], ev.Tokens, size, seed, ev.Eagle, r.multimodal.read(ev))
 	ev.TokensHashes = r.hashes.allocate(len(hashes))
 	return true
 }
