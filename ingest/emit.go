@@ -104,7 +104,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	}
 	p.rules.Admit(in.batch, rank, &in.counts)
 	p.worker.metrics.batch(in.batch.Events, &in.counts)
-	if size := p.rules.ForeignHostBlockSize(); size != 0 {
+	if size := p.rules.ForeignHostBlockSize; size != 0 {
 		p.worker.warn(logForeignHost, now, "stores in host memory skipped: not the worker's block size", "source", p.source, "rank", rank,
 			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
 	}

@@ -138,7 +138,7 @@ func TestForeignHostBlockSize(t *testing.T) {
 		"of the size":    {sized(4, obj{"medium": "CPU"}, 1), 0},
 	} {
 		r.Admit(decodeOf(t, c.event), 0, new(wire.Counts))
-		if got := r.ForeignHostBlockSize(); got != c.want {
+		if got := r.ForeignHostBlockSize; got != c.want {
 			t.Errorf("%s: got %d, want %d", name, got, c.want)
 		}
 	}

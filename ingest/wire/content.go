@@ -12,15 +12,15 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// hashSeed is the seed of sequence hashes, and the base of those of tokens hashes. It is
-// Dynamo's, whose routers compute the same hashes from requests.
+// hashSeed is the seed of sequence hashes, and the base of the seeds of tokens hashes. Dynamo's
+// routers use the same seed to compute the same hashes from requests.
 const hashSeed = 1337
 
-// littleEndian reports whether a []uint32 is in memory as it is hashed.
+// littleEndian reports whether the machine stores a []uint32 as the bytes to hash.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// BlockSeed returns the seed of the tokens hashes of blocks of a LoRA adapter and a cache
-// salt, each empty if there is none.
+// BlockSeed returns the seed of the tokens hashes of blocks with a LoRA adapter and a cache
+// salt. Each is empty if the blocks have none.
 func BlockSeed(lora, salt string) uint64 {
 	seed := uint64(hashSeed)
 	if lora != "" {
@@ -32,10 +32,10 @@ func BlockSeed(lora, salt string) uint64 {
 	return seed
 }
 
-// AppendTokensHashes appends the tokens hash of each whole block of tokens to dst. Blocks
-// are blockSize tokens long; there are none if it is not positive. EAGLE blocks are one
-// token longer and overlap by it. mm are the mm_hashes of each block, in any order; it may
-// be shorter than the number of blocks.
+// AppendTokensHashes appends the tokens hash of each whole block of tokens to dst. Blocks have
+// blockSize tokens; if that is not positive, there are no blocks. EAGLE blocks have one token
+// more, which is also the first token of the next block. mm are the mm_hashes of each block,
+// in any order. mm may be shorter than the number of blocks.
 func AppendTokensHashes(dst []uint64, tokens []uint32, blockSize int, seed uint64, eagle bool, mm [][]uint64) []uint64 {
 	window := blockSize
 	if eagle {
@@ -55,9 +55,8 @@ func AppendTokensHashes(dst []uint64, tokens []uint32, blockSize int, seed uint6
 	return dst
 }
 
-// SequenceHash returns the sequence hash of a block with that tokens hash, which continues
-// the block with the sequence hash parent. That of a block without parent is its tokens
-// hash.
+// SequenceHash returns the sequence hash of a block from its tokens hash and the sequence hash
+// of its parent. The sequence hash of a block without parent is its tokens hash.
 func SequenceHash(parent, tokens uint64) uint64 {
 	var b [16]byte
 	binary.LittleEndian.PutUint64(b[:], parent)
@@ -89,9 +88,9 @@ func hashCopied(tokens []uint32, mm []uint64, seed uint64) uint64 {
 	return xxh3.HashSeed(b, seed)
 }
 
-// BlockDigest returns the digest of a block; that of a set of blocks is the XOR over them
-// (kvcast.v1.WorkerDigest). It is splitmix64: the first output of Vigna's generator of
-// that name seeded with the block hash, https://prng.di.unimi.it/splitmix64.c.
+// BlockDigest returns the digest of a block. The digest of a set of blocks is the XOR of their
+// digests (kvcast.v1.WorkerDigest). A digest is the first output of the generator splitmix64
+// with the block hash as seed, https://prng.di.unimi.it/splitmix64.c.
 func BlockDigest(blockHash uint64) uint64 {
 	x := blockHash + 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -99,8 +98,8 @@ func BlockDigest(blockHash uint64) uint64 {
 	return x ^ x>>31
 }
 
-// MMHash returns the mm_hash of a multimodal input from the engine's identifier of it:
-// of 64 hexadecimal digits the first 16 as a number, of any other its XXH3-64.
+// MMHash returns the mm_hash of a multimodal input from the engine's identifier: the first 16
+// of 64 hexadecimal digits as a number, or the XXH3-64 of any other identifier.
 func MMHash(identifier []byte) uint64 {
 	if len(identifier) == 64 {
 		var digest [32]byte
@@ -112,31 +111,32 @@ func MMHash(identifier []byte) uint64 {
 	return xxh3.Hash(identifier)
 }
 
-// mmReader reads the mm_hashes in a store's extra_keys, block_mm_infos or mm_keys, into
-// memory that it reuses. Values of another shape than expected are skipped, because
-// engines put much into extra keys that is not for kvcast.
+// mmReader reads the mm_hashes in a store's extra_keys, block_mm_infos or mm_keys. It reuses
+// its memory. It skips unknown values, because engines use extra keys for other purposes as
+// well.
 type mmReader struct {
-	// hashes are the mm_hashes of all blocks, ends where those of each block end.
+	// hashes are the mm_hashes of all blocks, and ends the index after the last hash of each
+	// block.
 	hashes []uint64
 	ends   []int
 	// blocks are the mm_hashes of each block, views of hashes.
 	blocks [][]uint64
 }
 
-// release keeps memory of at most maxRulesKept bytes each.
+// release frees memory beyond maxRulesKept bytes of each kind.
 func (r *mmReader) release() {
 	r.hashes = reuse(r.hashes, maxRulesKept/8)
 	r.ends = reuse(r.ends, maxRulesKept/8)
 	r.blocks = reuse(r.blocks, maxRulesKept/24)
 	if r.hashes == nil {
-		r.blocks = nil // it refers to the hashes
+		r.blocks = nil // otherwise it would keep the memory of hashes
 	}
 }
 
 // read returns the mm_hashes of each of the event's blocks, valid until the next read.
 // There may be fewer than there are blocks.
 func (r *mmReader) read(ev *Event) [][]uint64 {
-	// Producers that send several of the lists send the same in each.
+	// Producers that send several of the lists send the same mm_hashes in each.
 	switch raw := ev.raw(); {
 	case raw.BlockMMInfos != nil:
 		return r.readBlocks(raw.BlockMMInfos, len(ev.BlockHashes), r.addInfo)
@@ -149,7 +149,8 @@ func (r *mmReader) read(ev *Event) [][]uint64 {
 	}
 }
 
-// readBlocks adds with add what the list p has for each of the first n blocks.
+// readBlocks calls add for the elements of the list p, which are about one block each, up to n
+// blocks.
 func (r *mmReader) readBlocks(p []byte, n int, add func(p []byte, i int)) [][]uint64 {
 	r.hashes, r.ends, r.blocks = r.hashes[:0], r.ends[:0], r.blocks[:0]
 	for i := range elements(p, 0) {
@@ -170,8 +171,8 @@ func (r *mmReader) readBlocks(p []byte, n int, add func(p []byte, i int)) [][]ui
 	return r.blocks
 }
 
-// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}, or the same
-// with arrays in the place of the maps: [[[number or identifier, ...]]].
+// addInfo reads {"mm_objects": [{"mm_hash": number or identifier, ...}]}, or arrays instead of
+// the maps: [[[number or identifier, ...]]].
 func (r *mmReader) addInfo(p []byte, i int) {
 	for i := range membersNamed(p, i, "mm_objects") {
 		for i := range elements(p, i) {
@@ -211,8 +212,8 @@ func (r *mmReader) addTagged(p []byte, i int) {
 	}
 }
 
-// addExtraKeys reads a block's list of extra keys, of which pairs of an identifier and
-// an offset, and maps of type "mm", are multimodal.
+// addExtraKeys reads a block's list of extra keys. Pairs of an identifier and an offset, and
+// maps of type "mm" or "mm_key", are multimodal inputs.
 func (r *mmReader) addExtraKeys(p []byte, i int) {
 	for i := range elements(p, i) {
 		v, _ := readValue(p, i)
@@ -231,7 +232,7 @@ func (r *mmReader) addExtraKeys(p []byte, i int) {
 	}
 }
 
-// addIdentifier adds the mm_hash of the identifier at i, unless that is empty.
+// addIdentifier adds the mm_hash of the identifier at i, unless the identifier is empty.
 func (r *mmReader) addIdentifier(p []byte, i int) {
 	if id, _, f := readText(p, i); f == 0 && len(id) > 0 {
 		r.hashes = append(r.hashes, MMHash(id))
@@ -241,10 +242,10 @@ func (r *mmReader) addIdentifier(p []byte, i int) {
 // saltPrefix marks a cache salt among extra keys.
 const saltPrefix = "dynamo-cache-salt:"
 
-// saltOf returns the cache salt among the extra keys p, a view of p, or nil if there is
-// none. It is a string with saltPrefix, or a map of type "cache_salt". Engines send it
-// with the first block of a request; the first one counts, whatever its block. In each
-// block the first string equal to lora is the adapter's name, whatever its prefix.
+// saltOf returns the first cache salt among the extra keys p, as a view of p, or nil if there
+// is none. A salt is a string with saltPrefix, or a map of type "cache_salt". Engines send it
+// with the first block of a request. In each block, the first string that equals lora is the
+// adapter's name, even if it has the prefix.
 func saltOf(p []byte, lora string) []byte {
 	if allNil(p) {
 		return nil
@@ -289,7 +290,7 @@ func taggedSalt(p []byte, i int) (salt []byte) {
 	return salt
 }
 
-// allNil reports whether p is a list of nils only, as vLLM sends it for plain text.
+// allNil reports whether p is a list of nils only, which vLLM sends for plain text.
 func allNil(p []byte) bool {
 	_, _, i, f := readHeader(p, 0)
 	if f != 0 {
@@ -303,7 +304,8 @@ func allNil(p []byte) bool {
 	return true
 }
 
-// elements yields where each element of the list at i begins. Other values have none.
+// elements yields where each element of the list at i begins. It yields nothing for other
+// values.
 func elements(p []byte, i int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		list, f := readValue(p, i)
@@ -317,8 +319,8 @@ func elements(p []byte, i int) iter.Seq[int] {
 	}
 }
 
-// members yields each string key of the map at i, and where its value begins. Other
-// values have none.
+// members yields each string key of the map at i, and where its value begins. It yields
+// nothing for other values.
 func members(p []byte, i int) iter.Seq2[[]byte, int] {
 	return func(yield func([]byte, int) bool) {
 		m, f := readValue(p, i)
@@ -338,8 +340,8 @@ func members(p []byte, i int) iter.Seq2[[]byte, int] {
 	}
 }
 
-// membersNamed yields where each value of that key in the map at i begins; of an array,
-// where its first element begins.
+// membersNamed yields where each value of a key in the map at i begins. For an array, it
+// yields where the first element begins.
 func membersNamed(p []byte, i int, key string) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		if v, f := readValue(p, i); f == 0 && v.class == classArray && v.n > 0 {

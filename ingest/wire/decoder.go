@@ -6,38 +6,38 @@ import (
 
 // Decoder decodes batches. The zero value is ready. It is not safe for concurrent use.
 //
-// It reuses its memory, which grows to what the batches need and never on the word of a
-// length prefix: a list that does not fit is allocated once its elements are known to be
-// present. Once grown, decoding allocates nothing but strings not seen lately. A batch
-// larger than any engine's needs more, at worst 16 bytes per byte of the payload, which the
-// next Decode frees: at most 18 MiB are kept.
+// The Decoder reuses its memory, which grows with the batches. It never allocates what a
+// length prefix declares: a list that does not fit is allocated after its elements are known
+// to be present. When the memory has grown, decoding allocates only strings that were not
+// seen recently. The worst payloads need 16 bytes per byte of the payload. The next Decode
+// frees memory beyond 18 MiB, more than the batches of any engine need.
 type Decoder struct {
 	p     []byte
 	batch Batch
-	// events are all events in memory, those of earlier batches included, which must
-	// not reference what they pointed to.
+	// events is the memory of Batch.Events. Unused events in it are zero, so that they do not
+	// reference an earlier payload.
 	events []Event
 	hashes slab[uint64]
 	// tokens allocates the remaining copies of removes as well.
 	tokens slab[uint32]
 	raws   slab[Raw]
 	rares  slab[Rare]
-	// names caches the strings that repeat, ids those that change with the request.
+	// names caches strings that repeat, ids strings that change with the request.
 	names interner
 	ids   interner
 	// last is the most recent string of each field.
 	last [numKeys]string
-	// after is the key that followed each key most recently, in maps: an engine always
-	// writes them in the same order.
+	// after is the key that followed each key most recently in a map event: an engine always
+	// writes keys in the same order.
 	after [numKeys]key
 	// nesting is the nesting of the current event's tokens.
 	nesting nesting
 }
 
 const (
-	// maxKept is how many bytes a Decoder keeps from one batch to the next of each of
-	// events, skipped events, hashes and tokens. A step of 128 Ki tokens that evicts as
-	// much, each block in an event of its own, needs less.
+	// maxKept is how many bytes of each of events, skipped events, hashes and tokens a
+	// Decoder keeps from one batch to the next. An engine step that stores 128 Ki tokens and
+	// removes as many, one block per event, needs less.
 	maxKept = 4 << 20
 	// maxRareKept is maxKept for Raw and Rare.
 	maxRareKept = 1 << 20
@@ -49,7 +49,7 @@ const (
 // Decoder's memory, valid until the next Decode; the encoded values in it are views of
 // payload, which must not change while the batch is used. Strings may be kept.
 //
-// The error is an Error. Events that are invalid by themselves are in Batch.Skipped.
+// The error is an Error. An invalid event is no error: it is in Batch.Skipped.
 func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	d.p = payload
 	if cap(d.events) > maxKept/int(unsafe.Sizeof(Event{})) {
@@ -72,7 +72,7 @@ func (d *Decoder) Decode(payload []byte) (*Batch, error) {
 	return &d.batch, nil
 }
 
-// release frees what events point to.
+// release frees what the events of the last batch point to.
 func (d *Decoder) release() {
 	d.hashes.release(maxKept / 8)
 	d.tokens.release(maxKept / 4)
@@ -96,7 +96,7 @@ func (d *Decoder) readEvents(i int) (int, fault) {
 	if class != classArray {
 		return i, badBatchShape
 	}
-	// Of a map with two lists of events, the last one counts.
+	// If a map has two lists of events, the last one counts.
 	d.batch.Events = d.batch.Events[:0]
 	d.batch.Skipped = d.batch.Skipped[:0]
 	for k := 0; k < n && f == 0; k++ {
@@ -105,8 +105,8 @@ func (d *Decoder) readEvents(i int) (int, fault) {
 	return i, f
 }
 
-// readEvent reads the event at i, or skips it, and returns where it ends. left is the
-// declared number of events from there on.
+// readEvent reads the event at i, or skips it if it is invalid, and returns where it ends.
+// left is the declared number of events from i on.
 func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 	class, n, end, f := readHeader(d.p, i)
 	if f != 0 {
@@ -133,12 +133,12 @@ func (d *Decoder) readEvent(i, index, left int) (int, fault) {
 	return skip(d.p, i, eventDepth)
 }
 
-// newEvent adds the event at i to the batch. left is the declared number of events from
-// there on.
+// newEvent adds the event at i to the batch. left is the declared number of events from i
+// on.
 func (d *Decoder) newEvent(index, left, i int) *Event {
 	n := len(d.batch.Events)
 	if n == cap(d.batch.Events) {
-		// One more for those that turn out bad one after the other.
+		// The extra element is for events that turn out to be invalid, one after the other.
 		all, large := d.countEvents(i, left)
 		d.batch.Events = append(make([]Event, 0, n+min(large+1, all)), d.batch.Events...)
 	}
@@ -154,15 +154,15 @@ func (d *Decoder) newEvent(index, left, i int) *Event {
 // minEventBytes is the size of the smallest event: a BlockRemoved of no blocks.
 const minEventBytes = 15
 
-// countEvents counts the events from i on, of which left are declared, and those that
-// are not too small to be valid. Memory is allocated for these alone, and once in a
-// batch: an Event takes many times the bytes of the smallest.
+// countEvents counts the events from i on, of which left are declared. large is the number
+// of events that are not too small to be valid. Memory is allocated only for large events,
+// once per batch, because an Event takes many times the bytes of the smallest encoded event.
 func (d *Decoder) countEvents(i, left int) (all, large int) {
 	for all < left {
 		end, f := skip(d.p, i, eventDepth)
 		all++
 		if f != 0 {
-			break // the batch is about to be rejected
+			break // the batch will be rejected
 		}
 		if end-i >= minEventBytes {
 			large++

@@ -56,9 +56,9 @@ func (d *Decoder) readArrayEvent(ev *Event, n, i int) (int, fault) {
 	return i, d.finishEvent(ev, producer, seen)
 }
 
-// readFields reads the values from i on as these fields, and returns how many it read.
-// A map in the place of the LoRA name is the last one that it reads: SGLang has other
-// fields after it than vLLM.
+// readFields reads the values from i on as the fields keys, and returns how many it read.
+// It stops after a map in the place of the LoRA name: SGLang has other fields after the map
+// than vLLM.
 func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end int, f fault) {
 	p := d.p
 	for n, k := range keys {
@@ -82,9 +82,9 @@ func (d *Decoder) readFields(ev *Event, keys []key, i int, seen *keySet) (n, end
 	return len(keys), i, 0
 }
 
-// readMapEvent reads {"type": tag, ...}. known are the fields to read; the others are
-// skipped. The tag may be anywhere, and decides which fields the event has: a bad field is
-// reported only once the tag is known.
+// readMapEvent reads {"type": tag, ...} and returns where it ends. It reads the fields in
+// known, and skips the others. The tag may be anywhere, and decides which fields the event
+// has: a bad field is reported only after the tag is known.
 func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 	var (
 		seen keySet
@@ -96,7 +96,7 @@ func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 	previous := keyUnknown
 	for range n {
 		var f fault
-		// Usually the key is the one that followed last time.
+		// The key is usually the same that followed the previous key last time.
 		k := d.after[previous]
 		head := &keyHeads[k]
 		at := i + head.size
@@ -136,7 +136,7 @@ func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 		return i, f
 	}
 	if seen&^kindFields[kind] != 0 {
-		// Read again, without the fields of another kind.
+		// Read the event again, without the fields of other kinds of events.
 		*ev = Event{Index: ev.Index}
 		return d.readMapEvent(ev, n, start, kindFields[kind])
 	}
@@ -153,20 +153,20 @@ func (d *Decoder) readMapEvent(ev *Event, n, i int, known keySet) (int, fault) {
 	return i, d.finishEvent(ev, producer, seen)
 }
 
-// mapEvent is the state of reading a map event, beside its fields.
+// mapEvent is the state of reading a map event.
 type mapEvent struct {
 	// tag and eventType are the values of the keys "type" and "event_type". Each is nil
-	// if it is absent or not a string; hasTag reports whether there is a "type".
+	// if it is absent or not a string. hasTag reports whether the key "type" is present.
 	tag, eventType []byte
 	hasTag         bool
-	// seqHashes is where the value of Mooncake's key begins; 0 if there is none.
+	// seqHashes is where the value of Mooncake's "seq_hashes" begins; 0 if it is absent.
 	seqHashes int
-	// badKey is the first bad field, and fault what is wrong with it.
+	// badKey is the first bad field in the order of keys, and fault its fault.
 	badKey key
 	fault  fault
 }
 
-// read reads the value at i of a key that is not that of a field, and returns where it
+// read reads the value at i of a key that belongs to no field, and returns where the value
 // ends.
 func (m *mapEvent) read(k key, p []byte, i int) (end int, f fault) {
 	switch k {
@@ -184,14 +184,14 @@ func (m *mapEvent) read(k key, p []byte, i int) (end int, f fault) {
 	return skip(p, i, fieldDepth)
 }
 
-// addFault adds the fault of a field.
+// addFault records the fault of a field.
 func (m *mapEvent) addFault(k key, f fault) {
 	if m.badKey == keyUnknown || k <= m.badKey {
 		m.badKey, m.fault = k, f
 	}
 }
 
-// kind returns the event's kind and producer.
+// kind returns the kind and producer that the event's tag names.
 func (m *mapEvent) kind() (kind Kind, producer producer, f fault) {
 	name := m.tag
 	if m.hasTag {
@@ -211,17 +211,17 @@ func (m *mapEvent) kind() (kind Kind, producer producer, f fault) {
 	return kind, producer, 0
 }
 
-// keyHead is a key as it is in a map event, the code of its length included: its first
-// 16 bytes as two words, the bytes beyond a shorter key masked, and the rest. Comparing
-// words is faster than calling a function that compares strings.
+// keyHead is the encoding of a key in a map event, header included. words are its first 16
+// bytes, and masks select the bytes that belong to the key. Comparing words is faster than
+// calling a function that compares strings.
 type keyHead struct {
 	words, masks [2]uint64
-	rest         string
-	size         int
-	_            uint64 // a power of two is indexed faster
+	rest         string // the bytes after the first 16
+	size         int    // of the whole encoding
+	_            uint64 // makes the size a power of two, for faster indexing
 }
 
-// keyHeads are the keys of map events. That of keyUnknown is the code that is never used.
+// keyHeads are indexed by key. The head of keyUnknown is 0xc1, which MessagePack never uses.
 var keyHeads [numKeys]keyHead
 
 func init() {
@@ -245,8 +245,8 @@ func init() {
 	}
 }
 
-// begins reports whether the key is at i, except for its rest. It may return false near
-// the payload's end.
+// begins reports whether the key's first 16 bytes are at i. It returns false in the last 15
+// bytes of the payload.
 func (h *keyHead) begins(p []byte, i int) bool {
 	if i+16 > len(p) {
 		return false
@@ -256,14 +256,14 @@ func (h *keyHead) begins(p []byte, i int) bool {
 		(binary.LittleEndian.Uint64(b[8:])^h.words[1])&h.masks[1] == 0
 }
 
-// readKey reads the key at i of a map at that depth, and returns where it ends. The key
-// is keyUnknown if it is not that of a field, or not a string.
+// readKey reads the key at i, and returns where it ends. depth is the number of arrays and
+// maps around the key. The result is keyUnknown if the key is unknown or not a string.
 func readKey(p []byte, i, depth int) (key, int, fault) {
 	name, i, f := readName(p, i, depth)
 	return keysByName[string(name)], i, f
 }
 
-// unknownTagFault returns the fault of a tag that no engine is known to use.
+// unknownTagFault returns the fault of an unknown tag.
 func unknownTagFault(tag []byte) fault {
 	if !utf8.Valid(tag) {
 		return badUTF8

@@ -87,8 +87,8 @@ var (
 )
 
 // groupFieldsAt returns the fields of the values from i on, which follow a store's
-// extra_keys. Producers of Dynamo's lineage put block_mm_infos there first; the type of
-// the first value after the nils decides.
+// extra_keys, and of which the first nils values are nil. Producers of Dynamo's lineage send
+// block_mm_infos first. The type of the first value that is not nil decides.
 func groupFieldsAt(p []byte, i, nils int) []key {
 	v, _ := readValue(p, i+nils)
 	shifted := false
@@ -100,7 +100,7 @@ func groupFieldsAt(p []byte, i, nils int) []key {
 	case 2:
 		shifted = v.class == classStr
 	case 3:
-		// A window, or an unknown element, which may be larger than any window.
+		// The value is a window if it fits into an int64, otherwise an unknown element.
 		_, shifted = v.int()
 	}
 	if shifted {
@@ -229,7 +229,7 @@ func (e *Encoder) appendMapBatch(dst []byte, b *Batch) []byte {
 
 func (d *Decoder) readTime(i int) (int, fault) {
 	if bits, ok := readFixed64(d.p, i, float64Code); ok {
-		// Neither too large nor NaN.
+		// The comparison is false for NaN.
 		if t := math.Float64frombits(bits); math.Abs(t) <= maxSeconds {
 			d.batch.Time, d.batch.HasTime = t, true
 			return i + 9, 0
@@ -253,11 +253,11 @@ func (d *Decoder) readTime(i int) (int, fault) {
 	return v.end, 0
 }
 
-// maxSeconds is the time above which a number is milliseconds: in seconds it is the
-// year 5138.
+// maxSeconds is the largest time in seconds, in the year 5138. Larger numbers are
+// milliseconds.
 const maxSeconds = 1e11
 
-// seconds returns an engine's time in seconds, and whether it is finite.
+// seconds converts an engine's time to seconds, and reports whether it is finite.
 func seconds(t float64) (float64, bool) {
 	if math.IsNaN(t) || math.IsInf(t, 0) {
 		return 0, false
@@ -284,8 +284,8 @@ func (d *Decoder) readRank(i int) (int, fault) {
 	return v.end, 0
 }
 
-// readPublisherID reads the publisher id. Any other value is skipped: it may be an
-// element that is not known here.
+// readPublisherID reads the publisher id at i. A value of another type or length is skipped:
+// it may be an element of an unknown version.
 func (d *Decoder) readPublisherID(i int) (int, fault) {
 	d.batch.PublisherID = nil
 	v, f := readValue(d.p, i)

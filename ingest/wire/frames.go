@@ -22,12 +22,12 @@ var (
 
 // Topic is the topic of a publisher that connects to kvcast.
 type Topic struct {
-	// Pod names the worker, its port included where there is one.
+	// Pod names the worker. It may include a port.
 	Pod string
 	// Model may contain '@'.
 	Model string
-	// Epoch identifies the engine's incarnation, and Snapshot one of its snapshots; both
-	// are SGLang's, and empty where absent.
+	// Epoch identifies the engine's incarnation, and Snapshot one of its snapshots. Only
+	// SGLang sends them. Each is empty if it is absent.
 	Epoch    string
 	Snapshot string
 }
@@ -40,8 +40,8 @@ func (t Topic) Host() string {
 	return strings.TrimSuffix(strings.TrimPrefix(t.Pod, "["), "]")
 }
 
-// ParseTopic parses kv@<pod[:port]>@<model>, with what SGLang appends to it. The error
-// is an ErrTopic or an ErrEpoch.
+// ParseTopic parses kv@<pod[:port]>@<model>, and the epoch and snapshot that SGLang appends.
+// The error is an ErrTopic or an ErrEpoch.
 func ParseTopic(topic []byte) (Topic, error) {
 	name, epoch, snapshot := CutTopic(topic)
 	if len(bytes.Trim(epoch, "0123456789abcdefABCDEF")) != 0 {
@@ -55,9 +55,9 @@ func ParseTopic(topic []byte) (Topic, error) {
 	return Topic{Pod: string(pod), Model: string(model), Epoch: string(epoch), Snapshot: string(snapshot)}, nil
 }
 
-// CutTopic splits a topic of any form into the part before the first NUL, and the epoch
-// and snapshot that SGLang appends, empty where absent. All are views of topic. It does
-// not allocate, so that it can be called for each message.
+// CutTopic splits a topic of any form into the part before the first NUL, and the epoch and
+// snapshot that SGLang appends. Each is empty if it is absent. The results are views of
+// topic: CutTopic does not allocate, because it is called for each message.
 func CutTopic(topic []byte) (name, epoch, snapshot []byte) {
 	name, rest, _ := bytes.Cut(topic, []byte{0})
 	for len(rest) > 0 {
@@ -72,10 +72,10 @@ func CutTopic(topic []byte) (name, epoch, snapshot []byte) {
 	return name, epoch, snapshot
 }
 
-// ParseReply parses a message that a DEALER receives from an engine's replay socket,
-// from its last frame, because newer engines put a topic before the seq. end reports
-// whether it is the marker after the last batch, which has neither seq nor payload. The
-// payload is one of the frames.
+// ParseReply parses a message that a DEALER receives from an engine's replay socket. It
+// counts frames from the last one, because newer engines put a topic before the seq. end
+// reports whether the message is the marker after the last batch; then seq and payload are
+// empty. The payload is one of the frames.
 func ParseReply(frames [][]byte) (seq uint64, payload []byte, end bool, err error) {
 	if len(frames) < 2 {
 		return 0, nil, false, fmt.Errorf("parse reply: %d frames: %w", len(frames), ErrReply)

@@ -7,14 +7,14 @@ import (
 	"strconv"
 )
 
-// AppendJSON appends the batch to dst as one JSON object, as it was in the payload: what
-// Admit adds is left out, as are optional fields that are absent.
+// AppendJSON appends the batch to dst as one JSON object, with the fields of the payload.
+// It leaves out the fields that Admit sets, and optional fields that are absent.
 //
-// Block hashes are decimal strings, a publisher id is hexadecimal digits. In
-// extra_keys, block_mm_infos and mm_keys, bytes and extensions are strings of
-// hexadecimal digits, keys of maps are strings, a number that JSON lacks is null, and
-// the type that tags an mm_key is left out. flags lists anomalies of the batch:
-// tokens_mismatch means that a store's tokens are not those of its blocks.
+// Block hashes are decimal strings, and a publisher id is a string of hexadecimal digits. In
+// extra_keys, block_mm_infos and mm_keys, bytes and extensions are strings of hexadecimal
+// digits, keys of maps are strings, and numbers that JSON lacks are null. The type of an
+// mm_key is left out. flags lists anomalies of the batch: tokens_mismatch means that the
+// number of a store's tokens does not fit the number of its blocks.
 func (b *Batch) AppendJSON(dst []byte) []byte {
 	dst = append(dst, `{"ts":`...)
 	if b.HasTime {
@@ -62,7 +62,7 @@ func (b *Batch) AppendJSON(dst []byte) []byte {
 // MarshalJSON returns what AppendJSON appends.
 func (b *Batch) MarshalJSON() ([]byte, error) { return b.AppendJSON(nil), nil }
 
-// tokensMismatch reports whether a store has other tokens than its blocks.
+// tokensMismatch reports whether a store has more or fewer tokens than its blocks.
 func (ev *Event) tokensMismatch() bool {
 	if ev.Kind != KindStored || ev.OpaqueTokens || ev.hashOnly() {
 		return false
@@ -90,11 +90,11 @@ func (ev *Event) appendJSON(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// appendJSONField appends the value of a field, by way of its MessagePack.
+// appendJSONField encodes the value of a field as MessagePack, and appends that as JSON.
 func (ev *Event) appendJSONField(dst []byte, k key) []byte {
 	plain := *ev
 	if k == keyTokens {
-		plain.Eagle, plain.OpaqueTokens = false, false // neither pairs nor a placeholder
+		plain.Eagle, plain.OpaqueTokens = false, false // otherwise encoded as pairs or a placeholder
 	}
 	p := fields[k].codec.append(nil, &plain)
 	j := jsonWriter{
@@ -107,7 +107,8 @@ func (ev *Event) appendJSONField(dst []byte, k key) []byte {
 
 // jsonWriter writes MessagePack as JSON.
 type jsonWriter struct {
-	// quoteNumbers writes numbers as strings, for readers that have no 64-bit integers.
+	// quoteNumbers writes non-negative numbers as strings, for readers that have no 64-bit
+	// integers.
 	quoteNumbers bool
 	// dropType leaves out the key "type" of maps.
 	dropType bool

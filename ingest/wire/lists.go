@@ -37,7 +37,7 @@ func (hashList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	hashes := d.hashes.room(n)
 	i = at
 	for k := range hashes {
-		// Nearly all hashes are large and positive.
+		// Nearly all hashes have this encoding.
 		h, ok := readFixed64(p, i, uint64Code)
 		if ok {
 			hashes[k] = h
@@ -63,8 +63,8 @@ func (hashList) append(dst []byte, ev *Event) []byte {
 	return appendList(dst, ev.BlockHashes, msgp.AppendUint64)
 }
 
-// copyCounts is a list of remaining copies, one number per hash. Any other value is
-// skipped: the counts are a hint, and the remove is valid without them.
+// copyCounts is a list of remaining copies, one number per hash. A value of another type is
+// skipped, because the remove is valid without the counts.
 type copyCounts struct{}
 
 func (copyCounts) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
@@ -116,8 +116,8 @@ func appendList[T any](dst []byte, list []T, appendElement func(dst []byte, v T)
 	return dst
 }
 
-// tokenList is a list of tokens: numbers, or lists of numbers, with strings among them
-// that are not token ids.
+// tokenList is a list of tokens, or a list of lists of tokens. A token is a number, or a
+// string as a placeholder.
 type tokenList struct{}
 
 func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
@@ -150,8 +150,8 @@ func (tokenList) read(d *Decoder, ev *Event, _ key, i int) (int, fault) {
 	return at, 0
 }
 
-// readNestedTokens reads the n lists of tokens from i on. It stores no tokens of lists that are
-// invalid at every producer.
+// readNestedTokens reads the n lists of tokens from i on, and returns where they end. If
+// their lengths are invalid for all producers, it stores no tokens.
 func (d *Decoder) readNestedTokens(ev *Event, n, i int) (int, fault) {
 	p := d.p
 	total, end := 0, i
@@ -261,8 +261,8 @@ func (n *nesting) add(k, length int) {
 	n.last = length
 }
 
-// flattenPairs makes tokens of EAGLE's pairs (a, b), (b, c): all the firsts, and the
-// last second.
+// flattenPairs converts EAGLE's pairs (a, b), (b, c) to the tokens a, b, c: the first
+// element of each pair, and the second element of the last pair.
 func (n *nesting) flattenPairs(ev *Event) fault {
 	if n.inner != 2 || n.last != 2 || n.ragged {
 		return badType
@@ -282,8 +282,8 @@ func (n *nesting) flattenPairs(ev *Event) fault {
 	return 0
 }
 
-// flattenBlocks treats the lists as blocks, whose length is the block size; the last
-// one may be shorter.
+// flattenBlocks treats the lists as blocks. Their length is the block size. The last block
+// may be shorter.
 func (n *nesting) flattenBlocks(ev *Event) fault {
 	if n.ragged || n.last > n.inner {
 		return badType
@@ -292,9 +292,9 @@ func (n *nesting) flattenBlocks(ev *Event) fault {
 	return 0
 }
 
-// tokenShifts is by how many bits eight bytes that begin with a number are shifted left
-// and then right to leave the number, by its code: 0 for codes that engines do not use
-// for tokens.
+// tokenShifts are indexed by the code of a number. To extract the number, the eight bytes
+// that begin with the code are shifted left and then right by this many bits. right is 0 for
+// codes that engines do not use for tokens.
 var tokenShifts = func() (t [256]struct{ left, right uint8 }) {
 	for c := range 0x80 {
 		t[c].right = 56
@@ -305,17 +305,17 @@ var tokenShifts = func() (t [256]struct{ left, right uint8 }) {
 	return t
 }()
 
-// manyTokens is the length from which testing the tokens' widths first is faster.
+// manyTokens is the length from which scanTokens tests first whether all tokens are wide.
 const manyTokens = 64
 
-// scanTokens fills tokens with the numbers from p[i] on, as long as they have one of
-// the four codes that engines use and are not at the very end of the payload. It
-// returns how many it read, and where it stopped.
+// scanTokens fills tokens with the numbers from p[i] on. It stops at a number with another
+// code than the four codes that engines use, and where fewer than eight bytes are left. It
+// returns how many numbers it read, and where it stopped.
 //
-// The widths of tokens vary at random, so a branch on them would be mispredicted for
-// every other token, which costs more than the rest of decoding: the width is computed
-// from the code. That makes each token wait for the one before, unless all have one
-// width, as fixed-width encoders write them.
+// The widths of tokens vary at random. A branch on the width would be mispredicted for every
+// other token, which costs more than the rest of decoding. So the width is computed from the
+// code. Then each token depends on the previous one, except in the loop for encoders that
+// write all tokens with one width.
 func scanTokens(tokens []uint32, p []byte, i int) (k, end int) {
 	for len(tokens) >= manyTokens && k+8 <= len(tokens) && i+40 <= len(p) && allWide(p[i:i+40:i+40]) {
 		for range 8 {
@@ -333,13 +333,14 @@ func scanTokens(tokens []uint32, p []byte, i int) (k, end int) {
 		}
 		tokens[k] = uint32(w << (shift.left & 63) >> (shift.right & 63))
 		k++
-		// 1 for a number that is its own code; 2, 3 and 5 for 0xcc, 0xcd and 0xce.
+		// 1 for codes up to 0x7f, which are the number itself; 2, 3 and 5 for 0xcc, 0xcd
+		// and 0xce.
 		i += 1 + int(c>>7)<<(c&3)
 	}
 	return k, i
 }
 
-// allWide reports whether the eight tokens in 40 bytes all have code 0xce.
+// allWide reports whether 40 bytes are eight tokens of code 0xce.
 func allWide(p []byte) bool {
 	const codes = 0xce | 0xce<<40 // the first and the sixth of eight bytes
 	w := binary.LittleEndian.Uint64(p[0:]) ^ codes

@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// slab allocates slices that are valid until its release. A slice that does not fit is
-// allocated with its exact length, and the next batch that has one too many gets a buffer
-// for as much as the earlier one used. Doubling instead would reserve memory that may never
-// be used.
+// slab allocates slices that are valid until release. A slice that does not fit into the
+// buffer gets a new buffer of its exact length. The next batch that needs a new buffer gets
+// one for as many elements as the earlier batch used. Doubling the buffer instead would
+// reserve memory that may never be used.
 type slab[T any] struct {
 	// buf is the used part of the current buffer; its spare capacity is available.
 	buf []T
-	// full is the number of elements in earlier buffers, and wanted the most that a
-	// batch used which needed several buffers.
+	// full is the number of elements in the batch's earlier buffers. wanted is the largest
+	// number of elements of a batch that needed several buffers.
 	full, wanted int
 }
 
@@ -27,7 +27,7 @@ func (s *slab[T]) release(limit int) {
 	s.buf = reuse(s.buf, limit)
 }
 
-// clear is a release after which nothing is referenced by the elements.
+// clear is release, and zeroes the elements.
 func (s *slab[T]) clear(limit int) {
 	if len(s.buf) != 0 {
 		clear(s.buf)
@@ -81,16 +81,17 @@ func reuse[T any](s []T, limit int) []T {
 }
 
 const (
-	// maxInterned and maxInternedBytes bound an interner: to 16 KiB of strings.
+	// maxInterned is the number of strings of an interner, and maxInternedBytes the length of
+	// each: 16 KiB together.
 	maxInterned      = 64
 	maxInternedBytes = 256
 )
 
-// interner caches strings, so that making them again does not allocate. The zero value
+// interner caches strings: converting the same bytes again does not allocate. The zero value
 // is ready.
 type interner struct{ strings map[string]string }
 
-// string returns b as a string, and whether it is valid UTF-8.
+// string converts b to a string, and reports whether it is valid UTF-8.
 func (t *interner) string(b []byte) (string, bool) {
 	if len(b) == 0 {
 		return "", true
@@ -112,8 +113,8 @@ func (t *interner) string(b []byte) (string, bool) {
 	return s, true
 }
 
-// Budget bounds the bytes that all Rules of a process may use together. Package
-// internal/budget has an implementation.
+// Budget bounds the bytes that all Rules of a process use together. Package internal/budget
+// implements it.
 type Budget interface {
 	// Take reserves bytes and reports whether there was room.
 	Take(bytes int64) bool
@@ -128,19 +129,19 @@ func (unlimited) Take(int64) bool { return true }
 func (unlimited) Release(int64)   {}
 
 const (
-	// fewHashes are compared pairwise, which is cheaper than a table.
+	// fewHashes is the length of the longest list whose hashes are compared pairwise, which is
+	// cheaper than a table.
 	fewHashes = 6
 	// maxRepeatSlots is the size of the largest table that is kept: 1 MiB.
 	maxRepeatSlots = 1 << 16
 )
 
-// repeatFinder finds a hash that occurs twice in a list. It reuses its table: a slot
-// counts only if it has the generation of the present list.
+// repeatFinder finds a hash that occurs twice in a list. It reuses its table: only slots with
+// the generation of the current list are in use.
 type repeatFinder struct {
 	slots      []repeatSlot
 	generation uint64
 	// mix is odd and random, so that no sender can choose hashes that collide in the table.
-	// Collisions by chance cost only time.
 	mix uint64
 }
 
@@ -163,8 +164,8 @@ func (r *repeatFinder) repeats(hashes []uint64) bool {
 		}
 		return false
 	}
-	// A hash may be a single byte of the payload, but few such differ: a long list gets
-	// a large table only once its first half is known not to repeat.
+	// A large table is allocated only after the first half of the list has no repeats. The
+	// hashes of that half differ, so that most of them take several bytes of the payload.
 	n := min(len(hashes), maxRepeatSlots/2)
 	for !r.repeatsInTable(hashes[:n]) {
 		if n == len(hashes) {
@@ -177,7 +178,7 @@ func (r *repeatFinder) repeats(hashes []uint64) bool {
 
 // repeatsInTable is repeats for a list that is not empty.
 func (r *repeatFinder) repeatsInTable(hashes []uint64) bool {
-	// Half of the slots stay empty, so that a probe is short.
+	// At least half of the slots stay empty, so that probes are short.
 	width := bits.Len(uint(2*len(hashes) - 1))
 	if len(r.slots) < 1<<width {
 		r.slots = make([]repeatSlot, 1<<width)

@@ -7,31 +7,31 @@ import (
 )
 
 const (
-	// maxGroups bounds the attention groups remembered per source, over all its ranks.
-	// Models have a few; beyond the bound a group is treated as never seen.
+	// maxGroups bounds the attention groups of a source, over all its ranks. Models have a
+	// few. Groups beyond the bound are treated as never seen.
 	maxGroups = 8192
 	// groupCost is the size of an attention group in bytes.
 	groupCost = 48
-	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may
-	// become many router events, each of which has both.
+	// maxNameBytes is the length of the longest LoRA name and cache salt. A store may become
+	// many router events, and each of them has both.
 	maxNameBytes = 1024
-	// maxRulesKept is how many bytes a Rules keeps from one batch to the next of each
-	// kind of memory: enough for a store of 128 Ki tokens.
+	// maxRulesKept is how many bytes of each kind of memory a Rules keeps from one batch to
+	// the next: enough for a store of 128 Ki tokens.
 	maxRulesKept = 1 << 20
 )
 
 // BlockSize is the number of tokens in the blocks of a worker.
 //
-// vLLM also stores partial blocks: single blocks of a smaller size, that of its hash
-// blocks, which divides the block size. They are not prefixes that another request
-// could reuse, and their parents need not be stored. A learned size may be theirs.
+// vLLM also stores partial blocks: single blocks of a smaller size, which divides the block
+// size. Other requests cannot reuse them, and their parents may not be stored. A learned size
+// may be the size of a partial block.
 type BlockSize struct {
 	// Tokens is 0 while the size is unknown.
 	Tokens uint32
-	// Configured reports whether the size was configured, and so never changes.
+	// Configured reports whether the size was configured. It then never changes.
 	Configured bool
-	// offDevice reports whether the size was learned from a store of another tier: a
-	// connector's blocks, such as LMCache's, may have a size of their own.
+	// offDevice reports whether the size was learned from a store in another tier than device
+	// memory: a connector, such as LMCache, may use another block size than the engine.
 	offDevice bool
 }
 
@@ -48,18 +48,18 @@ type group struct {
 	idx  int64
 }
 
-// Rules decides which events of one source concern block reuse and are valid, and
-// completes those with what follows from their fields. It is not safe for concurrent
-// use.
+// Rules drop the events of one source that are invalid or do not concern prefix reuse, and set
+// the derived fields of the others. They are not safe for concurrent use.
 //
-// It reuses its memory, of which it keeps 5 MiB at most after a batch. It remembers
-// attention groups and salted blocks in 44 MiB at most, nothing for a source without
-// cache salts.
+// Rules reuse their memory, and keep at most 5 MiB of it after a batch. Attention groups and
+// salted blocks take at most 44 MiB, and almost nothing for a source without cache salts.
 type Rules struct {
-	blockSize   *BlockSize
-	foreignHost uint32 // see ForeignHostBlockSize
-	rawID       uint64
-	// groups are the attention groups seen, and whether each has main attention.
+	blockSize *BlockSize
+	rawID     uint64
+	// ForeignHostBlockSize is the block size of a store in host memory that the last Admit
+	// dropped because the size differs from the worker's; 0 if there was none.
+	ForeignHostBlockSize uint32
+	// groups are the attention groups of earlier stores, and whether each has main attention.
 	groups map[group]bool
 	// lastGroup caches the most recent lookup in groups: most models have one group.
 	lastGroup group
@@ -75,25 +75,25 @@ type Rules struct {
 	budget Budget
 }
 
-// NewRules returns the rules of a source. blockSize is the block size of its worker,
-// shared by all of the worker's sources, and learned from their stores unless it is
-// configured. It must not be nil.
+// NewRules returns the rules of a source. blockSize is the block size of the source's worker.
+// All sources of the worker share it, and their stores set it unless it is configured. It must
+// not be nil.
 func NewRules(blockSize *BlockSize) *Rules {
 	return &Rules{
 		blockSize:    blockSize,
 		groups:       make(map[group]bool),
 		repeatFinder: newRepeatFinder(),
-		salts:        salts{budget: unlimited{}},
+		salts:        salts{budget: unlimited{}, maxBlocks: maxSaltedBlocks},
 		budget:       unlimited{},
 	}
 }
 
-// SetBudget bounds the memory for groups and salts of these Rules and others together. Where
-// it is used up, a salt or a salted block counts as unknown, and an attention group as never
-// seen. Call it before the first Admit. Close releases what was reserved.
+// SetBudget sets a budget for the memory of groups and salts, which several Rules may share.
+// If the budget is used up, a salt or a salted block counts as unknown, and an attention group
+// as never seen. Call SetBudget before the first Admit. Close releases the reserved bytes.
 func (r *Rules) SetBudget(b Budget) { r.budget, r.salts.budget = b, b }
 
-// Close forgets what was learned. Admit must not be called afterwards.
+// Close forgets all groups and salts. Admit must not be called afterwards.
 func (r *Rules) Close() {
 	r.budget.Release(int64(groupCost * len(r.groups)))
 	clear(r.groups)
@@ -102,7 +102,7 @@ func (r *Rules) Close() {
 	}
 }
 
-// Reset forgets what was learned of a dp rank, whose engine restarted. Raw event ids
+// Reset forgets the groups and salts of a dp rank whose engine restarted. Raw event ids
 // continue.
 func (r *Rules) Reset(rank uint32) {
 	before := len(r.groups)
@@ -112,25 +112,20 @@ func (r *Rules) Reset(rank uint32) {
 	r.salts.clear(rank)
 }
 
-// SkipRaw takes n raw event ids, for events that were lost. Where fewer are left, all
-// later events have MaxRawID: ids must not start over because an engine's seq jumps to
-// its end.
+// SkipRaw skips n raw event ids, one for each lost event. If fewer are left, all later events
+// have MaxRawID. So ids do not start over when an engine's seq jumps to its maximum.
 func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 
-// ForeignHostBlockSize is the block size of a store in host memory that the last Admit
-// dropped because it differs from the worker's; 0 if there was none.
-func (r *Rules) ForeignHostBlockSize() uint32 { return r.foreignHost }
-
-// Admit keeps in the batch the events to apply, which are of a dp rank, and counts the
-// others, including those that the Decoder skipped.
+// Admit removes from the batch of a dp rank all events that must not be applied. It counts
+// them by reason, together with the events that the Decoder skipped.
 //
-// It sets their Tier, RawID, TokensHashes and, where extra keys hold it or the store
-// continues a salted block, their CacheSalt. It cuts stores to whole blocks.
+// Admit sets Tier, RawID and TokensHashes of the other events, cuts stores to whole blocks,
+// and sets CacheSalt if the salt is in an extra key or the store continues a salted block.
 // TokensHashes is the Rules' memory, valid until the next Admit.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 	skipped := b.Skipped
 	kept := 0
-	r.foreignHost = 0
+	r.ForeignHostBlockSize = 0
 	for k := range b.Events {
 		ev := &b.Events[k]
 		for len(skipped) > 0 && skipped[0].Index < ev.Index {
@@ -163,7 +158,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		r.countSkipped(s.Reason, counts)
 	}
 	b.Events = b.Events[:kept]
-	// Released now, not with the next batch, which may be far off: there may be many
+	// The memory is released now because the next batch may come late, and there may be many
 	// sources.
 	r.hashes.release(maxRulesKept / 8)
 	r.multimodal.release()
@@ -176,7 +171,7 @@ func (r *Rules) countSkipped(reason Reason, counts *Counts) {
 	}
 }
 
-// ignore returns why the event does not concern kvcast, and sets its tier.
+// ignore returns why the event is ignored, or ReasonNone. It sets the event's tier.
 func (r *Rules) ignore(ev *Event, rank uint32) Reason {
 	if ev.Kind == KindStored && ev.SpecKind != "" && ev.HasGroupIdx {
 		r.learnGroup(group{rank, ev.GroupIdx}, isMainAttention(ev.SpecKind))
@@ -239,8 +234,8 @@ func isMainAttention(kind string) bool {
 // admitStore validates a store, cuts it to whole blocks and hashes them. It reports
 // whether any block is left.
 func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
-	// The salt comes first: the engine holds the blocks of a store that is dropped or cut
-	// as well, and others may continue them.
+	// The salt is applied first: the engine also has the blocks of a store that is dropped or
+	// cut, and other stores may continue them.
 	salt, ok := r.applySalt(ev, rank)
 	if !ok || len(ev.LoRAName) > maxNameBytes {
 		counts[ReasonNameTooLong]++
@@ -250,7 +245,7 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	if !hashOnly && !r.fitsBlockSize(ev, rank) {
 		counts[ReasonBlockSizeMismatch]++
 		if ev.Tier == TierHostPinned {
-			r.foreignHost = ev.BlockSize
+			r.ForeignHostBlockSize = ev.BlockSize
 		}
 		return false
 	}
@@ -282,8 +277,8 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 		overlap = 0
 	}
 	ev.Tokens = ev.Tokens[:blocks*size+overlap]
-	// An adapter without a name must not pass for the base model, nor content of an
-	// unknown namespace for that of all.
+	// Blocks with an unnamed adapter or an unknown salt have no tokens hashes: the hashes would
+	// equal the hashes of blocks without adapter and salt.
 	if ev.HasLoRAID && ev.LoRAName == "" || ev.CacheSalt == "" && salt == unknownSalt {
 		return true
 	}
@@ -293,9 +288,8 @@ func (r *Rules) admitStore(ev *Event, rank uint32, counts *Counts) bool {
 	return true
 }
 
-// applySalt finds a store's cache salt, sets it, and remembers it for its blocks. ok
-// reports whether the salt is short enough to be passed on; a longer one is remembered
-// as unknown.
+// applySalt finds a store's cache salt, sets CacheSalt, and records the salt of the blocks. ok
+// is false if the salt is longer than maxNameBytes. It is then recorded as unknown.
 func (r *Rules) applySalt(ev *Event, rank uint32) (id saltID, ok bool) {
 	if ev.CacheSalt == "" && ev.Raw == nil && !r.salts.used() {
 		return noSalt, true
@@ -306,12 +300,12 @@ func (r *Rules) applySalt(ev *Event, rank uint32) (id saltID, ok bool) {
 	}
 	switch {
 	case len(ev.CacheSalt) > maxNameBytes || len(extra) > maxNameBytes:
-		r.salts.remember(ev, rank, unknownSalt)
+		r.salts.record(ev, rank, unknownSalt)
 		return unknownSalt, false
 	case len(extra) > 0:
 		salt, ok := r.names.string(extra)
 		if !ok {
-			// Not UTF-8, but what the engine isolates by: hashed unchanged.
+			// The salt is not UTF-8, but the engine isolates requests by it.
 			salt = string(extra)
 		}
 		ev.CacheSalt = salt
@@ -319,17 +313,16 @@ func (r *Rules) applySalt(ev *Event, rank uint32) (id saltID, ok bool) {
 	case ev.CacheSalt != "":
 		id = r.salts.id(ev.CacheSalt)
 	case r.salts.used():
-		id = r.salts.of(ev, rank)
+		id = r.salts.inherited(ev, rank)
 		ev.CacheSalt = r.salts.name(id)
 	default:
 		return noSalt, true
 	}
-	r.salts.remember(ev, rank, id)
+	r.salts.record(ev, rank, id)
 	return id, true
 }
 
-// fitsBlockSize reports whether a store's block size is the worker's, or is to become
-// it.
+// fitsBlockSize reports whether a store's block size is or becomes the worker's block size.
 func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 	size := r.blockSize
 	switch {
@@ -338,22 +331,23 @@ func (r *Rules) fitsBlockSize(ev *Event, rank uint32) bool {
 	case ev.BlockSize == size.Tokens:
 		return true
 	case size.Tokens == 0:
-		// Not that of a partial block, which looks like one block with a parent, by an
-		// engine that names attention groups. The parent of a whole block would have
-		// been stored before.
+		// A partial block is a single block with a parent, from an engine that names attention
+		// groups. Its size is not learned. If it were a whole block, a store of its parent
+		// would have come first.
 		return len(ev.BlockHashes) != 1 || !ev.HasParent || ev.Parent == 0 || !ev.HasGroupIdx && ev.SpecKind == ""
 	case size.Configured || ev.Tier != TierDevice:
 		return false
 	case size.offDevice:
 		return true
 	default:
-		// A larger multiple, of a group that is known to have main attention.
+		// The size of partial blocks is replaced by a larger multiple, of a group that is known
+		// to have main attention.
 		return ev.BlockSize > size.Tokens && ev.BlockSize%size.Tokens == 0 &&
 			(ev.SpecKind != "" || ev.HasGroupIdx && r.groups[group{rank, ev.GroupIdx}])
 	}
 }
 
-// learnBlockSize makes an admitted store's block size the worker's.
+// learnBlockSize sets the worker's block size to the block size of an admitted store.
 func (r *Rules) learnBlockSize(ev *Event) {
 	if ev.BlockSize == r.blockSize.Tokens {
 		r.blockSize.offDevice = r.blockSize.offDevice && ev.Tier != TierDevice

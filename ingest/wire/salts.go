@@ -1,77 +1,77 @@
 package wire
 
 const (
-	// maxSaltedBlocks bounds the salted blocks remembered per source, over all its ranks:
-	// those of 16 Mi tokens at the usual 16 a block.
+	// maxSaltedBlocks bounds the salted blocks of a source, over all its ranks: enough for
+	// 16 Mi tokens in blocks of 16.
 	maxSaltedBlocks = 1 << 20
 	// saltedBlockCost is the size of a salted block in bytes.
 	saltedBlockCost = 48
-	// maxSaltBytes bounds the memory of the salts themselves, each accounted as its bytes
-	// plus saltCost.
+	// maxSaltBytes bounds the memory of the salts of a source. Each salt counts as its length
+	// plus saltCost, in bytes.
 	maxSaltBytes = 4 << 20
 	saltCost     = 128
 )
 
-// saltID identifies a cache salt among those remembered.
+// saltID identifies a cache salt in a salts.
 type saltID uint32
 
 const (
-	// noSalt is that of unsalted blocks.
+	// noSalt marks blocks without a salt.
 	noSalt saltID = iota
-	// unknownSalt is that of blocks which may have any salt, or none.
+	// unknownSalt marks blocks that may have any salt, or none.
 	unknownSalt
-	// firstSalt is the first that has a name.
+	// firstSalt is the smallest id of a known salt.
 	firstSalt
 )
 
-// salts remembers which blocks of a source are salted: most engines send a cache salt
-// with the first block of a request only, and later stores continue it by the hash of
-// their parent. Invariant: if the engine's events determine the salt of
-// a store, the store gets that salt.
+// salts records the salted blocks of a source. Most engines send a cache salt only with the
+// first block of a request. Later stores name a parent, which has the salt. Invariant: if the
+// engine's events determine the salt of a store, the store gets that salt.
 //
-//  1. A store's own salt is that of its blocks. Without one, its blocks have the salt of
-//     its parent, if that is remembered.
-//  2. A block that is stored under two salts, or under one and then, in device memory,
-//     under none, has an unknown salt: engines do not hash salts. So has a store with
-//     neither salt nor salted parent, but a block that is remembered. The children of
-//     such blocks are unknown as well. A store of a lower tier without a salt is a copy,
-//     and does not change the block's salt.
-//  3. Blocks are remembered while the engine holds a copy in any tier. Up to 254 copies
-//     are counted in each tier; a block that had more stays until the rank is cleared.
-//  4. A salted block for which there is no room makes its rank incomplete. Until the rank
-//     is cleared, each of its stores without a salt may continue a block that is not
-//     remembered, or be a copy of one, and is unknown; except for a first block in device
-//     memory, where an engine would have sent the salt. A salt for which there is no room
-//     is remembered as unknown.
+//  1. If a store has a salt, its blocks have that salt. Otherwise its blocks have the salt of
+//     its parent, if the parent is recorded.
+//  2. A block has an unknown salt if it is stored with two salts, or first with a salt and
+//     then, in device memory, without: engines do not hash salts. A store also has an unknown
+//     salt if it has neither a salt nor a recorded parent, but a recorded block. Children of
+//     blocks with an unknown salt have an unknown salt. A store without a salt in a lower tier
+//     is a copy, and does not change the block's salt.
+//  3. A block is recorded while the engine has a copy in any tier. Up to 254 copies are
+//     counted in each tier. A block that had more copies is recorded until its rank is
+//     cleared.
+//  4. If there is no room for a salted block, its rank becomes incomplete until it is
+//     cleared. A store without a salt in an incomplete rank has an unknown salt, because it
+//     may continue or copy the missing block. The exception is a store in device memory
+//     without parent: the engine would have sent the salt. If there is no room for a salt, it
+//     is recorded as unknown.
 //
-// A salt that was sent before the first batch, or in a lost one, is not known: the blocks
-// that continue it count as unsalted.
+// Salts in lost batches, and before the first batch, are not known. Blocks that continue them
+// count as unsalted.
 //
-// Equal hashes of two ranks are two blocks. Blocks take 40 MiB at most, salts 4 MiB, and
-// a source that never sent a salt nothing.
+// Equal hashes of two ranks are two blocks. Blocks take at most 40 MiB, and salts at most
+// 4 MiB. A source that never sent a salt takes no memory.
 type salts struct {
 	ranks  map[uint32]*saltedRank
 	blocks int
 	ids    map[string]saltID
-	// names are the salts by id, from firstSalt on; free are the ids without a salt.
+	// names are the salts by id, from firstSalt on. free are unused ids in names.
 	names  []saltName
 	free   []saltID
 	bytes  int
 	budget Budget
-	// maxBlocks replaces maxSaltedBlocks in tests, unless it is 0.
+	// maxBlocks is maxSaltedBlocks, or fewer in tests.
 	maxBlocks int
 }
 
-// saltName is a salt, and the number of blocks that have it.
+// saltName is a salt, and the number of blocks that have the salt.
 type saltName struct {
 	salt   string
 	blocks int
 }
 
-// saltedRank is a dp rank with salted blocks; incomplete if there were more of them than
-// there is room for.
+// saltedRank is a dp rank with salted blocks.
 type saltedRank struct {
-	blocks     map[uint64]saltedBlock
+	blocks map[uint64]saltedBlock
+	// incomplete reports whether there was no room for a block.
 	incomplete bool
 }
 
@@ -81,13 +81,13 @@ type saltedBlock struct {
 	copies [NumTiers - 1]uint8
 }
 
-// manyCopies is the count of copies that is not changed any more.
+// manyCopies is the largest count of copies, which then no longer changes.
 const manyCopies = 255
 
 // used reports whether any rank has salted blocks.
 func (s *salts) used() bool { return len(s.ranks) != 0 }
 
-// name returns the salt of an id, "" if it has none.
+// name returns the salt of an id, or "" for noSalt and unknownSalt.
 func (s *salts) name(id saltID) string {
 	if id < firstSalt {
 		return ""
@@ -95,8 +95,8 @@ func (s *salts) name(id saltID) string {
 	return s.names[id-firstSalt].salt
 }
 
-// id returns the id of a store's own salt, which is unknownSalt if there is no room for
-// it. It must be passed to remember before any other method is called.
+// id returns the id of a salt, or unknownSalt if there is no room for the salt. The caller
+// must pass the id to record before it calls any other method.
 func (s *salts) id(salt string) saltID {
 	if id, ok := s.ids[salt]; ok {
 		return id
@@ -121,8 +121,8 @@ func (s *salts) id(salt string) saltID {
 	return id
 }
 
-// of returns the salt that the blocks of a store without a salt inherit.
-func (s *salts) of(ev *Event, rank uint32) saltID {
+// inherited returns the salt of a store that does not have one itself.
+func (s *salts) inherited(ev *Event, rank uint32) saltID {
 	r := s.ranks[rank]
 	if r == nil {
 		return noSalt
@@ -146,8 +146,8 @@ func (s *salts) of(ev *Event, rank uint32) saltID {
 	return noSalt
 }
 
-// remember adds the blocks of a store, and their salt.
-func (s *salts) remember(ev *Event, rank uint32, id saltID) {
+// record adds the blocks of a store, and their salt.
+func (s *salts) record(ev *Event, rank uint32, id saltID) {
 	r := s.ranks[rank]
 	if r == nil {
 		if id == noSalt || len(ev.BlockHashes) == 0 {
@@ -170,7 +170,7 @@ func (s *salts) remember(ev *Event, rank uint32, id saltID) {
 			}
 		case id == noSalt:
 			continue
-		case s.full():
+		case !s.reserveBlock():
 			r.incomplete = true
 			continue
 		default:
@@ -188,17 +188,12 @@ func (s *salts) remember(ev *Event, rank uint32, id saltID) {
 	s.drop(id)
 }
 
-// full reports whether there is no room for another block. If there is room, full reserves
-// it.
-func (s *salts) full() bool {
-	limit := maxSaltedBlocks
-	if s.maxBlocks != 0 {
-		limit = s.maxBlocks
-	}
-	return s.blocks >= limit || !s.budget.Take(saltedBlockCost)
+// reserveBlock reserves memory for another block, and reports whether there was room.
+func (s *salts) reserveBlock() bool {
+	return s.blocks < s.maxBlocks && s.budget.Take(saltedBlockCost)
 }
 
-// remove removes a copy of each of a remove's blocks.
+// remove removes one copy of each block of a remove.
 func (s *salts) remove(ev *Event, rank uint32) {
 	r := s.ranks[rank]
 	if r == nil {
@@ -225,7 +220,7 @@ func (s *salts) remove(ev *Event, rank uint32) {
 	}
 }
 
-// clear removes a rank's blocks.
+// clear removes all blocks of a rank.
 func (s *salts) clear(rank uint32) {
 	r := s.ranks[rank]
 	if r == nil {
@@ -239,7 +234,7 @@ func (s *salts) clear(rank uint32) {
 	delete(s.ranks, rank)
 }
 
-// release removes one block from a salt.
+// release decrements the number of blocks that have a salt.
 func (s *salts) release(id saltID) {
 	if id < firstSalt {
 		return
@@ -248,7 +243,7 @@ func (s *salts) release(id saltID) {
 	s.drop(id)
 }
 
-// drop removes a salt that no block has.
+// drop removes a salt if no block has it.
 func (s *salts) drop(id saltID) {
 	if id < firstSalt || s.names[id-firstSalt].blocks > 0 {
 		return

@@ -7,19 +7,20 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// maxDepth is how many arrays and maps may be nested, the batch included. No engine
-// nests deeper than eight.
+// maxDepth is how many arrays and maps may be nested, the batch included. Engines nest up to
+// eight.
 const maxDepth = 16
 
-// Depths of values: how many arrays and maps they are nested in.
+// Depths of values: the numbers of arrays and maps around them.
 const (
 	batchDepth = 1 // a field of a batch
 	eventDepth = 2 // an event
 	fieldDepth = 3 // a field of an event
 )
 
-// fault is what a reader found wrong: nothing (0), an Error, or the Reason to leave
-// out one event. One byte for all three keeps the readers' results in registers.
+// fault is the result of reading: 0 if the input is valid, otherwise an Error, or
+// reasonFault plus the Reason to leave out an event. It has one byte so that the results of
+// readers stay in registers.
 type fault uint8
 
 const reasonFault fault = 0x80
@@ -41,11 +42,11 @@ const (
 	badUTF8       = reasonFault | fault(ReasonBadUTF8)
 )
 
-// reason returns the Reason of a fault that does not reject the batch.
+// reason returns the Reason of a fault that is reasonFault or larger.
 func (f fault) reason() Reason { return Reason(f &^ reasonFault) }
 
-// class is the kind of a MessagePack value. Integers are classified by sign, not by
-// code: engines write non-negative ones under signed codes too.
+// class is the type of a MessagePack value. Integers are classified by sign, not by code,
+// because engines also write non-negative integers with signed codes.
 type class uint8
 
 const (
@@ -61,17 +62,17 @@ const (
 	classMap
 )
 
-// value is a MessagePack value; of an array or a map, its header.
+// value is a MessagePack value, or the header of an array or a map.
 type value struct {
 	class class
-	// bits is the number: two's complement, 0 or 1, or a float64's bits.
+	// bits is a number: an integer in two's complement, a bool as 0 or 1, or the bits of a
+	// float64.
 	bits uint64
 	// bytes are the contents of a str, bin or ext, a view of the payload.
 	bytes []byte
-	// n is the number of an array's elements or a map's pairs, which is no more than
-	// the payload has bytes.
+	// n is the number of an array's elements or a map's pairs, at most the payload's length.
 	n int
-	// end is where the value ends, or where the first element begins.
+	// end is where the value or the header ends.
 	end int
 }
 
@@ -99,7 +100,7 @@ func readValue(p []byte, i int) (value, fault) {
 	}
 }
 
-// readAnyValue is readValue without its fast paths, for an i inside the payload.
+// readAnyValue is readValue without its fast paths. i must be inside the payload.
 func readAnyValue(p []byte, i int) (v value, f fault) {
 	b := p[i:]
 	size := declaredSize(b)
@@ -148,7 +149,7 @@ func readAnyValue(p []byte, i int) (v value, f fault) {
 	case msgp.MapType:
 		v.class, v.n = classMap, int(size)
 		_, rest, err = msgp.ReadMapHeaderBytes(b)
-	default: // an extension, some of which have types of their own in msgp
+	default: // extensions, of which some have a type of their own in msgp
 		v.class = classExt
 		if rest, err = msgp.Skip(b); err == nil {
 			end := len(b) - len(rest)
@@ -162,9 +163,9 @@ func readAnyValue(p []byte, i int) (v value, f fault) {
 	return v, 0
 }
 
-// declaredSize returns what the header of the value at the start of b declares: the
-// bytes of a str, bin or ext, the elements of an array, the pairs of a map. It is 0 for
-// other values, and where the header is cut off.
+// declaredSize returns the size that the header at the start of b declares: the bytes of a
+// str, bin or ext, the elements of an array, or the pairs of a map. It is 0 for other values,
+// and if the header is truncated.
 func declaredSize(b []byte) uint64 {
 	c := b[0]
 	width := 0
@@ -217,18 +218,18 @@ func (v value) float() (float64, bool) {
 	}
 }
 
-// int returns an integer that an int64 can represent.
+// int returns an integer, and whether the value is an integer that fits.
 func (v value) int() (int64, bool) {
 	return int64(v.bits), v.class == classInt || v.class == classUint && v.bits <= math.MaxInt64
 }
 
-// uint32 returns an integer that a uint32 can represent.
+// uint32 returns an integer, and whether the value is an integer that fits.
 func (v value) uint32() (uint32, bool) {
 	return uint32(v.bits), v.class == classUint && v.bits <= math.MaxUint32
 }
 
-// hash returns a block hash: an integer by two's complement, bytes by their last
-// eight.
+// hash returns a block hash: an integer in two's complement, or the last eight bytes of a
+// bin.
 func (v value) hash() (uint64, bool) {
 	switch v.class {
 	case classUint, classInt:
@@ -244,8 +245,8 @@ func (v value) hash() (uint64, bool) {
 	}
 }
 
-// skip returns where the value at i ends, which is nested in depth arrays and maps.
-// Everything in it is validated.
+// skip validates the value at i, which is nested in depth arrays and maps, and returns where
+// it ends.
 func skip(p []byte, i, depth int) (int, fault) {
 	class, n, i, f := readHeader(p, i)
 	switch class {
@@ -268,20 +269,20 @@ func skip(p []byte, i, depth int) (int, fault) {
 	return i, f
 }
 
-// The functions below read by their first byte the values that make up nearly all of a
-// batch, and leave the others, and all faults, to readValue.
+// The functions below recognise the most frequent values of batches by their first byte. They
+// leave other values and all faults to readValue.
 
-// Codes that they look for.
+// Codes of MessagePack.
 const (
 	maxFixint   = 0x7f
 	nilCode     = 0xc0
 	float64Code = 0xcb
-	uint8Code   = 0xcc // and those of 16, 32 and 64 bits
+	uint8Code   = 0xcc // followed by the codes of 16, 32 and 64 bits
 	uint64Code  = 0xcf
 )
 
-// readHeader reads the value at i, of which it returns the class and, for an array or
-// a map, how many elements or pairs it has and where they begin.
+// readHeader returns the class of the value at i. For an array or a map, it also returns how
+// many elements or pairs there are, and where they begin.
 func readHeader(p []byte, i int) (class class, n, end int, f fault) {
 	if i+3 <= len(p) {
 		c := p[i]
@@ -300,7 +301,8 @@ func readHeader(p []byte, i int) (class class, n, end int, f fault) {
 	return readAnyHeader(p, i)
 }
 
-// readAnyHeader is not part of readHeader, which would be slower with it.
+// readAnyHeader is readHeader for any value. It is a function of its own because readHeader
+// would be slower with it.
 func readAnyHeader(p []byte, i int) (class class, n, end int, f fault) {
 	v, f := readValue(p, i)
 	return v.class, v.n, v.end, f
@@ -318,8 +320,8 @@ func readText(p []byte, i int) (s []byte, end int, f fault) {
 	return v.bytes, v.end, f
 }
 
-// readName is readText for a name, which is nil if the value is not a string: that is
-// skipped, at this depth.
+// readName is readText, but skips a value that is not a string, and returns nil for it. The
+// value is nested in depth arrays and maps.
 func readName(p []byte, i, depth int) (s []byte, end int, f fault) {
 	s, end, f = readText(p, i)
 	if f == badType {
@@ -328,8 +330,8 @@ func readName(p []byte, i, depth int) (s []byte, end int, f fault) {
 	return s, end, f
 }
 
-// shortText returns the string at i if it has fewer than 32 bytes; nil for other
-// values and for a string that is cut off.
+// shortText returns the string at i if it has fewer than 32 bytes. It returns nil for other
+// values and for a truncated string.
 func shortText(p []byte, i int) []byte {
 	if i < len(p) {
 		c := p[i]
@@ -341,8 +343,7 @@ func shortText(p []byte, i int) []byte {
 	return nil
 }
 
-// readFixed64 returns the eight bytes after the code at i, and whether that is the
-// given one.
+// readFixed64 returns the eight bytes after i, and whether the code at i is the given code.
 func readFixed64(p []byte, i int, code byte) (uint64, bool) {
 	if i+9 <= len(p) && p[i] == code {
 		return binary.BigEndian.Uint64(p[i+1:]), true

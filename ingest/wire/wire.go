@@ -2,22 +2,22 @@
 //
 // In: the MessagePack payload of a ZeroMQ message. Out: a Batch of events, in memory that
 // the Decoder reuses. Rules then drop the events that do not concern prefix reuse, and
-// complete the others with tier, raw event id and tokens hashes. The Encoder is the
-// inverse of the Decoder.
+// set tier, raw event id and tokens hashes of the others. The Encoder is the inverse of the
+// Decoder for vLLM's form.
 //
-// Guarantee: the form of every known engine is decoded; it is detected for the batch and
-// for each event. Invalid input yields an Error for the batch or a Reason for the event,
-// never a panic, and memory use is proportional to the payload's size.
+// Guarantee: the Decoder reads the forms of all known engines, and detects the form of the
+// batch and of each event. Invalid input yields an Error for the batch or a Reason for the
+// event, never a panic. Memory use is proportional to the payload's size.
 //
-// A field of events is declared in Event (wire.go) and in the table fields (fields.go);
-// rules.go applies it. The forms of batches, the tags of events, and their fields by
-// position and producer, are in forms.go.
+// To add a field of events, declare it in Event (wire.go) and in the table fields (fields.go).
+// If array events have the field, add its position to forms.go. rules.go has the rules that
+// use fields.
 //
 // Package msgp reads and writes MessagePack, with two exceptions in the Decoder: lists of
-// hashes and tokens (lists.go), and what is recognised by its first byte, which is array
-// and map headers, short strings, keys and common numbers (value.go, events.go). Through
-// msgp the latter alone would make decoding a batch of 16 blocks 10 % slower, and one of
-// a single block 38 % (array) or 52 % (map).
+// hashes and tokens (lists.go), and values that are recognised by their first byte, which
+// are array and map headers, short strings, keys and common numbers (value.go, events.go).
+// Without the second exception, decoding a batch of 16 blocks would be 10 % slower, and a
+// batch of one block 38 % (array) or 52 % (map) slower.
 package wire
 
 import (
@@ -25,8 +25,8 @@ import (
 	"strings"
 )
 
-// Batch is one decoded payload of an engine. It and everything it points to but
-// strings is the Decoder's memory, valid until the next Decode.
+// Batch is one decoded payload of an engine. The Batch and everything it points to, except
+// strings, is the Decoder's memory, valid until the next Decode.
 type Batch struct {
 	// Time is the engine's time of the batch in seconds since the Unix epoch, valid if
 	// HasTime.
@@ -35,15 +35,15 @@ type Batch struct {
 	// Rank is the dp rank that the batch names, valid if HasRank.
 	Rank    uint32
 	HasRank bool
-	// PublisherID identifies the engine's incarnation, in PublisherIDBytes bytes. It is
-	// nil where the batch has none, and a view of the payload.
+	// PublisherID identifies the engine's incarnation, in PublisherIDBytes bytes. It is a
+	// view of the payload, or nil if the batch has no publisher id.
 	PublisherID []byte
-	// Form is how the batch itself was encoded; its events may have either form.
+	// Form is how the batch itself was encoded. Each event may have either form.
 	Form Form
 	// Events are the valid events, in their order in the batch. A batch without events
 	// is a heartbeat.
 	Events []Event
-	// Skipped are the other events, in their order in the batch.
+	// Skipped are the events that were left out, in their order in the batch.
 	Skipped []Skip
 }
 
@@ -67,11 +67,11 @@ type Event struct {
 	// Index counts all events of the batch from 0, the skipped ones included.
 	Index int
 
-	// A batch may have very many events, of 15 bytes each. So the small fields are
-	// grouped, and those that few events have are in Raw and Rare.
+	// An Event must be small, because a payload may have an event in every 15 bytes. So the
+	// small fields come first, and the fields that few events have are in Raw and Rare.
 
 	Kind Kind
-	// Tier is where the blocks are; 0 for KindCleared, which concerns all tiers.
+	// Tier is where the blocks are. It is 0 for KindCleared, which clears all tiers.
 	Tier Tier
 	// HasParent, HasLoRAID and HasGroupIdx report whether the event has that field.
 	HasParent   bool
@@ -80,20 +80,20 @@ type Event struct {
 	// OpaqueTokens reports whether the tokens included placeholders that are not token
 	// ids. Tokens is then empty.
 	OpaqueTokens bool
-	// Eagle reports whether tokens came as pairs: each block is one token wider than
-	// its stride.
+	// Eagle reports whether the tokens were encoded as pairs: each block has one token more
+	// than BlockSize, which is the first token of the next block.
 	Eagle bool
-	// ReplacesBlockSize reports whether a store has another block size than the one
-	// learned, and is right: earlier stores were of partial blocks.
+	// ReplacesBlockSize reports whether a store has another block size than the learned
+	// block size, and replaces it: earlier stores were of partial blocks.
 	ReplacesBlockSize bool
-	// Origin is whether a store's blocks are new to the engine.
+	// Origin is how the engine came by a store's blocks.
 	Origin Origin
 	// BlockSize is the number of tokens in each of a store's blocks.
 	BlockSize uint32
 
 	// BlockHashes are the engine's 64-bit names of the blocks.
 	BlockHashes []uint64
-	// Parent is the block that a store's first block continues.
+	// Parent is the hash of the block that a store's first block continues.
 	Parent uint64
 	// Tokens are a store's tokens, block after block.
 	Tokens []uint32
@@ -109,17 +109,17 @@ type Event struct {
 	Raw  *Raw
 	Rare *Rare
 
-	// TokensHashes are the contents of the blocks: as long as BlockHashes, or empty
-	// where they are unknown.
+	// TokensHashes identify the contents of the blocks: one hash for each block, or none if
+	// the contents are unknown.
 	TokensHashes []uint64
-	// RawID is the raw event id: contiguous from 1 over the events of the source that
-	// were not ignored; dropped events leave holes. It never falls: at MaxRawID it
-	// stays.
+	// RawID is the raw event id. It counts the events of the source from 1, except for
+	// ignored events. Dropped events are counted as well, so that admitted events may have
+	// gaps between them. The count stops at MaxRawID.
 	RawID uint64
 }
 
-// Raw are the fields of a store that are kept encoded: each a well-formed MessagePack
-// list, nil where absent or nil. They are views of the payload.
+// Raw are the fields of a store that are kept encoded: each is a well-formed MessagePack
+// list, and nil if it is absent or nil. They are views of the payload.
 type Raw struct {
 	ExtraKeys    []byte
 	BlockMMInfos []byte
@@ -132,8 +132,8 @@ type Rare struct {
 	Ownership string
 	SessionID string
 	ModelName string
-	// RemainingCopies are the engine's remaining copies of each of a remove's blocks:
-	// as long as BlockHashes, or nil where they are unknown.
+	// RemainingCopies are the numbers of copies that the engine still has of each of a
+	// remove's blocks: as long as BlockHashes, or nil if they are unknown.
 	RemainingCopies []uint32
 	// Time is the event's own time in seconds since the Unix epoch.
 	Time float64
@@ -154,7 +154,7 @@ var (
 	noRare Rare
 )
 
-// raw returns ev.Raw, or an empty Raw if that is nil. The caller must not change it.
+// raw returns ev.Raw, or an empty Raw if ev.Raw is nil. The caller must not change it.
 func (ev *Event) raw() *Raw {
 	if ev.Raw == nil {
 		return &noRaw
@@ -162,7 +162,7 @@ func (ev *Event) raw() *Raw {
 	return ev.Raw
 }
 
-// rare returns ev.Rare, or an empty Rare if that is nil. The caller must not change it.
+// rare returns ev.Rare, or an empty Rare if ev.Rare is nil. The caller must not change it.
 func (ev *Event) rare() *Rare {
 	if ev.Rare == nil {
 		return &noRare
@@ -170,7 +170,7 @@ func (ev *Event) rare() *Rare {
 	return ev.Rare
 }
 
-// hashOnly reports whether a store names blocks without their content.
+// hashOnly reports whether a store has block hashes without tokens.
 func (ev *Event) hashOnly() bool {
 	return ev.BlockSize == 0 && len(ev.Tokens) == 0 && !ev.OpaqueTokens
 }
@@ -189,16 +189,16 @@ const (
 )
 
 // Origin is how an engine came by the blocks of a store. It decides whether the store
-// adds a copy of a block that the engine holds already.
+// adds a copy of a block that is already stored.
 type Origin uint8
 
 // The origins.
 const (
-	// OriginUnknown is that of a store without an origin, or with an unknown one.
+	// OriginUnknown is a store without an origin, or with an unknown origin.
 	OriginUnknown Origin = iota
 	// OriginNew is a store of blocks that the engine has just computed.
 	OriginNew
-	// OriginReused is a store that announces blocks which the engine held before.
+	// OriginReused is a store that announces blocks which the engine already had.
 	OriginReused
 )
 
@@ -224,7 +224,7 @@ const (
 	FormMap
 )
 
-// Tier is where a block is in the engine's memory hierarchy. The values are those of
+// Tier is where a block is in the engine's memory hierarchy. It has the same values as
 // kvcast.v1.Tier.
 type Tier uint8
 
@@ -254,7 +254,7 @@ func tierOf(medium string) (Tier, bool) {
 	}
 	for tier := TierDevice; tier < NumTiers; tier++ {
 		for _, name := range tierMedia[tier] {
-			// The lengths differ where EqualFold would fold other than ASCII.
+			// EqualFold also folds letters that are not ASCII. They change the length.
 			if len(name) == len(medium) && strings.EqualFold(name, medium) {
 				return tier, true
 			}
@@ -282,31 +282,24 @@ const (
 	ErrOversize
 	// ErrDepth is nesting beyond 16 arrays and maps.
 	ErrDepth
-
-	numErrors = iota + 1
 )
 
-var errorNames = [numErrors]string{
+var errorNames = [...]string{
 	"unknown", "truncated", "bad_batch_shape", "bad_ts", "trailing_bytes", "bad_code", "oversize", "depth",
 }
 
 // Name returns the error's metric label.
-func (e Error) Name() string {
-	if e >= numErrors {
-		e = 0
-	}
-	return errorNames[e]
-}
+func (e Error) Name() string { return errorNames[e] }
 
 // Error describes the error.
 func (e Error) Error() string { return "decode batch: " + e.Name() }
 
-// Reason is why an event is left out.
+// Reason is why an event is left out of a batch.
 type Reason uint8
 
-// The reasons. An event with a reason up to ReasonNonMainAttentionGroup is ignored: it
-// does not concern kvcast, and takes no raw event id. The other reasons are defects of
-// the event, which takes an id.
+// The reasons. Events with a reason up to ReasonNonMainAttentionGroup are ignored: they do
+// not concern prefix reuse, and have no raw event id. Events with one of the other reasons
+// are defective, and have a raw event id.
 const (
 	ReasonNone Reason = iota
 	ReasonUnknownTag
@@ -325,7 +318,7 @@ const (
 	ReasonTokensShort
 	ReasonRepeatedHash
 	// ReasonNameTooLong is a store whose LoRA name or cache salt is longer than
-	// 1,024 bytes: every router event made of the store would carry it.
+	// 1,024 bytes: every router event made from the store would have it.
 	ReasonNameTooLong
 
 	NumReasons = iota
@@ -340,10 +333,10 @@ var reasonNames = [NumReasons]string{
 // String returns the reason's metric label.
 func (r Reason) String() string { return reasonNames[r] }
 
-// Ignored reports whether an event left out for this reason takes no raw event id.
+// Ignored reports whether an event with this reason has no raw event id.
 func (r Reason) Ignored() bool {
 	return r >= ReasonUnknownTag && r <= ReasonNonMainAttentionGroup
 }
 
-// Counts counts events left out, by reason.
+// Counts are numbers of events that were left out, by reason.
 type Counts [NumReasons]uint64
