@@ -3,22 +3,22 @@ package wire
 // HashCopied is the implementation for big-endian machines and multimodal blocks.
 var HashCopied = hashCopied
 
-// MaxSaltedBlocks bounds the salted blocks remembered per source.
+// MaxSaltedBlocks bounds the salted blocks of a source.
 const MaxSaltedBlocks = maxSaltedBlocks
 
-// LimitSaltedBlocks lowers the number of salted blocks that the rules remember.
+// LimitSaltedBlocks sets the bound of salted blocks.
 func (r *Rules) LimitSaltedBlocks(most int) { r.salts.maxBlocks = most }
 
-// Salted returns the numbers of remembered ranks, blocks and salts, and the accounted bytes
+// Salted returns the numbers of salted ranks, salted blocks and salts, and the accounted bytes
 // of the salts.
 func (r *Rules) Salted() (ranks, blocks, salts, bytes int) {
 	return len(r.salts.ranks), r.salts.blocks, len(r.salts.ids), r.salts.bytes
 }
 
-// ScanTokens is the loop that reads tokens.
+// ScanTokens is scanTokens.
 var ScanTokens = scanTokens
 
-// ReadValue reads any value, ReadHeader nearly all by their first byte.
+// ReadValue is readValue with plain results.
 func ReadValue(p []byte, i int) (class, n, end, fault int) {
 	v, f := readValue(p, i)
 	return int(v.class), v.n, v.end, int(f)
@@ -30,7 +30,7 @@ func ReadHeader(p []byte, i int) (class, n, end, fault int) {
 	return int(c), n, end, int(f)
 }
 
-// ShortText and ReadFixed64 read some values by their first byte.
+// Functions that read some values by their first byte.
 var (
 	ShortText   = shortText
 	ReadFixed64 = readFixed64

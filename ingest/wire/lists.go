@@ -175,10 +175,11 @@ func (d *Decoder) readNestedTokens(ev *Event, n, i int) (int, fault) {
 	tokens := d.tokens.reserve(total)
 	for range n {
 		_, length, at, _ := readHeader(p, i)
-		opaque, f := false, fault(0)
-		if i, opaque, f = readTokens(tokens[:length], p, at); f != 0 {
-			return i, f
+		end, opaque, f := readTokens(tokens[:length], p, at)
+		if f != 0 {
+			return end, f
 		}
+		i = end
 		ev.OpaqueTokens = ev.OpaqueTokens || opaque
 		tokens = tokens[length:]
 	}

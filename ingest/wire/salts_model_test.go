@@ -10,18 +10,18 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// saltedEngine is an engine of one rank, whose hashes differ by salt, and which sends
-// salts with first blocks only.
+// saltedEngine is an engine with one rank. Blocks with different salts have different hashes.
+// The engine sends salts with first blocks only.
 type saltedEngine struct {
 	rank   uint32
 	next   uint64
 	blocks map[uint64]*saltedEngineBlock
-	// held are the hashes of the blocks with copies.
-	held []uint64
+	// stored are the hashes of the blocks with copies.
+	stored []uint64
 }
 
 type saltedEngineBlock struct {
-	parent uint64 // 0 for a first one
+	parent uint64 // 0 for a first block
 	salt   string
 	copies [wire.NumTiers]int
 }
@@ -30,26 +30,26 @@ func (e *saltedEngine) restart() {
 	*e = saltedEngine{rank: e.rank, blocks: make(map[uint64]*saltedEngineBlock)}
 }
 
-// hold counts copies.
-func (e *saltedEngine) hold(tier wire.Tier, hashes ...uint64) {
+// addCopies adds a copy of each block.
+func (e *saltedEngine) addCopies(tier wire.Tier, hashes ...uint64) {
 	for _, h := range hashes {
 		e.blocks[h].copies[tier]++
-		if !slices.Contains(e.held, h) {
-			e.held = append(e.held, h)
+		if !slices.Contains(e.stored, h) {
+			e.stored = append(e.stored, h)
 		}
 	}
 }
 
-// drop removes an existing copy.
-func (e *saltedEngine) drop(tier wire.Tier, hash uint64) {
+// removeCopy removes an existing copy of a block.
+func (e *saltedEngine) removeCopy(tier wire.Tier, hash uint64) {
 	b := e.blocks[hash]
 	if b.copies[tier]--; b.copies == [wire.NumTiers]int{} {
-		e.held = slices.DeleteFunc(e.held, func(h uint64) bool { return h == hash })
+		e.stored = slices.DeleteFunc(e.stored, func(h uint64) bool { return h == hash })
 	}
 }
 
-// make makes n new blocks, each the parent of the next.
-func (e *saltedEngine) make(n int, parent uint64, salt string) (hashes []uint64) {
+// newBlocks returns n new blocks. Each is the parent of the next.
+func (e *saltedEngine) newBlocks(n int, parent uint64, salt string) (hashes []uint64) {
 	for range n {
 		e.next++
 		e.blocks[e.next] = &saltedEngineBlock{parent: parent, salt: salt}
@@ -59,8 +59,9 @@ func (e *saltedEngine) make(n int, parent uint64, salt string) (hashes []uint64)
 	return hashes
 }
 
-// event stores blocks that continue one another; their tokens are their hashes.
-func (e *saltedEngine) event(medium string, hashes []uint64) wire.Event {
+// store returns a store of blocks, each of which is the parent of the next. Each block has one
+// token, which equals its hash.
+func (e *saltedEngine) store(medium string, hashes []uint64) wire.Event {
 	first := e.blocks[hashes[0]]
 	ev := wire.Event{Kind: wire.KindStored, BlockHashes: hashes, BlockSize: 1, Medium: medium, Parent: first.parent, HasParent: first.parent != 0}
 	for _, h := range hashes {
@@ -69,12 +70,12 @@ func (e *saltedEngine) event(medium string, hashes []uint64) wire.Event {
 	return ev
 }
 
-// name sets the salt of a first block in a field that the engine may use.
-func (e *saltedEngine) name(t *rapid.T, ev *wire.Event, salt string) {
+// setSalt sets the salt of a first block, in one of the fields that engines use.
+func (e *saltedEngine) setSalt(t *rapid.T, ev *wire.Event, salt string) {
 	if salt == "" {
 		return
 	}
-	switch rapid.IntRange(0, 2).Draw(t, "salt is told by") {
+	switch rapid.IntRange(0, 2).Draw(t, "field of the salt") {
 	case 0:
 		ev.CacheSalt = salt
 	case 1:
@@ -84,9 +85,9 @@ func (e *saltedEngine) name(t *rapid.T, ev *wire.Event, salt string) {
 	}
 }
 
-// TestSaltsEqualTheEnginesModel drives Rules with the events of engines whose every
-// block's salt is known. A store's salt and tokens hashes must be right, and they must
-// be present where the salt can be known.
+// TestSaltsEqualTheEnginesModel passes the events of engines to Rules. The test knows the salt
+// of every block. Salts and tokens hashes must be correct, and they must be set if the events
+// determine the salt.
 func TestSaltsEqualTheEnginesModel(t *testing.T) {
 	media := map[string]wire.Tier{"GPU": wire.TierDevice, "cpu": wire.TierHostPinned, "DISK": wire.TierDisk, "REMOTE": wire.TierExternal}
 	anyMedium := rapid.SampledFrom([]string{"GPU", "GPU", "cpu", "DISK", "REMOTE"})
@@ -96,7 +97,7 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 			counts wire.Counts
 		)
 		r := wire.NewRules(&size)
-		limit := rapid.SampledFrom([]int{0, 0, 1, 3, 8}).Draw(t, "limit")
+		limit := rapid.SampledFrom([]int{wire.MaxSaltedBlocks, wire.MaxSaltedBlocks, 1, 3, 8}).Draw(t, "limit")
 		r.LimitSaltedBlocks(limit)
 		engines := []*saltedEngine{{rank: 0}, {rank: 5}}
 		for _, e := range engines {
@@ -117,10 +118,10 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 			if len(got.TokensHashes) > 0 {
 				want := wire.AppendTokensHashes(nil, got.Tokens, 1, wire.BlockSeed("", salt), false, nil)
 				if diff := cmp.Diff(want, got.TokensHashes); diff != "" || got.CacheSalt != salt {
-					t.Fatalf("told of salt %q, is of %q; tokens hashes differ (-want +got):\n%s", got.CacheSalt, salt, diff)
+					t.Fatalf("got salt %q, want %q; tokens hashes differ (-want +got):\n%s", got.CacheSalt, salt, diff)
 				}
-			} else if limit == 0 && got.Tier == wire.TierDevice && len(got.Tokens) > 0 {
-				t.Fatalf("nothing is told of the contents of %v, which are of salt %q", got.BlockHashes, salt)
+			} else if limit == wire.MaxSaltedBlocks && got.Tier == wire.TierDevice && len(got.Tokens) > 0 {
+				t.Fatalf("no tokens hashes of blocks %v with salt %q", got.BlockHashes, salt)
 			}
 		}
 		anySalt := rapid.SampledFrom([]string{"", "", "a", "b", "c"})
@@ -128,53 +129,53 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 			n := rapid.IntRange(1, 3).Draw(t, "blocks")
 			do := rapid.SampledFrom([]string{"request", "request", "continue", "continue", "continue", "again", "copy", "hash only", "remove", "remove",
 				"short", "ignored", "clear", "restart"}).Draw(t, "do")
-			if len(e.held) == 0 && do != "clear" && do != "restart" {
+			if len(e.stored) == 0 && do != "clear" && do != "restart" {
 				do = "request"
 			}
 			var at uint64
-			if len(e.held) > 0 {
-				at = e.held[rapid.IntRange(0, len(e.held)-1).Draw(t, "at")]
+			if len(e.stored) > 0 {
+				at = e.stored[rapid.IntRange(0, len(e.stored)-1).Draw(t, "at")]
 			}
 			switch do {
 			case "request":
 				salt := anySalt.Draw(t, "salt")
-				hashes := e.make(n, 0, salt)
-				ev := e.event("GPU", hashes)
-				e.name(t, &ev, salt)
-				e.hold(wire.TierDevice, hashes...)
+				hashes := e.newBlocks(n, 0, salt)
+				ev := e.store("GPU", hashes)
+				e.setSalt(t, &ev, salt)
+				e.addCopies(wire.TierDevice, hashes...)
 				admit(e, ev)
 			case "continue", "short":
-				hashes := e.make(n, at, e.blocks[at].salt)
-				ev := e.event("GPU", hashes)
+				hashes := e.newBlocks(n, at, e.blocks[at].salt)
+				ev := e.store("GPU", hashes)
 				if do == "short" {
 					ev.Tokens = ev.Tokens[:rapid.IntRange(0, n-1).Draw(t, "tokens")]
 				}
-				e.hold(wire.TierDevice, hashes...)
+				e.addCopies(wire.TierDevice, hashes...)
 				admit(e, ev)
-			case "again": // in another slot of the device
-				ev := e.event("GPU", []uint64{at})
+			case "again": // a second copy in device memory
+				ev := e.store("GPU", []uint64{at})
 				if !ev.HasParent {
-					e.name(t, &ev, e.blocks[at].salt)
+					e.setSalt(t, &ev, e.blocks[at].salt)
 				} else if e.blocks[ev.Parent].copies == [wire.NumTiers]int{} {
-					return // its parent was evicted: no engine computes it
+					return // no engine stores a block whose parent was evicted
 				}
-				e.hold(wire.TierDevice, at)
+				e.addCopies(wire.TierDevice, at)
 				admit(e, ev)
 			case "copy", "hash only":
 				medium := anyMedium.Filter(func(m string) bool { return m != "GPU" }).Draw(t, "medium")
-				ev := e.event(medium, []uint64{at})
+				ev := e.store(medium, []uint64{at})
 				if ev.HasParent && e.blocks[ev.Parent].copies == [wire.NumTiers]int{} {
 					return
 				}
 				if do == "hash only" {
 					ev.Tokens, ev.BlockSize, ev.HasParent, ev.Parent = nil, 0, false, 0
 				}
-				e.hold(media[medium], at)
+				e.addCopies(media[medium], at)
 				admit(e, ev)
 			case "remove":
 				medium := anyMedium.Draw(t, "medium")
 				if e.blocks[at].copies[media[medium]] > 0 {
-					e.drop(media[medium], at)
+					e.removeCopy(media[medium], at)
 					admit(e, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{at}, Medium: medium})
 				}
 			case "ignored":
@@ -192,7 +193,7 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 			step(rapid.SampledFrom(engines).Draw(t, "engine"))
 		}
 		for _, e := range engines {
-			for _, h := range slices.Clone(e.held) {
+			for _, h := range slices.Clone(e.stored) {
 				for medium, tier := range media {
 					for range e.blocks[h].copies[tier] {
 						admit(e, wire.Event{Kind: wire.KindRemoved, BlockHashes: []uint64{h}, Medium: medium})
@@ -201,7 +202,7 @@ func TestSaltsEqualTheEnginesModel(t *testing.T) {
 			}
 		}
 		if _, blocks, salts, bytes := r.Salted(); blocks+salts+bytes != 0 {
-			t.Fatalf("of blocks that are gone, %d are remembered, with %d salts of %d bytes", blocks, salts, bytes)
+			t.Fatalf("after all blocks were removed, %d are recorded, with %d salts of %d bytes", blocks, salts, bytes)
 		}
 	})
 }
