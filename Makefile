@@ -10,7 +10,7 @@ BENCH ?= .
 FUZZTIME ?= 20s
 MINUTES ?= 10
 
-# Tests that run without the race detector: it distorts memory figures, and slows down long tests of one goroutine tenfold.
+# Tests that run without the race detector, which distorts memory figures, and makes long tests of one goroutine ten times slower.
 NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures
 
 .DEFAULT_GOAL := help
@@ -29,7 +29,7 @@ demo-router: build ## Route a trace of requests by cached prefix and round robin
 test: deps ## Run all tests with the race detector.
 	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
-	@# The timeout is for a test that hangs. No test depends on the speed of the machine.
+	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	$(GO) test -race -skip '$(NO_RACE)' -timeout 60m ./...
 	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest/... ./pipeline ./server
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Compares the contract with the one before: that of HEAD where the working tree
-# has changed it, else that of the commit before.
+# Checks that the contract breaks no client. Compares it with HEAD if the working
+# tree has changed it, otherwise with the previous commit.
 set -eu
 
 buf=$1
 if ! git rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
-	echo "buf breaking: skipped: this is no git checkout with a commit" >&2
+	echo "buf breaking: skipped: not a git checkout with a commit" >&2
 	exit 0
 fi
 against=HEAD~1
@@ -13,7 +13,7 @@ if [ -n "$(git status --porcelain -- proto)" ]; then
 	against=HEAD
 fi
 if ! git rev-parse --quiet --verify "$against:proto" >/dev/null 2>&1; then
-	echo "buf breaking: skipped: $against has no contract to compare with" >&2
+	echo "buf breaking: skipped: $against has no contract" >&2
 	exit 0
 fi
 exec "$buf" breaking --against ".git#ref=$against"

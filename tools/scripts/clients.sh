@@ -1,14 +1,14 @@
 #!/bin/sh
-# Prepares what `make clients` runs: the example in Python with the packages that it
-# imports and the code that is generated for it, and the one in Rust. They go to
-# bin/clients. Where one can not be had this says why, and its test is skipped.
+# Prepares the examples in Python and Rust for `make clients`, in bin/clients: installs
+# the Python packages, generates the Python code, and builds the Rust program. If an
+# example cannot be prepared, this script prints the reason, and its test is skipped.
 set -eu
 cd "$(dirname "$0")/../.."
 
 into=$PWD/bin/clients
 mkdir -p "$into"
 
-# limited runs for five minutes at most.
+# limited COMMAND... runs a command for at most five minutes.
 limited() {
 	if command -v timeout >/dev/null 2>&1; then
 		timeout 300 "$@"
@@ -17,19 +17,19 @@ limited() {
 	fi
 }
 
-# skip NAME WHY
+# skip NAME REASON
 skip() {
 	echo "client in $1: skipped: $2" >&2
 	rm -rf "${into:?}/$1"
 }
 
-# sum FILE... tells when one has changed.
+# sum FILE... prints a checksum of the files.
 sum() { cat "$@" | cksum; }
 
 python() {
 	sum=$(sum tools/scripts/clients.sh examples/python/requirements.txt examples/python/subscribe.py proto/kvcast/v1/*.proto)
 	[ ! -f "$into/python/sum" ] || [ "$(cat "$into/python/sum")" != "$sum" ] || return 0
-	command -v python3 >/dev/null 2>&1 || { skip python "there is no python3"; return 0; }
+	command -v python3 >/dev/null 2>&1 || { skip python "python3 is not installed"; return 0; }
 	echo "client in python: preparing" >&2
 	rm -rf "$into/python"
 	mkdir -p "$into/python"
@@ -38,7 +38,7 @@ python() {
 		{ skip python "python3 -m venv fails: $(tail -n 1 "$log")"; return 0; }
 	limited "$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1 \
 		install --only-binary :all: -r examples/python/requirements.txt >"$log" 2>&1 ||
-		{ skip python "its packages can not be installed: $(tail -n 1 "$log")"; return 0; }
+		{ skip python "its packages cannot be installed: $(tail -n 1 "$log")"; return 0; }
 	cp examples/python/subscribe.py "$into/python"
 	# The command of examples/python/README.md.
 	(cd examples/python && "$into/python/venv/bin/python" -m grpc_tools.protoc -I ../../proto \
@@ -47,11 +47,11 @@ python() {
 }
 
 rust() {
-	command -v cargo >/dev/null 2>&1 || { skip rust "there is no cargo"; return 0; }
+	command -v cargo >/dev/null 2>&1 || { skip rust "cargo is not installed"; return 0; }
 	log=$into/rust.log
 	echo "client in rust: building" >&2
 	limited cargo fetch --locked --manifest-path examples/rust/Cargo.toml >"$log" 2>&1 ||
-		{ skip rust "its packages can not be fetched: $(tail -n 1 "$log")"; return 0; }
+		{ skip rust "its packages cannot be fetched: $(tail -n 1 "$log")"; return 0; }
 	limited cargo build --quiet --locked --offline --manifest-path examples/rust/Cargo.toml --target-dir "$into/rust"
 }
 

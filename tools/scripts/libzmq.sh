@@ -1,6 +1,5 @@
 #!/bin/sh
-# Installs what the build needs beside Go and a C compiler: libzmq's headers and
-# pkg-config. Does nothing where both are there.
+# Installs libzmq's headers and pkg-config, unless both are installed.
 set -eu
 
 if pkg-config --exists 'libzmq >= 4.3' 2>/dev/null; then
@@ -21,14 +20,14 @@ if command -v apt-get >/dev/null 2>&1; then
 		fail "run 'sudo apt-get install libzmq3-dev pkg-config', then try again"
 	fi
 	echo "installing libzmq3-dev and pkg-config" >&2
-	$root apt-get update -qq >/dev/null 2>&1 || true # an old list may do
+	$root apt-get update -qq >/dev/null 2>&1 || true # installing may work without
 	DEBIAN_FRONTEND=noninteractive $root apt-get install -y -qq libzmq3-dev pkg-config >/dev/null ||
-		fail "'apt-get install libzmq3-dev pkg-config' failed, as it says above"
+		fail "'apt-get install libzmq3-dev pkg-config' failed; see the output above"
 elif command -v brew >/dev/null 2>&1; then
 	echo "installing zeromq and pkg-config" >&2
-	brew install --quiet zeromq pkg-config || fail "'brew install zeromq pkg-config' failed, as it says above"
+	brew install --quiet zeromq pkg-config || fail "'brew install zeromq pkg-config' failed; see the output above"
 else
-	fail "install them with this system's package manager, then try again"
+	fail "install them with the package manager of this system, then try again"
 fi
 
-pkg-config --exists 'libzmq >= 4.3' || fail "what was installed is too old or not found by pkg-config"
+pkg-config --exists 'libzmq >= 4.3' || fail "the installed version is too old, or pkg-config does not find it"

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Prepares what `make live` runs that is not of this project: SGLang's own publisher
-# of KV-cache events, one file of each of two published versions, and a Python with
-# the packages that it imports. It goes to bin/live and stays there until a pin below
-# changes. Where it can not be had this says why, and the test is skipped.
+# Prepares SGLang's publisher of KV-cache events for `make live`, in bin/live: one file
+# of each of two published versions, and a Python environment with the packages that it
+# imports. Runs again only if a version below changes. If the publisher cannot be
+# fetched, this script prints the reason, and the test is skipped.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -20,7 +20,7 @@ skip() {
 	exit 0
 }
 
-# pip runs for half a minute at most.
+# pip ARG... runs pip for at most half a minute.
 pip() {
 	limit=
 	! command -v timeout >/dev/null 2>&1 || limit="timeout 30"
@@ -28,13 +28,13 @@ pip() {
 		$limit $python -m pip --quiet --timeout 10 --retries 1 "$@" >$into/log 2>&1
 }
 
-# publisher VERSION CHECKSUM [FLAG...] takes the file out of the wheel of a version. The
-# flags name a wheel, whatever this machine is: the file is the same in all.
+# publisher VERSION CHECKSUM [FLAG...] extracts the file from the wheel of a version. The
+# flags select the wheel of any platform: the file is the same in all wheels.
 publisher() {
 	version=$1 sum=$2
 	shift 2
 	pip download --no-deps --only-binary :all: --dest $into/wheel "$@" "sglang==$version" ||
-		skip "sglang $version can not be fetched: $(tail -n 1 $into/log)"
+		skip "sglang $version cannot be fetched: $(tail -n 1 $into/log)"
 	mkdir $into/sglang-"$version"
 	$python -c 'import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' \
 		$into/wheel/*.whl $file >$into/sglang-"$version"/kv_events.py
@@ -42,19 +42,19 @@ publisher() {
 	got=$($python -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())' \
 		<$into/sglang-"$version"/kv_events.py)
 	if [ "$got" != "$sum" ]; then
-		echo "live publisher: $file of sglang $version is not the one that was pinned: $got" >&2
+		echo "live publisher: $file of sglang $version has the wrong checksum: $got" >&2
 		rm -rf $into
 		exit 1
 	fi
 }
 
-command -v python3 >/dev/null 2>&1 || skip "there is no python3"
+command -v python3 >/dev/null 2>&1 || skip "python3 is not installed"
 echo "live publisher: preparing $into" >&2
 rm -rf $into
 mkdir -p $into
 python3 -m venv $into/venv >$into/log 2>&1 || skip "python3 -m venv fails: $(tail -n 1 $into/log)"
 pip install --only-binary :all: msgspec==0.22.0 pyzmq==27.3.0 pydantic==2.14.3 ||
-	skip "its packages can not be installed: $(tail -n 1 $into/log)"
+	skip "its packages cannot be installed: $(tail -n 1 $into/log)"
 publisher 0.5.8 2a20fcfaa230694e7cfa3554daecabb8b5b58702527560deac55d47ba248108a
 publisher 0.5.23 ef80e7165b11280d30bc07a9e3c04de5057ee45e9c94503a3ac432b009a0e421 \
 	--platform manylinux_2_34_x86_64 --python-version 3.11 --implementation cp --abi cp311

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Negates the conditions of some packages one at a time and runs the package's tests: they must
-# fail for at least 85 % of those that they reach. -run REGEXP chooses among the packages; other
-# arguments go to gremlins, such as --diff main.
+# Negates the conditions of some packages one at a time, and runs the tests of the package. The
+# tests must fail for at least 85 % of the negated conditions that they reach. -run REGEXP selects
+# packages; other arguments are passed to gremlins, such as --diff main.
 set -eu
 cd "$(dirname "$0")/../.."
 run=.
