@@ -534,7 +534,7 @@ func TestRandomFaults(t *testing.T) {
 				t.Fatalf("the engine does not come to its end: %+v, sources %+v", e.Summary(), in.Sources())
 			}
 			want := make(map[uint64]bool)
-			for h := range e.Blocks() {
+			for h := range e.Snapshot().Blocks {
 				want[h] = true
 			}
 			last := e.Summary().NextSeq - 1

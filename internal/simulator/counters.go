@@ -7,9 +7,9 @@ import (
 
 // counts are numbers of subscriptions and replay requests, of all peers.
 type counts struct {
-	subscriptions int // currently
-	requests      int // replay requests so far
-	replays       int // replay requests answered
+	subscriptions int // current subscriptions
+	requests      int // received replay requests
+	replays       int // answered replay requests
 }
 
 // counters are counts that goroutines can wait for.

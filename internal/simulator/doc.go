@@ -1,10 +1,10 @@
 // Package simulator simulates engines: it publishes KV-cache events as vLLM does.
 //
 // A seed and a few sizes, or a trace of requests, flow in. The batches of an engine with a bounded
-// block pool flow out over real ZeroMQ sockets: a PUB socket with seqs from 0, and a ROUTER socket
-// that replays the last batches. The same input produces the same events. The contents of the pool
-// are known at each batch, so that a view of them can be verified.
+// block pool flow out over ZeroMQ sockets: a PUB socket with seqs from 0, and a ROUTER socket that
+// replays the last batches. The same input produces the same events. Tests can compare a router's
+// view with the contents of the pool after each batch.
 //
-// Engine runs on its own; Faults injects faults, at random from a seed and at chosen batches.
-// Publisher has the same sockets and publishes on request, faults included.
+// Engine publishes a workload; Faults injects faults at random and at chosen batches. Publisher has
+// the same sockets, and publishes the batches and faults that its caller requests.
 package simulator

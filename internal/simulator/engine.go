@@ -16,10 +16,10 @@ import (
 const (
 	// finishLinger bounds the time for sending the last batches when Run finishes.
 	finishLinger = time.Second
-	// cancelLinger bounds it when the context ends Run.
+	// cancelLinger bounds the time for sending the last batches when the context ends Run.
 	cancelLinger = 50 * time.Millisecond
-	// maxLag is the lag above which an engine moves its schedule instead of catching up, so that
-	// no burst follows after the machine was suspended.
+	// maxLag is the delay above which an engine shifts its schedule instead of catching up. This
+	// avoids a burst after the machine was suspended.
 	maxLag = time.Second
 )
 
@@ -31,15 +31,15 @@ type Config struct {
 	Workload workload.Config
 	// Trace are the requests to run instead of the generated workload; nil means none.
 	Trace *workload.Trace
-	// Speed is the factor by which the trace's time is accelerated; 0 means as fast as possible.
+	// Speed is the speed of the trace relative to real time; 0 means as fast as possible.
 	Speed float64
-	// Seed chooses the workload; the same seed produces the same events.
+	// Seed is the seed of the generated workload. Equal seeds produce equal events.
 	Seed uint64
 	// Faults is the plan of faults.
 	Faults Faults
 	// Batches is the number of batches to publish; 0 means no limit except the trace's end.
 	Batches uint64
-	// Rate is in batches per second, of the generated workload; 0 means as fast as possible.
+	// Rate is the rate of the generated workload, in batches per second; 0 means as fast as possible.
 	Rate float64
 	// Subscribers is the number of subscriptions to wait for before the first batch. A real engine
 	// does not wait.
@@ -58,8 +58,7 @@ type Engine struct {
 	finished chan struct{}
 	started  atomic.Bool
 
-	// mu is locked while a batch is built and published, so that any other holder of mu is between
-	// two batches.
+	// mu is locked while a batch is built and published.
 	mu      sync.Mutex
 	pool    *blockpool.Pool   // guarded by mu
 	load    workload.Workload // guarded by mu
@@ -136,9 +135,6 @@ func (e *Engine) Summary() Summary {
 	return s
 }
 
-// Blocks returns the block hashes in the pool at the end of a batch.
-func (e *Engine) Blocks() map[uint64]struct{} { return e.Snapshot().Blocks }
-
 // Close closes the sockets of an engine that has not been run.
 func (e *Engine) Close() error {
 	if e.started.Swap(true) {
@@ -148,13 +144,13 @@ func (e *Engine) Close() error {
 	return e.feed.close(0)
 }
 
-// Run publishes until all batches are out, then closes the sockets; messages in flight have a
-// second to be sent. When the context ends, which is no error, Run returns within 200 ms, and
-// messages in flight may be lost. Run must be called at most once.
+// Run publishes all batches, and then closes the sockets. It waits up to a second for messages in
+// flight. When the context ends, which is no error, Run returns within 200 ms, and messages in
+// flight may be lost. Run must be called at most once.
 //
 // Faults end with the last batch: delayed messages are sent, closed sockets are opened, replay is
-// answered again, and the last batch is sent live, whatever its faults. A subscriber therefore
-// learns of the last batch, and can request all that the engine has buffered.
+// answered again, and the last batch is sent live, regardless of its faults. A subscriber therefore
+// receives the last batch, and can request all buffered batches.
 func (e *Engine) Run(ctx context.Context) error {
 	if e.started.Swap(true) {
 		return errors.New("run engine: it has been run or closed")
@@ -176,7 +172,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	return nil
 }
 
-// publishAll returns when all batches are out, or the context ends.
+// publishAll publishes batches until all are published or the context ends.
 func (e *Engine) publishAll(ctx context.Context) error {
 	if err := e.serveUntil(ctx, e.subscribed); err != nil {
 		return err
@@ -201,7 +197,7 @@ func (e *Engine) publishAll(ctx context.Context) error {
 	return e.endFaults(ctx)
 }
 
-// subscribed reports whether there are as many subscriptions as configured.
+// subscribed reports whether there are at least Config.Subscribers subscriptions.
 func (e *Engine) subscribed() bool { return e.feed.counters.subscriptions() >= e.cfg.Subscribers }
 
 // await serves the sockets until the next batch is due, and at least once: like vLLM's publisher,
@@ -211,7 +207,7 @@ func (e *Engine) await(ctx context.Context, due time.Time) error {
 		if err := e.serveWhilePaused(ctx); err != nil {
 			return err
 		}
-		// Polls have millisecond resolution: the remaining fraction is slept.
+		// Polls have millisecond resolution. Sleep for the remaining fraction.
 		wait := time.Until(due)
 		if err := e.feed.serve(max(0, wait)); err != nil || ctx.Err() != nil {
 			return err

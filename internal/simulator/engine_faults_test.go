@@ -148,8 +148,8 @@ func TestFaultsOfEngines(t *testing.T) {
 			if diff := cmp.Diff(upTo(tt.first, tt.next-1), seqsOf(replayed)); diff != "" {
 				t.Errorf("replayed (-want +got):\n%s", diff)
 			}
-			if got := blocksAfter(t, replayed); cmp.Equal(got, e.Blocks(), cmpopts.EquateEmpty()) != tt.lossless {
-				t.Errorf("replay gives %d blocks, the pool holds %d; the same: want %t", len(got), len(e.Blocks()), tt.lossless)
+			if got := blocksAfter(t, replayed); cmp.Equal(got, e.Snapshot().Blocks, cmpopts.EquateEmpty()) != tt.lossless {
+				t.Errorf("replay gives %d blocks, the pool holds %d; the same: want %t", len(got), len(e.Snapshot().Blocks), tt.lossless)
 			}
 			// The last batch is sent live, however late the subscriber reconnects.
 			for len(live) == 0 || live[len(live)-1] != tt.next-1 {
@@ -332,7 +332,7 @@ func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
 	enough := errors.New("enough")
 	go func() {
 		for e.Summary().Batches < 20 { // it has not stopped
-			_ = e.Blocks()
+			_ = e.Snapshot().Blocks
 		}
 		cancel(enough)
 	}()
@@ -347,7 +347,7 @@ func TestFinishedEngineIsPaused(t *testing.T) {
 		t.Fatal(err)
 	}
 	still, err := e.Pause(t.Context())
-	if err != nil || still.NextSeq != 7 || still.Batches != 7 || !cmp.Equal(still.Blocks, e.Blocks()) {
+	if err != nil || still.NextSeq != 7 || still.Batches != 7 || !cmp.Equal(still.Blocks, e.Snapshot().Blocks) {
 		t.Errorf("got %+v, %v", still, err)
 	}
 }

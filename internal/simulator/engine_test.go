@@ -82,7 +82,7 @@ func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
 			if diff := cmp.Diff(want, e.Summary()); diff != "" {
 				t.Errorf("Summary (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(pool.Blocks(), e.Blocks()); diff != "" {
+			if diff := cmp.Diff(pool.Blocks(), e.Snapshot().Blocks); diff != "" {
 				t.Errorf("Blocks (-want +got):\n%s", diff)
 			}
 		})
@@ -266,7 +266,7 @@ func TestEngineRunsATrace(t *testing.T) {
 	for h := range counts {
 		present[h] = struct{}{}
 	}
-	if diff := cmp.Diff(e.Blocks(), present, cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(e.Snapshot().Blocks, present, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("(-pool +received):\n%s", diff)
 	}
 	if sum := e.Summary(); sum.Requests != 40 || sum.Removed == 0 {

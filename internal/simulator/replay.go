@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// ReplayFaults are the faults of a replay socket's answers. The zero value has none.
+// ReplayFaults are the faults of a replay socket's answers. The zero value has no faults.
 type ReplayFaults struct {
 	// NoAnswer leaves requests unanswered.
 	NoAnswer bool
@@ -17,8 +17,8 @@ type ReplayFaults struct {
 	// Skip reports whether to omit a reply; nil omits none. It is called once per reply, in order,
 	// by the goroutine that owns the sockets.
 	Skip func(seq uint64) bool
-	// Requests is the number of requests that the faults apply to; later ones are answered
-	// correctly. 0 means all.
+	// Requests is the number of requests with faults; 0 means all. Later requests are answered
+	// correctly.
 	Requests int
 }
 
@@ -78,8 +78,8 @@ func (s *sockets) replayFaults() ReplayFaults {
 	return f
 }
 
-// answer replays the buffered batches from a seq on to one reader, and sends the end marker. The
-// socket drops replies when the reader's queue is full, as vLLM's does.
+// answer sends a reader the buffered batches from a seq on, and the end marker. As in vLLM, the
+// socket drops replies when the reader's queue is full.
 func (s *sockets) answer(reader []byte, from uint64, faults ReplayFaults) error {
 	for b := range s.replayBuffer.since(from) {
 		if faults.Skip != nil && faults.Skip(b.seq) {

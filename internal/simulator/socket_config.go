@@ -55,15 +55,16 @@ type SocketConfig struct {
 
 	// Replay is the endpoint that the ROUTER socket binds to; empty means none.
 	Replay string
-	// ReplayForm is the form of its answers.
+	// ReplayForm is the form of the answers to replay requests.
 	ReplayForm ReplayForm
-	// ReplayLimit is the number of batches that it buffers; 0 means vLLM's 10,000.
+	// ReplayLimit is the number of batches buffered for replay; 0 means vLLM's 10,000.
 	ReplayLimit int
 	// ReplayHWM is the number of replies that a reader may be behind before further ones are
 	// silently dropped; 0 means ZeroMQ's 1,000, as in vLLM.
 	ReplayHWM int
-	// ReplayPoll is the interval at which an idle publisher polls its ROUTER socket, for one
-	// request: 100 ms in vLLM. 0 means at once. After each batch it polls in any case.
+	// ReplayPoll is the interval at which an idle publisher polls its ROUTER socket for a request:
+	// 100 ms in vLLM. 0 means that requests are answered at once. The publisher also polls after
+	// each batch.
 	ReplayPoll time.Duration
 }
 

@@ -27,7 +27,7 @@ type sockets struct {
 	replayBuffer   replayBuffer
 	faults         ReplayFaults // of the answers to replay requests
 	nextReplayPoll time.Time    // when the router is next polled
-	silent         bool         // nothing is sent live
+	silent         bool         // live messages are not sent
 
 	// The endpoints that the sockets were first bound to, for reopening them.
 	endpoint string
@@ -99,7 +99,7 @@ func (s *sockets) openPub() (err error) {
 	}
 	if err = errors.Join(
 		s.pub.SetSndhwm(s.cfg.HWM),
-		// Receive every subscription, not only the first one to a topic.
+		// Receive every subscription, not only the first subscription to a topic.
 		s.pub.SetXpubVerboser(1),
 		s.pub.SetIpv6(strings.Contains(s.cfg.Endpoint, "[")),
 	); err != nil {
@@ -157,8 +157,8 @@ func (s *sockets) poll() {
 	}
 }
 
-// send publishes a message. A subscriber that is too far behind does not receive it, and no
-// subscriber does while the sockets are closed or silent.
+// send publishes a message. ZeroMQ drops it for a subscriber at the high-water mark. send drops it
+// while the sockets are closed or silent.
 func (s *sockets) send(frames ...[]byte) error {
 	if s.pub == nil || s.silent {
 		return nil
@@ -169,7 +169,7 @@ func (s *sockets) send(frames ...[]byte) error {
 	return nil
 }
 
-// publish sends a batch in the usual three frames.
+// publish sends a batch as three frames: topic, seq and payload.
 func (s *sockets) publish(seq uint64, payload []byte) error {
 	s.nextReplayPoll = time.Time{}
 	return s.send([]byte(s.cfg.Topic), seqFrame(seq), payload)
@@ -177,9 +177,8 @@ func (s *sockets) publish(seq uint64, payload []byte) error {
 
 func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
-// serve waits for at most the timeout, which is rounded down to milliseconds, and then processes
-// what has arrived: all subscriptions, and one replay request, which it answers, as vLLM's
-// publisher does between two batches. It returns early when a message arrives or when it is woken.
+// serve waits for a message or a wakeup, for at most the timeout, rounded down to milliseconds. It then processes all
+// subscriptions and answers one replay request, as vLLM's publisher does between two batches.
 func (s *sockets) serve(timeout time.Duration) error {
 	if s.router != nil && s.cfg.ReplayPoll > 0 {
 		if wait := max(0, time.Until(s.nextReplayPoll)); timeout < 0 || wait < timeout {
@@ -220,7 +219,7 @@ func receive(soc *zmq.Socket) ([][]byte, error) {
 	return nil, fmt.Errorf("receive message: %w", err)
 }
 
-// subscription counts the subscription or its end in a message to the publisher.
+// subscription counts a message that subscribes or unsubscribes.
 func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
 	if from != s.pub || len(frames) != 1 || len(frames[0]) == 0 {
 		return
@@ -233,8 +232,7 @@ func (s *sockets) subscription(from *zmq.Socket, frames [][]byte) {
 	}
 }
 
-// close closes the sockets permanently. Messages that have been published and not sent are sent
-// within the linger time, or dropped.
+// close closes the sockets permanently. Messages that cannot be sent within the linger time are dropped.
 func (s *sockets) close(linger time.Duration) error {
 	errs := []error{s.wakeup.close()}
 	errs = append(errs, s.closePorts(linger))
@@ -262,7 +260,7 @@ func (s *sockets) openWakeup() (err error) {
 	if s.wakeupContext, err = zmq.NewContext(); err != nil {
 		return err
 	}
-	// Nothing leaves the process, so no I/O thread is needed.
+	// An inproc socket needs no I/O thread.
 	if err = s.wakeupContext.SetIoThreads(0); err != nil {
 		return err
 	}
@@ -282,7 +280,7 @@ func (w *wakeup) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.socket != nil {
-		// A full queue means that enough wakeups are pending already.
+		// If the queue is full, wakeups are pending already.
 		_, _ = w.socket.SendBytes(nil, zmq.DONTWAIT)
 	}
 }

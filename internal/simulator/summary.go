@@ -7,9 +7,9 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool"
 )
 
-// Summary is what an engine has done, and the contents of its pool.
+// Summary contains an engine's statistics and the state of its pool.
 type Summary struct {
-	// Batches and Events count what was published, or would have been without faults.
+	// Batches and Events are the numbers of published batches and events, including batches that faults affected.
 	Batches uint64 `json:"batches"`
 	Events  uint64 `json:"events"`
 	// Stored and Removed count the blocks in those events.
@@ -26,9 +26,9 @@ type Summary struct {
 	NextSeq uint64 `json:"-"`
 	// Stats are the statistics of all requests so far, across restarts.
 	blockpool.Stats
-	// Refused is the number of requests whose prompt exceeds the pool, and Cut the number of
+	// Rejected is the number of requests whose prompt exceeds the pool. CutShort is the number of
 	// requests that ended before they had generated all their tokens, because the pool was full or
-	// the engine restarted. Only a trace counts them.
+	// the engine restarted. Both are 0 without a trace.
 	Rejected uint64 `json:"refused_requests,omitempty"`
 	CutShort uint64 `json:"cut_requests,omitempty"`
 	// Faults is the number of times each fault has occurred; nil if none has.
@@ -52,8 +52,7 @@ func (s *Summary) count(events []wire.Event) {
 	}
 }
 
-// Add adds the Summary of another engine. If the two are different engines, Blocks and Digest have
-// no meaning for a router; NextSeq is the higher one.
+// Add adds the Summary of another engine. The digests are combined by XOR, and NextSeq is the maximum.
 func (s *Summary) Add(other Summary) {
 	s.Batches += other.Batches
 	s.Events += other.Events

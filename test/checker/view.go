@@ -204,7 +204,7 @@ func digest[V any](blocks map[uint64]V) uint64 {
 	return d
 }
 
-// splitmix64 is the first output of Vigna's generator of that name, seeded with x:
+// splitmix64 returns the first output of Vigna's SplitMix64 generator with seed x:
 // https://prng.di.unimi.it/splitmix64.c.
 func splitmix64(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15

@@ -40,14 +40,14 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Pool is a block pool with the rules of vLLM's: a block is found by the hash of all tokens up to
-// its end, the blocks of a finished request stay cached, and the least recently used of those are
-// evicted for new ones, the end of a request before its beginning. A parent is therefore present
-// when its child is stored, and evicted after it.
+// Pool is a block pool with the rules of vLLM. A block is found by the hash of all tokens up to its
+// end. The blocks of a finished request stay cached. New blocks evict the least recently used cached
+// blocks, and the last block of a request first. A parent is therefore present when its child is
+// stored, and is evicted after its child.
 //
 // As in vLLM, a prompt is never served entirely from the cache: the last token is always computed,
-// so a prompt of whole blocks computes its last block again. The pool then has two copies of that
-// block and emits an event for each, which a subscriber counts.
+// so a prompt of whole blocks computes its last block again. The pool then has two copies of the
+// last block, and emits an event for each.
 //
 // A Pool is not safe for concurrent use.
 type Pool struct {
@@ -197,7 +197,7 @@ func (p *Pool) touch(id int) {
 	p.blocks[id].refs++
 }
 
-// release drops a request's references, the last block first: they are evicted in that order.
+// release removes a request's references, the last block first. Blocks are evicted in this order.
 func (p *Pool) release(ids []int) {
 	for i := len(ids) - 1; i >= 0; i-- {
 		b := &p.blocks[ids[i]]
@@ -218,7 +218,7 @@ func (p *Pool) hash(parent uint64, tokens []uint32) uint64 {
 	return xxh3.HashSeed(p.buffer, parent)
 }
 
-// SplitMix64 is the first output of Vigna's generator of that name, seeded with x:
+// SplitMix64 returns the first output of Vigna's SplitMix64 generator with seed x:
 // https://prng.di.unimi.it/splitmix64.c.
 func SplitMix64(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
@@ -231,8 +231,8 @@ func SplitMix64(x uint64) uint64 {
 type Stats struct {
 	// Requests is the number of requests started.
 	Requests uint64 `json:"requests"`
-	// PromptTokens is the total length of their prompts in tokens, and HitTokens the part of it
-	// that was found in the cache, in whole blocks.
+	// PromptTokens is the number of tokens of all prompts. HitTokens is the number of prompt tokens
+	// in cached blocks.
 	PromptTokens uint64 `json:"prompt_tokens"`
 	HitTokens    uint64 `json:"hit_tokens"`
 }

@@ -9,10 +9,10 @@ type Policy int
 const (
 	// PolicyRoundRobin assigns requests to the engines in turn.
 	PolicyRoundRobin Policy = iota
-	// PolicyPrefix assigns a request to the engine that was assigned the longest prefix of its
-	// prompt before; on a tie, to the one with the fewest tokens. It excludes engines with over a
-	// twentieth and 65,536 tokens more than the least loaded one. A router decides in this way by
-	// what it sent, not by what engines still have cached.
+	// PolicyPrefix assigns a request to the engine to which the longest prefix of its prompt was
+	// assigned before; on a tie, to the engine with the fewest tokens. It excludes engines with over
+	// 5 % and 65,536 tokens more than the least loaded engine. The policy ignores evictions, as does
+	// a router that knows only the requests that it sent.
 	PolicyPrefix
 )
 

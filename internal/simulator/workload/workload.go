@@ -16,9 +16,8 @@ type Workload interface {
 	Due() (time.Duration, bool)
 	// Step runs the next step, and returns its events, possibly none.
 	Step() []wire.Event
-	// Restart ends all running requests and empties the pool, as the end of the engine's process
-	// does.
+	// Restart ends all running requests and empties the pool, as a restart of the engine does.
 	Restart()
-	// Lost returns the numbers of refused and of cut requests.
-	Lost() (refused, cut uint64)
+	// Lost returns the numbers of rejected requests and of requests that were cut short.
+	Lost() (rejected, cutShort uint64)
 }
