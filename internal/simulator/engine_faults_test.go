@@ -34,7 +34,7 @@ func seqsOf(messages []message) (seqs []uint64) {
 	return seqs
 }
 
-// upTo returns the seqs from first to last without the excluded ones.
+// upTo returns the seqs from first to last, except the excluded seqs.
 func upTo(first, last uint64, but ...uint64) (seqs []uint64) {
 	for seq := first; seq <= last; seq++ {
 		if !slices.Contains(but, seq) {
@@ -63,7 +63,7 @@ func TestFaultsOfBatches(t *testing.T) {
 		{simulator.FaultSilent, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
 		{simulator.FaultUnresponsive, 5, slices.Concat(upTo(0, 4), upTo(9, 19)), upTo(0, 19)},
 		{simulator.FaultRestartInPlace, 5, slices.Concat(upTo(0, 4), upTo(0, 14)), upTo(0, 14)},
-		// The last batch is sent live in the end, whatever its faults.
+		// The last batch is always sent live.
 		{simulator.FaultDrop, 19, upTo(0, 19), upTo(0, 19)},
 		{simulator.FaultLose, 19, upTo(0, 19), upTo(0, 18)},
 		{simulator.FaultDelay, 18, slices.Concat(upTo(0, 17), upTo(19, 19), upTo(18, 18)), upTo(0, 19)},
@@ -118,7 +118,7 @@ func TestFaultsOfEngines(t *testing.T) {
 	for _, tt := range []struct {
 		fault       simulator.Fault
 		at          uint64
-		first, next uint64 // first buffered seq and next seq in the end
+		first, next uint64 // first buffered seq, and next seq after the last batch
 		lossless    bool
 	}{
 		{simulator.FaultRestart, 20, 0, 100, true},
@@ -138,7 +138,7 @@ func TestFaultsOfEngines(t *testing.T) {
 			run(t, e)
 			live := seqsOf(receiveUntilFinished(t, e, sub))
 			if e.Endpoint() != endpoint || e.ReplayEndpoint() != replayEndpoint {
-				t.Errorf("now at %s and %s, not at %s and %s", e.Endpoint(), e.ReplayEndpoint(), endpoint, replayEndpoint)
+				t.Errorf("got endpoints %s and %s, want %s and %s", e.Endpoint(), e.ReplayEndpoint(), endpoint, replayEndpoint)
 			}
 			sum := e.Summary()
 			if sum.NextSeq != tt.next || sum.Batches != batches || sum.Faults[tt.fault] != 1 {
@@ -149,9 +149,9 @@ func TestFaultsOfEngines(t *testing.T) {
 				t.Errorf("replayed (-want +got):\n%s", diff)
 			}
 			if got := blocksAfter(t, replayed); cmp.Equal(got, e.Snapshot().Blocks, cmpopts.EquateEmpty()) != tt.lossless {
-				t.Errorf("replay gives %d blocks, the pool holds %d; the same: want %t", len(got), len(e.Snapshot().Blocks), tt.lossless)
+				t.Errorf("replay gives %d blocks, the pool has %d; equal: want %t", len(got), len(e.Snapshot().Blocks), tt.lossless)
 			}
-			// The last batch is sent live, however late the subscriber reconnects.
+			// The last batch is sent live after the subscriber has reconnected.
 			for len(live) == 0 || live[len(live)-1] != tt.next-1 {
 				live = append(live, receiveBatch(t, sub).seq)
 			}
@@ -199,7 +199,7 @@ func blocksAfter(t *testing.T, messages []message) map[uint64]struct{} {
 
 func TestRestartPassedPublishesAboveTheOldSeq(t *testing.T) {
 	cfg := faulty(140, map[uint64][]simulator.Fault{60: {simulator.FaultRestartPassed}})
-	cfg.Rate = 250 // so that the subscriber reconnects while the new incarnation is still below
+	cfg.Rate = 250 // slow enough for the subscriber to reconnect before the seqs have passed
 	e := newEngine(t, cfg)
 	sub := subscribe(t, e.Endpoint())
 	run(t, e)
@@ -251,7 +251,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 			}
 		}
 		if diff := cmp.Diff(want, sums[0].Faults, cmpopts.EquateEmpty()); diff != "" {
-			rt.Errorf("(-plan +struck):\n%s", diff)
+			rt.Errorf("(-plan +occurred):\n%s", diff)
 		}
 	})
 }
@@ -283,7 +283,7 @@ func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 			t.Fatalf("(-paused +replayed):\n%s", diff)
 		}
 		if diff := cmp.Diff(still, e.Snapshot()); diff != "" {
-			t.Fatalf("it did not stand still:\n%s", diff)
+			t.Fatalf("the paused engine changed:\n%s", diff)
 		}
 		e.Resume()
 	}
@@ -307,7 +307,7 @@ func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 			cfg.Faults.Delay, cfg.Faults.Span, cfg.Faults.Flap = span, span, span
 			e := newEngine(t, cfg)
 			run(t, e)
-			for e.Summary().Batches == 0 { // before the first batch it is quiet
+			for e.Summary().Batches == 0 { // the engine is quiet before the first batch
 				runtime.Gosched()
 			}
 			still, err := e.Pause(patient(t))
@@ -325,13 +325,13 @@ func TestPauseIsWithdrawnWhenItsContextEnds(t *testing.T) {
 	cfg.Faults.At = map[uint64][]simulator.Fault{}
 	e := newEngine(t, cfg)
 	run(t, e)
-	for e.Summary().Batches == 0 { // before the first batch it is quiet
+	for e.Summary().Batches == 0 { // the engine is quiet before the first batch
 		runtime.Gosched()
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
 	go func() {
-		for e.Summary().Batches < 20 { // it has not stopped
+		for e.Summary().Batches < 20 { // the engine continues
 			_ = e.Snapshot().Blocks
 		}
 		cancel(enough)

@@ -164,7 +164,7 @@ func TestContextEndsAnEngineAtOnce(t *testing.T) {
 	tests := map[string]simulator.Config{
 		"waiting for a subscriber": {Subscribers: 1},
 		"publishing":               {},
-		"between two batches":      {Rate: 0.001}, // which are a thousand seconds apart
+		"between two batches":      {Rate: 0.001}, // one batch in 1,000 s
 		"serving replay":           {Batches: 1, Linger: true, SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}},
 	}
 	for name, cfg := range tests {
@@ -197,7 +197,7 @@ func endsWithItsContext(t *testing.T, cfg simulator.Config) {
 			t.Error(err)
 		}
 	case <-time.After(patience):
-		t.Error("Run goes on after its context")
+		t.Error("Run continues after its context has ended")
 		<-done
 	}
 }
@@ -208,14 +208,14 @@ func TestEngineRunsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e.Run(t.Context()) == nil || e.Close() == nil {
-		t.Error("run or closed again")
+		t.Error("a second Run or Close: no error")
 	}
 	closed := newEngine(t, simulator.Config{})
 	if err := closed.Close(); err != nil {
 		t.Error(err)
 	}
 	if closed.Run(t.Context()) == nil {
-		t.Error("run after it was closed")
+		t.Error("Run after Close: no error")
 	}
 }
 
@@ -232,7 +232,7 @@ func TestNewRejectsBadConfigs(t *testing.T) {
 		"replay":   {SocketConfig: simulator.SocketConfig{Replay: "tcp://256.0.0.1:1"}},
 	} {
 		if e, err := simulator.New(cfg); err == nil {
-			t.Errorf("a bad %s was taken", name)
+			t.Errorf("bad %s: no error", name)
 			_ = e.Close()
 		}
 	}

@@ -43,7 +43,7 @@ func TestParseFaultsErrorsSayWhatIsAllowed(t *testing.T) {
 		"drop=0.1,":         "want one of",
 	} {
 		if _, err := simulator.ParseFaults(plan); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: got %v, want an error that says %q", plan, err, says)
+			t.Errorf("%q: got %v, want an error that contains %q", plan, err, says)
 		} else if strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: got more than one line", plan)
 		}
@@ -96,7 +96,7 @@ func TestFaultsAreIndependent(t *testing.T) {
 				return len(all) > 0 && all[0] == fault
 			}
 			if strikes(alone) != strikes(both) {
-				t.Fatalf("%s strikes at batch %d or not, as others do", fault, batch)
+				t.Fatalf("fault %s at batch %d depends on other faults", fault, batch)
 			}
 			if diff := cmp.Diff(both.OfBatch(batch), both.OfBatch(batch)); diff != "" {
 				t.Fatal(diff)
@@ -130,6 +130,6 @@ func TestOtherSeedsGiveOtherFaults(t *testing.T) {
 		return batches
 	}
 	if cmp.Equal(at(1), at(2)) {
-		t.Error("seeds 1 and 2 strike at the same batches")
+		t.Error("seeds 1 and 2 give faults at the same batches")
 	}
 }

@@ -53,7 +53,7 @@ func TestHeldMessagesAreSentOnRelease(t *testing.T) {
 	}
 	must(t)(p.Publish(removal(4)))
 	if p.SendDelayed(9) == nil || p.SendDelayed(1, 1) == nil {
-		t.Error("released a batch that is not delayed")
+		t.Error("SendDelayed of a batch that is not delayed: no error")
 	}
 	wantSeqs(t, "replayed", upTo(0, 4), replayedSeqs(t, p))
 	if err := errors.Join(p.SendDelayed(2, 0), p.SendDelayed()); err != nil {
@@ -118,7 +118,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 		if err := p.SetReplayFaults(f); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // the second one is answered correctly
+		for range 2 { // the second request is answered correctly
 			if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
 				t.Fatal(err)
 			}
@@ -165,7 +165,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 			err := p.Disconnect()
 			must(t)(p.Publish(removal(1)))
 			if p.WaitSubscribed(t.Context(), 0) != nil || p.WaitUnsubscribed(patient(t)) != nil {
-				t.Error("subscriptions outlast their sockets")
+				t.Error("subscriptions are counted after the sockets were closed")
 			}
 			want := []uint64{0, 1, 2}
 			if restart {
@@ -187,7 +187,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 			wantSeqs(t, "after", want[len(want)-1:], received(t, sub, 1))
 			wantSeqs(t, "replayed", want, replayedSeqs(t, p))
 			if p.Endpoint() != endpoint || p.ReplayEndpoint() != at {
-				t.Errorf("now at %s and %s, not at %s and %s", p.Endpoint(), p.ReplayEndpoint(), endpoint, at)
+				t.Errorf("got endpoints %s and %s, want %s and %s", p.Endpoint(), p.ReplayEndpoint(), endpoint, at)
 			}
 		})
 	}
@@ -214,10 +214,10 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.WaitReplays(patient(t), 1); err != nil { // before it reads any
+	if err := p.WaitReplays(patient(t), 1); err != nil { // before the reader receives any reply
 		t.Fatal(err)
 	}
-	// The first reply always arrives; replies that do not arrive any more have been dropped.
+	// The first reply always arrives. Missing replies have been dropped.
 	n := 0
 	for timeout := patience; ; n++ {
 		if err := dealer.SetRcvtimeo(timeout); err != nil {
@@ -244,12 +244,12 @@ func TestIdlePublisherPollsReplay(t *testing.T) {
 	for range 3 {
 		replay(t, p.ReplayEndpoint(), 0)
 	}
-	// One poll each, so two whole intervals between the first and the last.
+	// Each answer takes one poll, so that two intervals pass between the first and the last answer.
 	if took := time.Since(start); took < 2*poll-5*time.Millisecond {
 		t.Errorf("three answers took %v, want %v or more", took, 2*poll)
 	}
-	// After each batch it polls at once: with an interval of a minute, an answer can only come from
-	// that poll.
+	// The publisher also polls after each batch. With an interval of a minute, only this poll can
+	// answer the request.
 	slow := newPublisher(t, simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*", ReplayPoll: time.Minute},
 	})

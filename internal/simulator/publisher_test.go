@@ -87,7 +87,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p.Resend(4) == nil {
-		t.Error("Resend of a batch from before the restart was taken")
+		t.Error("Resend of a batch from before the restart: no error")
 	}
 
 	type got struct{ seq, hash uint64 }
@@ -101,10 +101,10 @@ func TestPublisherInjectsFaults(t *testing.T) {
 		}
 	}
 	if m := receiveBatch(t, sub); m.seq != 77 || len(m.payload) != 1 {
-		t.Errorf("received %+v, want the payload as it was given", m)
+		t.Errorf("received %+v, want the unchanged payload", m)
 	}
 	if frames := receive(t, sub); len(frames) != 1 || string(frames[0]) != "alone" {
-		t.Errorf("received %x, want the frame as it was given", frames)
+		t.Errorf("received %x, want the unchanged frame", frames)
 	}
 	for _, want := range []got{{0, 105}, {9, 106}} {
 		if g := next(); g != want {
@@ -169,7 +169,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// From seq 1 on, from a seq above all batches, and from 0 on.
+	// The requests are for batches from seq 1, from a seq above all batches, and from seq 0.
 	for _, want := range [][]uint64{{1}, nil, {0, 1}} {
 		var got []uint64
 		for {
@@ -194,7 +194,8 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 	}
 }
 
-// TestPublisherConnectsToASubscriber covers llm-d's deployment: the service binds, engines connect.
+// TestPublisherConnectsToASubscriber covers deployments with llm-d, in which the service binds and
+// engines connect.
 func TestPublisherConnectsToASubscriber(t *testing.T) {
 	sub := newSocket(t, zmq.SUB)
 	if err := sub.SetSubscribe("kv@"); err != nil {
@@ -295,7 +296,7 @@ func TestModes(t *testing.T) {
 	if _, err := simulator.NewPublisher(simulator.PublisherConfig{
 		SocketConfig: simulator.SocketConfig{Endpoint: bound.Endpoint(), Mode: simulator.ModeBind},
 	}); err == nil {
-		t.Error("bound to a port that is taken")
+		t.Error("a port in use: no error")
 	}
 	inproc := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: "inproc://e"}})
 	if inproc.Endpoint() != "inproc://e" {
@@ -314,7 +315,7 @@ func TestPublishRejectsUnencodableEvents(t *testing.T) {
 		_, err := publish(removal(1), wire.Event{})
 		var refused *wire.EncodeError
 		if !errors.As(err, &refused) || refused.Event != 1 || refused.Field != "Kind" {
-			t.Errorf("%s: error %v, want one of event 1, field Kind", name, err)
+			t.Errorf("%s: error %v, want an error about event 1, field Kind", name, err)
 		}
 	}
 	if seq := must(t)(p.Publish(removal(1))); seq != 0 {

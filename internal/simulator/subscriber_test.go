@@ -73,7 +73,7 @@ func receive(t *testing.T, soc *zmq.Socket) [][]byte {
 	return frames
 }
 
-// message is a batch as it was received.
+// message is a received batch.
 type message struct {
 	topic   string
 	seq     uint64
@@ -165,7 +165,7 @@ func replay(t *testing.T, endpoint string, from uint64) (batches []message, fram
 	}
 }
 
-// run runs an engine until the test ends, and fails the test if that fails.
+// run runs an engine until the test ends. The test fails if Run returns an error.
 func run(t *testing.T, e *simulator.Engine) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,7 +12,7 @@ import (
 // entries (64 MiB, about 500,000 entries), on an otherwise idle server. b.N is repetitions.
 //
 // Included: opening the connection and the stream, and receiving. Excluded: decoding, since the
-// subscriber decodes nothing. The rate is that of the server and of gRPC's client, which share the
+// subscriber decodes nothing. The rate depends on the server and on gRPC's client, which share the
 // machine.
 //
 // Check: every entry from the oldest to the newest that the server's metrics report is present, in

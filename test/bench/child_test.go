@@ -15,8 +15,8 @@ import (
 )
 
 // roleVariable is the environment variable that makes the test binary run as a child that does one
-// thing and measures itself. A process of its own has no CPU time except that of the work and of
-// the threads that the work needs, such as libzmq's.
+// thing and measures itself. The child's CPU time is the CPU time of the work, including threads such
+// as libzmq's.
 const roleVariable = "KVCAST_BENCH_ROLE"
 
 // work is an operation that a child repeats.
@@ -59,7 +59,7 @@ type childReport struct {
 	Alloced uint64        `json:",omitempty"` // bytes
 }
 
-// usage is the resources that this process has used so far.
+// usage contains the resources that this process has used.
 type usage struct {
 	cpu   time.Duration
 	waits int64

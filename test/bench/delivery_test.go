@@ -12,10 +12,10 @@ import (
 // its own, on an otherwise idle server. b.N is repetitions. BenchmarkFloorFanout has the floor.
 //
 // server-cpu-ns/delivery includes opening connections and streams, selecting entries, gRPC, and the
-// kernel's work for loopback TCP, which is most of the receivers' share as well. Excluded:
+// kernel's work for loopback TCP, which includes most of the receivers' share. Excluded:
 // ingesting the entries, and the subscribers.
 //
-// Check: that of BenchmarkCatchUp, for each subscriber.
+// Check: as in BenchmarkCatchUp, for each subscriber.
 func BenchmarkDelivery(b *testing.B) {
 	requireProc(b)
 	for _, s := range storeShapes {

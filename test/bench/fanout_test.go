@@ -12,15 +12,15 @@ import (
 // writeBytes is the approximate size of one write.
 const writeBytes = 20 << 10
 
-// fanouts are the numbers of subscribers that deliveries are measured with.
+// fanouts are the measured numbers of subscribers.
 var fanouts = []int{8, 64}
 
-// BenchmarkFloorFanout measures the minimal cost of delivery: one goroutine, in a process of its
-// own, writes the bytes of each entry of B1 and B2 to 8 or 64 connections over loopback TCP, in
+// BenchmarkFloorFanout measures the minimal cost of delivery: one goroutine, in a separate
+// process, writes the bytes of each entry of B1 and B2 to 8 or 64 connections over loopback TCP, in
 // writes of about 20 KiB.
 //
-// Included: the kernel's work for writing to loopback, which is most of the receiver's share as
-// well, as in the server. Excluded: HTTP/2, gRPC, selecting entries, and the readers, which run in
+// Included: the kernel's work for writing to loopback, which includes most of the
+// receiver's share, as in the server. Excluded: HTTP/2, gRPC, selecting entries, and the readers, which run in
 // the benchmark's process.
 //
 // Check: the bytes read from each connection are those written.
@@ -44,7 +44,7 @@ func BenchmarkFloorFanout(b *testing.B) {
 	}
 }
 
-// fanningOut is the readers in this process and a writer in a child.
+// fanningOut contains the readers in this process and a writer in a child.
 type fanningOut struct {
 	child      *child
 	conns      []net.Conn
@@ -96,7 +96,7 @@ func (f *fanningOut) measure(n int) (childReport, error) {
 	return report, err
 }
 
-// exactly reads a fixed number of bytes, and fails if the connection ends before.
+// exactly reads a fixed number of bytes. It fails if the connection ends earlier.
 type exactly struct {
 	conn net.Conn
 	left int64

@@ -16,7 +16,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// The fields that the messages of all streams have in common.
+// The common fields of the messages of all streams.
 const (
 	fieldEntries        = 1
 	fieldPosition       = 2
@@ -25,10 +25,10 @@ const (
 	fieldSnapshotEnd    = 9
 )
 
-// frame is a message of a stream of which only the top level is parsed, in place: enough to detect
-// a missing entry, and cheap enough to leave the machine to the server.
+// frame is a message of a stream. Only the top level is parsed, in place. This detects missing
+// entries, and uses little CPU time.
 type frame struct {
-	// keep makes the frame keep raw.
+	// keep makes read set raw.
 	keep bool
 
 	bytes    int

@@ -15,13 +15,13 @@ const pacedRate = 2_000
 // batches.
 //
 // The floor is the same number of batches sent to a C loop that writes their seqs to a TCP
-// connection, alternating with the server every tenth of a second: what the machine, ZeroMQ and TCP
-// cost on any path. A p99 requires more than a second: -benchtime 20s.
+// connection, alternating with the server every tenth of a second. It measures the cost of the
+// machine, ZeroMQ and TCP on any path. A p99 requires more than a second: -benchtime 20s.
 //
-// B2BesideSlow is the same while one client subscribes and never reads, and another reads one
-// response every 100 ms. Compare it with B2, including rss-MB, the memory of the server.
+// B2BesideSlow adds a client that subscribes and never reads, and a client that reads one response
+// every 100 ms. Compare it with B2, including rss-MB, the memory of the server.
 //
-// Check: that of BenchmarkServer, and one measurement per batch.
+// Check: as in BenchmarkServer, and one measurement per batch.
 func BenchmarkLatency(b *testing.B) {
 	requireProc(b)
 	benchmarkWith(b, "B2", openLatency, benchmarkLatency)

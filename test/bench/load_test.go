@@ -19,8 +19,8 @@ const (
 	workerName = "vllm-0"
 	modelName  = "Qwen/Qwen3-0.6B"
 	blockSize  = 16
-	// vocabulary is that of current models: in a payload about half of all tokens are encoded in
-	// five bytes, and half in three.
+	// vocabulary has the size of current models' vocabularies: about half of all tokens are encoded
+	// in five bytes, and half in three.
 	vocabulary = 128_000
 	// lapBlocks is the number of blocks of a lap: 4,096 batches in B1, 65,536 in B2. An engine of
 	// the evicting loads has this many blocks.
@@ -46,9 +46,9 @@ var (
 	shapeB2 = shape{blocks: 1}
 )
 
-// load is an endless sequence of batches, as vLLM encodes them. One lap of them is encoded in
-// advance; later laps reuse the tokens and overwrite the hashes in place, so that every block is
-// new. Storing a present block would increment its copies, which is another and rarer path.
+// load is an endless sequence of batches, as vLLM encodes them. One lap of batches is encoded in
+// advance. Later laps reuse the tokens and overwrite the hashes in place, so that every block is
+// new. Storing a present block would increment its copies, which is a rarer code path.
 //
 // Prompts have chainBlocks blocks each; the parent of a prompt's first block is unknown. Blocks
 // stay stored until the engine evicts them (if the load evicts) or is reset at poolBlocks: one
@@ -178,8 +178,7 @@ func stamp(payload []byte, now time.Time) []byte {
 	return payload
 }
 
-// lapMask distinguishes the hashes of one lap from those of another. It leaves the highest bit
-// unchanged.
+// lapMask returns the mask that makes the hashes of a lap unique. It leaves the highest bit unchanged.
 func lapMask(lap uint64) uint64 {
 	// splitmix64
 	z := (lap + 1) * 0x9e3779b97f4a7c15

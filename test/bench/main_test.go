@@ -17,8 +17,8 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.RunTests(m))
 }
 
-// benchmarkWith runs a sub-benchmark on a resource that is opened once per -count and then reused
-// for all values of b.N, the first of which is always 1.
+// benchmarkWith runs a sub-benchmark on a resource that is opened once per -count and reused for all
+// values of b.N. The first value is always 1.
 func benchmarkWith[T io.Closer](b *testing.B, name string, open func() (T, error), bench func(*testing.B, T)) {
 	b.Helper()
 	var opened io.Closer
@@ -49,8 +49,7 @@ func benchmarkWith[T io.Closer](b *testing.B, name string, open func() (T, error
 	}
 }
 
-// reportAllocations replaces the allocations of this process, which are irrelevant, by those of the
-// process under test.
+// reportAllocations reports the allocations of the process under test instead of this process.
 func reportAllocations(b *testing.B, mallocs, bytes float64) {
 	b.ReportMetric(mallocs, "allocs/op")
 	b.ReportMetric(bytes, "B/op")

@@ -11,8 +11,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// observer measures when entries arrive at a subscriber. All times come from this machine's one
-// clock.
+// observer measures when entries arrive at a subscriber. All times are from this machine's clock.
 type observer struct {
 	mu        sync.Mutex // guards all below
 	last      time.Time  // arrival of the previous entry

@@ -16,8 +16,8 @@ type process struct {
 	grpc string // gRPC address
 }
 
-// oneCore is the command prefix that confines kvcast to the first CPU, which is also how many CPUs
-// kvcast counts.
+// oneCore is the command prefix that confines kvcast to the first CPU. kvcast then also uses
+// GOMAXPROCS=1.
 var oneCore = []string{"taskset", "-c", "0"}
 
 // serve starts kvcast, optionally through a wrapper command, and returns once it serves.

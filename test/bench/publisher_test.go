@@ -6,7 +6,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-// topic has the form of llm-d's; its length adds to every message.
+// topic has the form that llm-d uses. Its length adds to every message.
 const topic = "kv@10.0.0.5@" + modelName
 
 // publisher publishes pre-encoded payloads. It waits for a slow subscriber instead of dropping
@@ -18,7 +18,7 @@ type publisher struct {
 	seq      uint64 // of the next message
 }
 
-// newPublisher returns a publisher bound to a port of its own.
+// newPublisher returns a publisher bound to a free port.
 func newPublisher() (*publisher, error) {
 	e, err := enginetest.New(enginetest.Config{HighWaterMark: 10_000, Blocking: true})
 	if err != nil {

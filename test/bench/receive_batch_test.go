@@ -20,8 +20,8 @@ func init() {
 
 // BenchmarkReceiveBatch is BenchmarkFloorReceive with the receive loop of ingest: batch uses
 // package transport, which receives many messages per C call without copying, and sleeps on an
-// empty socket as the floor does. wait is the same but wakes as soon as there is a message, as
-// ingest does; its cost depends on how many messages arrive at a time.
+// empty socket as the floor does. wait does not sleep, but wakes for each message, as ingest does;
+// its cost depends on the number of messages that arrive at a time.
 func BenchmarkReceiveBatch(b *testing.B) {
 	for _, role := range []string{"batch", "wait"} {
 		for _, s := range storeShapes {

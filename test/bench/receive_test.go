@@ -14,11 +14,11 @@ import (
 )
 
 // BenchmarkFloorReceive measures the minimal cost of receiving a message of three frames: a C loop
-// with its libzmq I/O thread, in a process of its own.
+// with its libzmq I/O thread, in a separate process.
 //
 // Included: the kernel's share of reading from loopback TCP, which the reader pays. Excluded: the
 // publisher, decoding, and wakeups per message: the loop sleeps for 5 ms on an empty socket, so
-// that messages accumulate. waits/msg shows that; most waits are the I/O thread's.
+// that messages accumulate. waits/msg is the number of waits, mostly of the I/O thread, per message.
 //
 // Check: the loop counts messages and verifies that their seqs are contiguous, and it received as
 // many bytes as were published.
@@ -29,8 +29,8 @@ func BenchmarkFloorReceive(b *testing.B) {
 }
 
 // BenchmarkReceive is BenchmarkFloorReceive with another loop: pebbe uses that package's
-// RecvMessageBytes, which calls C twice per frame and copies each frame. The allocations are those
-// of the loop.
+// RecvMessageBytes, which calls C twice per frame and copies each frame. The allocations are the
+// allocations of the loop.
 func BenchmarkReceive(b *testing.B) {
 	for _, s := range storeShapes {
 		benchmarkReceive(b, "pebbe/"+s.name, "pebbe", s.shape)

@@ -14,8 +14,8 @@ import (
 )
 
 // relayed is the minimal path between an engine and a subscriber: a child process whose C loop
-// writes the seq of each message to a TCP connection. Its latency is what the machine, ZeroMQ and
-// TCP cost on any path.
+// writes the seq of each message to a TCP connection. Its latency is the cost of the machine, ZeroMQ
+// and TCP on any path.
 type relayed struct {
 	publisher *publisher
 	child     *child

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// window is how many batches the publisher may be ahead of the slowest subscriber: enough to
-	// keep the server busy, and far below the number at which ZeroMQ would drop messages (10,000)
-	// or the journal would evict entries.
+	// window is the maximum number of batches that the publisher is ahead of the slowest subscriber.
+	// It keeps the server busy, and is far below the number at which ZeroMQ drops messages (10,000)
+	// or the journal evicts entries.
 	window = 4_000
 	// stall is the time without progress after which a run fails.
 	stall = 2 * time.Minute
@@ -126,7 +126,7 @@ func (r *rig) send() error {
 	return r.publisher.send(r.load.next(time.Now()))
 }
 
-// arrive waits until every subscriber has received every batch that was sent, and nothing else.
+// arrive waits until every subscriber has received exactly the batches that were sent.
 func (r *rig) arrive() error {
 	if err := r.until(r.newest()); err != nil {
 		return err

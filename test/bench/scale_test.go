@@ -119,7 +119,7 @@ func openScale(workers, subscribers int) (_ *scale, err error) {
 	}
 }
 
-// freeEndpoint returns an endpoint that nothing is bound to at the moment.
+// freeEndpoint returns an endpoint with a free port.
 func freeEndpoint() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // returns at once
 	if err != nil {

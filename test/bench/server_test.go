@@ -27,12 +27,11 @@ var serverLoads = []struct {
 // server delivers, and 8 subscribers. A B1 batch stores 16 blocks of 16 tokens, a B2 batch one
 // block. Every block is new, so the table grows until the engine is reset at several million
 // blocks. In B1Evicting and B2Evicting the engine's cache is full: each batch also removes as many
-// blocks as it stores, and the table keeps its size. Repeating the same stores would measure
-// neither, because it increments copies.
+// blocks as it stores, and the table keeps its size.
 //
 // server-cpu-ns/batch includes all threads of the server process (libzmq's and the garbage
-// collector's too), in user and system mode, with the kernel's work for loopback TCP, which is most
-// of the receivers' share as well. Excluded: the publisher and the subscribers, which run in the
+// collector's too), in user and system mode, with the kernel's work for loopback TCP, which includes
+// most of the receivers' share. Excluded: the publisher and the subscribers, which run in the
 // benchmark's process and decode nothing; bench-cpu-ns/batch is their CPU time. b.N is batches. A
 // reading of CPU time has an error of about 10 ms, so few batches give no usable figure. batches/s
 // and ns/op are wall-clock rates of the whole machine, publisher and subscribers included.

@@ -12,8 +12,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// besideSlow is an observed rig with two more clients: one that never reads, and one that reads
-// slowly. Both return once the server has aborted them.
+// besideSlow is an observed rig with two more clients: the first never reads, the second reads
+// slowly. Both return once the server has aborted their streams.
 type besideSlow struct {
 	*observed
 	conns  []*grpc.ClientConn
@@ -21,7 +21,7 @@ type besideSlow struct {
 	slow   sync.WaitGroup
 }
 
-// trickle is the pause of the slowly reading client between two responses.
+// trickle is the pause of the slow client between two responses.
 const trickle = 100 * time.Millisecond
 
 func openBesideSlow() (*besideSlow, error) {

@@ -24,12 +24,11 @@ const snapshotBlocks = 1_000_000
 // 100 ms.
 //
 // Engine measures while the engine publishes 2,000 B2 batches per second and a subscriber follows
-// it. max-gap is the longest time between two of its entries, max-way the longest time from the
+// the stream. max-gap is the longest time between two entries, max-way the longest time from the
 // send of a batch to its arrival at the subscriber, and max-read the part of max-way until ingest
-// has read the batch. The same figures are reported for as many batches before, without snapshots,
-// as the baseline of the machine.
+// has read the batch. The same figures without snapshots are the baseline of the machine.
 //
-// Check: the first snapshot is decoded and has each block once; the measured ones have the same
+// Check: the first snapshot is decoded and has each block once; the measured snapshots have the same
 // size and number of pieces (Quiet), or at least the same size (Engine), and end with SnapshotEnd.
 // Entries are checked as in BenchmarkServer.
 func BenchmarkSnapshot(b *testing.B) {
@@ -148,8 +147,8 @@ func (s *snapshots) measureQuiet(n int) (figures, error) {
 // enginePacket is the number of batches that the engine sends between two checks for the end.
 const enginePacket = 200
 
-// measureEngine requests n snapshots while the engine publishes, and then publishes for as long
-// without snapshots. The figures are those of the first part.
+// measureEngine requests n snapshots while the engine publishes, and then publishes for the same time
+// without snapshots. It returns the figures of the first part.
 func (s *snapshots) measureEngine(n int) (f figures, during, without times, err error) {
 	s.switchLoad()
 	defer s.switchLoad()

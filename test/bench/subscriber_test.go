@@ -14,8 +14,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// subscriber is a router with a connection of its own that counts what it receives, and decodes
-// nothing. It ends with an error unless the positions chain and each response has as many entries
+// subscriber is a router with its own connection. It counts entries without decoding them, and ends with an error unless the positions chain and each response has as many entries
 // as its position implies.
 type subscriber struct {
 	conn   *grpc.ClientConn
@@ -155,7 +154,7 @@ type snapshotRead struct {
 	end           uint64 // position
 }
 
-// readSnapshot reads a whole snapshot; it is decoded only if each is set.
+// readSnapshot reads a whole snapshot. It decodes the messages only if each is not nil.
 func readSnapshot(ctx context.Context, conn *grpc.ClientConn, each func(raw []byte) error) (r snapshotRead, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// replayed is a Replay of entries 2 to 4 of goodStreams, and its request.
+// replayed returns a Replay of entries 2 to 4 of goodStreams, and its request.
 func replayed() (*kvcastv1.ReplayRequest, []*kvcastv1.ReplayResponse) {
 	e := goodStreams()[0].msgs
 	return &kvcastv1.ReplayRequest{After: at(1), Until: at(4)}, []*kvcastv1.ReplayResponse{
@@ -154,7 +154,7 @@ func TestReplayContinuesAStream(t *testing.T) {
 	}
 	for _, req := range []*kvcastv1.ReplayRequest{{}, {After: at(3)}, {After: at(4), Until: at(3)}} {
 		if err := c.BeginReplay(req); err == nil {
-			t.Errorf("BeginReplay(%v) after a stream up to 4 was taken", req)
+			t.Errorf("BeginReplay(%v) after a stream up to 4: want an error", req)
 		}
 	}
 	wantProperty(t, playReplay(t, c, &kvcastv1.ReplayRequest{After: at(4), Until: at(9)}, msgs), "")

@@ -294,7 +294,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 			c, err := play(t, streams)
 			wantProperty(t, err, tt.want)
 			if !errors.Is(c.Err(), err) {
-				t.Errorf("Err() = %v, want what Receive returned", c.Err())
+				t.Errorf("Err() = %v, want the error of Receive", c.Err())
 			}
 			if again := c.Receive(progress(0, 0)); !errors.Is(again, err) {
 				t.Errorf("a message after the violation: got %v, want %v again", again, err)
@@ -303,7 +303,7 @@ func TestEachViolationNamesItsProperty(t *testing.T) {
 	}
 }
 
-// cutLast cuts a message's last entry of worker "a" in two, between its events.
+// cutLast splits a message's last entry of worker "a" in two, between its events.
 func cutLast(m *kvcastv1.SubscribeResponse) {
 	first, last := m.Entries[1], m.Entries[2]
 	second := proto.CloneOf(first)
@@ -342,7 +342,7 @@ func TestBeginRejectsUnsupportedStarts(t *testing.T) {
 	filtered.Filter = &kvcastv1.Filter{Workers: []string{"a"}}
 	for _, req := range []*kvcastv1.SubscribeRequest{fromEarliest(), fromLatest(), fromAfter(3), fromAfter(5), filtered} {
 		if err := c.Begin(req); err == nil {
-			t.Errorf("Begin(%v) after a stream up to 4 was taken", req)
+			t.Errorf("Begin(%v) after a stream up to 4: want an error", req)
 		}
 	}
 	anyEpoch := fromAfter(4)
@@ -365,7 +365,7 @@ func TestStreamMayStartInTheMiddle(t *testing.T) {
 		wantProperty(t, err, "")
 		b := func(want map[uint64]struct{}) error { return c.Converged("b", 1, kvcastv1.Tier_TIER_DEVICE, want) }
 		if err := b(set(40)); err != nil {
-			t.Errorf("blocks from before the stream count as missing: %v", err)
+			t.Errorf("blocks stored before the stream are reported missing: %v", err)
 		}
 	}
 

@@ -7,8 +7,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// filteredStream is the remainder of a stream with holes where a filter removed something: only
-// worker "a", and only its device blocks.
+// filteredStream is a stream with a filter by worker "a" and the device tier. The filter causes holes in the seqs.
 func filteredStream() stream {
 	req := fromEarliest()
 	req.Filter = &kvcastv1.Filter{

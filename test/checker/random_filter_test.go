@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/test/checker"
 )
 
-// passed returns the part of an entry that passes a filter, or nil.
+// passed returns the part of an entry that passes a filter; nil if the filter excludes the entry.
 func passed(f *kvcastv1.Filter, e *kvcastv1.Entry) *kvcastv1.Entry {
 	if len(f.GetWorkers()) > 0 && !slices.Contains(f.Workers, e.Worker) {
 		return nil
@@ -38,8 +38,8 @@ func drawFilter(t *rapid.T) *kvcastv1.Filter {
 	}
 }
 
-// filterStreams removes what does not pass a filter, as a server does: a message without entries
-// becomes progress, or is omitted.
+// filterStreams removes the content that a filter excludes, as a server does. A message without
+// entries becomes progress, or is omitted.
 func filterStreams(t *rapid.T, f *kvcastv1.Filter, streams []stream) []stream {
 	out := make([]stream, 0, len(streams))
 	head := uint64(0)

@@ -113,9 +113,9 @@ func (f *feed) passed(entries []*kvcastv1.Entry) []*kvcastv1.Entry {
 
 // snapshot sends a snapshot, sometimes after an aborted one.
 //
-// It lists the workers at one seq, and reads each at a seq of its own: the record exactly there,
-// the blocks of each rank and tier there or later. The entries after that, up to the end, make the
-// snapshot exact.
+// It lists the workers at one seq, and reads each worker at a different seq: its record at exactly
+// this seq, and the blocks of each rank and tier at this seq or later. The entries after this seq, up
+// to the end, make the snapshot exact.
 func (f *feed) snapshot() {
 	t := f.t
 	f.send(snapshotBegin())

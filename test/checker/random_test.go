@@ -12,7 +12,7 @@ import (
 )
 
 // drawEntries returns a journal from seq 1 in which workers are added and removed, each with
-// event_ids of its own.
+// its own event_ids.
 func drawEntries(t *rapid.T) []*kvcastv1.Entry {
 	lastID := make(map[string]uint64)
 	there := make(map[string]bool)
@@ -62,7 +62,7 @@ func drawEvent(t *rapid.T, id uint64, rank uint32) *kvcastv1.RouterEvent {
 }
 
 // drawStreams delivers entries to a subscriber that sometimes resumes: in messages of any length,
-// with progress between them and a last one at the end.
+// with progress between them and at the end.
 func drawStreams(t *rapid.T, entries []*kvcastv1.Entry) []stream {
 	var streams []stream
 	newest, head := uint64(len(entries)), uint64(0)
@@ -214,7 +214,7 @@ var mutations = map[string]func(t *rapid.T, streams []stream) bool{
 		m := drawPlace(t, streams).m
 		e := m.Entries[drawIndex(t, len(m.Entries))]
 		if len(e.Events) < 2 {
-			return false // an entry without events is another mutation
+			return false // a further mutation covers entries without events
 		}
 		// Losing the last event of a worker is undetectable.
 		e.Events = e.Events[1:]
@@ -338,15 +338,15 @@ func TestEverySingleMutationIsCaught(t *testing.T) {
 					t.Skip("nothing to break")
 				}
 				if err := playToEnd(streams); err == nil {
-					t.Fatal("the mutation was not caught")
+					t.Fatal("the checker did not detect the mutation")
 				}
 			})
 		})
 	}
 }
 
-// playToEnd is play for streams that may be so damaged that a later one no longer resumes at the
-// end of the previous one, which also counts as a violation.
+// playToEnd is play for damaged streams. A stream that does not resume at the end of the previous
+// stream is a violation too.
 func playToEnd(streams []stream) error {
 	c := checker.New(checker.Options{})
 	for _, s := range streams {

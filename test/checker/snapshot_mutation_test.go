@@ -298,7 +298,7 @@ func TestEverySingleSnapshotMutationIsCaught(t *testing.T) {
 					t.Skip("nothing to break")
 				}
 				if err := playToEnd(streams); err == nil {
-					t.Fatal("the mutation was not caught")
+					t.Fatal("the checker did not detect the mutation")
 				}
 			})
 		})

@@ -90,7 +90,7 @@ func TestPartialSnapshotHasNoPosition(t *testing.T) {
 	}
 	for _, req := range []*kvcastv1.SubscribeRequest{fromAfter(14), fromAfter(0), fromEarliest(), fromLatest()} {
 		if err := c.Begin(req); err == nil {
-			t.Errorf("Begin(%v) after a part of a snapshot was taken", req)
+			t.Errorf("Begin(%v) after a part of a snapshot: want an error", req)
 		}
 	}
 	wantProperty(t, playOn(t, c, snapshotStreams()), "")
@@ -278,8 +278,7 @@ func TestSnapshotMayHaveAnotherEpoch(t *testing.T) {
 	wantProperty(t, err, checker.Protocol)
 }
 
-// TestCyclicParentsHaveNoOrder covers a cycle of parents, which engines do not create, but on which
-// a server must not loop.
+// TestCyclicParentsHaveNoOrder covers a cycle of parents. Engines do not create cycles, but a server must not loop.
 func TestCyclicParentsHaveNoOrder(t *testing.T) {
 	circle := func(last ...*kvcastv1.RouterEvent) error {
 		_, err := play(t, []stream{{fromSnapshot(), []*kvcastv1.SubscribeResponse{

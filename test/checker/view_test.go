@@ -75,7 +75,7 @@ func TestViewKeepsGapsUntilCleared(t *testing.T) {
 	}
 	v.ApplyEvent("a", clearAll(2, 2, kvcastv1.Cleared_REASON_ENGINE_RESTARTED))
 	if v.Incomplete("a", 2) {
-		t.Error("still incomplete after everything was cleared")
+		t.Error("incomplete after all blocks were cleared")
 	}
 	if len(v.Gaps("a", 2)) != 1 || len(v.Gaps("a", 0)) != 0 {
 		t.Errorf("gaps of ranks 2 and 0: %d and %d, want 1 and 0", len(v.Gaps("a", 2)), len(v.Gaps("a", 0)))

@@ -72,22 +72,22 @@ func TestEveryFaultHasARate(t *testing.T) {
 	all, lossless := faultsOf(1, false), faultsOf(1, true)
 	for _, f := range simulator.AllFaults() {
 		if all.Rates[f] == 0 {
-			t.Errorf("%v never strikes", f)
+			t.Errorf("fault %v does not occur", f)
 		}
 	}
 	if lossless.Rates[simulator.FaultLose] > 0 || lossless.Rates[simulator.FaultDrop] == 0 {
-		t.Errorf("of an engine that loses nothing: %v", lossless.Rates)
+		t.Errorf("a lossless engine has lossy faults: %v", lossless.Rates)
 	}
 }
 
-// TestCompareFindsADifference compares a view that equals the engine, one that differs, and one
-// that is reported incomplete.
+// TestCompareFindsADifference compares views that are equal to the engine, different, and reported
+// incomplete.
 func TestCompareFindsADifference(t *testing.T) {
 	everyWorker := func(string) bool { return true }
 	states := []state{{&engine{worker: "w", lossless: true}, map[uint64]struct{}{}}}
 	c := checker.New(checker.Options{})
 	if _, err := compare(c, states, everyWorker); err == nil {
-		t.Error("no snapshot has come: no error")
+		t.Error("compare before a snapshot: no error")
 	}
 	c = snapshotOf(t)
 	if o, err := compare(c, states, everyWorker); err != nil || o.equal != 1 {
@@ -98,7 +98,7 @@ func TestCompareFindsADifference(t *testing.T) {
 		t.Error("a block is missing: no error")
 	}
 	if _, err := compare(c, states, func(string) bool { return false }); err != nil {
-		t.Errorf("it is not wanted: got %v", err)
+		t.Errorf("an excluded worker: got %v", err)
 	}
 	c = snapshotOf(t, 0)
 	if o, err := compare(c, states, everyWorker); err != nil || o.incomplete != 1 || o.differ != 1 || len(o.falselyIncomplete) != 1 {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator/blockpool/pooltest"
 )
 
-// stored returns the store among events, which must be the last one.
+// stored returns the last event, which must be a store.
 func stored(t rapid.TB, events []wire.Event) wire.Event {
 	t.Helper()
 	if len(events) == 0 || events[len(events)-1].Kind != wire.KindStored {
@@ -84,16 +84,16 @@ func TestPoolKeepsBlocksOfRunningRequests(t *testing.T) {
 		t.Errorf("two blocks beside three of four: got %v, %t", events, ok)
 	}
 	if _, ok := p.Request([]uint32{1, 2, 7}); !ok {
-		t.Error("a prompt that shares all but one block was refused")
+		t.Error("a prompt that shares all blocks except one was rejected")
 	}
 	if _, ok := r.Extend(4, 5); ok {
-		t.Error("extended beyond the capacity")
+		t.Error("Extend beyond the capacity: got true")
 	}
 	if events, ok := r.Extend(4); !ok || events[0].Kind != wire.KindRemoved {
 		t.Errorf("extended by the last block: got %+v, %t, want a remove first", events, ok)
 	}
 	if _, ok := p.Reset(); ok {
-		t.Error("reset while a request runs")
+		t.Error("Reset while a request runs: got true")
 	}
 	r.Finish()
 	if events, ok := p.Reset(); !ok || events[0].Kind != wire.KindCleared || p.Len() != 0 || p.Digest() != 0 {
@@ -109,7 +109,7 @@ func TestPoolsWithOtherSeedsUseOtherHashes(t *testing.T) {
 	b.Request(prompt)
 	for h := range a.Blocks() {
 		if _, ok := b.Blocks()[h]; ok {
-			t.Errorf("both name a block %x", h)
+			t.Errorf("two pools have the block hash %x", h)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func TestReplicaEqualsThePool(t *testing.T) {
 				for _, r := range running {
 					for _, h := range r.Hashes() {
 						if f.Copies(h) == 0 {
-							t.Fatalf("%x was evicted from under a request", h)
+							t.Fatalf("%x was evicted during its request", h)
 						}
 					}
 				}

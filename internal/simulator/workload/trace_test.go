@@ -70,7 +70,7 @@ func TestReadTraceErrorsNameTheLine(t *testing.T) {
 	} {
 		_, err := workload.ReadTrace("t", strings.NewReader(content))
 		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%.60q: got %v, want an error that says %q", content, err, says)
+			t.Errorf("%.60q: got %v, want an error that contains %q", content, err, says)
 		}
 	}
 	if _, err := workload.OpenTrace("no-such-file"); err == nil || !strings.Contains(err.Error(), "no-such-file") {
