@@ -5,7 +5,8 @@ import "sync"
 const (
 	// batchSize is how many messages a chunk has at most.
 	batchSize = 64
-	// batchOverhead is approximately how many bytes libzmq and Go need to describe them.
+	// batchOverhead is approximately how many bytes libzmq and Go need for a chunk without
+	// its frames.
 	batchOverhead = 32 << 10
 )
 
@@ -16,7 +17,8 @@ type Chunk struct {
 	Batch *Batch
 	// Events are the events of connections, if the inbox is per connection.
 	Events []ChunkEvent
-	// Drops are the messages that were dropped after those of Batch; nil if there are none.
+	// Drops are the messages that were dropped after the messages of Batch; nil if there are
+	// none.
 	Drops *Drops
 
 	filling         bool // Drain is adding messages

@@ -30,8 +30,8 @@ const (
 	keepaliveCount    = 3
 )
 
-// libzmq's errors of binding an address that is none of this machine's. It takes a host
-// name for a network interface.
+// libzmq's errors if this machine does not have the address to bind. libzmq treats a host name
+// as the name of a network interface.
 const (
 	errNoDevice     = zmq4.Errno(syscall.ENODEV)
 	errNotAvailable = zmq4.Errno(syscall.EADDRNOTAVAIL)

@@ -9,8 +9,8 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// options are the socket options that can be read. That ZMTP heartbeats are off cannot:
-// it is the default.
+// options are the socket options that can be read. The option of ZMTP heartbeats cannot be read;
+// heartbeats are off by default.
 type options struct {
 	IPv6                              bool
 	Keepalive, Idle, Interval, Count  int

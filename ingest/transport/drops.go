@@ -6,8 +6,9 @@ import (
 )
 
 const (
-	// maxDroppedTopics is how many topics of dropped messages are recorded. For other
-	// messages the connection is recorded: there are no more of them than file descriptors.
+	// maxDroppedTopics is how many topics of dropped messages are recorded. For messages with
+	// other topics, the connection is recorded. The number of connections is bounded by the
+	// number of file descriptors.
 	maxDroppedTopics = 1024
 	// maxDroppedTopicBytes is the length of the longest topic that is recorded.
 	maxDroppedTopicBytes = 2048

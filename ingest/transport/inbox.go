@@ -16,15 +16,16 @@ const (
 	maxInboxMessages = 10_000
 	maxInboxBytes    = 64 << 20
 	// connectionShare is the part of an inbox, 1/4, that one connection may fill if a
-	// socket has several, so that one that floods leaves room for the others.
+	// socket has several. The rest is left for the other connections.
 	connectionShare = 4
-	// inboxReserve is what each inbox may hold without the budget: a batch's worth.
+	// inboxReserve is the number of bytes of each inbox that do not count for the budget:
+	// more than a batch has.
 	inboxReserve = 2 << 20
 )
 
 // InboxConfig is the configuration of an Inbox.
 type InboxConfig struct {
-	// Budget bounds the bytes of all inboxes together, beside a reserve of 2 MiB each;
+	// Budget bounds the bytes of all inboxes together, except for the first 2 MiB of each;
 	// nil means unlimited.
 	Budget *budget.Budget
 	// Pool is shared by inboxes.
@@ -39,11 +40,11 @@ type InboxConfig struct {
 // Inbox is a bounded buffer of the messages of a socket. One goroutine calls Drain, another
 // one Next.
 //
-// libzmq must never stop reading a connection, as it does at a high-water mark: if such a
+// libzmq must never stop reading a connection, as it does at a high-water mark: if the
 // connection then fails, libzmq 4.3 ends the process (assertion _io_error). So the sockets
-// have no high-water mark, and are drained even if nobody calls Next. A message that does
-// not fit is dropped and recorded in its Chunk. The missing batches are repaired like any
-// other gap.
+// have no high-water mark, and Drain reads them even if Next is not called. A message that
+// does not fit is dropped and recorded in its Chunk. The missing batches are repaired like
+// any other gap.
 type Inbox struct {
 	socket  *Socket
 	monitor *Monitor // nil unless per connection
@@ -156,7 +157,7 @@ func (b *Inbox) last() *Chunk {
 	return b.chunks[len(b.chunks)-1]
 }
 
-// admit counts the messages of a chunk from an index on, and drops those that do not fit.
+// admit counts the messages of a chunk from an index on, and drops messages that do not fit.
 // The caller holds mu.
 func (b *Inbox) admit(c *Chunk, from int) (dropped int) {
 	for i := from; i < c.Len(); i++ {

@@ -13,7 +13,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// testInbox is an inbox that is drained, and a socket to send to it.
+// testInbox is an inbox with a goroutine that calls Drain, and a socket to send to it.
 type testInbox struct {
 	*Inbox
 	t       *testing.T
@@ -175,7 +175,7 @@ func TestInboxFillsBatches(t *testing.T) {
 	}
 }
 
-// Of many dropped topics, some are recorded by name, the others by connection.
+// Up to maxDroppedTopics topics of dropped messages are recorded. For others, the connection is.
 func TestDroppedTopicsAreBounded(t *testing.T) {
 	x := newTestInbox(t, nil, func(b *Inbox) { b.usage.messages = maxInboxMessages })
 	for i := range maxDroppedTopics + 1 {
@@ -196,8 +196,8 @@ func TestDroppedTopicsAreBounded(t *testing.T) {
 	}
 }
 
-// Connections open and close while messages are received: every message is delivered, none
-// before the event of its connection.
+// Connections open and close while messages are received. Every message must be delivered, after
+// the event of its connection.
 func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 	const senders, rounds = 4, 50
 	zctx, err := zmq4.NewContext()
@@ -262,7 +262,7 @@ func TestInboxKeepsTheOrderOfEventsAndMessages(t *testing.T) {
 				events = events[1:]
 			}
 			if fd := p.Batch.Message(i).FD; !accepted[fd] {
-				t.Errorf("message of connection %d, which is not known", fd)
+				t.Errorf("message of unknown connection %d", fd)
 			}
 			n++
 		}

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds each wait of a test. It exceeds the expected milliseconds by far, for slow
+// patience bounds each wait of a test. Waits usually take milliseconds; patience allows for slow
 // machines.
 const patience = 2 * time.Minute
 
@@ -119,8 +119,7 @@ func sendTo(t testing.TB, s *zmq4.Socket, frames ...[]byte) {
 	}
 }
 
-// transports differ in the origin of a descriptor's edges: libzmq's I/O thread, or the
-// sender itself.
+// transports differ in what signals the receiver's descriptor: libzmq's I/O thread, or the sender.
 var transports = []struct{ name, endpoint string }{
 	{"tcp", "tcp://127.0.0.1:*"},
 	{"ipc", "ipc://*"},

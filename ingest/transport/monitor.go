@@ -11,8 +11,8 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// eventKinds are the monitored events of libzmq. A failed attempt to connect ends with a
-// retry, which never comes because another socket replaces this one before.
+// eventKinds are the monitored events of libzmq. After a failed attempt to connect, libzmq
+// announces a retry. Another socket replaces this one before the retry (noReconnect).
 var eventKinds = map[zmq4.Event]EventKind{
 	zmq4.EVENT_ACCEPTED:                   Accepted,
 	zmq4.EVENT_HANDSHAKE_SUCCEEDED:        HandshakeSucceeded,
@@ -36,8 +36,8 @@ var monitorMask = func() zmq4.Event {
 // same context, which count for ZMQ_MAX_SOCKETS: libzmq's I/O threads write to one, and the
 // other is read here.
 //
-// The queue between them is unbounded: otherwise those threads would block, and with them
-// all sockets of the context. An event takes some 200 bytes until it is read.
+// The queue between the two sockets is unbounded: otherwise libzmq's I/O threads could block,
+// and with them all sockets of the context. An event takes some 200 bytes until it is read.
 //
 // One goroutine at a time may Wait. The other methods are safe for concurrent use.
 type Monitor struct {

@@ -157,9 +157,9 @@ func checkHandle() error {
 	return nil
 }
 
-// handle returns libzmq's handle; nil once the socket is closed, for which libzmq returns
-// ENOTSOCK. The socket must be kept alive while the handle is used, as its finalizer closes
-// it.
+// handle returns libzmq's handle. It returns nil after the socket is closed, and libzmq returns
+// ENOTSOCK for nil. The socket must be kept alive while the handle is used, because the
+// socket's finalizer closes the handle.
 func handle(s *zmq4.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s)) }
 
 // views is libzmq's memory of a batch of messages.

@@ -16,14 +16,14 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// received is a message, copied.
+// received is a copy of a message.
 type received struct {
 	Frames [][]byte // the kept frames
 	Count  int
 }
 
-// take receives n messages, in any number of batches.
-func take(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
+// receiveAll receives n messages, in any number of batches.
+func receiveAll(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
 	var all []received
 	for len(all) < n {
 		if err := s.Wait(); err != nil {
@@ -45,9 +45,8 @@ func take(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
 	return all, nil
 }
 
-// frameLength draws the length of a frame: those around where libzmq begins to
-// keep a message outside of its zmq_msg_t, and outside of its read buffer, and
-// some that are large.
+// frameLength draws the length of a frame: lengths at which libzmq begins to store a message
+// outside of its zmq_msg_t, and outside of its read buffer, and large lengths.
 func frameLength() *rapid.Generator[int] {
 	return rapid.OneOf(
 		rapid.Just(0), rapid.IntRange(1, 64), rapid.IntRange(1000, 1400), rapid.IntRange(8000, 8400),
@@ -76,7 +75,7 @@ func TestMessagesAreReceivedAsSent(t *testing.T) {
 				}
 				b := transport.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
 				defer b.Release()
-				got, err := take(s, b, len(want))
+				got, err := receiveAll(s, b, len(want))
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -130,14 +129,14 @@ func TestReleaseClearsTheFrames(t *testing.T) {
 		b.Release()
 		b.Release()
 		if len(m.Frames) != 1 || m.Frames[0] != nil {
-			t.Errorf("got frames %q of a message that was given back", m.Frames)
+			t.Errorf("got frames %q of a released message", m.Frames)
 		}
 	}
 }
 
 func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 	long := []byte(strings.Repeat("long", 1000))
-	hold := func() transport.Message {
+	receiveOne := func() transport.Message {
 		zctx, err := zmq4.NewContext()
 		if err != nil {
 			t.Fatal(err)
@@ -168,12 +167,12 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 		}
 		return b.Message(0)
 	}
-	m := hold()
+	m := receiveOne()
 	for range 10 {
 		runtime.GC()
 	}
 	if string(m.Frames[0]) != "short" || !bytes.Equal(m.Frames[1], long) {
-		t.Error("frames changed while the message was held")
+		t.Error("frames changed while the message was in use")
 	}
 	runtime.KeepAlive(m)
 }
@@ -275,7 +274,7 @@ func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
 		t.Errorf("dropped message %+v, %d bytes left", m, b.Bytes())
 	}
 	if got := string(b.Message(2).Frames[0]); got != "2" {
-		t.Errorf("message behind the dropped one begins with %q", got)
+		t.Errorf("the message after the dropped one begins with %q", got)
 	}
 	sendTo(t, sender, make([]byte, transport.MaxBatchBytes))
 	sendTo(t, sender, []byte("no room"))

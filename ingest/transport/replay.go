@@ -26,8 +26,8 @@ const (
 	// of their own, so that silent sockets do not delay the repairs of other engines.
 	maxFirstRequests  = 32
 	firstReplyTimeout = time.Second
-	// transferShare is how long one replay is read while others wait. It is resumed after
-	// them.
+	// transferShare is how long one replay is read while others wait. The replay continues
+	// after them.
 	transferShare = 3 * time.Second
 	// replayPause is how long the next reply may take after the first one. An engine sends
 	// all at once, and its socket drops replies beyond its high-water mark, with the end
@@ -150,7 +150,7 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 type exchange struct {
 	*Requests
 	Request
-	slots    *slots    // of the acquired slot; nil if there is none
+	slots    *slots    // the semaphore of the acquired slot; nil without a slot
 	since    time.Time // when the transfer slot was acquired
 	answered bool
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A transfer that lasts long yields once others wait, and not before.
+// A transfer that has used its share yields only if others wait.
 func TestLongTransferYieldsToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
@@ -24,7 +24,7 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 		}
 		<-time.After(2 * transferShare)
 		if all[0].mustYield() {
-			t.Error("a transfer yields though nobody waits")
+			t.Error("a transfer yields although no other waits")
 		}
 		var took time.Duration
 		done := make(chan error, 1)
@@ -36,7 +36,7 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 		}()
 		synctest.Wait()
 		if !all[0].mustYield() {
-			t.Error("a long transfer does not yield to who waits")
+			t.Error("a long transfer does not yield to a waiting one")
 		}
 		all[0].since = time.Now()
 		if all[0].mustYield() {
@@ -50,7 +50,7 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 	})
 }
 
-// Waiting for a slot is bounded by the request's timeout and by its context.
+// Waiting for a slot ends with the request's patience or its context.
 func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))

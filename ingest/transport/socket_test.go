@@ -58,7 +58,7 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 		t.Fatalf("got request %q", request)
 	}
 	sendTo(t, router, request[0], nil, []byte("1"), []byte("2"))
-	got, err := take(s, transport.NewBatch(8), 1)
+	got, err := receiveAll(s, transport.NewBatch(8), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,8 +47,8 @@ func TestNoWakeupIsLost(t *testing.T) {
 	all.Wait()
 }
 
-// ackFrame is the second frame of a message whose arrival the sender waits for, lastFrame
-// that of the last message, for which it also waits.
+// ackFrame is the second frame of a message whose arrival the sender waits for. lastFrame is the
+// second frame of the last message, whose arrival the sender also waits for.
 var (
 	ackFrame  = []byte{1}
 	lastFrame = []byte{1, 1}

@@ -16,9 +16,9 @@ import (
 // vocabulary is the approximate size of Qwen 3's vocabulary.
 const vocabulary = 151_936
 
-// drawToken draws a token whose code cannot be predicted: one in eight is
-// a number of one byte, as punctuation and digits are, one in 32 has a byte after
-// its code, and of the others nearly half have two and the rest four.
+// drawToken draws a token whose code cannot be predicted. One in eight is encoded in one byte,
+// like punctuation and digits. One in 32 has one byte after its code. Of the others, nearly
+// half have two bytes after the code, and the rest four.
 func drawToken(r *rand.Rand) uint32 {
 	switch n := r.Uint32N(32); {
 	case n < 4:
@@ -30,8 +30,8 @@ func drawToken(r *rand.Rand) uint32 {
 	}
 }
 
-// store returns a batch of one store of blocks of 16 tokens, with the fields that
-// vLLM sets where there is no adapter.
+// store returns a batch of one store of blocks of 16 tokens, with the fields that vLLM sets
+// without a LoRA adapter.
 func store(blocks int) *wire.Batch {
 	return drawStore(rand.New(rand.NewPCG(1, uint64(blocks))), blocks)
 }
@@ -55,10 +55,9 @@ func drawStore(r *rand.Rand, blocks int) *wire.Batch {
 
 var formNames = map[wire.Form]string{wire.FormArray: "array", wire.FormMap: "map"}
 
-// benchPayloads calls bench for B1 and B2, one store of 16 blocks and of one, in both forms.
-// Each has payloads of 32,768 tokens in all, of which no two are the same: a branch
-// predictor would learn as few as a thousand tokens, and a loop that branches on their codes
-// would appear twice as fast.
+// benchPayloads calls bench for B1, stores of 16 blocks, and B2, stores of one block, in both
+// forms. The payloads of each have 32,768 random tokens together: a branch predictor would
+// learn a thousand tokens, and a loop that branches on their codes would appear twice as fast.
 func benchPayloads(b *testing.B, bench func(b *testing.B, payloads [][]byte)) {
 	for _, size := range []struct {
 		name   string
@@ -127,8 +126,8 @@ func BenchmarkGenericDecode(b *testing.B) {
 	})
 }
 
-// BenchmarkFloorWalk is a lower bound for a decoder: one pass over the values of the
-// payload, each recognised by its code, which stores only the tokens.
+// BenchmarkFloorWalk is a lower bound for a decoder: one pass over the values of the payload,
+// which recognises each value by its code, and stores only the tokens.
 func BenchmarkFloorWalk(b *testing.B) {
 	benchPayloads(b, func(b *testing.B, payloads [][]byte) {
 		tokens := make([]uint32, 1024)
@@ -142,13 +141,12 @@ func BenchmarkFloorWalk(b *testing.B) {
 	})
 }
 
-// floorWalk stores the numbers of up to 32 bits, which are the tokens and block_size,
-// and returns how many there were. It knows no structure, and trusts the payload to
-// have only codes that vLLM uses, and in its last 8 bytes only values of one byte,
-// which it passes over. It reads numbers without a branch on their widths,
-// which mix at random, and all else by branches, which are taken in the same order with
-// each payload. Either kind alone takes half as long again: a table of lengths for
-// all codes as well as a branch for each.
+// floorWalk stores the numbers of up to 32 bits, which are the tokens and block_size, and
+// returns how many there are. It ignores the structure of the payload. The payload must have
+// only codes that vLLM uses, and only values of one byte in its last 8 bytes, which floorWalk
+// skips. floorWalk reads numbers without a branch on their widths, which are random, and other
+// values with branches, which can be predicted. With a table of lengths for all codes, or with
+// a branch for each code, it would take half as long again.
 func floorWalk(p []byte, tokens []uint32) int {
 	n := 0
 	for i := 0; i < len(p); {
@@ -174,7 +172,7 @@ func floorWalk(p []byte, tokens []uint32) int {
 	return n
 }
 
-// TestFloorWalk checks that the walk stores what it must.
+// TestFloorWalk checks that floorWalk stores the tokens and the block size.
 func TestFloorWalk(t *testing.T) {
 	for _, blocks := range []int{1, 16} {
 		batch := store(blocks)
@@ -191,8 +189,8 @@ func TestFloorWalk(t *testing.T) {
 	}
 }
 
-// walkShifts is how far eight bytes that begin with a number are shifted, to the
-// left and then to the right, to leave the number, by its code.
+// walkShifts are indexed by the code of a number. To extract the number, the eight bytes that
+// begin with the code are shifted left and then right by this many bits.
 var walkShifts = func() (t [256]struct{ left, right uint8 }) {
 	for c := range 0x80 {
 		t[c].right = 56

@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// sized returns a store of blocks of this size by a main attention group.
+// sized returns a store of blocks of a size by a main attention group.
 func sized(size int, fields obj, hashes ...any) obj {
 	tokens := make([]any, size*len(hashes))
 	for k := range tokens {
@@ -28,16 +28,16 @@ func without(ev obj, keys ...string) obj {
 	return ev
 }
 
-// TestBlockSize checks which stores of several sizes are admitted, and which of those
-// replace the learned size.
+// TestBlockSize checks which stores of several sizes are admitted, and which stores replace the
+// learned size.
 func TestBlockSize(t *testing.T) {
 	group := []string{"group_idx", "kv_cache_spec_kind"}
 	for _, c := range []struct {
 		name   string
 		size   wire.BlockSize
 		events []any
-		// admitted are the first blocks of the admitted stores, replaced those of the stores
-		// that replace the size.
+		// admitted are the first blocks of the admitted stores, replaced the first blocks of the
+		// stores that replace the size.
 		admitted, replaced []uint64
 		want               wire.BlockSize
 	}{
@@ -49,7 +49,7 @@ func TestBlockSize(t *testing.T) {
 			[]uint64{1}, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"not learned from what may be a partial block", wire.BlockSize{},
+			"not learned from a single block that may be partial", wire.BlockSize{},
 			[]any{sized(4, obj{"parent_block_hash": 9}, 1), sized(16, nil, 2), sized(4, obj{"parent_block_hash": 2}, 3)},
 			[]uint64{2}, nil, wire.BlockSize{Tokens: 16},
 		},
@@ -66,34 +66,34 @@ func TestBlockSize(t *testing.T) {
 			[]uint64{1, 2}, []uint64{2}, wire.BlockSize{Tokens: 16},
 		},
 		{
-			"a larger multiple of no group does not", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), group...)},
+			"a larger multiple without a group does not replace", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), group...)},
 			nil, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"a larger multiple of a group never seen does not", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), "kv_cache_spec_kind")},
+			"a larger multiple of an unknown group does not replace", wire.BlockSize{Tokens: 4}, []any{without(sized(16, nil, 2), "kv_cache_spec_kind")},
 			nil, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"a larger multiple of another group does not", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"kv_cache_spec_kind": "mamba"}, 2)},
+			"a larger multiple of a group without main attention does not replace", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"kv_cache_spec_kind": "mamba"}, 2)},
 			nil, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"a larger multiple of another tier does not", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"medium": "CPU"}, 2)},
+			"a larger multiple in another tier does not replace", wire.BlockSize{Tokens: 4}, []any{sized(16, obj{"medium": "CPU"}, 2)},
 			nil, nil, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"any size on the device replaces that of another tier", wire.BlockSize{},
+			"any size in device memory replaces a size from another tier", wire.BlockSize{},
 			[]any{sized(16, obj{"medium": "CPU"}, 1), without(sized(4, nil, 2), group...), sized(16, obj{"medium": "CPU"}, 3), without(sized(8, nil, 4), group...)},
 			[]uint64{1, 2}, []uint64{2}, wire.BlockSize{Tokens: 4},
 		},
 		{
-			"that of another tier stands beside its own", wire.BlockSize{}, []any{sized(4, obj{"medium": "CPU"}, 1), sized(8, obj{"medium": "CPU"}, 2)},
+			"a size from another tier is not replaced by another size of that tier", wire.BlockSize{}, []any{sized(4, obj{"medium": "CPU"}, 1), sized(8, obj{"medium": "CPU"}, 2)},
 			[]uint64{1}, nil, wire.BlockSize{Tokens: 4},
 		},
-		{"what is no multiple does not", wire.BlockSize{Tokens: 4}, []any{sized(6, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
-		{"a smaller size does not", wire.BlockSize{Tokens: 4}, []any{sized(2, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
+		{"a size that is not a multiple does not replace", wire.BlockSize{Tokens: 4}, []any{sized(6, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
+		{"a smaller size does not replace", wire.BlockSize{Tokens: 4}, []any{sized(2, nil, 2)}, nil, nil, wire.BlockSize{Tokens: 4}},
 		{
-			"a configured size stands", wire.BlockSize{Tokens: 4, Configured: true}, []any{sized(16, nil, 2), sized(4, nil, 3)},
+			"a configured size is never replaced", wire.BlockSize{Tokens: 4, Configured: true}, []any{sized(16, nil, 2), sized(4, nil, 3)},
 			[]uint64{3}, nil, wire.BlockSize{Tokens: 4, Configured: true},
 		},
 		{
@@ -125,7 +125,7 @@ func TestBlockSize(t *testing.T) {
 	}
 }
 
-// TestForeignHostBlockSize checks which dropped stores it reports.
+// TestForeignHostBlockSize checks which dropped stores set the field.
 func TestForeignHostBlockSize(t *testing.T) {
 	size := wire.BlockSize{Tokens: 4}
 	r := wire.NewRules(&size)

@@ -85,8 +85,8 @@ func TestHashVectors(t *testing.T) {
 	}
 }
 
-// TestPortableHashesAgree checks the path for big-endian machines against the
-// one that views the tokens as bytes.
+// TestPortableHashesAgree compares the hashes of copied tokens, as on big-endian machines, with
+// the hashes of tokens in place.
 func TestPortableHashesAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tokens := rapid.SliceOfN(rapid.Uint32(), 1, 600).Draw(t, "tokens")
@@ -112,13 +112,13 @@ func TestMMHash(t *testing.T) {
 	if got, want := wire.MMHash([]byte(hexDigest)), uint64(0x0123456789abcdef); got != want {
 		t.Errorf("MMHash of 64 hex digits = %x, want %x", got, want)
 	}
-	// XXH3-64 of nothing, by its specification.
+	// XXH3-64 of no bytes, from the specification.
 	if got, want := wire.MMHash(nil), uint64(0x2d06800538d394c2); got != want {
 		t.Errorf("MMHash of nothing = %x, want %x", got, want)
 	}
 	almost := hexDigest[:63] + "g"
 	if wire.MMHash([]byte(almost)) == 0x0123456789abcdef {
-		t.Error("MMHash took 64 characters for hex digits")
+		t.Error("MMHash treats 64 other characters as hex digits")
 	}
 }
 
@@ -146,9 +146,9 @@ func TestMultimodalStores(t *testing.T) {
 		{"mm_keys", obj{"mm_keys": []any{[]any{}, []any{obj{"type": "mm_key", "hash": id, "start_offset": 0}}}}, mixed},
 		{"block_mm_infos", obj{"block_mm_infos": []any{nil, obj{"mm_objects": []any{obj{"mm_hash": 0xff, "offsets": []any{}}}}}}, mixed},
 		{"identifier in block_mm_infos", obj{"block_mm_infos": []any{nil, obj{"mm_objects": []any{obj{"mm_hash": id}}}}}, mixed},
-		{"said twice", obj{"extra_keys": []any{nil, []any{[]any{id, 0}}}, "mm_keys": []any{nil, []any{obj{"type": "mm_key", "hash": id}}}}, mixed},
-		{"salt beside", obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s"}, []any{[]any{id, 0}}}}, salted},
-		{"salt beside infos", obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s"}, nil}, "block_mm_infos": []any{nil, obj{"mm_objects": []any{obj{"mm_hash": 0xff}}}}}, salted},
+		{"in both extra_keys and mm_keys", obj{"extra_keys": []any{nil, []any{[]any{id, 0}}}, "mm_keys": []any{nil, []any{obj{"type": "mm_key", "hash": id}}}}, mixed},
+		{"salt and image", obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s"}, []any{[]any{id, 0}}}}, salted},
+		{"salt and mm infos", obj{"extra_keys": []any{[]any{"dynamo-cache-salt:s"}, nil}, "block_mm_infos": []any{nil, obj{"mm_objects": []any{obj{"mm_hash": 0xff}}}}}, salted},
 		{"fewer than blocks", obj{"extra_keys": []any{nil}}, plain},
 		{"more than blocks", obj{"extra_keys": []any{nil, nil, []any{[]any{id, 0}}}}, plain},
 	} {
@@ -168,7 +168,7 @@ func TestMultimodalStores(t *testing.T) {
 	}
 }
 
-// TestBlockDigest compares with the output of the author's code,
+// TestBlockDigest compares digests with the output of the generator's reference code,
 // https://prng.di.unimi.it/splitmix64.c.
 func TestBlockDigest(t *testing.T) {
 	for hash, want := range map[uint64]uint64{0: 0xe220a8397b1dcdaf, 1234567: 6457827717110365317} {

@@ -15,8 +15,8 @@ import (
 
 var cleared = []any{"AllBlocksCleared"}
 
-// TestDecodeEvent decodes one event between two clears, and compares it in the
-// form of AppendJSON, or the reason it is skipped for. The clears must survive.
+// TestDecodeEvent decodes one event between two clears. It compares the event's JSON, or the
+// reason for skipping it. The clears must be decoded as well.
 func TestDecodeEvent(t *testing.T) {
 	pairs := []any{[]any{1, 2}, []any{2, 3}}
 	store := []any{"BlockStored", []any{5}, nil, []any{1, 2}, 2, nil, "GPU", nil, nil}
@@ -38,8 +38,8 @@ func TestDecodeEvent(t *testing.T) {
 		{"nil group, kind", with(nil, "mamba", nil), plain + `,"medium":"GPU","spec_kind":"mamba"`},
 		{"nil group, nil kind, window", with(nil, nil, 128), plain + `,"medium":"GPU","sliding_window":128`},
 		{"mm infos shift", with([]any{nil}, 3, "mamba", 128), plain + `,"medium":"GPU","group_idx":3,"spec_kind":"mamba","sliding_window":128,"block_mm_infos":[null]`},
-		{"nil mm infos shift, told by group", with(nil, 3, "mamba", 128), plain + `,"medium":"GPU","group_idx":3,"spec_kind":"mamba","sliding_window":128`},
-		{"nil mm infos shift, told by kind", with(nil, nil, "mamba", 128), plain + `,"medium":"GPU","spec_kind":"mamba","sliding_window":128`},
+		{"nil mm infos shift, detected by the group", with(nil, 3, "mamba", 128), plain + `,"medium":"GPU","group_idx":3,"spec_kind":"mamba","sliding_window":128`},
+		{"nil mm infos shift, detected by the kind", with(nil, nil, "mamba", 128), plain + `,"medium":"GPU","spec_kind":"mamba","sliding_window":128`},
 		{"group is a map", with(obj{}), "bad_type"},
 		{"group is a bool", with(true), "bad_type"},
 		{"window is a string", with(1, "mamba", "x"), "bad_type"},
@@ -98,7 +98,7 @@ func TestDecodeEvent(t *testing.T) {
 		{"nil", nil, "bad_event_shape"},
 		{"string", "AllBlocksCleared", "bad_event_shape"},
 		{"key that is no string", raw("\x82\x05\x91\x01\xa4type\xb0AllBlocksCleared"), `"kind":"cleared"`},
-		{"type stands last", raw("\x82\xacblock_hashes\x91\x05\xa4type\xacBlockRemoved"), `"kind":"removed","block_hashes":["5"]`},
+		{"type is last", raw("\x82\xacblock_hashes\x91\x05\xa4type\xacBlockRemoved"), `"kind":"removed","block_hashes":["5"]`},
 		{"fields of another kind are passed over", obj{"type": "BlockRemoved", "block_hashes": []any{5}, "token_ids": "x", "parent_block_hash": 3, "lora_id": 1},
 			`"kind":"removed","block_hashes":["5"]`},
 		{"clear with fields", obj{"type": "AllBlocksCleared", "block_hashes": []any{5}, "medium": "CPU"}, `"kind":"cleared"`},
@@ -166,9 +166,9 @@ func TestDecodeBatch(t *testing.T) {
 		{"trailing", raw("\x92\x01\x90\xc0"), "trailing_bytes"},
 		{"truncated header", raw("\xdc\x00"), "truncated"},
 		{"truncated string", raw("\x92\x01\x91\x92\xb0AllBlocksCleared\xa5Bloc"), "truncated"},
-		{"events that never come", raw("\x92\x01\x93\x90"), "truncated"},
-		{"hashes that never come", raw("\x92\x01\x91\x92\xacBlockRemoved\x93\x01"), "truncated"},
-		{"tokens that never come", raw("\x92\x01\x91\x95\xabBlockStored\x91\x01\xc0\x93\x01"), "truncated"},
+		{"missing events", raw("\x92\x01\x93\x90"), "truncated"},
+		{"missing hashes", raw("\x92\x01\x91\x92\xacBlockRemoved\x93\x01"), "truncated"},
+		{"missing tokens", raw("\x92\x01\x91\x95\xabBlockStored\x91\x01\xc0\x93\x01"), "truncated"},
 		{"bad event, then truncated", raw("\x92\x01\x92\x05\x92\xb0AllBlocksCleared"), "truncated"},
 		{"oversize string", raw("\x92\x01\x91\x91\xd9\xff"), "oversize"},
 		{"oversize bytes in a bad event", raw("\x92\x01\x91\x92\x05\xc6\xff\xff\xff\xff"), "oversize"},

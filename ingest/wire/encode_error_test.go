@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// encode calls AppendBatch for a batch that can be encoded.
+// encode encodes a batch that can be encoded.
 func encode(tb interface {
 	Helper()
 	Fatal(args ...any)
@@ -28,7 +28,7 @@ func encode(tb interface {
 	return payload
 }
 
-// TestEncodeRejects checks which batches are refused, and the reason in the error.
+// TestEncodeRejects checks which batches are rejected, and the reason in the error.
 func TestEncodeRejects(t *testing.T) {
 	ofMap := wire.Encoder{EventForm: wire.FormMap}
 	store := func(change func(ev *wire.Event)) *wire.Batch {
@@ -90,8 +90,8 @@ func TestEncodeRejects(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dst := []byte("before and behind")
 			got, err := c.e.AppendBatch(dst[:6], c.b)
-			var refused *wire.EncodeError
-			if !errors.As(err, &refused) || refused.Event != c.event || refused.Field != c.field || !strings.Contains(err.Error(), c.want) {
+			var rejected *wire.EncodeError
+			if !errors.As(err, &rejected) || rejected.Event != c.event || rejected.Field != c.field || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one of event %d, field %s: %s", err, c.event, c.field, c.want)
 			}
 			if string(got) != "before" || string(dst) != "before and behind" {
@@ -194,7 +194,7 @@ func drawText(t *rapid.T) string {
 // encoded: those are rejected with the name of an existing field, all others round-trip.
 func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 	var d wire.Decoder
-	refused, same := 0, 0
+	rejected, same := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		f := plainForms.Draw(t, "form")
 		e := wire.Encoder{BatchForm: f.batchForm, EventForm: f.eventForm}
@@ -209,8 +209,8 @@ func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 		before := []byte("before")
 		payload, err := e.AppendBatch(before, b)
 		if err != nil {
-			refused++
-			checkRefusal(t, b, err)
+			rejected++
+			checkEncodeError(t, b, err)
 			if string(payload) != "before" {
 				t.Errorf("dst is %q after an error", payload)
 			}
@@ -233,26 +233,26 @@ func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 			t.Errorf("batch differs (-want +got):\n%s", diff)
 		}
 	})
-	if refused == 0 || same == 0 {
-		t.Errorf("%d batches were refused, %d were not: want some of both", refused, same)
+	if rejected == 0 || same == 0 {
+		t.Errorf("%d batches were rejected, %d were not; want some of both", rejected, same)
 	}
 }
 
-// checkRefusal checks that the error names an event of the batch and a field of it,
+// checkEncodeError checks that the error names an event of the batch and a field of it,
 // or of the batch or encoder.
-func checkRefusal(t *rapid.T, b *wire.Batch, err error) {
-	var refusal *wire.EncodeError
-	if !errors.As(err, &refusal) {
+func checkEncodeError(t *rapid.T, b *wire.Batch, err error) {
+	var encodeErr *wire.EncodeError
+	if !errors.As(err, &encodeErr) {
 		t.Fatalf("error %v is no EncodeError", err)
 	}
 	of := reflect.TypeFor[wire.Event]()
-	name := refusal.Field
+	name := encodeErr.Field
 	switch rest, ok := strings.CutPrefix(name, "Encoder."); {
 	case ok:
 		of, name = reflect.TypeFor[wire.Encoder](), rest
-	case refusal.Event < 0:
+	case encodeErr.Event < 0:
 		of = reflect.TypeFor[wire.Batch]()
-	case refusal.Event >= len(b.Events):
+	case encodeErr.Event >= len(b.Events):
 		t.Fatalf("error %v is of an event beyond %d", err, len(b.Events))
 	}
 	for part := range strings.SplitSeq(name, ".") {
@@ -265,8 +265,8 @@ func checkRefusal(t *rapid.T, b *wire.Batch, err error) {
 		}
 		of = field.Type
 	}
-	if !strings.HasPrefix(err.Error(), "encode batch: ") || !strings.Contains(err.Error(), refusal.Field+": ") {
-		t.Errorf("error %v does not name %s", err, refusal.Field)
+	if !strings.HasPrefix(err.Error(), "encode batch: ") || !strings.Contains(err.Error(), encodeErr.Field+": ") {
+		t.Errorf("error %v does not name %s", err, encodeErr.Field)
 	}
 }
 

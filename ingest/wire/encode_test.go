@@ -177,7 +177,7 @@ func TestEncodeAppends(t *testing.T) {
 	}
 }
 
-// TestEncodeAsEngines compares with the events of engines.
+// TestEncodeAsEngines compares encoded batches with the batches of engines.
 func TestEncodeAsEngines(t *testing.T) {
 	b := &wire.Batch{Time: 1.5, HasTime: true, Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Medium: "GPU"},

@@ -50,8 +50,8 @@ func integers(v int64) (all []raw) {
 	return all
 }
 
-// TestEveryWidthOfIntegers checks that every encoding of a number decodes to it, in every
-// field: engines do not always write the shortest.
+// TestEveryWidthOfIntegers checks that every encoding of a number decodes to the number, in
+// every field. Engines do not always write the shortest encoding.
 func TestEveryWidthOfIntegers(t *testing.T) {
 	for _, v := range []int64{0, 1, 127, 128, 255, 256, 32767, 32768, 65535, 65536, math.MaxInt32, math.MaxUint32, math.MaxInt64} {
 		for _, code := range integers(v) {
@@ -137,7 +137,7 @@ func TestInvalidHashesAreBadType(t *testing.T) {
 	}
 }
 
-// TestTimes checks the batch's time, and that of events, which AIBrix sends.
+// TestTimes checks the time of batches, and the time of events, which AIBrix sends.
 func TestTimes(t *testing.T) {
 	for _, c := range []struct {
 		ts   any
@@ -265,8 +265,8 @@ func TestNilFields(t *testing.T) {
 	}
 }
 
-// TestMapsInAnyOrder draws the order of a map's keys, and unknown ones with
-// nested values among them.
+// TestMapsInAnyOrder draws the order of a map's keys, which include unknown keys with nested
+// values.
 func TestMapsInAnyOrder(t *testing.T) {
 	type member struct {
 		key   any
@@ -334,8 +334,8 @@ func TestDuplicateKeys(t *testing.T) {
 	}
 }
 
-// TestMooncake checks Mooncake's events, with and without vLLM's names, which it may also
-// send.
+// TestMooncake checks Mooncake's events, with and without the keys of vLLM, which Mooncake may
+// send as well.
 func TestMooncake(t *testing.T) {
 	event := func(kind string, more obj) obj {
 		ev := obj{"event_id": 1, "timestamp": uint64(1770000000000), "event_type": kind, "model_name": nil, "block_size": nil,
@@ -358,10 +358,10 @@ func TestMooncake(t *testing.T) {
 	}{
 		{"stored", event("stored", obj{"parent_hash": nil, "token_ids": nil}), &stored},
 		{"stored, no tokens at all", event("stored", nil), &stored},
-		{"stored in both words", event("stored", obj{"type": "BlockStored", "block_hashes": []any{42}, "token_ids": nil, "parent_block_hash": nil}), &stored},
+		{"stored with the keys of vLLM", event("stored", obj{"type": "BlockStored", "block_hashes": []any{42}, "token_ids": nil, "parent_block_hash": nil}), &stored},
 		{"stored with content", event("stored", obj{"token_ids": []any{1, 2}, "block_size": 2}), &content},
 		{"removed", event("removed", nil), &removed},
-		{"removed in both words", event("removed", obj{"type": "BlockRemoved", "block_hashes": []any{42}}), &removed},
+		{"removed with the keys of vLLM", event("removed", obj{"type": "BlockRemoved", "block_hashes": []any{42}}), &removed},
 		{"both words disagree", event("removed", obj{"type": "BlockStored", "block_hashes": []any{42}}), nil},
 		{"other event type beside vLLM's", event("moved", obj{"type": "BlockStored", "block_hashes": []any{42}}), nil},
 	} {
@@ -466,8 +466,8 @@ func TestKeysInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestKeysOfOtherTypesAreSkipped decodes map events with values of other types as keys,
-// including one that resembles the internal value for no key.
+// TestKeysOfOtherTypesAreSkipped decodes map events with keys that are not strings, including
+// the code 0xc1 that stands for no key internally.
 func TestKeysOfOtherTypesAreSkipped(t *testing.T) {
 	for name, key := range map[string]string{
 		"negative": "\xff", "nil": "\xc0", "false": "\xc2", "list": "\x92\xff\xff", "bytes": "\xc4\x02\xff\xff",

@@ -72,7 +72,7 @@ func FuzzParseTopic(f *testing.F) {
 		got, err := wire.ParseTopic(topic)
 		if err != nil {
 			if !errors.Is(err, wire.ErrTopic) && !errors.Is(err, wire.ErrEpoch) {
-				t.Errorf("error %v is none of ours", err)
+				t.Errorf("error %v, want ErrTopic or ErrEpoch", err)
 			}
 			return
 		}
@@ -139,7 +139,7 @@ func FuzzParseReply(f *testing.F) {
 		case err != nil:
 		case end:
 			if !bytes.Equal(number, bytes.Repeat([]byte{0xff}, 8)) || len(payload) != 0 {
-				t.Errorf("%x with %d bytes of payload is taken for the end", number, len(payload))
+				t.Errorf("seq %x with %d bytes of payload is parsed as the end marker", number, len(payload))
 			}
 		case seq != binary.BigEndian.Uint64(number) || !bytes.Equal(got, payload):
 			t.Errorf("seq %d of %x", seq, number)

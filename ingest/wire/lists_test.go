@@ -10,7 +10,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// plainScan is ScanTokens without optimizations, up to the payload's end.
+// plainScan is ScanTokens without optimizations. It reads up to the payload's end.
 func plainScan(tokens []uint32, p []byte, i int) (k, end int) {
 	for ; k < len(tokens) && i < len(p); k++ {
 		if c := p[i]; c > 0x7f && c != 0xcc && c != 0xcd && c != 0xce {
@@ -26,8 +26,8 @@ func plainScan(tokens []uint32, p []byte, i int) (k, end int) {
 	return k, i
 }
 
-// TestScanTokensEqualsPlainLoop compares the loop over tokens to a plain one, on runs of one
-// width, on mixed ones, and on those cut off or interrupted anywhere.
+// TestScanTokensEqualsPlainLoop compares ScanTokens with plainScan, on tokens of one width and
+// of mixed widths, truncated and interrupted at random places.
 func TestScanTokensEqualsPlainLoop(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 5))
 	for range 20_000 {

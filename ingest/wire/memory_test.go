@@ -12,7 +12,7 @@ import (
 
 // perByte bounds the bytes that a fresh Decoder allocates per byte of payload, in addition
 // to 64 KiB. The worst cases are bad events of one byte, which use 16 bytes each, and events
-// of 15 bytes, which use 208, and 16 more if they may be skipped.
+// of 15 bytes, which use 208 bytes, or 224 bytes if they may be skipped.
 const perByte = 16
 
 // TestDecodeTakesMemoryInProportion decodes payloads that claim to be much larger than they
@@ -47,8 +47,8 @@ func TestDecodeTakesMemoryInProportion(t *testing.T) {
 
 // TestBoundedMemory decodes and admits payloads that claim to be much larger than they are,
 // each with a fresh Decoder and Rules. All allocations count, at most 40 bytes per byte of
-// payload; fewer are live at a time. The worst cases are events of 15 bytes, which use 208
-// each, and lists of identifiers of 3 bytes, which double as they grow.
+// payload. Fewer bytes are live at a time. The worst cases are events of 15 bytes, which use
+// 208 bytes each, and lists of identifiers of 3 bytes, which double as they grow.
 func TestBoundedMemory(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -90,8 +90,8 @@ func heap() int {
 }
 
 // TestMemoryOfALargeBatchIsFreed decodes and admits a large payload, then a small one, and
-// measures the memory that remains. Buffers of events, hashes and tokens are kept up to a
-// bound each; the payload and its long strings are not.
+// measures the memory in use. Buffers of events, hashes and tokens are kept up to a bound
+// each. The payload and its long strings are not kept.
 func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -115,10 +115,10 @@ func TestMemoryOfALargeBatchIsFreed(t *testing.T) {
 			take(payload(t, 8<<20))
 			took := heap() - before
 			take(small)
-			// The arenas that are below their bounds: 4 MiB of tokens at worst here.
+			// The largest buffer that is kept has 4 MiB of tokens.
 			const most = 5 << 20
 			if got := heap() - before; got > most {
-				t.Errorf("%d bytes stay of %d, want at most %d", got, took, most)
+				t.Errorf("%d bytes of %d are still in use, want at most %d", got, took, most)
 			}
 			runtime.KeepAlive(rules)
 			runtime.KeepAlive(&d)
@@ -141,7 +141,7 @@ func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 		{"a smaller batch", plain},
 		{"a batch whose last event is bad", pack(t, batchOf(removed(nil, 1), []any{"BlockRemoved"}))},
 		{"a batch cut off", plain[:len(plain)-1]},
-		{"a batch that names its events twice", raw("\x82\xa6events\x92\x91\xb0AllBlocksCleared\x91\xb0AllBlocksCleared\xa6events\x90")},
+		{"a batch with two lists of events", raw("\x82\xa6events\x92\x91\xb0AllBlocksCleared\x91\xb0AllBlocksCleared\xa6events\x90")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var (
@@ -168,7 +168,7 @@ func TestUnusedEventsReferenceNoPayload(t *testing.T) {
 			}
 			_, _ = d.Decode(c.last)
 			if got := heap() - before; got > size {
-				t.Errorf("%d bytes stay", got)
+				t.Errorf("%d bytes are still in use", got)
 			}
 			runtime.KeepAlive(rules)
 			runtime.KeepAlive(&d)
@@ -213,15 +213,15 @@ func TestIdleRulesReferenceNoPayload(t *testing.T) {
 	}
 	take(wire.NewRules(new(wire.BlockSize)), small)
 	if got, most := heap()-before, len(rules)<<20; got > most {
-		t.Errorf("%d bytes stay, want at most %d", got, most)
+		t.Errorf("%d bytes are still in use, want at most %d", got, most)
 	}
 	runtime.KeepAlive(rules)
 	runtime.KeepAlive(payloads)
 }
 
 // TestSteadyStateAllocatesNothing decodes and admits B1 and B2 in both forms, with
-// all that engines put into extra keys, and a step of 128 K tokens that evicts as
-// much, each block in an event of its own.
+// all kinds of extra keys, and a step that stores 128 K tokens and removes as many, with one
+// block per event.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

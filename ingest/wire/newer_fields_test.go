@@ -17,8 +17,8 @@ import (
 
 var publisherID = []byte("0123456789abcdef")
 
-// TestPublisherID decodes batches that name their publisher, and batches with
-// something else in that place, which is an unknown extra element.
+// TestPublisherID decodes batches with a publisher id, and batches with another value instead,
+// which is an unknown extra element.
 func TestPublisherID(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -88,7 +88,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestTruncatedPublisherID cuts the batch off within the id.
+// TestTruncatedPublisherID truncates the batch within the id.
 func TestTruncatedPublisherID(t *testing.T) {
 	payload := pack(t, []any{1.5, []any{}, nil, publisherID})
 	for n := range payload {
@@ -131,7 +131,7 @@ func TestOrigin(t *testing.T) {
 	}
 	twice := raw("\x86\xa4type\xabBlockStored\xacblock_hashes\x91\x05\xa9token_ids\x91\x07\xaablock_size\x01\xa6origin\xa3NEW\xa6origin\xa1x")
 	if got := oneEvent(t, twice); got == nil || got.Origin != wire.OriginUnknown {
-		t.Errorf("named twice, the second time unknown: %+v", got)
+		t.Errorf("two origins, the second unknown: %+v", got)
 	}
 	for _, name := range []string{"BlockRemoved", "AllBlocksCleared"} {
 		if got := oneEvent(t, obj{"type": name, "block_hashes": []any{5}, "origin": "REUSED"}); got == nil || got.Origin != wire.OriginUnknown {
@@ -185,7 +185,7 @@ func TestRemainingCopies(t *testing.T) {
 			}
 		})
 	}
-	t.Run("of no remove", func(t *testing.T) {
+	t.Run("on other kinds of events", func(t *testing.T) {
 		for _, more := range []obj{
 			{"type": "BlockStored", "token_ids": []any{1}, "block_size": 1, "parent_block_hash": 4, "medium": "GPU", "origin": "NEW"},
 			{"type": "AllBlocksCleared"},
@@ -196,7 +196,7 @@ func TestRemainingCopies(t *testing.T) {
 			}
 		}
 	})
-	t.Run("named twice", func(t *testing.T) {
+	t.Run("two lists of counts", func(t *testing.T) {
 		for counts, want := range map[string]bool{"\x91\x02": true, "\x90": false, "\xa0": false} {
 			ev := "\x84\xa4type\xacBlockRemoved\xacblock_hashes\x91\x05\xb5remaining_copy_counts\x91\x01\xb5remaining_copy_counts" + counts
 			got := oneEvent(t, raw(ev))
@@ -268,8 +268,7 @@ func TestUnknownElementsAreSkipped(t *testing.T) {
 			}
 		}
 	}
-	// The lineage is unknown here: an integer may be a window, but no value makes the
-	// event bad.
+	// The producer is unknown: an integer may be a window, but no value makes the event bad.
 	unset := store("adapter", nil, nil, nil, nil)
 	for _, first := range tails {
 		for _, second := range tails {
@@ -281,14 +280,14 @@ func TestUnknownElementsAreSkipped(t *testing.T) {
 	}
 }
 
-// TestEventStaysSmall bounds the size of Event, since a batch may have very many.
+// TestEventStaysSmall bounds the size of Event, because a batch may have many events.
 func TestEventStaysSmall(t *testing.T) {
 	if got := unsafe.Sizeof(wire.Event{}); got > 208 {
 		t.Errorf("an event takes %d bytes, want 208 at most", got)
 	}
 }
 
-// TestNewerFieldsAsJSON checks that newer fields appear only where present.
+// TestNewerFieldsAsJSON checks that JSON has newer fields only if they are set.
 func TestNewerFieldsAsJSON(t *testing.T) {
 	b := &wire.Batch{Form: wire.FormArray, PublisherID: []byte("\x00\x01\xfe\xff456789abcdef"), Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Origin: wire.OriginReused},
@@ -302,11 +301,11 @@ func TestNewerFieldsAsJSON(t *testing.T) {
 	}
 	b.PublisherID, b.Events[0].Origin, b.Events[1].Rare = nil, wire.OriginUnknown, nil
 	if got := string(b.AppendJSON(nil)); strings.Contains(got, "publisher") || strings.Contains(got, "origin") || strings.Contains(got, "copy") {
-		t.Errorf("absent fields show: %s", got)
+		t.Errorf("JSON has absent fields: %s", got)
 	}
 }
 
-// TestEncodeNewerFields compares with the encoding by engines.
+// TestEncodeNewerFields compares encoded batches with the batches of engines.
 func TestEncodeNewerFields(t *testing.T) {
 	b := &wire.Batch{Time: 1.5, HasTime: true, PublisherID: publisherID, Events: []wire.Event{
 		{Kind: wire.KindStored, BlockHashes: []uint64{5}, Tokens: []uint32{1}, BlockSize: 1, Medium: "GPU", Origin: wire.OriginNew},

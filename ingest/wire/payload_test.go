@@ -12,13 +12,13 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// obj is a MessagePack map; arr would be []any.
+// obj is a MessagePack map.
 type obj map[string]any
 
 // raw is encoded MessagePack.
 type raw []byte
 
-// pack encodes v. The keys of maps go in alphabetical order.
+// pack encodes v. The keys of maps are in alphabetical order.
 func pack(tb testing.TB, v any) []byte {
 	tb.Helper()
 	return appendValue(tb, nil, v)
@@ -99,8 +99,7 @@ func distinct(n int) raw {
 	return list(n, b)
 }
 
-// oversized makes payloads of some n bytes that claim or need much more memory than
-// that.
+// oversized makes payloads of some n bytes that declare, or need, much more memory.
 var oversized = map[string]func(tb testing.TB, n int) []byte{
 	"bad events": func(tb testing.TB, n int) []byte {
 		return pack(tb, []any{1, same(n, "\x05")})

@@ -39,7 +39,7 @@ func TestMediaInAnyCase(t *testing.T) {
 		odd := string(cased) + rapid.SampledFrom([]string{" ", "_", "S", "1", "\x00"}).Draw(t, "more")
 		if _, ok := media[strings.ToUpper(odd)]; !ok {
 			if _, ok := wire.TierOf(odd); ok {
-				t.Errorf("TierOf(%q) knows a tier", odd)
+				t.Errorf("TierOf(%q) returns a tier", odd)
 			}
 		}
 	})
@@ -139,8 +139,8 @@ func TestSaltsAmongExtraKeys(t *testing.T) {
 		{"bytes", []any{[]any{[]byte("dynamo-cache-salt:s")}}, nil, ""},
 		{"a pair's identifier", []any{[]any{[]any{"dynamo-cache-salt:s", 0}}}, nil, ""},
 		{"equal to the adapter", []any{[]any{"a", "dynamo-cache-salt:a"}}, "a", "a"},
-		{"an adapter of that name", []any{[]any{"dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", ""},
-		{"an adapter of that name, and a salt", []any{[]any{"dynamo-cache-salt:a", "dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", "a"},
+		{"an adapter whose name has the prefix", []any{[]any{"dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", ""},
+		{"an adapter whose name has the prefix, and a salt", []any{[]any{"dynamo-cache-salt:a", "dynamo-cache-salt:a"}}, "dynamo-cache-salt:a", "a"},
 		{"typed", typedSalt("s"), nil, "s"},
 		{"typed, marked", typedSalt("dynamo-cache-salt:s"), nil, "s"},
 		{"typed, empty", typedSalt(""), nil, ""},

@@ -42,8 +42,8 @@ func counted(reasons ...wire.Reason) wire.Counts {
 	return c
 }
 
-// TestAdmit passes events to new Rules, and compares the raw ids of the admitted ones and
-// the counts: dropped events leave a hole in the ids, ignored ones do not.
+// TestAdmit passes events to new Rules, and compares the raw ids of the admitted events, and
+// the counts of the others. Dropped events have raw ids, ignored events do not.
 func TestAdmit(t *testing.T) {
 	good := stored(nil, 1)
 	longest := strings.Repeat("n", 1024)
@@ -68,7 +68,7 @@ func TestAdmit(t *testing.T) {
 			counted(wire.ReasonUnsupportedOwnership)},
 		{"sliding window", []any{stored(obj{"kv_cache_spec_kind": "sliding_window"}, 1), good}, []uint64{1},
 			counted(wire.ReasonNonMainAttentionGroup)},
-		{"kind nobody knows", []any{stored(obj{"kv_cache_spec_kind": "new"}, 1)}, nil, counted(wire.ReasonNonMainAttentionGroup)},
+		{"unknown kind", []any{stored(obj{"kv_cache_spec_kind": "new"}, 1)}, nil, counted(wire.ReasonNonMainAttentionGroup)},
 		{"main attention", []any{
 			stored(obj{"kv_cache_spec_kind": "full_attention"}, 1),
 			stored(obj{"kv_cache_spec_kind": "mla_attention"}, 1),
@@ -83,7 +83,7 @@ func TestAdmit(t *testing.T) {
 			removed(obj{"group_idx": 1}, 1),
 			stored(obj{"group_idx": 1}, 2),
 		}, []uint64{1, 2, 3}, counted(wire.ReasonNonMainAttentionGroup, wire.ReasonNonMainAttentionGroup)},
-		{"a kind on the event outweighs what was learned", []any{
+		{"the event's kind overrides the kind of the group", []any{
 			stored(obj{"kv_cache_spec_kind": "full_attention", "group_idx": 1}, 1),
 			stored(obj{"kv_cache_spec_kind": "mamba", "group_idx": 1}, 1),
 			removed(obj{"group_idx": 1}, 1),
@@ -123,7 +123,7 @@ func TestAdmit(t *testing.T) {
 		{"salt too long that does not count", []any{
 			stored(obj{"cache_salt": "s", "extra_keys": []any{[]any{"dynamo-cache-salt:" + longest + "x"}}}, 1)}, []uint64{1}, wire.Counts{}},
 		{"salt too long of a remove, which goes nowhere", []any{removed(obj{"cache_salt": longest + "x"}, 1)}, []uint64{1}, wire.Counts{}},
-		{"store with a name too long teaches no block size", []any{stored(obj{"lora_name": longest + "x", "block_size": 2}, 1), good},
+		{"block size is not learned from a store whose name is too long", []any{stored(obj{"lora_name": longest + "x", "block_size": 2}, 1), good},
 			[]uint64{2}, counted(wire.ReasonNameTooLong)},
 		{"parent 0", []any{stored(obj{"parent_block_hash": 0}, 1)}, []uint64{1}, wire.Counts{}},
 	} {
@@ -175,7 +175,7 @@ func TestAdmittedStores(t *testing.T) {
 			left{[]uint64{1, 2}, hashes("", "s", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, "s"}},
 		{"salt among extra keys", obj{"extra_keys": []any{[]any{"x", "dynamo-cache-salt:s"}, nil}},
 			left{[]uint64{1, 2}, hashes("", "s", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, "s"}},
-		{"its own salt comes first", obj{"cache_salt": "t", "extra_keys": []any{[]any{"dynamo-cache-salt:s"}}},
+		{"cache_salt overrides a salt in extra_keys", obj{"cache_salt": "t", "extra_keys": []any{[]any{"dynamo-cache-salt:s"}}},
 			left{[]uint64{1, 2}, hashes("", "t", 1, 2, 3, 4), []uint32{1, 2, 3, 4}, wire.TierDevice, "t"}},
 		{"opaque", obj{"token_ids": []any{1, "x", 3, 4}}, left{[]uint64{1, 2}, nil, nil, wire.TierDevice, ""}},
 		{"eagle", obj{"token_ids": []any{[]any{1, 2}, []any{2, 3}, []any{3, 4}, []any{4, 5}}},
@@ -221,7 +221,7 @@ func TestGroupsArePerRank(t *testing.T) {
 	var got []uint64
 	got = append(got, admitted(0, teach), admitted(0, ask), admitted(1, ask), admitted(0, ask))
 	r.SkipRaw(10)
-	r.Reset(1) // another engine's
+	r.Reset(1) // the rank of another engine
 	got = append(got, admitted(0, ask))
 	r.Reset(0)
 	got = append(got, admitted(0, ask), admitted(0, teach), admitted(0, ask))
@@ -278,8 +278,8 @@ func TestRawIDsNeverFall(t *testing.T) {
 	}
 }
 
-// TestBlockSizeIsSharedByTheWorkersSources checks that a block size learned from one source applies to the
-// others.
+// TestBlockSizeIsSharedByTheWorkersSources checks that a block size that was learned from one
+// source applies to the other sources.
 func TestBlockSizeIsSharedByTheWorkersSources(t *testing.T) {
 	var (
 		size   wire.BlockSize
@@ -349,13 +349,13 @@ func TestReasonNames(t *testing.T) {
 	names := make(map[string]bool)
 	for r := range wire.Reason(wire.NumReasons) {
 		if r.String() == "" || names[r.String()] {
-			t.Errorf("reason %d is called %q", r, r)
+			t.Errorf("reason %d has name %q", r, r)
 		}
 		names[r.String()] = true
 	}
 	for e := wire.ErrTruncated; e <= wire.ErrDepth; e++ {
 		if e.Name() == "" || names[e.Name()] || e.Error() != fmt.Sprintf("decode batch: %s", e.Name()) {
-			t.Errorf("error %d is called %q", uint8(e), e.Name())
+			t.Errorf("error %d has name %q", uint8(e), e.Name())
 		}
 		names[e.Name()] = true
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// saltKey returns extra keys whose first block has a salt, marked as Dynamo does for vLLM,
-// and typedSalt in the form of vLLM's typed extra keys.
+// saltKey returns extra keys with a salt for the first block, with Dynamo's prefix. typedSalt
+// does the same in the form of vLLM's typed extra keys.
 func saltKey(salt string) []any { return []any{[]any{"dynamo-cache-salt:" + salt}} }
 
 func typedSalt(salt any) []any { return []any{[]any{obj{"type": "cache_salt", "salt": salt}}} }
@@ -53,9 +53,9 @@ func TestSaltsAreInherited(t *testing.T) {
 		{"child of a negative hash", []any{stored(obj{"cache_salt": "s"}, -1), child(nil, []byte{255, 255, 255, 255, 255, 255, 255, 255}, 2)}, "s"},
 		{"child with an empty salt", []any{salted, child(obj{"cache_salt": ""}, 1, 2)}, "s"},
 		{"child with extra keys that are none", []any{salted, child(obj{"extra_keys": []any{nil}}, 1, 2)}, "s"},
-		{"own salt wins", []any{salted, child(obj{"cache_salt": "t"}, 1, 2)}, "t"},
-		{"own salt among extra keys wins", []any{salted, child(obj{"extra_keys": saltKey("t")}, 1, 2)}, "t"},
-		{"own salt is the children's", []any{salted, child(obj{"cache_salt": "t"}, 1, 2), child(nil, 2, 3)}, "t"},
+		{"salt of the child overrides the parent's", []any{salted, child(obj{"cache_salt": "t"}, 1, 2)}, "t"},
+		{"salt in the child's extra keys overrides the parent's", []any{salted, child(obj{"extra_keys": saltKey("t")}, 1, 2)}, "t"},
+		{"children inherit the overriding salt", []any{salted, child(obj{"cache_salt": "t"}, 1, 2), child(nil, 2, 3)}, "t"},
 		{"child of another", []any{salted, stored(nil, 2), child(nil, 2, 3)}, ""},
 		{"sibling", []any{salted, stored(nil, 2)}, ""},
 		{"parent 0 that is no block", []any{salted, child(nil, 0, 2)}, ""},
@@ -67,19 +67,19 @@ func TestSaltsAreInherited(t *testing.T) {
 		{"parent removed from another tier", []any{salted, removed(obj{"medium": "CPU"}, 1), child(nil, 1, 2)}, "s"},
 		{"parent copied, and removed from the device", []any{salted, hashOnly(obj{"medium": "CPU"}, 1), removed(nil, 1), child(nil, 1, 2)}, "s"},
 		{"parent removed everywhere", []any{salted, hashOnly(obj{"medium": "CPU"}, 1), removed(nil, 1), removed(obj{"medium": "CPU"}, 1), child(nil, 1, 2)}, ""},
-		{"a remove too many of a tier takes no other's", []any{salted, hashOnly(obj{"medium": "DISK"}, 1), removed(nil, 1, 1, 1), child(nil, 1, 2)}, "s"},
+		{"an extra remove in one tier removes no copy in another tier", []any{salted, hashOnly(obj{"medium": "DISK"}, 1), removed(nil, 1, 1, 1), child(nil, 1, 2)}, "s"},
 		{"cleared", []any{salted, obj{"type": "AllBlocksCleared"}, child(nil, 1, 2)}, ""},
 
-		{"child of a hash-only store that names its salt", []any{hashOnly(obj{"cache_salt": "s"}, 1), child(nil, 1, 2)}, "s"},
+		{"child of a hash-only store with a salt", []any{hashOnly(obj{"cache_salt": "s"}, 1), child(nil, 1, 2)}, "s"},
 		{"child of a hash-only store that continues a salted one", []any{salted, hashOnly(obj{"parent_block_hash": 1}, 2), child(nil, 2, 3)}, "s"},
 		{"hash-only copies leave the salt", []any{salted, hashOnly(nil, 1), hashOnly(obj{"medium": "DISK"}, 1), child(nil, 1, 2)}, "s"},
 
 		{"remote stores teach nothing", []any{stored(obj{"cache_salt": "s", "locality": "REMOTE"}, 1), child(nil, 1, 2)}, ""},
-		{"remote removes take nothing", []any{salted, removed(obj{"locality": "REMOTE"}, 1), child(nil, 1, 2)}, "s"},
-		{"other groups take nothing", []any{salted,
+		{"removes of a remote locality remove no copy", []any{salted, removed(obj{"locality": "REMOTE"}, 1), child(nil, 1, 2)}, "s"},
+		{"removes of other groups remove no copy", []any{salted,
 			stored(obj{"cache_salt": "t", "kv_cache_spec_kind": "mamba", "group_idx": 1}, 1), removed(obj{"group_idx": 1}, 1), child(nil, 1, 2)}, "s"},
 		{"unknown media teach nothing", []any{stored(obj{"cache_salt": "s", "medium": "TAPE"}, 1), child(nil, 1, 2)}, ""},
-		{"child of what was cut off", []any{stored(obj{"cache_salt": "s", "token_ids": []any{1}}, 1, 2), child(nil, 2, 3)}, "s"},
+		{"child of a block that was cut off", []any{stored(obj{"cache_salt": "s", "token_ids": []any{1}}, 1, 2), child(nil, 2, 3)}, "s"},
 		{"child of a store dropped for its tokens", []any{stored(obj{"cache_salt": "s", "token_ids": []any{}}, 1), child(nil, 1, 2)}, "s"},
 		{"child of a store dropped for its hashes", []any{stored(obj{"cache_salt": "s"}, 1, 1), child(nil, 1, 2)}, "s"},
 		{"child of a store dropped for its block size", []any{stored(nil, 9), stored(obj{"cache_salt": "s", "block_size": 2}, 1), child(nil, 1, 2)}, "s"},
@@ -163,9 +163,9 @@ func TestSaltsArePerRank(t *testing.T) {
 	}
 }
 
-// TestUnsaltedSourcesRememberNothing checks that traffic without salts uses no memory, with
+// TestUnsaltedSourcesUseNoMemory checks that traffic without salts uses no memory, with
 // or without extra keys.
-func TestUnsaltedSourcesRememberNothing(t *testing.T) {
+func TestUnsaltedSourcesUseNoMemory(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -174,7 +174,7 @@ func TestUnsaltedSourcesRememberNothing(t *testing.T) {
 	r.Admit(decodeOf(t, stored(nil, 1), stored(obj{"parent_block_hash": 1, "extra_keys": []any{[]any{"x"}}}, 2),
 		removed(nil, 1), obj{"type": "AllBlocksCleared"}, stored(obj{"cache_salt": "s"})), 0, &counts)
 	if ranks, blocks, salts, bytes := r.Salted(); ranks+blocks+salts+bytes != 0 {
-		t.Errorf("%d ranks, %d blocks, %d salts of %d bytes are remembered", ranks, blocks, salts, bytes)
+		t.Errorf("%d ranks, %d blocks, %d salts of %d bytes are recorded", ranks, blocks, salts, bytes)
 	}
 }
 
@@ -199,9 +199,9 @@ func TestSaltsAreRemovedWithTheirBlocks(t *testing.T) {
 	}
 }
 
-// TestBlocksOfManyCopiesStay checks that a block with more copies than are counted is kept
+// TestBlocksOfManyCopiesAreKeptUntilCleared checks that a block with more copies than are counted is kept
 // until its rank is cleared.
-func TestBlocksOfManyCopiesStay(t *testing.T) {
+func TestBlocksOfManyCopiesAreKeptUntilCleared(t *testing.T) {
 	var (
 		size   wire.BlockSize
 		counts wire.Counts
@@ -221,7 +221,7 @@ func TestBlocksOfManyCopiesStay(t *testing.T) {
 }
 
 // TestSaltedBlocksBeyondTheLimitAreUnknown checks the salts in a rank with more salted
-// blocks than are remembered, and that the rank is complete after a clear.
+// blocks than the limit, and that the rank is complete after a clear.
 func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	const unknown = "unknown"
 	var (
@@ -247,16 +247,16 @@ func TestSaltedBlocksBeyondTheLimitAreUnknown(t *testing.T) {
 	}{
 		{0, stored(obj{"cache_salt": "s"}, 1, 2), "s"},
 		{0, child(3), ""},
-		{0, stored(obj{"cache_salt": "s"}, 3), "s"}, // not remembered
+		{0, stored(obj{"cache_salt": "s"}, 3), "s"}, // not recorded
 		{0, child(3), unknown},
 		{0, child(2), "s"},
-		{0, child(7), unknown}, // may be a forgotten block
+		{0, child(7), unknown}, // may continue a block that is not recorded
 		{0, stored(obj{"parent_block_hash": 7, "cache_salt": "t"}, 8), "t"},
-		{0, stored(nil, 20), ""},                         // a first block
-		{0, stored(obj{"parent_block_hash": 0}, 21), ""}, // likewise
+		{0, stored(nil, 20), ""},                         // no parent
+		{0, stored(obj{"parent_block_hash": 0}, 21), ""}, // no parent
 		{0, stored(obj{"medium": "CPU"}, 22), unknown},   // may be a copy
 		{1, child(3), ""},                                // another rank
-		{1, stored(obj{"cache_salt": "s"}, 1), "s"},      // no room either
+		{1, stored(obj{"cache_salt": "s"}, 1), "s"},      // no room in this rank either
 		{1, child(7), unknown},
 	} {
 		if got := saltIn(c.rank, c.ev); got != c.want {
@@ -289,7 +289,7 @@ func TestSaltBytesAreBounded(t *testing.T) {
 	}
 	_, kept, _, bytes := r.Salted()
 	if kept != blocks || bytes > 4<<20 || bytes < 3<<20 {
-		t.Errorf("%d blocks are remembered, salts of %d bytes", kept, bytes)
+		t.Errorf("%d blocks are recorded, with salts of %d bytes", kept, bytes)
 	}
 	b := decodeOf(t, stored(obj{"parent_block_hash": 1}, 2<<20), stored(obj{"parent_block_hash": blocks}, 2<<20+1))
 	r.Admit(b, 0, &counts)
@@ -320,10 +320,10 @@ func TestSaltedBlocksAreBounded(t *testing.T) {
 		r.Admit(&wire.Batch{Events: []wire.Event{ev}}, uint32(next%4), &counts)
 	}
 	if _, blocks, _, _ := r.Salted(); blocks != wire.MaxSaltedBlocks {
-		t.Errorf("%d blocks are remembered, want %d", blocks, wire.MaxSaltedBlocks)
+		t.Errorf("%d blocks are recorded, want %d", blocks, wire.MaxSaltedBlocks)
 	}
 	if grown := heapBytes() - before; grown > 41<<20 {
-		t.Errorf("%d MiB are taken, want 40 and what else rules keep", grown>>20)
+		t.Errorf("%d MiB are in use, want some 40", grown>>20)
 	}
 	runtime.KeepAlive(r)
 }
@@ -335,8 +335,7 @@ func heapBytes() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// The memory for salts and groups is bounded by the budget of all Rules together, and
-// released by removes, a reset, and Close.
+// Several Rules share a budget for salts and groups. Removes, a reset and Close release it.
 func TestRulesShareABudget(t *testing.T) {
 	b := budget.New("test", 10_000)
 	var size wire.BlockSize

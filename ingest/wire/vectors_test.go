@@ -42,8 +42,8 @@ func readVectors(tb testing.TB) []vector {
 	return index.Vectors
 }
 
-// TestVectors decodes each vector with a fresh decoder, and then all with one, in both
-// orders: reused memory must not affect the result.
+// TestVectors decodes each vector with a new decoder, and then all vectors with one decoder, in
+// both orders: reused memory must not affect the result.
 func TestVectors(t *testing.T) {
 	vectors := readVectors(t)
 	if len(vectors) < 57 {
