@@ -34,7 +34,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{"subscribe --addr 127.0.0.1:1", 1, "start one with kvcast serve"},
 		{"subscribe --after 5", 2, "want EPOCH:SEQ"},
 		{"subscribe --after :5 --from latest", 2, "can't be used together"},
-		{"subscribe --from foo", 2, "want snapshot, earliest or latest"},
+		{"subscribe --from foo", 2, `--from must be one of "snapshot","earliest","latest"`},
 		{"subscribe --addr http://localhost:50051", 2, "want HOST:PORT, without a scheme"},
 		{"serve --worker name=a,name=b", 2, "name is given twice"},
 		{"simulate --blocks 0", 2, "want 1 or more"},

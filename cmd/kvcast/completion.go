@@ -53,8 +53,6 @@ func complete(parser *kong.Kong) (err error) {
 	kongcompletion.Register(parser,
 		kongcompletion.WithPredictors(map[string]posener.Predictor{
 			"file": posener.PredictFiles("*"),
-			"tier": posener.PredictSet("device", "host_pinned", "disk", "external"),
-			"from": posener.PredictSet("snapshot", "earliest", "latest"),
 		}),
 		kongcompletion.WithExitFunc(func(int) {}),
 		kongcompletion.WithErrorHandler(func(failure error) { err = failure }))

@@ -3,6 +3,7 @@ package main_test
 import (
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,7 +49,7 @@ func TestCompletion(t *testing.T) {
 	for line, want := range map[string]string{
 		"kvcast sub":                       "subscribe",
 		"kvcast subscribe --tier h":        "host_pinned",
-		"kvcast subscribe --from ":         "snapshot earliest latest",
+		"kvcast subscribe --from ":         "earliest latest snapshot",
 		"kvcast workers --mo":              "--model",
 		"kvcast simulate --policy p":       "prefix",
 		"kvcast serve --config testdata/w": "",
@@ -56,7 +57,7 @@ func TestCompletion(t *testing.T) {
 	} {
 		t.Setenv("COMP_LINE", line)
 		got := kvcast(t, nil)
-		if strings.Join(strings.Fields(got.out), " ") != want || got.status != 0 || got.err != "" {
+		if strings.Join(slices.Sorted(strings.FieldsSeq(got.out)), " ") != want || got.status != 0 || got.err != "" {
 			t.Errorf("%q: got status %d, %q and %q, want %q", line, got.status, got.err, got.out, want)
 		}
 	}

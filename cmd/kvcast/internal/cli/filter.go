@@ -14,23 +14,19 @@ import (
 type Filter struct {
 	Worker []string `placeholder:"NAME" help:"Only these workers. Repeatable."`
 	Model  []string `placeholder:"NAME" help:"Only workers with these models. Repeatable."`
-	Tier   []string `placeholder:"TIER" predictor:"tier" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
+	Tier   []string `placeholder:"TIER" enum:"device,host_pinned,disk,external" help:"Only blocks in these tiers: device, host_pinned, disk, external. Repeatable."`
 }
 
-// ParseFilter returns the filter of a request; nil without flags.
-func (f *Filter) ParseFilter() (*kvcastv1.Filter, error) {
+// Proto returns the filter of a request; nil without flags.
+func (f *Filter) Proto() *kvcastv1.Filter {
 	if len(f.Worker)+len(f.Model)+len(f.Tier) == 0 {
-		return nil, nil
+		return nil
 	}
 	out := &kvcastv1.Filter{Workers: f.Worker, Models: f.Model}
 	for _, name := range f.Tier {
-		tier := kvcastv1.Tier_value["TIER_"+strings.ToUpper(name)]
-		if tier == 0 {
-			return nil, UsageError{fmt.Errorf("--tier: %q is not allowed: want device, host_pinned, disk or external", name)}
-		}
-		out.Tiers = append(out.Tiers, kvcastv1.Tier(tier))
+		out.Tiers = append(out.Tiers, kvcastv1.Tier(kvcastv1.Tier_value["TIER_"+strings.ToUpper(name)]))
 	}
-	return out, nil
+	return out
 }
 
 // FilterFlags returns the flags as on a command line, each after a space.

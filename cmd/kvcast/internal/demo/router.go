@@ -66,14 +66,9 @@ func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error
 
 func (r *router) seq() uint64 { return r.checker.Position().GetSeq() }
 
-// complete returns an error unless the router received every entry from 1 to its position once and in order, and all
-// messages were valid.
+// complete returns an error unless the router received as many entries as its position says, and the checker accepted all
+// messages: entries are contiguous and in order.
 func (r *router) complete() error {
-	for i, e := range r.entries {
-		if want := uint64(i + 1); e.GetSeq() != want {
-			return fmt.Errorf("entry %d is in the place of %d", e.GetSeq(), want)
-		}
-	}
 	if got := uint64(len(r.entries)); got != r.seq() {
 		return fmt.Errorf("%d entries at position %d", got, r.seq())
 	}

@@ -33,11 +33,7 @@ A replay that cannot be complete fails, with the entries that the server retains
 
 // Run prints the entries of a range.
 func (c *Replay) Run(ctx context.Context, std cli.Process) error {
-	filter, err := c.ParseFilter()
-	if err != nil {
-		return err
-	}
-	req := &kvcastv1.ReplayRequest{Filter: filter}
+	req := &kvcastv1.ReplayRequest{Filter: c.Proto()}
 	if c.After != nil {
 		req.After = c.After.Proto()
 	}
@@ -79,10 +75,7 @@ func (*Snapshot) Help() string {
 
 // Run prints the blocks of all workers.
 func (c *Snapshot) Run(ctx context.Context, std cli.Process) error {
-	filter, err := c.ParseFilter()
-	if err != nil {
-		return err
-	}
+	filter := c.Proto()
 	return c.call(std, func(client kvcastv1.RouterEventServiceClient) error {
 		c.ReportNoMatch(ctx, client, std.Err)
 		stream, err := client.Snapshot(ctx, &kvcastv1.SnapshotRequest{Filter: filter})

@@ -2,7 +2,6 @@ package query
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -17,8 +16,8 @@ import (
 // Subscribe is kvcast subscribe.
 type Subscribe struct {
 	streamFlags
-	After *client.Position `placeholder:"EPOCH:SEQ" help:"Resume after this position; :SEQ means the server's current epoch. If it is no longer retained, a snapshot comes first."`
-	From  string           `placeholder:"START" predictor:"from" help:"Start from a snapshot (the default), earliest (the oldest entry retained) or latest (new entries only)."`
+	After *client.Position `placeholder:"EPOCH:SEQ" xor:"start" help:"Resume after this position; :SEQ means the server's current epoch. If it is no longer retained, a snapshot comes first."`
+	From  *string          `enum:"snapshot,earliest,latest" placeholder:"START" xor:"start" help:"Start from a snapshot (the default), earliest (the oldest entry retained) or latest (new entries only)."`
 	Count uint64           `placeholder:"N" help:"Exit after the entry with the Nth event; 0, the default, never exits. A snapshot's blocks do not count."`
 }
 
@@ -31,39 +30,24 @@ func (*Subscribe) Help() string {
 		"kvcast subscribe --from earliest -o json | jq -r 'select(.event.gap)'")
 }
 
-// config returns the subscription.
-func (c *Subscribe) config() (client.Config, error) {
-	filter, err := c.ParseFilter()
-	if err != nil {
-		return client.Config{}, err
-	}
-	cfg := client.Config{Filter: filter}
+func (c *Subscribe) start() client.Start {
 	switch {
-	case c.After != nil && c.From != "":
-		return cfg, cli.UsageError{Err: errors.New("--after and --from can't be used together: give one of them")}
 	case c.After != nil && c.After.Epoch == "":
-		cfg.Start = client.AfterSeq(c.After.Seq)
+		return client.AfterSeq(c.After.Seq)
 	case c.After != nil:
-		cfg.Start = client.After(*c.After)
-	case c.From == "", c.From == "snapshot":
-		cfg.Start = client.FromSnapshot()
-	case c.From == "earliest":
-		cfg.Start = client.FromEarliest()
-	case c.From == "latest":
-		cfg.Start = client.FromLatest()
+		return client.After(*c.After)
+	case c.From != nil && *c.From == "earliest":
+		return client.FromEarliest()
+	case c.From != nil && *c.From == "latest":
+		return client.FromLatest()
 	default:
-		return cfg, cli.UsageError{Err: fmt.Errorf("--from: %q is not allowed: want snapshot, earliest or latest", c.From)}
+		return client.FromSnapshot()
 	}
-	return cfg, nil
 }
 
 // Run prints the stream until ctx is done, --count events are printed, or the server rejects the subscription. It resumes
 // an interrupted stream, but fails if the first connection does.
 func (c *Subscribe) Run(ctx context.Context, std cli.Process) error {
-	cfg, err := c.config()
-	if err != nil {
-		return err
-	}
 	options, err := c.DialOptions(std)
 	if err != nil {
 		return err
@@ -77,7 +61,7 @@ func (c *Subscribe) Run(ctx context.Context, std cli.Process) error {
 		return nil
 	})
 	p := output.NewPrinter(std.Out, c.Output)
-	err = c.print(subscriber.Subscribe(ctx, cfg), p, std.Err)
+	err = c.print(subscriber.Subscribe(ctx, client.Config{Filter: c.Proto(), Start: c.start()}), p, std.Err)
 	if !p.At.IsZero() {
 		_, _ = fmt.Fprintf(std.Err, "resume with: kvcast subscribe%s --after %s\n", c.given(), p.At)
 	}
