@@ -53,7 +53,7 @@ func runExample(t *testing.T, program string, args ...string) *example {
 	if _, err := os.Stat(program); err != nil {
 		t.Skipf("%s is not here: make clients prepares it", program)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	e := &example{t: t, cmd: exec.CommandContext(ctx, program, args...)}
 	e.cmd.Stderr = &e.errOut

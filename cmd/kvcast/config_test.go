@@ -48,7 +48,7 @@ listeners:
   - {bind: "tcp://127.0.0.1:*", worker: other}
 `, p.Endpoint())))
 	s.endpoint() // waits for the listener
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := p.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)

@@ -29,7 +29,7 @@ const floodTimeout = 10 * time.Second
 // attack connects to a bound port as a publisher.
 func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
 	t.Helper()
-	c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(endpoint, "tcp://"), patience)
+	c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(endpoint, "tcp://"), waitTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,8 +70,8 @@ func flood(t *testing.T, c *rawzmtp.Conn, topic string) {
 	}
 }
 
-// honest is a correct engine during an attack, and a router that reads it.
-type honest struct {
+// correctEngine is a correct engine during an attack, and a router that reads it.
+type correctEngine struct {
 	t         *testing.T
 	publisher *simulator.Publisher
 	stream    grpc.ServerStreamingClient[kvcastv1.SubscribeResponse]
@@ -81,18 +81,18 @@ type honest struct {
 
 const honestWorker = "127.0.0.1"
 
-func newHonest(t *testing.T, s *process) *honest {
+func newHonest(t *testing.T, s *process) *correctEngine {
 	t.Helper()
 	port := freePort(t)
-	h := &honest{t: t, publisher: publisherOf(t, simulator.SocketConfig{
+	h := &correctEngine{t: t, publisher: publisherOf(t, simulator.SocketConfig{
 		Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@" + honestWorker + "@m", Replay: fmt.Sprintf("tcp://127.0.0.1:%d", port),
 	})}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	if err := h.publisher.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
-	reading, stop := context.WithTimeout(t.Context(), 10*patience) // of all attacks
+	reading, stop := context.WithTimeout(t.Context(), 10*waitTimeout) // of all attacks
 	t.Cleanup(stop)
 	var err error
 	h.stream, err = s.client().Subscribe(reading, &kvcastv1.SubscribeRequest{
@@ -107,7 +107,7 @@ func newHonest(t *testing.T, s *process) *honest {
 
 // round publishes a batch, and waits until the router has it. No loss may be reported,
 // whatever the attack.
-func (h *honest) round() {
+func (h *correctEngine) round() {
 	h.t.Helper()
 	h.last++
 	began := time.Now()
@@ -148,7 +148,7 @@ func freePort(t *testing.T) int {
 var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(s.endpoint(), "tcp://"), patience)
+			c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -277,7 +277,7 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 		defer func() { _ = l.Close() }()
 		s := serve(t, "--worker", fmt.Sprintf("name=w,connect=tcp://%v", l.Addr()))
 		for range 2 {
-			c, err := rawzmtp.Accept(l, patience)
+			c, err := rawzmtp.Accept(l, waitTimeout)
 			if err != nil {
 				t.Fatal(err)
 			}

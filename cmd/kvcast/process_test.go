@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.RunTests(m)) }
 
-// patience bounds each wait for something that usually takes a second at most.
-const patience = harness.Timeout
+// waitTimeout bounds each wait for a condition that usually takes at most a second.
+const waitTimeout = harness.Timeout
 
 // program returns the path of kvcast, which is built with the race detector if this test is.
 func program(t *testing.T) string {
@@ -40,7 +40,7 @@ type result struct {
 // kvcast runs a command until it exits.
 func kvcast(t *testing.T, stdin io.Reader, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program(t), args...)
 	var out, errOut bytes.Buffer

@@ -9,8 +9,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/wire"
 )
 
-// inspected returns a server with a worker that has three blocks, after a gap.
-func inspected(t *testing.T) *process {
+// serverWithGap returns a server with a worker that has three blocks, after a gap.
+func serverWithGap(t *testing.T) *process {
 	t.Helper()
 	p, s := engine(t)
 	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
@@ -62,7 +62,7 @@ func kinds(all []map[string]any) string {
 
 func TestReplayCommand(t *testing.T) {
 	t.Parallel()
-	s := inspected(t)
+	s := serverWithGap(t)
 	for _, tt := range []struct {
 		args string
 		want string
@@ -94,7 +94,7 @@ func TestReplayCommand(t *testing.T) {
 
 func TestSnapshotCommand(t *testing.T) {
 	t.Parallel()
-	s := inspected(t)
+	s := serverWithGap(t)
 	got := kvcast(t, nil, "snapshot", "--addr", s.addr(), "-o", "json")
 	all := objects(t, got.out)
 	if words := kinds(all); words != "snapshot_begin snapshot_worker stored stored snapshot_end" {
@@ -119,7 +119,7 @@ func TestSnapshotCommand(t *testing.T) {
 
 func TestWorkersAndStatusCommands(t *testing.T) {
 	t.Parallel()
-	s := inspected(t)
+	s := serverWithGap(t)
 	got := kvcast(t, nil, "workers", "--addr", s.addr())
 	if lines := strings.Split(got.out, "\n"); len(lines) != 3 || !strings.Contains(lines[1], "3, disk 1") || !strings.Contains(lines[1], "1 (1 batches) INCOMPLETE") {
 		t.Errorf("workers: got %q %q", got.out, got.err)

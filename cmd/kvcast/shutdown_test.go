@@ -28,7 +28,7 @@ func engine(t *testing.T, args ...string) (*simulator.Publisher, *process) {
 		}
 	})
 	s := serve(t, append([]string{"--worker", "name=w,connect=" + p.Endpoint()}, args...)...)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := p.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 	t.Parallel()
-	s := inspected(t)
+	s := serverWithGap(t)
 	f := follow(t, s)
 	f.until("w", "stored [9]")
 	got := kvcast(t, nil, "top", "--addr", s.addr(), "--interval", "100ms")
@@ -27,18 +27,18 @@ func TestTopPrintsOnceWithoutATerminal(t *testing.T) {
 }
 
 func TestColoursOnTerminalsOnly(t *testing.T) {
-	s := inspected(t)
+	s := serverWithGap(t)
 	run := func() string { return kvcast(t, nil, "replay", "--addr", s.addr()).out }
 	plain := run()
 	if ansi.Strip(plain) != plain {
 		t.Errorf("no terminal: got %q", plain)
 	}
 	t.Setenv("CLICOLOR_FORCE", "1")
-	painted := run()
-	if painted == plain || ansi.Strip(painted) != plain {
-		t.Errorf("forced: got %q, want %q in colours", painted, plain)
+	styled := run()
+	if styled == plain || ansi.Strip(styled) != plain {
+		t.Errorf("forced: got %q, want %q in colours", styled, plain)
 	}
-	for line := range strings.Lines(painted) {
+	for line := range strings.Lines(styled) {
 		if strings.Contains(line, "GAP") && !strings.Contains(line, "31m") {
 			t.Errorf("a gap is not red: %q", line)
 		}

@@ -57,7 +57,7 @@ type eventReader struct {
 
 func follow(t *testing.T, s *process) *eventReader {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
 	stream, err := s.client().Subscribe(ctx, req)
@@ -189,7 +189,7 @@ func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 	}
 
 	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := bound.WaitSubscribed(ctx, 1); err != nil {
 		t.Fatal(err)
@@ -265,7 +265,7 @@ func TestDisconnectedWorkerIsRemovedAndReturns(t *testing.T) {
 	engine.Replay = p.ReplayEndpoint() // the next incarnation uses the same endpoint
 	s := serve(t, "--ingest-grace", "100ms", "--bind", at+",replay_port="+portOf(p.ReplayEndpoint()))
 	f := follow(t, s)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for life := range uint64(2) {
 		publish(t, p, storedOf(10*life+1)) // may be sent before kvcast connects
@@ -300,7 +300,7 @@ func TestIdleWorkerStays(t *testing.T) {
 	publish(t, p, storedOf(1))
 	f.until("w", "added m")
 	f.until("w", "stored [1]")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := p.WaitReplays(ctx, p.Replays()+5); err != nil {
 		t.Fatal(err)

@@ -165,7 +165,7 @@ func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *zmq.Socket) (m
 	t.Helper()
 	poller := zmq.NewPoller()
 	poller.Add(sub, zmq.POLLIN)
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(waitTimeout); time.Now().Before(deadline); {
 		select {
 		case <-e.Finished():
 			return messages
@@ -271,7 +271,7 @@ func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 		for before := e.Summary().Batches; e.Summary().Batches < before+50; {
 			receive(t, sub)
 		}
-		still, err := e.Pause(patient(t))
+		still, err := e.Pause(withTimeout(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -310,7 +310,7 @@ func TestPauseWaitsForTheEndOfFaults(t *testing.T) {
 			for e.Summary().Batches == 0 { // the engine is quiet before the first batch
 				runtime.Gosched()
 			}
-			still, err := e.Pause(patient(t))
+			still, err := e.Pause(withTimeout(t))
 			if err != nil || still.Batches <= span {
 				t.Errorf("paused after %d batches (%v), want more than %d", still.Batches, err, span)
 			}

@@ -196,7 +196,7 @@ func endsWithItsContext(t *testing.T, cfg simulator.Config) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Error("Run continues after its context has ended")
 		<-done
 	}

@@ -18,7 +18,7 @@ func replaying(t *testing.T) (*simulator.Publisher, *zmq.Socket) {
 	t.Helper()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
 	sub := subscribe(t, p.Endpoint())
-	if err := p.WaitSubscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(withTimeout(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	return p, sub
@@ -123,7 +123,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := p.WaitReplayRequests(patient(t), asked); err != nil {
+		if err := p.WaitReplayRequests(withTimeout(t), asked); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -164,7 +164,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 			wantSeqs(t, "before", []uint64{0}, received(t, sub, 1))
 			err := p.Disconnect()
 			must(t)(p.Publish(removal(1)))
-			if p.WaitSubscribed(t.Context(), 0) != nil || p.WaitUnsubscribed(patient(t)) != nil {
+			if p.WaitSubscribed(t.Context(), 0) != nil || p.WaitUnsubscribed(withTimeout(t)) != nil {
 				t.Error("subscriptions are counted after the sockets were closed")
 			}
 			want := []uint64{0, 1, 2}
@@ -178,7 +178,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 				t.Fatal(err)
 			}
 			back := make(chan error, 1)
-			ctx := patient(t)
+			ctx := withTimeout(t)
 			go func() { back <- p.WaitSubscribed(ctx, 1) }()
 			if err := attend(t, sub, back); err != nil {
 				t.Fatal(err)
@@ -214,12 +214,12 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.WaitReplays(patient(t), 1); err != nil { // before the reader receives any reply
+	if err := p.WaitReplays(withTimeout(t), 1); err != nil { // before the reader receives any reply
 		t.Fatal(err)
 	}
 	// The first reply always arrives. Missing replies have been dropped.
 	n := 0
-	for timeout := patience; ; n++ {
+	for timeout := waitTimeout; ; n++ {
 		if err := dealer.SetRcvtimeo(timeout); err != nil {
 			t.Fatal(err)
 		}

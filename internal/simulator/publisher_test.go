@@ -31,9 +31,9 @@ func newPublisher(t *testing.T, cfg simulator.PublisherConfig) *simulator.Publis
 	return p
 }
 
-func patient(t *testing.T) context.Context {
+func withTimeout(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -64,7 +64,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 		SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:0"},
 	})
 	sub := subscribe(t, p.Endpoint())
-	if err := p.WaitSubscribed(patient(t), 1); err != nil {
+	if err := p.WaitSubscribed(withTimeout(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	must(t)(p.Publish(removal(100)))
@@ -120,7 +120,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 	if diff := cmp.Diff([]uint64{0, 9}, seqs); diff != "" {
 		t.Errorf("replay after the restart (-want +got):\n%s", diff)
 	}
-	if err := p.WaitReplays(patient(t), 1); err != nil || p.Replays() != 1 {
+	if err := p.WaitReplays(withTimeout(t), 1); err != nil || p.Replays() != 1 {
 		t.Errorf("Replayed: %v, Replays() = %d, want 1", err, p.Replays())
 	}
 }
@@ -186,7 +186,7 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 			t.Errorf("replayed (-want +got):\n%s", diff)
 		}
 	}
-	if err := p.WaitReplays(patient(t), 3); err != nil {
+	if err := p.WaitReplays(withTimeout(t), 3); err != nil {
 		t.Error(err)
 	}
 	if p.Replays() != 3 {
@@ -213,7 +213,7 @@ func TestPublisherConnectsToASubscriber(t *testing.T) {
 		p := newPublisher(t, simulator.PublisherConfig{
 			SocketConfig: simulator.SocketConfig{Endpoint: endpoint, Topic: topic},
 		})
-		ctx, connected := patient(t), make(chan error, 1)
+		ctx, connected := withTimeout(t), make(chan error, 1)
 		go func() { connected <- p.WaitSubscribed(ctx, 1) }()
 		if err := attend(t, sub, connected); err != nil {
 			t.Fatal(err)
@@ -252,7 +252,7 @@ func attend(t *testing.T, soc *zmq.Socket, result <-chan error) error {
 func TestSubscriptionsAreCounted(t *testing.T) {
 	p := newPublisher(t, simulator.PublisherConfig{})
 	first, second := subscribe(t, p.Endpoint()), subscribe(t, p.Endpoint())
-	if err := p.WaitSubscribed(patient(t), 2); err != nil {
+	if err := p.WaitSubscribed(withTimeout(t), 2); err != nil {
 		t.Fatal(err)
 	}
 	for _, sub := range []*zmq.Socket{first, second} {
@@ -260,7 +260,7 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := p.WaitUnsubscribed(patient(t)); err != nil {
+	if err := p.WaitUnsubscribed(withTimeout(t)); err != nil {
 		t.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(t.Context())

@@ -13,8 +13,8 @@ import (
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
-// patience bounds the waits of a test.
-const patience = 2 * time.Minute
+// waitTimeout bounds each wait of a test.
+const waitTimeout = 2 * time.Minute
 
 // newContext returns a ZeroMQ context that ends with the test.
 func newContext(t *testing.T) *zmq.Context {
@@ -31,7 +31,7 @@ func newContext(t *testing.T) *zmq.Context {
 	return ctx
 }
 
-// newSocket returns a socket whose calls time out after the test's patience.
+// newSocket returns a socket whose calls time out after waitTimeout.
 func newSocket(t *testing.T, kind zmq.Type) *zmq.Socket {
 	t.Helper()
 	soc, err := newContext(t).NewSocket(kind)
@@ -43,7 +43,7 @@ func newSocket(t *testing.T, kind zmq.Type) *zmq.Socket {
 			t.Error(err)
 		}
 	})
-	for _, err := range []error{soc.SetLinger(0), soc.SetRcvtimeo(patience), soc.SetRcvhwm(0)} {
+	for _, err := range []error{soc.SetLinger(0), soc.SetRcvtimeo(waitTimeout), soc.SetRcvhwm(0)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +183,7 @@ func finished(t *testing.T, e *simulator.Engine) {
 	t.Helper()
 	select {
 	case <-e.Finished():
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Fatal("the engine does not finish")
 	}
 }

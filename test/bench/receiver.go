@@ -21,8 +21,8 @@ static int is_seq(zmq_msg_t *frame, uint64_t want) {
 	return seq == want;
 }
 
-// drain receives n messages. If there is none it sleeps for 5 ms, at most patience times in a row.
-static int drain(void *socket, uint64_t n, int patience, uint64_t *next, uint64_t *bytes) {
+// drain receives n messages. If there is none it sleeps for 5 ms, at most max_idle times in a row.
+static int drain(void *socket, uint64_t n, int max_idle, uint64_t *next, uint64_t *bytes) {
 	const struct timespec pause = {0, 5000000};
 	zmq_msg_t msg;
 	uint64_t got = 0;
@@ -31,7 +31,7 @@ static int drain(void *socket, uint64_t n, int patience, uint64_t *next, uint64_
 	while (got < n && !failed) {
 		int size = zmq_msg_recv(&msg, socket, ZMQ_DONTWAIT);
 		if (size < 0) {
-			if (errno == EAGAIN && idle++ < patience)
+			if (errno == EAGAIN && idle++ < max_idle)
 				nanosleep(&pause, NULL);
 			else if (errno == EAGAIN)
 				failed = ETIMEDOUT;
@@ -141,8 +141,8 @@ func NewReceiver(endpoint string) (*Receiver, error) {
 // frames in bytes.
 func (r *Receiver) Drain(n int) (bytes uint64, err error) {
 	var sum C.uint64_t
-	patience := C.int(IdleLimit / IdlePause)
-	if failed := C.drain(r.socket, C.uint64_t(n), patience, &r.next, &sum); failed != 0 {
+	maxIdle := C.int(IdleLimit / IdlePause)
+	if failed := C.drain(r.socket, C.uint64_t(n), maxIdle, &r.next, &sum); failed != 0 {
 		return 0, fmt.Errorf("receive message %d: %w", uint64(r.next), syscall.Errno(failed))
 	}
 	return uint64(sum), nil

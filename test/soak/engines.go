@@ -166,8 +166,8 @@ type state struct {
 }
 
 // pause pauses all engines, and returns their contents.
-func (f *fleet) pause(ctx context.Context, patience time.Duration) ([]state, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("it reaches no quiet point"))
+func (f *fleet) pause(ctx context.Context, timeout time.Duration) ([]state, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errors.New("the engine reaches no quiet point"))
 	defer cancel()
 	states, errs := make([]state, len(f.engines)), make([]error, len(f.engines))
 	var all sync.WaitGroup

@@ -31,8 +31,8 @@ type config struct {
 	rate         float64 // batches per second of each engine
 	seed         uint64
 	race         bool
-	// patience bounds each wait of a check.
-	patience time.Duration
+	// waitTimeout bounds each wait of a check.
+	waitTimeout time.Duration
 }
 
 // run runs a soak as configured by its arguments. It returns an error if a check failed, or if the
@@ -40,7 +40,7 @@ type config struct {
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.SetOutput(out)
-	c := config{patience: 3 * time.Minute}
+	c := config{waitTimeout: 3 * time.Minute}
 	minutes := flags.Float64("minutes", 10, "duration in minutes")
 	flags.DurationVar(&c.every, "every", time.Minute, "time between checks")
 	flags.IntVar(&c.engines, "engines", 50, "number of simulated engines, 10 or more")

@@ -84,7 +84,7 @@ func (s *soakRun) fail(check string, err error) {
 // run runs the soak between two measurements of a server without subscribers. It returns an error
 // if the soak cannot continue.
 func (s *soakRun) run(ctx context.Context) error {
-	if _, err := s.fleet.pause(ctx, s.patience); err != nil {
+	if _, err := s.fleet.pause(ctx, s.waitTimeout); err != nil {
 		return fmt.Errorf("pause engines: %w", err)
 	}
 	var err error
@@ -136,7 +136,7 @@ func (s *soakRun) stopRouters(ctx context.Context, stop func(), all *sync.WaitGr
 			return err
 		}
 	}
-	if _, err := s.fleet.pause(ctx, s.patience); err != nil {
+	if _, err := s.fleet.pause(ctx, s.waitTimeout); err != nil {
 		s.fail("pause", err)
 		return nil
 	}
@@ -167,7 +167,7 @@ func (s *soakRun) check(ctx context.Context) error {
 		r.uninterrupted.Store(true)
 		defer r.uninterrupted.Store(false)
 	}
-	states, err := s.fleet.pause(ctx, s.patience)
+	states, err := s.fleet.pause(ctx, s.waitTimeout)
 	if ctx.Err() != nil {
 		return errors.New("interrupted")
 	}
@@ -203,7 +203,7 @@ func (s *soakRun) check(ctx context.Context) error {
 
 // converge waits until every view equals the engines, and returns the outcome of the steady router.
 func (s *soakRun) converge(ctx context.Context, states []state) (steady outcome) {
-	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	ctx, cancel := context.WithTimeout(ctx, s.waitTimeout)
 	defer cancel()
 	outcomes, errs := make([]outcome, len(s.routers)), make([]error, len(s.routers))
 	var all sync.WaitGroup
@@ -231,7 +231,7 @@ func (s *soakRun) converge(ctx context.Context, states []state) (steady outcome)
 func (s *soakRun) waitForBaseline(ctx context.Context, check string, baseline usage) error {
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
-	for deadline := time.Now().Add(s.patience); ; {
+	for deadline := time.Now().Add(s.waitTimeout); ; {
 		u, err := s.server.usage(ctx)
 		if err != nil {
 			return err
