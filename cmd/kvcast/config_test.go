@@ -107,7 +107,7 @@ func TestCheckShowsTheDefaultListener(t *testing.T) {
 	if diff := cmp.Diff(comments.ReplaceAllString(want.out, ""), comments.ReplaceAllString(got.out, "")); diff != "" || got.status != 0 || got.err != "" {
 		t.Errorf("status %d, %s\n(-want +got):\n%s", got.status, got.err, diff)
 	}
-	if line := "\n  # from the default, since nothing to read from is configured\n"; !strings.Contains(got.out, line) {
+	if line := "\n  # from the default, since no workers, listeners or discovery are configured\n"; !strings.Contains(got.out, line) {
 		t.Errorf("no line %q in:\n%s", line, got.out)
 	}
 }
