@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,13 +19,13 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Role is what a token permits.
+// Role determines the calls that a token permits.
 type Role string
 
 const (
-	// RoleRouter permits all of RouterEventService.
+	// RoleRouter permits all calls of RouterEventService.
 	RoleRouter Role = "router"
-	// RoleOperator permits everything.
+	// RoleOperator permits all calls.
 	RoleOperator Role = "operator"
 )
 
@@ -36,21 +35,21 @@ const (
 	maxToken = 1024
 )
 
-// Tokens are the accepted bearer tokens with their roles. They are immutable, and keep only SHA-256 sums.
+// Tokens are the accepted bearer tokens with their roles. Tokens are immutable and do not contain the tokens
+// themselves. Since a lookup is by SHA-256, its time does not reveal how much of a token is correct.
 type Tokens struct {
-	known []knownToken
+	bySum map[[sha256.Size]byte]knownToken
 }
 
 type knownToken struct {
-	sum  [sha256.Size]byte
 	role Role
-	line int
+	line int // in the tokens file
 }
 
-// ParseTokens parses a tokens file. Each line is ROLE TOKEN, blank, or a comment starting with #. Errors start
-// with the file's name and the line number, and never show the line, since it may contain a token.
+// ParseTokens parses the text of a tokens file. Each line is ROLE TOKEN, blank, or a comment that starts with #.
+// Errors have the file's name and the line number, but not the line, since it may contain a token.
 func ParseTokens(name string, text []byte) (*Tokens, error) {
-	t := new(Tokens)
+	t := &Tokens{bySum: make(map[[sha256.Size]byte]knownToken)}
 	number := 0
 	for line := range strings.Lines(string(text)) {
 		number++
@@ -62,7 +61,7 @@ func ParseTokens(name string, text []byte) (*Tokens, error) {
 			return nil, fmt.Errorf("%s:%d: %w", name, number, err)
 		}
 	}
-	if len(t.known) == 0 {
+	if len(t.bySum) == 0 {
 		return nil, fmt.Errorf("%s: no token found: want at least one line ROLE TOKEN with the role router or operator", name)
 	}
 	return t, nil
@@ -82,35 +81,22 @@ func (t *Tokens) add(line string, number int) error {
 		return fmt.Errorf("the token is not allowed: want %d to %d visible ASCII characters", minToken, maxToken)
 	}
 	sum := sha256.Sum256([]byte(token))
-	for _, k := range t.known {
-		if k.sum == sum {
-			return fmt.Errorf("the token is a duplicate of the one in line %d", k.line)
-		}
+	if k, ok := t.bySum[sum]; ok {
+		return fmt.Errorf("the token is a duplicate of the one in line %d", k.line)
 	}
-	t.known = append(t.known, knownToken{sum: sum, role: role, line: number})
+	t.bySum[sum] = knownToken{role: role, line: number}
 	return nil
 }
 
-// role returns the role of a token, in a time that does not depend on the accepted tokens' contents.
-func (t *Tokens) role(token string) (role Role, ok bool) {
-	sum := sha256.Sum256([]byte(token))
-	for i := range t.known {
-		if subtle.ConstantTimeCompare(sum[:], t.known[i].sum[:]) == 1 {
-			role, ok = t.known[i].role, true
-		}
-	}
-	return role, ok
-}
-
-// authInterceptors returns interceptors that refuse calls without a token whose role permits them. Health
-// checks and reflection are public: probes have no token, and reflection returns the published contract.
+// authInterceptors returns interceptors that refuse a call unless it has a token whose role permits the call. Health
+// checks and reflection need no token: probes have none, and reflection returns the published contract.
 func (s *Server) authInterceptors() (grpc.StreamServerInterceptor, grpc.UnaryServerInterceptor) {
 	return selector.StreamServerInterceptor(auth.StreamServerInterceptor(s.authenticate), needsToken),
 		selector.UnaryServerInterceptor(auth.UnaryServerInterceptor(s.authenticate), needsToken)
 }
 
-// authenticate is an auth.AuthFunc. It logs refused calls, since the logging
-// interceptor runs after it, and adds the role to the log record of others.
+// authenticate is an auth.AuthFunc. It logs a refused call, since the logging interceptor runs after it. For a
+// permitted call, it adds the role to the log record of the logging interceptor.
 func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 	method, _ := grpc.Method(ctx)
 	role, err := s.authorize(ctx, method)
@@ -130,20 +116,20 @@ func (s *Server) authenticate(ctx context.Context) (context.Context, error) {
 	return nil, err
 }
 
-// authorize returns the role of a call's token, with an error if it does not permit the call.
+// authorize returns the role of a call's token, and an error if the role does not permit the call.
 func (s *Server) authorize(ctx context.Context, method string) (Role, error) {
 	token, err := auth.AuthFromMD(ctx, "bearer")
 	if err != nil {
 		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the call has no token; send it in the header authorization: Bearer TOKEN")
 	}
-	role, ok := s.cfg.Tokens.role(token)
+	known, ok := s.cfg.Tokens.bySum[sha256.Sum256([]byte(token))]
 	if !ok {
 		return "", errorf(reasonUnauthenticated, journal.Bounds{}, "the token is not among those that the server read at its start; ask the server's operator for one")
 	}
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	if role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName {
-		return role, errorf(reasonPermissionDenied, s.journal.Bounds(),
-			"the token's role is %s, which may not call %s; ask the server's operator for a token with the role %s", role, service, RoleOperator)
+	if known.role != RoleOperator && service != kvcastv1.RouterEventService_ServiceDesc.ServiceName {
+		return known.role, errorf(reasonPermissionDenied, s.journal.Bounds(),
+			"the token's role is %s, which may not call %s; ask the server's operator for a token with the role %s", known.role, service, RoleOperator)
 	}
-	return role, nil
+	return known.role, nil
 }

@@ -23,14 +23,13 @@ const (
 	DefaultMaxEvictedBytes          = 64 << 20
 	DefaultMaxFilterBytes           = 64 << 20
 	DefaultResponseBytes            = 64 << 10
-	DefaultPingInterval             = 10 * time.Second // what the stock settings of Python's and Rust's clients need
+	DefaultPingInterval             = 10 * time.Second // the interval of clients in Python and Rust by default
 	DefaultMaxConnectionAgeGrace    = 10 * time.Second
 )
 
-// Bounds of Config. Responses above MaxResponseBytes cost less per event, but the
-// transport sends them no faster.
+// Bounds of Config. Responses larger than MaxResponseBytes are not sent faster.
 const (
-	// MinFilterBytes has room for a filter with the largest number of names.
+	// MinFilterBytes is enough for one filter with the maximum number of names.
 	MinFilterBytes   = 1 << 20
 	MinResponseBytes = 4 << 10
 	MaxResponseBytes = 512 << 10
@@ -41,59 +40,60 @@ const (
 	minPingInterval     = time.Second
 )
 
-// Config of a server. The zero value means the defaults. Values outside the bounds
-// are replaced by the nearest bound.
+// Config configures a server. A zero or negative value means the default. Other values outside the bounds are
+// replaced by the nearest bound.
 type Config struct {
-	// ProgressInterval is the longest time between two messages to an idle
-	// subscriber; up to a fifth is subtracted at random. At least 1 ms; default 10 s.
+	// ProgressInterval is the maximum time between two messages to an idle subscriber; up to a fifth is subtracted
+	// at random. At least 1 ms; default 10 s.
 	ProgressInterval time.Duration
-	// MaxConnections bounds the open connections, and separately the open health
-	// watches; default 4,096. Connections beyond it are closed at once.
+	// MaxConnections bounds the open connections, and separately the open health watches; default 4,096. Further
+	// connections are closed at once.
 	MaxConnections int
-	// MaxConnectionsPerAddress bounds both per client address; default 2,048. An IPv6
-	// address counts as its /64.
+	// MaxConnectionsPerAddress bounds the open connections of one client address, and separately its health
+	// watches; default 2,048. All IPv6 addresses in a /64 count as one.
 	MaxConnectionsPerAddress int
 	// MaxSubscribers bounds the open Subscribe streams, and separately the open Replay streams; default 1,024.
 	MaxSubscribers int
-	// StallTimeout is how long a send may make no progress because the client does not
-	// read. The stream then ends. At least 10 ms; default 30 s. A snapshot must be read
-	// at 8 MiB per StallTimeout, since others wait for its slot.
+	// StallTimeout is the time after which a stream ends if a send blocks because the client does not read. At least
+	// 10 ms; default 30 s. A snapshot must be read at 8 MiB per StallTimeout, since other snapshots wait for its
+	// slot.
 	StallTimeout time.Duration
-	// MaxSnapshots bounds the snapshots sent at a time, by Snapshot and Subscribe; default 4. Each may hold a
-	// copy of one worker's block table. Up to MaxSubscribers more wait in FIFO order.
+	// MaxSnapshots bounds the snapshots sent concurrently by Snapshot and Subscribe; default 4. Each may have a copy
+	// of one worker's block table. Up to MaxSubscribers further snapshots wait in FIFO order.
 	MaxSnapshots int
-	// MaxSnapshotWait is how long a snapshot may wait for a slot; at least 1 ms, default 30 s.
+	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 30 s.
 	MaxSnapshotWait time.Duration
-	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still reference; default 64
-	// MiB. Above it, streams that have been sending such entries for a second are ended as stalled.
+	// MaxEvictedBytes bounds the memory of evicted journal entries that streams still reference; default 64 MiB.
+	// Above it, streams whose send of evicted entries has blocked for a second are ended as stalled.
 	MaxEvictedBytes int
-	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at
-	// least MinFilterBytes, default 64 MiB.
+	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at least MinFilterBytes (1 MiB),
+	// default 64 MiB.
 	MaxFilterBytes int64
 	// ResponseBytes is the approximate size of a response to a subscriber that is
 	// behind: 4 KiB to 512 KiB, default 64 KiB. A larger entry is still sent whole.
 	ResponseBytes int
-	// PingInterval is the shortest interval at which a client may send keepalive pings; at least 1 s, default
-	// 10 s. A client that repeatedly pings more than a tenth faster is disconnected.
+	// PingInterval is the minimum interval of a client's keepalive pings; at least 1 s, default 10 s. A client that
+	// repeatedly pings at less than nine tenths of the interval is disconnected.
 	PingInterval time.Duration
-	// MaxConnectionAge is the age, plus or minus a tenth, at which a client is asked to reconnect; default 0:
-	// no limit. Subscribe streams then end with MAX_CONNECTION_AGE.
+	// MaxConnectionAge is the age of a connection, plus or minus a tenth, at which the server sends GOAWAY. Its
+	// Subscribe streams then end with MAX_CONNECTION_AGE. Default 0: no limit.
 	MaxConnectionAge time.Duration
-	// MaxConnectionAgeGrace is the time within which the Subscribe streams of such a
-	// connection end, and then the least time other calls have to finish; default 10 s.
+	// MaxConnectionAgeGrace is the time after the GOAWAY within which Subscribe streams end, and the minimum time
+	// after that until other calls are aborted; default 10 s.
 	MaxConnectionAgeGrace time.Duration
 	// TLS secures connections; nil: plaintext.
 	TLS *tls.Config
-	// Tokens are the accepted bearer tokens; nil: calls need none. Health checks and reflection never need one.
+	// Tokens are the accepted bearer tokens; nil: calls need no token. Health checks and reflection never need a
+	// token.
 	Tokens *Tokens
-	// Version is reported by GetStatus.
+	// Version is the version in GetStatusResponse.
 	Version string
-	// Sources returns the status of each worker's sources by worker name; nil: unknown.
-	// It must be safe for concurrent use, and the caller owns the map it returns.
+	// Sources returns the status of each worker's sources, by worker name; nil: the sources are unknown. It must be
+	// safe for concurrent use. The server may modify the returned map.
 	Sources func() map[string][]*kvcastv1.SourceStatus
 	// Workers handles RegisterWorker and DeregisterWorker; nil: both are unimplemented.
 	Workers Workers
-	// RegisterHosts are the hosts that RegisterWorker accepts; empty: all.
+	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints; empty: all.
 	RegisterHosts config.Hosts
 	// Logger receives a record for each call that ends; nil: none.
 	Logger *slog.Logger
@@ -101,7 +101,6 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
-// withDefaults returns the config with its defaults and bounds applied.
 func (c Config) withDefaults() Config {
 	c.ProgressInterval = max(positiveOr(c.ProgressInterval, DefaultProgressInterval), minProgressInterval)
 	c.MaxConnections = positiveOr(c.MaxConnections, DefaultMaxConnections)

@@ -118,21 +118,6 @@ func invalidField(b journal.Bounds, field, format string, args ...any) error {
 	return invalidFields([]*violation{{Field: field, Description: fmt.Sprintf(format, args...)}}, b)
 }
 
-func positionCompacted(seq uint64, b journal.Bounds) error {
-	return errorf(reasonPositionCompacted, b,
-		"position %d is no longer retained: the oldest entry is %d and the newest %d; start from a snapshot", seq, b.Oldest, b.Newest)
-}
-
-func positionAhead(seq uint64, b journal.Bounds) error {
-	return errorf(reasonPositionAhead, b,
-		"position %d is beyond the newest entry %d: it is from another server or mistyped; start from a snapshot", seq, b.Newest)
-}
-
-func epochMismatch(epoch string, b journal.Bounds) error {
-	return errorf(reasonEpochMismatch, b,
-		"the position has epoch %.64q, the journal %q: the entries of the position's epoch are lost; start from a snapshot", epoch, b.Epoch)
-}
-
 func shuttingDown(b journal.Bounds) error {
 	return errorf(reasonShuttingDown, b, "the server is shutting down, and everything up to the last position has been sent; "+
 		"resume after it when a server is back, or start from a snapshot if the epoch has changed")
@@ -162,7 +147,9 @@ func readError(err error) error {
 	case !errors.As(err, &pe):
 		return err
 	case errors.Is(err, journal.ErrCompacted):
-		return positionCompacted(pe.After, pe.Bounds)
+		return errorf(reasonPositionCompacted, pe.Bounds,
+			"position %d is no longer retained: the oldest entry is %d and the newest %d; start from a snapshot", pe.After, pe.Bounds.Oldest, pe.Bounds.Newest)
 	}
-	return positionAhead(pe.After, pe.Bounds)
+	return errorf(reasonPositionAhead, pe.Bounds,
+		"position %d is beyond the newest entry %d: it is from another server or mistyped; start from a snapshot", pe.After, pe.Bounds.Newest)
 }

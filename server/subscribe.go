@@ -72,7 +72,8 @@ func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvca
 // checkPosition returns an error unless the entries after a position are retained.
 func checkPosition(p *kvcastv1.Position, b journal.Bounds) error {
 	if epoch := p.GetEpoch(); epoch != "" && epoch != b.Epoch {
-		return epochMismatch(epoch, b)
+		return errorf(reasonEpochMismatch, b,
+			"the position has epoch %.64q, the journal %q: the entries of the position's epoch are lost; start from a snapshot", epoch, b.Epoch)
 	}
 	return readError(b.CheckPosition(p.GetSeq()))
 }
@@ -131,17 +132,11 @@ func replayRange(req *kvcastv1.ReplayRequest, b journal.Bounds) (after, until ui
 		return after, until, nil
 	}
 	until = p.GetSeq()
-	switch epoch := p.GetEpoch(); {
-	case epoch != "" && epoch != b.Epoch:
-		return 0, 0, epochMismatch(epoch, b)
-	case until > b.Newest:
-		return 0, 0, positionAhead(until, b)
-	case until < after && req.GetAfter() == nil:
-		return 0, 0, positionCompacted(until, b)
-	case until < after:
-		return 0, 0, invalidField(b, "until", "%d is not allowed: want %d (after) to %d (the newest)", until, after, b.Newest)
+	err = checkPosition(p, b)
+	if req.GetAfter() != nil && until < after && !hasReason(err, reasonEpochMismatch) {
+		err = invalidField(b, "until", "%d is not allowed: want %d (after) to %d (the newest)", until, after, b.Newest)
 	}
-	return after, until, nil
+	return after, until, err
 }
 
 // follow sends the entries after the cursor until the client ends the call, the connection reaches its maximum
@@ -174,7 +169,11 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		}
 		before, prev := c.seq, c.out.prev
 		c.subscription.seq.Store(c.seq)
-		if err := c.next(ctx, due.until()); err != nil {
+		until := uint64(0) // the newest
+		if due != nil {
+			until = due.seq
+		}
+		if err := c.next(ctx, until); err != nil {
 			return err
 		}
 		if c.out.prev != prev && !c.digests {
@@ -246,15 +245,6 @@ func (c *cursor) sendHeartbeat() error {
 type digests struct {
 	seq     uint64
 	workers []*kvcastv1.WorkerDigest
-}
-
-// until returns the last seq that the stream may read before it sends the digests; 0, for nil digests, means
-// the newest.
-func (d *digests) until() uint64 {
-	if d == nil {
-		return 0
-	}
-	return d.seq
 }
 
 // readDigests returns the digests at one seq, although it reads the workers at different times:

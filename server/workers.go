@@ -17,7 +17,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Workers adds and removes the workers that are read. Its errors are those of package ingest/config.
+// Workers adds and removes workers of ingest. Its errors are errors of package ingest/config.
 type Workers interface {
 	AddWorker(context.Context, config.Worker) error
 	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
@@ -67,10 +67,10 @@ func (s workers) workerError(err error, name string) error {
 	}
 	switch {
 	case errors.Is(err, config.ErrWorkerExists):
-		return errorf(reasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister that worker first", name)
+		return errorf(reasonWorkerExists, b, "worker %q exists, or its name is reserved for a worker that connects to a port; choose another name, or deregister the existing worker first", name)
 	case errors.Is(err, config.ErrNoWorker) && s.exists(name):
 		return errorf(reasonWorkerNotFound, b,
-			"worker %q cannot be deregistered: its engine connects to a port of the server by itself; stop the engine, and the worker is removed after the grace time", name)
+			"worker %q cannot be deregistered: its engine connects to a port of the server; stop the engine, and the worker is removed after the grace time", name)
 	case errors.Is(err, config.ErrNoWorker):
 		return errorf(reasonWorkerNotFound, b, "worker %.253q does not exist; ListWorkers lists all workers", name)
 	case errors.Is(err, config.ErrTooManyWorkers):
@@ -88,12 +88,12 @@ func (s workers) workerError(err error, name string) error {
 	return internalError(b)
 }
 
-// exists reports whether a worker of any origin has the name.
+// exists reports whether there is a worker with the name, registered or not.
 func (s workers) exists(name string) bool {
 	return len(s.state.Status(func(worker, _ string) bool { return worker == name })) > 0
 }
 
-// workerConfig converts a valid spec.
+// workerConfig converts a spec that validate has checked.
 func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	c := config.Worker{
 		Name: spec.GetName(), Model: spec.GetModel(), BlockSize: spec.GetBlockSize(), Endpoint: spec.GetEndpoint(),
@@ -105,7 +105,7 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	for _, src := range spec.GetSources() {
 		engine, ok := config.ParseEngine(src.GetEngine())
 		if !ok {
-			engine = feed.Engine(src.GetEngine()) // ingest reports it, unless it is empty
+			engine = feed.Engine(src.GetEngine()) // empty, or ingest returns an error
 		}
 		c.Sources = append(c.Sources, config.Source{
 			Engine: engine, Connect: src.GetConnect(), Replay: src.GetReplay(),
@@ -115,13 +115,13 @@ func workerConfig(spec *kvcastv1.WorkerSpec) config.Worker {
 	return c
 }
 
-// copiesModes has the modes that are not the default.
+// copiesModes has the modes other than COPIES_AUTO.
 var copiesModes = map[kvcastv1.Copies]config.Copies{
 	kvcastv1.Copies_COPIES_COUNTED:        config.CopiesCounted,
 	kvcastv1.Copies_COPIES_ANNOUNCED_LAST: config.CopiesAnnouncedLast,
 }
 
-// notAllowed returns a violation that shows a prefix of the value: errors are bounded.
+// notAllowed returns a violation with the first 64 bytes of a string value, since the size of errors is bounded.
 func notAllowed(field string, value any, want string) *violation {
 	if s, ok := value.(string); ok {
 		value = fmt.Sprintf("%.64q", s)
@@ -129,7 +129,7 @@ func notAllowed(field string, value any, want string) *violation {
 	return &violation{Field: field, Description: fmt.Sprintf("%v is not allowed: want %s", value, want)}
 }
 
-// validate returns the violations that ingest does not check.
+// validate checks what ingest does not check.
 func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 	if spec == nil {
 		return []*violation{{Field: "worker", Description: "is missing: want a worker's name and its sources"}}
@@ -165,8 +165,9 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 	return all
 }
 
-// wantEndpoint returns what is allowed in place of an endpoint; empty if it is allowed. Clients must not reach
-// sockets in the server's file system, nor hosts that the operator has not allowed. ingest checks the rest.
+// wantEndpoint returns a description of the allowed endpoints if an endpoint is not allowed; otherwise it returns
+// an empty string. Clients must not make the server connect to sockets in its file system, or to hosts that the
+// operator has not allowed. ingest checks the form of endpoints.
 func (s workers) wantEndpoint(endpoint string) string {
 	switch {
 	case strings.HasPrefix(endpoint, "ipc://"):
@@ -178,7 +179,7 @@ func (s workers) wantEndpoint(endpoint string) string {
 	return ""
 }
 
-// fieldViolations returns the violations that ingest reports, by the contract's names.
+// fieldViolations converts the *config.FieldErrors in an error, which may be joined, to violations.
 func fieldViolations(err error) []*violation {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []*violation
@@ -194,5 +195,5 @@ func fieldViolations(err error) []*violation {
 	return []*violation{notAllowed(strings.ToLower(contractNames.Replace(field.Field)), field.Value, contractNames.Replace(field.Allowed))}
 }
 
-// contractNames replaces names of ingest/config by those of the contract.
+// contractNames replaces field names of ingest/config with field names of the contract.
 var contractNames = strings.NewReplacer("Workers[0]", "worker", "DPSize", "dp_size")
