@@ -128,8 +128,8 @@ func (c *cursor) accept(mode kvcastv1.Accepted_Mode) error {
 	return c.out.sendPositioned(m, c.seq)
 }
 
-// next reads entries up to the seq until, or the newest if until is 0, and sends those that the filter selects
-// in at most one response. If the next entry is not retained, next may send a snapshot instead.
+// next reads entries up to the seq until, or the newest if until is 0, and sends the entries that the filter selects
+// in one response. If the next entry is not retained and the client accepts snapshots, next sends a snapshot instead.
 func (c *cursor) next(ctx context.Context, until uint64) error {
 	chunk, err := c.server.journal.Read(ctx, journal.Query{
 		After: c.seq, Until: until, MaxBytes: c.server.cfg.ResponseBytes, Filter: c.filter.journal(), Slices: c.slices[:0],

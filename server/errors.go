@@ -74,8 +74,8 @@ func hasReason(err error, reasons ...reason) bool {
 	return errors.As(err, &s) && slices.Contains(reasons, s.reason)
 }
 
-// errorf returns an error whose ErrorInfo has the journal's bounds. With zero Bounds it has none: clients
-// that have not sent a valid token must not see them.
+// errorf returns an error whose ErrorInfo has the journal's bounds. With zero Bounds, the ErrorInfo has no metadata:
+// clients that have not sent a valid token must not see the bounds.
 func errorf(r reason, b journal.Bounds, format string, args ...any) error {
 	return newStatusError(r, b, fmt.Sprintf(format, args...))
 }

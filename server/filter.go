@@ -20,7 +20,7 @@ const maxFilterNames = 10_000
 // larger cache is not worth its memory per stream.
 const maxKnownSources = 256
 
-// filter is a parsed Filter of one call, which releases it at its end.
+// filter is the parsed Filter of one call. The call releases the filter when it ends.
 type filter struct {
 	workers map[string]struct{} // nil: all
 	models  map[string]struct{} // nil: all

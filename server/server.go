@@ -119,8 +119,8 @@ type routerEvents struct {
 	*Server
 }
 
-// options returns gRPC's options. Interceptors run in the order of their lists: those that refuse calls at low
-// cost come first.
+// options returns gRPC's options. Interceptors run in the order of their lists. Interceptors that refuse calls come
+// first, so that a refused call costs little.
 func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 	stream := []grpc.StreamServerInterceptor{streamReceived, calls.StreamServerInterceptor(), s.limitPublicStreams}
 	unary := []grpc.UnaryServerInterceptor{unaryReceived, calls.UnaryServerInterceptor()}
