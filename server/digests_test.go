@@ -58,7 +58,7 @@ func TestDigestsMatchTheView(t *testing.T) {
 				switch {
 				case n == 2 && round%2 == 1:
 					h.Pipeline.RemoveWorker("w2", feed.RemovedDiscovery)
-					e.lane, e.held = add(n), nil
+					e.lane, e.blocks = add(n), nil
 				case n == round:
 					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
 				case n+1 == round:
@@ -111,11 +111,11 @@ func TestDigestsRevealDifferences(t *testing.T) {
 	removed := stored(kvcastv1.Tier_TIER_DEVICE, 0)
 	removed.Event = &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: []uint64{2}}}
 	for name, inject := range map[string]*kvcastv1.RouterEvent{
-		"":                               nil,
-		"a block lost":                   removed,
-		"a block too many":               stored(kvcastv1.Tier_TIER_DEVICE, 7),
-		"a block where all were cleared": stored(kvcastv1.Tier_TIER_DISK, 4),
-		"a block where none ever was":    stored(kvcastv1.Tier_TIER_EXTERNAL, 4),
+		"no difference":             nil,
+		"a missing block":           removed,
+		"an extra block":            stored(kvcastv1.Tier_TIER_DEVICE, 7),
+		"a block in a cleared tier": stored(kvcastv1.Tier_TIER_DISK, 4),
+		"a block in an unused tier": stored(kvcastv1.Tier_TIER_EXTERNAL, 4),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -154,8 +154,8 @@ func TestDigestsOfEmptyWorkers(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
 		h.Pipeline.AddWorker(feed.Worker{Name: "a", Ranks: []uint32{3}})
 		h.Pipeline.AddWorker(feed.Worker{Name: "b"})
-		h.Pipeline.AddWorker(feed.Worker{Name: "gone"})
-		h.Pipeline.RemoveWorker("gone", feed.RemovedDiscovery)
+		h.Pipeline.AddWorker(feed.Worker{Name: "removed"})
+		h.Pipeline.RemoveWorker("removed", feed.RemovedDiscovery)
 		s := h.subscribe(checker.New(checker.Options{}), digested(fromSnapshot(&kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DISK}})))
 		var m *kvcastv1.SubscribeResponse
 		for m.GetProgress() == nil {

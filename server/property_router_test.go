@@ -100,8 +100,8 @@ func (r *machineRouter) read() error {
 	if code == codes.Unavailable || code == codes.ResourceExhausted {
 		return nil
 	}
-	gone := code == codes.OutOfRange || code == codes.FailedPrecondition
-	if gone && r.req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_FAIL {
+	positionLost := code == codes.OutOfRange || code == codes.FailedPrecondition
+	if positionLost && r.req.GetGapPolicy() == kvcastv1.GapPolicy_GAP_POLICY_FAIL {
 		r.req.GapPolicy = kvcastv1.GapPolicy_GAP_POLICY_SNAPSHOT
 		return nil
 	}

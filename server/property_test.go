@@ -63,7 +63,7 @@ type place struct {
 type machineEngine struct {
 	name, model string
 	lane        feed.Lane // nil: removed
-	held        map[place]map[uint64]struct{}
+	blocks      map[place]map[uint64]struct{}
 }
 
 type machine struct {
@@ -78,7 +78,7 @@ func runMachine(t *testing.T, all []step) error {
 	m := &machine{t: t}
 	for n := range 3 {
 		m.engines = append(m.engines, &machineEngine{
-			name: fmt.Sprintf("w%d", n), model: fmt.Sprintf("m%d", n%2), held: make(map[place]map[uint64]struct{}),
+			name: fmt.Sprintf("w%d", n), model: fmt.Sprintf("m%d", n%2), blocks: make(map[place]map[uint64]struct{}),
 		})
 	}
 	m.serve()
@@ -100,7 +100,7 @@ func runMachine(t *testing.T, all []step) error {
 func (m *machine) serve() {
 	m.h = inMemory(m.t, server.Config{MaxSnapshots: 1}, journal.Config{MaxBytes: 256 << 10})
 	for _, e := range m.engines {
-		if e.lane != nil || len(e.held) == 0 {
+		if e.lane != nil || len(e.blocks) == 0 {
 			m.arrive(e)
 		}
 	}
@@ -108,8 +108,8 @@ func (m *machine) serve() {
 
 func (m *machine) arrive(e *machineEngine) {
 	e.lane = m.h.Pipeline.AddWorker(feed.Worker{Name: e.name, Model: e.model, Ranks: []uint32{0}})
-	for at, held := range e.held {
-		for hash := range held {
+	for at, blocks := range e.blocks {
+		for hash := range blocks {
 			m.store(e, at, hash)
 		}
 	}
@@ -141,13 +141,13 @@ func (m *machine) do(s step) error {
 		hashes := make([]uint64, 12<<10)
 		for i := range hashes {
 			m.next++
-			hashes[i], e.held[at][m.next] = m.next, struct{}{}
+			hashes[i], e.blocks[at][m.next] = m.next, struct{}{}
 		}
 		m.store(e, at, hashes...)
 	case "engine restarts":
 		if e.lane != nil {
 			e.lane.Restarted(feed.Restart{Rank: at.rank, At: 1})
-			maps.DeleteFunc(e.held, func(p place, _ map[uint64]struct{}) bool { return p.rank == at.rank })
+			maps.DeleteFunc(e.blocks, func(p place, _ map[uint64]struct{}) bool { return p.rank == at.rank })
 		}
 	case "gap":
 		if e.lane != nil {
@@ -156,7 +156,7 @@ func (m *machine) do(s step) error {
 	case "worker leaves":
 		if e.lane != nil {
 			m.h.Pipeline.RemoveWorker(e.name, feed.RemovedDiscovery)
-			e.lane, e.held = nil, make(map[place]map[uint64]struct{})
+			e.lane, e.blocks = nil, make(map[place]map[uint64]struct{})
 		}
 	case "wait":
 		<-time.After(time.Duration(s.a) * 100 * time.Millisecond)
@@ -193,20 +193,20 @@ func (m *machine) publish(e *machineEngine, at place) {
 	if e.lane == nil {
 		m.arrive(e)
 	}
-	held := e.held[at]
-	if held == nil {
-		held = make(map[uint64]struct{})
-		e.held[at] = held
+	blocks := e.blocks[at]
+	if blocks == nil {
+		blocks = make(map[uint64]struct{})
+		e.blocks[at] = blocks
 	}
-	if len(held) > 20 {
-		for hash := range held {
-			delete(held, hash)
+	if len(blocks) > 20 {
+		for hash := range blocks {
+			delete(blocks, hash)
 			m.batch(e, at.rank, wire.Event{Kind: wire.KindRemoved, Tier: wire.Tier(at.tier), BlockHashes: []uint64{hash}})
 			return
 		}
 	}
 	m.next++
-	held[m.next] = struct{}{}
+	blocks[m.next] = struct{}{}
 	m.store(e, at, m.next)
 }
 
@@ -276,7 +276,7 @@ func (m *machine) compare(c *checker.Checker, f *kvcastv1.Filter) error {
 			if tiers := f.GetTiers(); len(tiers) > 0 && at.tier != tiers[0] && at.tier != tiers[len(tiers)-1] {
 				continue
 			}
-			if err := c.Converged(e.name, at.rank, at.tier, e.held[at]); err != nil {
+			if err := c.Converged(e.name, at.rank, at.tier, e.blocks[at]); err != nil {
 				return err
 			}
 		}

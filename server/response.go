@@ -40,7 +40,7 @@ type responses struct {
 	stream  grpc.ServerStream
 	epoch   string
 	prev    uint64 // seq of the last position sent
-	chained bool   // prev is set
+	hasPrev bool   // prev is set
 	// sendStart is the start of the send in progress, in nanoseconds after processStart; 0: no send.
 	sendStart atomic.Int64
 	pace      *snapshotPace // nil: no snapshot is being sent
@@ -110,8 +110,8 @@ func (r *responses) sendUnpositioned(m *kvcastv1.SubscribeResponse) error {
 
 // setPosition sets the fields position and prev_seq.
 func (r *responses) setPosition(m *kvcastv1.SubscribeResponse, seq uint64) {
-	if !r.chained {
-		r.prev, r.chained = seq, true
+	if !r.hasPrev {
+		r.prev, r.hasPrev = seq, true
 	}
 	m.Position = &kvcastv1.Position{Epoch: r.epoch, Seq: seq}
 	m.PrevSeq = r.prev

@@ -65,7 +65,7 @@ func (c *cursor) acquireSnapshot(ctx context.Context) error {
 			return err
 		case <-heartbeat.C:
 			send := c.sendHeartbeat
-			if c.out.chained { // the stream has sent a position, at which it still is
+			if c.out.hasPrev { // the stream has sent a position, at which it still is
 				send = func() error { return c.sendProgress(nil) }
 			}
 			if err := send(); err != nil {
@@ -112,7 +112,7 @@ func (c *cursor) snapshot(ctx context.Context) error {
 		return err
 	}
 	c.seq = end
-	c.out.chained = false
+	c.out.hasPrev = false
 	return c.out.sendPositioned(&kvcastv1.SubscribeResponse{SnapshotEnd: &kvcastv1.SnapshotEnd{
 		Position: &kvcastv1.Position{Epoch: c.out.epoch, Seq: end},
 	}}, end)

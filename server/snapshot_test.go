@@ -33,10 +33,10 @@ func fromSnapshot(f *kvcastv1.Filter) *kvcastv1.SubscribeRequest {
 
 // busyEngine generates random batches of a worker from a seed.
 type busyEngine struct {
-	lane feed.Lane
-	rng  *rand.Rand
-	now  int64
-	held []uint64
+	lane   feed.Lane
+	rng    *rand.Rand
+	now    int64
+	blocks []uint64
 }
 
 func (e *busyEngine) step() {
@@ -54,19 +54,19 @@ func (e *busyEngine) step() {
 				h := uint64(e.rng.IntN(5000)) + 1
 				ev.BlockHashes, ev.TokensHashes = append(ev.BlockHashes, h), append(ev.TokensHashes, h*7)
 			}
-			if len(e.held) > 0 {
-				ev.HasParent, ev.Parent = true, e.held[e.rng.IntN(len(e.held))]
+			if len(e.blocks) > 0 {
+				ev.HasParent, ev.Parent = true, e.blocks[e.rng.IntN(len(e.blocks))]
 			}
-			e.held = append(e.held, ev.BlockHashes...)
+			e.blocks = append(e.blocks, ev.BlockHashes...)
 			b.Events = append(b.Events, ev)
 		case r < 199:
 			for range e.rng.IntN(10) {
-				if len(e.held) > 0 {
-					b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: tier, BlockHashes: []uint64{e.held[e.rng.IntN(len(e.held))]}})
+				if len(e.blocks) > 0 {
+					b.Events = append(b.Events, wire.Event{Kind: wire.KindRemoved, Tier: tier, BlockHashes: []uint64{e.blocks[e.rng.IntN(len(e.blocks))]}})
 				}
 			}
 		default:
-			e.held = e.held[:0]
+			e.blocks = e.blocks[:0]
 			b.Events = append(b.Events, wire.Event{Kind: wire.KindCleared})
 		}
 	}
@@ -91,7 +91,7 @@ func TestSnapshotPlusEntriesIsTheState(t *testing.T) {
 				switch {
 				case n == 2 && i%250 == 125:
 					h.Pipeline.RemoveWorker(name, feed.RemovedDiscovery)
-					e.lane, e.held = add(), nil
+					e.lane, e.blocks = add(), nil
 				case i%350 == 349:
 					e.lane.Gap(feed.Gap{Rank: 1, Reason: feed.GapReplayUnavailable, FirstSeq: 1, LastSeq: 1, Missed: 1, At: 1})
 				case i%450 == 449:
@@ -176,8 +176,8 @@ func TestSnapshotReplacesCompactedEntries(t *testing.T) {
 	h.fill(5000)
 	h.append(1 << 40)
 	for name, at := range map[string]*kvcastv1.Position{
-		"no longer retained": {Seq: 1},
-		"of another epoch":   {Epoch: "feed", Seq: 3},
+		"entries are not retained": {Seq: 1},
+		"another epoch":            {Epoch: "feed", Seq: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := h.subscribe(checker.New(checker.Options{}), after(at))
@@ -317,9 +317,9 @@ func TestReplay(t *testing.T) {
 		{"from a position", &kvcastv1.ReplayRequest{After: at(4900)}, 4901, b.Newest},
 		{"to a position", &kvcastv1.ReplayRequest{Until: at(4990)}, b.Oldest, 4990},
 		{"without epochs", &kvcastv1.ReplayRequest{After: &kvcastv1.Position{Seq: 4980}, Until: &kvcastv1.Position{Seq: 4981}}, 4981, 4981},
-		{"filtered", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}}}, 4991, b.Newest},
-		{"filtered to nothing", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"absent"}}}, 0, 0},
-		{"nothing", &kvcastv1.ReplayRequest{After: at(4980), Until: at(4980)}, 0, 0},
+		{"filter by tier", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Tiers: []kvcastv1.Tier{kvcastv1.Tier_TIER_DEVICE}}}, 4991, b.Newest},
+		{"all entries filtered out", &kvcastv1.ReplayRequest{After: at(4990), Filter: &kvcastv1.Filter{Workers: []string{"absent"}}}, 0, 0},
+		{"empty range", &kvcastv1.ReplayRequest{After: at(4980), Until: at(4980)}, 0, 0},
 		{"after the newest", &kvcastv1.ReplayRequest{After: at(b.Newest)}, 0, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -498,9 +498,9 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.fill(30_000) // some 1.5 MB; the journal retains 256 KiB
-	waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+	waiting := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 	for range 3 {
-		m, err := waits.next()
+		m, err := waiting.next()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -537,7 +537,7 @@ func TestWaitingSnapshotSendsHeartbeats(t *testing.T) {
 	// Either stream may get the slot next, so both are read.
 	var all sync.WaitGroup
 	defer all.Wait()
-	for _, s := range []*subscription{waits, follows} {
+	for _, s := range []*subscription{waiting, follows} {
 		all.Go(func() {
 			for s.checker.Position().GetSeq() < h.Journal.Bounds().Newest {
 				if _, err := s.next(); err != nil {

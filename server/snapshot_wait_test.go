@@ -76,17 +76,17 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 		h.addWorker()
 		h.storeLargeBlocks()
 		slow := h.subscribeToSnapshotBegin(t)
-		waits := make(chan error, 1)
+		waiting := make(chan error, 1)
 		go func() {
 			s := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
 			defer s.cancel()
 			for s.checker.Position() == nil {
 				if _, err := s.next(); err != nil {
-					waits <- err
+					waiting <- err
 					return
 				}
 			}
-			waits <- nil
+			waiting <- nil
 		}()
 		began := time.Now()
 		for {
@@ -99,7 +99,7 @@ func TestSlowlyReadSnapshotIsEnded(t *testing.T) {
 				t.Fatal("the slowly read snapshot has not ended")
 			}
 		}
-		if err := <-waits; err != nil {
+		if err := <-waiting; err != nil {
 			t.Errorf("the waiting snapshot: %v", err)
 		}
 		if took := time.Since(began); took > 5*time.Minute {
@@ -115,8 +115,8 @@ func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 		h.addWorker()
 		h.storeLargeBlocks()
 		first := h.subscribeToSnapshotBegin(t)
-		waits := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
-		if _, err := waits.next(); err != nil {
+		waiting := h.subscribe(checker.New(checker.Options{}), fromSnapshot(nil))
+		if _, err := waiting.next(); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -127,7 +127,7 @@ func TestShutdownEndsQueuedSnapshot(t *testing.T) {
 			defer cancel()
 			h.Server.Shutdown(ctx)
 		}()
-		wantStatus(t, waits.end(), codes.Unavailable, "SHUTTING_DOWN")
+		wantStatus(t, waiting.end(), codes.Unavailable, "SHUTTING_DOWN")
 		wantStatus(t, first.end(), codes.Unavailable, "SHUTTING_DOWN")
 		<-down
 	})

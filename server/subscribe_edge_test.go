@@ -39,17 +39,17 @@ func TestResumeAtBoundaryPositions(t *testing.T) {
 		reason string
 		first  uint64 // seq of the first entry; 0: there is none
 	}{
-		{"equal to the newest: caught up, no error", edge, b.Newest, codes.OK, "", 0},
-		{"newest and 1: of another server", edge, b.Newest + 1, codes.OutOfRange, "POSITION_AHEAD", 0},
-		{"the largest number", edge, 1<<64 - 1, codes.OutOfRange, "POSITION_AHEAD", 0},
-		{"just before the newest", edge, b.Newest - 1, codes.OK, "", b.Newest},
+		{"the newest", edge, b.Newest, codes.OK, "", 0},
+		{"one beyond the newest", edge, b.Newest + 1, codes.OutOfRange, "POSITION_AHEAD", 0},
+		{"the largest seq", edge, 1<<64 - 1, codes.OutOfRange, "POSITION_AHEAD", 0},
+		{"one before the newest", edge, b.Newest - 1, codes.OK, "", b.Newest},
 		{"the oldest retained", edge, b.Oldest, codes.OK, "", b.Oldest + 1},
-		{"one before the oldest: nothing is missing yet", edge, b.Oldest - 1, codes.OK, "", b.Oldest},
+		{"one before the oldest", edge, b.Oldest - 1, codes.OK, "", b.Oldest},
 		{"two before the oldest", edge, b.Oldest - 2, codes.OutOfRange, "POSITION_COMPACTED", 0},
-		{"zero, with the beginning gone", edge, 0, codes.OutOfRange, "POSITION_COMPACTED", 0},
-		{"zero, with the first entry retained", unevicted, 0, codes.OK, "", 1},
-		{"zero of an empty journal: caught up, no error", none, 0, codes.OK, "", 0},
-		{"1 of an empty journal", none, 1, codes.OutOfRange, "POSITION_AHEAD", 0},
+		{"zero, first entry evicted", edge, 0, codes.OutOfRange, "POSITION_COMPACTED", 0},
+		{"zero, first entry retained", unevicted, 0, codes.OK, "", 1},
+		{"zero, empty journal", none, 0, codes.OK, "", 0},
+		{"one, empty journal", none, 1, codes.OutOfRange, "POSITION_AHEAD", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := tt.h.subscribe(checker.New(checker.Options{}), orFail(after(&kvcastv1.Position{Epoch: tt.h.Journal.Bounds().Epoch, Seq: tt.after})))

@@ -53,7 +53,7 @@ func TestSubscribeStarts(t *testing.T) {
 		{"latest", latest(), kvcastv1.Accepted_MODE_LATEST, 10},
 		{"after, with the epoch", after(&kvcastv1.Position{Epoch: epoch, Seq: 4}), kvcastv1.Accepted_MODE_RESUME, 4},
 		{"after, without an epoch", after(&kvcastv1.Position{Seq: 4}), kvcastv1.Accepted_MODE_RESUME, 4},
-		{"after nothing", after(&kvcastv1.Position{}), kvcastv1.Accepted_MODE_RESUME, 0},
+		{"after the zero position", after(&kvcastv1.Position{}), kvcastv1.Accepted_MODE_RESUME, 0},
 		{"after the newest", after(&kvcastv1.Position{Seq: 10}), kvcastv1.Accepted_MODE_RESUME, 10},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
