@@ -2,8 +2,8 @@ package journal
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"sort"
 	"sync"
@@ -66,10 +66,8 @@ func NewMemory(cfg Config) *Memory {
 	if cfg.MaxAge <= 0 {
 		cfg.MaxAge = DefaultMaxAge
 	}
-	var name [8]byte
-	_, _ = rand.Read(name[:]) // rand.Read never returns an error
 	return &Memory{
-		epoch:       hex.EncodeToString(name[:]),
+		epoch:       fmt.Sprintf("%016x", rand.Uint64()),
 		maxBytes:    cfg.MaxBytes,
 		maxAge:      cfg.MaxAge,
 		evicted:     new(atomic.Int64),
@@ -86,10 +84,10 @@ func (m *Memory) Append(_ context.Context, r Record) (Pending, error) {
 		return Pending{}, ErrClosed
 	}
 	need := frameSize(len(r.Body))
-	s := m.newestSegment()
-	if s == nil || s.room() < need {
-		s = m.addSegment(need, now)
+	if n := len(m.segments); n == 0 || m.segments[n-1].room() < need {
+		m.addSegment(need, now)
 	}
+	s := m.segments[len(m.segments)-1]
 	m.newest++
 	m.bytes += s.append(m.newest, r)
 	s.newestAt = now
@@ -107,16 +105,14 @@ func (m *Memory) Append(_ context.Context, r Record) (Pending, error) {
 }
 
 // addSegment evicts segments until a new one has room, and adds it.
-func (m *Memory) addSegment(need int, now time.Time) *segment {
+func (m *Memory) addSegment(need int, now time.Time) {
 	size := max(m.segmentSize, need)
 	m.expire(now)
 	for len(m.segments) > 0 && m.bytes+size > m.maxBytes {
 		m.evict()
 	}
-	s := newSegment(m.newest+1, size)
-	m.segments = append(m.segments, s)
+	m.segments = append(m.segments, &segment{first: m.newest + 1, buf: make([]byte, 0, size)})
 	m.bytes += size
-	return s
 }
 
 // expire evicts the segments whose newest entry is too old.
@@ -135,14 +131,6 @@ func (m *Memory) evict() {
 	runtime.AddCleanup(unsafe.SliceData(s.buf), func(size int64) { evicted.Add(-size) }, size)
 	m.segments[0] = nil
 	m.segments = m.segments[1:]
-}
-
-// newestSegment returns the segment of the newest entry; nil if no entry is retained.
-func (m *Memory) newestSegment() *segment {
-	if len(m.segments) == 0 {
-		return nil
-	}
-	return m.segments[len(m.segments)-1]
 }
 
 // Bounds returns the epoch and the range of retained entries.

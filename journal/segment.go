@@ -29,10 +29,6 @@ type indexEntry struct {
 	tiers  Tiers
 }
 
-func newSegment(first uint64, size int) *segment {
-	return &segment{first: first, buf: make([]byte, 0, size)}
-}
-
 func (s *segment) room() int { return cap(s.buf) - len(s.buf) }
 
 // frameSize returns the size of an entry in a segment.

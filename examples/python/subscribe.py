@@ -61,11 +61,11 @@ class Follower:
                 self.after.seq = entry.seq
                 self.entries += 1
                 kinds = " ".join(event.WhichOneof("event") or "?" for event in entry.events)
-                say(f"{self.after.epoch}:{entry.seq} {entry.worker} {kinds}")
+                print_line(f"{self.after.epoch}:{entry.seq} {entry.worker} {kinds}")
         if message.HasField("position"):
             self.after = message.position
         if message.HasField("snapshot_end"):
-            say(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.workers)} workers, {self.blocks()} blocks")
+            print_line(f"{self.after.epoch}:{self.after.seq} snapshot of {len(self.workers)} workers, {self.blocks()} blocks")
 
     def apply_event(self, worker, event):
         """Applies an event. Applying it twice has no further effect."""
@@ -87,7 +87,7 @@ class Follower:
         return sum(len(hashes) for sets in self.workers.values() for hashes in sets.values())
 
 
-def say(line):
+def print_line(line):
     print(line, flush=True)
 
 
