@@ -14,32 +14,30 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// lookupTimeout is how long a name server may take.
+// lookupTimeout bounds a lookup of the name.
 const lookupTimeout = 5 * time.Second
 
-// DNS is a name that has an address for each engine, as that of a headless service
+// DNS finds workers by a DNS name that has an address for each engine, as the name of a headless service
 // does.
 type DNS struct {
 	// Host is the name.
 	Host string
-	// Port is where each engine publishes.
+	// Port is the port of each engine's PUB socket.
 	Port int
-	// ReplayPort is where each replays; 0 means that none does.
+	// ReplayPort is the port of each engine's replay socket; 0 means that there is none.
 	ReplayPort int
-	// Engine is what the engines are, and Model what they serve; both as of
-	// ingest.Worker.
-	Engine feed.Engine
-	Copies config.Copies
-	Model  string
-	// BlockSize is in tokens; 0 means that of the first store.
+	// Engine, Copies, Model and BlockSize are set in each config.Worker and its config.Source.
+	Engine    feed.Engine
+	Copies    config.Copies
+	Model     string
 	BlockSize uint32
 
-	// lookup is the resolver; nil means the system's.
+	// lookup resolves the name; nil means net.DefaultResolver.LookupNetIP.
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// Find returns a worker for each address, named ADDRESS:PORT. A name without addresses is no error: all engines may be
-// gone.
+// Find returns a worker for each address, named ADDRESS:PORT. A name without addresses is not an error,
+// because all engines may be gone.
 func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
 	lookup := d.lookup
 	if lookup == nil {
@@ -48,8 +46,8 @@ func (d DNS) Find(ctx context.Context) ([]config.Worker, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	addresses, err := lookup(ctx, "ip", d.Host)
-	var no *net.DNSError
-	if errors.As(err, &no) && no.IsNotFound {
+	var dnsError *net.DNSError
+	if errors.As(err, &dnsError) && dnsError.IsNotFound {
 		addresses, err = nil, nil
 	}
 	if err != nil {

@@ -1,8 +1,8 @@
 // Package discovery finds workers while the program runs.
 //
-// What names workers flows in: a DNS name with an address for each engine, or a list in a file. Workers to add and to
-// remove flow out to an Ingest. A poll that fails changes nothing, so a broken name server or a half-written file
-// removes no worker. A worker that is no longer found is removed, after a grace time if its absence may be temporary.
+// A Watch polls for workers, for example the addresses of a DNS name or a list in a file, and adds them to and
+// removes them from an Ingest. A poll that fails changes nothing: a broken name server or a half-written file
+// removes no worker. A worker that is no longer found is removed after Watch.Grace.
 package discovery
 
 import (
@@ -21,50 +21,53 @@ import (
 // DefaultInterval is the default of Watch.Interval.
 const DefaultInterval = 5 * time.Second
 
-// Workers is where workers are added and removed; *ingest.Ingest implements it.
+// Workers adds and removes workers. *ingest.Ingest implements it.
 type Workers interface {
 	AddWorker(context.Context, config.Worker) error
 	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
 }
 
-// Watch adds and removes workers as they are found.
+// Watch polls for workers, and adds and removes them.
 type Watch struct {
 	// Name names the watch in the log.
 	Name string
-	// Find returns all workers that exist now, with unique names. If it fails, the workers found before stay.
+	// Find returns all workers that exist now, with unique names. If it fails, no worker is added or removed.
 	Find func(context.Context) ([]config.Worker, error)
-	// Interval is the time between two polls; 0: DefaultInterval.
+	// Interval is the time between two polls; 0 means DefaultInterval.
 	Interval time.Duration
-	// Grace is how long a worker may be missing before it is removed; 0: the first poll without it removes it.
+	// Grace is how long a worker may be missing before it is removed; 0 means that the first poll without the
+	// worker removes it.
 	Grace time.Duration
-	// Polled is called after each poll, successful or not, unless it is nil.
+	// Polled is called after each poll, even if the poll failed; it may be nil.
 	Polled func()
-	// Logger may be nil.
+	// Logger is optional.
 	Logger *slog.Logger
 }
 
-// watcher is the state of a Watch that runs.
+// watcher is the state of Watch.Run.
 type watcher struct {
 	Watch
 	workers Workers
 	// known are the workers that were added, by name.
 	known map[string]*knownWorker
-	// rejected are the workers that could not be added, as they were at the last attempt.
+	// rejected are the workers that could not be added, by name. A worker is logged again only if it has
+	// changed.
 	rejected map[string]config.Worker
-	// lastError is the last error logged, since a lasting one is logged once.
+	// lastError is the last error logged. It is logged again only after a successful poll or another error.
 	lastError string
-	// isEmpty reports whether the last poll found no workers.
-	isEmpty bool
+	// foundNone reports whether the last poll found no workers.
+	foundNone bool
 }
 
 // knownWorker is a worker that was added.
 type knownWorker struct {
 	config config.Worker
-	// missingSince is the time of the first poll that did not find it; zero if the last one did.
+	// missingSince is the time of the first poll that did not find the worker; zero if the last poll found it.
 	missingSince time.Time
 }
 
-// Run polls until ctx is done or the Ingest has ended, and returns nil. The workers that it added stay.
+// Run polls until ctx is done or workers return config.ErrEnded, and then returns nil. It does not remove the workers
+// that it added.
 func (w Watch) Run(ctx context.Context, workers Workers) error {
 	if w.Interval <= 0 {
 		w.Interval = DefaultInterval
@@ -93,7 +96,7 @@ func (w Watch) Run(ctx context.Context, workers Workers) error {
 	}
 }
 
-// log logs an error when it first occurs, and when it is gone.
+// log logs an error when it first occurs, and the first success after it.
 func (w *watcher) log(err error) {
 	switch {
 	case err == nil && w.lastError != "":
@@ -105,14 +108,15 @@ func (w *watcher) log(err error) {
 	}
 }
 
-// poll adds and removes workers so that they are those found now. Its error is that of Find, or config.ErrEnded.
+// poll adds and removes workers so that they match the workers found. It returns the error of Find, or
+// config.ErrEnded.
 func (w *watcher) poll(ctx context.Context) error {
 	found, err := w.Find(ctx)
 	if err != nil {
 		return err
 	}
-	if isEmpty := len(found) == 0; isEmpty != w.isEmpty {
-		if w.isEmpty = isEmpty; isEmpty {
+	if foundNone := len(found) == 0; foundNone != w.foundNone {
+		if w.foundNone = foundNone; foundNone {
 			w.Logger.Info("no workers found") // a misspelt name is one cause
 		}
 	}
@@ -128,7 +132,7 @@ func (w *watcher) poll(ctx context.Context) error {
 		case ok && reflect.DeepEqual(c, k.config):
 			k.missingSince = time.Time{}
 			continue
-		case ok: // it has changed
+		case ok: // the worker has changed
 		case k.missingSince.IsZero() && w.Grace > 0:
 			k.missingSince = now
 			continue
@@ -156,14 +160,14 @@ func (w *watcher) remove(ctx context.Context, name string) error {
 	switch {
 	case err == nil:
 		w.Logger.Info("worker removed", "worker", name)
-	case !errors.Is(err, config.ErrNoWorker): // it may have been deregistered
+	case !errors.Is(err, config.ErrNoWorker): // it may have been deregistered by a client
 		return err
 	}
 	delete(w.known, name)
 	return nil
 }
 
-// add adds a worker. One that cannot be added is tried again at each poll, and logged once.
+// add adds a worker. If that fails, each poll tries again, and the failure is logged once.
 func (w *watcher) add(ctx context.Context, c config.Worker) error {
 	err := w.workers.AddWorker(ctx, c)
 	switch {
