@@ -34,7 +34,7 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	}
 	switch {
 	case !m.replayable(now):
-		m.arriveWithoutReplay(now, b)
+		m.arriveWithoutReplay(now, b, contradicts)
 	case contradicts:
 		m.arriveOfOther(now, b, via == 0)
 	case m.repair != nil:
@@ -139,8 +139,8 @@ func (m *Machine) deliverInOrder(b *Batch) bool {
 }
 
 // arriveWithoutReplay handles a live batch of a publisher whose replay socket cannot be asked.
-func (m *Machine) arriveWithoutReplay(now time.Time, b *Batch) {
-	v, missing := m.classify(b)
+func (m *Machine) arriveWithoutReplay(now time.Time, b *Batch, contradicts bool) {
+	v, missing := m.order.classify(b.Seq, b.Fingerprint, contradicts)
 	if v == verdictRestart && m.fromSecondPublisher(b) {
 		m.beginConflict(now, b.Seq)
 		m.deliverUnordered(b)
@@ -229,7 +229,9 @@ func (m *Machine) reportPossibleRestart() {
 func (m *Machine) read(b *Batch) {
 	m.order.advance(b.Seq, b.Fingerprint)
 	m.possibleRestartReported = false
-	m.overrunPending, m.overrunUntil = false, time.Time{}
+	if m.overrunPending {
+		m.overrunPending, m.overrunUntil = false, time.Time{}
+	}
 	m.incarnation.record(b)
 	m.emit(Action{Kind: Deliver, Batch: b})
 }

@@ -157,11 +157,9 @@ func (m *Machine) ReplayEndpoint() string { return m.replayEndpoint }
 
 // begin discards the actions of the previous input.
 func (m *Machine) begin() {
-	const maxKept = 64 // the memory of more actions, from a long flush, is released
-	if cap(m.actions) > maxKept {
+	if len(m.actions) > 1 { // release the batches, and the memory of a long flush
 		m.actions = nil
 	}
-	clear(m.actions)
 	m.actions = m.actions[:0]
 }
 
