@@ -15,14 +15,14 @@ import (
 func TestBind(t *testing.T) {
 	tests := []struct {
 		name     string
-		config   config.Config // beside the Bind of its one listener
+		config   config.Config // without the Bind of its only listener
 		listener config.Listener
 		publish  func(*engine)
 		want     []string
 		metrics  map[string]float64
 	}{
 		{
-			name: "the topic names worker and model",
+			name: "the topic has the worker and the model",
 			publish: func(e *engine) {
 				e.send("kv@10.0.0.1:8000@Qwen/Qwen3-0.6B", seqFrame(0), payload(0, stored(1)))
 				e.send("kv@10.0.0.2:8000@m@v1", seqFrame(0), payload(0, stored(2)))
@@ -42,7 +42,7 @@ func TestBind(t *testing.T) {
 			},
 		},
 		{
-			name: "ranks under one topic have seqs of their own",
+			name: "each rank of a topic has its own seqs",
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(0), payloadOf(0, 0, stored(1)))
 				e.send("kv@p@m", seqFrame(0), payloadOf(1, 0, stored(2)))
@@ -64,7 +64,7 @@ func TestBind(t *testing.T) {
 			},
 		},
 		{
-			name: "what is not accepted is counted",
+			name: "refused messages are counted",
 			config: config.Config{
 				MaxWorkers: 3,
 				Workers: []config.Worker{{
@@ -107,7 +107,7 @@ func TestBind(t *testing.T) {
 			},
 		},
 		{
-			name: "a batch that does not decode",
+			name: "malformed batch",
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(0), payload(0))
 				e.send("kv@p@m", seqFrame(1), garbage)
@@ -121,7 +121,7 @@ func TestBind(t *testing.T) {
 			want: []string{
 				"add p model m block_size 0 ranks []",
 				"p 0/0: batch 0",
-				"p 0/0: gap 1-1, 1 missed", // told by the next batch
+				"p 0/0: gap 1-1, 1 missed", // shown by the next batch
 				"p 0/0: batch 2",
 				"p 0/1: batch 0",
 				"p 0/0: gap 3-3, 1 missed",
@@ -134,10 +134,10 @@ func TestBind(t *testing.T) {
 			},
 		},
 		{
-			name: "a batch that does not decode may be of a rank not heard of yet",
+			name: "malformed batch of an unknown rank",
 			publish: func(e *engine) {
 				e.send("kv@p@m", seqFrame(5), payload(5))
-				e.send("kv@p@m", seqFrame(6), garbage) // rank 1's
+				e.send("kv@p@m", seqFrame(6), garbage) // of rank 1
 				e.send("kv@p@m", seqFrame(6), payload(6))
 				e.send("kv@p@m", seqFrame(7), payloadOf(1, 7))
 			},
@@ -152,7 +152,7 @@ func TestBind(t *testing.T) {
 			metrics: map[string]float64{`restarts_total{worker="p"}`: 0},
 		},
 		{
-			name: "topics too long",
+			name: "too long topics",
 			publish: func(e *engine) {
 				e.send("kv@p@m\x00"+strings.Repeat("x", 2041), seqFrame(0), payload(0))
 				e.send("kv@p@m\x00"+strings.Repeat("x", 2042), seqFrame(1), payload(1))
@@ -275,7 +275,7 @@ func TestBindBoundsRanks(t *testing.T) {
 		if i < feed.MaxRanks {
 			want = append(want, fmt.Sprintf("p 0/%d: batch 0", rank))
 		}
-		if i%100 == 0 { // ZeroMQ drops what a reader leaves lying
+		if i%100 == 0 { // otherwise ZeroMQ drops messages of a slow reader
 			r.want(want...)
 			want = nil
 		}
@@ -288,7 +288,7 @@ func TestBindBoundsRanks(t *testing.T) {
 	})
 }
 
-func TestListenersShareNoWorker(t *testing.T) {
+func TestWorkerBelongsToOneListener(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{
@@ -313,13 +313,12 @@ func TestListenersShareNoWorker(t *testing.T) {
 	})
 }
 
-// A peer cannot make kvcast connect to another host than its own, unless the operator allows
-// it.
-func TestReplaysAreRequestedFromThePeerAlone(t *testing.T) {
+// A peer can make kvcast connect only to the peer's own host, or to a host in ReplayHosts.
+func TestReplaysAreRequestedOnlyFromAllowedHosts(t *testing.T) {
 	tests := []struct {
 		host    string
 		allowed []string
-		want    string // host of the replay socket; empty: none
+		want    string // host of the replay socket; empty if none is asked
 	}{
 		{host: "127.0.0.1", want: "127.0.0.1"},
 		{host: "engine-0.invalid", want: "127.0.0.1"},

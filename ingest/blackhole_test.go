@@ -26,13 +26,13 @@ func newProxy(t *testing.T, endpoint string) *proxy {
 // Endpoint returns the endpoint of the proxy.
 func (p *proxy) Endpoint() string { return "tcp://" + p.Addr() }
 
-// replaced reports whether there are connections, all of which carry data.
+// replaced reports whether there are connections, and all of them carry data.
 func (p *proxy) replaced() bool {
 	s := p.Stats()
 	return s.Alive > 0 && s.Frozen == 0
 }
 
-// holed is an engine behind a network that can drop everything silently.
+// holed is an engine behind proxies that can drop all data silently.
 type holed struct {
 	*cache
 	*view
@@ -42,7 +42,7 @@ type holed struct {
 	pub, replay *proxy // between ingest and the sockets of the engine
 }
 
-// newHoled returns an engine with a few blocks, which is being read.
+// newHoled returns an engine with a few blocks, and starts an Ingest that reads it.
 func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	t.Helper()
 	h := &holed{t: t, cache: newCache(t, simulator.PublisherConfig{}), view: newView(), registry: prometheus.NewRegistry()}
@@ -61,15 +61,16 @@ func newHoled(t *testing.T, replays bool, c config.Config) *holed {
 	return h
 }
 
-// wantTold compares gaps and restarts, and checks that no block was stored twice.
-func (h *holed) wantTold(want map[string]int) {
+// wantReported compares the gaps and restarts that were reported, and checks that no block was
+// stored twice.
+func (h *holed) wantReported(want map[string]int) {
 	h.t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	got := maps.Clone(h.told)
+	got := maps.Clone(h.reported)
 	delete(got, "added")
 	if d := cmp.Diff(want, got); d != "" {
-		h.t.Errorf("told (-want +got):\n%s", d)
+		h.t.Errorf("reported (-want +got):\n%s", d)
 	}
 	for b, n := range h.view.blocks {
 		if n > 1 {
@@ -78,8 +79,8 @@ func (h *holed) wantTold(want map[string]int) {
 	}
 }
 
-// A dead connection is detected by the replay socket, which also has what was published
-// meanwhile, and is renewed.
+// If a replay has batches that did not arrive on the connection, the connection is dead, and is
+// replaced.
 func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: harness.Timeout})
 	before := h.pub.Stats().Accepted
@@ -91,15 +92,15 @@ func TestDeadConnectionIsRenewedWhenReplayHasMore(t *testing.T) {
 	h.pub.Heal()
 	harness.WaitFor(t, h.pub.replaced)
 	awaitState(t, h.in, 0, ingest.SourceLive)
-	// The new connection carries live batches, without a replay for each.
+	// The new connection carries live batches, which need no replay.
 	h.must(h.WaitSubscribed(harness.Context(t), 1))
 	h.store(h.Publish, 2)
 	h.awaitBlocks(t, h.cache.blocks)
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 }
 
-// While the replay socket does not answer either, the source is suspect: nothing is reported
-// as lost, and the worker stays.
+// While the replay socket does not reply either, the source is suspect: no loss is reported, and
+// the worker is not removed.
 func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 100 * time.Millisecond, ReplayTimeout: time.Second})
 	awaitState(t, h.in, 0, ingest.SourceLive)
@@ -108,49 +109,49 @@ func TestDeadConnectionIsSuspectWhileReplayDoesNotAnswer(t *testing.T) {
 	h.store(h.Publish, 3)
 	h.evict(h.Publish)
 	awaitState(t, h.in, 0, ingest.SourceSuspect)
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 	h.pub.Heal()
 	h.replay.Heal()
 	h.awaitBlocks(t, h.cache.blocks)
 	awaitState(t, h.in, 0, ingest.SourceLive)
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 }
 
-// An idle engine without a replay socket gets a second connection at intervals, and nothing
-// is reported.
-func TestIdleEngineWithoutReplayIsLeftAlone(t *testing.T) {
+// The connection of an idle engine without a replay socket is replaced at intervals, and no loss is
+// reported.
+func TestIdleEngineWithoutReplayReportsNoLoss(t *testing.T) {
 	t.Parallel()
 	h := newHoled(t, false, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
-	// Each new connection replaces the one before once it is established.
+	// Each new connection replaces the previous connection once it is established.
 	harness.WaitFor(t, func() bool { return h.pub.Stats().Accepted >= before+3 })
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 	wantMetrics(t, h.registry, map[string]float64{
 		`gaps_total{worker="w"}`: 0, `restarts_total{worker="w"}`: 0, `publishers{state="live"}`: 1,
 	})
 }
 
-// An idle engine with a replay socket is asked, and nothing is reported.
-func TestIdleEngineWithReplayIsLeftAlone(t *testing.T) {
+// The replay socket of an idle engine is asked, and no loss is reported.
+func TestIdleEngineWithReplayReportsNoLoss(t *testing.T) {
 	h := newHoled(t, true, config.Config{Silence: 20 * time.Millisecond, Grace: -1})
 	before := h.pub.Stats().Accepted
 	h.must(h.WaitReplays(harness.Context(t), h.Replays()+10))
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 	if n := h.pub.Stats().Accepted; n != before {
 		t.Errorf("%d connections, want %d: none was dead", n, before)
 	}
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 }
 
-// Batches are delivered once while new connections replace silent ones.
-func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
+// Each batch is delivered once while new connections replace silent connections.
+func TestReplacedConnectionsDeliverEachBatchOnce(t *testing.T) {
 	t.Parallel()
 	h := newHoled(t, false, config.Config{Silence: 10 * time.Millisecond})
 	before := h.pub.Stats().Accepted
@@ -169,23 +170,23 @@ func TestFreshConnectionsBesideCarryNothingTwice(t *testing.T) {
 		}
 	}
 	h.awaitBlocks(t, h.cache.blocks)
-	h.wantTold(map[string]int{})
+	h.wantReported(map[string]int{})
 }
 
-// Without a replay socket a dead connection is replaced by a second one, and what was
-// published meanwhile is reported as lost.
+// Without a replay socket a dead connection is replaced, and the batches published in between are
+// reported as lost.
 func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
 	tests := []struct {
 		name string
-		// early: the network heals before the silence is noticed, so that a new connection is made
-		// at once. Otherwise connecting fails for a while.
-		early  bool
-		missed int
-		told   map[string]int
+		// early reports whether the network recovers before the silence is detected, so that a
+		// replacement is established at once. Otherwise connecting fails for a while.
+		early    bool
+		missed   int
+		reported map[string]int
 	}{
-		{name: "idle", early: true, told: map[string]int{}},
-		{name: "batches missed", early: true, missed: 3, told: map[string]int{"replay_unavailable": 1}},
-		{name: "unreachable for a while", missed: 3, told: map[string]int{"replay_unavailable": 1}},
+		{name: "idle", early: true, reported: map[string]int{}},
+		{name: "batches missed", early: true, missed: 3, reported: map[string]int{"replay_unavailable": 1}},
+		{name: "temporarily unreachable", missed: 3, reported: map[string]int{"replay_unavailable": 1}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -200,12 +201,12 @@ func TestDeadConnectionWithoutReplayIsReplaced(t *testing.T) {
 				awaitState(t, h.in, 0, ingest.SourceSuspect)
 				h.pub.Heal()
 			}
-			// One beside the dead connection, which is closed then.
+			// The replacement is established, and then the dead connection is closed.
 			harness.WaitFor(t, h.pub.replaced)
 			h.store(h.Publish, 1)
 			want[h.next] = true
 			h.awaitBlocks(t, want)
-			h.wantTold(tt.told)
+			h.wantReported(tt.reported)
 		})
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// budgetOf returns how much of a resource is in use.
+// budgetOf returns the amount of a resource in use.
 func budgetOf(t *testing.T, g prometheus.Gatherer, resource string) float64 {
 	t.Helper()
 	return harness.Gather(t, g).Value(t, "kvcast_budget_used", "resource", resource)
@@ -47,7 +47,7 @@ func TestSourcesOfAddedWorkersAreBounded(t *testing.T) {
 	}
 }
 
-// The strings of workers are bounded.
+// The memory of the strings of workers is bounded.
 func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	in, _ := start(t, config.Config{Metrics: registry, WorkerBytes: 64 << 10}, views{"w-0": newView()})
@@ -76,8 +76,8 @@ func TestBytesOfAddedWorkersAreBounded(t *testing.T) {
 	}
 }
 
-// Names beyond the maximum number of publishers are refused, and take no memory. The engine
-// that was there before is not affected.
+// Topics beyond the maximum number of publishers are refused, and take no memory. An engine that
+// was accepted before is not affected.
 func TestPublishersOfAPortAreBounded(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	all := make(views)

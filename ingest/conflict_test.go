@@ -16,8 +16,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// newBoundCache returns an engine that connects to a listener, with its replay socket
-// at its host and the port of its rank.
+// newBoundCache returns an engine that connects to a listener. Its replay socket is at the given
+// host and the port of its rank.
 func newBoundCache(t *testing.T, in *ingest.Ingest, host string, replayPort int, rank uint32) *cache {
 	t.Helper()
 	c := newCache(t, simulator.PublisherConfig{
@@ -32,7 +32,7 @@ func newBoundCache(t *testing.T, in *ingest.Ingest, host string, replayPort int,
 	return c
 }
 
-// freePorts returns the first of n ports in a row that were free just now.
+// freePorts returns the first of n consecutive free ports.
 func freePorts(t *testing.T, n int) int {
 	t.Helper()
 	engines, first := newEngines(t, n)
@@ -46,15 +46,15 @@ func freePorts(t *testing.T, n int) int {
 	return port
 }
 
-// views keep a view for each worker.
+// views has a view for each worker.
 type views map[string]*view
 
 func (vs views) AddWorker(w feed.Worker) feed.Lane { return vs[w.Name].AddWorker(w) }
 
 func (vs views) RemoveWorker(name string, why feed.RemoveReason) { vs[name].RemoveWorker(name, why) }
 
-// Pods with several ranks each share a listener, and the ranks of a pod a topic: each
-// has its own seqs, and its own replay port.
+// Several pods share a listener, and the ranks of a pod share a topic. Each rank has its own seqs
+// and its own replay port.
 func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 	const ranks = 3
 	hosts := []string{"127.0.0.1", "127.0.0.2"}
@@ -72,7 +72,7 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 		var pod []*cache
 		for rank := range uint32(ranks) {
 			c := newBoundCache(t, in, h, port, rank)
-			c.next = uint64(1000*i) + uint64(100*rank) // no two of which are equal
+			c.next = uint64(1000*i) + uint64(100*rank) // unique over all engines
 			c.store(c.Publish, 2)
 			c.store(c.Drop, int(rank)+1)
 			c.store(c.Publish, 1)
@@ -87,8 +87,8 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 	}
 	for _, h := range hosts {
 		vs[h].mu.Lock()
-		if d := cmp.Diff(map[string]int{"added": 1}, vs[h].told); d != "" {
-			t.Errorf("told of %s (-want +got):\n%s", h, d)
+		if d := cmp.Diff(map[string]int{"added": 1}, vs[h].reported); d != "" {
+			t.Errorf("reported of %s (-want +got):\n%s", h, d)
 		}
 		vs[h].mu.Unlock()
 	}
@@ -107,7 +107,7 @@ func TestBoundRanksAreRepairedEachAtItsReplayPort(t *testing.T) {
 	}
 }
 
-// A pod that connects again is asked for what it published meanwhile.
+// After a pod reconnects, the batches that it published in between are requested.
 func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	v := newView()
 	registry := prometheus.NewRegistry()
@@ -123,7 +123,7 @@ func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	awaitState(t, in, 0, ingest.SourceConnecting)
 	c.must(c.Reconnect())
 	c.must(c.WaitSubscribed(harness.Context(t), 1))
-	c.store(c.Publish, 1) // its seq alone shows nothing
+	c.store(c.Publish, 1) // its seq does not show the restart
 	v.awaitBlocks(t, c.blocks)
 	awaitState(t, in, 0, ingest.SourceLive)
 	wantMetrics(t, registry, map[string]float64{
@@ -133,18 +133,19 @@ func TestBoundPodThatReconnectsIsVerified(t *testing.T) {
 	})
 }
 
-// Two publishers that use one topic and rank at the same time are reported as a conflict, and
+// Two publishers that use the same topic and rank at the same time are reported as a conflict, and
 // neither clears the blocks of the other.
 func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 	tests := []struct {
 		name string
-		// ends is the publisher that ends, and last the one that published last before.
+		// ends is the index of the publisher that ends, and last the index of the publisher that
+		// published last before.
 		ends, last int
 	}{
 		{"the first ends", 0, 1},
 		{"the second ends", 1, 0},
-		{"the first ends after it went on", 0, 0},
-		{"the second ends after it went on", 1, 1},
+		{"the first ends after its next batch", 0, 0},
+		{"the second ends after its next batch", 1, 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -168,7 +169,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 			for seq := range uint64(5) {
 				r.want(fmt.Sprintf("batch %d +[%d]", seq, 100+seq))
 			}
-			// The other one starts, and both publish.
+			// The second publisher starts, and both publish.
 			send(1, 0, 200)
 			r.want("gap possible_restart 0-0, 0 missed", "gap ambiguous_publisher 0-0, 0 missed", "batch 0 +[200]")
 			next := []uint64{5, 1}
@@ -182,7 +183,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 			wantMetrics(t, registry, map[string]float64{
 				`publisher_conflicts_total{worker="p"}`: 1, `restarts_total{worker="p"}`: 0,
 			})
-			// Losses of the remaining one are reported again.
+			// Losses of the remaining publisher are reported again.
 			engines[tt.ends].close()
 			harness.WaitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") == 1 })
 			left := 1 - tt.ends
@@ -196,7 +197,8 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 	}
 }
 
-// Only one of the two has a replay socket. Its blocks must be complete once it is alone.
+// Only one of two publishers has a replay socket. Its blocks must be complete after the other
+// publisher has ended.
 func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 	for _, ends := range []string{"the one that answers", "the other one"} {
 		t.Run(ends, func(t *testing.T) {
@@ -222,13 +224,13 @@ func TestTwoPublishersOfOneTopicWithReplay(t *testing.T) {
 				answers.store(answers.Publish, 1)
 				v.mu.Lock()
 				defer v.mu.Unlock()
-				return v.told[feed.GapAmbiguousPublisher.String()] > 0
+				return v.reported[feed.GapAmbiguousPublisher.String()] > 0
 			})
 			v.mu.Lock()
-			restarts := v.told["restarted"]
+			restarts := v.reported["restarted"]
 			v.mu.Unlock()
 			if restarts > 0 {
-				t.Errorf("told %d restarts", restarts)
+				t.Errorf("reported %d restarts", restarts)
 			}
 			gone, left := answers, other
 			if ends == "the other one" {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// worker is the configuration of a worker w with one source.
+// worker returns the configuration of a worker w with one source.
 func worker(s config.Source) config.Config {
 	return config.Config{Workers: []config.Worker{{
 		Name: "w", Model: "m", Sources: []config.Source{s},
@@ -51,7 +51,7 @@ func TestConnect(t *testing.T) {
 			},
 		},
 		{
-			name: "first contact in the middle, then a gap",
+			name: "late join, then a gap",
 			publish: func(e *engine) {
 				e.publish(5, stored(1))
 				e.publish(6, stored(2))
@@ -124,7 +124,7 @@ func TestConnect(t *testing.T) {
 			metrics: map[string]float64{`restarts_total{worker="w"}`: 2},
 		},
 		{
-			name: "a restart forgets the block size that a store told",
+			name: "a restart forgets the block size of a store",
 			publish: func(e *engine) {
 				e.publish(0, storedBlocks(4, 1))
 				e.publish(1, storedBlocks(8, 2))
@@ -158,7 +158,7 @@ func TestConnect(t *testing.T) {
 			},
 		},
 		{
-			name: "a batch that does not decode is lost alone",
+			name: "only the malformed batch is lost",
 			publish: func(e *engine) {
 				e.publish(0, stored(1))
 				e.send("", seqFrame(1), garbage)
@@ -187,7 +187,7 @@ func TestConnect(t *testing.T) {
 			},
 		},
 		{
-			name: "the first batch does not decode",
+			name: "the first batch is malformed",
 			publish: func(e *engine) {
 				e.send("", seqFrame(3), garbage)
 				e.publish(4, stored(1))
@@ -199,7 +199,7 @@ func TestConnect(t *testing.T) {
 			},
 		},
 		{
-			name: "messages of another form",
+			name: "malformed messages",
 			publish: func(e *engine) {
 				e.publish(0, stored(1))
 				e.send("")
@@ -224,7 +224,7 @@ func TestConnect(t *testing.T) {
 			},
 		},
 		{
-			name: "a batch may name another rank, and a loss concerns all ranks named",
+			name: "a batch may have another rank, and a loss is reported for all ranks",
 			publish: func(e *engine) {
 				e.send("", seqFrame(0), payloadOf(7, 0, stored(1)))
 				e.send("", seqFrame(2), payloadOf(7, 2, stored(2)))

@@ -9,7 +9,7 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// ruleSink passes on the copy rule of each batch.
+// ruleSink sends the copy rule of each batch to a channel.
 type ruleSink struct{ rules chan feed.CopyRule }
 
 func (s ruleSink) AddWorker(feed.Worker) feed.Lane      { return s }
@@ -29,9 +29,8 @@ func (s ruleSink) wantRule(t *testing.T, want feed.CopyRule) {
 	}
 }
 
-// TestBatchesHaveTheCopyRuleOfTheirSource has engines that are connected to, and ones
-// that connect.
-func TestBatchesHaveTheCopyRuleOfTheirSource(t *testing.T) {
+// TestBatchesHaveTheirSourcesCopyRule reads engines by a connection and by a listener.
+func TestBatchesHaveTheirSourcesCopyRule(t *testing.T) {
 	for name, test := range map[string]struct {
 		engine feed.Engine
 		copies config.Copies

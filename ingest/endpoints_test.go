@@ -17,14 +17,14 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// Both sockets of an engine are connected at every kind of address, and again after a restart
+// Both sockets of an engine are connected at every kind of address, and reconnected after a restart
 // of the engine.
 func TestEndpointsOfEveryKind(t *testing.T) {
 	sockets := t.TempDir()
 	tests := []struct {
 		name         string
 		bind, replay string
-		as           func(bound string) string // what is configured
+		as           func(bound string) string // returns the configured endpoint
 	}{
 		{name: "ipc", bind: "ipc://" + filepath.Join(sockets, "pub"), replay: "ipc://" + filepath.Join(sockets, "replay")},
 		{name: "IPv6", bind: "tcp://[::1]:*", replay: "tcp://[::1]:*"},
@@ -57,8 +57,8 @@ func TestEndpointsOfEveryKind(t *testing.T) {
 			v.awaitBlocks(t, c.blocks)
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			if d := cmp.Diff(map[string]int{"added": 1, "restarted": 1}, v.told); d != "" {
-				t.Errorf("told (-want +got):\n%s", d)
+			if d := cmp.Diff(map[string]int{"added": 1, "restarted": 1}, v.reported); d != "" {
+				t.Errorf("reported (-want +got):\n%s", d)
 			}
 		})
 	}
@@ -93,8 +93,8 @@ func newMute(t *testing.T) string {
 	return "tcp://" + l.Addr().String()
 }
 
-// A peer that accepts connections and speaks no ZMTP delays no other engine.
-func TestPublisherThatSpeaksNoZMTP(t *testing.T) {
+// A peer that accepts connections and does not speak ZMTP does not delay other engines.
+func TestPublisherWithoutZMTPDelaysNoOther(t *testing.T) {
 	r := newRecorder(t)
 	c := worker(config.Source{Connect: newMute(t), Replay: newMute(t)})
 	c.Silence, c.Grace, c.ReplayTimeout = 10*time.Millisecond, -1, 10*time.Millisecond
@@ -112,13 +112,13 @@ func TestPublisherThatSpeaksNoZMTP(t *testing.T) {
 	r.wantNone()
 }
 
-// A replay socket that does not answer delays live batches once, and not for each gap; losses
-// are reported.
-func TestReplaySocketOfNoUse(t *testing.T) {
+// A replay socket that does not reply delays live batches once, not at each gap. Losses are
+// reported.
+func TestUselessReplaySocketDelaysBatchesOnce(t *testing.T) {
 	tests := []struct {
 		name    string
 		replay  func(*testing.T) string
-		timeout time.Duration // an hour, where it is no silence that tells
+		timeout time.Duration // an hour if the failure is detected without a timeout
 	}{
 		{"refused", func(*testing.T) string { return "tcp://127.0.0.1:1" }, time.Hour},
 		{"silent", newMute, 100 * time.Millisecond},

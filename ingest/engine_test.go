@@ -21,11 +21,11 @@ import (
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-// blockSize is that of the engines here.
+// blockSize is the block size of the engines, in tokens.
 const blockSize = 4
 
-// start runs an Ingest until the test ends, or stop is called, which checks that it ends
-// without an error and in time.
+// start runs an Ingest until the test ends or stop is called. stop checks that Run returns in time,
+// without an error.
 func start(t *testing.T, c config.Config, sink feed.Sink, prepare ...func(*ingest.Ingest)) (in *ingest.Ingest, stop func()) {
 	t.Helper()
 	c.Listeners = slices.Clone(c.Listeners)
@@ -91,7 +91,7 @@ func newEngineOf(t *testing.T, cfg enginetest.Config) *engine {
 	return &engine{e, t}
 }
 
-// close ends the engine, as the end of its process does.
+// close closes the engine's sockets, as the end of its process would.
 func (e *engine) close() {
 	if err := e.Close(); err != nil {
 		e.t.Errorf("close engine: %v", err)
@@ -107,7 +107,7 @@ func (e *engine) mustBind(endpoint string) string {
 	return bound
 }
 
-// connect connects to the port of an endpoint of this machine.
+// connect connects to the port of an endpoint on this host.
 func (e *engine) connect(endpoint string) {
 	e.t.Helper()
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
@@ -179,20 +179,21 @@ next:
 
 func seqFrame(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }
 
-// payload is a batch that names no rank.
+// payload returns a batch without a rank.
 func payload(seq uint64, events ...[]byte) []byte {
 	return appendBatch(nil, 2, seq, events)
 }
 
-// payloadOf is a batch that names its rank.
+// payloadOf returns a batch with a rank.
 func payloadOf(rank uint32, seq uint64, events ...[]byte) []byte {
 	return msgp.AppendUint32(appendBatch(nil, 3, seq, events), rank)
 }
 
-// garbage is no batch.
+// garbage is a payload that does not decode.
 var garbage = []byte{0xc1, 'n', 'o', 't', ' ', 'a', ' ', 'b', 'a', 't', 'c', 'h'}
 
-// epochSeconds is the time of a batch: multiples of 1/4 s, which floats represent exactly.
+// epochSeconds returns the timestamp of a batch: a multiple of 1/4 s, which a float represents
+// exactly.
 func epochSeconds(seq uint64) float64 { return 1_700_000_000 + float64(seq)/4 }
 
 func engineTime(seq uint64) int64 {
@@ -210,7 +211,7 @@ func appendBatch(b []byte, elements uint32, seq uint64, events [][]byte) []byte 
 	return b
 }
 
-// stored is a store of consecutive blocks of blockSize tokens.
+// stored returns a store of consecutive blocks of blockSize tokens.
 func stored(hashes ...uint64) []byte { return storedBlocks(blockSize, hashes...) }
 
 func storedBlocks(size int, hashes ...uint64) []byte {
@@ -234,10 +235,11 @@ func removed(hashes ...uint64) []byte {
 	return msgp.AppendString(b, "GPU")
 }
 
-// storedIn and removedIn are of an attention group; only stores name its kind.
+// storedIn and removedIn return a store and a remove in an attention group. Only the store has the
+// group's kind.
 func storedIn(group int, kind string, hash uint64) []byte {
 	b := stored(hash)
-	b[0] += 4 // elements: two absent, then the group and its kind
+	b[0] += 4 // four more elements: two nils, the group and its kind
 	b = msgp.AppendNil(msgp.AppendNil(b))
 	return msgp.AppendString(msgp.AppendInt(b, group), kind)
 }

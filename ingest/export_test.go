@@ -6,7 +6,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
-// ReorderBytes returns the size of all reorder buffers.
+// ReorderBytes returns the size of all reorder buffers, in bytes.
 func ReorderBytes(in *Ingest) int64 { return in.shared.budgets.reordered.Used() }
 
 // SetFirstRequests sets how long the first reply of a replay socket may take, and how long
@@ -15,5 +15,5 @@ func SetFirstRequests(in *Ingest, reply, patience time.Duration) {
 	in.shared.replays.FirstReply, in.shared.replays.FirstPatience = reply, patience
 }
 
-// RestTime is that of package sequence.
+// RestTime is sequence.RestTime.
 const RestTime = sequence.RestTime

@@ -26,14 +26,14 @@ import (
 // rememberedBatches is the size of a publisher's history.
 const rememberedBatches = 1024
 
-// view is a Sink that keeps the blocks of one worker, as a router does, and whether a loss
-// was reported.
+// view is a Sink that has the blocks of one worker, as a router does, and whether a loss was
+// reported.
 type view struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	changed chan struct{}
-	// blocks counts copies: engines store a block more than once.
-	blocks map[uint64]int
-	told   map[string]int
+	// blocks has the number of copies of each block: an engine may store a block more than once.
+	blocks   map[uint64]int
+	reported map[string]int
 	// incomplete reports whether a loss was reported.
 	incomplete bool
 	workers    int
@@ -41,14 +41,14 @@ type view struct {
 }
 
 func newView() *view {
-	return &view{changed: make(chan struct{}), blocks: make(map[uint64]int), told: make(map[string]int)}
+	return &view{changed: make(chan struct{}), blocks: make(map[uint64]int), reported: make(map[string]int)}
 }
 
 func (v *view) change(what string, f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if what != "" {
-		v.told[what]++
+		v.reported[what]++
 	}
 	f()
 	close(v.changed)
@@ -89,7 +89,7 @@ func (v *view) Gap(g feed.Gap) {
 	v.change(g.Reason.String(), func() {
 		v.incomplete = true
 		for h := range v.blocks {
-			v.blocks[h] = 1 // a lost remove must not pin a block
+			v.blocks[h] = 1 // otherwise a lost remove would keep the block for ever
 		}
 	})
 }
@@ -98,7 +98,7 @@ func (v *view) Restarted(feed.Restart) {
 	v.change("restarted", func() { clear(v.blocks); v.incomplete = false })
 }
 
-// await waits until a condition holds.
+// await waits until a condition is true.
 func (v *view) await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	limit := time.After(harness.Timeout)
@@ -114,7 +114,7 @@ func (v *view) await(t *testing.T, what string, holds func() bool) {
 		case <-limit:
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			t.Fatalf("%s does not come: %d blocks, told %v", what, len(v.blocks), v.told)
+			t.Fatalf("%s does not come: %d blocks, reported %v", what, len(v.blocks), v.reported)
 		}
 	}
 }
@@ -142,12 +142,12 @@ func (v *view) is(want map[uint64]bool) bool {
 	return true
 }
 
-// cache is an engine whose blocks are known.
+// cache is a simulated engine, and the blocks that it has.
 type cache struct {
 	*simulator.Publisher
 	t      *testing.T
 	blocks map[uint64]bool
-	next   uint64 // block, no two of which are equal
+	next   uint64 // hash of the next block
 	// connects reports whether the engine connects to a listener.
 	connects bool
 }
@@ -156,7 +156,7 @@ func newCache(t *testing.T, c simulator.PublisherConfig) *cache {
 	return &cache{Publisher: enginetest.NewSimulated(t, c), t: t, blocks: make(map[uint64]bool)}
 }
 
-// store stores some blocks, a batch for each.
+// store stores n blocks, each in its own batch.
 func (c *cache) store(how enginetest.Method, n int) {
 	c.t.Helper()
 	for range n {
@@ -194,7 +194,7 @@ func (c *cache) caughtUp(v *view) {
 	c.t.Helper()
 	c.store(c.Publish, 1)
 	c.must(c.WaitReplays(c.t.Context(), 1))
-	c.store(c.Publish, 1) // after what was replayed
+	c.store(c.Publish, 1) // after the replayed batches
 	v.awaitBlocks(c.t, c.blocks)
 }
 
@@ -203,31 +203,31 @@ func (c *cache) restart() { clear(c.blocks) }
 
 func (c *cache) truncated(events ...wire.Event) (uint64, error) { return c.Truncate(7, events...) }
 
-// faults are faults between an engine and ingest. After each the view equals the engine's
-// cache, or the loss was reported, and nothing else was.
+// faults are faults between an engine and ingest. After each fault the view equals the engine's
+// cache or the loss was reported, and nothing else was reported.
 var faults = []struct {
-	name  string
-	first uint64 // the seq before which nothing was ever published
-	fault func(c *cache, v *view)
-	told  map[string]int
+	name     string
+	first    uint64 // first seq of the engine
+	fault    func(c *cache, v *view)
+	reported map[string]int
 	// lost reports whether the view cannot equal the engine's cache again.
 	lost bool
-	// mute reports whether a replay has to time out. In all others none may.
+	// mute reports whether a replay times out. In the other cases no replay may time out.
 	mute bool
 }{
 	{name: "none", fault: func(c *cache, _ *view) { c.store(c.Publish, 10); c.evict(c.Publish) }},
-	{name: "live batches dropped", fault: func(c *cache, _ *view) {
+	{name: "live batches lost", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 3)
 		c.store(c.Drop, 2)
 		c.evict(c.Drop)
 		c.store(c.Publish, 1)
 	}},
-	{name: "batches lost for good", lost: true, told: map[string]int{"replay_incomplete": 1}, fault: func(c *cache, _ *view) {
+	{name: "batches lost live and in replays", lost: true, reported: map[string]int{"replay_incomplete": 1}, fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 3)
 		c.store(c.Lose, 2)
 		c.store(c.Publish, 1)
 	}},
-	{name: "a batch twice", fault: func(c *cache, _ *view) {
+	{name: "duplicate batch", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
 		c.evict(c.Publish)
 		c.must(c.Resend(0))
@@ -240,16 +240,16 @@ var faults = []struct {
 		c.must(c.SendDelayed())
 		c.store(c.Publish, 2)
 	}},
-	{name: "a batch cut short", fault: func(c *cache, _ *view) {
+	{name: "truncated batch", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 2)
 		c.store(c.truncated, 1)
 		c.store(c.Publish, 1)
 	}},
-	{name: "the last batch cut short", fault: func(c *cache, _ *view) {
+	{name: "truncated last batch", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 2)
 		c.store(c.truncated, 1)
 	}},
-	{name: "restart", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart", reported: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
@@ -257,14 +257,14 @@ var faults = []struct {
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 2)
 	}},
-	{name: "restart behind the same connection", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart on the same connection", reported: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
 		c.must(c.Restart(0))
 		c.store(c.Publish, 2)
 	}},
-	{name: "restart whose first batches were dropped", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart whose first batches were dropped", reported: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
@@ -273,8 +273,8 @@ var faults = []struct {
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
-	{name: "restart whose first batches are forgotten", lost: true,
-		told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
+	{name: "restart whose first batches are evicted from the replay buffer", lost: true,
+		reported: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
 			c.store(c.Publish, 5)
 			v.awaitBlocks(c.t, c.blocks)
 			c.restart()
@@ -283,7 +283,7 @@ var faults = []struct {
 			c.must(c.WaitSubscribed(c.t.Context(), 1))
 			c.store(c.Publish, 1)
 		}},
-	{name: "restart at a seq above 0", told: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
+	{name: "restart at a seq above 0", reported: map[string]int{"restarted": 1, "replay_forgotten": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 5)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
@@ -291,7 +291,7 @@ var faults = []struct {
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
-	{name: "restart that has passed our seq", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart that has passed the last seq", reported: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
@@ -300,7 +300,7 @@ var faults = []struct {
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
-	{name: "restart that goes on where the old one ended", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart that continues the seqs", reported: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
@@ -309,29 +309,29 @@ var faults = []struct {
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
 		c.store(c.Publish, 1)
 	}},
-	{name: "restart after more batches than are remembered", told: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart after more batches than the history has", reported: map[string]int{"restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, rememberedBatches+100)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
 		c.must(c.RestartProcess(0))
 		c.store(c.Drop, 100)
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
-		if c.connects { // who binds learns of it with the next batch
+		if c.connects { // a listener detects the restart only with the next batch
 			c.store(c.Publish, 1)
 		}
 	}},
-	{name: "restart of an engine that stays idle for a while", told: map[string]int{"possible_restart": 1, "restarted": 1}, fault: func(c *cache, v *view) {
+	{name: "restart of an engine that stays idle for a while", reported: map[string]int{"possible_restart": 1, "restarted": 1}, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
 		c.restart()
 		c.must(c.RestartProcess(0))
 		c.must(c.WaitSubscribed(c.t.Context(), 1))
-		if !c.connects { // who binds can not tell by a connection whose it is
-			v.await(c.t, "that it may have restarted", func() bool { return v.told["possible_restart"] > 0 })
+		if !c.connects { // a listener cannot identify the publisher of a new connection
+			v.await(c.t, "that it may have restarted", func() bool { return v.reported["possible_restart"] > 0 })
 		}
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay memory forgotten", told: map[string]int{"replay_forgotten": 1}, lost: true, fault: func(c *cache, v *view) {
+	{name: "replay buffer cleared", reported: map[string]int{"replay_forgotten": 1}, lost: true, fault: func(c *cache, v *view) {
 		c.store(c.Publish, 3)
 		v.awaitBlocks(c.t, c.blocks)
 		c.store(c.Drop, 3)
@@ -344,25 +344,25 @@ var faults = []struct {
 		c.store(c.Drop, 9)
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay with a hole for ever", told: map[string]int{"replay_incomplete": 1}, lost: true, fault: func(c *cache, _ *view) {
+	{name: "replay with a permanent hole", reported: map[string]int{"replay_incomplete": 1}, lost: true, fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
 		c.must(c.SetReplayFaults(simulator.ReplayFaults{Skip: func(seq uint64) bool { return seq == 4 }}))
 		c.store(c.Drop, 9)
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay without an end", fault: func(c *cache, _ *view) {
+	{name: "replay without an end marker", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
 		c.must(c.SetReplayFaults(simulator.ReplayFaults{NoEnd: true}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay that does not answer", told: map[string]int{"replay_unavailable": 1}, lost: true, mute: true, fault: func(c *cache, v *view) {
+	{name: "silent replay socket", reported: map[string]int{"replay_unavailable": 1}, lost: true, mute: true, fault: func(c *cache, v *view) {
 		c.caughtUp(v)
 		c.must(c.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true}))
 		c.store(c.Drop, 3)
 		c.store(c.Publish, 1)
 	}},
-	{name: "replay that does not answer at once", mute: true, fault: func(c *cache, v *view) {
+	{name: "slow replay socket", mute: true, fault: func(c *cache, v *view) {
 		c.caughtUp(v)
 		c.must(c.SetReplayFaults(simulator.ReplayFaults{NoAnswer: true, Requests: 2}))
 		c.store(c.Drop, 3)
@@ -372,23 +372,23 @@ var faults = []struct {
 		c.store(c.Publish, 1)
 		c.must(c.SetSilent(true))
 		c.store(c.Publish, 3)
-		v.awaitBlocks(c.t, c.blocks) // by the probe
+		v.awaitBlocks(c.t, c.blocks) // by the verification of the silent connection
 		c.must(c.SetSilent(false))
 		c.store(c.Publish, 1)
 	}},
-	{name: "connection lost and made again", fault: func(c *cache, v *view) {
+	{name: "reconnect", fault: func(c *cache, v *view) {
 		c.store(c.Publish, 2)
 		v.awaitBlocks(c.t, c.blocks)
 		c.must(c.Disconnect())
 		c.store(c.Publish, 3)
 		c.evict(c.Publish)
 		c.must(c.Reconnect())
-		if c.connects { // who binds learns of it with the next batch
+		if c.connects { // a listener detects the restart only with the next batch
 			c.must(c.WaitSubscribed(c.t.Context(), 1))
 			c.store(c.Publish, 1)
 		}
 	}},
-	{name: "more than a replay's high-water mark dropped", fault: func(c *cache, _ *view) {
+	{name: "more batches lost than a replay's high-water mark", fault: func(c *cache, _ *view) {
 		c.store(c.Publish, 1)
 		c.store(c.Drop, 5000)
 		c.store(c.Publish, 1)
@@ -407,49 +407,49 @@ func TestFaults(t *testing.T) {
 						timeout = time.Second
 					}
 					c := faultyCache(t, mode, v, timeout)
-					// Batches published before the first connection count as well.
+					// The fault may also affect batches published before the first connection.
 					tt.fault(c, v)
-					told := maps.Clone(tt.told)
+					reported := maps.Clone(tt.reported)
 					if c.connects {
-						delete(told, "possible_restart")
+						delete(reported, "possible_restart")
 					}
 					want := maps.Clone(c.blocks)
 					if !tt.lost {
 						v.awaitBlocks(t, want)
 					}
-					v.await(t, "what is to be told", func() bool {
-						for what := range told {
-							if v.told[what] == 0 {
+					v.await(t, "what is to be reported", func() bool {
+						for what := range reported {
+							if v.reported[what] == 0 {
 								return false
 							}
 						}
 						return true
 					})
-					// Nothing else is reported or changes.
+					// Nothing else is reported, and the blocks do not change.
 					c.store(c.Publish, 1)
 					last := c.next
 					v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })
 					v.mu.Lock()
 					defer v.mu.Unlock()
-					delete(v.told, "added")
-					if told["restarted"] > 0 && told["possible_restart"] == 0 {
-						// The engine may be asked before it publishes again.
-						delete(v.told, "possible_restart")
+					delete(v.reported, "added")
+					if reported["restarted"] > 0 && reported["possible_restart"] == 0 {
+						// Verification may precede the engine's next batch.
+						delete(v.reported, "possible_restart")
 					}
-					if d := cmp.Diff(told, v.told, cmp.Transformer("empty", func(m map[string]int) map[string]int {
+					if d := cmp.Diff(reported, v.reported, cmp.Transformer("empty", func(m map[string]int) map[string]int {
 						if m == nil {
 							return map[string]int{}
 						}
 						return m
 					})); d != "" {
-						t.Errorf("told (-want +got):\n%s", d)
+						t.Errorf("reported (-want +got):\n%s", d)
 					}
 					want[last] = true
 					if !tt.lost && !v.is(want) {
 						t.Errorf("view %v, want %v", v.blocks, want)
 					}
 					if lost := v.incomplete; tt.lost && !lost {
-						t.Errorf("the view is wrong, and it was not told")
+						t.Errorf("the view is wrong, and it was not reported")
 					}
 				})
 			}
@@ -457,7 +457,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// faultyCache returns an engine that is being read into the view.
+// faultyCache returns an engine, and starts an Ingest that reads it into the view.
 func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cache {
 	t.Helper()
 	cfg := config.Config{ReplayTimeout: timeout, Silence: 500 * time.Millisecond, Grace: time.Hour}
@@ -488,8 +488,8 @@ func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cac
 
 var seeds = flag.Uint64("faults.seeds", 16, "how many engines TestRandomFaults lets misbehave")
 
-// TestRandomFaults combines faults at random. Once the engines are quiet each view equals the
-// engine's cache, or a loss was reported.
+// TestRandomFaults combines faults at random. After the last fault each view equals the engine's
+// cache, or a loss was reported.
 func TestRandomFaults(t *testing.T) {
 	for seed := range *seeds {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
@@ -499,7 +499,7 @@ func TestRandomFaults(t *testing.T) {
 			for _, f := range simulator.AllFaults() {
 				odds := 3
 				if f == simulator.FaultLose || f == simulator.FaultClearReplay {
-					odds = 12 // after which nearly anything may be missing
+					odds = 12 // a fault after which almost any batch may be missing
 				}
 				if random.IntN(odds) == 0 {
 					plan.Rates[f] = 0.02 * random.Float64()
@@ -541,7 +541,7 @@ func TestRandomFaults(t *testing.T) {
 			v.await(t, "the engine's view", func() bool { return v.lastSeq == last && (v.incomplete || v.is(want)) })
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			t.Logf("%v: told %v, incomplete %v", e.Summary().Faults, v.told, v.incomplete)
+			t.Logf("%v: reported %v, incomplete %v", e.Summary().Faults, v.reported, v.incomplete)
 		})
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-// TestRunEndsSoon checks that Run does not wait for an engine's silence, a worker's grace time
-// or a reply when it ends.
+// TestRunEndsSoon checks that Run, when it ends, does not wait for the silence timeout, the grace
+// time or a reply.
 func TestRunEndsSoon(t *testing.T) {
 	idle := newEngine(t)
 	c := worker(config.Source{Connect: idle.mustBind("tcp://127.0.0.1:*"), Replay: newMute(t)})
@@ -37,12 +37,12 @@ func TestNoCallFollowsRun(t *testing.T) {
 	r := newRecorder(t)
 	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), r)
 	e.awaitSubscriber("")
-	const before = 500 // of messages, most of which are under way when Run ends
+	const before = 500 // messages sent before Run ends; most have not been read then
 	for seq := range uint64(before) {
 		e.publish(seq, stored(seq))
 	}
 	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[0]")
-	stop() // the recorder complains of later calls
+	stop() // the recorder fails the test at later calls
 }
 
 func TestRunWithNothingToRead(t *testing.T) {
@@ -67,7 +67,7 @@ func TestCloseReleasesWhatNewAllocated(t *testing.T) {
 		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
 		Metrics:   registry,
 	}
-	for range 2 { // the second takes the same address and metrics
+	for range 2 { // the second uses the same address and registers the same metrics
 		in, err := ingest.New(c, newRecorder(t))
 		if err != nil {
 			t.Fatalf("New: %v", err)
@@ -140,14 +140,14 @@ func TestNewFails(t *testing.T) {
 	}
 }
 
-// accountant is a lane that blocks until it is released, and then checks that each seq is in
+// accountant is a Sink whose lane blocks until it is released, and then checks that each seq is in
 // a batch or a gap.
 type accountant struct {
 	t       *testing.T
 	release chan struct{}
 	next    uint64
 	gaps    int
-	seen    chan uint64 // the last batch, and room for it alone
+	seen    chan uint64 // seq of the last batch; has capacity 1
 }
 
 func (a *accountant) AddWorker(feed.Worker) feed.Lane               { return a }
@@ -180,7 +180,7 @@ func TestOverloadIsAGap(t *testing.T) {
 	a := &accountant{t: t, release: make(chan struct{}), seen: make(chan uint64, 1)}
 	_, stop := start(t, worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")}), a)
 	e.awaitSubscriber("")
-	// More than fit into the buffers of both ends and the kernel.
+	// More messages than fit into the buffers of both ends and the kernel.
 	const messages = 40_000
 	hashes := make([]uint64, 150)
 	for i := range hashes {
@@ -192,7 +192,7 @@ func TestOverloadIsAGap(t *testing.T) {
 		e.publish(seq, event)
 	}
 	close(a.release)
-	// ZeroMQ may drop the following ones as well, until there is room.
+	// ZeroMQ may also drop the next messages, until its buffers have room.
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
 	timeout := time.After(harness.Timeout)

@@ -52,12 +52,12 @@ func wantNoMetricsOf(t *testing.T, g prometheus.Gatherer, worker string) {
 }
 
 // A worker without connections is removed after the grace time, and added again with its next
-// connection, without any former state.
+// connection, in its initial state.
 func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 	tests := []struct {
 		name  string
 		bound bool
-		read  func(*testing.T, *ingest.Ingest, config.Worker) // nil where it is configured
+		read  func(*testing.T, *ingest.Ingest, config.Worker) // nil if the worker is configured
 		added string
 	}{
 		{name: "configured", added: "add w model m block_size 0 ranks [0]"},
@@ -92,8 +92,8 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 				if tt.read != nil {
 					tt.read(t, in, w)
 				}
-				for life := range 3 {
-					if life > 0 {
+				for removals := range 3 {
+					if removals > 0 {
 						e = newEngine(t)
 						if !tt.bound {
 							bindAgain(t, e, endpoint)
@@ -103,7 +103,7 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 						e.connect(in.Endpoints()[0])
 					}
 					e.awaitSubscriber("")
-					first := uint64(life % 2) // the first of another life is neither gap, restart nor duplicate
+					first := uint64(removals % 2) // the first batch after the worker is added again is neither a gap, a restart nor a duplicate
 					e.send(topic, seqFrame(first), payload(first, stored(1)))
 					r.want(tt.added)
 					if first > 0 {
@@ -122,7 +122,8 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 	}
 }
 
-// bindAgain binds an engine to the port of one that ended, which libzmq may still be closing.
+// bindAgain binds an engine to the port of another engine that ended. It retries, because libzmq
+// may still be closing the port.
 func bindAgain(t *testing.T, e *engine, endpoint string) {
 	t.Helper()
 	harness.WaitFor(t, func() bool { _, err := e.Bind(endpoint); return err == nil })
@@ -153,7 +154,7 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 	r.wantNone()
 }
 
-// A worker that connects again within the grace time is not removed.
+// A worker that reconnects within the grace time is not removed.
 func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	v := newView()
@@ -179,8 +180,8 @@ func TestWorkerThatReconnectsInTimeStays(t *testing.T) {
 	v.await(t, "the last batch", func() bool { return v.lastSeq == 2 })
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if d := cmp.Diff(map[string]int{"added": 1}, v.told); d != "" {
-		t.Errorf("told (-want +got):\n%s", d)
+	if d := cmp.Diff(map[string]int{"added": 1}, v.reported); d != "" {
+		t.Errorf("reported (-want +got):\n%s", d)
 	}
 }
 
@@ -208,7 +209,7 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 		}
 	}
 	lines.want("add configured model  block_size 0 ranks [0]", "batch 0 -[1]")
-	for range 3 { // under the same name, each time as if it were the first
+	for range 3 { // under the same name, each time in its initial state
 		add("added", nil)
 		lines.want("add added model  block_size 0 ranks [0]", "batch 0 -[1]")
 		add("added", config.ErrWorkerExists)
@@ -236,7 +237,7 @@ func TestAddAndRemoveWorkers(t *testing.T) {
 	lines.wantNone()
 }
 
-// Changes wait for Run, as long as their context lasts.
+// AddWorker waits for Run until its context is done.
 func TestAddWorkerBeforeRun(t *testing.T) {
 	in, err := ingest.New(config.Config{}, newRecorder(t))
 	if err != nil {
@@ -254,9 +255,8 @@ func TestAddWorkerBeforeRun(t *testing.T) {
 	}
 }
 
-// A worker can be removed at any time: while a replay is in progress, or its endpoints refuse
-// connections.
-func TestRemoveWorkerThatWaits(t *testing.T) {
+// A worker can be removed while a replay is in progress, or while its endpoints refuse connections.
+func TestRemoveWorkerWhileItWaits(t *testing.T) {
 	tests := []struct {
 		name  string
 		state ingest.SourceState
@@ -284,7 +284,7 @@ func TestRemoveWorkerThatWaits(t *testing.T) {
 				if err := p.WaitReplayRequests(harness.Context(t), 1); err != nil {
 					t.Fatal(err)
 				}
-				enginetest.Remove(t, p.Publish, 1) // held back
+				enginetest.Remove(t, p.Publish, 1) // in the reorder buffer
 			}
 			awaitState(t, in, 0, tt.state)
 			if err := in.RemoveWorker(harness.Context(t), "w", feed.RemovedDiscovery); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// additions counts how often a worker was added to the stream.
+// additions is a Sink that counts how often a worker was added to the stream.
 type additions struct {
 	lane  feed.Lane
 	added int
@@ -21,9 +21,9 @@ func (c *additions) AddWorker(feed.Worker) feed.Lane {
 
 func (c *additions) RemoveWorker(string, feed.RemoveReason) {}
 
-// TestAConnectionBringsTheWorkerBack has a worker that the grace time has removed. Its next
-// connection is established before the link replaces the last one.
-func TestAConnectionBringsTheWorkerBack(t *testing.T) {
+// TestConnectionAddsTheWorkerAgain removes a worker, as the grace time does. Its next connection is
+// established before the link replaces the previous connection.
+func TestConnectionAddsTheWorkerAgain(t *testing.T) {
 	w := newTestWorker(quietLane{}, slog.New(slog.DiscardHandler))
 	back := &additions{lane: w.lane}
 	w.shared.sink = back

@@ -27,9 +27,9 @@ func TestLogNamesSources(t *testing.T) {
 	)
 }
 
-// TestLogNamesLMCacheWhereItsChunksAreSkipped has stores of a connector with another block
-// size than the engine.
-func TestLogNamesLMCacheWhereItsChunksAreSkipped(t *testing.T) {
+// TestLogNamesLMCacheIfItsChunksAreSkipped sends stores of a connector with another block size than
+// the engine.
+func TestLogNamesLMCacheIfItsChunksAreSkipped(t *testing.T) {
 	var log harness.Log
 	e := newEngine(t)
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
@@ -56,13 +56,13 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 		topic    string
 		want     string
 	}{
-		{"no form", config.Listener{}, "kv@p", "reason=foreign_topic want=kv@POD@MODEL topic=kv@p"},
-		{"no prefix", config.Listener{}, "p", "reason=foreign_topic want=kv@POD@MODEL topic=p"},
+		{"another form", config.Listener{}, "kv@p", "reason=foreign_topic want=kv@POD@MODEL topic=kv@p"},
+		{"without the prefix", config.Listener{}, "p", "reason=foreign_topic want=kv@POD@MODEL topic=p"},
 		{"no pattern matches", config.Listener{Topics: []string{"kv@a*", "kv@b*"}}, "kv@p@m",
 			`reason=foreign_topic want="kv@POD@MODEL that matches kv@a* or kv@b*" topic=kv@p@m`},
 		{"no pattern of a worker matches", config.Listener{Topics: []string{"kv@a*"}, Worker: "w"}, "kv@p@m",
 			"reason=foreign_topic want=kv@a* topic=kv@p@m"},
-		{"no name", config.Listener{}, "kv@\x1b@m", "reason=bad_name want=" + names + ` topic="kv@\x1b@m"`},
+		{"invalid name", config.Listener{}, "kv@\x1b@m", "reason=bad_name want=" + names + ` topic="kv@\x1b@m"`},
 		{"too long", config.Listener{}, strings.Repeat("x", 3000),
 			`reason=topic_too_long want="a topic of at most 2048 bytes" topic=` + strings.Repeat("x", 128)},
 	}
@@ -79,7 +79,7 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 			e.connect(in.Endpoints()[0])
 			e.awaitSubscriber("")
 			e.send(tt.topic, seqFrame(0), payload(0))
-			e.send("kv@a@m", seqFrame(0), payload(0)) // is accepted, and comes later
+			e.send("kv@a@m", seqFrame(0), payload(0)) // is accepted
 			r.next()
 			stop()
 			log.Want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" suppressed=0")

@@ -9,8 +9,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// wantMetrics compares metrics, by name and labels in Prometheus' form. A metric with the
-// value 0 may be absent.
+// wantMetrics compares metrics by their names and labels, in Prometheus' text form. A metric with
+// the value 0 may be absent.
 func wantMetrics(t *testing.T, g prometheus.Gatherer, want map[string]float64) {
 	t.Helper()
 	got := make(map[string]float64)

@@ -22,7 +22,7 @@ import (
 type gate struct {
 	*view
 	opened chan struct{}
-	waits  chan struct{} // closed when a batch waits
+	waits  chan struct{} // closed when a batch is blocked
 }
 
 func newGate() *gate {
@@ -44,13 +44,13 @@ func (g *gate) Batch(b *feed.Batch) {
 	g.view.Batch(b)
 }
 
-// blockOfOne stores a block as cache.store does.
+// blockOfOne returns the store of a block that cache.store publishes.
 func blockOfOne(hash uint64) wire.Event {
 	return wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{hash}, BlockSize: 1, Tokens: []uint32{uint32(hash)}}
 }
 
-// While a lane blocks, the buffers between it and the engine fill up, and ZeroMQ drops the
-// rest. Once it continues, everything is repaired.
+// While a lane blocks, the buffers between the lane and the engine fill up, and further messages
+// are dropped. After the lane returns, all dropped batches are replayed.
 func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	t.Parallel()
 	const batches = 20_000
@@ -60,7 +60,7 @@ func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 		HWM: 100, ReplayLimit: 2 * batches, ReplayHWM: 2 * batches,
 	}})
 	cfg := worker(config.Source{Connect: c.Endpoint(), Replay: c.ReplayEndpoint()})
-	// If no later batch shows what was dropped last, the next verification does.
+	// If no later batch shows the last gap, the next verification does.
 	cfg.Metrics, cfg.Silence, cfg.ReplayTimeout = registry, 200*time.Millisecond, harness.Timeout
 	in, _ := start(t, cfg, g)
 	c.must(c.WaitSubscribed(harness.Context(t), 1))
@@ -70,7 +70,7 @@ func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	case <-time.After(harness.Timeout):
 		t.Fatal("nothing is read")
 	}
-	wide := slices.Repeat([]uint64{math.MaxUint64}, 300) // so that the kernel's buffers run full as well
+	wide := slices.Repeat([]uint64{math.MaxUint64}, 300) // large batches, so that the kernel's buffers fill up, too
 	for range batches {
 		c.next++
 		c.blocks[c.next] = true
@@ -81,25 +81,25 @@ func TestMessagesDroppedDuringAStallAreRepaired(t *testing.T) {
 	}
 	close(g.opened)
 	g.awaitBlocks(t, c.blocks)
-	// Replayed batches arrive live as well, late, and may be buffered.
+	// Replayed batches also arrive live, later, and may be buffered.
 	harness.WaitFor(t, func() bool { return ingest.ReorderBytes(in) == 0 && in.Sources()[0].State == ingest.SourceLive })
 	if n := harness.Gather(t, registry).Sum("kvcast_ingest_replayed_batches_total"); n == 0 {
 		t.Error("nothing was dropped: the buffers were not full")
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if d := cmp.Diff(map[string]int{"added": 1}, g.told); d != "" {
-		t.Errorf("told (-want +got):\n%s", d)
+	if d := cmp.Diff(map[string]int{"added": 1}, g.reported); d != "" {
+		t.Errorf("reported (-want +got):\n%s", d)
 	}
 }
 
-// replaysIn returns how many requests to replay sockets are in a state.
+// replaysIn returns the number of requests to replay sockets in a state.
 func replaysIn(t *testing.T, g prometheus.Gatherer, state string) int {
 	t.Helper()
 	return int(harness.Gather(t, g).Sum("kvcast_ingest_replays_in_progress", "state", state))
 }
 
-// gates are views whose lanes block until all are opened together.
+// gates is a Sink whose lanes block until all are opened together.
 type gates struct {
 	views
 	opened chan struct{}
@@ -120,8 +120,8 @@ func (gs gates) AddWorker(w feed.Worker) feed.Lane {
 	return gatedLane{gs.views[w.Name], gs.opened}
 }
 
-// Of many engines that need a replay a bounded number is replayed at a time, and all in the
-// end.
+// If many engines need a replay, a limited number of replays is in progress at a time. All engines
+// are replayed in the end.
 func TestReplaysInProgressAreBounded(t *testing.T) {
 	t.Parallel()
 	const engines, batches, most = 32, 100, 8
@@ -143,7 +143,7 @@ func TestReplaysInProgressAreBounded(t *testing.T) {
 	start(t, cfg, gs)
 	for _, c := range caches {
 		c.must(c.WaitSubscribed(harness.Context(t), 1))
-		c.store(c.Publish, 1) // held back
+		c.store(c.Publish, 1) // in the reorder buffer
 	}
 	harness.WaitFor(t, func() bool { return replaysIn(t, registry, "waiting") == engines-most })
 	if n := replaysIn(t, registry, "transferring"); n != most {
@@ -154,18 +154,18 @@ func TestReplaysInProgressAreBounded(t *testing.T) {
 		v := gs.views[fmt.Sprint(i)]
 		v.awaitBlocks(t, c.blocks)
 		v.mu.Lock()
-		if d := cmp.Diff(map[string]int{"added": 1}, v.told); d != "" {
-			t.Errorf("told of %d (-want +got):\n%s", i, d)
+		if d := cmp.Diff(map[string]int{"added": 1}, v.reported); d != "" {
+			t.Errorf("reported of %d (-want +got):\n%s", i, d)
 		}
 		v.mu.Unlock()
 	}
 }
 
-// Replay sockets that never answer do not delay the repairs of other engines. A new engine
-// among many of them is read without a replay when its patience is over.
+// Replay sockets that never reply do not delay the repairs of other engines. If such sockets have
+// all slots, a new engine is read without a replay after FirstPatience.
 func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 	t.Parallel()
-	const silent = 48 // more than are waited for at a time
+	const silent = 48 // more than there are slots
 	registry := prometheus.NewRegistry()
 	healthy, late := newCache(t, simulator.PublisherConfig{}), newCache(t, simulator.PublisherConfig{})
 	vs := views{"healthy": newView(), "late": newView()}
@@ -204,18 +204,18 @@ func TestSilentReplaySocketsDelayNoOtherRepair(t *testing.T) {
 	v.await(t, "the live batch", func() bool { return len(v.blocks) == len(late.blocks)-before })
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if d := cmp.Diff(map[string]int{"added": 1, "joined_late": 1}, v.told); d != "" {
-		t.Errorf("told (-want +got):\n%s", d)
+	if d := cmp.Diff(map[string]int{"added": 1, "joined_late": 1}, v.reported); d != "" {
+		t.Errorf("reported (-want +got):\n%s", d)
 	}
 }
 
-// Live batches that do not fit into the reorder buffer are requested after the others.
+// Live batches that do not fit into the reorder buffer are requested after the buffered batches.
 func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 	tests := []struct {
 		name    string
 		batches int
 		tokens  int
-		most    int64 // bytes held back
+		most    int64 // limit of the reorder buffer, in bytes
 		dropped float64
 	}{
 		{name: "batches", batches: 10_250, most: 16 << 20, dropped: 250},
@@ -262,8 +262,8 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 			}
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			if d := cmp.Diff(map[string]int{"added": 1}, v.told); d != "" {
-				t.Errorf("told (-want +got):\n%s", d)
+			if d := cmp.Diff(map[string]int{"added": 1}, v.reported); d != "" {
+				t.Errorf("reported (-want +got):\n%s", d)
 			}
 		})
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// testTime is when everything arrives.
+// testTime is the time of all messages.
 var testTime = time.Unix(1_800_000_000, 42)
 
 // testPublisher is a publisher of a worker's only source and rank, without a replay
@@ -38,7 +38,7 @@ func newTestWorker(l feed.Lane, log *slog.Logger) *worker {
 	return w
 }
 
-// message has a live message arrive.
+// message passes a live message to the publisher.
 func (p testPublisher) message(m *transport.Message) { p.messageAt(testTime, m) }
 
 func (p testPublisher) messageAt(now time.Time, m *transport.Message) {
@@ -47,7 +47,7 @@ func (p testPublisher) messageAt(now time.Time, m *transport.Message) {
 	}
 }
 
-// testMessage is a message whose batch removes the given block.
+// testMessage returns a message whose batch removes a block.
 func testMessage(topic string, seq, hash uint64) *transport.Message {
 	p := msgp.AppendArrayHeader(nil, 2)
 	p = msgp.AppendFloat64(p, 1_700_000_000)
@@ -93,7 +93,7 @@ func TestLostBatchesUseRawEventIDs(t *testing.T) {
 	}
 }
 
-func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
+func TestRankMismatchIsLoggedOncePerPublisher(t *testing.T) {
 	var log bytes.Buffer
 	w := newTestWorker(quietLane{}, slog.New(slog.NewTextHandler(&log, nil)))
 	now := testTime
@@ -106,11 +106,11 @@ func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 	for seq := range uint64(3) {
 		for _, p := range append(ranks, alone) {
 			named := testMessage("kv", seq, 1)
-			named.Frames[2][0]++ // an array of three: the rank comes last
+			named.Frames[2][0]++ // the array gets a third element, the rank
 			named.Frames[2] = msgp.AppendUint32(named.Frames[2], 1)
 			p.messageAt(now, named)
 		}
-		ranks[0].messageAt(now, testMessage("kv", seq, 1)) // names none
+		ranks[0].messageAt(now, testMessage("kv", seq, 1)) // has no rank
 		now = now.Add(logInterval)
 	}
 	for _, rank := range []string{"rank=0 batch_rank=1", "rank=2 batch_rank=1"} {
@@ -123,7 +123,7 @@ func TestAnotherRankThanTheEndpointsIsLoggedOnceEach(t *testing.T) {
 	}
 }
 
-// quietLane takes everything and does nothing.
+// quietLane ignores all calls.
 type quietLane struct{}
 
 func (quietLane) Batch(*feed.Batch)      {}
@@ -136,7 +136,7 @@ func TestRanksOfAWorkerAreBounded(t *testing.T) {
 		p.worker.ranks[r] = struct{}{}
 	}
 	m := testMessage("kv", 0, 1)
-	m.Frames[2][0]++ // an array of three: the rank comes last
+	m.Frames[2][0]++ // the array gets a third element, the rank
 	m.Frames[2] = msgp.AppendUint32(m.Frames[2], feed.MaxRanks)
 	p.message(m)
 	if len(p.ranks) != 0 || len(p.worker.ranks) != feed.MaxRanks {
@@ -148,14 +148,15 @@ func TestRanksOfAWorkerAreBounded(t *testing.T) {
 	}
 }
 
-// Ranks that batches name are bounded over all workers, and given back with theirs.
+// The number of ranks that are known only from batches is bounded over all workers. A worker that
+// is reset releases its ranks.
 func TestRanksOfAllWorkersAreBounded(t *testing.T) {
 	p := newTestPublisher(quietLane{})
 	w := p.worker
 	w.shared.budgets.ranks = budget.New("ranks", 3)
 	for r := range uint32(10) {
 		m := testMessage("kv", uint64(r), 1)
-		m.Frames[2][0]++ // an array of three: the rank comes last
+		m.Frames[2][0]++ // the array gets a third element, the rank
 		m.Frames[2] = msgp.AppendUint32(m.Frames[2], r)
 		p.message(m)
 	}

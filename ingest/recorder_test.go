@@ -54,7 +54,7 @@ func (r *recorder) next() string {
 	}
 }
 
-// want waits for these calls, and fails at the first that differs.
+// want waits for these calls, and fails the test at the first difference.
 func (r *recorder) want(lines ...string) {
 	r.t.Helper()
 	got := make([]string, 0, len(lines))
@@ -66,7 +66,7 @@ func (r *recorder) want(lines ...string) {
 	}
 }
 
-// wantNone checks that there was no call that want did not see.
+// wantNone checks that want has compared all calls so far.
 func (r *recorder) wantNone() {
 	r.t.Helper()
 	for {
@@ -79,7 +79,7 @@ func (r *recorder) wantNone() {
 	}
 }
 
-// recordedLane records lines "worker source/rank: event".
+// recordedLane is a Lane that records each call as a line "worker source/rank: event".
 type recordedLane struct {
 	*recorder
 	worker string

@@ -17,8 +17,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness"
 )
 
-// newReplier returns the endpoint of a replay socket that answers a request with the messages
-// that a script has for the requested seq.
+// newReplier returns the endpoint of a replay socket. It answers a request with the messages that
+// script returns for the requested seq.
 func newReplier(t *testing.T, ready <-chan struct{}, script func(from uint64) [][]any) string {
 	t.Helper()
 	zctx, err := zmq4.NewContext()
@@ -80,8 +80,8 @@ func reply(seq, hash uint64) []any {
 	return []any{"", "topic", seqFrame(seq), payload(seq, stored(hash))}
 }
 
-// Whatever a replay socket answers, batches stay in order, and losses are reported.
-func TestRepliesOfAnyKind(t *testing.T) {
+// Whatever a replay socket replies, batches are delivered in order, and losses are reported.
+func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 	tests := []struct {
 		name   string
 		script func(from uint64) [][]any
@@ -102,7 +102,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			logs:   `level=INFO msg="replay done" worker=w source=0 rank=0 cause=start batches=3 requests=1 took=`,
 		},
 		{
-			name: "each twice",
+			name: "each reply twice",
 			script: func(from uint64) (all [][]any) {
 				for seq := from; seq < 3; seq++ {
 					all = append(all, reply(seq, 10+seq), reply(seq, 10+seq))
@@ -113,7 +113,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			counts: map[string]float64{`replays_done_total{worker="w"}`: 1},
 		},
 		{
-			name: "backwards from the second on",
+			name: "descending seqs from the second reply on",
 			script: func(from uint64) [][]any {
 				all := [][]any{reply(from, 10+from)}
 				for seq := uint64(2); seq > from; seq-- {
@@ -126,7 +126,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			logs:   `level=INFO msg="replay has a hole: requested again" worker=w source=0 rank=0 last_seq=0 batches=1 suppressed=0`,
 		},
 		{
-			name: "before what was asked for",
+			name: "seqs before the requested seq",
 			script: func(uint64) (all [][]any) {
 				for seq := range uint64(3) {
 					all = append(all, reply(seq, 10+seq))
@@ -137,7 +137,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			counts: map[string]float64{`replays_done_total{worker="w"}`: 1},
 		},
 		{
-			name: "a batch too long",
+			name: "too long batch",
 			script: func(from uint64) (all [][]any) {
 				for seq := from; seq < 3; seq++ {
 					m := reply(seq, 10+seq)
@@ -152,7 +152,7 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			counts: map[string]float64{`batches_rejected_total{error="message_too_long",worker="w"}`: 1, `missed_batches_total{worker="w"}`: 1},
 		},
 		{
-			name: "a batch that does not decode",
+			name: "malformed batch",
 			script: func(from uint64) (all [][]any) {
 				for seq := from; seq < 3; seq++ {
 					m := reply(seq, 10+seq)
@@ -167,28 +167,28 @@ func TestRepliesOfAnyKind(t *testing.T) {
 			counts: map[string]float64{`batches_rejected_total{error="bad_code",worker="w"}`: 1, `missed_batches_total{worker="w"}`: 1},
 		},
 		{
-			name:   "no reply, but frames",
+			name:   "malformed reply",
 			script: func(uint64) [][]any { return [][]any{{"x"}, {"", "", "", "", "", "", ""}} },
 			want:   []string{"gap joined_late 0-2, 0 missed", "batch 3 +[13]"},
 			counts: map[string]float64{`replays_failed_total{worker="w"}`: 1},
 		},
 		{
-			name:   "a seq of another length",
+			name:   "seq of another length",
 			script: func(uint64) [][]any { return [][]any{{"", "topic", "seq", payload(0)}, endOfReplay} },
 			want:   []string{"gap joined_late 0-2, 0 missed", "batch 3 +[13]"},
 			counts: map[string]float64{`replays_failed_total{worker="w"}`: 1},
 		},
 		{
-			name:   "nothing, and an end",
+			name:   "end marker alone",
 			script: func(uint64) [][]any { return [][]any{endOfReplay} },
 			want:   []string{"gap joined_late 0-2, 0 missed", "batch 3 +[13]"},
 		},
 		{
-			name: "the largest seq there can be",
+			name: "the largest seq",
 			script: func(uint64) [][]any {
 				return [][]any{reply(math.MaxUint64-1, 9), reply(math.MaxUint64, 9), endOfReplay}
 			},
-			// The live batch is stale, as it is of another incarnation.
+			// The live batch is stale because it is of another incarnation.
 			want:   []string{"gap joined_late 0-18446744073709551613, 0 missed", "batch 18446744073709551614 +[9]", "batch 18446744073709551615 +[9]"},
 			counts: map[string]float64{`stale_batches_total{worker="w"}`: 1},
 		},
@@ -225,9 +225,9 @@ func TestRepliesOfAnyKind(t *testing.T) {
 	}
 }
 
-// TestStartIsOverWhenAllIsRead has a hole in the first replay, so that the source catches up
-// until the second one is complete.
-func TestStartIsOverWhenAllIsRead(t *testing.T) {
+// TestStartEndsWhenAllIsRead has a hole in the first replay. The source catches up until the second
+// replay is complete.
+func TestStartEndsWhenAllIsRead(t *testing.T) {
 	e := newEngine(t)
 	ready := make(chan struct{})
 	asked := make(chan uint64, 10)
@@ -257,7 +257,7 @@ func TestStartIsOverWhenAllIsRead(t *testing.T) {
 }
 
 // TestReplayThatStopsIsRequestedAgainSoon has a replay without its end marker, as when a ROUTER's
-// queue is full, and a timeout of an hour for the first reply.
+// queue is full. The timeout for the first reply is an hour.
 func TestReplayThatStopsIsRequestedAgainSoon(t *testing.T) {
 	e := newEngine(t)
 	ready := make(chan struct{})

@@ -72,16 +72,16 @@ func TestConnectAgainAfterARestart(t *testing.T) {
 	r.want("w 0/0: gap possible_restart 0-0, 0 missed", "w 0/0: restarted", "w 0/0: batch 0 +[2]")
 }
 
-// largest is a batch of the largest size, plus extra bytes.
+// largest returns a batch of transport.MaxPayloadBytes plus extra bytes.
 func largest(extra int) []byte {
 	const most = 8 << 20
 	b := payload(0)
-	b[0] += 2 // elements: no rank, and one that is passed over
+	b[0] += 2 // two more elements: a nil rank, and an element that is ignored
 	b = msgp.AppendNil(b)
 	return msgp.AppendBytes(b, make([]byte, most+extra-len(b)-5))
 }
 
-func TestConnectRefusesMessagesTooLong(t *testing.T) {
+func TestConnectRefusesTooLongMessages(t *testing.T) {
 	e := newEngine(t)
 	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
 	registry := prometheus.NewRegistry()
@@ -99,7 +99,7 @@ func TestConnectRefusesMessagesTooLong(t *testing.T) {
 	})
 }
 
-func TestBindEndsTheConnectionOfMessagesTooLong(t *testing.T) {
+func TestBindDisconnectsPeersWithTooLongMessages(t *testing.T) {
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}}}, r)
 	e := newEngineOf(t, enginetest.Config{Verbose: true})
@@ -212,7 +212,7 @@ func TestLogHasNoLineForEachBatch(t *testing.T) {
 	for seq := range uint64(batches) {
 		e.publish(2 * seq)
 	}
-	for range 1 + 2*batches - 1 { // added, then batches with a gap between each two
+	for range 1 + 2*batches - 1 { // AddWorker, then batches with a gap between each two
 		r.next()
 	}
 	stop()

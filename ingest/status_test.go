@@ -11,7 +11,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 )
 
-// TestSourcesReportTheirState has a source without an engine.
+// TestSourcesReportTheirState reads an endpoint without an engine.
 func TestSourcesReportTheirState(t *testing.T) {
 	in, err := ingest.New(config.Config{Workers: []config.Worker{{
 		Name:    "w",

@@ -48,7 +48,7 @@ func eventLine(e *engineclient.Event) string {
 	}
 }
 
-// want waits for these events, and fails at the first that differs.
+// want waits for these events, and fails the test at the first difference.
 func (l lines) want(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
@@ -74,7 +74,7 @@ func (l lines) wantNone(t *testing.T) {
 	}
 }
 
-// clientOf returns the configuration of a Client that reads a publisher.
+// clientOf returns the configuration of a Client that reads a simulated engine.
 func clientOf(p *simulator.Publisher) engineclient.Config {
 	return engineclient.Config{
 		Worker:        "w",
@@ -88,7 +88,7 @@ func clientOf(p *simulator.Publisher) engineclient.Config {
 	}
 }
 
-// newClient returns a Client that is stopped at the end of the test.
+// newClient returns a Client that is stopped when the test ends.
 func newClient(t *testing.T, c engineclient.Config, h engineclient.Handler) *engineclient.Client {
 	t.Helper()
 	client, err := engineclient.New(c, h)
@@ -99,7 +99,7 @@ func newClient(t *testing.T, c engineclient.Config, h engineclient.Handler) *eng
 	return client
 }
 
-// connectClient returns a Client whose connection the publisher has accepted.
+// connectClient returns a Client whose subscription the engine has received.
 func connectClient(t *testing.T, p *simulator.Publisher, c engineclient.Config, h engineclient.Handler) *engineclient.Client {
 	t.Helper()
 	client := newClient(t, c, h)
@@ -176,8 +176,8 @@ func TestClientDeliversEachEvent(t *testing.T) {
 		Rank: 3, FirstSeq: 7, Now: func() time.Time { return time.Unix(1_700_000_000, 0) },
 	}})
 	events := make(chan *engineclient.Event, 10)
-	// Published before the client starts: its first batch may arrive live, by replay, or
-	// after an empty replay.
+	// These batches are published before the client starts: the first may arrive live, by replay,
+	// or after an empty replay.
 	if _, err := p.Publish(enginetest.Stored(5)); err != nil {
 		t.Fatal(err)
 	}

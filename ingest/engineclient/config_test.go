@@ -29,7 +29,7 @@ func TestClientConfigValidate(t *testing.T) {
 	tests := []struct {
 		name   string
 		config engineclient.Config
-		want   []string // the fields, or none
+		want   []string // invalid fields; nil if none
 	}{
 		{"zero", engineclient.Config{}, []string{"Host"}},
 		{"defaults", engineclient.DefaultConfig("w", "10.0.0.5", "m"), nil},
@@ -50,7 +50,7 @@ func TestClientConfigValidate(t *testing.T) {
 		{"space", host("a b"), []string{"Host"}},
 		{"slash", host("a/b"), []string{"Host"}},
 		{"letters beyond ASCII", host("bücher"), []string{"Host"}},
-		{"a port with it", host("a:5557"), []string{"Host"}},
+		{"with a port", host("a:5557"), []string{"Host"}},
 		{"an endpoint", host("tcp://a"), []string{"Host"}},
 		{"any host", host("*"), []string{"Host"}},
 
@@ -59,7 +59,7 @@ func TestClientConfigValidate(t *testing.T) {
 		{"IPv4 of three parts", host("10.0.0"), []string{"Host"}},
 		{"IPv4 with a leading zero", host("10.0.0.05"), []string{"Host"}},
 		{"IPv4 in brackets", host("[10.0.0.5]"), []string{"Host"}},
-		{"all of a machine's IPv4", host("0.0.0.0"), []string{"Host"}},
+		{"unspecified IPv4", host("0.0.0.0"), []string{"Host"}},
 		{"IPv6", host("2001:db8::1"), nil},
 		{"IPv6 in brackets", host("[2001:db8::1]"), nil},
 		{"IPv6 of IPv4", host("::ffff:10.0.0.5"), nil},
@@ -67,7 +67,7 @@ func TestClientConfigValidate(t *testing.T) {
 		{"IPv6 with a bad zone", host("fe80::1%a b"), []string{"Host"}},
 		{"IPv6 of nine parts", host("1:2:3:4:5:6:7:8:9"), []string{"Host"}},
 		{"IPv6 with half its brackets", host("[::1"), []string{"Host"}},
-		{"all of a machine's IPv6", host("::"), []string{"Host"}},
+		{"unspecified IPv6", host("::"), []string{"Host"}},
 
 		{"ports", with(func(c *engineclient.Config) { c.PubPort, c.ReplayPort = 1, 65535 }), nil},
 		{"no replay", with(func(c *engineclient.Config) { c.ReplayPort = -1 }), nil},
@@ -86,7 +86,7 @@ func TestClientConfigValidate(t *testing.T) {
 			engineclient.Config{Connect: "tcp://h:1", Host: "h", PubPort: 1, ReplayPort: 2},
 			[]string{"Host", "PubPort", "ReplayPort"},
 		},
-		{"path that is no name", connect("ipc:///\xff", ""), []string{"Worker"}},
+		{"path that is not a valid name", connect("ipc:///\xff", ""), []string{"Worker"}},
 
 		{"longest worker", with(func(c *engineclient.Config) { c.Worker = strings.Repeat("n", 253) }), nil},
 		{"worker too long", with(func(c *engineclient.Config) { c.Worker = strings.Repeat("n", 254) }), []string{"Worker"}},
@@ -96,7 +96,7 @@ func TestClientConfigValidate(t *testing.T) {
 		{"topic", with(func(c *engineclient.Config) { c.Topic = "kv@pod@org/model" }), nil},
 		{"longest topic", with(func(c *engineclient.Config) { c.Topic = strings.Repeat("t", 2048) }), nil},
 		{"topic too long", with(func(c *engineclient.Config) { c.Topic = strings.Repeat("t", 2049) }), []string{"Topic"}},
-		{"topic no UTF-8", with(func(c *engineclient.Config) { c.Topic = "\xff" }), []string{"Topic"}},
+		{"topic that is not UTF-8", with(func(c *engineclient.Config) { c.Topic = "\xff" }), []string{"Topic"}},
 		{"topic with a NUL", with(func(c *engineclient.Config) { c.Topic = "kv\x00" }), []string{"Topic"}},
 
 		{

@@ -23,7 +23,7 @@ func TestClientReconnects(t *testing.T) {
 	enginetest.Remove(t, p.Publish, 1)
 	got.want(t, "0/0 removed [1]")
 	for i := range uint64(5) {
-		enginetest.Remove(t, p.Drop, i) // by a connection that is about to close
+		enginetest.Remove(t, p.Drop, i) // on a connection that is closed next
 		if err := c.Reconnect(harness.Context(t)); err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,7 @@ func ExampleClient() {
 	})
 	client, err := engineclient.New(engineclient.Config{
 		Worker:  "vllm-0",
-		Connect: engine.Endpoint(), // or Host, with vLLM's ports unless others are set
+		Connect: engine.Endpoint(), // or Host, with vLLM's ports by default
 		Replay:  engine.ReplayEndpoint(),
 	}, handler)
 	if err != nil {

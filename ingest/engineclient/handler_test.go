@@ -13,8 +13,8 @@ import (
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
-// TestClientHandlerSetLater starts a Client without a handler: events are buffered, by the
-// Client and then by the engine, and none is lost.
+// TestClientHandlerSetLater starts a Client without a handler. The Client and the engine buffer
+// events, and none is lost.
 func TestClientHandlerSetLater(t *testing.T) {
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	cfg := clientOf(p)
@@ -51,7 +51,7 @@ func TestClientHandlerSetLater(t *testing.T) {
 	}
 }
 
-// TestClientHandlerSetBeforeStart sets the handler between NewClient and Start.
+// TestClientHandlerSetBeforeStart sets the handler between New and Start.
 func TestClientHandlerSetBeforeStart(t *testing.T) {
 	p := enginetest.NewSimulated(t, simulator.PublisherConfig{})
 	c := newClient(t, clientOf(p), nil)

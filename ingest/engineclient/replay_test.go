@@ -56,15 +56,15 @@ func TestClientReplayFrom(t *testing.T) {
 		{name: "beyond the last", from: 10},
 		{name: "far beyond the last", from: math.MaxUint64},
 		{
-			name: "of an older engine", config: simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayForm: simulator.ReplayPlain}},
+			name: "plain replay form", config: simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayForm: simulator.ReplayPlain}},
 			from: 8, want: removed(8, 9),
 		},
 		{
-			name: "forgotten", config: simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayLimit: 3}},
+			name: "evicted batches", config: simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{ReplayLimit: 3}},
 			from: 2, want: join([]string{"0/6 gap replay_forgotten from 2, 5 missed"}, removed(7, 9)),
 		},
 		{
-			name: "holes in the memory", forget: []uint64{3, 4, 7},
+			name: "holes in the replay buffer", forget: []uint64{3, 4, 7},
 			want: join(removed(0, 2), []string{"0/4 gap replay_incomplete from 3, 2 missed"}, removed(5, 6),
 				[]string{"0/7 gap replay_incomplete from 7, 1 missed"}, removed(8, 9)),
 		},
@@ -73,7 +73,7 @@ func TestClientReplayFrom(t *testing.T) {
 			faults: simulator.ReplayFaults{Skip: skip(3, 4), Requests: 1}, want: removed(0, 9),
 		},
 		{
-			name:   "the first is missing in one answer",
+			name:   "the first batch is missing in one answer",
 			faults: simulator.ReplayFaults{Skip: skip(0), Requests: 1}, want: removed(0, 9),
 		},
 		{
@@ -82,7 +82,7 @@ func TestClientReplayFrom(t *testing.T) {
 			want:   join(removed(0, 2), []string{"0/3 gap replay_incomplete from 3, 1 missed"}, removed(4, 9)),
 		},
 		{
-			name:   "no end in one answer",
+			name:   "no end marker in one answer",
 			faults: simulator.ReplayFaults{NoEnd: true, Requests: 1}, want: removed(0, 9), timeout: 2 * time.Second,
 		},
 	}
@@ -192,15 +192,15 @@ func TestClientReplayFromFails(t *testing.T) {
 		is      error
 	}{
 		{
-			name:   "no socket",
+			name:   "no replay socket",
 			change: func(c *engineclient.Config) { c.Replay = "" }, want: "replay from 0", is: engineclient.ErrNoReplay,
 		},
 		{
-			name:   "nobody there",
+			name:   "no listener",
 			change: func(c *engineclient.Config) { c.Replay = "tcp://127.0.0.1:1" }, want: "nothing listens there",
 		},
 		{
-			name: "no answer",
+			name: "silent replay socket",
 			change: func(c *engineclient.Config) {
 				c.Replay, c.ReplayTimeout = mute.ReplayEndpoint(), 50*time.Millisecond
 			},

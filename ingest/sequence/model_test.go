@@ -10,11 +10,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// account checks that every seq of a publisher without a replay socket is delivered or
-// reported, in order and once.
+// account checks that every seq of a publisher without a replay socket is delivered or reported
+// exactly once, in order.
 type account struct {
 	t interface{ Errorf(string, ...any) }
-	// incarnation counts restarts, and next is the seq that has to come next.
+	// incarnation is the number of restarts, and next the seq that must be next.
 	incarnation, next uint64
 	begun             bool
 }
@@ -29,7 +29,7 @@ func (a *account) do(actions []Action) {
 				break
 			}
 			if a.begun = true; act.FirstContact {
-				a.next = act.Seq // nobody was connected before
+				a.next = act.Seq // kvcast was not connected before
 			}
 		case ReportGap:
 			if act.First != a.next || act.Missed != act.Last-act.First+1 {
@@ -66,20 +66,20 @@ func TestEverySeqIsAccountedFor(t *testing.T) {
 		m := New(Config{})
 		arrive := func(b *Batch) { a.do(m.Arrival(testTime, 1, b)) }
 		named := rapid.Bool().Draw(t, "engine names its epoch")
-		last := uint64(0) // of the incarnation before
+		last := uint64(0) // of the previous incarnation
 		for incarnation := range uint64(rapid.IntRange(1, 5).Draw(t, "incarnations")) {
 			epoch := ""
 			if named {
 				epoch = fmt.Sprint(incarnation)
 			}
 			first := rapid.Uint64Range(0, 20).Draw(t, "first")
-			// Without an epoch a restart shows only in a seq that is not above the last, so the
-			// first batch must be one, and arrive.
+			// Without an epoch only a seq that is not above the last shows a restart. So the first
+			// batch must have such a seq, and must arrive.
 			plain := incarnation > 0 && !named
 			if plain {
 				first = min(first, last)
 				if m.former.continuesAt(first) {
-					first = 0 // else it could be a second publisher
+					first = 0 // otherwise the batch could be of a second publisher
 				}
 			}
 			seq := first
@@ -137,15 +137,15 @@ func TestSeqsThatJumpToTheEnd(t *testing.T) {
 	arrive(batchOf(1, top))
 	arrive(&Batch{Seq: top, Epoch: []byte("1"), Malformed: true})
 	arrive(&Batch{Seq: 0, Epoch: []byte("1"), Fingerprint: Fingerprint{Hash: 6}})
-	// The last gap is of all seqs, which are one more than its count can say.
+	// The last gap is of all 2^64 seqs; its count saturates at 2^64-1.
 	want := []gap{{1, top - 1, top - 1}, {1, top - 1, top - 1}, {0, top, top}}
 	if d := cmp.Diff(want, gaps, cmp.AllowUnexported(gap{})); d != "" {
 		t.Errorf("gaps (-want +got):\n%s", d)
 	}
 }
 
-// view is what a router knows of one publisher: its blocks, and whether it may differ from
-// the engine's cache. It checks that nothing is missing without a report.
+// view is a router's state for one publisher: its blocks, and whether they may differ from the
+// engine's cache. It checks that no batch is missing without a report.
 type view struct {
 	t interface {
 		Fatalf(string, ...any)
@@ -199,9 +199,9 @@ func (v *view) deliver(b *Batch) {
 // modelEngine is an engine with a replay socket.
 type modelEngine struct {
 	incarnation, next uint64
-	stored            []uint64 // seqs that it can replay
+	stored            []uint64 // seqs in the replay buffer
 	limit             int
-	forgotten         map[uint64]bool // seqs that every replay lacks
+	forgotten         map[uint64]bool // seqs missing in every replay
 }
 
 func (e *modelEngine) publish() (seq uint64) {
@@ -216,9 +216,9 @@ func (e *modelEngine) restart(first uint64) {
 	*e = modelEngine{incarnation: e.incarnation + 1, next: first, limit: e.limit, forgotten: map[uint64]bool{}}
 }
 
-// TestViewEqualsTheEngineOrTheLossIsReported has an engine publish, lose, forget and
-// restart, and its replay be interrupted, have holes and fail: once all is quiet the view
-// has what the engine published in this incarnation, or a loss was reported.
+// TestViewEqualsTheEngineOrTheLossIsReported combines lost batches, forgotten batches, restarts,
+// and replays that are interrupted, have holes or fail, at random. After the last fault the view
+// has all batches that the engine published in this incarnation, or a loss was reported.
 func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := newView(t)
@@ -256,12 +256,12 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 			switch rapid.IntRange(0, 7).Draw(t, "live") {
 			case 0: // lost
 				return
-			case 1: // the replay has it whole
+			case 1: // the replay has it intact
 				arrive(seq, true)
 				return
-			case 2: // twice
+			case 2: // a duplicate
 				arrive(seq, false)
-			case 3: // lost, and the replay lacks it
+			case 3: // lost, and missing in every replay
 				e.forgotten[seq] = true
 				return
 			}
@@ -272,7 +272,8 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 			reconnect()
 			live()
 		}
-		// answer answers one request, with live batches and restarts in between, or soundly.
+		// answer answers one request. Unless sound is true, live batches arrive and the engine
+		// restarts between the replies.
 		answer := func(sound bool) {
 			q := *request
 			request = nil
@@ -339,7 +340,7 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 				do(m.actions)
 			}
 		}
-		// Quiet: one more batch, and no more faults.
+		// No more faults, and one more batch.
 		reconnect()
 		arrive(e.publish(), false)
 		for n := 0; request != nil; n++ {

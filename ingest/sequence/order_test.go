@@ -174,7 +174,7 @@ func TestOrderOfAnEngineThatHasPublishedNothing(t *testing.T) {
 	}
 }
 
-// plainHistory does what an order does, without bounds, in the plainest way.
+// plainHistory is a reference implementation of order, without a limit on its history.
 type plainHistory struct {
 	start   uint64
 	batches []pastBatch // of this incarnation

@@ -7,8 +7,8 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// A live batch that does not fit into the reorder buffer is requested once the others are
-// read, even if the engine had not published it when it was asked first.
+// A live batch that does not fit into the reorder buffer is requested after the buffered batches
+// are read, even if the engine had not published it before the first request.
 func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 	const all = 1 << 20
 	for _, tt := range []struct {
@@ -60,8 +60,8 @@ func count(kinds []Kind, k Kind) (n int) {
 	return n
 }
 
-// What a buffered batch is counted for is about what it takes: of a tiny one its epoch is
-// most.
+// The bytes counted for a buffered batch are about the memory that it takes, also if the epoch is
+// longer than the payload.
 func TestMemoryOfTheReorderBufferIsCounted(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector takes memory of its own")

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// An engine that answered targetPast with nothing may restart while the same repair goes
-// on: the next request that brings nothing is followed by targetPast again.
+// An engine that did not answer targetPast may restart during the same repair. The next request
+// that brings nothing is followed by targetPast again.
 func TestRestartAfterAnUnansweredComparisonIsRecognised(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 9)
 	s.connect()
 	s.live("", 0, 12)      // 10 and 11 are missing
-	s.end(OutcomeComplete) // of targetRest
-	s.end(OutcomeComplete) // of targetPast
+	s.end(OutcomeComplete) // request for targetRest
+	s.end(OutcomeComplete) // request for targetPast
 	s.want("gap possible_restart 0-0")
-	// The engine restarts, which the live connection shows late.
+	// The engine restarts, and the connection breaks later.
 	s.answer(1, 0, 3, OutcomeComplete)
 	s.answer(1, 0, 3, OutcomeComplete)
 	s.want("restarted")
@@ -25,8 +25,8 @@ func TestRestartAfterAnUnansweredComparisonIsRecognised(t *testing.T) {
 	s.want("batch 0 of 1", "batch 1 of 1", "batch 2 of 1", "batch 3 of 1")
 }
 
-// A gap that shows while a silent engine is asked is repaired like any other, although the
-// request itself was not answered.
+// A gap that is detected while a silent engine is verified is repaired like any other gap, although
+// the request for verification was not answered.
 func TestGapNoticedWhileVerifyingIsRepaired(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 9)
@@ -39,8 +39,7 @@ func TestGapNoticedWhileVerifyingIsRepaired(t *testing.T) {
 	s.want("batch 10 of 0", "batch 11 of 0", "batch 12 of 0")
 }
 
-// A batch that follows the last one needs no repair, whether or not the request in
-// progress is answered.
+// The batch after the last one needs no repair, even if the request in progress is not answered.
 func TestBatchInOrderWhileVerifyingIsDelivered(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 9)
@@ -55,14 +54,13 @@ func TestBatchInOrderWhileVerifyingIsDelivered(t *testing.T) {
 	s.want("batch 10 of 0")
 }
 
-// A live batch with another epoch than the engine's shows a restart, whatever the seqs and
-// the replay say.
+// A live batch with a new epoch shows a restart, whatever its seq and the replay.
 func TestNewEpochIsARestart(t *testing.T) {
-	t.Run("whose replay begins above the last seq", func(t *testing.T) {
+	t.Run("with a replay that begins above the last seq", func(t *testing.T) {
 		s := newScript(t)
 		s.begin("1", 9)
 		s.connect()
-		s.answer(1, 100, 104, OutcomeComplete) // twice the same: the engine seems to have forgotten the rest
+		s.answer(1, 100, 104, OutcomeComplete) // the same replies twice: the engine seems to have forgotten the earlier batches
 		s.answer(1, 100, 104, OutcomeComplete)
 		if s.request != nil {
 			t.Fatal("still requests")
@@ -103,7 +101,7 @@ func TestNewEpochIsARestart(t *testing.T) {
 		s.finish(1, 2)
 		s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1")
 	})
-	t.Run("but not a late batch of the former one", func(t *testing.T) {
+	t.Run("except a late batch of the former epoch", func(t *testing.T) {
 		s := newScript(t)
 		s.begin("1", 9)
 		s.connect()
@@ -117,7 +115,7 @@ func TestNewEpochIsARestart(t *testing.T) {
 		s.live("2", 1, 1)
 		s.want("batch 1 of 1")
 	})
-	t.Run("but two that alternate are two publishers", func(t *testing.T) {
+	t.Run("except alternating epochs, which are two publishers", func(t *testing.T) {
 		s := newScript(t)
 		s.begin("1", 9)
 		s.live("2", 1, 0)
@@ -137,7 +135,7 @@ func publisherBatch(id byte, incarnation, seq uint64) *Batch {
 	return b
 }
 
-// A batch with another publisher id is of another incarnation, live and replayed.
+// A live or replayed batch with another publisher id is of another incarnation.
 func TestNewPublisherIDIsARestart(t *testing.T) {
 	s := newScript(t)
 	s.connect()
@@ -165,7 +163,7 @@ func heartbeat(id byte, seq uint64) *Batch {
 	return &Batch{Seq: seq, Fingerprint: Fingerprint{Hash: 99}, Publisher: bytes.Repeat([]byte{id}, 16), Empty: true}
 }
 
-// A publisher that is idle may repeat its last seq in a batch without events.
+// An idle publisher may repeat its last seq in a batch without events.
 func TestHeartbeatIsNotARestart(t *testing.T) {
 	s := newScript(t)
 	s.connectTo("")
@@ -180,7 +178,7 @@ func TestHeartbeatIsNotARestart(t *testing.T) {
 	}
 }
 
-func TestHeartbeatBehindARepairIsNotARestart(t *testing.T) {
+func TestHeartbeatDuringARepairIsNotARestart(t *testing.T) {
 	s := newScript(t)
 	s.connect()
 	s.arrive(publisherBatch(1, 0, 10))
@@ -196,8 +194,8 @@ func TestHeartbeatBehindARepairIsNotARestart(t *testing.T) {
 	s.want("joined late 0-9", "batch 10 of 0", "batch 11 of 0")
 }
 
-// There is one request in progress at most: each restart cancels the one before.
-func TestEachRestartCancelsTheRequestBefore(t *testing.T) {
+// At most one request is in progress: each restart cancels the previous request.
+func TestEachRestartCancelsThePreviousRequest(t *testing.T) {
 	s := newScript(t)
 	inProgress := 0
 	do := func(actions []Action) {
@@ -225,7 +223,7 @@ func TestEachRestartCancelsTheRequestBefore(t *testing.T) {
 }
 
 // A repair ends when the replay socket is no longer known.
-func TestReplaySocketThatIsGoneEndsTheRepair(t *testing.T) {
+func TestLostReplaySocketEndsTheRepair(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 3)
 	s.live("", 0, 6)
@@ -239,7 +237,7 @@ func TestReplaySocketThatIsGoneEndsTheRepair(t *testing.T) {
 	s.want("gap replay_unavailable 4-5", "batch 6 of 0", "batch 7 of 0")
 }
 
-// Replies of which some were dropped are not taken for all that the engine has.
+// A replay with dropped replies does not count as complete.
 func TestOverrunReplayIsNotComplete(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 3)
@@ -249,8 +247,8 @@ func TestOverrunReplayIsNotComplete(t *testing.T) {
 	}
 }
 
-// A request that was not sent is not the engine's fault: buffered batches are delivered,
-// and the socket is asked again soon.
+// After a request that was not sent because others are in progress, buffered batches are delivered,
+// and the socket is asked again after busyRestTime.
 func TestBusyReplayReleasesBufferedBatches(t *testing.T) {
 	s := newScript(t)
 	s.begin("", 9)
@@ -266,9 +264,10 @@ func TestBusyReplayReleasesBufferedBatches(t *testing.T) {
 	}
 }
 
-// A publisher whose connection is gone for the grace time may have restarted, and is
-// reported once, if the worker has other connections. One that comes back in time is not.
-func TestPublisherGoneForTheGraceTimeIsReported(t *testing.T) {
+// A publisher without a connection for the grace time is reported once, because it may have
+// restarted, unless the worker has no other connection. A publisher that reconnects in time is not
+// reported.
+func TestPublisherAbsentForTheGraceTimeIsReported(t *testing.T) {
 	const grace = time.Minute
 	s := newScript(t)
 	s.m.cfg.Grace = grace
@@ -286,7 +285,7 @@ func TestPublisherGoneForTheGraceTimeIsReported(t *testing.T) {
 	}
 	s.disconnect()
 	pass(grace-time.Second, true)
-	s.connect() // in time
+	s.connect() // within the grace time
 	s.finish(0, 0)
 	pass(2*grace, true)
 	s.want()
@@ -297,9 +296,9 @@ func TestPublisherGoneForTheGraceTimeIsReported(t *testing.T) {
 	s.want("gap possible_restart 0-0")
 }
 
-// Where messages were dropped and cannot be requested, the next batch shows which they
-// were. If none comes, that something may be lost is reported.
-func TestDroppedMessagesAreReportedWhereNoBatchFollows(t *testing.T) {
+// If dropped messages cannot be requested, the next batch shows which seqs are missing. If no batch
+// arrives, a gap of unknown seqs is reported.
+func TestDroppedMessagesAreReportedIfNoBatchFollows(t *testing.T) {
 	s := newScript(t)
 	s.connectTo("")
 	s.live("", 0, 0)
@@ -320,8 +319,8 @@ func TestDroppedMessagesAreReportedWhereNoBatchFollows(t *testing.T) {
 	}
 }
 
-// A silent connection is verified by the replay socket, which shows whether the engine is
-// silent, gone, or published what did not arrive.
+// A replay verifies a silent connection. It shows whether the engine is silent or gone, or whether
+// the connection is dead: the engine has published batches that did not arrive.
 func TestSilentConnectionIsVerified(t *testing.T) {
 	const silence = 30 * time.Second
 	start := func(t *testing.T) *script {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testTime is when a test starts.
+// testTime is the time at the start of a test.
 var testTime = time.Unix(1_800_000_000, 42)
 
 const replayEndpoint = "tcp://engine"
@@ -20,24 +20,24 @@ func batchOf(incarnation, seq uint64) *Batch {
 
 func blockOf(incarnation, seq uint64) uint64 { return incarnation<<32 | seq }
 
-// script drives a Machine step by step, and records what it delivers and reports.
+// script gives inputs to a Machine, and records its actions.
 type script struct {
 	t   testing.TB
 	m   *Machine
 	now time.Time
-	// connection counts the connections.
+	// connection is the number of connections so far, which is the id of the last.
 	connection ConnectionID
-	// request is the one in progress; nil where none is.
+	// request is the request in progress; nil if there is none.
 	request *Request
 	lines   []string
-	actions []Kind // all others
+	actions []Kind // kinds of all other actions
 }
 
 func newScript(t testing.TB) *script {
 	return &script{t: t, m: New(Config{Grace: time.Hour, CanReconnect: true}), now: testTime}
 }
 
-// do records actions.
+// do records actions: in request, lines or actions.
 func (s *script) do(actions []Action) {
 	for _, a := range actions {
 		switch a.Kind {
@@ -65,7 +65,7 @@ func (s *script) do(actions []Action) {
 	}
 }
 
-// connect closes the connection, and makes another one to an engine with a replay socket.
+// connect closes the connection, and opens another to an engine with a replay socket.
 func (s *script) connect() { s.connectTo(replayEndpoint) }
 
 func (s *script) connectTo(replay string) {
@@ -82,14 +82,14 @@ func (s *script) disconnect() {
 
 func (s *script) arrive(b *Batch) { s.do(s.m.Arrival(s.now, s.connection, b)) }
 
-// live has a batch of an incarnation arrive, under an epoch unless that is empty.
+// live passes a live batch of an incarnation to the machine. The epoch may be empty.
 func (s *script) live(epoch string, incarnation, seq uint64) {
 	b := batchOf(incarnation, seq)
 	b.Epoch = []byte(epoch)
 	s.arrive(b)
 }
 
-// silence has a silent connection verified.
+// silence starts the verification of a silent connection.
 func (s *script) silence() {
 	s.m.begin()
 	s.m.startRepair(s.now, CauseSilence)
@@ -106,8 +106,8 @@ func (s *script) reply(b *Batch) (more bool) {
 	return more
 }
 
-// end ends the request, and reports whether another one follows, at once or after a wait,
-// which passes.
+// end ends the request, and waits for a retry that is pending. It reports whether another request
+// follows.
 func (s *script) end(outcome Outcome) (again bool) {
 	s.t.Helper()
 	if s.request == nil {
@@ -121,7 +121,7 @@ func (s *script) end(outcome Outcome) (again bool) {
 	return s.request != nil
 }
 
-// retry waits for a request that is due later.
+// retry advances the time to a pending retry.
 func (s *script) retry() {
 	if at := s.m.retryAt(); !at.IsZero() {
 		s.now = at
@@ -129,8 +129,8 @@ func (s *script) retry() {
 	}
 }
 
-// answer answers a request with the batches from first to last of an incarnation that are
-// not before the seq requested, and reports whether another request follows.
+// answer answers the request with the batches of an incarnation from first, or the requested seq if
+// that is larger, to last. It reports whether another request follows.
 func (s *script) answer(incarnation, first, last uint64, outcome Outcome) (again bool) {
 	s.t.Helper()
 	if s.request == nil {
@@ -145,7 +145,7 @@ func (s *script) answer(incarnation, first, last uint64, outcome Outcome) (again
 	return s.end(outcome)
 }
 
-// finish answers requests with all batches of an incarnation until none follows.
+// finish answers each request with all batches of an incarnation until no request follows.
 func (s *script) finish(incarnation, last uint64) {
 	s.t.Helper()
 	for n := 0; s.request != nil; n++ {
@@ -156,7 +156,7 @@ func (s *script) finish(incarnation, last uint64) {
 	}
 }
 
-// want compares what was delivered and reported since the last call.
+// want compares the lines recorded since the last call.
 func (s *script) want(lines ...string) {
 	s.t.Helper()
 	if d := cmp.Diff(lines, s.lines); d != "" {
@@ -165,7 +165,7 @@ func (s *script) want(lines ...string) {
 	s.lines = nil
 }
 
-// begin has batches 0 to last of incarnation 0 read.
+// begin delivers batches 0 to last of incarnation 0.
 func (s *script) begin(epoch string, last uint64) {
 	s.t.Helper()
 	s.connect()

@@ -12,7 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// limits are how often each thing may happen in a world.
+// limits are how often each kind of event may occur in a world.
 type limits struct {
 	batches, losses, restarts, cuts, holes, failures, forgets, silences uint8
 }
@@ -30,22 +30,22 @@ type world struct {
 	// firstStored is the first seq that the engine can replay.
 	firstStored uint64
 	connection  ConnectionID
-	inFlight    []Batch // live batches that were sent and have not arrived
+	inFlight    []Batch // live batches that were published and have not arrived
 
 	request  *Request
 	sent     bool
-	replies  []Batch   // of the request that was sent
-	lossless bool      // nothing has happened after which something may be reported as lost
-	trace    *[]string // nil unless a failure is being explained
+	replies  []Batch   // remaining replies to the request
+	lossless bool      // no fault so far permits a report of a loss
+	trace    *[]string // records the actions; nil if not needed
 }
 
-// worldView is what a router knows: a bit for each block, and whether a loss was reported.
+// worldView is a router's state: a bit for each block, and whether a loss was reported.
 type worldView struct {
 	blocks   [3]uint8 // by incarnation
 	reported bool
 	last     uint64
 	begun    bool
-	wrong    string // an order that must not be
+	wrong    string // describes an error in the order of batches; empty if there is none
 }
 
 func (v *worldView) do(a *Action) {
@@ -95,7 +95,7 @@ func (w *world) clone() *world {
 	return &c
 }
 
-// key is a hash of everything that decides what may follow.
+// key returns a hash of the state. Worlds with the same key behave alike from there on.
 func (w *world) key() uint64 {
 	b := make([]byte, 0, 512)
 	num := func(all ...uint64) {
@@ -187,7 +187,7 @@ func (w *world) batch(seq uint64) Batch {
 	return b
 }
 
-// disconnect closes the connection. The machine learns of it at once.
+// disconnect closes the connection, and reports that to the machine.
 func (w *world) disconnect() {
 	w.inFlight = nil
 	if w.m.Connected() {
@@ -217,7 +217,7 @@ func (w *world) arrive() {
 	w.do(w.m.Arrival(testTime, w.connection, &b))
 }
 
-// send has the engine receive the request, and answer it.
+// send delivers the request to the engine, which queues its replies.
 func (w *world) send() {
 	w.sent = true
 	w.m.Sent(w.request.ID)
@@ -245,13 +245,13 @@ func (w *world) end(o Outcome) {
 	w.do(w.m.ReplayEnded(testTime, id, o))
 }
 
-// step is something that may happen.
+// step is an event that may occur in a world.
 type step struct {
 	name string
 	do   func(w *world)
 }
 
-// steps returns what may happen next.
+// steps returns the events that may occur next.
 func (w *world) steps() (all []step) {
 	add := func(ok bool, name string, do func(w *world)) {
 		if ok {
@@ -266,7 +266,7 @@ func (w *world) steps() (all []step) {
 	add(up && l.cuts > 0, "cut", func(w *world) { w.left.cuts--; w.disconnect() })
 	add(l.restarts > 0, "restart", func(w *world) {
 		w.left.restarts--
-		w.lossless = w.lossless && w.request == nil // else the replies may be of either incarnation
+		w.lossless = w.lossless && w.request == nil // otherwise the replies may be of either incarnation
 		w.incarnation, w.next, w.firstStored = w.incarnation+1, 0, 0
 		w.disconnect()
 		if w.request != nil && w.sent {
@@ -278,7 +278,7 @@ func (w *world) steps() (all []step) {
 	add(len(w.replies) > 0 && l.holes > 0, "reply, lost", func(w *world) {
 		w.left.holes--
 		w.replies = w.replies[1:]
-		// The same hole twice, or one before the first reply, looks like a forgotten batch.
+		// The same hole twice, or a hole before the first reply, looks like a forgotten batch.
 		w.lossless = w.lossless && w.left.holes > 0 && w.m.repair.request.replies > 0
 	})
 	add(w.sent && w.request != nil && len(w.replies) == 0, "end", func(w *world) { w.end(OutcomeComplete) })
@@ -294,8 +294,8 @@ func (w *world) steps() (all []step) {
 	return all
 }
 
-// settle lets everything happen without further faults, with one more batch, and returns
-// what is wrong then.
+// settle publishes one more batch, and lets all pending events occur without further faults. It
+// returns a description of the error; empty if there is none.
 func (w *world) settle() string {
 	if !w.m.Connected() {
 		w.connect()
@@ -335,7 +335,7 @@ func (w *world) check() string {
 	return ""
 }
 
-// explain repeats a path, and returns what happens on it.
+// explain repeats a path of steps, and returns its steps and actions.
 func explain(start *world, path []string) (trace []string) {
 	w := start.clone()
 	w.trace = &trace
@@ -353,7 +353,7 @@ func explain(start *world, path []string) (trace []string) {
 	return trace
 }
 
-// explore takes every order of steps, and returns how many states there are.
+// explore runs every order of steps, and returns the number of states.
 func explore(t *testing.T, start *world) (states int) {
 	seen := make(map[uint64]struct{})
 	var path []string
@@ -365,7 +365,7 @@ func explore(t *testing.T, start *world) (states int) {
 		}
 		seen[key] = struct{}{}
 		wrong := w.view.wrong
-		if w.request == nil && len(w.inFlight) == 0 { // which every order of steps reaches
+		if w.request == nil && len(w.inFlight) == 0 { // every order of steps reaches such a state
 			wrong = w.clone().settle()
 		}
 		if wrong != "" {
@@ -384,8 +384,9 @@ func explore(t *testing.T, start *world) (states int) {
 	return len(seen)
 }
 
-// TestExhaustiveSmallWorlds explores small worlds exhaustively: in each the view has the
-// engine's blocks in the end, or a loss was reported; and no loss that could be repaired.
+// TestExhaustiveSmallWorlds runs every order of events in small worlds. In each, the view finally
+// has the engine's blocks, or a loss was reported. No loss is reported that a replay could have
+// repaired.
 func TestExhaustiveSmallWorlds(t *testing.T) {
 	if raceEnabled {
 		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
