@@ -44,7 +44,7 @@ func (a *attempt) established() bool { return a != nil && a.state == attemptEsta
 // open returns a new attempt after the previous one, with backoff after failures. It retries until ctx
 // is done, and then returns nil.
 func (l *link) open(ctx context.Context, previous *attempt) *attempt {
-	shared := l.worker.shared
+	minWait, maxWait := l.worker.shared.config.ReconnectMin, l.worker.shared.config.ReconnectMax
 	for {
 		switch {
 		case previous == nil, previous.state == attemptEstablished, previous.state == attemptClosed:
@@ -55,9 +55,9 @@ func (l *link) open(ctx context.Context, previous *attempt) *attempt {
 			l.failures++
 		}
 		if l.failures > 0 {
-			wait := shared.reconnectMin << min(l.failures-1, 20)
-			if wait > shared.reconnectMax || wait <= 0 {
-				wait = shared.reconnectMax
+			wait := minWait << min(l.failures-1, 20)
+			if wait > maxWait || wait <= 0 { // below 0 after an overflow
+				wait = maxWait
 			}
 			select {
 			case <-time.After(jitter(wait)):
@@ -84,7 +84,7 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 	l.worker.metrics.inc(connectAttemptsTotal)
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
 	defer cancel()
-	address, err := config.Resolve(resolving, l.endpoint.String())
+	address, err := config.Resolve(resolving, l.endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (l *link) fail(err error) {
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
 	l.worker.metrics.inc(connectFailuresTotal)
-	l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", l.endpoint.String(), "error", err)
+	l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", l.endpoint, "error", err)
 }
 
 // close closes an attempt, if it is not nil.
@@ -208,10 +208,10 @@ func (l *link) handleEvents(a *attempt) error {
 func failureReason(k transport.EventKind) string {
 	switch k {
 	case transport.HandshakeFailed:
-		return "what listens there does not speak as ZeroMQ does"
+		return "the ZMTP handshake failed: the peer may not be a ZeroMQ socket"
 	case transport.Disconnected:
-		return "what listens there ended the connection before it spoke as ZeroMQ does"
+		return "the peer closed the connection before the ZMTP handshake"
 	default:
-		return "nothing listens there, or it can not be reached"
+		return "the connection was refused, or the host is unreachable"
 	}
 }

@@ -37,18 +37,18 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		p.reportRestart(now, a)
 	case sequence.ReportConflict:
 		w.metrics.inc(conflictsTotal)
-		p.warn(logConflict, now, "two publishers use one topic and rank: their batches cannot be told apart")
+		p.warn(logConflict, now, "two publishers use the same topic and rank: their batches cannot be distinguished")
 	case sequence.ReportSilent:
-		p.warn(logSilent, now, "connection is silent, and the engine does not answer")
+		p.warn(logSilent, now, "connection is silent, and the engine does not reply")
 	case sequence.ReportAbsent:
-		w.log.Warn("source gone: its connection has been closed for the grace time, while the worker has others",
-			"source", p.source, "rank", p.rank, "grace", w.shared.grace)
+		w.log.Warn("source has had no connection for the grace time; other sources of the worker are connected",
+			"source", p.source, "rank", p.rank, "grace", w.shared.config.Grace)
 	case sequence.RequestReplay:
 		p.requestReplay(*a.Request)
 	case sequence.CancelReplay:
 		p.endReplay()
 	case sequence.Reconnect:
-		p.warn(logSilent, now, "connection renewed: it was silent")
+		p.warn(logSilent, now, "reconnecting: the connection is silent")
 		p.reconnect(false)
 	case sequence.OpenReplacement:
 		p.reconnect(true)
@@ -65,7 +65,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 		w.metrics.inc(replaysFailedTotal)
 		p.endRepair(p.replayErr)
 	case sequence.RepairHole:
-		w.inform(logReplayHole, now, "replay has a hole: requested again", "source", p.source, "rank", p.rank,
+		w.inform(logReplayHole, now, "replay has a hole, requesting it again", "source", p.source, "rank", p.rank,
 			"last_seq", a.Seq, "batches", a.Repair.Batches)
 	case sequence.Reject:
 		in.decode(a.Batch)
@@ -189,7 +189,7 @@ func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	case sequence.EvidenceBatch:
 		p.warn(logRestart, now, "engine restarted", "seq", a.Seq)
 	case sequence.EvidenceReplay:
-		p.warn(logRestart, now, "engine restarted, as its replay shows", "seq", a.Seq)
+		p.warn(logRestart, now, "engine restarted: its replay has other batches", "seq", a.Seq)
 	case sequence.EvidenceConflict:
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration

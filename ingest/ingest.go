@@ -22,7 +22,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -38,12 +37,9 @@ var ErrStarted = errors.New("ingest was started or closed before")
 
 // Ingest reads the engines of a Config into a Sink.
 type Ingest struct {
-	config    config.Config
 	shared    *shared
-	sockets   *transport.Context
 	workers   []*connectedWorker // configured
 	listeners []*listener
-	endpoints []string
 	used      atomic.Bool // reports whether Run or Close was called
 	// registerer has the metrics registered until the Ingest ends; nil if they are not registered.
 	registerer prometheus.Registerer
@@ -74,24 +70,19 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		return nil, fmt.Errorf("check config: %w", err)
 	}
 	c = c.WithDefaults()
+	c.Silence, c.Grace = max(c.Silence, 0), max(c.Grace, 0)
 	sockets, err := transport.NewContext(config.MaxSockets)
 	if err != nil {
 		return nil, err
 	}
 	in := &Ingest{
-		config:  c,
-		sockets: sockets,
 		shared: &shared{
-			sink:         sink,
-			sockets:      sockets,
-			reconnectMin: c.ReconnectMin,
-			reconnectMax: c.ReconnectMax,
-			names:        &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
-			budgets:      newBudgets(c),
-			metrics:      newMetrics(),
-			silence:      max(c.Silence, 0),
-			grace:        max(c.Grace, 0),
-			log:          c.Logger,
+			config:  c,
+			sink:    sink,
+			sockets: sockets,
+			names:   &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
+			budgets: newBudgets(c),
+			metrics: newMetrics(),
 		},
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),
@@ -106,7 +97,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 
 // open binds the listeners and reserves the names of the workers.
 func (in *Ingest) open() error {
-	c := in.config
+	c := in.shared.config
 	if c.Metrics != nil {
 		if err := c.Metrics.Register(in.shared.metrics.registry); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
@@ -127,15 +118,19 @@ func (in *Ingest) open() error {
 			return fmt.Errorf("open listener: %w", err)
 		}
 		in.listeners = append(in.listeners, l)
-		in.endpoints = append(in.endpoints, l.address)
-		in.shared.log.Info("listening", "endpoint", l.address)
+		c.Logger.Info("listening", "endpoint", l.address)
 	}
 	return nil
 }
 
 // Endpoints returns the addresses of the listeners, in the order of the Config, with the ports that the
 // system chose.
-func (in *Ingest) Endpoints() []string { return slices.Clone(in.endpoints) }
+func (in *Ingest) Endpoints() (all []string) {
+	for _, l := range in.listeners {
+		all = append(all, l.address)
+	}
+	return all
+}
 
 // Run reads until ctx is done, and returns nil when everything is closed: no call of the Sink or a Lane
 // is in progress or follows. It waits for a call that blocks. It returns an error if ZeroMQ fails, and
@@ -215,12 +210,11 @@ func (in *Ingest) worker(c config.Worker) *connectedWorker {
 		connect, _ := config.ParseEndpoint(src.Connect, false)
 		replay, hasReplay := config.ParseEndpoint(src.Replay, false)
 		for rank := range src.DPSize {
-			e := connect.OfRank(rank)
-			status := SourceStatus{Engine: src.Engine, Endpoint: e.String(), Rank: uint32(rank)}
+			status := SourceStatus{Engine: src.Engine, Endpoint: connect.OfRank(rank).String(), Rank: uint32(rank)}
 			if hasReplay {
 				status.Replay = replay.OfRank(rank).String()
 			}
-			l := &link{worker: w.worker, endpoint: e, replay: status.Replay, topic: src.Topic}
+			l := &link{worker: w.worker, endpoint: status.Endpoint, replay: status.Replay, topic: src.Topic}
 			l.p = newPublisher(w.worker, i, status, l.reconnect)
 			l.p.copyRule = src.Copies.Rule(src.Engine)
 			// A source with a single rank may be any rank of the worker.
@@ -356,7 +350,7 @@ func (in *Ingest) closeListeners() error {
 
 // release closes the sockets' context and unregisters the metrics. All sockets are closed before.
 func (in *Ingest) release() error {
-	err := in.sockets.Close()
+	err := in.shared.sockets.Close()
 	if in.registerer != nil {
 		in.registerer.Unregister(in.shared.metrics.registry)
 	}

@@ -36,7 +36,7 @@ type intake struct {
 	err     error
 }
 
-// open makes an engine's message the arrival. ok is false if it has not the form of one.
+// open makes an engine's message the arrival. ok is false if it is malformed, and why is the reason.
 func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 	switch {
 	case m.Count != messageFrames:

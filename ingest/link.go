@@ -6,7 +6,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 )
@@ -21,12 +20,12 @@ const settleTime = time.Second
 // connections, which may be of two incarnations, could not be distinguished, and the resolution of the
 // host name would block all other sockets.
 //
-// A connection can be dead without TCP noticing. A replay shows it; without a replay socket, a
+// A connection can be dead without an error from TCP. A replay may show that. Without a replay socket, a
 // replacement is opened, which takes the place of the silent connection once it is established.
 type link struct {
 	worker   *worker
 	p        *publisher
-	endpoint config.Endpoint
+	endpoint string
 	replay   string // endpoint of the replay socket; empty if there is none
 	topic    string
 	// failures is the number of failed attempts in a row. Only the link's goroutine uses it.

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
 )
@@ -50,13 +52,10 @@ type boundTopic struct {
 	ranks map[uint32]*publisher
 }
 
-// boundWorker is a worker of a listener.
+// boundWorker is a worker of a listener. It has at most feed.MaxRanks publishers.
 type boundWorker struct {
 	*worker
-	model string
-	// topics and publishers are counts. There are at most feed.MaxRanks publishers.
-	topics     int
-	publishers int
+	topics int // number of its topics; the next topic's source
 }
 
 // newListener binds a listener.
@@ -80,7 +79,7 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 		local:   e.Transport == config.TransportIPC,
 		conn:    conn,
 		hosts:   hosts,
-		log:     s.log.With("bind", c.Bind),
+		log:     s.config.Logger.With("bind", c.Bind),
 		topics:  make(map[string]*boundTopic),
 		workers: make(map[string]*boundWorker),
 		peers:   newPeers(),
@@ -99,23 +98,21 @@ func (l *listener) run(ctx context.Context) error {
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	l.spawnIn = func(w *worker) { w.spawnIn(ctx, &requests) }
-	stop := context.AfterFunc(ctx, func() {
+	interrupt := func() {
 		l.conn.Socket.Interrupt()
 		l.conn.Monitor.Interrupt()
-	})
+	}
+	stop := context.AfterFunc(ctx, interrupt)
 	defer stop()
-	watched := make(chan error, 1)
-	go func() { watched <- l.watch() }()
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
+	var sockets errgroup.Group
+	sockets.Go(l.watch)
+	sockets.Go(func() error {
 		l.inbox.Drain()
-	}()
+		return nil
+	})
 	err := l.read(ctx)
-	l.conn.Socket.Interrupt()
-	l.conn.Monitor.Interrupt()
-	<-drained
-	err = errors.Join(err, <-watched)
+	interrupt()
+	err = errors.Join(err, sockets.Wait())
 	if ctx.Err() != nil {
 		err = nil
 	}

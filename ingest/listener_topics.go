@@ -24,7 +24,7 @@ func (l *listener) dropTopic(topic string, w *boundWorker) {
 			return
 		}
 	}
-	if w.publishers > 0 {
+	if len(w.publishers) > 0 {
 		return
 	}
 	l.removeWorker(w)
@@ -52,7 +52,6 @@ func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publi
 			t.worker.refuse(why, now)
 			return nil
 		}
-		t.worker.publishers++
 		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
 		p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
 		p.copyRule = l.config.Copies.Rule(l.config.Engine)
@@ -65,7 +64,7 @@ func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publi
 func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
 	sources := l.shared.budgets.sources
 	switch {
-	case t.worker.publishers >= feed.MaxRanks:
+	case len(t.worker.publishers) >= feed.MaxRanks:
 		return refusedRanks, false
 	case !sources.Take(1):
 		return refusedSources, false
@@ -119,9 +118,9 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 			}
 		}
 		w = l.addWorker(name, parts.Model)
-	case l.config.Worker == "" && w.model != parts.Model:
+	case l.config.Worker == "" && w.desc.Model != parts.Model:
 		return nil, refusedModel, false
-	case w.publishers >= feed.MaxRanks:
+	case len(w.publishers) >= feed.MaxRanks:
 		return nil, refusedRanks, false
 	}
 	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
@@ -134,7 +133,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 }
 
 func (l *listener) addWorker(name, model string) *boundWorker {
-	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model}), model: model}
+	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model})}
 	l.spawnIn(w.worker)
 	w.onRemoved = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)

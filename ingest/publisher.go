@@ -19,7 +19,7 @@ import (
 type publisher struct {
 	worker *worker
 	source int
-	// rank is the dp rank of batches that do not name one.
+	// rank is the dp rank of batches that have no rank.
 	rank     uint32
 	copyRule feed.CopyRule
 	machine  *sequence.Machine
@@ -75,7 +75,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		rules:     w.rulesOf(source),
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{
-			FirstSeq: status.Engine.FirstSeq(), Silence: w.shared.silence, Grace: w.shared.grace,
+			FirstSeq: status.Engine.FirstSeq(), Silence: w.shared.config.Silence, Grace: w.shared.config.Grace,
 			CanReconnect: reconnect != nil, Budget: w.shared.budgets.reordered, Jitter: jitter,
 		}),
 	}

@@ -2,6 +2,7 @@ package ingest
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"log/slog"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/budget"
 )
@@ -33,7 +35,9 @@ func newTestPublisher(l feed.Lane) testPublisher {
 }
 
 func newTestWorker(l feed.Lane, log *slog.Logger) *worker {
-	w := newWorker(&shared{metrics: newMetrics(), budgets: newBudgets(config.Config{}.WithDefaults()), log: log, grace: time.Hour}, feed.Worker{Name: "w"})
+	c := config.Config{Grace: time.Hour, Logger: log}.WithDefaults()
+	c.Silence = 0
+	w := newWorker(&shared{metrics: newMetrics(), budgets: newBudgets(c), config: c}, feed.Worker{Name: "w"})
 	w.lane = l
 	return w
 }
@@ -214,4 +218,26 @@ func TestUnixNano(t *testing.T) {
 			t.Errorf("unixNano(%v) = %d, want %d", tt.seconds, got, tt.want)
 		}
 	}
+}
+
+// Two publishers of one topic and rank alternate on two connections.
+func TestSourcesHaveTheReplayEndpointOfTheLastBatch(t *testing.T) {
+	p := newTestPublisher(quietLane{})
+	p.worker.spawn = func(func(context.Context)) context.CancelFunc { return func() {} }
+	endpoints := []string{"tcp://a:5558", "tcp://b:5558"}
+	for i, e := range endpoints {
+		p.connect(sequence.ConnectionID(i+1), e)
+	}
+	in := &Ingest{shared: p.worker.shared}
+	for i := range 6 {
+		m := testMessage("kv", uint64(i), 1)
+		if _, ok := p.in.open(*m); !ok {
+			t.Fatal("the message is refused")
+		}
+		p.arrive(p.in, testTime, sequence.ConnectionID(i%2+1))
+		if got, want := in.Sources()[0].Replay, endpoints[i%2]; got != want {
+			t.Errorf("batch %d: replay endpoint %s, want %s", i, got, want)
+		}
+	}
+	p.stop()
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// startPatience is how long the first request to an engine may wait for a transfer slot. It may wait
-// longest: no live batches depend on it.
+// startPatience is how long the first request to an engine may wait for a transfer slot. It is longer
+// than for other requests, because the engine's blocks are unknown without the replay.
 const startPatience = 2 * time.Minute
 
 // requestReplay sends a request in a goroutine of its own.
@@ -97,14 +97,14 @@ func (in *Ingest) replayFrom(ctx context.Context, seq uint64) error {
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	defer stop()
-	in.shared.replays.FirstReply = in.config.ReplayTimeout
+	in.shared.replays.FirstReply = in.shared.config.ReplayTimeout
 	w := in.workers[0]
 	w.spawnIn(ctx, &requests)
 	ended := make(chan error, 1)
 	w.mu.Lock()
 	p := w.publishers[0]
 	p.machine = sequence.New(sequence.Config{
-		FirstSeq: seq, FromFirst: true, Grace: in.shared.grace,
+		FirstSeq: seq, FromFirst: true, Grace: in.shared.config.Grace,
 		Jitter: func(time.Duration) time.Duration { return 0 },
 	})
 	p.repairEnded = func(err error) { ended <- err }
@@ -123,7 +123,7 @@ func (in *Ingest) replayFrom(ctx context.Context, seq uint64) error {
 	return nil
 }
 
-// laneSink is a Sink with one worker, whose lane is given.
+// laneSink is a Sink that returns a given Lane.
 type laneSink struct{ lane feed.Lane }
 
 func (s laneSink) AddWorker(feed.Worker) feed.Lane { return s.lane }

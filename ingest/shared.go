@@ -1,7 +1,6 @@
 package ingest
 
 import (
-	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -14,20 +13,16 @@ import (
 
 // shared has what all workers of an Ingest use.
 type shared struct {
+	config  config.Config // with defaults
 	sink    feed.Sink
 	sockets *transport.Context
 	replays *transport.Requests
-	// reconnectMin and reconnectMax bound the backoff of reconnecting.
-	reconnectMin, reconnectMax time.Duration
-	names                      *nameSet
-	sources                    sourceList
-	budgets                    budgets
-	metrics                    *metrics
-	intakes                    sync.Pool
-	batches                    transport.Pool
-	silence                    time.Duration // 0: connections are not verified
-	grace                      time.Duration
-	log                        *slog.Logger
+	names   *nameSet
+	sources sourceList
+	budgets budgets
+	metrics *metrics
+	intakes sync.Pool
+	batches transport.Pool
 }
 
 func (s *shared) intake() *intake {

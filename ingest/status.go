@@ -131,7 +131,7 @@ type WorkerStats struct {
 	Cleared uint64
 	Skipped uint64
 	// Duplicates counts batches that were read before, Rejected batches that do not decode, and
-	// Refused messages that have not the form of a batch.
+	// Refused malformed messages.
 	Duplicates uint64
 	Rejected   uint64
 	Refused    uint64

@@ -51,7 +51,7 @@ func newWorker(s *shared, w feed.Worker) *worker {
 		shared:  s,
 		desc:    w,
 		metrics: s.metrics.of(w.Name),
-		log:     s.log.With("worker", w.Name),
+		log:     s.config.Logger.With("worker", w.Name),
 	}
 	n.reset()
 	return n
@@ -102,7 +102,7 @@ func (w *worker) updateConnections() {
 		return
 	}
 	made := make(chan *time.Timer, 1)
-	w.graceTimer = time.AfterFunc(w.shared.grace, func() { w.leave(<-made) })
+	w.graceTimer = time.AfterFunc(w.shared.config.Grace, func() { w.leave(<-made) })
 	made <- w.graceTimer
 }
 
@@ -127,7 +127,7 @@ func (w *worker) leave(timer *time.Timer) {
 		return
 	}
 	w.graceTimer = nil
-	w.log.Info("worker removed: all its connections have been closed for the grace time", "grace", w.shared.grace)
+	w.log.Info("worker removed: it has had no connection for the grace time", "grace", w.shared.config.Grace)
 	w.remove(feed.RemovedDisconnected)
 	onRemoved := w.onRemoved
 	w.mu.Unlock()

@@ -162,7 +162,7 @@ type Listener struct {
 // AllowedEngines describes valid engines in errors.
 const AllowedEngines = "vllm, sglang, trtllm, kvbm or llm-d-sim"
 
-// engineNames has the names of engines in kvcast's configuration and in those of other programs.
+// engineNames has kvcast's names of engines, and the names that other programs use.
 var engineNames = map[string]feed.Engine{
 	"vllm": feed.EngineVLLM, "VLLM": feed.EngineVLLM, "GPU": feed.EngineVLLM,
 	"trtllm": feed.EngineTRTLLM, "TRTLLM": feed.EngineTRTLLM, "TensorRT-LLM": feed.EngineTRTLLM,

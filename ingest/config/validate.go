@@ -16,7 +16,7 @@ import (
 
 // FieldError is an invalid field of a Config.
 type FieldError struct {
-	// Field is its path, such as Workers[0].Sources[1].Connect.
+	// Field is the path of the field, such as Workers[0].Sources[1].Connect.
 	Field string
 	// Value is the invalid value.
 	Value any

@@ -38,8 +38,8 @@ type Stats struct {
 	HandlerErrors uint64
 	HandlerPanics uint64
 	HandlerTime   time.Duration
-	// HandledAny reports whether all events of any batch were handled. HandledSeq is the seq of the
-	// last such batch; ReplayFrom(HandledSeq+1) reads the batches after it.
+	// HandledSeq is the seq of the last batch whose events were all handled. HandledAny reports
+	// whether there is one. ReplayFrom(ctx, HandledSeq+1, h) reads the batches after it.
 	HandledAny bool
 	HandledSeq uint64
 	// Discarded counts the events that were not handled because the Client was stopped.
