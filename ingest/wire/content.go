@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"iter"
 	"slices"
-	"strconv"
 	"unsafe"
 
 	"github.com/zeebo/xxh3"
@@ -104,8 +103,7 @@ func MMHash(identifier []byte) uint64 {
 	if len(identifier) == 64 {
 		var digest [32]byte
 		if _, err := hex.Decode(digest[:], identifier); err == nil {
-			h, _ := strconv.ParseUint(string(identifier[:16]), 16, 64)
-			return h
+			return binary.BigEndian.Uint64(digest[:])
 		}
 	}
 	return xxh3.Hash(identifier)
@@ -115,22 +113,18 @@ func MMHash(identifier []byte) uint64 {
 // its memory. It skips unknown values, because engines use extra keys for other purposes as
 // well.
 type mmReader struct {
-	// hashes are the mm_hashes of all blocks, and ends the index after the last hash of each
-	// block.
+	// hashes are the mm_hashes of all blocks.
 	hashes []uint64
-	ends   []int
-	// blocks are the mm_hashes of each block, views of hashes.
+	// blocks are the mm_hashes of each block: views of hashes, or of its earlier, smaller
+	// memory.
 	blocks [][]uint64
 }
 
 // release frees memory beyond maxRulesKept bytes of each kind.
 func (r *mmReader) release() {
+	clear(r.blocks) // otherwise they would keep the memory of hashes
 	r.hashes = reuse(r.hashes, maxRulesKept/8)
-	r.ends = reuse(r.ends, maxRulesKept/8)
 	r.blocks = reuse(r.blocks, maxRulesKept/24)
-	if r.hashes == nil {
-		r.blocks = nil // otherwise it would keep the memory of hashes
-	}
 }
 
 // read returns the mm_hashes of each of the event's blocks, valid until the next read.
@@ -152,21 +146,14 @@ func (r *mmReader) read(ev *Event) [][]uint64 {
 // readBlocks calls add for the elements of the list p, which are about one block each, up to n
 // blocks.
 func (r *mmReader) readBlocks(p []byte, n int, add func(p []byte, i int)) [][]uint64 {
-	r.hashes, r.ends, r.blocks = r.hashes[:0], r.ends[:0], r.blocks[:0]
+	r.release()
 	for i := range elements(p, 0) {
-		if len(r.ends) == n {
+		if len(r.blocks) == n {
 			break
 		}
+		start := len(r.hashes)
 		add(p, i)
-		r.ends = append(r.ends, len(r.hashes))
-	}
-	if len(r.hashes) == 0 {
-		return nil
-	}
-	start := 0
-	for _, end := range r.ends {
-		r.blocks = append(r.blocks, r.hashes[start:end])
-		start = end
+		r.blocks = append(r.blocks, r.hashes[start:])
 	}
 	return r.blocks
 }
