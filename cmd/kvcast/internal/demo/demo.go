@@ -60,11 +60,11 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	switch {
 	case err != nil:
 	case c.Stay:
-		d.heading("the server runs until you interrupt this (Ctrl-C); try in another terminal")
+		d.heading("the server runs until you press Ctrl-C; try in another terminal")
 		d.print(grpcurl, d.addr)
 		<-ctx.Done()
 	default:
-		d.heading("try next: `make run` in one terminal, an engine and a look at the stream in others")
+		d.heading("try next: `make run` in one terminal, and each of these commands in another terminal")
 		d.print("bin/kvcast simulate --connect tcp://localhost:5557 --replay tcp://127.0.0.1:5558\n"+grpcurl, "localhost:50051")
 	}
 	cancel()
@@ -195,7 +195,7 @@ func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClie
 		}
 		sum := e.Summary()
 		summaries = append(summaries, sum)
-		d.print("%s: %d batches, %d of them lost or cut short in transit; %d blocks stored, %d removed; its cache has %d distinct blocks, digest %016x\n",
+		d.print("%s: %d batches, %d of them lost or truncated in transit; %d blocks stored, %d removed; its cache has %d distinct blocks, digest %016x\n",
 			engineName(i), sum.Batches, lost(sum), sum.Stored, sum.Removed, sum.Blocks, sum.Digest)
 	}
 	err := errors.Join(
@@ -204,7 +204,7 @@ func (d *demo) route(ctx context.Context, client kvcastv1.RouterEventServiceClie
 	if err != nil {
 		return errors.Join(err, router.matches(summaries))
 	}
-	d.heading("a router that starts now begins with a snapshot, and may ask which workers hold a block")
+	d.heading("a new router begins with a snapshot; LookupBlocks returns the workers that hold a block")
 	snapshot, err := d.snapshot(ctx, client)
 	if err != nil {
 		return err
