@@ -106,7 +106,7 @@ func (in *Ingest) open() error {
 	}
 	for _, w := range c.Workers {
 		in.shared.names.reserve(w.Name)
-		in.shared.budgets.sources.Take(int64(w.Publishers())) // Validate has counted them
+		in.shared.budgets.sources.Reserve(int64(w.Publishers())) // Validate has counted them
 		in.workers = append(in.workers, in.worker(w))
 	}
 	for _, lc := range c.Listeners {
@@ -257,11 +257,11 @@ func (in *Ingest) admit(c config.Worker) error {
 		return config.ErrWorkerExists
 	}
 	budgets := &in.shared.budgets
-	if !budgets.workers.Take(c.Bytes()) {
+	if !budgets.workers.Reserve(c.Bytes()) {
 		in.shared.names.release(c.Name)
 		return config.ErrWorkersTooLarge
 	}
-	if !budgets.sources.Take(int64(c.Publishers())) {
+	if !budgets.sources.Reserve(int64(c.Publishers())) {
 		budgets.workers.Release(c.Bytes())
 		in.shared.names.release(c.Name)
 		return config.ErrTooManySources

@@ -66,7 +66,7 @@ func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
 	switch {
 	case len(t.worker.publishers) >= feed.MaxRanks:
 		return refusedRanks, false
-	case !sources.Take(1):
+	case !sources.Reserve(1):
 		return refusedSources, false
 	case !t.worker.admitRank(rank):
 		sources.Release(1)

@@ -200,7 +200,7 @@ func (w *worker) admitRank(rank uint32) bool {
 	if _, ok := w.ranks[rank]; ok {
 		return true
 	}
-	if len(w.ranks) >= feed.MaxRanks || !w.shared.budgets.ranks.Take(1) {
+	if len(w.ranks) >= feed.MaxRanks || !w.shared.budgets.ranks.Reserve(1) {
 		return false
 	}
 	w.ranks[rank] = struct{}{}

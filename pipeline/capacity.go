@@ -44,7 +44,7 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for i, hash := range r.hashes {
 		if !t.holds(hash) {
 			why, fits := consolidate.RefusedRank, room > 0
-			if fits && !l.tableBlocks.Take(1) {
+			if fits && !l.tableBlocks.Reserve(1) {
 				why, fits = consolidate.RefusedTotal, replaced < stale
 				replaced++
 			}

@@ -39,7 +39,7 @@ func (l *Lane) flushStores(r *run) {
 		return
 	}
 	before, n := t.blocks.len(), len(r.hashes)
-	if rank.blocks()+n > l.cfg.MaxBlocksPerRank || !l.tableBlocks.Take(int64(n)) {
+	if rank.blocks()+n > l.cfg.MaxBlocksPerRank || !l.tableBlocks.Reserve(int64(n)) {
 		l.storeWithin(rank, t, r, slot)
 	} else {
 		t.storeRun(r, slot)

@@ -46,7 +46,7 @@ func parseFilter(f *kvcastv1.Filter, b journal.Bounds, bytes *budget.Budget) (*f
 		return nil, err
 	}
 	out := &filter{tiers: tiers, budget: bytes, bytes: filterBytes(f)}
-	if !bytes.Take(out.bytes) {
+	if !bytes.Reserve(out.bytes) {
 		return nil, errorf(reasonFiltersTooLarge, b,
 			"the filter needs %d bytes, and with the filters of the calls in progress more than %d, which is the limit; name fewer workers and models, try again later, or raise the limit (--subscribers-filter-bytes)",
 			out.bytes, bytes.Limit())

@@ -152,7 +152,7 @@ func (q *quota) acquire(inUse *atomic.Int64) error {
 		q.addressRefused.Inc()
 		return errAddressQuota
 	}
-	if !q.total.Take(1) {
+	if !q.total.Reserve(1) {
 		inUse.Add(-1)
 		return errTotalQuota
 	}

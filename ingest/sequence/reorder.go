@@ -26,7 +26,7 @@ func (b *Batch) size() int {
 // block nor call the machine.
 type Budget interface {
 	// Take reserves n bytes. It returns false and reserves nothing if they do not fit.
-	Take(n int64) bool
+	Reserve(n int64) bool
 	Release(n int64)
 }
 
@@ -43,7 +43,7 @@ type reorderBuffer struct {
 // add buffers a copy of a batch. It returns false if the batch does not fit.
 func (r *reorderBuffer) add(b *Batch) bool {
 	n := b.size()
-	if len(r.batches) >= maxBufferedBatches || r.bytes+n > maxBufferedBytes || r.budget != nil && !r.budget.Take(int64(n)) {
+	if len(r.batches) >= maxBufferedBatches || r.bytes+n > maxBufferedBytes || r.budget != nil && !r.budget.Reserve(int64(n)) {
 		return false
 	}
 	r.bytes += n

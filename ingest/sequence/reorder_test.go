@@ -24,7 +24,7 @@ func TestBatchesBeyondTheReorderBufferAreRequested(t *testing.T) {
 			if tt.used > 0 {
 				shared = budget.New("test", tt.used)
 			}
-			shared.Take(tt.used)
+			shared.Reserve(tt.used)
 			s := newScript(t)
 			s.m.buffer.budget = shared
 			s.connect()

@@ -185,7 +185,7 @@ func (b *Inbox) reserve(c *Chunk, m Message) bool {
 		size += batchOverhead
 	}
 	after := b.usage.add(1, size)
-	if !after.fits(1) || !b.config.Budget.Take(after.budgeted()-b.usage.budgeted()) {
+	if !after.fits(1) || !b.config.Budget.Reserve(after.budgeted()-b.usage.budgeted()) {
 		return false
 	}
 	b.usage = after

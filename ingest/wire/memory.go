@@ -117,7 +117,7 @@ func (t *interner) string(b []byte) (string, bool) {
 // implements it.
 type Budget interface {
 	// Take reserves bytes and reports whether there was room.
-	Take(bytes int64) bool
+	Reserve(bytes int64) bool
 	// Release returns bytes that Take reserved.
 	Release(bytes int64)
 }
@@ -125,8 +125,8 @@ type Budget interface {
 // unlimited is a Budget without a bound.
 type unlimited struct{}
 
-func (unlimited) Take(int64) bool { return true }
-func (unlimited) Release(int64)   {}
+func (unlimited) Reserve(int64) bool { return true }
+func (unlimited) Release(int64)      {}
 
 const (
 	// fewHashes is the length of the longest list whose hashes are compared pairwise, which is

@@ -219,7 +219,7 @@ func (r *Rules) learnGroup(g group, main bool) {
 	if r.hasLast && r.lastGroup == g && r.lastMain == main {
 		return
 	}
-	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.budget.Take(groupCost)) {
+	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.budget.Reserve(groupCost)) {
 		return
 	}
 	r.groups[g] = main

@@ -101,7 +101,7 @@ func (s *salts) id(salt string) saltID {
 	if id, ok := s.ids[salt]; ok {
 		return id
 	}
-	if s.bytes+saltCost+len(salt) > maxSaltBytes || !s.budget.Take(int64(saltCost+len(salt))) {
+	if s.bytes+saltCost+len(salt) > maxSaltBytes || !s.budget.Reserve(int64(saltCost+len(salt))) {
 		return unknownSalt
 	}
 	var id saltID
@@ -190,7 +190,7 @@ func (s *salts) record(ev *Event, rank uint32, id saltID) {
 
 // reserveBlock reserves memory for another block, and reports whether there was room.
 func (s *salts) reserveBlock() bool {
-	return s.blocks < s.maxBlocks && s.budget.Take(saltedBlockCost)
+	return s.blocks < s.maxBlocks && s.budget.Reserve(saltedBlockCost)
 }
 
 // remove removes one copy of each block of a remove.

@@ -1,9 +1,7 @@
-// Package budget bounds what all peers of the process may use of one resource
-// together.
+// Package budget bounds how much of one resource all peers of the process use together.
 //
-// A component calls Take before it allocates on behalf of a peer, and Release when
-// it frees. A Take that does not fit is refused: the newcomer goes without, and what
-// was granted before stays granted.
+// A component calls Reserve before it allocates for a peer, and Release when it frees. Reserve
+// refuses an amount that exceeds the limit; earlier reservations remain.
 package budget
 
 import (
@@ -12,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Budget is an amount of one resource, in whatever unit its name says. The zero
-// value and nil grant everything. It is safe for concurrent use.
+// Budget is a bounded amount of one resource. The zero value and nil have no limit. A Budget is
+// safe for concurrent use.
 type Budget struct {
 	name  string
 	limit int64
@@ -22,13 +20,13 @@ type Budget struct {
 	refused atomic.Uint64
 }
 
-// New returns a budget of a resource. The name is the metrics' label, such as
-// blocks or filter_bytes. A limit of 0 or less grants everything.
+// New returns a budget. Its name is the label of its metrics and contains the unit, such as
+// blocks or filter_bytes. A limit of 0 or less means no limit.
 func New(name string, limit int64) *Budget { return &Budget{name: name, limit: limit} }
 
-// Take reserves n units of the resource and reports whether there was room. n must not be
-// negative.
-func (b *Budget) Take(n int64) bool {
+// Reserve reserves n units unless that exceeds the limit, and reports whether it did. n must not
+// be negative.
+func (b *Budget) Reserve(n int64) bool {
 	if b == nil {
 		return true
 	}
@@ -44,17 +42,17 @@ func (b *Budget) Take(n int64) bool {
 	}
 }
 
-// Release returns n that Take reserved.
+// Release returns n reserved units.
 func (b *Budget) Release(n int64) {
 	if b != nil {
 		b.used.Add(-n)
 	}
 }
 
-// Full reports whether nothing is left.
+// Full reports whether the limit is reached.
 func (b *Budget) Full() bool { return b != nil && b.limit > 0 && b.used.Load() >= b.limit }
 
-// Used returns how much is reserved now.
+// Used returns the number of reserved units.
 func (b *Budget) Used() int64 {
 	if b == nil {
 		return 0
@@ -62,7 +60,7 @@ func (b *Budget) Used() int64 {
 	return b.used.Load()
 }
 
-// Limit returns the bound; 0 where there is none.
+// Limit returns the limit; 0 if there is none.
 func (b *Budget) Limit() int64 {
 	if b == nil {
 		return 0
@@ -75,8 +73,8 @@ type Collector []*Budget
 
 var _ prometheus.Collector = Collector(nil)
 
-// descs returns the descriptions of a budget's metrics. The resource is a constant
-// label, so that collectors of different resources can share a registry.
+// descs returns the descriptions of a budget's metrics. The resource is a constant label, so that
+// several collectors can share a registry.
 func (b *Budget) descs() (used, limit, refused *prometheus.Desc) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("kvcast_budget_"+name, help, nil, prometheus.Labels{"resource": b.name})

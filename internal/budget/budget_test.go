@@ -11,27 +11,27 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-func TestTakeStopsAtTheLimit(t *testing.T) {
+func TestReserveStopsAtTheLimit(t *testing.T) {
 	b := budget.New("things", 10)
-	if !b.Take(4) || !b.Take(6) {
-		t.Fatal("Take refused what fits")
+	if !b.Reserve(4) || !b.Reserve(6) {
+		t.Fatal("Reserve refused 10 of 10")
 	}
-	if b.Take(1) {
-		t.Error("Take granted 11 of 10")
+	if b.Reserve(1) {
+		t.Error("Reserve granted 11 of 10")
 	}
-	if b.Take(0); b.Used() != 10 {
+	if b.Reserve(0); b.Used() != 10 {
 		t.Errorf("Used() = %d after a refusal, want 10", b.Used())
 	}
 	b.Release(6)
-	if !b.Take(5) {
-		t.Error("Take refused what was released")
+	if !b.Reserve(5) {
+		t.Error("Reserve refused released units")
 	}
 }
 
-func TestNoLimitGrantsEverything(t *testing.T) {
+func TestBudgetWithoutLimitGrantsEverything(t *testing.T) {
 	for _, b := range []*budget.Budget{nil, new(budget.Budget), budget.New("things", 0)} {
-		if !b.Take(1 << 60) {
-			t.Errorf("%v: Take refused", b)
+		if !b.Reserve(1 << 60) {
+			t.Errorf("%v: Reserve refused", b)
 		}
 		b.Release(1 << 60)
 		if b.Used() != 0 || b.Limit() != 0 {
@@ -40,7 +40,7 @@ func TestNoLimitGrantsEverything(t *testing.T) {
 	}
 }
 
-func TestConcurrentTakesNeverExceedTheLimit(t *testing.T) {
+func TestConcurrentReservationsNeverExceedTheLimit(t *testing.T) {
 	const limit = 100
 	b := budget.New("things", limit)
 	var group sync.WaitGroup
@@ -48,7 +48,7 @@ func TestConcurrentTakesNeverExceedTheLimit(t *testing.T) {
 	for i := range granted {
 		group.Go(func() {
 			for range 1000 {
-				if b.Take(3) {
+				if b.Reserve(3) {
 					granted[i] += 3
 				}
 			}
@@ -64,14 +64,13 @@ func TestConcurrentTakesNeverExceedTheLimit(t *testing.T) {
 	}
 }
 
-func TestCollectorsOfOneRegistryShareTheMetricNames(t *testing.T) {
+func TestCollectorsShareTheMetricNamesInARegistry(t *testing.T) {
 	r := prometheus.NewRegistry()
 	blocks, ranks := budget.New("blocks", 5), budget.New("ranks", 2)
 	r.MustRegister(budget.Collector{blocks})
-	ofRanks := budget.Collector{ranks}
-	r.MustRegister(ofRanks)
-	blocks.Take(3)
-	blocks.Take(3)
+	r.MustRegister(budget.Collector{ranks})
+	blocks.Reserve(3)
+	blocks.Reserve(3)
 	want := `
 # HELP kvcast_budget_refused_total Requests for a resource that were refused because its bound was reached, by resource.
 # TYPE kvcast_budget_refused_total counter

@@ -1,8 +1,8 @@
 // Package recording reads recorded traffic of engines.
 //
-// A file of JSON lines flows in, compressed with gzip if its name ends in .gz. The messages flow
-// out in order, each with its frames as ZeroMQ delivered them. A line that is not a message is an
-// error that names the line.
+// A file of JSON values flows in, one a message, compressed with gzip if the file's name ends in
+// .gz. The ZeroMQ frames of each message flow out, in order. An error has the number of the
+// message.
 package recording
 
 import (
@@ -17,17 +17,17 @@ import (
 	"strings"
 )
 
-// IsName reports whether a file's name is that of a recording.
+// IsName reports whether a file name has a recording's suffix: .jsonl or .jsonl.gz.
 func IsName(name string) bool {
 	return strings.HasSuffix(name, ".jsonl") || strings.HasSuffix(name, ".jsonl.gz")
 }
 
-// ReadFile yields the messages of a file. After an error it yields nothing more.
+// ReadFile yields the messages of a file. An error is the last value.
 func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		f, err := os.Open(name)
 		if err != nil {
-			yield(nil, err) // it names the file
+			yield(nil, err) // err contains the file name
 			return
 		}
 		defer func() { _ = f.Close() }()
@@ -49,8 +49,8 @@ func ReadFile(name string) iter.Seq2[[][]byte, error] {
 	}
 }
 
-// Read yields the messages of JSON lines: each is an array of hexadecimal frames, or an object with
-// that array as "frames". After an error it yields nothing more.
+// Read yields the messages of a stream of JSON values. A value is an array of frames in
+// hexadecimal, or an object with such an array as "frames". An error is the last value.
 func Read(r io.Reader) iter.Seq2[[][]byte, error] {
 	return func(yield func([][]byte, error) bool) {
 		lines := json.NewDecoder(r)

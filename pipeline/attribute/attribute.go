@@ -81,7 +81,7 @@ func (in *Interner) reserve(set *Set) bool {
 	if len(in.free) == 0 {
 		slot = slotBytes
 	}
-	if !in.budget.Take(text + slot) {
+	if !in.budget.Reserve(text + slot) {
 		return false
 	}
 	in.stringBytes += text

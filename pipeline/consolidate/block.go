@@ -138,7 +138,7 @@ func (t *Tracker) removeStale() bool {
 // reserve reserves units of the budget for a whole event, if the budget has them. If not, use
 // reserves the units of each record.
 func (t *Tracker) reserve(units int) {
-	if t.budget.Take(int64(units)) {
+	if t.budget.Reserve(int64(units)) {
 		t.reserved += int64(units)
 	}
 }
@@ -162,7 +162,7 @@ func (t *Tracker) use(newName, newBlock bool) bool {
 		units += unitsPerBlock
 	}
 	for t.reserved < units {
-		if t.budget.Take(units - t.reserved) {
+		if t.budget.Reserve(units - t.reserved) {
 			t.reserved = units
 		} else if !newBlock || !t.removeStale() {
 			return false
