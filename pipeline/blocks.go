@@ -7,20 +7,18 @@ import (
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
-// blocks are the blocks of a table by block hash. A gap makes all of them stale until
-// they are stored again: the engine may have evicted them unnoticed. A block has the
-// generation in which it was last stored, and a gap begins the next one, so that it need
-// not visit any block. A block takes 43 to 53 bytes.
+// blocks are the blocks of a table by block hash, in 43 to 53 bytes each. A gap makes all blocks
+// stale until they are stored again, since the engine may have evicted them. Each block has the
+// generation in which it was last stored. A gap begins the next generation, and visits no block.
 type blocks struct {
 	table hashtable.Table[block, struct{}]
 	// digest is the XOR of splitmix64 over the hashes of all blocks.
 	digest uint64
 
 	generation uint32
-	// stale is the number of stale blocks.
-	stale int
-	// No block is stale whose Slot.Hash is below staleFrom, where a segment begins.
-	// staleSlot is where in that segment the search continues.
+	stale      int // number of stale blocks
+	// No block is stale whose Slot.Hash is below staleFrom, where a segment begins. The
+	// search for a stale block continues at the index staleSlot of that segment.
 	staleFrom uint64
 	staleSlot int
 }
@@ -30,7 +28,7 @@ type (
 	segment = hashtable.Segment[block, struct{}]
 )
 
-// block is a block's record, without its hash. It has no pointer, so that the garbage
+// block is a block's record, without the block hash. It has no pointers, so that the garbage
 // collector does not scan the table.
 type block struct {
 	parent     uint64
@@ -42,7 +40,7 @@ type block struct {
 // maxSegment is the number of slots of a full segment.
 const maxSegment = hashtable.SegmentBytes / int(unsafe.Sizeof(slot{}))
 
-// blockFlags are flags in the low bits and the block's generation above them.
+// blockFlags has flags in the low bits, and the block's generation above them.
 type blockFlags uint32
 
 const (
@@ -50,15 +48,12 @@ const (
 	flagTokensHash
 	// flagCopies is set if the block may be in table.copies.
 	flagCopies
-	// flagEncoded is set in a copy of the table: the block is in a snapshot's event.
+	// flagEncoded is used in copies of a table: a snapshot's event has the block.
 	flagEncoded
 
-	// childrenShift is where the number of children begins, see childCounts, and
-	// generationShift is the number of all these bits.
-	childrenShift   = iota
-	generationShift = childrenShift + 2
-
-	// maxGeneration is the last that the bits beside the flags can hold.
+	// generationShift is the number of flags.
+	generationShift = iota
+	// maxGeneration is the largest generation that fits beside the flags.
 	maxGeneration = 1<<(32-generationShift) - 1
 )
 
@@ -66,8 +61,7 @@ func newBlocks() blocks { return blocks{table: hashtable.New[block, struct{}]()}
 
 func (t *blocks) len() int { return t.table.Len() }
 
-// find returns the slot of a block, valid until the next put or delete; nil where there
-// is none.
+// find returns the slot of a block, valid until the next put or delete; nil if there is none.
 func (t *blocks) find(hash uint64) *slot {
 	s, i, ok := t.table.Find(hash)
 	if !ok {
@@ -76,8 +70,8 @@ func (t *blocks) find(hash uint64) *slot {
 	return &s.Slots[i]
 }
 
-// put returns the slot of a block, valid until the next put or delete, and whether it
-// existed. A new one has only its generation. The block is no longer stale.
+// put returns the slot of a block, valid until the next put or delete, and whether the block
+// existed. A new block has only its generation. An existing block is no longer stale.
 func (t *blocks) put(hash uint64) (b *slot, existed bool) {
 	s, i, existed := t.table.Put(hash)
 	b = &s.Slots[i]
@@ -103,14 +97,13 @@ func (t *blocks) deleteAt(s *segment, i int) {
 	t.table.Delete(s, i)
 }
 
-// currentGeneration returns the generation as a block has it.
+// currentGeneration returns the generation as block flags.
 func (t *blocks) currentGeneration() blockFlags { return blockFlags(t.generation << generationShift) }
 
 // isStale reports whether a block was last stored before the last gap.
 func (t *blocks) isStale(b *slot) bool { return uint32(b.Value.flags)>>generationShift != t.generation }
 
-// gap makes every block stale. It returns false, and does nothing, where there is no
-// further generation.
+// gap makes every block stale. After maxGeneration gaps it returns false, and does nothing.
 func (t *blocks) gap() bool {
 	if t.generation == maxGeneration {
 		return false
@@ -120,8 +113,8 @@ func (t *blocks) gap() bool {
 	return true
 }
 
-// refresh marks a stale block as stored in the current generation. It is rarely needed, and
-// inlining it would slow down put.
+// refresh moves a stale block to the current generation. It is rarely called, and inlining it would
+// slow down put.
 //
 //go:noinline
 func (t *blocks) refresh(s *segment, i int) {
@@ -132,9 +125,10 @@ func (t *blocks) refresh(s *segment, i int) {
 	t.stale--
 }
 
-// countStale updates a segment's note for the current generation: the generation plus one,
-// and in the low 32 bits how many of its blocks are stale. A gap does not visit segments:
-// what was in one that has not changed since is stale, unless it was split.
+// countStale sets a segment's note, unless it was set since the last gap: the generation plus one in
+// the high 32 bits, and the number of stale blocks in the low 32 bits. unchanged is the number of
+// the segment's blocks that were stored before the last gap, which are all stale; they are counted
+// one by one only if the segment has no note, since it was split.
 func (t *blocks) countStale(s *segment, unchanged int) {
 	switch s.Note >> 32 {
 	case uint64(t.generation) + 1:
@@ -150,8 +144,8 @@ func (t *blocks) countStale(s *segment, unchanged int) {
 	s.Note = (uint64(t.generation)+1)<<32 | uint64(unchanged)
 }
 
-// nextStale returns where a stale block is; there must be one. All searches between two
-// gaps skip each segment without stale blocks once.
+// nextStale returns the segment and slot index of a stale block; there must be one. Between two
+// gaps, all searches together visit each segment without stale blocks once.
 func (t *blocks) nextStale() (s *segment, i int) {
 	for {
 		s, next := t.table.SegmentAt(t.staleFrom)
@@ -159,8 +153,8 @@ func (t *blocks) nextStale() (s *segment, i int) {
 			t.staleFrom, t.staleSlot = next, 0
 			continue
 		}
-		// Blocks may have moved within the segment since staleSlot was set, so the search
-		// is cyclic.
+		// The search wraps around, since blocks may have moved within the segment since
+		// staleSlot was set.
 		for i = t.staleSlot; ; i++ {
 			if i >= len(s.Slots) {
 				i = 0

@@ -42,7 +42,7 @@ func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	first, replaced := 0, 0
 	var refused [consolidate.NumRefusals]int
 	for i, hash := range r.hashes {
-		if !t.holds(hash) {
+		if !t.has(hash) {
 			why, fits := consolidate.RefusedRank, room > 0
 			if fits && !l.tableBlocks.Reserve(1) {
 				why, fits = consolidate.RefusedTotal, replaced < stale

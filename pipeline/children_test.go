@@ -13,32 +13,14 @@ import (
 
 // checkChildren compares the counts of children with a recount over all blocks.
 func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
-	want, got := make(map[uint64]uint32), make(map[uint64]uint32)
-	few := 0
+	want := make(copies.Children)
 	table.blocks.all(func(b *slot) {
 		if table.children.counts(b) {
-			want[b.Value.parent]++
-		}
-		switch n := b.Value.flags & flagChildren; n {
-		case 0:
-		case flagChildren:
-			got[b.Key()] = table.children.many[b.Key()]
-		default:
-			got[b.Key()] = uint32(n / oneChild)
-			few++
+			want.Add(b.Value.parent)
 		}
 	})
-	for hash, n := range table.children.many {
-		if held := table.holds(hash); held && n <= 2 || !held && n == 0 {
-			t.Fatalf("block %d: %d children beside the table, and held is %v", hash, n, held)
-		}
-		got[hash] = n
-	}
-	if !maps.Equal(want, got) {
+	if got := table.children.Children; !maps.Equal(want, got) {
 		t.Fatalf("children (-want +got):\n%s", cmp.Diff(want, got))
-	}
-	if n := few + len(table.children.many); n != len(want) {
-		t.Fatalf("%d counts for %d blocks", n, len(want))
 	}
 }
 
@@ -85,16 +67,16 @@ func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 		r.hashes = append(r.hashes, h)
 	}
 	storeRun(table, r)
-	turns := 0
+	steps := 0
 	for !table.countChildren() {
 		checkChildren(t, table)
-		turns++
+		steps++
 	}
-	if turns < 2 {
-		t.Errorf("turns: got %d, want several", turns)
+	if steps < 2 {
+		t.Errorf("steps: got %d, want several", steps)
 	}
 	checkChildren(t, table)
-	if b := table.blocks.find(blocks - 2); b.Value.flags&flagChildren != oneChild {
-		t.Errorf("children of the last parent: got flags %b, want one", b.Value.flags)
+	if got := table.children.Children[blocks-2]; got != 1 {
+		t.Errorf("children of the last parent: got %d, want 1", got)
 	}
 }

@@ -33,7 +33,7 @@ func (l *Lane) flushStores(r *run) {
 	}
 	rank := l.rank(r.key.rank)
 	t := l.newTable(rank, r.key.tier)
-	slot, ok := t.reserve(r)
+	slot, ok := t.acquireAttributes(r)
 	if !ok {
 		l.reportRefused(rank, r.key.rank, consolidate.RefusedAttributes, len(r.hashes))
 		return
@@ -164,7 +164,7 @@ func (l *Lane) known(rank uint32, hash uint64) bool {
 		return true
 	}
 	for _, t := range l.rank(rank).tables {
-		if t != nil && t.holds(hash) {
+		if t != nil && t.has(hash) {
 			return true
 		}
 	}

@@ -269,7 +269,7 @@ func (l *Lane) hasAll(b *feed.Batch, e *wire.Event) bool {
 	for _, hash := range e.BlockHashes {
 		switch {
 		case tr != nil && tr.Has(b.Source, hash):
-		case tr == nil && t != nil && t.holds(hash):
+		case tr == nil && t != nil && t.has(hash):
 		default:
 			return false
 		}

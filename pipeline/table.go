@@ -6,11 +6,11 @@ import (
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
-// table contains the blocks of one worker, dp rank and tier: the number of the engine's copies of each, and
-// their attributes for snapshots.
+// table has the blocks of one worker, dp rank and tier, with the number of the engine's copies of
+// each, and with their attributes for snapshots.
 type table struct {
 	blocks blocks
-	// copies are the counts of blocks that have more than a first copy: few.
+	// copies are the counts of the few blocks with more than one copy.
 	copies   map[uint64]copies.Count
 	children childCounts
 	attrs    attribute.Interner
@@ -20,13 +20,13 @@ func newTable(bytes *budget.Budget) *table {
 	return &table{blocks: newBlocks(), copies: make(map[uint64]copies.Count), attrs: attribute.NewInterner(bytes)}
 }
 
-// reserve returns a slot for the attributes of a run's blocks, in use until it is released.
-// ok is false if there is no memory for it.
-func (t *table) reserve(r *run) (slot uint32, ok bool) {
+// acquireAttributes returns the slot of a run's attributes, which the caller must release. ok is
+// false if the budget of attributes is exhausted.
+func (t *table) acquireAttributes(r *run) (slot uint32, ok bool) {
 	return t.attrs.Acquire(attribute.Set{LoRA: r.key.lora, BlockSize: r.key.blockSize})
 }
 
-// storeRun stores each block of a run, for which slot was reserved.
+// storeRun stores each block of a run with the attributes in a slot.
 func (t *table) storeRun(r *run, slot uint32) {
 	b := block{parent: r.parent, attr: slot, flags: t.blocks.currentGeneration()}
 	if r.hasParent {
@@ -45,8 +45,7 @@ func (t *table) storeRun(r *run, slot uint32) {
 	}
 }
 
-// store stores a block, and counts it by an operation where it exists. It is small enough
-// to be inlined.
+// store stores a block. If the table has the block, op is the effect on its copies.
 func (t *table) store(hash uint64, b *block, op copies.Op) {
 	s, existed := t.blocks.put(hash)
 	if existed {
@@ -55,14 +54,11 @@ func (t *table) store(hash uint64, b *block, op copies.Op) {
 	}
 	t.attrs.Use(b.attr)
 	s.Value = *b
-	if t.children.counting {
-		t.adoptChildren(s)
-		t.addToParent(s)
-	}
+	t.children.addToParent(s)
 }
 
-// storeAgain stores a block that exists. The newest store replaces its attributes, except
-// that a store without tokens keeps the tokens hash.
+// storeAgain stores a block that the table has. A store with a tokens hash replaces the block's
+// parent and attributes; a store without one only adds a copy.
 func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
 	if op != copies.AddNothing {
 		hash := s.Key()
@@ -73,23 +69,23 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
 	}
 	if b.flags&flagTokensHash != 0 {
 		t.attrs.Use(b.attr)
-		t.attrs.Release(s.Value.attr) // last, since it may be the same
-		moved := t.children.counting && (b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0)
+		t.attrs.Release(s.Value.attr) // after Use, since it may be the same slot
+		moved := b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0
 		if moved {
-			t.removeFromParent(s)
+			t.children.removeFromParent(s)
 		}
-		kept := s.Value.flags & (flagCopies | flagChildren)
+		kept := s.Value.flags & flagCopies
 		s.Value = *b
 		s.Value.flags |= kept
 		if moved {
-			t.addToParent(s)
+			t.children.addToParent(s)
 		}
 	}
 }
 
-// remove counts a remove of a block by an operation, and reports whether the block is gone.
-// An unknown block counts as gone, unless the engine reports remaining copies: the engine is
-// right, and a router may have the block.
+// remove applies a remove of a block, and reports whether to emit it: whether no copy is left. An
+// unknown block has none, since a router may have the block, unless the engine reports remaining
+// copies.
 func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 	s, i, ok := t.blocks.table.Find(hash)
 	if !ok {
@@ -97,8 +93,8 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 	}
 	b := &s.Slots[i]
 	if b.Value.flags&flagCopies != 0 || op > copies.RemoveDownTo {
-		c := t.copies[hash] // none if they were removed, or there was a gap
-		gone = c.Removed(op, b.Value.flags&flagChildren != 0)
+		c := t.copies[hash] // zero if a gap dropped it
+		gone = c.Removed(op, t.children.Children[hash] > 0)
 		if gone || c == (copies.Count{}) {
 			delete(t.copies, hash)
 		} else {
@@ -107,7 +103,7 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 		}
 		if !gone {
 			if op > copies.RemoveDownTo && t.blocks.isStale(b) {
-				t.blocks.refresh(s, i) // the engine reports remaining copies
+				t.blocks.refresh(s, i) // the engine has the block, so it is not stale
 			}
 			return false
 		}
@@ -119,68 +115,51 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 // delete removes the block of a slot.
 func (t *table) delete(s *segment, i int) {
 	b := &s.Slots[i]
-	if t.children.counting {
-		t.removeFromParent(b)
-		t.keepChildCount(b)
-	}
+	t.children.removeFromParent(b)
 	t.attrs.Release(b.Value.attr)
 	t.blocks.deleteAt(s, i)
 }
 
-// gap makes every block stale, with its first copy alone: a remove of it may have been lost,
-// and must not pin it. It visits no block. It returns false where there have been more gaps
-// than can be numbered.
+// gap makes every block stale, with one copy, since removes of other copies may have been lost. It
+// visits no block. It returns false after maxGeneration gaps.
 func (t *table) gap() bool {
 	if len(t.copies) > 0 {
-		t.copies = make(map[uint64]copies.Count) // quicker than to clear a large one
+		t.copies = make(map[uint64]copies.Count) // faster than clearing a large map
 	}
 	return t.blocks.gap()
 }
 
-// expire removes n stale blocks, or all if there are fewer, and appends them to gone.
-func (t *table) expire(n int, gone []uint64) []uint64 {
+// expire removes n stale blocks, or all if there are fewer, and appends their hashes to removed.
+func (t *table) expire(n int, removed []uint64) []uint64 {
 	for range min(n, t.blocks.stale) {
 		s, i := t.blocks.nextStale()
-		gone = append(gone, s.Slots[i].Key())
-		t.delete(s, i) // it has no further copies: the gap dropped those
+		removed = append(removed, s.Slots[i].Key())
+		t.delete(s, i) // the gap dropped its count in copies
 	}
-	return gone
+	return removed
 }
 
-func (t *table) holds(hash uint64) bool { return t.blocks.find(hash) != nil }
+func (t *table) has(hash uint64) bool { return t.blocks.find(hash) != nil }
 
-// childCounts counts, of each block, the blocks of its table whose parent it is. Only
-// an open gate asks for them, so a table begins to count when its engine first
-// announces: most never do.
-//
-// A count of up to two is in the flags of the block itself.
+// childCounts counts the children of blocks in a table. It counts nothing before countChildren is
+// first called, which is for engines that announce blocks; see package copies.
 type childCounts struct {
-	// counting reports whether there are any counts.
-	counting bool
-	// The blocks whose mixed hash is below upTo, where a segment begins, are counted as
-	// children, and all of them once complete is set.
+	copies.Children
+	// The children whose Slot.Hash is below upTo, where a segment begins, are counted; all of
+	// them if complete is set.
 	upTo     uint64
 	complete bool
-	// many are the counts of blocks with more than two, and of blocks that are not in the
-	// table.
-	many map[uint64]uint32
 }
 
-const (
-	// flagChildren are the bits of the count; where all are set it is in many.
-	flagChildren blockFlags = 3 << childrenShift
-	oneChild     blockFlags = 1 << childrenShift
-)
-
-// countSegments is the number of segments that one event counts, in some tenths of a
+// countSegments is the number of segments that countChildren counts, in some tenths of a
 // millisecond.
 const countSegments = 4
 
 // countChildren starts or continues counting children, and reports whether all are counted.
 func (t *table) countChildren() bool {
 	c := &t.children
-	if !c.counting {
-		*c = childCounts{counting: true, many: make(map[uint64]uint32)}
+	if c.Children == nil {
+		c.Children = make(copies.Children)
 	}
 	for range countSegments {
 		if c.complete {
@@ -189,7 +168,7 @@ func (t *table) countChildren() bool {
 		s, next := t.blocks.table.SegmentAt(c.upTo)
 		for i := range s.Slots {
 			if b := &s.Slots[i]; b.Used() && b.Value.flags&flagParent != 0 {
-				t.addChild(b.Value.parent)
+				c.Add(b.Value.parent)
 			}
 		}
 		c.upTo = next
@@ -198,77 +177,21 @@ func (t *table) countChildren() bool {
 	return c.complete
 }
 
-// counts reports whether a block is counted as its parent's child.
+// counts reports whether a block is counted as a child.
 func (c *childCounts) counts(b *slot) bool {
-	return c.counting && b.Value.flags&flagParent != 0 && (c.complete || b.Hash() < c.upTo)
+	return c.Children != nil && b.Value.flags&flagParent != 0 && (c.complete || b.Hash() < c.upTo)
 }
 
-// addToParent counts a block as a child of its parent.
-func (t *table) addToParent(b *slot) {
-	if t.children.counts(b) {
-		t.addChild(b.Value.parent)
-	}
-}
-
-// removeFromParent stops counting a block as a child of its parent.
-func (t *table) removeFromParent(b *slot) {
-	if t.children.counts(b) {
-		t.dropChild(b.Value.parent)
+// addToParent counts a block as a child.
+func (c *childCounts) addToParent(b *slot) {
+	if c.counts(b) {
+		c.Add(b.Value.parent)
 	}
 }
 
-// addChild counts one more child of a block, whether it exists or not.
-func (t *table) addChild(parent uint64) {
-	b := t.blocks.find(parent)
-	if b == nil {
-		t.children.many[parent]++
-		return
-	}
-	switch b.Value.flags & flagChildren {
-	case flagChildren:
-		t.children.many[parent]++
-	case 2 * oneChild:
-		t.children.many[parent] = 3
-		b.Value.flags |= flagChildren
-	default:
-		b.Value.flags += oneChild
-	}
-}
-
-// dropChild counts one child less.
-func (t *table) dropChild(parent uint64) {
-	b := t.blocks.find(parent)
-	if b != nil && b.Value.flags&flagChildren != flagChildren {
-		b.Value.flags -= oneChild
-		return
-	}
-	n := t.children.many[parent] - 1
-	switch {
-	case b != nil && n == 2:
-		b.Value.flags -= oneChild
-		delete(t.children.many, parent)
-	case n == 0:
-		delete(t.children.many, parent)
-	default:
-		t.children.many[parent] = n
-	}
-}
-
-// adoptChildren gives a new block the count of its children.
-func (t *table) adoptChildren(b *slot) {
-	switch n := t.children.many[b.Key()]; n {
-	case 0:
-	case 1, 2:
-		b.Value.flags |= blockFlags(n) * oneChild
-		delete(t.children.many, b.Key())
-	default:
-		b.Value.flags |= flagChildren
-	}
-}
-
-// keepChildCount keeps the count of a block that is about to be removed.
-func (t *table) keepChildCount(b *slot) {
-	if n := b.Value.flags & flagChildren; n != 0 && n != flagChildren {
-		t.children.many[b.Key()] = uint32(n / oneChild)
+// removeFromParent stops counting a block as a child.
+func (c *childCounts) removeFromParent(b *slot) {
+	if c.counts(b) {
+		c.Remove(b.Value.parent)
 	}
 }

@@ -194,7 +194,7 @@ func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
 
 // storeRun stores a run as a lane with sufficient budget does.
 func storeRun(t *table, r *run) {
-	slot, _ := t.reserve(r)
+	slot, _ := t.acquireAttributes(r)
 	t.storeRun(r, slot)
 	t.attrs.Release(slot)
 }
