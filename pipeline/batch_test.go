@@ -306,15 +306,15 @@ func TestParentZeroIsNoParentUnlessKnown(t *testing.T) {
 			calls: []call{batch(after(0, store(1)))},
 			want:  "store [1]",
 		},
-		"is a parent where block 0 is held": {
+		"is a parent if the tier has block 0": {
 			calls: []call{batch(store(0)), batch(after(0, store(1)))},
 			want:  "store [1] after 0",
 		},
-		"is a parent where block 0 is held in another tier": {
+		"is a parent if another tier has block 0": {
 			calls: []call{batch(inTier(wire.TierExternal, store(0))), batch(after(0, store(1)))},
 			want:  "store [1] after 0",
 		},
-		"is no parent where another rank holds block 0": {
+		"is no parent if only another rank has block 0": {
 			calls: []call{rankBatch(1, store(0)), batch(after(0, store(1)))},
 			want:  "store [1]",
 		},

@@ -44,10 +44,10 @@ func TestPartialBlocksAreRemovedWithTheirBlockSize(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			withSharing(t, pipeline.Config{}, mode, func(t *testing.T, s *subject) {
 				s.play(t, slices.Concat(calls, []call{by2(batch(withBlockSize(4, store(1, 12)))), next})...)
-				r := &router{holdings: make(holdings), applied: make(map[string]int)}
+				r := &router{blocks: make(blockSets), applied: make(map[string]int)}
 				r.apply(s.journal.all())
-				if diff := cmp.Diff([]uint64{8, 10, 11}, slices.Sorted(maps.Keys(r.heldIn(wire.TierDevice)))); diff != "" {
-					t.Errorf("blocks held (-want +got):\n%s", diff)
+				if diff := cmp.Diff([]uint64{8, 10, 11}, slices.Sorted(maps.Keys(r.blocksIn(wire.TierDevice)))); diff != "" {
+					t.Errorf("blocks (-want +got):\n%s", diff)
 				}
 				again := describe(s.play(t, batch(withBlockSize(16, store(1)), remove(1))))
 				if diff := cmp.Diff([][]string{{"store [1]", "remove [1]"}}, again); diff != "" {

@@ -88,7 +88,7 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 			limit: 4, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), batch(cleared()), by2(batch(cleared())), batch(store(2))},
 			want: [][]string{{"store [1]"}, {textSourceCleared}, {"store [2]"}}, used: 3,
 		},
-		"so is what one clears that another does not hold": {
+		"a clear of one source frees the blocks that no other source has": {
 			limit: 9, mode: feed.ConsolidateDedup, calls: []call{batch(store(1, 2)), by2(batch(store(3))), batch(cleared())},
 			want: [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [1 2]"}}, used: 3,
 		},
@@ -97,7 +97,7 @@ func TestBlocksOfAllWorkersAreBounded(t *testing.T) {
 			calls: []call{batch(store(1)), by2(batch(named(store(1), 11))), gap(0), batch(store(2))},
 			want:  [][]string{{"store [1]"}, {"cleared [] UNREPAIRED_GAP"}, {"store [2]"}}, used: 3,
 		},
-		"a block in doubt makes room": {
+		"a stale block is removed to make room": {
 			limit: 6, mode: feed.ConsolidateDedup, calls: []call{batch(store(1)), batch(store(2)), gap(0), batch(store(3)), by2(batch(store(4))), by2(batch(store(5)))},
 			want: [][]string{{"store [1]"}, {"store [2]"}, {textGap}, {"remove [1]", "store [3]"}, {"remove [2]", "store [4]"}, {textTooMany}}, used: 6,
 		},

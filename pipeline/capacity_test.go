@@ -139,7 +139,7 @@ func TestBlocksPerRankAreBounded(t *testing.T) {
 			calls: []call{batch(store(1)), gap(0), batch(store(4, 5, 6)), batch(remove(1))},
 			want:  [][]string{{"store [1]"}, {textGap}, {"store [4 5 6]", "remove [1]"}, {"remove [1]"}},
 		},
-		"copies from before a gap hold nothing": {
+		"copies from before a gap do not count": {
 			calls: []call{batch(store(1), store(1)), gap(0), batch(store(4, 5, 6)), batch(remove(4)), batch(store(1)), batch(remove(1))},
 			want: [][]string{
 				{"store [1]", "store [1]"}, {textGap}, {"store [4 5 6]", "remove [1]"}, {"remove [4]"}, {"store [1]"}, {"remove [1]"},

@@ -113,7 +113,7 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: []call{batch(store(1, 2, 3)), batch(remove(2)), by2(batch(named(store(1, 2, 3), 11, 12, 13)))},
 			want:  [][]string{{"store [1 2 3]"}, {"remove [2]"}, {"store [12] after 1"}},
 		},
-		"a clear of one source removes what no other holds": {
+		"a clear of one source removes the blocks that no other source has": {
 			calls: append(both, batch(store(3)), batch(cleared(), store(4)), by2(batch(remove(11)))),
 			want:  [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [3]", "store [4]"}, {"remove [1]"}},
 		},
@@ -125,7 +125,7 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: []call{batch(cleared())},
 			want:  [][]string{{textSourceCleared}},
 		},
-		"a restart of one source removes what no other holds": {
+		"a restart of one source removes the blocks that no other source has": {
 			calls: append(both, batch(store(3)), restarted(0), batch(store(3)), by2(restarted(0)), restarted(0)),
 			want:  [][]string{{"store [1 2]"}, {"store [3]"}, {"remove [3]"}, {"store [3]"}, {"remove [1 2]"}, {textSourceCleared}},
 		},
@@ -133,7 +133,7 @@ func TestConsolidateDedup(t *testing.T) {
 			calls: append(both, gap(0), by2(batch(remove(11))), batch(remove(2)), by2(batch(remove(12)))),
 			want:  [][]string{{"store [1 2]"}, {textGap}, {"remove [1]"}, {"remove [2]"}},
 		},
-		"a clear that leaves nothing does not end the doubt about another source": {
+		"a clear that empties the rank leaves another source incomplete": {
 			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
 			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textSourceCleared}},
 		},
@@ -154,7 +154,7 @@ func TestConsolidateDedup(t *testing.T) {
 				{"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"}, {textSourceCleared}, {"store [1]", "gap TOO_MANY_BLOCKS 0: 0-0"},
 			},
 		},
-		"blocks in doubt make room": {
+		"stale blocks are removed to make room": {
 			cfg:   pipeline.Config{MaxBlocksPerRank: 3},
 			calls: []call{batch(store(1, 2)), by2(batch(store(7))), gap(0), by2(batch(store(3, 4)))},
 			want:  [][]string{{"store [1 2]"}, {"store [7]"}, {textGap}, {"remove [1]", "store [3]", "remove [2]", "store [4] after 3"}},
@@ -212,7 +212,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 				{"store [1]"}, {"HOST_PINNED store [1]"}, {"cleared [TIER_DEVICE] ENGINE_RESTARTED"}, {textRestarted},
 			},
 		},
-		"what another has in a tier stays, in doubt, and the rest is cleared": {
+		"a tier with blocks of another source stays, stale, and the others are cleared": {
 			calls: []call{batch(store(1)), by2(batch(store(2), host(store(3)))), by2(restarted(0)), batch(remove(1)), restarted(0)},
 			want: [][]string{
 				{"store [1]"}, {"store [2]", "HOST_PINNED store [3]"}, {"cleared [TIER_HOST_PINNED] ENGINE_RESTARTED", textSharedTier},
@@ -227,7 +227,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 			calls: []call{batch(store(1)), by2(batch(store(2))), batch(cleared()), batch(cleared()), by2(batch(cleared()))},
 			want:  [][]string{{"store [1]"}, {"store [2]"}, {textSharedTier}, {textCleared}},
 		},
-		"a tier without blocks is in no doubt": {
+		"an empty tier causes no gap": {
 			calls: []call{batch(store(1)), by2(batch(store(2))), batch(remove(1, 2)), batch(cleared())},
 			want:  [][]string{{"store [1]"}, {"store [2]"}, {"remove [1 2]"}},
 		},
@@ -241,7 +241,7 @@ func TestConsolidatePassthrough(t *testing.T) {
 				{"remove [1]"}, {textRestarted},
 			},
 		},
-		"a clear of all that is left does not end the doubt about another source": {
+		"a clear of the last blocks leaves another source incomplete": {
 			calls: []call{batch(store(1)), by2(gap(0)), batch(cleared()), by2(batch(cleared()))},
 			want:  [][]string{{"store [1]"}, {textGap}, {"cleared [] UNREPAIRED_GAP"}, {textCleared}},
 		},
@@ -285,38 +285,38 @@ func TestOneSourceIsNotConsolidated(t *testing.T) {
 // becomes complete only when each uncertain source has restarted and the rank is empty,
 // which Cleared reports to routers.
 func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
-	held := batch(store(1), store(2))
+	stored := batch(store(1), store(2))
 	tests := map[string]struct {
 		mode  feed.Consolidate
 		cfg   pipeline.Config
 		calls []call
 		want  bool
 	}{
-		"gap":                                 {calls: []call{gap(0)}, want: true},
-		"gap and clear":                       {calls: []call{gap(0), batch(cleared())}},
-		"gap and restart":                     {calls: []call{gap(0), restarted(0)}},
-		"gap and another's clear":             {calls: []call{gap(0), by2(batch(cleared()))}, want: true},
-		"gaps and one clear":                  {calls: []call{gap(0), by2(gap(0)), batch(cleared())}, want: true},
-		"gaps and two clears":                 {calls: []call{gap(0), by2(gap(0)), batch(cleared()), by2(batch(cleared()))}},
-		"passed through: gap and clear":       {mode: feed.ConsolidatePassthrough, calls: []call{held, gap(0), batch(cleared())}},
-		"passed through: gap, other's clear":  {mode: feed.ConsolidatePassthrough, calls: []call{held, gap(0), by2(batch(cleared()))}, want: true},
-		"joined late":                         {calls: []call{joinedLate(0)}, want: true},
-		"joined late and restart":             {calls: []call{joinedLate(0), restarted(0)}},
-		"joined late and another's restart":   {calls: []call{joinedLate(0), by2(restarted(0))}, want: true},
-		"emptied for a gap":                   {cfg: pipeline.Config{OnGap: pipeline.OnGapClear}, calls: []call{gap(0), batch(cleared())}, want: true},
-		"too many blocks":                     {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, by2(batch(cleared()))}, want: true},
-		"gap and clear, another holds blocks": {calls: []call{gap(0), by2(batch(store(7))), batch(cleared())}, want: true},
-		"then that clears, too":               {calls: []call{gap(0), by2(batch(store(7))), batch(cleared()), by2(batch(cleared()))}},
+		"gap":                                      {calls: []call{gap(0)}, want: true},
+		"gap and clear":                            {calls: []call{gap(0), batch(cleared())}},
+		"gap and restart":                          {calls: []call{gap(0), restarted(0)}},
+		"gap and another's clear":                  {calls: []call{gap(0), by2(batch(cleared()))}, want: true},
+		"gaps and one clear":                       {calls: []call{gap(0), by2(gap(0)), batch(cleared())}, want: true},
+		"gaps and two clears":                      {calls: []call{gap(0), by2(gap(0)), batch(cleared()), by2(batch(cleared()))}},
+		"passed through: gap and clear":            {mode: feed.ConsolidatePassthrough, calls: []call{stored, gap(0), batch(cleared())}},
+		"passed through: gap, other's clear":       {mode: feed.ConsolidatePassthrough, calls: []call{stored, gap(0), by2(batch(cleared()))}, want: true},
+		"joined late":                              {calls: []call{joinedLate(0)}, want: true},
+		"joined late and restart":                  {calls: []call{joinedLate(0), restarted(0)}},
+		"joined late and another's restart":        {calls: []call{joinedLate(0), by2(restarted(0))}, want: true},
+		"emptied for a gap":                        {cfg: pipeline.Config{OnGap: pipeline.OnGapClear}, calls: []call{gap(0), batch(cleared())}, want: true},
+		"too many blocks":                          {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{stored, by2(batch(cleared()))}, want: true},
+		"gap and clear, another source has blocks": {calls: []call{gap(0), by2(batch(store(7))), batch(cleared())}, want: true},
+		"then that clears, too":                    {calls: []call{gap(0), by2(batch(store(7))), batch(cleared()), by2(batch(cleared()))}},
 		"blocks refused, the others removed": {
-			cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(remove(1)), by2(batch(cleared()))}, want: true,
+			cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{stored, batch(remove(1)), by2(batch(cleared()))}, want: true,
 		},
 		"passed through: a tier of two": {
-			mode: feed.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared())}, want: true,
+			mode: feed.ConsolidatePassthrough, calls: []call{stored, by2(batch(store(3))), batch(cleared())}, want: true,
 		},
 		"passed through: a tier of two, and both clear": {
-			mode: feed.ConsolidatePassthrough, calls: []call{held, by2(batch(store(3))), batch(cleared()), by2(batch(cleared()))},
+			mode: feed.ConsolidatePassthrough, calls: []call{stored, by2(batch(store(3))), batch(cleared()), by2(batch(cleared()))},
 		},
-		"too many blocks, then none": {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{held, batch(cleared())}},
+		"too many blocks, then none": {cfg: pipeline.Config{MaxBlocksPerRank: 1}, calls: []call{stored, batch(cleared())}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

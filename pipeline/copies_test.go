@@ -96,7 +96,7 @@ func TestCopies(t *testing.T) {
 				detected(batch(after(1, store(2, 3)), after(3, store(4)), remove(4))), detected(batch(remove(3, 2), remove(3), remove(2))),
 			}, want: []uint64{1, 2},
 		},
-		"a store with a block that is not held announces nothing": {
+		"a store with an unknown block announces nothing": {
 			before: opened[:3], calls: []call{detected(batch(store(1, 2, 5), after(5, store(4)), remove(4, 5))), detected(batch(remove(3), remove(2)))}, want: []uint64{1, 2},
 		},
 		"a store that is not continued announces nothing": {
@@ -174,13 +174,13 @@ func TestCopies(t *testing.T) {
 				}
 				r := newRouter()
 				r.apply(s.journal.all())
-				held := maps.Clone(r.heldIn(wire.TierDevice))
-				if held == nil {
-					held = make(map[uint64]bool)
+				blocks := maps.Clone(r.blocksIn(wire.TierDevice))
+				if blocks == nil {
+					blocks = make(map[uint64]bool)
 				}
-				maps.Copy(held, r.heldIn(wire.TierHostPinned))
-				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(held))); diff != "" {
-					t.Errorf("blocks held (-want +got):\n%s", diff)
+				maps.Copy(blocks, r.blocksIn(wire.TierHostPinned))
+				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(blocks))); diff != "" {
+					t.Errorf("blocks (-want +got):\n%s", diff)
 				}
 			})
 		}

@@ -32,7 +32,7 @@ func TestDedup(t *testing.T) {
 			calls: []call{batch(store(1)), batch(remove(1)), batch(remove(1))},
 			want:  [][]string{{"store [1]"}, {"remove [1]"}, {"remove [1]"}},
 		},
-		"a remove loses only the blocks that are still held": {
+		"a remove is emitted without the blocks that have copies left": {
 			calls: []call{batch(store(1, 2, 3)), batch(store(2)), batch(remove(1, 2, 9, 3))},
 			want:  [][]string{{"store [1 2 3]"}, {"store [2]"}, {"remove [1 9 3]"}},
 		},

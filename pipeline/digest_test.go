@@ -50,7 +50,7 @@ func TestDigests(t *testing.T) {
 		device, disk   = kvcastv1.Tier_TIER_DEVICE, kvcastv1.Tier_TIER_DISK
 		ofZero, ofMany = 0xe220a8397b1dcdaf, 6457827717110365317 // splitmix64 of 0 and of 1234567, from its author's code
 	)
-	is("workers that hold nothing", digests(all), digest("a", 0, device, 1, 0, 0), digest("b", 0, device, 2, 0, 0))
+	is("workers without blocks", digests(all), digest("a", 0, device, 1, 0, 0), digest("b", 0, device, 2, 0, 0))
 
 	step(a, 0, in(wire.TierDevice, store(1234567)), in(wire.TierDisk, store(1234567)), in(wire.TierDevice, store(0)), in(wire.TierDevice, store(0)))
 	step(a, 3, in(wire.TierDevice, store(0)))
@@ -60,7 +60,7 @@ func TestDigests(t *testing.T) {
 		digest("a", 0, disk, 4, 1, ofMany), digest("a", 3, disk, 4, 0, 0))
 
 	step(a, 0, in(wire.TierDisk, remove(1234567)), in(wire.TierDevice, remove(0)))
-	is("what was emptied is told of, and a copy is not gone", digests(all, "a"),
+	is("an emptied tier has a digest, and a block with a copy left counts", digests(all, "a"),
 		digest("a", 0, device, 5, 2, ofZero^ofMany), digest("a", 0, disk, 5, 0, 0), digest("a", 3, device, 5, 1, ofZero))
 
 	step(b, 0, in(wire.TierDevice, store(0)))

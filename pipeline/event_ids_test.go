@@ -49,16 +49,16 @@ func TestEventIDsOfRecentlyRemovedWorkersAreExact(t *testing.T) {
 			t.Errorf("%s: goes on after %d, want %d", what, got, want)
 		}
 	}
-	check("a name never heard of", "new", 0)
+	check("a new name", "new", 0)
 	for i := range maxRemovedNames {
 		got.remember(name(i), uint64(100+i))
 	}
-	check("a name never heard of, none forgotten", "new", 0)
+	check("a new name before any is evicted", "new", 0)
 	check("the first to have gone", name(0), 100)
 	got.remember(name(0), 7) // now the most recently removed
 	got.remember("one too many", 9)
 	check("the first to have gone now, forgotten", name(1), 101)
-	check("a name never heard of", "new", 101)
+	check("a new name", "new", 101)
 	check("the next", name(2), 102)
 	check("one that went twice", name(0), 7)
 	got.remember("a", 1)

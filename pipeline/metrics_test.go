@@ -35,14 +35,14 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 		"events": {"events_total", "event", map[string]float64{
 			"worker_added": 1, "stored": 4, "removed": 1, "cleared": 1, "gap": 2,
 		}},
-		"blocks stored":  {"blocks_stored_total", "worker", map[string]float64{testWorker: 7}},
-		"blocks removed": {"blocks_removed_total", "worker", map[string]float64{testWorker: 2}},
-		"removes held":   {"removes_suppressed_total", "worker", map[string]float64{testWorker: 1}},
-		"gaps":           {"gaps_total", "worker", map[string]float64{testWorker: 2}},
-		"missed batches": {"missed_batches_total", "worker", map[string]float64{testWorker: 6}},
-		"blocks":         {"blocks", "dp_rank", map[string]float64{"1": 1}},
-		"tiers":          {"blocks", "tier", map[string]float64{"device": 1}},
-		"incomplete":     {"incomplete", "dp_rank", map[string]float64{"1": 1}},
+		"blocks stored":      {"blocks_stored_total", "worker", map[string]float64{testWorker: 7}},
+		"blocks removed":     {"blocks_removed_total", "worker", map[string]float64{testWorker: 2}},
+		"removes suppressed": {"removes_suppressed_total", "worker", map[string]float64{testWorker: 1}},
+		"gaps":               {"gaps_total", "worker", map[string]float64{testWorker: 2}},
+		"missed batches":     {"missed_batches_total", "worker", map[string]float64{testWorker: 6}},
+		"blocks":             {"blocks", "dp_rank", map[string]float64{"1": 1}},
+		"tiers":              {"blocks", "tier", map[string]float64{"device": 1}},
+		"incomplete":         {"incomplete", "dp_rank", map[string]float64{"1": 1}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

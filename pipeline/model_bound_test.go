@@ -18,28 +18,28 @@ func (m *model) flushStored(mw *modelWorker, p *modelRun) {
 	for _, h := range p.hashes {
 		delete(mw.stale, at(h))
 	}
-	room := m.cfg.MaxBlocksPerRank - mw.blocks(p.key.rank) + len(mw.staleOf(p.key.rank))
+	room := m.cfg.MaxBlocksPerRank - mw.rankBlocks(p.key.rank) + len(mw.staleOf(p.key.rank))
 	replaced, stale := 0, len(mw.staleOf(p.key.rank))
 	passes := make([]bool, len(p.hashes))
 	for i, h := range p.hashes {
 		// With dedup, room for the sources' blocks was reserved earlier.
 		fits := mw.mode == feed.ConsolidateDedup || m.units()-replaced < m.limit()
 		switch {
-		case mw.held[at(h)] != nil:
-			mw.held[at(h)].store(p.storeOps[i])
+		case mw.blocks[at(h)] != nil:
+			mw.blocks[at(h)].store(p.storeOps[i])
 		case room > 0 && (fits || replaced < stale):
 			room--
 			if !fits {
 				replaced++
 			}
-			mw.held[at(h)] = &modelCopies{copies: 1, parent: p.parentOf(i), blockSize: p.key.blockSize}
+			mw.blocks[at(h)] = &modelCopies{copies: 1, parent: p.parentOf(i), blockSize: p.key.blockSize}
 		default:
 			mw.refused++
 			continue
 		}
 		passes[i] = true
 		if p.key.hashed {
-			mw.held[at(h)].parent, mw.held[at(h)].blockSize = p.parentOf(i), p.key.blockSize
+			mw.blocks[at(h)].parent, mw.blocks[at(h)].blockSize = p.parentOf(i), p.key.blockSize
 		}
 	}
 	for i := 0; i < len(passes); i++ {
@@ -100,7 +100,7 @@ func (m *model) emitStored(mw *modelWorker, p *modelRun, i, j int) {
 func (m *model) units() (n int) {
 	for _, mw := range m.workers {
 		if mw.mode != feed.ConsolidateDedup {
-			n += len(mw.held)
+			n += len(mw.blocks)
 		}
 		for _, r := range mw.ranks {
 			n += 2*len(r.blocks) + len(r.names)
@@ -120,7 +120,7 @@ func (m *model) limit() int {
 // expire evicts stale blocks while the rank exceeds its limit, and as many as replaced
 // reports for the process's budget. The pipeline chooses which blocks of a tier are evicted.
 func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
-	over := max(mw.blocks(rank)-m.cfg.MaxBlocksPerRank, replaced)
+	over := max(mw.rankBlocks(rank)-m.cfg.MaxBlocksPerRank, replaced)
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		var stale []uint64
 		for _, b := range mw.staleOf(rank) {
@@ -139,7 +139,7 @@ func (m *model) expire(mw *modelWorker, rank uint32, replaced int) {
 			gone = stale[:n] // fallback: the pipeline's choice is invalid
 		}
 		for _, h := range gone {
-			delete(mw.held, modelBlock{rank, tier, h})
+			delete(mw.blocks, modelBlock{rank, tier, h})
 			delete(mw.stale, modelBlock{rank, tier, h})
 		}
 		mw.expired += n
@@ -159,9 +159,9 @@ func subset(some, all []uint64) bool {
 	return true
 }
 
-// blocks returns the number of blocks of a rank.
-func (mw *modelWorker) blocks(rank uint32) (n int) {
-	for b := range mw.held {
+// rankBlocks returns the number of blocks of a rank.
+func (mw *modelWorker) rankBlocks(rank uint32) (n int) {
+	for b := range mw.blocks {
 		if b.rank == rank {
 			n++
 		}

@@ -17,14 +17,14 @@ import (
 type modelRank struct {
 	// names are the current and former names of blocks by source: a name resolves until its
 	// block is removed. blocks are in order of arrival.
-	names  map[modelName]*modelHolding
+	names  map[modelName]*modelNameState
 	blocks []*modelTracked
 	// releases counts the names that were released.
 	releases int
-	// doubtful are the sources whose blocks are uncertain; used are the tiers that each
-	// source has stored into since it was last released.
-	doubtful map[int]bool
-	used     map[int]map[wire.Tier]bool
+	// incomplete are the sources that lost events or had blocks refused since they were last
+	// cleared; used are the tiers that each source has stored into since then.
+	incomplete map[int]bool
+	used       map[int]map[wire.Tier]bool
 }
 
 type modelName struct {
@@ -32,10 +32,10 @@ type modelName struct {
 	hash   uint64
 }
 
-// modelHolding is a name's block and count of copies. It is certain unless a gap followed
+// modelNameState is a name's block and count of copies. It is certain unless a gap followed
 // its last store. Of the names with no copies, the one with the lowest number was released
 // first.
-type modelHolding struct {
+type modelNameState struct {
 	modelCopies
 	block    *modelTracked
 	sure     bool
@@ -68,7 +68,7 @@ func modelMode(w feed.Worker) feed.Consolidate {
 func (mw *modelWorker) rankOf(rank uint32) *modelRank {
 	if mw.ranks[rank] == nil {
 		mw.ranks[rank] = &modelRank{
-			names: make(map[modelName]*modelHolding), doubtful: make(map[int]bool), used: make(map[int]map[wire.Tier]bool),
+			names: make(map[modelName]*modelNameState), incomplete: make(map[int]bool), used: make(map[int]map[wire.Tier]bool),
 		}
 	}
 	return mw.ranks[rank]
@@ -87,8 +87,8 @@ func (r *modelRank) resolve(mw *modelWorker, source int, hash uint64) *modelTrac
 	return nil
 }
 
-// held reports whether any source certainly holds a block.
-func (r *modelRank) held(b *modelTracked) bool {
+// isFresh reports whether a block has a live name that is not stale.
+func (r *modelRank) isFresh(b *modelTracked) bool {
 	for _, h := range r.names {
 		if h.block == b && h.copies > 0 && h.sure {
 			return true
@@ -97,8 +97,8 @@ func (r *modelRank) held(b *modelTracked) bool {
 	return false
 }
 
-// holding returns the number of names that have copies.
-func (r *modelRank) holding() (n int) {
+// liveNames returns the number of live names.
+func (r *modelRank) liveNames() (n int) {
 	for _, h := range r.names {
 		if h.copies > 0 {
 			n++
@@ -145,7 +145,7 @@ func (r *modelRank) merge(from, into *modelTracked) {
 
 // forget deletes a block and its names.
 func (r *modelRank) forget(b *modelTracked) {
-	maps.DeleteFunc(r.names, func(_ modelName, h *modelHolding) bool { return h.block == b })
+	maps.DeleteFunc(r.names, func(_ modelName, h *modelNameState) bool { return h.block == b })
 	r.blocks = slices.DeleteFunc(r.blocks, func(other *modelTracked) bool { return other == b })
 }
 
@@ -210,20 +210,20 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 		case hashed && parent != nil:
 			content = &modelContent{e.LoRAName, e.CacheSalt, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
 		}
-		block, isNew := m.hold(mw, b, hash, content, one)
+		block, isNew := m.storeBlock(mw, b, hash, content, one)
 		one.parent = &hash
 		if isNew {
-			told := e
-			told.Tier, told.HasParent, told.Parent = wire.TierDevice, !rooted, parentHash
-			told.BlockHashes = e.BlockHashes[i : i+1]
+			emitted := e
+			emitted.Tier, emitted.HasParent, emitted.Parent = wire.TierDevice, !rooted, parentHash
+			emitted.BlockHashes = e.BlockHashes[i : i+1]
 			if hashed {
-				told.TokensHashes = e.TokensHashes[i : i+1]
+				emitted.TokensHashes = e.TokensHashes[i : i+1]
 			}
-			told.Tokens = nil
+			emitted.Tokens = nil
 			if size := int(e.BlockSize); len(e.Tokens) >= size*len(e.BlockHashes) {
-				told.Tokens = e.Tokens[size*i : size*(i+1)]
+				emitted.Tokens = e.Tokens[size*i : size*(i+1)]
 			}
-			m.store(mw, b, told)
+			m.store(mw, b, emitted)
 		}
 		rooted, parent, parentHash = false, nil, hash
 		if block == nil {
@@ -234,7 +234,7 @@ func (m *model) track(mw *modelWorker, b feed.Batch, e wire.Event) {
 	}
 	if refused > 0 {
 		mw.refused += refused
-		r.doubtful[b.Source] = true
+		r.incomplete[b.Source] = true
 		if !mw.overfull[b.Rank] {
 			m.flush(mw)
 		}
@@ -250,8 +250,8 @@ type modelStore struct {
 	hashed bool
 }
 
-// hold adds a block to a source. It returns a nil block if there is no room.
-func (m *model) hold(
+// storeBlock stores a block for a source. It returns a nil block if there is no room.
+func (m *model) storeBlock(
 	mw *modelWorker, b feed.Batch, hash uint64, content *modelContent, s modelStore,
 ) (block *modelTracked, isNew bool) {
 	r := mw.rankOf(b.Rank)
@@ -281,13 +281,13 @@ func (m *model) hold(
 		copies = h.modelCopies
 		if h.block != block { // the name is another block's now
 			delete(r.names, name)
-			if h.copies > 0 && !r.held(h.block) {
+			if h.copies > 0 && !r.isFresh(h.block) {
 				m.leaves(mw, b, h.block)
 			}
 		}
 	}
 	if copies.copies == 0 || r.names[name] == nil {
-		if r.holding() >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
+		if r.liveNames() >= mw.sources*m.cfg.MaxBlocksPerRank || block == nil && !m.roomFor(mw, b) {
 			return nil, false
 		}
 		units := 0
@@ -297,7 +297,7 @@ func (m *model) hold(
 		if block == nil {
 			units += 2
 		}
-		if m.units()+units > m.limit() && (block != nil || !m.removeAll(mw, b)) {
+		if m.units()+units > m.limit() && (block != nil || !m.expireOldest(mw, b)) {
 			return nil, false
 		}
 		if block == nil {
@@ -313,21 +313,21 @@ func (m *model) hold(
 			copies.parent = s.parent
 		}
 	}
-	r.names[name] = &modelHolding{modelCopies: copies, block: block, sure: true}
+	r.names[name] = &modelNameState{modelCopies: copies, block: block, sure: true}
 	return block, isNew
 }
 
-// roomFor reports whether the rank has room for another block, after evicting the oldest
-// uncertain block if necessary.
+// roomFor reports whether the rank has room for another block. It may remove the oldest stale
+// block.
 func (m *model) roomFor(mw *modelWorker, b feed.Batch) bool {
-	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.removeAll(mw, b)
+	return len(mw.rankOf(b.Rank).blocks) < m.cfg.MaxBlocksPerRank || m.expireOldest(mw, b)
 }
 
-// expel evicts the oldest block that all its sources hold uncertainly, if there is one.
-func (m *model) removeAll(mw *modelWorker, b feed.Batch) bool {
+// expireOldest removes the oldest stale block, if there is one.
+func (m *model) expireOldest(mw *modelWorker, b feed.Batch) bool {
 	r := mw.rankOf(b.Rank)
 	for _, block := range r.blocks {
-		if !r.held(block) {
+		if !r.isFresh(block) {
 			mw.expired++
 			m.leaves(mw, b, block)
 			return true
@@ -368,19 +368,19 @@ func (m *model) untrack(mw *modelWorker, b feed.Batch, hash uint64, op modelRemo
 		name.hash = slices.Min(own)
 	}
 	h := r.names[name]
-	if !h.remove(op, r.hasHeldChild(name)) {
+	if !h.remove(op, r.hasChild(name)) {
 		h.sure = h.sure || op.remaining != nil // the engine reports remaining copies
 		return
 	}
 	r.release(name)
-	if !r.held(h.block) {
+	if !r.isFresh(h.block) {
 		m.leaves(mw, b, h.block)
 	}
 }
 
 // releaseSource deletes all names of a source.
 func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cleared_Reason) {
-	delete(mw.rankOf(b.Rank).doubtful, b.Source)
+	delete(mw.rankOf(b.Rank).incomplete, b.Source)
 	mw.closeGates(b.Rank, b.Source)
 	if mw.mode == feed.ConsolidatePassthrough {
 		m.clearTiersOf(mw, b, reason)
@@ -389,11 +389,11 @@ func (m *model) releaseSource(mw *modelWorker, b feed.Batch, reason kvcastv1.Cle
 	}
 }
 
-// emitEmpty emits Cleared if no source of the rank holds a block. The rank is then complete
+// emitEmpty emits Cleared if no source of the rank has a block. The rank is then complete
 // unless a source is uncertain.
 func (m *model) emitEmpty(mw *modelWorker, rank uint32, reason kvcastv1.Cleared_Reason) {
 	m.forgetRank(mw, rank)
-	if len(mw.rankOf(rank).doubtful) > 0 {
+	if len(mw.rankOf(rank).incomplete) > 0 {
 		reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
 	}
 	m.emitCleared(mw, rank, reason)
@@ -423,7 +423,7 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 	var shared []modelBlock
 	for _, tier := range slices.Sorted(maps.Keys(used)) {
 		var blocks []modelBlock
-		for k := range mw.held {
+		for k := range mw.blocks {
 			if k.rank == b.Rank && k.tier == tier {
 				blocks = append(blocks, k)
 			}
@@ -436,7 +436,7 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		}
 		cleared = append(cleared, kvcastv1.Tier(tier))
 		for _, k := range blocks {
-			delete(mw.held, k)
+			delete(mw.blocks, k)
 			delete(mw.stale, k)
 		}
 	}
@@ -450,29 +450,29 @@ func (m *model) clearTiersOf(mw *modelWorker, b feed.Batch, reason kvcastv1.Clea
 		return
 	}
 	for _, k := range shared {
-		mw.held[k].copies, mw.held[k].unsure, mw.stale[k] = 1, 0, true
+		mw.blocks[k].copies, mw.blocks[k].unsure, mw.stale[k] = 1, 0, true
 	}
 	m.emit(mw, &kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
 		Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
 	}})
 }
 
-// removeBlocksOf removes the blocks that only this source holds.
+// removeBlocksOf removes the blocks that only this source has.
 func (m *model) removeBlocksOf(mw *modelWorker, b feed.Batch) {
 	r := mw.rankOf(b.Rank)
 	var gone []*modelTracked
 	for _, block := range r.blocks {
-		var held []modelName
+		var live []modelName
 		for n, h := range r.names {
 			if n.source == b.Source && h.block == block && h.copies > 0 {
-				held = append(held, n)
+				live = append(live, n)
 			}
 		}
-		slices.SortFunc(held, func(a, b modelName) int { return cmp.Compare(a.hash, b.hash) })
-		for _, n := range held {
+		slices.SortFunc(live, func(a, b modelName) int { return cmp.Compare(a.hash, b.hash) })
+		for _, n := range live {
 			r.release(n)
 		}
-		if len(held) > 0 && !r.held(block) {
+		if len(live) > 0 && !r.isFresh(block) {
 			gone = append(gone, block)
 		}
 	}
@@ -497,7 +497,7 @@ func (mw *modelWorker) gapOf(rank uint32, source int) {
 	r := mw.rankOf(rank)
 	for s := range mw.sources {
 		if source < 0 || s == source {
-			r.doubtful[s] = true
+			r.incomplete[s] = true
 		}
 	}
 }

@@ -49,7 +49,7 @@ func (c *modelCopies) store(op modelStoreOp) {
 }
 
 // remove counts a remove, and reports whether it removed the last copy.
-func (c *modelCopies) remove(op modelRemoveOp, hasHeldChild bool) (gone bool) {
+func (c *modelCopies) remove(op modelRemoveOp, hasChild bool) (gone bool) {
 	switch {
 	case op.remaining != nil:
 		c.copies, c.unsure = int(*op.remaining), 0
@@ -57,7 +57,7 @@ func (c *modelCopies) remove(op modelRemoveOp, hasHeldChild bool) (gone bool) {
 		c.copies = 0
 	case c.copies > 1:
 		c.copies--
-	case c.unsure > 0 && (!op.gateOpen || hasHeldChild):
+	case c.unsure > 0 && (!op.gateOpen || hasChild):
 		c.unsure--
 	default:
 		c.copies = 0
@@ -80,7 +80,7 @@ type modelCandidate struct {
 // sawStore returns the effect of a store on blocks that are already stored. It also detects
 // an engine that announces reused blocks: the store continues the last store of its group in
 // this batch, which was a root store of at least two blocks that were all already stored.
-func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, held func(hash uint64) bool) modelStoreOp {
+func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, has func(hash uint64) bool) modelStoreOp {
 	if b.CopyRule == feed.CopyRuleDetected && e.Tier == wire.TierDevice {
 		group := e.GroupIdx
 		if !e.HasGroupIdx {
@@ -92,7 +92,7 @@ func (mw *modelWorker) sawStore(b feed.Batch, e wire.Event, rooted bool, held fu
 		delete(mw.candidates, group)
 		all := rooted && len(e.BlockHashes) >= 2 && e.Origin == wire.OriginUnknown
 		for _, h := range e.BlockHashes {
-			all = all && held(h)
+			all = all && has(h)
 		}
 		if all {
 			mw.candidates[group] = modelCandidate{e.BlockHashes[len(e.BlockHashes)-1]}
@@ -133,9 +133,9 @@ func (mw *modelWorker) closeGates(rank uint32, source int) {
 // everySource stands for all sources.
 const everySource = -1
 
-// hasHeldChild reports whether the block is the parent of another in the same place.
-func (mw *modelWorker) hasHeldChild(b modelBlock) bool {
-	for other, c := range mw.held {
+// hasChild reports whether the block is the parent of another in the same place.
+func (mw *modelWorker) hasChild(b modelBlock) bool {
+	for other, c := range mw.blocks {
 		if other.rank == b.rank && other.tier == b.tier && c.parent != nil && *c.parent == b.hash {
 			return true
 		}
@@ -143,8 +143,8 @@ func (mw *modelWorker) hasHeldChild(b modelBlock) bool {
 	return false
 }
 
-// hasHeldChild reports whether the source holds a block whose parent has this name.
-func (r *modelRank) hasHeldChild(name modelName) bool {
+// hasChild reports whether the source has a block whose parent has this name.
+func (r *modelRank) hasChild(name modelName) bool {
 	for other, h := range r.names {
 		if other.source == name.source && h.copies > 0 && h.parent != nil && *h.parent == name.hash {
 			return true

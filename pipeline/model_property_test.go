@@ -46,7 +46,7 @@ func compare(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 		"incomplete":                 m.count(func(w *modelWorker) int { return len(w.incomplete) }),
 		"stale_blocks_removed_total": m.count(func(w *modelWorker) int { return w.expired }),
 		"blocks_refused_total":       m.count(func(w *modelWorker) int { return w.refused }),
-		"blocks":                     m.count(func(w *modelWorker) int { return len(w.held) }),
+		"blocks":                     m.count(func(w *modelWorker) int { return len(w.blocks) }),
 		"consolidated_blocks":        m.tracked(false),
 		"consolidated_names":         m.tracked(true),
 	} {

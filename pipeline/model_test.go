@@ -38,9 +38,9 @@ type model struct {
 // modelWorker is a worker that was added.
 type modelWorker struct {
 	name, modelName string
-	// held are the blocks and their copies.
-	held map[modelBlock]*modelCopies
-	// stale are those of held that were not stored since the last gap.
+	// blocks are the blocks and their copies.
+	blocks map[modelBlock]*modelCopies
+	// stale are the blocks that were not stored since the last gap.
 	stale map[modelBlock]bool
 	// incomplete are the incomplete ranks, overfull those reported for exceeding the block
 	// limit.
@@ -115,7 +115,7 @@ func newModel(cfg pipeline.Config, chosen func(worker string, eventID uint64) []
 func (m *model) add(w feed.Worker) {
 	mw := &modelWorker{
 		name: w.Name, modelName: w.Model,
-		held: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
+		blocks: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
 		announcements: make(map[modelEngine]int), candidates: make(map[int64]modelCandidate),
 		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
@@ -170,7 +170,7 @@ func (m *model) gap(name string, g feed.Gap) {
 			}
 		}
 	} else {
-		for b, c := range mw.held {
+		for b, c := range mw.blocks {
 			if b.rank == g.Rank {
 				c.copies, c.unsure, mw.stale[b] = 1, 0, true
 			}
@@ -225,7 +225,7 @@ func (m *model) batch(name string, b feed.Batch) {
 func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 	m.flush(mw)
 	gone := make(map[modelBlock]bool)
-	for b, c := range mw.held {
+	for b, c := range mw.blocks {
 		gone[b] = c.blockSize != 0 && c.blockSize != size
 	}
 	for _, rank := range []uint32{0, 1, 200} {
@@ -234,7 +234,7 @@ func (m *model) replaceBlockSize(mw *modelWorker, size uint32) {
 			for b, is := range gone {
 				if is && b.rank == rank && b.tier == tier {
 					hashes = append(hashes, b.hash)
-					delete(mw.held, b)
+					delete(mw.blocks, b)
 					delete(mw.stale, b)
 				}
 			}
@@ -313,7 +313,7 @@ func (m *model) store(mw *modelWorker, b feed.Batch, e wire.Event) {
 	}
 	op := modelCopy
 	if mw.mode != feed.ConsolidateDedup {
-		op = mw.sawStore(b, e, parent == nil, func(h uint64) bool { return mw.held[modelBlock{b.Rank, e.Tier, h}] != nil })
+		op = mw.sawStore(b, e, parent == nil, func(h uint64) bool { return mw.blocks[modelBlock{b.Rank, e.Tier, h}] != nil })
 	}
 	for i, h := range e.BlockHashes {
 		p := mw.pending
@@ -352,7 +352,7 @@ func (m *model) contributed(mw *modelWorker, b feed.Batch) {
 // means no parent.
 func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
-		if mw.held[modelBlock{rank, tier, 0}] != nil {
+		if mw.blocks[modelBlock{rank, tier, 0}] != nil {
 			return true
 		}
 	}
@@ -362,7 +362,7 @@ func (*model) knowsZero(mw *modelWorker, rank uint32) bool {
 
 // forgetRank empties a rank's tables.
 func (*model) forgetRank(mw *modelWorker, rank uint32) {
-	maps.DeleteFunc(mw.held, func(b modelBlock, _ *modelCopies) bool { return b.rank == rank })
+	maps.DeleteFunc(mw.blocks, func(b modelBlock, _ *modelCopies) bool { return b.rank == rank })
 	maps.DeleteFunc(mw.stale, func(b modelBlock, _ bool) bool { return b.rank == rank })
 }
 
@@ -389,13 +389,13 @@ func (m *model) flush(mw *modelWorker) {
 	var gone []uint64
 	for i, h := range p.hashes {
 		b, op := modelBlock{p.key.rank, p.key.tier, h}, p.removeOps[i]
-		if c := mw.held[b]; c != nil && !c.remove(op, mw.hasHeldChild(b)) || c == nil && op.remaining != nil && *op.remaining > 0 {
+		if c := mw.blocks[b]; c != nil && !c.remove(op, mw.hasChild(b)) || c == nil && op.remaining != nil && *op.remaining > 0 {
 			if op.remaining != nil {
 				delete(mw.stale, b) // the engine reports remaining copies
 			}
 			continue
 		}
-		delete(mw.held, b)
+		delete(mw.blocks, b)
 		delete(mw.stale, b)
 		gone = append(gone, h)
 	}

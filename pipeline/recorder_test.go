@@ -97,7 +97,7 @@ func (r *recorder) Append(_ context.Context, rec journal.Record) (none journal.P
 		tiers |= journal.TierBit(uint8(ev.GetTier()))
 	}
 	if rec.Tiers != tiers || rec.Source.Worker != e.GetWorker() || rec.Source.Model != e.GetModel() {
-		r.errs = append(r.errs, fmt.Errorf("record of %+v and tiers %b holds %v", rec.Source, rec.Tiers, &e))
+		r.errs = append(r.errs, fmt.Errorf("record of %+v and tiers %b has %v", rec.Source, rec.Tiers, &e))
 	}
 	r.entries[e.GetWorker()] = append(r.entries[e.GetWorker()], &e)
 	return none, nil

@@ -131,11 +131,11 @@ func (p *labelledPool) apply(t *testing.T, b recordedBatch, blockSize uint32) ma
 			}
 		}
 	}
-	held := make(map[uint64]bool)
+	present := make(map[uint64]bool)
 	for h := range p.copies {
-		held[h] = true
+		present[h] = true
 	}
-	return held
+	return present
 }
 
 // score compares the blocks derived from a recording with the engine's own, batch by batch.
@@ -202,9 +202,9 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 	p.batch(testWorker, feed.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: feed.CopyRuleDetected, Events: batch.Events})
 }
 
-// heldIn returns the router's blocks of the test's worker in a tier.
-func (r *router) heldIn(tier wire.Tier) map[uint64]bool {
-	return r.holdings[place{testWorker, 0, kvcastv1.Tier(tier)}]
+// blocksIn returns the router's blocks of the test's worker in a tier.
+func (r *router) blocksIn(tier wire.Tier) map[uint64]bool {
+	return r.blocks[place{testWorker, 0, kvcastv1.Tier(tier)}]
 }
 
 // playRecording plays a recording into a pipeline, and scores a router's blocks after each
@@ -228,17 +228,17 @@ func playRecording(t *testing.T, batches []recordedBatch, blockSize uint32, conf
 		p.play(t, b)
 		reference.play(t, b)
 		r.apply(subject.journal.all())
-		got := r.heldIn(wire.TierDevice)
-		for at := range m.workers[testWorker].held {
+		got := r.blocksIn(wire.TierDevice)
+		for at := range m.workers[testWorker].blocks {
 			if at.tier == wire.TierDevice && !got[at.hash] {
-				t.Fatalf("after seq %d: the model holds block %d, a router does not", b.seq, at.hash)
+				t.Fatalf("after seq %d: the model has block %d, a router does not", b.seq, at.hash)
 			}
 		}
-		if device, host := len(got), len(r.heldIn(wire.TierHostPinned)); device+host != len(m.workers[testWorker].held) {
-			t.Fatalf("after seq %d: a router holds %d and %d blocks, the model %d", b.seq, device, host, len(m.workers[testWorker].held))
+		if device, host := len(got), len(r.blocksIn(wire.TierHostPinned)); device+host != len(m.workers[testWorker].blocks) {
+			t.Fatalf("after seq %d: a router has %d and %d blocks, the model %d", b.seq, device, host, len(m.workers[testWorker].blocks))
 		}
 		if b.oracle.Labels == "" {
-			s.addExact(b, got, r.heldIn(wire.TierHostPinned))
+			s.addExact(b, got, r.blocksIn(wire.TierHostPinned))
 			continue
 		}
 		want := pool.apply(t, b, blockSize)
@@ -266,7 +266,7 @@ func (s *score) addExact(b recordedBatch, device, host map[uint64]bool) {
 }
 
 // recordings are the recordings to play and the blocks that may be missing: copies that
-// cannot be distinguished from an announcement. A block that the engine does not hold is
+// cannot be distinguished from an announcement. A block that the engine does not have is
 // always an error.
 var recordings = []struct {
 	name                 string

@@ -28,19 +28,19 @@ type place struct {
 	tier   kvcastv1.Tier
 }
 
-// holdings are the blocks in each place; a place without blocks is absent.
-type holdings map[place]map[uint64]bool
+// blockSets has the blocks of each place; a place without blocks is absent.
+type blockSets map[place]map[uint64]bool
 
 // router applies entries as the contract says.
 type router struct {
-	holdings holdings
+	blocks blockSets
 	// incomplete are the incomplete ranks by worker.
 	incomplete map[string]map[uint32]bool
 	applied    map[string]int // entries, by worker
 }
 
 func newRouter() *router {
-	return &router{holdings: make(holdings), incomplete: make(map[string]map[uint32]bool), applied: make(map[string]int)}
+	return &router{blocks: make(blockSets), incomplete: make(map[string]map[uint32]bool), applied: make(map[string]int)}
 }
 
 // mark records whether a rank is incomplete.
@@ -77,24 +77,24 @@ func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
 	at := place{worker, e.GetDpRank(), e.GetTier()}
 	switch v := e.GetEvent().(type) {
 	case *kvcastv1.RouterEvent_Stored:
-		if r.holdings[at] == nil {
-			r.holdings[at] = make(map[uint64]bool)
+		if r.blocks[at] == nil {
+			r.blocks[at] = make(map[uint64]bool)
 		}
 		for _, h := range v.Stored.GetBlockHashes() {
-			r.holdings[at][h] = true
+			r.blocks[at][h] = true
 		}
 	case *kvcastv1.RouterEvent_Removed:
 		for _, h := range v.Removed.GetBlockHashes() {
-			delete(r.holdings[at], h)
+			delete(r.blocks[at], h)
 		}
-		if len(r.holdings[at]) == 0 {
-			delete(r.holdings, at)
+		if len(r.blocks[at]) == 0 {
+			delete(r.blocks, at)
 		}
 	case *kvcastv1.RouterEvent_Cleared:
 		tiers := v.Cleared.GetTiers()
-		for p := range r.holdings {
+		for p := range r.blocks {
 			if p.worker == worker && p.rank == e.GetDpRank() && (len(tiers) == 0 || slices.Contains(tiers, p.tier)) {
-				delete(r.holdings, p)
+				delete(r.blocks, p)
 			}
 		}
 		if len(tiers) == 0 {
@@ -107,9 +107,9 @@ func (r *router) applyEvent(worker string, e *kvcastv1.RouterEvent) {
 		r.mark(worker, e.GetDpRank(), true)
 	case *kvcastv1.RouterEvent_WorkerRemoved:
 		delete(r.incomplete, worker)
-		for p := range r.holdings {
+		for p := range r.blocks {
 			if p.worker == worker {
-				delete(r.holdings, p)
+				delete(r.blocks, p)
 			}
 		}
 	}
@@ -183,9 +183,9 @@ func (s engines) apply(c call, onGap pipeline.OnGap) {
 	}
 }
 
-// held returns the blocks with at least one copy.
-func (s engines) held() holdings {
-	all := make(holdings)
+// blocks returns the blocks with at least one copy.
+func (s engines) blocks() blockSets {
+	all := make(blockSets)
 	for p, counts := range s {
 		for h, n := range counts {
 			if n > 0 {
@@ -199,8 +199,8 @@ func (s engines) held() holdings {
 	return all
 }
 
-// blocks returns the number of blocks of a rank.
-func (h holdings) blocks(worker string, rank uint32) (n int) {
+// rankBlocks returns the number of blocks of a rank.
+func (h blockSets) rankBlocks(worker string, rank uint32) (n int) {
 	for p, blocks := range h {
 		if p.worker == worker && p.rank == rank {
 			n += len(blocks)
@@ -209,14 +209,14 @@ func (h holdings) blocks(worker string, rank uint32) (n int) {
 	return n
 }
 
-// beside describes how a router's blocks violate the contract: the router has no block that
+// violation describes how a router's blocks violate the contract: the router has no block that
 // the engines lack, and lacks a block only where its rank is incomplete and the pipeline
 // counted the reason.
-func (h holdings) beside(engines holdings, counted harness.Metrics) string {
+func (h blockSets) violation(engines blockSets, counted harness.Metrics) string {
 	for p, blocks := range h {
 		for hash := range blocks {
 			if !engines[p][hash] {
-				return fmt.Sprintf("block %d of %+v, which the engine does not hold", hash, p)
+				return fmt.Sprintf("block %d of %+v, which the engine does not have", hash, p)
 			}
 		}
 	}
@@ -236,8 +236,8 @@ func (h holdings) beside(engines holdings, counted harness.Metrics) string {
 	return ""
 }
 
-// without returns the holdings except those of some workers.
-func (h holdings) without(workers map[string]bool) holdings {
+// without returns the blocks of all but some workers.
+func (h blockSets) without(workers map[string]bool) blockSets {
 	rest := maps.Clone(h)
 	maps.DeleteFunc(rest, func(p place, _ map[uint64]bool) bool { return workers[p.worker] })
 	return rest
@@ -259,7 +259,7 @@ func metricByRank(m harness.Metrics, name string) map[string]map[uint32]bool {
 }
 
 // tables returns the generator's blocks that the pipeline's tables contain.
-func (s *subject) tables(t harness.Fataler) holdings {
+func (s *subject) tables(t harness.Fataler) blockSets {
 	q := pipeline.Query{
 		Match: func(string, string) bool { return true },
 		Tiers: ^journal.Tiers(0), Limit: 1 << 20,
@@ -272,7 +272,7 @@ func (s *subject) tables(t harness.Fataler) holdings {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := make(holdings)
+	all := make(blockSets)
 	for _, b := range found {
 		p := place{b.GetWorker(), b.GetDpRank(), b.GetTier()}
 		if all[p] == nil {
@@ -284,7 +284,7 @@ func (s *subject) tables(t harness.Fataler) holdings {
 }
 
 // sizes returns the number of blocks in each place.
-func (h holdings) sizes() map[string]float64 {
+func (h blockSets) sizes() map[string]float64 {
 	all := make(map[string]float64)
 	for p, blocks := range h {
 		all[fmt.Sprint(p.worker, " ", p.rank, " ", int32(p.tier))] = float64(len(blocks))
@@ -359,14 +359,14 @@ func checkViews(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 		}
 		want.apply(c, cfg.OnGap)
 		r.apply(s.journal.all())
-		if diff := cmp.Diff(s.tableSizes(t), r.holdings.sizes()); diff != "" {
+		if diff := cmp.Diff(s.tableSizes(t), r.blocks.sizes()); diff != "" {
 			return fmt.Sprintf("router's blocks after call %d (-tables +got):\n%s", i, diff)
 		}
-		if diff := cmp.Diff(s.tables(t), r.holdings); diff != "" {
+		if diff := cmp.Diff(s.tables(t), r.blocks); diff != "" {
 			return fmt.Sprintf("router's view after call %d (-tables +got):\n%s", i, diff)
 		}
-		for p := range r.holdings {
-			if n := r.holdings.blocks(p.worker, p.rank); cfg.MaxBlocksPerRank > 0 && n > cfg.MaxBlocksPerRank {
+		for p := range r.blocks {
+			if n := r.blocks.rankBlocks(p.worker, p.rank); cfg.MaxBlocksPerRank > 0 && n > cfg.MaxBlocksPerRank {
 				return fmt.Sprintf("blocks of worker %s, rank %d, after call %d: got %d, want at most %d",
 					p.worker, p.rank, i, n, cfg.MaxBlocksPerRank)
 			}
@@ -374,7 +374,7 @@ func checkViews(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 		if cfg.Timeout > 0 && !c.Close {
 			continue
 		}
-		if wrong := r.holdings.without(shared).beside(want.held().without(shared), s.metrics(t)); wrong != "" {
+		if wrong := r.blocks.without(shared).violation(want.blocks().without(shared), s.metrics(t)); wrong != "" {
 			return fmt.Sprintf("router's view after call %d: %s", i, wrong)
 		}
 	}

@@ -25,7 +25,7 @@ type encodedBlock struct {
 
 // encodeAll stores blocks in the given order, and returns the encoded blocks in order and
 // the number of events.
-func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedBlock, order []uint64, first uint32) (told []uint64, as map[uint64]encodedBlock, events int) {
+func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedBlock, order []uint64, first uint32) (encoded []uint64, as map[uint64]encodedBlock, events int) {
 	l := &Lane{ranks: map[uint32]*rankState{0: {}}}
 	table := l.newTable(l.ranks[0], wire.TierDevice)
 	for _, hash := range order {
@@ -60,7 +60,7 @@ func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedB
 				if _, twice := as[hash]; twice {
 					t.Fatalf("block %d is encoded twice", hash)
 				}
-				told, as[hash] = append(told, hash), b
+				encoded, as[hash] = append(encoded, hash), b
 				b.parent, b.hasParent = hash, true
 			}
 		}
@@ -70,7 +70,7 @@ func encodeAll(t interface{ Fatalf(string, ...any) }, blocks map[uint64]encodedB
 	if !ended {
 		t.Fatalf("it ended early")
 	}
-	return told, as, events
+	return encoded, as, events
 }
 
 // TestSnapshotHasParentsBeforeChildren draws forests and cycles. Each block is encoded once,
@@ -99,12 +99,12 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 			order, blocks[uint64(i)] = append(order, uint64(i)), b
 		}
 		first := rapid.SampledFrom([]uint32{0, ancestryMask &^ (inStep - 1), ancestryMask - 5*inStep + 1}).Draw(rt, "first climb")
-		told, as, _ := encodeAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
-		if len(told) != n {
-			rt.Fatalf("%d blocks are encoded, want %d", len(told), n)
+		encoded, as, _ := encodeAll(rt, blocks, rapid.Permutation(order).Draw(rt, "order"), first)
+		if len(encoded) != n {
+			rt.Fatalf("%d blocks are encoded, want %d", len(encoded), n)
 		}
 		before := make(map[uint64]bool)
-		for _, hash := range told {
+		for _, hash := range encoded {
 			b := blocks[hash]
 			if as[hash] != b {
 				rt.Fatalf("block %d is encoded as %+v, want %+v", hash, as[hash], b)
@@ -130,8 +130,8 @@ func TestSnapshotEncodesAChainInFewEvents(t *testing.T) {
 					blocks[hash], order = encodedBlock{blockSize: 16, hashed: true, parent: hash - 1, hasParent: i > 0}, append(order, hash)
 				}
 			}
-			if told, _, events := encodeAll(t, blocks, order, 0); len(told) != len(order) || events > tt.most {
-				t.Errorf("%d blocks in %d events, want %d in %d at most", len(told), events, len(order), tt.most)
+			if encoded, _, events := encodeAll(t, blocks, order, 0); len(encoded) != len(order) || events > tt.most {
+				t.Errorf("%d blocks in %d events, want %d in %d at most", len(encoded), events, len(order), tt.most)
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func (r reader) apply(ev *kvcastv1.RouterEvent) {
 			if b.hashed = len(s.GetTokensHashes()) > 0; b.hashed {
 				b.tokensHash = s.GetTokensHashes()[i]
 			}
-			if _, held := r[at]; !held || b.hashed {
+			if _, present := r[at]; !present || b.hashed {
 				r[at] = b
 			}
 			b.parent, b.hasParent = hash, true
@@ -207,7 +207,7 @@ func TestSnapshotOfATreeHasParentsFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, events := make(map[uint64]bool), 0
+	seen, events := make(map[uint64]bool), 0
 	for piece, err := range cut.Blocks {
 		if err != nil {
 			panic(err)
@@ -219,16 +219,16 @@ func TestSnapshotOfATreeHasParentsFirst(t *testing.T) {
 		for _, ev := range m.GetEvents() {
 			events++
 			s := ev.GetStored()
-			if parent := s.GetParentHash(); parent != 0 && !told[parent] {
+			if parent := s.GetParentHash(); parent != 0 && !seen[parent] {
 				t.Fatalf("block %d comes before its parent %d", s.GetBlockHashes()[0], parent)
 			}
 			for _, h := range s.GetBlockHashes() {
-				told[h] = true
+				seen[h] = true
 			}
 		}
 	}
-	if len(told) != n {
-		t.Errorf("got %d blocks, want %d", len(told), n)
+	if len(seen) != n {
+		t.Errorf("got %d blocks, want %d", len(seen), n)
 	}
 	if events > n*3/4 {
 		t.Errorf("%d blocks came in %d events, want chains in one", n, events)
@@ -363,7 +363,7 @@ func TestSnapshotAfterClose(t *testing.T) {
 	lane.Batch(&feed.Batch{Events: []wire.Event{{Kind: wire.KindStored, Tier: wire.TierDevice, BlockHashes: []uint64{1}}}})
 	closePipeline(t, p)
 	if got, _ := readSnapshot(t.Context(), t, p, 0xff); len(got) != 1 {
-		t.Errorf("got %d blocks, want the one that is held", len(got))
+		t.Errorf("got %d blocks, want the one present", len(got))
 	}
 }
 

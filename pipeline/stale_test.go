@@ -36,31 +36,31 @@ func checkStale(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uin
 func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		got := newTable(nil)
-		held, stale := make(map[uint64]uint64), make(map[uint64]bool)
+		blocks, stale := make(map[uint64]uint64), make(map[uint64]bool)
 		hash := rapid.Uint64Range(0, rapid.SampledFrom([]uint64{10, 300, 9000}).Draw(t, "hashes"))
 		for range rapid.IntRange(0, 30).Draw(t, "steps") {
 			first, n := hash.Draw(t, "hash"), rapid.Uint64Range(1, 3000).Draw(t, "run")
 			switch rapid.IntRange(0, 5).Draw(t, "step") {
 			case 0:
 				got.gap()
-				for h := range held {
+				for h := range blocks {
 					stale[h] = true
 				}
 			case 1:
-				expire(t, got, held, stale, rapid.SampledFrom([]int{1, 20, 400, 3000}).Draw(t, "too many"))
+				expire(t, got, blocks, stale, rapid.SampledFrom([]int{1, 20, 400, 3000}).Draw(t, "too many"))
 			case 2:
 				for h := first; h < first+n; h++ {
 					got.remove(h, copies.Remove)
-					delete(held, h)
+					delete(blocks, h)
 					delete(stale, h)
 				}
 			default:
 				r := &run{key: runKey{kind: wire.KindStored}}
 				for h := first; h < first+n; h++ {
-					if _, ok := held[h]; !ok || stale[h] {
+					if _, ok := blocks[h]; !ok || stale[h] {
 						r.hashes = append(r.hashes, h)
 					}
-					held[h] = 0
+					blocks[h] = 0
 					delete(stale, h)
 				}
 				storeRun(got, r)
@@ -69,7 +69,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 				}
 			}
 			got.blocks.all(func(b *slot) { b.Value.parent = 0 })
-			checkBlocks(t, &got.blocks, held)
+			checkBlocks(t, &got.blocks, blocks)
 			checkStale(t, &got.blocks, stale)
 			checkAttributes(t, got)
 		}
@@ -77,7 +77,7 @@ func TestStaleBlocksAreThoseNotStoredSinceTheGap(t *testing.T) {
 }
 
 // expire evicts n stale blocks from the table and the maps.
-func expire(t *rapid.T, got *table, held map[uint64]uint64, stale map[uint64]bool, n int) {
+func expire(t *rapid.T, got *table, blocks map[uint64]uint64, stale map[uint64]bool, n int) {
 	want := min(n, len(stale))
 	gone := got.expire(n, nil)
 	if len(gone) != want {
@@ -87,7 +87,7 @@ func expire(t *rapid.T, got *table, held map[uint64]uint64, stale map[uint64]boo
 		if !stale[h] {
 			t.Fatalf("block %d left, and is not stale", h)
 		}
-		delete(held, h)
+		delete(blocks, h)
 		delete(stale, h)
 	}
 }

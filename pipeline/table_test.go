@@ -53,8 +53,8 @@ func plain(t *table) map[uint64]plainBlock {
 func storePlain(all map[uint64]plainBlock, r *run) {
 	parent, hasParent := r.parent, r.hasParent
 	for i, hash := range r.hashes {
-		b, held := all[hash]
-		if !held || r.key.hashed {
+		b, present := all[hash]
+		if !present || r.key.hashed {
 			b.Parent, b.HasParent = parent, hasParent
 			b.LoRA, b.BlockSize = r.key.lora, r.key.blockSize
 			if b.Hashed = r.key.hashed; b.Hashed {

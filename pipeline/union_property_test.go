@@ -19,8 +19,8 @@ import (
 // contents of its blocks. Names differ by source, and may differ by incarnation.
 type cache struct {
 	source, incarnation int
-	held                map[string]int // how often
-	// named are its current and former names of prefixes, as long as any cache holds them.
+	blocks              map[string]int // copies by prefix
+	// named are its current and former names of prefixes, as long as any cache has them.
 	named map[string]uint64
 }
 
@@ -44,16 +44,16 @@ func (c *cache) stored(names map[uint64]string, prompt string, from int, parent 
 	for i := from; i < len(prompt); i++ {
 		e.BlockHashes = append(e.BlockHashes, c.name(names, prompt[:i+1]))
 		e.TokensHashes = append(e.TokensHashes, uint64(prompt[i]))
-		c.held[prompt[:i+1]]++
+		c.blocks[prompt[:i+1]]++
 	}
 	return e
 }
 
-// union returns the prefixes that any of the caches holds.
+// union returns the prefixes that any of the caches has.
 func union(caches []*cache) map[string]int {
 	all := make(map[string]int)
 	for _, c := range caches {
-		for prefix := range c.held {
+		for prefix := range c.blocks {
 			all[prefix] = 1
 		}
 	}
@@ -62,7 +62,7 @@ func union(caches []*cache) map[string]int {
 
 // wrongParents returns the blocks stored with a wrong parent, or with a name of the parent
 // that the router does not have.
-func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[uint64]bool) (wrong []string) {
+func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, present map[uint64]bool) (wrong []string) {
 	for _, entry := range entries {
 		for _, e := range entry.GetEvents() {
 			s := e.GetStored()
@@ -71,8 +71,8 @@ func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[u
 			}
 			first := names[s.GetBlockHashes()[0]]
 			parent := s.GetParentHash()
-			if s.ParentHash != nil != (len(first) > 1) || s.ParentHash != nil && (names[parent] != first[:len(first)-1] || !held[parent]) {
-				wrong = append(wrong, fmt.Sprintf("%s (%d) after %q (%d), held %t", first, s.GetBlockHashes()[0], names[parent], parent, held[parent]))
+			if s.ParentHash != nil != (len(first) > 1) || s.ParentHash != nil && (names[parent] != first[:len(first)-1] || !present[parent]) {
+				wrong = append(wrong, fmt.Sprintf("%s (%d) after %q (%d), present %t", first, s.GetBlockHashes()[0], names[parent], parent, present[parent]))
 			}
 		}
 	}
@@ -82,7 +82,7 @@ func wrongParents(entries []*kvcastv1.Entry, names map[uint64]string, held map[u
 // TestRouterStateIsTheUnionOfTheSources draws two or three caches with different names for
 // the same prompts, and no loss: a router has exactly the union of their prefixes, each once
 // and after its parent. A cache may continue a block that it has evicted itself, by any name
-// that a cache has used, as long as another cache holds it.
+// that a cache has used, as long as another cache has it.
 func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := newSubject(pipeline.Config{MaxBlocks: rapid.IntRange(1, 4).Draw(t, "max blocks")})
@@ -93,7 +93,7 @@ func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 		sharing("", engines...).on(s)
 		caches, names := make([]*cache, len(engines)), make(map[uint64]string)
 		for i := range caches {
-			caches[i] = &cache{source: i, held: make(map[string]int), named: make(map[string]uint64)}
+			caches[i] = &cache{source: i, blocks: make(map[string]int), named: make(map[string]uint64)}
 		}
 		r := newRouter()
 		for step := range rapid.IntRange(1, 40).Draw(t, "steps") {
@@ -101,27 +101,27 @@ func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 			var next call
 			switch rapid.IntRange(0, 11).Draw(t, "step") {
 			case 0:
-				c.held = make(map[string]int)
+				c.blocks = make(map[string]int)
 				next = batch(cleared())
 			case 1:
-				c.held = make(map[string]int)
+				c.blocks = make(map[string]int)
 				if rapid.Bool().Draw(t, "other names") {
 					c.incarnation++
 				}
 				next = restarted(0)
 			case 2, 3, 4, 5:
-				all := sortedKeys(c.held)
+				all := sortedKeys(c.blocks)
 				if len(all) == 0 {
 					continue
 				}
 				prefix := rapid.SampledFrom(all).Draw(t, "removed")
-				if c.held[prefix]--; c.held[prefix] == 0 {
-					delete(c.held, prefix)
+				if c.blocks[prefix]--; c.blocks[prefix] == 0 {
+					delete(c.blocks, prefix)
 				}
 				next = batch(remove(c.name(names, prefix)))
 			default:
 				prompt := rapid.StringMatching("[ab]{1,5}").Draw(t, "prompt")
-				// It may begin after any block that some cache holds, under any name that a
+				// It may begin after any block that some cache has, under any name that a
 				// cache has used.
 				froms, parents := []int{0}, []uint64{0}
 				for from := range len(prompt) - 1 {
@@ -147,11 +147,11 @@ func TestRouterStateIsTheUnionOfTheSources(t *testing.T) {
 			for _, c := range caches {
 				maps.DeleteFunc(c.named, func(prefix string, _ uint64) bool { return want[prefix] == 0 })
 			}
-			held := r.holdings[place{testWorker, 0, kvcastv1.Tier_TIER_DEVICE}]
-			if wrong := wrongParents(s.journal.all()[testWorker][before:], names, held); wrong != nil {
+			present := r.blocks[place{testWorker, 0, kvcastv1.Tier_TIER_DEVICE}]
+			if wrong := wrongParents(s.journal.all()[testWorker][before:], names, present); wrong != nil {
 				t.Fatalf("parents in step %d: %q", step, wrong)
 			}
-			for h := range held {
+			for h := range present {
 				got[names[h]]++
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
