@@ -2,6 +2,9 @@ package pipeline
 
 import (
 	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
@@ -12,31 +15,29 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Lane is one worker's part of the pipeline. It has no goroutine: the reader of the worker's
-// sources calls it, and the timer of a pending run.
+// Lane is one worker's part of the pipeline. It has no goroutine of its own: ingest calls it, and
+// the timer of a pending run does.
 type Lane struct {
-	worker string
-	added  *kvcastv1.WorkerAdded // never changed
-	cfg    Config
-	// consolidation is how its sources are consolidated. sourceNames are their names, empty
-	// for a single source.
+	worker        string
+	added         *kvcastv1.WorkerAdded // never changed
+	cfg           Config
 	consolidation consolidation
-	sourceNames   []string
-	// tableBlocks is the budget of the tables' blocks; nil with dedup, where the trackers pay
-	// for them.
+	sourceNames   []string // by source
+	// tableBlocks is the budget of the tables' blocks; nil for dedup, where trackers reserve
+	// the blocks of tables too.
 	tableBlocks *budget.Budget
 	failures    chan<- error // see Pipeline.Failed
 
-	mu          laneMutex // guards the fields below; locked before the journal's
+	mu          laneMutex // guards the fields below; locked before the journal's locks
 	closed      bool      // no further events are emitted
-	failed      error     // the append that failed; the state is discarded then
+	failed      error     // of a failed append, after which the state is discarded
 	gone        bool      // the worker was removed
 	lastEventID uint64
-	blockSize   uint32 // of the last store that had one, or configured
+	blockSize   uint32 // in tokens: of the last store that had one, or configured
 	ranks       map[uint32]*rankState
 	lastRawIDs  []uint64 // by source index
 	pending     run
-	timer       *time.Timer // runs while something is pending across batches
+	timer       *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
 	entry       entry
 	counts      laneCounts
 	// event is the scratch event that consolidation derives from another.
@@ -47,13 +48,13 @@ type Lane struct {
 // rankState is the state of one dp rank: an engine with its own cache.
 type rankState struct {
 	tables [wire.NumTiers]*table
-	// usedTiers have had a table since the worker was added.
+	// usedTiers are the tiers that have had a table since the worker was added.
 	usedTiers journal.Tiers
-	// incomplete reports whether the tables may be wrong, overfull whether a Gap reported
-	// refused blocks, attributesLacking whether one reported blocks whose adapter or salt
-	// has no memory. All three follow from the events emitted: see emit.
+	// incomplete reports whether the tables may differ from the engine's cache, overfull whether
+	// a Gap reported TOO_MANY_BLOCKS, attributesLacking whether a Gap reported
+	// TOO_MANY_ATTRIBUTES. All follow from the emitted events, and only emit sets them.
 	incomplete, overfull, attributesLacking bool
-	// gaps and the batches lost in them, without those repaired.
+	// gaps counts the gaps that were not repaired, missedBatches the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
 	// sources is nil for a worker with one source.
@@ -93,10 +94,10 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.commit()
 }
 
-// Gap emits that batches are missing. From here on the rank is incomplete, and each block has
-// one copy: a lost remove must not pin it. With OnGapClear, and after more gaps than the
-// tables can number, the blocks are cleared instead: the rank may then lack some, and is
-// incomplete too. A late join lost nothing that was known, so OnGapClear does not apply.
+// Gap emits that batches are missing. The rank is then incomplete, and each block has one copy,
+// since removes of other copies may have been lost. With OnGapClear, or when generations are
+// exhausted, it clears the rank's blocks instead. The rank is incomplete then too, since the engine
+// may have blocks. OnGapClear does not apply to a late join, at which no block can be stale.
 func (l *Lane) Gap(g feed.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,8 +143,7 @@ func (l *Lane) Restarted(r feed.Restart) {
 	l.commit()
 }
 
-// countRawID counts holes in a source's raw event ids, before anything is merged or
-// suppressed.
+// countRawID counts the ids missing between a source's previous raw event id and this id.
 func (l *Lane) countRawID(source int, id uint64) {
 	for len(l.lastRawIDs) <= source {
 		l.lastRawIDs = append(l.lastRawIDs, 0)
@@ -155,7 +155,7 @@ func (l *Lane) countRawID(source int, id uint64) {
 	*last = max(*last, id)
 }
 
-// add adds to a counter, which saturates rather than wrap: an engine may claim any seq.
+// add adds to a counter, which saturates: engines choose the ids, so that n can be any number.
 func add(counter, n uint64) uint64 {
 	if counter > math.MaxUint64-n {
 		return math.MaxUint64
@@ -277,8 +277,8 @@ func (l *Lane) hasAll(b *feed.Batch, e *wire.Event) bool {
 	return true
 }
 
-// countChildren continues to count the children of a source's blocks, and reports whether all
-// are counted.
+// countChildren starts or continues counting the children of a source's blocks, and reports whether
+// all are counted.
 func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 	if tr := l.tracker(b.Rank); tr != nil {
 		return tr.CountChildren(b.Source)
@@ -286,7 +286,7 @@ func (l *Lane) countChildren(b *feed.Batch, tier wire.Tier) bool {
 	return l.newTable(l.rank(b.Rank), tier).countChildren()
 }
 
-// flushIncompatible emits the pending run unless events of the key can join it.
+// flushIncompatible emits the pending run unless it has the same key.
 func (l *Lane) flushIncompatible(key *runKey) {
 	if l.pending.empty() {
 		return
@@ -296,8 +296,8 @@ func (l *Lane) flushIncompatible(key *runKey) {
 	}
 }
 
-// deferFlush leaves the pending run to the next batch, for up to the timeout; without a
-// timeout it emits the run.
+// deferFlush lets the next batch extend the pending run, for up to Config.Timeout. If the timeout is
+// 0, it emits the run.
 func (l *Lane) deferFlush() {
 	switch {
 	case l.cfg.Timeout == 0:
@@ -308,10 +308,47 @@ func (l *Lane) deferFlush() {
 		timer = time.AfterFunc(l.cfg.Timeout, func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.timer == timer { // else the run was emitted just before
+			if l.timer == timer { // else the run was flushed while this function waited for the lock
 				l.flushAlone(flushTimeout)
 			}
 		})
 		l.timer = timer
+	}
+}
+
+// laneMutex is a mutex whose owner can yield to waiting goroutines between two critical sections.
+// The goroutine that has just unlocked a sync.Mutex usually locks it again first, while others wait
+// for up to a millisecond.
+type laneMutex struct {
+	mu sync.Mutex
+	// waited counts the calls of Lock that had to wait, acquired the waiting calls that returned.
+	waited, acquired atomic.Uint64
+}
+
+// maxYield bounds the wait of yield. A sync.Mutex favors goroutines that have waited for longer.
+const maxYield = time.Millisecond
+
+// Lock locks the mutex.
+func (l *laneMutex) Lock() {
+	if l.mu.TryLock() {
+		return
+	}
+	l.waited.Add(1)
+	l.mu.Lock()
+	l.acquired.Add(1)
+}
+
+// Unlock unlocks the mutex.
+func (l *laneMutex) Unlock() { l.mu.Unlock() }
+
+// yield waits until the goroutines that wait now have locked the mutex, for maxYield at most. The
+// caller must not hold the lock.
+func (l *laneMutex) yield() {
+	waited := l.waited.Load()
+	if l.acquired.Load() >= waited {
+		return
+	}
+	for start := time.Now(); l.acquired.Load() < waited && time.Since(start) < maxYield; {
+		runtime.Gosched()
 	}
 }

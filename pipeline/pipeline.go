@@ -1,12 +1,11 @@
 // Package pipeline turns engines' batches into the events that routers apply.
 //
-// Each worker's decoded batches flow in, in order; the same worker's RouterEvents flow out
-// to the journal, one entry a batch. In between, the events of several sources of a worker
-// are consolidated, adjacent events are merged, and removes of blocks that the engine still
-// has in another copy are suppressed. Guarantees: everything of a worker keeps its order,
-// event ids are contiguous, and the tables are at any time what a router has that applied
-// the entries so far. A lane whose append fails discards its state and reports it; see
-// Pipeline.Failed.
+// Each worker's decoded batches flow in, in order. The worker's RouterEvents flow out to the
+// journal, one entry a batch. The pipeline consolidates the events of a worker's sources, merges
+// adjacent events, and suppresses removes of blocks of which the engine has another copy.
+// Guarantees: the order of a worker's events is kept, its event ids are contiguous, and its tables
+// equal the state of a router that has applied all entries so far. If an append fails, the
+// worker's lane discards its state and reports the failure; see Pipeline.Failed.
 package pipeline
 
 import (
@@ -26,7 +25,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Journal is what the pipeline appends to; see journal.Journal.
+// Journal is the part of journal.Journal that the pipeline uses.
 type Journal interface {
 	Append(context.Context, journal.Record) (journal.Pending, error)
 }
@@ -35,25 +34,21 @@ type Journal interface {
 type Pipeline struct {
 	cfg     Config
 	journal Journal
-	copies  *semaphore.Weighted // bytes of copies of tables
+	copies  *semaphore.Weighted // bytes of copies of tables, for snapshots
 	failed  chan error
-	// appends is the context of all appends, since the calls that cause them have none.
+	// appends is the context of all appends, since the methods of feed.Lane have none.
 	appends       context.Context
 	cancelAppends context.CancelFunc
 
-	mu    sync.Mutex // guards the fields below; locked before any lane's
-	lanes map[string]*Lane
-	// closed reports whether Close was called. No events are emitted afterwards.
-	closed bool
-	// removed are the removed workers: event ids are never reused, even when a worker
-	// returns.
+	mu      sync.Mutex // guards the fields below; locked before any lane's
+	lanes   map[string]*Lane
+	closed  bool // Close was called: no events are emitted
 	removed eventIDs
 }
 
 var _ feed.Sink = (*Pipeline)(nil)
 
-// New makes a pipeline that appends to a journal. The error is that of
-// Config.Validate.
+// New makes a pipeline that appends to a journal. Its errors are those of Config.Validate.
 func New(cfg Config, j Journal) (*Pipeline, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -70,16 +65,15 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	return p, nil
 }
 
-// Failed returns a channel that receives the error of the first append that fails. The
-// worker's lane has then discarded its state, which includes changes that routers will never
-// see: it emits no further events, and reads of it fail. The pipeline cannot continue: its
-// owner must end the process or make a new pipeline, so that the engines' caches are read
-// again.
+// Failed returns a channel that receives the error of the first append that fails. The worker's
+// lane has then discarded its state, which has changes that no router will see. It emits no
+// further events, and reads of it fail. The pipeline's owner must end the process or make a new
+// pipeline, so that the engines' caches are read again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
 // AddWorker emits WorkerAdded and returns the Lane for the worker's batches.
 func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
-	// A protobuf string must be UTF-8; names that come over the wire were checked.
+	// A protobuf string must be UTF-8.
 	valid := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 	name, model := valid(w.Name), valid(w.Model)
 	p.mu.Lock()
@@ -121,7 +115,7 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	}
 	l.lastEventID = p.removed.resume(w.Name)
 	p.lanes[w.Name] = l
-	l.aboutWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: l.added}})
+	l.emitEntry(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: l.added}})
 	return l
 }
 
@@ -141,9 +135,9 @@ func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	delete(p.lanes, name)
 }
 
-// Close emits what is pending and waits until all entries are acknowledged. Later calls of
-// lanes have no effect. When ctx is done, appends in progress are canceled, and fail. The
-// error is that of every failed append.
+// Close emits pending events and waits until all entries are acknowledged. Later calls of lanes
+// have no effect. When ctx is done, appends in progress are canceled, and fail. The error joins the
+// errors of all lanes.
 func (p *Pipeline) Close(ctx context.Context) error {
 	defer context.AfterFunc(ctx, p.cancelAppends)()
 	p.mu.Lock()
@@ -155,15 +149,15 @@ func (p *Pipeline) Close(ctx context.Context) error {
 		errs = append(errs, p.lanes[name].close())
 	}
 	for i, name := range lanes {
-		if err := p.lanes[name].acknowledged(ctx); errs[i] == nil {
+		if err := p.lanes[name].awaitAcknowledged(ctx); errs[i] == nil {
 			errs[i] = err
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// aboutWorker emits an event that concerns the whole worker as an entry.
-func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
+// emitEntry emits an event as an entry of its own.
+func (l *Lane) emitEntry(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entry.begin(0, 0)
@@ -171,8 +165,8 @@ func (l *Lane) aboutWorker(e *kvcastv1.RouterEvent) {
 	l.commit()
 }
 
-// emitRemovedWorker drops the lane's blocks and emits the event, under one lock: a reader
-// that finds the worker gone finds its entry as well.
+// emitRemovedWorker drops the lane's blocks and emits the event, under one lock: a reader that sees
+// that the worker is gone finds the entry too.
 func (l *Lane) emitRemovedWorker(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,7 +181,7 @@ func (l *Lane) emitRemovedWorker(e *kvcastv1.RouterEvent) {
 	}
 }
 
-// close emits the pending run and closes the lane. The error is that of a failed append.
+// close emits the pending run and closes the lane. It returns the error of a failed append.
 func (l *Lane) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -196,15 +190,15 @@ func (l *Lane) close() error {
 	return l.failed
 }
 
-// commit appends the current entry. If that fails, the lane fails.
+// commit appends the current entry. The lane fails if the append does.
 func (l *Lane) commit() {
 	if err := l.entry.commit(); err != nil {
 		l.fail(err)
 	}
 }
 
-// fail closes the lane and discards its state, since an append has failed: its tables
-// have changes that no router will see. It reports the failure to Pipeline.Failed.
+// fail closes the lane after a failed append, and discards its state: the tables have changes that
+// no router will see. It reports the failure to Pipeline.Failed.
 func (l *Lane) fail(err error) {
 	if l.failed != nil {
 		return
@@ -222,13 +216,13 @@ func (l *Lane) fail(err error) {
 	clear(l.ranks)
 	select {
 	case l.failures <- l.failed:
-	default: // another has failed before
+	default: // Failed reports the first failure only
 	}
 }
 
-// acknowledged waits until all entries so far are acknowledged, so that all state read from
-// the lane before is in the journal.
-func (l *Lane) acknowledged(ctx context.Context) error {
+// awaitAcknowledged waits until all entries so far are acknowledged. All state that was read from the
+// lane before the call is then in the journal.
+func (l *Lane) awaitAcknowledged(ctx context.Context) error {
 	l.mu.Lock()
 	pending, err := l.entry.appended, l.failed
 	l.mu.Unlock()
@@ -246,44 +240,44 @@ func (l *Lane) wait(ctx context.Context, p journal.Pending) (seq uint64, err err
 	return seq, nil
 }
 
-// maxRemovedNames bounds the removed workers whose last event id is remembered. Names come
-// from publishers, at up to 2 KiB each.
+// maxRemovedNames bounds the removed workers whose last event id is kept. Publishers choose the
+// names, of up to 2 KiB each.
 const maxRemovedNames = 16_384
 
-// eventIDs keeps the last event ids of removed workers, so that no id is reused under a
-// name. Beyond maxRemovedNames it evicts the worker removed first. Every unknown name then
-// continues from the largest evicted id, since it may be one of the evicted.
+// eventIDs keeps the last event ids of removed workers, so that a worker that returns under its name
+// continues from there. Beyond maxRemovedNames it evicts the worker that was removed first. A new
+// name then continues from the largest evicted id, since the name may have been evicted.
 type eventIDs struct {
-	byName map[string]*list.Element
-	gone   *list.List // of goneWorker, the first removed in front
-	floor  uint64
+	byName  map[string]*list.Element
+	removed *list.List // of removedWorker, the first removed in front
+	floor   uint64     // the largest evicted id
 }
 
-type goneWorker struct {
+type removedWorker struct {
 	name   string
 	lastID uint64
 }
 
 func newEventIDs() eventIDs {
-	return eventIDs{byName: make(map[string]*list.Element), gone: list.New()}
+	return eventIDs{byName: make(map[string]*list.Element), removed: list.New()}
 }
 
-// resume returns the id after which a worker of that name continues, and deletes it.
+// resume returns the id after which a worker of that name continues, and deletes the name.
 func (ids *eventIDs) resume(name string) uint64 {
 	e := ids.byName[name]
 	if e == nil {
 		return ids.floor
 	}
 	delete(ids.byName, name)
-	return ids.gone.Remove(e).(goneWorker).lastID
+	return ids.removed.Remove(e).(removedWorker).lastID
 }
 
-// remember keeps the last id of a removed worker, for which resume was called when it was
-// added.
+// remember keeps the last id of a removed worker. The caller must have called resume for the name
+// when the worker was added.
 func (ids *eventIDs) remember(name string, lastID uint64) {
-	ids.byName[name] = ids.gone.PushBack(goneWorker{name, lastID})
-	if ids.gone.Len() > maxRemovedNames {
-		oldest := ids.gone.Remove(ids.gone.Front()).(goneWorker)
+	ids.byName[name] = ids.removed.PushBack(removedWorker{name, lastID})
+	if ids.removed.Len() > maxRemovedNames {
+		oldest := ids.removed.Remove(ids.removed.Front()).(removedWorker)
 		delete(ids.byName, oldest.name)
 		ids.floor = max(ids.floor, oldest.lastID)
 	}

@@ -78,7 +78,7 @@ func (p *Pipeline) Snapshot(ctx context.Context, worker string, tiers journal.Ti
 				}
 			}
 		}
-		if err := l.acknowledged(ctx); err != nil {
+		if err := l.awaitAcknowledged(ctx); err != nil {
 			yield(nil, err)
 		}
 	}}, true, nil

@@ -9,36 +9,36 @@ import (
 	"github.com/kvcast/kvcast/pipeline/attribute"
 )
 
-// tableCopy is a copy of a table for ordering its blocks. A block is identified by its
-// number.
+// tableCopy is a copy of a table, in which a snapshot orders the blocks. Blocks are identified by
+// numbers.
 type tableCopy struct {
 	chunks   []*chunk
-	slots    int // that are in use
+	slots    int // number of slots copied
 	segments []copiedSegment
-	// dir has the segment of each value of the first depth bits of a mixed hash.
+	// dir has the segment of each value of the first depth bits of a hash.
 	dir   []uint32
 	depth uint
-	// attrs are those of its blocks, which have their numbers here: the table's slots
-	// are used again.
+	// attrs are the blocks' attributes, numbered by their index here, since the table may use
+	// its own numbers again. known has the indexes.
 	attrs []attribute.Set
 	known map[attribute.Set]uint32
 }
 
-// copiedSegment is the part of a copy that was a segment of the table.
+// copiedSegment is the range of a copy's slots that was a segment of the table.
 type copiedSegment struct {
 	first, slots uint32
 	depth        uint
 }
 
-// The flags of a copied block have, in place of the generation, whether the parent is
-// linked, and by which ancestry the block is encoded.
+// In place of the generation, the flags of a copied block have flagLinked and the number of the
+// ancestry that encodes the block.
 const (
 	// flagLinked is set if the field parent is the number of a block of the copy.
 	flagLinked    blockFlags = 1 << (generationShift + iota)
 	ancestryShift            = generationShift + 1
 )
 
-// chunk is some slots of a copy: as many as one scan step copies at most.
+// chunk has as many slots of a copy as scanTable visits under one lock.
 type chunk [scanSegments * maxSegment]slot
 
 const (
@@ -46,8 +46,8 @@ const (
 	chunkBytes = int(unsafe.Sizeof(chunk{}))
 )
 
-// chunks are chunks of earlier copies, until the garbage collector frees them. Fresh memory
-// is what a copy would spend most of its time on, and it burdens the collector.
+// chunks recycles the memory of copies until the garbage collector frees it. Without it a copy
+// would spend most of its time on allocating memory.
 var chunks = sync.Pool{New: func() any {
 	c := new(chunk)
 	for i := 0; i < chunkSlots; i += pageSlots {
@@ -56,12 +56,12 @@ var chunks = sync.Pool{New: func() any {
 	return c
 }}
 
-// pageSlots is how many slots fill the smallest page that systems have.
+// pageSlots is the number of slots in a memory page of 4096 bytes, the smallest size in use.
 const pageSlots = 4096 / int(unsafe.Sizeof(slot{}))
 
-// copyBytes returns the memory of a copy of this many slots and attributes. The last scan
-// step, and the slot after all others, may begin a chunk each; a table of less than a
-// segment is copied in one step.
+// copyBytes returns the memory of a copy of that many slots and attributes. It includes two partly
+// used chunks: for the last segments, and for the empty segment that index adds. A table of less
+// than a full segment needs one chunk.
 func copyBytes(slots, attrs int) int {
 	n := 1
 	if slots >= maxSegment {
@@ -70,12 +70,12 @@ func copyBytes(slots, attrs int) int {
 	return n*chunkBytes + attrs*attrCopyBytes
 }
 
-// attrCopyBytes is the approximate size of a LoRA adapter in a copy, which shares its name
-// with the table.
+// attrCopyBytes is the approximate size of one set of attributes in a copy, without its strings,
+// which the table shares.
 const attrCopyBytes = 128
 
-// copyTable copies a table of about that size. The table may change meanwhile; the entries
-// since the copy began contain the changes. The caller frees the copy.
+// copyTable copies a table of about that size. The table may change during the copy; the journal
+// has entries with the changes. The caller must free the copy.
 func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *tableCopy {
 	c := &tableCopy{
 		chunks: make([]*chunk, 0, slots/chunkSlots+1),
@@ -96,14 +96,14 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 	return c
 }
 
-// reserve makes room for this many more slots.
+// reserve allocates chunks for that many more slots.
 func (c *tableCopy) reserve(slots int) {
 	for len(c.chunks)*chunkSlots < c.slots+slots {
 		c.chunks = append(c.chunks, chunks.Get().(*chunk))
 	}
 }
 
-// free returns the memory to the pool. The copy must not be used any more.
+// free returns the chunks to the pool. The copy must not be used afterwards.
 func (c *tableCopy) free() {
 	for _, ch := range c.chunks {
 		chunks.Put(ch)
@@ -111,12 +111,11 @@ func (c *tableCopy) free() {
 	c.chunks = nil
 }
 
-// at returns the block of a number.
 func (c *tableCopy) at(i uint32) *slot {
 	return &c.chunks[i/uint32(chunkSlots)][i%uint32(chunkSlots)]
 }
 
-// parts yields the slots in use, in pieces, with the number of the first of each.
+// parts yields the copied slots chunk by chunk, with the number of the first slot of each.
 func (c *tableCopy) parts(yield func(first uint32, part []slot) bool) {
 	for k, ch := range c.chunks {
 		first := k * chunkSlots
@@ -126,7 +125,7 @@ func (c *tableCopy) parts(yield func(first uint32, part []slot) bool) {
 	}
 }
 
-// number replaces the attributes of some blocks by their numbers in the copy.
+// number replaces the blocks' slots of attributes by indexes in the copy's attrs.
 func (c *tableCopy) number(blocks []slot, attrs *attribute.Interner) {
 	last, id := attrNone, uint32(0)
 	for i := range blocks {
@@ -149,10 +148,10 @@ func (c *tableCopy) number(blocks []slot, attrs *attribute.Interner) {
 	}
 }
 
-// attrNone marks a block without attributes. No slot has this number.
+// attrNone is not the number of any slot of attributes.
 const attrNone uint32 = 1<<32 - 1
 
-// index makes the directory. Where the copy ended early, the rest is an empty segment.
+// index makes the directory. If the scan ended early, an empty segment stands for the rest.
 func (c *tableCopy) index() {
 	c.dir = make([]uint32, 0, 1<<c.depth)
 	for i, s := range c.segments {
@@ -169,11 +168,11 @@ func (c *tableCopy) index() {
 	}
 }
 
-// inStep is the number of blocks looked up or climbed from in parallel, so that their cache
-// misses overlap.
+// inStep is the number of blocks whose parents are looked up together, so that their cache misses
+// overlap.
 const inStep = 16
 
-// link replaces each block's parent by the number of that block, if the copy has it.
+// link replaces each block's parent hash by the parent's number, if the copy has the parent.
 func (c *tableCopy) link() {
 	c.index()
 	var links linking
@@ -189,15 +188,15 @@ func (c *tableCopy) link() {
 	links.resolve(c)
 }
 
-// linking is a batch of blocks whose parents are being found.
+// linking is a batch of blocks whose parents are looked up together.
 type linking struct {
 	n       int
 	blocks  [inStep]uint32
-	at      [inStep]uint32 // where the search for the parent continues
+	at      [inStep]uint32 // slot at which the search for the parent begins
 	segment [inStep]uint32
 }
 
-// add adds a block, and reports whether the links are full.
+// add adds a block, and reports whether the batch is full.
 func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
 	m := hashtable.Hash(parent)
 	segment := c.dir[m>>1>>(63-c.depth)]
@@ -208,11 +207,11 @@ func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
 	return l.n == inStep
 }
 
-// resolve links the batch.
+// resolve links the blocks of the batch, and empties it.
 func (l *linking) resolve(c *tableCopy) {
 	var first [inStep]uint64
 	for k := range l.n {
-		first[k] = c.at(l.at[k]).Hash() // which asks for the memory of all
+		first[k] = c.at(l.at[k]).Hash() // load all slots first, so that cache misses overlap
 	}
 	for k := range l.n {
 		b := &c.at(l.blocks[k]).Value
@@ -231,4 +230,41 @@ func (l *linking) resolve(c *tableCopy) {
 		}
 	}
 	l.n = 0
+}
+
+// scanSegments is the number of segments that scanTable visits before it unlocks the lane: at most
+// 512 KiB, in some tenths of a millisecond.
+const scanSegments = 8
+
+// scanTable visits every segment of a table under the lane's lock, which it unlocks after every
+// scanSegments. The table may change in between. If it is cleared, the scan ends early; the
+// journal then has an entry that says so. scanTable calls prepare before it locks the lane, unless
+// prepare is nil.
+func (l *Lane) scanTable(ctx context.Context, at place, prepare func(), visit func(t *table, s *segment)) {
+	var first *table
+	from, done := uint64(0), false
+	for !done && ctx.Err() == nil {
+		if prepare != nil {
+			prepare()
+		}
+		l.mu.Lock()
+		t := l.table(at)
+		if first == nil {
+			first = t
+		}
+		if t == nil || t != first {
+			l.mu.Unlock()
+			return
+		}
+		for range scanSegments {
+			s, next := t.blocks.table.SegmentAt(from)
+			visit(t, s)
+			if from = next; from == 0 {
+				done = true
+				break
+			}
+		}
+		l.mu.Unlock()
+		l.mu.yield()
+	}
 }

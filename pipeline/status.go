@@ -113,7 +113,7 @@ func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder
 				}
 			}
 		}
-		if err := l.acknowledged(ctx); err != nil {
+		if err := l.awaitAcknowledged(ctx); err != nil {
 			return nil, err
 		}
 	}
