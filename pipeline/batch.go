@@ -7,14 +7,14 @@ import (
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
-// maxRunTokens bounds the token ids of one event, so that an entry stays within
-// what gRPC clients accept by default (4 MiB) at five bytes a token.
+// maxRunTokens bounds the token ids of an event. At up to five bytes a token, an entry is then
+// smaller than 4 MiB, which gRPC clients accept by default.
 const maxRunTokens = 1 << 19
 
-// maxIdleTokens is how many tokens' memory an idle run keeps.
+// maxIdleTokens is the largest capacity for tokens that an empty run keeps.
 const maxIdleTokens = 16 << 10
 
-// runKey are the fields that are equal in all events of a run.
+// runKey has the fields that are equal in all events of a run.
 type runKey struct {
 	kind      wire.Kind
 	rank      uint32
@@ -22,23 +22,22 @@ type runKey struct {
 	lora      string
 	salt      string
 	blockSize uint32
-	// hashed reports whether the blocks' tokens hashes are known, tokens whether their
-	// tokens are emitted.
+	// hashed reports whether the tokens hashes are known, tokens whether tokens are emitted.
 	hashed bool
 	tokens bool
 }
 
-// run is the pending event: adjacent stores that continue one another, or adjacent removes.
+// run is adjacent stores that continue one another, or adjacent removes. It becomes one event.
 type run struct {
 	key       runKey
 	parent    uint64
 	hasParent bool
-	// Parallel: hashes, and where known their tokens hashes and tokens.
+	// Indexed by block, except that tokens has blockSize elements a block.
 	hashes       []uint64
 	tokensHashes []uint64
 	tokens       []uint32
-	// ops are the operations on the counts of each block; empty where that is 0, copies.Add or
-	// copies.Remove, for all.
+	// ops are the operations on the copies of each block; empty if all are 0: copies.Add or
+	// copies.Remove.
 	ops []copies.Op
 	// Times of the last batch that contributed.
 	engineTime int64
@@ -47,10 +46,10 @@ type run struct {
 
 func (r *run) empty() bool { return len(r.hashes) == 0 }
 
-// last is the block that a store must continue to join the run.
+// last returns the last block, which a store must continue to join the run.
 func (r *run) last() uint64 { return r.hashes[len(r.hashes)-1] }
 
-// op returns the operation on the counts of block i.
+// op returns the operation on the copies of block i.
 func (r *run) op(i int) copies.Op {
 	if len(r.ops) == 0 {
 		return 0
@@ -58,7 +57,7 @@ func (r *run) op(i int) copies.Op {
 	return r.ops[i]
 }
 
-// appendOps appends the operation of n blocks that are about to be appended to the run.
+// appendOps appends the operation of the next n blocks, before their hashes are appended.
 func (r *run) appendOps(op copies.Op, n int) {
 	if op == 0 && len(r.ops) == 0 {
 		return
@@ -84,7 +83,7 @@ func (r *run) stores(rank uint32, hash uint64) bool {
 	return false
 }
 
-// slice returns a run of the blocks from i up to j, in the same memory.
+// slice returns a run of the blocks from index i up to j, which shares the memory of r.
 func (r *run) slice(i, j int) run {
 	p := *r
 	p.hashes = r.hashes[i:j]
@@ -103,8 +102,8 @@ func (r *run) slice(i, j int) run {
 	return p
 }
 
-// cloneStrings copies the run's strings: those of a batch are the caller's memory, and the
-// run outlives the batch.
+// cloneStrings copies the run's strings, which are memory of the batch, so that the run can outlive
+// the batch.
 func (r *run) cloneStrings() {
 	r.key.lora, r.key.salt = strings.Clone(r.key.lora), strings.Clone(r.key.salt)
 }
@@ -152,7 +151,7 @@ var flushNames = [numFlushReasons]string{
 	flushShutdown:    "shutdown",
 }
 
-// differs returns why runs of two keys do not merge; ok is false where they do.
+// differs returns the reason why runs of two keys do not merge; ok is false if they merge.
 func (k *runKey) differs(o *runKey) (why flushReason, ok bool) {
 	switch {
 	case *k == *o:

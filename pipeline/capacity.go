@@ -13,24 +13,22 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// storeWithin applies and emits a run of stores to a rank that has no room for all of it. A
-// rank has at most MaxBlocksPerRank blocks, in all its tiers together, after each engine
-// batch, and within one at most a run's more:
+// storeWithin stores and emits as much of a run as fits into a rank. After each engine batch a rank
+// has at most MaxBlocksPerRank blocks, in all its tiers together; within a batch it has at most a
+// run more:
 //
-//  1. Blocks that the run's tier has already are stored again, and are no longer stale.
-//  2. Of the others as many are stored, in the run's order, as the rank has room for beside
-//     its blocks that are not stale.
-//  3. The rest is refused: it is neither in the table nor in the journal. What follows a
-//     refused block begins a new event, with that block as its parent. The first refusal
-//     since the rank was last cleared is reported by a Gap.
-//  4. Then stale blocks are removed until the rank is within its limit, with a Removed for
-//     each tier. Which of them is unspecified.
+//  1. Blocks that the run's tier has are stored again, and are no longer stale.
+//  2. New blocks are stored in the run's order, as many as fit beside the rank's blocks that are
+//     not stale.
+//  3. The other new blocks are refused: neither the table nor the journal has them. The block
+//     after a refused block begins a new event, whose parent is the refused block. A Gap reports
+//     the first refusal since the rank was last cleared.
+//  4. Stale blocks are removed until the rank is within its limit, with a Removed for each tier.
+//     Which stale blocks is unspecified.
 //
-// Where the process has reached its block limit, over all workers together, a new block is
-// stored only in place of a stale one of the rank.
-//
-// So nothing is refused while the rank has a stale block, and no block is removed without
-// need.
+// If the process has reached the limit of blocks of all workers, each new block replaces a stale
+// block of the rank. Hence nothing is refused while the rank has a stale block, and no block is
+// removed without need.
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
 		if s, i, ok := t.blocks.table.Find(hash); ok && t.blocks.isStale(&s.Slots[i]) {
@@ -72,8 +70,8 @@ func (l *Lane) emitSlice(r *run, i, j int) {
 	l.emitStored(&part)
 }
 
-// expire removes the rank's blocks beyond its limit, and as many stale blocks as were
-// replaced: at most as many as the run has, whose memory it uses.
+// expire removes as many stale blocks as the rank has beyond its limit, or as many as were replaced
+// if that is more. It reuses the memory of the run's hashes.
 func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 	over := max(rank.blocks()-l.cfg.MaxBlocksPerRank, replaced)
 	for tier, t := range &rank.tables {
@@ -84,7 +82,7 @@ func (l *Lane) expire(rank *rankState, r *run, replaced int) {
 		l.emitRemoved(r.key.rank, wire.Tier(tier), gone)
 		l.counts.staleRemoved += uint64(len(gone))
 		over -= len(gone)
-		kept := min(replaced, len(gone)) // for the blocks that replaced them
+		kept := min(replaced, len(gone)) // units used by the blocks that replaced them
 		replaced -= kept
 		l.tableBlocks.Release(int64(len(gone) - kept))
 	}
@@ -96,8 +94,7 @@ var refusalNames = [consolidate.NumRefusals]string{
 	consolidate.RefusedAttributes: "attributes",
 }
 
-// gapReported reports whether a Gap for this reason was emitted since the rank was last
-// cleared.
+// gapReported reports whether a Gap has reported such a refusal since the rank was last cleared.
 func (r *rankState) gapReported(why consolidate.Refusal) bool {
 	if why == consolidate.RefusedAttributes {
 		return r.attributesLacking
@@ -105,8 +102,8 @@ func (r *rankState) gapReported(why consolidate.Refusal) bool {
 	return r.overfull
 }
 
-// reportRefused counts refused blocks. The first time since the rank was cleared it emits a
-// Gap: the rank's blocks are then not all that the engine has.
+// reportRefused counts refused blocks. It emits a Gap for the first of them since the rank was last
+// cleared, since the rank lacks blocks of the engine from then on.
 func (l *Lane) reportRefused(rank *rankState, name uint32, why consolidate.Refusal, blocks int) {
 	l.counts.blocksRefused[why] += uint64(blocks)
 	if blocks == 0 || rank.gapReported(why) {
@@ -131,7 +128,7 @@ func (r *rankState) blocks() (n int) {
 	return n
 }
 
-// stale returns how many of them are from before the last gap.
+// stale returns the number of stale blocks of the rank.
 func (r *rankState) stale() (n int) {
 	for _, t := range &r.tables {
 		if t != nil {
@@ -141,21 +138,21 @@ func (r *rankState) stale() (n int) {
 	return n
 }
 
-// gap makes all blocks of the rank stale, with one copy each. It returns false
-// where there have been more gaps than can be numbered: 33,554,431.
+// gap makes all blocks of the rank stale, with one copy each. It returns false if a table has had
+// maxGeneration gaps.
 func (r *rankState) gap() bool {
-	numbered := true
+	ok := true
 	for _, t := range &r.tables {
 		if t != nil && !t.gap() {
-			numbered = false
+			ok = false
 		}
 	}
-	return numbered
+	return ok
 }
 
-// replaceBlockSize removes the blocks of all ranks that have another size: the engine's
-// stores have shown that these are partial blocks, which are no prefix of a request.
-// As a rule they are few: those before its first whole block.
+// replaceBlockSize removes the blocks of all ranks that have another size, in tokens. They are partial
+// blocks, which are no prefix of any request. Usually they are the few blocks that the engine stored
+// before its first whole block.
 func (l *Lane) replaceBlockSize(size uint32) {
 	l.flush(flushUnmergeable)
 	for _, name := range slices.Sorted(maps.Keys(l.ranks)) {
@@ -176,8 +173,8 @@ func (l *Lane) replaceBlockSize(size uint32) {
 	}
 }
 
-// removeOtherSizes removes the blocks that are known to have another size, and returns their
-// hashes in order.
+// removeOtherSizes removes the blocks of a known size other than this, and returns their hashes,
+// sorted.
 func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	other := func(a attribute.Set) bool { return a.BlockSize != 0 && a.BlockSize != size }
 	if !slices.ContainsFunc(slices.Collect(t.attrs.All()), other) {

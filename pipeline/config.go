@@ -8,30 +8,27 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 )
 
-// Config sets how events are merged and how many blocks are kept. The zero value means the
-// defaults.
+// Config sets how events are merged and how many blocks are kept. The zero value has the defaults.
 type Config struct {
-	// Timeout is how long a run of events may wait for a further batch that
-	// continues it: 0, the default, to 15 s. With 0 each engine batch is an entry
-	// of its own; otherwise the end of one may be in the entry of the next.
+	// Timeout is how long the last events of a batch may wait to be merged with those of the
+	// next: 0, the default, to 15 s. With 0 each engine batch is an entry of its own.
 	Timeout time.Duration
-	// MaxBlocks is the most blocks in an event: 1 to 16,384, default 128. A
-	// larger event of an engine is split.
+	// MaxBlocks is the maximum number of blocks in an event: 1 to 16,384, default 128. Larger
+	// events of engines are split.
 	MaxBlocks int
 	// EmitTokenIDs adds the tokens to stored events. These are users' prompts.
 	EmitTokenIDs bool
 	// OnGap is the effect of lost batches on a rank's blocks; default OnGapReport.
 	OnGap OnGap
-	// MaxBlocksPerRank is the most blocks of a dp rank, in all its tiers together: 1 to
+	// MaxBlocksPerRank is the maximum number of blocks of a dp rank, in all its tiers: 1 to
 	// 2,147,483,647, default 4,000,000. A block uses some 50 bytes, or 190 where two sources
-	// hold it. A full rank removes stale blocks, from before its last gap, and then refuses
-	// new ones: see the contract's Gap.
+	// hold it. A full rank removes stale blocks, which were last stored before its last gap.
+	// If it has none, it refuses new blocks: see the contract's Gap.
 	MaxBlocksPerRank int
-	// Blocks bounds the blocks of all workers together, and AttributeBytes the memory of the
-	// LoRA adapters and cache salts that engines name. Blocks beyond either bound are
-	// refused: see the contract's Gap. nil means no bound. A block uses 1 unit of Blocks, of
-	// some 50 bytes. One of a worker with consolidated sources uses 2, and 1 for each of its
-	// names.
+	// Blocks bounds the blocks of all workers together, AttributeBytes the memory of all LoRA
+	// adapter names and cache salts. Blocks beyond either bound are refused: see the contract's
+	// Gap. nil means no bound. A block uses 1 unit of Blocks, some 50 bytes. A block of a worker
+	// with consolidated sources uses 2 units, and 1 unit for each of its names.
 	Blocks, AttributeBytes *budget.Budget
 }
 
@@ -39,10 +36,9 @@ type Config struct {
 type OnGap string
 
 const (
-	// OnGapReport keeps them and emits Gap: the engine may have evicted some.
+	// OnGapReport keeps the blocks and emits Gap. The engine may have evicted some of them.
 	OnGapReport OnGap = "report"
-	// OnGapClear removes them and emits Cleared in place of Gap: the engine may still have
-	// some.
+	// OnGapClear removes the blocks and emits Cleared. The engine may still have some of them.
 	OnGapClear OnGap = "clear"
 )
 
@@ -59,7 +55,7 @@ const (
 	MaxMaxBlocksPerRank   = math.MaxInt32
 )
 
-// Validate returns an error that names the setting which is out of bounds.
+// Validate returns an error for the first setting that is out of bounds.
 func (c Config) Validate() error {
 	if c.Timeout < 0 || c.Timeout > MaxBatchTimeout {
 		return fmt.Errorf("batch.timeout: %v is not allowed: want 0s to %v", c.Timeout, MaxBatchTimeout)

@@ -7,8 +7,7 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// flush applies the pending run and adds its event to the current entry: the table first, so
-// that table and journal see the same events in the same order.
+// flush applies the pending run to its table, and adds the resulting event to the current entry.
 func (l *Lane) flush(why flushReason) {
 	r := &l.pending
 	if r.empty() {
@@ -83,7 +82,7 @@ func (l *Lane) emitRemoved(rank uint32, tier wire.Tier, gone []uint64) {
 	l.counts.blocksRemoved += uint64(len(gone))
 }
 
-// flushAlone emits a run of earlier batches as an entry of its own.
+// flushAlone emits the pending run of earlier batches as an entry of its own.
 func (l *Lane) flushAlone(why flushReason) {
 	if l.pending.empty() {
 		return
@@ -93,14 +92,14 @@ func (l *Lane) flushAlone(why flushReason) {
 	l.commit()
 }
 
-// head returns the head of the next event.
+// head returns the head of the next event, with a new event id.
 func (l *Lane) head(rank uint32, tier wire.Tier) eventHead {
 	l.lastEventID++
 	return eventHead{id: l.lastEventID, rank: rank, tier: tier}
 }
 
-// emit adds an event other than stored and removed to the current entry, with the next event
-// id.
+// emit adds an event of any other kind than stored and removed to the current entry, with the next
+// event id.
 func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	l.lastEventID++
 	e.EventId = l.lastEventID
@@ -119,9 +118,8 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
-// cleared and gapped track what routers know of a rank: whether it is incomplete, and
-// whether refused blocks were reported. No other method changes this state, so that a
-// snapshot follows from the entries alone.
+// cleared applies an emitted Cleared to the rank's state for routers. Only cleared and gapped change
+// this state, so that a snapshot follows from the entries alone.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) == 0 {
 		r.incomplete, r.overfull, r.attributesLacking = false, false, false
@@ -131,6 +129,7 @@ func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	}
 }
 
+// gapped applies an emitted Gap to the rank's state for routers.
 func (r *rankState) gapped(g *kvcastv1.Gap) {
 	r.incomplete = true
 	switch g.GetReason() {
@@ -138,11 +137,12 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 		r.overfull = true
 	case kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES:
 		r.attributesLacking = true
-	default: // some blocks may be wrong, and none was refused
+	default: // no block was refused
 	}
 }
 
-// clear removes all blocks of a rank, which is complete again.
+// clear removes all blocks of a rank and emits Cleared. The rank is then complete, unless the reason
+// is UNREPAIRED_GAP.
 func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.announcements.ResetRank(rank)
@@ -151,14 +151,14 @@ func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	l.emitCleared(rank, reason)
 }
 
-// emitCleared emits that a rank is empty in the given tiers; none means all.
+// emitCleared emits that a rank is empty in the given tiers, or in all tiers if none is given.
 func (l *Lane) emitCleared(rank uint32, reason kvcastv1.Cleared_Reason, tiers ...kvcastv1.Tier) {
 	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_Cleared{
 		Cleared: &kvcastv1.Cleared{Reason: reason, Tiers: tiers},
 	}})
 }
 
-// known reports whether a rank has a block, in any tier.
+// known reports whether a rank or its pending run has a block, in any tier.
 func (l *Lane) known(rank uint32, hash uint64) bool {
 	if l.pending.stores(rank, hash) {
 		return true

@@ -13,12 +13,12 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxEntryBytes is the size above which an entry is split between two events: gRPC clients
-// accept messages of 4 MiB by default.
+// maxEntryBytes is the size above which the events of one batch become several entries, since gRPC
+// clients accept messages of 4 MiB by default.
 const maxEntryBytes = 3 << 20
 
-// entry is the entry being built, encoded as events are added: kvcast.v1.Entry without its
-// seq.
+// entry is the entry being built: an encoded kvcast.v1.Entry without its seq, to which events are
+// appended.
 type entry struct {
 	ctx     context.Context // of appends
 	journal Journal
@@ -27,8 +27,8 @@ type entry struct {
 	buf     []byte
 	start   int           // where the events begin in buf
 	tiers   journal.Tiers // of the events
-	// appended is the last append. err is the error of a failed append, after which there
-	// are no more.
+	// appended is the last append. err is the error of a failed append, after which the entry
+	// appends nothing more.
 	appended journal.Pending
 	err      error
 	// onFailure is called when an append fails asynchronously.
@@ -77,15 +77,14 @@ func (e *entry) other(event *kvcastv1.RouterEvent) {
 	// Equal entries encode to equal bytes, independent of map order.
 	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, event)
 	if err != nil {
-		// The only cause is a string that is not UTF-8, and ingest and AddWorker check those
-		// from outside.
+		// The only cause is a string that is not UTF-8, which ingest and AddWorker prevent.
 		panic("pipeline: encode event: " + err.Error())
 	}
 	e.added(b, journal.TierBit(0))
 }
 
-// added accepts the buffer extended by one event. If the entry is now too large, it first
-// appends the previous events to the journal as an entry.
+// added sets the buffer to b, which has one more event. If b is too large for an entry, it appends
+// the events before to the journal as an entry of their own.
 func (e *entry) added(b []byte, tier journal.Tiers) {
 	before := len(e.buf)
 	e.buf = b
@@ -110,8 +109,8 @@ func (e *entry) append(body []byte) {
 	appended.OnFailure(e.onFailure)
 }
 
-// commit appends the entry to the journal, if it has any event. The error is that of
-// this append or of an earlier one.
+// commit appends the entry to the journal if it has any event. It returns the error of this append
+// or of an earlier append.
 func (e *entry) commit() error {
 	if len(e.buf) == e.start {
 		return e.err
@@ -124,13 +123,13 @@ func (e *entry) commit() error {
 	return e.err
 }
 
-// maxIdleBytes bounds the buffer that an idle lane keeps.
+// maxIdleBytes is the largest buffer that a lane keeps between two entries.
 const maxIdleBytes = 64 << 10
 
-// tagSize is that of every field number used here: all are below 16.
+// tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16.
 const tagSize = 1
 
-// eventHead is an event without its kind.
+// eventHead has the fields that stored and removed events share.
 type eventHead struct {
 	id   uint64 // 0 in a snapshot
 	rank uint32
@@ -157,7 +156,7 @@ func (h eventHead) append(b []byte) []byte {
 	return protowire.AppendVarint(b, uint64(h.tier))
 }
 
-// appendStored appends an element of the field events.
+// appendStored appends a stored event, as an element of the repeated field with that number.
 func appendStored(b []byte, events protowire.Number, h eventHead, r *run) []byte {
 	tokens := tokensSize(r.tokens)
 	body := hashesSize(r.hashes) + hashesSize(r.tokensHashes)
@@ -198,13 +197,13 @@ func appendStored(b []byte, events protowire.Number, h eventHead, r *run) []byte
 	return b
 }
 
-// appendRemoved appends an element of Entry.events.
+// appendRemoved appends a removed event, as an element of Entry.events.
 func appendRemoved(b []byte, h eventHead, hashes []uint64) []byte {
 	b = appendEventStart(b, kvcastv1.EntryEventsField, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes))
 	return appendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
 }
 
-// appendEventStart appends an element of the field events up to the body of its kind.
+// appendEventStart appends an event up to the body of its kind, which has body bytes and follows.
 func appendEventStart(b []byte, events protowire.Number, h eventHead, kind protowire.Number, body int) []byte {
 	b = protowire.AppendTag(b, events, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(h.size()+tagSize+protowire.SizeBytes(body)))

@@ -40,7 +40,7 @@ type Lane struct {
 	timer       *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
 	entry       entry
 	counts      laneCounts
-	// event is the scratch event that consolidation derives from another.
+	// event is reused by emitChanges.
 	event         wire.Event
 	announcements copies.Detector
 }

@@ -33,8 +33,7 @@ var eventsNames = [numEventsKinds]string{
 	eventsWorkerRemoved: "worker_removed",
 }
 
-// laneCounts are plain numbers under the lane's lock, since atomic counters cost more.
-// Collect reads them.
+// laneCounts are a lane's counters, guarded by its lock.
 type laneCounts struct {
 	events            [numEventsKinds]uint64
 	flushes           [numFlushReasons]uint64

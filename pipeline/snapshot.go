@@ -14,26 +14,24 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Snapshot is the state of a worker's ranks at one entry, except that some blocks may be as
-// of a later entry. Applying the entries after Seq to it gives the exact state, since
-// applying an event twice changes nothing.
+// Snapshot is the state of a worker's ranks after one entry. Some blocks may be of later entries. The
+// state is exact after applying the entries after Seq, since events may be applied twice.
 type Snapshot struct {
-	// Seq is the seq of the last entry that is included completely.
+	// Seq is the seq of the last entry that the snapshot includes completely.
 	Seq uint64
-	// Worker is its record at Seq.
+	// Worker is the worker's record at Seq.
 	Worker *kvcastv1.SnapshotWorker
-	// Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, a parent before
-	// its children where it exists. The memory is the caller's, see Reuse. While it is read
-	// it locks the worker's lane for short times, and copies one table at a time; while
-	// other copies leave no memory for that, it yields nil each second. It ends early when
-	// the context is done, and with an error where the worker's entries could not be
-	// appended.
+	// Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, parents before their
+	// children. The caller owns the memory, and may return it with Reuse. Blocks locks the
+	// worker's lane for short times, and copies one table at a time. While it waits for the
+	// memory of a copy, it yields nil each second. It ends early when the context is done, and
+	// with an error if an append of the worker failed.
 	Blocks iter.Seq2[[]byte, error]
-	// Reuse returns the memory of a piece; calling it is optional.
+	// Reuse takes back the memory of a yielded piece; calling it is optional.
 	Reuse func(piece []byte)
 }
 
-// Workers returns the names of the workers that a filter selects, in order.
+// Workers returns the names of the workers that match selects, sorted.
 func (p *Pipeline) Workers(match func(worker, model string) bool) []string {
 	var names []string
 	for _, l := range p.matching(match) {
@@ -42,8 +40,7 @@ func (p *Pipeline) Workers(match func(worker, model string) bool) []string {
 	return names
 }
 
-// Snapshot begins to read the blocks of a worker's ranks in some tiers. ok is false if there
-// is no such worker.
+// Snapshot begins a snapshot of a worker in some tiers. ok is false if there is no such worker.
 func (p *Pipeline) Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (s Snapshot, ok bool, err error) {
 	p.mu.Lock()
 	l := p.lanes[worker]
@@ -84,7 +81,7 @@ func (p *Pipeline) Snapshot(ctx context.Context, worker string, tiers journal.Ti
 	}}, true, nil
 }
 
-// encodeTable yields a table's blocks, from a copy.
+// encodeTable yields a table's blocks from a copy, and reports whether to continue.
 func (p *Pipeline) encodeTable(ctx context.Context, l *Lane, at place, yield func([]byte) bool) bool {
 	slots, attrs := l.tableSize(at)
 	if slots == 0 {
@@ -127,22 +124,22 @@ func (l *Lane) record() *kvcastv1.SnapshotWorker {
 	return r
 }
 
-// rankNames returns the ranks that were configured or had an event, in order.
+// rankNames returns the ranks that were configured or had an event, sorted.
 func (l *Lane) rankNames() []uint32 {
 	names := slices.AppendSeq(slices.Clone(l.added.GetRanks()), maps.Keys(l.ranks))
 	slices.Sort(names)
 	return slices.Compact(names)
 }
 
-// maxCopyBytes bounds the memory of all copies of tables together; a larger copy is made
-// alone. A million blocks are some 50 MB.
+// maxCopyBytes bounds the memory of all copies of tables together; a larger table is copied while no
+// other copy exists. A million blocks are some 50 MB.
 const maxCopyBytes = 64 << 20
 
-// waitInterval is how often a snapshot that waits for memory reports it.
+// waitInterval is the interval at which a waiting snapshot yields nil.
 const waitInterval = time.Second
 
-// acquireCopy waits for the memory of a copy, which releaseCopy releases. While it waits it
-// calls waiting each waitInterval. It returns false where waiting does, or ctx is done.
+// acquireCopy waits for the memory of a copy, which releaseCopy releases. It calls waiting every
+// waitInterval. It returns false if waiting does, or when ctx is done.
 func (p *Pipeline) acquireCopy(ctx context.Context, bytes int, waiting func() bool) bool {
 	n := int64(min(bytes, maxCopyBytes))
 	if p.copies.TryAcquire(n) {

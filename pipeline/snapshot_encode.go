@@ -19,44 +19,41 @@ const (
 // pieces recycles the memory of sent pieces until the garbage collector frees it.
 var pieces = sync.Pool{New: func() any { return new([pieceBytes]byte) }}
 
-// pieceBytes is the size of a piece including the event that exceeds snapshotBytes.
+// pieceBytes is the size of a piece and of the event that makes the piece exceed snapshotBytes.
 const pieceBytes = snapshotBytes + snapshotRun*18
 
 func newPiece() []byte { return pieces.Get().(*[pieceBytes]byte)[:0] }
 
-// reusePiece returns a piece to the pool. One that had to grow is left to the garbage
-// collector.
+// reusePiece returns a piece to the pool, unless the piece had to grow.
 func reusePiece(piece []byte) {
 	if cap(piece) == pieceBytes {
 		pieces.Put((*[pieceBytes]byte)(piece[:pieceBytes]))
 	}
 }
 
-// ancestry is the path from a block up to the first ancestor whose parent is absent or
-// already encoded.
+// ancestry is the path from a block up to an ancestor whose parent is absent or already marked.
 type ancestry struct {
 	chain   []uint32 // from the bottom up
-	next    uint32   // the parent of its top, unless it has ended
-	after   int      // the ancestry of this step that it ended at, encoded before it; or -1
+	next    uint32   // parent of the top block
+	after   int      // the ancestry that has the top block's parent and is encoded first; or -1
 	encoded bool
 }
 
-// ancestries are the ancestries that are built together.
+// ancestries are inStep ancestries that are built together.
 type ancestries struct {
 	c     *tableCopy
 	all   [inStep]ancestry
 	n     int
-	first uint32 // the number of the first of them
+	first uint32 // number of the first ancestry
 }
 
 // encode yields the blocks, each after its parent:
 //
-//  1. From some blocks that are not encoded it follows the parents up, and marks them, so
-//     that a cycle ends the ancestry. Those ancestries advance in step, so that their cache
-//     misses overlap.
-//  2. Each ancestry is encoded from the top down: a block's parent is the one before it. It
-//     is one event, or several where the blocks differ in an event's common fields, and it
-//     follows the ancestry that it ended at.
+//  1. From inStep blocks that are not marked it follows the parents up and marks them, so that a
+//     cycle ends an ancestry. The ancestries advance in turn, so that their cache misses overlap.
+//  2. It encodes each ancestry from the top down, after the ancestry that has the top block's
+//     parent. An ancestry is one event, or several if its blocks differ in the events' common
+//     fields.
 func (c *tableCopy) encode(worker string, h eventHead, yield func([]byte) bool) bool {
 	return c.encodeFrom(0, worker, h, yield)
 }
@@ -87,7 +84,7 @@ func (s *ancestries) begin(i uint32) {
 	s.mark(s.n-1, i)
 }
 
-// mark marks a block as part of an ancestry, and reports whether the ancestry continues.
+// mark adds a block to ancestry k, and reports whether the block's parent is in the copy.
 func (s *ancestries) mark(k int, i uint32) bool {
 	up, b := &s.all[k], &s.c.at(i).Value
 	b.flags |= flagEncoded | blockFlags((s.first+uint32(k))<<ancestryShift)
@@ -109,13 +106,13 @@ func (s *ancestries) finish(e *snapshotEncoder) bool {
 	for n > 0 {
 		var flags [inStep]blockFlags
 		for j := range n {
-			flags[j] = s.c.at(s.all[going[j]].next).Value.flags // starts all cache misses
+			flags[j] = s.c.at(s.all[going[j]].next).Value.flags // load all blocks first, so that cache misses overlap
 		}
 		still := 0
 		for j := range n {
 			k := going[j]
 			up := &s.all[k]
-			f := flags[j] | s.c.at(up.next).Value.flags // another ancestry may have marked it just now
+			f := flags[j] | s.c.at(up.next).Value.flags // this loop may have marked the block
 			if f&flagEncoded != 0 {
 				if by := (uint32(f>>ancestryShift) - s.first) & ancestryMask; by < inStep {
 					up.after = int(by)
@@ -137,17 +134,17 @@ func (s *ancestries) finish(e *snapshotEncoder) bool {
 	return true
 }
 
-// ancestryMask is the largest number of an ancestry, after which numbers begin again: blocks
-// with such an old number were encoded long ago.
+// ancestryMask is the largest number of an ancestry; the next number is 0. Ancestries that had the
+// same number before are encoded.
 const ancestryMask = 1<<(32-ancestryShift) - 1
 
-// encodeChain encodes an ancestry, after the one that it ended at.
+// encodeChain encodes ancestry k, after the ancestry that has its top block's parent.
 func (s *ancestries) encodeChain(k int, e *snapshotEncoder) bool {
 	up := &s.all[k]
 	if up.encoded {
 		return true
 	}
-	up.encoded = true // now, since ancestries may be cyclic
+	up.encoded = true // before the recursion, since parents may form a cycle
 	if up.after >= 0 && !s.encodeChain(up.after, e) {
 		return false
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -13,9 +14,8 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Status returns the workers that a filter selects, in the order of their names, without the
-// status of their sources, which the pipeline does not know. It does not wait for
-// acknowledgements, so it may be ahead of the journal.
+// Status returns the workers that match selects, sorted by name, without the status of their
+// sources. It may be ahead of the journal, since it does not wait for acknowledgements.
 func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus {
 	var all []*kvcastv1.WorkerStatus
 	for _, l := range p.matching(match) {
@@ -24,8 +24,7 @@ func (p *Pipeline) Status(match func(worker, model string) bool) []*kvcastv1.Wor
 	return all
 }
 
-// matching returns the lanes of the workers that a filter selects, in the order of their
-// names.
+// matching returns the lanes of the workers that match selects, sorted by name.
 func (p *Pipeline) matching(match func(worker, model string) bool) []*Lane {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -35,12 +34,7 @@ func (p *Pipeline) matching(match func(worker, model string) bool) []*Lane {
 			lanes = append(lanes, l)
 		}
 	}
-	slices.SortFunc(lanes, func(a, b *Lane) int {
-		if a.worker < b.worker {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(lanes, func(a, b *Lane) int { return strings.Compare(a.worker, b.worker) })
 	return lanes
 }
 
@@ -70,24 +64,23 @@ func (l *Lane) status() *kvcastv1.WorkerStatus {
 	return s
 }
 
-// Query selects the blocks to look up, and where.
+// Query selects blocks, by block hash or tokens hash, and places to look for them.
 type Query struct {
 	BlockHashes  []uint64
 	TokensHashes []uint64
 	// Match selects the workers, Tiers the tiers.
 	Match func(worker, model string) bool
 	Tiers journal.Tiers
-	// Limit bounds the number of places found.
+	// Limit is the maximum number of holders returned.
 	Limit int
 }
 
-// ErrTooManyHolders means that more places were found than the limit.
+// ErrTooManyHolders means that Lookup found more holders than Query.Limit.
 var ErrTooManyHolders = errors.New("too many places hold the blocks")
 
-// Lookup returns every place where one of the blocks lies. A block that several
-// sources of a worker have names for is found by each of them, and returned once, by
-// the name that routers know it by. Tokens hashes have no index: every block of the
-// workers is compared with them.
+// Lookup returns every place that has one of the blocks. For a worker with several sources, it finds
+// a block by each source's block hash, and returns the block once, with the block hash that routers
+// know. Tokens hashes have no index: Lookup compares them with every block of the workers.
 func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder, error) {
 	tokens := make(map[uint64]struct{}, len(q.TokensHashes))
 	for _, h := range q.TokensHashes {
@@ -120,7 +113,7 @@ func (p *Pipeline) Lookup(ctx context.Context, q Query) ([]*kvcastv1.BlockHolder
 	return found, nil
 }
 
-// place is where in a lane a table is.
+// place identifies a table of a lane.
 type place struct {
 	rank uint32
 	tier wire.Tier
@@ -192,7 +185,7 @@ func (l *Lane) holder(at place, t *table, b *slot, sources []int) *kvcastv1.Bloc
 	return h
 }
 
-// table returns the table at a place; nil if none.
+// table returns the table of a place; nil if there is none.
 func (l *Lane) table(at place) *table {
 	if r := l.ranks[at.rank]; r != nil {
 		return r.tables[at.tier]
@@ -200,9 +193,8 @@ func (l *Lane) table(at place) *table {
 	return nil
 }
 
-// Digests returns digests of the workers that a filter selects, in some tiers, those of a
-// worker one after another, as kvcast.v1.Progress has them. Each is of the worker's last
-// entry; those of two workers are of different moments.
+// Digests returns the digests of the workers that match selects, in some tiers, sorted by worker. The
+// digests of a worker are of its last entry; digests of several workers are of different times.
 func (p *Pipeline) Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error) {
 	var all []*kvcastv1.WorkerDigest
 	for _, l := range p.matching(match) {
@@ -224,8 +216,8 @@ func (p *Pipeline) Digests(ctx context.Context, match func(worker, model string)
 	return all, nil
 }
 
-// digests appends those of the lane, unless the worker is gone, and returns the append of the
-// entry that they are of: a change of a table that is in no entry yet is made under the lock.
+// digests appends the lane's digests, unless the worker was removed, and returns the append of the
+// entry after which they apply.
 func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, journal.Pending, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,14 +234,14 @@ func (l *Lane) digests(to []*kvcastv1.WorkerDigest, tiers journal.Tiers) ([]*kvc
 	return to, l.entry.appended, l.failed
 }
 
-// rankDigests appends one for each wanted tier that has had blocks, or one of the first
-// wanted tier.
+// rankDigests appends a digest for each selected tier that has had blocks; if none has, a digest of
+// the first selected tier.
 func (l *Lane) rankDigests(to []*kvcastv1.WorkerDigest, name uint32, tiers journal.Tiers) []*kvcastv1.WorkerDigest {
 	r := l.ranks[name]
 	if r == nil {
 		r = &rankState{}
 	}
-	used := tiers & r.usedTiers // held has no bit 0
+	used := tiers & r.usedTiers
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		bit := journal.TierBit(uint8(tier))
 		if tiers&bit == 0 || used != 0 && used&bit == 0 {
