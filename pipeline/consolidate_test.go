@@ -439,8 +439,8 @@ func TestConsolidationIsCounted(t *testing.T) {
 	})
 }
 
-// TestRunsOfSeveralSourcesMerge continues one source's pending run by the other, and ends
-// pending runs by restarts.
+// TestRunsOfSeveralSourcesMerge checks that a pending run of one source is merged with a store of
+// another source, and that a restart ends a pending run.
 func TestRunsOfSeveralSourcesMerge(t *testing.T) {
 	withSharing(t, pipeline.Config{Timeout: time.Second}, "", func(t *testing.T, s *subject) {
 		got := describe(s.play(t,

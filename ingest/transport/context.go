@@ -20,8 +20,8 @@ const (
 	noHWM = 0
 	// connectTimeout is how long a connection attempt may take.
 	connectTimeout = 5 * time.Second
-	// noReconnect is a wait that no socket outlives: another socket replaces a broken
-	// connection long before.
+	// noReconnect is the interval at which libzmq reconnects: longer than any socket exists
+	// after its connection has broken, because a new socket replaces it.
 	noReconnect = time.Hour
 
 	// TCP keepalive: a dead peer is detected within a minute.

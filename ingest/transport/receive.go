@@ -144,8 +144,8 @@ import (
 	"github.com/pebbe/zmq4"
 )
 
-// The C functions call no Go code, as declared above: zmq4 creates no message with a free
-// function of its own.
+// The C functions above are declared nocallback. They would call Go code if a message had a free
+// function in Go, and zmq4 creates no such message.
 
 // checkHandle returns an error unless a zmq4.Socket begins with libzmq's handle, for which
 // zmq4 has no method.
