@@ -13,14 +13,32 @@ import (
 
 // checkChildren compares the counts of children with a recount over all blocks.
 func checkChildren(t interface{ Fatalf(string, ...any) }, table *table) {
-	want := make(copies.Children)
+	want, got := make(map[uint64]uint32), make(map[uint64]uint32)
+	few := 0
 	table.blocks.all(func(b *slot) {
 		if table.children.counts(b) {
-			want.Add(b.Value.parent)
+			want[b.Value.parent]++
+		}
+		switch n := b.Value.flags & flagChildren; n {
+		case 0:
+		case flagChildren:
+			got[b.Key()] = table.children.many[b.Key()]
+		default:
+			got[b.Key()] = uint32(n / oneChild)
+			few++
 		}
 	})
-	if got := table.children.Children; !maps.Equal(want, got) {
+	for hash, n := range table.children.many {
+		if present := table.has(hash); present && n <= 2 || !present && n == 0 {
+			t.Fatalf("block %d: %d children in many, present %v", hash, n, present)
+		}
+		got[hash] = n
+	}
+	if !maps.Equal(want, got) {
 		t.Fatalf("children (-want +got):\n%s", cmp.Diff(want, got))
+	}
+	if n := few + len(table.children.many); n != len(want) {
+		t.Fatalf("%d counts for %d blocks", n, len(want))
 	}
 }
 
@@ -76,7 +94,7 @@ func TestChildrenOfALargeTableAreCountedInSteps(t *testing.T) {
 		t.Errorf("steps: got %d, want several", steps)
 	}
 	checkChildren(t, table)
-	if got := table.children.Children[blocks-2]; got != 1 {
-		t.Errorf("children of the last parent: got %d, want 1", got)
+	if b := table.blocks.find(blocks - 2); b.Value.flags&flagChildren != oneChild {
+		t.Errorf("children of the last parent: got flags %b, want one", b.Value.flags)
 	}
 }

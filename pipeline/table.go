@@ -1,11 +1,7 @@
 package pipeline
 
 import (
-	"unsafe"
-
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
@@ -58,7 +54,10 @@ func (t *table) store(hash uint64, b *block, op copies.Op) {
 	}
 	t.attrs.Use(b.attr)
 	s.Value = *b
-	t.children.addToParent(s)
+	if t.children.counting {
+		t.adoptChildren(s)
+		t.addToParent(s)
+	}
 }
 
 // storeAgain stores a block that the table has. A store with a tokens hash replaces the block's
@@ -74,15 +73,15 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
 	if b.flags&flagTokensHash != 0 {
 		t.attrs.Use(b.attr)
 		t.attrs.Release(s.Value.attr) // after Use, since it may be the same slot
-		moved := b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0
+		moved := t.children.counting && (b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0)
 		if moved {
-			t.children.removeFromParent(s)
+			t.removeFromParent(s)
 		}
-		kept := s.Value.flags & flagCopies
+		kept := s.Value.flags & (flagCopies | flagChildren)
 		s.Value = *b
 		s.Value.flags |= kept
 		if moved {
-			t.children.addToParent(s)
+			t.addToParent(s)
 		}
 	}
 }
@@ -98,7 +97,7 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 	b := &s.Slots[i]
 	if b.Value.flags&flagCopies != 0 || op > copies.RemoveDownTo {
 		c := t.copies[hash] // zero if a gap dropped it
-		gone = c.Removed(op, t.children.Children[hash] > 0)
+		gone = c.Removed(op, b.Value.flags&flagChildren != 0)
 		if gone || c == (copies.Count{}) {
 			delete(t.copies, hash)
 		} else {
@@ -119,7 +118,10 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 // delete removes the block of a slot.
 func (t *table) delete(s *segment, i int) {
 	b := &s.Slots[i]
-	t.children.removeFromParent(b)
+	if t.children.counting {
+		t.removeFromParent(b)
+		t.keepChildCount(b)
+	}
 	t.attrs.Release(b.Value.attr)
 	t.blocks.deleteAt(s, i)
 }
@@ -146,14 +148,24 @@ func (t *table) expire(n int, removed []uint64) []uint64 {
 func (t *table) has(hash uint64) bool { return t.blocks.find(hash) != nil }
 
 // childCounts counts the children of blocks in a table. It counts nothing before countChildren is
-// first called, which is for engines that announce blocks; see package copies.
+// first called, which is for engines that announce blocks; see package copies. The flags of a block
+// have its count up to two, which is faster than a map.
 type childCounts struct {
-	copies.Children
+	// counting reports whether there are any counts.
+	counting bool
 	// The children whose Slot.Hash is below upTo, where a segment begins, are counted; all of
 	// them if complete is set.
 	upTo     uint64
 	complete bool
+	// many are the counts above two, and the counts of blocks that the table does not have.
+	many copies.Children
 }
+
+const (
+	// flagChildren are the bits of the count; if all are set, many has the count.
+	flagChildren blockFlags = 3 << childrenShift
+	oneChild     blockFlags = 1 << childrenShift
+)
 
 // countSegments is the number of segments that countChildren counts, in some tenths of a
 // millisecond.
@@ -162,8 +174,8 @@ const countSegments = 4
 // countChildren starts or continues counting children, and reports whether all are counted.
 func (t *table) countChildren() bool {
 	c := &t.children
-	if c.Children == nil {
-		c.Children = make(copies.Children)
+	if !c.counting {
+		*c = childCounts{counting: true, many: make(copies.Children)}
 	}
 	for range countSegments {
 		if c.complete {
@@ -172,7 +184,7 @@ func (t *table) countChildren() bool {
 		s, next := t.blocks.table.SegmentAt(c.upTo)
 		for i := range s.Slots {
 			if b := &s.Slots[i]; b.Used() && b.Value.flags&flagParent != 0 {
-				c.Add(b.Value.parent)
+				t.addChild(b.Value.parent)
 			}
 		}
 		c.upTo = next
@@ -183,179 +195,75 @@ func (t *table) countChildren() bool {
 
 // counts reports whether a block is counted as a child.
 func (c *childCounts) counts(b *slot) bool {
-	return c.Children != nil && b.Value.flags&flagParent != 0 && (c.complete || b.Hash() < c.upTo)
+	return c.counting && b.Value.flags&flagParent != 0 && (c.complete || b.Hash() < c.upTo)
 }
 
-// addToParent counts a block as a child.
-func (c *childCounts) addToParent(b *slot) {
-	if c.counts(b) {
-		c.Add(b.Value.parent)
+// addToParent counts a block as a child of its parent.
+func (t *table) addToParent(b *slot) {
+	if t.children.counts(b) {
+		t.addChild(b.Value.parent)
 	}
 }
 
-// removeFromParent stops counting a block as a child.
-func (c *childCounts) removeFromParent(b *slot) {
-	if c.counts(b) {
-		c.Remove(b.Value.parent)
+// removeFromParent stops counting a block as a child of its parent.
+func (t *table) removeFromParent(b *slot) {
+	if t.children.counts(b) {
+		t.dropChild(b.Value.parent)
 	}
 }
 
-// blocks are the blocks of a table by block hash, in 43 to 53 bytes each. A gap makes all blocks
-// stale until they are stored again, since the engine may have evicted them. Each block has the
-// generation in which it was last stored. A gap begins the next generation, and visits no block.
-type blocks struct {
-	table hashtable.Table[block, struct{}]
-	// digest is the XOR of splitmix64 over the hashes of all blocks.
-	digest uint64
-
-	generation uint32
-	stale      int // number of stale blocks
-	// No block is stale whose Slot.Hash is below staleFrom, where a segment begins. The
-	// search for a stale block continues at the index staleSlot of that segment.
-	staleFrom uint64
-	staleSlot int
-}
-
-type (
-	slot    = hashtable.Slot[block]
-	segment = hashtable.Segment[block, struct{}]
-)
-
-// block is a block's record, without the block hash. It has no pointers, so that the garbage
-// collector does not scan the table.
-type block struct {
-	parent     uint64
-	tokensHash uint64
-	attr       uint32 // slot in the table's attributes
-	flags      blockFlags
-}
-
-// maxSegment is the number of slots of a full segment.
-const maxSegment = hashtable.SegmentBytes / int(unsafe.Sizeof(slot{}))
-
-// blockFlags has flags in the low bits, and the block's generation above them.
-type blockFlags uint32
-
-const (
-	flagParent blockFlags = 1 << iota
-	flagTokensHash
-	// flagCopies is set if the block may be in table.copies.
-	flagCopies
-	// flagEncoded is used in copies of a table: a snapshot's event has the block.
-	flagEncoded
-
-	// generationShift is the number of flags.
-	generationShift = iota
-	// maxGeneration is the largest generation that fits beside the flags.
-	maxGeneration = 1<<(32-generationShift) - 1
-)
-
-func newBlocks() blocks { return blocks{table: hashtable.New[block, struct{}]()} }
-
-func (t *blocks) len() int { return t.table.Len() }
-
-// find returns the slot of a block, valid until the next put or delete; nil if there is none.
-func (t *blocks) find(hash uint64) *slot {
-	s, i, ok := t.table.Find(hash)
-	if !ok {
-		return nil
-	}
-	return &s.Slots[i]
-}
-
-// put returns the slot of a block, valid until the next put or delete, and whether the block
-// existed. A new block has only its generation. An existing block is no longer stale.
-func (t *blocks) put(hash uint64) (b *slot, existed bool) {
-	s, i, existed := t.table.Put(hash)
-	b = &s.Slots[i]
-	switch {
-	case !existed:
-		t.digest ^= wire.BlockDigest(hash)
-		b.Value.flags = t.currentGeneration()
-		if uint32(s.Note>>32) != t.generation+1 {
-			t.countStale(s, s.Len()-1)
-		}
-	case t.isStale(b):
-		t.refresh(s, i)
-	}
-	return b, existed
-}
-
-// deleteAt removes a block.
-func (t *blocks) deleteAt(s *segment, i int) {
-	if t.isStale(&s.Slots[i]) {
-		t.refresh(s, i)
-	}
-	t.digest ^= wire.BlockDigest(s.Slots[i].Key())
-	t.table.Delete(s, i)
-}
-
-// currentGeneration returns the generation as block flags.
-func (t *blocks) currentGeneration() blockFlags { return blockFlags(t.generation << generationShift) }
-
-// isStale reports whether a block was last stored before the last gap.
-func (t *blocks) isStale(b *slot) bool { return uint32(b.Value.flags)>>generationShift != t.generation }
-
-// gap makes every block stale. After maxGeneration gaps it returns false, and does nothing.
-func (t *blocks) gap() bool {
-	if t.generation == maxGeneration {
-		return false
-	}
-	t.generation++
-	t.stale, t.staleFrom, t.staleSlot = t.len(), 0, 0
-	return true
-}
-
-// refresh moves a stale block to the current generation. It is rarely called, and inlining it would
-// slow down put.
-//
-//go:noinline
-func (t *blocks) refresh(s *segment, i int) {
-	t.countStale(s, s.Len())
-	b := &s.Slots[i].Value
-	b.flags = b.flags&(1<<generationShift-1) | t.currentGeneration()
-	s.Note--
-	t.stale--
-}
-
-// countStale sets a segment's note, unless it was set since the last gap: the generation plus one in
-// the high 32 bits, and the number of stale blocks in the low 32 bits. unchanged is the number of
-// the segment's blocks that were stored before the last gap, which are all stale; they are counted
-// one by one only if the segment has no note, since it was split.
-func (t *blocks) countStale(s *segment, unchanged int) {
-	switch s.Note >> 32 {
-	case uint64(t.generation) + 1:
+// addChild counts one more child of a block, which the table need not have.
+func (t *table) addChild(parent uint64) {
+	b := t.blocks.find(parent)
+	if b == nil {
+		t.children.many[parent]++
 		return
-	case 0:
-		unchanged = 0
-		for i := range s.Slots {
-			if b := &s.Slots[i]; b.Used() && t.isStale(b) {
-				unchanged++
-			}
-		}
 	}
-	s.Note = (uint64(t.generation)+1)<<32 | uint64(unchanged)
+	switch b.Value.flags & flagChildren {
+	case flagChildren:
+		t.children.many[parent]++
+	case 2 * oneChild:
+		t.children.many[parent] = 3
+		b.Value.flags |= flagChildren
+	default:
+		b.Value.flags += oneChild
+	}
 }
 
-// nextStale returns the segment and slot index of a stale block; there must be one. Between two
-// gaps, all searches together visit each segment without stale blocks once.
-func (t *blocks) nextStale() (s *segment, i int) {
-	for {
-		s, next := t.table.SegmentAt(t.staleFrom)
-		if t.countStale(s, s.Len()); uint32(s.Note) == 0 {
-			t.staleFrom, t.staleSlot = next, 0
-			continue
-		}
-		// The search wraps around, since blocks may have moved within the segment since
-		// staleSlot was set.
-		for i = t.staleSlot; ; i++ {
-			if i >= len(s.Slots) {
-				i = 0
-			}
-			if b := &s.Slots[i]; b.Used() && t.isStale(b) {
-				t.staleSlot = i
-				return s, i
-			}
-		}
+// dropChild counts one child less of a block.
+func (t *table) dropChild(parent uint64) {
+	b := t.blocks.find(parent)
+	if b != nil && b.Value.flags&flagChildren != flagChildren {
+		b.Value.flags -= oneChild
+		return
+	}
+	n := t.children.many[parent] - 1
+	switch {
+	case b != nil && n == 2:
+		b.Value.flags -= oneChild
+		delete(t.children.many, parent)
+	case n == 0:
+		delete(t.children.many, parent)
+	default:
+		t.children.many[parent] = n
+	}
+}
+
+// adoptChildren moves the count of a new block's children from many to its flags.
+func (t *table) adoptChildren(b *slot) {
+	switch n := t.children.many[b.Key()]; n {
+	case 0:
+	case 1, 2:
+		b.Value.flags |= blockFlags(n) * oneChild
+		delete(t.children.many, b.Key())
+	default:
+		b.Value.flags |= flagChildren
+	}
+}
+
+// keepChildCount moves the count of a block to many before the block is removed.
+func (t *table) keepChildCount(b *slot) {
+	if n := b.Value.flags & flagChildren; n != 0 && n != flagChildren {
+		t.children.many[b.Key()] = uint32(n / oneChild)
 	}
 }
