@@ -156,7 +156,11 @@ func (st *state) match(found []candidate, model string, hashes []uint64) []candi
 		} else {
 			seq = wire.SequenceHash(seq, tokens)
 		}
-		current, _, ok := st.index.Get(seq)
+		segment, slot, ok := st.index.Find(seq) // Get would also load the tag
+		current := uint64(0)
+		if ok {
+			current = segment.Slots[slot].Value
+		}
 		switch {
 		case ok && current == last:
 			continue
