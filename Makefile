@@ -11,7 +11,7 @@ FUZZTIME ?= 20s
 MINUTES ?= 10
 
 # Tests that run without the race detector, which distorts memory figures, and makes long tests of one goroutine ten times slower.
-NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures
+NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels|EqualsTheEngines|EventIDsAreNeverReused
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -31,7 +31,7 @@ test: deps ## Run all tests with the race detector.
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	$(GO) test -race -skip '$(NO_RACE)' -timeout 60m ./...
-	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest/... ./pipeline ./server
+	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport ./ingest/wire ./pipeline ./server
 
 live: deps ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
