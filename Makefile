@@ -11,7 +11,7 @@ FUZZTIME ?= 20s
 MINUTES ?= 10
 
 # Tests that run without the race detector, which distorts memory figures, and makes long tests of one goroutine ten times slower.
-NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels|EqualsTheEngines|EventIDsAreNeverReused
+NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels|EqualsTheEngines|EventIDsAreNeverReused|HitRateOfTheIDs|EqualsThePoolOfATrace|KeysInAnyOrder|EqualsPlainLoop|MutationIsCaught
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -30,8 +30,9 @@ test: deps ## Run all tests with the race detector.
 	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
-	$(GO) test -race -skip '$(NO_RACE)' -timeout 60m ./...
-	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport ./ingest/wire ./pipeline ./server
+	@# Packages wait for timers and processes: four at a time keep two cores busy.
+	$(GO) test -race -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
+	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
 
 live: deps ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
