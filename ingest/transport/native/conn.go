@@ -1,0 +1,329 @@
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/kvcast/kvcast/internal/zmtp"
+)
+
+const (
+	// writeTimeout bounds the writing of a greeting, a command or a request.
+	writeTimeout = 5 * time.Second
+	// chunksInFlight is how many chunks of a connection may wait to be recycled: one is
+	// processed while the next is read.
+	chunksInFlight = 2
+)
+
+// errEvicted is why a connection was closed to free memory.
+var errEvicted = &zmtp.Error{Reason: reasonMemory, Detail: "incomplete messages of all peers exceed their memory, and this peer's is the oldest"}
+
+// reasonMemory is the reason of errEvicted.
+const reasonMemory zmtp.Reason = "memory"
+
+// stream is what a conn reads and writes.
+type stream interface {
+	net.Conn
+	syscall.Conn
+}
+
+// conn reads one connection. One goroutine runs it.
+type conn struct {
+	receiver *Receiver
+	id       int
+	peer     netip.Addr
+	net      stream
+	raw      syscall.RawConn
+	session  *zmtp.Session
+	request  []byte     // sent when the connection is established
+	event    zmtp.Event // reused for each message
+
+	// rest are the bytes of an incomplete message, and account what they are charged for. If
+	// the message is larger than a read buffer, rest grows in place, and direct is set.
+	rest    []byte
+	direct  bool
+	account partial
+
+	// inFlight has an element for each chunk that was not recycled.
+	inFlight chan struct{}
+
+	// What tryRead exchanges with read.
+	buffer   *[readBytes]byte
+	reserved bool // one of Transport.reads is reserved
+	n        int
+	err      error
+	try      func(fd uintptr) bool // tryRead
+
+	evicted chan struct{}
+}
+
+// notEstablished is the error of a connection whose handshake was not completed.
+type notEstablished struct{ error }
+
+func (e *notEstablished) Unwrap() error { return e.error }
+
+// serve reads a connection until it ends, and closes it. It sends a request, if there is one,
+// when the connection is established.
+func (r *Receiver) serve(id int, c net.Conn, request []byte) error {
+	s := c.(stream)
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return errors.Join(fmt.Errorf("read connection: %w", err), c.Close())
+	}
+	n := &conn{
+		receiver: r, id: id, peer: address(c), net: s, raw: raw, session: zmtp.New(r.session, time.Now()),
+		request: request, inFlight: make(chan struct{}, chunksInFlight), evicted: make(chan struct{}),
+	}
+	n.try = n.tryRead
+	n.account.evict = n.evict
+	stop := context.AfterFunc(r.ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err = n.run()
+	r.transport.partials.resize(&n.account, 0)
+	if r.ctx.Err() != nil {
+		err = ErrInterrupted
+	}
+	if !n.session.Established() {
+		err = &notEstablished{err}
+	}
+	return errors.Join(err, c.Close())
+}
+
+// run reads until the connection ends, and returns why.
+func (c *conn) run() error {
+	if err := c.flush(); err != nil {
+		return err
+	}
+	if err := c.net.SetReadDeadline(c.session.Deadline()); err != nil {
+		return err
+	}
+	for {
+		err := c.read()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && c.receiver.ctx.Err() == nil:
+			if err := c.tick(); err != nil {
+				return err
+			}
+			continue
+		case err != nil:
+			return err
+		}
+		if err := c.parse(time.Now()); err != nil {
+			return err
+		}
+	}
+}
+
+// tick has the session process that time has passed. The read deadline is not moved with each
+// message, so that it may fire early.
+func (c *conn) tick() error {
+	select {
+	case <-c.evicted:
+		return errEvicted
+	default:
+	}
+	if err := c.session.Tick(time.Now()); err != nil {
+		return err
+	}
+	if err := c.flush(); err != nil {
+		return err
+	}
+	return c.net.SetReadDeadline(c.session.Deadline())
+}
+
+// flush writes what the session sends.
+func (c *conn) flush() error {
+	out := c.session.Out()
+	if len(out) == 0 {
+		return nil
+	}
+	return c.write(out)
+}
+
+func (c *conn) write(b []byte) error {
+	if err := c.net.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	if c.receiver.ctx.Err() != nil {
+		return ErrInterrupted // its deadline was replaced
+	}
+	_, err := c.net.Write(b)
+	return err
+}
+
+// read waits for bytes, and appends them to rest or, with rest before them, to buffer.
+//
+// A connection has no read buffer while it waits: thousands of idle connections need no memory
+// for it.
+func (c *conn) read() error {
+	select {
+	case c.inFlight <- struct{}{}:
+	case <-c.receiver.ctx.Done():
+		return ErrInterrupted
+	}
+	<-c.inFlight // parse adds it again, if there is a chunk
+	for {
+		c.n, c.err = 0, nil
+		if err := c.raw.Read(c.try); err != nil {
+			return err
+		}
+		switch {
+		case c.n > 0:
+			return nil
+		case c.err != nil:
+			return c.err
+		}
+		// Data is there, and no read buffer is free.
+		if err := c.receiver.reads.Acquire(c.receiver.ctx, 1); err != nil {
+			return ErrInterrupted
+		}
+		c.reserved = true
+	}
+}
+
+// tryRead reads without blocking. It reports false if there is nothing to read.
+func (c *conn) tryRead(fd uintptr) bool {
+	if c.direct {
+		return c.system(fd, c.rest[len(c.rest):cap(c.rest)])
+	}
+	if !c.reserved && !c.receiver.reads.TryAcquire(1) {
+		return true
+	}
+	c.reserved = false
+	c.buffer = readBuffers.Get().(*[readBytes]byte)
+	kept := copy(c.buffer[:], c.rest)
+	done := c.system(fd, c.buffer[kept:])
+	if c.n == 0 {
+		c.releaseBuffer()
+	}
+	return done
+}
+
+// system reads into b, without blocking.
+func (c *conn) system(fd uintptr, b []byte) bool {
+	for {
+		n, err := syscall.Read(int(fd), b)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case errors.Is(err, syscall.EAGAIN):
+			return false
+		case err != nil:
+			c.err = os.NewSyscallError("read", err)
+		case n == 0:
+			c.err = io.EOF
+		}
+		c.n = max(n, 0)
+		return true
+	}
+}
+
+func (c *conn) releaseBuffer() {
+	readBuffers.Put(c.buffer)
+	c.buffer = nil
+	c.receiver.reads.Release(1)
+}
+
+// parse processes the bytes that read has appended.
+func (c *conn) parse(now time.Time) error {
+	from := c.rest
+	if !c.direct {
+		from = c.buffer[:]
+	}
+	in := from[:len(c.rest)+c.n]
+	chunk, used, failed := c.events(now, in)
+	if c.direct && used == 0 {
+		c.rest = c.grow(in)
+	} else {
+		c.rest = c.keep(in[used:])
+	}
+	switch {
+	case chunk != nil:
+		chunk.Conn, chunk.Peer, chunk.owner, chunk.buffer = c.id, c.peer, c, c.buffer
+		c.buffer = nil
+		c.inFlight <- struct{}{} // read found room for it
+		c.receiver.push(chunk)
+	case c.buffer != nil:
+		c.releaseBuffer()
+	}
+	if failed != nil {
+		return failed
+	}
+	return c.flush()
+}
+
+// events decodes the whole events of in, and returns their messages and the number of their bytes.
+func (c *conn) events(now time.Time, in []byte) (chunk *Chunk, used int, err error) {
+	for {
+		n, err := c.session.Next(now, in[used:], &c.event)
+		if err != nil {
+			return chunk, used, err
+		}
+		switch c.event.Kind {
+		case zmtp.Incomplete:
+			return chunk, used, nil
+		case zmtp.Established:
+			c.receiver.push(eventChunk(Event{Kind: Connected, Conn: c.id}))
+			if len(c.request) > 0 {
+				if err := errors.Join(c.flush(), c.write(c.request)); err != nil {
+					return chunk, used, err
+				}
+			}
+			if err := c.net.SetReadDeadline(c.session.Deadline()); err != nil {
+				return chunk, used, err
+			}
+		case zmtp.Message:
+			if chunk == nil {
+				chunk = chunks.Get().(*Chunk)
+			}
+			chunk.append(&c.event)
+		default:
+		}
+		used += n
+	}
+}
+
+// keep returns a copy of the bytes of an incomplete message.
+func (c *conn) keep(rest []byte) []byte {
+	kept := c.rest[:0]
+	if c.direct || len(rest) == 0 && cap(kept) > smallPartial {
+		kept = nil // messages refer to it, or it is charged for
+	}
+	c.direct = false
+	return c.grow(append(grown(kept, len(rest)), rest...))
+}
+
+// grow makes room for what follows an incomplete message, if it exceeds a read buffer.
+func (c *conn) grow(rest []byte) []byte {
+	if need := c.session.Need(rest); len(rest) > 0 && need > readBytes/2 {
+		if !c.direct || len(rest) == cap(rest) {
+			// The size that a peer announces is not believed: memory grows with what arrives.
+			rest = grown(rest, min(need, max(2*len(rest), readBytes)))
+		}
+		c.direct = true
+	}
+	c.charge(rest)
+	return rest
+}
+
+// charge accounts for the memory of an incomplete message.
+func (c *conn) charge(rest []byte) {
+	bytes := int64(cap(rest))
+	if bytes <= smallPartial {
+		bytes = 0
+	}
+	c.receiver.transport.partials.resize(&c.account, bytes)
+}
+
+// evict closes the connection to free its memory. Other goroutines call it.
+func (c *conn) evict() {
+	close(c.evicted)
+	_ = c.net.SetReadDeadline(time.Unix(1, 0))
+}

@@ -1,0 +1,508 @@
+package native_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pebbe/zmq4"
+	"go.uber.org/goleak"
+
+	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/zmtp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds every wait of the tests.
+const patience = time.Minute
+
+// reader collects what a Receiver receives.
+type reader struct {
+	*native.Receiver
+	t     *testing.T
+	chunk *native.Chunk
+	next  int // of the chunk's messages
+}
+
+func read(t *testing.T, r *native.Receiver) *reader {
+	t.Helper()
+	t.Cleanup(r.Close)
+	return &reader{Receiver: r, t: t}
+}
+
+// event returns the next event. There must be no message before it.
+func (r *reader) event() native.Event {
+	r.t.Helper()
+	c := r.take()
+	if c.Event.Kind == 0 {
+		r.t.Fatalf("got %d messages, want an event", len(c.Messages))
+	}
+	r.chunk = nil
+	e := c.Event
+	r.Recycle(c)
+	return e
+}
+
+// want fails the test unless the next event is of a kind.
+func (r *reader) want(kind native.EventKind) native.Event {
+	r.t.Helper()
+	e := r.event()
+	if e.Kind != kind {
+		r.t.Fatalf("got event %+v, want kind %d", e, kind)
+	}
+	return e
+}
+
+func (r *reader) take() *native.Chunk {
+	r.t.Helper()
+	if r.chunk == nil {
+		until := time.Now().Add(patience)
+		c, err := r.Next(func() time.Time { return until })
+		if err != nil {
+			r.t.Fatalf("read: %v", err)
+		}
+		r.chunk, r.next = c, 0
+	}
+	return r.chunk
+}
+
+// message returns a copy of the next message. There must be no event before it.
+func (r *reader) message() (frames [][]byte) {
+	r.t.Helper()
+	c := r.take()
+	if c.Event.Kind != 0 {
+		r.t.Fatalf("got event %+v, want a message", c.Event)
+	}
+	for _, f := range c.Messages[r.next].Frames {
+		frames = append(frames, bytes.Clone(f))
+	}
+	if r.next++; r.next == len(c.Messages) {
+		r.Recycle(c)
+		r.chunk = nil
+	}
+	return frames
+}
+
+// socket returns a libzmq socket.
+func socket(t *testing.T, kind zmq4.Type) *zmq4.Socket {
+	t.Helper()
+	s, err := zmq4.NewSocket(kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	if err := errors.Join(s.SetLinger(0), s.SetSndhwm(0), s.SetIpv6(true)); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func bound(t *testing.T, s *zmq4.Socket, endpoint string) (network, address string) {
+	t.Helper()
+	if err := s.Bind(endpoint); err != nil {
+		t.Skipf("bind %s: %v", endpoint, err)
+	}
+	last, err := s.GetLastEndpoint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport, address, _ := strings.Cut(last, "://")
+	if transport == "ipc" {
+		return "unix", address
+	}
+	return "tcp", address
+}
+
+// subscribed waits for a subscription at an XPUB socket.
+func subscribed(t *testing.T, s *zmq4.Socket, topic string) {
+	t.Helper()
+	if err := s.SetRcvtimeo(patience); err != nil {
+		t.Fatal(err)
+	}
+	b, err := s.RecvBytes(0)
+	if err != nil || string(b) != "\x01"+topic {
+		t.Fatalf("got subscription %q, error %v, want to %q", b, err, topic)
+	}
+}
+
+// sizes of payloads, around the sizes of buffers.
+var sizes = []int{0, 1, 255, 256, 4095, 4096, 32 << 10, 64<<10 - 100, 64 << 10, 64<<10 + 1, 100_000, 1 << 20, 3, 5 << 20, 10, 8 << 20}
+
+// sendSizes sends a message of each size, three times over.
+func sendSizes(t *testing.T, s *zmq4.Socket) {
+	t.Helper()
+	for i := range 3 * len(sizes) {
+		if _, err := s.SendMessage("kv@", binary.BigEndian.AppendUint64(nil, uint64(i)), pattern(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func pattern(i int) []byte {
+	return bytes.Repeat([]byte{byte(i), 1, 2}, sizes[i%len(sizes)]/3+1)[:sizes[i%len(sizes)]]
+}
+
+func (r *reader) wantSizes() {
+	r.t.Helper()
+	for i := range 3 * len(sizes) {
+		m := r.message()
+		if len(m) != 3 || binary.BigEndian.Uint64(m[1]) != uint64(i) || !bytes.Equal(m[2], pattern(i)) {
+			r.t.Fatalf("message %d is wrong: %d frames", i, len(m))
+		}
+	}
+}
+
+func TestSubscribeReceivesEveryMessageOfLibzmq(t *testing.T) {
+	for _, endpoint := range []string{"tcp://127.0.0.1:*", "tcp://[::1]:*", "ipc://" + filepath.Join(t.TempDir(), "s")} {
+		t.Run(endpoint[:6], func(t *testing.T) {
+			pub := socket(t, zmq4.XPUB)
+			network, address := bound(t, pub, endpoint)
+			r := read(t, native.New(native.Config{}).Subscribe(network, address, "kv@"))
+			r.want(native.Connected)
+			subscribed(t, pub, "kv@")
+			sendSizes(t, pub)
+			r.wantSizes()
+			if err := pub.Close(); err != nil {
+				t.Fatal(err)
+			}
+			r.want(native.Disconnected)
+			if _, err := r.Next(never); !errors.Is(err, net.ErrClosed) {
+				t.Errorf("after the connection: %v", err)
+			}
+		})
+	}
+}
+
+func never() time.Time { return time.Time{} }
+
+func bind(t *testing.T, c native.Config) (*reader, string) {
+	t.Helper()
+	r, address, err := native.New(c).Bind("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return read(t, r), address.String()
+}
+
+func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
+	r, address := bind(t, native.Config{})
+	for id := 1; id <= 3; id++ {
+		pub := socket(t, zmq4.XPUB)
+		if err := pub.Connect("tcp://" + address); err != nil {
+			t.Fatal(err)
+		}
+		if e := r.want(native.Connected); e.Conn != id {
+			t.Errorf("connection %d, want %d", e.Conn, id)
+		}
+		subscribed(t, pub, "")
+		sendSizes(t, pub)
+		r.wantSizes()
+		if err := pub.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if e := r.want(native.Disconnected); e.Conn != id {
+			t.Errorf("connection %d, want %d", e.Conn, id)
+		}
+	}
+}
+
+func TestRequestReceivesReplies(t *testing.T) {
+	router := socket(t, zmq4.ROUTER)
+	network, address := bound(t, router, "tcp://127.0.0.1:*")
+	r := read(t, native.New(native.Config{}).Request(network, address, nil, []byte("request")))
+	request, err := router.RecvMessageBytes(0)
+	if err != nil || len(request) != 3 || string(request[2]) != "request" {
+		t.Fatalf("got request %q, error %v", request, err)
+	}
+	for i := range 100 {
+		if _, err := router.SendMessage(request[0], "", fmt.Sprint(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.want(native.Connected)
+	for i := range 100 {
+		if m := r.message(); len(m) != 2 || string(m[1]) != fmt.Sprint(i) {
+			t.Fatalf("reply %d is %q", i, m)
+		}
+	}
+}
+
+func TestSubscribeFails(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	t.Run("no ZMTP", func(t *testing.T) {
+		go func() {
+			if c, err := l.Accept(); err == nil {
+				_, _ = c.Write([]byte("SSH-2.0-OpenSSH_9.6\r\n"))
+			}
+		}()
+		r := read(t, native.New(native.Config{}).Subscribe("tcp", address, ""))
+		if e := r.want(native.Failed); !strings.Contains(e.Err.Error(), "does not speak ZMTP") {
+			t.Errorf("error %v", e.Err)
+		}
+	})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("nobody listens", func(t *testing.T) {
+		r := read(t, native.New(native.Config{}).Subscribe("tcp", address, ""))
+		if e := r.want(native.Failed); !strings.Contains(e.Err.Error(), "refused") {
+			t.Errorf("error %v", e.Err)
+		}
+	})
+}
+
+// rawPeer is a connection whose bytes the test writes.
+type rawPeer struct {
+	net.Conn
+	t *testing.T
+}
+
+func dial(t *testing.T, address string) *rawPeer {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return &rawPeer{c, t}
+}
+
+// handshake is what a PUB socket sends first.
+func handshake() []byte {
+	b := zmtp.AppendGreeting(nil)
+	return zmtp.AppendCommand(b, "READY", append([]byte("\x0bSocket-Type\x00\x00\x00\x03"), "PUB"...)...)
+}
+
+func (p *rawPeer) write(b []byte) {
+	p.t.Helper()
+	if _, err := p.Write(b); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// closed waits until the other side has closed the connection.
+func (p *rawPeer) closed() {
+	p.t.Helper()
+	_ = p.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 4096)
+	for {
+		if _, err := p.Read(b); errors.Is(err, os.ErrDeadlineExceeded) {
+			p.t.Fatal("connection is open")
+		} else if err != nil {
+			return
+		}
+	}
+}
+
+func TestBytesOneByOne(t *testing.T) {
+	r, address := bind(t, native.Config{})
+	p := dial(t, address)
+	for _, b := range zmtp.AppendMessage(handshake(), []byte("kv@"), []byte("seq"), make([]byte, 300)) {
+		p.write([]byte{b})
+	}
+	r.want(native.Connected)
+	if m := r.message(); len(m) != 3 || len(m[2]) != 300 {
+		t.Errorf("got %d frames", len(m))
+	}
+}
+
+// rejections returns a channel of the reasons of rejections, and the option for it.
+func rejections() (chan zmtp.Reason, func(netip.Addr, *zmtp.Error)) {
+	c := make(chan zmtp.Reason, 100)
+	return c, func(_ netip.Addr, err *zmtp.Error) { c <- err.Reason }
+}
+
+func wantReason(t *testing.T, c chan zmtp.Reason, want zmtp.Reason) {
+	t.Helper()
+	select {
+	case got := <-c:
+		if got != want {
+			t.Errorf("rejected for %q, want %q", got, want)
+		}
+	case <-time.After(patience):
+		t.Fatalf("not rejected, want %q", want)
+	}
+}
+
+func TestPeerOverALimitIsDisconnected(t *testing.T) {
+	reasons, onReject := rejections()
+	r, address := bind(t, native.Config{OnReject: onReject, Limits: zmtp.Limits{Bytes: 1 << 20, Handshake: 100 * time.Millisecond}})
+	honest := dial(t, address)
+	honest.write(handshake())
+	r.want(native.Connected)
+	endless := handshake()
+	for range 20 {
+		endless = zmtp.AppendMore(endless, []byte("x"))
+	}
+	for _, tt := range []struct {
+		reason      zmtp.Reason
+		bytes       []byte
+		established bool
+	}{
+		{zmtp.ReasonHandshake, zmtp.AppendGreeting(nil), false},
+		{zmtp.ReasonProtocol, []byte("GET / HTTP/1.1\r\n"), false},
+		{zmtp.ReasonFrames, endless, true},
+		{zmtp.ReasonBytes, append(handshake(), 2, 0, 0, 0, 0, 4, 0, 0, 0), true}, // 64 MiB
+	} {
+		p := dial(t, address)
+		p.write(tt.bytes)
+		if tt.established {
+			r.want(native.Connected)
+		}
+		wantReason(t, reasons, tt.reason)
+		if tt.established {
+			r.want(native.Disconnected)
+		}
+		p.closed()
+	}
+	honest.write(zmtp.AppendMessage(nil, []byte("still here")))
+	if m := r.message(); string(m[0]) != "still here" {
+		t.Errorf("got %q", m)
+	}
+}
+
+func TestConnectionsAreLimited(t *testing.T) {
+	for _, tt := range []struct {
+		config native.Config
+		reason zmtp.Reason
+	}{
+		{native.Config{Connections: 2}, "connections"},
+		{native.Config{PerAddress: 2}, "connections_per_address"},
+	} {
+		t.Run(string(tt.reason), func(t *testing.T) {
+			reasons, onReject := rejections()
+			tt.config.OnReject = onReject
+			r, address := bind(t, tt.config)
+			first := dial(t, address)
+			first.write(handshake())
+			r.want(native.Connected)
+			second := dial(t, address)
+			second.write(handshake())
+			r.want(native.Connected)
+			dial(t, address).closed()
+			wantReason(t, reasons, tt.reason)
+			// A place is free again when the event of its connection was processed.
+			_ = first.Close()
+			r.want(native.Disconnected)
+			dial(t, address).write(handshake())
+			r.want(native.Connected)
+		})
+	}
+}
+
+// TestOldestIncompleteMessageIsEvicted fills the memory of incomplete messages, and checks that
+// connections with older ones make room for an honest message.
+func TestOldestIncompleteMessageIsEvicted(t *testing.T) {
+	reasons, onReject := rejections()
+	transport := native.New(native.Config{OnReject: onReject, PartialBytes: 5 << 20})
+	receiver, bound, err := transport.Bind("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, address := read(t, receiver), bound.String()
+	half := append(handshake(), 2, 0, 0, 0, 0, 0, 0x40, 0, 0) // 4 MiB
+	half = append(half, make([]byte, 1<<20)...)
+	var withheld []*rawPeer
+	for i := range 2 {
+		p := dial(t, address)
+		p.write(half)
+		withheld = append(withheld, p)
+		for until := time.Now().Add(patience); transport.PartialBytes() < int64(i+1)*2<<20; {
+			if runtime.Gosched(); time.Now().After(until) {
+				t.Fatalf("%d bytes of incomplete messages", transport.PartialBytes())
+			}
+		}
+	}
+	honest := dial(t, address)
+	honest.write(handshake())
+	go func() { _, _ = honest.Write(zmtp.AppendMessage(nil, []byte("kv@"), make([]byte, 2<<20))) }()
+	for got := false; !got; {
+		if r.take().Event.Kind != 0 {
+			r.event()
+		} else {
+			got = len(r.message()) == 2
+		}
+	}
+	wantReason(t, reasons, "memory")
+	withheld[0].closed()
+}
+
+// TestReaderStopsReadingPeer checks that a peer whose messages are not processed is not read: its
+// writes block, and nothing is lost.
+func TestReaderStopsReadingPeer(t *testing.T) {
+	r, address := bind(t, native.Config{})
+	p := dial(t, address)
+	p.write(handshake())
+	r.want(native.Connected)
+	const messages = 64
+	message := zmtp.AppendMessage(nil, make([]byte, 1<<20))
+	sent := make(chan int)
+	go func() {
+		n := 0
+		for ; n < messages; n++ { // far more than the buffers of TCP
+			if _, err := p.Write(message); err != nil {
+				break
+			}
+		}
+		sent <- n
+	}()
+	r.take()
+	select {
+	case n := <-sent:
+		t.Fatalf("%d MiB were sent to a reader that does not read", n)
+	case <-time.After(200 * time.Millisecond): // it cannot end: the reader has two chunks at most
+	}
+	for range messages {
+		if m := r.message(); len(m[0]) != 1<<20 {
+			t.Fatalf("message of %d bytes", len(m[0]))
+		}
+	}
+	if n := <-sent; n != messages {
+		t.Errorf("sent %d messages", n)
+	}
+}
+
+func TestInterruptReturnsWhatHasArrived(t *testing.T) {
+	r, address := bind(t, native.Config{})
+	p := dial(t, address)
+	p.write(zmtp.AppendMessage(handshake(), []byte("x")))
+	r.want(native.Connected)
+	r.take()
+	r.Interrupt()
+	if m := r.message(); string(m[0]) != "x" {
+		t.Errorf("got %q", m)
+	}
+	for {
+		c, err := r.Next(never)
+		if errors.Is(err, native.ErrInterrupted) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Recycle(c)
+	}
+	p.closed()
+}
+
+func TestNextMeetsItsDeadline(t *testing.T) {
+	r, _ := bind(t, native.Config{})
+	at := time.Now().Add(time.Millisecond)
+	if _, err := r.Next(func() time.Time { return at }); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
