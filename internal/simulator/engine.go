@@ -141,7 +141,8 @@ func (e *Engine) Close() error {
 		return errors.New("close engine: Run closes it")
 	}
 	close(e.finished)
-	return e.feed.close(0)
+	e.feed.closePorts(0)
+	return nil
 }
 
 // Run publishes all batches, and then closes the sockets. It waits up to a second for messages in
@@ -155,18 +156,19 @@ func (e *Engine) Run(ctx context.Context) error {
 	if e.started.Swap(true) {
 		return errors.New("run engine: it has been run or closed")
 	}
-	stop := context.AfterFunc(ctx, e.feed.wakeup.wake)
+	stop := context.AfterFunc(ctx, e.feed.wake)
 	defer stop()
 	err := e.publishAll(ctx)
 	close(e.finished)
 	if e.cfg.Linger {
-		err = errors.Join(err, e.serveUntil(ctx, func() bool { return err != nil }))
+		e.serveUntil(ctx, func() bool { return err != nil })
 	}
 	linger := finishLinger
 	if ctx.Err() != nil {
 		linger = cancelLinger
 	}
-	if err := errors.Join(err, e.feed.close(linger)); err != nil {
+	e.feed.closePorts(linger)
+	if err != nil {
 		return fmt.Errorf("run engine: %w", err)
 	}
 	return nil
@@ -174,9 +176,7 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // publishAll publishes batches until all are published or the context ends.
 func (e *Engine) publishAll(ctx context.Context) error {
-	if err := e.serveUntil(ctx, e.subscribed); err != nil {
-		return err
-	}
+	e.serveUntil(ctx, e.subscribed)
 	start := time.Now()
 	for e.cfg.Batches == 0 || e.summary.Batches < e.cfg.Batches {
 		at, more := e.load.Due()
@@ -187,8 +187,8 @@ func (e *Engine) publishAll(ctx context.Context) error {
 		if lag := time.Since(due); lag > maxLag {
 			start = start.Add(lag)
 		}
-		if err := e.await(ctx, due); err != nil || ctx.Err() != nil {
-			return err
+		if e.await(ctx, due); ctx.Err() != nil {
+			return nil
 		}
 		if err := e.step(); err != nil {
 			return err
@@ -202,32 +202,21 @@ func (e *Engine) subscribed() bool { return e.feed.counters.subscriptions() >= e
 
 // await serves the sockets until the next batch is due, and at least once: like vLLM's publisher,
 // which polls its replay socket before each batch. No batch is due while the engine is paused.
-func (e *Engine) await(ctx context.Context, due time.Time) error {
+func (e *Engine) await(ctx context.Context, due time.Time) {
 	for {
-		if err := e.serveWhilePaused(ctx); err != nil {
-			return err
-		}
-		// Polls have millisecond resolution. Sleep for the remaining fraction.
-		wait := time.Until(due)
-		if err := e.feed.serve(max(0, wait)); err != nil || ctx.Err() != nil {
-			return err
-		}
-		wait = time.Until(due)
-		if wait < time.Millisecond {
-			time.Sleep(wait)
-			return nil
+		e.serveWhilePaused(ctx)
+		e.feed.serve(max(0, time.Until(due)))
+		if ctx.Err() != nil || !time.Now().Before(due) {
+			return
 		}
 	}
 }
 
 // serveUntil serves the sockets until enough returns true or the context ends.
-func (e *Engine) serveUntil(ctx context.Context, enough func() bool) error {
+func (e *Engine) serveUntil(ctx context.Context, enough func() bool) {
 	for !enough() && ctx.Err() == nil {
-		if err := e.feed.serve(-1); err != nil {
-			return err
-		}
+		e.feed.serve(-1)
 	}
-	return nil
 }
 
 // step runs a step of the workload, with the faults of its batch.

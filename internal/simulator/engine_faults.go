@@ -40,7 +40,7 @@ func (e *Engine) lasts(f Fault) bool { return e.faults.until[f] > e.summary.Batc
 func (e *Engine) isQuiet() bool {
 	f := e.feed
 	answers := !f.faults.NoAnswer && !f.faults.NoEnd && f.faults.Skip == nil
-	return e.faults.lastSentLive && answers && !f.silent && f.net != nil && len(f.delayed) == 0
+	return e.faults.lastSentLive && answers && !f.silent && f.pub != nil && len(f.delayed) == 0
 }
 
 // applyFaults applies the faults of the next batch, except those of its message, and ends lasting faults. A
@@ -60,13 +60,9 @@ func (e *Engine) applyFaults() error {
 			e.feed.replayBuffer.clear()
 		case f == FaultFlap:
 			t.until[f] = n + e.cfg.Faults.Flap
-			if err := e.feed.closePorts(0); err != nil {
-				return err
-			}
+			e.feed.closePorts(0)
 		case f.affectsEngine():
-			if err := e.restart(f); err != nil {
-				return err
-			}
+			e.restart(f)
 		default:
 			t.until[f] = n + e.cfg.Faults.Span
 		}
@@ -106,7 +102,7 @@ func (e *Engine) skip(seq uint64) bool {
 }
 
 // restart restarts the engine, and ends its lasting faults.
-func (e *Engine) restart(f Fault) error {
+func (e *Engine) restart(f Fault) {
 	t, faults := &e.faults, e.cfg.Faults
 	next := e.cfg.FirstSeq
 	switch f {
@@ -131,16 +127,15 @@ func (e *Engine) restart(f Fault) error {
 	e.load.Restart()
 	e.feed.restart(next)
 	e.summary.NextSeq = next
-	if f == FaultRestartInPlace {
-		return nil
+	if f != FaultRestartInPlace {
+		e.feed.closePorts(0) // updateSockets opens them
 	}
-	return e.feed.closePorts(0) // updateSockets opens them
 }
 
 // deliver sends the next batch with its faults, and the delayed batches that are due. The caller has locked mu.
 func (e *Engine) deliver(events []wire.Event) error {
 	t, n := &e.faults, e.summary.Batches
-	toAll := e.feed.net != nil && !e.feed.silent && e.subscribed()
+	toAll := e.feed.pub != nil && !e.feed.silent && e.subscribed()
 	lost := n < t.lostBefore || slices.Contains(t.batch, FaultLose)
 	b, err := e.feed.add(events, e.cfg.Replay != "" && !lost)
 	if err != nil {
@@ -153,14 +148,13 @@ func (e *Engine) deliver(events []wire.Event) error {
 		e.feed.delay(b)
 		t.delayed = append(t.delayed, delayed{b.seq, n + e.cfg.Faults.Delay})
 	case slices.Contains(t.batch, FaultTruncate):
-		err = e.feed.publish(b.seq, b.payload[:len(b.payload)/2])
+		e.feed.publish(b.seq, b.payload[:len(b.payload)/2])
 	case slices.Contains(t.batch, FaultDuplicate):
-		if err = e.feed.transmit(b); err == nil {
-			err = e.feed.transmit(b)
-		}
+		e.feed.transmit(b)
+		e.feed.transmit(b)
 		t.lastSentLive = toAll
 	default:
-		err = e.feed.transmit(b)
+		e.feed.transmit(b)
 		t.lastSentLive = toAll
 	}
 	for err == nil && len(t.delayed) > 0 && t.delayed[0].due <= n {
@@ -183,14 +177,15 @@ func (e *Engine) endFaults(ctx context.Context) error {
 		return err
 	}
 	e.mu.Unlock()
-	err := e.serveUntil(ctx, e.subscribed)
+	e.serveUntil(ctx, e.subscribed)
 	e.mu.Lock()
-	if err != nil || ctx.Err() != nil {
-		return err
+	if ctx.Err() != nil {
+		return nil
 	}
 	out := t.lastSentLive || slices.ContainsFunc(e.feed.delayed, func(b batch) bool { return b.seq == t.last.seq })
 	if err := e.feed.sendDelayed(); err != nil || out {
 		return err
 	}
-	return e.feed.transmit(t.last)
+	e.feed.transmit(t.last)
+	return nil
 }

@@ -225,7 +225,7 @@ func TestSameSeedSameFaultsAndEvents(t *testing.T) {
 			}
 		}
 		cfg := simulator.Config{
-			SocketConfig: simulator.SocketConfig{Endpoint: "inproc://live", Replay: "inproc://replay"},
+			SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"},
 			Pool:         blockpool.Config{Capacity: 64, BlockSize: 2},
 			Seed:         rapid.Uint64().Draw(rt, "seed"),
 			Faults:       simulator.Faults{Seed: rapid.Uint64().Draw(rt, "fault_seed"), Rates: rates}, Batches: 60,

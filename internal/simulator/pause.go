@@ -47,7 +47,7 @@ func (e *Engine) Pause(ctx context.Context) (Snapshot, error) {
 	}
 	reached := e.pause.reached
 	e.mu.Unlock()
-	e.feed.wakeup.wake()
+	e.feed.wake()
 	select {
 	case <-reached:
 	case <-e.finished:
@@ -63,26 +63,23 @@ func (e *Engine) Resume() {
 	e.mu.Lock()
 	e.pause = nil
 	e.mu.Unlock()
-	e.feed.wakeup.wake()
+	e.feed.wake()
 }
 
 // serveWhilePaused serves the sockets while the engine is paused and quiet.
-func (e *Engine) serveWhilePaused(ctx context.Context) error {
+func (e *Engine) serveWhilePaused(ctx context.Context) {
 	var reached *pause
 	for ctx.Err() == nil {
 		e.mu.Lock()
 		requested := e.pause
 		e.mu.Unlock()
 		if requested == nil || !e.isQuiet() {
-			return nil
+			return
 		}
 		if requested != reached {
 			close(requested.reached)
 			reached = requested
 		}
-		if err := e.feed.serve(-1); err != nil {
-			return err
-		}
+		e.feed.serve(-1)
 	}
-	return nil
 }

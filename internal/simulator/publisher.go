@@ -20,14 +20,13 @@ const closeLinger = 200 * time.Millisecond
 // and the engine. It answers replay requests from NewPublisher to Close. Its methods are safe for concurrent use, and
 // take effect one after the other.
 type Publisher struct {
-	feed     *feed // used by goroutine serve only, except the wakeup and the counters
+	feed     *feed // used by goroutine serve only, except wake and the counters
 	endpoint string
 	replay   string
 	commands chan command
 	closing  chan struct{}
 	once     sync.Once
 	done     chan struct{} // closed by serve after the sockets
-	err      error         // set before done is closed
 }
 
 // command is an operation for the goroutine serve. Few are queued; then callers block.
@@ -101,7 +100,7 @@ func (p *Publisher) batch(events []wire.Event, send, buffer bool) (seq uint64, e
 		}
 		seq = b.seq
 		if send {
-			return p.feed.transmit(b)
+			p.feed.transmit(b)
 		}
 		return nil
 	})
@@ -141,12 +140,12 @@ func (p *Publisher) Replays() int {
 	return c.replays
 }
 
-// Close closes the sockets. Messages that cannot be sent within 200 ms are dropped. Further calls return the same error.
+// Close closes the sockets. Messages that cannot be sent within 200 ms are dropped. It returns nil.
 func (p *Publisher) Close() error {
 	p.once.Do(func() { close(p.closing) })
-	p.feed.wakeup.wake()
+	p.feed.wake()
 	<-p.done
-	return p.err
+	return nil
 }
 
 // run calls do on the goroutine of serve, and returns its error.
@@ -157,7 +156,7 @@ func (p *Publisher) run(do func() error) error {
 	case <-p.done:
 		return ErrClosed
 	}
-	p.feed.wakeup.wake()
+	p.feed.wake()
 	select {
 	case err := <-done:
 		return err
@@ -169,17 +168,15 @@ func (p *Publisher) run(do func() error) error {
 // serve owns the sockets until the Publisher is closed.
 func (p *Publisher) serve() {
 	defer close(p.done)
-	var err error
-	for err == nil {
+	defer p.feed.closePorts(closeLinger)
+	for {
 		select {
 		case <-p.closing:
-			p.err = p.feed.close(closeLinger)
 			return
 		case c := <-p.commands:
 			c.done <- c.do()
 		default:
-			err = p.feed.serve(-1)
+			p.feed.serve(-1)
 		}
 	}
-	p.err = errors.Join(err, p.feed.close(0))
 }

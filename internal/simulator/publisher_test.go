@@ -298,9 +298,12 @@ func TestModes(t *testing.T) {
 	}); err == nil {
 		t.Error("a port in use: no error")
 	}
-	inproc := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: "inproc://e"}})
-	if inproc.Endpoint() != "inproc://e" {
-		t.Errorf("Endpoint() = %s, want inproc://e", inproc.Endpoint())
+	ipc := "ipc://" + t.TempDir() + "/e"
+	if p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: ipc}}); p.Endpoint() != ipc {
+		t.Errorf("Endpoint() = %s, want %s", p.Endpoint(), ipc)
+	}
+	if _, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Endpoint: "inproc://e"}}); err == nil {
+		t.Error("bound to an endpoint of inproc")
 	}
 }
 

@@ -1,11 +1,11 @@
 package simulator
 
 import (
-	"fmt"
 	"iter"
 	"math"
 	"slices"
-	"time"
+
+	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 )
 
 // ReplayFaults are the faults of a replay socket's answers. The zero value has no faults.
@@ -25,35 +25,18 @@ type ReplayFaults struct {
 // endOfReplay is the seq of the message after the last reply.
 const endOfReplay = math.MaxUint64
 
-// serveReplay answers one replay request, if a request is pending and ReplayPoll has passed since the last poll.
-func (s *sockets) serveReplay() error {
-	if s.router == nil {
-		return nil
-	}
-	if s.cfg.ReplayPoll > 0 {
-		now := time.Now()
-		if now.Before(s.nextReplayPoll) {
-			return nil
-		}
-		s.nextReplayPoll = now.Add(s.cfg.ReplayPoll)
-	}
-	frames, err := receive(s.router)
-	if err != nil {
-		return err
-	}
-	// The frames are reader, delimiter and seq. Like vLLM, check only their number.
-	if len(frames) != 3 {
-		return nil
+// serveReplay answers a replay request.
+func (s *sockets) serveReplay(request outbound.Event) {
+	// The frames are delimiter and seq. Like vLLM, check only their number.
+	if len(request.Frames) != 2 {
+		return
 	}
 	faults := s.replayFaults()
 	if !faults.NoAnswer {
-		if err := s.answer(frames[0], parseSeq(frames[2]), faults); err != nil {
-			return err
-		}
+		s.answer(request.Peer, parseSeq(request.Frames[1]), faults)
 		s.counters.add(counts{replays: 1})
 	}
 	s.counters.add(counts{requests: 1})
-	return nil
 }
 
 // parseSeq parses the seq of a request: a big-endian number of any length.
@@ -78,32 +61,25 @@ func (s *sockets) replayFaults() ReplayFaults {
 	return f
 }
 
-// answer sends a reader the buffered batches from a seq on, and the end marker. As in vLLM, the
-// socket drops replies when the reader's queue is full.
-func (s *sockets) answer(reader []byte, from uint64, faults ReplayFaults) error {
+// answer replays the buffered batches from a seq on to one reader, and sends the end marker. The
+// socket drops replies when the reader's queue is full, as vLLM's does.
+func (s *sockets) answer(reader int, from uint64, faults ReplayFaults) {
 	for b := range s.replayBuffer.since(from) {
-		if faults.Skip != nil && faults.Skip(b.seq) {
-			continue
-		}
-		if err := s.reply(reader, s.cfg.Topic, b.seq, b.payload); err != nil {
-			return err
+		if faults.Skip == nil || !faults.Skip(b.seq) {
+			s.reply(reader, s.cfg.Topic, b.seq, b.payload)
 		}
 	}
-	if faults.NoEnd {
-		return nil
+	if !faults.NoEnd {
+		s.reply(reader, "", endOfReplay, nil)
 	}
-	return s.reply(reader, "", endOfReplay, nil)
 }
 
-func (s *sockets) reply(reader []byte, topic string, seq uint64, payload []byte) error {
-	frames := [][]byte{reader, nil, []byte(topic), seqFrame(seq), payload}
+func (s *sockets) reply(reader int, topic string, seq uint64, payload []byte) {
 	if s.cfg.ReplayForm == ReplayPlain {
-		frames = [][]byte{reader, nil, seqFrame(seq), payload}
+		s.router.Send(reader, nil, seqFrame(seq), payload)
+	} else {
+		s.router.Send(reader, nil, []byte(topic), seqFrame(seq), payload)
 	}
-	if _, err := s.router.SendMessage(frames); err != nil {
-		return fmt.Errorf("send reply: %w", err)
-	}
-	return nil
 }
 
 // replayBuffer is a ring of the last batches, which the replay socket serves. A full buffer evicts

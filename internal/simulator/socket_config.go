@@ -22,7 +22,7 @@ type Mode int
 
 // The modes.
 const (
-	// ModeAuto is vLLM's rule: bind if the host is * or ::, or the transport is ipc or inproc,
+	// ModeAuto is vLLM's rule: bind if the host is * or ::, or the transport is ipc,
 	// otherwise connect. In addition, a port that is 0 or * binds.
 	ModeAuto Mode = iota
 	// ModeBind binds.
@@ -37,7 +37,7 @@ func (m Mode) binds(endpoint string) bool {
 		return m == ModeBind
 	}
 	return strings.Contains(endpoint, "*") || strings.Contains(endpoint, "::") ||
-		strings.HasPrefix(endpoint, "ipc://") || strings.HasPrefix(endpoint, "inproc://") ||
+		strings.HasPrefix(endpoint, "ipc://") ||
 		strings.HasSuffix(endpoint, ":0")
 }
 
