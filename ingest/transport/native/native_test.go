@@ -21,7 +21,10 @@ import (
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A publisher of go-zeromq leaves a goroutine behind.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/go-zeromq/zmq4.(*pubMWriter).run"))
+}
 
 // patience bounds every wait of the tests.
 const patience = time.Minute
