@@ -5,23 +5,14 @@ package rawzmtp
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"time"
-)
 
-// Frame flags.
-const (
-	flagMore    = 1
-	flagLong    = 2
-	flagCommand = 4
+	"github.com/kvcast/kvcast/internal/zmtp"
 )
-
-// greetingBytes is the length of the greeting of either side.
-const greetingBytes = 64
 
 // Conn is a connection of a PUB socket that has completed the handshake with a SUB socket. Its
 // methods append to a buffer, which Flush writes.
@@ -61,73 +52,45 @@ func handshake(tcp *net.TCPConn, timeout time.Duration) (*Conn, error) {
 	return c, tcp.SetDeadline(time.Time{})
 }
 
-// greet exchanges greetings and READY commands, and reads the subscription to all topics.
+// greet completes the handshake, and reads the subscription to all topics.
 func (c *Conn) greet() error {
-	greeting := make([]byte, greetingBytes)
-	greeting[0], greeting[9], greeting[10], greeting[11] = 0xff, 0x7f, 3, 1
-	copy(greeting[12:], "NULL")
-	if _, err := c.tcp.Write(greeting); err != nil {
-		return err
-	}
-	if _, err := io.ReadFull(c.tcp, greeting); err != nil {
-		return fmt.Errorf("read greeting: %w", err)
-	}
-	c.Command("READY", append(binary.BigEndian.AppendUint32([]byte("\x0bSocket-Type"), 3), "PUB"...))
-	if err := c.Flush(); err != nil {
-		return err
-	}
-	for _, what := range []string{"READY", "subscription"} {
-		if err := c.skipFrame(); err != nil {
-			return fmt.Errorf("read %s: %w", what, err)
+	session := zmtp.New(zmtp.Config{Socket: zmtp.PUB}, time.Now())
+	in := make([]byte, 4096)
+	for n := 0; ; {
+		if _, err := c.tcp.Write(session.Out()); err != nil {
+			return err
+		}
+		got, err := c.tcp.Read(in[n:])
+		if err != nil {
+			return err
+		}
+		n += got
+		for {
+			var e zmtp.Event
+			used, err := session.Next(time.Now(), in[:n], &e)
+			switch {
+			case err != nil, e.Kind == zmtp.Subscribe:
+				return err
+			}
+			if used == 0 {
+				break
+			}
+			n = copy(in, in[used:n])
 		}
 	}
-	return nil
-}
-
-// skipFrame reads a short frame.
-func (c *Conn) skipFrame() error {
-	var head [2]byte
-	if _, err := io.ReadFull(c.tcp, head[:]); err != nil {
-		return err
-	}
-	if head[0]&flagLong != 0 {
-		return errors.New("frame is long")
-	}
-	_, err := io.CopyN(io.Discard, c.tcp, int64(head[1]))
-	return err
 }
 
 // Command appends a command.
-func (c *Conn) Command(name string, body []byte) {
-	c.frame(flagCommand, append(append([]byte{byte(len(name))}, name...), body...))
-}
+func (c *Conn) Command(name string, data []byte) { c.buf = zmtp.AppendCommand(c.buf, name, data...) }
 
 // Ping appends a PING with a TTL and a context of the maximum size, 16 bytes.
 func (c *Conn) Ping() { c.Command("PING", append([]byte{0, 100}, make([]byte, 16)...)) }
 
 // Message appends a message.
-func (c *Conn) Message(frames ...[]byte) {
-	for i, f := range frames {
-		if i < len(frames)-1 {
-			c.More(f)
-		} else {
-			c.frame(0, f)
-		}
-	}
-}
+func (c *Conn) Message(frames ...[]byte) { c.buf = zmtp.AppendMessage(c.buf, frames...) }
 
 // More appends a frame that has the MORE flag set.
-func (c *Conn) More(body []byte) { c.frame(flagMore, body) }
-
-func (c *Conn) frame(flags byte, body []byte) {
-	if len(body) > 255 {
-		c.buf = append(c.buf, flags|flagLong)
-		c.buf = binary.BigEndian.AppendUint64(c.buf, uint64(len(body)))
-	} else {
-		c.buf = append(c.buf, flags, byte(len(body)))
-	}
-	c.buf = append(c.buf, body...)
-}
+func (c *Conn) More(body []byte) { c.buf = zmtp.AppendMore(c.buf, body) }
 
 // Buffered returns the number of bytes that Flush will write.
 func (c *Conn) Buffered() int { return len(c.buf) }
