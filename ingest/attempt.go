@@ -29,13 +29,15 @@ const (
 
 // attempt is one socket of a link, and its connection.
 type attempt struct {
-	*transport.Conn
+	transport.Receiver
 	id      sequence.ConnectionID
-	inbox   *transport.Inbox
-	drained chan struct{} // closed when the inbox is no longer drained
 	address string
-	watched chan struct{} // closed when the monitor is no longer read
 	state   attemptState
+	// A replacement is read by await until it is used or closed. stopAwait closes stopping, and
+	// await closes awaited.
+	stopping, awaited chan struct{}
+	// first is the chunk that await has read; nil for none. Its events are handled.
+	first *transport.Chunk
 }
 
 // established reports whether there is an attempt, and its connection is established.
@@ -67,7 +69,6 @@ func (l *link) open(ctx context.Context, previous *attempt) *attempt {
 		}
 		a, err := l.try(ctx)
 		if err == nil {
-			go l.watch(ctx, a)
 			return a
 		}
 		if ctx.Err() != nil {
@@ -78,8 +79,7 @@ func (l *link) open(ctx context.Context, previous *attempt) *attempt {
 	}
 }
 
-// try returns a new attempt, whose connection is established in the background. The caller calls watch
-// with it.
+// try returns a new attempt, whose connection is established in the background.
 func (l *link) try(ctx context.Context) (*attempt, error) {
 	l.worker.metrics.inc(connectAttemptsTotal)
 	resolving, cancel := context.WithTimeout(ctx, lookUpTimeout)
@@ -88,20 +88,13 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := l.worker.shared.sockets.Subscribe(address, l.topic)
+	worker := l.worker.desc.Name
+	r, err := l.worker.shared.connecting.Subscribe(address, l.topic, l.worker.shared.onDrop(worker))
 	if err != nil {
 		return nil, err
 	}
 	l.attempts++
-	a := &attempt{
-		id: l.attempts, Conn: c, inbox: transport.NewInbox(c, l.worker.shared.inbox(l.worker.desc.Name)), address: address,
-		watched: make(chan struct{}), drained: make(chan struct{}),
-	}
-	go func() {
-		defer close(a.drained)
-		a.inbox.Drain()
-	}()
-	return a, nil
+	return &attempt{Receiver: r, id: l.attempts, address: address}, nil
 }
 
 // fail counts and logs an error of an attempt.
@@ -117,101 +110,96 @@ func (l *link) close(a *attempt) {
 	if a == nil {
 		return
 	}
-	a.Monitor.Interrupt()
-	<-a.watched
-	a.Socket.Interrupt()
-	<-a.drained
-	a.inbox.Discard()
+	a.Interrupt()
+	a.stopAwait()
+	if a.first != nil {
+		a.Recycle(a.first)
+	}
 	if err := a.Close(); err != nil {
 		l.worker.log.Error("close socket", "endpoint", a.address, "error", err)
 	}
 }
 
-// watch handles the monitor's events of an attempt until the monitor is interrupted. A replacement is
-// put into use settleTime after it was established.
-func (l *link) watch(ctx context.Context, a *attempt) {
-	defer close(a.watched)
-	settled := false
-	for {
-		if err := a.Monitor.Wait(); err != nil {
-			return
-		}
-		l.worker.mu.Lock()
-		err := l.handleEvents(a)
-		ready := a.established() && l.replacement == a
-		l.worker.mu.Unlock()
-		if err != nil {
-			l.fail(err)
-			a.Socket.Interrupt()
-			return
-		}
-		if !ready || settled {
-			continue
-		}
-		settled = true
+// next waits for the next chunk of the attempt.
+func (a *attempt) next(deadline func() time.Time) (*transport.Chunk, error) {
+	if c := a.first; c != nil {
+		a.first = nil
+		return c, nil
+	}
+	return a.Next(deadline)
+}
+
+// await waits until a replacement is established or has failed. An established replacement is put into
+// use after settleTime.
+func (l *link) await(a *attempt) {
+	defer close(a.awaited)
+	c, err := a.Next(func() time.Time {
 		select {
-		case <-time.After(settleTime):
-		case <-ctx.Done():
-			continue
-		}
-		l.worker.mu.Lock()
-		if l.replacement == a {
-			l.current.Socket.Interrupt() // serve returns, and run calls replace
-		}
-		l.worker.mu.Unlock()
-	}
-}
-
-// handleEvents handles the events of an attempt's monitor. The worker's mutex is held.
-func (l *link) handleEvents(a *attempt) error {
-	for {
-		e, ok, err := a.Monitor.Next()
-		if err != nil || !ok {
-			return err
-		}
-		m := l.worker.metrics
-		switch e.Kind {
-		case transport.HandshakeSucceeded:
-			m.inc(connectionsTotal)
-			a.state = attemptEstablished
-		case transport.Disconnected, transport.HandshakeFailed, transport.ConnectFailed:
-			switch a.state {
-			case attemptPending:
-				a.state = attemptFailed
-				a.Socket.Interrupt()
-				m.inc(connectFailuresTotal)
-				l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", a.address, "error", failureReason(e.Kind))
-				continue
-			case attemptEstablished:
-				a.state = attemptBroken
-				a.Socket.Interrupt() // messages that were received are still processed
-				m.inc(disconnectionsTotal)
-			default:
-				continue
-			}
+		case <-a.stopping:
+			return time.Unix(0, 0)
 		default:
-			continue
+			return time.Time{}
 		}
-		if l.current != a {
-			continue
-		}
-		if a.established() {
-			l.p.connect(a.id, l.replay)
-		} else {
-			l.p.disconnect(a.id)
-		}
-		l.worker.updateConnections()
+	})
+	if err != nil {
+		return
+	}
+	l.worker.mu.Lock()
+	for _, e := range c.Events {
+		l.handleEvent(a, e)
+	}
+	c.Events = nil
+	a.first = c
+	l.worker.mu.Unlock()
+	select {
+	case <-time.After(settleTime):
+	case <-a.stopping:
+		return
+	}
+	l.worker.mu.Lock()
+	defer l.worker.mu.Unlock()
+	if a.established() && l.replacement == a {
+		l.current.Interrupt() // serve returns, and run calls replace
 	}
 }
 
-// failureReason describes why an attempt failed, as far as libzmq reports it.
-func failureReason(k transport.EventKind) string {
-	switch k {
-	case transport.HandshakeFailed:
-		return "the ZMTP handshake failed: the peer may not be a ZeroMQ socket"
-	case transport.Disconnected:
-		return "the peer closed the connection before the ZMTP handshake"
-	default:
-		return "the connection was refused, or the host is unreachable"
+// stopAwait waits for the end of await. It must be called once at most, unless await was not.
+func (a *attempt) stopAwait() {
+	if a.stopping == nil {
+		return
 	}
+	close(a.stopping)
+	a.Wake()
+	<-a.awaited
+	a.stopping = nil
+}
+
+// handleEvent handles an event of an attempt's connection. The worker's mutex is held.
+func (l *link) handleEvent(a *attempt, e transport.Event) {
+	m := l.worker.metrics
+	switch e.Kind {
+	case transport.Connected:
+		m.inc(connectionsTotal)
+		a.state = attemptEstablished
+	case transport.Failed:
+		a.state = attemptFailed
+		m.inc(connectFailuresTotal)
+		l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", a.address, "error", e.Err)
+		return
+	case transport.Disconnected:
+		if !a.established() {
+			return // closed on purpose
+		}
+		a.state = attemptBroken
+		m.inc(disconnectionsTotal)
+	}
+	if l.current != a {
+		return
+	}
+	if a.established() {
+		l.p.connect(a.id, l.replay)
+	} else {
+		l.p.disconnect(a.id)
+	}
+	l.worker.updateConnections()
 }

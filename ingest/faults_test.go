@@ -396,71 +396,77 @@ var faults = []struct {
 }
 
 func TestFaults(t *testing.T) {
-	for _, mode := range []string{"connect", "bind"} {
-		t.Run(mode, func(t *testing.T) {
-			for _, tt := range faults {
-				t.Run(tt.name, func(t *testing.T) {
-					t.Parallel()
-					v := newView()
-					timeout := harness.Timeout
-					if tt.mute {
-						timeout = time.Second
+	for _, zmq := range config.ZMQs(config.ZMQNative) {
+		for _, mode := range []string{"connect", "bind"} {
+			t.Run(fmt.Sprint(zmq, "/", mode), func(t *testing.T) { testFaults(t, zmq, mode) })
+		}
+	}
+}
+
+func testFaults(t *testing.T, zmq config.ZMQ, mode string) {
+	for _, tt := range faults {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			v := newView()
+			timeout := harness.Timeout
+			if tt.mute {
+				timeout = time.Second
+			}
+			c := faultyCache(t, zmq, mode, v, timeout)
+			// The fault may also affect batches published before the first connection.
+			tt.fault(c, v)
+			reported := maps.Clone(tt.reported)
+			if c.connects {
+				delete(reported, "possible_restart")
+			}
+			want := maps.Clone(c.blocks)
+			if !tt.lost {
+				v.awaitBlocks(t, want)
+			}
+			v.await(t, "what is to be reported", func() bool {
+				for what := range reported {
+					if v.reported[what] == 0 {
+						return false
 					}
-					c := faultyCache(t, mode, v, timeout)
-					// The fault may also affect batches published before the first connection.
-					tt.fault(c, v)
-					reported := maps.Clone(tt.reported)
-					if c.connects {
-						delete(reported, "possible_restart")
-					}
-					want := maps.Clone(c.blocks)
-					if !tt.lost {
-						v.awaitBlocks(t, want)
-					}
-					v.await(t, "what is to be reported", func() bool {
-						for what := range reported {
-							if v.reported[what] == 0 {
-								return false
-							}
-						}
-						return true
-					})
-					// Nothing else is reported, and the blocks do not change.
-					c.store(c.Publish, 1)
-					last := c.next
-					v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })
-					v.mu.Lock()
-					defer v.mu.Unlock()
-					delete(v.reported, "added")
-					if reported["restarted"] > 0 && reported["possible_restart"] == 0 {
-						// Verification may precede the engine's next batch.
-						delete(v.reported, "possible_restart")
-					}
-					if d := cmp.Diff(reported, v.reported, cmp.Transformer("empty", func(m map[string]int) map[string]int {
-						if m == nil {
-							return map[string]int{}
-						}
-						return m
-					})); d != "" {
-						t.Errorf("reported (-want +got):\n%s", d)
-					}
-					want[last] = true
-					if !tt.lost && !v.is(want) {
-						t.Errorf("view %v, want %v", v.blocks, want)
-					}
-					if lost := v.incomplete; tt.lost && !lost {
-						t.Errorf("the view is wrong, and it was not reported")
-					}
-				})
+				}
+				return true
+			})
+			// Nothing else is reported, and the blocks do not change.
+			c.store(c.Publish, 1)
+			last := c.next
+			v.await(t, "the last block", func() bool { return v.blocks[last] > 0 })
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			delete(v.reported, "added")
+			if reported["restarted"] > 0 && reported["possible_restart"] == 0 {
+				// Verification may precede the engine's next batch.
+				delete(v.reported, "possible_restart")
+			}
+			if d := cmp.Diff(reported, v.reported, cmp.Transformer("empty", func(m map[string]int) map[string]int {
+				if m == nil {
+					return map[string]int{}
+				}
+				return m
+			})); d != "" {
+				t.Errorf("reported (-want +got):\n%s", d)
+			}
+			want[last] = true
+			if !tt.lost && !v.is(want) {
+				t.Errorf("view %v, want %v", v.blocks, want)
+			}
+			if lost := v.incomplete; tt.lost && !lost {
+				t.Errorf("the view is wrong, and it was not reported")
 			}
 		})
 	}
 }
 
 // faultyCache returns an engine, and starts an Ingest that reads it into the view.
-func faultyCache(t *testing.T, mode string, v *view, timeout time.Duration) *cache {
+func faultyCache(t *testing.T, zmq config.ZMQ, mode string, v *view, timeout time.Duration) *cache {
 	t.Helper()
-	cfg := config.Config{ReplayTimeout: timeout, Silence: 500 * time.Millisecond, Grace: time.Hour}
+	cfg := config.Config{
+		ConnectZMQ: zmq, ListenZMQ: zmq, ReplayTimeout: timeout, Silence: 500 * time.Millisecond, Grace: time.Hour,
+	}
 	if mode == "connect" {
 		c := newCache(t, simulator.PublisherConfig{})
 		cfg.Workers = []config.Worker{{Name: "w", Sources: []config.Source{

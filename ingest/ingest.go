@@ -63,7 +63,7 @@ type connectedWorker struct {
 	done  chan struct{} // closed when reading has ended
 }
 
-// New validates the config and binds the listeners. Messages stay in libzmq until Run reads them. The
+// New validates the config and binds the listeners. Messages are read by Run. The
 // caller must call Run or Close.
 func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	if err := c.Validate(); err != nil {
@@ -71,15 +71,10 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	}
 	c = c.WithDefaults()
 	c.Silence, c.Grace = max(c.Silence, 0), max(c.Grace, 0)
-	sockets, err := transport.NewContext(config.MaxSockets)
-	if err != nil {
-		return nil, err
-	}
 	in := &Ingest{
 		shared: &shared{
 			config:  c,
 			sink:    sink,
-			sockets: sockets,
 			names:   &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
 			budgets: newBudgets(c),
 			metrics: newMetrics(),
@@ -88,7 +83,10 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		ended:   make(chan struct{}),
 	}
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
-	in.shared.replays = transport.NewRequests(sockets, c.ReplayTimeout, in.shared.inbox(""), in.shared.metrics.replaysInProgress)
+	if err := in.shared.openTransports(); err != nil {
+		return nil, errors.Join(err, in.release())
+	}
+	in.shared.replays = transport.NewRequests(in.shared.connecting, c.ReplayTimeout, in.shared.onDrop(""), in.shared.metrics.replaysInProgress)
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
@@ -343,14 +341,14 @@ func (in *Ingest) Close() error {
 func (in *Ingest) closeListeners() error {
 	var errs []error
 	for _, l := range in.listeners {
-		errs = append(errs, l.conn.Close())
+		errs = append(errs, l.receiver.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// release closes the sockets' context and unregisters the metrics. All sockets are closed before.
+// release closes the transports and unregisters the metrics. All sockets are closed before.
 func (in *Ingest) release() error {
-	err := in.shared.sockets.Close()
+	err := in.shared.closeTransports()
 	if in.registerer != nil {
 		in.registerer.Unregister(in.shared.metrics.registry)
 	}

@@ -16,9 +16,8 @@ const settleTime = time.Second
 
 // link keeps one publisher connected to the endpoint of its engine.
 //
-// Each connection has its own socket. libzmq can reconnect a socket by itself, but then batches of two
-// connections, which may be of two incarnations, could not be distinguished, and the resolution of the
-// host name would block all other sockets.
+// Each connection has its own socket, so that batches of two connections, which may be of two
+// incarnations, can be distinguished.
 //
 // A connection can be dead without an error from TCP. A replay may show that. Without a replay socket, a
 // replacement is opened, which takes the place of the silent connection once it is established.
@@ -54,6 +53,9 @@ func (l *link) run(ctx context.Context) {
 func (l *link) replace(ctx context.Context) bool {
 	next, previous := l.replacement, l.current
 	l.close(previous) // first, so that no batch arrives on both connections
+	if next != nil {
+		next.stopAwait()
+	}
 	if next == nil {
 		l.worker.mu.Lock()
 		if previous.established() {
@@ -95,29 +97,27 @@ func (l *link) set(current, replacement *attempt) {
 // replaced, and false when ctx is done.
 func (l *link) serve(ctx context.Context) bool {
 	a := l.current
-	stop := context.AfterFunc(ctx, a.Socket.Interrupt)
+	stop := context.AfterFunc(ctx, a.Interrupt)
 	defer stop()
 	for {
-		c, err := a.inbox.Next(l.deadline)
+		c, err := a.next(l.deadline)
 		switch {
 		case ctx.Err() != nil:
 			if c != nil {
-				a.inbox.Recycle(c)
+				a.Recycle(c)
 			}
 			return false
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			l.openReplacement(ctx)
 			continue
-		case errors.Is(err, transport.ErrInterrupted):
+		case errors.Is(err, transport.ErrInterrupted), errors.Is(err, transport.ErrEnded):
 			return true
-		case err == nil:
-			err = l.process(c)
-			a.inbox.Recycle(c)
-		}
-		if err != nil {
+		case err != nil:
 			l.fail(err)
 			return true
 		}
+		l.process(c)
+		a.Recycle(c)
 	}
 }
 
@@ -138,42 +138,33 @@ func (l *link) reconnect(replacement bool) {
 	case l.current == nil: // the first attempt is in progress
 	case replacement:
 		l.replacementWanted = true
-		l.current.inbox.Wake()
+		l.current.Wake()
 	default:
-		l.current.Socket.Interrupt()
+		l.current.Interrupt()
 	}
 }
 
-// process handles the events of the connection, and then the messages of a chunk.
-func (l *link) process(c *transport.Chunk) error {
+// process handles the events and messages of a chunk.
+func (l *link) process(c *transport.Chunk) {
 	in := l.worker.shared.intake()
 	defer l.worker.shared.recycle(in)
 	began := time.Now()
 	l.worker.mu.Lock()
 	defer l.worker.mu.Unlock()
-	if err := l.handleEvents(l.current); err != nil {
-		return err
-	}
-	l.worker.enter()
-	n := 0
-	for i := range c.Len() {
-		m := c.Batch.Message(i)
-		if m.Count == 0 { // dropped
-			continue
-		}
-		n++
+	n := c.Each(func(e transport.Event) { l.handleEvent(l.current, e) }, func(m transport.Message) {
+		l.worker.enter()
 		if why, ok := in.open(m); ok {
 			l.p.arrive(in, began, l.current.id)
 		} else {
 			l.worker.refuse(why, began)
 		}
-	}
+	})
 	if c.Drops != nil {
+		l.worker.enter()
 		l.p.apply(began, l.p.machine.Overrun(began))
 	}
 	l.worker.metrics.counters[messagesTotal].Add(float64(n))
 	l.worker.shared.metrics.observe(began, n)
-	return nil
 }
 
 // breakOff closes the connection as if it had broken. The worker's mutex is held.
@@ -184,7 +175,7 @@ func (l *link) breakOff() {
 	if l.current.established() {
 		l.disconnect(l.current)
 	}
-	l.current.Socket.Interrupt()
+	l.current.Interrupt()
 }
 
 // disconnect records that the connection of an attempt was closed on purpose. The worker's mutex is
@@ -215,7 +206,8 @@ func (l *link) openReplacement(ctx context.Context) {
 	if a, err := l.try(ctx); err != nil {
 		l.fail(err)
 	} else {
+		a.stopping, a.awaited = make(chan struct{}), make(chan struct{})
 		l.set(l.current, a)
-		go l.watch(ctx, a)
+		go l.await(a)
 	}
 }

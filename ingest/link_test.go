@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/feed"
-	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // additions is a Sink that counts how often a worker was added to the stream.
@@ -35,7 +34,7 @@ func TestConnectionAddsTheWorkerAgain(t *testing.T) {
 	if w.lane != nil || back.added != 0 {
 		t.Fatalf("the worker is in the stream, it added %d times", back.added)
 	}
-	l.replacement = &attempt{id: 2, Conn: &transport.Conn{}, state: attemptEstablished}
+	l.replacement = &attempt{id: 2, state: attemptEstablished}
 	if !l.replace(t.Context()) || !l.p.machine.Connected() {
 		t.Fatal("there is no connection")
 	}

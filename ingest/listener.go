@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
 )
@@ -27,8 +25,7 @@ type listener struct {
 	config   config.Listener
 	address  string
 	local    bool // reports whether it is bound to ipc
-	conn     *transport.Conn
-	inbox    *transport.Inbox
+	receiver transport.Receiver
 	patterns []string     // patterns of topics, for matchTopic
 	hosts    config.Hosts // hosts that may be asked for replays
 	log      *slog.Logger
@@ -68,25 +65,22 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse replay hosts: %w", err)
 	}
-	conn, address, err := s.sockets.Bind(e.String())
+	receiver, address, err := s.listening.Bind(e.String(), s.onDrop(""))
 	if err != nil {
 		return nil, err
 	}
 	l := &listener{
-		shared:  s,
-		config:  c,
-		address: address,
-		local:   e.Transport == config.TransportIPC,
-		conn:    conn,
-		hosts:   hosts,
-		log:     s.config.Logger.With("bind", c.Bind),
-		topics:  make(map[string]*boundTopic),
-		workers: make(map[string]*boundWorker),
-		peers:   newPeers(),
+		shared:   s,
+		config:   c,
+		address:  address,
+		local:    e.Transport == config.TransportIPC,
+		receiver: receiver,
+		hosts:    hosts,
+		log:      s.config.Logger.With("bind", c.Bind),
+		topics:   make(map[string]*boundTopic),
+		workers:  make(map[string]*boundWorker),
+		peers:    newPeers(),
 	}
-	inbox := s.inbox("")
-	inbox.PerConnection = true
-	l.inbox = transport.NewInbox(conn, inbox)
 	for _, p := range c.Topics {
 		l.patterns = append(l.patterns, slashless(p))
 	}
@@ -98,85 +92,49 @@ func (l *listener) run(ctx context.Context) error {
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	l.spawnIn = func(w *worker) { w.spawnIn(ctx, &requests) }
-	interrupt := func() {
-		l.conn.Socket.Interrupt()
-		l.conn.Monitor.Interrupt()
-	}
-	stop := context.AfterFunc(ctx, interrupt)
+	stop := context.AfterFunc(ctx, l.receiver.Interrupt)
 	defer stop()
-	var sockets errgroup.Group
-	sockets.Go(l.watch)
-	sockets.Go(func() error {
-		l.inbox.Drain()
-		return nil
-	})
 	err := l.read(ctx)
-	interrupt()
-	err = errors.Join(err, sockets.Wait())
 	if ctx.Err() != nil {
 		err = nil
 	}
-	l.inbox.Discard()
 	l.close()
-	return errors.Join(err, l.conn.Close())
+	return errors.Join(err, l.receiver.Close())
 }
 
 func (l *listener) read(ctx context.Context) error {
 	for ctx.Err() == nil {
-		p, err := l.inbox.Next(func() time.Time { return time.Time{} })
+		c, err := l.receiver.Next(func() time.Time { return time.Time{} })
 		if err != nil {
 			return fmt.Errorf("read %s: %w", l.address, err)
 		}
-		l.process(p)
-		l.inbox.Recycle(p)
+		l.process(c)
+		l.receiver.Recycle(c)
 	}
 	return nil
-}
-
-// watch adds connection events to the inbox when no messages arrive.
-func (l *listener) watch() error {
-	for {
-		if err := l.conn.Monitor.Wait(); err != nil {
-			return err
-		}
-		l.inbox.AddEvents()
-	}
 }
 
 // handleEvent handles a connection event.
 func (l *listener) handleEvent(e transport.Event) {
 	switch e.Kind {
-	case transport.Accepted:
-		l.peers.open(e.FD)
+	case transport.Connected:
+		l.peers.open(e.Conn)
 		l.shared.metrics.count(connectionsTotal, "", 1)
 	case transport.Disconnected:
 		l.shared.metrics.count(disconnectionsTotal, "", 1)
-		l.peers.close(e.FD)
+		l.peers.close(e.Conn)
 	default:
 	}
 }
 
-// process handles the messages of a chunk, each after the connection events before it.
+// process handles the events and messages of a chunk.
 func (l *listener) process(c *transport.Chunk) {
 	in := l.shared.intake()
 	defer l.shared.recycle(in)
 	began := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	events, n := c.Events, 0
-	for i := range c.Len() {
-		for len(events) > 0 && events[0].Before <= i {
-			l.handleEvent(events[0].Event)
-			events = events[1:]
-		}
-		if m := c.Batch.Message(i); m.Count > 0 { // otherwise it was dropped
-			l.message(in, began, c.Batch, i)
-			n++
-		}
-	}
-	for _, e := range events {
-		l.handleEvent(e.Event)
-	}
+	n := c.Each(l.handleEvent, func(m transport.Message) { l.message(in, began, m) })
 	if c.Drops != nil {
 		l.overrun(c.Drops, began)
 	}
@@ -190,7 +148,7 @@ func (l *listener) overrun(d *transport.Drops, now time.Time) {
 		t.worker.mu.Lock()
 		for _, p := range t.ranks {
 			current, other := p.machine.Connections()
-			if t.worker.lane != nil && d.MayInclude(topic, l.peers.descriptor(current), l.peers.descriptor(other)) {
+			if t.worker.lane != nil && d.MayInclude(topic, l.peers.number(current), l.peers.number(other)) {
 				p.apply(now, p.machine.Overrun(now))
 			}
 		}
@@ -200,20 +158,17 @@ func (l *listener) overrun(d *transport.Drops, now time.Time) {
 
 // peer returns the connection of a message; nil if it is closed. The first message sets the peer's
 // address. Peers over ipc are on this host.
-func (l *listener) peer(b *transport.Batch, i int) *peer {
-	c := l.peers.byFD[b.Message(i).FD]
-	if c != nil && !c.address.IsValid() && !c.addressless {
-		var err error
-		if c.address, err = netip.ParseAddr(b.PeerAddress(i)); l.local {
+func (l *listener) peer(m transport.Message) *peer {
+	c := l.peers.byConn[m.Conn]
+	if c != nil && !c.address.IsValid() {
+		if c.address = m.Peer; l.local {
 			c.address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 		}
-		c.addressless = err != nil
 	}
 	return c
 }
 
-func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int) {
-	m := b.Message(i)
+func (l *listener) message(in *intake, now time.Time, m transport.Message) {
 	why, ok := in.open(m)
 	if !ok {
 		l.refuse(why, now, m.Frames[0])
@@ -236,13 +191,13 @@ func (l *listener) message(in *intake, now time.Time, b *transport.Batch, i int)
 		}
 	}
 	topic := string(in.topic)
-	if !l.deliver(in, now, t, b, i) && len(t.ranks) == 0 {
+	if !l.deliver(in, now, t, m) && len(t.ranks) == 0 {
 		l.dropTopic(topic, t.worker)
 	}
 }
 
 // deliver passes the intake's batch to its publisher. It returns false if that publisher is refused.
-func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transport.Batch, i int) bool {
+func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, m transport.Message) bool {
 	w := t.worker
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -255,6 +210,6 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, b *transpor
 		return false
 	}
 	w.enter()
-	l.peers.arrive(p, l.peer(b, i), in, now)
+	l.peers.arrive(p, l.peer(m), in, now)
 	return true
 }

@@ -21,6 +21,7 @@ const (
 	logSilent
 	logConflict
 	logForeignHost
+	logPeer
 	logRefused
 
 	// Each refusal is a kind, from logRefused on.

@@ -80,6 +80,7 @@ type metrics struct {
 	lastSeq           *prometheus.GaugeVec
 	publishers        *prometheus.GaugeVec
 	replaysInProgress *prometheus.GaugeVec
+	peersRejected     *prometheus.CounterVec
 	durations         prometheus.Histogram
 }
 
@@ -104,6 +105,10 @@ func newMetrics() *metrics {
 	m.publishers = gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state")
 	m.replaysInProgress = gauge("replays_in_progress",
 		"Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.", "state")
+	m.peersRejected = factory.NewCounterVec(prometheus.CounterOpts{
+		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "peers_rejected_total",
+		Help: "Peers of listeners that were disconnected because of what they sent or because of a limit, by reason.",
+	}, []string{"reason"})
 	m.durations = factory.NewHistogram(prometheus.HistogramOpts{
 		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "batch_duration_seconds",
 		Help:    "Time from receiving a batch to its delivery, averaged over batches that were processed together.",

@@ -7,54 +7,53 @@ import (
 	"github.com/kvcast/kvcast/ingest/sequence"
 )
 
-// peer is a connection to a listener. libzmq identifies it by its file descriptor in events and
-// messages; after the connection is closed another may have the same descriptor.
+// peer is a connection to a listener. The transport identifies it by a number; after the connection is
+// closed another may have the same number.
 type peer struct {
-	id sequence.ConnectionID
-	fd int
+	id   sequence.ConnectionID
+	conn int
 	// address is set by the first message. It is invalid before, and if the peer has none.
-	address     netip.Addr
-	addressless bool
+	address netip.Addr
 	// publishers are the publishers that have this connection: see Machine.Connections.
 	publishers map[*publisher]struct{}
 }
 
 // peers are a listener's open connections. They are guarded by the listener's mutex.
 type peers struct {
-	byFD map[int]*peer
-	byID map[sequence.ConnectionID]*peer
-	last sequence.ConnectionID // the id of the newest connection
+	byConn map[int]*peer
+	byID   map[sequence.ConnectionID]*peer
+	last   sequence.ConnectionID // the id of the newest connection
 }
 
 const (
-	// unidentified is the descriptor of all connections that libzmq does not identify. They
+	// unidentified is the number of all connections that the transport does not identify. They
 	// count as one connection, which is never closed.
 	unidentified = -1
-	// noDescriptor is the descriptor of no connection.
-	noDescriptor = -2
+	// noConn is the number of no connection.
+	noConn = -2
 )
 
 func newPeers() peers {
-	ps := peers{byFD: make(map[int]*peer), byID: make(map[sequence.ConnectionID]*peer)}
+	ps := peers{byConn: make(map[int]*peer), byID: make(map[sequence.ConnectionID]*peer)}
 	ps.open(unidentified)
 	return ps
 }
 
 // open adds a connection.
-func (ps *peers) open(fd int) {
-	ps.close(fd) // if the event of an earlier connection's end was lost
+func (ps *peers) open(conn int) {
+	ps.close(conn) // if the event of an earlier connection's end was lost
 	ps.last++
-	c := &peer{id: ps.last, fd: fd, publishers: make(map[*publisher]struct{})}
-	ps.byFD[fd], ps.byID[c.id] = c, c
+	c := &peer{id: ps.last, conn: conn, publishers: make(map[*publisher]struct{})}
+	ps.byConn[conn], ps.byID[c.id] = c, c
 }
 
 // close removes a connection, and disconnects its publishers.
-func (ps *peers) close(fd int) {
-	c := ps.byFD[fd]
+func (ps *peers) close(conn int) {
+	c := ps.byConn[conn]
 	if c == nil {
 		return
 	}
-	delete(ps.byFD, fd)
+	delete(ps.byConn, conn)
 	delete(ps.byID, c.id)
 	for p := range c.publishers {
 		p.worker.mu.Lock()
@@ -64,12 +63,12 @@ func (ps *peers) close(fd int) {
 	}
 }
 
-// descriptor returns the file descriptor of an open connection; noDescriptor if it is closed.
-func (ps *peers) descriptor(id sequence.ConnectionID) int {
+// number returns the transport's number of an open connection; noConn if it is closed.
+func (ps *peers) number(id sequence.ConnectionID) int {
 	if c := ps.byID[id]; c != nil {
-		return c.fd
+		return c.conn
 	}
-	return noDescriptor
+	return noConn
 }
 
 // arrive passes a message's batch to its publisher. c is the connection of the message; nil if it is

@@ -13,16 +13,21 @@ import (
 
 // shared has what all workers of an Ingest use.
 type shared struct {
-	config  config.Config // with defaults
-	sink    feed.Sink
-	sockets *transport.Context
-	replays *transport.Requests
-	names   *nameSet
-	sources sourceList
-	budgets budgets
-	metrics *metrics
-	intakes sync.Pool
-	batches transport.Pool
+	config config.Config // with defaults
+	sink   feed.Sink
+	// connecting and listening are the transports of workers and listeners.
+	connecting, listening transport.Transport
+	replays               *transport.Requests
+	names                 *nameSet
+	sources               sourceList
+	budgets               budgets
+	metrics               *metrics
+	intakes               sync.Pool
+	transports            []transport.Transport // those that are open
+	rejections            struct {
+		sync.Mutex
+		limiter logLimiter // guarded by Mutex
+	}
 }
 
 func (s *shared) intake() *intake {
@@ -59,12 +64,11 @@ func (b budgets) all() budget.Collector {
 	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules}
 }
 
-// inbox returns the configuration of a worker's inbox. The name is empty for an inbox of no worker.
-func (s *shared) inbox(worker string) transport.InboxConfig {
+// onDrop returns a function that counts messages of a worker that were dropped. The name is empty for no
+// worker.
+func (s *shared) onDrop(worker string) func(n int) {
 	dropped := s.metrics.counters[receiveDropsTotal].WithLabelValues(worker)
-	return transport.InboxConfig{
-		Budget: s.budgets.received, Pool: &s.batches, OnDrop: func(n int) { dropped.Add(float64(n)) },
-	}
+	return func(n int) { dropped.Add(float64(n)) }
 }
 
 // jitter returns a wait that is up to a fifth longer, so that waits that start together end apart.

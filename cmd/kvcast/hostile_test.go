@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -220,35 +222,88 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	},
 }
 
+// nativeAttacks are attacks that exceed libzmq's memory or end its process.
+var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
+	"messages of endless frames": func(t *testing.T, ctx context.Context, s *process) {
+		for ctx.Err() == nil {
+			c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for range 100_000 {
+				c.More(nil)
+			}
+			_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+			_ = c.Flush() // it is disconnected
+			_ = c.Close()
+		}
+	},
+	"withheld messages": func(t *testing.T, ctx context.Context, s *process) {
+		half := make([]byte, 1<<20)
+		for ctx.Err() == nil {
+			c := attack(t, s.endpoint())
+			c.More(half)
+			_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+			_ = c.Flush()
+		}
+	},
+	"peers of other protocols": func(t *testing.T, ctx context.Context, s *process) {
+		for ctx.Err() == nil {
+			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(s.endpoint(), "tcp://"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = c.Write([]byte("GET / HTTP/1.1\r\nHost: kvcast\r\n\r\n"))
+			_ = c.Close()
+		}
+	},
+}
+
 // TestHonestEngineBesideHostilePeers checks that hostile peers cannot end the process, exceed its memory bounds, or cause
 // loss for another engine.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
-	// The race detector multiplies memory use.
-	s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*"}})
-	h := newHonest(t, s)
-	h.round()
-	for name, attack := range attacks {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			var group sync.WaitGroup
-			group.Go(func() { attack(t, ctx, s) })
-			h.took = nil
+	for _, zmq := range config.ZMQs(config.ZMQNative) {
+		t.Run(string(zmq), func(t *testing.T) {
+			// The race detector multiplies memory use.
+			s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq)}})
+			h := newHonest(t, s)
 			h.round()
-			for ctx.Err() == nil {
-				h.round()
+			all, limit := maps.Clone(attacks), 1024
+			if zmq == config.ZMQNative {
+				maps.Copy(all, nativeAttacks)
 			}
-			group.Wait()
-			slices.Sort(h.took)
-			n := len(h.took)
-			rss := s.residentMiB()
-			t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v; %d MiB resident", n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss)
-			if rss > 1024 {
-				t.Errorf("%d MiB resident", rss)
+			before := s.residentMiB()
+			for _, name := range slices.Sorted(maps.Keys(all)) {
+				t.Run(name, func(t *testing.T) { h.during(t, s, all[name], limit) })
 			}
+			h.round()
+			t.Logf("%d MiB resident before the attacks, %d after", before, s.residentMiB())
 		})
 	}
+}
+
+// during runs an attack, and checks that the engine loses nothing and that the process has at most
+// so many MiB of memory.
+func (h *correctEngine) during(t *testing.T, s *process, attack func(*testing.T, context.Context, *process), limit int) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var group sync.WaitGroup
+	group.Go(func() { attack(t, ctx, s) })
+	h.took = nil
 	h.round()
+	for ctx.Err() == nil {
+		h.round()
+	}
+	group.Wait()
+	slices.Sort(h.took)
+	n := len(h.took)
+	rss := s.residentMiB()
+	t.Logf("%d batches during the attack: p50 %v, p99 %v, most %v; %d MiB resident", n, h.took[n/2], h.took[n*99/100], h.took[n-1], rss)
+	if rss > limit {
+		t.Errorf("%d MiB resident", rss)
+	}
 }
 
 // TestFloodingPeerCannotEndTheProcess sends PINGs between messages and then resets the connection. libzmq aborts the

@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
-	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/demo"
@@ -19,6 +18,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/serve"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/simulate"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/top"
+	"github.com/kvcast/kvcast/ingest"
 )
 
 func main() {
@@ -111,9 +111,12 @@ type versionCmd struct{}
 // Help implements kong.HelpProvider.
 func (versionCmd) Help() string { return cli.Examples("kvcast version") }
 
-// Run prints the versions of kvcast and libzmq.
+// Run prints the versions of kvcast and, if the build has it, libzmq.
 func (versionCmd) Run(p cli.Process) error {
-	major, minor, patch := zmq4.Version()
-	_, err := fmt.Fprintf(p.Out, "kvcast %s (libzmq %d.%d.%d)\n", cli.Version(), major, minor, patch)
+	libzmq := "without libzmq"
+	if v := ingest.LibzmqVersion(); v != "" {
+		libzmq = "libzmq " + v
+	}
+	_, err := fmt.Fprintf(p.Out, "kvcast %s (%s)\n", cli.Version(), libzmq)
 	return err
 }

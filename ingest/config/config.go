@@ -15,18 +15,21 @@ import (
 
 // Defaults of a Config.
 const (
-	DefaultMaxWorkers         = 4096
-	DefaultMaxSources         = 4096
-	DefaultMaxRanks           = 8192
-	DefaultWorkerBytes        = 64 << 20
-	DefaultSaltBytes          = 128 << 20
-	DefaultReceiveBufferBytes = 256 << 20
-	DefaultReorderBufferBytes = 128 << 20
-	DefaultReplayTimeout      = 5 * time.Second
-	DefaultSilence            = 30 * time.Second
-	DefaultGrace              = time.Minute
-	DefaultReconnectMin       = time.Second
-	DefaultReconnectMax       = 30 * time.Second
+	DefaultMaxWorkers     = 4096
+	DefaultMaxSources     = 4096
+	DefaultMaxRanks       = 8192
+	DefaultMaxConnections = 4096
+	// DefaultMaxConnectionsPerAddress has room for the dp ranks of a host's engines.
+	DefaultMaxConnectionsPerAddress = 1024
+	DefaultWorkerBytes              = 64 << 20
+	DefaultSaltBytes                = 128 << 20
+	DefaultReceiveBufferBytes       = 256 << 20
+	DefaultReorderBufferBytes       = 128 << 20
+	DefaultReplayTimeout            = 5 * time.Second
+	DefaultSilence                  = 30 * time.Second
+	DefaultGrace                    = time.Minute
+	DefaultReconnectMin             = time.Second
+	DefaultReconnectMax             = 30 * time.Second
 	// DefaultReplayPort is vLLM's default.
 	DefaultReplayPort = 5558
 	DefaultTopics     = "kv@*"
@@ -59,6 +62,12 @@ type Config struct {
 	// AddWorker counts once for each of its dp ranks, and uses about six file descriptors and three
 	// libzmq sockets. An engine that connects to a listener counts once for each topic and rank.
 	MaxSources int
+	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays; the
+	// default is DefaultConnectZMQ. ListenZMQ is the one for Listeners; the default is ZMQNative.
+	ConnectZMQ, ListenZMQ ZMQ
+	// MaxConnections and MaxConnectionsPerAddress limit the connections to all listeners together,
+	// and from one IP address, if ListenZMQ is ZMQNative.
+	MaxConnections, MaxConnectionsPerAddress int
 	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from
 	// batches.
 	MaxRanks int
@@ -182,6 +191,10 @@ func (c Config) WithDefaults() Config {
 	c.MaxWorkers = cmp.Or(c.MaxWorkers, DefaultMaxWorkers)
 	c.MaxSources = cmp.Or(c.MaxSources, DefaultMaxSources)
 	c.MaxRanks = cmp.Or(c.MaxRanks, DefaultMaxRanks)
+	c.ConnectZMQ = cmp.Or(c.ConnectZMQ, DefaultConnectZMQ)
+	c.ListenZMQ = cmp.Or(c.ListenZMQ, ZMQNative)
+	c.MaxConnections = cmp.Or(c.MaxConnections, DefaultMaxConnections)
+	c.MaxConnectionsPerAddress = cmp.Or(c.MaxConnectionsPerAddress, DefaultMaxConnectionsPerAddress)
 	c.WorkerBytes = cmp.Or(c.WorkerBytes, DefaultWorkerBytes)
 	c.SaltBytes = cmp.Or(c.SaltBytes, DefaultSaltBytes)
 	c.ReceiveBufferBytes = cmp.Or(c.ReceiveBufferBytes, DefaultReceiveBufferBytes)

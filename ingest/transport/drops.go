@@ -16,7 +16,7 @@ const (
 	publishedFrames = 3
 )
 
-// Drops are messages that were dropped because an Inbox was full.
+// Drops are messages that were dropped because a Receiver had no room for them.
 type Drops struct {
 	// topics are the messages' topics, up to a NUL, each with the connection of the first
 	// message.
@@ -25,40 +25,42 @@ type Drops struct {
 	connections map[int]struct{}
 }
 
-func (d *Drops) add(m Message) {
+// Add records a dropped message.
+func (d *Drops) Add(m Message) {
 	if len(m.Frames) != publishedFrames {
 		return // not an engine's message
 	}
 	topic, _, _ := bytes.Cut(m.Frames[0], []byte{0})
 	if _, ok := d.topics[string(topic)]; !ok && len(topic) <= maxDroppedTopicBytes {
-		d.addTopic(string(topic), m.FD)
+		d.addTopic(string(topic), m.Conn)
 	}
 }
 
-func (d *Drops) addTopic(topic string, fd int) {
+func (d *Drops) addTopic(topic string, conn int) {
 	if len(d.topics) >= maxDroppedTopics {
-		d.addConnection(fd)
+		d.addConnection(conn)
 		return
 	}
 	if d.topics == nil {
 		d.topics = make(map[string]int)
 	}
-	d.topics[topic] = fd
+	d.topics[topic] = conn
 }
 
-func (d *Drops) addConnection(fd int) {
+func (d *Drops) addConnection(conn int) {
 	if d.connections == nil {
 		d.connections = make(map[int]struct{})
 	}
-	d.connections[fd] = struct{}{}
+	d.connections[conn] = struct{}{}
 }
 
-func (d *Drops) merge(other *Drops) {
-	for fd := range other.connections {
-		d.addConnection(fd)
+// Merge adds the messages of other.
+func (d *Drops) Merge(other *Drops) {
+	for conn := range other.connections {
+		d.addConnection(conn)
 	}
-	for topic, fd := range other.topics {
-		d.addTopic(topic, fd)
+	for topic, conn := range other.topics {
+		d.addTopic(topic, conn)
 	}
 }
 
@@ -68,5 +70,5 @@ func (d *Drops) MayInclude(topic string, connections ...int) bool {
 	if _, ok := d.topics[topic]; ok {
 		return true
 	}
-	return slices.ContainsFunc(connections, func(fd int) bool { _, ok := d.connections[fd]; return ok })
+	return slices.ContainsFunc(connections, func(conn int) bool { _, ok := d.connections[conn]; return ok })
 }

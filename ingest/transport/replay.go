@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,9 +56,9 @@ var (
 // Requests sends requests to replay sockets, a bounded number at a time. It is safe for
 // concurrent use. Its exported fields must not change while requests are in progress.
 type Requests struct {
-	context *Context
-	timeout time.Duration
-	inbox   InboxConfig
+	transport Transport
+	timeout   time.Duration
+	onDrop    func(n int)
 	// A request to a socket that answered the last request needs a slot of transfers. Any
 	// other needs a slot of first, and exchanges it when the first reply has come.
 	first, transfers *slots
@@ -72,9 +71,9 @@ type Requests struct {
 
 // NewRequests returns Requests whose replies may each take timeout. inProgress has the
 // label state: waiting, asking or transferring.
-func NewRequests(c *Context, timeout time.Duration, inbox InboxConfig, inProgress *prometheus.GaugeVec) *Requests {
+func NewRequests(t Transport, timeout time.Duration, onDrop func(n int), inProgress *prometheus.GaugeVec) *Requests {
 	return &Requests{
-		context: c, timeout: timeout, inbox: inbox,
+		transport: t, timeout: timeout, onDrop: onDrop,
 		first:      &slots{semaphore: semaphore.NewWeighted(maxFirstRequests), used: inProgress.WithLabelValues("asking")},
 		transfers:  &slots{semaphore: semaphore.NewWeighted(maxTransfers), used: inProgress.WithLabelValues("transferring")},
 		waiting:    inProgress.WithLabelValues("waiting"),
@@ -132,11 +131,14 @@ func (r *Requests) Replay(ctx context.Context, q Request, each func(seq uint64, 
 	if err != nil {
 		return err
 	}
-	conn, err := r.context.dial(address)
+	if q.Sent != nil {
+		q.Sent()
+	}
+	receiver, err := r.transport.Request(address, r.onDrop, nil, binary.BigEndian.AppendUint64(nil, q.From))
 	if err != nil {
 		return err
 	}
-	err = errors.Join(x.run(ctx, conn, each), conn.Close())
+	err = errors.Join(x.run(ctx, receiver, each), receiver.Close())
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -189,47 +191,35 @@ func (x *exchange) release() {
 	}
 }
 
-// run sends the request and reads the replies.
-func (x *exchange) run(ctx context.Context, conn *Conn, each func(uint64, []byte) bool) error {
-	stop := context.AfterFunc(ctx, conn.Socket.Interrupt)
+// run reads the replies.
+func (x *exchange) run(ctx context.Context, r Receiver, each func(uint64, []byte) bool) error {
+	stop := context.AfterFunc(ctx, r.Interrupt)
 	defer stop()
-	inbox := NewInbox(conn, x.inbox)
-	var group sync.WaitGroup
-	defer func() {
-		conn.Monitor.Interrupt()
-		conn.Socket.Interrupt()
-		group.Wait()
-		inbox.Discard()
-	}()
-	group.Go(conn.interruptOnFailure)
-	if x.Sent != nil {
-		x.Sent()
-	}
-	if err := conn.Socket.send([]byte{}, binary.BigEndian.AppendUint64(nil, x.From)); err != nil {
-		return err
-	}
-	group.Go(inbox.Drain)
 	silence := x.timeout
 	if !x.Responsive {
 		silence = min(silence, x.FirstReply)
 	}
+	until := time.Now().Add(silence)
 	for {
-		until := time.Now().Add(silence)
-		c, err := inbox.Next(func() time.Time { return until })
+		c, err := r.Next(func() time.Time { return until })
 		switch {
-		case errors.Is(err, ErrInterrupted) && ctx.Err() == nil:
+		case errors.Is(err, ErrEnded):
 			return ErrReplayRefused
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return fmt.Errorf("%w for %v", ErrReplaySilent, silence)
 		case err != nil:
 			return err
 		}
-		more, err := x.read(ctx, c, each)
-		inbox.Recycle(c)
-		if err != nil || !more {
-			return err
+		if len(c.Messages) > 0 || c.Drops != nil {
+			more, err := x.read(ctx, c, each)
+			if err != nil || !more {
+				r.Recycle(c)
+				return err
+			}
+			silence = min(x.timeout, replayPause)
+			until = time.Now().Add(silence)
 		}
-		silence = min(x.timeout, replayPause)
+		r.Recycle(c)
 	}
 }
 
@@ -240,8 +230,7 @@ func (x *exchange) read(ctx context.Context, c *Chunk, each func(uint64, []byte)
 			return false, err
 		}
 	}
-	for i := range c.Len() {
-		m := c.Batch.Message(i)
+	for _, m := range c.Messages {
 		if m.Count == 0 {
 			return false, ErrReplayOverrun
 		}
@@ -281,18 +270,4 @@ func (x *exchange) startTransfer(ctx context.Context) error {
 	}
 	x.since = time.Now()
 	return nil
-}
-
-// interruptOnFailure interrupts the socket when its connection fails. It returns then, and
-// when the monitor is interrupted.
-func (c *Conn) interruptOnFailure() {
-	for c.Monitor.Wait() == nil {
-		e, _, _ := c.Monitor.Next() // an error ends Wait as well
-		switch e.Kind {
-		case ConnectFailed, Disconnected, HandshakeFailed:
-			c.Socket.Interrupt()
-			return
-		default:
-		}
-	}
 }

@@ -13,7 +13,7 @@ import (
 // A transfer that has used its share yields only if others wait.
 func TestLongTransferYieldsToOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
+		r := NewRequests(nil, time.Hour, nil, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
 		var all []*exchange
 		for range maxTransfers {
 			x := &exchange{Requests: r, since: time.Now()}
@@ -53,7 +53,7 @@ func TestLongTransferYieldsToOthers(t *testing.T) {
 // Waiting for a slot ends with the request's patience or its context.
 func TestWaitingForAReplaySlotIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := NewRequests(nil, time.Hour, InboxConfig{}, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
+		r := NewRequests(nil, time.Hour, nil, prometheus.NewGaugeVec(prometheus.GaugeOpts{}, []string{"state"}))
 		acquire := func(ctx context.Context, s *slots, patience time.Duration) error {
 			return (&exchange{Requests: r}).acquire(ctx, s, patience)
 		}

@@ -29,8 +29,10 @@ var peerTypes = map[SocketType][]SocketType{
 type Limits struct {
 	// Frames is the most frames of a message. Default: 16.
 	Frames int
+	// FrameBytes is the largest body of a frame. Default: 8 MiB.
+	FrameBytes int
 	// Bytes is the largest size of a message on the wire: frame headers and interleaved
-	// commands count. Default: 8 MiB + 4 KiB.
+	// commands count. Default: 8 MiB + 64 KiB.
 	Bytes int
 	// Commands is the most commands in any second. Default: 100.
 	Commands int
@@ -43,7 +45,8 @@ type Limits struct {
 
 func (l Limits) withDefaults() Limits {
 	setDefault(&l.Frames, 16)
-	setDefault(&l.Bytes, 8<<20+4<<10)
+	setDefault(&l.FrameBytes, 8<<20)
+	setDefault(&l.Bytes, 8<<20+64<<10)
 	setDefault(&l.Commands, 100)
 	setDefault(&l.Handshake, 5*time.Second)
 	setDefault(&l.Heartbeat, 10*time.Second)
@@ -320,6 +323,8 @@ func (s *Session) checkFrame(h frameHeader) error {
 		return &Error{ReasonProtocol, fmt.Sprintf("frame has invalid flags %#02x", h.flags)}
 	case h.flags&flagCommand == 0 && s.frames >= s.limits.Frames:
 		return &Error{ReasonFrames, fmt.Sprintf("message has more than %d frames", s.limits.Frames)}
+	case h.size > uint64(s.limits.FrameBytes):
+		return &Error{ReasonBytes, fmt.Sprintf("frame has more than %d bytes", s.limits.FrameBytes)}
 	case h.size > uint64(s.limits.Bytes-s.scanned):
 		return &Error{ReasonBytes, fmt.Sprintf("message has more than %d bytes", s.limits.Bytes)}
 	case h.flags&flagCommand != 0 && h.size > maxMetadataBytes:

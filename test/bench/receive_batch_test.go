@@ -9,7 +9,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 	"github.com/kvcast/kvcast/test/bench"
 )
 
@@ -36,8 +36,8 @@ const batchMessages = 64
 // batchReceive is a child's Go loop that uses package transport.
 type batchReceive struct {
 	zctx   *zmq4.Context
-	socket *transport.Socket
-	batch  *transport.Batch
+	socket *libzmq.Socket
+	batch  *libzmq.Batch
 	seq    uint64 // of the next message
 	// idle is called when the socket is empty.
 	idle func(*batchReceive) error
@@ -53,10 +53,10 @@ func newBatchReceive(s childSetup, idle func(*batchReceive) error) (work, error)
 	if err != nil {
 		return nil, errors.Join(err, zctx.Term())
 	}
-	r := &batchReceive{zctx: zctx, batch: transport.NewBatch(batchMessages), idle: idle}
+	r := &batchReceive{zctx: zctx, batch: libzmq.NewBatch(batchMessages), idle: idle}
 	err = errors.Join(zs.SetRcvhwm(10_000), zs.SetLinger(0), zs.SetSubscribe(""), zs.Connect(s.Address))
 	if err == nil {
-		r.socket, err = transport.Open(zs)
+		r.socket, err = libzmq.Open(zs)
 	}
 	if err != nil {
 		return nil, errors.Join(err, zs.Close(), zctx.Term())
@@ -72,8 +72,7 @@ func (r *batchReceive) do(n int) (sum uint64, err error) {
 			return 0, fmt.Errorf("receive message %d: %w", r.seq, err)
 		}
 		taken := r.batch.Len()
-		for i := range taken {
-			m := r.batch.Message(i)
+		for _, m := range r.batch.Messages() {
 			if m.Count != 3 || len(m.Frames[1]) != 8 || binary.BigEndian.Uint64(m.Frames[1]) != r.seq {
 				return 0, fmt.Errorf("receive message %d: got %x", r.seq, m.Frames)
 			}

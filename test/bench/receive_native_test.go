@@ -3,10 +3,10 @@ package bench_test
 import (
 	"encoding/binary"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
 	"github.com/kvcast/kvcast/test/bench"
 )
@@ -24,13 +24,13 @@ func BenchmarkReceiveNative(b *testing.B) {
 
 // nativeReceive is a child's Go loop that uses package native.
 type nativeReceive struct {
-	receiver *native.Receiver
+	receiver transport.Receiver
 	seq      uint64 // of the next message
 }
 
 func newNativeReceive(s childSetup) (work, error) {
-	t := native.New(native.Config{})
-	return &nativeReceive{receiver: t.Subscribe("tcp", strings.TrimPrefix(s.Address, "tcp://"), "")}, nil
+	r, err := native.New(native.Config{}).Subscribe(s.Address, "", nil)
+	return &nativeReceive{receiver: r}, err
 }
 
 func (r *nativeReceive) do(n int) (sum uint64, err error) {
@@ -55,7 +55,5 @@ func (r *nativeReceive) do(n int) (sum uint64, err error) {
 	return sum, nil
 }
 
-func (r *nativeReceive) Close() error {
-	r.receiver.Close()
-	return nil
-}
+// Close closes the socket.
+func (r *nativeReceive) Close() error { return r.receiver.Close() }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
@@ -88,7 +89,7 @@ func (r *Receiver) serve(id int, c net.Conn, request []byte) error {
 	err = n.run()
 	r.transport.partials.resize(&n.account, 0)
 	if r.ctx.Err() != nil {
-		err = ErrInterrupted
+		err = transport.ErrInterrupted
 	}
 	if !n.session.Established() {
 		err = &notEstablished{err}
@@ -152,7 +153,7 @@ func (c *conn) write(b []byte) error {
 		return err
 	}
 	if c.receiver.ctx.Err() != nil {
-		return ErrInterrupted // its deadline was replaced
+		return transport.ErrInterrupted // its deadline was replaced
 	}
 	_, err := c.net.Write(b)
 	return err
@@ -166,7 +167,7 @@ func (c *conn) read() error {
 	select {
 	case c.inFlight <- struct{}{}:
 	case <-c.receiver.ctx.Done():
-		return ErrInterrupted
+		return transport.ErrInterrupted
 	}
 	<-c.inFlight // parse adds it again, if there is a chunk
 	for {
@@ -182,7 +183,7 @@ func (c *conn) read() error {
 		}
 		// Data is there, and no read buffer is free.
 		if err := c.receiver.reads.Acquire(c.receiver.ctx, 1); err != nil {
-			return ErrInterrupted
+			return transport.ErrInterrupted
 		}
 		c.reserved = true
 	}
@@ -246,8 +247,7 @@ func (c *conn) parse(now time.Time) error {
 	}
 	switch {
 	case chunk != nil:
-		chunk.Conn, chunk.Peer, chunk.owner, chunk.buffer = c.id, c.peer, c, c.buffer
-		c.buffer = nil
+		chunk.buffer, c.buffer = c.buffer, nil
 		c.inFlight <- struct{}{} // read found room for it
 		c.receiver.push(chunk)
 	case c.buffer != nil:
@@ -260,7 +260,7 @@ func (c *conn) parse(now time.Time) error {
 }
 
 // events decodes the whole events of in, and returns their messages and the number of their bytes.
-func (c *conn) events(now time.Time, in []byte) (chunk *Chunk, used int, err error) {
+func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err error) {
 	for {
 		n, err := c.session.Next(now, in[used:], &c.event)
 		if err != nil {
@@ -270,7 +270,7 @@ func (c *conn) events(now time.Time, in []byte) (chunk *Chunk, used int, err err
 		case zmtp.Incomplete:
 			return chunk, used, nil
 		case zmtp.Established:
-			c.receiver.push(eventChunk(Event{Kind: Connected, Conn: c.id}))
+			c.receiver.push(eventChunk(transport.Event{Kind: transport.Connected, Conn: c.id}))
 			if len(c.request) > 0 {
 				if err := errors.Join(c.flush(), c.write(c.request)); err != nil {
 					return chunk, used, err
@@ -281,7 +281,7 @@ func (c *conn) events(now time.Time, in []byte) (chunk *Chunk, used int, err err
 			}
 		case zmtp.Message:
 			if chunk == nil {
-				chunk = chunks.Get().(*Chunk)
+				chunk = newChunk(c)
 			}
 			chunk.append(&c.event)
 		default:

@@ -7,6 +7,7 @@ import (
 
 	gozmq "github.com/go-zeromq/zmq4"
 
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
 )
 
@@ -44,8 +45,8 @@ func TestGoZeroMQ(t *testing.T) {
 		if err := pub.Listen("tcp://127.0.0.1:0"); err != nil {
 			t.Fatal(err)
 		}
-		r := read(t, native.New(native.Config{}).Subscribe("tcp", pub.Addr().String(), "kv@"))
-		r.want(native.Connected)
+		r := read(t)(native.New(native.Config{}).Subscribe("tcp://"+pub.Addr().String(), "kv@", nil))
+		r.want(transport.Connected)
 		exchange(t, pub, r)
 	})
 	t.Run("connects", func(t *testing.T) {
@@ -55,7 +56,7 @@ func TestGoZeroMQ(t *testing.T) {
 		if err := pub.Dial("tcp://" + address); err != nil {
 			t.Fatal(err)
 		}
-		r.want(native.Connected)
+		r.want(transport.Connected)
 		exchange(t, pub, r)
 	})
 }

@@ -1,10 +1,9 @@
-// Package native implements the receiving side of ZeroMQ's publish and subscribe, and of its
-// requests for replay, over TCP and Unix sockets, without libzmq. The protocol is that of package
-// zmtp; this package adds the sockets.
+// Package native implements package transport in Go, over TCP and Unix sockets. The protocol is that
+// of package zmtp; this package adds the sockets.
 //
-// Endpoints flow in; chunks of messages and connection events flow out of a Receiver. Whatever
-// peers send, memory is bounded: see Config. A peer that exceeds a limit is disconnected, and
-// counted by reason; the other peers keep their connections and their messages.
+// Whatever peers send, memory is bounded: see Config. A peer that exceeds a limit is disconnected,
+// and reported with its reason; the other peers keep their connections and their messages. Nothing
+// is dropped: a peer whose messages are not processed is not read.
 package native
 
 import (
@@ -13,19 +12,22 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
-// connectTimeout is how long a connection attempt may take.
-const connectTimeout = 5 * time.Second
-
-// keepAlive has the system detect a dead peer within a minute.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 3}
+var keepAlive = net.KeepAliveConfig{
+	Enable: true, Idle: transport.KeepaliveIdle, Interval: transport.KeepaliveInterval, Count: transport.KeepaliveCount,
+}
 
 // Config is the configuration of a Transport. Zero fields have defaults.
 type Config struct {
@@ -44,7 +46,7 @@ type Config struct {
 	OnReject func(peer netip.Addr, err *zmtp.Error)
 }
 
-// Transport makes Receivers. It is safe for concurrent use.
+// Transport implements transport.Transport.
 type Transport struct {
 	config      Config
 	reads       *semaphore.Weighted // of receivers that connect
@@ -86,48 +88,88 @@ func (t *Transport) PartialBytes() int64 {
 	return t.partials.used
 }
 
-// Subscribe connects a SUB socket once, in the background, and subscribes to the topics with a
-// prefix. The network is tcp or unix; the address is as net.Dial has it.
-func (t *Transport) Subscribe(network, address, topic string) *Receiver {
-	r := t.newReceiver(zmtp.Config{Socket: zmtp.SUB, Topic: topic}, t.reads)
-	r.done.Go(func() { r.dial(network, address, nil) })
-	return r
+// Close implements transport.Transport.
+func (t *Transport) Close() error { return nil }
+
+// Subscribe implements transport.Transport. It drops nothing.
+func (t *Transport) Subscribe(endpoint, topic string, _ func(int)) (transport.Receiver, error) {
+	return t.connect(zmtp.Config{Socket: zmtp.SUB, Topic: topic}, endpoint, nil)
 }
 
-// Request connects a DEALER socket once, in the background, and sends a message.
-func (t *Transport) Request(network, address string, frames ...[]byte) *Receiver {
-	r := t.newReceiver(zmtp.Config{Socket: zmtp.DEALER}, t.reads)
-	request := zmtp.AppendMessage(nil, frames...)
+// Request implements transport.Transport. It drops nothing.
+func (t *Transport) Request(endpoint string, _ func(int), frames ...[]byte) (transport.Receiver, error) {
+	return t.connect(zmtp.Config{Socket: zmtp.DEALER}, endpoint, zmtp.AppendMessage(nil, frames...))
+}
+
+func (t *Transport) connect(c zmtp.Config, endpoint string, request []byte) (transport.Receiver, error) {
+	network, address, err := parseEndpoint(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	r := t.newReceiver(c, t.reads)
 	r.done.Go(func() { r.dial(network, address, request) })
-	return r
+	return r, nil
+}
+
+// parseEndpoint returns the network and address of an endpoint for package net. Port 0 and host *
+// are for binding.
+func parseEndpoint(endpoint string) (network, address string, err error) {
+	e, ok := config.ParseEndpoint(endpoint, true)
+	switch {
+	case !ok:
+		return "", "", fmt.Errorf("parse endpoint %q: want tcp://HOST:PORT or ipc://PATH", endpoint)
+	case e.Transport == config.TransportIPC:
+		return "unix", e.Address, nil
+	case e.Address == "*":
+		e.Address = "" // all addresses
+	}
+	return "tcp", net.JoinHostPort(e.Address, strconv.Itoa(e.Port)), nil
 }
 
 // dial serves one connection.
 func (r *Receiver) dial(network, address string, request []byte) {
-	dialer := net.Dialer{Timeout: connectTimeout, KeepAliveConfig: keepAlive}
+	dialer := net.Dialer{Timeout: transport.ConnectTimeout, KeepAliveConfig: keepAlive}
 	c, err := dialer.DialContext(r.ctx, network, address)
 	if err == nil {
 		err = r.serve(1, c, request)
 	}
-	kind := Disconnected
+	kind := transport.Disconnected
 	if c == nil || errors.As(err, new(*notEstablished)) {
-		kind = Failed
+		kind = transport.Failed
 	}
-	r.push(eventChunk(Event{Kind: kind, Conn: 1, Err: err}))
-	r.end(net.ErrClosed)
+	r.push(eventChunk(transport.Event{Kind: kind, Conn: 1, Err: err}))
+	r.end(transport.ErrEnded)
 }
 
-// Bind binds a SUB socket for all topics, and returns its address with the port that was chosen
-// for port 0.
-func (t *Transport) Bind(network, address string) (*Receiver, net.Addr, error) {
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := config.Listen(context.Background(), network, address)
+// Bind implements transport.Transport. It drops nothing.
+func (t *Transport) Bind(endpoint string, _ func(int)) (r transport.Receiver, bound string, err error) {
+	network, address, err := parseEndpoint(endpoint)
 	if err != nil {
-		return nil, nil, fmt.Errorf("bind %s: %w", address, err)
+		return nil, "", err
 	}
-	r := t.newReceiver(zmtp.Config{Socket: zmtp.SUB}, newReads(t.config))
-	r.done.Go(func() { r.accept(l) })
-	return r, l.Addr(), nil
+	if host, _, _ := net.SplitHostPort(address); network == "tcp" && host != "" && net.ParseIP(host) == nil {
+		return nil, "", fmt.Errorf("bind %s: want * or an IP address of this machine", endpoint)
+	}
+	if network == "unix" {
+		// A process that was killed leaves its socket behind.
+		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, "", fmt.Errorf("remove former socket: %w", err)
+		}
+	}
+	listen := net.ListenConfig{KeepAliveConfig: keepAlive}
+	l, err := listen.Listen(context.Background(), network, address)
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		err = fmt.Errorf("want * or an IP address of this machine: %w", err)
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("bind %s: %w", endpoint, err)
+	}
+	b := t.newReceiver(zmtp.Config{Socket: zmtp.SUB}, newReads(t.config))
+	b.done.Go(func() { b.accept(l) })
+	if network == "unix" {
+		return b, endpoint, nil
+	}
+	return b, "tcp://" + l.Addr().String(), nil
 }
 
 // Bounds of the wait after a failure to accept a connection, such as of missing descriptors.
@@ -180,8 +222,8 @@ func (r *Receiver) serveAccepted(id int, c net.Conn, peer netip.Addr) {
 	}
 	// The event releases the connection's place when it has been processed, so that the
 	// events that wait are bounded as well.
-	last := eventChunk(Event{Kind: Disconnected, Conn: id, Err: err})
-	last.leaving, last.Peer = true, peer
+	last := eventChunk(transport.Event{Kind: transport.Disconnected, Conn: id, Err: err})
+	last.leaving, last.peer = true, peer
 	r.push(last)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/pebbe/zmq4"
 	"go.uber.org/goleak"
 
+	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
@@ -29,35 +30,44 @@ func TestMain(m *testing.M) {
 // patience bounds every wait of the tests.
 const patience = time.Minute
 
-// reader collects what a Receiver receives.
+// reader reads the messages and events of a Receiver one by one.
 type reader struct {
-	*native.Receiver
+	transport.Receiver
 	t     *testing.T
-	chunk *native.Chunk
+	chunk *transport.Chunk
 	next  int // of the chunk's messages
 }
 
-func read(t *testing.T, r *native.Receiver) *reader {
-	t.Helper()
-	t.Cleanup(r.Close)
-	return &reader{Receiver: r, t: t}
+func read(t *testing.T) func(r transport.Receiver, err error) *reader {
+	return func(r transport.Receiver, err error) *reader {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return &reader{Receiver: r, t: t}
+	}
 }
 
 // event returns the next event. There must be no message before it.
-func (r *reader) event() native.Event {
+func (r *reader) event() transport.Event {
 	r.t.Helper()
 	c := r.take()
-	if c.Event.Kind == 0 {
+	if len(c.Events) == 0 {
 		r.t.Fatalf("got %d messages, want an event", len(c.Messages))
 	}
 	r.chunk = nil
-	e := c.Event
+	e := c.Events[0]
 	r.Recycle(c)
 	return e
 }
 
 // want fails the test unless the next event is of a kind.
-func (r *reader) want(kind native.EventKind) native.Event {
+func (r *reader) want(kind transport.EventKind) transport.Event {
 	r.t.Helper()
 	e := r.event()
 	if e.Kind != kind {
@@ -66,7 +76,7 @@ func (r *reader) want(kind native.EventKind) native.Event {
 	return e
 }
 
-func (r *reader) take() *native.Chunk {
+func (r *reader) take() *transport.Chunk {
 	r.t.Helper()
 	if r.chunk == nil {
 		until := time.Now().Add(patience)
@@ -83,8 +93,8 @@ func (r *reader) take() *native.Chunk {
 func (r *reader) message() (frames [][]byte) {
 	r.t.Helper()
 	c := r.take()
-	if c.Event.Kind != 0 {
-		r.t.Fatalf("got event %+v, want a message", c.Event)
+	if len(c.Events) > 0 {
+		r.t.Fatalf("got event %+v, want a message", c.Events[0])
 	}
 	for _, f := range c.Messages[r.next].Frames {
 		frames = append(frames, bytes.Clone(f))
@@ -110,7 +120,7 @@ func socket(t *testing.T, kind zmq4.Type) *zmq4.Socket {
 	return s
 }
 
-func bound(t *testing.T, s *zmq4.Socket, endpoint string) (network, address string) {
+func bound(t *testing.T, s *zmq4.Socket, endpoint string) string {
 	t.Helper()
 	if err := s.Bind(endpoint); err != nil {
 		t.Skipf("bind %s: %v", endpoint, err)
@@ -119,11 +129,7 @@ func bound(t *testing.T, s *zmq4.Socket, endpoint string) (network, address stri
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport, address, _ := strings.Cut(last, "://")
-	if transport == "ipc" {
-		return "unix", address
-	}
-	return "tcp", address
+	return last
 }
 
 // subscribed waits for a subscription at an XPUB socket.
@@ -169,17 +175,17 @@ func TestSubscribeReceivesEveryMessageOfLibzmq(t *testing.T) {
 	for _, endpoint := range []string{"tcp://127.0.0.1:*", "tcp://[::1]:*", "ipc://" + filepath.Join(t.TempDir(), "s")} {
 		t.Run(endpoint[:6], func(t *testing.T) {
 			pub := socket(t, zmq4.XPUB)
-			network, address := bound(t, pub, endpoint)
-			r := read(t, native.New(native.Config{}).Subscribe(network, address, "kv@"))
-			r.want(native.Connected)
+			address := bound(t, pub, endpoint)
+			r := read(t)(native.New(native.Config{}).Subscribe(address, "kv@", nil))
+			r.want(transport.Connected)
 			subscribed(t, pub, "kv@")
 			sendSizes(t, pub)
 			r.wantSizes()
 			if err := pub.Close(); err != nil {
 				t.Fatal(err)
 			}
-			r.want(native.Disconnected)
-			if _, err := r.Next(never); !errors.Is(err, net.ErrClosed) {
+			r.want(transport.Disconnected)
+			if _, err := r.Next(never); !errors.Is(err, transport.ErrEnded) {
 				t.Errorf("after the connection: %v", err)
 			}
 		})
@@ -190,11 +196,13 @@ func never() time.Time { return time.Time{} }
 
 func bind(t *testing.T, c native.Config) (*reader, string) {
 	t.Helper()
-	r, address, err := native.New(c).Bind("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return read(t, r), address.String()
+	return bindTo(t, native.New(c))
+}
+
+func bindTo(t *testing.T, tr *native.Transport) (*reader, string) {
+	t.Helper()
+	r, endpoint, err := tr.Bind("tcp://127.0.0.1:*", nil)
+	return read(t)(r, err), strings.TrimPrefix(endpoint, "tcp://")
 }
 
 func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
@@ -204,7 +212,7 @@ func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
 		if err := pub.Connect("tcp://" + address); err != nil {
 			t.Fatal(err)
 		}
-		if e := r.want(native.Connected); e.Conn != id {
+		if e := r.want(transport.Connected); e.Conn != id {
 			t.Errorf("connection %d, want %d", e.Conn, id)
 		}
 		subscribed(t, pub, "")
@@ -213,7 +221,7 @@ func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
 		if err := pub.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if e := r.want(native.Disconnected); e.Conn != id {
+		if e := r.want(transport.Disconnected); e.Conn != id {
 			t.Errorf("connection %d, want %d", e.Conn, id)
 		}
 	}
@@ -221,8 +229,8 @@ func TestBindReceivesEveryMessageOfLibzmq(t *testing.T) {
 
 func TestRequestReceivesReplies(t *testing.T) {
 	router := socket(t, zmq4.ROUTER)
-	network, address := bound(t, router, "tcp://127.0.0.1:*")
-	r := read(t, native.New(native.Config{}).Request(network, address, nil, []byte("request")))
+	address := bound(t, router, "tcp://127.0.0.1:*")
+	r := read(t)(native.New(native.Config{}).Request(address, nil, nil, []byte("request")))
 	request, err := router.RecvMessageBytes(0)
 	if err != nil || len(request) != 3 || string(request[2]) != "request" {
 		t.Fatalf("got request %q, error %v", request, err)
@@ -232,7 +240,7 @@ func TestRequestReceivesReplies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.want(native.Connected)
+	r.want(transport.Connected)
 	for i := range 100 {
 		if m := r.message(); len(m) != 2 || string(m[1]) != fmt.Sprint(i) {
 			t.Fatalf("reply %d is %q", i, m)
@@ -252,8 +260,8 @@ func TestSubscribeFails(t *testing.T) {
 				_, _ = c.Write([]byte("SSH-2.0-OpenSSH_9.6\r\n"))
 			}
 		}()
-		r := read(t, native.New(native.Config{}).Subscribe("tcp", address, ""))
-		if e := r.want(native.Failed); !strings.Contains(e.Err.Error(), "does not speak ZMTP") {
+		r := read(t)(native.New(native.Config{}).Subscribe("tcp://"+address, "", nil))
+		if e := r.want(transport.Failed); !strings.Contains(e.Err.Error(), "does not speak ZMTP") {
 			t.Errorf("error %v", e.Err)
 		}
 	})
@@ -261,8 +269,8 @@ func TestSubscribeFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("nobody listens", func(t *testing.T) {
-		r := read(t, native.New(native.Config{}).Subscribe("tcp", address, ""))
-		if e := r.want(native.Failed); !strings.Contains(e.Err.Error(), "refused") {
+		r := read(t)(native.New(native.Config{}).Subscribe("tcp://"+address, "", nil))
+		if e := r.want(transport.Failed); !strings.Contains(e.Err.Error(), "refused") {
 			t.Errorf("error %v", e.Err)
 		}
 	})
@@ -317,7 +325,7 @@ func TestBytesOneByOne(t *testing.T) {
 	for _, b := range zmtp.AppendMessage(handshake(), []byte("kv@"), []byte("seq"), make([]byte, 300)) {
 		p.write([]byte{b})
 	}
-	r.want(native.Connected)
+	r.want(transport.Connected)
 	if m := r.message(); len(m) != 3 || len(m[2]) != 300 {
 		t.Errorf("got %d frames", len(m))
 	}
@@ -346,7 +354,7 @@ func TestPeerOverALimitIsDisconnected(t *testing.T) {
 	r, address := bind(t, native.Config{OnReject: onReject, Limits: zmtp.Limits{Bytes: 1 << 20, Handshake: 100 * time.Millisecond}})
 	honest := dial(t, address)
 	honest.write(handshake())
-	r.want(native.Connected)
+	r.want(transport.Connected)
 	endless := handshake()
 	for range 20 {
 		endless = zmtp.AppendMore(endless, []byte("x"))
@@ -364,11 +372,11 @@ func TestPeerOverALimitIsDisconnected(t *testing.T) {
 		p := dial(t, address)
 		p.write(tt.bytes)
 		if tt.established {
-			r.want(native.Connected)
+			r.want(transport.Connected)
 		}
 		wantReason(t, reasons, tt.reason)
 		if tt.established {
-			r.want(native.Disconnected)
+			r.want(transport.Disconnected)
 		}
 		p.closed()
 	}
@@ -392,17 +400,17 @@ func TestConnectionsAreLimited(t *testing.T) {
 			r, address := bind(t, tt.config)
 			first := dial(t, address)
 			first.write(handshake())
-			r.want(native.Connected)
+			r.want(transport.Connected)
 			second := dial(t, address)
 			second.write(handshake())
-			r.want(native.Connected)
+			r.want(transport.Connected)
 			dial(t, address).closed()
 			wantReason(t, reasons, tt.reason)
 			// A place is free again when the event of its connection was processed.
 			_ = first.Close()
-			r.want(native.Disconnected)
+			r.want(transport.Disconnected)
 			dial(t, address).write(handshake())
-			r.want(native.Connected)
+			r.want(transport.Connected)
 		})
 	}
 }
@@ -411,12 +419,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 // connections with older ones make room for an honest message.
 func TestOldestIncompleteMessageIsEvicted(t *testing.T) {
 	reasons, onReject := rejections()
-	transport := native.New(native.Config{OnReject: onReject, PartialBytes: 5 << 20})
-	receiver, bound, err := transport.Bind("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, address := read(t, receiver), bound.String()
+	tr := native.New(native.Config{OnReject: onReject, PartialBytes: 5 << 20})
+	r, address := bindTo(t, tr)
 	half := append(handshake(), 2, 0, 0, 0, 0, 0, 0x40, 0, 0) // 4 MiB
 	half = append(half, make([]byte, 1<<20)...)
 	var withheld []*rawPeer
@@ -424,9 +428,9 @@ func TestOldestIncompleteMessageIsEvicted(t *testing.T) {
 		p := dial(t, address)
 		p.write(half)
 		withheld = append(withheld, p)
-		for until := time.Now().Add(patience); transport.PartialBytes() < int64(i+1)*2<<20; {
+		for until := time.Now().Add(patience); tr.PartialBytes() < int64(i+1)*2<<20; {
 			if runtime.Gosched(); time.Now().After(until) {
-				t.Fatalf("%d bytes of incomplete messages", transport.PartialBytes())
+				t.Fatalf("%d bytes of incomplete messages", tr.PartialBytes())
 			}
 		}
 	}
@@ -434,7 +438,7 @@ func TestOldestIncompleteMessageIsEvicted(t *testing.T) {
 	honest.write(handshake())
 	go func() { _, _ = honest.Write(zmtp.AppendMessage(nil, []byte("kv@"), make([]byte, 2<<20))) }()
 	for got := false; !got; {
-		if r.take().Event.Kind != 0 {
+		if len(r.take().Events) > 0 {
 			r.event()
 		} else {
 			got = len(r.message()) == 2
@@ -450,7 +454,7 @@ func TestReaderStopsReadingPeer(t *testing.T) {
 	r, address := bind(t, native.Config{})
 	p := dial(t, address)
 	p.write(handshake())
-	r.want(native.Connected)
+	r.want(transport.Connected)
 	const messages = 64
 	message := zmtp.AppendMessage(nil, make([]byte, 1<<20))
 	sent := make(chan int)
@@ -483,7 +487,7 @@ func TestInterruptReturnsWhatHasArrived(t *testing.T) {
 	r, address := bind(t, native.Config{})
 	p := dial(t, address)
 	p.write(zmtp.AppendMessage(handshake(), []byte("x")))
-	r.want(native.Connected)
+	r.want(transport.Connected)
 	r.take()
 	r.Interrupt()
 	if m := r.message(); string(m[0]) != "x" {
@@ -491,7 +495,7 @@ func TestInterruptReturnsWhatHasArrived(t *testing.T) {
 	}
 	for {
 		c, err := r.Next(never)
-		if errors.Is(err, native.ErrInterrupted) {
+		if errors.Is(err, transport.ErrInterrupted) {
 			break
 		}
 		if err != nil {
@@ -507,5 +511,44 @@ func TestNextMeetsItsDeadline(t *testing.T) {
 	at := time.Now().Add(time.Millisecond)
 	if _, err := r.Next(func() time.Time { return at }); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestManyConnectionsLeaveNothing opens and closes connections, some of them in the handshake, and
+// checks that all their places are free at the end: the limit is far below their number.
+func TestManyConnectionsLeaveNothing(t *testing.T) {
+	const connections = 10_000
+	r, address := bind(t, native.Config{Connections: 100})
+	var opened, closed int
+	greeting := zmtp.AppendGreeting(nil)
+	hello := zmtp.AppendMessage(handshake(), []byte("hello"))
+	for i := range connections {
+		p, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := hello
+		if i%4 == 0 {
+			first = greeting
+		}
+		if _, err := p.Write(first); err != nil {
+			t.Fatal(err)
+		}
+		if i%4 == 0 {
+			_ = p.(*net.TCPConn).SetLinger(0)
+			_ = p.Close()
+			continue
+		}
+		r.want(transport.Connected)
+		opened++
+		if m := r.message(); string(m[0]) != "hello" {
+			t.Fatalf("got %q", m)
+		}
+		_ = p.Close()
+		r.want(transport.Disconnected)
+		closed++
+	}
+	if opened != closed || opened != connections*3/4 {
+		t.Errorf("%d connections were opened, %d closed", opened, closed)
 	}
 }

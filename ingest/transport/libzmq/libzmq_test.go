@@ -1,4 +1,4 @@
-package transport
+package libzmq
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // options are the socket options that can be read. The option of ZMTP heartbeats cannot be read;
@@ -39,7 +41,7 @@ func optionsOf(t *testing.T, s *zmq4.Socket) (o options) {
 }
 
 func TestSocketsHaveTheirOptions(t *testing.T) {
-	c, err := NewContext(100)
+	c, err := New(Config{MaxSockets: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +60,7 @@ func TestSocketsHaveTheirOptions(t *testing.T) {
 		maxMessage int64
 	}{
 		{"connected", func() (*zmq4.Socket, error) { return c.socket(zmq4.SUB, maxFrameBytes, "") }, 64 << 20},
-		{"bound", func() (*zmq4.Socket, error) { return c.socket(zmq4.SUB, MaxPayloadBytes, "") }, 8 << 20},
+		{"bound", func() (*zmq4.Socket, error) { return c.socket(zmq4.SUB, transport.MaxPayloadBytes, "") }, 8 << 20},
 		{"replay", func() (*zmq4.Socket, error) { return c.socket(zmq4.DEALER, maxFrameBytes, "") }, 64 << 20},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-package transport_test
+package libzmq_test
 
 import (
 	"bytes"
@@ -14,16 +14,17 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 )
 
-// received is a copy of a message.
+// received is a message, copied.
 type received struct {
 	Frames [][]byte // the kept frames
 	Count  int
 }
 
-// receiveAll receives n messages, in any number of batches.
-func receiveAll(s *transport.Socket, b *transport.Batch, n int) ([]received, error) {
+// take receives n messages, in any number of batches.
+func take(s *libzmq.Socket, b *libzmq.Batch, n int) ([]received, error) {
 	var all []received
 	for len(all) < n {
 		if err := s.Wait(); err != nil {
@@ -34,7 +35,7 @@ func receiveAll(s *transport.Socket, b *transport.Batch, n int) ([]received, err
 			return all, err
 		}
 		for i := range got {
-			m := b.Message(i)
+			m := b.Messages()[i]
 			r := received{Count: m.Count}
 			for _, f := range m.Frames {
 				r.Frames = append(r.Frames, bytes.Clone(f))
@@ -45,8 +46,9 @@ func receiveAll(s *transport.Socket, b *transport.Batch, n int) ([]received, err
 	return all, nil
 }
 
-// frameLength draws the length of a frame: lengths at which libzmq begins to store a message
-// outside of its zmq_msg_t, and outside of its read buffer, and large lengths.
+// frameLength draws the length of a frame: those around where libzmq begins to
+// keep a message outside of its zmq_msg_t, and outside of its read buffer, and
+// some that are large.
 func frameLength() *rapid.Generator[int] {
 	return rapid.OneOf(
 		rapid.Just(0), rapid.IntRange(1, 64), rapid.IntRange(1000, 1400), rapid.IntRange(8000, 8400),
@@ -73,9 +75,9 @@ func TestMessagesAreReceivedAsSent(t *testing.T) {
 					sendTo(t, sender, frames...)
 					want = append(want, received{frames[:min(len(frames), transport.KeptFrames)], len(frames)})
 				}
-				b := transport.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
+				b := libzmq.NewBatch(rapid.IntRange(1, 8).Draw(rt, "room"))
 				defer b.Release()
-				got, err := receiveAll(s, b, len(want))
+				got, err := take(s, b, len(want))
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -95,7 +97,7 @@ func equal(a, b []received) bool {
 func TestReceiveIsBoundedByTheRoomOfTheBatch(t *testing.T) {
 	receiver, sender := pair(t, newContext(t), "inproc://room")
 	s := mustOpen(t, receiver)
-	b := transport.NewBatch(4)
+	b := libzmq.NewBatch(4)
 	for i := range 10 {
 		sendTo(t, sender, []byte{byte(i)}, nil)
 	}
@@ -106,8 +108,8 @@ func TestReceiveIsBoundedByTheRoomOfTheBatch(t *testing.T) {
 			t.Fatalf("after %d messages: got %d more, %v; want %d", next, n, err, want)
 		}
 		for i := range n {
-			m := b.Message(i)
-			if m.Count != 2 || m.FD != -1 || m.Frames[0][0] != next || len(m.Frames[1]) != 0 {
+			m := b.Messages()[i]
+			if m.Count != 2 || m.Conn != -1 || m.Frames[0][0] != next || len(m.Frames[1]) != 0 {
 				t.Errorf("message %d: got %+v", next, m)
 			}
 			next++
@@ -120,23 +122,23 @@ func TestReleaseClearsTheFrames(t *testing.T) {
 	s := mustOpen(t, receiver)
 	sendTo(t, sender, []byte("frame"))
 	sendTo(t, sender, []byte("frame"))
-	b := transport.NewBatch(1)
+	b := libzmq.NewBatch(1)
 	for range 2 {
 		if n, err := receive(s, b); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
-		m := b.Message(0)
+		m := b.Messages()[0]
 		b.Release()
 		b.Release()
 		if len(m.Frames) != 1 || m.Frames[0] != nil {
-			t.Errorf("got frames %q of a released message", m.Frames)
+			t.Errorf("got frames %q of a message that was given back", m.Frames)
 		}
 	}
 }
 
 func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 	long := []byte(strings.Repeat("long", 1000))
-	receiveOne := func() transport.Message {
+	hold := func() transport.Message {
 		zctx, err := zmq4.NewContext()
 		if err != nil {
 			t.Fatal(err)
@@ -151,28 +153,28 @@ func TestMessagesOutliveSocketAndBatch(t *testing.T) {
 		}
 		connectTo(t, sender, bindOf(t, receiver, "tcp://127.0.0.1:*"))
 		sendTo(t, sender, []byte("short"), long)
-		s, err := transport.Open(receiver)
+		s, err := libzmq.Open(receiver)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		b := transport.NewBatch(1)
+		b := libzmq.NewBatch(1)
 		if n, err := receive(s, b); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		if err := errors.Join(s.Close(), sender.Close(), zctx.Term()); err != nil {
 			t.Fatal(err)
 		}
-		return b.Message(0)
+		return b.Messages()[0]
 	}
-	m := receiveOne()
+	m := hold()
 	for range 10 {
 		runtime.GC()
 	}
 	if string(m.Frames[0]) != "short" || !bytes.Equal(m.Frames[1], long) {
-		t.Error("frames changed while the message was in use")
+		t.Error("frames changed while the message was held")
 	}
 	runtime.KeepAlive(m)
 }
@@ -184,7 +186,7 @@ func TestBatchesAreCollected(t *testing.T) {
 	long := make([]byte, 4000)
 	for i := range 1000 {
 		sendTo(t, sender, long, nil, long, long, long, long)
-		if n, err := receive(s, transport.NewBatch(2)); n != 1 || err != nil {
+		if n, err := receive(s, libzmq.NewBatch(2)); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		if i%100 == 0 {
@@ -202,7 +204,7 @@ func TestReceiveDoesNotAllocate(t *testing.T) {
 	for range (runs + 1) * burst {
 		sendTo(t, sender, []byte("topic"), make([]byte, 8), payload)
 	}
-	b := transport.NewBatch(burst)
+	b := libzmq.NewBatch(burst)
 	sum := 0
 	allocs := testing.AllocsPerRun(runs, func() {
 		if err := s.Wait(); err != nil {
@@ -213,7 +215,7 @@ func TestReceiveDoesNotAllocate(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		for i := range n {
-			sum += len(b.Message(i).Frames[2])
+			sum += len(b.Messages()[i].Frames[2])
 		}
 	})
 	if allocs != 0 {
@@ -239,7 +241,7 @@ func TestErrorsOfAnEndedContext(t *testing.T) {
 	if err := s.Wait(); !errors.Is(err, zmq4.ETERM) {
 		t.Errorf("Wait: got %v, want %v", err, zmq4.ETERM)
 	}
-	b := transport.NewBatch(1)
+	b := libzmq.NewBatch(1)
 	if n, err := receive(s, b); n != 0 || !errors.Is(err, zmq4.ETERM) {
 		t.Errorf("Receive: got %d, %v, want %v", n, err, zmq4.ETERM)
 	}
@@ -259,7 +261,7 @@ func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "inproc://more")
 	s := mustOpen(t, receiver)
-	b := transport.NewBatch(4)
+	b := libzmq.NewBatch(4)
 	for i := range 3 {
 		sendTo(t, sender, fmt.Append(nil, i), []byte("second"))
 		if err := s.Receive(b); err != nil || b.Len() != i+1 {
@@ -270,13 +272,13 @@ func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
 		t.Errorf("Len %d, Full %v, Bytes %d", b.Len(), b.Full(), b.Bytes())
 	}
 	b.Drop(1)
-	if m := b.Message(1); m.Count != 0 || len(m.Frames) != 0 || b.Bytes() != 2*(1+len("second")) {
+	if m := b.Messages()[1]; m.Count != 0 || len(m.Frames) != 0 || b.Bytes() != 2*(1+len("second")) {
 		t.Errorf("dropped message %+v, %d bytes left", m, b.Bytes())
 	}
-	if got := string(b.Message(2).Frames[0]); got != "2" {
-		t.Errorf("the message after the dropped one begins with %q", got)
+	if got := string(b.Messages()[2].Frames[0]); got != "2" {
+		t.Errorf("message behind the dropped one begins with %q", got)
 	}
-	sendTo(t, sender, make([]byte, transport.MaxBatchBytes))
+	sendTo(t, sender, make([]byte, libzmq.MaxBatchBytes))
 	sendTo(t, sender, []byte("no room"))
 	if err := s.Receive(b); err != nil || b.Len() != 4 || !b.Full() {
 		t.Errorf("Receive: %v, %d messages, full %v, want 4 and full", err, b.Len(), b.Full())
@@ -288,7 +290,7 @@ func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
 	if b.Len() != 0 || b.Bytes() != 0 {
 		t.Errorf("released batch has %d messages, %d bytes", b.Len(), b.Bytes())
 	}
-	if n, err := receive(s, b); err != nil || n != 1 || string(b.Message(0).Frames[0]) != "no room" {
+	if n, err := receive(s, b); err != nil || n != 1 || string(b.Messages()[0].Frames[0]) != "no room" {
 		t.Errorf("Receive after Release = %d, %v", n, err)
 	}
 }
@@ -296,25 +298,25 @@ func TestReceiveAddsToABatchUntilItIsFull(t *testing.T) {
 func TestBatchStopsAtItsBytes(t *testing.T) {
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "inproc://bytes")
-	s, err := transport.Open(receiver)
+	s, err := libzmq.Open(receiver)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer closeNow(t, s)
 	for range 5 {
-		sendTo(t, sender, make([]byte, transport.MaxBatchBytes/2))
+		sendTo(t, sender, make([]byte, libzmq.MaxBatchBytes/2))
 	}
-	b := transport.NewBatch(64)
+	b := libzmq.NewBatch(64)
 	defer b.Release()
 	if n, err := receive(s, b); err != nil || n != 2 || !b.Full() {
 		t.Errorf("Receive = %d, %v, full %v, want 2 and full", n, err, b.Full())
 	}
 }
 
-func TestPeerAddress(t *testing.T) {
+func TestPeer(t *testing.T) {
 	zctx := newContext(t)
 	receiver, sender := pair(t, zctx, "tcp://127.0.0.1:*")
-	s, err := transport.Open(receiver)
+	s, err := libzmq.Open(receiver)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,12 +325,12 @@ func TestPeerAddress(t *testing.T) {
 	if err := s.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	b := transport.NewBatch(1)
+	b := libzmq.NewBatch(1)
 	defer b.Release()
 	if n, err := receive(s, b); err != nil || n != 1 {
 		t.Fatal(n, err)
 	}
-	if got := b.PeerAddress(0); got != "127.0.0.1" {
-		t.Errorf("PeerAddress = %q", got)
+	if got := b.Peer(0).String(); got != "127.0.0.1" {
+		t.Errorf("Peer = %s", got)
 	}
 }

@@ -1,4 +1,4 @@
-package transport_test
+package libzmq_test
 
 import (
 	"errors"
@@ -10,13 +10,18 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 )
 
 // newMonitor returns a monitor that is closed with the test; its socket must be
 // closed before.
-func newMonitor(t *testing.T, zs *zmq4.Socket) *transport.Monitor {
+func newMonitor(t *testing.T, zs *zmq4.Socket, bound bool) *libzmq.Monitor {
 	t.Helper()
-	m, err := transport.NewMonitor(zs)
+	kinds := libzmq.ConnectEvents
+	if bound {
+		kinds = libzmq.BindEvents
+	}
+	m, err := libzmq.NewMonitor(zs, kinds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +36,7 @@ func newMonitor(t *testing.T, zs *zmq4.Socket) *transport.Monitor {
 }
 
 // nextEvent waits for an event.
-func nextEvent(t *testing.T, m *transport.Monitor) transport.Event {
+func nextEvent(t *testing.T, m *libzmq.Monitor) transport.Event {
 	t.Helper()
 	for {
 		e, ok, err := m.Next()
@@ -48,7 +53,7 @@ func nextEvent(t *testing.T, m *transport.Monitor) transport.Event {
 }
 
 // until returns the kinds of events up to the first event of a kind, and that event.
-func until(t *testing.T, m *transport.Monitor, kind transport.EventKind) ([]transport.EventKind, transport.Event) {
+func until(t *testing.T, m *libzmq.Monitor, kind transport.EventKind) ([]transport.EventKind, transport.Event) {
 	t.Helper()
 	var kinds []transport.EventKind
 	for {
@@ -63,17 +68,13 @@ func until(t *testing.T, m *transport.Monitor, kind transport.EventKind) ([]tran
 func TestMonitorOfABoundSocket(t *testing.T) {
 	zctx := newContext(t)
 	sub, pub := newSocket(t, zctx, zmq4.SUB), newSocket(t, zctx, zmq4.XPUB)
-	m := newMonitor(t, sub)
+	m := newMonitor(t, sub, true)
 	address := bindOf(t, sub, "tcp://127.0.0.1:*")
 	s := mustOpen(t, sub)
 	connectTo(t, pub, address)
-	_, accepted := until(t, m, transport.Accepted)
-	if accepted.FD <= 0 {
-		t.Errorf("got %+v, want a file descriptor", accepted)
-	}
-	kinds, _ := until(t, m, transport.HandshakeSucceeded)
-	if len(kinds) != 1 {
-		t.Errorf("got %v before the handshake", kinds)
+	kinds, accepted := until(t, m, transport.Connected)
+	if accepted.Conn <= 0 || len(kinds) != 1 {
+		t.Errorf("got %+v, want one event with a file descriptor", accepted)
 	}
 
 	// A message identifies its connection. The goroutine that waits for it sends the
@@ -87,17 +88,17 @@ func TestMonitorOfABoundSocket(t *testing.T) {
 	if err := <-waited; err != nil {
 		t.Fatal(err)
 	}
-	b := transport.NewBatch(1)
+	b := libzmq.NewBatch(1)
 	if n, err := receive(s, b); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	if got := b.Message(0).FD; got != accepted.FD {
-		t.Errorf("got a message of connection %d, want %d", got, accepted.FD)
+	if got := b.Messages()[0].Conn; got != accepted.Conn {
+		t.Errorf("got a message of connection %d, want %d", got, accepted.Conn)
 	}
 
 	closeNow(t, pub)
-	if _, e := until(t, m, transport.Disconnected); e.FD != accepted.FD {
-		t.Errorf("got %+v, want of connection %d", e, accepted.FD)
+	if _, e := until(t, m, transport.Disconnected); e.Conn != accepted.Conn {
+		t.Errorf("got %+v, want of connection %d", e, accepted.Conn)
 	}
 	if err := m.Close(); err == nil {
 		t.Error("Close of a monitor whose socket is open: got no error")
@@ -114,16 +115,16 @@ func TestMonitorOfASocketThatConnects(t *testing.T) {
 	zctx := newContext(t)
 	pub, sub := newSocket(t, zctx, zmq4.PUB), newSocket(t, zctx, zmq4.SUB)
 	address := bindOf(t, pub, "tcp://127.0.0.1:*")
-	m := newMonitor(t, sub)
+	m := newMonitor(t, sub, false)
 	s := mustOpen(t, sub)
 	if err := sub.SetReconnectIvl(time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	connectTo(t, sub, address)
-	until(t, m, transport.HandshakeSucceeded)
+	until(t, m, transport.Connected)
 	closeNow(t, pub)
 	until(t, m, transport.Disconnected)
-	until(t, m, transport.ConnectFailed)
+	until(t, m, transport.Failed)
 	closeNow(t, s)
 	until(t, m, 0)
 }
@@ -131,7 +132,7 @@ func TestMonitorOfASocketThatConnects(t *testing.T) {
 func TestMonitorOfAFailedHandshake(t *testing.T) {
 	zctx := newContext(t)
 	sub := newSocket(t, zctx, zmq4.SUB)
-	m := newMonitor(t, sub)
+	m := newMonitor(t, sub, false)
 	address := bindOf(t, sub, "tcp://127.0.0.1:*")
 	s := mustOpen(t, sub)
 	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(address, "tcp://"))
@@ -145,13 +146,13 @@ func TestMonitorOfAFailedHandshake(t *testing.T) {
 	if _, err := c.Write(greeting); err != nil {
 		t.Fatal(err)
 	}
-	until(t, m, transport.HandshakeFailed)
+	until(t, m, transport.Failed)
 	closeNow(t, c)
 	closeNow(t, s)
 }
 
 func TestMonitorIsInterrupted(t *testing.T) {
-	m := newMonitor(t, newSocket(t, newContext(t), zmq4.SUB))
+	m := newMonitor(t, newSocket(t, newContext(t), zmq4.SUB), false)
 	ended := make(chan error)
 	go func() { ended <- m.Wait() }()
 	m.Interrupt()
@@ -169,7 +170,7 @@ func TestMonitorOfAnEndedContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := transport.NewMonitor(zs)
+	m, err := libzmq.NewMonitor(zs, libzmq.ConnectEvents)
 	if err != nil {
 		t.Fatal(err)
 	}

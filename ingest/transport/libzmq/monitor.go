@@ -1,4 +1,4 @@
-package transport
+package libzmq
 
 import (
 	"errors"
@@ -9,28 +9,33 @@ import (
 	"syscall"
 
 	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
-// eventKinds are the monitored events of libzmq. After a failed attempt to connect, libzmq
-// announces a retry. Another socket replaces this one before the retry (noReconnect).
-var eventKinds = map[zmq4.Event]EventKind{
-	zmq4.EVENT_ACCEPTED:                   Accepted,
-	zmq4.EVENT_HANDSHAKE_SUCCEEDED:        HandshakeSucceeded,
-	zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL: HandshakeFailed,
-	zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL:  HandshakeFailed,
-	zmq4.EVENT_HANDSHAKE_FAILED_AUTH:      HandshakeFailed,
-	zmq4.EVENT_CONNECT_RETRIED:            ConnectFailed,
-	zmq4.EVENT_DISCONNECTED:               Disconnected,
-}
+// eventKinds are the events of libzmq that are monitored.
+type eventKinds map[zmq4.Event]transport.Event
 
-// monitorMask has the monitored events, and the last event of each monitor.
-var monitorMask = func() zmq4.Event {
-	mask := zmq4.EVENT_MONITOR_STOPPED
-	for e := range eventKinds {
-		mask |= e
+// connectEvents are the events of a socket that connects. After a failed attempt, libzmq
+// announces a retry. Another socket replaces this one before the retry (noReconnect).
+var connectEvents = func() eventKinds {
+	protocol := transport.Event{Kind: transport.Failed, Err: errors.New("what listens there does not speak as ZeroMQ does")}
+	return eventKinds{
+		zmq4.EVENT_HANDSHAKE_SUCCEEDED:        {Kind: transport.Connected},
+		zmq4.EVENT_HANDSHAKE_FAILED_NO_DETAIL: protocol,
+		zmq4.EVENT_HANDSHAKE_FAILED_PROTOCOL:  protocol,
+		zmq4.EVENT_HANDSHAKE_FAILED_AUTH:      protocol,
+		zmq4.EVENT_CONNECT_RETRIED:            {Kind: transport.Failed, Err: errors.New("nothing listens there, or it cannot be reached")},
+		zmq4.EVENT_DISCONNECTED:               {Kind: transport.Disconnected},
 	}
-	return mask
 }()
+
+// bindEvents are the events of a bound socket. An accepted connection counts as connected at
+// once, because only this event has its file descriptor.
+var bindEvents = eventKinds{
+	zmq4.EVENT_ACCEPTED:     {Kind: transport.Connected},
+	zmq4.EVENT_DISCONNECTED: {Kind: transport.Disconnected},
+}
 
 // Monitor reads the events of a socket's connections. It has two sockets of its own in the
 // same context, which count for ZMQ_MAX_SOCKETS: libzmq's I/O threads write to one, and the
@@ -43,6 +48,7 @@ var monitorMask = func() zmq4.Event {
 type Monitor struct {
 	watched *zmq4.Socket
 	socket  *Socket
+	kinds   eventKinds
 
 	mu      sync.Mutex // guards the libzmq socket of socket, and stopped
 	stopped bool       // the last event was read
@@ -54,7 +60,7 @@ var monitors atomic.Uint64
 // NewMonitor returns a monitor of a socket, which should not be connected or bound yet:
 // earlier events are missed. A socket has one monitor at most. The monitor must be closed,
 // after the socket.
-func NewMonitor(watched *zmq4.Socket) (*Monitor, error) {
+func NewMonitor(watched *zmq4.Socket, kinds eventKinds) (*Monitor, error) {
 	zctx, err := watched.Context()
 	if err != nil {
 		return nil, fmt.Errorf("monitor socket: %w", err)
@@ -63,7 +69,7 @@ func NewMonitor(watched *zmq4.Socket) (*Monitor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create monitor's socket: %w", err)
 	}
-	m := &Monitor{watched: watched}
+	m := &Monitor{watched: watched, kinds: kinds}
 	err = errors.Join(end.SetLinger(0), end.SetRcvhwm(noHWM))
 	if err == nil {
 		m.socket, err = Open(end)
@@ -73,7 +79,11 @@ func NewMonitor(watched *zmq4.Socket) (*Monitor, error) {
 	}
 	m.socket.ready = m.ready
 	address := "inproc://kvcast-monitor-" + strconv.FormatUint(monitors.Add(1), 10)
-	err = watched.Monitor(address, monitorMask)
+	mask := zmq4.EVENT_MONITOR_STOPPED
+	for e := range kinds {
+		mask |= e
+	}
+	err = watched.Monitor(address, mask)
 	if err == nil {
 		err = end.Connect(address)
 	}
@@ -97,23 +107,26 @@ func (m *Monitor) Wait() error { return m.socket.Wait() }
 // Interrupt ends the call of Wait in progress, and all later ones.
 func (m *Monitor) Interrupt() { m.socket.Interrupt() }
 
-// Next returns the next event; ok is false if there is none now.
-func (m *Monitor) Next() (e Event, ok bool, err error) {
+// Next returns the next event, with its file descriptor as Conn; ok is false if there is none
+// now. The kind of the last event, after Stop, is 0.
+func (m *Monitor) Next() (e transport.Event, ok bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.next()
 }
 
-func (m *Monitor) next() (Event, bool, error) {
+func (m *Monitor) next() (transport.Event, bool, error) {
 	kind, _, value, err := m.socket.zmq.RecvEvent(zmq4.DONTWAIT)
 	switch {
 	case errors.Is(err, zmq4.Errno(syscall.EAGAIN)):
-		return Event{}, false, nil
+		return transport.Event{}, false, nil
 	case err != nil:
-		return Event{}, false, fmt.Errorf("read monitor: %w", err)
+		return transport.Event{}, false, fmt.Errorf("read monitor: %w", err)
 	}
 	m.stopped = m.stopped || kind == zmq4.EVENT_MONITOR_STOPPED
-	return Event{Kind: eventKinds[kind], FD: value}, true, nil
+	e := m.kinds[kind]
+	e.Conn = value
+	return e, true, nil
 }
 
 // Stop ends the events. Only the user of the socket may call it, before closing the

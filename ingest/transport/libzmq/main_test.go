@@ -1,4 +1,4 @@
-package transport_test
+package libzmq_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"github.com/pebbe/zmq4"
 	"go.uber.org/goleak"
 
-	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -61,9 +61,9 @@ func newSocket(t testing.TB, zctx *zmq4.Context, kind zmq4.Type) *zmq4.Socket {
 
 // mustOpen returns a socket that is closed with the test. Its Wait is interrupted after
 // patience.
-func mustOpen(t testing.TB, zs *zmq4.Socket) *transport.Socket {
+func mustOpen(t testing.TB, zs *zmq4.Socket) *libzmq.Socket {
 	t.Helper()
-	s, err := transport.Open(zs)
+	s, err := libzmq.Open(zs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func mustOpen(t testing.TB, zs *zmq4.Socket) *transport.Socket {
 }
 
 // receive releases the batch and receives messages. It returns their number.
-func receive(s *transport.Socket, b *transport.Batch) (int, error) {
+func receive(s *libzmq.Socket, b *libzmq.Batch) (int, error) {
 	b.Release()
 	err := s.Receive(b)
 	return b.Len(), err

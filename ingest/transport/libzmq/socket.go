@@ -1,4 +1,4 @@
-package transport
+package libzmq
 
 import (
 	"errors"
@@ -9,10 +9,9 @@ import (
 
 	"github.com/pebbe/zmq4"
 	"golang.org/x/sys/unix"
-)
 
-// ErrInterrupted is returned by Wait after a call of Interrupt.
-var ErrInterrupted = errors.New("wait was interrupted")
+	"github.com/kvcast/kvcast/ingest/transport"
+)
 
 // Socket is a ZeroMQ socket on Go's poller.
 //
@@ -59,7 +58,7 @@ func Open(s *zmq4.Socket) (*Socket, error) {
 }
 
 // Wait blocks until there is a message. After a call of Interrupt, it returns
-// ErrInterrupted, even if there is a message. It also executes the socket's pending
+// transport.ErrInterrupted, even if there is a message. It also executes the socket's pending
 // commands: a SUB socket subscribes to a new peer only during Wait or Receive.
 //
 // A readable descriptor does not mean that there is a message. It is readable while commands
@@ -79,7 +78,7 @@ func (s *Socket) Wait() error {
 	err := s.conn.Read(s.ready)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return ErrInterrupted
+		return transport.ErrInterrupted
 	case err == nil:
 		err = s.readyErr
 	}
@@ -112,8 +111,8 @@ func (s *Socket) Receive(b *Batch) error {
 }
 
 // send sends a message without blocking. The message may be lost with its connection.
-func (s *Socket) send(frames ...any) error {
-	if _, err := s.zmq.SendMessageDontwait(frames...); err != nil {
+func (s *Socket) send(frames [][]byte) error {
+	if _, err := s.zmq.SendMessageDontwait(frames); err != nil {
 		return fmt.Errorf("send to socket: %w", err)
 	}
 	return nil

@@ -1,4 +1,4 @@
-package transport_test
+package libzmq_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 )
 
 func TestInterruptEndsWaitNowAndLater(t *testing.T) {
@@ -25,7 +26,7 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 		if err := s.Wait(); !errors.Is(err, transport.ErrInterrupted) {
 			t.Fatalf("with a message there: got %v, want %v", err, transport.ErrInterrupted)
 		}
-		if n, err := receive(s, transport.NewBatch(1)); n != 1 || err != nil {
+		if n, err := receive(s, libzmq.NewBatch(1)); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 		closeNow(t, s)
@@ -37,7 +38,7 @@ func TestInterruptEndsWaitNowAndLater(t *testing.T) {
 func TestOpenOfAClosedSocket(t *testing.T) {
 	zs := newSocket(t, newContext(t), zmq4.SUB)
 	closeNow(t, zs)
-	if _, err := transport.Open(zs); !errors.Is(err, zmq4.ErrorSocketClosed) {
+	if _, err := libzmq.Open(zs); !errors.Is(err, zmq4.ErrorSocketClosed) {
 		t.Errorf("got %v, want %v", err, zmq4.ErrorSocketClosed)
 	}
 }
@@ -47,7 +48,7 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 	router, dealer := newSocket(t, zctx, zmq4.ROUTER), newSocket(t, zctx, zmq4.DEALER)
 	connectTo(t, dealer, bindOf(t, router, "tcp://127.0.0.1:*"))
 	s := mustOpen(t, dealer)
-	if err := s.Send([]byte{}, []byte("start"), []byte("end")); err != nil {
+	if err := s.Send([][]byte{{}, []byte("start"), []byte("end")}); err != nil {
 		t.Fatal(err)
 	}
 	request, err := router.RecvMessageBytes(0)
@@ -58,7 +59,7 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 		t.Fatalf("got request %q", request)
 	}
 	sendTo(t, router, request[0], nil, []byte("1"), []byte("2"))
-	got, err := receiveAll(s, transport.NewBatch(8), 1)
+	got, err := take(s, libzmq.NewBatch(8), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func TestSendAndReceiveOfADealer(t *testing.T) {
 
 func TestSubscriberCannotSend(t *testing.T) {
 	s := mustOpen(t, newSocket(t, newContext(t), zmq4.SUB))
-	if err := s.Send([]byte{}); err == nil {
+	if err := s.Send([][]byte{{}}); err == nil {
 		t.Error("got no error")
 	}
 }
@@ -83,17 +84,17 @@ func TestSocketsLeakNoFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := transport.NewBatch(1)
+	b := libzmq.NewBatch(1)
 	for i := range 1000 {
 		zs, err := zctx.NewSocket(zmq4.SUB)
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		m, err := transport.NewMonitor(zs)
+		m, err := libzmq.NewMonitor(zs, libzmq.ConnectEvents)
 		if err != nil {
 			t.Fatal(i, err)
 		}
-		s, err := transport.Open(zs)
+		s, err := libzmq.Open(zs)
 		if err != nil {
 			t.Fatal(i, err)
 		}

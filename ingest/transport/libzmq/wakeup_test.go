@@ -1,4 +1,4 @@
-package transport_test
+package libzmq_test
 
 import (
 	"encoding/binary"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/libzmq"
 )
 
 // TestNoWakeupIsLost lets sockets of all transports wait for bursts of a few messages. A
@@ -55,8 +55,8 @@ var (
 )
 
 // count receives messages up to the last one, which must come in order.
-func count(s *transport.Socket, arrived chan<- uint64) error {
-	b := transport.NewBatch(3)
+func count(s *libzmq.Socket, arrived chan<- uint64) error {
+	b := libzmq.NewBatch(3)
 	timer := time.AfterFunc(patience, s.Interrupt)
 	defer timer.Stop()
 	for next := uint64(0); ; {
@@ -73,7 +73,7 @@ func count(s *transport.Socket, arrived chan<- uint64) error {
 			return fmt.Errorf("wait for message %d: there is none", next)
 		}
 		for i := range got {
-			m := b.Message(i)
+			m := b.Messages()[i]
 			if seq := binary.BigEndian.Uint64(m.Frames[0]); seq != next {
 				return fmt.Errorf("got message %d, want %d", seq, next)
 			}

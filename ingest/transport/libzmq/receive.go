@@ -1,4 +1,4 @@
-package transport
+package libzmq
 
 /*
 #cgo pkg-config: libzmq
@@ -17,7 +17,7 @@ package transport
 #cgo noescape transport_release
 #cgo nocallback transport_release
 
-enum { KEPT_FRAMES = 4 }; // keptFrames
+enum { KEPT_FRAMES = 4 }; // transport.KeptFrames
 
 typedef struct {
 	int count; // number of all frames
@@ -142,6 +142,8 @@ import (
 	"unsafe"
 
 	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/ingest/transport"
 )
 
 // The C functions above are declared nocallback. They would call Go code if a message had a free
@@ -189,18 +191,18 @@ func (v views) bytes() int { return int(v.c.size) }
 
 // receive adds messages with one call to C, without copying.
 func (s *Socket) receive(b *Batch) error {
-	err := C.transport_receive(b.views.c, handle(s.zmq), MaxBatchBytes)
+	err := C.transport_receive(b.views.c, handle(s.zmq), maxBatchBytes)
 	runtime.KeepAlive(s.zmq)
 	if err != 0 {
 		return zmq4.Errno(err)
 	}
 	for n := int(b.views.c.used); b.n < n; b.n++ {
 		m := &unsafe.Slice(b.views.c.message, n)[b.n]
-		frames := b.frames[b.n*keptFrames:][:min(int(m.count), keptFrames):keptFrames]
+		frames := b.frames[b.n*transport.KeptFrames:][:min(int(m.count), transport.KeptFrames):transport.KeptFrames]
 		for k := range frames {
 			frames[k] = unsafe.Slice((*byte)(m.view[k].data), m.view[k].size)
 		}
-		b.messages[b.n] = Message{Frames: frames, Count: int(m.count), FD: int(m.fd)}
+		b.messages[b.n] = transport.Message{Frames: frames, Count: int(m.count), Conn: int(m.fd)}
 	}
 	return nil
 }
