@@ -24,10 +24,13 @@ const (
 	// ConnectTimeout is how long a connection attempt may take.
 	ConnectTimeout = 5 * time.Second
 
-	// With these options of TCP, the system detects a dead peer within a minute.
-	KeepaliveIdle     = 30 * time.Second
+	// KeepaliveIdle is the silence after which TCP probes the peer. With KeepaliveInterval and
+	// KeepaliveCount, the system detects a dead peer within a minute.
+	KeepaliveIdle = 30 * time.Second
+	// KeepaliveInterval is the time between two probes.
 	KeepaliveInterval = 10 * time.Second
-	KeepaliveCount    = 3
+	// KeepaliveCount is how many probes in a row remain unanswered.
+	KeepaliveCount = 3
 )
 
 var (

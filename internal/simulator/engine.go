@@ -187,8 +187,9 @@ func (e *Engine) publishAll(ctx context.Context) error {
 		if lag := time.Since(due); lag > maxLag {
 			start = start.Add(lag)
 		}
-		if e.await(ctx, due); ctx.Err() != nil {
-			return nil
+		e.await(ctx, due)
+		if ctx.Err() != nil {
+			return nil // the end of the context is no error
 		}
 		if err := e.step(); err != nil {
 			return err

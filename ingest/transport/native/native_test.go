@@ -249,7 +249,7 @@ func TestRequestReceivesReplies(t *testing.T) {
 }
 
 func TestSubscribeFails(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ type rawPeer struct {
 
 func dial(t *testing.T, address string) *rawPeer {
 	t.Helper()
-	c, err := net.Dial("tcp", address)
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -523,7 +523,7 @@ func TestManyConnectionsLeaveNothing(t *testing.T) {
 	greeting := zmtp.AppendGreeting(nil)
 	hello := zmtp.AppendMessage(handshake(), []byte("hello"))
 	for i := range connections {
-		p, err := net.Dial("tcp", address)
+		p, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
 		if err != nil {
 			t.Fatal(err)
 		}
