@@ -187,9 +187,8 @@ func (e *Engine) publishAll(ctx context.Context) error {
 		if lag := time.Since(due); lag > maxLag {
 			start = start.Add(lag)
 		}
-		e.await(ctx, due)
-		if ctx.Err() != nil {
-			return nil // the end of the context is no error
+		if !e.await(ctx, due) {
+			return nil
 		}
 		if err := e.step(); err != nil {
 			return err
@@ -202,13 +201,14 @@ func (e *Engine) publishAll(ctx context.Context) error {
 func (e *Engine) subscribed() bool { return e.feed.counters.subscriptions() >= e.cfg.Subscribers }
 
 // await serves the sockets until the next batch is due, and at least once: like vLLM's publisher,
-// which polls its replay socket before each batch. No batch is due while the engine is paused.
-func (e *Engine) await(ctx context.Context, due time.Time) {
+// which polls its replay socket before each batch. No batch is due while the engine is paused. It
+// reports false if the context has ended.
+func (e *Engine) await(ctx context.Context, due time.Time) bool {
 	for {
 		e.serveWhilePaused(ctx)
 		e.feed.serve(max(0, time.Until(due)))
 		if ctx.Err() != nil || !time.Now().Before(due) {
-			return
+			return ctx.Err() == nil
 		}
 	}
 }
