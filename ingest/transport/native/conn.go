@@ -88,6 +88,7 @@ func (r *Receiver) serve(id int, c net.Conn, request []byte) error {
 	defer stop()
 	err = n.run()
 	r.transport.partials.resize(&n.account, 0)
+	release(n.rest)
 	if r.ctx.Err() != nil {
 		err = transport.ErrInterrupted
 	}
@@ -240,10 +241,14 @@ func (c *conn) parse(now time.Time) error {
 	}
 	in := from[:len(c.rest)+c.n]
 	chunk, used, failed := c.events(now, in)
-	if c.direct && used == 0 {
+	switch {
+	case c.direct && used == 0:
 		c.rest = c.grow(in)
-	} else {
-		c.rest = c.keep(in[used:])
+	case c.direct && chunk != nil:
+		chunk.large = in
+		c.rest = c.keep(nil, in[used:])
+	default:
+		c.rest = c.keep(c.rest, in[used:])
 	}
 	switch {
 	case chunk != nil:
@@ -290,14 +295,14 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 	}
 }
 
-// keep returns a copy of the bytes of an incomplete message.
-func (c *conn) keep(rest []byte) []byte {
-	kept := c.rest[:0]
-	if c.direct || len(rest) == 0 && cap(kept) > smallPartial {
-		kept = nil // messages refer to it, or it is charged for
+// keep returns a copy of the bytes of an incomplete message, in the memory of buffer if they fit.
+func (c *conn) keep(buffer, rest []byte) []byte {
+	if buffer = buffer[:0]; len(rest) == 0 && cap(buffer) > smallPartial {
+		release(buffer)
+		buffer = nil // an idle connection is not charged
 	}
 	c.direct = false
-	return c.grow(append(grown(kept, len(rest)), rest...))
+	return c.grow(append(grown(buffer, len(rest)), rest...))
 }
 
 // grow makes room for what follows an incomplete message, if it exceeds a read buffer.

@@ -18,7 +18,8 @@ type chunk struct {
 	owner   *conn
 	leaving bool             // the event is the last of an accepted connection
 	peer    netip.Addr       // of owner or, if leaving is set, of the connection
-	buffer  *[readBytes]byte // of the frames; nil if they have memory of their own
+	buffer  *[readBytes]byte // of the frames; nil if it is large
+	large   []byte           // of the frames of a message that exceeds a read buffer
 	frames  [][]byte         // backs the frames of Messages
 }
 
@@ -129,6 +130,7 @@ func (r *Receiver) Recycle(released *transport.Chunk) {
 		readBuffers.Put(c.buffer)
 		r.reads.Release(1)
 	}
+	release(c.large)
 	if c.owner != nil {
 		<-c.owner.inFlight
 	}
