@@ -15,10 +15,10 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-router test live clients soak fuzz mutate run build bench lint fmt proto grpcurl deps clean
+.PHONY: help demo demo-router test live clients soak fuzz mutate run build build-static bench lint fmt proto grpcurl deps clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Run engines, a server and a router that reconnects and resumes, and check the result.
 	@bin/kvcast demo
@@ -46,7 +46,7 @@ soak: deps ## Run a server under faults for MINUTES (10) and check it every minu
 	$(GO) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
 fuzz: deps ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
-	@for package in ./ingest/wire ./pipeline; do \
+	@for package in ./ingest/wire ./internal/zmtp ./pipeline; do \
 		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
 		done; \
@@ -62,6 +62,16 @@ build: bin/kvcast ## Build bin/kvcast.
 
 bin/kvcast: $(SOURCES) | deps
 	$(GO) build -o $@ ./cmd/kvcast
+
+# The platforms of build-static.
+PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
+
+build-static: ## Build bin/kvcast-OS-ARCH without cgo for each platform: static, with the native transport alone.
+	@for platform in $(PLATFORMS); do \
+		os=$${platform%/*} arch=$${platform#*/}; \
+		echo "bin/kvcast-$$os-$$arch"; \
+		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
+	done
 
 bench: deps ## Run the benchmarks that match BENCH (.), COUNT (1) times.
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...

@@ -530,7 +530,7 @@ func TestRandomFaults(t *testing.T) {
 			}()
 			v := newView()
 			in, stop := start(t, config.Config{
-				ReplayTimeout: 100 * time.Millisecond, Silence: 300 * time.Millisecond, Grace: time.Hour,
+				ReplayTimeout: time.Second, Silence: 300 * time.Millisecond, Grace: time.Hour,
 				Workers: []config.Worker{{Name: "w", Sources: []config.Source{{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()}}}},
 			}, v)
 			defer stop()
@@ -544,6 +544,11 @@ func TestRandomFaults(t *testing.T) {
 				want[h] = true
 			}
 			last := e.Summary().NextSeq - 1
+			defer func() {
+				if t.Failed() {
+					t.Logf("last seq %d, sources %+v, engine %+v", last, in.Sources(), e.Summary())
+				}
+			}()
 			v.await(t, "the engine's view", func() bool { return v.lastSeq == last && (v.incomplete || v.is(want)) })
 			v.mu.Lock()
 			defer v.mu.Unlock()

@@ -158,6 +158,9 @@ func (t *Transport) Bind(endpoint string, _ func(int)) (r transport.Receiver, bo
 	}
 	listen := net.ListenConfig{KeepAliveConfig: keepAlive}
 	l, err := listen.Listen(context.Background(), network, address)
+	if errno := syscall.Errno(0); errors.As(err, &errno) {
+		err = errno // without the address, which the error below has
+	}
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
 		err = fmt.Errorf("want * or an IP address of this machine: %w", err)
 	}
