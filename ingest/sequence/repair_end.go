@@ -201,12 +201,14 @@ func (m *Machine) dropStale(connection uint32) {
 	}
 }
 
-// flush delivers the buffered batches as far as they follow the last batch read. If the replies
+// flush delivers the buffered batches of the request's connection as far as they follow the last batch
+// read. Batches of a later connection wait for a request that is sent on it, because the engine may
+// have restarted in between. If the replies
 // confirmed the incarnation, a batch that contradicts it and arrived before the request is stale, or
 // of another engine. A contradicting batch that arrived later may be of the next incarnation; the
 // next request shows that.
 func (m *Machine) flush(q *request) {
-	for b := m.bufferHead(); b != nil && b.connection >= q.connection && m.order.progress != progressUnknown; b = m.bufferHead() {
+	for b := m.bufferHead(); b != nil && b.connection == q.connection && m.order.progress != progressUnknown; b = m.bufferHead() {
 		if q.sameIncarnation && m.buffer.requested > 0 && m.verdictOf(b) == verdictRestart {
 			m.emit(Action{Kind: DropStale})
 			m.buffer.pop()
