@@ -253,7 +253,9 @@ func (b *inbox) addEvents() {
 	b.order.Lock()
 	defer b.order.Unlock()
 	b.mu.Lock()
-	b.appendEvents(b.eventChunk(), 0)
+	for e, ok := b.nextEvent(); ok; e, ok = b.nextEvent() {
+		b.addEvent(e)
+	}
 	b.mu.Unlock()
 	b.Wake()
 }
