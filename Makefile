@@ -32,7 +32,7 @@ test: deps ## Run all tests with the race detector.
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
 	$(GO) test -race -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
-	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
+	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport/libzmq ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
 
 live: deps ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
