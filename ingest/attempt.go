@@ -163,7 +163,7 @@ func (l *link) await(a *attempt) {
 	}
 }
 
-// stopAwait waits for the end of await. It must be called once at most, unless await was not.
+// stopAwait ends await, and waits for its end. It does nothing for an attempt that await does not read.
 func (a *attempt) stopAwait() {
 	if a.stopping == nil {
 		return

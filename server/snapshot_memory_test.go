@@ -40,7 +40,7 @@ func (g *gate) pass() {
 	}
 }
 
-// countedState is a pipeline that counts the buffers of snapshots, and whose queries pass a gate.
+// countedState is a pipeline that counts the buffers of snapshots, and whose queries wait for a gate.
 type countedState struct {
 	*pipeline.Pipeline
 	buffers *bufferCount

@@ -179,7 +179,7 @@ func (s *Session) Tick(now time.Time) error {
 
 // Next decodes the first event of in into e, and returns the number of its bytes. The next
 // call must begin with the byte after them. If in has no whole event, e is Incomplete and the
-// number is 0: the next call must begin with the same bytes, and have more.
+// number is 0: the next call must begin with the same bytes, followed by more.
 //
 // A non-nil error is an *Error, and final.
 func (s *Session) Next(now time.Time, in []byte, e *Event) (int, error) {

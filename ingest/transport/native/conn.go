@@ -57,7 +57,7 @@ type conn struct {
 
 	// What tryRead exchanges with read.
 	buffer   *[readBytes]byte
-	reserved bool // one of Transport.reads is reserved
+	reserved bool // a read buffer is acquired from Receiver.reads
 	n        int
 	err      error
 	try      func(fd uintptr) bool // tryRead

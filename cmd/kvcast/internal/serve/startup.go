@@ -22,7 +22,7 @@ type startup struct {
 	wait       time.Duration   // for discovery and unreachable engines; 0: no wait
 }
 
-// unread contains numbers of sources whose blocks are unknown.
+// unread counts the sources whose blocks are unknown, by state.
 type unread struct{ connecting, catchingUp int }
 
 func (s startup) unread() (u unread) {
