@@ -30,10 +30,9 @@ import (
 //     has none, since its source removed the block, cleared its cache or restarted. A source
 //     has a block while one of its names for the block is live. A block has a live name.
 //   - Idle names resolve as long as the block exists: offloading engines store children of
-//     blocks that they have evicted. After a restart, the hashes of engines that derive them
-//     from contents name the same blocks, and other sources may use them as well. Engines with
-//     random hashes do not use them again. A name that its source stores as another block
-//     refers to that block from then on.
+//     blocks that they have evicted, and after a restart, hashes that are derived from contents
+//     name the same blocks. A name that its source stores as another block refers to that block
+//     from then on.
 //   - A source has at most maxIdleNames idle names for a block, apart from the block's router
 //     hash; the name that became idle first is dropped. This bounds the names of an engine
 //     that keeps renaming its blocks.
@@ -122,9 +121,8 @@ type Counts struct {
 	Refused [NumRefusals]uint64
 }
 
-// New makes a tracker of up to MaxSources sources, with at most maxBlocks blocks, and as many
-// live names per source on average. It reserves blocks and the bytes of attributes in budgets,
-// which may be nil, and adds to counts.
+// New makes a tracker of up to MaxSources sources, with at most maxBlocks blocks, and as many live names
+// per source on average. It reserves in the budgets, which may be nil, and adds to counts.
 func New(sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counts *Counts) *Tracker {
 	return &Tracker{
 		sources:     sources,
@@ -182,52 +180,44 @@ func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
 	t.reserve((unitsPerBlock + 1) * len(e.BlockHashes))
 	defer t.unreserve()
 	firstChange := len(t.changes)
-	parent := t.parentOf(source, e)
+	parent := parentBlock{rooted: !e.HasParent}
+	if e.HasParent {
+		id := t.resolve(source, e.Parent)
+		parent = t.parentBlock(id, e.Parent)
+		parent.rooted = id == 0 && e.Parent == 0 // some engines write 0 for the parent of a first block
+	}
 	s := blockStore{source: source, parent: e.Parent, rooted: parent.rooted, hasTokens: scope != 0, op: op}
 	for i, hash := range e.BlockHashes {
 		s.hash = hash
 		var c content
 		if scope != 0 && parent.rooted {
 			c = content{scope, e.TokensHashes[i]}
-		} else if scope != 0 && parent.identified {
-			c = content{scope, wire.SequenceHash(parent.sequence, e.TokensHashes[i])}
+		} else if scope != 0 && parent.content.scope != 0 {
+			c = content{scope, wire.SequenceHash(parent.content.sequence, e.TokensHashes[i])}
 		}
 		id, isNew := t.storeBlock(&s, c)
 		s.parent, s.rooted = hash, false
 		if isNew {
 			t.queueStored(firstChange, i, parent)
 		}
-		if id == 0 { // refused
-			parent = parentBlock{hash: hash}
-		} else {
-			parent = t.parentBlock(id)
-		}
+		parent = t.parentBlock(id, hash)
 	}
 }
 
 // parentBlock describes the parent of a stored block.
 type parentBlock struct {
-	rooted     bool   // there is no parent
-	hash       uint64 // router hash, or the source's hash of an unknown block
-	identified bool   // sequence is known
-	sequence   uint64
+	rooted  bool    // there is no parent
+	hash    uint64  // router hash, or the source's hash of an unknown block
+	content content // scope is 0 if it is unknown
 }
 
-func (t *Tracker) parentOf(source int, e *wire.Event) parentBlock {
-	if !e.HasParent {
-		return parentBlock{rooted: true}
-	}
-	id := t.resolve(source, e.Parent)
+// parentBlock describes a block as a parent. id is 0 if the block is unknown or refused; hash is the source's.
+func (t *Tracker) parentBlock(id uint32, hash uint64) parentBlock {
 	if id == 0 {
-		// Some engines write 0 for the parent of a first block.
-		return parentBlock{rooted: e.Parent == 0, hash: e.Parent}
+		return parentBlock{hash: hash}
 	}
-	return t.parentBlock(id)
-}
-
-func (t *Tracker) parentBlock(id uint32) parentBlock {
 	b := t.blocks.at(id)
-	return parentBlock{hash: b.routerHash, identified: b.content.scope != 0, sequence: b.content.sequence}
+	return parentBlock{hash: b.routerHash, content: b.content}
 }
 
 // storeBlock stores a block for a source. It returns the block, and whether the block is new to
@@ -255,7 +245,8 @@ func (t *Tracker) storeBlock(s *blockStore, c content) (id uint32, isNew bool) {
 			nameID = 0
 		}
 	}
-	if nameID == 0 || !t.names.at(nameID).live() {
+	becomesLive := nameID == 0 || !live
+	if becomesLive {
 		if t.liveNames >= t.sources*t.maxBlocks || nameID == 0 && t.names.len() >= maxRecords || id == 0 && !t.makeRoom() {
 			t.counts.Refused[RefusedRank]++
 			return 0, false
@@ -274,7 +265,6 @@ func (t *Tracker) storeBlock(s *blockStore, c content) (id uint32, isNew bool) {
 	if live {
 		count.Stored(s.op)
 	}
-	becomesLive := !t.names.at(nameID).live()
 	if becomesLive || s.hasTokens {
 		t.setParent(nameID, s)
 	}
@@ -324,13 +314,12 @@ func (t *Tracker) Remove(source int, hash uint64, op copies.Op) {
 		return
 	}
 	count := t.count(nameID)
-	gone := count.Removed(op, op == copies.RemoveAnnounced && t.hasLiveChild(nameID))
-	if !gone {
+	if !count.Removed(op, op == copies.RemoveAnnounced && t.hasLiveChild(nameID)) {
 		t.setCount(nameID, count)
+	} else if t.removeName(nameID) {
+		return
 	}
-	if !gone || !t.removeName(nameID) {
-		t.counts.Suppressed++
-	}
+	t.counts.Suppressed++
 }
 
 // ClearSource removes all blocks of a source whose engine restarted or cleared its cache. If no
@@ -346,11 +335,10 @@ func (t *Tracker) ClearSource(source int) (empty bool) {
 	} else if n > 0 {
 		t.Reset() // no other source has a block
 	}
-	if t.Len() > 0 {
-		return false
+	if empty = t.Len() == 0; empty {
+		t.changes, t.removed = t.changes[:0], t.removed[:0]
 	}
-	t.changes, t.removed = t.changes[:0], t.removed[:0]
-	return true
+	return empty
 }
 
 // Gap makes all names of a source stale, with one copy each, without visiting them. It returns
