@@ -89,7 +89,7 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 		return nil, err
 	}
 	worker := l.worker.desc.Name
-	r, err := l.worker.shared.connecting.Subscribe(address, l.topic, l.worker.shared.onDrop(worker))
+	r, err := l.worker.shared.transports.Connecting.Subscribe(address, l.topic, l.worker.shared.onDrop(worker))
 	if err != nil {
 		return nil, err
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/configured"
 )
 
 // ErrStarted is returned by Run after an earlier Run or Close.
@@ -83,10 +84,11 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		ended:   make(chan struct{}),
 	}
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
-	if err := in.shared.openTransports(); err != nil {
-		return nil, errors.Join(err, in.release())
+	var err error
+	if in.shared.transports, err = configured.Open(c, in.shared.budgets.received, in.shared.reject); err != nil {
+		return nil, err
 	}
-	in.shared.replays = transport.NewRequests(in.shared.connecting, c.ReplayTimeout, in.shared.onDrop(""), in.shared.metrics.replaysInProgress)
+	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.onDrop(""), in.shared.metrics.replaysInProgress)
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}
@@ -348,7 +350,7 @@ func (in *Ingest) closeListeners() error {
 
 // release closes the transports and unregisters the metrics. All sockets are closed before.
 func (in *Ingest) release() error {
-	err := in.shared.closeTransports()
+	err := in.shared.transports.Close()
 	if in.registerer != nil {
 		in.registerer.Unregister(in.shared.metrics.registry)
 	}

@@ -65,7 +65,7 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse replay hosts: %w", err)
 	}
-	receiver, address, err := s.listening.Bind(e.String(), s.onDrop(""))
+	receiver, address, err := s.transports.Listening.Bind(e.String(), s.onDrop(""))
 	if err != nil {
 		return nil, err
 	}

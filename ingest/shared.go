@@ -2,29 +2,30 @@ package ingest
 
 import (
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/ingest/transport/configured"
 	"github.com/kvcast/kvcast/internal/budget"
+	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
 // shared has what all workers of an Ingest use.
 type shared struct {
-	config config.Config // with defaults
-	sink   feed.Sink
-	// connecting and listening are the transports of workers and listeners.
-	connecting, listening transport.Transport
-	replays               *transport.Requests
-	names                 *nameSet
-	sources               sourceList
-	budgets               budgets
-	metrics               *metrics
-	intakes               sync.Pool
-	transports            []transport.Transport // those that are open
-	rejections            struct {
+	config     config.Config // with defaults
+	sink       feed.Sink
+	transports *configured.Transports
+	replays    *transport.Requests
+	names      *nameSet
+	sources    sourceList
+	budgets    budgets
+	metrics    *metrics
+	intakes    sync.Pool
+	rejections struct {
 		sync.Mutex
 		limiter logLimiter // guarded by Mutex
 	}
@@ -69,6 +70,16 @@ func (b budgets) all() budget.Collector {
 func (s *shared) onDrop(worker string) func(n int) {
 	dropped := s.metrics.counters[receiveDropsTotal].WithLabelValues(worker)
 	return func(n int) { dropped.Add(float64(n)) }
+}
+
+// reject counts and logs the rejection of a peer that has connected to a listener.
+func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
+	s.metrics.peersRejected.WithLabelValues(string(err.Reason)).Inc()
+	s.rejections.Lock()
+	defer s.rejections.Unlock()
+	if n, ok := s.rejections.limiter.allow(logPeer, time.Now()); ok {
+		s.config.Logger.Warn("peer disconnected", "peer", peer, "reason", string(err.Reason), "error", err, "suppressed", n)
+	}
 }
 
 // jitter returns a wait that is up to a fifth longer, so that waits that start together end apart.

@@ -18,7 +18,7 @@ import (
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/serve"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/simulate"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/top"
-	"github.com/kvcast/kvcast/ingest"
+	"github.com/kvcast/kvcast/ingest/transport/configured"
 )
 
 func main() {
@@ -114,7 +114,7 @@ func (versionCmd) Help() string { return cli.Examples("kvcast version") }
 // Run prints the versions of kvcast and, if the build has it, libzmq.
 func (versionCmd) Run(p cli.Process) error {
 	libzmq := "without libzmq"
-	if v := ingest.LibzmqVersion(); v != "" {
+	if v := configured.LibzmqVersion(); v != "" {
 		libzmq = "libzmq " + v
 	}
 	_, err := fmt.Fprintf(p.Out, "kvcast %s (%s)\n", cli.Version(), libzmq)

@@ -1,6 +1,6 @@
 //go:build !cgo
 
-package ingest
+package configured
 
 import (
 	"errors"
