@@ -3,11 +3,11 @@ package native
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -63,6 +63,21 @@ type conn struct {
 	try      func(fd uintptr) bool // tryRead
 
 	evicted chan struct{}
+	// done is closed when the connection's last event is in the queue, if it was accepted.
+	done chan struct{}
+	// reading is closed after a read; nil if nothing waits for it.
+	reading atomic.Pointer[chan struct{}]
+}
+
+func newConn(r *Receiver, id int, c net.Conn) *conn {
+	n := &conn{
+		receiver: r, id: id, peer: address(c), net: c.(stream),
+		inFlight: make(chan struct{}, chunksInFlight), evicted: make(chan struct{}), done: make(chan struct{}),
+	}
+	n.raw, _ = n.net.SyscallConn() // fails if the connection is nil
+	n.try = n.tryRead
+	n.account.evict = n.evict
+	return n
 }
 
 // notEstablished is the error of a connection whose handshake was not completed.
@@ -72,30 +87,21 @@ func (e *notEstablished) Unwrap() error { return e.error }
 
 // serve reads a connection until it ends, and closes it. It sends a request, if there is one,
 // when the connection is established.
-func (r *Receiver) serve(id int, c net.Conn, request []byte) error {
-	s := c.(stream)
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return errors.Join(fmt.Errorf("read connection: %w", err), c.Close())
-	}
-	n := &conn{
-		receiver: r, id: id, peer: address(c), net: s, raw: raw, session: zmtp.New(r.session, time.Now()),
-		request: request, inFlight: make(chan struct{}, chunksInFlight), evicted: make(chan struct{}),
-	}
-	n.try = n.tryRead
-	n.account.evict = n.evict
-	stop := context.AfterFunc(r.ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+func (c *conn) serve(request []byte) error {
+	r := c.receiver
+	c.request, c.session = request, zmtp.New(r.session, time.Now())
+	stop := context.AfterFunc(r.ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	err = n.run()
-	r.transport.partials.resize(&n.account, 0)
-	release(n.rest)
+	err := c.run()
+	r.transport.partials.resize(&c.account, 0)
+	release(c.rest)
 	if r.ctx.Err() != nil {
 		err = transport.ErrInterrupted
 	}
-	if !n.session.Established() {
+	if !c.session.Established() {
 		err = &notEstablished{err}
 	}
-	return errors.Join(err, c.Close())
+	return errors.Join(err, c.net.Close())
 }
 
 // run reads until the connection ends, and returns why.
@@ -119,6 +125,9 @@ func (c *conn) run() error {
 		}
 		if err := c.parse(time.Now()); err != nil {
 			return err
+		}
+		if waiting := c.reading.Swap(nil); waiting != nil {
+			close(*waiting)
 		}
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -67,7 +66,7 @@ func New(c Config) *Transport {
 		config:      c,
 		reads:       newReads(c),
 		partials:    newPartials(c.PartialBytes),
-		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Addr]int)},
+		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Addr]map[*conn]struct{})},
 	}
 }
 
@@ -131,7 +130,7 @@ func (r *Receiver) dial(network, address string, request []byte) {
 	dialer := net.Dialer{Timeout: transport.ConnectTimeout, KeepAliveConfig: keepAlive}
 	c, err := dialer.DialContext(r.ctx, network, address)
 	if err == nil {
-		err = r.serve(1, c, request)
+		err = newConn(r, 1, c).serve(request)
 	}
 	kind := transport.Disconnected
 	if c == nil || errors.As(err, new(*notEstablished)) {
@@ -203,30 +202,33 @@ func (r *Receiver) accept(l net.Listener) {
 			continue
 		}
 		wait = minAcceptWait
-		peer := address(c)
-		if err := r.transport.connections.add(peer); err != nil {
-			r.transport.config.OnReject(peer, err)
+		n := newConn(r, id, c)
+		if err := r.transport.connections.add(n); err != nil {
+			r.transport.config.OnReject(n.peer, err)
 			_ = c.Close()
 			continue
 		}
-		r.done.Go(func() { r.serveAccepted(id, c, peer) })
+		r.done.Go(n.serveAccepted)
 	}
 }
 
 // serveAccepted serves an accepted connection.
-func (r *Receiver) serveAccepted(id int, c net.Conn, peer netip.Addr) {
-	err := r.serve(id, c, nil)
+func (c *conn) serveAccepted() {
+	r := c.receiver
+	defer close(c.done)
+	c.awaitEarlier()
+	err := c.serve(nil)
 	if protocol := (*zmtp.Error)(nil); errors.As(err, &protocol) {
-		r.transport.config.OnReject(peer, protocol)
+		r.transport.config.OnReject(c.peer, protocol)
 	}
 	if errors.As(err, new(*notEstablished)) {
-		r.transport.connections.remove(peer)
+		r.transport.connections.remove(c)
 		return
 	}
 	// The event releases the connection's place when it has been processed, so that the
 	// events that wait are bounded as well.
-	last := eventChunk(transport.Event{Kind: transport.Disconnected, Conn: id, Err: err})
-	last.leaving, last.peer = true, peer
+	last := eventChunk(transport.Event{Kind: transport.Disconnected, Conn: c.id, Err: err})
+	last.leaving = c
 	r.push(last)
 }
 
@@ -236,42 +238,4 @@ func address(c net.Conn) netip.Addr {
 		return a.AddrPort().Addr().Unmap()
 	}
 	return netip.Addr{}
-}
-
-// connections counts the accepted connections.
-type connections struct {
-	max, perAddress int
-
-	mu        sync.Mutex // guards all below
-	all       int
-	byAddress map[netip.Addr]int
-}
-
-// Reasons of connections that are closed before they are read.
-const (
-	reasonConnections zmtp.Reason = "connections"
-	reasonPerAddress  zmtp.Reason = "connections_per_address"
-)
-
-func (c *connections) add(peer netip.Addr) *zmtp.Error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.all >= c.max:
-		return &zmtp.Error{Reason: reasonConnections, Detail: fmt.Sprintf("all %d connections are in use", c.max)}
-	case peer.IsValid() && c.byAddress[peer] >= c.perAddress:
-		return &zmtp.Error{Reason: reasonPerAddress, Detail: fmt.Sprintf("address has %d connections, the most that are allowed", c.perAddress)}
-	}
-	c.all++
-	c.byAddress[peer]++
-	return nil
-}
-
-func (c *connections) remove(peer netip.Addr) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all--
-	if c.byAddress[peer]--; c.byAddress[peer] == 0 {
-		delete(c.byAddress, peer)
-	}
 }

@@ -2,7 +2,6 @@ package native
 
 import (
 	"context"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -16,8 +15,7 @@ import (
 type chunk struct {
 	transport.Chunk
 	owner   *conn
-	leaving bool             // the event is the last of an accepted connection
-	peer    netip.Addr       // of owner or, if leaving is set, of the connection
+	leaving *conn            // the accepted connection whose last event this is
 	buffer  *[readBytes]byte // of the frames; nil if it is large
 	large   []byte           // of the frames of a message that exceeds a read buffer
 	frames  [][]byte         // backs the frames of Messages
@@ -134,8 +132,8 @@ func (r *Receiver) Recycle(released *transport.Chunk) {
 	if c.owner != nil {
 		<-c.owner.inFlight
 	}
-	if c.leaving {
-		r.transport.connections.remove(c.peer)
+	if c.leaving != nil {
+		r.transport.connections.remove(c.leaving)
 	}
 	clear(c.Messages)
 	clear(c.Events)
