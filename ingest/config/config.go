@@ -62,8 +62,8 @@ type Config struct {
 	// AddWorker counts once for each of its dp ranks, and uses about six file descriptors and three
 	// libzmq sockets. An engine that connects to a listener counts once for each topic and rank.
 	MaxSources int
-	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays.
-	// ListenZMQ is the one for Listeners. The default is DefaultZMQ.
+	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays; the
+	// default is DefaultConnectZMQ. ListenZMQ is the one for Listeners; the default is ZMQNative.
 	ConnectZMQ, ListenZMQ ZMQ
 	// MaxConnections and MaxConnectionsPerAddress limit the connections to all listeners together,
 	// and from one IP address, if ListenZMQ is ZMQNative.
@@ -191,8 +191,8 @@ func (c Config) WithDefaults() Config {
 	c.MaxWorkers = cmp.Or(c.MaxWorkers, DefaultMaxWorkers)
 	c.MaxSources = cmp.Or(c.MaxSources, DefaultMaxSources)
 	c.MaxRanks = cmp.Or(c.MaxRanks, DefaultMaxRanks)
-	c.ConnectZMQ = cmp.Or(c.ConnectZMQ, DefaultZMQ)
-	c.ListenZMQ = cmp.Or(c.ListenZMQ, DefaultZMQ)
+	c.ConnectZMQ = cmp.Or(c.ConnectZMQ, DefaultConnectZMQ)
+	c.ListenZMQ = cmp.Or(c.ListenZMQ, ZMQNative)
 	c.MaxConnections = cmp.Or(c.MaxConnections, DefaultMaxConnections)
 	c.MaxConnectionsPerAddress = cmp.Or(c.MaxConnectionsPerAddress, DefaultMaxConnectionsPerAddress)
 	c.WorkerBytes = cmp.Or(c.WorkerBytes, DefaultWorkerBytes)

@@ -5,5 +5,5 @@ package config
 // HasLibzmq reports whether this build has ZMQLib.
 const HasLibzmq = true
 
-// DefaultZMQ is the default implementation.
-const DefaultZMQ = ZMQLib
+// DefaultConnectZMQ is the default implementation for connecting to engines.
+const DefaultConnectZMQ = ZMQLib

@@ -5,5 +5,5 @@ package config
 // HasLibzmq reports whether this build has ZMQLib.
 const HasLibzmq = false
 
-// DefaultZMQ is the default implementation.
-const DefaultZMQ = ZMQNative
+// DefaultConnectZMQ is the default implementation for connecting to engines.
+const DefaultConnectZMQ = ZMQNative
