@@ -15,7 +15,7 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-router test live clients soak fuzz mutate run build build-static bench lint fmt proto grpcurl deps clean
+.PHONY: help demo demo-router test live peers clients soak fuzz mutate run build build-static bench lint fmt proto grpcurl deps clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,7 @@ demo-router: build ## Route a trace of requests by cached prefix and round robin
 
 test: deps ## Run all tests with the race detector.
 	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
+	@test -d bin/peers || echo "Skipping the peers in Python, Java and Rust: run make peers to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
@@ -37,6 +38,11 @@ test: deps ## Run all tests with the race detector.
 live: deps ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
 	$(GO) test -race -count 1 -v -run LivePublisher ./cmd/kvcast
+
+peers: deps ## Prepare peers of other ZeroMQ implementations in bin/peers, and test with them.
+	@tools/scripts/live.sh
+	@tools/scripts/peers.sh
+	$(GO) test -race -count 1 -v ./test/interop
 
 clients: deps ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
