@@ -351,6 +351,13 @@ func FuzzSession(f *testing.F) {
 		f.Add(byte(0), zmtp.AppendMessage(handshake, []byte("kv@a"), make([]byte, 8), make([]byte, 300)), uint16(64))
 		f.Add(byte(0), zmtp.AppendCommand(handshake, "PING", 0, 1, 2), uint16(1))
 	}
+	for name, stream := range recordings(f) {
+		socket := byte(0)
+		if strings.HasSuffix(name, "-router") {
+			socket = 2
+		}
+		f.Add(socket, stream, uint16(16))
+	}
 	f.Add(byte(1), zmtp.AppendCommand(append(peerGreeting(1, "NULL"), ready("SUB")...), "SUBSCRIBE", 'k'), uint16(3))
 	sockets := []zmtp.SocketType{zmtp.SUB, zmtp.PUB, zmtp.DEALER, zmtp.ROUTER}
 	f.Fuzz(func(t *testing.T, socket byte, stream []byte, chunk uint16) {
