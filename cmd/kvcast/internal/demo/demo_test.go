@@ -8,53 +8,41 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/test/checker"
 )
 
 // received returns a router that has received a worker and some blocks.
-func received(t *testing.T, blocks int) *router {
-	t.Helper()
-	f := &router{checker: checker.New(checker.Options{})}
-	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
-	if err := f.checker.Begin(req); err != nil {
-		t.Fatal(err)
-	}
-	receive := func(m *kvcastv1.SubscribeResponse) {
-		t.Helper()
-		if err := f.checker.Receive(m); err != nil {
-			t.Fatal(err)
-		}
-		f.entries = append(f.entries, m.GetEntries()...)
-	}
-	receive(&kvcastv1.SubscribeResponse{
-		Accepted: &kvcastv1.Accepted{Epoch: "e", OldestSeq: 1, Mode: kvcastv1.Accepted_MODE_EARLIEST},
-		Position: &kvcastv1.Position{Epoch: "e"},
-	})
-	for seq := uint64(1); seq <= uint64(blocks)+1; seq++ {
+func received(blocks int) *router {
+	r := newRouter(nil)
+	seq := uint64(0)
+	r.next = func() (client.Update, error, bool) {
+		seq++
 		e := &kvcastv1.Entry{Seq: seq, Worker: "engine-0"}
 		ev := &kvcastv1.RouterEvent{EventId: seq, Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{}}}
 		if seq > 1 {
-			e.EngineTimeUnixNano, e.IngestTimeUnixNano = int64(seq), int64(seq)
 			ev = &kvcastv1.RouterEvent{
 				EventId: seq, DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE,
 				Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{seq}, BlockSize: 16}},
 			}
 		}
 		e.Events = []*kvcastv1.RouterEvent{ev}
-		receive(&kvcastv1.SubscribeResponse{
-			Entries: []*kvcastv1.Entry{e}, Position: &kvcastv1.Position{Epoch: "e", Seq: seq}, PrevSeq: seq - 1,
-		})
+		return client.Update{
+			Message: &kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{e}}, Position: client.Position{Epoch: "e", Seq: seq},
+		}, nil, true
 	}
-	return f
+	if err := r.receiveUntil(func() bool { return len(r.entries) > blocks }, nil); err != nil {
+		panic(err) // all updates are valid
+	}
+	return r
 }
 
 // TestCheckFails breaks each check.
 func TestCheckFails(t *testing.T) {
 	const blocks = 5
-	digest := received(t, blocks).checker.View().Digest("engine-0", 0, kvcastv1.Tier_TIER_DEVICE)
+	digest := received(blocks).blocks("engine-0").XOR
 	engines := func() []simulator.Summary { return []simulator.Summary{{Blocks: blocks, Digest: digest}} }
 	for _, tt := range []struct {
 		name  string
@@ -74,14 +62,14 @@ func TestCheckFails(t *testing.T) {
 		{"the other router received another entry", func(_, other *router, _ []simulator.Summary) {
 			other.entries[3].Worker = "engine-1"
 		}, 1},
-		{"the engine has another number of blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Blocks++ }, 1},
-		{"the engine has other blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Digest++ }, 1},
+		{"the engine has another number of blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Blocks++ }, 2},
+		{"the engine has other blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Digest++ }, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			router, other, engines := received(t, blocks), received(t, blocks), engines()
+			router, other, engines := received(blocks), received(blocks), engines()
 			tt.spoil(router, other, engines)
 			var out bytes.Buffer
-			err := (&demo{out: &out}).check(router, other, received(t, blocks).checker, 3, engines)
+			err := (&demo{out: &out}).check(router, other, received(blocks), 3, engines)
 			if got := strings.Count(out.String(), "FAILED  "); got != tt.fails {
 				t.Errorf("%d checks failed, want %d:\n%s", got, tt.fails, &out)
 			}

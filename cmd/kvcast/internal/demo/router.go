@@ -3,55 +3,52 @@ package demo
 import (
 	"context"
 	"fmt"
+	"iter"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/client"
 	"github.com/kvcast/kvcast/internal/simulator"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
-	"github.com/kvcast/kvcast/test/checker"
 )
 
-// router checks each message that it receives, and keeps the entries.
+// router applies updates to a view, and keeps the entries. The client checks each message.
 type router struct {
-	client  kvcastv1.RouterEventServiceClient
-	checker *checker.Checker
+	client  *client.Client
+	view    *client.View
+	at      client.Position // of the last update
 	entries []*kvcastv1.Entry
 
-	stream kvcastv1.RouterEventService_SubscribeClient
-	cancel context.CancelFunc
+	next       func() (client.Update, error, bool)
+	disconnect func()
 }
 
-func newRouter(client kvcastv1.RouterEventServiceClient) *router {
-	return &router{client: client, checker: checker.New(checker.Options{})}
-}
+func newRouter(c *client.Client) *router { return &router{client: c, view: client.NewView()} }
 
-// connect subscribes: first from the earliest entry, later after the last position.
-func (r *router) connect(ctx context.Context) error {
-	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Earliest{Earliest: &kvcastv1.FromEarliest{}}}
-	if at := r.checker.Position(); at != nil {
-		req.Start = &kvcastv1.SubscribeRequest_After{After: at}
+// connect subscribes from a start, or after the last position.
+func (r *router) connect(ctx context.Context, start client.Start) {
+	if !r.at.IsZero() {
+		start = client.After(r.at)
 	}
-	ctx, r.cancel = context.WithCancel(ctx)
-	var err error
-	if r.stream, err = r.client.Subscribe(ctx, req); err != nil {
-		return fmt.Errorf("subscribe: %w", err)
-	}
-	return r.checker.Begin(req)
+	r.next, r.disconnect = iter.Pull2(r.client.Subscribe(ctx, client.Config{Start: start, GapPolicy: client.GapFail}))
 }
 
-func (r *router) disconnect() { r.cancel() }
-
-// receiveUntil receives messages until done returns true. It calls show for each entry, unless show is nil.
+// receiveUntil receives updates until done returns true. It calls show for each entry, unless show is nil.
 func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error) error {
 	for !done() {
-		m, err := r.stream.Recv()
+		u, err, ok := r.next()
+		switch {
+		case !ok:
+			err = context.DeadlineExceeded // of the context of connect
+		case u.Interruption != nil:
+			err = u.Interruption.Err
+		}
 		if err != nil {
-			return fmt.Errorf("receive at seq %d: %w", r.seq(), err)
+			return fmt.Errorf("receive after %s: %w", r.at, err)
 		}
-		if err := r.checker.Receive(m); err != nil {
-			return err
-		}
-		for _, e := range m.GetEntries() {
+		r.view.Apply(u)
+		r.at = u.Position
+		for _, e := range u.Message.GetEntries() {
 			r.entries = append(r.entries, e)
 			if show == nil {
 				continue
@@ -64,15 +61,17 @@ func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error
 	return nil
 }
 
-func (r *router) seq() uint64 { return r.checker.Position().GetSeq() }
-
-// complete returns an error unless the router received as many entries as its position says, and the checker accepted all
-// messages: entries are contiguous and in order.
+// complete returns an error unless the router received each entry up to its position once and in order.
 func (r *router) complete() error {
-	if got := uint64(len(r.entries)); got != r.seq() {
-		return fmt.Errorf("%d entries at position %d", got, r.seq())
+	if got := uint64(len(r.entries)); got != r.at.Seq {
+		return fmt.Errorf("%d entries at position %d", got, r.at.Seq)
 	}
-	return r.checker.Err()
+	for i, e := range r.entries {
+		if want := uint64(i) + 1; e.GetSeq() != want {
+			return fmt.Errorf("entry %d in place of %d", e.GetSeq(), want)
+		}
+	}
+	return nil
 }
 
 // equals returns an error unless another router received the same entries.
@@ -88,14 +87,22 @@ func (r *router) equals(other *router) error {
 	return nil
 }
 
+// blocks returns the digest of the blocks in an engine's cache.
+func (r *router) blocks(engine string) client.BlocksDigest {
+	w, _ := r.view.Worker(engine)
+	if len(w.Ranks) == 0 {
+		return client.BlocksDigest{}
+	}
+	return w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE]
+}
+
 // matches returns an error unless the router's view equals the engines' caches.
 func (r *router) matches(engines []simulator.Summary) error {
-	for i, want := range engines {
-		blocks := r.checker.View().Count(engineName(i), 0, kvcastv1.Tier_TIER_DEVICE)
-		digest := r.checker.View().Digest(engineName(i), 0, kvcastv1.Tier_TIER_DEVICE)
-		if blocks != want.Blocks || digest != want.Digest {
+	for i, e := range engines {
+		name, want := engineName(i), client.BlocksDigest{Blocks: uint64(e.Blocks), XOR: e.Digest}
+		if got := r.blocks(name); got != want {
 			return fmt.Errorf("%s: the view has %d blocks with digest %016x, the engine %d with %016x",
-				engineName(i), blocks, digest, want.Blocks, want.Digest)
+				name, got.Blocks, got.XOR, want.Blocks, want.XOR)
 		}
 	}
 	return nil
