@@ -71,35 +71,22 @@ func (b *Budget) Limit() int64 {
 // Collector exports budgets as metrics.
 type Collector []*Budget
 
-var _ prometheus.Collector = Collector(nil)
-
-// descs returns the descriptions of a budget's metrics. The resource is a constant label, so that
-// several collectors can share a registry.
-func (b *Budget) descs() (used, limit, refused *prometheus.Desc) {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("kvcast_budget_"+name, help, nil, prometheus.Labels{"resource": b.name})
-	}
-	return desc("used", "Amount of a bounded resource in use, by resource. Resources whose name ends in bytes are in bytes."),
-		desc("limit", "Bound of a resource over the whole process, by resource."),
-		desc("refused_total", "Requests for a resource that were refused because its bound was reached, by resource.")
-}
-
 // Describe implements prometheus.Collector.
-func (c Collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, b := range c {
-		used, limit, refused := b.descs()
-		ch <- used
-		ch <- limit
-		ch <- refused
-	}
-}
+func (c Collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. The resource is a constant label, so that several collectors can
+// share a registry.
 func (c Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, b := range c {
-		used, limit, refused := b.descs()
-		ch <- prometheus.MustNewConstMetric(used, prometheus.GaugeValue, float64(b.Used()))
-		ch <- prometheus.MustNewConstMetric(limit, prometheus.GaugeValue, float64(b.Limit()))
-		ch <- prometheus.MustNewConstMetric(refused, prometheus.CounterValue, float64(b.refused.Load()))
+		metric := func(name, help string, kind prometheus.ValueType, value float64) {
+			desc := prometheus.NewDesc("kvcast_budget_"+name, help, nil, prometheus.Labels{"resource": b.name})
+			ch <- prometheus.MustNewConstMetric(desc, kind, value)
+		}
+		metric("used", "Amount of a bounded resource in use, by resource. Resources whose name ends in bytes are in bytes.",
+			prometheus.GaugeValue, float64(b.Used()))
+		metric("limit", "Bound of a resource over the whole process, by resource.",
+			prometheus.GaugeValue, float64(b.Limit()))
+		metric("refused_total", "Requests for a resource that were refused because its bound was reached, by resource.",
+			prometheus.CounterValue, float64(b.refused.Load()))
 	}
 }
