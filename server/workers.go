@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/status"
 
@@ -140,23 +137,12 @@ func (s workers) validate(spec *kvcastv1.WorkerSpec) []*violation {
 			all = append(all, notAllowed(field, value, want))
 		}
 	}
-	checkText := func(field, value string) {
-		printable := utf8.ValidString(value) && strings.IndexFunc(value, unicode.IsControl) < 0
-		check(printable, field, value, "UTF-8 without control characters")
-	}
-	checkText("worker.endpoint", spec.GetEndpoint())
-	for _, key := range slices.Sorted(maps.Keys(spec.GetLabels())) {
-		checkText("worker.labels", key)
-		checkText(fmt.Sprintf("worker.labels[%.64q]", key), spec.GetLabels()[key])
-	}
 	for i, src := range spec.GetSources() {
 		source := fmt.Sprintf("worker.sources[%d].", i)
-		checkText(source+"topic", src.GetTopic())
 		for name, endpoint := range map[string]string{"connect": src.GetConnect(), "replay": src.GetReplay()} {
 			want := s.wantEndpoint(endpoint)
 			check(want == "", source+name, endpoint, want)
 		}
-		check(src.GetDpSize() <= feed.MaxRanks, source+"dp_size", src.GetDpSize(), fmt.Sprintf("1 to %d, or 0 for 1", feed.MaxRanks))
 		_, known := kvcastv1.Copies_name[int32(src.GetCopies())]
 		check(known, source+"copies", src.GetCopies(), "COPIES_AUTO, COPIES_COUNTED or COPIES_ANNOUNCED_LAST")
 	}
@@ -192,8 +178,6 @@ func fieldViolations(err error) []*violation {
 	if !errors.As(err, &field) {
 		return nil
 	}
-	return []*violation{notAllowed(strings.ToLower(contractNames.Replace(field.Field)), field.Value, contractNames.Replace(field.Allowed))}
+	path := fmt.Sprintf("%.96s", strings.Replace(field.Path(), "workers[0]", "worker", 1)) // a label's key may be long
+	return []*violation{notAllowed(path, field.Value, field.Allowed)}
 }
-
-// contractNames replaces field names of ingest/config with field names of the contract.
-var contractNames = strings.NewReplacer("Workers[0]", "worker", "DPSize", "dp_size")

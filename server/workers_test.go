@@ -161,8 +161,9 @@ func TestViolationsUseContractNames(t *testing.T) {
 		{func(w *kvcastv1.WorkerSpec) { w.Name = "" }, []string{`worker.name: "" is not allowed: want 1 to 253 bytes`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Name, w.Model = "a\tb", "\n" }, []string{`worker.name: "a\tb" is not allowed: want`, `worker.model: "\n" is not allowed: want`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Model = strings.Repeat("m", 1<<16) }, []string{`worker.model: "` + strings.Repeat("m", 64) + `" is not allowed: want at most 1024`}},
-		{func(w *kvcastv1.WorkerSpec) { w.Endpoint = "\x1b[2J" }, []string{`worker.endpoint: "\x1b[2J" is not allowed: want UTF-8 without`}},
-		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{"a": "\x00"} }, []string{`worker.labels["a"]: "\x00" is not allowed: want UTF-8 without`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Endpoint = "\x1b[2J" }, []string{`worker.endpoint: "\x1b[2J" is not allowed: want at most 1024 bytes of UTF-8 without`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{"a": "\x00"} }, []string{`worker.labels["a"]: "\x00" is not allowed: want at most 1024 bytes of UTF-8 without`}},
+		{func(w *kvcastv1.WorkerSpec) { w.Labels = map[string]string{strings.Repeat("K", 1<<16): "a"} }, []string{`worker.labels["` + strings.Repeat("K", 96-len(`worker.labels["`)) + `: "` + strings.Repeat("K", 64) + `" is not allowed: want a key of 1 to 253`}},
 		{func(w *kvcastv1.WorkerSpec) { w.Sources = nil }, []string{`worker.sources: 0 is not allowed: want one source at least`}},
 		{func(w *kvcastv1.WorkerSpec) {
 			for range feed.MaxSources {
@@ -176,7 +177,7 @@ func TestViolationsUseContractNames(t *testing.T) {
 		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.Replay = "", "h" }), []string{`worker.sources[0].connect: "" is not allowed: want tcp://HOST:PORT`, `worker.sources[0].replay: "h" is not allowed: want tcp://`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.DpSize = 1<<32 - 1 }), []string{`worker.sources[0].dp_size: 4294967295 is not allowed: want 1 to 1024`}},
 		{source(func(s *kvcastv1.SourceSpec) { s.Connect, s.DpSize = "ipc://x", 2 }), []string{`worker.sources[0].connect: "ipc://x" is not allowed: want tcp://HOST:PORT`}},
-		{source(func(s *kvcastv1.SourceSpec) { s.Topic = "\n" }), []string{`worker.sources[0].topic: "\n" is not allowed: want UTF-8 without`}},
+		{source(func(s *kvcastv1.SourceSpec) { s.Topic = "\n" }), []string{`worker.sources[0].topic: "\n" is not allowed: want at most 1024 bytes of UTF-8 without`}},
 	} {
 		spec := spec()
 		tt.change(spec)

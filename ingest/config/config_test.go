@@ -56,6 +56,7 @@ func TestValidate(t *testing.T) {
 		{"port any", connect("tcp://h:*"), []string{"Workers[0].Sources[0].Connect"}},
 		{"port too large", connect("tcp://h:65536"), []string{"Workers[0].Sources[0].Connect"}},
 		{"port that is not a number", connect("tcp://h:+1"), []string{"Workers[0].Sources[0].Connect"}},
+		{"control character", connect("tcp://h\n:1"), []string{"Workers[0].Sources[0].Connect"}},
 		{"source address", connect("tcp://10.0.0.1:0;h:1"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc without path", connect("ipc://"), []string{"Workers[0].Sources[0].Connect"}},
 		{"ipc path too long", connect("ipc://" + strings.Repeat("p", 108)), []string{"Workers[0].Sources[0].Connect"}},
@@ -150,7 +151,7 @@ func TestValidate(t *testing.T) {
 		{"bind inproc", bind("inproc://kv"), []string{"Listeners[0].Bind"}},
 		{"listener's engine", listener(config.Listener{Bind: "tcp://*:1", Engine: "x"}), []string{"Listeners[0].Engine"}},
 		{"listener's copies", listener(config.Listener{Bind: "tcp://*:1", Copies: "x"}), []string{"Listeners[0].Copies"}},
-		{"pattern", listener(config.Listener{Bind: "tcp://*:1", Topics: []string{"a*", "[", ""}}), []string{"Listeners[0].Topics[1]", "Listeners[0].Topics[2]"}},
+		{"pattern", listener(config.Listener{Bind: "tcp://*:1", Topics: []string{"a*", "[", "", "\n"}}), []string{"Listeners[0].Topics[1]", "Listeners[0].Topics[2]", "Listeners[0].Topics[3]"}},
 		{"listener's worker", listener(config.Listener{Bind: "tcp://*:1", Worker: "\x00"}), []string{"Listeners[0].Worker"}},
 		{
 			"listener's worker named before",

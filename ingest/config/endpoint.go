@@ -34,7 +34,7 @@ const (
 // be *, and its port * or 0. inproc is invalid, because every Ingest has its own ZeroMQ context.
 func ParseEndpoint(s string, bind bool) (Endpoint, bool) {
 	transport, address, ok := strings.Cut(s, "://")
-	if !ok || strings.ContainsAny(address, "\x00; ") {
+	if !ok || strings.ContainsAny(address, "; ") || !Printable(address) {
 		return Endpoint{}, false
 	}
 	switch transport {

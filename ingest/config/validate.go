@@ -87,7 +87,7 @@ func (c Config) Validate() error {
 		fmt.Sprintf("at most %d sources, each dp rank counted", c.MaxSources))
 	const socketsEach = 3 // libzmq sockets of a source or listener: its own and two of its monitor
 	sockets := socketsEach * (len(c.Listeners) + c.sources())
-	v.Check(sockets <= MaxSockets, "Workers", sockets,
+	v.Check(sockets <= MaxSockets || v.errs != nil, "Workers", sockets,
 		fmt.Sprintf("sources, each dp rank counted, that with the listeners use at most %d sockets", MaxSockets))
 	return v.Err()
 }
@@ -205,7 +205,7 @@ func (v *Validation) listener(field string, l Listener) {
 	v.Check(l.Copies.known(), field+".Copies", string(l.Copies), allowedCopies)
 	for i, p := range l.Topics {
 		_, err := path.Match(p, "")
-		v.Check(err == nil && p != "", fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")
+		v.Check(err == nil && p != "" && Printable(p), fmt.Sprintf("%s.Topics[%d]", field, i), p, "a pattern as of path.Match")
 	}
 	for i, h := range l.ReplayHosts {
 		_, err := ParseHosts([]string{h})

@@ -57,13 +57,13 @@ func (c *Config) fields() mapping {
 		{"ingest", c.ingestFields(), ""},
 		{"subscribers", c.subscriberFields(), ""},
 		{"auth", mapping{
-			{"tokens", fileName(&c.TokensFile, printable),
+			{"tokens", fileName(&c.TokensFile, ingestconfig.Printable),
 				"File of the tokens that calls must carry: ROLE TOKEN per line, where ROLE is router or operator; # starts a comment. Read at start."},
 		}, ""},
 		{"tls", mapping{
-			{"cert", fileName(&c.CertFile, printable),
+			{"cert", fileName(&c.CertFile, ingestconfig.Printable),
 				"File of the server's certificate in PEM, followed by intermediate certificates. Read at start."},
-			{"key", fileName(&c.KeyFile, printable),
+			{"key", fileName(&c.KeyFile, ingestconfig.Printable),
 				"File of the certificate's key in PEM."},
 		}, ""},
 		{"emit_token_ids", boolean(&c.Pipeline.EmitTokenIDs),
@@ -148,14 +148,14 @@ func (c *Config) subscriberFields() mapping {
 	}
 }
 
-// Names, patterns and endpoints of workers and listeners are validated by ingest, which sees all of them.
+// The words of workers and listeners are validated by ingest, which sees all of them.
 
 func workerFields(w *ingestconfig.Worker) mapping {
 	return mapping{
-		{key: "name", node: text(&w.Name, "", anything, "")},
-		{key: "model", node: text(&w.Model, "", anything, "")},
+		{key: "name", node: word(&w.Name)},
+		{key: "model", node: word(&w.Model)},
 		{key: "block_size", node: number(&w.BlockSize, 0, 1, math.MaxUint32)},
-		{key: "endpoint", node: text(&w.Endpoint, "", printable, "UTF-8 without control characters, such as 10.0.0.5:8000")},
+		{key: "endpoint", node: word(&w.Endpoint)},
 		{key: "consolidate", node: oneOf(&w.Consolidate, feed.ConsolidateDedup, feed.ConsolidatePassthrough)},
 		{key: "labels", node: labels{&w.Labels}},
 		{key: "sources", node: listOf(&w.Sources, sourceFields)},
@@ -165,42 +165,37 @@ func workerFields(w *ingestconfig.Worker) mapping {
 func sourceFields(s *ingestconfig.Source) mapping {
 	return mapping{
 		{key: "engine", node: engine(&s.Engine)},
-		{key: "connect", node: endpoint(&s.Connect)},
-		{key: "replay", node: endpoint(&s.Replay)},
+		{key: "connect", node: word(&s.Connect)},
+		{key: "replay", node: word(&s.Replay)},
 		{key: "dp_size", node: number(&s.DPSize, 1, 1, feed.MaxRanks)},
-		{key: "topic", node: text(&s.Topic, "", printable, "UTF-8 without control characters, such as kv@")},
+		{key: "topic", node: word(&s.Topic)},
 		{key: "copies", node: copies(&s.Copies)},
 	}
 }
 
 func listenerFields(l *ingestconfig.Listener) mapping {
 	return mapping{
-		{key: "bind", node: endpoint(&l.Bind)},
+		{key: "bind", node: word(&l.Bind)},
 		{key: "engine", node: engine(&l.Engine)},
 		{key: "copies", node: copies(&l.Copies)},
 		{key: "replay_port", node: replayPort(&l.ReplayPort, ingestconfig.DefaultReplayPort, -1)},
-		{key: "worker", node: text(&l.Worker, "", anything, "")},
-		{key: "topics", node: listOf(&l.Topics, topic)},
-		{key: "replay_hosts", node: listOf(&l.ReplayHosts, replayHost)},
+		{key: "worker", node: word(&l.Worker)},
+		{key: "topics", node: listOf(&l.Topics, word)},
+		{key: "replay_hosts", node: listOf(&l.ReplayHosts, word)},
 	}
 }
 
-func topic(to *string) *value { return text(to, "", printable, "a pattern such as kv@*") }
-
-func replayHost(to *string) *value { return text(to, "", printable, "a host such as 10.0.0.0/8") }
-
 func discoveryFields(d *Discovery) mapping {
-	validModel := func(s string) bool { return printable(s) && len(s) <= ingestconfig.MaxModelBytes }
 	byDNS := mapping{
 		{key: "dns", node: text(&d.DNS.Host, "", isHost, "the name of a host, such as vllm.default.svc")},
 		{key: "port", node: number(&d.DNS.Port, 0, 1, math.MaxUint16)},
 		{key: "replay_port", node: replayPort(&d.DNS.ReplayPort, 0, 0)},
 		{key: "engine", node: engine(&d.DNS.Engine)},
 		{key: "copies", node: copies(&d.DNS.Copies)},
-		{key: "model", node: text(&d.DNS.Model, "", validModel, ingestconfig.AllowedModel)},
+		{key: "model", node: text(&d.DNS.Model, "", ingestconfig.ValidModel, ingestconfig.AllowedModel)},
 		{key: "block_size", node: number(&d.DNS.BlockSize, 0, 1, math.MaxUint32)},
 	}
-	file := field{key: "file", node: fileName(&d.File, func(s string) bool { return s != "" && printable(s) })}
+	file := field{key: "file", node: fileName(&d.File, func(s string) bool { return s != "" && ingestconfig.Printable(s) })}
 	interval := field{key: "interval", node: duration(&d.Interval, discovery.DefaultInterval, 100*time.Millisecond, time.Hour)}
 	switch {
 	case d.File != "":

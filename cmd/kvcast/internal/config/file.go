@@ -2,7 +2,6 @@ package config
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,14 +47,13 @@ func (r *reader) at(n *yaml.Node) origin { return origin{r.fileName, n.Line} }
 // read stores the text of a scalar. YAML's distinction of strings, numbers and booleans has no effect.
 func (v *value) read(r *reader, n *yaml.Node, path string) {
 	n = resolve(n)
-	want := cmp.Or(v.want, "a text")
 	switch {
 	case isNull(n):
-		r.wrong(r.at(n), path, "has no value: want "+want)
+		r.wrong(r.at(n), path, "has no value: want "+v.want)
 	case n.Kind != yaml.ScalarNode:
-		r.wrong(r.at(n), path, shown(n)+" is not allowed: want "+want)
+		r.wrong(r.at(n), path, shown(n)+" is not allowed: want "+v.want)
 	case !v.set(n.Value):
-		r.wrong(r.at(n), path, notAllowed(n.Value, want))
+		r.wrong(r.at(n), path, notAllowed(n.Value, v.want))
 	}
 }
 
@@ -154,12 +152,14 @@ func (l labels) read(r *reader, n *yaml.Node, path string) {
 		}
 		label := fmt.Sprintf("%s[%q]", path, key.Value)
 		r.origins[label] = r.at(key)
-		var labelValue string
-		text(&labelValue, "", anything, `a text, which may be ""`).read(r, n.Content[i+1], label)
+		var labelText string
+		labelValue := word(&labelText)
+		labelValue.want = `a text, which may be ""`
+		labelValue.read(r, n.Content[i+1], label)
 		if *l.to == nil {
 			*l.to = make(map[string]string)
 		}
-		(*l.to)[key.Value] = labelValue
+		(*l.to)[key.Value] = labelText
 	}
 }
 

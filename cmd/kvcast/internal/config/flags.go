@@ -138,7 +138,7 @@ func (r *reader) addWorker(at origin, text string) {
 func (r *reader) addListener(at origin, endpoint string) {
 	var l ingestconfig.Listener
 	var topics, replayHosts [1]string
-	pairs := append(listenerFields(&l), field{key: "topic", node: topic(&topics[0])}, field{key: "replay_host", node: replayHost(&replayHosts[0])})
+	pairs := append(listenerFields(&l), field{key: "topic", node: word(&topics[0])}, field{key: "replay_host", node: word(&replayHosts[0])})
 	if err := setPairs("bind="+endpoint, pairs); err != nil {
 		r.wrong(at, "", err.Error())
 		return

@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
@@ -199,25 +197,20 @@ func fileName(to *string, allowed func(string) bool) *value {
 	return text(to, "", allowed, "a file's name in UTF-8 without control characters")
 }
 
-func endpoint(to *string) *value {
-	return text(to, "", printable, "tcp://HOST:PORT or ipc://PATH, in UTF-8 without control characters")
-}
-
-func anything(string) bool { return true }
-
-func printable(s string) bool {
-	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
+// word is a text that package ingest validates.
+func word(to *string) *value {
+	return text(to, "", func(string) bool { return true }, "a text")
 }
 
 // isHost reports whether s can be the name of a host.
 func isHost(s string) bool {
-	return s != "" && len(s) <= 253 && printable(s) && !strings.ContainsAny(s, " /:,[]*")
+	return s != "" && len(s) <= 253 && ingestconfig.Printable(s) && !strings.ContainsAny(s, " /:,[]*")
 }
 
 // isAddress reports whether s has the form of an address to listen on.
 func isAddress(s string) bool {
 	_, port, err := net.SplitHostPort(s)
-	if err != nil || !printable(s) {
+	if err != nil || !ingestconfig.Printable(s) {
 		return false
 	}
 	_, err = strconv.ParseUint(port, 10, 16)
