@@ -16,51 +16,51 @@ import (
 // mm_key is left out. flags lists anomalies of the batch: tokens_mismatch means that the
 // number of a store's tokens does not fit the number of its blocks.
 func (b *Batch) AppendJSON(dst []byte) []byte {
-	dst = append(dst, `{"ts":`...)
+	type skip struct {
+		Index  int    `json:"index"`
+		Reason string `json:"reason"`
+	}
+	var out struct {
+		Time        any               `json:"ts"`
+		Rank        any               `json:"dp_rank"`
+		PublisherID string            `json:"publisher_id,omitempty"`
+		Form        string            `json:"form"`
+		Events      []json.RawMessage `json:"events"`
+		Skipped     []skip            `json:"skipped,omitempty"`
+		Flags       []string          `json:"flags,omitempty"`
+	}
 	if b.HasTime {
-		dst = appendJSONFloat(dst, b.Time)
-	} else {
-		dst = append(dst, "null"...)
+		out.Time = jsonFloat(b.Time)
 	}
-	dst = append(dst, `,"dp_rank":`...)
 	if b.HasRank {
-		dst = strconv.AppendUint(dst, uint64(b.Rank), 10)
-	} else {
-		dst = append(dst, "null"...)
+		out.Rank = b.Rank
 	}
-	if b.PublisherID != nil {
-		dst = append(dst, `,"publisher_id":"`...)
-		dst = hex.AppendEncode(dst, b.PublisherID)
-		dst = append(dst, '"')
-	}
-	form := "array"
+	out.PublisherID = hex.EncodeToString(b.PublisherID)
+	out.Form = "array"
 	if b.Form == FormMap {
-		form = "map"
+		out.Form = "map"
 	}
-	dst = append(dst, `,"form":"`+form+`","events":[`...)
-	mismatch := false
+	out.Events = make([]json.RawMessage, len(b.Events))
 	for k := range b.Events {
-		dst = b.Events[k].appendJSON(appendComma(dst, k))
-		mismatch = mismatch || b.Events[k].tokensMismatch()
-	}
-	dst = append(dst, ']')
-	if len(b.Skipped) > 0 {
-		dst = append(dst, `,"skipped":[`...)
-		for k, s := range b.Skipped {
-			dst = append(appendComma(dst, k), `{"index":`...)
-			dst = strconv.AppendInt(dst, int64(s.Index), 10)
-			dst = append(dst, `,"reason":"`+s.Reason.String()+`"}`...)
+		out.Events[k] = b.Events[k].json()
+		if b.Events[k].tokensMismatch() {
+			out.Flags = []string{"tokens_mismatch"}
 		}
-		dst = append(dst, ']')
 	}
-	if mismatch {
-		dst = append(dst, `,"flags":["tokens_mismatch"]`...)
+	for _, s := range b.Skipped {
+		out.Skipped = append(out.Skipped, skip{s.Index, s.Reason.String()})
 	}
-	return append(dst, '}')
+	return appendJSON(dst, out)
 }
 
-// MarshalJSON returns what AppendJSON appends.
-func (b *Batch) MarshalJSON() ([]byte, error) { return b.AppendJSON(nil), nil }
+// appendJSON appends a value that has an encoding.
+func appendJSON(dst []byte, v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return append(dst, text...)
+}
 
 // tokensMismatch reports whether a store has more or fewer tokens than its blocks.
 func (ev *Event) tokensMismatch() bool {
@@ -74,122 +74,99 @@ func (ev *Event) tokensMismatch() bool {
 	return uint64(len(ev.Tokens)) != want
 }
 
-func (ev *Event) appendJSON(dst []byte) []byte {
+// json returns the event as an object, with its fields in the order of keys.
+func (ev *Event) json() []byte {
 	kind := ev.Kind
 	if kind != KindStored && kind != KindRemoved {
 		kind = KindCleared
 	}
-	dst = append(dst, `{"kind":"`+kindNames[kind]+`"`...)
+	dst := []byte(`{"kind":"` + kindNames[kind] + `"`)
 	for k := range key(numKeys) {
 		f := &fields[k]
 		if f.codec != nil && (f.presence == required && kindFields[kind].has(k) || f.codec.isSet(ev)) {
 			dst = append(dst, `,"`+f.jsonKey+`":`...)
-			dst = ev.appendJSONField(dst, k)
+			dst = appendJSON(dst, ev.jsonField(k))
 		}
 	}
 	return append(dst, '}')
 }
 
-// appendJSONField encodes the value of a field as MessagePack, and appends that as JSON.
-func (ev *Event) appendJSONField(dst []byte, k key) []byte {
+// jsonField returns the value of a field. It encodes the field as MessagePack, and converts that.
+func (ev *Event) jsonField(k key) any {
 	plain := *ev
 	if k == keyTokens {
 		plain.Eagle, plain.OpaqueTokens = false, false // otherwise encoded as pairs or a placeholder
 	}
-	p := fields[k].codec.append(nil, &plain)
-	j := jsonWriter{
+	j := jsonReader{
 		quoteNumbers: k == keyHashes || k == keyParent,
 		dropType:     k == keyMMKeys,
 	}
-	dst, _ = j.appendValue(dst, p, 0)
-	return dst
+	v, _ := j.read(fields[k].codec.append(nil, &plain), 0)
+	return v
 }
 
-// jsonWriter writes MessagePack as JSON.
-type jsonWriter struct {
-	// quoteNumbers writes non-negative numbers as strings, for readers that have no 64-bit
+// jsonReader converts MessagePack to values of package encoding/json.
+type jsonReader struct {
+	// quoteNumbers converts non-negative numbers to strings, for readers that have no 64-bit
 	// integers.
 	quoteNumbers bool
 	// dropType leaves out the key "type" of maps.
 	dropType bool
 }
 
-// appendValue appends the well-formed value at i, and returns where it ends.
-func (j jsonWriter) appendValue(dst, p []byte, i int) ([]byte, int) {
+// read converts the well-formed value at i, and returns where it ends.
+func (j jsonReader) read(p []byte, i int) (_ any, end int) {
 	v, _ := readValue(p, i)
 	switch v.class {
 	case classBool:
-		dst = strconv.AppendBool(dst, v.bits == 1)
+		return v.bits == 1, v.end
 	case classUint:
 		if j.quoteNumbers {
-			return append(strconv.AppendUint(append(dst, '"'), v.bits, 10), '"'), v.end
+			return strconv.FormatUint(v.bits, 10), v.end
 		}
-		dst = strconv.AppendUint(dst, v.bits, 10)
+		return v.bits, v.end
 	case classInt:
-		dst = strconv.AppendInt(dst, int64(v.bits), 10)
+		return int64(v.bits), v.end
 	case classFloat:
-		dst = appendJSONFloat(dst, math.Float64frombits(v.bits))
+		return jsonFloat(math.Float64frombits(v.bits)), v.end
 	case classStr:
-		dst = appendJSONString(dst, v.bytes)
+		return string(v.bytes), v.end
 	case classBin, classExt:
-		dst = append(hex.AppendEncode(append(dst, '"'), v.bytes), '"')
+		return hex.EncodeToString(v.bytes), v.end
 	case classArray:
-		dst = append(dst, '[')
-		at := v.end
-		for k := range v.n {
-			dst, at = j.appendValue(appendComma(dst, k), p, at)
+		list, end := make([]any, v.n), v.end
+		for k := range list {
+			list[k], end = j.read(p, end)
 		}
-		return append(dst, ']'), at
+		return list, end
 	case classMap:
-		return j.appendMap(dst, p, v)
+		return j.readMap(p, v)
 	default:
-		dst = append(dst, "null"...)
+		return nil, v.end
 	}
-	return dst, v.end
 }
 
-func (j jsonWriter) appendMap(dst, p []byte, m value) ([]byte, int) {
-	dst = append(dst, '{')
-	at := m.end
-	n := 0
+func (j jsonReader) readMap(p []byte, m value) (_ map[string]any, end int) {
+	all := make(map[string]any)
+	end = m.end
 	for range m.n {
-		key, _ := readValue(p, at)
-		name := key.bytes
-		if key.class == classStr {
-			at = key.end
-		} else {
-			name, at = jsonWriter{}.appendValue(nil, p, at)
+		var key, v any
+		key, end = jsonReader{}.read(p, end)
+		name, ok := key.(string)
+		if !ok {
+			name = string(appendJSON(nil, key))
 		}
-		if j.dropType && key.class == classStr && string(name) == "type" {
-			at, _ = skip(p, at, 0)
-			continue
+		if v, end = j.read(p, end); name != "type" || !j.dropType {
+			all[name] = v
 		}
-		dst = append(appendJSONString(appendComma(dst, n), name), ':')
-		dst, at = j.appendValue(dst, p, at)
-		n++
 	}
-	return append(dst, '}'), at
+	return all, end
 }
 
-// appendComma appends the separator before the k-th element.
-func appendComma(dst []byte, k int) []byte {
-	if k == 0 {
-		return dst
-	}
-	return append(dst, ',')
-}
-
-func appendJSONFloat(dst []byte, v float64) []byte {
+// jsonFloat returns a number, or nil if JSON lacks it.
+func jsonFloat(v float64) any {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return append(dst, "null"...)
+		return nil
 	}
-	return strconv.AppendFloat(dst, v, 'f', -1, 64)
-}
-
-func appendJSONString(dst, s []byte) []byte {
-	quoted, err := json.Marshal(string(s))
-	if err != nil {
-		return append(dst, `""`...)
-	}
-	return append(dst, quoted...)
+	return v
 }
