@@ -1,5 +1,7 @@
 package feed
 
+import "slices"
+
 // Engine is the kind of program that publishes events.
 type Engine string
 
@@ -14,12 +16,7 @@ const (
 
 // Known reports whether the engine is one of the constants.
 func (e Engine) Known() bool {
-	switch e {
-	case EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]Engine{EngineVLLM, EngineSGLang, EngineTRTLLM, EngineKVBM, EngineLLMDSim}, e)
 }
 
 // FirstSeq returns the engine seq of the first batch after a start of the engine.

@@ -1,6 +1,10 @@
 package config
 
-import "github.com/kvcast/kvcast/feed"
+import (
+	"slices"
+
+	"github.com/kvcast/kvcast/feed"
+)
 
 // Copies is the meaning of a store of a block that the engine has already: another physical copy, or an
 // announcement that a request reuses the block.
@@ -20,12 +24,7 @@ const (
 const allowedCopies = "auto, counted or announced-last"
 
 func (c Copies) known() bool {
-	switch c {
-	case CopiesAuto, CopiesCounted, CopiesAnnouncedLast:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]Copies{CopiesAuto, CopiesCounted, CopiesAnnouncedLast}, c)
 }
 
 // Rule returns the rule that counts the copies of an engine.
