@@ -165,19 +165,11 @@ func (s workers) wantEndpoint(endpoint string) string {
 	return ""
 }
 
-// fieldViolations converts the *config.FieldErrors in an error, which may be joined, to violations.
-func fieldViolations(err error) []*violation {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []*violation
-		for _, e := range joined.Unwrap() {
-			all = append(all, fieldViolations(e)...)
-		}
-		return all
+// fieldViolations converts the invalid fields of a worker to violations.
+func fieldViolations(err error) (all []*violation) {
+	for _, field := range config.FieldErrors(err) {
+		path := strings.Replace(field.Path(), "workers[0]", "worker", 1)
+		all = append(all, notAllowed(fmt.Sprintf("%.96s", path), field.Value, field.Allowed)) // a label's key may be long
 	}
-	var field *config.FieldError
-	if !errors.As(err, &field) {
-		return nil
-	}
-	path := fmt.Sprintf("%.96s", strings.Replace(field.Path(), "workers[0]", "worker", 1)) // a label's key may be long
-	return []*violation{notAllowed(path, field.Value, field.Allowed)}
+	return all
 }

@@ -50,6 +50,19 @@ func (e *FieldError) Path() string {
 	return path.String()
 }
 
+// FieldErrors returns the errors that Validate has joined; none for other errors.
+func FieldErrors(err error) (all []*FieldError) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			var field *FieldError
+			if errors.As(err, &field) {
+				all = append(all, field)
+			}
+		}
+	}
+	return all
+}
+
 // maxLabels is how many labels a worker may have.
 const maxLabels = 64
 

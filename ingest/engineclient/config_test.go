@@ -86,7 +86,7 @@ func TestClientConfigValidate(t *testing.T) {
 			engineclient.Config{Connect: "tcp://h:1", Host: "h", PubPort: 1, ReplayPort: 2},
 			[]string{"Host", "PubPort", "ReplayPort"},
 		},
-		{"path that is not a valid name", connect("ipc:///\xff", ""), []string{"Worker"}},
+		{"path that is not a valid name", connect("ipc:///\xff", ""), []string{"Worker", "Connect"}},
 
 		{"longest worker", with(func(c *engineclient.Config) { c.Worker = strings.Repeat("n", 253) }), nil},
 		{"worker too long", with(func(c *engineclient.Config) { c.Worker = strings.Repeat("n", 254) }), []string{"Worker"}},

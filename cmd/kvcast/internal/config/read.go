@@ -193,17 +193,7 @@ func (r *reader) validateDiscovery() {
 
 // validateIngest validates workers, listeners and limits with ingest's rules.
 func (r *reader) validateIngest() {
-	err := r.config.Ingest.Validate()
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return
-	}
-	for _, err := range joined.Unwrap() {
-		var field *ingestconfig.FieldError
-		if !errors.As(err, &field) {
-			r.wrong(origin{}, "", err.Error())
-			continue
-		}
+	for _, field := range ingestconfig.FieldErrors(r.config.Ingest.Validate()) {
 		if path := filePath(field.Path()); !r.isWrong(path) {
 			r.wrongGiven(path, notAllowed(field.Value, field.Allowed))
 		}
