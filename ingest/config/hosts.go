@@ -3,7 +3,9 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -42,8 +44,7 @@ func (h *Hosts) add(s string) bool {
 	name := canonicalHost(s)
 	domain, wildcard := strings.CutPrefix(name, "*")
 	plain := strings.TrimPrefix(domain, ".")
-	if plain == "" || len(name) > MaxNameBytes || !Printable(name) || strings.ContainsAny(domain, " /:,[]*@") ||
-		wildcard != strings.HasPrefix(domain, ".") {
+	if !ValidHost(plain) || wildcard != strings.HasPrefix(domain, ".") {
 		return false
 	}
 	if wildcard {
@@ -52,6 +53,26 @@ func (h *Hosts) add(s string) bool {
 		h.names[name] = struct{}{}
 	}
 	return true
+}
+
+// labelForm is the form of a label of a host name (RFC 1123): 1 to 63 letters, digits and hyphens,
+// without a hyphen at either end. Underscores are also valid, because names of containers have them.
+var labelForm = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+
+// ValidHost reports whether a host is a host name of at most 253 bytes, or an IP address other than the
+// unspecified address.
+func ValidHost(host string) bool {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return !a.IsUnspecified() && (a.Zone() == "" || labelForm.MatchString(a.Zone()))
+	}
+	name := strings.TrimSuffix(host, ".")
+	labels := strings.Split(name, ".")
+	if len(name) > MaxNameBytes || slices.ContainsFunc(labels, func(l string) bool { return !labelForm.MatchString(l) }) {
+		return false
+	}
+	// A name that ends in a number is a malformed IPv4 address.
+	_, err := strconv.ParseUint(labels[len(labels)-1], 10, 64)
+	return err != nil
 }
 
 // canonicalHost returns a host name in the form for comparisons.

@@ -6,9 +6,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"net/netip"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -219,24 +216,8 @@ func checkEndpoint(v *config.Validation, field, value string) {
 	}
 }
 
-// maxHostBytes is the length of the longest host name (RFC 1035).
-const maxHostBytes = 253
-
-// labelForm is the form of a label of a host name (RFC 1123): 1 to 63 letters, digits and hyphens,
-// without a hyphen at either end. Underscores are also valid, because names of containers have them.
-var labelForm = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
-
-// validHost reports whether a host is a host name, or an address other than the unspecified address.
+// validHost reports whether a host is valid. An IPv6 address may have brackets.
 func validHost(host string) bool {
-	if a, err := netip.ParseAddr(unbracketed(host)); err == nil {
-		return !a.IsUnspecified() && (a.Is6() || host == unbracketed(host)) && (a.Zone() == "" || labelForm.MatchString(a.Zone()))
-	}
-	name := strings.TrimSuffix(host, ".")
-	labels := strings.Split(name, ".")
-	if len(name) > maxHostBytes || slices.ContainsFunc(labels, func(l string) bool { return !labelForm.MatchString(l) }) {
-		return false
-	}
-	// A name that ends in a number is a malformed IPv4 address.
-	_, err := strconv.ParseUint(labels[len(labels)-1], 10, 64)
-	return err != nil
+	inner := unbracketed(host)
+	return config.ValidHost(inner) && (inner == host || strings.Contains(inner, ":"))
 }

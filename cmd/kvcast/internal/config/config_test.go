@@ -525,7 +525,7 @@ func drawConfig(t *rapid.T) *Config {
 		if rapid.Bool().Draw(t, "by file") {
 			d.File = words.Filter(func(s string) bool { return s != "" }).Draw(t, "file")
 		} else {
-			d.DNS.Host = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(isHost).Draw(t, "host")
+			d.DNS.Host = rapid.SampledFrom([]string{"1", "engines", "vllm.default.svc", "null", "::1"}).Filter(ingestconfig.ValidHost).Draw(t, "host")
 			d.DNS.Port, d.DNS.ReplayPort = ports.Draw(t, "port"), rapid.OneOf(rapid.Just(0), ports).Draw(t, "replay port")
 			d.DNS.Copies = copies.Draw(t, "copies")
 			d.DNS.Engine, d.DNS.Model, d.DNS.BlockSize = engines.Draw(t, "engine"), words.Draw(t, "model"), rapid.Uint32().Draw(t, "block size")

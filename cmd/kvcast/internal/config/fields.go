@@ -187,7 +187,7 @@ func listenerFields(l *ingestconfig.Listener) mapping {
 
 func discoveryFields(d *Discovery) mapping {
 	byDNS := mapping{
-		{key: "dns", node: text(&d.DNS.Host, "", isHost, "the name of a host, such as vllm.default.svc")},
+		{key: "dns", node: text(&d.DNS.Host, "", ingestconfig.ValidHost, "the name of a host, such as vllm.default.svc")},
 		{key: "port", node: number(&d.DNS.Port, 0, 1, math.MaxUint16)},
 		{key: "replay_port", node: replayPort(&d.DNS.ReplayPort, 0, 0)},
 		{key: "engine", node: engine(&d.DNS.Engine)},

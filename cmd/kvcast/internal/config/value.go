@@ -202,11 +202,6 @@ func word(to *string) *value {
 	return text(to, "", func(string) bool { return true }, "a text")
 }
 
-// isHost reports whether s can be the name of a host.
-func isHost(s string) bool {
-	return s != "" && len(s) <= 253 && ingestconfig.Printable(s) && !strings.ContainsAny(s, " /:,[]*")
-}
-
 // isAddress reports whether s has the form of an address to listen on.
 func isAddress(s string) bool {
 	_, port, err := net.SplitHostPort(s)
