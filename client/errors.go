@@ -58,7 +58,6 @@ func (e *Error) Error() string {
 // GRPCStatus returns the status, for status.FromError.
 func (e *Error) GRPCStatus() *status.Status { return e.status }
 
-// newError returns the Error for an error of a gRPC call.
 func newError(err error) *Error {
 	s := status.Convert(err)
 	e := &Error{Code: s.Code(), Message: s.Message(), status: s}

@@ -130,7 +130,6 @@ func (s *sets) reference(members []member) holders {
 	return setBit | holders(id)
 }
 
-// release removes a reference to holders.
 func (s *sets) release(h holders) {
 	if h&setBit == 0 {
 		return

@@ -94,7 +94,6 @@ func (s Start) acceptedMode() kvcastv1.Accepted_Mode {
 	return cmp.Or(s.mode, kvcastv1.Accepted_MODE_SNAPSHOT)
 }
 
-// setOn sets the start of a request.
 func (s Start) setOn(req *kvcastv1.SubscribeRequest) {
 	switch s.mode {
 	case kvcastv1.Accepted_MODE_RESUME:

@@ -55,7 +55,6 @@ type storedBlock struct {
 	hasParent bool
 }
 
-// store applies a stored block.
 func (st *state) store(r *rank, tier int, b storedBlock) {
 	bit := uint8(1) << tier
 	val, tag, present := r.table.Get(b.hash)
@@ -178,7 +177,6 @@ func (r *rank) removeOrphan(at int32) {
 	r.freeOrphan = at
 }
 
-// remove applies a removed block.
 func (st *state) remove(r *rank, tier int, hash uint64) {
 	bit := uint8(1) << tier
 	val, tag, ok := r.table.Get(hash)
@@ -206,7 +204,6 @@ func (r *rank) reset() {
 	r.orphans, r.firstOrphan, r.freeOrphan, r.incomplete = nil, nil, -1, false
 }
 
-// clearTier removes all blocks of a tier.
 func (st *state) clearTier(r *rank, tier int) {
 	if r.blocks[tier] == 0 {
 		return

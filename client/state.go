@@ -68,7 +68,6 @@ func (st *state) applyEntry(e *kvcastv1.Entry) {
 	}
 }
 
-// applySnapshotWorker applies a worker of a snapshot.
 func (st *state) applySnapshotWorker(s *kvcastv1.SnapshotWorker) {
 	w := st.addWorker(s.GetWorker(), s.GetAdded())
 	for _, n := range s.GetIncompleteRanks() {

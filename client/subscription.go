@@ -137,7 +137,6 @@ func (s *subscription) idleTimeout(a *kvcastv1.Accepted) time.Duration {
 	return DefaultIdleTimeout
 }
 
-// nextStart returns where the next stream starts.
 func (s *subscription) nextStart() Start {
 	switch {
 	case s.needSnapshot || s.validator.delivered == deliveredPart:
@@ -157,7 +156,6 @@ func (s *subscription) request(start Start) *kvcastv1.SubscribeRequest {
 	return req
 }
 
-// deliver validates a message and delivers it.
 func (s *subscription) deliver(m *kvcastv1.SubscribeResponse, deliver func(Update) bool) error {
 	if err := s.validator.validate(m); err != nil {
 		return err

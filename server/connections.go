@@ -45,16 +45,13 @@ type remoteAddr struct {
 	conn *connection
 }
 
-// RemoteAddr returns a remoteAddr.
 func (c *connection) RemoteAddr() net.Addr { return remoteAddr{c.Conn.RemoteAddr(), c} }
 
-// connectionOf returns the connection of a call.
 func connectionOf(ctx context.Context) *connection {
 	p, _ := peer.FromContext(ctx)
 	return p.Addr.(remoteAddr).conn // all connections are accepted by trackedListener
 }
 
-// Close closes the connection.
 func (c *connection) Close() error {
 	c.owner.remove(c)
 	return c.Conn.Close()
@@ -166,7 +163,6 @@ func peerPrefix(a net.Addr) netip.Prefix {
 // A stream must not end before the GOAWAY, or its client resumes over the same connection. gRPC measures the
 // age from the end of the handshake; a quarter of the grace time covers the difference.
 
-// keepaliveParams returns gRPC's keepalive settings and connection age limit.
 func (s *Server) keepaliveParams() keepalive.ServerParameters {
 	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}
 	if age := s.cfg.MaxConnectionAge; age > 0 {

@@ -63,7 +63,6 @@ type statusError struct {
 	status *status.Status
 }
 
-// Error implements error.
 func (e *statusError) Error() string { return e.status.String() }
 
 // GRPCStatus is the method that gRPC calls to get an error's status.

@@ -107,7 +107,6 @@ func nameSet(names []string) map[string]struct{} {
 	return s
 }
 
-// worker reports whether the filter selects a worker.
 func (f *filter) worker(name, model string) bool {
 	return contains(f.workers, name) && contains(f.models, model)
 }

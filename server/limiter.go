@@ -159,7 +159,6 @@ func (q *quota) acquire(inUse *atomic.Int64) error {
 	return nil
 }
 
-// release releases one instance of an address.
 func (q *quota) release(inUse *atomic.Int64) {
 	q.total.Release(1)
 	inUse.Add(-1)

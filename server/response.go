@@ -93,13 +93,11 @@ func (f recycler) Get(length int) *[]byte {
 	return &b
 }
 
-// sendPositioned sends a message with the position at seq.
 func (r *responses) sendPositioned(m *kvcastv1.SubscribeResponse, seq uint64) error {
 	r.setPosition(m, seq)
 	return r.sendUnpositioned(m)
 }
 
-// sendUnpositioned sends a message without setting a position.
 func (r *responses) sendUnpositioned(m *kvcastv1.SubscribeResponse) error {
 	b, err := protobuf.Marshal(m)
 	if err != nil {
@@ -108,7 +106,6 @@ func (r *responses) sendUnpositioned(m *kvcastv1.SubscribeResponse) error {
 	return r.send(mem.BufferSlice{mem.SliceBuffer(b)})
 }
 
-// setPosition sets the fields position and prev_seq.
 func (r *responses) setPosition(m *kvcastv1.SubscribeResponse, seq uint64) {
 	if !r.hasPrev {
 		r.prev, r.hasPrev = seq, true

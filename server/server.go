@@ -259,7 +259,6 @@ func (s *Server) checkServing() error {
 	return errorf(reasonStarting, s.journal.Bounds(), "the server is starting and does not know the engines' caches yet; try again")
 }
 
-// setHealth sets the health of the server and of each of its services.
 func (s *Server) setHealth(to healthv1.HealthCheckResponse_ServingStatus) {
 	s.health.SetServingStatus("", to)
 	for name := range s.grpc.GetServiceInfo() {

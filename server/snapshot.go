@@ -147,7 +147,6 @@ func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 	return end, c.sendEntriesSince(ctx, begin, end, included)
 }
 
-// sendWorker sends a worker and its blocks.
 func (c *cursor) sendWorker(snapshot pipeline.Snapshot) error {
 	err := c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotWorker: snapshot.Worker})
 	if err != nil {

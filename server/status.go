@@ -94,7 +94,6 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 	return out, nil
 }
 
-// workerState returns the state of a worker with these sources.
 func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
 	count := make(map[kvcastv1.SourceState]int)
 	started := false
@@ -207,7 +206,6 @@ func (s *subscribers) add(ctx context.Context, f *kvcastv1.Filter) *subscriber {
 	return sub
 }
 
-// remove removes a stream from the list.
 func (s *subscribers) remove(sub *subscriber) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

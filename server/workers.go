@@ -56,7 +56,6 @@ func (s workers) DeregisterWorker(ctx context.Context, req *kvcastv1.DeregisterW
 	return &kvcastv1.DeregisterWorkerResponse{}, nil
 }
 
-// workerError returns the client's error for an error of Workers.
 func (s workers) workerError(err error, name string) error {
 	b := s.journal.Bounds()
 	if violations := fieldViolations(err); len(violations) > 0 {
@@ -165,7 +164,6 @@ func (s workers) wantEndpoint(endpoint string) string {
 	return ""
 }
 
-// fieldViolations converts the invalid fields of a worker to violations.
 func fieldViolations(err error) (all []*violation) {
 	for _, field := range config.FieldErrors(err) {
 		path := strings.Replace(field.Path(), "workers[0]", "worker", 1)

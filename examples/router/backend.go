@@ -97,7 +97,6 @@ func (b *backend) stats() blockpool.Stats {
 	return b.pool.Stats()
 }
 
-// digest returns the digest of the pool's blocks.
 func (b *backend) digest() client.BlocksDigest {
 	b.mu.Lock()
 	defer b.mu.Unlock()

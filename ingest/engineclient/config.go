@@ -135,7 +135,6 @@ func tcpEndpoint(host string, port int) string {
 	return "tcp://" + net.JoinHostPort(unbracketed(host), strconv.Itoa(port))
 }
 
-// unbracketed returns a host without the brackets of an IPv6 address.
 func unbracketed(host string) string {
 	if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
 		return strings.TrimSuffix(inner, "]")

@@ -129,7 +129,6 @@ func (d *delivery) deliver(ctx context.Context, e *Event) {
 	}
 }
 
-// recordFailure counts and logs a failure of the handler.
 func (d *delivery) recordFailure(e *Event, err error) {
 	args := []any{"worker", e.Worker, "rank", e.Rank, "seq", e.Seq, "kind", e.Kind.String(), "error", err}
 	if p, ok := err.(*PanicError); ok { //nolint:errorlint // a wrapped PanicError is an error of the handler

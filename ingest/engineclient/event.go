@@ -93,7 +93,6 @@ func (l lane) AddWorker(feed.Worker) feed.Lane { return l }
 // RemoveWorker is never called.
 func (l lane) RemoveWorker(string, feed.RemoveReason) {}
 
-// Batch emits the events of a batch.
 func (l lane) Batch(b *feed.Batch) {
 	for i := range b.Events {
 		e := l.event(EventKind(b.Events[i].Kind), b.Rank, b.IngestTime)
@@ -107,14 +106,12 @@ func (l lane) Batch(b *feed.Batch) {
 	}
 }
 
-// Gap emits an EventGap.
 func (l lane) Gap(g feed.Gap) {
 	e := l.event(EventGap, g.Rank, g.At)
 	e.Seq, e.Gap = g.LastSeq, g
 	l.emit(e)
 }
 
-// Restarted emits an EventRestarted.
 func (l lane) Restarted(r feed.Restart) { l.emit(l.event(EventRestarted, r.Rank, r.At)) }
 
 func (l lane) event(kind EventKind, rank uint32, at int64) *Event {

@@ -11,7 +11,6 @@ type leveled struct {
 	level *slog.LevelVar
 }
 
-// withLevel returns a logger that drops records below a level.
 func withLevel(l *slog.Logger, level *slog.LevelVar) *slog.Logger {
 	return slog.New(leveled{l.Handler(), level})
 }

@@ -184,7 +184,6 @@ func (m *mapEvent) read(k key, p []byte, i int) (end int, f fault) {
 	return skip(p, i, fieldDepth)
 }
 
-// addFault records the fault of a field.
 func (m *mapEvent) addFault(k key, f fault) {
 	if m.badKey == keyUnknown || k <= m.badKey {
 		m.badKey, m.fault = k, f
@@ -263,7 +262,6 @@ func readKey(p []byte, i, depth int) (key, int, fault) {
 	return keysByName[string(name)], i, f
 }
 
-// unknownTagFault returns the fault of an unknown tag.
 func unknownTagFault(tag []byte) fault {
 	if !utf8.Valid(tag) {
 		return badUTF8

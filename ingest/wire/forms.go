@@ -109,7 +109,6 @@ func groupFieldsAt(p []byte, i, nils int) []key {
 	return groupFields
 }
 
-// readBatch reads the batch and returns where it ends.
 func (d *Decoder) readBatch() (int, fault) {
 	class, n, i, f := readHeader(d.p, 0)
 	switch {

@@ -253,7 +253,6 @@ type nesting struct {
 	ragged bool
 }
 
-// add adds the k-th list.
 func (n *nesting) add(k, length int) {
 	if k == 0 {
 		*n = nesting{nested: true, inner: length, last: length}

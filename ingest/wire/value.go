@@ -193,18 +193,14 @@ func declaredSize(b []byte) uint64 {
 	return size
 }
 
-// isNil reports whether the value at i is nil.
 func isNil(p []byte, i int) bool { return i < len(p) && p[i] == nilCode }
 
-// isArray reports whether the value at i is an array.
 func isArray(p []byte, i int) bool {
 	return i < len(p) && (p[i]>>4 == 0x90>>4 || p[i] == 0xdc || p[i] == 0xdd)
 }
 
-// isMap reports whether the value at i is a map.
 func isMap(p []byte, i int) bool { return msgp.NextType(p[i:]) == msgp.MapType }
 
-// float returns a number as a float64.
 func (v value) float() (float64, bool) {
 	switch v.class {
 	case classUint:

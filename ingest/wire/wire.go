@@ -143,7 +143,6 @@ type Rare struct {
 	HasSlidingWindow bool
 }
 
-// empty reports whether none of the fields is set.
 func (r *Rare) empty() bool {
 	return r.Locality == "" && r.Ownership == "" && r.SessionID == "" && r.ModelName == "" &&
 		r.RemainingCopies == nil && !r.HasTime && !r.HasSlidingWindow

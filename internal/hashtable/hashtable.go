@@ -82,7 +82,6 @@ func Hash(key uint64) uint64 {
 	return x
 }
 
-// unhash returns the key of a hash.
 func unhash(x uint64) uint64 {
 	x = (x ^ x>>31 ^ x>>62) * 0x319642b2d24d8ec3
 	x = (x ^ x>>27 ^ x>>54) * 0x96de1b173f119089

@@ -41,7 +41,6 @@ func (r *reader) document(name string, data []byte, read func(*yaml.Node)) {
 	}
 }
 
-// at returns the origin of a node of the file.
 func (r *reader) at(n *yaml.Node) origin { return origin{r.fileName, n.Line} }
 
 // read stores the text of a scalar. YAML's distinction of strings, numbers and booleans has no effect.

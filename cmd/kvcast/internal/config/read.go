@@ -109,7 +109,6 @@ type mistake struct {
 	problem string
 }
 
-// wrong records a mistake.
 func (r *reader) wrong(at origin, path, problem string) {
 	r.mistakes = append(r.mistakes, mistake{at, path, path, problem})
 }
@@ -147,7 +146,6 @@ func (r *reader) messages() []string {
 	return all
 }
 
-// notAllowed describes a value that is not allowed.
 func notAllowed(v any, want string) string {
 	if s, ok := v.(string); ok {
 		v = strconv.Quote(s)
@@ -191,7 +189,6 @@ func (r *reader) validateDiscovery() {
 	}
 }
 
-// validateIngest validates workers, listeners and limits with ingest's rules.
 func (r *reader) validateIngest() {
 	for _, field := range ingestconfig.FieldErrors(r.config.Ingest.Validate()) {
 		if path := filePath(field.Path()); !r.isWrong(path) {

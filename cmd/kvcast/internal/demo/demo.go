@@ -222,7 +222,6 @@ func lost(sum simulator.Summary) (n uint64) {
 	return n
 }
 
-// lookup looks up the last block that the router received.
 func (d *demo) lookup(ctx context.Context, client kvcastv1.RouterEventServiceClient, r *router) error {
 	var tokens uint64
 	for _, e := range r.entries {

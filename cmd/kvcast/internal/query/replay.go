@@ -106,7 +106,6 @@ func (c *Snapshot) Run(ctx context.Context, std cli.Process) error {
 // scroll the bar away.
 func hasRoomForBar(std cli.Process) bool { return cli.IsTerminal(std.Err) && !cli.IsTerminal(std.Out) }
 
-// countBlocks returns the current number of blocks that match a filter.
 func countBlocks(ctx context.Context, client kvcastv1.RouterEventServiceClient, f *kvcastv1.Filter) (n uint64, err error) {
 	workers, err := client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: f})
 	for _, w := range workers.GetWorkers() {

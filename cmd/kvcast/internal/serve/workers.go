@@ -55,7 +55,6 @@ var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 	ingest.SourceStopped:    kvcastv1.SourceState_SOURCE_STATE_STOPPED,
 }
 
-// sourceStatus returns the sources of each worker.
 func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	all := make(map[string][]*kvcastv1.SourceStatus)
 	for _, src := range s.ingest.Sources() {

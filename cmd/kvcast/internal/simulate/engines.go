@@ -127,7 +127,6 @@ func (c *Command) traces() ([]*workload.Trace, error) {
 	return trace.Split(c.Engines, policy)
 }
 
-// countRequests returns the number of requests in the traces of all engines.
 func countRequests(configs []simulator.Config) (n int) {
 	for _, cfg := range configs {
 		if cfg.Trace != nil {
@@ -166,7 +165,6 @@ func (c *Command) setSockets(cfg *simulator.Config, i int) (err error) {
 	return nil
 }
 
-// name returns the name of engine i.
 func (c *Command) name(i int) string {
 	if host, ok := c.replayHost(i); ok && !c.Ranks {
 		return host

@@ -69,7 +69,6 @@ func (s screen) table(rows [][]cell) []string {
 	return lines
 }
 
-// cut truncates a line to the width of the screen.
 func (s screen) cut(line string) string {
 	if s.width == 0 {
 		return line
