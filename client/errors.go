@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -80,13 +81,10 @@ func newError(err error) *Error {
 
 // permanent reports whether a retry would fail with the same code.
 func (e *Error) permanent() bool {
-	switch e.Code {
-	case codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented,
-		codes.OutOfRange, codes.FailedPrecondition:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]codes.Code{
+		codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Unimplemented,
+		codes.OutOfRange, codes.FailedPrecondition,
+	}, e.Code)
 }
 
 // positionLost reports whether the entries after the position are not available, so that only a snapshot helps.

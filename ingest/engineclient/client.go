@@ -296,12 +296,8 @@ func (c *Client) current() (*run, error) {
 func (r *run) source() ingest.SourceStatus { return r.in.Sources()[0] }
 
 func (r *run) connected() bool {
-	switch r.source().State {
-	case ingest.SourceCatchingUp, ingest.SourceLive, ingest.SourceRepairing:
-		return true
-	default:
-		return false
-	}
+	state := r.source().State
+	return state == ingest.SourceCatchingUp || state == ingest.SourceLive || state == ingest.SourceRepairing
 }
 
 // ReplayFrom requests the batches that the engine still has from a seq on, up to its newest, and calls h

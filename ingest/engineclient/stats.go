@@ -9,11 +9,6 @@ import (
 	"github.com/kvcast/kvcast/ingest"
 )
 
-const (
-	namespace = "kvcast"
-	subsystem = "client"
-)
-
 // Stats is the state of a Client. Counts begin at Start, and remain after Stop.
 type Stats struct {
 	// State is the state of the source; 0 before Start.
@@ -73,41 +68,31 @@ func (c *Client) Stats() Stats {
 // newMetrics returns a registry with the Client's own metrics, and creates the handler's histogram.
 func (c *Client) newMetrics() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
-	factory := promauto.With(registry)
+	named := prometheus.WrapRegistererWithPrefix("kvcast_client_", registry)
+	factory := promauto.With(prometheus.WrapRegistererWith(prometheus.Labels{"worker": c.config.Worker}, named))
 	d := c.delivery
-	counter := func(name, help, label, labelValue string, value func() uint64) {
-		labels := prometheus.Labels{"worker": c.config.Worker}
-		if label != "" {
-			labels[label] = labelValue
-		}
-		factory.NewCounterFunc(prometheus.CounterOpts{
-			Namespace: namespace, Subsystem: subsystem, Name: name, Help: help, ConstLabels: labels,
-		}, func() float64 { return float64(value()) })
+	counter := func(name, help string, labels prometheus.Labels, value func() uint64) {
+		factory.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels},
+			func() float64 { return float64(value()) })
 	}
-	counter("events_handled_total", "Events handled.", "", "", d.handled.Load)
+	counter("events_handled_total", "Events handled.", nil, d.handled.Load)
 	const failures = "Failures of the handler, by type."
-	counter("handler_errors_total", failures, "type", "error", d.failed.Load)
-	counter("handler_errors_total", failures, "type", "panic", d.panicked.Load)
+	counter("handler_errors_total", failures, prometheus.Labels{"type": "error"}, d.failed.Load)
+	counter("handler_errors_total", failures, prometheus.Labels{"type": "panic"}, d.panicked.Load)
 	const replays = "Calls of ReplayFrom that ended, by result."
-	counter("replays_total", replays, "result", "done", c.replaysDone.Load)
-	counter("replays_total", replays, "result", "failed", c.replaysFailed.Load)
-	worker := prometheus.Labels{"worker": c.config.Worker}
-	factory.NewGaugeFunc(prometheus.GaugeOpts{
-		Namespace: namespace, Subsystem: subsystem, Name: "events_waiting", ConstLabels: worker,
-		Help: "Events that wait for the handler.",
-	}, func() float64 { return float64(len(d.queue)) })
-	factory.NewGaugeFunc(prometheus.GaugeOpts{
-		Namespace: namespace, Subsystem: subsystem, Name: "connected", ConstLabels: worker,
-		Help: "1 while there is a connection, else 0.",
-	}, func() float64 {
-		if c.Connected() {
-			return 1
-		}
-		return 0
-	})
+	counter("replays_total", replays, prometheus.Labels{"result": "done"}, c.replaysDone.Load)
+	counter("replays_total", replays, prometheus.Labels{"result": "failed"}, c.replaysFailed.Load)
+	factory.NewGaugeFunc(prometheus.GaugeOpts{Name: "events_waiting", Help: "Events that wait for the handler."},
+		func() float64 { return float64(len(d.queue)) })
+	factory.NewGaugeFunc(prometheus.GaugeOpts{Name: "connected", Help: "1 while there is a connection, else 0."},
+		func() float64 {
+			if c.Connected() {
+				return 1
+			}
+			return 0
+		})
 	d.latency = factory.NewHistogram(prometheus.HistogramOpts{
-		Namespace: namespace, Subsystem: subsystem, Name: "handler_seconds", ConstLabels: worker,
-		Help:    "Time of the handler for an event.",
+		Name: "handler_seconds", Help: "Time of the handler for an event.",
 		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12), // 1 µs to 4.2 s
 	})
 	return registry

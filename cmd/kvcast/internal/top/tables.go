@@ -231,7 +231,7 @@ func (s screen) subscriberRows() [][]cell {
 		}
 		client, _, _ := strings.Cut(sub.GetUserAgent(), " ")
 		rows = append(rows, []cell{
-			text(sub.GetPeer()).as(output.Strong), text(client), right(age(s.now.at.Sub(time.Unix(0, sub.GetStartTimeUnixNano())))),
+			text(sub.GetPeer()).as(output.Strong), text(client), right(max(0, s.now.at.Sub(time.Unix(0, sub.GetStartTimeUnixNano()))).Truncate(time.Second).String()),
 			number(sub.GetSeq()), behind, right(rateText(rate)), text(filterText(sub.GetFilter())),
 		})
 	}
@@ -277,18 +277,4 @@ func rateText(perSecond float64) string {
 		return fmt.Sprintf("%.1f", perSecond)
 	}
 	return output.Grouped(uint64(perSecond + 0.5))
-}
-
-// age returns a duration in its two largest units.
-func age(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
 }

@@ -69,8 +69,8 @@ WORKER  MODEL  STATE     RANK  SOURCE     BATCHES/S  DEVICE       DISK  GAPS
 w0      m      live         0  live             3.0      10          0  0
 w1      m      degraded     0  repairing         50      11  1,048,576  2 (9 batches) INCOMPLETE
 
-SUBSCRIBER  CLIENT       FOR    SEQ  BEHIND  ENTRIES/S  FILTER
-10.0.0.1:7  grpc-go/1  1m02s  2,995       5      1,000  --worker w1 --tier disk`
+SUBSCRIBER  CLIENT      FOR    SEQ  BEHIND  ENTRIES/S  FILTER
+10.0.0.1:7  grpc-go/1  1m2s  2,995       5      1,000  --worker w1 --tier disk`
 	if diff := cmp.Diff(want, s.text()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
