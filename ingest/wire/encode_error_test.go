@@ -2,7 +2,7 @@ package wire_test
 
 import (
 	"bytes"
-	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -90,8 +90,7 @@ func TestEncodeRejects(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			dst := []byte("before and behind")
 			got, err := c.e.AppendBatch(dst[:6], c.b)
-			var rejected *wire.EncodeError
-			if !errors.As(err, &rejected) || rejected.Event != c.event || rejected.Field != c.field || !strings.Contains(err.Error(), c.want) {
+			if event, field := rejected(err); event != c.event || field != c.field || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one of event %d, field %s: %s", err, c.event, c.field, c.want)
 			}
 			if string(got) != "before" || string(dst) != "before and behind" {
@@ -99,6 +98,21 @@ func TestEncodeRejects(t *testing.T) {
 			}
 		})
 	}
+}
+
+// rejected returns the event and the field that the error of an Encoder names. The event is -1 in an error of the batch
+// or the Encoder.
+func rejected(err error) (event int, field string) {
+	text, ok := strings.CutPrefix(fmt.Sprint(err), "encode batch: ")
+	if !ok {
+		return -1, ""
+	}
+	event = -1
+	if n, err := fmt.Sscanf(text, "event %d:", &event); n == 1 && err == nil {
+		_, text, _ = strings.Cut(text, ": ")
+	}
+	field, _, _ = strings.Cut(text, ": ")
+	return event, field
 }
 
 // TestEncodeErrorText checks the text of errors.
@@ -241,18 +255,14 @@ func TestEncodeRoundTripsOrNamesTheField(t *testing.T) {
 // checkEncodeError checks that the error names an event of the batch and a field of it,
 // or of the batch or encoder.
 func checkEncodeError(t *rapid.T, b *wire.Batch, err error) {
-	var encodeErr *wire.EncodeError
-	if !errors.As(err, &encodeErr) {
-		t.Fatalf("error %v is no EncodeError", err)
-	}
 	of := reflect.TypeFor[wire.Event]()
-	name := encodeErr.Field
+	event, name := rejected(err)
 	switch rest, ok := strings.CutPrefix(name, "Encoder."); {
 	case ok:
 		of, name = reflect.TypeFor[wire.Encoder](), rest
-	case encodeErr.Event < 0:
+	case event < 0:
 		of = reflect.TypeFor[wire.Batch]()
-	case encodeErr.Event >= len(b.Events):
+	case event >= len(b.Events):
 		t.Fatalf("error %v is of an event beyond %d", err, len(b.Events))
 	}
 	for part := range strings.SplitSeq(name, ".") {
@@ -264,9 +274,6 @@ func checkEncodeError(t *rapid.T, b *wire.Batch, err error) {
 			t.Fatalf("error %v names no field of %v", err, of)
 		}
 		of = field.Type
-	}
-	if !strings.HasPrefix(err.Error(), "encode batch: ") || !strings.Contains(err.Error(), encodeErr.Field+": ") {
-		t.Errorf("error %v does not name %s", err, encodeErr.Field)
 	}
 }
 

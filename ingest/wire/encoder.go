@@ -21,8 +21,8 @@ type Encoder struct {
 // with their fields up to Rare. The result decodes to an equal batch, except for Index,
 // which counts from 0.
 //
-// A batch that cannot be encoded is rejected with an *EncodeError, and dst is returned
-// unchanged. That includes a batch with fields that the Encoder's form lacks:
+// A batch that cannot be encoded is rejected with an error that names the event and the field,
+// and dst is returned unchanged. That includes a batch with fields that the Encoder's form lacks:
 //
 //   - Array events have no CacheSalt, SessionID, Locality, Ownership, ModelName, Time,
 //     BlockMMInfos, MMKeys, Origin or RemainingCopies. Removes in arrays have neither
@@ -139,34 +139,14 @@ func (l *layout) add(k key, has bool) {
 	}
 }
 
-// EncodeError is why a batch cannot be encoded.
-type EncodeError struct {
-	// Event is the index of the event in Batch.Events, or -1 for an error of the batch
-	// or the Encoder.
-	Event int
-	// Field is the invalid field: of the Event, such as "Medium" or "Rare.Time", of the
-	// Batch, or of the Encoder, such as "Encoder.BatchForm".
-	Field string
-	// Problem describes the error.
-	Problem string
-}
-
-// Error names the event and the field, and describes the error.
-func (e *EncodeError) Error() string {
-	if e.Event < 0 {
-		return fmt.Sprintf("encode batch: %s: %s", e.Field, e.Problem)
-	}
-	return fmt.Sprintf("encode batch: event %d: %s: %s", e.Event, e.Field, e.Problem)
-}
-
-// check returns an *EncodeError if the batch cannot be encoded.
+// check returns why the batch cannot be encoded, or nil.
 func (e *Encoder) check(b *Batch) error {
 	if field, problem := e.checkBatch(b); problem != "" {
-		return &EncodeError{Event: -1, Field: field, Problem: problem}
+		return fmt.Errorf("encode batch: %s: %s", field, problem)
 	}
 	for k := range b.Events {
 		if field, problem := e.checkEvent(&b.Events[k]); problem != "" {
-			return &EncodeError{Event: k, Field: field, Problem: problem}
+			return fmt.Errorf("encode batch: event %d: %s: %s", k, field, problem)
 		}
 	}
 	return nil

@@ -52,7 +52,7 @@ func (s *keySet) add(k key)     { *s |= 1 << (k & 31) }
 // field declares a field of events. Its positions in array events are in forms.go.
 type field struct {
 	// mapKey is the key in map events, jsonKey the key in the output of AppendJSON, and
-	// goName the name in an EncodeError.
+	// goName the name in errors of the Encoder.
 	mapKey, jsonKey, goName string
 	// kinds are the kinds of events that have the field.
 	kinds    kinds

@@ -47,7 +47,7 @@ func newEncoder(cfg BatchConfig) (encoder, error) {
 }
 
 // encode returns an encoded batch of events in memory of its own. If the events cannot be encoded,
-// the error is a *wire.EncodeError, and the encoder does not change.
+// there is an error, and the encoder does not change.
 func (e *encoder) encode(events []wire.Event) ([]byte, error) {
 	now := e.cfg.Now().Truncate(time.Microsecond)
 	if !now.After(e.last) {

@@ -72,7 +72,7 @@ func (p *Publisher) Endpoint() string { return p.endpoint }
 func (p *Publisher) ReplayEndpoint() string { return p.replay }
 
 // Publish sends a batch of these events with the next seq, which it returns, and buffers the batch
-// for replay. Events that cannot be encoded are rejected with a *wire.EncodeError, and use no seq.
+// for replay. Events that cannot be encoded are rejected with an error, and use no seq.
 func (p *Publisher) Publish(events ...wire.Event) (seq uint64, err error) {
 	return p.batch(events, true, true)
 }

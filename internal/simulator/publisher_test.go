@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -316,8 +317,7 @@ func TestPublishRejectsUnencodableEvents(t *testing.T) {
 		"Truncate": func(events ...wire.Event) (uint64, error) { return p.Truncate(1, events...) },
 	} {
 		_, err := publish(removal(1), wire.Event{})
-		var refused *wire.EncodeError
-		if !errors.As(err, &refused) || refused.Event != 1 || refused.Field != "Kind" {
+		if err == nil || !strings.Contains(err.Error(), "event 1: Kind: ") {
 			t.Errorf("%s: error %v, want an error about event 1, field Kind", name, err)
 		}
 	}
@@ -329,11 +329,10 @@ func TestPublishRejectsUnencodableEvents(t *testing.T) {
 // TestUnknownFormIsRejected checks that no sockets are opened for an unknown form of batches.
 func TestUnknownFormIsRejected(t *testing.T) {
 	for _, batch := range []simulator.BatchConfig{{BatchForm: 3}, {EventForm: 3}} {
-		var refused *wire.EncodeError
-		if p, err := simulator.NewPublisher(simulator.PublisherConfig{BatchConfig: batch}); p != nil || !errors.As(err, &refused) {
+		if p, err := simulator.NewPublisher(simulator.PublisherConfig{BatchConfig: batch}); p != nil || err == nil {
 			t.Errorf("%+v: publisher %v, error %v", batch, p, err)
 		}
-		if e, err := simulator.New(simulator.Config{BatchConfig: batch}); e != nil || !errors.As(err, &refused) {
+		if e, err := simulator.New(simulator.Config{BatchConfig: batch}); e != nil || err == nil {
 			t.Errorf("%+v: engine %v, error %v", batch, e, err)
 		}
 	}
