@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -71,39 +72,37 @@ func (m mapping) read(r *reader, n *yaml.Node, path string) {
 		}
 		return
 	}
-	lines := make(map[string]int)
-	for i := 0; i < len(n.Content); i += 2 {
-		lines[n.Content[i].Value] = n.Content[i].Line
+	given := make(map[string]bool)
+	for pair := range slices.Chunk(n.Content, 2) {
+		given[pair[0].Value] = true
 	}
-	seen := make(map[string]int)
-	for i := 0; i < len(n.Content); i += 2 {
-		key := n.Content[i]
+	r.eachKey(n, path, func(key, content *yaml.Node) {
 		name := key.Value
-		if r.repeated(seen, key, path) {
-			continue
-		}
 		if nodes[name] == nil {
 			meant := closest(name, keys)
 			r.wrong(r.at(key), path, unknownKey(shown(key), meant, keys))
-			if _, given := lines[meant]; meant == "" || given {
-				continue
+			if meant == "" || given[meant] {
+				return
 			}
 			name = meant // validate the value too, and do not report the key as missing
 		}
 		r.origins[join(path, name)] = r.at(key)
-		nodes[name].read(r, n.Content[i+1], join(path, name))
-	}
+		nodes[name].read(r, content, join(path, name))
+	})
 }
 
-// repeated reports whether a key was seen before in its mapping, and records that as a mistake.
-func (r *reader) repeated(seen map[string]int, key *yaml.Node, path string) bool {
-	line, repeated := seen[key.Value]
-	if repeated {
-		r.wrong(r.at(key), path, fmt.Sprintf("key %q is given twice, first in line %d", key.Value, line))
-		return true
+// eachKey calls read for each key of a mapping and its content, and records repeated keys.
+func (r *reader) eachKey(n *yaml.Node, path string, read func(key, content *yaml.Node)) {
+	seen := make(map[string]int)
+	for pair := range slices.Chunk(n.Content, 2) {
+		key := resolve(pair[0])
+		if line, repeated := seen[key.Value]; repeated {
+			r.wrong(r.at(key), path, fmt.Sprintf("key %q is given twice, first in line %d", key.Value, line))
+			continue
+		}
+		seen[key.Value] = key.Line
+		read(key, pair[1])
 	}
-	seen[key.Value] = key.Line
-	return false
 }
 
 func unknownKey(name, meant string, keys []string) string {
@@ -139,27 +138,22 @@ func (l labels) read(r *reader, n *yaml.Node, path string) {
 		r.wrong(r.at(n), path, shown(n)+" is not allowed: want a mapping of labels")
 		return
 	}
-	seen := make(map[string]int)
-	for i := 0; i < len(n.Content); i += 2 {
-		key := resolve(n.Content[i])
+	r.eachKey(n, path, func(key, content *yaml.Node) {
 		if key.Kind != yaml.ScalarNode || isNull(key) {
 			r.wrong(r.at(key), path, shown(key)+" is not allowed as a label's key: want a text")
-			continue
-		}
-		if r.repeated(seen, key, path) {
-			continue
+			return
 		}
 		label := fmt.Sprintf("%s[%q]", path, key.Value)
 		r.origins[label] = r.at(key)
 		var labelText string
 		labelValue := word(&labelText)
 		labelValue.want = `a text, which may be ""`
-		labelValue.read(r, n.Content[i+1], label)
+		labelValue.read(r, content, label)
 		if *l.to == nil {
 			*l.to = make(map[string]string)
 		}
 		(*l.to)[key.Value] = labelText
-	}
+	})
 }
 
 // resolve returns the content of a document or the target of an alias.
