@@ -50,7 +50,7 @@ func (in *intake) open(m transport.Message) (why refusal, ok bool) {
 		return refusedLength, false
 	}
 	var epoch []byte
-	in.topic, epoch, _ = wire.CutTopic(m.Frames[0])
+	in.topic, epoch = wire.CutTopic(m.Frames[0])
 	in.load(epoch, binary.BigEndian.Uint64(m.Frames[1]), m.Frames[2])
 	return 0, true
 }

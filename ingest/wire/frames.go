@@ -11,14 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-var (
-	// ErrTopic is a topic of another form than kv@<pod[:port]>@<model>.
-	ErrTopic = errors.New("not kv@<pod[:port]>@<model>")
-	// ErrEpoch is a topic whose engine epoch is not a hexadecimal number.
-	ErrEpoch = errors.New("epoch is not hexadecimal")
-	// ErrReply is a message of a replay socket that is not a reply.
-	ErrReply = errors.New("not a replay reply")
-)
+// ErrReply is a message of a replay socket that is not a reply.
+var ErrReply = errors.New("not a replay reply")
 
 // Topic is the topic of a publisher that connects to kvcast.
 type Topic struct {
@@ -26,10 +20,6 @@ type Topic struct {
 	Pod string
 	// Model may contain '@'.
 	Model string
-	// Epoch identifies the engine's incarnation, and Snapshot one of its snapshots. Only
-	// SGLang sends them. Each is empty if it is absent.
-	Epoch    string
-	Snapshot string
 }
 
 // Host returns the pod without its port.
@@ -40,36 +30,34 @@ func (t Topic) Host() string {
 	return strings.TrimSuffix(strings.TrimPrefix(t.Pod, "["), "]")
 }
 
-// ParseTopic parses kv@<pod[:port]>@<model>, and the epoch and snapshot that SGLang appends.
-// The error is an ErrTopic or an ErrEpoch.
+// ParseTopic parses kv@<pod[:port]>@<model>. SGLang may append an epoch in hexadecimal, and other
+// suffixes.
 func ParseTopic(topic []byte) (Topic, error) {
-	name, epoch, snapshot := CutTopic(topic)
+	name, epoch := CutTopic(topic)
 	if len(bytes.Trim(epoch, "0123456789abcdefABCDEF")) != 0 {
-		return Topic{}, fmt.Errorf("parse topic %q: %w", topic, ErrEpoch)
+		return Topic{}, fmt.Errorf("parse topic %q: epoch is not hexadecimal", topic)
 	}
 	prefix, rest, _ := bytes.Cut(name, []byte("@"))
 	pod, model, _ := bytes.Cut(rest, []byte("@"))
 	if string(prefix) != "kv" || len(pod) == 0 || len(model) == 0 || !utf8.Valid(topic) {
-		return Topic{}, fmt.Errorf("parse topic %q: %w", topic, ErrTopic)
+		return Topic{}, fmt.Errorf("parse topic %q: not kv@<pod[:port]>@<model>", topic)
 	}
-	return Topic{Pod: string(pod), Model: string(model), Epoch: string(epoch), Snapshot: string(snapshot)}, nil
+	return Topic{Pod: string(pod), Model: string(model)}, nil
 }
 
-// CutTopic splits a topic of any form into the part before the first NUL, and the epoch and
-// snapshot that SGLang appends. Each is empty if it is absent. The results are views of
-// topic: CutTopic does not allocate, because it is called for each message.
-func CutTopic(topic []byte) (name, epoch, snapshot []byte) {
+// CutTopic splits a topic of any form into the part before the first NUL, and the epoch that
+// SGLang appends, which identifies the engine's incarnation; empty if it is absent. The results
+// are views of topic: CutTopic does not allocate, because it is called for each message.
+func CutTopic(topic []byte) (name, epoch []byte) {
 	name, rest, _ := bytes.Cut(topic, []byte{0})
 	for len(rest) > 0 {
 		var suffix []byte
 		suffix, rest, _ = bytes.Cut(rest, []byte{0})
 		if v, ok := bytes.CutPrefix(suffix, []byte("sgl-kv-epoch=")); ok {
 			epoch = v
-		} else if v, ok := bytes.CutPrefix(suffix, []byte("sgl-kv-snapshot=")); ok {
-			snapshot = v
 		}
 	}
-	return name, epoch, snapshot
+	return name, epoch
 }
 
 // ParseReply parses a message that a DEALER receives from an engine's replay socket. It
