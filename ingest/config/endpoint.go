@@ -73,6 +73,18 @@ func (e Endpoint) String() string {
 	return "tcp://" + net.JoinHostPort(e.Address, port)
 }
 
+// Net returns the network and address of the endpoint for package net. Host * means all addresses.
+func (e Endpoint) Net() (network, address string) {
+	if e.Transport == TransportIPC {
+		return "unix", e.Address
+	}
+	host := e.Address
+	if host == "*" {
+		host = ""
+	}
+	return "tcp", net.JoinHostPort(host, strconv.Itoa(e.Port))
+}
+
 // OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0. Over tcp rank r has that port
 // + r. Over ipc TensorRT-LLM appends _dpR to the path of a rank R above 0.
 func (e Endpoint) OfRank(rank int) Endpoint {

@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -102,16 +100,13 @@ func (s *sockets) closePorts(linger time.Duration) {
 // takes * for all addresses of IPv4.
 func parseEndpoint(endpoint string) (network, address string, err error) {
 	e, ok := config.ParseEndpoint(endpoint, true)
-	switch {
-	case !ok:
+	if !ok {
 		return "", "", fmt.Errorf("endpoint %q is invalid: want %s", endpoint, config.AllowedBind)
-	case e.Transport == config.TransportIPC:
-		return "unix", e.Address, nil
-	case e.Address == "*":
-		return "tcp4", ":" + strconv.Itoa(e.Port), nil
-	default:
-		return "tcp", net.JoinHostPort(e.Address, strconv.Itoa(e.Port)), nil
 	}
+	if network, address = e.Net(); e.Address == "*" {
+		network = "tcp4"
+	}
+	return network, address, nil
 }
 
 func connect(endpoint string, c outbound.Config) (*outbound.Socket, error) {

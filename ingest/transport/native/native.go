@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -114,15 +113,11 @@ func (t *Transport) connect(c zmtp.Config, endpoint string, request []byte) (tra
 // are for binding.
 func parseEndpoint(endpoint string) (network, address string, err error) {
 	e, ok := config.ParseEndpoint(endpoint, true)
-	switch {
-	case !ok:
+	if !ok {
 		return "", "", fmt.Errorf("parse endpoint %q: want tcp://HOST:PORT or ipc://PATH", endpoint)
-	case e.Transport == config.TransportIPC:
-		return "unix", e.Address, nil
-	case e.Address == "*":
-		e.Address = "" // all addresses
 	}
-	return "tcp", net.JoinHostPort(e.Address, strconv.Itoa(e.Port)), nil
+	network, address = e.Net()
+	return network, address, nil
 }
 
 // dial serves one connection.
