@@ -45,6 +45,8 @@ type Event struct {
 	// Kind is zmtp.Subscribe, zmtp.Cancel or zmtp.Message. When a connection ends, its
 	// subscriptions are cancelled.
 	Kind zmtp.EventKind
+	// Topic is what a peer subscribed to, or no longer subscribes to.
+	Topic string
 	// Frames are a message of up to four frames. The callee owns them.
 	Frames [][]byte
 }
@@ -197,9 +199,9 @@ func (s *Socket) serve(conn net.Conn) {
 	s.mu.Lock()
 	delete(s.peers, id)
 	s.mu.Unlock()
-	for _, n := range p.subscriptions {
+	for topic, n := range p.subscriptions {
 		for range n {
-			s.config.OnEvent(Event{Peer: id, Kind: zmtp.Cancel})
+			s.config.OnEvent(Event{Peer: id, Kind: zmtp.Cancel, Topic: topic})
 		}
 	}
 }
@@ -212,11 +214,12 @@ func (s *Socket) event(id int, p *peer, e *zmtp.Event) {
 		s.peers[id] = p
 		s.mu.Unlock()
 	case zmtp.Subscribe:
-		p.subscribe(string(e.Topic), 1)
-		s.config.OnEvent(Event{Peer: id, Kind: e.Kind})
+		topic := string(e.Topic)
+		p.subscribe(topic, 1)
+		s.config.OnEvent(Event{Peer: id, Kind: e.Kind, Topic: topic})
 	case zmtp.Cancel:
-		if p.subscribe(string(e.Topic), -1) {
-			s.config.OnEvent(Event{Peer: id, Kind: e.Kind})
+		if topic := string(e.Topic); p.subscribe(topic, -1) {
+			s.config.OnEvent(Event{Peer: id, Kind: e.Kind, Topic: topic})
 		}
 	case zmtp.Message:
 		if e.Count > zmtp.KeptFrames {
