@@ -41,7 +41,7 @@ func freePorts(t *testing.T, n int) int {
 		t.Fatal(err)
 	}
 	for _, e := range engines {
-		e.close()
+		e.Close()
 	}
 	return port
 }
@@ -184,7 +184,7 @@ func TestTwoPublishersOfOneTopicAreAmbiguous(t *testing.T) {
 				`publisher_conflicts_total{worker="p"}`: 1, `restarts_total{worker="p"}`: 0,
 			})
 			// Losses of the remaining publisher are reported again.
-			engines[tt.ends].close()
+			engines[tt.ends].Close()
 			harness.WaitFor(t, func() bool { return harness.Gather(t, registry).Sum("kvcast_ingest_disconnections_total") == 1 })
 			left := 1 - tt.ends
 			due := next[left]

@@ -83,19 +83,9 @@ func newEngine(t *testing.T) *engine {
 
 func newEngineOf(t *testing.T, cfg enginetest.Config) *engine {
 	t.Helper()
-	e, err := enginetest.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { (&engine{e, t}).close() })
+	e := enginetest.New(cfg)
+	t.Cleanup(e.Close)
 	return &engine{e, t}
-}
-
-// close closes the engine's sockets, as the end of its process would.
-func (e *engine) close() {
-	if err := e.Close(); err != nil {
-		e.t.Errorf("close engine: %v", err)
-	}
 }
 
 func (e *engine) mustBind(endpoint string) string {
@@ -129,18 +119,19 @@ func (e *engine) awaitSubscriber(topic string) {
 }
 
 // send sends frames, which are strings or bytes.
-func (e *engine) send(frames ...any) {
-	e.t.Helper()
+func (e *engine) send(frames ...any) { e.Send(framesOf(frames)...) }
+
+// framesOf returns frames, which are strings or bytes, as bytes.
+func framesOf(frames []any) [][]byte {
 	all := make([][]byte, len(frames))
 	for i, f := range frames {
-		all[i] = fmt.Append(nil, f)
 		if b, ok := f.([]byte); ok {
 			all[i] = b
+		} else {
+			all[i] = []byte(f.(string))
 		}
 	}
-	if err := e.Send(all...); err != nil {
-		e.t.Fatal(err)
-	}
+	return all
 }
 
 // publish sends a batch of an engine whose topic is empty.
@@ -156,7 +147,7 @@ func newEngines(t *testing.T, n int) (engines []*engine, first string) {
 next:
 	for range attempts {
 		for _, e := range engines {
-			e.close()
+			e.Close()
 		}
 		engines = []*engine{newEngine(t)}
 		first = engines[0].mustBind("tcp://127.0.0.1:*")

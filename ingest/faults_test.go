@@ -396,11 +396,11 @@ var faults = []struct {
 }
 
 func TestFaults(t *testing.T) {
-	for _, zmq := range config.ZMQs(config.ZMQNative) {
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
 		for _, mode := range []string{"connect", "bind"} {
-			t.Run(fmt.Sprint(zmq, "/", mode), func(t *testing.T) { testFaults(t, zmq, mode) })
+			t.Run(mode, func(t *testing.T) { testFaults(t, zmq, mode) })
 		}
-	}
+	})
 }
 
 func testFaults(t *testing.T, zmq config.ZMQ, mode string) {

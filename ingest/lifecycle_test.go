@@ -110,7 +110,7 @@ func TestWorkerIsRemovedAfterTheGraceTimeAndAddedAgain(t *testing.T) {
 						r.want("w 0/0: joined late, after 0-0")
 					}
 					r.want(fmt.Sprintf("w 0/0: batch %d +[1]", first))
-					e.close()
+					e.Close()
 					r.want("remove w")
 					if tt.bound {
 						harness.WaitFor(t, func() bool { return len(in.Sources()) == 0 && len(metricsOf(t, registry, "w")) == 0 })
@@ -144,12 +144,12 @@ func TestOneConnectedRankKeepsTheWorker(t *testing.T) {
 		}
 		r.want(fmt.Sprintf("w 0/%d: batch 0 +[%d]", rank, rank))
 	}
-	engines[0].close()
+	engines[0].Close()
 	awaitState(t, in, 0, ingest.SourceConnecting)
 	r.want("w 0/0: gap possible_restart 0-0, 0 missed")
 	engines[1].publish(1, stored(5))
 	r.want("w 0/1: batch 1 +[5]")
-	engines[1].close()
+	engines[1].Close()
 	r.want("remove w")
 	r.wantNone()
 }

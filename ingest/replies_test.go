@@ -2,18 +2,18 @@ package ingest_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/pebbe/zmq4"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -21,57 +21,48 @@ import (
 // script returns for the requested seq.
 func newReplier(t *testing.T, ready <-chan struct{}, script func(from uint64) [][]any) string {
 	t.Helper()
-	zctx, err := zmq4.NewContext()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := zctx.NewSocket(zmq4.ROUTER)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(s.SetLinger(0), s.SetRcvtimeo(20*time.Millisecond), s.Bind("tcp://127.0.0.1:*")); err != nil {
-		t.Fatal(err)
-	}
-	endpoint, err := s.GetLastEndpoint()
-	if err != nil {
-		t.Fatal(err)
-	}
 	ended := make(chan struct{})
+	requests := make(chan outbound.Event)
+	s, err := outbound.Bind("tcp", "127.0.0.1:0", outbound.Config{
+		Type: zmtp.ROUTER, HighWater: math.MaxInt,
+		OnEvent: func(e outbound.Event) {
+			select {
+			case requests <- e:
+			case <-ended:
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var group sync.WaitGroup
 	group.Go(func() {
+		select {
+		case <-ready:
+		case <-ended:
+			return
+		}
 		for {
 			select {
-			case <-ended:
-				if err := s.Close(); err != nil {
-					t.Error(err)
+			case e := <-requests:
+				if len(e.Frames) != 2 || len(e.Frames[1]) != 8 {
+					t.Errorf("request %q", e.Frames)
+					continue
 				}
+				for _, m := range script(binary.BigEndian.Uint64(e.Frames[1])) {
+					s.Send(e.Peer, framesOf(m)...)
+				}
+			case <-ended:
 				return
-			default:
-			}
-			frames, err := s.RecvMessageBytes(0)
-			if err != nil || len(frames) != 3 || len(frames[2]) != 8 {
-				continue
-			}
-			select {
-			case <-ready:
-			case <-ended:
-				continue
-			}
-			for _, m := range script(binary.BigEndian.Uint64(frames[2])) {
-				if _, err := s.SendMessage(append([]any{frames[0]}, m...)...); err != nil {
-					t.Error(err)
-				}
 			}
 		}
 	})
 	t.Cleanup(func() {
 		close(ended)
 		group.Wait()
-		if err := zctx.Term(); err != nil {
-			t.Error(err)
-		}
+		s.Close(0)
 	})
-	return endpoint
+	return "tcp://" + s.Addr().String()
 }
 
 var endOfReplay = []any{"", "", seqFrame(math.MaxUint64), ""}
@@ -88,6 +79,10 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 		want   []string
 		counts map[string]float64
 		logs   string
+		// wantNative and countsNative, if set, are of the native transport, which disconnects
+		// peers beyond its limits.
+		wantNative   []string
+		countsNative map[string]float64
 	}{
 		{
 			name: "in order",
@@ -150,6 +145,9 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 			},
 			want:   []string{"batch 0 +[10]", "gap replay_incomplete 1-1, 1 missed", "batch 2 +[12]", "batch 3 +[13]"},
 			counts: map[string]float64{`batches_rejected_total{error="message_too_long",worker="w"}`: 1, `missed_batches_total{worker="w"}`: 1},
+
+			wantNative:   []string{"batch 0 +[10]", "gap replay_incomplete 1-2, 2 missed", "batch 3 +[13]"},
+			countsNative: map[string]float64{`missed_batches_total{worker="w"}`: 2},
 		},
 		{
 			name: "malformed batch",
@@ -193,36 +191,41 @@ func TestMalformedRepliesKeepTheOrder(t *testing.T) {
 			counts: map[string]float64{`stale_batches_total{worker="w"}`: 1},
 		},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			e := newEngine(t)
-			ready := make(chan struct{})
-			replay := newReplier(t, ready, tt.script)
-			registry := prometheus.NewRegistry()
-			c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
-			var log harness.Log
-			c.Metrics, c.ReplayTimeout, c.Logger = registry, harness.Timeout/2, log.Logger()
-			r := newRecorder(t)
-			in, stop := start(t, c, &plain{r})
-			// A live batch follows the replay.
-			e.awaitSubscriber("")
-			e.publish(3, stored(13))
-			harness.WaitFor(t, func() bool { return ingest.ReorderBytes(in) > 0 })
-			close(ready)
-			r.want(append([]string{"add w model m block_size 0 ranks [0]"}, tt.want...)...)
-			awaitState(t, in, 0, ingest.SourceLive)
-			r.wantNone()
-			wantMetrics(t, registry, tt.counts)
-			if held := ingest.ReorderBytes(in); held != 0 {
-				t.Errorf("%d bytes held back", held)
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		for _, tt := range tests {
+			if zmq == config.ZMQNative && tt.wantNative != nil {
+				tt.want, tt.counts = tt.wantNative, tt.countsNative
 			}
-			stop()
-			if !strings.Contains(log.String(), tt.logs) {
-				t.Errorf("did not log %s\nin:\n%s", tt.logs, log.String())
-			}
-		})
-	}
+			t.Run(tt.name, func(t *testing.T) {
+				t.Parallel()
+				e := newEngine(t)
+				ready := make(chan struct{})
+				replay := newReplier(t, ready, tt.script)
+				registry := prometheus.NewRegistry()
+				c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*"), Replay: replay})
+				var log harness.Log
+				c.Metrics, c.ReplayTimeout, c.Logger, c.ConnectZMQ = registry, harness.Timeout/2, log.Logger(), zmq
+				r := newRecorder(t)
+				in, stop := start(t, c, &plain{r})
+				// A live batch follows the replay.
+				e.awaitSubscriber("")
+				e.publish(3, stored(13))
+				harness.WaitFor(t, func() bool { return ingest.ReorderBytes(in) > 0 })
+				close(ready)
+				r.want(append([]string{"add w model m block_size 0 ranks [0]"}, tt.want...)...)
+				awaitState(t, in, 0, ingest.SourceLive)
+				r.wantNone()
+				wantMetrics(t, registry, tt.counts)
+				if held := ingest.ReorderBytes(in); held != 0 {
+					t.Errorf("%d bytes held back", held)
+				}
+				stop()
+				if !strings.Contains(log.String(), tt.logs) {
+					t.Errorf("did not log %s\nin:\n%s", tt.logs, log.String())
+				}
+			})
+		}
+	})
 }
 
 // TestStartEndsWhenAllIsRead has a hole in the first replay. The source catches up until the second

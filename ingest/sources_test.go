@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/harness/enginetest"
 )
 
@@ -63,7 +64,7 @@ func TestConnectAgainAfterARestart(t *testing.T) {
 	e.awaitSubscriber("")
 	e.publish(0, stored(1))
 	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0 +[1]")
-	e.close()
+	e.Close()
 
 	e = newEngine(t)
 	e.mustBind(endpoint)
@@ -81,28 +82,38 @@ func largest(extra int) []byte {
 	return msgp.AppendBytes(b, make([]byte, most+extra-len(b)-5))
 }
 
+// TestConnectRefusesTooLongMessages checks that libzmq refuses the message, and that the native transport
+// disconnects, because a message may not use more memory.
 func TestConnectRefusesTooLongMessages(t *testing.T) {
-	e := newEngine(t)
-	c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
-	registry := prometheus.NewRegistry()
-	c.Metrics = registry
-	r := newRecorder(t)
-	start(t, c, r)
-	e.awaitSubscriber("")
-	e.send("", seqFrame(0), largest(0))
-	r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0")
-	e.send("", seqFrame(1), largest(1))
-	e.publish(2)
-	r.want("w 0/0: gap 1-1, 1 missed", "w 0/0: batch 2")
-	wantMetrics(t, registry, map[string]float64{
-		`messages_refused_total{reason="message_too_long",worker="w"}`: 1,
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		e := newEngine(t)
+		c := worker(config.Source{Connect: e.mustBind("tcp://127.0.0.1:*")})
+		registry := prometheus.NewRegistry()
+		c.Metrics, c.ConnectZMQ = registry, zmq
+		r := newRecorder(t)
+		start(t, c, r)
+		e.awaitSubscriber("")
+		e.send("", seqFrame(0), largest(0))
+		r.want("add w model m block_size 0 ranks [0]", "w 0/0: batch 0")
+		e.send("", seqFrame(1), largest(1))
+		refused := 1.0
+		if zmq == config.ZMQNative {
+			refused = 0
+			r.want("w 0/0: gap possible_restart 0-0, 0 missed")
+			e.awaitSubscriber("")
+		}
+		e.publish(2)
+		r.want("w 0/0: gap 1-1, 1 missed", "w 0/0: batch 2")
+		wantMetrics(t, registry, map[string]float64{
+			`messages_refused_total{reason="message_too_long",worker="w"}`: refused,
+		})
 	})
 }
 
 func TestBindDisconnectsPeersWithTooLongMessages(t *testing.T) {
 	r := newRecorder(t)
 	in, _ := start(t, config.Config{Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}}}, r)
-	e := newEngineOf(t, enginetest.Config{Verbose: true})
+	e := newEngine(t)
 	e.connect(in.Endpoints()[0])
 	e.awaitSubscriber("")
 	e.send("kv@p@m", seqFrame(0), largest(0))
@@ -176,7 +187,7 @@ func TestManyWorkers(t *testing.T) {
 
 func TestMoreSourcesThanAContextHasSocketsByDefault(t *testing.T) {
 	const workers = 1100
-	e := newEngineOf(t, enginetest.Config{Verbose: true, HighWaterMark: -1})
+	e := newEngineOf(t, enginetest.Config{HighWaterMark: -1})
 	endpoint := e.mustBind("tcp://127.0.0.1:*")
 	var c config.Config
 	for i := range workers {

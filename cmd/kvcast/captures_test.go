@@ -59,27 +59,19 @@ func sentinelAfter(last message) message {
 // newEngine returns an engine without a high-water mark, which drops no message.
 func newEngine(t *testing.T) *enginetest.Engine {
 	t.Helper()
-	e, err := enginetest.New(enginetest.Config{HighWaterMark: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Errorf("close engine: %v", err)
-		}
-	})
+	e := enginetest.New(enginetest.Config{HighWaterMark: -1})
+	t.Cleanup(e.Close)
 	return e
 }
 
 // play waits for a subscriber, and then publishes messages.
 func play(t *testing.T, e *enginetest.Engine, messages []message) {
 	t.Helper()
-	_, err := e.AwaitSubscription()
-	for i := 0; err == nil && i < len(messages); i++ {
-		err = e.Publish(messages[i].topic, messages[i].seq, messages[i].payload)
-	}
-	if err != nil {
+	if _, err := e.AwaitSubscription(); err != nil {
 		t.Fatal(err)
+	}
+	for _, m := range messages {
+		e.Publish(m.topic, m.seq, m.payload)
 	}
 }
 

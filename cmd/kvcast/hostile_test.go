@@ -264,24 +264,22 @@ var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *proces
 // TestHonestEngineBesideHostilePeers checks that hostile peers cannot end the process, exceed its memory bounds, or cause
 // loss for another engine.
 func TestHonestEngineBesideHostilePeers(t *testing.T) {
-	for _, zmq := range config.ZMQs(config.ZMQNative) {
-		t.Run(string(zmq), func(t *testing.T) {
-			// The race detector multiplies memory use.
-			s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq)}})
-			h := newHonest(t, s)
-			h.round()
-			all, limit := maps.Clone(attacks), 1024
-			if zmq == config.ZMQNative {
-				maps.Copy(all, nativeAttacks)
-			}
-			before := s.residentMiB()
-			for _, name := range slices.Sorted(maps.Keys(all)) {
-				t.Run(name, func(t *testing.T) { h.during(t, s, all[name], limit) })
-			}
-			h.round()
-			t.Logf("%d MiB resident before the attacks, %d after", before, s.residentMiB())
-		})
-	}
+	harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+		// The race detector multiplies memory use.
+		s := start(t, harness.ProcessConfig{Args: []string{"--bind", "tcp://127.0.0.1:*", "--ingest-listen-transport", string(zmq)}})
+		h := newHonest(t, s)
+		h.round()
+		all, limit := maps.Clone(attacks), 1024
+		if zmq == config.ZMQNative {
+			maps.Copy(all, nativeAttacks)
+		}
+		before := s.residentMiB()
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			t.Run(name, func(t *testing.T) { h.during(t, s, all[name], limit) })
+		}
+		h.round()
+		t.Logf("%d MiB resident before the attacks, %d after", before, s.residentMiB())
+	})
 }
 
 // during runs an attack, and checks that the engine loses nothing and that the process has at most

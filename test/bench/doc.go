@@ -11,5 +11,6 @@
 // batch fails the benchmark.
 //
 // The benchmarks are in the tests. The package itself contains the C code that they need: a bare
-// libzmq receiver, and a precise pause and ticker.
+// libzmq receiver, and a precise pause and ticker. Without cgo only the benchmarks remain that need no
+// publisher, because engines publish with libzmq.
 package bench

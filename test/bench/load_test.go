@@ -46,6 +46,12 @@ var (
 	shapeB2 = shape{blocks: 1}
 )
 
+// storeShapes are the shapes of batches that only store.
+var storeShapes = []struct {
+	name  string
+	shape shape
+}{{"B1", shapeB1}, {"B2", shapeB2}}
+
 // load is an endless sequence of batches, as vLLM encodes them. One lap of batches is encoded in
 // advance. Later laps reuse the tokens and overwrite the hashes in place, so that every block is
 // new. Storing a present block would increment its copies, which is a rarer code path.

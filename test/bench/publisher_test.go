@@ -1,44 +1,80 @@
+//go:build cgo
+
 package bench_test
 
 import (
+	"encoding/binary"
 	"errors"
+	"fmt"
 
-	"github.com/kvcast/kvcast/test/harness/enginetest"
+	"github.com/pebbe/zmq4"
+
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // topic has the form that llm-d uses. Its length adds to every message.
 const topic = "kv@10.0.0.5@" + modelName
 
-// publisher publishes pre-encoded payloads. It waits for a slow subscriber instead of dropping
-// messages.
+// publisher publishes pre-encoded payloads with libzmq, as engines do. It waits for a slow subscriber
+// instead of dropping messages.
 type publisher struct {
-	*enginetest.Engine
+	zctx     *zmq4.Context
+	socket   *zmq4.Socket // XPUB: a PUB socket that receives subscriptions
 	endpoint string
-	topic    []byte
 	seq      uint64 // of the next message
+	seqFrame [8]byte
 }
 
 // newPublisher returns a publisher bound to a free port.
 func newPublisher() (*publisher, error) {
-	e, err := enginetest.New(enginetest.Config{HighWaterMark: 10_000, Blocking: true})
+	zctx, err := zmq4.NewContext()
 	if err != nil {
 		return nil, err
 	}
-	endpoint, err := e.Bind("tcp://127.0.0.1:*")
-	if err != nil {
-		return nil, errors.Join(err, e.Close())
+	p := &publisher{zctx: zctx}
+	if p.socket, err = zctx.NewSocket(zmq4.XPUB); err != nil {
+		return nil, errors.Join(err, zctx.Term())
 	}
-	return &publisher{Engine: e, endpoint: endpoint, topic: []byte(topic)}, nil
+	if err = errors.Join(
+		p.socket.SetSndhwm(10_000), p.socket.SetXpubNodrop(true), p.socket.SetLinger(0),
+		p.socket.SetRcvtimeo(harness.Timeout), p.socket.SetSndtimeo(harness.Timeout), p.socket.Bind("tcp://127.0.0.1:*"),
+	); err == nil {
+		p.endpoint, err = p.socket.GetLastEndpoint()
+	}
+	if err != nil {
+		return nil, closeAfter(fmt.Errorf("open publisher: %w", err), p)
+	}
+	return p, nil
 }
 
 // subscribed waits for a subscriber.
 func (p *publisher) subscribed() error {
-	_, err := p.AwaitSubscription()
-	return err
+	message, err := p.socket.RecvBytes(0)
+	if err == nil && (len(message) == 0 || message[0] != 1) {
+		err = fmt.Errorf("got %q", message)
+	}
+	if err != nil {
+		return fmt.Errorf("await subscription: %w", err)
+	}
+	return nil
 }
 
 // send publishes a payload, which is copied.
 func (p *publisher) send(payload []byte) error {
+	binary.BigEndian.PutUint64(p.seqFrame[:], p.seq)
+	_, err := p.socket.Send(topic, zmq4.SNDMORE)
+	if err == nil {
+		_, err = p.socket.SendBytes(p.seqFrame[:], zmq4.SNDMORE)
+	}
+	if err == nil {
+		_, err = p.socket.SendBytes(payload, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("publish batch %d: %w", p.seq, err)
+	}
 	p.seq++
-	return p.Publish(p.topic, p.seq-1, payload)
+	return nil
 }
+
+// Close closes the socket.
+func (p *publisher) Close() error { return errors.Join(p.socket.Close(), p.zctx.Term()) }

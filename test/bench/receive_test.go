@@ -1,3 +1,5 @@
+//go:build cgo
+
 package bench_test
 
 import (
@@ -12,6 +14,10 @@ import (
 
 	"github.com/kvcast/kvcast/test/bench"
 )
+
+func init() {
+	roles["receive"], roles["pebbe"] = newBareReceive, newPebbeReceive
+}
 
 // BenchmarkFloorReceive measures the minimal cost of receiving a message of three frames: a C loop
 // with its libzmq I/O thread, in a separate process.
@@ -36,12 +42,6 @@ func BenchmarkReceive(b *testing.B) {
 		benchmarkReceive(b, "pebbe/"+s.name, "pebbe", s.shape)
 	}
 }
-
-// storeShapes are the shapes of batches that only store.
-var storeShapes = []struct {
-	name  string
-	shape shape
-}{{"B1", shapeB1}, {"B2", shapeB2}}
 
 func benchmarkReceive(b *testing.B, name, role string, s shape) {
 	open := func() (*receiving, error) { return newReceiving(role, s) }

@@ -1,3 +1,5 @@
+//go:build cgo
+
 package bench_test
 
 import (
@@ -12,6 +14,8 @@ import (
 
 	"github.com/kvcast/kvcast/test/bench"
 )
+
+func init() { roles["relay"] = newRelay }
 
 // relayed is the minimal path between an engine and a subscriber: a child process whose C loop
 // writes the seq of each message to a TCP connection. Its latency is the cost of the machine, ZeroMQ

@@ -7,10 +7,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
+	"math"
+	"time"
 
-	"github.com/pebbe/zmq4"
-
+	"github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/internal/zmtp/outbound"
 	"github.com/kvcast/kvcast/test/harness"
 )
 
@@ -20,118 +22,108 @@ type Config struct {
 	// HighWaterMark is the number of messages that a subscriber may be behind; 0 means ZeroMQ's
 	// 1,000, and a negative number no limit.
 	HighWaterMark int
-	// Blocking makes sending wait for a subscriber at the high-water mark instead of
-	// dropping messages.
-	Blocking bool
-	// Verbose delivers every subscription, not only the first one to each topic.
-	Verbose bool
 }
 
-// Engine is an XPUB socket, which is a PUB socket on the wire and also receives subscriptions. It
-// is not safe for concurrent use.
+// maxSubscriptions is how many subscriptions wait for AwaitSubscription. Then further subscribers are
+// not read.
+const maxSubscriptions = 2000
+
+// Engine is a PUB socket that reports subscriptions. It is not safe for concurrent use.
 type Engine struct {
-	context  *zmq4.Context
-	socket   *zmq4.Socket
-	seqFrame [8]byte
+	config        outbound.Config
+	sockets       []*outbound.Socket
+	subscriptions chan string
+	closing       chan struct{} // closed by Close
+	seqFrame      [8]byte
 }
 
 // New returns an Engine. The caller closes it.
-func New(cfg Config) (*Engine, error) {
-	zctx, err := zmq4.NewContext()
-	if err != nil {
-		return nil, fmt.Errorf("open engine: %w", err)
+func New(cfg Config) *Engine {
+	e := &Engine{subscriptions: make(chan string, maxSubscriptions), closing: make(chan struct{})}
+	e.config = outbound.Config{Type: zmtp.PUB, HighWater: cfg.HighWaterMark, OnEvent: e.event}
+	switch {
+	case cfg.HighWaterMark == 0:
+		e.config.HighWater = 1000
+	case cfg.HighWaterMark < 0:
+		e.config.HighWater = math.MaxInt
 	}
-	e := &Engine{context: zctx}
-	if err := e.open(cfg); err != nil {
-		return nil, errors.Join(fmt.Errorf("open engine: %w", err), e.Close())
-	}
-	return e, nil
+	return e
 }
 
-func (e *Engine) open(cfg Config) (err error) {
-	if e.socket, err = e.context.NewSocket(zmq4.XPUB); err != nil {
-		return err
+// event keeps a subscription for AwaitSubscription.
+func (e *Engine) event(event outbound.Event) {
+	if event.Kind != zmtp.Subscribe {
+		return
 	}
-	if cfg.HighWaterMark != 0 {
-		err = e.socket.SetSndhwm(max(0, cfg.HighWaterMark)) // 0 means no limit in ZeroMQ
+	select {
+	case e.subscriptions <- event.Topic:
+	case <-e.closing:
 	}
-	if cfg.Verbose {
-		err = errors.Join(err, e.socket.SetXpubVerbose(1))
-	}
-	return errors.Join(err,
-		e.socket.SetXpubNodrop(cfg.Blocking),
-		e.socket.SetLinger(0),
-		e.socket.SetRcvtimeo(harness.Timeout),
-		e.socket.SetSndtimeo(harness.Timeout),
-		e.socket.SetIpv6(true),
-	)
 }
 
 // Bind binds to an endpoint such as tcp://127.0.0.1:*, and returns it with its actual port.
 func (e *Engine) Bind(endpoint string) (string, error) {
-	if err := e.socket.Bind(endpoint); err != nil {
-		return "", fmt.Errorf("bind engine to %s: %w", endpoint, err)
+	at, ok := config.ParseEndpoint(endpoint, true)
+	if !ok {
+		return "", fmt.Errorf("bind engine to %s: want %s", endpoint, config.AllowedBind)
 	}
-	return e.socket.GetLastEndpoint()
+	network, address := at.Net()
+	s, err := outbound.Bind(network, address, e.config)
+	if err != nil {
+		return "", fmt.Errorf("bind engine: %w", err)
+	}
+	e.sockets = append(e.sockets, s)
+	if at.Transport == config.TransportIPC {
+		return endpoint, nil
+	}
+	return "tcp://" + s.Addr().String(), nil
 }
 
-// Connect connects to an endpoint.
+// Connect keeps connecting to an endpoint.
 func (e *Engine) Connect(endpoint string) error {
-	if err := e.socket.Connect(endpoint); err != nil {
-		return fmt.Errorf("connect engine to %s: %w", endpoint, err)
+	at, ok := config.ParseEndpoint(endpoint, false)
+	if !ok {
+		return fmt.Errorf("connect engine to %s: want %s", endpoint, config.AllowedConnect)
 	}
+	network, address := at.Net()
+	e.sockets = append(e.sockets, outbound.Connect(network, address, e.config))
 	return nil
 }
 
 // AwaitSubscription waits for a subscriber, which receives everything sent from then on, and
-// returns the topic prefix of its subscription.
+// returns the topic prefix of its subscription. It returns each subscription once.
 func (e *Engine) AwaitSubscription() (topic string, err error) {
-	for {
-		message, err := e.socket.Recv(0)
-		if err != nil {
-			return "", fmt.Errorf("await subscription: %w", err)
-		}
-		if topic, ok := strings.CutPrefix(message, "\x01"); ok {
-			return topic, nil
-		}
-		// Ignore the end of an earlier subscription.
+	select {
+	case topic := <-e.subscriptions:
+		return topic, nil
+	case <-time.After(harness.Timeout):
+		return "", errors.New("await subscription: timeout")
 	}
 }
 
-// Send sends a message of frames, which are copied.
-func (e *Engine) Send(frames ...[]byte) error {
-	for i, f := range frames {
-		flags := zmq4.SNDMORE
-		if i == len(frames)-1 {
-			flags = 0
-		}
-		if _, err := e.socket.SendBytes(f, flags); err != nil {
-			return fmt.Errorf("send frame %d: %w", i, err)
-		}
+// Send sends a message of one or more frames, which are copied.
+func (e *Engine) Send(frames ...[]byte) {
+	for _, s := range e.sockets {
+		s.Publish(frames...)
 	}
-	return nil
 }
 
 // Publish sends a batch: a message of topic, seq and payload.
-func (e *Engine) Publish(topic []byte, seq uint64, payload []byte) error {
+func (e *Engine) Publish(topic []byte, seq uint64, payload []byte) {
 	binary.BigEndian.PutUint64(e.seqFrame[:], seq)
-	if err := e.Send(topic, e.seqFrame[:], payload); err != nil {
-		return fmt.Errorf("publish batch %d: %w", seq, err)
-	}
-	return nil
+	e.Send(topic, e.seqFrame[:], payload)
 }
 
-// Close closes the socket, and drops messages that have not been sent. Further calls have no
+// Close closes the sockets, and drops messages that have not been sent. Further calls have no
 // effect.
-func (e *Engine) Close() error {
-	var errs []error
-	if e.socket != nil {
-		errs = append(errs, e.socket.Close())
-		e.socket = nil
+func (e *Engine) Close() {
+	select {
+	case <-e.closing:
+		return
+	default:
 	}
-	if e.context != nil {
-		errs = append(errs, e.context.Term())
-		e.context = nil
+	close(e.closing)
+	for _, s := range e.sockets {
+		s.Close(0)
 	}
-	return errors.Join(errs...)
 }
