@@ -20,6 +20,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/zmtp"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 	"github.com/kvcast/kvcast/test/rawzmtp"
@@ -31,7 +32,7 @@ const floodTimeout = 10 * time.Second
 // attack connects to a bound port as a publisher.
 func attack(t *testing.T, endpoint string) *rawzmtp.Conn {
 	t.Helper()
-	c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(endpoint, "tcp://"), waitTimeout)
+	c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(endpoint, "tcp://"), waitTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +151,7 @@ func freePort(t *testing.T) int {
 var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"PING floods that end in a reset": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -226,7 +227,7 @@ var attacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 var nativeAttacks = map[string]func(t *testing.T, ctx context.Context, s *process){
 	"messages of endless frames": func(t *testing.T, ctx context.Context, s *process) {
 		for ctx.Err() == nil {
-			c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
+			c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(s.endpoint(), "tcp://"), waitTimeout)
 			if err != nil {
 				t.Error(err)
 				return
@@ -330,7 +331,7 @@ func TestFloodingPeerCannotEndTheProcess(t *testing.T) {
 		defer func() { _ = l.Close() }()
 		s := serve(t, "--worker", fmt.Sprintf("name=w,connect=tcp://%v", l.Addr()))
 		for range 2 {
-			c, err := rawzmtp.Accept(l, waitTimeout)
+			c, err := rawzmtp.Accept(l, zmtp.PUB, waitTimeout)
 			if err != nil {
 				t.Fatal(err)
 			}

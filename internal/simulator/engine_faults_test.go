@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	zmq "github.com/pebbe/zmq4"
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/internal/simulator"
@@ -101,11 +100,10 @@ func TestFaultsOfBatches(t *testing.T) {
 			for _, m := range replayed {
 				decode(t, m.payload)
 			}
-			if sub.SetRcvtimeo(0) != nil {
-				t.Fatal("set timeout")
-			}
-			if frames, err := sub.RecvMessageBytes(zmq.DONTWAIT); err == nil {
+			select {
+			case frames := <-sub.messages:
 				t.Errorf("received one more: %x", frames)
+			default:
 			}
 		})
 	}
@@ -159,28 +157,19 @@ func TestFaultsOfEngines(t *testing.T) {
 	}
 }
 
-// receiveUntilFinished returns the messages received until the engine has finished. A SUB socket
-// processes a reconnection only during calls.
-func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *zmq.Socket) (messages []message) {
+// receiveUntilFinished returns the messages received until the engine has finished.
+func receiveUntilFinished(t *testing.T, e *simulator.Engine, sub *subscriber) (messages []message) {
 	t.Helper()
-	poller := zmq.NewPoller()
-	poller.Add(sub, zmq.POLLIN)
-	for deadline := time.Now().Add(waitTimeout); time.Now().Before(deadline); {
+	for timeout := time.After(waitTimeout); ; {
 		select {
 		case <-e.Finished():
 			return messages
-		default:
-		}
-		ready, err := poller.Poll(10 * time.Millisecond)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(ready) > 0 {
-			messages = append(messages, receiveBatch(t, sub))
+		case frames := <-sub.messages:
+			messages = append(messages, batchOf(t, frames))
+		case <-timeout:
+			t.Fatal("the engine does not finish")
 		}
 	}
-	t.Fatal("the engine does not finish")
-	return nil
 }
 
 // blocksAfter returns the blocks present after these batches, counting copies.
@@ -269,7 +258,7 @@ func TestPauseReturnsWhatASubscriberCanKnow(t *testing.T) {
 	run(t, e)
 	for range 5 {
 		for before := e.Summary().Batches; e.Summary().Batches < before+50; {
-			receive(t, sub)
+			sub.receive(t)
 		}
 		still, err := e.Pause(withTimeout(t))
 		if err != nil {

@@ -7,14 +7,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	zmq "github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
 )
 
 // replaying returns a publisher with a replay socket, and a connected subscriber.
-func replaying(t *testing.T) (*simulator.Publisher, *zmq.Socket) {
+func replaying(t *testing.T) (*simulator.Publisher, *subscriber) {
 	t.Helper()
 	p := newPublisher(t, simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
 	sub := subscribe(t, p.Endpoint())
@@ -25,7 +24,7 @@ func replaying(t *testing.T) (*simulator.Publisher, *zmq.Socket) {
 }
 
 // received returns the seqs of the next n messages.
-func received(t *testing.T, sub *zmq.Socket, n int) (seqs []uint64) {
+func received(t *testing.T, sub *subscriber, n int) (seqs []uint64) {
 	t.Helper()
 	for range n {
 		seqs = append(seqs, receiveBatch(t, sub).seq)
@@ -109,19 +108,14 @@ func TestReplayCanBeFaulty(t *testing.T) {
 	for h := range uint64(4) {
 		must(t)(p.Publish(removal(h)))
 	}
-	dealer := newSocket(t, zmq.DEALER)
-	if err := dealer.Connect(p.ReplayEndpoint()); err != nil {
-		t.Fatal(err)
-	}
+	d := newDealer(t, p.ReplayEndpoint())
 	ask := func(asked int, f simulator.ReplayFaults) {
 		t.Helper()
 		if err := p.SetReplayFaults(f); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // the second request is answered correctly
-			if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
-				t.Fatal(err)
-			}
+			d.send(nil, make([]byte, 8))
 		}
 		if err := p.WaitReplayRequests(withTimeout(t), asked); err != nil {
 			t.Fatal(err)
@@ -131,7 +125,7 @@ func TestReplayCanBeFaulty(t *testing.T) {
 	read := func(messages int) (seqs []uint64) {
 		t.Helper()
 		for range messages {
-			seq, _, isEnd, err := wire.ParseReply(receive(t, dealer))
+			seq, _, isEnd, err := wire.ParseReply(d.receive())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -177,10 +171,7 @@ func TestReconnectUsesTheSamePorts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			back := make(chan error, 1)
-			ctx := withTimeout(t)
-			go func() { back <- p.WaitSubscribed(ctx, 1) }()
-			if err := attend(t, sub, back); err != nil {
+			if err := p.WaitSubscribed(withTimeout(t), 1); err != nil {
 				t.Fatal(err)
 			}
 			must(t)(p.Publish(removal(2)))
@@ -207,23 +198,15 @@ func TestSlowReplayReaderMissesReplies(t *testing.T) {
 	for range batches {
 		must(t)(p.Drop(big))
 	}
-	dealer := newSocket(t, zmq.DEALER)
-	if err := errors.Join(dealer.SetRcvhwm(1), dealer.SetRcvbuf(4096), dealer.Connect(p.ReplayEndpoint())); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := dealer.SendMessage([][]byte{{}, make([]byte, 8)}); err != nil {
-		t.Fatal(err)
-	}
+	d := newDealer(t, p.ReplayEndpoint())
+	d.send(nil, make([]byte, 8))
 	if err := p.WaitReplays(withTimeout(t), 1); err != nil { // before the reader receives any reply
 		t.Fatal(err)
 	}
 	// The first reply always arrives. Missing replies have been dropped.
 	n := 0
 	for timeout := waitTimeout; ; n++ {
-		if err := dealer.SetRcvtimeo(timeout); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := dealer.RecvMessageBytes(0); err != nil {
+		if _, err := d.Receive(timeout); err != nil {
 			break
 		}
 		timeout = time.Second

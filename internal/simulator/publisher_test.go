@@ -4,16 +4,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	zmq "github.com/pebbe/zmq4"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 func equateEmpty() cmp.Option { return cmpopts.EquateEmpty() }
@@ -104,7 +105,7 @@ func TestPublisherInjectsFaults(t *testing.T) {
 	if m := receiveBatch(t, sub); m.seq != 77 || len(m.payload) != 1 {
 		t.Errorf("received %+v, want the unchanged payload", m)
 	}
-	if frames := receive(t, sub); len(frames) != 1 || string(frames[0]) != "alone" {
+	if frames := sub.receive(t); len(frames) != 1 || string(frames[0]) != "alone" {
 		t.Errorf("received %x, want the unchanged frame", frames)
 	}
 	for _, want := range []got{{0, 105}, {9, 106}} {
@@ -156,25 +157,20 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 	})
 	must(t)(p.Publish(removal(100)))
 	must(t)(p.Publish(removal(101)))
-	dealer := newSocket(t, zmq.DEALER)
-	if err := dealer.Connect(p.ReplayEndpoint()); err != nil {
-		t.Fatal(err)
-	}
+	d := newDealer(t, p.ReplayEndpoint())
 	// vLLM accepts any message of three frames, including the reader's identity, as a request, and
 	// a seq of any length.
 	for _, frames := range [][][]byte{
 		{{}}, {{}, make([]byte, 8), {}},
 		{{7}, {1}}, {{}, bytes.Repeat([]byte{1}, 20)}, {{}, {}},
 	} {
-		if _, err := dealer.SendMessage(frames); err != nil {
-			t.Fatal(err)
-		}
+		d.send(frames...)
 	}
 	// The requests are for batches from seq 1, from a seq above all batches, and from seq 0.
 	for _, want := range [][]uint64{{1}, nil, {0, 1}} {
 		var got []uint64
 		for {
-			seq, _, end, err := wire.ParseReply(receive(t, dealer))
+			seq, _, end, err := wire.ParseReply(d.receive())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -198,55 +194,39 @@ func TestMalformedRequestsForReplayGetNoAnswer(t *testing.T) {
 // TestPublisherConnectsToASubscriber covers deployments with llm-d, in which the service binds and
 // engines connect.
 func TestPublisherConnectsToASubscriber(t *testing.T) {
-	sub := newSocket(t, zmq.SUB)
-	if err := sub.SetSubscribe("kv@"); err != nil {
-		t.Fatal(err)
-	}
-	if err := sub.Bind("tcp://127.0.0.1:*"); err != nil {
-		t.Fatal(err)
-	}
-	endpoint, err := sub.GetLastEndpoint()
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = l.Close() }()
 	var publishers []*simulator.Publisher
+	var subs []*rawzmtp.Conn
 	for _, topic := range []string{"kv@pod-a@m", "kv@pod-b@m"} {
 		p := newPublisher(t, simulator.PublisherConfig{
-			SocketConfig: simulator.SocketConfig{Endpoint: endpoint, Topic: topic},
+			SocketConfig: simulator.SocketConfig{Endpoint: "tcp://" + l.Addr().String(), Topic: topic},
 		})
-		ctx, connected := withTimeout(t), make(chan error, 1)
-		go func() { connected <- p.WaitSubscribed(ctx, 1) }()
-		if err := attend(t, sub, connected); err != nil {
+		sub, err := rawzmtp.Accept(l, zmtp.SUB, waitTimeout)
+		if err != nil {
 			t.Fatal(err)
 		}
-		publishers = append(publishers, p)
+		defer func() { _ = sub.Close() }()
+		if err := p.WaitSubscribed(withTimeout(t), 1); err != nil {
+			t.Fatal(err)
+		}
+		publishers, subs = append(publishers, p), append(subs, sub)
 	}
 	seen := map[string]uint64{}
 	for i, p := range publishers {
 		must(t)(p.Publish(removal(uint64(i))))
-		m := receiveBatch(t, sub)
+		frames, err := subs[i].Receive(waitTimeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := batchOf(t, frames)
 		seen[m.topic] = hashOf(t, m.payload)
 	}
 	if diff := cmp.Diff(map[string]uint64{"kv@pod-a@m": 0, "kv@pod-b@m": 1}, seen); diff != "" {
 		t.Errorf("received (-want +got):\n%s", diff)
-	}
-}
-
-// attend polls a socket, which processes connections only during calls if it binds, until there is
-// a result.
-func attend(t *testing.T, soc *zmq.Socket, result <-chan error) error {
-	t.Helper()
-	poller := zmq.NewPoller()
-	poller.Add(soc, zmq.POLLIN)
-	for {
-		select {
-		case err := <-result:
-			return err
-		default:
-			if _, err := poller.Poll(time.Millisecond); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 
@@ -256,11 +236,8 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	if err := p.WaitSubscribed(withTimeout(t), 2); err != nil {
 		t.Fatal(err)
 	}
-	for _, sub := range []*zmq.Socket{first, second} {
-		if err := sub.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	first.close()
+	second.close()
 	if err := p.WaitUnsubscribed(withTimeout(t)); err != nil {
 		t.Fatal(err)
 	}

@@ -4,71 +4,112 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"strings"
 	"testing"
 	"time"
 
-	zmq "github.com/pebbe/zmq4"
-
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/zmtp"
+	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 // waitTimeout bounds each wait of a test.
 const waitTimeout = 2 * time.Minute
 
-// newContext returns a ZeroMQ context that ends with the test.
-func newContext(t *testing.T) *zmq.Context {
-	t.Helper()
-	ctx, err := zmq.NewContext()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := ctx.Term(); err != nil {
-			t.Error(err)
-		}
-	})
-	return ctx
+// subscriber is a SUB socket of every topic. It connects again when its connection ends.
+type subscriber struct {
+	messages chan [][]byte
+	close    func()
 }
 
-// newSocket returns a socket whose calls time out after waitTimeout.
-func newSocket(t *testing.T, kind zmq.Type) *zmq.Socket {
+// subscribe returns a subscriber that connects to an endpoint.
+func subscribe(t *testing.T, endpoint string) *subscriber {
 	t.Helper()
-	soc, err := newContext(t).NewSocket(kind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := soc.Close(); err != nil {
-			t.Error(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &subscriber{messages: make(chan [][]byte, 100)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		retry := time.NewTicker(time.Millisecond)
+		defer retry.Stop()
+		for ctx.Err() == nil {
+			s.read(ctx, address(endpoint))
+			<-retry.C
 		}
-	})
-	for _, err := range []error{soc.SetLinger(0), soc.SetRcvtimeo(waitTimeout), soc.SetRcvhwm(0)} {
+	}()
+	s.close = func() {
+		cancel()
+		<-done
+	}
+	t.Cleanup(s.close)
+	return s
+}
+
+// read reads one connection.
+func (s *subscriber) read(ctx context.Context, address string) {
+	c, err := rawzmtp.Dial(ctx, zmtp.SUB, address, waitTimeout)
+	if err != nil {
+		return
+	}
+	defer func() { _ = c.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	for {
+		frames, err := c.Receive(waitTimeout)
 		if err != nil {
-			t.Fatal(err)
+			return
+		}
+		select {
+		case s.messages <- frames:
+		case <-ctx.Done():
+			return
 		}
 	}
-	return soc
 }
 
-// subscribe returns a SUB socket that is connected and reads every topic.
-func subscribe(t *testing.T, endpoint string) *zmq.Socket {
+func address(endpoint string) string { return strings.TrimPrefix(endpoint, "tcp://") }
+
+func (s *subscriber) receive(t *testing.T) [][]byte {
 	t.Helper()
-	sub := newSocket(t, zmq.SUB)
-	if err := sub.SetSubscribe(""); err != nil {
-		t.Fatal(err)
+	select {
+	case frames := <-s.messages:
+		return frames
+	case <-time.After(waitTimeout):
+		t.Fatal("no message")
+		return nil
 	}
-	if err := sub.Connect(endpoint); err != nil {
-		t.Fatal(err)
-	}
-	return sub
 }
 
-func receive(t *testing.T, soc *zmq.Socket) [][]byte {
+// dealer is a DEALER socket.
+type dealer struct {
+	*rawzmtp.Conn
+	t *testing.T
+}
+
+func newDealer(t *testing.T, endpoint string) dealer {
 	t.Helper()
-	frames, err := soc.RecvMessageBytes(0)
+	c, err := rawzmtp.Dial(t.Context(), zmtp.DEALER, address(endpoint), waitTimeout)
 	if err != nil {
-		t.Fatalf("receive: %v", err)
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return dealer{c, t}
+}
+
+func (d dealer) send(frames ...[]byte) {
+	d.t.Helper()
+	d.Message(frames...)
+	if err := d.Flush(); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func (d dealer) receive() [][]byte {
+	d.t.Helper()
+	frames, err := d.Receive(waitTimeout)
+	if err != nil {
+		d.t.Fatal(err)
 	}
 	return frames
 }
@@ -80,9 +121,13 @@ type message struct {
 	payload []byte
 }
 
-func receiveBatch(t *testing.T, sub *zmq.Socket) message {
+func receiveBatch(t *testing.T, sub *subscriber) message {
 	t.Helper()
-	frames := receive(t, sub)
+	return batchOf(t, sub.receive(t))
+}
+
+func batchOf(t *testing.T, frames [][]byte) message {
+	t.Helper()
 	if len(frames) != 3 || len(frames[1]) != 8 {
 		t.Fatalf("got %d frames (%x), want topic, seq and payload", len(frames), frames)
 	}
@@ -140,15 +185,10 @@ func plain(events []wire.Event) []wire.Event {
 // number of frames of each reply and of the end marker.
 func replay(t *testing.T, endpoint string, from uint64) (batches []message, frames, endFrames int) {
 	t.Helper()
-	dealer := newSocket(t, zmq.DEALER)
-	if err := dealer.Connect(endpoint); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := dealer.SendMessage([][]byte{{}, binary.BigEndian.AppendUint64(nil, from)}); err != nil {
-		t.Fatal(err)
-	}
+	d := newDealer(t, endpoint)
+	d.send(nil, binary.BigEndian.AppendUint64(nil, from))
 	for {
-		msg := receive(t, dealer)
+		msg := d.receive()
 		if len(msg[0]) != 0 {
 			t.Fatalf("got %x, want an empty delimiter first", msg)
 		}

@@ -1,9 +1,10 @@
-// Package rawzmtp implements the sending side of ZMTP 3.1 (RFC 37) over plain TCP, for tests that
-// send what no well-behaved publisher sends: commands between messages, unterminated messages, and
-// connection resets.
+// Package rawzmtp implements connections of ZMTP 3.1 (RFC 37) over plain TCP, for tests that send
+// what no well-behaved peer sends: commands between messages, unterminated messages, and connection
+// resets; and for tests that receive message by message.
 package rawzmtp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,25 +15,27 @@ import (
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
-// Conn is a connection of a PUB socket that has completed the handshake with a SUB socket. Its
-// methods append to a buffer, which Flush writes.
+// Conn is a connection that has completed the handshake. The methods that send append to a buffer,
+// which Flush writes.
 type Conn struct {
-	tcp *net.TCPConn
-	buf []byte
+	tcp     *net.TCPConn
+	buf     []byte
+	session *zmtp.Session
+	in      []byte // received and not processed
 }
 
-// Publish connects to a bound SUB socket. Connecting and the handshake may each take timeout.
-func Publish(ctx context.Context, address string, timeout time.Duration) (*Conn, error) {
+// Dial connects a socket. Connecting and the handshake may each take timeout.
+func Dial(ctx context.Context, socket zmtp.SocketType, address string, timeout time.Duration) (*Conn, error) {
 	dialer := net.Dialer{Timeout: timeout}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	return handshake(conn.(*net.TCPConn), timeout)
+	return handshake(conn.(*net.TCPConn), socket, timeout)
 }
 
-// Accept completes the handshake with a SUB socket that connects to a listener.
-func Accept(l *net.TCPListener, timeout time.Duration) (*Conn, error) {
+// Accept completes the handshake of a socket with a peer that connects to a listener.
+func Accept(l *net.TCPListener, socket zmtp.SocketType, timeout time.Duration) (*Conn, error) {
 	if err := l.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, fmt.Errorf("set deadline: %w", err)
 	}
@@ -40,44 +43,70 @@ func Accept(l *net.TCPListener, timeout time.Duration) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("accept: %w", err)
 	}
-	return handshake(conn, timeout)
+	return handshake(conn, socket, timeout)
 }
 
-func handshake(tcp *net.TCPConn, timeout time.Duration) (*Conn, error) {
-	c := &Conn{tcp: tcp}
-	err := errors.Join(tcp.SetDeadline(time.Now().Add(timeout)), c.greet())
+// handshake completes the handshake. A PUB socket also awaits a subscription, and a SUB socket
+// subscribes to all topics.
+func handshake(tcp *net.TCPConn, socket zmtp.SocketType, timeout time.Duration) (*Conn, error) {
+	c := &Conn{tcp: tcp, session: zmtp.New(zmtp.Config{Socket: socket}, time.Now())}
+	last := zmtp.Established
+	if socket == zmtp.PUB {
+		last = zmtp.Subscribe
+	}
+	var e zmtp.Event
+	err := tcp.SetDeadline(time.Now().Add(timeout))
+	for err == nil && e.Kind != last {
+		err = c.next(&e)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("shake hands: %w", err), tcp.Close())
 	}
 	return c, tcp.SetDeadline(time.Time{})
 }
 
-// greet completes the handshake, and reads the subscription to all topics.
-func (c *Conn) greet() error {
-	session := zmtp.New(zmtp.Config{Socket: zmtp.PUB}, time.Now())
-	in := make([]byte, 4096)
-	for n := 0; ; {
-		if _, err := c.tcp.Write(session.Out()); err != nil {
-			return err
-		}
-		got, err := c.tcp.Read(in[n:])
+// next reads an event, and writes what the session answers.
+func (c *Conn) next(e *zmtp.Event) error {
+	for {
+		used, err := c.session.Next(time.Now(), c.in, e)
 		if err != nil {
 			return err
 		}
-		n += got
-		for {
-			var e zmtp.Event
-			used, err := session.Next(time.Now(), in[:n], &e)
-			switch {
-			case err != nil, e.Kind == zmtp.Subscribe:
-				return err
-			}
-			if used == 0 {
-				break
-			}
-			n = copy(in, in[used:n])
+		if _, err := c.tcp.Write(c.session.Out()); err != nil {
+			return err
+		}
+		if e.Kind != zmtp.Incomplete {
+			c.in = c.in[used:]
+			return nil
+		}
+		more := make([]byte, 64<<10)
+		n, err := c.tcp.Read(more)
+		if err != nil {
+			return err
+		}
+		c.in = append(c.in, more[:n]...)
+	}
+}
+
+// Receive returns the next message, of at most four frames. It may take timeout; afterwards,
+// Receive can be called again.
+func (c *Conn) Receive(timeout time.Duration) (frames [][]byte, err error) {
+	if err := c.tcp.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, fmt.Errorf("set deadline: %w", err)
+	}
+	var e zmtp.Event
+	for e.Kind != zmtp.Message {
+		if err := c.next(&e); err != nil {
+			return nil, fmt.Errorf("receive: %w", err)
 		}
 	}
+	if e.Count > zmtp.KeptFrames {
+		return nil, fmt.Errorf("receive: message of %d frames, want at most %d", e.Count, zmtp.KeptFrames)
+	}
+	for _, f := range e.Frames[:e.Count] {
+		frames = append(frames, bytes.Clone(f))
+	}
+	return frames, nil
 }
 
 // Command appends a command.

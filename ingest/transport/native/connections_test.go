@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/native"
+	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
@@ -19,7 +20,7 @@ func TestEndPrecedesTheNextConnection(t *testing.T) {
 	go func() {
 		sent <- func() error {
 			for range connections {
-				c, err := rawzmtp.Publish(t.Context(), strings.TrimPrefix(endpoint, "tcp://"), patience)
+				c, err := rawzmtp.Dial(t.Context(), zmtp.PUB, strings.TrimPrefix(endpoint, "tcp://"), patience)
 				if err != nil {
 					return err
 				}
