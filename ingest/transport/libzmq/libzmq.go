@@ -1,3 +1,5 @@
+//go:build cgo
+
 // Package libzmq implements package transport with libzmq. It is the only package of the module
 // that uses cgo.
 //
