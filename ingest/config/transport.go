@@ -1,7 +1,5 @@
 package config
 
-import "slices"
-
 // ZMQ is an implementation of ZeroMQ.
 type ZMQ string
 
@@ -13,18 +11,8 @@ const (
 	ZMQLib ZMQ = "libzmq"
 )
 
-// ZMQs returns the implementations of this build, beginning with first.
-func ZMQs(first ZMQ) []ZMQ {
-	all := []ZMQ{first}
-	for _, z := range []ZMQ{ZMQNative, ZMQLib} {
-		if z != first && (z != ZMQLib || HasLibzmq) {
-			all = append(all, z)
-		}
-	}
-	return all
-}
-
-func (z ZMQ) available() bool { return slices.Contains(ZMQs(ZMQNative), z) }
+// Available reports whether the implementation exists and is in this build.
+func (z ZMQ) Available() bool { return z == ZMQNative || z == ZMQLib && HasLibzmq }
 
 // AllowedZMQ describes valid values of ZMQ in errors.
 func AllowedZMQ() string {

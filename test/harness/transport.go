@@ -12,8 +12,8 @@ func ForEachTransport(t *testing.T, test func(t *testing.T, zmq config.ZMQ)) {
 	t.Helper()
 	for _, zmq := range []config.ZMQ{config.ZMQNative, config.ZMQLib} {
 		t.Run(string(zmq), func(t *testing.T) {
-			if zmq == config.ZMQLib && !config.HasLibzmq {
-				t.Skip("libzmq is not in this build, which has no cgo")
+			if !zmq.Available() {
+				t.Skip("skipped: want " + config.AllowedZMQ())
 			}
 			test(t, zmq)
 		})

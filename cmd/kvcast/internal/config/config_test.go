@@ -45,6 +45,7 @@ func TestFileWithEveryKey(t *testing.T) {
 		Labels:  map[string]string{"zone": "a", "app.kubernetes.io/part-of": "llm"},
 		Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://10.0.0.5:5557", Replay: "tcp://10.0.0.5:5558", DPSize: 1, Copies: ingestconfig.CopiesAuto}, {Engine: feed.EngineKVBM, Connect: "tcp://10.0.0.5:5567", DPSize: 1, Copies: ingestconfig.CopiesAuto}},
 	}}
+	want.Ingest.ConnectZMQ = ingestconfig.ZMQNative
 	want.Ingest.Listeners = []ingestconfig.Listener{{Bind: "tcp://*:5557", Engine: feed.EngineLLMDSim, Copies: ingestconfig.CopiesCounted, ReplayPort: 5558, Topics: []string{"kv@*"}, ReplayHosts: []string{"10.0.0.0/8", "*.vllm.svc"}}}
 	want.Discovery = []Discovery{
 		{DNS: discovery.DNS{Host: "vllm.default.svc", Port: 5557, ReplayPort: 5558, Engine: feed.EngineVLLM, Copies: ingestconfig.CopiesAuto, Model: "m", BlockSize: 16}, Interval: 5 * time.Second},

@@ -49,6 +49,12 @@ func oneOf[T ~string](to *T, among ...T) *value {
 	return text(to, among[0], func(s string) bool { return slices.Contains(words, s) }, either(words))
 }
 
+// zmq is an implementation of ZeroMQ that is in this build.
+func zmq(to *ingestconfig.ZMQ, initial ingestconfig.ZMQ) *value {
+	allowed := func(s string) bool { return ingestconfig.ZMQ(s).Available() }
+	return text(to, initial, allowed, ingestconfig.AllowedZMQ())
+}
+
 // either returns words as alternatives, such as "a, b or c".
 func either(words []string) string {
 	if last := len(words) - 1; last > 0 {
