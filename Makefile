@@ -4,18 +4,22 @@ GO ?= go
 TOOLS := $(CURDIR)/bin/tools
 # The shared cache can contain issues of other checkouts.
 export GOLANGCI_LINT_CACHE := $(CURDIR)/bin/lint-cache
-SOURCES := $(shell git ls-files -co --exclude-standard '*.go' go.mod go.sum 2>/dev/null || echo go.mod)
 COUNT ?= 1
 BENCH ?= .
 FUZZTIME ?= 20s
 MINUTES ?= 10
+
+# Whether to build with cgo, and so with libzmq and the race detector: 1 or 0. Determined on first use.
+CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO)))$(CGO)
+go = CGO_ENABLED=$(CGO) $(GO)
+race = $(if $(filter 1,$(CGO)),-race)
 
 # Tests that run without the race detector, which distorts memory figures, and makes long tests of one goroutine ten times slower.
 NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels|EqualsTheEngines|EventIDsAreNeverReused|HitRateOfTheIDs|EqualsThePoolOfATrace|KeysInAnyOrder|EqualsPlainLoop|MutationIsCaught
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-router test live peers clients soak fuzz mutate run build build-static bench lint fmt proto grpcurl deps clean
+.PHONY: help demo demo-router test live peers clients soak fuzz mutate run build build-static bench lint fmt proto grpcurl libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,50 +28,48 @@ demo: build ## Run engines, a server and a router that reconnects and resumes, a
 	@bin/kvcast demo
 
 demo-router: build ## Route a trace of requests by cached prefix and round robin, and compare the hit rates.
-	$(GO) run ./examples/router -demo bin/kvcast
+	$(go) run ./examples/router -demo bin/kvcast
 
-test: deps ## Run all tests with the race detector.
+test: ## Run all tests, with the race detector if there is cgo.
 	@test -d bin/clients || echo "Skipping the Python and Rust examples: run make clients to prepare them"
 	@test -d bin/peers || echo "Skipping the peers in Python, Java and Rust: run make peers to prepare them"
 	@test -f bin/live/pins || echo "Skipping SGLang's publisher: run make live to fetch it"
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
-	$(GO) test -race -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
-	$(GO) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport/libzmq ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
+	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
+	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
 
-live: deps ## Fetch SGLang's publisher into bin/live, and test with it.
+live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
-	$(GO) test -race -count 1 -v -run LivePublisher ./cmd/kvcast
+	$(go) test $(race) -count 1 -v -run LivePublisher ./cmd/kvcast
 
-peers: deps ## Prepare peers of other ZeroMQ implementations in bin/peers, and test with them.
+peers: ## Prepare peers of other ZeroMQ implementations in bin/peers, and test with them.
 	@tools/scripts/live.sh
 	@tools/scripts/peers.sh
-	$(GO) test -race -count 1 -v ./test/interop
+	$(go) test $(race) -count 1 -v ./test/interop
 
-clients: deps ## Prepare the Python and Rust examples in bin/clients, and test them.
+clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
-	$(GO) test -race -count 1 -v -run 'ClientIn' ./cmd/kvcast
+	$(go) test $(race) -count 1 -v -run 'ClientIn' ./cmd/kvcast
 
-soak: deps ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race.
-	$(GO) run ./test/soak -minutes $(MINUTES) $(ARGS)
+soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race.
+	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
-fuzz: deps ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
+fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./internal/zmtp ./pipeline; do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
+		for target in $$($(go) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			$(go) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
 		done; \
 	done
 
-mutate: deps ## Negate conditions of journal and pipeline one at a time: some test must fail.
-	tools/scripts/mutate.sh $(ARGS)
+mutate: ## Negate conditions of journal and pipeline one at a time: some test must fail.
+	CGO_ENABLED=$(CGO) tools/scripts/mutate.sh $(ARGS)
 
 run: build ## Serve engines that connect to port 5557.
 	bin/kvcast serve
 
-build: bin/kvcast ## Build bin/kvcast.
-
-bin/kvcast: $(SOURCES) | deps
-	$(GO) build -o $@ ./cmd/kvcast
+build: ## Build bin/kvcast, with libzmq if there is cgo.
+	$(go) build -o bin/kvcast ./cmd/kvcast
 
 # The platforms of build-static.
 PLATFORMS := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
@@ -79,17 +81,17 @@ build-static: ## Build bin/kvcast-OS-ARCH without cgo for each platform: static,
 		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
 	done
 
-bench: deps ## Run the benchmarks that match BENCH (.), COUNT (1) times.
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
+bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times.
+	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
 
-lint: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check the code and the contract, and that the contract is backward compatible.
-	$(TOOLS)/golangci-lint run ./...
+lint: $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check the code and the contract, and that the contract is backward compatible.
+	CGO_ENABLED=$(CGO) $(TOOLS)/golangci-lint run ./...
 	$(TOOLS)/buf lint
 	$(TOOLS)/buf format --diff --exit-code
 	tools/scripts/breaking.sh $(TOOLS)/buf
 	$(GO) mod tidy -diff
 
-fmt: deps $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
+fmt: $(TOOLS)/golangci-lint $(TOOLS)/buf ## Format code and contract.
 	$(TOOLS)/golangci-lint fmt ./...
 	$(TOOLS)/buf format --write
 
@@ -101,7 +103,7 @@ grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by 
 clean: ## Delete bin.
 	rm -rf bin
 
-deps: # Install libzmq and pkg-config if they are missing.
+libzmq: ## Install libzmq's headers and pkg-config with apt or brew, unless they are installed.
 	@tools/scripts/libzmq.sh
 
 # Tools are built on first use, in the versions that tools/go.mod pins.

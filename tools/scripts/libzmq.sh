@@ -7,7 +7,7 @@ if pkg-config --exists 'libzmq >= 4.3' 2>/dev/null; then
 fi
 
 fail() {
-	echo "kvcast needs libzmq 4.3 or later with its headers, and pkg-config: $1" >&2
+	echo "building with libzmq needs libzmq 4.3 or later with its headers, and pkg-config: $1" >&2
 	exit 1
 }
 
