@@ -131,9 +131,8 @@ func TestIdleEngineWithoutReplayReportsNoLoss(t *testing.T) {
 	h.store(h.Publish, 1)
 	h.awaitBlocks(t, h.cache.blocks)
 	h.wantReported(map[string]int{})
-	wantMetrics(t, h.registry, map[string]float64{
-		`gaps_total{worker="w"}`: 0, `restarts_total{worker="w"}`: 0, `publishers{state="live"}`: 1,
-	})
+	wantMetrics(t, h.registry, map[string]float64{`gaps_total{worker="w"}`: 0, `restarts_total{worker="w"}`: 0})
+	awaitState(t, h.in, 0, ingest.SourceLive)
 }
 
 // The replay socket of an idle engine is asked, and no loss is reported.
