@@ -97,7 +97,7 @@ type Machine struct {
 	former former
 
 	// current is the connection on which batches arrive. other is an earlier connection that is
-	// still open, if any. connections is the number of connections so far.
+	// still open, if any. connections is how often current has changed.
 	current, other Connection
 	connections    uint32
 	heardAt        time.Time // of the last message or connection
@@ -220,6 +220,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 		m.disconnectPublisher(now)
 	case m.current.ID:
 		m.current, m.other = m.other, Connection{}
+		m.connections++
 		if m.current.ID == 0 {
 			m.absentUntil = now.Add(m.cfg.Grace)
 			break

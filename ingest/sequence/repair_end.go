@@ -236,7 +236,7 @@ func (m *Machine) flushWithoutReplay() {
 		v, missing := m.classify(b)
 		m.deliverWithoutReplay(b, v, missing)
 	}
-	if b == nil && connection != 0 && connection != m.connections {
+	if b == nil && connection != 0 && connection != m.connections && m.Connected() {
 		m.reportPossibleRestart()
 	}
 }
@@ -267,7 +267,9 @@ func (m *Machine) abandonRepair(now time.Time, r *repair, outcome Outcome) {
 	reason := feed.GapReplayIncomplete
 	switch {
 	case r.answered:
-		m.dropStale(r.request.connection)
+		if m.Connected() {
+			m.dropStale(r.request.connection)
+		}
 	case outcome == OutcomeBusy:
 		reason, m.restUntil = feed.GapReplayUnavailable, now.Add(busyRestTime)
 	case r.Cause != CauseSilence:

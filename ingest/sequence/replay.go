@@ -201,9 +201,6 @@ func (m *Machine) Sent(requestID uint64) {
 		return
 	}
 	m.repair.request.connection = m.connections
-	if !m.Connected() {
-		m.repair.request.connection++ // the batches of all connections so far are older
-	}
 	m.buffer.markRequested()
 }
 

@@ -21,3 +21,33 @@ func TestRestartDuringTheReplayOfTheStartIsRecognised(t *testing.T) {
 		s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1", "batch 3 of 1")
 	}
 }
+
+// A request is sent while there is no connection, and the engine restarts after its replies. They say
+// nothing about the batches of the connection that follows.
+func TestRestartAfterRepliesWithoutAConnectionIsRecognised(t *testing.T) {
+	s := newScript(t)
+	s.connect()
+	s.disconnect()
+	s.m.Sent(s.request.ID)
+	s.connect()
+	s.live("", 1, 1)
+	s.reply(batchOf(0, 0))
+	s.end(OutcomeSilent)
+	s.want("batch 0 of 0")
+	s.finish(1, 1)
+	s.want("restarted", "batch 0 of 1", "batch 1 of 1")
+}
+
+// The batches that are buffered when the engine leaves are delivered, although requests that were
+// answered before are answered no more.
+func TestBufferedBatchesAreDeliveredWhenTheEngineLeaves(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 9)
+	s.live("", 0, 12)
+	s.reply(batchOf(0, 9))
+	s.reply(batchOf(0, 10))
+	s.disconnect()
+	for s.end(OutcomeFailed) {
+	}
+	s.want("batch 10 of 0", "gap replay_incomplete 11-11", "batch 12 of 0")
+}
