@@ -70,6 +70,8 @@ func (m *Machine) requestsAgain(r *repair) bool {
 	switch {
 	case q.target == targetPast && q.sameIncarnation:
 		r.comparePast = false
+	case q.target == targetPast && q.matchesPast:
+		q.cut = cutRestart // the batches that were read are of two incarnations
 	case q.target == targetPast:
 		// The engine has no batch that was read, though an engine that did not restart
 		// would have its last. It may have later batches now, if some arrived meanwhile.

@@ -39,9 +39,9 @@ const (
 	// targetRest: the last batch read and all later ones. If another batch with the last seq is
 	// returned, the engine restarted.
 	targetRest
-	// targetPast: all batches, after targetRest returned none, not even the last batch. A batch
-	// with the fingerprint that was read shows that the engine did not restart; one with another
-	// fingerprint shows that it did.
+	// targetPast: all batches, after targetRest returned none, not even the last batch. If that
+	// batch is among them now, the engine did not restart. Other batches that were read, without
+	// the last, or with another fingerprint, show that it did.
 	targetPast
 )
 
@@ -109,7 +109,9 @@ type request struct {
 	connection uint32
 	// sameIncarnation reports whether a reply shows that the engine did not restart.
 	sameIncarnation bool
-	replies         int
+	// matchesPast reports whether a reply to targetPast is a batch that was read.
+	matchesPast bool
+	replies     int
 	// advanced reports whether a reply was the next batch.
 	advanced bool
 	cut      cut
@@ -246,7 +248,9 @@ func (m *Machine) compare(q *request, b *Batch) bool {
 	case q.target == targetPast && b.Seq <= m.order.last:
 		switch {
 		case remembered && known == b.Fingerprint:
-			q.sameIncarnation = true
+			_, hasLast := m.order.history.find(m.order.last)
+			q.matchesPast = true
+			q.sameIncarnation = b.Seq == m.order.last || !hasLast
 		case remembered, m.order.history.startsAfter(b.Seq):
 			// The engine has a batch older than the history. If it had not restarted, it
 			// would have the last batch, too, and targetPast would not have been requested.

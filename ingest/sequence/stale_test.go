@@ -51,3 +51,18 @@ func TestBufferedBatchesAreDeliveredWhenTheEngineLeaves(t *testing.T) {
 	}
 	s.want("batch 10 of 0", "gap replay_incomplete 11-11", "batch 12 of 0")
 }
+
+// The replies are of the next incarnation, and a batch of the former incarnation follows them by its
+// seq. The engine then has the first batches that were read, but not the last.
+func TestBatchOfTheFormerIncarnationAfterRepliesIsRecognised(t *testing.T) {
+	s := newScript(t)
+	s.connect()
+	s.live("", 0, 1)
+	s.answer(1, 0, 0, OutcomeComplete)
+	s.want("batch 0 of 1", "batch 1 of 0")
+	s.connect()
+	s.finish(1, 0)
+	s.want("restarted", "batch 0 of 1")
+	s.live("", 1, 1)
+	s.want("batch 1 of 1")
+}
