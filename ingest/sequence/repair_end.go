@@ -205,11 +205,16 @@ func (m *Machine) dropStale(connection uint32) {
 
 // flush delivers the buffered batches of the request's connection as far as they follow the last batch
 // read. Batches of a later connection wait for a request that is sent on it, because the engine may
-// have restarted in between. If the replies
-// confirmed the incarnation, a batch that contradicts it and arrived before the request is stale, or
-// of another engine. A contradicting batch that arrived later may be of the next incarnation; the
-// next request shows that.
+// have restarted in between. After an empty replay, batches that arrived later than the request wait
+// for the next, because the engine may have begun to publish in between.
+//
+// If the replies confirmed the incarnation, a batch that contradicts it and arrived before the request
+// is stale, or of another engine. A contradicting batch that arrived later may be of the next
+// incarnation; the next request shows that.
 func (m *Machine) flush(q *request) {
+	if q.target == targetPast && !q.sameIncarnation && m.buffer.requested == 0 {
+		return
+	}
 	for b := m.bufferHead(); b != nil && b.connection == q.connection && m.order.progress != progressUnknown; b = m.bufferHead() {
 		if q.sameIncarnation && m.buffer.requested > 0 && m.verdictOf(b) == verdictRestart {
 			m.emit(Action{Kind: DropStale})

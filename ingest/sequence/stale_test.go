@@ -66,3 +66,27 @@ func TestBatchOfTheFormerIncarnationAfterRepliesIsRecognised(t *testing.T) {
 	s.live("", 1, 1)
 	s.want("batch 1 of 1")
 }
+
+// A replay brings nothing, and a batch of the next incarnation arrives after the request. The batch is
+// delivered only after another request.
+func TestBatchAfterAnEmptyReplayIsVerified(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 0)
+	s.live("", 0, 2) // 1 is missing
+	s.connect()
+	s.end(OutcomeFailed)
+	none := func() {
+		s.m.Sent(s.request.ID)
+		s.end(OutcomeComplete)
+	}
+	none() // targetRest
+	none() // targetPast
+	s.want("gap possible_restart 0-0")
+	none() // targetRest
+	s.m.Sent(s.request.ID)
+	s.live("", 1, 1)
+	s.end(OutcomeComplete) // targetPast
+	s.want()
+	s.finish(1, 1)
+	s.want("restarted", "batch 0 of 1", "batch 1 of 1")
+}
