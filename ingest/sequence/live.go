@@ -7,9 +7,14 @@ import (
 )
 
 // Arrival is the input for the next live batch. via is its connection; 0 if that connection is
-// closed, and may have been another publisher's.
+// closed, and may have been another publisher's. Such a batch is stale while there is a connection.
 func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.begin()
+	if via == 0 && m.Connected() {
+		// The engine published the batch before it opened its current connection.
+		m.emit(Action{Kind: DropStale})
+		return m.actions
+	}
 	m.arriveBy(now, via)
 	b.ReceivedAt, b.connection = now, m.connections
 	m.heardAt = now

@@ -90,3 +90,16 @@ func TestBatchAfterAnEmptyReplayIsVerified(t *testing.T) {
 	s.finish(1, 1)
 	s.want("restarted", "batch 0 of 1", "batch 1 of 1")
 }
+
+// A batch of a closed connection is older than the open connection.
+func TestBatchOfAClosedConnectionIsStale(t *testing.T) {
+	s := newScript(t)
+	s.connectTo("")
+	s.live("", 1, 2)
+	s.want("joined late 0-1", "batch 2 of 1")
+	for seq := range uint64(4) {
+		s.do(s.m.Arrival(s.now, 0, batchOf(0, seq)))
+	}
+	s.live("", 1, 3)
+	s.want("batch 3 of 1")
+}
