@@ -226,6 +226,9 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 			break
 		}
 		m.useReplay(m.current.Replay)
+		if m.state != Conflicted && m.replayEndpoint != "" {
+			m.startRepair(now, CauseReconnect) // the batches read may be of another incarnation
+		}
 		m.disconnectPublisher(now)
 	}
 	return m.actions

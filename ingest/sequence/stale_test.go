@@ -103,3 +103,35 @@ func TestBatchOfAClosedConnectionIsStale(t *testing.T) {
 	s.live("", 1, 3)
 	s.want("batch 3 of 1")
 }
+
+// The first batch of a connection can arrive after those of the next connection. The engine may have
+// restarted in between.
+func TestBatchesOfALateConnectionAreVerified(t *testing.T) {
+	start := func(t *testing.T) *script {
+		s := newScript(t)
+		s.connect()
+		s.finish(1, 0)
+		s.want("batch 0 of 1")
+		s.do(s.m.Connect(s.now, Connection{ID: 9, Replay: replayEndpoint}))
+		s.do(s.m.Arrival(s.now, 9, batchOf(0, 1)))
+		return s
+	}
+	leave := func(s *script) { s.do(s.m.Disconnect(s.now, 9)) }
+	t.Run("before the next batch", func(t *testing.T) {
+		s := start(t)
+		leave(s)
+		s.live("", 1, 1)
+		s.answer(1, 0, 0, OutcomeSilent)
+		s.want()
+		s.finish(1, 1)
+		s.want("batch 1 of 1")
+	})
+	t.Run("after they were delivered", func(t *testing.T) {
+		s := start(t)
+		s.answer(1, 0, 0, OutcomeComplete)
+		s.want("batch 1 of 0")
+		leave(s)
+		s.finish(1, 2)
+		s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1")
+	})
+}
