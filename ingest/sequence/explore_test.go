@@ -1,0 +1,214 @@
+package sequence
+
+import (
+	"encoding/binary"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+)
+
+// explorer runs every order of the steps of a world.
+type explorer struct {
+	t    *testing.T
+	seen map[uint64]struct{} // keys of worlds
+	path []string
+	// key and unused are memory to reuse.
+	key    []byte
+	unused []*world
+}
+
+// explore runs every order of steps, and returns the number of states.
+func explore(t *testing.T, start *world) (states int) {
+	defer debug.SetGCPercent(debug.SetGCPercent(1000))
+	e := &explorer{t: t, seen: make(map[uint64]struct{})}
+	e.visit(start, start)
+	return len(e.seen)
+}
+
+// visit explores what follows from a world, which it does not change.
+func (e *explorer) visit(start, w *world) {
+	e.key = w.appendKey(e.key[:0])
+	key := xxh3.Hash(e.key)
+	if _, ok := e.seen[key]; ok || e.t.Failed() {
+		return
+	}
+	e.seen[key] = struct{}{}
+	wrong := w.view.wrong
+	if wrong == "" && w.quiet() {
+		quiet := e.clone(w)
+		wrong = quiet.settle()
+		e.unused = append(e.unused, quiet)
+	}
+	if wrong != "" {
+		e.t.Errorf("%s, after:\n%s", wrong, strings.Join(e.explain(start), "\n"))
+		return
+	}
+	for i := range steps {
+		s := &steps[i]
+		if !s.can(w) {
+			continue
+		}
+		next := e.clone(w)
+		e.path = append(e.path, s.name)
+		s.do(next)
+		e.visit(start, next)
+		e.unused = append(e.unused, next)
+		e.path = e.path[:len(e.path)-1]
+	}
+}
+
+// quiet reports whether nothing is in flight. Every order of steps leads to such a state.
+func (w *world) quiet() bool {
+	return w.request == nil && w.current.inFlight == 0 && w.former.inFlight == 0
+}
+
+// explain repeats the path, and returns its steps and actions.
+func (e *explorer) explain(start *world) (trace []string) {
+	w := e.clone(start)
+	w.trace = &trace
+	for _, name := range e.path {
+		trace = append(trace, name)
+		i := slices.IndexFunc(steps, func(s step) bool { return s.name == name })
+		steps[i].do(w)
+	}
+	trace = append(trace, "settle")
+	w.settle()
+	return trace
+}
+
+// clone returns a copy, in the memory of a world that is no longer used, if there is any.
+func (e *explorer) clone(w *world) *world {
+	c := &world{m: &Machine{}}
+	if n := len(e.unused); n > 0 {
+		c, e.unused = e.unused[n-1], e.unused[:n-1]
+	}
+	m := c.m
+	actions, ring, buffered := m.actions[:0], m.order.history.ring[:0], m.buffer.batches[:0]
+	*c, *m = *w, *w.m
+	ring, buffered = append(ring, m.order.history.ring...), append(buffered, m.buffer.batches...)
+	c.m, m.actions, m.order.history.ring, m.buffer.batches = m, actions, ring, buffered
+	if m.repair != nil {
+		r := *m.repair
+		m.repair = &r
+	}
+	return c
+}
+
+// appendKey appends the state. Worlds with the same key behave alike from there on. Connections are
+// numbered from the newest, so that worlds with other numbers of earlier connections have the same key.
+func (w *world) appendKey(b []byte) []byte {
+	num := func(all ...uint64) {
+		for _, n := range all {
+			b = binary.AppendUvarint(b, n)
+		}
+	}
+	flag := func(all ...bool) {
+		for _, f := range all {
+			n := byte(0)
+			if f {
+				n = 1
+			}
+			b = append(b, n)
+		}
+	}
+	connection := func(all ...ConnectionID) {
+		for _, id := range all {
+			if id == 0 {
+				num(0)
+			} else {
+				num(uint64(w.connections - id + 1))
+			}
+		}
+	}
+	m, l := w.m, w.left
+	b = append(b, l.batches, l.losses, l.restarts, l.cuts, l.holes, l.failures, l.forgets, l.silences)
+	v := &w.view
+	for _, blocks := range v.blocks {
+		num(uint64(blocks))
+	}
+	flag(v.reported, v.begun, v.conflict, w.sent, w.request != nil, w.lossless)
+	num(v.last, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
+	for _, p := range [...]*pipe{&w.current, &w.former} {
+		connection(p.id)
+		num(p.incarnation, uint64(p.inFlight))
+		flag(p.known, p.closed)
+	}
+	if w.request != nil {
+		num(w.request.From)
+	}
+	num(uint64(m.state), uint64(m.order.progress), m.order.last, min(m.restarts, 1), m.former.last,
+		uint64(min(m.connections, 1)), uint64(m.replayHealth), m.unbuffered, uint64(m.buffer.requested))
+	connection(m.current.ID, m.other.ID)
+	for i := range m.conflict.runs {
+		num(m.conflict.runs[i].last)
+		connection(m.conflict.runs[i].connection)
+	}
+	num(uint64(len(m.order.history.ring)))
+	for _, p := range m.order.history.ring {
+		num(p.seq, p.Hash)
+	}
+	b = append(b, m.incarnation.epoch...)
+	b = append(b, '/')
+	b = append(b, m.former.incarnation.epoch...)
+	flag(m.incarnation.epochKnown, m.former.incarnation.epochKnown, m.former.known, m.hasUnbuffered, m.possibleRestartReported,
+		m.repair != nil, m.restUntil.IsZero())
+	num(uint64(len(m.buffer.batches)))
+	for i := range m.buffer.batches {
+		buffered := &m.buffer.batches[i]
+		num(buffered.Seq, buffered.Fingerprint.Hash, uint64(m.connections-buffered.connection))
+	}
+	if r := m.repair; r != nil {
+		q := r.request
+		num(uint64(r.Cause), uint64(r.failures), uint64(r.recheck), r.forgottenTo, min(r.Batches, 1),
+			uint64(q.target), uint64(m.connections-q.connection), uint64(min(q.replies, 2)), uint64(q.cut))
+		flag(r.answered, r.comparePast, r.pastUnknown, r.final, r.retryAt.IsZero(), q.sameIncarnation, q.matchesPast, q.advanced)
+	}
+	return b
+}
+
+// TestExhaustiveSmallWorlds runs every order of events in small worlds. In each, the view finally
+// has the engine's blocks, or a loss was reported. No loss is reported that a replay could have
+// repaired.
+func TestExhaustiveSmallWorlds(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine explores millions of states: see the tests without the race detector")
+	}
+	for _, tt := range []struct {
+		name                    string
+		replay, epochs, listens bool
+		limits                  limits
+	}{
+		{"losses and holes", true, false, false, limits{batches: 4, losses: 2, holes: 2, failures: 1}},
+		{"losses", true, false, false, limits{batches: 6, losses: 3}},
+		{"cuts", true, false, false, limits{batches: 3, losses: 1, cuts: 2, failures: 1}},
+		{"cut and losses", true, false, false, limits{batches: 4, losses: 2, cuts: 1}},
+		{"restart", true, false, false, limits{batches: 4, losses: 1, restarts: 1}},
+		{"restart and cut", true, false, false, limits{batches: 3, losses: 1, restarts: 1, cuts: 1}},
+		{"restart and five batches", true, false, false, limits{batches: 5, restarts: 1}},
+		{"restart with failing replays", true, false, false, limits{batches: 3, restarts: 1, failures: 2}},
+		{"restart with epochs", true, true, false, limits{batches: 3, losses: 1, restarts: 1, cuts: 1}},
+		{"two restarts", true, false, false, limits{batches: 3, restarts: 2}},
+		{"forgotten replays", true, false, false, limits{batches: 4, losses: 1, forgets: 2, cuts: 1}},
+		{"restart and forgotten replays", true, false, false, limits{batches: 3, losses: 1, forgets: 2, restarts: 1}},
+		{"silence", true, false, false, limits{batches: 3, losses: 2, silences: 2, restarts: 1}},
+		{"listener, cuts", true, false, true, limits{batches: 4, cuts: 2}},
+		{"listener, restart", true, false, true, limits{batches: 4, losses: 1, restarts: 1}},
+		{"listener, restart and cut", true, false, true, limits{batches: 3, cuts: 1, restarts: 1}},
+		{"listener, restart with a failing replay", true, false, true, limits{batches: 4, failures: 1, restarts: 1}},
+		{"listener, restart with epochs", true, true, true, limits{batches: 4, losses: 1, restarts: 1}},
+		{"listener, two restarts", true, false, true, limits{batches: 3, restarts: 2}},
+		{"without replay", false, false, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
+		{"without replay, with epochs", false, true, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
+		{"listener without replay", false, false, true, limits{batches: 6, losses: 1, restarts: 2}},
+		{"listener without replay, cuts", false, false, true, limits{batches: 5, losses: 1, cuts: 1, restarts: 1}},
+		{"listener without replay, with epochs", false, true, true, limits{batches: 5, losses: 1, cuts: 1, restarts: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			states := explore(t, newWorld(tt.limits, tt.replay, tt.epochs, tt.listens))
+			t.Logf("%d states", states)
+		})
+	}
+}
