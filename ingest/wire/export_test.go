@@ -24,6 +24,12 @@ func ReadValue(p []byte, i int) (class, n, end, fault int) {
 	return int(v.class), v.n, v.end, int(f)
 }
 
+// ReadBits returns the number that readValue reads.
+func ReadBits(p []byte, i int) uint64 {
+	v, _ := readValue(p, i)
+	return v.bits
+}
+
 // ReadHeader is readHeader with plain results.
 func ReadHeader(p []byte, i int) (class, n, end, fault int) {
 	c, n, end, f := readHeader(p, i)

@@ -3,8 +3,6 @@ package wire
 import (
 	"encoding/binary"
 	"math"
-
-	"github.com/tinylib/msgp/msgp"
 )
 
 // maxDepth is how many arrays and maps may be nested, the batch included. Engines nest up to
@@ -76,121 +74,93 @@ type value struct {
 	end int
 }
 
-// readValue reads the value at i.
-func readValue(p []byte, i int) (value, fault) {
-	if i >= len(p) {
-		return value{}, truncated
-	}
-	switch c := p[i]; {
-	case c <= maxFixint:
-		return value{class: classUint, bits: uint64(c), end: i + 1}, 0
-	case c == nilCode:
-		return value{class: classNil, end: i + 1}, 0
-	case c&^3 == uint8Code && i+1<<(c&3) < len(p):
-		v := value{class: classUint, end: i + 1 + 1<<(c&3)}
-		for _, digit := range p[i+1 : v.end] {
-			v.bits = v.bits<<8 | uint64(digit)
-		}
-		return v, 0
-	default:
-		if s := shortText(p, i); s != nil {
-			return value{class: classStr, bytes: s, end: i + 1 + len(s)}, 0
-		}
-		return readAnyValue(p, i)
-	}
+// codes describe the values whose codes are 0xc0 to 0xdf. width is the length of the number that
+// follows the code, which is the value or its size.
+var codes = [32]struct {
+	class class
+	width int
+}{
+	{classNil, 0}, {}, {classBool, 0}, {classBool, 0},
+	{classBin, 1}, {classBin, 2}, {classBin, 4}, {classExt, 1}, {classExt, 2}, {classExt, 4},
+	{classFloat, 4}, {classFloat, 8}, {classUint, 1}, {classUint, 2}, {classUint, 4}, {classUint, 8},
+	{classInt, 1}, {classInt, 2}, {classInt, 4}, {classInt, 8},
+	{classExt, 0}, {classExt, 0}, {classExt, 0}, {classExt, 0}, {classExt, 0},
+	{classStr, 1}, {classStr, 2}, {classStr, 4}, {classArray, 2}, {classArray, 4}, {classMap, 2}, {classMap, 4},
 }
 
-// readAnyValue is readValue without its fast paths. i must be inside the payload.
-func readAnyValue(p []byte, i int) (v value, f fault) {
-	b := p[i:]
-	size := declaredSize(b)
-	if size > uint64(len(p)) {
-		return v, oversize
-	}
-	var (
-		rest []byte
-		err  error
-	)
-	switch msgp.NextType(b) {
-	case msgp.InvalidType:
-		return v, badCode
-	case msgp.NilType:
-		v.class = classNil
-		rest, err = msgp.ReadNilBytes(b)
-	case msgp.BoolType:
-		var set bool
-		v.class = classBool
-		if set, rest, err = msgp.ReadBoolBytes(b); set {
-			v.bits = 1
-		}
-	case msgp.IntType:
-		var number int64
-		number, rest, err = msgp.ReadInt64Bytes(b)
-		v.class, v.bits = classUint, uint64(number)
-		if number < 0 {
-			v.class = classInt
-		}
-	case msgp.UintType:
-		v.class = classUint
-		v.bits, rest, err = msgp.ReadUint64Bytes(b)
-	case msgp.Float32Type, msgp.Float64Type:
-		var number float64
-		number, rest, err = msgp.ReadFloat64Bytes(b)
-		v.class, v.bits = classFloat, math.Float64bits(number)
-	case msgp.StrType:
-		v.class = classStr
-		v.bytes, rest, err = msgp.ReadStringZC(b)
-	case msgp.BinType:
-		v.class = classBin
-		v.bytes, rest, err = msgp.ReadBytesZC(b)
-	case msgp.ArrayType:
-		v.class, v.n = classArray, int(size)
-		_, rest, err = msgp.ReadArrayHeaderBytes(b)
-	case msgp.MapType:
-		v.class, v.n = classMap, int(size)
-		_, rest, err = msgp.ReadMapHeaderBytes(b)
-	default: // extensions, of which some have a type of their own in msgp
-		v.class = classExt
-		if rest, err = msgp.Skip(b); err == nil {
-			end := len(b) - len(rest)
-			v.bytes = b[end-int(size) : end]
-		}
-	}
-	if err != nil {
+// readValue reads the value at i.
+func readValue(p []byte, i int) (v value, f fault) {
+	if i >= len(p) {
 		return v, truncated
 	}
-	v.end = len(p) - len(rest)
-	return v, 0
+	c := p[i]
+	v.end = i + 1
+	switch {
+	case c <= maxFixint:
+		v.class, v.bits = classUint, uint64(c)
+		return v, 0
+	case c >= 0xe0:
+		v.class, v.bits = classInt, uint64(int8(c))
+		return v, 0
+	case c < 0x90:
+		return v.sized(p, classMap, uint64(c&0x0f))
+	case c < 0xa0:
+		return v.sized(p, classArray, uint64(c&0x0f))
+	case c < 0xc0:
+		return v.sized(p, classStr, uint64(c&0x1f))
+	}
+	code := codes[c-0xc0]
+	if v.end += code.width; v.end > len(p) {
+		return v, truncated
+	}
+	for _, digit := range p[i+1 : v.end] {
+		v.bits = v.bits<<8 | uint64(digit)
+	}
+	switch v.class = code.class; v.class {
+	case 0:
+		return v, badCode
+	case classNil, classUint:
+		return v, 0
+	case classBool:
+		v.bits = uint64(c & 1)
+		return v, 0
+	case classInt:
+		unused := 64 - 8*code.width
+		v.bits = uint64(int64(v.bits<<unused) >> unused)
+		if int64(v.bits) >= 0 {
+			v.class = classUint
+		}
+		return v, 0
+	case classFloat:
+		if code.width == 4 {
+			v.bits = math.Float64bits(float64(math.Float32frombits(uint32(v.bits))))
+		}
+		return v, 0
+	case classExt:
+		if code.width == 0 {
+			v.bits = 1 << (c - 0xd4)
+		}
+		v.end++ // the type of the extension
+	default:
+	}
+	return v.sized(p, v.class, v.bits)
 }
 
-// declaredSize returns the size that the header at the start of b declares: the bytes of a
-// str, bin or ext, the elements of an array, or the pairs of a map. It is 0 for other values,
-// and if the header is truncated.
-func declaredSize(b []byte) uint64 {
-	c := b[0]
-	width := 0
+// sized reads the contents of a str, bin or ext of size bytes, or sets the size of an array or a map.
+func (v value) sized(p []byte, class class, size uint64) (value, fault) {
+	v.class = class
 	switch {
-	case 0x80 <= c && c <= 0x9f: // fixmap, fixarray
-		return uint64(c & 0x0f)
-	case 0xa0 <= c && c <= 0xbf: // fixstr
-		return uint64(c & 0x1f)
-	case 0xd4 <= c && c <= 0xd8: // fixext
-		return 1 << (c - 0xd4)
-	case 0xc4 <= c && c <= 0xc9: // bin, ext
-		width = 1 << ((c - 0xc4) % 3)
-	case 0xd9 <= c && c <= 0xdb: // str
-		width = 1 << (c - 0xd9)
-	case 0xdc <= c && c <= 0xdf: // array, map
-		width = 2 << (c & 1)
+	case size > uint64(len(p)):
+		return v, oversize
+	case class >= classArray:
+		v.n = int(size)
+	case v.end+int(size) > len(p):
+		return v, truncated
+	default:
+		v.bytes = p[v.end : v.end+int(size)]
+		v.end += int(size)
 	}
-	if len(b) <= width {
-		return 0
-	}
-	var size uint64
-	for _, digit := range b[1 : 1+width] {
-		size = size<<8 | uint64(digit)
-	}
-	return size
+	return v, 0
 }
 
 func isNil(p []byte, i int) bool { return i < len(p) && p[i] == nilCode }
@@ -199,7 +169,9 @@ func isArray(p []byte, i int) bool {
 	return i < len(p) && (p[i]>>4 == 0x90>>4 || p[i] == 0xdc || p[i] == 0xdd)
 }
 
-func isMap(p []byte, i int) bool { return msgp.NextType(p[i:]) == msgp.MapType }
+func isMap(p []byte, i int) bool {
+	return i < len(p) && (p[i]>>4 == 0x80>>4 || p[i] == 0xde || p[i] == 0xdf)
+}
 
 func (v value) float() (float64, bool) {
 	switch v.class {
@@ -273,7 +245,6 @@ const (
 	maxFixint   = 0x7f
 	nilCode     = 0xc0
 	float64Code = 0xcb
-	uint8Code   = 0xcc // followed by the codes of 16, 32 and 64 bits
 	uint64Code  = 0xcf
 )
 
