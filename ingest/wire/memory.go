@@ -116,9 +116,9 @@ func (t *interner) string(b []byte) (string, bool) {
 // Budget bounds the bytes that all Rules of a process use together. Package internal/budget
 // implements it.
 type Budget interface {
-	// Take reserves bytes and reports whether there was room.
+	// Reserve reserves bytes and reports whether there was room.
 	Reserve(bytes int64) bool
-	// Release returns bytes that Take reserved.
+	// Release returns bytes that Reserve reserved.
 	Release(bytes int64)
 }
 

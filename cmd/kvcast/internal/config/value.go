@@ -68,19 +68,19 @@ func boolean(to *bool) *value {
 	return newValue(to, false, "true or false", parse, strconv.FormatBool)
 }
 
-// number is an integer. A stored number below least means that no value is stored.
-func number[T int | uint32](to *T, initial, least, most T) *value {
+// number is an integer from 1. If 0 is stored, no value is.
+func number[T int | uint32](to *T, initial, most T) *value {
 	parse := func(s string) (T, bool) {
 		n, err := strconv.ParseInt(s, 10, 64)
-		return T(n), err == nil && n >= int64(least) && n <= int64(most)
+		return T(n), err == nil && n >= 1 && n <= int64(most)
 	}
 	format := func(n T) string {
-		if n < least {
+		if n == 0 {
 			return ""
 		}
 		return strconv.FormatInt(int64(n), 10)
 	}
-	return newValue(to, initial, fmt.Sprintf("%d to %d", least, most), parse, format)
+	return newValue(to, initial, fmt.Sprintf("1 to %d", most), parse, format)
 }
 
 // replayPort is a port. The text 0 is stored as the number none.
