@@ -162,6 +162,7 @@ func (d *demo) route(ctx context.Context, conn *grpc.ClientConn) error {
 
 	d.heading("a router subscribes from the earliest entry: seq, time, worker, dp rank, event")
 	router.connect(ctx, client.FromEarliest())
+	defer func() { router.disconnect() }() // which the next connection replaces
 	if err := router.receiveUntil(func() bool { return len(router.entries) >= disconnectAfter }, d.show()); err != nil {
 		return err
 	}
@@ -175,7 +176,6 @@ func (d *demo) route(ctx context.Context, conn *grpc.ClientConn) error {
 
 	d.heading("the router resumes after its position, %s", at)
 	router.connect(ctx, client.FromEarliest())
-	defer router.disconnect()
 	if err := router.receiveUntil(func() bool { return len(router.entries) > disconnectAfter }, d.show()); err != nil {
 		return err
 	}
