@@ -41,7 +41,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 
 live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
-	$(go) test $(race) -count 1 -v -run LivePublisher ./cmd/kvcast
+	$(go) test $(race) -count 1 -parallel 6 -v -run LivePublisher ./cmd/kvcast
 
 peers: ## Prepare peers of other ZeroMQ implementations in bin/peers, and test with them.
 	@tools/scripts/live.sh

@@ -16,8 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvcast/kvcast/ingest/config"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/checker"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 const (
@@ -39,6 +41,7 @@ var liveTiers = map[string]kvcastv1.Tier{
 type livePublisher struct {
 	t            *testing.T
 	args         []string
+	connects     bool
 	incarnations int // number of starts
 	cmd          *exec.Cmd
 	stdin        *os.File
@@ -92,14 +95,23 @@ func freePorts(t *testing.T, n int) int {
 	return 0
 }
 
-// newLivePublisher starts one of SGLang's publishers, and returns the --worker flag for kvcast.
-func newLivePublisher(t *testing.T, kvEvents string) (p *livePublisher, worker string) {
+// newLivePublisher starts one of SGLang's publishers, and returns the flags for kvcast. The publisher
+// binds or, if connects is set, connects.
+func newLivePublisher(t *testing.T, kvEvents string, connects bool) (p *livePublisher, flags []string) {
 	t.Helper()
 	port := freePorts(t, 2*liveRanks)
-	p = &livePublisher{t: t, args: []string{
+	replay := port + liveRanks
+	p = &livePublisher{t: t, connects: connects, args: []string{
 		"testdata/live/publisher.py", kvEvents, "--ranks", strconv.Itoa(liveRanks),
-		"--port", strconv.Itoa(port), "--replay-port", strconv.Itoa(port + liveRanks),
+		"--port", strconv.Itoa(port), "--replay-port", strconv.Itoa(replay),
 	}}
+	if connects {
+		p.args = append(p.args, "--connect", "--topic", "kv@w@m")
+		flags = []string{"--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", port, replay)}
+	} else {
+		flags = []string{"--worker", fmt.Sprintf(
+			"name=w,model=m,engine=sglang,dp_size=%d,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d", liveRanks, port, replay)}
+	}
 	p.start()
 	t.Cleanup(func() {
 		p.kill()
@@ -107,8 +119,7 @@ func newLivePublisher(t *testing.T, kvEvents string) (p *livePublisher, worker s
 			t.Logf("output of the publisher:\n%s", p.log)
 		}
 	})
-	return p, fmt.Sprintf("name=w,model=m,engine=sglang,dp_size=%d,connect=tcp://127.0.0.1:%d,replay=tcp://127.0.0.1:%d",
-		liveRanks, port, port+liveRanks)
+	return p, flags
 }
 
 // start starts the next incarnation at the same ports.
@@ -192,14 +203,15 @@ func (p *livePublisher) burstAndDie(batches int) {
 // liveRouter is a subscriber whose view is compared with an engine's blocks.
 type liveRouter struct {
 	t       *testing.T
+	engine  *livePublisher
 	checker *checker.Checker
 	stream  kvcastv1.RouterEventService_SubscribeClient
 	removed int // events
 }
 
-func newLiveRouter(t *testing.T, s *process) *liveRouter {
+func newLiveRouter(t *testing.T, s *process, p *livePublisher) *liveRouter {
 	t.Helper()
-	r := &liveRouter{t: t, checker: checker.New(checker.Options{})}
+	r := &liveRouter{t: t, engine: p, checker: checker.New(checker.Options{})}
 	req := &kvcastv1.SubscribeRequest{Start: &kvcastv1.SubscribeRequest_Snapshot{Snapshot: &kvcastv1.FromSnapshot{}}}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
@@ -241,13 +253,20 @@ func (r *liveRouter) until(what string, holds func() error) {
 }
 
 // untilEqual receives messages until the view equals the engine's blocks. It fails if the server reports that they may
-// differ.
+// differ. kvcast knows of an engine that connects from its next batch on: this publishes one every second.
 func (r *liveRouter) untilEqual(what string, held []map[string][]int64) {
 	r.t.Helper()
 	if len(held) != liveRanks {
 		r.t.Fatalf("%s: the publisher reports the blocks of %d ranks", what, len(held))
 	}
-	r.until(what, func() error { return r.holds(held) })
+	next := time.Now().Add(time.Second)
+	r.until(what, func() error {
+		wrong := r.holds(held)
+		if wrong != nil && r.engine.connects && time.Now().After(next) {
+			held, next = r.engine.publish(1), time.Now().Add(time.Second)
+		}
+		return wrong
+	})
 	for rank := range uint32(liveRanks) {
 		if gaps := r.checker.View().Gaps("w", rank); len(gaps) > 0 {
 			r.t.Errorf("%s: rank %d: gaps were reported, although all batches could be replayed: %v", what, rank, gaps)
@@ -283,7 +302,7 @@ func (r *liveRouter) wantCleared(what string) {
 	}
 }
 
-// TestLivePublisher reads SGLang's publisher, which the test kills and restarts.
+// TestLivePublisher reads SGLang's publisher over both transports, and kills and restarts it.
 func TestLivePublisher(t *testing.T) {
 	found, err := filepath.Glob(filepath.Join(liveFolder, "sglang-*", "kv_events.py"))
 	if err != nil {
@@ -292,20 +311,35 @@ func TestLivePublisher(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(liveFolder, "pins")); err != nil || len(found) == 0 {
 		t.Skip("SGLang's publisher is not here: make live fetches it")
 	}
-	for _, kvEvents := range found {
+	for i, kvEvents := range found {
 		t.Run(filepath.Base(filepath.Dir(kvEvents)), func(t *testing.T) {
 			t.Parallel()
-			testLivePublisher(t, kvEvents)
+			harness.ForEachTransport(t, func(t *testing.T, zmq config.ZMQ) {
+				t.Parallel()
+				transports := []string{"--ingest-listen-transport", string(zmq), "--ingest-connect-transport", string(zmq)}
+				t.Run("binds", func(t *testing.T) {
+					t.Parallel()
+					testLivePublisher(t, kvEvents, false, transports...)
+				})
+				if i > 0 {
+					return // all versions connect in the same way
+				}
+				t.Run("connects", func(t *testing.T) {
+					t.Parallel()
+					testLivePublisher(t, kvEvents, true, transports...)
+				})
+			})
 		})
 	}
 }
 
-func testLivePublisher(t *testing.T, kvEvents string) {
-	p, worker := newLivePublisher(t, kvEvents)
+func testLivePublisher(t *testing.T, kvEvents string, connects bool, flags ...string) {
+	p, sources := newLivePublisher(t, kvEvents, connects)
 	// ZeroMQ queues at most a thousand replies.
 	held := p.publish(2_500)
-	s := serve(t, "--worker", worker, "--ingest-silence", "1s", "--ingest-grace", liveGrace.String(), "--subscribers-progress", "100ms")
-	r := newLiveRouter(t, s)
+	flags = append(append(flags, sources...), "--ingest-silence", "1s", "--ingest-grace", liveGrace.String(), "--subscribers-progress", "100ms")
+	s := serve(t, flags...)
+	r := newLiveRouter(t, s, p)
 	r.untilEqual("before kvcast came", held)
 	r.untilEqual("live", p.publish(500))
 	for rank := range uint32(liveRanks) {

@@ -47,11 +47,13 @@ class Rank:
         if "medium" in kv_events.BlockStored.__struct_fields__:
             self.media.append("CPU_PINNED")
         self.held = {medium: [] for medium in self.media}
+        # SGLang adds the rank to each port, and connects unless the host is a wildcard.
+        endpoint = f"tcp://127.0.0.1:{args.port - rank}" if args.connect else f"tcp://*:{args.port}"
         config = {
             "publisher": "zmq",
-            "endpoint": f"tcp://*:{args.port}",
+            "endpoint": endpoint,
             "replay_endpoint": f"tcp://*:{args.replay_port}",
-            "topic": "kv-events",
+            "topic": args.topic,
         }
         self.publisher = kv_events.EventPublisherFactory.create(json.dumps(config), rank)
 
@@ -99,6 +101,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kv_events", help="SGLang's file")
     parser.add_argument("--port", type=int, required=True, help="of rank 0; others follow")
+    parser.add_argument("--connect", action="store_true", help="connect all ranks to the port")
+    parser.add_argument("--topic", default="kv-events")
     parser.add_argument("--replay-port", type=int, required=True, help="of rank 0; others follow")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
