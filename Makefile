@@ -52,7 +52,7 @@ clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 	@tools/scripts/clients.sh
 	$(go) test $(race) -count 1 -v -run 'ClientIn' ./cmd/kvcast
 
-soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race.
+soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race or -transport=native.
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).

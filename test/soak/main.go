@@ -23,7 +23,7 @@ func main() {
 	}
 }
 
-// config configures a soak. All fields are required.
+// config configures a soak. All fields but transport are required.
 type config struct {
 	// total is the duration of the soak, including checks. every is the interval of the checks.
 	total, every time.Duration
@@ -31,6 +31,7 @@ type config struct {
 	rate         float64 // batches per second of each engine
 	seed         uint64
 	race         bool
+	transport    string // --ingest-listen-transport and --ingest-connect-transport; empty for the defaults
 	// waitTimeout bounds each wait of a check.
 	waitTimeout time.Duration
 }
@@ -47,6 +48,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.Float64Var(&c.rate, "rate", 10, "batches per second of each engine")
 	flags.Uint64Var(&c.seed, "seed", uint64(time.Now().UnixNano()), "seed of workloads and faults; by default the current time")
 	flags.BoolVar(&c.race, "race", false, "build the server with the race detector")
+	flags.StringVar(&c.transport, "transport", "", "ZeroMQ implementation: native or libzmq; by default the server's defaults")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil

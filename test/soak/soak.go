@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -51,8 +52,12 @@ func soak(ctx context.Context, c config, out io.Writer) (err error) {
 		return fmt.Errorf("start engines: %w", err)
 	}
 	defer func() { err = errors.Join(err, s.fleet.stop()) }()
-	s.server, err = startServer(c.race, append(s.fleet.flags, "--ingest-silence", "2s", "--ingest-grace", "5s",
-		"--subscribers-progress", "1s", "--journal-max-bytes", journalBytes)...)
+	flags := slices.Concat(s.fleet.flags, []string{"--ingest-silence", "2s", "--ingest-grace", "5s",
+		"--subscribers-progress", "1s", "--journal-max-bytes", journalBytes})
+	if c.transport != "" {
+		flags = append(flags, "--ingest-listen-transport", c.transport, "--ingest-connect-transport", c.transport)
+	}
+	s.server, err = startServer(c.race, flags...)
 	if err != nil {
 		return err
 	}
