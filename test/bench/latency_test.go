@@ -2,7 +2,11 @@
 
 package bench_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest/config"
+)
 
 // pacedRate is the rate in batches per second at which latencies are measured.
 const pacedRate = 2_000
@@ -20,13 +24,17 @@ const pacedRate = 2_000
 // connection, alternating with the server every tenth of a second. It measures the cost of the
 // machine, ZeroMQ and TCP on any path. A p99 requires more than a second: -benchtime 20s.
 //
-// B2BesideSlow adds a client that subscribes and never reads, and a client that reads one response
-// every 100 ms. Compare it with B2, including rss-MB, the memory of the server.
+// B2/native and B2/libzmq connect to the engine with that implementation of ZeroMQ. B2BesideSlow adds
+// a client that subscribes and never reads, and a client that reads one response every 100 ms. Compare
+// it with the others, including rss-MB, the memory of the server.
 //
 // Check: as in BenchmarkServer, and one measurement per batch.
 func BenchmarkLatency(b *testing.B) {
 	requireProc(b)
-	benchmarkWith(b, "B2", openLatency, benchmarkLatency)
+	for _, zmq := range []config.ZMQ{config.ZMQNative, config.ZMQLib} {
+		open := func() (*observed, error) { return openLatency("--ingest-connect-transport", string(zmq)) }
+		benchmarkWith(b, "B2/"+string(zmq), open, benchmarkLatency)
+	}
 	benchmarkWith(b, "B2BesideSlow", openBesideSlow, func(b *testing.B, o *besideSlow) { benchmarkLatency(b, o.observed) })
 }
 
@@ -61,8 +69,8 @@ type observed struct {
 	floor    *relayed // nil if the floor is not measured
 }
 
-func openLatency() (*observed, error) {
-	o, err := openObserved()
+func openLatency(args ...string) (*observed, error) {
+	o, err := openObserved(args...)
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +94,8 @@ func (o *observed) warm() error {
 	return err
 }
 
-func openObserved() (*observed, error) {
-	r, err := newRig(shapeB2, 0)
+func openObserved(args ...string) (*observed, error) {
+	r, err := newRig(shapeB2, 0, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -31,6 +31,15 @@ func ResidentBytes(pid int) (int64, error) {
 	return int64(stat.ResidentMemory()), nil
 }
 
+// Threads returns the number of threads of a process. It reads /proc.
+func Threads(pid int) (int, error) {
+	stat, err := procStat(pid)
+	if err != nil {
+		return 0, fmt.Errorf("count threads: %w", err)
+	}
+	return stat.NumThreads, nil
+}
+
 func procStat(pid int) (procfs.ProcStat, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
