@@ -88,8 +88,7 @@ func (l *link) try(ctx context.Context) (*attempt, error) {
 	if err != nil {
 		return nil, err
 	}
-	worker := l.worker.desc.Name
-	r, err := l.worker.shared.transports.Connecting.Subscribe(address, l.topic, l.worker.shared.onDrop(worker))
+	r, err := l.worker.shared.transports.Connecting.Subscribe(address, l.topic, l.worker.metrics.onDrop)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	case sequence.OpenReplacement:
 		p.reconnect(true)
 	case sequence.RepairStarted:
-		w.metrics.labeled(replaysTotal, a.Repair.Cause.String()).Inc()
+		w.metrics.incLabeled(replaysTotal, a.Repair.Cause.String())
 	case sequence.RepairDone:
 		w.metrics.inc(replaysDoneTotal)
 		p.endRepair(nil)
@@ -124,12 +124,8 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 	in.decoded = nil    // Admit has changed the decoded batch
 }
 
-// recordSeq updates the last seq in the metrics and the status.
+// recordSeq updates the last seq in the status and the metrics.
 func (p *publisher) recordSeq(seq uint64) {
-	if p.lastSeq == nil {
-		p.lastSeq = p.worker.metrics.lastSeq(p.source, p.rank)
-	}
-	p.lastSeq.Set(float64(seq))
 	p.status.lastSeq.Store(seq)
 	if !p.status.started.Load() { // a load is cheaper than a store
 		p.status.started.Store(true)
@@ -149,7 +145,7 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	p.incomplete = true
 	p.rules.SkipRaw(a.Missed)
 	p.worker.metrics.inc(gapsTotal)
-	p.worker.metrics.counters[missedTotal].Add(float64(a.Missed))
+	p.worker.metrics.add(missedTotal, a.Missed)
 	p.warn(logGap, now, "batches lost", "reason", a.Reason.String(),
 		"missed", a.Missed, "first_seq", a.First, "last_seq", a.Last)
 	for _, r := range p.ranks {

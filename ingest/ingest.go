@@ -78,17 +78,17 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 			sink:    sink,
 			names:   &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
 			budgets: newBudgets(c),
-			metrics: newMetrics(),
 		},
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),
 	}
+	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
 	var err error
 	if in.shared.transports, err = configured.Open(c, in.shared.budgets.received, in.shared.reject); err != nil {
 		return nil, err
 	}
-	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.onDrop(""), in.shared.metrics.replaysInProgress)
+	in.shared.replays = transport.NewRequests(in.shared.transports.Connecting, c.ReplayTimeout, in.shared.metrics.listeners.onDrop, in.shared.metrics.replaysInProgress)
 	if err := in.open(); err != nil {
 		return nil, errors.Join(err, in.closeListeners(), in.release())
 	}

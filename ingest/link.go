@@ -163,7 +163,7 @@ func (l *link) process(c *transport.Chunk) {
 		l.worker.enter()
 		l.p.apply(began, l.p.machine.Overrun(began))
 	}
-	l.worker.metrics.counters[messagesTotal].Add(float64(n))
+	l.worker.metrics.add(messagesTotal, uint64(n))
 	l.worker.shared.metrics.observe(began, n)
 }
 

@@ -65,7 +65,7 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse replay hosts: %w", err)
 	}
-	receiver, address, err := s.transports.Listening.Bind(e.String(), s.onDrop(""))
+	receiver, address, err := s.transports.Listening.Bind(e.String(), s.metrics.listeners.onDrop)
 	if err != nil {
 		return nil, err
 	}
@@ -119,9 +119,9 @@ func (l *listener) handleEvent(e transport.Event) {
 	switch e.Kind {
 	case transport.Connected:
 		l.peers.open(e.Conn)
-		l.shared.metrics.count(connectionsTotal, "", 1)
+		l.shared.metrics.listeners.inc(connectionsTotal)
 	case transport.Disconnected:
-		l.shared.metrics.count(disconnectionsTotal, "", 1)
+		l.shared.metrics.listeners.inc(disconnectionsTotal)
 		l.peers.close(e.Conn)
 	default:
 	}
@@ -138,7 +138,7 @@ func (l *listener) process(c *transport.Chunk) {
 	if c.Drops != nil {
 		l.overrun(c.Drops, began)
 	}
-	l.shared.metrics.count(messagesTotal, "", n)
+	l.shared.metrics.listeners.add(messagesTotal, uint64(n))
 	l.shared.metrics.observe(began, n)
 }
 
@@ -178,7 +178,7 @@ func (l *listener) message(in *intake, now time.Time, m transport.Message) {
 	if t == nil {
 		// A malformed batch creates no worker.
 		if in.err != nil {
-			l.shared.metrics.counters[rejectedTotal].WithLabelValues("", errorName(in.err)).Inc()
+			l.shared.metrics.listeners.incLabeled(rejectedTotal, errorName(in.err))
 			return
 		}
 		if l.shared.budgets.sources.Full() {

@@ -157,7 +157,7 @@ func (l *listener) forget(w *boundWorker) {
 
 // refuse counts and logs a message that is refused.
 func (l *listener) refuse(why refusal, now time.Time, topic []byte) {
-	l.shared.metrics.counters[refusedTotal].WithLabelValues("", why.String()).Inc()
+	l.shared.metrics.listeners.incLabeled(refusedTotal, why.String())
 	if suppressed, ok := l.logLimiter.allow(logKindOf(why), now); ok {
 		const maxLogged = 128
 		l.log.Warn("message refused", "reason", why.String(), "want", l.wanted(why),

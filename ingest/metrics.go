@@ -3,6 +3,7 @@ package ingest
 import (
 	"errors"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -76,35 +77,27 @@ var counterOpts = [numCounters]struct{ name, label, help string }{
 // metrics are the metrics of one Ingest.
 type metrics struct {
 	registry          *prometheus.Registry // has all of them
-	counters          [numCounters]*prometheus.CounterVec
-	lastSeq           *prometheus.GaugeVec
+	workers           *workerCollector
+	listeners         *workerMetrics // of messages and connections of no worker
 	publishers        *prometheus.GaugeVec
 	replaysInProgress *prometheus.GaugeVec
 	peersRejected     *prometheus.CounterVec
 	durations         prometheus.Histogram
 }
 
-func newMetrics() *metrics {
-	m := &metrics{registry: prometheus.NewRegistry()}
+func newMetrics(sources *sourceList) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry(), workers: newWorkerCollector(sources)}
+	m.registry.MustRegister(m.workers)
+	m.listeners = m.workers.add("")
 	factory := promauto.With(m.registry)
-	for i, o := range counterOpts {
-		labels := []string{"worker", o.label}
-		if o.label == "" {
-			labels = labels[:1]
-		}
-		m.counters[i] = factory.NewCounterVec(prometheus.CounterOpts{
-			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: o.name, Help: o.help,
-		}, labels)
-	}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+	gauge := func(name, help string) *prometheus.GaugeVec {
 		return factory.NewGaugeVec(prometheus.GaugeOpts{
 			Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: name, Help: help,
-		}, labels)
+		}, []string{"state"})
 	}
-	m.lastSeq = gauge("last_seq", "Engine seq of the last batch.", "worker", "source", "rank")
-	m.publishers = gauge("publishers", "Publishers, one for each source and dp rank, by state.", "state")
+	m.publishers = gauge("publishers", "Publishers, one for each source and dp rank, by state.")
 	m.replaysInProgress = gauge("replays_in_progress",
-		"Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.", "state")
+		"Requests to replay sockets, by state: waiting for a slot, waiting for the first reply, or being read.")
 	m.peersRejected = factory.NewCounterVec(prometheus.CounterOpts{
 		Namespace: metricsNamespace, Subsystem: metricsSubsystem, Name: "peers_rejected_total",
 		Help: "Peers of listeners that were disconnected because of what they sent or because of a limit, by reason.",
@@ -115,11 +108,6 @@ func newMetrics() *metrics {
 		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 12),
 	})
 	return m
-}
-
-// count adds n to a counter without a label beside worker.
-func (m *metrics) count(id counterID, worker string, n int) {
-	m.counters[id].WithLabelValues(worker).Add(float64(n))
 }
 
 // changeState counts a publisher under another state; 0 means that it is not counted.
@@ -139,89 +127,155 @@ func (m *metrics) observe(began time.Time, n int) {
 	}
 }
 
-// forget deletes the metrics of a worker.
-func (m *metrics) forget(worker string) {
-	labels := prometheus.Labels{"worker": worker}
-	for _, c := range m.counters {
-		c.DeletePartialMatch(labels)
+// workerCollector exports the counters and the last seqs of workers. A worker's counters take a tenth
+// of the memory of counters of package prometheus, which matters with thousands of workers.
+type workerCollector struct {
+	counters [numCounters]*prometheus.Desc
+	lastSeq  *prometheus.Desc
+	sources  *sourceList
+
+	mu      sync.Mutex // guards workers
+	workers map[string]*workerMetrics
+}
+
+func newWorkerCollector(sources *sourceList) *workerCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName(metricsNamespace, metricsSubsystem, name), help, labels, nil)
 	}
-	m.lastSeq.DeletePartialMatch(labels)
-}
-
-// workerMetrics are the metrics of one worker. Its counters are looked up once, which keeps lookups
-// out of the hot path.
-type workerMetrics struct {
-	all    *metrics
-	worker string
-	// counters are the counters without a label beside worker; the others are nil.
-	counters                 [numCounters]prometheus.Counter
-	stored, removed, cleared prometheus.Counter
-	// skipped are nil until an event is skipped for the reason.
-	skipped [wire.NumReasons]prometheus.Counter
-}
-
-func (m *metrics) of(worker string) *workerMetrics {
-	w := &workerMetrics{all: m, worker: worker}
+	c := &workerCollector{sources: sources, workers: make(map[string]*workerMetrics)}
+	c.lastSeq = desc("last_seq", "Engine seq of the last batch.", "worker", "source", "rank")
 	for i, o := range counterOpts {
+		labels := []string{"worker", o.label}
 		if o.label == "" {
-			w.counters[i] = m.counters[i].WithLabelValues(worker)
+			labels = labels[:1]
+		}
+		c.counters[i] = desc(o.name, o.help, labels...)
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range c.counters {
+		ch <- d
+	}
+	ch <- c.lastSeq
+}
+
+// Collect implements prometheus.Collector.
+func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, s := range c.sources.started() {
+		ch <- prometheus.MustNewConstMetric(c.lastSeq, prometheus.GaugeValue, float64(s.lastSeq.Load()),
+			s.initial.Worker, strconv.Itoa(s.source), strconv.FormatUint(uint64(s.initial.Rank), 10))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.workers {
+		w.collect(ch, &c.counters)
+	}
+}
+
+// add adds a worker, whose name must be unique.
+func (c *workerCollector) add(worker string) *workerMetrics {
+	w := &workerMetrics{worker: worker, labeled: make(map[labeledCounter]uint64)}
+	if worker != "" {
+		for _, kind := range eventNames[wire.KindStored:] {
+			w.labeled[labeledCounter{eventsTotal, kind}] = 0
 		}
 	}
-	w.stored = w.labeled(eventsTotal, "stored")
-	w.removed = w.labeled(eventsTotal, "removed")
-	w.cleared = w.labeled(eventsTotal, "cleared")
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.workers[worker] = w
 	return w
 }
 
-// inc increments a counter without a label beside worker.
-func (m *workerMetrics) inc(id counterID) { m.counters[id].Inc() }
+// remove removes a worker.
+func (c *workerCollector) remove(worker string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.workers, worker)
+}
 
-// labeled returns a counter with a label beside worker.
-func (m *workerMetrics) labeled(id counterID, value string) prometheus.Counter {
-	return m.all.counters[id].WithLabelValues(m.worker, value)
+// workerMetrics are the counters of one worker, or of what belongs to no worker. They are safe for
+// concurrent use.
+type workerMetrics struct {
+	worker string // empty for no worker
+
+	mu sync.Mutex // guards the fields below
+	// counters are the counters without a label beside worker.
+	counters [numCounters]uint64
+	labeled  map[labeledCounter]uint64
+}
+
+// labeledCounter identifies a counter that has a label beside worker.
+type labeledCounter struct {
+	id    counterID
+	value string
+}
+
+// ofListeners are the counters without a label beside worker that listeners and replays use.
+var ofListeners = [numCounters]bool{messagesTotal: true, connectionsTotal: true, disconnectionsTotal: true, receiveDropsTotal: true}
+
+func (m *workerMetrics) collect(ch chan<- prometheus.Metric, descs *[numCounters]*prometheus.Desc) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id, n := range m.counters {
+		if counterOpts[id].label == "" && (m.worker != "" || ofListeners[id]) {
+			ch <- prometheus.MustNewConstMetric(descs[id], prometheus.CounterValue, float64(n), m.worker)
+		}
+	}
+	for l, n := range m.labeled {
+		ch <- prometheus.MustNewConstMetric(descs[l.id], prometheus.CounterValue, float64(n), m.worker, l.value)
+	}
+}
+
+// add adds n to a counter without a label beside worker.
+func (m *workerMetrics) add(id counterID, n uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counters[id] += n
+}
+
+// inc increments a counter without a label beside worker.
+func (m *workerMetrics) inc(id counterID) { m.add(id, 1) }
+
+// onDrop counts n messages of this worker that were dropped.
+func (m *workerMetrics) onDrop(n int) { m.add(receiveDropsTotal, uint64(n)) }
+
+// incLabeled increments a counter that has a label beside worker.
+func (m *workerMetrics) incLabeled(id counterID, value string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.labeled[labeledCounter{id, value}]++
 }
 
 // batch counts a delivered batch. It adds the counts of Rules.Admit, and resets them.
 func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
-	m.inc(batchesTotal)
-	var stored, removed, cleared int
+	var kinds [wire.KindCleared + 1]uint64
 	for i := range events {
-		switch events[i].Kind {
-		case wire.KindStored:
-			stored++
-		case wire.KindRemoved:
-			removed++
-		case wire.KindCleared:
-			cleared++
+		kinds[events[i].Kind]++
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counters[batchesTotal]++
+	for kind, name := range eventNames {
+		if n := kinds[kind]; n > 0 {
+			m.labeled[labeledCounter{eventsTotal, name}] += n
 		}
-	}
-	if stored > 0 {
-		m.stored.Add(float64(stored))
-	}
-	if removed > 0 {
-		m.removed.Add(float64(removed))
-	}
-	if cleared > 0 {
-		m.cleared.Add(float64(cleared))
 	}
 	if *counts == (wire.Counts{}) {
 		return
 	}
 	for reason, n := range counts {
-		if n == 0 {
-			continue
+		if n > 0 {
+			m.labeled[labeledCounter{skippedTotal, wire.Reason(reason).String()}] += n
 		}
-		if m.skipped[reason] == nil {
-			m.skipped[reason] = m.labeled(skippedTotal, wire.Reason(reason).String())
-		}
-		m.skipped[reason].Add(float64(n))
 	}
 	*counts = wire.Counts{}
 }
 
-func (m *workerMetrics) lastSeq(source int, rank uint32) prometheus.Gauge {
-	return m.all.lastSeq.WithLabelValues(m.worker, strconv.Itoa(source), strconv.FormatUint(uint64(rank), 10))
-}
+// eventNames are the values of the label kind.
+var eventNames = [...]string{wire.KindStored: "stored", wire.KindRemoved: "removed", wire.KindCleared: "cleared"}
 
 // errorName returns the metric label for an error of wire.Decoder, or for errTooLong.
 func errorName(err error) string {

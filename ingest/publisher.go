@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -60,7 +58,6 @@ type publisher struct {
 	state          SourceState
 	replayEndpoint string // the endpoint in status
 	status         *sourceEntry
-	lastSeq        prometheus.Gauge // nil until a batch was read
 }
 
 // newPublisher adds the publisher of a source at a dp rank to a worker. reconnect is nil if the engine
@@ -71,7 +68,7 @@ func newPublisher(w *worker, source int, status SourceStatus, reconnect func(rep
 		worker:    w,
 		source:    source,
 		rank:      status.Rank,
-		status:    w.shared.sources.add(status),
+		status:    w.shared.sources.add(source, status),
 		rules:     w.rulesOf(source),
 		reconnect: reconnect,
 		machine: sequence.New(sequence.Config{

@@ -37,7 +37,7 @@ func newTestPublisher(l feed.Lane) testPublisher {
 func newTestWorker(l feed.Lane, log *slog.Logger) *worker {
 	c := config.Config{Grace: time.Hour, Logger: log}.WithDefaults()
 	c.Silence = 0
-	w := newWorker(&shared{metrics: newMetrics(), budgets: newBudgets(c), config: c}, feed.Worker{Name: "w"})
+	w := newWorker(&shared{metrics: newMetrics(new(sourceList)), budgets: newBudgets(c), config: c}, feed.Worker{Name: "w"})
 	w.lane = l
 	return w
 }

@@ -65,13 +65,6 @@ func (b budgets) all() budget.Collector {
 	return budget.Collector{b.received, b.reordered, b.sources, b.ranks, b.workers, b.rules}
 }
 
-// onDrop returns a function that counts messages of a worker that were dropped. The name is empty for no
-// worker.
-func (s *shared) onDrop(worker string) func(n int) {
-	dropped := s.metrics.counters[receiveDropsTotal].WithLabelValues(worker)
-	return func(n int) { dropped.Add(float64(n)) }
-}
-
 // reject counts and logs the rejection of a peer that has connected to a listener.
 func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
 	s.metrics.peersRejected.WithLabelValues(string(err.Reason)).Inc()

@@ -1,15 +1,12 @@
 package ingest
 
 import (
-	dto "github.com/prometheus/client_model/go"
-
 	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/ingest/wire"
 )
 
 // SourceStatus is the status of a source of a worker at one dp rank.
@@ -73,6 +70,7 @@ type sourceList struct {
 // sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which
 // replace those of initial.
 type sourceEntry struct {
+	source  int // its number in the worker
 	initial SourceStatus
 	replay  atomic.Pointer[string]
 	state   atomic.Uint32
@@ -80,8 +78,8 @@ type sourceEntry struct {
 	lastSeq atomic.Uint64
 }
 
-func (l *sourceList) add(initial SourceStatus) *sourceEntry {
-	e := &sourceEntry{initial: initial}
+func (l *sourceList) add(source int, initial SourceStatus) *sourceEntry {
+	e := &sourceEntry{source: source, initial: initial}
 	e.replay.Store(&initial.Replay)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,6 +91,18 @@ func (l *sourceList) remove(e *sourceEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.entries = slices.DeleteFunc(l.entries, func(other *sourceEntry) bool { return other == e })
+}
+
+// started returns the sources of which a batch was read.
+func (l *sourceList) started() (all []*sourceEntry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		if e.started.Load() {
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 // Sources returns the status of every source at every dp rank, in the order in which they were added.
@@ -168,58 +178,39 @@ func (in *Ingest) configured(name string) *connectedWorker {
 }
 
 func (m *workerMetrics) stats() WorkerStats {
-	counted := func(id counterID) uint64 { return value(m.counters[id]) }
-	return WorkerStats{
-		ConnectAttempts: counted(connectAttemptsTotal),
-		Connections:     counted(connectionsTotal),
-		ConnectFailures: counted(connectFailuresTotal),
-		Disconnections:  counted(disconnectionsTotal),
-		Messages:        counted(messagesTotal),
-		Batches:         counted(batchesTotal),
-		Stored:          value(m.stored),
-		Removed:         value(m.removed),
-		Cleared:         value(m.cleared),
-		Skipped:         m.sum(skippedTotal),
-		Duplicates:      counted(duplicatesTotal),
-		Rejected:        m.sum(rejectedTotal),
-		Refused:         m.sum(refusedTotal),
-		Gaps:            counted(gapsTotal),
-		Missed:          counted(missedTotal),
-		Restarts:        counted(restartsTotal),
-		Replays:         m.sum(replaysTotal),
-		ReplaysDone:     counted(replaysDoneTotal),
-		ReplaysFailed:   counted(replaysFailedTotal),
-		Replayed:        counted(replayedTotal),
-	}
-}
-
-func value(m prometheus.Metric) uint64 {
-	var d dto.Metric
-	if m.Write(&d) != nil {
-		return 0
-	}
-	return uint64(d.GetCounter().GetValue())
-}
-
-// sum returns the worker's total of a counter, over the values of its other label.
-func (m *workerMetrics) sum(id counterID) (total uint64) {
-	all := make(chan prometheus.Metric)
-	go func() {
-		defer close(all)
-		m.all.counters[id].Collect(all)
-	}()
-	for metric := range all {
-		var d dto.Metric
-		if metric.Write(&d) != nil {
-			continue
-		}
-		for _, l := range d.GetLabel() {
-			if l.GetName() == "worker" && l.GetValue() == m.worker {
-				total += uint64(d.GetCounter().GetValue())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sum := func(id counterID) (total uint64) {
+		for l, n := range m.labeled {
+			if l.id == id {
+				total += n
 			}
 		}
+		return total
 	}
-	return total
+	event := func(kind wire.Kind) uint64 { return m.labeled[labeledCounter{eventsTotal, eventNames[kind]}] }
+	return WorkerStats{
+		ConnectAttempts: m.counters[connectAttemptsTotal],
+		Connections:     m.counters[connectionsTotal],
+		ConnectFailures: m.counters[connectFailuresTotal],
+		Disconnections:  m.counters[disconnectionsTotal],
+		Messages:        m.counters[messagesTotal],
+		Batches:         m.counters[batchesTotal],
+		Stored:          event(wire.KindStored),
+		Removed:         event(wire.KindRemoved),
+		Cleared:         event(wire.KindCleared),
+		Skipped:         sum(skippedTotal),
+		Duplicates:      m.counters[duplicatesTotal],
+		Rejected:        sum(rejectedTotal),
+		Refused:         sum(refusedTotal),
+		Gaps:            m.counters[gapsTotal],
+		Missed:          m.counters[missedTotal],
+		Restarts:        m.counters[restartsTotal],
+		Replays:         sum(replaysTotal),
+		ReplaysDone:     m.counters[replaysDoneTotal],
+		ReplaysFailed:   m.counters[replaysFailedTotal],
+		Replayed:        m.counters[replayedTotal],
+	}
 }
 
 // Reconnect closes the connections to a configured worker, which are then opened again as if they had
@@ -232,7 +223,7 @@ func (in *Ingest) Reconnect(worker string) (connections uint64, ok bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	connections = value(w.metrics.counters[connectionsTotal]) // does not change while the mutex is held
+	connections = w.metrics.stats().Connections // does not change while the mutex is held
 	for _, l := range w.links {
 		l.breakOff()
 	}

@@ -50,7 +50,7 @@ func newWorker(s *shared, w feed.Worker) *worker {
 	n := &worker{
 		shared:  s,
 		desc:    w,
-		metrics: s.metrics.of(w.Name),
+		metrics: s.metrics.workers.add(w.Name),
 		log:     s.config.Logger.With("worker", w.Name),
 	}
 	n.reset()
@@ -174,7 +174,7 @@ func (w *worker) release() {
 	w.ranks = nil
 	w.shared.budgets.workers.Release(w.bytes)
 	w.bytes = 0
-	w.shared.metrics.forget(w.desc.Name)
+	w.shared.metrics.workers.remove(w.desc.Name)
 	w.shared.names.release(w.desc.Name)
 }
 
@@ -228,12 +228,12 @@ func (w *worker) logLimited(level slog.Level, kind logKind, now time.Time, msg s
 
 // refuse counts and logs a message that is refused.
 func (w *worker) refuse(why refusal, now time.Time) {
-	w.metrics.labeled(refusedTotal, why.String()).Inc()
+	w.metrics.incLabeled(refusedTotal, why.String())
 	w.warn(logKindOf(why), now, "message refused", "reason", why.String(), "want", why.wanted())
 }
 
 // reject counts and logs the malformed batch that the intake has decoded.
 func (w *worker) reject(in *intake, now time.Time, args ...any) {
-	w.metrics.labeled(rejectedTotal, errorName(in.err)).Inc()
+	w.metrics.incLabeled(rejectedTotal, errorName(in.err))
 	w.warn(logRejected, now, "batch rejected", append(args, "error", in.err)...)
 }
