@@ -43,6 +43,8 @@ const (
 	maxHeaderBytes      = 16 << 10 // as HTTP/2 counts them; several times the largest token
 	// receiveWindow in bytes is fixed, since requests are small. A window that gRPC adapts grows to 16 MiB.
 	receiveWindow = 64 << 10
+	// readBuffer in bytes is allocated for each connection.
+	readBuffer = 4 << 10
 )
 
 // Server serves kvcast.v1, gRPC health and reflection.
@@ -140,6 +142,7 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.MaxConcurrentStreams(s.maxConcurrentStreams()),
 		grpc.StaticStreamWindowSize(receiveWindow),
 		grpc.StaticConnWindowSize(receiveWindow),
+		grpc.ReadBufferSize(readBuffer),
 		grpc.InTapHandle(s.startReceiving),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
 			MinTime: s.cfg.PingInterval * 9 / 10, PermitWithoutStream: true, // timers may fire early
