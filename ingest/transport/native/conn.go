@@ -63,6 +63,8 @@ type conn struct {
 	try      func(fd uintptr) bool // tryRead
 
 	evicted chan struct{}
+	// established reports whether the handshake was completed.
+	established atomic.Bool
 	// done is closed when the connection's last event is in the queue, if it was accepted.
 	done chan struct{}
 	// reading is closed after a read; nil if nothing waits for it.
@@ -284,6 +286,7 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 		case zmtp.Incomplete:
 			return chunk, used, nil
 		case zmtp.Established:
+			c.established.Store(true)
 			c.receiver.push(eventChunk(transport.Event{Kind: transport.Connected, Conn: c.id}))
 			if len(c.request) > 0 {
 				if err := errors.Join(c.flush(), c.write(c.request)); err != nil {

@@ -53,12 +53,13 @@ func (cs *connections) remove(c *conn) {
 	}
 }
 
-// earlier returns the connections from the address of c that its receiver accepted before it.
+// earlier returns the connections from the address of c that its receiver accepted before it, and
+// that have received the subscription, without which an engine sends nothing.
 func (cs *connections) earlier(c *conn) (all []*conn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for other := range cs.byAddress[c.peer] {
-		if other.receiver == c.receiver && other.id < c.id {
+		if other.established.Load() && other.receiver == c.receiver && other.id < c.id {
 			all = append(all, other)
 		}
 	}

@@ -37,7 +37,8 @@ type Config struct {
 	// ReadBytes bounds the read buffers of all receivers that connect, and of each that
 	// binds, whose messages were not processed. Default: 16 MiB.
 	ReadBytes int64
-	// PartialBytes bounds the memory of messages that have arrived in part. Default: 32 MiB.
+	// PartialBytes bounds the memory of messages that have arrived in part; a message of
+	// the maximum size takes 16 MiB. Default: 24 MiB.
 	PartialBytes int64
 	// OnReject is called when an accepted peer is disconnected because of what it did;
 	// peer is invalid for ipc. nil does nothing. Calls are concurrent.
@@ -57,7 +58,7 @@ func New(c Config) *Transport {
 	setDefault(&c.Connections, 4096)
 	setDefault(&c.PerAddress, 1024)
 	setDefault(&c.ReadBytes, 16<<20)
-	setDefault(&c.PartialBytes, 32<<20)
+	setDefault(&c.PartialBytes, 24<<20)
 	if c.OnReject == nil {
 		c.OnReject = func(netip.Addr, *zmtp.Error) {}
 	}
