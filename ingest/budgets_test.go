@@ -3,6 +3,7 @@ package ingest_test
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,9 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/zmtp"
 	"github.com/kvcast/kvcast/test/harness"
+	"github.com/kvcast/kvcast/test/rawzmtp"
 )
 
 // budgetOf returns the amount of a resource in use.
@@ -110,4 +113,52 @@ func TestPublishersOfAPortAreBounded(t *testing.T) {
 	}
 	honest.store(honest.Publish, 1)
 	all["127.0.0.1"].awaitBlocks(t, honest.blocks)
+}
+
+// One address cannot use up the sources of a listener: an engine at another address is accepted.
+func TestSourcesOfAnAddressAreBounded(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	all := views{"other": newView(), "late": newView()}
+	for i := range 10 {
+		all[fmt.Sprint("flood-", i)] = newView()
+	}
+	in, stop := start(t, config.Config{
+		Metrics: registry, MaxSources: 10, MaxSourcesPerAddress: 4, Grace: time.Hour,
+		Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
+	}, all)
+	address := strings.TrimPrefix(in.Endpoints()[0], "tcp://")
+	publish := func(host byte, topics ...string) {
+		t.Helper()
+		c, err := rawzmtp.DialFrom(t.Context(), net.IPv4(127, 0, 0, host), zmtp.PUB, address, harness.Timeout)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		for _, topic := range topics {
+			c.Message([]byte(topic), seqFrame(0), payload(0))
+		}
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(want float64) {
+		t.Helper()
+		harness.WaitFor(t, func() bool {
+			return harness.Gather(t, registry).Sum("kvcast_ingest_messages_refused_total", "reason", "too_many_sources_of_address") == want
+		})
+	}
+	var flood []string
+	for i := range 10 {
+		flood = append(flood, fmt.Sprintf("kv@flood-%d@m", i))
+	}
+	publish(1, flood...)
+	refused(6)
+	publish(1, "kv@late@m")
+	refused(7)
+	publish(2, "kv@other@m")
+	all["other"].await(t, "the worker", func() bool { return all["other"].workers == 1 })
+	if n := len(in.Sources()); n != 5 {
+		t.Errorf("%d sources, want 4 of one address and 1 of another", n)
+	}
+	stop()
 }

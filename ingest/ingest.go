@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
@@ -74,10 +75,11 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 	c.Silence, c.Grace = max(c.Silence, 0), max(c.Grace, 0)
 	in := &Ingest{
 		shared: &shared{
-			config:  c,
-			sink:    sink,
-			names:   &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
-			budgets: newBudgets(c),
+			config:    c,
+			sink:      sink,
+			names:     &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
+			budgets:   newBudgets(c),
+			addresses: addressCounts{max: c.MaxSourcesPerAddress, sources: make(map[netip.Addr]int)},
 		},
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),

@@ -111,6 +111,8 @@ const (
 	refusedWorkers
 	// refusedSources: Config.MaxSources is reached.
 	refusedSources
+	// refusedAddress: Config.MaxSourcesPerAddress is reached for the peer's address.
+	refusedAddress
 
 	numRefusals
 )
@@ -129,6 +131,7 @@ var refusals = [numRefusals]struct{ name, want string }{
 	refusedTaken:       {"name_taken", "a POD that is no other worker's name"},
 	refusedWorkers:     {"too_many_workers", "no more workers than MaxWorkers"},
 	refusedSources:     {"too_many_sources", "no more sources than MaxSources"},
+	refusedAddress:     {"too_many_sources_of_address", "no more sources from one address than MaxSourcesPerAddress"},
 }
 
 // String returns the refusal's name in metrics.

@@ -168,6 +168,14 @@ func (l *listener) peer(m transport.Message) *peer {
 	return c
 }
 
+// peerAddress returns the address of a message's peer; invalid if it is unknown.
+func (l *listener) peerAddress(m transport.Message) netip.Addr {
+	if c := l.peer(m); c != nil {
+		return c.address
+	}
+	return netip.Addr{}
+}
+
 func (l *listener) message(in *intake, now time.Time, m transport.Message) {
 	why, ok := in.open(m)
 	if !ok {
@@ -183,6 +191,10 @@ func (l *listener) message(in *intake, now time.Time, m transport.Message) {
 		}
 		if l.shared.budgets.sources.Full() {
 			l.refuse(refusedSources, now, in.topic)
+			return
+		}
+		if l.shared.addresses.full(l.peerAddress(m)) {
+			l.refuse(refusedAddress, now, in.topic)
 			return
 		}
 		if t, why, ok = l.accept(in.topic); !ok {
@@ -205,7 +217,7 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, m transport
 		w.reject(in, now, "seq", in.arrival.Seq)
 		return true
 	}
-	p := l.publisher(t, in.batch, now)
+	p := l.publisher(t, in.batch, l.peerAddress(m), now)
 	if p == nil {
 		return false
 	}

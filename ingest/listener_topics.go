@@ -40,19 +40,20 @@ func (l *listener) removeWorker(w *boundWorker) {
 	}
 }
 
-// publisher returns the publisher of a batch; nil if it is refused.
-func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publisher {
+// publisher returns the publisher of a batch from an address; nil if it is refused.
+func (l *listener) publisher(t *boundTopic, b *wire.Batch, from netip.Addr, now time.Time) *publisher {
 	var rank uint32
 	if b.HasRank {
 		rank = b.Rank
 	}
 	p := t.ranks[rank]
 	if p == nil {
-		if why, ok := l.admit(t, rank); !ok {
+		if why, ok := l.admit(t, rank, from); !ok {
 			t.worker.refuse(why, now)
 			return nil
 		}
 		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
+		p.from = from
 		p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
 		p.copyRule = l.config.Copies.Rule(l.config.Engine)
 		t.ranks[rank] = p
@@ -60,15 +61,19 @@ func (l *listener) publisher(t *boundTopic, b *wire.Batch, now time.Time) *publi
 	return p
 }
 
-// admit reserves the budgets of another publisher.
-func (l *listener) admit(t *boundTopic, rank uint32) (why refusal, ok bool) {
-	sources := l.shared.budgets.sources
+// admit reserves the budgets of another publisher, whose first batch comes from an address.
+func (l *listener) admit(t *boundTopic, rank uint32, from netip.Addr) (why refusal, ok bool) {
+	sources, addresses := l.shared.budgets.sources, &l.shared.addresses
 	switch {
 	case len(t.worker.publishers) >= feed.MaxRanks:
 		return refusedRanks, false
+	case !addresses.reserve(from):
+		return refusedAddress, false
 	case !sources.Reserve(1):
+		addresses.release(from)
 		return refusedSources, false
 	case !t.worker.admitRank(rank):
+		addresses.release(from)
 		sources.Release(1)
 		return refusedRanks, false
 	}

@@ -2,6 +2,7 @@ package ingest
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -36,6 +37,8 @@ type publisher struct {
 	// before are the seqs that were published before first contact.
 	before struct{ first, last uint64 }
 
+	// from is the address that the first batch came from, if the engine connects to a listener.
+	from netip.Addr
 	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
 	// unless the engine connects to a listener.
 	replayOf func(*peer) string
@@ -193,6 +196,9 @@ func (p *publisher) release() {
 	p.worker.shared.metrics.changeState(p.state, 0)
 	p.worker.shared.sources.remove(p.status)
 	p.worker.shared.budgets.sources.Release(1)
+	if p.replayOf != nil {
+		p.worker.shared.addresses.release(p.from)
+	}
 }
 
 func (p *publisher) endReplay() {

@@ -22,6 +22,7 @@ type shared struct {
 	replays    *transport.Requests
 	names      *nameSet
 	sources    sourceList
+	addresses  addressCounts
 	budgets    budgets
 	metrics    *metrics
 	intakes    sync.Pool
@@ -72,6 +73,40 @@ func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
 	defer s.rejections.Unlock()
 	if n, ok := s.rejections.limiter.allow(logPeer, time.Now()); ok {
 		s.config.Logger.Warn("peer disconnected", "peer", peer, "reason", string(err.Reason), "error", err, "suppressed", n)
+	}
+}
+
+// addressCounts counts the sources that engines have made known to listeners, by the address of the
+// engine, so that no address can use up MaxSources.
+type addressCounts struct {
+	max int
+
+	mu      sync.Mutex // guards sources
+	sources map[netip.Addr]int
+}
+
+func (c *addressCounts) full(from netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sources[from] >= c.max
+}
+
+// reserve adds a source from an address. It returns false if there may be no more.
+func (c *addressCounts) reserve(from netip.Addr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sources[from] >= c.max {
+		return false
+	}
+	c.sources[from]++
+	return true
+}
+
+func (c *addressCounts) release(from netip.Addr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sources[from]--; c.sources[from] == 0 {
+		delete(c.sources, from)
 	}
 }
 

@@ -15,10 +15,12 @@ import (
 
 // Defaults of a Config.
 const (
-	DefaultMaxWorkers     = 4096
-	DefaultMaxSources     = 4096
-	DefaultMaxRanks       = 8192
-	DefaultMaxConnections = 4096
+	DefaultMaxWorkers = 4096
+	DefaultMaxSources = 4096
+	// DefaultMaxSourcesPerAddress has room for the dp ranks of a host's engines.
+	DefaultMaxSourcesPerAddress = 1024
+	DefaultMaxRanks             = 8192
+	DefaultMaxConnections       = 4096
 	// DefaultMaxConnectionsPerAddress has room for the dp ranks of a host's engines.
 	DefaultMaxConnectionsPerAddress = 1024
 	DefaultWorkerBytes              = 64 << 20
@@ -62,6 +64,9 @@ type Config struct {
 	// AddWorker counts once for each of its dp ranks, and uses about six file descriptors and three
 	// libzmq sockets. An engine that connects to a listener counts once for each topic and rank.
 	MaxSources int
+	// MaxSourcesPerAddress is the maximum number of sources that engines at one IP address make known
+	// to Listeners: the dp ranks of all topics together. All peers over ipc have the same address.
+	MaxSourcesPerAddress int
 	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays; the
 	// default is DefaultConnectZMQ. ListenZMQ is the one for Listeners; the default is ZMQNative.
 	ConnectZMQ, ListenZMQ ZMQ
@@ -190,6 +195,7 @@ func ParseEngine(name string) (e feed.Engine, ok bool) {
 func (c Config) WithDefaults() Config {
 	c.MaxWorkers = cmp.Or(c.MaxWorkers, DefaultMaxWorkers)
 	c.MaxSources = cmp.Or(c.MaxSources, DefaultMaxSources)
+	c.MaxSourcesPerAddress = cmp.Or(c.MaxSourcesPerAddress, DefaultMaxSourcesPerAddress)
 	c.MaxRanks = cmp.Or(c.MaxRanks, DefaultMaxRanks)
 	c.ConnectZMQ = cmp.Or(c.ConnectZMQ, DefaultConnectZMQ)
 	c.ListenZMQ = cmp.Or(c.ListenZMQ, ZMQNative)

@@ -78,6 +78,7 @@ func (c Config) Validate() error {
 	c = c.WithDefaults()
 	v.Check(c.MaxWorkers > 0, "MaxWorkers", c.MaxWorkers, "above 0")
 	v.Check(c.MaxSources > 0, "MaxSources", c.MaxSources, "above 0")
+	v.Check(c.MaxSourcesPerAddress > 0, "MaxSourcesPerAddress", c.MaxSourcesPerAddress, "above 0")
 	v.Check(c.MaxRanks > 0, "MaxRanks", c.MaxRanks, "above 0")
 	v.Check(c.MaxConnections > 0, "MaxConnections", c.MaxConnections, "above 0")
 	v.Check(c.MaxConnectionsPerAddress > 0, "MaxConnectionsPerAddress", c.MaxConnectionsPerAddress, "above 0")

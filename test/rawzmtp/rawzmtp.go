@@ -26,7 +26,12 @@ type Conn struct {
 
 // Dial connects a socket. Connecting and the handshake may each take timeout.
 func Dial(ctx context.Context, socket zmtp.SocketType, address string, timeout time.Duration) (*Conn, error) {
-	dialer := net.Dialer{Timeout: timeout}
+	return DialFrom(ctx, nil, socket, address, timeout)
+}
+
+// DialFrom connects as Dial does, from a local IP address; nil for any.
+func DialFrom(ctx context.Context, local net.IP, socket zmtp.SocketType, address string, timeout time.Duration) (*Conn, error) {
+	dialer := net.Dialer{Timeout: timeout, LocalAddr: &net.TCPAddr{IP: local}}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

@@ -95,6 +95,8 @@ func (c *Config) ingestFields() mapping {
 			"Maximum number of workers."},
 		{"max_sources", number(&in.MaxSources, ingestconfig.DefaultMaxSources, maxCount),
 			"Maximum number of sources of all workers. A source counts once per dp rank, and uses some 6 file descriptors if kvcast connects to it."},
+		{"max_sources_per_address", number(&in.MaxSourcesPerAddress, ingestconfig.DefaultMaxSourcesPerAddress, maxCount),
+			"Maximum number of sources that engines at one IP address make known to listeners. A source counts once per dp rank."},
 		{"connect_transport", zmq(&in.ConnectZMQ, ingestconfig.DefaultConnectZMQ),
 			"ZeroMQ implementation for connecting to engines and their replay sockets: native or libzmq. A build without cgo has native only."},
 		{"listen_transport", zmq(&in.ListenZMQ, ingestconfig.ZMQNative),
