@@ -1,9 +1,6 @@
 package journal
 
-import (
-	"context"
-	"sync"
-)
+import "context"
 
 // Pending is the result of an append, which may be in flight. The zero Pending is acknowledged with seq 0.
 type Pending struct {
@@ -21,7 +18,7 @@ func (p Pending) Wait(ctx context.Context) (seq uint64, err error) {
 		return p.seq, nil
 	}
 	select {
-	case <-p.ack.done:
+	case <-p.ack.resolved.Done():
 		return p.ack.seq, p.ack.err
 	case <-ctx.Done():
 		return 0, ctx.Err()
@@ -30,32 +27,29 @@ func (p Pending) Wait(ctx context.Context) (seq uint64, err error) {
 
 // OnFailure calls f in another goroutine if the append fails or has failed.
 func (p Pending) OnFailure(f func(error)) {
-	a := p.ack
-	if a == nil {
-		return
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.resolved {
-		a.onFailure = append(a.onFailure, f)
-	} else if a.err != nil {
-		go f(a.err)
+	if a := p.ack; a != nil {
+		context.AfterFunc(a.resolved, func() {
+			if a.err != nil {
+				f(a.err)
+			}
+		})
 	}
 }
 
 // Ack resolves a Pending. A journal creates one for each append in flight.
 type Ack struct {
-	done chan struct{} // closed when seq and err are final
-	seq  uint64
-	err  error
-
-	mu        sync.Mutex // guards all below
-	resolved  bool
-	onFailure []func(error)
+	resolved context.Context // done when seq and err are final
+	resolve  context.CancelFunc
+	seq      uint64
+	err      error
 }
 
 // NewAck returns the Ack of an append in flight.
-func NewAck() *Ack { return &Ack{done: make(chan struct{})} }
+func NewAck() *Ack {
+	a := new(Ack)
+	a.resolved, a.resolve = context.WithCancel(context.Background())
+	return a
+}
 
 // Pending returns the Pending that the Ack resolves.
 func (a *Ack) Pending() Pending { return Pending{ack: a} }
@@ -63,14 +57,6 @@ func (a *Ack) Pending() Pending { return Pending{ack: a} }
 // Resolve acknowledges the append with the seq of its entry, or fails it with err. It must be called once, after
 // the entry is visible to readers.
 func (a *Ack) Resolve(seq uint64, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.seq, a.err, a.resolved = seq, err, true
-	close(a.done)
-	if err != nil {
-		for _, f := range a.onFailure {
-			go f(err)
-		}
-	}
-	a.onFailure = nil
+	a.seq, a.err = seq, err
+	a.resolve()
 }
