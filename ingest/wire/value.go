@@ -170,7 +170,8 @@ func isArray(p []byte, i int) bool {
 }
 
 func isMap(p []byte, i int) bool {
-	return i < len(p) && (p[i]>>4 == 0x80>>4 || p[i] == 0xde || p[i] == 0xdf)
+	v, _ := readValue(p, i)
+	return v.class == classMap
 }
 
 func (v value) float() (float64, bool) {
