@@ -58,3 +58,22 @@ func TestConflictEndsWhenOneConnectionCloses(t *testing.T) {
 		})
 	}
 }
+
+// When both publishers are silent, the conflict ends, and the blocks of the last to be active are
+// replayed.
+func TestConflictEndsWhenBothPublishersAreSilent(t *testing.T) {
+	s := newScript(t)
+	s.m.cfg.Silence = conflictTimeout / 2
+	s.begin("", 2)
+	s.do(s.m.Connect(s.now, Connection{ID: 2, Replay: replayEndpoint}))
+	s.finish(0, 2)
+	s.do(s.m.Arrival(s.now, 1, batchOf(0, 3))) // on the earlier connection
+	s.want("conflict", "gap ambiguous_publisher 0-0", "batch 3 of 0")
+	s.now = s.m.Deadline()
+	s.do(s.m.Tick(s.now, true))
+	s.finish(0, 3)
+	s.want("restarted", "batch 0 of 0", "batch 1 of 0", "batch 2 of 0", "batch 3 of 0")
+	if s.m.State() != Live {
+		t.Errorf("state %v, want live", s.m.State())
+	}
+}

@@ -298,9 +298,12 @@ func (m *Machine) Tick(now time.Time, workerConnected bool) []Action {
 	}
 	if due(m.silentAt()) {
 		m.heardAt = now
-		if m.replayEndpoint != "" {
+		switch {
+		case m.state == Conflicted:
+			m.endConflict(now, m.conflict.lastBy(m.current.ID)) // neither publisher is active
+		case m.replayEndpoint != "":
 			m.startRepair(now, CauseSilence)
-		} else {
+		default:
 			m.emit(Action{Kind: OpenReplacement})
 		}
 	}
