@@ -3,7 +3,6 @@ package sequence
 import (
 	"encoding/binary"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"testing"
 
@@ -71,8 +70,7 @@ func (e *explorer) explain(start *world) (trace []string) {
 	w.trace = &trace
 	for _, name := range e.path {
 		trace = append(trace, name)
-		i := slices.IndexFunc(steps, func(s step) bool { return s.name == name })
-		steps[i].do(w)
+		stepNamed(name).do(w)
 	}
 	trace = append(trace, "settle")
 	w.settle()
@@ -124,7 +122,8 @@ func (w *world) appendKey(b []byte) []byte {
 		}
 	}
 	m, l := w.m, w.left
-	b = append(b, l.batches, l.losses, l.restarts, l.cuts, l.holes, l.failures, l.forgets, l.silences)
+	b = append(b, l.batches, l.losses, l.restarts, l.cuts, l.holes, l.failures, l.forgets, l.silences,
+		l.duplicates, l.malformed, l.overruns, l.unstored)
 	v := &w.view
 	for _, blocks := range v.blocks {
 		num(uint64(blocks))
@@ -154,7 +153,7 @@ func (w *world) appendKey(b []byte) []byte {
 	b = append(b, '/')
 	b = append(b, m.former.incarnation.epoch...)
 	flag(m.incarnation.epochKnown, m.former.incarnation.epochKnown, m.former.known, m.hasUnbuffered, m.possibleRestartReported,
-		m.repair != nil, m.restUntil.IsZero())
+		m.repair != nil, m.restUntil.IsZero(), m.overrunPending, m.overrunUntil.IsZero())
 	num(uint64(len(m.buffer.batches)))
 	for i := range m.buffer.batches {
 		buffered := &m.buffer.batches[i]
@@ -194,6 +193,9 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"forgotten replays", true, false, false, limits{batches: 4, losses: 1, forgets: 2, cuts: 1}},
 		{"restart and forgotten replays", true, false, false, limits{batches: 3, losses: 1, forgets: 2, restarts: 1}},
 		{"silence", true, false, false, limits{batches: 3, losses: 2, silences: 2, restarts: 1}},
+		{"faults of messages", true, false, false, limits{batches: 3, losses: 1, duplicates: 1, malformed: 1, overruns: 1, failures: 1}},
+		{"faults of messages and a restart", true, false, false, limits{batches: 3, malformed: 1, overruns: 1, restarts: 1}},
+		{"listener, cut and silence", true, false, true, limits{batches: 4, cuts: 1, silences: 1}},
 		{"listener, cuts", true, false, true, limits{batches: 4, cuts: 2}},
 		{"listener, restart", true, false, true, limits{batches: 4, losses: 1, restarts: 1}},
 		{"listener, restart and cut", true, false, true, limits{batches: 3, cuts: 1, restarts: 1}},
@@ -201,6 +203,7 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"listener, restart with epochs", true, true, true, limits{batches: 4, losses: 1, restarts: 1}},
 		{"listener, two restarts", true, false, true, limits{batches: 3, restarts: 2}},
 		{"without replay", false, false, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
+		{"without replay, faults of messages", false, false, false, limits{batches: 5, losses: 1, duplicates: 1, malformed: 1, overruns: 1, restarts: 1}},
 		{"without replay, with epochs", false, true, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
 		{"listener without replay", false, false, true, limits{batches: 6, losses: 1, restarts: 2}},
 		{"listener without replay, cuts", false, false, true, limits{batches: 5, losses: 1, cuts: 1, restarts: 1}},

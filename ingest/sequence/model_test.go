@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -144,224 +143,54 @@ func TestSeqsThatJumpToTheEnd(t *testing.T) {
 	}
 }
 
-// view is a router's state for one publisher: its blocks, and whether they may differ from the
-// engine's cache. It checks that no batch is missing without a report.
-type view struct {
-	t interface {
-		Fatalf(string, ...any)
-	}
-	blocks     map[uint64]bool
-	incomplete bool
-	last       uint64
-	begun      bool
-}
-
-func newView(t interface{ Fatalf(string, ...any) }) *view {
-	return &view{t: t, blocks: make(map[uint64]bool)}
-}
-
-func (v *view) do(actions []Action) {
-	for _, a := range actions {
-		switch a.Kind {
-		case Deliver:
-			v.deliver(a.Batch)
-		case ReportBegin:
-			v.incomplete = v.incomplete || a.Missed > 0
-		case ReportGap:
-			v.incomplete = true
-			if a.Missed > 0 {
-				v.begun, v.last = true, a.Last
-			}
-		case ReportRestart:
-			clear(v.blocks)
-			v.begun, v.incomplete = false, false
-		default:
+// below draws a number below n, at most 128, each with about the same probability. Rapid's own numbers
+// are mostly small, which makes long paths of the same few steps.
+func below(t *rapid.T, n int, label string) (drawn int) {
+	for _, bit := range rapid.SliceOfN(rapid.Bool(), 8, 8).Draw(t, label) {
+		drawn *= 2
+		if bit {
+			drawn++
 		}
 	}
+	return drawn % n
 }
 
-func (v *view) deliver(b *Batch) {
-	if b.Malformed {
-		return
-	}
-	switch {
-	case v.begun && b.Seq <= v.last:
-		v.t.Fatalf("batch %d after %d", b.Seq, v.last)
-	case v.begun && b.Seq != v.last+1 && !v.incomplete:
-		v.t.Fatalf("batch %d after %d, and nothing reported", b.Seq, v.last)
-	case !v.begun && b.Seq != 0 && !v.incomplete:
-		v.t.Fatalf("batch %d first, and nothing reported", b.Seq)
-	}
-	v.begun, v.last = true, b.Seq
-	v.blocks[b.Fingerprint.Hash] = true
-}
-
-// modelEngine is an engine with a replay socket.
-type modelEngine struct {
-	incarnation, next uint64
-	stored            []uint64 // seqs in the replay buffer
-	limit             int
-	forgotten         map[uint64]bool // seqs missing in every replay
-}
-
-func (e *modelEngine) publish() (seq uint64) {
-	seq = e.next
-	e.next++
-	e.stored = append(e.stored, seq)
-	e.stored = e.stored[max(0, len(e.stored)-e.limit):]
-	return seq
-}
-
-func (e *modelEngine) restart(first uint64) {
-	*e = modelEngine{incarnation: e.incarnation + 1, next: first, limit: e.limit, forgotten: map[uint64]bool{}}
-}
-
-// TestViewEqualsTheEngineOrTheLossIsReported combines lost batches, forgotten batches, restarts,
-// and replays that are interrupted, have holes or fail, at random. After the last fault the view
-// has all batches that the engine published in this incarnation, or a loss was reported.
+// TestViewEqualsTheEngineOrTheLossIsReported takes random paths through worlds that are too large to be
+// explored.
 func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		v := newView(t)
-		m := New(Config{CanReconnect: true})
-		var request *Request
-		do := func(actions []Action) {
-			v.do(actions)
-			for _, a := range actions {
-				switch a.Kind {
-				case RequestReplay:
-					request = a.Request
-				case CancelReplay:
-					request = nil
-				default:
+		upTo := func(most int, label string) uint8 {
+			// Few kinds of faults at a time, because most permit the report of a loss.
+			return uint8(max(0, below(t, 4*most+1, label)-3*most))
+		}
+		w := newWorld(limits{
+			batches: uint8(2 + below(t, 40, "batches")), losses: upTo(6, "losses"), restarts: upTo(3, "restarts"),
+			cuts: upTo(3, "cuts"), holes: upTo(3, "holes"), failures: upTo(3, "failures"), forgets: upTo(20, "forgets"),
+			silences: upTo(3, "silences"), duplicates: upTo(5, "duplicates"), malformed: upTo(5, "malformed"),
+			overruns: upTo(2, "overruns"), unstored: upTo(2, "unstored"), waits: upTo(2, "waits"),
+		}, below(t, 4, "replay") > 0, below(t, 4, "epochs") == 0, rapid.Bool().Draw(t, "listens"))
+		for range 10 + below(t, 128, "steps") {
+			var next []string
+			for i := range steps {
+				if steps[i].can(w) {
+					next = append(next, steps[i].name)
 				}
 			}
-		}
-		e := &modelEngine{limit: rapid.IntRange(1, 12).Draw(t, "stored"), forgotten: map[uint64]bool{}}
-		now, connection := testTime, ConnectionID(0)
-		reconnect := func() {
-			do(m.Disconnect(now, connection))
-			connection++
-			do(m.Connect(now, Connection{ID: connection, Replay: replayEndpoint}))
-		}
-		reconnect()
-		arrive := func(seq uint64, malformed bool) {
-			b := batchOf(e.incarnation, seq)
-			if b.Malformed = malformed; malformed {
-				b.Fingerprint.Hash = ^b.Fingerprint.Hash
+			if len(next) == 0 {
+				break
 			}
-			do(m.Arrival(now, connection, b))
-		}
-		live := func() {
-			seq := e.publish()
-			switch rapid.IntRange(0, 7).Draw(t, "live") {
-			case 0: // lost
-				return
-			case 1: // the replay has it intact
-				arrive(seq, true)
-				return
-			case 2: // a duplicate
-				arrive(seq, false)
-			case 3: // lost, and missing in every replay
-				e.forgotten[seq] = true
-				return
-			}
-			arrive(seq, false)
-		}
-		restart := func() {
-			e.restart(0)
-			reconnect()
-			live()
-		}
-		// answer answers one request. Unless sound is true, live batches arrive and the engine
-		// restarts between the replies.
-		answer := func(sound bool) {
-			q := *request
-			request = nil
-			m.Sent(q.ID)
-			outcome, fault := OutcomeComplete, 0
-			if !sound {
-				fault = rapid.IntRange(0, 6).Draw(t, "replay")
-			}
-			incarnation := e.incarnation
-			for i, seq := range append([]uint64(nil), e.stored...) {
-				if seq < q.From || e.forgotten[seq] || fault == 1 && rapid.Bool().Draw(t, "hole") {
-					continue
-				}
-				if fault == 2 && rapid.Bool().Draw(t, "interrupted") || fault == 3 {
-					outcome = OutcomeSilent
-					break
-				}
-				if fault == 4 && i > 0 && e.incarnation == incarnation && rapid.IntRange(0, 3).Draw(t, "live between") == 0 {
-					live()
-				}
-				if fault == 6 && e.incarnation == incarnation && rapid.IntRange(0, 3).Draw(t, "restart between") == 0 {
-					restart()
-				}
-				actions, more := m.Reply(now, q.ID, batchOf(incarnation, seq))
-				if do(actions); !more {
-					break
-				}
-			}
-			if fault == 6 && rapid.Bool().Draw(t, "restart at the end") {
-				restart()
-			}
-			if fault == 5 {
-				outcome = OutcomeFailed // no end marker
-			}
-			now = now.Add(time.Second)
-			do(m.ReplayEnded(now, q.ID, outcome))
-			if at := m.retryAt(); !at.IsZero() {
-				now = at
-				do(m.Tick(now, true))
+			name := next[below(t, len(next), "step")]
+			t.Log(name)
+			stepNamed(name).do(w)
+			if w.view.wrong != "" {
+				t.Fatal(w.view.wrong)
 			}
 		}
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			switch rapid.IntRange(0, 9).Draw(t, "step") {
-			case 0, 1, 2, 3:
-				live()
-			case 4, 5, 6:
-				if request != nil {
-					answer(false)
-				}
-			case 7: // the connection breaks
-				for range rapid.IntRange(0, 5).Draw(t, "missed") {
-					e.publish()
-				}
-				reconnect()
-			case 8:
-				e.restart(rapid.Uint64Range(0, 2).Draw(t, "first"))
-				for range rapid.IntRange(0, 20).Draw(t, "missed") {
-					e.publish()
-				}
-				reconnect()
-			case 9:
-				m.begin()
-				m.startRepair(now, CauseSilence)
-				do(m.actions)
-			}
+		if wrong := w.settle(); wrong != "" {
+			t.Fatal(wrong)
 		}
-		// No more faults, and one more batch.
-		reconnect()
-		arrive(e.publish(), false)
-		for n := 0; request != nil; n++ {
-			if n > 100 {
-				t.Fatalf("still requests: %+v", m.repair)
-			}
-			answer(true)
-		}
-		if m.Replaying() || m.buffer.head() != nil || m.State() != Live {
-			t.Fatalf("state %v, repair %+v, %d buffered", m.State(), m.repair, len(m.buffer.batches))
-		}
-		for hash := range v.blocks {
-			if hash>>32 != e.incarnation && !v.incomplete {
-				t.Fatalf("block of incarnation %d in incarnation %d", hash>>32, e.incarnation)
-			}
-		}
-		if !v.incomplete && len(v.blocks) != int(e.next) {
-			t.Fatalf("%d of %d blocks, and nothing reported", len(v.blocks), e.next)
-		}
-		if m.buffer.bytes != 0 {
-			t.Fatalf("%d bytes buffered", m.buffer.bytes)
+		if w.m.buffer.bytes != 0 {
+			t.Fatalf("%d bytes buffered", w.m.buffer.bytes)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package sequence
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -10,6 +11,9 @@ import (
 // limits are how often each kind of event may occur in a world.
 type limits struct {
 	batches, losses, restarts, cuts, holes, failures, forgets, silences uint8
+	duplicates, malformed, overruns, unstored                           uint8
+	// waits are minutes that pass. Exhaustive tests have none, because keys do not contain the time.
+	waits uint8
 }
 
 // world is an engine, its connections and its replay socket, and a Machine that reads it.
@@ -18,7 +22,7 @@ type limits struct {
 // connection, replies and the end of their request. The inputs of both, and those of the next
 // incarnation, arrive in every order that the sockets permit.
 //
-// Time stands still: retries are due at once. Seqs are below 64.
+// Time stands still except for waits: retries are due at once. Seqs are below 64.
 type world struct {
 	m      *Machine
 	view   worldView
@@ -59,9 +63,11 @@ func (p *pipe) exists() bool { return *p != pipe{} }
 // seqSet is a set of seqs below 64.
 type seqSet uint64
 
+func (s seqSet) lowest() (seq uint64) { return uint64(bits.TrailingZeros64(uint64(s))) }
+
 // pop removes the lowest seq and returns it.
 func (s *seqSet) pop() (seq uint64) {
-	seq = uint64(bits.TrailingZeros64(uint64(*s)))
+	seq = s.lowest()
 	*s &= *s - 1
 	return seq
 }
@@ -83,6 +89,9 @@ func (v *worldView) do(a *Action) {
 	switch a.Kind {
 	case Deliver:
 		b := a.Batch
+		if b.Malformed { // reported as lost before
+			break
+		}
 		due := uint64(0)
 		if v.begun {
 			due = v.last + 1
@@ -121,6 +130,8 @@ func (w *world) do(actions []Action) {
 			w.request, w.sent, w.replies = nil, false, 0
 		case RepairFailed:
 			w.lossless = false
+		case Reconnect:
+			w.close()
 		default:
 		}
 	}
@@ -191,11 +202,17 @@ func (w *world) learn(p *pipe) {
 	w.do(w.m.Connect(w.now, c))
 }
 
-func (w *world) arrive(p *pipe) {
+// arrive passes the next batch in flight to the machine.
+func (w *world) arrive(p *pipe) { w.arriveAs(p, p.inFlight.pop(), false) }
+
+func (w *world) arriveAs(p *pipe, seq uint64, malformed bool) {
 	if !p.known {
 		w.learn(p)
 	}
-	b := batchOf(p.incarnation, p.inFlight.pop())
+	b := batchOf(p.incarnation, seq)
+	if b.Malformed = malformed; malformed {
+		b.Fingerprint.Hash = ^b.Fingerprint.Hash
+	}
 	if w.epochs {
 		b.Epoch = []byte(strconv.FormatUint(p.incarnation, 10))
 	}
@@ -263,11 +280,42 @@ var steps = []step{
 		func(w *world) bool { return w.left.batches > 0 && w.left.losses > 0 && w.publishing() },
 		func(w *world) { w.left.batches--; w.left.losses--; w.publish(false) },
 	},
+	{
+		"publish, not stored",
+		func(w *world) bool { return w.left.batches > 0 && w.left.unstored > 0 },
+		func(w *world) {
+			w.left.batches--
+			w.left.unstored--
+			w.publish(true)
+			w.stored &^= 1 << (w.next - 1)
+			w.lossless = false
+		},
+	},
 	{"arrive", func(w *world) bool { return w.current.inFlight != 0 }, func(w *world) { w.arrive(&w.current) }},
 	{
 		"arrive on the former connection",
 		func(w *world) bool { return w.former.inFlight != 0 },
 		func(w *world) { w.arrive(&w.former) },
+	},
+	{
+		"arrive twice",
+		func(w *world) bool { return w.current.inFlight != 0 && w.left.duplicates > 0 },
+		func(w *world) {
+			w.left.duplicates--
+			seq := w.current.inFlight.lowest()
+			w.arriveAs(&w.current, seq, false)
+			w.arrive(&w.current)
+		},
+	},
+	{
+		"arrive, malformed",
+		func(w *world) bool { return w.current.inFlight != 0 && w.left.malformed > 0 },
+		func(w *world) { w.left.malformed--; w.arriveAs(&w.current, w.current.inFlight.pop(), true) },
+	},
+	{
+		"overrun",
+		func(w *world) bool { return w.current.inFlight != 0 && w.current.known && w.left.overruns > 0 },
+		func(w *world) { w.left.overruns--; w.current.inFlight = 0; w.do(w.m.Overrun(w.now)) },
 	},
 	{"connect", (*world).canConnect, (*world).connect},
 	{
@@ -329,21 +377,35 @@ var steps = []step{
 	},
 	{
 		"silence",
-		func(w *world) bool { return w.left.silences > 0 && w.replay && w.m.Connected() && w.m.repair == nil },
+		func(w *world) bool {
+			return w.left.silences > 0 && w.m.cfg.Silence > 0 && w.m.Connected() && w.m.repair == nil
+		},
 		func(w *world) {
 			w.left.silences--
-			w.m.begin()
-			w.m.startRepair(w.now, CauseSilence)
-			w.do(w.m.actions)
+			w.m.heardAt = w.now.Add(-w.m.cfg.Silence)
+			w.do(w.m.Tick(w.now, true))
 		},
 	},
+	{
+		"wait",
+		func(w *world) bool { return w.left.waits > 0 },
+		func(w *world) {
+			w.left.waits--
+			w.now = w.now.Add(time.Minute)
+			w.do(w.m.Tick(w.now, true))
+		},
+	},
+}
+
+func stepNamed(name string) step {
+	return steps[slices.IndexFunc(steps, func(s step) bool { return s.name == name })]
 }
 
 // settle lets everything arrive that was sent, publishes one more batch, and lets all pending events
 // occur without further faults. It returns a description of the error; empty if there is none.
 func (w *world) settle() string {
 	published, waited := false, false
-	for range 200 {
+	for range 2000 {
 		switch {
 		case w.request != nil && !w.sent:
 			w.send()
@@ -391,8 +453,11 @@ func (w *world) check() string {
 }
 
 func newWorld(l limits, replay, epochs, listens bool) *world {
+	c := Config{Grace: time.Hour, CanReconnect: !listens}
+	if replay {
+		c.Silence = time.Minute
+	}
 	return &world{
-		m:      New(Config{Grace: time.Hour, CanReconnect: !listens}),
-		epochs: epochs, replay: replay, listens: listens, left: l, now: testTime, lossless: true,
+		m: New(c), epochs: epochs, replay: replay, listens: listens, left: l, now: testTime, lossless: true,
 	}
 }
