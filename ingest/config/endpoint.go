@@ -1,8 +1,10 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 )
@@ -83,6 +85,20 @@ func (e Endpoint) Net() (network, address string) {
 		host = ""
 	}
 	return "tcp", net.JoinHostPort(host, strconv.Itoa(e.Port))
+}
+
+// RemoveSocket removes the Unix socket that a process leaves behind if it is killed. It returns nil if
+// there is no file, and an error if the path is another kind of file.
+func RemoveSocket(path string) error {
+	switch file, err := os.Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case file.Mode().Type() != os.ModeSocket:
+		return fmt.Errorf("%s exists, and is not a socket", path)
+	}
+	return os.Remove(path)
 }
 
 // OfRank returns the endpoint of a dp rank; e is the endpoint of rank 0. Over tcp rank r has that port

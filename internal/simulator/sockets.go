@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"syscall"
 	"time"
 
@@ -128,9 +127,8 @@ func bind(endpoint string, c outbound.Config) (*outbound.Socket, string, error) 
 		return nil, endpoint, err
 	}
 	if network == "unix" {
-		// A process that was killed leaves its socket behind.
-		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, endpoint, fmt.Errorf("remove former socket: %w", err)
+		if err := config.RemoveSocket(address); err != nil {
+			return nil, endpoint, err
 		}
 	}
 	for until := time.Now().Add(bindTimeout); ; time.Sleep(10 * time.Millisecond) {

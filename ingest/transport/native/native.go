@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"syscall"
 	"time"
 
@@ -146,9 +145,8 @@ func (t *Transport) Bind(endpoint string, _ func(int)) (r transport.Receiver, bo
 		return nil, "", fmt.Errorf("bind %s: want * or an IP address of this machine", endpoint)
 	}
 	if network == "unix" {
-		// A process that was killed leaves its socket behind.
-		if err := os.Remove(address); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, "", fmt.Errorf("remove former socket: %w", err)
+		if err := config.RemoveSocket(address); err != nil {
+			return nil, "", fmt.Errorf("bind %s: %w", endpoint, err)
 		}
 	}
 	listen := net.ListenConfig{KeepAliveConfig: keepAlive}
