@@ -258,13 +258,13 @@ type connections struct {
 	receivers []transport.Receiver
 	readers   sync.WaitGroup
 
+	arrived chan struct{} // has an element if got has reached want, or err is set
+
 	mu    sync.Mutex // guards all below
 	got   int
+	want  int // messages of all calls of do
 	bytes uint64
 	err   error
-
-	moved chan struct{} // has an element after a change
-	want  int           // messages of all calls of do
 }
 
 func newConnections(s childSetup, open func() (transport.Transport, error), c connectionCase) (work, error) {
@@ -272,7 +272,7 @@ func newConnections(s childSetup, open func() (transport.Transport, error), c co
 	if err != nil {
 		return nil, err
 	}
-	k := &connections{moved: make(chan struct{}, 1)}
+	k := &connections{arrived: make(chan struct{}, 1)}
 	if k.transport, err = open(); err != nil {
 		return nil, err
 	}
@@ -303,11 +303,8 @@ func (k *connections) read(r transport.Receiver) {
 			k.bytes += sum
 		}
 		k.err = errors.Join(k.err, err)
+		k.signal()
 		k.mu.Unlock()
-		select {
-		case k.moved <- struct{}{}:
-		default:
-		}
 		if err != nil {
 			return
 		}
@@ -332,26 +329,35 @@ func check(c *transport.Chunk, next map[string]uint64) (sum uint64, err error) {
 	return sum, err
 }
 
+// signal wakes do if it need not wait any more. The caller locks mu.
+func (k *connections) signal() {
+	if k.got < k.want && k.err == nil {
+		return
+	}
+	select {
+	case k.arrived <- struct{}{}:
+	default:
+	}
+}
+
 // do waits until n more messages have arrived.
 func (k *connections) do(n int) (bytes uint64, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.want += n
-	for {
-		k.mu.Lock()
-		got, bytes, err := k.got, k.bytes, k.err
-		k.bytes = 0
+	limit := time.Duration(n)*time.Second/manyConnections + bench.IdleLimit
+	for timeout := time.After(limit); k.got < k.want && k.err == nil; {
 		k.mu.Unlock()
-		switch {
-		case err != nil:
-			return 0, err
-		case got >= k.want:
-			return bytes, nil
-		}
 		select {
-		case <-k.moved:
-		case <-time.After(bench.IdleLimit):
-			return 0, fmt.Errorf("%d messages have arrived, want %d", got, k.want)
+		case <-k.arrived:
+		case <-timeout:
+			err = fmt.Errorf("not all of %d messages have arrived within %v", n, limit)
 		}
+		k.mu.Lock()
+		k.err = errors.Join(k.err, err)
 	}
+	bytes, k.bytes = k.bytes, 0
+	return bytes, k.err
 }
 
 // Close closes the receivers and the transport.
