@@ -12,10 +12,10 @@ jeromq=0.6.0
 jeromq_sum=4784ff6d6e91b8eecd917b73d07b161c19a808ef870a5bdb760515bb67e208d3
 mkdir -p "$into"
 
-# limited COMMAND... runs a command for at most two minutes.
+# limited COMMAND... runs a command for at most five minutes.
 limited() {
 	if command -v timeout >/dev/null 2>&1; then
-		timeout 120 "$@"
+		timeout 300 "$@"
 	else
 		"$@"
 	fi
