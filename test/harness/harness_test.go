@@ -200,6 +200,10 @@ func TestCPUTimeOfProcess(t *testing.T) {
 	if err != nil || rss < 1<<20 || rss > 8<<30 {
 		t.Errorf("got %d bytes of memory, error %v", rss, err)
 	}
+	threads, err := harness.Threads(os.Getpid())
+	if err != nil || threads < 2 {
+		t.Errorf("got %d threads, error %v", threads, err)
+	}
 	all, sockets, err := harness.Descriptors(os.Getpid())
 	if err != nil || all < 3 || sockets > all {
 		t.Errorf("got %d descriptors, %d sockets, error %v", all, sockets, err)
