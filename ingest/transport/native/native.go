@@ -160,7 +160,12 @@ func (t *Transport) Bind(endpoint string, _ func(int)) (r transport.Receiver, bo
 	if err != nil {
 		return nil, "", fmt.Errorf("bind %s: %w", endpoint, err)
 	}
+	p, err := newPipe()
+	if err != nil {
+		return nil, "", errors.Join(fmt.Errorf("bind %s: %w", endpoint, err), l.Close())
+	}
 	b := t.newReceiver(zmtp.Config{Socket: zmtp.SUB}, newReads(t.config))
+	b.pipe = p
 	b.done.Go(func() { b.accept(l) })
 	if network == "unix" {
 		return b, endpoint, nil

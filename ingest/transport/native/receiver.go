@@ -2,6 +2,9 @@ package native
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -67,6 +70,7 @@ type Receiver struct {
 	err   error // why nothing follows the queue; nil before
 
 	wake chan struct{}
+	pipe *pipe // instead of wake if the receiver binds: two descriptors for all its connections
 }
 
 func (t *Transport) newReceiver(c zmtp.Config, reads *semaphore.Weighted) *Receiver {
@@ -96,6 +100,10 @@ func (r *Receiver) end(err error) {
 
 // Wake implements transport.Receiver.
 func (r *Receiver) Wake() {
+	if r.pipe != nil {
+		r.pipe.wake()
+		return
+	}
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -104,7 +112,21 @@ func (r *Receiver) Wake() {
 
 // Next implements transport.Receiver.
 func (r *Receiver) Next(deadline func() time.Time) (*transport.Chunk, error) {
-	return transport.Await(r.wake, deadline, r.pop)
+	if r.pipe == nil {
+		return transport.Await(r.wake, deadline, r.pop)
+	}
+	for {
+		if c, err := r.pop(); c != nil || err != nil {
+			return c, err
+		}
+		at := deadline()
+		if !at.IsZero() && !time.Now().Before(at) {
+			return nil, os.ErrDeadlineExceeded
+		}
+		if err := r.pipe.wait(at); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, fmt.Errorf("wait for messages: %w", err)
+		}
+	}
 }
 
 func (r *Receiver) pop() (*transport.Chunk, error) {
@@ -155,8 +177,12 @@ func (r *Receiver) Close() error {
 	for {
 		c, _ := r.pop()
 		if c == nil {
-			return nil
+			break
 		}
 		r.Recycle(c)
 	}
+	if r.pipe != nil {
+		r.pipe.close()
+	}
+	return nil
 }
