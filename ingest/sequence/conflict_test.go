@@ -77,3 +77,20 @@ func TestConflictEndsWhenBothPublishersAreSilent(t *testing.T) {
 		t.Errorf("state %v, want live", s.m.State())
 	}
 }
+
+// Two publishers in conflict are told apart by their connections: the one that closes does not decide
+// which seq is next.
+func TestConflictFollowsTheSeqsOfEachConnection(t *testing.T) {
+	s := newScript(t)
+	s.connectTo("")
+	s.live("", 0, 0)
+	s.do(s.m.Connect(s.now, Connection{ID: 2}))
+	s.do(s.m.Arrival(s.now, 1, batchOf(0, 1)))
+	for seq := range uint64(3) { // nearer to the seqs of the first connection
+		s.do(s.m.Arrival(s.now, 2, batchOf(1, 2+seq)))
+	}
+	s.lines = nil
+	s.do(s.m.Disconnect(s.now, 2))
+	s.live("", 0, 2)
+	s.want("batch 2 of 0")
+}

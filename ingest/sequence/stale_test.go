@@ -135,3 +135,19 @@ func TestBatchesOfALateConnectionAreVerified(t *testing.T) {
 		s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1")
 	})
 }
+
+// An engine with batches that are older than all that are remembered, and without the last batch, is of
+// another incarnation.
+func TestReplayOlderThanTheHistoryIsARestart(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 0)
+	for seq := range uint64(historySize + 1) {
+		s.live("", 0, seq+1)
+	}
+	s.lines = nil
+	s.connect()
+	s.end(OutcomeComplete) // targetRest
+	s.answer(1, 0, 0, OutcomeComplete)
+	s.finish(1, 0)
+	s.want("restarted", "batch 0 of 1")
+}
