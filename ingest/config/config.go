@@ -62,7 +62,8 @@ type Config struct {
 	MaxWorkers int
 	// MaxSources is the maximum number of sources of all workers together. A source in Workers or
 	// AddWorker counts once for each of its dp ranks, and uses about six file descriptors and three
-	// libzmq sockets. An engine that connects to a listener counts once for each topic and rank.
+	// sockets with libzmq, and one descriptor with the native transport. An engine that connects to a
+	// listener counts once for each topic and rank.
 	MaxSources int
 	// MaxSourcesPerAddress is the maximum number of sources that engines at one IP address make known
 	// to Listeners: the dp ranks of all topics together. All peers over ipc have the same address.

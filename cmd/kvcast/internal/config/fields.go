@@ -94,7 +94,7 @@ func (c *Config) ingestFields() mapping {
 		{"max_workers", number(&in.MaxWorkers, ingestconfig.DefaultMaxWorkers, maxCount),
 			"Maximum number of workers."},
 		{"max_sources", number(&in.MaxSources, ingestconfig.DefaultMaxSources, maxCount),
-			"Maximum number of sources of all workers. A source counts once per dp rank, and uses some 6 file descriptors if kvcast connects to it."},
+			"Maximum number of sources of all workers. A source counts once per dp rank. One that kvcast connects to uses some 6 file descriptors with libzmq, and 1 with the native transport."},
 		{"max_sources_per_address", number(&in.MaxSourcesPerAddress, ingestconfig.DefaultMaxSourcesPerAddress, maxCount),
 			"Maximum number of sources that engines at one IP address make known to listeners. A source counts once per dp rank."},
 		{"connect_transport", zmq(&in.ConnectZMQ, ingestconfig.DefaultConnectZMQ),
