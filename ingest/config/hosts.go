@@ -44,7 +44,8 @@ func (h *Hosts) add(s string) bool {
 	name := canonicalHost(s)
 	domain, wildcard := strings.CutPrefix(name, "*")
 	plain := strings.TrimPrefix(domain, ".")
-	if !ValidHost(plain) || wildcard != strings.HasPrefix(domain, ".") {
+	_, err := netip.ParseAddr(plain)
+	if isAddress := err == nil; isAddress || !ValidHost(plain) || wildcard != strings.HasPrefix(domain, ".") {
 		return false
 	}
 	if wildcard {

@@ -32,7 +32,7 @@ func TestHosts(t *testing.T) {
 }
 
 func TestParseHostsRefuses(t *testing.T) {
-	for _, s := range []string{"", "*", "*.", "*vllm", "a b", "a/b", "10.0.0.0/33", "host:80", "a*b", "*.a.*", "a\x00", strings.Repeat("a", 254)} {
+	for _, s := range []string{"", "*", "*.", "*vllm", "a b", "a/b", "10.0.0.0/33", "host:80", "a*b", "*.a.*", "*.::1", "*.1.2.3.4", "::1.", "a\x00", strings.Repeat("a", 254)} {
 		if _, err := ParseHosts([]string{"fine", s}); err == nil || !strings.Contains(err.Error(), allowedHosts) {
 			t.Errorf("ParseHosts(%q) = %v, want what is allowed", s, err)
 		}
