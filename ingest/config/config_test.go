@@ -109,18 +109,6 @@ func TestValidate(t *testing.T) {
 			[]string{"Workers"},
 		},
 		{
-			"too many sockets",
-			func() (c config.Config) {
-				c.MaxSources = 1_000_000
-				for i := range 22 {
-					c.Workers = append(c.Workers, named(fmt.Sprint(i)).Workers...)
-					c.Workers[i].Sources[0].DPSize = feed.MaxRanks
-				}
-				return c
-			}(),
-			[]string{"Workers"},
-		},
-		{
 			"too many ranks of several sources",
 			func() (c config.Config) {
 				c = named("a")
@@ -181,6 +169,34 @@ func TestValidate(t *testing.T) {
 				t.Errorf("fields (-want +got):\n%s", d)
 			}
 		})
+	}
+}
+
+// libzmq has a limit of sockets, and the native transport has none.
+func TestSocketsOfLibzmqAreLimited(t *testing.T) {
+	c := config.Config{MaxSources: 1_000_000}
+	for i := range 22 {
+		c.Workers = append(c.Workers, config.Worker{
+			Name: fmt.Sprint(i), Sources: []config.Source{{Connect: "tcp://h:1", DPSize: feed.MaxRanks}},
+		})
+	}
+	for _, tt := range []struct {
+		connect, listen config.ZMQ
+		limited         bool
+	}{
+		{config.ZMQNative, config.ZMQNative, false},
+		{config.ZMQNative, config.ZMQLib, false},
+		{config.ZMQLib, config.ZMQNative, true},
+		{config.ZMQLib, config.ZMQLib, true},
+	} {
+		if !tt.connect.Available() || !tt.listen.Available() {
+			continue
+		}
+		c.ConnectZMQ, c.ListenZMQ = tt.connect, tt.listen
+		all := config.FieldErrors(c.Validate())
+		if limited := len(all) == 1 && all[0].Field == "Workers"; limited != tt.limited || !limited && all != nil {
+			t.Errorf("%s to connect, %s to listen: got %v", tt.connect, tt.listen, all)
+		}
 	}
 }
 

@@ -100,9 +100,15 @@ func (c Config) Validate() error {
 	v.Check(c.MaxSources <= 0 || c.sources() <= c.MaxSources || v.errs != nil, "Workers", c.sources(),
 		fmt.Sprintf("at most %d sources, each dp rank counted", c.MaxSources))
 	const socketsEach = 3 // libzmq sockets of a source or listener: its own and two of its monitor
-	sockets := socketsEach * (len(c.Listeners) + c.sources())
+	sockets := 0
+	if c.ConnectZMQ == ZMQLib {
+		sockets += socketsEach * c.sources()
+	}
+	if c.ListenZMQ == ZMQLib {
+		sockets += socketsEach * len(c.Listeners)
+	}
 	v.Check(sockets <= MaxSockets || v.errs != nil, "Workers", sockets,
-		fmt.Sprintf("sources, each dp rank counted, that with the listeners use at most %d sockets", MaxSockets))
+		fmt.Sprintf("sources, each dp rank counted, that with the listeners use at most %d sockets of libzmq", MaxSockets))
 	return v.Err()
 }
 
