@@ -1,21 +1,29 @@
 #!/bin/sh
 # Prepares the examples in Python and Rust for `make clients`, in bin/clients: installs
 # the Python packages, generates the Python code, and builds the Rust program. If an
-# example cannot be prepared, this script prints the reason, and its test is skipped.
+# example cannot be prepared, this script prints the reason, and its test is skipped. It fails
+# if the Python code cannot be generated, or the Rust program has a mistake.
 set -eu
 cd "$(dirname "$0")/../.."
 
 into=$PWD/bin/clients
 mkdir -p "$into"
 
-# limited COMMAND... runs a command for at most five minutes.
+# limited COMMAND... runs a command for at most five minutes. If that is not enough, it says so and
+# returns 124.
 limited() {
-	if command -v timeout >/dev/null 2>&1; then
-		timeout 300 "$@"
-	else
+	if ! command -v timeout >/dev/null 2>&1; then
 		"$@"
+		return
 	fi
+	status=0
+	timeout 300 "$@" || status=$?
+	[ $status != 124 ] || echo "error: not done after five minutes"
+	return $status
 }
+
+# reason LOG prints the first error in the output of a command, or else its last line.
+reason() { grep -i -m 1 error "$1" || tail -n 1 "$1"; }
 
 # skip NAME REASON
 skip() {
@@ -35,10 +43,10 @@ python() {
 	mkdir -p "$into/python"
 	log=$into/python.log
 	python3 -m venv "$into/python/venv" >"$log" 2>&1 ||
-		{ skip python "python3 -m venv fails: $(tail -n 1 "$log")"; return 0; }
+		{ skip python "python3 -m venv fails: $(reason "$log")"; return 0; }
 	limited "$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1 \
 		install --only-binary :all: -r examples/python/requirements.txt >"$log" 2>&1 ||
-		{ skip python "its packages cannot be installed: $(tail -n 1 "$log")"; return 0; }
+		{ skip python "its packages cannot be installed: $(reason "$log")"; return 0; }
 	cp examples/python/subscribe.py "$into/python"
 	# The command of examples/python/README.md.
 	(cd examples/python && "$into/python/venv/bin/python" -m grpc_tools.protoc -I ../../proto \
@@ -51,8 +59,12 @@ rust() {
 	log=$into/rust.log
 	echo "client in rust: building" >&2
 	limited cargo fetch --locked --manifest-path examples/rust/Cargo.toml >"$log" 2>&1 ||
-		{ skip rust "its packages cannot be fetched: $(tail -n 1 "$log")"; return 0; }
-	limited cargo build --quiet --locked --offline --manifest-path examples/rust/Cargo.toml --target-dir "$into/rust"
+		{ skip rust "its packages cannot be fetched: $(reason "$log")"; return 0; }
+	! limited cargo build --quiet --locked --offline --manifest-path examples/rust/Cargo.toml --target-dir "$into/rust" >"$log" 2>&1 ||
+		return 0
+	# An error with a code is a mistake in the program, and not a missing linker or too old a compiler.
+	! grep '^error\[E' "$log" >&2 || exit 1
+	skip rust "it cannot be built: $(reason "$log")"
 }
 
 python

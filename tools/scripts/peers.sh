@@ -12,14 +12,21 @@ jeromq=0.6.0
 jeromq_sum=4784ff6d6e91b8eecd917b73d07b161c19a808ef870a5bdb760515bb67e208d3
 mkdir -p "$into"
 
-# limited COMMAND... runs a command for at most five minutes.
+# limited COMMAND... runs a command for at most five minutes. If that is not enough, it says so and
+# returns 124.
 limited() {
-	if command -v timeout >/dev/null 2>&1; then
-		timeout 300 "$@"
-	else
+	if ! command -v timeout >/dev/null 2>&1; then
 		"$@"
+		return
 	fi
+	status=0
+	timeout 300 "$@" || status=$?
+	[ $status != 124 ] || echo "error: not done after five minutes"
+	return $status
 }
+
+# reason LOG prints the first error in the output of a command, or else its last line.
+reason() { grep -i -m 1 error "$1" || tail -n 1 "$1"; }
 
 # sha256 FILE
 sha256() {
@@ -45,14 +52,15 @@ java() {
 		echo "peer in java: preparing" >&2
 		rm -rf "$into/java"
 		limited mvn -q -B dependency:copy "-Dartifact=org.zeromq:jeromq:$jeromq" "-DoutputDirectory=$into/java" >"$log" 2>&1 ||
-			{ skip java "JeroMQ cannot be fetched: $(grep -m 1 ERROR "$log")"; return 0; }
+			{ skip java "JeroMQ cannot be fetched: $(reason "$log")"; return 0; }
 	fi
 	if [ "$(sha256 "$jar")" != "$jeromq_sum" ]; then
 		echo "peer in java: $jar has the wrong checksum" >&2
 		rm -rf "$into/java"
 		exit 1
 	fi
-	javac -cp "$jar" -d "$into/java" "$from/Peer.java"
+	limited javac -cp "$jar" -d "$into/java" "$from/Peer.java" >"$log" 2>&1 ||
+		{ skip java "it cannot be built: $(reason "$log")"; return 0; }
 }
 
 rust() {
@@ -60,8 +68,9 @@ rust() {
 	command -v cargo >/dev/null 2>&1 || { skip rust "cargo is not installed"; return 0; }
 	echo "peer in rust: building" >&2
 	limited cargo fetch --locked --manifest-path "$from/rust/Cargo.toml" >"$log" 2>&1 ||
-		{ skip rust "its packages cannot be fetched: $(tail -n 1 "$log")"; return 0; }
-	limited cargo build --quiet --locked --offline --manifest-path "$from/rust/Cargo.toml" --target-dir "$into/rust"
+		{ skip rust "its packages cannot be fetched: $(reason "$log")"; return 0; }
+	limited cargo build --quiet --locked --offline --manifest-path "$from/rust/Cargo.toml" --target-dir "$into/rust" >"$log" 2>&1 ||
+		{ skip rust "it cannot be built: $(reason "$log")"; return 0; }
 }
 
 java
