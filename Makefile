@@ -103,8 +103,8 @@ grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by 
 clean: ## Delete bin.
 	rm -rf bin
 
-libzmq: ## Install libzmq's headers and pkg-config with apt or brew, unless they are installed.
-	@tools/scripts/libzmq.sh
+libzmq: ## Install libzmq's headers, pkg-config and (apt) a C compiler with apt or brew, unless they are installed.
+	@tools/scripts/libzmq.sh $(GO)
 
 # Tools are built on first use, in the versions that tools/go.mod pins.
 tool = $(GO) -C tools build -o $@

@@ -23,7 +23,7 @@ case ${CGO_ENABLED-} in
 esac
 compiler=$($go env CC)
 command -v "${compiler%% *}" >/dev/null 2>&1 ||
-	without "there is no C compiler ($compiler): install it, then run 'make libzmq'"
+	without "there is no C compiler ($compiler): run 'make libzmq' to install it and libzmq"
 [ "$($go env CGO_ENABLED)" = 1 ] || without "'go env CGO_ENABLED' is not 1"
 command -v pkg-config >/dev/null 2>&1 || without "pkg-config is missing: run 'make libzmq' to install it and libzmq"
 pkg-config --exists 'libzmq >= 4.3' || without "libzmq 4.3 or later is missing, or its headers are: run 'make libzmq' to install them"
