@@ -44,8 +44,8 @@ const (
 	// of entries while it is disconnected.
 	disconnectAfter = 150
 	missedEntries   = 150
-	// stepTimeout bounds each step.
-	stepTimeout = 2 * time.Minute
+	// routeTimeout bounds all steps of the routers together.
+	routeTimeout = 2 * time.Minute
 )
 
 // Run runs the demo. It fails if a check does.
@@ -153,7 +153,7 @@ func (d *demo) startServer(ctx context.Context, listen string) error {
 
 // route runs two routers. One is disconnected for a while, the other is not.
 func (d *demo) route(ctx context.Context, conn *grpc.ClientConn) error {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(ctx, routeTimeout)
 	defer cancel()
 	c := client.FromConn(conn)
 	other, router, late := newRouter(c), newRouter(c), newRouter(c)

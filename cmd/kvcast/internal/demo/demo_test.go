@@ -2,10 +2,13 @@ package demo
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/client"
@@ -18,25 +21,51 @@ import (
 func received(blocks int) *router {
 	r := newRouter(nil)
 	seq := uint64(0)
-	r.next = func() (client.Update, error, bool) {
+	r.next = func() (client.Update, error) {
 		seq++
-		e := &kvcastv1.Entry{Seq: seq, Worker: "engine-0"}
-		ev := &kvcastv1.RouterEvent{EventId: seq, Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{}}}
-		if seq > 1 {
-			ev = &kvcastv1.RouterEvent{
-				EventId: seq, DpRank: proto.Uint32(0), Tier: kvcastv1.Tier_TIER_DEVICE,
-				Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{seq}, BlockSize: 16}},
-			}
+		ev := stored(seq, 0, kvcastv1.Tier_TIER_DEVICE)
+		if seq == 1 {
+			ev = &kvcastv1.RouterEvent{EventId: seq, Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{}}}
 		}
-		e.Events = []*kvcastv1.RouterEvent{ev}
-		return client.Update{
-			Message: &kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{e}}, Position: client.Position{Epoch: "e", Seq: seq},
-		}, nil, true
+		return update("engine-0", ev), nil
 	}
 	if err := r.receiveUntil(func() bool { return len(r.entries) > blocks }, nil); err != nil {
 		panic(err) // all updates are valid
 	}
 	return r
+}
+
+// stored returns a store of one block, whose hash is the event id.
+func stored(id uint64, rank uint32, tier kvcastv1.Tier) *kvcastv1.RouterEvent {
+	return &kvcastv1.RouterEvent{
+		EventId: id, DpRank: proto.Uint32(rank), Tier: tier,
+		Event: &kvcastv1.RouterEvent_Stored{Stored: &kvcastv1.Stored{BlockHashes: []uint64{id}, BlockSize: 16}},
+	}
+}
+
+// update returns an update with an entry of one event. Its seq is the event id.
+func update(worker string, ev *kvcastv1.RouterEvent) client.Update {
+	e := &kvcastv1.Entry{Seq: ev.GetEventId(), Worker: worker, Events: []*kvcastv1.RouterEvent{ev}}
+	return client.Update{
+		Message: &kvcastv1.SubscribeResponse{Entries: []*kvcastv1.Entry{e}}, Position: client.Position{Epoch: "e", Seq: e.GetSeq()},
+	}
+}
+
+// A router that is interrupted does not report a timeout.
+func TestReceiveReportsWhyItEnded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	conn, err := grpc.NewClient("passthrough:///unused", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	r := newRouter(client.FromConn(conn))
+	r.connect(ctx, client.FromEarliest())
+	defer r.disconnect()
+	if err := r.receiveUntil(func() bool { return false }, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
 }
 
 // TestCheckFails breaks each check.
@@ -64,6 +93,15 @@ func TestCheckFails(t *testing.T) {
 		}, 1},
 		{"the engine has another number of blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Blocks++ }, 2},
 		{"the engine has other blocks", func(_, _ *router, engines []simulator.Summary) { engines[0].Digest++ }, 2},
+		{"the view has a block in another tier", func(router, _ *router, _ []simulator.Summary) {
+			router.view.Apply(update("engine-0", stored(blocks+2, 0, kvcastv1.Tier_TIER_DISK)))
+		}, 1},
+		{"the view has a block of another rank", func(router, _ *router, _ []simulator.Summary) {
+			router.view.Apply(update("engine-0", stored(blocks+2, 1, kvcastv1.Tier_TIER_DEVICE)))
+		}, 1},
+		{"the view has another worker", func(router, _ *router, _ []simulator.Summary) {
+			router.view.Apply(update("engine-1", stored(blocks+2, 0, kvcastv1.Tier_TIER_DEVICE)))
+		}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			router, other, engines := received(blocks), received(blocks), engines()

@@ -19,7 +19,7 @@ type router struct {
 	at      client.Position // of the last update
 	entries []*kvcastv1.Entry
 
-	next       func() (client.Update, error, bool)
+	next       func() (client.Update, error)
 	disconnect func()
 }
 
@@ -30,17 +30,22 @@ func (r *router) connect(ctx context.Context, start client.Start) {
 	if !r.at.IsZero() {
 		start = client.After(r.at)
 	}
-	r.next, r.disconnect = iter.Pull2(r.client.Subscribe(ctx, client.Config{Start: start, GapPolicy: client.GapFail}))
+	next, disconnect := iter.Pull2(r.client.Subscribe(ctx, client.Config{Start: start, GapPolicy: client.GapFail}))
+	r.disconnect = disconnect
+	r.next = func() (client.Update, error) {
+		u, err, ok := next()
+		if !ok {
+			err = fmt.Errorf("subscription ended: %w", ctx.Err())
+		}
+		return u, err
+	}
 }
 
 // receiveUntil receives updates until done returns true. It calls show for each entry, unless show is nil.
 func (r *router) receiveUntil(done func() bool, show func(*kvcastv1.Entry) error) error {
 	for !done() {
-		u, err, ok := r.next()
-		switch {
-		case !ok:
-			err = context.DeadlineExceeded // of the context of connect
-		case u.Interruption != nil:
+		u, err := r.next()
+		if u.Interruption != nil {
 			err = u.Interruption.Err
 		}
 		if err != nil {
@@ -87,22 +92,37 @@ func (r *router) equals(other *router) error {
 	return nil
 }
 
-// blocks returns the digest of the blocks in an engine's cache.
+// blocks returns the digest of an engine's blocks of dp rank 0 in the device tier.
 func (r *router) blocks(engine string) client.BlocksDigest {
 	w, _ := r.view.Worker(engine)
-	if len(w.Ranks) == 0 {
+	if len(w.Ranks) == 0 || w.Ranks[0].Rank != 0 {
 		return client.BlocksDigest{}
 	}
 	return w.Ranks[0].Blocks[kvcastv1.Tier_TIER_DEVICE]
 }
 
-// matches returns an error unless the router's view equals the engines' caches.
+// matches returns an error unless the router's view equals the engines' caches: it has no other workers, and no other dp
+// ranks and tiers than rank 0 and device.
 func (r *router) matches(engines []simulator.Summary) error {
+	workers := r.view.Workers()
+	if len(workers) != len(engines) {
+		return fmt.Errorf("the view has %d workers, and there are %d engines", len(workers), len(engines))
+	}
 	for i, e := range engines {
 		name, want := engineName(i), client.BlocksDigest{Blocks: uint64(e.Blocks), XOR: e.Digest}
 		if got := r.blocks(name); got != want {
 			return fmt.Errorf("%s: the view has %d blocks with digest %016x, the engine %d with %016x",
 				name, got.Blocks, got.XOR, want.Blocks, want.XOR)
+		}
+		w, _ := r.view.Worker(name)
+		for _, rank := range w.Ranks {
+			for tier, got := range rank.Blocks {
+				isCache := rank.Rank == 0 && tier == int(kvcastv1.Tier_TIER_DEVICE)
+				if !isCache && got.Blocks > 0 {
+					return fmt.Errorf("%s: the view has %d blocks of dp rank %d in tier %v, the engine none",
+						name, got.Blocks, rank.Rank, kvcastv1.Tier(tier))
+				}
+			}
 		}
 	}
 	return nil
