@@ -8,9 +8,10 @@
 // never removes a worker.
 //
 // Package sequence decides about order and repair, package transport has the sockets, and this package
-// supervises both. Two goroutines serve each socket: one drains it into a bounded transport.Inbox, the
-// other processes the messages and calls the lanes. While a lane blocks, the inbox fills up; messages
-// that do not fit are dropped, and requested again when the lane returns.
+// supervises both. One goroutine for each transport.Receiver processes its messages and calls the lanes.
+// While a lane blocks, a bounded number of messages waits in the Receiver. Then the native transport stops
+// reading, so that TCP stops the engine. With libzmq, messages that do not fit are dropped, and
+// requested again when the lane returns.
 //
 // The number of sources, ranks and workers, and the size of buffers, are bounded over the whole process;
 // see config.Config. A message or worker that would exceed a bound is refused.

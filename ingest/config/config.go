@@ -66,13 +66,15 @@ type Config struct {
 	// listener counts once for each topic and rank.
 	MaxSources int
 	// MaxSourcesPerAddress is the maximum number of sources that engines at one IP address make known
-	// to Listeners: the dp ranks of all topics together. All peers over ipc have the same address.
+	// to Listeners: the dp ranks of all topics together. All peers over ipc count as 127.0.0.1, and
+	// each IPv6 address counts by itself.
 	MaxSourcesPerAddress int
 	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays; the
 	// default is DefaultConnectZMQ. ListenZMQ is the one for Listeners; the default is ZMQNative.
 	ConnectZMQ, ListenZMQ ZMQ
 	// MaxConnections and MaxConnectionsPerAddress limit the connections to all listeners together,
-	// and from one IP address, if ListenZMQ is ZMQNative.
+	// and from one IP address, if ListenZMQ is ZMQNative. Each IPv6 address counts by itself, and
+	// connections over ipc count for MaxConnections alone.
 	MaxConnections, MaxConnectionsPerAddress int
 	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from
 	// batches.
@@ -83,9 +85,13 @@ type Config struct {
 	// SaltBytes limits the memory for cache salts, blocks with a salt, and attention groups, of all
 	// sources together. Blocks of a salt that does not fit have no tokens hashes.
 	SaltBytes int64
-	// ReceiveBufferBytes limits the received messages that are not processed yet, of all sources
-	// together, beside 2 MiB for each source. A message that does not fit is dropped, which is
-	// repaired like any other gap.
+	// ReceiveBufferBytes limits the received messages that are not processed yet.
+	//
+	// ZMQLib: of all sources and listeners together, beside 2 MiB for each of their sockets. A
+	// message that does not fit is dropped, which is repaired like any other gap.
+	//
+	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each. While the
+	// memory is in use, nothing more is read, and TCP stops the engines.
 	ReceiveBufferBytes int64
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.
