@@ -90,8 +90,9 @@ type Config struct {
 	// ZMQLib: of all sources and listeners together, beside 2 MiB for each of their sockets. A
 	// message that does not fit is dropped, which is repaired like any other gap.
 	//
-	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each. While the
-	// memory is in use, nothing more is read, and TCP stops the engines.
+	// ZMQNative: of all sources together, and of each listener, at most 16 MiB each, and 24 MiB
+	// for all messages of more than 32 KiB. While the memory is in use, nothing more is read, and
+	// TCP stops the engines.
 	ReceiveBufferBytes int64
 	// ReorderBufferBytes limits the reorder buffers of all sources together. A batch that does not
 	// fit is requested when the replay in progress is done.

@@ -102,14 +102,14 @@ func TestPeerKilledInMessage(t *testing.T) {
 	eachLibrary(t, 0, func(t *testing.T, l library) {
 		for _, side := range sides {
 			t.Run(string(side), func(t *testing.T) {
-				tr := native.New(native.Config{PartialBytes: 2 * messageBytes, Limits: zmtp.Limits{FrameBytes: messageBytes, Bytes: 2 * messageBytes}})
+				tr := native.New(native.Config{LargeBytes: 2 * messageBytes, Limits: zmtp.Limits{FrameBytes: messageBytes, Bytes: 2 * messageBytes}})
 				k := l.open(t, setup{side: side, transport: tr, relayed: true, pass: passed})
 				k.publish("kv@large", messageBytes)
-				harness.WaitFor(t, func() bool { return tr.PartialBytes() >= passed/2 })
+				harness.WaitFor(t, func() bool { return tr.LargeBytes() >= passed/2 })
 				k.kill()
 				k.relay.resume()
 				k.want(transport.Disconnected)
-				if n := tr.PartialBytes(); n != 0 {
+				if n := tr.LargeBytes(); n != 0 {
 					t.Errorf("%d bytes of incomplete messages", n)
 				}
 				k = l.open(t, setup{side: side, transport: tr})

@@ -8,8 +8,7 @@ import (
 const (
 	// readBytes is the size in bytes of the buffer that one read fills at most.
 	readBytes = 64 << 10
-	// smallPartial is how many bytes of an incomplete message a connection keeps without
-	// accounting for them.
+	// smallPartial is how many bytes the buffer of an idle connection has at most.
 	smallPartial = 4 << 10
 )
 
@@ -26,7 +25,7 @@ func grown(b []byte, need int) []byte {
 	if need <= cap(b) {
 		return b
 	}
-	class := bits.Len(uint(max(need, smallPartial) - 1))
+	class := bits.Len(uint(capacity(need) - 1))
 	next, ok := largeBuffers[class].Get().(*[]byte)
 	if !ok {
 		fresh := make([]byte, 0, 1<<class)
@@ -37,6 +36,9 @@ func grown(b []byte, need int) []byte {
 	release(b)
 	return grown
 }
+
+// capacity returns the capacity of a buffer for so many bytes.
+func capacity(need int) int64 { return 1 << bits.Len(uint(max(need, smallPartial)-1)) }
 
 // release makes a buffer available for others. Nothing may refer to it.
 func release(b []byte) {

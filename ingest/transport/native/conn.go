@@ -24,9 +24,12 @@ const (
 )
 
 // errEvicted is why a connection was closed to free memory.
-var errEvicted = &zmtp.Error{Reason: reasonMemory, Detail: "incomplete messages of all peers exceed their memory, and this peer's is the oldest"}
+var errEvicted = &zmtp.Error{Reason: reasonMemory, Detail: "large messages of all peers exceed their memory, and this peer's is not complete"}
 
-// reasonMemory is the reason of errEvicted.
+// errExtended is why a connection was closed whose message had a further large frame.
+var errExtended = &zmtp.Error{Reason: reasonMemory, Detail: "large messages of all peers exceed their memory, and this peer's has a further large frame"}
+
+// reasonMemory is the reason of errEvicted and errExtended.
 const reasonMemory zmtp.Reason = "memory"
 
 // stream is what a conn reads and writes.
@@ -46,11 +49,11 @@ type conn struct {
 	request  []byte     // sent when the connection is established
 	event    zmtp.Event // reused for each message
 
-	// rest are the bytes of an incomplete message, and account what they are charged for. If
-	// the message is larger than a read buffer, rest grows in place, and direct is set.
-	rest    []byte
-	direct  bool
-	account partial
+	// rest are the bytes of an incomplete message. If the message is large, claim is for its
+	// memory, and rest grows in place up to need bytes.
+	rest  []byte
+	claim *claim
+	need  int
 
 	// inFlight has an element for each chunk that was not recycled.
 	inFlight chan struct{}
@@ -78,7 +81,6 @@ func newConn(r *Receiver, id int, c net.Conn) *conn {
 	}
 	n.raw, _ = n.net.SyscallConn() // fails if the connection is nil
 	n.try = n.tryRead
-	n.account.evict = n.evict
 	return n
 }
 
@@ -95,7 +97,12 @@ func (c *conn) serve(request []byte) error {
 	stop := context.AfterFunc(r.ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	err := c.run()
-	r.transport.partials.resize(&c.account, 0)
+	if c.claim != nil {
+		r.transport.larges.release(c.claim)
+	}
+	if c.reserved {
+		r.reads.Release(1)
+	}
 	release(c.rest)
 	if r.ctx.Err() != nil {
 		err = transport.ErrInterrupted
@@ -111,13 +118,13 @@ func (c *conn) run() error {
 	if err := c.flush(); err != nil {
 		return err
 	}
-	if err := c.net.SetReadDeadline(c.session.Deadline()); err != nil {
+	if err := c.setReadDeadline(); err != nil {
 		return err
 	}
 	for {
 		err := c.read()
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && c.receiver.ctx.Err() == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded):
 			if err := c.tick(); err != nil {
 				return err
 			}
@@ -137,10 +144,8 @@ func (c *conn) run() error {
 // tick has the session process that time has passed. The read deadline is not moved with each
 // message, so that it may fire early.
 func (c *conn) tick() error {
-	select {
-	case <-c.evicted:
-		return errEvicted
-	default:
+	if err := c.ended(); err != nil {
+		return err
 	}
 	if err := c.session.Tick(time.Now()); err != nil {
 		return err
@@ -148,7 +153,29 @@ func (c *conn) tick() error {
 	if err := c.flush(); err != nil {
 		return err
 	}
-	return c.net.SetReadDeadline(c.session.Deadline())
+	return c.setReadDeadline()
+}
+
+// ended returns why the connection must end; nil if it need not.
+func (c *conn) ended() error {
+	if c.receiver.ctx.Err() != nil {
+		return transport.ErrInterrupted
+	}
+	select {
+	case <-c.evicted:
+		return errEvicted
+	default:
+		return nil
+	}
+}
+
+// setReadDeadline sets the session's deadline, unless the connection must end: that sets a deadline
+// in the past, which this may have replaced.
+func (c *conn) setReadDeadline() error {
+	if err := c.net.SetReadDeadline(c.session.Deadline()); err != nil {
+		return err
+	}
+	return c.ended()
 }
 
 // flush writes what the session sends.
@@ -178,14 +205,29 @@ func (c *conn) write(b []byte) error {
 func (c *conn) read() error {
 	select {
 	case c.inFlight <- struct{}{}:
+		<-c.inFlight // parse adds it again, if there is a chunk
+	case <-c.evicted:
+		return errEvicted
 	case <-c.receiver.ctx.Done():
 		return transport.ErrInterrupted
 	}
-	<-c.inFlight // parse adds it again, if there is a chunk
+	if err := c.ended(); err != nil {
+		return err
+	}
+	if err := c.grow(); err != nil {
+		return err
+	}
 	for {
 		c.n, c.err = 0, nil
 		if err := c.raw.Read(c.try); err != nil {
-			return err
+			if !errors.Is(err, os.ErrDeadlineExceeded) || c.ended() != nil {
+				return err
+			}
+			// The peer may have sent in time, while this connection waited for memory.
+			idle := true
+			if closed := c.raw.Control(func(fd uintptr) { idle = !c.try(fd) }); closed != nil || idle {
+				return err
+			}
 		}
 		switch {
 		case c.n > 0:
@@ -203,8 +245,8 @@ func (c *conn) read() error {
 
 // tryRead reads without blocking. It reports false if there is nothing to read.
 func (c *conn) tryRead(fd uintptr) bool {
-	if c.direct {
-		return c.system(fd, c.rest[len(c.rest):cap(c.rest)])
+	if c.claim != nil {
+		return c.system(fd, c.rest[len(c.rest):min(cap(c.rest), c.need)])
 	}
 	if !c.reserved && !c.receiver.reads.TryAcquire(1) {
 		return true
@@ -247,19 +289,21 @@ func (c *conn) releaseBuffer() {
 // parse processes the bytes that read has appended.
 func (c *conn) parse(now time.Time) error {
 	from := c.rest
-	if !c.direct {
+	if c.claim == nil {
 		from = c.buffer[:]
 	}
 	in := from[:len(c.rest)+c.n]
 	chunk, used, failed := c.events(now, in)
 	switch {
-	case c.direct && used == 0:
-		c.rest = c.grow(in)
-	case c.direct && chunk != nil:
-		chunk.large = in
-		c.rest = c.keep(nil, in[used:])
-	default:
-		c.rest = c.keep(c.rest, in[used:])
+	case c.claim != nil && used == 0:
+		c.rest = in
+	case c.claim != nil && chunk != nil:
+		c.receiver.transport.larges.complete(c.claim)
+		chunk.large, chunk.claim = in, c.claim
+		c.rest, c.claim = nil, nil
+		c.keep(in[used:]) // some bytes, if the header of the last frame was not known
+	default: // with a claim, after a command before the message
+		c.keep(in[used:])
 	}
 	switch {
 	case chunk != nil:
@@ -293,7 +337,7 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 					return chunk, used, err
 				}
 			}
-			if err := c.net.SetReadDeadline(c.session.Deadline()); err != nil {
+			if err := c.setReadDeadline(); err != nil {
 				return chunk, used, err
 			}
 		case zmtp.Message:
@@ -307,39 +351,67 @@ func (c *conn) events(now time.Time, in []byte) (chunk *chunk, used int, err err
 	}
 }
 
-// keep returns a copy of the bytes of an incomplete message, in the memory of buffer if they fit.
-func (c *conn) keep(buffer, rest []byte) []byte {
-	if buffer = buffer[:0]; len(rest) == 0 && cap(buffer) > smallPartial {
-		release(buffer)
-		buffer = nil // an idle connection is not charged
+// keep copies the bytes of an incomplete message to rest. They are less than a read buffer.
+func (c *conn) keep(rest []byte) {
+	buffer := c.rest[:0]
+	if len(rest) == 0 && cap(buffer) > smallPartial || c.claim != nil {
+		buffer = nil
 	}
-	c.direct = false
-	return c.grow(append(grown(buffer, len(rest)), rest...))
+	kept := append(grown(buffer, len(rest)), rest...)
+	if buffer == nil {
+		release(c.rest)
+	}
+	if c.rest = kept; c.claim != nil {
+		c.receiver.transport.larges.release(c.claim)
+		c.claim = nil
+	}
 }
 
-// grow makes room for what follows an incomplete message, if it exceeds a read buffer.
-func (c *conn) grow(rest []byte) []byte {
-	if need := c.session.Need(rest); len(rest) > 0 && need > readBytes/2 {
-		if !c.direct || len(rest) == cap(rest) {
-			// The size that a peer announces is not believed: memory grows with what arrives.
-			rest = grown(rest, min(need, max(2*len(rest), readBytes)))
+// grow makes room in rest for what follows, if the message is large. It waits until there is memory
+// for all of it.
+func (c *conn) grow() error {
+	if len(c.rest) == 0 {
+		return nil
+	}
+	if c.need = c.session.Need(c.rest); c.claim == nil {
+		if c.need <= readBytes/2 {
+			return nil
 		}
-		c.direct = true
+		if err := c.await(); err != nil {
+			return err
+		}
 	}
-	c.charge(rest)
-	return rest
+	switch {
+	case !c.receiver.transport.larges.extend(c.claim, capacity(c.need)):
+		return errExtended
+	case len(c.rest) == cap(c.rest) || cap(c.rest) < readBytes:
+		// The size that a peer announces is not believed: memory grows with what arrives.
+		c.rest = grown(c.rest, min(c.need, max(2*len(c.rest), readBytes)))
+	}
+	return nil
 }
 
-// charge accounts for the memory of an incomplete message.
-func (c *conn) charge(rest []byte) {
-	bytes := int64(cap(rest))
-	if bytes <= smallPartial {
-		bytes = 0
+// await claims the memory of a message, and waits until the claim is granted.
+func (c *conn) await() error {
+	larges := c.receiver.transport.larges
+	c.claim = &claim{address: c.peer, bytes: capacity(c.need), granted: make(chan struct{}), evict: c.evict}
+	larges.request(c.claim)
+	patience := c.receiver.transport.config.LargePatience
+	for {
+		select {
+		case <-c.claim.granted:
+			return nil
+		case <-c.evicted:
+			return errEvicted
+		case <-c.receiver.ctx.Done():
+			return transport.ErrInterrupted
+		case now := <-time.After(patience):
+			larges.evictSince(now.Add(-patience))
+		}
 	}
-	c.receiver.transport.partials.resize(&c.account, bytes)
 }
 
-// evict closes the connection to free its memory. Other goroutines call it.
+// evict closes the connection to free the memory of its message, unless that has become complete.
 func (c *conn) evict() {
 	close(c.evicted)
 	_ = c.net.SetReadDeadline(time.Unix(1, 0))

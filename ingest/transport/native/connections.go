@@ -1,11 +1,13 @@
 package native
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
@@ -70,19 +72,25 @@ func (cs *connections) earlier(c *conn) (all []*conn) {
 // Linux, of which a read takes half a read buffer or more.
 const maxBacklogReads = 256
 
+// maxOrderWait bounds how long a connection waits for earlier ones. If kvcast is so far behind, the
+// order is not kept.
+const maxOrderWait = 2 * time.Second
+
 // awaitEarlier waits until the ends of earlier connections from the same address are in the
 // queue, as far as the system knows of them. An engine that restarts closes its connection before it
 // opens the next, and its batches must be processed in that order.
 //
 // The caller must not have a read buffer: the other connections may need it.
 func (c *conn) awaitEarlier() {
+	ctx, cancel := context.WithTimeout(c.receiver.ctx, maxOrderWait)
+	defer cancel()
 	for _, e := range c.receiver.transport.connections.earlier(c) {
-		c.awaitEnd(e)
+		c.awaitEnd(ctx, e)
 	}
 }
 
 // awaitEnd waits for the last event of an earlier connection, if its peer has closed it.
-func (c *conn) awaitEnd(e *conn) {
+func (c *conn) awaitEnd(ctx context.Context, e *conn) {
 	for range maxBacklogReads {
 		read := e.nextRead()
 		available, ended := e.peek()
@@ -96,7 +104,7 @@ func (c *conn) awaitEnd(e *conn) {
 		case <-read:
 		case <-e.done:
 			return
-		case <-c.receiver.ctx.Done():
+		case <-ctx.Done():
 			return
 		}
 	}

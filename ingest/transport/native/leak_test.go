@@ -20,7 +20,7 @@ type usage struct {
 
 func usageOf(t *testing.T, tr *native.Transport) (u usage) {
 	t.Helper()
-	u.goroutines, u.accepted, u.partial = runtime.NumGoroutine(), tr.Accepted(), tr.PartialBytes()
+	u.goroutines, u.accepted, u.partial = runtime.NumGoroutine(), tr.Accepted(), tr.LargeBytes()
 	// Elsewhere than on Linux, descriptors are not counted.
 	u.descriptors, _, _ = harness.Descriptors(os.Getpid())
 	return u

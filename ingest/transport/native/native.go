@@ -36,9 +36,12 @@ type Config struct {
 	// ReadBytes bounds the read buffers of all receivers that connect, and of each that
 	// binds, whose messages were not processed. Default: 16 MiB.
 	ReadBytes int64
-	// PartialBytes bounds the memory of messages that have arrived in part; a message of
-	// the maximum size takes 16 MiB. Default: 24 MiB.
-	PartialBytes int64
+	// LargeBytes bounds the memory of messages of more than 32 KiB that are being received or
+	// were not processed. A message takes up to twice its size. Default: 24 MiB.
+	LargeBytes int64
+	// LargePatience is how long a large message may be incomplete while others wait for
+	// memory. Default: 5 s.
+	LargePatience time.Duration
 	// OnReject is called when an accepted peer is disconnected because of what it did;
 	// peer is invalid for ipc. nil does nothing. Calls are concurrent.
 	OnReject func(peer netip.Addr, err *zmtp.Error)
@@ -48,7 +51,7 @@ type Config struct {
 type Transport struct {
 	config      Config
 	reads       *semaphore.Weighted // of receivers that connect
-	partials    *partials
+	larges      *ledger
 	connections connections
 }
 
@@ -57,19 +60,20 @@ func New(c Config) *Transport {
 	setDefault(&c.Connections, 4096)
 	setDefault(&c.PerAddress, 1024)
 	setDefault(&c.ReadBytes, 16<<20)
-	setDefault(&c.PartialBytes, 24<<20)
+	setDefault(&c.LargeBytes, 24<<20)
+	setDefault(&c.LargePatience, 5*time.Second)
 	if c.OnReject == nil {
 		c.OnReject = func(netip.Addr, *zmtp.Error) {}
 	}
 	return &Transport{
 		config:      c,
 		reads:       newReads(c),
-		partials:    newPartials(c.PartialBytes),
+		larges:      newLedger(c.LargeBytes),
 		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Addr]map[*conn]struct{})},
 	}
 }
 
-func setDefault[T int | int64](v *T, def T) {
+func setDefault[T int | int64 | time.Duration](v *T, def T) {
 	if *v == 0 {
 		*v = def
 	}
@@ -79,11 +83,11 @@ func newReads(c Config) *semaphore.Weighted {
 	return semaphore.NewWeighted(max(1, c.ReadBytes/readBytes))
 }
 
-// PartialBytes returns the memory of messages that have arrived in part.
-func (t *Transport) PartialBytes() int64 {
-	t.partials.mu.Lock()
-	defer t.partials.mu.Unlock()
-	return t.partials.used
+// LargeBytes returns the memory of large messages that are being received or were not processed.
+func (t *Transport) LargeBytes() int64 {
+	t.larges.mu.Lock()
+	defer t.larges.mu.Unlock()
+	return t.larges.used
 }
 
 // Close implements transport.Transport.

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -148,7 +147,13 @@ type rawPeer struct {
 
 func dial(t *testing.T, address string) *rawPeer {
 	t.Helper()
-	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
+	return dialFrom(t, nil, address)
+}
+
+// dialFrom connects from a local address; nil for any.
+func dialFrom(t *testing.T, local net.IP, address string) *rawPeer {
+	t.Helper()
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: local}}).DialContext(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,6 +171,18 @@ func (p *rawPeer) write(b []byte) {
 	p.t.Helper()
 	if _, err := p.Write(b); err != nil {
 		p.t.Fatal(err)
+	}
+}
+
+// answer answers whatever the other side sends, such as PINGs, by PONGs, until the connection ends.
+func (p *rawPeer) answer() {
+	pong := zmtp.AppendCommand(nil, "PONG")
+	b := make([]byte, 4096)
+	for {
+		if _, err := p.Read(b); err != nil {
+			return
+		}
+		_, _ = p.Write(pong)
 	}
 }
 
@@ -277,39 +294,6 @@ func TestConnectionsAreLimited(t *testing.T) {
 			r.want(transport.Connected)
 		})
 	}
-}
-
-// TestOldestIncompleteMessageIsEvicted fills the memory of incomplete messages, and checks that
-// connections with older ones make room for an honest message.
-func TestOldestIncompleteMessageIsEvicted(t *testing.T) {
-	reasons, onReject := rejections()
-	tr := native.New(native.Config{OnReject: onReject, PartialBytes: 5 << 20})
-	r, address := bindTo(t, tr)
-	half := append(handshake(), 2, 0, 0, 0, 0, 0, 0x40, 0, 0) // 4 MiB
-	half = append(half, make([]byte, 1<<20)...)
-	var withheld []*rawPeer
-	for i := range 2 {
-		p := dial(t, address)
-		p.write(half)
-		withheld = append(withheld, p)
-		for until := time.Now().Add(patience); tr.PartialBytes() < int64(i+1)*2<<20; {
-			if runtime.Gosched(); time.Now().After(until) {
-				t.Fatalf("%d bytes of incomplete messages", tr.PartialBytes())
-			}
-		}
-	}
-	honest := dial(t, address)
-	honest.write(handshake())
-	go func() { _, _ = honest.Write(zmtp.AppendMessage(nil, []byte("kv@"), make([]byte, 2<<20))) }()
-	for got := false; !got; {
-		if len(r.take().Events) > 0 {
-			r.event()
-		} else {
-			got = len(r.message()) == 2
-		}
-	}
-	wantReason(t, reasons, "memory")
-	withheld[0].closed()
 }
 
 // TestReaderStopsReadingPeer checks that a peer whose messages are not processed is not read: its

@@ -20,7 +20,8 @@ type chunk struct {
 	owner   *conn
 	leaving *conn            // the accepted connection whose last event this is
 	buffer  *[readBytes]byte // of the frames; nil if it is large
-	large   []byte           // of the frames of a message that exceeds a read buffer
+	large   []byte           // of the frames of a large message
+	claim   *claim           // of large
 	frames  [][]byte         // backs the frames of Messages
 }
 
@@ -150,7 +151,10 @@ func (r *Receiver) Recycle(released *transport.Chunk) {
 		readBuffers.Put(c.buffer)
 		r.reads.Release(1)
 	}
-	release(c.large)
+	if c.claim != nil {
+		release(c.large)
+		r.transport.larges.release(c.claim)
+	}
 	if c.owner != nil {
 		<-c.owner.inFlight
 	}
