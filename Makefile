@@ -103,7 +103,7 @@ grpcurl: $(TOOLS)/grpcurl ## Build bin/tools/grpcurl, which calls the server by 
 clean: ## Delete bin.
 	rm -rf bin
 
-libzmq: ## Install libzmq's headers, pkg-config and (apt) a C compiler with apt or brew, unless they are installed.
+libzmq: ## Install what cgo needs with apt or brew: libzmq's headers, pkg-config and, with apt, a C compiler.
 	@tools/scripts/libzmq.sh $(GO)
 
 # Tools are built on first use, in the versions that tools/go.mod pins.
