@@ -170,7 +170,7 @@ func TestClientInPython(t *testing.T) {
 	if got, want := wrong.next(), fmt.Sprintf("snapshot of 1 workers, %d blocks", block); !strings.HasSuffix(got, want) {
 		t.Errorf("after a position of another epoch: got %q, want a %s", got, want)
 	}
-	ahead := runExample(t, python, script, "--addr", s.addr(), "--after", ":99999")
+	ahead := runExample(t, python, script, "--addr", s.addr(), "--after", fmt.Sprintf(":%d", block+1000))
 	for ahead.lines.Scan() {
 		t.Errorf("after a position that is ahead: got %q", ahead.lines.Text())
 	}
