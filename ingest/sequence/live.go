@@ -17,6 +17,9 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	}
 	m.arriveBy(now, via)
 	b.ReceivedAt, b.connection = now, m.connections
+	if via == 0 {
+		b.connection-- // requests that were sent since the connection was closed are newer
+	}
 	m.heardAt = now
 	if m.state == Suspect {
 		m.state = m.settledState()

@@ -104,6 +104,22 @@ func TestBatchOfAClosedConnectionIsStale(t *testing.T) {
 	s.want("batch 3 of 1")
 }
 
+// A batch that arrives after the end of its connection is older than a request that was sent in between.
+func TestLateBatchIsOlderThanARequestWithoutAConnection(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 1)
+	s.live("", 0, 3) // 2 is missing
+	s.disconnect()
+	s.m.Sent(s.request.ID)
+	s.do(s.m.Arrival(s.now, 0, batchOf(0, 4)))
+	s.answer(1, 0, 3, OutcomeComplete)
+	s.answer(1, 0, 3, OutcomeComplete)
+	if s.request != nil {
+		t.Error("still requests")
+	}
+	s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1", "batch 3 of 1")
+}
+
 // The first batch of a connection can arrive after those of the next connection. The engine may have
 // restarted in between.
 func TestBatchesOfALateConnectionAreVerified(t *testing.T) {
