@@ -25,7 +25,7 @@ type Batch struct {
 	// ReceivedAt is set by the machine.
 	ReceivedAt time.Time
 
-	connection uint32 // Machine.connections when the batch's connection was current
+	connection uint32 // number of the batch's connection: see Machine.connections
 }
 
 // ConnectionID identifies a connection; 0 means no connection.

@@ -128,8 +128,8 @@ func (w *world) appendKey(b []byte) []byte {
 	for _, blocks := range v.blocks {
 		num(uint64(blocks))
 	}
-	flag(v.reported, v.begun, v.conflict, w.sent, w.request != nil, w.lossless)
-	num(v.last, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
+	flag(v.reported, v.begun, v.conflict, w.sent, w.request != nil, w.lossless, w.alone)
+	num(w.answered, v.last, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
 	for _, p := range [...]*pipe{&w.current, &w.former} {
 		connection(p.id)
 		num(p.incarnation, uint64(p.inFlight))
@@ -158,6 +158,7 @@ func (w *world) appendKey(b []byte) []byte {
 	for i := range m.buffer.batches {
 		buffered := &m.buffer.batches[i]
 		num(buffered.Seq, buffered.Fingerprint.Hash, uint64(m.connections-buffered.connection))
+		flag(isLate(buffered))
 	}
 	if r := m.repair; r != nil {
 		q := r.request

@@ -8,6 +8,8 @@ import (
 
 // Arrival is the input for the next live batch. via is its connection; 0 if that connection is
 // closed, and may have been another publisher's. Such a batch is stale while there is a connection.
+// Otherwise it may be of a connection that the machine was never told of, and the engine may have
+// restarted before that: the batch is delivered only after a request to the replay socket, if there is one.
 func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.begin()
 	if via == 0 && m.Connected() {
@@ -18,7 +20,7 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	m.arriveBy(now, via)
 	b.ReceivedAt, b.connection = now, m.connections
 	if via == 0 {
-		b.connection-- // requests that were sent since the connection was closed are newer
+		b.connection-- // newer than the last connection, and older than the requests sent since
 	}
 	m.heardAt = now
 	if m.state == Suspect {
@@ -41,7 +43,7 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 		m.incarnation.record(b)
 	}
 	switch {
-	case !m.replayable(now):
+	case !m.replayable(now) && (via != 0 || m.replayEndpoint == ""):
 		m.arriveWithoutReplay(now, b, contradicts)
 	case contradicts:
 		m.arriveOfOther(now, b, via == 0)
@@ -50,8 +52,8 @@ func (m *Machine) Arrival(now time.Time, via ConnectionID, b *Batch) []Action {
 	case m.order.progress == progressUnknown:
 		m.bufferLive(b)
 		m.startRepair(now, CauseStart)
-	case m.possibleRestartReported:
-		m.bufferLive(b) // now the replay socket may show whether the engine restarted
+	case m.possibleRestartReported, via == 0:
+		m.bufferLive(b) // the replay socket may show whether the engine restarted
 		m.startRepair(now, CauseReconnect)
 	case !m.deliverInOrder(b):
 		m.bufferLive(b)

@@ -97,7 +97,8 @@ type Machine struct {
 	former former
 
 	// current is the connection on which batches arrive. other is an earlier connection that is
-	// still open, if any. connections is how often current has changed.
+	// still open, if any. connections numbers the times with one current connection, and the times
+	// without any. The number before a time without any is of the batches that arrive in it.
 	current, other Connection
 	connections    uint32
 	heardAt        time.Time // of the last message or connection
@@ -170,6 +171,7 @@ func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }
 func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	m.begin()
 	m.other, m.current = m.current, c
+	replayKnown := m.replayEndpoint != ""
 	m.useReplay(c.Replay)
 	m.absentUntil = time.Time{}
 	first := m.connections == 0
@@ -188,6 +190,9 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	case m.replayEndpoint != "" && first:
 		m.startRepair(now, CauseStart)
 	case m.replayEndpoint != "":
+		if !replayKnown && m.order.reading() {
+			m.reportPossibleRestart() // the batches read may be of several connections
+		}
 		m.startRepair(now, CauseReconnect)
 	case !first && m.order.reading():
 		m.reportGap(seqRange{}, feed.GapPossibleRestart, nil)
@@ -222,6 +227,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 		m.current, m.other = m.other, Connection{}
 		m.connections++
 		if m.current.ID == 0 {
+			m.connections++ // for batches that arrive without a connection
 			m.absentUntil = now.Add(m.cfg.Grace)
 			break
 		}

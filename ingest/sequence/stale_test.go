@@ -120,6 +120,65 @@ func TestLateBatchIsOlderThanARequestWithoutAConnection(t *testing.T) {
 	s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1", "batch 3 of 1")
 }
 
+// A connection can open and close before the machine is told of it. Its batches then arrive without a
+// connection, and the engine may have restarted before them.
+func TestBatchesOfAnUnknownConnectionAreVerified(t *testing.T) {
+	arrive := func(s *script, incarnation, seq uint64) { s.do(s.m.Arrival(s.now, 0, batchOf(incarnation, seq))) }
+	start := func(t *testing.T) *script {
+		s := newScript(t)
+		s.begin("", 0)
+		s.disconnect()
+		arrive(s, 1, 1)
+		s.want()
+		return s
+	}
+	t.Run("by a replay", func(t *testing.T) {
+		s := start(t)
+		s.finish(1, 1)
+		s.want("restarted", "batch 0 of 1", "batch 1 of 1")
+	})
+	t.Run("by a replay that was requested on the last connection", func(t *testing.T) {
+		s := newScript(t)
+		s.begin("", 0)
+		s.live("", 0, 2) // 1 is missing
+		s.reply(batchOf(0, 0))
+		s.reply(batchOf(0, 1))
+		s.disconnect()
+		arrive(s, 1, 3)
+		s.end(OutcomeComplete)
+		s.want("batch 1 of 0", "batch 2 of 0")
+		s.finish(1, 3)
+		s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1", "batch 3 of 1")
+	})
+	t.Run("if the last request failed", func(t *testing.T) {
+		s := newScript(t)
+		s.begin("", 0)
+		s.live("", 0, 1)
+		s.live("", 0, 3) // 2 is missing
+		for s.end(OutcomeFailed) {
+		}
+		s.disconnect()
+		arrive(s, 1, 4)
+		s.want("batch 1 of 0", "gap replay_unavailable 2-2", "batch 3 of 0")
+		s.finish(1, 4)
+		s.want("restarted", "batch 0 of 1", "batch 1 of 1", "batch 2 of 1", "batch 3 of 1", "batch 4 of 1")
+	})
+	t.Run("else it is reported", func(t *testing.T) {
+		s := start(t)
+		for s.end(OutcomeFailed) {
+		}
+		s.want("gap possible_restart 0-0", "batch 1 of 1")
+	})
+	t.Run("also if there was no other", func(t *testing.T) {
+		s := newScript(t)
+		arrive(s, 0, 0)
+		arrive(s, 1, 1)
+		s.want("batch 0 of 0", "batch 1 of 1")
+		s.connect()
+		s.want("gap possible_restart 0-0")
+	})
+}
+
 // The first batch of a connection can arrive after those of the next connection. The engine may have
 // restarted in between.
 func TestBatchesOfALateConnectionAreVerified(t *testing.T) {

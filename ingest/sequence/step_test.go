@@ -76,7 +76,7 @@ var steps = []step{
 	{
 		"disconnect before the last batches",
 		func(w *world) bool {
-			return w.listens && w.current.closed && w.current.known && w.current.id != 0 && w.current.inFlight != 0
+			return w.listens && w.current.closed && w.current.id != 0 && w.current.inFlight != 0
 		},
 		func(w *world) { w.disconnect(&w.current, true) },
 	},

@@ -42,9 +42,15 @@ type world struct {
 	// replies are the remaining replies to a request that was sent, by the incarnation repliesOf.
 	replies   seqSet
 	repliesOf uint64
-	now       time.Time
-	lossless  bool      // no fault so far permits a report of a loss
-	trace     *[]string // records the actions; nil if not needed
+	// alone reports whether the request was sent without a connection, and none was known since.
+	alone bool
+	// answered is the incarnation that answered such a request with batches. A late batch of an earlier
+	// one is not delivered until another connection is known.
+	answered uint64
+
+	now      time.Time
+	lossless bool      // no fault so far permits a report of a loss
+	trace    *[]string // records the actions; nil if not needed
 }
 
 // pipe is a connection on which an engine publishes. The zero value is none.
@@ -118,6 +124,9 @@ func (v *worldView) do(a *Action) {
 func (w *world) do(actions []Action) {
 	for i := range actions {
 		a := &actions[i]
+		if a.Kind == Deliver && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered {
+			w.view.wrong = fmt.Sprintf("late batch %d of an incarnation before that of the replies", a.Batch.Seq)
+		}
 		w.view.do(a)
 		if w.trace != nil {
 			*w.trace = append(*w.trace, describe(a))
@@ -194,6 +203,7 @@ func (w *world) connect() {
 
 func (w *world) learn(p *pipe) {
 	p.known = true
+	w.alone, w.answered = false, 0
 	c := Connection{ID: p.id}
 	if w.replay {
 		c.Replay = replayEndpoint
@@ -216,6 +226,9 @@ func (w *world) arriveAs(p *pipe, seq uint64, malformed bool) {
 		b.Epoch = []byte(strconv.FormatUint(p.incarnation, 10))
 	}
 	id := p.id
+	if id == 0 {
+		b.Payload = late
+	}
 	if id == 0 && w.m.connections == 0 {
 		// The replay socket of a publisher is not known before its first connection, and what it
 		// published before first contact is not lost.
@@ -226,6 +239,11 @@ func (w *world) arriveAs(p *pipe, seq uint64, malformed bool) {
 	}
 	w.do(w.m.Arrival(w.now, id, b))
 }
+
+// late is the payload of a batch that arrives after the end of its connection was reported.
+var late = []byte("late")
+
+func isLate(b *Batch) bool { return len(b.Payload) > 0 }
 
 // disconnect reports the end of a connection. If overtakes is true, batches of it arrive later.
 func (w *world) disconnect(p *pipe, overtakes bool) {
@@ -241,7 +259,7 @@ func (w *world) disconnect(p *pipe, overtakes bool) {
 
 // send delivers the request to the engine, which sends its replies.
 func (w *world) send() {
-	w.sent = true
+	w.sent, w.alone = true, !w.m.Connected()
 	w.m.Sent(w.request.ID)
 	w.replies, w.repliesOf = w.stored&^(1<<w.request.From-1), w.incarnation
 }
@@ -258,6 +276,9 @@ func (w *world) reply() {
 
 func (w *world) end(o Outcome) {
 	id := w.request.ID
+	if q := &w.m.repair.request; o == OutcomeComplete && w.alone && q.replies > 0 && q.cut == cutNone {
+		w.answered = w.repliesOf
+	}
 	w.request, w.sent, w.replies = nil, false, 0
 	w.do(w.m.ReplayEnded(w.now, id, o))
 }
