@@ -202,6 +202,7 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"listener, restart and cut", true, false, true, limits{batches: 3, cuts: 1, restarts: 1}},
 		{"listener, restart with a failing replay", true, false, true, limits{batches: 4, failures: 1, restarts: 1}},
 		{"listener, restart with epochs", true, true, true, limits{batches: 4, losses: 1, restarts: 1}},
+		{"listener, two restarts with epochs", true, true, true, limits{batches: 4, restarts: 2}},
 		{"listener, two restarts", true, false, true, limits{batches: 3, restarts: 2}},
 		{"without replay", false, false, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
 		{"without replay, faults of messages", false, false, false, limits{batches: 5, losses: 1, duplicates: 1, malformed: 1, overruns: 1, restarts: 1}},

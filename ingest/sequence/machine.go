@@ -232,6 +232,7 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 			break
 		}
 		m.useReplay(m.current.Replay)
+		m.former = former{} // the remaining publisher may be of that incarnation
 		if m.state != Conflicted && m.replayEndpoint != "" {
 			m.startRepair(now, CauseReconnect) // the batches read may be of another incarnation
 		}

@@ -211,6 +211,28 @@ func TestBatchesOfALateConnectionAreVerified(t *testing.T) {
 	})
 }
 
+// The first batch of a former incarnation can arrive after those of the next. When its connection ends,
+// the next batch is of the next incarnation, which the machine has read before.
+func TestBatchAfterTheEndOfALateConnectionIsNotStale(t *testing.T) {
+	s := newScript(t)
+	s.begin("1", 8)
+	s.connect()
+	s.live("3", 3, 0)
+	s.want("restarted")
+	s.do(s.m.Connect(s.now, Connection{ID: 9, Replay: replayEndpoint}))
+	late := batchOf(2, 0)
+	late.Epoch = []byte("2")
+	s.do(s.m.Arrival(s.now, 9, late))
+	s.want("restarted")
+	s.finish(3, 0)
+	s.do(s.m.Disconnect(s.now, 9))
+	s.finish(3, 0)
+	s.want("batch 0 of 3")
+	s.live("3", 3, 1)
+	s.finish(3, 1)
+	s.want("restarted", "batch 0 of 3", "batch 1 of 3")
+}
+
 // An engine with batches that are older than all that are remembered, and without the last batch, is of
 // another incarnation.
 func TestReplayOlderThanTheHistoryIsARestart(t *testing.T) {
