@@ -195,7 +195,7 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 		}
 		m.startRepair(now, CauseReconnect)
 	case !first && m.order.reading():
-		m.reportGap(seqRange{}, feed.GapPossibleRestart, nil)
+		m.reportPossibleRestart()
 	}
 	return m.actions
 }
@@ -232,9 +232,14 @@ func (m *Machine) Disconnect(now time.Time, id ConnectionID) []Action {
 			break
 		}
 		m.useReplay(m.current.Replay)
-		m.former = former{} // the remaining publisher may be of that incarnation
-		if m.state != Conflicted && m.replayEndpoint != "" {
-			m.startRepair(now, CauseReconnect) // the batches read may be of another incarnation
+		// The batches read may be of another incarnation than the remaining publisher, which may be of the former.
+		m.former = former{}
+		switch {
+		case m.state == Conflicted:
+		case m.replayEndpoint != "":
+			m.startRepair(now, CauseReconnect)
+		case m.order.reading():
+			m.reportPossibleRestart()
 		}
 		m.disconnectPublisher(now)
 	}

@@ -211,6 +211,23 @@ func TestBatchesOfALateConnectionAreVerified(t *testing.T) {
 	})
 }
 
+// Without a replay socket, the batches of a late connection and those that follow its end may be of two
+// incarnations, which only a report tells.
+func TestEndOfALateConnectionWithoutReplayIsReported(t *testing.T) {
+	s := newScript(t)
+	s.connectTo("")
+	s.live("", 1, 0)
+	s.live("", 1, 1)
+	s.do(s.m.Connect(s.now, Connection{ID: 9}))
+	s.do(s.m.Arrival(s.now, 9, batchOf(0, 2)))
+	s.do(s.m.Disconnect(s.now, 9))
+	s.live("", 1, 3)
+	s.want("batch 0 of 1", "batch 1 of 1", "gap possible_restart 0-0", "batch 2 of 0", "gap possible_restart 0-0", "batch 3 of 1")
+	s.do(s.m.Connect(s.now, Connection{ID: 10}))
+	s.do(s.m.Disconnect(s.now, 10))
+	s.want("gap possible_restart 0-0") // once, because no batch was read in between
+}
+
 // The first batch of a former incarnation can arrive after those of the next. When its connection ends,
 // the next batch is of the next incarnation, which the machine has read before.
 func TestBatchAfterTheEndOfALateConnectionIsNotStale(t *testing.T) {
