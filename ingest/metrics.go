@@ -70,7 +70,7 @@ var counterOpts = [numCounters]struct{ name, label, help string }{
 	replayedTotal:        {"replayed_batches_total", "", "Batches delivered from replays."},
 	receiveDropsTotal:    {"receive_buffer_dropped_total", "", "Messages dropped because the receive buffer was full. They are requested from the replay socket. Messages to listeners have an empty worker label."},
 	reorderDropsTotal:    {"reorder_buffer_dropped_total", "", "Live batches that did not fit into the reorder buffer. They are requested from the replay socket."},
-	staleTotal:           {"stale_batches_total", "", "Live batches dropped because an earlier incarnation sent them."},
+	staleTotal:           {"stale_batches_total", "", "Live batches dropped because they are of an earlier incarnation or a closed connection. Without a replay socket they may count as lost, too."},
 	conflictsTotal:       {"publisher_conflicts_total", "", "Conflicts: two publishers used the same topic and rank."},
 }
 

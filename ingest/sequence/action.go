@@ -134,7 +134,8 @@ const (
 	Reject
 	// DropDuplicate: a batch that was read before was dropped.
 	DropDuplicate
-	// DropStale: a batch of an earlier incarnation was dropped.
+	// DropStale: a live batch of an earlier incarnation or a closed connection was dropped. If no replay
+	// has it, its seq is reported as lost although it arrived.
 	DropStale
 	// DropOverflow: a live batch did not fit into the reorder buffer. It is requested later.
 	DropOverflow
