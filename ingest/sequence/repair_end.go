@@ -205,8 +205,11 @@ func (m *Machine) dropStale(connection uint32) {
 
 // flush delivers the buffered batches of the request's connection as far as they follow the last batch
 // read. Batches of a later connection wait for a request that is sent on it, because the engine may
-// have restarted in between. After an empty replay, batches that arrived later than the request wait
-// for the next, because the engine may have begun to publish in between.
+// have restarted in between.
+//
+// After an empty replay, batches wait for the next request if all arrived later than this one, because
+// the engine may have begun to publish in between. If one of the same connection arrived earlier, the
+// engine does not keep its batches, and another request would show nothing.
 //
 // If the replies confirmed the incarnation, a batch that contradicts it and arrived before the request
 // is stale, or of another engine. A contradicting batch that arrived later may be of the next

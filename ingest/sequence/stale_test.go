@@ -91,6 +91,24 @@ func TestBatchAfterAnEmptyReplayIsVerified(t *testing.T) {
 	s.want("restarted", "batch 0 of 1", "batch 1 of 1")
 }
 
+// The engine keeps no batches, because the replay brings nothing although a batch of the connection arrived
+// before the request. Batches that arrived later do not wait for another request.
+func TestBatchesOfAnEngineThatKeepsNoneAreDelivered(t *testing.T) {
+	s := newScript(t)
+	s.begin("", 0)
+	s.connect()
+	s.live("", 0, 1)
+	for seq := uint64(2); s.request != nil; seq++ {
+		if seq > 5 {
+			t.Fatal("still requests")
+		}
+		s.m.Sent(s.request.ID)
+		s.live("", 0, seq)
+		s.end(OutcomeComplete)
+	}
+	s.want("gap possible_restart 0-0", "batch 1 of 0", "batch 2 of 0", "batch 3 of 0", "batch 4 of 0", "batch 5 of 0")
+}
+
 // A batch of a closed connection is older than the open connection.
 func TestBatchOfAClosedConnectionIsStale(t *testing.T) {
 	s := newScript(t)
