@@ -2,6 +2,8 @@ package ingest
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -162,15 +164,17 @@ func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.lastSeq
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It holds no mutex while it sends, so that a slow reader does
+// not hold up delivery.
 func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c.sources.started() {
 		ch <- prometheus.MustNewConstMetric(c.lastSeq, prometheus.GaugeValue, float64(s.lastSeq.Load()),
 			s.initial.Worker, strconv.Itoa(s.source), strconv.FormatUint(uint64(s.initial.Rank), 10))
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, w := range c.workers {
+	workers := slices.Collect(maps.Values(c.workers))
+	c.mu.Unlock()
+	for _, w := range workers {
 		w.collect(ch, &c.counters)
 	}
 }
@@ -218,13 +222,14 @@ var ofListeners = [numCounters]bool{messagesTotal: true, connectionsTotal: true,
 
 func (m *workerMetrics) collect(ch chan<- prometheus.Metric, descs *[numCounters]*prometheus.Desc) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	for id, n := range m.counters {
+	counters, labeled := m.counters, maps.Clone(m.labeled)
+	m.mu.Unlock()
+	for id, n := range counters {
 		if counterOpts[id].label == "" && (m.worker != "" || ofListeners[id]) {
 			ch <- prometheus.MustNewConstMetric(descs[id], prometheus.CounterValue, float64(n), m.worker)
 		}
 	}
-	for l, n := range m.labeled {
+	for l, n := range labeled {
 		ch <- prometheus.MustNewConstMetric(descs[l.id], prometheus.CounterValue, float64(n), m.worker, l.value)
 	}
 }
