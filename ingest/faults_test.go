@@ -494,7 +494,7 @@ func faultyCache(t *testing.T, zmq config.ZMQ, mode string, v *view, timeout tim
 
 var seeds = flag.Uint64("faults.seeds", 16, "how many engines TestRandomFaults lets misbehave")
 
-// TestRandomFaults combines faults at random. After the last fault each view equals the engine's
+// TestRandomFaults combines faults at random, over both transports. After the last fault each view equals the engine's
 // cache, or a loss was reported.
 func TestRandomFaults(t *testing.T) {
 	for seed := range *seeds {
@@ -529,7 +529,12 @@ func TestRandomFaults(t *testing.T) {
 				}
 			}()
 			v := newView()
+			zmq := config.ZMQNative
+			if seed%2 == 1 && config.ZMQLib.Available() {
+				zmq = config.ZMQLib
+			}
 			in, stop := start(t, config.Config{
+				ConnectZMQ:    zmq,
 				ReplayTimeout: time.Second, Silence: 300 * time.Millisecond, Grace: time.Hour,
 				Workers: []config.Worker{{Name: "w", Sources: []config.Source{{Connect: e.Endpoint(), Replay: e.ReplayEndpoint()}}}},
 			}, v)
