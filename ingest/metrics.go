@@ -182,11 +182,6 @@ func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
 // add adds a worker, whose name must be unique.
 func (c *workerCollector) add(worker string) *workerMetrics {
 	w := &workerMetrics{worker: worker, labeled: make(map[labeledCounter]uint64)}
-	if worker != "" {
-		for _, kind := range eventNames[wire.KindStored:] {
-			w.labeled[labeledCounter{eventsTotal, kind}] = 0
-		}
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.workers[worker] = w
@@ -208,10 +203,11 @@ type workerMetrics struct {
 	mu sync.Mutex // guards the fields below
 	// counters are the counters without a label beside worker.
 	counters [numCounters]uint64
+	events   [len(eventNames)]uint64 // eventsTotal, by kind
 	labeled  map[labeledCounter]uint64
 }
 
-// labeledCounter identifies a counter that has a label beside worker.
+// labeledCounter identifies a counter that has a label beside worker, other than eventsTotal.
 type labeledCounter struct {
 	id    counterID
 	value string
@@ -222,11 +218,16 @@ var ofListeners = [numCounters]bool{messagesTotal: true, connectionsTotal: true,
 
 func (m *workerMetrics) collect(ch chan<- prometheus.Metric, descs *[numCounters]*prometheus.Desc) {
 	m.mu.Lock()
-	counters, labeled := m.counters, maps.Clone(m.labeled)
+	counters, events, labeled := m.counters, m.events, maps.Clone(m.labeled)
 	m.mu.Unlock()
 	for id, n := range counters {
 		if counterOpts[id].label == "" && (m.worker != "" || ofListeners[id]) {
 			ch <- prometheus.MustNewConstMetric(descs[id], prometheus.CounterValue, float64(n), m.worker)
+		}
+	}
+	for kind, n := range events {
+		if m.worker != "" && eventNames[kind] != "" {
+			ch <- prometheus.MustNewConstMetric(descs[eventsTotal], prometheus.CounterValue, float64(n), m.worker, eventNames[kind])
 		}
 	}
 	for l, n := range labeled {
@@ -256,17 +257,11 @@ func (m *workerMetrics) incLabeled(id counterID, value string) {
 
 // batch counts a delivered batch. It adds the counts of Rules.Admit, and resets them.
 func (m *workerMetrics) batch(events []wire.Event, counts *wire.Counts) {
-	var kinds [wire.KindCleared + 1]uint64
-	for i := range events {
-		kinds[events[i].Kind]++
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.counters[batchesTotal]++
-	for kind, name := range eventNames {
-		if n := kinds[kind]; n > 0 {
-			m.labeled[labeledCounter{eventsTotal, name}] += n
-		}
+	for i := range events {
+		m.events[events[i].Kind]++
 	}
 	if *counts == (wire.Counts{}) {
 		return

@@ -188,7 +188,6 @@ func (m *workerMetrics) stats() WorkerStats {
 		}
 		return total
 	}
-	event := func(kind wire.Kind) uint64 { return m.labeled[labeledCounter{eventsTotal, eventNames[kind]}] }
 	return WorkerStats{
 		ConnectAttempts: m.counters[connectAttemptsTotal],
 		Connections:     m.counters[connectionsTotal],
@@ -196,9 +195,9 @@ func (m *workerMetrics) stats() WorkerStats {
 		Disconnections:  m.counters[disconnectionsTotal],
 		Messages:        m.counters[messagesTotal],
 		Batches:         m.counters[batchesTotal],
-		Stored:          event(wire.KindStored),
-		Removed:         event(wire.KindRemoved),
-		Cleared:         event(wire.KindCleared),
+		Stored:          m.events[wire.KindStored],
+		Removed:         m.events[wire.KindRemoved],
+		Cleared:         m.events[wire.KindCleared],
 		Skipped:         sum(skippedTotal),
 		Duplicates:      m.counters[duplicatesTotal],
 		Rejected:        sum(rejectedTotal),
