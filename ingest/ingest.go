@@ -33,6 +33,7 @@ import (
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
 	"github.com/kvcast/kvcast/ingest/transport/configured"
+	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
 // ErrStarted is returned by Run after an earlier Run or Close.
@@ -85,6 +86,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),
 	}
+	in.shared.rejections.limits = make(map[zmtp.Reason]*logLimit)
 	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
 	var err error

@@ -21,7 +21,6 @@ const (
 	logSilent
 	logConflict
 	logForeignHost
-	logPeer
 	logRefused
 
 	// Each refusal is a kind, from logRefused on.
@@ -31,20 +30,27 @@ const (
 func logKindOf(r refusal) logKind { return logRefused + logKind(r) }
 
 // logLimiter suppresses log lines. It is not safe for concurrent use.
-type logLimiter [numLogKinds]struct {
+type logLimiter [numLogKinds]logLimit
+
+// allow reports whether a line of a kind may be logged now: see logLimit.
+func (l *logLimiter) allow(kind logKind, now time.Time) (suppressed int, ok bool) {
+	return l[kind].allow(now)
+}
+
+// logLimit suppresses log lines of one kind. It is not safe for concurrent use.
+type logLimit struct {
 	next       time.Time
 	suppressed int
 }
 
-// allow reports whether a line may be logged now. suppressed is how many lines of its kind were not
-// logged since the last.
-func (l *logLimiter) allow(kind logKind, now time.Time) (suppressed int, ok bool) {
-	e := &l[kind]
-	if now.Before(e.next) {
-		e.suppressed++
+// allow reports whether a line may be logged now. suppressed is how many lines were not logged since the
+// last.
+func (l *logLimit) allow(now time.Time) (suppressed int, ok bool) {
+	if now.Before(l.next) {
+		l.suppressed++
 		return 0, false
 	}
-	suppressed = e.suppressed
-	e.suppressed, e.next = 0, now.Add(logInterval)
+	suppressed = l.suppressed
+	l.suppressed, l.next = 0, now.Add(logInterval)
 	return suppressed, true
 }

@@ -2,8 +2,11 @@ package ingest_test
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/test/harness"
@@ -84,5 +87,36 @@ func TestLogDescribesAcceptedTopics(t *testing.T) {
 			stop()
 			log.Want(t, `level=WARN msg="message refused" bind=tcp://127.0.0.1:* `+tt.want+" suppressed=0")
 		})
+	}
+}
+
+// TestLogNamesThePeersThatAreDisconnected checks that each reason has its own line, however many
+// peers are disconnected for other reasons.
+func TestLogNamesThePeersThatAreDisconnected(t *testing.T) {
+	var log harness.Log
+	registry := prometheus.NewRegistry()
+	in, stop := start(t, config.Config{
+		Logger: log.Logger(), Metrics: registry, ListenZMQ: config.ZMQNative, Listeners: []config.Listener{{Bind: "tcp://127.0.0.1:*"}},
+	}, newRecorder(t))
+	signature := append(append([]byte{0xff}, make([]byte, 8)...), 0x7f)
+	plain := append(append(append(signature[:10:10], 3, 0), "PLAIN"...), make([]byte, 47)...)
+	for i, peer := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), append(signature[:10:10], 1, 2), plain} {
+		c, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(in.Endpoints()[0], "tcp://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(peer); err != nil {
+			t.Fatal(err)
+		}
+		harness.WaitFor(t, func() bool {
+			return harness.Gather(t, registry).Sum("kvcast_ingest_peers_rejected_total") == float64(i+1)
+		})
+		_ = c.Close()
+	}
+	stop()
+	for _, want := range []string{"protocol", "version", "mechanism"} {
+		if line := `msg="peer disconnected" peer=127.0.0.1 reason=` + want; !strings.Contains(log.String(), line) {
+			t.Errorf("the log has no %s:\n%s", line, log.String())
+		}
 	}
 }

@@ -28,7 +28,7 @@ type shared struct {
 	intakes    sync.Pool
 	rejections struct {
 		sync.Mutex
-		limiter logLimiter // guarded by Mutex
+		limits map[zmtp.Reason]*logLimit // guarded by Mutex
 	}
 }
 
@@ -71,7 +71,12 @@ func (s *shared) reject(peer netip.Addr, err *zmtp.Error) {
 	s.metrics.peersRejected.WithLabelValues(string(err.Reason)).Inc()
 	s.rejections.Lock()
 	defer s.rejections.Unlock()
-	if n, ok := s.rejections.limiter.allow(logPeer, time.Now()); ok {
+	limit := s.rejections.limits[err.Reason]
+	if limit == nil {
+		limit = new(logLimit)
+		s.rejections.limits[err.Reason] = limit
+	}
+	if n, ok := limit.allow(time.Now()); ok {
 		s.config.Logger.Warn("peer disconnected", "peer", peer, "reason", string(err.Reason), "error", err, "suppressed", n)
 	}
 }
