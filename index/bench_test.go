@@ -1,0 +1,263 @@
+package index
+
+import (
+	"runtime"
+	"testing"
+)
+
+// mixed returns a well-distributed hash of a number.
+func mixed(n uint64) uint64 {
+	n = (n ^ n>>30) * 0xbf58476d1ce4e5b9
+	n = (n ^ n>>27) * 0x94d049bb133111eb
+	return n ^ n>>31
+}
+
+const benchRanks = 64
+
+// benchIndex returns an index with 64 ranks.
+func benchIndex() (*Index, []*Rank) {
+	x := New()
+	ranks := make([]*Rank, benchRanks)
+	for i := range ranks {
+		ranks[i] = x.AddRank("m")
+	}
+	return x, ranks
+}
+
+// heap returns the bytes in use after a garbage collection.
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// conversation is the blocks of one conversation that a rank holds. Its block hashes and tokens hashes follow from id.
+type conversation struct {
+	id     uint64
+	blocks int
+}
+
+// conversations are the conversations of a rank: 16 run at a time, and the oldest are evicted from their ends.
+type conversations struct {
+	rank   *Rank
+	next   uint64
+	active [16]conversation
+	idle   []conversation
+	held   int
+	step   uint64
+	block  [16]uint64
+	tokens [16]uint64
+}
+
+// grow stores one block of an active conversation, six at its start. It returns the number of blocks.
+func (c *conversations) grow(x *Index) int {
+	c.step++
+	v := &c.active[mixed(c.step)%uint64(len(c.active))]
+	n := 1
+	if v.blocks == 0 || v.blocks >= 128 {
+		if v.blocks > 0 {
+			c.idle = append(c.idle, *v)
+		}
+		c.next++
+		*v = conversation{id: uint64(c.rank.number)<<40 | c.next<<12}
+		n = 6
+	}
+	s := Stored{Parent: mixed(v.id + uint64(v.blocks)), HasParent: v.blocks > 0}
+	for i := range n {
+		c.block[i] = mixed(v.id + uint64(v.blocks+i+1))
+		c.tokens[i] = c.block[i] + 1
+	}
+	s.Blocks, s.Tokens = c.block[:n], c.tokens[:n]
+	x.Store(c.rank, 0, s)
+	v.blocks += n
+	c.held += n
+	return n
+}
+
+// evict removes the last block of the oldest idle conversation.
+func (c *conversations) evict(x *Index) {
+	v := &c.idle[0]
+	c.block[0] = mixed(v.id + uint64(v.blocks))
+	x.Remove(c.rank, 0, c.block[:1])
+	c.held--
+	if v.blocks--; v.blocks == 0 {
+		c.idle = c.idle[1:]
+	}
+}
+
+// BenchmarkConversations stores conversations of 64 ranks, mostly one block at a time: Fill from an empty index, and
+// Churn in an index in which each block evicts another.
+func BenchmarkConversations(b *testing.B) {
+	const perRank = 8192
+	start := func() (*Index, []conversations, int) {
+		x, ranks := benchIndex()
+		all := make([]conversations, len(ranks))
+		for i := range all {
+			all[i].rank = ranks[i]
+		}
+		blocks := 0
+		for done := 0; done < len(all); {
+			done = 0
+			for i := range all {
+				if all[i].held >= perRank {
+					done++
+					continue
+				}
+				blocks += all[i].grow(x)
+			}
+		}
+		return x, all, blocks
+	}
+	b.Run("Fill", func(b *testing.B) {
+		total, bytes := 0, 0.0
+		for b.Loop() {
+			b.StopTimer()
+			before := heap()
+			b.StartTimer()
+			x, all, blocks := start()
+			b.StopTimer()
+			bytes = float64(heap()-before) / float64(blocks)
+			runtime.KeepAlive(x)
+			runtime.KeepAlive(all)
+			total += blocks
+			b.StartTimer()
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(total), "ns/block")
+		b.ReportMetric(bytes, "bytes/block")
+	})
+	b.Run("Churn", func(b *testing.B) {
+		x, all, _ := start()
+		n, i := 0, 0
+		for b.Loop() {
+			c := &all[i%len(all)]
+			i++
+			for range c.grow(x) {
+				c.evict(x)
+				n++
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(n), "ns/store+remove")
+	})
+}
+
+// BenchmarkSharedRuns stores the same chains of 128 blocks in 64 ranks.
+func BenchmarkSharedRuns(b *testing.B) {
+	const chains, length = 64, 128
+	total := 0
+	for b.Loop() {
+		x, ranks := benchIndex()
+		for c := range uint64(chains) {
+			var tokens, blocks [length]uint64
+			for i := range tokens {
+				tokens[i] = mixed(c<<20 | uint64(i+1))
+			}
+			for k, r := range ranks {
+				for i := range blocks {
+					blocks[i] = tokens[i] ^ uint64(k)<<32
+				}
+				x.Store(r, 0, Stored{Blocks: blocks[:], Tokens: tokens[:]})
+				total += length
+			}
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(total), "ns/block")
+}
+
+// storePrompt stores a prefix of a prompt in a rank.
+func storePrompt(x *Index, r *Rank, prompt []uint64, blocks int) {
+	hashes := make([]uint64, blocks)
+	for i := range hashes {
+		hashes[i] = prompt[i] ^ 1
+	}
+	x.Store(r, 0, Stored{Blocks: hashes, Tokens: prompt[:blocks]})
+}
+
+func newPrompt(first uint64, blocks int) []uint64 {
+	p := make([]uint64, blocks)
+	for i := range p {
+		p[i] = mixed(first + uint64(i) + 1)
+	}
+	return p
+}
+
+// BenchmarkMatch matches prompts of which 64 ranks hold prefixes: of staggered lengths, or whole.
+func BenchmarkMatch(b *testing.B) {
+	for _, c := range []struct {
+		name      string
+		blocks    int
+		staggered bool
+	}{{"1000Staggered", 1000, true}, {"1000Whole", 1000, false}, {"32Whole", 32, false}, {"32Staggered", 32, true}} {
+		b.Run(c.name, func(b *testing.B) {
+			x, ranks := benchIndex()
+			prompt := newPrompt(0, c.blocks)
+			for i, r := range ranks {
+				n := c.blocks
+				if c.staggered {
+					n = max(1, c.blocks*(i+1)/benchRanks)
+				}
+				storePrompt(x, r, prompt, n)
+			}
+			var m Matcher
+			for b.Loop() {
+				x.Match("m", prompt, &m)
+			}
+			if len(m.Found) != benchRanks {
+				b.Fatalf("found %d ranks, want %d", len(m.Found), benchRanks)
+			}
+		})
+	}
+	// 4,096 prompts: 64 system prompts of 128 blocks in all ranks, then 138 blocks of a conversation in two ranks.
+	b.Run("Mix266", func(b *testing.B) {
+		x, ranks := benchIndex()
+		prompts := make([][]uint64, 4096)
+		for i := range prompts {
+			prompts[i] = append(newPrompt(uint64(i%64)<<20, 128), newPrompt(uint64(i+64)<<20, 138)...)
+			if i < 64 {
+				for _, r := range ranks {
+					storePrompt(x, r, prompts[i], 128)
+				}
+			}
+			for _, k := range []int{i, i * 7 / 5} {
+				storePrompt(x, ranks[k%benchRanks], prompts[i], 266)
+			}
+		}
+		var m Matcher
+		i := 0
+		for b.Loop() {
+			x.Match("m", prompts[int(mixed(uint64(i))%4096)], &m)
+			i++
+		}
+	})
+}
+
+func TestMatchDoesNotAllocate(t *testing.T) {
+	x, ranks := benchIndex()
+	prompt := newPrompt(0, 100)
+	for i, r := range ranks {
+		storePrompt(x, r, prompt, i+1)
+	}
+	var m Matcher
+	if got := testing.AllocsPerRun(100, func() { x.Match("m", prompt, &m) }); got > 0 || len(m.Found) != benchRanks {
+		t.Errorf("%v allocations and %d ranks, want 0 and %d", got, len(m.Found), benchRanks)
+	}
+}
+
+// TestExtensionDoesNotAllocate stores and removes a block at the end of a rank's run, which needs no growth.
+func TestExtensionDoesNotAllocate(t *testing.T) {
+	x, ranks := benchIndex()
+	prompt := newPrompt(0, 102)
+	storePrompt(x, ranks[0], prompt, 101)
+	s := Stored{Parent: prompt[100] ^ 1, HasParent: true, Blocks: []uint64{prompt[101] ^ 1}, Tokens: prompt[101:]}
+	got := testing.AllocsPerRun(100, func() {
+		x.Store(ranks[0], 0, s)
+		x.Remove(ranks[0], 0, s.Blocks)
+	})
+	if n, _ := ranks[0].Digest(0); got > 0 || n != 101 {
+		t.Errorf("%v allocations and %d blocks, want 0 and 101", got, n)
+	}
+	if runs := len(x.tree.runs) - 1; runs != 2 {
+		t.Errorf("%d runs, want a root and a run", runs)
+	}
+}

@@ -1,0 +1,176 @@
+package index
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// small are limits that small inputs exceed.
+var small = limits{run: 5, trimmedChildren: 2, singleClears: 4, retired: 2, minSweep: 3}
+
+// occurrences counts the states that a property test must reach.
+type occurrences map[string]int
+
+func (o occurrences) count(x *Index, pairs []pair) {
+	for id, r := range x.tree.runs {
+		if r == nil {
+			continue
+		}
+		if r.after.run != 0 && x.tree.headMask != ^uint64(0) {
+			found, _, _ := x.tree.byHead.Get(x.tree.headKey(r.after, r.tokens[0]))
+			o.add("runs that are not found", found != uint32(id))
+		}
+		o.add("forwards", r.forward != 0)
+		o.add("chains of forwards", r.forward != 0 && x.tree.runs[r.forward].forward != 0)
+		o.add("twins", len(r.twins) > 0)
+		o.add("runs in which two ranks hold different prefixes", len(r.holdings) > 1 &&
+			r.holdings[0].blocks != r.holdings[len(r.holdings)-1].blocks)
+		o.add("runs with too many children to trim", r.after.run != 0 && r.children > x.tree.limits.trimmedChildren)
+		o.add("runs of maximum length", len(r.tokens) == int(x.tree.limits.run))
+		o.add("branches within a run", r.firstChild != 0 && r.after.run != 0 &&
+			int(x.tree.runs[r.firstChild].after.offset) < len(r.tokens)-1)
+	}
+	for _, p := range pairs {
+		o.add("orphans", p.rank.orphans.any())
+	}
+	o.add("free runs", len(x.tree.free) > 0)
+	o.add("retired ranks", len(x.retired) > 0)
+	o.add("partial sweeps", len(x.retired) > 0 && x.retired[0].slot > 0)
+}
+
+func (o occurrences) add(what string, occurs bool) {
+	n := o[what] // states that never occur are counted, too
+	if occurs {
+		n++
+	}
+	o[what] = n
+}
+
+func drawStored(t *rapid.T) Stored {
+	hash := rapid.Uint64Range(0, 11)
+	s := Stored{Blocks: rapid.SliceOfN(hash, 1, 5).Draw(t, "blocks")}
+	if s.HasParent = rapid.IntRange(0, 2).Draw(t, "continues") > 0; s.HasParent {
+		s.Parent = hash.Draw(t, "parent")
+	}
+	n := len(s.Blocks)
+	if rapid.IntRange(0, 5).Draw(t, "unknown contents") == 0 {
+		n = rapid.IntRange(0, n).Draw(t, "contents")
+	}
+	s.Tokens = rapid.SliceOfN(rapid.Uint64Range(1, 3), n, n).Draw(t, "tokens")
+	return s
+}
+
+// checkModel applies random changes to an index and to models of its ranks, and compares them after each change.
+func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
+	names := []string{"a", "b"}
+	x := New()
+	x.tree.limits, x.tree.headMask = small, headMask
+	var (
+		pairs []pair
+		m     Matcher
+	)
+	for range rapid.IntRange(1, 60).Draw(t, "changes") {
+		if len(pairs) == 0 || len(pairs) < 4 && rapid.IntRange(0, 5).Draw(t, "add") == 0 {
+			name := names[rapid.IntRange(0, 5).Draw(t, "model")/5]
+			pairs = append(pairs, pair{x.AddRank(name), newModelRank(name)})
+		}
+		n := rapid.IntRange(0, len(pairs)-1).Draw(t, "rank")
+		p, tier := pairs[n], rapid.IntRange(0, 2).Draw(t, "tier")
+		tier += tier / 2 // 0, 1 and 3
+		switch rapid.IntRange(0, 24).Draw(t, "kind") {
+		default:
+			s := drawStored(t)
+			before := p.rank.orphans.any()
+			x.Store(p.rank, tier, s)
+			p.model.store(tier, s)
+			seen.add("adopted orphans", before && !p.rank.orphans.any())
+		case 0, 1, 2, 3, 4, 5, 6, 7:
+			hashes := rapid.SliceOfN(rapid.Uint64Range(0, 11), 1, 4).Draw(t, "removed")
+			x.Remove(p.rank, tier, hashes)
+			p.model.remove(tier, hashes)
+		case 8:
+			x.ClearTier(p.rank, tier)
+			p.model.clearTier(tier)
+		case 9:
+			x.Clear(p.rank)
+			clear(p.model.blocks)
+		case 10:
+			x.RemoveRank(p.rank)
+			pairs = append(pairs[:n:n], pairs[n+1:]...)
+		}
+		if rapid.IntRange(0, 3).Draw(t, "sweep") == 0 {
+			x.Sweep()
+		}
+		if err := checkInvariants(x); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range pairs {
+			if err := p.compare(x); err != nil {
+				t.Fatal(err)
+			}
+		}
+		prompt := rapid.SliceOfN(rapid.Uint64Range(1, 3), 0, 8).Draw(t, "prompt")
+		for _, name := range names {
+			if err := compareMatch(x, pairs, &m, name, prompt, headMask != ^uint64(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Compare the longest path of a block, too, since random prompts rarely match far.
+		for _, p := range pairs {
+			var longest string
+			for _, b := range p.model.blocks {
+				if len(b.path) > len(longest) || len(b.path) == len(longest) && b.path > longest {
+					longest = b.path
+				}
+			}
+			var tokens []uint64
+			for _, c := range longest {
+				tokens = append(tokens, uint64(c))
+			}
+			if err := compareMatch(x, pairs, &m, p.model.model, tokens, headMask != ^uint64(0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		seen.count(x, pairs)
+	}
+	for _, p := range pairs {
+		x.RemoveRank(p.rank)
+	}
+	for len(x.retired) > 0 {
+		x.Sweep()
+	}
+	if len(x.models) > 0 || len(x.tree.free) != len(x.tree.runs)-1 || x.tree.byHead.Len() > 0 {
+		t.Fatalf("%d models, %d runs and %d heads are left without ranks",
+			len(x.models), len(x.tree.runs)-1-len(x.tree.free), x.tree.byHead.Len())
+	}
+}
+
+func TestIndexEqualsModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) { checkModel(t, ^uint64(0), make(occurrences)) })
+}
+
+// TestCollisionsShortenPrefixes compares matches while the keys of runs often collide.
+func TestCollisionsShortenPrefixes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) { checkModel(t, 7, make(occurrences)) })
+}
+
+// TestModelReachesRareStates draws changes from fixed seeds, and checks that each state occurs.
+func TestModelReachesRareStates(t *testing.T) {
+	seen := make(occurrences)
+	for _, mask := range []uint64{^uint64(0), 7} {
+		g := rapid.Custom(func(t *rapid.T) bool {
+			checkModel(t, mask, seen)
+			return true
+		})
+		for seed := range 400 {
+			g.Example(seed)
+		}
+	}
+	for what, n := range seen {
+		t.Logf("%6d %s", n, what)
+		if n == 0 {
+			t.Errorf("no change led to %s", what)
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package index
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+)
+
+// modelRank is a simple reference implementation of Rank. It knows each block's contents from the start of the prompt.
+type modelRank struct {
+	model  string
+	blocks map[uint64]*modelBlock // by block hash
+}
+
+type modelBlock struct {
+	tiers          uint8
+	path           string // contents from the start of the prompt; "": unknown
+	orphan         bool   // tokens and parent are known, the parent's path is not
+	tokens, parent uint64
+	hasParent      bool
+}
+
+func newModelRank(model string) *modelRank {
+	return &modelRank{model: model, blocks: make(map[uint64]*modelBlock)}
+}
+
+func (m *modelRank) store(tier int, s Stored) {
+	parent, hasParent := s.Parent, s.HasParent
+	for i, h := range s.Blocks {
+		b := m.blocks[h]
+		if b == nil {
+			b = new(modelBlock)
+			m.blocks[h] = b
+		}
+		b.tiers |= 1 << tier
+		if i < len(s.Tokens) {
+			before, known := "", !hasParent
+			if p := m.blocks[parent]; hasParent && p != nil && p.path != "" {
+				before, known = p.path, true
+			}
+			switch {
+			case known:
+				b.path, b.orphan = before+string(rune(s.Tokens[i])), false
+			case b.path == "":
+				b.orphan = true
+			}
+			if known || b.path == "" {
+				b.tokens, b.parent, b.hasParent = s.Tokens[i], parent, hasParent
+			}
+		} else if b.path == "" && !b.orphan {
+			b.parent, b.hasParent = parent, hasParent
+		}
+		m.adopt()
+		parent, hasParent = h, true
+	}
+}
+
+func (m *modelRank) adopt() {
+	for again := true; again; {
+		again = false
+		for _, b := range m.blocks {
+			if p := m.blocks[b.parent]; b.orphan && p != nil && p.path != "" {
+				b.path, b.orphan, again = p.path+string(rune(b.tokens)), false, true
+			}
+		}
+	}
+}
+
+func (m *modelRank) remove(tier int, hashes []uint64) {
+	for _, h := range hashes {
+		if b := m.blocks[h]; b != nil {
+			if b.tiers &^= 1 << tier; b.tiers == 0 {
+				delete(m.blocks, h)
+			}
+		}
+	}
+}
+
+func (m *modelRank) clearTier(tier int) {
+	for h := range m.blocks {
+		m.remove(tier, []uint64{h})
+	}
+}
+
+// match returns the longest prefix in some tiers.
+func (m *modelRank) match(tiers uint8, tokens []uint64) int {
+	paths := make(map[string]bool)
+	for _, b := range m.blocks {
+		if b.tiers&tiers != 0 && b.path != "" {
+			paths[b.path] = true
+		}
+	}
+	path := ""
+	for i, c := range tokens {
+		if path += string(rune(c)); !paths[path] {
+			return i
+		}
+	}
+	return len(tokens)
+}
+
+// state returns the number and digest of the blocks in a tier.
+func (m *modelRank) state(tier int) (n, digest uint64) {
+	for h, b := range m.blocks {
+		if b.tiers&(1<<tier) != 0 {
+			n, digest = n+1, digest^wire.BlockDigest(h)
+		}
+	}
+	return n, digest
+}
+
+// pair is a rank and its model.
+type pair struct {
+	rank  *Rank
+	model *modelRank
+}
+
+// compareMatch returns an error that describes how a match differs from the models'. If collisions is set, prefixes
+// may be shorter.
+func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens []uint64, collisions bool) error {
+	x.Match(modelName, tokens, m)
+	got := make(map[*Rank]Match)
+	for _, f := range m.Found {
+		if _, ok := got[f.Rank]; ok || f.Blocks == 0 {
+			return fmt.Errorf("rank %d is found twice or without blocks: %+v", f.Rank.number, m.Found)
+		}
+		got[f.Rank] = f
+	}
+	for _, p := range pairs {
+		want := Match{}
+		if p.model.model == modelName {
+			want.Blocks = p.model.match(allTiers, tokens)
+			for tier := range NumTiers {
+				want.TierBlocks[tier] = p.model.match(1<<tier, tokens)
+			}
+		}
+		f := got[p.rank]
+		delete(got, p.rank)
+		f.Rank = nil
+		if f == want {
+			continue
+		}
+		for tier := range NumTiers {
+			collisions = collisions && f.TierBlocks[tier] <= want.TierBlocks[tier]
+		}
+		if !collisions || f.Blocks > want.Blocks {
+			return fmt.Errorf("match of %v in rank %d: %+v, want %+v", tokens, p.rank.number, f, want)
+		}
+	}
+	if len(got) > 0 {
+		return fmt.Errorf("match of %v found unknown ranks: %+v", tokens, got)
+	}
+	return nil
+}
+
+// compare returns an error that describes how the blocks of a rank differ from the model's.
+func (p pair) compare(x *Index) error {
+	for tier := range NumTiers {
+		n, digest := p.model.state(tier)
+		if gotN, gotDigest := p.rank.Digest(tier); gotN != n || gotDigest != digest {
+			return fmt.Errorf("tier %d: %d blocks, digest %x, want %d, %x", tier, gotN, gotDigest, n, digest)
+		}
+		yielded := uint64(0)
+		for got := range x.Blocks(p.rank, tier) {
+			yielded++
+			want := Block{Hash: got.Hash}
+			b := p.model.blocks[got.Hash]
+			if b == nil || b.tiers&(1<<tier) == 0 {
+				return fmt.Errorf("tier %d has the block %+v, want none", tier, got)
+			}
+			if b.path != "" || b.orphan {
+				want.Tokens, want.HasTokens = b.tokens, true
+			}
+			if b.hasParent {
+				want.Parent, want.HasParent = b.parent, true
+			}
+			if got != want || p.rank.Tiers(got.Hash) != b.tiers {
+				return fmt.Errorf("tier %d has the block %+v in the tiers %x, want %+v", tier, got, b.tiers, want)
+			}
+		}
+		if yielded != n {
+			return fmt.Errorf("tier %d has %d blocks, want %d", tier, yielded, n)
+		}
+	}
+	if p.rank.table.Len() != len(p.model.blocks) {
+		return fmt.Errorf("%d block hashes, want %d", p.rank.table.Len(), len(p.model.blocks))
+	}
+	for h, b := range p.model.blocks {
+		s, tag, _ := p.rank.table.Get(h)
+		if tag&allTiers != b.tiers || hasPlace(tag) != (b.path != "") || (tag&tagOrphan != 0) != b.orphan {
+			return fmt.Errorf("block %d has tag %x, want %+v", h, tag, b)
+		}
+		if !hasPlace(tag) {
+			continue
+		}
+		if path := pathOf(&x.tree, s.at); path != b.path {
+			return fmt.Errorf("block %d has contents %q, want %q", h, path, b.path)
+		}
+	}
+	return nil
+}
+
+// pathOf returns the contents from the start of the prompt to a block.
+func pathOf(t *tree, p position) string {
+	var path []rune
+	p = t.resolve(p)
+	for t.runs[p.run].after.run != 0 {
+		r := t.runs[p.run]
+		for i := int(p.offset); i >= 0; i-- {
+			path = append(path, rune(r.tokens[i]))
+		}
+		p = r.after
+	}
+	slices.Reverse(path)
+	return string(path)
+}
