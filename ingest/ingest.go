@@ -81,7 +81,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 			sink:      sink,
 			names:     &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
 			budgets:   newBudgets(c),
-			addresses: addressCounts{max: c.MaxSourcesPerAddress, sources: make(map[netip.Addr]int)},
+			addresses: addressCounts{max: c.MaxSourcesPerAddress, sources: make(map[netip.Prefix]int)},
 		},
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),

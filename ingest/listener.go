@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // listener reads a bound socket, which engines connect to. The topic identifies a worker, and the topic
@@ -168,12 +169,12 @@ func (l *listener) peer(m transport.Message) *peer {
 	return c
 }
 
-// peerAddress returns the address of a message's peer; invalid if it is unknown.
-func (l *listener) peerAddress(m transport.Message) netip.Addr {
+// peerAddress returns the address of a message's peer, for limits.
+func (l *listener) peerAddress(m transport.Message) netip.Prefix {
 	if c := l.peer(m); c != nil {
-		return c.address
+		return budget.AddressOf(c.address)
 	}
-	return netip.Addr{}
+	return netip.Prefix{}
 }
 
 func (l *listener) message(in *intake, now time.Time, m transport.Message) {

@@ -41,7 +41,7 @@ func (l *listener) removeWorker(w *boundWorker) {
 }
 
 // publisher returns the publisher of a batch from an address; nil if it is refused.
-func (l *listener) publisher(t *boundTopic, b *wire.Batch, from netip.Addr, now time.Time) *publisher {
+func (l *listener) publisher(t *boundTopic, b *wire.Batch, from netip.Prefix, now time.Time) *publisher {
 	var rank uint32
 	if b.HasRank {
 		rank = b.Rank
@@ -62,7 +62,7 @@ func (l *listener) publisher(t *boundTopic, b *wire.Batch, from netip.Addr, now 
 }
 
 // admit reserves the budgets of another publisher, whose first batch comes from an address.
-func (l *listener) admit(t *boundTopic, rank uint32, from netip.Addr) (why refusal, ok bool) {
+func (l *listener) admit(t *boundTopic, rank uint32, from netip.Prefix) (why refusal, ok bool) {
 	sources, addresses := l.shared.budgets.sources, &l.shared.addresses
 	switch {
 	case len(t.worker.publishers) >= feed.MaxRanks:

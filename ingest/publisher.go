@@ -38,7 +38,7 @@ type publisher struct {
 	before struct{ first, last uint64 }
 
 	// from is the address that the first batch came from, if the engine connects to a listener.
-	from netip.Addr
+	from netip.Prefix
 	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
 	// unless the engine connects to a listener.
 	replayOf func(*peer) string

@@ -87,17 +87,17 @@ type addressCounts struct {
 	max int
 
 	mu      sync.Mutex // guards sources
-	sources map[netip.Addr]int
+	sources map[netip.Prefix]int
 }
 
-func (c *addressCounts) full(from netip.Addr) bool {
+func (c *addressCounts) full(from netip.Prefix) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sources[from] >= c.max
 }
 
 // reserve adds a source from an address. It returns false if there may be no more.
-func (c *addressCounts) reserve(from netip.Addr) bool {
+func (c *addressCounts) reserve(from netip.Prefix) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sources[from] >= c.max {
@@ -107,7 +107,7 @@ func (c *addressCounts) reserve(from netip.Addr) bool {
 	return true
 }
 
-func (c *addressCounts) release(from netip.Addr) {
+func (c *addressCounts) release(from netip.Prefix) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sources[from]--; c.sources[from] == 0 {

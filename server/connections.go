@@ -12,6 +12,8 @@ import (
 
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
+
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // connections tracks the open connections of a server and bounds their number. It can close a connection
@@ -136,20 +138,12 @@ type peerAddress struct {
 	receiving   chan struct{} // has one element per call whose request is being received
 }
 
-// peerPrefix returns the prefix that identifies a client: its IPv4 address, or the /64 of its IPv6 address,
-// since one client usually has a whole /64. All other addresses share the zero prefix.
+// peerPrefix returns the prefix that identifies a client.
 func peerPrefix(a net.Addr) netip.Prefix {
-	tcp, ok := a.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		return budget.AddressOf(tcp.AddrPort().Addr())
 	}
-	ip := tcp.AddrPort().Addr().Unmap().WithZone("")
-	bits := ip.BitLen()
-	if ip.Is6() {
-		bits = 64
-	}
-	prefix, _ := ip.Prefix(bits) // the zero prefix if the address is invalid
-	return prefix
+	return netip.Prefix{}
 }
 
 // Clients reconnect at MaxConnectionAge, so that a load balancer can move them to other servers. gRPC sends

@@ -67,13 +67,13 @@ type Config struct {
 	MaxSources int
 	// MaxSourcesPerAddress is the maximum number of sources that engines at one IP address make known
 	// to Listeners: the dp ranks of all topics together. All peers over ipc count as 127.0.0.1, and
-	// each IPv6 address counts by itself.
+	// an IPv6 /64 counts as one address.
 	MaxSourcesPerAddress int
 	// ConnectZMQ is the implementation of ZeroMQ for Workers and AddWorker, and for replays; the
 	// default is DefaultConnectZMQ. ListenZMQ is the one for Listeners; the default is ZMQNative.
 	ConnectZMQ, ListenZMQ ZMQ
 	// MaxConnections and MaxConnectionsPerAddress limit the connections to all listeners together,
-	// and from one IP address, if ListenZMQ is ZMQNative. Each IPv6 address counts by itself, and
+	// and from one IP address, if ListenZMQ is ZMQNative. An IPv6 /64 counts as one address, and
 	// connections over ipc count for MaxConnections alone.
 	MaxConnections, MaxConnectionsPerAddress int
 	// MaxRanks is the maximum number of dp ranks of all workers together that are known only from

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/transport"
+	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/zmtp"
 )
 
@@ -43,6 +44,7 @@ type conn struct {
 	receiver *Receiver
 	id       int
 	peer     netip.Addr
+	address  netip.Prefix // of peer, for limits
 	net      stream
 	raw      syscall.RawConn
 	session  *zmtp.Session
@@ -79,6 +81,7 @@ func newConn(r *Receiver, id int, c net.Conn) *conn {
 		receiver: r, id: id, peer: address(c), net: c.(stream),
 		inFlight: make(chan struct{}, chunksInFlight), evicted: make(chan struct{}), done: make(chan struct{}),
 	}
+	n.address = budget.AddressOf(n.peer)
 	n.raw, _ = n.net.SyscallConn() // fails if the connection is nil
 	n.try = n.tryRead
 	return n
@@ -394,7 +397,7 @@ func (c *conn) grow() error {
 // await claims the memory of a message, and waits until the claim is granted.
 func (c *conn) await() error {
 	larges := c.receiver.transport.larges
-	c.claim = &claim{address: c.peer, bytes: capacity(c.need), granted: make(chan struct{}), evict: c.evict}
+	c.claim = &claim{address: c.address, bytes: capacity(c.need), granted: make(chan struct{}), evict: c.evict}
 	larges.request(c.claim)
 	patience := c.receiver.transport.config.LargePatience
 	for {

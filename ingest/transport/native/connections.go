@@ -18,7 +18,7 @@ type connections struct {
 
 	mu        sync.Mutex // guards all below
 	all       int
-	byAddress map[netip.Addr]map[*conn]struct{}
+	byAddress map[netip.Prefix]map[*conn]struct{}
 }
 
 // Reasons of connections that are closed before they are read.
@@ -30,7 +30,7 @@ const (
 func (cs *connections) add(c *conn) *zmtp.Error {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	same := cs.byAddress[c.peer]
+	same := cs.byAddress[c.address]
 	switch {
 	case cs.all >= cs.max:
 		return &zmtp.Error{Reason: reasonConnections, Detail: fmt.Sprintf("all %d connections are in use", cs.max)}
@@ -38,7 +38,7 @@ func (cs *connections) add(c *conn) *zmtp.Error {
 		return &zmtp.Error{Reason: reasonPerAddress, Detail: fmt.Sprintf("address has %d connections, the most that are allowed", cs.perAddress)}
 	case same == nil:
 		same = make(map[*conn]struct{})
-		cs.byAddress[c.peer] = same
+		cs.byAddress[c.address] = same
 	}
 	cs.all++
 	same[c] = struct{}{}
@@ -49,9 +49,9 @@ func (cs *connections) remove(c *conn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.all--
-	same := cs.byAddress[c.peer]
+	same := cs.byAddress[c.address]
 	if delete(same, c); len(same) == 0 {
-		delete(cs.byAddress, c.peer)
+		delete(cs.byAddress, c.address)
 	}
 }
 
@@ -60,8 +60,8 @@ func (cs *connections) remove(c *conn) {
 func (cs *connections) earlier(c *conn) (all []*conn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for other := range cs.byAddress[c.peer] {
-		if other.established.Load() && other.receiver == c.receiver && other.id < c.id {
+	for other := range cs.byAddress[c.address] {
+		if other.peer == c.peer && other.established.Load() && other.receiver == c.receiver && other.id < c.id {
 			all = append(all, other)
 		}
 	}

@@ -18,7 +18,7 @@ type ledger struct {
 
 	mu      sync.Mutex // guards all below, and the claims
 	used    int64
-	owners  map[netip.Addr]*owner
+	owners  map[netip.Prefix]*owner
 	waiting []*claim // in the order of their requests
 }
 
@@ -31,7 +31,7 @@ type owner struct {
 
 // claim is the memory of one message.
 type claim struct {
-	address netip.Addr
+	address netip.Prefix
 	bytes   int64
 	granted chan struct{} // closed when it is granted
 	evict   func()        // must not block; called at most once
@@ -40,7 +40,7 @@ type claim struct {
 }
 
 func newLedger(limit int64) *ledger {
-	return &ledger{limit: limit, owners: make(map[netip.Addr]*owner)}
+	return &ledger{limit: limit, owners: make(map[netip.Prefix]*owner)}
 }
 
 // request makes a claim, which may have to wait.

@@ -26,7 +26,7 @@ func TestLedger(t *testing.T) {
 		without := func(all []*claim, c *claim) []*claim {
 			return slices.DeleteFunc(all, func(other *claim) bool { return other == c })
 		}
-		used := func(address netip.Addr) (n int64) {
+		used := func(address netip.Prefix) (n int64) {
 			for _, c := range granted {
 				if c.address == address {
 					n += c.bytes
@@ -37,7 +37,7 @@ func TestLedger(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"request": func(t *rapid.T) {
 				c := &claim{
-					address: netip.AddrFrom4([4]byte{byte(rapid.IntRange(0, 2).Draw(t, "address"))}),
+					address: netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(rapid.IntRange(0, 2).Draw(t, "address"))}), 32),
 					bytes:   rapid.Int64Range(1, 60).Draw(t, "bytes"), granted: make(chan struct{}),
 				}
 				c.evict = func() {
@@ -104,7 +104,7 @@ func TestLedger(t *testing.T) {
 }
 
 // firstOf returns the first claim of an address that uses so many bytes.
-func firstOf(waiting []*claim, bytes int64, used func(netip.Addr) int64) *claim {
+func firstOf(waiting []*claim, bytes int64, used func(netip.Prefix) int64) *claim {
 	i := slices.IndexFunc(waiting, func(c *claim) bool { return used(c.address) == bytes })
 	return waiting[i]
 }
@@ -115,7 +115,7 @@ func TestLedgerEvictsTheLargestUser(t *testing.T) {
 	l := newLedger(100)
 	var evicted []string
 	request := func(name string, address byte, bytes int64) *claim {
-		c := &claim{address: netip.AddrFrom4([4]byte{address}), bytes: bytes, granted: make(chan struct{})}
+		c := &claim{address: netip.PrefixFrom(netip.AddrFrom4([4]byte{address}), 32), bytes: bytes, granted: make(chan struct{})}
 		c.evict = func() { evicted = append(evicted, name) }
 		l.request(c)
 		return c

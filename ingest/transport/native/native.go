@@ -69,7 +69,7 @@ func New(c Config) *Transport {
 		config:      c,
 		reads:       newReads(c),
 		larges:      newLedger(c.LargeBytes),
-		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Addr]map[*conn]struct{})},
+		connections: connections{max: c.Connections, perAddress: c.PerAddress, byAddress: make(map[netip.Prefix]map[*conn]struct{})},
 	}
 }
 
