@@ -12,21 +12,7 @@ jeromq=0.6.0
 jeromq_sum=4784ff6d6e91b8eecd917b73d07b161c19a808ef870a5bdb760515bb67e208d3
 mkdir -p "$into"
 
-# limited COMMAND... runs a command for at most five minutes. If that is not enough, it says so and
-# returns 124.
-limited() {
-	if ! command -v timeout >/dev/null 2>&1; then
-		"$@"
-		return
-	fi
-	status=0
-	timeout 300 "$@" || status=$?
-	[ $status != 124 ] || echo "error: not done after five minutes"
-	return $status
-}
-
-# reason LOG prints the first error in the output of a command, or else its last line.
-reason() { grep -i -m 1 error "$1" || tail -n 1 "$1"; }
+. tools/scripts/limited.sh
 
 # sha256 FILE
 sha256() {
