@@ -18,8 +18,7 @@ const (
 	// an engine replays by default.
 	maxInboxMessages = 10_000
 	maxInboxBytes    = 64 << 20
-	// connectionShare is the part of an inbox, 1/4, that one connection may fill if a
-	// socket has several. The rest is left for the other connections.
+	// One of several connections of a socket may fill 1/connectionShare of the inbox.
 	connectionShare = 4
 	// batchSize is how many messages a chunk has at most, and batchOverhead approximately
 	// how many bytes libzmq and Go need for a chunk without its frames.
@@ -63,7 +62,7 @@ type inbox struct {
 	connections map[int]usage
 	// end is the end of the only connection, which interrupts drain; its kind is 0 before.
 	end transport.Event
-	// failure is an error of the monitor, which interrupts drain as well.
+	// failure is the monitor's error; nil if there is none. It ends drain.
 	failure error
 	err     error // why drain has ended; nil before
 }

@@ -144,8 +144,8 @@ func (c *conn) run() error {
 	}
 }
 
-// tick has the session process that time has passed. The read deadline is not moved with each
-// message, so that it may fire early.
+// tick tells the session the time, and sends what is due, such as a PING. It may be called before
+// anything is due: the read deadline is not moved with each message.
 func (c *conn) tick() error {
 	if err := c.ended(); err != nil {
 		return err

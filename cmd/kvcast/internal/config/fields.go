@@ -150,7 +150,7 @@ func (c *Config) subscriberFields() mapping {
 	}
 }
 
-// The words of workers and listeners are validated by ingest, which sees all of them.
+// Package ingest/config validates the values of workers and listeners, which also come from elsewhere.
 
 func workerFields(w *ingestconfig.Worker) mapping {
 	return mapping{
