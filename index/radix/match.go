@@ -1,4 +1,4 @@
-package index
+package radix
 
 // Match is the longest prefix of a prompt that one rank holds.
 type Match struct {

@@ -1,20 +1,20 @@
-package index_test
+package radix_test
 
 import (
 	"fmt"
 
-	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/index/radix"
 )
 
 func Example() {
-	x := index.New()
+	x := radix.New()
 	a, b := x.AddRank("llama"), x.AddRank("llama")
 	// The block hashes of two engines differ; the tokens hashes of equal contents are equal.
-	x.Store(a, 0, index.Stored{Blocks: []uint64{1, 2, 3}, Tokens: []uint64{70, 71, 72}})
-	x.Store(b, 0, index.Stored{Blocks: []uint64{9}, Tokens: []uint64{70}})
-	x.Store(b, 1, index.Stored{Parent: 9, HasParent: true, Blocks: []uint64{8}, Tokens: []uint64{71}})
+	x.Store(a, 0, radix.Stored{Blocks: []uint64{1, 2, 3}, Tokens: []uint64{70, 71, 72}})
+	x.Store(b, 0, radix.Stored{Blocks: []uint64{9}, Tokens: []uint64{70}})
+	x.Store(b, 1, radix.Stored{Parent: 9, HasParent: true, Blocks: []uint64{8}, Tokens: []uint64{71}})
 
-	var m index.Matcher
+	var m radix.Matcher
 	x.Match("llama", []uint64{70, 71, 73}, &m)
 	for _, f := range m.Found {
 		fmt.Println(f.Rank == a, f.Blocks, f.TierBlocks)

@@ -1,4 +1,4 @@
-// Package index has the blocks of all dp ranks, and finds for a prompt the longest prefix that each rank holds.
+// Package radix has the blocks of all dp ranks, and finds for a prompt the longest prefix that each rank holds.
 //
 // In: stores, removes and clears of ranks, in order. Out: matches, and the number and digest of the blocks of each rank
 // and tier. The answers are exactly those of the blocks that were stored and not removed, except that a prefix may be
@@ -14,7 +14,7 @@
 // store without content, or with an unknown parent, does not change a known place; any other store moves the block.
 //
 // A rank that is cleared or removed is ignored at once; later sweeps release its blocks in bounded steps.
-package index
+package radix
 
 import "github.com/kvcast/kvcast/internal/hashtable"
 

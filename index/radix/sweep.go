@@ -1,4 +1,4 @@
-package index
+package radix
 
 import "github.com/kvcast/kvcast/internal/hashtable"
 
