@@ -301,7 +301,7 @@ func (x WorkerRemoved_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerRemoved_Reason.Descriptor instead.
 func (WorkerRemoved_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8, 0}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9, 0}
 }
 
 // A point in the stream: every entry up to and including seq is applied. A router
@@ -469,6 +469,7 @@ func (x *Entry) GetEvents() []*RouterEvent {
 //	removed         remove the blocks from the set
 //	cleared         empty the sets of the worker and dp rank, in the tiers named
 //	gap             change nothing; the set may be wrong from now on, see Gap
+//	groups_omitted  change nothing; a prefix in the set is an upper bound from now on
 //	worker_added    add the worker with empty sets
 //	worker_removed  remove the worker and its sets
 //
@@ -499,6 +500,7 @@ type RouterEvent struct {
 	//	*RouterEvent_Gap
 	//	*RouterEvent_WorkerAdded
 	//	*RouterEvent_WorkerRemoved
+	//	*RouterEvent_GroupsOmitted
 	Event         isRouterEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -616,6 +618,15 @@ func (x *RouterEvent) GetWorkerRemoved() *WorkerRemoved {
 	return nil
 }
 
+func (x *RouterEvent) GetGroupsOmitted() *GroupsOmitted {
+	if x != nil {
+		if x, ok := x.Event.(*RouterEvent_GroupsOmitted); ok {
+			return x.GroupsOmitted
+		}
+	}
+	return nil
+}
+
 type isRouterEvent_Event interface {
 	isRouterEvent_Event()
 }
@@ -650,6 +661,11 @@ type RouterEvent_WorkerRemoved struct {
 	WorkerRemoved *WorkerRemoved `protobuf:"bytes,9,opt,name=worker_removed,json=workerRemoved,proto3,oneof"`
 }
 
+type RouterEvent_GroupsOmitted struct {
+	// The engine also caches attention groups whose events are omitted.
+	GroupsOmitted *GroupsOmitted `protobuf:"bytes,10,opt,name=groups_omitted,json=groupsOmitted,proto3,oneof"`
+}
+
 func (*RouterEvent_Stored) isRouterEvent_Event() {}
 
 func (*RouterEvent_Removed) isRouterEvent_Event() {}
@@ -661,6 +677,8 @@ func (*RouterEvent_Gap) isRouterEvent_Event() {}
 func (*RouterEvent_WorkerAdded) isRouterEvent_Event() {}
 
 func (*RouterEvent_WorkerRemoved) isRouterEvent_Event() {}
+
+func (*RouterEvent_GroupsOmitted) isRouterEvent_Event() {}
 
 // A chain of blocks that are in the cache: each block continues the previous block, and
 // the first block continues parent_hash. Blocks that are already in the set have no
@@ -955,6 +973,47 @@ func (x *Gap) GetLastSeq() uint64 {
 	return 0
 }
 
+// The dp rank also caches other attention groups than the main group, such as sliding
+// windows or Mamba states. The stream has the events of the main group only. The engine
+// can reuse at most the prefix in the router's set, and less if another group lacks blocks
+// of the prefix. This holds until the engine restarts (REASON_ENGINE_RESTARTED) or the
+// worker is removed. Sent once, before or with the first omitted event.
+type GroupsOmitted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupsOmitted) Reset() {
+	*x = GroupsOmitted{}
+	mi := &file_kvcast_v1_event_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupsOmitted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupsOmitted) ProtoMessage() {}
+
+func (x *GroupsOmitted) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_event_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupsOmitted.ProtoReflect.Descriptor instead.
+func (*GroupsOmitted) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{7}
+}
+
 // A worker was added. Its later events describe the blocks that it holds. If an engine
 // was already running when the server first read it, the engine may hold further
 // blocks; a Gap with REASON_JOINED_LATE then precedes all other events of its rank.
@@ -978,7 +1037,7 @@ type WorkerAdded struct {
 
 func (x *WorkerAdded) Reset() {
 	*x = WorkerAdded{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[7]
+	mi := &file_kvcast_v1_event_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -990,7 +1049,7 @@ func (x *WorkerAdded) String() string {
 func (*WorkerAdded) ProtoMessage() {}
 
 func (x *WorkerAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[7]
+	mi := &file_kvcast_v1_event_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1003,7 +1062,7 @@ func (x *WorkerAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAdded.ProtoReflect.Descriptor instead.
 func (*WorkerAdded) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{7}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WorkerAdded) GetModel() string {
@@ -1052,7 +1111,7 @@ type WorkerRemoved struct {
 
 func (x *WorkerRemoved) Reset() {
 	*x = WorkerRemoved{}
-	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	mi := &file_kvcast_v1_event_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1064,7 +1123,7 @@ func (x *WorkerRemoved) String() string {
 func (*WorkerRemoved) ProtoMessage() {}
 
 func (x *WorkerRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_event_proto_msgTypes[8]
+	mi := &file_kvcast_v1_event_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1077,7 +1136,7 @@ func (x *WorkerRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerRemoved.ProtoReflect.Descriptor instead.
 func (*WorkerRemoved) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{8}
+	return file_kvcast_v1_event_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerRemoved) GetReason() WorkerRemoved_Reason {
@@ -1101,7 +1160,7 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x121\n" +
 	"\x15engine_time_unix_nano\x18\x04 \x01(\x10R\x12engineTimeUnixNano\x121\n" +
 	"\x15ingest_time_unix_nano\x18\x05 \x01(\x10R\x12ingestTimeUnixNano\x12.\n" +
-	"\x06events\x18\x06 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\"\xb1\x03\n" +
+	"\x06events\x18\x06 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\"\xf4\x03\n" +
 	"\vRouterEvent\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x12\x1c\n" +
 	"\adp_rank\x18\x02 \x01(\rH\x01R\x06dpRank\x88\x01\x01\x12#\n" +
@@ -1111,7 +1170,9 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\acleared\x18\x06 \x01(\v2\x12.kvcast.v1.ClearedH\x00R\acleared\x12\"\n" +
 	"\x03gap\x18\a \x01(\v2\x0e.kvcast.v1.GapH\x00R\x03gap\x12;\n" +
 	"\fworker_added\x18\b \x01(\v2\x16.kvcast.v1.WorkerAddedH\x00R\vworkerAdded\x12A\n" +
-	"\x0eworker_removed\x18\t \x01(\v2\x18.kvcast.v1.WorkerRemovedH\x00R\rworkerRemovedB\a\n" +
+	"\x0eworker_removed\x18\t \x01(\v2\x18.kvcast.v1.WorkerRemovedH\x00R\rworkerRemoved\x12A\n" +
+	"\x0egroups_omitted\x18\n" +
+	" \x01(\v2\x18.kvcast.v1.GroupsOmittedH\x00R\rgroupsOmittedB\a\n" +
 	"\x05eventB\n" +
 	"\n" +
 	"\b_dp_rank\"\xf2\x01\n" +
@@ -1153,7 +1214,8 @@ const file_kvcast_v1_event_proto_rawDesc = "" +
 	"\x16REASON_TOO_MANY_BLOCKS\x10\x06\x12\x16\n" +
 	"\x12REASON_JOINED_LATE\x10\a\x12\x16\n" +
 	"\x12REASON_SHARED_TIER\x10\b\x12\x1e\n" +
-	"\x1aREASON_TOO_MANY_ATTRIBUTES\x10\t\"\xeb\x01\n" +
+	"\x1aREASON_TOO_MANY_ATTRIBUTES\x10\t\"\x0f\n" +
+	"\rGroupsOmitted\"\xeb\x01\n" +
 	"\vWorkerAdded\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +
@@ -1191,7 +1253,7 @@ func file_kvcast_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvcast_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvcast_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvcast_v1_event_proto_goTypes = []any{
 	(Tier)(0),                 // 0: kvcast.v1.Tier
 	(Cleared_Reason)(0),       // 1: kvcast.v1.Cleared.Reason
@@ -1204,9 +1266,10 @@ var file_kvcast_v1_event_proto_goTypes = []any{
 	(*Removed)(nil),           // 8: kvcast.v1.Removed
 	(*Cleared)(nil),           // 9: kvcast.v1.Cleared
 	(*Gap)(nil),               // 10: kvcast.v1.Gap
-	(*WorkerAdded)(nil),       // 11: kvcast.v1.WorkerAdded
-	(*WorkerRemoved)(nil),     // 12: kvcast.v1.WorkerRemoved
-	nil,                       // 13: kvcast.v1.WorkerAdded.LabelsEntry
+	(*GroupsOmitted)(nil),     // 11: kvcast.v1.GroupsOmitted
+	(*WorkerAdded)(nil),       // 12: kvcast.v1.WorkerAdded
+	(*WorkerRemoved)(nil),     // 13: kvcast.v1.WorkerRemoved
+	nil,                       // 14: kvcast.v1.WorkerAdded.LabelsEntry
 }
 var file_kvcast_v1_event_proto_depIdxs = []int32{
 	6,  // 0: kvcast.v1.Entry.events:type_name -> kvcast.v1.RouterEvent
@@ -1215,18 +1278,19 @@ var file_kvcast_v1_event_proto_depIdxs = []int32{
 	8,  // 3: kvcast.v1.RouterEvent.removed:type_name -> kvcast.v1.Removed
 	9,  // 4: kvcast.v1.RouterEvent.cleared:type_name -> kvcast.v1.Cleared
 	10, // 5: kvcast.v1.RouterEvent.gap:type_name -> kvcast.v1.Gap
-	11, // 6: kvcast.v1.RouterEvent.worker_added:type_name -> kvcast.v1.WorkerAdded
-	12, // 7: kvcast.v1.RouterEvent.worker_removed:type_name -> kvcast.v1.WorkerRemoved
-	1,  // 8: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
-	0,  // 9: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
-	2,  // 10: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
-	13, // 11: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
-	3,  // 12: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	12, // 6: kvcast.v1.RouterEvent.worker_added:type_name -> kvcast.v1.WorkerAdded
+	13, // 7: kvcast.v1.RouterEvent.worker_removed:type_name -> kvcast.v1.WorkerRemoved
+	11, // 8: kvcast.v1.RouterEvent.groups_omitted:type_name -> kvcast.v1.GroupsOmitted
+	1,  // 9: kvcast.v1.Cleared.reason:type_name -> kvcast.v1.Cleared.Reason
+	0,  // 10: kvcast.v1.Cleared.tiers:type_name -> kvcast.v1.Tier
+	2,  // 11: kvcast.v1.Gap.reason:type_name -> kvcast.v1.Gap.Reason
+	14, // 12: kvcast.v1.WorkerAdded.labels:type_name -> kvcast.v1.WorkerAdded.LabelsEntry
+	3,  // 13: kvcast.v1.WorkerRemoved.reason:type_name -> kvcast.v1.WorkerRemoved.Reason
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_event_proto_init() }
@@ -1241,6 +1305,7 @@ func file_kvcast_v1_event_proto_init() {
 		(*RouterEvent_Gap)(nil),
 		(*RouterEvent_WorkerAdded)(nil),
 		(*RouterEvent_WorkerRemoved)(nil),
+		(*RouterEvent_GroupsOmitted)(nil),
 	}
 	file_kvcast_v1_event_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
@@ -1249,7 +1314,7 @@ func file_kvcast_v1_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_event_proto_rawDesc), len(file_kvcast_v1_event_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

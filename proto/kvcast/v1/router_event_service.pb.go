@@ -907,8 +907,11 @@ type SnapshotWorker struct {
 	// The incomplete dp ranks, see Gap: events were lost, or the engine was already running
 	// when the server first read it.
 	IncompleteRanks []uint32 `protobuf:"varint,4,rep,packed,name=incomplete_ranks,json=incompleteRanks,proto3" json:"incomplete_ranks,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What earlier events have reported about dp ranks; ranks without a report have no
+	// element.
+	Ranks         []*SnapshotRank `protobuf:"bytes,5,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotWorker) Reset() {
@@ -969,6 +972,96 @@ func (x *SnapshotWorker) GetIncompleteRanks() []uint32 {
 	return nil
 }
 
+func (x *SnapshotWorker) GetRanks() []*SnapshotRank {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+// Reports about a dp rank in a snapshot, which follow from its events.
+type SnapshotRank struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The dp rank.
+	DpRank uint32 `protobuf:"varint,1,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
+	// Why the rank is incomplete, ascending; empty if it is complete. Never SOURCE_DOWN.
+	Reasons []DegradedReason `protobuf:"varint,2,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	// Number of gaps since the worker was added: of Gap events, and of Cleared events with
+	// REASON_UNREPAIRED_GAP.
+	Gaps uint64 `protobuf:"varint,3,opt,name=gaps,proto3" json:"gaps,omitempty"`
+	// Sum of Gap.missed_batches.
+	MissedBatches uint64 `protobuf:"varint,4,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
+	// Whether GroupsOmitted was sent and still holds.
+	GroupsOmitted bool `protobuf:"varint,5,opt,name=groups_omitted,json=groupsOmitted,proto3" json:"groups_omitted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotRank) Reset() {
+	*x = SnapshotRank{}
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotRank) ProtoMessage() {}
+
+func (x *SnapshotRank) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotRank.ProtoReflect.Descriptor instead.
+func (*SnapshotRank) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SnapshotRank) GetDpRank() uint32 {
+	if x != nil {
+		return x.DpRank
+	}
+	return 0
+}
+
+func (x *SnapshotRank) GetReasons() []DegradedReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+func (x *SnapshotRank) GetGaps() uint64 {
+	if x != nil {
+		return x.Gaps
+	}
+	return 0
+}
+
+func (x *SnapshotRank) GetMissedBatches() uint64 {
+	if x != nil {
+		return x.MissedBatches
+	}
+	return 0
+}
+
+func (x *SnapshotRank) GetGroupsOmitted() bool {
+	if x != nil {
+		return x.GroupsOmitted
+	}
+	return false
+}
+
 // Blocks of one worker in a snapshot.
 type SnapshotBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -983,7 +1076,7 @@ type SnapshotBlocks struct {
 
 func (x *SnapshotBlocks) Reset() {
 	*x = SnapshotBlocks{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[11]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1088,7 @@ func (x *SnapshotBlocks) String() string {
 func (*SnapshotBlocks) ProtoMessage() {}
 
 func (x *SnapshotBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[11]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1101,7 @@ func (x *SnapshotBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotBlocks.ProtoReflect.Descriptor instead.
 func (*SnapshotBlocks) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{11}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotBlocks) GetWorker() string {
@@ -1036,7 +1129,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[12]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1141,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[12]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1154,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{12}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SnapshotEnd) GetPosition() *Position {
@@ -1086,7 +1179,7 @@ type ReplayRequest struct {
 
 func (x *ReplayRequest) Reset() {
 	*x = ReplayRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[13]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1191,7 @@ func (x *ReplayRequest) String() string {
 func (*ReplayRequest) ProtoMessage() {}
 
 func (x *ReplayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[13]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1204,7 @@ func (x *ReplayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayRequest.ProtoReflect.Descriptor instead.
 func (*ReplayRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{13}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReplayRequest) GetAfter() *Position {
@@ -1153,7 +1246,7 @@ type ReplayResponse struct {
 
 func (x *ReplayResponse) Reset() {
 	*x = ReplayResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[14]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1165,7 +1258,7 @@ func (x *ReplayResponse) String() string {
 func (*ReplayResponse) ProtoMessage() {}
 
 func (x *ReplayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[14]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1178,7 +1271,7 @@ func (x *ReplayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayResponse.ProtoReflect.Descriptor instead.
 func (*ReplayResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{14}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReplayResponse) GetEntries() []*Entry {
@@ -1220,7 +1313,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[15]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1325,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[15]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1338,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{15}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SnapshotRequest) GetFilter() *Filter {
@@ -1280,7 +1373,7 @@ type SnapshotResponse struct {
 
 func (x *SnapshotResponse) Reset() {
 	*x = SnapshotResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[16]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1385,7 @@ func (x *SnapshotResponse) String() string {
 func (*SnapshotResponse) ProtoMessage() {}
 
 func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[16]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1398,7 @@ func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{16}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SnapshotResponse) GetEntries() []*Entry {
@@ -1373,7 +1466,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[17]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1478,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[17]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1491,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{17}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{18}
 }
 
 // Response of RouterEventService.GetStatus.
@@ -1426,7 +1519,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[18]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1531,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[18]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1544,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{18}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetStatusResponse) GetEpoch() string {
@@ -1521,7 +1614,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[19]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1533,7 +1626,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[19]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1546,7 +1639,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{19}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListWorkersRequest) GetFilter() *Filter {
@@ -1567,7 +1660,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1672,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1685,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{20}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
@@ -1622,7 +1715,7 @@ type LookupBlocksRequest struct {
 
 func (x *LookupBlocksRequest) Reset() {
 	*x = LookupBlocksRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1727,7 @@ func (x *LookupBlocksRequest) String() string {
 func (*LookupBlocksRequest) ProtoMessage() {}
 
 func (x *LookupBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1740,7 @@ func (x *LookupBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupBlocksRequest.ProtoReflect.Descriptor instead.
 func (*LookupBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{21}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LookupBlocksRequest) GetBlockHashes() []uint64 {
@@ -1682,7 +1775,7 @@ type LookupBlocksResponse struct {
 
 func (x *LookupBlocksResponse) Reset() {
 	*x = LookupBlocksResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1787,7 @@ func (x *LookupBlocksResponse) String() string {
 func (*LookupBlocksResponse) ProtoMessage() {}
 
 func (x *LookupBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1800,7 @@ func (x *LookupBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupBlocksResponse.ProtoReflect.Descriptor instead.
 func (*LookupBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{22}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LookupBlocksResponse) GetHolders() []*BlockHolder {
@@ -1745,7 +1838,7 @@ type BlockHolder struct {
 
 func (x *BlockHolder) Reset() {
 	*x = BlockHolder{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1850,7 @@ func (x *BlockHolder) String() string {
 func (*BlockHolder) ProtoMessage() {}
 
 func (x *BlockHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1863,7 @@ func (x *BlockHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockHolder.ProtoReflect.Descriptor instead.
 func (*BlockHolder) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{23}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BlockHolder) GetBlockHash() uint64 {
@@ -1838,7 +1931,7 @@ type ListSubscribersRequest struct {
 
 func (x *ListSubscribersRequest) Reset() {
 	*x = ListSubscribersRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1943,7 @@ func (x *ListSubscribersRequest) String() string {
 func (*ListSubscribersRequest) ProtoMessage() {}
 
 func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1956,7 @@ func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersRequest.ProtoReflect.Descriptor instead.
 func (*ListSubscribersRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
 }
 
 // Response of RouterEventService.ListSubscribers.
@@ -1877,7 +1970,7 @@ type ListSubscribersResponse struct {
 
 func (x *ListSubscribersResponse) Reset() {
 	*x = ListSubscribersResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +1982,7 @@ func (x *ListSubscribersResponse) String() string {
 func (*ListSubscribersResponse) ProtoMessage() {}
 
 func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +1995,7 @@ func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersResponse.ProtoReflect.Descriptor instead.
 func (*ListSubscribersResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListSubscribersResponse) GetSubscribers() []*SubscriberStatus {
@@ -1938,7 +2031,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2043,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2056,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SubscriberStatus) GetPeer() string {
@@ -2019,7 +2112,7 @@ var File_kvcast_v1_router_event_service_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\n" +
-	"$kvcast/v1/router_event_service.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\x1a\x16kvcast/v1/worker.proto\"a\n" +
+	"$kvcast/v1/router_event_service.proto\x12\tkvcast.v1\x1a\x15kvcast/v1/event.proto\x1a\x15kvcast/v1/match.proto\x1a\x16kvcast/v1/worker.proto\"a\n" +
 	"\x06Filter\x12\x18\n" +
 	"\aworkers\x18\x01 \x03(\tR\aworkers\x12\x16\n" +
 	"\x06models\x18\x02 \x03(\tR\x06models\x12%\n" +
@@ -2072,12 +2165,19 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x06digest\x18\x05 \x01(\x06R\x06digest\x12\x10\n" +
 	"\x03seq\x18\x06 \x01(\x06R\x03seq\"%\n" +
 	"\rSnapshotBegin\x12\x14\n" +
-	"\x05epoch\x18\x01 \x01(\tR\x05epoch\"\xa5\x01\n" +
+	"\x05epoch\x18\x01 \x01(\tR\x05epoch\"\xd4\x01\n" +
 	"\x0eSnapshotWorker\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12,\n" +
 	"\x05added\x18\x02 \x01(\v2\x16.kvcast.v1.WorkerAddedR\x05added\x12\"\n" +
 	"\rlast_event_id\x18\x03 \x01(\x04R\vlastEventId\x12)\n" +
-	"\x10incomplete_ranks\x18\x04 \x03(\rR\x0fincompleteRanks\"X\n" +
+	"\x10incomplete_ranks\x18\x04 \x03(\rR\x0fincompleteRanks\x12-\n" +
+	"\x05ranks\x18\x05 \x03(\v2\x17.kvcast.v1.SnapshotRankR\x05ranks\"\xbe\x01\n" +
+	"\fSnapshotRank\x12\x17\n" +
+	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x123\n" +
+	"\areasons\x18\x02 \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x12\n" +
+	"\x04gaps\x18\x03 \x01(\x04R\x04gaps\x12%\n" +
+	"\x0emissed_batches\x18\x04 \x01(\x04R\rmissedBatches\x12%\n" +
+	"\x0egroups_omitted\x18\x05 \x01(\bR\rgroupsOmitted\"X\n" +
 	"\x0eSnapshotBlocks\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12.\n" +
 	"\x06events\x18\x02 \x03(\v2\x16.kvcast.v1.RouterEventR\x06events\">\n" +
@@ -2155,7 +2255,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\tGapPolicy\x12\x1a\n" +
 	"\x16GAP_POLICY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13GAP_POLICY_SNAPSHOT\x10\x01\x12\x13\n" +
-	"\x0fGAP_POLICY_FAIL\x10\x022\xa7\x04\n" +
+	"\x0fGAP_POLICY_FAIL\x10\x022\xcd\x05\n" +
 	"\x12RouterEventService\x12H\n" +
 	"\tSubscribe\x12\x1b.kvcast.v1.SubscribeRequest\x1a\x1c.kvcast.v1.SubscribeResponse0\x01\x12?\n" +
 	"\x06Replay\x12\x18.kvcast.v1.ReplayRequest\x1a\x19.kvcast.v1.ReplayResponse0\x01\x12E\n" +
@@ -2163,7 +2263,9 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\tGetStatus\x12\x1b.kvcast.v1.GetStatusRequest\x1a\x1c.kvcast.v1.GetStatusResponse\x12L\n" +
 	"\vListWorkers\x12\x1d.kvcast.v1.ListWorkersRequest\x1a\x1e.kvcast.v1.ListWorkersResponse\x12O\n" +
 	"\fLookupBlocks\x12\x1e.kvcast.v1.LookupBlocksRequest\x1a\x1f.kvcast.v1.LookupBlocksResponse\x12X\n" +
-	"\x0fListSubscribers\x12!.kvcast.v1.ListSubscribersRequest\x1a\".kvcast.v1.ListSubscribersResponseB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x0fListSubscribers\x12!.kvcast.v1.ListSubscribersRequest\x1a\".kvcast.v1.ListSubscribersResponse\x12L\n" +
+	"\vMatchPrefix\x12\x1d.kvcast.v1.MatchPrefixRequest\x1a\x1e.kvcast.v1.MatchPrefixResponse\x12V\n" +
+	"\rMatchPrefixes\x12\x1f.kvcast.v1.MatchPrefixesRequest\x1a .kvcast.v1.MatchPrefixesResponse(\x010\x01B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_router_event_service_proto_rawDescOnce sync.Once
@@ -2178,7 +2280,7 @@ func file_kvcast_v1_router_event_service_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_router_event_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(GapPolicy)(0),                  // 0: kvcast.v1.GapPolicy
 	(Accepted_Mode)(0),              // 1: kvcast.v1.Accepted.Mode
@@ -2193,91 +2295,103 @@ var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(*WorkerDigest)(nil),            // 10: kvcast.v1.WorkerDigest
 	(*SnapshotBegin)(nil),           // 11: kvcast.v1.SnapshotBegin
 	(*SnapshotWorker)(nil),          // 12: kvcast.v1.SnapshotWorker
-	(*SnapshotBlocks)(nil),          // 13: kvcast.v1.SnapshotBlocks
-	(*SnapshotEnd)(nil),             // 14: kvcast.v1.SnapshotEnd
-	(*ReplayRequest)(nil),           // 15: kvcast.v1.ReplayRequest
-	(*ReplayResponse)(nil),          // 16: kvcast.v1.ReplayResponse
-	(*SnapshotRequest)(nil),         // 17: kvcast.v1.SnapshotRequest
-	(*SnapshotResponse)(nil),        // 18: kvcast.v1.SnapshotResponse
-	(*GetStatusRequest)(nil),        // 19: kvcast.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),       // 20: kvcast.v1.GetStatusResponse
-	(*ListWorkersRequest)(nil),      // 21: kvcast.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),     // 22: kvcast.v1.ListWorkersResponse
-	(*LookupBlocksRequest)(nil),     // 23: kvcast.v1.LookupBlocksRequest
-	(*LookupBlocksResponse)(nil),    // 24: kvcast.v1.LookupBlocksResponse
-	(*BlockHolder)(nil),             // 25: kvcast.v1.BlockHolder
-	(*ListSubscribersRequest)(nil),  // 26: kvcast.v1.ListSubscribersRequest
-	(*ListSubscribersResponse)(nil), // 27: kvcast.v1.ListSubscribersResponse
-	(*SubscriberStatus)(nil),        // 28: kvcast.v1.SubscriberStatus
-	(Tier)(0),                       // 29: kvcast.v1.Tier
-	(*Position)(nil),                // 30: kvcast.v1.Position
-	(*Entry)(nil),                   // 31: kvcast.v1.Entry
-	(*WorkerAdded)(nil),             // 32: kvcast.v1.WorkerAdded
-	(*RouterEvent)(nil),             // 33: kvcast.v1.RouterEvent
-	(*WorkerStatus)(nil),            // 34: kvcast.v1.WorkerStatus
+	(*SnapshotRank)(nil),            // 13: kvcast.v1.SnapshotRank
+	(*SnapshotBlocks)(nil),          // 14: kvcast.v1.SnapshotBlocks
+	(*SnapshotEnd)(nil),             // 15: kvcast.v1.SnapshotEnd
+	(*ReplayRequest)(nil),           // 16: kvcast.v1.ReplayRequest
+	(*ReplayResponse)(nil),          // 17: kvcast.v1.ReplayResponse
+	(*SnapshotRequest)(nil),         // 18: kvcast.v1.SnapshotRequest
+	(*SnapshotResponse)(nil),        // 19: kvcast.v1.SnapshotResponse
+	(*GetStatusRequest)(nil),        // 20: kvcast.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),       // 21: kvcast.v1.GetStatusResponse
+	(*ListWorkersRequest)(nil),      // 22: kvcast.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),     // 23: kvcast.v1.ListWorkersResponse
+	(*LookupBlocksRequest)(nil),     // 24: kvcast.v1.LookupBlocksRequest
+	(*LookupBlocksResponse)(nil),    // 25: kvcast.v1.LookupBlocksResponse
+	(*BlockHolder)(nil),             // 26: kvcast.v1.BlockHolder
+	(*ListSubscribersRequest)(nil),  // 27: kvcast.v1.ListSubscribersRequest
+	(*ListSubscribersResponse)(nil), // 28: kvcast.v1.ListSubscribersResponse
+	(*SubscriberStatus)(nil),        // 29: kvcast.v1.SubscriberStatus
+	(Tier)(0),                       // 30: kvcast.v1.Tier
+	(*Position)(nil),                // 31: kvcast.v1.Position
+	(*Entry)(nil),                   // 32: kvcast.v1.Entry
+	(*WorkerAdded)(nil),             // 33: kvcast.v1.WorkerAdded
+	(DegradedReason)(0),             // 34: kvcast.v1.DegradedReason
+	(*RouterEvent)(nil),             // 35: kvcast.v1.RouterEvent
+	(*WorkerStatus)(nil),            // 36: kvcast.v1.WorkerStatus
+	(*MatchPrefixRequest)(nil),      // 37: kvcast.v1.MatchPrefixRequest
+	(*MatchPrefixesRequest)(nil),    // 38: kvcast.v1.MatchPrefixesRequest
+	(*MatchPrefixResponse)(nil),     // 39: kvcast.v1.MatchPrefixResponse
+	(*MatchPrefixesResponse)(nil),   // 40: kvcast.v1.MatchPrefixesResponse
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
-	29, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
-	30, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
+	30, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
+	31, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
 	3,  // 2: kvcast.v1.SubscribeRequest.snapshot:type_name -> kvcast.v1.FromSnapshot
 	4,  // 3: kvcast.v1.SubscribeRequest.latest:type_name -> kvcast.v1.FromLatest
 	5,  // 4: kvcast.v1.SubscribeRequest.earliest:type_name -> kvcast.v1.FromEarliest
 	2,  // 5: kvcast.v1.SubscribeRequest.filter:type_name -> kvcast.v1.Filter
 	0,  // 6: kvcast.v1.SubscribeRequest.gap_policy:type_name -> kvcast.v1.GapPolicy
-	31, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
-	30, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
+	32, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
+	31, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
 	8,  // 9: kvcast.v1.SubscribeResponse.accepted:type_name -> kvcast.v1.Accepted
 	9,  // 10: kvcast.v1.SubscribeResponse.progress:type_name -> kvcast.v1.Progress
 	11, // 11: kvcast.v1.SubscribeResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
 	12, // 12: kvcast.v1.SubscribeResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
-	13, // 13: kvcast.v1.SubscribeResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
-	14, // 14: kvcast.v1.SubscribeResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
+	14, // 13: kvcast.v1.SubscribeResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
+	15, // 14: kvcast.v1.SubscribeResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
 	1,  // 15: kvcast.v1.Accepted.mode:type_name -> kvcast.v1.Accepted.Mode
 	10, // 16: kvcast.v1.Progress.workers:type_name -> kvcast.v1.WorkerDigest
-	29, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
-	32, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
-	33, // 19: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
-	30, // 20: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
-	30, // 21: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
-	30, // 22: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
-	2,  // 23: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
-	31, // 24: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
-	30, // 25: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
-	8,  // 26: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
-	2,  // 27: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
-	31, // 28: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
-	30, // 29: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
-	9,  // 30: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
-	11, // 31: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
-	12, // 32: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
-	13, // 33: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
-	14, // 34: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
-	2,  // 35: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
-	34, // 36: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
-	2,  // 37: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
-	25, // 38: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
-	29, // 39: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
-	28, // 40: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
-	2,  // 41: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
-	6,  // 42: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
-	15, // 43: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
-	17, // 44: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
-	19, // 45: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
-	21, // 46: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
-	23, // 47: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
-	26, // 48: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
-	7,  // 49: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	16, // 50: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	18, // 51: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	20, // 52: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	22, // 53: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	24, // 54: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	27, // 55: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	49, // [49:56] is the sub-list for method output_type
-	42, // [42:49] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	30, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
+	33, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
+	13, // 19: kvcast.v1.SnapshotWorker.ranks:type_name -> kvcast.v1.SnapshotRank
+	34, // 20: kvcast.v1.SnapshotRank.reasons:type_name -> kvcast.v1.DegradedReason
+	35, // 21: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
+	31, // 22: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
+	31, // 23: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
+	31, // 24: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
+	2,  // 25: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
+	32, // 26: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
+	31, // 27: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
+	8,  // 28: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
+	2,  // 29: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
+	32, // 30: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
+	31, // 31: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
+	9,  // 32: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
+	11, // 33: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
+	12, // 34: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
+	14, // 35: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
+	15, // 36: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
+	2,  // 37: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
+	36, // 38: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
+	2,  // 39: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
+	26, // 40: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
+	30, // 41: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
+	29, // 42: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
+	2,  // 43: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
+	6,  // 44: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
+	16, // 45: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
+	18, // 46: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
+	20, // 47: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
+	22, // 48: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
+	24, // 49: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
+	27, // 50: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
+	37, // 51: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
+	38, // 52: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
+	7,  // 53: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	17, // 54: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	19, // 55: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	21, // 56: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	23, // 57: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	25, // 58: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	28, // 59: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	39, // 60: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
+	40, // 61: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
+	53, // [53:62] is the sub-list for method output_type
+	44, // [44:53] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_router_event_service_proto_init() }
@@ -2286,6 +2400,7 @@ func file_kvcast_v1_router_event_service_proto_init() {
 		return
 	}
 	file_kvcast_v1_event_proto_init()
+	file_kvcast_v1_match_proto_init()
 	file_kvcast_v1_worker_proto_init()
 	file_kvcast_v1_router_event_service_proto_msgTypes[4].OneofWrappers = []any{
 		(*SubscribeRequest_After)(nil),
@@ -2293,14 +2408,14 @@ func file_kvcast_v1_router_event_service_proto_init() {
 		(*SubscribeRequest_Latest)(nil),
 		(*SubscribeRequest_Earliest)(nil),
 	}
-	file_kvcast_v1_router_event_service_proto_msgTypes[23].OneofWrappers = []any{}
+	file_kvcast_v1_router_event_service_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_router_event_service_proto_rawDesc), len(file_kvcast_v1_router_event_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

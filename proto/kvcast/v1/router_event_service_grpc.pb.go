@@ -26,6 +26,8 @@ const (
 	RouterEventService_ListWorkers_FullMethodName     = "/kvcast.v1.RouterEventService/ListWorkers"
 	RouterEventService_LookupBlocks_FullMethodName    = "/kvcast.v1.RouterEventService/LookupBlocks"
 	RouterEventService_ListSubscribers_FullMethodName = "/kvcast.v1.RouterEventService/ListSubscribers"
+	RouterEventService_MatchPrefix_FullMethodName     = "/kvcast.v1.RouterEventService/MatchPrefix"
+	RouterEventService_MatchPrefixes_FullMethodName   = "/kvcast.v1.RouterEventService/MatchPrefixes"
 )
 
 // RouterEventServiceClient is the client API for RouterEventService service.
@@ -105,6 +107,12 @@ type RouterEventServiceClient interface {
 	LookupBlocks(ctx context.Context, in *LookupBlocksRequest, opts ...grpc.CallOption) (*LookupBlocksResponse, error)
 	// Returns the open Subscribe streams, with the number of entries that each lags behind.
 	ListSubscribers(ctx context.Context, in *ListSubscribersRequest, opts ...grpc.CallOption) (*ListSubscribersResponse, error)
+	// Returns for each prompt the dp ranks that hold a prefix of it, the longest first. An
+	// unknown model is no error: the answer has no matches.
+	MatchPrefix(ctx context.Context, in *MatchPrefixRequest, opts ...grpc.CallOption) (*MatchPrefixResponse, error)
+	// Answers each request as MatchPrefix does, in the order of the requests. It costs less
+	// than a call for each request. An invalid request ends the stream with the error.
+	MatchPrefixes(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MatchPrefixesRequest, MatchPrefixesResponse], error)
 }
 
 type routerEventServiceClient struct {
@@ -212,6 +220,29 @@ func (c *routerEventServiceClient) ListSubscribers(ctx context.Context, in *List
 	return out, nil
 }
 
+func (c *routerEventServiceClient) MatchPrefix(ctx context.Context, in *MatchPrefixRequest, opts ...grpc.CallOption) (*MatchPrefixResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MatchPrefixResponse)
+	err := c.cc.Invoke(ctx, RouterEventService_MatchPrefix_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *routerEventServiceClient) MatchPrefixes(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MatchPrefixesRequest, MatchPrefixesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &RouterEventService_ServiceDesc.Streams[3], RouterEventService_MatchPrefixes_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[MatchPrefixesRequest, MatchPrefixesResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type RouterEventService_MatchPrefixesClient = grpc.BidiStreamingClient[MatchPrefixesRequest, MatchPrefixesResponse]
+
 // RouterEventServiceServer is the server API for RouterEventService service.
 // All implementations must embed UnimplementedRouterEventServiceServer
 // for forward compatibility.
@@ -289,6 +320,12 @@ type RouterEventServiceServer interface {
 	LookupBlocks(context.Context, *LookupBlocksRequest) (*LookupBlocksResponse, error)
 	// Returns the open Subscribe streams, with the number of entries that each lags behind.
 	ListSubscribers(context.Context, *ListSubscribersRequest) (*ListSubscribersResponse, error)
+	// Returns for each prompt the dp ranks that hold a prefix of it, the longest first. An
+	// unknown model is no error: the answer has no matches.
+	MatchPrefix(context.Context, *MatchPrefixRequest) (*MatchPrefixResponse, error)
+	// Answers each request as MatchPrefix does, in the order of the requests. It costs less
+	// than a call for each request. An invalid request ends the stream with the error.
+	MatchPrefixes(grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]) error
 	mustEmbedUnimplementedRouterEventServiceServer()
 }
 
@@ -319,6 +356,12 @@ func (UnimplementedRouterEventServiceServer) LookupBlocks(context.Context, *Look
 }
 func (UnimplementedRouterEventServiceServer) ListSubscribers(context.Context, *ListSubscribersRequest) (*ListSubscribersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSubscribers not implemented")
+}
+func (UnimplementedRouterEventServiceServer) MatchPrefix(context.Context, *MatchPrefixRequest) (*MatchPrefixResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MatchPrefix not implemented")
+}
+func (UnimplementedRouterEventServiceServer) MatchPrefixes(grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]) error {
+	return status.Error(codes.Unimplemented, "method MatchPrefixes not implemented")
 }
 func (UnimplementedRouterEventServiceServer) mustEmbedUnimplementedRouterEventServiceServer() {}
 func (UnimplementedRouterEventServiceServer) testEmbeddedByValue()                            {}
@@ -446,6 +489,31 @@ func _RouterEventService_ListSubscribers_Handler(srv interface{}, ctx context.Co
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RouterEventService_MatchPrefix_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MatchPrefixRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterEventServiceServer).MatchPrefix(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterEventService_MatchPrefix_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterEventServiceServer).MatchPrefix(ctx, req.(*MatchPrefixRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RouterEventService_MatchPrefixes_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(RouterEventServiceServer).MatchPrefixes(&grpc.GenericServerStream[MatchPrefixesRequest, MatchPrefixesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type RouterEventService_MatchPrefixesServer = grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]
+
 // RouterEventService_ServiceDesc is the grpc.ServiceDesc for RouterEventService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -469,6 +537,10 @@ var RouterEventService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ListSubscribers",
 			Handler:    _RouterEventService_ListSubscribers_Handler,
 		},
+		{
+			MethodName: "MatchPrefix",
+			Handler:    _RouterEventService_MatchPrefix_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -485,6 +557,12 @@ var RouterEventService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Snapshot",
 			Handler:       _RouterEventService_Snapshot_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "MatchPrefixes",
+			Handler:       _RouterEventService_MatchPrefixes_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "kvcast/v1/router_event_service.proto",

@@ -270,6 +270,139 @@ func (SourceState) EnumDescriptor() ([]byte, []int) {
 	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{3}
 }
 
+// How far the known blocks of a dp rank can be trusted.
+type Trust int32
+
+const (
+	// Never sent.
+	Trust_TRUST_UNSPECIFIED Trust = 0
+	// They are the engine's blocks, as of the last batch read.
+	Trust_TRUST_EXACT Trust = 1
+	// They are the engine's blocks of the main attention group, but the engine also caches
+	// other groups (see GroupsOmitted): it reuses at most the prefix, and possibly less.
+	Trust_TRUST_UPPER_BOUND Trust = 2
+	// They may differ from the engine's blocks, or from those of the main attention group.
+	Trust_TRUST_DEGRADED Trust = 3
+)
+
+// Enum value maps for Trust.
+var (
+	Trust_name = map[int32]string{
+		0: "TRUST_UNSPECIFIED",
+		1: "TRUST_EXACT",
+		2: "TRUST_UPPER_BOUND",
+		3: "TRUST_DEGRADED",
+	}
+	Trust_value = map[string]int32{
+		"TRUST_UNSPECIFIED": 0,
+		"TRUST_EXACT":       1,
+		"TRUST_UPPER_BOUND": 2,
+		"TRUST_DEGRADED":    3,
+	}
+)
+
+func (x Trust) Enum() *Trust {
+	p := new(Trust)
+	*p = x
+	return p
+}
+
+func (x Trust) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Trust) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_worker_proto_enumTypes[4].Descriptor()
+}
+
+func (Trust) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_worker_proto_enumTypes[4]
+}
+
+func (x Trust) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Trust.Descriptor instead.
+func (Trust) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{4}
+}
+
+// Why the known blocks of a dp rank may differ from the engine's blocks. All reasons but
+// SOURCE_DOWN follow from Gap and Cleared events, and end with incompleteness; see Gap.
+type DegradedReason int32
+
+const (
+	// Never sent.
+	DegradedReason_DEGRADED_REASON_UNSPECIFIED DegradedReason = 0
+	// The engine was already running when kvcast first read it: blocks may be missing.
+	DegradedReason_DEGRADED_REASON_JOINED_LATE DegradedReason = 1
+	// Batches were lost: blocks may be missing, and known blocks may be gone.
+	DegradedReason_DEGRADED_REASON_GAP DegradedReason = 2
+	// The engine may have restarted: all blocks may be gone.
+	DegradedReason_DEGRADED_REASON_POSSIBLE_RESTART DegradedReason = 3
+	// Two publishers use the same topic and rank: the blocks of both are mixed.
+	DegradedReason_DEGRADED_REASON_CONFLICT DegradedReason = 4
+	// kvcast has no connection to a source of the rank: changes since then are unknown.
+	DegradedReason_DEGRADED_REASON_SOURCE_DOWN DegradedReason = 5
+	// The engine has more blocks, adapters or salts than the server's limits: blocks are
+	// missing.
+	DegradedReason_DEGRADED_REASON_BLOCKS_OMITTED DegradedReason = 6
+	// One of several sources was cleared in a tier that it shares: known blocks may be gone.
+	DegradedReason_DEGRADED_REASON_SHARED_TIER DegradedReason = 7
+)
+
+// Enum value maps for DegradedReason.
+var (
+	DegradedReason_name = map[int32]string{
+		0: "DEGRADED_REASON_UNSPECIFIED",
+		1: "DEGRADED_REASON_JOINED_LATE",
+		2: "DEGRADED_REASON_GAP",
+		3: "DEGRADED_REASON_POSSIBLE_RESTART",
+		4: "DEGRADED_REASON_CONFLICT",
+		5: "DEGRADED_REASON_SOURCE_DOWN",
+		6: "DEGRADED_REASON_BLOCKS_OMITTED",
+		7: "DEGRADED_REASON_SHARED_TIER",
+	}
+	DegradedReason_value = map[string]int32{
+		"DEGRADED_REASON_UNSPECIFIED":      0,
+		"DEGRADED_REASON_JOINED_LATE":      1,
+		"DEGRADED_REASON_GAP":              2,
+		"DEGRADED_REASON_POSSIBLE_RESTART": 3,
+		"DEGRADED_REASON_CONFLICT":         4,
+		"DEGRADED_REASON_SOURCE_DOWN":      5,
+		"DEGRADED_REASON_BLOCKS_OMITTED":   6,
+		"DEGRADED_REASON_SHARED_TIER":      7,
+	}
+)
+
+func (x DegradedReason) Enum() *DegradedReason {
+	p := new(DegradedReason)
+	*p = x
+	return p
+}
+
+func (x DegradedReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DegradedReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvcast_v1_worker_proto_enumTypes[5].Descriptor()
+}
+
+func (DegradedReason) Type() protoreflect.EnumType {
+	return &file_kvcast_v1_worker_proto_enumTypes[5]
+}
+
+func (x DegradedReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DegradedReason.Descriptor instead.
+func (DegradedReason) EnumDescriptor() ([]byte, []int) {
+	return file_kvcast_v1_worker_proto_rawDescGZIP(), []int{5}
+}
+
 // A worker: an engine deployment, and the sources from which kvcast reads its events.
 type WorkerSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -595,7 +728,13 @@ type RankStatus struct {
 	// Number of batches lost in these gaps, as far as it is known.
 	MissedBatches uint64 `protobuf:"varint,4,opt,name=missed_batches,json=missedBatches,proto3" json:"missed_batches,omitempty"`
 	// Blocks held, by tier.
-	Blocks        []*TierBlocks `protobuf:"bytes,5,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks []*TierBlocks `protobuf:"bytes,5,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// How far the blocks can be trusted.
+	Trust Trust `protobuf:"varint,6,opt,name=trust,proto3,enum=kvcast.v1.Trust" json:"trust,omitempty"`
+	// With TRUST_DEGRADED, why; ascending.
+	Reasons []DegradedReason `protobuf:"varint,7,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
+	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
+	DownNano      uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -663,6 +802,27 @@ func (x *RankStatus) GetBlocks() []*TierBlocks {
 		return x.Blocks
 	}
 	return nil
+}
+
+func (x *RankStatus) GetTrust() Trust {
+	if x != nil {
+		return x.Trust
+	}
+	return Trust_TRUST_UNSPECIFIED
+}
+
+func (x *RankStatus) GetReasons() []DegradedReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+func (x *RankStatus) GetDownNano() uint64 {
+	if x != nil {
+		return x.DownNano
+	}
+	return 0
 }
 
 // Number of blocks in a tier.
@@ -859,7 +1019,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\rlast_event_id\x18\t \x01(\x04R\vlastEventId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa9\x02\n" +
 	"\n" +
 	"RankStatus\x12\x17\n" +
 	"\adp_rank\x18\x01 \x01(\rR\x06dpRank\x12\x1e\n" +
@@ -868,7 +1028,10 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"incomplete\x12\x12\n" +
 	"\x04gaps\x18\x03 \x01(\x04R\x04gaps\x12%\n" +
 	"\x0emissed_batches\x18\x04 \x01(\x04R\rmissedBatches\x12-\n" +
-	"\x06blocks\x18\x05 \x03(\v2\x15.kvcast.v1.TierBlocksR\x06blocks\"I\n" +
+	"\x06blocks\x18\x05 \x03(\v2\x15.kvcast.v1.TierBlocksR\x06blocks\x12&\n" +
+	"\x05trust\x18\x06 \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
+	"\areasons\x18\a \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x1b\n" +
+	"\tdown_nano\x18\b \x01(\x04R\bdownNano\"I\n" +
 	"\n" +
 	"TierBlocks\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
@@ -903,7 +1066,21 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\x11SOURCE_STATE_LIVE\x10\x03\x12\x1a\n" +
 	"\x16SOURCE_STATE_REPAIRING\x10\x04\x12\x18\n" +
 	"\x14SOURCE_STATE_SUSPECT\x10\x05\x12\x18\n" +
-	"\x14SOURCE_STATE_STOPPED\x10\x06B3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
+	"\x14SOURCE_STATE_STOPPED\x10\x06*Z\n" +
+	"\x05Trust\x12\x15\n" +
+	"\x11TRUST_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vTRUST_EXACT\x10\x01\x12\x15\n" +
+	"\x11TRUST_UPPER_BOUND\x10\x02\x12\x12\n" +
+	"\x0eTRUST_DEGRADED\x10\x03*\x95\x02\n" +
+	"\x0eDegradedReason\x12\x1f\n" +
+	"\x1bDEGRADED_REASON_UNSPECIFIED\x10\x00\x12\x1f\n" +
+	"\x1bDEGRADED_REASON_JOINED_LATE\x10\x01\x12\x17\n" +
+	"\x13DEGRADED_REASON_GAP\x10\x02\x12$\n" +
+	" DEGRADED_REASON_POSSIBLE_RESTART\x10\x03\x12\x1c\n" +
+	"\x18DEGRADED_REASON_CONFLICT\x10\x04\x12\x1f\n" +
+	"\x1bDEGRADED_REASON_SOURCE_DOWN\x10\x05\x12\"\n" +
+	"\x1eDEGRADED_REASON_BLOCKS_OMITTED\x10\x06\x12\x1f\n" +
+	"\x1bDEGRADED_REASON_SHARED_TIER\x10\aB3Z1github.com/kvcast/kvcast/proto/kvcast/v1;kvcastv1b\x06proto3"
 
 var (
 	file_kvcast_v1_worker_proto_rawDescOnce sync.Once
@@ -917,40 +1094,44 @@ func file_kvcast_v1_worker_proto_rawDescGZIP() []byte {
 	return file_kvcast_v1_worker_proto_rawDescData
 }
 
-var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_kvcast_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_kvcast_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvcast_v1_worker_proto_goTypes = []any{
 	(Consolidate)(0),     // 0: kvcast.v1.Consolidate
 	(Copies)(0),          // 1: kvcast.v1.Copies
 	(WorkerState)(0),     // 2: kvcast.v1.WorkerState
 	(SourceState)(0),     // 3: kvcast.v1.SourceState
-	(*WorkerSpec)(nil),   // 4: kvcast.v1.WorkerSpec
-	(*SourceSpec)(nil),   // 5: kvcast.v1.SourceSpec
-	(*WorkerStatus)(nil), // 6: kvcast.v1.WorkerStatus
-	(*RankStatus)(nil),   // 7: kvcast.v1.RankStatus
-	(*TierBlocks)(nil),   // 8: kvcast.v1.TierBlocks
-	(*SourceStatus)(nil), // 9: kvcast.v1.SourceStatus
-	nil,                  // 10: kvcast.v1.WorkerSpec.LabelsEntry
-	nil,                  // 11: kvcast.v1.WorkerStatus.LabelsEntry
-	(Tier)(0),            // 12: kvcast.v1.Tier
+	(Trust)(0),           // 4: kvcast.v1.Trust
+	(DegradedReason)(0),  // 5: kvcast.v1.DegradedReason
+	(*WorkerSpec)(nil),   // 6: kvcast.v1.WorkerSpec
+	(*SourceSpec)(nil),   // 7: kvcast.v1.SourceSpec
+	(*WorkerStatus)(nil), // 8: kvcast.v1.WorkerStatus
+	(*RankStatus)(nil),   // 9: kvcast.v1.RankStatus
+	(*TierBlocks)(nil),   // 10: kvcast.v1.TierBlocks
+	(*SourceStatus)(nil), // 11: kvcast.v1.SourceStatus
+	nil,                  // 12: kvcast.v1.WorkerSpec.LabelsEntry
+	nil,                  // 13: kvcast.v1.WorkerStatus.LabelsEntry
+	(Tier)(0),            // 14: kvcast.v1.Tier
 }
 var file_kvcast_v1_worker_proto_depIdxs = []int32{
-	10, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
-	5,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
+	12, // 0: kvcast.v1.WorkerSpec.labels:type_name -> kvcast.v1.WorkerSpec.LabelsEntry
+	7,  // 1: kvcast.v1.WorkerSpec.sources:type_name -> kvcast.v1.SourceSpec
 	0,  // 2: kvcast.v1.WorkerSpec.consolidate:type_name -> kvcast.v1.Consolidate
 	1,  // 3: kvcast.v1.SourceSpec.copies:type_name -> kvcast.v1.Copies
-	11, // 4: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
+	13, // 4: kvcast.v1.WorkerStatus.labels:type_name -> kvcast.v1.WorkerStatus.LabelsEntry
 	2,  // 5: kvcast.v1.WorkerStatus.state:type_name -> kvcast.v1.WorkerState
-	7,  // 6: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
-	9,  // 7: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
-	8,  // 8: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
-	12, // 9: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
-	3,  // 10: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	9,  // 6: kvcast.v1.WorkerStatus.ranks:type_name -> kvcast.v1.RankStatus
+	11, // 7: kvcast.v1.WorkerStatus.sources:type_name -> kvcast.v1.SourceStatus
+	10, // 8: kvcast.v1.RankStatus.blocks:type_name -> kvcast.v1.TierBlocks
+	4,  // 9: kvcast.v1.RankStatus.trust:type_name -> kvcast.v1.Trust
+	5,  // 10: kvcast.v1.RankStatus.reasons:type_name -> kvcast.v1.DegradedReason
+	14, // 11: kvcast.v1.TierBlocks.tier:type_name -> kvcast.v1.Tier
+	3,  // 12: kvcast.v1.SourceStatus.state:type_name -> kvcast.v1.SourceState
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_worker_proto_init() }
@@ -964,7 +1145,7 @@ func file_kvcast_v1_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_worker_proto_rawDesc), len(file_kvcast_v1_worker_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      6,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
