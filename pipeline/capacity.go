@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/pipeline/attribute"
+	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"

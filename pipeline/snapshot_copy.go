@@ -5,8 +5,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/hashtable"
-	"github.com/kvcast/kvcast/pipeline/attribute"
 )
 
 // tableCopy is a copy of a table, in which a snapshot orders the blocks. Blocks are identified by

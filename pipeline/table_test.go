@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/pipeline/attribute"
+	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 

@@ -10,9 +10,9 @@ import (
 	"slices"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/hashtable"
-	"github.com/kvcast/kvcast/pipeline/attribute"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/pipeline/attribute"
 )
 
 // TestInternerKeepsTheSetsInUse compares an interner with a list of uses.
