@@ -19,7 +19,7 @@ func benchIndex() (*Index, []*Rank) {
 	x := New()
 	ranks := make([]*Rank, benchRanks)
 	for i := range ranks {
-		ranks[i] = x.AddRank("m")
+		ranks[i] = x.AddRank("m", nil)
 	}
 	return x, ranks
 }

@@ -8,7 +8,7 @@ import (
 
 func Example() {
 	x := radix.New()
-	a, b := x.AddRank("llama"), x.AddRank("llama")
+	a, b := x.AddRank("llama", "worker a"), x.AddRank("llama", "worker b")
 	// The block hashes of two engines differ; the tokens hashes of equal contents are equal.
 	x.Store(a, 0, radix.Stored{Blocks: []uint64{1, 2, 3}, Tokens: []uint64{70, 71, 72}})
 	x.Store(b, 0, radix.Stored{Blocks: []uint64{9}, Tokens: []uint64{70}})
@@ -17,9 +17,9 @@ func Example() {
 	var m radix.Matcher
 	x.Match("llama", []uint64{70, 71, 73}, &m)
 	for _, f := range m.Found {
-		fmt.Println(f.Rank == a, f.Blocks, f.TierBlocks)
+		fmt.Println(f.Rank.Owner, f.Blocks, f.TierBlocks)
 	}
 	// Unordered output:
-	// true 2 [2 0 0 0]
-	// false 2 [1 0 0 0]
+	// worker a 2 [2 0 0 0]
+	// worker b 2 [1 0 0 0]
 }

@@ -1,7 +1,7 @@
 // Package radix has the blocks of all dp ranks, and finds for a prompt the longest prefix that each rank holds.
 //
-// In: stores, removes and clears of ranks, in order. Out: matches, and the number and digest of the blocks of each rank
-// and tier. The answers are exactly those of the blocks that were stored and not removed, except that a prefix may be
+// In: stores, removes and clears of ranks, in order. Out: matches, the blocks of each rank, and their number and digest
+// in each tier. The answers are exactly those of the blocks that were stored and not removed, except that a prefix may be
 // reported too short if two 64-bit hashes collide.
 //
 // The contents of blocks are tokens hashes. They are in a compressed radix tree over all ranks of a model (tree, run):
@@ -12,11 +12,15 @@
 // A block has a place in the tree if it starts a prompt or its parent has a place. Otherwise, it is an orphan until its
 // parent has a place, and is not matched. A place stays while a tier holds the block, even if the parent is removed. A
 // store without content, or with an unknown parent, does not change a known place; any other store moves the block.
+// A store with content replaces the block's LoRA adapter and block size; a store without keeps them.
 //
 // A rank that is cleared or removed is ignored at once; later sweeps release its blocks in bounded steps.
 package radix
 
-import "github.com/kvcast/kvcast/internal/hashtable"
+import (
+	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/hashtable"
+)
 
 // NumTiers is the number of tiers. Tiers are numbered from 0.
 const NumTiers = 4
@@ -34,12 +38,14 @@ type limits struct {
 	retired int
 	// minSweep is the minimum number of slots that one sweep visits.
 	minSweep int
+	// attributes bounds the combinations of LoRA adapter and block size of a rank.
+	attributes uint32
 }
 
-var defaults = limits{run: 4096, trimmedChildren: 16, singleClears: 64, retired: 32, minSweep: 1024}
+var defaults = limits{run: 4096, trimmedChildren: 16, singleClears: 64, retired: 32, minSweep: 1024, attributes: maxAttributes}
 
-// Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call Match
-// at the same time, each with its own Matcher. New makes an index.
+// Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call
+// Match, MatchHashes, Find and Scan at the same time, each match with its own Matcher. New makes an index.
 type Index struct {
 	tree        tree
 	models      map[string]*model
@@ -61,14 +67,14 @@ type model struct {
 // New returns an empty index.
 func New() *Index { return &Index{tree: newTree(), models: make(map[string]*model)} }
 
-// AddRank adds a rank without blocks. Matches of a model find only ranks of the model.
-func (x *Index) AddRank(modelName string) *Rank {
+// AddRank adds a rank without blocks, with a value for the caller's use.
+func (x *Index) AddRank(modelName string, owner any) *Rank {
 	m := x.models[modelName]
 	if m == nil {
 		m = &model{name: modelName, root: x.tree.addRoot()}
 		x.models[modelName] = m
 	}
-	r := &Rank{model: m}
+	r := &Rank{Owner: owner, model: m}
 	x.open(r)
 	return r
 }
@@ -103,7 +109,9 @@ func (x *Index) open(r *Rank) {
 	}
 	x.ranks[r.number] = r
 	r.model.ranks++
-	r.table = hashtable.New[slot, uint8]()
+	r.table = hashtable.New[slot, tag]()
+	r.attrs = attribute.NewInterner(nil)
+	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes
 	r.orphans = newOrphans()
 	r.blocks, r.digests = [NumTiers]uint64{}, [NumTiers]uint64{}
 }

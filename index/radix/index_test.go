@@ -7,7 +7,7 @@ import (
 )
 
 // small are limits that small inputs exceed.
-var small = limits{run: 5, trimmedChildren: 2, singleClears: 4, retired: 2, minSweep: 3}
+var small = limits{run: 5, trimmedChildren: 2, singleClears: 4, retired: 2, minSweep: 3, attributes: maxAttributes}
 
 // occurrences counts the states that a property test must reach.
 type occurrences map[string]int
@@ -57,6 +57,8 @@ func drawStored(t *rapid.T) Stored {
 	if rapid.IntRange(0, 5).Draw(t, "unknown contents") == 0 {
 		n = rapid.IntRange(0, n).Draw(t, "contents")
 	}
+	s.LoRA = rapid.SampledFrom([]string{"", "", "", "x", "y"}).Draw(t, "LoRA")
+	s.BlockSize = rapid.SampledFrom([]uint32{0, 16, 16}).Draw(t, "block size")
 	s.Tokens = rapid.SliceOfN(rapid.Uint64Range(1, 3), n, n).Draw(t, "tokens")
 	return s
 }
@@ -73,7 +75,7 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 	for range rapid.IntRange(1, 60).Draw(t, "changes") {
 		if len(pairs) == 0 || len(pairs) < 4 && rapid.IntRange(0, 5).Draw(t, "add") == 0 {
 			name := names[rapid.IntRange(0, 5).Draw(t, "model")/5]
-			pairs = append(pairs, pair{x.AddRank(name), newModelRank(name)})
+			pairs = append(pairs, pair{x.AddRank(name, nil), newModelRank(name)})
 		}
 		n := rapid.IntRange(0, len(pairs)-1).Draw(t, "rank")
 		p, tier := pairs[n], rapid.IntRange(0, 2).Draw(t, "tier")
@@ -111,8 +113,12 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 			}
 		}
 		prompt := rapid.SliceOfN(rapid.Uint64Range(1, 3), 0, 8).Draw(t, "prompt")
-		for _, name := range names {
+		hashes := rapid.SliceOfN(rapid.Uint64Range(0, 11), 0, 4).Draw(t, "hashes")
+		for _, name := range append(names, "") {
 			if err := compareMatch(x, pairs, &m, name, prompt, headMask != ^uint64(0)); err != nil {
+				t.Fatal(err)
+			}
+			if err := compareMatchHashes(x, pairs, &m, name, hashes); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -9,9 +9,9 @@ import (
 // names counts the names of blocks by holder.
 type names map[position]map[holder]uint32
 
-func (n names) add(at position, number uint32, tag uint8) {
+func (n names) add(at position, number uint32, tag tag) {
 	for tier := range NumTiers {
-		if tag&(1<<tier) != 0 {
+		if tag&tierBit(tier) != 0 {
 			if n[at] == nil {
 				n[at] = make(map[holder]uint32)
 			}
@@ -31,12 +31,21 @@ func checkInvariants(x *Index) error {
 		if r.number != uint32(number) {
 			return fmt.Errorf("rank %d has number %d", number, r.number)
 		}
+		sets := map[uint32]bool{0: true} // the rank uses it itself
 		for s := range r.table.Segments() {
 			for i := range s.Slots {
-				if tag := s.Tags[i]; s.Slots[i].Used() && hasPlace(tag) {
+				if !s.Slots[i].Used() {
+					continue
+				}
+				tag := s.Tags[i]
+				sets[tag.attr()] = true
+				if tag.hasPlace() {
 					want.add(t.resolve(s.Slots[i].Value.at), r.number, tag)
 				}
 			}
+		}
+		if n := r.attrs.Len(); n != len(sets) {
+			return fmt.Errorf("rank %d has %d combinations of attributes, but its blocks %d", number, n, len(sets))
 		}
 	}
 	reachable, heads := make(map[uint32]bool), 0

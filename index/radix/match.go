@@ -29,14 +29,20 @@ func (m *Matcher) reset(ranks int) {
 	}
 }
 
-// Match finds the prefixes of a prompt, given by the tokens hashes of its blocks, that the ranks of a model hold. It
-// stores them in m.Found. It allocates only to grow m.
+// Match finds the prefixes of a prompt, given by the tokens hashes of its blocks, that the ranks of a model hold; of all
+// models if the name is empty. It stores them in m.Found. It allocates only to grow m.
 func (x *Index) Match(modelName string, tokens []uint64, m *Matcher) {
 	m.reset(len(x.ranks))
-	model := x.models[modelName]
-	if model == nil {
-		return
+	if modelName == "" {
+		for _, model := range x.models {
+			x.match(model, tokens, m)
+		}
+	} else if model := x.models[modelName]; model != nil {
+		x.match(model, tokens, m)
 	}
+}
+
+func (x *Index) match(model *model, tokens []uint64, m *Matcher) {
 	last := position{run: model.root}
 	for depth := 0; depth < len(tokens); {
 		next, ok := x.tree.follow(last, tokens[depth])
@@ -56,6 +62,34 @@ func (x *Index) Match(modelName string, tokens []uint64, m *Matcher) {
 		}
 		last = position{next.run, n - 1}
 		depth += int(n)
+	}
+}
+
+// MatchHashes finds the prefixes of a prompt, given by the block hashes of its blocks, that the ranks of a model hold;
+// of all models if the name is empty. It finds blocks of unknown content or with an unknown parent, too. It stores the
+// prefixes in m.Found. It allocates only to grow m.
+func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
+	m.reset(len(x.ranks))
+	for _, r := range x.ranks {
+		if r == nil || modelName != "" && r.model.name != modelName {
+			continue
+		}
+		f := Match{Rank: r}
+		for i, h := range hashes {
+			tiers := r.Tiers(h)
+			if tiers == 0 {
+				break
+			}
+			f.Blocks++
+			for tier := range NumTiers {
+				if tiers&(1<<tier) != 0 && f.TierBlocks[tier] == i {
+					f.TierBlocks[tier]++
+				}
+			}
+		}
+		if f.Blocks > 0 {
+			m.Found = append(m.Found, f)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package radix
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -19,6 +20,8 @@ type modelBlock struct {
 	orphan         bool   // tokens and parent are known, the parent's path is not
 	tokens, parent uint64
 	hasParent      bool
+	lora           string
+	blockSize      uint32
 }
 
 func newModelRank(model string) *modelRank {
@@ -29,9 +32,13 @@ func (m *modelRank) store(tier int, s Stored) {
 	parent, hasParent := s.Parent, s.HasParent
 	for i, h := range s.Blocks {
 		b := m.blocks[h]
-		if b == nil {
+		existed := b != nil
+		if !existed {
 			b = new(modelBlock)
 			m.blocks[h] = b
+		}
+		if !existed || i < len(s.Tokens) {
+			b.lora, b.blockSize = s.LoRA, s.BlockSize
 		}
 		b.tiers |= 1 << tier
 		if i < len(s.Tokens) {
@@ -48,7 +55,7 @@ func (m *modelRank) store(tier int, s Stored) {
 			if known || b.path == "" {
 				b.tokens, b.parent, b.hasParent = s.Tokens[i], parent, hasParent
 			}
-		} else if b.path == "" && !b.orphan {
+		} else if !existed {
 			b.parent, b.hasParent = parent, hasParent
 		}
 		m.adopt()
@@ -110,6 +117,17 @@ func (m *modelRank) state(tier int) (n, digest uint64) {
 	return n, digest
 }
 
+func (b *modelBlock) block(hash uint64) Block {
+	want := Block{Hash: hash, Tiers: b.tiers, LoRA: b.lora, BlockSize: b.blockSize}
+	if b.path != "" || b.orphan {
+		want.Tokens, want.HasTokens = b.tokens, true
+	}
+	if b.hasParent {
+		want.Parent, want.HasParent = b.parent, true
+	}
+	return want
+}
+
 // pair is a rank and its model.
 type pair struct {
 	rank  *Rank
@@ -120,6 +138,26 @@ type pair struct {
 // may be shorter.
 func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens []uint64, collisions bool) error {
 	x.Match(modelName, tokens, m)
+	return compareFound(pairs, m, modelName, collisions, func(r *modelRank, tiers uint8) int { return r.match(tiers, tokens) })
+}
+
+// compareMatchHashes returns an error that describes how a match by block hashes differs from the models'.
+func compareMatchHashes(x *Index, pairs []pair, m *Matcher, modelName string, hashes []uint64) error {
+	x.MatchHashes(modelName, hashes, m)
+	return compareFound(pairs, m, modelName, false, func(r *modelRank, tiers uint8) int {
+		for i, h := range hashes {
+			if b := r.blocks[h]; b == nil || b.tiers&tiers == 0 {
+				return i
+			}
+		}
+		return len(hashes)
+	})
+}
+
+// compareFound returns an error that describes how m.Found differs from the prefixes of models in some tiers.
+func compareFound(
+	pairs []pair, m *Matcher, modelName string, collisions bool, prefix func(r *modelRank, tiers uint8) int,
+) error {
 	got := make(map[*Rank]Match)
 	for _, f := range m.Found {
 		if _, ok := got[f.Rank]; ok || f.Blocks == 0 {
@@ -129,10 +167,10 @@ func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens [
 	}
 	for _, p := range pairs {
 		want := Match{}
-		if p.model.model == modelName {
-			want.Blocks = p.model.match(allTiers, tokens)
+		if p.model.model == modelName || modelName == "" {
+			want.Blocks = prefix(p.model, uint8(allTiers))
 			for tier := range NumTiers {
-				want.TierBlocks[tier] = p.model.match(1<<tier, tokens)
+				want.TierBlocks[tier] = prefix(p.model, 1<<tier)
 			}
 		}
 		f := got[p.rank]
@@ -145,11 +183,11 @@ func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens [
 			collisions = collisions && f.TierBlocks[tier] <= want.TierBlocks[tier]
 		}
 		if !collisions || f.Blocks > want.Blocks {
-			return fmt.Errorf("match of %v in rank %d: %+v, want %+v", tokens, p.rank.number, f, want)
+			return fmt.Errorf("match in rank %d: %+v, want %+v", p.rank.number, f, want)
 		}
 	}
 	if len(got) > 0 {
-		return fmt.Errorf("match of %v found unknown ranks: %+v", tokens, got)
+		return fmt.Errorf("match found unknown ranks: %+v", got)
 	}
 	return nil
 }
@@ -161,37 +199,37 @@ func (p pair) compare(x *Index) error {
 		if gotN, gotDigest := p.rank.Digest(tier); gotN != n || gotDigest != digest {
 			return fmt.Errorf("tier %d: %d blocks, digest %x, want %d, %x", tier, gotN, gotDigest, n, digest)
 		}
-		yielded := uint64(0)
-		for got := range x.Blocks(p.rank, tier) {
-			yielded++
-			want := Block{Hash: got.Hash}
-			b := p.model.blocks[got.Hash]
-			if b == nil || b.tiers&(1<<tier) == 0 {
-				return fmt.Errorf("tier %d has the block %+v, want none", tier, got)
+	}
+	scanned := make(map[uint64]Block)
+	for from := uint64(0); ; {
+		var blocks []Block
+		blocks, from = x.Scan(p.rank, from, nil)
+		for _, b := range blocks {
+			if _, ok := scanned[b.Hash]; ok {
+				return fmt.Errorf("the block %+v is scanned twice", b)
 			}
-			if b.path != "" || b.orphan {
-				want.Tokens, want.HasTokens = b.tokens, true
-			}
-			if b.hasParent {
-				want.Parent, want.HasParent = b.parent, true
-			}
-			if got != want || p.rank.Tiers(got.Hash) != b.tiers {
-				return fmt.Errorf("tier %d has the block %+v in the tiers %x, want %+v", tier, got, b.tiers, want)
-			}
+			scanned[b.Hash] = b
 		}
-		if yielded != n {
-			return fmt.Errorf("tier %d has %d blocks, want %d", tier, yielded, n)
+		if from == 0 {
+			break
 		}
 	}
-	if p.rank.table.Len() != len(p.model.blocks) {
-		return fmt.Errorf("%d block hashes, want %d", p.rank.table.Len(), len(p.model.blocks))
+	want := make(map[uint64]Block)
+	for h, b := range p.model.blocks {
+		want[h] = b.block(h)
+		if got, ok := x.Find(p.rank, h); !ok || got != want[h] || p.rank.Tiers(h) != b.tiers {
+			return fmt.Errorf("found %+v %t, want %+v", got, ok, want[h])
+		}
+	}
+	if !maps.Equal(scanned, want) {
+		return fmt.Errorf("scanned %+v, want %+v", scanned, want)
 	}
 	for h, b := range p.model.blocks {
 		s, tag, _ := p.rank.table.Get(h)
-		if tag&allTiers != b.tiers || hasPlace(tag) != (b.path != "") || (tag&tagOrphan != 0) != b.orphan {
+		if tag.tiers() != b.tiers || tag.hasPlace() != (b.path != "") || (tag&tagOrphan != 0) != b.orphan {
 			return fmt.Errorf("block %d has tag %x, want %+v", h, tag, b)
 		}
-		if !hasPlace(tag) {
+		if !tag.hasPlace() {
 			continue
 		}
 		if path := pathOf(&x.tree, s.at); path != b.path {

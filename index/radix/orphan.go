@@ -96,7 +96,7 @@ func (x *Index) adopt(r *Rank, hash uint64, at position) {
 		s, tag := &seg.Slots[i].Value, &seg.Tags[i]
 		r.orphans.remove(s.at.offset)
 		*tag &^= tagOrphan
-		s.at = x.tree.place(a.parent, a.tokens, newHolder(r.number, bits.TrailingZeros8(*tag)))
+		s.at = x.tree.place(a.parent, a.tokens, newHolder(r.number, bits.TrailingZeros32(uint32(*tag))))
 		x.hold(r, s.at, *tag)
 		hash, at = a.hash, s.at
 	}

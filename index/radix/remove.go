@@ -9,10 +9,10 @@ import (
 func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 	for _, hash := range hashes {
 		seg, i, ok := r.table.Find(hash)
-		if !ok || seg.Tags[i]&(1<<tier) == 0 {
+		if !ok || seg.Tags[i]&tierBit(tier) == 0 {
 			continue
 		}
-		if hasPlace(seg.Tags[i]) {
+		if seg.Tags[i].hasPlace() {
 			x.tree.release(seg.Slots[i].Value.at, newHolder(r.number, tier))
 		}
 		r.forget(tier, seg, i)
@@ -28,9 +28,9 @@ func (x *Index) ClearTier(r *Rank, tier int) {
 	for s := range r.table.Segments() {
 		x.hashes = x.hashes[:0]
 		for i := range s.Slots {
-			if tag := s.Tags[i]; s.Slots[i].Used() && tag&(1<<tier) != 0 {
+			if tag := s.Tags[i]; s.Slots[i].Used() && tag&tierBit(tier) != 0 {
 				x.hashes = append(x.hashes, s.Slots[i].Key())
-				if hasPlace(tag) {
+				if tag.hasPlace() {
 					x.tree.releaseRun(s.Slots[i].Value.at, h)
 				}
 			}
@@ -43,15 +43,16 @@ func (x *Index) ClearTier(r *Rank, tier int) {
 }
 
 // forget removes a block from a tier in the table. The tree does not have it any more.
-func (r *Rank) forget(tier int, seg *hashtable.Segment[slot, uint8], i int) {
+func (r *Rank) forget(tier int, seg *hashtable.Segment[slot, tag], i int) {
 	tag := &seg.Tags[i]
 	r.blocks[tier]--
 	r.digests[tier] ^= wire.BlockDigest(seg.Slots[i].Key())
-	if *tag &^= 1 << tier; *tag&allTiers != 0 {
+	if *tag &^= tierBit(tier); *tag&allTiers != 0 {
 		return
 	}
 	if *tag&tagOrphan != 0 {
 		r.orphans.remove(seg.Slots[i].Value.at.offset)
 	}
+	r.attrs.Release(tag.attr())
 	r.table.Delete(seg, i)
 }

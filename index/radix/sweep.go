@@ -7,7 +7,7 @@ import "github.com/kvcast/kvcast/internal/hashtable"
 type retiredRank struct {
 	model  *model
 	number uint32
-	table  hashtable.Table[slot, uint8]
+	table  hashtable.Table[slot, tag]
 	from   uint64 // identifies the next segment to sweep, see hashtable.Table.SegmentAt
 	slot   int    // next slot of the segment
 	swept  bool
@@ -59,11 +59,11 @@ func (g *retiredRank) sweep(t *tree, budget int) int {
 			}
 			budget--
 			tag := s.Tags[g.slot]
-			if !hasPlace(tag) {
+			if !tag.hasPlace() {
 				continue
 			}
 			for tier := range NumTiers {
-				if tag&(1<<tier) != 0 {
+				if tag&tierBit(tier) != 0 {
 					t.releaseRun(s.Slots[g.slot].Value.at, newHolder(g.number, tier))
 				}
 			}

@@ -20,7 +20,7 @@ func untrimmed(t *testing.T) (*Index, *Rank) {
 	t.Helper()
 	x := New()
 	x.tree.limits = small
-	longest, r, others := x.AddRank("m"), x.AddRank("m"), x.AddRank("m")
+	longest, r, others := x.AddRank("m", nil), x.AddRank("m", nil), x.AddRank("m", nil)
 	x.Store(longest, 0, chain(10, 1, 1, 1, 1, 1))
 	x.Store(r, 0, chain(10, 1, 1, 1))
 	for i := range uint64(3) {
@@ -63,12 +63,68 @@ func TestSplitTrimsRest(t *testing.T) {
 	}
 }
 
+// TestScanHasEachBlockOnce changes a rank between the calls of a scan.
+func TestScanHasEachBlockOnce(t *testing.T) {
+	const kept = 20_000
+	x := New()
+	r := x.AddRank("m", nil)
+	prompt := newPrompt(0, kept)
+	storePrompt(x, r, prompt, kept)
+	seen := make(map[uint64]bool)
+	var blocks []Block
+	for from, calls := uint64(0), 0; calls == 0 || from != 0; calls++ {
+		blocks, from = x.Scan(r, from, blocks[:0])
+		for _, b := range blocks {
+			if seen[b.Hash] {
+				t.Fatalf("block %x is scanned twice", b.Hash)
+			}
+			seen[b.Hash] = true
+		}
+		// Grow and shrink the rank's table.
+		other := newPrompt(1<<40|uint64(calls/16)<<20, 8000)
+		if calls/8%2 == 0 {
+			storePrompt(x, r, other, 8000)
+		} else {
+			for i := range other {
+				other[i] ^= 1
+			}
+			x.Remove(r, 0, other)
+		}
+	}
+	for i := range prompt {
+		if !seen[prompt[i]^1] {
+			t.Fatalf("block %d of %d was not scanned", i, kept)
+		}
+	}
+}
+
+// TestTooManyAttributesAreDropped stores blocks of more LoRA adapters than a tag can number.
+func TestTooManyAttributesAreDropped(t *testing.T) {
+	x := New()
+	x.tree.limits.attributes = 2
+	r := x.AddRank("m", nil)
+	x.Store(r, 0, Stored{Blocks: []uint64{1}, LoRA: "a", BlockSize: 16})
+	x.Store(r, 0, Stored{Blocks: []uint64{2}, LoRA: "b", BlockSize: 16})
+	for hash, want := range map[uint64]Block{
+		1: {Hash: 1, Tiers: 1, LoRA: "a", BlockSize: 16},
+		2: {Hash: 2, Tiers: 1},
+	} {
+		if got, _ := x.Find(r, hash); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+	x.Remove(r, 0, []uint64{1, 2})
+	if err := checkInvariants(x); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestSweepsReleaseLargeRank clears a rank whose table has several segments. It has long runs, half of which it shares
 // with another rank, and runs of one block.
 func TestSweepsReleaseLargeRank(t *testing.T) {
 	const length, chains = 100, 200
 	x := New()
-	r, other := x.AddRank("m"), x.AddRank("m")
+	r, other := x.AddRank("m", nil), x.AddRank("m", nil)
 	for i := range uint64(chains) {
 		storePrompt(x, r, newPrompt(i<<20, length), length)
 		if i%2 == 0 {
