@@ -66,7 +66,7 @@ func benchmarkLatency(b *testing.B, o *observed) {
 type observed struct {
 	*rig
 	observer observer
-	floor    *relayed // nil if the floor is not measured
+	floor    *latencyFloor // nil if the floor is not measured
 }
 
 func openLatency(args ...string) (*observed, error) {
@@ -103,7 +103,7 @@ func openObserved(args ...string) (*observed, error) {
 	if _, err := r.subscribe(o.observer.observe); err != nil {
 		return nil, closeAfter(err, r)
 	}
-	if o.floor, err = newRelayed(shapeB2); err != nil {
+	if o.floor, err = newLatencyFloor(shapeB2); err != nil {
 		return nil, closeAfter(err, r)
 	}
 	return o, nil

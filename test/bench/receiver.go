@@ -55,8 +55,8 @@ static int drain(void *socket, uint64_t n, int max_idle, uint64_t *next, uint64_
 	return failed;
 }
 
-// relay receives n messages, and writes the seq of each to a file descriptor.
-static int relay(void *socket, uint64_t n, int fd, uint64_t *next) {
+// write_seqs receives n messages, and writes the seq of each to a file descriptor.
+static int write_seqs(void *socket, uint64_t n, int fd, uint64_t *next) {
 	zmq_msg_t msg;
 	uint64_t got = 0;
 	int frame = 0, failed = 0;
@@ -148,11 +148,11 @@ func (r *Receiver) Drain(n int) (bytes uint64, err error) {
 	return uint64(sum), nil
 }
 
-// Relay receives n messages, whose seqs must be contiguous, and writes the eight bytes of each seq
+// WriteSeqs receives n messages, whose seqs must be contiguous, and writes the eight bytes of each seq
 // to a file as soon as the message arrives.
-func (r *Receiver) Relay(n, fd int) error {
-	if failed := C.relay(r.socket, C.uint64_t(n), C.int(fd), &r.next); failed != 0 {
-		return fmt.Errorf("relay message %d: %w", uint64(r.next), syscall.Errno(failed))
+func (r *Receiver) WriteSeqs(n, fd int) error {
+	if failed := C.write_seqs(r.socket, C.uint64_t(n), C.int(fd), &r.next); failed != 0 {
+		return fmt.Errorf("write seq of message %d: %w", uint64(r.next), syscall.Errno(failed))
 	}
 	return nil
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/kvcast/kvcast/test/bench"
 )
 
-func init() { roles["relay"] = newRelay }
+func init() { roles["seqs"] = newSeqWriter }
 
-// relayed is the minimal path between an engine and a subscriber: a child process whose C loop
+// latencyFloor is the minimal path between an engine and a subscriber: a child process whose C loop
 // writes the seq of each message to a TCP connection. Its latency is the cost of the machine, ZeroMQ
 // and TCP on any path.
-type relayed struct {
+type latencyFloor struct {
 	publisher *publisher
 	child     *child
 	conn      net.Conn
@@ -28,18 +28,18 @@ type relayed struct {
 	latencies []time.Duration
 }
 
-func newRelayed(s shape) (_ *relayed, err error) {
+func newLatencyFloor(s shape) (_ *latencyFloor, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // returns at once
 	if err != nil {
-		return nil, fmt.Errorf("listen for relay: %w", err)
+		return nil, fmt.Errorf("listen for seqs: %w", err)
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	r := &relayed{load: newLoad(s)}
+	r := &latencyFloor{load: newLoad(s)}
 	if r.publisher, err = newPublisher(); err != nil {
 		return nil, err
 	}
 	// The listen backlog accepts the child's connection before Accept is called.
-	r.child, err = startChild("relay", childSetup{Address: r.publisher.endpoint, Conn: l.Addr().String()})
+	r.child, err = startChild("seqs", childSetup{Address: r.publisher.endpoint, Conn: l.Addr().String()})
 	if err == nil {
 		r.conn, err = l.Accept()
 	}
@@ -47,13 +47,13 @@ func newRelayed(s shape) (_ *relayed, err error) {
 		err = r.publisher.subscribed()
 	}
 	if err != nil {
-		return nil, closeAfter(fmt.Errorf("open relay: %w", err), r)
+		return nil, closeAfter(fmt.Errorf("open latency floor: %w", err), r)
 	}
 	return r, nil
 }
 
 // measure sends n batches at pacedRate, and returns once the last has arrived.
-func (r *relayed) measure(n int) error {
+func (r *latencyFloor) measure(n int) error {
 	_, err := r.child.measure(n, func() error {
 		sent := make(chan time.Time, n)
 		read := make(chan error, 1)
@@ -71,18 +71,18 @@ func (r *relayed) measure(n int) error {
 }
 
 // read reads one seq per batch.
-func (r *relayed) read(seq uint64, sent <-chan time.Time) error {
+func (r *latencyFloor) read(seq uint64, sent <-chan time.Time) error {
 	var b [8]byte
 	for at := range sent {
 		if err := r.conn.SetReadDeadline(time.Now().Add(stall)); err != nil {
-			return fmt.Errorf("wait for relay: %w", err)
+			return fmt.Errorf("wait for seq: %w", err)
 		}
 		if _, err := io.ReadFull(r.conn, b[:]); err != nil {
-			return fmt.Errorf("read of relay: %w", err)
+			return fmt.Errorf("read seq: %w", err)
 		}
 		r.latencies = append(r.latencies, time.Since(at))
 		if got := binary.BigEndian.Uint64(b[:]); got != seq {
-			return fmt.Errorf("check relay: it wrote %d, want %d", got, seq)
+			return fmt.Errorf("check seq: got %d, want %d", got, seq)
 		}
 		seq++
 	}
@@ -90,14 +90,14 @@ func (r *relayed) read(seq uint64, sent <-chan time.Time) error {
 }
 
 // seen returns the latencies since the last call, sorted.
-func (r *relayed) seen() []time.Duration {
+func (r *latencyFloor) seen() []time.Duration {
 	latencies := slices.Sorted(slices.Values(r.latencies))
 	r.latencies = r.latencies[:0]
 	return latencies
 }
 
 // Close closes all parts.
-func (r *relayed) Close() error {
+func (r *latencyFloor) Close() error {
 	var closers []io.Closer
 	if r.child != nil {
 		closers = append(closers, r.child)
@@ -108,13 +108,13 @@ func (r *relayed) Close() error {
 	return closeAll(append(closers, r.publisher)...)
 }
 
-// relay is a child that writes the seq of each message that it reads.
-type relay struct {
+// seqWriter is a child that writes the seq of each message that it reads.
+type seqWriter struct {
 	receiver *bench.Receiver
 	file     *os.File
 }
 
-func newRelay(s childSetup) (work, error) {
+func newSeqWriter(s childSetup) (work, error) {
 	conn, err := net.Dial("tcp", s.Conn) //nolint:noctx // returns at once
 	if err != nil {
 		return nil, err
@@ -124,10 +124,10 @@ func newRelay(s childSetup) (work, error) {
 		return nil, err
 	}
 	r, err := bench.NewReceiver(s.Address)
-	return relay{r, file}, err
+	return seqWriter{r, file}, err
 }
 
-func (r relay) do(n int) (uint64, error) { return 0, r.receiver.Relay(n, int(r.file.Fd())) }
+func (w seqWriter) do(n int) (uint64, error) { return 0, w.receiver.WriteSeqs(n, int(w.file.Fd())) }
 
 // Close closes the receiver and the connection.
-func (r relay) Close() error { return closeAll(r.receiver, r.file) }
+func (w seqWriter) Close() error { return closeAll(w.receiver, w.file) }
