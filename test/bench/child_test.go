@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -21,9 +22,15 @@ const roleVariable = "KVCAST_BENCH_ROLE"
 
 // work is an operation that a child repeats.
 type work interface {
-	// do runs the operation n times and returns the number of bytes moved.
-	do(n int) (bytes uint64, err error)
+	// do runs the operation n times. It returns how much it moved: bytes, or responses of a relay.
+	do(n int) (moved uint64, err error)
 	io.Closer
+}
+
+// serving is work that clients connect to.
+type serving interface {
+	// address returns the address that it listens on.
+	address() string
 }
 
 // roles are the constructors of each role's work. Files that need cgo add theirs.
@@ -49,7 +56,8 @@ type childOrder struct{ N int }
 // childReport is a line that a child writes when it is ready, before it starts an order, and when
 // the order is complete.
 type childReport struct {
-	Bytes   uint64        `json:",omitempty"`
+	Address string        `json:",omitempty"` // of serving work, when it is ready
+	Moved   uint64        `json:",omitempty"` // see work
 	CPU     time.Duration `json:",omitempty"`
 	Waits   int64         `json:",omitempty"` // number of times that a thread slept
 	Mallocs uint64        `json:",omitempty"`
@@ -94,7 +102,11 @@ func runChild(role string, in *json.Decoder, out *json.Encoder) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	if err := out.Encode(childReport{}); err != nil {
+	ready := childReport{}
+	if s, ok := w.(serving); ok {
+		ready.Address = s.address()
+	}
+	if err := out.Encode(ready); err != nil {
 		return err
 	}
 	for {
@@ -118,7 +130,7 @@ func runChild(role string, in *json.Decoder, out *json.Encoder) (err error) {
 		after := ownUsage()
 		runtime.ReadMemStats(&memory)
 		err = out.Encode(childReport{
-			Bytes: moved, CPU: after.cpu - before.cpu, Waits: after.waits - before.waits,
+			Moved: moved, CPU: after.cpu - before.cpu, Waits: after.waits - before.waits,
 			Mallocs: memory.Mallocs - mallocs, Alloced: memory.TotalAlloc - alloced,
 		})
 		if err != nil {
@@ -133,15 +145,22 @@ type child struct {
 	stdin   io.Closer
 	orders  *json.Encoder
 	reports *json.Decoder
+	address string // of serving work
 }
 
 // startChild starts a child and returns once it is ready.
 func startChild(role string, setup childSetup) (*child, error) {
+	return startWrappedChild(nil, role, setup)
+}
+
+// startWrappedChild starts a child through a wrapper command.
+func startWrappedChild(wrapper []string, role string, setup childSetup) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", role, err)
 	}
-	cmd := exec.CommandContext(context.Background(), self)
+	command := append(slices.Clone(wrapper), self)
+	cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
 	// By default, a program with the race detector sleeps for a second before it exits.
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, "GORACE=atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
@@ -159,7 +178,9 @@ func startChild(role string, setup childSetup) (*child, error) {
 	c := &child{cmd: cmd, stdin: in, orders: json.NewEncoder(in), reports: json.NewDecoder(out)}
 	err = c.orders.Encode(setup)
 	if err == nil {
-		err = c.reports.Decode(&childReport{})
+		var ready childReport
+		err = c.reports.Decode(&ready)
+		c.address = ready.Address
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", role, err), c.Close())

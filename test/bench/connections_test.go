@@ -382,7 +382,7 @@ func TestConnectionsReceiveEverything(t *testing.T) {
 					t.Fatal(err)
 				}
 				report, err := k.measure(50)
-				if err != nil || report.Bytes == 0 {
+				if err != nil || report.Moved == 0 {
 					t.Errorf("report %+v, error %v", report, err)
 				}
 				if err := k.Close(); err != nil {

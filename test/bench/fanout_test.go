@@ -37,7 +37,7 @@ func BenchmarkFloorFanout(b *testing.B) {
 				}
 				deliveries := float64(b.N * conns)
 				b.ReportMetric(float64(report.CPU.Nanoseconds())/deliveries, "cpu-ns/delivery")
-				b.ReportMetric(float64(report.Bytes)/deliveries, "B/delivery")
+				b.ReportMetric(float64(report.Moved)/deliveries, "B/delivery")
 				reportAllocations(b, float64(report.Mallocs)/float64(b.N), float64(report.Alloced)/float64(b.N))
 			})
 		}
@@ -90,8 +90,8 @@ func (f *fanningOut) measure(n int) (childReport, error) {
 		wg.Wait()
 		return errors.Join(errs...)
 	})
-	if want := uint64(each) * uint64(len(f.conns)); err == nil && report.Bytes != want {
-		err = fmt.Errorf("check writer: it wrote %d bytes, want %d", report.Bytes, want)
+	if want := uint64(each) * uint64(len(f.conns)); err == nil && report.Moved != want {
+		err = fmt.Errorf("check writer: it wrote %d bytes, want %d", report.Moved, want)
 	}
 	return report, err
 }

@@ -55,7 +55,7 @@ func benchmarkReceive(b *testing.B, name, role string, s shape) {
 		n := float64(b.N)
 		b.ReportMetric(float64(report.CPU.Nanoseconds())/n, "cpu-ns/msg")
 		b.ReportMetric(float64(report.Waits)/n, "waits/msg")
-		b.ReportMetric(float64(report.Bytes)/n, "B/msg")
+		b.ReportMetric(float64(report.Moved)/n, "B/msg")
 		reportAllocations(b, float64(report.Mallocs)/n, float64(report.Alloced)/n)
 	})
 }
@@ -96,8 +96,8 @@ func (r *receiving) measure(n int) (childReport, error) {
 		}
 		return nil
 	})
-	if err == nil && report.Bytes != sent {
-		err = fmt.Errorf("check receiver: it received %d bytes, want %d", report.Bytes, sent)
+	if err == nil && report.Moved != sent {
+		err = fmt.Errorf("check receiver: it received %d bytes, want %d", report.Moved, sent)
 	}
 	return report, err
 }

@@ -24,7 +24,8 @@ const (
 // rig is a server, its one engine, and its subscribers.
 type rig struct {
 	publisher   *publisher
-	server      *process
+	server      *process // nil in a relayRig
+	grpc        string   // address that subscribers connect to
 	subscribers []*subscriber
 	moved       chan struct{} // has a token when a subscriber has received something
 	load        *load
@@ -51,20 +52,29 @@ func newWrappedRig(wrapper []string, s shape, subscribers int, args ...string) (
 	if r.server, err = serve(wrapper, args...); err != nil {
 		return nil, err
 	}
-	if err = r.publisher.subscribed(); err != nil {
+	r.grpc = r.server.grpc
+	if err = r.join(subscribers); err != nil {
 		return nil, err
-	}
-	for range subscribers {
-		if _, err = r.subscribe(nil); err != nil {
-			return nil, err
-		}
 	}
 	return r, nil
 }
 
+// join waits until the engine has a reader, and adds n subscribers.
+func (r *rig) join(subscribers int) error {
+	if err := r.publisher.subscribed(); err != nil {
+		return err
+	}
+	for range subscribers {
+		if _, err := r.subscribe(nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // subscribe adds a subscriber.
 func (r *rig) subscribe(observe func([]byte, time.Time) error) (*subscriber, error) {
-	s, err := subscribe(r.server.grpc, fromLatest(), r.moved, observe)
+	s, err := subscribe(r.grpc, fromLatest(), r.moved, observe)
 	if err == nil {
 		r.subscribers = append(r.subscribers, s)
 	}
