@@ -132,6 +132,13 @@ func (p *publisher) setState(s SourceState) {
 		return
 	}
 	p.worker.shared.metrics.changeState(p.state, s)
+	switch wasDown := p.state.down(); {
+	case s.down() && !wasDown:
+		now := time.Now()
+		p.status.downSince.Store(&now)
+	case wasDown && !s.down():
+		p.status.downSince.Store(nil)
+	}
 	p.state = s
 	p.status.state.Store(uint32(s))
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -240,4 +241,30 @@ func TestSourcesHaveTheReplayEndpointOfTheLastBatch(t *testing.T) {
 		}
 	}
 	p.stop()
+}
+
+// TestSourceIsDownWhileItHasNoConnection connects, disconnects and stops a source.
+func TestSourceIsDownWhileItHasNoConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		added := time.Now()
+		p := newTestPublisher(&rawIDLane{})
+		defer p.stop()
+		check := func(want time.Time) {
+			t.Helper()
+			if got := p.worker.shared.sources.entries[0].downSince.Load(); want.IsZero() != (got == nil) || got != nil && !got.Equal(want) {
+				t.Errorf("%v: down since %v, want %v", p.state, got, want)
+			}
+		}
+		time.Sleep(time.Second)
+		check(added)
+		p.connect(1, "")
+		check(time.Time{})
+		time.Sleep(time.Second)
+		lost := time.Now()
+		p.disconnect(1)
+		check(lost)
+		time.Sleep(time.Second)
+		p.stop()
+		check(lost)
+	})
 }

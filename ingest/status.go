@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -20,6 +21,9 @@ type SourceStatus struct {
 	// Rank is the dp rank in the configuration or, for a listener, in the first batch.
 	Rank  uint32
 	State SourceState
+	// DownSince is when the connection was lost or reading ended, or when the source was added if there
+	// has been no connection; zero while there is a connection.
+	DownSince time.Time
 	// Started reports whether a batch was read; LastSeq is the seq of the last batch.
 	Started bool
 	LastSeq uint64
@@ -61,6 +65,9 @@ func (s SourceState) String() string {
 	return sourceStateNames[s]
 }
 
+// down reports whether there is no connection.
+func (s SourceState) down() bool { return s == SourceConnecting || s == SourceStopped }
+
 // sourceList lists the publishers for Ingest.Sources.
 type sourceList struct {
 	mu      sync.Mutex // guards entries
@@ -70,12 +77,13 @@ type sourceList struct {
 // sourceEntry is the status of one publisher. The publisher alone writes the atomic fields, which
 // replace those of initial.
 type sourceEntry struct {
-	source  int // its number in the worker
-	initial SourceStatus
-	replay  atomic.Pointer[string]
-	state   atomic.Uint32
-	started atomic.Bool
-	lastSeq atomic.Uint64
+	source    int // its number in the worker
+	initial   SourceStatus
+	replay    atomic.Pointer[string]
+	state     atomic.Uint32
+	downSince atomic.Pointer[time.Time] // nil: there is a connection
+	started   atomic.Bool
+	lastSeq   atomic.Uint64
 }
 
 func (l *sourceList) add(source int, initial SourceStatus) *sourceEntry {
@@ -115,6 +123,9 @@ func (in *Ingest) Sources() []SourceStatus {
 		all[i] = e.initial
 		all[i].Replay = *e.replay.Load()
 		all[i].State = SourceState(e.state.Load())
+		if since := e.downSince.Load(); since != nil {
+			all[i].DownSince = *since
+		}
 		all[i].LastSeq = e.lastSeq.Load()
 		all[i].Started = e.started.Load()
 	}

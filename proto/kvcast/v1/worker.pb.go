@@ -896,7 +896,9 @@ type SourceStatus struct {
 	// Whether a batch has been read, so that last_seq is valid.
 	Started bool `protobuf:"varint,6,opt,name=started,proto3" json:"started,omitempty"`
 	// The engine's sequence number of the last applied batch.
-	LastSeq       uint64 `protobuf:"varint,7,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	LastSeq uint64 `protobuf:"varint,7,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	// How long there has been no connection, in nanoseconds; 0 while there is one.
+	DownNano      uint64 `protobuf:"varint,8,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -980,6 +982,13 @@ func (x *SourceStatus) GetLastSeq() uint64 {
 	return 0
 }
 
+func (x *SourceStatus) GetDownNano() uint64 {
+	if x != nil {
+		return x.DownNano
+	}
+	return 0
+}
+
 var File_kvcast_v1_worker_proto protoreflect.FileDescriptor
 
 const file_kvcast_v1_worker_proto_rawDesc = "" +
@@ -1035,7 +1044,7 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"TierBlocks\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\xe7\x01\n" +
+	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\x84\x02\n" +
 	"\fSourceStatus\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12'\n" +
@@ -1043,7 +1052,8 @@ const file_kvcast_v1_worker_proto_rawDesc = "" +
 	"\adp_rank\x18\x04 \x01(\rR\x06dpRank\x12,\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x16.kvcast.v1.SourceStateR\x05state\x12\x18\n" +
 	"\astarted\x18\x06 \x01(\bR\astarted\x12\x19\n" +
-	"\blast_seq\x18\a \x01(\x04R\alastSeq*^\n" +
+	"\blast_seq\x18\a \x01(\x04R\alastSeq\x12\x1b\n" +
+	"\tdown_nano\x18\b \x01(\x04R\bdownNano*^\n" +
 	"\vConsolidate\x12\x1b\n" +
 	"\x17CONSOLIDATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CONSOLIDATE_DEDUP\x10\x01\x12\x1b\n" +

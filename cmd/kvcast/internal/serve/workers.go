@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
 	"github.com/kvcast/kvcast/feed"
@@ -58,6 +59,10 @@ var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	all := make(map[string][]*kvcastv1.SourceStatus)
 	for _, src := range s.ingest.Sources() {
+		down := time.Duration(0)
+		if !src.DownSince.IsZero() {
+			down = max(time.Since(src.DownSince), 1) // 0 means that there is a connection
+		}
 		all[src.Worker] = append(all[src.Worker], &kvcastv1.SourceStatus{
 			Engine:         string(src.Engine),
 			Endpoint:       src.Endpoint,
@@ -66,6 +71,7 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 			State:          sourceStates[src.State],
 			Started:        src.Started,
 			LastSeq:        src.LastSeq,
+			DownNano:       uint64(down),
 		})
 	}
 	return all
