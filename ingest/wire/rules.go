@@ -121,8 +121,10 @@ func (r *Rules) SkipRaw(n uint64) { r.rawID += min(n, MaxRawID-r.rawID) }
 //
 // Admit sets Tier, RawID and TokensHashes of the other events, cuts stores to whole blocks,
 // and sets CacheSalt if the salt is in an extra key or the store continues a salted block.
-// TokensHashes is the Rules' memory, valid until the next Admit.
+// TokensHashes is the Rules' memory, valid until the next Admit. Admit also sets the batch's
+// GroupsOmitted.
 func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
+	omitted := counts[ReasonNonMainAttentionGroup]
 	skipped := b.Skipped
 	kept := 0
 	r.ForeignHostBlockSize = 0
@@ -158,6 +160,7 @@ func (r *Rules) Admit(b *Batch, rank uint32, counts *Counts) {
 		r.countSkipped(s.Reason, counts)
 	}
 	b.Events = b.Events[:kept]
+	b.GroupsOmitted = counts[ReasonNonMainAttentionGroup] != omitted
 	// The memory is released now because the next batch may come late, and there may be many
 	// sources.
 	r.hashes.release(maxRulesKept / 8)

@@ -44,6 +44,9 @@ type Batch struct {
 	Events []Event
 	// Skipped are the events that were left out, in their order in the batch.
 	Skipped []Skip
+	// GroupsOmitted reports whether Rules.Admit has removed events because of
+	// ReasonNonMainAttentionGroup: the engine also caches other groups than the main group.
+	GroupsOmitted bool
 }
 
 // PublisherIDBytes is the length of a publisher id.
