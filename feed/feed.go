@@ -71,6 +71,9 @@ type Batch struct {
 	IngestTime int64
 	// Events are the events to apply, in order. There may be none.
 	Events []wire.Event
+	// GroupsOmitted reports whether the engine's batch has events of other attention groups than the main group.
+	// They are not in Events.
+	GroupsOmitted bool
 }
 
 // Gap is a run of missing batches that were not repaired.

@@ -51,6 +51,22 @@ func TestConnect(t *testing.T) {
 			},
 		},
 		{
+			name: "other attention groups",
+			publish: func(e *engine) {
+				e.publish(0, storedIn(0, "full_attention", 1))
+				e.publish(1, storedIn(0, "full_attention", 2), storedIn(1, "mamba", 2))
+				e.publish(2, removedIn(1, 2))
+				e.publish(3, removedIn(0, 2))
+			},
+			want: []string{
+				"w 0/0: batch 0 +[1]",
+				"w 0/0: batch 1 groups omitted +[2]",
+				"w 0/0: batch 2 groups omitted",
+				"w 0/0: batch 3 -[2]",
+			},
+			metrics: map[string]float64{`events_skipped_total{reason="non_main_attention_group",worker="w"}`: 2},
+		},
+		{
 			name: "late join, then a gap",
 			publish: func(e *engine) {
 				e.publish(5, stored(1))
@@ -151,7 +167,7 @@ func TestConnect(t *testing.T) {
 				"w 0/0: batch 0 +[1]",
 				"w 0/0: batch 1 -[1]",
 				"w 0/0: restarted",
-				"w 0/0: batch 0",
+				"w 0/0: batch 0 groups omitted",
 			},
 			metrics: map[string]float64{
 				`events_skipped_total{reason="non_main_attention_group",worker="w"}`: 1,

@@ -109,12 +109,13 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 			"block_size", size, "want", p.worker.blockSize.Tokens, "hint", "LMCache stores chunks: set its chunk_size to the worker's block size")
 	}
 	in.out = feed.Batch{
-		Source:     p.source,
-		Rank:       rank,
-		Seq:        b.Seq,
-		CopyRule:   p.copyRule,
-		IngestTime: now.UnixNano(),
-		Events:     in.batch.Events,
+		Source:        p.source,
+		Rank:          rank,
+		Seq:           b.Seq,
+		CopyRule:      p.copyRule,
+		IngestTime:    now.UnixNano(),
+		Events:        in.batch.Events,
+		GroupsOmitted: in.batch.GroupsOmitted,
 	}
 	if in.batch.HasTime {
 		in.out.EngineTime = unixNano(in.batch.Time)

@@ -97,6 +97,9 @@ func (l *recordedLane) write(source int, rank uint32, format string, args ...any
 // eventsLine returns a batch's events as text.
 func eventsLine(b *feed.Batch) string {
 	var s strings.Builder
+	if b.GroupsOmitted {
+		s.WriteString(" groups omitted")
+	}
 	for _, e := range b.Events {
 		switch e.Kind {
 		case wire.KindStored:

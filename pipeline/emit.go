@@ -111,6 +111,9 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	case *kvcastv1.RouterEvent_Gap:
 		l.counts.events[eventsGap]++
 		l.rank(e.GetDpRank()).gapped(v.Gap)
+	case *kvcastv1.RouterEvent_GroupsOmitted:
+		l.counts.events[eventsGroupsOmitted]++
+		l.rank(e.GetDpRank()).groupsOmitted = true
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		l.counts.events[eventsWorkerAdded]++
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -118,11 +121,14 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
-// cleared applies an emitted Cleared to the rank's state for routers. Only cleared and gapped change
-// this state, so that a snapshot follows from the entries alone.
+// cleared applies an emitted Cleared to the rank's state for routers. Only emit changes this state,
+// so that a snapshot follows from the entries alone.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) == 0 {
 		r.incomplete, r.overfull, r.attributesLacking = false, false, false
+		if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
+			r.groupsOmitted = false
+		}
 	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		r.incomplete = true
@@ -139,6 +145,21 @@ func (r *rankState) gapped(g *kvcastv1.Gap) {
 		r.attributesLacking = true
 	default: // no block was refused
 	}
+}
+
+// omitGroups emits GroupsOmitted for a rank unless it still holds.
+//
+// It is not recorded which source of a worker has other groups. If another source restarts while
+// the rank has no blocks, GroupsOmitted ends too early, and the next batch with omitted events
+// emits it again.
+func (l *Lane) omitGroups(rank uint32) {
+	if l.rank(rank).groupsOmitted {
+		return
+	}
+	l.flush(flushUnmergeable)
+	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_GroupsOmitted{
+		GroupsOmitted: &kvcastv1.GroupsOmitted{},
+	}})
 }
 
 // clear removes all blocks of a rank and emits Cleared. The rank is then complete, unless the reason

@@ -145,6 +145,7 @@ func (g *generator) batch(w *generatorWorker) *feed.Batch {
 	if g.chance(10, "no engine time") {
 		b.EngineTime = 0
 	}
+	b.GroupsOmitted = g.chance(5, "groups omitted")
 	var events []wire.Event
 	for range rapid.IntRange(0, 6).Draw(g.t, "events") {
 		if g.copies && g.chance(3, "announces") {

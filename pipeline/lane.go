@@ -54,6 +54,8 @@ type rankState struct {
 	// a Gap reported TOO_MANY_BLOCKS, attributesLacking whether a Gap reported
 	// TOO_MANY_ATTRIBUTES. All follow from the emitted events, and only emit sets them.
 	incomplete, overfull, attributesLacking bool
+	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
+	groupsOmitted bool
 	// gaps counts the gaps that were not repaired, missedBatches the batches lost in them.
 	gaps          uint64
 	missedBatches uint64
@@ -72,6 +74,9 @@ func (l *Lane) Batch(b *feed.Batch) {
 	}
 	l.entry.begin(b.EngineTime, b.IngestTime)
 	l.announcements.BeginBatch()
+	if b.GroupsOmitted {
+		l.omitGroups(b.Rank)
+	}
 	for i := range b.Events {
 		e := &b.Events[i]
 		l.countRawID(b.Source, e.RawID)

@@ -19,6 +19,7 @@ const (
 	eventsRemoved
 	eventsCleared
 	eventsGap
+	eventsGroupsOmitted
 	eventsWorkerAdded
 	eventsWorkerRemoved
 	numEventsKinds
@@ -29,6 +30,7 @@ var eventsNames = [numEventsKinds]string{
 	eventsRemoved:       "removed",
 	eventsCleared:       "cleared",
 	eventsGap:           "gap",
+	eventsGroupsOmitted: "groups_omitted",
 	eventsWorkerAdded:   "worker_added",
 	eventsWorkerRemoved: "worker_removed",
 }

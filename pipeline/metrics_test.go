@@ -24,7 +24,7 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 			batch(store(1, 2, 3, 4, 5), store(1)),
 			batch(remove(1, 2, 9), cleared()),
 			rankBatch(1, store(7)),
-			gap(1), gap(1),
+			gap(1), gap(1), groupsOmitted(1), groupsOmitted(1), groupsOmitted(0),
 		)
 		got = s.metrics(t)
 	})
@@ -33,7 +33,7 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 		want          map[string]float64
 	}{
 		"events": {"events_total", "event", map[string]float64{
-			"worker_added": 1, "stored": 4, "removed": 1, "cleared": 1, "gap": 2,
+			"worker_added": 1, "stored": 4, "removed": 1, "cleared": 1, "gap": 2, "groups_omitted": 2,
 		}},
 		"blocks stored":      {"blocks_stored_total", "worker", map[string]float64{testWorker: 7}},
 		"blocks removed":     {"blocks_removed_total", "worker", map[string]float64{testWorker: 2}},

@@ -45,6 +45,8 @@ type modelWorker struct {
 	// incomplete are the incomplete ranks, overfull those reported for exceeding the block
 	// limit.
 	incomplete, overfull map[uint32]bool
+	// groupsOmitted are the ranks with other attention groups.
+	groupsOmitted map[uint32]bool
 	// expired and refused are numbers of blocks.
 	expired, refused int
 	pending          *modelRun
@@ -117,7 +119,7 @@ func (m *model) add(w feed.Worker) {
 		name: w.Name, modelName: w.Model,
 		blocks: make(map[modelBlock]*modelCopies), stale: make(map[modelBlock]bool),
 		announcements: make(map[modelEngine]int), candidates: make(map[int64]modelCandidate),
-		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool),
+		incomplete: make(map[uint32]bool), overfull: make(map[uint32]bool), groupsOmitted: make(map[uint32]bool),
 		rawIDs: make(map[int][]uint64),
 		mode:   modelMode(w), sources: len(w.Sources), ranks: make(map[uint32]*modelRank), ignored: make(map[string]int),
 	}
@@ -198,6 +200,12 @@ func (m *model) restarted(name string, r feed.Restart) {
 func (m *model) batch(name string, b feed.Batch) {
 	mw := m.workers[name]
 	clear(mw.candidates)
+	if b.GroupsOmitted && !mw.groupsOmitted[b.Rank] {
+		m.flush(mw)
+		m.emit(mw, &kvcastv1.RouterEvent{DpRank: &b.Rank, Event: &kvcastv1.RouterEvent_GroupsOmitted{
+			GroupsOmitted: &kvcastv1.GroupsOmitted{},
+		}})
+	}
 	for _, e := range b.Events {
 		mw.rawIDs[b.Source] = append(mw.rawIDs[b.Source], e.RawID)
 		if e.ReplacesBlockSize {
@@ -428,10 +436,15 @@ func (m *model) emit(mw *modelWorker, e *kvcastv1.RouterEvent) {
 		if e.GetGap().GetReason() == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS {
 			mw.overfull[rank] = true
 		}
+	case e.GetGroupsOmitted() != nil:
+		mw.groupsOmitted[rank] = true
 	case e.GetCleared() != nil:
 		if len(e.GetCleared().GetTiers()) == 0 {
 			delete(mw.incomplete, rank)
 			delete(mw.overfull, rank)
+			if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
+				delete(mw.groupsOmitted, rank)
+			}
 		}
 		if e.GetCleared().GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 			mw.incomplete[rank] = true

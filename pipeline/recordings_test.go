@@ -199,7 +199,8 @@ func (p *recordingPlayer) play(t *testing.T, b recordedBatch) {
 		t.Fatal(err)
 	}
 	p.rules.Admit(batch, 0, new(wire.Counts))
-	p.batch(testWorker, feed.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: feed.CopyRuleDetected, Events: batch.Events})
+	p.batch(testWorker, feed.Batch{Seq: b.seq, IngestTime: int64(b.seq) + 1, CopyRule: feed.CopyRuleDetected,
+		Events: batch.Events, GroupsOmitted: batch.GroupsOmitted})
 }
 
 // blocksIn returns the router's blocks of the test's worker in a tier.
@@ -309,6 +310,39 @@ func TestRecordingsBecomeTheEnginesBlocks(t *testing.T) {
 				t.Errorf("got %v, want all exact", s)
 			case s.extra > 0 || s.missing > r.missing || s.missingAtEnd > r.missingLast:
 				t.Errorf("got %v, want none extra, and at most %d missing (%d at the end)", s, r.missing, r.missingLast)
+			}
+		})
+	}
+}
+
+// TestGroupsOmittedOfRecordings checks that a recording of a hybrid model has exactly one
+// GroupsOmitted, and any other recording none.
+func TestGroupsOmittedOfRecordings(t *testing.T) {
+	hybrid := map[string]int{"iv_hybrid_mixed": 1, "xiv_mamba_partial_short_first": 1}
+	for _, r := range recordings {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			batches, blockSize := readRecording(t, r.name)
+			for _, sources := range [][]feed.Engine{nil, {feed.EngineVLLM, feed.EngineKVBM}} {
+				subject, err := newSubject(pipeline.Config{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := newRecordingPlayer(subject, wire.BlockSize{Tokens: blockSize, Configured: true}, sources...)
+				for _, b := range batches {
+					p.play(t, b)
+				}
+				got := 0
+				for _, entry := range subject.journal.all()[testWorker] {
+					for _, e := range entry.GetEvents() {
+						if e.GetGroupsOmitted() != nil {
+							got++
+						}
+					}
+				}
+				if want := hybrid[r.name]; got != want {
+					t.Errorf("with sources %v: %d GroupsOmitted events, want %d", sources, got, want)
+				}
 			}
 		})
 	}

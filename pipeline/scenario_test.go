@@ -90,6 +90,13 @@ func timedBatch(engineTime int64, rank uint32, events ...wire.Event) call {
 	}}
 }
 
+// groupsOmitted returns a batch from which events of other attention groups were omitted.
+func groupsOmitted(rank uint32, events ...wire.Event) call {
+	c := rankBatch(rank, events...)
+	c.Batch.GroupsOmitted = true
+	return c
+}
+
 func gap(rank uint32) call {
 	return call{Worker: testWorker, Gap: &feed.Gap{
 		Rank: rank, Reason: feed.GapReplayForgotten, FirstSeq: 5, LastSeq: 7, Missed: 3, At: 99,
@@ -179,6 +186,8 @@ func textEvent(e *kvcastv1.RouterEvent) string {
 	case *kvcastv1.RouterEvent_Gap:
 		fmt.Fprintf(&b, "gap %s %d: %d-%d", strings.TrimPrefix(e.Gap.GetReason().String(), "REASON_"),
 			e.Gap.GetMissedBatches(), e.Gap.GetFirstSeq(), e.Gap.GetLastSeq())
+	case *kvcastv1.RouterEvent_GroupsOmitted:
+		b.WriteString(textGroupsOmitted)
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		b.WriteString("added")
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -192,6 +201,8 @@ const (
 	textGap       = "gap REPLAY_FORGOTTEN 3: 5-7"
 	textRestarted = "cleared [] ENGINE_RESTARTED"
 	textCleared   = "cleared [] ENGINE_CLEARED"
+
+	textGroupsOmitted = "groups omitted"
 )
 
 // times returns the engine and ingest times of entries.

@@ -976,8 +976,10 @@ func (x *Gap) GetLastSeq() uint64 {
 // The dp rank also caches other attention groups than the main group, such as sliding
 // windows or Mamba states. The stream has the events of the main group only. The engine
 // can reuse at most the prefix in the router's set, and less if another group lacks blocks
-// of the prefix. This holds until the engine restarts (REASON_ENGINE_RESTARTED) or the
-// worker is removed. Sent once, before or with the first omitted event.
+// of the prefix. This holds until the rank's next Cleared with REASON_ENGINE_RESTARTED that
+// names no tiers, or until the worker is removed; until then, the event is not sent again.
+// It precedes the other events of the first batch with omitted events. If a worker has
+// several sources, it can hold although none of them has other groups any more.
 type GroupsOmitted struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
