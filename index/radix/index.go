@@ -5,19 +5,23 @@
 // reported too short if two 64-bit hashes collide.
 //
 // The contents of blocks are tokens hashes. They are in a compressed radix tree over all ranks of a model (tree, run):
-// a run is a sequence of consecutive blocks, and says how many of them each rank holds in each tier. A match compares
-// the prompt with a few runs, and visits the holders of each run once. Beside the tree, each rank has a table by block
-// hash that says where in the tree a block is (Rank).
+// a run is a sequence of consecutive blocks, and says which of them each rank holds in each tier. A match compares the
+// prompt with a few runs, and visits the holders of each run once. Beside the tree, each rank has a table by block hash
+// that says where in the tree a block is (Rank).
 //
 // A block has a place in the tree if it starts a prompt or its parent has a place. Otherwise, it is an orphan until its
 // parent has a place, and is not matched. A place stays while a tier holds the block, even if the parent is removed. A
 // store without content, or with an unknown parent, does not change a known place; any other store moves the block.
 // A store with content replaces the block's LoRA adapter and block size; a store without keeps them.
 //
-// A rank that is cleared or removed is ignored at once; later sweeps release its blocks in bounded steps.
+// A change costs a bounded time for each of its blocks, except that a store gives places to all orphans that descend
+// from its blocks: each orphan once, so that all stores together cost as much as without orphans. A rank that is cleared
+// or removed, and a tier that is cleared, are ignored at once; later sweeps release the blocks in bounded steps.
 package radix
 
 import (
+	"math/bits"
+
 	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
@@ -27,34 +31,31 @@ const NumTiers = 4
 
 // limits bound the work of one step. Tests lower them.
 type limits struct {
-	// run bounds the blocks of a run, and so the cost of moving them when a run grows or is split.
+	// run bounds the blocks of a run, and so the cost of moving them, and the holdings of a rank in the run.
 	run uint32
-	// trimmedChildren bounds the search for the last block of a run that another run follows. A run with more
-	// children is trimmed when they are fewer.
-	trimmedChildren uint32
-	// singleClears bounds the blocks that are removed one by one when a rank is cleared.
+	// singleClears bounds the blocks that are removed one by one when a rank or a tier is cleared.
 	singleClears int
-	// retired bounds the retired ranks: beyond it, each retirement sweeps.
-	retired int
-	// minSweep is the minimum number of slots that one sweep visits.
+	// sweeps bounds the sweeps in progress: beyond it, each clear sweeps.
+	sweeps int
+	// minSweep is the minimum number of slots that Sweep visits, give or take a segment of a table.
 	minSweep int
 	// attributes bounds the combinations of LoRA adapter and block size of a rank.
 	attributes uint32
 }
 
-var defaults = limits{run: 4096, trimmedChildren: 16, singleClears: 64, retired: 32, minSweep: 1024, attributes: maxAttributes}
+var defaults = limits{run: 1024, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes}
 
 // Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call
 // Match, MatchHashes, Find and Scan at the same time, each match with its own Matcher. New makes an index.
 type Index struct {
 	tree        tree
 	models      map[string]*model
-	ranks       []*Rank  // by number; nil: unused or retired
-	freeNumbers []uint32 // unused numbers of ranks
-	retired     []*retiredRank
+	ranks       []numbered // by number
+	freeNumbers []uint32   // unused numbers of ranks
+	sweeps      []*sweep   // in progress or waiting, oldest first
 	stored      int        // blocks stored since the last sweep
 	adoptions   []adoption // reused by adopt
-	hashes      []uint64   // reused by ClearTier
+	hashes      []uint64   // reused by clearSingly and sweepTiers
 }
 
 // model is the root of the runs of a model's ranks.
@@ -64,6 +65,14 @@ type model struct {
 	ranks int // numbers of ranks, including retired ones; the model is dropped when there are none
 }
 
+// numbered is what a match needs to know of a rank.
+type numbered struct {
+	rank *Rank // nil: unused or retired
+	live uint8 // Rank.live; 0 for a retired rank
+	// tiers are the tiers of the bits in live.
+	tiers [8]uint8
+}
+
 // New returns an empty index.
 func New() *Index { return &Index{tree: newTree(), models: make(map[string]*model)} }
 
@@ -71,7 +80,7 @@ func New() *Index { return &Index{tree: newTree(), models: make(map[string]*mode
 func (x *Index) AddRank(modelName string, owner any) *Rank {
 	m := x.models[modelName]
 	if m == nil {
-		m = &model{name: modelName, root: x.tree.addRoot()}
+		m = &model{name: modelName, root: x.tree.add()}
 		x.models[modelName] = m
 	}
 	r := &Rank{Owner: owner, model: m}
@@ -83,20 +92,45 @@ func (x *Index) AddRank(modelName string, owner any) *Rank {
 func (x *Index) RemoveRank(r *Rank) {
 	x.retire(r)
 	*r = Rank{}
-	x.limitRetired()
+	x.limitSweeps()
 }
 
 // Clear removes all blocks of a rank.
 func (x *Index) Clear(r *Rank) {
-	if r.table.Len() > x.tree.limits.singleClears {
-		x.retire(r)
-		x.open(r) // before sweeps, which drop a model without ranks
-		x.limitRetired()
+	if r.table.Len() <= x.tree.limits.singleClears {
+		for tier := range NumTiers {
+			x.clearSingly(r, tier)
+		}
 		return
 	}
-	for tier := range NumTiers {
-		x.ClearTier(r, tier)
+	x.retire(r)
+	x.open(r) // before sweeps, which drop a model without ranks
+	x.limitSweeps()
+}
+
+// ClearTier removes all blocks of a rank from a tier.
+func (x *Index) ClearTier(r *Rank, tier int) {
+	switch {
+	case r.blocks[tier] == 0:
+	case r.table.Len() <= x.tree.limits.singleClears:
+		x.clearSingly(r, tier)
+	default:
+		x.retireTier(r, tier)
+		x.limitSweeps()
 	}
+}
+
+// clearSingly removes the blocks of a tier one by one.
+func (x *Index) clearSingly(r *Rank, tier int) {
+	x.hashes = x.hashes[:0]
+	for s := range r.table.Segments() {
+		for i := range s.Slots {
+			if s.Slots[i].Used() && s.Tags[i].has(r.bits[tier]) {
+				x.hashes = append(x.hashes, s.Slots[i].Key())
+			}
+		}
+	}
+	x.Remove(r, tier, x.hashes)
 }
 
 // open gives a rank a number and an empty table.
@@ -105,13 +139,27 @@ func (x *Index) open(r *Rank) {
 		r.number, x.freeNumbers = x.freeNumbers[n-1], x.freeNumbers[:n-1]
 	} else {
 		r.number = uint32(len(x.ranks))
-		x.ranks = append(x.ranks, nil)
+		x.ranks = append(x.ranks, numbered{})
 	}
-	x.ranks[r.number] = r
 	r.model.ranks++
 	r.table = hashtable.New[slot, tag]()
+	r.orphans = newOrphans()
 	r.attrs = attribute.NewInterner(nil)
 	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes
-	r.orphans = newOrphans()
-	r.blocks, r.digests = [NumTiers]uint64{}, [NumTiers]uint64{}
+	for tier := range NumTiers {
+		r.bits[tier] = 1 << tier
+	}
+	r.stale, r.blocks, r.digests = 0, [NumTiers]uint64{}, [NumTiers]uint64{}
+	x.number(r)
+}
+
+// number updates what matches know of a rank, whose bits have changed.
+func (x *Index) number(r *Rank) {
+	n := &x.ranks[r.number]
+	n.rank, n.live = r, 0
+	for tier, bit := range r.bits {
+		n.live |= bit
+		n.tiers[bits.TrailingZeros8(bit)] = uint8(tier)
+	}
+	r.live = n.live
 }

@@ -1,42 +1,48 @@
 package radix
 
 import (
+	"math/bits"
 	"testing"
 
 	"pgregory.net/rapid"
 )
 
 // small are limits that small inputs exceed.
-var small = limits{run: 5, trimmedChildren: 2, singleClears: 4, retired: 2, minSweep: 3, attributes: maxAttributes}
+var small = limits{run: 5, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes}
 
 // occurrences counts the states that a property test must reach.
 type occurrences map[string]int
 
 func (o occurrences) count(x *Index, pairs []pair) {
-	for id, r := range x.tree.runs {
-		if r == nil {
+	for id := uint32(1); id < x.tree.runs; id++ {
+		r := x.tree.run(id)
+		if len(r.tokens) == 0 {
 			continue
 		}
-		if r.after.run != 0 && x.tree.headMask != ^uint64(0) {
+		if x.tree.headMask != ^uint64(0) {
 			found, _, _ := x.tree.byHead.Get(x.tree.headKey(r.after, r.tokens[0]))
-			o.add("runs that are not found", found != uint32(id))
+			o.add("runs that are not found", found != id)
 		}
-		o.add("forwards", r.forward != 0)
-		o.add("chains of forwards", r.forward != 0 && x.tree.runs[r.forward].forward != 0)
 		o.add("twins", len(r.twins) > 0)
-		o.add("runs in which two ranks hold different prefixes", len(r.holdings) > 1 &&
-			r.holdings[0].blocks != r.holdings[len(r.holdings)-1].blocks)
-		o.add("runs with too many children to trim", r.after.run != 0 && r.children > x.tree.limits.trimmedChildren)
 		o.add("runs of maximum length", len(r.tokens) == int(x.tree.limits.run))
-		o.add("branches within a run", r.firstChild != 0 && r.after.run != 0 &&
-			int(x.tree.runs[r.firstChild].after.offset) < len(r.tokens)-1)
+		o.add("branches within a run", len(r.branches) > 0 && int(r.branches[0].offset) < len(r.tokens)-1)
+		o.add("runs with several branches", len(r.branches) > 1)
+		for i := 1; i < len(r.holdings); i++ {
+			e, f := r.holdings[i-1], r.holdings[i]
+			o.add("runs of which a rank has parts", e.rank == f.rank && e.to < f.from)
+			o.add("adjacent parts in different tiers", e.rank == f.rank && e.to == f.from)
+			o.add("runs in which two ranks hold different parts", e.rank != f.rank && e.to != f.to)
+		}
 	}
 	for _, p := range pairs {
-		o.add("orphans", p.rank.orphans.any())
+		o.add("orphans", len(p.rank.orphans.first) > 0)
+		o.add("several stale tiers", bits.OnesCount8(p.rank.stale) > 1)
 	}
 	o.add("free runs", len(x.tree.free) > 0)
-	o.add("retired ranks", len(x.retired) > 0)
-	o.add("partial sweeps", len(x.retired) > 0 && x.retired[0].slot > 0)
+	for _, s := range x.sweeps {
+		o.add("retired ranks", s.rank == nil)
+		o.add("retired tiers", s.rank != nil)
+	}
 }
 
 func (o occurrences) add(what string, occurs bool) {
@@ -83,15 +89,15 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 		switch rapid.IntRange(0, 24).Draw(t, "kind") {
 		default:
 			s := drawStored(t)
-			before := p.rank.orphans.any()
+			before := len(p.rank.orphans.first) > 0
 			x.Store(p.rank, tier, s)
 			p.model.store(tier, s)
-			seen.add("adopted orphans", before && !p.rank.orphans.any())
+			seen.add("adopted orphans", before && len(p.rank.orphans.first) == 0)
 		case 0, 1, 2, 3, 4, 5, 6, 7:
 			hashes := rapid.SliceOfN(rapid.Uint64Range(0, 11), 1, 4).Draw(t, "removed")
 			x.Remove(p.rank, tier, hashes)
 			p.model.remove(tier, hashes)
-		case 8:
+		case 8, 11:
 			x.ClearTier(p.rank, tier)
 			p.model.clearTier(tier)
 		case 9:
@@ -101,7 +107,7 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 			x.RemoveRank(p.rank)
 			pairs = append(pairs[:n:n], pairs[n+1:]...)
 		}
-		if rapid.IntRange(0, 3).Draw(t, "sweep") == 0 {
+		if rapid.IntRange(0, 7).Draw(t, "sweep") == 0 {
 			x.Sweep()
 		}
 		if err := checkInvariants(x); err != nil {
@@ -118,8 +124,10 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 			if err := compareMatch(x, pairs, &m, name, prompt, headMask != ^uint64(0)); err != nil {
 				t.Fatal(err)
 			}
-			if err := compareMatchHashes(x, pairs, &m, name, hashes); err != nil {
-				t.Fatal(err)
+			for _, p := range pairs {
+				if err := p.compareMatchHashes(x, &m, name, hashes, false); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 		// Compare the longest path of a block, too, since random prompts rarely match far.
@@ -137,20 +145,30 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 			if err := compareMatch(x, pairs, &m, p.model.model, tokens, headMask != ^uint64(0)); err != nil {
 				t.Fatal(err)
 			}
+			chain, unique := p.model.hashes(longest)
+			seen.add("chains of several block hashes", unique && len(chain) > 2)
+			if err := p.compareMatchHashes(x, &m, p.model.model, append(chain, unknownHash), unique); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.compareMatchHashes(x, &m, p.model.model, append(chain, hashes...), false); err != nil {
+				t.Fatal(err)
+			}
 		}
 		seen.count(x, pairs)
 	}
 	for _, p := range pairs {
 		x.RemoveRank(p.rank)
 	}
-	for len(x.retired) > 0 {
+	for len(x.sweeps) > 0 {
 		x.Sweep()
 	}
-	if len(x.models) > 0 || len(x.tree.free) != len(x.tree.runs)-1 || x.tree.byHead.Len() > 0 {
+	if len(x.models) > 0 || usedRuns(x) > 0 || x.tree.byHead.Len() > 0 {
 		t.Fatalf("%d models, %d runs and %d heads are left without ranks",
-			len(x.models), len(x.tree.runs)-1-len(x.tree.free), x.tree.byHead.Len())
+			len(x.models), usedRuns(x), x.tree.byHead.Len())
 	}
 }
+
+func usedRuns(x *Index) int { return int(x.tree.runs) - 1 - len(x.tree.free) }
 
 func TestIndexEqualsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { checkModel(t, ^uint64(0), make(occurrences)) })

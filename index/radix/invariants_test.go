@@ -3,20 +3,24 @@ package radix
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"slices"
 )
 
-// names counts the names of blocks by holder.
-type names map[position]map[holder]uint32
+// names counts the names of blocks by rank and tier bit.
+type names map[position]map[holderBit]uint32
 
-func (n names) add(at position, number uint32, tag tag) {
-	for tier := range NumTiers {
-		if tag&tierBit(tier) != 0 {
-			if n[at] == nil {
-				n[at] = make(map[holder]uint32)
-			}
-			n[at][newHolder(number, tier)]++
+type holderBit struct {
+	rank uint32
+	bit  uint8
+}
+
+func (n names) add(at position, number uint32, tiers uint8) {
+	for ; tiers != 0; tiers &= tiers - 1 {
+		if n[at] == nil {
+			n[at] = make(map[holderBit]uint32)
 		}
+		n[at][holderBit{number, tiers & -tiers}]++
 	}
 }
 
@@ -24,37 +28,55 @@ func (n names) add(at position, number uint32, tag tag) {
 func checkInvariants(x *Index) error {
 	t := &x.tree
 	want := make(names)
-	for number, r := range x.ranks {
-		if r == nil {
+	sweeps := make(map[*Rank]*sweep)
+	for _, s := range x.sweeps {
+		if s.rank != nil && sweeps[s.rank] != nil {
+			return fmt.Errorf("rank %d has two sweeps", s.number)
+		}
+		sweeps[s.rank] = s
+	}
+	for number, n := range x.ranks {
+		if n.rank == nil {
 			continue
 		}
-		if r.number != uint32(number) {
-			return fmt.Errorf("rank %d has number %d", number, r.number)
-		}
-		sets := map[uint32]bool{0: true} // the rank uses it itself
-		for s := range r.table.Segments() {
-			for i := range s.Slots {
-				if !s.Slots[i].Used() {
-					continue
-				}
-				tag := s.Tags[i]
-				sets[tag.attr()] = true
-				if tag.hasPlace() {
-					want.add(t.resolve(s.Slots[i].Value.at), r.number, tag)
-				}
-			}
-		}
-		if n := r.attrs.Len(); n != len(sets) {
-			return fmt.Errorf("rank %d has %d combinations of attributes, but its blocks %d", number, n, len(sets))
+		if err := checkRank(n, uint32(number), sweeps[n.rank], want); err != nil {
+			return fmt.Errorf("rank %d: %w", number, err)
 		}
 	}
-	reachable, heads := make(map[uint32]bool), 0
+	reachable := make(map[uint32]bool)
+	children := make(map[position]uint32)
+	for id := uint32(1); id < t.runs; id++ {
+		if r := t.run(id); len(r.tokens) > 0 {
+			reachable[id] = true
+			children[r.after]++
+		}
+	}
 	for name, m := range x.models {
-		if root := t.runs[m.root]; len(root.tokens)+len(root.holdings) > 0 || root.after.run != 0 || name != m.name {
+		root := t.run(m.root)
+		if len(root.tokens)+len(root.holdings) > 0 || root.after.run != 0 || name != m.name || reachable[m.root] {
 			return fmt.Errorf("root of %q: %+v", name, root)
 		}
-		if err := checkRun(x, m.root, want, reachable); err != nil {
-			return err
+		reachable[m.root] = true
+	}
+	free := make(map[uint32]bool)
+	for _, id := range t.free {
+		free[id] = true
+	}
+	heads := 0
+	for id := uint32(1); id < t.runs; id++ {
+		if reachable[id] == free[id] {
+			return fmt.Errorf("run %d: reachable is %t, free is %t", id, reachable[id], free[id])
+		}
+		r := t.run(id)
+		if err := checkRun(x, id, r, want, children); err != nil {
+			return fmt.Errorf("run %d, %+v: %w", id, r, err)
+		}
+		if len(r.tokens) > 0 {
+			if found, _, ok := t.byHead.Get(t.headKey(r.after, r.tokens[0])); ok && found == id {
+				heads++
+			} else if t.headMask == ^uint64(0) {
+				return fmt.Errorf("run %d is not found", id)
+			}
 		}
 	}
 	for at, holders := range want {
@@ -62,27 +84,11 @@ func checkInvariants(x *Index) error {
 			return fmt.Errorf("the tree does not have the names %v of %v", holders, at)
 		}
 	}
-	free := make(map[uint32]bool)
-	for _, id := range t.free {
-		free[id] = true
+	if len(children) > 0 {
+		return fmt.Errorf("no run has the branches %v", children)
 	}
-	for id, r := range t.runs {
-		if id == 0 {
-			continue
-		}
-		if reachable[uint32(id)] == free[uint32(id)] || reachable[uint32(id)] != (r != nil) {
-			return fmt.Errorf("run %d: reachable is %t, free is %t", id, reachable[uint32(id)], free[uint32(id)])
-		}
-		if r != nil && r.after.run != 0 {
-			if found, _, ok := t.byHead.Get(t.headKey(r.after, r.tokens[0])); ok && found == uint32(id) {
-				heads++
-			} else if t.headMask == ^uint64(0) {
-				return fmt.Errorf("run %d is not found", id)
-			}
-		}
-	}
-	if len(t.free)+len(reachable) != len(t.runs)-1 || len(free) != len(t.free) {
-		return fmt.Errorf("%d of %d runs are free, %d reachable", len(t.free), len(t.runs)-1, len(reachable))
+	if len(t.free)+len(reachable) != int(t.runs)-1 || len(free) != len(t.free) {
+		return fmt.Errorf("%d of %d runs are free, %d reachable", len(t.free), t.runs-1, len(reachable))
 	}
 	if heads != t.byHead.Len() {
 		return fmt.Errorf("%d runs are found, but there are %d heads", heads, t.byHead.Len())
@@ -90,63 +96,119 @@ func checkInvariants(x *Index) error {
 	return nil
 }
 
-// checkRun checks a run and those that follow. It takes the names that they have from want.
-func checkRun(x *Index, id uint32, want names, reachable map[uint32]bool) error {
-	t, r := &x.tree, x.tree.runs[id]
-	n := uint32(len(r.tokens))
-	if reachable[id] {
-		return fmt.Errorf("run %d is reachable twice", id)
-	}
-	reachable[id] = true
-	keep := uint32(0)
-	for i, e := range r.holdings {
-		if e.blocks == 0 || e.blocks > n || i > 0 && r.holdings[i-1].holder >= e.holder {
-			return fmt.Errorf("run %d has %d blocks and holdings %+v", id, n, r.holdings)
+// checkRank checks a rank, and adds the names of its blocks.
+func checkRank(n numbered, number uint32, s *sweep, want names) error {
+	r := n.rank
+	live := uint8(0)
+	for tier, bit := range r.bits {
+		if bits.OnesCount8(bit) != 1 || live&bit != 0 || int(n.tiers[bits.TrailingZeros8(bit)]) != tier {
+			return fmt.Errorf("bits %b, tiers %v", r.bits, n.tiers)
 		}
-		keep = max(keep, e.blocks)
-		retired := x.ranks[e.holder.rank()] == nil
-		for offset := range e.blocks {
-			at := position{id, offset}
-			count := uint32(1)
-			if k, ok := r.findTwin(offset, e.holder); ok {
-				count += r.twins[k].names
+		live |= bit
+	}
+	if r.number != number || live != r.live || live != n.live || live&r.stale != 0 {
+		return fmt.Errorf("number %d, live bits %b, %b, %b, stale bits %b", r.number, live, r.live, n.live, r.stale)
+	}
+	if (s != nil) != (r.stale != 0) || s != nil && (s.table != &r.table || s.tiers&^r.stale != 0) {
+		return fmt.Errorf("stale bits %b, sweep %+v", r.stale, s)
+	}
+	sets := map[uint32]bool{0: true} // the rank uses it itself
+	orphaned := 0
+	for s := range r.table.Segments() {
+		for i := range s.Slots {
+			t := s.Tags[i]
+			if !s.Slots[i].Used() {
+				continue
 			}
-			if !retired && want[at][e.holder] != count {
-				return fmt.Errorf("%v has %d names of %d, want %d", at, count, e.holder, want[at][e.holder])
+			if !t.has(r.live | r.stale) {
+				return fmt.Errorf("block %x has no tier", s.Slots[i].Key())
 			}
-			delete(want[at], e.holder)
+			sets[t.attr()] = true
+			if t&tagOrphan != 0 {
+				orphaned++
+			}
+			if t.isPlaced() {
+				want.add(s.Slots[i].Value.at, r.number, uint8(t)&r.live)
+			}
+		}
+	}
+	if got := r.attrs.Len(); got != len(sets) {
+		return fmt.Errorf("%d combinations of attributes, but its blocks have %d", got, len(sets))
+	}
+	listed := 0
+	for parent, next := range r.orphans.first {
+		for prev := int32(-1); next >= 0; prev, next = next, r.orphans.all[next].next {
+			o := r.orphans.all[next]
+			s, t, ok := r.table.Get(o.hash)
+			if !ok || t&tagOrphan == 0 || s.at.offset != uint32(next) || o.parent != parent || o.prev != prev {
+				return fmt.Errorf("orphan %+v has the slot %+v and tag %x", o, s, t)
+			}
+			listed++
+		}
+	}
+	if listed != orphaned {
+		return fmt.Errorf("%d orphans, but %d are listed", orphaned, listed)
+	}
+	return nil
+}
+
+// checkRun checks a run. It takes the names that it has from want, and its branches from children.
+func checkRun(x *Index, id uint32, r *run, want names, children map[position]uint32) error {
+	n := uint32(len(r.tokens))
+	if n > x.tree.limits.run {
+		return fmt.Errorf("too many blocks")
+	}
+	needed := uint32(0)
+	for i, e := range r.holdings {
+		if e.from >= e.to || uint32(e.to) > n || e.tiers == 0 {
+			return fmt.Errorf("the holding %d is invalid", i)
+		}
+		if i > 0 {
+			switch prev := r.holdings[i-1]; {
+			case prev.rank > e.rank || prev.rank == e.rank && prev.to > e.from:
+				return fmt.Errorf("the holding %d is not after the one before", i)
+			case prev.rank == e.rank && prev.to == e.from && prev.tiers == e.tiers:
+				return fmt.Errorf("the holding %d is not merged with the one before", i)
+			}
+		}
+		needed = max(needed, uint32(e.to))
+		for tiers := e.tiers & x.ranks[e.rank].live; tiers != 0; tiers &= tiers - 1 {
+			bit := tiers & -tiers
+			for offset := uint32(e.from); offset < uint32(e.to); offset++ {
+				at, count := position{id, offset}, uint32(1)
+				if k, ok := r.findTwin(offset, e.rank, bit); ok {
+					count += r.twins[k].names
+				}
+				if got := want[at][holderBit{e.rank, bit}]; got != count {
+					return fmt.Errorf("offset %d has %d names of rank %d, want %d", offset, count, e.rank, got)
+				}
+				delete(want[at], holderBit{e.rank, bit})
+			}
+		}
+		if rank := x.ranks[e.rank].rank; rank != nil && e.tiers&^(rank.live|rank.stale) != 0 {
+			return fmt.Errorf("the holding %d has unknown tiers", i)
 		}
 	}
 	if !slices.IsSortedFunc(r.twins, func(a, b twin) int {
-		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.holder, b.holder))
+		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.rank, b.rank), cmp.Compare(a.tier, b.tier))
 	}) {
-		return fmt.Errorf("run %d has twins %+v", id, r.twins)
+		return fmt.Errorf("the twins are not in order")
 	}
 	for _, w := range r.twins {
-		if w.names == 0 || r.held(w.holder) <= w.offset {
-			return fmt.Errorf("run %d has holdings %+v and twins %+v", id, r.holdings, r.twins)
+		if w.names == 0 || r.tiers(w.rank, w.offset)&w.tier == 0 {
+			return fmt.Errorf("the twin %+v is invalid", w)
 		}
 	}
-	if r.forward != 0 && t.runs[r.forward].after != (position{id, n - 1}) {
-		return fmt.Errorf("run %d has forward %d, after %+v", id, r.forward, t.runs[r.forward].after)
-	}
-	children, prev := uint32(0), uint32(0)
-	for c := r.firstChild; c != 0; c = t.runs[c].next {
-		child := t.runs[c]
-		if child.after.run != id || child.after.offset >= max(n, 1) || child.prev != prev || len(child.tokens) == 0 {
-			return fmt.Errorf("run %d has the child %d: %+v", id, c, child)
+	for i, b := range r.branches {
+		at := position{id, b.offset}
+		if i > 0 && r.branches[i-1].offset >= b.offset || b.offset >= max(n, 1) || children[at] != b.runs || b.runs == 0 {
+			return fmt.Errorf("the branch %d is invalid, has %d runs", i, children[at])
 		}
-		keep = max(keep, child.after.offset+1)
-		children, prev = children+1, c
-		if err := checkRun(x, c, want, reachable); err != nil {
-			return err
-		}
+		delete(children, at)
+		needed = max(needed, b.offset+1)
 	}
-	if children != r.children {
-		return fmt.Errorf("run %d has %d children, counted %d", id, children, r.children)
-	}
-	if r.after.run != 0 && keep != n && r.children <= t.limits.trimmedChildren {
-		return fmt.Errorf("run %d has %d blocks, but needs %d", id, n, keep)
+	if n > 0 && needed != n {
+		return fmt.Errorf("%d blocks are needed", needed)
 	}
 	return nil
 }

@@ -1,5 +1,7 @@
 package radix
 
+import "math/bits"
+
 // Match is the longest prefix of a prompt that one rank holds.
 type Match struct {
 	Rank *Rank
@@ -49,90 +51,43 @@ func (x *Index) match(model *model, tokens []uint64, m *Matcher) {
 		if !ok {
 			return
 		}
-		r := x.tree.runs[next.run]
-		n := uint32(commonPrefix(r.tokens, tokens[depth:]))
-		var reached bool
-		if depth == 0 {
-			reached = m.begin(x.ranks, r.holdings, n)
-		} else {
-			reached = m.extend(r.holdings, depth, n)
-		}
-		if !reached {
+		r := x.tree.run(next.run)
+		n := commonPrefix(r.tokens, tokens[depth:])
+		if !m.extend(x.ranks, r.holdings, depth, n) {
 			return
 		}
-		last = position{next.run, n - 1}
-		depth += int(n)
+		last = position{next.run, uint32(n - 1)}
+		depth += n
 	}
 }
 
-// MatchHashes finds the prefixes of a prompt, given by the block hashes of its blocks, that the ranks of a model hold;
-// of all models if the name is empty. It finds blocks of unknown content or with an unknown parent, too. It stores the
-// prefixes in m.Found. It allocates only to grow m.
-func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
-	m.reset(len(x.ranks))
-	for _, r := range x.ranks {
-		if r == nil || modelName != "" && r.model.name != modelName {
-			continue
-		}
-		f := Match{Rank: r}
-		for i, h := range hashes {
-			tiers := r.Tiers(h)
-			if tiers == 0 {
-				break
-			}
-			f.Blocks++
-			for tier := range NumTiers {
-				if tiers&(1<<tier) != 0 && f.TierBlocks[tier] == i {
-					f.TierBlocks[tier]++
-				}
-			}
-		}
-		if f.Blocks > 0 {
-			m.Found = append(m.Found, f)
-		}
-	}
-}
-
-// begin adds the holders of the first n blocks of a prompt, and reports whether a rank has all of them.
-func (m *Matcher) begin(ranks []*Rank, holdings []holding, n uint32) (reached bool) {
-	for _, e := range holdings {
-		number, tier := e.holder.rank(), e.holder.tier()
-		c := &m.byRank[number]
+// extend extends the prefixes that have all blocks before depth, by up to n blocks; all ranks have the prefix of no
+// blocks. It reports whether a rank has all n blocks.
+func (m *Matcher) extend(ranks []numbered, holdings []holding, depth, n int) (reached bool) {
+	for i := range holdings {
+		e := &holdings[i]
+		rank := &ranks[e.rank]
+		tiers := e.tiers & rank.live
+		c := &m.byRank[e.rank]
 		if c.stamp != m.stamp {
-			if ranks[number] == nil {
+			if depth+int(e.from) > 0 || tiers == 0 {
 				continue
 			}
 			*c = candidate{m.stamp, uint32(len(m.Found))}
-			m.Found = append(m.Found, Match{Rank: ranks[number]})
+			m.Found = append(m.Found, Match{Rank: rank.rank})
 		}
 		f := &m.Found[c.index]
-		f.TierBlocks[tier] = int(min(e.blocks, n))
-		f.Blocks = max(f.Blocks, f.TierBlocks[tier])
-		reached = reached || e.blocks >= n
-	}
-	return reached
-}
-
-// extend extends the prefixes that have all blocks before depth, by up to n blocks. It reports whether a rank has all
-// of them.
-func (m *Matcher) extend(holdings []holding, depth int, n uint32) (reached bool) {
-	for _, e := range holdings {
-		c := m.byRank[e.holder.rank()]
-		if c.stamp != m.stamp {
+		begin, end := depth+int(e.from), depth+min(int(e.to), n)
+		if f.Blocks != begin || tiers == 0 || begin >= end {
 			continue
 		}
-		f := &m.Found[c.index]
-		if f.Blocks < depth {
-			continue
+		f.Blocks = end
+		for ; tiers != 0; tiers &= tiers - 1 {
+			if tier := rank.tiers[bits.TrailingZeros8(tiers)]; f.TierBlocks[tier] == begin {
+				f.TierBlocks[tier] = end
+			}
 		}
-		// Before the run, no prefix is longer than depth; within it, other tiers of the rank may have extended
-		// Blocks.
-		end := depth + int(min(e.blocks, n))
-		f.Blocks = max(f.Blocks, end)
-		if tier := e.holder.tier(); f.TierBlocks[tier] == depth {
-			f.TierBlocks[tier] = end
-		}
-		reached = reached || e.blocks >= n
+		reached = reached || end == depth+n
 	}
 	return reached
 }

@@ -138,26 +138,6 @@ type pair struct {
 // may be shorter.
 func compareMatch(x *Index, pairs []pair, m *Matcher, modelName string, tokens []uint64, collisions bool) error {
 	x.Match(modelName, tokens, m)
-	return compareFound(pairs, m, modelName, collisions, func(r *modelRank, tiers uint8) int { return r.match(tiers, tokens) })
-}
-
-// compareMatchHashes returns an error that describes how a match by block hashes differs from the models'.
-func compareMatchHashes(x *Index, pairs []pair, m *Matcher, modelName string, hashes []uint64) error {
-	x.MatchHashes(modelName, hashes, m)
-	return compareFound(pairs, m, modelName, false, func(r *modelRank, tiers uint8) int {
-		for i, h := range hashes {
-			if b := r.blocks[h]; b == nil || b.tiers&tiers == 0 {
-				return i
-			}
-		}
-		return len(hashes)
-	})
-}
-
-// compareFound returns an error that describes how m.Found differs from the prefixes of models in some tiers.
-func compareFound(
-	pairs []pair, m *Matcher, modelName string, collisions bool, prefix func(r *modelRank, tiers uint8) int,
-) error {
 	got := make(map[*Rank]Match)
 	for _, f := range m.Found {
 		if _, ok := got[f.Rank]; ok || f.Blocks == 0 {
@@ -168,9 +148,9 @@ func compareFound(
 	for _, p := range pairs {
 		want := Match{}
 		if p.model.model == modelName || modelName == "" {
-			want.Blocks = prefix(p.model, uint8(allTiers))
+			want.Blocks = p.model.match(allTiers, tokens)
 			for tier := range NumTiers {
-				want.TierBlocks[tier] = prefix(p.model, 1<<tier)
+				want.TierBlocks[tier] = p.model.match(1<<tier, tokens)
 			}
 		}
 		f := got[p.rank]
@@ -183,11 +163,11 @@ func compareFound(
 			collisions = collisions && f.TierBlocks[tier] <= want.TierBlocks[tier]
 		}
 		if !collisions || f.Blocks > want.Blocks {
-			return fmt.Errorf("match in rank %d: %+v, want %+v", p.rank.number, f, want)
+			return fmt.Errorf("match of %v in rank %d: %+v, want %+v", tokens, p.rank.number, f, want)
 		}
 	}
 	if len(got) > 0 {
-		return fmt.Errorf("match found unknown ranks: %+v", got)
+		return fmt.Errorf("match of %v found unknown ranks: %+v", tokens, got)
 	}
 	return nil
 }
@@ -225,11 +205,11 @@ func (p pair) compare(x *Index) error {
 		return fmt.Errorf("scanned %+v, want %+v", scanned, want)
 	}
 	for h, b := range p.model.blocks {
-		s, tag, _ := p.rank.table.Get(h)
-		if tag.tiers() != b.tiers || tag.hasPlace() != (b.path != "") || (tag&tagOrphan != 0) != b.orphan {
-			return fmt.Errorf("block %d has tag %x, want %+v", h, tag, b)
+		s, t, _ := p.rank.table.Get(h)
+		if t.isPlaced() != (b.path != "") || (t&tagOrphan != 0) != b.orphan {
+			return fmt.Errorf("block %d has tag %x, want %+v", h, t, b)
 		}
-		if !tag.hasPlace() {
+		if !t.isPlaced() {
 			continue
 		}
 		if path := pathOf(&x.tree, s.at); path != b.path {
@@ -242,9 +222,8 @@ func (p pair) compare(x *Index) error {
 // pathOf returns the contents from the start of the prompt to a block.
 func pathOf(t *tree, p position) string {
 	var path []rune
-	p = t.resolve(p)
-	for t.runs[p.run].after.run != 0 {
-		r := t.runs[p.run]
+	for t.run(p.run).after.run != 0 {
+		r := t.run(p.run)
 		for i := int(p.offset); i >= 0; i-- {
 			path = append(path, rune(r.tokens[i]))
 		}

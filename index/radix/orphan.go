@@ -1,7 +1,5 @@
 package radix
 
-import "math/bits"
-
 // orphans are the blocks of a rank whose parent has no place. Each waits for its parent's block hash.
 type orphans struct {
 	all   []orphan
@@ -26,7 +24,14 @@ const maxAdoptions = 1024
 
 func newOrphans() orphans { return orphans{free: -1} }
 
-func (o *orphans) any() bool { return len(o.first) > 0 }
+// awaits reports whether orphans wait for a block.
+func (o *orphans) awaits(hash uint64) bool {
+	if len(o.first) == 0 {
+		return false
+	}
+	_, ok := o.first[hash]
+	return ok
+}
 
 // add adds an orphan and returns its number.
 func (o *orphans) add(b orphan) uint32 {
@@ -68,36 +73,40 @@ func (o *orphans) remove(number uint32) {
 	}
 	o.all[number] = orphan{next: o.free}
 	o.free = int32(number)
-	if !o.any() {
+	if len(o.first) == 0 {
 		*o = newOrphans()
 	}
 }
 
+// awaiting appends the orphans that wait for a block, which now has a place.
+func (o *orphans) awaiting(hash uint64, at position, to []adoption) []adoption {
+	if next, ok := o.first[hash]; ok {
+		for ; next >= 0; next = o.all[next].next {
+			to = append(to, adoption{o.all[next].hash, o.all[next].tokens, at})
+		}
+	}
+	return to
+}
+
 // adopt gives places to all orphans of a rank that descend from a block, which has a place.
 func (x *Index) adopt(r *Rank, hash uint64, at position) {
-	queue := x.adoptions[:0]
-	for {
-		if next, ok := r.orphans.first[hash]; ok {
-			for ; next >= 0; next = r.orphans.all[next].next {
-				o := &r.orphans.all[next]
-				queue = append(queue, adoption{o.hash, o.tokens, at})
-			}
-		}
-		n := len(queue)
-		if n == 0 {
-			if cap(queue) <= maxAdoptions {
-				x.adoptions = queue
-			}
-			return
-		}
-		a := queue[n-1]
-		queue = queue[:n-1]
+	queue := r.orphans.awaiting(hash, at, x.adoptions[:0])
+	for len(queue) > 0 {
+		a := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
 		seg, i, _ := r.table.Find(a.hash)
-		s, tag := &seg.Slots[i].Value, &seg.Tags[i]
+		if !x.clean(r, seg, i) {
+			r.table.Delete(seg, i)
+			continue
+		}
+		s, t := &seg.Slots[i].Value, &seg.Tags[i]
 		r.orphans.remove(s.at.offset)
-		*tag &^= tagOrphan
-		s.at = x.tree.place(a.parent, a.tokens, newHolder(r.number, bits.TrailingZeros32(uint32(*tag))))
-		x.hold(r, s.at, *tag)
-		hash, at = a.hash, s.at
+		*t &^= tagOrphan
+		s.at = x.tree.place(a.parent, []uint64{a.tokens})
+		x.hold(r, s.at, *t)
+		queue = r.orphans.awaiting(a.hash, s.at, queue)
+	}
+	if cap(queue) <= maxAdoptions {
+		x.adoptions = queue
 	}
 }

@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
@@ -15,6 +16,11 @@ type Rank struct {
 	table   hashtable.Table[slot, tag]
 	orphans orphans
 	attrs   attribute.Interner
+	// bits has the bit of each tier in tags and holdings. A tier that is cleared gets another bit.
+	bits [NumTiers]uint8
+	live uint8 // all bits
+	// stale is the former bits that tags and holdings may still have. Exactly if it is not 0, a sweep removes them.
+	stale   uint8
 	blocks  [NumTiers]uint64 // number of block hashes
 	digests [NumTiers]uint64 // XOR of wire.BlockDigest of the block hashes
 }
@@ -27,24 +33,33 @@ type slot struct {
 	at position
 }
 
-// tag has one bit for each tier that holds a block, then flags, then the slot of the block's attributes in Rank.attrs.
+// tag has the bits of the tiers that hold a block, see Rank.bits, then flags, then the slot of the block's attributes
+// in Rank.attrs.
 type tag uint32
 
 const (
-	allTiers     tag = 1<<NumTiers - 1
-	tagNoContent tag = 1 << 8  // the content is unknown
-	tagOrphan    tag = 1 << 9  // the content is known, and the parent's place is unknown
-	tagParent    tag = 1 << 10 // the block has a parent
-	attrShift        = 11
+	allTiers     uint8 = 1<<8 - 1 // the bits in a tag
+	tagNoContent tag   = 1 << 8   // the content is unknown
+	tagOrphan    tag   = 1 << 9   // the content is known, and the parent's place is unknown
+	tagParent    tag   = 1 << 10  // the block has a parent
+	attrShift          = 11
 	// maxAttributes is the number of slots of attributes that a tag can have.
 	maxAttributes = 1 << (32 - attrShift)
 )
 
-func tierBit(tier int) tag { return 1 << tier }
+func (t tag) has(tiers uint8) bool { return uint8(t)&tiers != 0 }
+func (t tag) attr() uint32         { return uint32(t >> attrShift) }
 
-func (t tag) tiers() uint8   { return uint8(t & allTiers) }
-func (t tag) attr() uint32   { return uint32(t >> attrShift) }
-func (t tag) hasPlace() bool { return t&allTiers != 0 && t&(tagNoContent|tagOrphan) == 0 }
+// isPlaced reports whether a block with some tier has a place in the tree.
+func (t tag) isPlaced() bool { return t&(tagNoContent|tagOrphan) == 0 }
+
+func newTag(tiers uint8, hasParent bool, attr uint32) tag {
+	t := tag(attr)<<attrShift | tag(tiers)
+	if hasParent {
+		t |= tagParent
+	}
+	return t
+}
 
 func (t *tag) setAttr(slot uint32) { *t = *t&(1<<attrShift-1) | tag(slot)<<attrShift }
 
@@ -72,47 +87,106 @@ func (r *Rank) Model() string { return r.model.name }
 // Digest returns the number of block hashes that a rank holds in a tier, and the XOR of their wire.BlockDigest.
 func (r *Rank) Digest(tier int) (blocks, digest uint64) { return r.blocks[tier], r.digests[tier] }
 
+// tiers returns the tiers of bits.
+func (r *Rank) tiers(bits uint8) (tiers uint8) {
+	for tier, bit := range r.bits {
+		if bits&bit != 0 {
+			tiers |= 1 << tier
+		}
+	}
+	return tiers
+}
+
 // Tiers returns the tiers in which a rank holds a block, as bits; 0 if none.
 func (r *Rank) Tiers(hash uint64) uint8 {
 	_, t, _ := r.table.Get(hash)
-	return t.tiers()
+	return r.tiers(uint8(t))
+}
+
+// locate returns the place of a block, if it has one.
+func (r *Rank) locate(hash uint64) (_ position, ok bool) {
+	s, t, _ := r.table.Get(hash)
+	return s.at, t.has(r.live) && t.isPlaced()
+}
+
+// count adds a block hash to a tier.
+func (r *Rank) count(tier int, hash uint64) {
+	r.blocks[tier]++
+	r.digests[tier] ^= wire.BlockDigest(hash)
+}
+
+// drop deletes a block without tiers from the table.
+func (r *Rank) drop(s *hashtable.Segment[slot, tag], i int) {
+	r.release(s, i)
+	r.table.Delete(s, i)
+}
+
+// release frees what a block without tiers uses.
+func (r *Rank) release(s *hashtable.Segment[slot, tag], i int) {
+	if s.Tags[i]&tagOrphan != 0 {
+		r.orphans.remove(s.Slots[i].Value.at.offset)
+	}
+	r.attrs.Release(s.Tags[i].attr())
 }
 
 // Find returns a block of a rank, if a tier holds it.
 func (x *Index) Find(r *Rank, hash uint64) (_ Block, ok bool) {
-	s, t, ok := r.table.Get(hash)
-	if !ok {
+	s, t, _ := r.table.Get(hash)
+	if !t.has(r.live) {
 		return Block{}, false
 	}
-	return x.block(r, hash, s, t), true
+	b := x.block(r, hash, s, t)
+	if t.isPlaced() {
+		b.Tokens = x.tree.run(s.at.run).tokens[s.at.offset]
+	}
+	return b, true
 }
+
+// scanGroup is the number of blocks whose contents Scan reads at a time, so that cache misses overlap.
+const scanGroup = 64
 
 // Scan appends blocks of a rank to a slice, in no order, and returns the slice and where the next call continues: 0 if
 // the scan is complete. The first call is from 0. A call visits a bounded number of blocks. The index may be changed
 // between the calls: a scan has each block once at most, as it was at one of the calls, and misses no block that the
 // rank holds all the time. Scan only reads; several calls may run at the same time as matches.
 func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uint64) {
-	s, next := r.table.SegmentAt(from)
-	for i := range s.Slots {
-		if b := &s.Slots[i]; b.Used() && b.Hash() >= from {
-			to = append(to, x.block(r, b.Key(), b.Value, s.Tags[i]))
+	segment, next := r.table.SegmentAt(from)
+	var (
+		places [scanGroup]position
+		tokens [scanGroup][]uint64
+	)
+	for i := 0; i < len(segment.Slots); {
+		first := len(to)
+		for ; i < len(segment.Slots) && len(to) < first+scanGroup; i++ {
+			if s, t := &segment.Slots[i], segment.Tags[i]; s.Used() && s.Hash() >= from && t.has(r.live) {
+				if places[len(to)-first] = (position{}); t.isPlaced() {
+					places[len(to)-first] = s.Value.at
+				}
+				to = append(to, x.block(r, s.Key(), s.Value, t))
+			}
+		}
+		group := to[first:]
+		for k := range group {
+			tokens[k] = x.tree.run(places[k].run).tokens
+		}
+		for k := range group {
+			if places[k].run != 0 {
+				group[k].Tokens = tokens[k][places[k].offset]
+			}
 		}
 	}
 	return to, next
 }
 
+// block returns a block of a rank, without the content of one that has a place.
 func (x *Index) block(r *Rank, hash uint64, s slot, t tag) Block {
 	set := r.attrs.At(t.attr())
 	b := Block{
 		Hash: hash, Parent: s.parent, HasParent: t&tagParent != 0, HasTokens: t&tagNoContent == 0,
-		Tiers: t.tiers(), LoRA: set.LoRA, BlockSize: set.BlockSize,
+		Tiers: r.tiers(uint8(t)), LoRA: set.LoRA, BlockSize: set.BlockSize,
 	}
-	switch {
-	case t&tagOrphan != 0:
+	if t&tagOrphan != 0 {
 		b.Tokens = r.orphans.all[s.at.offset].tokens
-	case b.HasTokens:
-		at := x.tree.resolve(s.at)
-		b.Tokens = x.tree.runs[at.run].tokens[at.offset]
 	}
 	return b
 }

@@ -5,106 +5,168 @@ import (
 	"slices"
 )
 
-// run is a sequence of consecutive blocks, known by their tokens hashes. Each holder holds a prefix of the run: a run
-// in which a holder would hold a later block without all blocks before is split.
+// run is a sequence of consecutive blocks, known by their tokens hashes. Its number is 0 if it is unused. A root has no
+// blocks.
 type run struct {
 	tokens   []uint64
-	holdings []holding // ascending by holder
-	twins    []twin    // ascending by offset, then holder; usually none
-	// after is the block that the run follows; its run is 0 for a root, which has no blocks.
-	after position
-	// forward is the run that has the blocks which were split off the end, 0 if there is none. It follows the last
-	// block. A run with a forward changes its length only by a further split, since block tables still have
-	// positions in the run for the blocks that were split off.
-	forward uint32
-	// Runs that follow blocks of this run are a list, in no order.
-	firstChild, children uint32
-	prev, next           uint32 // other runs that follow blocks of the same run
+	holdings []holding // ascending by rank, then from
 	// first is the memory of holdings while there is one, which saves a cache miss.
 	first [1]holding
+	// after is the block that the run follows; its run is 0 for a root.
+	after    position
+	branches []branch // ascending by offset
+	twins    []twin   // ascending by offset, rank and tier; usually none
 }
 
-// newRun returns a run that follows a block, without holdings.
-func newRun(tokens []uint64, after position) *run {
-	r := &run{tokens: tokens, after: after}
-	r.holdings = r.first[:0]
-	return r
-}
-
-// position is a block of a run. The block after which the runs of a root begin is the offset 0 of the root.
+// position is a block of a run. The block after which the runs of a root begin is the offset 0 of the root. The place
+// of a block does not change while a rank holds it.
 type position struct{ run, offset uint32 }
 
-// holder is a tier of a rank: the rank's number and the tier.
-type holder uint32
-
-func newHolder(rank uint32, tier int) holder { return holder(rank*NumTiers + uint32(tier)) }
-func (h holder) rank() uint32                { return uint32(h) / NumTiers }
-func (h holder) tier() int                   { return int(h % NumTiers) }
-
-// holding says that a holder has the first blocks of a run, at least one.
+// holding says which tiers of a rank hold the blocks from an offset up to another one, exclusive. The holdings of a rank
+// do not overlap, and adjacent ones differ in their tiers.
 type holding struct {
-	holder holder
-	blocks uint32
+	rank     uint32
+	from, to uint16
+	tiers    uint8 // bits, see Rank.bits; not 0
 }
 
-// twin counts the names, except one, that a holder has for the same block. Engines may distinguish blocks by more than
-// their tokens.
+// branch counts the runs that follow a block.
+type branch struct{ offset, runs uint32 }
+
+// twin counts the names, except one, that a tier of a rank has for the same block. Engines may distinguish blocks by
+// more than their tokens.
 type twin struct {
 	offset uint32
-	holder holder
+	rank   uint32
+	tier   uint8 // bit
 	names  uint32
 }
 
-// find returns the index of a holder in the holdings, or the index at which to insert it.
-func (r *run) find(h holder) (int, bool) {
-	if len(r.holdings) == 1 {
-		switch first := r.holdings[0].holder; {
-		case first == h:
-			return 0, true
-		case first < h:
-			return 1, false
+// find returns the index of the holding of a rank that has a block, or the index at which to insert one.
+func (r *run) find(rank, offset uint32) (_ int, ok bool) {
+	low, high := 0, len(r.holdings)
+	for low < high {
+		middle := int(uint(low+high) / 2)
+		if e := &r.holdings[middle]; e.rank < rank || e.rank == rank && uint32(e.from) <= offset {
+			low = middle + 1
+		} else {
+			high = middle
 		}
-		return 0, false
 	}
-	return slices.BinarySearchFunc(r.holdings, h, func(e holding, h holder) int { return cmp.Compare(e.holder, h) })
+	if low > 0 {
+		if e := &r.holdings[low-1]; e.rank == rank && offset < uint32(e.to) {
+			return low - 1, true
+		}
+	}
+	return low, false
 }
 
-// held returns how many blocks a holder holds.
-func (r *run) held(h holder) uint32 {
-	if i, ok := r.find(h); ok {
-		return r.holdings[i].blocks
+// tiers returns the tiers of a rank that hold a block.
+func (r *run) tiers(rank, offset uint32) uint8 {
+	if i, ok := r.find(rank, offset); ok {
+		return r.holdings[i].tiers
 	}
 	return 0
 }
 
-// setHeld sets the number of blocks of the holding i, and deletes it if there are none.
-func (r *run) setHeld(i int, blocks uint32) {
-	if r.holdings[i].blocks = blocks; blocks == 0 {
+// holdsAny reports whether a tier of a rank holds any of the blocks from an offset up to another one.
+func (r *run) holdsAny(rank, from, to uint32, tier uint8) bool {
+	for i, _ := r.find(rank, from); i < len(r.holdings); i++ {
+		e := &r.holdings[i]
+		if e.rank != rank || uint32(e.from) >= to {
+			return false
+		}
+		if e.tiers&tier != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// hold adds the blocks from an offset up to another one to a tier of a rank, which has none of them.
+func (r *run) hold(rank, from, to uint32, tier uint8, t *tree) {
+	i, ok := r.find(rank, from)
+	if ok || i < len(r.holdings) && r.holdings[i].rank == rank && uint32(r.holdings[i].from) <= to {
+		r.update(rank, from, to, tier, 0, t)
+		return
+	}
+	if i > 0 {
+		if e := &r.holdings[i-1]; e.rank == rank && uint32(e.to) == from && e.tiers == tier {
+			e.to = uint16(to)
+			return
+		}
+	}
+	r.holdings = slices.Insert(r.holdings, i, holding{rank, uint16(from), uint16(to), tier})
+}
+
+// release removes the blocks from an offset up to another one from a tier of a rank, which has all of them.
+func (r *run) release(rank, from, to uint32, tier uint8, t *tree) {
+	i, _ := r.find(rank, from)
+	switch e := &r.holdings[i]; {
+	case e.tiers != tier || to > uint32(e.to) || from > uint32(e.from) && to < uint32(e.to):
+		r.update(rank, from, to, 0, tier, t)
+	case from > uint32(e.from):
+		e.to = uint16(from)
+	case to < uint32(e.to):
+		e.from = uint16(to)
+	default:
 		r.holdings = slices.Delete(r.holdings, i, i+1)
 	}
 }
 
-func (r *run) findTwin(offset uint32, h holder) (int, bool) {
-	return slices.BinarySearchFunc(r.twins, twin{offset: offset, holder: h}, func(a, b twin) int {
-		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.holder, b.holder))
+// update adds the blocks from an offset up to another one to some tiers of a rank, and removes them from others.
+func (r *run) update(rank, from, to uint32, add, remove uint8, t *tree) {
+	first, _ := r.find(rank, 0)
+	last := first
+	out := t.holdings[:0]
+	emit := func(from, to uint32, tiers uint8) {
+		if from >= to || tiers == 0 {
+			return
+		}
+		if n := len(out); n > 0 && uint32(out[n-1].to) == from && out[n-1].tiers == tiers {
+			out[n-1].to = uint16(to)
+			return
+		}
+		out = append(out, holding{rank, uint16(from), uint16(to), tiers})
+	}
+	next := from // the first block that is not yet updated
+	for ; last < len(r.holdings) && r.holdings[last].rank == rank; last++ {
+		e := r.holdings[last]
+		begin, end := uint32(e.from), uint32(e.to)
+		emit(begin, min(end, from), e.tiers)
+		if begin < to && end > from {
+			emit(next, begin, add)
+			next = min(end, to)
+			emit(max(begin, from), next, (e.tiers|add)&^remove)
+		} else if begin >= to {
+			emit(next, to, add)
+			next = to
+		}
+		emit(max(begin, to), end, e.tiers)
+	}
+	emit(next, to, add)
+	r.holdings = slices.Replace(r.holdings, first, last, out...)
+	t.holdings = out
+}
+
+func (r *run) findTwin(offset, rank uint32, tier uint8) (int, bool) {
+	return slices.BinarySearchFunc(r.twins, twin{offset: offset, rank: rank, tier: tier}, func(a, b twin) int {
+		return cmp.Or(cmp.Compare(a.offset, b.offset), cmp.Compare(a.rank, b.rank), cmp.Compare(a.tier, b.tier))
 	})
 }
 
 // addTwin counts a further name of a block.
-func (r *run) addTwin(offset uint32, h holder) {
-	i, ok := r.findTwin(offset, h)
+func (r *run) addTwin(offset, rank uint32, tier uint8) {
+	i, ok := r.findTwin(offset, rank, tier)
 	if !ok {
-		r.twins = slices.Insert(r.twins, i, twin{offset: offset, holder: h})
+		r.twins = slices.Insert(r.twins, i, twin{offset: offset, rank: rank, tier: tier})
 	}
 	r.twins[i].names++
 }
 
 // removeTwin removes a name of a block, and reports whether the block had several.
-func (r *run) removeTwin(offset uint32, h holder) bool {
-	if len(r.twins) == 0 {
-		return false
-	}
-	i, ok := r.findTwin(offset, h)
+func (r *run) removeTwin(offset, rank uint32, tier uint8) bool {
+	i, ok := r.findTwin(offset, rank, tier)
 	if !ok {
 		return false
 	}
@@ -112,6 +174,46 @@ func (r *run) removeTwin(offset uint32, h holder) bool {
 		r.twins = slices.Delete(r.twins, i, i+1)
 	}
 	return true
+}
+
+// findBranch returns the index of the branch at an offset, or the index at which to insert it. Most branches are at the
+// last block that has one.
+func (r *run) findBranch(offset uint32) (_ int, ok bool) {
+	if n := len(r.branches); n == 0 || r.branches[n-1].offset < offset {
+		return n, false
+	} else if r.branches[n-1].offset == offset {
+		return n - 1, true
+	}
+	return slices.BinarySearchFunc(r.branches, offset, func(b branch, offset uint32) int {
+		return cmp.Compare(b.offset, offset)
+	})
+}
+
+func (r *run) addBranch(offset uint32) {
+	i, ok := r.findBranch(offset)
+	if !ok {
+		r.branches = slices.Insert(r.branches, i, branch{offset: offset})
+	}
+	r.branches[i].runs++
+}
+
+func (r *run) removeBranch(offset uint32) {
+	i, _ := r.findBranch(offset)
+	if r.branches[i].runs--; r.branches[i].runs == 0 {
+		r.branches = slices.Delete(r.branches, i, i+1)
+	}
+}
+
+// needed returns how many blocks, from the first, are needed: up to the last that a rank holds or a run follows.
+func (r *run) needed() uint32 {
+	n, length := uint32(0), uint32(len(r.tokens))
+	if b := len(r.branches); b > 0 {
+		n = r.branches[b-1].offset + 1
+	}
+	for i := 0; i < len(r.holdings) && n < length; i++ {
+		n = max(n, uint32(r.holdings[i].to))
+	}
+	return n
 }
 
 // truncate drops the blocks from an offset on.

@@ -1,8 +1,8 @@
 package radix
 
 import (
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // Stored is a chain of blocks.
@@ -26,16 +26,37 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 	b := Block{Parent: s.Parent, HasParent: s.HasParent}
 	before, placed := position{run: r.model.root}, true
 	if b.HasParent {
-		before, placed = x.locate(r, b.Parent)
+		before, placed = r.locate(b.Parent)
 	}
+	bit, held := r.bits[tier], stretch{} // the stretch is not yet held in the tree
 	for i, h := range s.Blocks {
 		b.Hash = h
 		if b.HasTokens = i < len(s.Tokens); b.HasTokens {
 			b.Tokens = s.Tokens[i]
 		}
-		before, placed = x.storeBlock(r, tier, b, attr, before, placed)
+		seg, k, existed := r.table.Put(h)
+		if existed || !b.HasTokens || !placed {
+			x.tree.hold(held, r.number, bit)
+			held = stretch{}
+			before, placed = x.storeBlock(r, tier, b, attr, seg, k, existed, before, placed)
+		} else {
+			before = x.tree.place(before, s.Tokens[i:])
+			seg.Slots[k].Value, seg.Tags[k] = slot{b.Parent, before}, newTag(bit, b.HasParent, attr)
+			r.attrs.Use(attr)
+			r.count(tier, h)
+			if !held.extend(before) {
+				x.tree.hold(held, r.number, bit)
+				held = before.stretch()
+			}
+			if r.orphans.awaits(h) {
+				x.tree.hold(held, r.number, bit)
+				held = stretch{}
+				x.adopt(r, h, before)
+			}
+		}
 		b.Parent, b.HasParent = h, true
 	}
+	x.tree.hold(held, r.number, bit)
 	r.attrs.Release(attr)
 }
 
@@ -51,102 +72,106 @@ func (x *Index) attributes(r *Rank, s Stored) uint32 {
 	return attr
 }
 
-// locate returns the place of a block of a rank, and records it if it was split off its run.
-func (x *Index) locate(r *Rank, hash uint64) (_ position, ok bool) {
-	s, i, ok := r.table.Find(hash)
-	if !ok || !s.Tags[i].hasPlace() {
-		return position{}, false
+// clean removes the stale bits of a block, and reports whether a tier is left. Otherwise, the slot is like a new one.
+func (x *Index) clean(r *Rank, s *hashtable.Segment[slot, tag], i int) bool {
+	t := &s.Tags[i]
+	if t.has(r.stale) {
+		if t.isPlaced() {
+			x.tree.releaseRun(s.Slots[i].Value.at.run, r.number, r.stale)
+		}
+		*t &^= tag(r.stale)
 	}
-	at := &s.Slots[i].Value.at
-	*at = x.tree.resolve(*at)
-	return *at, true
+	if t.has(r.live) {
+		return true
+	}
+	r.release(s, i)
+	s.Slots[i].Value, *t = slot{}, 0
+	return false
 }
 
-// storeBlock stores a block. The parent has the place before, if placed; otherwise it has no place. It returns the
-// block's place; ok is false if it has none.
-func (x *Index) storeBlock(r *Rank, tier int, b Block, attr uint32, before position, placed bool) (_ position, ok bool) {
-	seg, i, existed := r.table.Put(b.Hash)
-	s, tag := &seg.Slots[i].Value, &seg.Tags[i]
-	old, was := s.at, *tag
-	bit := tierBit(tier)
-	switch {
-	case !existed:
-		r.attrs.Use(attr)
-		tag.setAttr(attr)
-	case b.HasTokens && attr != was.attr():
-		r.attrs.Use(attr)
-		r.attrs.Release(was.attr())
-		tag.setAttr(attr)
+// storeBlock stores a block in a slot, which is new unless existed is set. The parent has the place before, if placed;
+// otherwise it has no place. It returns the block's place; ok is false if it has none.
+func (x *Index) storeBlock(
+	r *Rank, tier int, b Block, attr uint32, seg *hashtable.Segment[slot, tag], i int, existed bool,
+	before position, placed bool,
+) (_ position, ok bool) {
+	existed = existed && x.clean(r, seg, i)
+	s, t := &seg.Slots[i].Value, &seg.Tags[i]
+	old, was := s.at, *t
+	bit := r.bits[tier]
+	added := !was.has(bit)
+	if *t |= tag(bit); added {
+		r.count(tier, b.Hash)
 	}
-	if was&bit == 0 {
-		r.blocks[tier]++
-		r.digests[tier] ^= wire.BlockDigest(b.Hash)
+	wasPlaced := existed && was.isPlaced()
+	if !existed || b.HasTokens {
+		// Use before Release, since it may be the same slot.
+		if r.attrs.Use(attr); existed {
+			r.attrs.Release(was.attr())
+		}
+		t.setAttr(attr)
 	}
-	*tag |= bit
-	h := newHolder(r.number, tier)
 	switch {
 	case b.HasTokens && placed:
 		if was&tagOrphan != 0 {
 			r.orphans.remove(old.offset)
 		}
-		s.setParent(tag, b)
-		*tag &^= tagNoContent | tagOrphan
-		s.at = x.tree.place(before, b.Tokens, h)
-		at := s.at
-		switch {
-		case was.hasPlace() && x.tree.resolve(old) == at:
-			if was&bit == 0 {
-				x.tree.hold(at, h)
+		s.setParent(t, b)
+		*t &^= tagNoContent | tagOrphan
+		at := x.tree.place(before, []uint64{b.Tokens})
+		if s.at = at; wasPlaced && at == old {
+			if added {
+				x.tree.hold(at.stretch(), r.number, bit)
 			}
-		default: // hold first, since the new place may follow the old one
-			x.hold(r, at, *tag)
-			if was.hasPlace() {
+		} else { // hold first, since the new place may follow the old one
+			x.hold(r, at, *t)
+			if wasPlaced {
 				x.release(r, old, was)
 			}
 		}
-		if r.orphans.any() {
+		if r.orphans.awaits(b.Hash) {
 			x.adopt(r, b.Hash, at)
 		}
 		return at, true
-	case was.hasPlace():
-		if was&bit == 0 {
-			x.tree.hold(old, h)
+	case wasPlaced:
+		if added {
+			x.tree.hold(old.stretch(), r.number, bit)
 		}
 		return old, true
 	case b.HasTokens:
 		if was&tagOrphan != 0 {
 			r.orphans.remove(old.offset)
 		}
-		s.setParent(tag, b)
-		*tag = *tag&^tagNoContent | tagOrphan
+		s.setParent(t, b)
+		*t = *t&^tagNoContent | tagOrphan
 		s.at = position{offset: r.orphans.add(orphan{hash: b.Hash, tokens: b.Tokens, parent: b.Parent})}
 	case !existed:
-		s.setParent(tag, b)
-		*tag |= tagNoContent
+		s.setParent(t, b)
+		*t |= tagNoContent
 	}
 	return position{}, false
 }
 
-func (s *slot) setParent(tag *tag, b Block) {
-	if s.parent, *tag = 0, *tag&^tagParent; b.HasParent {
-		s.parent, *tag = b.Parent, *tag|tagParent
+func (s *slot) setParent(t *tag, b Block) {
+	if s.parent, *t = 0, *t&^tagParent; b.HasParent {
+		s.parent, *t = b.Parent, *t|tagParent
 	}
 }
 
 // hold adds a name of a block in the tiers of a tag.
-func (x *Index) hold(r *Rank, at position, tag tag) {
-	for tier := range NumTiers {
-		if tag&tierBit(tier) != 0 {
-			x.tree.hold(at, newHolder(r.number, tier))
+func (x *Index) hold(r *Rank, at position, t tag) {
+	for _, bit := range r.bits {
+		if t.has(bit) {
+			x.tree.hold(at.stretch(), r.number, bit)
 		}
 	}
 }
 
 // release removes a name of a block in the tiers of a tag.
-func (x *Index) release(r *Rank, at position, tag tag) {
-	for tier := range NumTiers {
-		if tag&tierBit(tier) != 0 {
-			x.tree.release(at, newHolder(r.number, tier))
+func (x *Index) release(r *Rank, at position, t tag) {
+	for _, bit := range r.bits {
+		if t.has(bit) {
+			x.tree.release(at.stretch(), r.number, bit)
 		}
 	}
 }

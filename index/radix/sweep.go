@@ -1,74 +1,115 @@
 package radix
 
-import "github.com/kvcast/kvcast/internal/hashtable"
+import (
+	"math/bits"
+	"slices"
 
-// retiredRank is the blocks of a removed rank, and the progress of the sweep of its table. Matches ignore the rank,
-// since its number has no rank until the sweep is complete.
-type retiredRank struct {
+	"github.com/kvcast/kvcast/internal/hashtable"
+)
+
+// sweep is the release of the blocks of a retired rank, or of retired tiers of a rank, and its progress.
+type sweep struct {
+	rank   *Rank // nil: retired
 	model  *model
 	number uint32
-	table  hashtable.Table[slot, tag]
-	from   uint64 // identifies the next segment to sweep, see hashtable.Table.SegmentAt
-	slot   int    // next slot of the segment
-	swept  bool
+	table  *hashtable.Table[slot, tag]
+	tiers  uint8  // bits to remove
+	from   uint64 // identifies the next segment to visit, see hashtable.Table.SegmentAt
 }
 
-// retire makes matches ignore the blocks of a rank.
+// retire makes matches ignore the blocks of a rank. The rank's number has no rank until the sweep is complete.
 func (x *Index) retire(r *Rank) {
-	x.ranks[r.number] = nil
-	x.retired = append(x.retired, &retiredRank{model: r.model, number: r.number, table: r.table})
+	x.ranks[r.number] = numbered{}
+	x.sweeps = slices.DeleteFunc(x.sweeps, func(s *sweep) bool { return s.rank == r })
+	table := r.table
+	x.sweeps = append(x.sweeps, &sweep{model: r.model, number: r.number, table: &table, tiers: allTiers})
 }
 
-// limitRetired sweeps if there are many retired ranks.
-func (x *Index) limitRetired() {
-	if len(x.retired) > x.tree.limits.retired {
+// retireTier gives a tier of a rank another bit. The blocks that have the old bit are ignored.
+func (x *Index) retireTier(r *Rank, tier int) {
+	unused := ^(r.live | r.stale)
+	if unused == 0 {
+		// The tiers of the rank were cleared as many times since the last complete sweep as there are further bits.
+		i := slices.IndexFunc(x.sweeps, func(s *sweep) bool { return s.rank == r })
+		for r.stale != 0 {
+			x.sweepSegment(x.sweeps[i])
+		}
+		x.sweeps = slices.Delete(x.sweeps, i, i+1)
+		unused = ^r.live
+	}
+	if r.stale == 0 {
+		x.sweeps = append(x.sweeps, &sweep{rank: r, number: r.number, table: &r.table, tiers: r.bits[tier]})
+	}
+	r.stale |= r.bits[tier]
+	r.bits[tier] = 1 << bits.TrailingZeros8(unused)
+	r.blocks[tier], r.digests[tier] = 0, 0
+	x.number(r)
+}
+
+// limitSweeps sweeps if there are many sweeps.
+func (x *Index) limitSweeps() {
+	if len(x.sweeps) > x.tree.limits.sweeps {
 		x.Sweep()
 	}
 }
 
-// Sweep releases blocks of ranks that were cleared or removed. It visits twice as many slots as blocks were stored
-// since the last sweep, and at least 1,024, so that such blocks cannot accumulate if it is called regularly.
+// Sweep releases blocks of ranks that were removed, and of ranks and tiers that were cleared. It visits twice as many
+// slots as blocks were stored since the last sweep, and at least 1,024, so that such blocks cannot accumulate if it is
+// called regularly.
 func (x *Index) Sweep() {
 	budget := x.tree.limits.minSweep + 2*x.stored
 	x.stored = 0
-	for len(x.retired) > 0 && budget > 0 {
-		g := x.retired[0]
-		if budget = g.sweep(&x.tree, budget); !g.swept {
-			return
+	for len(x.sweeps) > 0 && budget > 0 {
+		visited, done := x.sweepSegment(x.sweeps[0])
+		budget -= visited
+		if done {
+			x.sweeps[0] = nil
+			x.sweeps = x.sweeps[1:]
 		}
-		x.freeNumbers = append(x.freeNumbers, g.number)
-		if g.model.ranks--; g.model.ranks == 0 {
-			x.tree.drop(g.model.root)
-			delete(x.models, g.model.name)
-		}
-		x.retired[0] = nil
-		x.retired = x.retired[1:]
 	}
 }
 
-// sweep visits up to budget slots, and returns the rest of the budget.
+// sweepSegment visits the next segment of a table. It returns the number of slots, and whether the sweep is complete.
 //
-// The first slot of a run releases all blocks that the rank holds there, since releasing them one by one would split
-// the run. The places of later slots may then no longer exist; releaseRun ignores them.
-func (g *retiredRank) sweep(t *tree, budget int) int {
-	for !g.swept {
-		s, next := g.table.SegmentAt(g.from)
-		for ; g.slot < len(s.Slots); g.slot++ {
-			if budget == 0 {
-				return 0
-			}
-			budget--
-			tag := s.Tags[g.slot]
-			if !tag.hasPlace() {
-				continue
-			}
-			for tier := range NumTiers {
-				if tag&tierBit(tier) != 0 {
-					t.releaseRun(s.Slots[g.slot].Value.at, newHolder(g.number, tier))
-				}
+// The first slot of a run releases all blocks that the rank holds there in the tiers, since releasing them one by one
+// takes longer. The places of later slots may then no longer exist; releaseRun ignores them.
+func (x *Index) sweepSegment(s *sweep) (visited int, done bool) {
+	segment, next := s.table.SegmentAt(s.from)
+	x.hashes = x.hashes[:0]
+	for i := range segment.Slots {
+		t := &segment.Tags[i]
+		if t.has(s.tiers) && t.isPlaced() {
+			x.tree.releaseRun(segment.Slots[i].Value.at.run, s.number, s.tiers)
+		}
+		if s.rank != nil && t.has(s.tiers) {
+			if *t &^= tag(s.tiers); !t.has(allTiers) {
+				x.hashes = append(x.hashes, segment.Slots[i].Key())
 			}
 		}
-		g.from, g.slot, g.swept = next, 0, next == 0
 	}
-	return budget
+	visited = len(segment.Slots)
+	for _, hash := range x.hashes {
+		segment, i, _ := s.table.Find(hash)
+		s.rank.drop(segment, i)
+	}
+	if s.from = next; next != 0 {
+		return visited, false
+	}
+	return visited, x.completeSweep(s)
+}
+
+// completeSweep reuses what a sweep of all segments has released. It returns false if another sweep is needed, since
+// further tiers were retired meanwhile.
+func (x *Index) completeSweep(s *sweep) bool {
+	if r := s.rank; r != nil {
+		r.stale &^= s.tiers
+		s.tiers = r.stale
+		return r.stale == 0
+	}
+	x.freeNumbers = append(x.freeNumbers, s.number)
+	if s.model.ranks--; s.model.ranks == 0 {
+		x.tree.drop(s.model.root)
+		delete(x.models, s.model.name)
+	}
+	return true
 }

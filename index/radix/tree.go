@@ -6,25 +6,37 @@ import (
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
-// minTokens is the capacity of a new run.
-const minTokens = 4
+const (
+	// minTokens is the minimum capacity of a new run.
+	minTokens = 4
+	// chunkRuns is the number of runs that are allocated together.
+	chunkRuns = 64
+)
 
-// tree is a compressed radix tree: a forest of runs, one root for each model. Runs have numbers from 1, so that the
-// tables that refer to them have no pointers for the garbage collector.
+// tree is a compressed radix tree: a forest of runs, one root for each model. A run is never split: where it holds a
+// prefix of another sequence of blocks, the rest of that sequence is a run of its own, which follows a block within.
+// Runs have numbers from 1, so that the tables that refer to them have no pointers for the garbage collector.
 type tree struct {
-	runs []*run   // by number; nil: unused
-	free []uint32 // unused numbers
+	chunks []*[chunkRuns]run // runs by number
+	runs   uint32            // numbers that are or were in use, including 0
+	free   []uint32          // unused numbers below runs
 	// byHead finds the run that follows a block and begins with some tokens hash. If two runs have the same key,
 	// which is as likely as a collision of 64-bit hashes, it has one of them, and the other is never found.
 	byHead hashtable.Table[uint32, struct{}]
 	// headMask is the bits of the keys in use; all, except in tests of collisions.
 	headMask uint64
 	limits   limits
+	holdings []holding // reused by run.update
 }
 
 func newTree() tree {
-	return tree{runs: []*run{nil}, byHead: hashtable.New[uint32, struct{}](), headMask: ^uint64(0), limits: defaults}
+	t := tree{byHead: hashtable.New[uint32, struct{}](), headMask: ^uint64(0), limits: defaults}
+	t.add() // 0 is no run
+	return t
 }
+
+// run returns a run by its number.
+func (t *tree) run(id uint32) *run { return &t.chunks[id/chunkRuns][id%chunkRuns] }
 
 // headKey returns the key in byHead. Hash depends on a random seed, so that nobody can choose tokens whose keys are
 // equal; the table hashes the key again.
@@ -32,233 +44,161 @@ func (t *tree) headKey(after position, tokens uint64) uint64 {
 	return (hashtable.Hash(tokens) ^ (uint64(after.run)<<32 | uint64(after.offset))) & t.headMask
 }
 
-// add adds a run and returns its number.
-func (t *tree) add(r *run) uint32 {
+// add adds a run without blocks and returns its number.
+func (t *tree) add() (id uint32) {
 	if n := len(t.free); n > 0 {
-		id := t.free[n-1]
-		t.free = t.free[:n-1]
-		t.runs[id] = r
-		return id
+		id, t.free = t.free[n-1], t.free[:n-1]
+	} else {
+		if id = t.runs; id%chunkRuns == 0 {
+			t.chunks = append(t.chunks, new([chunkRuns]run))
+		}
+		t.runs++
 	}
-	t.runs = append(t.runs, r)
-	return uint32(len(t.runs) - 1)
+	r := t.run(id)
+	r.holdings = r.first[:0]
+	return id
 }
-
-func (t *tree) addRoot() uint32 { return t.add(new(run)) }
 
 func (t *tree) drop(id uint32) {
-	t.runs[id] = nil
+	*t.run(id) = run{}
 	t.free = append(t.free, id)
-}
-
-// resolve returns where a block is that may have been split off the end of its run.
-func (t *tree) resolve(p position) position {
-	for {
-		r := t.runs[p.run]
-		if p.offset < uint32(len(r.tokens)) || r.forward == 0 {
-			return p
-		}
-		p = position{r.forward, p.offset - uint32(len(r.tokens))}
-	}
 }
 
 // follow returns the block with a tokens hash that follows the block p.
 func (t *tree) follow(p position, tokens uint64) (_ position, ok bool) {
-	r := t.runs[p.run]
+	r := t.run(p.run)
 	if next := p.offset + 1; next < uint32(len(r.tokens)) && r.tokens[next] == tokens {
 		return position{p.run, next}, true
 	}
-	if r.children == 0 {
+	if _, ok := r.findBranch(p.offset); !ok {
 		return position{}, false
 	}
 	id, _, ok := t.byHead.Get(t.headKey(p, tokens))
-	if !ok || t.runs[id].after != p || t.runs[id].tokens[0] != tokens {
+	if !ok {
+		return position{}, false
+	}
+	if r = t.run(id); r.after != p || r.tokens[0] != tokens {
 		return position{}, false
 	}
 	return position{id, 0}, true
 }
 
-// place returns the block with a tokens hash that follows the block p, and creates it if it does not exist. The caller
-// must call hold for the block, with the holder h among others.
-func (t *tree) place(p position, tokens uint64, h holder) position {
-	p = t.resolve(p)
-	if at, ok := t.follow(p, tokens); ok {
+// place returns the block with the first of some tokens hashes that follows the block p, and creates it if it does not
+// exist. The caller must call hold for the block, and is likely to call place for the other hashes.
+func (t *tree) place(p position, tokens []uint64) position {
+	if at, ok := t.follow(p, tokens[0]); ok {
 		return at
 	}
-	r := t.runs[p.run]
-	n := uint32(len(r.tokens))
-	if p.offset+1 == n && n < t.limits.run && r.forward == 0 && r.held(h) == n {
-		r.tokens = append(r.tokens, tokens)
+	r := t.run(p.run)
+	if n := uint32(len(r.tokens)); p.offset+1 == n && n < t.limits.run {
+		if len(r.tokens) == cap(r.tokens) {
+			room := min(max(n/4+minTokens, uint32(len(tokens))), t.limits.run-n)
+			r.tokens = append(make([]uint64, 0, n+room), r.tokens...)
+		}
+		r.tokens = append(r.tokens, tokens[0])
 		return position{p.run, n}
 	}
-	child := newRun(append(make([]uint64, 0, minTokens), tokens), p)
-	id := t.add(child)
-	t.link(id, child)
+	id := t.add()
+	r = t.run(id)
+	r.after = p
+	r.tokens = append(make([]uint64, 0, max(minTokens, min(len(tokens), int(t.limits.run)))), tokens[0])
+	t.run(p.run).addBranch(p.offset)
+	if s, i, existed := t.byHead.Put(t.headKey(p, tokens[0])); !existed {
+		s.Slots[i].Value = id
+	}
 	return position{id, 0}
 }
 
-// link makes a run a child of the run of r.after.
-func (t *tree) link(id uint32, r *run) {
-	parent := t.runs[r.after.run]
-	if r.prev, r.next = 0, parent.firstChild; r.next != 0 {
-		t.runs[r.next].prev = id
-	}
-	parent.firstChild = id
-	parent.children++
-	if s, i, existed := t.byHead.Put(t.headKey(r.after, r.tokens[0])); !existed {
-		s.Slots[i].Value = id
-	}
-}
+// stretch is consecutive blocks of a run, from an offset up to another one, exclusive. The zero value has none.
+type stretch struct{ run, from, to uint32 }
 
-// unlink undoes link.
-func (t *tree) unlink(id uint32, r *run) {
-	parent := t.runs[r.after.run]
-	if r.prev != 0 {
-		t.runs[r.prev].next = r.next
-	} else {
-		parent.firstChild = r.next
-	}
-	if r.next != 0 {
-		t.runs[r.next].prev = r.prev
-	}
-	parent.children--
-	if s, i, ok := t.byHead.Find(t.headKey(r.after, r.tokens[0])); ok && s.Slots[i].Value == id {
-		t.byHead.Delete(s, i)
-	}
-}
+func (p position) stretch() stretch { return stretch{p.run, p.offset, p.offset + 1} }
 
-// split moves the blocks of a run from an offset on, which is not 0, to a new run, and visits all runs that follow the
-// run. It returns the new run's number. The caller must call shrink for the new run, which may have fewer children than
-// the run that was not trimmed.
-func (t *tree) split(id, offset uint32) uint32 {
-	r := t.runs[id]
-	rest := newRun(slices.Clone(r.tokens[offset:]), position{id, offset - 1})
-	rest.forward = r.forward
-	restID := t.add(rest)
-	r.truncate(offset)
-	for i := range r.holdings {
-		if e := &r.holdings[i]; e.blocks > offset {
-			rest.holdings = append(rest.holdings, holding{e.holder, e.blocks - offset})
-			e.blocks = offset
-		}
-	}
-	if len(r.twins) > 0 {
-		i, _ := r.findTwin(offset, 0)
-		for _, w := range r.twins[i:] {
-			w.offset -= offset
-			rest.twins = append(rest.twins, w)
-		}
-		r.twins = r.twins[:i]
-	}
-	for c := r.firstChild; c != 0; {
-		child := t.runs[c]
-		next := child.next
-		if child.after.offset >= offset {
-			t.unlink(c, child)
-			child.after = position{restID, child.after.offset - offset}
-			t.link(c, child)
-		}
-		c = next
-	}
-	r.forward = restID
-	t.link(restID, rest)
-	return restID
-}
-
-// hold adds a name of a block for a holder.
-func (t *tree) hold(p position, h holder) {
-	p = t.resolve(p)
-	r := t.runs[p.run]
-	i, ok := r.find(h)
+// extend adds a block, if it is adjacent or the first.
+func (s *stretch) extend(p position) (ok bool) {
 	switch {
-	case ok && p.offset < r.holdings[i].blocks:
-		r.addTwin(p.offset, h)
-	case ok && p.offset == r.holdings[i].blocks:
-		r.holdings[i].blocks++
-	case p.offset == 0:
-		r.holdings = slices.Insert(r.holdings, i, holding{h, 1})
+	case s.from == s.to:
+		*s = stretch{p.run, p.offset, p.offset + 1}
+	case p.run == s.run && p.offset == s.to:
+		s.to++
+	case p.run == s.run && p.offset+1 == s.from:
+		s.from--
 	default:
-		id := t.split(p.run, p.offset)
-		rest := t.runs[id]
-		i, _ = rest.find(h)
-		rest.holdings = slices.Insert(rest.holdings, i, holding{h, 1})
-		t.shrink(id)
+		return false
+	}
+	return true
+}
+
+// hold adds a name of each block to a tier of a rank, given by its bit.
+func (t *tree) hold(s stretch, rank uint32, tier uint8) {
+	if s.from == s.to {
+		return
+	}
+	r := t.run(s.run)
+	if !r.holdsAny(rank, s.from, s.to, tier) {
+		r.hold(rank, s.from, s.to, tier, t)
+		return
+	}
+	for offset := s.from; offset < s.to; offset++ {
+		if r.tiers(rank, offset)&tier != 0 {
+			r.addTwin(offset, rank, tier)
+		} else {
+			r.hold(rank, offset, offset+1, tier, t)
+		}
 	}
 }
 
-// release removes a name of a block for a holder, which must have one.
-func (t *tree) release(p position, h holder) {
-	p = t.resolve(p)
-	r := t.runs[p.run]
-	if r.removeTwin(p.offset, h) {
+// release removes a name of each block from a tier of a rank, which must have one.
+func (t *tree) release(s stretch, rank uint32, tier uint8) {
+	if s.from == s.to {
 		return
 	}
-	i, _ := r.find(h)
-	last := r.holdings[i].blocks
-	if p.offset+1 < last {
-		rest := t.split(p.run, p.offset+1)
-		r.setHeld(i, p.offset)
-		t.shrink(rest)
-		return
-	}
-	r.setHeld(i, p.offset)
-	if last == uint32(len(r.tokens)) {
-		t.shrink(p.run)
-	}
-}
-
-// releaseRun removes all names that a holder has in the run of a block. It does nothing if the holder has none there,
-// even if p is the former position of a block whose run no longer exists.
-func (t *tree) releaseRun(p position, h holder) {
-	for {
-		r := t.runs[p.run]
-		switch {
-		case r == nil:
-			return
-		case p.offset >= uint32(len(r.tokens)):
-			if r.forward == 0 {
-				return
+	r := t.run(s.run)
+	if len(r.twins) == 0 {
+		r.release(rank, s.from, s.to, tier, t)
+	} else {
+		for offset := s.from; offset < s.to; offset++ {
+			if !r.removeTwin(offset, rank, tier) {
+				r.release(rank, offset, offset+1, tier, t)
 			}
-			p = position{r.forward, p.offset - uint32(len(r.tokens))}
-			continue
 		}
-		if i, ok := r.find(h); ok {
-			r.setHeld(i, 0)
-			r.twins = slices.DeleteFunc(r.twins, func(w twin) bool { return w.holder == h })
-			t.shrink(p.run)
-		}
-		return
+	}
+	if int(s.to) == len(r.tokens) {
+		t.trim(s.run)
 	}
 }
 
-// shrink drops the blocks at the end of a run that nobody holds and no run follows. If none are left, it drops the
-// run, and continues with the run before.
-func (t *tree) shrink(id uint32) {
+// releaseRun removes all names in some tiers of a rank from a run. It does nothing if there are none, even if the run
+// no longer exists.
+func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
+	r := t.run(id)
+	if !r.holdsAny(rank, 0, t.limits.run, tiers) {
+		return
+	}
+	r.update(rank, 0, uint32(len(r.tokens)), 0, tiers, t)
+	r.twins = slices.DeleteFunc(r.twins, func(w twin) bool { return w.rank == rank && w.tier&tiers != 0 })
+	t.trim(id)
+}
+
+// trim drops the blocks at the end of a run that are not needed. If none are left, it drops the run, and continues with
+// the run before.
+func (t *tree) trim(id uint32) {
 	for {
-		r := t.runs[id]
-		if r.after.run == 0 || r.children > t.limits.trimmedChildren {
+		r := t.run(id)
+		needed := r.needed()
+		if needed >= uint32(len(r.tokens)) { // greater for a root
 			return
 		}
-		keep, n := uint32(0), uint32(len(r.tokens))
-		for i := 0; i < len(r.holdings) && keep < n; i++ {
-			keep = max(keep, r.holdings[i].blocks)
-		}
-		for c := r.firstChild; c != 0 && keep < n; c = t.runs[c].next {
-			keep = max(keep, t.runs[c].after.offset+1)
-		}
-		if keep == n {
+		if needed > 0 {
+			r.truncate(needed)
 			return
 		}
-		if keep > 0 {
-			r.truncate(keep)
-			return
+		after := r.after
+		if s, i, ok := t.byHead.Find(t.headKey(after, r.tokens[0])); ok && s.Slots[i].Value == id {
+			t.byHead.Delete(s, i)
 		}
-		t.unlink(id, r)
 		t.drop(id)
-		// No block of the dropped run is held, so that no position needs the forward.
-		if parent := t.runs[r.after.run]; parent.forward == id {
-			parent.forward = 0
-		}
-		id = r.after.run
+		t.run(after.run).removeBranch(after.offset)
+		id = after.run
 	}
 }

@@ -2,66 +2,11 @@ package radix
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
+
+	"github.com/kvcast/kvcast/ingest/wire"
 )
-
-// chain returns a Stored that starts a prompt. The block hashes are first, first+1 and so on.
-func chain(first uint64, tokens ...uint64) Stored {
-	s := Stored{Tokens: tokens}
-	for i := range tokens {
-		s.Blocks = append(s.Blocks, first+uint64(i))
-	}
-	return s
-}
-
-// untrimmed returns an index in which a run of five blocks has too many children to trim it, and a rank that holds
-// the first three blocks, 10 to 12. Nobody holds the last two.
-func untrimmed(t *testing.T) (*Index, *Rank) {
-	t.Helper()
-	x := New()
-	x.tree.limits = small
-	longest, r, others := x.AddRank("m", nil), x.AddRank("m", nil), x.AddRank("m", nil)
-	x.Store(longest, 0, chain(10, 1, 1, 1, 1, 1))
-	x.Store(r, 0, chain(10, 1, 1, 1))
-	for i := range uint64(3) {
-		x.Store(others, 0, chain(10*i, 1, 2+i))
-	}
-	x.RemoveRank(longest)
-	for len(x.retired) > 0 {
-		x.Sweep()
-	}
-	if n := maxLen(x); n != 5 {
-		t.Fatalf("the longest run has %d blocks, want 5", n)
-	}
-	return x, r
-}
-
-func maxLen(x *Index) (n int) {
-	for _, r := range x.tree.runs {
-		if r != nil {
-			n = max(n, len(r.tokens))
-		}
-	}
-	return n
-}
-
-// TestSplitTrimsRest splits a run that had too many children to trim it.
-func TestSplitTrimsRest(t *testing.T) {
-	for name, change := range map[string]func(*Index, *Rank){
-		"Remove": func(x *Index, r *Rank) { x.Remove(r, 0, []uint64{10}) },
-		"Store": func(x *Index, r *Rank) {
-			x.Store(r, 1, Stored{Parent: 11, HasParent: true, Blocks: []uint64{12}, Tokens: []uint64{1}})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			x, r := untrimmed(t)
-			change(x, r)
-			if err := checkInvariants(x); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
 
 // TestScanHasEachBlockOnce changes a rank between the calls of a scan.
 func TestScanHasEachBlockOnce(t *testing.T) {
@@ -119,6 +64,111 @@ func TestTooManyAttributesAreDropped(t *testing.T) {
 	}
 }
 
+// TestClearsOfTiersDuringSweeps stores, removes and clears the tiers of a rank whose table has many segments, while
+// sweeps are in progress.
+func TestClearsOfTiersDuringSweeps(t *testing.T) {
+	const prompts, length = 300, 40
+	x := New()
+	x.tree.limits.minSweep = 1
+	r, other := x.AddRank("m", nil), x.AddRank("m", nil)
+	tiers := make(map[uint64]uint8) // by block hash
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var m Matcher
+	partial, full := 0, 0
+	for step := range 400 {
+		for range 20 {
+			i, n := rnd.Uint64N(prompts), 1+rnd.IntN(length)
+			prompt, tier := newPrompt(i<<20, length), rnd.IntN(NumTiers)
+			hashes := make([]uint64, length)
+			for k := range prompt {
+				hashes[k] = prompt[k] ^ 1
+			}
+			if rnd.IntN(4) > 0 {
+				x.Store(r, tier, Stored{Blocks: hashes[:n], Tokens: prompt[:n]})
+				for _, h := range hashes[:n] {
+					tiers[h] |= 1 << tier
+				}
+			} else {
+				x.Remove(r, tier, hashes[n:])
+				for _, h := range hashes[n:] {
+					tiers[h] &^= 1 << tier
+				}
+			}
+			if i%2 == 0 {
+				storePrompt(x, other, prompt, n)
+			}
+		}
+		if rnd.IntN(4) == 0 {
+			tier := rnd.IntN(NumTiers)
+			x.ClearTier(r, tier)
+			for h := range tiers {
+				tiers[h] &^= 1 << tier
+			}
+		}
+		x.stored = 0
+		if x.Sweep(); len(x.sweeps) > 0 && x.sweeps[0].from > 0 {
+			partial++
+		}
+		if r.live|r.stale == allTiers {
+			full++
+		}
+		if step%20 == 0 {
+			if err := checkInvariants(x); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var blocks, digests [NumTiers]uint64
+		for h, bits := range tiers {
+			for tier := range NumTiers {
+				if bits&(1<<tier) != 0 {
+					blocks[tier]++
+					digests[tier] ^= wire.BlockDigest(h)
+				}
+			}
+		}
+		if blocks != r.blocks || digests != r.digests {
+			t.Fatalf("step %d: got %d blocks, digests %x, want %d, %x", step, r.blocks, r.digests, blocks, digests)
+		}
+		prompt := newPrompt(rnd.Uint64N(prompts)<<20, length)
+		x.Match("m", prompt, &m)
+		got, want := Match{}, Match{}
+		for _, f := range m.Found {
+			if f.Rank == r {
+				got = f
+				got.Rank = nil
+			}
+		}
+		for i, tokens := range prompt {
+			bits := tiers[tokens^1]
+			if bits != 0 && want.Blocks == i {
+				want.Blocks++
+			}
+			for tier := range NumTiers {
+				if bits&(1<<tier) != 0 && want.TierBlocks[tier] == i {
+					want.TierBlocks[tier]++
+				}
+			}
+			if b, ok := x.Find(r, tokens^1); b.Tiers != bits || ok != (bits != 0) {
+				t.Fatalf("step %d: found %+v, want tiers %b", step, b, bits)
+			}
+		}
+		if got != want {
+			t.Fatalf("step %d: got %+v, want %+v", step, got, want)
+		}
+	}
+	if partial == 0 || full == 0 {
+		t.Errorf("%d partial sweeps, %d times all tier bits in use, want some", partial, full)
+	}
+	x.RemoveRank(r)
+	x.RemoveRank(other)
+	for len(x.sweeps) > 0 {
+		x.Sweep()
+	}
+	if usedRuns(x) > 0 {
+		t.Errorf("%d runs are left without ranks", usedRuns(x))
+	}
+}
+
 // TestSweepsReleaseLargeRank clears a rank whose table has several segments. It has long runs, half of which it shares
 // with another rank, and runs of one block.
 func TestSweepsReleaseLargeRank(t *testing.T) {
@@ -139,7 +189,7 @@ func TestSweepsReleaseLargeRank(t *testing.T) {
 	want := fmt.Sprint([]Match{{Rank: other, Blocks: length, TierBlocks: [NumTiers]int{length}}})
 	var m Matcher
 	sweeps := 0
-	for ; len(x.retired) > 0; sweeps++ {
+	for ; len(x.sweeps) > 0; sweeps++ {
 		if x.Match("m", shared, &m); fmt.Sprint(m.Found) != want {
 			t.Fatalf("after %d sweeps, found %+v, want the other rank alone", sweeps, m.Found)
 		}
@@ -152,17 +202,18 @@ func TestSweepsReleaseLargeRank(t *testing.T) {
 	if sweeps != 1 {
 		t.Errorf("%d sweeps after many stores, want 1", sweeps)
 	}
-	if runs := len(x.tree.runs) - 1 - len(x.tree.free); runs != 1+chains/2 {
+	if runs := usedRuns(x); runs != 1+chains/2 {
 		t.Errorf("%d runs, want a root and %d", runs, chains/2)
 	}
 	x.Clear(other)
-	for sweeps = 0; len(x.retired) > 0; sweeps++ {
+	for sweeps = 0; len(x.sweeps) > 0; sweeps++ {
 		x.Sweep()
 	}
-	if least := chains / 2 * length / x.tree.limits.minSweep; sweeps < least {
+	// Sweep visits a segment more than the minimum.
+	if least := chains / 2 * length / (2 * x.tree.limits.minSweep); sweeps < least {
 		t.Errorf("%d sweeps, want at least %d", sweeps, least)
 	}
-	if runs := len(x.tree.runs) - 1 - len(x.tree.free); runs != 1 {
+	if runs := usedRuns(x); runs != 1 {
 		t.Errorf("%d runs, want a root", runs)
 	}
 }
