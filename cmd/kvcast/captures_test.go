@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -102,13 +103,20 @@ var live = []struct {
 	{"engines-2026-11/sglang_unified_hicache/frames", "sglang", 0},
 }
 
+// hybrid lists the recordings of engines with several attention groups.
+var hybrid = []string{
+	"vllm-array", "vllm-map",
+	"engines-2026-11/iv_hybrid_mixed/frames", "engines-2026-11/xiv_mamba_partial_short_first/frames",
+}
+
 // TestRecordingsMatchTheEnginesBlocks plays each recording into the real binary, and
-// compares a subscriber's blocks after every batch.
+// compares a subscriber's blocks after every batch. GroupsOmitted is sent for hybrid models only,
+// and the checker reports it if it is sent twice.
 func TestRecordingsMatchTheEnginesBlocks(t *testing.T) {
 	for _, c := range live {
 		t.Run(c.name, func(t *testing.T) {
 			messages := readMessages(t, filepath.Join(captures, c.name+".jsonl.gz"))
-			account := account{missing: c.missing}
+			account := account{missing: c.missing, hybrid: slices.Contains(hybrid, c.name)}
 			if dir, ok := strings.CutSuffix(c.name, "/frames"); ok {
 				var err error
 				if account.checkpoints, account.blockSize, err = readCheckpoints(filepath.Join(captures, dir)); err != nil {
@@ -155,6 +163,8 @@ type account struct {
 	blockSize   int
 	// missing is the maximum number of blocks that the view may lack.
 	missing int
+	// hybrid reports whether the engine has other attention groups.
+	hybrid bool
 }
 
 // follower compares a worker's view with the engine's blocks, batch by batch.
@@ -266,6 +276,9 @@ func followRecording(t *testing.T, s *process, worker string, messages []message
 		for _, e := range m.GetEntries() {
 			f.entry(e)
 		}
+	}
+	if got := c.View().GroupsOmitted(worker, 0); got != account.hybrid {
+		t.Errorf("GroupsOmitted: got %v, want %v", got, account.hybrid)
 	}
 	if gaps := c.View().Gaps(worker, 0); len(gaps) != 0 {
 		t.Errorf("gaps were reported though nothing was lost: %v", gaps)

@@ -34,6 +34,9 @@ func recordAt(entries []*kvcastv1.Entry, seq uint64, name string) *kvcastv1.Subs
 		if v.Incomplete(name, rank) {
 			m.SnapshotWorker.IncompleteRanks = append(m.SnapshotWorker.IncompleteRanks, rank)
 		}
+		if v.GroupsOmitted(name, rank) {
+			m.SnapshotWorker.Ranks = append(m.SnapshotWorker.Ranks, &kvcastv1.SnapshotRank{DpRank: rank, GroupsOmitted: true})
+		}
 	}
 	return m
 }

@@ -16,6 +16,11 @@ import (
 func drawEntries(t *rapid.T) []*kvcastv1.Entry {
 	lastID := make(map[string]uint64)
 	there := make(map[string]bool)
+	type rankOf struct {
+		worker string
+		rank   uint32
+	}
+	groupsOmitted := make(map[rankOf]bool)
 	n := rapid.IntRange(1, 30).Draw(t, "entries")
 	entries := make([]*kvcastv1.Entry, 0, n)
 	for seq := uint64(1); seq <= uint64(n); seq++ {
@@ -29,10 +34,16 @@ func drawEntries(t *rapid.T) []*kvcastv1.Entry {
 		case rapid.IntRange(0, 9).Draw(t, "removed") == 0:
 			entries = append(entries, removed(seq, w, id()))
 			there[w] = false
+			delete(groupsOmitted, rankOf{w, 0})
+			delete(groupsOmitted, rankOf{w, 1})
 			continue
 		}
 		e := entry(seq, w)
 		rank := rapid.Uint32Range(0, 1).Draw(t, "rank")
+		if at := (rankOf{w, rank}); !groupsOmitted[at] && rapid.IntRange(0, 5).Draw(t, "groups omitted") == 0 {
+			groupsOmitted[at] = true
+			e.Events = append(e.Events, omitGroups(id(), rank))
+		}
 		for range rapid.IntRange(1, 3).Draw(t, "events") {
 			e.Events = append(e.Events, drawEvent(t, id(), rank))
 		}

@@ -105,6 +105,9 @@ func (c *Checker) snapshotWorker(sw *kvcastv1.SnapshotWorker) error {
 	}
 	w := c.worker(name)
 	w.presence, w.model, w.lastID, w.whole = presenceAdded, model, sw.GetLastEventId(), true
+	for _, r := range sw.GetRanks() {
+		w.rank(r.GetDpRank()).groupsOmitted = r.GetGroupsOmitted()
+	}
 	c.view.ApplyWorker(sw)
 	for _, rank := range sw.GetIncompleteRanks() {
 		c.reported[rankKey{name, rank}]++

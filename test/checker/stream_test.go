@@ -107,6 +107,13 @@ func gap(id uint64, rank uint32) *kvcastv1.RouterEvent {
 	}
 }
 
+func omitGroups(id uint64, rank uint32) *kvcastv1.RouterEvent {
+	return &kvcastv1.RouterEvent{
+		EventId: id, DpRank: proto.Uint32(rank),
+		Event: &kvcastv1.RouterEvent_GroupsOmitted{GroupsOmitted: &kvcastv1.GroupsOmitted{}},
+	}
+}
+
 func set(hashes ...uint64) map[uint64]struct{} {
 	blocks := make(map[uint64]struct{})
 	for _, h := range hashes {

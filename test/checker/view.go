@@ -26,6 +26,8 @@ type viewRank struct {
 	gaps  []*kvcastv1.Gap
 	// incomplete reports whether the sets may be wrong.
 	incomplete bool
+	// groupsOmitted reports whether the engine also caches other attention groups.
+	groupsOmitted bool
 }
 
 // NewView returns an empty View.
@@ -41,6 +43,9 @@ func (v *View) ApplyWorker(sw *kvcastv1.SnapshotWorker) {
 	v.workers[sw.GetWorker()] = newViewWorker(sw.GetAdded())
 	for _, n := range sw.GetIncompleteRanks() {
 		v.rank(sw.GetWorker(), n).incomplete = true
+	}
+	for _, r := range sw.GetRanks() {
+		v.rank(sw.GetWorker(), r.GetDpRank()).groupsOmitted = r.GetGroupsOmitted()
 	}
 }
 
@@ -74,6 +79,8 @@ func (v *View) ApplyEvent(worker string, ev *kvcastv1.RouterEvent) {
 		r := v.rank(worker, ev.GetDpRank())
 		r.gaps = append(r.gaps, kind.Gap)
 		r.incomplete = true
+	case *kvcastv1.RouterEvent_GroupsOmitted:
+		v.rank(worker, ev.GetDpRank()).groupsOmitted = true
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		v.workers[worker] = newViewWorker(kind.WorkerAdded)
 	case *kvcastv1.RouterEvent_WorkerRemoved:
@@ -88,6 +95,7 @@ func (r *viewRank) clear(c *kvcastv1.Cleared) {
 	if len(c.GetTiers()) == 0 {
 		clear(r.tiers)
 		r.incomplete = false
+		r.groupsOmitted = r.groupsOmitted && c.GetReason() != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
 	}
 	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
 		// The view is now empty; the engine is not.
@@ -190,8 +198,17 @@ func (v *View) Incomplete(worker string, dpRank uint32) bool {
 	return v.known(worker, dpRank).isIncomplete()
 }
 
+// GroupsOmitted reports whether a dp rank also caches other attention groups than the main group,
+// so that the engine can reuse at most a prefix in the sets.
+func (v *View) GroupsOmitted(worker string, dpRank uint32) bool {
+	return v.known(worker, dpRank).hasGroupsOmitted()
+}
+
 // isIncomplete is false for an unknown rank.
 func (r *viewRank) isIncomplete() bool { return r != nil && r.incomplete }
+
+// hasGroupsOmitted is false for an unknown rank.
+func (r *viewRank) hasGroupsOmitted() bool { return r != nil && r.groupsOmitted }
 
 // Digest returns the XOR of splitmix64 over a set of block hashes; 0 if the set is empty.
 func Digest(blocks map[uint64]struct{}) uint64 { return digest(blocks) }

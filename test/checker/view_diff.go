@@ -13,8 +13,8 @@ import (
 // tier the blocks with all their attributes. It returns one line per difference, "-" for what only
 // v has and "+" for what only other has, and nothing if the views are equal.
 //
-// Diff compares whether a rank is incomplete if both views have the WorkerAdded of its worker. It ignores the gaps of a
-// rank, which a snapshot does not list, and the block_size and ranks of a worker, which a snapshot reports with current
+// Diff compares whether a rank is incomplete, and whether it has omitted groups, if both views have the WorkerAdded of its
+// worker. It ignores the gaps of a rank, which a snapshot does not list, and the block_size and ranks of a worker, which a snapshot reports with current
 // values.
 func (v *View) Diff(other *View) string {
 	var b strings.Builder
@@ -29,7 +29,7 @@ func (v *View) Diff(other *View) string {
 			diffAdded(&b, name, mine.added, theirs.added)
 			diffRanks(&b, name, mine.ranks, theirs.ranks)
 			if mine.added != nil && theirs.added != nil {
-				diffIncomplete(&b, name, mine.ranks, theirs.ranks)
+				diffReports(&b, name, mine.ranks, theirs.ranks)
 			}
 		}
 	}
@@ -63,14 +63,20 @@ func diffRanks(b *strings.Builder, name string, mine, theirs map[uint32]*viewRan
 	}
 }
 
-func diffIncomplete(b *strings.Builder, name string, mine, theirs map[uint32]*viewRank) {
+// diffReports compares what events have reported about ranks, apart from their blocks.
+func diffReports(b *strings.Builder, name string, mine, theirs map[uint32]*viewRank) {
 	for _, n := range union(mine, theirs) {
-		switch here, there := mine[n].isIncomplete(), theirs[n].isIncomplete(); {
-		case here && !there:
-			fmt.Fprintf(b, "- worker %q, rank %d: incomplete\n", name, n)
-		case there && !here:
-			fmt.Fprintf(b, "+ worker %q, rank %d: incomplete\n", name, n)
-		}
+		diffReport(b, name, n, "incomplete", mine[n].isIncomplete(), theirs[n].isIncomplete())
+		diffReport(b, name, n, "groups omitted", mine[n].hasGroupsOmitted(), theirs[n].hasGroupsOmitted())
+	}
+}
+
+func diffReport(b *strings.Builder, name string, rank uint32, report string, here, there bool) {
+	switch {
+	case here && !there:
+		fmt.Fprintf(b, "- worker %q, rank %d: %s\n", name, rank, report)
+	case there && !here:
+		fmt.Fprintf(b, "+ worker %q, rank %d: %s\n", name, rank, report)
 	}
 }
 

@@ -50,6 +50,8 @@ type rank struct {
 	cleared bool
 	// omissions are the reasons of the Gaps since the rank was cleared that report omitted blocks.
 	omissions []kvcastv1.Gap_Reason
+	// groupsOmitted reports whether GroupsOmitted was received and still holds.
+	groupsOmitted bool
 }
 
 // worker returns the state of a worker, for modification.
@@ -100,22 +102,44 @@ func (c *Checker) follow(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent)
 	if ev.GetWorkerRemoved() != nil {
 		w.presence = presenceRemoved
 	}
-	if cl := ev.GetCleared(); cl != nil && len(cl.GetTiers()) == 0 {
-		r := w.rank(ev.GetDpRank())
-		r.cleared = r.cleared || cl.GetReason() != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
-		r.omissions = nil
-	}
-	reason := ev.GetGap().GetReason()
-	if reason == kvcastv1.Gap_REASON_TOO_MANY_BLOCKS || reason == kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES {
-		r := w.rank(ev.GetDpRank())
-		if slices.Contains(r.omissions, reason) {
-			return broken(Protocol, "entry %d repeats %v of worker %q, rank %d",
-				e.GetSeq(), reason, e.GetWorker(), ev.GetDpRank())
+	if ev.DpRank != nil {
+		if repeated := w.rank(ev.GetDpRank()).follow(ev); repeated != "" {
+			return broken(Protocol, "entry %d repeats %s of worker %q, rank %d",
+				e.GetSeq(), repeated, e.GetWorker(), ev.GetDpRank())
 		}
-		r.omissions = append(r.omissions, reason)
 	}
 	w.lastSeq = e.GetSeq()
 	return nil
+}
+
+// follow applies an event to its rank. It returns what the event repeats although it still holds;
+// empty if the event is correct.
+func (r *rank) follow(ev *kvcastv1.RouterEvent) (repeated string) {
+	switch kind := ev.GetEvent().(type) {
+	case *kvcastv1.RouterEvent_Cleared:
+		if len(kind.Cleared.GetTiers()) > 0 {
+			return ""
+		}
+		reason := kind.Cleared.GetReason()
+		r.cleared = r.cleared || reason != kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+		r.groupsOmitted = r.groupsOmitted && reason != kvcastv1.Cleared_REASON_ENGINE_RESTARTED
+		r.omissions = nil
+	case *kvcastv1.RouterEvent_Gap:
+		reason := kind.Gap.GetReason()
+		if reason != kvcastv1.Gap_REASON_TOO_MANY_BLOCKS && reason != kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES {
+			return ""
+		}
+		if slices.Contains(r.omissions, reason) {
+			return reason.String()
+		}
+		r.omissions = append(r.omissions, reason)
+	case *kvcastv1.RouterEvent_GroupsOmitted:
+		if r.groupsOmitted {
+			return "GroupsOmitted"
+		}
+		r.groupsOmitted = true
+	}
+	return ""
 }
 
 func (c *Checker) followID(w *worker, e *kvcastv1.Entry, ev *kvcastv1.RouterEvent) error {
