@@ -121,7 +121,9 @@ func (m *machine) store(e *machineEngine, at place, hashes ...uint64) {
 
 func (m *machine) batch(e *machineEngine, rank uint32, events ...wire.Event) {
 	m.h.batches++
-	e.lane.Batch(&feed.Batch{Rank: rank, EngineTime: m.h.batches, IngestTime: m.h.batches, Events: events})
+	e.lane.Batch(&feed.Batch{
+		Rank: rank, EngineTime: m.h.batches, IngestTime: m.h.batches, Events: events, GroupsOmitted: m.h.batches%5 == 0,
+	})
 }
 
 func (m *machine) do(s step) error {
