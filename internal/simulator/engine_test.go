@@ -3,6 +3,7 @@ package simulator_test
 import (
 	"context"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,16 +32,19 @@ func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
 		name        string
 		batch, each wire.Form
 		first       uint64
+		hybrid      bool
 	}{
-		{"vLLM", 0, 0, 0},
-		{"vLLM, maps", wire.FormMap, wire.FormMap, 0},
-		{"llm-d-inference-sim", wire.FormArray, wire.FormArray, 1},
+		{"vLLM", 0, 0, 0, false},
+		{"vLLM, maps", wire.FormMap, wire.FormMap, 0, false},
+		{"vLLM, hybrid model", 0, 0, 0, true},
+		{"vLLM, hybrid model, maps", wire.FormMap, wire.FormMap, 0, true},
+		{"llm-d-inference-sim", wire.FormArray, wire.FormArray, 1, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := simulator.Config{
 				SocketConfig: simulator.SocketConfig{Topic: "kv@10.0.0.5@m"},
 				BatchConfig: simulator.BatchConfig{
-					Rank: 3, BatchForm: tt.batch, EventForm: tt.each, FirstSeq: tt.first,
+					Rank: 3, BatchForm: tt.batch, EventForm: tt.each, FirstSeq: tt.first, Hybrid: tt.hybrid,
 				},
 				Pool:     blockpool.Config{Capacity: 256, BlockSize: 4},
 				Workload: workload.Config{ResetEvery: 150},
@@ -60,6 +64,7 @@ func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := simulator.Summary{Batches: batches, NextSeq: tt.first + batches}
+			rules := wire.NewRules(&wire.BlockSize{})
 			last := 0.0
 			for i := range uint64(batches) {
 				msg := receiveBatch(t, sub)
@@ -72,6 +77,11 @@ func TestSubscriberReceivesThePoolsEvents(t *testing.T) {
 				}
 				last = b.Time
 				events := conversations.Step()
+				rules.Admit(b, 3, new(wire.Counts)) // leaves the events of the main attention group
+				ofBlocks := func(ev wire.Event) bool { return ev.Kind != wire.KindCleared }
+				if want := tt.hybrid && slices.ContainsFunc(events, ofBlocks); b.GroupsOmitted != want {
+					t.Fatalf("batch %d: GroupsOmitted %v, want %v", msg.seq, b.GroupsOmitted, want)
+				}
 				if diff := cmp.Diff(plain(events), plain(b.Events)); diff != "" {
 					t.Fatalf("batch %d (-pool +received):\n%s", msg.seq, diff)
 				}

@@ -136,12 +136,13 @@ func countRequests(configs []simulator.Config) (n int) {
 	return n
 }
 
-// setSockets sets the endpoints, topic, dp rank and encoding of engine i.
+// setSockets sets the endpoints, topic, dp rank, attention groups and encoding of engine i.
 func (c *Command) setSockets(cfg *simulator.Config, i int) (err error) {
 	cfg.BatchForm, cfg.EventForm = wire.FormArray, wire.FormArray
 	if c.Form == "map" {
 		cfg.BatchForm, cfg.EventForm = wire.FormMap, wire.FormMap
 	}
+	cfg.Hybrid = c.Hybrid
 	cfg.Mode, cfg.Endpoint = simulator.ModeConnect, c.Connect
 	if c.Connect != "" {
 		cfg.Topic = "kv@" + c.worker(i) + "@" + c.Model

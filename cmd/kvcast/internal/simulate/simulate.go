@@ -23,6 +23,8 @@ type Command struct {
 	Form    string `enum:"array,map" default:"array" help:"Encoding of batches and events: array or map (${default})."`
 	Ranks   bool   `help:"Make the engines the dp ranks of one worker, as --worker ...,dp_size=N reads them: each batch names its rank."`
 
+	Hybrid bool `help:"Publish each event for two attention groups, full attention and a sliding window, as engines of hybrid models do."`
+
 	Blocks    *int     `placeholder:"N" help:"Blocks in each cache. Default: 2048, or 65536 with --trace."`
 	BlockSize int      `default:"16" help:"Tokens in a block; with --trace a divisor of 512."`
 	Batches   uint64   `default:"0" placeholder:"N" help:"Number of batches per engine; 0 means no limit, or up to the end of the trace (${default})."`
