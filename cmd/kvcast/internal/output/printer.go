@@ -218,7 +218,7 @@ func eventText(ev *kvcastv1.RouterEvent) string {
 		}
 		return rank + fmt.Sprintf("GAP      blocks may differ from the engine's (%s)", reasonText(e.Gap.GetReason()))
 	case *kvcastv1.RouterEvent_GroupsOmitted:
-		return rank + "groups   other attention groups are omitted: the engine may reuse less than a prefix of these blocks"
+		return rank + "groups   other attention groups omitted: the engine may reuse less than a prefix"
 	case *kvcastv1.RouterEvent_WorkerAdded:
 		return rank + fmt.Sprintf("worker added, model %q", e.WorkerAdded.GetModel())
 	case *kvcastv1.RouterEvent_WorkerRemoved:
