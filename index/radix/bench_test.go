@@ -1,6 +1,7 @@
 package radix
 
 import (
+	"fmt"
 	"runtime"
 	"slices"
 	"syscall"
@@ -189,11 +190,15 @@ func BenchmarkSharedRuns(b *testing.B) {
 
 // storePrompt stores a prefix of a prompt in a rank.
 func storePrompt(x *Index, r *Rank, prompt []uint64, blocks int) {
+	storePromptIn(x, r, 0, prompt, blocks)
+}
+
+func storePromptIn(x *Index, r *Rank, tier int, prompt []uint64, blocks int) {
 	hashes := make([]uint64, blocks)
 	for i := range hashes {
 		hashes[i] = prompt[i] ^ 1
 	}
-	x.Store(r, 0, Stored{Blocks: hashes, Tokens: prompt[:blocks]})
+	x.Store(r, tier, Stored{Blocks: hashes, Tokens: prompt[:blocks]})
 }
 
 func newPrompt(first uint64, blocks int) []uint64 {
@@ -202,6 +207,29 @@ func newPrompt(first uint64, blocks int) []uint64 {
 		p[i] = mixed(first + uint64(i) + 1)
 	}
 	return p
+}
+
+// BenchmarkScan scans the blocks of 64 ranks, which have prompts of 128 blocks; four ranks share each.
+func BenchmarkScan(b *testing.B) {
+	x, ranks := benchIndex()
+	for i := range 64 * benchRanks {
+		storePrompt(x, ranks[i%benchRanks], newPrompt(uint64(i/4)<<20, 128), 128)
+	}
+	var (
+		used   []float64
+		blocks []Block
+	)
+	for b.Loop() {
+		n, began := 0, userTime(b)
+		for _, r := range ranks {
+			for from, done := uint64(0), false; !done; done = from == 0 {
+				blocks, from = x.Scan(r, from, blocks[:0])
+				n += len(blocks)
+			}
+		}
+		used = append(used, float64(userTime(b)-began)/float64(n))
+	}
+	b.ReportMetric(median(used), "user-ns/block")
 }
 
 // BenchmarkMatch matches prompts of which 64 ranks hold prefixes: of staggered lengths, or whole.
@@ -224,6 +252,26 @@ func BenchmarkMatch(b *testing.B) {
 			var m Matcher
 			for b.Loop() {
 				x.Match("m", prompt, &m)
+			}
+			if len(m.Found) != benchRanks {
+				b.Fatalf("found %d ranks, want %d", len(m.Found), benchRanks)
+			}
+		})
+	}
+	for _, blocks := range []int{32, 1000} {
+		b.Run(fmt.Sprintf("%dHashes", blocks), func(b *testing.B) {
+			x, ranks := benchIndex()
+			prompt := newPrompt(0, blocks)
+			for i, r := range ranks {
+				storePrompt(x, r, prompt, max(1, blocks*(i+1)/benchRanks))
+			}
+			hashes := slices.Clone(prompt)
+			for i := range hashes {
+				hashes[i] ^= 1
+			}
+			var m Matcher
+			for b.Loop() {
+				x.MatchHashes("m", hashes, &m)
 			}
 			if len(m.Found) != benchRanks {
 				b.Fatalf("found %d ranks, want %d", len(m.Found), benchRanks)

@@ -142,40 +142,50 @@ func (x *Index) Find(r *Rank, hash uint64) (_ Block, ok bool) {
 	return b, true
 }
 
-// scanGroup is the number of blocks whose contents Scan reads at a time, so that cache misses overlap.
-const scanGroup = 64
+// scanSlots is the number of slots that Scan visits at least, and the number of blocks whose contents it reads at a
+// time, so that cache misses overlap.
+const scanSlots = 256
 
 // Scan appends blocks of a rank to a slice, in no order, and returns the slice and where the next call continues: 0 if
-// the scan is complete. The first call is from 0. A call visits a bounded number of blocks. The index may be changed
-// between the calls: a scan has each block once at most, as it was at one of the calls, and misses no block that the
-// rank holds all the time. Scan only reads; several calls may run at the same time as matches.
+// the scan is complete. The first call is from 0. A call visits a bounded number of blocks, some hundred. The index may
+// be changed between the calls: a scan has each block once at most, as it was at one of the calls, and misses no block
+// that the rank holds all the time. Scan only reads; several calls may run at the same time as matches.
 func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uint64) {
-	segment, next := r.table.SegmentAt(from)
-	var (
-		places [scanGroup]position
-		tokens [scanGroup][]uint64
-	)
-	for i := 0; i < len(segment.Slots); {
-		first := len(to)
-		for ; i < len(segment.Slots) && len(to) < first+scanGroup; i++ {
-			if s, t := &segment.Slots[i], segment.Tags[i]; s.Used() && s.Hash() >= from && t.has(r.live) {
-				if places[len(to)-first] = (position{}); t.isPlaced() {
-					places[len(to)-first] = s.Value.at
-				}
-				to = append(to, x.block(r, s.Key(), s.Value, t))
+	var places [scanSlots]position // of the blocks from first on; zero if unknown
+	first := len(to)
+	for slots := 0; slots < scanSlots && (slots == 0 || from != 0); {
+		s, next := r.table.SegmentAt(from)
+		for i := range s.Slots {
+			b, t := &s.Slots[i], s.Tags[i]
+			if !t.has(r.live) || b.Hash() < from {
+				continue
 			}
-		}
-		group := to[first:]
-		for k := range group {
-			tokens[k] = x.tree.run(places[k].run).tokens
-		}
-		for k := range group {
-			if places[k].run != 0 {
-				group[k].Tokens = tokens[k][places[k].offset]
+			if len(to)-first == scanSlots {
+				x.readContents(to[first:], &places)
+				first = len(to)
 			}
+			if places[len(to)-first] = (position{}); t.isPlaced() {
+				places[len(to)-first] = b.Value.at
+			}
+			to = append(to, x.block(r, b.Key(), b.Value, t))
+		}
+		slots, from = slots+len(s.Slots), next
+	}
+	x.readContents(to[first:], &places)
+	return to, from
+}
+
+// readContents sets the tokens hashes of blocks that have places.
+func (x *Index) readContents(blocks []Block, places *[scanSlots]position) {
+	var tokens [scanSlots][]uint64
+	for i := range blocks {
+		tokens[i] = x.tree.run(places[i].run).tokens
+	}
+	for i := range blocks {
+		if places[i].run != 0 {
+			blocks[i].Tokens = tokens[i][places[i].offset]
 		}
 	}
-	return to, next
 }
 
 // block returns a block of a rank, without the content of one that has a place.
