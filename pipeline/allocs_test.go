@@ -22,6 +22,16 @@ func TestSteadyLaneAllocatesNothing(t *testing.T) {
 	}
 }
 
+// TestHybridLaneAllocatesNothing covers an engine whose every batch has omitted events.
+func TestHybridLaneAllocatesNothing(t *testing.T) {
+	l := newSteadyLane(t, 1)
+	l.batch.GroupsOmitted = true
+	l.step() // emits GroupsOmitted
+	if got := testing.AllocsPerRun(1000, l.step); got != 0 {
+		t.Errorf("allocations per batch: got %v, want 0", got)
+	}
+}
+
 // TestFullLaneAllocatesNothing covers a batch whose blocks are all refused and, after a gap,
 // a batch whose blocks all displace stale ones.
 func TestFullLaneAllocatesNothing(t *testing.T) {

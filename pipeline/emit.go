@@ -1,6 +1,8 @@
 package pipeline
 
 import (
+	"google.golang.org/protobuf/proto"
+
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
@@ -157,7 +159,7 @@ func (l *Lane) omitGroups(rank uint32) {
 		return
 	}
 	l.flush(flushUnmergeable)
-	l.emit(&kvcastv1.RouterEvent{DpRank: &rank, Event: &kvcastv1.RouterEvent_GroupsOmitted{
+	l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(rank), Event: &kvcastv1.RouterEvent_GroupsOmitted{
 		GroupsOmitted: &kvcastv1.GroupsOmitted{},
 	}})
 }
