@@ -43,7 +43,7 @@ type limits struct {
 	attributes uint32
 }
 
-var defaults = limits{run: 1024, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes}
+var defaults = limits{run: maxRun, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes}
 
 // Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call
 // Match, MatchHashes, Find and Scan at the same time, each match with its own Matcher. New makes an index.
@@ -125,7 +125,7 @@ func (x *Index) clearSingly(r *Rank, tier int) {
 	x.hashes = x.hashes[:0]
 	for s := range r.table.Segments() {
 		for i := range s.Slots {
-			if s.Slots[i].Used() && s.Tags[i].has(r.bits[tier]) {
+			if s.Slots[i].Used() && s.Slots[i].Value.tag.has(r.bits[tier]) {
 				x.hashes = append(x.hashes, s.Slots[i].Key())
 			}
 		}
@@ -142,7 +142,7 @@ func (x *Index) open(r *Rank) {
 		x.ranks = append(x.ranks, numbered{})
 	}
 	r.model.ranks++
-	r.table = hashtable.New[slot, tag]()
+	r.table = hashtable.New[slot, struct{}]()
 	r.orphans = newOrphans()
 	r.attrs = attribute.NewInterner(nil)
 	r.attrs.Acquire(attribute.Set{}) // stays the slot 0, see Index.attributes

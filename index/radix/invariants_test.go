@@ -116,7 +116,7 @@ func checkRank(n numbered, number uint32, s *sweep, want names) error {
 	orphaned := 0
 	for s := range r.table.Segments() {
 		for i := range s.Slots {
-			t := s.Tags[i]
+			t := s.Slots[i].Value.tag
 			if !s.Slots[i].Used() {
 				continue
 			}
@@ -128,7 +128,7 @@ func checkRank(n numbered, number uint32, s *sweep, want names) error {
 				orphaned++
 			}
 			if t.isPlaced() {
-				want.add(s.Slots[i].Value.at, r.number, uint8(t)&r.live)
+				want.add(t.place(), r.number, uint8(t)&r.live)
 			}
 		}
 	}
@@ -139,9 +139,9 @@ func checkRank(n numbered, number uint32, s *sweep, want names) error {
 	for parent, next := range r.orphans.first {
 		for prev := int32(-1); next >= 0; prev, next = next, r.orphans.all[next].next {
 			o := r.orphans.all[next]
-			s, t, ok := r.table.Get(o.hash)
-			if !ok || t&tagOrphan == 0 || s.at.offset != uint32(next) || o.parent != parent || o.prev != prev {
-				return fmt.Errorf("orphan %+v has the slot %+v and tag %x", o, s, t)
+			s, _, ok := r.table.Get(o.hash)
+			if !ok || s.tag&tagOrphan == 0 || s.tag.orphan() != uint32(next) || o.parent != parent || o.prev != prev {
+				return fmt.Errorf("orphan %+v has the slot %+v", o, s)
 			}
 			listed++
 		}

@@ -27,7 +27,8 @@ func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
 // not hold the next block.
 func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
 	begin := f.Blocks
-	s, t, _ := f.Rank.table.Get(hashes[begin])
+	s, _, _ := f.Rank.table.Get(hashes[begin])
+	t := s.tag
 	if !t.has(f.Rank.live) {
 		return false
 	}
@@ -35,9 +36,10 @@ func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
 		f.extendTiers(begin, f.Blocks, uint8(t))
 		return true
 	}
-	r, number := x.tree.run(s.at.run), f.Rank.number
-	first, _ := r.find(number, s.at.offset)
-	held := s.at.offset // the rank holds the run from the block up to this offset
+	at, number := t.place(), f.Rank.number
+	r := x.tree.run(at.run)
+	first, _ := r.find(number, at.offset)
+	held := at.offset // the rank holds the run from the block up to this offset
 	for i := first; i < len(r.holdings); i++ {
 		e := &r.holdings[i]
 		if e.rank != number || uint32(e.from) > held || e.tiers&f.Rank.live == 0 {
@@ -45,12 +47,12 @@ func (x *Index) extendHashes(f *Match, hashes []uint64) bool {
 		}
 		held = uint32(e.to)
 	}
-	f.Blocks = begin + f.Rank.common(s.at, hashes[begin:min(len(hashes), begin+int(held-s.at.offset))])
+	f.Blocks = begin + f.Rank.common(at, hashes[begin:min(len(hashes), begin+int(held-at.offset))])
 	for i := first; i < len(r.holdings) && r.holdings[i].rank == number; i++ {
 		e := &r.holdings[i]
-		from, to := begin, begin+int(e.to)-int(s.at.offset)
-		if uint32(e.from) > s.at.offset {
-			from += int(uint32(e.from) - s.at.offset)
+		from, to := begin, begin+int(e.to)-int(at.offset)
+		if uint32(e.from) > at.offset {
+			from += int(uint32(e.from) - at.offset)
 		}
 		if from >= f.Blocks {
 			break

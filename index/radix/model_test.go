@@ -205,14 +205,15 @@ func (p pair) compare(x *Index) error {
 		return fmt.Errorf("scanned %+v, want %+v", scanned, want)
 	}
 	for h, b := range p.model.blocks {
-		s, t, _ := p.rank.table.Get(h)
+		s, _, _ := p.rank.table.Get(h)
+		t := s.tag
 		if t.isPlaced() != (b.path != "") || (t&tagOrphan != 0) != b.orphan {
 			return fmt.Errorf("block %d has tag %x, want %+v", h, t, b)
 		}
 		if !t.isPlaced() {
 			continue
 		}
-		if path := pathOf(&x.tree, s.at); path != b.path {
+		if path := pathOf(&x.tree, t.place()); path != b.path {
 			return fmt.Errorf("block %d has contents %q, want %q", h, path, b.path)
 		}
 	}

@@ -99,12 +99,12 @@ func (x *Index) adopt(r *Rank, hash uint64, at position) {
 			r.table.Delete(seg, i)
 			continue
 		}
-		s, t := &seg.Slots[i].Value, &seg.Tags[i]
-		r.orphans.remove(s.at.offset)
-		*t &^= tagOrphan
-		s.at = x.tree.place(a.parent, []uint64{a.tokens})
-		x.hold(r, s.at, *t)
-		queue = r.orphans.awaiting(a.hash, s.at, queue)
+		t := &seg.Slots[i].Value.tag
+		r.orphans.remove(t.orphan())
+		at := x.tree.place(a.parent, []uint64{a.tokens})
+		*t = t.withPlace(at)
+		x.hold(r, at, *t)
+		queue = r.orphans.awaiting(a.hash, at, queue)
 	}
 	if cap(queue) <= maxAdoptions {
 		x.adoptions = queue

@@ -3,7 +3,6 @@ package radix
 import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
-	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // Rank is the blocks of a dp rank, by block hash. A block hash is one name of a block: several may have the same
@@ -13,7 +12,7 @@ type Rank struct {
 	Owner   any
 	model   *model
 	number  uint32 // in Index.ranks
-	table   hashtable.Table[slot, tag]
+	table   table
 	orphans orphans
 	attrs   attribute.Interner
 	// bits has the bit of each tier in tags and holdings. A tier that is cleared gets another bit.
@@ -24,44 +23,6 @@ type Rank struct {
 	blocks  [NumTiers]uint64 // number of block hashes
 	digests [NumTiers]uint64 // XOR of wire.BlockDigest of the block hashes
 }
-
-// slot is what a rank knows of a block, beside its tag.
-type slot struct {
-	parent uint64 // block hash, if the tag has tagParent
-	// at is the block's place in the tree, if the tag has neither tagNoContent nor tagOrphan. For an orphan, offset
-	// is its number.
-	at position
-}
-
-// tag has the bits of the tiers that hold a block, see Rank.bits, then flags, then the slot of the block's attributes
-// in Rank.attrs.
-type tag uint32
-
-const (
-	allTiers     uint8 = 1<<8 - 1 // the bits in a tag
-	tagNoContent tag   = 1 << 8   // the content is unknown
-	tagOrphan    tag   = 1 << 9   // the content is known, and the parent's place is unknown
-	tagParent    tag   = 1 << 10  // the block has a parent
-	attrShift          = 11
-	// maxAttributes is the number of slots of attributes that a tag can have.
-	maxAttributes = 1 << (32 - attrShift)
-)
-
-func (t tag) has(tiers uint8) bool { return uint8(t)&tiers != 0 }
-func (t tag) attr() uint32         { return uint32(t >> attrShift) }
-
-// isPlaced reports whether a block with some tier has a place in the tree.
-func (t tag) isPlaced() bool { return t&(tagNoContent|tagOrphan) == 0 }
-
-func newTag(tiers uint8, hasParent bool, attr uint32) tag {
-	t := tag(attr)<<attrShift | tag(tiers)
-	if hasParent {
-		t |= tagParent
-	}
-	return t
-}
-
-func (t *tag) setAttr(slot uint32) { *t = *t&(1<<attrShift-1) | tag(slot)<<attrShift }
 
 // Block is a block of a rank.
 type Block struct {
@@ -99,14 +60,14 @@ func (r *Rank) tiers(bits uint8) (tiers uint8) {
 
 // Tiers returns the tiers in which a rank holds a block, as bits; 0 if none.
 func (r *Rank) Tiers(hash uint64) uint8 {
-	_, t, _ := r.table.Get(hash)
-	return r.tiers(uint8(t))
+	s, _, _ := r.table.Get(hash)
+	return r.tiers(uint8(s.tag))
 }
 
 // locate returns the place of a block, if it has one.
 func (r *Rank) locate(hash uint64) (_ position, ok bool) {
-	s, t, _ := r.table.Get(hash)
-	return s.at, t.has(r.live) && t.isPlaced()
+	s, _, _ := r.table.Get(hash)
+	return s.tag.place(), s.tag.has(r.live) && s.tag.isPlaced()
 }
 
 // count adds a block hash to a tier.
@@ -116,28 +77,29 @@ func (r *Rank) count(tier int, hash uint64) {
 }
 
 // drop deletes a block without tiers from the table.
-func (r *Rank) drop(s *hashtable.Segment[slot, tag], i int) {
-	r.release(s, i)
+func (r *Rank) drop(s *segment, i int) {
+	r.release(s.Slots[i].Value.tag)
 	r.table.Delete(s, i)
 }
 
 // release frees what a block without tiers uses.
-func (r *Rank) release(s *hashtable.Segment[slot, tag], i int) {
-	if s.Tags[i]&tagOrphan != 0 {
-		r.orphans.remove(s.Slots[i].Value.at.offset)
+func (r *Rank) release(t tag) {
+	if t&tagOrphan != 0 {
+		r.orphans.remove(t.orphan())
 	}
-	r.attrs.Release(s.Tags[i].attr())
+	r.attrs.Release(t.attr())
 }
 
 // Find returns a block of a rank, if a tier holds it.
 func (x *Index) Find(r *Rank, hash uint64) (_ Block, ok bool) {
-	s, t, _ := r.table.Get(hash)
-	if !t.has(r.live) {
+	s, _, _ := r.table.Get(hash)
+	if !s.tag.has(r.live) {
 		return Block{}, false
 	}
-	b := x.block(r, hash, s, t)
-	if t.isPlaced() {
-		b.Tokens = x.tree.run(s.at.run).tokens[s.at.offset]
+	b := x.block(r, hash, s)
+	if s.tag.isPlaced() {
+		at := s.tag.place()
+		b.Tokens = x.tree.run(at.run).tokens[at.offset]
 	}
 	return b, true
 }
@@ -156,7 +118,7 @@ func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uin
 	for slots := 0; slots < scanSlots && (slots == 0 || from != 0); {
 		s, next := r.table.SegmentAt(from)
 		for i := range s.Slots {
-			b, t := &s.Slots[i], s.Tags[i]
+			b, t := &s.Slots[i], s.Slots[i].Value.tag
 			if !t.has(r.live) || b.Hash() < from {
 				continue
 			}
@@ -165,9 +127,9 @@ func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uin
 				first = len(to)
 			}
 			if places[len(to)-first] = (position{}); t.isPlaced() {
-				places[len(to)-first] = b.Value.at
+				places[len(to)-first] = t.place()
 			}
-			to = append(to, x.block(r, b.Key(), b.Value, t))
+			to = append(to, x.block(r, b.Key(), b.Value))
 		}
 		slots, from = slots+len(s.Slots), next
 	}
@@ -189,14 +151,15 @@ func (x *Index) readContents(blocks []Block, places *[scanSlots]position) {
 }
 
 // block returns a block of a rank, without the content of one that has a place.
-func (x *Index) block(r *Rank, hash uint64, s slot, t tag) Block {
+func (x *Index) block(r *Rank, hash uint64, s slot) Block {
+	t := s.tag
 	set := r.attrs.At(t.attr())
 	b := Block{
 		Hash: hash, Parent: s.parent, HasParent: t&tagParent != 0, HasTokens: t&tagNoContent == 0,
 		Tiers: r.tiers(uint8(t)), LoRA: set.LoRA, BlockSize: set.BlockSize,
 	}
 	if t&tagOrphan != 0 {
-		b.Tokens = r.orphans.all[s.at.offset].tokens
+		b.Tokens = r.orphans.all[t.orphan()].tokens
 	}
 	return b
 }

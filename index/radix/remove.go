@@ -7,11 +7,11 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 	bit, released := r.bits[tier], stretch{} // the tree still has the stretch
 	for _, hash := range hashes {
 		s, i, ok := r.table.Find(hash)
-		if !ok || !s.Tags[i].has(bit) {
+		if !ok || !s.Slots[i].Value.tag.has(bit) {
 			continue
 		}
-		t := &s.Tags[i]
-		if at := s.Slots[i].Value.at; t.isPlaced() && !released.extend(at) {
+		t := &s.Slots[i].Value.tag
+		if at := t.place(); t.isPlaced() && !released.extend(at) {
 			x.tree.release(released, r.number, bit)
 			released = at.stretch()
 		}
@@ -21,7 +21,7 @@ func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 			continue
 		}
 		if t.has(r.stale) && t.isPlaced() {
-			x.tree.releaseRun(s.Slots[i].Value.at.run, r.number, r.stale)
+			x.tree.releaseRun(t.place().run, r.number, r.stale)
 		}
 		r.drop(s, i)
 	}

@@ -2,7 +2,6 @@ package radix
 
 import (
 	"github.com/kvcast/kvcast/internal/attribute"
-	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // Stored is a chain of blocks.
@@ -41,7 +40,7 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 			before, placed = x.storeBlock(r, tier, b, attr, seg, k, existed, before, placed)
 		} else {
 			before = x.tree.place(before, s.Tokens[i:])
-			seg.Slots[k].Value, seg.Tags[k] = slot{b.Parent, before}, newTag(bit, b.HasParent, attr)
+			seg.Slots[k].Value = slot{b.Parent, newTag(bit, b.HasParent, attr).withPlace(before)}
 			r.attrs.Use(attr)
 			r.count(tier, h)
 			if !held.extend(before) {
@@ -73,34 +72,33 @@ func (x *Index) attributes(r *Rank, s Stored) uint32 {
 }
 
 // clean removes the stale bits of a block, and reports whether a tier is left. Otherwise, the slot is like a new one.
-func (x *Index) clean(r *Rank, s *hashtable.Segment[slot, tag], i int) bool {
-	t := &s.Tags[i]
+func (x *Index) clean(r *Rank, s *segment, i int) bool {
+	t := &s.Slots[i].Value.tag
 	if t.has(r.stale) {
 		if t.isPlaced() {
-			x.tree.releaseRun(s.Slots[i].Value.at.run, r.number, r.stale)
+			x.tree.releaseRun(t.place().run, r.number, r.stale)
 		}
 		*t &^= tag(r.stale)
 	}
 	if t.has(r.live) {
 		return true
 	}
-	r.release(s, i)
-	s.Slots[i].Value, *t = slot{}, 0
+	r.release(*t)
+	s.Slots[i].Value = slot{}
 	return false
 }
 
 // storeBlock stores a block in a slot, which is new unless existed is set. The parent has the place before, if placed;
 // otherwise it has no place. It returns the block's place; ok is false if it has none.
 func (x *Index) storeBlock(
-	r *Rank, tier int, b Block, attr uint32, seg *hashtable.Segment[slot, tag], i int, existed bool,
+	r *Rank, tier int, b Block, attr uint32, seg *segment, i int, existed bool,
 	before position, placed bool,
 ) (_ position, ok bool) {
 	existed = existed && x.clean(r, seg, i)
-	s, t := &seg.Slots[i].Value, &seg.Tags[i]
-	old, was := s.at, *t
+	s, was := &seg.Slots[i].Value, seg.Slots[i].Value.tag
 	bit := r.bits[tier]
 	added := !was.has(bit)
-	if *t |= tag(bit); added {
+	if s.tag |= tag(bit); added {
 		r.count(tier, b.Hash)
 	}
 	wasPlaced := existed && was.isPlaced()
@@ -109,24 +107,24 @@ func (x *Index) storeBlock(
 		if r.attrs.Use(attr); existed {
 			r.attrs.Release(was.attr())
 		}
-		t.setAttr(attr)
+		s.tag = s.tag.withAttr(attr)
 	}
 	switch {
 	case b.HasTokens && placed:
 		if was&tagOrphan != 0 {
-			r.orphans.remove(old.offset)
+			r.orphans.remove(was.orphan())
 		}
-		s.setParent(t, b)
-		*t &^= tagNoContent | tagOrphan
 		at := x.tree.place(before, []uint64{b.Tokens})
-		if s.at = at; wasPlaced && at == old {
+		s.setParent(b)
+		s.tag = s.tag.withPlace(at)
+		if wasPlaced && at == was.place() {
 			if added {
 				x.tree.hold(at.stretch(), r.number, bit)
 			}
 		} else { // hold first, since the new place may follow the old one
-			x.hold(r, at, *t)
+			x.hold(r, at, s.tag)
 			if wasPlaced {
-				x.release(r, old, was)
+				x.release(r, was.place(), was)
 			}
 		}
 		if r.orphans.awaits(b.Hash) {
@@ -135,27 +133,20 @@ func (x *Index) storeBlock(
 		return at, true
 	case wasPlaced:
 		if added {
-			x.tree.hold(old.stretch(), r.number, bit)
+			x.tree.hold(was.place().stretch(), r.number, bit)
 		}
-		return old, true
+		return was.place(), true
 	case b.HasTokens:
 		if was&tagOrphan != 0 {
-			r.orphans.remove(old.offset)
+			r.orphans.remove(was.orphan())
 		}
-		s.setParent(t, b)
-		*t = *t&^tagNoContent | tagOrphan
-		s.at = position{offset: r.orphans.add(orphan{hash: b.Hash, tokens: b.Tokens, parent: b.Parent})}
+		s.setParent(b)
+		s.tag = s.tag.withOrphan(r.orphans.add(orphan{hash: b.Hash, tokens: b.Tokens, parent: b.Parent}))
 	case !existed:
-		s.setParent(t, b)
-		*t |= tagNoContent
+		s.setParent(b)
+		s.tag |= tagNoContent
 	}
 	return position{}, false
-}
-
-func (s *slot) setParent(t *tag, b Block) {
-	if s.parent, *t = 0, *t&^tagParent; b.HasParent {
-		s.parent, *t = b.Parent, *t|tagParent
-	}
 }
 
 // hold adds a name of a block in the tiers of a tag.

@@ -3,8 +3,6 @@ package radix
 import (
 	"math/bits"
 	"slices"
-
-	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // sweep is the release of the blocks of a retired rank, or of retired tiers of a rank, and its progress.
@@ -12,7 +10,7 @@ type sweep struct {
 	rank   *Rank // nil: retired
 	model  *model
 	number uint32
-	table  *hashtable.Table[slot, tag]
+	table  *table
 	tiers  uint8  // bits to remove
 	from   uint64 // identifies the next segment to visit, see hashtable.Table.SegmentAt
 }
@@ -74,23 +72,23 @@ func (x *Index) Sweep() {
 // The first slot of a run releases all blocks that the rank holds there in the tiers, since releasing them one by one
 // takes longer. The places of later slots may then no longer exist; releaseRun ignores them.
 func (x *Index) sweepSegment(s *sweep) (visited int, done bool) {
-	segment, next := s.table.SegmentAt(s.from)
+	visiting, next := s.table.SegmentAt(s.from)
 	x.hashes = x.hashes[:0]
-	for i := range segment.Slots {
-		t := &segment.Tags[i]
+	for i := range visiting.Slots {
+		t := &visiting.Slots[i].Value.tag
 		if t.has(s.tiers) && t.isPlaced() {
-			x.tree.releaseRun(segment.Slots[i].Value.at.run, s.number, s.tiers)
+			x.tree.releaseRun(t.place().run, s.number, s.tiers)
 		}
 		if s.rank != nil && t.has(s.tiers) {
 			if *t &^= tag(s.tiers); !t.has(allTiers) {
-				x.hashes = append(x.hashes, segment.Slots[i].Key())
+				x.hashes = append(x.hashes, visiting.Slots[i].Key())
 			}
 		}
 	}
-	visited = len(segment.Slots)
+	visited = len(visiting.Slots)
 	for _, hash := range x.hashes {
-		segment, i, _ := s.table.Find(hash)
-		s.rank.drop(segment, i)
+		found, i, _ := s.table.Find(hash)
+		s.rank.drop(found, i)
 	}
 	if s.from = next; next != 0 {
 		return visited, false
