@@ -19,10 +19,10 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-router test live peers clients soak fuzz mutate run build build-static bench lint fmt proto grpcurl libzmq clean
+.PHONY: help demo demo-router test live peers clients soak fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl libzmq clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Run engines, a server and a router that reconnects and resumes, and check the result.
 	@bin/kvcast demo
@@ -81,8 +81,13 @@ build-static: ## Build bin/kvcast-OS-ARCH without cgo for each platform: static,
 		CGO_ENABLED=0 GOOS=$$os GOARCH=$$arch $(GO) build -trimpath -ldflags '-s -w' -o bin/kvcast-$$os-$$arch ./cmd/kvcast || exit 1; \
 	done
 
-bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times.
+bench: ## Run the benchmarks that match BENCH (.), COUNT (1) times, and with all of them, compare the index with its goals.
 	$(go) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) ./...
+	$(if $(filter .,$(BENCH)),$(go) run ./test/indexers/compare)
+
+bench-indexers: ## Compare kvcast's index with those of SMG, Dynamo and llm-d, which are built in bin/indexers.
+	@GO=$(GO) tools/scripts/indexers.sh
+	$(go) run ./test/indexers/compare -peers bin/indexers
 
 lint: $(TOOLS)/golangci-lint $(TOOLS)/buf ## Check the code and the contract, and that the contract is backward compatible.
 	CGO_ENABLED=$(CGO) $(TOOLS)/golangci-lint run ./...
