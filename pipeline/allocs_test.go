@@ -71,7 +71,7 @@ func TestMemoryOfAMillionBlocks(t *testing.T) {
 	if got := bytesPerBlock(t, million); got > 64 {
 		t.Errorf("bytes of a block: got %.1f, want at most 64", got)
 	}
-	if got := sharedBytesPerBlock(t, million); got > 195 {
-		t.Errorf("bytes of a block of two sources: got %.1f, want at most 195", got)
+	if got := sharedBytesPerBlock(t, million); got > 205 {
+		t.Errorf("bytes of a block of two sources: got %.1f, want at most 205", got)
 	}
 }

@@ -1,13 +1,11 @@
 package pipeline
 
 import (
-	"unsafe"
-
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
-// blocks are the blocks of a table by block hash, in 43 to 53 bytes each. A gap makes all blocks
+// blocks are the blocks of a table by block hash, in about 50 bytes each. A gap makes all blocks
 // stale until they are stored again, since the engine may have evicted them. Each block has the
 // generation in which it was last stored. A gap begins the next generation, and visits no block.
 type blocks struct {
@@ -17,8 +15,8 @@ type blocks struct {
 
 	generation uint32
 	stale      int // number of stale blocks
-	// No block is stale whose Slot.Hash is below staleFrom, where a segment begins. The
-	// search for a stale block continues at the index staleSlot of that segment.
+	// No block is stale whose Slot.Cursor is below staleFrom. The search for a stale block
+	// continues at the index staleSlot of the segment of that cursor.
 	staleFrom uint64
 	staleSlot int
 }
@@ -36,9 +34,6 @@ type block struct {
 	attr       uint32 // slot in the table's attributes
 	flags      blockFlags
 }
-
-// maxSegment is the number of slots of a full segment.
-const maxSegment = hashtable.SegmentBytes / int(unsafe.Sizeof(slot{}))
 
 // blockFlags has flags in the low bits, and the block's generation above them.
 type blockFlags uint32

@@ -97,18 +97,15 @@ func (p *Pipeline) encodeTable(ctx context.Context, l *Lane, at place, yield fun
 	return ctx.Err() == nil && table.encode(l.worker, eventHead{rank: at.rank, tier: at.tier}, yield)
 }
 
-// tableSize returns the numbers of slots and attributes of a table to copy.
-func (l *Lane) tableSize(at place) (slots, attrs int) {
+// tableSize returns the numbers of blocks and attributes of a table to copy.
+func (l *Lane) tableSize(at place) (blocks, attrs int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.table(at)
 	if t == nil {
 		return 0, 0
 	}
-	for s := range t.blocks.table.Segments() {
-		slots += len(s.Slots)
-	}
-	return slots, t.attrs.Slots()
+	return t.blocks.len(), t.attrs.Slots()
 }
 
 // record returns the worker's current record.
@@ -132,7 +129,7 @@ func (l *Lane) rankNames() []uint32 {
 }
 
 // maxCopyBytes bounds the memory of all copies of tables together; a larger table is copied while no
-// other copy exists. A million blocks are some 50 MB.
+// other copy exists. A million blocks are 32 MB.
 const maxCopyBytes = 64 << 20
 
 // waitInterval is the interval at which a waiting snapshot yields nil.

@@ -22,12 +22,14 @@ type tableCopy struct {
 	// its own numbers again. known has the indexes.
 	attrs []attribute.Set
 	known map[attribute.Set]uint32
+	// lastAttr is the table's number of the attributes whose index is lastID.
+	lastAttr, lastID uint32
 }
 
 // copiedSegment is the range of a copy's slots that was a segment of the table.
 type copiedSegment struct {
 	first, slots uint32
-	depth        uint
+	next         uint64 // cursor of the next segment; 0 if there is none
 }
 
 // In place of the generation, the flags of a copied block have flagLinked and the number of the
@@ -39,7 +41,7 @@ const (
 )
 
 // chunk has as many slots of a copy as scanTable visits under one lock.
-type chunk [scanSegments * maxSegment]slot
+type chunk [scanSegments * hashtable.SegmentSlots]slot
 
 const (
 	chunkSlots = len(chunk{})
@@ -60,11 +62,11 @@ var chunks = sync.Pool{New: func() any {
 const pageSlots = 4096 / int(unsafe.Sizeof(slot{}))
 
 // copyBytes returns the memory of a copy of that many slots and attributes. It includes two partly
-// used chunks: for the last segments, and for the empty segment that index adds. A table of less
-// than a full segment needs one chunk.
+// used chunks, since scanTable reserves one more than it may use. A table of so few
+// blocks that they are copied under one lock needs one chunk.
 func copyBytes(slots, attrs int) int {
 	n := 1
-	if slots >= maxSegment {
+	if slots >= 2048 {
 		n = slots/chunkSlots + 2
 	}
 	return n*chunkBytes + attrs*attrCopyBytes
@@ -82,16 +84,22 @@ func (l *Lane) copyTable(ctx context.Context, at place, slots, attrs int) *table
 		attrs:  make([]attribute.Set, 0, attrs),
 		known:  make(map[attribute.Set]uint32, attrs),
 	}
-	l.scanTable(ctx, at, func() { c.reserve(chunkSlots) }, func(t *table, s *segment) {
-		c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: uint32(len(s.Slots)), depth: s.Depth()})
-		c.depth = max(c.depth, s.Depth())
-		for rest := s.Slots; len(rest) > 0; {
-			part := c.chunks[c.slots/chunkSlots][c.slots%chunkSlots:]
-			n := copy(part, rest)
-			c.number(part[:n], &t.attrs)
-			c.slots += n
-			rest = rest[n:]
+	prepare := func() {
+		c.reserve(chunkSlots)
+		c.lastAttr = attrNone // the table may have used the number again
+	}
+	l.scanTable(ctx, at, prepare, func(t *table, s *segment, from, next uint64) {
+		first := c.slots
+		for i := range s.Slots {
+			if b := &s.Slots[i]; b.Used() && b.Cursor() >= from {
+				to := c.at(uint32(c.slots))
+				*to = *b
+				c.number(&to.Value, &t.attrs)
+				c.slots++
+			}
 		}
+		c.segments = append(c.segments, copiedSegment{uint32(first), uint32(c.slots - first), next})
+		c.depth = max(c.depth, s.Depth())
 	})
 	return c
 }
@@ -125,27 +133,20 @@ func (c *tableCopy) parts(yield func(first uint32, part []slot) bool) {
 	}
 }
 
-// number replaces the blocks' slots of attributes by indexes in the copy's attrs.
-func (c *tableCopy) number(blocks []slot, attrs *attribute.Interner) {
-	last, id := attrNone, uint32(0)
-	for i := range blocks {
-		if !blocks[i].Used() {
-			continue
+// number replaces a block's slot of attributes by the index in the copy's attrs.
+func (c *tableCopy) number(b *block, attrs *attribute.Interner) {
+	if b.attr != c.lastAttr {
+		c.lastAttr = b.attr
+		set := attrs.At(b.attr)
+		known, ok := c.known[set]
+		if !ok {
+			known = uint32(len(c.attrs))
+			c.attrs = append(c.attrs, set)
+			c.known[set] = known
 		}
-		b := &blocks[i].Value
-		if b.attr != last {
-			last = b.attr
-			set := attrs.At(last)
-			known, ok := c.known[set]
-			if !ok {
-				known = uint32(len(c.attrs))
-				c.attrs = append(c.attrs, set)
-				c.known[set] = known
-			}
-			id = known
-		}
-		b.attr = id
+		c.lastID = known
 	}
+	b.attr = c.lastID
 }
 
 // attrNone is not the number of any slot of attributes.
@@ -155,14 +156,15 @@ const attrNone uint32 = 1<<32 - 1
 func (c *tableCopy) index() {
 	c.dir = make([]uint32, 0, 1<<c.depth)
 	for i, s := range c.segments {
-		for range uint64(1) << (c.depth - s.depth) {
+		end := uint64(1) << c.depth
+		if s.next != 0 {
+			end = s.next >> (64 - c.depth)
+		}
+		for uint64(len(c.dir)) < end {
 			c.dir = append(c.dir, uint32(i))
 		}
 	}
-	c.segments = append(c.segments, copiedSegment{first: uint32(c.slots), slots: 1})
-	c.reserve(1)
-	*c.at(uint32(c.slots)) = slot{}
-	c.slots++
+	c.segments = append(c.segments, copiedSegment{})
 	for len(c.dir) < 1<<c.depth {
 		c.dir = append(c.dir, uint32(len(c.segments)-1))
 	}
@@ -192,41 +194,32 @@ func (c *tableCopy) link() {
 type linking struct {
 	n       int
 	blocks  [inStep]uint32
-	at      [inStep]uint32 // slot at which the search for the parent begins
 	segment [inStep]uint32
 }
 
 // add adds a block, and reports whether the batch is full.
 func (l *linking) add(c *tableCopy, i uint32, parent uint64) (full bool) {
 	m := hashtable.Hash(parent)
-	segment := c.dir[m>>1>>(63-c.depth)]
-	s := &c.segments[segment]
-	l.blocks[l.n], l.segment[l.n] = i, segment
-	l.at[l.n] = s.first + uint32(hashtable.Home(m, int(s.slots)))
+	l.blocks[l.n], l.segment[l.n] = i, c.dir[hashtable.Cursor(m)>>1>>(63-c.depth)]
 	l.n++
 	return l.n == inStep
 }
 
 // resolve links the blocks of the batch, and empties it.
 func (l *linking) resolve(c *tableCopy) {
-	var first [inStep]uint64
-	for k := range l.n {
-		first[k] = c.at(l.at[k]).Hash() // load all slots first, so that cache misses overlap
+	var segments [inStep]copiedSegment
+	for k := range l.n { // load all segments first, so that cache misses overlap
+		segments[k] = c.segments[l.segment[k]]
 	}
 	for k := range l.n {
 		b := &c.at(l.blocks[k]).Value
 		parent := hashtable.Hash(b.parent)
-		s := &c.segments[l.segment[k]]
-		at, hash := l.at[k], first[k]
-		for hash != 0 && hash != parent {
-			if at++; at == s.first+s.slots {
-				at = s.first
+		for at := segments[k].first; at < segments[k].first+segments[k].slots; at++ {
+			if c.at(at).Hash() == parent {
+				b.parent = uint64(at)
+				b.flags |= flagLinked
+				break
 			}
-			hash = c.at(at).Hash()
-		}
-		if hash != 0 {
-			b.parent = uint64(at)
-			b.flags |= flagLinked
 		}
 	}
 	l.n = 0
@@ -234,13 +227,14 @@ func (l *linking) resolve(c *tableCopy) {
 
 // scanSegments is the number of segments that scanTable visits before it unlocks the lane: at most
 // 512 KiB, in some tenths of a millisecond.
-const scanSegments = 8
+const scanSegments = 512
 
 // scanTable visits every segment of a table under the lane's lock, which it unlocks after every
 // scanSegments. The table may change in between. If it is cleared, the scan ends early; the
 // journal then has an entry that says so. scanTable calls prepare before it locks the lane, unless
-// prepare is nil.
-func (l *Lane) scanTable(ctx context.Context, at place, prepare func(), visit func(t *table, s *segment)) {
+// prepare is nil. It calls visit with the cursors of the segment and of the next; blocks whose
+// Slot.Cursor is below from were visited before.
+func (l *Lane) scanTable(ctx context.Context, at place, prepare func(), visit func(t *table, s *segment, from, next uint64)) {
 	var first *table
 	from, done := uint64(0), false
 	for !done && ctx.Err() == nil {
@@ -258,7 +252,7 @@ func (l *Lane) scanTable(ctx context.Context, at place, prepare func(), visit fu
 		}
 		for range scanSegments {
 			s, next := t.blocks.table.SegmentAt(from)
-			visit(t, s)
+			visit(t, s, from, next)
 			if from = next; from == 0 {
 				done = true
 				break

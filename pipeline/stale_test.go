@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
@@ -18,8 +19,8 @@ func checkStale(t interface{ Fatalf(string, ...any) }, got *blocks, want map[uin
 	got.all(func(b *slot) {
 		if got.isStale(b) {
 			stale++
-			if b.Hash() < got.staleFrom {
-				t.Fatalf("block at %x is stale, and the search continues at %x", b.Hash(), got.staleFrom)
+			if b.Cursor() < got.staleFrom {
+				t.Fatalf("block at %x is stale, and the search continues at %x", b.Cursor(), got.staleFrom)
 			}
 		}
 		if got.isStale(b) != want[b.Key()] {
@@ -134,7 +135,7 @@ func TestRankHasTooManyGaps(t *testing.T) {
 // as happens after they have moved.
 func TestStaleBlocksAreFoundFromAnySlotOn(t *testing.T) {
 	const blocks = 5000
-	for _, slot := range []int{0, 700, maxSegment - 1, maxSegment, 2 * maxSegment} {
+	for _, slot := range []int{0, 7, hashtable.SegmentSlots - 1, hashtable.SegmentSlots, 2 * hashtable.SegmentSlots} {
 		got := newTable(nil)
 		stale := make(map[uint64]bool)
 		r := &run{key: runKey{kind: wire.KindStored}}

@@ -141,10 +141,10 @@ func (l *Lane) lookup(ctx context.Context, at place, hashes []uint64, tokens map
 	if len(tokens) == 0 {
 		return found
 	}
-	l.scanTable(ctx, at, nil, func(t *table, s *segment) {
+	l.scanTable(ctx, at, nil, func(t *table, s *segment, from, _ uint64) {
 		for i := range s.Slots {
 			b := &s.Slots[i]
-			if !b.Used() || b.Value.flags&flagTokensHash == 0 {
+			if !b.Used() || b.Cursor() < from || b.Value.flags&flagTokensHash == 0 {
 				continue
 			}
 			if _, wanted := tokens[b.Value.tokensHash]; !wanted || len(found) > limit {

@@ -153,8 +153,7 @@ func (t *table) has(hash uint64) bool { return t.blocks.find(hash) != nil }
 type childCounts struct {
 	// counting reports whether there are any counts.
 	counting bool
-	// The children whose Slot.Hash is below upTo, where a segment begins, are counted; all of
-	// them if complete is set.
+	// The children whose Slot.Cursor is below upTo are counted; all of them if complete is set.
 	upTo     uint64
 	complete bool
 	// many are the counts above two, and the counts of blocks that the table does not have.
@@ -169,7 +168,7 @@ const (
 
 // countSegments is the number of segments that countChildren counts, in some tenths of a
 // millisecond.
-const countSegments = 4
+const countSegments = 256
 
 // countChildren starts or continues counting children, and reports whether all are counted.
 func (t *table) countChildren() bool {
@@ -183,7 +182,7 @@ func (t *table) countChildren() bool {
 		}
 		s, next := t.blocks.table.SegmentAt(c.upTo)
 		for i := range s.Slots {
-			if b := &s.Slots[i]; b.Used() && b.Value.flags&flagParent != 0 {
+			if b := &s.Slots[i]; b.Used() && b.Value.flags&flagParent != 0 && b.Cursor() >= c.upTo {
 				t.addChild(b.Value.parent)
 			}
 		}
@@ -195,7 +194,7 @@ func (t *table) countChildren() bool {
 
 // counts reports whether a block is counted as a child.
 func (c *childCounts) counts(b *slot) bool {
-	return c.counting && b.Value.flags&flagParent != 0 && (c.complete || b.Hash() < c.upTo)
+	return c.counting && b.Value.flags&flagParent != 0 && (c.complete || b.Cursor() < c.upTo)
 }
 
 // addToParent counts a block as a child of its parent.

@@ -119,7 +119,7 @@ func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uin
 		s, next := r.table.SegmentAt(from)
 		for i := range s.Slots {
 			b, t := &s.Slots[i], s.Slots[i].Value.tag
-			if !t.has(r.live) || b.Hash() < from {
+			if !t.has(r.live) || b.Cursor() < from {
 				continue
 			}
 			if len(to)-first == scanSlots {

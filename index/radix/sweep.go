@@ -3,6 +3,8 @@ package radix
 import (
 	"math/bits"
 	"slices"
+
+	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // sweep is the release of the blocks of a retired rank, or of retired tiers of a rank, and its progress.
@@ -58,20 +60,19 @@ func (x *Index) Sweep() {
 	budget := x.tree.limits.minSweep + 2*x.stored
 	x.stored = 0
 	for len(x.sweeps) > 0 && budget > 0 {
-		visited, done := x.sweepSegment(x.sweeps[0])
-		budget -= visited
-		if done {
+		budget -= hashtable.SegmentSlots
+		if x.sweepSegment(x.sweeps[0]) {
 			x.sweeps[0] = nil
 			x.sweeps = x.sweeps[1:]
 		}
 	}
 }
 
-// sweepSegment visits the next segment of a table. It returns the number of slots, and whether the sweep is complete.
+// sweepSegment visits the next segment of a table, and reports whether the sweep is complete.
 //
 // The first slot of a run releases all blocks that the rank holds there in the tiers, since releasing them one by one
 // takes longer. The places of later slots may then no longer exist; releaseRun ignores them.
-func (x *Index) sweepSegment(s *sweep) (visited int, done bool) {
+func (x *Index) sweepSegment(s *sweep) (done bool) {
 	visiting, next := s.table.SegmentAt(s.from)
 	x.hashes = x.hashes[:0]
 	for i := range visiting.Slots {
@@ -85,15 +86,12 @@ func (x *Index) sweepSegment(s *sweep) (visited int, done bool) {
 			}
 		}
 	}
-	visited = len(visiting.Slots)
 	for _, hash := range x.hashes {
 		found, i, _ := s.table.Find(hash)
 		s.rank.drop(found, i)
 	}
-	if s.from = next; next != 0 {
-		return visited, false
-	}
-	return visited, x.completeSweep(s)
+	s.from = next
+	return next == 0 && x.completeSweep(s)
 }
 
 // completeSweep reuses what a sweep of all segments has released. It returns false if another sweep is needed, since

@@ -1,11 +1,12 @@
 // Package hashtable has hash tables for millions of entries in which no insertion takes long:
 // Table maps 64-bit keys to values, and Index finds records that are stored elsewhere.
 //
-// Both are extendible hash tables: a directory of segments with linear probing. A segment grows
-// by small steps and then splits, so that an insertion moves the entries of one segment at most.
-// Segments with more than some hundred entries are 60 to 75 % full; a Go map takes up to twice
-// the memory just after it has grown. The garbage collector does not scan a table whose values
-// have no pointers.
+// Both are extendible hash tables: a directory of segments of 30 entries each. A full segment
+// splits in two, which moves half of its entries; on average, an entry moves 0.7 times. Segments
+// are about 68 % full. The garbage collector does not scan segments whose values have no pointers.
+//
+// A lookup reads the directory, and then the segment's first cache line and the key's home slot, where
+// it usually is. Prefetch makes the cache misses of several lookups overlap.
 //
 // Hashes depend on a random seed of the process, since engines choose block hashes, some
 // counting from 1, and users choose prompts.
@@ -14,59 +15,23 @@ package hashtable
 import (
 	"iter"
 	"math/rand/v2"
-	"unsafe"
 )
 
 // Table maps keys to values of type V, each with a tag of type T. Tags are stored apart from
 // the values, so that small tags need no padding; T is struct{} for a table without tags. New
 // makes a table. A table is not safe for concurrent use.
 type Table[V, T any] struct {
-	// dir has the segment of each value of the first depth bits of a hash. Adjacent elements
-	// are the same segment if its own depth is smaller.
-	dir   []*Segment[V, T]
-	depth uint
-	n     int
+	// dir has the segment of each value of depth bits of a cursor, which follow the first base
+	// bits. Adjacent elements are the same segment if it shares more bits.
+	dir         []*Segment[V, T]
+	base, depth uint
+	// deepest is the number of segments that only one element of dir refers to.
+	deepest int
+	n       int // keys, without those in nested tables unless base is 0
+	// nested are tables with a base, by their first base bits. They bound the directory for
+	// any hashes.
+	nested map[uint64]*Table[V, T]
 }
-
-// Segment is the part of a table with all hashes that begin with the same depth bits.
-type Segment[V, T any] struct {
-	// Slots are the segment's slots, used and empty; Tags are their tags, at the same indexes.
-	Slots []Slot[V]
-	Tags  []T
-	// Note is free for use by the table's owner; it is 0 in a new segment and after a split.
-	Note  uint64
-	n     int
-	depth uint
-}
-
-// Len returns the number of keys.
-func (s *Segment[V, T]) Len() int { return s.n }
-
-// Slot has one key or is empty.
-type Slot[V any] struct {
-	Value V      // first, since a zero-size last field would be padded
-	hash  uint64 // 0 if the slot is empty
-}
-
-// Used reports whether the slot has a key.
-func (s *Slot[V]) Used() bool { return s.hash != 0 }
-
-// Key returns the slot's key.
-func (s *Slot[V]) Key() uint64 { return unhash(s.hash) }
-
-// Hash returns the hash of the slot's key.
-func (s *Slot[V]) Hash() uint64 { return s.hash }
-
-// SegmentBytes is the largest size of a segment's slots, which bounds the bytes that an insertion
-// moves.
-const SegmentBytes = 64 << 10
-
-const (
-	minSlots  = 8
-	pageBytes = 8192 // growth step; Go's allocator does not round this size up
-	// maxDepth bounds the directory for any hashes: 2^24 full segments exceed any memory.
-	maxDepth = 24
-)
 
 var seed = rand.Uint64()
 
@@ -88,18 +53,19 @@ func unhash(x uint64) uint64 {
 	return x ^ x>>30 ^ x>>60 ^ seed
 }
 
-// Home returns the index at which probes for a hash begin in a segment of that many slots. It
-// depends on bits 32 to 47 of the hash: the directory uses the bits above, an Index replaces
-// the bits below.
-func Home(hash uint64, slots int) int { return int(uint64(uint16(hash>>32)) * uint64(slots) >> 16) }
+// Cursor returns the cursor of a hash, see Table.SegmentAt: the directory uses its first bits. The first bit is set for
+// 53 of 128 hashes, so that there are √2 times as many without the bit. Otherwise, all segments would
+// split at about the same number of keys, and be 65 % full afterwards.
+//
+// The first 33 bits do not depend on the low 32 bits of the hash, which an Index replaces.
+func Cursor(hash uint64) uint64 {
+	below := hash>>32&0x7f - 53 // the high bit is set if that is negative
+	return hash>>1 | below&(1<<63)
+}
 
 // New returns an empty table.
 func New[V, T any]() Table[V, T] {
-	return Table[V, T]{dir: []*Segment[V, T]{newSegment[V, T](minSlots, 0)}}
-}
-
-func newSegment[V, T any](slots int, depth uint) *Segment[V, T] {
-	return &Segment[V, T]{Slots: make([]Slot[V], slots), Tags: make([]T, slots), depth: depth}
+	return Table[V, T]{dir: []*Segment[V, T]{new(Segment[V, T])}, deepest: 1}
 }
 
 // Len returns the number of keys.
@@ -108,9 +74,7 @@ func (t *Table[V, T]) Len() int { return t.n }
 // Find returns the segment and slot index of a key, valid until the next Put or Delete. If the
 // table does not have the key, ok is false and the index has no meaning.
 func (t *Table[V, T]) Find(key uint64) (s *Segment[V, T], i int, ok bool) {
-	h := Hash(key)
-	s = t.dir[t.index(h)]
-	i, ok = s.find(h)
+	_, s, i, ok = t.find(Hash(key))
 	return s, i, ok
 }
 
@@ -122,33 +86,67 @@ func (t *Table[V, T]) Put(key uint64) (s *Segment[V, T], i int, existed bool) {
 }
 
 func (t *Table[V, T]) put(h uint64) (s *Segment[V, T], i int, existed bool) {
-	s = t.dir[t.index(h)]
-	i, ok := s.find(h)
-	if ok {
+	in, s, i, existed := t.find(h)
+	if existed {
 		return s, i, true
 	}
-	for s.full() {
-		if len(s.Slots) < SegmentBytes/pageBytes*slotsPerPage[V]() || s.depth == maxDepth {
-			s.grow()
-		} else {
-			t.split(s, h)
-			s = t.dir[t.index(h)]
-		}
-		i, _ = s.find(h)
+	for s.used == allUsed {
+		in.split(s, Cursor(h))
+		in, s = t.locate(Cursor(h))
 	}
-	s.Slots[i].hash = h
-	s.n++
 	t.n++
-	return s, i, false
+	if in != t {
+		in.n++
+	}
+	return s, s.insert(h), false
 }
 
 // Delete removes the key of a slot that Find or Put returned.
 func (t *Table[V, T]) Delete(s *Segment[V, T], i int) {
+	at := s.Slots[i].Cursor()
 	s.delete(i)
 	t.n--
-	if size := len(s.Slots); size > 8*minSlots && 5*s.n < size {
-		s.resize(size / 2)
+	few := s.Len() <= mergedKeys
+	if t.nested == nil && !few {
+		return
 	}
+	in, _ := t.locate(at)
+	if in != t {
+		in.n--
+	}
+	if few {
+		in.merge(s, at)
+	}
+}
+
+// Prefetch loads the segments of some keys, so that the cache misses of the following calls for
+// these keys overlap.
+func (t *Table[V, T]) Prefetch(keys []uint64) {
+	for len(keys) > prefetched {
+		t.prefetch(keys[:prefetched])
+		keys = keys[prefetched:]
+	}
+	t.prefetch(keys)
+}
+
+// prefetched is the number of keys whose segments are loaded at once.
+const prefetched = 32
+
+// prefetch loads the segments of up to prefetched keys. The sum makes the compiler keep the loads.
+//
+//go:noinline
+func (t *Table[V, T]) prefetch(keys []uint64) (sum uint64) {
+	var segments [prefetched]*Segment[V, T]
+	var homes [prefetched]uint8
+	for i, key := range keys {
+		h := Hash(key)
+		segments[i], homes[i] = t.dir[t.index(Cursor(h))], uint8(home(h))
+	}
+	// So few instructions that the processor begins all loads before the first is complete.
+	for i, s := range segments[:len(keys)] {
+		sum += s.Note + s.Slots[homes[i]].hash
+	}
+	return sum
 }
 
 // Get returns the value and tag of a key; ok is false if the table does not have the key.
@@ -172,153 +170,42 @@ func (t *Table[V, T]) Remove(key uint64) {
 	}
 }
 
-// Clear removes all keys and frees the table's memory. It reuses the memory of a table of minimum
-// size.
+// Clear removes all keys and frees the table's memory. It reuses the memory of a table with one
+// segment.
 func (t *Table[V, T]) Clear() {
-	if s := t.dir[0]; len(t.dir) > 1 || len(s.Slots) > minSlots {
-		*t = New[V, T]()
+	if s := t.dir[0]; len(t.dir) == 1 && t.nested == nil {
+		*s = Segment[V, T]{}
+		t.n = 0
 	} else {
-		clear(s.Slots)
-		clear(s.Tags)
-		s.n, s.Note, t.n = 0, 0, 0
+		*t = New[V, T]()
 	}
 }
 
-// SegmentAt returns the segment of a hash, and the smallest hash of the next segment: 0 if there
-// is none. The smallest hash of the first segment is 0.
-func (t *Table[V, T]) SegmentAt(hash uint64) (s *Segment[V, T], next uint64) {
-	s = t.dir[t.index(hash)]
+// SegmentAt returns the segment of a cursor, and the cursor of the next segment: 0 if there is none.
+// The cursor of the first segment is 0.
+//
+// If the table changes between two calls, the segment may have keys of segments seen before. They
+// are the keys whose Slot.Cursor is below the cursor. A caller that ignores them sees every key that
+// stays exactly once.
+func (t *Table[V, T]) SegmentAt(cursor uint64) (s *Segment[V, T], next uint64) {
+	_, s = t.locate(cursor)
 	if s.depth == 0 {
 		return s, 0
 	}
-	return s, hash + 1<<(64-s.depth)
+	rest := 64 - s.depth
+	return s, (cursor>>rest + 1) << rest
 }
 
-// Segments yields every segment once, in the order of hashes. The caller may delete keys between
-// two segments; a deletion may replace the Slots of the key's segment.
+// Segments yields every segment once. The caller may delete keys between two segments; the following
+// segments may then have keys of segments that were yielded before.
 func (t *Table[V, T]) Segments() iter.Seq[*Segment[V, T]] {
 	return func(yield func(*Segment[V, T]) bool) {
-		for i, s := range t.dir {
-			if (i == 0 || t.dir[i-1] != s) && !yield(s) {
+		for at := uint64(0); ; {
+			s, next := t.SegmentAt(at)
+			if !yield(s) || next == 0 {
 				return
 			}
+			at = next
 		}
 	}
-}
-
-// Depth returns how many leading bits all the segment's hashes share.
-func (s *Segment[V, T]) Depth() uint { return s.depth }
-
-// index returns the directory index of a hash: its first depth bits.
-func (t *Table[V, T]) index(hash uint64) uint64 { return hash >> 1 >> (63 - t.depth) }
-
-// split divides a full segment, to which the hash h belongs, by the next bit of the hashes.
-func (t *Table[V, T]) split(s *Segment[V, T], h uint64) {
-	if s.depth == t.depth {
-		dir := make([]*Segment[V, T], 2*len(t.dir))
-		for i, s := range t.dir {
-			dir[2*i], dir[2*i+1] = s, s
-		}
-		t.dir = dir
-		t.depth++
-	}
-	size := pages[V](s.n/2 + s.n/4)
-	halves := [2]*Segment[V, T]{newSegment[V, T](size, s.depth+1), newSegment[V, T](size, s.depth+1)}
-	for i := range s.Slots {
-		if hash := s.Slots[i].hash; hash != 0 {
-			half := halves[hash>>(63-s.depth)&1]
-			if half.full() {
-				half.grow()
-			}
-			half.add(s, i)
-		}
-	}
-	// The directory elements of s are adjacent; in the second half of them the bit is 1.
-	span := uint64(1) << (t.depth - s.depth)
-	first := t.index(h) &^ (span - 1)
-	for i := range span {
-		t.dir[first+i] = halves[2*i/span]
-	}
-}
-
-func slotsPerPage[V any]() int { return pageBytes / int(unsafe.Sizeof(Slot[V]{})) }
-
-// pages rounds a number of slots up to whole pages.
-func pages[V any](slots int) int {
-	page := slotsPerPage[V]()
-	return (slots + page - 1) / page * page
-}
-
-// full reports whether one more key would leave fewer than a quarter of the slots empty, which
-// would make probes long.
-func (s *Segment[V, T]) full() bool { return s.n+1 > len(s.Slots)-len(s.Slots)/4 }
-
-// find returns the slot index of a hash and true, or the index to insert the hash at and false.
-func (s *Segment[V, T]) find(hash uint64) (int, bool) {
-	slots := s.Slots
-	for i := Home(hash, len(slots)); ; {
-		switch slots[i].hash {
-		case 0:
-			return i, false
-		case hash:
-			return i, true
-		}
-		if i++; i == len(slots) {
-			i = 0
-		}
-	}
-}
-
-// add copies the entry i of another segment, whose hash s does not have. s must not be full.
-func (s *Segment[V, T]) add(from *Segment[V, T], i int) {
-	k, _ := s.find(from.Slots[i].hash)
-	s.Slots[k], s.Tags[k] = from.Slots[i], from.Tags[i]
-	s.n++
-}
-
-// grow doubles the slots if they are less than a page, and otherwise adds a page.
-func (s *Segment[V, T]) grow() {
-	s.resize(min(2*len(s.Slots), pages[V](len(s.Slots)+1)))
-}
-
-func (s *Segment[V, T]) resize(slots int) {
-	old := *s
-	*s = *newSegment[V, T](slots, s.depth)
-	s.Note = old.Note
-	for i := range old.Slots {
-		if old.Slots[i].hash != 0 {
-			s.add(&old, i)
-		}
-	}
-}
-
-// delete empties a slot, and moves back each entry whose probes passed the slot.
-func (s *Segment[V, T]) delete(hole int) {
-	slots := s.Slots
-	for i := hole; ; {
-		if i++; i == len(slots) {
-			i = 0
-		}
-		if slots[i].hash == 0 {
-			break
-		}
-		// An entry whose home is after the hole stays: its probes do not pass the hole.
-		if home := Home(slots[i].hash, len(slots)); between(hole, home, i) {
-			continue
-		}
-		slots[hole], s.Tags[hole] = slots[i], s.Tags[i]
-		hole = i
-	}
-	slots[hole] = Slot[V]{}
-	var tag T
-	s.Tags[hole] = tag
-	s.n--
-}
-
-// between reports whether home is in (hole, i], cyclically.
-func between(hole, home, i int) bool {
-	if hole < i {
-		return hole < home && home <= i
-	}
-	return hole < home || home <= i
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -26,26 +27,27 @@ func check(t interface{ Fatalf(string, ...any) }, got *Table[uint64, uint8], wan
 	}
 	all, at := make(map[uint64]entry), uint64(0)
 	for s := range got.Segments() {
-		if same, next := got.SegmentAt(at); same != s {
+		same, next := got.SegmentAt(at)
+		if same != s {
 			t.Fatalf("segment at %x is not the next one", at)
-		} else {
-			at = next
 		}
-		n := 0
 		for i := range s.Slots {
 			b := &s.Slots[i]
+			if c := uint8(s.controls[i/8] >> (i % 8 * 8)); b.Used() != (s.used>>i&1 == 1) || b.Used() != (c != 0) || b.Used() && uint64(c) != control(b.hash) {
+				t.Fatalf("slot %d: used %v, control %x, mask %x", i, b.Used(), c, s.used)
+			}
 			if !b.Used() {
+				if (entry{b.Value, s.Tags[i]}) != (entry{}) {
+					t.Fatalf("an empty slot has %d, %d", b.Value, s.Tags[i])
+				}
 				continue
 			}
-			n++
-			if _, twice := all[b.Key()]; twice {
-				t.Fatalf("key %d is there twice", b.Key())
+			if c := b.Cursor(); c < at || next != 0 && c >= next {
+				t.Fatalf("the segment from %x to %x has cursor %x", at, next, c)
 			}
 			all[b.Key()] = entry{b.Value, s.Tags[i]}
 		}
-		if s.n != n || s.n > len(s.Slots)-len(s.Slots)/4 {
-			t.Fatalf("segment: %d keys, counted %d, in %d slots", n, s.n, len(s.Slots))
-		}
+		at = next
 	}
 	if at != 0 {
 		t.Fatalf("the last segment is followed by one at %x", at)
@@ -53,13 +55,25 @@ func check(t interface{ Fatalf(string, ...any) }, got *Table[uint64, uint8], wan
 	if !maps.Equal(want, all) {
 		t.Fatalf("entries (-want +got):\n%s", cmp.Diff(want, all, cmp.AllowUnexported(entry{})))
 	}
-	if len(got.dir) != 1<<got.depth {
-		t.Fatalf("directory: %d entries at depth %d", len(got.dir), got.depth)
-	}
+	checkDirectory(t, got)
+}
+
+func checkDirectory[V, T any](t interface{ Fatalf(string, ...any) }, got *Table[V, T]) {
+	deepest := 0
 	for i, s := range got.dir {
-		if first := i >> (got.depth - s.depth) << (got.depth - s.depth); got.dir[first] != s {
+		shared := got.base + got.depth - uint(s.depth)
+		if got.dir[i>>shared<<shared] != s {
 			t.Fatalf("directory entry %d: not the segment of its first %d bits", i, s.depth)
 		}
+		if shared == 0 {
+			deepest++
+		}
+	}
+	if len(got.dir) != 1<<got.depth || deepest != got.deepest || deepest == 0 {
+		t.Fatalf("directory: %d entries at depth %d, %d of them deepest, want %d", len(got.dir), got.depth, got.deepest, deepest)
+	}
+	for _, n := range got.nested {
+		checkDirectory(t, n)
 	}
 }
 
@@ -77,6 +91,7 @@ func TestTableIsAMap(t *testing.T) {
 		for step := range rapid.IntRange(0, 30).Draw(t, "steps") {
 			first, n := keys.Draw(t, "key"), rapid.Uint64Range(1, 4000).Draw(t, "run")
 			remove := rapid.Bool().Draw(t, "remove")
+			got.Prefetch([]uint64{first, first + n})
 			for key := first; key < first+n; key++ {
 				if remove {
 					got.Remove(key)
@@ -95,56 +110,113 @@ func TestTableIsAMap(t *testing.T) {
 	})
 }
 
-// TestTableSplitsManyTimes grows a table far beyond one segment, and deletes most of it.
-func TestTableSplitsManyTimes(t *testing.T) {
-	const n = 100_000
+// TestCursorSeesEachKeyOnce visits a table in steps, between which it grows and shrinks.
+func TestCursorSeesEachKeyOnce(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		table := New[struct{}, struct{}]()
+		const stay = 200 // these keys stay
+		for key := range uint64(stay) {
+			table.Put(key)
+		}
+		added, seen := uint64(stay), make(map[uint64]int)
+		for at, steps := uint64(0), 0; ; steps++ {
+			if steps > 2000 {
+				t.Fatalf("the cursor has not come to an end after %d steps", steps)
+			}
+			for range rapid.IntRange(0, 2).Draw(t, "changes") {
+				n := rapid.Uint64Range(0, 500).Draw(t, "keys")
+				if rapid.Bool().Draw(t, "add") && added < 20_000 {
+					for range n {
+						table.Put(added)
+						added++
+					}
+				} else {
+					for range min(n, added-stay) {
+						added--
+						table.Remove(added)
+					}
+				}
+			}
+			s, next := table.SegmentAt(at)
+			for i := range s.Slots {
+				if b := &s.Slots[i]; b.Used() && b.Cursor() >= at {
+					seen[b.Key()]++
+				}
+			}
+			if at = next; at == 0 {
+				break
+			}
+		}
+		for key := range uint64(stay) {
+			if seen[key] != 1 {
+				t.Fatalf("key %d: seen %d times", key, seen[key])
+			}
+		}
+	})
+}
+
+// TestShrunkTableIsSmall deletes most of a table.
+func TestShrunkTableIsSmall(t *testing.T) {
+	const n, rest = 100_000, 10_000
 	got, want := New[uint64, uint8](), make(map[uint64]entry)
 	for key := range uint64(n) {
-		e := entry{key, uint8(key)}
-		put(&got, key<<40, e)
-		want[key<<40] = e
-	}
-	check(t, &got, want)
-	slots := func() (slots int) {
-		for s := range got.Segments() {
-			slots += len(s.Slots)
-		}
-		return slots
-	}
-	if got.depth < 5 {
-		t.Errorf("depth: got %d, want some splits", got.depth)
-	}
-	if load := float64(n) / float64(slots()); load < 0.6 {
-		t.Errorf("load: got %.2f, want at least 0.6", load)
+		put(&got, key<<40, entry{key, uint8(key)})
 	}
 	for key := range uint64(n) {
-		if key%10 != 0 {
-			s, i, _ := got.Find(key << 40)
-			got.Delete(s, i)
-			delete(want, key<<40)
+		if key%(n/rest) != 0 {
+			got.Remove(key << 40)
+		} else {
+			want[key<<40] = entry{key, uint8(key)}
 		}
 	}
 	check(t, &got, want)
-	if load := float64(n/10) / float64(slots()); load < 0.2 {
-		t.Errorf("load after deletions: got %.2f, want at least 0.2", load)
+	segments := 0
+	for range got.Segments() {
+		segments++
+	}
+	if load := float64(rest) / float64(segments*SegmentSlots); load < 0.5 {
+		t.Errorf("load after deletions: got %.2f, want at least 0.5", load)
+	}
+	for key := range want {
+		got.Remove(key)
+	}
+	check(t, &got, nil)
+	if len(got.dir) != 1 {
+		t.Errorf("directory of an empty table: got %d entries, want 1", len(got.dir))
 	}
 }
 
-// TestSegmentOfGreatestDepthGrows fills a segment that cannot split.
-func TestSegmentOfGreatestDepthGrows(t *testing.T) {
-	got := New[uint64, uint8]()
-	got.dir[0].depth = maxDepth
-	const keys = 3 * SegmentBytes / 16
-	for key := range uint64(keys) {
-		got.Put(key)
-	}
-	if len(got.dir) != 1 || got.Len() != keys {
-		t.Fatalf("got %d segments with %d keys", len(got.dir), got.Len())
-	}
-	for key := range uint64(keys) {
-		if _, _, ok := got.Find(key); !ok {
-			t.Fatalf("key %d is lost", key)
+// TestEqualPrefixesNest puts so many hashes with the same first bits that a directory would be larger
+// than the table.
+func TestEqualPrefixesNest(t *testing.T) {
+	for _, shared := range []int{24, 40, 56} {
+		got, want := New[uint64, uint8](), make(map[uint64]entry)
+		for i := range uint64(200) {
+			e := entry{i, uint8(i)}
+			h := 0x1234567887654321>>(64-shared)<<(64-shared) | i<<1 | 1
+			s, at, _ := got.put(h)
+			s.Slots[at].Value, s.Tags[at] = e.value, e.tag
+			want[unhash(h)] = e
+			put(&got, i, e)
+			want[i] = e
 		}
+		check(t, &got, want)
+		if len(got.nested) == 0 || len(got.dir) > 512 {
+			t.Fatalf("%d bits shared: a directory of %d elements, %d nested tables", shared, len(got.dir), len(got.nested))
+		}
+		for key := range want {
+			if key%7 != 0 {
+				got.Remove(key)
+				delete(want, key)
+			}
+		}
+		check(t, &got, want)
+		for key := range want {
+			got.Remove(key)
+		}
+		check(t, &got, nil)
+		got.Clear()
+		check(t, &got, nil)
 	}
 }
 
@@ -170,28 +242,165 @@ func TestHashIsOneToOne(t *testing.T) {
 	})
 }
 
-func BenchmarkTable(b *testing.B) {
-	type value [3]uint64
-	for _, n := range []uint64{10_000, 3_000_000} {
-		t := New[value, struct{}]()
-		for key := range n {
-			t.Put(key * 0x9e3779b97f4a7c15)
-		}
-		b.Run(fmt.Sprintf("Find/keys=%d", n), func(b *testing.B) {
-			key := uint64(0)
-			for b.Loop() {
-				key = (key + 7919) % n
-				t.Find(key * 0x9e3779b97f4a7c15)
+// TestGrowthMovesFewEntries counts the entries that each insertion moves.
+func TestGrowthMovesFewEntries(t *testing.T) {
+	const n = 1_000_000
+	table, moves := New[[2]uint64, struct{}](), 0
+	type place struct {
+		key uint64
+		at  *Slot[[2]uint64]
+	}
+	var full []place
+	for key := range uint64(n) {
+		full = full[:0]
+		if _, s := table.locate(Cursor(Hash(key))); s.used == allUsed {
+			for i := range s.Slots {
+				full = append(full, place{s.Slots[i].Key(), &s.Slots[i]})
 			}
-		})
-		b.Run(fmt.Sprintf("PutDelete/keys=%d", n), func(b *testing.B) {
-			b.ReportAllocs()
-			key := n
+		}
+		table.Put(key)
+		before := moves
+		for _, p := range full {
+			if s, i, _ := table.Find(p.key); &s.Slots[i] != p.at {
+				moves++
+			}
+		}
+		if moved := moves - before; moved > SegmentSlots {
+			t.Fatalf("put %d: moved %d entries, want at most %d", key, moved, SegmentSlots)
+		}
+		if perKey := float64(moves) / float64(key+1); key >= 1000 && perKey > 1.5 {
+			t.Fatalf("moves a key after %d insertions: got %.2f, want at most 1.5", key+1, perKey)
+		}
+	}
+	t.Logf("moves a key: %.2f", float64(moves)/n)
+}
+
+// segmentBytes is the size of a segment of 24-byte slots. Go's allocator does not round it up.
+const segmentBytes = int(unsafe.Sizeof(Segment[[2]uint64, struct{}]{}))
+
+func bytesPerKey(segments, directory, keys int) float64 {
+	return float64(segments*segmentBytes+directory*8) / float64(keys)
+}
+
+// fixSeed makes the memory of a table the same in each run: that of some thousand keys varies with
+// the seed by some percent.
+func fixSeed(t *testing.T) {
+	before := seed
+	t.Cleanup(func() { seed = before })
+	seed = 1
+}
+
+// TestTableIsSmallAtAnySize checks the memory while a table grows.
+func TestTableIsSmallAtAnySize(t *testing.T) {
+	fixSeed(t)
+	if segmentBytes != 768 {
+		t.Errorf("a segment of 24-byte slots has %d bytes, want 768", segmentBytes)
+	}
+	table := New[[2]uint64, struct{}]()
+	segments, depth, most := 1, uint(0), 0.0
+	for key := range 3_000_000 {
+		_, s := table.locate(Cursor(Hash(uint64(key))))
+		before := s.depth
+		table.Put(uint64(key))
+		segments += int(s.depth - before) // a split deepens a segment by one
+		if key < 1000 || key%64 != 0 && table.depth == depth {
+			continue
+		}
+		depth = table.depth
+		perKey := bytesPerKey(segments, len(table.dir), key+1)
+		if most = max(most, perKey); perKey > 40 {
+			t.Fatalf("bytes a key at %d keys: got %.2f, want at most 40", key+1, perKey)
+		}
+	}
+	t.Logf("bytes a key: at most %.2f", most)
+	if counted := countSegments(&table); counted < segments { // a split may leave a half empty, and split again
+		t.Errorf("counted %d segments, want at least %d", counted, segments)
+	}
+}
+
+// TestTableStaysSmall replaces all keys of tables several times.
+func TestTableStaysSmall(t *testing.T) {
+	fixSeed(t)
+	for _, n := range []uint64{100_000, 120_000, 141_000, 170_000} {
+		table := New[[2]uint64, struct{}]()
+		for key := range 6 * n {
+			table.Put(key)
+			if key >= n {
+				table.Remove(key - n)
+			}
+		}
+		if perKey := bytesPerKey(countSegments(&table), len(table.dir), table.Len()); perKey > 41 {
+			t.Errorf("bytes a key of %d keys: got %.2f, want at most 41", n, perKey)
+		} else {
+			t.Logf("bytes a key of %d keys: %.2f", n, perKey)
+		}
+	}
+}
+
+func countSegments[V, T any](t *Table[V, T]) (n int) {
+	for range t.Segments() {
+		n++
+	}
+	return n
+}
+
+func BenchmarkTable(b *testing.B) {
+	const run = 16
+	keyOf := func(i uint64) uint64 { return i * 0x9e3779b97f4a7c15 }
+	for _, n := range []uint64{10_000, 3_000_000} {
+		t := New[[2]uint64, struct{}]()
+		for i := range n {
+			t.Put(keyOf(i))
+		}
+		var keys, old [run]uint64
+		at, next := uint64(0), n
+		for _, prefetch := range []bool{false, true} {
+			name := map[bool]string{false: "single", true: "prefetch"}[prefetch]
+			// Each iteration is a run of 16 keys.
+			b.Run(fmt.Sprintf("Find16/%s/keys=%d", name, n), func(b *testing.B) {
+				for b.Loop() {
+					for i := range keys {
+						at = (at + 7919) % n
+						keys[i] = keyOf(next - 1 - at)
+					}
+					if prefetch {
+						t.Prefetch(keys[:])
+					}
+					for _, key := range keys {
+						if s, i, ok := t.Find(key); !ok || s.Slots[i].Value[0] != 0 {
+							b.Fatal("not found")
+						}
+					}
+				}
+			})
+			b.Run(fmt.Sprintf("PutDelete16/%s/keys=%d", name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					for i := range keys {
+						keys[i], old[i] = keyOf(next), keyOf(next-n)
+						next++
+					}
+					if prefetch {
+						t.Prefetch(keys[:])
+						t.Prefetch(old[:])
+					}
+					for _, key := range keys {
+						t.Put(key)
+					}
+					for _, key := range old {
+						s, i, _ := t.Find(key)
+						t.Delete(s, i)
+					}
+				}
+			})
+		}
+		b.Run(fmt.Sprintf("Grow/keys=%d", n), func(b *testing.B) {
+			t, i := New[[2]uint64, struct{}](), uint64(0)
 			for b.Loop() {
-				t.Put(key * 0x9e3779b97f4a7c15)
-				s, i, _ := t.Find((key - n) * 0x9e3779b97f4a7c15)
-				t.Delete(s, i)
-				key++
+				if t.Put(keyOf(i)); t.Len() == int(n) {
+					t.Clear()
+				}
+				i++
 			}
 		})
 	}

@@ -1,6 +1,8 @@
 package hashtable
 
-// Index finds records that are stored elsewhere, by a hash of their keys, in 11 to 13 bytes a
+import "math/bits"
+
+// Index finds records that are stored elsewhere, by a hash of their keys, in some 15 bytes a
 // record. Records are identified by numbers from 1. Several records may have the same hash.
 // NewIndex makes an index. An index is not safe for concurrent use.
 type Index struct {
@@ -20,17 +22,24 @@ func (x *Index) Len() int { return x.table.n }
 // Find returns the record with a hash for which match returns true; 0 if there is none. match
 // is called for a few other records too.
 func (x *Index) Find(hash uint64, match func(record uint32) bool) uint32 {
-	slots := x.table.dir[x.table.index(hash)].Slots
-	for i := Home(hash, len(slots)); ; {
-		entry := slots[i].hash
-		if entry == 0 {
+	pattern := control(hash) * eachByte
+	at, last := Cursor(hash>>32<<32), Cursor(hash|(1<<32-1))
+	for {
+		_, s := x.table.locate(at)
+		for w, controls := range &s.controls {
+			for m := matches(controls, pattern); m != 0; m &= m - 1 {
+				entry := s.Slots[8*w+bits.TrailingZeros64(m)/8].hash
+				if entry>>32 == hash>>32 && match(uint32(entry)) {
+					return uint32(entry)
+				}
+			}
+		}
+		// Cursors of records with the same hash share 33 bits.
+		if s.depth <= 33 {
 			return 0
 		}
-		if entry>>32 == hash>>32 && match(uint32(entry)) {
-			return uint32(entry)
-		}
-		if i++; i == len(slots) {
-			i = 0
+		if _, at = x.table.SegmentAt(at); at == 0 || at > last {
+			return 0
 		}
 	}
 }
@@ -40,7 +49,7 @@ func (x *Index) Add(hash uint64, record uint32) { x.table.put(indexEntry(hash, r
 
 // Remove removes a record, which the index must have with that hash.
 func (x *Index) Remove(hash uint64, record uint32) {
-	s := x.table.dir[x.table.index(hash)]
-	i, _ := s.find(indexEntry(hash, record))
+	entry := indexEntry(hash, record)
+	_, s, i, _ := x.table.find(entry)
 	x.table.Delete(s, i)
 }

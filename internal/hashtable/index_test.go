@@ -49,7 +49,7 @@ func TestIndexSegmentSplits(t *testing.T) {
 	index, hashes := NewIndex(), []uint64{0}
 	const high = 1 << 63
 	for _, top := range []uint64{0, high} {
-		for range 16 * pageBytes {
+		for range 100_000 {
 			record := uint32(len(hashes))
 			hashes = append(hashes, Hash(uint64(record))&^high|top)
 			index.Add(hashes[record], record)
