@@ -3,6 +3,7 @@ package journal
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"sort"
@@ -38,8 +39,8 @@ const (
 )
 
 // Memory is a journal in the memory of this process. Each Memory has a different epoch, since its entries are lost
-// when the process ends. An append is acknowledged at once, never waits for a slow reader, and fails only after
-// Close.
+// when the process ends. An append is acknowledged at once. It waits only for a reader that pins entries, and
+// fails only after Close or when its context ends.
 type Memory struct {
 	epoch       string
 	maxBytes    int
@@ -52,6 +53,8 @@ type Memory struct {
 	newest   uint64        // seq of the last entry appended
 	changed  chan struct{} // closed by the next append; nil if no reader waits
 	closed   bool
+	pinned   uint64        // entries after it are not evicted; the maximum if Pin was never called
+	unpinned chan struct{} // closed by the next Pin; nil if no append waits
 
 	evicted *atomic.Int64 // evicted bytes that are not freed yet
 }
@@ -67,6 +70,7 @@ func NewMemory(cfg Config) *Memory {
 		cfg.MaxAge = DefaultMaxAge
 	}
 	return &Memory{
+		pinned:      math.MaxUint64,
 		epoch:       fmt.Sprintf("%016x", rand.Uint64()),
 		maxBytes:    cfg.MaxBytes,
 		maxAge:      cfg.MaxAge,
@@ -75,24 +79,26 @@ func NewMemory(cfg Config) *Memory {
 	}
 }
 
-// Append gives the record the next seq and makes it visible.
-func (m *Memory) Append(_ context.Context, r Record) (Pending, error) {
-	now := time.Now()
+// Append gives the record the next seq and makes it visible. It waits while the journal is full of pinned entries.
+func (m *Memory) Append(ctx context.Context, r Record) (Pending, error) {
+	now, need := time.Now(), frameSize(len(r.Body))
 	m.mu.Lock()
+	for !m.closed && !m.hasRoom(need) && !m.addSegment(need, now) {
+		if err := m.waitForPin(ctx); err != nil {
+			m.mu.Unlock()
+			return Pending{}, err
+		}
+	}
 	if m.closed {
 		m.mu.Unlock()
 		return Pending{}, ErrClosed
-	}
-	need := frameSize(len(r.Body))
-	if n := len(m.segments); n == 0 || m.segments[n-1].room() < need {
-		m.addSegment(need, now)
 	}
 	s := m.segments[len(m.segments)-1]
 	m.newest++
 	m.bytes += s.append(m.newest, r)
 	s.newestAt = now
 	pending := Acknowledged(m.newest)
-	for len(m.segments) > 1 && m.bytes > m.maxBytes {
+	for len(m.segments) > 1 && m.bytes > m.maxBytes && m.evictable() {
 		m.evict() // the index of small entries may be larger than the entries
 	}
 	changed := m.changed
@@ -104,20 +110,71 @@ func (m *Memory) Append(_ context.Context, r Record) (Pending, error) {
 	return pending, nil
 }
 
-// addSegment evicts segments until a new one has room, and adds it.
-func (m *Memory) addSegment(need int, now time.Time) {
+// hasRoom reports whether the last segment has room for a frame.
+func (m *Memory) hasRoom(need int) bool {
+	n := len(m.segments)
+	return n > 0 && m.segments[n-1].room() >= need
+}
+
+// addSegment evicts segments until a new one has room, and adds it. It returns false if pinned entries prevent that.
+func (m *Memory) addSegment(need int, now time.Time) bool {
 	size := max(m.segmentSize, need)
 	m.expire(now)
 	for len(m.segments) > 0 && m.bytes+size > m.maxBytes {
+		if !m.evictable() {
+			return false
+		}
 		m.evict()
 	}
 	m.segments = append(m.segments, &segment{first: m.newest + 1, buf: make([]byte, 0, size)})
 	m.bytes += size
+	return true
+}
+
+// evictable reports whether the oldest segment has no pinned entry.
+func (m *Memory) evictable() bool {
+	last := m.newest
+	if len(m.segments) > 1 {
+		last = m.segments[1].first - 1
+	}
+	return last <= m.pinned
+}
+
+// waitForPin waits for the next Pin without the lock.
+func (m *Memory) waitForPin(ctx context.Context) error {
+	if m.unpinned == nil {
+		m.unpinned = make(chan struct{})
+	}
+	unpinned := m.unpinned
+	m.mu.Unlock()
+	defer m.mu.Lock()
+	select {
+	case <-unpinned:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Pin makes the journal retain all entries after a seq until the next call. Appends wait for the next call if there is
+// no room for other entries. A reader that must not miss an entry pins the seq up to which it has read.
+func (m *Memory) Pin(seq uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pinned = seq
+	m.wakeAppends()
+}
+
+func (m *Memory) wakeAppends() {
+	if m.unpinned != nil {
+		close(m.unpinned)
+		m.unpinned = nil
+	}
 }
 
 // expire evicts the segments whose newest entry is too old.
 func (m *Memory) expire(now time.Time) {
-	for len(m.segments) > 0 && now.Sub(m.segments[0].newestAt) > m.maxAge {
+	for len(m.segments) > 0 && now.Sub(m.segments[0].newestAt) > m.maxAge && m.evictable() {
 		m.evict()
 	}
 }
@@ -218,10 +275,11 @@ func (m *Memory) Changed() <-chan struct{} {
 	return m.changed
 }
 
-// Close makes later appends and reads fail. It never blocks, since no append is in flight.
+// Close makes waiting appends, and later appends and reads, fail. It never blocks.
 func (m *Memory) Close(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
+	m.wakeAppends()
 	return nil
 }
