@@ -1,0 +1,39 @@
+package index
+
+import "github.com/kvcast/kvcast/index/radix"
+
+// ApplyEncoded applies encoded entries like a Follower.
+func (x *Index) ApplyEncoded(entries []byte) (ingestTime int64, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.applyEncoded(entries)
+}
+
+// Blocks returns all blocks of a rank by block hash.
+func (x *Index) Blocks(worker string, number uint32) map[uint64]radix.Block {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	all := make(map[uint64]radix.Block)
+	r := x.findRank(worker, number)
+	for from, first := uint64(0), true; r != nil && (first || from != 0); first = false {
+		var part []radix.Block
+		part, from = x.blocks.Scan(r.blocks, from, nil)
+		for _, b := range part {
+			all[b.Hash] = b
+		}
+	}
+	return all
+}
+
+// Models returns the number of models of which counts are kept.
+func (x *Index) Models() int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return len(x.models)
+}
+
+// PieceBytes is the maximum size of a piece of a snapshot of a worker with a short name.
+const PieceBytes = pieceBytes
+
+// TurnBytes is the maximum number of bytes that a Follower applies while readers wait.
+const TurnBytes = turnBytes

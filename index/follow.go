@@ -1,0 +1,173 @@
+package index
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// Journal is what a Follower reads.
+type Journal interface {
+	Bounds() journal.Bounds
+	Read(context.Context, journal.Query) (journal.Chunk, error)
+	Changed() <-chan struct{}
+	// Pin makes the journal retain all entries after a seq until the next call. Appends may wait for it.
+	Pin(seq uint64)
+	Bytes() int
+	EvictedBytes() int
+}
+
+// turnBytes bounds the entries that a Follower applies while readers of the index wait, except for a single larger
+// entry: some 1,000 blocks.
+const turnBytes = 16 << 10
+
+// Follower applies a journal's entries to an index, and shows readers the journal up to the last entry applied. A
+// reader that has an entry hence finds it in every later answer of the index.
+type Follower struct {
+	journal Journal
+	index   *Index
+	slices  [][]byte // reused by turn
+	joined  []byte   // reused by turn
+	delay   func(time.Duration)
+
+	applied atomic.Uint64
+	mu      sync.Mutex    // guards changed
+	changed chan struct{} // closed when applied next grows; nil if no reader waits
+}
+
+// NewFollower returns a follower of a journal's entries after the last one that the index has applied. The journal must
+// retain them. Run calls delay with the times from the receipt of an engine's batch until readers see it, for the
+// oldest batch of those that are applied together.
+func NewFollower(j Journal, x *Index, delay func(time.Duration)) *Follower {
+	f := &Follower{journal: j, index: x, delay: delay}
+	f.applied.Store(x.Seq())
+	j.Pin(x.Seq())
+	return f
+}
+
+// Index returns the index.
+func (f *Follower) Index() *Index { return f.index }
+
+// Wait waits until the entries up to a seq are applied, or until ctx ends.
+func (f *Follower) Wait(ctx context.Context, seq uint64) error {
+	for {
+		changed := f.Changed()
+		if f.applied.Load() >= seq {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// Bytes and EvictedBytes are those of the journal.
+func (f *Follower) Bytes() int        { return f.journal.Bytes() }
+func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
+
+// Run applies entries until ctx ends, and then those that are left. It returns an error if the journal cannot be read,
+// after which the state is outdated.
+func (f *Follower) Run(ctx context.Context) error {
+	reading := context.WithoutCancel(ctx)
+	for {
+		changed, ended := f.journal.Changed(), ctx.Err() != nil
+		switch more, err := f.turn(reading); {
+		case err != nil:
+			return err
+		case more:
+			continue
+		}
+		if ended { // and the turn has found no further entry
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// turn applies the next entries, and reports whether there were any.
+func (f *Follower) turn(ctx context.Context) (more bool, err error) {
+	before := f.applied.Load()
+	chunk, err := f.journal.Read(ctx, journal.Query{After: before, MaxBytes: turnBytes, Slices: f.slices[:0]})
+	if err != nil || chunk.Last == before {
+		return false, err
+	}
+	f.slices = chunk.Slices
+	entries := f.slices[0]
+	if len(f.slices) > 1 { // an entry may be in two slices
+		f.joined = f.joined[:0]
+		for _, s := range f.slices {
+			f.joined = append(f.joined, s...)
+		}
+		entries = f.joined
+	}
+	f.index.mu.Lock()
+	ingestTime, err := f.index.applyEncoded(entries)
+	if err == nil {
+		f.applied.Store(chunk.Last) // before a reader of the index sees the entries
+	}
+	f.index.mu.Unlock()
+	clear(f.slices) // an idle follower must not reference entries
+	if cap(f.joined) > 4*turnBytes {
+		f.joined = nil
+	}
+	if err != nil {
+		return false, err
+	}
+	f.journal.Pin(chunk.Last)
+	f.wakeReaders()
+	if ingestTime != 0 {
+		f.delay(max(0, time.Since(time.Unix(0, ingestTime))))
+	}
+	return true, nil
+}
+
+func (f *Follower) wakeReaders() {
+	f.mu.Lock()
+	changed := f.changed
+	f.changed = nil
+	f.mu.Unlock()
+	if changed != nil {
+		close(changed)
+	}
+}
+
+// Bounds returns the journal's bounds, with the last entry applied as the newest.
+func (f *Follower) Bounds() journal.Bounds {
+	applied := f.applied.Load() // before the journal's bounds, so that it is not beyond them
+	b := f.journal.Bounds()
+	b.Newest = applied
+	return b
+}
+
+// Read returns entries up to the last one applied; see journal.Journal.
+func (f *Follower) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
+	applied := f.applied.Load()
+	switch {
+	case q.After > applied:
+		return journal.Chunk{Last: q.After, Slices: q.Slices}, &journal.PositionError{After: q.After, Bounds: f.Bounds(), Err: journal.ErrAhead}
+	case q.After == applied: // the journal would take an Until of 0 for its newest entry
+		return journal.Chunk{Last: q.After, Slices: q.Slices}, nil
+	case q.Until == 0 || q.Until > applied:
+		q.Until = applied
+	}
+	return f.journal.Read(ctx, q)
+}
+
+// Changed returns a channel that is closed when Bounds().Newest next grows. A reader that waits for entries calls
+// Changed before Bounds or Read.
+func (f *Follower) Changed() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.changed == nil {
+		f.changed = make(chan struct{})
+	}
+	return f.changed
+}

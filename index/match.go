@@ -1,0 +1,213 @@
+package index
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/kvcast/kvcast/index/radix"
+	"github.com/kvcast/kvcast/ingest/wire"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Prompt is a prompt to match, given by exactly one of TokenIDs, TokensHashes and BlockHashes.
+type Prompt struct {
+	// TokenIDs are the tokens. Tokens after the last whole block are ignored.
+	TokenIDs []uint32
+	// TokensHashes are the tokens hashes of the blocks.
+	TokensHashes []uint64
+	// BlockHashes are an engine's own hashes of the blocks. Only ranks with the same hashes match.
+	BlockHashes []uint64
+	// LoRA is the name of the LoRA adapter, and Salt the cache salt; empty: none. They matter only for TokenIDs.
+	LoRA, Salt string
+	// Eagle must be set for SGLang engines with EAGLE decoding: the tokens hash of a block then includes the next
+	// token. It matters only for TokenIDs.
+	Eagle bool
+	// BlockSize is the number of tokens per block. If it is 0, TokenIDs are matched with the block size of each worker;
+	// otherwise, only workers with the block size match.
+	BlockSize uint32
+}
+
+// Query selects what to match.
+type Query struct {
+	// Model selects the workers of a model; empty: of all models.
+	Model   string
+	Prompts []Prompt
+	// Worker selects workers by name; nil: all. It is called while the index is locked.
+	Worker func(name string) bool
+	// Limit is the maximum number of matches for each prompt; 0: all.
+	Limit int
+}
+
+// Match is the longest prefix of a prompt that a dp rank holds.
+type Match struct {
+	Worker, Model string
+	// Endpoint is the worker's configured address for requests.
+	Endpoint string
+	Rank     uint32
+	// Blocks is the number of blocks in the longest prefix, of which each is held in some tier. TierBlocks are the
+	// blocks of the longest prefix held in one tier.
+	Blocks     int
+	TierBlocks [NumTiers]int
+	// BlockSize is the number of tokens in a block; 0: unknown.
+	BlockSize uint32
+	// Reasons and GroupsOmitted are as in Rank.
+	Reasons       Reasons
+	GroupsOmitted bool
+}
+
+// Trust returns how far the match can be trusted, as far as it follows from entries.
+func (m *Match) Trust() kvcastv1.Trust { return trust(m.Reasons, m.GroupsOmitted) }
+
+// Matches is the result of a Match, and its memory for reuse. The zero value is ready for use.
+type Matches struct {
+	// Prompts has the matches of each prompt: by Blocks, then by blocks in the device tier, both descending, then by
+	// worker and rank. It is valid until the next Match.
+	Prompts [][]Match
+
+	matcher radix.Matcher
+	hashes  []uint64
+	lists   []hashList
+	sizes   []uint32
+	found   []candidate
+}
+
+// hashList is a prompt as hashes, with one block size.
+type hashList struct {
+	prompt     int
+	size       uint32 // of the workers to match; 0: all
+	start, end int    // in Matches.hashes, for token ids
+}
+
+// candidate is a match before its prompt's matches are sorted.
+type candidate struct {
+	*radix.Match
+	rank *rank
+}
+
+// Match finds the ranks that hold at least the first block of each prompt. It returns the seq at which all answers are
+// exact. Blocks are matched by content, which is their tokens and all tokens before, or by block hash. Blocks with
+// unknown content match only by block hash. A prefix ends at the first missing block, even if later blocks are held.
+func (x *Index) Match(q *Query, m *Matches) (seq uint64) {
+	m.hash(x, q)
+	for len(m.Prompts) < len(q.Prompts) {
+		m.Prompts = append(m.Prompts, nil)
+	}
+	m.Prompts = m.Prompts[:len(q.Prompts)]
+	for i := range m.Prompts {
+		m.Prompts[i] = m.Prompts[i][:0]
+	}
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for first := 0; first < len(m.lists); {
+		next := first + 1
+		for next < len(m.lists) && m.lists[next].prompt == m.lists[first].prompt {
+			next++
+		}
+		m.matchPrompt(x, q, m.lists[first:next])
+		first = next
+	}
+	return x.seq
+}
+
+// hash computes the hashes of all prompts, without the index's lock.
+func (m *Matches) hash(x *Index, q *Query) {
+	m.hashes, m.lists, m.sizes = m.hashes[:0], m.lists[:0], m.sizes[:0]
+	for i := range q.Prompts {
+		p := &q.Prompts[i]
+		switch {
+		case len(p.TokenIDs) == 0 || p.BlockSize != 0:
+			m.add(i, p, p.BlockSize)
+		default:
+			if len(m.sizes) == 0 {
+				m.sizes = x.appendBlockSizes(m.sizes, q.Model)
+			}
+			for _, size := range m.sizes {
+				m.add(i, p, size)
+			}
+		}
+	}
+}
+
+func (m *Matches) add(i int, p *Prompt, size uint32) {
+	l := hashList{prompt: i, size: size, start: len(m.hashes)}
+	if len(p.TokenIDs) > 0 {
+		m.hashes = wire.AppendTokensHashes(m.hashes, p.TokenIDs, int(size), wire.BlockSeed(p.LoRA, p.Salt), p.Eagle, nil)
+	}
+	l.end = len(m.hashes)
+	m.lists = append(m.lists, l)
+}
+
+// appendBlockSizes appends the distinct block sizes of a model's workers.
+func (x *Index) appendBlockSizes(sizes []uint32, modelName string) []uint32 {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for name, m := range x.models {
+		if modelName != "" && name != modelName {
+			continue
+		}
+		for _, c := range m.sizes {
+			if !slices.Contains(sizes, c.size) {
+				sizes = append(sizes, c.size)
+			}
+		}
+	}
+	return sizes
+}
+
+// matchPrompt finds the matches of a prompt, which has a list of hashes for each block size.
+func (m *Matches) matchPrompt(x *Index, q *Query, lists []hashList) {
+	out := &m.Prompts[lists[0].prompt]
+	for _, l := range lists {
+		switch p := &q.Prompts[l.prompt]; {
+		case len(p.TokenIDs) > 0:
+			x.blocks.Match(q.Model, m.hashes[l.start:l.end], &m.matcher)
+		case len(p.TokensHashes) > 0:
+			x.blocks.Match(q.Model, p.TokensHashes, &m.matcher)
+		default:
+			x.blocks.MatchHashes(q.Model, p.BlockHashes, &m.matcher)
+		}
+		m.found = m.found[:0]
+		for i := range m.matcher.Found {
+			f := &m.matcher.Found[i]
+			r := f.Rank.Owner.(*rank)
+			if (l.size == 0 || l.size == r.worker.blockSize) && (q.Worker == nil || q.Worker(r.worker.name)) {
+				m.found = append(m.found, candidate{f, r})
+			}
+		}
+		slices.SortFunc(m.found, compareCandidates)
+		found := m.found
+		if q.Limit > 0 {
+			found = found[:min(len(found), q.Limit)]
+		}
+		for _, c := range found {
+			*out = append(*out, c.match())
+		}
+	}
+	if len(lists) > 1 { // each list is sorted
+		slices.SortStableFunc(*out, compareMatches)
+		if q.Limit > 0 {
+			*out = (*out)[:min(len(*out), q.Limit)]
+		}
+	}
+	clear(m.found) // an idle Matches must not keep ranks alive
+}
+
+func compareCandidates(a, b candidate) int {
+	if c := cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[0]-a.TierBlocks[0]); c != 0 {
+		return c
+	}
+	return cmp.Or(cmp.Compare(a.rank.worker.name, b.rank.worker.name), cmp.Compare(a.rank.number, b.rank.number))
+}
+
+func compareMatches(a, b Match) int {
+	return cmp.Or(b.Blocks-a.Blocks, b.TierBlocks[0]-a.TierBlocks[0], cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+}
+
+func (c candidate) match() Match {
+	w := c.rank.worker
+	return Match{
+		Worker: w.name, Model: w.model, Endpoint: w.added.GetEndpoint(), Rank: c.rank.number,
+		Blocks: c.Blocks, TierBlocks: c.TierBlocks, BlockSize: w.blockSize,
+		Reasons: c.rank.reasons, GroupsOmitted: c.rank.groupsOmitted,
+	}
+}
