@@ -203,12 +203,13 @@ func (f *follower) reach(h *fixture) {
 	if err := m.difference(f.view); err != nil {
 		f.t.Fatalf("the view differs from the checker's view: %v", err)
 	}
-	for _, status := range h.Pipeline.Status(func(string, string) bool { return true }) {
-		w, ok := f.view.Worker(status.GetName())
-		for _, r := range status.GetRanks() {
-			for _, tier := range r.GetBlocks() {
-				if got := w.Ranks[r.GetDpRank()].Blocks[tier.GetTier()].Blocks; !ok || got != tier.GetBlocks() {
-					f.t.Fatalf("worker %s has %d blocks in the view, %d in the server", status.GetName(), got, tier.GetBlocks())
+	workers, _ := h.Follower.Index().Workers(nil)
+	for _, want := range workers {
+		w, ok := f.view.Worker(want.Name)
+		for _, r := range want.Ranks {
+			for tier, d := range r.Blocks {
+				if got := w.Ranks[r.Rank].Blocks[tier+1]; !ok || got != client.BlocksDigest(d) {
+					f.t.Fatalf("worker %s has blocks %+v in the view, %+v in the server", want.Name, got, d)
 				}
 			}
 		}

@@ -13,7 +13,6 @@ import (
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/journaltest"
 	"github.com/kvcast/kvcast/pipeline"
-	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
 func closePipeline(t *testing.T, p *pipeline.Pipeline) {
@@ -55,36 +54,11 @@ func (d *delayedPipeline) store(worker string) {
 	}}})
 }
 
-// readers are the ways to read from a lane, each with the error it returns.
-func (d *delayedPipeline) readers(worker string) map[string]func(context.Context) error {
-	match := func(name, _ string) bool { return name == worker }
-	return map[string]func(context.Context) error{
-		"Digests": func(ctx context.Context) error {
-			_, err := d.Digests(ctx, match, 0xff)
-			return err
-		},
-		"Lookup": func(ctx context.Context) error {
-			_, err := d.Lookup(ctx, pipeline.Query{BlockHashes: []uint64{1}, Match: match, Tiers: 0xff, Limit: 10})
-			return err
-		},
-		"Snapshot": func(ctx context.Context) error {
-			_, _, err := d.Snapshot(ctx, worker, 0xff)
-			return err
-		},
-	}
-}
-
-// wantFailed checks that the failure of worker a is reported, that nothing can be read
-// from it, and that it appends nothing more.
+// wantFailed checks that the failure of worker a is reported, and that it appends nothing more.
 func (d *delayedPipeline) wantFailed(t *testing.T, cause error) {
 	t.Helper()
 	if err := <-d.Failed(); !errors.Is(err, cause) {
 		t.Errorf("reported: got %v, want %v", err, cause)
-	}
-	for name, read := range d.readers("a") {
-		if err := read(t.Context()); !errors.Is(err, cause) {
-			t.Errorf("%s: got error %v, want %v", name, err, cause)
-		}
 	}
 	d.journal.Refuse(nil)
 	inFlight := d.journal.InFlight()
@@ -136,50 +110,6 @@ func TestFailedLaneDiscardsItsPendingRun(t *testing.T) {
 		<-time.After(2 * time.Second)
 		if got := d.journal.InFlight(); got != 0 {
 			t.Errorf("a failed lane has appended %d entries", got)
-		}
-	})
-}
-
-func TestFailureWhileASnapshotIsReadEndsIt(t *testing.T) {
-	d := newDelayedPipeline(t, pipeline.Config{})
-	d.store("a")
-	d.journal.Acknowledge(1)
-	cut, ok, err := d.Snapshot(t.Context(), "a", 0xff)
-	if !ok || err != nil {
-		t.Fatalf("cut: %v, %v", ok, err)
-	}
-	d.journal.Refuse(journal.ErrFenced)
-	d.store("a")
-	var last error
-	for _, err := range cut.Blocks {
-		last = err
-	}
-	if !errors.Is(last, journal.ErrFenced) {
-		t.Errorf("blocks: got error %v, want ErrFenced", last)
-	}
-}
-
-func TestReadersWaitForAcknowledgement(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newDelayedPipeline(t, pipeline.Config{})
-		for name, read := range d.readers("a") {
-			d.store("a")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if err := read(ctx); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%s before the acknowledgement: got error %v", name, err)
-			}
-			done := make(chan error)
-			go func() { done <- read(t.Context()) }()
-			synctest.Wait()
-			d.journal.Acknowledge(1)
-			if err := <-done; err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		all, err := d.Digests(t.Context(), func(name, _ string) bool { return name == "a" }, journal.TierBit(uint8(kvcastv1.Tier_TIER_DEVICE)))
-		if want := d.journal.Bounds().Newest; err != nil || len(all) != 1 || all[0].GetSeq() != want {
-			t.Errorf("digests: got %v, %v, want one at %d", all, err, want)
 		}
 	})
 }

@@ -43,8 +43,6 @@ const (
 	flagTokensHash
 	// flagCopies is set if the block may be in table.copies.
 	flagCopies
-	// flagEncoded is used in copies of a table: a snapshot's event has the block.
-	flagEncoded
 
 	// childrenShift is the position of the number of children, generationShift of the generation.
 	childrenShift   = iota

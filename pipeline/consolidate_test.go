@@ -9,10 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // by2 returns the call, made by the worker's second source.
@@ -322,7 +324,7 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSharing(t, test.cfg, test.mode, func(t *testing.T, s *subject) {
 				s.play(t, test.calls...)
-				if got := s.ranks()[0].GetIncomplete(); got != test.want {
+				if got := s.ranks()[0].Reasons != 0; got != test.want {
 					t.Errorf("incomplete: got %v, want %v", got, test.want)
 				}
 			})
@@ -330,16 +332,21 @@ func TestSharedRankIsIncompleteUntilItsSourcesAreKnown(t *testing.T) {
 	}
 }
 
+// holders looks blocks up in all workers and tiers.
+func (s *subject) holders(t harness.Fataler, q index.Lookup) []*kvcastv1.BlockHolder {
+	t.Helper()
+	q.Tiers, q.Alias = ^journal.Tiers(0), s.pipeline.Aliases
+	found, err := s.journal.index.Holders(context.Background(), &q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
 func TestLookupNamesTheSources(t *testing.T) {
 	lookup := func(t *testing.T, s *subject) map[uint64][]string {
 		t.Helper()
-		found, err := s.pipeline.Lookup(context.Background(), pipeline.Query{
-			Match: func(string, string) bool { return true }, Tiers: ^journal.Tiers(0), Limit: 100,
-			BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1003},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := s.holders(t, index.Lookup{Limit: 100, BlockHashes: []uint64{1, 2}, TokensHashes: []uint64{1003}})
 		sources := make(map[uint64][]string)
 		for _, h := range found {
 			sources[h.GetBlockHash()] = h.GetSources()
@@ -396,12 +403,7 @@ func TestLookupFindsABlockByAnyName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSharing(t, pipeline.Config{}, "", func(t *testing.T, s *subject) {
 				s.play(t, calls...)
-				found, err := s.pipeline.Lookup(context.Background(), pipeline.Query{
-					Match: func(string, string) bool { return true }, Tiers: ^journal.Tiers(0), Limit: test.limit, BlockHashes: test.hashes,
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				found := s.holders(t, index.Lookup{Limit: test.limit, BlockHashes: test.hashes})
 				got := make(map[uint64][]string)
 				for _, h := range found {
 					got[h.GetBlockHash()] = append(got[h.GetBlockHash()], h.GetSources()...)

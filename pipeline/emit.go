@@ -4,7 +4,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -29,9 +29,6 @@ func (l *Lane) flush(why flushReason) {
 }
 
 func (l *Lane) flushStores(r *run) {
-	if r.key.blockSize != 0 {
-		l.blockSize = r.key.blockSize
-	}
 	rank := l.rank(r.key.rank)
 	t := l.newTable(rank, r.key.tier)
 	slot, ok := t.acquireAttributes(r)
@@ -95,9 +92,9 @@ func (l *Lane) flushAlone(why flushReason) {
 }
 
 // head returns the head of the next event, with a new event id.
-func (l *Lane) head(rank uint32, tier wire.Tier) eventHead {
+func (l *Lane) head(rank uint32, tier wire.Tier) encode.Head {
 	l.lastEventID++
-	return eventHead{id: l.lastEventID, rank: rank, tier: tier}
+	return encode.Head{ID: l.lastEventID, Rank: rank, Tier: kvcastv1.Tier(tier)}
 }
 
 // emit adds an event of any other kind than stored and removed to the current entry, with the next
@@ -123,23 +120,19 @@ func (l *Lane) emit(e *kvcastv1.RouterEvent) {
 	}
 }
 
-// cleared applies an emitted Cleared to the rank's state for routers. Only emit changes this state,
-// so that a snapshot follows from the entries alone.
+// cleared applies an emitted Cleared to what events have reported of the rank.
 func (r *rankState) cleared(c *kvcastv1.Cleared) {
-	if len(c.GetTiers()) == 0 {
-		r.incomplete, r.overfull, r.attributesLacking = false, false, false
-		if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
-			r.groupsOmitted = false
-		}
+	if len(c.GetTiers()) > 0 {
+		return
 	}
-	if c.GetReason() == kvcastv1.Cleared_REASON_UNREPAIRED_GAP {
-		r.incomplete = true
+	r.overfull, r.attributesLacking = false, false
+	if c.GetReason() == kvcastv1.Cleared_REASON_ENGINE_RESTARTED {
+		r.groupsOmitted = false
 	}
 }
 
-// gapped applies an emitted Gap to the rank's state for routers.
+// gapped applies an emitted Gap to what Gaps have reported of the rank.
 func (r *rankState) gapped(g *kvcastv1.Gap) {
-	r.incomplete = true
 	switch g.GetReason() {
 	case kvcastv1.Gap_REASON_TOO_MANY_BLOCKS:
 		r.overfull = true
@@ -207,7 +200,6 @@ func (l *Lane) rank(rank uint32) *rankState {
 func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	if r.tables[tier] == nil {
 		r.tables[tier] = newTable(l.cfg.AttributeBytes)
-		r.usedTiers |= journal.TierBit(uint8(tier))
 	}
 	return r.tables[tier]
 }

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -62,12 +62,16 @@ func appendTime(b []byte, field protowire.Number, t int64) []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(t))
 }
 
-func (e *entry) stored(h eventHead, r *run) {
-	e.added(appendStored(e.buf, kvcastv1.EntryEventsField, h, r), journal.TierBit(uint8(h.tier)))
+func (e *entry) stored(h encode.Head, r *run) {
+	s := encode.Stored{
+		Parent: r.parent, HasParent: r.hasParent, BlockHashes: r.hashes, TokensHashes: r.tokensHashes,
+		BlockSize: r.key.blockSize, LoRA: r.key.lora, TokenIDs: r.tokens,
+	}
+	e.added(encode.AppendStored(e.buf, kvcastv1.EntryEventsField, h, &s), journal.TierBit(uint8(h.Tier)))
 }
 
-func (e *entry) removed(h eventHead, hashes []uint64) {
-	e.added(appendRemoved(e.buf, h, hashes), journal.TierBit(uint8(h.tier)))
+func (e *entry) removed(h encode.Head, hashes []uint64) {
+	e.added(encode.AppendRemoved(e.buf, kvcastv1.EntryEventsField, h, hashes), journal.TierBit(uint8(h.Tier)))
 }
 
 // other adds an event of a rare kind.
@@ -125,115 +129,3 @@ func (e *entry) commit() error {
 
 // maxIdleBytes is the largest buffer that a lane keeps between two entries.
 const maxIdleBytes = 64 << 10
-
-// tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16.
-const tagSize = 1
-
-// eventHead has the fields that stored and removed events share.
-type eventHead struct {
-	id   uint64 // 0 in a snapshot
-	rank uint32
-	tier wire.Tier
-}
-
-func (h eventHead) size() int {
-	size := tagSize + protowire.SizeVarint(uint64(h.rank)) +
-		tagSize + protowire.SizeVarint(uint64(h.tier))
-	if h.id != 0 {
-		size += tagSize + protowire.SizeVarint(h.id)
-	}
-	return size
-}
-
-func (h eventHead) append(b []byte) []byte {
-	if h.id != 0 {
-		b = protowire.AppendTag(b, kvcastv1.RouterEventEventIDField, protowire.VarintType)
-		b = protowire.AppendVarint(b, h.id)
-	}
-	b = protowire.AppendTag(b, kvcastv1.RouterEventDpRankField, protowire.VarintType)
-	b = protowire.AppendVarint(b, uint64(h.rank))
-	b = protowire.AppendTag(b, kvcastv1.RouterEventTierField, protowire.VarintType)
-	return protowire.AppendVarint(b, uint64(h.tier))
-}
-
-// appendStored appends a stored event, as an element of the repeated field with that number.
-func appendStored(b []byte, events protowire.Number, h eventHead, r *run) []byte {
-	tokens := tokensSize(r.tokens)
-	body := hashesSize(r.hashes) + hashesSize(r.tokensHashes)
-	if r.hasParent {
-		body += tagSize + 8
-	}
-	if r.key.blockSize != 0 {
-		body += tagSize + protowire.SizeVarint(uint64(r.key.blockSize))
-	}
-	if r.key.lora != "" {
-		body += tagSize + protowire.SizeBytes(len(r.key.lora))
-	}
-	if tokens != 0 {
-		body += tagSize + protowire.SizeBytes(tokens)
-	}
-	b = appendEventStart(b, events, h, kvcastv1.RouterEventStoredField, body)
-	if r.hasParent {
-		b = protowire.AppendTag(b, kvcastv1.StoredParentHashField, protowire.Fixed64Type)
-		b = protowire.AppendFixed64(b, r.parent)
-	}
-	b = appendHashes(b, kvcastv1.StoredBlockHashesField, r.hashes)
-	b = appendHashes(b, kvcastv1.StoredTokensHashesField, r.tokensHashes)
-	if r.key.blockSize != 0 {
-		b = protowire.AppendTag(b, kvcastv1.StoredBlockSizeField, protowire.VarintType)
-		b = protowire.AppendVarint(b, uint64(r.key.blockSize))
-	}
-	if r.key.lora != "" {
-		b = protowire.AppendTag(b, kvcastv1.StoredLoraNameField, protowire.BytesType)
-		b = protowire.AppendString(b, r.key.lora)
-	}
-	if tokens != 0 {
-		b = protowire.AppendTag(b, kvcastv1.StoredTokenIDsField, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(tokens))
-		for _, t := range r.tokens {
-			b = protowire.AppendVarint(b, uint64(t))
-		}
-	}
-	return b
-}
-
-// appendRemoved appends a removed event, as an element of Entry.events.
-func appendRemoved(b []byte, h eventHead, hashes []uint64) []byte {
-	b = appendEventStart(b, kvcastv1.EntryEventsField, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes))
-	return appendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
-}
-
-// appendEventStart appends an event up to the body of its kind, which has body bytes and follows.
-func appendEventStart(b []byte, events protowire.Number, h eventHead, kind protowire.Number, body int) []byte {
-	b = protowire.AppendTag(b, events, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(h.size()+tagSize+protowire.SizeBytes(body)))
-	b = h.append(b)
-	b = protowire.AppendTag(b, kind, protowire.BytesType)
-	return protowire.AppendVarint(b, uint64(body))
-}
-
-func hashesSize(hashes []uint64) int {
-	if len(hashes) == 0 {
-		return 0
-	}
-	return tagSize + protowire.SizeBytes(8*len(hashes))
-}
-
-func appendHashes(b []byte, field protowire.Number, hashes []uint64) []byte {
-	if len(hashes) == 0 {
-		return b
-	}
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(8*len(hashes)))
-	for _, h := range hashes {
-		b = binary.LittleEndian.AppendUint64(b, h)
-	}
-	return b
-}
-
-func tokensSize(tokens []uint32) (n int) {
-	for _, t := range tokens {
-		n += protowire.SizeVarint(uint64(t))
-	}
-	return n
-}

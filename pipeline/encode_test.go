@@ -3,7 +3,6 @@ package pipeline
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"math"
 	"testing"
 
@@ -11,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
-	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -28,12 +27,12 @@ func drawVarint(t *rapid.T, label string, bits int) uint64 {
 	return v & (math.MaxUint64 >> (64 - bits))
 }
 
-func drawHead(t *rapid.T) eventHead {
-	return eventHead{
+func drawHead(t *rapid.T) encode.Head {
+	return encode.Head{
 		// An event id is never 0, which proto.Marshal omits.
-		id:   max(1, drawVarint(t, "event id", 64)),
-		rank: uint32(drawVarint(t, "rank", 32)),
-		tier: wire.Tier(rapid.IntRange(1, wire.NumTiers-1).Draw(t, "tier")),
+		ID:   max(1, drawVarint(t, "event id", 64)),
+		Rank: uint32(drawVarint(t, "rank", 32)),
+		Tier: kvcastv1.Tier(rapid.IntRange(1, 4).Draw(t, "tier")),
 	}
 }
 
@@ -48,15 +47,6 @@ func hashesOf(n int) []uint64 {
 
 // sizes cover length prefixes of one, two and three bytes.
 var sizes = rapid.SampledFrom([]int{1, 2, 15, 16, 17, 127, 128, 2047, 2048, 2049})
-
-// marshal returns the reference encoding of an event.
-func marshal(t interface{ Fatal(...any) }, e *kvcastv1.RouterEvent) []byte {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(&kvcastv1.Entry{Events: []*kvcastv1.RouterEvent{e}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
 
 // drawStored draws a run, and the equivalent message.
 func drawStored(t *rapid.T) (*run, *kvcastv1.Stored) {
@@ -89,32 +79,6 @@ func drawStored(t *rapid.T) (*run, *kvcastv1.Stored) {
 	return r, s
 }
 
-func TestStoredIsWhatMarshalGives(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		h := drawHead(t)
-		r, s := drawStored(t)
-		want := marshal(t, &kvcastv1.RouterEvent{
-			EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier), Event: &kvcastv1.RouterEvent_Stored{Stored: s},
-		})
-		if got := appendStored(nil, kvcastv1.EntryEventsField, h, r); !bytes.Equal(got, want) {
-			t.Fatalf("stored (-want +got):\n%s", cmp.Diff(want, got))
-		}
-	})
-}
-
-func TestRemovedIsWhatMarshalGives(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		h, hashes := drawHead(t), hashesOf(sizes.Draw(t, "blocks"))
-		want := marshal(t, &kvcastv1.RouterEvent{
-			EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier),
-			Event: &kvcastv1.RouterEvent_Removed{Removed: &kvcastv1.Removed{BlockHashes: hashes}},
-		})
-		if got := appendRemoved(nil, h, hashes); !bytes.Equal(got, want) {
-			t.Fatalf("removed (-want +got):\n%s", cmp.Diff(want, got))
-		}
-	})
-}
-
 // entryIsWhatMarshalGives compares whole entries, as a response contains them, with
 // proto.Marshal: worker, model, times, events of all kinds, and the seq that is set last.
 func entryIsWhatMarshalGives(t *rapid.T) {
@@ -128,7 +92,7 @@ func entryIsWhatMarshalGives(t *rapid.T) {
 		e.begin(engine, ingest)
 		for range rapid.IntRange(1, 4).Draw(t, "events") {
 			h := drawHead(t)
-			ev := &kvcastv1.RouterEvent{EventId: h.id, DpRank: &h.rank, Tier: kvcastv1.Tier(h.tier)}
+			ev := &kvcastv1.RouterEvent{EventId: h.ID, DpRank: &h.Rank, Tier: h.Tier}
 			switch rapid.IntRange(0, 3).Draw(t, "kind") {
 			case 0:
 				ev.Event = &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{Reason: 1, FirstSeq: drawVarint(t, "first", 64)}}
@@ -167,41 +131,3 @@ func TestEntryIsWhatMarshalGives(t *testing.T) { rapid.Check(t, entryIsWhatMarsh
 
 // FuzzEntry makes the same comparison with fuzzed input.
 func FuzzEntry(f *testing.F) { f.Fuzz(rapid.MakeFuzz(entryIsWhatMarshalGives)) }
-
-// TestBytes pins the encoded bytes, since routers of other releases read them.
-func TestBytes(t *testing.T) {
-	head := eventHead{id: 300, rank: 0, tier: wire.TierDevice}
-	tests := map[string]struct {
-		got  []byte
-		want string
-	}{
-		"removed": {
-			appendRemoved(nil, head, []uint64{1}),
-			"32" + "13" + // events, 19 bytes
-				"08ac02" + "1000" + "1801" + // event_id 300, dp_rank 0, tier device
-				"2a0a" + "0a08" + "0100000000000000", // removed: block_hashes
-		},
-		"stored": {
-			appendStored(nil, kvcastv1.EntryEventsField, head, &run{hashes: []uint64{1}}),
-			"32" + "13" + "08ac02" + "1000" + "1801" +
-				"220a" + "1208" + "0100000000000000", // stored: block_hashes
-		},
-		"stored with everything": {
-			appendStored(nil, kvcastv1.EntryEventsField, head, &run{
-				key:    runKey{lora: "a", blockSize: 16},
-				parent: 0, hasParent: true, hashes: []uint64{1}, tokensHashes: []uint64{2}, tokens: []uint32{3, 128},
-			}),
-			"32" + "30" + "08ac02" + "1000" + "1801" +
-				"2227" + "090000000000000000" + // parent_hash 0, which is present
-				"1208" + "0100000000000000" + "1a08" + "0200000000000000" +
-				"2010" + "2a0161" + "3203" + "038001", // block_size, lora_name, token_ids
-		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			if got := hex.EncodeToString(test.got); got != test.want {
-				t.Errorf("bytes: got %s, want %s", got, test.want)
-			}
-		})
-	}
-}

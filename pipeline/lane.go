@@ -2,15 +2,12 @@ package pipeline
 
 import (
 	"math"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/budget"
-	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -28,12 +25,10 @@ type Lane struct {
 	tableBlocks *budget.Budget
 	failures    chan<- error // see Pipeline.Failed
 
-	mu          laneMutex // guards the fields below; locked before the journal's locks
-	closed      bool      // no further events are emitted
-	failed      error     // of a failed append, after which the state is discarded
-	gone        bool      // the worker was removed
+	mu          sync.Mutex // guards the fields below; locked before the journal's locks
+	closed      bool       // no further events are emitted
+	failed      error      // of a failed append, after which the state is discarded
 	lastEventID uint64
-	blockSize   uint32 // in tokens: of the last store that had one, or configured
 	ranks       map[uint32]*rankState
 	lastRawIDs  []uint64 // by source index
 	pending     run
@@ -48,17 +43,11 @@ type Lane struct {
 // rankState is the state of one dp rank: an engine with its own cache.
 type rankState struct {
 	tables [wire.NumTiers]*table
-	// usedTiers are the tiers that have had a table since the worker was added.
-	usedTiers journal.Tiers
-	// incomplete reports whether the tables may differ from the engine's cache, overfull whether
-	// a Gap reported TOO_MANY_BLOCKS, attributesLacking whether a Gap reported
-	// TOO_MANY_ATTRIBUTES. All follow from the emitted events, and only emit sets them.
-	incomplete, overfull, attributesLacking bool
+	// overfull reports whether a Gap reported TOO_MANY_BLOCKS, attributesLacking whether a Gap
+	// reported TOO_MANY_ATTRIBUTES. Both follow from the emitted events, and only emit sets them.
+	overfull, attributesLacking bool
 	// groupsOmitted reports whether GroupsOmitted was emitted and still holds. Only emit sets it.
 	groupsOmitted bool
-	// gaps counts the gaps that were not repaired, missedBatches the batches lost in them.
-	gaps          uint64
-	missedBatches uint64
 	// sources is nil for a worker with one source.
 	sources *rankSources
 }
@@ -123,8 +112,6 @@ func (l *Lane) Gap(g feed.Gap) {
 			LastSeq:       g.LastSeq,
 		}}})
 	}
-	r.gaps++
-	r.missedBatches = add(r.missedBatches, g.Missed)
 	l.counts.gaps++
 	l.counts.missedBatches = add(l.counts.missedBatches, g.Missed)
 	l.commit()
@@ -318,42 +305,5 @@ func (l *Lane) deferFlush() {
 			}
 		})
 		l.timer = timer
-	}
-}
-
-// laneMutex is a mutex whose owner can yield to waiting goroutines between two critical sections.
-// The goroutine that has just unlocked a sync.Mutex usually locks it again first, while others wait
-// for up to a millisecond.
-type laneMutex struct {
-	mu sync.Mutex
-	// waited counts the calls of Lock that had to wait, acquired the waiting calls that returned.
-	waited, acquired atomic.Uint64
-}
-
-// maxYield bounds the wait of yield. A sync.Mutex favors goroutines that have waited for longer.
-const maxYield = time.Millisecond
-
-// Lock locks the mutex.
-func (l *laneMutex) Lock() {
-	if l.mu.TryLock() {
-		return
-	}
-	l.waited.Add(1)
-	l.mu.Lock()
-	l.acquired.Add(1)
-}
-
-// Unlock unlocks the mutex.
-func (l *laneMutex) Unlock() { l.mu.Unlock() }
-
-// yield waits until the goroutines that wait now have locked the mutex, for maxYield at most. The
-// caller must not hold the lock.
-func (l *laneMutex) yield() {
-	waited := l.waited.Load()
-	if l.acquired.Load() >= waited {
-		return
-	}
-	for start := time.Now(); l.acquired.Load() < waited && time.Since(start) < maxYield; {
-		runtime.Gosched()
 	}
 }

@@ -210,7 +210,7 @@ func TestCloseDuringBatches(t *testing.T) {
 		}
 		r := newRouter()
 		r.apply(s.journal.all())
-		if diff := cmp.Diff(s.tableSizes(t), r.blocks.sizes()); diff != "" {
+		if diff := cmp.Diff(s.tables(), r.blocks); diff != "" {
 			t.Fatalf("router's blocks (-tables +got):\n%s", diff)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 )
 
@@ -50,13 +49,6 @@ type laneCounts struct {
 	missedBatches     uint64
 }
 
-var tierNames = [wire.NumTiers]string{
-	wire.TierDevice:     "device",
-	wire.TierHostPinned: "host_pinned",
-	wire.TierDisk:       "disk",
-	wire.TierExternal:   "external",
-}
-
 var (
 	descEvents            = workerDesc("events_total", "RouterEvents emitted.", "event")
 	descFlushes           = workerDesc("flushes_total", "Runs of merged events emitted, by what ended them.", "reason")
@@ -71,8 +63,6 @@ var (
 	descNames             = workerDesc("consolidated_names", "Names that sources have or had for these blocks; kept as long as the block.", "dp_rank", "source")
 	descGaps              = workerDesc("gaps_total", "Gaps that could not be repaired.")
 	descMissed            = workerDesc("missed_batches_total", "Batches lost in gaps that could not be repaired.")
-	descBlocks            = workerDesc("blocks", "Distinct blocks.", "dp_rank", "tier")
-	descIncomplete        = workerDesc("incomplete", "1 if the blocks of a dp rank may differ from the engine's because events were lost.", "dp_rank")
 )
 
 func workerDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -85,7 +75,7 @@ var _ prometheus.Collector = (*Pipeline)(nil)
 func (p *Pipeline) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descEvents, descFlushes, descRawEventHoles, descBlocksStored, descBlocksRemoved,
-		descRemovesSuppressed, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descBlocks, descIncomplete, descRemovesIgnored, descTracked, descNames,
+		descRemovesSuppressed, descStaleRemoved, descBlocksRefused, descGaps, descMissed, descRemovesIgnored, descTracked, descNames,
 	} {
 		ch <- d
 	}
@@ -105,33 +95,17 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	metric := func(d *prometheus.Desc, t prometheus.ValueType, v uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, t, float64(v), append([]string{l.worker}, labels...)...)
 	}
-	type size struct {
-		rank, tier string
-		blocks     int
-	}
-	var sizes []size
 	type trackerSize struct {
 		rank   string
 		blocks int
 		names  []int // by source
 	}
 	var trackers []trackerSize
-	incomplete := make(map[string]uint64)
 	l.mu.Lock()
 	counts := l.counts
-	for rank, r := range l.ranks {
-		name := strconv.FormatUint(uint64(rank), 10)
-		incomplete[name] = 0
-		if r.incomplete {
-			incomplete[name] = 1
-		}
+	for rank := range l.ranks {
 		if t := l.tracker(rank); t != nil {
-			trackers = append(trackers, trackerSize{name, t.Len(), t.Names()})
-		}
-		for tier, t := range r.tables {
-			if t != nil {
-				sizes = append(sizes, size{name, tierNames[tier], t.blocks.len()})
-			}
+			trackers = append(trackers, trackerSize{strconv.FormatUint(uint64(rank), 10), t.Len(), t.Names()})
 		}
 	}
 	l.mu.Unlock()
@@ -151,9 +125,6 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 	}
 	metric(descGaps, prometheus.CounterValue, counts.gaps)
 	metric(descMissed, prometheus.CounterValue, counts.missedBatches)
-	for _, s := range sizes {
-		metric(descBlocks, prometheus.GaugeValue, uint64(s.blocks), s.rank, s.tier)
-	}
 	if l.consolidation == dedup {
 		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.UnknownRemoves, "unknown")
 		metric(descRemovesIgnored, prometheus.CounterValue, counts.tracker.IdleRemoves, "not_held")
@@ -163,8 +134,5 @@ func (l *Lane) collect(ch chan<- prometheus.Metric) {
 		for source, n := range s.names {
 			metric(descNames, prometheus.GaugeValue, uint64(n), s.rank, l.sourceNames[source])
 		}
-	}
-	for rank, v := range incomplete {
-		metric(descIncomplete, prometheus.GaugeValue, v, rank)
 	}
 }

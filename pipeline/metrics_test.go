@@ -40,9 +40,6 @@ func TestMetricsCountWhatIsEmitted(t *testing.T) {
 		"removes suppressed": {"removes_suppressed_total", "worker", map[string]float64{testWorker: 1}},
 		"gaps":               {"gaps_total", "worker", map[string]float64{testWorker: 2}},
 		"missed batches":     {"missed_batches_total", "worker", map[string]float64{testWorker: 6}},
-		"blocks":             {"blocks", "dp_rank", map[string]float64{"1": 1}},
-		"tiers":              {"blocks", "tier", map[string]float64{"device": 1}},
-		"incomplete":         {"incomplete", "dp_rank", map[string]float64{"1": 1}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -102,24 +99,23 @@ func TestRawEventHolesDoNotAffectBatching(t *testing.T) {
 func TestRankIsIncompleteUntilItIsCleared(t *testing.T) {
 	tests := map[string]struct {
 		calls []call
-		want  map[string]float64
+		want  []uint32
 	}{
 		"not before a gap":     {[]call{batch(store(1))}, nil},
-		"after a late join":    {[]call{joinedLate(2)}, map[string]float64{"2": 1}},
-		"after a gap":          {[]call{gap(2)}, map[string]float64{"2": 1}},
-		"after stores still":   {[]call{gap(0), batch(store(1))}, map[string]float64{"0": 1}},
+		"after a late join":    {[]call{joinedLate(2)}, []uint32{2}},
+		"after a gap":          {[]call{gap(2)}, []uint32{2}},
+		"after stores still":   {[]call{gap(0), batch(store(1))}, []uint32{0}},
 		"not after a clear":    {[]call{gap(0), batch(cleared())}, nil},
 		"not after a restart":  {[]call{joinedLate(0), restarted(0)}, nil},
-		"ranks on their own":   {[]call{gap(0), gap(1), restarted(0)}, map[string]float64{"1": 1}},
+		"ranks on their own":   {[]call{gap(0), gap(1), restarted(0)}, []uint32{1}},
 		"not of a new worker":  {[]call{gap(0), removed(), added()}, nil},
-		"again after one more": {[]call{gap(0), restarted(0), gap(0)}, map[string]float64{"0": 1}},
+		"again after one more": {[]call{gap(0), restarted(0), gap(0)}, []uint32{0}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			withWorker(t, pipeline.Config{}, func(t *testing.T, s *subject) {
 				s.play(t, test.calls...)
-				got := s.metrics(t).By("kvcast_pipeline_incomplete", "dp_rank")
-				if diff := cmp.Diff(test.want, got); diff != "" {
+				if diff := cmp.Diff(test.want, s.incompleteRanks(testWorker)); diff != "" {
 					t.Errorf("incomplete ranks (-want +got):\n%s", diff)
 				}
 			})

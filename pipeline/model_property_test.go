@@ -2,6 +2,8 @@ package pipeline_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -43,15 +45,21 @@ func compare(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 	counted := s.metrics(t)
 	for metric, want := range map[string]map[string]float64{
 		"raw_event_holes_total":      m.holes(),
-		"incomplete":                 m.count(func(w *modelWorker) int { return len(w.incomplete) }),
 		"stale_blocks_removed_total": m.count(func(w *modelWorker) int { return w.expired }),
 		"blocks_refused_total":       m.count(func(w *modelWorker) int { return w.refused }),
-		"blocks":                     m.count(func(w *modelWorker) int { return len(w.blocks) }),
 		"consolidated_blocks":        m.tracked(false),
 		"consolidated_names":         m.tracked(true),
 	} {
 		if diff := cmp.Diff(want, counted.By("kvcast_pipeline_"+metric, "worker")); diff != "" {
 			return metric + " (-want +got):\n" + diff
+		}
+	}
+	for name, w := range m.workers {
+		if diff := cmp.Diff(slices.Sorted(maps.Keys(w.incomplete)), s.incompleteRanks(name)); diff != "" {
+			return "incomplete ranks of " + name + " (-want +got):\n" + diff
+		}
+		if got := s.blocks(name); got != uint64(len(w.blocks)) {
+			return fmt.Sprintf("blocks of %s: got %d, want %d", name, got, len(w.blocks))
 		}
 	}
 	if diff := cmp.Diff(m.ignoredRemoves(), counted.By("kvcast_pipeline_removes_ignored_total", "reason")); diff != "" {

@@ -18,8 +18,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -34,7 +32,6 @@ type Journal interface {
 type Pipeline struct {
 	cfg     Config
 	journal Journal
-	copies  *semaphore.Weighted // bytes of copies of tables, for snapshots
 	failed  chan error
 	// appends is the context of all appends, since the methods of feed.Lane have none.
 	appends       context.Context
@@ -56,7 +53,6 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 	p := &Pipeline{
 		cfg:     cfg.withDefaults(),
 		journal: j,
-		copies:  semaphore.NewWeighted(maxCopyBytes),
 		failed:  make(chan error, 1),
 		lanes:   make(map[string]*Lane),
 		removed: newEventIDs(),
@@ -67,7 +63,7 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 
 // Failed returns a channel that receives the error of the first append that fails. The worker's
 // lane has then discarded its state, which has changes that no router will see. It emits no
-// further events, and reads of it fail. The pipeline's owner must end the process or make a new
+// further events. The pipeline's owner must end the process or make a new
 // pipeline, so that the engines' caches are read again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
@@ -90,13 +86,12 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 		Ranks:     w.Ranks,
 	}
 	l := &Lane{
-		added:     added,
-		blockSize: w.BlockSize,
-		worker:    name,
-		cfg:       p.cfg,
-		ranks:     make(map[uint32]*rankState),
-		entry:     newEntry(p.appends, p.journal, name, model),
-		failures:  p.failed,
+		added:    added,
+		worker:   name,
+		cfg:      p.cfg,
+		ranks:    make(map[uint32]*rankState),
+		entry:    newEntry(p.appends, p.journal, name, model),
+		failures: p.failed,
 
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
@@ -165,12 +160,10 @@ func (l *Lane) emitEntry(e *kvcastv1.RouterEvent) {
 	l.commit()
 }
 
-// emitRemovedWorker drops the lane's blocks and emits the event, under one lock: a reader that sees
-// that the worker is gone finds the entry too.
+// emitRemovedWorker drops the lane's blocks and emits the event.
 func (l *Lane) emitRemovedWorker(e *kvcastv1.RouterEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.gone = true
 	for _, r := range l.ranks {
 		l.drop(r)
 	}
@@ -220,24 +213,18 @@ func (l *Lane) fail(err error) {
 	}
 }
 
-// awaitAcknowledged waits until all entries so far are acknowledged. All state that was read from the
-// lane before the call is then in the journal.
+// awaitAcknowledged waits until all entries so far are acknowledged.
 func (l *Lane) awaitAcknowledged(ctx context.Context) error {
 	l.mu.Lock()
 	pending, err := l.entry.appended, l.failed
 	l.mu.Unlock()
-	if err == nil {
-		_, err = l.wait(ctx, pending)
+	if err != nil {
+		return err
 	}
-	return err
-}
-
-// wait waits for the acknowledgement of an append of the lane.
-func (l *Lane) wait(ctx context.Context, p journal.Pending) (seq uint64, err error) {
-	if seq, err = p.Wait(ctx); err != nil {
-		return 0, fmt.Errorf("wait for the entries of worker %q: %w", l.worker, err)
+	if _, err := pending.Wait(ctx); err != nil {
+		return fmt.Errorf("wait for the entries of worker %q: %w", l.worker, err)
 	}
-	return seq, nil
+	return nil
 }
 
 // maxRemovedNames bounds the removed workers whose last event id is kept. Publishers choose the

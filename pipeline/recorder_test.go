@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -68,13 +69,14 @@ func (c call) on(t target) {
 // recorder is a journal that decodes its records, and checks that their bytes equal the
 // encoding by proto.Marshal.
 type recorder struct {
-	mu      sync.Mutex // guards the fields below
+	index   *index.Index // has applied all records
+	mu      sync.Mutex   // guards the fields below
 	entries map[string][]*kvcastv1.Entry
 	errs    []error
 }
 
 func newRecorder() *recorder {
-	return &recorder{entries: make(map[string][]*kvcastv1.Entry)}
+	return &recorder{index: index.New(), entries: make(map[string][]*kvcastv1.Entry)}
 }
 
 func (r *recorder) Append(_ context.Context, rec journal.Record) (none journal.Pending, _ error) {
@@ -100,6 +102,7 @@ func (r *recorder) Append(_ context.Context, rec journal.Record) (none journal.P
 		r.errs = append(r.errs, fmt.Errorf("record of %+v and tiers %b has %v", rec.Source, rec.Tiers, &e))
 	}
 	r.entries[e.GetWorker()] = append(r.entries[e.GetWorker()], &e)
+	r.index.ApplyEntry(&e)
 	return none, nil
 }
 

@@ -59,7 +59,7 @@ type Config struct {
 	// slot.
 	StallTimeout time.Duration
 	// MaxSnapshots bounds the snapshots sent concurrently by Snapshot and Subscribe; default 4. Each may have a copy
-	// of one worker's block table. Up to MaxSubscribers further snapshots wait in FIFO order.
+	// of one dp rank's blocks, some 40 bytes a block. Up to MaxSubscribers further snapshots wait in FIFO order.
 	MaxSnapshots int
 	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 30 s.
 	MaxSnapshotWait time.Duration
@@ -91,6 +91,9 @@ type Config struct {
 	// Sources returns the status of each worker's sources, by worker name; nil: the sources are unknown. It must be
 	// safe for concurrent use. The server may modify the returned map.
 	Sources func() map[string][]*kvcastv1.SourceStatus
+	// Aliases returns for block hashes of a worker's sources the block hashes that entries have, with the names of the
+	// sources that hold the blocks now; nil if no worker has several sources. It must be safe for concurrent use.
+	Aliases func(worker string, rank uint32, hashes []uint64) map[uint64][]string
 	// Workers handles RegisterWorker and DeregisterWorker; nil: both are unimplemented.
 	Workers Workers
 	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints; empty: all.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
@@ -527,6 +528,8 @@ func holdersOfLongNames(t *testing.T) (*fixture, error) {
 // tooManyQueries starts one lookup more than may run and wait.
 func tooManyQueries(t *testing.T) (*fixture, error) {
 	h := overTCP(t, server.Config{}, journal.Config{})
+	h.addWorker()
+	h.append(1)
 	open := h.queries.close()
 	ended := make(chan error, 66)
 	for range cap(ended) {
@@ -569,13 +572,13 @@ func filtersTooLarge(t *testing.T) (*fixture, error) {
 }
 
 // brokenJournal panics in Read.
-type brokenJournal struct{ *journal.Memory }
+type brokenJournal struct{ *index.Follower }
 
 func (brokenJournal) Read(context.Context, journal.Query) (journal.Chunk, error) { panic("broken") }
 
 // panicsInTwoCalls checks that a panic ends only its call, and that the error does not describe the panic.
 func panicsInTwoCalls(t *testing.T) (h *fixture, err error) {
-	h = start(t, harness.InstanceConfig{WrapJournal: func(j *journal.Memory) server.Journal { return brokenJournal{j} }})
+	h = start(t, harness.InstanceConfig{WrapJournal: func(j *index.Follower) server.Journal { return brokenJournal{j} }})
 	for range 2 {
 		err = h.subscribe(checker.New(checker.Options{}), earliest()).end()
 		if strings.Contains(err.Error(), "broken") || strings.Contains(err.Error(), "goroutine") {

@@ -15,7 +15,6 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/server"
 	"github.com/kvcast/kvcast/test/checker"
@@ -33,8 +32,7 @@ type fixture struct {
 
 	lane    feed.Lane // lane of worker w
 	batches int64
-	buffers bufferCount // buffers of snapshots
-	queries gate        // blocks queries
+	queries gate // blocks queries
 }
 
 // overTCP starts a server on a TCP port.
@@ -59,7 +57,18 @@ func inMemory(t testing.TB, cfg server.Config, jcfg journal.Config) *fixture {
 func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *fixture {
 	t.Helper()
 	h := &fixture{t: t}
-	cfg.WrapState = func(p *pipeline.Pipeline) server.State { return countedState{p, &h.buffers, &h.queries} }
+	sources := cfg.Server.Sources
+	cfg.Server.Sources = func() map[string][]*kvcastv1.SourceStatus {
+		h.queries.pass()
+		if sources == nil {
+			return nil
+		}
+		return sources()
+	}
+	cfg.Server.Aliases = func(worker string, rank uint32, hashes []uint64) map[uint64][]string {
+		h.queries.pass()
+		return h.Pipeline.Aliases(worker, rank, hashes)
+	}
 	h.Instance = harness.StartInstance(t, cfg)
 	h.conn = h.Dial(t, opts...)
 	h.client = kvcastv1.NewRouterEventServiceClient(h.conn)

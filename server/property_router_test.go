@@ -133,11 +133,11 @@ func (m *machine) expectsDigests(r *machineRouter) bool {
 	if r.req.GetLatest() != nil || r.req.GetEarliest() != nil {
 		return false // the router may lack earlier blocks
 	}
-	digests, err := m.h.Pipeline.Digests(m.t.Context(), func(worker, model string) bool {
+	workers, _ := m.h.Follower.Index().Workers(func(worker, model string) bool {
 		f := r.req.GetFilter()
 		return among(f.GetWorkers(), worker) && among(f.GetModels(), model)
-	}, 0xff)
-	return err == nil && len(digests) > 0
+	})
+	return len(workers) > 0
 }
 
 func among(names []string, name string) bool {

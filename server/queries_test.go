@@ -39,10 +39,6 @@ var queryKinds = map[string]struct {
 		_, err := h.client.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{})
 		return err
 	}},
-	"status": {2, func(h *fixture, ctx context.Context) error { // shares the limiter with ListWorkers
-		_, err := h.client.GetStatus(ctx, &kvcastv1.GetStatusRequest{})
-		return err
-	}},
 }
 
 // TestQueriesAreLimited starts more queries than may run and wait.
@@ -54,6 +50,7 @@ func TestQueriesAreLimited(t *testing.T) {
 				reg := prometheus.NewRegistry()
 				h := inMemory(t, server.Config{Registerer: reg}, journal.Config{})
 				h.addWorker()
+				h.append(1)
 				open := h.queries.close()
 				ended := make(chan error, 100)
 				for range tt.running + waiting + excess {
@@ -69,8 +66,7 @@ func TestQueriesAreLimited(t *testing.T) {
 				for range len(ended) {
 					wantStatus(t, <-ended, codes.ResourceExhausted, "TOO_MANY_QUERIES")
 				}
-				label := strings.Replace(kind, "status", "workers", 1)
-				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_waiting", "kind", label); got != waiting {
+				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_waiting", "kind", kind); got != waiting {
 					t.Errorf("queries_waiting: got %v, want %d", got, waiting)
 				}
 				open()
@@ -79,7 +75,7 @@ func TestQueriesAreLimited(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_refused_total", "kind", label); got != excess {
+				if got := harness.Gather(t, reg).Value(t, "kvcast_server_queries_refused_total", "kind", kind); got != excess {
 					t.Errorf("queries_refused_total: got %v, want %d", got, excess)
 				}
 			})
@@ -91,6 +87,8 @@ func TestQueriesAreLimited(t *testing.T) {
 func TestQueryKindsAreIndependent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := inMemory(t, server.Config{}, journal.Config{})
+		h.addWorker()
+		h.append(1)
 		open := h.queries.close()
 		var running sync.WaitGroup
 		for _, kind := range []string{"tokens_lookup", "tokens_lookup", "block_lookup", "workers"} {
@@ -115,6 +113,8 @@ func TestQueryWaitEnds(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := inMemory(t, server.Config{}, journal.Config{})
+				h.addWorker()
+				h.append(1)
 				open := h.queries.close()
 				var running sync.WaitGroup
 				for range tt.running {

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/internal/budget"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -51,7 +52,7 @@ const (
 type Server struct {
 	cfg         Config
 	journal     Journal
-	state       State
+	index       *index.Index
 	grpc        *grpc.Server
 	connections *connections
 	health      *health.Server
@@ -79,14 +80,15 @@ type Server struct {
 	refusedCalls       logLimiter
 }
 
-// New returns a server of a journal and of the state that follows from its entries. Until StartServing, calls
-// that need the state are refused. New panics if its metrics are already registered.
-func New(cfg Config, j Journal, state State) *Server {
+// New returns a server of a journal, and of an index that has all of the journal's entries: j is an *index.Follower,
+// except in tests. Until StartServing, calls that need the state are refused. New panics if its metrics are already
+// registered.
+func New(cfg Config, j Journal, x *index.Index) *Server {
 	cfg = cfg.withDefaults()
 	all := promauto.With(prometheus.WrapRegistererWithPrefix("kvcast_server_", cfg.Registerer))
 	draining := make(chan struct{})
 	s := &Server{
-		cfg: cfg, journal: j, state: state, health: health.NewServer(),
+		cfg: cfg, journal: j, index: x, health: health.NewServer(),
 		subscribers: newSubscribers(cfg.MaxSubscribers),
 		replays:     newLimiter(cfg.MaxSubscribers, 0, 0),
 		snapshots:   newLimiter(cfg.MaxSnapshots, cfg.MaxSubscribers, cfg.MaxSnapshotWait),
@@ -105,7 +107,7 @@ func New(cfg Config, j Journal, state State) *Server {
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	calls := grpcprom.NewServerMetrics()
-	cfg.Registerer.MustRegister(calls, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes})
+	cfg.Registerer.MustRegister(calls, indexMetrics{x}, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes})
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})

@@ -5,27 +5,10 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/journal"
-	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
-
-// State is the state of all workers that follows from the journal's entries. The match functions select workers.
-// Its methods must be safe for concurrent use.
-type State interface {
-	// Workers returns the names of the matching workers, ascending.
-	Workers(match func(worker, model string) bool) []string
-	// Snapshot starts to read a worker's blocks; ok is false if the worker does not exist. The snapshot includes
-	// the worker's entries up to the newest entry of the journal at the call.
-	Snapshot(ctx context.Context, worker string, tiers journal.Tiers) (c pipeline.Snapshot, ok bool, err error)
-	// Digests returns the digests of the matching workers, grouped by worker. Each has the seq of the worker's
-	// last entry.
-	Digests(ctx context.Context, match func(worker, model string) bool, tiers journal.Tiers) ([]*kvcastv1.WorkerDigest, error)
-	// Status returns the status of the matching workers, without their sources.
-	Status(match func(worker, model string) bool) []*kvcastv1.WorkerStatus
-	// Lookup returns the holders of blocks.
-	Lookup(ctx context.Context, q pipeline.Query) ([]*kvcastv1.BlockHolder, error)
-}
 
 // snapshotAttempts is how many times a snapshot is started. It starts again if the journal evicts entries that the
 // end of the snapshot needs, because the client reads slowly.
@@ -126,49 +109,34 @@ func (c *cursor) sendState(ctx context.Context) (end uint64, err error) {
 		return 0, err
 	}
 	included := make(map[string]uint64) // the last seq that a worker's blocks include, by worker
-	for _, name := range c.server.state.Workers(c.filter.worker) {
-		snapshot, ok, err := c.server.state.Snapshot(ctx, name, c.filter.tiers)
-		if err != nil {
-			return 0, err
-		}
+	workers, _ := c.server.index.Workers(c.filter.worker)
+	for i := range workers {
+		name := workers[i].Name
+		snapshot, ok := c.server.index.Snapshot(name)
 		if !ok || !c.filter.worker(name, snapshot.Worker.GetAdded().GetModel()) {
 			continue // an entry after begin removed or replaced the worker
 		}
-		if err := c.sendWorker(snapshot); err != nil {
+		if err := c.sendWorker(ctx, snapshot); err != nil {
 			return 0, err
 		}
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		// The worker has no entry between snapshot.Seq and begin. The entries after snapshot.Seq may be evicted.
-		included[name] = max(snapshot.Seq, begin)
+		included[name] = snapshot.Seq
 	}
 	end = c.server.journal.Bounds().Newest
 	return end, c.sendEntriesSince(ctx, begin, end, included)
 }
 
-func (c *cursor) sendWorker(snapshot pipeline.Snapshot) error {
-	err := c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotWorker: snapshot.Worker})
+func (c *cursor) sendWorker(ctx context.Context, s index.Snapshot) error {
+	err := c.out.sendUnpositioned(&kvcastv1.SubscribeResponse{SnapshotWorker: s.Worker})
 	if err != nil {
 		return err
 	}
-	lastSend := time.Now()
-	for blocks, err := range snapshot.Blocks {
-		if err != nil {
+	for blocks := range s.Blocks(ctx, c.filter.tiers) {
+		if err := c.out.sendBlocks(blocks, s.Reuse); err != nil {
 			return err
 		}
-		switch {
-		case len(blocks) > 0:
-			err = c.out.sendBlocks(blocks, snapshot.Reuse)
-		case time.Since(lastSend) >= c.progressDelay():
-			err = c.sendHeartbeat()
-		default:
-			continue // the snapshot waits for the worker's lane
-		}
-		if err != nil {
-			return err
-		}
-		lastSend = time.Now()
 	}
 	return nil
 }

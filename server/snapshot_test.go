@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -49,13 +50,14 @@ func (e *busyEngine) step() {
 	for range 1 + e.rng.IntN(3) {
 		switch r := e.rng.IntN(200); {
 		case r < 120:
+			// As in an engine, the hash determines the block's parent: the block before, or that of half the hash.
 			ev := wire.Event{Kind: wire.KindStored, Tier: tier, BlockSize: 16}
-			for range 1 + e.rng.IntN(20) {
-				h := uint64(e.rng.IntN(5000)) + 1
+			first := uint64(e.rng.IntN(5000)) + 1
+			for h := first; h < first+20 && (h == first || h%16 != 1); h++ {
 				ev.BlockHashes, ev.TokensHashes = append(ev.BlockHashes, h), append(ev.TokensHashes, h*7)
 			}
-			if len(e.blocks) > 0 {
-				ev.HasParent, ev.Parent = true, e.blocks[e.rng.IntN(len(e.blocks))]
+			if ev.HasParent, ev.Parent = first > 1, first-1; first%16 == 1 {
+				ev.Parent = first / 2
 			}
 			e.blocks = append(e.blocks, ev.BlockHashes...)
 			b.Events = append(b.Events, ev)
@@ -210,22 +212,22 @@ func TestSnapshotReplacesCompactedEntries(t *testing.T) {
 
 // gatedJournal blocks Read while its gate is locked.
 type gatedJournal struct {
-	*journal.Memory
+	*index.Follower
 	gate sync.RWMutex
 }
 
 func (j *gatedJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
 	j.gate.RLock()
 	defer j.gate.RUnlock()
-	return j.Memory.Read(ctx, q)
+	return j.Follower.Read(ctx, q)
 }
 
 // TestCompactedSubscriberGetsSnapshotInSameStream blocks the reads of a stream, evicts all entries, and unblocks the
 // reads.
 func TestCompactedSubscriberGetsSnapshotInSameStream(t *testing.T) {
 	var j gatedJournal
-	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(m *journal.Memory) server.Journal {
-		j.Memory = m
+	h := start(t, harness.InstanceConfig{Journal: journal.Config{MaxBytes: 256 << 10}, WrapJournal: func(f *index.Follower) server.Journal {
+		j.Follower = f
 		return &j
 	}})
 	s := h.subscribe(checker.New(checker.Options{}), earliest())

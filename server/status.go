@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvcast/kvcast/pipeline"
+	"github.com/kvcast/kvcast/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -37,27 +37,18 @@ const (
 func fits(m proto.Message) bool { return proto.Size(m) <= maxResponse }
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
-func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
-	if err := s.workersQueries.acquire(ctx, s.journal.Bounds()); err != nil {
-		return nil, err
-	}
-	defer s.workersQueries.release()
+func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
 	b := s.journal.Bounds()
+	workers, blocks := s.index.Len()
 	out := &kvcastv1.GetStatusResponse{
 		Epoch:        b.Epoch,
 		OldestSeq:    b.Oldest,
 		NewestSeq:    b.Newest,
 		JournalBytes: uint64(s.journal.Bytes()),
+		Workers:      uint64(workers),
+		Blocks:       blocks,
 		Subscribers:  uint64(s.subscribers.inUse()),
 		Version:      s.cfg.Version,
-	}
-	for _, w := range s.state.Status(func(_, _ string) bool { return true }) {
-		out.Workers++
-		for _, r := range w.GetRanks() {
-			for _, t := range r.GetBlocks() {
-				out.Blocks += t.GetBlocks()
-			}
-		}
 	}
 	return out, nil
 }
@@ -73,7 +64,11 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 		return nil, err
 	}
 	defer s.workersQueries.release()
-	out := &kvcastv1.ListWorkersResponse{Workers: s.state.Status(filter.worker)}
+	workers, _ := s.index.Workers(filter.worker)
+	out := &kvcastv1.ListWorkersResponse{}
+	for i := range workers {
+		out.Workers = append(out.Workers, workerStatus(&workers[i]))
+	}
 	if s.cfg.Sources != nil {
 		sources := s.cfg.Sources()
 		for _, w := range out.GetWorkers() {
@@ -92,6 +87,28 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 			"narrow the filter to a model, or to some of the workers")
 	}
 	return out, nil
+}
+
+// workerStatus returns the status of a worker as far as it follows from entries.
+func workerStatus(w *index.Worker) *kvcastv1.WorkerStatus {
+	s := &kvcastv1.WorkerStatus{
+		Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, LastEventId: w.LastEventID,
+		Endpoint: w.Added.GetEndpoint(), Labels: w.Added.GetLabels(),
+	}
+	for i := range w.Ranks {
+		r := &w.Ranks[i]
+		rank := &kvcastv1.RankStatus{
+			DpRank: r.Rank, Incomplete: r.Reasons != 0, Gaps: r.Gaps, MissedBatches: r.MissedBatches,
+			Trust: r.Trust(), Reasons: r.Reasons.List(),
+		}
+		for tier, d := range r.Blocks {
+			if d.Blocks > 0 {
+				rank.Blocks = append(rank.Blocks, &kvcastv1.TierBlocks{Tier: kvcastv1.Tier(tier + 1), Blocks: d.Blocks})
+			}
+		}
+		s.Ranks = append(s.Ranks, rank)
+	}
+	return s
 }
 
 func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
@@ -138,15 +155,16 @@ func (s routerEvents) LookupBlocks(ctx context.Context, req *kvcastv1.LookupBloc
 		return nil, err
 	}
 	defer lookups.release()
-	holders, err := s.state.Lookup(ctx, pipeline.Query{
+	holders, err := s.index.Holders(ctx, &index.Lookup{
 		BlockHashes:  req.GetBlockHashes(),
 		TokensHashes: req.GetTokensHashes(),
 		Match:        filter.worker,
 		Tiers:        filter.tiers,
 		Limit:        maxHolders,
+		Alias:        s.cfg.Aliases,
 	})
 	switch {
-	case errors.Is(err, pipeline.ErrTooManyHolders):
+	case errors.Is(err, index.ErrTooManyHolders):
 		return nil, tooManyHolders(b, "have more than %d holders", maxHolders)
 	case err != nil:
 		return nil, status.FromContextError(err).Err()

@@ -2,12 +2,12 @@ package server
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -186,7 +186,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 			case <-aged:
 				return maxConnectionAge(j.Bounds())
 			case <-idle.C:
-				if due, err = c.progress(ctx, idle); err != nil {
+				if due, err = c.progress(idle); err != nil {
 					return err
 				}
 			default:
@@ -206,7 +206,7 @@ func (c *cursor) follow(ctx context.Context) (err error) {
 		case <-aged:
 			return maxConnectionAge(j.Bounds())
 		case <-idle.C:
-			if due, err = c.progress(ctx, idle); err != nil {
+			if due, err = c.progress(idle); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -222,9 +222,9 @@ func (c *cursor) progressDelay() time.Duration {
 }
 
 // progress sends Progress, or returns the digests to send later if the client requested digests.
-func (c *cursor) progress(ctx context.Context, idle *time.Timer) (*digests, error) {
+func (c *cursor) progress(idle *time.Timer) (*digests, error) {
 	if c.digests {
-		return c.readDigests(ctx)
+		return c.readDigests(), nil
 	}
 	idle.Reset(c.progressDelay())
 	return nil, c.sendProgress(nil)
@@ -247,48 +247,39 @@ type digests struct {
 	workers []*kvcastv1.WorkerDigest
 }
 
-// readDigests returns the digests at one seq, although it reads the workers at different times:
-//
-//  1. It reads each worker's digests, with the seq of the worker's last entry.
-//  2. The common seq is the largest of these seqs, or the newest seq before the first read if that is larger. It
-//     is at or after the cursor.
-//  3. It leaves out workers that have another entry up to the common seq. Only the entries appended since the
-//     first read can be such entries.
-func (c *cursor) readDigests(ctx context.Context) (*digests, error) {
-	j := c.server.journal
-	begin := j.Bounds().Newest
-	all, err := c.server.state.Digests(ctx, c.filter.worker, c.filter.tiers)
-	if err != nil {
-		return nil, err
+// readDigests returns the digests of all workers at one seq, which is at or after the cursor.
+func (c *cursor) readDigests() *digests {
+	workers, seq := c.server.index.Workers(c.filter.worker)
+	out := &digests{seq: seq}
+	for i := range workers {
+		out.workers = appendDigests(out.workers, &workers[i], c.filter.tiers)
 	}
-	out := &digests{seq: begin}
-	last := make(map[string]uint64) // the seq of a worker's digests, by worker
-	for _, d := range all {
-		last[d.GetWorker()] = d.GetSeq()
-		out.seq = max(out.seq, d.GetSeq())
+	return out
+}
+
+// appendDigests appends a digest for each selected tier of each rank that has had blocks; for a rank without, a digest
+// of the first selected tier. A worker without ranks has a digest of rank 0.
+func appendDigests(to []*kvcastv1.WorkerDigest, w *index.Worker, tiers journal.Tiers) []*kvcastv1.WorkerDigest {
+	ranks := w.Ranks
+	if len(ranks) == 0 {
+		ranks = make([]index.Rank, 1)
 	}
-	leaveOutChanged := func(seq uint64, s *journal.Source, _ journal.Tiers) journal.Match {
-		if digestSeq, ok := last[s.Worker]; ok && seq > digestSeq {
-			delete(last, s.Worker)
+	selected := uint8(tiers >> 1) // without bit 0, which is for events without a tier
+	for i := range ranks {
+		r := &ranks[i]
+		used := r.UsedTiers & selected
+		if used == 0 {
+			used = selected & -selected
 		}
-		return journal.MatchNone
-	}
-	for after := begin; after < out.seq; {
-		chunk, err := j.Read(ctx, journal.Query{After: after, Until: out.seq, Filter: leaveOutChanged})
-		if errors.Is(err, journal.ErrCompacted) {
-			return &digests{seq: c.seq}, nil // none, since the workers that changed are unknown
-		}
-		if err != nil {
-			return nil, err
-		}
-		after = chunk.Last
-	}
-	for _, d := range all {
-		if _, ok := last[d.GetWorker()]; ok {
-			out.workers = append(out.workers, d)
+		for tier, d := range r.Blocks {
+			if used&(1<<tier) != 0 {
+				to = append(to, &kvcastv1.WorkerDigest{
+					Worker: w.Name, DpRank: r.Rank, Tier: kvcastv1.Tier(tier + 1), Blocks: d.Blocks, Digest: d.XOR, Seq: w.LastSeq,
+				})
+			}
 		}
 	}
-	return out, nil
+	return to
 }
 
 // sendDigests sends the digests in one Progress, or in several if they exceed the size of a response. All digests

@@ -86,7 +86,8 @@ func (s workers) workerError(err error, name string) error {
 
 // exists reports whether there is a worker with the name, registered or not.
 func (s workers) exists(name string) bool {
-	return len(s.state.Status(func(worker, _ string) bool { return worker == name })) > 0
+	_, ok := s.index.Worker(name)
+	return ok
 }
 
 // workerConfig converts a spec that validate has checked.

@@ -264,7 +264,7 @@ func TestSimulatedRanksFormOneWorker(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &ended); err != nil {
 			t.Fatal(err)
 		}
-		s.metric(fmt.Sprintf(`kvcast_pipeline_blocks{dp_rank="%d",tier="device",worker="sim"} %d`, rank, ended.Blocks))
+		s.metric(fmt.Sprintf(`kvcast_index_blocks{dp_rank="%d",tier="device",worker="sim"} %d`, rank, ended.Blocks))
 	}
 }
 

@@ -152,10 +152,10 @@ func TestLossAndRestartAreReported(t *testing.T) {
 	}
 	for _, m := range []string{
 		`kvcast_pipeline_gaps_total{worker="w"} 1`,
-		`kvcast_pipeline_incomplete{dp_rank="0",worker="w"} 0`, // the restart resolved it
+		`kvcast_index_incomplete{dp_rank="0",worker="w"} 0`, // the restart resolved it
 		`kvcast_ingest_duplicates_total{worker="w"} 1`,
 		`kvcast_ingest_restarts_total{worker="w"} 1`,
-		`kvcast_pipeline_blocks{dp_rank="0",tier="device",worker="w"} 1`,
+		`kvcast_index_blocks{dp_rank="0",tier="device",worker="w"} 1`,
 		`kvcast_pipeline_raw_event_holes_total{worker="w"} 1`,
 	} {
 		s.metric(m)

@@ -12,7 +12,7 @@ const (
 	metricBatches       = "kvcast_ingest_batches_total"
 	metricStored        = "kvcast_pipeline_blocks_stored_total"
 	metricRemoved       = "kvcast_pipeline_blocks_removed_total"
-	metricBlocks        = "kvcast_pipeline_blocks"
+	metricBlocks        = "kvcast_index_blocks"
 	metricEntriesSent   = "kvcast_server_entries_sent_total"
 	metricEntryBytes    = "kvcast_server_entry_bytes_sent_total"
 	metricResponsesSent = "kvcast_server_responses_sent_total"
@@ -33,7 +33,7 @@ var faults = []string{
 	"kvcast_ingest_messages_refused_total",
 	"kvcast_pipeline_gaps_total",
 	"kvcast_pipeline_raw_event_holes_total",
-	"kvcast_pipeline_incomplete",
+	"kvcast_index_incomplete",
 	"kvcast_server_panics_total",
 }
 

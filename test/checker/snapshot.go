@@ -159,11 +159,10 @@ func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 		c.snap.missingParents[key] = append(c.snap.missingParents[key], stored.GetBlockHashes()[0])
 	}
 	c.view.ApplyEvent(name, ev)
-	set = c.view.set(name, key.rank, key.tier)
 	for _, h := range stored.GetBlockHashes() {
 		key.hash = h
 		for _, child := range c.snap.missingParents[key] {
-			if !descends(set, h, child) {
+			if !c.view.descends(name, key.rank, h, child) {
 				return broken(Snapshot, "block %016x of worker %q, rank %d, %v, after its child %016x",
 					h, name, key.rank, key.tier, child)
 			}
@@ -173,16 +172,26 @@ func (c *Checker) snapshotStored(ev *kvcastv1.RouterEvent) error {
 	return nil
 }
 
-// descends reports whether a block is a descendant of another one. If a parent descends from its
-// child, the two have no order.
-func descends(set map[uint64]Block, hash, from uint64) bool {
-	for range set {
-		b := set[hash]
-		if !b.HasParent {
-			return false
+// descends reports whether a block of a dp rank is a descendant of another one, in any tiers. If a parent descends from
+// its child, the two have no order.
+func (v *View) descends(worker string, rank uint32, hash, from uint64) bool {
+	visited := make(map[uint64]struct{})
+	for next := []uint64{hash}; len(next) > 0; {
+		hash := next[0]
+		next = next[1:]
+		if _, again := visited[hash]; again {
+			continue
 		}
-		if hash = b.Parent; hash == from {
-			return true
+		visited[hash] = struct{}{}
+		for tier := range kvcastv1.Tier_name {
+			b, ok := v.set(worker, rank, kvcastv1.Tier(tier))[hash]
+			switch {
+			case !ok || !b.HasParent:
+			case b.Parent == from:
+				return true
+			default:
+				next = append(next, b.Parent)
+			}
 		}
 	}
 	return false

@@ -7,12 +7,14 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
@@ -31,9 +33,8 @@ type InstanceConfig struct {
 	Listener net.Listener
 	// Starting keeps the server rejecting subscribers until Server.StartServing is called.
 	Starting bool
-	// WrapJournal and WrapState replace the server's journal and state; nil replaces nothing.
-	WrapJournal func(*journal.Memory) server.Journal
-	WrapState   func(*pipeline.Pipeline) server.State
+	// WrapJournal replaces the server's journal; nil replaces nothing.
+	WrapJournal func(*index.Follower) server.Journal
 }
 
 // Instance is kvcast in this process, without engines: the test writes batches directly into the
@@ -41,15 +42,38 @@ type InstanceConfig struct {
 type Instance struct {
 	Journal  *journal.Memory
 	Pipeline *pipeline.Pipeline
+	Follower *index.Follower
 	Server   *server.Server
 	// Target is the address that clients dial, such as 127.0.0.1:1234.
 	Target string
 
 	dialOptions []grpc.DialOption
 	served      chan error
+	followed    chan error
+	following   context.CancelFunc // ends the follower
 	stop        func() error
 	lanes       map[string]feed.Lane
 	batches     int64
+}
+
+// visibleJournal is a journal whose appends wait until subscribers can read the entry, so that a test that has written a
+// batch finds it everywhere.
+type visibleJournal struct {
+	*journal.Memory
+	follower *index.Follower
+}
+
+// Append implements pipeline.Journal.
+func (j visibleJournal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
+	p, err := j.Memory.Append(ctx, r)
+	if err != nil {
+		return p, err
+	}
+	seq, err := p.Wait(ctx)
+	if err != nil {
+		return p, err
+	}
+	return p, j.follower.Wait(ctx, seq)
 }
 
 // StartInstance starts an instance, which stops with the test.
@@ -69,25 +93,28 @@ func StartInstance(t testing.TB, cfg InstanceConfig) *Instance {
 
 // NewInstance starts an instance, which the caller stops.
 func NewInstance(cfg InstanceConfig) (*Instance, error) {
-	i := &Instance{Journal: journal.NewMemory(cfg.Journal), served: make(chan error, 1), lanes: make(map[string]feed.Lane)}
+	i := &Instance{Journal: journal.NewMemory(cfg.Journal), served: make(chan error, 1), followed: make(chan error, 1), lanes: make(map[string]feed.Lane)}
 	i.stop = sync.OnceValue(i.shutdown)
+	i.Follower = index.NewFollower(i.Journal, index.New(), func(time.Duration) {})
 	var err error
-	if i.Pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, i.Journal); err != nil {
+	if i.Pipeline, err = pipeline.New(pipeline.Config{MaxBlocks: pipeline.MaxMaxBlocks}, visibleJournal{i.Journal, i.Follower}); err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}
-	var entries server.Journal = i.Journal
+	var entries server.Journal = i.Follower
 	if cfg.WrapJournal != nil {
-		entries = cfg.WrapJournal(i.Journal)
+		entries = cfg.WrapJournal(i.Follower)
 	}
-	var state server.State = i.Pipeline
-	if cfg.WrapState != nil {
-		state = cfg.WrapState(i.Pipeline)
+	if cfg.Server.Aliases == nil {
+		cfg.Server.Aliases = i.Pipeline.Aliases
 	}
-	i.Server = server.New(cfg.Server, entries, state)
+	i.Server = server.New(cfg.Server, entries, i.Follower.Index())
 	l, err := i.listen(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}
+	following, cancel := context.WithCancel(context.Background())
+	i.following = cancel
+	go func() { i.followed <- i.Follower.Run(following) }()
 	go func() { i.served <- i.Server.Serve(l) }()
 	if !cfg.Starting {
 		i.Server.StartServing()
@@ -125,8 +152,10 @@ func (i *Instance) Stop() error { return i.stop() }
 func (i *Instance) shutdown() error {
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
+	i.following()
+	followed := <-i.followed
 	i.Server.Shutdown(ctx)
-	if err := errors.Join(<-i.served, ctx.Err()); err != nil {
+	if err := errors.Join(followed, <-i.served, ctx.Err()); err != nil {
 		return fmt.Errorf("stop server: %w", err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/internal/budget"
@@ -38,6 +39,7 @@ type Service struct {
 	watches   []discovery.Watch
 	journal   journal.Journal
 	pipeline  *pipeline.Pipeline
+	follower  *index.Follower
 	server    *server.Server
 	admin     *http.Server
 	grpcPort  net.Listener
@@ -59,6 +61,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		return nil, cli.UsageError{Err: err}
 	}
 	registry.MustRegister(s.pipeline, budget.Collector{blocks, attributes})
+	s.follower = index.NewFollower(entries, index.New(), indexMetrics(registry, s))
 
 	if c.Server.Tokens != nil && c.Server.TLS == nil {
 		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
@@ -66,7 +69,8 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	c.Server.MaxEvictedBytes = c.Journal.MaxBytes
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, registry
 	c.Server.Sources, c.Server.Workers = s.sourceStatus, workers{s}
-	s.server = server.New(c.Server, entries, s.pipeline)
+	c.Server.Aliases = s.pipeline.Aliases
+	s.server = server.New(c.Server, s.follower, s.follower.Index())
 	s.admin = &http.Server{Handler: s.server.NewAdmin(registry), ReadHeaderTimeout: 5 * time.Second}
 
 	defer func() {
@@ -87,6 +91,22 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 		return nil, fmt.Errorf("%w; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config", err)
 	}
 	return s, nil
+}
+
+// indexMetrics registers the metrics of the follower, and returns the function that it calls.
+func indexMetrics(registry *prometheus.Registry, s *Service) func(time.Duration) {
+	delay := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "kvcast_index_delay_seconds",
+		Help:    "Time from the receipt of a batch until subscribers can read its entry, of the oldest entry of those that are applied to the index together. Includes batch.timeout.",
+		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 16),
+	})
+	registry.MustRegister(delay, prometheus.NewGaugeFunc(
+		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
+		func() float64 {
+			applied := s.follower.Bounds().Newest
+			return float64(s.journal.Bounds().Newest - applied)
+		}))
+	return func(d time.Duration) { delay.Observe(d.Seconds()) }
 }
 
 func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
@@ -124,8 +144,11 @@ func (s *Service) Run(ctx context.Context) error {
 	defer stopDiscovery()
 	ingesting, stopIngest := context.WithCancel(beyond)
 	defer stopIngest()
+	following, stopFollowing := context.WithCancel(beyond)
+	defer stopFollowing()
 
 	discovered := make(chan struct{})
+	followDone := background(func() error { return s.follower.Run(following) })
 	ingestDone := background(func() error { return s.ingest.Run(ingesting) })
 	discoveryDone := background(func() error { return discover(discovering, s.watches, s.ingest, discovered) })
 	grpcDone := background(func() error { return s.server.Serve(s.grpcPort) })
@@ -141,6 +164,8 @@ func (s *Service) Run(ctx context.Context) error {
 	case failure = <-ingestDone:
 	case failure = <-grpcDone:
 	case failure = <-adminDone:
+	case failure = <-followDone:
+		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
 	case failure = <-s.pipeline.Failed():
 		failure = fmt.Errorf("%w; kvcast exits, because routers would miss entries: remove the cause and restart kvcast", failure)
 	}
@@ -157,6 +182,8 @@ func (s *Service) Run(ctx context.Context) error {
 	if err := s.pipeline.Close(deadline); failure == nil { // otherwise Close may return the same error
 		errs = append(errs, err)
 	}
+	stopFollowing()
+	errs = append(errs, <-followDone)
 	s.server.Shutdown(deadline)
 	errs = append(errs, s.journal.Close(deadline), s.admin.Close(), <-grpcDone)
 	if adminDone != nil {
@@ -175,6 +202,9 @@ func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
 	}
 	if missing != (unread{}) {
 		s.log.Warn("serving before all engines have been read", "not_connected", missing.connecting, "catching_up", missing.catchingUp)
+	}
+	if s.follower.Wait(ctx, s.journal.Bounds().Newest) != nil {
+		return
 	}
 	s.server.StartServing()
 	close(s.serving)
