@@ -4,31 +4,34 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"maps"
-	"slices"
 	"sync"
+	"sync/atomic"
 
+	"github.com/kvcast/kvcast/index"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
+
+const numTiers = index.NumTiers
 
 // View is the state of all workers according to one subscription. One goroutine applies the updates. Any number of
 // goroutines may query the View concurrently: a query sees all events of an entry or none, and waits while one entry
 // is applied, but not for a whole message or snapshot.
 //
-// A block of one worker takes at most 80 bytes, or 125 bytes while an ancestor of the block is unknown. Blocks that
-// several workers hold take less per worker.
+// A block of a dp rank takes at most 80 bytes, or 125 bytes while an ancestor of the block is unknown. Blocks that
+// several ranks hold take less per rank.
 //
 // While a snapshot is received, queries use the previous state, and both states take memory. Until the first
 // snapshot is complete, the View is empty and ViewStatus.Ready is false.
 type View struct {
+	state atomic.Pointer[index.Index] // replaced at the end of each snapshot
+
 	mu       sync.RWMutex
-	state    *state                // guarded by mu
 	status   ViewStatus            // guarded by mu
 	watchers map[*watcher]struct{} // guarded by mu
 
 	// Used only by the goroutine that applies updates.
-	pending  *state // the state of the snapshot that is being received; nil: none
-	complete bool   // the state has all blocks that the filter selects, so digests must match
+	pending  *index.Index // the state of the snapshot that is being received; nil: none
+	complete bool         // the state has all blocks that the filter selects, so digests must match
 }
 
 // ViewStatus is the status of a View.
@@ -48,7 +51,9 @@ type ViewStatus struct {
 
 // NewView returns an empty View.
 func NewView() *View {
-	return &View{state: newState(), watchers: make(map[*watcher]struct{})}
+	v := &View{watchers: make(map[*watcher]struct{})}
+	v.state.Store(index.New())
+	return v
 }
 
 // Follow applies all updates of a subscription. It returns the error that ended the subscription; nil if the
@@ -81,7 +86,7 @@ func (v *View) Apply(u Update) {
 	case m.GetAccepted() != nil:
 		v.complete = v.complete || m.GetAccepted().GetMode() == kvcastv1.Accepted_MODE_EARLIEST && u.Position.Seq == 0
 	case m.GetSnapshotBegin() != nil:
-		v.pending, v.complete = newState(), false
+		v.pending, v.complete = index.New(), false
 	case m.GetSnapshotEnd() != nil:
 		v.applySnapshot(u)
 		return
@@ -92,7 +97,6 @@ func (v *View) Apply(u Update) {
 		if !u.Position.IsZero() {
 			v.status.Ready, v.status.Position = true, u.Position
 		}
-		v.state.sweep()
 	})
 	if m.GetProgress() != nil && m.GetPosition() != nil && v.complete {
 		v.compareDigests(u)
@@ -103,35 +107,33 @@ func (v *View) Apply(u Update) {
 func (v *View) applyContents(m *kvcastv1.SubscribeResponse) {
 	if v.pending != nil {
 		if w := m.GetSnapshotWorker(); w != nil {
-			v.pending.applySnapshotWorker(w)
+			v.pending.ApplySnapshotWorker(w)
 		}
 		for _, b := range m.GetSnapshotBlocks() {
-			v.pending.applySnapshotBlocks(b)
+			v.pending.ApplySnapshotBlocks(b)
 		}
 		for _, e := range m.GetEntries() {
-			v.pending.applyEntry(e)
+			v.pending.ApplyEntry(e)
 		}
-		v.pending.sweep()
 		return
 	}
 	for _, e := range m.GetEntries() {
-		v.update(func() {
-			v.state.applyEntry(e)
-			v.state.sweep()
-			v.workerChanged(e.GetWorker())
-		})
+		v.state.Load().ApplyEntry(e)
+		v.update(func() { v.workerChanged(e.GetWorker()) })
 	}
 }
 
 // applySnapshot replaces the state with the pending state.
 func (v *View) applySnapshot(u Update) {
+	before := v.state.Swap(v.pending)
+	v.pending, v.complete = nil, true
 	v.update(func() {
-		for _, st := range []*state{v.state, v.pending} {
-			for name := range st.workers {
-				v.workerChanged(name)
+		for _, state := range []*index.Index{before, v.state.Load()} {
+			workers, _ := state.Workers(nil)
+			for _, w := range workers {
+				v.workerChanged(w.Name)
 			}
 		}
-		v.state, v.pending, v.complete = v.pending, nil, true
 		v.status.Ready, v.status.Live, v.status.Position = true, true, u.Position
 		v.status.Snapshots++
 		for w := range v.watchers {
@@ -140,7 +142,7 @@ func (v *View) applySnapshot(u Update) {
 	})
 }
 
-// update calls f while no query runs, and notifies watchers.
+// update calls f, and notifies watchers.
 func (v *View) update(f func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -176,7 +178,7 @@ type Worker struct {
 	// Added has the worker's endpoint, labels and other properties. It is nil if the subscription started after
 	// the worker was added. It must not be modified.
 	Added *kvcastv1.WorkerAdded
-	// Ranks are the dp ranks that have had events, ascending.
+	// Ranks are the dp ranks that were configured or have had events, ascending.
 	Ranks []Rank
 }
 
@@ -185,44 +187,46 @@ type Rank struct {
 	Rank uint32
 	// Blocks are the digests of the blocks, by kvcastv1.Tier.
 	Blocks [numTiers + 1]BlocksDigest
+	// Trust is how far the blocks can be trusted. If it is DEGRADED, Reasons are why, ascending.
+	Trust   kvcastv1.Trust
+	Reasons []kvcastv1.DegradedReason
 	// Incomplete reports whether the engine's blocks may differ, because events were lost, or because the engine
 	// was already running when kvcast first read it.
 	Incomplete bool
-	// Gaps is the number of Gap events since the worker was added or since the last snapshot. LastGap is the last
-	// of these events; nil: none. It must not be modified.
+	// Gaps is the number of gaps since the worker was added. LastGap is the last Gap event since then or since the
+	// last snapshot; nil: none. It must not be modified.
 	Gaps    uint64
 	LastGap *kvcastv1.Gap
 }
 
 // Workers returns all workers, ordered by name.
 func (v *View) Workers() []Worker {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	out := make([]Worker, 0, len(v.state.workers))
-	for _, name := range slices.Sorted(maps.Keys(v.state.workers)) {
-		out = append(out, v.state.workers[name].export())
+	all, _ := v.state.Load().Workers(nil)
+	out := make([]Worker, 0, len(all))
+	for i := range all {
+		out = append(out, exportWorker(&all[i]))
 	}
 	return out
 }
 
 // Worker returns a worker; ok is false if it does not exist.
 func (v *View) Worker(name string) (_ Worker, ok bool) {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	w := v.state.workers[name]
-	if w == nil {
+	w, ok := v.state.Load().Worker(name)
+	if !ok {
 		return Worker{}, false
 	}
-	return w.export(), true
+	return exportWorker(&w), true
 }
 
-func (w *worker) export() Worker {
-	out := Worker{Name: w.name, Model: w.model, BlockSize: w.blockSize, Added: w.added}
-	for _, n := range slices.Sorted(maps.Keys(w.ranks)) {
-		r := w.ranks[n]
-		rank := Rank{Rank: n, Incomplete: r.incomplete, Gaps: r.gaps, LastGap: r.lastGap}
-		for tier := range numTiers {
-			rank.Blocks[tier+1] = w.digest(n, tier)
+func exportWorker(w *index.Worker) Worker {
+	out := Worker{Name: w.Name, Model: w.Model, BlockSize: w.BlockSize, Added: w.Added}
+	for i := range w.Ranks {
+		r := &w.Ranks[i]
+		rank := Rank{
+			Rank: r.Rank, Trust: r.Trust(), Reasons: r.Reasons.List(), Incomplete: r.Reasons != 0, Gaps: r.Gaps, LastGap: r.LastGap,
+		}
+		for tier, d := range r.Blocks {
+			rank.Blocks[tier+1] = BlocksDigest(d)
 		}
 		out.Ranks = append(out.Ranks, rank)
 	}
@@ -231,20 +235,7 @@ func (w *worker) export() Worker {
 
 // Holds returns the tiers in which a dp rank of a worker holds the block with the engine's block hash.
 func (v *View) Holds(worker string, rank uint32, blockHash uint64) []kvcastv1.Tier {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	w := v.state.workers[worker]
-	if w == nil || w.ranks[rank] == nil {
-		return nil
-	}
-	_, tag, _ := w.ranks[rank].table.Get(blockHash)
-	var out []kvcastv1.Tier
-	for tier := range numTiers {
-		if tag&(1<<tier) != 0 {
-			out = append(out, kvcastv1.Tier(tier+1))
-		}
-	}
-	return out
+	return v.state.Load().Tiers(worker, rank, blockHash)
 }
 
 // BlocksDigest is a fingerprint of a set of block hashes.
@@ -271,47 +262,40 @@ func (e *DigestError) Error() string {
 		e.Worker, e.Rank, e.Tier, e.Got.Blocks, e.Got.XOR, e.Seq, e.Want.Blocks, e.Want.XOR)
 }
 
-// digest returns the digest of a rank's blocks in a tier; w may be nil.
-func (w *worker) digest(rank uint32, tier int) BlocksDigest {
-	if w == nil || w.ranks[rank] == nil {
-		return BlocksDigest{}
-	}
-	r := w.ranks[rank]
-	return BlocksDigest{r.blocks[tier], r.digests[tier]}
-}
-
 // compareDigests compares the state with the server's digests at the update's position, and requests a snapshot if
 // they differ. If the message has a digest of a worker, the worker's ranks and tiers without a digest must be empty.
 func (v *View) compareDigests(u Update) {
 	type place struct {
 		worker string
 		rank   uint32
-		tier   int
+		tier   kvcastv1.Tier
 	}
-	want := make(map[place]BlocksDigest)
-	names := make(map[string]struct{})
+	want, names := make(map[place]BlocksDigest), make(map[string]struct{})
 	for _, d := range u.Message.GetProgress().GetWorkers() {
-		if tier, ok := tierIndex(d.GetTier()); ok {
-			want[place{d.GetWorker(), d.GetDpRank(), tier}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
+		if t := d.GetTier(); t >= kvcastv1.Tier_TIER_DEVICE && t <= numTiers { // a tier that this version knows
+			want[place{d.GetWorker(), d.GetDpRank(), t}] = BlocksDigest{d.GetBlocks(), d.GetDigest()}
 			names[d.GetWorker()] = struct{}{}
 		}
 	}
+	got := make(map[place]BlocksDigest)
 	for name := range names {
-		if w := v.state.workers[name]; w != nil {
-			for rank := range w.ranks {
-				for tier := range numTiers {
-					if at := (place{name, rank, tier}); want[at] == (BlocksDigest{}) {
-						want[at] = BlocksDigest{} // no digest: the tier must be empty
-					}
-				}
+		w, _ := v.Worker(name)
+		for _, r := range w.Ranks {
+			for tier := kvcastv1.Tier_TIER_DEVICE; tier <= numTiers; tier++ {
+				got[place{name, r.Rank, tier}] = r.Blocks[tier]
 			}
+		}
+	}
+	for at := range got {
+		if _, ok := want[at]; !ok {
+			want[at] = BlocksDigest{} // without a digest, the tier must be empty
 		}
 	}
 	var differed uint64
 	for at, want := range want {
-		if got := v.state.workers[at.worker].digest(at.rank, at.tier); got != want {
+		if got := got[at]; got != want {
 			differed++
-			u.Resnapshot(&DigestError{at.worker, at.rank, kvcastv1.Tier(at.tier + 1), u.Position.Seq, got, want})
+			u.Resnapshot(&DigestError{at.worker, at.rank, at.tier, u.Position.Seq, got, want})
 		}
 	}
 	if len(want) > 0 {

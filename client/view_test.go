@@ -103,7 +103,7 @@ func TestMatchIsFilteredAndSorted(t *testing.T) {
 		of("x", added("another", "x:80"), chainOf(0, device, nil, 1, 2, 3, 4)),
 	))
 	match := func(worker string, rank uint32, tier kvcastv1.Tier, blocks int) client.Match {
-		m := client.Match{Worker: worker, Model: "m", Endpoint: worker + ":80", Rank: rank, Blocks: blocks, Tokens: 16 * blocks}
+		m := client.Match{Worker: worker, Model: "m", Endpoint: worker + ":80", Rank: rank, Blocks: blocks, Tokens: 16 * blocks, Trust: kvcastv1.Trust_TRUST_EXACT}
 		m.TierBlocks[tier] = blocks
 		return m
 	}
@@ -156,75 +156,6 @@ func TestMatchHashesTokens(t *testing.T) {
 	}
 }
 
-// TestRetiredRanksAreSwept clears and removes ranks with more blocks than one sweep visits, and stores other blocks.
-func TestRetiredRanksAreSwept(t *testing.T) {
-	const blocks = 20_000
-	v := startedView()
-	for round := range 10 {
-		storeChain(v, "w0", 0, blocks, 1000)
-		storeChain(v, "w1", 0, blocks, 1000)
-		name, event := "w0", &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{
-			Cleared: &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED},
-		}}
-		if round%2 == 1 {
-			name, event = "w1", workerRemoved(1)
-		}
-		v.Apply(entries(of(name, event)))
-		found := v.Match(client.Prompt{TokensHashes: []uint64{mixed(1), mixed(2)}})
-		if len(found) != 1 || found[0].Worker == name {
-			t.Fatalf("round %d: %s still matches: %+v", round, name, found)
-		}
-	}
-	v.Apply(entries(of("w0", workerRemoved(2)), of("w1", workerRemoved(3))))
-	for range 100 {
-		v.Apply(client.Update{Message: progress(0)})
-	}
-	if got := client.Indexed(v); got != 0 {
-		t.Errorf("%d sequence hashes in the index, want none", got)
-	}
-}
-
-// clearing returns an entry that stores blocks and clears the rank, many times.
-func clearing(times int, stored ...uint64) *kvcastv1.Entry {
-	e := of("w")
-	for range times {
-		if len(stored) > 0 {
-			e.Events = append(e.Events, chainOf(0, device, nil, stored...))
-		}
-		e.Events = append(e.Events, &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{
-			Cleared: &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED},
-		}})
-	}
-	return e
-}
-
-// TestRetiredRanksAreSweptWithinEntry retires many ranks in one entry, by clears or by adding workers again.
-func TestRetiredRanksAreSweptWithinEntry(t *testing.T) {
-	const times, most = 1000, 50
-	blocks := make([]uint64, 100)
-	for i := range blocks {
-		blocks[i] = mixed(uint64(i))
-	}
-	added := of("w")
-	for range times {
-		added.Events = append(added.Events, workerAdded(1), chainOf(0, device, nil, 1))
-	}
-	for name, e := range map[string]*kvcastv1.Entry{"cleared": clearing(times, blocks...), "added again": added} {
-		v := startedView()
-		v.Apply(entries(e))
-		if got := client.Holders(v); got > most {
-			t.Errorf("%s: %d ranks, want at most %d", name, got, most)
-		}
-		v.Apply(entries(of("w", workerRemoved(1))))
-		for range most {
-			v.Apply(client.Update{Message: progress(0)})
-		}
-		if got := client.Indexed(v); got != 0 {
-			t.Errorf("%s: %d sequence hashes in the index, want none", name, got)
-		}
-	}
-}
-
 func TestWorkers(t *testing.T) {
 	v := startedView()
 	gap := &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, MissedBatches: 3, FirstSeq: 1, LastSeq: 3}
@@ -235,7 +166,10 @@ func TestWorkers(t *testing.T) {
 		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1), Event: &kvcastv1.RouterEvent_Gap{Gap: gap}},
 		&kvcastv1.RouterEvent{DpRank: proto.Uint32(1)}, // of an unknown kind
 	)))
-	want := client.Worker{Name: "w", Model: "m", BlockSize: 16, Added: added, Ranks: []client.Rank{{Rank: 1, Incomplete: true, Gaps: 1, LastGap: gap}}}
+	want := client.Worker{Name: "w", Model: "m", BlockSize: 16, Added: added, Ranks: []client.Rank{{
+		Rank: 1, Trust: kvcastv1.Trust_TRUST_DEGRADED, Reasons: []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_GAP},
+		Incomplete: true, Gaps: 1, LastGap: gap,
+	}}}
 	want.Ranks[0].Blocks[host] = client.BlocksDigest{Blocks: 2, XOR: checker.Digest(map[uint64]struct{}{5: {}, 6: {}})}
 	got, ok := v.Worker("w")
 	if diff := cmp.Diff(want, got, cmp.Comparer(proto.Equal)); !ok || diff != "" {
@@ -478,4 +412,18 @@ func TestViewHasNewestBlockSize(t *testing.T) {
 	want(fresh, 32)
 	fresh.Apply(entries(of("w", chain(64, 5))))
 	want(fresh, 64)
+}
+
+// clearing returns an entry that stores blocks and clears the rank, many times.
+func clearing(times int, stored ...uint64) *kvcastv1.Entry {
+	e := of("w")
+	for range times {
+		if len(stored) > 0 {
+			e.Events = append(e.Events, chainOf(0, device, nil, stored...))
+		}
+		e.Events = append(e.Events, &kvcastv1.RouterEvent{DpRank: proto.Uint32(0), Event: &kvcastv1.RouterEvent_Cleared{
+			Cleared: &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_CLEARED},
+		}})
+	}
+	return e
 }
