@@ -71,20 +71,27 @@ func (x *Index) applyEncodedEntry(b []byte) (ingestTime int64, err error) {
 			ingestTime = int64(f.fixed)
 		case kvcastv1.EntryEventsField:
 			if w == nil {
-				if w = x.workers[string(name)]; w == nil {
-					w = x.worker(string(name), string(modelName))
-				}
+				w = x.encodedWorker(name, modelName)
 			}
 			if w, err = x.applyEncodedEvent(w, f.bytes); err != nil {
 				return 0, err
 			}
+		default: // the engine's time, or a field of a later version
 		}
 	}
-	if w == nil {
-		return 0, fmt.Errorf("entry %d of worker %q has no events", seq, name)
+	if w == nil { // no events
+		w = x.encodedWorker(name, modelName)
 	}
 	x.entryApplied(w, seq)
 	return ingestTime, nil
+}
+
+// encodedWorker is Index.worker for encoded names, without an allocation for a known worker.
+func (x *Index) encodedWorker(name, modelName []byte) *worker {
+	if w := x.workers[string(name)]; w != nil {
+		return w
+	}
+	return x.worker(string(name), string(modelName))
 }
 
 // field is a field of an encoded message. Which of the values is valid follows from its type.
@@ -181,6 +188,7 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 				d.lora = string(f.bytes)
 			}
 			s.LoRA = d.lora
+		default: // token ids, or a field of a later version
 		}
 	}
 	s.Blocks, s.Tokens = d.blocks, d.tokens

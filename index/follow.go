@@ -66,8 +66,10 @@ func (f *Follower) Wait(ctx context.Context, seq uint64) error {
 	}
 }
 
-// Bytes and EvictedBytes are those of the journal.
-func (f *Follower) Bytes() int        { return f.journal.Bytes() }
+// Bytes returns the size of the retained entries.
+func (f *Follower) Bytes() int { return f.journal.Bytes() }
+
+// EvictedBytes returns the size of the evicted entries that streams still reference.
 func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
 
 // Run applies entries until ctx ends, and then those that are left. It returns an error if the journal cannot be read,
@@ -75,7 +77,12 @@ func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
 func (f *Follower) Run(ctx context.Context) error {
 	reading := context.WithoutCancel(ctx)
 	for {
-		changed, ended := f.journal.Changed(), ctx.Err() != nil
+		changed, ended := f.journal.Changed(), false
+		select {
+		case <-ctx.Done():
+			ended = true
+		default:
+		}
 		switch more, err := f.turn(reading); {
 		case err != nil:
 			return err
@@ -141,9 +148,8 @@ func (f *Follower) wakeReaders() {
 
 // Bounds returns the journal's bounds, with the last entry applied as the newest.
 func (f *Follower) Bounds() journal.Bounds {
-	applied := f.applied.Load() // before the journal's bounds, so that it is not beyond them
 	b := f.journal.Bounds()
-	b.Newest = applied
+	b.Newest = f.applied.Load() // after the journal's bounds, since entries up to it may be evicted
 	return b
 }
 
