@@ -45,35 +45,35 @@ func TestTrustFollowsFromEvents(t *testing.T) {
 		groups       bool
 		trust        kvcastv1.Trust
 	}{
-		"no events of the rank":                   {events: []any{added}, trust: exact},
-		"blocks only":                             {events: []any{stored(1), removed(1)}, trust: exact},
-		"joined late":                             {events: []any{gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)}, reasons: reasons{late}, gaps: 1, trust: degraded},
-		"replay unavailable":                      {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
-		"replay incomplete":                       {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_INCOMPLETE, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
-		"replay forgotten":                        {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
-		"possible restart":                        {events: []any{gap(kvcastv1.Gap_REASON_POSSIBLE_RESTART, 0)}, reasons: reasons{restarted}, gaps: 1, trust: degraded},
-		"two publishers":                          {events: []any{gap(kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER, 0)}, reasons: reasons{conflict}, gaps: 1, trust: degraded},
-		"too many blocks":                         {events: []any{gap(kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, 0)}, reasons: reasons{omitted}, gaps: 1, trust: degraded},
-		"too many attributes":                     {events: []any{gap(kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, 0)}, reasons: reasons{omitted}, gaps: 1, trust: degraded},
-		"a shared tier":                           {events: []any{gap(kvcastv1.Gap_REASON_SHARED_TIER, 0)}, reasons: reasons{shared}, gaps: 1, trust: degraded},
-		"a reason of a later version":             {events: []any{gap(99, 0)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
-		"no reason":                               {events: []any{gap(0, 0)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
-		"two reasons":                             {events: []any{gap(kvcastv1.Gap_REASON_SHARED_TIER, 0), gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)}, reasons: reasons{late, shared}, gaps: 2, trust: degraded},
-		"missed batches that overflow":            {events: []any{gap(1, math.MaxUint64), gap(1, 5)}, reasons: reasons{gapReasonOf(1)}, gaps: 2, missed: math.MaxUint64, trust: degraded},
-		"stores do not repair":                    {events: []any{gap(99, 0), stored(1), removed(1)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
-		"cleared by the engine":                   {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED)}, gaps: 1, missed: 1, trust: exact},
-		"restarted":                               {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)}, gaps: 1, missed: 1, trust: exact},
-		"cleared for a gap":                       {events: []any{gap(kvcastv1.Gap_REASON_JOINED_LATE, 1), cleared(kvcastv1.Cleared_REASON_UNREPAIRED_GAP)}, reasons: reasons{lost}, gaps: 2, missed: 1, trust: degraded},
-		"some tiers cleared":                      {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED, device)}, reasons: reasons{lost}, gaps: 1, missed: 1, trust: degraded},
-		"a gap after a clear":                     {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED), gap(kvcastv1.Gap_REASON_JOINED_LATE, 1)}, reasons: reasons{late}, gaps: 2, missed: 2, trust: degraded},
-		"other groups":                            {events: []any{groups}, groups: true, trust: upper},
-		"other groups and a gap":                  {events: []any{groups, gap(99, 0)}, reasons: reasons{lost}, gaps: 1, groups: true, trust: degraded},
-		"other groups, cleared by the engine":     {events: []any{groups, cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED)}, groups: true, trust: upper},
-		"other groups, cleared for a gap":         {events: []any{groups, cleared(kvcastv1.Cleared_REASON_UNREPAIRED_GAP)}, reasons: reasons{lost}, gaps: 1, groups: true, trust: degraded},
-		"other groups, restarted":                 {events: []any{groups, cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)}, trust: exact},
-		"added again":                             {events: []any{groups, gap(99, 1), added}, trust: exact},
-		"removed and added":                       {events: []any{groups, gap(99, 1), &kvcastv1.WorkerRemoved{}, added}, trust: exact},
-		"a kind of a later version":               {events: []any{groups, nil}, groups: true, trust: upper},
+		"no events of the rank":               {events: []any{added}, trust: exact},
+		"blocks only":                         {events: []any{stored(1), removed(1)}, trust: exact},
+		"joined late":                         {events: []any{gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)}, reasons: reasons{late}, gaps: 1, trust: degraded},
+		"replay unavailable":                  {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
+		"replay incomplete":                   {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_INCOMPLETE, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
+		"replay forgotten":                    {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
+		"possible restart":                    {events: []any{gap(kvcastv1.Gap_REASON_POSSIBLE_RESTART, 0)}, reasons: reasons{restarted}, gaps: 1, trust: degraded},
+		"two publishers":                      {events: []any{gap(kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER, 0)}, reasons: reasons{conflict}, gaps: 1, trust: degraded},
+		"too many blocks":                     {events: []any{gap(kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, 0)}, reasons: reasons{omitted}, gaps: 1, trust: degraded},
+		"too many attributes":                 {events: []any{gap(kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, 0)}, reasons: reasons{omitted}, gaps: 1, trust: degraded},
+		"a shared tier":                       {events: []any{gap(kvcastv1.Gap_REASON_SHARED_TIER, 0)}, reasons: reasons{shared}, gaps: 1, trust: degraded},
+		"a reason of a later version":         {events: []any{gap(99, 0)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
+		"no reason":                           {events: []any{gap(0, 0)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
+		"two reasons":                         {events: []any{gap(kvcastv1.Gap_REASON_SHARED_TIER, 0), gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)}, reasons: reasons{late, shared}, gaps: 2, trust: degraded},
+		"missed batches that overflow":        {events: []any{gap(99, math.MaxUint64), gap(99, 5)}, reasons: reasons{lost}, gaps: 2, missed: math.MaxUint64, trust: degraded},
+		"stores do not repair":                {events: []any{gap(99, 0), stored(1), removed(1)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
+		"cleared by the engine":               {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED)}, gaps: 1, missed: 1, trust: exact},
+		"restarted":                           {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)}, gaps: 1, missed: 1, trust: exact},
+		"cleared for a gap":                   {events: []any{gap(kvcastv1.Gap_REASON_JOINED_LATE, 1), cleared(kvcastv1.Cleared_REASON_UNREPAIRED_GAP)}, reasons: reasons{lost}, gaps: 2, missed: 1, trust: degraded},
+		"some tiers cleared":                  {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED, device)}, reasons: reasons{lost}, gaps: 1, missed: 1, trust: degraded},
+		"a gap after a clear":                 {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED), gap(kvcastv1.Gap_REASON_JOINED_LATE, 1)}, reasons: reasons{late}, gaps: 2, missed: 2, trust: degraded},
+		"other groups":                        {events: []any{groups}, groups: true, trust: upper},
+		"other groups and a gap":              {events: []any{groups, gap(99, 0)}, reasons: reasons{lost}, gaps: 1, groups: true, trust: degraded},
+		"other groups, cleared by the engine": {events: []any{groups, cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED)}, groups: true, trust: upper},
+		"other groups, cleared for a gap":     {events: []any{groups, cleared(kvcastv1.Cleared_REASON_UNREPAIRED_GAP)}, reasons: reasons{lost}, gaps: 1, groups: true, trust: degraded},
+		"other groups, restarted":             {events: []any{groups, cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)}, trust: exact},
+		"added again":                         {events: []any{groups, gap(99, 1), added}, trust: exact},
+		"removed and added":                   {events: []any{groups, gap(99, 1), &kvcastv1.WorkerRemoved{}, added}, trust: exact},
+		"a kind of a later version":           {events: []any{groups, nil}, groups: true, trust: upper},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := index.New()
@@ -106,8 +106,6 @@ func TestTrustFollowsFromEvents(t *testing.T) {
 		})
 	}
 }
-
-func gapReasonOf(kvcastv1.Gap_Reason) kvcastv1.DegradedReason { return kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE }
 
 func TestLastGapIsTheLastOfTheRank(t *testing.T) {
 	x := index.New()
