@@ -25,7 +25,7 @@ func TestEncodedEntriesApplyLikeMessages(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want, got := index.New(), index.New()
 		anyParent := rapid.Bool().Draw(t, "any parent")
-		for seq := uint64(1); seq <= 40; {
+		for seq := uint64(1); seq <= 20; {
 			var batch []*kvcastv1.Entry
 			ingestTime := int64(0)
 			for range rapid.IntRange(0, 3).Draw(t, "entries") {

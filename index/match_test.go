@@ -95,13 +95,23 @@ func newWorld(t *rapid.T) *world {
 // prompt is a prompt with its tokens hashes for each block size.
 type prompt struct{ index.Prompt }
 
+// conversations have common first tokens.
+var conversations = [][]uint32{
+	{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2}, {2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1},
+}
+
 func drawPrompt(t *rapid.T) prompt {
-	return prompt{index.Prompt{
-		TokenIDs: rapid.SliceOfN(rapid.Uint32Range(1, 2), 0, 14).Draw(t, "tokens"),
-		LoRA:     rapid.SampledFrom([]string{"", "", "adapter"}).Draw(t, "lora"),
-		Salt:     rapid.SampledFrom([]string{"", "", "salt"}).Draw(t, "salt"),
-		Eagle:    rapid.IntRange(0, 3).Draw(t, "eagle") == 0,
-	}}
+	p := prompt{index.Prompt{TokenIDs: rapid.SampledFrom(conversations).Draw(t, "conversation")}}
+	p.TokenIDs = p.TokenIDs[:rapid.IntRange(0, len(p.TokenIDs)).Draw(t, "tokens")]
+	switch rapid.IntRange(0, 15).Draw(t, "kind of content") {
+	case 13:
+		p.LoRA = "adapter"
+	case 14:
+		p.Salt = "salt"
+	case 15:
+		p.Eagle = true
+	}
+	return p
 }
 
 func (p prompt) tokensHashes(size uint32) []uint64 {
@@ -136,7 +146,7 @@ func (w *world) change() {
 	hashes := p.tokensHashes(r.size)
 	tier := kvcastv1.Tier(rapid.SampledFrom([]int32{1, 1, 2, 4}).Draw(t, "tier"))
 	bit := uint8(1) << (tier - 1)
-	switch rapid.IntRange(0, 12).Draw(t, "change") {
+	switch rapid.IntRange(0, 19).Draw(t, "change") {
 	case 0:
 		w.apply(r, cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED), 0)
 		clear(r.blocks)
@@ -174,8 +184,11 @@ func (w *world) store(r *modelRank, hashes []uint64, tier kvcastv1.Tier) {
 	if len(hashes) == 0 {
 		return
 	}
-	from := rapid.IntRange(0, len(hashes)-1).Draw(w.t, "first")
-	to := rapid.IntRange(from, len(hashes)).Draw(w.t, "end")
+	from, to := 0, len(hashes)
+	if rapid.Bool().Draw(w.t, "a part") {
+		from = rapid.IntRange(0, len(hashes)-1).Draw(w.t, "first")
+		to = rapid.IntRange(from, len(hashes)).Draw(w.t, "end")
+	}
 	s := &kvcastv1.Stored{BlockSize: r.size}
 	if from > 0 {
 		s.ParentHash = proto.Uint64(blockHash(pathOf(hashes, from), r.engine()))
@@ -273,7 +286,7 @@ func TestMatchesEqualTheBlocksOfEachRank(t *testing.T) {
 		w := newWorld(t)
 		var m index.Matches
 		for range rapid.IntRange(1, 8).Draw(t, "rounds") {
-			for range rapid.IntRange(1, 10).Draw(t, "changes") {
+			for range rapid.IntRange(1, 20).Draw(t, "changes") {
 				w.change()
 			}
 			q, prompts := w.drawQuery()
