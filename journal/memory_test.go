@@ -129,6 +129,95 @@ func TestMemoryEvictsByAgeWithoutAppends(t *testing.T) {
 	})
 }
 
+// TestMemoryRetainsPinnedEntries appends to a journal that is full of pinned entries: appends wait until a later entry is
+// pinned, and no entry is lost.
+func TestMemoryRetainsPinnedEntries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit, entries = 64 << 10, 500
+		m := journal.NewMemory(journal.Config{MaxBytes: limit, MaxAge: time.Minute})
+		m.Pin(0)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for n := range entries {
+				add(m, journaltest.Record(n, 500))
+			}
+		}()
+		for after := uint64(0); after < entries; {
+			<-time.After(time.Hour) // pinned entries do not expire
+			synctest.Wait()         // the appends wait, or all are done
+			b := m.Bounds()
+			if b.Oldest > after+1 || b.Newest <= after || m.Bytes() > limit {
+				t.Fatalf("pinned after %d: entries %d to %d in %d bytes", after, b.Oldest, b.Newest, m.Bytes())
+			}
+			c, err := m.Read(t.Context(), journal.Query{After: after, MaxBytes: 10_000})
+			if err != nil {
+				t.Fatalf("read after the pinned seq %d: %v", after, err)
+			}
+			for _, e := range journaltest.Decode(t, c) {
+				if after++; e.GetSeq() != after || e.GetWorker() != journaltest.Record(int(after)-1, 0).Source.Worker {
+					t.Fatalf("got entry %d of %s, want entry %d", e.GetSeq(), e.GetWorker(), after)
+				}
+			}
+			m.Pin(after)
+		}
+		<-done
+		if b := m.Bounds(); b.Newest != entries || b.Oldest == 1 {
+			t.Errorf("all entries are read: got %+v, want the first evicted", b)
+		}
+	})
+}
+
+// fill appends to a journal whose entries are all pinned until an append waits, and returns that append's result.
+func fill(ctx context.Context, m *journal.Memory) <-chan error {
+	m.Pin(0)
+	done := make(chan error, 1)
+	go func() {
+		for n := 0; ; n++ {
+			if _, err := m.Append(ctx, journaltest.Record(n, 500)); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	synctest.Wait()
+	return done
+}
+
+func TestMemoryAppendThatWaitsForAPinEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, test := range map[string]struct {
+			end  func(*journal.Memory, context.CancelFunc)
+			want error
+		}{
+			"with its context": {func(_ *journal.Memory, cancel context.CancelFunc) { cancel() }, context.Canceled},
+			"when the journal is closed": {func(m *journal.Memory, _ context.CancelFunc) {
+				if err := m.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}, journal.ErrClosed},
+		} {
+			m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
+			ctx, cancel := context.WithCancel(t.Context())
+			done := fill(ctx, m)
+			select {
+			case err := <-done:
+				t.Fatalf("%s: an append has failed before: %v", name, err)
+			default:
+			}
+			full := m.Bounds()
+			test.end(m, cancel)
+			if err := <-done; !errors.Is(err, test.want) {
+				t.Errorf("%s: got error %v, want %v", name, err, test.want)
+			}
+			cancel()
+			if got := m.Bounds(); got != full || got.Oldest != 1 {
+				t.Errorf("%s: entries %d to %d, want 1 to %d", name, got.Oldest, got.Newest, full.Newest)
+			}
+		}
+	})
+}
+
 // TestMemoryEncodesAnEntryOnce checks that two reads return the same memory.
 func TestMemoryEncodesAnEntryOnce(t *testing.T) {
 	m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
