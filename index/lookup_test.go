@@ -93,7 +93,7 @@ func TestHoldersEqualTheBlocks(t *testing.T) {
 		for _, w := range all {
 			for _, r := range w.Ranks {
 				for hash, b := range x.Blocks(w.Name, r.Rank) {
-					if !slices.Contains(q.BlockHashes, hash) && !(b.HasTokens && slices.Contains(q.TokensHashes, b.Tokens)) {
+					if wanted := slices.Contains(q.BlockHashes, hash) || b.HasTokens && slices.Contains(q.TokensHashes, b.Tokens); !wanted {
 						continue
 					}
 					tiers := x.Tiers(w.Name, r.Rank, hash)
