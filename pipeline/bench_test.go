@@ -22,29 +22,38 @@ func (n *nowhere) Append(_ context.Context, r journal.Record) (journal.Pending, 
 	return journal.Pending{}, nil
 }
 
-// poolBlocks is the cache size in blocks of a steady lane's engine.
-const poolBlocks = 10_000
+// poolBlocks is the usual cache size in blocks of a steady lane's engine. Tables of largePoolBlocks are
+// much larger than the processor's caches.
+const (
+	poolBlocks      = 10_000
+	largePoolBlocks = 1_000_000
+)
 
 // benchLane is a lane under benchmark. Each batch stores a chain of blocks of 16 tokens and
-// evicts as many, which were stored poolBlocks earlier.
+// evicts as many, which were stored pool blocks earlier.
 type benchLane struct {
 	pipeline *pipeline.Pipeline
 	lane     feed.Lane
 	journal  *nowhere
 	blocks   int
+	pool     uint64
 	next     uint64
 	batch    feed.Batch
 }
 
-// newSteadyLane makes a lane whose cache is full.
+// newSteadyLane makes a lane whose cache of poolBlocks is full.
 func newSteadyLane(tb testing.TB, blocks int) *benchLane {
 	tb.Helper()
 	l := newLane(tb, blocks)
-	// Fill the pool twice, so that the table has evicted blocks.
-	for range 2 * poolBlocks / blocks {
+	l.fill()
+	return l
+}
+
+// fill stores the pool twice, so that the table has evicted blocks.
+func (l *benchLane) fill() {
+	for range 2 * int(l.pool) / l.blocks {
 		l.step()
 	}
-	return l
 }
 
 // newLane makes a lane whose cache is empty.
@@ -56,7 +65,7 @@ func newLane(tb testing.TB, blocks int) *benchLane {
 // newBoundedLane makes a lane with a limit of blocks per rank.
 func newBoundedLane(tb testing.TB, blocks, maxBlocks int) *benchLane {
 	tb.Helper()
-	l := &benchLane{journal: &nowhere{}, blocks: blocks}
+	l := &benchLane{journal: &nowhere{}, blocks: blocks, pool: poolBlocks}
 	p, err := pipeline.New(pipeline.Config{
 		MaxBlocksPerRank: maxBlocks,
 		Blocks:           budget.New("blocks", 1<<40), // the benchmark includes its bookkeeping
@@ -84,7 +93,7 @@ func (l *benchLane) step() {
 	l.batch.Events[0].Parent = l.hash(l.next - 1)
 	for i := range l.blocks {
 		for _, e := range l.batch.Events[1:] {
-			e.BlockHashes[i] = l.hash(l.next - poolBlocks)
+			e.BlockHashes[i] = l.hash(l.next - l.pool)
 		}
 		l.batch.Events[0].BlockHashes[i] = l.hash(l.next)
 		l.batch.Events[0].TokensHashes[i] = l.next
@@ -94,13 +103,19 @@ func (l *benchLane) step() {
 }
 
 func benchmarkLane(b *testing.B, blocks int) {
-	l := newSteadyLane(b, blocks)
-	l.journal.bytes = 0
-	b.ReportAllocs()
-	for b.Loop() {
-		l.step()
+	for _, pool := range []uint64{poolBlocks, largePoolBlocks} {
+		b.Run(fmt.Sprint("pool=", pool), func(b *testing.B) {
+			l := newLane(b, blocks)
+			l.pool = pool
+			l.fill()
+			l.journal.bytes = 0
+			b.ReportAllocs()
+			for b.Loop() {
+				l.step()
+			}
+			b.ReportMetric(float64(l.journal.bytes)/float64(b.N), "journal-B/op")
+		})
 	}
-	b.ReportMetric(float64(l.journal.bytes)/float64(b.N), "journal-B/op")
 }
 
 // BenchmarkLaneB1 measures batches that each store 16 blocks of 16 tokens and evict 16.

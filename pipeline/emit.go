@@ -36,6 +36,7 @@ func (l *Lane) flushStores(r *run) {
 		l.reportRefused(rank, r.key.rank, consolidate.RefusedAttributes, len(r.hashes))
 		return
 	}
+	l.prefetchRun(t, r)
 	before, n := t.blocks.len(), len(r.hashes)
 	if rank.blocks()+n > l.cfg.MaxBlocksPerRank || !l.tableBlocks.Reserve(int64(n)) {
 		l.storeWithin(rank, t, r, slot)
@@ -49,6 +50,7 @@ func (l *Lane) flushStores(r *run) {
 
 func (l *Lane) flushRemoves(r *run) {
 	t := l.newTable(l.rank(r.key.rank), r.key.tier)
+	l.prefetchRun(t, r)
 	before := t.blocks.len()
 	gone := r.hashes[:0]
 	for i, hash := range r.hashes {
@@ -59,6 +61,13 @@ func (l *Lane) flushRemoves(r *run) {
 	l.tableBlocks.Release(int64(before - t.blocks.len()))
 	l.counts.removesSuppressed += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
+}
+
+// prefetchRun loads the segments of a run's blocks, unless prefetch did.
+func (l *Lane) prefetchRun(t *table, r *run) {
+	if !l.prefetched {
+		t.blocks.table.Prefetch(r.hashes)
+	}
 }
 
 // emitStored adds an event for stored blocks, if there are any.

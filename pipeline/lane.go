@@ -32,6 +32,7 @@ type Lane struct {
 	ranks       map[uint32]*rankState
 	lastRawIDs  []uint64 // by source index
 	pending     run
+	prefetched  bool        // prefetch loaded the blocks of the current batch
 	timer       *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
 	entry       entry
 	counts      laneCounts
@@ -63,6 +64,7 @@ func (l *Lane) Batch(b *feed.Batch) {
 	}
 	l.entry.begin(b.EngineTime, b.IngestTime)
 	l.announcements.BeginBatch()
+	l.prefetch(b)
 	if b.GroupsOmitted {
 		l.omitGroups(b.Rank)
 	}
@@ -85,7 +87,32 @@ func (l *Lane) Batch(b *feed.Batch) {
 		}
 	}
 	l.deferFlush()
+	l.prefetched = false
 	l.commit()
+}
+
+// maxPrefetch is the number of blocks up to which a batch is prefetched as a whole. So many segments fit
+// into a first-level cache.
+const maxPrefetch = 128
+
+// prefetch loads the table segments of a batch's blocks, so that the cache misses of all its events
+// overlap. If it does nothing, flush prefetches each run: the tables have other hashes than the batch if
+// there are several sources, and with a timeout, the run may be flushed much later.
+func (l *Lane) prefetch(b *feed.Batch) {
+	r, n := l.ranks[b.Rank], 0
+	for i := range b.Events {
+		n += len(b.Events[i].BlockHashes)
+	}
+	if r == nil || n > maxPrefetch || l.consolidation != oneSource || l.cfg.Timeout > 0 {
+		return
+	}
+	for i := range b.Events {
+		e := &b.Events[i]
+		if t := r.tables[e.Tier]; t != nil {
+			t.blocks.table.Prefetch(e.BlockHashes)
+		}
+	}
+	l.prefetched = true
 }
 
 // Gap emits that batches are missing. The rank is then incomplete, and each block has one copy,
