@@ -68,10 +68,10 @@ func TestSteadySharedLaneAllocatesNothing(t *testing.T) {
 // each store every block under a different name.
 func TestMemoryOfAMillionBlocks(t *testing.T) {
 	const million = 1_000_000
-	if got := bytesPerBlock(t, million); got > 64 {
-		t.Errorf("bytes of a block: got %.1f, want at most 64", got)
+	if got := bytesPerBlock(t, million); got > 40 {
+		t.Errorf("bytes of a block: got %.1f, want at most 40", got)
 	}
-	if got := sharedBytesPerBlock(t, million); got > 205 {
-		t.Errorf("bytes of a block of two sources: got %.1f, want at most 205", got)
+	if got := sharedBytesPerBlock(t, million); got > 195 {
+		t.Errorf("bytes of a block of two sources: got %.1f, want at most 195", got)
 	}
 }

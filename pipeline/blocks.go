@@ -1,17 +1,12 @@
 package pipeline
 
-import (
-	"github.com/kvcast/kvcast/ingest/wire"
-	"github.com/kvcast/kvcast/internal/hashtable"
-)
+import "github.com/kvcast/kvcast/internal/hashtable"
 
-// blocks are the blocks of a table by block hash, in about 50 bytes each. A gap makes all blocks
+// blocks are the blocks of a table by block hash, in at most 40 bytes each. A gap makes all blocks
 // stale until they are stored again, since the engine may have evicted them. Each block has the
 // generation in which it was last stored. A gap begins the next generation, and visits no block.
 type blocks struct {
 	table hashtable.Table[block, struct{}]
-	// digest is the XOR of splitmix64 over the hashes of all blocks.
-	digest uint64
 
 	generation uint32
 	stale      int // number of stale blocks
@@ -29,10 +24,9 @@ type (
 // block is a block's record, without the block hash. It has no pointers, so that the garbage
 // collector does not scan the table.
 type block struct {
-	parent     uint64
-	tokensHash uint64
-	attr       uint32 // slot in the table's attributes
-	flags      blockFlags
+	parent uint64
+	attr   uint32 // slot in the table's attributes
+	flags  blockFlags
 }
 
 // blockFlags has flags in the low bits, and the block's generation above them.
@@ -40,7 +34,6 @@ type blockFlags uint32
 
 const (
 	flagParent blockFlags = 1 << iota
-	flagTokensHash
 	// flagCopies is set if the block may be in table.copies.
 	flagCopies
 
@@ -71,7 +64,6 @@ func (t *blocks) put(hash uint64) (b *slot, existed bool) {
 	b = &s.Slots[i]
 	switch {
 	case !existed:
-		t.digest ^= wire.BlockDigest(hash)
 		b.Value.flags = t.currentGeneration()
 		if uint32(s.Note>>32) != t.generation+1 {
 			t.countStale(s, s.Len()-1)
@@ -87,7 +79,6 @@ func (t *blocks) deleteAt(s *segment, i int) {
 	if t.isStale(&s.Slots[i]) {
 		t.refresh(s, i)
 	}
-	t.digest ^= wire.BlockDigest(s.Slots[i].Key())
 	t.table.Delete(s, i)
 }
 

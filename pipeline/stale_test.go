@@ -113,7 +113,7 @@ func TestRankHasTooManyGaps(t *testing.T) {
 		t.Fatalf("blocks after the last gap but one: got %d, %d of them stale, in generation %d", all, stale, table.blocks.generation)
 	}
 	store(1)
-	if b := plain(table)[1]; b.HasParent || b.Hashed || b.Copies != 2 {
+	if b := plain(table)[1]; b.HasParent || b.Copies != 2 {
 		t.Errorf("block in the last generation: got %+v, want its flags as they were", b)
 	}
 	l.Gap(feed.Gap{Reason: feed.GapReplayForgotten, Missed: 3})

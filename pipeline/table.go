@@ -7,7 +7,7 @@ import (
 )
 
 // table has the blocks of one worker, dp rank and tier, with the number of the engine's copies of
-// each, and with their attributes for snapshots.
+// each, and with their attributes.
 type table struct {
 	blocks blocks
 	// copies are the counts of the few blocks with more than one copy.
@@ -32,26 +32,19 @@ func (t *table) storeRun(r *run, slot uint32) {
 	if r.hasParent {
 		b.flags |= flagParent
 	}
-	if r.key.hashed {
-		b.flags |= flagTokensHash
-	}
 	for i, hash := range r.hashes {
-		if r.key.hashed {
-			b.tokensHash = r.tokensHashes[i]
+		if s, existed := t.blocks.put(hash); existed {
+			t.storeAgain(s, &b, r.op(i), r.key.hashed)
+		} else {
+			t.add(s, &b)
 		}
-		t.store(hash, &b, r.op(i))
 		b.parent = hash
 		b.flags |= flagParent
 	}
 }
 
-// store stores a block. If the table has the block, op is the effect on its copies.
-func (t *table) store(hash uint64, b *block, op copies.Op) {
-	s, existed := t.blocks.put(hash)
-	if existed {
-		t.storeAgain(s, b, op)
-		return
-	}
+// add sets the record of a new block.
+func (t *table) add(s *slot, b *block) {
 	t.attrs.Use(b.attr)
 	s.Value = *b
 	if t.children.counting {
@@ -60,9 +53,9 @@ func (t *table) store(hash uint64, b *block, op copies.Op) {
 	}
 }
 
-// storeAgain stores a block that the table has. A store with a tokens hash replaces the block's
-// parent and attributes; a store without one only adds a copy.
-func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
+// storeAgain stores a block that the table has. op is the effect on its copies. A store with a tokens
+// hash (hashed) replaces the block's parent and attributes; a store without one only adds a copy.
+func (t *table) storeAgain(s *slot, b *block, op copies.Op, hashed bool) {
 	if op != copies.AddNothing {
 		hash := s.Key()
 		c := t.copies[hash]
@@ -70,7 +63,7 @@ func (t *table) storeAgain(s *slot, b *block, op copies.Op) {
 		t.copies[hash] = c
 		s.Value.flags |= flagCopies
 	}
-	if b.flags&flagTokensHash != 0 {
+	if hashed {
 		t.attrs.Use(b.attr)
 		t.attrs.Release(s.Value.attr) // after Use, since it may be the same slot
 		moved := t.children.counting && (b.parent != s.Value.parent || (b.flags^s.Value.flags)&flagParent != 0)

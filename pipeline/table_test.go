@@ -19,13 +19,11 @@ import (
 
 // plainBlock contains all attributes of a block.
 type plainBlock struct {
-	Copies     int
-	Parent     uint64
-	HasParent  bool
-	TokensHash uint64
-	Hashed     bool
-	LoRA       string
-	BlockSize  uint32
+	Copies    int
+	Parent    uint64
+	HasParent bool
+	LoRA      string
+	BlockSize uint32
 }
 
 // plain returns all blocks of a table.
@@ -36,11 +34,9 @@ func plain(t *table) map[uint64]plainBlock {
 			Copies:    1,
 			Parent:    b.Value.parent,
 			HasParent: b.Value.flags&flagParent != 0,
-			Hashed:    b.Value.flags&flagTokensHash != 0,
 			LoRA:      t.attrs.At(b.Value.attr).LoRA,
 			BlockSize: t.attrs.At(b.Value.attr).BlockSize,
 		}
-		p.TokensHash = b.Value.tokensHash
 		if b.Value.flags&flagCopies != 0 {
 			p.Copies += int(t.copies[b.Key()].Further)
 		}
@@ -52,14 +48,11 @@ func plain(t *table) map[uint64]plainBlock {
 // storePlain is the reference implementation of storing a run.
 func storePlain(all map[uint64]plainBlock, r *run) {
 	parent, hasParent := r.parent, r.hasParent
-	for i, hash := range r.hashes {
+	for _, hash := range r.hashes {
 		b, present := all[hash]
 		if !present || r.key.hashed {
 			b.Parent, b.HasParent = parent, hasParent
 			b.LoRA, b.BlockSize = r.key.lora, r.key.blockSize
-			if b.Hashed = r.key.hashed; b.Hashed {
-				b.TokensHash = r.tokensHashes[i]
-			}
 		}
 		b.Copies++
 		all[hash] = b
@@ -149,12 +142,12 @@ func TestTableKeepsNoStringOfABatch(t *testing.T) {
 	}
 }
 
-func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
-	hashed := func(parent, hash, tokensHash uint64) *run {
+func TestStoreWithoutTokensKeepsParentAndAttributes(t *testing.T) {
+	hashed := func(parent, hash uint64) *run {
 		return &run{
 			key:    runKey{kind: wire.KindStored, blockSize: 16, hashed: true},
 			parent: parent, hasParent: true,
-			hashes: []uint64{hash}, tokensHashes: []uint64{tokensHash},
+			hashes: []uint64{hash}, tokensHashes: []uint64{100},
 		}
 	}
 	unhashed := &run{key: runKey{kind: wire.KindStored}, hashes: []uint64{1}}
@@ -163,20 +156,20 @@ func TestStoreWithoutTokensKeepsTokensHash(t *testing.T) {
 		want plainBlock
 	}{
 		"known before": {
-			runs: []*run{hashed(7, 1, 100), unhashed},
-			want: plainBlock{Copies: 2, Parent: 7, HasParent: true, TokensHash: 100, Hashed: true, BlockSize: 16},
+			runs: []*run{hashed(7, 1), unhashed},
+			want: plainBlock{Copies: 2, Parent: 7, HasParent: true, BlockSize: 16},
 		},
 		"known after": {
-			runs: []*run{unhashed, hashed(7, 1, 100)},
-			want: plainBlock{Copies: 2, Parent: 7, HasParent: true, TokensHash: 100, Hashed: true, BlockSize: 16},
+			runs: []*run{unhashed, hashed(7, 1)},
+			want: plainBlock{Copies: 2, Parent: 7, HasParent: true, BlockSize: 16},
 		},
 		"never known": {
 			runs: []*run{unhashed, unhashed},
 			want: plainBlock{Copies: 2},
 		},
 		"newer content": {
-			runs: []*run{hashed(7, 1, 100), hashed(8, 1, 101), unhashed},
-			want: plainBlock{Copies: 3, Parent: 8, HasParent: true, TokensHash: 101, Hashed: true, BlockSize: 16},
+			runs: []*run{hashed(7, 1), hashed(8, 1), unhashed},
+			want: plainBlock{Copies: 3, Parent: 8, HasParent: true, BlockSize: 16},
 		},
 	}
 	for name, test := range tests {

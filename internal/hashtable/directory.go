@@ -22,12 +22,12 @@ func (t *Table[V, T]) locate(at uint64) (in *Table[V, T], s *Segment[V, T]) {
 
 // find returns the segment and slot index of a hash, and the table whose directory has the segment.
 func (t *Table[V, T]) find(hash uint64) (in *Table[V, T], s *Segment[V, T], i int, ok bool) {
-	s = t.dir[t.index(Cursor(hash))]
+	s = t.dir[t.index(cursor(hash))]
 	// If the key is in its home slot, this does not read the first cache line of the segment.
 	if i, ok = s.find(hash); ok || !s.nested {
 		return t, s, i, ok
 	}
-	in, s = t.locate(Cursor(hash))
+	in, s = t.locate(cursor(hash))
 	i, ok = s.find(hash)
 	return in, s, i, ok
 }

@@ -53,12 +53,12 @@ func unhash(x uint64) uint64 {
 	return x ^ x>>30 ^ x>>60 ^ seed
 }
 
-// Cursor returns the cursor of a hash, see Table.SegmentAt: the directory uses its first bits. The first bit is set for
+// cursor returns the cursor of a hash, see Table.SegmentAt: the directory uses its first bits. The first bit is set for
 // 53 of 128 hashes, so that there are √2 times as many without the bit. Otherwise, all segments would
 // split at about the same number of keys, and be 65 % full afterwards.
 //
 // The first 33 bits do not depend on the low 32 bits of the hash, which an Index replaces.
-func Cursor(hash uint64) uint64 {
+func cursor(hash uint64) uint64 {
 	below := hash>>32&0x7f - 53 // the high bit is set if that is negative
 	return hash>>1 | below&(1<<63)
 }
@@ -91,8 +91,8 @@ func (t *Table[V, T]) put(h uint64) (s *Segment[V, T], i int, existed bool) {
 		return s, i, true
 	}
 	for s.used == allUsed {
-		in.split(s, Cursor(h))
-		in, s = t.locate(Cursor(h))
+		in.split(s, cursor(h))
+		in, s = t.locate(cursor(h))
 	}
 	t.n++
 	if in != t {
@@ -140,7 +140,7 @@ func (t *Table[V, T]) prefetch(keys []uint64) (sum uint64) {
 	var homes [prefetched]uint8
 	for i, key := range keys {
 		h := Hash(key)
-		segments[i], homes[i] = t.dir[t.index(Cursor(h))], uint8(home(h))
+		segments[i], homes[i] = t.dir[t.index(cursor(h))], uint8(home(h))
 	}
 	// So few instructions that the processor begins all loads before the first is complete.
 	for i, s := range segments[:len(keys)] {

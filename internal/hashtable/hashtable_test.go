@@ -253,7 +253,7 @@ func TestGrowthMovesFewEntries(t *testing.T) {
 	var full []place
 	for key := range uint64(n) {
 		full = full[:0]
-		if _, s := table.locate(Cursor(Hash(key))); s.used == allUsed {
+		if _, s := table.locate(cursor(Hash(key))); s.used == allUsed {
 			for i := range s.Slots {
 				full = append(full, place{s.Slots[i].Key(), &s.Slots[i]})
 			}
@@ -299,7 +299,7 @@ func TestTableIsSmallAtAnySize(t *testing.T) {
 	table := New[[2]uint64, struct{}]()
 	segments, depth, most := 1, uint(0), 0.0
 	for key := range 3_000_000 {
-		_, s := table.locate(Cursor(Hash(uint64(key))))
+		_, s := table.locate(cursor(Hash(uint64(key))))
 		before := s.depth
 		table.Put(uint64(key))
 		segments += int(s.depth - before) // a split deepens a segment by one

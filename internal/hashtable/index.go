@@ -23,7 +23,7 @@ func (x *Index) Len() int { return x.table.n }
 // is called for a few other records too.
 func (x *Index) Find(hash uint64, match func(record uint32) bool) uint32 {
 	pattern := control(hash) * eachByte
-	at, last := Cursor(hash>>32<<32), Cursor(hash|(1<<32-1))
+	at, last := cursor(hash>>32<<32), cursor(hash|(1<<32-1))
 	for {
 		_, s := x.table.locate(at)
 		for w, controls := range &s.controls {

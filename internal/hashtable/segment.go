@@ -36,9 +36,6 @@ const allUsed = 1<<SegmentSlots - 1
 // Len returns the number of keys.
 func (s *Segment[V, T]) Len() int { return bits.OnesCount32(s.used) }
 
-// Depth returns how many leading bits all cursors of the segment share.
-func (s *Segment[V, T]) Depth() uint { return uint(s.depth) }
-
 // Slot has one key or is empty.
 type Slot[V any] struct {
 	Value V      // first, since a zero-size last field would be padded
@@ -51,11 +48,8 @@ func (s *Slot[V]) Used() bool { return s.hash != 0 }
 // Key returns the slot's key.
 func (s *Slot[V]) Key() uint64 { return unhash(s.hash) }
 
-// Hash returns the hash of the slot's key.
-func (s *Slot[V]) Hash() uint64 { return s.hash }
-
 // Cursor returns the cursor of the slot's key, see Table.SegmentAt.
-func (s *Slot[V]) Cursor() uint64 { return Cursor(s.hash) }
+func (s *Slot[V]) Cursor() uint64 { return cursor(s.hash) }
 
 const (
 	eachByte = 0x0101010101010101
