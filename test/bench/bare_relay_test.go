@@ -186,7 +186,7 @@ func (r *bareRelay) appendEntry(response, payload []byte) ([]byte, error) {
 	return protowire.AppendBytes(response, e), nil
 }
 
-// encodeStored sets r.event to the encoded event of a store that has a parent.
+// encodeStored sets r.event to the encoded event of a store.
 func (r *bareRelay) encodeStored(rank uint32, ev *wire.Event) {
 	r.hashes = wire.AppendTokensHashes(r.hashes[:0], ev.Tokens, int(ev.BlockSize), wire.BlockSeed(ev.LoRAName, ev.CacheSalt), ev.Eagle, nil)
 	r.eventID++
@@ -196,12 +196,17 @@ func (r *bareRelay) encodeStored(rank uint32, ev *wire.Event) {
 	b = protowire.AppendVarint(b, uint64(rank))
 	b = protowire.AppendTag(b, kvcastv1.RouterEventTierField, protowire.VarintType)
 	b = protowire.AppendVarint(b, uint64(kvcastv1.Tier_TIER_DEVICE))
-	size := 1 + 8 + 1 + protowire.SizeBytes(8*len(ev.BlockHashes)) + 1 + protowire.SizeBytes(8*len(r.hashes)) +
+	size := 1 + protowire.SizeBytes(8*len(ev.BlockHashes)) + 1 + protowire.SizeBytes(8*len(r.hashes)) +
 		1 + protowire.SizeVarint(uint64(ev.BlockSize))
+	if ev.HasParent {
+		size += 1 + 8
+	}
 	b = protowire.AppendTag(b, kvcastv1.RouterEventStoredField, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(size))
-	b = protowire.AppendTag(b, kvcastv1.StoredParentHashField, protowire.Fixed64Type)
-	b = protowire.AppendFixed64(b, ev.Parent)
+	if ev.HasParent {
+		b = protowire.AppendTag(b, kvcastv1.StoredParentHashField, protowire.Fixed64Type)
+		b = protowire.AppendFixed64(b, ev.Parent)
+	}
 	b = appendFixed64s(b, kvcastv1.StoredBlockHashesField, ev.BlockHashes)
 	b = appendFixed64s(b, kvcastv1.StoredTokensHashesField, r.hashes)
 	b = protowire.AppendTag(b, kvcastv1.StoredBlockSizeField, protowire.VarintType)

@@ -53,12 +53,12 @@ var storeShapes = []struct {
 }{{"B1", shapeB1}, {"B2", shapeB2}}
 
 // load is an endless sequence of batches, as vLLM encodes them. One lap of batches is encoded in
-// advance. Later laps reuse the tokens and overwrite the hashes in place, so that every block is
-// new. Storing a present block would increment its copies, which is a rarer code path.
+// advance. Later laps overwrite the hashes and the first token of each block in place, so that every
+// block is new and has a new content. Storing a present block, or a second block of the same content, is a
+// rarer code path.
 //
-// Prompts have chainBlocks blocks each; the parent of a prompt's first block is unknown. Blocks
-// stay stored until the engine evicts them (if the load evicts) or is reset at poolBlocks: one
-// batch in 65,536 or more clears everything.
+// Prompts have chainBlocks blocks each; a prompt's first block has no parent. Blocks stay until the engine evicts them (if the load evicts) or is reset at poolBlocks: one batch in 65,536 or
+// more clears everything.
 type load struct {
 	shape   shape
 	batches []encoded
@@ -72,10 +72,11 @@ type load struct {
 	lap     uint64 // current lap
 }
 
-// encoded is a batch whose hashes have known offsets, so that they can be overwritten.
+// encoded is a batch whose hashes and first tokens have known offsets, so that they can be overwritten.
 type encoded struct {
 	payload []byte
 	hashes  []hashField
+	tokens  []tokenField
 }
 
 type hashField struct {
@@ -84,6 +85,19 @@ type hashField struct {
 	// old reports whether the hash is of the previous lap.
 	old bool
 }
+
+// tokenField is the first token of a block.
+type tokenField struct {
+	offset int
+	token  uint32
+}
+
+// The first token of each block is at least wideToken, and so is encoded in five bytes. It is markedToken plus the
+// block's index until the first lap overwrites it.
+const (
+	wideToken   = 1 << 16
+	markedToken = 1 << 31
+)
 
 // timeOffset is the offset of a batch's time: it follows the codes of an array and of a float.
 const timeOffset = 2
@@ -102,11 +116,9 @@ func newLoad(s shape) *load {
 	}
 	parent := uint64(0)
 	for n := range lapBlocks / s.blocks {
-		if n*s.blocks%chainBlocks == 0 {
-			parent = newHash(r)
-		}
+		continues := n*s.blocks%chainBlocks != 0
 		store := wire.Event{
-			Kind: wire.KindStored, Parent: parent, HasParent: true, BlockSize: blockSize, Medium: "GPU",
+			Kind: wire.KindStored, Parent: parent, HasParent: continues, BlockSize: blockSize, Medium: "GPU",
 			BlockHashes: make([]uint64, s.blocks), Tokens: make([]uint32, blockSize*s.blocks),
 		}
 		remove := wire.Event{Kind: wire.KindRemoved, BlockHashes: make([]uint64, s.blocks), Medium: "GPU"}
@@ -115,10 +127,14 @@ func newLoad(s shape) *load {
 		}
 		var e encoded
 		for k := range store.BlockHashes {
+			e.tokens = append(e.tokens, tokenField{token: r.Uint32N(vocabulary - wideToken)})
+			store.Tokens[k*blockSize] = markedToken + uint32(k)
 			store.BlockHashes[k], remove.BlockHashes[k] = newHash(r), newHash(r)
 			e.hashes = append(e.hashes, hashField{hash: store.BlockHashes[k]})
 		}
-		e.hashes = append(e.hashes, hashField{hash: parent})
+		if continues {
+			e.hashes = append(e.hashes, hashField{hash: parent})
+		}
 		parent = store.BlockHashes[s.blocks-1]
 		events := []wire.Event{store}
 		if s.evicts {
@@ -127,6 +143,9 @@ func newLoad(s shape) *load {
 		e.payload = encode(events...)
 		for k := range e.hashes {
 			e.hashes[k].offset = offsetOf(e.payload, e.hashes[k].hash)
+		}
+		for k := range e.tokens {
+			e.tokens[k].offset = bytes.Index(e.payload, binary.BigEndian.AppendUint32([]byte{0xce}, markedToken+uint32(k))) + 1
 		}
 		if s.evicts {
 			for k, h := range remove.BlockHashes {
@@ -164,6 +183,10 @@ func (l *load) next(now time.Time) []byte {
 		}
 		binary.BigEndian.PutUint64(e.payload[h.offset:], h.hash^mask)
 	}
+	for _, t := range e.tokens {
+		const tokens = vocabulary - wideToken
+		binary.BigEndian.PutUint32(e.payload[t.offset:], wideToken+(t.token+uint32(l.lap%tokens))%tokens)
+	}
 	l.stored += l.shape.blocks
 	l.present += l.shape.blocks
 	if l.shape.evicts {
@@ -193,7 +216,7 @@ func lapMask(lap uint64) uint64 {
 	return (z ^ z>>31) >> 1
 }
 
-// entryBytes returns the size in a response of an entry that stores this many blocks.
+// entryBytes returns the size in a response of an entry that stores this many blocks after others.
 func entryBytes(blocks int) int {
 	e := &kvcastv1.Entry{
 		Seq: 1, Worker: workerName, Model: modelName, EngineTimeUnixNano: 1, IngestTimeUnixNano: 1,
@@ -212,6 +235,7 @@ func TestLoadHasItsShape(t *testing.T) {
 	for _, s := range []shape{shapeB1, {blocks: 16, evicts: true}, {blocks: 4, evicts: true}} {
 		l := newLoad(s)
 		present := make(map[uint64]struct{})
+		contents := make(map[uint64]struct{})
 		var d wire.Decoder
 		var stored, sent int
 		now := time.Unix(1757500000, 123_456_000)
@@ -225,7 +249,7 @@ func TestLoadHasItsShape(t *testing.T) {
 				t.Fatalf("time: got %d, want %d", got, now.UnixMicro())
 			}
 			for _, e := range b.Events {
-				for _, h := range e.BlockHashes {
+				for k, h := range e.BlockHashes {
 					_, ok := present[h]
 					switch e.Kind {
 					case wire.KindStored:
@@ -234,6 +258,11 @@ func TestLoadHasItsShape(t *testing.T) {
 						if ok {
 							t.Fatalf("%+v: batch %d stores a block that is there", s, sent)
 						}
+						content := wire.AppendTokensHashes(nil, e.Tokens[k*blockSize:][:blockSize], blockSize, 0, false, nil)[0]
+						if _, ok := contents[content]; ok {
+							t.Fatalf("%+v: batch %d stores a content again", s, sent)
+						}
+						contents[content] = struct{}{}
 					default:
 						delete(present, h)
 						if !ok && sent > len(l.batches) {
@@ -241,8 +270,12 @@ func TestLoadHasItsShape(t *testing.T) {
 						}
 					}
 				}
-				if e.Kind == wire.KindStored && (len(e.BlockHashes) != s.blocks || len(e.Tokens) != blockSize*s.blocks || !e.HasParent) {
-					t.Fatalf("%+v: %d blocks, %d tokens", s, len(e.BlockHashes), len(e.Tokens))
+				_, known := present[e.Parent]
+				continues := (sent-1)*s.blocks%chainBlocks != 0
+				if e.Kind == wire.KindStored && (len(e.BlockHashes) != s.blocks || len(e.Tokens) != blockSize*s.blocks ||
+					e.HasParent != continues || continues && !known) {
+					t.Fatalf("%+v: batch %d: %d blocks, %d tokens, parent %v, known %v",
+						s, sent, len(e.BlockHashes), len(e.Tokens), e.HasParent, known)
 				}
 			}
 		}
