@@ -5,6 +5,9 @@ import "github.com/kvcast/kvcast/ingest/wire"
 // Remove removes blocks of a rank from a tier. It ignores blocks that the tier does not hold.
 func (x *Index) Remove(r *Rank, tier int, hashes []uint64) {
 	bit, released := r.bits[tier], stretch{} // the tree still has the stretch
+	if len(hashes) > 1 {
+		r.table.Prefetch(hashes)
+	}
 	for _, hash := range hashes {
 		s, i, ok := r.table.Find(hash)
 		if !ok || !s.Slots[i].Value.tag.has(bit) {

@@ -24,6 +24,9 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 	attr := x.attributes(r, s)
 	b := Block{Parent: s.Parent, HasParent: s.HasParent}
 	before, placed := position{run: r.model.root}, true
+	if len(s.Blocks) > 1 {
+		r.table.Prefetch(s.Blocks)
+	}
 	if b.HasParent {
 		before, placed = r.locate(b.Parent)
 	}
