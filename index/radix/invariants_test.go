@@ -27,7 +27,7 @@ func (n names) add(at position, number uint32, tiers uint8) {
 // checkInvariants returns an error that describes what is wrong with an index.
 func checkInvariants(x *Index) error {
 	t := &x.tree
-	want := make(names)
+	want, stale := make(names), make(names) // stale has names by run
 	sweeps := make(map[*Rank]*sweep)
 	for _, s := range x.sweeps {
 		if s.rank != nil && sweeps[s.rank] != nil {
@@ -39,7 +39,7 @@ func checkInvariants(x *Index) error {
 		if n.rank == nil {
 			continue
 		}
-		if err := checkRank(n, uint32(number), sweeps[n.rank], want); err != nil {
+		if err := checkRank(n, uint32(number), sweeps[n.rank], want, stale); err != nil {
 			return fmt.Errorf("rank %d: %w", number, err)
 		}
 	}
@@ -68,7 +68,7 @@ func checkInvariants(x *Index) error {
 			return fmt.Errorf("run %d: reachable is %t, free is %t", id, reachable[id], free[id])
 		}
 		r := t.run(id)
-		if err := checkRun(x, id, r, want, children); err != nil {
+		if err := checkRun(x, id, r, want, stale, children); err != nil {
 			return fmt.Errorf("run %d, %+v: %w", id, r, err)
 		}
 		if len(r.tokens) > 0 {
@@ -96,8 +96,8 @@ func checkInvariants(x *Index) error {
 	return nil
 }
 
-// checkRank checks a rank, and adds the names of its blocks.
-func checkRank(n numbered, number uint32, s *sweep, want names) error {
+// checkRank checks a rank, and adds the names of its blocks to want, and those in stale tiers to stale.
+func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 	r := n.rank
 	live := uint8(0)
 	for tier, bit := range r.bits {
@@ -128,6 +128,7 @@ func checkRank(n numbered, number uint32, s *sweep, want names) error {
 				orphaned++
 			}
 			if t.isPlaced() {
+				stale.add(position{run: t.place().run}, r.number, uint8(t)&r.stale)
 				want.add(t.place(), r.number, uint8(t)&r.live)
 			}
 		}
@@ -153,7 +154,7 @@ func checkRank(n numbered, number uint32, s *sweep, want names) error {
 }
 
 // checkRun checks a run. It takes the names that it has from want, and its branches from children.
-func checkRun(x *Index, id uint32, r *run, want names, children map[position]uint32) error {
+func checkRun(x *Index, id uint32, r *run, want, stale names, children map[position]uint32) error {
 	n := uint32(len(r.tokens))
 	if n > x.tree.limits.run {
 		return fmt.Errorf("too many blocks")
@@ -185,8 +186,12 @@ func checkRun(x *Index, id uint32, r *run, want names, children map[position]uin
 				delete(want[at], holderBit{e.rank, bit})
 			}
 		}
-		if rank := x.ranks[e.rank].rank; rank != nil && e.tiers&^(rank.live|rank.stale) != 0 {
-			return fmt.Errorf("the holding %d has unknown tiers", i)
+		if rank := x.ranks[e.rank].rank; rank != nil {
+			for tiers := e.tiers &^ rank.live; tiers != 0; tiers &= tiers - 1 {
+				if stale[position{run: id}][holderBit{e.rank, tiers & -tiers}] == 0 {
+					return fmt.Errorf("no block of rank %d lets a sweep remove the stale tiers of the holding %d", e.rank, i)
+				}
+			}
 		}
 	}
 	if !slices.IsSortedFunc(r.twins, func(a, b twin) int {

@@ -2,6 +2,8 @@ package radix
 
 import (
 	"fmt"
+	"slices"
+	"testing"
 	"unicode/utf8"
 )
 
@@ -109,4 +111,30 @@ func (p pair) compareMatchHashes(x *Index, m *Matcher, modelName string, hashes 
 		}
 	}
 	return nil
+}
+
+// TestMatchHashesVisitsRuns extends prefixes by whole runs, up to the last block that the rank holds, or that the hashes
+// have in common with it.
+func TestMatchHashesVisitsRuns(t *testing.T) {
+	const length = 300
+	x := New()
+	r := x.AddRank("m", nil)
+	prompt := newPrompt(0, length)
+	storePrompt(x, r, prompt, length)
+	for i := range prompt {
+		prompt[i] ^= 1 // block hashes
+	}
+	x.Remove(r, 0, prompt[250:260])
+	x.Store(r, 1, Stored{Blocks: prompt[:100]})
+	for same := 1; same <= length; same++ {
+		hashes := slices.Clone(prompt)
+		for i := same; i < length; i++ {
+			hashes[i] = unknownHash
+		}
+		want := min(same, 250)
+		f := Match{Rank: r}
+		if x.extendHashes(&f, hashes); f.Blocks != want || f.TierBlocks != [NumTiers]int{want, min(want, 100)} {
+			t.Errorf("%d common hashes: the first run extends to %+v, want %d blocks", same, f, want)
+		}
+	}
 }

@@ -51,8 +51,6 @@ func (x *Index) Store(r *Rank, tier int, s Stored) {
 				held = before.stretch()
 			}
 			if r.orphans.awaits(h) {
-				x.tree.hold(held, r.number, bit)
-				held = stretch{}
 				x.adopt(r, h, before)
 			}
 		}

@@ -169,6 +169,47 @@ func TestClearsOfTiersDuringSweeps(t *testing.T) {
 	}
 }
 
+// TestBlocksOfClearedTierCanGo removes and stores again blocks that are left in a cleared tier, before a sweep.
+func TestBlocksOfClearedTierCanGo(t *testing.T) {
+	const length = 10
+	prompt := newPrompt(0, length)
+	hashes := make([]uint64, length)
+	for i := range prompt {
+		hashes[i] = prompt[i] ^ 1
+	}
+	for name, change := range map[string]func(*Index, *Rank){
+		"Remove":     func(x *Index, r *Rank) { x.Remove(r, 1, hashes) },
+		"RemoveSome": func(x *Index, r *Rank) { x.Remove(r, 1, hashes[3:6]) },
+		"StoreElsewhere": func(x *Index, r *Rank) {
+			x.Store(r, 0, Stored{Blocks: hashes[:5], Tokens: newPrompt(1<<20, 5)})
+		},
+		"StoreUnknownContent": func(x *Index, r *Rank) {
+			x.Remove(r, 1, hashes)
+			x.Store(r, 0, Stored{Blocks: hashes})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := New()
+			x.tree.limits.singleClears = 0
+			r := x.AddRank("m", nil)
+			storePromptIn(x, r, 0, prompt, length)
+			storePromptIn(x, r, 1, prompt, length)
+			x.ClearTier(r, 0)
+			if len(x.sweeps) != 1 {
+				t.Fatalf("%d sweeps, want 1", len(x.sweeps))
+			}
+			change(x, r)
+			if err := checkInvariants(x); err != nil {
+				t.Error(err)
+			}
+			x.Sweep()
+			if err := checkInvariants(x); err != nil || len(x.sweeps) > 0 {
+				t.Errorf("after %d more sweeps: %v", len(x.sweeps), err)
+			}
+		})
+	}
+}
+
 // TestSweepsReleaseLargeRank clears a rank whose table has several segments. It has long runs, half of which it shares
 // with another rank, and runs of one block.
 func TestSweepsReleaseLargeRank(t *testing.T) {
