@@ -24,6 +24,9 @@ const pacedRate = 2_000
 // connection, alternating with the server every tenth of a second. It measures the cost of the
 // machine, ZeroMQ and TCP on any path. A p99 requires more than a second: -benchtime 20s.
 //
+// index-p99 is the upper bound of the server's own figure from the receipt of a batch until its blocks are matched and
+// its entry can be sent: a bound of a histogram whose bounds double.
+//
 // B2/native and B2/libzmq connect to the engine with that implementation of ZeroMQ. B2BesideSlow adds
 // a client that subscribes and never reads, and a client that reads one response every 100 ms. Compare
 // it with the others, including rss-MB, the memory of the server.
@@ -40,12 +43,21 @@ func BenchmarkLatency(b *testing.B) {
 
 func benchmarkLatency(b *testing.B, o *observed) {
 	b.Helper()
+	before, err := o.server.histogram(b.Context(), metricIndexDelay)
+	if err != nil {
+		b.Fatal(err)
+	}
 	b.ResetTimer()
 	t, f, err := o.measure(b.N)
 	b.StopTimer()
 	if err != nil {
 		b.Fatal(err)
 	}
+	after, err := o.server.histogram(b.Context(), metricIndexDelay)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(microseconds(quantileSince(before, after, 0.99)), "index-p99-us")
 	b.ReportMetric(microseconds(quantile(t.latencies, 0.5)), "p50-us")
 	b.ReportMetric(microseconds(quantile(t.latencies, 0.99)), "p99-us")
 	b.ReportMetric(microseconds(quantile(t.latencies, 1)), "max-us")

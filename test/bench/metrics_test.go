@@ -1,7 +1,12 @@
 package bench_test
 
 import (
+	"context"
 	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
 )
 
 // metrics are the values of /metrics by name, summed over labels.
@@ -62,4 +67,82 @@ func (m metrics) want(name string, value int) error {
 		return fmt.Errorf("check metrics: %s is %.0f, want %d", name, got, value)
 	}
 	return nil
+}
+
+// metricIndexDelay is a histogram: the time from the receipt of a batch until subscribers can read its entry.
+const metricIndexDelay = "kvcast_index_delay_seconds"
+
+// bucket is the number of observations up to a bound.
+type bucket struct{ bound, count float64 }
+
+// histogram returns the buckets of a histogram without labels, by bound.
+func (p *process) histogram(ctx context.Context, name string) ([]bucket, error) {
+	text, err := p.Get(ctx, "/metrics")
+	if err != nil {
+		return nil, err
+	}
+	return bucketsOf(text, name)
+}
+
+func bucketsOf(text, name string) (buckets []bucket, err error) {
+	for line := range strings.Lines(text) {
+		rest, ok := strings.CutPrefix(line, name+`_bucket{le="`)
+		if !ok {
+			continue
+		}
+		bound, count, _ := strings.Cut(strings.TrimSpace(rest), `"} `)
+		var b bucket
+		if b.bound, err = strconv.ParseFloat(bound, 64); err == nil {
+			b.count, err = strconv.ParseFloat(count, 64)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read histogram %s: %w", name, err)
+		}
+		buckets = append(buckets, b)
+	}
+	if len(buckets) == 0 {
+		return nil, fmt.Errorf("read histogram %s: the server has none", name)
+	}
+	return buckets, nil
+}
+
+// quantileSince returns the least bound that a quantile of the observations since before does not exceed; 0 if there are
+// none.
+func quantileSince(before, after []bucket, q float64) time.Duration {
+	last := len(after) - 1
+	want := q * (after[last].count - before[last].count)
+	for i, b := range after {
+		if n := b.count - before[i].count; n > 0 && n >= want {
+			return time.Duration(b.bound * float64(time.Second))
+		}
+	}
+	return 0
+}
+
+func TestQuantileIsTheBoundOfItsBucket(t *testing.T) {
+	const form = `# TYPE a histogram
+a_bucket{le="0.001"} %d
+a_bucket{le="0.002"} %d
+a_bucket{le="+Inf"} %d
+a_count 3
+`
+	before, err := bucketsOf(fmt.Sprintf(form, 5, 5, 7), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := bucketsOf(fmt.Sprintf(form, 14, 15, 17), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for q, want := range map[float64]time.Duration{0.5: time.Millisecond, 0.9: time.Millisecond, 0.99: 2 * time.Millisecond} {
+		if got := quantileSince(before, after, q); got != want {
+			t.Errorf("quantile %v is %v, want %v", q, got, want)
+		}
+	}
+	if got := quantileSince(after, after, 0.5); got != 0 {
+		t.Errorf("without observations, the quantile is %v", got)
+	}
+	if _, err := bucketsOf("", "a"); err == nil {
+		t.Error("without the histogram: no error")
+	}
 }
