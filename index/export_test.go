@@ -9,7 +9,7 @@ func (x *Index) ApplyEncoded(entries []byte) (ingestTime int64, err error) {
 	return x.applyEncoded(entries)
 }
 
-// Blocks returns all blocks of a rank by block hash.
+// Blocks returns all blocks of a rank by block hash, without their places, which depend on the other ranks.
 func (x *Index) Blocks(worker string, number uint32) map[uint64]radix.Block {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -19,6 +19,7 @@ func (x *Index) Blocks(worker string, number uint32) map[uint64]radix.Block {
 		var part []radix.Block
 		part, from = x.blocks.Scan(r.blocks, from, nil)
 		for _, b := range part {
+			b.Place = 0
 			all[b.Hash] = b
 		}
 	}

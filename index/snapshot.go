@@ -57,7 +57,7 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 }
 
 // Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, with the blocks in some tiers, parents before their
-// children. It copies one rank at a time, in some 40 bytes a block, and holds up the index's writer for less than a
+// children. It copies one rank at a time, in some 90 bytes a block, and holds up the index's writer for less than a
 // millisecond at a time. The caller owns the yielded memory, and may return it with Reuse. Blocks ends early when the
 // context is done.
 func (s *Snapshot) Blocks(ctx context.Context, tiers journal.Tiers) iter.Seq[[]byte] {
@@ -71,13 +71,11 @@ func (s *Snapshot) Blocks(ctx context.Context, tiers journal.Tiers) iter.Seq[[]b
 	}
 }
 
-// rankCopy is a copy of the blocks of a rank, in the order of a scan.
+// rankCopy is a copy of the blocks of a rank. Blocks are identified by their index in blocks.
 type rankCopy struct {
 	blocks []copiedBlock
 	attrs  []attributes
 	known  map[attributes]uint32 // index in attrs
-	// numbers has for each slot the number of a block plus one, or 0. A block's first slot is its hash's home.
-	numbers []uint32
 }
 
 type attributes struct {
@@ -88,6 +86,7 @@ type attributes struct {
 // copiedBlock is a block of a copy.
 type copiedBlock struct {
 	hash, tokens uint64
+	place        uint64 // see radix.Block
 	// parent is the parent's block hash, or its number if flagLinked is set.
 	parent uint64
 	attr   uint32
@@ -141,7 +140,7 @@ func (s *Snapshot) scan(number uint32, from uint64, part []radix.Block, c *rankC
 }
 
 func (c *rankCopy) add(b *radix.Block, tiers uint8) {
-	copied := copiedBlock{hash: b.Hash, tokens: b.Tokens, parent: b.Parent, tiers: b.Tiers & tiers}
+	copied := copiedBlock{hash: b.Hash, tokens: b.Tokens, place: b.Place, parent: b.Parent, tiers: b.Tiers & tiers}
 	if b.HasParent {
 		copied.flags |= flagParent
 	}

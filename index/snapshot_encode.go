@@ -12,10 +12,12 @@ import (
 
 // encode yields the blocks of a copy, each after its parent, and reports whether to continue:
 //
-//  1. From each block that is not visited it follows the parents up to one that is, or that the copy does not have. It
+//  1. It sorts the blocks by their places, so that most blocks follow their parents.
+//  2. From each block that is not visited it follows the parents up to one that is, or that the copy does not have. It
 //     marks them, so that a cycle of parents ends.
-//  2. It encodes these blocks from the top down. Consecutive blocks are one event if they differ only in their hashes.
+//  3. It encodes these blocks from the top down. Consecutive blocks are one event if they differ only in their hashes.
 func (c *rankCopy) encode(worker string, rank uint32, yield func([]byte) bool) bool {
+	c.sort()
 	c.link()
 	e := &snapshotEncoder{c: c, worker: worker, rank: rank, yield: yield}
 	var chain []uint32 // from the bottom up
@@ -37,35 +39,92 @@ func (c *rankCopy) encode(worker string, rank uint32, yield func([]byte) bool) b
 	return e.flush() && e.send()
 }
 
-// link replaces each block's parent hash by the parent's number, if the copy has the parent.
-func (c *rankCopy) link() {
-	if len(c.blocks) == 0 {
-		return
-	}
-	size := uint(bits.Len(uint(len(c.blocks)))) + 1 // a quarter to a half of the slots are used
-	c.numbers = make([]uint32, 1<<size)
-	mask := uint64(1)<<size - 1
+// placed is a block to sort.
+type placed struct {
+	place uint64
+	block uint32
+}
+
+// digitBits is the size of a digit of the radix sort.
+const digitBits = 11
+
+// sort sorts the blocks by place: a radix sort of their indexes, from the least significant digit on, and then one move
+// of each block.
+func (c *rankCopy) sort() {
+	order, next := make([]placed, len(c.blocks)), make([]placed, len(c.blocks))
+	most := uint64(0)
 	for i := range c.blocks {
-		at := hashtable.Hash(c.blocks[i].hash) & mask
-		for c.numbers[at] != 0 {
-			at = (at + 1) & mask
-		}
-		c.numbers[at] = uint32(i) + 1
+		order[i] = placed{c.blocks[i].place, uint32(i)}
+		most = max(most, c.blocks[i].place)
 	}
+	for shift := 0; most>>shift != 0; shift += digitBits {
+		var starts [1 << digitBits]uint32
+		for _, p := range order {
+			starts[p.place>>shift&(1<<digitBits-1)]++
+		}
+		start := uint32(0)
+		for digit, n := range starts {
+			starts[digit], start = start, start+n
+		}
+		for _, p := range order {
+			at := &starts[p.place>>shift&(1<<digitBits-1)]
+			next[*at] = p
+			*at++
+		}
+		order, next = next, order
+	}
+	sorted := make([]copiedBlock, len(c.blocks))
+	for i, p := range order {
+		sorted[i] = c.blocks[p.block]
+	}
+	c.blocks = sorted
+}
+
+// link replaces each block's parent hash by the parent's index, if the copy has the parent.
+func (c *rankCopy) link() {
+	byHash := c.byHash()
 	for i := range c.blocks {
 		b := &c.blocks[i]
-		if b.flags&flagParent == 0 {
-			continue
-		}
-		for at := hashtable.Hash(b.parent) & mask; c.numbers[at] != 0; at = (at + 1) & mask {
-			if n := c.numbers[at] - 1; c.blocks[n].hash == b.parent {
+		switch {
+		case b.flags&flagParent == 0:
+		case i > 0 && c.blocks[i-1].hash == b.parent:
+			b.parent = uint64(i - 1)
+			b.flags |= flagLinked
+		default:
+			if n, ok := byHash.find(c, b.parent); ok {
 				b.parent = uint64(n)
 				b.flags |= flagLinked
-				break
 			}
 		}
 	}
-	c.numbers = nil
+}
+
+// blockNumbers finds the blocks of a copy by hash, with linear probing. An element is the index of a block plus one, or
+// 0. Its length is a power of two.
+type blockNumbers []uint32
+
+// byHash returns the indexes of all blocks by hash.
+func (c *rankCopy) byHash() blockNumbers {
+	t := make(blockNumbers, 2<<bits.Len(uint(len(c.blocks)))) // a quarter to a half are used
+	for i := range c.blocks {
+		at := t.home(c.blocks[i].hash)
+		for t[at] != 0 {
+			at = (at + 1) & (len(t) - 1)
+		}
+		t[at] = uint32(i) + 1
+	}
+	return t
+}
+
+func (t blockNumbers) home(hash uint64) int { return int(hashtable.Hash(hash)) & (len(t) - 1) }
+
+func (t blockNumbers) find(c *rankCopy, hash uint64) (_ uint32, ok bool) {
+	for at := t.home(hash); t[at] != 0; at = (at + 1) & (len(t) - 1) {
+		if n := t[at] - 1; c.blocks[n].hash == hash {
+			return n, true
+		}
+	}
+	return 0, false
 }
 
 // snapshotEncoder puts blocks into events, and events into pieces.

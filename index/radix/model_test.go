@@ -188,6 +188,10 @@ func (p pair) compare(x *Index) error {
 			if _, ok := scanned[b.Hash]; ok {
 				return fmt.Errorf("the block %+v is scanned twice", b)
 			}
+			if s, _, _ := p.rank.table.Get(b.Hash); s.tag.isPlaced() != (b.Place != 0) {
+				return fmt.Errorf("the block %+v has place %t", b, s.tag.isPlaced())
+			}
+			b.Place = 0 // depends on the history
 			scanned[b.Hash] = b
 		}
 		if from == 0 {

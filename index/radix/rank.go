@@ -40,6 +40,9 @@ type Block struct {
 	LoRA string
 	// BlockSize is in tokens; 0 if unknown.
 	BlockSize uint32
+	// Place is 0 if the block has no place in the tree. Otherwise, places in ascending order are those of runs, one
+	// after the other, from the first block to the last. Blocks with the same place have the same prefix.
+	Place uint64
 }
 
 // Model returns the model that was given to AddRank.
@@ -137,15 +140,19 @@ func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uin
 	return to, from
 }
 
-// readContents sets the tokens hashes of blocks that have places.
+// placeBits is the number of bits of an offset in Block.Place.
+const placeBits = 16
+
+// readContents sets the tokens hashes and places of blocks that have places.
 func (x *Index) readContents(blocks []Block, places *[scanSlots]position) {
 	var tokens [scanSlots][]uint64
 	for i := range blocks {
 		tokens[i] = x.tree.run(places[i].run).tokens
 	}
 	for i := range blocks {
-		if places[i].run != 0 {
-			blocks[i].Tokens = tokens[i][places[i].offset]
+		if p := places[i]; p.run != 0 {
+			blocks[i].Tokens = tokens[i][p.offset]
+			blocks[i].Place = uint64(p.run)<<placeBits | uint64(p.offset)
 		}
 	}
 }
