@@ -10,11 +10,24 @@ type blocks struct {
 
 	generation uint32
 	stale      int // number of stale blocks
+	// groups divide the blocks by the first bits of Slot.Cursor.
+	groups [1 << groupBits]group
 	// No block is stale whose Slot.Cursor is below staleFrom. The search for a stale block
 	// continues at the index staleSlot of the segment of that cursor.
 	staleFrom uint64
 	staleSlot int
 }
+
+// group is a part of a table. Without groups, the search for the last stale block of a table would visit
+// all segments.
+type group struct {
+	blocks uint32
+	stale  uint32 // number of stale blocks in that generation; later, all blocks are stale
+	// generation is that of the last change of the group.
+	generation uint32
+}
+
+const groupBits = 6
 
 type (
 	slot    = hashtable.Slot[block]
@@ -65,19 +78,21 @@ func (t *blocks) put(hash uint64) (b *slot, existed bool) {
 	switch {
 	case !existed:
 		b.Value.flags = t.currentGeneration()
-		if uint32(s.Note>>32) != t.generation+1 {
-			t.countStale(s, s.Len()-1)
-		}
+		t.group(b.Cursor()).blocks++
 	case t.isStale(b):
-		t.refresh(s, i)
+		t.refresh(b)
 	}
 	return b, existed
 }
 
 // deleteAt removes a block.
 func (t *blocks) deleteAt(s *segment, i int) {
-	if t.isStale(&s.Slots[i]) {
-		t.refresh(s, i)
+	b := &s.Slots[i]
+	g := t.group(b.Cursor())
+	g.blocks--
+	if t.isStale(b) {
+		g.stale--
+		t.stale--
 	}
 	t.table.Delete(s, i)
 }
@@ -102,52 +117,39 @@ func (t *blocks) gap() bool {
 // slow down put.
 //
 //go:noinline
-func (t *blocks) refresh(s *segment, i int) {
-	t.countStale(s, s.Len())
-	b := &s.Slots[i].Value
-	b.flags = b.flags&(1<<generationShift-1) | t.currentGeneration()
-	s.Note--
+func (t *blocks) refresh(b *slot) {
+	b.Value.flags = b.Value.flags&(1<<generationShift-1) | t.currentGeneration()
+	t.group(b.Cursor()).stale--
 	t.stale--
 }
 
-// countStale sets a segment's note, unless it was set since the last gap: the generation plus one in
-// the high 32 bits, and the number of stale blocks in the low 32 bits. unchanged is the number of
-// the segment's blocks that were stored before the last gap, which are all stale; they are counted
-// one by one only if the segment has no note, since it was split.
-func (t *blocks) countStale(s *segment, unchanged int) {
-	switch s.Note >> 32 {
-	case uint64(t.generation) + 1:
-		return
-	case 0:
-		unchanged = 0
-		for i := range s.Slots {
-			if b := &s.Slots[i]; b.Used() && t.isStale(b) {
-				unchanged++
-			}
-		}
+// group returns the group of a cursor, with the number of its stale blocks: all, if the group has not
+// changed since the last gap.
+func (t *blocks) group(cursor uint64) *group {
+	g := &t.groups[cursor>>(64-groupBits)]
+	if g.generation != t.generation {
+		g.generation, g.stale = t.generation, g.blocks
 	}
-	s.Note = (uint64(t.generation)+1)<<32 | uint64(unchanged)
+	return g
 }
 
 // nextStale returns the segment and slot index of a stale block; there must be one. Between two
-// gaps, all searches together visit each segment without stale blocks once.
+// gaps, all searches together visit each group without stale blocks and each segment once.
 func (t *blocks) nextStale() (s *segment, i int) {
 	for {
-		s, next := t.table.SegmentAt(t.staleFrom)
-		if t.countStale(s, s.Len()); uint32(s.Note) == 0 {
-			t.staleFrom, t.staleSlot = next, 0
+		if t.group(t.staleFrom).stale == 0 {
+			t.staleFrom, t.staleSlot = (t.staleFrom>>(64-groupBits)+1)<<(64-groupBits), 0
 			continue
 		}
-		// The search wraps around, since blocks may have moved within the segment since
-		// staleSlot was set.
-		for i = t.staleSlot; ; i++ {
-			if i >= len(s.Slots) {
-				i = 0
-			}
+		s, next := t.table.SegmentAt(t.staleFrom)
+		// The search wraps around, since blocks may have moved since staleSlot was set.
+		for n := range s.Slots {
+			i := (t.staleSlot + n) % len(s.Slots)
 			if b := &s.Slots[i]; b.Used() && t.isStale(b) {
 				t.staleSlot = i
 				return s, i
 			}
 		}
+		t.staleFrom, t.staleSlot = next, 0
 	}
 }

@@ -32,7 +32,7 @@ import (
 func (l *Lane) storeWithin(rank *rankState, t *table, r *run, slot uint32) {
 	for _, hash := range r.hashes {
 		if s, i, ok := t.blocks.table.Find(hash); ok && t.blocks.isStale(&s.Slots[i]) {
-			t.blocks.refresh(s, i)
+			t.blocks.refresh(&s.Slots[i])
 		}
 	}
 	stale := rank.stale()

@@ -65,7 +65,7 @@ func (l *Lane) flushRemoves(r *run) {
 
 // prefetchRun loads the segments of a run's blocks, unless prefetch did.
 func (l *Lane) prefetchRun(t *table, r *run) {
-	if !l.prefetched {
+	if !l.prefetched && len(r.hashes) > 1 {
 		t.blocks.table.Prefetch(r.hashes)
 	}
 }

@@ -103,7 +103,7 @@ func (l *Lane) prefetch(b *feed.Batch) {
 	for i := range b.Events {
 		n += len(b.Events[i].BlockHashes)
 	}
-	if r == nil || n > maxPrefetch || l.consolidation != oneSource || l.cfg.Timeout > 0 {
+	if r == nil || n < 2 || n > maxPrefetch || l.consolidation != oneSource || l.cfg.Timeout > 0 {
 		return
 	}
 	for i := range b.Events {

@@ -99,7 +99,7 @@ func (t *table) remove(hash uint64, op copies.Op) (gone bool) {
 		}
 		if !gone {
 			if op > copies.RemoveDownTo && t.blocks.isStale(b) {
-				t.blocks.refresh(s, i) // the engine has the block, so it is not stale
+				t.blocks.refresh(b) // the engine has the block, so it is not stale
 			}
 			return false
 		}

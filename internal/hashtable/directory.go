@@ -59,7 +59,6 @@ func (t *Table[V, T]) split(s *Segment[V, T], at uint64) {
 			s.move(i, upper)
 		}
 	}
-	s.Note = 0
 	t.point(at|bit, upper)
 	if uint(s.depth) == t.base+t.depth {
 		t.deepest += 2
@@ -123,7 +122,6 @@ func (t *Table[V, T]) merge(s *Segment[V, T], at uint64) {
 		t.deepest -= 2
 	}
 	buddy.depth--
-	buddy.Note = 0
 	t.point(at, buddy)
 	for t.deepest == 0 {
 		t.halve()

@@ -144,7 +144,7 @@ func (t *Table[V, T]) prefetch(keys []uint64) (sum uint64) {
 	}
 	// So few instructions that the processor begins all loads before the first is complete.
 	for i, s := range segments[:len(keys)] {
-		sum += s.Note + s.Slots[homes[i]].hash
+		sum += uint64(s.used) + s.Slots[homes[i]].hash
 	}
 	return sum
 }

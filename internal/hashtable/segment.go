@@ -2,8 +2,8 @@ package hashtable
 
 import "math/bits"
 
-// SegmentSlots is the number of slots of a segment. A segment of 24-byte slots has 768 bytes, a size
-// that Go's allocator does not round up.
+// SegmentSlots is the number of slots of a segment. A segment of 24-byte slots has 760 bytes, which Go's
+// allocator rounds up to 768.
 const SegmentSlots = 30
 
 // Delete merges a segment of up to mergedKeys keys with its buddy, if together they have up to
@@ -17,9 +17,6 @@ const (
 // Segment has up to SegmentSlots keys: those whose cursors begin with the same bits. Its keys are in
 // any slots; the other slots are zero.
 type Segment[V, T any] struct {
-	// Note is free for use by the table's owner; it is 0 in a new segment, and after a split or
-	// a merge.
-	Note   uint64
 	used   uint32 // a bit of each slot that has a key
 	depth  uint8  // number of bits that the cursors share
 	nested bool   // the keys are in a nested table
@@ -78,8 +75,15 @@ func (s *Segment[V, T]) find(hash uint64) (i int, ok bool) {
 		return i, true
 	}
 	pattern := control(hash) * eachByte
-	for w, controls := range &s.controls {
-		for m := matches(controls, pattern); m != 0; m &= m - 1 {
+	found := [4]uint64{
+		matches(s.controls[0], pattern), matches(s.controls[1], pattern),
+		matches(s.controls[2], pattern), matches(s.controls[3], pattern),
+	}
+	if found[0]|found[1]|found[2]|found[3] == 0 { // one branch for most keys that the segment does not have
+		return 0, false
+	}
+	for w, m := range found {
+		for ; m != 0; m &= m - 1 {
 			if i := 8*w + bits.TrailingZeros64(m)/8; s.Slots[i].hash == hash {
 				return i, true
 			}
