@@ -17,9 +17,9 @@ func Example() {
 	var m radix.Matcher
 	x.Match("llama", []uint64{70, 71, 73}, &m)
 	for _, f := range m.Found {
-		fmt.Println(f.Rank.Owner, f.Blocks, f.TierBlocks)
+		fmt.Println(f.Rank.Model(), f.Rank.Owner, f.Blocks, f.TierBlocks)
 	}
 	// Unordered output:
-	// worker a 2 [2 0 0 0]
-	// worker b 2 [1 0 0 0]
+	// llama worker a 2 [2 0 0 0]
+	// llama worker b 2 [1 0 0 0]
 }

@@ -9,9 +9,10 @@ package radix
 // that the rank does not hold, but it never has more blocks than the rank.
 func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
 	m.reset(len(x.ranks))
+	model := x.models[modelName]
 	for i := range x.ranks {
 		r := x.ranks[i].rank
-		if r == nil || modelName != "" && r.model.name != modelName {
+		if r == nil || modelName != "" && r.model != model {
 			continue
 		}
 		f := Match{Rank: r}

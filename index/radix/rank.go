@@ -3,6 +3,7 @@ package radix
 import (
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/internal/hashtable"
 )
 
 // Rank is the blocks of a dp rank, by block hash. A block hash is one name of a block: several may have the same
@@ -107,16 +108,19 @@ func (x *Index) Find(r *Rank, hash uint64) (_ Block, ok bool) {
 	return b, true
 }
 
-// scanSlots is the number of slots that Scan visits at least, and the number of blocks whose contents it reads at a
-// time, so that cache misses overlap.
+// scanSlots is the number of slots that Scan visits at least. Scan reads the contents of all blocks together, so that
+// cache misses overlap.
 const scanSlots = 256
 
+// maxScanned is the number of blocks that Scan returns at most.
+const maxScanned = scanSlots + hashtable.SegmentSlots - 1
+
 // Scan appends blocks of a rank to a slice, in no order, and returns the slice and where the next call continues: 0 if
-// the scan is complete. The first call is from 0. A call visits a bounded number of blocks, some hundred. The index may
-// be changed between the calls: a scan has each block once at most, as it was at one of the calls, and misses no block
-// that the rank holds all the time. Scan only reads; several calls may run at the same time as matches.
+// the scan is complete. The first call is from 0. A call returns at most 285 blocks. The index may be changed between the
+// calls: a scan has each block once at most, as it was at one of the calls, and misses no block that the rank holds all
+// the time. Scan only reads; several calls may run at the same time as matches.
 func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uint64) {
-	var places [scanSlots]position // of the blocks from first on; zero if unknown
+	var places [maxScanned]position // of the blocks from first on; zero if unknown
 	first := len(to)
 	for slots := 0; slots < scanSlots && (slots == 0 || from != 0); {
 		s, next := r.table.SegmentAt(from)
@@ -124,10 +128,6 @@ func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uin
 			b, t := &s.Slots[i], s.Slots[i].Value.tag
 			if !t.has(r.live) || b.Cursor() < from {
 				continue
-			}
-			if len(to)-first == scanSlots {
-				x.readContents(to[first:], &places)
-				first = len(to)
 			}
 			if places[len(to)-first] = (position{}); t.isPlaced() {
 				places[len(to)-first] = t.place()
@@ -140,19 +140,15 @@ func (x *Index) Scan(r *Rank, from uint64, to []Block) (blocks []Block, next uin
 	return to, from
 }
 
-// placeBits is the number of bits of an offset in Block.Place.
-const placeBits = 16
-
-// readContents sets the tokens hashes and places of blocks that have places.
-func (x *Index) readContents(blocks []Block, places *[scanSlots]position) {
-	var tokens [scanSlots][]uint64
+// readContents sets the tokens hashes of blocks that have places.
+func (x *Index) readContents(blocks []Block, places *[maxScanned]position) {
+	var tokens [maxScanned][]uint64
 	for i := range blocks {
 		tokens[i] = x.tree.run(places[i].run).tokens
 	}
 	for i := range blocks {
 		if p := places[i]; p.run != 0 {
 			blocks[i].Tokens = tokens[i][p.offset]
-			blocks[i].Place = uint64(p.run)<<placeBits | uint64(p.offset)
 		}
 	}
 }
@@ -165,7 +161,9 @@ func (x *Index) block(r *Rank, hash uint64, s slot) Block {
 		Hash: hash, Parent: s.parent, HasParent: t&tagParent != 0, HasTokens: t&tagNoContent == 0,
 		Tiers: r.tiers(uint8(t)), LoRA: set.LoRA, BlockSize: set.BlockSize,
 	}
-	if t&tagOrphan != 0 {
+	if t.isPlaced() {
+		b.Place = uint64(t >> placeShift)
+	} else if t&tagOrphan != 0 {
 		b.Tokens = r.orphans.all[t.orphan()].tokens
 	}
 	return b

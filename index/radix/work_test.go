@@ -3,6 +3,7 @@ package radix
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
@@ -41,6 +42,46 @@ func TestScanHasEachBlockOnce(t *testing.T) {
 			t.Fatalf("block %d of %d was not scanned", i, kept)
 		}
 	}
+}
+
+// TestReadsRunAtTheSameTime reads an index in several goroutines, for the race detector.
+func TestReadsRunAtTheSameTime(t *testing.T) {
+	const length = 400
+	x := New()
+	ranks := []*Rank{x.AddRank("m", nil), x.AddRank("m", nil)}
+	prompt, hashes := newPrompt(0, length), make([]uint64, length)
+	for i := range prompt {
+		hashes[i] = prompt[i] ^ 1
+	}
+	for _, r := range ranks {
+		storePrompt(x, r, prompt, length)
+		x.Store(r, 1, Stored{Parent: unknownHash, HasParent: true, Blocks: []uint64{1}, Tokens: []uint64{2}})
+	}
+	x.ClearTier(ranks[0], 0)
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			var m Matcher
+			for range 10 {
+				if x.Match("m", prompt, &m); len(m.Found) != 1 || m.Found[0].Blocks != length {
+					t.Errorf("found %+v", m.Found)
+				}
+				if x.MatchHashes("", hashes, &m); len(m.Found) != 1 || m.Found[0].Blocks != length {
+					t.Errorf("found %+v by block hashes", m.Found)
+				}
+				n := 0
+				for from, done := uint64(0), false; !done; done = from == 0 {
+					var blocks []Block
+					blocks, from = x.Scan(ranks[1], from, nil)
+					n += len(blocks)
+				}
+				if _, ok := x.Find(ranks[1], hashes[7]); n != length+1 || !ok {
+					t.Errorf("scanned %d blocks, found one: %t", n, ok)
+				}
+			}
+		})
+	}
+	group.Wait()
 }
 
 // TestTooManyAttributesAreDropped stores blocks of more LoRA adapters than a tag can number.
