@@ -31,7 +31,7 @@ const NumTiers = 4
 
 // limits bound the work of one step. Tests lower them.
 type limits struct {
-	// run bounds the blocks of a run, and so the cost of moving them, and the holdings of a rank in the run.
+	// run bounds the blocks of a run, and so the number of holdings of a rank in the run.
 	run uint32
 	// singleClears bounds the blocks that are removed one by one when a rank or a tier is cleared.
 	singleClears int
@@ -55,7 +55,7 @@ type Index struct {
 	sweeps      []*sweep   // in progress or waiting, oldest first
 	stored      int        // blocks stored since the last sweep
 	adoptions   []adoption // reused by adopt
-	hashes      []uint64   // reused by clearSingly and sweepTiers
+	hashes      []uint64   // reused by clearSingly and sweepSegment
 }
 
 // model is the root of the runs of a model's ranks.
@@ -108,7 +108,8 @@ func (x *Index) Clear(r *Rank) {
 	x.limitSweeps()
 }
 
-// ClearTier removes all blocks of a rank from a tier.
+// ClearTier removes all blocks of a rank from a tier. It takes a bounded time, except that it completes the sweep of a
+// rank whose tiers were cleared more than four times since the last complete sweep.
 func (x *Index) ClearTier(r *Rank, tier int) {
 	switch {
 	case r.blocks[tier] == 0:

@@ -5,8 +5,8 @@ package radix
 // prefixes in m.Found. It allocates only to grow m.
 //
 // It looks up some hashes of each run only, and assumes that the hashes between two blocks of a run are those of the
-// blocks between. For hashes that are no chain, and for blocks with several block hashes, a prefix may thus have hashes
-// that the rank does not hold, but it never has more blocks than the rank.
+// blocks between. For hashes that are no chain, and for blocks with several block hashes, a prefix may thus count a hash
+// that the rank or the tier does not hold in place of one that it holds for the same place.
 func (x *Index) MatchHashes(modelName string, hashes []uint64, m *Matcher) {
 	m.reset(len(x.ranks))
 	model := x.models[modelName]

@@ -1,8 +1,6 @@
 package radix
 
-import (
-	"github.com/kvcast/kvcast/internal/attribute"
-)
+import "github.com/kvcast/kvcast/internal/attribute"
 
 // Stored is a chain of blocks.
 type Stored struct {
@@ -18,7 +16,8 @@ type Stored struct {
 	BlockSize uint32
 }
 
-// Store adds blocks of a rank in a tier, which is below NumTiers.
+// Store adds blocks of a rank in a tier, which is below NumTiers. Consecutive new blocks of a run are added to the tree at
+// once.
 func (x *Index) Store(r *Rank, tier int, s Stored) {
 	x.stored += len(s.Blocks)
 	attr := x.attributes(r, s)
