@@ -321,9 +321,9 @@ func TestTableIsSmallAtAnySize(t *testing.T) {
 // TestTableStaysSmall replaces all keys of tables several times.
 func TestTableStaysSmall(t *testing.T) {
 	fixSeed(t)
-	for _, n := range []uint64{100_000, 120_000, 141_000, 170_000} {
+	for _, n := range []uint64{50_000, 60_000, 70_000} {
 		table := New[[2]uint64, struct{}]()
-		for key := range 6 * n {
+		for key := range 5 * n {
 			table.Put(key)
 			if key >= n {
 				table.Remove(key - n)
