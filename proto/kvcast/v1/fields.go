@@ -36,4 +36,48 @@ const (
 	// encodes entries once for all three. ReplayResponse has no snapshot blocks.
 	ResponseEntriesField        protowire.Number = 1
 	ResponseSnapshotBlocksField protowire.Number = 8
+
+	PositionEpochField protowire.Number = 1
+	PositionSeqField   protowire.Number = 2
+
+	MatchPrefixesRequestIDField      protowire.Number = 1
+	MatchPrefixesRequestRequestField protowire.Number = 2
+
+	MatchPrefixRequestModelField       protowire.Number = 1
+	MatchPrefixRequestPromptsField     protowire.Number = 2
+	MatchPrefixRequestWorkersField     protowire.Number = 3
+	MatchPrefixRequestLimitField       protowire.Number = 4
+	MatchPrefixRequestAfterField       protowire.Number = 5
+	MatchPrefixRequestMaxWaitNanoField protowire.Number = 6
+
+	PromptTokenIDsField     protowire.Number = 1
+	PromptTokensHashesField protowire.Number = 2
+	PromptBlockHashesField  protowire.Number = 3
+	PromptLoraNameField     protowire.Number = 4
+	PromptCacheSaltField    protowire.Number = 5
+	PromptEagleField        protowire.Number = 6
+	PromptBlockSizeField    protowire.Number = 7
+
+	MatchPrefixesResponseIDField       protowire.Number = 1
+	MatchPrefixesResponseResponseField protowire.Number = 2
+
+	MatchPrefixResponsePositionField protowire.Number = 1
+	MatchPrefixResponsePromptsField  protowire.Number = 2
+
+	PromptMatchesMatchesField protowire.Number = 1
+
+	PrefixMatchWorkerField   protowire.Number = 1
+	PrefixMatchEndpointField protowire.Number = 2
+	PrefixMatchDpRankField   protowire.Number = 3
+	PrefixMatchBlocksField   protowire.Number = 4
+	PrefixMatchTokensField   protowire.Number = 5
+	PrefixMatchTiersField    protowire.Number = 6
+	PrefixMatchTrustField    protowire.Number = 7
+	PrefixMatchReasonsField  protowire.Number = 8
+	PrefixMatchDownNanoField protowire.Number = 9
+	PrefixMatchModelField    protowire.Number = 10
+
+	TierPrefixTierField   protowire.Number = 1
+	TierPrefixBlocksField protowire.Number = 2
+	TierPrefixTokensField protowire.Number = 3
 )

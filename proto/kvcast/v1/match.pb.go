@@ -21,7 +21,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Request of RouterEventService.MatchPrefix.
+// Request of RouterEventService.MatchPrefix, at most 1 MiB.
 type MatchPrefixRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the model whose workers are matched; empty: the workers of all models. Equal
@@ -30,17 +30,17 @@ type MatchPrefixRequest struct {
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// The prompts, 1 to 64.
 	Prompts []*Prompt `protobuf:"bytes,2,rep,name=prompts,proto3" json:"prompts,omitempty"`
-	// Names of the workers to match, at most 10,000; empty: all.
+	// Names of the workers to match, at most 10,000; empty: all. A name may be unknown.
 	Workers []string `protobuf:"bytes,3,rep,name=workers,proto3" json:"workers,omitempty"`
 	// The maximum number of matches for each prompt, best first; 0: all.
 	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
 	// The answer must include the entries up to this position: the server waits until it
 	// has applied them. A router that has this position from a stream gets an answer that
-	// is not older than its own state. Errors are as for Subscribe: EPOCH_MISMATCH and
-	// POSITION_AHEAD.
+	// is not older than its own state. An empty epoch means the server's current epoch; a
+	// position of another epoch fails with EPOCH_MISMATCH.
 	After *Position `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`
 	// The longest time to wait for the position, in nanoseconds, at most 10 s; 0: 1 s.
-	// Then the call fails with DEADLINE_EXCEEDED.
+	// Then the call fails with POSITION_NOT_REACHED.
 	MaxWaitNano   uint64 `protobuf:"varint,6,opt,name=max_wait_nano,json=maxWaitNano,proto3" json:"max_wait_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -121,25 +121,29 @@ func (x *MatchPrefixRequest) GetMaxWaitNano() uint64 {
 // A prompt, given in exactly one of three ways.
 type Prompt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Token ids, at most 1,048,576. Tokens after the last whole block are ignored.
+	// Token ids, at most 262,144, so that a request with ids below 2,097,152 is smaller
+	// than 1 MiB. Longer prompts are sent as tokens hashes. Tokens after the last whole
+	// block are ignored.
 	TokenIds []uint32 `protobuf:"varint,1,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// Tokens hashes of the prompt's blocks, as in Stored.tokens_hashes, at most 65,536.
-	// They depend on adapter and salt, which must not be set.
+	// They depend on adapter, salt and EAGLE, which must not be set.
 	TokensHashes []uint64 `protobuf:"fixed64,2,rep,packed,name=tokens_hashes,json=tokensHashes,proto3" json:"tokens_hashes,omitempty"`
 	// The engine's own block hashes, as in Stored.block_hashes, at most 65,536. Only
-	// workers whose engines have the same hashes match. Adapter and salt must not be set.
+	// workers whose engines have the same hashes match. Adapter, salt and EAGLE must not be
+	// set.
 	BlockHashes []uint64 `protobuf:"fixed64,3,rep,packed,name=block_hashes,json=blockHashes,proto3" json:"block_hashes,omitempty"`
 	// Name of the LoRA adapter; empty: the base model.
 	LoraName string `protobuf:"bytes,4,opt,name=lora_name,json=loraName,proto3" json:"lora_name,omitempty"`
 	// The cache salt; empty: none.
 	CacheSalt string `protobuf:"bytes,5,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	// Whether the workers are SGLang engines with EAGLE decoding: the tokens hash of a
-	// block then includes the first token of the next block.
+	// block then includes the first token of the next block. The last block of a prompt is
+	// whole only if a token follows it.
 	Eagle bool `protobuf:"varint,6,opt,name=eagle,proto3" json:"eagle,omitempty"`
 	// Tokens per block. 0: with token ids, the prompt is matched with the block size of
-	// each worker; with hashes, it is unknown and only needed for PrefixMatch.tokens, for
-	// which the worker's block size is used. Otherwise, only workers with the block size
-	// match.
+	// each worker; with hashes, the block size is unknown and only needed for
+	// PrefixMatch.tokens, for which the worker's block size is used. Otherwise, only
+	// workers with the block size match.
 	BlockSize     uint32 `protobuf:"varint,7,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -279,7 +283,8 @@ func (x *MatchPrefixResponse) GetPrompts() []*PromptMatches {
 	return nil
 }
 
-// Request of RouterEventService.MatchPrefixes: one of a stream of requests.
+// Request of RouterEventService.MatchPrefixes: one of a stream of requests. A client may
+// send requests before it has the answers to earlier requests.
 type MatchPrefixesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Returned with the answer. The server does not interpret it.
@@ -458,7 +463,9 @@ type PrefixMatch struct {
 	// With TRUST_DEGRADED, why; ascending.
 	Reasons []DegradedReason `protobuf:"varint,8,rep,packed,name=reasons,proto3,enum=kvcast.v1.DegradedReason" json:"reasons,omitempty"`
 	// With DEGRADED_REASON_SOURCE_DOWN, how long the source has been down, in nanoseconds.
-	DownNano      uint64 `protobuf:"varint,9,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
+	DownNano uint64 `protobuf:"varint,9,opt,name=down_nano,json=downNano,proto3" json:"down_nano,omitempty"`
+	// Name of the worker's model; empty if the request has a model.
+	Model         string `protobuf:"bytes,10,opt,name=model,proto3" json:"model,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -554,6 +561,13 @@ func (x *PrefixMatch) GetDownNano() uint64 {
 		return x.DownNano
 	}
 	return 0
+}
+
+func (x *PrefixMatch) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
 }
 
 // The longest prefix of a prompt that a dp rank holds in one tier.
@@ -652,7 +666,7 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
 	"\bresponse\x18\x02 \x01(\v2\x1e.kvcast.v1.MatchPrefixResponseR\bresponse\"A\n" +
 	"\rPromptMatches\x120\n" +
-	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xb1\x02\n" +
+	"\amatches\x18\x01 \x03(\v2\x16.kvcast.v1.PrefixMatchR\amatches\"\xc7\x02\n" +
 	"\vPrefixMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12\x17\n" +
@@ -662,7 +676,9 @@ const file_kvcast_v1_match_proto_rawDesc = "" +
 	"\x05tiers\x18\x06 \x03(\v2\x15.kvcast.v1.TierPrefixR\x05tiers\x12&\n" +
 	"\x05trust\x18\a \x01(\x0e2\x10.kvcast.v1.TrustR\x05trust\x123\n" +
 	"\areasons\x18\b \x03(\x0e2\x19.kvcast.v1.DegradedReasonR\areasons\x12\x1b\n" +
-	"\tdown_nano\x18\t \x01(\x04R\bdownNano\"a\n" +
+	"\tdown_nano\x18\t \x01(\x04R\bdownNano\x12\x14\n" +
+	"\x05model\x18\n" +
+	" \x01(\tR\x05model\"a\n" +
 	"\n" +
 	"TierPrefix\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvcast.v1.TierR\x04tier\x12\x16\n" +

@@ -65,14 +65,19 @@ const (
 //	                                            concurrent snapshots, and the wait
 //	                                            queue is full or the wait timed out
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS       look up fewer blocks at a time
+//	DEADLINE_EXCEEDED    POSITION_NOT_REACHED   try again (RetryInfo): the server has not
+//	                                            applied the entries up to the requested
+//	                                            position yet
 //	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES       try later (RetryInfo): the server limits
-//	                                            concurrent lookups and status calls, and
-//	                                            the wait queue is full or the wait timed
-//	                                            out
-//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter: clients accept 4 MiB
-//	                                            by default
-//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS       try later (RetryInfo): too many health
-//	                                            watches or reflection streams
+//	                                            concurrent lookups, matches and status
+//	                                            calls, and the wait queue is full or the
+//	                                            wait timed out
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter, or match fewer prompts
+//	                                            or with a limit: clients accept 4 MiB by
+//	                                            default
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS       try later (RetryInfo): too many
+//	                                            MatchPrefixes streams, health watches or
+//	                                            reflection streams
 //	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE      name fewer workers and models in the
 //	                                            filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING               try again (RetryInfo); GetStatus and
@@ -111,7 +116,9 @@ type RouterEventServiceClient interface {
 	// unknown model is no error: the answer has no matches.
 	MatchPrefix(ctx context.Context, in *MatchPrefixRequest, opts ...grpc.CallOption) (*MatchPrefixResponse, error)
 	// Answers each request as MatchPrefix does, in the order of the requests. It costs less
-	// than a call for each request. An invalid request ends the stream with the error.
+	// than a call for each request. The stream ends with the first request that cannot be
+	// answered, and with its error. All earlier requests have been answered then; later ones
+	// have not.
 	MatchPrefixes(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MatchPrefixesRequest, MatchPrefixesResponse], error)
 }
 
@@ -278,14 +285,19 @@ type RouterEventService_MatchPrefixesClient = grpc.BidiStreamingClient[MatchPref
 //	                                            concurrent snapshots, and the wait
 //	                                            queue is full or the wait timed out
 //	RESOURCE_EXHAUSTED   TOO_MANY_HOLDERS       look up fewer blocks at a time
+//	DEADLINE_EXCEEDED    POSITION_NOT_REACHED   try again (RetryInfo): the server has not
+//	                                            applied the entries up to the requested
+//	                                            position yet
 //	RESOURCE_EXHAUSTED   TOO_MANY_QUERIES       try later (RetryInfo): the server limits
-//	                                            concurrent lookups and status calls, and
-//	                                            the wait queue is full or the wait timed
-//	                                            out
-//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter: clients accept 4 MiB
-//	                                            by default
-//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS       try later (RetryInfo): too many health
-//	                                            watches or reflection streams
+//	                                            concurrent lookups, matches and status
+//	                                            calls, and the wait queue is full or the
+//	                                            wait timed out
+//	RESOURCE_EXHAUSTED   RESPONSE_TOO_LARGE     narrow the filter, or match fewer prompts
+//	                                            or with a limit: clients accept 4 MiB by
+//	                                            default
+//	RESOURCE_EXHAUSTED   TOO_MANY_STREAMS       try later (RetryInfo): too many
+//	                                            MatchPrefixes streams, health watches or
+//	                                            reflection streams
 //	RESOURCE_EXHAUSTED   FILTERS_TOO_LARGE      name fewer workers and models in the
 //	                                            filter, or try later (RetryInfo)
 //	UNAVAILABLE          STARTING               try again (RetryInfo); GetStatus and
@@ -324,7 +336,9 @@ type RouterEventServiceServer interface {
 	// unknown model is no error: the answer has no matches.
 	MatchPrefix(context.Context, *MatchPrefixRequest) (*MatchPrefixResponse, error)
 	// Answers each request as MatchPrefix does, in the order of the requests. It costs less
-	// than a call for each request. An invalid request ends the stream with the error.
+	// than a call for each request. The stream ends with the first request that cannot be
+	// answered, and with its error. All earlier requests have been answered then; later ones
+	// have not.
 	MatchPrefixes(grpc.BidiStreamingServer[MatchPrefixesRequest, MatchPrefixesResponse]) error
 	mustEmbedUnimplementedRouterEventServiceServer()
 }
