@@ -1,0 +1,217 @@
+package match
+
+import (
+	"encoding/binary"
+	"errors"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/kvcast/kvcast/index"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+var errUTF8 = errors.New("a string field has invalid UTF-8")
+
+// lists are the elements of all prompts of a query, and its names.
+type lists struct {
+	tokenIDs     []uint32
+	tokensHashes []uint64
+	blockHashes  []uint64
+	ends         []ends
+	names        []string
+	model        string // of the last request that has one; usually that of the next
+}
+
+// ends are the ends of a prompt's elements in lists. They begin at the ends of the prompt before.
+type ends struct{ tokenIDs, tokensHashes, blockHashes int }
+
+// Decode sets the query to that of an encoded MatchPrefixesRequest, and returns the request's id. It reads what the
+// generated code reads, into reused memory. The query does not reference b.
+func (q *Query) Decode(b []byte) (id uint64, err error) {
+	q.reset()
+	err = eachField(b, func(f *field) error {
+		switch {
+		case f.isVarint(kvcastv1.MatchPrefixesRequestIDField):
+			id = f.value
+		case f.isBytes(kvcastv1.MatchPrefixesRequestRequestField):
+			return eachField(f.bytes, q.decodeField)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	var start ends
+	for i, end := range q.lists.ends { // the lists do not move any more
+		p := &q.Prompts[i]
+		p.TokenIDs = q.lists.tokenIDs[start.tokenIDs:end.tokenIDs]
+		p.TokensHashes = q.lists.tokensHashes[start.tokensHashes:end.tokensHashes]
+		p.BlockHashes = q.lists.blockHashes[start.blockHashes:end.blockHashes]
+		start = end
+	}
+	q.finish(q.lists.names)
+	return id, nil
+}
+
+// decodeField decodes a field of a MatchPrefixRequest.
+func (q *Query) decodeField(f *field) (err error) {
+	switch {
+	case f.isBytes(kvcastv1.MatchPrefixRequestModelField):
+		err = f.setString(&q.lists.model)
+		q.Model = q.lists.model
+	case f.isBytes(kvcastv1.MatchPrefixRequestPromptsField):
+		q.Prompts = append(q.Prompts, index.Prompt{})
+		p := &q.Prompts[len(q.Prompts)-1]
+		err = eachField(f.bytes, func(f *field) error { return q.lists.decodePrompt(p, f) })
+		q.lists.ends = append(q.lists.ends, ends{len(q.lists.tokenIDs), len(q.lists.tokensHashes), len(q.lists.blockHashes)})
+	case f.isBytes(kvcastv1.MatchPrefixRequestWorkersField):
+		var name string
+		err = f.setString(&name)
+		q.lists.names = append(q.lists.names, name)
+	case f.isVarint(kvcastv1.MatchPrefixRequestLimitField):
+		q.Limit = int(uint32(f.value))
+	case f.isBytes(kvcastv1.MatchPrefixRequestAfterField):
+		if q.After == nil {
+			q.After = new(kvcastv1.Position)
+		}
+		err = eachField(f.bytes, func(f *field) error {
+			switch {
+			case f.isBytes(kvcastv1.PositionEpochField):
+				return f.setString(&q.After.Epoch)
+			case f.number == kvcastv1.PositionSeqField && f.kind == protowire.Fixed64Type:
+				q.After.Seq = f.value
+			}
+			return nil
+		})
+	case f.isVarint(kvcastv1.MatchPrefixRequestMaxWaitNanoField):
+		q.maxWaitNano = f.value
+	}
+	return err
+}
+
+// decodePrompt decodes a field of a Prompt. The elements of its lists are appended to the lists of all prompts.
+func (l *lists) decodePrompt(p *index.Prompt, f *field) (err error) {
+	switch {
+	case f.isBytes(kvcastv1.PromptTokenIDsField):
+		l.tokenIDs, err = appendVarints(l.tokenIDs, f.bytes)
+	case f.isVarint(kvcastv1.PromptTokenIDsField): // not packed
+		l.tokenIDs = append(l.tokenIDs, uint32(f.value))
+	case f.number == kvcastv1.PromptTokensHashesField:
+		l.tokensHashes, err = appendFixed64s(l.tokensHashes, f)
+	case f.number == kvcastv1.PromptBlockHashesField:
+		l.blockHashes, err = appendFixed64s(l.blockHashes, f)
+	case f.isBytes(kvcastv1.PromptLoraNameField):
+		err = f.setString(&p.LoRA)
+	case f.isBytes(kvcastv1.PromptCacheSaltField):
+		err = f.setString(&p.Salt)
+	case f.isVarint(kvcastv1.PromptEagleField):
+		p.Eagle = f.value != 0
+	case f.isVarint(kvcastv1.PromptBlockSizeField):
+		p.BlockSize = uint32(f.value)
+	}
+	return err
+}
+
+// field is a field of a message.
+type field struct {
+	number protowire.Number
+	kind   protowire.Type
+	value  uint64 // of a varint or a fixed64
+	bytes  []byte
+}
+
+func (f *field) isVarint(n protowire.Number) bool {
+	return f.number == n && f.kind == protowire.VarintType
+}
+
+func (f *field) isBytes(n protowire.Number) bool {
+	return f.number == n && f.kind == protowire.BytesType
+}
+
+// setString sets a string to the field's, without an allocation if they are equal.
+func (f *field) setString(s *string) error {
+	if *s == string(f.bytes) {
+		return nil
+	}
+	if !utf8.Valid(f.bytes) {
+		return errUTF8
+	}
+	*s = string(f.bytes)
+	return nil
+}
+
+// eachField calls yield with each field of a message, until an error.
+func eachField(b []byte, yield func(*field) error) error {
+	var f field
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		switch {
+		case n < 0:
+			return protowire.ParseError(n)
+		case number > protowire.MaxValidNumber:
+			return errors.New("a field number is not valid")
+		}
+		b = b[n:]
+		f = field{number: number, kind: kind}
+		switch kind {
+		case protowire.VarintType:
+			f.value, n = protowire.ConsumeVarint(b)
+		case protowire.Fixed64Type:
+			f.value, n = protowire.ConsumeFixed64(b)
+		case protowire.BytesType:
+			f.bytes, n = protowire.ConsumeBytes(b)
+		default:
+			n = protowire.ConsumeFieldValue(number, kind, b)
+		}
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		if err := yield(&f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// appendVarints appends packed varints. Most token ids take one to three bytes.
+func appendVarints(to []uint32, b []byte) ([]uint32, error) {
+	for len(b) > 0 {
+		switch {
+		case b[0] < 0x80:
+			to = append(to, uint32(b[0]))
+			b = b[1:]
+		case len(b) > 1 && b[1] < 0x80:
+			to = append(to, uint32(b[0]&0x7f)|uint32(b[1])<<7)
+			b = b[2:]
+		case len(b) > 2 && b[2] < 0x80:
+			to = append(to, uint32(b[0]&0x7f)|uint32(b[1]&0x7f)<<7|uint32(b[2])<<14)
+			b = b[3:]
+		default:
+			v, n := protowire.ConsumeVarint(b)
+			if n < 0 {
+				return to, protowire.ParseError(n)
+			}
+			to = append(to, uint32(v))
+			b = b[n:]
+		}
+	}
+	return to, nil
+}
+
+// appendFixed64s appends the elements of a field of fixed64s, packed or not.
+func appendFixed64s(to []uint64, f *field) ([]uint64, error) {
+	switch {
+	case f.kind == protowire.Fixed64Type:
+		return append(to, f.value), nil
+	case f.kind != protowire.BytesType:
+		return to, nil
+	case len(f.bytes)%8 != 0:
+		return to, errors.New("a list of fixed64 has a part of an element")
+	}
+	for b := f.bytes; len(b) > 0; b = b[8:] {
+		to = append(to, binary.LittleEndian.Uint64(b))
+	}
+	return to, nil
+}

@@ -1,0 +1,103 @@
+package match_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/index"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/match"
+)
+
+// checkDecode decodes an encoded request with Decode and with the generated code, and compares the queries.
+func checkDecode(t interface {
+	Helper()
+	Errorf(string, ...any)
+	Fatalf(string, ...any)
+}, q *match.Query, b []byte) {
+	t.Helper()
+	id, err := q.Decode(b)
+	generated := new(kvcastv1.MatchPrefixesRequest)
+	if wantErr := proto.Unmarshal(b, generated); err != nil || wantErr != nil {
+		if (err == nil) != (wantErr == nil) {
+			t.Errorf("%x: got error %v, the generated code %v", b, err, wantErr)
+		}
+		return
+	}
+	var want match.Query
+	want.Set(generated.GetRequest())
+	if id != generated.GetId() {
+		t.Errorf("got id %d, want %d", id, generated.GetId())
+	}
+	opts := cmp.Options{cmpopts.EquateEmpty(), cmpopts.IgnoreFields(index.Query{}, "Worker")}
+	if diff := cmp.Diff(want.Query, q.Query, opts); diff != "" {
+		t.Errorf("%x: query (-want +got):\n%s", b, diff)
+	}
+	// An unknown field of a position has no effect.
+	if diff := cmp.Diff(want.After, q.After, protocmp.Transform(), protocmp.IgnoreUnknown()); diff != "" {
+		t.Errorf("%x: position (-want +got):\n%s", b, diff)
+	}
+	if want.MaxWait() != q.MaxWait() || want.Bytes != q.Bytes {
+		t.Errorf("%x: got a wait of %v and %d bytes, want %v and %d", b, q.MaxWait(), q.Bytes, want.MaxWait(), want.Bytes)
+	}
+	for _, name := range append(generated.GetRequest().GetWorkers(), "absent") {
+		if want.Worker != nil && q.Worker(name) != want.Worker(name) {
+			t.Errorf("worker %q: got %v", name, q.Worker(name))
+		}
+	}
+}
+
+func TestDecodeEqualsGeneratedCode(t *testing.T) {
+	var q match.Query
+	rapid.Check(t, func(t *rapid.T) {
+		text := rapid.SampledFrom([]string{"", "m", "another", "\xff"})
+		number := rapid.OneOf(rapid.Uint64Range(0, 300), rapid.Uint64())
+		hashes := rapid.SliceOfN(number, 0, 5)
+		prompt := rapid.Custom(func(t *rapid.T) *kvcastv1.Prompt {
+			return &kvcastv1.Prompt{
+				TokenIds:     rapid.SliceOfN(rapid.OneOf(rapid.Uint32Range(0, 300), rapid.Uint32Range(0, 1<<22), rapid.Uint32()), 0, 5).Draw(t, "tokens"),
+				TokensHashes: hashes.Draw(t, "tokens hashes"), BlockHashes: hashes.Draw(t, "block hashes"),
+				LoraName: text.Draw(t, "lora"), CacheSalt: text.Draw(t, "salt"),
+				Eagle: rapid.Bool().Draw(t, "eagle"), BlockSize: rapid.Uint32().Draw(t, "block size"),
+			}
+		})
+		req := &kvcastv1.MatchPrefixRequest{
+			Model: text.Draw(t, "model"), Prompts: rapid.SliceOfN(prompt, 0, 3).Draw(t, "prompts"),
+			Workers: rapid.SliceOfN(text, 0, 3).Draw(t, "workers"), Limit: rapid.Uint32().Draw(t, "limit"),
+			MaxWaitNano: uint64(rapid.Int64Min(0).Draw(t, "wait")),
+		}
+		if rapid.Bool().Draw(t, "position") {
+			req.After = &kvcastv1.Position{Epoch: text.Draw(t, "epoch"), Seq: number.Draw(t, "seq")}
+		}
+		// Marshal rejects invalid UTF-8, which a client can send.
+		b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Id: number.Draw(t, "id"), Request: req})
+		if err != nil {
+			return
+		}
+		for range rapid.IntRange(0, 2).Draw(t, "changes") {
+			if len(b) > 0 {
+				b[rapid.IntRange(0, len(b)-1).Draw(t, "at")] = rapid.Byte().Draw(t, "byte")
+			}
+		}
+		checkDecode(t, &q, b[:rapid.IntRange(len(b)/2, len(b)).Draw(t, "length")])
+	})
+}
+
+func FuzzDecode(f *testing.F) {
+	b, err := proto.Marshal(&kvcastv1.MatchPrefixesRequest{Id: 1, Request: &kvcastv1.MatchPrefixRequest{
+		Model: "m", Prompts: []*kvcastv1.Prompt{{TokenIds: []uint32{1, 300, 70_000, 1 << 31}}, {TokensHashes: []uint64{1}, LoraName: "l"}},
+		Workers: []string{"w"}, Limit: 1, After: &kvcastv1.Position{Epoch: "e", Seq: 1}, MaxWaitNano: 1,
+	}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte{0x12, 4, 0x12, 2, 0x08, 5})                            // a token id that is not packed
+	f.Add([]byte{0x85, 0xa6, 0xa6, 0xf1, 0x30, 0x30, 0x30, 0x30, 0x30}) // a field number that is too large
+	f.Fuzz(func(t *testing.T, b []byte) { checkDecode(t, new(match.Query), b) })
+}

@@ -1,0 +1,178 @@
+// Package match converts between the messages of MatchPrefix and an index: requests to queries, and matches to
+// encoded responses. It has no state but memory for reuse.
+package match
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+
+	"github.com/kvcast/kvcast/index"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Limits of a request. The server also limits its encoded size.
+const (
+	maxPrompts  = 64
+	maxTokenIDs = 1 << 18 // of a prompt
+	maxHashes   = 1 << 16 // of a prompt
+	maxWorkers  = 10_000
+	maxWait     = 10 * time.Second
+	defaultWait = time.Second
+)
+
+// Violation is an invalid field of a request.
+type Violation = errdetails.BadRequest_FieldViolation
+
+// Query is the query of a request, and its memory for reuse. The zero value is ready for use. Set or Decode sets it,
+// and Check must accept it before it is used.
+type Query struct {
+	index.Query
+	// After is the position that the answer must include; nil: none.
+	After *kvcastv1.Position
+	// Bytes estimates the memory of the request and its query.
+	Bytes int64
+
+	maxWaitNano uint64
+	lists       lists // for Decode
+	names       int   // workers in the request
+	workers     map[string]struct{}
+	selected    func(string) bool // reports whether a name is in workers
+}
+
+// Set sets the query to that of a request, whose memory it references until Clear.
+func (q *Query) Set(req *kvcastv1.MatchPrefixRequest) {
+	q.reset()
+	q.After, q.maxWaitNano = req.GetAfter(), req.GetMaxWaitNano()
+	q.Model, q.Limit = req.GetModel(), int(req.GetLimit())
+	for _, p := range req.GetPrompts() {
+		q.Prompts = append(q.Prompts, index.Prompt{
+			TokenIDs: p.GetTokenIds(), TokensHashes: p.GetTokensHashes(), BlockHashes: p.GetBlockHashes(),
+			LoRA: p.GetLoraName(), Salt: p.GetCacheSalt(), Eagle: p.GetEagle(), BlockSize: p.GetBlockSize(),
+		})
+	}
+	q.finish(req.GetWorkers())
+}
+
+// reset makes the query that of an empty request.
+func (q *Query) reset() {
+	q.Model, q.Limit, q.After, q.maxWaitNano = "", 0, nil, 0
+	q.Prompts = q.Prompts[:0]
+	l := &q.lists
+	q.lists = lists{l.tokenIDs[:0], l.tokensHashes[:0], l.blockHashes[:0], l.ends[:0], l.names[:0], l.model}
+}
+
+// Estimates of memory, in bytes: of a query without prompts and names, with the memory of its call, and of a name.
+const (
+	queryBytes = 16 << 10
+	nameBytes  = 64
+)
+
+// finish sets the fields that follow from the others.
+func (q *Query) finish(names []string) {
+	q.Bytes = queryBytes
+	for i := range q.Prompts {
+		p := &q.Prompts[i]
+		q.Bytes += int64(8 * (len(p.TokenIDs) + len(p.TokensHashes) + len(p.BlockHashes)))
+	}
+	q.names, q.Worker = len(names), nil
+	if len(names) == 0 {
+		return
+	}
+	if q.workers == nil {
+		q.workers = make(map[string]struct{}, len(names))
+		q.selected = func(name string) bool { _, ok := q.workers[name]; return ok }
+	}
+	for _, name := range names {
+		q.workers[name] = struct{}{}
+		q.Bytes += int64(nameBytes + len(name))
+	}
+	q.Worker = q.selected
+}
+
+// Clear makes the query reference no memory of its request, and little memory of its own.
+func (q *Query) Clear() {
+	q.After, q.Worker = nil, nil
+	clear(q.Prompts)
+	clear(q.workers)
+	clear(q.lists.names)
+	if q.Bytes > maxReusedBytes {
+		*q = Query{}
+	}
+}
+
+// maxReusedBytes bounds the memory that a query keeps for reuse.
+const maxReusedBytes = 256 << 10
+
+// MaxWait returns the time to wait for the position After.
+func (q *Query) MaxWait() time.Duration {
+	if q.maxWaitNano == 0 {
+		return defaultWait
+	}
+	return time.Duration(q.maxWaitNano)
+}
+
+// Check returns the invalid fields of the request.
+func (q *Query) Check() (all []*Violation) {
+	violate := func(field, format string, args ...any) {
+		all = append(all, &Violation{Field: field, Description: fmt.Sprintf(format, args...)})
+	}
+	if n := len(q.Prompts); n == 0 || n > maxPrompts {
+		violate("prompts", "%d prompts are not allowed: want 1 to %d", n, maxPrompts)
+	}
+	if q.names > maxWorkers {
+		violate("workers", "%d names are too many: at most %d are allowed", q.names, maxWorkers)
+	}
+	if q.maxWaitNano > uint64(maxWait) {
+		violate("max_wait_nano", "%d is not allowed: want at most %d (%v)", q.maxWaitNano, maxWait.Nanoseconds(), maxWait)
+	}
+	for i := range q.Prompts {
+		if why := invalidPrompt(&q.Prompts[i]); why != nil {
+			violate(fmt.Sprintf("prompts[%d].%s", i, why.GetField()), "%s", why.GetDescription())
+		}
+	}
+	return all
+}
+
+// invalidPrompt returns the first invalid field of a prompt; nil if the prompt is valid.
+func invalidPrompt(p *index.Prompt) *Violation {
+	invalid := func(field, format string, args ...any) *Violation {
+		return &Violation{Field: field, Description: fmt.Sprintf(format, args...)}
+	}
+	given, field := 0, "token_ids"
+	for _, form := range []struct {
+		name        string
+		length, max int
+	}{
+		{"token_ids", len(p.TokenIDs), maxTokenIDs},
+		{"tokens_hashes", len(p.TokensHashes), maxHashes},
+		{"block_hashes", len(p.BlockHashes), maxHashes},
+	} {
+		if form.length == 0 {
+			continue
+		}
+		if given++; given == 2 {
+			return invalid(form.name, "is given with %s: want one of token_ids, tokens_hashes and block_hashes", field)
+		}
+		if field = form.name; form.length > form.max {
+			return invalid(field, "%d elements are too many: at most %d are allowed", form.length, form.max)
+		}
+	}
+	if given == 0 {
+		return invalid(field, "is empty: want token_ids, tokens_hashes or block_hashes")
+	}
+	if field == "token_ids" {
+		return nil
+	}
+	const want = "is not allowed with %s, which already depend on it"
+	switch {
+	case p.LoRA != "":
+		return invalid("lora_name", want, field)
+	case p.Salt != "":
+		return invalid("cache_salt", want, field)
+	case p.Eagle:
+		return invalid("eagle", want, field)
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+package match
+
+import (
+	"math/bits"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/kvcast/kvcast/index"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Response is the answer to a request, and the memory for it. The zero value is ready for use.
+type Response struct {
+	// Matches are the matches of the request's prompts, at the position Epoch and Seq.
+	Matches index.Matches
+	Epoch   string
+	Seq     uint64
+	// WithModel reports whether each match has the worker's model.
+	WithModel bool
+	// Down returns how long a source of a rank has been down, in nanoseconds; 0: none is. nil: no source is down.
+	Down func(worker string, rank uint32) uint64
+
+	matchSizes  []int    // of all matches
+	promptSizes []int    // of all prompts
+	down        []uint64 // of all matches
+}
+
+// tagSize is the encoded size of a field's tag, in bytes: all field numbers here are below 16.
+const tagSize = 1
+
+// Size returns the encoded size of the MatchPrefixResponse, in bytes. It must be called before Append, after all
+// fields are set.
+func (r *Response) Size() int {
+	r.matchSizes, r.promptSizes, r.down = r.matchSizes[:0], r.promptSizes[:0], r.down[:0]
+	size := tagSize + protowire.SizeBytes(r.positionSize())
+	for _, matches := range r.Matches.Prompts {
+		prompt := 0
+		for i := range matches {
+			m := &matches[i]
+			down := uint64(0)
+			if r.Down != nil {
+				down = r.Down(m.Worker, m.Rank)
+			}
+			n := matchSize(m, down)
+			if r.WithModel {
+				n += optionalString(m.Model)
+			}
+			r.matchSizes, r.down = append(r.matchSizes, n), append(r.down, down)
+			prompt += tagSize + protowire.SizeBytes(n)
+		}
+		r.promptSizes = append(r.promptSizes, prompt)
+		size += tagSize + protowire.SizeBytes(prompt)
+	}
+	return size
+}
+
+func (r *Response) positionSize() int {
+	return optionalString(r.Epoch) + tagSize + 8
+}
+
+// Append appends the encoded MatchPrefixResponse. It never omits the seq of the position.
+func (r *Response) Append(b []byte) []byte {
+	b = protowire.AppendTag(b, kvcastv1.MatchPrefixResponsePositionField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(r.positionSize()))
+	b = appendString(b, kvcastv1.PositionEpochField, r.Epoch)
+	b = protowire.AppendTag(b, kvcastv1.PositionSeqField, protowire.Fixed64Type)
+	b = protowire.AppendFixed64(b, r.Seq)
+	next := 0
+	for i, matches := range r.Matches.Prompts {
+		b = protowire.AppendTag(b, kvcastv1.MatchPrefixResponsePromptsField, protowire.BytesType)
+		b = protowire.AppendVarint(b, uint64(r.promptSizes[i]))
+		for j := range matches {
+			b = protowire.AppendTag(b, kvcastv1.PromptMatchesMatchesField, protowire.BytesType)
+			b = protowire.AppendVarint(b, uint64(r.matchSizes[next]))
+			b = appendMatch(b, &matches[j], r.down[next])
+			if r.WithModel {
+				b = appendString(b, kvcastv1.PrefixMatchModelField, matches[j].Model)
+			}
+			next++
+		}
+	}
+	return b
+}
+
+// AppendID appends a MatchPrefixesResponse up to its response, which has size bytes and follows.
+func AppendID(b []byte, id uint64, size int) []byte {
+	b = appendVarint(b, kvcastv1.MatchPrefixesResponseIDField, id)
+	b = protowire.AppendTag(b, kvcastv1.MatchPrefixesResponseResponseField, protowire.BytesType)
+	return protowire.AppendVarint(b, uint64(size))
+}
+
+// MaxIDSize is the maximum number of bytes that AppendID appends.
+const MaxIDSize = 2 * (tagSize + 10)
+
+// matchSize returns the encoded size of a PrefixMatch.
+func matchSize(m *index.Match, down uint64) int {
+	size := optionalString(m.Worker) + optionalString(m.Endpoint) + optionalVarint(uint64(m.Rank)) +
+		optionalVarint(uint64(m.Blocks)) + optionalVarint(tokens(m, m.Blocks)) +
+		optionalVarint(uint64(trust(m, down))) + optionalVarint(down)
+	for tier, blocks := range m.TierBlocks {
+		if blocks > 0 {
+			size += tagSize + protowire.SizeBytes(tierSize(m, tier))
+		}
+	}
+	if n := bits.OnesCount32(reasons(m, down)); n > 0 {
+		size += tagSize + 1 + n // each reason takes a byte
+	}
+	return size
+}
+
+func tierSize(m *index.Match, tier int) int {
+	blocks := m.TierBlocks[tier]
+	return optionalVarint(uint64(tier+1)) + optionalVarint(uint64(blocks)) + optionalVarint(tokens(m, blocks))
+}
+
+// appendMatch appends the body of a PrefixMatch.
+func appendMatch(b []byte, m *index.Match, down uint64) []byte {
+	b = appendString(b, kvcastv1.PrefixMatchWorkerField, m.Worker)
+	b = appendString(b, kvcastv1.PrefixMatchEndpointField, m.Endpoint)
+	b = appendVarint(b, kvcastv1.PrefixMatchDpRankField, uint64(m.Rank))
+	b = appendVarint(b, kvcastv1.PrefixMatchBlocksField, uint64(m.Blocks))
+	b = appendVarint(b, kvcastv1.PrefixMatchTokensField, tokens(m, m.Blocks))
+	for tier, blocks := range m.TierBlocks {
+		if blocks > 0 {
+			b = protowire.AppendTag(b, kvcastv1.PrefixMatchTiersField, protowire.BytesType)
+			b = protowire.AppendVarint(b, uint64(tierSize(m, tier)))
+			b = appendVarint(b, kvcastv1.TierPrefixTierField, uint64(tier+1))
+			b = appendVarint(b, kvcastv1.TierPrefixBlocksField, uint64(blocks))
+			b = appendVarint(b, kvcastv1.TierPrefixTokensField, tokens(m, blocks))
+		}
+	}
+	b = appendVarint(b, kvcastv1.PrefixMatchTrustField, uint64(trust(m, down)))
+	if all := reasons(m, down); all != 0 {
+		b = protowire.AppendTag(b, kvcastv1.PrefixMatchReasonsField, protowire.BytesType)
+		b = append(b, byte(bits.OnesCount32(all)))
+		for ; all != 0; all &= all - 1 {
+			b = append(b, byte(bits.TrailingZeros32(all)))
+		}
+	}
+	return appendVarint(b, kvcastv1.PrefixMatchDownNanoField, down)
+}
+
+// tokens returns the tokens in a prefix, modulo 2^32 as the field; 0 if the block size is unknown.
+func tokens(m *index.Match, blocks int) uint64 { return uint64(uint32(blocks) * m.BlockSize) }
+
+// reasons returns the reasons of a match as a set, as index.Reasons.
+func reasons(m *index.Match, down uint64) uint32 {
+	all := uint32(m.Reasons)
+	if down > 0 {
+		all |= 1 << kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN
+	}
+	return all
+}
+
+func trust(m *index.Match, down uint64) kvcastv1.Trust {
+	if down > 0 {
+		return kvcastv1.Trust_TRUST_DEGRADED
+	}
+	return m.Trust()
+}
+
+// appendString appends a string field, unless the string is empty.
+func appendString(b []byte, field protowire.Number, s string) []byte {
+	if s == "" {
+		return b
+	}
+	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+}
+
+// appendVarint appends a varint field, unless the number is 0.
+func appendVarint(b []byte, field protowire.Number, n uint64) []byte {
+	if n == 0 {
+		return b
+	}
+	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), n)
+}
+
+func optionalString(s string) int {
+	if s == "" {
+		return 0
+	}
+	return tagSize + protowire.SizeBytes(len(s))
+}
+
+func optionalVarint(n uint64) int {
+	if n == 0 {
+		return 0
+	}
+	return tagSize + protowire.SizeVarint(n)
+}

@@ -1,0 +1,98 @@
+package match_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"pgregory.net/rapid"
+
+	"github.com/kvcast/kvcast/index"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/match"
+)
+
+// reference returns the response as a message, for a comparison with the encoded response.
+func reference(r *match.Response) *kvcastv1.MatchPrefixResponse {
+	out := &kvcastv1.MatchPrefixResponse{Position: &kvcastv1.Position{Epoch: r.Epoch, Seq: r.Seq}}
+	for _, matches := range r.Matches.Prompts {
+		prompt := &kvcastv1.PromptMatches{}
+		for _, m := range matches {
+			p := &kvcastv1.PrefixMatch{
+				Worker: m.Worker, Endpoint: m.Endpoint, DpRank: m.Rank,
+				Blocks: uint32(m.Blocks), Tokens: uint32(m.Blocks) * m.BlockSize, Trust: m.Trust(), Reasons: m.Reasons.List(),
+			}
+			for tier, blocks := range m.TierBlocks {
+				if blocks > 0 {
+					p.Tiers = append(p.Tiers, &kvcastv1.TierPrefix{
+						Tier: kvcastv1.Tier(tier + 1), Blocks: uint32(blocks), Tokens: uint32(blocks) * m.BlockSize,
+					})
+				}
+			}
+			if r.WithModel {
+				p.Model = m.Model
+			}
+			if r.Down != nil {
+				p.DownNano = r.Down(m.Worker, m.Rank)
+			}
+			if p.GetDownNano() > 0 {
+				p.Trust = kvcastv1.Trust_TRUST_DEGRADED
+				p.Reasons = (m.Reasons | 1<<kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN).List()
+			}
+			prompt.Matches = append(prompt.Matches, p)
+		}
+		out.Prompts = append(out.Prompts, prompt)
+	}
+	return out
+}
+
+// TestResponseEqualsGeneratedCode also reuses the memory of a response.
+func TestResponseEqualsGeneratedCode(t *testing.T) {
+	var r match.Response
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.SampledFrom([]string{"", "w", "vllm-0", string(make([]byte, 300))})
+		count := rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, 1<<20))
+		one := rapid.Custom(func(t *rapid.T) index.Match {
+			m := index.Match{
+				Worker: name.Draw(t, "worker"), Model: name.Draw(t, "model"), Endpoint: name.Draw(t, "endpoint"), Rank: rapid.Uint32().Draw(t, "rank"),
+				Blocks: count.Draw(t, "blocks"), BlockSize: rapid.SampledFrom([]uint32{0, 1, 16, 1 << 31}).Draw(t, "block size"),
+				Reasons: index.Reasons(rapid.Uint32Range(0, 127).Draw(t, "reasons")) << 1, GroupsOmitted: rapid.Bool().Draw(t, "groups"),
+			}
+			for tier := range m.TierBlocks {
+				m.TierBlocks[tier] = count.Draw(t, "tier")
+			}
+			return m
+		})
+		r.Epoch, r.Seq = name.Draw(t, "epoch"), rapid.Uint64().Draw(t, "seq")
+		r.Matches.Prompts = rapid.SliceOfN(rapid.SliceOfN(one, 0, 4), 1, 4).Draw(t, "prompts")
+		r.WithModel = rapid.Bool().Draw(t, "with model")
+		if r.Down = nil; rapid.Bool().Draw(t, "some are down") {
+			r.Down = func(_ string, rank uint32) uint64 { return uint64(rank%3) << (rank % 60) }
+		}
+		size := r.Size()
+		encoded := r.Append(nil)
+		if len(encoded) != size {
+			t.Errorf("got %d bytes, want the size, %d", len(encoded), size)
+		}
+		want, got := reference(&r), new(kvcastv1.MatchPrefixResponse)
+		if err := proto.Unmarshal(encoded, got); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+			t.Errorf("response (-want +got):\n%s", diff)
+		}
+		id := rapid.Uint64().Draw(t, "id")
+		head := match.AppendID(nil, id, size)
+		if len(head) > match.MaxIDSize {
+			t.Errorf("got %d bytes before the response, want at most %d", len(head), match.MaxIDSize)
+		}
+		streamed := new(kvcastv1.MatchPrefixesResponse)
+		if err := proto.Unmarshal(append(head, encoded...), streamed); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(&kvcastv1.MatchPrefixesResponse{Id: id, Response: want}, streamed, protocmp.Transform()); diff != "" {
+			t.Errorf("streamed response (-want +got):\n%s", diff)
+		}
+	})
+}
