@@ -22,6 +22,7 @@ const (
 	DefaultMaxSnapshotWait          = 30 * time.Second
 	DefaultMaxEvictedBytes          = 64 << 20
 	DefaultMaxFilterBytes           = 64 << 20
+	DefaultMaxMatchBytes            = 128 << 20
 	DefaultResponseBytes            = 64 << 10
 	DefaultPingInterval             = 10 * time.Second // the interval of clients in Python and Rust by default
 	DefaultMaxConnectionAgeGrace    = 10 * time.Second
@@ -69,6 +70,9 @@ type Config struct {
 	// MaxFilterBytes bounds the memory of the filters of all calls in progress; at least MinFilterBytes (1 MiB),
 	// default 64 MiB.
 	MaxFilterBytes int64
+	// MaxMatchBytes bounds the memory of the requests of MatchPrefix and MatchPrefixes in progress; default 128 MiB.
+	// A usual request takes some 20 KiB.
+	MaxMatchBytes int64
 	// ResponseBytes is the approximate size of a response to a subscriber that is
 	// behind: 4 KiB to 512 KiB, default 64 KiB. A larger entry is still sent whole.
 	ResponseBytes int
@@ -114,6 +118,7 @@ func (c Config) withDefaults() Config {
 	c.MaxSnapshotWait = max(positiveOr(c.MaxSnapshotWait, DefaultMaxSnapshotWait), minSnapshotWait)
 	c.MaxEvictedBytes = positiveOr(c.MaxEvictedBytes, DefaultMaxEvictedBytes)
 	c.MaxFilterBytes = max(positiveOr(c.MaxFilterBytes, DefaultMaxFilterBytes), MinFilterBytes)
+	c.MaxMatchBytes = positiveOr(c.MaxMatchBytes, DefaultMaxMatchBytes)
 	c.ResponseBytes = min(max(positiveOr(c.ResponseBytes, DefaultResponseBytes), MinResponseBytes), MaxResponseBytes)
 	c.PingInterval = max(positiveOr(c.PingInterval, DefaultPingInterval), minPingInterval)
 	c.MaxConnectionAge = max(c.MaxConnectionAge, 0)

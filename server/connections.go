@@ -131,11 +131,12 @@ func (c *connections) close() {
 
 // peerAddress is a client address, with the number of instances that its clients use of each limited resource.
 type peerAddress struct {
-	prefix      netip.Prefix
-	connections atomic.Int64
-	watches     atomic.Int64
-	reflections atomic.Int64
-	receiving   chan struct{} // has one element per call whose request is being received
+	prefix       netip.Prefix
+	connections  atomic.Int64
+	watches      atomic.Int64
+	reflections  atomic.Int64
+	matchStreams atomic.Int64
+	receiving    chan struct{} // has one element per call whose request is being received
 }
 
 // peerPrefix returns the prefix that identifies a client.

@@ -157,8 +157,8 @@ func TestConnectionsAnnounceTheirLimits(t *testing.T) {
 	h := overTCP(t, server.Config{MaxSubscribers: 10, MaxConnections: 7}, journal.Config{})
 	_, got := h.connect("127.0.0.1")
 	const maxConcurrentStreams, maxHeaderListSize = 3, 6
-	if got[maxConcurrentStreams] != 27 || got[maxHeaderListSize] != 16<<10 {
-		t.Errorf("settings: got %v, want 27 streams and headers of 16 KiB", got)
+	if got[maxConcurrentStreams] != 155 || got[maxHeaderListSize] != 16<<10 {
+		t.Errorf("settings: got %v, want 155 streams and headers of 16 KiB", got)
 	}
 	// A client that obeys the limit fails the call itself.
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "a", strings.Repeat("a", 17<<10))
@@ -287,7 +287,7 @@ func TestIncompleteRequestsTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		h := inMemory(t, server.Config{Registerer: reg, Tokens: tokens(t)}, journal.Config{})
-		const calls, most = 200, 128 // most is the limit per address
+		const calls, most = 100, 64 // most is the limit per address
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		ended := make(chan error, calls)

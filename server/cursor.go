@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -50,47 +47,9 @@ func (s *Server) openCursor(stream grpc.ServerStream, f *kvcastv1.Filter) (*curs
 	return &cursor{server: s, out: responses{stream: stream, epoch: b.Epoch}, bounds: b, filter: filter}, err
 }
 
-// evictedSendTimeout is the time limit of a send of evicted entries while the streams together reference more
-// than MaxEvictedBytes of evicted entries.
-const evictedSendTimeout = time.Second
-
-// run sends the headers and calls body, which sends the messages. gRPC would delay the headers until the first
-// message, and some clients wait for them.
-//
-// run returns when body returns, or when a send stalls. A stalled send blocks until the end of the call, so body
-// runs in a goroutine that may end after run.
+// run sends the messages of a Subscribe, Replay or Snapshot stream; see runStream.
 func (c *cursor) run(body func(context.Context) error) error {
-	ctx := c.out.stream.Context()
-	if err := c.out.stream.SendHeader(metadata.MD{}); err != nil {
-		return err
-	}
-	s, timeout := c.server, c.server.cfg.StallTimeout
-	check := time.NewTicker(min(timeout/4+1, evictedSendTimeout/2))
-	defer check.Stop()
-	s.openStreams.Add(1)
-	defer s.streamEnded()
-	ended := make(chan error, 1)
-	go func() { ended <- c.recoverPanic(ctx, body) }()
-	for {
-		select {
-		case err := <-ended:
-			if cause := ctx.Err(); cause != nil { // the client ended the call; the error of the interrupted send says less
-				return status.FromContextError(cause).Err()
-			}
-			return err
-		case <-check.C:
-			switch {
-			case c.out.sendExceeds(timeout):
-				s.metrics.stalled.Inc()
-				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
-					"the client did not read for %v, which is the limit; resume after the last position, and read faster", timeout)
-			case c.referencesEvicted():
-				s.metrics.stalled.Inc()
-				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
-					"the client did not read for %v while evicted entries that slow clients have not read use too much memory; start from a snapshot, and read faster", evictedSendTimeout)
-			}
-		}
-	}
+	return c.server.runStream(&c.out, streamEnds{referencesEvicted: c.referencesEvicted}, body)
 }
 
 // referencesEvicted reports whether the stream must end, since evicted entries use too much memory and this
@@ -99,17 +58,6 @@ func (c *cursor) referencesEvicted() bool {
 	sending, j := c.sending.Load(), c.server.journal
 	return sending != 0 && c.out.sendExceeds(evictedSendTimeout) &&
 		j.EvictedBytes() > c.server.cfg.MaxEvictedBytes && sending < j.Bounds().Oldest
-}
-
-// recoverPanic calls body and converts a panic to an error. The recovery interceptor recovers only panics in the
-// goroutine of the handler.
-func (c *cursor) recoverPanic(ctx context.Context, body func(context.Context) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = c.server.recovered(ctx, p)
-		}
-	}()
-	return body(ctx)
 }
 
 // accept sends the first message of a Subscribe or Replay stream.

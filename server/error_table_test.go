@@ -27,19 +27,22 @@ import (
 // failing makes a call that must fail. It returns the fixture of the server and the error.
 type failing func(t *testing.T) (*fixture, error)
 
+// failure is a row of the error table.
+type failure struct {
+	reason string
+	name   string
+	code   codes.Code
+	says   string
+	call   failing
+	moving bool // entries are appended after the error
+}
+
 // TestErrorContract has at least one row for each reason of the contract.
 func TestErrorContract(t *testing.T) {
 	seq := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Seq: n} }
 	feed := func(n uint64) *kvcastv1.Position { return &kvcastv1.Position{Epoch: "feed", Seq: n} }
 	filter := func(tiers ...kvcastv1.Tier) *kvcastv1.Filter { return &kvcastv1.Filter{Tiers: tiers} }
-	for _, tt := range []struct {
-		reason string
-		name   string
-		code   codes.Code
-		says   string
-		call   failing
-		moving bool // entries are appended after the error
-	}{
+	for _, tt := range append([]failure{
 		{
 			reason: "POSITION_COMPACTED", name: "Subscribe, one before the oldest retained", code: codes.OutOfRange, says: "start from a snapshot",
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(seq(b.Oldest - 2))) }),
@@ -355,7 +358,7 @@ func TestErrorContract(t *testing.T) {
 				return h, err
 			},
 		},
-	} {
+	}, matchFailures()...) {
 		t.Run(tt.reason+"/"+tt.name, func(t *testing.T) {
 			h, err := tt.call(t)
 			wantStatus(t, err, tt.code, tt.reason)

@@ -28,30 +28,31 @@ type reason struct {
 }
 
 var (
-	reasonPositionCompacted = reason{"POSITION_COMPACTED", codes.OutOfRange, false}
-	reasonPositionAhead     = reason{"POSITION_AHEAD", codes.OutOfRange, false}
-	reasonEpochMismatch     = reason{"EPOCH_MISMATCH", codes.FailedPrecondition, false}
-	reasonStarting          = reason{"STARTING", codes.Unavailable, true}
-	reasonShuttingDown      = reason{"SHUTTING_DOWN", codes.Unavailable, true}
-	reasonMaxConnectionAge  = reason{"MAX_CONNECTION_AGE", codes.Unavailable, true}
-	reasonTooManySubs       = reason{"TOO_MANY_SUBSCRIBERS", codes.ResourceExhausted, true}
-	reasonTooManySnapshots  = reason{"TOO_MANY_SNAPSHOTS", codes.ResourceExhausted, true}
-	reasonTooManyHolders    = reason{"TOO_MANY_HOLDERS", codes.ResourceExhausted, false}
-	reasonTooManyQueries    = reason{"TOO_MANY_QUERIES", codes.ResourceExhausted, true}
-	reasonResponseTooLarge  = reason{"RESPONSE_TOO_LARGE", codes.ResourceExhausted, false}
-	reasonFiltersTooLarge   = reason{"FILTERS_TOO_LARGE", codes.ResourceExhausted, true}
-	reasonTooManyStreams    = reason{"TOO_MANY_STREAMS", codes.ResourceExhausted, true}
-	reasonTooManyWorkers    = reason{"TOO_MANY_WORKERS", codes.ResourceExhausted, false}
-	reasonTooManySources    = reason{"TOO_MANY_SOURCES", codes.ResourceExhausted, false}
-	reasonWorkersTooLarge   = reason{"WORKERS_TOO_LARGE", codes.ResourceExhausted, false}
-	reasonSlowSubscriber    = reason{"SLOW_SUBSCRIBER", codes.ResourceExhausted, true}
-	reasonWorkerExists      = reason{"WORKER_EXISTS", codes.AlreadyExists, false}
-	reasonWorkerNotFound    = reason{"WORKER_NOT_FOUND", codes.NotFound, false}
-	reasonInvalidArgument   = reason{"INVALID_ARGUMENT", codes.InvalidArgument, false}
-	reasonUnauthenticated   = reason{"UNAUTHENTICATED", codes.Unauthenticated, false}
-	reasonPermissionDenied  = reason{"PERMISSION_DENIED", codes.PermissionDenied, false}
-	reasonUnimplemented     = reason{"UNIMPLEMENTED", codes.Unimplemented, false}
-	reasonInternal          = reason{"INTERNAL", codes.Internal, true}
+	reasonPositionCompacted  = reason{"POSITION_COMPACTED", codes.OutOfRange, false}
+	reasonPositionAhead      = reason{"POSITION_AHEAD", codes.OutOfRange, false}
+	reasonEpochMismatch      = reason{"EPOCH_MISMATCH", codes.FailedPrecondition, false}
+	reasonPositionNotReached = reason{"POSITION_NOT_REACHED", codes.DeadlineExceeded, true}
+	reasonStarting           = reason{"STARTING", codes.Unavailable, true}
+	reasonShuttingDown       = reason{"SHUTTING_DOWN", codes.Unavailable, true}
+	reasonMaxConnectionAge   = reason{"MAX_CONNECTION_AGE", codes.Unavailable, true}
+	reasonTooManySubs        = reason{"TOO_MANY_SUBSCRIBERS", codes.ResourceExhausted, true}
+	reasonTooManySnapshots   = reason{"TOO_MANY_SNAPSHOTS", codes.ResourceExhausted, true}
+	reasonTooManyHolders     = reason{"TOO_MANY_HOLDERS", codes.ResourceExhausted, false}
+	reasonTooManyQueries     = reason{"TOO_MANY_QUERIES", codes.ResourceExhausted, true}
+	reasonResponseTooLarge   = reason{"RESPONSE_TOO_LARGE", codes.ResourceExhausted, false}
+	reasonFiltersTooLarge    = reason{"FILTERS_TOO_LARGE", codes.ResourceExhausted, true}
+	reasonTooManyStreams     = reason{"TOO_MANY_STREAMS", codes.ResourceExhausted, true}
+	reasonTooManyWorkers     = reason{"TOO_MANY_WORKERS", codes.ResourceExhausted, false}
+	reasonTooManySources     = reason{"TOO_MANY_SOURCES", codes.ResourceExhausted, false}
+	reasonWorkersTooLarge    = reason{"WORKERS_TOO_LARGE", codes.ResourceExhausted, false}
+	reasonSlowSubscriber     = reason{"SLOW_SUBSCRIBER", codes.ResourceExhausted, true}
+	reasonWorkerExists       = reason{"WORKER_EXISTS", codes.AlreadyExists, false}
+	reasonWorkerNotFound     = reason{"WORKER_NOT_FOUND", codes.NotFound, false}
+	reasonInvalidArgument    = reason{"INVALID_ARGUMENT", codes.InvalidArgument, false}
+	reasonUnauthenticated    = reason{"UNAUTHENTICATED", codes.Unauthenticated, false}
+	reasonPermissionDenied   = reason{"PERMISSION_DENIED", codes.PermissionDenied, false}
+	reasonUnimplemented      = reason{"UNIMPLEMENTED", codes.Unimplemented, false}
+	reasonInternal           = reason{"INTERNAL", codes.Internal, true}
 )
 
 // retryDelay is the delay in RetryInfo.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
@@ -29,6 +30,8 @@ type fixture struct {
 	t      testing.TB
 	conn   *grpc.ClientConn
 	client kvcastv1.RouterEventServiceClient
+	// registry has the metrics, unless the test's config has another.
+	registry *prometheus.Registry
 
 	lane    feed.Lane // lane of worker w
 	batches int64
@@ -68,6 +71,10 @@ func start(t testing.TB, cfg harness.InstanceConfig, opts ...grpc.DialOption) *f
 	cfg.Server.Aliases = func(worker string, rank uint32, hashes []uint64) map[uint64][]string {
 		h.queries.pass()
 		return h.Pipeline.Aliases(worker, rank, hashes)
+	}
+	if cfg.Server.Registerer == nil {
+		h.registry = prometheus.NewRegistry()
+		cfg.Server.Registerer = h.registry
 	}
 	h.Instance = harness.StartInstance(t, cfg)
 	h.conn = h.Dial(t, opts...)

@@ -27,11 +27,14 @@ import (
 // any interceptor runs. The server therefore limits the number of calls whose request is being received, and
 // the time to receive it. At the limit, a connection that starts another call is not read until an earlier
 // request is complete or has timed out. No call is refused, and a client that sends headers and request
-// together is not delayed. One client address may have at most an eighth of these calls, so that a slow client
+// together is not delayed. One client address may have at most a quarter of these calls, so that a slow client
 // does not block others.
+//
+// A connection that is not read cannot complete its earlier requests. connWindow is therefore so large that a client
+// sends each request right after its headers, even if it starts many calls at the same time.
 const (
-	maxReceiving           = 1024
-	maxReceivingPerAddress = 128
+	maxReceiving           = 256 // with up to maxRequestBytes each
+	maxReceivingPerAddress = 64
 	receiveTimeout         = 5 * time.Second
 )
 
@@ -85,7 +88,7 @@ func unaryReceived(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle
 }
 
 // streamReceived is the first stream interceptor. The request of a server stream is complete when RecvMsg
-// returns. Client streams, such as reflection, are limited by limitPublicStreams instead.
+// returns. Client streams are limited by quotas instead: MatchPrefixes, and reflection by limitPublicStreams.
 func streamReceived(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if info.IsClientStream {
 		requestReceived(stream.Context())

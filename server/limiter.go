@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,6 +93,11 @@ const (
 	maxWorkersQueries = 2 // ListWorkers and GetStatus together
 	maxQueriesWaiting = 64
 	maxQueryWait      = 5 * time.Second
+
+	// A match takes some microseconds and no lock for longer, but each has its own memory for the matches. The memory
+	// of the requests bounds how many wait.
+	maxMatches        = 64
+	maxMatchesWaiting = math.MaxInt32
 )
 
 // queryLimiter limits the queries of one kind.
@@ -100,8 +106,8 @@ type queryLimiter struct {
 	refused prometheus.Counter
 }
 
-func newQueryLimiter(metrics promauto.Factory, kind string, capacity int) *queryLimiter {
-	l := newLimiter(capacity, maxQueriesWaiting, maxQueryWait)
+func newQueryLimiter(metrics promauto.Factory, kind string, capacity, maxWaiting int) *queryLimiter {
+	l := newLimiter(capacity, maxWaiting, maxQueryWait)
 	labels := prometheus.Labels{"kind": kind}
 	metrics.NewGaugeFunc(prometheus.GaugeOpts{Name: "queries_running", Help: "Queries running, by kind.", ConstLabels: labels},
 		func() float64 { return float64(l.inUse()) })

@@ -94,7 +94,7 @@ func TestLimiterWaitEnds(t *testing.T) {
 // TestLimiterGrantsFreeSlotAfterSuspension has expired timers, as after a suspension of the process.
 func TestLimiterGrantsFreeSlotAfterSuspension(t *testing.T) {
 	for range 20 {
-		q := newQueryLimiter(promauto.With(nil), "lookup", 1)
+		q := newQueryLimiter(promauto.With(nil), "lookup", 1, maxQueriesWaiting)
 		q.maxWait = 1
 		if err := q.acquire(t.Context(), journal.Bounds{}); err != nil {
 			t.Fatal(err)

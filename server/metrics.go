@@ -2,11 +2,13 @@ package server
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/server/match"
 )
 
 // metrics are the counters over all calls.
@@ -18,6 +20,11 @@ type metrics struct {
 	panics    prometheus.Counter
 	stalled   prometheus.Counter
 	late      prometheus.Counter
+
+	matchedPrompts prometheus.Counter
+	matches        prometheus.Counter
+	matchedBlocks  prometheus.Counter
+	matchSeconds   prometheus.Histogram
 }
 
 // newMetrics registers the server's metrics, except for those of its limiters and quotas.
@@ -45,7 +52,30 @@ func (s *Server) newMetrics(all promauto.Factory) *metrics {
 		stalled:   counter("stalled_streams_total", "Streams ended because the client did not read, or read a snapshot too slowly."),
 		late:      counter("late_requests_total", "Calls canceled because their request was not received in time."),
 		panics:    counter("panics_total", "Calls ended by a panic; the log has the stack."),
+
+		matchedPrompts: counter("matched_prompts_total", "Prompts matched by MatchPrefix and MatchPrefixes."),
+		matches:        counter("matches_total", "Matches returned, one for each dp rank that holds a prefix of a prompt."),
+		matchedBlocks:  counter("matched_blocks_total", "Blocks in the best match of each prompt."),
+		matchSeconds: all.NewHistogram(prometheus.HistogramOpts{
+			Name: "match_seconds", Help: "Time to answer a request of MatchPrefix or MatchPrefixes, without waiting for a position.",
+			Buckets: prometheus.ExponentialBuckets(4e-6, 4, 10), // 4 µs to 1 s
+		}),
 	}
+}
+
+// matched counts an answer.
+func (m *metrics) matched(r *match.Response, took time.Duration) {
+	var matches, blocks int
+	for _, found := range r.Matches.Prompts {
+		if len(found) > 0 {
+			blocks += found[0].Blocks
+		}
+		matches += len(found)
+	}
+	m.matchedPrompts.Add(float64(len(r.Matches.Prompts)))
+	m.matches.Add(float64(matches))
+	m.matchedBlocks.Add(float64(blocks))
+	m.matchSeconds.Observe(took.Seconds())
 }
 
 var (

@@ -19,7 +19,10 @@ import (
 // frame is an encoded message.
 type frame mem.BufferSlice
 
-// codec sends frames unchanged, and encodes all other messages with gRPC's protobuf codec.
+// decoder is a message that decodes itself. It must not reference b.
+type decoder interface{ decode(b []byte) error }
+
+// codec sends frames unchanged, lets decoders decode, and uses gRPC's protobuf codec for all other messages.
 type codec struct {
 	encoding.CodecV2
 }
@@ -32,6 +35,17 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return mem.BufferSlice(f), nil
 	}
 	return c.CodecV2.Marshal(v)
+}
+
+// Unmarshal implements encoding.CodecV2.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	d, ok := v.(decoder)
+	if !ok {
+		return c.CodecV2.Unmarshal(data, v)
+	}
+	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer b.Free()
+	return d.decode(b.ReadOnlyData())
 }
 
 // responses encodes and sends the messages of one stream. Each position that it sends

@@ -40,10 +40,13 @@ const (
 	handshakeTimeout = 5 * time.Second
 	// gracefulStopTimeout bounds the graceful stop once all streams have ended.
 	gracefulStopTimeout = time.Second
-	maxRequestBytes     = 256 << 10
+	maxRequestBytes     = 1 << 20  // see maxReceiving
 	maxHeaderBytes      = 16 << 10 // as HTTP/2 counts them; several times the largest token
 	// receiveWindow in bytes is fixed, since requests are small. A window that gRPC adapts grows to 16 MiB.
 	receiveWindow = 64 << 10
+	// connWindow in bytes bounds what the streams of a connection have in flight. It takes no memory: gRPC enlarges it
+	// when data arrives, and the windows of the streams bound the data.
+	connWindow = 16 << 20
 	// readBuffer in bytes is allocated for each connection.
 	readBuffer = 4 << 10
 )
@@ -63,7 +66,7 @@ type Server struct {
 	subscribers *subscribers
 	replays     *limiter
 	snapshots   *limiter      // snapshots sent by Snapshot and Subscribe
-	openStreams atomic.Int64  // Subscribe, Snapshot and Replay streams
+	openStreams atomic.Int64  // Subscribe, Snapshot, Replay and MatchPrefixes streams
 	noStreams   chan struct{} // has an element when openStreams has become 0
 	draining    chan struct{} // closed when nothing more will be appended
 	drain       func()        // closes draining, once
@@ -75,6 +78,10 @@ type Server struct {
 	tokensLookups  *queryLimiter
 	blockLookups   *queryLimiter
 	workersQueries *queryLimiter
+	matches        *queryLimiter  // requests of MatchPrefix and MatchPrefixes that are matched
+	matchBytes     *budget.Budget // of requests of MatchPrefix and MatchPrefixes in progress
+	matchStreams   *quota
+	sourcesDown    *sourcesDown
 
 	refusedConnections logLimiter
 	refusedCalls       logLimiter
@@ -100,14 +107,18 @@ func New(cfg Config, j Journal, x *index.Index) *Server {
 		reflections:    newQuota(all, "reflection_streams", maxReflections, maxReflectionsPerAddress),
 		receiving:      make(chan struct{}, maxReceiving),
 		filterBytes:    budget.New("filter_bytes", cfg.MaxFilterBytes),
-		tokensLookups:  newQueryLimiter(all, "tokens_lookup", maxTokensLookups),
-		blockLookups:   newQueryLimiter(all, "block_lookup", maxBlockLookups),
-		workersQueries: newQueryLimiter(all, "workers", maxWorkersQueries),
+		tokensLookups:  newQueryLimiter(all, "tokens_lookup", maxTokensLookups, maxQueriesWaiting),
+		blockLookups:   newQueryLimiter(all, "block_lookup", maxBlockLookups, maxQueriesWaiting),
+		workersQueries: newQueryLimiter(all, "workers", maxWorkersQueries, maxQueriesWaiting),
+		matches:        newQueryLimiter(all, "match", maxMatches, maxMatchesWaiting),
+		matchBytes:     budget.New("match_bytes", cfg.MaxMatchBytes),
+		matchStreams:   newQuota(all, "match_streams", maxMatchStreams, maxMatchStreamsPerAddress),
+		sourcesDown:    &sourcesDown{sources: cfg.Sources},
 	}
 	s.connections = newConnections(newQuota(all, "connections", cfg.MaxConnections, cfg.MaxConnectionsPerAddress), s.connectionRefused)
 	s.metrics = s.newMetrics(all)
 	calls := grpcprom.NewServerMetrics()
-	cfg.Registerer.MustRegister(calls, indexMetrics{x}, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes})
+	cfg.Registerer.MustRegister(calls, indexMetrics{x}, budget.Collector{s.connections.quota.total, s.watches.total, s.reflections.total, s.filterBytes, s.matchStreams.total, s.matchBytes})
 	s.grpc = grpc.NewServer(s.options(calls)...)
 	kvcastv1.RegisterRouterEventServiceServer(s.grpc, routerEvents{Server: s})
 	kvcastv1.RegisterWorkerServiceServer(s.grpc, workers{Server: s})
@@ -143,7 +154,7 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 		grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.MaxConcurrentStreams(s.maxConcurrentStreams()),
 		grpc.StaticStreamWindowSize(receiveWindow),
-		grpc.StaticConnWindowSize(receiveWindow),
+		grpc.StaticConnWindowSize(connWindow),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.InTapHandle(s.startReceiving),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
@@ -162,9 +173,9 @@ func (s *Server) options(calls *grpcprom.ServerMetrics) []grpc.ServerOption {
 }
 
 // maxConcurrentStreams returns the limit of streams per connection. It allows a proxy to multiplex all
-// subscribers, replays and health watches over one connection.
+// subscribers, replays, MatchPrefixes streams and health watches over one connection.
 func (s *Server) maxConcurrentStreams() uint32 {
-	return uint32(min(2*s.cfg.MaxSubscribers+min(s.cfg.MaxConnections, s.cfg.MaxConnectionsPerAddress), math.MaxInt32))
+	return uint32(min(2*s.cfg.MaxSubscribers+maxMatchStreamsPerAddress+min(s.cfg.MaxConnections, s.cfg.MaxConnectionsPerAddress), math.MaxInt32))
 }
 
 func (s *Server) connectionRefused(from net.Addr, err error) {

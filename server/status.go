@@ -74,6 +74,13 @@ func (s routerEvents) ListWorkers(ctx context.Context, req *kvcastv1.ListWorkers
 		for _, w := range out.GetWorkers() {
 			w.Sources = sources[w.GetName()]
 			w.State = workerState(w.GetSources())
+			for _, r := range w.GetRanks() {
+				if down := downTime(w.GetSources(), r.GetDpRank()); down > 0 {
+					r.Trust, r.DownNano = kvcastv1.Trust_TRUST_DEGRADED, uint64(down)
+					r.Reasons = append(r.Reasons, kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN)
+					slices.Sort(r.Reasons)
+				}
+			}
 			delete(sources, w.GetName())
 		}
 		for _, name := range slices.Sorted(maps.Keys(sources)) { // the workers without entries

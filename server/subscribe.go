@@ -71,11 +71,19 @@ func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvca
 
 // checkPosition returns an error unless the entries after a position are retained.
 func checkPosition(p *kvcastv1.Position, b journal.Bounds) error {
+	if err := checkEpoch(p, b); err != nil {
+		return err
+	}
+	return readError(b.CheckPosition(p.GetSeq()))
+}
+
+// checkEpoch returns an error if a position is of another epoch.
+func checkEpoch(p *kvcastv1.Position, b journal.Bounds) error {
 	if epoch := p.GetEpoch(); epoch != "" && epoch != b.Epoch {
 		return errorf(reasonEpochMismatch, b,
 			"the position has epoch %.64q, the journal %q: the entries of the position's epoch are lost; start from a snapshot", epoch, b.Epoch)
 	}
-	return readError(b.CheckPosition(p.GetSeq()))
+	return nil
 }
 
 // Replay implements kvcastv1.RouterEventServiceServer.

@@ -1,0 +1,177 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvcast/kvcast/journal"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server/match"
+)
+
+// Limits of MatchPrefixes streams: each may have a partly received request of maxRequestBytes.
+const (
+	maxMatchStreams           = 256
+	maxMatchStreamsPerAddress = 128
+)
+
+// matching is the memory of one request, for reuse.
+type matching struct {
+	query    match.Query
+	response match.Response
+}
+
+var matchings = sync.Pool{New: func() any { return new(matching) }}
+
+// release makes the memory available to other requests.
+func (m *matching) release() {
+	m.query.Clear()
+	matchings.Put(m)
+}
+
+// MatchPrefix implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) MatchPrefix(ctx context.Context, req *kvcastv1.MatchPrefixRequest) (*kvcastv1.MatchPrefixResponse, error) {
+	m := matchings.Get().(*matching)
+	defer m.release()
+	m.query.Set(req)
+	out := new(kvcastv1.MatchPrefixResponse)
+	err := s.match(ctx, m, func(r *match.Response, size int) {
+		// The fields are already encoded. gRPC sends them as it sends fields of a later version.
+		out.ProtoReflect().SetUnknown(r.Append(make([]byte, 0, size)))
+	})
+	return out, err
+}
+
+// MatchPrefixes implements kvcastv1.RouterEventServiceServer.
+func (s routerEvents) MatchPrefixes(stream kvcastv1.RouterEventService_MatchPrefixesServer) error {
+	if err := s.checkServing(); err != nil {
+		return err
+	}
+	peer := connectionOf(stream.Context()).peer
+	switch err := s.matchStreams.acquire(&peer.matchStreams); {
+	case errors.Is(err, errAddressQuota):
+		return errorf(reasonTooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open from this address, which is the limit; send more requests over each stream", maxMatchStreamsPerAddress)
+	case err != nil:
+		return errorf(reasonTooManyStreams, journal.Bounds{}, "%d MatchPrefixes streams are open, which is the limit; try again later", maxMatchStreams)
+	}
+	defer s.matchStreams.release(&peer.matchStreams)
+	var aged <-chan time.Time // nil: never
+	if timer := s.connectionAgeTimer(stream.Context()); timer != nil {
+		defer timer.Stop()
+		aged = timer.C
+	}
+	out := &responses{stream: stream}
+	return s.runStream(out, streamEnds{aged: aged, draining: s.draining}, func(ctx context.Context) error {
+		for {
+			switch err := s.answerNext(ctx, out); {
+			case errors.Is(err, io.EOF):
+				return nil
+			case err != nil:
+				return err
+			}
+		}
+	})
+}
+
+// answerNext receives the next request of a stream and answers it. It returns io.EOF if there is none.
+func (s *Server) answerNext(ctx context.Context, out *responses) error {
+	var req matchRequest
+	if err := out.stream.RecvMsg(&req); err != nil {
+		return err
+	}
+	defer req.release()
+	var answer mem.Buffer
+	err := s.match(ctx, req.matching, func(r *match.Response, size int) {
+		pool := mem.DefaultBufferPool()
+		b := pool.Get(match.MaxIDSize + size)
+		*b = r.Append(match.AppendID((*b)[:0], req.id, size))
+		answer = mem.NewBuffer(b, pool)
+	})
+	if err != nil {
+		return err
+	}
+	return out.send(mem.BufferSlice{answer})
+}
+
+// matchRequest is a received MatchPrefixesRequest. An idle stream has none.
+type matchRequest struct {
+	*matching
+	id uint64
+}
+
+// decode implements decoder.
+func (r *matchRequest) decode(b []byte) (err error) {
+	r.matching = matchings.Get().(*matching)
+	r.id, err = r.query.Decode(b)
+	return err
+}
+
+// match answers the query of m. It calls send with the response, which send must not keep, and its encoded size.
+func (s *Server) match(ctx context.Context, m *matching, send func(*match.Response, int)) error {
+	if err := s.checkServing(); err != nil {
+		return err
+	}
+	q, r := &m.query, &m.response
+	if violations := q.Check(); violations != nil {
+		return invalidFields(violations, s.journal.Bounds())
+	}
+	if !s.matchBytes.Reserve(q.Bytes) {
+		return errorf(reasonTooManyQueries, s.journal.Bounds(),
+			"the requests of MatchPrefix in progress take more than %d bytes, which is the limit; try again later", s.cfg.MaxMatchBytes)
+	}
+	defer s.matchBytes.Release(q.Bytes)
+	if q.After != nil {
+		if err := s.awaitPosition(ctx, q.After, q.MaxWait()); err != nil {
+			return err
+		}
+	}
+	if err := s.matches.acquire(ctx, s.journal.Bounds()); err != nil {
+		return err
+	}
+	defer s.matches.release()
+	start := time.Now()
+	r.Epoch, r.WithModel, r.Down = s.journal.Bounds().Epoch, q.Model == "", s.sourcesDown.lookup(start)
+	r.Seq = s.index.Match(&q.Query, &r.Matches)
+	size := r.Size()
+	if size > maxResponse {
+		return responseTooLarge(s.journal.Bounds(), "the matches", "set a limit, name workers, or match fewer prompts")
+	}
+	send(r, size)
+	s.metrics.matched(r, time.Since(start))
+	return nil
+}
+
+// awaitPosition waits until the index has the entries up to a position.
+func (s *Server) awaitPosition(ctx context.Context, p *kvcastv1.Position, maxWait time.Duration) error {
+	b := s.journal.Bounds()
+	if err := checkEpoch(p, b); err != nil {
+		return err
+	}
+	if b.Newest >= p.GetSeq() {
+		return nil
+	}
+	timeout := time.NewTimer(maxWait)
+	defer timeout.Stop()
+	for {
+		changed := s.journal.Changed()
+		if b = s.journal.Bounds(); b.Newest >= p.GetSeq() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-timeout.C:
+			return errorf(reasonPositionNotReached, b, "position %d is not reached after %v: the newest entry is %d; try again, or match without a position",
+				p.GetSeq(), maxWait, b.Newest)
+		case <-s.draining:
+			return errorf(reasonShuttingDown, b, "the server is shutting down; try again when a server is back")
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// evictedSendTimeout is the time limit of a send of evicted entries while the streams together reference more
+// than MaxEvictedBytes of evicted entries.
+const evictedSendTimeout = time.Second
+
+// streamEnds are reasons to end a stream while its body is blocked, besides a stalled send. Each may be nil.
+type streamEnds struct {
+	referencesEvicted func() bool // reports whether the stream blocks the release of evicted entries
+	// Both are for streams of requests and answers, which have no position to resume after.
+	aged     <-chan time.Time
+	draining <-chan struct{}
+}
+
+// runStream sends the headers and calls body, which sends the messages. gRPC would delay the headers until the first
+// message, and some clients wait for them.
+//
+// runStream returns when body returns, or for one of the reasons in ends, or when a send stalls. A blocked send or
+// receive ends with the call, so body runs in a goroutine that may end after runStream.
+func (s *Server) runStream(out *responses, ends streamEnds, body func(context.Context) error) error {
+	ctx := out.stream.Context()
+	if err := out.stream.SendHeader(metadata.MD{}); err != nil {
+		return err
+	}
+	timeout := s.cfg.StallTimeout
+	check := time.NewTicker(min(timeout/4+1, evictedSendTimeout/2))
+	defer check.Stop()
+	s.openStreams.Add(1)
+	defer s.streamEnded()
+	ended := make(chan error, 1)
+	go func() { ended <- s.recoverPanic(ctx, body) }()
+	for {
+		select {
+		case err := <-ended:
+			if cause := ctx.Err(); cause != nil { // the client ended the call; the error of the interrupted send says less
+				return status.FromContextError(cause).Err()
+			}
+			return err
+		case <-ends.aged:
+			return errorf(reasonMaxConnectionAge, s.journal.Bounds(),
+				"the connection has reached the age limit; send the unanswered requests over a new connection")
+		case <-ends.draining:
+			return errorf(reasonShuttingDown, s.journal.Bounds(), "the server is shutting down; send the unanswered requests when a server is back")
+		case <-check.C:
+			switch {
+			case out.sendExceeds(timeout):
+				s.metrics.stalled.Inc()
+				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
+					"the client did not read for %v, which is the limit; resume after the last position, and read faster", timeout)
+			case ends.referencesEvicted != nil && ends.referencesEvicted():
+				s.metrics.stalled.Inc()
+				return errorf(reasonSlowSubscriber, s.journal.Bounds(),
+					"the client did not read for %v while evicted entries that slow clients have not read use too much memory; start from a snapshot, and read faster", evictedSendTimeout)
+			}
+		}
+	}
+}
+
+// recoverPanic calls body and converts a panic to an error. The recovery interceptor recovers only panics in the
+// goroutine of the handler.
+func (s *Server) recoverPanic(ctx context.Context, body func(context.Context) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = s.recovered(ctx, p)
+		}
+	}()
+	return body(ctx)
+}
