@@ -17,6 +17,8 @@ const (
 	ReasonPositionCompacted = "POSITION_COMPACTED"
 	ReasonPositionAhead     = "POSITION_AHEAD"
 	ReasonEpochMismatch     = "EPOCH_MISMATCH"
+	// ReasonPositionNotReached means that the server has not applied MatchRequest.After in time.
+	ReasonPositionNotReached = "POSITION_NOT_REACHED"
 )
 
 // errorDomain is the domain of the server's ErrorInfo.

@@ -3,27 +3,33 @@ package client
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest/wire"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// Prompt is a prompt to match, given by its tokens or by the hashes of its blocks.
+// Prompt is a prompt to match, given by its tokens or by the hashes of its blocks. A View and a server match it in the
+// same way.
 type Prompt struct {
 	// Model restricts the match to workers of the model; empty: all workers. It should be set if there are
 	// several models, since equal token ids of different models are different text.
 	Model string
 	// Tokens are the token ids. Tokens after the last full block are ignored.
 	Tokens []uint32
-	// BlockSize is the number of tokens per block; 0: the prompt is matched with the block size of each worker.
+	// BlockSize is the number of tokens per block: only workers with this block size match. 0: each worker's block
+	// size.
 	BlockSize int
 	// LoRA is the name of the LoRA adapter, and Salt the cache salt; empty: none.
 	LoRA, Salt string
 	// Eagle must be set for SGLang engines with EAGLE decoding: the hash of a block then includes the next token.
 	Eagle bool
-	// TokensHashes are the tokens hashes of the blocks. If set, only TokensHashes and Model are used.
+	// TokensHashes are the tokens hashes of the blocks. If set, only TokensHashes, Model and BlockSize are used.
 	TokensHashes []uint64
+	// BlockHashes are the engine's own hashes of the blocks, which only workers with the same hashes hold. If set,
+	// and TokensHashes is not, only BlockHashes, Model and BlockSize are used.
+	BlockHashes []uint64
 }
 
 // TokensHashes returns the tokens hashes of a prompt's full blocks, as Stored.tokens_hashes of the contract
@@ -45,11 +51,11 @@ type Match struct {
 	TierBlocks [numTiers + 1]int
 	// Tokens is the number of tokens in Blocks; 0 if the worker's block size is unknown.
 	Tokens int
-	// Trust is how far the match can be trusted. If it is DEGRADED, Reasons are why, ascending.
+	// Trust is how far the match can be trusted. If it is TRUST_DEGRADED, Reasons are why, ascending.
 	Trust   kvcastv1.Trust
 	Reasons []kvcastv1.DegradedReason
-	// Incomplete reports whether the rank's blocks may differ from the engine's.
-	Incomplete bool
+	// Down is how long a source of the rank has had no connection; 0: each has one. Only the server knows it.
+	Down time.Duration
 }
 
 // matchesPool reuses the memory of matches.
@@ -61,11 +67,14 @@ var matchesPool = sync.Pool{New: func() any { return new(index.Matches) }}
 // Blocks are matched by the contents of the block and of all blocks before it. Blocks with unknown content are not
 // matched. A prefix ends at the first missing block, even if later blocks are held.
 func (v *View) Match(p Prompt) []Match {
-	q := index.Query{Model: p.Model, Prompts: []index.Prompt{{
-		TokenIDs: p.Tokens, TokensHashes: p.TokensHashes, LoRA: p.LoRA, Salt: p.Salt, Eagle: p.Eagle, BlockSize: uint32(p.BlockSize),
-	}}}
-	if p.TokensHashes != nil {
-		q.Prompts[0] = index.Prompt{TokensHashes: p.TokensHashes}
+	q := index.Query{Model: p.Model, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
+	switch to := &q.Prompts[0]; {
+	case p.TokensHashes != nil:
+		to.TokensHashes = p.TokensHashes
+	case p.BlockHashes != nil:
+		to.BlockHashes = p.BlockHashes
+	default:
+		to.TokenIDs, to.LoRA, to.Salt, to.Eagle = p.Tokens, p.LoRA, p.Salt, p.Eagle
 	}
 	found := matchesPool.Get().(*index.Matches)
 	defer matchesPool.Put(found)
@@ -81,7 +90,7 @@ func exportMatch(m *index.Match) Match {
 	out := Match{
 		Worker: m.Worker, Model: m.Model, Endpoint: m.Endpoint, Rank: m.Rank,
 		Blocks: m.Blocks, Tokens: m.Blocks * int(m.BlockSize),
-		Trust: m.Trust(), Reasons: m.Reasons.List(), Incomplete: m.Reasons != 0,
+		Trust: m.Trust(), Reasons: m.Reasons.List(),
 	}
 	copy(out.TierBlocks[1:], m.TierBlocks[:])
 	return out

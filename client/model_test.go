@@ -120,7 +120,10 @@ func (m *model) match(hashes []uint64) []client.Match {
 				}
 			}
 		}
-		found := client.Match{Worker: p.worker, Rank: p.rank, Incomplete: m.view.Incomplete(p.worker, p.rank)}
+		found := client.Match{Worker: p.worker, Rank: p.rank, Trust: kvcastv1.Trust_TRUST_EXACT}
+		if m.view.Incomplete(p.worker, p.rank) {
+			found.Trust = kvcastv1.Trust_TRUST_DEGRADED
+		}
 		found.Blocks = prefix(tiers[0], hashes)
 		for tier := kvcastv1.Tier_TIER_DEVICE; tier <= kvcastv1.Tier_TIER_EXTERNAL; tier++ {
 			found.TierBlocks[tier] = prefix(tiers[tier], hashes)

@@ -113,7 +113,7 @@ func TestViewEqualsModel(t *testing.T) {
 func normal(found []client.Match) []client.Match {
 	for i := range found {
 		found[i].Model, found[i].Endpoint, found[i].Tokens = "", "", 0
-		found[i].Trust, found[i].Reasons = 0, nil
+		found[i].Reasons = nil
 	}
 	return found
 }
