@@ -36,6 +36,19 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{"subscribe --after :5 --from latest", 2, "can't be used together"},
 		{"subscribe --from foo", 2, `--from must be one of "snapshot","earliest","latest"`},
 		{"subscribe --addr http://localhost:50051", 2, "want HOST:PORT, without a scheme"},
+		{"match", 2, "want --tokens, --tokens-file, --tokens-hashes or --block-hashes"},
+		{"match --tokens 1,x", 2, `--tokens: "x" is not allowed: want a number of 0 to 4294967295`},
+		{"match --tokens 4294967296", 2, `--tokens: "4294967296" is not allowed`},
+		{"match --tokens ,", 2, "--tokens: no number is given"},
+		{"match --tokens [1,-2]", 2, "--tokens: the JSON is not allowed: want an array of token ids"},
+		{"match --tokens []", 2, "--tokens: the array is empty"},
+		{"match --tokens-file no-such-file", 2, "--tokens-file: open no-such-file"},
+		{"match --tokens 1 --tokens-hashes 2", 2, "can't be used together"},
+		{"match --tokens-hashes 0xg", 2, `--tokens-hashes: "0xg" is not allowed`},
+		{"match --tokens-hashes 1 --lora a", 2, "--tokens-hashes: --lora, --salt and --eagle are not allowed"},
+		{"match --block-hashes 18446744073709551616", 2, "want a number of 0 to 18446744073709551615"},
+		{"match --tokens 1 --after 5", 2, "want EPOCH:SEQ"},
+		{"match --tokens 1 --addr 127.0.0.1:1", 1, "start one with kvcast serve"},
 		{"serve --worker name=a,name=b", 2, "name is given twice"},
 		{"simulate --blocks 0", 2, "want 1 or more"},
 		{"simulate --engines 0", 2, "want 1 to 256"},
@@ -74,7 +87,7 @@ func TestAddressInUse(t *testing.T) {
 func TestHelpNamesEveryCommand(t *testing.T) {
 	for _, args := range [][]string{nil, {"--help"}} {
 		got := kvcast(t, nil, args...)
-		for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion"} {
+		for _, command := range []string{"serve", "subscribe", "replay", "snapshot", "match", "workers", "status", "top", "simulate", "decode", "demo", "version", "completion"} {
 			if !strings.Contains(got.out, "  "+command+" ") {
 				t.Errorf("kvcast %v: no %s in:\n%s", args, command, got.out)
 			}

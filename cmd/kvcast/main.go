@@ -33,6 +33,7 @@ type commands struct {
 	Subscribe  query.Subscribe  `cmd:"" help:"Follow the stream of a server."`
 	Replay     query.Replay     `cmd:"" help:"Print the entries between two positions."`
 	Snapshot   query.Snapshot   `cmd:"" help:"Print the blocks of all workers."`
+	Match      query.Match      `cmd:"" help:"Print the workers that hold the longest prefixes of a prompt."`
 	Workers    query.Workers    `cmd:"" help:"List the workers of a server."`
 	Status     query.Status     `cmd:"" help:"Print the status of a server."`
 	Top        top.Command      `cmd:"" help:"Monitor a server: workers, rates, blocks, gaps, and how far its subscribers are behind."`

@@ -1,5 +1,5 @@
-// Package query contains the commands that read from a server: subscribe, replay, snapshot, workers and
-// status.
+// Package query contains the commands that read from a server: subscribe, replay, snapshot, match,
+// workers and status.
 package query
 
 import (

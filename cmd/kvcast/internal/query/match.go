@@ -1,0 +1,117 @@
+package query
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/output"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// Match is kvcast match.
+type Match struct {
+	flags
+	promptFlags
+	Model  string           `placeholder:"NAME" help:"Only workers with this model. Default: all."`
+	Worker []string         `placeholder:"NAME" help:"Only these workers. Repeatable."`
+	Limit  uint32           `placeholder:"N" help:"Print the best N matches; 0, the default, prints all."`
+	After  *client.Position `placeholder:"EPOCH:SEQ" help:"Wait up to a second until the server has applied this position; :SEQ means the server's current epoch."`
+}
+
+// Help implements kong.HelpProvider.
+func (*Match) Help() string {
+	return cli.Examples(
+		"kvcast match --model Qwen/Qwen3-0.6B --tokens 9707,11,1879",
+		"kvcast match --tokens-file prompt.json --limit 3",
+		"python tokenize.py prompt.txt | kvcast match --tokens-file - -o json",
+		"kvcast match --tokens-hashes 0x3dd5f12a7a2e9e25,4441800585355103191") + `
+The longest prefix comes first. BLOCKS are the blocks of the prefix, each of which is held in some tier; DEVICE and OTHER TIERS are the blocks of the prefix in one tier. TRUST is exact; upper_bound (the engine has further attention groups, and may reuse less); or degraded, with the reasons why the blocks may differ from the engine's.`
+}
+
+// Run prints a line for each dp rank that holds a prefix of the prompt, or the response as an object.
+func (c *Match) Run(ctx context.Context, std cli.Process) error {
+	prompt, err := c.prompt(std.In)
+	if err != nil {
+		return cli.UsageError{Err: err}
+	}
+	req := &kvcastv1.MatchPrefixRequest{Model: c.Model, Prompts: []*kvcastv1.Prompt{prompt}, Workers: c.Worker, Limit: c.Limit}
+	if c.After != nil {
+		req.After = c.After.Proto()
+	}
+	return c.call(std, func(server kvcastv1.RouterEventServiceClient) error {
+		answer, err := server.MatchPrefix(ctx, req)
+		if err != nil {
+			return err
+		}
+		if c.Output == "json" {
+			return output.WriteJSON(std.Out, answer)
+		}
+		at := client.Position{Epoch: answer.GetPosition().GetEpoch(), Seq: answer.GetPosition().GetSeq()}
+		_, _ = fmt.Fprintf(std.Err, "at position %s\n", at)
+		if matches := answer.GetPrompts()[0].GetMatches(); len(matches) > 0 {
+			return writeMatches(std.Out, matches)
+		}
+		return c.writeNoMatch(ctx, server, std.Out)
+	})
+}
+
+// writeNoMatch writes that the answer is empty, and the existing workers if none has the model or name.
+func (c *Match) writeNoMatch(ctx context.Context, server kvcastv1.RouterEventServiceClient, out io.Writer) error {
+	filter := cli.Filter{Worker: c.Worker}
+	if c.Model != "" {
+		filter.Model = []string{c.Model}
+	}
+	selected, err := server.ListWorkers(ctx, &kvcastv1.ListWorkersRequest{Filter: filter.Proto()})
+	if err != nil {
+		return err
+	}
+	if len(selected.GetWorkers()) == 0 {
+		return filter.WriteNoMatch(ctx, server, out)
+	}
+	_, err = fmt.Fprintf(out, "no dp rank of %s has the first block of the prompt\n", output.Plural(len(selected.GetWorkers()), "worker"))
+	return err
+}
+
+// writeMatches writes a line for each match.
+func writeMatches(out io.Writer, matches []*kvcastv1.PrefixMatch) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, "WORKER\tRANK\tENDPOINT\tBLOCKS\tTOKENS\tDEVICE\tOTHER TIERS\tTRUST")
+	for _, m := range matches {
+		device, others := uint32(0), []string(nil)
+		for _, tier := range m.GetTiers() {
+			if tier.GetTier() == kvcastv1.Tier_TIER_DEVICE {
+				device = tier.GetBlocks()
+			} else {
+				others = append(others, fmt.Sprintf("%s %d", output.TierName(tier.GetTier()), tier.GetBlocks()))
+			}
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%d\t%d\t%s\t%s\n",
+			output.Printable(m.GetWorker()), m.GetDpRank(), output.Printable(cmp.Or(m.GetEndpoint(), "-")),
+			m.GetBlocks(), m.GetTokens(), device, cmp.Or(strings.Join(others, ", "), "-"), trustText(m))
+	}
+	return t.Flush()
+}
+
+// trustText returns a trust such as "exact" or "degraded: gap, source_down 12s".
+func trustText(m *kvcastv1.PrefixMatch) string {
+	var reasons []string
+	for _, r := range m.GetReasons() {
+		reason := output.EnumName(r, "DEGRADED_REASON_")
+		if r == kvcastv1.DegradedReason_DEGRADED_REASON_SOURCE_DOWN {
+			reason += " " + time.Duration(m.GetDownNano()).Round(time.Second).String()
+		}
+		reasons = append(reasons, reason)
+	}
+	text := output.EnumName(m.GetTrust(), "TRUST_")
+	if reasons != nil {
+		text += ": " + strings.Join(reasons, ", ")
+	}
+	return text
+}
