@@ -21,7 +21,7 @@ skip() {
 sum() { cat "$@" | cksum; }
 
 python() {
-	sum=$(sum tools/scripts/clients.sh examples/python/requirements.txt examples/python/subscribe.py proto/kvcast/v1/*.proto)
+	sum=$(sum tools/scripts/clients.sh examples/python/requirements.txt examples/python/*.py proto/kvcast/v1/*.proto)
 	[ ! -f "$into/python/sum" ] || [ "$(cat "$into/python/sum")" != "$sum" ] || return 0
 	command -v python3 >/dev/null 2>&1 || { skip python "python3 is not installed"; return 0; }
 	echo "client in python: preparing" >&2
@@ -33,7 +33,7 @@ python() {
 	limited "$into/python/venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input --timeout 10 --retries 1 \
 		install --only-binary :all: -r examples/python/requirements.txt >"$log" 2>&1 ||
 		{ skip python "its packages cannot be installed: $(reason "$log")"; return 0; }
-	cp examples/python/subscribe.py "$into/python"
+	cp examples/python/*.py "$into/python"
 	# The command of examples/python/README.md.
 	(cd examples/python && "$into/python/venv/bin/python" -m grpc_tools.protoc -I ../../proto \
 		--python_out="$into/python" --grpc_python_out="$into/python" ../../proto/kvcast/v1/*.proto)
