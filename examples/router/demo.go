@@ -46,7 +46,7 @@ func runDemo(ctx context.Context, out io.Writer, kvcast string, requests int) er
 	trace.Requests = trace.Requests[:min(requests, len(trace.Requests))]
 	_, _ = fmt.Fprintf(out, "the first %d requests of the conversation trace, %d engines with %d tokens of cache each\n",
 		len(trace.Requests), demoEngines, demoBlocks*demoBlockSize)
-	for _, p := range []policy{policyRoundRobin, policyPrefix} {
+	for _, p := range []policy{policyRoundRobin, policyPrefix, policyMatch} {
 		began := time.Now()
 		stats, err := measure(ctx, kvcast, p, trace)
 		if err != nil {

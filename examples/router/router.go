@@ -30,24 +30,27 @@ const (
 type policy string
 
 const (
+	// policyPrefix matches prompts with the View, policyMatch with the server's MatchPrefixes.
 	policyPrefix     policy = "prefix"
+	policyMatch      policy = "match"
 	policyRoundRobin policy = "round-robin"
 )
 
 // router sends each completion request to an engine by its policy.
 type router struct {
-	view   *client.View
-	policy policy
-	proxy  *httputil.ReverseProxy
+	view    *client.View
+	matcher *client.Matcher // with policyMatch
+	policy  policy
+	proxy   *httputil.ReverseProxy
 
 	mu       sync.Mutex     // guards all below
 	computed map[string]int // prompt tokens that were not cached, by worker
 	next     int            // next engine of round robin
 }
 
-func newRouter(view *client.View, p policy) *router {
+func newRouter(view *client.View, matcher *client.Matcher, p policy) *router {
 	return &router{
-		view: view, policy: p, computed: make(map[string]int),
+		view: view, matcher: matcher, policy: p, computed: make(map[string]int),
 		proxy: &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(r.In.Context().Value(engineKey{}).(*url.URL))
 			r.SetXForwarded()
@@ -81,7 +84,7 @@ func (rt *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// This router does not tokenize text. A prompt of text is routed as if no engine held a block of it.
 	var tokens []uint32
 	_ = json.Unmarshal(c.Prompt, &tokens)
-	name, endpoint, err := rt.choose(c.Model, tokens)
+	name, endpoint, err := rt.choose(req.Context(), c.Model, tokens)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
@@ -104,8 +107,11 @@ type engine struct {
 }
 
 // choose returns the name and endpoint of the engine for a prompt.
-func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, err error) {
-	engines := rt.engines(model, tokens)
+func (rt *router) choose(ctx context.Context, model string, tokens []uint32) (name, endpoint string, err error) {
+	engines, err := rt.engines(ctx, model, tokens)
+	if err != nil {
+		return "", "", err
+	}
 	if len(engines) == 0 {
 		return "", "", errNoEngine
 	}
@@ -114,7 +120,7 @@ func (rt *router) choose(model string, tokens []uint32) (name, endpoint string, 
 	rt.updateComputed(engines)
 	best := engines[rt.next%len(engines)]
 	rt.next++
-	if rt.policy == policyPrefix {
+	if rt.policy != policyRoundRobin {
 		best = rt.longestPrefix(engines)
 	}
 	rt.computed[best.name] += len(tokens) - best.cached
@@ -165,9 +171,13 @@ func (rt *router) longestPrefix(engines []engine) engine {
 }
 
 // engines returns the engines of a model, ordered by name. cached is the longest prefix over the worker's dp ranks.
-func (rt *router) engines(model string, tokens []uint32) []engine {
+func (rt *router) engines(ctx context.Context, model string, tokens []uint32) ([]engine, error) {
+	matches, err := rt.matches(ctx, client.Prompt{Model: model, Tokens: tokens})
+	if err != nil {
+		return nil, err
+	}
 	cached := make(map[string]int)
-	for _, m := range rt.view.Match(client.Prompt{Model: model, Tokens: tokens}) {
+	for _, m := range matches {
 		cached[m.Worker] = max(cached[m.Worker], m.Tokens)
 	}
 	var out []engine
@@ -176,5 +186,17 @@ func (rt *router) engines(model string, tokens []uint32) []engine {
 			out = append(out, engine{w.Name, endpoint, cached[w.Name]})
 		}
 	}
-	return out
+	return out, nil
+}
+
+// matches returns the dp ranks that hold prefixes of a prompt. The server's answer is not older than the View.
+func (rt *router) matches(ctx context.Context, p client.Prompt) ([]client.Match, error) {
+	if rt.policy != policyMatch || len(p.Tokens) == 0 {
+		return rt.view.Match(p), nil
+	}
+	res, err := rt.matcher.Match(ctx, client.MatchRequest{Prompts: []client.Prompt{p}, After: rt.view.Status().Position})
+	if err != nil {
+		return nil, fmt.Errorf("match prompt: %w", err)
+	}
+	return res.Matches[0], nil
 }

@@ -67,15 +67,15 @@ func TestChoose(t *testing.T) {
 		{"a prompt of text", policyPrefix, map[string]int{"a": 1, "b": 0, "c": 0}, nil, "b"},
 		{"round robin", policyRoundRobin, nil, tokens, "a"},
 	} {
-		rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), tt.policy)
+		rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 1, "b": 3, "c": 0}), nil, tt.policy)
 		for name, n := range tt.computed {
 			rt.computed[name] = n
 		}
-		if got, _, err := rt.choose("m", tt.tokens); err != nil || got != tt.want {
+		if got, _, err := rt.choose(t.Context(), "m", tt.tokens); err != nil || got != tt.want {
 			t.Errorf("%s: got %s, error %v; want %s", tt.name, got, err, tt.want)
 		}
 	}
-	if _, _, err := newRouter(client.NewView(), policyPrefix).choose("m", tokens); err == nil {
+	if _, _, err := newRouter(client.NewView(), nil, policyPrefix).choose(t.Context(), "m", tokens); err == nil {
 		t.Error("without an engine: no error")
 	}
 }
@@ -83,9 +83,9 @@ func TestChoose(t *testing.T) {
 // TestNewEngineStartsWithTheMinimum adds an engine when other engines have computed many tokens.
 func TestNewEngineStartsWithTheMinimum(t *testing.T) {
 	tokens := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
-	rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), policyPrefix)
+	rt := newRouter(viewOf("h:1", tokens, map[string]int{"a": 3, "b": 0, "new": 0}), nil, policyPrefix)
 	rt.computed = map[string]int{"a": 5_000_000, "b": 4_999_000, "left": 7}
-	if got, _, err := rt.choose("m", tokens); err != nil || got != "a" {
+	if got, _, err := rt.choose(t.Context(), "m", tokens); err != nil || got != "a" {
 		t.Errorf("got %s, error %v; want a, which holds the prompt", got, err)
 	}
 	if want := (map[string]int{"a": 5_000_000, "b": 4_999_000, "new": 4_999_000}); !maps.Equal(rt.computed, want) {
@@ -112,7 +112,7 @@ func TestRequestsAreForwardedUnchanged(t *testing.T) {
 		{client.NewView(), "POST", `{}`, 503, "not known yet"},
 	} {
 		w := httptest.NewRecorder()
-		newRouter(tt.view, policyPrefix).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), tt.method, "/v1/completions?q=1", strings.NewReader(tt.body)))
+		newRouter(tt.view, nil, policyPrefix).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), tt.method, "/v1/completions?q=1", strings.NewReader(tt.body)))
 		if w.Code != tt.status || !strings.Contains(w.Body.String(), tt.response) {
 			t.Errorf("%s: got %d %q, want %d %q", tt.body, w.Code, w.Body, tt.status, tt.response)
 		}
@@ -175,7 +175,7 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	hit := make(map[policy]uint64)
-	for _, p := range []policy{policyRoundRobin, policyPrefix} {
+	for _, p := range []policy{policyRoundRobin, policyPrefix, policyMatch} {
 		// 7 conversations, so that round robin over 4 engines spreads each conversation.
 		stats, err := measure(t.Context(), program, p, conversations(t, 7, 5))
 		if err != nil {
@@ -190,11 +190,14 @@ func TestDemo(t *testing.T) {
 		t.Errorf("policy prefix hits %d tokens, want at least %d; round robin hits %d, want at most half as many",
 			hit[policyPrefix], least, hit[policyRoundRobin])
 	}
+	if hit[policyMatch] != hit[policyPrefix] {
+		t.Errorf("policy match hits %d tokens, want %d, as policy prefix", hit[policyMatch], hit[policyPrefix])
+	}
 	var out strings.Builder
 	if err := run(t.Context(), []string{"-demo", program, "-requests", "8"}, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	if got := regexp.MustCompile(`(?m)^(round-robin|prefix) +hit rate +[0-9.]+ %: \d+ of \d+ prompt tokens`).FindAllString(out.String(), -1); len(got) != 2 {
+	if got := regexp.MustCompile(`(?m)^(round-robin|prefix|match) +hit rate +[0-9.]+ %: \d+ of \d+ prompt tokens`).FindAllString(out.String(), -1); len(got) != 3 {
 		t.Errorf("got\n%s", &out)
 	}
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
