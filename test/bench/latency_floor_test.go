@@ -59,7 +59,7 @@ func (r *latencyFloor) measure(n int) error {
 		read := make(chan error, 1)
 		first := r.publisher.seq
 		go func() { read <- r.read(first, sent) }()
-		err := paced(n, func() error {
+		err := paced(n, pacedRate, func() error {
 			now := time.Now()
 			sent <- now
 			return r.publisher.send(r.load.next(now))

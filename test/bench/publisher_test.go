@@ -19,7 +19,7 @@ const topic = "kv@10.0.0.5@" + modelName
 // instead of dropping messages.
 type publisher struct {
 	zctx     *zmq4.Context
-	socket   *zmq4.Socket // XPUB: a PUB socket that receives subscriptions
+	socket   *zmq4.Socket // XPUB: a PUB socket that receives subscriptions, also those of further subscribers
 	endpoint string
 	seq      uint64 // of the next message
 	seqFrame [8]byte
@@ -36,7 +36,7 @@ func newPublisher() (*publisher, error) {
 		return nil, errors.Join(err, zctx.Term())
 	}
 	if err = errors.Join(
-		p.socket.SetSndhwm(10_000), p.socket.SetXpubNodrop(true), p.socket.SetLinger(0),
+		p.socket.SetSndhwm(10_000), p.socket.SetXpubNodrop(true), p.socket.SetXpubVerbose(1), p.socket.SetLinger(0),
 		p.socket.SetRcvtimeo(harness.Timeout), p.socket.SetSndtimeo(harness.Timeout), p.socket.Bind("tcp://127.0.0.1:*"),
 	); err == nil {
 		p.endpoint, err = p.socket.GetLastEndpoint()

@@ -24,12 +24,14 @@ const (
 // rig is a server, its one engine, and its subscribers.
 type rig struct {
 	publisher   *publisher
+	workers     int      // number of workers, which all read the engine
 	server      *process // nil in a relayRig
 	grpc        string   // address that subscribers connect to
 	subscribers []*subscriber
 	moved       chan struct{} // has a token when a subscriber has received something
 	load        *load
 	sent        uint64 // batches
+	others      uint64 // entries of workers that read other engines
 }
 
 // newRig returns a rig with n subscribers.
@@ -38,8 +40,14 @@ func newRig(s shape, subscribers int, args ...string) (*rig, error) {
 }
 
 // newWrappedRig starts the server through a wrapper command.
-func newWrappedRig(wrapper []string, s shape, subscribers int, args ...string) (_ *rig, err error) {
-	r := &rig{moved: make(chan struct{}, 1), load: newLoad(s)}
+func newWrappedRig(wrapper []string, s shape, subscribers int, args ...string) (*rig, error) {
+	return newRigOfWorkers(1, wrapper, s, subscribers, args...)
+}
+
+// newRigOfWorkers returns a rig in which several workers read the engine, and so have the same blocks. The first worker is
+// workerName.
+func newRigOfWorkers(workers int, wrapper []string, s shape, subscribers int, args ...string) (_ *rig, err error) {
+	r := &rig{workers: workers, moved: make(chan struct{}, 1), load: newLoad(s)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
@@ -48,7 +56,13 @@ func newWrappedRig(wrapper []string, s shape, subscribers int, args ...string) (
 	if r.publisher, err = newPublisher(); err != nil {
 		return nil, err
 	}
-	args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s", workerName, modelName, r.publisher.endpoint))
+	for i := range workers {
+		name := workerName
+		if i > 0 {
+			name = fmt.Sprintf("vllm-%d", i)
+		}
+		args = append(args, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s", name, modelName, r.publisher.endpoint))
+	}
 	if r.server, err = serve(wrapper, args...); err != nil {
 		return nil, err
 	}
@@ -59,10 +73,12 @@ func newWrappedRig(wrapper []string, s shape, subscribers int, args ...string) (
 	return r, nil
 }
 
-// join waits until the engine has a reader, and adds n subscribers.
+// join waits until all workers read the engine, and adds n subscribers.
 func (r *rig) join(subscribers int) error {
-	if err := r.publisher.subscribed(); err != nil {
-		return err
+	for range r.workers {
+		if err := r.publisher.subscribed(); err != nil {
+			return err
+		}
 	}
 	for range subscribers {
 		if _, err := r.subscribe(nil); err != nil {
@@ -81,9 +97,9 @@ func (r *rig) subscribe(observe func([]byte, time.Time) error) (*subscriber, err
 	return s, err
 }
 
-// newest returns the seq of the last entry to expect: one entry per batch, after one for
-// WorkerAdded.
-func (r *rig) newest() uint64 { return 1 + r.sent }
+// newest returns the seq of the last entry to expect: for each worker, one entry per batch, after one
+// for WorkerAdded.
+func (r *rig) newest() uint64 { return uint64(r.workers)*(1+r.sent) + r.others }
 
 // slowest returns the last seq that all subscribers have received.
 func (r *rig) slowest() uint64 {
@@ -113,11 +129,11 @@ func (r *rig) publish(n int) error {
 }
 
 // pace sends n batches at pacedRate.
-func (r *rig) pace(n int) error { return paced(n, r.send) }
+func (r *rig) pace(n int) error { return paced(n, pacedRate, r.send) }
 
-// paced calls send n times at pacedRate. A call that is overdue is made at once.
-func paced(n int, send func() error) (err error) {
-	due, err := bench.NewTicks(time.Second / pacedRate)
+// paced calls send n times, at a rate per second. A call that is overdue is made at once.
+func paced(n, rate int, send func() error) (err error) {
+	due, err := bench.NewTicks(time.Second / time.Duration(rate))
 	if err != nil {
 		return err
 	}
@@ -206,10 +222,10 @@ func (r *rig) measure(do func() error) (figures, error) {
 	f := figures{cpu: ended - began, grown: after.since(before), elapsed: elapsed}
 	return f, errors.Join(
 		after.faultless(),
-		f.grown.want(metricBatches, r.load.sent-sent),
-		f.grown.want(metricStored, r.load.stored-stored),
-		f.grown.want(metricRemoved, r.load.removed-removed),
-		after.want(metricBlocks, r.load.present),
+		f.grown.want(metricBatches, r.workers*(r.load.sent-sent)),
+		f.grown.want(metricStored, r.workers*(r.load.stored-stored)),
+		f.grown.want(metricRemoved, r.workers*(r.load.removed-removed)),
+		after.want(metricBlocks, r.workers*r.load.present),
 		after.want(metricNewest, int(r.newest())),
 	)
 }

@@ -130,7 +130,7 @@ type relayRig struct {
 }
 
 func newRelayRig(wrapper []string, s shape, subscribers int) (_ *relayRig, err error) {
-	r := &relayRig{rig: rig{moved: make(chan struct{}, 1), load: newLoad(s)}}
+	r := &relayRig{rig: rig{workers: 1, moved: make(chan struct{}, 1), load: newLoad(s)}}
 	defer func() {
 		if err != nil {
 			err = closeAfter(fmt.Errorf("open relay: %w", err), r)
