@@ -74,7 +74,7 @@ func TestInvalidEntriesAreErrors(t *testing.T) {
 	}
 }
 
-// TestLargeEntriesReuseNoMemory applies an event that is larger than what the decoder keeps memory for, and small ones
+// TestEventsOfAllSizesApply applies an event that is larger than what the decoder keeps memory for, and small ones
 // before and after it.
 func TestEventsOfAllSizesApply(t *testing.T) {
 	want, got := index.New(), index.New()

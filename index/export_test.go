@@ -1,6 +1,10 @@
 package index
 
-import "github.com/kvcast/kvcast/index/radix"
+import (
+	"slices"
+
+	"github.com/kvcast/kvcast/index/radix"
+)
 
 // ApplyEncoded applies encoded entries like a Follower.
 func (x *Index) ApplyEncoded(entries []byte) (ingestTime int64, err error) {
@@ -31,6 +35,11 @@ func (x *Index) Models() int {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return len(x.models)
+}
+
+// BlockSizes returns the block sizes with which the workers of a model are matched, ascending.
+func (x *Index) BlockSizes(model string) []uint32 {
+	return slices.Sorted(slices.Values(x.appendBlockSizes(nil, model)))
 }
 
 // PieceBytes is the maximum size of a piece of a snapshot of a worker with a short name.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -152,6 +153,16 @@ func TestFollowerHidesEntriesNotApplied(t *testing.T) {
 	if _, err := f.Read(t.Context(), journal.Query{After: 1}); !errors.As(err, &pe) || !errors.Is(err, journal.ErrAhead) || pe.Bounds != f.Bounds() {
 		t.Errorf("read after an entry that is not applied: got %v, want ErrAhead", err)
 	}
+	later := index.New()
+	later.ApplyEntry(entryOf(1, event(0, stored(1))))
+	storeBlock(t, m, 2)
+	for _, until := range []uint64{0, 1, 2, 3} {
+		c, err := index.NewFollower(m, later, noDelay).Read(t.Context(), journal.Query{MaxBytes: 1 << 20, Until: until})
+		if err != nil || c.Entries != 1 || c.Last != 1 {
+			t.Errorf("read up to %d, the first of two entries is applied: got %+v, %v", until, c, err)
+		}
+	}
+	m.Pin(0)
 	changed := f.Changed()
 	select {
 	case <-changed:
@@ -160,11 +171,11 @@ func TestFollowerHidesEntriesNotApplied(t *testing.T) {
 	}
 	run(t, f)
 	<-changed
-	if c, err := f.Read(t.Context(), journal.Query{MaxBytes: 1 << 20}); err != nil || c.Entries != 1 || c.Last != 1 {
-		t.Errorf("got %+v, %v, want the entry", c, err)
+	if c, err := f.Read(t.Context(), journal.Query{MaxBytes: 1 << 20}); err != nil || c.Entries != 2 || c.Last != 2 {
+		t.Errorf("got %+v, %v, want both entries", c, err)
 	}
-	if got := f.Bounds().Newest; got != 1 {
-		t.Errorf("newest: got %d, want 1", got)
+	if got := f.Bounds().Newest; got != 2 {
+		t.Errorf("newest: got %d, want 2", got)
 	}
 }
 
@@ -191,6 +202,67 @@ func TestRunAppliesWhatIsLeft(t *testing.T) {
 	}
 	if _, blocks := f.Index().Len(); blocks != entries {
 		t.Errorf("blocks: got %d, want %d", blocks, entries)
+	}
+}
+
+// lateJournal appends an entry and ends the follower after the read that finds the first no entry.
+type lateJournal struct {
+	*journal.Memory
+	once sync.Once
+	end  context.CancelFunc
+}
+
+func (j *lateJournal) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
+	c, err := j.Memory.Read(ctx, q)
+	if c.Entries == 0 && err == nil {
+		j.once.Do(func() {
+			err = appendEntry(ctx, j.Memory, entryOf(0, event(0, stored(1))))
+			j.end()
+		})
+	}
+	return c, err
+}
+
+// TestRunAppliesEntriesAppendedJustBeforeItsEnd ends the context while the follower finds no further entry.
+func TestRunAppliesEntriesAppendedJustBeforeItsEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	f := index.NewFollower(&lateJournal{Memory: journal.NewMemory(journal.Config{}), end: cancel}, index.New(), noDelay)
+	if err := f.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.Bounds().Newest; got != 1 {
+		t.Errorf("newest: got %d, want 1", got)
+	}
+}
+
+// TestEntriesAreHiddenWhileTheIndexIsRead appends an entry during a match: the follower cannot apply it, and no reader
+// may see it.
+func TestEntriesAreHiddenWhileTheIndexIsRead(t *testing.T) {
+	m := journal.NewMemory(journal.Config{})
+	f := index.NewFollower(m, index.New(), noDelay)
+	run(t, f)
+	storeBlock(t, m, 1)
+	if err := f.Wait(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	changed := f.Changed()
+	f.Index().Match(&index.Query{
+		Prompts: []index.Prompt{{BlockHashes: []uint64{1}}},
+		Worker: func(string) bool {
+			storeBlock(t, m, 2)
+			for range 10_000 {
+				runtime.Gosched()
+				if got := f.Bounds().Newest; got != 1 {
+					t.Errorf("newest: got %d, want 1", got)
+					return false
+				}
+			}
+			return true
+		},
+	}, new(index.Matches))
+	<-changed
+	if err := f.Wait(t.Context(), 2); err != nil {
+		t.Fatal(err)
 	}
 }
 

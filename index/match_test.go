@@ -397,26 +397,43 @@ func TestWorkersAreMatchedWithTheirNewestBlockSize(t *testing.T) {
 	}
 }
 
-// TestModelsAreForgottenWithTheirWorkers adds and removes workers of several models.
+// TestModelsAreForgottenWithTheirWorkers adds and removes workers of several models and block sizes.
 func TestModelsAreForgottenWithTheirWorkers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		x, models := index.New(), make(map[string]string)
+		x, workers := index.New(), make(map[string]*kvcastv1.WorkerAdded)
 		for seq := range uint64(rapid.IntRange(0, 30).Draw(t, "entries")) {
-			name := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "worker")
-			kind := any(&kvcastv1.WorkerRemoved{})
-			if rapid.Bool().Draw(t, "add") {
-				models[name] = rapid.SampledFrom([]string{"", "m", "n"}).Draw(t, "model")
-				kind = &kvcastv1.WorkerAdded{Model: models[name], BlockSize: rapid.Uint32Range(0, 2).Draw(t, "block size")}
-			} else {
-				delete(models, name)
+			name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "worker")
+			e := event(0, &kvcastv1.WorkerRemoved{})
+			switch w := workers[name]; {
+			case rapid.Bool().Draw(t, "add"):
+				workers[name] = &kvcastv1.WorkerAdded{
+					Model: rapid.SampledFrom([]string{"", "m", "n"}).Draw(t, "model"), BlockSize: rapid.Uint32Range(0, 2).Draw(t, "block size"),
+				}
+				e = event(0, proto.CloneOf(workers[name]))
+			case w != nil && rapid.Bool().Draw(t, "store"):
+				w.BlockSize = rapid.Uint32Range(1, 2).Draw(t, "new block size")
+				e = event(0, &kvcastv1.Stored{BlockHashes: []uint64{1}, BlockSize: w.BlockSize})
+			default:
+				delete(workers, name)
 			}
-			x.ApplyEntry(&kvcastv1.Entry{Seq: seq + 1, Worker: name, Events: []*kvcastv1.RouterEvent{event(0, kind)}})
-			distinct := make(map[string]bool)
-			for model := range maps.Values(models) {
-				distinct[model] = true
+			x.ApplyEntry(&kvcastv1.Entry{Seq: seq + 1, Worker: name, Events: []*kvcastv1.RouterEvent{e}})
+			sizes := make(map[string]map[uint32]bool)
+			for _, w := range workers {
+				if sizes[w.GetModel()] == nil {
+					sizes[w.GetModel()] = make(map[uint32]bool)
+				}
+				if w.GetBlockSize() != 0 {
+					sizes[w.GetModel()][w.GetBlockSize()] = true
+				}
 			}
-			if workers, _ := x.Len(); workers != len(models) || x.Models() != len(distinct) {
-				t.Fatalf("got %d workers of %d models, want %v", workers, x.Models(), models)
+			if n, _ := x.Len(); n != len(workers) || x.Models() != len(sizes) {
+				t.Fatalf("got %d workers of %d models, want %v", n, x.Models(), workers)
+			}
+			for _, model := range []string{"m", "n"} {
+				want := slices.Sorted(maps.Keys(sizes[model]))
+				if got := x.BlockSizes(model); !slices.Equal(got, want) {
+					t.Fatalf("block sizes of model %s: got %v, want %v", model, got, want)
+				}
 			}
 		}
 	})

@@ -36,7 +36,16 @@ func TestTrustFollowsFromEvents(t *testing.T) {
 		upper    = kvcastv1.Trust_TRUST_UPPER_BOUND
 		degraded = kvcastv1.Trust_TRUST_DEGRADED
 	)
-	groups, added := &kvcastv1.GroupsOmitted{}, &kvcastv1.WorkerAdded{Model: "m", Ranks: []uint32{0}}
+	var (
+		groups  = &kvcastv1.GroupsOmitted{}
+		added   = &kvcastv1.WorkerAdded{Model: "m", Ranks: []uint32{0}}
+		newGap  = gap(99, 1) // a reason of a later version
+		joined  = gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)
+		shares  = gap(kvcastv1.Gap_REASON_SHARED_TIER, 0)
+		clears  = kvcastv1.Cleared_REASON_ENGINE_CLEARED
+		starts  = kvcastv1.Cleared_REASON_ENGINE_RESTARTED
+		unknown = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
+	)
 	type reasons = []kvcastv1.DegradedReason
 	for name, test := range map[string]struct {
 		events       []any
@@ -45,35 +54,42 @@ func TestTrustFollowsFromEvents(t *testing.T) {
 		groups       bool
 		trust        kvcastv1.Trust
 	}{
-		"no events of the rank":               {events: []any{added}, trust: exact},
-		"blocks only":                         {events: []any{stored(1), removed(1)}, trust: exact},
-		"joined late":                         {events: []any{gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)}, reasons: reasons{late}, gaps: 1, trust: degraded},
-		"replay unavailable":                  {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
-		"replay incomplete":                   {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_INCOMPLETE, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
-		"replay forgotten":                    {events: []any{gap(kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, 3)}, reasons: reasons{lost}, gaps: 1, missed: 3, trust: degraded},
-		"possible restart":                    {events: []any{gap(kvcastv1.Gap_REASON_POSSIBLE_RESTART, 0)}, reasons: reasons{restarted}, gaps: 1, trust: degraded},
-		"two publishers":                      {events: []any{gap(kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER, 0)}, reasons: reasons{conflict}, gaps: 1, trust: degraded},
-		"too many blocks":                     {events: []any{gap(kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, 0)}, reasons: reasons{omitted}, gaps: 1, trust: degraded},
-		"too many attributes":                 {events: []any{gap(kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, 0)}, reasons: reasons{omitted}, gaps: 1, trust: degraded},
-		"a shared tier":                       {events: []any{gap(kvcastv1.Gap_REASON_SHARED_TIER, 0)}, reasons: reasons{shared}, gaps: 1, trust: degraded},
-		"a reason of a later version":         {events: []any{gap(99, 0)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
-		"no reason":                           {events: []any{gap(0, 0)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
-		"two reasons":                         {events: []any{gap(kvcastv1.Gap_REASON_SHARED_TIER, 0), gap(kvcastv1.Gap_REASON_JOINED_LATE, 0)}, reasons: reasons{late, shared}, gaps: 2, trust: degraded},
-		"missed batches that overflow":        {events: []any{gap(99, math.MaxUint64), gap(99, 5)}, reasons: reasons{lost}, gaps: 2, missed: math.MaxUint64, trust: degraded},
-		"stores do not repair":                {events: []any{gap(99, 0), stored(1), removed(1)}, reasons: reasons{lost}, gaps: 1, trust: degraded},
-		"cleared by the engine":               {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED)}, gaps: 1, missed: 1, trust: exact},
-		"restarted":                           {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)}, gaps: 1, missed: 1, trust: exact},
-		"cleared for a gap":                   {events: []any{gap(kvcastv1.Gap_REASON_JOINED_LATE, 1), cleared(kvcastv1.Cleared_REASON_UNREPAIRED_GAP)}, reasons: reasons{lost}, gaps: 2, missed: 1, trust: degraded},
-		"some tiers cleared":                  {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED, device)}, reasons: reasons{lost}, gaps: 1, missed: 1, trust: degraded},
-		"a gap after a clear":                 {events: []any{gap(99, 1), cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED), gap(kvcastv1.Gap_REASON_JOINED_LATE, 1)}, reasons: reasons{late}, gaps: 2, missed: 2, trust: degraded},
-		"other groups":                        {events: []any{groups}, groups: true, trust: upper},
-		"other groups and a gap":              {events: []any{groups, gap(99, 0)}, reasons: reasons{lost}, gaps: 1, groups: true, trust: degraded},
-		"other groups, cleared by the engine": {events: []any{groups, cleared(kvcastv1.Cleared_REASON_ENGINE_CLEARED)}, groups: true, trust: upper},
-		"other groups, cleared for a gap":     {events: []any{groups, cleared(kvcastv1.Cleared_REASON_UNREPAIRED_GAP)}, reasons: reasons{lost}, gaps: 1, groups: true, trust: degraded},
-		"other groups, restarted":             {events: []any{groups, cleared(kvcastv1.Cleared_REASON_ENGINE_RESTARTED)}, trust: exact},
-		"added again":                         {events: []any{groups, gap(99, 1), added}, trust: exact},
-		"removed and added":                   {events: []any{groups, gap(99, 1), &kvcastv1.WorkerRemoved{}, added}, trust: exact},
-		"a kind of a later version":           {events: []any{groups, nil}, groups: true, trust: upper},
+		"no events of the rank": {[]any{added}, nil, 0, 0, false, exact},
+		"blocks only":           {[]any{stored(1), removed(1)}, nil, 0, 0, false, exact},
+		"source cleared":        {[]any{cleared(kvcastv1.Cleared_REASON_SOURCE_CLEARED)}, nil, 0, 0, false, exact},
+
+		"joined late":         {[]any{joined}, reasons{late}, 1, 0, false, degraded},
+		"replay unavailable":  {[]any{gap(kvcastv1.Gap_REASON_REPLAY_UNAVAILABLE, 3)}, reasons{lost}, 1, 3, false, degraded},
+		"replay incomplete":   {[]any{gap(kvcastv1.Gap_REASON_REPLAY_INCOMPLETE, 3)}, reasons{lost}, 1, 3, false, degraded},
+		"replay forgotten":    {[]any{gap(kvcastv1.Gap_REASON_REPLAY_FORGOTTEN, 3)}, reasons{lost}, 1, 3, false, degraded},
+		"possible restart":    {[]any{gap(kvcastv1.Gap_REASON_POSSIBLE_RESTART, 0)}, reasons{restarted}, 1, 0, false, degraded},
+		"two publishers":      {[]any{gap(kvcastv1.Gap_REASON_AMBIGUOUS_PUBLISHER, 0)}, reasons{conflict}, 1, 0, false, degraded},
+		"too many blocks":     {[]any{gap(kvcastv1.Gap_REASON_TOO_MANY_BLOCKS, 0)}, reasons{omitted}, 1, 0, false, degraded},
+		"too many attributes": {[]any{gap(kvcastv1.Gap_REASON_TOO_MANY_ATTRIBUTES, 0)}, reasons{omitted}, 1, 0, false, degraded},
+		"a shared tier":       {[]any{shares}, reasons{shared}, 1, 0, false, degraded},
+		"a new reason":        {[]any{newGap}, reasons{lost}, 1, 1, false, degraded},
+		"no reason":           {[]any{gap(0, 0)}, reasons{lost}, 1, 0, false, degraded},
+		"two reasons":         {[]any{shares, joined}, reasons{late, shared}, 2, 0, false, degraded},
+		"many missed batches": {[]any{gap(99, math.MaxUint64), newGap}, reasons{lost}, 2, math.MaxUint64, false, degraded},
+
+		"stores do not repair":     {[]any{newGap, stored(1), removed(1)}, reasons{lost}, 1, 1, false, degraded},
+		"cleared by the engine":    {[]any{newGap, cleared(clears)}, nil, 1, 1, false, exact},
+		"restarted":                {[]any{newGap, cleared(starts)}, nil, 1, 1, false, exact},
+		"cleared for a gap":        {[]any{joined, cleared(unknown)}, reasons{lost}, 2, 0, false, degraded},
+		"a tier cleared":           {[]any{newGap, cleared(clears, device)}, reasons{lost}, 1, 1, false, degraded},
+		"a tier cleared for a gap": {[]any{joined, cleared(unknown, device)}, reasons{late, lost}, 2, 0, false, degraded},
+		"a gap after a clear":      {[]any{newGap, cleared(clears), joined}, reasons{late}, 2, 1, false, degraded},
+
+		"other groups":                         {[]any{groups}, nil, 0, 0, true, upper},
+		"other groups and a gap":               {[]any{groups, newGap}, reasons{lost}, 1, 1, true, degraded},
+		"other groups, cleared":                {[]any{groups, cleared(clears)}, nil, 0, 0, true, upper},
+		"other groups, cleared for a gap":      {[]any{groups, cleared(unknown)}, reasons{lost}, 1, 0, true, degraded},
+		"other groups, restarted":              {[]any{groups, cleared(starts)}, nil, 0, 0, false, exact},
+		"other groups, a tier restarted":       {[]any{groups, cleared(starts, device)}, nil, 0, 0, true, upper},
+		"other groups, an event of a new kind": {[]any{groups, nil}, nil, 0, 0, true, upper},
+
+		"added again":       {[]any{groups, newGap, added}, nil, 0, 0, false, exact},
+		"removed and added": {[]any{groups, newGap, &kvcastv1.WorkerRemoved{}, added}, nil, 0, 0, false, exact},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := index.New()
