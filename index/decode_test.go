@@ -56,7 +56,9 @@ func TestEncodedEntriesApplyLikeMessages(t *testing.T) {
 
 // TestInvalidEntriesAreErrors checks that an index which must be abandoned reports that.
 func TestInvalidEntriesAreErrors(t *testing.T) {
-	valid := encodeEntries(t, entryOf(1, event(0, stored(1))), entryOf(2, event(0, removed(1))), entryOf(3, event(0, &kvcastv1.Gap{})))
+	valid := encodeEntries(t,
+		entryOf(1, event(0, stored(1))), entryOf(2, event(0, removed(1))), entryOf(3, event(0, &kvcastv1.Gap{})),
+	)
 	for n := range valid {
 		all := index.New()
 		_, err := all.ApplyEncoded(valid[:n])
@@ -83,8 +85,8 @@ func TestEventsOfAllSizesApply(t *testing.T) {
 		all = append(all, h+1)
 	}
 	for i, ev := range []*kvcastv1.RouterEvent{
-		event(0, stored(1, 2)), event(1, stored(all...)), event(0, stored(5)), event(0, removed(2)), event(1, removed(all[10:]...)),
-		event(math.MaxUint32, stored(7)),
+		event(0, stored(1, 2)), event(1, stored(all...)), event(0, stored(5)), event(0, removed(2)),
+		event(1, removed(all[10:]...)), event(math.MaxUint32, stored(7)),
 	} {
 		e := entryOf(uint64(i+1), ev)
 		want.ApplyEntry(e)

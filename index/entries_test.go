@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -28,6 +29,8 @@ const (
 	pinned = kvcastv1.Tier_TIER_HOST_PINNED
 	disk   = kvcastv1.Tier_TIER_DISK
 )
+
+func tierBit(t kvcastv1.Tier) journal.Tiers { return journal.TierBit(uint8(t)) }
 
 // entryOf returns an entry of worker w and model m.
 func entryOf(seq uint64, events ...*kvcastv1.RouterEvent) *kvcastv1.Entry {

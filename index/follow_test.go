@@ -150,7 +150,8 @@ func TestFollowerHidesEntriesNotApplied(t *testing.T) {
 		}
 	}
 	var pe *journal.PositionError
-	if _, err := f.Read(t.Context(), journal.Query{After: 1}); !errors.As(err, &pe) || !errors.Is(err, journal.ErrAhead) || pe.Bounds != f.Bounds() {
+	_, err := f.Read(t.Context(), journal.Query{After: 1})
+	if !errors.As(err, &pe) || !errors.Is(err, journal.ErrAhead) || pe.Bounds != f.Bounds() {
 		t.Errorf("read after an entry that is not applied: got %v, want ErrAhead", err)
 	}
 	later := index.New()

@@ -14,7 +14,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kvcast/kvcast/index"
-	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -31,30 +30,42 @@ func TestHolders(t *testing.T) {
 	x := index.New()
 	withLoRA := stored(1, 2)
 	withLoRA.LoraName = proto.String("adapter")
-	x.ApplyEntry(entryOf(1, event(1, withLoRA), inTier(disk, event(1, stored(2))), event(4, &kvcastv1.Stored{BlockHashes: []uint64{1, 7}})))
-	x.ApplyEntry(&kvcastv1.Entry{Seq: 2, Worker: "a", Model: "n", Events: []*kvcastv1.RouterEvent{inTier(pinned, event(0, stored(2, 8)))}})
+	unhashed := &kvcastv1.Stored{BlockHashes: []uint64{1, 7}}
+	x.ApplyEntry(entryOf(1, event(1, withLoRA), inTier(disk, event(1, stored(2))), event(4, unhashed)))
+	another := entryOf(2, inTier(pinned, event(0, stored(2, 8))))
+	another.Worker, another.Model = "a", "n"
+	x.ApplyEntry(another)
 	held := func(worker, model string, rank uint32, tier kvcastv1.Tier, hash uint64) *kvcastv1.BlockHolder {
-		return &kvcastv1.BlockHolder{Worker: worker, Model: model, DpRank: rank, Tier: tier, BlockHash: hash, TokensHash: proto.Uint64(hash + 1000)}
+		return &kvcastv1.BlockHolder{
+			Worker: worker, Model: model, DpRank: rank, Tier: tier, BlockHash: hash, TokensHash: proto.Uint64(hash + 1000),
+		}
 	}
 	one, two, onDisk := held("w", "m", 1, device, 1), held("w", "m", 1, device, 2), held("w", "m", 1, disk, 2)
 	one.LoraName = proto.String("adapter") // that of block 2 is replaced by the store on disk
 	hashOnly, elsewhere := held("w", "m", 4, device, 1), held("a", "n", 0, pinned, 2)
 	hashOnly.TokensHash = nil
+	type (
+		lookup = index.Lookup
+		hashes = []uint64
+		list   = []*kvcastv1.BlockHolder
+	)
+	ofA := func(worker, _ string) bool { return worker == "a" }
+	ofN := func(_, model string) bool { return model == "n" }
 	for name, test := range map[string]struct {
-		lookup index.Lookup
-		want   []*kvcastv1.BlockHolder
+		lookup lookup
+		want   list
 	}{
-		"a block hash":                  {index.Lookup{BlockHashes: []uint64{1}}, []*kvcastv1.BlockHolder{one, hashOnly}},
-		"a block in several tiers":      {index.Lookup{BlockHashes: []uint64{2}}, []*kvcastv1.BlockHolder{elsewhere, two, onDisk}},
-		"a block hash given twice":      {index.Lookup{BlockHashes: []uint64{1, 9, 1}}, []*kvcastv1.BlockHolder{one, hashOnly}},
-		"a tokens hash":                 {index.Lookup{TokensHashes: []uint64{1001, 9}}, []*kvcastv1.BlockHolder{one}},
-		"both hashes of a block":        {index.Lookup{BlockHashes: []uint64{1}, TokensHashes: []uint64{1001}}, []*kvcastv1.BlockHolder{one, hashOnly}},
-		"a block with unknown contents": {index.Lookup{TokensHashes: []uint64{0}}, nil},
-		"one tier":                      {index.Lookup{BlockHashes: []uint64{2}, TokensHashes: []uint64{1001}, Tiers: journal.TierBit(uint8(disk))}, []*kvcastv1.BlockHolder{onDisk}},
-		"one worker":                    {index.Lookup{BlockHashes: []uint64{2}, Match: func(worker, _ string) bool { return worker == "a" }}, []*kvcastv1.BlockHolder{elsewhere}},
-		"one model":                     {index.Lookup{BlockHashes: []uint64{2}, Match: func(_, model string) bool { return model == "n" }}, []*kvcastv1.BlockHolder{elsewhere}},
-		"a block that nobody holds":     {index.Lookup{BlockHashes: []uint64{3}, TokensHashes: []uint64{1}}, nil},
-		"nothing":                       {index.Lookup{}, nil},
+		"a block hash":                  {lookup{BlockHashes: hashes{1}}, list{one, hashOnly}},
+		"a block in several tiers":      {lookup{BlockHashes: hashes{2}}, list{elsewhere, two, onDisk}},
+		"a block hash given twice":      {lookup{BlockHashes: hashes{1, 9, 1}}, list{one, hashOnly}},
+		"a tokens hash":                 {lookup{TokensHashes: hashes{1001, 9}}, list{one}},
+		"both hashes of a block":        {lookup{BlockHashes: hashes{1}, TokensHashes: hashes{1001}}, list{one, hashOnly}},
+		"a block with unknown contents": {lookup{TokensHashes: hashes{0}}, nil},
+		"one tier":                      {lookup{BlockHashes: hashes{2}, TokensHashes: hashes{1001}, Tiers: tierBit(disk)}, list{onDisk}},
+		"one worker":                    {lookup{BlockHashes: hashes{2}, Match: ofA}, list{elsewhere}},
+		"one model":                     {lookup{BlockHashes: hashes{2}, Match: ofN}, list{elsewhere}},
+		"a block that nobody holds":     {lookup{BlockHashes: hashes{3}, TokensHashes: hashes{1}}, nil},
+		"nothing":                       {lookup{}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.lookup.Tiers == 0 {
@@ -177,11 +188,12 @@ func TestHoldersDoNotBlockTheWriter(t *testing.T) {
 		seq++
 		x.ApplyEntry(entryOf(seq, event(0, stored(seq)), event(1, stored(seq))))
 	}
-	q := index.Lookup{Tiers: allTiers, Limit: 10, TokensHashes: []uint64{1}, Alias: func(string, uint32, []uint64) map[uint64][]string {
+	q := index.Lookup{Tiers: allTiers, Limit: 10, TokensHashes: []uint64{1}}
+	q.Alias = func(string, uint32, []uint64) map[uint64][]string {
 		aliases++
 		write()
 		return nil
-	}}
+	}
 	found, err := x.Holders(steppedContext{t.Context(), func() {
 		parts++
 		write()
@@ -207,7 +219,8 @@ func TestHoldersEndWithTheContext(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || parts != 3 {
 		t.Errorf("got error %v after %d parts, want the context's error after 3", err, parts)
 	}
-	if _, err := x.Holders(ctx, &index.Lookup{Tiers: allTiers, Limit: 10, BlockHashes: []uint64{0}}); !errors.Is(err, context.Canceled) {
+	_, err = x.Holders(ctx, &index.Lookup{Tiers: allTiers, Limit: 10, BlockHashes: []uint64{0}})
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("block hashes: got error %v, want the context's", err)
 	}
 }
@@ -235,7 +248,11 @@ func TestTiersOfABlock(t *testing.T) {
 		hash   uint64
 		want   []kvcastv1.Tier
 	}{
-		{"w", 0, 1, []kvcastv1.Tier{device, disk}}, {"w", 2, 1, []kvcastv1.Tier{pinned}}, {"w", 0, 2, nil}, {"w", 1, 1, nil}, {"v", 0, 1, nil},
+		{"w", 0, 1, []kvcastv1.Tier{device, disk}},
+		{"w", 2, 1, []kvcastv1.Tier{pinned}},
+		{"w", 0, 2, nil},
+		{"w", 1, 1, nil},
+		{"v", 0, 1, nil},
 	} {
 		if diff := cmp.Diff(test.want, x.Tiers(test.worker, test.rank, test.hash)); diff != "" {
 			t.Errorf("tiers of block %d of %s, rank %d (-want +got):\n%s", test.hash, test.worker, test.rank, diff)

@@ -2,8 +2,6 @@ package index_test
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"sync"
 	"testing"
 
@@ -150,7 +148,8 @@ func TestSnapshotUnderLoad(t *testing.T) {
 			}
 			next++
 		}
-		e := entryOf(uint64(len(entries)+1), event(0, s), inTier(disk, event(0, stored(next-1))), event(0, r), event(1, stored(next)))
+		last := stored(next - 1)
+		e := entryOf(uint64(len(entries)+1), event(0, s), inTier(disk, event(0, last)), event(0, r), event(1, last))
 		if len(entries)%1500 == 1499 {
 			e.Events = append(e.Events, event(0, &kvcastv1.Cleared{Reason: kvcastv1.Cleared_REASON_ENGINE_RESTARTED}))
 		}
@@ -203,162 +202,6 @@ func TestSnapshotScansInParts(t *testing.T) {
 	}
 	if parts < blocks/4096 {
 		t.Errorf("%d blocks were read in %d parts", blocks, parts)
-	}
-}
-
-// TestSnapshotHasParentsBeforeChildren stores a forest with cycles in a random order, in several tiers and partly
-// without content. Each block comes once in each tier, as it was stored, and after its parent unless they are in a
-// cycle.
-func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		x := index.New()
-		n := rapid.SampledFrom([]uint64{1, 3, 20, 300}).Draw(t, "blocks")
-		parents := make(map[uint64]uint64)
-		cycles := rapid.Bool().Draw(t, "cycles")
-		order := rapid.Permutation(slices.Collect(func(yield func(uint64) bool) {
-			for h := uint64(1); h <= n && yield(h); h++ {
-			}
-		})).Draw(t, "order")
-		type place struct {
-			tier kvcastv1.Tier
-			hash uint64
-		}
-		want := make(map[place]bool)
-		for i, h := range order {
-			s := stored(h)
-			if rapid.IntRange(0, 3).Draw(t, "hash only") == 0 {
-				s.TokensHashes = nil
-			}
-			if last := n; rapid.IntRange(0, 9).Draw(t, "root") > 0 {
-				if !cycles {
-					last = h - 1
-				}
-				parents[h] = rapid.Uint64Range(0, last).Draw(t, "parent")
-				s.ParentHash = proto.Uint64(parents[h])
-			}
-			for _, tier := range rapid.SampledFrom([][]kvcastv1.Tier{{device}, {device}, {device, disk}, {pinned}}).Draw(t, "tiers") {
-				x.ApplyEntry(entryOf(uint64(i+1), inTier(tier, event(0, s))))
-				want[place{tier, h}] = true
-			}
-		}
-		some := rapid.SampledFrom([]journal.Tiers{allTiers, journal.TierBit(uint8(device)), journal.TierBit(uint8(disk)) | journal.TierBit(uint8(pinned)), 1}).Draw(t, "wanted tiers")
-		maps.DeleteFunc(want, func(p place, _ bool) bool { return some&journal.TierBit(uint8(p.tier)) == 0 })
-		present := make(map[uint64]bool)
-		for p := range want {
-			present[p.hash] = true
-		}
-		s, _ := x.Snapshot("w")
-		got, earlier := make(map[place]bool), make(map[uint64]bool)
-		blocks := x.Blocks("w", 0)
-		for piece := range s.Blocks(context.Background(), some) {
-			for _, e := range decodeBlocks(t, piece).GetEvents() {
-				parent, hasParent := e.GetStored().GetParentHash(), e.GetStored().ParentHash != nil
-				for i, h := range e.GetStored().GetBlockHashes() {
-					if got[place{e.GetTier(), h}] {
-						t.Fatalf("block %d comes twice in %v", h, e.GetTier())
-					}
-					b := blocks[h]
-					if hasParent != b.HasParent || parent != b.Parent || b.HasTokens != (len(e.GetStored().GetTokensHashes()) > 0) {
-						t.Fatalf("block %d has parent %d, %v in %v, want %+v", h, parent, hasParent, e, b)
-					}
-					if b.HasTokens && e.GetStored().GetTokensHashes()[i] != b.Tokens {
-						t.Fatalf("block %d has another content in %v", h, e)
-					}
-					if hasParent && present[parent] && !earlier[parent] && !inCycle(parents, h) {
-						t.Fatalf("block %d comes before its parent %d", h, parent)
-					}
-					got[place{e.GetTier(), h}], earlier[h] = true, true
-					parent, hasParent = h, true
-				}
-			}
-		}
-		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-			t.Fatalf("blocks (-want +got):\n%s", diff)
-		}
-	})
-}
-
-// inCycle reports whether a block is its own ancestor.
-func inCycle(parents map[uint64]uint64, hash uint64) bool {
-	h := hash
-	for range len(parents) {
-		if h = parents[h]; h == hash {
-			return true
-		}
-	}
-	return false
-}
-
-// TestSnapshotHasChainsInLongEvents checks that few bytes are used for a block, and the size of pieces.
-func TestSnapshotHasChainsInLongEvents(t *testing.T) {
-	const blocks = 64_000
-	x := filled(blocks)
-	s, _ := x.Snapshot("w")
-	total, pieces := 0, 0
-	var last int
-	for piece := range s.Blocks(t.Context(), allTiers) {
-		if pieces > 0 && last < 60_000 {
-			t.Errorf("piece %d has %d bytes, and is not the last", pieces, last)
-		}
-		last, pieces, total = len(piece), pieces+1, total+len(piece)
-		if len(piece) > index.PieceBytes {
-			t.Errorf("a piece has %d bytes, want at most %d", len(piece), index.PieceBytes)
-		}
-	}
-	if got := float64(total) / blocks; got > 20 {
-		t.Errorf("%.1f bytes for a block of a chain of 64 blocks, want at most 20", got)
-	}
-}
-
-// TestPiecesAreBounded has chains that are in all tiers, and long names.
-func TestPiecesAreBounded(t *testing.T) {
-	x := index.New()
-	const blocks = 10_000
-	s := stored()
-	for h := range uint64(blocks) {
-		s.BlockHashes, s.TokensHashes = append(s.BlockHashes, h), append(s.TokensHashes, h)
-	}
-	s.LoraName = proto.String("an adapter")
-	for tier := range kvcastv1.Tier(index.NumTiers) {
-		x.ApplyEntry(entryOf(uint64(tier), inTier(tier+1, event(0, s))))
-	}
-	snapshot, _ := x.Snapshot("w")
-	got := 0
-	for piece := range snapshot.Blocks(t.Context(), allTiers) {
-		if len(piece) > index.PieceBytes || cap(piece) != index.PieceBytes {
-			t.Errorf("a piece has %d bytes in memory for %d, want at most %d", len(piece), cap(piece), index.PieceBytes)
-		}
-		for _, e := range decodeBlocks(t, piece).GetEvents() {
-			got += len(e.GetStored().GetBlockHashes())
-			if n := len(e.GetStored().GetBlockHashes()); n > 1024 {
-				t.Errorf("an event has %d blocks", n)
-			}
-		}
-	}
-	if got != blocks*index.NumTiers {
-		t.Errorf("got %d blocks, want %d", got, blocks*index.NumTiers)
-	}
-}
-
-// TestPiecesWithoutReuseStayUnchanged keeps all pieces of a snapshot, and reads them after another snapshot.
-func TestPiecesWithoutReuseStayUnchanged(t *testing.T) {
-	x := filled(40_000)
-	want := index.New()
-	copyWorker(t, x, want, "w", allTiers)
-	s, _ := x.Snapshot("w")
-	pieces := slices.Collect(s.Blocks(t.Context(), allTiers))
-	for range 2 {
-		copyWorker(t, x, index.New(), "w", allTiers) // returns its pieces
-	}
-	s.Reuse(nil)
-	s.Reuse(make([]byte, 10))
-	got := index.New()
-	got.ApplySnapshotWorker(s.Worker)
-	for _, piece := range pieces {
-		got.ApplySnapshotBlocks(decodeBlocks(t, piece))
-	}
-	if diff := compare(want, got); diff != "" {
-		t.Error(diff)
 	}
 }
 
@@ -418,16 +261,26 @@ func TestSnapshotRecordsTheWorker(t *testing.T) {
 			&kvcastv1.SnapshotWorker{Worker: "w", LastEventId: 7, Added: added},
 		},
 		"a rank that is not configured, another block size, and a gap": {
-			[]*kvcastv1.RouterEvent{event(0, added), event(2, withSize(stored(1), 32)), event(3, gap(kvcastv1.Gap_REASON_JOINED_LATE, 2)), event(2, withSize(stored(2), 0))},
+			[]*kvcastv1.RouterEvent{
+				event(0, added), event(2, withSize(stored(1), 32)), event(3, gap(kvcastv1.Gap_REASON_JOINED_LATE, 2)),
+				event(2, withSize(stored(2), 0)),
+			},
 			&kvcastv1.SnapshotWorker{
 				Worker: "w", IncompleteRanks: []uint32{3},
-				Added: &kvcastv1.WorkerAdded{Model: "m", Endpoint: "10.0.0.5:8000", Labels: map[string]string{"zone": "a"}, BlockSize: 32, Ranks: []uint32{0, 2, 3}},
-				Ranks: []*kvcastv1.SnapshotRank{{DpRank: 3, Gaps: 1, MissedBatches: 2, Reasons: []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE}}},
+				Added: &kvcastv1.WorkerAdded{
+					Model: "m", Endpoint: "10.0.0.5:8000", Labels: map[string]string{"zone": "a"}, BlockSize: 32, Ranks: []uint32{0, 2, 3},
+				},
+				Ranks: []*kvcastv1.SnapshotRank{{
+					DpRank: 3, Gaps: 1, MissedBatches: 2,
+					Reasons: []kvcastv1.DegradedReason{kvcastv1.DegradedReason_DEGRADED_REASON_JOINED_LATE},
+				}},
 			},
 		},
 		"not added": {
 			[]*kvcastv1.RouterEvent{withID(8, event(1, stored(1)))},
-			&kvcastv1.SnapshotWorker{Worker: "w", LastEventId: 8, Added: &kvcastv1.WorkerAdded{Model: "m", BlockSize: 16, Ranks: []uint32{1}}},
+			&kvcastv1.SnapshotWorker{
+				Worker: "w", LastEventId: 8, Added: &kvcastv1.WorkerAdded{Model: "m", BlockSize: 16, Ranks: []uint32{1}},
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
