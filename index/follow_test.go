@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -180,15 +181,27 @@ func TestFollowerHidesEntriesNotApplied(t *testing.T) {
 	}
 }
 
-func TestRunAppliesWhatIsLeft(t *testing.T) {
-	m := journal.NewMemory(journal.Config{})
+// pinnedJournal records the pinned seqs.
+type pinnedJournal struct {
+	*journal.Memory
+	seqs []uint64
+}
+
+func (j *pinnedJournal) Pin(seq uint64) {
+	j.seqs = append(j.seqs, seq)
+	j.Memory.Pin(seq)
+}
+
+func TestRunAppliesWhatIsLeftInBoundedTurns(t *testing.T) {
+	m := &pinnedJournal{Memory: journal.NewMemory(journal.Config{})}
 	f := index.NewFollower(m, index.New(), noDelay)
 	const entries = 2000 // of several turns
 	for h := range uint64(entries) {
-		storeBlock(t, m, h+1)
+		storeBlock(t, m.Memory, h+1)
 	}
-	if m.Bytes() < 3*index.TurnBytes {
-		t.Fatalf("the journal has %d bytes", m.Bytes())
+	c, err := m.Read(t.Context(), journal.Query{MaxBytes: math.MaxInt})
+	if err != nil || c.Bytes < 3*index.TurnBytes {
+		t.Fatalf("the journal has %d bytes, %v", c.Bytes, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -203,6 +216,9 @@ func TestRunAppliesWhatIsLeft(t *testing.T) {
 	}
 	if _, blocks := f.Index().Len(); blocks != entries {
 		t.Errorf("blocks: got %d, want %d", blocks, entries)
+	}
+	if n := len(m.seqs); n-1 < c.Bytes/index.TurnBytes || !slices.IsSorted(m.seqs) || m.seqs[n-1] != entries {
+		t.Errorf("%d bytes were applied in turns that pinned %v, want at most %d bytes a turn", c.Bytes, m.seqs, index.TurnBytes)
 	}
 }
 

@@ -3,6 +3,8 @@ package index_test
 import (
 	"context"
 	"maps"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"testing"
 
@@ -171,5 +173,26 @@ func TestPiecesWithoutReuseStayUnchanged(t *testing.T) {
 	}
 	if diff := compare(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestSnapshotUsesBoundedMemory counts the bytes that a snapshot of a rank allocates, with pieces that are reused.
+func TestSnapshotUsesBoundedMemory(t *testing.T) {
+	const blocks = 100_000
+	x := filled(blocks)
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // a collection frees pieces that wait for reuse
+	allocated := func() uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		s, _ := x.Snapshot("w")
+		for piece := range s.Blocks(t.Context(), allTiers) {
+			s.Reuse(piece)
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	allocated()
+	if got := float64(allocated()) / blocks; got > 65 { // some 45; the race detector drops a quarter of the pieces
+		t.Errorf("a snapshot allocates %.1f bytes for a block, want at most 65", got)
 	}
 }
