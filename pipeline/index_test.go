@@ -76,7 +76,7 @@ func (h blockSets) add(p place, hash uint64) {
 // blocksByHash looks up all blocks that a generator draws.
 func blocksByHash(t harness.Fataler, x *index.Index) blockSets {
 	q := index.Lookup{Tiers: ^journal.Tiers(0), Limit: 1 << 20, BlockHashes: []uint64{1<<64 - 1}}
-	for h := range uint64(15) {
+	for h := range uint64(16) {
 		q.BlockHashes = append(q.BlockHashes, h)
 	}
 	found, err := x.Holders(context.Background(), &q)

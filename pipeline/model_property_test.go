@@ -54,6 +54,9 @@ func compare(t harness.Fataler, cfg pipeline.Config, calls []call) string {
 			return metric + " (-want +got):\n" + diff
 		}
 	}
+	if diff := s.compareIndex(t); diff != "" {
+		return "index: " + diff
+	}
 	for name, w := range m.workers {
 		if diff := cmp.Diff(slices.Sorted(maps.Keys(w.incomplete)), s.incompleteRanks(name)); diff != "" {
 			return "incomplete ranks of " + name + " (-want +got):\n" + diff
