@@ -41,6 +41,8 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 			if rapid.IntRange(0, 3).Draw(t, "hash only") == 0 {
 				s.TokensHashes = nil
 			}
+			s.BlockSize = rapid.SampledFrom([]uint32{0, 16, 16, 16}).Draw(t, "block size")
+			s.LoraName = rapid.SampledFrom([]*string{nil, nil, nil, proto.String("a")}).Draw(t, "lora")
 			if last := n; rapid.IntRange(0, 9).Draw(t, "root") > 0 {
 				if !cycles {
 					last = h - 1
@@ -74,6 +76,9 @@ func TestSnapshotHasParentsBeforeChildren(t *testing.T) {
 					b := blocks[h]
 					if hasParent != b.HasParent || parent != b.Parent || b.HasTokens != (len(e.GetStored().GetTokensHashes()) > 0) {
 						t.Fatalf("block %d has parent %d, %v in %v, want %+v", h, parent, hasParent, e, b)
+					}
+					if e.GetStored().GetLoraName() != b.LoRA || e.GetStored().GetBlockSize() != b.BlockSize {
+						t.Fatalf("block %d is in %v, want %+v", h, e, b)
 					}
 					if b.HasTokens && e.GetStored().GetTokensHashes()[i] != b.Tokens {
 						t.Fatalf("block %d has another content in %v", h, e)
