@@ -134,7 +134,7 @@ func TestHoldersEqualTheBlocks(t *testing.T) {
 // TestHoldersHaveAliases looks blocks up by a source's block hashes.
 func TestHoldersHaveAliases(t *testing.T) {
 	x := index.New()
-	x.ApplyEntry(entryOf(1, event(3, stored(1, 2))))
+	x.ApplyEntry(entryOf(1, event(3, stored(1, 2, 5))))
 	names := map[uint64]map[uint64][]string{ // by requested block hash
 		1: {1: {"vllm"}}, 11: {1: {"vllm", "kvbm"}}, 12: {2: {"kvbm"}}, 2: {2: {"kvbm"}}, 13: {99: {"kvbm"}},
 	}
@@ -157,6 +157,7 @@ func TestHoldersHaveAliases(t *testing.T) {
 		"by a source's block hash":         {index.Lookup{BlockHashes: []uint64{12}}, map[uint64]string{2: "kvbm"}},
 		"by the block hash of the entries": {index.Lookup{BlockHashes: []uint64{1}}, map[uint64]string{1: "vllm"}},
 		"by a tokens hash":                 {index.Lookup{TokensHashes: []uint64{1002}}, map[uint64]string{2: "kvbm"}},
+		"a block without an alias":         {index.Lookup{BlockHashes: []uint64{12, 5}}, map[uint64]string{2: "kvbm", 5: ""}},
 		"by both": {
 			index.Lookup{BlockHashes: []uint64{12}, TokensHashes: []uint64{1002, 1001}}, map[uint64]string{1: "vllm", 2: "kvbm"},
 		},
