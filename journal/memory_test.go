@@ -173,12 +173,13 @@ func fill(ctx context.Context, m *journal.Memory) <-chan error {
 	m.Pin(0)
 	done := make(chan error, 1)
 	go func() {
-		for n := 0; ; n++ {
+		for n := range 10_000 {
 			if _, err := m.Append(ctx, journaltest.Record(n, 500)); err != nil {
 				done <- err
 				return
 			}
 		}
+		done <- nil
 	}()
 	synctest.Wait()
 	return done
