@@ -57,7 +57,7 @@ func (w *worker) record() *kvcastv1.SnapshotWorker {
 }
 
 // Blocks yields encoded kvcast.v1.SnapshotBlocks of some 64 KiB each, with the blocks in some tiers, parents before their
-// children. It copies one rank at a time, in some 90 bytes a block, and holds up the index's writer for less than a
+// children. It copies one rank at a time, in some 120 bytes a block, and holds up the index's writer for less than a
 // millisecond at a time. The caller owns the yielded memory, and may return it with Reuse. Blocks ends early when the
 // context is done.
 func (s *Snapshot) Blocks(ctx context.Context, tiers journal.Tiers) iter.Seq[[]byte] {

@@ -197,7 +197,7 @@ func TestSnapshotUsesBoundedMemory(t *testing.T) {
 		return after.TotalAlloc - before.TotalAlloc
 	}
 	allocated()
-	if got := float64(allocated()) / blocks; got > 65 { // some 45; the race detector drops a quarter of the pieces
-		t.Errorf("a snapshot allocates %.1f bytes for a block, want at most 65", got)
+	if got := float64(allocated()) / blocks; got > 140 { // some 125, most of them to sort the blocks; the race detector drops a quarter of the pieces
+		t.Errorf("a snapshot allocates %.1f bytes for a block, want at most 140", got)
 	}
 }

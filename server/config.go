@@ -60,7 +60,7 @@ type Config struct {
 	// slot.
 	StallTimeout time.Duration
 	// MaxSnapshots bounds the snapshots sent concurrently by Snapshot and Subscribe; default 4. Each may have a copy
-	// of one dp rank's blocks, some 90 bytes a block while it is made, and then 40. Up to MaxSubscribers further snapshots wait in FIFO order.
+	// of one dp rank's blocks, some 120 bytes a block while it is sorted, and then 40. Up to MaxSubscribers further snapshots wait in FIFO order.
 	MaxSnapshots int
 	// MaxSnapshotWait is the maximum wait of a snapshot for a slot; at least 1 ms, default 30 s.
 	MaxSnapshotWait time.Duration
