@@ -193,3 +193,31 @@ func ExampleView_Match() {
 	// vllm-b:8000 has 8 tokens, 2 blocks of them on the device
 	// vllm-a:8000 has 4 tokens, 1 blocks of them on the device
 }
+
+// A router without a View asks the server. Match may be called from any number of goroutines.
+func ExampleMatcher() {
+	kvcast := startKvcast()
+	kvcast.Engine("vllm-0")(prompt(10, 1, 2, 3, 4))
+	kvcast.Engine("vllm-1")(prompt(20, 1, 2, 3, 4, 5, 6, 7, 8))
+
+	c, err := client.New(kvcast.Addr, plain())
+	if err != nil {
+		log.Fatal(err)
+	}
+	matcher := c.NewMatcher()
+	answer, err := matcher.Match(context.Background(), client.MatchRequest{
+		Prompts: []client.Prompt{{Model: "m", Tokens: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}}},
+		Limit:   4,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, m := range answer.Matches[0] { // the longest prefix comes first
+		fmt.Println(m.Worker, m.Endpoint, m.Blocks, "blocks,", m.Tokens, "tokens,", m.Trust)
+	}
+	matcher.Close()
+	kvcast.Stop()
+	// Output:
+	// vllm-1 vllm-1:8000 2 blocks, 8 tokens, TRUST_EXACT
+	// vllm-0 vllm-0:8000 1 blocks, 4 tokens, TRUST_EXACT
+}
