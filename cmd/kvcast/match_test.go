@@ -1,0 +1,83 @@
+package main_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
+)
+
+func TestMatchCommand(t *testing.T) {
+	t.Parallel()
+	s := serverWithGap(t)
+	file := filepath.Join(t.TempDir(), "prompt.json")
+	if err := os.WriteFile(file, []byte("[1, 2, 3, 4, 5, 6, 7]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		args, stdin string
+		status      int
+		want        string // a pattern of standard output or, with another status than 0, standard error
+	}{
+		{"--tokens 1,2,3,4,5,6,7", "", 0, `^WORKER +RANK +ENDPOINT +BLOCKS +TOKENS +DEVICE +OTHER TIERS +TRUST\nw +0 +- +3 +6 +3 +- +degraded: gap\n$`},
+		{"--tokens-file " + file, "", 0, `\nw +0 +- +3 +6 +3 +-`},
+		{"--tokens-file -", "1 2\n3 4", 0, `\nw +0 +- +2 +4 +2 +-`},
+		{"--tokens 5,6 --worker w --limit 1", "", 0, `\nw +0 +- +1 +2 +0 +disk 1 +degraded`},
+		{"--block-hashes 1,2,0x3,4", "", 0, `\nw +0 +- +3 +6 +3 +-`},
+		{"--tokens 1,2 --after :4", "", 0, `\nw `},
+		{"--tokens 9,9", "", 0, `^no dp rank of 1 worker has the first block of the prompt\n$`},
+		{"--tokens 1,2 --lora l", "", 0, `^no dp rank of 1 worker`},
+		{"--tokens 1,2 --eagle", "", 0, `^no dp rank of 1 worker`},
+		{"--tokens 1,2 --block-size 3", "", 0, `^no dp rank of 1 worker`},
+		{"--tokens 1,2 --model m", "", 0, `^no worker matches --model m; workers: w \(model ""\)\n$`},
+		{"--tokens 1,2 --after :9", "", 1, `DEADLINE_EXCEEDED: position 9 is not reached after 1s: the newest entry is 4`},
+		{"--tokens 1,2 --after x:1", "", 1, `FAILED_PRECONDITION: `},
+		{"--tokens-file -", strings.Repeat("1,", 262_145), 1, `INVALID_ARGUMENT: prompts\[0\]\.token_ids: 262145 elements are too many`},
+		{"--tokens-file -", "", 2, `--tokens-file: no number is given`},
+	} {
+		got := kvcast(t, strings.NewReader(tt.stdin), append([]string{"match", "--addr", s.addr()}, strings.Fields(tt.args)...)...)
+		text := got.out
+		if tt.status != 0 {
+			text = got.err
+		}
+		if got.status != tt.status || !regexp.MustCompile(tt.want).MatchString(text) {
+			t.Errorf("match %s: got status %d, %q and %q, want %d and %s", tt.args, got.status, got.out, got.err, tt.status, tt.want)
+		}
+		if tt.status == 0 && !regexp.MustCompile(`^at position [0-9a-f]+:4\n$`).MatchString(got.err) {
+			t.Errorf("match %s: standard error is %q", tt.args, got.err)
+		}
+	}
+	all := objects(t, kvcast(t, nil, "match", "--addr", s.addr(), "-o", "json", "--tokens", "1,2").out)
+	if len(all) != 1 || all[0]["position"].(map[string]any)["seq"] != "4" {
+		t.Fatalf("as JSON: got %v", all)
+	}
+	match := all[0]["prompts"].([]any)[0].(map[string]any)["matches"].([]any)[0].(map[string]any)
+	if match["worker"] != "w" || match["trust"] != "TRUST_DEGRADED" {
+		t.Errorf("as JSON: got %v", match)
+	}
+}
+
+// TestMatchReportsThatASourceIsDown ends an engine. Its blocks match until the worker is removed.
+func TestMatchReportsThatASourceIsDown(t *testing.T) {
+	t.Parallel()
+	p, err := simulator.NewPublisher(simulator.PublisherConfig{SocketConfig: simulator.SocketConfig{Replay: "tcp://127.0.0.1:*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	s := serve(t, "--worker", "name=w,connect="+p.Endpoint()+",replay="+p.ReplayEndpoint()+",endpoint=10.0.0.5:8000")
+	match := func() string { return kvcast(t, nil, "match", "--addr", s.addr(), "--tokens", "1,2").out }
+	s.metric(`kvcast_ingest_batches_total{worker="w"} 1`)
+	if got := match(); !strings.Contains(got, " 10.0.0.5:8000 ") || !strings.HasSuffix(got, " exact\n") {
+		t.Errorf("got %q", got)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !regexp.MustCompile(`degraded: source_down \d+s\n$`).MatchString(match()) { // until kvcast has noticed
+	}
+}
