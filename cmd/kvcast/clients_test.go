@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/simulator"
 )
 
 // clientsFolder contains the Python and Rust examples, as make clients prepares them.
@@ -50,13 +51,19 @@ func (s *lockedBuffer) String() string {
 // runExample starts a client. It skips the test if make clients has not prepared the client.
 func runExample(t *testing.T, program string, args ...string) *example {
 	t.Helper()
+	return runExampleWith(t, nil, program, args...)
+}
+
+// runExampleWith starts a client with a standard input.
+func runExampleWith(t *testing.T, stdin io.Reader, program string, args ...string) *example {
+	t.Helper()
 	if _, err := os.Stat(program); err != nil {
 		t.Skipf("%s is not here: make clients prepares it", program)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	e := &example{t: t, cmd: exec.CommandContext(ctx, program, args...)}
-	e.cmd.Stderr = &e.errOut
+	e.cmd.Stdin, e.cmd.Stderr = stdin, &e.errOut
 	out, err := e.cmd.StdoutPipe()
 	if err == nil {
 		err = e.cmd.Start()
@@ -177,6 +184,48 @@ func TestClientInPython(t *testing.T) {
 	var exit *exec.ExitError
 	if err := ahead.cmd.Wait(); !errors.As(err, &exit) || !strings.Contains(ahead.errOut.String(), "OUT_OF_RANGE") {
 		t.Errorf("after a position that is ahead: %v\n%s", err, &ahead.errOut)
+	}
+}
+
+// TestRouterClientInPython routes prompts by examples/python/route.py, also while the server does not answer.
+func TestRouterClientInPython(t *testing.T) {
+	t.Parallel()
+	script, err := filepath.Abs(clientsFolder + "/python/route.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := publisherOf(t, simulator.SocketConfig{}), publisherOf(t, simulator.SocketConfig{})
+	publish(t, a, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	publish(t, b, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{1, 2}, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2})
+	s := serve(t,
+		"--worker", "name=a,model=m,endpoint=10.0.0.5:8000,connect="+a.Endpoint()+",replay="+a.ReplayEndpoint(),
+		"--worker", "name=b,model=m,endpoint=10.0.0.6:8000,connect="+b.Endpoint()+",replay="+b.ReplayEndpoint())
+	for _, name := range []string{"a", "b"} {
+		s.metric(`kvcast_ingest_batches_total{worker="` + name + `"} 1`)
+	}
+	prompts, send := io.Pipe()
+	e := runExampleWith(t, prompts, filepath.Dir(script)+"/venv/bin/python", script, "--addr", s.addr(), "--model", "m")
+	route := func(prompt, want string) {
+		t.Helper()
+		if _, err := fmt.Fprintln(send, prompt); err != nil {
+			t.Fatal(err)
+		}
+		if got := e.next(); got != want {
+			t.Errorf("%s: got %q, want %q", prompt, got, want)
+		}
+	}
+	route("[1, 2, 3, 4, 5]", "b 10.0.0.6:8000 4 of 5 tokens")
+	route("[1, 2, 9, 9]", "a 10.0.0.5:8000 2 of 4 tokens") // of equal prefixes, the worker with fewer requests
+	route("[9]", "a 10.0.0.5:8000 0 of 1 tokens")
+	route("[9]", "b 10.0.0.6:8000 0 of 1 tokens")
+	s.stop()
+	route("[1, 2, 3, 4, 5]", "a 10.0.0.5:8000 0 of 5 tokens")
+	if err := send.Close(); err != nil {
+		t.Error(err)
+	}
+	e.end()
+	if got := e.errOut.String(); !strings.Contains(got, "; routing without it") {
+		t.Errorf("without a server: got %q", got)
 	}
 }
 
