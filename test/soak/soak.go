@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +34,8 @@ type soakRun struct {
 	fleet        *fleet
 	server       *server
 	routers      []*router
-	routerErrors chan error // errors that ended a router
+	routerErrors chan error // errors that ended a router or the matcher
+	matcher      *matcher
 
 	baselineAlone, baselineRouters usage // before the routers subscribe, and at the first check
 	rss                            []int64
@@ -112,6 +114,12 @@ func (s *soakRun) run(ctx context.Context) error {
 			}
 		})
 	}
+	s.matcher = &matcher{router: s.routers[0], rng: rand.New(rand.NewPCG(s.seed, 3))}
+	all.Go(func() {
+		if err := s.matcher.run(following); err != nil {
+			s.routerErrors <- err
+		}
+	})
 	for end := s.began.Add(s.total); ; {
 		if err := s.check(ctx); err != nil {
 			return err

@@ -29,6 +29,7 @@ func TestSoak(t *testing.T) {
 	for _, want := range []string{
 		`(?m)^ +\d+s  batches \d+, events \d+, faults [1-9]\d*, repairs [1-9]\d*, .* ranks equal [1-9]`,
 		`(?m)^subscriber reconnecting: \d+ entries, .* [1-9]\d* resumes`,
+		`(?m)^matches: \d+ requests, [1-9]\d* answers compared .*, [1-9]\d* blocks`,
 		`(?m)^server: rss [1-9]`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {

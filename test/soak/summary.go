@@ -24,6 +24,8 @@ func (s *soakRun) summarise() {
 		s.logf("subscriber %s: %d entries, %d gaps reported, %d restarts reported, %d workers removed, %d resumes, %d snapshots, %d times too slow",
 			r.name, got.entries, got.gaps, got.restarts, got.removed, got.resumes, got.snapshots, got.stalls)
 	}
+	m := s.matcher.counts
+	s.logf("matches: %d requests, %d answers compared with the view of subscriber %s, %d blocks", m.requests, m.compared, s.routers[0].name, m.blocks)
 	s.logf("ranks compared in %d checks: %d equal, %d incomplete; %.0f repairs", s.checks, s.equal, s.incomplete, s.repaired)
 	if len(s.rss) > 0 {
 		s.logf("server: rss %d to %d MiB; at first %v; without subscribers %v", slices.Min(s.rss)>>20, slices.Max(s.rss)>>20, s.baselineRouters, s.baselineAlone)
