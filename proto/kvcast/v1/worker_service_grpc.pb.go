@@ -51,15 +51,17 @@ const (
 //	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceClient interface {
 	// Starts to read a worker's events. Returns when the worker_added event is in the
-	// journal, even if the engine cannot be reached: the server tries to connect while the
-	// worker is registered. If a worker has no connection for the grace time, it gets a
-	// worker_removed event, and a worker_added event when it has a connection again. A
-	// server that restarts forgets registered workers: register them again.
+	// journal and every later answer includes it, even if the engine cannot be reached: the
+	// server tries to connect while the worker is registered. If a worker has no connection
+	// for the grace time, it gets a worker_removed event, and a worker_added event when it
+	// has a connection again. A server that restarts forgets registered workers: register
+	// them again.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
 	// Stops reading a worker's events. Returns when a worker_removed event with
-	// REASON_DEREGISTERED is in the journal, unless the worker was removed before. A
-	// configured worker stays removed until the server restarts. A discovered worker stays
-	// removed until discovery has not listed it for some time and lists it again.
+	// REASON_DEREGISTERED is in the journal and every later answer includes it, unless the
+	// worker was removed before. A configured worker stays removed until the server
+	// restarts. A discovered worker stays removed until discovery has not listed it for
+	// some time and lists it again.
 	DeregisterWorker(ctx context.Context, in *DeregisterWorkerRequest, opts ...grpc.CallOption) (*DeregisterWorkerResponse, error)
 }
 
@@ -119,15 +121,17 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 //	PERMISSION_DENIED   PERMISSION_DENIED  ask for a token with the role operator
 type WorkerServiceServer interface {
 	// Starts to read a worker's events. Returns when the worker_added event is in the
-	// journal, even if the engine cannot be reached: the server tries to connect while the
-	// worker is registered. If a worker has no connection for the grace time, it gets a
-	// worker_removed event, and a worker_added event when it has a connection again. A
-	// server that restarts forgets registered workers: register them again.
+	// journal and every later answer includes it, even if the engine cannot be reached: the
+	// server tries to connect while the worker is registered. If a worker has no connection
+	// for the grace time, it gets a worker_removed event, and a worker_added event when it
+	// has a connection again. A server that restarts forgets registered workers: register
+	// them again.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)
 	// Stops reading a worker's events. Returns when a worker_removed event with
-	// REASON_DEREGISTERED is in the journal, unless the worker was removed before. A
-	// configured worker stays removed until the server restarts. A discovered worker stays
-	// removed until discovery has not listed it for some time and lists it again.
+	// REASON_DEREGISTERED is in the journal and every later answer includes it, unless the
+	// worker was removed before. A configured worker stays removed until the server
+	// restarts. A discovered worker stays removed until discovery has not listed it for
+	// some time and lists it again.
 	DeregisterWorker(context.Context, *DeregisterWorkerRequest) (*DeregisterWorkerResponse, error)
 	mustEmbedUnimplementedWorkerServiceServer()
 }

@@ -77,15 +77,22 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	return all
 }
 
-// workers gives the server access to ingest, which is created after the server.
+// workers gives the server access to ingest, which is created after the server. Its methods return when the index has
+// applied the change, so that a client finds it in every later answer.
 type workers struct{ *Service }
 
 // AddWorker implements server.Workers.
 func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
-	return w.ingest.AddWorker(ctx, worker)
+	if err := w.ingest.AddWorker(ctx, worker); err != nil {
+		return err
+	}
+	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
 }
 
 // RemoveWorker implements server.Workers.
 func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
-	return w.ingest.RemoveWorker(ctx, name, why)
+	if err := w.ingest.RemoveWorker(ctx, name, why); err != nil {
+		return err
+	}
+	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
 }
