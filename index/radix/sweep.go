@@ -61,9 +61,14 @@ func (x *Index) Sweep() {
 	x.stored = 0
 	for len(x.sweeps) > 0 && budget > 0 {
 		budget -= hashtable.SegmentSlots
-		if x.sweepSegment(x.sweeps[0]) {
-			x.sweeps[0] = nil
-			x.sweeps = x.sweeps[1:]
+		s := x.sweeps[0]
+		done := x.sweepSegment(s)
+		if s.from != 0 {
+			continue
+		}
+		x.sweeps[0] = nil
+		if x.sweeps = x.sweeps[1:]; !done { // others first, since tiers of the rank may be retired without end
+			x.sweeps = append(x.sweeps, s)
 		}
 	}
 }

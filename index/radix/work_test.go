@@ -2,6 +2,7 @@ package radix
 
 import (
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -298,4 +299,31 @@ func TestSweepsReleaseLargeRank(t *testing.T) {
 	if runs := usedRuns(x); runs != 1 {
 		t.Errorf("%d runs, want a root", runs)
 	}
+}
+
+// TestClearedTierDoesNotHoldUpOtherSweeps clears a tier of a large rank again in each of its sweeps. The blocks of another
+// rank that was cleared are released nevertheless.
+func TestClearedTierDoesNotHoldUpOtherSweeps(t *testing.T) {
+	const large, length, rounds = 20_000, 200, 200
+	x := New()
+	r, other := x.AddRank("m", nil), x.AddRank("m", nil)
+	storePrompt(x, r, newPrompt(0, large), large)
+	storePrompt(x, other, newPrompt(1<<40, length), length)
+	x.Sweep()
+	clearTier := func() {
+		x.Store(r, 1, Stored{Blocks: []uint64{1}, Tokens: []uint64{1}})
+		x.ClearTier(r, 1)
+	}
+	clearTier()
+	x.Clear(other)
+	for range rounds {
+		if bits.OnesCount8(r.stale) < 2 {
+			clearTier()
+		}
+		x.Sweep()
+		if len(x.sweeps) < 2 {
+			return
+		}
+	}
+	t.Errorf("after %d calls of Sweep, the cleared rank still has blocks", rounds)
 }
