@@ -16,9 +16,13 @@ func (t *Table[V, T]) locate(at uint64) (in *Table[V, T], s *Segment[V, T]) {
 		if !s.nested {
 			return in, s
 		}
-		in = in.nested[at>>(64-s.depth)]
+		in = in.nested[nestedKey(at, s.depth)]
 	}
 }
+
+// nestedKey returns the key in Table.nested of a segment of some depth: the first bits of its cursors, below a set bit.
+// The prefixes of nested tables have different lengths.
+func nestedKey(at uint64, depth uint8) uint64 { return (at>>1 | 1<<63) >> (63 - depth) }
 
 // find returns the segment and slot index of a hash, and the table whose directory has the segment.
 func (t *Table[V, T]) find(hash uint64) (in *Table[V, T], s *Segment[V, T], i int, ok bool) {
@@ -95,7 +99,7 @@ func (t *Table[V, T]) nest(s *Segment[V, T], at uint64) {
 		t.nested = make(map[uint64]*Table[V, T])
 	}
 	n := s.Len()
-	t.nested[at>>(64-s.depth)] = &Table[V, T]{dir: []*Segment[V, T]{s}, base: uint(s.depth), deepest: 1, n: n}
+	t.nested[nestedKey(at, s.depth)] = &Table[V, T]{dir: []*Segment[V, T]{s}, base: uint(s.depth), deepest: 1, n: n}
 	if t.base > 0 {
 		t.n -= n
 	}

@@ -28,7 +28,7 @@ type Table[V, T any] struct {
 	// deepest is the number of segments that only one element of dir refers to.
 	deepest int
 	n       int // keys, without those in nested tables unless base is 0
-	// nested are tables with a base, by their first base bits. They bound the directory for
+	// nested are tables with a base, by nestedKey. They bound the directory for
 	// any hashes.
 	nested map[uint64]*Table[V, T]
 }

@@ -220,6 +220,21 @@ func TestEqualPrefixesNest(t *testing.T) {
 	}
 }
 
+// TestPrefixesOfDifferentLengthsNest nests the prefixes 000011 and 0000011.
+func TestPrefixesOfDifferentLengthsNest(t *testing.T) {
+	got, want := New[uint64, uint8](), make(map[uint64]entry)
+	for _, prefix := range []uint64{0b000011 << 58, 0b0000011 << 57} { // of cursors
+		for i := range uint64(40) {
+			e := entry{prefix, uint8(i)}
+			h := prefix<<1 | 0x7f<<32 | i<<1
+			s, at, _ := got.put(h)
+			s.Slots[at].Value, s.Tags[at] = e.value, e.tag
+			want[unhash(h)] = e
+		}
+	}
+	check(t, &got, want)
+}
+
 func TestClearedTableIsEmpty(t *testing.T) {
 	for _, keys := range []uint64{0, 1, 5, 10_000} {
 		got := New[uint64, uint8]()
