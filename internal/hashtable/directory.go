@@ -106,16 +106,34 @@ func (t *Table[V, T]) nest(s *Segment[V, T], at uint64) {
 	t.point(at, &Segment[V, T]{depth: s.depth, nested: true})
 }
 
+// unnest undoes nest for a nested table that has one segment, which has the cursor at. It returns the table that then has
+// the segment.
+func (t *Table[V, T]) unnest(nested *Table[V, T], at uint64) (in *Table[V, T]) {
+	s := nested.dir[0]
+	key := nestedKey(at, s.depth)
+	for in = t; in.nested[key] != nested; {
+		in = in.nested[nestedKey(at, in.dir[in.index(at)].depth)]
+	}
+	if delete(in.nested, key); len(in.nested) == 0 {
+		in.nested = nil
+	}
+	if in != t {
+		in.n += nested.n
+	}
+	in.point(at, s)
+	return in
+}
+
 // merge merges a segment, which has the cursor at, with its buddy, from which it was split, if they
-// have few keys.
-func (t *Table[V, T]) merge(s *Segment[V, T], at uint64) {
+// have few keys. It returns the merged segment, or nil.
+func (t *Table[V, T]) merge(s *Segment[V, T], at uint64) (merged *Segment[V, T]) {
 	if uint(s.depth) == t.base {
-		return
+		return nil
 	}
 	bit := uint64(1) << (64 - s.depth)
 	buddy := t.dir[t.index(at^bit)]
 	if buddy.depth != s.depth || buddy.nested || s.Len()+buddy.Len() > mergedSum {
-		return
+		return nil
 	}
 	for i := range s.Slots {
 		if s.Slots[i].Used() {
@@ -130,4 +148,5 @@ func (t *Table[V, T]) merge(s *Segment[V, T], at uint64) {
 	for t.deepest == 0 {
 		t.halve()
 	}
+	return buddy
 }

@@ -114,8 +114,14 @@ func (t *Table[V, T]) Delete(s *Segment[V, T], i int) {
 	if in != t {
 		in.n--
 	}
-	if few {
-		in.merge(s, at)
+	for few {
+		if in != t && uint(s.depth) == in.base {
+			in = t.unnest(in, at)
+		}
+		if s = in.merge(s, at); s == nil {
+			return
+		}
+		few = s.Len() <= mergedKeys
 	}
 }
 

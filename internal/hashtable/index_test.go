@@ -62,3 +62,21 @@ func TestIndexSegmentSplits(t *testing.T) {
 		}
 	}
 }
+
+// TestRemovedRecordsFreeMemory adds records with the same hash, and removes them, for many hashes.
+func TestRemovedRecordsFreeMemory(t *testing.T) {
+	const hashes, records = 100, 200
+	x := NewIndex()
+	for i := range uint64(hashes) {
+		for record := range uint32(records) {
+			x.Add(Hash(i), record+1)
+		}
+		for record := range uint32(records) {
+			x.Remove(Hash(i), record+1)
+		}
+		checkDirectory(t, &x.table)
+		if n := len(x.table.nested); n > 0 || len(x.table.dir) != 1 || x.table.n != 0 {
+			t.Fatalf("after %d hashes: %d nested tables, a directory of %d elements, %d keys", i+1, n, len(x.table.dir), x.table.n)
+		}
+	}
+}
