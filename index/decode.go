@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/index/radix"
+	"github.com/kvcast/kvcast/internal/encode"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -27,22 +28,21 @@ const maxHashesKept = 64 << 10
 // the lock.
 func (x *Index) applyEncoded(entries []byte) (ingestTime int64, err error) {
 	for len(entries) > 0 {
-		number, kind, n := protowire.ConsumeTag(entries)
-		if n < 0 || number != kvcastv1.ResponseEntriesField || kind != protowire.BytesType {
-			return ingestTime, fmt.Errorf("entry after seq %d: field %d is not an entry", x.seq, number)
+		f, rest, err := encode.Next(entries)
+		if err == nil && (f.Number != kvcastv1.ResponseEntriesField || f.Type != protowire.BytesType) {
+			err = fmt.Errorf("field %d is not an entry", f.Number)
 		}
-		entry, m := protowire.ConsumeBytes(entries[n:])
-		if m < 0 {
-			return ingestTime, fmt.Errorf("entry after seq %d: %w", x.seq, protowire.ParseError(m))
+		var t int64
+		if err == nil {
+			t, err = x.applyEncodedEntry(f.Bytes)
 		}
-		t, err := x.applyEncodedEntry(entry)
 		if err != nil {
 			return ingestTime, fmt.Errorf("entry after seq %d: %w", x.seq, err)
 		}
 		if ingestTime == 0 {
 			ingestTime = t
 		}
-		entries = entries[n+m:]
+		entries = rest
 	}
 	return ingestTime, nil
 }
@@ -55,25 +55,25 @@ func (x *Index) applyEncodedEntry(b []byte) (ingestTime int64, err error) {
 		w               *worker
 	)
 	for len(b) > 0 {
-		f, rest, err := consumeField(b)
+		f, rest, err := encode.Next(b)
 		if err != nil {
 			return 0, err
 		}
 		b = rest
-		switch f.number {
+		switch f.Number {
 		case kvcastv1.EntrySeqField:
-			seq = f.fixed
+			seq = f.Value
 		case kvcastv1.EntryWorkerField:
-			name = f.bytes
+			name = f.Bytes
 		case kvcastv1.EntryModelField:
-			modelName = f.bytes
+			modelName = f.Bytes
 		case kvcastv1.EntryIngestTimeUnixNanoField:
-			ingestTime = int64(f.fixed)
+			ingestTime = int64(f.Value)
 		case kvcastv1.EntryEventsField:
 			if w == nil {
 				w = x.encodedWorker(name, modelName)
 			}
-			if w, err = x.applyEncodedEvent(w, f.bytes); err != nil {
+			if w, err = x.applyEncodedEvent(w, f.Bytes); err != nil {
 				return 0, err
 			}
 		default: // the engine's time, or a field of a later version
@@ -94,53 +94,23 @@ func (x *Index) encodedWorker(name, modelName []byte) *worker {
 	return x.worker(string(name), string(modelName))
 }
 
-// field is a field of an encoded message. Which of the values is valid follows from its type.
-type field struct {
-	number        protowire.Number
-	varint, fixed uint64
-	bytes         []byte
-}
-
-func consumeField(b []byte) (f field, rest []byte, err error) {
-	number, kind, n := protowire.ConsumeTag(b)
-	if n < 0 {
-		return field{}, nil, protowire.ParseError(n)
-	}
-	f.number = number
-	b = b[n:]
-	switch kind {
-	case protowire.VarintType:
-		f.varint, n = protowire.ConsumeVarint(b)
-	case protowire.Fixed64Type:
-		f.fixed, n = protowire.ConsumeFixed64(b)
-	case protowire.BytesType:
-		f.bytes, n = protowire.ConsumeBytes(b)
-	default:
-		n = protowire.ConsumeFieldValue(number, kind, b)
-	}
-	if n < 0 {
-		return field{}, nil, protowire.ParseError(n)
-	}
-	return f, b[n:], nil
-}
-
 // applyEncodedEvent applies an encoded RouterEvent, and returns the worker or its replacement. Stored and Removed are
 // decoded here, all other kinds by generated code.
 func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 	var id, rankNumber, tierNumber uint64
 	for b := event; len(b) > 0; {
-		f, rest, err := consumeField(b)
+		f, rest, err := encode.Next(b)
 		if err != nil {
 			return nil, err
 		}
 		b = rest
-		switch f.number {
+		switch f.Number {
 		case kvcastv1.RouterEventEventIDField:
-			id = f.varint
+			id = f.Value
 		case kvcastv1.RouterEventDpRankField:
-			rankNumber = f.varint
+			rankNumber = f.Value
 		case kvcastv1.RouterEventTierField:
-			tierNumber = f.varint
+			tierNumber = f.Value
 		case kvcastv1.RouterEventStoredField, kvcastv1.RouterEventRemovedField:
 			w.lastEventID = max(w.lastEventID, id)
 			r := x.rank(w, uint32(rankNumber))
@@ -148,10 +118,10 @@ func (x *Index) applyEncodedEvent(w *worker, event []byte) (*worker, error) {
 			if !ok {
 				return w, nil
 			}
-			if f.number == kvcastv1.RouterEventStoredField {
-				return w, x.storeEncoded(r, tier, f.bytes)
+			if f.Number == kvcastv1.RouterEventStoredField {
+				return w, x.storeEncoded(r, tier, f.Bytes)
 			}
-			return w, x.removeEncoded(r, tier, f.bytes)
+			return w, x.removeEncoded(r, tier, f.Bytes)
 		default:
 			var ev kvcastv1.RouterEvent
 			if err := proto.Unmarshal(event, &ev); err != nil {
@@ -169,23 +139,23 @@ func (x *Index) storeEncoded(r *rank, tier int, b []byte) error {
 	d := &x.decoder
 	d.blocks, d.tokens = d.blocks[:0], d.tokens[:0]
 	for len(b) > 0 {
-		f, rest, err := consumeField(b)
+		f, rest, err := encode.Next(b)
 		if err != nil {
 			return err
 		}
 		b = rest
-		switch f.number {
+		switch f.Number {
 		case kvcastv1.StoredParentHashField:
-			s.Parent, s.HasParent = f.fixed, true
+			s.Parent, s.HasParent = f.Value, true
 		case kvcastv1.StoredBlockHashesField:
-			d.blocks = appendHashes(d.blocks, f.bytes)
+			d.blocks = appendHashes(d.blocks, f.Bytes)
 		case kvcastv1.StoredTokensHashesField:
-			d.tokens = appendHashes(d.tokens, f.bytes)
+			d.tokens = appendHashes(d.tokens, f.Bytes)
 		case kvcastv1.StoredBlockSizeField:
-			s.BlockSize = uint32(f.varint)
+			s.BlockSize = uint32(f.Value)
 		case kvcastv1.StoredLoraNameField:
-			if string(f.bytes) != d.lora {
-				d.lora = string(f.bytes)
+			if string(f.Bytes) != d.lora {
+				d.lora = string(f.Bytes)
 			}
 			s.LoRA = d.lora
 		default: // token ids, or a field of a later version
@@ -201,13 +171,13 @@ func (x *Index) removeEncoded(r *rank, tier int, b []byte) error {
 	d := &x.decoder
 	d.blocks = d.blocks[:0]
 	for len(b) > 0 {
-		f, rest, err := consumeField(b)
+		f, rest, err := encode.Next(b)
 		if err != nil {
 			return err
 		}
 		b = rest
-		if f.number == kvcastv1.RemovedBlockHashesField {
-			d.blocks = appendHashes(d.blocks, f.bytes)
+		if f.Number == kvcastv1.RemovedBlockHashesField {
+			d.blocks = appendHashes(d.blocks, f.Bytes)
 		}
 	}
 	x.blocks.Remove(r.blocks, tier, d.blocks)

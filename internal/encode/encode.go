@@ -1,5 +1,5 @@
-// Package encode encodes the events of kvcast.v1 that carry blocks, without generated code. The pipeline encodes the
-// events of entries, and the index those of snapshots.
+// Package encode encodes the events of kvcast.v1 that carry blocks, and reads the fields of encoded messages, without
+// generated code. The pipeline encodes the events of entries, and the index those of snapshots.
 package encode
 
 import (

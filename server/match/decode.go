@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/internal/encode"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -33,9 +34,9 @@ func (q *Query) Decode(b []byte) (id uint64, err error) {
 	err = eachField(b, func(f *field) error {
 		switch {
 		case f.isVarint(kvcastv1.MatchPrefixesRequestIDField):
-			id = f.value
+			id = f.Value
 		case f.isBytes(kvcastv1.MatchPrefixesRequestRequestField):
-			return eachField(f.bytes, q.decodeField)
+			return eachField(f.Bytes, q.decodeField)
 		}
 		return nil
 	})
@@ -63,29 +64,29 @@ func (q *Query) decodeField(f *field) (err error) {
 	case f.isBytes(kvcastv1.MatchPrefixRequestPromptsField):
 		q.Prompts = append(q.Prompts, index.Prompt{})
 		p := &q.Prompts[len(q.Prompts)-1]
-		err = eachField(f.bytes, func(f *field) error { return q.lists.decodePrompt(p, f) })
+		err = eachField(f.Bytes, func(f *field) error { return q.lists.decodePrompt(p, f) })
 		q.lists.ends = append(q.lists.ends, ends{len(q.lists.tokenIDs), len(q.lists.tokensHashes), len(q.lists.blockHashes)})
 	case f.isBytes(kvcastv1.MatchPrefixRequestWorkersField):
 		var name string
 		err = f.setString(&name)
 		q.lists.names = append(q.lists.names, name)
 	case f.isVarint(kvcastv1.MatchPrefixRequestLimitField):
-		q.Limit = int(uint32(f.value))
+		q.Limit = int(uint32(f.Value))
 	case f.isBytes(kvcastv1.MatchPrefixRequestAfterField):
 		if q.After == nil {
 			q.After = new(kvcastv1.Position)
 		}
-		err = eachField(f.bytes, func(f *field) error {
+		err = eachField(f.Bytes, func(f *field) error {
 			switch {
 			case f.isBytes(kvcastv1.PositionEpochField):
 				return f.setString(&q.After.Epoch)
-			case f.number == kvcastv1.PositionSeqField && f.kind == protowire.Fixed64Type:
-				q.After.Seq = f.value
+			case f.Number == kvcastv1.PositionSeqField && f.Type == protowire.Fixed64Type:
+				q.After.Seq = f.Value
 			}
 			return nil
 		})
 	case f.isVarint(kvcastv1.MatchPrefixRequestMaxWaitNanoField):
-		q.maxWaitNano = f.value
+		q.maxWaitNano = f.Value
 	}
 	return err
 }
@@ -94,50 +95,45 @@ func (q *Query) decodeField(f *field) (err error) {
 func (l *lists) decodePrompt(p *index.Prompt, f *field) (err error) {
 	switch {
 	case f.isBytes(kvcastv1.PromptTokenIDsField):
-		l.tokenIDs, err = appendVarints(l.tokenIDs, f.bytes)
+		l.tokenIDs, err = appendVarints(l.tokenIDs, f.Bytes)
 	case f.isVarint(kvcastv1.PromptTokenIDsField): // not packed
-		l.tokenIDs = append(l.tokenIDs, uint32(f.value))
-	case f.number == kvcastv1.PromptTokensHashesField:
+		l.tokenIDs = append(l.tokenIDs, uint32(f.Value))
+	case f.Number == kvcastv1.PromptTokensHashesField:
 		l.tokensHashes, err = appendFixed64s(l.tokensHashes, f)
-	case f.number == kvcastv1.PromptBlockHashesField:
+	case f.Number == kvcastv1.PromptBlockHashesField:
 		l.blockHashes, err = appendFixed64s(l.blockHashes, f)
 	case f.isBytes(kvcastv1.PromptLoraNameField):
 		err = f.setString(&p.LoRA)
 	case f.isBytes(kvcastv1.PromptCacheSaltField):
 		err = f.setString(&p.Salt)
 	case f.isVarint(kvcastv1.PromptEagleField):
-		p.Eagle = f.value != 0
+		p.Eagle = f.Value != 0
 	case f.isVarint(kvcastv1.PromptBlockSizeField):
-		p.BlockSize = uint32(f.value)
+		p.BlockSize = uint32(f.Value)
 	}
 	return err
 }
 
 // field is a field of a message.
-type field struct {
-	number protowire.Number
-	kind   protowire.Type
-	value  uint64 // of a varint or a fixed64
-	bytes  []byte
-}
+type field struct{ encode.Field }
 
 func (f *field) isVarint(n protowire.Number) bool {
-	return f.number == n && f.kind == protowire.VarintType
+	return f.Number == n && f.Type == protowire.VarintType
 }
 
 func (f *field) isBytes(n protowire.Number) bool {
-	return f.number == n && f.kind == protowire.BytesType
+	return f.Number == n && f.Type == protowire.BytesType
 }
 
 // setString sets a string to the field's, without an allocation if they are equal.
 func (f *field) setString(s *string) error {
-	if *s == string(f.bytes) {
+	if *s == string(f.Bytes) {
 		return nil
 	}
-	if !utf8.Valid(f.bytes) {
+	if !utf8.Valid(f.Bytes) {
 		return errUTF8
 	}
-	*s = string(f.bytes)
+	*s = string(f.Bytes)
 	return nil
 }
 
@@ -145,29 +141,13 @@ func (f *field) setString(s *string) error {
 func eachField(b []byte, yield func(*field) error) error {
 	var f field
 	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		switch {
-		case n < 0:
-			return protowire.ParseError(n)
-		case number > protowire.MaxValidNumber:
+		var err error
+		switch f.Field, b, err = encode.Next(b); {
+		case err != nil:
+			return err
+		case f.Number > protowire.MaxValidNumber:
 			return errors.New("a field number is not valid")
 		}
-		b = b[n:]
-		f = field{number: number, kind: kind}
-		switch kind {
-		case protowire.VarintType:
-			f.value, n = protowire.ConsumeVarint(b)
-		case protowire.Fixed64Type:
-			f.value, n = protowire.ConsumeFixed64(b)
-		case protowire.BytesType:
-			f.bytes, n = protowire.ConsumeBytes(b)
-		default:
-			n = protowire.ConsumeFieldValue(number, kind, b)
-		}
-		if n < 0 {
-			return protowire.ParseError(n)
-		}
-		b = b[n:]
 		if err := yield(&f); err != nil {
 			return err
 		}
@@ -203,14 +183,14 @@ func appendVarints(to []uint32, b []byte) ([]uint32, error) {
 // appendFixed64s appends the elements of a field of fixed64s, packed or not.
 func appendFixed64s(to []uint64, f *field) ([]uint64, error) {
 	switch {
-	case f.kind == protowire.Fixed64Type:
-		return append(to, f.value), nil
-	case f.kind != protowire.BytesType:
+	case f.Type == protowire.Fixed64Type:
+		return append(to, f.Value), nil
+	case f.Type != protowire.BytesType:
 		return to, nil
-	case len(f.bytes)%8 != 0:
+	case len(f.Bytes)%8 != 0:
 		return to, errors.New("a list of fixed64 has a part of an element")
 	}
-	for b := f.bytes; len(b) > 0; b = b[8:] {
+	for b := f.Bytes; len(b) > 0; b = b[8:] {
 		to = append(to, binary.LittleEndian.Uint64(b))
 	}
 	return to, nil

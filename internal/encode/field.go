@@ -1,0 +1,36 @@
+package encode
+
+import "google.golang.org/protobuf/encoding/protowire"
+
+// Field is a field of an encoded message.
+type Field struct {
+	Number protowire.Number
+	Type   protowire.Type
+	// Value is that of a varint or a fixed64, and Bytes that of a field with a length, which is memory of the message.
+	Value uint64
+	Bytes []byte
+}
+
+// Next returns the first field of an encoded message, and the rest of the message. Groups and fixed32s have no value.
+func Next(message []byte) (f Field, rest []byte, err error) {
+	number, kind, n := protowire.ConsumeTag(message)
+	if n < 0 {
+		return Field{}, nil, protowire.ParseError(n)
+	}
+	f.Number, f.Type = number, kind
+	message = message[n:]
+	switch kind {
+	case protowire.VarintType:
+		f.Value, n = protowire.ConsumeVarint(message)
+	case protowire.Fixed64Type:
+		f.Value, n = protowire.ConsumeFixed64(message)
+	case protowire.BytesType:
+		f.Bytes, n = protowire.ConsumeBytes(message)
+	default:
+		n = protowire.ConsumeFieldValue(number, kind, message)
+	}
+	if n < 0 {
+		return Field{}, nil, protowire.ParseError(n)
+	}
+	return f, message[n:], nil
+}
