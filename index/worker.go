@@ -3,7 +3,6 @@ package index
 import (
 	"cmp"
 	"iter"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -263,15 +262,20 @@ func (x *Index) Len() (workers int, blocks uint64) {
 
 // Workers returns the workers that match selects (nil: all) at one seq, sorted by name, and the seq.
 func (x *Index) Workers(match func(worker, model string) bool) (all []Worker, seq uint64) {
+	all, seq = x.unsortedWorkers(match)
+	slices.SortFunc(all, func(a, b Worker) int { return strings.Compare(a.Name, b.Name) }) // takes longer than the copies
+	return all, seq
+}
+
+func (x *Index) unsortedWorkers(match func(worker, model string) bool) (all []Worker, seq uint64) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	all = make([]Worker, 0, len(x.workers))
-	for w := range maps.Values(x.workers) {
+	for _, w := range x.workers {
 		if match == nil || match(w.name, w.model) {
 			all = append(all, w.state())
 		}
 	}
-	slices.SortFunc(all, func(a, b Worker) int { return strings.Compare(a.Name, b.Name) })
 	return all, x.seq
 }
 
