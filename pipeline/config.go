@@ -21,13 +21,13 @@ type Config struct {
 	// OnGap is the effect of lost batches on a rank's blocks; default OnGapReport.
 	OnGap OnGap
 	// MaxBlocksPerRank is the maximum number of blocks of a dp rank, in all its tiers: 1 to
-	// 2,147,483,647, default 4,000,000. A block uses some 50 bytes, or 190 where two sources
-	// hold it. A full rank removes stale blocks, which were last stored before its last gap.
+	// 2,147,483,647, default 4,000,000. A block uses some 90 bytes, 50 of them in the index,
+	// or 245 where two sources hold it. A full rank removes stale blocks, which were last stored before its last gap.
 	// If it has none, it refuses new blocks: see the contract's Gap.
 	MaxBlocksPerRank int
 	// Blocks bounds the blocks of all workers together, AttributeBytes the memory of all LoRA
 	// adapter names and cache salts. Blocks beyond either bound are refused: see the contract's
-	// Gap. nil means no bound. A block uses 1 unit of Blocks, some 50 bytes. A block of a worker
+	// Gap. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker
 	// with consolidated sources uses 2 units, and 1 unit for each of its names.
 	Blocks, AttributeBytes *budget.Budget
 }
@@ -49,7 +49,7 @@ const (
 	MaxMaxBlocks            = 16_384
 	DefaultMaxBlocksPerRank = 4_000_000
 	// DefaultBlocks and DefaultAttributeBytes are the recommended sizes of Config.Blocks and
-	// Config.AttributeBytes: 800 MB of blocks.
+	// Config.AttributeBytes: 1.5 GB of blocks.
 	DefaultBlocks         = 16_000_000
 	DefaultAttributeBytes = 64 << 20
 	MaxMaxBlocksPerRank   = math.MaxInt32

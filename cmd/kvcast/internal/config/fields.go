@@ -82,7 +82,7 @@ func (c *Config) ingestFields() mapping {
 		{"max_blocks_per_rank", number(&c.Pipeline.MaxBlocksPerRank, pipeline.DefaultMaxBlocksPerRank, pipeline.MaxMaxBlocksPerRank),
 			"Maximum number of blocks of a dp rank. Beyond it, blocks from before the last gap are evicted; if there are none, new blocks are rejected and reported."},
 		{"max_blocks", number(&c.MaxBlocks, pipeline.DefaultBlocks, pipeline.MaxMaxBlocksPerRank),
-			"Maximum number of blocks of all workers, some 50 bytes each. A block of a worker with several sources and consolidate: dedup counts twice, plus once for each name that a source has for it. Beyond the limit, new blocks are rejected and reported."},
+			"Maximum number of blocks of all workers, some 90 bytes each. A block of a worker with several sources and consolidate: dedup counts twice, plus once for each name that a source has for it. Beyond the limit, new blocks are rejected and reported."},
 		{"max_attribute_bytes", size(&c.MaxAttributeBytes, pipeline.DefaultAttributeBytes, minBytes, maxBytes),
 			"Memory for LoRA adapter names and cache salts of all workers, at least 1MiB. Beyond it, blocks with further names or salts are rejected and reported."},
 		{"silence", zeroDuration(&in.Silence, ingestconfig.DefaultSilence, 10*time.Millisecond, unlimited, -1, "for never"),
