@@ -30,6 +30,9 @@ func (x *Index) Blocks(worker string, number uint32) map[uint64]radix.Block {
 	return all
 }
 
+// Sweeping reports whether blocks are left to release, and releases some of them.
+func (x *Index) Sweeping() bool { return x.sweep() }
+
 // Models returns the number of models of which counts are kept.
 func (x *Index) Models() int {
 	x.mu.RLock()

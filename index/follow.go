@@ -72,7 +72,8 @@ func (f *Follower) Bytes() int { return f.journal.Bytes() }
 // EvictedBytes returns the size of the evicted entries that streams still reference.
 func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
 
-// Run applies entries until ctx ends, and then those that are left. It returns an error if the journal cannot be read,
+// Run applies entries until ctx ends, and then those that are left. While there are none, it releases the memory of
+// blocks that were cleared or removed. It returns an error if the journal cannot be read,
 // after which the state is outdated.
 func (f *Follower) Run(ctx context.Context) error {
 	reading := context.WithoutCancel(ctx)
@@ -91,6 +92,9 @@ func (f *Follower) Run(ctx context.Context) error {
 		}
 		if ended { // and the turn has found no further entry
 			return nil
+		}
+		if f.index.sweep() { // no entry may follow for a long time
+			continue
 		}
 		select {
 		case <-changed:

@@ -394,6 +394,28 @@ func TestBoundsAreConsistent(t *testing.T) {
 	<-done
 }
 
+// TestIdleFollowerReleasesRemovedBlocks removes a worker, after which no entry follows.
+func TestIdleFollowerReleasesRemovedBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := journal.NewMemory(journal.Config{})
+		f := index.NewFollower(m, index.New(), noDelay)
+		s := stored()
+		for h := range uint64(100_000) {
+			s.BlockHashes = append(s.BlockHashes, h)
+		}
+		for _, e := range []*kvcastv1.Entry{entryOf(0, event(0, s)), entryOf(0, event(0, &kvcastv1.WorkerRemoved{}))} {
+			if err := appendEntry(t.Context(), m, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run(t, f)
+		synctest.Wait()
+		if newest := f.Bounds().Newest; newest != 2 || f.Index().Sweeping() {
+			t.Errorf("got blocks that are not released after entry %d; want none after 2", newest)
+		}
+	})
+}
+
 func TestFollowerReportsDelaysOfTheOldestBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := journal.NewMemory(journal.Config{})

@@ -64,6 +64,13 @@ func (x *Index) entryApplied(w *worker, seq uint64) {
 	x.blocks.Sweep()
 }
 
+// sweep releases some of the blocks that were cleared or removed, and reports whether any are left.
+func (x *Index) sweep() (more bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.blocks.Sweep()
+}
+
 // ApplySnapshotWorker adds a worker of a snapshot, without blocks.
 func (x *Index) ApplySnapshotWorker(s *kvcastv1.SnapshotWorker) {
 	x.mu.Lock()

@@ -55,8 +55,8 @@ func (x *Index) limitSweeps() {
 
 // Sweep releases blocks of ranks that were removed, and of ranks and tiers that were cleared. It visits twice as many
 // slots as blocks were stored since the last sweep, and at least 1,024, so that such blocks cannot accumulate if it is
-// called regularly.
-func (x *Index) Sweep() {
+// called regularly. It reports whether any are left.
+func (x *Index) Sweep() (more bool) {
 	budget := x.tree.limits.minSweep + 2*x.stored
 	x.stored = 0
 	for len(x.sweeps) > 0 && budget > 0 {
@@ -71,6 +71,7 @@ func (x *Index) Sweep() {
 			x.sweeps = append(x.sweeps, s)
 		}
 	}
+	return len(x.sweeps) > 0
 }
 
 // sweepSegment visits the next segment of a table, and reports whether the sweep is complete.
