@@ -12,6 +12,8 @@
 // A block has a place in the tree if it starts a prompt or its parent has a place. Otherwise, it is an orphan until its
 // parent has a place, and is not matched. A place stays while a tier holds the block, even if the parent is removed. A
 // store without content, or with an unknown parent, does not change a known place; any other store moves the block.
+// A run of which no rank holds a block stays while other runs follow it. If there are 16,384 more such runs than others, the
+// index forgets the first of them; the blocks that follow them are then not matched until they are stored again.
 // A store with content replaces the block's LoRA adapter and block size; a store without keeps them.
 //
 // A change costs a bounded time for each of its blocks, except that a store gives places to all orphans that descend
@@ -41,9 +43,11 @@ type limits struct {
 	minSweep int
 	// attributes bounds the combinations of LoRA adapter and block size of a rank.
 	attributes uint32
+	// unheld is how many more unheld and detached runs than others there may be, before unheld runs are forgotten.
+	unheld int
 }
 
-var defaults = limits{run: maxRun, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes}
+var defaults = limits{run: maxRun, singleClears: 64, sweeps: 32, minSweep: 1024, attributes: maxAttributes, unheld: 1 << 14}
 
 // Index has the blocks of all ranks. Only one goroutine may call methods at a time, except that several may call
 // Match, MatchHashes, Find and Scan at the same time, each match with its own Matcher. New makes an index.

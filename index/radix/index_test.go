@@ -8,7 +8,10 @@ import (
 )
 
 // small are limits that small inputs exceed.
-var small = limits{run: 5, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes}
+var small = limits{run: 5, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes, unheld: 1000}
+
+// forgetful are limits with which runs are forgotten.
+var forgetful = limits{run: 2, singleClears: 2, sweeps: 2, minSweep: 3, attributes: maxAttributes, unheld: -1000}
 
 // occurrences counts the states that a property test must reach.
 type occurrences map[string]int
@@ -16,6 +19,8 @@ type occurrences map[string]int
 func (o occurrences) count(x *Index, pairs []pair) {
 	for id := uint32(1); id < x.tree.runs; id++ {
 		r := x.tree.run(id)
+		o.add("forgotten runs", r.detached)
+		o.add("unheld runs", r.unheld)
 		if len(r.tokens) == 0 {
 			continue
 		}
@@ -70,10 +75,11 @@ func drawStored(t *rapid.T) Stored {
 }
 
 // checkModel applies random changes to an index and to models of its ranks, and compares them after each change.
-func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
+func checkModel(t *rapid.T, limits limits, headMask uint64, seen occurrences) {
 	names := []string{"a", "b"}
 	x := New()
-	x.tree.limits, x.tree.headMask = small, headMask
+	x.tree.limits, x.tree.headMask = limits, headMask
+	shorter := headMask != ^uint64(0) || limits.unheld < 0 // matches may be shorter than the models'
 	var (
 		pairs []pair
 		m     Matcher
@@ -121,7 +127,7 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 		prompt := rapid.SliceOfN(rapid.Uint64Range(1, 3), 0, 8).Draw(t, "prompt")
 		hashes := rapid.SliceOfN(rapid.Uint64Range(0, 11), 0, 4).Draw(t, "hashes")
 		for _, name := range append(names, "") {
-			if err := compareMatch(x, pairs, &m, name, prompt, headMask != ^uint64(0)); err != nil {
+			if err := compareMatch(x, pairs, &m, name, prompt, shorter); err != nil {
 				t.Fatal(err)
 			}
 			for _, p := range pairs {
@@ -142,7 +148,7 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 			for _, c := range longest {
 				tokens = append(tokens, uint64(c))
 			}
-			if err := compareMatch(x, pairs, &m, p.model.model, tokens, headMask != ^uint64(0)); err != nil {
+			if err := compareMatch(x, pairs, &m, p.model.model, tokens, shorter); err != nil {
 				t.Fatal(err)
 			}
 			chain, unique := p.model.hashes(longest)
@@ -171,12 +177,17 @@ func checkModel(t *rapid.T, headMask uint64, seen occurrences) {
 func usedRuns(x *Index) int { return int(x.tree.runs) - 1 - len(x.tree.free) }
 
 func TestIndexEqualsModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) { checkModel(t, ^uint64(0), make(occurrences)) })
+	rapid.Check(t, func(t *rapid.T) { checkModel(t, small, ^uint64(0), make(occurrences)) })
 }
 
 // TestCollisionsShortenPrefixes compares matches while the keys of runs often collide.
 func TestCollisionsShortenPrefixes(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) { checkModel(t, 7, make(occurrences)) })
+	rapid.Check(t, func(t *rapid.T) { checkModel(t, small, 7, make(occurrences)) })
+}
+
+// TestForgottenRunsShortenPrefixes compares matches while unheld runs are forgotten.
+func TestForgottenRunsShortenPrefixes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) { checkModel(t, forgetful, ^uint64(0), make(occurrences)) })
 }
 
 // TestModelReachesRareStates draws changes from fixed seeds, and checks that each state occurs.
@@ -184,12 +195,19 @@ func TestModelReachesRareStates(t *testing.T) {
 	seen := make(occurrences)
 	for _, mask := range []uint64{^uint64(0), 7} {
 		g := rapid.Custom(func(t *rapid.T) bool {
-			checkModel(t, mask, seen)
+			checkModel(t, small, mask, seen)
 			return true
 		})
 		for seed := range 400 {
 			g.Example(seed)
 		}
+	}
+	g := rapid.Custom(func(t *rapid.T) bool {
+		checkModel(t, forgetful, ^uint64(0), seen)
+		return true
+	})
+	for seed := range 400 {
+		g.Example(seed)
 	}
 	for what, n := range seen {
 		t.Logf("%6d %s", n, what)

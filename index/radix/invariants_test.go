@@ -48,7 +48,12 @@ func checkInvariants(x *Index) error {
 	for id := uint32(1); id < t.runs; id++ {
 		if r := t.run(id); len(r.tokens) > 0 {
 			reachable[id] = true
+			if r.after.run == 0 {
+				return fmt.Errorf("run %d follows no block", id)
+			}
 			children[r.after]++
+		} else if r.detached {
+			reachable[id] = true
 		}
 	}
 	for name, m := range x.models {
@@ -62,12 +67,18 @@ func checkInvariants(x *Index) error {
 	for _, id := range t.free {
 		free[id] = true
 	}
-	heads := 0
+	heads, unheld, detached := 0, 0, 0
 	for id := uint32(1); id < t.runs; id++ {
 		if reachable[id] == free[id] {
 			return fmt.Errorf("run %d: reachable is %t, free is %t", id, reachable[id], free[id])
 		}
 		r := t.run(id)
+		if r.unheld {
+			unheld++
+		}
+		if r.detached {
+			detached++
+		}
 		if err := checkRun(x, id, r, want, stale, children); err != nil {
 			return fmt.Errorf("run %d, %+v: %w", id, r, err)
 		}
@@ -89,6 +100,9 @@ func checkInvariants(x *Index) error {
 	}
 	if len(t.free)+len(reachable) != int(t.runs)-1 || len(free) != len(t.free) {
 		return fmt.Errorf("%d of %d runs are free, %d reachable", len(t.free), t.runs-1, len(reachable))
+	}
+	if unheld != t.unheldRuns || detached != t.detachedRuns {
+		return fmt.Errorf("%d runs are unheld, %d detached, want %d and %d", t.unheldRuns, t.detachedRuns, unheld, detached)
 	}
 	if heads != t.byHead.Len() {
 		return fmt.Errorf("%d runs are found, but there are %d heads", heads, t.byHead.Len())
@@ -156,6 +170,15 @@ func checkRank(n numbered, number uint32, s *sweep, want, stale names) error {
 // checkRun checks a run. It takes the names that it has from want, and its branches from children.
 func checkRun(x *Index, id uint32, r *run, want, stale names, children map[position]uint32) error {
 	n := uint32(len(r.tokens))
+	if r.unheld != (n > 0 && len(r.holdings) == 0) || r.unheld && !r.queued {
+		return fmt.Errorf("unheld is %t, queued %t", r.unheld, r.queued)
+	}
+	if r.detached {
+		if n > 0 || len(r.holdings) > 0 || len(r.branches) == 0 {
+			return fmt.Errorf("detached")
+		}
+		n = x.tree.limits.run
+	}
 	if n > x.tree.limits.run {
 		return fmt.Errorf("too many blocks")
 	}
@@ -212,7 +235,7 @@ func checkRun(x *Index, id uint32, r *run, want, stale names, children map[posit
 		delete(children, at)
 		needed = max(needed, b.offset+1)
 	}
-	if n > 0 && needed != n {
+	if n > 0 && needed != n && !r.detached {
 		return fmt.Errorf("%d blocks are needed", needed)
 	}
 	return nil

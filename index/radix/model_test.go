@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
@@ -218,7 +219,11 @@ func (p pair) compare(x *Index) error {
 		if !t.isPlaced() {
 			continue
 		}
-		if path := pathOf(&x.tree, t.place()); path != b.path {
+		path := pathOf(&x.tree, t.place())
+		if x.tree.limits.unheld < 0 && strings.HasSuffix(b.path, path) {
+			continue // the blocks before may be forgotten
+		}
+		if path != b.path {
 			return fmt.Errorf("block %d has contents %q, want %q", h, path, b.path)
 		}
 	}

@@ -16,6 +16,10 @@ type run struct {
 	after    position
 	branches []branch // ascending by offset
 	twins    []twin   // ascending by offset, rank and tier; usually none
+	// unheld is set if no rank holds a block, but runs follow. queued is set if the run's number is in tree.unheld.
+	unheld, queued bool
+	// detached is set for an unheld run that was forgotten: it has no tokens and follows no block.
+	detached bool
 }
 
 // position is a block of a run. The block after which the runs of a root begin is the offset 0 of the root. The place

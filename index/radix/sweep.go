@@ -55,10 +55,11 @@ func (x *Index) limitSweeps() {
 
 // Sweep releases blocks of ranks that were removed, and of ranks and tiers that were cleared. It visits twice as many
 // slots as blocks were stored since the last sweep, and at least 1,024, so that such blocks cannot accumulate if it is
-// called regularly. It reports whether any are left.
+// called regularly. It reports whether any such blocks are left. It also forgets runs, if too many are unheld.
 func (x *Index) Sweep() (more bool) {
 	budget := x.tree.limits.minSweep + 2*x.stored
 	x.stored = 0
+	x.tree.forgetUnheld(budget)
 	for len(x.sweeps) > 0 && budget > 0 {
 		budget -= hashtable.SegmentSlots
 		s := x.sweeps[0]

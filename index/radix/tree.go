@@ -27,6 +27,9 @@ type tree struct {
 	headMask uint64
 	limits   limits
 	holdings []holding // reused by run.update
+	// unheld has the numbers of the unheld runs, oldest first, and of runs that were unheld.
+	unheld                   []uint32
+	unheldRuns, detachedRuns int // numbers of such runs
 }
 
 func newTree() tree {
@@ -60,7 +63,14 @@ func (t *tree) add() (id uint32) {
 }
 
 func (t *tree) drop(id uint32) {
-	*t.run(id) = run{}
+	r := t.run(id)
+	if r.unheld {
+		t.unheldRuns--
+	}
+	if r.detached {
+		t.detachedRuns--
+	}
+	*r = run{queued: r.queued}
 	t.free = append(t.free, id)
 }
 
@@ -135,6 +145,10 @@ func (t *tree) hold(s stretch, rank uint32, tier uint8) {
 		return
 	}
 	r := t.run(s.run)
+	if r.unheld {
+		r.unheld = false
+		t.unheldRuns--
+	}
 	if !r.holdsAny(rank, s.from, s.to, tier) {
 		r.hold(rank, s.from, s.to, tier, t)
 		return
@@ -166,6 +180,7 @@ func (t *tree) release(s stretch, rank uint32, tier uint8) {
 	if int(s.to) == len(r.tokens) {
 		t.trim(s.run)
 	}
+	t.noteUnheld(s.run)
 }
 
 // releaseRun removes all names in some tiers of a rank from a run. It does nothing if there are none, even if the run
@@ -178,6 +193,7 @@ func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
 	r.update(rank, 0, uint32(len(r.tokens)), 0, tiers, t)
 	r.twins = slices.DeleteFunc(r.twins, func(w twin) bool { return w.rank == rank && w.tier&tiers != 0 })
 	t.trim(id)
+	t.noteUnheld(id)
 }
 
 // trim drops the blocks at the end of a run that are not needed. If none are left, it drops the run, and continues with
@@ -185,20 +201,30 @@ func (t *tree) releaseRun(id, rank uint32, tiers uint8) {
 func (t *tree) trim(id uint32) {
 	for {
 		r := t.run(id)
+		if r.detached && len(r.branches) == 0 {
+			t.drop(id)
+			return
+		}
 		needed := r.needed()
-		if needed >= uint32(len(r.tokens)) { // greater for a root
+		if needed >= uint32(len(r.tokens)) { // greater for a root and a detached run
 			return
 		}
 		if needed > 0 {
 			r.truncate(needed)
 			return
 		}
-		after := r.after
-		if s, i, ok := t.byHead.Find(t.headKey(after, r.tokens[0])); ok && s.Slots[i].Value == id {
-			t.byHead.Delete(s, i)
-		}
+		after := t.detach(id)
 		t.drop(id)
-		t.run(after.run).removeBranch(after.offset)
-		id = after.run
+		id = after
 	}
+}
+
+// detach makes a run follow no block, and returns the run that it followed.
+func (t *tree) detach(id uint32) (after uint32) {
+	r := t.run(id)
+	if s, i, ok := t.byHead.Find(t.headKey(r.after, r.tokens[0])); ok && s.Slots[i].Value == id {
+		t.byHead.Delete(s, i)
+	}
+	t.run(r.after.run).removeBranch(r.after.offset)
+	return r.after.run
 }
