@@ -85,7 +85,7 @@ func (l *limiter) refusal(err error) (description string, ok bool) {
 	return "", false
 }
 
-// Limits of queries: unary calls that read the block tables of all workers, which delays ingest. A lookup by
+// Limits of queries: unary calls that read all workers of the index, which delays new entries. A lookup by
 // tokens hash reads every block of every worker that the filter selects, so only one runs at a time.
 const (
 	maxTokensLookups  = 1

@@ -83,6 +83,37 @@ func TestQueriesAreLimited(t *testing.T) {
 	}
 }
 
+// TestGetStatusSharesTheLimitOfListWorkers calls GetStatus while as many ListWorkers run as may.
+func TestGetStatusSharesTheLimitOfListWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := inMemory(t, server.Config{}, journal.Config{})
+		open := h.queries.close()
+		var running sync.WaitGroup
+		for range queryKinds["workers"].running {
+			running.Go(func() {
+				if err := queryKinds["workers"].call(h, t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		answered := make(chan error, 1)
+		go func() {
+			_, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+			answered <- err
+		}()
+		synctest.Wait()
+		if len(answered) != 0 {
+			t.Error("GetStatus did not wait")
+		}
+		open()
+		running.Wait()
+		if err := <-answered; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestQueryKindsAreIndependent runs queries of each kind while a query of another kind blocks its kind.
 func TestQueryKindsAreIndependent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -37,7 +37,11 @@ const (
 func fits(m proto.Message) bool { return proto.Size(m) <= maxResponse }
 
 // GetStatus implements kvcastv1.RouterEventServiceServer.
-func (s routerEvents) GetStatus(context.Context, *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
+func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusRequest) (*kvcastv1.GetStatusResponse, error) {
+	if err := s.workersQueries.acquire(ctx, s.journal.Bounds()); err != nil {
+		return nil, err
+	}
+	defer s.workersQueries.release()
 	b := s.journal.Bounds()
 	workers, blocks := s.index.Len()
 	out := &kvcastv1.GetStatusResponse{
