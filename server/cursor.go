@@ -17,7 +17,7 @@ type Journal interface {
 	Bounds() journal.Bounds
 	// Read returns entries; see journal.Journal.
 	Read(ctx context.Context, q journal.Query) (journal.Chunk, error)
-	// Changed returns a channel that is closed at the next append.
+	// Changed returns a channel that is closed when Bounds().Newest next grows.
 	Changed() <-chan struct{}
 	// Bytes returns the size of the retained entries.
 	Bytes() int

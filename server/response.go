@@ -157,7 +157,7 @@ const minPaceBytes = 8 << 20
 var errSlowPace = errors.New("the snapshot is read too slowly")
 
 // snapshotPace enforces the minimum rate at which a client reads a snapshot. Without it, a client that reads a
-// little before each StallTimeout occupies a snapshot slot, and the copy of a block table, for hours.
+// little before each StallTimeout occupies a snapshot slot, and the copy of a rank's blocks, for hours.
 type snapshotPace struct {
 	stallTimeout time.Duration
 	bytes        int
