@@ -18,8 +18,10 @@ type content struct {
 	sequence uint64
 }
 
+// key returns the hash of a content in Tracker.byContent. Engines choose both fields, and could choose equal sums if the
+// sequence hash were not hashed first.
 func (c content) key() uint64 {
-	return hashtable.Hash(c.sequence + uint64(c.scope)*0x9e3779b97f4a7c15)
+	return hashtable.Hash(hashtable.Hash(c.sequence) + uint64(c.scope))
 }
 
 // find returns the block of a content; 0 if there is none.
