@@ -145,7 +145,8 @@ func (t *Table[V, T]) merge(s *Segment[V, T], at uint64) (merged *Segment[V, T])
 	}
 	buddy.depth--
 	t.point(at, buddy)
-	for t.deepest == 0 {
+	// Not while there are many keys, so that the same few keys cannot double and halve the directory again and again.
+	for t.deepest == 0 && (len(t.dir) <= minDirectory || len(t.dir) > t.n/4) {
 		t.halve()
 	}
 	return buddy

@@ -69,7 +69,7 @@ func checkDirectory[V, T any](t interface{ Fatalf(string, ...any) }, got *Table[
 			deepest++
 		}
 	}
-	if len(got.dir) != 1<<got.depth || deepest != got.deepest || deepest == 0 {
+	if len(got.dir) != 1<<got.depth || deepest != got.deepest {
 		t.Fatalf("directory: %d entries at depth %d, %d of them deepest, want %d", len(got.dir), got.depth, got.deepest, deepest)
 	}
 	for _, n := range got.nested {
@@ -233,6 +233,39 @@ func TestPrefixesOfDifferentLengthsNest(t *testing.T) {
 		}
 	}
 	check(t, &got, want)
+}
+
+// TestReplacedKeysKeepTheDirectory deletes and puts again keys of the segment for which the directory was doubled.
+func TestReplacedKeysKeepTheDirectory(t *testing.T) {
+	fixSeed(t)
+	table := New[struct{}, struct{}]()
+	for key, depth := uint64(0), uint(0); key < 100_000; key++ {
+		if table.Put(key); table.depth == depth {
+			continue
+		}
+		depth = table.depth
+		var keys []uint64
+		for s := range table.Segments() {
+			for i := range s.Slots {
+				if uint(s.depth) == depth && s.Slots[i].Used() {
+					keys = append(keys, s.Slots[i].Key())
+				}
+			}
+		}
+		before := &table.dir[0]
+		for range 2 {
+			for _, key := range keys[:5] {
+				table.Remove(key)
+			}
+			for _, key := range keys[:5] {
+				table.Put(key)
+			}
+			if len(table.dir) > minDirectory && &table.dir[0] != before {
+				t.Fatalf("the directory of %d elements was replaced, at %d keys", len(table.dir), table.Len())
+			}
+		}
+		checkDirectory(t, &table)
+	}
 }
 
 func TestClearedTableIsEmpty(t *testing.T) {
