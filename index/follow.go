@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,6 +87,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		}
 		switch more, err := f.turn(reading); {
 		case err != nil:
+			f.journal.Pin(math.MaxUint64) // appends must not wait for a follower that has ended
 			return err
 		case more:
 			continue

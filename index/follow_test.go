@@ -465,7 +465,7 @@ func TestRunFailsWithTheJournal(t *testing.T) {
 		}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := journal.NewMemory(journal.Config{})
+			m := journal.NewMemory(journal.Config{MaxBytes: 64 << 10})
 			storeBlock(t, m, 1)
 			f := index.NewFollower(test.breaks(m), index.New(), noDelay)
 			err := f.Run(t.Context())
@@ -474,6 +474,9 @@ func TestRunFailsWithTheJournal(t *testing.T) {
 			}
 			if b := f.Bounds(); b.Newest != 0 {
 				t.Errorf("newest: got %d, want 0: readers must not see what was not applied", b.Newest)
+			}
+			for range 100 { // more than the journal retains: appends must not wait for a follower that has ended
+				_, _ = m.Append(t.Context(), journal.Record{Source: new(journal.Source), Body: make([]byte, 4<<10)})
 			}
 		})
 	}
