@@ -2,6 +2,7 @@ package ingest
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/kvcast/kvcast/ingest/config"
@@ -186,8 +187,8 @@ func (l *link) handleEvent(a *attempt, e transport.Event) {
 		l.worker.warn(logConnect, time.Now(), "connect failed", "endpoint", a.address, "error", e.Err)
 		return
 	case transport.Disconnected:
-		if !a.established() {
-			return // closed on purpose
+		if !a.established() || errors.Is(e.Err, transport.ErrInterrupted) {
+			return // closed on purpose; run replaces an interrupted attempt
 		}
 		a.state = attemptBroken
 		m.inc(disconnectionsTotal)
