@@ -134,10 +134,8 @@ func (x *Index) findRank(worker string, number uint32) *rank {
 	if w == nil {
 		return nil
 	}
-	for _, r := range w.ranks {
-		if r.number == number {
-			return r
-		}
+	if i, ok := w.find(number); ok {
+		return w.ranks[i]
 	}
 	return nil
 }

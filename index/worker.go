@@ -161,13 +161,18 @@ func (x *Index) addWorker(w *worker, added *kvcastv1.WorkerAdded) *worker {
 
 // rank returns a dp rank of a worker, and adds it if it does not exist.
 func (x *Index) rank(w *worker, number uint32) *rank {
-	i, ok := slices.BinarySearchFunc(w.ranks, number, func(r *rank, n uint32) int { return cmp.Compare(r.number, n) })
+	i, ok := w.find(number)
 	if !ok {
 		r := &rank{worker: w, number: number}
 		r.blocks = x.blocks.AddRank(w.model, r)
 		w.ranks = slices.Insert(w.ranks, i, r)
 	}
 	return w.ranks[i]
+}
+
+// find returns the index of a dp rank in ranks, or the index at which to insert it.
+func (w *worker) find(number uint32) (int, bool) {
+	return slices.BinarySearchFunc(w.ranks, number, func(r *rank, n uint32) int { return cmp.Compare(r.number, n) })
 }
 
 // setBlockSize sets the block size of a worker.
