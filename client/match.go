@@ -64,8 +64,8 @@ var matchesPool = sync.Pool{New: func() any { return new(index.Matches) }}
 // Match returns the dp ranks that hold at least the first block of a prompt, ordered by the length of the prefix,
 // then by the length of the prefix in the device tier, both descending, then by worker and rank.
 //
-// Blocks are matched by the contents of the block and of all blocks before it. Blocks with unknown content are not
-// matched. A prefix ends at the first missing block, even if later blocks are held.
+// Blocks are matched by the contents of the block and of all blocks before it, or by block hash. Blocks with unknown
+// content are matched by block hash only. A prefix ends at the first missing block, even if later blocks are held.
 func (v *View) Match(p Prompt) []Match {
 	q := index.Query{Model: p.Model, Prompts: []index.Prompt{{BlockSize: uint32(p.BlockSize)}}}
 	switch to := &q.Prompts[0]; {

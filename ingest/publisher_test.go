@@ -255,15 +255,15 @@ func TestSourceIsDownWhileItHasNoConnection(t *testing.T) {
 				t.Errorf("%v: down since %v, want %v", p.state, got, want)
 			}
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		check(added)
 		p.connect(1, "")
 		check(time.Time{})
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		lost := time.Now()
 		p.disconnect(1)
 		check(lost)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		p.stop()
 		check(lost)
 	})

@@ -114,7 +114,7 @@ func (s *Segment[V, T]) delete(i int) {
 	s.Slots[i], s.Tags[i] = Slot[V]{}, none
 }
 
-// move moves an entry to another segment.
+// move adds an entry to another segment, and removes it from this one.
 func (s *Segment[V, T]) move(i int, to *Segment[V, T]) {
 	k := to.insert(s.Slots[i].hash)
 	to.Slots[k], to.Tags[k] = s.Slots[i], s.Tags[i]
