@@ -102,7 +102,7 @@ type matching struct {
 	other     *publisher // engine of the other worker
 	otherLoad *load
 	conn      *grpc.ClientConn
-	// hashes and tokens are the first matchBlocks blocks of prompts that the workers' engine has stored: the tokens hashes
+	// hashes and tokens describe the first matchBlocks blocks of prompts that the engine has stored: the tokens hashes
 	// and the token ids.
 	hashes [][]uint64
 	tokens [][]uint32
