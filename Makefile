@@ -37,7 +37,7 @@ test: ## Run all tests, with the race detector if there is cgo.
 	@# The timeout ends a test that hangs. No test depends on the speed of the machine.
 	@# Packages wait for timers and processes: four at a time keep two cores busy.
 	$(go) test $(race) -p 4 -skip '$(NO_RACE)' -timeout 60m ./...
-	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
+	$(go) test -run 'Allocat|Memory|$(NO_RACE)' ./client ./cmd/kvcast ./index ./ingest ./ingest/sequence ./ingest/transport/... ./ingest/wire ./internal/simulator/workload ./pipeline ./server ./test/checker
 
 live: ## Fetch SGLang's publisher into bin/live, and test with it.
 	@tools/scripts/live.sh
