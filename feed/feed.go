@@ -74,6 +74,7 @@ type Batch struct {
 	// GroupsOmitted reports whether the engine's batch has events of other attention groups than the main group.
 	// They are not in Events.
 	GroupsOmitted bool
+	Progress      Progress
 }
 
 // Gap is a run of missing batches that were not repaired.
@@ -87,7 +88,8 @@ type Gap struct {
 	// Missed is the number of missing batches; 0 if it is unknown, and for GapJoinedLate.
 	Missed uint64
 	// At is the time when the gap was detected, in nanoseconds since the Unix epoch.
-	At int64
+	At       int64
+	Progress Progress
 }
 
 // Restart is a restart of a source's engine.
@@ -95,7 +97,8 @@ type Restart struct {
 	Source int
 	Rank   uint32
 	// At is the time when the restart was detected, in nanoseconds since the Unix epoch.
-	At int64
+	At       int64
+	Progress Progress
 }
 
 // GapReason is why batches are missing. The values are those of kvcast.v1.Gap.Reason.

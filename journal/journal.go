@@ -54,6 +54,9 @@ type Record struct {
 	// Body is an encoded kvcast.v1.Entry without the field seq. The caller may reuse the memory when Append
 	// returns.
 	Body []byte
+	// State is what the pipeline needs beside Body to recover the worker's state; nil if it needs nothing more. Routers
+	// do not get it. A journal that is not durable ignores it. The caller may reuse the memory when Append returns.
+	State []byte
 }
 
 // Source is a worker in entries. It is immutable. After a failed append, the appends of the worker need a new
