@@ -1,6 +1,9 @@
 package feed
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // Progress is the part of ingest's state that a Batch, Gap or Restart has changed. With a durable journal, the pipeline
 // stores it beside the worker's next entry, and returns it in Recovered when kvcast starts again. The pipeline does not
@@ -35,8 +38,10 @@ type Recovered struct {
 	Learned [][]byte
 }
 
-// Continues reports whether a worker can continue with the state of another of the same name: whether they have the
-// same model, sources and consolidation. The other fields may differ.
+// Continues reports whether a worker can continue with the state of another: whether routers would see no difference, and
+// their sources are the same.
 func (w *Worker) Continues(o *Worker) bool {
-	return w.Name == o.Name && w.Model == o.Model && w.Consolidate == o.Consolidate && slices.Equal(w.Sources, o.Sources)
+	return w.Name == o.Name && w.Model == o.Model && w.BlockSize == o.BlockSize && w.Endpoint == o.Endpoint &&
+		maps.Equal(w.Labels, o.Labels) && slices.Equal(w.Ranks, o.Ranks) &&
+		slices.Equal(w.Sources, o.Sources) && w.Consolidate == o.Consolidate
 }
