@@ -34,7 +34,7 @@ func (x *Index) applyEncoded(entries []byte) (ingestTime int64, err error) {
 		}
 		var t int64
 		if err == nil {
-			t, err = x.applyEncodedEntry(f.Bytes)
+			t, err = x.applyEncodedEntry(0, f.Bytes)
 		}
 		if err != nil {
 			return ingestTime, fmt.Errorf("entry after seq %d: %w", x.seq, err)
@@ -47,11 +47,11 @@ func (x *Index) applyEncoded(entries []byte) (ingestTime int64, err error) {
 	return ingestTime, nil
 }
 
-// applyEncodedEntry applies an encoded kvcast.v1.Entry whose events are its last fields.
-func (x *Index) applyEncodedEntry(b []byte) (ingestTime int64, err error) {
+// applyEncodedEntry applies an encoded kvcast.v1.Entry whose events are its last fields. Its field seq replaces the given
+// seq.
+func (x *Index) applyEncodedEntry(seq uint64, b []byte) (ingestTime int64, err error) {
 	var (
 		name, modelName []byte
-		seq             uint64
 		w               *worker
 	)
 	for len(b) > 0 {

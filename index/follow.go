@@ -39,8 +39,8 @@ type Follower struct {
 	changed chan struct{} // closed when applied next grows; nil if no reader waits
 }
 
-// NewFollower returns a follower of a journal's entries after the last one that the index has applied. The journal must
-// retain them. Run calls delay with the times from the receipt of an engine's batch until readers see it, for the
+// NewFollower returns a follower of a journal's entries after the last one that the index has applied when Run is called.
+// The journal must retain the entries after the last one that it has applied now. Run calls delay with the times from the receipt of an engine's batch until readers see it, for the
 // oldest batch of those that are applied together.
 func NewFollower(j Journal, x *Index, delay func(time.Duration)) *Follower {
 	f := &Follower{journal: j, index: x, delay: delay}
@@ -77,6 +77,7 @@ func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
 // blocks that were cleared or removed. It returns an error if the journal cannot be read,
 // after which the state is outdated.
 func (f *Follower) Run(ctx context.Context) error {
+	f.applied.Store(f.index.Seq())
 	reading := context.WithoutCancel(ctx)
 	for {
 		changed, ended := f.journal.Changed(), false
