@@ -38,9 +38,9 @@ type Checkpoint struct {
 	PipelineSeq uint64 `protobuf:"fixed64,4,opt,name=pipeline_seq,json=pipelineSeq,proto3" json:"pipeline_seq,omitempty"`
 	// The state of package pipeline.
 	Pipeline []byte `protobuf:"bytes,5,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
-	// The seq of the last entry whose effects index has completely. Some of its blocks may be of later entries, up to
-	// index_up_to.
-	IndexSeq  uint64 `protobuf:"fixed64,6,opt,name=index_seq,json=indexSeq,proto3" json:"index_seq,omitempty"`
+	// The seq of the last entry whose effects index has completely.
+	IndexSeq uint64 `protobuf:"fixed64,6,opt,name=index_seq,json=indexSeq,proto3" json:"index_seq,omitempty"`
+	// Some of the index's blocks may be of entries after index_seq, up to this one.
 	IndexUpTo uint64 `protobuf:"fixed64,7,opt,name=index_up_to,json=indexUpTo,proto3" json:"index_up_to,omitempty"`
 	// The state of package index.
 	Index         *IndexWorker `protobuf:"bytes,8,opt,name=index,proto3" json:"index,omitempty"`
