@@ -135,6 +135,16 @@ func (in *Interner) Reset() {
 	*in = NewInterner(in.budget)
 }
 
+// WithoutLimit calls do, in which the budget refuses nothing, and then reserves in the budget what the
+// interner has more than before. It is for state that was recovered, see budget.Budget.Adjust.
+func (in *Interner) WithoutLimit(do func()) {
+	b, before := in.budget, in.slotBytes+in.stringBytes
+	in.budget = nil
+	do()
+	in.budget = b
+	b.Adjust(in.slotBytes + in.stringBytes - before)
+}
+
 // At returns the set of a slot; the empty set if the slot is free.
 func (in *Interner) At(i uint32) Set { return in.slots[i].set }
 

@@ -77,6 +77,24 @@ func TestInternerKeepsTheSetsInUse(t *testing.T) {
 	})
 }
 
+// TestInternerExceedsItsBudgetWithoutLimit adds and releases sets of a budget that has no memory left.
+func TestInternerExceedsItsBudgetWithoutLimit(t *testing.T) {
+	bytes := budget.New("attribute_bytes", 1)
+	in := attribute.NewInterner(bytes)
+	var slot uint32
+	ok := false
+	in.WithoutLimit(func() { slot, ok = in.Acquire(attribute.Set{LoRA: "adapter"}) })
+	if !ok || bytes.Used() <= bytes.Limit() {
+		t.Errorf("without limit: acquired %t, %d bytes used, want more than %d", ok, bytes.Used(), bytes.Limit())
+	}
+	if _, ok := in.Acquire(attribute.Set{LoRA: "other"}); ok {
+		t.Error("with the limit again: got a slot beyond it")
+	}
+	if in.WithoutLimit(func() { in.Release(slot) }); bytes.Used() != 0 {
+		t.Errorf("after the last release: got %d bytes used, want 0", bytes.Used())
+	}
+}
+
 // TestInternerCopiesStrings overwrites the memory of a set's string after the call.
 func TestInternerCopiesStrings(t *testing.T) {
 	in, b := attribute.NewInterner(nil), []byte("adapter")

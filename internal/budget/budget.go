@@ -49,6 +49,14 @@ func (b *Budget) Release(n int64) {
 	}
 }
 
+// Adjust adds n units, which may be negative, to those reserved, even beyond the limit. It is for
+// state that is recovered, whose units were reserved before.
+func (b *Budget) Adjust(n int64) {
+	if b != nil {
+		b.used.Add(n)
+	}
+}
+
 // Full reports whether the limit is reached.
 func (b *Budget) Full() bool { return b != nil && b.limit > 0 && b.used.Load() >= b.limit }
 

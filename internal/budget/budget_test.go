@@ -28,12 +28,24 @@ func TestReserveStopsAtTheLimit(t *testing.T) {
 	}
 }
 
+func TestAdjustExceedsTheLimit(t *testing.T) {
+	b := budget.New("things", 10)
+	b.Adjust(15)
+	if b.Used() != 15 || b.Reserve(1) || !b.Full() {
+		t.Errorf("after adding 15 of 10: got %d used, want 15 and no more", b.Used())
+	}
+	if b.Adjust(-6); b.Used() != 9 || !b.Reserve(1) {
+		t.Errorf("after subtracting 6: got %d used, want 9 and one more", b.Used())
+	}
+}
+
 func TestBudgetWithoutLimitGrantsEverything(t *testing.T) {
 	for _, b := range []*budget.Budget{nil, new(budget.Budget), budget.New("things", 0)} {
 		if !b.Reserve(1 << 60) {
 			t.Errorf("%v: Reserve refused", b)
 		}
 		b.Release(1 << 60)
+		b.Adjust(0)
 		if b.Used() != 0 || b.Limit() != 0 {
 			t.Errorf("Used() = %d, Limit() = %d, want 0, 0", b.Used(), b.Limit())
 		}
