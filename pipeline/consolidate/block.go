@@ -118,7 +118,7 @@ const maxStaleSteps = 4096
 
 // makeRoom reports whether there is room for another block. It may remove a stale block.
 func (t *Tracker) makeRoom() bool {
-	return t.Len() < min(t.maxBlocks, maxRecords) || t.removeStale()
+	return t.Len() < maxRecords && t.check(t.Len() < t.maxBlocks) || t.removeStale()
 }
 
 // removeStale removes the oldest stale block, if it finds one within maxStaleSteps.
@@ -140,7 +140,7 @@ func (t *Tracker) removeStale() bool {
 // reserve reserves units of the budget for a whole event, if the budget has them. If not, use
 // reserves the units of each record.
 func (t *Tracker) reserve(units int) {
-	if t.budget.Reserve(int64(units)) {
+	if t.check(t.budget.Reserve(int64(units))) {
 		t.reserved += int64(units)
 	}
 }
@@ -164,7 +164,7 @@ func (t *Tracker) use(newName, newBlock bool) bool {
 		units += unitsPerBlock
 	}
 	for t.reserved < units {
-		if t.budget.Reserve(units - t.reserved) {
+		if t.check(t.budget.Reserve(units - t.reserved)) {
 			t.reserved = units
 		} else if !newBlock || !t.removeStale() {
 			return false

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/kvcast/kvcast/pipeline/copies"
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
 // childCounts counts, by block hash, the live names of a source whose parent is that block. It
@@ -26,15 +27,22 @@ const (
 // whether all are counted.
 func (t *Tracker) CountChildren(source int) bool {
 	c := &t.children[source]
+	if c.upTo == allNames {
+		return true
+	}
+	t.recorder.call(statev1.TrackerCall_KIND_COUNT_CHILDREN, t.rank, source)
 	if c.Children == nil {
 		c.Children = make(copies.Children)
 	}
 	for range namesPerStep {
-		if c.upTo >= t.names.last {
+		if c.upTo >= t.names.peak {
 			c.upTo = allNames
 			return true
 		}
 		c.upTo++
+		if c.upTo > t.names.last { // the number of steps is the same as before the names were restored
+			continue
+		}
 		if n := t.names.at(c.upTo); n.block != 0 && n.source() == source && n.live() {
 			t.addToParent(c.upTo)
 		}

@@ -4,8 +4,10 @@ package consolidate
 // by numbers from 1.
 type slab[R any] struct {
 	chunks [][]R
-	last   uint32   // highest number allocated so far
-	free   []uint32 // released numbers
+	last   uint32 // highest number allocated so far
+	// peak is the greatest number of records at once: last, unless the records were restored.
+	peak uint32
+	free []uint32 // released numbers
 }
 
 // slabChunk is the number of records allocated together.
@@ -22,6 +24,7 @@ func (s *slab[R]) allocate() uint32 {
 		return id
 	}
 	s.last++
+	s.peak = max(s.peak, s.last)
 	if int(s.last/slabChunk) >= len(s.chunks) {
 		s.chunks = append(s.chunks, make([]R, slabChunk))
 	}

@@ -3,6 +3,9 @@
 //
 // Each source's stores and removes flow in. The changes that routers apply flow out: a block is
 // stored when the first source stores it, and removed when the last source removes it.
+//
+// Those changes do not determine a Tracker. AppendState and Restore store its state, and a Recorder and Replay the calls
+// since then; a tracker that was restored decides everything as the original does.
 package consolidate
 
 import (
@@ -14,6 +17,7 @@ import (
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/internal/hashtable"
 	"github.com/kvcast/kvcast/pipeline/copies"
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
 // Tracker records which of a worker's sources have which blocks of one dp rank. It queues
@@ -70,6 +74,11 @@ type Tracker struct {
 	// reserved units are not used yet.
 	budget   *budget.Budget
 	reserved int64
+	// recorder records calls as those of a dp rank; nil if they are not recorded.
+	recorder *Recorder
+	rank     uint32
+	// checks are those of the current Store; nil if it is neither recorded nor replayed.
+	checks *checks
 }
 
 const (
@@ -146,9 +155,10 @@ type blockStore struct {
 
 // Store applies a store event of a source. op is its effect on blocks that the source has.
 func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
+	defer t.recorder.store(t.rank, source, e, op)
 	var scope uint32
 	if len(e.TokensHashes) == len(e.BlockHashes) {
-		slot, ok := t.scopes.Acquire(attribute.Set{LoRA: e.LoRAName, Salt: e.CacheSalt})
+		slot, ok := t.acquireScope(e)
 		if !ok {
 			t.counts.Refused[RefusedAttributes] += uint64(len(e.BlockHashes))
 			return
@@ -181,6 +191,14 @@ func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
 		}
 		parent = t.parentBlock(id, hash)
 	}
+}
+
+// acquireScope returns the slot of an event's scope; ok is false if the budget has no memory for it.
+func (t *Tracker) acquireScope(e *wire.Event) (slot uint32, ok bool) {
+	if !t.checks.failsNext() { // else the interner must not change
+		slot, ok = t.scopes.Acquire(attribute.Set{LoRA: e.LoRAName, Salt: e.CacheSalt})
+	}
+	return slot, t.check(ok)
 }
 
 // parentBlock describes the parent of a stored block.
@@ -226,7 +244,7 @@ func (t *Tracker) storeBlock(s *blockStore, c content) (id uint32, isNew bool) {
 	}
 	becomesLive := nameID == 0 || !live
 	if becomesLive {
-		if t.liveNames >= t.sources*t.maxBlocks || nameID == 0 && t.names.len() >= maxRecords || id == 0 && !t.makeRoom() {
+		if !t.check(t.liveNames < t.sources*t.maxBlocks) || nameID == 0 && t.names.len() >= maxRecords || id == 0 && !t.makeRoom() {
 			t.counts.Refused[RefusedRank]++
 			return 0, false
 		}
@@ -278,6 +296,7 @@ func (t *Tracker) identify(id, into uint32, c content) (_ uint32, isNew bool) {
 
 // Remove applies a remove of a block by a source.
 func (t *Tracker) Remove(source int, hash uint64, op copies.Op) {
+	t.recorder.remove(t.rank, source, hash, op)
 	defer t.unreserve()
 	nameID := t.name(source, hash)
 	if nameID == 0 {
@@ -304,6 +323,7 @@ func (t *Tracker) Remove(source int, hash uint64, op copies.Op) {
 // ClearSource removes all blocks of a source whose engine restarted or cleared its cache. If no
 // source has a block afterwards, it returns true and queues no changes.
 func (t *Tracker) ClearSource(source int) (empty bool) {
+	t.recorder.call(statev1.TrackerCall_KIND_CLEAR_SOURCE, t.rank, source)
 	defer t.unreserve()
 	if n := t.live[source]; 0 < n && n < t.liveNames {
 		for id := t.oldest; id != 0; {
@@ -312,7 +332,7 @@ func (t *Tracker) ClearSource(source int) (empty bool) {
 			id = newer
 		}
 	} else if n > 0 {
-		t.Reset() // no other source has a block
+		t.reset() // no other source has a block
 	}
 	if empty = t.Len() == 0; empty {
 		t.changes, t.removed = t.changes[:0], t.removed[:0]
@@ -323,6 +343,7 @@ func (t *Tracker) ClearSource(source int) (empty bool) {
 // Gap makes all names of a source stale, with one copy each, without visiting them. It returns
 // false if the source has had maxGeneration gaps.
 func (t *Tracker) Gap(source int) bool {
+	t.recorder.call(statev1.TrackerCall_KIND_GAP, t.rank, source)
 	if t.generations[source] == maxGeneration {
 		return false
 	}
@@ -337,6 +358,7 @@ func (t *Tracker) RemoveBlocks(routerHashes []uint64) {
 	if len(routerHashes) == 0 {
 		return
 	}
+	t.recorder.removeBlocks(t.rank, routerHashes)
 	defer t.unreserve()
 	for id := t.oldest; id != 0; {
 		newer := t.blocks.at(id).newer
@@ -347,12 +369,18 @@ func (t *Tracker) RemoveBlocks(routerHashes []uint64) {
 	}
 }
 
-// Reset removes all blocks and names. It queues no changes.
+// Reset removes all blocks and names, after which the tracker is like a new one. It queues no changes.
 func (t *Tracker) Reset() {
+	t.recorder.call(statev1.TrackerCall_KIND_RESET, t.rank, 0)
+	t.reset()
+}
+
+func (t *Tracker) reset() {
 	t.reserved += int64(unitsPerBlock*t.blocks.len() + t.names.len())
 	t.unreserve()
 	t.scopes.Reset()
 	empty := New(t.sources, t.maxBlocks, t.budget, nil, t.counts)
-	empty.changes, empty.removed, empty.generations, empty.scopes = t.changes, t.removed, t.generations, t.scopes
+	empty.changes, empty.removed, empty.scopes = t.changes, t.removed, t.scopes
+	empty.recorder, empty.rank, empty.checks = t.recorder, t.rank, t.checks
 	*t = *empty
 }

@@ -1,0 +1,23 @@
+// Package statev1 has the messages kvcast.state.v1, in which kvcast stores state beside a durable journal. They are not part of
+// the contract with routers. buf generates them from the .proto files in this folder. fields.go has the numbers of the fields
+// that kvcast encodes without generated code.
+package statev1
+
+import "google.golang.org/protobuf/encoding/protowire"
+
+// Field numbers of messages that the hot path encodes without generated code. A test compares them with
+// the descriptors.
+const (
+	TrackerCallsCallsField protowire.Number = 1
+
+	TrackerCallKindField         protowire.Number = 1
+	TrackerCallRankField         protowire.Number = 2
+	TrackerCallSourceField       protowire.Number = 3
+	TrackerCallOpField           protowire.Number = 4
+	TrackerCallBlockHashesField  protowire.Number = 5
+	TrackerCallTokensHashesField protowire.Number = 6
+	TrackerCallParentHashField   protowire.Number = 7
+	TrackerCallLoraNameField     protowire.Number = 8
+	TrackerCallCacheSaltField    protowire.Number = 9
+	TrackerCallFailedChecksField protowire.Number = 10
+)

@@ -1,0 +1,42 @@
+package statev1_test
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
+)
+
+func TestFieldNumbersMatchDescriptors(t *testing.T) {
+	type fields map[protoreflect.Name]protowire.Number
+	for _, tt := range []struct {
+		message protoreflect.ProtoMessage
+		fields  fields
+	}{
+		{&statev1.TrackerCalls{}, fields{"calls": statev1.TrackerCallsCallsField}},
+		{&statev1.TrackerCall{}, fields{
+			"kind":          statev1.TrackerCallKindField,
+			"rank":          statev1.TrackerCallRankField,
+			"source":        statev1.TrackerCallSourceField,
+			"op":            statev1.TrackerCallOpField,
+			"block_hashes":  statev1.TrackerCallBlockHashesField,
+			"tokens_hashes": statev1.TrackerCallTokensHashesField,
+			"parent_hash":   statev1.TrackerCallParentHashField,
+			"lora_name":     statev1.TrackerCallLoraNameField,
+			"cache_salt":    statev1.TrackerCallCacheSaltField,
+			"failed_checks": statev1.TrackerCallFailedChecksField,
+		}},
+	} {
+		message := tt.message.ProtoReflect().Descriptor()
+		for name, got := range tt.fields {
+			field := message.Fields().ByName(name)
+			if field == nil {
+				t.Errorf("%s has no field %s", message.FullName(), name)
+			} else if want := field.Number(); got != want {
+				t.Errorf("%s.%s: got field number %d, want %d", message.FullName(), name, got, want)
+			}
+		}
+	}
+}
