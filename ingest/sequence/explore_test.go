@@ -123,13 +123,29 @@ func (w *world) appendKey(b []byte) []byte {
 	}
 	m, l := w.m, w.left
 	b = append(b, l.batches, l.losses, l.restarts, l.cuts, l.holes, l.failures, l.forgets, l.silences,
-		l.duplicates, l.malformed, l.overruns, l.unstored)
-	v := &w.view
-	for _, blocks := range v.blocks {
-		num(uint64(blocks))
+		l.duplicates, l.malformed, l.overruns, l.unstored, l.crashes)
+	view := func(v *worldView) {
+		for _, blocks := range v.blocks {
+			num(uint64(blocks))
+		}
+		flag(v.reported, v.begun, v.conflict, v.doubted)
+		num(v.last)
 	}
-	flag(v.reported, v.begun, v.conflict, w.sent, w.request != nil, w.lossless, w.alone)
-	num(w.answered, v.last, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
+	view(&w.view)
+	if l.crashes > 0 {
+		cursor := func(c *Cursor) {
+			num(c.Seq, c.Batch, c.Fingerprint.Hash)
+			flag(c.Started, c.Delivered, c.EpochKnown, c.Restarted, c.PossibleRestart, c.Conflicted, c.HasReplay)
+			b = append(append(b, c.Epoch...), '/')
+		}
+		cursor(&w.cursor)
+		for i := range w.durable {
+			view(&w.durable[i].view)
+			cursor(&w.durable[i].cursor)
+		}
+	}
+	flag(w.sent, w.request != nil, w.lossless, w.alone, m.resumedConflict, m.replayEndpoint != "")
+	num(w.answered, w.incarnation, w.next, uint64(w.stored), uint64(w.replies), w.repliesOf)
 	for _, p := range [...]*pipe{&w.current, &w.former} {
 		connection(p.id)
 		num(p.incarnation, uint64(p.inFlight))
@@ -204,6 +220,24 @@ func TestExhaustiveSmallWorlds(t *testing.T) {
 		{"listener, restart with epochs", true, true, true, limits{batches: 4, losses: 1, restarts: 1}},
 		{"listener, two restarts with epochs", true, true, true, limits{batches: 4, restarts: 2}},
 		{"listener, two restarts", true, false, true, limits{batches: 3, restarts: 2}},
+		{"crash", true, false, false, limits{batches: 4, losses: 2, crashes: 1}},
+		{"crashes", true, false, false, limits{batches: 4, losses: 1, crashes: 2}},
+		{"crashes and restart", true, false, false, limits{batches: 3, restarts: 1, crashes: 2}},
+		{"crash and holes", true, false, false, limits{batches: 4, losses: 1, holes: 1, crashes: 1}},
+		{"crash and restart", true, false, false, limits{batches: 3, restarts: 1, crashes: 1}},
+		{"crash and restart with epochs", true, true, false, limits{batches: 3, restarts: 1, crashes: 1}},
+		{"crash and cut", true, false, false, limits{batches: 3, losses: 1, cuts: 1, crashes: 1}},
+		{"crash and forgotten replays", true, false, false, limits{batches: 3, losses: 1, forgets: 2, crashes: 1}},
+		{"crash, restart and forgotten replays", true, false, false, limits{batches: 3, forgets: 1, restarts: 1, crashes: 1}},
+		{"crash and failing replays", true, false, false, limits{batches: 3, losses: 1, failures: 1, crashes: 1}},
+		{"crash and faults of messages", true, false, false, limits{batches: 3, duplicates: 1, malformed: 1, overruns: 1, crashes: 1}},
+		{"crash of a listener", true, false, true, limits{batches: 3, restarts: 1, crashes: 1}},
+		{"crash of a listener and cut", true, false, true, limits{batches: 3, cuts: 1, crashes: 1}},
+		{"crash of a listener with epochs", true, true, true, limits{batches: 3, restarts: 1, crashes: 1}},
+		{"crashes without replay", false, false, false, limits{batches: 5, losses: 1, restarts: 1, crashes: 2}},
+		{"crash without replay, faults of messages", false, false, false, limits{batches: 4, duplicates: 1, malformed: 1, overruns: 1, restarts: 1, crashes: 1}},
+		{"crashes without replay, with epochs", false, true, false, limits{batches: 5, losses: 1, restarts: 1, crashes: 2}},
+		{"crash of a listener without replay", false, false, true, limits{batches: 4, losses: 1, restarts: 1, crashes: 1}},
 		{"without replay", false, false, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},
 		{"without replay, faults of messages", false, false, false, limits{batches: 5, losses: 1, duplicates: 1, malformed: 1, overruns: 1, restarts: 1}},
 		{"without replay, with epochs", false, true, false, limits{batches: 6, losses: 2, restarts: 2, cuts: 2}},

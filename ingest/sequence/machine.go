@@ -10,6 +10,9 @@
 // socket still has. If a restart of the engine can be neither confirmed nor excluded, a possible
 // restart is reported.
 //
+// A Cursor, which follows from the actions, is what another Machine needs to continue where one ended, with the same
+// guarantees over both.
+//
 // A Machine is pure: it uses no socket, clock, lock, log or metric, and its inputs determine its
 // outputs. It is not safe for concurrent use.
 package sequence
@@ -115,6 +118,8 @@ type Machine struct {
 	hasUnbuffered bool
 
 	conflict conflict
+	// resumedConflict reports whether there was a conflict before Resume, until the next connection.
+	resumedConflict bool
 	// overrunPending reports whether messages were dropped since the last batch that was read.
 	// At overrunUntil a gap is reported, unless a batch shows before which seqs were dropped.
 	overrunPending bool
@@ -186,6 +191,12 @@ func (m *Machine) Connect(now time.Time, c Connection) []Action {
 	if !m.order.reading() {
 		m.hasUnbuffered = false // the batch may be of another incarnation
 	}
+	if m.resumedConflict && m.replayEndpoint != "" {
+		// The blocks of the two publishers cannot be distinguished.
+		m.restart(EvidenceConflict, m.order.last)
+		m.former = former{}
+	}
+	m.resumedConflict = false
 	switch {
 	case m.replayEndpoint != "" && first:
 		m.startRepair(now, CauseStart)
@@ -344,7 +355,7 @@ func (m *Machine) Reset() []Action {
 	m.absentUntil = time.Time{}
 	m.overrunPending, m.overrunUntil = false, time.Time{}
 	m.hasUnbuffered = false
-	m.conflict, m.former = conflict{}, former{}
+	m.conflict, m.former, m.resumedConflict = conflict{}, former{}, false
 	m.forgetIncarnation()
 	m.restarts = 0
 	m.state = Starting

@@ -167,7 +167,7 @@ func TestViewEqualsTheEngineOrTheLossIsReported(t *testing.T) {
 			batches: uint8(2 + below(t, 40, "batches")), losses: upTo(6, "losses"), restarts: upTo(3, "restarts"),
 			cuts: upTo(3, "cuts"), holes: upTo(3, "holes"), failures: upTo(3, "failures"), forgets: upTo(20, "forgets"),
 			silences: upTo(3, "silences"), duplicates: upTo(5, "duplicates"), malformed: upTo(5, "malformed"),
-			overruns: upTo(2, "overruns"), unstored: upTo(2, "unstored"), waits: upTo(2, "waits"),
+			overruns: upTo(2, "overruns"), unstored: upTo(2, "unstored"), crashes: upTo(2, "crashes"), waits: upTo(2, "waits"),
 		}, below(t, 4, "replay") > 0, below(t, 4, "epochs") == 0, rapid.Bool().Draw(t, "listens"))
 		for range 10 + below(t, 128, "steps") {
 			var next []string

@@ -257,9 +257,13 @@ func (m *Machine) compare(q *request, b *Batch) bool {
 			q.cut = cutRestart
 		}
 	case q.target == targetRest && b.Seq == m.order.last && !q.sameIncarnation:
-		if remembered && known != b.Fingerprint {
+		switch {
+		case !remembered: // it was reported as lost
+			m.reportPossibleRestart()
+			q.sameIncarnation = true
+		case known != b.Fingerprint:
 			q.cut = cutRestart
-		} else {
+		default:
 			q.sameIncarnation = true
 		}
 	default:

@@ -29,6 +29,7 @@ type script struct {
 	connection ConnectionID
 	// request is the request in progress; nil if there is none.
 	request *Request
+	cursor  Cursor // after the actions
 	lines   []string
 	actions []Kind // kinds of all other actions
 }
@@ -40,6 +41,8 @@ func newScript(t testing.TB) *script {
 // do records actions: in request, lines or actions.
 func (s *script) do(actions []Action) {
 	for _, a := range actions {
+		s.cursor.Apply(&a)
+		s.cursor.HasReplay = s.m.ReplayEndpoint() != ""
 		switch a.Kind {
 		case Deliver:
 			if !a.Batch.Malformed {

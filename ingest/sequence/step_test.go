@@ -80,6 +80,21 @@ var steps = []step{
 		},
 		func(w *world) { w.disconnect(&w.current, true) },
 	},
+	{
+		"crash",
+		func(w *world) bool { return w.left.crashes > 0 },
+		func(w *world) { w.left.crashes--; w.crash(w.durable[0]) },
+	},
+	{
+		"crash, one call not stored",
+		func(w *world) bool { return w.left.crashes > 0 && w.durable[1] != w.durable[0] },
+		func(w *world) { w.left.crashes--; w.crash(w.durable[1]) },
+	},
+	{
+		"crash, two calls not stored",
+		func(w *world) bool { return w.left.crashes > 0 && w.durable[2] != w.durable[1] },
+		func(w *world) { w.left.crashes--; w.crash(w.durable[2]) },
+	},
 	{"send", func(w *world) bool { return w.request != nil && !w.sent }, (*world).send},
 	{"reply", func(w *world) bool { return w.replies != 0 }, (*world).reply},
 	{

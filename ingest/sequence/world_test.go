@@ -5,12 +5,16 @@ import (
 	"math/bits"
 	"strconv"
 	"time"
+
+	"github.com/kvcast/kvcast/feed"
 )
 
 // limits are how often each kind of event may occur in a world.
 type limits struct {
 	batches, losses, restarts, cuts, holes, failures, forgets, silences uint8
 	duplicates, malformed, overruns, unstored                           uint8
+	// crashes are ends of kvcast, which then starts again.
+	crashes uint8
 	// waits are minutes that pass. Exhaustive tests have none, because keys do not contain the time.
 	waits uint8
 }
@@ -25,8 +29,12 @@ type limits struct {
 type world struct {
 	m      *Machine
 	view   worldView
-	epochs bool // the engine names its incarnation
-	replay bool // the engine has a replay socket
+	cursor Cursor
+	// durable are the states after the last three calls of the lane, the newest first. After a crash, kvcast continues
+	// with one of them: calls that were not stored are lost with it.
+	durable [3]durableState
+	epochs  bool // the engine names its incarnation
+	replay  bool // the engine has a replay socket
 	// listens reports whether the engine connects. Then its next connection may be known before the
 	// end of the former connection.
 	listens bool
@@ -51,6 +59,12 @@ type world struct {
 	now      time.Time
 	lossless bool      // no fault so far permits a report of a loss
 	trace    *[]string // records the actions; nil if not needed
+}
+
+// durableState is a router's state, and the cursor that is stored with it.
+type durableState struct {
+	view   worldView
+	cursor Cursor
 }
 
 // pipe is a connection on which an engine publishes. The zero value is none.
@@ -87,7 +101,9 @@ type worldView struct {
 	begun    bool
 	// conflict reports whether batches of two publishers were delivered, which have no order.
 	conflict bool
-	wrong    string // describes an error in the order of batches; empty if there is none
+	// doubted reports whether a possible restart was reported, or that the replay socket no longer has a batch.
+	doubted bool
+	wrong   string // describes an error in the order of batches; empty if there is none
 }
 
 func (v *worldView) do(a *Action) {
@@ -110,7 +126,11 @@ func (v *worldView) do(a *Action) {
 		v.reported = v.reported || a.Missed > 0
 	case ReportGap:
 		v.reported = true
+		v.doubted = v.doubted || a.Reason == feed.GapPossibleRestart || a.Reason == feed.GapReplayForgotten
 		if a.Missed > 0 {
+			if !v.conflict && v.begun && a.First != v.last+1 {
+				v.wrong = fmt.Sprintf("gap from %d after %d", a.First, v.last)
+			}
 			v.begun, v.last = true, a.Last
 		}
 	case ReportConflict:
@@ -127,7 +147,13 @@ func (w *world) do(actions []Action) {
 		if a.Kind == Deliver && isLate(a.Batch) && a.Batch.Fingerprint.Hash>>32 < w.answered {
 			w.view.wrong = fmt.Sprintf("late batch %d of an incarnation before that of the replies", a.Batch.Seq)
 		}
+		// With epochs, late batches of an earlier incarnation may lead to a restart too many, which is repaired.
+		if a.Kind == ReportRestart && a.Evidence != EvidenceConflict && w.replay && w.lossless && !w.epochs && !w.view.conflict &&
+			w.view.begun && w.view.blocks == only(w.incarnation, w.view.blocks[w.incarnation]) {
+			w.view.wrong = "a restart of an engine that did not restart"
+		}
 		w.view.do(a)
+		w.log(a)
 		if w.trace != nil {
 			*w.trace = append(*w.trace, describe(a))
 		}
@@ -145,6 +171,34 @@ func (w *world) do(actions []Action) {
 	}
 	if w.request == nil && !w.m.retryAt().IsZero() {
 		w.do(w.m.Tick(w.now.Add(maxRetryWait), true))
+	}
+}
+
+// log makes the state durable if the lane is called for the action.
+func (w *world) log(a *Action) {
+	w.cursor.Apply(a)
+	w.cursor.HasReplay = w.m.ReplayEndpoint() != ""
+	if a.Kind == ReportGap || a.Kind == ReportRestart || a.Kind == Deliver && !a.Batch.Malformed {
+		copy(w.durable[1:], w.durable[:])
+		w.durable[0] = durableState{w.view, w.cursor}
+	}
+}
+
+// crash ends kvcast, and starts it again in a durable state. What was in flight is lost.
+func (w *world) crash(s durableState) {
+	w.view, w.cursor = s.view, s.cursor
+	for i := range w.durable {
+		w.durable[i] = s
+	}
+	w.current, w.former = pipe{}, pipe{}
+	w.request, w.sent, w.replies, w.alone, w.answered = nil, false, 0, false, 0
+	w.m = New(w.m.cfg)
+	if s.cursor != (Cursor{}) {
+		replay := ""
+		if w.replay {
+			replay = replayEndpoint
+		}
+		w.m.Resume(w.now, &s.cursor, replay)
 	}
 }
 
@@ -321,14 +375,21 @@ func (w *world) settle() string {
 	return "it does not come to an end"
 }
 
+// only returns the blocks of one incarnation.
+func only(incarnation uint64, blocks seqSet) (all [len(worldView{}.blocks)]seqSet) {
+	all[incarnation] = blocks
+	return all
+}
+
 func (w *world) check() string {
-	var want [len(w.view.blocks)]seqSet
-	want[w.incarnation] = 1<<w.next - 1
+	want := only(w.incarnation, 1<<w.next-1)
 	switch v := w.view; {
 	case v.wrong != "":
 		return v.wrong
 	case v.blocks != want && !v.reported:
 		return fmt.Sprintf("blocks %b, want %b, and nothing is reported", v.blocks, want)
+	case v.blocks[w.incarnation] != 0 && v.blocks != only(w.incarnation, v.blocks[w.incarnation]) && !v.doubted && !v.conflict:
+		return "a restart is neither detected nor reported as possible"
 	case v.reported && w.replay && w.lossless:
 		return "a loss is reported that could have been repaired"
 	case w.m.Replaying() || w.m.buffer.head() != nil || w.m.State() != Live:

@@ -1,0 +1,94 @@
+package sequence
+
+import (
+	"time"
+
+	"github.com/kvcast/kvcast/feed"
+)
+
+// Cursor is what a Machine needs to continue where another one ended: see Machine.Resume. It follows from the
+// actions alone, so that there is a cursor after each action, also within the actions of one input. The zero
+// Cursor is that of a new Machine.
+type Cursor struct {
+	// Started reports whether a batch of the incarnation was read or reported as lost; Seq is the last seq.
+	Started bool
+	Seq     uint64
+	// Delivered reports whether a batch of the incarnation was delivered; Batch is the seq of the last one, and
+	// Fingerprint its fingerprint.
+	Delivered   bool
+	Batch       uint64
+	Fingerprint Fingerprint
+	// Epoch and Publisher are the identifiers in the incarnation's batches; Epoch is valid if EpochKnown.
+	Epoch      string
+	EpochKnown bool
+	Publisher  string
+	// Restarted reports whether an earlier incarnation was read.
+	Restarted bool
+	// PossibleRestart reports whether a possible restart was reported since the last batch.
+	PossibleRestart bool
+	// Conflicted reports whether batches of two publishers were read.
+	Conflicted bool
+	// HasReplay reports whether the batches were read with a replay socket: Machine.ReplayEndpoint is set. The caller
+	// sets it.
+	HasReplay bool
+}
+
+// Apply makes c the cursor after an action.
+func (c *Cursor) Apply(a *Action) {
+	switch a.Kind {
+	case Deliver:
+		b := a.Batch
+		c.Started, c.Seq = true, b.Seq
+		c.Delivered, c.Batch, c.Fingerprint = true, b.Seq, b.Fingerprint
+		c.PossibleRestart = false
+		if !c.Conflicted {
+			c.identify(b)
+		}
+	case ReportGap:
+		if a.Missed > 0 {
+			c.Started, c.Seq = true, a.Last
+		}
+		if a.Reason == feed.GapPossibleRestart {
+			c.PossibleRestart = true
+		}
+	case ReportBegin:
+		if a.FirstContact && a.Missed > 0 {
+			c.Started, c.Seq = true, a.Last
+		}
+	case ReportRestart:
+		*c = Cursor{Restarted: true}
+	case ReportConflict:
+		c.Conflicted = true
+	default:
+	}
+}
+
+// identify adds the identifiers of a batch.
+func (c *Cursor) identify(b *Batch) {
+	i := incarnation{epoch: c.Epoch, publisher: c.Publisher, epochKnown: c.EpochKnown}
+	i.record(b)
+	c.Epoch, c.Publisher, c.EpochKnown = i.epoch, i.publisher, i.epochKnown
+}
+
+// Resume makes a new Machine continue at a cursor, as if its connection had been closed at now. replay is the endpoint
+// of the replay socket; empty if there is none or it is unknown. The history has only the last batch that was delivered.
+func (m *Machine) Resume(now time.Time, c *Cursor, replay string) {
+	if c.Delivered {
+		m.order.history.add(c.Batch, c.Fingerprint)
+	}
+	if c.Started {
+		m.order.skipTo(c.Seq)
+	}
+	m.incarnation = incarnation{epoch: c.Epoch, publisher: c.Publisher, epochKnown: c.EpochKnown}
+	if c.Restarted {
+		m.restarts = 1
+	}
+	if c.HasReplay {
+		m.useReplay(replay)
+	}
+	m.possibleRestartReported = c.PossibleRestart
+	m.resumedConflict = c.Conflicted
+	m.connections = 3 // one connection, and then none
+	m.absentUntil = now.Add(m.cfg.Grace)
+	m.state = m.settledState()
+}
