@@ -73,6 +73,8 @@ type Rules struct {
 	// names caches the salts in extra keys.
 	names  interner
 	budget Budget
+	// changes are recorded after TrackChanges; nil before.
+	changes *changes
 }
 
 // NewRules returns the rules of a source. blockSize is the block size of the source's worker.
@@ -108,6 +110,9 @@ func (r *Rules) Reset(rank uint32) {
 	before := len(r.groups)
 	maps.DeleteFunc(r.groups, func(g group, _ bool) bool { return g.rank == rank })
 	r.budget.Release(int64(groupCost * (before - len(r.groups))))
+	if before != len(r.groups) || r.salts.ranks[rank] != nil {
+		r.changes.reset(rank)
+	}
 	r.hasLast = false
 	r.salts.clear(rank)
 }
@@ -224,6 +229,9 @@ func (r *Rules) learnGroup(g group, main bool) {
 	}
 	if _, ok := r.groups[g]; !ok && (len(r.groups) >= maxGroups || !r.budget.Reserve(groupCost)) {
 		return
+	}
+	if known, ok := r.groups[g]; !ok || known != main {
+		r.changes.addGroup(g)
 	}
 	r.groups[g] = main
 	r.lastGroup, r.lastMain, r.hasLast = g, main, true

@@ -60,6 +60,8 @@ type salts struct {
 	budget Budget
 	// maxBlocks is maxSaltedBlocks, or fewer in tests.
 	maxBlocks int
+	// changes are recorded after Rules.TrackChanges; nil before.
+	changes *changes
 }
 
 // saltName is a salt, and the number of blocks that have the salt.
@@ -154,11 +156,7 @@ func (s *salts) record(ev *Event, rank uint32, id saltID) {
 			s.drop(id)
 			return
 		}
-		if s.ranks == nil {
-			s.ranks = make(map[uint32]*saltedRank)
-		}
-		r = &saltedRank{blocks: make(map[uint64]saltedBlock)}
-		s.ranks[rank] = r
+		r = s.addRank(rank)
 	}
 	for _, h := range ev.BlockHashes {
 		b, ok := r.blocks[h]
@@ -172,20 +170,30 @@ func (s *salts) record(ev *Event, rank uint32, id saltID) {
 			continue
 		case !s.reserveBlock():
 			r.incomplete = true
+			s.changes.touch(rank)
 			continue
 		default:
 			s.blocks++
 			b.salt = id
-			if id >= firstSalt {
-				s.names[id-firstSalt].blocks++
-			}
+			s.retain(id)
 		}
 		if n := &b.copies[ev.Tier-TierDevice]; *n < manyCopies {
 			*n++
 		}
 		r.blocks[h] = b
+		s.changes.addBlock(rank, h)
 	}
 	s.drop(id)
+}
+
+// addRank adds a rank without blocks.
+func (s *salts) addRank(rank uint32) *saltedRank {
+	if s.ranks == nil {
+		s.ranks = make(map[uint32]*saltedRank)
+	}
+	r := &saltedRank{blocks: make(map[uint64]saltedBlock)}
+	s.ranks[rank] = r
+	return r
 }
 
 // reserveBlock reserves memory for another block, and reports whether there was room.
@@ -206,15 +214,26 @@ func (s *salts) remove(ev *Event, rank uint32) {
 			continue
 		}
 		*n--
+		s.changes.addBlock(rank, h)
 		if b.copies != ([NumTiers - 1]uint8{}) {
 			r.blocks[h] = b
 			continue
 		}
-		delete(r.blocks, h)
-		s.blocks--
-		s.budget.Release(saltedBlockCost)
-		s.release(b.salt)
+		s.forget(r, h, b.salt)
 	}
+	s.dropRank(rank, r)
+}
+
+// forget deletes a block with a salt.
+func (s *salts) forget(r *saltedRank, hash uint64, id saltID) {
+	delete(r.blocks, hash)
+	s.blocks--
+	s.budget.Release(saltedBlockCost)
+	s.release(id)
+}
+
+// dropRank removes a rank if it has no salted blocks.
+func (s *salts) dropRank(rank uint32, r *saltedRank) {
 	if len(r.blocks) == 0 && !r.incomplete {
 		delete(s.ranks, rank)
 	}
@@ -226,12 +245,20 @@ func (s *salts) clear(rank uint32) {
 	if r == nil {
 		return
 	}
+	s.changes.clearSalts(rank)
 	for _, b := range r.blocks {
 		s.release(b.salt)
 	}
 	s.blocks -= len(r.blocks)
 	s.budget.Release(int64(saltedBlockCost * len(r.blocks)))
 	delete(s.ranks, rank)
+}
+
+// retain increments the number of blocks that have a salt.
+func (s *salts) retain(id saltID) {
+	if id >= firstSalt {
+		s.names[id-firstSalt].blocks++
+	}
 }
 
 // release decrements the number of blocks that have a salt.

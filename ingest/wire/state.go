@@ -1,0 +1,285 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
+)
+
+// TrackChanges makes Changes return what changes from now on.
+func (r *Rules) TrackChanges() {
+	r.changes = new(changes)
+	r.salts.changes = r.changes
+}
+
+// RawID returns the last raw event id.
+func (r *Rules) RawID() uint64 { return r.rawID }
+
+// Changed reports whether Changes would return changes.
+func (r *Rules) Changed() bool { return len(r.changes.ranks) > 0 }
+
+// Changes returns the changes of groups and salted blocks since the last call. TrackChanges was called.
+func (r *Rules) Changes() *statev1.IngestSource {
+	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
+	for i := range r.changes.ranks {
+		c := &r.changes.ranks[i]
+		rank := e.rank(c.rank)
+		rank.Cleared, rank.SaltsCleared = c.reset, c.saltsCleared && !c.reset
+		for _, idx := range c.groups {
+			e.group(rank, idx)
+		}
+		for _, hash := range c.blocks {
+			e.block(rank, hash)
+		}
+	}
+	r.changes.ranks = nil
+	return e.source
+}
+
+// State returns the groups and salted blocks.
+func (r *Rules) State() *statev1.IngestSource {
+	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
+	ranks := make(map[uint32]*statev1.IngestRank)
+	rankOf := func(rank uint32) *statev1.IngestRank {
+		if ranks[rank] == nil {
+			ranks[rank] = e.rank(rank)
+		}
+		return ranks[rank]
+	}
+	for g := range r.groups {
+		e.group(rankOf(g.rank), g.idx)
+	}
+	for rank, salted := range r.salts.ranks {
+		s := rankOf(rank)
+		for hash := range salted.blocks {
+			e.block(s, hash)
+		}
+	}
+	return e.source
+}
+
+// stateEncoder adds parts of the state of Rules to a message.
+type stateEncoder struct {
+	rules  *Rules
+	source *statev1.IngestSource
+	salts  map[saltID]uint32 // 1 plus the index in the message
+}
+
+func (e *stateEncoder) rank(rank uint32) *statev1.IngestRank {
+	s := &statev1.IngestRank{Rank: rank}
+	if salted := e.rules.salts.ranks[rank]; salted != nil {
+		s.Incomplete = salted.incomplete
+	}
+	e.source.Ranks = append(e.source.Ranks, s)
+	return s
+}
+
+func (e *stateEncoder) group(to *statev1.IngestRank, idx int64) {
+	if e.rules.groups[group{to.Rank, idx}] {
+		to.MainGroups = append(to.MainGroups, idx)
+	} else {
+		to.OtherGroups = append(to.OtherGroups, idx)
+	}
+}
+
+func (e *stateEncoder) block(to *statev1.IngestRank, hash uint64) {
+	var b saltedBlock
+	if salted := e.rules.salts.ranks[to.Rank]; salted != nil {
+		b = salted.blocks[hash]
+	}
+	copies := uint32(0)
+	for i, n := range b.copies {
+		copies |= uint32(n) << (8 * i)
+	}
+	to.SaltedBlocks = append(to.SaltedBlocks, hash)
+	to.BlockSalts = append(to.BlockSalts, e.salt(b.salt))
+	to.BlockCopies = append(to.BlockCopies, copies)
+}
+
+// salt returns the number of a salt in the message.
+func (e *stateEncoder) salt(id saltID) uint32 {
+	if id < firstSalt {
+		return 0
+	}
+	n, ok := e.salts[id]
+	if !ok {
+		e.source.Salts = append(e.source.Salts, []byte(e.rules.salts.name(id)))
+		n = uint32(len(e.source.Salts))
+		if e.salts == nil {
+			e.salts = make(map[saltID]uint32)
+		}
+		e.salts[id] = n
+	}
+	return n
+}
+
+// CheckState returns an error if a state or change cannot be restored.
+func CheckState(s *statev1.IngestSource) error {
+	for _, salt := range s.Salts {
+		if len(salt) == 0 || len(salt) > maxNameBytes {
+			return fmt.Errorf("salt has %d bytes; want 1 to %d", len(salt), maxNameBytes)
+		}
+	}
+	for _, rank := range s.Ranks {
+		if n := len(rank.SaltedBlocks); len(rank.BlockSalts) != n || len(rank.BlockCopies) != n {
+			return errors.New("salted blocks differ in number from their salts or copies")
+		}
+		for _, n := range rank.BlockSalts {
+			if int(n) > len(s.Salts) {
+				return errors.New("a block's salt is missing")
+			}
+		}
+	}
+	return nil
+}
+
+// Restore adds a state or change that CheckState accepts, and is not tracked as a change. Salts and blocks for which
+// there is no room become unknown, as in Admit.
+func (r *Rules) Restore(s *statev1.IngestSource) {
+	tracked := r.changes
+	r.changes, r.salts.changes = nil, nil
+	defer func() { r.changes, r.salts.changes = tracked, tracked }()
+	for _, rank := range s.Ranks {
+		switch {
+		case rank.Cleared:
+			r.Reset(rank.Rank)
+		case rank.SaltsCleared:
+			r.salts.clear(rank.Rank)
+		}
+		for _, idx := range rank.MainGroups {
+			r.learnGroup(group{rank.Rank, idx}, true)
+		}
+		for _, idx := range rank.OtherGroups {
+			r.learnGroup(group{rank.Rank, idx}, false)
+		}
+		r.salts.restore(rank, s.Salts)
+	}
+}
+
+// RestoreRawID makes id the last raw event id if it is larger.
+func (r *Rules) RestoreRawID(id uint64) { r.rawID = min(max(r.rawID, id), MaxRawID) }
+
+// restore sets the salted blocks of a rank.
+func (s *salts) restore(state *statev1.IngestRank, names [][]byte) {
+	if len(state.SaltedBlocks) == 0 && !state.Incomplete {
+		return
+	}
+	r := s.ranks[state.Rank]
+	if r == nil {
+		r = s.addRank(state.Rank)
+	}
+	r.incomplete = r.incomplete || state.Incomplete
+	ids := make([]saltID, 1+len(names))
+	ids[0] = unknownSalt
+	for i, name := range names {
+		ids[1+i] = s.id(string(name))
+		s.retain(ids[1+i]) // until all blocks are set
+	}
+	for i, hash := range state.SaltedBlocks {
+		s.set(r, hash, ids[state.BlockSalts[i]], state.BlockCopies[i])
+	}
+	for _, id := range ids {
+		s.release(id)
+	}
+	s.dropRank(state.Rank, r)
+}
+
+// set sets the salt and the copies of a block, which is forgotten if it has none.
+func (s *salts) set(r *saltedRank, hash uint64, id saltID, copies uint32) {
+	b, ok := r.blocks[hash]
+	switch {
+	case ok && copies == 0:
+		s.forget(r, hash, b.salt)
+		return
+	case copies == 0:
+		return
+	case !ok && !s.reserveBlock():
+		r.incomplete = true
+		return
+	case !ok:
+		s.blocks++
+	}
+	s.retain(id)
+	s.release(b.salt)
+	b.salt = id
+	for i := range b.copies {
+		b.copies[i] = uint8(copies >> (8 * i))
+	}
+	r.blocks[hash] = b
+}
+
+// State returns the size.
+func (s *BlockSize) State() *statev1.IngestBlockSize {
+	return &statev1.IngestBlockSize{Tokens: s.Tokens, OffDevice: s.offDevice}
+}
+
+// Restore sets the size, unless it was configured.
+func (s *BlockSize) Restore(state *statev1.IngestBlockSize) {
+	if !s.Configured {
+		*s = BlockSize{Tokens: state.Tokens, offDevice: state.OffDevice}
+	}
+}
+
+// changes records which groups and salted blocks of Rules have changed. Its methods do nothing if it is nil.
+type changes struct {
+	// ranks are the dp ranks with changes, usually one.
+	ranks []rankChanges
+}
+
+// rankChanges are the changes of a dp rank.
+type rankChanges struct {
+	rank uint32
+	// reset reports whether groups and salted blocks were forgotten before the other changes, and saltsCleared whether
+	// salted blocks were.
+	reset, saltsCleared bool
+	groups              []int64  // indexes; may repeat
+	blocks              []uint64 // hashes; may repeat
+}
+
+// of returns the changes of a rank.
+func (c *changes) of(rank uint32) *rankChanges {
+	for i := range c.ranks {
+		if c.ranks[i].rank == rank {
+			return &c.ranks[i]
+		}
+	}
+	c.ranks = append(c.ranks, rankChanges{rank: rank})
+	return &c.ranks[len(c.ranks)-1]
+}
+
+// touch records that a rank has changed.
+func (c *changes) touch(rank uint32) {
+	if c != nil {
+		c.of(rank)
+	}
+}
+
+func (c *changes) addGroup(g group) {
+	if c != nil {
+		r := c.of(g.rank)
+		r.groups = append(r.groups, g.idx)
+	}
+}
+
+func (c *changes) addBlock(rank uint32, hash uint64) {
+	if c != nil {
+		r := c.of(rank)
+		r.blocks = append(r.blocks, hash)
+	}
+}
+
+// clearSalts records that all salted blocks of a rank are forgotten.
+func (c *changes) clearSalts(rank uint32) {
+	if c != nil {
+		r := c.of(rank)
+		r.saltsCleared, r.blocks = true, nil
+	}
+}
+
+// reset records that all state of a rank is forgotten.
+func (c *changes) reset(rank uint32) {
+	if c != nil {
+		*c.of(rank) = rankChanges{rank: rank, reset: true}
+	}
+}
