@@ -1,6 +1,9 @@
 package hashtable
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // Index finds records that are stored elsewhere, by a hash of their keys, in some 15 bytes a
 // record. Records are identified by numbers from 1. Several records may have the same hash.
@@ -18,6 +21,29 @@ func indexEntry(hash uint64, record uint32) uint64 { return hash>>32<<32 | uint6
 
 // Len returns the number of records.
 func (x *Index) Len() int { return x.table.n }
+
+// Prefetch loads the segments of some hashes, so that the cache misses of the following calls for these
+// hashes overlap.
+func (x *Index) Prefetch(hashes []uint64) {
+	for part := range slices.Chunk(hashes, prefetched) {
+		x.prefetch(part)
+	}
+}
+
+// prefetch is like Table.prefetch. A segment's controls can be in its second cache line.
+//
+//go:noinline
+func (x *Index) prefetch(hashes []uint64) (sum uint64) {
+	var segments [prefetched]*Segment[struct{}, struct{}]
+	var homes [prefetched]uint8
+	for i, h := range hashes {
+		segments[i], homes[i] = x.table.dir[x.table.index(cursor(h))], uint8(home(h))
+	}
+	for i, s := range segments[:len(hashes)] {
+		sum += uint64(s.used) + s.controls[len(s.controls)-1] + s.Slots[homes[i]].hash
+	}
+	return sum
+}
 
 // Find returns the record with a hash for which match returns true; 0 if there is none. match
 // is called for a few other records too.

@@ -1,6 +1,8 @@
 package hashtable
 
 import (
+	"maps"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -28,6 +30,7 @@ func TestIndexIsASet(t *testing.T) {
 				}
 			}
 		}
+		index.Prefetch(slices.Collect(maps.Values(hashes)))
 		if index.Len() != len(hashes) {
 			t.Errorf("length: got %d, want %d", index.Len(), len(hashes))
 		}
