@@ -147,6 +147,9 @@ type restoration struct {
 	state *statev1.Tracker
 	// slots are the slots of the scopes.
 	slots []uint32
+	// namesPrefetched is the number of the next names that were prefetched.
+	namesPrefetched int
+	keys            []uint64 // reused by prefetchContents and prefetchNames
 	// lacking reports whether a column ended too early.
 	lacking bool
 }
@@ -163,6 +166,9 @@ func (r *restoration) run() error {
 		return err
 	}
 	for i := range s.BlockScopes {
+		if i%prefetched == 0 {
+			r.prefetchContents(s.BlockScopes[i:min(i+prefetched, len(s.BlockScopes))])
+		}
 		if err := r.block(i); err != nil {
 			return fmt.Errorf("block %d of %d: %w", i+1, len(s.BlockScopes), err)
 		}
@@ -232,6 +238,32 @@ func next[T any](r *restoration, column *[]T) (v T) {
 	}
 	v, *column = (*column)[0], (*column)[1:]
 	return v
+}
+
+// prefetched is the number of blocks or names whose entries in an index are loaded at once.
+const prefetched = 32
+
+// prefetchContents prefetches the contents of the next blocks, which have these scopes.
+func (r *restoration) prefetchContents(scopes []uint32) {
+	keys, sequences := r.keys[:0], r.state.BlockSequenceHashes
+	for _, scope := range scopes {
+		if scope != 0 && len(keys) < len(sequences) {
+			keys = append(keys, content{scope, sequences[len(keys)]}.key())
+		}
+	}
+	r.byContent.Prefetch(keys)
+	r.keys = keys
+}
+
+// prefetchNames prefetches the next names.
+func (r *restoration) prefetchNames() {
+	keys := r.keys[:0]
+	n := min(prefetched, len(r.state.NameHashes), len(r.state.NameFlags))
+	for i, hash := range r.state.NameHashes[:n] {
+		keys = append(keys, nameKey(int(r.state.NameFlags[i]>>storedSourceShift), hash))
+	}
+	r.byName.Prefetch(keys)
+	r.keys, r.namesPrefetched = keys, n
 }
 
 // leftOver reports whether a column has more elements than the blocks and names need.
@@ -311,6 +343,10 @@ func (r *restoration) ringOfNames(block uint32, n int, live bool) error {
 // name restores the next name, without linking it.
 func (r *restoration) name(block uint32, live bool) error {
 	s := r.state
+	if r.namesPrefetched == 0 {
+		r.prefetchNames()
+	}
+	r.namesPrefetched--
 	hash, flags := next(r, &s.NameHashes), next(r, &s.NameFlags)
 	source := int(flags >> storedSourceShift)
 	if source >= r.sources {
