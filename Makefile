@@ -56,7 +56,7 @@ soak: ## Run a server under faults for MINUTES (10) and check it every minute; A
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
-	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./server/match; do \
+	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./pipeline/consolidate ./server/match; do \
 		for target in $$($(go) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
 			$(go) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
 		done; \

@@ -87,15 +87,17 @@ func TestTrackerIsBounded(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			var counts Counts
-			tr := New(2, 3, nil, nil, &counts)
-			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
+			for name, play := range waysToPlay {
+				var counts Counts
+				tr := New(2, 3, nil, nil, &counts)
+				if diff := cmp.Diff(test.want, play(tr, test.steps...)); diff != "" {
+					t.Errorf("%s: changes (-want +got):\n%s", name, diff)
+				}
+				if counts != test.counts || tr.names.len() != test.names {
+					t.Errorf("%s: got %+v and %d names, want %+v and %d", name, counts, tr.names.len(), test.counts, test.names)
+				}
+				checkTracker(t, tr)
 			}
-			if counts != test.counts || tr.names.len() != test.names {
-				t.Errorf("got %+v and %d names, want %+v and %d", counts, tr.names.len(), test.counts, test.names)
-			}
-			checkTracker(t, tr)
 		})
 	}
 }
@@ -164,6 +166,10 @@ func TestGapFailsWithoutAFurtherGeneration(t *testing.T) {
 	}
 	if !tr.Gap(offload) {
 		t.Error("another source's gap: got false")
+	}
+	tr.Reset()
+	if !tr.Gap(engine) {
+		t.Error("a gap after a reset: got false")
 	}
 }
 

@@ -80,7 +80,9 @@ func (r *Recorder) store(rank uint32, source int, e *wire.Event, op copies.Op) {
 		b = appendString(b, statev1.TrackerCallCacheSaltField, e.CacheSalt)
 	}
 	r.end(r.checks.append(b))
-	r.checks = checks{failed: r.checks.failed[:0]}
+	if r.checks = (checks{failed: r.checks.failed[:0]}); cap(r.checks.failed) > maxIdleRemoved {
+		r.checks.failed = nil
+	}
 }
 
 // remove records a call of Remove.
@@ -88,7 +90,7 @@ func (r *Recorder) remove(rank uint32, source int, hash uint64, op copies.Op) {
 	if r == nil {
 		return
 	}
-	if key := (removedKey{rank, source, op}); key != r.removedKey {
+	if key := (removedKey{rank, source, op}); key != r.removedKey || len(r.removed) == maxIdleRemoved {
 		r.endRemoves()
 		r.removedKey = key
 	}

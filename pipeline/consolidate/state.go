@@ -110,7 +110,8 @@ func (t *Tracker) appendNames(s *statev1.Tracker, first uint32) {
 // tracker stores no further blocks until it is within them.
 //
 // Restore returns an error, and reserves nothing, if the state is invalid or has another number of
-// sources. It uses memory of up to some ten times the length of the state.
+// sources. It uses memory of up to some ten times the length of the state, and 60 times that of the
+// LoRA adapters and cache salts.
 func Restore(
 	state []byte, sources, maxBlocks int, blocks, attributeBytes *budget.Budget, counts *Counts,
 ) (*Tracker, error) {

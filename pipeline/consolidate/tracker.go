@@ -91,7 +91,8 @@ const (
 	maxIdleNames = 4
 	// maxRecords bounds the blocks, and the names.
 	maxRecords = math.MaxUint32 - 2*slabChunk
-	// maxIdleRemoved is the largest capacity of Tracker.removed that Drain keeps.
+	// maxIdleRemoved is the largest capacity of Tracker.removed that Drain keeps, and the greatest
+	// number of blocks in one recorded remove.
 	maxIdleRemoved = 8192
 )
 

@@ -80,6 +80,23 @@ func (t *Tracker) play(steps ...trackerStep) (changes []string) {
 	return changes
 }
 
+// waysToPlay are ways to make calls that give the same changes.
+var waysToPlay = map[string]func(*Tracker, ...trackerStep) []string{
+	"plain": (*Tracker).play,
+	"restored before each call": func(t *Tracker, steps ...trackerStep) (changes []string) {
+		for _, step := range steps {
+			restored, err := Restore(t.AppendState(nil), t.sources, t.maxBlocks, t.budget, nil, t.counts)
+			if err != nil {
+				return append(changes, err.Error())
+			}
+			t.Reset()
+			*t = *restored
+			changes = append(changes, t.play(step)...)
+		}
+		return changes
+	},
+}
+
 func TestTracker(t *testing.T) {
 	one := contents(100)
 	tests := map[string]struct {
@@ -451,14 +468,16 @@ func TestTracker(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			tr := New(2, 100, nil, nil, &Counts{})
-			if diff := cmp.Diff(test.want, tr.play(test.steps...)); diff != "" {
-				t.Errorf("changes (-want +got):\n%s", diff)
+			for name, play := range waysToPlay {
+				tr := New(2, 100, nil, nil, &Counts{})
+				if diff := cmp.Diff(test.want, play(tr, test.steps...)); diff != "" {
+					t.Errorf("%s: changes (-want +got):\n%s", name, diff)
+				}
+				if got := tr.Len(); got != test.blocks {
+					t.Errorf("%s: blocks: got %d, want %d", name, got, test.blocks)
+				}
+				checkTracker(t, tr)
 			}
-			if got := tr.Len(); got != test.blocks {
-				t.Errorf("blocks: got %d, want %d", got, test.blocks)
-			}
-			checkTracker(t, tr)
 		})
 	}
 }
