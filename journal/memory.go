@@ -27,6 +27,10 @@ type Config struct {
 	MaxBytes int
 	// MaxAge is the maximum age of a retained entry; default 1 h. Entries are evicted in segments.
 	MaxAge time.Duration
+	// Epoch is the journal's epoch; default a new one.
+	Epoch string
+	// After is the seq before the first entry's. A journal that mirrors a durable one sets it and Epoch.
+	After uint64
 }
 
 const (
@@ -38,8 +42,8 @@ const (
 	maxScan = 4096
 )
 
-// Memory is a journal in the memory of this process. Each Memory has a different epoch, since its entries are lost
-// when the process ends. An append is acknowledged at once. It waits only for a reader that pins entries, and
+// Memory is a journal in the memory of this process. Each Memory has a different epoch unless Config.Epoch is set, since
+// its entries are lost when the process ends. An append is acknowledged at once. It waits only for a reader that pins entries, and
 // fails only after Close or when its context ends.
 type Memory struct {
 	epoch       string
@@ -61,7 +65,10 @@ type Memory struct {
 
 var _ Journal = (*Memory)(nil)
 
-// NewMemory returns an empty journal with a new epoch.
+// NewEpoch returns a random epoch: 16 hexadecimal digits.
+func NewEpoch() string { return fmt.Sprintf("%016x", rand.Uint64()) }
+
+// NewMemory returns an empty journal.
 func NewMemory(cfg Config) *Memory {
 	if cfg.MaxBytes <= 0 {
 		cfg.MaxBytes = DefaultMaxBytes
@@ -69,9 +76,13 @@ func NewMemory(cfg Config) *Memory {
 	if cfg.MaxAge <= 0 {
 		cfg.MaxAge = DefaultMaxAge
 	}
+	if cfg.Epoch == "" {
+		cfg.Epoch = NewEpoch()
+	}
 	return &Memory{
 		pinned:      math.MaxUint64,
-		epoch:       fmt.Sprintf("%016x", rand.Uint64()),
+		epoch:       cfg.Epoch,
+		newest:      cfg.After,
 		maxBytes:    cfg.MaxBytes,
 		maxAge:      cfg.MaxAge,
 		evicted:     new(atomic.Int64),

@@ -104,6 +104,21 @@ func TestMemoryKeepsAnEntryLargerThanItsBytes(t *testing.T) {
 	}
 }
 
+func TestMemoryContinuesAnEpoch(t *testing.T) {
+	m := journal.NewMemory(journal.Config{Epoch: "e", After: 41})
+	if got, want := m.Bounds(), (journal.Bounds{Epoch: "e", Oldest: 42, Newest: 41}); got != want {
+		t.Errorf("bounds: got %+v, want %+v", got, want)
+	}
+	if _, err := m.Read(t.Context(), journal.Query{After: 40, MaxBytes: 1}); !errors.Is(err, journal.ErrCompacted) {
+		t.Errorf("read after 40: got error %v, want ErrCompacted", err)
+	}
+	add(m, journaltest.Record(1, 10))
+	c, err := m.Read(t.Context(), journal.Query{After: 41, MaxBytes: 1})
+	if err != nil || c.Last != 42 || len(journaltest.Decode(t, c)) != 1 {
+		t.Errorf("read after 41: got %d entries to %d, error %v; want entry 42", c.Entries, c.Last, err)
+	}
+}
+
 func TestMemoryEvictsByAgeWithoutAppends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := journal.NewMemory(journal.Config{MaxAge: time.Minute})
