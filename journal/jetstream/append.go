@@ -1,0 +1,261 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
+// journal fails.
+func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
+	j.start.Do(func() {
+		j.loops.Go(j.publishLoop)
+		j.loops.Go(j.retentionLoop)
+	})
+	r.Body = bytes.Clone(r.Body)
+	m, err := j.encode(r)
+	if err == nil {
+		select {
+		case j.slots <- struct{}{}:
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-j.closing:
+			return journal.Pending{}, journal.ErrClosed
+		case <-j.failed:
+			return journal.Pending{}, j.Err()
+		}
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch {
+	case err != nil: // no later entry of the source may be visible without this one
+		j.canceled[r.Source] = err
+		return journal.Pending{}, err
+	case j.refusing:
+		err = journal.ErrClosed
+	case j.err != nil:
+		err = j.err
+	default:
+		err = j.canceled[r.Source]
+	}
+	if err != nil {
+		<-j.slots
+		return journal.Pending{}, err
+	}
+	r.State = nil
+	a := &inFlight{record: r, message: m, ack: journal.NewAck()}
+	if len(j.w.appends) == 0 && j.since.IsZero() {
+		j.since = time.Now()
+	}
+	j.w.push(a)
+	signal(j.wake)
+	return a.ack.Pending(), nil
+}
+
+// signal makes a loop that waits for c run once.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// publish publishes what was appended since the last call. It returns false if the connection does not take it.
+func (j *Journal) publish() bool {
+	j.mu.Lock()
+	unsent, seq := j.w.next()
+	attempt := j.w.attempt
+	j.mu.Unlock()
+	for i, a := range unsent {
+		m := *a.message
+		m.Reply = j.replies + strconv.FormatUint(attempt, 10) + "." + strconv.FormatUint(seq+uint64(i), 10)
+		m.Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(seq+uint64(i)-1, 10)}
+		if err := j.conn.PublishMsg(&m); err != nil {
+			j.log.Debug("Publishing failed; it is repeated when the connection is back.", "error", err)
+			return false
+		}
+	}
+	return true
+}
+
+// reply is JetStream's answer to a published message.
+type reply struct {
+	Seq   uint64 `json:"seq"`
+	Error *struct {
+		Code        int    `json:"err_code"`
+		Description string `json:"description"`
+	} `json:"error"`
+}
+
+// onReply handles the answer to a published message. Answers come in the order of the messages.
+func (j *Journal) onReply(m *nats.Msg) {
+	attempt, seq, _ := strings.Cut(m.Subject[len(j.replies):], ".")
+	want, err := strconv.ParseUint(seq, 10, 64)
+	if err != nil {
+		return
+	}
+	var r reply
+	if got, ok := acknowledgedSeq(m.Data); ok {
+		r.Seq = got
+	} else if m.Header.Get("Status") != "" || json.Unmarshal(m.Data, &r) != nil {
+		signal(j.suspect) // no server has the stream now
+		return
+	}
+	if r.Error == nil {
+		if r.Seq != want {
+			j.fail(fmt.Errorf("%w: entry %d was stored as %d", journal.ErrFenced, want, r.Seq))
+			return
+		}
+		j.mu.Lock()
+		j.w.receive(want)
+		j.mu.Unlock()
+		j.acknowledge()
+		return
+	}
+	j.mu.Lock()
+	current := strconv.FormatUint(j.w.attempt, 10) == attempt
+	j.mu.Unlock()
+	if current {
+		j.refused(want, r.Error.Code, r.Error.Description)
+	}
+}
+
+// acknowledgedSeq is a fast path for {"stream":"...","seq":N}, which is what JetStream answers.
+func acknowledgedSeq(data []byte) (uint64, bool) {
+	_, rest, ok := bytes.Cut(data, []byte(`,"seq":`))
+	digits, end := bytes.CutSuffix(rest, []byte("}"))
+	if !ok || !end || !bytes.HasPrefix(data, []byte(`{"stream":`)) {
+		return 0, false
+	}
+	seq, err := strconv.ParseUint(string(digits), 10, 64)
+	return seq, err == nil
+}
+
+// Error codes of JetStream, from nats-server's errors.json.
+const (
+	codeAccountResources  = 10002
+	codeInsufficient      = 10023
+	codeStorageResources  = 10047
+	codeMessageTooLarge   = 10054
+	codeWrongLastSeq      = 10071
+	codeWrongLastSeqConst = 10164
+	codeStoreFailed       = 10077
+	codeTooManyRequests   = 10167
+)
+
+// refused handles an error answer to a published message.
+func (j *Journal) refused(seq uint64, code int, description string) {
+	switch code {
+	case codeWrongLastSeq, codeWrongLastSeqConst, codeTooManyRequests:
+		// An earlier message was lost or refused, or another process has appended.
+		signal(j.suspect)
+	default:
+		err := fmt.Errorf("JetStream error %d: %s", code, description)
+		if isNoSpace(code) {
+			err = j.noSpace(j.cfg.Stream, description)
+		}
+		j.fail(fmt.Errorf("append entry %d: %w", seq, err))
+	}
+}
+
+func isNoSpace(code int) bool {
+	switch code {
+	case codeAccountResources, codeInsufficient, codeStorageResources, codeStoreFailed, codeMessageTooLarge:
+		return true
+	}
+	return false
+}
+
+// noSpace returns an ErrNoSpace for a stream that has refused a message.
+func (j *Journal) noSpace(stream, description string) error {
+	limits := "limits unknown"
+	ctx, cancel := context.WithTimeout(j.ctx, requestTimeout)
+	defer cancel()
+	if s, err := j.js.Stream(ctx, stream); err == nil {
+		c := s.CachedInfo().Config
+		limits = fmt.Sprintf("max_bytes %d, max_msgs %d, max_msg_size %d; -1 is none", c.MaxBytes, c.MaxMsgs, c.MaxMsgSize)
+	}
+	return fmt.Errorf("%w: stream %q of %s: %s (%s)", journal.ErrNoSpace, stream, j.where(), description, limits)
+}
+
+// place names the stream and where it is.
+func (j *Journal) place() string { return fmt.Sprintf("stream %q of %s", j.cfg.Stream, j.where()) }
+
+func (j *Journal) where() string {
+	if j.server != nil {
+		return j.cfg.Dir
+	}
+	return strings.Join(j.cfg.Servers, ",")
+}
+
+// acknowledge makes the acknowledged appends visible, in order, and resolves them.
+func (j *Journal) acknowledge() {
+	j.acking.Lock()
+	defer j.acking.Unlock()
+	for {
+		j.mu.Lock()
+		if j.err != nil {
+			j.mu.Unlock()
+			return
+		}
+		a, seq := j.w.pop()
+		if a == nil {
+			j.mu.Unlock()
+			return
+		}
+		if j.since = time.Now(); len(j.w.appends) == 0 {
+			j.since = time.Time{}
+		}
+		j.mu.Unlock()
+		err := j.show(a, seq)
+		if err != nil {
+			j.fail(err)
+			seq = 0
+		}
+		a.ack.Resolve(seq, err)
+		<-j.slots
+	}
+}
+
+// show makes an entry visible.
+func (j *Journal) show(a *inFlight, seq uint64) error {
+	if j.server != nil {
+		if err := j.server.position.setNewest(seq); err != nil {
+			return err
+		}
+	}
+	_, err := j.mirror.Append(j.ctx, a.record)
+	return err
+}
+
+// fail fails the journal: the appends in flight and all later ones. Only the first error counts.
+func (j *Journal) fail(err error) {
+	j.mu.Lock()
+	if j.err != nil {
+		j.mu.Unlock()
+		return
+	}
+	j.err = err
+	appends := j.w.appends
+	j.w.appends, j.w.sent, j.w.everSent, j.since = nil, 0, 0, time.Time{}
+	j.mu.Unlock()
+	close(j.failed)
+	if !errors.Is(err, context.Canceled) {
+		j.log.Error("The journal has failed: it accepts no entries until it is opened again.", "error", err)
+	}
+	for _, a := range appends {
+		a.ack.Resolve(0, err)
+		<-j.slots
+	}
+}

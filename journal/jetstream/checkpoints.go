@@ -1,0 +1,288 @@
+package jetstream
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// chunkBytes is the size of a checkpoint's messages. nats-server allows 1 MiB by default.
+const chunkBytes = 256 << 10
+
+// checkpointTimeout bounds the write or the read of one checkpoint.
+const checkpointTimeout = time.Minute
+
+// metadataSeq is an object's metadata: the newest acknowledged seq when the checkpoint was written.
+const metadataSeq = "kvcast.seq"
+
+// Checkpoints stores named data of any length beside the journal, in the JetStream object store <stream>-checkpoints
+// (tools for object stores can read it). A name is any string. Put replaces data atomically: after a crash at any point,
+// the name has the old data or the new. Methods are safe for concurrent use.
+type Checkpoints struct {
+	j      *Journal
+	stream jetstream.Stream
+	prefix string // of the subjects
+}
+
+// Checkpoint is stored data.
+type Checkpoint struct {
+	Name string
+	Data []byte
+}
+
+// Checkpoints returns the journal's checkpoints.
+func (j *Journal) Checkpoints() *Checkpoints { return j.checkpoints }
+
+// bucket names the object store, which the stream OBJ_<bucket> keeps.
+func bucket(stream string) string { return stream + "-checkpoints" }
+
+func bucketStream(stream string) string { return "OBJ_" + bucket(stream) }
+
+// openCheckpoints creates the object store unless it exists, and removes what interrupted Puts left.
+func (j *Journal) openCheckpoints(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	name := bucket(j.cfg.Stream)
+	s, err := j.js.Stream(ctx, bucketStream(j.cfg.Stream))
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		config := jetstream.ObjectStoreConfig{Bucket: name, Description: "Checkpoints of kvcast.", Replicas: max(j.cfg.Replicas, 1)}
+		if _, err = j.js.CreateObjectStore(ctx, config); err == nil {
+			s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("open object store %q: %w", name, err)
+	}
+	c := &Checkpoints{j: j, stream: s, prefix: "$O." + name + "."}
+	j.checkpoints = c
+	if err := c.removeOrphans(ctx); err != nil {
+		j.log.Warn("Parts of interrupted checkpoints cannot be removed.", "error", err)
+	}
+	return nil
+}
+
+func (c *Checkpoints) metaSubject(name string) string {
+	return c.prefix + "M." + base64.URLEncoding.EncodeToString([]byte(escape(name)))
+}
+
+func (c *Checkpoints) chunkSubject(id string) string { return c.prefix + "C." + id }
+
+// Put stores data under a name.
+func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	defer cancel()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write checkpoint %q: %w", name, err)
+		}
+	}()
+	old, _ := c.info(ctx, c.metaSubject(name))
+	info := jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{
+			Name:     escape(name),
+			Metadata: map[string]string{metadataSeq: strconv.FormatUint(c.j.mirror.Bounds().Newest, 10)},
+			Opts:     &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes},
+		},
+		Bucket: bucket(c.j.cfg.Stream),
+		NUID:   rand.Text(),
+		Size:   uint64(len(data)),
+		Digest: digest(data),
+	}
+	defer func() {
+		if err != nil {
+			c.purge(context.WithoutCancel(ctx), c.chunkSubject(info.NUID))
+		}
+	}()
+	// The object's description is stored when all chunks are, and replaces the old one.
+	for chunk := range slices.Chunk(data, chunkBytes) {
+		if err := c.publish(ctx, &nats.Msg{Subject: c.chunkSubject(info.NUID), Data: chunk}); err != nil {
+			return err
+		}
+		info.Chunks++
+	}
+	description, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	m := &nats.Msg{Subject: c.metaSubject(name), Data: description, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}}
+	if err := c.publish(ctx, m); err != nil {
+		return err
+	}
+	if old != nil {
+		c.purge(ctx, c.chunkSubject(old.NUID))
+	}
+	return nil
+}
+
+func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg) error {
+	_, err := c.j.js.PublishMsg(ctx, m)
+	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
+		return c.j.noSpace(bucketStream(c.j.cfg.Stream), apiErr.Description)
+	}
+	return err
+}
+
+// purge removes chunks that nothing references. What it leaves, the next Open removes.
+func (c *Checkpoints) purge(ctx context.Context, subject string) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if err := c.stream.Purge(ctx, jetstream.WithPurgeSubject(subject)); err != nil {
+		c.j.log.Debug("Chunks of a checkpoint cannot be removed now.", "subject", subject, "error", err)
+	}
+}
+
+// Delete removes the data of a name, if there is any.
+func (c *Checkpoints) Delete(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	defer cancel()
+	old, _ := c.info(ctx, c.metaSubject(name))
+	if err := c.stream.Purge(ctx, jetstream.WithPurgeSubject(c.metaSubject(name))); err != nil {
+		return fmt.Errorf("delete checkpoint %q: %w", name, err)
+	}
+	if old != nil {
+		c.purge(ctx, c.chunkSubject(old.NUID))
+	}
+	return nil
+}
+
+// All returns all checkpoints, in no particular order. For one that cannot be read, or whose checksum differs, it yields
+// the name and an error that names it, and continues. An error without a name ends it.
+func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Checkpoint, error] {
+	return func(yield func(Checkpoint, error) bool) {
+		subjects, err := c.subjects(ctx, "M.")
+		if err != nil {
+			yield(Checkpoint{}, fmt.Errorf("list checkpoints: %w", err))
+			return
+		}
+		for _, subject := range subjects {
+			name, data, err := c.read(ctx, subject)
+			if err != nil {
+				err = fmt.Errorf("read checkpoint %q: %w", name, err)
+			}
+			if !yield(Checkpoint{name, data}, err) {
+				return
+			}
+		}
+	}
+}
+
+// subjects returns the subjects of the stored messages of a kind, "M." or "C.".
+func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, error) {
+	info, err := c.stream.Info(ctx, jetstream.WithSubjectFilter(c.prefix+kind+">"))
+	if err != nil {
+		return nil, err
+	}
+	subjects := make([]string, 0, len(info.State.Subjects))
+	for subject := range info.State.Subjects {
+		subjects = append(subjects, subject)
+	}
+	return subjects, nil
+}
+
+// info returns an object's description.
+func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.ObjectInfo, error) {
+	m, err := c.stream.GetLastMsgForSubject(ctx, subject)
+	if err != nil {
+		return nil, err
+	}
+	var info jetstream.ObjectInfo
+	if err := json.Unmarshal(m.Data, &info); err != nil {
+		return nil, err
+	}
+	return &info, nil
+}
+
+// read returns the name and the data of an object, given its description's subject.
+func (c *Checkpoints) read(ctx context.Context, subject string) (string, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
+	defer cancel()
+	encoded, err := base64.URLEncoding.DecodeString(subject[strings.LastIndexByte(subject, '.')+1:])
+	if err != nil {
+		return subject, nil, err
+	}
+	name, err := unescape(string(encoded))
+	if err != nil {
+		return subject, nil, err
+	}
+	info, err := c.info(ctx, subject)
+	if err != nil {
+		return name, nil, err
+	}
+	var data bytes.Buffer
+	seq := uint64(1)
+	for range info.Chunks {
+		m, err := c.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(c.chunkSubject(info.NUID)))
+		if err != nil {
+			return name, nil, fmt.Errorf("after %d bytes of %d: %w", data.Len(), info.Size, err)
+		}
+		data.Write(m.Data)
+		seq = m.Sequence + 1
+	}
+	if got := digest(data.Bytes()); got != info.Digest {
+		return name, nil, fmt.Errorf("checksum of %d bytes is %s, want %s of %d bytes", data.Len(), got, info.Digest, info.Size)
+	}
+	return name, data.Bytes(), nil
+}
+
+// newestSeq returns the newest seq that a checkpoint was written after.
+func (c *Checkpoints) newestSeq(ctx context.Context) (uint64, error) {
+	subjects, err := c.subjects(ctx, "M.")
+	if err != nil {
+		return 0, err
+	}
+	newest := uint64(0)
+	for _, subject := range subjects {
+		if info, err := c.info(ctx, subject); err == nil {
+			seq, _ := strconv.ParseUint(info.Metadata[metadataSeq], 10, 64)
+			newest = max(newest, seq)
+		}
+	}
+	return newest, nil
+}
+
+// removeOrphans removes chunks that no description references.
+func (c *Checkpoints) removeOrphans(ctx context.Context) error {
+	chunks, err := c.subjects(ctx, "C.")
+	if err != nil || len(chunks) == 0 {
+		return err
+	}
+	descriptions, err := c.subjects(ctx, "M.")
+	if err != nil {
+		return err
+	}
+	referenced := make(map[string]bool)
+	for _, subject := range descriptions {
+		info, err := c.info(ctx, subject)
+		if err != nil {
+			return nil //nolint:nilerr // All reports it; its chunks cannot be told apart from orphans
+		}
+		referenced[c.chunkSubject(info.NUID)] = true
+	}
+	for _, subject := range chunks {
+		if !referenced[subject] {
+			c.purge(ctx, subject)
+		}
+	}
+	return nil
+}
+
+// discard removes all checkpoints.
+func (c *Checkpoints) discard(ctx context.Context) error { return c.stream.Purge(ctx) }
+
+func digest(data []byte) string {
+	h := sha256.Sum256(data)
+	return "SHA-256=" + base64.URLEncoding.EncodeToString(h[:])
+}

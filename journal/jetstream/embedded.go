@@ -1,0 +1,273 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sys/unix"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// Files in Config.Dir. nats-server's own are in its subdirectory "jetstream".
+const (
+	lockName       = "kvcast.lock"
+	positionName   = "kvcast.position"
+	unreadableName = "unreadable-%d" // files that nats-server could not read
+)
+
+const (
+	// embeddedMaxPayload bounds an entry in the embedded nats-server, which warns of more.
+	embeddedMaxPayload = 8 << 20
+	// unlimited is the storage limit of the embedded nats-server: the disk is the limit.
+	unlimited = 1 << 60
+	// startTimeout bounds the start of the embedded nats-server after it has read its files.
+	startTimeout = 30 * time.Second
+)
+
+// embedded is a nats-server in this process that listens nowhere.
+type embedded struct {
+	dir      string
+	lock     *os.File
+	position *positionFile
+	server   *server.Server
+	log      *serverLog    // of server
+	faults   chan struct{} // nats-server has logged an error
+}
+
+// openEmbedded locks the directory, starts a nats-server in it and connects to it.
+func (j *Journal) openEmbedded(ctx context.Context) error {
+	dir := j.cfg.Dir
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("open journal: %w", err)
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return err
+	}
+	j.server = &embedded{dir: dir, lock: lock, faults: make(chan struct{}, 1)}
+	if j.server.position, err = openPosition(filepath.Join(dir, positionName)); err != nil {
+		return fmt.Errorf("open journal: %w", err)
+	}
+	if err := j.server.start(j.cfg, j.log); err != nil {
+		return err
+	}
+	// Checkpoints belong to the entries, so they are moved away together.
+	err = j.server.moveUnreadable(j.cfg.Stream, filepath.Join(dir, server.JetStreamStoreDir), j.cfg, j.log)
+	if err == nil {
+		checkpoints := bucketStream(j.cfg.Stream)
+		err = j.server.moveUnreadable(checkpoints, j.server.streamDir(checkpoints), j.cfg, j.log)
+	}
+	if err != nil {
+		return fmt.Errorf("open journal: %w", err)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return j.dial(nats.InProcessServer(j.server.server), j.options())
+}
+
+// lockDir makes this process the only one that uses a directory.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("open journal: another process uses %s; give each kvcast a directory of its own", dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}
+
+func (e *embedded) start(cfg Config, log *slog.Logger) error {
+	s, err := server.NewServer(&server.Options{
+		ServerName:             "kvcast",
+		DontListen:             true,
+		NoSigs:                 true,
+		JetStream:              true,
+		StoreDir:               e.dir,
+		JetStreamMaxStore:      unlimited,
+		JetStreamMaxMemory:     64 << 20,
+		DisableJetStreamBanner: true,
+		MaxPayload:             embeddedMaxPayload,
+		SyncAlways:             cfg.SyncAlways,
+		SyncInterval:           cfg.SyncInterval,
+	})
+	if err != nil {
+		return fmt.Errorf("start nats-server in %s: %w", e.dir, err)
+	}
+	e.server = s
+	e.log = &serverLog{log: log, faults: e.faults}
+	s.SetLoggerV2(e.log, log.Enabled(context.Background(), slog.LevelDebug), false, false)
+	s.Start()
+	if !s.JetStreamEnabled() {
+		return storageError(fmt.Sprintf("start nats-server in %s: %s", e.dir, e.log.warnings()))
+	}
+	if !s.ReadyForConnections(startTimeout) {
+		return fmt.Errorf("start nats-server in %s: it is not ready after %v", e.dir, startTimeout)
+	}
+	return nil
+}
+
+func (e *embedded) streamDir(stream string) string {
+	return filepath.Join(e.dir, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams", stream)
+}
+
+// moveUnreadable moves files away, and starts nats-server again, if there are files of a stream and nats-server does not
+// have the stream. If the cause may be temporary, it returns an error instead.
+func (e *embedded) moveUnreadable(stream, files string, cfg Config, log *slog.Logger) error {
+	if _, err := os.Stat(e.streamDir(stream)); errors.Is(err, os.ErrNotExist) || err == nil && e.health(stream) == nil {
+		return nil
+	}
+	reason := e.log.warnings()
+	for _, temporary := range temporaryErrors {
+		if strings.Contains(reason, temporary.Error()) {
+			return storageError(reason)
+		}
+	}
+	e.stop()
+	to := ""
+	for n := 1; to == ""; n++ {
+		name := filepath.Join(e.dir, fmt.Sprintf(unreadableName, n))
+		if _, err := os.Lstat(name); errors.Is(err, os.ErrNotExist) {
+			to = name
+		} else if err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(files, to); err != nil {
+		return err
+	}
+	if stream == cfg.Stream {
+		if err := e.position.set(0, 0); err != nil {
+			return err
+		}
+	}
+	log.Error("Files of the journal are unreadable. They are moved away, and what they had is lost.", "moved_to", to, "reason", reason)
+	return e.start(cfg, log)
+}
+
+// fullErrors are errors of a storage that is full, and temporaryErrors those that do not mean damaged files.
+var (
+	fullErrors      = []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG}
+	temporaryErrors = append([]syscall.Errno{syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.EIO, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM}, fullErrors...)
+)
+
+// health returns an error if the server cannot write to a stream.
+func (e *embedded) health(stream string) error {
+	status := e.server.Healthz(&server.HealthzOptions{Account: server.DEFAULT_GLOBAL_ACCOUNT, Stream: stream})
+	if status.Error == "" {
+		return nil
+	}
+	return storageError(status.Error)
+}
+
+// storageError returns an error with the text of one of nats-server, which does not give the cause otherwise.
+func storageError(text string) error {
+	for _, full := range fullErrors {
+		if strings.Contains(text, full.Error()) {
+			return fmt.Errorf("%w: %s", journal.ErrNoSpace, text)
+		}
+	}
+	return errors.New(text)
+}
+
+// syncMetadata syncs the files that have a stream's configuration and metadata.
+func (e *embedded) syncMetadata(stream string) error {
+	dir := e.streamDir(stream)
+	for _, name := range []string{server.JetStreamMetaFile, server.JetStreamMetaFileSum, "."} {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			return fmt.Errorf("sync journal: %w", err)
+		}
+		err = errors.Join(f.Sync(), f.Close())
+		if err != nil {
+			return fmt.Errorf("sync journal: %w", err)
+		}
+	}
+	return nil
+}
+
+func (e *embedded) stop() {
+	if e.server != nil {
+		e.server.Shutdown()
+		e.server.WaitForShutdown()
+	}
+}
+
+// close stops the server and unlocks the directory.
+func (e *embedded) close() error {
+	e.stop()
+	var err error
+	if e.position != nil {
+		err = e.position.file.Close()
+	}
+	return errors.Join(err, e.lock.Close())
+}
+
+// serverLog writes nats-server's log lines to a slog.Logger.
+type serverLog struct {
+	log    *slog.Logger
+	faults chan struct{}
+
+	mu    sync.Mutex
+	lines []string // the first warnings and errors
+}
+
+// maxLines bounds the lines that warnings returns.
+const maxLines = 8
+
+// warnings returns the first warnings and errors.
+func (l *serverLog) warnings() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.lines, "; ")
+}
+
+// Debugf implements server.Logger.
+func (l *serverLog) Debugf(format string, v ...any) { _ = l.write(slog.LevelDebug, format, v) }
+
+// Tracef implements server.Logger.
+func (l *serverLog) Tracef(format string, v ...any) { _ = l.write(slog.LevelDebug, format, v) }
+
+// Noticef implements server.Logger.
+func (l *serverLog) Noticef(format string, v ...any) { _ = l.write(slog.LevelDebug, format, v) }
+
+// Warnf implements server.Logger.
+func (l *serverLog) Warnf(format string, v ...any) {
+	line := l.write(slog.LevelWarn, format, v)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.lines) < maxLines {
+		l.lines = append(l.lines, line)
+	}
+}
+
+// Errorf implements server.Logger.
+func (l *serverLog) Errorf(format string, v ...any) {
+	l.Warnf(format, v...)
+	signal(l.faults)
+}
+
+// Fatalf implements server.Logger. nats-server continues after it, without JetStream.
+func (l *serverLog) Fatalf(format string, v ...any) { l.Errorf(format, v...) }
+
+func (l *serverLog) write(level slog.Level, format string, v []any) string {
+	line := strings.TrimSpace(fmt.Sprintf(format, v...))
+	l.log.Log(context.Background(), level, "nats-server: "+line)
+	return line
+}

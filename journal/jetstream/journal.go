@@ -1,0 +1,275 @@
+// Package jetstream is the durable journal: it keeps entries in a stream of NATS JetStream, in an embedded nats-server
+// (Config.Dir) or in existing ones (Config.Servers).
+//
+// Records flow in and are published with a bounded number in flight. An entry becomes visible when the stream has
+// acknowledged it, and never before. Reads are served from a mirror in memory, so they never wait for a network or a
+// disk. After a restart, Load returns all retained entries, once, in order, and the epoch and all seqs continue.
+//
+// # One writer
+//
+// A journal publishes each entry with the last seq that the stream must have. If another process has appended, the
+// stream refuses the entry, the journal fails with journal.ErrFenced, and nothing is interleaved. A failed journal stays
+// failed: the appends in flight and all later ones return the first error, while reads continue.
+//
+// An append whose fate is unknown, because a connection was lost or an acknowledgement did not come, is never published
+// blindly a second time. The journal reads the stream's last seq and compares the messages after the last acknowledged
+// entry with those in flight: equal ones are acknowledged, a different one means that another process has appended, and
+// the rest is published again.
+//
+// # What survives
+//
+// A crash of the process loses no acknowledged entry, since nats-server writes each message to its file before it
+// acknowledges it. A crash of the machine loses none with Config.SyncAlways; otherwise it can lose what was not synced.
+// The next Open then sees that the machine has booted again, keeps the entries that are left, and draws a new epoch, so
+// that no position is ever used twice. For Config.Servers, the servers' own settings decide (sync_interval, replicas).
+//
+// SyncAlways needs nats-server 2.14.6 or later: earlier ones do not sync the files that compaction rewrites, so a crash
+// of the machine could lose acknowledged entries. The embedded server is 2.15.2. Servers should be at least that too.
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// ErrUnreadable means that the stream has lost entries or that one of them cannot be decoded. The error's text names
+// the seq. Discard makes the journal usable again.
+var ErrUnreadable = errors.New("journal is unreadable")
+
+// Journal is a journal.Journal whose entries survive the process. Call Load once before any other method except
+// Checkpoints and Discard.
+type Journal struct {
+	cfg      Config
+	log      *slog.Logger
+	subjects string // the prefix of the entries' subjects, including the last dot
+	replies  string // the prefix of the acknowledgements' subjects, including the last dot
+
+	server      *embedded // nil with Config.Servers
+	conn        *nats.Conn
+	js          jetstream.JetStream
+	checkpoints *Checkpoints
+	mirror      *journal.Memory // the acknowledged entries
+	slots       chan struct{}   // has one element per append in flight
+	wake        chan struct{}   // there is a message to publish
+	suspect     chan struct{}   // the fate of messages in flight is unknown
+	failed      chan struct{}   // closed when err is set
+	closing     chan struct{}   // closed by Close
+
+	ctx    context.Context // ends when the journal has stopped
+	stop   context.CancelFunc
+	loops  sync.WaitGroup
+	start  sync.Once // starts the loops; the first Append does
+	closed sync.Once
+
+	acking sync.Mutex // held while entries are acknowledged; taken before mu
+
+	mu       sync.Mutex // guards all below
+	w        window
+	err      error // the first failure
+	refusing bool  // Close was called
+	canceled map[*journal.Source]error
+	since    time.Time // of the last progress while appends are in flight or the connection is lost
+
+	retain atomic.Uint64 // entries after it stay in the stream
+	purged uint64        // last seq that was removed from the stream; used by the retention loop alone
+}
+
+var _ journal.Journal = (*Journal)(nil)
+
+// Open starts the embedded nats-server or connects to Servers, and creates or checks the stream. The caller then calls
+// Load. With Dir, Open fails if another process uses the directory, and moves files aside that nats-server cannot read:
+// the journal is then empty and has a new epoch.
+func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	j := &Journal{
+		cfg:      cfg,
+		log:      cfg.Log.With("stream", cfg.Stream),
+		subjects: "kvcast." + cfg.Stream + ".",
+		replies:  nats.NewInbox() + ".",
+		slots:    make(chan struct{}, cfg.InFlight),
+		wake:     make(chan struct{}, 1),
+		suspect:  make(chan struct{}, 1),
+		failed:   make(chan struct{}),
+		closing:  make(chan struct{}),
+		canceled: make(map[*journal.Source]error),
+	}
+	j.ctx, j.stop = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, j.release())
+		}
+	}()
+	if cfg.Dir != "" {
+		if err := j.openEmbedded(ctx); err != nil {
+			return nil, err
+		}
+	} else if err := j.connect(); err != nil {
+		return nil, fmt.Errorf("connect to %v: %w", cfg.Servers, err)
+	}
+	st, err := j.openStream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	j.reset(st.epoch, st.last)
+	if err := j.openCheckpoints(ctx); err != nil {
+		return nil, err
+	}
+	acks, err := j.conn.Subscribe(j.replies+"*.*", j.onReply)
+	if err != nil {
+		return nil, err
+	}
+	return j, acks.SetPendingLimits(-1, -1)
+}
+
+// reset makes the journal continue an epoch after a seq, with an empty mirror.
+func (j *Journal) reset(epoch string, last uint64) {
+	retention := j.cfg.Retention
+	retention.Epoch, retention.After = epoch, last
+	j.mirror = journal.NewMemory(retention)
+	j.w = window{acked: last}
+}
+
+// Read returns entries from the mirror; see journal.Journal.
+func (j *Journal) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
+	return j.mirror.Read(ctx, q)
+}
+
+// Bounds returns the epoch and the range of entries that Read returns.
+func (j *Journal) Bounds() journal.Bounds { return j.mirror.Bounds() }
+
+// Changed returns a channel that is closed when the next entry is acknowledged.
+func (j *Journal) Changed() <-chan struct{} { return j.mirror.Changed() }
+
+// Pin makes the mirror retain all entries after a seq until the next call; see journal.Memory. While the mirror has no
+// room, entries stay in flight, and Append blocks.
+func (j *Journal) Pin(seq uint64) { j.mirror.Pin(seq) }
+
+// Bytes returns the memory of the mirror's entries and their index.
+func (j *Journal) Bytes() int { return j.mirror.Bytes() }
+
+// EvictedBytes returns the memory of entries evicted from the mirror that is not freed yet.
+func (j *Journal) EvictedBytes() int { return j.mirror.EvictedBytes() }
+
+// Stalled returns since when appends in flight have not been acknowledged, or since when the connection to the servers
+// is lost. It returns the zero time while the journal makes progress or has nothing to do. It never blocks.
+func (j *Journal) Stalled() time.Time {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.since
+}
+
+// Err returns the error that has failed the journal, or nil.
+func (j *Journal) Err() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.err
+}
+
+// Close waits until every append is acknowledged or has failed, or until ctx ends. It then stops the embedded
+// nats-server or the connection.
+func (j *Journal) Close(ctx context.Context) error {
+	var err error
+	j.closed.Do(func() {
+		j.mu.Lock()
+		j.refusing = true
+		j.mu.Unlock()
+		close(j.closing)
+		for range cap(j.slots) {
+			select {
+			case j.slots <- struct{}{}:
+				continue
+			case <-j.failed:
+			case <-ctx.Done():
+				err = fmt.Errorf("close journal: %w", ctx.Err())
+				j.fail(ctx.Err())
+			}
+			break
+		}
+		err = errors.Join(err, j.release())
+	})
+	return err
+}
+
+// release stops what Open has started.
+func (j *Journal) release() error {
+	j.stop()
+	if j.mirror != nil {
+		_ = j.mirror.Close(j.ctx)
+	}
+	j.loops.Wait()
+	if j.conn != nil {
+		j.conn.Close()
+	}
+	if j.server != nil {
+		return j.server.close()
+	}
+	return nil
+}
+
+// Retain makes the stream keep all entries after a seq until the next call. It removes earlier ones when the mirror
+// has evicted them. Until the first call, the stream keeps all entries.
+func (j *Journal) Retain(seq uint64) { j.retain.Store(seq) }
+
+// retentionInterval is the time between two looks at what can be removed from the stream.
+const retentionInterval = time.Second
+
+// retentionLoop removes entries from the stream.
+func (j *Journal) retentionLoop() {
+	ticker := time.NewTicker(retentionInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			if err := j.purge(j.ctx); err != nil && j.ctx.Err() == nil {
+				j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)
+			}
+		case <-j.ctx.Done():
+			return
+		}
+	}
+}
+
+// purge removes the entries that the mirror has evicted and that recovery does not need.
+func (j *Journal) purge(ctx context.Context) error {
+	until := min(j.mirror.Bounds().Oldest-1, j.retain.Load())
+	if until <= j.purged {
+		return nil
+	}
+	if j.server != nil {
+		if err := j.server.position.setPurged(until); err != nil {
+			return err
+		}
+	}
+	if err := j.purgeStream(ctx, until); err != nil {
+		return err
+	}
+	j.purged = until
+	return nil
+}
+
+func (j *Journal) purgeStream(ctx context.Context, until uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	s, err := j.js.Stream(ctx, j.cfg.Stream)
+	if err != nil {
+		return err
+	}
+	if until == math.MaxUint64 {
+		return s.Purge(ctx)
+	}
+	return s.Purge(ctx, jetstream.WithPurgeSequence(until+1))
+}

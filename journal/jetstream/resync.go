@@ -1,0 +1,199 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+const (
+	// requestTimeout bounds one request to JetStream.
+	requestTimeout = 5 * time.Second
+	// ackTimeout is how long acknowledgements may stay away before the journal looks what the stream has.
+	ackTimeout = 5 * time.Second
+)
+
+// publishLoop publishes appends. When the fate of messages is unknown, it finds out, and publishes again what the
+// stream does not have.
+func (j *Journal) publishLoop() {
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	suspect := false
+	for {
+		var faults <-chan struct{}
+		if j.server != nil {
+			faults = j.server.faults
+		}
+		select {
+		case <-j.wake:
+		case <-j.suspect:
+			suspect = true
+		case <-faults:
+			j.checkServer()
+		case <-ticker.C:
+			suspect = suspect || j.overdue()
+		case <-j.failed:
+			return
+		case <-j.ctx.Done():
+			return
+		}
+		if suspect {
+			suspect = !j.resync()
+		}
+		if !suspect {
+			suspect = !j.publish()
+		}
+	}
+}
+
+// overdue reports whether appends wait for an acknowledgement for too long.
+func (j *Journal) overdue() bool {
+	j.mu.Lock()
+	stalled := j.w.sent > 0 && time.Since(j.since) > ackTimeout
+	j.mu.Unlock()
+	if stalled && j.server != nil {
+		j.checkServer()
+		return false // the embedded server loses no message, so it is only slow
+	}
+	return stalled
+}
+
+// checkServer fails the journal if the embedded nats-server cannot write. It does not answer then.
+func (j *Journal) checkServer() {
+	if err := j.server.health(j.cfg.Stream); err != nil {
+		j.fail(fmt.Errorf("append to %s: %w", j.place(), err))
+	}
+}
+
+// resync reads which appends in flight the stream has, acknowledges them, and makes the rest be published again. It
+// returns false if the stream cannot be read now.
+func (j *Journal) resync() bool {
+	j.mu.Lock()
+	acked, sent := j.w.acked, j.w.everSent
+	j.mu.Unlock()
+	s, info, err := j.streamInfo(j.ctx)
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		j.fail(fmt.Errorf("%w: %s is gone", ErrUnreadable, j.place()))
+		return true
+	case err != nil:
+		j.log.Debug("The stream does not answer.", "error", err)
+		return false
+	}
+	last := info.State.LastSeq
+	switch epoch := info.Config.Metadata[metadataEpoch]; {
+	case epoch != j.mirror.Bounds().Epoch:
+		j.fail(fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch))
+		return true
+	case last < acked:
+		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, j.place(), last+1, acked))
+		return true
+	case last > acked+uint64(sent):
+		j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, j.place(), last))
+		return true
+	}
+	for seq := acked + 1; seq <= last; seq++ {
+		mine, err := j.isMine(s, seq)
+		switch {
+		case err != nil:
+			j.log.Debug("A message of the stream cannot be read.", "seq", seq, "error", err)
+			return false
+		case !mine:
+			j.fail(fmt.Errorf("%w: entry %d of %s was appended by another process", journal.ErrFenced, seq, j.place()))
+			return true
+		}
+	}
+	j.mu.Lock()
+	for seq := acked + 1; seq <= last; seq++ {
+		j.w.receive(seq)
+	}
+	j.mu.Unlock()
+	j.acknowledge()
+	j.mu.Lock()
+	j.w.retry()
+	j.mu.Unlock()
+	return true
+}
+
+// isMine reports whether the message of a seq is the one in flight. An append that was acknowledged meanwhile is.
+func (j *Journal) isMine(s jetstream.Stream, seq uint64) (bool, error) {
+	ctx, cancel := context.WithTimeout(j.ctx, requestTimeout)
+	defer cancel()
+	m, err := s.GetMsg(ctx, seq)
+	if err != nil {
+		return false, err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if seq <= j.w.acked || j.err != nil {
+		return true, nil
+	}
+	return j.w.appends[seq-j.w.acked-1].equal(m.Subject, m.Header, m.Data), nil
+}
+
+// connect connects to Config.Servers. The connection is restored for ever.
+func (j *Journal) connect() error {
+	opts := j.options()
+	if j.cfg.Credentials != "" {
+		opts = append(opts, nats.UserCredentials(j.cfg.Credentials))
+	}
+	if j.cfg.TLSCA != "" {
+		opts = append(opts, nats.RootCAs(j.cfg.TLSCA))
+	}
+	if j.cfg.TLSCert != "" {
+		opts = append(opts, nats.ClientCert(j.cfg.TLSCert, j.cfg.TLSKey))
+	}
+	return j.dial(func(o *nats.Options) error {
+		o.Servers = j.cfg.Servers
+		return nil
+	}, opts)
+}
+
+func (j *Journal) dial(to nats.Option, opts []nats.Option) error {
+	conn, err := nats.Connect("", append(opts, to)...)
+	if err != nil {
+		return err
+	}
+	j.conn = conn
+	j.js, err = jetstream.New(conn)
+	return err
+}
+
+// options returns the options of every connection.
+func (j *Journal) options() []nats.Option {
+	return []nats.Option{
+		nats.Name("kvcast"),
+		nats.MaxReconnects(-1),
+		nats.ReconnectBufSize(-1), // what is in flight is published again by resync
+		nats.ReconnectWait(500 * time.Millisecond),
+		nats.PingInterval(5 * time.Second),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			j.mu.Lock()
+			if j.since.IsZero() && j.err == nil {
+				j.since = time.Now()
+			}
+			j.mu.Unlock()
+			if j.ctx.Err() == nil {
+				j.log.Warn("The connection to the journal's servers is lost; entries wait for it.", "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) {
+			j.mu.Lock()
+			if len(j.w.appends) == 0 {
+				j.since = time.Time{}
+			}
+			j.mu.Unlock()
+			j.log.Info("The connection to the journal's servers is back.")
+			signal(j.suspect)
+		}),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			j.log.Warn("NATS reports an error.", "error", err)
+		}),
+	}
+}

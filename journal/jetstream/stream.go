@@ -1,0 +1,154 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// Metadata of the stream.
+const (
+	metadataEpoch  = "kvcast.epoch"
+	metadataBoot   = "kvcast.boot_id" // of the machine that last opened the stream in a directory
+	metadataFormat = "kvcast.format"
+)
+
+// format is the version of what is stored: subjects, headers, metadata, checkpoints.
+const format = 1
+
+// streamState is what Open needs to know of a stream.
+type streamState struct {
+	epoch string
+	last  uint64
+}
+
+// streamInfo returns the state of the stream now.
+func (j *Journal) streamInfo(ctx context.Context) (jetstream.Stream, *jetstream.StreamInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	s, err := j.js.Stream(ctx, j.cfg.Stream)
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, s.CachedInfo(), nil
+}
+
+// openStream creates the stream, or checks it and decides whether its epoch continues.
+func (j *Journal) openStream(ctx context.Context) (streamState, error) {
+	boot := ""
+	if j.server != nil {
+		boot = bootID()
+	}
+	_, info, err := j.streamInfo(ctx)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return j.createStream(ctx, boot)
+	}
+	if err != nil {
+		return streamState{}, fmt.Errorf("open %s: %w", j.place(), err)
+	}
+	if err := j.checkStream(info.Config); err != nil {
+		return streamState{}, fmt.Errorf("open %s: %w", j.place(), err)
+	}
+	config := info.Config
+	config.Metadata = maps.Clone(config.Metadata)
+	rebooted := j.server != nil && !j.cfg.SyncAlways && (boot == "" || boot != config.Metadata[metadataBoot])
+	if rebooted {
+		j.server.position.forget()
+		config.Metadata[metadataEpoch] = journal.NewEpoch()
+		j.log.Warn("The machine has booted since the journal was written without sync always: entries may be lost. The journal continues in a new epoch.",
+			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
+	}
+	config.Metadata[metadataBoot] = boot
+	if j.cfg.Replicas != 0 {
+		config.Replicas = j.cfg.Replicas
+	}
+	if !maps.Equal(config.Metadata, info.Config.Metadata) || config.Replicas != info.Config.Replicas {
+		if err := j.updateStream(ctx, config); err != nil {
+			return streamState{}, err
+		}
+	}
+	return streamState{config.Metadata[metadataEpoch], info.State.LastSeq}, nil
+}
+
+func (j *Journal) createStream(ctx context.Context, boot string) (streamState, error) {
+	epoch := journal.NewEpoch()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := j.js.CreateStream(ctx, jetstream.StreamConfig{
+		Name:        j.cfg.Stream,
+		Description: "Entries of kvcast.",
+		Subjects:    []string{j.subjects + "*"},
+		Storage:     jetstream.FileStorage,
+		Discard:     jetstream.DiscardNew,
+		Replicas:    max(j.cfg.Replicas, 1),
+		DenyDelete:  true,
+		Metadata: map[string]string{
+			metadataEpoch:  epoch,
+			metadataBoot:   boot,
+			metadataFormat: strconv.Itoa(format),
+		},
+	})
+	if err != nil {
+		return streamState{}, fmt.Errorf("create %s: %w", j.place(), err)
+	}
+	j.log.Info("A new journal begins.", "place", j.place(), "epoch", epoch)
+	if j.server != nil {
+		j.server.position.forget()
+	}
+	return streamState{epoch: epoch}, j.syncMetadata()
+}
+
+func (j *Journal) updateStream(ctx context.Context, config jetstream.StreamConfig) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if _, err := j.js.UpdateStream(ctx, config); err != nil {
+		return fmt.Errorf("update %s: %w", j.place(), err)
+	}
+	return j.syncMetadata()
+}
+
+// syncMetadata syncs the stream's metadata to the disk, which the embedded nats-server does only with SyncAlways.
+func (j *Journal) syncMetadata() error {
+	if j.server == nil {
+		return nil
+	}
+	return j.server.syncMetadata(j.cfg.Stream)
+}
+
+// checkStream checks that an existing stream is a journal of a version that this one reads, and that it removes no
+// entry by itself.
+func (j *Journal) checkStream(c jetstream.StreamConfig) error {
+	switch version, err := strconv.Atoi(c.Metadata[metadataFormat]); {
+	case err != nil || c.Metadata[metadataEpoch] == "":
+		return errors.New("the stream was not created by kvcast; name another one")
+	case version > format:
+		return fmt.Errorf("the stream has format %d, and this version of kvcast reads up to %d; use the version that wrote it", version, format)
+	}
+	var problems []string
+	require := func(ok bool, setting string, got, want any) {
+		if !ok {
+			problems = append(problems, fmt.Sprintf("%s is %v, want %v", setting, got, want))
+		}
+	}
+	subjects := []string{j.subjects + "*"}
+	require(slices.Equal(c.Subjects, subjects), "subjects", c.Subjects, subjects)
+	require(c.Retention == jetstream.LimitsPolicy, "retention", c.Retention, jetstream.LimitsPolicy)
+	require(c.Storage == jetstream.FileStorage, "storage", c.Storage, jetstream.FileStorage)
+	require(c.Discard == jetstream.DiscardNew, "discard", c.Discard, jetstream.DiscardNew)
+	require(c.MaxAge == 0, "max_age", c.MaxAge, "none")
+	require(c.MaxMsgsPerSubject <= 0, "max_msgs_per_subject", c.MaxMsgsPerSubject, "none")
+	require(!c.DenyPurge, "deny_purge", c.DenyPurge, false)
+	require(!c.Sealed, "sealed", c.Sealed, false)
+	if problems != nil {
+		return fmt.Errorf("the stream's configuration does not suit a journal: %s", strings.Join(problems, "; "))
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+package jetstream
+
+import (
+	"bytes"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// window has the appends in flight, oldest first. Their seqs are contiguous and start after the last acknowledged one.
+type window struct {
+	acked    uint64 // last acknowledged seq
+	appends  []*inFlight
+	sent     int    // appends[:sent] were published in this attempt
+	everSent int    // appends[:everSent] were published in any attempt, so the stream may have them
+	attempt  uint64 // grows each time the appends in flight are published again
+}
+
+// inFlight is an append that is not acknowledged yet.
+type inFlight struct {
+	record   journal.Record // without State
+	message  *nats.Msg
+	ack      *journal.Ack
+	received bool // the stream has acknowledged it
+}
+
+// push adds an append.
+func (w *window) push(a *inFlight) { w.appends = append(w.appends, a) }
+
+// next returns the appends to publish and the seq of the first, and marks them as published.
+func (w *window) next() ([]*inFlight, uint64) {
+	unsent, seq := w.appends[w.sent:], w.acked+uint64(w.sent)+1
+	w.sent = len(w.appends)
+	w.everSent = w.sent
+	return unsent, seq
+}
+
+// receive marks the append of a seq as acknowledged. Acknowledgements of earlier entries come again after a
+// reconnection; they are ignored.
+func (w *window) receive(seq uint64) {
+	if seq > w.acked && seq-w.acked <= uint64(len(w.appends)) {
+		w.appends[seq-w.acked-1].received = true
+	}
+}
+
+// pop removes and returns the oldest append if it is acknowledged, with its seq.
+func (w *window) pop() (*inFlight, uint64) {
+	if len(w.appends) == 0 || !w.appends[0].received {
+		return nil, 0
+	}
+	a := w.appends[0]
+	w.appends[0] = nil
+	w.appends = w.appends[1:]
+	w.acked++
+	w.sent, w.everSent = max(w.sent-1, 0), max(w.everSent-1, 0)
+	return a, w.acked
+}
+
+// retry makes all appends that are left be published again.
+func (w *window) retry() {
+	w.attempt++
+	w.sent = 0
+}
+
+// equal reports whether a stored message is the one that was published for an append.
+func (a *inFlight) equal(subject string, header nats.Header, data []byte) bool {
+	if subject != a.message.Subject || !bytes.Equal(data, a.message.Data) {
+		return false
+	}
+	for _, name := range []string{headerTiers, headerModel, headerState, headerStateBytes} {
+		if header.Get(name) != a.message.Header.Get(name) {
+			return false
+		}
+	}
+	return true
+}
