@@ -26,7 +26,7 @@ const (
 )
 
 // The state of one worker.
-type Checkpoint struct {
+type WorkerCheckpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the format: 1. A version that is not known is not read.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -48,20 +48,20 @@ type Checkpoint struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Checkpoint) Reset() {
-	*x = Checkpoint{}
+func (x *WorkerCheckpoint) Reset() {
+	*x = WorkerCheckpoint{}
 	mi := &file_kvcast_state_v1_checkpoint_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Checkpoint) String() string {
+func (x *WorkerCheckpoint) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Checkpoint) ProtoMessage() {}
+func (*WorkerCheckpoint) ProtoMessage() {}
 
-func (x *Checkpoint) ProtoReflect() protoreflect.Message {
+func (x *WorkerCheckpoint) ProtoReflect() protoreflect.Message {
 	mi := &file_kvcast_state_v1_checkpoint_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -73,61 +73,61 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
-func (*Checkpoint) Descriptor() ([]byte, []int) {
+// Deprecated: Use WorkerCheckpoint.ProtoReflect.Descriptor instead.
+func (*WorkerCheckpoint) Descriptor() ([]byte, []int) {
 	return file_kvcast_state_v1_checkpoint_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *Checkpoint) GetVersion() uint32 {
+func (x *WorkerCheckpoint) GetVersion() uint32 {
 	if x != nil {
 		return x.Version
 	}
 	return 0
 }
 
-func (x *Checkpoint) GetEpoch() string {
+func (x *WorkerCheckpoint) GetEpoch() string {
 	if x != nil {
 		return x.Epoch
 	}
 	return ""
 }
 
-func (x *Checkpoint) GetWorker() string {
+func (x *WorkerCheckpoint) GetWorker() string {
 	if x != nil {
 		return x.Worker
 	}
 	return ""
 }
 
-func (x *Checkpoint) GetPipelineSeq() uint64 {
+func (x *WorkerCheckpoint) GetPipelineSeq() uint64 {
 	if x != nil {
 		return x.PipelineSeq
 	}
 	return 0
 }
 
-func (x *Checkpoint) GetPipeline() []byte {
+func (x *WorkerCheckpoint) GetPipeline() []byte {
 	if x != nil {
 		return x.Pipeline
 	}
 	return nil
 }
 
-func (x *Checkpoint) GetIndexSeq() uint64 {
+func (x *WorkerCheckpoint) GetIndexSeq() uint64 {
 	if x != nil {
 		return x.IndexSeq
 	}
 	return 0
 }
 
-func (x *Checkpoint) GetIndexUpTo() uint64 {
+func (x *WorkerCheckpoint) GetIndexUpTo() uint64 {
 	if x != nil {
 		return x.IndexUpTo
 	}
 	return 0
 }
 
-func (x *Checkpoint) GetIndex() *IndexWorker {
+func (x *WorkerCheckpoint) GetIndex() *IndexWorker {
 	if x != nil {
 		return x.Index
 	}
@@ -339,9 +339,8 @@ var File_kvcast_state_v1_checkpoint_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
-	" kvcast/state/v1/checkpoint.proto\x12\x0fkvcast.state.v1\x1a\x15kvcast/v1/event.proto\x1a$kvcast/v1/router_event_service.proto\"\x84\x02\n" +
-	"\n" +
-	"Checkpoint\x12\x18\n" +
+	" kvcast/state/v1/checkpoint.proto\x12\x0fkvcast.state.v1\x1a\x15kvcast/v1/event.proto\x1a$kvcast/v1/router_event_service.proto\"\x8a\x02\n" +
+	"\x10WorkerCheckpoint\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\tR\x05epoch\x12\x16\n" +
 	"\x06worker\x18\x03 \x01(\tR\x06worker\x12!\n" +
@@ -379,7 +378,7 @@ func file_kvcast_state_v1_checkpoint_proto_rawDescGZIP() []byte {
 
 var file_kvcast_state_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_kvcast_state_v1_checkpoint_proto_goTypes = []any{
-	(*Checkpoint)(nil),        // 0: kvcast.state.v1.Checkpoint
+	(*WorkerCheckpoint)(nil),  // 0: kvcast.state.v1.WorkerCheckpoint
 	(*IndexWorker)(nil),       // 1: kvcast.state.v1.IndexWorker
 	(*IndexRank)(nil),         // 2: kvcast.state.v1.IndexRank
 	(*Registration)(nil),      // 3: kvcast.state.v1.Registration
@@ -388,7 +387,7 @@ var file_kvcast_state_v1_checkpoint_proto_goTypes = []any{
 	(*v1.Gap)(nil),            // 6: kvcast.v1.Gap
 }
 var file_kvcast_state_v1_checkpoint_proto_depIdxs = []int32{
-	1, // 0: kvcast.state.v1.Checkpoint.index:type_name -> kvcast.state.v1.IndexWorker
+	1, // 0: kvcast.state.v1.WorkerCheckpoint.index:type_name -> kvcast.state.v1.IndexWorker
 	4, // 1: kvcast.state.v1.IndexWorker.worker:type_name -> kvcast.v1.SnapshotWorker
 	2, // 2: kvcast.state.v1.IndexWorker.ranks:type_name -> kvcast.state.v1.IndexRank
 	5, // 3: kvcast.state.v1.IndexWorker.added:type_name -> kvcast.v1.WorkerAdded
