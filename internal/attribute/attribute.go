@@ -24,17 +24,19 @@ type Set struct {
 // Interner gives each set in use the number of a slot, and frees the slot when nothing uses it.
 // Numbers of free slots are used again.
 //
-// Memory of strings is reserved while their set is in use. Memory of slots is reserved until
-// all slots are free, since neither the slots nor their index shrink before. A set without
-// strings needs no reservation: an owner has at most two, with its block size and with none.
+// Memory of strings is reserved while their set is in use. Memory of slots is reserved for as many sets with strings
+// as were in use at once, until all slots are free, since neither the slots nor their index shrink before. A set
+// without strings needs no reservation: an owner has at most two, with its block size and with none.
 type Interner struct {
 	slots []slot
 	index map[Set]uint32
 	free  []uint32
 	// recent is the most recently acquired slot, which is usually acquired next.
 	recent                 uint32
-	budget                 *budget.Budget
-	slotBytes, stringBytes int64 // reserved in budget
+	budget *budget.Budget
+	// stringBytes and the memory of reserved slots are reserved in the budget. named are the sets with strings.
+	stringBytes     int64
+	named, reserved int
 }
 
 type slot struct {
@@ -78,14 +80,15 @@ func (in *Interner) reserve(set *Set) bool {
 	if text == 0 {
 		return true
 	}
-	if len(in.free) == 0 {
-		slot = slotBytes
+	if in.named == in.reserved {
+		slot = 1
 	}
-	if !in.budget.Reserve(text + slot) {
+	if !in.budget.Reserve(text + slot*slotBytes) {
 		return false
 	}
 	in.stringBytes += text
-	in.slotBytes += slot
+	in.reserved += int(slot)
+	in.named++
 	return true
 }
 
@@ -118,32 +121,44 @@ func (in *Interner) Release(i uint32) {
 
 func (in *Interner) freeSlot(i uint32) {
 	s := &in.slots[i]
-	text := s.set.stringBytes()
-	in.stringBytes -= text
-	in.budget.Release(text)
+	if text := s.set.stringBytes(); text > 0 {
+		in.stringBytes -= text
+		in.named--
+		in.budget.Release(text)
+	}
 	delete(in.index, s.set)
 	*s = slot{}
 	in.free = append(in.free, i)
-	if len(in.index) == 0 && in.slotBytes > 0 {
+	if len(in.index) == 0 && in.reserved > 0 {
 		in.Reset()
 	}
 }
 
 // Reset frees all slots, whatever uses they have.
 func (in *Interner) Reset() {
-	in.budget.Release(in.slotBytes + in.stringBytes)
+	in.budget.Release(in.bytes())
 	*in = NewInterner(in.budget)
 }
 
 // WithoutLimit calls do, in which the budget refuses nothing, and then reserves in the budget what the
 // interner has more than before. It is for state that was recovered, see budget.Budget.Adjust.
 func (in *Interner) WithoutLimit(do func()) {
-	b, before := in.budget, in.slotBytes+in.stringBytes
+	b, before := in.budget, in.bytes()
 	in.budget = nil
 	do()
 	in.budget = b
-	b.Adjust(in.slotBytes + in.stringBytes - before)
+	b.Adjust(in.bytes() - before)
 }
+
+// bytes returns the memory that is reserved.
+func (in *Interner) bytes() int64 { return in.stringBytes + int64(in.reserved)*slotBytes }
+
+// Reserved returns the number of slots whose memory is reserved.
+func (in *Interner) Reserved() int { return in.reserved }
+
+// ReserveSlots reserves the memory of n slots, unless that of more is reserved, while some set is in use. It must be
+// called within WithoutLimit.
+func (in *Interner) ReserveSlots(n int) { in.reserved = max(in.reserved, n) }
 
 // At returns the set of a slot; the empty set if the slot is free.
 func (in *Interner) At(i uint32) Set { return in.slots[i].set }

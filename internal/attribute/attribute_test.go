@@ -84,6 +84,10 @@ func TestInternerExceedsItsBudgetWithoutLimit(t *testing.T) {
 	var slot uint32
 	ok := false
 	in.WithoutLimit(func() { slot, ok = in.Acquire(attribute.Set{LoRA: "adapter"}) })
+	one := bytes.Used()
+	if in.WithoutLimit(func() { in.ReserveSlots(3); in.ReserveSlots(2) }); in.Reserved() != 3 || bytes.Used() <= 2*one {
+		t.Errorf("with the slots of 3 sets: got %d slots and %d bytes, want 3 slots and more than %d bytes", in.Reserved(), bytes.Used(), 2*one)
+	}
 	if !ok || bytes.Used() <= bytes.Limit() {
 		t.Errorf("without limit: acquired %t, %d bytes used, want more than %d", ok, bytes.Used(), bytes.Limit())
 	}
