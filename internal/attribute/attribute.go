@@ -32,7 +32,7 @@ type Interner struct {
 	index map[Set]uint32
 	free  []uint32
 	// recent is the most recently acquired slot, which is usually acquired next.
-	recent                 uint32
+	recent uint32
 	budget *budget.Budget
 	// stringBytes and the memory of reserved slots are reserved in the budget. named are the sets with strings.
 	stringBytes     int64

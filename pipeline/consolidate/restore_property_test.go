@@ -112,7 +112,8 @@ type observation struct {
 	Found   map[uint64][]int
 	// Known are the hashes that resolve and that sources have, by source.
 	Known []string
-	Used  int64
+	// Used are units of blocks and bytes of attributes.
+	Used  [2]int64
 	State string
 }
 
@@ -120,7 +121,7 @@ func (b *bounded) observe(result string) observation {
 	changes, removed := b.Drain()
 	o := observation{
 		Result: result, Changes: append([]Change(nil), changes...), Removed: append([]uint64(nil), removed...),
-		Len: b.Len(), Names: b.Names(), Used: b.blocks.Used(), State: string(b.AppendState(nil)),
+		Len: b.Len(), Names: b.Names(), Used: [2]int64{b.blocks.Used(), b.attributes.Used()}, State: string(b.AppendState(nil)),
 	}
 	var all []uint64
 	for hash := range uint64(drawnHashes) {

@@ -29,6 +29,7 @@ func (t *Tracker) AppendState(b []byte) []byte {
 		Generations:         t.generations,
 		CountedNames:        make([]uint32, t.sources),
 		PeakNames:           t.names.peak,
+		ReservedScopes:      uint32(t.scopes.Reserved()),
 		BlockScopes:         make([]uint32, 0, blocks),
 		BlockSequenceHashes: make([]uint64, 0, blocks-t.unidentified),
 		BlockRouterNames:    make([]uint32, 0, blocks),
@@ -228,6 +229,11 @@ func (r *restoration) acquireScopes() error {
 		}
 		r.slots = append(r.slots, slot)
 	}
+	// A Store acquires the scope before any name.
+	if n := s.ReservedScopes; n > 0 && len(r.slots) == 0 || uint64(n) > uint64(s.PeakNames)+1 {
+		return fmt.Errorf("a peak of %d scopes, with %d scopes and a peak of %d names", n, len(r.slots), s.PeakNames)
+	}
+	r.scopes.ReserveSlots(int(s.ReservedScopes))
 	return nil
 }
 

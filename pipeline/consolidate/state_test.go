@@ -52,10 +52,19 @@ func TestRestoreReportsInvalidState(t *testing.T) {
 		"counted names": {
 			func(s *statev1.Tracker) { s.CountedNames[1] = 8 }, "source 1: children of 8 names counted, of up to 7",
 		},
-		"low peak":       {func(s *statev1.Tracker) { s.CountedNames[1], s.PeakNames = 0, 6 }, "a peak of 6 names with 7 names"},
-		"high peak":      {func(s *statev1.Tracker) { s.PeakNames = maxRecords + 1 }, "a peak of 4294965248 names with 7 names"},
-		"stale from":     {func(s *statev1.Tracker) { s.StaleFrom = 5 }, "stale from block 5 of 4"},
-		"too few salts":  {func(s *statev1.Tracker) { s.ScopeCacheSalts = s.ScopeCacheSalts[1:] }, "2 LoRA adapters and 1 cache salts of 4 blocks"},
+		"low peak":      {func(s *statev1.Tracker) { s.CountedNames[1], s.PeakNames = 0, 6 }, "a peak of 6 names with 7 names"},
+		"high peak":     {func(s *statev1.Tracker) { s.PeakNames = maxRecords + 1 }, "a peak of 4294965248 names with 7 names"},
+		"stale from":    {func(s *statev1.Tracker) { s.StaleFrom = 5 }, "stale from block 5 of 4"},
+		"too few salts": {func(s *statev1.Tracker) { s.ScopeCacheSalts = s.ScopeCacheSalts[1:] }, "2 LoRA adapters and 1 cache salts of 4 blocks"},
+		"high peak of scopes": {
+			func(s *statev1.Tracker) { s.ReservedScopes = 9 }, "a peak of 9 scopes, with 2 scopes and a peak of 7 names",
+		},
+		"scopes only reserved": {
+			func(s *statev1.Tracker) {
+				*s = statev1.Tracker{Generations: s.Generations, CountedNames: s.CountedNames, PeakNames: 7, ReservedScopes: 2}
+			},
+			"a peak of 2 scopes, with 0 scopes and a peak of 7 names",
+		},
 		"equal scopes":   {func(s *statev1.Tracker) { s.ScopeLoraNames[1], s.ScopeCacheSalts[1] = "", []byte("salt") }, "scope 2 is the same as scope 1"},
 		"unused scope":   {func(s *statev1.Tracker) { s.BlockScopes[3] = 1 }, "1 of 2 scopes have blocks"},
 		"unknown scope":  {func(s *statev1.Tracker) { s.BlockScopes[3] = 3 }, "block 4 of 4: scope 3 of 2"},

@@ -118,6 +118,8 @@ type Tracker struct {
 	ScopeLoraNames []string `protobuf:"bytes,5,rep,name=scope_lora_names,json=scopeLoraNames,proto3" json:"scope_lora_names,omitempty"`
 	// Cache salt, by scope.
 	ScopeCacheSalts [][]byte `protobuf:"bytes,6,rep,name=scope_cache_salts,json=scopeCacheSalts,proto3" json:"scope_cache_salts,omitempty"`
+	// The greatest number of scopes with a LoRA adapter or a cache salt at once, for which memory is reserved.
+	ReservedScopes uint32 `protobuf:"varint,18,opt,name=reserved_scopes,json=reservedScopes,proto3" json:"reserved_scopes,omitempty"`
 	// Number of the scope, from 1; 0 if the block's content is unknown.
 	BlockScopes []uint32 `protobuf:"varint,7,rep,packed,name=block_scopes,json=blockScopes,proto3" json:"block_scopes,omitempty"`
 	// Sequence hash, of the blocks that have a scope.
@@ -215,6 +217,13 @@ func (x *Tracker) GetScopeCacheSalts() [][]byte {
 		return x.ScopeCacheSalts
 	}
 	return nil
+}
+
+func (x *Tracker) GetReservedScopes() uint32 {
+	if x != nil {
+		return x.ReservedScopes
+	}
+	return 0
 }
 
 func (x *Tracker) GetBlockScopes() []uint32 {
@@ -472,7 +481,7 @@ var File_kvcast_state_v1_tracker_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_tracker_proto_rawDesc = "" +
 	"\n" +
-	"\x1dkvcast/state/v1/tracker.proto\x12\x0fkvcast.state.v1\"\xae\x05\n" +
+	"\x1dkvcast/state/v1/tracker.proto\x12\x0fkvcast.state.v1\"\xd7\x05\n" +
 	"\aTracker\x12 \n" +
 	"\vgenerations\x18\x01 \x03(\rR\vgenerations\x12#\n" +
 	"\rcounted_names\x18\x02 \x03(\rR\fcountedNames\x12\x1d\n" +
@@ -481,7 +490,8 @@ const file_kvcast_state_v1_tracker_proto_rawDesc = "" +
 	"\n" +
 	"stale_from\x18\x04 \x01(\rR\tstaleFrom\x12(\n" +
 	"\x10scope_lora_names\x18\x05 \x03(\tR\x0escopeLoraNames\x12*\n" +
-	"\x11scope_cache_salts\x18\x06 \x03(\fR\x0fscopeCacheSalts\x12!\n" +
+	"\x11scope_cache_salts\x18\x06 \x03(\fR\x0fscopeCacheSalts\x12'\n" +
+	"\x0freserved_scopes\x18\x12 \x01(\rR\x0ereservedScopes\x12!\n" +
 	"\fblock_scopes\x18\a \x03(\rR\vblockScopes\x122\n" +
 	"\x15block_sequence_hashes\x18\b \x03(\x06R\x13blockSequenceHashes\x12,\n" +
 	"\x12block_router_names\x18\t \x03(\rR\x10blockRouterNames\x12.\n" +
