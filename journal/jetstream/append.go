@@ -114,7 +114,7 @@ func (j *Journal) onReply(m *nats.Msg) {
 	}
 	if r.Error == nil {
 		if r.Seq != want {
-			j.fail(fmt.Errorf("%w: entry %d was stored as %d", journal.ErrFenced, want, r.Seq))
+			j.fail(fmt.Errorf("%w: %s has stored entry %d as %d", ErrUnreadable, j.place(), want, r.Seq))
 			return
 		}
 		j.mu.Lock()

@@ -164,8 +164,8 @@ func (j *Journal) Bytes() int { return j.mirror.Bytes() }
 // EvictedBytes returns the memory of entries evicted from the mirror that is not freed yet.
 func (j *Journal) EvictedBytes() int { return j.mirror.EvictedBytes() }
 
-// Stalled returns since when appends in flight have not been acknowledged, or since when the connection to the servers
-// is lost. It returns the zero time while the journal makes progress or has nothing to do. It never blocks.
+// Stalled returns since when no append in flight was acknowledged, or since when the connection to the servers is lost:
+// a moment ago while the journal makes progress, and the zero time while it has nothing to do. It never blocks.
 func (j *Journal) Stalled() time.Time {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -172,30 +172,43 @@ func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) e
 // Discard empties the journal and its checkpoints and gives it a new epoch. Seqs continue. It must not be called
 // concurrently with other methods, nor after the first Append.
 func (j *Journal) Discard(ctx context.Context) error {
+	if err := j.discard(ctx); err != nil {
+		return fmt.Errorf("discard %s: %w", j.place(), err)
+	}
+	j.log.Warn("The journal is discarded. It continues in a new epoch, without entries.", "place", j.place(), "epoch", j.Bounds().Epoch)
+	return nil
+}
+
+// discard replaces the stream, since nats-server may append to a purged stream at a wrong seq after files were damaged.
+// Checkpoints go first: if the process crashes in between, Load finds the entries as unreadable as before, and if it
+// crashes before the new stream exists, Open begins a new epoch.
+func (j *Journal) discard(ctx context.Context) error {
 	_, info, err := j.streamInfo(ctx)
 	if err != nil {
-		return fmt.Errorf("discard %s: %w", j.place(), err)
-	}
-	// The epoch comes first and the entries last: after a crash in between, Load finds what it found before.
-	config := info.Config
-	config.Metadata[metadataEpoch] = journal.NewEpoch()
-	if err := j.updateStream(ctx, config); err != nil {
 		return err
 	}
-	if err := j.Checkpoints().discard(ctx); err != nil {
-		return fmt.Errorf("discard %s: %w", j.place(), err)
-	}
 	last := info.State.LastSeq
-	if err := j.purgeStream(ctx, last); err != nil {
-		return fmt.Errorf("discard %s: %w", j.place(), err)
+	if j.server != nil {
+		last = max(last, j.server.position.newest)
+	}
+	if err := j.checkpoints.discard(ctx); err != nil {
+		return err
+	}
+	config := info.Config
+	config.FirstSeq = last + 1
+	config.Metadata[metadataEpoch] = journal.NewEpoch()
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if err := j.js.DeleteStream(ctx, j.cfg.Stream); err != nil {
+		return err
+	}
+	if _, err := j.js.CreateStream(ctx, config); err != nil {
+		return err
 	}
 	j.reset(config.Metadata[metadataEpoch], last)
 	j.purged = last
-	if j.server != nil {
-		if err := j.server.position.set(last, last); err != nil {
-			return err
-		}
+	if j.server == nil {
+		return nil
 	}
-	j.log.Warn("The journal is discarded. It continues in a new epoch, without entries.", "place", j.place(), "epoch", config.Metadata[metadataEpoch])
-	return nil
+	return errors.Join(j.syncMetadata(), j.server.position.set(last, last))
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -191,9 +192,9 @@ func administerDir(t testing.TB, dir string, f func(js natsjs.JetStream)) {
 }
 
 // update changes the configuration of a stream.
-func update(t testing.TB, js natsjs.JetStream, change func(c *natsjs.StreamConfig)) {
+func update(t testing.TB, js natsjs.JetStream, stream string, change func(c *natsjs.StreamConfig)) {
 	t.Helper()
-	s, err := js.Stream(t.Context(), jetstream.DefaultStream)
+	s, err := js.Stream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,5 +202,15 @@ func update(t testing.TB, js natsjs.JetStream, change func(c *natsjs.StreamConfi
 	change(&c)
 	if _, err := js.UpdateStream(t.Context(), c); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// awaitStalled waits until a journal reports that it makes no progress.
+func awaitStalled(t testing.TB, j *jetstream.Journal) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); j.Stalled().IsZero(); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("the journal is not stalled after a minute")
+		}
 	}
 }

@@ -28,7 +28,7 @@ func TestEpochChangesWhenTheMachineHasBooted(t *testing.T) {
 			was := j.Bounds()
 			mustClose(t, j)
 			administerDir(t, dir, func(js natsjs.JetStream) {
-				update(t, js, func(c *natsjs.StreamConfig) { c.Metadata["kvcast.boot_id"] = "another" })
+				update(t, js, jetstream.DefaultStream, func(c *natsjs.StreamConfig) { c.Metadata["kvcast.boot_id"] = "another" })
 			})
 			j, got := load(t, cfg)
 			wantEntries(t, got, want)
@@ -52,7 +52,7 @@ func TestStreamLimitIsNoSpace(t *testing.T) {
 	dir := t.TempDir()
 	mustClose(t, open(t, config(dir)))
 	administerDir(t, dir, func(js natsjs.JetStream) {
-		update(t, js, func(c *natsjs.StreamConfig) { c.MaxBytes = 10_000 })
+		update(t, js, jetstream.DefaultStream, func(c *natsjs.StreamConfig) { c.MaxBytes = 10_000 })
 	})
 	j, _ := load(t, config(dir))
 	stored := wantFailure(t, j, journal.ErrNoSpace, `stream "kvcast" of `+dir, "max_bytes 10000")
@@ -61,7 +61,7 @@ func TestStreamLimitIsNoSpace(t *testing.T) {
 	}
 	mustClose(t, j)
 	administerDir(t, dir, func(js natsjs.JetStream) {
-		update(t, js, func(c *natsjs.StreamConfig) { c.MaxBytes = -1 })
+		update(t, js, jetstream.DefaultStream, func(c *natsjs.StreamConfig) { c.MaxBytes = -1 })
 	})
 	j, got := load(t, config(dir))
 	if len(got) != stored {
@@ -197,7 +197,7 @@ func TestUnsuitableStreamIsRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
 			mustClose(t, open(t, config(dir)))
-			administerDir(t, dir, func(js natsjs.JetStream) { update(t, js, tt.change) })
+			administerDir(t, dir, func(js natsjs.JetStream) { update(t, js, jetstream.DefaultStream, tt.change) })
 			if _, err := jetstream.Open(t.Context(), config(dir)); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("open: got %v, want an error with %q", err, tt.want)
 			}

@@ -1,0 +1,135 @@
+package jetstream_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream"
+)
+
+// blocks returns the files of a journal's entries, oldest first.
+func blocks(t *testing.T, dir string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "jetstream", "$G", "streams", "kvcast", "msgs", "*.blk"))
+	if err != nil || len(names) == 0 {
+		t.Fatalf("got files %q, %v", names, err)
+	}
+	slices.SortFunc(names, func(a, b string) int { return len(a) - len(b) })
+	return names
+}
+
+// TestDamagedFilesAreUnreadableUntilDiscard damages files of entries after a clean stop and after a crash. nats-server
+// either truncates the file when it starts, or finds the damage when it reads the entry.
+func TestDamagedFilesAreUnreadableUntilDiscard(t *testing.T) {
+	clean := t.TempDir()
+	j, _ := load(t, config(clean))
+	source := &journal.Source{Worker: "w"}
+	for range 44 { // three files of 8 MiB
+		p, err := j.Append(t.Context(), journal.Record{Source: source, Body: make([]byte, 400<<10)})
+		if err == nil {
+			_, err = p.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	was := j.Bounds()
+	crashed := copyDir(t, clean)
+	mustClose(t, j)
+	for name, dir := range map[string]string{"stopped": clean, "crashed": crashed} {
+		names := blocks(t, dir)
+		first, last := names[0], names[len(names)-1]
+		if len(names) != 3 {
+			t.Fatalf("got %d files, want 3", len(names))
+		}
+		for _, tt := range []struct {
+			name   string
+			file   string
+			damage func(b []byte) []byte
+		}{
+			{"a changed byte in the oldest file", first, changeAt(1, 2)},
+			{"a changed byte in the oldest entry", first, changeAt(0, 2)},
+			{"a changed byte in the newest file", last, changeAt(1, 2)},
+			{"a changed byte in the newest entry", last, func(b []byte) []byte { b[len(b)-1000]++; return b }},
+			{"a torn newest entry", last, func(b []byte) []byte { return b[:len(b)-1000] }},
+			{"an empty oldest file", first, func([]byte) []byte { return nil }},
+			{"an empty newest file", last, func([]byte) []byte { return nil }},
+		} {
+			t.Run(name+", "+tt.name, func(t *testing.T) {
+				at := copyDir(t, dir)
+				file, err := filepath.Rel(dir, tt.file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				file = filepath.Join(at, file)
+				b, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(file, tt.damage(b), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				j := open(t, config(at))
+				if err := loadError(t, j); !errors.Is(err, jetstream.ErrUnreadable) {
+					t.Fatalf("load: got %v, want ErrUnreadable", err)
+				} else {
+					t.Log(err)
+				}
+				if err := j.Discard(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				want := appendN(t, j, "w", 10)
+				mustClose(t, j)
+				j, got := load(t, config(at))
+				wantEntries(t, got, want)
+				if b := j.Bounds(); b.Epoch == was.Epoch {
+					t.Errorf("bounds after Discard: got %+v after %+v", b, was)
+				}
+				mustClose(t, j)
+			})
+		}
+	}
+}
+
+// changeAt changes a byte at a fraction of the data, after 100 bytes.
+func changeAt(numerator, denominator int) func(b []byte) []byte {
+	return func(b []byte) []byte { b[100+(len(b)-200)*numerator/denominator]++; return b }
+}
+
+// TestFullDiskIsNoSpace runs itself in a process whose files may have 256 KiB.
+func TestFullDiskIsNoSpace(t *testing.T) {
+	const variable = "KVCAST_TEST_FULL_DIR"
+	if dir := os.Getenv(variable); dir != "" {
+		signal.Ignore(syscall.SIGXFSZ)
+		j, _ := load(t, config(dir))
+		appendN(t, j, "w", 10)
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 256 << 10, Max: 256 << 10}); err != nil {
+			t.Fatal(err)
+		}
+		acknowledged := wantFailure(t, j, journal.ErrNoSpace, "kvcast", dir, "file too large")
+		if got := j.Bounds().Newest; got != uint64(10+acknowledged) {
+			t.Errorf("newest: got %d, want %d", got, 10+acknowledged)
+		}
+		return
+	}
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFullDiskIsNoSpace$", "-test.timeout=2m")
+	cmd.Env = append(os.Environ(), variable+"="+dir)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("process with small files: %v\n%s", err, out)
+	}
+	j, got := load(t, config(dir))
+	if len(got) < 100 {
+		t.Errorf("got %d entries, want what was acknowledged", len(got))
+	}
+	appendN(t, j, "w", 10)
+}

@@ -1,0 +1,327 @@
+package jetstream_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/nats-io/nats-server/v2/server"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/journal/journaltest"
+)
+
+// serverConfig returns the configuration of a journal in a nats-server.
+func serverConfig(url string) jetstream.Config {
+	cfg := config("")
+	cfg.Servers = []string{url}
+	return cfg
+}
+
+func TestServersConform(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	streams := 0
+	journaltest.Run(t, journaltest.Harness{Open: func(t *testing.T, maxBytes int) journal.Journal {
+		streams++
+		cfg := serverConfig(s.ClientURL())
+		cfg.Stream, cfg.Retention.MaxBytes = fmt.Sprintf("stream-%d", streams), maxBytes
+		j, _ := load(t, cfg)
+		return j
+	}})
+}
+
+func TestSecondWriterFencesTheFirst(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	first, _ := load(t, serverConfig(s.ClientURL()))
+	entries := appendN(t, first, "w", 10)
+	second, got := load(t, serverConfig(s.ClientURL()))
+	wantEntries(t, got, entries)
+	entries = append(entries, appendN(t, second, "w", 3)...)
+
+	wantFailure(t, first, journal.ErrFenced, `stream "kvcast" of `+s.ClientURL())
+	if b := first.Bounds(); b.Newest != 10 {
+		t.Errorf("newest of the first: got %d, want 10", b.Newest)
+	}
+	if c, err := first.Read(t.Context(), journal.Query{MaxBytes: 1 << 20}); err != nil || c.Entries != 10 {
+		t.Errorf("read of the first: got %d entries, %v, want 10", c.Entries, err)
+	}
+	entries = append(entries, appendN(t, second, "w", 3)...)
+	_, got = load(t, serverConfig(s.ClientURL()))
+	wantEntries(t, got, entries)
+}
+
+// startLoad appends from four workers until stop is called, which returns the number of acknowledged entries.
+func startLoad(t *testing.T, j *jetstream.Journal) (acknowledged *atomic.Uint64, stop func()) {
+	stopped := make(chan struct{})
+	acknowledged = new(atomic.Uint64)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			source := &journal.Source{Worker: fmt.Sprintf("w%d", i)}
+			var last journal.Pending
+			for n := 0; ; n++ {
+				select {
+				case <-stopped:
+					if _, err := last.Wait(t.Context()); err != nil {
+						t.Errorf("wait: %v", err)
+					}
+					return
+				default:
+				}
+				r := journal.Record{Source: source, Body: fmt.Appendf(nil, "%d", n)}
+				p, err := j.Append(t.Context(), r)
+				if err != nil {
+					t.Errorf("append: %v", err)
+					return
+				}
+				last = p
+				acknowledged.Add(1)
+			}
+		})
+	}
+	return acknowledged, func() { close(stopped); wg.Wait() }
+}
+
+// wantOnce checks that each of startLoad's entries is there once and in order.
+func wantOnce(t *testing.T, entries []jetstream.Entry, want uint64) {
+	t.Helper()
+	next := make(map[string]int)
+	for i, e := range entries {
+		if e.Seq != uint64(i+1) || string(e.Body) != fmt.Sprint(next[e.Worker]) {
+			t.Fatalf("entry %d is number %d with body %s of %s, want body %d", e.Seq, i+1, e.Body, e.Worker, next[e.Worker])
+		}
+		next[e.Worker]++
+	}
+	if uint64(len(entries)) != want {
+		t.Errorf("got %d entries, want %d", len(entries), want)
+	}
+}
+
+// awaitNewest waits until a journal has an entry.
+func awaitNewest(j *jetstream.Journal, seq uint64) {
+	for {
+		changed := j.Changed()
+		if j.Bounds().Newest >= seq {
+			return
+		}
+		<-changed
+	}
+}
+
+func TestAppendsContinueWhenTheServerIsBack(t *testing.T) {
+	dir := t.TempDir()
+	s := startServer(t, dir, 0)
+	port := s.Addr().(*net.TCPAddr).Port
+	j, _ := load(t, serverConfig(s.ClientURL()))
+	acknowledged, stop := startLoad(t, j)
+	for i := range 3 {
+		awaitNewest(j, j.Bounds().Newest+500*uint64(i+1))
+		stopServer(s)
+		s = startServer(t, dir, port)
+	}
+	stop()
+	if b := j.Bounds(); b.Newest != acknowledged.Load() {
+		t.Errorf("newest: got %d, want %d", b.Newest, acknowledged.Load())
+	}
+	if since := j.Stalled(); !since.IsZero() {
+		t.Errorf("an idle journal is stalled since %v", since)
+	}
+	mustClose(t, j)
+	_, got := load(t, serverConfig(s.ClientURL()))
+	wantOnce(t, got, acknowledged.Load())
+}
+
+// proxy passes connections on to a nats-server.
+type proxy struct {
+	listener net.Listener
+	wg       sync.WaitGroup
+	mu       sync.Mutex // guards all below
+	conns    []net.Conn
+	silent   chan struct{} // while not nil, nothing comes from the server until it is closed
+}
+
+func startProxy(t *testing.T, s *server.Server) *proxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: l}
+	p.wg.Go(func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", s.Addr().String())
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			p.mu.Lock()
+			p.conns = append(p.conns, from, to)
+			p.mu.Unlock()
+			p.wg.Go(func() { _, _ = io.Copy(to, from); _ = to.Close() })
+			p.wg.Go(func() { p.answer(from, to) })
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); p.cut(); p.wg.Wait() })
+	return p
+}
+
+// answer copies what the server sends.
+func (p *proxy) answer(from, to net.Conn) {
+	defer from.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := to.Read(buf)
+		p.mu.Lock()
+		silent := p.silent
+		p.mu.Unlock()
+		if silent != nil {
+			<-silent
+			return
+		}
+		if err != nil {
+			return
+		}
+		if _, err := from.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// silence discards what the server sends from now on.
+func (p *proxy) silence() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.silent = make(chan struct{})
+}
+
+// cut closes all connections and ends the silence.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.silent != nil {
+		close(p.silent)
+		p.silent = nil
+	}
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+	p.conns = nil
+}
+
+func (p *proxy) url() string { return "nats://" + p.listener.Addr().String() }
+
+// TestUnknownFateIsNotDoubled cuts the connection when the server has stored entries whose acknowledgements were lost.
+func TestUnknownFateIsNotDoubled(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	p := startProxy(t, s)
+	cfg := serverConfig(p.url())
+	cfg.InFlight = 64
+	j, _ := load(t, cfg)
+	acknowledged, stop := startLoad(t, j)
+	awaitNewest(j, 100)
+	p.silence()
+	administer(t, s, func(js natsjs.JetStream) {
+		for stored := uint64(0); ; { // until the server has all that is in flight
+			stream, err := js.Stream(t.Context(), jetstream.DefaultStream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if last := stream.CachedInfo().State.LastSeq; last == stored && last >= j.Bounds().Newest+64 {
+				break
+			} else {
+				stored = last
+			}
+		}
+	})
+	p.cut()
+	awaitNewest(j, j.Bounds().Newest+500)
+	stop()
+	mustClose(t, j)
+	_, got := load(t, serverConfig(s.ClientURL()))
+	wantOnce(t, got, acknowledged.Load())
+}
+
+// TestUnknownFateIsFencedByAnotherWriter lets another process append while the connection is cut.
+func TestUnknownFateIsFencedByAnotherWriter(t *testing.T) {
+	s := startServer(t, t.TempDir(), 0)
+	p := startProxy(t, s)
+	j, _ := load(t, serverConfig(p.url()))
+	appendN(t, j, "w", 10)
+	p.silence()
+	other, _ := load(t, serverConfig(s.ClientURL()))
+	appendN(t, other, "w", 1)
+	pending, err := j.Append(t.Context(), journaltest.Record(1, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cut()
+	if _, err := pending.Wait(t.Context()); !errors.Is(err, journal.ErrFenced) {
+		t.Errorf("append: got %v, want ErrFenced", err)
+	}
+}
+
+func TestLostStreamFailsTheJournal(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		damage func(t *testing.T, js natsjs.JetStream, cfg jetstream.Config)
+		want   error
+		text   string
+	}{
+		{"gone", func(t *testing.T, js natsjs.JetStream, _ jetstream.Config) {
+			if err := js.DeleteStream(t.Context(), jetstream.DefaultStream); err != nil {
+				t.Fatal(err)
+			}
+		}, jetstream.ErrUnreadable, "is gone"},
+		{"created again", func(t *testing.T, js natsjs.JetStream, cfg jetstream.Config) {
+			if err := js.DeleteStream(t.Context(), jetstream.DefaultStream); err != nil {
+				t.Fatal(err)
+			}
+			load(t, cfg)
+		}, journal.ErrFenced, "has the new epoch"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := startServer(t, t.TempDir(), 0)
+			j, _ := load(t, serverConfig(s.ClientURL()))
+			appendN(t, j, "w", 10)
+			administer(t, s, func(js natsjs.JetStream) { tt.damage(t, js, serverConfig(s.ClientURL())) })
+			wantFailure(t, j, tt.want, tt.text)
+		})
+	}
+}
+
+// TestServerThatLostEntriesIsUnreadable restores the server's files from before some entries: as after a crash of the
+// server's machine.
+func TestServerThatLostEntriesIsUnreadable(t *testing.T) {
+	dir := t.TempDir()
+	s := startServer(t, dir, 0)
+	port := s.Addr().(*net.TCPAddr).Port
+	j, _ := load(t, serverConfig(s.ClientURL()))
+	appendN(t, j, "w", 10)
+	old := copyDir(t, dir)
+	appendN(t, j, "w", 10)
+	stopServer(s)
+	awaitStalled(t, j)
+	s = startServer(t, old, port)
+	wantFailure(t, j, jetstream.ErrUnreadable, "has lost the acknowledged entries 11 to 20")
+	mustClose(t, j)
+
+	administer(t, s, func(js natsjs.JetStream) { // a checkpoint that is newer than the entries
+		if _, err := js.Publish(t.Context(), "$O.kvcast-checkpoints.M.dw==", []byte(`{"metadata": {"kvcast.seq": "20"}}`)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	j = open(t, serverConfig(s.ClientURL()))
+	if err := loadError(t, j); !errors.Is(err, jetstream.ErrUnreadable) || !strings.Contains(err.Error(), "11 to at least 20, are lost") {
+		t.Errorf("load: got %v, want ErrUnreadable", err)
+	}
+}
