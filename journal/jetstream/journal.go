@@ -32,7 +32,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,8 +80,9 @@ type Journal struct {
 	canceled map[*journal.Source]error
 	since    time.Time // of the last progress while appends are in flight or the connection is lost
 
-	retain atomic.Uint64 // entries after it stay in the stream
-	purged uint64        // last seq that was removed from the stream; used by the retention loop alone
+	retain   atomic.Uint64 // entries after it stay in the stream
+	retained chan struct{} // retain was set
+	purged   uint64        // last seq that was removed from the stream; used by the retention loop alone
 }
 
 var _ journal.Journal = (*Journal)(nil)
@@ -103,6 +103,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 		slots:    make(chan struct{}, cfg.InFlight),
 		wake:     make(chan struct{}, 1),
 		suspect:  make(chan struct{}, 1),
+		retained: make(chan struct{}, 1),
 		failed:   make(chan struct{}),
 		closing:  make(chan struct{}),
 		canceled: make(map[*journal.Source]error),
@@ -222,7 +223,10 @@ func (j *Journal) release() error {
 
 // Retain makes the stream keep all entries after a seq until the next call. It removes earlier ones when the mirror
 // has evicted them. Until the first call, the stream keeps all entries.
-func (j *Journal) Retain(seq uint64) { j.retain.Store(seq) }
+func (j *Journal) Retain(seq uint64) {
+	j.retain.Store(seq)
+	signal(j.retained)
+}
 
 // retentionInterval is the time between two looks at what can be removed from the stream.
 const retentionInterval = time.Second
@@ -234,11 +238,12 @@ func (j *Journal) retentionLoop() {
 	for {
 		select {
 		case <-ticker.C:
-			if err := j.purge(j.ctx); err != nil && j.ctx.Err() == nil {
-				j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)
-			}
+		case <-j.retained:
 		case <-j.ctx.Done():
 			return
+		}
+		if err := j.purge(j.ctx); err != nil && j.ctx.Err() == nil {
+			j.log.Warn("The stream keeps more entries than it should: they cannot be purged.", "error", err)
 		}
 	}
 }
@@ -261,15 +266,13 @@ func (j *Journal) purge(ctx context.Context) error {
 	return nil
 }
 
+// purgeStream removes the entries up to a seq.
 func (j *Journal) purgeStream(ctx context.Context, until uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	s, err := j.js.Stream(ctx, j.cfg.Stream)
+	s, _, err := j.streamInfo(ctx)
 	if err != nil {
 		return err
 	}
-	if until == math.MaxUint64 {
-		return s.Purge(ctx)
-	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	return s.Purge(ctx, jetstream.WithPurgeSequence(until+1))
 }

@@ -12,12 +12,28 @@ import (
 )
 
 func TestEmbeddedConforms(t *testing.T) {
-	journaltest.Run(t, journaltest.Harness{Open: func(t *testing.T, maxBytes int) journal.Journal {
-		cfg := config(t.TempDir())
-		cfg.Retention.MaxBytes = maxBytes
+	conform(t, func(t *testing.T) jetstream.Config { return config(t.TempDir()) })
+}
+
+// conform runs the conformance suite on journals with new configurations.
+func conform(t *testing.T, newConfig func(t *testing.T) jetstream.Config) {
+	configs := make(map[journal.Journal]jetstream.Config)
+	openWith := func(t *testing.T, cfg jetstream.Config) journal.Journal {
 		j, _ := load(t, cfg)
+		configs[j] = cfg
 		return j
-	}})
+	}
+	journaltest.Run(t, journaltest.Harness{
+		Open: func(t *testing.T, maxBytes int) journal.Journal {
+			cfg := newConfig(t)
+			cfg.Retention.MaxBytes = maxBytes
+			return openWith(t, cfg)
+		},
+		Reopen: func(t *testing.T, j journal.Journal) journal.Journal {
+			mustClose(t, j.(*jetstream.Journal))
+			return openWith(t, configs[j])
+		},
+	})
 }
 
 func TestReopenedJournalContinues(t *testing.T) {

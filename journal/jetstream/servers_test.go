@@ -28,13 +28,12 @@ func serverConfig(url string) jetstream.Config {
 func TestServersConform(t *testing.T) {
 	s := startServer(t, t.TempDir(), 0)
 	streams := 0
-	journaltest.Run(t, journaltest.Harness{Open: func(t *testing.T, maxBytes int) journal.Journal {
+	conform(t, func(*testing.T) jetstream.Config {
 		streams++
 		cfg := serverConfig(s.ClientURL())
-		cfg.Stream, cfg.Retention.MaxBytes = fmt.Sprintf("stream-%d", streams), maxBytes
-		j, _ := load(t, cfg)
-		return j
-	}})
+		cfg.Stream = fmt.Sprintf("stream-%d", streams)
+		return cfg
+	})
 }
 
 func TestSecondWriterFencesTheFirst(t *testing.T) {
@@ -148,7 +147,8 @@ type proxy struct {
 }
 
 func startProxy(t *testing.T, s *server.Server) *proxy {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func startProxy(t *testing.T, s *server.Server) *proxy {
 			if err != nil {
 				return
 			}
-			to, err := net.Dial("tcp", s.Addr().String())
+			to, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Addr().String())
 			if err != nil {
 				_ = from.Close()
 				continue
@@ -177,7 +177,7 @@ func startProxy(t *testing.T, s *server.Server) *proxy {
 
 // answer copies what the server sends.
 func (p *proxy) answer(from, to net.Conn) {
-	defer from.Close()
+	defer func() { _ = from.Close() }()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := to.Read(buf)

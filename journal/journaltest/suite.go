@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -26,6 +27,8 @@ type Harness struct {
 	// Fail makes all appends of a source fail with err, those in flight and all later ones. It is nil if
 	// appends cannot fail.
 	Fail func(j journal.Journal, s *journal.Source, err error)
+	// Reopen closes a journal that Open returned and opens it again. It is nil if entries do not survive that.
+	Reopen func(t *testing.T, j journal.Journal) journal.Journal
 }
 
 // Run runs the suite.
@@ -40,6 +43,7 @@ func Run(t *testing.T, h Harness) {
 		"AcknowledgedEntriesAreVisible":  testAcknowledgedEntriesAreVisible,
 		"CloseFlushes":                   testCloseFlushes,
 		"FailedAppendFailsItsSource":     testFailedAppendFailsItsSource,
+		"ReopenedJournalContinues":       testReopenedJournalContinues,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, h) })
 	}
@@ -278,5 +282,48 @@ func testFailedAppendFailsItsSource(t *testing.T, h Harness) {
 	}
 	if diff := cmp.Diff([]string{"w1", "w2", "w2", "w2", "w2", "w1"}, got); diff != "" {
 		t.Errorf("workers of the entries (-want +got):\n%s", diff)
+	}
+}
+
+func testReopenedJournalContinues(t *testing.T, h Harness) {
+	if h.Reopen == nil {
+		t.Skip("entries of this journal do not survive")
+	}
+	j := open(t, h, defaultBytes)
+	epoch := j.Bounds().Epoch
+	reopen := func() {
+		j = h.Reopen(t, j)
+		t.Cleanup(func() { _ = j.Close(context.Background()) })
+	}
+	reopen() // empty
+	var want []*kvcastv1.Entry
+	for n := 1; n <= 300; n++ {
+		r := Record(n, n)
+		r.Source.Model = "m"
+		appendAll(t, j, r)
+		e := new(kvcastv1.Entry)
+		if err := proto.Unmarshal(r.Body, e); err != nil {
+			t.Fatal(err)
+		}
+		e.Seq = uint64(n)
+		want = append(want, e)
+		if n%100 == 0 {
+			reopen()
+		}
+	}
+	if got, want := j.Bounds(), (journal.Bounds{Epoch: epoch, Oldest: 1, Newest: 300}); got != want {
+		t.Errorf("bounds: got %+v, want %+v", got, want)
+	}
+	got, err := readTo(t.Context(), j, 300)
+	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+		t.Errorf("error %v, entries (-want +got):\n%s", err, diff)
+	}
+	if _, err := j.Read(t.Context(), journal.Query{MaxBytes: 1 << 20, Filter: func(seq uint64, s *journal.Source, _ journal.Tiers) journal.Match {
+		if s.Worker != fmt.Sprintf("w%d", seq) || s.Model != "m" {
+			t.Errorf("source of entry %d: got %+v", seq, s)
+		}
+		return journal.MatchNone
+	}}); err != nil {
+		t.Error(err)
 	}
 }
