@@ -35,35 +35,17 @@ func newBounded(limit int64) *bounded {
 // drawnStep is a call of a tracker, or a change of what other workers use. It returns the result as text.
 type drawnStep func(*bounded) string
 
-// drawStep draws the next step. Removes take account of announcements only when all children are counted.
+// drawStep draws the next step. Small numbers are drawn most often. Removes take account of announcements only
+// when all children are counted.
 func drawStep(t *rapid.T) (text string, step drawnStep) {
 	source := rapid.IntRange(0, drawnSources-1).Draw(t, "source")
 	hash := rapid.Uint64Range(0, drawnHashes-1)
-	switch rapid.IntRange(0, 24).Draw(t, "step") {
-	case 0:
-		return fmt.Sprint("clear ", source), func(b *bounded) string { return fmt.Sprint(b.ClearSource(source)) }
-	case 1, 2:
-		return fmt.Sprint("gap ", source), func(b *bounded) string { return fmt.Sprint(b.Gap(source)) }
-	case 3:
-		hashes := rapid.SliceOfDistinct(hash, func(h uint64) uint64 { return h }).Draw(t, "hashes")
-		slices.Sort(hashes)
-		return fmt.Sprint("remove blocks ", hashes), func(b *bounded) string { b.RemoveBlocks(hashes); return "" }
-	case 4:
-		return fmt.Sprint("count children ", source), func(b *bounded) string { return fmt.Sprint(b.CountChildren(source)) }
-	case 5, 6:
-		units := rapid.Int64Range(-10, 10).Draw(t, "units")
-		return fmt.Sprint("other workers ", units), func(b *bounded) string {
-			if used := b.blocks.Used() - b.units(); used+units >= 0 {
-				b.blocks.Adjust(units)
-			}
-			return ""
-		}
-	case 7:
-		if rapid.IntRange(0, 4).Draw(t, "reset") > 0 {
-			return "none", func(*bounded) string { return "" }
-		}
-		return "reset", func(b *bounded) string { b.Reset(); return "" }
-	case 8, 9, 10, 11, 12, 13, 14:
+	switch n := rapid.IntRange(0, 39).Draw(t, "step"); {
+	case n < 16:
+		e := drawStored(t, hash)
+		op := rapid.SampledFrom([]copies.Op{copies.Add, copies.AddUnsure, copies.AddNothing}).Draw(t, "op")
+		return fmt.Sprintf("store %d %+v %d", source, e, op), func(b *bounded) string { b.Store(source, &e, op); return "" }
+	case n < 28:
 		h := hash.Draw(t, "hash")
 		op := rapid.SampledFrom([]copies.Op{copies.Remove, copies.RemoveAnnounced, copies.RemoveAll, copies.RemoveDownTo, copies.RemoveDownTo + 2}).Draw(t, "op")
 		return fmt.Sprint("remove ", source, h, op), func(b *bounded) string {
@@ -74,19 +56,35 @@ func drawStep(t *rapid.T) (text string, step drawnStep) {
 			b.Remove(source, h, op)
 			return ""
 		}
+	case n < 30:
+		return fmt.Sprint("count children ", source), func(b *bounded) string { return fmt.Sprint(b.CountChildren(source)) }
+	case n < 33:
+		units := rapid.Int64Range(-10, 10).Draw(t, "units")
+		return fmt.Sprint("other workers ", units), func(b *bounded) string {
+			if used := b.blocks.Used() - b.units(); used+units >= 0 {
+				b.blocks.Adjust(units)
+			}
+			return ""
+		}
+	case n < 36:
+		return fmt.Sprint("gap ", source), func(b *bounded) string { return fmt.Sprint(b.Gap(source)) }
+	case n < 37:
+		hashes := rapid.SliceOfNDistinct(hash, 1, 3, func(h uint64) uint64 { return h }).Draw(t, "hashes")
+		slices.Sort(hashes)
+		return fmt.Sprint("remove blocks ", hashes), func(b *bounded) string { b.RemoveBlocks(hashes); return "" }
+	case n < 39:
+		return fmt.Sprint("clear ", source), func(b *bounded) string { return fmt.Sprint(b.ClearSource(source)) }
 	default:
-		e := drawStored(t, hash)
-		op := rapid.SampledFrom([]copies.Op{copies.Add, copies.AddUnsure, copies.AddNothing}).Draw(t, "op")
-		return fmt.Sprintf("store %d %+v %d", source, e, op), func(b *bounded) string { b.Store(source, &e, op); return "" }
+		return "reset", func(b *bounded) string { b.Reset(); return "" }
 	}
 }
 
 func drawStored(t *rapid.T, hash *rapid.Generator[uint64]) wire.Event {
 	e := wire.Event{Kind: wire.KindStored, BlockHashes: rapid.SliceOfN(hash, 0, 4).Draw(t, "hashes")}
-	if rapid.IntRange(0, 3).Draw(t, "has parent") > 0 {
+	if rapid.Bool().Draw(t, "has parent") {
 		e.HasParent, e.Parent = true, hash.Draw(t, "parent")
 	}
-	if rapid.IntRange(0, 3).Draw(t, "hashed") > 0 {
+	if rapid.IntRange(0, 3).Draw(t, "hash-only") < 3 {
 		for range e.BlockHashes {
 			e.TokensHashes = append(e.TokensHashes, rapid.Uint64Range(0, 2).Draw(t, "tokens"))
 		}
@@ -141,7 +139,7 @@ func TestRestoredTrackerDecidesAsTheOriginal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.SampledFrom([]int64{0, 12, 20}).Draw(t, "limit")
 		original := newBounded(limit)
-		for range rapid.IntRange(0, 30).Draw(t, "steps before the state") {
+		for range rapid.SampledFrom([]int{20, 50, 5}).Draw(t, "steps before the state") {
 			_, step := drawStep(t)
 			original.apply(step)
 		}
