@@ -8,6 +8,12 @@ import "google.golang.org/protobuf/encoding/protowire"
 // Field numbers of messages that the hot path encodes without generated code. A test compares them with
 // the descriptors.
 const (
+	TrackerBlockScopesField      protowire.Number = 7
+	TrackerBlockRouterNamesField protowire.Number = 9
+	TrackerBlockLiveNamesField   protowire.Number = 11
+	TrackerBlockIdleNamesField   protowire.Number = 12
+	TrackerNameFlagsField        protowire.Number = 14
+
 	TrackerCallsCallsField protowire.Number = 1
 
 	TrackerCallKindField         protowire.Number = 1

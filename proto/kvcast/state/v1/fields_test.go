@@ -15,6 +15,13 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 		message protoreflect.ProtoMessage
 		fields  fields
 	}{
+		{&statev1.Tracker{}, fields{
+			"block_scopes":       statev1.TrackerBlockScopesField,
+			"block_router_names": statev1.TrackerBlockRouterNamesField,
+			"block_live_names":   statev1.TrackerBlockLiveNamesField,
+			"block_idle_names":   statev1.TrackerBlockIdleNamesField,
+			"name_flags":         statev1.TrackerNameFlagsField,
+		}},
 		{&statev1.TrackerCalls{}, fields{"calls": statev1.TrackerCallsCallsField}},
 		{&statev1.TrackerCall{}, fields{
 			"kind":          statev1.TrackerCallKindField,
