@@ -177,7 +177,11 @@ func (l *Lane) replaceBlockSize(size uint32) {
 // sorted.
 func (t *table) removeOtherSizes(size uint32) (gone []uint64) {
 	other := func(a attribute.Set) bool { return a.BlockSize != 0 && a.BlockSize != size }
-	if !slices.ContainsFunc(slices.Collect(t.attrs.All()), other) {
+	found := false
+	for _, set := range t.attrs.All() {
+		found = found || other(set)
+	}
+	if !found {
 		return nil
 	}
 	for s := range t.blocks.table.Segments() {

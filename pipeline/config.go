@@ -30,6 +30,8 @@ type Config struct {
 	// Gap. nil means no bound. A block uses 1 unit of Blocks, some 90 bytes. A block of a worker
 	// with consolidated sources uses 2 units, and 1 unit for each of its names.
 	Blocks, AttributeBytes *budget.Budget
+	// Durable passes journal.Record.State to the journal, from which Recovery recovers the state.
+	Durable bool
 }
 
 // OnGap selects what happens to a dp rank's blocks when batches are lost.

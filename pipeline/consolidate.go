@@ -65,13 +65,14 @@ type rankSources struct {
 	tiers []journal.Tiers
 }
 
-// sources returns the state of a rank's sources, and creates it if necessary.
-func (l *Lane) sources(r *rankState) *rankSources {
+// sources returns the state of the sources of a rank, and creates it if necessary.
+func (l *Lane) sources(rank uint32, r *rankState) *rankSources {
 	if r.sources == nil {
 		n := len(l.sourceNames)
 		r.sources = &rankSources{incomplete: make([]bool, n), tiers: make([]journal.Tiers, n)}
 		if l.consolidation == dedup {
 			r.sources.tracker = consolidate.New(n, l.cfg.MaxBlocksPerRank, l.cfg.Blocks, l.cfg.AttributeBytes, &l.counts.tracker)
+			l.log.recordTracker(r.sources.tracker, rank)
 		}
 	}
 	return r.sources
@@ -80,14 +81,15 @@ func (l *Lane) sources(r *rankState) *rankSources {
 // consolidate applies an event of one of several sources.
 func (l *Lane) consolidate(b *feed.Batch, e *wire.Event) {
 	r := l.rank(b.Rank)
-	s := l.sources(r)
+	s := l.sources(b.Rank, r)
 	switch {
 	case e.Kind == wire.KindCleared:
 		l.flush(flushUnmergeable)
 		l.clearSource(b, r, kvcastv1.Cleared_REASON_ENGINE_CLEARED)
 	case e.Kind == wire.KindStored && l.consolidation == passthrough:
-		if len(e.BlockHashes) > 0 {
-			s.tiers[b.Source] |= journal.TierBit(uint8(e.Tier))
+		if bit := journal.TierBit(uint8(e.Tier)); len(e.BlockHashes) > 0 && s.tiers[b.Source]&bit == 0 {
+			s.tiers[b.Source] |= bit
+			l.log.sourcesChanged(b.Rank)
 		}
 		l.store(b, e)
 	case e.Kind == wire.KindStored:
@@ -113,7 +115,7 @@ func (l *Lane) consolidateStore(b *feed.Batch, e *wire.Event, r *rankState) {
 		if n == before[why] {
 			continue
 		}
-		r.sources.incomplete[b.Source] = true
+		l.markIncomplete(b.Rank, r, b.Source)
 		if !r.gapReported(consolidate.Refusal(why)) {
 			l.flush(flushUnmergeable) // a Gap follows
 		}
@@ -151,8 +153,9 @@ func (l *Lane) emitChanges(b *feed.Batch, t *consolidate.Tracker, stored *wire.E
 // clearSource removes all blocks of a source whose engine restarted or cleared its cache. No run
 // may be pending.
 func (l *Lane) clearSource(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_Reason) {
-	s := l.sources(r)
+	s := l.sources(b.Rank, r)
 	s.incomplete[b.Source] = false
+	l.log.sourcesChanged(b.Rank)
 	l.announcements.Reset(b.Rank, b.Source)
 	switch {
 	case l.consolidation == passthrough:
@@ -193,7 +196,7 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 		return
 	}
 	var cleared []kvcastv1.Tier
-	kept := false
+	stale := uint32(0) // bit n is tier n
 	for tier := wire.TierDevice; tier < wire.NumTiers; tier++ {
 		bit, t := journal.TierBit(uint8(tier)), r.tables[tier]
 		if used&bit == 0 {
@@ -204,7 +207,7 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 				continue
 			}
 			if l.cfg.OnGap != OnGapClear && t.gap() {
-				kept = true
+				stale |= uint32(bit)
 				continue
 			}
 			reason = kvcastv1.Cleared_REASON_UNREPAIRED_GAP
@@ -212,21 +215,24 @@ func (l *Lane) clearTiers(b *feed.Batch, r *rankState, reason kvcastv1.Cleared_R
 		cleared = append(cleared, kvcastv1.Tier(tier))
 		l.dropTable(r, tier)
 	}
+	if stale != 0 {
+		l.log.staleTiers(l.entry.events, b.Rank, stale)
+	}
 	if len(cleared) > 0 { // Cleared without tiers means all tiers
 		l.emitCleared(b.Rank, reason, cleared...)
 	}
-	if kept {
+	if stale != 0 {
 		l.emit(&kvcastv1.RouterEvent{DpRank: proto.Uint32(b.Rank), Event: &kvcastv1.RouterEvent_Gap{
 			Gap: &kvcastv1.Gap{Reason: kvcastv1.Gap_REASON_SHARED_TIER},
 		}})
 	}
 }
 
-// beginGap makes the blocks of a source stale. It returns false if the source has no further
+// beginGap makes the blocks of a source of a rank stale. It returns false if the source has no further
 // generation; the blocks must then be cleared.
-func (l *Lane) beginGap(r *rankState, source int) bool {
+func (l *Lane) beginGap(rank uint32, r *rankState, source int) bool {
 	if l.consolidation == dedup {
-		return l.sources(r).tracker.Gap(source)
+		return l.sources(rank, r).tracker.Gap(source)
 	}
 	return r.gap()
 }
@@ -234,15 +240,16 @@ func (l *Lane) beginGap(r *rankState, source int) bool {
 // allSources is all sources of a worker, in place of a source's index.
 const allSources = -1
 
-// markIncomplete marks a source, or allSources, as incomplete.
-func (l *Lane) markIncomplete(r *rankState, source int) {
+// markIncomplete marks a source of a rank, or allSources, as incomplete.
+func (l *Lane) markIncomplete(rank uint32, r *rankState, source int) {
 	if l.consolidation == oneSource {
 		return
 	}
-	incomplete := l.sources(r).incomplete
+	incomplete := l.sources(rank, r).incomplete
 	for i := range incomplete {
-		if source == allSources || i == source {
+		if (source == allSources || i == source) && !incomplete[i] {
 			incomplete[i] = true
+			l.log.sourcesChanged(rank)
 		}
 	}
 }
@@ -253,4 +260,30 @@ func (l *Lane) tracker(rank uint32) *consolidate.Tracker {
 		return r.sources.tracker
 	}
 	return nil
+}
+
+// Aliases returns the blocks of a worker with several sources that one of the block hashes names for one of the sources:
+// by the block hash that events have, the names of the sources that hold the block. It returns nil for a worker with one
+// source.
+func (p *Pipeline) Aliases(worker string, rank uint32, hashes []uint64) map[uint64][]string {
+	p.mu.Lock()
+	l := p.lanes[worker]
+	p.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	tr := l.tracker(rank)
+	if tr == nil {
+		return nil
+	}
+	names := make(map[uint64][]string)
+	for hash, sources := range tr.Lookup(hashes...) {
+		names[hash] = []string{}
+		for _, source := range sources {
+			names[hash] = append(names[hash], l.sourceNames[source])
+		}
+	}
+	return names
 }

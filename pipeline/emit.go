@@ -54,10 +54,13 @@ func (l *Lane) flushRemoves(r *run) {
 	before := t.blocks.len()
 	gone := r.hashes[:0]
 	for i, hash := range r.hashes {
-		if t.remove(hash, r.op(i)) {
+		if op := r.op(i); t.remove(hash, op) {
 			gone = append(gone, hash)
+		} else {
+			l.log.suppress(&r.key, l.entry.events, op, hash)
 		}
 	}
+	l.log.endSuppressed(&r.key, l.entry.events)
 	l.tableBlocks.Release(int64(before - t.blocks.len()))
 	l.counts.removesSuppressed += uint64(len(r.hashes) - len(gone))
 	l.emitRemoved(r.key.rank, r.key.tier, gone)
@@ -76,6 +79,7 @@ func (l *Lane) emitStored(r *run) {
 		return
 	}
 	l.entry.stored(l.head(r.key.rank, r.key.tier), r)
+	l.log.storeOps(l.entry.events-1, r.ops)
 	l.counts.events[eventsStored]++
 	l.counts.blocksStored += uint64(len(r.hashes))
 }
@@ -172,7 +176,10 @@ func (l *Lane) clear(rank uint32, reason kvcastv1.Cleared_Reason) {
 	r := l.rank(rank)
 	l.announcements.ResetRank(rank)
 	l.drop(r)
-	r.sources = nil
+	if r.sources != nil {
+		r.sources = nil
+		l.log.sourcesChanged(rank)
+	}
 	l.emitCleared(rank, reason)
 }
 
@@ -208,7 +215,7 @@ func (l *Lane) rank(rank uint32) *rankState {
 // newTable returns the table of a rank's tier, and creates it if necessary.
 func (l *Lane) newTable(r *rankState, tier wire.Tier) *table {
 	if r.tables[tier] == nil {
-		r.tables[tier] = newTable(l.cfg.AttributeBytes)
+		r.tables[tier] = newTable(l.attributes)
 	}
 	return r.tables[tier]
 }

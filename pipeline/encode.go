@@ -33,6 +33,9 @@ type entry struct {
 	err      error
 	// onFailure is called when an append fails asynchronously.
 	onFailure func(error)
+	// events is the number of events in buf.
+	events int
+	log    *stateLog
 }
 
 func newEntry(ctx context.Context, j Journal, worker, model string) entry {
@@ -51,7 +54,7 @@ func (e *entry) begin(engineTime, ingestTime int64) {
 	e.buf = append(e.buf[:0], e.head...)
 	e.buf = appendTime(e.buf, kvcastv1.EntryEngineTimeUnixNanoField, engineTime)
 	e.buf = appendTime(e.buf, kvcastv1.EntryIngestTimeUnixNanoField, ingestTime)
-	e.start, e.tiers = len(e.buf), 0
+	e.start, e.tiers, e.events = len(e.buf), 0, 0
 }
 
 func appendTime(b []byte, field protowire.Number, t int64) []byte {
@@ -94,17 +97,19 @@ func (e *entry) added(b []byte, tier journal.Tiers) {
 	e.buf = b
 	if len(b) <= maxEntryBytes || before == e.start {
 		e.tiers |= tier
+		e.events++
 		return
 	}
-	e.append(b[:before])
-	e.buf, e.tiers = slices.Delete(b, e.start, before), tier
+	e.append(b[:before], e.log.partialState())
+	e.log.appended(true, e.appended, before)
+	e.buf, e.tiers, e.events = slices.Delete(b, e.start, before), tier, 1
 }
 
-func (e *entry) append(body []byte) {
+func (e *entry) append(body, state []byte) {
 	if e.err != nil {
 		return
 	}
-	appended, err := e.journal.Append(e.ctx, journal.Record{Source: e.source, Tiers: e.tiers, Body: body})
+	appended, err := e.journal.Append(e.ctx, journal.Record{Source: e.source, Tiers: e.tiers, Body: body, State: state})
 	if err != nil {
 		e.err = err
 		return
@@ -113,13 +118,17 @@ func (e *entry) append(body []byte) {
 	appended.OnFailure(e.onFailure)
 }
 
-// commit appends the entry to the journal if it has any event. It returns the error of this append
+// empty reports whether the entry has no event.
+func (e *entry) empty() bool { return len(e.buf) == e.start }
+
+// commit appends the entry to the journal, with the lane's state, if it has any event. It returns the error of this append
 // or of an earlier append.
-func (e *entry) commit() error {
-	if len(e.buf) == e.start {
+func (e *entry) commit(state []byte) error {
+	if e.empty() {
 		return e.err
 	}
-	e.append(e.buf)
+	e.append(e.buf, state)
+	e.log.appended(false, e.appended, len(e.buf)+len(state))
 	if cap(e.buf) > maxIdleBytes {
 		e.buf = nil
 	}

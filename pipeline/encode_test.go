@@ -109,7 +109,7 @@ func entryIsWhatMarshalGives(t *rapid.T) {
 			}
 			entry.Events = append(entry.Events, ev)
 		}
-		if err := e.commit(); err != nil {
+		if err := e.commit(nil); err != nil {
 			t.Fatal(err)
 		}
 		want.Entries = append(want.Entries, entry)

@@ -16,17 +16,24 @@ import (
 // the timer of a pending run does.
 type Lane struct {
 	worker        string
-	added         *kvcastv1.WorkerAdded // never changed
 	cfg           Config
 	consolidation consolidation
 	sourceNames   []string // by source
 	// tableBlocks is the budget of the tables' blocks; nil for dedup, where trackers reserve
 	// the blocks of tables too.
 	tableBlocks *budget.Budget
-	failures    chan<- error // see Pipeline.Failed
+	attributes  *budget.Budget // of the tables' attributes
+	failures    chan<- error   // see Pipeline.Failed
+	// desc is the worker as it was added. unclaimed reports whether it was recovered and not added since. Both are
+	// guarded by the pipeline's lock and change only before the lane is used.
+	desc      feed.Worker
+	unclaimed bool
+	// earlier is the removed worker of the same name; nil if it is not known.
+	earlier *removedWorker
 
 	mu          sync.Mutex // guards the fields below; locked before the journal's locks
 	closed      bool       // no further events are emitted
+	behind      bool       // a call was ignored, since the lane was closed
 	failed      error      // of a failed append, after which the state is discarded
 	lastEventID uint64
 	ranks       map[uint32]*rankState
@@ -35,6 +42,7 @@ type Lane struct {
 	prefetched  bool        // prefetch loaded the blocks of the current batch
 	timer       *time.Timer // flushes the pending run after Config.Timeout; nil if there is none
 	entry       entry
+	log         *stateLog // nil if the journal is not durable
 	counts      laneCounts
 	// event is reused by emitChanges.
 	event         wire.Event
@@ -60,9 +68,11 @@ func (l *Lane) Batch(b *feed.Batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
+		l.behind = true
 		return
 	}
 	l.entry.begin(b.EngineTime, b.IngestTime)
+	l.log.progress(&b.Progress)
 	l.announcements.BeginBatch()
 	l.prefetch(b)
 	if b.GroupsOmitted {
@@ -123,15 +133,17 @@ func (l *Lane) Gap(g feed.Gap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.flushAlone(flushUnmergeable); l.closed {
+		l.behind = true
 		return
 	}
 	l.entry.begin(0, g.At)
+	l.log.progress(&g.Progress)
 	r := l.rank(g.Rank)
-	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.beginGap(r, g.Source) {
+	if l.cfg.OnGap == OnGapClear && g.Reason != feed.GapJoinedLate || !l.beginGap(g.Rank, r, g.Source) {
 		l.clear(g.Rank, kvcastv1.Cleared_REASON_UNREPAIRED_GAP)
-		l.markIncomplete(r, allSources)
+		l.markIncomplete(g.Rank, r, allSources)
 	} else {
-		l.markIncomplete(r, g.Source)
+		l.markIncomplete(g.Rank, r, g.Source)
 		l.emit(&kvcastv1.RouterEvent{DpRank: &g.Rank, Event: &kvcastv1.RouterEvent_Gap{Gap: &kvcastv1.Gap{
 			Reason:        kvcastv1.Gap_Reason(g.Reason),
 			MissedBatches: g.Missed,
@@ -149,9 +161,11 @@ func (l *Lane) Restarted(r feed.Restart) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.flushAlone(flushUnmergeable); l.closed {
+		l.behind = true
 		return
 	}
 	l.entry.begin(0, r.At)
+	l.log.progress(&r.Progress)
 	if l.consolidation == oneSource {
 		l.clear(r.Rank, kvcastv1.Cleared_REASON_ENGINE_RESTARTED)
 	} else {
@@ -323,14 +337,19 @@ func (l *Lane) deferFlush() {
 		l.flush(flushBatchEnd)
 	case !l.pending.empty() && l.timer == nil:
 		l.pending.cloneStrings()
-		var timer *time.Timer
-		timer = time.AfterFunc(l.cfg.Timeout, func() {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if l.timer == timer { // else the run was flushed while this function waited for the lock
-				l.flushAlone(flushTimeout)
-			}
-		})
-		l.timer = timer
+		l.startTimer()
 	}
+}
+
+// startTimer starts the timer of the pending run.
+func (l *Lane) startTimer() {
+	var timer *time.Timer
+	timer = time.AfterFunc(l.cfg.Timeout, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.timer == timer { // else the run was flushed while this function waited for the lock
+			l.flushAlone(flushTimeout)
+		}
+	})
+	l.timer = timer
 }

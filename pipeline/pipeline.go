@@ -6,10 +6,12 @@
 // Guarantees: the order of a worker's events is kept, its event ids are contiguous, and its tables
 // equal the state of a router that has applied all entries so far. If an append fails, the
 // worker's lane discards its state and reports the failure; see Pipeline.Failed.
+//
+// With a durable journal, each entry has state beside its events, and the pipeline makes checkpoints.
+// From both, Recovery makes a pipeline that continues after a crash.
 package pipeline
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -37,10 +39,15 @@ type Pipeline struct {
 	appends       context.Context
 	cancelAppends context.CancelFunc
 
+	totals checkpointTotals
+
 	mu      sync.Mutex // guards the fields below; locked before any lane's
 	lanes   map[string]*Lane
 	closed  bool // Close was called: no events are emitted
 	removed eventIDs
+	// obsolete are the names for ObsoleteCheckpoints; retainAfter is the last result of RetainAfter.
+	obsolete    []string
+	retainAfter uint64
 }
 
 var _ feed.Sink = (*Pipeline)(nil)
@@ -67,35 +74,62 @@ func New(cfg Config, j Journal) (*Pipeline, error) {
 // pipeline, so that the engines' caches are read again.
 func (p *Pipeline) Failed() <-chan error { return p.failed }
 
-// AddWorker emits WorkerAdded and returns the Lane for the worker's batches.
+// AddWorker emits WorkerAdded and returns the Lane for the worker's batches. A recovered worker continues without an
+// event if feed.Worker.Continues allows it; otherwise it is removed first.
 func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
-	// A protobuf string must be UTF-8.
-	valid := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
-	name, model := valid(w.Name), valid(w.Model)
+	w = validWorker(w)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if l := p.lanes[w.Name]; l != nil && l.unclaimed && !p.closed {
+		if w.Continues(&l.desc) {
+			l.claim(w)
+			return l
+		}
+		p.removeWorker(w.Name, feed.RemovedDiscovery)
+	}
+	l := newLane(&p.cfg, w)
+	p.attach(l)
+	if p.closed {
+		l.closed = true
+		return l
+	}
+	l.lastEventID, l.earlier = p.removed.resume(w.Name)
+	p.lanes[w.Name] = l
+	if l.log != nil {
+		l.log.worker = true
+	}
+	l.emitEntry(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: &kvcastv1.WorkerAdded{
+		Model: w.Model, BlockSize: w.BlockSize, Endpoint: w.Endpoint, Labels: w.Labels, Ranks: w.Ranks,
+	}}})
+	return l
+}
+
+// validWorker returns a copy of a worker with strings of UTF-8, which a protobuf string must be.
+func validWorker(w feed.Worker) feed.Worker {
+	valid := func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 	labels := make(map[string]string, len(w.Labels))
 	for k, v := range w.Labels {
 		labels[valid(k)] = valid(v)
 	}
-	added := &kvcastv1.WorkerAdded{
-		Model:     model,
-		BlockSize: w.BlockSize,
-		Endpoint:  valid(w.Endpoint),
-		Labels:    labels,
-		Ranks:     w.Ranks,
-	}
-	l := &Lane{
-		added:    added,
-		worker:   name,
-		cfg:      p.cfg,
-		ranks:    make(map[uint32]*rankState),
-		entry:    newEntry(p.appends, p.journal, name, model),
-		failures: p.failed,
+	w.Name, w.Model, w.Endpoint, w.Labels = valid(w.Name), valid(w.Model), valid(w.Endpoint), labels
+	w.Ranks, w.Sources = slices.Clone(w.Ranks), slices.Clone(w.Sources)
+	return w
+}
 
+// newLane returns an empty lane, whose tables reserve in no budget yet.
+func newLane(cfg *Config, w feed.Worker) *Lane {
+	return &Lane{
+		worker: w.Name, desc: w, cfg: *cfg,
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
+		ranks:         make(map[uint32]*rankState),
 	}
+}
+
+// attach connects a lane to the pipeline's journal and budgets.
+func (p *Pipeline) attach(l *Lane) {
+	l.failures = p.failed
+	l.entry = newEntry(p.appends, p.journal, l.worker, l.desc.Model)
 	l.entry.onFailure = func(err error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -104,20 +138,23 @@ func (p *Pipeline) AddWorker(w feed.Worker) feed.Lane {
 	if l.consolidation != dedup {
 		l.tableBlocks = p.cfg.Blocks
 	}
-	if p.closed {
-		l.closed = true
-		return l
+	l.attributes = p.cfg.AttributeBytes
+	if p.cfg.Durable {
+		l.log = newStateLog(&p.totals)
+		l.entry.log = l.log
+		l.announcements.RecordChanges()
 	}
-	l.lastEventID = p.removed.resume(w.Name)
-	p.lanes[w.Name] = l
-	l.emitEntry(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerAdded{WorkerAdded: l.added}})
-	return l
 }
 
 // RemoveWorker emits WorkerRemoved and drops the worker's state.
 func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.removeWorker(strings.ToValidUTF8(name, "\uFFFD"), reason)
+}
+
+// removeWorker is RemoveWorker for a caller that has the lock.
+func (p *Pipeline) removeWorker(name string, reason feed.RemoveReason) {
 	l := p.lanes[name]
 	if l == nil || p.closed {
 		return
@@ -126,7 +163,7 @@ func (p *Pipeline) RemoveWorker(name string, reason feed.RemoveReason) {
 	l.emitRemovedWorker(&kvcastv1.RouterEvent{Event: &kvcastv1.RouterEvent_WorkerRemoved{WorkerRemoved: &kvcastv1.WorkerRemoved{
 		Reason: kvcastv1.WorkerRemoved_Reason(reason),
 	}}})
-	p.removed.remember(name, l.lastEventID)
+	p.removed.remember(removedWorker{name: name, lastID: l.lastEventID, appended: l.entry.appended})
 	delete(p.lanes, name)
 }
 
@@ -185,7 +222,12 @@ func (l *Lane) close() error {
 
 // commit appends the current entry. The lane fails if the append does.
 func (l *Lane) commit() {
-	if err := l.entry.commit(); err != nil {
+	l.log.addTrackerCalls()
+	var state []byte
+	if !l.entry.empty() {
+		state = l.state()
+	}
+	if err := l.entry.commit(state); err != nil {
 		l.fail(err)
 	}
 }
@@ -225,47 +267,4 @@ func (l *Lane) awaitAcknowledged(ctx context.Context) error {
 		return fmt.Errorf("wait for the entries of worker %q: %w", l.worker, err)
 	}
 	return nil
-}
-
-// maxRemovedNames bounds the removed workers whose last event id is kept. Publishers choose the
-// names, of up to 2 KiB each.
-const maxRemovedNames = 16_384
-
-// eventIDs keeps the last event ids of removed workers, so that a worker that returns under its name
-// continues from there. Beyond maxRemovedNames it evicts the worker that was removed first. A new
-// name then continues from the largest evicted id, since the name may have been evicted.
-type eventIDs struct {
-	byName  map[string]*list.Element
-	removed *list.List // of removedWorker, the first removed in front
-	floor   uint64     // the largest evicted id
-}
-
-type removedWorker struct {
-	name   string
-	lastID uint64
-}
-
-func newEventIDs() eventIDs {
-	return eventIDs{byName: make(map[string]*list.Element), removed: list.New()}
-}
-
-// resume returns the id after which a worker of that name continues, and deletes the name.
-func (ids *eventIDs) resume(name string) uint64 {
-	e := ids.byName[name]
-	if e == nil {
-		return ids.floor
-	}
-	delete(ids.byName, name)
-	return ids.removed.Remove(e).(removedWorker).lastID
-}
-
-// remember keeps the last id of a removed worker. The caller must have called resume for the name
-// when the worker was added.
-func (ids *eventIDs) remember(name string, lastID uint64) {
-	ids.byName[name] = ids.removed.PushBack(removedWorker{name, lastID})
-	if ids.removed.Len() > maxRemovedNames {
-		oldest := ids.removed.Remove(ids.removed.Front()).(removedWorker)
-		delete(ids.byName, oldest.name)
-		ids.floor = max(ids.floor, oldest.lastID)
-	}
 }

@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"maps"
-	"slices"
 	"testing"
 	"unsafe"
 
@@ -120,7 +119,7 @@ func checkAttributes(t *rapid.T, table *table) {
 	used := make(map[attribute.Set]bool)
 	table.blocks.all(func(b *slot) { used[table.attrs.At(b.Value.attr)] = true })
 	got := maps.Collect(func(yield func(attribute.Set, bool) bool) {
-		for set := range table.attrs.All() {
+		for _, set := range table.attrs.All() {
 			yield(set, true)
 		}
 	})
@@ -137,7 +136,7 @@ func TestTableKeepsNoStringOfABatch(t *testing.T) {
 	if got, want := plain(table)[1].LoRA, "adapter"; got != want {
 		t.Errorf("LoRA of the block once the batch's memory is used again: got %q, want %q", got, want)
 	}
-	if got := slices.Collect(table.attrs.All()); !slices.Equal(got, []attribute.Set{{LoRA: "adapter"}}) {
+	if got := maps.Collect(table.attrs.All()); !maps.Equal(got, map[uint32]attribute.Set{0: {LoRA: "adapter"}}) {
 		t.Errorf("attributes in use: got %v, want adapter", got)
 	}
 }

@@ -160,6 +160,13 @@ func (in *Interner) Reserved() int { return in.reserved }
 // called within WithoutLimit.
 func (in *Interner) ReserveSlots(n int) { in.reserved = max(in.reserved, n) }
 
+// SetBudget moves the reservations to a budget, even beyond its limit.
+func (in *Interner) SetBudget(b *budget.Budget) {
+	in.budget.Adjust(-in.bytes())
+	in.budget = b
+	b.Adjust(in.bytes())
+}
+
 // At returns the set of a slot; the empty set if the slot is free.
 func (in *Interner) At(i uint32) Set { return in.slots[i].set }
 
@@ -169,11 +176,11 @@ func (in *Interner) Slots() int { return len(in.slots) }
 // Len returns the number of sets in use.
 func (in *Interner) Len() int { return len(in.index) }
 
-// All yields the sets in use.
-func (in *Interner) All() iter.Seq[Set] {
-	return func(yield func(Set) bool) {
+// All yields the sets in use, by slot.
+func (in *Interner) All() iter.Seq2[uint32, Set] {
+	return func(yield func(uint32, Set) bool) {
 		for i := range in.slots {
-			if in.slots[i].uses > 0 && !yield(in.slots[i].set) {
+			if in.slots[i].uses > 0 && !yield(uint32(i), in.slots[i].set) {
 				return
 			}
 		}

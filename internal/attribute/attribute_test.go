@@ -54,7 +54,7 @@ func TestInternerKeepsTheSetsInUse(t *testing.T) {
 				}
 			}
 			got := make(map[attribute.Set]uint32)
-			for set := range in.All() {
+			for _, set := range in.All() {
 				got[set] = want[set]
 			}
 			if !maps.Equal(got, want) || in.Len() != len(want) || in.Slots() < len(want) {

@@ -1,7 +1,7 @@
 package copies
 
 import (
-	"maps"
+	"iter"
 
 	"github.com/kvcast/kvcast/ingest/wire"
 )
@@ -14,6 +14,15 @@ type Detector struct {
 	// announcements are the numbers of announcements by engine, up to minAnnouncements.
 	announcements map[engine]uint8
 	candidates    []candidate
+	// changed are the engines whose number has changed since Changes; nil if that is not recorded.
+	changed map[engine]struct{}
+}
+
+// Verdict is the number of announcements of an engine, up to three.
+type Verdict struct {
+	Rank          uint32
+	Source        int
+	Announcements uint8
 }
 
 const (
@@ -40,14 +49,70 @@ func (d *Detector) BeginBatch() { d.candidates = d.candidates[:0] }
 
 // Reset forgets the announcements of an engine that restarted or cleared its cache.
 func (d *Detector) Reset(rank uint32, source int) {
-	delete(d.announcements, engine{rank, source})
+	d.set(engine{rank, source}, 0)
 	d.BeginBatch()
 }
 
 // ResetRank forgets the announcements of all sources of a rank.
 func (d *Detector) ResetRank(rank uint32) {
-	maps.DeleteFunc(d.announcements, func(e engine, _ uint8) bool { return e.rank == rank })
+	for e := range d.announcements {
+		if e.rank == rank {
+			d.set(e, 0)
+		}
+	}
 	d.BeginBatch()
+}
+
+// set sets the number of an engine's announcements.
+func (d *Detector) set(e engine, n uint8) {
+	if d.announcements[e] == n {
+		return
+	}
+	if d.changed != nil {
+		d.changed[e] = struct{}{}
+	}
+	if n == 0 {
+		delete(d.announcements, e)
+		return
+	}
+	if d.announcements == nil {
+		d.announcements = make(map[engine]uint8)
+	}
+	d.announcements[e] = n
+}
+
+// RecordChanges records changes for Changes from now on.
+func (d *Detector) RecordChanges() { d.changed = make(map[engine]struct{}) }
+
+// Changes yields the engines whose numbers have changed since it was last called.
+func (d *Detector) Changes() iter.Seq[Verdict] {
+	return func(yield func(Verdict) bool) {
+		for e := range d.changed {
+			delete(d.changed, e)
+			if !yield(Verdict{e.rank, e.source, d.announcements[e]}) {
+				return
+			}
+		}
+	}
+}
+
+// All yields the engines that have made announcements.
+func (d *Detector) All() iter.Seq[Verdict] {
+	return func(yield func(Verdict) bool) {
+		for e, n := range d.announcements {
+			if !yield(Verdict{e.rank, e.source, n}) {
+				return
+			}
+		}
+	}
+}
+
+// Restore sets the number of an engine's announcements. It records no change.
+func (d *Detector) Restore(v Verdict) {
+	changed := d.changed
+	d.changed = nil
+	d.set(engine{v.Rank, v.Source}, min(v.Announcements, minAnnouncements))
+	d.changed = changed
 }
 
 // Announces reports whether an engine announces blocks.
@@ -69,10 +134,7 @@ func (d *Detector) Store(rank uint32, source int, e *wire.Event, rooted bool, al
 	}
 	if d.confirm(e, rooted) {
 		n++
-		if d.announcements == nil {
-			d.announcements = make(map[engine]uint8)
-		}
-		d.announcements[from] = n
+		d.set(from, n)
 	}
 	if rooted && len(e.BlockHashes) >= 2 && e.Origin == wire.OriginUnknown && len(d.candidates) < maxCandidates && allPresent() {
 		last := e.BlockHashes[len(e.BlockHashes)-1]

@@ -14,11 +14,13 @@ const (
 	EntryIngestTimeUnixNanoField protowire.Number = 5
 	EntryEventsField             protowire.Number = 6
 
-	RouterEventEventIDField protowire.Number = 1
-	RouterEventDpRankField  protowire.Number = 2
-	RouterEventTierField    protowire.Number = 3
-	RouterEventStoredField  protowire.Number = 4
-	RouterEventRemovedField protowire.Number = 5
+	RouterEventEventIDField       protowire.Number = 1
+	RouterEventDpRankField        protowire.Number = 2
+	RouterEventTierField          protowire.Number = 3
+	RouterEventStoredField        protowire.Number = 4
+	RouterEventRemovedField       protowire.Number = 5
+	RouterEventWorkerAddedField   protowire.Number = 8
+	RouterEventWorkerRemovedField protowire.Number = 9
 
 	StoredParentHashField   protowire.Number = 1
 	StoredBlockHashesField  protowire.Number = 2

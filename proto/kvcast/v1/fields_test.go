@@ -28,11 +28,13 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"events":                kvcastv1.EntryEventsField,
 		}},
 		{&kvcastv1.RouterEvent{}, fields{
-			"event_id": kvcastv1.RouterEventEventIDField,
-			"dp_rank":  kvcastv1.RouterEventDpRankField,
-			"tier":     kvcastv1.RouterEventTierField,
-			"stored":   kvcastv1.RouterEventStoredField,
-			"removed":  kvcastv1.RouterEventRemovedField,
+			"event_id":       kvcastv1.RouterEventEventIDField,
+			"dp_rank":        kvcastv1.RouterEventDpRankField,
+			"tier":           kvcastv1.RouterEventTierField,
+			"stored":         kvcastv1.RouterEventStoredField,
+			"removed":        kvcastv1.RouterEventRemovedField,
+			"worker_added":   kvcastv1.RouterEventWorkerAddedField,
+			"worker_removed": kvcastv1.RouterEventWorkerRemovedField,
 		}},
 		{&kvcastv1.Stored{}, fields{
 			"parent_hash":   kvcastv1.StoredParentHashField,

@@ -1,0 +1,137 @@
+package pipeline
+
+import (
+	"container/list"
+	"slices"
+
+	"github.com/kvcast/kvcast/journal"
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
+)
+
+// maxRemovedNames bounds the removed workers whose last event id is kept. Publishers choose the
+// names, of up to 2 KiB each.
+const maxRemovedNames = 16_384
+
+// eventIDs keeps the last event ids of removed workers, so that a worker that returns under its name
+// continues from there. Beyond maxRemovedNames it evicts the worker that was removed first. A new
+// name then continues from the largest evicted id, since the name may have been evicted.
+type eventIDs struct {
+	byName  map[string]*list.Element
+	removed *list.List // of *removedWorker, the first removed in front
+	floor   uint64     // the largest evicted id
+	// unstored is the number of workers that no stored checkpoint has.
+	unstored int
+}
+
+type removedWorker struct {
+	name     string
+	lastID   uint64
+	appended journal.Pending // its last entry
+	stored   bool            // a stored checkpoint has the worker
+}
+
+// isDurable reports whether the worker is removed after a crash, too.
+func (w *removedWorker) isDurable() bool {
+	_, acknowledged := acknowledged(w.appended)
+	return w.stored || acknowledged
+}
+
+func (w *removedWorker) state() *statev1.RemovedWorker {
+	return &statev1.RemovedWorker{Name: w.name, LastEventId: w.lastID}
+}
+
+func newEventIDs() eventIDs {
+	return eventIDs{byName: make(map[string]*list.Element), removed: list.New()}
+}
+
+// resume returns the id after which a worker of that name continues, and deletes the name. earlier is what was remembered
+// of it; nil if nothing was.
+func (ids *eventIDs) resume(name string) (id uint64, earlier *removedWorker) {
+	e := ids.byName[name]
+	if e == nil {
+		return ids.floor, nil
+	}
+	earlier = ids.drop(e)
+	return earlier.lastID, earlier
+}
+
+// drop deletes a name.
+func (ids *eventIDs) drop(e *list.Element) *removedWorker {
+	w := ids.removed.Remove(e).(*removedWorker)
+	delete(ids.byName, w.name)
+	if !w.stored {
+		ids.unstored--
+	}
+	return w
+}
+
+// remember keeps the last id of a removed worker. The caller must have called resume for the name
+// when the worker was added.
+func (ids *eventIDs) remember(w removedWorker) {
+	ids.byName[w.name] = ids.removed.PushBack(&w)
+	if !w.stored {
+		ids.unstored++
+	}
+	if ids.removed.Len() > maxRemovedNames {
+		ids.floor = max(ids.floor, ids.drop(ids.removed.Front()).lastID)
+	}
+}
+
+// all returns the removed workers, the first removed in front.
+func (ids *eventIDs) all() (workers []*removedWorker) {
+	for e := ids.removed.Front(); e != nil; e = e.Next() {
+		workers = append(workers, e.Value.(*removedWorker))
+	}
+	return workers
+}
+
+// checkpoint returns the checkpoint RemovedWorkers. It omits workers whose last entry is not acknowledged: the entry may
+// get lost, and its event id would be missing in the journal. added are workers whose WorkerAdded may get lost.
+func (ids *eventIDs) checkpoint(added []*statev1.RemovedWorker) Checkpoint {
+	var c Checkpoint
+	state := &statev1.RemovedWorkers{LargestForgottenId: ids.floor, Workers: added}
+	for _, w := range ids.all() {
+		if !w.isDurable() {
+			continue
+		}
+		if !w.stored {
+			c.removed = append(c.removed, *w)
+		}
+		state.Workers = append(state.Workers, w.state())
+	}
+	c.Data = appendState(nil, &statev1.Checkpoint{Version: stateVersion, RemovedWorkers: state})
+	return c
+}
+
+// setStored marks workers that a stored checkpoint has.
+func (ids *eventIDs) setStored(workers []removedWorker) {
+	for _, w := range workers {
+		if e := ids.byName[w.name]; e != nil {
+			if known := e.Value.(*removedWorker); !known.stored && known.lastID == w.lastID {
+				known.stored = true
+				ids.unstored--
+			}
+		}
+	}
+}
+
+// needed returns the entries that recovery needs: those that removed the workers which no stored checkpoint has.
+func (ids *eventIDs) needed() (entries []journal.Pending) {
+	if ids.unstored == 0 {
+		return nil
+	}
+	for _, w := range ids.all() {
+		if !w.stored {
+			entries = append(entries, w.appended)
+		}
+	}
+	return entries
+}
+
+// restore adds the workers of a checkpoint, where no later id is known.
+func (ids *eventIDs) restore(state *statev1.RemovedWorkers) {
+	ids.floor = max(ids.floor, state.GetLargestForgottenId())
+	for _, w := range slices.Clone(state.GetWorkers()) {
+		ids.remember(removedWorker{name: w.GetName(), lastID: w.GetLastEventId(), stored: true})
+	}
+}

@@ -1,0 +1,134 @@
+package pipeline
+
+import (
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/attribute"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
+	"github.com/kvcast/kvcast/pipeline/copies"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+// LaneState is all state of a lane that recovery restores.
+type LaneState struct {
+	LastEventID   uint64
+	Blocks        map[Place]map[uint64]BlockState
+	Ranks         map[uint32]RankState // without those in which nothing is set
+	RawIDs        []uint64
+	Announcements map[copies.Verdict]bool
+	Pending       string // encoded
+	Trackers      map[uint32]string
+	Units         int64 // of Config.Blocks
+}
+
+// BlockState is the state of a block in a table.
+type BlockState struct {
+	Parent    uint64
+	HasParent bool
+	Stale     bool
+	Attrs     attribute.Set
+	Copies    copies.Count
+}
+
+// RankState is the state of a rank apart from its blocks.
+type RankState struct {
+	Overfull, AttributesLacking, GroupsOmitted bool
+	Incomplete                                 string // a character for each source
+	Tiers                                      string
+}
+
+// StateOf returns the state of a lane.
+func StateOf(lane feed.Lane) LaneState {
+	l := lane.(*Lane)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return StateOfLocked(l)
+}
+
+// StateOfLocked is StateOf for an append, during which the lane is locked.
+func StateOfLocked(lane feed.Lane) LaneState {
+	l := lane.(*Lane)
+	state := LaneState{
+		LastEventID: l.lastEventID, Blocks: make(map[Place]map[uint64]BlockState), Ranks: make(map[uint32]RankState),
+		RawIDs: slices.Clone(l.lastRawIDs), Announcements: make(map[copies.Verdict]bool), Trackers: make(map[uint32]string),
+	}
+	for number, r := range l.ranks {
+		if l.consolidation != dedup {
+			state.Units += int64(r.blocks())
+		}
+		for tier, t := range r.tables {
+			if t != nil && t.blocks.len() > 0 {
+				state.Blocks[Place{Rank: number, Tier: kvcastv1.Tier(tier)}] = t.state()
+			}
+		}
+		rank := RankState{Overfull: r.overfull, AttributesLacking: r.attributesLacking, GroupsOmitted: r.groupsOmitted}
+		if r.sources != nil && slices.Contains(r.sources.incomplete, true) {
+			for _, incomplete := range r.sources.incomplete {
+				rank.Incomplete += map[bool]string{true: "x", false: "."}[incomplete]
+			}
+		}
+		if r.sources != nil && slices.ContainsFunc(r.sources.tiers, func(t journal.Tiers) bool { return t != 0 }) {
+			for _, tiers := range r.sources.tiers {
+				rank.Tiers += string(rune('a' + tiers))
+			}
+		}
+		if r.sources != nil && r.sources.tracker != nil {
+			state.Units += 2 * int64(r.sources.tracker.Len())
+			for _, names := range r.sources.tracker.Names() {
+				state.Units += int64(names)
+			}
+			empty := consolidate.New(len(l.sourceNames), 1, nil, nil, new(consolidate.Counts))
+			if s := string(r.sources.tracker.AppendState(nil)); s != string(empty.AppendState(nil)) {
+				state.Trackers[number] = s
+			}
+		}
+		if rank != (RankState{}) {
+			state.Ranks[number] = rank
+		}
+	}
+	for v := range l.announcements.All() {
+		state.Announcements[v] = true
+	}
+	if !l.pending.empty() {
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(l.pending.state())
+		if err != nil {
+			panic(err)
+		}
+		state.Pending = string(b)
+	}
+	return state
+}
+
+// state returns the blocks of a table.
+func (t *table) state() map[uint64]BlockState {
+	all := make(map[uint64]BlockState)
+	t.blocks.all(func(b *slot) {
+		s := BlockState{
+			HasParent: b.Value.flags&flagParent != 0, Stale: t.blocks.isStale(b), Attrs: t.attrs.At(b.Value.attr),
+		}
+		if s.HasParent {
+			s.Parent = b.Value.parent
+		}
+		if b.Value.flags&flagCopies != 0 {
+			s.Copies = t.copies[b.Key()]
+		}
+		all[b.Key()] = s
+	})
+	return all
+}
+
+// Lanes returns the lanes of a pipeline, by name.
+func (p *Pipeline) Lanes() map[string]feed.Lane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make(map[string]feed.Lane)
+	for name, l := range maps.All(p.lanes) {
+		all[name] = l
+	}
+	return all
+}

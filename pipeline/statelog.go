@@ -1,0 +1,366 @@
+package pipeline
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/pipeline/consolidate"
+	"github.com/kvcast/kvcast/pipeline/copies"
+	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
+)
+
+// stateVersion is the version of the stored messages EntryState and Checkpoint.
+const stateVersion = 1
+
+// stateLog collects what recovery needs beside the events of a lane's entries: a kvcast.state.v1.EntryState for each
+// entry. What changes without an event waits for the lane's next entry. The changes are numbered, so that recovery
+// skips those that a checkpoint already has. A nil stateLog records nothing: the journal is not durable.
+type stateLog struct {
+	// changes are the waiting changes, as encoded fields EntryState.changes. first is the number of the lane's
+	// changes in earlier entries, waiting the number in changes.
+	changes        []byte
+	first, waiting uint64
+	// cursors are those of the publishers that have one since the last entry.
+	cursors []publisherCursor
+	rawIDs  []uint64 // as recovery knows them, by source
+	// ranks are those whose sources have changed since the last entry.
+	ranks map[uint32]struct{}
+	// worker is set until the worker is logged, continues if the last entry is partial.
+	worker, continues bool
+	removes           suppressedRemoves
+	trackers          consolidate.Recorder
+	position          checkpointPosition
+
+	body, state []byte // reused
+}
+
+// publisherCursor is the last cursor of a publisher.
+type publisherCursor struct {
+	publisher feed.Publisher
+	cursor    []byte // reused
+}
+
+// suppressedRemoves are successive removes of one run that were suppressed, with the same operation.
+type suppressedRemoves struct {
+	op     copies.Op
+	hashes []uint64
+}
+
+// maxWaitingBytes bounds the waiting changes. Beyond it they are dropped, and the worker cannot be recovered until its
+// next checkpoint. It is only reached if no checkpoint can be stored for long.
+const maxWaitingBytes = 16 << 20
+
+func newStateLog(totals *checkpointTotals) *stateLog {
+	return &stateLog{ranks: make(map[uint32]struct{}), position: checkpointPosition{totals: totals}}
+}
+
+// progress records what a call tells of ingest's state.
+func (s *stateLog) progress(p *feed.Progress) {
+	if s == nil {
+		return
+	}
+	if len(p.Cursor) > 0 {
+		c := s.cursor(p.Publisher)
+		c.cursor = append(c.cursor[:0], p.Cursor...)
+	}
+	if len(p.Learned) > 0 {
+		s.body = protowire.AppendTag(s.body[:0], statev1.ChangeLearnedField, protowire.BytesType)
+		s.body = protowire.AppendBytes(s.body, p.Learned)
+		s.addChange(0)
+	}
+}
+
+// cursor returns the element of a publisher.
+func (s *stateLog) cursor(p feed.Publisher) *publisherCursor {
+	for i := range s.cursors {
+		if s.cursors[i].publisher == p {
+			return &s.cursors[i]
+		}
+	}
+	n := len(s.cursors)
+	s.cursors = slices.Grow(s.cursors, 1)[:n+1] // reuses the memory of an earlier cursor
+	s.cursors[n].publisher = p
+	return &s.cursors[n]
+}
+
+// suppress records a suppressed remove. The caller must call endSuppressed after the last of a run.
+func (s *stateLog) suppress(key *runKey, eventsBefore int, op copies.Op, hash uint64) {
+	if s == nil {
+		return
+	}
+	if op != s.removes.op {
+		s.endSuppressed(key, eventsBefore)
+	}
+	s.removes.op = op
+	s.removes.hashes = append(s.removes.hashes, hash)
+}
+
+// endSuppressed adds the change of the suppressed removes, if there are any.
+func (s *stateLog) endSuppressed(key *runKey, eventsBefore int) {
+	if s == nil || len(s.removes.hashes) == 0 {
+		return
+	}
+	hashes := 8 * len(s.removes.hashes)
+	size := sizeUint(key.rank) + sizeUint(uint32(key.tier)) + sizeUint(uint32(s.removes.op)) + 1 + protowire.SizeBytes(hashes)
+	b := protowire.AppendTag(s.body[:0], statev1.ChangeSuppressedRemovesField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(size))
+	b = appendUint(b, statev1.SuppressedRemovesDpRankField, key.rank)
+	b = appendUint(b, statev1.SuppressedRemovesTierField, uint32(key.tier))
+	b = appendUint(b, statev1.SuppressedRemovesOpField, uint32(s.removes.op))
+	b = appendFixed64s(b, statev1.SuppressedRemovesBlockHashesField, s.removes.hashes)
+	s.body = b
+	s.addChange(eventsBefore)
+	s.removes.hashes = s.removes.hashes[:0]
+}
+
+// storeOps records the operations of a stored event, the last of the entry.
+func (s *stateLog) storeOps(eventsBefore int, ops []copies.Op) {
+	if s == nil || !slices.ContainsFunc(ops, func(op copies.Op) bool { return op != copies.Add }) {
+		return
+	}
+	lengths, values := 0, 0 // sizes
+	for n, op := range runsOf(ops) {
+		lengths += protowire.SizeVarint(uint64(n))
+		values += protowire.SizeVarint(uint64(op))
+	}
+	b := protowire.AppendTag(s.body[:0], statev1.ChangeStoreOpsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(1+protowire.SizeBytes(lengths)+1+protowire.SizeBytes(values)))
+	b = protowire.AppendTag(b, statev1.CopyOpsLengthsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(lengths))
+	for n := range runsOf(ops) {
+		b = protowire.AppendVarint(b, uint64(n))
+	}
+	b = protowire.AppendTag(b, statev1.CopyOpsOpsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(values))
+	for _, op := range runsOf(ops) {
+		b = protowire.AppendVarint(b, uint64(op))
+	}
+	s.body = b
+	s.addChange(eventsBefore)
+}
+
+// runsOf yields the lengths of the runs of equal operations, and the operations.
+func runsOf(ops []copies.Op) func(yield func(int, copies.Op) bool) {
+	return func(yield func(int, copies.Op) bool) {
+		for first, i := 0, 1; i <= len(ops); i++ {
+			if i == len(ops) || ops[i] != ops[first] {
+				if !yield(i-first, ops[first]) {
+					return
+				}
+				first = i
+			}
+		}
+	}
+}
+
+// staleTiers records tiers of a rank whose blocks became stale without a gap of the engine. Bit n is tier n.
+func (s *stateLog) staleTiers(eventsBefore int, rank, tiers uint32) {
+	if s == nil {
+		return
+	}
+	b := protowire.AppendTag(s.body[:0], statev1.ChangeStaleTiersField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(sizeUint(rank)+sizeUint(tiers)))
+	b = appendUint(b, statev1.StaleTiersDpRankField, rank)
+	s.body = appendUint(b, statev1.StaleTiersTiersField, tiers)
+	s.addChange(eventsBefore)
+}
+
+// recordTracker records the calls of the tracker of a rank.
+func (s *stateLog) recordTracker(t *consolidate.Tracker, rank uint32) {
+	if s != nil {
+		t.RecordTo(&s.trackers, rank)
+	}
+}
+
+// addTrackerCalls adds the recorded calls as a change, if there are any.
+func (s *stateLog) addTrackerCalls() {
+	if s == nil || s.trackers.Len() == 0 {
+		return
+	}
+	b := protowire.AppendTag(s.body[:0], statev1.ChangeTrackerCallsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(s.trackers.Len()))
+	s.body = s.trackers.AppendCalls(b)
+	s.addChange(0) // trackers and tables do not depend on each other
+	if cap(s.body) > maxIdleBytes {
+		s.body = nil
+	}
+}
+
+// addChange adds the change in body to the waiting changes.
+func (s *stateLog) addChange(eventsBefore int) {
+	s.changes = protowire.AppendTag(s.changes, statev1.EntryStateChangesField, protowire.BytesType)
+	s.changes = protowire.AppendVarint(s.changes, uint64(sizeUint(uint32(eventsBefore))+len(s.body)))
+	s.changes = appendUint(s.changes, statev1.ChangeEventsBeforeField, uint32(eventsBefore))
+	s.changes = append(s.changes, s.body...)
+	s.waiting++
+	if len(s.changes) > maxWaitingBytes {
+		s.dropWaiting(len(s.changes), s.waiting)
+	}
+}
+
+// dropWaiting drops the first n of the waiting changes, which have size bytes.
+func (s *stateLog) dropWaiting(size int, n uint64) {
+	s.changes = slices.Delete(s.changes, 0, size)
+	s.first += n
+	s.waiting -= n
+	s.position.offset = 0
+}
+
+// sourcesChanged records that the sources of a rank have changed.
+func (s *stateLog) sourcesChanged(rank uint32) {
+	if s != nil {
+		s.ranks[rank] = struct{}{}
+	}
+}
+
+// appendHead appends the fields of an EntryState that all parts of a batch have.
+func (s *stateLog) appendHead(b []byte, partial bool) []byte {
+	b = appendUint(b, statev1.EntryStateVersionField, stateVersion)
+	if partial {
+		b = appendUint(b, statev1.EntryStatePartialField, 1)
+	}
+	if s.continues {
+		b = appendUint(b, statev1.EntryStateContinuesField, 1)
+	}
+	if s.first != 0 {
+		b = protowire.AppendTag(b, statev1.EntryStateFirstChangeField, protowire.VarintType)
+		b = protowire.AppendVarint(b, s.first)
+	}
+	return append(b, s.changes...)
+}
+
+// partialState returns the EntryState of an entry that is not the last of its batch.
+func (s *stateLog) partialState() []byte {
+	if s == nil {
+		return nil
+	}
+	s.addTrackerCalls()
+	s.state = s.appendHead(s.state[:0], true)
+	return s.state
+}
+
+// appended drops what an entry has logged. size is the entry's size in bytes.
+func (s *stateLog) appended(partial bool, a journal.Pending, size int) {
+	if s == nil {
+		return
+	}
+	if cap(s.changes) > maxIdleBytes {
+		s.changes = nil
+	}
+	if cap(s.state) > maxIdleBytes {
+		s.state = nil
+	}
+	s.first += s.waiting
+	s.changes, s.waiting = s.changes[:0], 0
+	s.continues = partial
+	s.position.entryAppended(a, size)
+	if !partial {
+		s.cursors = s.cursors[:0]
+		s.worker = false
+		clear(s.ranks)
+	}
+}
+
+// state returns the EntryState of the current entry, which is the last of its batch; nil if the journal is not durable.
+// It is valid until the next entry.
+func (l *Lane) state() []byte {
+	s := l.log
+	if s == nil {
+		return nil
+	}
+	b := s.appendHead(s.state[:0], false)
+	for i := range s.cursors {
+		b = appendCursor(b, &s.cursors[i])
+	}
+	for source, id := range l.lastRawIDs {
+		if source >= len(s.rawIDs) {
+			s.rawIDs = append(s.rawIDs, 0)
+		}
+		if id != s.rawIDs[source] {
+			s.rawIDs[source] = id
+			b = appendRawID(b, uint32(source), id)
+		}
+	}
+	for v := range l.announcements.Changes() {
+		b = appendMessage(b, statev1.EntryStateAnnouncementsField, announcementsState(v))
+	}
+	if len(s.ranks) > 0 {
+		for _, rank := range slices.Sorted(maps.Keys(s.ranks)) {
+			b = appendMessage(b, statev1.EntryStateSourcesField, l.rankSourcesState(rank))
+		}
+	}
+	if !l.pending.empty() {
+		b = appendMessage(b, statev1.EntryStatePendingField, l.pending.state())
+	}
+	if s.worker {
+		b = appendMessage(b, statev1.EntryStateWorkerField, workerState(&l.desc))
+	}
+	s.state = b
+	return b
+}
+
+func appendCursor(b []byte, c *publisherCursor) []byte {
+	source, rank := uint32(c.publisher.Source), c.publisher.Rank
+	b = protowire.AppendTag(b, statev1.EntryStateCursorsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(sizeUint(source)+sizeUint(rank)+1+protowire.SizeBytes(len(c.cursor))))
+	b = appendUint(b, statev1.CursorSourceField, source)
+	b = appendUint(b, statev1.CursorDpRankField, rank)
+	b = protowire.AppendTag(b, statev1.CursorCursorField, protowire.BytesType)
+	return protowire.AppendBytes(b, c.cursor)
+}
+
+func appendRawID(b []byte, source uint32, id uint64) []byte {
+	b = protowire.AppendTag(b, statev1.EntryStateRawEventIDsField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(sizeUint(source)+1+protowire.SizeVarint(id)))
+	b = appendUint(b, statev1.RawEventIDSourceField, source)
+	b = protowire.AppendTag(b, statev1.RawEventIDIDField, protowire.VarintType)
+	return protowire.AppendVarint(b, id)
+}
+
+// appendMessage appends a message of a rare kind.
+func appendMessage(b []byte, field protowire.Number, m proto.Message) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(proto.Size(m)))
+	return appendState(b, m)
+}
+
+// appendState appends an encoded message.
+func appendState(b []byte, m proto.Message) []byte {
+	b, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend(b, m)
+	if err != nil {
+		// The only cause is a string that is not UTF-8, which ingest and AddWorker prevent.
+		panic("pipeline: encode state: " + err.Error())
+	}
+	return b
+}
+
+// sizeUint returns the encoded size of a field with a number below 16; 0 for the value 0, which is omitted.
+func sizeUint(v uint32) int {
+	if v == 0 {
+		return 0
+	}
+	return 1 + protowire.SizeVarint(uint64(v))
+}
+
+func appendUint(b []byte, field protowire.Number, v uint32) []byte {
+	if v == 0 {
+		return b
+	}
+	b = protowire.AppendTag(b, field, protowire.VarintType)
+	return protowire.AppendVarint(b, uint64(v))
+}
+
+func appendFixed64s(b []byte, field protowire.Number, values []uint64) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(8*len(values)))
+	for _, v := range values {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	return b
+}
