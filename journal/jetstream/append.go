@@ -23,7 +23,6 @@ func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending
 		j.loops.Go(j.publishLoop)
 		j.loops.Go(j.retentionLoop)
 	})
-	r.Body = bytes.Clone(r.Body)
 	m, err := j.encode(r)
 	if err == nil {
 		select {
@@ -53,7 +52,7 @@ func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending
 		<-j.slots
 		return journal.Pending{}, err
 	}
-	r.State = nil
+	r.Body, r.State = m.Data[:len(r.Body)], nil // the caller may reuse its memory
 	a := &inFlight{record: r, message: m, ack: journal.NewAck()}
 	if len(j.w.appends) == 0 && j.since.IsZero() {
 		j.since = time.Now()
@@ -231,9 +230,7 @@ func (j *Journal) acknowledge() {
 // show makes an entry visible.
 func (j *Journal) show(a *inFlight, seq uint64) error {
 	if j.server != nil {
-		if err := j.server.position.setNewest(seq); err != nil {
-			return err
-		}
+		j.server.position.setNewest(seq)
 	}
 	_, err := j.mirror.Append(j.ctx, a.record)
 	return err

@@ -214,7 +214,7 @@ func (e *embedded) close() error {
 	e.stop()
 	var err error
 	if e.position != nil {
-		err = e.position.file.Close()
+		err = e.position.close()
 	}
 	return errors.Join(err, e.lock.Close())
 }

@@ -215,10 +215,13 @@ func (j *Journal) release() error {
 	if j.conn != nil {
 		j.conn.Close()
 	}
-	if j.server != nil {
-		return j.server.close()
+	if j.server == nil {
+		return nil
 	}
-	return nil
+	// A callback of the connection may still acknowledge; it finds nothing in flight after this.
+	j.acking.Lock()
+	defer j.acking.Unlock()
+	return j.server.close()
 }
 
 // Retain makes the stream keep all entries after a seq until the next call. It removes earlier ones when the mirror

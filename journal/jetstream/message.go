@@ -1,8 +1,6 @@
 package jetstream
 
 import (
-	"encoding/base64"
-	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -13,23 +11,14 @@ import (
 	"github.com/kvcast/kvcast/journal"
 )
 
-// Headers of the message that an entry is. Its subject is kvcast.<stream>.<worker>, with the worker's name escaped, and
-// its payload is Record.Body.
-const (
-	headerTiers = "Kvcast-Tiers" // decimal; absent if 0
-	headerModel = "Kvcast-Model" // escaped; absent if empty
-	headerState = "Kvcast-State" // base64 without padding; absent if empty
-	// headerStateBytes is the length of a state that is too long for a header. The state then follows the body in the
-	// payload.
-	headerStateBytes = "Kvcast-State-Bytes"
-)
+// header is the header of the message that an entry is. Its value is the tiers, the length of the state and the escaped
+// model, with spaces between. The message's subject is kvcast.<stream>.<worker>, with the worker's name escaped. Its
+// payload is Record.Body and then Record.State. (nats-server scans the headers of a message many times and stores them as
+// they are, so one short header is cheapest.)
+const header = "Kvcast"
 
-const (
-	// maxToken bounds the length of an escaped worker's name. Any name of at most 341 bytes fits.
-	maxToken = 1024
-	// maxHeaderState bounds a state in a header, in bytes before base64. nats-server allows 64 KiB of headers.
-	maxHeaderState = 32 << 10
-)
+// maxToken bounds the length of an escaped worker's name. Any name of at most 341 bytes fits.
+const maxToken = 1024
 
 // escape encodes any string, injectively, as letters, digits, hyphens, underscores and %XX: one token of a subject, and
 // a header's value. The empty string becomes a lone %.
@@ -56,25 +45,17 @@ func unescape(s string) (string, error) {
 	return url.PathUnescape(s)
 }
 
-// encode returns the message of a record. The message references the record's body.
+// encode returns the message of a record.
 func (j *Journal) encode(r journal.Record) (*nats.Msg, error) {
 	token := escape(r.Source.Worker)
 	if len(token) > maxToken {
 		return nil, fmt.Errorf("name of worker %q is too long: %d bytes when escaped; want at most %d", r.Source.Worker, len(token), maxToken)
 	}
-	m := &nats.Msg{Subject: j.subjects + token, Data: r.Body, Header: make(nats.Header, 4)}
-	if r.Tiers != 0 {
-		m.Header[headerTiers] = []string{strconv.Itoa(int(r.Tiers))}
-	}
-	if r.Source.Model != "" {
-		m.Header[headerModel] = []string{escape(r.Source.Model)}
-	}
-	switch n := len(r.State); {
-	case n > maxHeaderState:
-		m.Header[headerStateBytes] = []string{strconv.Itoa(n)}
-		m.Data = append(append(make([]byte, 0, len(r.Body)+n), r.Body...), r.State...)
-	case n > 0:
-		m.Header[headerState] = []string{base64.RawStdEncoding.EncodeToString(r.State)}
+	value := fmt.Sprintf("%d %d %s", r.Tiers, len(r.State), escape(r.Source.Model))
+	m := &nats.Msg{
+		Subject: j.subjects + token,
+		Header:  nats.Header{header: {value}},
+		Data:    append(append(make([]byte, 0, len(r.Body)+len(r.State)), r.Body...), r.State...),
 	}
 	if limit, n := j.conn.MaxPayload(), int64(m.Size()); limit > 0 && n > limit {
 		return nil, fmt.Errorf("entry of worker %q has %d bytes; nats-server allows %d (max_payload)", r.Source.Worker, n, limit)
@@ -91,31 +72,23 @@ func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
 	if e.Worker, err = unescape(token); err != nil {
 		return e, "", fmt.Errorf("subject %q: %w", m.Subject, err)
 	}
-	e.Body = m.Data
-	for name, values := range m.Header {
-		value := values[0]
-		switch name {
-		case headerTiers:
-			var tiers uint64
-			tiers, err = strconv.ParseUint(value, 10, 8)
-			e.Tiers = journal.Tiers(tiers)
-		case headerModel:
-			model, err = unescape(value)
-		case headerState:
-			e.State, err = base64.RawStdEncoding.DecodeString(value)
-		case headerStateBytes:
-			var n int
-			if n, err = strconv.Atoi(value); err == nil && (n < 0 || n > len(m.Data)) {
-				err = errors.New("larger than the message")
-			}
-			if err == nil {
-				body := len(m.Data) - n
-				e.Body, e.State = m.Data[:body:body], m.Data[body:]
-			}
-		}
-		if err != nil {
-			return e, "", fmt.Errorf("header %s %q: %w", name, value, err)
-		}
+	values := strings.Split(m.Header.Get(header), " ")
+	if len(values) != 3 {
+		return e, "", fmt.Errorf("header %s is %q; want three values", header, values)
 	}
+	tiers, err := strconv.ParseUint(values[0], 10, 8)
+	if err != nil {
+		return e, "", fmt.Errorf("tiers: %w", err)
+	}
+	state, err := strconv.Atoi(values[1])
+	if err != nil || state < 0 || state > len(m.Data) {
+		return e, "", fmt.Errorf("state of %q bytes in a message of %d", values[1], len(m.Data))
+	}
+	if model, err = unescape(values[2]); err != nil {
+		return e, "", fmt.Errorf("model: %w", err)
+	}
+	e.Tiers = journal.Tiers(tiers)
+	body := len(m.Data) - state
+	e.Body, e.State = m.Data[:body:body], m.Data[body:]
 	return e, model, nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // positionFile records, beside the embedded nats-server's files, which entries must be there. nats-server truncates a
@@ -16,7 +18,8 @@ import (
 // It has two little-endian 64-bit numbers: the newest acknowledged seq, and the last seq that may have been purged.
 type positionFile struct {
 	file   *os.File
-	newest uint64
+	mapped []byte // the file's contents, as they are now
+	newest uint64 // as they were when the file was opened or set
 	purged uint64
 }
 
@@ -30,40 +33,36 @@ func openPosition(name string) (*positionFile, error) {
 	}
 	p := &positionFile{file: f}
 	var b [positionBytes]byte
-	switch _, err := f.ReadAt(b[:], 0); {
-	case errors.Is(err, io.EOF):
-		return p, p.set(0, 0)
-	case err != nil:
+	_, err = f.ReadAt(b[:], 0)
+	if errors.Is(err, io.EOF) {
+		_, err = f.WriteAt(b[:], 0) // allocates what is mapped
+	}
+	if err == nil {
+		p.mapped, err = unix.Mmap(int(f.Fd()), 0, positionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
 		_ = f.Close()
 		return nil, err
 	}
-	p.newest, p.purged = binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])
+	p.newest, p.purged = binary.LittleEndian.Uint64(p.mapped), binary.LittleEndian.Uint64(p.mapped[8:])
 	return p, nil
 }
+
+func (p *positionFile) close() error { return errors.Join(unix.Munmap(p.mapped), p.file.Close()) }
 
 // set records a stream that is complete.
 func (p *positionFile) set(newest, purged uint64) error {
 	p.newest, p.purged = newest, purged
-	if err := p.setNewest(newest); err != nil {
-		return err
-	}
+	p.setNewest(newest)
 	return p.setPurged(purged)
 }
 
-func (p *positionFile) setNewest(seq uint64) error {
-	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], seq)
-	_, err := p.file.WriteAt(b[:], 0)
-	return err
-}
+// setNewest records an acknowledged entry.
+func (p *positionFile) setNewest(seq uint64) { binary.LittleEndian.PutUint64(p.mapped, seq) }
 
 // setPurged is called before the purge. It syncs the file, so that the record is not behind the purge either.
 func (p *positionFile) setPurged(seq uint64) error {
-	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], seq)
-	if _, err := p.file.WriteAt(b[:], 8); err != nil {
-		return err
-	}
+	binary.LittleEndian.PutUint64(p.mapped[8:], seq)
 	return p.file.Sync()
 }
 

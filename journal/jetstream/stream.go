@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -90,6 +91,7 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 		Discard:     jetstream.DiscardNew,
 		Replicas:    max(j.cfg.Replicas, 1),
 		DenyDelete:  true,
+		Duplicates:  100 * time.Millisecond, // the shortest: message ids are not used, and Open reads what is in the window
 		Metadata: map[string]string{
 			metadataEpoch:  epoch,
 			metadataBoot:   boot,

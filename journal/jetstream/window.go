@@ -64,14 +64,6 @@ func (w *window) retry() {
 }
 
 // equal reports whether a stored message is the one that was published for an append.
-func (a *inFlight) equal(subject string, header nats.Header, data []byte) bool {
-	if subject != a.message.Subject || !bytes.Equal(data, a.message.Data) {
-		return false
-	}
-	for _, name := range []string{headerTiers, headerModel, headerState, headerStateBytes} {
-		if header.Get(name) != a.message.Header.Get(name) {
-			return false
-		}
-	}
-	return true
+func (a *inFlight) equal(subject string, h nats.Header, data []byte) bool {
+	return subject == a.message.Subject && h.Get(header) == a.message.Header.Get(header) && bytes.Equal(data, a.message.Data)
 }
