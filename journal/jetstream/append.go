@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -70,22 +71,78 @@ func signal(c chan struct{}) {
 	}
 }
 
+// Headers of an atomic batch.
+const (
+	headerBatch       = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+)
+
+const (
+	// minBatch is the number of appends from which an atomic batch is worth its cost, which is that of several syncs.
+	minBatch = 16
+	// maxBatch is the number of messages that nats-server allows in an atomic batch.
+	maxBatch = 1000
+)
+
 // publish publishes what was appended since the last call. It returns false if the connection does not take it.
+//
+// With SyncAlways, nats-server syncs after each message, but once for an atomic batch. So appends that come while others
+// are in flight wait, and are then published as one batch (group commit).
 func (j *Journal) publish() bool {
 	j.mu.Lock()
-	unsent, seq := j.w.next()
+	limit := math.MaxInt
+	if j.cfg.SyncAlways {
+		if limit = maxBatch; j.w.sent > 0 {
+			limit = 0
+		}
+	}
+	unsent, first := j.w.next(limit)
 	attempt := j.w.attempt
 	j.mu.Unlock()
+	batch := j.cfg.SyncAlways && len(unsent) >= minBatch
 	for i, a := range unsent {
+		seq := first + uint64(i)
 		m := *a.message
-		m.Reply = j.replies + strconv.FormatUint(attempt, 10) + "." + strconv.FormatUint(seq+uint64(i), 10)
-		m.Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(seq+uint64(i)-1, 10)}
+		m.Header = nats.Header{header: m.Header[header]}
+		if i == 0 || !batch {
+			m.Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(seq-1, 10)}
+		}
+		if batch {
+			m.Header[headerBatch] = []string{strconv.FormatUint(attempt, 36) + "-" + strconv.FormatUint(first, 36)}
+			m.Header[headerBatchSeq] = []string{strconv.Itoa(i + 1)}
+		}
+		switch last := i == len(unsent)-1; {
+		case !batch:
+			m.Reply = j.replySubject(attempt, seq, 1)
+		case last:
+			m.Header[headerBatchCommit] = []string{"1"}
+			m.Reply = j.replySubject(attempt, first, uint64(len(unsent)))
+		}
 		if err := j.conn.PublishMsg(&m); err != nil {
 			j.log.Debug("Publishing failed; it is repeated when the connection is back.", "error", err)
 			return false
 		}
 	}
 	return true
+}
+
+// replySubject returns the subject of the answer to the messages of count entries.
+func (j *Journal) replySubject(attempt, first, count uint64) string {
+	b := append(make([]byte, 0, len(j.replies)+62), j.replies...)
+	b = append(strconv.AppendUint(b, attempt, 10), '.')
+	b = append(strconv.AppendUint(b, first, 10), '.')
+	return string(strconv.AppendUint(b, count, 10))
+}
+
+// parseReplySubject returns the arguments of replySubject.
+func (j *Journal) parseReplySubject(subject string) (attempt, first, count uint64, err error) {
+	a, rest, _ := strings.Cut(subject[len(j.replies):], ".")
+	f, c, _ := strings.Cut(rest, ".")
+	attempt, err1 := strconv.ParseUint(a, 10, 64)
+	first, err2 := strconv.ParseUint(f, 10, 64)
+	count, err3 := strconv.ParseUint(c, 10, 64)
+	return attempt, first, count, errors.Join(err1, err2, err3)
 }
 
 // reply is JetStream's answer to a published message.
@@ -97,10 +154,9 @@ type reply struct {
 	} `json:"error"`
 }
 
-// onReply handles the answer to a published message. Answers come in the order of the messages.
+// onReply handles the answer to a published message or batch. Answers come in the order of the messages.
 func (j *Journal) onReply(m *nats.Msg) {
-	attempt, seq, _ := strings.Cut(m.Subject[len(j.replies):], ".")
-	want, err := strconv.ParseUint(seq, 10, 64)
+	attempt, first, count, err := j.parseReplySubject(m.Subject)
 	if err != nil {
 		return
 	}
@@ -111,22 +167,27 @@ func (j *Journal) onReply(m *nats.Msg) {
 		signal(j.suspect) // no server has the stream now
 		return
 	}
-	if r.Error == nil {
-		if r.Seq != want {
-			j.fail(fmt.Errorf("%w: %s has stored entry %d as %d", ErrUnreadable, j.place(), want, r.Seq))
-			return
-		}
+	if r.Error != nil {
 		j.mu.Lock()
-		j.w.receive(want)
+		current := j.w.attempt == attempt
 		j.mu.Unlock()
-		j.acknowledge()
+		if current {
+			j.refused(first, r.Error.Code, r.Error.Description)
+		}
+		return
+	}
+	if want := first + count - 1; r.Seq != want {
+		j.fail(fmt.Errorf("%w: %s has stored entry %d as %d", ErrUnreadable, j.place(), want, r.Seq))
 		return
 	}
 	j.mu.Lock()
-	current := strconv.FormatUint(j.w.attempt, 10) == attempt
+	for seq := first; seq < first+count; seq++ {
+		j.w.receive(seq)
+	}
 	j.mu.Unlock()
-	if current {
-		j.refused(want, r.Error.Code, r.Error.Description)
+	j.acknowledge()
+	if j.cfg.SyncAlways {
+		signal(j.wake)
 	}
 }
 

@@ -129,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	if err := j.openCheckpoints(ctx); err != nil {
 		return nil, err
 	}
-	acks, err := j.conn.Subscribe(j.replies+"*.*", j.onReply)
+	acks, err := j.conn.Subscribe(j.replies+"*.*.*", j.onReply)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,14 @@ func TestEmbeddedConforms(t *testing.T) {
 	conform(t, func(t *testing.T) jetstream.Config { return config(t.TempDir()) })
 }
 
+func TestEmbeddedConformsWithSyncAlways(t *testing.T) {
+	conform(t, func(t *testing.T) jetstream.Config {
+		cfg := config(t.TempDir())
+		cfg.SyncAlways = true
+		return cfg
+	})
+}
+
 // conform runs the conformance suite on journals with new configurations.
 func conform(t *testing.T, newConfig func(t *testing.T) jetstream.Config) {
 	configs := make(map[journal.Journal]jetstream.Config)
@@ -24,6 +32,7 @@ func conform(t *testing.T, newConfig func(t *testing.T) jetstream.Config) {
 		return j
 	}
 	journaltest.Run(t, journaltest.Harness{
+		MaxOpen: 25,
 		Open: func(t *testing.T, maxBytes int) journal.Journal {
 			cfg := newConfig(t)
 			cfg.Retention.MaxBytes = maxBytes

@@ -68,10 +68,12 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
 	}
 	config.Metadata[metadataBoot] = boot
+	config.AllowAtomicPublish = config.AllowAtomicPublish || j.cfg.SyncAlways
 	if j.cfg.Replicas != 0 {
 		config.Replicas = j.cfg.Replicas
 	}
-	if !maps.Equal(config.Metadata, info.Config.Metadata) || config.Replicas != info.Config.Replicas {
+	if !maps.Equal(config.Metadata, info.Config.Metadata) || config.Replicas != info.Config.Replicas ||
+		config.AllowAtomicPublish != info.Config.AllowAtomicPublish {
 		if err := j.updateStream(ctx, config); err != nil {
 			return streamState{}, err
 		}
@@ -84,14 +86,15 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	_, err := j.js.CreateStream(ctx, jetstream.StreamConfig{
-		Name:        j.cfg.Stream,
-		Description: "Entries of kvcast.",
-		Subjects:    []string{j.subjects + "*"},
-		Storage:     jetstream.FileStorage,
-		Discard:     jetstream.DiscardNew,
-		Replicas:    max(j.cfg.Replicas, 1),
-		DenyDelete:  true,
-		Duplicates:  100 * time.Millisecond, // the shortest: message ids are not used, and Open reads what is in the window
+		Name:               j.cfg.Stream,
+		Description:        "Entries of kvcast.",
+		Subjects:           []string{j.subjects + "*"},
+		Storage:            jetstream.FileStorage,
+		Discard:            jetstream.DiscardNew,
+		Replicas:           max(j.cfg.Replicas, 1),
+		DenyDelete:         true,
+		AllowAtomicPublish: j.cfg.SyncAlways,
+		Duplicates:         100 * time.Millisecond, // the shortest: message ids are not used, and Open reads what is in the window
 		Metadata: map[string]string{
 			metadataEpoch:  epoch,
 			metadataBoot:   boot,

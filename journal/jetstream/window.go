@@ -28,12 +28,12 @@ type inFlight struct {
 // push adds an append.
 func (w *window) push(a *inFlight) { w.appends = append(w.appends, a) }
 
-// next returns the appends to publish and the seq of the first, and marks them as published.
-func (w *window) next() ([]*inFlight, uint64) {
-	unsent, seq := w.appends[w.sent:], w.acked+uint64(w.sent)+1
-	w.sent = len(w.appends)
-	w.everSent = w.sent
-	return unsent, seq
+// next returns the appends to publish, at most limit, and the seq of the first, and marks them as published.
+func (w *window) next(limit int) ([]*inFlight, uint64) {
+	from := w.sent
+	w.sent = min(len(w.appends), max(from, from+min(limit, len(w.appends))))
+	w.everSent = max(w.sent, w.everSent)
+	return w.appends[from:w.sent], w.acked + uint64(from) + 1
 }
 
 // receive marks the append of a seq as acknowledged. Acknowledgements of earlier entries come again after a

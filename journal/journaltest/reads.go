@@ -62,7 +62,11 @@ func testUnreadablePositionsAreErrors(t *testing.T, h Harness) {
 // testReads compares filtered and unfiltered reads with a loop over a slice of all entries.
 func testReads(t *testing.T, h Harness) {
 	sources := []*journal.Source{{Worker: "a"}, {Worker: "b"}, {Worker: "c"}}
+	opened := 0
 	rapid.Check(t, func(rt *rapid.T) {
+		if opened++; h.MaxOpen > 0 && opened > h.MaxOpen {
+			return
+		}
 		j := open(t, h, rapid.SampledFrom([]int{1 << 10, 100 << 10, defaultBytes}).Draw(rt, "max bytes"))
 		var records []journal.Record
 		var entries []*kvcastv1.Entry

@@ -29,6 +29,8 @@ type Harness struct {
 	Fail func(j journal.Journal, s *journal.Source, err error)
 	// Reopen closes a journal that Open returned and opens it again. It is nil if entries do not survive that.
 	Reopen func(t *testing.T, j journal.Journal) journal.Journal
+	// MaxOpen bounds the number of journals that a random test opens, because Open is slow; 0 means no bound.
+	MaxOpen int
 }
 
 // Run runs the suite.
