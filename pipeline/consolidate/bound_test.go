@@ -134,6 +134,25 @@ func TestIdleNamesAreBounded(t *testing.T) {
 	}
 }
 
+// TestClearedNamesBecomeIdleInTheOrderOfHashes clears a source with two names of a block, and then renames the block until one of them
+// is dropped.
+func TestClearedNamesBecomeIdleInTheOrderOfHashes(t *testing.T) {
+	for _, names := range [][]uint64{{3, 5}, {5, 3}} {
+		tr := New(2, 100, nil, nil, &Counts{})
+		tr.play(stores(offload, storeOf(contents(7), 11)))
+		for _, hash := range names {
+			tr.play(stores(engine, storeOf(contents(7), hash)))
+		}
+		tr.play(clears(engine))
+		for h := range uint64(maxIdleNames - 1) {
+			tr.play(stores(engine, storeOf(contents(7), 100+h)), removes(engine, 100+h))
+		}
+		if tr.Resolves(engine, 3) || !tr.Resolves(engine, 5) {
+			t.Errorf("stored as %v: 3 resolves: %t, 5 resolves: %t, want only 5", names, tr.Resolves(engine, 3), tr.Resolves(engine, 5))
+		}
+	}
+}
+
 // TestSearchForRoomIsBounded has more blocks before the first stale block than one search visits.
 func TestSearchForRoomIsBounded(t *testing.T) {
 	const blocks = maxStaleSteps + 2

@@ -312,7 +312,7 @@ func (t *Tracker) clearBlock(source int, block uint32) {
 			names = append(names, nameID)
 		}
 	}
-	if len(names) > maxIdleNames { // the names that stay must not depend on the ring's order
+	if len(names) > 1 { // the names that are dropped later must not depend on the ring's order
 		slices.SortFunc(names, func(a, b uint32) int { return cmp.Compare(t.names.at(a).hash, t.names.at(b).hash) })
 	}
 	for _, nameID := range names {
