@@ -12,7 +12,9 @@ import (
 
 // Recorder records the calls that change trackers, so that Replay can repeat them. What a call does
 // follows from the tracker, the call, and checks against bounds, which depend on other workers and
-// on the configuration. The Recorder records the failed checks too. The zero value is ready. A nil Recorder records nothing. A Recorder is not safe for concurrent use.
+// on the configuration. The Recorder records the failed checks too.
+//
+// The zero value is ready. A nil Recorder records nothing. A Recorder is not safe for concurrent use.
 type Recorder struct {
 	calls   []byte // encoded TrackerCalls
 	scratch []byte // reused for one call

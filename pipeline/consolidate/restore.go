@@ -104,7 +104,8 @@ func (r *restoration) run() error {
 func (r *restoration) sourceState() error {
 	s := r.state
 	if len(s.Generations) != r.sources || len(s.CountedNames) != r.sources {
-		return fmt.Errorf("generations of %d and counted names of %d sources, want %d", len(s.Generations), len(s.CountedNames), r.sources)
+		return fmt.Errorf("generations of %d and counted names of %d sources, want %d",
+			len(s.Generations), len(s.CountedNames), r.sources)
 	}
 	for source, generation := range s.Generations {
 		if generation > maxGeneration {
@@ -126,7 +127,8 @@ func (r *restoration) sourceState() error {
 func (r *restoration) acquireScopes() error {
 	s := r.state
 	if len(s.ScopeLoraNames) != len(s.ScopeCacheSalts) || len(s.ScopeLoraNames) > len(s.BlockScopes) {
-		return fmt.Errorf("%d LoRA adapters and %d cache salts of %d blocks", len(s.ScopeLoraNames), len(s.ScopeCacheSalts), len(s.BlockScopes))
+		return fmt.Errorf("%d LoRA adapters and %d cache salts of %d blocks",
+			len(s.ScopeLoraNames), len(s.ScopeCacheSalts), len(s.BlockScopes))
 	}
 	for i, lora := range s.ScopeLoraNames {
 		slot, _ := r.scopes.Acquire(attribute.Set{LoRA: lora, Salt: string(s.ScopeCacheSalts[i])})

@@ -10,7 +10,8 @@ import (
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
 
-// Flags of names in stored state. Idle names have none: when they become live, a store sets their parent, copies and generation.
+// Flags of names in stored state. Idle names have none: the store that makes a name live sets its parent,
+// copies and generation.
 const (
 	storedParent = 1 << iota
 	storedStale
@@ -63,7 +64,7 @@ func (t *Tracker) AppendState(b []byte) []byte {
 	return c.append(b)
 }
 
-// columns are the columns of stored state. Those of a byte for almost every element are encoded without generated code, which
+// columns are the columns of stored state. Those of small numbers are encoded without generated code, which
 // would need a third of the time of AppendState for them.
 type columns struct {
 	*statev1.Tracker
