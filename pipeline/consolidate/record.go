@@ -66,9 +66,6 @@ func (r *Recorder) Len() int {
 
 // store records a call of Store when it has ended.
 func (r *Recorder) store(rank uint32, source int, e *wire.Event, op copies.Op) {
-	if r == nil {
-		return
-	}
 	b := r.begin(statev1.TrackerCall_KIND_STORE, rank, source)
 	b = appendUint(b, statev1.TrackerCallOpField, uint64(op))
 	b = appendHashes(b, statev1.TrackerCallBlockHashesField, e.BlockHashes)
@@ -89,9 +86,6 @@ func (r *Recorder) store(rank uint32, source int, e *wire.Event, op copies.Op) {
 
 // remove records a call of Remove.
 func (r *Recorder) remove(rank uint32, source int, hash uint64, op copies.Op) {
-	if r == nil {
-		return
-	}
 	if key := (removedKey{rank, source, op}); key != r.removedKey || len(r.removed) == maxIdleRemoved {
 		r.endRemoves()
 		r.removedKey = key
@@ -113,14 +107,11 @@ func (r *Recorder) endRemoves() {
 
 // removeBlocks records a call of RemoveBlocks.
 func (r *Recorder) removeBlocks(rank uint32, routerHashes []uint64) {
-	if r == nil {
-		return
-	}
 	b := r.begin(statev1.TrackerCall_KIND_REMOVE_BLOCKS, rank, 0)
 	r.end(appendHashes(b, statev1.TrackerCallBlockHashesField, routerHashes))
 }
 
-// call records a call without further arguments.
+// call records a call without further arguments, unless r is nil.
 func (r *Recorder) call(kind statev1.TrackerCall_Kind, rank uint32, source int) {
 	if r != nil {
 		r.end(r.begin(kind, rank, source))

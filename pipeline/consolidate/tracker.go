@@ -156,7 +156,13 @@ type blockStore struct {
 
 // Store applies a store event of a source. op is its effect on blocks that the source has.
 func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
-	defer t.recorder.store(t.rank, source, e, op)
+	t.store(source, e, op)
+	if t.recorder != nil {
+		t.recorder.store(t.rank, source, e, op)
+	}
+}
+
+func (t *Tracker) store(source int, e *wire.Event, op copies.Op) {
 	var scope uint32
 	if len(e.TokensHashes) == len(e.BlockHashes) {
 		slot, ok := t.acquireScope(e)
@@ -297,7 +303,9 @@ func (t *Tracker) identify(id, into uint32, c content) (_ uint32, isNew bool) {
 
 // Remove applies a remove of a block by a source.
 func (t *Tracker) Remove(source int, hash uint64, op copies.Op) {
-	t.recorder.remove(t.rank, source, hash, op)
+	if t.recorder != nil {
+		t.recorder.remove(t.rank, source, hash, op)
+	}
 	defer t.unreserve()
 	nameID := t.name(source, hash)
 	if nameID == 0 {
@@ -359,7 +367,9 @@ func (t *Tracker) RemoveBlocks(routerHashes []uint64) {
 	if len(routerHashes) == 0 {
 		return
 	}
-	t.recorder.removeBlocks(t.rank, routerHashes)
+	if t.recorder != nil {
+		t.recorder.removeBlocks(t.rank, routerHashes)
+	}
 	defer t.unreserve()
 	for id := t.oldest; id != 0; {
 		newer := t.blocks.at(id).newer
