@@ -156,25 +156,22 @@ type blockStore struct {
 
 // Store applies a store event of a source. op is its effect on blocks that the source has.
 func (t *Tracker) Store(source int, e *wire.Event, op copies.Op) {
-	t.store(source, e, op)
+	if len(e.TokensHashes) != len(e.BlockHashes) {
+		t.storeBlocks(source, e, op, 0)
+	} else if slot, ok := t.acquireScope(e); ok {
+		t.storeBlocks(source, e, op, slot+1)
+		t.scopes.Release(slot)
+	} else {
+		t.counts.Refused[RefusedAttributes] += uint64(len(e.BlockHashes))
+	}
 	if t.recorder != nil {
 		t.recorder.store(t.rank, source, e, op)
 	}
 }
 
-func (t *Tracker) store(source int, e *wire.Event, op copies.Op) {
-	var scope uint32
-	if len(e.TokensHashes) == len(e.BlockHashes) {
-		slot, ok := t.acquireScope(e)
-		if !ok {
-			t.counts.Refused[RefusedAttributes] += uint64(len(e.BlockHashes))
-			return
-		}
-		defer t.scopes.Release(slot)
-		scope = slot + 1
-	}
+// storeBlocks stores the blocks of an event. scope is 0 if their contents are unknown.
+func (t *Tracker) storeBlocks(source int, e *wire.Event, op copies.Op, scope uint32) {
 	t.reserve((unitsPerBlock + 1) * len(e.BlockHashes))
-	defer t.unreserve()
 	firstChange := len(t.changes)
 	parent := parentBlock{rooted: !e.HasParent}
 	if e.HasParent {
@@ -198,6 +195,7 @@ func (t *Tracker) store(source int, e *wire.Event, op copies.Op) {
 		}
 		parent = t.parentBlock(id, hash)
 	}
+	t.unreserve()
 }
 
 // acquireScope returns the slot of an event's scope; ok is false if the budget has no memory for it.
