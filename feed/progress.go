@@ -11,7 +11,8 @@ import (
 type Progress struct {
 	// Publisher is the publisher that the call is for.
 	Publisher Publisher
-	// Cursor is the state of the publisher after the call. It replaces the publisher's earlier cursors.
+	// Cursor is the state of the publisher after the call. It replaces the publisher's earlier cursors. Of several
+	// calls that belong together, only the last has a new cursor. Before the first cursor it is empty.
 	Cursor []byte
 	// Learned is what the call adds to the state of all publishers of the worker; empty for most calls. It adds to
 	// what earlier calls have added.

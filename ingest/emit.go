@@ -26,6 +26,9 @@ func (p *publisher) applyWith(in *intake, now time.Time, actions []sequence.Acti
 
 func (p *publisher) execute(in *intake, now time.Time, a *sequence.Action) {
 	w := p.worker
+	if w.shared.config.Durable {
+		p.cursor.Apply(a)
+	}
 	switch a.Kind {
 	case sequence.Deliver:
 		p.deliver(in, a.Batch)
@@ -116,6 +119,7 @@ func (p *publisher) deliver(in *intake, b *sequence.Batch) {
 		IngestTime:    now.UnixNano(),
 		Events:        in.batch.Events,
 		GroupsOmitted: in.batch.GroupsOmitted,
+		Progress:      p.progress(true),
 	}
 	if in.batch.HasTime {
 		in.out.EngineTime = unixNano(in.batch.Time)
@@ -149,8 +153,9 @@ func (p *publisher) reportGap(in *intake, now time.Time, a *sequence.Action) {
 	p.worker.metrics.add(missedTotal, a.Missed)
 	p.warn(logGap, now, "batches lost", "reason", a.Reason.String(),
 		"missed", a.Missed, "first_seq", a.First, "last_seq", a.Last)
-	for _, r := range p.ranks {
+	for i, r := range p.ranks {
 		p.worker.lane.Gap(feed.Gap{
+			Progress: p.progress(i == len(p.ranks)-1),
 			Source:   p.source,
 			Rank:     r,
 			Reason:   a.Reason,
@@ -191,11 +196,13 @@ func (p *publisher) reportRestart(now time.Time, a *sequence.Action) {
 	}
 	p.worker.blockSize.Forget() // the engine may have another configuration
 	p.worker.metrics.inc(restartsTotal)
-	for _, r := range p.ranks {
-		p.rules.Reset(r)
-		p.worker.lane.Restarted(feed.Restart{Source: p.source, Rank: r, At: now.UnixNano()})
-	}
 	p.forgetIncarnation()
+	for i, r := range p.ranks {
+		p.rules.Reset(r)
+		p.worker.lane.Restarted(feed.Restart{
+			Source: p.source, Rank: r, At: now.UnixNano(), Progress: p.progress(i == len(p.ranks)-1),
+		})
+	}
 }
 
 // unixNano converts seconds to nanoseconds. It returns 0 if they do not fit into an int64.

@@ -79,13 +79,14 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		shared: &shared{
 			config:    c,
 			sink:      sink,
-			names:     &nameSet{max: c.MaxWorkers, names: make(map[string]struct{})},
+			names:     &nameSet{max: c.MaxWorkers, names: make(map[string]bool)},
 			budgets:   newBudgets(c),
 			addresses: addressCounts{max: c.MaxSourcesPerAddress, sources: make(map[netip.Prefix]int)},
 		},
 		changes: make(chan func(context.Context, *running)),
 		ended:   make(chan struct{}),
 	}
+	in.shared.recovered.load(in.shared)
 	in.shared.rejections.limits = make(map[zmtp.Reason]*logLimit)
 	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
@@ -151,6 +152,9 @@ func (in *Ingest) Run(ctx context.Context) error {
 		r.start(ctx, w)
 	}
 	failed := make(chan error, len(in.listeners))
+	for _, l := range in.listeners {
+		l.start(ctx)
+	}
 	for _, l := range in.listeners {
 		r.group.Go(func() {
 			if err := l.run(ctx); err != nil {
@@ -254,7 +258,7 @@ func (in *Ingest) AddWorker(ctx context.Context, c config.Worker) error {
 
 // admit reserves the name and the budgets of a worker.
 func (in *Ingest) admit(c config.Worker) error {
-	switch why, ok := in.shared.names.claim(c.Name); {
+	switch why, ok := in.shared.names.claim(c.Name, true); {
 	case ok:
 	case why == refusedWorkers:
 		return config.ErrTooManyWorkers

@@ -27,8 +27,9 @@ type listener struct {
 	address  string
 	local    bool // reports whether it is bound to ipc
 	receiver transport.Receiver
-	patterns []string     // patterns of topics, for matchTopic
-	hosts    config.Hosts // hosts that may be asked for replays
+	requests sync.WaitGroup // goroutines of the workers
+	patterns []string       // patterns of topics, for matchTopic
+	hosts    config.Hosts   // hosts that may be asked for replays
 	log      *slog.Logger
 
 	mu sync.Mutex // guards the fields below; locked before a worker's mutex
@@ -45,6 +46,7 @@ type listener struct {
 type boundTopic struct {
 	worker *boundWorker
 	source int
+	name   string
 	// host is the host in the topic; empty if it has none.
 	host  string
 	ranks map[uint32]*publisher
@@ -88,11 +90,15 @@ func newListener(s *shared, c config.Listener) (*listener, error) {
 	return l, nil
 }
 
+// start adds recovered workers to the stream. run is called next, with the same context.
+func (l *listener) start(ctx context.Context) {
+	l.spawnIn = func(w *worker) { w.spawnIn(ctx, &l.requests) }
+	l.adopt()
+}
+
 // run reads until ctx is done, and closes the socket.
 func (l *listener) run(ctx context.Context) error {
-	var requests sync.WaitGroup
-	defer requests.Wait()
-	l.spawnIn = func(w *worker) { w.spawnIn(ctx, &requests) }
+	defer l.requests.Wait()
 	stop := context.AfterFunc(ctx, l.receiver.Interrupt)
 	defer stop()
 	err := l.read(ctx)
@@ -169,12 +175,12 @@ func (l *listener) peer(m transport.Message) *peer {
 	return c
 }
 
-// peerAddress returns the address of a message's peer, for limits.
-func (l *listener) peerAddress(m transport.Message) netip.Prefix {
+// peerAddress returns the address of a message's peer; invalid if it is unknown.
+func (l *listener) peerAddress(m transport.Message) netip.Addr {
 	if c := l.peer(m); c != nil {
-		return budget.AddressOf(c.address)
+		return c.address
 	}
-	return netip.Prefix{}
+	return netip.Addr{}
 }
 
 func (l *listener) message(in *intake, now time.Time, m transport.Message) {
@@ -194,7 +200,7 @@ func (l *listener) message(in *intake, now time.Time, m transport.Message) {
 			l.refuse(refusedSources, now, in.topic)
 			return
 		}
-		if l.shared.addresses.full(l.peerAddress(m)) {
+		if l.shared.addresses.full(budget.AddressOf(l.peerAddress(m))) {
 			l.refuse(refusedAddress, now, in.topic)
 			return
 		}
@@ -218,9 +224,18 @@ func (l *listener) deliver(in *intake, now time.Time, t *boundTopic, m transport
 		w.reject(in, now, "seq", in.arrival.Seq)
 		return true
 	}
-	p := l.publisher(t, in.batch, l.peerAddress(m), now)
+	var rank uint32
+	if in.batch.HasRank {
+		rank = in.batch.Rank
+	}
+	p := t.ranks[rank]
 	if p == nil {
-		return false
+		var why refusal
+		var ok bool
+		if p, why, ok = l.addPublisher(t, rank, l.peerAddress(m)); !ok {
+			w.refuse(why, now)
+			return false
+		}
 	}
 	w.enter()
 	l.peers.arrive(p, l.peer(m), in, now)

@@ -10,6 +10,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // dropTopic removes a topic without publishers, and its worker if it has no other topic, so that refused
@@ -40,25 +41,17 @@ func (l *listener) removeWorker(w *boundWorker) {
 	}
 }
 
-// publisher returns the publisher of a batch from an address; nil if it is refused.
-func (l *listener) publisher(t *boundTopic, b *wire.Batch, from netip.Prefix, now time.Time) *publisher {
-	var rank uint32
-	if b.HasRank {
-		rank = b.Rank
+// addPublisher adds the publisher of a dp rank, whose first batch comes from an address. If ok is false, it is refused.
+func (l *listener) addPublisher(t *boundTopic, rank uint32, from netip.Addr) (p *publisher, why refusal, ok bool) {
+	if why, ok := l.admit(t, rank, budget.AddressOf(from)); !ok {
+		return nil, why, false
 	}
-	p := t.ranks[rank]
-	if p == nil {
-		if why, ok := l.admit(t, rank, from); !ok {
-			t.worker.refuse(why, now)
-			return nil
-		}
-		p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
-		p.from = from
-		p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
-		p.copyRule = l.config.Copies.Rule(l.config.Engine)
-		t.ranks[rank] = p
-	}
-	return p
+	p = newPublisher(t.worker.worker, t.source, SourceStatus{Engine: l.config.Engine, Endpoint: l.address, Rank: rank}, nil)
+	p.address, p.topic = from, t.name
+	p.replayOf = func(c *peer) string { return l.replayEndpoint(t, rank, c.address) }
+	p.copyRule = l.config.Copies.Rule(l.config.Engine)
+	t.ranks[rank] = p
+	return p, 0, true
 }
 
 // admit reserves the budgets of another publisher, whose first batch comes from an address.
@@ -118,7 +111,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	case w == nil:
 		// The name of a listener's only worker is reserved already.
 		if l.config.Worker == "" {
-			if why, ok := l.shared.names.claim(name); !ok {
+			if why, ok := l.shared.names.claim(name, false); !ok {
 				return nil, why, false
 			}
 		}
@@ -128,7 +121,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 	case len(w.publishers) >= feed.MaxRanks:
 		return nil, refusedRanks, false
 	}
-	t = &boundTopic{worker: w, source: w.topics, ranks: make(map[uint32]*publisher, 1)}
+	t = &boundTopic{worker: w, source: w.topics, name: string(topic), ranks: make(map[uint32]*publisher, 1)}
 	if err == nil {
 		t.host = parts.Host()
 	}
@@ -139,6 +132,7 @@ func (l *listener) accept(topic []byte) (t *boundTopic, why refusal, ok bool) {
 
 func (l *listener) addWorker(name, model string) *boundWorker {
 	w := &boundWorker{worker: newWorker(l.shared, feed.Worker{Name: name, Model: model})}
+	w.listener = l.config.Bind
 	l.spawnIn(w.worker)
 	w.onRemoved = func() { l.forget(w) }
 	w.log.Info("worker added", "model", model)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/sequence"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/budget"
 )
 
 // publisher runs the sequence.Machine of a source at one dp rank: it passes inputs to the machine and
@@ -37,8 +38,16 @@ type publisher struct {
 	// before are the seqs that were published before first contact.
 	before struct{ first, last uint64 }
 
-	// from is the address that the first batch came from, if the engine connects to a listener.
-	from netip.Prefix
+	// cursor is the machine's after the last action. encoded is the cursor of the last complete call of the lane;
+	// empty before the first. described reports whether the stored state says where the publisher comes from. They
+	// are used if the journal is durable.
+	cursor    sequence.Cursor
+	encoded   []byte
+	described bool
+
+	// address is where the first batch came from, and topic its topic, if the engine connects to a listener.
+	address netip.Addr
+	topic   string
 	// replayOf returns the replay endpoint of a listener's peer; empty if it has none. It is nil
 	// unless the engine connects to a listener.
 	replayOf func(*peer) string
@@ -179,6 +188,7 @@ func (p *publisher) reset() {
 	}
 	p.ranks = nil
 	p.forgetIncarnation()
+	p.cursor, p.encoded, p.described = sequence.Cursor{}, nil, false
 	p.status.started.Store(false)
 	p.updateStatus()
 }
@@ -204,7 +214,7 @@ func (p *publisher) release() {
 	p.worker.shared.sources.remove(p.status)
 	p.worker.shared.budgets.sources.Release(1)
 	if p.replayOf != nil {
-		p.worker.shared.addresses.release(p.from)
+		p.worker.shared.addresses.release(budget.AddressOf(p.address))
 	}
 }
 
@@ -252,6 +262,7 @@ func (p *publisher) reportJoinedLate(now time.Time, rank uint32) {
 	p.worker.lane.Gap(feed.Gap{
 		Source: p.source, Rank: rank, Reason: feed.GapJoinedLate,
 		FirstSeq: p.before.first, LastSeq: p.before.last, At: now.UnixNano(),
+		Progress: p.progress(false), // the batch follows
 	})
 }
 

@@ -21,6 +21,9 @@ type shared struct {
 	transports *configured.Transports
 	replays    *transport.Requests
 	names      *nameSet
+	recovered  recovered
+	// entered has the workers in the stream: *worker by name.
+	entered    sync.Map
 	sources    sourceList
 	addresses  addressCounts
 	budgets    budgets
@@ -37,6 +40,13 @@ func (s *shared) intake() *intake {
 		return in
 	}
 	return new(intake)
+}
+
+// inStream returns the worker of a name that is in the stream; nil if there is none.
+func (s *shared) inStream(name string) *worker {
+	w, _ := s.entered.Load(name)
+	in, _ := w.(*worker)
+	return in
 }
 
 func (s *shared) recycle(in *intake) { s.intakes.Put(in) }
@@ -124,29 +134,47 @@ func jitter(wait time.Duration) time.Duration {
 type nameSet struct {
 	max int
 
-	mu    sync.Mutex // guards names
-	names map[string]struct{}
+	mu sync.Mutex // guards names
+	// names are the names in use. The value reports whether it is only that of a recovered worker.
+	names map[string]bool
 }
 
-// claim adds a name. If ok is false, why is the reason.
-func (r *nameSet) claim(name string) (why refusal, ok bool) {
+// claim adds a name. If ok is false, why is the reason. recovered reports whether the name of a recovered worker may
+// be claimed.
+func (r *nameSet) claim(name string, recovered bool) (why refusal, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, taken := r.names[name]; taken {
+	unclaimed, taken := r.names[name]
+	switch {
+	case taken && !(unclaimed && recovered):
 		return refusedTaken, false
-	}
-	if len(r.names) >= r.max {
+	case !taken && len(r.names) >= r.max:
 		return refusedWorkers, false
 	}
-	r.names[name] = struct{}{}
+	r.names[name] = false
 	return 0, true
+}
+
+// reserveRecovered adds the name of a recovered worker. It is released by releaseRecovered, unless it is claimed before.
+func (r *nameSet) reserveRecovered(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.names[name] = true
+}
+
+func (r *nameSet) releaseRecovered(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.names[name] {
+		delete(r.names, name)
+	}
 }
 
 // reserve adds a name of the configuration, which is unique.
 func (r *nameSet) reserve(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.names[name] = struct{}{}
+	r.names[name] = false
 }
 
 // release removes a name.

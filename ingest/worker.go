@@ -15,7 +15,9 @@ import (
 type worker struct {
 	shared *shared
 	desc   feed.Worker
-	log    *slog.Logger
+	// listener is the endpoint of the worker's listener in the configuration; empty if it has none.
+	listener string
+	log      *slog.Logger
 
 	// mu guards the fields below and the publishers. Calls of the lane hold it. It is locked after a
 	// listener's mutex, and before the mutexes of sourceList and nameSet.
@@ -29,6 +31,10 @@ type worker struct {
 	publishers   []*publisher
 	// blockSize is shared by the rules of all sources.
 	blockSize wire.BlockSize
+	// storedBlockSize is the block size that the calls of the lane have stored, and changes the memory of
+	// feed.Progress.Learned.
+	storedBlockSize wire.BlockSize
+	changes         []byte
 	// rules are the rules of each source. They number its events.
 	rules []*wire.Rules
 	// ranks are the known dp ranks, at most feed.MaxRanks.
@@ -65,6 +71,7 @@ func (w *worker) reset() {
 		w.ranks[r] = struct{}{}
 	}
 	w.blockSize = wire.BlockSize{Tokens: w.desc.BlockSize, Configured: w.desc.BlockSize != 0}
+	w.storedBlockSize = w.blockSize
 }
 
 // spawnIn makes spawn use goroutines of a group until ctx is done. The group must not be waited for
@@ -85,8 +92,19 @@ func (w *worker) inStream() bool { return w.lane != nil && !w.closed }
 
 // enter adds the worker to the stream unless it is there.
 func (w *worker) enter() {
-	if w.lane == nil {
-		w.lane = w.shared.sink.AddWorker(w.desc)
+	if w.lane != nil {
+		return
+	}
+	resumed := w.shared.recovered.claim(w)
+	w.lane = w.shared.sink.AddWorker(w.desc)
+	w.shared.entered.Store(w.desc.Name, w)
+	if resumed {
+		now := time.Now()
+		for _, p := range w.publishers {
+			p.apply(now, nil) // starts the grace time of the publisher
+		}
+		w.hasConnected = true
+		w.updateConnections()
 	}
 }
 
@@ -145,6 +163,7 @@ func (w *worker) remove(why feed.RemoveReason) {
 		p.reset()
 	}
 	w.lane, w.hasConnected = nil, false
+	w.shared.entered.Delete(w.desc.Name)
 	w.reset()
 	w.shared.sink.RemoveWorker(w.desc.Name, why)
 }
@@ -183,6 +202,9 @@ func (w *worker) rulesOf(source int) *wire.Rules {
 	for len(w.rules) <= source {
 		rules := wire.NewRules(&w.blockSize)
 		rules.SetBudget(w.shared.budgets.rules)
+		if w.shared.config.Durable {
+			rules.TrackChanges()
+		}
 		w.rules = append(w.rules, rules)
 	}
 	return w.rules[source]
@@ -205,6 +227,14 @@ func (w *worker) admitRank(rank uint32) bool {
 	}
 	w.ranks[rank] = struct{}{}
 	return true
+}
+
+// restoreRank adds a dp rank that was admitted before.
+func (w *worker) restoreRank(rank uint32) {
+	if _, ok := w.ranks[rank]; !ok {
+		w.shared.budgets.ranks.Adjust(1)
+		w.ranks[rank] = struct{}{}
+	}
 }
 
 // warn logs a warning, at most once every logInterval for each kind, and reports whether it was

@@ -112,6 +112,14 @@ type Config struct {
 	// connect, which doubles: 1 ms to 1 h.
 	ReconnectMin time.Duration
 	ReconnectMax time.Duration
+	// Durable makes each call of a lane carry the state after it, in feed.Progress, so that a later Ingest continues
+	// there with Recovered.
+	Durable bool
+	// Recovered are the workers of an earlier Ingest, with what their lanes stored. A worker of Workers or AddWorker
+	// continues the recovered worker of the same name, if feed.Worker.Continues and the dp ranks of its sources are the
+	// same. Workers of Listeners are added when Run starts, as if their engines had just disconnected. Any other
+	// worker starts anew: Sink.RemoveWorker is called for the recovered worker before it is added.
+	Recovered []feed.Recovered
 	// Metrics has the metrics registered until the Ingest ends; nil means that they are not
 	// registered.
 	Metrics prometheus.Registerer

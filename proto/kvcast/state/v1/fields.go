@@ -26,4 +26,21 @@ const (
 	TrackerCallLoraNameField     protowire.Number = 8
 	TrackerCallCacheSaltField    protowire.Number = 9
 	TrackerCallFailedChecksField protowire.Number = 10
+
+	IngestCursorVersionField         protowire.Number = 1
+	IngestCursorSeqField             protowire.Number = 2
+	IngestCursorBatchAgeField        protowire.Number = 3
+	IngestCursorBatchTimeField       protowire.Number = 4
+	IngestCursorBatchHashField       protowire.Number = 5
+	IngestCursorRawEventIDField      protowire.Number = 6
+	IngestCursorEpochField           protowire.Number = 7
+	IngestCursorPublisherIDField     protowire.Number = 8
+	IngestCursorRestartedField       protowire.Number = 9
+	IngestCursorPossibleRestartField protowire.Number = 10
+	IngestCursorConflictedField      protowire.Number = 11
+	IngestCursorHasReplayField       protowire.Number = 12
+	IngestCursorIncompleteField      protowire.Number = 13
+	IngestCursorRanksField           protowire.Number = 14
+	IngestCursorBeforeFirstField     protowire.Number = 15
+	IngestCursorBeforeLastField      protowire.Number = 16
 )

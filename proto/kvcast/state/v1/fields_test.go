@@ -35,6 +35,24 @@ func TestFieldNumbersMatchDescriptors(t *testing.T) {
 			"cache_salt":    statev1.TrackerCallCacheSaltField,
 			"failed_checks": statev1.TrackerCallFailedChecksField,
 		}},
+		{&statev1.IngestCursor{}, fields{
+			"version":          statev1.IngestCursorVersionField,
+			"seq":              statev1.IngestCursorSeqField,
+			"batch_age":        statev1.IngestCursorBatchAgeField,
+			"batch_time":       statev1.IngestCursorBatchTimeField,
+			"batch_hash":       statev1.IngestCursorBatchHashField,
+			"raw_event_id":     statev1.IngestCursorRawEventIDField,
+			"epoch":            statev1.IngestCursorEpochField,
+			"publisher_id":     statev1.IngestCursorPublisherIDField,
+			"restarted":        statev1.IngestCursorRestartedField,
+			"possible_restart": statev1.IngestCursorPossibleRestartField,
+			"conflicted":       statev1.IngestCursorConflictedField,
+			"has_replay":       statev1.IngestCursorHasReplayField,
+			"incomplete":       statev1.IngestCursorIncompleteField,
+			"ranks":            statev1.IngestCursorRanksField,
+			"before_first":     statev1.IngestCursorBeforeFirstField,
+			"before_last":      statev1.IngestCursorBeforeLastField,
+		}},
 	} {
 		message := tt.message.ProtoReflect().Descriptor()
 		for name, got := range tt.fields {
