@@ -68,7 +68,8 @@ func (r *recovered) load(s *shared) {
 	for i := range s.config.Recovered {
 		from := &s.config.Recovered[i]
 		w := &recoveredWorker{worker: from.Worker}
-		if w.err = w.decode(from); w.err == nil {
+		w.err = w.decode(from)
+		if w.err == nil && len(w.publishers) > 0 { // without publishers it may be any listener's
 			s.names.reserveRecovered(w.worker.Name)
 		}
 		r.workers[w.worker.Name] = w
@@ -211,8 +212,8 @@ func (r *recovered) ofListener(bind string) (all []*recoveredWorker) {
 	return all
 }
 
-// claim resumes a worker that is about to be added to the stream, and reports whether it was resumed. Otherwise it
-// removes the recovered worker of that name, if any, from the stream. The worker's mutex is held.
+// claim resumes a worker that is about to be added to the stream, and reports whether any of its publishers was
+// resumed. If it cannot be resumed, the recovered worker of its name is removed from the stream. The worker's mutex is held.
 func (r *recovered) claim(w *worker) (resumed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,7 +228,7 @@ func (r *recovered) claim(w *worker) (resumed bool) {
 		return false
 	}
 	w.log.Info("worker resumed", "publishers", len(from.publishers))
-	return true
+	return len(from.publishers) > 0
 }
 
 // remove removes all workers from the stream.
