@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,7 +28,7 @@ type durableSink struct {
 	workers map[string]*durableLane
 	// removed are the workers that were removed.
 	removed []string
-	// kept is how many calls for each publisher the crash has left.
+	// kept is how many calls for each publisher recovered has left.
 	kept map[feed.Publisher]int
 }
 
@@ -106,13 +108,14 @@ func (s *durableSink) await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// crash forgets the calls after a random one of each worker, and returns what is recovered.
-func (s *durableSink) crash(random *rand.Rand) (all []feed.Recovered) {
+// recovered forgets all but the first calls of each worker, and returns what is recovered. keep returns how many of n
+// calls are left.
+func (s *durableSink) recovered(keep func(n int) int) (all []feed.Recovered) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kept = make(map[feed.Publisher]int)
 	for _, l := range s.workers {
-		l.calls = l.calls[:random.IntN(len(l.calls)+1)]
+		l.calls = l.calls[:keep(len(l.calls))]
 		l.added = 0
 		r := feed.Recovered{Worker: l.desc, Cursors: make(map[feed.Publisher][]byte)}
 		calls := l.calls
@@ -236,25 +239,34 @@ var deployments = []struct {
 	{"bound, two ranks", bound},
 }
 
+// hosts counts the addresses that newHost has returned.
+var hosts atomic.Uint32
+
+// newHost returns a loopback address, and the first of many ports on it, that no other test and no outgoing connection
+// uses, also while nothing is bound.
+func newHost() (address string, port int) {
+	n, pid := int(hosts.Add(1)), os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 1+pid%250, pid/250%250, 1+n%250), 20_000 + 100*(n/250)
+}
+
 // connected returns a worker whose engines are connected to.
 func connected(t *testing.T, replay bool, ranks int, engines ...feed.Engine) *deployment {
+	host, port := newHost()
+	at := func(port int) string { return fmt.Sprintf("tcp://%s:%d", host, port) }
 	d := &deployment{worker: "w", caches: make(map[feed.Publisher]*cache)}
 	w := config.Worker{Name: "w", Model: "m"}
 	for source, engine := range engines {
-		port, replayPort := freePorts(t, ranks), freePorts(t, ranks)
-		s := config.Source{Engine: engine, Connect: fmt.Sprintf("tcp://127.0.0.1:%d", port), DPSize: ranks}
+		live, replays := port+20*source, port+20*source+10
+		s := config.Source{Engine: engine, Connect: at(live), DPSize: ranks}
 		if replay {
-			s.Replay = fmt.Sprintf("tcp://127.0.0.1:%d", replayPort)
+			s.Replay = at(replays)
 		}
 		w.Sources = append(w.Sources, s)
 		for rank := range ranks {
-			c := newCache(t, simulator.PublisherConfig{
-				SocketConfig: simulator.SocketConfig{
-					Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", port+rank), Mode: simulator.ModeBind, Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replayPort+rank),
-				},
-				BatchConfig: simulator.BatchConfig{Rank: uint32(rank), EventForm: wire.FormMap},
+			d.caches[feed.Publisher{Source: source, Rank: uint32(rank)}] = newCache(t, simulator.PublisherConfig{
+				SocketConfig: simulator.SocketConfig{Endpoint: at(live + rank), Mode: simulator.ModeBind, Replay: at(replays + rank)},
+				BatchConfig:  simulator.BatchConfig{Rank: uint32(rank), EventForm: wire.FormMap},
 			})
-			d.caches[feed.Publisher{Source: source, Rank: uint32(rank)}] = c
 		}
 	}
 	d.config.Workers = []config.Worker{w}
@@ -263,19 +275,18 @@ func connected(t *testing.T, replay bool, ranks int, engines ...feed.Engine) *de
 
 // bound returns a pod of two dp ranks that connects to a listener.
 func bound(t *testing.T, replay bool) *deployment {
-	const ranks = 2
-	port, replayPort := freePorts(t, 1), freePorts(t, ranks)
-	d := &deployment{worker: "127.0.0.1", caches: make(map[feed.Publisher]*cache)}
-	listener := config.Listener{Bind: fmt.Sprintf("tcp://127.0.0.1:%d", port), ReplayPort: replayPort}
+	host, port := newHost()
+	d := &deployment{worker: host, caches: make(map[feed.Publisher]*cache)}
+	listener := config.Listener{Bind: fmt.Sprintf("tcp://%s:%d", host, port), ReplayPort: port + 10, ReplayHosts: []string{host}}
 	if !replay {
 		listener.ReplayPort = -1
 	}
 	d.config.Listeners = []config.Listener{listener}
-	for rank := range uint32(ranks) {
+	for rank := range uint32(2) {
 		c := newCache(t, simulator.PublisherConfig{
 			SocketConfig: simulator.SocketConfig{
-				Endpoint: listener.Bind, Mode: simulator.ModeConnect, Topic: "kv@127.0.0.1@m",
-				Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replayPort+int(rank)),
+				Endpoint: listener.Bind, Mode: simulator.ModeConnect, Topic: "kv@" + host + "@m",
+				Replay: fmt.Sprintf("tcp://%s:%d", host, port+10+int(rank)),
 			},
 			BatchConfig: simulator.BatchConfig{Rank: rank, EventForm: wire.FormMap},
 		})
@@ -293,10 +304,15 @@ func (d *deployment) run(t *testing.T, zmq config.ZMQ, sink *durableSink, recove
 	c.Durable, c.Recovered = true, recovered
 	c.Grace, c.Silence, c.ReplayTimeout = time.Hour, -1, harness.Timeout
 	in, stop = start(t, c, sink)
-	for _, e := range d.caches {
-		e.must(e.WaitSubscribed(harness.Context(t), 1))
-	}
+	d.awaitSubscribers()
 	return in, stop
+}
+
+// awaitSubscribers waits until each engine has a subscriber.
+func (d *deployment) awaitSubscribers() {
+	for _, e := range d.caches {
+		e.must(e.WaitSubscribed(harness.Context(e.t), 1))
+	}
 }
 
 // publish publishes n random batches with each engine.
@@ -320,17 +336,17 @@ func (d *deployment) publishers() (all []feed.Publisher) {
 // awaitLast publishes one more batch with each engine, and waits until all batches are read. It returns their seqs.
 func (d *deployment) awaitLast(t *testing.T, sink *durableSink) map[feed.Publisher]uint64 {
 	t.Helper()
-	lasts := make(map[feed.Publisher]uint64)
+	lasts, want := make(map[feed.Publisher]uint64), make(map[feed.Publisher]string)
 	for p, c := range d.caches {
 		c.next++
 		c.blocks[c.next] = true
 		seq, err := c.Publish(enginetest.Stored(c.next))
 		c.must(err)
-		lasts[p] = seq
+		lasts[p], want[p] = seq, fmt.Sprintf(": batch %d %d[%d] ", seq, wire.KindStored, c.next)
 	}
 	sink.await(t, "the last batch", func() bool {
-		for p, seq := range lasts {
-			if calls := sink.of(d.worker, p); len(calls) == 0 || !strings.Contains(calls[len(calls)-1].text, fmt.Sprintf(": batch %d ", seq)) {
+		for p, text := range want {
+			if calls := sink.of(d.worker, p); len(calls) == 0 || !strings.Contains(calls[len(calls)-1].text, text) {
 				return false
 			}
 		}
@@ -369,10 +385,13 @@ func (d *deployment) twoLives(t *testing.T, zmq config.ZMQ, seed uint64, meanwhi
 	}
 	d.publish(random, random.IntN(20))
 	stop()
+	if random.IntN(3) == 0 {
+		sink.store(t, in, d.worker)
+	}
 	for _, e := range d.caches {
 		e.must(e.WaitUnsubscribed(harness.Context(t)))
 	}
-	recovered := sink.crash(random)
+	recovered := sink.recovered(func(n int) int { return random.IntN(n + 1) })
 	meanwhile(random)
 	_, stop = d.run(t, zmq, sink, recovered)
 	d.publish(random, random.IntN(20))

@@ -13,6 +13,9 @@
 // reading, so that TCP stops the engine. With libzmq, messages that do not fit are dropped, and
 // requested again when the lane returns.
 //
+// If Config.Durable is set, each call of a lane carries the state after it, and a later Ingest continues there: as after
+// a loss of all connections, it requests the batches after the last stored call from the engines' replay sockets.
+//
 // The number of sources, ranks and workers, and the size of buffers, are bounded over the whole process;
 // see config.Config. A message or worker that would exceed a bound is refused.
 //
@@ -87,6 +90,7 @@ func New(c config.Config, sink feed.Sink) (*Ingest, error) {
 		ended:   make(chan struct{}),
 	}
 	in.shared.recovered.load(in.shared)
+	in.shared.config.Recovered = nil // it may be large
 	in.shared.rejections.limits = make(map[zmtp.Reason]*logLimit)
 	in.shared.metrics = newMetrics(&in.shared.sources)
 	in.shared.metrics.registry.MustRegister(in.shared.budgets.all())
@@ -155,6 +159,7 @@ func (in *Ingest) Run(ctx context.Context) error {
 	for _, l := range in.listeners {
 		l.start(ctx)
 	}
+	in.shared.recovered.abandonListeners(in.shared)
 	for _, l := range in.listeners {
 		r.group.Go(func() {
 			if err := l.run(ctx); err != nil {

@@ -136,7 +136,7 @@ func (p *publisher) describe() *statev1.IngestPublisher {
 }
 
 // Checkpoint calls do with the state of a worker, an encoded message that is valid until do returns. Meanwhile the
-// worker's lane is not called. It returns false without calling do if the worker is not in the stream, or the Config is
+// worker's lane is not called. It may be called after Run has returned. It returns false without calling do if the worker is not in the stream, or the Config is
 // not durable.
 func (in *Ingest) Checkpoint(worker string, do func(state []byte)) bool {
 	w := in.shared.inStream(worker)

@@ -231,6 +231,18 @@ func (r *recovered) claim(w *worker) (resumed bool) {
 	return len(from.publishers) > 0
 }
 
+// abandonListeners makes the workers start anew whose listener is not configured any more.
+func (r *recovered) abandonListeners(s *shared) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, w := range r.workers {
+		if w.err == nil && w.listener != "" {
+			w.err = fmt.Errorf("the listener %s is not configured any more", w.listener)
+			s.names.releaseRecovered(name)
+		}
+	}
+}
+
 // remove removes all workers from the stream.
 func (r *recovered) remove(s *shared) {
 	r.mu.Lock()
@@ -243,8 +255,8 @@ func (r *recovered) remove(s *shared) {
 	clear(r.workers)
 }
 
-// RemoveUnclaimed removes the workers of Config.Recovered that are neither configured nor of a listener, and that
-// AddWorker has not added since. It waits until Run is called, or ctx is done. It returns config.ErrEnded, or the error
+// RemoveUnclaimed removes the workers of Config.Recovered that were not added again: those of AddWorker that it has not
+// added since, and those whose configuration or state does not permit it. It waits until Run is called, or ctx is done. It returns config.ErrEnded, or the error
 // of ctx.
 func (in *Ingest) RemoveUnclaimed(ctx context.Context) error {
 	return in.change(ctx, func(context.Context, *running) { in.shared.recovered.remove(in.shared) })

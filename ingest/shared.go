@@ -146,7 +146,7 @@ func (r *nameSet) claim(name string, recovered bool) (why refusal, ok bool) {
 	defer r.mu.Unlock()
 	unclaimed, taken := r.names[name]
 	switch {
-	case taken && !(unclaimed && recovered):
+	case taken && (!unclaimed || !recovered):
 		return refusedTaken, false
 	case !taken && len(r.names) >= r.max:
 		return refusedWorkers, false
