@@ -10,7 +10,7 @@ import (
 )
 
 // NewAdmin returns the handler of the admin port: /metrics, /healthz (the process runs), /readyz (the server
-// accepts subscribers) and /debug/pprof/. It needs no credentials, so clients must not be able to reach it.
+// accepts subscribers, and the journal appends) and /debug/pprof/. It needs no credentials, so clients must not be able to reach it.
 func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -23,6 +23,8 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 			http.Error(w, "shutting down", http.StatusServiceUnavailable)
 		case !s.started.Load():
 			http.Error(w, "starting", http.StatusServiceUnavailable)
+		case s.stalled.Load():
+			http.Error(w, "the journal does not acknowledge appends", http.StatusServiceUnavailable)
 		default:
 			_, _ = fmt.Fprintln(w, "ok")
 		}

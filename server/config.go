@@ -98,6 +98,9 @@ type Config struct {
 	// Aliases returns for block hashes of a worker's sources the block hashes that entries have, with the names of the
 	// sources that hold the blocks now; nil if no worker has several sources. It must be safe for concurrent use.
 	Aliases func(worker string, rank uint32, hashes []uint64) map[uint64][]string
+	// Recovery returns the progress of the recovery from a durable journal; nil if none is in progress. The function may
+	// be nil. It must be safe for concurrent use.
+	Recovery func() *kvcastv1.Recovery
 	// Workers handles RegisterWorker and DeregisterWorker; nil: both are unimplemented.
 	Workers Workers
 	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints; empty: all.

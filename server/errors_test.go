@@ -145,6 +145,10 @@ func TestAdminPort(t *testing.T) {
 			t.Errorf("%s: got %d %q, want 200 with %q", path, code, body, want)
 		}
 	}
+	h.Server.SetStalled(true)
+	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || body != "the journal does not acknowledge appends\n" {
+		t.Errorf("/readyz while the journal is stalled: got %d %q, want 503", code, body)
+	}
 	h.Server.StopServing()
 	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || body != "shutting down\n" {
 		t.Errorf("/readyz after StopServing: got %d %q, want 503", code, body)

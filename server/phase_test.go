@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/journal"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
@@ -25,10 +26,46 @@ func TestHealthFollowsPhase(t *testing.T) {
 	want("at the start", healthv1.HealthCheckResponse_NOT_SERVING)
 	h.Server.StartServing()
 	want("after StartServing", healthv1.HealthCheckResponse_SERVING)
+	h.Server.SetStalled(true)
+	want("while the journal is stalled", healthv1.HealthCheckResponse_NOT_SERVING)
+	h.Server.SetStalled(false)
+	want("after the journal was stalled", healthv1.HealthCheckResponse_SERVING)
 	h.Server.StopServing()
 	want("after StopServing", healthv1.HealthCheckResponse_NOT_SERVING)
 	h.Server.StartServing()
 	want("after a second StartServing", healthv1.HealthCheckResponse_NOT_SERVING)
+	h.Server.SetStalled(true)
+	h.Server.SetStalled(false)
+	want("when the journal was stalled after StopServing", healthv1.HealthCheckResponse_NOT_SERVING)
+}
+
+func TestServerThatStartsWithAStalledJournalIsNotReady(t *testing.T) {
+	h := startingOverTCP(t, server.Config{})
+	health := func() healthv1.HealthCheckResponse_ServingStatus {
+		got, err := healthv1.NewHealthClient(h.conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.GetStatus()
+	}
+	h.Server.SetStalled(true)
+	h.Server.StartServing()
+	if got := health(); got != healthv1.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health while the journal is stalled: %v", got)
+	}
+	h.Server.SetStalled(false)
+	if got := health(); got != healthv1.HealthCheckResponse_SERVING {
+		t.Errorf("health after it was stalled: %v", got)
+	}
+}
+
+func TestStatusHasTheRecovery(t *testing.T) {
+	want := &kvcastv1.Recovery{Workers: 2, AppliedSeq: 3, NewestSeq: 9}
+	h := startingOverTCP(t, server.Config{Recovery: func() *kvcastv1.Recovery { return want }})
+	s, err := h.client.GetStatus(t.Context(), &kvcastv1.GetStatusRequest{})
+	if err != nil || !proto.Equal(s.GetRecovery(), want) {
+		t.Errorf("got %v, %v, want the recovery %v", s.GetRecovery(), err, want)
+	}
 }
 
 // TestStartingServerAnswersQueries makes the calls that a starting server answers. TestErrorContract makes the calls

@@ -61,6 +61,7 @@ type Server struct {
 	health      *health.Server
 	metrics     *metrics
 	started     atomic.Bool // StartServing was called, before StopServing
+	stalled     atomic.Bool // the argument of the last SetStalled
 	stopping    atomic.Bool // StopServing was called
 
 	subscribers *subscribers
@@ -253,7 +254,23 @@ func (s *Server) signalNoStreams() {
 func (s *Server) StartServing() {
 	if !s.stopping.Load() {
 		s.started.Store(true)
+		if s.stalled.Load() {
+			return
+		}
 		s.setHealth(healthv1.HealthCheckResponse_SERVING) // ignored after a concurrent StopServing
+	}
+}
+
+// SetStalled tells the server whether the journal acknowledges no appends. While it does not, the server reports
+// NOT_SERVING to health checks, since routers get no news. Calls are still answered, and streams stay open.
+func (s *Server) SetStalled(stalled bool) {
+	if s.stalled.Swap(stalled) == stalled || !s.started.Load() || s.stopping.Load() {
+		return
+	}
+	if stalled {
+		s.setHealth(healthv1.HealthCheckResponse_NOT_SERVING)
+	} else {
+		s.setHealth(healthv1.HealthCheckResponse_SERVING)
 	}
 }
 

@@ -54,6 +54,9 @@ func (s routerEvents) GetStatus(ctx context.Context, _ *kvcastv1.GetStatusReques
 		Subscribers:  uint64(s.subscribers.inUse()),
 		Version:      s.cfg.Version,
 	}
+	if s.cfg.Recovery != nil {
+		out.Recovery = s.cfg.Recovery()
+	}
 	return out, nil
 }
 

@@ -1512,7 +1512,9 @@ type GetStatusResponse struct {
 	// Number of open Subscribe streams.
 	Subscribers uint64 `protobuf:"varint,7,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
 	// Version of kvcast.
-	Version       string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
+	// Progress of the recovery from a durable journal; absent if none is in progress.
+	Recovery      *Recovery `protobuf:"bytes,9,opt,name=recovery,proto3" json:"recovery,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1603,6 +1605,77 @@ func (x *GetStatusResponse) GetVersion() string {
 	return ""
 }
 
+func (x *GetStatusResponse) GetRecovery() *Recovery {
+	if x != nil {
+		return x.Recovery
+	}
+	return nil
+}
+
+// How far a server that starts has read what an earlier run has stored.
+type Recovery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of workers whose checkpoints are read.
+	Workers uint64 `protobuf:"varint,1,opt,name=workers,proto3" json:"workers,omitempty"`
+	// Seq of the last entry that is applied; 0 while checkpoints are read.
+	AppliedSeq uint64 `protobuf:"fixed64,2,opt,name=applied_seq,json=appliedSeq,proto3" json:"applied_seq,omitempty"`
+	// Seq of the newest entry; 0 if it is not known yet.
+	NewestSeq     uint64 `protobuf:"fixed64,3,opt,name=newest_seq,json=newestSeq,proto3" json:"newest_seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Recovery) Reset() {
+	*x = Recovery{}
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Recovery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Recovery) ProtoMessage() {}
+
+func (x *Recovery) ProtoReflect() protoreflect.Message {
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Recovery.ProtoReflect.Descriptor instead.
+func (*Recovery) Descriptor() ([]byte, []int) {
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Recovery) GetWorkers() uint64 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
+func (x *Recovery) GetAppliedSeq() uint64 {
+	if x != nil {
+		return x.AppliedSeq
+	}
+	return 0
+}
+
+func (x *Recovery) GetNewestSeq() uint64 {
+	if x != nil {
+		return x.NewestSeq
+	}
+	return 0
+}
+
 // Request of RouterEventService.ListWorkers.
 type ListWorkersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1614,7 +1687,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1699,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[20]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1712,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{20}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListWorkersRequest) GetFilter() *Filter {
@@ -1660,7 +1733,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1745,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[21]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1758,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{21}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerStatus {
@@ -1715,7 +1788,7 @@ type LookupBlocksRequest struct {
 
 func (x *LookupBlocksRequest) Reset() {
 	*x = LookupBlocksRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1800,7 @@ func (x *LookupBlocksRequest) String() string {
 func (*LookupBlocksRequest) ProtoMessage() {}
 
 func (x *LookupBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[22]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1813,7 @@ func (x *LookupBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupBlocksRequest.ProtoReflect.Descriptor instead.
 func (*LookupBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{22}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LookupBlocksRequest) GetBlockHashes() []uint64 {
@@ -1775,7 +1848,7 @@ type LookupBlocksResponse struct {
 
 func (x *LookupBlocksResponse) Reset() {
 	*x = LookupBlocksResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1860,7 @@ func (x *LookupBlocksResponse) String() string {
 func (*LookupBlocksResponse) ProtoMessage() {}
 
 func (x *LookupBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[23]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +1873,7 @@ func (x *LookupBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupBlocksResponse.ProtoReflect.Descriptor instead.
 func (*LookupBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{23}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LookupBlocksResponse) GetHolders() []*BlockHolder {
@@ -1838,7 +1911,7 @@ type BlockHolder struct {
 
 func (x *BlockHolder) Reset() {
 	*x = BlockHolder{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1923,7 @@ func (x *BlockHolder) String() string {
 func (*BlockHolder) ProtoMessage() {}
 
 func (x *BlockHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[24]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1936,7 @@ func (x *BlockHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockHolder.ProtoReflect.Descriptor instead.
 func (*BlockHolder) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{24}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BlockHolder) GetBlockHash() uint64 {
@@ -1931,7 +2004,7 @@ type ListSubscribersRequest struct {
 
 func (x *ListSubscribersRequest) Reset() {
 	*x = ListSubscribersRequest{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2016,7 @@ func (x *ListSubscribersRequest) String() string {
 func (*ListSubscribersRequest) ProtoMessage() {}
 
 func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[25]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2029,7 @@ func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersRequest.ProtoReflect.Descriptor instead.
 func (*ListSubscribersRequest) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{25}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
 }
 
 // Response of RouterEventService.ListSubscribers.
@@ -1970,7 +2043,7 @@ type ListSubscribersResponse struct {
 
 func (x *ListSubscribersResponse) Reset() {
 	*x = ListSubscribersResponse{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2055,7 @@ func (x *ListSubscribersResponse) String() string {
 func (*ListSubscribersResponse) ProtoMessage() {}
 
 func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[26]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2068,7 @@ func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersResponse.ProtoReflect.Descriptor instead.
 func (*ListSubscribersResponse) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{26}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListSubscribersResponse) GetSubscribers() []*SubscriberStatus {
@@ -2031,7 +2104,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2116,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[27]
+	mi := &file_kvcast_v1_router_event_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2129,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{27}
+	return file_kvcast_v1_router_event_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SubscriberStatus) GetPeer() string {
@@ -2203,7 +2276,7 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\x0fsnapshot_worker\x18\a \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x0esnapshotWorker\x12B\n" +
 	"\x0fsnapshot_blocks\x18\b \x03(\v2\x19.kvcast.v1.SnapshotBlocksR\x0esnapshotBlocks\x129\n" +
 	"\fsnapshot_end\x18\t \x01(\v2\x16.kvcast.v1.SnapshotEndR\vsnapshotEnd\"\x12\n" +
-	"\x10GetStatusRequest\"\xfa\x01\n" +
+	"\x10GetStatusRequest\"\xab\x02\n" +
 	"\x11GetStatusResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\tR\x05epoch\x12\x1d\n" +
 	"\n" +
@@ -2214,7 +2287,14 @@ const file_kvcast_v1_router_event_service_proto_rawDesc = "" +
 	"\aworkers\x18\x05 \x01(\x04R\aworkers\x12\x16\n" +
 	"\x06blocks\x18\x06 \x01(\x04R\x06blocks\x12 \n" +
 	"\vsubscribers\x18\a \x01(\x04R\vsubscribers\x12\x18\n" +
-	"\aversion\x18\b \x01(\tR\aversion\"?\n" +
+	"\aversion\x18\b \x01(\tR\aversion\x12/\n" +
+	"\brecovery\x18\t \x01(\v2\x13.kvcast.v1.RecoveryR\brecovery\"d\n" +
+	"\bRecovery\x12\x18\n" +
+	"\aworkers\x18\x01 \x01(\x04R\aworkers\x12\x1f\n" +
+	"\vapplied_seq\x18\x02 \x01(\x06R\n" +
+	"appliedSeq\x12\x1d\n" +
+	"\n" +
+	"newest_seq\x18\x03 \x01(\x06R\tnewestSeq\"?\n" +
 	"\x12ListWorkersRequest\x12)\n" +
 	"\x06filter\x18\x01 \x01(\v2\x11.kvcast.v1.FilterR\x06filter\"H\n" +
 	"\x13ListWorkersResponse\x121\n" +
@@ -2280,7 +2360,7 @@ func file_kvcast_v1_router_event_service_proto_rawDescGZIP() []byte {
 }
 
 var file_kvcast_v1_router_event_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_kvcast_v1_router_event_service_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(GapPolicy)(0),                  // 0: kvcast.v1.GapPolicy
 	(Accepted_Mode)(0),              // 1: kvcast.v1.Accepted.Mode
@@ -2304,36 +2384,37 @@ var file_kvcast_v1_router_event_service_proto_goTypes = []any{
 	(*SnapshotResponse)(nil),        // 19: kvcast.v1.SnapshotResponse
 	(*GetStatusRequest)(nil),        // 20: kvcast.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 21: kvcast.v1.GetStatusResponse
-	(*ListWorkersRequest)(nil),      // 22: kvcast.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),     // 23: kvcast.v1.ListWorkersResponse
-	(*LookupBlocksRequest)(nil),     // 24: kvcast.v1.LookupBlocksRequest
-	(*LookupBlocksResponse)(nil),    // 25: kvcast.v1.LookupBlocksResponse
-	(*BlockHolder)(nil),             // 26: kvcast.v1.BlockHolder
-	(*ListSubscribersRequest)(nil),  // 27: kvcast.v1.ListSubscribersRequest
-	(*ListSubscribersResponse)(nil), // 28: kvcast.v1.ListSubscribersResponse
-	(*SubscriberStatus)(nil),        // 29: kvcast.v1.SubscriberStatus
-	(Tier)(0),                       // 30: kvcast.v1.Tier
-	(*Position)(nil),                // 31: kvcast.v1.Position
-	(*Entry)(nil),                   // 32: kvcast.v1.Entry
-	(*WorkerAdded)(nil),             // 33: kvcast.v1.WorkerAdded
-	(DegradedReason)(0),             // 34: kvcast.v1.DegradedReason
-	(*RouterEvent)(nil),             // 35: kvcast.v1.RouterEvent
-	(*WorkerStatus)(nil),            // 36: kvcast.v1.WorkerStatus
-	(*MatchPrefixRequest)(nil),      // 37: kvcast.v1.MatchPrefixRequest
-	(*MatchPrefixesRequest)(nil),    // 38: kvcast.v1.MatchPrefixesRequest
-	(*MatchPrefixResponse)(nil),     // 39: kvcast.v1.MatchPrefixResponse
-	(*MatchPrefixesResponse)(nil),   // 40: kvcast.v1.MatchPrefixesResponse
+	(*Recovery)(nil),                // 22: kvcast.v1.Recovery
+	(*ListWorkersRequest)(nil),      // 23: kvcast.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),     // 24: kvcast.v1.ListWorkersResponse
+	(*LookupBlocksRequest)(nil),     // 25: kvcast.v1.LookupBlocksRequest
+	(*LookupBlocksResponse)(nil),    // 26: kvcast.v1.LookupBlocksResponse
+	(*BlockHolder)(nil),             // 27: kvcast.v1.BlockHolder
+	(*ListSubscribersRequest)(nil),  // 28: kvcast.v1.ListSubscribersRequest
+	(*ListSubscribersResponse)(nil), // 29: kvcast.v1.ListSubscribersResponse
+	(*SubscriberStatus)(nil),        // 30: kvcast.v1.SubscriberStatus
+	(Tier)(0),                       // 31: kvcast.v1.Tier
+	(*Position)(nil),                // 32: kvcast.v1.Position
+	(*Entry)(nil),                   // 33: kvcast.v1.Entry
+	(*WorkerAdded)(nil),             // 34: kvcast.v1.WorkerAdded
+	(DegradedReason)(0),             // 35: kvcast.v1.DegradedReason
+	(*RouterEvent)(nil),             // 36: kvcast.v1.RouterEvent
+	(*WorkerStatus)(nil),            // 37: kvcast.v1.WorkerStatus
+	(*MatchPrefixRequest)(nil),      // 38: kvcast.v1.MatchPrefixRequest
+	(*MatchPrefixesRequest)(nil),    // 39: kvcast.v1.MatchPrefixesRequest
+	(*MatchPrefixResponse)(nil),     // 40: kvcast.v1.MatchPrefixResponse
+	(*MatchPrefixesResponse)(nil),   // 41: kvcast.v1.MatchPrefixesResponse
 }
 var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
-	30, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
-	31, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
+	31, // 0: kvcast.v1.Filter.tiers:type_name -> kvcast.v1.Tier
+	32, // 1: kvcast.v1.SubscribeRequest.after:type_name -> kvcast.v1.Position
 	3,  // 2: kvcast.v1.SubscribeRequest.snapshot:type_name -> kvcast.v1.FromSnapshot
 	4,  // 3: kvcast.v1.SubscribeRequest.latest:type_name -> kvcast.v1.FromLatest
 	5,  // 4: kvcast.v1.SubscribeRequest.earliest:type_name -> kvcast.v1.FromEarliest
 	2,  // 5: kvcast.v1.SubscribeRequest.filter:type_name -> kvcast.v1.Filter
 	0,  // 6: kvcast.v1.SubscribeRequest.gap_policy:type_name -> kvcast.v1.GapPolicy
-	32, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
-	31, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
+	33, // 7: kvcast.v1.SubscribeResponse.entries:type_name -> kvcast.v1.Entry
+	32, // 8: kvcast.v1.SubscribeResponse.position:type_name -> kvcast.v1.Position
 	8,  // 9: kvcast.v1.SubscribeResponse.accepted:type_name -> kvcast.v1.Accepted
 	9,  // 10: kvcast.v1.SubscribeResponse.progress:type_name -> kvcast.v1.Progress
 	11, // 11: kvcast.v1.SubscribeResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
@@ -2342,56 +2423,57 @@ var file_kvcast_v1_router_event_service_proto_depIdxs = []int32{
 	15, // 14: kvcast.v1.SubscribeResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
 	1,  // 15: kvcast.v1.Accepted.mode:type_name -> kvcast.v1.Accepted.Mode
 	10, // 16: kvcast.v1.Progress.workers:type_name -> kvcast.v1.WorkerDigest
-	30, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
-	33, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
+	31, // 17: kvcast.v1.WorkerDigest.tier:type_name -> kvcast.v1.Tier
+	34, // 18: kvcast.v1.SnapshotWorker.added:type_name -> kvcast.v1.WorkerAdded
 	13, // 19: kvcast.v1.SnapshotWorker.ranks:type_name -> kvcast.v1.SnapshotRank
-	34, // 20: kvcast.v1.SnapshotRank.reasons:type_name -> kvcast.v1.DegradedReason
-	35, // 21: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
-	31, // 22: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
-	31, // 23: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
-	31, // 24: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
+	35, // 20: kvcast.v1.SnapshotRank.reasons:type_name -> kvcast.v1.DegradedReason
+	36, // 21: kvcast.v1.SnapshotBlocks.events:type_name -> kvcast.v1.RouterEvent
+	32, // 22: kvcast.v1.SnapshotEnd.position:type_name -> kvcast.v1.Position
+	32, // 23: kvcast.v1.ReplayRequest.after:type_name -> kvcast.v1.Position
+	32, // 24: kvcast.v1.ReplayRequest.until:type_name -> kvcast.v1.Position
 	2,  // 25: kvcast.v1.ReplayRequest.filter:type_name -> kvcast.v1.Filter
-	32, // 26: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
-	31, // 27: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
+	33, // 26: kvcast.v1.ReplayResponse.entries:type_name -> kvcast.v1.Entry
+	32, // 27: kvcast.v1.ReplayResponse.position:type_name -> kvcast.v1.Position
 	8,  // 28: kvcast.v1.ReplayResponse.accepted:type_name -> kvcast.v1.Accepted
 	2,  // 29: kvcast.v1.SnapshotRequest.filter:type_name -> kvcast.v1.Filter
-	32, // 30: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
-	31, // 31: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
+	33, // 30: kvcast.v1.SnapshotResponse.entries:type_name -> kvcast.v1.Entry
+	32, // 31: kvcast.v1.SnapshotResponse.position:type_name -> kvcast.v1.Position
 	9,  // 32: kvcast.v1.SnapshotResponse.progress:type_name -> kvcast.v1.Progress
 	11, // 33: kvcast.v1.SnapshotResponse.snapshot_begin:type_name -> kvcast.v1.SnapshotBegin
 	12, // 34: kvcast.v1.SnapshotResponse.snapshot_worker:type_name -> kvcast.v1.SnapshotWorker
 	14, // 35: kvcast.v1.SnapshotResponse.snapshot_blocks:type_name -> kvcast.v1.SnapshotBlocks
 	15, // 36: kvcast.v1.SnapshotResponse.snapshot_end:type_name -> kvcast.v1.SnapshotEnd
-	2,  // 37: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
-	36, // 38: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
-	2,  // 39: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
-	26, // 40: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
-	30, // 41: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
-	29, // 42: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
-	2,  // 43: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
-	6,  // 44: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
-	16, // 45: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
-	18, // 46: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
-	20, // 47: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
-	22, // 48: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
-	24, // 49: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
-	27, // 50: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
-	37, // 51: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
-	38, // 52: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
-	7,  // 53: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
-	17, // 54: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
-	19, // 55: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
-	21, // 56: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
-	23, // 57: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
-	25, // 58: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
-	28, // 59: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
-	39, // 60: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
-	40, // 61: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
-	53, // [53:62] is the sub-list for method output_type
-	44, // [44:53] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	22, // 37: kvcast.v1.GetStatusResponse.recovery:type_name -> kvcast.v1.Recovery
+	2,  // 38: kvcast.v1.ListWorkersRequest.filter:type_name -> kvcast.v1.Filter
+	37, // 39: kvcast.v1.ListWorkersResponse.workers:type_name -> kvcast.v1.WorkerStatus
+	2,  // 40: kvcast.v1.LookupBlocksRequest.filter:type_name -> kvcast.v1.Filter
+	27, // 41: kvcast.v1.LookupBlocksResponse.holders:type_name -> kvcast.v1.BlockHolder
+	31, // 42: kvcast.v1.BlockHolder.tier:type_name -> kvcast.v1.Tier
+	30, // 43: kvcast.v1.ListSubscribersResponse.subscribers:type_name -> kvcast.v1.SubscriberStatus
+	2,  // 44: kvcast.v1.SubscriberStatus.filter:type_name -> kvcast.v1.Filter
+	6,  // 45: kvcast.v1.RouterEventService.Subscribe:input_type -> kvcast.v1.SubscribeRequest
+	16, // 46: kvcast.v1.RouterEventService.Replay:input_type -> kvcast.v1.ReplayRequest
+	18, // 47: kvcast.v1.RouterEventService.Snapshot:input_type -> kvcast.v1.SnapshotRequest
+	20, // 48: kvcast.v1.RouterEventService.GetStatus:input_type -> kvcast.v1.GetStatusRequest
+	23, // 49: kvcast.v1.RouterEventService.ListWorkers:input_type -> kvcast.v1.ListWorkersRequest
+	25, // 50: kvcast.v1.RouterEventService.LookupBlocks:input_type -> kvcast.v1.LookupBlocksRequest
+	28, // 51: kvcast.v1.RouterEventService.ListSubscribers:input_type -> kvcast.v1.ListSubscribersRequest
+	38, // 52: kvcast.v1.RouterEventService.MatchPrefix:input_type -> kvcast.v1.MatchPrefixRequest
+	39, // 53: kvcast.v1.RouterEventService.MatchPrefixes:input_type -> kvcast.v1.MatchPrefixesRequest
+	7,  // 54: kvcast.v1.RouterEventService.Subscribe:output_type -> kvcast.v1.SubscribeResponse
+	17, // 55: kvcast.v1.RouterEventService.Replay:output_type -> kvcast.v1.ReplayResponse
+	19, // 56: kvcast.v1.RouterEventService.Snapshot:output_type -> kvcast.v1.SnapshotResponse
+	21, // 57: kvcast.v1.RouterEventService.GetStatus:output_type -> kvcast.v1.GetStatusResponse
+	24, // 58: kvcast.v1.RouterEventService.ListWorkers:output_type -> kvcast.v1.ListWorkersResponse
+	26, // 59: kvcast.v1.RouterEventService.LookupBlocks:output_type -> kvcast.v1.LookupBlocksResponse
+	29, // 60: kvcast.v1.RouterEventService.ListSubscribers:output_type -> kvcast.v1.ListSubscribersResponse
+	40, // 61: kvcast.v1.RouterEventService.MatchPrefix:output_type -> kvcast.v1.MatchPrefixResponse
+	41, // 62: kvcast.v1.RouterEventService.MatchPrefixes:output_type -> kvcast.v1.MatchPrefixesResponse
+	54, // [54:63] is the sub-list for method output_type
+	45, // [45:54] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_kvcast_v1_router_event_service_proto_init() }
@@ -2408,14 +2490,14 @@ func file_kvcast_v1_router_event_service_proto_init() {
 		(*SubscribeRequest_Latest)(nil),
 		(*SubscribeRequest_Earliest)(nil),
 	}
-	file_kvcast_v1_router_event_service_proto_msgTypes[24].OneofWrappers = []any{}
+	file_kvcast_v1_router_event_service_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvcast_v1_router_event_service_proto_rawDesc), len(file_kvcast_v1_router_event_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -124,6 +124,9 @@ func (c *Status) Run(ctx context.Context, std cli.Process) error {
 		_, _ = fmt.Fprintf(t, "version\t%s\nepoch\t%s\nentries\t%d to %d (%.1f MiB)\nworkers\t%d\nblocks\t%d\nsubscribers\t%d\n",
 			s.GetVersion(), s.GetEpoch(), s.GetOldestSeq(), s.GetNewestSeq(), float64(s.GetJournalBytes())/(1<<20),
 			s.GetWorkers(), s.GetBlocks(), s.GetSubscribers())
+		if r := s.GetRecovery(); r != nil {
+			_, _ = fmt.Fprintf(t, "recovering\t%d workers, entry %d of %d\n", r.GetWorkers(), r.GetAppliedSeq(), r.GetNewestSeq())
+		}
 		return t.Flush()
 	})
 }
