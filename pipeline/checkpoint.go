@@ -57,10 +57,6 @@ type checkpointTotals struct {
 }
 
 const (
-	// checkpointBytes is the size of entries, of all workers, after which a worker's next checkpoint is due, unless
-	// the checkpoints of all workers are larger. So recovery applies entries of not much more bytes than it reads
-	// checkpoints, and checkpoints at most double the bytes that are written.
-	checkpointBytes = 32 << 20
 	// checkpointWaiting is the size of waiting changes after which a worker's next checkpoint is due.
 	checkpointWaiting = 256 << 10
 )
@@ -76,9 +72,10 @@ func (c *checkpointPosition) entryAppended(a journal.Pending, size int) {
 	c.totals.appended.Add(int64(size))
 }
 
-// due reports whether the lane has appended entries since its last stored checkpoint, and all lanes together enough.
-func (c *checkpointPosition) due() bool {
-	return c.needed.exists && c.totals.appended.Load()-c.at >= max(checkpointBytes, c.totals.stored.Load())
+// due reports whether the lane has appended entries since its last stored checkpoint, and all lanes together enough
+// bytes.
+func (c *checkpointPosition) due(bytes int64) bool {
+	return c.needed.exists && c.totals.appended.Load()-c.at >= max(bytes, c.totals.stored.Load())
 }
 
 // CheckpointDue returns the names of the checkpoints to make: of workers whose entries since their last checkpoint are
@@ -93,7 +90,7 @@ func (p *Pipeline) CheckpointDue() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(lanes)) {
 		l := lanes[name]
 		l.mu.Lock()
-		if l.log != nil && l.failed == nil && (l.log.position.due() || len(l.log.changes) >= checkpointWaiting) {
+		if l.log != nil && l.failed == nil && (l.log.position.due(p.cfg.CheckpointBytes) || len(l.log.changes) >= checkpointWaiting) {
 			names = append(names, name)
 		}
 		l.mu.Unlock()

@@ -32,6 +32,10 @@ type Config struct {
 	Blocks, AttributeBytes *budget.Budget
 	// Durable passes journal.Record.State to the journal, from which Recovery recovers the state.
 	Durable bool
+	// CheckpointBytes is the size of entries, of all workers, after which a worker's next checkpoint is due, unless the
+	// checkpoints of all workers are larger; default 32 MiB. So recovery applies entries of not much more bytes than it
+	// reads checkpoints, and checkpoints at most double the bytes that are written.
+	CheckpointBytes int64
 }
 
 // OnGap selects what happens to a dp rank's blocks when batches are lost.
@@ -54,7 +58,9 @@ const (
 	// Config.AttributeBytes: 1.5 GB of blocks.
 	DefaultBlocks         = 16_000_000
 	DefaultAttributeBytes = 64 << 20
-	MaxMaxBlocksPerRank   = math.MaxInt32
+	// DefaultCheckpointBytes is the default of Config.CheckpointBytes.
+	DefaultCheckpointBytes = 32 << 20
+	MaxMaxBlocksPerRank    = math.MaxInt32
 )
 
 // Validate returns an error for the first setting that is out of bounds.
@@ -83,6 +89,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.OnGap == "" {
 		c.OnGap = OnGapReport
+	}
+	if c.CheckpointBytes <= 0 {
+		c.CheckpointBytes = DefaultCheckpointBytes
 	}
 	if c.MaxBlocksPerRank == 0 {
 		c.MaxBlocksPerRank = DefaultMaxBlocksPerRank
