@@ -41,7 +41,8 @@ func (x *Index) beginCheckpoint(name string) (s Snapshot, state *statev1.IndexWo
 	return Snapshot{Seq: x.seq, Worker: state.GetWorker(), index: x}, state, true
 }
 
-// Restore adds a worker from a checkpoint. An error means that the checkpoint is damaged, and part of the worker is added.
+// Restore adds a worker from a checkpoint. An error means that the checkpoint is damaged; part of the
+// worker may then be added, which Forget removes.
 func (x *Index) Restore(state *statev1.IndexWorker) error {
 	x.ApplySnapshotWorker(state.GetWorker())
 	for i, b := range state.GetBlocks() {
@@ -111,4 +112,21 @@ func (x *Index) Advance(seq uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.seq = max(x.seq, seq)
+}
+
+// Forget removes a worker, if it exists, without an entry.
+func (x *Index) Forget(name string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if w := x.workers[name]; w != nil {
+		x.removeWorker(w)
+	}
+}
+
+// Reset makes the index empty.
+func (x *Index) Reset() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	empty := New()
+	x.blocks, x.workers, x.models, x.seq, x.decoder = empty.blocks, empty.workers, empty.models, 0, decoder{}
 }

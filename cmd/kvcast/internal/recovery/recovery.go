@@ -1,0 +1,200 @@
+// Package recovery continues where an earlier run of kvcast with the same durable journal ended, and writes the checkpoints
+// from which a later run continues.
+//
+// Recover: the newest checkpoint of each worker, and the journal's entries after it, flow in; the state of pipeline and
+// index flows out. It is the only way to start with a durable journal, whatever ended the earlier run. What entries do not
+// say, because it was not stored when kvcast ended, the engines' replays bring again.
+//
+// Checkpointer: each worker's state flows into the journal's store, often enough that the journal need not retain entries
+// for longer than routers may resume from.
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvcast/kvcast/index"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream"
+)
+
+// Journal is what is recovered.
+type Journal interface {
+	// Load calls a function for each retained entry, in order.
+	Load(ctx context.Context, each func(jetstream.Entry) error) error
+	// Discard deletes all entries and stored objects, and begins a new epoch.
+	Discard(ctx context.Context) error
+	Bounds() journal.Bounds
+}
+
+// Store keeps objects by name.
+type Store interface {
+	Put(ctx context.Context, name string, data []byte) error
+	All(ctx context.Context) iter.Seq2[jetstream.Checkpoint, error]
+	Delete(ctx context.Context, name string) error
+}
+
+// Pipeline is the state of the pipeline that is recovered.
+type Pipeline interface {
+	Checkpoint(data []byte) error
+	Entry(seq uint64, worker string, body, state []byte) error
+	Known(worker, model string, lastEventID uint64)
+}
+
+// Progress is how far a recovery is. Its fields may be read at any time.
+type Progress struct {
+	// Workers is the number of workers whose checkpoints are restored.
+	Workers atomic.Int64
+	// Seq is the last entry applied. Until is the newest entry of the journal.
+	Seq, Until atomic.Uint64
+}
+
+// State is what a recovery has found.
+type State struct {
+	// Registered are the workers to register again.
+	Registered []ingestconfig.Worker
+}
+
+// errShort means that the journal lacks entries that a checkpoint has seen.
+var errShort = errors.New("the journal ends before entries that were acknowledged")
+
+// Recover brings the pipeline state that begin returns, and an empty index, to the state after the journal's newest entry.
+// If the journal cannot be read, Recover discards its entries, and begins anew with an empty journal.
+func Recover(
+	ctx context.Context, j Journal, s Store, log *slog.Logger, p *Progress, x *index.Index, begin func() Pipeline,
+) (*State, error) {
+	began := time.Now()
+	r := &reader{
+		journal: j, store: s, log: log, progress: p, pipeline: begin(), index: x,
+		state: new(State), indexed: make(map[string]uint64),
+	}
+	err := r.read(ctx)
+	if errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort) {
+		log.Error("the journal cannot be read: starting with an empty journal and a new epoch; routers take a snapshot, and the "+
+			"engines' caches are read again", "error", err)
+		return r.discard(ctx, begin)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("recover: %w", err)
+	}
+	workers, blocks := x.Len()
+	log.Info("recovered", "workers", workers, "blocks", blocks, "checkpoints", p.Workers.Load(),
+		"newest_seq", j.Bounds().Newest, "epoch", j.Bounds().Epoch, "took", time.Since(began).Round(time.Millisecond))
+	return r.state, nil
+}
+
+// reader reads what an earlier run has stored.
+type reader struct {
+	journal  Journal
+	store    Store
+	log      *slog.Logger
+	progress *Progress
+	pipeline Pipeline
+	index    *index.Index
+	state    *State
+	// indexed has the seq up to which the index has each worker's entries.
+	indexed map[string]uint64
+	// needed is the largest seq that a checkpoint has seen.
+	needed uint64
+	// unreadable are the workers whose checkpoints cannot be read.
+	unreadable []string
+}
+
+func (r *reader) read(ctx context.Context) error {
+	for object, err := range r.store.All(ctx) {
+		if err == nil {
+			err = r.object(object)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			message := "a checkpoint cannot be read: its worker is recovered from the journal's entries, or read again from its engine"
+			if strings.HasPrefix(object.Name, registrationPrefix) {
+				message = "a registration cannot be read: register the worker again"
+			} else if worker, ok := strings.CutPrefix(object.Name, workerPrefix); ok {
+				r.unreadable = append(r.unreadable, worker)
+			}
+			r.log.Warn(message, "object", object.Name, "error", err)
+		}
+	}
+	newest := r.journal.Bounds().Newest
+	r.progress.Until.Store(newest)
+	if r.needed > newest {
+		return fmt.Errorf("%w: a checkpoint has seen entry %d, and the newest is %d", errShort, r.needed, newest)
+	}
+	err := r.journal.Load(ctx, func(e jetstream.Entry) error {
+		r.progress.Seq.Store(e.Seq)
+		if err := r.pipeline.Entry(e.Seq, e.Worker, e.Body, e.State); err != nil {
+			return fmt.Errorf("entry %d of worker %q: %w", e.Seq, e.Worker, err)
+		}
+		if e.Seq > r.indexed[e.Worker] {
+			return r.index.ApplyBody(e.Seq, e.Body)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	r.index.Advance(newest)
+	// Routers know these workers. The pipeline removes those whose state is lost.
+	for _, worker := range r.unreadable {
+		r.pipeline.Known(worker, "", 0)
+	}
+	workers, _ := r.index.Workers(nil)
+	for i := range workers {
+		r.pipeline.Known(workers[i].Name, workers[i].Model, workers[i].LastEventID)
+	}
+	return nil
+}
+
+// object restores a stored object.
+func (r *reader) object(o jetstream.Checkpoint) error {
+	switch {
+	case o.Name == removedName:
+		return r.pipeline.Checkpoint(o.Data)
+	case strings.HasPrefix(o.Name, registrationPrefix):
+		w, err := decodeRegistration(o.Name, o.Data)
+		if err == nil {
+			r.state.Registered = append(r.state.Registered, w)
+		}
+		return err
+	}
+	c, err := decodeCheckpoint(o.Name, o.Data)
+	if err != nil {
+		return err
+	}
+	r.needed = max(r.needed, c.GetIndexUpTo())
+	if err := r.index.Restore(c.GetIndex()); err != nil {
+		r.index.Forget(c.GetWorker())
+		return err
+	}
+	r.indexed[c.GetWorker()] = c.GetIndexSeq()
+	if err := r.pipeline.Checkpoint(c.GetPipeline()); err != nil {
+		return err
+	}
+	r.progress.Workers.Add(1)
+	return nil
+}
+
+// discard begins with an empty journal. It keeps the registrations.
+func (r *reader) discard(ctx context.Context, begin func() Pipeline) (*State, error) {
+	if err := r.journal.Discard(ctx); err != nil {
+		return nil, fmt.Errorf("discard the journal: %w", err)
+	}
+	begin()
+	r.index.Reset()
+	for _, w := range r.state.Registered {
+		if err := (Registrations{r.store}).Add(ctx, w); err != nil {
+			return nil, err
+		}
+	}
+	return r.state, nil
+}
