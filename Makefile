@@ -8,6 +8,7 @@ COUNT ?= 1
 BENCH ?= .
 FUZZTIME ?= 20s
 MINUTES ?= 10
+KILLS ?= 200
 
 # Whether to build with cgo, and so with libzmq and the race detector: 1 or 0. Determined on first use.
 CGO = $(eval CGO := $(shell CGO_ENABLED=$(CGO_ENABLED) tools/scripts/cgo.sh $(GO)))$(CGO)
@@ -19,13 +20,16 @@ NO_RACE := MemoryOf|Exhaustive|Recording|RecordedTraffic|Captures|EqualTheModels
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-router test live peers clients soak fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl libzmq clean
+.PHONY: help demo demo-restart demo-router test live peers clients soak restarts fuzz mutate run build build-static bench bench-indexers lint fmt proto grpcurl libzmq clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Run engines, a server and a router that reconnects and resumes, and check the result.
 	@bin/kvcast demo
+
+demo-restart: build ## Kill a server with a journal in files, restart it, and check that a router resumes and nothing is lost.
+	@bin/kvcast demo --restart
 
 demo-router: build ## Route a trace of requests by cached prefix and round robin, and compare the hit rates.
 	$(go) run ./examples/router -demo bin/kvcast
@@ -54,6 +58,9 @@ clients: ## Prepare the Python and Rust examples in bin/clients, and test them.
 
 soak: ## Run a server under faults for MINUTES (10) and check it every minute; ARGS are further flags, such as -race or -transport=native.
 	$(go) run ./test/soak -minutes $(MINUTES) $(ARGS)
+
+restarts: ## Kill a server at KILLS (200) random points, restart it, and check that nothing is lost; ARGS are further flags, such as -seed=2.
+	$(go) test -count 1 -timeout 60m -v ./test/restart -kills $(KILLS) $(ARGS)
 
 fuzz: ## Fuzz the decoders and encoders, each target for FUZZTIME (20s).
 	@for package in ./ingest/wire ./internal/zmtp ./pipeline ./pipeline/consolidate ./server/match; do \

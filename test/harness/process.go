@@ -219,5 +219,15 @@ func (p *Process) terminate() error {
 	return nil
 }
 
+// Kill sends SIGKILL and waits for the process to exit.
+func (p *Process) Kill() error {
+	err := p.cmd.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	<-p.ended
+	return err
+}
+
 // ExitStatus returns the exit status of a process that has been stopped.
 func (p *Process) ExitStatus() int { return p.cmd.ProcessState.ExitCode() }

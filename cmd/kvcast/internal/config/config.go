@@ -17,7 +17,6 @@ import (
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
-	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )
@@ -28,12 +27,11 @@ type Config struct {
 	Admin    string // address of the admin port; empty: none
 	LogLevel slog.Level
 
-	JournalKind string
-	Journal     journal.Config
-	Pipeline    pipeline.Config
-	Ingest      ingestconfig.Config
-	Discovery   []Discovery
-	Server      server.Config
+	Journal   Journal
+	Pipeline  pipeline.Config
+	Ingest    ingestconfig.Config
+	Discovery []Discovery
+	Server    server.Config
 
 	// MaxBlocks and MaxAttributeBytes are limits for all workers together.
 	MaxBlocks         int

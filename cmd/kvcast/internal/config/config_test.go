@@ -123,12 +123,12 @@ func TestConfigFileMistakes(t *testing.T) {
 		{"listen: :50051\nlisten: :50052", `f:2: key "listen" is given twice, first in line 1`},
 		{"admin: localhost", `f:1: admin: "localhost" is not allowed: want HOST:PORT or :PORT, or nothing for no admin port`},
 		{"log_level: loud", `f:1: log_level: "loud" is not allowed: want debug, info, warn or error`},
-		{"journal: memory", `f:1: journal: "memory" is not allowed: want a mapping with kind, max_bytes or max_age`},
+		{"journal: memory", `f:1: journal: "memory" is not allowed: want a mapping with store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
 		{"journal:\n  max_bytes:\n", `f:2: journal.max_bytes: has no value: want 1MiB to 1024GiB, such as 64MiB`},
 		{"journal:\n  max_bytes: 1023KiB", `f:2: journal.max_bytes: "1023KiB" is not allowed: want 1MiB to 1024GiB, such as 64MiB`},
 		{"journal:\n  max_age: 1", `f:2: journal.max_age: "1" is not allowed: want 1s or more, such as 30s`},
-		{"journal:\n  maxBytes: 1MiB", `f:2: journal: unknown key "maxBytes", did you mean max_bytes? want kind, max_bytes or max_age`},
-		{"journal:\n  color: 1", `f:2: journal: unknown key "color": want kind, max_bytes or max_age`},
+		{"journal:\n  maxBytes: 1MiB", `f:2: journal: unknown key "maxBytes", did you mean max_bytes? want store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
+		{"journal:\n  color: 1", `f:2: journal: unknown key "color": want store, sync, checkpoint_bytes, stream, replicas, credentials, tls_ca, tls_cert, tls_key, max_bytes or max_age`},
 		{"lisen: \":1\"", `f:1: unknown key "lisen", did you mean listen? want listen, admin, log_level, journal, batch, ingest, subscribers, auth, tls, emit_token_ids, workers, listeners or discovery`},
 		{"batch: {max_blocks: 1e2}", `f:1: batch.max_blocks: "1e2" is not allowed: want 1 to 16384`},
 		{"subscribers: {stall: 999ms}", `f:1: subscribers.stall: "999ms" is not allowed: want 1s to 1h`},
@@ -235,7 +235,14 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 	}{
 		{"variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAX_BYTES=5k"}}, `KVCAST_JOURNAL_MAX_BYTES: "5k" is not allowed: want 1MiB to 1024GiB, such as 64MiB`},
 		{"empty variable", Sources{Environ: []string{"KVCAST_INGEST_MAX_WORKERS="}}, `KVCAST_INGEST_MAX_WORKERS: "" is not allowed: want 1 to 1000000`},
-		{"journal that is not built in", Sources{Environ: []string{"KVCAST_JOURNAL_KIND=file"}}, `KVCAST_JOURNAL_KIND: "file" is not allowed: want memory`},
+		{"unknown journal", Sources{Environ: []string{"KVCAST_JOURNAL=file"}},
+			`KVCAST_JOURNAL: "file" is not allowed: want memory, file:DIR, or nats://HOST:PORT (or tls://HOST:PORT), several separated by commas`},
+		{"sync without a journal in files", Sources{Flags: map[string]string{"journal-sync": "always"}},
+			`--journal-sync: "always" is not allowed with the journal in memory: want a journal in file:DIR, set with --journal`},
+		{"replicas of a journal in files", Sources{Flags: map[string]string{"journal": "file:d", "journal-replicas": "3"}},
+			`--journal-replicas: "3" is not allowed with the journal in file:d: want a journal in NATS servers, set with --journal`},
+		{"certificate for NATS without its key", Sources{Flags: map[string]string{"journal": "nats://a:1,nats://b", "journal-tls-cert": "c"}},
+			`--journal-tls-cert: "c" is not allowed: want journal.tls_key as well, or neither`},
 		{"misspelt variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAXBYTES=1GiB"}}, `KVCAST_JOURNAL_MAXBYTES: unknown variable, did you mean KVCAST_JOURNAL_MAX_BYTES?`},
 		{"misspelt variable of tokens", Sources{Environ: []string{"KVCAST_TOKENS=t", "KVCAST_TOKEN=u"}}, `KVCAST_TOKENS: unknown variable, did you mean KVCAST_AUTH_TOKENS, the file of the tokens that a server accepts, or KVCAST_TOKEN, the token that a client sends?`},
 		{"certificate alone", Sources{Environ: []string{"KVCAST_TLS_CERT=c.pem"}}, `KVCAST_TLS_CERT: "c.pem" is not allowed: want tls.key as well, or neither`},
@@ -424,8 +431,12 @@ func TestZeroDisables(t *testing.T) {
 }
 
 func TestSettingNames(t *testing.T) {
-	s := setting{path: "ingest.max_blocks_per_rank"}
+	s := setting{path: "ingest.max_blocks_per_rank", value: new(value)}
 	if s.flag() != "ingest-max-blocks-per-rank" || s.variable() != "KVCAST_INGEST_MAX_BLOCKS_PER_RANK" {
+		t.Errorf("got %s and %s", s.flag(), s.variable())
+	}
+	s = setting{path: "journal.store", value: &value{namesSection: true}}
+	if s.flag() != "journal" || s.variable() != "KVCAST_JOURNAL" {
 		t.Errorf("got %s and %s", s.flag(), s.variable())
 	}
 }
@@ -457,8 +468,17 @@ func drawConfig(t *rapid.T) *Config {
 	c.Listen = rapid.SampledFrom([]string{":0", "[::1]:1", "localhost:65535"}).Draw(t, "listen")
 	c.Admin = rapid.SampledFrom([]string{"", ":1"}).Draw(t, "admin")
 	c.LogLevel = rapid.SampledFrom([]slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}).Draw(t, "log level")
-	c.Journal.MaxBytes = int(rapid.Int64Range(minBytes, maxBytes).Draw(t, "bytes"))
-	c.Journal.MaxAge = time.Duration(rapid.Int64Range(int64(time.Second), 1<<62).Draw(t, "age"))
+	switch rapid.IntRange(0, 2).Draw(t, "store") {
+	case 1:
+		c.Journal.Store = "file:/var/lib/kv cast"
+		c.Journal.Sync = rapid.SampledFrom([]time.Duration{0, 100 * time.Millisecond, time.Hour}).Draw(t, "sync")
+	case 2:
+		c.Journal.Store = "nats://a:4222,tls://b"
+		c.Journal.Stream, c.Journal.Replicas = "s", rapid.SampledFrom([]int{1, 3, 5}).Draw(t, "replicas")
+		c.Journal.Credentials, c.Journal.CA, c.Journal.Cert, c.Journal.Key = "c", "ca.pem", "cert.pem", "key.pem"
+	}
+	c.Journal.Retention.MaxBytes = int(rapid.Int64Range(minBytes, maxBytes).Draw(t, "bytes"))
+	c.Journal.Retention.MaxAge = time.Duration(rapid.Int64Range(int64(time.Second), 1<<62).Draw(t, "age"))
 	c.Pipeline.Timeout = time.Duration(rapid.Int64Range(0, int64(15*time.Second)).Draw(t, "timeout"))
 	c.Pipeline.MaxBlocks = rapid.IntRange(1, 16_384).Draw(t, "blocks")
 	c.MaxBlocks = rapid.IntRange(1, 1<<31-1).Draw(t, "blocks of all workers")

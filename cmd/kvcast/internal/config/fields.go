@@ -7,7 +7,6 @@ import (
 	"github.com/kvcast/kvcast/feed"
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
-	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	"github.com/kvcast/kvcast/server"
 )
@@ -40,14 +39,7 @@ func (c *Config) fields() mapping {
 			"Admin listen address: /metrics, /healthz, /readyz, pprof. Empty disables it."},
 		{"log_level", logLevel(&c.LogLevel),
 			"Log level: debug, info, warn or error."},
-		{"journal", mapping{
-			{"kind", oneOf(&c.JournalKind, "memory"),
-				"Journal: memory."},
-			{"max_bytes", size(&c.Journal.MaxBytes, journal.DefaultMaxBytes, minBytes, maxBytes),
-				"Memory for entries that subscribers can resume from."},
-			{"max_age", duration(&c.Journal.MaxAge, journal.DefaultMaxAge, time.Second, unlimited),
-				"Maximum age of a retained entry."},
-		}, ""},
+		{"journal", c.journalFields(), ""},
 		{"batch", mapping{
 			{"timeout", duration(&c.Pipeline.Timeout, 0, 0, pipeline.MaxBatchTimeout),
 				"How long events may wait to be merged with events of the next engine batch, 0s to 15s."},

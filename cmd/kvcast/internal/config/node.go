@@ -62,11 +62,19 @@ type setting struct {
 	help string
 }
 
+// name is the path without the key of a value that is named like its section.
+func (s setting) name() string {
+	if s.namesSection {
+		return s.path[:strings.LastIndexByte(s.path, '.')]
+	}
+	return s.path
+}
+
 // flag and variable are the names of a setting on the command line and in the environment.
-func (s setting) flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(s.path) }
+func (s setting) flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(s.name()) }
 
 func (s setting) variable() string {
-	return "KVCAST_" + strings.ToUpper(strings.ReplaceAll(s.path, ".", "_"))
+	return "KVCAST_" + strings.ToUpper(strings.ReplaceAll(s.name(), ".", "_"))
 }
 
 // settings returns the values outside lists, in the order of the file.

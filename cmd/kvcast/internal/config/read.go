@@ -55,6 +55,7 @@ func newReader() *reader { return &reader{config: newConfig(), origins: make(Ori
 // finish validates what depends on several settings, and returns the Config or all mistakes.
 func (r *reader) finish() (*Config, Origins, error) {
 	r.validateTLS()
+	r.validateJournal()
 	r.validateDiscovery()
 	r.validateIngest()
 	switch all := r.messages(); len(all) {
@@ -155,12 +156,17 @@ func notAllowed(v any, want string) string {
 
 // validateTLS requires both files or neither.
 func (r *reader) validateTLS() {
-	given, file, missing := "tls.cert", r.config.CertFile, "tls.key"
+	r.validatePair("tls.cert", r.config.CertFile, "tls.key", r.config.KeyFile)
+	r.validatePair("journal.tls_cert", r.config.Journal.Cert, "journal.tls_key", r.config.Journal.Key)
+}
+
+// validatePair requires two files or neither.
+func (r *reader) validatePair(given, file, missing, other string) {
 	switch {
-	case (r.config.CertFile == "") == (r.config.KeyFile == ""):
+	case (file == "") == (other == ""):
 		return
 	case file == "":
-		given, file, missing = "tls.key", r.config.KeyFile, "tls.cert"
+		given, file, missing = missing, other, given
 	}
 	if !r.isWrong(missing) {
 		r.wrongGiven(given, notAllowed(file, missing+" as well, or neither"))

@@ -20,6 +20,8 @@ type value struct {
 	initial string            // the default; empty if there is none
 	set     func(string) bool // parses and stores a text; reports false and stores nothing if the text is not allowed
 	text    func() string     // the stored value as text; empty if no value is stored
+	// namesSection reports whether the flag and the variable have the name of the value's section.
+	namesSection bool
 }
 
 func newValue[T any](to *T, initial T, want string, parse func(string) (T, bool), format func(T) string) *value {

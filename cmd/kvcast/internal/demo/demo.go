@@ -26,12 +26,13 @@ import (
 
 // Command is kvcast demo.
 type Command struct {
-	Listen string `default:"127.0.0.1:0" placeholder:"ADDR" help:"Listen address of the demo's server; port 0 means any (${default})."`
-	Stay   bool   `help:"Keep the server running at the end, to inspect it with grpcurl, until interrupted."`
+	Listen  string `default:"127.0.0.1:0" placeholder:"ADDR" help:"Listen address of the demo's server; port 0 means any (${default})."`
+	Restart bool   `help:"Kill a server that has a journal in files, and restart it, in place of the other steps."`
+	Stay    bool   `help:"Keep the server running at the end, to inspect it with grpcurl, until interrupted."`
 }
 
 // Help implements kong.HelpProvider.
-func (*Command) Help() string { return cli.Examples("kvcast demo") }
+func (*Command) Help() string { return cli.Examples("kvcast demo", "kvcast demo --restart") }
 
 const (
 	engineCount = 2
@@ -53,12 +54,17 @@ func (c *Command) Run(ctx context.Context, p cli.Process) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	d := demo{out: p.Out}
-	err := d.run(ctx, c.Listen)
+	var err error
+	if c.Restart {
+		err = d.runRestart(ctx)
+	} else {
+		err = d.run(ctx, c.Listen)
+	}
 	if ctx.Err() != nil {
 		err = cli.ErrSilent // interrupted
 	}
 	switch {
-	case err != nil:
+	case err != nil || c.Restart:
 	case c.Stay:
 		d.heading("the server runs until you press Ctrl-C; try in another terminal")
 		d.print(grpcurl, d.addr)
@@ -181,19 +187,11 @@ func (d *demo) route(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 
 	d.heading("the engines finish, and report the contents of their caches")
-	var summaries []simulator.Summary
-	for i, e := range d.engines {
-		select {
-		case <-e.Finished():
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w", engineName(i), ctx.Err())
-		}
-		sum := e.Summary()
-		summaries = append(summaries, sum)
-		d.print("%s: %d batches, %d of them lost or truncated in transit; %d blocks stored, %d removed; its cache has %d distinct blocks, digest %016x\n",
-			engineName(i), sum.Batches, lost(sum), sum.Stored, sum.Removed, sum.Blocks, sum.Digest)
+	summaries, err := d.finish(ctx)
+	if err != nil {
+		return err
 	}
-	err := errors.Join(
+	err = errors.Join(
 		router.receiveUntil(func() bool { return router.matches(summaries) == nil }, nil),
 		other.receiveUntil(func() bool { return other.at.Seq >= router.at.Seq }, nil))
 	if err != nil {
@@ -212,6 +210,22 @@ func (d *demo) route(ctx context.Context, conn *grpc.ClientConn) error {
 		return err
 	}
 	return d.check(router, other, late, at.Seq, summaries)
+}
+
+// finish waits until the engines have published all batches, and returns their summaries.
+func (d *demo) finish(ctx context.Context) (summaries []simulator.Summary, err error) {
+	for i, e := range d.engines {
+		select {
+		case <-e.Finished():
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for %s: %w", engineName(i), ctx.Err())
+		}
+		sum := e.Summary()
+		summaries = append(summaries, sum)
+		d.print("%s: %d batches, %d of them lost or truncated in transit; %d blocks stored, %d removed; its cache has %d distinct blocks, digest %016x\n",
+			engineName(i), sum.Batches, lost(sum), sum.Stored, sum.Removed, sum.Blocks, sum.Digest)
+	}
+	return summaries, nil
 }
 
 // lost returns the number of batches of an engine that were dropped or truncated.
@@ -260,23 +274,34 @@ func (d *demo) show() func(*kvcastv1.Entry) error {
 
 // check prints whether the router, the other router, the router that began with a snapshot, and the engines agree.
 func (d *demo) check(router, other, late *router, resumedAfter uint64, engines []simulator.Summary) error {
-	d.heading("checked")
-	var failure error
-	report := func(err error, format string, args ...any) {
-		if err != nil {
-			failure = cli.ErrSilent
-			d.print("FAILED  %s: %v\n", fmt.Sprintf(format, args...), err)
-			return
-		}
-		d.print("ok      "+format+"\n", args...)
-	}
-	report(router.complete(), "the router has entries 1 to %d, each once and in order, %d before it was disconnected and %d after", router.at.Seq, resumedAfter, router.at.Seq-resumedAfter)
-	report(router.equals(other), "a second router, which was never disconnected, received the same entries")
+	c := d.newCheck()
+	c.report(router.complete(), "the router has entries 1 to %d, each once and in order, %d before it was disconnected and %d after", router.at.Seq, resumedAfter, router.at.Seq-resumedAfter)
+	c.report(router.equals(other), "a second router, which was never disconnected, received the same entries")
 	total := uint64(0)
 	for _, sum := range engines {
 		total += lost(sum)
 	}
-	report(router.matches(engines), "the router's view has exactly the blocks in the engines' caches: the %d lost batches were replayed", total)
-	report(late.matches(engines), "the snapshot has the same blocks")
-	return failure
+	c.report(router.matches(engines), "the router's view has exactly the blocks in the engines' caches: the %d lost batches were replayed", total)
+	c.report(late.matches(engines), "the snapshot has the same blocks")
+	return c.failure
+}
+
+// check prints the results of checks.
+type check struct {
+	*demo
+	failure error // cli.ErrSilent if a check has failed
+}
+
+func (d *demo) newCheck() *check {
+	d.heading("checked")
+	return &check{demo: d}
+}
+
+func (c *check) report(err error, format string, args ...any) {
+	if err != nil {
+		c.failure = cli.ErrSilent
+		c.print("FAILED  %s: %v\n", fmt.Sprintf(format, args...), err)
+		return
+	}
+	c.print("ok      "+format+"\n", args...)
 }

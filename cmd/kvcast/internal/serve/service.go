@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
 	"github.com/kvcast/kvcast/ingest/discovery"
@@ -27,57 +28,74 @@ import (
 const (
 	discoveryStopTimeout  = 500 * time.Millisecond
 	ingestStopTimeout     = 2 * time.Second
-	subscriberStopTimeout = 7 * time.Second
+	pipelineStopTimeout   = 3 * time.Second
+	subscriberStopTimeout = 4 * time.Second
 )
+
+// entries is a journal that an index.Follower can read.
+type entries interface {
+	journal.Journal
+	Pin(seq uint64)
+	Bytes() int
+	EvictedBytes() int
+}
 
 // Service is a server and all its parts.
 type Service struct {
-	log       *slog.Logger
-	serving   chan struct{} // closed when the server starts to serve routers
-	startWait time.Duration
-	ingest    *ingest.Ingest
-	watches   []discovery.Watch
-	journal   journal.Journal
-	pipeline  *pipeline.Pipeline
-	follower  *index.Follower
-	server    *server.Server
-	admin     *http.Server
+	cfg      *config.Config
+	log      *slog.Logger
+	registry *prometheus.Registry
+	serving  chan struct{} // closed when the server starts to serve routers
+	watches  []discovery.Watch
+	journal  entries
+	durable  *durable // nil for a journal in memory
+	follower *index.Follower
+	server   *server.Server
+	admin    *http.Server
+
 	grpcPort  net.Listener
 	adminPort net.Listener // nil: none
+
+	// assembled is closed when ingest and pipeline are set: at once for a journal in memory, and otherwise after the
+	// recovery.
+	assembled chan struct{}
+	ingest    *ingest.Ingest
+	pipeline  *pipeline.Pipeline
 }
 
 // Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
-// budgets in the configuration.
+// budgets in the configuration. With a durable journal, Run creates pipeline and ingest after the recovery.
 func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, err error) {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	s := &Service{log: log, serving: make(chan struct{}), startWait: c.StartWait, watches: watches(c, log)}
-	entries := journal.NewMemory(c.Journal)
-	s.journal = entries
-
-	blocks, attributes := budget.New("blocks", int64(c.MaxBlocks)), budget.New("attribute_bytes", c.MaxAttributeBytes)
-	c.Pipeline.Blocks, c.Pipeline.AttributeBytes = blocks, attributes
-	if s.pipeline, err = pipeline.New(c.Pipeline, entries); err != nil {
-		return nil, cli.UsageError{Err: err}
+	s := &Service{
+		cfg: c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
+		watches: watches(c, log),
 	}
-	registry.MustRegister(s.pipeline, budget.Collector{blocks, attributes})
-	s.follower = index.NewFollower(entries, index.New(), indexMetrics(registry, s))
+	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.closeParts(ctx))
+		}
+	}()
+	if c.Journal.Durable() {
+		if s.durable, err = openDurable(ctx, c, log, s.registry); err != nil {
+			return nil, err
+		}
+		s.journal = s.durable.Journal
+	} else {
+		s.journal = journal.NewMemory(c.Journal.Retention)
+	}
+	s.follower = index.NewFollower(s.journal, index.New(), indexMetrics(s.registry, s))
 
 	if c.Server.Tokens != nil && c.Server.TLS == nil {
 		log.Warn("tokens without TLS can be read from the network: set --tls-cert and --tls-key, unless a proxy terminates TLS")
 	}
-	c.Server.MaxEvictedBytes = c.Journal.MaxBytes
-	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, registry
+	c.Server.MaxEvictedBytes = c.Journal.Retention.MaxBytes
+	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
 	c.Server.Sources, c.Server.Workers = s.sourceStatus, workers{s}
-	c.Server.Aliases = s.pipeline.Aliases
+	c.Server.Aliases, c.Server.Recovery = s.aliases, s.durable.status
 	s.server = server.New(c.Server, s.follower, s.follower.Index())
-	s.admin = &http.Server{Handler: s.server.NewAdmin(registry), ReadHeaderTimeout: 5 * time.Second}
+	s.admin = &http.Server{Handler: s.server.NewAdmin(s.registry), ReadHeaderTimeout: 5 * time.Second}
 
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, closePort(s.grpcPort), closePort(s.adminPort))
-		}
-	}()
 	if s.grpcPort, err = listen(ctx, "--listen", c.Listen); err != nil {
 		return nil, err
 	}
@@ -86,11 +104,57 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 			return nil, err
 		}
 	}
-	c.Ingest.Metrics, c.Ingest.Logger = registry, log
-	if s.ingest, err = ingest.New(c.Ingest, s.pipeline); err != nil {
-		return nil, fmt.Errorf("%w; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config", err)
+	c.Pipeline.Blocks, c.Pipeline.AttributeBytes = budget.New("blocks", int64(c.MaxBlocks)), budget.New("attribute_bytes", c.MaxAttributeBytes)
+	c.Ingest.Metrics, c.Ingest.Logger = s.registry, log
+	if err := c.Pipeline.Validate(); err != nil {
+		return nil, cli.UsageError{Err: err}
 	}
-	return s, nil
+	if s.durable != nil {
+		return s, nil
+	}
+	p, err := pipeline.New(c.Pipeline, s.journal)
+	if err != nil {
+		return nil, cli.UsageError{Err: err}
+	}
+	return s, s.assemble(p)
+}
+
+// assemble creates what reads the engines.
+func (s *Service) assemble(p *pipeline.Pipeline) (err error) {
+	s.registry.MustRegister(p, budget.Collector{s.cfg.Pipeline.Blocks, s.cfg.Pipeline.AttributeBytes})
+	s.pipeline = p
+	if s.ingest, err = ingest.New(s.cfg.Ingest, p); err != nil {
+		return fmt.Errorf("%w; choose another endpoint with --bind, ZMQ_PORT, or under listeners in the file of --config", err)
+	}
+	close(s.assembled)
+	return nil
+}
+
+// isAssembled reports whether ingest and pipeline are set.
+func (s *Service) isAssembled() bool {
+	select {
+	case <-s.assembled:
+		return true
+	default:
+		return false
+	}
+}
+
+// aliases is pipeline.Pipeline.Aliases.
+func (s *Service) aliases(worker string, rank uint32, hashes []uint64) map[uint64][]string {
+	if !s.isAssembled() {
+		return nil
+	}
+	return s.pipeline.Aliases(worker, rank, hashes)
+}
+
+// closeParts closes the ports and a durable journal.
+func (s *Service) closeParts(ctx context.Context) error {
+	errs := []error{closePort(s.grpcPort), closePort(s.adminPort)}
+	if s.durable != nil {
+		errs = append(errs, s.durable.Close(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // indexMetrics registers the metrics of the follower, and returns the function that it calls.
@@ -134,9 +198,35 @@ func (s *Service) Addr() string { return s.grpcPort.Addr().String() }
 // Serving returns a channel that is closed when the server starts to serve routers.
 func (s *Service) Serving() <-chan struct{} { return s.serving }
 
-// Run runs the parts until ctx is done or a part fails. It then stops the parts in the order of the event flow, from
-// discovery to the server, so that each part forwards all its events.
+// Run recovers the state from a durable journal, and runs the parts until ctx is done or a part fails. It then stops the
+// parts in the order of the event flow, from discovery to the server, so that each part forwards all its events.
 func (s *Service) Run(ctx context.Context) error {
+	beyond := context.WithoutCancel(ctx)
+	grpcDone := background(func() error { return s.server.Serve(s.grpcPort) })
+	var adminDone <-chan error // nil without an admin port: receiving blocks
+	if s.adminPort != nil {
+		adminDone = background(s.serveAdmin)
+	}
+	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
+	state, err := s.recover(ctx)
+	if err == nil {
+		err = s.run(ctx, state, grpcDone, adminDone)
+	} else if ctx.Err() != nil {
+		err = nil
+	}
+	deadline, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
+	defer cancel()
+	s.server.Shutdown(deadline)
+	errs := []error{err, s.journal.Close(deadline), s.admin.Close(), <-grpcDone}
+	if adminDone != nil {
+		errs = append(errs, <-adminDone)
+	}
+	s.log.Info("stopped")
+	return errors.Join(errs...)
+}
+
+// run reads engines and serves routers until ctx is done or a part fails. It then stops reading engines.
+func (s *Service) run(ctx context.Context, state *recovery.State, grpcDone, adminDone <-chan error) error {
 	beyond := context.WithoutCancel(ctx)
 	starting, stopStarting := context.WithCancel(ctx)
 	defer stopStarting()
@@ -151,12 +241,11 @@ func (s *Service) Run(ctx context.Context) error {
 	followDone := background(func() error { return s.follower.Run(following) })
 	ingestDone := background(func() error { return s.ingest.Run(ingesting) })
 	discoveryDone := background(func() error { return discover(discovering, s.watches, s.ingest, discovered) })
-	grpcDone := background(func() error { return s.server.Serve(s.grpcPort) })
-	var adminDone <-chan error // nil without an admin port: receiving blocks
-	if s.adminPort != nil {
-		adminDone = background(s.serveAdmin)
-	}
 	startDone := background(func() error { s.start(starting, discovered); return nil })
+	var durableDone <-chan error // nil with a journal in memory
+	if s.durable != nil {
+		durableDone = background(func() error { return s.durable.run(starting, s, state, discovered) })
+	}
 
 	var failure error
 	select {
@@ -164,6 +253,7 @@ func (s *Service) Run(ctx context.Context) error {
 	case failure = <-ingestDone:
 	case failure = <-grpcDone:
 	case failure = <-adminDone:
+	case failure = <-durableDone:
 	case failure = <-followDone:
 		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
 	case failure = <-s.pipeline.Failed():
@@ -171,32 +261,28 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	stopStarting()
 	errs := []error{failure, <-startDone}
+	if durableDone != nil {
+		errs = append(errs, <-durableDone)
+	}
 	s.log.Info("shutting down")
 	s.server.StopServing()
 	stopDiscovery()
 	errs = append(errs, within(discoveryStopTimeout, discoveryDone, errors.New("stop discovery: reading a file of workers or resolving a name takes too long")))
 	stopIngest()
 	errs = append(errs, within(ingestStopTimeout, ingestDone, errors.New("stop ingest: resolving an engine's name takes too long, or ZeroMQ hangs")))
-	deadline, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
+	deadline, cancel := context.WithTimeout(beyond, pipelineStopTimeout)
 	defer cancel()
 	if err := s.pipeline.Close(deadline); failure == nil { // otherwise Close may return the same error
 		errs = append(errs, err)
 	}
 	stopFollowing()
 	errs = append(errs, <-followDone)
-	s.server.Shutdown(deadline)
-	errs = append(errs, s.journal.Close(deadline), s.admin.Close(), <-grpcDone)
-	if adminDone != nil {
-		errs = append(errs, <-adminDone)
-	}
-	s.log.Info("stopped")
 	return errors.Join(errs...)
 }
 
 // start starts serving routers once the engines have been read, unless ctx is done first.
 func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
-	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
-	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, wait: s.startWait}.run(ctx)
+	missing, ok := startup{sources: s.ingest.Sources, discovered: discovered, wait: s.cfg.StartWait}.run(ctx)
 	if !ok {
 		return
 	}

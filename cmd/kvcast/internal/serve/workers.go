@@ -58,6 +58,9 @@ var sourceStates = map[ingest.SourceState]kvcastv1.SourceState{
 
 func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 	all := make(map[string][]*kvcastv1.SourceStatus)
+	if !s.isAssembled() {
+		return all
+	}
 	for _, src := range s.ingest.Sources() {
 		down := time.Duration(0)
 		if !src.DownSince.IsZero() {
@@ -81,18 +84,45 @@ func (s *Service) sourceStatus() map[string][]*kvcastv1.SourceStatus {
 // applied the change, so that a client finds it in every later answer.
 type workers struct{ *Service }
 
-// AddWorker implements server.Workers.
+// AddWorker implements server.Workers. With a durable journal, the worker is also stored.
 func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
+	if err := w.awaitAssembled(ctx); err != nil {
+		return err
+	}
 	if err := w.ingest.AddWorker(ctx, worker); err != nil {
 		return err
+	}
+	if w.durable != nil {
+		if err := w.durable.registrations().Add(ctx, worker); err != nil {
+			beyond := context.WithoutCancel(ctx) // so that a client that tries again is not refused
+			return errors.Join(err, w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
+		}
 	}
 	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
 }
 
 // RemoveWorker implements server.Workers.
 func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
+	if err := w.awaitAssembled(ctx); err != nil {
+		return err
+	}
+	if w.durable != nil { // first, so that the worker does not come back if the server ends now
+		if err := w.durable.registrations().Remove(ctx, name); err != nil {
+			return err
+		}
+	}
 	if err := w.ingest.RemoveWorker(ctx, name, why); err != nil {
 		return err
 	}
 	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
+}
+
+// awaitAssembled waits until the state is recovered.
+func (w workers) awaitAssembled(ctx context.Context) error {
+	select {
+	case <-w.assembled:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

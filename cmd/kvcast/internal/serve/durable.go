@@ -1,0 +1,190 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
+	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
+	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/pipeline"
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+)
+
+const (
+	// openTimeout bounds the start of an embedded nats-server, and the first connection to others.
+	openTimeout = time.Minute
+	// stallPoll is how often it is checked whether the journal acknowledges appends, and stallTime is how long it may
+	// acknowledge none before the server is not ready.
+	stallPoll = 500 * time.Millisecond
+	stallTime = 2 * time.Second
+)
+
+// durable is a durable journal, and what is stored beside it.
+type durable struct {
+	*jetstream.Journal
+	log        *slog.Logger
+	progress   recovery.Progress
+	recovering atomic.Bool
+
+	checkpointTime  prometheus.Histogram
+	checkpointBytes prometheus.Counter
+}
+
+func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, registry *prometheus.Registry) (*durable, error) {
+	opening, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	j := &c.Journal
+	cfg := jetstream.Config{
+		Dir: j.Dir(), Servers: j.Servers(), Stream: j.Stream, Retention: j.Retention,
+		Credentials: j.Credentials, TLSCA: j.CA, TLSCert: j.Cert, TLSKey: j.Key, Log: log,
+	}
+	if cfg.Dir != "" {
+		cfg.SyncInterval, cfg.SyncAlways = j.Sync, j.Sync == 0
+	} else {
+		cfg.Replicas = j.Replicas
+	}
+	entries, err := jetstream.Open(opening, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open the journal in %s: %w; choose another with --journal", j.Store, err)
+	}
+	d := &durable{
+		Journal: entries, log: log,
+		checkpointTime: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "kvcast_checkpoint_seconds", Help: "Time to write a checkpoint of a worker.",
+			Buckets: prometheus.ExponentialBuckets(1e-3, 2, 14),
+		}),
+		checkpointBytes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kvcast_checkpoint_bytes_total", Help: "Bytes of the checkpoints written.",
+		}),
+	}
+	d.recovering.Store(true)
+	registry.MustRegister(d.checkpointTime, d.checkpointBytes,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_recovery_entries_left",
+			Help: "Entries of the journal that a recovery has not applied yet; 0 after the recovery."},
+			func() float64 {
+				if !d.recovering.Load() {
+					return 0
+				}
+				return float64(d.progress.Until.Load() - min(d.progress.Until.Load(), d.progress.Seq.Load()))
+			}),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "kvcast_journal_stalled",
+			Help: "1 while the journal acknowledges no appends, and 0 otherwise."},
+			func() float64 {
+				if d.isStalled(time.Now()) {
+					return 1
+				}
+				return 0
+			}))
+	return d, nil
+}
+
+// status returns the progress of the recovery; nil if none is in progress.
+func (d *durable) status() *kvcastv1.Recovery {
+	if d == nil || !d.recovering.Load() {
+		return nil
+	}
+	return &kvcastv1.Recovery{
+		Workers: uint64(d.progress.Workers.Load()), AppliedSeq: d.progress.Seq.Load(), NewestSeq: d.progress.Until.Load(),
+	}
+}
+
+func (d *durable) registrations() recovery.Registrations {
+	return recovery.Registrations{Store: d.Checkpoints()}
+}
+
+func (d *durable) isStalled(now time.Time) bool {
+	since := d.Stalled()
+	return !since.IsZero() && now.Sub(since) > stallTime
+}
+
+// recover recovers the state from a durable journal, and creates what reads the engines.
+func (s *Service) recover(ctx context.Context) (*recovery.State, error) {
+	d := s.durable
+	if d == nil {
+		return nil, nil
+	}
+	var recovered *pipeline.Recovery
+	s.cfg.Pipeline.Durable = true
+	state, err := recovery.Recover(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index(), func() recovery.Pipeline {
+		recovered = pipeline.Recover(s.cfg.Pipeline)
+		return recovered
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.cfg.Ingest.Durable, s.cfg.Ingest.Recovered = true, recovered.Workers()
+	p, err := recovered.Pipeline(d)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.assemble(p); err != nil {
+		return nil, err
+	}
+	d.recovering.Store(false)
+	return state, nil
+}
+
+// run registers the workers that were registered before, writes checkpoints, and tells the server whether the journal
+// stalls, until ctx ends.
+func (d *durable) run(ctx context.Context, s *Service, state *recovery.State, discovered <-chan struct{}) error {
+	for _, w := range state.Registered {
+		switch err := s.ingest.AddWorker(ctx, w); {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			s.log.Warn("a worker that was registered before is not registered again", "worker", w.Name, "error", err)
+			if !errors.Is(err, ingestconfig.ErrWorkerExists) {
+				continue // it may fit after the next start
+			}
+			if err := d.registrations().Remove(ctx, w.Name); err != nil {
+				s.log.Warn("registration is kept", "worker", w.Name, "error", err)
+			}
+		}
+	}
+	checkpointer := recovery.Checkpointer{
+		Store: d.Checkpoints(), Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower, Retain: d.Retain,
+		Written: func(bytes int, took time.Duration) {
+			d.checkpointBytes.Add(float64(bytes))
+			d.checkpointTime.Observe(took.Seconds())
+		},
+	}
+	done := background(func() error { checkpointer.Run(ctx); return nil })
+	ticker := time.NewTicker(stallPoll)
+	defer ticker.Stop()
+	unclaimed := s.unclaimedAfter(discovered)
+	for {
+		select {
+		case now := <-ticker.C:
+			s.server.SetStalled(d.isStalled(now))
+		case <-unclaimed:
+			unclaimed = nil
+			if err := s.ingest.RemoveUnclaimed(ctx); err != nil && ctx.Err() == nil {
+				s.log.Warn("workers that are not configured any more stay in the stream", "error", err)
+			}
+		case <-ctx.Done():
+			return <-done
+		}
+	}
+}
+
+// unclaimedAfter returns a channel that receives or is closed when discovery has had time to find the workers that an
+// earlier run has found.
+func (s *Service) unclaimedAfter(discovered <-chan struct{}) <-chan struct{} {
+	if len(s.watches) == 0 {
+		return discovered
+	}
+	passed := make(chan struct{})
+	time.AfterFunc(max(s.cfg.Ingest.Grace, 0), func() {
+		<-discovered
+		close(passed)
+	})
+	return passed
+}
