@@ -75,3 +75,23 @@ func TestMemoryOfAMillionBlocks(t *testing.T) {
 		t.Errorf("bytes of a block of two sources: got %.1f, want at most 195", got)
 	}
 }
+
+// TestDurableLaneAllocatesNothing covers a lane with a durable journal.
+func TestDurableLaneAllocatesNothing(t *testing.T) {
+	l := newLane(t, 16)
+	l.durable(t, l.journal)
+	l.fill()
+	if got := testing.AllocsPerRun(1000, l.stepDurable); got != 0 {
+		t.Errorf("allocations per batch: got %v, want 0", got)
+	}
+}
+
+// TestCheckpointOfAMillionBlocksIsSmall measures the stored size of a block.
+func TestCheckpointOfAMillionBlocksIsSmall(t *testing.T) {
+	const blocks = 1_000_000
+	l := filledLane(t, blocks, &nowhere{})
+	c, ok := l.pipeline.Checkpoint("vllm-0", nil)
+	if got := float64(len(c.Data)) / blocks; !ok || got > 22 {
+		t.Errorf("bytes of a block: got %.1f, want at most 22", got)
+	}
+}

@@ -15,10 +15,11 @@ import (
 )
 
 // nowhere is a journal that discards all entries.
-type nowhere struct{ bytes int }
+type nowhere struct{ bytes, state int }
 
 func (n *nowhere) Append(_ context.Context, r journal.Record) (journal.Pending, error) {
 	n.bytes += len(r.Body)
+	n.state += len(r.State)
 	return journal.Pending{}, nil
 }
 

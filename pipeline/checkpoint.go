@@ -102,12 +102,11 @@ func (p *Pipeline) CheckpointDue() (names []string) {
 // No call of the worker's lane may be in progress, and ingest must be the state after the last call. The lane is locked
 // for some 20 ns a block. ok is false if there is no such worker, or if its state is lost after a failed append.
 func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bool) {
+	if worker == RemovedWorkers && p.cfg.Durable {
+		return p.checkpointRemoved(), true
+	}
 	p.mu.Lock()
 	l := p.lanes[worker]
-	if worker == RemovedWorkers && p.cfg.Durable {
-		defer p.mu.Unlock()
-		return p.removed.checkpoint(p.returned()), true
-	}
 	p.mu.Unlock()
 	if l == nil {
 		return Checkpoint{}, false
@@ -125,18 +124,23 @@ func (p *Pipeline) Checkpoint(worker string, ingest []byte) (_ Checkpoint, ok bo
 	return c, true
 }
 
-// returned returns the workers that were removed and added again, and of which no checkpoint is stored since: if their
-// WorkerAdded gets lost, they are removed still.
-func (p *Pipeline) returned() (workers []*statev1.RemovedWorker) {
-	for _, name := range slices.Sorted(maps.Keys(p.lanes)) {
-		l := p.lanes[name]
+// checkpointRemoved returns the checkpoint RemovedWorkers. It includes workers that were added again and of which no
+// checkpoint is stored since: if their WorkerAdded gets lost, they are still removed.
+func (p *Pipeline) checkpointRemoved() Checkpoint {
+	p.mu.Lock()
+	state, unstored := p.removed.state()
+	lanes := maps.Clone(p.lanes)
+	p.mu.Unlock()
+	// A lane is locked for long while an append waits, so that the pipeline is not locked meanwhile.
+	for _, l := range lanes {
 		l.mu.Lock()
 		if l.earlier != nil && l.earlier.isDurable() && l.log.position.size == 0 {
-			workers = append(workers, l.earlier.state())
+			state.Workers = append(state.Workers, l.earlier.state())
 		}
 		l.mu.Unlock()
 	}
-	return workers
+	data := appendState(nil, &statev1.Checkpoint{Version: stateVersion, RemovedWorkers: state})
+	return Checkpoint{Data: data, removed: unstored}
 }
 
 // CheckpointStored reports that a checkpoint is stored. Recovery then needs neither the worker's earlier entries nor the
@@ -180,15 +184,17 @@ func (p *Pipeline) ObsoleteCheckpoints() []string {
 // decrease.
 func (p *Pipeline) RetainAfter(newest uint64) uint64 {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	needed := p.removed.needed()
-	for _, l := range p.lanes {
+	needed, lanes := p.removed.needed(), maps.Clone(p.lanes)
+	p.mu.Unlock()
+	for _, l := range lanes {
 		l.mu.Lock()
 		if l.log != nil && l.log.position.needed.exists {
 			needed = append(needed, l.log.position.needed.append)
 		}
 		l.mu.Unlock()
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, a := range needed {
 		seq, ok := acknowledged(a)
 		if !ok {
@@ -278,7 +284,9 @@ func (t *table) appendState(b []byte, rank uint32, tier wire.Tier) []byte {
 	n, copied := t.blocks.len(), len(t.copies)
 	size := len(encodedHead)
 	for _, array := range []int{8 * n, 8 * n, 4 * n, 8 * copied, 4 * copied, 4 * copied} {
-		size += 1 + protowire.SizeBytes(array)
+		if array > 0 {
+			size += 1 + protowire.SizeBytes(array)
+		}
 	}
 	b = protowire.AppendTag(b, statev1.CheckpointTablesField, protowire.BytesType)
 	b = protowire.AppendVarint(b, uint64(size))
@@ -315,6 +323,9 @@ func (t *table) appendState(b []byte, rank uint32, tier wire.Tier) []byte {
 				i++
 			}
 		}
+	}
+	if copied == 0 {
+		return b
 	}
 	hashes = array(statev1.TableCopiedHashesField, 8*copied)
 	further := array(statev1.TableFurtherCopiesField, 4*copied)

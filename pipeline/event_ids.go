@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"container/list"
-	"slices"
 
 	"github.com/kvcast/kvcast/journal"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
@@ -85,22 +84,20 @@ func (ids *eventIDs) all() (workers []*removedWorker) {
 	return workers
 }
 
-// checkpoint returns the checkpoint RemovedWorkers. It omits workers whose last entry is not acknowledged: the entry may
-// get lost, and its event id would be missing in the journal. added are workers whose WorkerAdded may get lost.
-func (ids *eventIDs) checkpoint(added []*statev1.RemovedWorker) Checkpoint {
-	var c Checkpoint
-	state := &statev1.RemovedWorkers{LargestForgottenId: ids.floor, Workers: added}
+// state returns the stored form of the removed workers, and those of them that no stored checkpoint has. It omits workers
+// whose last entry is not acknowledged: the entry may get lost, and its event id would be missing in the journal.
+func (ids *eventIDs) state() (state *statev1.RemovedWorkers, unstored []removedWorker) {
+	state = &statev1.RemovedWorkers{LargestForgottenId: ids.floor}
 	for _, w := range ids.all() {
 		if !w.isDurable() {
 			continue
 		}
 		if !w.stored {
-			c.removed = append(c.removed, *w)
+			unstored = append(unstored, *w)
 		}
 		state.Workers = append(state.Workers, w.state())
 	}
-	c.Data = appendState(nil, &statev1.Checkpoint{Version: stateVersion, RemovedWorkers: state})
-	return c
+	return state, unstored
 }
 
 // setStored marks workers that a stored checkpoint has.
@@ -128,10 +125,13 @@ func (ids *eventIDs) needed() (entries []journal.Pending) {
 	return entries
 }
 
-// restore adds the workers of a checkpoint, where no later id is known.
+// restore adds the workers of a checkpoint.
 func (ids *eventIDs) restore(state *statev1.RemovedWorkers) {
 	ids.floor = max(ids.floor, state.GetLargestForgottenId())
-	for _, w := range slices.Clone(state.GetWorkers()) {
+	for _, w := range state.GetWorkers() {
+		if e := ids.byName[w.GetName()]; e != nil {
+			ids.drop(e)
+		}
 		ids.remember(removedWorker{name: w.GetName(), lastID: w.GetLastEventId(), stored: true})
 	}
 }

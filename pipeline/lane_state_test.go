@@ -19,7 +19,7 @@ type LaneState struct {
 	LastEventID   uint64
 	Blocks        map[Place]map[uint64]BlockState
 	Ranks         map[uint32]RankState // without those in which nothing is set
-	RawIDs        []uint64
+	RawIDs        map[int]uint64       // without 0
 	Announcements map[copies.Verdict]bool
 	Pending       string // encoded
 	Trackers      map[uint32]string
@@ -55,7 +55,7 @@ func StateOfLocked(lane feed.Lane) LaneState {
 	l := lane.(*Lane)
 	state := LaneState{
 		LastEventID: l.lastEventID, Blocks: make(map[Place]map[uint64]BlockState), Ranks: make(map[uint32]RankState),
-		RawIDs: slices.Clone(l.lastRawIDs), Announcements: make(map[copies.Verdict]bool), Trackers: make(map[uint32]string),
+		RawIDs: make(map[int]uint64), Announcements: make(map[copies.Verdict]bool), Trackers: make(map[uint32]string),
 	}
 	for number, r := range l.ranks {
 		if l.consolidation != dedup {
@@ -89,6 +89,11 @@ func StateOfLocked(lane feed.Lane) LaneState {
 		}
 		if rank != (RankState{}) {
 			state.Ranks[number] = rank
+		}
+	}
+	for source, id := range l.lastRawIDs {
+		if id != 0 {
+			state.RawIDs[source] = id
 		}
 	}
 	for v := range l.announcements.All() {

@@ -1,8 +1,10 @@
 package pipeline_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -72,6 +74,9 @@ func (d life) Append(_ context.Context, r journal.Record) (journal.Pending, erro
 	if err := proto.Unmarshal(e.state, &state); err != nil {
 		return journal.Pending{}, err
 	}
+	if err := isWhatMarshalGives(&state, e.state); err != nil {
+		return journal.Pending{}, err
+	}
 	if err := proto.Unmarshal(e.body, e.decoded); err != nil {
 		return journal.Pending{}, err
 	}
@@ -94,6 +99,15 @@ func (d life) Append(_ context.Context, r journal.Record) (journal.Pending, erro
 	e.ack = journal.NewAck()
 	d.entries = append(d.entries, e)
 	return e.ack.Pending(), nil
+}
+
+// isWhatMarshalGives returns an error unless the encoding of a message is that of generated code.
+func isWhatMarshalGives(m proto.Message, encoded []byte) error {
+	want, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err == nil && !bytes.Equal(want, encoded) {
+		err = fmt.Errorf("%T is not what proto.Marshal gives (-want +got):\n%s", m, cmp.Diff(want, encoded))
+	}
+	return err
 }
 
 // acknowledge acknowledges the entries of a worker up to a seq.
@@ -236,6 +250,13 @@ func (w *durableWorld) checkpoint(worker string, call int, fails bool) {
 	if !ok || fails {
 		return
 	}
+	var state statev1.Checkpoint
+	if err := proto.Unmarshal(c.Data, &state); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := isWhatMarshalGives(&state, c.Data); err != nil {
+		w.t.Fatal(err)
+	}
 	stored := storedCheckpoint{Checkpoint: c}
 	if worker != pipeline.RemovedWorkers {
 		stored.lane = pipeline.StateOf(w.log.lanes[worker])
@@ -258,26 +279,12 @@ func (w *durableWorld) crash() {
 
 // recover continues with what is stored. It returns the number of the last call of each worker that is recovered.
 func (w *durableWorld) recover(made []call) map[string]int {
-	if limit := w.cfg.Blocks.Limit(); w.cfg.Blocks != nil {
-		w.cfg.Blocks = budget.New("blocks", limit) // of the new process
+	if w.cfg.Blocks != nil { // the new process has budgets of its own
+		w.cfg.Blocks = budget.New("blocks", w.cfg.Blocks.Limit())
+		w.cfg.AttributeBytes = budget.New("attribute_bytes", w.cfg.AttributeBytes.Limit())
 	}
-	r := pipeline.Recover(w.cfg)
-	for name, c := range w.checkpoints {
-		if err := r.Checkpoint(c.Data); err != nil {
-			w.t.Fatalf("checkpoint %q: %v", name, err)
-		}
-	}
-	for _, e := range w.log.all() {
-		if e.seq <= w.retainAfter {
-			continue
-		}
-		if err := r.Entry(e.seq, e.worker, e.body, e.state); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-	if lost := r.Lost(); len(lost) > 0 {
-		w.t.Fatalf("lost: %v", lost)
-	}
+	w.checkBudgets()
+	r := w.read()
 	recovered := r.Workers()
 	before := len(w.log.all())
 	w.start(r.Pipeline(life{w.log, w.log.lives}))
@@ -299,6 +306,42 @@ func (w *durableWorld) recover(made []call) map[string]int {
 		w.t.Fatalf("%d workers are listed, want %d", len(recovered), len(w.log.lanes))
 	}
 	return calls
+}
+
+// read reads what is stored.
+func (w *durableWorld) read() *pipeline.Recovery {
+	r := pipeline.Recover(w.cfg)
+	for name, c := range w.checkpoints {
+		if err := r.Checkpoint(c.Data); err != nil {
+			w.t.Fatalf("checkpoint %q: %v", name, err)
+		}
+	}
+	for _, e := range w.log.all() {
+		if e.seq <= w.retainAfter {
+			continue
+		}
+		if err := r.Entry(e.seq, e.worker, e.body, e.state); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if lost := r.Lost(); len(lost) > 0 {
+		w.t.Fatalf("lost: %v", lost)
+	}
+	return r
+}
+
+// checkBudgets checks that removing all recovered workers releases all that recovery has reserved.
+func (w *durableWorld) checkBudgets() {
+	p, err := w.read().Pipeline(&nowhere{})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for name := range p.Lanes() {
+		p.RemoveWorker(name, feed.RemovedDiscovery)
+	}
+	if w.cfg.Blocks.Used() != 0 || w.cfg.AttributeBytes.Used() != 0 {
+		w.t.Fatalf("reserved by removed workers: %d blocks, %d bytes of attributes", w.cfg.Blocks.Used(), w.cfg.AttributeBytes.Used())
+	}
 }
 
 // compareLanes compares the recovered lanes with those of the earlier pipeline.
@@ -483,6 +526,7 @@ func TestRecoveredLanesEqualTheLost(t *testing.T) {
 		cfg := drawConfig(rt)
 		cfg.Timeout = generatorTimeout
 		cfg.Blocks = budget.New("blocks", rapid.SampledFrom([]int64{0, 4, 9, 16, 30}).Draw(rt, "blocks"))
+		cfg.AttributeBytes = budget.New("attribute_bytes", rapid.SampledFrom([]int64{0, 180, 400, 800}).Draw(rt, "attribute bytes"))
 		calls := drawCalls(rt, true, true)
 		var failed any
 		w := newDurableWorld(rt, cfg)

@@ -35,6 +35,9 @@ func restoreLane(cfg *Config, state *statev1.Checkpoint) (w *recoveredWorker, er
 	if s.GetWorker().GetName() == "" {
 		return nil, errors.New("worker without a name")
 	}
+	if n := len(s.GetWorker().GetSources()); n > feed.MaxSources {
+		return nil, fmt.Errorf("worker with %d sources", n)
+	}
 	l := newLane(cfg, restoreWorker(s.GetWorker()))
 	defer func() {
 		if err != nil {
