@@ -2,7 +2,9 @@ package ingest
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -71,6 +73,28 @@ func TestCursorIsWhatMarshalGives(t *testing.T) {
 			t.Fatalf("restored cursor (-want +got):\n%s", d)
 		}
 	})
+}
+
+// Stored bytes do not change: later versions read them.
+func TestStoredBytes(t *testing.T) {
+	const stored = "08011005180021000000000000f03f29070000000000000030093a016542016148015001580160016801720201027803800104"
+	seq, age := uint64(5), uint64(0)
+	want := &statev1.IngestCursor{
+		Version: 1, Seq: &seq, BatchAge: &age, BatchTime: math.Float64bits(1), BatchHash: 7, RawEventId: 9, Epoch: []byte("e"), PublisherId: []byte("a"),
+		Restarted: true, PossibleRestart: true, Conflicted: true, HasReplay: true, Incomplete: true,
+		Ranks: []uint32{1, 2}, BeforeFirst: 3, BeforeLast: 4,
+	}
+	b, err := hex.DecodeString(stored)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := new(statev1.IngestCursor)
+	if err := proto.Unmarshal(b, got); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
+		t.Errorf("cursor (-want +got):\n%s", d)
+	}
 }
 
 // cursorLane records the call and the cursor that it stores.

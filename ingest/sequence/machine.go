@@ -216,6 +216,9 @@ func (m *Machine) Replaced(now time.Time, c Connection) []Action {
 	m.begin()
 	m.current = c
 	m.heardAt = now
+	if m.state == Suspect {
+		m.state = m.settledState()
+	}
 	return m.actions
 }
 

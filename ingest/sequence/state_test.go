@@ -38,6 +38,21 @@ func TestPublisherThatIsNeverConnectedIsAbsent(t *testing.T) {
 	s.want("batch 0 of 0", "gap possible_restart 0-0")
 }
 
+// A silent connection is suspect until a replacement has taken its place.
+func TestReplacedConnectionIsNotSuspect(t *testing.T) {
+	s := newScript(t)
+	s.connectTo("")
+	s.live("", 0, 0)
+	s.do(s.m.ReplacementFailed())
+	if got := s.m.State(); got != Suspect {
+		t.Errorf("without a replacement: state %v, want %v", got, Suspect)
+	}
+	s.do(s.m.Replaced(s.now, Connection{ID: s.connection + 1}))
+	if got := s.m.State(); got != Live {
+		t.Errorf("replaced: state %v, want %v", got, Live)
+	}
+}
+
 func TestStateDuringARepair(t *testing.T) {
 	s := newScript(t)
 	want := func(when string, want State) {
