@@ -46,12 +46,10 @@ func (p *publisher) appendCursor(b []byte) []byte {
 		b = appendUint(b, statev1.IngestCursorRawEventIDField, id)
 	}
 	if c.EpochKnown {
-		b = protowire.AppendTag(b, statev1.IngestCursorEpochField, protowire.BytesType)
-		b = protowire.AppendString(b, c.Epoch)
+		b = appendText(b, statev1.IngestCursorEpochField, c.Epoch)
 	}
 	if c.Publisher != "" {
-		b = protowire.AppendTag(b, statev1.IngestCursorPublisherIDField, protowire.BytesType)
-		b = protowire.AppendString(b, c.Publisher)
+		b = appendText(b, statev1.IngestCursorPublisherIDField, c.Publisher)
 	}
 	b = appendFlag(b, statev1.IngestCursorRestartedField, c.Restarted)
 	b = appendFlag(b, statev1.IngestCursorPossibleRestartField, c.PossibleRestart)
@@ -73,13 +71,15 @@ func (p *publisher) appendCursor(b []byte) []byte {
 		b = appendUint(b, statev1.IngestCursorBeforeFirstField, p.before.first)
 	}
 	if p.before.last != 0 {
-		b = appendUint(b, statev1.IngestCursorBeforeLastField, p.before.last)
+		b = protowire.AppendTag(b, statev1.IngestCursorBeforeLastField, protowire.VarintType)
+		b = protowire.AppendVarint(b, p.before.last)
 	}
 	return b
 }
 
+// appendUint appends a varint field whose number is below 16, so that its tag has one byte. So do the functions below.
 func appendUint(b []byte, field protowire.Number, v uint64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+	return protowire.AppendVarint(append(b, byte(field)<<3|byte(protowire.VarintType)), v)
 }
 
 // appendFixed appends a fixed64 unless it is 0.
@@ -87,7 +87,7 @@ func appendFixed(b []byte, field protowire.Number, v uint64) []byte {
 	if v == 0 {
 		return b
 	}
-	return protowire.AppendFixed64(protowire.AppendTag(b, field, protowire.Fixed64Type), v)
+	return protowire.AppendFixed64(append(b, byte(field)<<3|byte(protowire.Fixed64Type)), v)
 }
 
 // appendFlag appends a bool if it is set.
@@ -95,7 +95,11 @@ func appendFlag(b []byte, field protowire.Number, set bool) []byte {
 	if !set {
 		return b
 	}
-	return appendUint(b, field, 1)
+	return append(b, byte(field)<<3|byte(protowire.VarintType), 1)
+}
+
+func appendText(b []byte, field protowire.Number, s string) []byte {
+	return protowire.AppendString(append(b, byte(field)<<3|byte(protowire.BytesType)), s)
 }
 
 // learned returns what has changed of the worker's state beside the cursors since the last call: an encoded

@@ -65,6 +65,9 @@ func (c *Cursor) Apply(a *Action) {
 
 // identify adds the identifiers of a batch.
 func (c *Cursor) identify(b *Batch) {
+	if c.EpochKnown && (c.Publisher != "" || len(b.Publisher) == 0) {
+		return // the common case
+	}
 	i := incarnation{epoch: c.Epoch, publisher: c.Publisher, epochKnown: c.EpochKnown}
 	i.record(b)
 	c.Epoch, c.Publisher, c.EpochKnown = i.epoch, i.publisher, i.epochKnown

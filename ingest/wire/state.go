@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
@@ -19,12 +20,12 @@ func (r *Rules) RawID() uint64 { return r.rawID }
 // Changed reports whether Changes would return changes.
 func (r *Rules) Changed() bool { return len(r.changes.ranks) > 0 }
 
-// Changes returns the changes of groups and salted blocks since the last call. TrackChanges was called.
+// Changes returns the changes of groups and salted blocks since the last call. There must be some: see Changed.
 func (r *Rules) Changes() *statev1.IngestSource {
 	e := stateEncoder{rules: r, source: new(statev1.IngestSource)}
 	for i := range r.changes.ranks {
 		c := &r.changes.ranks[i]
-		rank := e.rank(c.rank)
+		rank := e.rank(c.rank, len(c.blocks))
 		rank.Cleared, rank.SaltsCleared = c.reset, c.saltsCleared && !c.reset
 		for _, idx := range c.groups {
 			e.group(rank, idx)
@@ -33,7 +34,7 @@ func (r *Rules) Changes() *statev1.IngestSource {
 			e.block(rank, hash)
 		}
 	}
-	r.changes.ranks = nil
+	r.changes.clear()
 	return e.source
 }
 
@@ -43,7 +44,11 @@ func (r *Rules) State() *statev1.IngestSource {
 	ranks := make(map[uint32]*statev1.IngestRank)
 	rankOf := func(rank uint32) *statev1.IngestRank {
 		if ranks[rank] == nil {
-			ranks[rank] = e.rank(rank)
+			n := 0
+			if salted := r.salts.ranks[rank]; salted != nil {
+				n = len(salted.blocks)
+			}
+			ranks[rank] = e.rank(rank, n)
 		}
 		return ranks[rank]
 	}
@@ -66,8 +71,12 @@ type stateEncoder struct {
 	salts  map[saltID]uint32 // 1 plus the index in the message
 }
 
-func (e *stateEncoder) rank(rank uint32) *statev1.IngestRank {
+// rank adds a dp rank, with room for a number of salted blocks.
+func (e *stateEncoder) rank(rank uint32, blocks int) *statev1.IngestRank {
 	s := &statev1.IngestRank{Rank: rank}
+	if blocks > 0 {
+		s.SaltedBlocks, s.BlockSalts, s.BlockCopies = make([]uint64, 0, blocks), make([]uint32, 0, blocks), make([]uint32, 0, blocks)
+	}
 	if salted := e.rules.salts.ranks[rank]; salted != nil {
 		s.Incomplete = salted.incomplete
 	}
@@ -244,8 +253,20 @@ func (c *changes) of(rank uint32) *rankChanges {
 			return &c.ranks[i]
 		}
 	}
-	c.ranks = append(c.ranks, rankChanges{rank: rank})
-	return &c.ranks[len(c.ranks)-1]
+	n := len(c.ranks)
+	c.ranks = slices.Grow(c.ranks, 1)[:n+1]
+	r := &c.ranks[n]
+	*r = rankChanges{rank: rank, groups: r.groups[:0], blocks: r.blocks[:0]}
+	return r
+}
+
+// clear forgets the changes, and keeps at most maxRulesKept bytes of memory for the next.
+func (c *changes) clear() {
+	if len(c.ranks) > 1 || cap(c.ranks[0].blocks) > maxRulesKept/8 || cap(c.ranks[0].groups) > maxRulesKept/8 {
+		c.ranks = nil
+		return
+	}
+	c.ranks = c.ranks[:0]
 }
 
 // touch records that a rank has changed.
@@ -273,13 +294,14 @@ func (c *changes) addBlock(rank uint32, hash uint64) {
 func (c *changes) clearSalts(rank uint32) {
 	if c != nil {
 		r := c.of(rank)
-		r.saltsCleared, r.blocks = true, nil
+		r.saltsCleared, r.blocks = true, r.blocks[:0]
 	}
 }
 
 // reset records that all state of a rank is forgotten.
 func (c *changes) reset(rank uint32) {
 	if c != nil {
-		*c.of(rank) = rankChanges{rank: rank, reset: true}
+		r := c.of(rank)
+		*r = rankChanges{rank: rank, reset: true, groups: r.groups[:0], blocks: r.blocks[:0]}
 	}
 }
