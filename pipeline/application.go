@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
@@ -222,4 +223,62 @@ func (w *recoveredWorker) applyState(s *statev1.EntryState) error {
 		}
 	}
 	return l.restoreState(s.GetRawEventIds(), s.GetAnnouncements(), s.GetPending())
+}
+
+// event is the head of an encoded event.
+type event struct {
+	id    uint64
+	rank  uint32
+	tier  uint64
+	kind  protowire.Number // of the field of the event
+	value []byte           // of that field
+	model string           // of the entry
+	all   []byte           // the whole event
+}
+
+// firstEvent returns the first event of an entry.
+func firstEvent(body []byte) (event, error) {
+	var model string
+	for b := body; len(b) > 0; {
+		f, rest, err := encode.Next(b)
+		if err != nil {
+			return event{}, fmt.Errorf("decode entry: %w", err)
+		}
+		b = rest
+		switch f.Number {
+		case kvcastv1.EntryModelField:
+			model = string(f.Bytes)
+		case kvcastv1.EntryEventsField:
+			e, err := decodeEvent(f.Bytes)
+			e.model = model
+			return e, err
+		default: // a field that recovery does not need
+		}
+	}
+	return event{}, errors.New("entry without events")
+}
+
+func decodeEvent(b []byte) (e event, err error) {
+	e.all = b
+	for len(b) > 0 {
+		f, rest, err := encode.Next(b)
+		if err != nil {
+			return event{}, fmt.Errorf("decode event: %w", err)
+		}
+		b = rest
+		switch f.Number {
+		case kvcastv1.RouterEventEventIDField:
+			e.id = f.Value
+		case kvcastv1.RouterEventDpRankField:
+			e.rank = uint32(f.Value)
+		case kvcastv1.RouterEventTierField:
+			e.tier = f.Value
+		default:
+			e.kind, e.value = f.Number, f.Bytes
+		}
+	}
+	if e.id == 0 {
+		return event{}, errors.New("event without an event id")
+	}
+	return e, nil
 }

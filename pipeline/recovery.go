@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
@@ -236,64 +235,6 @@ func (r *Recovery) apply(w *recoveredWorker, e recoveredEntry) error {
 	return w.applyState(s)
 }
 
-// event is the head of an encoded event.
-type event struct {
-	id    uint64
-	rank  uint32
-	tier  uint64
-	kind  protowire.Number // of the field of the event
-	value []byte           // of that field
-	model string           // of the entry
-	all   []byte           // the whole event
-}
-
-// firstEvent returns the first event of an entry.
-func firstEvent(body []byte) (event, error) {
-	var model string
-	for b := body; len(b) > 0; {
-		f, rest, err := encode.Next(b)
-		if err != nil {
-			return event{}, fmt.Errorf("decode entry: %w", err)
-		}
-		b = rest
-		switch f.Number {
-		case kvcastv1.EntryModelField:
-			model = string(f.Bytes)
-		case kvcastv1.EntryEventsField:
-			e, err := decodeEvent(f.Bytes)
-			e.model = model
-			return e, err
-		default: // a field that recovery does not need
-		}
-	}
-	return event{}, errors.New("entry without events")
-}
-
-func decodeEvent(b []byte) (e event, err error) {
-	e.all = b
-	for len(b) > 0 {
-		f, rest, err := encode.Next(b)
-		if err != nil {
-			return event{}, fmt.Errorf("decode event: %w", err)
-		}
-		b = rest
-		switch f.Number {
-		case kvcastv1.RouterEventEventIDField:
-			e.id = f.Value
-		case kvcastv1.RouterEventDpRankField:
-			e.rank = uint32(f.Value)
-		case kvcastv1.RouterEventTierField:
-			e.tier = f.Value
-		default:
-			e.kind, e.value = f.Number, f.Bytes
-		}
-	}
-	if e.id == 0 {
-		return event{}, errors.New("event without an event id")
-	}
-	return e, nil
-}
-
 // scan counts the events of an entry, and applies them unless a is nil.
 func (r *Recovery) scan(w *recoveredWorker, body []byte, a *application) error {
 	events := 0
@@ -343,6 +284,9 @@ func (r *Recovery) Known(name, model string, lastEventID uint64) {
 	}
 	w := r.workers[name]
 	switch e := r.removed.byName[name]; {
+	case w != nil && w.lastEventID == unknownEventID && lastEventID > 0: // it was reported without its id
+		w.lastEventID, w.model = lastEventID, model
+		return
 	case w != nil && w.lastEventID >= lastEventID || e != nil && e.Value.(*removedWorker).lastID >= lastEventID:
 		return
 	case w == nil:

@@ -341,6 +341,41 @@ func TestLostStateRemovesTheWorker(t *testing.T) {
 	}
 }
 
+// TestWorkerWithoutCheckpointIsRemoved reports workers whose checkpoints cannot be read, and of which the journal has no entry.
+func TestWorkerWithoutCheckpointIsRemoved(t *testing.T) {
+	const unknown = 1 << 48
+	tests := map[string]struct {
+		known func(*pipeline.Recovery)
+		want  [][]string
+		ids   []uint64
+	}{
+		"its last event id is unknown": {func(r *pipeline.Recovery) {
+			r.Known(testWorker, "", 0)
+		}, [][]string{{"removed DISCONNECTED"}, {"added"}}, []uint64{unknown + 1, unknown + 2}},
+		"its last event id is known from the index": {func(r *pipeline.Recovery) {
+			r.Known(testWorker, "", 0)
+			r.Known(testWorker, "m", 7)
+		}, [][]string{{"removed DISCONNECTED"}, {"added"}}, []uint64{8, 9}},
+		"it may be among the removed workers": {func(r *pipeline.Recovery) {
+			r.Known(pipeline.RemovedWorkers, "", 0)
+		}, [][]string{{"added"}}, []uint64{unknown + 1}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := newRecoverable(t, pipeline.Config{})
+			rec := r.read(t, 0)
+			test.known(rec)
+			p, err := rec.Pipeline(r.storage)
+			r.start(t, p, err)
+			got := append(r.storage.decoded(t, 0), r.play(t, added())...)
+			wantEntries(t, "entries", got, test.want...)
+			if diff := cmp.Diff(test.ids, eventIDs(got)); diff != "" {
+				t.Errorf("event ids (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // TestInvalidCheckpointsAreRefused checks that a checkpoint which cannot be read changes nothing, so that the worker is recovered
 // from the journal if that reaches back.
 func TestInvalidCheckpointsAreRefused(t *testing.T) {
