@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -293,6 +294,10 @@ func TestErrorContract(t *testing.T) {
 		{
 			reason: "WORKERS_TOO_LARGE", name: "RegisterWorker", code: codes.ResourceExhausted, says: "--ingest-worker-bytes",
 			call: registerFails(config.ErrWorkersTooLarge, spec()),
+		},
+		{
+			reason: "NOT_STORED", name: "RegisterWorker", code: codes.Unavailable, says: "cannot be stored: not stored: disk full; try again",
+			call: registerFails(fmt.Errorf("%w: disk full", server.ErrNotStored), spec()),
 		},
 		{
 			reason: "SHUTTING_DOWN", name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",

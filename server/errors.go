@@ -46,6 +46,7 @@ var (
 	reasonTooManySources     = reason{"TOO_MANY_SOURCES", codes.ResourceExhausted, false}
 	reasonWorkersTooLarge    = reason{"WORKERS_TOO_LARGE", codes.ResourceExhausted, false}
 	reasonSlowSubscriber     = reason{"SLOW_SUBSCRIBER", codes.ResourceExhausted, true}
+	reasonNotStored          = reason{"NOT_STORED", codes.Unavailable, true}
 	reasonWorkerExists       = reason{"WORKER_EXISTS", codes.AlreadyExists, false}
 	reasonWorkerNotFound     = reason{"WORKER_NOT_FOUND", codes.NotFound, false}
 	reasonInvalidArgument    = reason{"INVALID_ARGUMENT", codes.InvalidArgument, false}

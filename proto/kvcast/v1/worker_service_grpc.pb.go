@@ -45,6 +45,8 @@ const (
 //	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
 //	                                       worker.sources[0].connect
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
+//	                    NOT_STORED         the change cannot be stored beside the durable
+//	                                       journal, and was not made; try again (RetryInfo)
 //	UNIMPLEMENTED       UNIMPLEMENTED      this server does not register workers
 //	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
 //	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
@@ -54,8 +56,8 @@ type WorkerServiceClient interface {
 	// journal and every later answer includes it, even if the engine cannot be reached: the
 	// server tries to connect while the worker is registered. If a worker has no connection
 	// for the grace time, it gets a worker_removed event, and a worker_added event when it
-	// has a connection again. A server that restarts forgets registered workers: register
-	// them again.
+	// has a connection again. A server with a durable journal keeps registered workers when
+	// it restarts. A server with a journal in memory forgets them: register them again.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
 	// Stops reading a worker's events. Returns when a worker_removed event with
 	// REASON_DEREGISTERED is in the journal and every later answer includes it, unless the
@@ -115,6 +117,8 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 //	INVALID_ARGUMENT    INVALID_ARGUMENT   BadRequest names the fields, such as
 //	                                       worker.sources[0].connect
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
+//	                    NOT_STORED         the change cannot be stored beside the durable
+//	                                       journal, and was not made; try again (RetryInfo)
 //	UNIMPLEMENTED       UNIMPLEMENTED      this server does not register workers
 //	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
 //	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
@@ -124,8 +128,8 @@ type WorkerServiceServer interface {
 	// journal and every later answer includes it, even if the engine cannot be reached: the
 	// server tries to connect while the worker is registered. If a worker has no connection
 	// for the grace time, it gets a worker_removed event, and a worker_added event when it
-	// has a connection again. A server that restarts forgets registered workers: register
-	// them again.
+	// has a connection again. A server with a durable journal keeps registered workers when
+	// it restarts. A server with a journal in memory forgets them: register them again.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)
 	// Stops reading a worker's events. Returns when a worker_removed event with
 	// REASON_DEREGISTERED is in the journal and every later answer includes it, unless the

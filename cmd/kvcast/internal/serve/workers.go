@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/server"
 )
 
 // watches returns a watch for each DNS name and file of the configuration.
@@ -95,7 +97,7 @@ func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) erro
 	if w.durable != nil {
 		if err := w.durable.registrations().Add(ctx, worker); err != nil {
 			beyond := context.WithoutCancel(ctx) // so that a client that tries again is not refused
-			return errors.Join(err, w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
+			return errors.Join(notStored(err), w.ingest.RemoveWorker(beyond, worker.Name, feed.RemovedDeregistered))
 		}
 	}
 	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
@@ -108,7 +110,7 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 	}
 	if w.durable != nil { // first, so that the worker does not come back if the server ends now
 		if err := w.durable.registrations().Remove(ctx, name); err != nil {
-			return err
+			return notStored(err)
 		}
 	}
 	if err := w.ingest.RemoveWorker(ctx, name, why); err != nil {
@@ -126,3 +128,5 @@ func (w workers) awaitAssembled(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+func notStored(err error) error { return fmt.Errorf("%w: %w", server.ErrNotStored, err) }
