@@ -23,6 +23,7 @@ import (
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/journal/jetstream"
+	"github.com/kvcast/kvcast/pipeline"
 )
 
 // Journal is what is recovered.
@@ -121,6 +122,9 @@ func (r *reader) read(ctx context.Context) error {
 				message = "a registration cannot be read: register the worker again"
 			} else if worker, ok := strings.CutPrefix(object.Name, workerPrefix); ok {
 				r.unreadable = append(r.unreadable, worker)
+			} else if object.Name == removedName {
+				message = "the record of removed workers cannot be read: workers that come back begin with larger event ids"
+				r.unreadable = append(r.unreadable, pipeline.RemovedWorkers)
 			}
 			r.log.Warn(message, "object", object.Name, "error", err)
 		}

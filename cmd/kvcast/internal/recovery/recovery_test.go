@@ -270,6 +270,17 @@ func TestUnreadableCheckpointsFallBackToTheEntries(t *testing.T) {
 	}
 }
 
+func TestUnreadableRecordOfRemovedWorkersIsReported(t *testing.T) {
+	w := newWorld(t)
+	w.store.objects[removedName] = []byte("bad")
+	w.recover(t)
+	w.wantState(t)
+	if !slices.Contains(w.pipeline.calls, `known  "" 0`) {
+		t.Errorf("the pipeline does not know that the record is lost: %q", w.pipeline.calls)
+	}
+	w.wantLogged(t, "the record of removed workers cannot be read", "object=removed")
+}
+
 // TestUnreadableJournalBeginsANewEpoch recovers a journal that has lost entries.
 func TestUnreadableJournalBeginsANewEpoch(t *testing.T) {
 	registered := ingestconfig.Worker{Name: "r", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:1", DPSize: 1}}}

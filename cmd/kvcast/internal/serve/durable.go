@@ -120,6 +120,9 @@ func (s *Service) recover(ctx context.Context) (*recovery.State, error) {
 	if err != nil {
 		return nil, err
 	}
+	for worker, cause := range recovered.Lost() {
+		s.log.Warn("the state of a worker is lost: routers drop its blocks, and its engine is read again", "worker", worker, "error", cause)
+	}
 	s.cfg.Ingest.Durable, s.cfg.Ingest.Recovered = true, recovered.Workers()
 	p, err := recovered.Pipeline(d)
 	if err != nil {
