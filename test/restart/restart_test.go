@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"sync"
 	"testing"
@@ -41,58 +42,119 @@ const (
 	model    = "m"
 )
 
-// TestNothingIsLostWhenTheServerIsKilled kills the server at random entries.
+// TestNothingIsLostWhenTheServerIsKilled compares a server that is killed at random entries with one that is not.
 func TestNothingIsLostWhenTheServerIsKilled(t *testing.T) {
-	t.Logf("%d kills, seed %d", *kills, *seed)
-	rng := rand.New(rand.NewPCG(*seed, 1))
-	fleet := startEngines(t)
-	reference := start(t, fleet.flags...)
+	fleet := newFleet(t)
+	var flags []string
+	for i := range engines {
+		flags = append(flags, "--worker", fleet.add(fmt.Sprintf("engine-%d", i), 2, bound()).flag())
+	}
+	reference := start(t, flags...)
 	follower := follow(t, address(t, reference))
-
-	durable := append([]string{"--journal", "file:" + t.TempDir(), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "256KiB"}, fleet.flags...)
-	proxy := harness.NewProxy(t, "")
-	resumed := follow(t, proxy.Addr())
-	killed := start(t, durable...)
-	proxy.Retarget(address(t, killed))
-	for range *kills {
-		if err := resumed.await(t.Context(), resumed.seq()+1+rng.Uint64N(maxEntries)); err != nil {
-			t.Fatal(err)
-		}
-		if err := killed.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		for killed = start(t, durable...); rng.IntN(4) == 0; killed = start(t, durable...) {
-			// It is killed while it starts too.
-			<-time.After(time.Duration(rng.Int64N(int64(maxStart))))
-			if err := killed.Kill(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		proxy.Retarget(address(t, killed))
-		if lines := killed.LogFaults(); len(lines) > 0 {
-			t.Fatalf("the server logged: %q", lines)
-		}
-	}
-	states := fleet.pause(t)
-	for name, r := range map[string]*router{"killed": resumed, "reference": follower} {
-		if err := r.converge(t.Context(), states); err != nil {
-			t.Errorf("the view of the %s server: %v", name, err)
-		}
-	}
-	// Copies and names that were lost would show when the engines evict everything.
-	fleet.resume()
-	if err := resumed.await(t.Context(), resumed.seq()+20*engines); err != nil {
+	s := newServer(t, flags...)
+	s.kill(*kills)
+	fleet.wantViews(s.router, follower)
+	// Copies that were lost would show when the engines evict everything.
+	if err := s.router.await(t.Context(), s.router.seq()+20*engines); err != nil {
 		t.Fatal(err)
 	}
-	states = fleet.pause(t)
-	if err := errors.Join(resumed.converge(t.Context(), states), follower.converge(t.Context(), states)); err != nil {
-		t.Error(err)
-	}
-	for _, p := range []*harness.Process{killed, reference} {
+	fleet.wantViews(s.router, follower)
+	for _, p := range []*harness.Process{s.process, reference} {
 		if err := p.Stop(); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+// TestWorkersThatAreNotConfiguredSurvive kills a server with an engine that connects to it, and one that is registered.
+func TestWorkersThatAreNotConfiguredSurvive(t *testing.T) {
+	listener, replay := freePort(t), freePort(t)
+	fleet := newFleet(t)
+	registered := fleet.add("registered", 1, bound())
+	fleet.add("127.0.0.1", 1, simulator.SocketConfig{
+		Mode: simulator.ModeConnect, Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", listener), Topic: "kv@127.0.0.1@" + model,
+		Replay: fmt.Sprintf("tcp://127.0.0.1:%d", replay),
+	})
+	s := newServer(t, "--bind", fmt.Sprintf("tcp://127.0.0.1:%d,replay_port=%d", listener, replay))
+	conn := harness.Dial(t, address(t, s.process))
+	workers := kvcastv1.NewWorkerServiceClient(conn)
+	for _, name := range []string{"deregistered", "registered"} {
+		if _, err := workers.RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+			Name: name, Model: model,
+			Sources: []*kvcastv1.SourceSpec{{Connect: registered.Endpoint(), Replay: registered.ReplayEndpoint()}},
+		}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := workers.DeregisterWorker(t.Context(), &kvcastv1.DeregisterWorkerRequest{Name: "deregistered"}); err != nil {
+		t.Fatal(err)
+	}
+	s.kill(*kills)
+	fleet.wantViews(s.router)
+	if err := s.process.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// server is a server with a durable journal, over all its lives, and a router that follows it.
+type server struct {
+	t       *testing.T
+	rng     *rand.Rand
+	args    []string
+	proxy   *harness.Proxy
+	process *harness.Process
+	router  *router
+}
+
+// newServer starts a server. The test stops it.
+func newServer(t *testing.T, flags ...string) *server {
+	t.Helper()
+	t.Logf("%d kills, seed %d", *kills, *seed)
+	s := &server{
+		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), proxy: harness.NewProxy(t, ""),
+		args: append([]string{"--journal", "file:" + t.TempDir(), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "256KiB"}, flags...),
+	}
+	s.router = follow(t, s.proxy.Addr())
+	s.process = start(t, s.args...)
+	s.proxy.Retarget(address(t, s.process))
+	return s
+}
+
+// kill kills the server at random entries, and starts it again.
+func (s *server) kill(times int) {
+	s.t.Helper()
+	for range times {
+		if err := s.router.await(s.t.Context(), s.router.seq()+1+s.rng.Uint64N(maxEntries)); err != nil {
+			s.t.Fatal(err)
+		}
+		s.end()
+		for s.process = start(s.t, s.args...); s.rng.IntN(4) == 0; s.process = start(s.t, s.args...) {
+			// It is killed while it starts too.
+			<-time.After(time.Duration(s.rng.Int64N(int64(maxStart))))
+			s.end()
+		}
+		s.proxy.Retarget(address(s.t, s.process))
+		if lines := s.process.LogFaults(); len(lines) > 0 {
+			s.t.Fatalf("the server logged: %q", lines)
+		}
+	}
+}
+
+func (s *server) end() {
+	s.t.Helper()
+	if err := s.process.Kill(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port
 }
 
 // start starts kvcast serve. The test stops it.
@@ -116,63 +178,81 @@ func address(t *testing.T, p *harness.Process) string {
 	return addr
 }
 
-// fleet is the engines, and the flags of a server that reads them.
+// fleet is engines that lose messages in transit and restart, and whose replay has every batch.
 type fleet struct {
-	engines []*simulator.Engine
-	flags   []string
+	t       *testing.T
+	engines []engine
 }
 
-func workerName(i int) string { return fmt.Sprintf("engine-%d", i) }
+// engine is the only engine of a worker.
+type engine struct {
+	*simulator.Engine
+	worker string
+}
 
-// startEngines starts engines that lose messages in transit and restart, and whose replay has every batch.
-func startEngines(t *testing.T) *fleet {
+func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	var group sync.WaitGroup
-	t.Cleanup(func() { cancel(); group.Wait() })
-	f := &fleet{}
-	for i := range engines {
-		e, err := simulator.New(simulator.Config{
-			SocketConfig: simulator.SocketConfig{Mode: simulator.ModeBind, Endpoint: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"},
-			Pool:         blockpool.Config{Capacity: 512, HashSeed: *seed + uint64(i)},
-			Workload:     workload.Config{ResetEvery: 700 + 100*i},
-			Seed:         *seed + uint64(i), Rate: batchRate, Subscribers: 2,
-			Faults: simulator.Faults{Seed: *seed + uint64(i), Rates: map[simulator.Fault]float64{
-				simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
-				simulator.FaultRestartInPlace: 0.0005,
-			}},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		group.Go(func() {
-			if err := e.Run(ctx); err != nil {
-				t.Errorf("%s: %v", workerName(i), err)
-			}
-		})
-		f.engines = append(f.engines, e)
-		f.flags = append(f.flags, "--worker", fmt.Sprintf("name=%s,model=%s,connect=%s,replay=%s", workerName(i), model, e.Endpoint(), e.ReplayEndpoint()))
+	return &fleet{t: t}
+}
+
+// bound returns sockets that servers connect to.
+func bound() simulator.SocketConfig {
+	return simulator.SocketConfig{Mode: simulator.ModeBind, Endpoint: "tcp://127.0.0.1:*", Replay: "tcp://127.0.0.1:*"}
+}
+
+// add starts an engine for a number of servers. It ends with the test.
+func (f *fleet) add(worker string, servers int, sockets simulator.SocketConfig) engine {
+	f.t.Helper()
+	i := len(f.engines)
+	e, err := simulator.New(simulator.Config{
+		SocketConfig: sockets,
+		Pool:         blockpool.Config{Capacity: 512, HashSeed: *seed + uint64(i)},
+		Workload:     workload.Config{ResetEvery: 700 + 100*i},
+		Seed:         *seed + uint64(i), Rate: batchRate, Subscribers: servers,
+		Faults: simulator.Faults{Seed: *seed + uint64(i), Rates: map[simulator.Fault]float64{
+			simulator.FaultDrop: 0.01, simulator.FaultDuplicate: 0.01, simulator.FaultDelay: 0.01, simulator.FaultTruncate: 0.005,
+			simulator.FaultRestartInPlace: 0.0005,
+		}},
+	})
+	if err != nil {
+		f.t.Fatal(err)
 	}
-	return f
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(ctx) }()
+	f.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			f.t.Errorf("%s: %v", worker, err)
+		}
+	})
+	f.engines = append(f.engines, engine{e, worker})
+	return f.engines[i]
 }
 
-// pause pauses the engines, and returns the digests of their contents by worker.
-func (f *fleet) pause(t *testing.T) map[string]client.BlocksDigest {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), harness.Timeout)
+// flag returns the value of --worker for a server that connects to the engine.
+func (e engine) flag() string {
+	return fmt.Sprintf("name=%s,model=%s,connect=%s,replay=%s", e.worker, model, e.Endpoint(), e.ReplayEndpoint())
+}
+
+// wantViews pauses the engines, and waits until the views of routers equal their contents.
+func (f *fleet) wantViews(routers ...*router) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), harness.Timeout)
 	defer cancel()
 	states := make(map[string]client.BlocksDigest)
-	for i, e := range f.engines {
+	for _, e := range f.engines {
 		s, err := e.Pause(ctx)
 		if err != nil {
-			t.Fatal(err)
+			f.t.Fatal(err)
 		}
-		states[workerName(i)] = client.BlocksDigest{Blocks: uint64(len(s.Blocks)), XOR: s.Digest}
+		states[e.worker] = client.BlocksDigest{Blocks: uint64(len(s.Blocks)), XOR: s.Digest}
 	}
-	return states
-}
-
-func (f *fleet) resume() {
+	for i, r := range routers {
+		if err := r.converge(ctx, states); err != nil {
+			f.t.Errorf("the view of router %d: %v", i, err)
+		}
+	}
 	for _, e := range f.engines {
 		e.Resume()
 	}
