@@ -112,7 +112,7 @@ func newServer(t *testing.T, flags ...string) *server {
 	t.Logf("%d kills, seed %d", *kills, *seed)
 	s := &server{
 		t: t, rng: rand.New(rand.NewPCG(*seed, 1)), proxy: harness.NewProxy(t, ""),
-		args: append([]string{"--journal", "file:" + t.TempDir(), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "256KiB"}, flags...),
+		args: append([]string{"--journal", "file:" + t.TempDir(), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}, flags...),
 	}
 	s.router = follow(t, s.proxy.Addr())
 	s.process = start(t, s.args...)
