@@ -27,7 +27,8 @@ const pacedRate = 2_000
 // index-p99 is the upper bound of the server's own figure from the receipt of a batch until its blocks are matched and
 // its entry can be sent: a bound of a histogram whose bounds double.
 //
-// B2/native and B2/libzmq connect to the engine with that implementation of ZeroMQ. B2BesideSlow adds
+// B2/native and B2/libzmq connect to the engine with that implementation of ZeroMQ. B2/file/1s and B2/file/always have a
+// journal in files, which is synced to the disk each second or always. B2BesideSlow adds
 // a client that subscribes and never reads, and a client that reads one response every 100 ms. Compare
 // it with the others, including rss-MB, the memory of the server.
 //
@@ -37,6 +38,10 @@ func BenchmarkLatency(b *testing.B) {
 	for _, zmq := range []config.ZMQ{config.ZMQNative, config.ZMQLib} {
 		open := func() (*observed, error) { return openLatency("--ingest-connect-transport", string(zmq)) }
 		benchmarkWith(b, "B2/"+string(zmq), open, benchmarkLatency)
+	}
+	for _, sync := range []string{"1s", "always"} {
+		open := func() (*observed, error) { return openLatency(journalArgs(b.TempDir(), sync)...) }
+		benchmarkWith(b, "B2/file/"+sync, open, benchmarkLatency)
 	}
 	benchmarkWith(b, "B2BesideSlow", openBesideSlow, func(b *testing.B, o *besideSlow) { benchmarkLatency(b, o.observed) })
 }

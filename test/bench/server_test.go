@@ -14,15 +14,19 @@ var serverLoads = []struct {
 	shape       shape
 	subscribers int
 	wrapper     []string // command that starts the server
+	sync        string   // of a journal in files; empty: in memory
 }{
-	{"B1", shapeB1, 8, nil},
-	{"B2", shapeB2, 8, nil},
-	{"B1Evicting", shape{blocks: 16, evicts: true}, 8, nil},
-	{"B2Evicting", shape{blocks: 1, evicts: true}, 8, nil},
-	{"B1OneCore", shapeB1, 8, oneCore},
-	{"B2OneCore", shapeB2, 8, oneCore},
-	{"B1OneCoreOneSubscriber", shapeB1, 1, oneCore},
-	{"B2OneCoreOneSubscriber", shapeB2, 1, oneCore},
+	{"B1", shapeB1, 8, nil, ""},
+	{"B2", shapeB2, 8, nil, ""},
+	{"B1Evicting", shape{blocks: 16, evicts: true}, 8, nil, ""},
+	{"B2Evicting", shape{blocks: 1, evicts: true}, 8, nil, ""},
+	{"B1OneCore", shapeB1, 8, oneCore, ""},
+	{"B2OneCore", shapeB2, 8, oneCore, ""},
+	{"B1OneCoreOneSubscriber", shapeB1, 1, oneCore, ""},
+	{"B2OneCoreOneSubscriber", shapeB2, 1, oneCore, ""},
+	{"B1File", shapeB1, 8, nil, "1s"},
+	{"B1FileAlways", shapeB1, 8, nil, "always"},
+	{"B1FileOneCore", shapeB1, 8, oneCore, "1s"},
 }
 
 // BenchmarkServer measures the whole server at saturation: one engine that publishes as fast as the
@@ -45,6 +49,8 @@ var serverLoads = []struct {
 // any publishing rate. OneCore saturates it: taskset confines the process to one CPU. The cost of a
 // delivery is the difference to OneCoreOneSubscriber, divided by 7.
 //
+// B1File and B1FileAlways have a journal in files, which is synced to the disk each second or always.
+//
 // Check: every subscriber received one entry per batch, in responses whose positions chain; the
 // server's metrics count the same number of batches and blocks, report as many blocks as the engine
 // has, and report no gap, duplicate or rejection.
@@ -57,7 +63,9 @@ func BenchmarkServer(b *testing.B) {
 				continue
 			}
 		}
-		open := func() (*rig, error) { return openServer(l.wrapper, l.shape, l.subscribers) }
+		open := func() (*rig, error) {
+			return openServer(l.wrapper, l.shape, l.subscribers, journalArgs(b.TempDir(), l.sync)...)
+		}
 		benchmarkWith(b, l.name, open, func(b *testing.B, r *rig) {
 			b.ResetTimer()
 			own := ownUsage().cpu
@@ -87,10 +95,18 @@ func BenchmarkServer(b *testing.B) {
 	}
 }
 
+// journalArgs returns the flags for a journal in files; none if sync is empty.
+func journalArgs(dir, sync string) []string {
+	if sync == "" {
+		return nil
+	}
+	return []string{"--journal", "file:" + dir, "--journal-sync", sync}
+}
+
 // openServer returns a rig that is ready to measure: connections are warm, and an evicting engine
 // is full.
-func openServer(wrapper []string, s shape, subscribers int) (*rig, error) {
-	r, err := newWrappedRig(wrapper, s, subscribers)
+func openServer(wrapper []string, s shape, subscribers int, args ...string) (*rig, error) {
+	r, err := newWrappedRig(wrapper, s, subscribers, args...)
 	if err != nil {
 		return nil, err
 	}
