@@ -195,6 +195,7 @@ func (r *reader) discard(ctx context.Context, begin func() Pipeline) (*State, er
 	}
 	begin()
 	r.index.Reset()
+	r.index.Advance(r.journal.Bounds().Newest) // seqs continue
 	for _, w := range r.state.Registered {
 		if err := (Registrations{r.store}).Add(ctx, w); err != nil {
 			return nil, err

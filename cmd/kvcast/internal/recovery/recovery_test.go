@@ -62,7 +62,8 @@ type log struct {
 	store   *store
 	epoch   string
 	entries []jetstream.Entry
-	err     error // of Load
+	newest  uint64 // seq; it stays when the entries are discarded
+	err     error  // of Load
 }
 
 func (l *log) Load(_ context.Context, each func(jetstream.Entry) error) error {
@@ -81,7 +82,7 @@ func (l *log) Discard(context.Context) error {
 }
 
 func (l *log) Bounds() journal.Bounds {
-	return journal.Bounds{Epoch: l.epoch, Oldest: 1, Newest: uint64(len(l.entries))}
+	return journal.Bounds{Epoch: l.epoch, Oldest: l.newest - uint64(len(l.entries)) + 1, Newest: l.newest}
 }
 
 // add appends an entry that adds a worker, or that stores a block if hash is not 0.
@@ -103,7 +104,8 @@ func (l *log) add(t *testing.T, worker string, hash uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.entries = append(l.entries, jetstream.Entry{Seq: uint64(len(l.entries) + 1), Worker: worker, Body: body})
+	l.newest++
+	l.entries = append(l.entries, jetstream.Entry{Seq: l.newest, Worker: worker, Body: body})
 }
 
 // recorder is a Pipeline that records its calls.
@@ -193,6 +195,7 @@ func (w *world) wantState(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	want.Advance(w.log.newest)
 	all, seq := want.Workers(nil)
 	got, gotSeq := w.index.Workers(nil)
 	if diff := cmp.Diff(all, got, cmp.Comparer(equalAdded)); diff != "" || gotSeq != seq {
@@ -286,7 +289,7 @@ func TestUnreadableJournalBeginsANewEpoch(t *testing.T) {
 	registered := ingestconfig.Worker{Name: "r", Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: "tcp://127.0.0.1:1", DPSize: 1}}}
 	for name, damage := range map[string]func(w *world){
 		"journal is unreadable: entry 6":                     func(w *world) { w.log.err = fmt.Errorf("%w: entry 6", jetstream.ErrUnreadable) },
-		"a checkpoint has seen entry 5, and the newest is 4": func(w *world) { w.log.entries = w.log.entries[:4] },
+		"a checkpoint has seen entry 5, and the newest is 4": func(w *world) { w.log.entries, w.log.newest = w.log.entries[:4], 4 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
