@@ -1,12 +1,14 @@
 package jetstream_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -98,6 +100,34 @@ func TestDamagedFilesAreUnreadableUntilDiscard(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestDamagedPositionIsUnreadableUntilDiscard damages the record of what the entries' files must have.
+func TestDamagedPositionIsUnreadableUntilDiscard(t *testing.T) {
+	dir := t.TempDir()
+	j, _ := load(t, config(dir))
+	appendN(t, j, "w", 10)
+	was := j.Bounds()
+	mustClose(t, j)
+	name := filepath.Join(dir, "kvcast.position")
+	if err := os.WriteFile(name, bytes.Repeat([]byte{0xb1}, 16), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j = open(t, config(dir))
+	if err := loadError(t, j); !errors.Is(err, jetstream.ErrUnreadable) || !strings.Contains(err.Error(), name) {
+		t.Fatalf("load: got %v, want ErrUnreadable with %s", err, name)
+	}
+	if err := j.Discard(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := appendN(t, j, "w", 10)
+	mustClose(t, j)
+	j, got := load(t, config(dir))
+	wantEntries(t, got, want)
+	if b := j.Bounds(); b.Epoch == was.Epoch || b.Newest != was.Newest+10 {
+		t.Errorf("bounds after Discard: got %+v after %+v", b, was)
+	}
+	mustClose(t, j)
 }
 
 // changeAt changes a byte at a fraction of the data, after 100 bytes.

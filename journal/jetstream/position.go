@@ -21,9 +21,14 @@ type positionFile struct {
 	mapped []byte // the file's contents, as they are now
 	newest uint64 // as they were when the file was opened or set
 	purged uint64
+	// damaged means that newest and purged are unknown.
+	damaged bool
 }
 
 const positionBytes = 16
+
+// maxPosition is a seq that no journal reaches. A larger one means that the file is damaged.
+const maxPosition = 1 << 53
 
 // openPosition opens the file. A missing one is created, with the position 0.
 func openPosition(name string) (*positionFile, error) {
@@ -45,6 +50,9 @@ func openPosition(name string) (*positionFile, error) {
 		return nil, err
 	}
 	p.newest, p.purged = binary.LittleEndian.Uint64(p.mapped), binary.LittleEndian.Uint64(p.mapped[8:])
+	if p.newest > maxPosition || p.purged > maxPosition {
+		p.newest, p.purged, p.damaged = 0, 0, true
+	}
 	return p, nil
 }
 
@@ -52,7 +60,7 @@ func (p *positionFile) close() error { return errors.Join(unix.Munmap(p.mapped),
 
 // set records a stream that is complete.
 func (p *positionFile) set(newest, purged uint64) error {
-	p.newest, p.purged = newest, purged
+	p.newest, p.purged, p.damaged = newest, purged, false
 	p.setNewest(newest)
 	return p.setPurged(purged)
 }
@@ -67,10 +75,13 @@ func (p *positionFile) setPurged(seq uint64) error {
 }
 
 // forget makes check accept what there is.
-func (p *positionFile) forget() { p.newest, p.purged = 0, 0 }
+func (p *positionFile) forget() { p.newest, p.purged, p.damaged = 0, 0, false }
 
 // check returns an error if a stream with the entries from first to last has lost some.
 func (p *positionFile) check(first, last uint64) error {
+	if p.damaged {
+		return fmt.Errorf("%w: %s is damaged, so that entries may be lost", ErrUnreadable, p.file.Name())
+	}
 	if last < p.newest {
 		return fmt.Errorf("%w: the newest entries, %d to %d, are lost", ErrUnreadable, last+1, p.newest)
 	}
