@@ -48,6 +48,48 @@ func TestEpochChangesWhenTheMachineHasBooted(t *testing.T) {
 	}
 }
 
+// TestEpochContinuesAfterABootOnlyIfAllEntriesWereSynced opens a journal with different settings before the machine boots.
+func TestEpochContinuesAfterABootOnlyIfAllEntriesWereSynced(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		always    []bool // of each run before the machine boots, and of the one after it
+		continues bool
+	}{
+		{"always", []bool{true, true, true}, true},
+		{"never again", []bool{true, true, false}, true},
+		{"not yet", []bool{false, false, true}, false},
+		{"from the second run on", []bool{false, true, true}, false},
+		{"but for the last run", []bool{true, false, true}, false},
+		{"but for a run between", []bool{true, false, true, true}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			cfg := config(dir)
+			last := len(tt.always) - 1
+			var was journal.Bounds
+			for _, cfg.SyncAlways = range tt.always[:last] {
+				j, _ := load(t, cfg)
+				appendN(t, j, "w", 1)
+				was = j.Bounds()
+				mustClose(t, j)
+			}
+			for range 2 {
+				administerDir(t, dir, func(js natsjs.JetStream) {
+					update(t, js, jetstream.DefaultStream, func(c *natsjs.StreamConfig) { c.Metadata["kvcast.boot_id"] = "another" })
+				})
+				cfg.SyncAlways = tt.always[last]
+				j, _ := load(t, cfg)
+				if got := j.Bounds(); (got.Epoch == was.Epoch) != tt.continues || got.Newest != was.Newest {
+					t.Errorf("got %+v after %+v; want the same epoch: %t", got, was, tt.continues)
+				}
+				was = j.Bounds()
+				mustClose(t, j)
+				tt.continues = cfg.SyncAlways // all entries since the last boot
+			}
+		})
+	}
+}
+
 func TestStreamLimitIsNoSpace(t *testing.T) {
 	dir := t.TempDir()
 	mustClose(t, open(t, config(dir)))

@@ -19,6 +19,7 @@ import (
 const (
 	metadataEpoch  = "kvcast.epoch"
 	metadataBoot   = "kvcast.boot_id" // of the machine that last opened the stream in a directory
+	metadataSynced = "kvcast.synced"  // "true" if all entries since that boot were written with SyncAlways
 	metadataFormat = "kvcast.format"
 )
 
@@ -60,14 +61,16 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 	}
 	config := info.Config
 	config.Metadata = maps.Clone(config.Metadata)
-	rebooted := j.server != nil && !j.cfg.SyncAlways && (boot == "" || boot != config.Metadata[metadataBoot])
-	if rebooted {
+	rebooted := j.server != nil && (boot == "" || boot != config.Metadata[metadataBoot])
+	synced := config.Metadata[metadataSynced] == "true"
+	if rebooted && !synced {
 		j.server.position.forget()
 		config.Metadata[metadataEpoch] = journal.NewEpoch()
 		j.log.Warn("The machine has booted since the journal was written without sync always: entries may be lost. The journal continues in a new epoch.",
 			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
 	}
 	config.Metadata[metadataBoot] = boot
+	config.Metadata[metadataSynced] = strconv.FormatBool(j.cfg.SyncAlways && (synced || rebooted))
 	config.AllowAtomicPublish = config.AllowAtomicPublish || j.cfg.SyncAlways
 	if j.cfg.Replicas != 0 {
 		config.Replicas = j.cfg.Replicas
@@ -98,6 +101,7 @@ func (j *Journal) createStream(ctx context.Context, boot string) (streamState, e
 		Metadata: map[string]string{
 			metadataEpoch:  epoch,
 			metadataBoot:   boot,
+			metadataSynced: strconv.FormatBool(j.cfg.SyncAlways),
 			metadataFormat: strconv.Itoa(format),
 		},
 	})
