@@ -152,6 +152,7 @@ func (d *durable) run(ctx context.Context, s *Service, state *recovery.State, di
 			}
 		}
 	}
+	close(s.registered)
 	checkpointer := recovery.Checkpointer{
 		Store: d.Checkpoints(), Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower, Retain: d.Retain,
 		Written: func(bytes int, took time.Duration) {

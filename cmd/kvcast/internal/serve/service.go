@@ -61,6 +61,8 @@ type Service struct {
 	assembled chan struct{}
 	ingest    *ingest.Ingest
 	pipeline  *pipeline.Pipeline
+	// registered is closed when the workers that were registered in an earlier run are registered again.
+	registered chan struct{}
 }
 
 // Open creates the parts and opens their ports. On an error, no port stays open. Open sets the loggers, metrics and
@@ -68,7 +70,7 @@ type Service struct {
 func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, err error) {
 	s := &Service{
 		cfg: c, log: log, registry: prometheus.NewRegistry(), serving: make(chan struct{}), assembled: make(chan struct{}),
-		watches: watches(c, log),
+		registered: make(chan struct{}), watches: watches(c, log),
 	}
 	s.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	defer func() {
@@ -116,6 +118,7 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	if err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
+	close(s.registered)
 	return s, s.assemble(p)
 }
 

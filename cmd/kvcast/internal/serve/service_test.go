@@ -16,8 +16,14 @@ import (
 // open opens a service at free ports.
 func open(t *testing.T) *Service {
 	t.Helper()
+	return openWith(t, "memory")
+}
+
+// openWith opens a service with a journal.
+func openWith(t *testing.T, journal string) *Service {
+	t.Helper()
 	cfg, _, err := config.Read(config.Sources{
-		Flags: map[string]string{"listen": "127.0.0.1:0", "admin": ""}, Binds: []string{"tcp://127.0.0.1:*"},
+		Flags: map[string]string{"listen": "127.0.0.1:0", "admin": "", "journal": journal}, Binds: []string{"tcp://127.0.0.1:*"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -70,4 +76,57 @@ func TestChangedWorkersAreInTheIndex(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack deregisters and registers workers before a service with
+// a durable journal has recovered.
+func TestChangesDuringAStartAreMadeAfterTheRegisteredWorkersAreBack(t *testing.T) {
+	store := "file:" + t.TempDir()
+	worker := func(i int) ingestconfig.Worker {
+		return ingestconfig.Worker{Name: fmt.Sprintf("w%d", i), Sources: []ingestconfig.Source{{Connect: "tcp://127.0.0.1:1"}}}
+	}
+	const registered = 8
+	run := func(changes func(ctx context.Context, w workers)) {
+		t.Helper()
+		s := openWith(t, store)
+		ctx, cancel := context.WithCancel(t.Context())
+		changed := make(chan struct{})
+		go func() { defer close(changed); changes(ctx, workers{s}) }()
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		<-changed
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	run(func(ctx context.Context, w workers) {
+		for i := range registered {
+			if err := w.AddWorker(ctx, worker(i)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	run(func(ctx context.Context, w workers) {
+		for i := range registered {
+			if err := w.AddWorker(ctx, worker(i)); !errors.Is(err, ingestconfig.ErrWorkerExists) {
+				t.Errorf("register w%d again: got error %v, want ErrWorkerExists", i, err)
+			}
+		}
+	})
+	run(func(ctx context.Context, w workers) {
+		for i := range registered {
+			if err := w.RemoveWorker(ctx, worker(i).Name, feed.RemovedDeregistered); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	run(func(ctx context.Context, w workers) {
+		if err := w.awaitRegistered(ctx); err != nil {
+			t.Error(err)
+		}
+		if all, _ := w.follower.Index().Workers(nil); len(all) != 0 {
+			t.Errorf("workers that were deregistered are back: %v", all)
+		}
+	})
 }

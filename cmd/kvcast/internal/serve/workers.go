@@ -88,7 +88,7 @@ type workers struct{ *Service }
 
 // AddWorker implements server.Workers. With a durable journal, the worker is also stored.
 func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) error {
-	if err := w.awaitAssembled(ctx); err != nil {
+	if err := w.awaitRegistered(ctx); err != nil {
 		return err
 	}
 	if err := w.ingest.AddWorker(ctx, worker); err != nil {
@@ -105,7 +105,7 @@ func (w workers) AddWorker(ctx context.Context, worker ingestconfig.Worker) erro
 
 // RemoveWorker implements server.Workers.
 func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error {
-	if err := w.awaitAssembled(ctx); err != nil {
+	if err := w.awaitRegistered(ctx); err != nil {
 		return err
 	}
 	if w.durable != nil { // first, so that the worker does not come back if the server ends now
@@ -119,10 +119,11 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 	return w.follower.Wait(ctx, w.journal.Bounds().Newest)
 }
 
-// awaitAssembled waits until the state is recovered.
-func (w workers) awaitAssembled(ctx context.Context) error {
+// awaitRegistered waits until the state is recovered and the workers of an earlier run are registered again, so that a
+// change is not undone by that.
+func (w workers) awaitRegistered(ctx context.Context) error {
 	select {
-	case <-w.assembled:
+	case <-w.registered:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
