@@ -127,8 +127,24 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) (err er
 	return nil
 }
 
+// publish stores a message, unless the journal has failed or fails meanwhile.
 func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg) error {
+	if err := c.j.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-c.j.failed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	_, err := c.j.js.PublishMsg(ctx, m)
+	if failure := c.j.Err(); err != nil && failure != nil {
+		return failure
+	}
 	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
 		return c.j.noSpace(bucketStream(c.j.cfg.Stream), apiErr.Description)
 	}

@@ -138,28 +138,46 @@ func changeAt(numerator, denominator int) func(b []byte) []byte {
 // TestFullDiskIsNoSpace runs itself in a process whose files may have 256 KiB.
 func TestFullDiskIsNoSpace(t *testing.T) {
 	const variable = "KVCAST_TEST_FULL_DIR"
-	if dir := os.Getenv(variable); dir != "" {
-		signal.Ignore(syscall.SIGXFSZ)
-		j, _ := load(t, config(dir))
-		appendN(t, j, "w", 10)
-		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 256 << 10, Max: 256 << 10}); err != nil {
-			t.Fatal(err)
-		}
-		acknowledged := wantFailure(t, j, journal.ErrNoSpace, "kvcast", dir, "file too large")
-		if got := j.Bounds().Newest; got != uint64(10+acknowledged) {
-			t.Errorf("newest: got %d, want %d", got, 10+acknowledged)
-		}
-		return
+	for name, fill := range map[string]func(t *testing.T, dir string, j *jetstream.Journal) (appended int){
+		"entries": func(t *testing.T, dir string, j *jetstream.Journal) int {
+			return wantFailure(t, j, journal.ErrNoSpace, `"kvcast"`, dir, "file too large")
+		},
+		"checkpoints": func(t *testing.T, dir string, j *jetstream.Journal) int {
+			err := j.Checkpoints().Put(t.Context(), "c", make([]byte, 600<<10))
+			if !errors.Is(err, journal.ErrNoSpace) || !strings.Contains(err.Error(), "kvcast-checkpoints") {
+				t.Errorf("write a checkpoint: got %v, want ErrNoSpace that names the stream", err)
+			}
+			return wantFailure(t, j, journal.ErrNoSpace, "kvcast-checkpoints", dir, "file too large")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if dir := os.Getenv(variable); dir != "" {
+				signal.Ignore(syscall.SIGXFSZ)
+				j, _ := load(t, config(dir))
+				appendN(t, j, "w", 10)
+				if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 256 << 10, Max: 256 << 10}); err != nil {
+					t.Fatal(err)
+				}
+				appended := fill(t, dir, j)
+				if got := j.Bounds().Newest; got != uint64(10+appended) {
+					t.Errorf("newest: got %d, want %d", got, 10+appended)
+				}
+				return
+			}
+			dir := t.TempDir()
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFullDiskIsNoSpace$/^"+name+"$", "-test.timeout=2m")
+			cmd.Env = append(os.Environ(), variable+"="+dir)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("process with small files: %v\n%s", err, out)
+			}
+			j, got := load(t, config(dir))
+			if len(got) < 10 {
+				t.Errorf("got %d entries, want what was acknowledged", len(got))
+			}
+			appendN(t, j, "w", 10)
+			if err := j.Checkpoints().Put(t.Context(), "c", make([]byte, 600<<10)); err != nil {
+				t.Errorf("write a checkpoint with room: %v", err)
+			}
+		})
 	}
-	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFullDiskIsNoSpace$", "-test.timeout=2m")
-	cmd.Env = append(os.Environ(), variable+"="+dir)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("process with small files: %v\n%s", err, out)
-	}
-	j, got := load(t, config(dir))
-	if len(got) < 100 {
-		t.Errorf("got %d entries, want what was acknowledged", len(got))
-	}
-	appendN(t, j, "w", 10)
 }
