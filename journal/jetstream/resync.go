@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -95,7 +96,12 @@ func (j *Journal) resync() bool {
 		j.fail(fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch))
 		return true
 	case last < acked:
-		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d", ErrUnreadable, j.place(), last+1, acked))
+		// No seq may be used twice in an epoch, and the next Open may not know that entries were lost.
+		if err := j.beginEpoch(info.Config); err != nil {
+			j.log.Debug("The stream's epoch cannot be changed.", "error", err)
+			return false
+		}
+		j.fail(fmt.Errorf("%w: %s has lost the acknowledged entries %d to %d; it continues in a new epoch", ErrUnreadable, j.place(), last+1, acked))
 		return true
 	case last > acked+uint64(sent):
 		j.fail(fmt.Errorf("%w: %s has entry %d, which this process did not append", journal.ErrFenced, j.place(), last))
@@ -122,6 +128,13 @@ func (j *Journal) resync() bool {
 	j.w.retry()
 	j.mu.Unlock()
 	return true
+}
+
+// beginEpoch gives a stream a new epoch.
+func (j *Journal) beginEpoch(config jetstream.StreamConfig) error {
+	config.Metadata = maps.Clone(config.Metadata)
+	config.Metadata[metadataEpoch] = journal.NewEpoch()
+	return j.updateStream(j.ctx, config)
 }
 
 // isMine reports whether the message of a seq is the one in flight. An append that was acknowledged meanwhile is.

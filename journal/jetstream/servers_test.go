@@ -313,6 +313,12 @@ func TestServerThatLostEntriesIsUnreadable(t *testing.T) {
 	awaitStalled(t, j)
 	s = startServer(t, old, port)
 	wantFailure(t, j, jetstream.ErrUnreadable, "has lost the acknowledged entries 11 to 20")
+	was := j.Bounds()
+	mustClose(t, j)
+	j, _ = load(t, serverConfig(s.ClientURL()))
+	if b := j.Bounds(); b.Newest != 10 || b.Epoch == was.Epoch {
+		t.Errorf("opened again: got %+v after %+v, want entry 10 in a new epoch", b, was)
+	}
 	mustClose(t, j)
 
 	administer(t, s, func(js natsjs.JetStream) { // a checkpoint that is newer than the entries

@@ -170,6 +170,9 @@ func indexMetrics(registry *prometheus.Registry, s *Service) func(time.Duration)
 	registry.MustRegister(delay, prometheus.NewGaugeFunc(
 		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
 		func() float64 {
+			if !s.isAssembled() { // a durable journal is not read before its recovery
+				return 0
+			}
 			applied := s.follower.Bounds().Newest
 			return float64(s.journal.Bounds().Newest - applied)
 		}))
