@@ -293,7 +293,7 @@ func (j *Journal) show(a *inFlight, seq uint64) error {
 	if j.server != nil {
 		j.server.position.setNewest(seq)
 	}
-	_, err := j.mirror.Append(j.ctx, a.record)
+	_, err := j.mirror.Load().Append(j.ctx, a.record)
 	return err
 }
 

@@ -93,7 +93,7 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) (err er
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{
 			Name:     escape(name),
-			Metadata: map[string]string{metadataSeq: strconv.FormatUint(c.j.mirror.Bounds().Newest, 10)},
+			Metadata: map[string]string{metadataSeq: strconv.FormatUint(c.j.mirror.Load().Bounds().Newest, 10)},
 			Opts:     &jetstream.ObjectMetaOptions{ChunkSize: chunkBytes},
 		},
 		Bucket: bucket(c.j.cfg.Stream),

@@ -47,7 +47,7 @@ import (
 var ErrUnreadable = errors.New("journal is unreadable")
 
 // Journal is a journal.Journal whose entries survive the process. Call Load once before any other method except
-// Checkpoints and Discard.
+// Checkpoints, Discard and Bounds.
 type Journal struct {
 	cfg      Config
 	log      *slog.Logger
@@ -58,12 +58,12 @@ type Journal struct {
 	conn        *nats.Conn
 	js          jetstream.JetStream
 	checkpoints *Checkpoints
-	mirror      *journal.Memory // the acknowledged entries
-	slots       chan struct{}   // has one element per append in flight
-	wake        chan struct{}   // there is a message to publish
-	suspect     chan struct{}   // the fate of messages in flight is unknown
-	failed      chan struct{}   // closed when err is set
-	closing     chan struct{}   // closed by Close
+	mirror      atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
+	slots       chan struct{}                  // has one element per append in flight
+	wake        chan struct{}                  // there is a message to publish
+	suspect     chan struct{}                  // the fate of messages in flight is unknown
+	failed      chan struct{}                  // closed when err is set
+	closing     chan struct{}                  // closed by Close
 
 	ctx    context.Context // ends when the journal has stopped
 	stop   context.CancelFunc
@@ -140,30 +140,30 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 func (j *Journal) reset(epoch string, last uint64) {
 	retention := j.cfg.Retention
 	retention.Epoch, retention.After = epoch, last
-	j.mirror = journal.NewMemory(retention)
+	j.mirror.Store(journal.NewMemory(retention))
 	j.w = window{acked: last}
 }
 
 // Read returns entries from the mirror; see journal.Journal.
 func (j *Journal) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
-	return j.mirror.Read(ctx, q)
+	return j.mirror.Load().Read(ctx, q)
 }
 
 // Bounds returns the epoch and the range of entries that Read returns.
-func (j *Journal) Bounds() journal.Bounds { return j.mirror.Bounds() }
+func (j *Journal) Bounds() journal.Bounds { return j.mirror.Load().Bounds() }
 
 // Changed returns a channel that is closed when the next entry is acknowledged.
-func (j *Journal) Changed() <-chan struct{} { return j.mirror.Changed() }
+func (j *Journal) Changed() <-chan struct{} { return j.mirror.Load().Changed() }
 
 // Pin makes the mirror retain all entries after a seq until the next call; see journal.Memory. While the mirror has no
 // room, entries stay in flight, and Append blocks.
-func (j *Journal) Pin(seq uint64) { j.mirror.Pin(seq) }
+func (j *Journal) Pin(seq uint64) { j.mirror.Load().Pin(seq) }
 
 // Bytes returns the memory of the mirror's entries and their index.
-func (j *Journal) Bytes() int { return j.mirror.Bytes() }
+func (j *Journal) Bytes() int { return j.mirror.Load().Bytes() }
 
 // EvictedBytes returns the memory of entries evicted from the mirror that is not freed yet.
-func (j *Journal) EvictedBytes() int { return j.mirror.EvictedBytes() }
+func (j *Journal) EvictedBytes() int { return j.mirror.Load().EvictedBytes() }
 
 // Stalled returns since when no append in flight was acknowledged, or since when the connection to the servers is lost:
 // a moment ago while the journal makes progress, and the zero time while it has nothing to do. It never blocks.
@@ -208,8 +208,8 @@ func (j *Journal) Close(ctx context.Context) error {
 // release stops what Open has started.
 func (j *Journal) release() error {
 	j.stop()
-	if j.mirror != nil {
-		_ = j.mirror.Close(j.ctx)
+	if m := j.mirror.Load(); m != nil {
+		_ = m.Close(j.ctx)
 	}
 	j.loops.Wait()
 	if j.conn != nil {
@@ -253,7 +253,7 @@ func (j *Journal) retentionLoop() {
 
 // purge removes the entries that the mirror has evicted and that recovery does not need.
 func (j *Journal) purge(ctx context.Context) error {
-	until := min(j.mirror.Bounds().Oldest-1, j.retain.Load())
+	until := min(j.mirror.Load().Bounds().Oldest-1, j.retain.Load())
 	if until <= j.purged {
 		return nil
 	}

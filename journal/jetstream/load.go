@@ -36,7 +36,7 @@ func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
 	if err := j.checkComplete(ctx, first, last); err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
 	}
-	j.reset(j.mirror.Bounds().Epoch, first-1)
+	j.reset(j.mirror.Load().Bounds().Epoch, first-1)
 	j.purged = first - 1
 	if first <= last {
 		if err := j.load(ctx, s, first, last, f); err != nil {
@@ -144,7 +144,7 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	if l.sources[source] == nil {
 		l.sources[source] = &source
 	}
-	if _, err := l.j.mirror.Append(ctx, journal.Record{Source: l.sources[source], Tiers: e.Tiers, Body: e.Body}); err != nil {
+	if _, err := l.j.mirror.Load().Append(ctx, journal.Record{Source: l.sources[source], Tiers: e.Tiers, Body: e.Body}); err != nil {
 		return err
 	}
 	l.next++

@@ -92,7 +92,7 @@ func (j *Journal) resync() bool {
 	}
 	last := info.State.LastSeq
 	switch epoch := info.Config.Metadata[metadataEpoch]; {
-	case epoch != j.mirror.Bounds().Epoch:
+	case epoch != j.mirror.Load().Bounds().Epoch:
 		j.fail(fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch))
 		return true
 	case last < acked:

@@ -170,7 +170,7 @@ func indexMetrics(registry *prometheus.Registry, s *Service) func(time.Duration)
 	registry.MustRegister(delay, prometheus.NewGaugeFunc(
 		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
 		func() float64 {
-			if !s.isAssembled() { // a durable journal is not read before its recovery
+			if !s.isAssembled() { // the index is behind by what is not recovered yet
 				return 0
 			}
 			applied := s.follower.Bounds().Newest
