@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -49,8 +50,9 @@ func (c *Checkpointer) Run(ctx context.Context) {
 	}
 }
 
-// Turn writes the checkpoints that are due.
+// Turn writes the checkpoints that are due. One that fails does not prevent the others.
 func (c *Checkpointer) Turn(ctx context.Context) error {
+	var errs []error
 	for _, name := range c.Pipeline.CheckpointDue() {
 		var err error
 		if name == pipeline.RemovedWorkers {
@@ -59,16 +61,16 @@ func (c *Checkpointer) Turn(ctx context.Context) error {
 			err = c.write(ctx, name)
 		}
 		if err != nil {
-			return fmt.Errorf("worker %q: %w", name, err)
+			errs = append(errs, fmt.Errorf("worker %q: %w", name, err))
 		}
 	}
 	for _, worker := range c.Pipeline.ObsoleteCheckpoints() {
 		if err := c.Store.Delete(ctx, workerPrefix+worker); err != nil {
-			return fmt.Errorf("delete the checkpoint of worker %q: %w", worker, err)
+			errs = append(errs, fmt.Errorf("delete the checkpoint of worker %q: %w", worker, err))
 		}
 	}
 	c.Retain(c.Pipeline.RetainAfter(c.Follower.Bounds().Newest))
-	return nil
+	return errors.Join(errs...)
 }
 
 // writeRemoved writes what the pipeline keeps of removed workers.

@@ -168,16 +168,20 @@ func TestFailedCheckpointIsTriedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	j.store.fail = errors.New("disk full")
+	r.add("b") // has no checkpoint either
+	if err := r.Follower.Wait(t.Context(), j.Bounds().Newest); err != nil {
+		t.Fatal(err)
+	}
+	j.store.fail, j.store.failing = errors.New("disk full"), "worker.a"
 	if err := r.Turn(t.Context()); !errors.Is(err, j.store.fail) {
 		t.Errorf("got error %v", err)
 	}
-	if r.retained != 0 || r.written != 0 {
+	if _, ok := j.store.objects["worker.b"]; !ok || r.retained != 0 || r.written != 1 {
 		t.Errorf("entries after %d are retained, and %d checkpoints are written", r.retained, r.written)
 	}
 	j.store.fail = nil
 	r.turn(t)
-	if r.retained == 0 || r.written != 1 {
+	if r.retained == 0 || r.written != 2 {
 		t.Errorf("entries after %d are retained, and %d checkpoints are written", r.retained, r.written)
 	}
 }

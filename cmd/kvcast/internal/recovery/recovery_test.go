@@ -27,7 +27,8 @@ import (
 type store struct {
 	objects map[string][]byte
 	damaged map[string]bool
-	fail    error // of Put
+	fail    error // of Put, for names that begin with failing
+	failing string
 }
 
 func newStore() *store {
@@ -35,10 +36,11 @@ func newStore() *store {
 }
 
 func (s *store) Put(_ context.Context, name string, data []byte) error {
-	if s.fail == nil {
-		s.objects[name] = data
+	if s.fail != nil && strings.HasPrefix(name, s.failing) {
+		return s.fail
 	}
-	return s.fail
+	s.objects[name] = data
+	return nil
 }
 
 func (s *store) Delete(_ context.Context, name string) error { delete(s.objects, name); return nil }
