@@ -74,7 +74,7 @@ func Recover(
 	began := time.Now()
 	r := &reader{
 		journal: j, store: s, log: log, progress: p, pipeline: begin(), index: x,
-		state: new(State), indexed: make(map[string]uint64),
+		state: new(State), indexed: make(map[string]uint64), logged: began,
 	}
 	err := r.read(ctx)
 	if errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort) {
@@ -91,6 +91,9 @@ func Recover(
 	return r.state, nil
 }
 
+// progressInterval is the least time between two log lines about the progress of a recovery.
+const progressInterval = time.Second
+
 // reader reads what an earlier run has stored.
 type reader struct {
 	journal  Journal
@@ -104,6 +107,7 @@ type reader struct {
 	indexed map[string]uint64
 	// needed is the largest seq that a checkpoint has seen.
 	needed uint64
+	logged time.Time // when the progress was logged
 	// unreadable are the workers whose checkpoints cannot be read.
 	unreadable []string
 }
@@ -136,6 +140,7 @@ func (r *reader) read(ctx context.Context) error {
 	}
 	err := r.journal.Load(ctx, func(e jetstream.Entry) error {
 		r.progress.Seq.Store(e.Seq)
+		r.logProgress()
 		if err := r.pipeline.Entry(e.Seq, e.Worker, e.Body, e.State); err != nil {
 			return fmt.Errorf("entry %d of worker %q: %w", e.Seq, e.Worker, err)
 		}
@@ -185,7 +190,18 @@ func (r *reader) object(o jetstream.Checkpoint) error {
 		return err
 	}
 	r.progress.Workers.Add(1)
+	r.logProgress()
 	return nil
+}
+
+// logProgress logs the progress, at most once every progressInterval.
+func (r *reader) logProgress() {
+	now := time.Now()
+	if now.Sub(r.logged) < progressInterval {
+		return
+	}
+	r.logged = now
+	r.log.Info("recovering", "checkpoints", r.progress.Workers.Load(), "seq", r.progress.Seq.Load(), "newest_seq", r.progress.Until.Load())
 }
 
 // discard begins with an empty journal. It keeps the registrations.

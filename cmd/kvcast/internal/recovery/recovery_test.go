@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -64,12 +66,16 @@ type log struct {
 	store   *store
 	epoch   string
 	entries []jetstream.Entry
-	newest  uint64 // seq; it stays when the entries are discarded
-	err     error  // of Load
+	newest  uint64        // seq; it stays when the entries are discarded
+	err     error         // of Load
+	pause   time.Duration // before each entry
 }
 
 func (l *log) Load(_ context.Context, each func(jetstream.Entry) error) error {
 	for _, e := range l.entries {
+		if l.pause > 0 {
+			<-time.After(l.pause)
+		}
 		if err := each(e); err != nil {
 			return err
 		}
@@ -273,6 +279,18 @@ func TestUnreadableCheckpointsFallBackToTheEntries(t *testing.T) {
 			w.wantLogged(t, "a checkpoint cannot be read: its worker is recovered from the journal's entries", "object=worker.a", name)
 		})
 	}
+}
+
+func TestProgressIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.log.pause = 400 * time.Millisecond
+		w.recover(t)
+		w.lines.Want(t, "level=INFO msg=recovering checkpoints=0 seq=3 newest_seq=5")
+		if n := strings.Count(w.lines.String(), "msg=recovering"); n != 1 {
+			t.Errorf("logged %d times in 2 s, want once after 1.2 s", n)
+		}
+	})
 }
 
 func TestUnreadableRecordOfRemovedWorkersIsReported(t *testing.T) {
