@@ -1,0 +1,100 @@
+package restart_test
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/kvcast/kvcast/client"
+	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/internal/simulator/blockpool"
+)
+
+// update makes TestStateOfEarlierVersionsIsRead write the directory of the current version instead of reading it. Do that
+// in a new directory only, when the format of stored state has changed.
+var update = flag.Bool("update", false, "write "+golden)
+
+// golden is a journal directory that the first version of the stored state has written, and digest.json is the digest of
+// the blocks of its only worker.
+const golden = "testdata/state-v1"
+
+const goldenBatches = 400
+
+// TestStateOfEarlierVersionsIsRead starts a server with a journal of an earlier version, without its engine.
+func TestStateOfEarlierVersionsIsRead(t *testing.T) {
+	if *update {
+		writeGolden(t)
+	}
+	text, err := os.ReadFile(filepath.Join(golden, "digest.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want client.BlocksDigest
+	if err := json.Unmarshal(text, &want); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(golden, "journal"))); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "--journal", "file:"+dir, "--ingest-start-wait", "0s",
+		"--worker", "name=golden,model="+model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1")
+	if err := follow(t, address(t, p)).converge(t.Context(), map[string]client.BlocksDigest{"golden": want}); err != nil {
+		t.Error(err)
+	}
+	recovered, err := p.Logged(regexp.MustCompile(`msg=recovered .* (checkpoints=\d+)`))
+	if err != nil || recovered != "checkpoints=1" {
+		t.Errorf("recovered with %s, error %v, want checkpoints=1", recovered, err)
+	}
+	if lines := p.LogFaults(); len(lines) > 0 {
+		t.Errorf("the server logged: %q", lines)
+	}
+}
+
+// writeGolden writes the directory of the current version: entries, and a checkpoint.
+func writeGolden(t *testing.T) {
+	t.Helper()
+	e, err := simulator.New(simulator.Config{
+		SocketConfig: bound(), Pool: blockpool.Config{Capacity: 64, HashSeed: 1}, Seed: 1, Batches: goldenBatches, Subscribers: 1, Linger: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() { _ = e.Run(ctx) }()
+	dir := t.TempDir()
+	p := start(t, "--journal", "file:"+dir, "--journal-checkpoint-bytes", "64KiB",
+		"--worker", "name=golden,model="+model+",connect="+e.Endpoint()+",replay="+e.ReplayEndpoint())
+	<-e.Finished()
+	for want := uint64(e.Summary().Blocks); ; <-time.After(100 * time.Millisecond) {
+		m, err := p.Metrics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uint64(m.Sum("kvcast_index_blocks")) == want && m.Sum("kvcast_checkpoint_bytes_total") > 0 {
+			break
+		}
+	}
+	text, err := json.Marshal(client.BlocksDigest{Blocks: uint64(e.Summary().Blocks), XOR: e.Summary().Digest})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(golden); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(golden, "journal"), os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(golden, "digest.json"), append(text, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
