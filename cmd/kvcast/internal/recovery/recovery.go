@@ -120,6 +120,9 @@ func (r *reader) read(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		if err != nil && object.Name == "" { // it is not known which objects there are
+			return fmt.Errorf("read checkpoints: %w", err)
+		}
 		if err != nil {
 			message := "a checkpoint cannot be read: its worker is recovered from the journal's entries, or read again from its engine"
 			if strings.HasPrefix(object.Name, registrationPrefix) {

@@ -27,10 +27,11 @@ import (
 
 // store is a Store in memory. damaged are names that cannot be read.
 type store struct {
-	objects map[string][]byte
-	damaged map[string]bool
-	fail    error // of Put, for names that begin with failing
-	failing string
+	objects  map[string][]byte
+	damaged  map[string]bool
+	fail     error // of Put, for names that begin with failing
+	failing  string
+	unlisted error // of All, for no name
 }
 
 func newStore() *store {
@@ -49,6 +50,9 @@ func (s *store) Delete(_ context.Context, name string) error { delete(s.objects,
 
 func (s *store) All(context.Context) iter.Seq2[jetstream.Checkpoint, error] {
 	return func(yield func(jetstream.Checkpoint, error) bool) {
+		if s.unlisted != nil && !yield(jetstream.Checkpoint{}, s.unlisted) {
+			return
+		}
 		for _, name := range slices.Sorted(maps.Keys(s.objects)) {
 			var err error
 			if s.damaged[name] {
@@ -278,6 +282,20 @@ func TestUnreadableCheckpointsFallBackToTheEntries(t *testing.T) {
 			}
 			w.wantLogged(t, "a checkpoint cannot be read: its worker is recovered from the journal's entries", "object=worker.a", name)
 		})
+	}
+}
+
+// TestRecoveryNeedsAListOfTheCheckpoints fails to list the stored objects, as when NATS servers do not answer.
+func TestRecoveryNeedsAListOfTheCheckpoints(t *testing.T) {
+	w := newWorld(t)
+	w.checkpoint(t, "a", 3, nil)
+	w.store.unlisted = errors.New("no answer")
+	_, err := Recover(t.Context(), w.log, w.store, w.lines.Logger(), &w.progress, w.index, func() Pipeline { return &recorder{} })
+	if !errors.Is(err, w.store.unlisted) || !strings.Contains(err.Error(), "read checkpoints") {
+		t.Errorf("got error %v, want %v", err, w.store.unlisted)
+	}
+	if len(w.log.entries) == 0 {
+		t.Error("the journal was discarded")
 	}
 }
 
