@@ -13,14 +13,14 @@ import (
 // Defaults of Config.
 const (
 	DefaultStream       = "kvcast"
-	DefaultSyncInterval = 10 * time.Second
+	DefaultSyncInterval = time.Second
 	DefaultInFlight     = 512
 )
 
 // Bounds of Config.
 const (
-	minSyncInterval = 100 * time.Millisecond
-	maxSyncInterval = time.Hour
+	MinSyncInterval = 100 * time.Millisecond
+	MaxSyncInterval = time.Hour
 	// maxInFlight is below the 10,000 messages that nats-server queues for a stream before it discards some.
 	maxInFlight = 8192
 	maxReplicas = 5
@@ -65,7 +65,16 @@ type Config struct {
 	Log *slog.Logger
 }
 
-var streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+var (
+	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	serverURL  = regexp.MustCompile(`^(nats|tls)://[^\s,/]+$`)
+)
+
+// IsStream reports whether Config.Stream may have a name.
+func IsStream(name string) bool { return streamName.MatchString(name) }
+
+// IsServer reports whether a text has the form of one of Config.Servers.
+func IsServer(url string) bool { return serverURL.MatchString(url) }
 
 // Validate returns an error for each field whose value is not allowed, joined.
 func (c Config) Validate() error {
@@ -78,14 +87,14 @@ func (c Config) Validate() error {
 	embedded := c.Dir != ""
 	check(embedded == (len(c.Servers) == 0), "dir %q and servers %q: want exactly one of them", c.Dir, c.Servers)
 	for _, s := range c.Servers {
-		check(serverURL.MatchString(s), "server %q: want nats://HOST, nats://HOST:PORT or tls://HOST:PORT", s)
+		check(IsServer(s), "server %q: want nats://HOST, nats://HOST:PORT or tls://HOST:PORT", s)
 	}
-	check(c.Stream == "" || streamName.MatchString(c.Stream), "stream %q: want %s", c.Stream, streamName)
+	check(c.Stream == "" || IsStream(c.Stream), "stream %q: want %s", c.Stream, streamName)
 	check(c.InFlight >= 0 && c.InFlight <= maxInFlight, "in flight %d: want 1 to %d, or 0 for %d", c.InFlight, maxInFlight, DefaultInFlight)
 	check(c.Retention.MaxBytes >= 0, "max bytes %d: want at least 0", c.Retention.MaxBytes)
 	check(c.Retention.MaxAge >= 0, "max age %v: want at least 0", c.Retention.MaxAge)
-	check(c.SyncInterval == 0 || c.SyncInterval >= minSyncInterval && c.SyncInterval <= maxSyncInterval,
-		"sync interval %v: want %v to %v, or 0 for %v", c.SyncInterval, minSyncInterval, maxSyncInterval, DefaultSyncInterval)
+	check(c.SyncInterval == 0 || c.SyncInterval >= MinSyncInterval && c.SyncInterval <= MaxSyncInterval,
+		"sync interval %v: want %v to %v, or 0 for %v", c.SyncInterval, MinSyncInterval, MaxSyncInterval, DefaultSyncInterval)
 	check(!c.SyncAlways || c.SyncInterval == 0, "sync interval %v: want none with sync always", c.SyncInterval)
 	check(c.Replicas >= 0 && c.Replicas <= maxReplicas && c.Replicas != 2 && c.Replicas != 4, "replicas %d: want 1, 3 or 5", c.Replicas)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "tls cert %q and key %q: want both or none", c.TLSCert, c.TLSKey)
@@ -98,8 +107,6 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
-
-var serverURL = regexp.MustCompile(`^(nats|tls)://[^\s,/]+$`)
 
 func (c Config) withDefaults() Config {
 	if c.Stream == "" {

@@ -2,12 +2,12 @@ package config
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
 	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/journal"
+	"github.com/kvcast/kvcast/journal/jetstream"
 	"github.com/kvcast/kvcast/pipeline"
 )
 
@@ -32,8 +32,6 @@ const (
 	// defaultSync is the default of Journal.Sync.
 	defaultSync        = time.Second
 	minCheckpointBytes = 64 << 10
-	// defaultStream is the default of Journal.Stream.
-	defaultStream = "kvcast"
 )
 
 // Dir returns the directory of a journal in files; "" for any other.
@@ -56,17 +54,12 @@ func (j *Journal) Servers() []string {
 // Durable reports whether the journal survives the process.
 func (j *Journal) Durable() bool { return j.Store != storeMemory }
 
-var (
-	natsURL    = regexp.MustCompile(`^(nats|tls)://[^\s,/]+$`)
-	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
-)
-
 func isStore(s string) bool {
 	if dir, ok := strings.CutPrefix(s, storeFilePrefix); ok {
 		return dir != "" && ingestconfig.Printable(dir)
 	}
 	for _, url := range strings.Split(s, ",") {
-		if s != storeMemory && !natsURL.MatchString(url) {
+		if s != storeMemory && !jetstream.IsServer(url) {
 			return false
 		}
 	}
@@ -82,7 +75,7 @@ func (c *Config) journalFields() mapping {
 			return 0, true
 		}
 		d, err := time.ParseDuration(s)
-		return d, err == nil && d >= 100*time.Millisecond && d <= time.Hour
+		return d, err == nil && d >= jetstream.MinSyncInterval && d <= jetstream.MaxSyncInterval
 	}
 	formatSync := func(d time.Duration) string {
 		if d == 0 {
@@ -93,11 +86,11 @@ func (c *Config) journalFields() mapping {
 	return mapping{
 		{"store", store,
 			"Where the journal is: memory, which ends with the process; file:DIR, files of this server; or nats://HOST:PORT,..., NATS servers with JetStream. With file and nats, a restart continues where the server ended."},
-		{"sync", newValue(&j.Sync, defaultSync, "always, or 100ms to 1h", parseSync, formatSync),
+		{"sync", newValue(&j.Sync, jetstream.DefaultSyncInterval, "always, or 100ms to 1h", parseSync, formatSync),
 			"How often a journal in files is synced to the disk: always, or an interval of 100ms to 1h. A crash of the machine, not of the server, loses what is not synced."},
 		{"checkpoint_bytes", size(&c.Pipeline.CheckpointBytes, pipeline.DefaultCheckpointBytes, minCheckpointBytes, maxBytes),
 			"Size of entries after which checkpoints are written, at least 64KiB. A restart reads about as many bytes of entries."},
-		{"stream", text(&j.Stream, defaultStream, streamName.MatchString, "1 to 64 letters, digits, - or _"),
+		{"stream", text(&j.Stream, jetstream.DefaultStream, jetstream.IsStream, "1 to 64 letters, digits, - or _"),
 			"Name of the stream in NATS."},
 		{"replicas", newReplicas(&j.Replicas),
 			"Number of NATS servers that store the stream: 1, 3 or 5."},
