@@ -1,7 +1,6 @@
 package pipeline
 
 import (
-	"encoding/binary"
 	"maps"
 	"slices"
 
@@ -9,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
+	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline/consolidate"
 	"github.com/kvcast/kvcast/pipeline/copies"
@@ -113,7 +113,7 @@ func (s *stateLog) endSuppressed(key *runKey, eventsBefore int) {
 	b = appendUint(b, statev1.SuppressedRemovesDpRankField, key.rank)
 	b = appendUint(b, statev1.SuppressedRemovesTierField, uint32(key.tier))
 	b = appendUint(b, statev1.SuppressedRemovesOpField, uint32(s.removes.op))
-	b = appendFixed64s(b, statev1.SuppressedRemovesBlockHashesField, s.removes.hashes)
+	b = encode.AppendHashes(b, statev1.SuppressedRemovesBlockHashesField, s.removes.hashes)
 	s.body = b
 	s.addChange(eventsBefore)
 	s.removes.hashes = s.removes.hashes[:0]
@@ -354,13 +354,4 @@ func appendUint(b []byte, field protowire.Number, v uint32) []byte {
 	}
 	b = protowire.AppendTag(b, field, protowire.VarintType)
 	return protowire.AppendVarint(b, uint64(v))
-}
-
-func appendFixed64s(b []byte, field protowire.Number, values []uint64) []byte {
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(8*len(values)))
-	for _, v := range values {
-		b = binary.LittleEndian.AppendUint64(b, v)
-	}
-	return b
 }

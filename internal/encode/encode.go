@@ -70,8 +70,8 @@ func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 		b = protowire.AppendTag(b, kvcastv1.StoredParentHashField, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, s.Parent)
 	}
-	b = appendHashes(b, kvcastv1.StoredBlockHashesField, s.BlockHashes)
-	b = appendHashes(b, kvcastv1.StoredTokensHashesField, s.TokensHashes)
+	b = AppendHashes(b, kvcastv1.StoredBlockHashesField, s.BlockHashes)
+	b = AppendHashes(b, kvcastv1.StoredTokensHashesField, s.TokensHashes)
 	if s.BlockSize != 0 {
 		b = protowire.AppendTag(b, kvcastv1.StoredBlockSizeField, protowire.VarintType)
 		b = protowire.AppendVarint(b, uint64(s.BlockSize))
@@ -93,7 +93,7 @@ func AppendStored(b []byte, events protowire.Number, h Head, s *Stored) []byte {
 // AppendRemoved appends a removed event, as an element of the repeated field with that number.
 func AppendRemoved(b []byte, events protowire.Number, h Head, hashes []uint64) []byte {
 	b = appendStart(b, events, h, kvcastv1.RouterEventRemovedField, hashesSize(hashes))
-	return appendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
+	return AppendHashes(b, kvcastv1.RemovedBlockHashesField, hashes)
 }
 
 // appendStart appends an event up to the body of its kind, which has body bytes and follows.
@@ -112,7 +112,8 @@ func hashesSize(hashes []uint64) int {
 	return tagSize + protowire.SizeBytes(8*len(hashes))
 }
 
-func appendHashes(b []byte, field protowire.Number, hashes []uint64) []byte {
+// AppendHashes appends a packed field of fixed64 values; nothing if there are none.
+func AppendHashes(b []byte, field protowire.Number, hashes []uint64) []byte {
 	if len(hashes) == 0 {
 		return b
 	}

@@ -1,11 +1,10 @@
 package consolidate
 
 import (
-	"encoding/binary"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/internal/encode"
 	"github.com/kvcast/kvcast/pipeline/copies"
 	statev1 "github.com/kvcast/kvcast/proto/kvcast/state/v1"
 )
@@ -68,13 +67,13 @@ func (r *Recorder) Len() int {
 func (r *Recorder) store(rank uint32, source int, e *wire.Event, op copies.Op) {
 	b := r.begin(statev1.TrackerCall_KIND_STORE, rank, source)
 	b = appendUint(b, statev1.TrackerCallOpField, uint64(op))
-	b = appendHashes(b, statev1.TrackerCallBlockHashesField, e.BlockHashes)
+	b = encode.AppendHashes(b, statev1.TrackerCallBlockHashesField, e.BlockHashes)
 	if e.HasParent {
 		b = protowire.AppendTag(b, statev1.TrackerCallParentHashField, protowire.Fixed64Type)
 		b = protowire.AppendFixed64(b, e.Parent)
 	}
 	if len(e.TokensHashes) == len(e.BlockHashes) {
-		b = appendHashes(b, statev1.TrackerCallTokensHashesField, e.TokensHashes)
+		b = encode.AppendHashes(b, statev1.TrackerCallTokensHashesField, e.TokensHashes)
 		b = appendString(b, statev1.TrackerCallLoraNameField, e.LoRAName)
 		b = appendString(b, statev1.TrackerCallCacheSaltField, e.CacheSalt)
 	}
@@ -102,13 +101,13 @@ func (r *Recorder) endRemoves() {
 	r.removed = r.removed[:0]
 	b := r.begin(statev1.TrackerCall_KIND_REMOVE, r.removedKey.rank, r.removedKey.source)
 	b = appendUint(b, statev1.TrackerCallOpField, uint64(r.removedKey.op))
-	r.end(appendHashes(b, statev1.TrackerCallBlockHashesField, hashes))
+	r.end(encode.AppendHashes(b, statev1.TrackerCallBlockHashesField, hashes))
 }
 
 // removeBlocks records a call of RemoveBlocks.
 func (r *Recorder) removeBlocks(rank uint32, routerHashes []uint64) {
 	b := r.begin(statev1.TrackerCall_KIND_REMOVE_BLOCKS, rank, 0)
-	r.end(appendHashes(b, statev1.TrackerCallBlockHashesField, routerHashes))
+	r.end(encode.AppendHashes(b, statev1.TrackerCallBlockHashesField, routerHashes))
 }
 
 // call records a call without further arguments, unless r is nil.
@@ -147,18 +146,6 @@ func appendString(b []byte, field protowire.Number, s string) []byte {
 		return b
 	}
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
-}
-
-func appendHashes(b []byte, field protowire.Number, hashes []uint64) []byte {
-	if len(hashes) == 0 {
-		return b
-	}
-	b = protowire.AppendTag(b, field, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(8*len(hashes)))
-	for _, h := range hashes {
-		b = binary.LittleEndian.AppendUint64(b, h)
-	}
-	return b
 }
 
 // checks are the outcomes of a Store's checks against bounds: recorded, or those of a recorded call that is replayed.
