@@ -131,7 +131,7 @@ func (p *Pipeline) checkpointRemoved() Checkpoint {
 	state, unstored := p.removed.state()
 	lanes := maps.Clone(p.lanes)
 	p.mu.Unlock()
-	// A lane is locked for long while an append waits, so that the pipeline is not locked meanwhile.
+	// The pipeline is unlocked now, since a lane's lock may be held for long: while its append waits.
 	for _, l := range lanes {
 		l.mu.Lock()
 		if l.earlier != nil && l.earlier.isDurable() && l.log.position.size == 0 {

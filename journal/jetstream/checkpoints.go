@@ -174,8 +174,9 @@ func (c *Checkpoints) Delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// All returns all checkpoints, in no particular order. For one that cannot be read, or whose checksum differs, it yields
-// the name and an error that names it, and continues. An error without a name ends it.
+// All returns all checkpoints, in no particular order. If one cannot be read, or its checksum differs, All yields its name
+// and an error, and continues with the next. If the checkpoints cannot be listed, All yields an error without a name, and
+// ends.
 func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Checkpoint, error] {
 	return func(yield func(Checkpoint, error) bool) {
 		subjects, err := c.subjects(ctx, "M.")
