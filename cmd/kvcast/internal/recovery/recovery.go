@@ -57,26 +57,21 @@ type Progress struct {
 	Seq, Until atomic.Uint64
 }
 
-// State is what a recovery has found.
-type State struct {
-	// Registered are the workers to register again.
-	Registered []ingestconfig.Worker
-}
-
 // errShort means that the journal lacks entries that a checkpoint has seen.
 var errShort = errors.New("the journal ends before entries that were acknowledged")
 
 // Recover brings the pipeline state that begin returns, and an empty index, to the state after the journal's newest entry.
-// If the journal cannot be read, Recover discards its entries, and begins anew with an empty journal.
+// If the journal cannot be read, Recover discards its entries, and begins anew with an empty journal. It returns the
+// workers to register again.
 func Recover(
 	ctx context.Context, j Journal, s Store, log *slog.Logger, p *Progress, x *index.Index, begin func() Pipeline,
-) (*State, error) {
+) (registered []ingestconfig.Worker, err error) {
 	began := time.Now()
 	r := &reader{
 		journal: j, store: s, log: log, progress: p, pipeline: begin(), index: x,
-		state: new(State), indexed: make(map[string]uint64), logged: began,
+		indexed: make(map[string]uint64), logged: began,
 	}
-	err := r.read(ctx)
+	err = r.read(ctx)
 	if errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort) {
 		log.Error("the journal cannot be read: starting with an empty journal and a new epoch; routers take a snapshot, and the "+
 			"engines' caches are read again", "error", err)
@@ -88,7 +83,7 @@ func Recover(
 	workers, blocks := x.Len()
 	log.Info("recovered", "workers", workers, "blocks", blocks, "checkpoints", p.Workers.Load(),
 		"newest_seq", j.Bounds().Newest, "epoch", j.Bounds().Epoch, "took", time.Since(began).Round(time.Millisecond))
-	return r.state, nil
+	return r.registered, nil
 }
 
 // progressInterval is the least time between two log lines about the progress of a recovery.
@@ -96,13 +91,13 @@ const progressInterval = time.Second
 
 // reader reads what an earlier run has stored.
 type reader struct {
-	journal  Journal
-	store    Store
-	log      *slog.Logger
-	progress *Progress
-	pipeline Pipeline
-	index    *index.Index
-	state    *State
+	journal    Journal
+	store      Store
+	log        *slog.Logger
+	progress   *Progress
+	pipeline   Pipeline
+	index      *index.Index
+	registered []ingestconfig.Worker
 	// indexed has the seq up to which the index has each worker's entries.
 	indexed map[string]uint64
 	// needed is the largest seq that a checkpoint has seen.
@@ -175,7 +170,7 @@ func (r *reader) object(o jetstream.Checkpoint) error {
 	case strings.HasPrefix(o.Name, registrationPrefix):
 		w, err := decodeRegistration(o.Name, o.Data)
 		if err == nil {
-			r.state.Registered = append(r.state.Registered, w)
+			r.registered = append(r.registered, w)
 		}
 		return err
 	}
@@ -208,17 +203,17 @@ func (r *reader) logProgress() {
 }
 
 // discard begins with an empty journal. It keeps the registrations.
-func (r *reader) discard(ctx context.Context, begin func() Pipeline) (*State, error) {
+func (r *reader) discard(ctx context.Context, begin func() Pipeline) ([]ingestconfig.Worker, error) {
 	if err := r.journal.Discard(ctx); err != nil {
 		return nil, fmt.Errorf("discard the journal: %w", err)
 	}
 	begin()
 	r.index.Reset()
 	r.index.Advance(r.journal.Bounds().Newest) // seqs continue
-	for _, w := range r.state.Registered {
+	for _, w := range r.registered {
 		if err := (Registrations{r.store}).Add(ctx, w); err != nil {
 			return nil, err
 		}
 	}
-	return r.state, nil
+	return r.registered, nil
 }

@@ -105,15 +105,16 @@ func (d *durable) isStalled(now time.Time) bool {
 	return !since.IsZero() && now.Sub(since) > stallTime
 }
 
-// recover recovers the state from a durable journal, and creates what reads the engines.
-func (s *Service) recover(ctx context.Context) (*recovery.State, error) {
+// recover recovers the state from a durable journal, and creates what reads the engines. It returns the
+// workers to register again.
+func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	d := s.durable
 	if d == nil {
 		return nil, nil
 	}
 	var recovered *pipeline.Recovery
 	s.cfg.Pipeline.Durable = true
-	state, err := recovery.Recover(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index(), func() recovery.Pipeline {
+	registered, err := recovery.Recover(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index(), func() recovery.Pipeline {
 		recovered = pipeline.Recover(s.cfg.Pipeline)
 		return recovered
 	})
@@ -132,13 +133,13 @@ func (s *Service) recover(ctx context.Context) (*recovery.State, error) {
 		return nil, err
 	}
 	d.recovering.Store(false)
-	return state, nil
+	return registered, nil
 }
 
 // run registers the workers that were registered before, writes checkpoints, and tells the server whether the journal
 // stalls, until ctx ends.
-func (d *durable) run(ctx context.Context, s *Service, state *recovery.State, discovered <-chan struct{}) error {
-	for _, w := range state.Registered {
+func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
+	for _, w := range registered {
 		switch err := s.ingest.AddWorker(ctx, w); {
 		case ctx.Err() != nil:
 			return nil

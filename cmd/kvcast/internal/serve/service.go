@@ -14,9 +14,9 @@ import (
 
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/cli"
 	"github.com/kvcast/kvcast/cmd/kvcast/internal/config"
-	"github.com/kvcast/kvcast/cmd/kvcast/internal/recovery"
 	"github.com/kvcast/kvcast/index"
 	"github.com/kvcast/kvcast/ingest"
+	ingestconfig "github.com/kvcast/kvcast/ingest/config"
 	"github.com/kvcast/kvcast/ingest/discovery"
 	"github.com/kvcast/kvcast/internal/budget"
 	"github.com/kvcast/kvcast/journal"
@@ -214,9 +214,9 @@ func (s *Service) Run(ctx context.Context) error {
 		adminDone = background(s.serveAdmin)
 	}
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
-	state, err := s.recover(ctx)
+	registered, err := s.recover(ctx)
 	if err == nil {
-		err = s.run(ctx, state, grpcDone, adminDone)
+		err = s.run(ctx, registered, grpcDone, adminDone)
 	} else if ctx.Err() != nil {
 		err = nil
 	}
@@ -232,7 +232,7 @@ func (s *Service) Run(ctx context.Context) error {
 }
 
 // run reads engines and serves routers until ctx is done or a part fails. It then stops reading engines.
-func (s *Service) run(ctx context.Context, state *recovery.State, grpcDone, adminDone <-chan error) error {
+func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grpcDone, adminDone <-chan error) error {
 	beyond := context.WithoutCancel(ctx)
 	starting, stopStarting := context.WithCancel(ctx)
 	defer stopStarting()
@@ -250,7 +250,7 @@ func (s *Service) run(ctx context.Context, state *recovery.State, grpcDone, admi
 	startDone := background(func() error { s.start(starting, discovered); return nil })
 	var durableDone <-chan error // nil with a journal in memory
 	if s.durable != nil {
-		durableDone = background(func() error { return s.durable.run(starting, s, state, discovered) })
+		durableDone = background(func() error { return s.durable.run(starting, s, registered, discovered) })
 	}
 
 	var failure error
