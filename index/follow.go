@@ -40,8 +40,8 @@ type Follower struct {
 }
 
 // NewFollower returns a follower of a journal's entries after the last one that the index has applied when Run is called.
-// The journal must retain the entries after the last one that it has applied now. Run calls delay with the times from the receipt of an engine's batch until readers see it, for the
-// oldest batch of those that are applied together.
+// The journal must retain the entries after the last one that it has applied now. Run calls delay with the times from the
+// receipt of an engine's batch until readers see it, for the oldest batch of those that are applied together.
 func NewFollower(j Journal, x *Index, delay func(time.Duration)) *Follower {
 	f := &Follower{journal: j, index: x, delay: delay}
 	f.applied.Store(x.Seq())
@@ -78,6 +78,7 @@ func (f *Follower) EvictedBytes() int { return f.journal.EvictedBytes() }
 // after which the state is outdated.
 func (f *Follower) Run(ctx context.Context) error {
 	f.applied.Store(f.index.Seq())
+	f.wakeReaders() // the index may have been restored after NewFollower
 	reading := context.WithoutCancel(ctx)
 	for {
 		changed, ended := f.journal.Changed(), false

@@ -83,6 +83,22 @@ func (f *followed) Close(ctx context.Context) error {
 	return errors.Join(f.stop(), f.memory.Close(ctx))
 }
 
+// TestRestoredIndexIsSeen waits for what was restored after NewFollower, and before Run, with no entry after it.
+func TestRestoredIndexIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, x := journal.NewMemory(journal.Config{After: 7}), index.New()
+		f := index.NewFollower(m, x, noDelay)
+		seen := make(chan error, 1)
+		go func() { seen <- f.Wait(t.Context(), 7) }()
+		synctest.Wait()
+		x.Advance(7)
+		run(t, f)
+		if err := <-seen; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestFollowerConforms runs the tests of journals on what readers see.
 func TestFollowerConforms(t *testing.T) {
 	journaltest.Run(t, journaltest.Harness{Open: func(t *testing.T, maxBytes int) journal.Journal {

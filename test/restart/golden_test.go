@@ -42,7 +42,7 @@ func TestStateOfEarlierVersionsIsRead(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(golden, "journal"))); err != nil {
 		t.Fatal(err)
 	}
-	p := start(t, "--journal", "file:"+dir, "--ingest-start-wait", "0s",
+	p := start(t, "--journal", "file:"+dir, "--ingest-start-wait", "0s", "--ingest-grace", "24h",
 		"--worker", "name=golden,model="+model+",connect=tcp://127.0.0.1:1,replay=tcp://127.0.0.1:1")
 	if err := follow(t, address(t, p)).converge(t.Context(), map[string]client.BlocksDigest{"golden": want}); err != nil {
 		t.Error(err)
