@@ -26,6 +26,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -44,29 +46,44 @@ const (
 	maxMessage = 64 << 20
 )
 
-// Client subscribes to a server. It has no connection between streams and needs no Close. It is safe for
-// concurrent use.
+// Client subscribes to a server, or to one of several that serve the same workers. It has no connection between streams
+// and needs no Close. It is safe for concurrent use.
 type Client struct {
-	target  string
+	targets []string
 	options []grpc.DialOption
 	conn    grpc.ClientConnInterface // nil: each stream opens a connection
+	current atomic.Uint32            // index of the target to use; it grows when that target fails
 }
+
+// shuffled makes a connection try the addresses of its target in random order: a DNS name may have many.
+const shuffled = `{"loadBalancingConfig": [{"pick_first": {"shuffleAddressList": true}}]}`
 
 // New returns a client for a server, with the target and options of grpc.NewClient. The options must include
 // transport credentials. New does not connect.
 //
+// The target may be a list, separated by commas. The client then uses the first one until a stream ends or a call finds
+// it unavailable, and then the next. It resumes at its position there, if the servers share their journal; otherwise their
+// epochs differ, and it continues with a snapshot.
+//
 // Each stream opens its own connection. After a failure, the target is therefore resolved again, and a load
-// balancer can choose another server. A connection without traffic for 10 s is pinged.
+// balancer can choose another server. Of a name with several addresses, one is chosen at random. A connection without
+// traffic for 10 s is pinged.
 func New(target string, options ...grpc.DialOption) (*Client, error) {
-	c := &Client{target: target, options: append([]grpc.DialOption{
+	c := &Client{targets: strings.Split(target, ","), options: append([]grpc.DialOption{
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingInterval, Timeout: pingTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDefaultServiceConfig(shuffled),
 	}, options...)}
-	_, closeConn, err := c.connect() // validates the options
-	if err != nil {
-		return nil, fmt.Errorf("new client: %w", err)
+	for _, t := range c.targets {
+		if t == "" {
+			return nil, fmt.Errorf("new client: target %q: want one or more servers, separated by commas", target)
+		}
+		conn, err := grpc.NewClient(t, c.options...) // validates the target and the options
+		if err != nil {
+			return nil, fmt.Errorf("new client: %w", err)
+		}
+		_ = conn.Close()
 	}
-	closeConn()
 	return c, nil
 }
 
@@ -74,17 +91,31 @@ func New(target string, options ...grpc.DialOption) (*Client, error) {
 // after an ErrIdle, so the connection should use keepalive.
 func FromConn(conn grpc.ClientConnInterface) *Client { return &Client{conn: conn} }
 
-// connect returns a connection and the function that closes it.
-func (c *Client) connect() (grpc.ClientConnInterface, func(), error) {
-	if c.conn != nil {
-		return c.conn, func() {}, nil
-	}
-	conn, err := grpc.NewClient(c.target, c.options...)
-	if err != nil {
-		return nil, nil, err
-	}
-	return conn, func() { _ = conn.Close() }, nil // an error means that the connection is already closed
+// connection is a connection for a stream or a call.
+type connection struct {
+	grpc.ClientConnInterface
+	close  func()
+	failed func() // makes the next connection go to the next target
 }
+
+func (c *Client) connect() (connection, error) {
+	if c.conn != nil {
+		return connection{c.conn, func() {}, func() {}}, nil
+	}
+	i := c.current.Load()
+	conn, err := grpc.NewClient(c.targets[int(i)%len(c.targets)], c.options...)
+	if err != nil {
+		return connection{}, err
+	}
+	return connection{
+		conn,
+		func() { _ = conn.Close() }, // an error means that the connection is already closed
+		func() { c.current.CompareAndSwap(i, i+1) },
+	}, nil
+}
+
+// servers returns the number of targets, at least 1.
+func (c *Client) servers() int { return max(1, len(c.targets)) }
 
 // connClosed reports whether the caller has closed its connection.
 func (c *Client) connClosed() bool {

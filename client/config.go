@@ -54,7 +54,8 @@ type Config struct {
 	IdleTimeout time.Duration
 	// BackoffMin and BackoffMax bound the wait before another stream. The wait doubles with each failure, and up
 	// to half of it is subtracted at random. A longer delay that the server requests with RetryInfo takes
-	// precedence, up to MaxRetryDelay. Defaults: DefaultBackoffMin and DefaultBackoffMax.
+	// precedence, up to MaxRetryDelay. With several servers this is the wait after all have failed, and before the next
+	// one it is at most a tenth of BackoffMin. Defaults: DefaultBackoffMin and DefaultBackoffMax.
 	BackoffMin, BackoffMax time.Duration
 	// Digests requests digests from the server, which View.Apply compares with its state. If the server does not
 	// support digests, the subscription continues without them.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
@@ -32,22 +34,31 @@ type MatchResult struct {
 }
 
 // MatchPrefix returns the dp ranks that hold prefixes of prompts, according to the server. Errors of the server are
-// an *Error. A client of New opens a connection for the call; use a Matcher for more than a few requests.
+// an *Error. A client of New opens a connection for the call, and tries each of several servers until one is available;
+// use a Matcher for more than a few requests.
 func (c *Client) MatchPrefix(ctx context.Context, req MatchRequest) (MatchResult, error) {
 	m, err := req.proto()
 	if err != nil {
 		return MatchResult{}, err
 	}
-	conn, closeConn, err := c.connect()
-	if err != nil {
-		return MatchResult{}, err
+	for attempt := 1; ; attempt++ {
+		conn, err := c.connect()
+		if err != nil {
+			return MatchResult{}, err
+		}
+		res, err := kvcastv1.NewRouterEventServiceClient(conn).MatchPrefix(ctx, m)
+		conn.close()
+		if err == nil {
+			return newMatchResult(m, res), nil
+		}
+		failure := newError(err)
+		if failure.Code != codes.Unavailable {
+			return MatchResult{}, failure
+		}
+		if conn.failed(); attempt == c.servers() {
+			return MatchResult{}, failure
+		}
 	}
-	defer closeConn()
-	res, err := kvcastv1.NewRouterEventServiceClient(conn).MatchPrefix(ctx, m)
-	if err != nil {
-		return MatchResult{}, newError(err)
-	}
-	return newMatchResult(m, res), nil
 }
 
 // proto returns the request as a message, or a *ConfigError.

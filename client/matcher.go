@@ -52,7 +52,7 @@ func (m *Matcher) Close() {
 }
 
 // Match sends a request and waits for the answer; see MatchPrefix. A request whose stream broke before the answer is
-// sent once more over another stream. Match is safe for concurrent use.
+// sent over another stream, at most once more for each server. Match is safe for concurrent use.
 func (m *Matcher) Match(ctx context.Context, req MatchRequest) (MatchResult, error) {
 	msg, err := req.proto()
 	if err != nil {
@@ -67,23 +67,23 @@ func (m *Matcher) Match(ctx context.Context, req MatchRequest) (MatchResult, err
 	var lost *lostError
 	for attempt := 0; ; attempt++ {
 		call, err := m.send(ctx, msg)
-		if err != nil {
-			return MatchResult{}, err
-		}
-		select {
-		case <-call.done:
-		case <-ctx.Done():
-			return MatchResult{}, ctx.Err()
+		if err == nil {
+			select {
+			case <-call.done:
+				err = call.err
+			case <-ctx.Done():
+				return MatchResult{}, ctx.Err()
+			}
 		}
 		switch {
-		case call.err == nil:
+		case err == nil:
 			return newMatchResult(msg, call.response), nil
-		case errors.As(call.err, &lost) && attempt == 0:
+		case errors.As(err, &lost) && attempt < m.client.servers():
 			continue
-		case errors.As(call.err, &lost):
+		case errors.As(err, &lost):
 			return MatchResult{}, lost.err
 		}
-		return MatchResult{}, call.err
+		return MatchResult{}, err
 	}
 }
 
@@ -144,7 +144,7 @@ func (m *Matcher) current(call *matchCall) (*matchStream, error) {
 
 // open opens a stream. The caller must hold mu.
 func (m *Matcher) open() error {
-	conn, closeConn, err := m.client.connect()
+	conn, err := m.client.connect()
 	if err != nil {
 		return err
 	}
@@ -152,15 +152,17 @@ func (m *Matcher) open() error {
 	stream, err := kvcastv1.NewRouterEventServiceClient(conn).MatchPrefixes(ctx)
 	if err != nil {
 		cancel(nil)
-		closeConn()
-		return newError(err)
+		conn.close()
+		conn.failed()
+		return &lostError{newError(err)}
 	}
 	s := &matchStream{BidiStreamingClient: stream, cancel: cancel}
 	m.stream = s
 	m.done.Go(func() {
-		defer closeConn()
+		defer conn.close()
 		defer cancel(nil)
 		err := s.receive()
+		conn.failed()
 		if errors.Is(context.Cause(ctx), ErrMatcherClosed) {
 			err = ErrMatcherClosed
 		}

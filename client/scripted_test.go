@@ -27,8 +27,9 @@ import (
 // scripted is a server that plays a script per stream. It plays the last script for all further streams.
 type scripted struct {
 	kvcastv1.UnimplementedRouterEventServiceServer
-	client *client.Client
-	pause  time.Duration // before each message; set before the first stream
+	client   *client.Client
+	listener *bufconn.Listener
+	pause    time.Duration // before each message; set before the first stream
 
 	mu      sync.Mutex
 	streams []script
@@ -45,8 +46,8 @@ type script struct {
 // play starts a server without a network, for tests under synctest.
 func play(t *testing.T, streams ...script) *scripted {
 	t.Helper()
-	s := &scripted{streams: streams}
 	l := bufconn.Listen(1 << 20)
+	s := &scripted{streams: streams, listener: l}
 	g := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 9 * time.Second})) // as in kvcast servers
 	kvcastv1.RegisterRouterEventServiceServer(g, s)
 	served := make(chan error, 1)

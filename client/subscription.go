@@ -25,6 +25,7 @@ type subscription struct {
 	rejected     error     // set by Resnapshot until the stream has ended; nil: none
 	progressed   bool      // the current stream has delivered entries or Progress with a position
 	streamStart  time.Time // when the current stream was requested
+	failed       func()    // makes the next stream go to the next server
 
 	backoff         backoff // before all streams
 	snapshotBackoff backoff // before streams that follow a violation
@@ -39,10 +40,10 @@ func newSubscription(c *Client, cfg Config) (*subscription, error) {
 		return nil, err
 	}
 	cfg.Filter = proto.CloneOf(cfg.Filter)
-	b := backoff{min: cfg.BackoffMin, max: cfg.BackoffMax}
+	b := backoff{min: cfg.BackoffMin, max: cfg.BackoffMax, servers: c.servers()}
 	return &subscription{
-		client: c, cfg: cfg, validator: newValidator(cfg.Filter, cfg.GapPolicy), digests: cfg.Digests,
-		backoff: b, snapshotBackoff: b,
+		client: c, cfg: cfg, failed: func() {}, validator: newValidator(cfg.Filter, cfg.GapPolicy), digests: cfg.Digests,
+		backoff: b, snapshotBackoff: backoff{min: cfg.BackoffMin, max: cfg.BackoffMax, servers: 1},
 	}, nil
 }
 
@@ -53,6 +54,7 @@ func (s *subscription) run(ctx context.Context, deliver func(Update) bool) error
 		if errors.Is(err, errStopped) || isDone(ctx) {
 			return nil
 		}
+		s.failed()
 		i, err := s.interruption(err)
 		if err != nil {
 			return err
@@ -84,11 +86,12 @@ func isDone(ctx context.Context) bool {
 func (s *subscription) stream(ctx context.Context, deliver func(Update) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	conn, closeConn, err := s.client.connect()
+	conn, err := s.client.connect()
 	if err != nil {
 		return err
 	}
-	defer closeConn()
+	defer conn.close()
+	s.failed = conn.failed
 	timeout := s.idleTimeout(nil)
 	idle := time.AfterFunc(timeout, func() { cancel(ErrIdle) })
 	defer idle.Stop()
@@ -227,20 +230,26 @@ func (s *subscription) startsWithSnapshot() bool {
 // backoff is an exponential backoff with jitter.
 type backoff struct {
 	min, max time.Duration
+	servers  int // tried in turn
 	failures int
 }
 
-// next counts a failure and returns the wait after it. If the server requests a longer delay, the wait is the
-// requested delay plus up to a quarter at random, since the server requests the same delay from many clients.
+// next counts a failure and returns the wait after it: a short one before the next server, until all have failed. If the
+// last server requests a longer delay, the wait is the requested delay plus up to a quarter at random, since the server
+// requests the same delay from many clients.
 func (b *backoff) next(requested time.Duration) time.Duration {
+	rounds := b.failures / b.servers
+	b.failures++
+	if b.failures%b.servers != 0 {
+		return jitter(b.min / 10)
+	}
 	wait := b.min
-	for range b.failures {
+	for range rounds {
 		if wait *= 2; wait >= b.max {
 			wait = b.max
 			break
 		}
 	}
-	b.failures++
 	wait -= jitter(wait / 2)
 	if requested = min(requested, MaxRetryDelay); requested > 0 {
 		wait = max(wait, requested+jitter(requested/4))

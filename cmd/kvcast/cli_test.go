@@ -36,6 +36,8 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{"subscribe --after :5 --from latest", 2, "can't be used together"},
 		{"subscribe --from foo", 2, `--from must be one of "snapshot","earliest","latest"`},
 		{"subscribe --addr http://localhost:50051", 2, "want HOST:PORT, without a scheme"},
+		{"subscribe --addr 127.0.0.1:1,127.0.0.1:1", 1, "start one with kvcast serve"},
+		{"status --addr 127.0.0.1:1,", 2, "or several separated by commas"},
 		{"match", 2, "want --tokens, --tokens-file, --tokens-hashes or --block-hashes"},
 		{"match --tokens 1,x", 2, `--tokens: "x" is not allowed: want a number of 0 to 4294967295`},
 		{"match --tokens 4294967296", 2, `--tokens: "4294967296" is not allowed`},

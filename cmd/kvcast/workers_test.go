@@ -188,6 +188,14 @@ func TestDeregisterConfiguredAndConnectingWorkers(t *testing.T) {
 		t.Errorf("got %q %q", got.out, got.err)
 	}
 
+	several := "127.0.0.1:1," + s.addr()
+	if got := kvcast(t, nil, "workers", "--addr", several); got.out != "no workers\n" {
+		t.Errorf("several addresses: got %q %q", got.out, got.err)
+	}
+	if got := kvcast(t, nil, "subscribe", "--addr", several, "--from", "earliest", "--count", "1"); !strings.Contains(got.out, "added") {
+		t.Errorf("several addresses: got %q %q", got.out, got.err)
+	}
+
 	bound := publisherOf(t, simulator.SocketConfig{Endpoint: s.endpoint(), Mode: simulator.ModeConnect, Topic: "kv@pod-0@m"})
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

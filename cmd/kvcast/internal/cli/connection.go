@@ -14,12 +14,14 @@ import (
 	"google.golang.org/grpc/codes"
 	grpccredentials "google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 )
 
 // Connection contains the flags of a command that calls a server.
 type Connection struct {
-	Addr      string `default:"localhost:50051" placeholder:"ADDR" help:"Server address (${default})."`
+	Addr      string `default:"localhost:50051" placeholder:"ADDR" help:"Server address, or several that are tried in turn, separated by commas (${default})."`
 	TLS       bool   `name:"tls" help:"Use TLS with the system's CAs."`
 	CA        string `name:"ca" placeholder:"FILE" predictor:"file" help:"Use TLS with the CAs in this PEM file only."`
 	TokenFile string `placeholder:"FILE" predictor:"file" help:"File of the token to send ($KVCAST_TOKEN is the token itself)."`
@@ -44,13 +46,27 @@ func (c *Connection) ConnectionFlags() string {
 	return text
 }
 
-// Dial returns a connection. Its first call connects.
+// Servers returns the addresses of --addr, at least one.
+func (c *Connection) Servers() []string { return strings.Split(c.Addr, ",") }
+
+// Dial returns a connection to the first of the servers that can be reached. Its first call connects.
 func (c *Connection) Dial(p Process) (*grpc.ClientConn, error) {
 	options, err := c.DialOptions(p)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := grpc.NewClient(c.Addr, options...)
+	target := c.Addr
+	if servers := c.Servers(); len(servers) > 1 {
+		list := manual.NewBuilderWithScheme("servers")
+		var state resolver.State
+		for _, addr := range servers {
+			host, _, _ := net.SplitHostPort(addr) // DialOptions has checked it
+			state.Addresses = append(state.Addresses, resolver.Address{Addr: addr, ServerName: host})
+		}
+		list.InitialState(state)
+		options, target = append(options, grpc.WithResolvers(list)), list.Scheme()+":///"
+	}
+	conn, err := grpc.NewClient(target, options...)
 	if err != nil {
 		return nil, UsageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT: %w", c.Addr, err)}
 	}
@@ -59,8 +75,10 @@ func (c *Connection) Dial(p Process) (*grpc.ClientConn, error) {
 
 // DialOptions returns the options of connections: TLS and the token.
 func (c *Connection) DialOptions(p Process) ([]grpc.DialOption, error) {
-	if _, port, err := net.SplitHostPort(c.Addr); err != nil || port == "" {
-		return nil, UsageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT, without a scheme", c.Addr)}
+	for _, addr := range c.Servers() {
+		if _, port, err := net.SplitHostPort(addr); err != nil || port == "" {
+			return nil, UsageError{fmt.Errorf("--addr: %q is not allowed: want HOST:PORT, without a scheme, or several separated by commas", addr)}
+		}
 	}
 	secured, err := c.transport()
 	if err != nil {

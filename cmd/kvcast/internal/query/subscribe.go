@@ -46,7 +46,7 @@ func (c *Subscribe) start() client.Start {
 }
 
 // Run prints the stream until ctx is done, --count events are printed, or the server rejects the subscription. It resumes
-// an interrupted stream, but fails if the first connection does.
+// an interrupted stream, but fails if no server accepts the first one.
 func (c *Subscribe) Run(ctx context.Context, std cli.Process) error {
 	options, err := c.DialOptions(std)
 	if err != nil {
@@ -78,7 +78,7 @@ func (c *Subscribe) print(updates iter.Seq2[client.Update, error], p *output.Pri
 			return c.Error(err)
 		}
 		if i := u.Interruption; i != nil {
-			if !accepted {
+			if !accepted && i.Failures >= len(c.Servers()) {
 				return c.Error(i.Err)
 			}
 			next := "with a snapshot"
