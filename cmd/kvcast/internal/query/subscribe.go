@@ -78,7 +78,11 @@ func (c *Subscribe) print(updates iter.Seq2[client.Update, error], p *output.Pri
 			return c.Error(err)
 		}
 		if i := u.Interruption; i != nil {
-			if !accepted && i.Failures >= len(c.Servers()) {
+			switch {
+			case accepted:
+			case i.Failures < len(c.Servers()):
+				continue
+			default:
 				return c.Error(i.Err)
 			}
 			next := "with a snapshot"
