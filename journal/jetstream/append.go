@@ -20,10 +20,7 @@ import (
 // Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
 // journal fails.
 func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
-	j.start.Do(func() {
-		j.loops.Go(j.publishLoop)
-		j.loops.Go(j.retentionLoop)
-	})
+	j.startLoops()
 	m, err := j.encode(r)
 	if err == nil {
 		select {

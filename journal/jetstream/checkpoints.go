@@ -13,10 +13,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
 )
 
 // chunkBytes is the size of a checkpoint's messages. nats-server allows 1 MiB by default.
@@ -35,6 +38,9 @@ type Checkpoints struct {
 	j      *Journal
 	stream jetstream.Stream
 	prefix string // of the subjects
+	owner  owner  // this process; zero in a directory
+
+	describing sync.Mutex // held while a description is published
 }
 
 // Checkpoint is stored data.
@@ -56,6 +62,8 @@ func (j *Journal) openCheckpoints(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	name := bucket(j.cfg.Stream)
+	c := &Checkpoints{j: j, prefix: "$O." + name + "."}
+	j.checkpoints = c
 	s, err := j.js.Stream(ctx, bucketStream(j.cfg.Stream))
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		config := jetstream.ObjectStoreConfig{Bucket: name, Description: "Checkpoints of kvcast.", Replicas: max(j.cfg.Replicas, 1)}
@@ -63,15 +71,38 @@ func (j *Journal) openCheckpoints(ctx context.Context) error {
 			s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream))
 		}
 	}
+	if err == nil {
+		c.stream, err = c.configure(ctx, s)
+	}
+	if err == nil && j.server == nil {
+		err = c.claim(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("open object store %q: %w", name, err)
 	}
-	c := &Checkpoints{j: j, stream: s, prefix: "$O." + name + "."}
-	j.checkpoints = c
 	if err := c.removeOrphans(ctx); err != nil {
 		j.log.Warn("Parts of interrupted checkpoints cannot be removed.", "error", err)
 	}
 	return nil
+}
+
+// configure gives the stream a subject for its owner, makes all reads go to the stream's leader, since a replica may not
+// have the newest messages yet, and sets the number of replicas.
+func (c *Checkpoints) configure(ctx context.Context, s jetstream.Stream) (jetstream.Stream, error) {
+	config := s.CachedInfo().Config
+	owned := slices.Contains(config.Subjects, c.ownerSubject())
+	replicas := c.j.cfg.Replicas
+	if replicas == 0 {
+		replicas = config.Replicas
+	}
+	if owned && !config.AllowDirect && config.Replicas == replicas {
+		return s, nil
+	}
+	if !owned {
+		config.Subjects = append(slices.Clone(config.Subjects), c.ownerSubject())
+	}
+	config.AllowDirect, config.Replicas = false, replicas
+	return c.j.js.UpdateStream(ctx, config)
 }
 
 func (c *Checkpoints) metaSubject(name string) string {
@@ -80,15 +111,51 @@ func (c *Checkpoints) metaSubject(name string) string {
 
 func (c *Checkpoints) chunkSubject(id string) string { return c.prefix + "C." + id }
 
-// Put stores data under a name.
-func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) (err error) {
+// Put stores data under a name. It tries again while the servers do not answer. The error is a journal.ErrFenced if another
+// process uses the streams now.
+func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
 	defer cancel()
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write checkpoint %q: %w", name, err)
+	go func() {
+		select {
+		case <-c.j.failed:
+			cancel()
+		case <-ctx.Done():
 		}
 	}()
+	for {
+		err := c.put(ctx, name, data)
+		if err == nil {
+			return nil
+		}
+		if isUnanswered(err) {
+			select {
+			case <-time.After(retryInterval):
+				continue
+			case <-ctx.Done():
+			}
+		}
+		if failure := c.j.Err(); failure != nil {
+			err = failure
+		}
+		return fmt.Errorf("write checkpoint %q: %w", name, err)
+	}
+}
+
+// isUnanswered reports whether an error means that no server has answered.
+func isUnanswered(err error) bool {
+	return errors.Is(err, errNoAnswer) || errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, nats.ErrNoResponders) ||
+		errors.Is(err, nats.ErrReconnectBufExceeded) || errors.Is(err, nats.ErrConnectionReconnecting)
+}
+
+// errNoAnswer means that no server has answered within requestTimeout.
+var errNoAnswer = errors.New("no answer")
+
+// retryInterval is the time between two attempts to store a checkpoint.
+const retryInterval = 500 * time.Millisecond
+
+// put is one attempt of Put.
+func (c *Checkpoints) put(ctx context.Context, name string, data []byte) (err error) {
 	old, _ := c.info(ctx, c.metaSubject(name))
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{
@@ -118,7 +185,7 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) (err er
 		return err
 	}
 	m := &nats.Msg{Subject: c.metaSubject(name), Data: description, Header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}}}
-	if err := c.publish(ctx, m); err != nil {
+	if err := c.describe(ctx, m); err != nil {
 		return err
 	}
 	if old != nil {
@@ -127,26 +194,34 @@ func (c *Checkpoints) Put(ctx context.Context, name string, data []byte) (err er
 	return nil
 }
 
-// publish stores a message, unless the journal has failed or fails meanwhile.
-func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg) error {
-	if err := c.j.Err(); err != nil {
+// describe stores an object's description, if this process is the owner of the streams. Otherwise, the journal fails.
+func (c *Checkpoints) describe(ctx context.Context, m *nats.Msg) error {
+	if c.owner.Token == "" {
+		return c.publish(ctx, m)
+	}
+	c.describing.Lock()
+	defer c.describing.Unlock()
+	err := c.publish(ctx, m, jetstream.WithExpectLastSequenceForSubject(c.owner.seq, c.ownerSubject()))
+	if !isWrongLastSeq(err) {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-c.j.failed:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	_, err := c.j.js.PublishMsg(ctx, m)
-	if failure := c.j.Err(); err != nil && failure != nil {
-		return failure
+	if fenced := c.checkOwner(ctx); errors.Is(fenced, journal.ErrFenced) {
+		c.j.yield(fenced)
+		return fenced
 	}
+	return err
+}
+
+// publish stores a message.
+func (c *Checkpoints) publish(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) error {
+	publishing, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := c.j.js.PublishMsg(publishing, m, opts...)
 	if apiErr := (*jetstream.APIError)(nil); errors.As(err, &apiErr) && isNoSpace(int(apiErr.ErrorCode)) {
 		return c.j.noSpace(bucketStream(c.j.cfg.Stream), apiErr.Description)
+	}
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fmt.Errorf("%w from stream %q of %s within %v", errNoAnswer, bucketStream(c.j.cfg.Stream), c.j.where(), requestTimeout)
 	}
 	return err
 }
@@ -164,11 +239,19 @@ func (c *Checkpoints) purge(ctx context.Context, subject string) {
 func (c *Checkpoints) Delete(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
 	defer cancel()
-	old, _ := c.info(ctx, c.metaSubject(name))
-	if err := c.stream.Purge(ctx, jetstream.WithPurgeSubject(c.metaSubject(name))); err != nil {
+	subject := c.metaSubject(name)
+	m, err := c.stream.GetLastMsgForSubject(ctx, subject)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil
+	}
+	if err == nil { // what another process has stored since stays
+		err = c.stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(m.Sequence+1))
+	}
+	if err != nil {
 		return fmt.Errorf("delete checkpoint %q: %w", name, err)
 	}
-	if old != nil {
+	var old jetstream.ObjectInfo
+	if json.Unmarshal(m.Data, &old) == nil {
 		c.purge(ctx, c.chunkSubject(old.NUID))
 	}
 	return nil
@@ -211,6 +294,8 @@ func (c *Checkpoints) subjects(ctx context.Context, kind string) ([]string, erro
 
 // info returns an object's description.
 func (c *Checkpoints) info(ctx context.Context, subject string) (*jetstream.ObjectInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	m, err := c.stream.GetLastMsgForSubject(ctx, subject)
 	if err != nil {
 		return nil, err
@@ -297,7 +382,13 @@ func (c *Checkpoints) removeOrphans(ctx context.Context) error {
 }
 
 // discard removes all checkpoints.
-func (c *Checkpoints) discard(ctx context.Context) error { return c.stream.Purge(ctx) }
+func (c *Checkpoints) discard(ctx context.Context) error {
+	err := c.stream.Purge(ctx, jetstream.WithPurgeSubject(c.prefix+"M.>"))
+	if err == nil {
+		err = c.stream.Purge(ctx, jetstream.WithPurgeSubject(c.prefix+"C.>"))
+	}
+	return err
+}
 
 func digest(data []byte) string {
 	h := sha256.Sum256(data)

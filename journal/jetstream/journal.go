@@ -11,6 +11,10 @@
 // stream refuses the entry, the journal fails with journal.ErrFenced, and nothing is interleaved. A failed journal stays
 // failed: the appends in flight and all later ones return the first error, while reads continue.
 //
+// With Servers, Open claims the streams for its process, and asks the process that has claimed them before to stop: that
+// one fails with journal.ErrFenced when its appends in flight are acknowledged, and Open waits for it. The checkpoints of
+// a former owner, such as one that was paused meanwhile, are refused.
+//
 // An append whose fate is unknown, because a connection was lost or an acknowledgement did not come, is never published
 // blindly a second time. The journal reads the stream's last seq and compares the messages after the last acknowledged
 // entry with those in flight: equal ones are acknowledged, a different one means that another process has appended, and
@@ -68,8 +72,10 @@ type Journal struct {
 	ctx    context.Context // ends when the journal has stopped
 	stop   context.CancelFunc
 	loops  sync.WaitGroup
-	start  sync.Once // starts the loops; the first Append does
+	start  sync.Once // starts the loops; Load or the first Append does
 	closed sync.Once
+	// yielding is done when another process has become the owner of the streams.
+	yielding sync.Once
 
 	acking sync.Mutex // held while entries are acknowledged; taken before mu
 
@@ -144,6 +150,14 @@ func (j *Journal) reset(epoch string, last uint64) {
 	j.w = window{acked: last}
 }
 
+// startLoops starts the loops, once.
+func (j *Journal) startLoops() {
+	j.start.Do(func() {
+		j.loops.Go(j.publishLoop)
+		j.loops.Go(j.retentionLoop)
+	})
+}
+
 // Read returns entries from the mirror; see journal.Journal.
 func (j *Journal) Read(ctx context.Context, q journal.Query) (journal.Chunk, error) {
 	return j.mirror.Load().Read(ctx, q)
@@ -179,6 +193,9 @@ func (j *Journal) Err() error {
 	defer j.mu.Unlock()
 	return j.err
 }
+
+// Failed returns a channel that is closed when the journal has failed; see Err.
+func (j *Journal) Failed() <-chan struct{} { return j.failed }
 
 // Close waits until every append is acknowledged or has failed, or until ctx ends. It then stops the embedded
 // nats-server or the connection.
@@ -242,6 +259,8 @@ func (j *Journal) retentionLoop() {
 		select {
 		case <-ticker.C:
 		case <-j.retained:
+		case <-j.failed:
+			return
 		case <-j.ctx.Done():
 			return
 		}

@@ -45,8 +45,11 @@ func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
 	}
 	j.w.acked = last
 	if j.server != nil {
-		return j.server.position.set(last, first-1)
+		if err := j.server.position.set(last, first-1); err != nil {
+			return err
+		}
 	}
+	j.startLoops()
 	return nil
 }
 
@@ -133,6 +136,9 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	case meta.Sequence.Consumer != l.delivered:
 		return fmt.Errorf("interrupted at entry %d: deliveries were lost", l.next)
 	case seq != l.next:
+		if removed, err := l.isRemoved(ctx); removed || err != nil {
+			return errors.Join(fmt.Errorf("entry %d is missing: another process has removed it", l.next), err)
+		}
 		return fmt.Errorf("%w: entry %d is missing, and %d follows", ErrUnreadable, l.next, seq)
 	}
 	e, model, err := l.j.decode(m)
@@ -149,6 +155,16 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 	}
 	l.next++
 	return l.f(e)
+}
+
+// isRemoved reports whether another process has purged the next entry, which a former owner may do. In a directory, there
+// is none.
+func (l *loader) isRemoved(ctx context.Context) (bool, error) {
+	if l.j.server != nil {
+		return false, nil
+	}
+	_, info, err := l.j.streamInfo(ctx)
+	return err == nil && info.State.FirstSeq > l.next, err
 }
 
 // handleStatus answers flow control. When the server says that it delivers nothing, though the stream has more entries,
@@ -185,6 +201,9 @@ func (j *Journal) Discard(ctx context.Context) error {
 func (j *Journal) discard(ctx context.Context) error {
 	_, info, err := j.streamInfo(ctx)
 	if err != nil {
+		return err
+	}
+	if err := j.checkpoints.checkOwner(ctx); err != nil {
 		return err
 	}
 	last := info.State.LastSeq

@@ -90,6 +90,10 @@ func (j *Journal) resync() bool {
 		j.log.Debug("The stream does not answer.", "error", err)
 		return false
 	}
+	if err := j.checkpoints.checkOwner(j.ctx); errors.Is(err, journal.ErrFenced) {
+		j.fail(err)
+		return true
+	}
 	last := info.State.LastSeq
 	switch epoch := info.Config.Metadata[metadataEpoch]; {
 	case epoch != j.mirror.Load().Bounds().Epoch:

@@ -273,27 +273,35 @@ func TestUnknownFateIsFencedByAnotherWriter(t *testing.T) {
 func TestLostStreamFailsTheJournal(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		damage func(t *testing.T, js natsjs.JetStream, cfg jetstream.Config)
+		damage func(t *testing.T, js natsjs.JetStream)
 		want   error
 		text   string
 	}{
-		{"gone", func(t *testing.T, js natsjs.JetStream, _ jetstream.Config) {
+		{"gone", func(t *testing.T, js natsjs.JetStream) {
 			if err := js.DeleteStream(t.Context(), jetstream.DefaultStream); err != nil {
 				t.Fatal(err)
 			}
 		}, jetstream.ErrUnreadable, "is gone"},
-		{"created again", func(t *testing.T, js natsjs.JetStream, cfg jetstream.Config) {
+		{"created again", func(t *testing.T, js natsjs.JetStream) {
+			s, err := js.Stream(t.Context(), jetstream.DefaultStream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := s.CachedInfo().Config
+			c.Metadata["kvcast.epoch"] = "another"
 			if err := js.DeleteStream(t.Context(), jetstream.DefaultStream); err != nil {
 				t.Fatal(err)
 			}
-			load(t, cfg)
-		}, journal.ErrFenced, "has the new epoch"},
+			if _, err := js.CreateStream(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+		}, journal.ErrFenced, `has the new epoch "another"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startServer(t, t.TempDir(), 0)
 			j, _ := load(t, serverConfig(s.ClientURL()))
 			appendN(t, j, "w", 10)
-			administer(t, s, func(js natsjs.JetStream) { tt.damage(t, js, serverConfig(s.ClientURL())) })
+			administer(t, s, func(js natsjs.JetStream) { tt.damage(t, js) })
 			wantFailure(t, j, tt.want, tt.text)
 		})
 	}

@@ -137,7 +137,7 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 }
 
 // run registers the workers that were registered before, writes checkpoints, and tells the server whether the journal
-// stalls, until ctx ends.
+// stalls, until ctx ends or the journal fails.
 func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
 	for _, w := range registered {
 		switch err := s.ingest.AddWorker(ctx, w); {
@@ -161,7 +161,9 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 			d.checkpointTime.Observe(took.Seconds())
 		},
 	}
-	done := background(func() error { checkpointer.Run(ctx); return nil })
+	checkpointing, stop := context.WithCancel(ctx)
+	done := background(func() error { checkpointer.Run(checkpointing); return nil })
+	defer func() { stop(); <-done }()
 	ticker := time.NewTicker(stallPoll)
 	defer ticker.Stop()
 	unclaimed := s.unclaimedAfter(discovered)
@@ -174,8 +176,10 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 			if err := s.ingest.RemoveUnclaimed(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("workers that are not configured any more stay in the stream", "error", err)
 			}
+		case <-d.Failed(): // an idle pipeline would not notice
+			return fmt.Errorf("%w; kvcast exits, because it can append nothing: remove the cause and restart kvcast", d.Err())
 		case <-ctx.Done():
-			return <-done
+			return nil
 		}
 	}
 }

@@ -268,7 +268,9 @@ func (s *Service) run(ctx context.Context, registered []ingestconfig.Worker, grp
 	stopStarting()
 	errs := []error{failure, <-startDone}
 	if durableDone != nil {
-		errs = append(errs, <-durableDone)
+		if err := <-durableDone; failure == nil { // otherwise it may be the same error
+			errs = append(errs, err)
+		}
 	}
 	s.log.Info("shutting down")
 	s.server.StopServing()
