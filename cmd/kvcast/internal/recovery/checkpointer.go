@@ -111,7 +111,7 @@ func (c *Checkpointer) write(ctx context.Context, worker string) error {
 		return ctx.Err()
 	}
 	data, err := proto.Marshal(&statev1.WorkerCheckpoint{
-		Version: version, Epoch: c.Follower.Bounds().Epoch, Worker: worker, PipelineSeq: seq, Pipeline: p.Data,
+		Version: version, Worker: worker, PipelineSeq: seq, Pipeline: p.Data,
 		IndexSeq: indexSeq, IndexUpTo: x.Seq(), Index: state,
 	})
 	if err != nil {

@@ -173,7 +173,7 @@ func (w *world) checkpoint(t *testing.T, worker string, seq uint64, change func(
 	}
 	state, _, _ := x.Checkpoint(t.Context(), worker)
 	c := &statev1.WorkerCheckpoint{
-		Version: version, Epoch: w.log.epoch, Worker: worker, Pipeline: []byte("of " + worker), PipelineSeq: seq,
+		Version: version, Worker: worker, Pipeline: []byte("of " + worker), PipelineSeq: seq,
 		IndexSeq: seq, IndexUpTo: seq, Index: state,
 	}
 	if change != nil {

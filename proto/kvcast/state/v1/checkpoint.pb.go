@@ -30,8 +30,6 @@ type WorkerCheckpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The version of the format: 1. A version that is not known is not read.
 	Version uint32 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Epoch of the journal.
-	Epoch string `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Name of the worker.
 	Worker string `protobuf:"bytes,3,opt,name=worker,proto3" json:"worker,omitempty"`
 	// The seq of the last entry whose effects pipeline has.
@@ -83,13 +81,6 @@ func (x *WorkerCheckpoint) GetVersion() uint32 {
 		return x.Version
 	}
 	return 0
-}
-
-func (x *WorkerCheckpoint) GetEpoch() string {
-	if x != nil {
-		return x.Epoch
-	}
-	return ""
 }
 
 func (x *WorkerCheckpoint) GetWorker() string {
@@ -339,16 +330,15 @@ var File_kvcast_state_v1_checkpoint_proto protoreflect.FileDescriptor
 
 const file_kvcast_state_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
-	" kvcast/state/v1/checkpoint.proto\x12\x0fkvcast.state.v1\x1a\x15kvcast/v1/event.proto\x1a$kvcast/v1/router_event_service.proto\"\x8a\x02\n" +
+	" kvcast/state/v1/checkpoint.proto\x12\x0fkvcast.state.v1\x1a\x15kvcast/v1/event.proto\x1a$kvcast/v1/router_event_service.proto\"\x81\x02\n" +
 	"\x10WorkerCheckpoint\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\rR\aversion\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\tR\x05epoch\x12\x16\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12\x16\n" +
 	"\x06worker\x18\x03 \x01(\tR\x06worker\x12!\n" +
 	"\fpipeline_seq\x18\x04 \x01(\x06R\vpipelineSeq\x12\x1a\n" +
 	"\bpipeline\x18\x05 \x01(\fR\bpipeline\x12\x1b\n" +
 	"\tindex_seq\x18\x06 \x01(\x06R\bindexSeq\x12\x1e\n" +
 	"\vindex_up_to\x18\a \x01(\x06R\tindexUpTo\x122\n" +
-	"\x05index\x18\b \x01(\v2\x1c.kvcast.state.v1.IndexWorkerR\x05index\"\xd3\x01\n" +
+	"\x05index\x18\b \x01(\v2\x1c.kvcast.state.v1.IndexWorkerR\x05indexJ\x04\b\x02\x10\x03R\x05epoch\"\xd3\x01\n" +
 	"\vIndexWorker\x121\n" +
 	"\x06worker\x18\x01 \x01(\v2\x19.kvcast.v1.SnapshotWorkerR\x06worker\x12\x19\n" +
 	"\blast_seq\x18\x02 \x01(\x06R\alastSeq\x120\n" +
