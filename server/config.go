@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"log/slog"
 	"time"
@@ -101,6 +102,9 @@ type Config struct {
 	// Recovery returns the progress of the recovery from a durable journal; nil if none is in progress. The function may
 	// be nil. It must be safe for concurrent use.
 	Recovery func() *kvcastv1.Recovery
+	// Newest returns the newest seq of a journal that another server writes. Subscribe and Replay then wait for a position
+	// that this server has not read yet. Nil: the journal is written by this server.
+	Newest func(context.Context) (uint64, error)
 	// Workers handles RegisterWorker and DeregisterWorker; nil: both are unimplemented.
 	Workers Workers
 	// RegisterHosts are the hosts that RegisterWorker accepts in endpoints; empty: all.

@@ -85,6 +85,14 @@ func TestErrorContract(t *testing.T) {
 			}),
 		},
 		{
+			reason: "BEHIND", name: "Subscribe", code: codes.Unavailable, says: "position 1 is not read yet: the newest entry is 0",
+			call: func(t *testing.T) (*fixture, error) {
+				h := overTCP(t, server.Config{Newest: func(context.Context) (uint64, error) { return 0, errors.New("no server") }}, journal.Config{})
+				stream, err := h.client.Subscribe(t.Context(), after(seq(1)))
+				return h, firstError(t, err, stream.Recv)
+			},
+		},
+		{
 			reason: "EPOCH_MISMATCH", name: "Subscribe", code: codes.FailedPrecondition, says: `"feed"`,
 			call: subscribeFails(func(b journal.Bounds) *kvcastv1.SubscribeRequest { return orFail(after(feed(b.Newest))) }),
 		},
@@ -298,6 +306,10 @@ func TestErrorContract(t *testing.T) {
 		{
 			reason: "NOT_STORED", name: "RegisterWorker", code: codes.Unavailable, says: "cannot be stored: not stored: disk full; try again",
 			call: registerFails(fmt.Errorf("%w: disk full", server.ErrNotStored), spec()),
+		},
+		{
+			reason: "NOT_INGESTING", name: "RegisterWorker", code: codes.FailedPrecondition, says: "ask the server that reads them",
+			call: registerFails(server.ErrNotIngesting, spec()),
 		},
 		{
 			reason: "SHUTTING_DOWN", name: "RegisterWorker", code: codes.Unavailable, says: "try again when a server is back",

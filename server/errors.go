@@ -31,6 +31,7 @@ var (
 	reasonPositionCompacted  = reason{"POSITION_COMPACTED", codes.OutOfRange, false}
 	reasonPositionAhead      = reason{"POSITION_AHEAD", codes.OutOfRange, false}
 	reasonEpochMismatch      = reason{"EPOCH_MISMATCH", codes.FailedPrecondition, false}
+	reasonBehind             = reason{"BEHIND", codes.Unavailable, true}
 	reasonPositionNotReached = reason{"POSITION_NOT_REACHED", codes.DeadlineExceeded, true}
 	reasonStarting           = reason{"STARTING", codes.Unavailable, true}
 	reasonShuttingDown       = reason{"SHUTTING_DOWN", codes.Unavailable, true}
@@ -47,6 +48,7 @@ var (
 	reasonWorkersTooLarge    = reason{"WORKERS_TOO_LARGE", codes.ResourceExhausted, false}
 	reasonSlowSubscriber     = reason{"SLOW_SUBSCRIBER", codes.ResourceExhausted, true}
 	reasonNotStored          = reason{"NOT_STORED", codes.Unavailable, true}
+	reasonNotIngesting       = reason{"NOT_INGESTING", codes.FailedPrecondition, false}
 	reasonWorkerExists       = reason{"WORKER_EXISTS", codes.AlreadyExists, false}
 	reasonWorkerNotFound     = reason{"WORKER_NOT_FOUND", codes.NotFound, false}
 	reasonInvalidArgument    = reason{"INVALID_ARGUMENT", codes.InvalidArgument, false}

@@ -21,6 +21,9 @@ func (s routerEvents) Subscribe(req *kvcastv1.SubscribeRequest, stream kvcastv1.
 		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d subscribers are connected, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
 	defer s.subscribers.release()
+	if err := s.catchUp(stream.Context(), req.GetAfter()); err != nil {
+		return err
+	}
 	c, err := s.openCursor(stream, req.GetFilter())
 	if err != nil {
 		return err
@@ -69,6 +72,32 @@ func subscribeStart(req *kvcastv1.SubscribeRequest, b journal.Bounds) (mode kvca
 	return kvcastv1.Accepted_MODE_SNAPSHOT, 0, nil
 }
 
+// maxCatchUp is how long a stream may wait for a position that another server has read already.
+const maxCatchUp = 2 * time.Second
+
+// catchUp waits until a position is read that the journal has, but this server has not read yet. It returns an error if
+// that takes too long. For all other positions it returns nil.
+func (s *Server) catchUp(ctx context.Context, p *kvcastv1.Position) error {
+	b := s.journal.Bounds()
+	if s.cfg.Newest == nil || p.GetSeq() <= b.Newest || checkEpoch(p, b) != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxCatchUp)
+	defer cancel()
+	newest, err := s.cfg.Newest(ctx)
+	if err == nil && newest < p.GetSeq() {
+		return nil
+	}
+	if err == nil {
+		err = s.awaitPosition(ctx, p, maxCatchUp)
+	}
+	if err == nil || hasReason(err, reasonShuttingDown) {
+		return err
+	}
+	b = s.journal.Bounds()
+	return errorf(reasonBehind, b, "position %d is not read yet: the newest entry is %d; try again, or another server", p.GetSeq(), b.Newest)
+}
+
 // checkPosition returns an error unless the entries after a position are retained.
 func checkPosition(p *kvcastv1.Position, b journal.Bounds) error {
 	if err := checkEpoch(p, b); err != nil {
@@ -95,6 +124,11 @@ func (s routerEvents) Replay(req *kvcastv1.ReplayRequest, stream kvcastv1.Router
 		return errorf(reasonTooManySubs, s.journal.Bounds(), "%d replays are being sent, which is the limit; try again later", s.cfg.MaxSubscribers)
 	}
 	defer s.replays.release()
+	for _, p := range []*kvcastv1.Position{req.GetAfter(), req.GetUntil()} {
+		if err := s.catchUp(stream.Context(), p); err != nil {
+			return err
+		}
+	}
 	c, err := s.openCursor(stream, req.GetFilter())
 	if err != nil {
 		return err

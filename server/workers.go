@@ -20,6 +20,9 @@ type Workers interface {
 	RemoveWorker(ctx context.Context, name string, why feed.RemoveReason) error
 }
 
+// ErrNotIngesting is an error of Workers: the server reads no engines.
+var ErrNotIngesting = errors.New("the server reads no engines")
+
 // ErrNotStored is an error of Workers: the change was not made, because it cannot be stored.
 var ErrNotStored = errors.New("not stored")
 
@@ -78,6 +81,8 @@ func (s workers) workerError(err error, name string) error {
 		return errorf(reasonTooManySources, b, "the worker's sources, counted per dp rank, exceed the limit of all sources; deregister another worker, or raise the limit (--ingest-max-sources)")
 	case errors.Is(err, config.ErrWorkersTooLarge):
 		return errorf(reasonWorkersTooLarge, b, "the labels and names of all registered workers exceed their memory limit; use fewer labels, deregister another worker, or raise the limit (--ingest-worker-bytes)")
+	case errors.Is(err, ErrNotIngesting):
+		return errorf(reasonNotIngesting, b, "this server reads no engines; ask the server that reads them")
 	case errors.Is(err, ErrNotStored):
 		return errorf(reasonNotStored, b, "worker %.253q is as before, because the change cannot be stored: %.1000v; try again", name, err)
 	case errors.Is(err, config.ErrEnded):

@@ -20,6 +20,9 @@ import (
 // Append starts to append an entry. It blocks while Config.InFlight appends are not acknowledged, until ctx ends or the
 // journal fails.
 func (j *Journal) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
+	if j.cfg.Follow {
+		return journal.Pending{}, errFollowing
+	}
 	j.startLoops()
 	m, err := j.encode(r)
 	if err == nil {

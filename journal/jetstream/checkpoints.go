@@ -65,11 +65,15 @@ func (j *Journal) openCheckpoints(ctx context.Context) error {
 	c := &Checkpoints{j: j, prefix: "$O." + name + "."}
 	j.checkpoints = c
 	s, err := j.js.Stream(ctx, bucketStream(j.cfg.Stream))
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
+	if errors.Is(err, jetstream.ErrStreamNotFound) && !j.cfg.Follow {
 		config := jetstream.ObjectStoreConfig{Bucket: name, Description: "Checkpoints of kvcast.", Replicas: max(j.cfg.Replicas, 1)}
 		if _, err = j.js.CreateObjectStore(ctx, config); err == nil {
 			s, err = j.js.Stream(ctx, bucketStream(j.cfg.Stream))
 		}
+	}
+	if err == nil && j.cfg.Follow {
+		c.stream = s
+		return nil
 	}
 	if err == nil {
 		c.stream, err = c.configure(ctx, s)

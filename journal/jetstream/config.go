@@ -56,6 +56,9 @@ type Config struct {
 	TLSCA string
 	// TLSCert and TLSKey are files of the client's certificate and key.
 	TLSCert, TLSKey string
+	// Follow makes the journal follow the entries that another process appends to the stream of Servers: Load also starts
+	// to read the entries after those it has read. Append is not allowed, and nothing on the servers is changed.
+	Follow bool
 	// Replicas is the number of Servers that store the stream: 1, 3 or 5; 0 means 1 for a new stream, and no change of
 	// an existing one.
 	Replicas int
@@ -98,6 +101,8 @@ func (c Config) Validate() error {
 	check(!c.SyncAlways || c.SyncInterval == 0, "sync interval %v: want none with sync always", c.SyncInterval)
 	check(c.Replicas >= 0 && c.Replicas <= maxReplicas && c.Replicas != 2 && c.Replicas != 4, "replicas %d: want 1, 3 or 5", c.Replicas)
 	check((c.TLSCert == "") == (c.TLSKey == ""), "tls cert %q and key %q: want both or none", c.TLSCert, c.TLSKey)
+	check(!c.Follow || !embedded, "follow: want servers, not dir %q", c.Dir)
+	check(!c.Follow || c.Replicas == 0, "follow: want no replicas, which the process that appends sets")
 	if embedded {
 		check(c.Credentials == "", "credentials %q: want none with dir", c.Credentials)
 		check(c.TLSCA == "" && c.TLSCert == "", "tls: want no files with dir")

@@ -88,6 +88,7 @@ type Journal struct {
 
 	retain   atomic.Uint64 // entries after it stay in the stream
 	retained chan struct{} // retain was set
+	first    uint64        // oldest seq of the stream when it was opened, or by Mark; with Config.Follow alone
 	purged   uint64        // last seq that was removed from the stream; used by the retention loop alone
 }
 
@@ -131,6 +132,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	if err != nil {
 		return nil, err
 	}
+	j.first = st.first
 	j.reset(st.epoch, st.last)
 	if err := j.openCheckpoints(ctx); err != nil {
 		return nil, err
@@ -153,6 +155,10 @@ func (j *Journal) reset(epoch string, last uint64) {
 // startLoops starts the loops, once.
 func (j *Journal) startLoops() {
 	j.start.Do(func() {
+		if j.cfg.Follow {
+			j.loops.Go(j.followLoop)
+			return
+		}
 		j.loops.Go(j.publishLoop)
 		j.loops.Go(j.retentionLoop)
 	})
@@ -187,15 +193,15 @@ func (j *Journal) Stalled() time.Time {
 	return j.since
 }
 
+// Failed returns a channel that is closed when the journal has failed; see Err.
+func (j *Journal) Failed() <-chan struct{} { return j.failed }
+
 // Err returns the error that has failed the journal, or nil.
 func (j *Journal) Err() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.err
 }
-
-// Failed returns a channel that is closed when the journal has failed; see Err.
-func (j *Journal) Failed() <-chan struct{} { return j.failed }
 
 // Close waits until every append is acknowledged or has failed, or until ctx ends. It then stops the embedded
 // nats-server or the connection.

@@ -29,11 +29,12 @@ func (j *Journal) Load(ctx context.Context, f func(Entry) error) error {
 	if err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
 	}
-	first, last := info.State.FirstSeq, info.State.LastSeq
-	if info.State.Msgs == 0 {
-		first = last + 1
-	}
-	if err := j.checkComplete(ctx, first, last); err != nil {
+	first, last := firstSeq(info), info.State.LastSeq
+	if j.cfg.Follow {
+		if first != j.first {
+			return fmt.Errorf("load %s: %w", j.place(), ErrPurged)
+		}
+	} else if err := j.checkComplete(ctx, first, last); err != nil {
 		return fmt.Errorf("load %s: %w", j.place(), err)
 	}
 	j.reset(j.mirror.Load().Bounds().Epoch, first-1)
@@ -68,22 +69,42 @@ func (j *Journal) checkComplete(ctx context.Context, first, last uint64) error {
 // heartbeat is how often the server says that it has nothing to deliver.
 const heartbeat = 500 * time.Millisecond
 
-// load reads the entries from first to last through a push consumer, which is the fastest way: a third of the time of
-// batches of direct gets.
+// load reads the entries from first to last.
 func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint64, f func(Entry) error) error {
+	l := &loader{j: j, stream: s, sources: make(map[journal.Source]*journal.Source), next: first, f: f}
+	return j.consume(ctx, l, func(sub *nats.Subscription) error {
+		for l.next <= last {
+			m, err := sub.NextMsgWithContext(ctx)
+			if err != nil {
+				return err
+			}
+			if err := l.handle(ctx, m); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// consume calls read with the subscription of a push consumer of the entries from l.next on. That is the fastest way to
+// read: a third of the time of batches of direct gets.
+func (j *Journal) consume(ctx context.Context, l *loader, read func(*nats.Subscription) error) error {
 	inbox := nats.NewInbox()
 	sub, err := j.conn.SubscribeSync(inbox)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = sub.Unsubscribe() }()
+	defer context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() })() // ends a read that waits for a message
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
 		return err
 	}
-	consumer, err := s.CreatePushConsumer(ctx, jetstream.ConsumerConfig{
+	creating, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	consumer, err := l.stream.CreatePushConsumer(creating, jetstream.ConsumerConfig{
 		DeliverSubject:    inbox,
 		DeliverPolicy:     jetstream.DeliverByStartSequencePolicy,
-		OptStartSeq:       first,
+		OptStartSeq:       l.next,
 		AckPolicy:         jetstream.AckNonePolicy,
 		FlowControl:       true,
 		IdleHeartbeat:     heartbeat,
@@ -97,29 +118,19 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, first, last uint
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 		defer cancel()
-		_ = s.DeleteConsumer(ctx, consumer.CachedInfo().Name)
+		_ = l.stream.DeleteConsumer(ctx, consumer.CachedInfo().Name)
 	}()
-	l := loader{j: j, stream: s, sources: make(map[journal.Source]*journal.Source), next: first, f: f}
-	for l.next <= last {
-		m, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return err
-		}
-		if err := l.handle(ctx, m); err != nil {
-			return err
-		}
-	}
-	return nil
+	return read(sub)
 }
 
-// loader is the state of Load.
+// loader is the state of a consumer's reader.
 type loader struct {
 	j         *Journal
 	stream    jetstream.Stream
 	sources   map[journal.Source]*journal.Source
-	delivered uint64 // messages
-	next      uint64 // seq of the next entry
-	f         func(Entry) error
+	delivered uint64            // messages
+	next      uint64            // seq of the next entry
+	f         func(Entry) error // nil while following
 }
 
 // handle handles a message that the consumer has delivered.
@@ -154,6 +165,9 @@ func (l *loader) handle(ctx context.Context, m *nats.Msg) error {
 		return err
 	}
 	l.next++
+	if l.f == nil {
+		return nil
+	}
 	return l.f(e)
 }
 
@@ -175,6 +189,8 @@ func (l *loader) handleStatus(ctx context.Context, m *nats.Msg, status string) e
 		return l.j.conn.Publish(m.Reply, nil)
 	case status != "100":
 		return fmt.Errorf("interrupted at entry %d: status %s %s", l.next, status, m.Header.Get("Description"))
+	case l.f == nil: // nothing may be left
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

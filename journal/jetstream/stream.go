@@ -28,8 +28,8 @@ const format = 1
 
 // streamState is what Open needs to know of a stream.
 type streamState struct {
-	epoch string
-	last  uint64
+	epoch       string
+	first, last uint64
 }
 
 // streamInfo returns the state of the stream now.
@@ -43,6 +43,14 @@ func (j *Journal) streamInfo(ctx context.Context) (jetstream.Stream, *jetstream.
 	return s, s.CachedInfo(), nil
 }
 
+// firstSeq returns the seq of a stream's oldest entry, or of the next one if it has none.
+func firstSeq(info *jetstream.StreamInfo) uint64 {
+	if info.State.Msgs == 0 {
+		return info.State.LastSeq + 1
+	}
+	return info.State.FirstSeq
+}
+
 // openStream creates the stream, or checks it and decides whether its epoch continues.
 func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 	boot := ""
@@ -50,6 +58,9 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 		boot = bootID()
 	}
 	_, info, err := j.streamInfo(ctx)
+	if errors.Is(err, jetstream.ErrStreamNotFound) && j.cfg.Follow {
+		return streamState{}, fmt.Errorf("open %s: the stream does not exist; start an instance that reads engines first", j.place())
+	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return j.createStream(ctx, boot)
 	}
@@ -60,6 +71,9 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 		return streamState{}, fmt.Errorf("open %s: %w", j.place(), err)
 	}
 	config := info.Config
+	if j.cfg.Follow {
+		return streamState{config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}, nil
+	}
 	config.Metadata = maps.Clone(config.Metadata)
 	rebooted := j.server != nil && (boot == "" || boot != config.Metadata[metadataBoot])
 	synced := config.Metadata[metadataSynced] == "true"
@@ -81,7 +95,7 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 			return streamState{}, err
 		}
 	}
-	return streamState{config.Metadata[metadataEpoch], info.State.LastSeq}, nil
+	return streamState{config.Metadata[metadataEpoch], firstSeq(info), info.State.LastSeq}, nil
 }
 
 func (j *Journal) createStream(ctx context.Context, boot string) (streamState, error) {

@@ -56,6 +56,9 @@ const (
 //	OUT_OF_RANGE         POSITION_AHEAD         the position is beyond the newest entry,
 //	                                            so another server has sent it: start
 //	                                            from a snapshot
+//	UNAVAILABLE          BEHIND                 the server has not read the position's
+//	                                            entry yet, which another server has
+//	                                            written: resume (RetryInfo)
 //	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
 //	                                            snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)
@@ -276,6 +279,9 @@ type RouterEventService_MatchPrefixesClient = grpc.BidiStreamingClient[MatchPref
 //	OUT_OF_RANGE         POSITION_AHEAD         the position is beyond the newest entry,
 //	                                            so another server has sent it: start
 //	                                            from a snapshot
+//	UNAVAILABLE          BEHIND                 the server has not read the position's
+//	                                            entry yet, which another server has
+//	                                            written: resume (RetryInfo)
 //	FAILED_PRECONDITION  EPOCH_MISMATCH         the journal was lost: start from a
 //	                                            snapshot
 //	RESOURCE_EXHAUSTED   SLOW_SUBSCRIBER        read faster; resume (RetryInfo)

@@ -47,6 +47,8 @@ const (
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
 //	                    NOT_STORED         the change cannot be stored beside the durable
 //	                                       journal, and was not made; try again (RetryInfo)
+//	FAILED_PRECONDITION NOT_INGESTING      this server reads no engines: ask the server
+//	                                       that writes the journal
 //	UNIMPLEMENTED       UNIMPLEMENTED      this server does not register workers
 //	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
 //	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts
@@ -119,6 +121,8 @@ func (c *workerServiceClient) DeregisterWorker(ctx context.Context, in *Deregist
 //	UNAVAILABLE         SHUTTING_DOWN      try again (RetryInfo)
 //	                    NOT_STORED         the change cannot be stored beside the durable
 //	                                       journal, and was not made; try again (RetryInfo)
+//	FAILED_PRECONDITION NOT_INGESTING      this server reads no engines: ask the server
+//	                                       that writes the journal
 //	UNIMPLEMENTED       UNIMPLEMENTED      this server does not register workers
 //	INTERNAL            INTERNAL           a bug: report it; try again (RetryInfo)
 //	UNAUTHENTICATED     UNAUTHENTICATED    send a token that the server accepts

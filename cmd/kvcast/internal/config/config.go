@@ -27,7 +27,10 @@ type Config struct {
 	Admin    string // address of the admin port; empty: none
 	LogLevel slog.Level
 
-	Journal   Journal
+	Journal Journal
+	// IngestsEngines reports whether the server reads engines. If not, another server writes the journal.
+	IngestsEngines bool
+
 	Pipeline  pipeline.Config
 	Ingest    ingestconfig.Config
 	Discovery []Discovery

@@ -40,6 +40,10 @@ func (c *Config) fields() mapping {
 		{"log_level", logLevel(&c.LogLevel),
 			"Log level: debug, info, warn or error."},
 		{"journal", c.journalFields(), ""},
+		{"cluster", mapping{
+			{"ingest", boolean(&c.IngestsEngines, true),
+				"Whether to read engines. With false, the server only serves what another server writes to the same stream of NATS servers."},
+		}, ""},
 		{"batch", mapping{
 			{"timeout", duration(&c.Pipeline.Timeout, 0, 0, pipeline.MaxBatchTimeout),
 				"How long events may wait to be merged with events of the next engine batch, 0s to 15s."},
@@ -58,7 +62,7 @@ func (c *Config) fields() mapping {
 			{"key", fileName(&c.KeyFile, ingestconfig.Printable),
 				"File of the certificate's key in PEM."},
 		}, ""},
-		{"emit_token_ids", boolean(&c.Pipeline.EmitTokenIDs),
+		{"emit_token_ids", boolean(&c.Pipeline.EmitTokenIDs, false),
 			"Include token ids in stored events. They are users' prompts."},
 		{"workers", listOf(&c.Ingest.Workers, workerFields), ""},
 		{"listeners", listOf(&c.Ingest.Listeners, listenerFields), ""},

@@ -119,6 +119,9 @@ func newReplicas(to *int) *value {
 // validateJournal requires that settings for NATS servers or for files are given with such a store.
 func (r *reader) validateJournal() {
 	j := &r.config.Journal
+	if !r.config.IngestsEngines && len(j.Servers()) == 0 && !r.isWrong("journal.store") {
+		r.wrongGiven("cluster.ingest", fmt.Sprintf("\"false\" is not allowed with the journal in %s: want a journal in NATS servers, set with --journal", j.Store))
+	}
 	for _, f := range r.config.journalFields() {
 		path, want := join("journal", f.key), ""
 		switch f.key {

@@ -35,7 +35,7 @@ func Read(from Sources) (*Config, Origins, error) {
 	}
 	r.variables(from.Environ)
 	r.flags(from)
-	if from.File == "" && r.config.ReadsNothing() {
+	if from.File == "" && r.config.ReadsNothing() && r.config.IngestsEngines {
 		r.addListener(byDefault, DefaultBind)
 	}
 	return r.finish()

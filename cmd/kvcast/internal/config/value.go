@@ -65,9 +65,9 @@ func either(words []string) string {
 	return strings.Join(words, "")
 }
 
-func boolean(to *bool) *value {
+func boolean(to *bool, initial bool) *value {
 	parse := func(s string) (bool, bool) { return s == "true", s == "true" || s == "false" }
-	return newValue(to, false, "true or false", parse, strconv.FormatBool)
+	return newValue(to, initial, "true or false", parse, strconv.FormatBool)
 }
 
 // number is an integer from 1. If 0 is stored, no value is.

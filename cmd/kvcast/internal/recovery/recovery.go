@@ -80,10 +80,14 @@ func Recover(
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
-	workers, blocks := x.Len()
-	log.Info("recovered", "workers", workers, "blocks", blocks, "checkpoints", p.Workers.Load(),
-		"newest_seq", j.Bounds().Newest, "epoch", j.Bounds().Epoch, "took", time.Since(began).Round(time.Millisecond))
+	r.logRecovered(began)
 	return r.registered, nil
+}
+
+func (r *reader) logRecovered(began time.Time) {
+	workers, blocks := r.index.Len()
+	r.log.Info("recovered", "workers", workers, "blocks", blocks, "checkpoints", r.progress.Workers.Load(),
+		"newest_seq", r.journal.Bounds().Newest, "epoch", r.journal.Bounds().Epoch, "took", time.Since(began).Round(time.Millisecond))
 }
 
 // progressInterval is the least time between two log lines about the progress of a recovery.
@@ -101,14 +105,18 @@ type reader struct {
 	// indexed has the seq up to which the index has each worker's entries.
 	indexed map[string]uint64
 	// needed is the largest seq that a checkpoint has seen.
-	needed uint64
-	logged time.Time // when the progress was logged
+	needed    uint64
+	logged    time.Time // when the progress was logged
+	isReplica bool      // see Replicate
 	// unreadable are the workers whose checkpoints cannot be read.
 	unreadable []string
 }
 
 func (r *reader) read(ctx context.Context) error {
 	for object, err := range r.store.All(ctx) {
+		if r.isReplica && object.Name != "" && !strings.HasPrefix(object.Name, workerPrefix) {
+			continue // not for the index
+		}
 		if err == nil {
 			err = r.object(object)
 		}
@@ -128,17 +136,18 @@ func (r *reader) read(ctx context.Context) error {
 				message = "the record of removed workers cannot be read: workers that come back begin with larger event ids"
 				r.unreadable = append(r.unreadable, pipeline.RemovedWorkers)
 			}
+			if r.isReplica {
+				return fmt.Errorf("%w: %s: %w", errChanged, object.Name, err)
+			}
 			r.log.Warn(message, "object", object.Name, "error", err)
 		}
 	}
-	newest := r.journal.Bounds().Newest
-	r.progress.Until.Store(newest)
-	if r.needed > newest {
-		return fmt.Errorf("%w: a checkpoint has seen entry %d, and the newest is %d", errShort, r.needed, newest)
-	}
+	r.progress.Until.Store(r.journal.Bounds().Newest)
+	last := uint64(0)
 	err := r.journal.Load(ctx, func(e jetstream.Entry) error {
 		r.progress.Seq.Store(e.Seq)
 		r.logProgress()
+		last = e.Seq
 		if err := r.pipeline.Entry(e.Seq, e.Worker, e.Body, e.State); err != nil {
 			return fmt.Errorf("entry %d of worker %q: %w", e.Seq, e.Worker, err)
 		}
@@ -150,7 +159,11 @@ func (r *reader) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.index.Advance(newest)
+	last = max(last, r.journal.Bounds().Oldest-1)
+	if r.needed > last {
+		return fmt.Errorf("%w: a checkpoint has seen entry %d, and the newest is %d", errShort, r.needed, last)
+	}
+	r.index.Advance(last)
 	// Routers know these workers. The pipeline removes those whose state is lost.
 	for _, worker := range r.unreadable {
 		r.pipeline.Known(worker, "", 0)

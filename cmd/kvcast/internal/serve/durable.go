@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,7 +49,7 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 	}
 	if cfg.Dir != "" {
 		cfg.SyncInterval, cfg.SyncAlways = j.Sync, j.Sync == 0
-	} else {
+	} else if cfg.Follow = !c.IngestsEngines; !cfg.Follow {
 		cfg.Replicas = j.Replicas
 	}
 	entries, err := jetstream.Open(opening, cfg)
@@ -109,7 +110,15 @@ func (d *durable) isStalled(now time.Time) bool {
 // workers to register again.
 func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	d := s.durable
-	if d == nil {
+	switch {
+	case d == nil:
+		return nil, nil
+	case !s.cfg.IngestsEngines:
+		if err := recovery.Replicate(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index()); err != nil {
+			return nil, err
+		}
+		d.Pin(s.follower.Index().Seq())
+		d.recovering.Store(false)
 		return nil, nil
 	}
 	var recovered *pipeline.Recovery
@@ -161,23 +170,33 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 			d.checkpointTime.Observe(took.Seconds())
 		},
 	}
-	checkpointing, stop := context.WithCancel(ctx)
-	done := background(func() error { checkpointer.Run(checkpointing); return nil })
-	defer func() { stop(); <-done }()
+	working, stop := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer stop()
+	group.Go(func() { checkpointer.Run(working) })
+	group.Go(func() {
+		select {
+		case <-s.unclaimedAfter(discovered):
+			if err := s.ingest.RemoveUnclaimed(working); err != nil && working.Err() == nil {
+				s.log.Warn("workers that are not configured any more stay in the stream", "error", err)
+			}
+		case <-working.Done():
+		}
+	})
+	return d.watch(ctx, s)
+}
+
+// watch tells the server whether the journal stalls, until ctx ends. It returns an error if the journal fails.
+func (d *durable) watch(ctx context.Context, s *Service) error {
 	ticker := time.NewTicker(stallPoll)
 	defer ticker.Stop()
-	unclaimed := s.unclaimedAfter(discovered)
 	for {
 		select {
 		case now := <-ticker.C:
 			s.server.SetStalled(d.isStalled(now))
-		case <-unclaimed:
-			unclaimed = nil
-			if err := s.ingest.RemoveUnclaimed(ctx); err != nil && ctx.Err() == nil {
-				s.log.Warn("workers that are not configured any more stay in the stream", "error", err)
-			}
 		case <-d.Failed(): // an idle pipeline would not notice
-			return fmt.Errorf("%w; kvcast exits, because it can append nothing: remove the cause and restart kvcast", d.Err())
+			return fmt.Errorf("%w; kvcast exits, because routers would miss entries: remove the cause and restart kvcast", d.Err())
 		case <-ctx.Done():
 			return nil
 		}

@@ -58,6 +58,8 @@ func (c *Command) Run(ctx context.Context, line *kong.Context, p cli.Process) er
 	}
 	log := slog.New(slog.NewTextHandler(p.Err, &slog.HandlerOptions{Level: cfg.LogLevel}))
 	switch {
+	case !cfg.IngestsEngines:
+		log.Info("serving what another server writes to the journal: no engines are read", "journal", cfg.Journal.Store, "stream", cfg.Journal.Stream)
 	case cfg.ReadsNothing():
 		log.Warn("no workers, listeners or discovery configured: waiting for RegisterWorker", "config", file)
 	case from.ListensByDefault():

@@ -95,6 +95,9 @@ func Open(ctx context.Context, c *config.Config, log *slog.Logger) (_ *Service, 
 	c.Server.Version, c.Server.Logger, c.Server.Registerer = cli.Version(), log, s.registry
 	c.Server.Sources, c.Server.Workers = s.sourceStatus, workers{s}
 	c.Server.Aliases, c.Server.Recovery = s.aliases, s.durable.status
+	if !c.IngestsEngines {
+		c.Server.Newest = s.durable.Newest
+	}
 	s.server = server.New(c.Server, s.follower, s.follower.Index())
 	s.admin = &http.Server{Handler: s.server.NewAdmin(s.registry), ReadHeaderTimeout: 5 * time.Second}
 
@@ -170,7 +173,7 @@ func indexMetrics(registry *prometheus.Registry, s *Service) func(time.Duration)
 	registry.MustRegister(delay, prometheus.NewGaugeFunc(
 		prometheus.GaugeOpts{Name: "kvcast_index_behind_entries", Help: "Entries of the journal that are not applied to the index yet."},
 		func() float64 {
-			if !s.isAssembled() { // the index is behind by what is not recovered yet
+			if s.cfg.IngestsEngines && !s.isAssembled() { // the index is behind by what is not recovered yet
 				return 0
 			}
 			applied := s.follower.Bounds().Newest
@@ -215,9 +218,12 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 	s.log.Info("starting", "grpc", s.Addr(), "version", cli.Version())
 	registered, err := s.recover(ctx)
-	if err == nil {
+	switch {
+	case err == nil && s.cfg.IngestsEngines:
 		err = s.run(ctx, registered, grpcDone, adminDone)
-	} else if ctx.Err() != nil {
+	case err == nil:
+		err = s.runReplica(ctx, grpcDone, adminDone)
+	case ctx.Err() != nil:
 		err = nil
 	}
 	deadline, cancel := context.WithTimeout(beyond, subscriberStopTimeout)
@@ -297,6 +303,11 @@ func (s *Service) start(ctx context.Context, discovered <-chan struct{}) {
 	if missing != (unread{}) {
 		s.log.Warn("serving before all engines have been read", "not_connected", missing.connecting, "catching_up", missing.catchingUp)
 	}
+	s.serveFrom(ctx)
+}
+
+// serveFrom starts serving routers once the index has the entries that the journal has now, unless ctx is done first.
+func (s *Service) serveFrom(ctx context.Context) {
 	if s.follower.Wait(ctx, s.journal.Bounds().Newest) != nil {
 		return
 	}

@@ -120,8 +120,11 @@ func (w workers) RemoveWorker(ctx context.Context, name string, why feed.RemoveR
 }
 
 // awaitRegistered waits until the state is recovered and the workers of an earlier run are registered again, so that a
-// change is not undone by that.
+// change is not undone by that. It returns an error if the server reads no engines.
 func (w workers) awaitRegistered(ctx context.Context) error {
+	if !w.cfg.IngestsEngines {
+		return server.ErrNotIngesting
+	}
 	select {
 	case <-w.registered:
 		return nil

@@ -1,0 +1,65 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/kvcast/kvcast/index"
+	"github.com/kvcast/kvcast/journal/jetstream"
+)
+
+// Followed is a journal that another process writes.
+type Followed interface {
+	Journal
+	// Mark is called before the checkpoints are read, and then Load, which fails if they do not fit its entries.
+	Mark(ctx context.Context) error
+}
+
+// errChanged means that a checkpoint could not be read. Another process may have replaced it meanwhile.
+var errChanged = errors.New("a checkpoint cannot be read")
+
+const (
+	replicaAttempts = 20
+	replicaWait     = 250 * time.Millisecond
+)
+
+// Replicate brings an empty index to the state after a journal that another process writes. It changes nothing in the
+// journal or the store. While that process replaces checkpoints or removes entries, it begins anew, at most 20 times.
+func Replicate(ctx context.Context, j Followed, s Store, log *slog.Logger, p *Progress, x *index.Index) error {
+	for attempt := 1; ; attempt++ {
+		began := time.Now()
+		r := &reader{
+			journal: j, store: s, log: log, progress: p, pipeline: noPipeline{}, index: x,
+			indexed: make(map[string]uint64), logged: began, isReplica: true,
+		}
+		err := j.Mark(ctx)
+		if err == nil {
+			err = r.read(ctx)
+		}
+		switch {
+		case err == nil:
+			r.logRecovered(began)
+			return nil
+		case attempt == replicaAttempts, !errors.Is(err, jetstream.ErrPurged) && !errors.Is(err, errChanged):
+			return fmt.Errorf("recover: %w", err)
+		}
+		log.Info("recovering anew, because the journal has changed", "cause", err)
+		x.Reset()
+		p.Workers.Store(0)
+		select {
+		case <-time.After(replicaWait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// noPipeline is the pipeline of a process that reads no engines.
+type noPipeline struct{}
+
+func (noPipeline) Checkpoint([]byte) error                    { return nil }
+func (noPipeline) Entry(uint64, string, []byte, []byte) error { return nil }
+func (noPipeline) Known(string, string, uint64)               {}

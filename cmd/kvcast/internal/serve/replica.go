@@ -1,0 +1,35 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// runReplica serves what another server writes to the journal, until ctx is done or a part fails.
+func (s *Service) runReplica(ctx context.Context, grpcDone, adminDone <-chan error) error {
+	starting, stopStarting := context.WithCancel(ctx)
+	defer stopStarting()
+	following, stopFollowing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopFollowing()
+	followDone := background(func() error { return s.follower.Run(following) })
+	startDone := background(func() error { s.serveFrom(starting); return nil })
+	watchDone := background(func() error { return s.durable.watch(starting, s) })
+
+	var failure error
+	select {
+	case <-ctx.Done():
+	case failure = <-grpcDone:
+	case failure = <-adminDone:
+	case failure = <-followDone:
+		failure = fmt.Errorf("follow the journal: %w; kvcast exits, because snapshots and matches would be outdated: restart kvcast", failure)
+	case failure = <-watchDone:
+	}
+	stopStarting()
+	errs := []error{failure, <-startDone, <-watchDone}
+	s.log.Info("shutting down")
+	s.server.StopServing()
+	stopFollowing()
+	errs = append(errs, <-followDone)
+	return errors.Join(errs...)
+}

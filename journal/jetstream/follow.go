@@ -1,0 +1,131 @@
+package jetstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kvcast/kvcast/journal"
+)
+
+// ErrPurged is an error of Load with Config.Follow: entries were removed since Open or Mark. The caller calls Mark, reads
+// the checkpoints again, and calls Load again.
+var ErrPurged = errors.New("entries were removed while checkpoints were read")
+
+var errFollowing = errors.New("the journal follows another process, and appends no entries")
+
+const (
+	// deliveryTimeout is how long a consumer may deliver neither entries nor heartbeats.
+	deliveryTimeout = 6 * heartbeat
+	// checkInterval is the least time between two looks at the stream while its entries are followed.
+	checkInterval = time.Second
+)
+
+// Mark remembers the oldest entry of the stream, for a Load with Config.Follow. Checkpoints that are read between Mark
+// and a Load without error are complete together with the entries of Load.
+func (j *Journal) Mark(ctx context.Context) error {
+	_, info, err := j.streamInfo(ctx)
+	if err != nil {
+		return fmt.Errorf("read the state of %s: %w", j.place(), err)
+	}
+	j.first = firstSeq(info)
+	return nil
+}
+
+// Newest returns the newest seq of the stream, which a journal with Config.Follow may not have read yet.
+func (j *Journal) Newest(ctx context.Context) (uint64, error) {
+	_, info, err := j.streamInfo(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("read the state of %s: %w", j.place(), err)
+	}
+	return info.State.LastSeq, nil
+}
+
+// followLoop reads the entries after those that Load has read, until the journal fails or ends. It reads from a new
+// consumer when one is interrupted.
+func (j *Journal) followLoop() {
+	sources := make(map[journal.Source]*journal.Source)
+	for j.ctx.Err() == nil {
+		err := j.follow(sources)
+		if j.ctx.Err() != nil || j.Err() != nil {
+			return
+		}
+		if errors.Is(err, ErrUnreadable) || errors.Is(err, journal.ErrFenced) {
+			j.fail(err)
+			return
+		}
+		j.log.Debug("Following the stream is interrupted.", "error", err)
+		select {
+		case <-time.After(heartbeat):
+		case <-j.ctx.Done():
+		}
+	}
+}
+
+// follow reads entries through one consumer until it is interrupted.
+func (j *Journal) follow(sources map[journal.Source]*journal.Source) error {
+	s, err := j.check()
+	if err != nil {
+		return err
+	}
+	l := &loader{j: j, stream: s, sources: sources, next: j.mirror.Load().Bounds().Newest + 1}
+	return j.consume(j.ctx, l, func(sub *nats.Subscription) error {
+		checked := time.Now()
+		for j.ctx.Err() == nil {
+			m, err := sub.NextMsg(deliveryTimeout)
+			if err != nil {
+				return err
+			}
+			if err := l.handle(j.ctx, m); err != nil {
+				return err
+			}
+			if time.Since(checked) < checkInterval {
+				continue
+			}
+			if _, err := j.check(); err != nil {
+				return err
+			}
+			checked = time.Now()
+		}
+		return j.ctx.Err()
+	})
+}
+
+// check returns an error if the stream does not answer, and an ErrUnreadable or ErrFenced if it is not the one whose
+// entries were read any more.
+func (j *Journal) check() (jetstream.Stream, error) {
+	s, info, err := j.streamInfo(j.ctx)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("%w: %s is gone", ErrUnreadable, j.place())
+	}
+	j.setAnswering(err == nil)
+	if err != nil {
+		return nil, err
+	}
+	b := j.mirror.Load().Bounds()
+	switch epoch := info.Config.Metadata[metadataEpoch]; {
+	case epoch != b.Epoch:
+		return nil, fmt.Errorf("%w: %s has the new epoch %q", journal.ErrFenced, j.place(), epoch)
+	case info.State.LastSeq < b.Newest:
+		return nil, fmt.Errorf("%w: %s has lost the entries %d to %d", ErrUnreadable, j.place(), info.State.LastSeq+1, b.Newest)
+	case firstSeq(info) > b.Newest+1:
+		return nil, fmt.Errorf("%w: the entries %d to %d of %s were removed before they were read", ErrUnreadable, b.Newest+1, firstSeq(info)-1, j.place())
+	}
+	return s, nil
+}
+
+// setAnswering remembers since when the servers do not answer, for Stalled.
+func (j *Journal) setAnswering(answering bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch {
+	case answering:
+		j.since = time.Time{}
+	case j.since.IsZero():
+		j.since = time.Now()
+	}
+}

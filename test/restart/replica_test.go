@@ -1,0 +1,94 @@
+package restart_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
+	"github.com/kvcast/kvcast/test/harness"
+)
+
+// startNATS starts a nats-server in this process. The test stops it.
+func startNATS(t *testing.T) (url string) {
+	t.Helper()
+	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(harness.Timeout) {
+		t.Fatal("nats-server is not ready")
+	}
+	return s.ClientURL()
+}
+
+// member is a server of several with one journal, over all its lives.
+type member struct {
+	args    []string
+	proxy   *harness.Proxy
+	process *harness.Process
+}
+
+func (m *member) start(t *testing.T) {
+	t.Helper()
+	m.process = start(t, m.args...)
+	m.proxy.Retarget(address(t, m.process))
+}
+
+// TestRoutersMoveBetweenServers kills, at random entries, the server that reads the engines or the one that follows it.
+// Routers know both, and go on with the other.
+func TestRoutersMoveBetweenServers(t *testing.T) {
+	fleet := newFleet(t)
+	args := []string{"--journal", startNATS(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
+	for i := range engines {
+		args = append(args, "--worker", fleet.add(fmt.Sprintf("engine-%d", i), 1, bound()).flag())
+	}
+	writer := &member{args: args, proxy: harness.NewProxy(t, "")}
+	replica := &member{args: append(args[:len(args):len(args)], "--cluster-ingest=false"), proxy: harness.NewProxy(t, "")}
+	members := []*member{writer, replica}
+	for _, m := range members {
+		m.start(t)
+	}
+	routers := []*router{
+		follow(t, writer.proxy.Addr()+","+replica.proxy.Addr()),
+		follow(t, replica.proxy.Addr()+","+writer.proxy.Addr()),
+		follow(t, replica.proxy.Addr()),
+	}
+	rng := rand.New(rand.NewPCG(*seed, 2))
+	for range *kills {
+		if err := routers[0].await(t.Context(), routers[0].seq()+1+rng.Uint64N(maxEntries)); err != nil {
+			t.Fatal(err)
+		}
+		m := members[rng.IntN(2)]
+		if err := m.process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Duration(rng.Int64N(int64(maxStart / 2))))
+		m.start(t)
+	}
+	fleet.wantViews(routers...)
+
+	conn := harness.Dial(t, address(t, replica.process))
+	_, err := kvcastv1.NewWorkerServiceClient(conn).RegisterWorker(t.Context(), &kvcastv1.RegisterWorkerRequest{Worker: &kvcastv1.WorkerSpec{
+		Name: "w", Model: model, Sources: []*kvcastv1.SourceSpec{{Connect: "tcp://127.0.0.1:1"}},
+	}})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "reads no engines") {
+		t.Errorf("register at the replica: got %v", err)
+	}
+	for _, m := range members {
+		if lines := m.process.LogFaults(); len(lines) > 0 {
+			t.Errorf("a server logged: %q", lines)
+		}
+		if err := m.process.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
