@@ -148,21 +148,7 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 // run registers the workers that were registered before, writes checkpoints, and tells the server whether the journal
 // stalls, until ctx ends or the journal fails.
 func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig.Worker, discovered <-chan struct{}) error {
-	for _, w := range registered {
-		switch err := s.ingest.AddWorker(ctx, w); {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			s.log.Warn("a worker that was registered before is not registered again", "worker", w.Name, "error", err)
-			if !errors.Is(err, ingestconfig.ErrWorkerExists) {
-				continue // it may fit after the next start
-			}
-			if err := d.registrations().Remove(ctx, w.Name); err != nil {
-				s.log.Warn("registration is kept", "worker", w.Name, "error", err)
-			}
-		}
-	}
-	close(s.registered)
+	d.register(ctx, s, registered)
 	checkpointer := recovery.Checkpointer{
 		Store: d.Checkpoints(), Log: s.log, Pipeline: s.pipeline, State: s.ingest.Checkpoint, Follower: s.follower, Retain: d.Retain,
 		Written: func(bytes int, took time.Duration) {
@@ -185,6 +171,27 @@ func (d *durable) run(ctx context.Context, s *Service, registered []ingestconfig
 		}
 	})
 	return d.watch(ctx, s)
+}
+
+// register registers the workers that were registered before, unless ctx ends.
+func (d *durable) register(ctx context.Context, s *Service, workers []ingestconfig.Worker) {
+	for _, w := range workers {
+		err := s.ingest.AddWorker(ctx, w)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			continue
+		}
+		s.log.Warn("a worker that was registered before is not registered again", "worker", w.Name, "error", err)
+		if !errors.Is(err, ingestconfig.ErrWorkerExists) {
+			continue // it may fit after the next start
+		}
+		if err := d.registrations().Remove(ctx, w.Name); err != nil {
+			s.log.Warn("registration is kept", "worker", w.Name, "error", err)
+		}
+	}
+	close(s.registered)
 }
 
 // watch tells the server whether the journal stalls, until ctx ends. It returns an error if the journal fails.
