@@ -7,10 +7,6 @@ import (
 	"github.com/kvcast/kvcast/pipeline/copies"
 )
 
-// maxRunTokens bounds the token ids of an event. At up to five bytes a token, an entry is then
-// smaller than 4 MiB, which gRPC clients accept by default.
-const maxRunTokens = 1 << 19
-
 // maxIdleTokens is the largest capacity for tokens that an empty run keeps.
 const maxIdleTokens = 16 << 10
 

@@ -32,6 +32,9 @@ type Config struct {
 	Blocks, AttributeBytes *budget.Budget
 	// Durable passes journal.Record.State to the journal, from which Recovery recovers the state.
 	Durable bool
+	// MaxRecordBytes is the size of the largest journal.Record that the journal takes, body and state: at least
+	// MinRecordBytes; 0: no limit. Entries are cut, and token ids left out, so that none is larger.
+	MaxRecordBytes int
 	// CheckpointBytes is the size of entries, of all workers, after which a worker's next checkpoint is due, unless the
 	// checkpoints of all workers are larger; default 32 MiB. So recovery applies entries of not much more bytes than it
 	// reads checkpoints, and checkpoints at most double the bytes that are written.
@@ -61,7 +64,31 @@ const (
 	// DefaultCheckpointBytes is the default of Config.CheckpointBytes.
 	DefaultCheckpointBytes = 32 << 20
 	MaxMaxBlocksPerRank    = math.MaxInt32
+	// MinRecordBytes is the smallest limit of Config.MaxRecordBytes. It is nats-server's default for max_payload.
+	MinRecordBytes = 1 << 20
 )
+
+const (
+	// maxEntryBytes is the size above which the events of one batch become several entries, since gRPC clients accept
+	// messages of 4 MiB by default.
+	maxEntryBytes = 3 << 20
+	// maxRunTokens bounds the token ids of an event, of up to five bytes each, for the same reason.
+	maxRunTokens = 1 << 19
+	// maxWaitingBytes bounds the waiting changes. Beyond it they are dropped, and the worker cannot be recovered until its
+	// next checkpoint. It is only reached if no checkpoint can be stored for long.
+	maxWaitingBytes = 16 << 20
+)
+
+// limits are the sizes that keep an entry with its state below Config.MaxRecordBytes: an entry takes at most 1/2 of it or has
+// a single event, of which blocks take 1/4 and token ids 5/16; waiting changes take 1/4.
+type limits struct{ entryBytes, runTokens, waitingBytes int }
+
+func (c *Config) limits() limits {
+	if c.MaxRecordBytes == 0 {
+		return limits{maxEntryBytes, maxRunTokens, maxWaitingBytes}
+	}
+	return limits{min(maxEntryBytes, c.MaxRecordBytes/2), min(maxRunTokens, c.MaxRecordBytes/16), min(maxWaitingBytes, c.MaxRecordBytes/4)}
+}
 
 // Validate returns an error for the first setting that is out of bounds.
 func (c Config) Validate() error {
@@ -75,6 +102,9 @@ func (c Config) Validate() error {
 	case "", OnGapReport, OnGapClear:
 	default:
 		return fmt.Errorf("ingest.on_gap: %q is not allowed: want %s or %s", c.OnGap, OnGapReport, OnGapClear)
+	}
+	if c.MaxRecordBytes != 0 && c.MaxRecordBytes < MinRecordBytes {
+		return fmt.Errorf("the journal takes records of at most %d bytes: want %d or more (max_payload of NATS servers)", c.MaxRecordBytes, MinRecordBytes)
 	}
 	if c.MaxBlocksPerRank < 0 || c.MaxBlocksPerRank > MaxMaxBlocksPerRank {
 		return fmt.Errorf("ingest.max_blocks_per_rank: %d is not allowed: want 1 to %d", c.MaxBlocksPerRank, MaxMaxBlocksPerRank)

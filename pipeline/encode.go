@@ -13,10 +13,6 @@ import (
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
 
-// maxEntryBytes is the size above which the events of one batch become several entries, since gRPC
-// clients accept messages of 4 MiB by default.
-const maxEntryBytes = 3 << 20
-
 // entry is the entry being built: an encoded kvcast.v1.Entry without its seq, to which events are
 // appended.
 type entry struct {
@@ -35,10 +31,12 @@ type entry struct {
 	onFailure func(error)
 	// events is the number of events in buf.
 	events int
-	log    *stateLog
+	// maxBytes is the size above which the events of one batch become several entries.
+	maxBytes int
+	log      *stateLog
 }
 
-func newEntry(ctx context.Context, j Journal, worker, model string) entry {
+func newEntry(ctx context.Context, j Journal, worker, model string, maxBytes int) entry {
 	var head []byte
 	head = protowire.AppendTag(head, kvcastv1.EntryWorkerField, protowire.BytesType)
 	head = protowire.AppendString(head, worker)
@@ -46,7 +44,7 @@ func newEntry(ctx context.Context, j Journal, worker, model string) entry {
 		head = protowire.AppendTag(head, kvcastv1.EntryModelField, protowire.BytesType)
 		head = protowire.AppendString(head, model)
 	}
-	return entry{ctx: ctx, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head}
+	return entry{ctx: ctx, journal: j, source: &journal.Source{Worker: worker, Model: model}, head: head, maxBytes: maxBytes}
 }
 
 // begin starts a new entry; times are nanoseconds since the Unix epoch, or 0.
@@ -95,7 +93,7 @@ func (e *entry) other(event *kvcastv1.RouterEvent) {
 func (e *entry) added(b []byte, tier journal.Tiers) {
 	before := len(e.buf)
 	e.buf = b
-	if len(b) <= maxEntryBytes || before == e.start {
+	if len(b) <= e.maxBytes || before == e.start {
 		e.tiers |= tier
 		e.events++
 		return

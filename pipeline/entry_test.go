@@ -1,6 +1,8 @@
 package pipeline_test
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -8,6 +10,7 @@ import (
 
 	"github.com/kvcast/kvcast/feed"
 	"github.com/kvcast/kvcast/ingest/wire"
+	"github.com/kvcast/kvcast/journal"
 	"github.com/kvcast/kvcast/pipeline"
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 )
@@ -213,5 +216,49 @@ func TestNamesAreMadeUTF8(t *testing.T) {
 	s.pipeline.RemoveWorker("w\xff", feed.RemovedDeregistered)
 	if got, want := describe(s.journal.all()["w\uFFFD"]), [][]string{{"added"}, {"removed DEREGISTERED"}}; !cmp.Equal(got, want) {
 		t.Errorf("entries: got %v, want %v", got, want)
+	}
+}
+
+// sizes is a journal that keeps the largest size of a record.
+type sizes struct {
+	nowhere
+	largest int
+}
+
+func (s *sizes) Append(ctx context.Context, r journal.Record) (journal.Pending, error) {
+	s.largest = max(s.largest, len(r.Body)+len(r.State))
+	return s.nowhere.Append(ctx, r)
+}
+
+// TestRecordsFitIntoTheJournal makes large entries, large events and much waiting state.
+func TestRecordsFitIntoTheJournal(t *testing.T) {
+	for _, limit := range []int{pipeline.MinRecordBytes, 8 << 20} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) {
+			j := &sizes{}
+			cfg := pipeline.Config{Durable: true, MaxRecordBytes: limit, MaxBlocks: pipeline.MaxMaxBlocks, EmitTokenIDs: true}
+			p, err := pipeline.New(cfg, j)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lane := p.AddWorker(feed.Worker{Name: "w", Model: "m"})
+			stores := largeStores(30)
+			var removes []wire.Event
+			for _, e := range stores {
+				removes = append(removes, remove(e.BlockHashes...))
+			}
+			tokens := withBlockSize(4, withTokens(4*pipeline.MaxMaxBlocks, stores[0]))
+			for range 2 {
+				lane.Batch(batch(stores...).Batch)
+				lane.Batch(batch(stores...).Batch)
+				lane.Batch(batch(removes...).Batch) // suppressed: copies are left
+				lane.Batch(batch(tokens, withBlockSize(1<<20, withTokens(1<<20, store(1)))).Batch)
+			}
+			if j.largest > limit || j.largest < limit/4 {
+				t.Errorf("the largest record has %d bytes, want at most %d, and a quarter of it at least", j.largest, limit)
+			}
+		})
+	}
+	if err := (pipeline.Config{MaxRecordBytes: pipeline.MinRecordBytes - 1}).Validate(); err == nil {
+		t.Error("a limit that is too small is allowed")
 	}
 }

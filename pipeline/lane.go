@@ -17,6 +17,7 @@ import (
 type Lane struct {
 	worker        string
 	cfg           Config
+	limits        limits
 	consolidation consolidation
 	sourceNames   []string // by source
 	// tableBlocks is the budget of the tables' blocks; nil for dedup, where trackers reserve
@@ -207,7 +208,7 @@ func (l *Lane) store(b *feed.Batch, e *wire.Event) {
 		kind: wire.KindStored, rank: b.Rank, tier: e.Tier,
 		lora: e.LoRAName, salt: e.CacheSalt, blockSize: e.BlockSize,
 		hashed: len(e.TokensHashes) == n,
-		tokens: l.cfg.EmitTokenIDs && blockTokens > 0 && blockTokens <= maxRunTokens && len(e.Tokens) >= n*blockTokens,
+		tokens: l.cfg.EmitTokenIDs && blockTokens > 0 && blockTokens <= l.limits.runTokens && len(e.Tokens) >= n*blockTokens,
 	}
 	l.flushIncompatible(&key)
 	// Some engines write 0 for the parent of a first block.
@@ -273,7 +274,7 @@ func (l *Lane) extendRun(b *feed.Batch, key *runKey, e *wire.Event, hasParent bo
 func (l *Lane) room() int {
 	room := l.cfg.MaxBlocks - len(l.pending.hashes)
 	if l.pending.key.tokens {
-		room = min(room, (maxRunTokens-len(l.pending.tokens))/int(l.pending.key.blockSize))
+		room = min(room, (l.limits.runTokens-len(l.pending.tokens))/int(l.pending.key.blockSize))
 	}
 	return room
 }

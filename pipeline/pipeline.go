@@ -119,7 +119,7 @@ func validWorker(w feed.Worker) feed.Worker {
 // newLane returns an empty lane, whose tables reserve in no budget yet.
 func newLane(cfg *Config, w feed.Worker) *Lane {
 	return &Lane{
-		worker: w.Name, desc: w, cfg: *cfg,
+		worker: w.Name, desc: w, cfg: *cfg, limits: cfg.limits(),
 		consolidation: consolidationOf(w),
 		sourceNames:   sourceNames(w),
 		ranks:         make(map[uint32]*rankState),
@@ -129,7 +129,7 @@ func newLane(cfg *Config, w feed.Worker) *Lane {
 // attach connects a lane to the pipeline's journal and budgets.
 func (p *Pipeline) attach(l *Lane) {
 	l.failures = p.failed
-	l.entry = newEntry(p.appends, p.journal, l.worker, l.desc.Model)
+	l.entry = newEntry(p.appends, p.journal, l.worker, l.desc.Model, l.limits.entryBytes)
 	l.entry.onFailure = func(err error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -140,7 +140,7 @@ func (p *Pipeline) attach(l *Lane) {
 	}
 	l.attributes = p.cfg.AttributeBytes
 	if p.cfg.Durable {
-		l.log = newStateLog(&p.totals)
+		l.log = newStateLog(&p.totals, l.limits.waitingBytes)
 		l.entry.log = l.log
 		l.announcements.RecordChanges()
 	}

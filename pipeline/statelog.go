@@ -38,6 +38,8 @@ type stateLog struct {
 	position          checkpointPosition
 
 	body, state []byte // reused
+
+	maxWaitingBytes int // of changes
 }
 
 // publisherCursor is the last cursor of a publisher.
@@ -52,12 +54,8 @@ type suppressedRemoves struct {
 	hashes []uint64
 }
 
-// maxWaitingBytes bounds the waiting changes. Beyond it they are dropped, and the worker cannot be recovered until its
-// next checkpoint. It is only reached if no checkpoint can be stored for long.
-const maxWaitingBytes = 16 << 20
-
-func newStateLog(totals *checkpointTotals) *stateLog {
-	return &stateLog{ranks: make(map[uint32]struct{}), position: checkpointPosition{totals: totals}}
+func newStateLog(totals *checkpointTotals, maxWaitingBytes int) *stateLog {
+	return &stateLog{maxWaitingBytes: maxWaitingBytes, ranks: make(map[uint32]struct{}), position: checkpointPosition{totals: totals}}
 }
 
 // progress records what a call tells of ingest's state.
@@ -199,7 +197,7 @@ func (s *stateLog) addChange(eventsBefore int) {
 	s.changes = appendUint(s.changes, statev1.ChangeEventsBeforeField, uint32(eventsBefore))
 	s.changes = append(s.changes, s.body...)
 	s.waiting++
-	if len(s.changes) > maxWaitingBytes {
+	if len(s.changes) > s.maxWaitingBytes {
 		s.dropWaiting(len(s.changes), s.waiting)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvcast/kvcast/ingest/wire"
 	"github.com/kvcast/kvcast/internal/simulator"
+	"github.com/kvcast/kvcast/test/harness"
 )
 
 // clientsFolder contains the Python and Rust examples, as make clients prepares them.
@@ -185,6 +186,44 @@ func TestClientInPython(t *testing.T) {
 	if err := ahead.cmd.Wait(); !errors.As(err, &exit) || !strings.Contains(ahead.errOut.String(), "OUT_OF_RANGE") {
 		t.Errorf("after a position that is ahead: %v\n%s", err, &ahead.errOut)
 	}
+}
+
+// TestNATSReaderClientInPython reads the journal of a server from its NATS server by examples/python/nats_reader.py.
+func TestNATSReaderClientInPython(t *testing.T) {
+	t.Parallel()
+	script, err := filepath.Abs(clientsFolder + "/python/nats_reader.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := harness.StartNATS(t)
+	const name = "a worker.*>é"
+	p := publisherOf(t, simulator.SocketConfig{})
+	s := serve(t, "--journal", url, "--worker", "name="+name+",connect="+p.Endpoint()+",replay="+p.ReplayEndpoint())
+	for _, block := range []uint64{1, 2, 3} {
+		publish(t, p, wire.Event{Kind: wire.KindStored, BlockHashes: []uint64{block}, Tokens: []uint32{1, 2}, BlockSize: 2})
+	}
+	s.metric(fmt.Sprintf("kvcast_ingest_batches_total{worker=%q} 3", name))
+	python := filepath.Dir(script) + "/venv/bin/python"
+	all := runExample(t, python, script, "--servers", url, "--count", "4")
+	want := []string{" worker_added", " stored", " stored", " stored"}
+	at := ""
+	for i, kind := range want {
+		line := all.next()
+		if !strings.HasSuffix(line, fmt.Sprintf(":%d %s%s", i+1, name, kind)) {
+			t.Errorf("got %q, want entry %d%s", line, i+1, kind)
+		}
+		if i == 1 {
+			at, _, _ = strings.Cut(line, " ")
+		}
+	}
+	all.end()
+	rest := runExample(t, python, script, "--servers", url, "--after", at, "--count", "2")
+	for _, seq := range []string{":3 ", ":4 "} {
+		if line := rest.next(); !strings.Contains(line, seq) {
+			t.Errorf("after %s: got %q, want%s", at, line, seq)
+		}
+	}
+	rest.end()
 }
 
 // TestRouterClientInPython routes prompts by examples/python/route.py, also while the server does not answer.

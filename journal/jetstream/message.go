@@ -63,6 +63,10 @@ func (j *Journal) encode(r journal.Record) (*nats.Msg, error) {
 	return m, nil
 }
 
+// MaxRecordBytes returns the size of the largest message that the servers take (max_payload): a record's body and state, the
+// escaped names of worker and model, and some 50 bytes.
+func (j *Journal) MaxRecordBytes() int { return int(j.conn.MaxPayload()) }
+
 // decode decodes a message and also returns the model.
 func (j *Journal) decode(m *nats.Msg) (e Entry, model string, err error) {
 	token, ok := strings.CutPrefix(m.Subject, j.subjects)

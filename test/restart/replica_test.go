@@ -7,28 +7,12 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	kvcastv1 "github.com/kvcast/kvcast/proto/kvcast/v1"
 	"github.com/kvcast/kvcast/test/harness"
 )
-
-// startNATS starts a nats-server in this process. The test stops it.
-func startNATS(t *testing.T) (url string) {
-	t.Helper()
-	s, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(harness.Timeout) {
-		t.Fatal("nats-server is not ready")
-	}
-	return s.ClientURL()
-}
 
 // member is a server of several with one journal, over all its lives.
 type member struct {
@@ -47,7 +31,7 @@ func (m *member) start(t *testing.T) {
 // Routers know both, and go on with the other.
 func TestRoutersMoveBetweenServers(t *testing.T) {
 	fleet := newFleet(t)
-	args := []string{"--journal", startNATS(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
+	args := []string{"--journal", harness.StartNATS(t), "--journal-max-bytes", "16MiB", "--journal-checkpoint-bytes", "64KiB"}
 	for i := range engines {
 		args = append(args, "--worker", fleet.add(fmt.Sprintf("engine-%d", i), 1, bound()).flag())
 	}

@@ -56,6 +56,7 @@ func openDurable(ctx context.Context, c *config.Config, log *slog.Logger, regist
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w; choose another with --journal", j.Store, err)
 	}
+	c.Pipeline.MaxRecordBytes = entries.MaxRecordBytes()
 	d := &durable{
 		Journal: entries, log: log,
 		checkpointTime: prometheus.NewHistogram(prometheus.HistogramOpts{
