@@ -43,8 +43,8 @@ type Checkpoints struct {
 	describing sync.Mutex // held while a description is published
 }
 
-// Checkpoint is stored data.
-type Checkpoint struct {
+// Object is stored data.
+type Object struct {
 	Name string
 	Data []byte
 }
@@ -58,8 +58,8 @@ func bucket(stream string) string { return stream + "-checkpoints" }
 func bucketStream(stream string) string { return "OBJ_" + bucket(stream) }
 
 // openCheckpoints creates the object store unless it exists, and removes what interrupted Puts left.
-func (j *Journal) openCheckpoints(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+func (j *Journal) openCheckpoints(opening context.Context) error {
+	ctx, cancel := context.WithTimeout(opening, requestTimeout)
 	defer cancel()
 	name := bucket(j.cfg.Stream)
 	c := &Checkpoints{j: j, prefix: "$O." + name + "."}
@@ -79,12 +79,12 @@ func (j *Journal) openCheckpoints(ctx context.Context) error {
 		c.stream, err = c.configure(ctx, s)
 	}
 	if err == nil && j.server == nil {
-		err = c.claim(ctx)
+		err = c.claim(opening)
 	}
 	if err != nil {
 		return fmt.Errorf("open object store %q: %w", name, err)
 	}
-	if err := c.removeOrphans(ctx); err != nil {
+	if err := c.removeOrphans(opening); err != nil {
 		j.log.Warn("Parts of interrupted checkpoints cannot be removed.", "error", err)
 	}
 	return nil
@@ -264,11 +264,11 @@ func (c *Checkpoints) Delete(ctx context.Context, name string) error {
 // All returns all checkpoints, in no particular order. If one cannot be read, or its checksum differs, All yields its name
 // and an error, and continues with the next. If the checkpoints cannot be listed, All yields an error without a name, and
 // ends.
-func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Checkpoint, error] {
-	return func(yield func(Checkpoint, error) bool) {
+func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
 		subjects, err := c.subjects(ctx, "M.")
 		if err != nil {
-			yield(Checkpoint{}, fmt.Errorf("list checkpoints: %w", err))
+			yield(Object{}, fmt.Errorf("list checkpoints: %w", err))
 			return
 		}
 		for _, subject := range subjects {
@@ -276,7 +276,7 @@ func (c *Checkpoints) All(ctx context.Context) iter.Seq2[Checkpoint, error] {
 			if err != nil {
 				err = fmt.Errorf("read checkpoint %q: %w", name, err)
 			}
-			if !yield(Checkpoint{name, data}, err) {
+			if !yield(Object{name, data}, err) {
 				return
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +24,8 @@ import (
 const (
 	lockName       = "kvcast.lock"
 	positionName   = "kvcast.position"
-	unreadableName = "unreadable-%d" // files that nats-server could not read
+	keysName       = "kvcast.registered" // the keys of the registrations, a line each
+	unreadableName = "unreadable-%d"     // files that nats-server could not read
 )
 
 const (
@@ -62,11 +64,15 @@ func (j *Journal) openEmbedded(ctx context.Context) error {
 	if err := j.server.start(j.cfg, j.log); err != nil {
 		return err
 	}
-	// Checkpoints belong to the entries, so they are moved away together.
-	err = j.server.moveUnreadable(j.cfg.Stream, filepath.Join(dir, server.JetStreamStoreDir), j.cfg, j.log)
-	if err == nil {
-		checkpoints := bucketStream(j.cfg.Stream)
-		err = j.server.moveUnreadable(checkpoints, j.server.streamDir(checkpoints), j.cfg, j.log)
+	checkpoints, registrations := bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)
+	for _, streams := range [][]string{
+		{j.cfg.Stream, checkpoints}, // checkpoints belong to the entries, so they are moved away together
+		{checkpoints},
+		{registrations},
+	} {
+		if err = j.server.moveUnreadable(streams, j.cfg, j.log); err != nil {
+			break
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("open journal: %w", err)
@@ -127,9 +133,10 @@ func (e *embedded) streamDir(stream string) string {
 	return filepath.Join(e.dir, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams", stream)
 }
 
-// moveUnreadable moves files away, and starts nats-server again, if there are files of a stream and nats-server does not
-// have the stream. If the cause may be temporary, it returns an error instead.
-func (e *embedded) moveUnreadable(stream, files string, cfg Config, log *slog.Logger) error {
+// moveUnreadable moves the files of streams away, and starts nats-server again, if there are files of the first stream and
+// nats-server does not have it. If the cause may be temporary, it returns an error instead.
+func (e *embedded) moveUnreadable(streams []string, cfg Config, log *slog.Logger) error {
+	stream := streams[0]
 	if _, err := os.Stat(e.streamDir(stream)); errors.Is(err, os.ErrNotExist) || err == nil && e.health(stream) == nil {
 		return nil
 	}
@@ -143,21 +150,24 @@ func (e *embedded) moveUnreadable(stream, files string, cfg Config, log *slog.Lo
 	to := ""
 	for n := 1; to == ""; n++ {
 		name := filepath.Join(e.dir, fmt.Sprintf(unreadableName, n))
-		if _, err := os.Lstat(name); errors.Is(err, os.ErrNotExist) {
+		if err := os.Mkdir(name, 0o700); err == nil {
 			to = name
-		} else if err != nil {
+		} else if !errors.Is(err, os.ErrExist) {
 			return err
 		}
 	}
-	if err := os.Rename(files, to); err != nil {
-		return err
+	for _, name := range slices.Backward(streams) { // the first is the last, so that a crash in between changes nothing
+		if err := os.Rename(e.streamDir(name), filepath.Join(to, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	if stream == cfg.Stream {
 		if err := e.position.set(0, 0); err != nil {
 			return err
 		}
 	}
-	log.Error("Files of the journal are unreadable. They are moved away, and what they had is lost.", "moved_to", to, "reason", reason)
+	log.Error("Files of the journal are unreadable. They are moved away, and what they had is lost.",
+		"stream", stream, "moved_to", to, "reason", reason)
 	return e.start(cfg, log)
 }
 

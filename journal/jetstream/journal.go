@@ -51,23 +51,24 @@ import (
 var ErrUnreadable = errors.New("journal is unreadable")
 
 // Journal is a journal.Journal whose entries survive the process. Call Load once before any other method except
-// Checkpoints, Discard and Bounds.
+// Checkpoints, Registrations, Discard and Bounds.
 type Journal struct {
 	cfg      Config
 	log      *slog.Logger
 	subjects string // the prefix of the entries' subjects, including the last dot
 	replies  string // the prefix of the acknowledgements' subjects, including the last dot
 
-	server      *embedded // nil with Config.Servers
-	conn        *nats.Conn
-	js          jetstream.JetStream
-	checkpoints *Checkpoints
-	mirror      atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
-	slots       chan struct{}                  // has one element per append in flight
-	wake        chan struct{}                  // there is a message to publish
-	suspect     chan struct{}                  // the fate of messages in flight is unknown
-	failed      chan struct{}                  // closed when err is set
-	closing     chan struct{}                  // closed by Close
+	server        *embedded // nil with Config.Servers
+	conn          *nats.Conn
+	js            jetstream.JetStream
+	checkpoints   *Checkpoints
+	registrations *Registrations
+	mirror        atomic.Pointer[journal.Memory] // the acknowledged entries; replaced by Load and Discard
+	slots         chan struct{}                  // has one element per append in flight
+	wake          chan struct{}                  // there is a message to publish
+	suspect       chan struct{}                  // the fate of messages in flight is unknown
+	failed        chan struct{}                  // closed when err is set
+	closing       chan struct{}                  // closed by Close
 
 	ctx    context.Context // ends when the journal has stopped
 	stop   context.CancelFunc
@@ -136,6 +137,11 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	j.reset(st.epoch, st.last)
 	if err := j.openCheckpoints(ctx); err != nil {
 		return nil, err
+	}
+	if !cfg.Follow { // the process that appends has the workers
+		if err := j.openRegistrations(ctx); err != nil {
+			return nil, err
+		}
 	}
 	acks, err := j.conn.Subscribe(j.replies+"*.*.*", j.onReply)
 	if err != nil {

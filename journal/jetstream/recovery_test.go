@@ -232,7 +232,7 @@ func TestUnsuitableStreamIsRefused(t *testing.T) {
 		change func(c *natsjs.StreamConfig)
 		want   string
 	}{
-		{"newer format", func(c *natsjs.StreamConfig) { c.Metadata["kvcast.format"] = "2" }, "has format 2, and this version of kvcast reads up to 1"},
+		{"newer format", func(c *natsjs.StreamConfig) { c.Metadata["kvcast.format"] = "3" }, "has format 3, and this version of kvcast reads up to 2"},
 		{"not kvcast's", func(c *natsjs.StreamConfig) { c.Metadata = nil }, "not created by kvcast"},
 		{"limits that drop entries", func(c *natsjs.StreamConfig) { c.Discard, c.MaxAge = natsjs.DiscardOld, time.Hour }, "max_age is 1h0m0s, want none"},
 	} {

@@ -65,10 +65,10 @@ func (j *Journal) overdue() bool {
 	return stalled
 }
 
-// checkServer fails the journal if the embedded nats-server cannot write entries or checkpoints. It does not answer then,
+// checkServer fails the journal if the embedded nats-server cannot write to one of the streams. It does not answer then,
 // and does not write to the stream any more before it is started again.
 func (j *Journal) checkServer() {
-	for _, stream := range []string{j.cfg.Stream, bucketStream(j.cfg.Stream)} {
+	for _, stream := range []string{j.cfg.Stream, bucketStream(j.cfg.Stream), workersStream(j.cfg.Stream)} {
 		if err := j.server.health(stream); err != nil {
 			j.fail(fmt.Errorf("write to stream %q of %s: %w", stream, j.where(), err))
 		}

@@ -23,8 +23,9 @@ const (
 	metadataFormat = "kvcast.format"
 )
 
-// format is the version of what is stored: subjects, headers, metadata, checkpoints.
-const format = 1
+// format is the version of what is stored: subjects, headers, metadata, checkpoints, registrations. Version 1 has the
+// registrations beside the checkpoints.
+const format = 2
 
 // streamState is what Open needs to know of a stream.
 type streamState struct {
@@ -83,6 +84,7 @@ func (j *Journal) openStream(ctx context.Context) (streamState, error) {
 		j.log.Warn("The machine has booted since the journal was written without sync always: entries may be lost. The journal continues in a new epoch.",
 			"dir", j.cfg.Dir, "entries", info.State.Msgs, "last", info.State.LastSeq, "epoch", config.Metadata[metadataEpoch])
 	}
+	config.Metadata[metadataFormat] = strconv.Itoa(format)
 	config.Metadata[metadataBoot] = boot
 	config.Metadata[metadataSynced] = strconv.FormatBool(j.cfg.SyncAlways && (synced || rebooted))
 	config.AllowAtomicPublish = config.AllowAtomicPublish || j.cfg.SyncAlways

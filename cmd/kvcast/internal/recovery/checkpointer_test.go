@@ -61,7 +61,7 @@ func start(t *testing.T, j *durableJournal) *run {
 	var lines harness.Log
 	var progress Progress
 	x := index.New()
-	if _, err := Recover(t.Context(), j, j.store, lines.Logger(), &progress, x, func() Pipeline {
+	if _, err := Recover(t.Context(), j, j.store, Registrations{newStore()}, lines.Logger(), &progress, x, func() Pipeline {
 		recovered = pipeline.Recover(pipeline.Config{Durable: true, CheckpointBytes: 1 << 20})
 		return recovered
 	}); err != nil {

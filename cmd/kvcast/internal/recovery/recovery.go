@@ -30,7 +30,7 @@ import (
 type Journal interface {
 	// Load calls a function for each retained entry, in order.
 	Load(ctx context.Context, each func(jetstream.Entry) error) error
-	// Discard deletes all entries and stored objects, and begins a new epoch.
+	// Discard deletes all entries and checkpoints, and begins a new epoch.
 	Discard(ctx context.Context) error
 	Bounds() journal.Bounds
 }
@@ -38,7 +38,7 @@ type Journal interface {
 // Store keeps objects by name.
 type Store interface {
 	Put(ctx context.Context, name string, data []byte) error
-	All(ctx context.Context) iter.Seq2[jetstream.Checkpoint, error]
+	All(ctx context.Context) iter.Seq2[jetstream.Object, error]
 	Delete(ctx context.Context, name string) error
 }
 
@@ -64,24 +64,28 @@ var errShort = errors.New("the journal ends before entries that were acknowledge
 // If the journal cannot be read, Recover discards its entries, and begins anew with an empty journal. It returns the
 // workers to register again.
 func Recover(
-	ctx context.Context, j Journal, s Store, log *slog.Logger, p *Progress, x *index.Index, begin func() Pipeline,
-) (registered []ingestconfig.Worker, err error) {
+	ctx context.Context, j Journal, s Store, registrations Registrations, log *slog.Logger, p *Progress, x *index.Index, begin func() Pipeline,
+) ([]ingestconfig.Worker, error) {
 	began := time.Now()
+	all, err := registrations.read(ctx, log)
+	if err != nil {
+		return nil, fmt.Errorf("recover: %w", err)
+	}
 	r := &reader{
-		journal: j, store: s, log: log, progress: p, pipeline: begin(), index: x,
+		journal: j, store: s, registered: all, log: log, progress: p, pipeline: begin(), index: x,
 		indexed: make(map[string]uint64), logged: began,
 	}
 	err = r.read(ctx)
 	if errors.Is(err, jetstream.ErrUnreadable) || errors.Is(err, errShort) {
 		log.Error("the journal cannot be read: starting with an empty journal and a new epoch; routers take a snapshot, and the "+
 			"engines' caches are read again", "error", err)
-		return r.discard(ctx, begin)
+		return all.workers, r.discard(ctx, begin)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("recover: %w", err)
 	}
 	r.logRecovered(began)
-	return r.registered, nil
+	return all.workers, nil
 }
 
 func (r *reader) logRecovered(began time.Time) {
@@ -97,11 +101,11 @@ const progressInterval = time.Second
 type reader struct {
 	journal    Journal
 	store      Store
+	registered *registered
 	log        *slog.Logger
 	progress   *Progress
 	pipeline   Pipeline
 	index      *index.Index
-	registered []ingestconfig.Worker
 	// indexed has the seq up to which the index has each worker's entries.
 	indexed map[string]uint64
 	// needed is the largest seq that a checkpoint has seen.
@@ -117,6 +121,12 @@ func (r *reader) read(ctx context.Context) error {
 		if r.isReplica && object.Name != "" && !strings.HasPrefix(object.Name, workerPrefix) {
 			continue // not for the index
 		}
+		if name, ok := strings.CutPrefix(object.Name, registrationPrefix); ok {
+			if err := r.registered.move(ctx, r.store, name, object.Data, err); err != nil {
+				return err
+			}
+			continue
+		}
 		if err == nil {
 			err = r.object(object)
 		}
@@ -128,9 +138,7 @@ func (r *reader) read(ctx context.Context) error {
 		}
 		if err != nil {
 			message := "a checkpoint cannot be read: its worker is recovered from the journal's entries, or read again from its engine"
-			if strings.HasPrefix(object.Name, registrationPrefix) {
-				message = "a registration cannot be read: register the worker again"
-			} else if worker, ok := strings.CutPrefix(object.Name, workerPrefix); ok {
+			if worker, ok := strings.CutPrefix(object.Name, workerPrefix); ok {
 				r.unreadable = append(r.unreadable, worker)
 			} else if object.Name == removedName {
 				message = "the record of removed workers cannot be read: workers that come back begin with larger event ids"
@@ -176,16 +184,9 @@ func (r *reader) read(ctx context.Context) error {
 }
 
 // object restores a stored object.
-func (r *reader) object(o jetstream.Checkpoint) error {
-	switch {
-	case o.Name == removedName:
+func (r *reader) object(o jetstream.Object) error {
+	if o.Name == removedName {
 		return r.pipeline.Checkpoint(o.Data)
-	case strings.HasPrefix(o.Name, registrationPrefix):
-		w, err := decodeRegistration(o.Name, o.Data)
-		if err == nil {
-			r.registered = append(r.registered, w)
-		}
-		return err
 	}
 	c, err := decodeCheckpoint(o.Name, o.Data)
 	if err != nil {
@@ -215,18 +216,13 @@ func (r *reader) logProgress() {
 	r.log.Info("recovering", "checkpoints", r.progress.Workers.Load(), "seq", r.progress.Seq.Load(), "newest_seq", r.progress.Until.Load())
 }
 
-// discard begins with an empty journal. It keeps the registrations.
-func (r *reader) discard(ctx context.Context, begin func() Pipeline) ([]ingestconfig.Worker, error) {
+// discard begins with an empty journal.
+func (r *reader) discard(ctx context.Context, begin func() Pipeline) error {
 	if err := r.journal.Discard(ctx); err != nil {
-		return nil, fmt.Errorf("discard the journal: %w", err)
+		return fmt.Errorf("discard the journal: %w", err)
 	}
 	begin()
 	r.index.Reset()
 	r.index.Advance(r.journal.Bounds().Newest) // seqs continue
-	for _, w := range r.registered {
-		if err := (Registrations{r.store}).Add(ctx, w); err != nil {
-			return nil, err
-		}
-	}
-	return r.registered, nil
+	return nil
 }

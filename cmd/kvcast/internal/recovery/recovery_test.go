@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvcast/kvcast/feed"
@@ -48,9 +49,9 @@ func (s *store) Put(_ context.Context, name string, data []byte) error {
 
 func (s *store) Delete(_ context.Context, name string) error { delete(s.objects, name); return nil }
 
-func (s *store) All(context.Context) iter.Seq2[jetstream.Checkpoint, error] {
-	return func(yield func(jetstream.Checkpoint, error) bool) {
-		if s.unlisted != nil && !yield(jetstream.Checkpoint{}, s.unlisted) {
+func (s *store) All(context.Context) iter.Seq2[jetstream.Object, error] {
+	return func(yield func(jetstream.Object, error) bool) {
+		if s.unlisted != nil && !yield(jetstream.Object{}, s.unlisted) {
 			return
 		}
 		for _, name := range slices.Sorted(maps.Keys(s.objects)) {
@@ -58,7 +59,7 @@ func (s *store) All(context.Context) iter.Seq2[jetstream.Checkpoint, error] {
 			if s.damaged[name] {
 				err = errors.New("the checksum is wrong")
 			}
-			if !yield(jetstream.Checkpoint{Name: name, Data: s.objects[name]}, err) {
+			if !yield(jetstream.Object{Name: name, Data: s.objects[name]}, err) {
 				return
 			}
 		}
@@ -143,6 +144,7 @@ func (r *recorder) Entry(seq uint64, worker string, _, _ []byte) error {
 // world is what an earlier run has left, and what Recover makes of it.
 type world struct {
 	store    *store
+	workers  *store // registered
 	log      *log
 	lines    harness.Log
 	index    *index.Index
@@ -152,7 +154,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{store: newStore(), index: index.New()}
+	w := &world{store: newStore(), workers: newStore(), index: index.New()}
 	w.log = &log{store: w.store, epoch: "e"}
 	w.log.add(t, "a", 0)
 	w.log.add(t, "b", 0)
@@ -188,7 +190,7 @@ func (w *world) checkpoint(t *testing.T, worker string, seq uint64, change func(
 
 func (w *world) recover(t *testing.T) []ingestconfig.Worker {
 	t.Helper()
-	s, err := Recover(t.Context(), w.log, w.store, w.lines.Logger(), &w.progress, w.index, func() Pipeline {
+	s, err := Recover(t.Context(), w.log, w.store, Registrations{w.workers}, w.lines.Logger(), &w.progress, w.index, func() Pipeline {
 		w.pipeline = &recorder{}
 		return w.pipeline
 	})
@@ -290,7 +292,7 @@ func TestRecoveryNeedsAListOfTheCheckpoints(t *testing.T) {
 	w := newWorld(t)
 	w.checkpoint(t, "a", 3, nil)
 	w.store.unlisted = errors.New("no answer")
-	_, err := Recover(t.Context(), w.log, w.store, w.lines.Logger(), &w.progress, w.index, func() Pipeline { return &recorder{} })
+	_, err := Recover(t.Context(), w.log, w.store, Registrations{w.workers}, w.lines.Logger(), &w.progress, w.index, func() Pipeline { return &recorder{} })
 	if !errors.Is(err, w.store.unlisted) || !strings.Contains(err.Error(), "read checkpoints") {
 		t.Errorf("got error %v, want %v", err, w.store.unlisted)
 	}
@@ -332,7 +334,7 @@ func TestUnreadableJournalBeginsANewEpoch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.checkpoint(t, "a", 5, nil)
-			if err := (Registrations{w.store}).Add(t.Context(), registered); err != nil {
+			if err := (Registrations{w.workers}).Add(t.Context(), registered); err != nil {
 				t.Fatal(err)
 			}
 			damage(w)
@@ -345,8 +347,8 @@ func TestUnreadableJournalBeginsANewEpoch(t *testing.T) {
 			if diff := cmp.Diff([]ingestconfig.Worker{registered}, s); diff != "" {
 				t.Errorf("registered workers (-want +got):\n%s", diff)
 			}
-			if _, ok := w.store.objects[registrationPrefix+"r"]; !ok || len(w.store.objects) != 1 {
-				t.Errorf("stored: %v, want the registration", slices.Collect(maps.Keys(w.store.objects)))
+			if _, ok := w.workers.objects["r"]; !ok || len(w.store.objects) != 0 {
+				t.Errorf("stored: %v, want the registration alone", slices.Collect(maps.Keys(w.store.objects)))
 			}
 			w.wantLogged(t, "level=ERROR", "starting with an empty journal and a new epoch", name)
 		})
@@ -362,17 +364,53 @@ func TestRegistrationsSurvive(t *testing.T) {
 			{Engine: feed.EngineKVBM, Connect: "tcp://127.0.0.1:3", DPSize: 1, Topic: "t"},
 		},
 	}
-	r := Registrations{w.store}
+	r := Registrations{w.workers}
 	if err := errors.Join(r.Add(t.Context(), want), r.Add(t.Context(), ingestconfig.Worker{Name: "gone"}), r.Remove(t.Context(), "gone")); err != nil {
 		t.Fatal(err)
 	}
-	w.store.objects[registrationPrefix+"bad"] = []byte("x")
+	w.workers.objects["bad"], w.workers.objects["damaged"], w.workers.damaged["damaged"] = []byte("x"), nil, true
 	if diff := cmp.Diff([]ingestconfig.Worker{want}, w.recover(t)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	w.wantLogged(t, "a registration cannot be read: register the worker again", "object=registered.bad")
-	w.store.fail = errors.New("disk full")
+	w.wantLogged(t, `msg="a registration cannot be read: register the worker again" worker=bad`, `worker=damaged error="the checksum is wrong"`)
+	w.workers.fail = errors.New("disk full")
 	if err := r.Add(t.Context(), want); err == nil || !strings.Contains(err.Error(), `registration of worker "r": disk full`) {
 		t.Errorf("add to a full disk: %v", err)
+	}
+}
+
+// TestRegistrationsAmongTheCheckpointsAreMoved reads what format 1 of the journal has.
+func TestRegistrationsAmongTheCheckpointsAreMoved(t *testing.T) {
+	worker := func(name, endpoint string) (ingestconfig.Worker, []byte) {
+		w := ingestconfig.Worker{Name: name, Sources: []ingestconfig.Source{{Engine: feed.EngineVLLM, Connect: endpoint, DPSize: 1}}}
+		b, err := encodeRegistration(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w, b
+	}
+	w := newWorld(t)
+	moved, movedData := worker("moved", "tcp://127.0.0.1:1")
+	_, oldData := worker("newer", "tcp://127.0.0.1:1")
+	newer, newerData := worker("newer", "tcp://127.0.0.1:2")
+	w.store.objects["registered.moved"], w.store.objects["registered.newer"] = movedData, oldData
+	w.store.objects["registered.bad"] = []byte("x")
+	w.workers.objects["newer"] = newerData
+	for range 2 {
+		if diff := cmp.Diff([]ingestconfig.Worker{moved, newer}, w.recover(t), cmpopts.SortSlices(func(a, b ingestconfig.Worker) bool { return a.Name < b.Name })); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if got := slices.Sorted(maps.Keys(w.store.objects)); !slices.Equal(got, []string{"registered.bad"}) {
+			t.Errorf("among the checkpoints are %v, want the one that cannot be read", got)
+		}
+		w.wantLogged(t, "a registration cannot be read: register the worker again", "worker=bad")
+		w.index.Reset()
+	}
+	w.store.objects["registered.moved"] = movedData
+	delete(w.workers.objects, "moved")
+	w.workers.fail = errors.New("disk full")
+	if _, err := Recover(t.Context(), w.log, w.store, Registrations{w.workers}, w.lines.Logger(), &w.progress, w.index,
+		func() Pipeline { return &recorder{} }); !errors.Is(err, w.workers.fail) || w.store.objects["registered.moved"] == nil {
+		t.Errorf("moved to a full disk: %v", err)
 	}
 }

@@ -99,7 +99,7 @@ func (d *durable) status() *kvcastv1.Recovery {
 }
 
 func (d *durable) registrations() recovery.Registrations {
-	return recovery.Registrations{Store: d.Checkpoints()}
+	return recovery.Registrations{Store: d.Registrations()}
 }
 
 func (d *durable) isStalled(now time.Time) bool {
@@ -124,7 +124,7 @@ func (s *Service) recover(ctx context.Context) ([]ingestconfig.Worker, error) {
 	}
 	var recovered *pipeline.Recovery
 	s.cfg.Pipeline.Durable = true
-	registered, err := recovery.Recover(ctx, d, d.Checkpoints(), s.log, &d.progress, s.follower.Index(), func() recovery.Pipeline {
+	registered, err := recovery.Recover(ctx, d, d.Checkpoints(), d.registrations(), s.log, &d.progress, s.follower.Index(), func() recovery.Pipeline {
 		recovered = pipeline.Recover(s.cfg.Pipeline)
 		return recovered
 	})
