@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvcast/kvcast/client"
@@ -96,6 +98,32 @@ func TestServersWithOwnJournals(t *testing.T) {
 		}
 		if err := s.Stop(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestStreamsSpreadOverTheAddressesOfAName resolves a name to two servers.
+func TestStreamsSpreadOverTheAddressesOfAName(t *testing.T) {
+	names := manual.NewBuilderWithScheme("name")
+	var state resolver.State
+	epochs := make(map[string]bool)
+	for range 2 {
+		s := start(t, server.Config{}, journal.Config{})
+		state.Addresses = append(state.Addresses, resolver.Address{Addr: s.Target})
+		epochs[s.Journal.Bounds().Epoch] = true
+	}
+	names.InitialState(state)
+	c := dial(t, "name:///kvcast", grpc.WithResolvers(names))
+	for attempt := 0; len(epochs) > 0; attempt++ {
+		if attempt == 100 {
+			t.Fatalf("no stream of %d went to a server", attempt)
+		}
+		for u, err := range c.Subscribe(t.Context(), quick()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			delete(epochs, u.Message.GetAccepted().GetEpoch())
+			break
 		}
 	}
 }

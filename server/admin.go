@@ -24,7 +24,7 @@ func (s *Server) NewAdmin(metrics prometheus.Gatherer) http.Handler {
 		case !s.started.Load():
 			http.Error(w, "starting", http.StatusServiceUnavailable)
 		case s.stalled.Load():
-			http.Error(w, "the journal does not acknowledge appends", http.StatusServiceUnavailable)
+			http.Error(w, "the journal does not answer", http.StatusServiceUnavailable)
 		default:
 			_, _ = fmt.Fprintln(w, "ok")
 		}

@@ -146,7 +146,7 @@ func TestAdminPort(t *testing.T) {
 		}
 	}
 	h.Server.SetStalled(true)
-	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || body != "the journal does not acknowledge appends\n" {
+	if code, body := get("/readyz"); code != http.StatusServiceUnavailable || body != "the journal does not answer\n" {
 		t.Errorf("/readyz while the journal is stalled: got %d %q, want 503", code, body)
 	}
 	h.Server.StopServing()

@@ -134,6 +134,8 @@ func workerState(sources []*kvcastv1.SourceStatus) kvcastv1.WorkerState {
 	}
 	connecting := count[kvcastv1.SourceState_SOURCE_STATE_CONNECTING]
 	switch all := len(sources); {
+	case all == 0:
+		return kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED
 	case !started && connecting+count[kvcastv1.SourceState_SOURCE_STATE_CATCHING_UP] == all:
 		return kvcastv1.WorkerState_WORKER_STATE_CONNECTING
 	case count[kvcastv1.SourceState_SOURCE_STATE_LIVE] == all:

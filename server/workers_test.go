@@ -222,6 +222,7 @@ func TestWorkerStates(t *testing.T) {
 		started bool
 		want    kvcastv1.WorkerState
 	}{
+		{nil, false, kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED},
 		{[]kvcastv1.SourceState{connecting}, false, kvcastv1.WorkerState_WORKER_STATE_CONNECTING},
 		{[]kvcastv1.SourceState{catchingUp, connecting}, false, kvcastv1.WorkerState_WORKER_STATE_CONNECTING},
 		{[]kvcastv1.SourceState{live, live}, false, kvcastv1.WorkerState_WORKER_STATE_LIVE},

@@ -143,7 +143,8 @@ func (Copies) EnumDescriptor() ([]byte, []int) {
 type WorkerState int32
 
 const (
-	// Never sent.
+	// Not known: the server recovers from a durable journal, or another server reads the
+	// worker's sources.
 	WorkerState_WORKER_STATE_UNSPECIFIED WorkerState = 0
 	// No batch has been read yet, and each source is connecting or catching up.
 	WorkerState_WORKER_STATE_CONNECTING WorkerState = 1

@@ -241,6 +241,8 @@ func TestVariableAndFlagMistakes(t *testing.T) {
 			`--journal-sync: "always" is not allowed with the journal in memory: want a journal in file:DIR, set with --journal`},
 		{"replicas of a journal in files", Sources{Flags: map[string]string{"journal": "file:d", "journal-replicas": "3"}},
 			`--journal-replicas: "3" is not allowed with the journal in file:d: want a journal in NATS servers, set with --journal`},
+		{"no engines with a journal in memory", Sources{Flags: map[string]string{"cluster-ingest": "false"}},
+			`--cluster-ingest: "false" is not allowed with the journal in memory: want a journal in NATS servers, set with --journal`},
 		{"certificate for NATS without its key", Sources{Flags: map[string]string{"journal": "nats://a:1,nats://b", "journal-tls-cert": "c"}},
 			`--journal-tls-cert: "c" is not allowed: want journal.tls_key as well, or neither`},
 		{"misspelt variable", Sources{Environ: []string{"KVCAST_JOURNAL_MAXBYTES=1GiB"}}, `KVCAST_JOURNAL_MAXBYTES: unknown variable, did you mean KVCAST_JOURNAL_MAX_BYTES?`},

@@ -51,5 +51,13 @@ func EnumName(value fmt.Stringer, prefix string) string {
 	return strings.ToLower(strings.TrimPrefix(value.String(), prefix))
 }
 
+// WorkerState returns the name of a worker's state.
+func WorkerState(s kvcastv1.WorkerState) string {
+	if s == kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED {
+		return "unknown"
+	}
+	return EnumName(s, "WORKER_STATE_")
+}
+
 // TierName returns the name of a tier as --tier accepts it.
 func TierName(t kvcastv1.Tier) string { return EnumName(t, "TIER_") }

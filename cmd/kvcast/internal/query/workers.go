@@ -64,7 +64,7 @@ func writeTable(out io.Writer, workers []*kvcastv1.WorkerStatus) error {
 	for _, w := range workers {
 		row := func(rank, source, blocks, gaps, lastSeq, readFrom string) {
 			_, _ = fmt.Fprintln(t, strings.Join([]string{
-				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.EnumName(w.GetState(), "WORKER_STATE_"),
+				output.Printable(w.GetName()), output.Printable(cmp.Or(w.GetModel(), "-")), output.WorkerState(w.GetState()),
 				rank, source, blocks, gaps, lastSeq, readFrom, output.Printable(cmp.Or(w.GetEndpoint(), "-")),
 			}, "\t"))
 		}

@@ -94,9 +94,10 @@ func (s screen) summary() []string {
 	for _, state := range []kvcastv1.WorkerState{
 		kvcastv1.WorkerState_WORKER_STATE_LIVE, kvcastv1.WorkerState_WORKER_STATE_CONNECTING,
 		kvcastv1.WorkerState_WORKER_STATE_DEGRADED, kvcastv1.WorkerState_WORKER_STATE_DISCONNECTED,
+		kvcastv1.WorkerState_WORKER_STATE_UNSPECIFIED,
 	} {
 		if n := counts[state]; n > 0 {
-			states = append(states, s.Style(stateStyle(state), fmt.Sprintf("%d %s", n, stateName(state))))
+			states = append(states, s.Style(stateStyle(state), fmt.Sprintf("%d %s", n, output.WorkerState(state))))
 		}
 	}
 	workers := output.Plural(len(s.now.workers), "worker")
@@ -144,7 +145,7 @@ func (s screen) workerRows() [][]cell {
 			gaps.style = output.Bad
 		}
 		row := []cell{
-			text(r.worker.GetName()).as(output.Strong), text(cmp.Or(r.worker.GetModel(), "-")), text(stateName(state)).as(stateStyle(state)),
+			text(r.worker.GetName()).as(output.Strong), text(cmp.Or(r.worker.GetModel(), "-")), text(output.WorkerState(state)).as(stateStyle(state)),
 			number(uint64(r.status.GetDpRank())), source, right(rateText(r.rate)),
 		}
 		for _, t := range tiers {
@@ -245,8 +246,6 @@ func (s screen) perSecond(before, now uint64) float64 {
 	}
 	return float64(now-before) / max(s.now.at.Sub(s.before.at).Seconds(), 1e-3)
 }
-
-func stateName(state kvcastv1.WorkerState) string { return output.EnumName(state, "WORKER_STATE_") }
 
 func stateStyle(state kvcastv1.WorkerState) lipgloss.Style {
 	switch state {
