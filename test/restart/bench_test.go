@@ -21,17 +21,20 @@ import (
 // engines have answered.
 func BenchmarkRestart(b *testing.B) {
 	for name, checkpointBytes := range map[string]string{"Entries": "1GiB", "Checkpoints": "4MiB"} {
-		b.Run(name, func(b *testing.B) { benchmarkRestart(b, checkpointBytes) })
+		b.Run(name, func(b *testing.B) { benchmarkRestart(b, "file:"+b.TempDir(), checkpointBytes, false) })
 	}
 }
 
-func benchmarkRestart(b *testing.B, checkpointBytes string) {
+// BenchmarkReplica starts a server that serves what another one with as many workers and blocks writes to a NATS server.
+func BenchmarkReplica(b *testing.B) { benchmarkRestart(b, harness.StartNATS(b), "4MiB", true) }
+
+func benchmarkRestart(b *testing.B, journal, checkpointBytes string, isReplica bool) {
 	const workers, perWorker = 64, 16_384
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	b.Cleanup(func() { cancel(); group.Wait() })
 	args := []string{
-		"--journal", "file:" + b.TempDir(), "--journal-max-bytes", "256MiB", "--journal-checkpoint-bytes", checkpointBytes,
+		"--journal", journal, "--journal-max-bytes", "256MiB", "--journal-checkpoint-bytes", checkpointBytes,
 	}
 	var all []*simulator.Engine
 	for i := range workers {
@@ -86,6 +89,10 @@ func benchmarkRestart(b *testing.B, checkpointBytes string) {
 	}
 	await()
 	slowest := time.Duration(0)
+	if isReplica {
+		args = append(args, "--cluster-ingest=false")
+		p = start()
+	}
 	for b.Loop() {
 		if err := p.Kill(); err != nil {
 			b.Fatal(err)
